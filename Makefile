@@ -1,0 +1,58 @@
+# Two commands on a fresh machine with Python 3.11+, git and make:
+#   make demo   install, then train a small language model in a few minutes on two CPU cores
+#   make test   install with the developer tools, then lint, layer contracts, types and tests
+
+VENV    := .venv
+BIN     := $(VENV)/bin
+WORKERS ?= 2
+# The first Python that can make an environment and is new enough; `make PYTHON=/path/to/python3.12 test` names another.
+PYTHON  ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
+             $$p -c 'import sys, venv, ensurepip; raise SystemExit(sys.version_info < (3, 11))' >/dev/null 2>&1 \
+             && { echo $$p; break; }; done)
+PIP      = $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt
+# A run per core: more threads per worker only make the workers wait for each other.
+RUN      = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
+
+.PHONY: help demo test test-all check format clean
+.DEFAULT_GOAL := help
+
+help:
+	@sed -n 's/^#   //p' Makefile
+
+demo: $(VENV)/.installed
+	$(BIN)/hone train examples/chain_sum/pipeline.toml
+
+test: check
+	$(RUN)
+
+test-all: check
+	$(RUN) -m "not gpu"
+
+check: $(VENV)/.installed-dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+	$(BIN)/pyright
+
+format: $(VENV)/.installed-dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+clean:
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+
+$(BIN)/python:
+	@test -n "$(PYTHON)" || { echo "error: hone needs Python 3.11 or newer with its venv module (Debian: apt install python3-venv);" \
+	  "found: $$(python3 --version 2>&1 || echo none). Name one: make PYTHON=/path/to/python3.12 test" >&2; exit 5; }
+	$(PYTHON) -m venv $(VENV)
+
+# torch first: it is the large download, and its failure should be the first thing seen.
+# The stamps are why nothing is installed again while pyproject.toml and constraints.txt stay as they are.
+$(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) torch==2.13.0
+	$(PIP) -e .
+	@touch $@
+
+$(VENV)/.installed-dev: $(VENV)/.installed
+	$(PIP) -e ".[dev]"
+	@touch $@

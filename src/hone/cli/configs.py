@@ -1,0 +1,163 @@
+"""From a file and a command line to a checked config that remembers where each of its values came from.
+
+Belongs here: the one way in for configs. What a key means and may hold is said by the config classes, which live
+beside what they configure.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, TypeVar, cast
+
+from pydantic import BaseModel, ValidationError
+
+from hone.cli.explain import explain, shown
+from hone.cli.overrides import Document, dotted, parse_overrides
+from hone.cli.shape import shape_of_field
+from hone.cli.toml import KeyPath, read_toml
+from hone.core.config import Config
+from hone.core.errors import ConfigError
+from hone.store.durable import Json
+from hone.store.manifest import Setting
+
+C = TypeVar("C", bound=Config)
+
+HIGH_LEARNING_RATE = 1.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resolved(Generic[C]):
+    """A checked config; per dotted key where its value came from; and what needs `--yes` to be run.
+
+    `origins` says `default`, `run.toml:7` or `command line`.
+    """
+
+    config: C
+    origins: Mapping[str, str]
+    warnings: tuple[str, ...] = ()
+
+    def settings(self) -> dict[str, Setting]:
+        """Each dotted key with its value and origin, the way a run folder keeps them."""
+        values = cast("dict[str, Json]", self.config.model_dump(mode="json"))
+        return {
+            (key := dotted(path)): Setting(value=cast("Json", value), origin=self.origins.get(key, "default"))
+            for path, value in leaves(values)
+        }
+
+    def chosen(self) -> dict[str, Setting]:
+        """The settings that are not defaults."""
+        return {key: setting for key, setting in self.settings().items() if setting.origin != "default"}
+
+
+def load(model: type[C], path: str | Path, overrides: Sequence[str] = ()) -> Resolved[C]:
+    """Read `path`, lay `overrides` (`learner.lr=1e-4`) over it, and check the result against `model`.
+
+    Raises ConfigError with one message per fault, all at once.
+    """
+    return resolve(model, read_document(path, overrides))
+
+
+def read_document(path: str | Path, overrides: Sequence[str] = ()) -> Document:
+    """The file and the overrides together, not checked yet. Raises ConfigError."""
+    return Document.of(read_toml(path), parse_overrides(overrides))
+
+
+def resolve(
+    model: type[C], document: Document, *, at: KeyPath = (), ignore: frozenset[str] = frozenset()
+) -> Resolved[C]:
+    """Check the part of a document that stands at `at` (`("stage", 0)`) against `model`.
+
+    `ignore` names keys of that table that are somebody else's, such as the recipe's name. Raises ConfigError with one
+    message per fault, all at once.
+    """
+    values = table_at(document, at)
+    values = {key: value for key, value in values.items() if key not in ignore}
+    warnings = tuple(_risks(values, document, at))
+    try:
+        config = model.model_validate(fill(model, values))
+    except ValidationError as error:
+        raise ConfigError(*explain(error, model, document, at), *warnings) from None
+    given = {path for path, _ in leaves(values)}
+    origins = {
+        dotted(path): document.source((*at, *path)) if path in given else "default"
+        for path, _ in leaves(config.model_dump(mode="json"))
+    }
+    return Resolved(config=config, origins=origins, warnings=warnings)
+
+
+def fill(model: type[BaseModel], values: Mapping[str, object], default: BaseModel | None = None) -> dict[str, object]:
+    """Complete tables that a file gives in part from the value that the field would have without the file.
+
+    So `[learner]` with one key changes that key only, although the field's default differs from the class's defaults;
+    and a tagged union keeps its default member while nobody names another.
+    """
+    filled = dict(values)
+    for name, inherited in _inherited(model, default).items():
+        given = filled.get(name)
+        if name not in filled:
+            if default is not None:
+                filled[name] = inherited
+        elif isinstance(given, dict) and isinstance(inherited, BaseModel):
+            tag = shape_of_field(model.model_fields[name]).tag
+            own = {tag: dict(inherited)[tag]} if tag is not None else {}
+            if {**own, **given}.items() >= own.items():  # nobody names another member
+                filled[name] = fill(type(inherited), {**own, **given}, inherited)
+    return filled
+
+
+def _inherited(model: type[BaseModel], default: BaseModel | None) -> dict[str, object]:
+    """The values that hold while nobody says otherwise: of the instance that is the default, else of the class."""
+    if default is not None:
+        return {
+            name: value for name, value in default if name in default.model_fields_set or isinstance(value, BaseModel)
+        }
+    return {
+        name: info.get_default(call_default_factory=True)
+        for name, info in model.model_fields.items()
+        if isinstance(info.default, BaseModel) or info.default_factory is not None
+    }
+
+
+def table_at(document: Document, at: KeyPath) -> dict[str, object]:
+    """The table that stands at `at`. Raises ConfigError when something else, or nothing, does."""
+    place: object = document.values
+    for part in at:
+        match place:
+            case dict() if part in place:
+                place = cast("dict[object, object]", place)[part]
+            case list() if isinstance(part, int) and part < len(place):
+                place = place[part]
+            case _:
+                raise ConfigError(f"{document.name} has no table {dotted(at)}")
+    if not isinstance(place, dict):
+        raise ConfigError(f"{dotted(at)} in {document.source(at)} must be a table, got {shown(place)}")
+    return {str(key): value for key, value in place.items()}
+
+
+def leaves(value: object, path: KeyPath = ()) -> Iterator[tuple[KeyPath, object]]:
+    """Every value that holds no others, with its path. A list of plain values counts as one value."""
+    if isinstance(value, dict) and value:
+        for key, child in value.items():
+            yield from leaves(child, (*path, key))
+    elif isinstance(value, list) and any(isinstance(child, dict) for child in value):
+        for index, child in enumerate(value):
+            yield from leaves(child, (*path, index))
+    elif path:
+        yield path, value
+
+
+def require_consent(warnings: Sequence[str], *, yes: bool) -> None:
+    """Raises ConfigError with what looks like a mistake, unless the user has said `--yes` to it."""
+    if warnings and not yes:
+        raise ConfigError(*warnings, "this looks like a mistake; --yes runs it all the same")
+
+
+def _risks(values: Mapping[str, object], document: Document, at: KeyPath) -> Iterator[str]:
+    for path, value in leaves(values):
+        is_rate = path[-1] == "lr" or str(path[-1]).endswith(("_lr", "learning_rate"))
+        if is_rate and isinstance(value, int | float) and HIGH_LEARNING_RATE < value < float("inf"):
+            key = dotted((*at, *path))
+            yield (
+                f"{key} = {shown(value)} ({document.source((*at, *path))}) is above {HIGH_LEARNING_RATE:g}: "
+                "a learning rate like that nearly always diverges"
+            )

@@ -1,0 +1,120 @@
+"""`hone eval` and `hone sample`: a checkpoint judged, and a checkpoint heard.
+
+Belongs here: finding the checkpoint that is meant, and laying out what `hone.evaluate.checkpoint` found. Does not:
+how a policy is judged.
+"""
+
+import importlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol, cast
+
+from hone.cli.commands import Call, number
+from hone.cli.looking import find_run
+from hone.cli.progress import figure
+from hone.cli.screen import Screen, standard_screen
+from hone.core.errors import ConfigError
+
+JUDGE_MODULE = "hone.evaluate.checkpoint"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What both commands need."""
+
+    policy: Path
+    """A model folder: config, weights and tokenizer."""
+    run: Path | None
+    """The run that it came from, whose config says what it was trained on; None for a folder of its own."""
+    seed: int
+    device: str
+
+
+class Judge(Protocol):
+    """What `hone.evaluate.checkpoint` provides."""
+
+    def evaluate(self, policy: Path, *, run: Path | None, problems: int, seed: int, device: str) -> Mapping[str, float]:
+        """Metrics by name. Raises HoneError."""
+        ...
+
+    def sample(  # noqa: PLR0913 - the options of one command
+        self,
+        policy: Path,
+        *,
+        run: Path | None,
+        prompt: str | None,
+        count: int,
+        temperature: float,
+        seed: int,
+        device: str,
+    ) -> Sequence[tuple[str, str, float | None]]:
+        """Prompt, answer and, where the task has a scorer, its score. Raises HoneError."""
+        ...
+
+
+def run(call: Call) -> int:
+    screen = standard_screen()
+    seed = int(number(call.text("seed"), "--seed", least=0))
+    if call.command == "eval":
+        problems = int(number(call.text("problems"), "--problems", least=1))
+        asked = _asked(call, seed)
+        show_scores(
+            screen, judge().evaluate(asked.policy, run=asked.run, problems=problems, seed=seed, device=asked.device)
+        )
+        return 0
+    count = int(number(call.text("count"), "--count", least=1))
+    temperature = number(call.text("temperature"), "--temperature", least=0, whole=False)
+    asked = _asked(call, seed)
+    answers = judge().sample(
+        asked.policy,
+        run=asked.run,
+        prompt=call.text("prompt") or None,
+        count=count,
+        temperature=temperature,
+        seed=seed,
+        device=asked.device,
+    )
+    show_answers(screen, answers)
+    return 0
+
+
+def _asked(call: Call, seed: int) -> Asked:
+    policy, owner = find_policy(call.text("checkpoint"), Path(call.text("runs")))
+    return Asked(policy=policy, run=owner, seed=seed, device=call.text("device"))
+
+
+def find_policy(text: str, runs: Path) -> tuple[Path, Path | None]:
+    """The model folder that is meant, and its run: a model folder, a checkpoint's folder, or a run (its newest one).
+
+    Raises DataError with the nearest name.
+    """
+    path = Path(text)
+    for folder in (path, path / "policy"):
+        if (folder / "config.json").is_file() and not (folder / "manifest.json").is_file():
+            owner = folder.absolute().parents[2]  # runs/NAME/checkpoints/step_00000010/policy
+            return folder, owner if (owner / "manifest.json").is_file() else None
+    found = find_run(text, runs)
+    return found.checkpoints().newest_whole().policy_folder, found.path
+
+
+def judge() -> Judge:
+    """Raises ConfigError in an installation without the evaluation part."""
+    try:
+        module = importlib.import_module(JUDGE_MODULE)
+    except ModuleNotFoundError as error:
+        if error.name is not None and JUDGE_MODULE.startswith(error.name):
+            raise ConfigError(f"this hone has no {JUDGE_MODULE}, so it cannot judge checkpoints yet") from None
+        raise
+    return cast("Judge", module)
+
+
+def show_scores(screen: Screen, scores: Mapping[str, float]) -> None:
+    screen.rows([(name, figure(value)) for name, value in scores.items()])
+
+
+def show_answers(screen: Screen, answers: Sequence[tuple[str, str, float | None]]) -> None:
+    rows = [
+        (prompt.strip(), answer.strip(), "-" if score is None else figure(score)) for prompt, answer, score in answers
+    ]
+    screen.table(("prompt", "answer", "score"), rows)

@@ -1,0 +1,82 @@
+"""`hone`: finds the command, runs it, and turns failures into messages and exit codes.
+
+Belongs here: nothing that takes time to import; a command's module is imported when it is called.
+
+Exit codes: 0 done, 1 a bug in hone, 2 usage or config, 3 data, 4 user code, 5 environment or resources, 6 diverged,
+130 and 143 interrupted, 141 nobody reads the output any more.
+"""
+
+import importlib
+import os
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from typing import cast
+
+import hone
+from hone.cli.commands import COMMANDS, Call, Command, names, overview, parser_of
+from hone.cli.overrides import split_overrides
+from hone.core.errors import ConfigError, HoneError, did_you_mean
+
+BUG = 1
+INTERRUPTED = 130
+NOBODY_READS = 141
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command line (the process's own by default) and return its exit code."""
+    try:
+        code = _dispatch(list(sys.argv[1:] if arguments is None else arguments))
+        sys.stdout.flush()
+    except HoneError as error:
+        for message in error.messages:
+            _say(f"error: {message}")
+        return error.exit_code
+    except KeyboardInterrupt:
+        _say("interrupted")
+        return INTERRUPTED
+    except BrokenPipeError:
+        # Python would complain once more when it flushes at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return NOBODY_READS
+    except SystemExit as stop:  # argparse, after --help
+        return stop.code if isinstance(stop.code, int) else 0
+    except Exception as error:  # noqa: BLE001 - the last frame: whatever arrives here is said to be what it is
+        _say("".join(traceback.format_exception(error)).rstrip())
+        _say(f"error: this is a bug in hone {hone.__version__}, not in your config: {type(error).__name__}: {error}")
+        return BUG
+    return code
+
+
+def _dispatch(arguments: list[str]) -> int:
+    if not arguments or arguments[0] in ("-h", "--help", "help"):
+        print(overview())
+        return 0 if arguments else ConfigError.exit_code
+    if arguments[0] in ("-V", "--version"):
+        print(f"hone {hone.__version__}")
+        return 0
+    command = next((command for command in COMMANDS if command.name == arguments[0]), None)
+    if command is None:
+        raise ConfigError(f"hone has no command {arguments[0]!r}{did_you_mean(arguments[0], names())}")
+    call = _call(command, arguments[1:])
+    module = importlib.import_module(command.module)
+    return cast("Callable[[Call], int]", vars(module)["run"])(call)
+
+
+def _call(command: Command, arguments: list[str]) -> Call:
+    overrides: list[str] = []
+    if command.overrides:
+        arguments, overrides = split_overrides(arguments, switches=command.switches(), options=command.valued())
+    values = vars(parser_of(command).parse_args(arguments))
+    return Call(command=command.name, values=values, overrides=tuple(overrides))
+
+
+def _say(text: str) -> None:
+    """To stderr, with control characters spelled out, whatever encoding it has."""
+    safe = "".join(char if char.isprintable() or char in "\n\t" else repr(char)[1:-1] for char in text)
+    encoding = sys.stderr.encoding or "utf-8"
+    print(safe.encode(encoding, errors="backslashreplace").decode(encoding), file=sys.stderr)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,247 @@
+"""TOML files read with the line of every key, which the standard library's reader does not tell.
+
+Belongs here: reading the file, and where its keys stand. Does not: what the keys mean.
+"""
+
+import re
+import tomllib
+from collections import defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeAlias
+
+from hone.core.errors import ConfigError, did_you_mean
+
+KeyPath: TypeAlias = tuple[str | int, ...]
+"""Where a value stands: `("stage", 0, "lr")` is `lr` in the first `[[stage]]`."""
+
+MAX_BYTES = 1_000_000
+
+_SPACE = re.compile(r"(?:[ \t\r\n]+|#[^\n]*)*")
+_BARE_KEY = re.compile(r"[A-Za-z0-9_-]+")
+_SCALAR = re.compile(r"[^,\]}#\n]+")
+_LOOKS_LIKE_YAML = re.compile(r"^(?:---|%YAML|[\w.-]+:(?:\s|$))", re.MULTILINE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TomlFile:
+    """What a file says, and the line (from 1) on which each key's value begins."""
+
+    name: str
+    values: dict[str, object]
+    lines: dict[KeyPath, int]
+
+
+def read_toml(path: str | Path) -> TomlFile:
+    """Read a config file; a byte order mark and Windows line ends are welcome.
+
+    Raises ConfigError naming the file, line and column for a file that is missing, a directory, too large, not UTF-8,
+    YAML, or not valid TOML.
+    """
+    path = Path(path)
+    _refuse_other_formats(path)
+    text = _text(path)
+    return parse_toml(text, name=path.name)
+
+
+def parse_toml(text: str, *, name: str) -> TomlFile:
+    """Read TOML from a string; `name` stands for the file in messages. Raises ConfigError."""
+    text = text.replace("\r\n", "\n")
+    try:
+        values = tomllib.loads(text)
+        lines = _Locator(text=text).locate()
+    except tomllib.TOMLDecodeError as error:
+        raise ConfigError(_explain(text, name, str(error))) from None
+    except RecursionError:
+        raise ConfigError(f"{name} nests arrays or tables too deeply to be read") from None
+    return TomlFile(name=name, values=values, lines=lines)
+
+
+def _refuse_other_formats(path: Path) -> None:
+    if path.suffix.lower() in (".yaml", ".yml"):
+        raise ConfigError(
+            f"{path} is YAML; hone reads TOML only, because YAML's aliases can expand without bound and its tags "
+            f"can run code. Write it as {path.with_suffix('.toml').name}"
+        )
+    if path.suffix.lower() == ".json":
+        raise ConfigError(f"{path} is JSON; hone reads TOML. Write it as {path.with_suffix('.toml').name}")
+
+
+def _text(path: Path) -> str:
+    try:
+        if path.is_dir():
+            found = sorted(child.name for child in path.glob("*.toml"))
+            there = f"; it holds {', '.join(found[:5])}" if found else ""
+            raise ConfigError(f"{path} is a directory; name a config file{there}")
+        if path.exists() and path.stat().st_size > MAX_BYTES:
+            raise ConfigError(f"{path} has {path.stat().st_size} bytes; a config file has at most {MAX_BYTES}")
+        content = path.read_bytes()
+    except FileNotFoundError:
+        raise ConfigError(f"no file {path}{_neighbours(path)}") from None
+    except (OSError, ValueError) as error:  # ValueError: a NUL character in the name
+        raise ConfigError(f"cannot read {str(path)!r}: {error}") from None
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        byte = content[error.start]
+        raise ConfigError(f"{path}:{line} is not UTF-8: byte 0x{byte:02x} at offset {error.start}") from None
+
+
+def _neighbours(path: Path) -> str:
+    if not path.parent.is_dir():
+        return f"; there is no folder {path.parent}"
+    names = [child.name for child in path.parent.glob("*.toml")]
+    return did_you_mean(path.name, names) if len(names) <= 20 else ""
+
+
+def _explain(text: str, name: str, message: str) -> str:
+    place = re.search(r"^(.*) \(at line (\d+), column (\d+)\)$", message, re.DOTALL)
+    if place:
+        reason, line, column = place.group(1), int(place.group(2)), int(place.group(3))
+    else:
+        reason = message.removesuffix(" (at end of document)")
+        line = max(1, text.rstrip("\n").count("\n") + 1)
+        column = len(text.split("\n")[line - 1]) + 1
+    source = text.split("\n")[line - 1].strip()
+    yaml = "; this looks like YAML, and hone reads TOML (`key = value`)" if _LOOKS_LIKE_YAML.search(text) else ""
+    return f"{name}:{line}:{column} is not valid TOML: {reason}, in `{source[:80]}`{yaml}"
+
+
+@dataclass(slots=True, kw_only=True)
+class _Locator:
+    """Walks over a text that is known to be valid TOML, and notes the line of every key and array element."""
+
+    text: str
+    position: int = 0
+    lines: dict[KeyPath, int] = field(default_factory=dict[KeyPath, int])
+    _tables: dict[KeyPath, int] = field(default_factory=lambda: defaultdict[KeyPath, int](int))
+    _line: int = 1
+    _counted: int = 0
+
+    def locate(self) -> dict[KeyPath, int]:
+        table: KeyPath = ()
+        while first := self._peek():
+            if self.text.startswith("[[", self.position):
+                table = self._array_header()
+            elif first == "[":
+                self.position += 1
+                table = self._enter(self._key())
+                self._expect("]")
+                self._note(table)
+            else:
+                self._pair(table)
+        return self.lines
+
+    def _array_header(self) -> KeyPath:
+        self.position += 2
+        *parents, last = self._key()
+        owner = (*self._enter(tuple(parents)), last)
+        table = (*owner, self._tables[owner])
+        self._tables[owner] += 1
+        self._expect("]")
+        self._expect("]")
+        self._note(table)
+        return table
+
+    def _enter(self, key: tuple[str, ...]) -> KeyPath:
+        """The table that a header means: below an array of tables it is the last one so far."""
+        path: KeyPath = ()
+        for part in key:
+            path = (*path, part)
+            if path in self._tables:
+                path = (*path, self._tables[path] - 1)
+        return path
+
+    def _pair(self, table: KeyPath) -> None:
+        path = (*table, *self._key())
+        self._expect("=")
+        self._value(path)
+
+    def _key(self) -> tuple[str, ...]:
+        parts = [self._key_part()]
+        while self._peek() == ".":
+            self.position += 1
+            parts.append(self._key_part())
+        return tuple(parts)
+
+    def _key_part(self) -> str:
+        quoted = self._peek() in ("'", '"')
+        begin = self.position
+        if quoted:
+            self._string()
+            # The reader itself decodes the escapes of a quoted key.
+            return next(iter(tomllib.loads(f"{self.text[begin : self.position]} = 0")))
+        match = _BARE_KEY.match(self.text, begin)
+        assert match is not None, "the text was read as TOML before"
+        self.position = match.end()
+        return match.group()
+
+    def _value(self, path: KeyPath) -> None:
+        first = self._peek()
+        self._note(path)
+        if first == "[":
+            self._array(path)
+        elif first == "{":
+            self._inline_table(path)
+        elif first in ("'", '"'):
+            self._string()
+        else:
+            match = _SCALAR.match(self.text, self.position)
+            assert match is not None, "the text was read as TOML before"
+            self.position = match.end()
+
+    def _array(self, path: KeyPath) -> None:
+        self.position += 1
+        index = 0
+        while self._peek() != "]":
+            self._value((*path, index))
+            index += 1
+            self._skip_comma()
+        self.position += 1
+
+    def _inline_table(self, path: KeyPath) -> None:
+        self.position += 1
+        while self._peek() != "}":
+            self._pair(path)
+            self._skip_comma()
+        self.position += 1
+
+    def _string(self) -> None:
+        quote = self.text[self.position]
+        if self.text.startswith(quote * 3, self.position):
+            end = self._closing(quote * 3, self.position + 3)
+            # Up to two quotes may stand just before the closing three, and belong to the string.
+            while self.text.startswith(quote, end):
+                end += 1
+            self.position = end
+        else:
+            self.position = self._closing(quote, self.position + 1)
+
+    def _closing(self, quotes: str, begin: int) -> int:
+        position = begin
+        while not self.text.startswith(quotes, position):
+            escaped = quotes[0] == '"' and self.text[position] == "\\"
+            position += 2 if escaped else 1
+        return position + len(quotes)
+
+    def _skip_comma(self) -> None:
+        if self._peek() == ",":
+            self.position += 1
+
+    def _expect(self, character: str) -> None:
+        assert self._peek() == character, "the text was read as TOML before"
+        self.position += 1
+
+    def _peek(self) -> str:
+        """The next character that is neither white space nor comment; empty at the end."""
+        match = _SPACE.match(self.text, self.position)
+        assert match is not None, "the pattern matches nothing, too"
+        self.position = match.end()
+        return self.text[self.position : self.position + 1]
+
+    def _note(self, path: KeyPath) -> None:
+        self._line += self.text.count("\n", self._counted, self.position)
+        self._counted = self.position
+        for length in range(1, len(path) + 1):
+            self.lines.setdefault(path[:length], self._line)

@@ -1,0 +1,41 @@
+"""Time as an argument: what needs the time is given a clock, so that a test can be its own."""
+
+import time
+from dataclasses import dataclass
+from typing import Protocol
+
+
+class Clock(Protocol):
+    def now_s(self) -> float:
+        """Wall-clock seconds since the epoch; for humans and logs, may jump."""
+        ...
+
+    def monotonic_s(self) -> float:
+        """Seconds that never run backwards; for durations and deadlines."""
+        ...
+
+
+class SystemClock:
+    """The machine's clocks."""
+
+    def now_s(self) -> float:
+        return time.time()
+
+    def monotonic_s(self) -> float:
+        return time.monotonic()
+
+
+@dataclass
+class ManualClock:
+    """A clock that a test moves by hand."""
+
+    time_s: float = 0.0
+
+    def now_s(self) -> float:
+        return self.time_s
+
+    def monotonic_s(self) -> float:
+        return self.time_s
+
+    def advance(self, seconds: float) -> None:
+        self.time_s += seconds

@@ -1,0 +1,90 @@
+"""What hone says when something is wrong, and the exit code that goes with it.
+
+Belongs here: the error types of the public interface and the collector that reports all faults at once.
+Every message names the place (file, line, key, row, id), the value, and what to do.
+"""
+
+import difflib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+
+class HoneError(Exception):
+    """An expected failure: printed as `error: ...` without a traceback, and turned into `exit_code`."""
+
+    exit_code = 1
+
+    def __init__(self, *messages: str) -> None:
+        super().__init__("\n".join(messages))
+        self.messages: tuple[str, ...] = messages
+
+
+class ConfigError(HoneError):
+    """The command line or the config file cannot be run as written."""
+
+    exit_code = 2
+
+
+class DataError(HoneError):
+    """A dataset, checkpoint, model folder or tokenizer is missing, damaged or of the wrong form."""
+
+    exit_code = 3
+
+
+class UserCodeError(HoneError):
+    """A reward function, environment or other code of the user's failed or broke its contract."""
+
+    exit_code = 4
+
+
+class ResourceError(HoneError):
+    """The machine lacks something: a device, disk space, a free lock, a writable folder."""
+
+    exit_code = 5
+
+
+class DivergedError(HoneError):
+    """Training produced non-finite numbers; nothing was stepped, and a bundle was saved."""
+
+    exit_code = 6
+
+
+class InterruptedRun(HoneError):  # noqa: N818 - it is an outcome the user asked for, not an error
+    """The run was stopped by a signal after a checkpoint was saved (130: Ctrl-C, 143: SIGTERM)."""
+
+    def __init__(self, message: str, *, exit_code: int = 130) -> None:
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+@dataclass
+class Faults:
+    """Collects problems so that a user sees all of them in one answer, before any work starts.
+
+    >>> faults = Faults(ConfigError)
+    >>> faults.add("learner.lr must be > 0, got -1")
+    >>> faults.raise_if_any()
+    Traceback (most recent call last):
+    hone.core.errors.ConfigError: learner.lr must be > 0, got -1
+    """
+
+    kind: type[HoneError] = ConfigError
+    messages: list[str] = field(default_factory=list[str])
+
+    def add(self, message: str) -> None:
+        self.messages.append(message)
+
+    def extend(self, messages: Iterable[str]) -> None:
+        self.messages.extend(messages)
+
+    def raise_if_any(self) -> None:
+        if self.messages:
+            raise self.kind(*self.messages)
+
+
+def did_you_mean(name: str, known: Sequence[str]) -> str:
+    """`; did you mean lr?` when something close is known, else the sorted list of what is known."""
+    close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
+    if close:
+        return f"; did you mean {close[0]}?"
+    return f"; known: {', '.join(sorted(known))}" if known else ""

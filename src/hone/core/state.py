@@ -1,0 +1,49 @@
+"""What a part must hand over so that a resumed run is the same run.
+
+A `State` is a tree of string keys; its leaves are numpy arrays and JSON scalars, nothing else: `store` writes the
+arrays as safetensors and the rest as JSON, and no pickle ever touches the disk.
+"""
+
+from typing import Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hone.core.errors import DataError
+
+StateLeaf: TypeAlias = "NDArray[np.generic] | int | float | str | bool | None | list[int] | list[float] | list[str]"
+State: TypeAlias = "dict[str, StateLeaf | State]"
+
+
+class Stateful(Protocol):
+    """A part whose state is saved with a checkpoint."""
+
+    def state(self) -> State: ...
+
+    def restore(self, state: State) -> None:
+        """Take up a state that `state()` returned; raises DataError when it does not fit."""
+        ...
+
+
+def substate(state: State, name: str) -> State:
+    """The subtree `name`; raises DataError when it is absent or a leaf."""
+    value = state.get(name)
+    if not isinstance(value, dict):
+        raise DataError(f"the saved state has no part {name!r} (it holds {', '.join(sorted(state))})")
+    return value
+
+
+def array(state: State, name: str) -> NDArray[np.generic]:
+    """The array `name`; raises DataError when it is absent or something else."""
+    value = state.get(name)
+    if not isinstance(value, np.ndarray):
+        raise DataError(f"the saved state has no array {name!r} (it holds {', '.join(sorted(state))})")
+    return value
+
+
+def integer(state: State, name: str) -> int:
+    """The integer `name`; raises DataError when it is absent or something else."""
+    value = state.get(name)
+    if not isinstance(value, int):
+        raise DataError(f"the saved state has no integer {name!r} (it holds {', '.join(sorted(state))})")
+    return value

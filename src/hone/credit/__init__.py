@@ -1,0 +1,1 @@
+"""Credit assignment: rewards -> advantages and value targets. Numpy only, vectorised over ragged batches."""

@@ -1,0 +1,181 @@
+"""Making Gymnasium vector environments: by registered id, or from a class in a file of the user's.
+
+Belongs here: finding and building environments, and what they are made with. Running them is `gym.py`, judging them
+before a run is `gym_check.py`.
+"""
+
+import importlib.util
+import inspect
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, TypeAlias, cast
+
+import gymnasium
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from pydantic import Field, JsonValue
+
+from hone.core.config import Config
+from hone.core.errors import ConfigError, HoneError, UserCodeError, did_you_mean
+from hone.core.random import key
+
+Vector: TypeAlias = VectorEnv[Any, Any, Any]
+Single: TypeAlias = gymnasium.Env[Any, Any]
+
+
+class GymConfig(Config):
+    """A Gymnasium environment, many at a time."""
+
+    id: str
+    """Registered id (`CartPole-v1`, or `package:Name-v0` to import the package first), or `file.py:Class`."""
+    num_envs: int = Field(default=1, ge=1, le=65536)
+    """Environments stepped together."""
+    kwargs: dict[str, JsonValue] = {}
+    """Passed to the environment's constructor."""
+    max_episode_steps: int | None = Field(default=None, ge=1)
+    """Truncate episodes here; None keeps what the id is registered with."""
+    clip_actions: bool = False
+    """Clip actions to the bounds of the box; otherwise an action outside is an error."""
+    check: bool = True
+    """Try the environment out, one at a time, before the run."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Maker:
+    """How to make one environment, and many."""
+
+    name: str
+    single: Callable[[], Single]
+    many: Callable[[int], Vector]
+    limited: bool
+    """Whether episodes are known to end: a time limit is set."""
+
+
+def maker(config: GymConfig) -> Maker:
+    """Raises ConfigError for an unknown id, file or class."""
+    if ".py:" in config.id:
+        return _from_class(config, _user_class(config.id))
+    return _from_spec(config, _registered(config.id))
+
+
+def seeds_of(seed: int, count: int) -> list[int]:
+    """A seed of 32 bits for each environment, unrelated for neighbouring run seeds (seed + i would share streams)."""
+    return [key(seed, "env", number) & 0xFFFFFFFF for number in range(count)]
+
+
+def reset_all(envs: Vector, seed: int) -> Any:  # noqa: ANN401 - whatever the space holds
+    """Reset with seeds made from `seed` and return the observations `[B, *observation]`."""
+    if isinstance(envs, SyncVectorEnv):
+        return envs.reset(seed=cast("list[int | None]", seeds_of(seed, envs.num_envs)))[0]
+    return envs.reset(seed=seeds_of(seed, 1)[0])[0]  # a native vector environment draws for all of its own
+
+
+def autoreset_of(envs: Vector) -> AutoresetMode:
+    """Raises ConfigError where the environment does not say how it resets: its data could not be read rightly."""
+    mode = envs.metadata.get("autoreset_mode")
+    if isinstance(mode, AutoresetMode):
+        return mode
+    raise ConfigError(
+        f"{type(envs).__name__}: metadata['autoreset_mode'] is {mode!r}; without it nobody can tell which rows are "
+        "resets. Set it to a gymnasium.vector.AutoresetMode."
+    )
+
+
+def told(fault: BaseException) -> str:
+    """A user's exception, with its traceback below the first line."""
+    return f"{type(fault).__name__}: {fault}\n{''.join(traceback.format_exception(fault)).rstrip()}"
+
+
+def _registered(name: str) -> EnvSpec:
+    try:
+        return gymnasium.spec(name)
+    except gymnasium.error.Error as error:
+        hint = did_you_mean(name, sorted(gymnasium.registry)) if ":" not in name else ""
+        known = hint if "did you mean" in hint else ""
+        raise ConfigError(f"env.id = {name!r}: {error}{known}") from error
+    except ImportError as error:
+        raise ConfigError(f"env.id = {name!r}: {error}") from error
+
+
+def _from_spec(config: GymConfig, spec: EnvSpec) -> Maker:
+    limit = config.max_episode_steps if config.max_episode_steps is not None else spec.max_episode_steps
+
+    def single() -> Single:
+        return gymnasium.make(
+            spec.id, max_episode_steps=config.max_episode_steps, disable_env_checker=True, **_kwargs(config)
+        )
+
+    def native(count: int) -> Vector:
+        # Whatever limit the id is registered with holds for single environments only; a native one has its own.
+        limits = {} if config.max_episode_steps is None else {"max_episode_steps": config.max_episode_steps}
+        made = gymnasium.make_vec(spec, count, vectorization_mode="vector_entry_point", **limits, **_kwargs(config))
+        return cast("Vector", made)
+
+    def many(count: int) -> Vector:
+        return guarded(config.id, lambda: native(count) if _is_native(spec) else together([single] * count))
+
+    return Maker(name=config.id, single=lambda: guarded(config.id, single), many=many, limited=limit is not None)
+
+
+def _is_native(spec: EnvSpec) -> bool:
+    return spec.vector_entry_point is not None and not spec.additional_wrappers and "phys2d" not in spec.id
+
+
+def _from_class(config: GymConfig, made: Callable[..., Single]) -> Maker:
+    limit = config.max_episode_steps
+
+    def single() -> Single:
+        env = made(**_kwargs(config))
+        return env if limit is None else gymnasium.wrappers.TimeLimit(env, limit)
+
+    return Maker(
+        name=config.id,
+        single=lambda: guarded(config.id, single),
+        many=lambda count: guarded(config.id, lambda: together([single] * count)),
+        limited=limit is not None,
+    )
+
+
+def together(makers: Sequence[Callable[[], Single]], mode: AutoresetMode = AutoresetMode.SAME_STEP) -> Vector:
+    """Single environments stepped one after another; SAME_STEP wastes no step on a reset."""
+    return SyncVectorEnv(list(makers), autoreset_mode=mode)
+
+
+def guarded(name: str, make: Callable[[], Any]) -> Any:  # noqa: ANN401 - one or many environments
+    """Run a constructor of the user's; whatever it raises becomes UserCodeError with the traceback."""
+    try:
+        return make()
+    except HoneError:
+        raise
+    except Exception as error:
+        raise UserCodeError(f"{name}: the environment cannot be made: {told(error)}") from error
+
+
+def _kwargs(config: GymConfig) -> dict[str, Any]:
+    return dict(config.kwargs)
+
+
+def _user_class(path_and_name: str) -> Callable[..., Single]:
+    file, _, name = path_and_name.rpartition(":")
+    path = Path(file)
+    if not path.is_file():
+        raise ConfigError(f"env.id = {path_and_name!r}: there is no file {path}")
+    module_name = f"hone_user_{path.stem}"
+    spec = importlib.util.spec_from_file_location(module_name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module  # so that classes of the file find their module again
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise UserCodeError(f"{path}: cannot be imported: {told(error)}") from error
+    classes = {key: value for key, value in vars(module).items() if inspect.isclass(value)}
+    if name not in classes:
+        raise ConfigError(
+            f"env.id = {path_and_name!r}: {path} has no class {name!r}{did_you_mean(name, list(classes))}"
+        )
+    return classes[name]

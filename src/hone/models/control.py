@@ -1,0 +1,270 @@
+"""Policies for control: networks with a distribution over actions, and the folder that holds one.
+
+Belongs here: what a policy says about an action in torch (with gradient), and saving and loading. Acting in numpy is
+`acting.py`; losses are in `objectives`. A folder is `model.safetensors` + `policy.json`; nothing in it is code.
+"""
+
+import json
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from hone.core.errors import ConfigError, DataError
+from hone.models.acting import (
+    LOG_STD_RANGE,
+    LOG_TWO_PI,
+    ActCategorical,
+    ActGaussian,
+    ActGreedy,
+    Acting,
+    ActSquashed,
+)
+from hone.models.mlp import Bounds, Choices, Inputs, Mlp, MlpConfig, Spaces
+
+FORMAT = 1
+
+
+class ActorCritic(nn.Module):
+    """A softmax over choices or a Gaussian over a box, and a value of what is seen; two networks of the same shape.
+
+    The Gaussian's log standard deviation is one parameter per action, the same everywhere. Without `critic` it is a
+    policy alone.
+    """
+
+    kind = "actor_critic"
+
+    def __init__(self, spaces: Spaces, network: MlpConfig, *, seed: int, critic: bool = True) -> None:
+        super().__init__()
+        self.spaces, self.network = spaces, network
+        actions, size = spaces.actions, spaces.inputs.size
+        outputs = actions.count if isinstance(actions, Choices) else actions.size
+        self.actor = Mlp(size, outputs, network, seed=seed, stream="actor", gain=0.01)
+        self.critic = Mlp(size, 1, network, seed=seed, stream="critic") if critic else None
+        self.log_std = None if isinstance(actions, Choices) else nn.Parameter(torch.zeros(actions.size))
+
+    def judge(self, seen: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
+        """Log-probability (density) of what was chosen, and entropy: `[n]`, `[n]` nats."""
+        outputs = self.actor(self.spaces.inputs.tensor(seen))
+        if isinstance(self.spaces.actions, Choices):
+            return categorical(outputs, chosen - self.spaces.actions.start)
+        assert self.log_std is not None
+        return gaussian(outputs, self.log_std, chosen.reshape(outputs.shape))
+
+    def value(self, seen: Tensor) -> Tensor:
+        """`[n]` worth of what is seen."""
+        assert self.critic is not None, "this policy was made without a critic"
+        return self.critic(self.spaces.inputs.tensor(seen)).squeeze(-1)
+
+    def acting(self) -> Acting:
+        actions, inputs = self.spaces.actions, self.spaces.inputs
+        if isinstance(actions, Choices):
+            return ActCategorical(network=self.actor.numpy(), inputs=inputs, actions=actions)
+        assert self.log_std is not None
+        return ActGaussian(
+            network=self.actor.numpy(), inputs=inputs, actions=actions, log_std=self.log_std.detach().cpu().numpy()
+        )
+
+
+class SoftActorCritic(nn.Module):
+    """A tanh-squashed Gaussian, two action values with slow copies, and a temperature (Haarnoja et al., 2018)."""
+
+    kind = "soft_actor_critic"
+
+    def __init__(self, spaces: Spaces, network: MlpConfig, *, seed: int) -> None:
+        super().__init__()
+        self.spaces, self.network = spaces, network
+        if not isinstance(spaces.actions, Bounds) or not spaces.actions.finite:
+            raise ConfigError(f"a squashed Gaussian needs a box of actions with finite bounds, got {spaces.actions}")
+        size, actions = spaces.inputs.size, spaces.actions.size
+        self.actor = Mlp(size, 2 * actions, network, seed=seed, stream="actor", gain=0.01)
+        self.critics = nn.ModuleList(Mlp(size + actions, 1, network, seed=seed, stream=f"critic{i}") for i in (1, 2))
+        self.targets = nn.ModuleList(Mlp(size + actions, 1, network, seed=seed, stream=f"critic{i}") for i in (1, 2))
+        self.targets.requires_grad_(requires_grad=False)
+        self.log_temperature = nn.Parameter(torch.zeros(1))
+        low, high = torch.tensor(spaces.actions.low), torch.tensor(spaces.actions.high)
+        self.register_buffer("middle", 0.5 * (low + high), persistent=False)
+        self.register_buffer("reach", 0.5 * (high - low), persistent=False)
+
+    def unit(self, chosen: Tensor) -> Tensor:
+        """Actions of the world `[n, *action]` -> `[n, actions]` in [-1, 1], the scale of critics and densities."""
+        middle, reach = self.get_buffer("middle"), self.get_buffer("reach")
+        return (chosen.reshape(len(chosen), -1) - middle) / reach
+
+    def draw(self, seen: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+        """Reparametrised actions `[n, actions]` in [-1, 1] and the logarithm of their density there `[n]` nats."""
+        mean, log_std = self._outputs(seen)
+        return squashed(mean, log_std, mean + log_std.exp() * noise)
+
+    def density(self, seen: Tensor, unit: Tensor) -> Tensor:
+        """Log density `[n]` nats of actions in [-1, 1], kept 1e-6 away from the edge, where it has no bound."""
+        mean, log_std = self._outputs(seen)
+        return squashed(mean, log_std, torch.atanh(unit.clamp(-1.0 + 1e-6, 1.0 - 1e-6)))[1]
+
+    def worth(self, seen: Tensor, unit: Tensor, *, frozen: bool = False) -> tuple[Tensor, Tensor]:
+        """Both critics' values `[n]`; `frozen` lets gradients through to the actions only."""
+        x = torch.cat((self.spaces.inputs.tensor(seen), unit), dim=1)
+        first, second = (critic.frozen(x) if frozen else critic(x) for critic in mlps(self.critics))
+        return first.squeeze(-1), second.squeeze(-1)
+
+    @torch.no_grad()
+    def target_worth(self, seen: Tensor, unit: Tensor) -> Tensor:
+        """The lesser of the slow critics' values `[n]`."""
+        x = torch.cat((self.spaces.inputs.tensor(seen), unit), dim=1)
+        first, second = (critic(x) for critic in mlps(self.targets))
+        return torch.minimum(first, second).squeeze(-1)
+
+    def acting(self) -> Acting:
+        actions = self.spaces.actions
+        assert isinstance(actions, Bounds)
+        return ActSquashed(network=self.actor.numpy(), inputs=self.spaces.inputs, actions=actions)
+
+    def _outputs(self, seen: Tensor) -> tuple[Tensor, Tensor]:
+        mean, log_std = self.actor(self.spaces.inputs.tensor(seen)).chunk(2, dim=1)
+        return mean, log_std.clamp(*LOG_STD_RANGE)
+
+
+class ActionValues(nn.Module):
+    """A value for every choice, and a slow copy of it; acts on the greatest."""
+
+    kind = "action_values"
+
+    def __init__(self, spaces: Spaces, network: MlpConfig, *, seed: int) -> None:
+        super().__init__()
+        self.spaces, self.network = spaces, network
+        assert isinstance(spaces.actions, Choices), "a table of action values needs a finite set of actions"
+        self.values = Mlp(spaces.inputs.size, spaces.actions.count, network, seed=seed, stream="values")
+        self.target = Mlp(spaces.inputs.size, spaces.actions.count, network, seed=seed, stream="values")
+        self.target.requires_grad_(requires_grad=False)
+
+    def table(self, seen: Tensor) -> Tensor:
+        """`[n, choices]`"""
+        return self.values(self.spaces.inputs.tensor(seen))
+
+    @torch.no_grad()
+    def target_table(self, seen: Tensor) -> Tensor:
+        """`[n, choices]` of the slow copy."""
+        return self.target(self.spaces.inputs.tensor(seen))
+
+    def acting(self) -> Acting:
+        actions = self.spaces.actions
+        assert isinstance(actions, Choices)
+        return ActGreedy(network=self.values.numpy(), inputs=self.spaces.inputs, actions=actions)
+
+
+Policy: TypeAlias = ActorCritic | SoftActorCritic | ActionValues
+
+
+def mlps(modules: nn.ModuleList) -> list[Mlp]:
+    return [module for module in modules if isinstance(module, Mlp)]
+
+
+def categorical(logits: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
+    """Log-probability of `chosen` `[n]` and entropy under softmax(`logits` `[n, k]`): `[n]`, `[n]` nats."""
+    logp = F.log_softmax(logits, dim=1)
+    return logp.gather(1, chosen[:, None]).squeeze(1), -(logp.exp() * logp).sum(dim=1)
+
+
+def gaussian(mean: Tensor, log_std: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
+    """Log density of `chosen` `[n, a]` and entropy under N(mean, exp(log_std)^2): `[n]`, `[n]` nats."""
+    size = mean.shape[1]
+    scaled = (chosen - mean) * torch.exp(-log_std)
+    logp = -0.5 * scaled.square().sum(dim=1) - log_std.sum() - 0.5 * LOG_TWO_PI * size
+    return logp, (log_std.sum() + 0.5 * (1.0 + LOG_TWO_PI) * size).expand(len(mean))
+
+
+def squashed(mean: Tensor, log_std: Tensor, raw: Tensor) -> tuple[Tensor, Tensor]:
+    """tanh(`raw` `[n, a]`), and its log density `[n]` where raw ~ N(mean, exp(log_std)^2)."""
+    scaled = (raw - mean) * torch.exp(-log_std)
+    # log(1 - tanh(x)^2) = 2 (log 2 - x - softplus(-2x)), which neither overflows nor cancels
+    slope = 2.0 * (math.log(2.0) - raw - F.softplus(-2.0 * raw))
+    return torch.tanh(raw), (-0.5 * scaled.square() - log_std - 0.5 * LOG_TWO_PI - slope).sum(dim=1)
+
+
+@torch.no_grad()
+def follow(slow: Iterable[nn.Parameter], fast: Iterable[nn.Parameter], *, rate: float) -> None:
+    """Polyak averaging, slow += rate * (fast - slow), in one pass over all parameters."""
+    torch._foreach_lerp_(list(slow), list(fast), rate)  # noqa: SLF001 - the only fused form there is
+
+
+# ------------------------------------------------------------------------------------------------- on disk
+
+
+def save_policy(policy: Policy, folder: Path) -> None:
+    """Write `model.safetensors` and `policy.json` into `folder`, which is made if need be."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in policy.state_dict().items()}
+    save_file(tensors, folder / "model.safetensors")
+    description = {
+        "format": FORMAT,
+        "kind": policy.kind,
+        "critic": isinstance(policy, ActorCritic) and policy.critic is not None,
+        "network": policy.network.model_dump(),
+        "inputs": asdict(policy.spaces.inputs),
+        "actions": asdict(policy.spaces.actions),
+    }
+    (folder / "policy.json").write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
+
+
+def load_policy(folder: Path) -> Policy:
+    """The policy that `save_policy` wrote; raises DataError that names what is missing, damaged or unknown."""
+    policy = _empty(_description(folder / "policy.json"), folder / "policy.json")
+    load_weights(policy, folder)
+    return policy
+
+
+def load_weights(policy: Policy, folder: Path) -> None:
+    """Read the weights of `folder` into `policy`, in place; raises DataError when they do not fit."""
+    path = folder / "model.safetensors"
+    try:
+        tensors = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise DataError(f"{path}: cannot read the weights of the policy: {error}") from error
+    wanted = policy.state_dict()
+    faults = [f"{path}: no tensor {name}" for name in wanted if name not in tensors]
+    faults += [f"{path}: unknown tensor {name}" for name in tensors if name not in wanted]
+    faults += [
+        f"{path}: {name} has shape {list(tensors[name].shape)}, the policy's is {list(wanted[name].shape)}"
+        for name in wanted
+        if name in tensors and tensors[name].shape != wanted[name].shape
+    ]
+    if faults:
+        raise DataError(*faults)
+    policy.load_state_dict(tensors)
+
+
+def _description(path: Path) -> dict[str, Any]:
+    try:
+        description = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: cannot read the description of the policy: {error}") from error
+    if not isinstance(description, dict) or description.get("format") != FORMAT:
+        raise DataError(f"{path}: not a policy of format {FORMAT}")
+    return description
+
+
+def _empty(description: dict[str, Any], path: Path) -> Policy:
+    try:
+        actions = description["actions"]
+        spaces = Spaces(
+            inputs=Inputs(**description["inputs"]),
+            actions=Choices(**actions)
+            if "count" in actions
+            else Bounds(low=tuple(actions["low"]), high=tuple(actions["high"]), shape=tuple(actions["shape"])),
+        )
+        network = MlpConfig.model_validate(description["network"])
+        makers: dict[str, Callable[[], Policy]] = {
+            ActorCritic.kind: lambda: ActorCritic(spaces, network, seed=0, critic=bool(description["critic"])),
+            SoftActorCritic.kind: lambda: SoftActorCritic(spaces, network, seed=0),
+            ActionValues.kind: lambda: ActionValues(spaces, network, seed=0),
+        }
+        return makers[description["kind"]]()
+    except (KeyError, TypeError, ValueError) as error:
+        raise DataError(f"{path}: incomplete or unknown: {error!r}") from error

@@ -1,0 +1,188 @@
+"""One decoder transformer for Llama, Mistral, Qwen2 and Qwen3: RMSNorm, rotary positions, grouped-query attention.
+
+Belongs here: the layers' arithmetic on rows of tokens. Where keys are kept, and who may see whom, is an `Attend`:
+packed rows bring their own (attention.py), a generation engine brings its cache.
+
+Parameters are fused (`qkv`, `gate_up`) and query and key features are kept in interleaved pairs, so that a rotation is
+one complex product; folder.py translates both, exactly, to and from the names and order of Hugging Face.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Final, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from hone.core.errors import DataError
+from hone.models.attention import Attend, PackedAttention
+from hone.models.config import ModelConfig, Rope
+from hone.models.outlook import Outlook, outlook, widened
+from hone.models.packed import Packed
+
+DTYPES: Final = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
+LinearFn: TypeAlias = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+"""`(x [N, in], weight [out, in], bias [out] | None) -> [N, out]`."""
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """Raises DataError for a name that hone does not compute in."""
+    if name not in DTYPES:
+        raise DataError(f"dtype {name!r} is not supported; known: {', '.join(DTYPES)}")
+    return DTYPES[name]
+
+
+class Projection(nn.Module):
+    """A weight `[out, in]` and perhaps a bias; zero until `init` or `folder` fill it."""
+
+    def __init__(self, features_in: int, features_out: int, *, bias: bool, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(features_out, features_in, dtype=dtype))
+        self.bias = nn.Parameter(torch.zeros(features_out, dtype=dtype)) if bias else None
+
+
+class Norm(nn.Module):
+    """`x / sqrt(mean(x^2) + eps) * weight`, computed in float32 at least (Zhang and Sennrich, 2019)."""
+
+    def __init__(self, features: int, *, eps: float, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(features, dtype=dtype))
+        self.eps = eps
+
+    def forward(self, x: Tensor) -> Tensor:
+        return functional.rms_norm(x, self.weight.shape, self.weight, self.eps)
+
+
+class Layer(nn.Module):
+    """Pre-norm attention and gated MLP, each added to the stream."""
+
+    def __init__(self, config: ModelConfig, number: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        c, width = config, config.heads * config.head_dim
+        self.number, self.head_dim = number, c.head_dim
+        self.heads, self.kv_heads = c.heads, c.kv_heads
+        self.attention_norm = Norm(c.hidden_size, eps=c.norm_eps, dtype=dtype)
+        self.qkv = Projection(c.hidden_size, width + 2 * c.kv_heads * c.head_dim, bias=c.qkv_bias, dtype=dtype)
+        self.q_norm = Norm(c.head_dim, eps=c.norm_eps, dtype=dtype) if c.qk_norm else None
+        self.k_norm = Norm(c.head_dim, eps=c.norm_eps, dtype=dtype) if c.qk_norm else None
+        self.out = Projection(width, c.hidden_size, bias=c.output_bias, dtype=dtype)
+        self.mlp_norm = Norm(c.hidden_size, eps=c.norm_eps, dtype=dtype)
+        self.gate_up = Projection(c.hidden_size, 2 * c.intermediate_size, bias=c.mlp_bias, dtype=dtype)
+        self.down = Projection(c.intermediate_size, c.hidden_size, bias=c.mlp_bias, dtype=dtype)
+
+    def forward(self, x: Tensor, turns: Tensor, attend: Attend, linear: LinearFn) -> Tensor:
+        heads, kv_heads = self.heads, self.kv_heads
+        qkv = linear(self.attention_norm(x), self.qkv.weight, self.qkv.bias).view(len(x), -1, self.head_dim)
+        query, key, value = qkv.split((heads, kv_heads, kv_heads), dim=1)
+        if self.q_norm is not None and self.k_norm is not None:
+            query, key = self.q_norm(query), self.k_norm(key)
+        mixed = attend(self.number, _rotate(query, turns), _rotate(key, turns), value)
+        x = x + linear(mixed, self.out.weight, self.out.bias)
+        gate, up = linear(self.mlp_norm(x), self.gate_up.weight, self.gate_up.bias).chunk(2, dim=-1)
+        return x + linear(functional.silu(gate) * up, self.down.weight, self.down.bias)
+
+
+class Decoder(nn.Module):
+    """A causal language model over packed rows. Fill it by `new_model` or `load_model`; it starts as zeros."""
+
+    def __init__(self, config: ModelConfig, *, dtype: str = "float32", checkpoint_activations: bool = False) -> None:
+        super().__init__()
+        kind = torch_dtype(dtype)
+        self.config = config
+        self.checkpoint_activations = checkpoint_activations
+        self.embedding = Projection(config.hidden_size, config.vocab_size, bias=False, dtype=kind)
+        self.layers = nn.ModuleList(Layer(config, number, kind) for number in range(config.layers))
+        self.norm = Norm(config.hidden_size, eps=config.norm_eps, dtype=kind)
+        self.head = (
+            None if config.tie_embeddings else Projection(config.hidden_size, config.vocab_size, bias=False, dtype=kind)
+        )
+        self.frequencies = nn.Buffer(rope_frequencies(config.rope, config.head_dim), persistent=False)
+
+    @property
+    def output_weight(self) -> Tensor:
+        """`[vocab_size, hidden_size]`; the embedding's own when they are tied."""
+        return self.embedding.weight if self.head is None else self.head.weight
+
+    @property
+    def device(self) -> torch.device:
+        return self.embedding.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.embedding.weight.dtype
+
+    def run(
+        self, tokens: Tensor, positions: Tensor, attend: Attend, linear: LinearFn = functional.linear
+    ) -> Tensor:  # fmt: skip
+        """The stream after the last norm, `[T, hidden_size]`, for `tokens` `[T]` at `positions` `[T]`."""
+        x = functional.embedding(tokens, self.embedding.weight)
+        turns = self._turns(positions)
+        for layer in self.layers:
+            if self.checkpoint_activations and torch.is_grad_enabled():
+                x = checkpoint(layer, x, turns, attend, linear, use_reentrant=False, preserve_rng_state=False)
+            else:
+                x = layer(x, turns, attend, linear)
+        return self.norm(x)
+
+    def hidden(self, packed: Packed) -> Tensor:
+        """`[T, hidden_size]`: hidden state t has seen tokens up to t of its row (and branch), and predicts the next."""
+        c = self.config
+        attend = PackedAttention(packed, heads=c.heads, kv_heads=c.kv_heads, head_dim=c.head_dim, dtype=self.dtype)
+        return self.run(packed.tokens, packed.positions, attend)
+
+    def outlook(
+        self,
+        hidden: Tensor,
+        chosen: Tensor,
+        temperature: float = 1.0,
+        *,
+        entropy: bool = False,
+        vocab_size_used: int | None = None,
+    ) -> Outlook:
+        """log pi(chosen) of `softmax(logits / temperature)`, `[N]`, and the entropy if asked for.
+
+        `hidden` `[N, hidden_size]` are the states that predict `chosen` `[N]`. Logits from `vocab_size_used` on (a
+        vocabulary padded beyond its tokenizer) have probability 0.
+        """
+        weight = self.output_weight[:vocab_size_used]
+        return outlook(hidden, weight, chosen, temperature, entropy=entropy)
+
+    def logits(self, hidden: Tensor, linear: LinearFn = functional.linear) -> Tensor:
+        """`[N, vocab_size]`, float32 (float64 for a float64 model), not divided by a temperature."""
+        return widened(linear(hidden, self.output_weight, None))
+
+    def _turns(self, positions: Tensor) -> Tensor:
+        """Unit complex numbers `[T, 1, head_dim / 2]`, one rotation for each pair of features."""
+        angles = positions[:, None, None].to(self.frequencies.dtype) * self.frequencies
+        turns = torch.polar(torch.ones_like(angles), angles)
+        return turns.to(torch.complex128) if self.dtype == torch.float64 else turns
+
+
+def _rotate(x: Tensor, turns: Tensor) -> Tensor:
+    """Rotary positions: each adjacent pair of features is a complex number, turned by its position."""
+    pairs = torch.view_as_complex(widened(x).unflatten(-1, (-1, 2)))
+    return torch.view_as_real(pairs * turns).flatten(-2).to(x.dtype)
+
+
+def rope_frequencies(rope: Rope, head_dim: int) -> Tensor:
+    """Radians a position turns each pair, `[head_dim / 2]` float32.
+
+    theta^(-2i/d) (Su et al., 2021). `llama3` divides the frequencies whose wavelength exceeds the original context by
+    `factor`, leaves short wavelengths alone and blends linearly between (Dubey et al., 2024).
+    """
+    frequencies = 1.0 / (rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim))
+    if rope.kind == "linear":
+        return frequencies / rope.factor
+    if rope.kind == "default":
+        return frequencies
+    wavelength = 2 * math.pi / frequencies
+    low = rope.original_max_positions / rope.low_freq_factor
+    high = rope.original_max_positions / rope.high_freq_factor
+    blend = (rope.original_max_positions / wavelength - rope.low_freq_factor) / (
+        rope.high_freq_factor - rope.low_freq_factor
+    )
+    blended = (1 - blend) * frequencies / rope.factor + blend * frequencies
+    scaled = torch.where(wavelength > low, frequencies / rope.factor, blended)
+    return torch.where(wavelength < high, frequencies, scaled)

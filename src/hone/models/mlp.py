@@ -1,0 +1,162 @@
+"""Small networks for control: a perceptron in torch, its mirror in numpy, and the spaces that they read and write.
+
+Belongs here: shapes, initial weights, encoding of observations. Does not: policies (`control.py`), losses.
+
+A small network is asked for one action at a time, where torch's overhead is five times the arithmetic. `NumpyMlp`
+reads the very same memory as the trained module on a CPU, so that acting needs no copy of the weights.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from hone.core.config import Config
+from hone.core.random import generator
+
+Floats = NDArray[np.float32]
+
+
+class MlpConfig(Config):
+    """A multilayer perceptron."""
+
+    hidden: list[int] = [64, 64]
+    """Units of each hidden layer."""
+    activation: Literal["tanh", "relu"] = "tanh"
+    """Between the layers."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Inputs:
+    """What a network sees: a box of numbers, flattened, or one of `size` states, one-hot."""
+
+    size: int
+    one_hot: bool = False
+    start: int = 0
+    """Number of the first state of a one-hot input."""
+
+    def tensor(self, seen: Tensor) -> Tensor:
+        """`[n, *observation]` -> `[n, size]` float32."""
+        if self.one_hot:
+            return F.one_hot(seen.long() - self.start, self.size).to(torch.float32)
+        return seen.reshape(len(seen), -1).to(torch.float32)
+
+    def array(self, seen: NDArray[np.generic]) -> Floats:
+        """The same for numpy."""
+        if self.one_hot:
+            encoded = np.zeros((len(seen), self.size), dtype=np.float32)
+            encoded[np.arange(len(seen)), seen.astype(np.int64) - self.start] = 1.0
+            return encoded
+        return seen.reshape(len(seen), -1).astype(np.float32, copy=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Choices:
+    """A finite set of actions `start .. start + count - 1`."""
+
+    count: int
+    start: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bounds:
+    """A box of actions; `shape` is that of one action, `low` and `high` are flattened."""
+
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+    shape: tuple[int, ...]
+
+    @property
+    def size(self) -> int:
+        return len(self.low)
+
+    @property
+    def finite(self) -> bool:
+        return all(math.isfinite(bound) for bound in (*self.low, *self.high))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Spaces:
+    """What a policy reads and writes."""
+
+    inputs: Inputs
+    actions: Choices | Bounds
+
+
+class Mlp(nn.Module):
+    """`inputs -> hidden... -> outputs`, orthogonal initial weights (Saxe et al., 2014), biases 0.
+
+    Hidden layers have gain sqrt(2), the last one `gain`: 0.01 makes a fresh policy nearly indifferent.
+    """
+
+    def __init__(
+        self, inputs: int, outputs: int, config: MlpConfig, *, seed: int, stream: str, gain: float = 1.0
+    ) -> None:
+        super().__init__()
+        self.relu = config.activation == "relu"
+        sizes = [inputs, *config.hidden, outputs]
+        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in zip(sizes[:-1], sizes[1:], strict=True))
+        with torch.no_grad():
+            for number, layer in enumerate(self.linear()):
+                scale = gain if number == len(config.hidden) else math.sqrt(2.0)
+                weight = orthogonal(layer.out_features, layer.in_features, seed=seed, stream=f"{stream}/{number}")
+                layer.weight.copy_(torch.from_numpy(scale * weight))
+                layer.bias.zero_()
+
+    def linear(self) -> list[nn.Linear]:
+        return [layer for layer in self.layers if isinstance(layer, nn.Linear)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        """`[n, inputs]` -> `[n, outputs]`."""
+        *hidden, last = self.layers
+        for layer in hidden:
+            x = layer(x)
+            x = torch.relu(x) if self.relu else torch.tanh(x)
+        return last(x)
+
+    def frozen(self, x: Tensor) -> Tensor:
+        """`forward` that lets gradients through to `x`, and computes none for the weights."""
+        *hidden, last = self.linear()
+        for layer in hidden:
+            x = F.linear(x, layer.weight.detach(), layer.bias.detach())
+            x = torch.relu(x) if self.relu else torch.tanh(x)
+        return F.linear(x, last.weight.detach(), last.bias.detach())
+
+    def numpy(self) -> "NumpyMlp":
+        """The mirror for acting; on a CPU it shares memory, and follows every later step of the weights."""
+        views = [(layer.weight.detach().cpu().numpy().T, layer.bias.detach().cpu().numpy()) for layer in self.linear()]
+        return NumpyMlp(layers=tuple(views), relu=self.relu)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NumpyMlp:
+    """An `Mlp` in numpy."""
+
+    layers: tuple[tuple[Floats, Floats], ...]
+    """Weight `[in, out]` and bias `[out]` of each layer."""
+    relu: bool
+
+    def __call__(self, x: Floats) -> Floats:
+        """`[n, inputs]` -> `[n, outputs]`."""
+        *hidden, (last, offset) = self.layers
+        for weight, bias in hidden:
+            x = x @ weight
+            x += bias
+            if self.relu:
+                np.maximum(x, 0.0, out=x)
+            else:
+                np.tanh(x, out=x)
+        return x @ last + offset
+
+
+def orthogonal(rows: int, columns: int, *, seed: int, stream: str) -> Floats:
+    """A random matrix `[rows, columns]` whose rows or columns, whichever are fewer, are orthonormal."""
+    draws = generator(seed, "weights", stream).standard_normal((max(rows, columns), min(rows, columns)))
+    basis, triangle = np.linalg.qr(draws)
+    basis = basis * np.sign(np.diag(triangle))  # makes the decomposition unique, and the draw uniform (Mezzadri, 2007)
+    return (basis if rows >= columns else basis.T).astype(np.float32)

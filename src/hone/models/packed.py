@@ -1,0 +1,99 @@
+"""Rows of tokens laid one after another, with no padding, and how to make them.
+
+Belongs here: the form in which text reaches the decoder. A row is one text, or one prompt with several completions
+that branch off it, so that the prompt is computed once.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Packed:
+    """`T` tokens in `R` rows; attention never crosses a row."""
+
+    tokens: Tensor
+    """`[T]` int64."""
+    positions: Tensor
+    """`[T]` int64, counted from 0 in each row; each branch continues from the end of its trunk."""
+    offsets: NDArray[np.int64]
+    """`[R+1]`: row r is `tokens[offsets[r]:offsets[r+1]]`."""
+    branch: Tensor | None = None
+    """`[T]` int64; None: plain causal rows. 0: trunk. b > 0: sees the trunk and the earlier tokens of branch b only."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Targets:
+    """Which hidden state predicts which token: token `chosen[n]` is predicted by `hidden[at[n]]`."""
+
+    at: Tensor
+    """`[N]` int64 into the tokens of a Packed."""
+    chosen: Tensor
+    """`[N]` int64 token ids."""
+
+
+def pack_rows(rows: Sequence[NDArray[np.int32]], *, device: str = "cpu") -> Packed:
+    """Plain causal rows, in the order given."""
+    lengths = [len(row) for row in rows]
+    tokens = np.concatenate(rows).astype(np.int64) if rows else np.zeros(0, np.int64)
+    positions = np.concatenate([np.arange(n) for n in lengths]) if rows else np.zeros(0, np.int64)
+    return Packed(
+        tokens=torch.from_numpy(tokens).to(device),
+        positions=torch.from_numpy(positions).to(device),
+        offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
+    )
+
+
+def row_targets(packed: Packed) -> Targets:
+    """Every token of plain rows but each row's first: token t is predicted by the hidden state of t - 1."""
+    first = torch.from_numpy(packed.offsets[:-1])
+    keep = torch.ones(len(packed.tokens), dtype=torch.bool)
+    keep[first[first < len(keep)]] = False
+    chosen_at = keep.nonzero()[:, 0].to(packed.tokens.device)
+    return Targets(at=chosen_at - 1, chosen=packed.tokens[chosen_at])
+
+
+def pack_shared(
+    groups: Sequence[tuple[NDArray[np.int32], Sequence[NDArray[np.int32]]]], *, device: str = "cpu"
+) -> tuple[Packed, Targets]:
+    """One row for each (prompt, completions): the prompt once, then each completion as a branch.
+
+    The targets are every completion token, by group, completion and position. Prompts must not be empty.
+    """
+    tokens: list[NDArray[np.int32]] = []
+    positions: list[NDArray[np.int64]] = []
+    branch: list[NDArray[np.int64]] = []
+    at: list[NDArray[np.int64]] = []
+    offsets = [0]
+    for prompt, completions in groups:
+        trunk_end, start = offsets[-1] + len(prompt) - 1, offsets[-1] + len(prompt)
+        tokens.append(prompt)
+        positions.append(np.arange(len(prompt)))
+        branch.append(np.zeros(len(prompt), np.int64))
+        for number, completion in enumerate(completions, start=1):
+            n = len(completion)
+            tokens.append(completion)
+            positions.append(len(prompt) + np.arange(n))
+            branch.append(np.full(n, number))
+            predictors = start - 1 + np.arange(n)
+            predictors[:1] = trunk_end
+            at.append(predictors)
+            start += n
+        offsets.append(start)
+    chosen = [completion for _, completions in groups for completion in completions]
+    packed = Packed(
+        tokens=_join(tokens).to(device),
+        positions=_join(positions).to(device),
+        offsets=np.asarray(offsets, np.int64),
+        branch=_join(branch).to(device),
+    )
+    return packed, Targets(at=_join(at).to(device), chosen=_join(chosen).to(device))
+
+
+def _join(parts: Sequence[NDArray[np.integer]]) -> Tensor:
+    return torch.from_numpy(np.concatenate(parts).astype(np.int64)) if parts else torch.zeros(0, dtype=torch.int64)

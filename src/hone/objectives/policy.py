@@ -1,0 +1,43 @@
+"""Losses on the log-probability of what was decided: the clipped surrogate and its neighbours, per decision.
+
+Belongs here: terms that need only the log-probability now and then, and an advantage; they serve control and tokens
+alike. `now` carries the gradient, everything else is data.
+"""
+
+import torch
+from torch import Tensor
+
+from hone.objectives.terms import Terms
+
+LOG_RATIO_LIMIT = 20.0
+"""Log-ratios are clamped to this before `exp`, so that one absurd decision is a large number and not infinity."""
+
+
+def ratio(now: Tensor, then: Tensor) -> Tensor:
+    """`[n]` importance ratio exp(now - then), the log-ratio clamped to +-20 nats (no gradient beyond)."""
+    return torch.exp((now - then).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT))
+
+
+def clipped(now: Tensor, then: Tensor, advantage: Tensor, *, low: float, high: float) -> Terms:
+    """Clipped surrogate: -min(r * A, clip(r, 1 - low, 1 + high) * A), r = exp(now - then).
+
+    The gradient vanishes exactly where A > 0 and r > 1 + high, or A < 0 and r < 1 - low: there the policy has moved far
+    enough. `low` and `high` apart is "clip higher" (DAPO, 2025). Source: PPO, Schulman et al., 2017.
+
+    Args: `now`, `then` `[n]` nats; `advantage` `[n]`. Metrics: share of decisions without gradient, the estimate
+    r - 1 - log r of KL(then || now) in nats, the largest ratio.
+    """
+    r = ratio(now, then)
+    loss = torch.maximum(-advantage * r, -advantage * r.clamp(1.0 - low, 1.0 + high))
+    with torch.no_grad():
+        stopped = torch.where(advantage > 0, r > 1.0 + high, (r < 1.0 - low) & (advantage < 0))
+        kl = (r - 1.0) - (now - then)
+    return Terms(
+        loss=loss,
+        metrics={"policy/clip_fraction": stopped.to(loss.dtype), "policy/kl_nats": kl, "policy/ratio_max": r.detach()},
+    )
+
+
+def reinforce(now: Tensor, advantage: Tensor) -> Terms:
+    """-A * log p: the policy gradient itself (Williams, 1992). `now`, `advantage` `[n]`."""
+    return Terms(loss=-advantage * now)

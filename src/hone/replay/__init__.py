@@ -1,0 +1,1 @@
+"""What was lived through, kept and sampled again. Numpy only."""

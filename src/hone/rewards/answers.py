@@ -1,0 +1,28 @@
+"""The answer inside a completion, and the simplest verifier: is it the one expected?"""
+
+import re
+
+from hone.rewards.functions import text_of
+
+ANSWER_TAG = r"(?s)<answer>(.*?)</answer>"
+AFTER_EQUALS = r"=([^=\n]*)$"
+
+
+def extract(completion: str, pattern: str = "") -> str:
+    """The answer in a completion, without surrounding whitespace.
+
+    Without a pattern: the last line that is not blank. With one: its last match (the first group where it has one).
+    No match is an empty answer: a completion without the form that was asked for is wrong, which is a score, not a
+    missing one.
+    """
+    if not pattern:
+        return completion.strip().rpartition("\n")[2].strip()
+    matches = list(re.finditer(pattern, completion))
+    if not matches:
+        return ""
+    return (matches[-1].group(1 if matches[-1].re.groups else 0) or "").strip()
+
+
+def exact_match(completion: object, answer: object, pattern: str = "") -> float:
+    """1.0 when the extracted answer is the column `answer`, letter for letter, else 0.0."""
+    return float(extract(text_of(completion), pattern) == str(answer).strip())

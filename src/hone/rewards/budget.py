@@ -1,0 +1,67 @@
+"""When too many answers have no score: a pure state machine that is shown each batch, and says when to stop."""
+
+from collections import deque
+
+import numpy as np
+
+from hone.core.episodes import Status
+from hone.core.errors import DataError, UserCodeError
+from hone.core.state import State
+from hone.rewards.scores import Scores
+
+_EXAMPLES = 3
+
+
+class Budget:
+    """Stops a run whose rewards fail: more than a share of the last answers, or every one in several batches."""
+
+    def __init__(self, *, allowed: float = 0.05, window: int = 200, barren_batches: int = 3) -> None:
+        self.allowed = allowed
+        self.window = window
+        self.barren_batches = barren_batches
+        self._missing: deque[bool] = deque(maxlen=window)
+        self._examples: deque[str] = deque(maxlen=_EXAMPLES)
+        self._barren = 0
+
+    def observe(self, scores: Scores) -> None:
+        """Take a batch into account.
+
+        Raises UserCodeError with three examples when more than `allowed` of the last `window` answers are missing
+        (judged once the window is full), or when `barren_batches` batches in a row hold no score at all.
+        """
+        missing = scores.status != Status.SCORED
+        for index in np.flatnonzero(missing):
+            name = Status(int(scores.status[index])).name.lower()
+            self._examples.append(f"{name}: {scores.reasons[index] or 'no reason given'}")
+        self._missing.extend(missing.tolist())
+        self._barren = self._barren + 1 if len(scores) and missing.all() else 0
+        count = sum(self._missing)
+        if self._barren >= self.barren_batches:
+            raise UserCodeError(
+                f"no answer in {self._barren} batches in a row has a score: there is nothing to learn from",
+                *self._shown(),
+            )
+        if len(self._missing) == self.window and count > self.allowed * self.window:
+            raise UserCodeError(
+                f"{count} of the last {self.window} answers have no score ({count / self.window:.1%}, allowed "
+                f"{self.allowed:.1%}); mend the reward function, or raise rewards.missing_allowed",
+                *self._shown(),
+            )
+
+    def state(self) -> State:
+        return {
+            "missing": np.array(self._missing, dtype=np.uint8),
+            "examples": list(self._examples),
+            "barren": self._barren,
+        }
+
+    def restore(self, state: State) -> None:
+        missing, examples, barren = state.get("missing"), state.get("examples"), state.get("barren")
+        if not (isinstance(missing, np.ndarray) and isinstance(examples, list) and isinstance(barren, int)):
+            raise DataError("the checkpoint's reward budget needs missing, examples and barren")
+        self._missing = deque(missing.astype(bool).tolist(), maxlen=self.window)
+        self._examples = deque(map(str, examples), maxlen=_EXAMPLES)
+        self._barren = barren
+
+    def _shown(self) -> list[str]:
+        return [f"  for example {text}" for text in self._examples]

@@ -1,0 +1,43 @@
+"""Which functions judge an answer, and what they may use."""
+
+from typing import Literal
+
+from pydantic import Field, JsonValue
+
+from hone.core.config import Config
+
+
+class RewardFunction(Config):
+    """One function that scores answers."""
+
+    use: str = Field(min_length=1)
+    """`path/to/file.py:name`, `package.module:name`, or one that comes along: `exact_match`, `math_answer`,
+    `reasoning_gym`."""
+    weight: float = 1.0
+    """What its score is multiplied by in the sum of all functions."""
+    unit: Literal["sample", "group"] = "sample"
+    """The least that one call may see. With `sample` a batch is cut as it suits; `group` keeps the answers to one
+    prompt together, for functions that compare them."""
+    options: dict[str, JsonValue] = Field(default_factory=dict[str, JsonValue])
+    """Passed to the function by name in each call."""
+
+
+class RewardsConfig(Config):
+    """All functions that judge an answer, and the processes that run them."""
+
+    functions: list[RewardFunction] = Field(min_length=1)
+    """Their weighted sum is the reward."""
+    workers: int = Field(default=2, ge=1, le=256)
+    """Processes that run them at the same time."""
+    deadline_s: float = Field(default=10.0, gt=0)
+    """Seconds of wall time that one answer may take; then the process is killed and the answer has no score."""
+    start_deadline_s: float = Field(default=60.0, gt=0)
+    """Seconds that a worker may take to import the functions."""
+    memory_bytes: int | None = Field(default=None, ge=2**26)
+    """Address space of each worker; None for no limit."""
+    missing_allowed: float = Field(default=0.05, ge=0, le=1)
+    """Share of the last `missing_window` answers that may lack a score before the run stops."""
+    missing_window: int = Field(default=200, ge=1)
+    """Answers over which the share is taken."""
+    barren_batches: int = Field(default=3, ge=1)
+    """Batches in a row without a single score after which the run stops."""

@@ -1,0 +1,266 @@
+"""A reference to a reward function resolved, its form told from its signature, its answer made into numbers.
+
+Runs in a worker process (the trainer only calls `check_reference`). Imports nothing heavy: workers start often.
+
+Three forms are known, by the names of the parameters:
+    f(prompts=, completions=, **columns) -> list of float or None      a batch, by name, as TRL calls it; may be async
+    f(prompt=, completion=, **columns) -> float or None                one sample, by name; may be async
+    f(data_source, solution_str, ground_truth, extra_info=None)        one sample, as verl calls it; float or {"score"}
+A function gets the columns that it names, or all with `**kwargs`.
+"""
+
+import decimal
+import importlib
+import importlib.util
+import inspect
+import math
+import numbers
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, Literal, TypeAlias
+
+from hone.core.errors import ConfigError, UserCodeError, did_you_mean
+
+Form: TypeAlias = Literal["batch", "sample", "verl"]
+Score: TypeAlias = float | None
+
+BUILTIN = {
+    "exact_match": "hone.rewards.answers:exact_match",
+    "math_answer": "hone.rewards.math_answer:math_answer",
+    "reasoning_gym": "hone.rewards.task_scorer:reasoning_gym",
+}
+_BATCH = ("prompts", "completions")
+_SAMPLE = ("prompt", "completion")
+_VERL = ("solution_str", "ground_truth")
+_VERL_DEFAULTS = {"data_source": "", "extra_info": None}
+
+
+def _dropped(*_: object, **__: object) -> None:
+    """Takes what a function logs through TRL's hooks."""
+
+
+_HOOKS: dict[str, object] = {"log_extra": _dropped, "log_metric": _dropped, "trainer_state": None}
+"""TRL's hooks: accepted, so that such functions run; what they log is dropped."""
+
+
+class ContractError(Exception):
+    """The function returned something that is no score; the message says what."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loaded:
+    """A function ready to be called."""
+
+    name: str
+    call: Callable[..., object]
+    form: Form
+    takes: frozenset[str]
+    """Columns that it names."""
+    needs: frozenset[str]
+    """Those of them without a default."""
+    takes_all: bool
+    """It has `**kwargs`: every column is passed."""
+    options: Mapping[str, object]
+    """Passed in each call."""
+    spoken: tuple[str, ...]
+    """Those of `prompts`, `completions`, `prompt`, `completion` that it is given."""
+    hooks: Mapping[str, object]
+    """What it is given in place of TRL's hooks."""
+
+
+def check_reference(use: str) -> None:
+    """Raises ConfigError when `use` is neither a function that comes along nor a reference to one."""
+    if use in BUILTIN:
+        return
+    module, colon, name = use.rpartition(":")
+    if not colon:
+        near = did_you_mean(use, list(BUILTIN))
+        raise ConfigError(
+            f"reward function {use!r} is not one that comes along{near} "
+            "A function of your own is written path/to/file.py:name or package.module:name"
+        )
+    if not module or not name.isidentifier():
+        raise ConfigError(f"reward function {use!r}: write path/to/file.py:name or package.module:name")
+    if module.endswith(".py") and not Path(module).is_file():
+        folder = Path(module).parent
+        near = did_you_mean(Path(module).name, [entry.name for entry in folder.glob("*.py")])
+        raise ConfigError(f"reward function {use!r}: no such file {module}{near}")
+
+
+def load(use: str, options: Mapping[str, object]) -> Loaded:
+    """Import a function and tell its form.
+
+    Raises UserCodeError: the import raises (with the user's part of the traceback), no such name, an unknown form,
+    options that it does not take.
+    """
+    place, _, name = BUILTIN.get(use, use).rpartition(":")
+    module = _module(place, use)
+    if name not in vars(module):
+        known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
+        raise UserCodeError(f"reward function {use!r}: {place} has no {name!r}{did_you_mean(name, known)}")
+    function = vars(module)[name]
+    if not callable(function):
+        raise UserCodeError(f"reward function {use!r}: {name} is a {type(function).__name__}, not a function")
+    return _described(use, name, function, options)
+
+
+def _module(place: str, use: str) -> ModuleType:
+    try:
+        return importlib.import_module(place) if not place.endswith(".py") else _file_module(Path(place).resolve())
+    except BaseException as error:  # noqa: BLE001 - whatever the user's module does is reported, not ours to pass on
+        raise UserCodeError(
+            f"reward function {use!r}: importing {place} failed with {told(error)}", users_traceback(error)
+        ) from None
+
+
+def _file_module(path: Path) -> ModuleType:
+    # Its neighbours are importable, but never in place of a library of the same name.
+    sys.path.append(str(path.parent))
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    if spec is None or spec.loader is None:
+        raise ImportError(f"{path} is not a Python file")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+def _described(use: str, name: str, function: Callable[..., object], options: Mapping[str, object]) -> Loaded:
+    parameters = inspect.signature(function).parameters.values()
+    named = {p.name: p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
+    takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
+    unknown = [key for key in options if key not in named and not takes_all]
+    if unknown:
+        raise UserCodeError(
+            f"reward function {use!r} has no option {unknown[0]!r}{did_you_mean(unknown[0], list(named))}"
+        )
+    form = _form(frozenset(named), takes_all=takes_all)
+    if form is None or any(p.kind is p.POSITIONAL_ONLY for p in parameters):
+        raise UserCodeError(
+            f"reward function {use!r} takes ({', '.join(p.name for p in parameters)}); name its parameters "
+            "(prompts, completions, ...) for a batch, (prompt, completion, ...) for one sample, "
+            "or (data_source, solution_str, ground_truth, extra_info)"
+        )
+    spoken = {"batch": _BATCH, "sample": _SAMPLE, "verl": ()}[form]
+    given = {*_BATCH, *_SAMPLE, "solution_str", *_HOOKS, *options}
+    takes = frozenset(named) - given
+    needs = frozenset(key for key in takes if named[key].default is inspect.Parameter.empty)
+    if form == "verl":
+        needs = frozenset({"ground_truth"})
+    return Loaded(
+        name=name,
+        call=function,
+        form=form,
+        takes=takes,
+        needs=needs,
+        takes_all=takes_all,
+        options=options,
+        spoken=tuple(key for key in spoken if takes_all or key in named),
+        hooks={key: value for key, value in _HOOKS.items() if key in named},
+    )
+
+
+def _form(named: frozenset[str], *, takes_all: bool) -> Form | None:
+    if named.issuperset(_VERL):
+        return "verl"
+    if "completions" in named:
+        return "batch"
+    if "completion" in named:
+        return "sample"
+    return "batch" if takes_all or "prompts" in named else None
+
+
+def arguments(
+    loaded: Loaded, prompts: Sequence[object], completions: Sequence[object], columns: Mapping[str, Sequence[object]]
+) -> dict[str, object]:
+    """What one call is given, by name. Forms `sample` and `verl` take the first sample."""
+    passed = {name: values for name, values in columns.items() if loaded.takes_all or name in loaded.takes}
+    if loaded.form == "batch":
+        said: dict[str, object] = {"prompts": list(prompts), "completions": list(completions)}
+        return {**passed, **_only(loaded.spoken, said), **loaded.hooks, **loaded.options}
+    first = {name: values[0] for name, values in passed.items()}
+    if loaded.form == "sample":
+        said = {"prompt": prompts[0], "completion": completions[0]}
+        return {**first, **_only(loaded.spoken, said), **loaded.hooks, **loaded.options}
+    defaults = {name: value for name, value in _VERL_DEFAULTS.items() if name in loaded.takes}
+    return {**defaults, **first, "solution_str": text_of(completions[0]), **loaded.hooks, **loaded.options}
+
+
+def _only(names: Sequence[str], said: Mapping[str, object]) -> dict[str, object]:
+    return {name: said[name] for name in names}
+
+
+def text_of(completion: object) -> str:
+    """A completion as text: its last message where it is a conversation."""
+    if isinstance(completion, list) and completion and isinstance(completion[-1], dict):
+        return str(completion[-1].get("content") or "")
+    return str(completion)
+
+
+def batch_scores(result: object, count: int) -> list[tuple[Score, str]]:
+    """What a batch function returned as `count` scores with their reasons; raises ContractError."""
+    plain = _plain(result)
+    if not isinstance(plain, list | tuple):
+        raise ContractError(f"returned a {type(result).__name__} for {count} completions; expected a list of numbers")
+    if len(plain) != count:
+        raise ContractError(f"returned {len(plain)} values for {count} completions")
+    return [sample_score(value) for value in plain]
+
+
+def sample_score(result: object) -> tuple[Score, str]:
+    """One score and its reason; raises ContractError. NaN and infinity pass, and are judged by the trainer."""
+    value, reason = _plain(result), ""
+    if isinstance(value, dict):
+        if "score" not in value:
+            raise ContractError(f"returned a dict without 'score' (keys: {', '.join(map(str, value))})")
+        reason, value = str(value.get("reason") or ""), _plain(value["score"])
+    if value is None:
+        return None, reason
+    if isinstance(value, numbers.Real | decimal.Decimal):
+        return _float(value), reason
+    raise ContractError(f"returned a {type(result).__name__} ({_short(result)}) where a number or None is expected")
+
+
+def _float(value: numbers.Real | decimal.Decimal) -> float:
+    try:
+        return float(value)
+    except OverflowError:  # an int beyond float's range
+        return math.inf
+
+
+def _plain(value: object) -> object:
+    """Arrays and tensors as Python numbers and lists; only of libraries that the function itself imported."""
+    numpy: Any = sys.modules.get("numpy")
+    torch: Any = sys.modules.get("torch")
+    array: Any = value
+    if numpy is not None and isinstance(value, numpy.generic | numpy.ndarray):
+        return array.tolist()
+    if torch is not None and isinstance(value, torch.Tensor):
+        return array.detach().cpu().tolist()
+    return value
+
+
+def told(error: BaseException) -> str:
+    """`ValueError: no digits`, short."""
+    if isinstance(error, SystemExit):
+        return f"sys.exit({error.code!r})"
+    return f"{type(error).__name__}: {_short(str(error))}" if str(error) else type(error).__name__
+
+
+def users_traceback(error: BaseException) -> str:
+    """The traceback from the user's first line on: our own frames say nothing to the user."""
+    frames = traceback.extract_tb(error.__traceback__)
+    ours = (str(Path(__file__).parent), "<frozen importlib")
+    while frames and frames[0].filename.startswith(ours):
+        frames.pop(0)
+    lines = ["Traceback (most recent call last):\n", *frames.format(), *traceback.format_exception_only(error)]
+    return "".join(lines).rstrip()
+
+
+def _short(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= 200 else f"{text[:200]}..."

@@ -1,0 +1,153 @@
+"""Batches cut into jobs for workers, and what workers said made into verdicts. Plain data and pure functions.
+
+A batch is cut into jobs, a job into pieces (one call of a function each), a piece into units: a sample, or a group.
+"""
+
+from collections import Counter
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Literal, cast
+
+from hone.core.errors import HoneError
+from hone.rewards.scores import Verdict, judged
+from hone.rewards.wire import decode
+
+_JOB_S = 0.25
+"""Seconds of work that one job should hold, by how long samples took so far."""
+_MAX_JOB = 1024
+_FIRST_JOB = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardBatch:
+    """Answers to be scored, `[n]` each."""
+
+    prompts: Sequence[object]
+    """Text, or lists of messages."""
+    completions: Sequence[object]
+    """Text, or lists of messages where the prompts are conversations."""
+    columns: Mapping[str, Sequence[object]]
+    """The dataset's other columns; handed to functions by name."""
+    groups: Sequence[int] | None = None
+    """Which answers share a prompt, for functions whose unit is the group; neighbours stand together."""
+
+
+@dataclass(slots=True)
+class Ticket:
+    """A batch on its way; `WorkerPool.gather` waits for it."""
+
+    batch: RewardBatch
+    verdicts: list[list[Verdict | None]]
+    pending: int
+    tracebacks: list[str] = field(default_factory=list[str])
+    fatal: HoneError | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    ticket: Ticket
+    function: int
+    pieces: tuple[tuple[int, ...], ...]
+    """Samples of each call, as places in the batch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Taken:
+    """What a worker said that a function takes."""
+
+    form: str
+    takes: frozenset[str]
+    needs: frozenset[str]
+    takes_all: bool
+
+
+@dataclass(slots=True)
+class Record:
+    """What is known of a function from its calls so far."""
+
+    seconds: float | None = None
+    """Of one sample, smoothed."""
+    proven: bool = False
+    """It answered at least once without failing."""
+    casualties: int = 0
+    errors: Counter[str] = field(default_factory=Counter[str])
+
+    def job_size(self) -> int:
+        if self.seconds is None:
+            return _FIRST_JOB
+        return max(1, min(_MAX_JOB, int(_JOB_S / max(self.seconds, 1e-9))))
+
+    def took(self, seconds: float) -> None:
+        self.seconds = seconds if self.seconds is None else 0.8 * self.seconds + 0.2 * seconds
+
+
+def units_of(batch: RewardBatch, unit: Literal["sample", "group"], samples: Collection[int]) -> list[tuple[int, ...]]:
+    """The least that a function with this unit may be called with; without groups each sample stands for itself."""
+    groups = batch.groups
+    if unit == "group" and groups is not None:
+        return [tuple(members) for _, members in groupby(samples, key=lambda index: groups[index])]
+    return [(index,) for index in samples]
+
+
+def planned(
+    ticket: Ticket, function: int, *, unit: Literal["sample", "group"], form: str, job_size: int, workers: int
+) -> list[Job]:
+    """Jobs for a batch: small enough to keep all workers busy, and to know soon when something hangs."""
+    count = len(ticket.batch.completions)
+    size = max(1, min(job_size, -(-count // workers)))
+    blocks: list[list[tuple[int, ...]]] = [[]]
+    for one in units_of(ticket.batch, unit, range(count)):
+        if sum(map(len, blocks[-1])) >= size:
+            blocks.append([])
+        blocks[-1].append(one)
+    return [Job(ticket, function, _pieces(block, form)) for block in blocks if block]
+
+
+def _pieces(units: Sequence[tuple[int, ...]], form: str) -> tuple[tuple[int, ...], ...]:
+    """One call for all units where the function takes a batch, else one for each sample."""
+    samples = tuple(index for unit in units for index in unit)
+    return (samples,) if form == "batch" else tuple((index,) for index in samples)
+
+
+def message_of(line: bytes) -> dict[str, object]:
+    """A worker's line as a message; a line that is none is an empty one, which no reader accepts."""
+    try:
+        said = decode(line)
+    except ValueError:
+        return {}
+    return cast("dict[str, object]", said) if isinstance(said, dict) else {}
+
+
+def verdicts_of(said: Mapping[str, object], count: int) -> list[Verdict] | None:
+    scores, reasons = said.get("scores"), said.get("reasons")
+    if not (isinstance(scores, list) and isinstance(reasons, list) and len(scores) == len(reasons) == count):
+        return None
+    if not all(score is None or isinstance(score, int | float) for score in scores):
+        return None
+    seconds = seconds_of(said) / count
+    return [judged(s, reason=str(r), seconds=seconds) for s, r in zip(scores, reasons, strict=True)]
+
+
+def seconds_of(said: Mapping[str, object]) -> float:
+    seconds = said.get("seconds")
+    return float(seconds) if isinstance(seconds, int | float) else 0.0
+
+
+def taken_of(said: Mapping[str, object]) -> Taken:
+    return Taken(
+        form=str(said["form"]),
+        takes=frozenset(cast("list[str]", said["takes"])),
+        needs=frozenset(cast("list[str]", said["needs"])),
+        takes_all=bool(said["takes_all"]),
+    )
+
+
+def told_apart(names: Sequence[str]) -> tuple[str, ...]:
+    """Names told apart: a, b, a#2."""
+    seen: Counter[str] = Counter()
+    told: list[str] = []
+    for name in names:
+        seen[name] += 1
+        told.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
+    return tuple(told)

@@ -1,0 +1,113 @@
+"""Verdicts on answers: scores, what became of those that have none, and several functions put together.
+
+Belongs here: plain data on numpy. A failed reward is a missing value (NaN with a status), never a 0.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hone.core.episodes import Status
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What one function said of one answer, as judged by the trainer."""
+
+    score: float
+    """NaN unless scored."""
+    status: Status
+    reason: str = ""
+    seconds: float = 0.0
+    silent: bool = False
+    """The function returned None: it does not apply to this answer. Not a failure where another function scores it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scores:
+    """Verdicts on n answers."""
+
+    score: NDArray[np.float64]
+    """`[n]` weighted sum over the functions; NaN where missing."""
+    status: NDArray[np.uint8]
+    """`[n]` values of `Status`."""
+    reasons: tuple[str, ...]
+    """`[n]` why: what a function gave as its reason, or what went wrong; empty where there is nothing to say."""
+    seconds: NDArray[np.float64]
+    """`[n]` seconds spent in the functions."""
+    functions: Mapping[str, NDArray[np.float64]]
+    """Each function's own score `[n]`, unweighted; NaN where it gave none."""
+    tracebacks: tuple[str, ...] = ()
+    """Exceptions of the user's code that had not been seen before, one traceback for each distinct error."""
+
+    def __len__(self) -> int:
+        return len(self.score)
+
+    def counts(self) -> dict[str, int]:
+        """How many answers have each status, by its name in small letters."""
+        return {status.name.lower(): int((self.status == status).sum()) for status in Status}
+
+
+def judged(value: float | None, *, reason: str = "", seconds: float = 0.0) -> Verdict:
+    """The verdict on what a function returned: only a finite number is a score."""
+    if value is None:
+        missing = reason or "the function returned None"
+        return Verdict(score=np.nan, status=Status.UNSCORABLE, reason=missing, seconds=seconds, silent=True)
+    if not np.isfinite(value):
+        missing = f"the function returned {value}"
+        return Verdict(score=np.nan, status=Status.UNSCORABLE, reason=missing, seconds=seconds)
+    return Verdict(score=value, status=Status.SCORED, reason=reason, seconds=seconds)
+
+
+def failed(status: Status, reason: str, *, seconds: float = 0.0) -> Verdict:
+    return Verdict(score=np.nan, status=status, reason=reason, seconds=seconds)
+
+
+def combine(
+    by_function: Mapping[str, Sequence[Verdict]], weights: Sequence[float], *, tracebacks: Sequence[str] = ()
+) -> Scores:
+    """Several functions' verdicts on the same n answers as one: the sum of `weight * score`.
+
+    A function that returned None does not apply, and is left out of the sum. A function that failed (exception, hang,
+    NaN) makes the answer's score missing: a sum that lacks a term is on another scale. All left out: missing.
+    """
+    names = list(by_function)
+    rows = list(zip(*by_function.values(), strict=True))
+    totals = [_total(row, names, weights) for row in rows]
+    return Scores(
+        score=np.array([total.score for total in totals], dtype=np.float64),
+        status=np.array([total.status for total in totals], dtype=np.uint8),
+        reasons=tuple(total.reason for total in totals),
+        seconds=np.array([total.seconds for total in totals], dtype=np.float64),
+        functions={name: np.array([v.score for v in column]) for name, column in by_function.items()},
+        tracebacks=tuple(tracebacks),
+    )
+
+
+def concatenate(parts: Sequence[Scores]) -> Scores:
+    """The scores of several batches as one, in order; all were made by the same functions."""
+    if len(parts) == 1:
+        return parts[0]
+    return Scores(
+        score=np.concatenate([part.score for part in parts]),
+        status=np.concatenate([part.status for part in parts]),
+        reasons=tuple(reason for part in parts for reason in part.reasons),
+        seconds=np.concatenate([part.seconds for part in parts]),
+        functions={name: np.concatenate([part.functions[name] for part in parts]) for name in parts[0].functions},
+        tracebacks=tuple(text for part in parts for text in part.tracebacks),
+    )
+
+
+def _total(row: Sequence[Verdict], names: Sequence[str], weights: Sequence[float]) -> Verdict:
+    seconds = sum(verdict.seconds for verdict in row)
+    spoken = [(name, verdict.reason) for name, verdict in zip(names, row, strict=True) if verdict.reason]
+    reason = spoken[0][1] if len(row) == 1 and spoken else "; ".join(f"{name}: {text}" for name, text in spoken)
+    failures = [verdict.status for verdict in row if verdict.status is not Status.SCORED and not verdict.silent]
+    if failures:
+        return failed(max(failures), reason, seconds=seconds)
+    parts = [weight * verdict.score for weight, verdict in zip(weights, row, strict=True) if not verdict.silent]
+    if not parts:
+        return failed(Status.UNSCORABLE, reason, seconds=seconds)
+    return judged(float(sum(parts)), reason=reason, seconds=seconds)

@@ -1,0 +1,44 @@
+"""The scorer that a reasoning-gym task brings along. Imported by workers only: reasoning-gym takes 2 s to import."""
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any, Protocol, cast
+
+from reasoning_gym.factory import create_dataset
+
+from hone.rewards.answers import extract
+from hone.rewards.functions import text_of
+from hone.rewards.wire import decode, encode
+
+
+class _Scorer(Protocol):
+    # reasoning-gym's own signature
+    def score_answer(self, answer: str | None, entry: dict[str, Any]) -> float: ...
+
+
+def reasoning_gym(  # noqa: PLR0913 - the columns of its examples, by name
+    completion: object,
+    question: str,
+    answer: object,
+    metadata: Mapping[str, object],
+    task: str,
+    task_config: Mapping[str, object],
+    pattern: str = "",
+    full_marks_only: bool = False,  # noqa: FBT001, FBT002 - passed by name from the config's options
+) -> float:
+    """The task's own score of the answer that `extract(completion, pattern)` finds, in [0, 1].
+
+    Many tasks give partial credit, and some of it is for length only: `chain_sum` gives a wrong answer that contains
+    the right one `len(right) / len(answer)`. `full_marks_only` turns everything below 1 into 0.
+    """
+    found = extract(text_of(completion), pattern)
+    entry = {"question": question, "answer": answer, "metadata": metadata}
+    score = float(_scorer(task, encode(task_config)).score_answer(found, entry))
+    return float(score >= 1.0) if full_marks_only else score
+
+
+@lru_cache(maxsize=64)
+def _scorer(task: str, config: bytes) -> _Scorer:
+    """The task's dataset object, which holds its scorer; its items are never drawn here."""
+    settings = cast("dict[str, object]", decode(config))
+    return create_dataset(task, **{**settings, "seed": 0, "size": 1})

@@ -1,0 +1,322 @@
+"""A pool of killable processes that score answers while generation goes on.
+
+Belongs here: which worker scores which answers, deadlines, what a hang or a crash costs, and when to stop at once.
+Verdicts are made here, in the trainer, from what a worker said: type, length and finiteness are checked again.
+
+A batch is cut into jobs, a job into pieces (one call of a function each). A worker answers piece by piece. When a piece
+hangs or takes the process down, the worker is killed and replaced, the pieces after it are queued again, and it alone
+is cut further: down to one unit (a sample, or a group), which is then the culprit and has no score.
+"""
+
+import threading
+from collections import deque
+from collections.abc import Collection, Mapping, Sequence
+from typing import cast
+
+from hone.core.clock import Clock, SystemClock
+from hone.core.episodes import Status
+from hone.core.errors import ConfigError, HoneError, UserCodeError, did_you_mean
+from hone.rewards.config import RewardsConfig
+from hone.rewards.functions import check_reference
+from hone.rewards.jobs import (
+    Job,
+    Record,
+    RewardBatch,
+    Taken,
+    Ticket,
+    message_of,
+    planned,
+    seconds_of,
+    taken_of,
+    told_apart,
+    units_of,
+    verdicts_of,
+)
+from hone.rewards.process import WorkerDiedError, WorkerHungError, WorkerProcess
+from hone.rewards.scores import Scores, Verdict, combine, concatenate, failed
+from hone.rewards.wire import encode
+
+_HOPELESS = 8
+"""Hangs and crashes of a function that never gave a score, after which it is not tried further."""
+
+
+class WorkerPool:
+    """Scores batches with all functions of a config, in `config.workers` processes.
+
+    Processes start with the first `check` or `submit`. Use it as a context manager, or call `close`: nothing that a
+    function started survives it.
+    """
+
+    def __init__(self, config: RewardsConfig, *, clock: Clock | None = None) -> None:
+        self._config = config
+        self._clock = clock or SystemClock()
+        self._names = told_apart([function.use.rpartition(":")[2] for function in config.functions])
+        self._records = [Record() for _ in config.functions]
+        self._changed = threading.Condition()
+        self._jobs: deque[Job] = deque()
+        self._threads: list[threading.Thread] = []
+        self._taken: list[Taken] = []
+        self._fatal: HoneError | None = None
+        self._closing = False
+
+    def __enter__(self) -> "WorkerPool":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The functions' names, as in `Scores.functions`."""
+        return self._names
+
+    def check(self, columns: Collection[str]) -> None:
+        """Import all functions in a worker, and see that the dataset has the columns that they name.
+
+        Raises ConfigError (a reference that is none), UserCodeError (import fails, no such name, unknown form, a column
+        is missing), all faults at once.
+        """
+        self._start()
+        faults: list[str] = []
+        for name, taken in zip(self._names, self._taken, strict=True):
+            for column in sorted(taken.needs - set(columns)):
+                near = did_you_mean(column, sorted(columns)) or "; the dataset has no columns beside the prompt"
+                faults.append(
+                    f"reward function {name!r} asks for a column {column!r} that the dataset does not have{near}"
+                )
+        if faults:
+            raise UserCodeError(*faults)
+
+    def submit(self, batch: RewardBatch) -> Ticket:
+        """Begin to score a batch; returns at once (the first call waits for a worker to start). Raises as `check`."""
+        self.check(batch.columns.keys())
+        count = len(batch.completions)
+        functions = len(self._names)
+        ticket = Ticket(batch, [[None] * count for _ in range(functions)], count * functions)
+        with self._changed:
+            for function in range(functions):
+                self._jobs.extend(
+                    planned(
+                        ticket,
+                        function,
+                        unit=self._config.functions[function].unit,
+                        form=self._taken[function].form,
+                        job_size=self._records[function].job_size(),
+                        workers=self._config.workers,
+                    )
+                )
+            self._changed.notify_all()
+        return ticket
+
+    def gather(self, *tickets: Ticket) -> Scores:
+        """Wait for batches; their scores in the order of the tickets.
+
+        Raises UserCodeError: a function broke its contract (wrong length, not numbers), or failed on every answer
+        although it never worked before.
+        """
+        return concatenate([self._finished(ticket) for ticket in tickets])
+
+    def score(self, batch: RewardBatch) -> Scores:
+        """`gather(submit(batch))`."""
+        return self.gather(self.submit(batch))
+
+    def error_counts(self) -> dict[str, int]:
+        """How often each distinct error of the user's code was seen, as `function: ValueError: text`."""
+        with self._changed:
+            pairs = zip(self._names, self._records, strict=True)
+            return {f"{name}: {text}": count for name, record in pairs for text, count in record.errors.items()}
+
+    def close(self) -> None:
+        """Kill all workers and what they started; scores not gathered by now are lost."""
+        with self._changed:
+            self._closing = True
+            self._jobs.clear()
+            self._changed.notify_all()
+        for thread in self._threads:
+            thread.join()
+        self._threads = []
+
+    def _start(self) -> None:
+        """Start the workers if there are none, and wait until the first has imported the functions."""
+        with self._changed:
+            if self._closing:
+                raise ConfigError("the worker pool is closed")
+            if not self._threads:
+                for function in self._config.functions:
+                    check_reference(function.use)
+                for number in range(self._config.workers):
+                    name = f"reward-worker-{number}"
+                    self._threads.append(threading.Thread(target=self._serve, name=name, daemon=True))
+                    self._threads[-1].start()
+            self._changed.wait_for(lambda: self._taken or self._fatal)
+            if self._fatal:
+                raise self._fatal
+
+    def _finished(self, ticket: Ticket) -> Scores:
+        with self._changed:
+            self._changed.wait_for(lambda: ticket.pending == 0 or ticket.fatal or self._fatal or self._closing)
+            if fatal := ticket.fatal or self._fatal:
+                raise fatal
+            if ticket.pending:
+                raise ConfigError("the worker pool was closed before these scores were ready")
+        columns = [cast("list[Verdict]", column) for column in ticket.verdicts]
+        for name, record, column in zip(self._names, self._records, columns, strict=True):
+            if column and not record.proven:
+                reasons = dict.fromkeys(verdict.reason for verdict in column)
+                raise UserCodeError(
+                    f"reward function {name!r} failed on all {len(column)} answers of its first batch:",
+                    *list(reasons)[:3],
+                    *ticket.tracebacks[:1],
+                )
+        weights = [function.weight for function in self._config.functions]
+        return combine(dict(zip(self._names, columns, strict=True)), weights, tracebacks=ticket.tracebacks)
+
+    # ------------------------------------------------------------------ from here on: in the thread of one worker
+
+    def _serve(self) -> None:
+        process: WorkerProcess | None = None
+        try:
+            process = self._started()
+            while (job := self._next_job()) is not None:
+                process = self._run(job, process or self._started())
+        except HoneError as error:
+            with self._changed:
+                self._fatal = self._fatal or error
+                self._changed.notify_all()
+        finally:
+            if process is not None:
+                process.kill()
+
+    def _next_job(self) -> Job | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._jobs or self._closing or self._fatal)
+            return None if self._closing or self._fatal else self._jobs.popleft()
+
+    def _started(self) -> WorkerProcess:
+        """A worker that has imported all functions. Raises UserCodeError, ResourceError."""
+        process = WorkerProcess(self._clock)
+        process.start()
+        functions = [{"use": function.use, "options": function.options} for function in self._config.functions]
+        process.send(encode({"functions": functions, "memory_bytes": self._config.memory_bytes}))
+        try:
+            hello = message_of(process.receive(self._config.start_deadline_s))
+        except (WorkerHungError, WorkerDiedError) as error:
+            process.kill()
+            slow = f"took longer than rewards.start_deadline_s = {self._config.start_deadline_s:g} s"
+            raise UserCodeError(
+                f"importing the reward functions ({', '.join(self._names)}): {str(error) or slow}"
+            ) from None
+        if "ready" not in hello:
+            process.kill()
+            raise UserCodeError(*cast("list[str]", hello.get("refused", ["the worker did not start"])))
+        with self._changed:
+            self._taken = self._taken or [taken_of(said) for said in cast("list[dict[str, object]]", hello["ready"])]
+            self._changed.notify_all()
+        return process
+
+    def _run(self, job: Job, process: WorkerProcess) -> WorkerProcess | None:
+        """Do a job; the worker, or None when it had to be killed (what is left of the job is queued again)."""
+        if job.ticket.fatal:
+            return process
+        try:
+            process.send(self._request(job))
+        except TypeError as error:
+            self._stop(job, f"{error}; columns must be numbers, text, or lists and dicts of them")
+            return process
+        for number, piece in enumerate(job.pieces):
+            try:
+                self._record(job, piece, message_of(process.receive(self._config.deadline_s)))
+            except WorkerHungError:
+                reason = f"no answer within rewards.deadline_s = {self._config.deadline_s:g} s; the worker was killed"
+                self._casualty(job, number, failed(Status.TIMEOUT, reason, seconds=self._config.deadline_s))
+            except WorkerDiedError as error:
+                self._casualty(job, number, failed(Status.ERROR, str(error)))
+            else:
+                continue
+            process.kill()
+            return None
+        return process
+
+    def _request(self, job: Job) -> bytes:
+        batch, taken = job.ticket.batch, self._taken[job.function]
+        samples = [index for piece in job.pieces for index in piece]
+        columns = {name: values for name, values in batch.columns.items() if taken.takes_all or name in taken.takes}
+        return encode(
+            {
+                "function": job.function,
+                "prompts": [batch.prompts[index] for index in samples],
+                "completions": [batch.completions[index] for index in samples],
+                "columns": {name: [values[index] for index in samples] for name, values in columns.items()},
+                "sizes": [len(piece) for piece in job.pieces],
+            }
+        )
+
+    def _record(self, job: Job, piece: tuple[int, ...], said: Mapping[str, object]) -> None:
+        """Judge a worker's reply to one piece."""
+        if "contract" in said:
+            self._stop(job, str(said["contract"]))
+        elif "error" in said:
+            self._failed(job, piece, said)
+        elif (verdicts := verdicts_of(said, len(piece))) is None:
+            self._stop(job, f"sent no valid reply for {len(piece)} completions")
+        else:
+            self._settle(job, piece, verdicts)
+
+    def _failed(self, job: Job, piece: tuple[int, ...], said: Mapping[str, object]) -> None:
+        """The function raised: find out for which units, and keep one traceback of each distinct error."""
+        if self._cut(job, piece):
+            return
+        reason = str(said["error"])
+        verdict = failed(Status.ERROR, reason, seconds=seconds_of(said))
+        with self._changed:
+            errors = self._records[job.function].errors
+            errors[reason] += len(piece)
+            if errors[reason] == len(piece):
+                job.ticket.tracebacks.append(f"{self._names[job.function]}: {said.get('traceback', reason)}")
+        self._settle(job, piece, [verdict] * len(piece))
+
+    def _cut(self, job: Job, piece: tuple[int, ...]) -> bool:
+        """Queue a failed piece again unit by unit; False when it is a single one."""
+        units = units_of(job.ticket.batch, self._config.functions[job.function].unit, piece)
+        if len(units) == 1:
+            return False
+        with self._changed:
+            self._jobs.extendleft(Job(job.ticket, job.function, (unit,)) for unit in reversed(units))
+            self._changed.notify_all()
+        return True
+
+    def _casualty(self, job: Job, number: int, verdict: Verdict) -> None:
+        """A piece took its worker down: the pieces after it are queued again, and it is cut or has no score."""
+        piece, rest = job.pieces[number], job.pieces[number + 1 :]
+        record = self._records[job.function]
+        with self._changed:
+            record.casualties += 1
+            record.seconds = None  # what was known of its speed is no longer worth much
+            if rest:
+                self._jobs.appendleft(Job(job.ticket, job.function, rest))
+                self._changed.notify_all()
+            hopeless = record.casualties >= _HOPELESS and not record.proven
+        if hopeless:
+            self._stop(job, f"never gave a score and took down {record.casualties} workers; the last: {verdict.reason}")
+        elif not self._cut(job, piece):
+            self._settle(job, piece, [verdict] * len(piece))
+
+    def _settle(self, job: Job, piece: tuple[int, ...], verdicts: Sequence[Verdict]) -> None:
+        record = self._records[job.function]
+        with self._changed:
+            for index, verdict in zip(piece, verdicts, strict=True):
+                job.ticket.verdicts[job.function][index] = verdict
+            if any(verdict.status in (Status.SCORED, Status.UNSCORABLE) for verdict in verdicts):
+                record.proven = True
+                record.took(sum(verdict.seconds for verdict in verdicts) / len(verdicts))
+            job.ticket.pending -= len(piece)
+            if job.ticket.pending == 0:
+                self._changed.notify_all()
+
+    def _stop(self, job: Job, message: str) -> None:
+        """The ticket cannot be finished: what is still queued of it is dropped, and `gather` raises."""
+        with self._changed:
+            job.ticket.fatal = job.ticket.fatal or UserCodeError(
+                f"reward function {self._names[job.function]!r} {message}"
+            )
+            self._changed.notify_all()

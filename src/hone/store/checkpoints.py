@@ -1,0 +1,300 @@
+"""Checkpoints that are whole or not there.
+
+Belongs here: the protocol. Write to a temporary folder beside; fsync every file; a manifest with the sha256 and size
+of each; fsync the folders; rename to `step_00000123`; fsync the parent; only then prune, by renaming to a trash name
+first. So at whatever instruction the process dies, a reader finds version v or version v+1, never a mix.
+
+A checkpoint holds `state/` (codec), `policy/` (what the caller's callback wrote) and `manifest.json`.
+"""
+
+import hashlib
+import re
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from hone.core.errors import DataError
+from hone.core.state import State
+from hone.store.codec import read_state, write_state
+from hone.store.durable import (
+    Json,
+    failpoint,
+    finite_or_none,
+    read_json_object,
+    remove_tree,
+    sha256,
+    sync_path,
+    to_json,
+    write_file,
+    writing,
+    writing_tensors,
+)
+
+CHECKPOINT_FORMAT = 1
+MANIFEST = "manifest.json"
+POLICY = "policy"
+STATE = "state"
+
+_STEP_NAME = re.compile(r"step_(\d{8,})")
+_TEMPORARY = ".tmp_"
+_TRASH = ".trash_"
+_REPLACED = ".replaced_"
+
+
+def step_name(step: int) -> str:
+    """`123 -> 'step_00000123'`."""
+    return f"step_{step:08d}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """One whole checkpoint, its hashes verified; `warnings` says which newer ones were passed over, and why."""
+
+    step: int
+    folder: Path
+    score: float | None
+    warnings: tuple[str, ...] = ()
+
+    @property
+    def policy_folder(self) -> Path:
+        return self.folder / POLICY
+
+    def state(self) -> State:
+        """Read the resume state. Raises DataError."""
+        return read_state(self.folder / STATE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoints:
+    """The `checkpoints/` folder of a run. One process writes (the run's lock sees to that), any number read.
+
+    After a save, the last `keep_last` checkpoints stay, and besides them the `keep_best` with the highest score.
+    """
+
+    folder: Path
+    keep_last: int = 2
+    keep_best: int = 1
+
+    def save(
+        self,
+        step: int,
+        state: State,
+        *,
+        write_policy: Callable[[Path], None] | None = None,
+        score: float | None = None,
+    ) -> Path:
+        """Save `step` and prune; returns the checkpoint's folder.
+
+        `write_policy(folder)` fills an empty `policy/` folder with files of any kind. `score` (higher is better) is
+        what `keep_best` goes by. Raises ResourceError for the disk; what was there before is then intact.
+        """
+        target = self.folder / step_name(step)
+        temporary = self.folder / f"{_TEMPORARY}{target.name}"
+        self._start(temporary)
+        try:
+            self._fill(temporary, step, state, write_policy, score)
+            failpoint("ckpt.before_rename")
+            self._put_in_place(temporary, target)
+        except BaseException:
+            shutil.rmtree(temporary, ignore_errors=True)  # what resists here, `clean` removes at the next start
+            raise
+        failpoint("ckpt.after_rename")
+        sync_path(self.folder)
+        failpoint("ckpt.before_prune")
+        self._prune(step)
+        return target
+
+    def steps(self) -> list[int]:
+        """Steps that have a folder, ascending, whole or not."""
+        if not self.folder.is_dir():
+            return []
+        matches = (_STEP_NAME.fullmatch(entry.name) for entry in self.folder.iterdir())
+        return sorted(int(match[1]) for match in matches if match)
+
+    def newest_whole(self) -> Checkpoint:
+        """The newest checkpoint whose every byte is as it was written.
+
+        Raises DataError when there is none (a run never starts from scratch by itself), and when the newest was
+        written by a newer hone.
+        """
+        warnings: list[str] = []
+        for step in reversed(self.steps()):
+            checkpoint, fault = self._examine(step)
+            if checkpoint is not None:
+                return Checkpoint(step=step, folder=checkpoint.folder, score=checkpoint.score, warnings=tuple(warnings))
+            warnings.append(f"checkpoint passed over: {fault}")
+        if warnings:
+            raise DataError(
+                f"no whole checkpoint in {self.folder}; nothing was started and nothing was changed", *warnings
+            )
+        raise DataError(f"no checkpoint in {self.folder}: leave out --resume to start this run from the beginning")
+
+    def at(self, step: int) -> Checkpoint:
+        """The checkpoint of one step, verified. Raises DataError when it is missing or damaged."""
+        known = self.steps()
+        if step not in known:
+            raise DataError(f"no checkpoint of step {step} in {self.folder}; there are: {known or 'none'}")
+        checkpoint, fault = self._examine(step)
+        if checkpoint is None:
+            raise DataError(fault)
+        return checkpoint
+
+    def clean(self) -> list[str]:
+        """Remove what a kill left behind; call it at start, under the run's lock. Returns what was done, in words."""
+        if not self.folder.is_dir():
+            return []
+        done: list[str] = []
+        for entry in sorted(self.folder.iterdir()):
+            original = self.folder / entry.name.removeprefix(_REPLACED)
+            if entry.name.startswith(_REPLACED) and not original.exists():
+                _rename(entry, original)
+                done.append(f"checkpoint {original.name} put back: a save over it did not finish")
+            elif entry.name.startswith((_TEMPORARY, _TRASH, _REPLACED)):
+                remove_tree(entry)
+                done.append(f"unfinished checkpoint folder {entry.name} removed")
+        return done
+
+    def set_aside_after(self, step: int) -> list[str]:
+        """Rename checkpoints of later steps to `aside_...`, so that a run resumed at `step` does not meet them.
+
+        They are damaged or belong to a future that was given up; nothing is deleted. Returns what was done, in words.
+        """
+        done: list[str] = []
+        for later in self.steps():
+            if later > step:
+                source = self.folder / step_name(later)
+                target = self._free_name(f"aside_{source.name}")
+                _rename(source, target)
+                done.append(f"checkpoint {source.name} is later than the resumed step {step}: kept as {target.name}")
+        return done
+
+    def _start(self, temporary: Path) -> None:
+        with writing(self.folder):
+            self.folder.mkdir(parents=True, exist_ok=True)
+        if temporary.exists():
+            remove_tree(temporary)
+        failpoint("ckpt.before_write")
+        with writing(temporary):
+            temporary.mkdir()
+
+    def _fill(
+        self,
+        folder: Path,
+        step: int,
+        state: State,
+        write_policy: Callable[[Path], None] | None,
+        score: float | None,
+    ) -> None:
+        with writing(folder):
+            (folder / STATE).mkdir()
+        write_state(folder / STATE, state)
+        failpoint("ckpt.after_state")
+        if write_policy is not None:
+            with writing_tensors(folder / POLICY):
+                (folder / POLICY).mkdir()
+                write_policy(folder / POLICY)
+            failpoint("ckpt.after_policy")
+        files = _described(folder)
+        failpoint("ckpt.before_manifest")
+        manifest: dict[str, Json] = {"format": CHECKPOINT_FORMAT, "step": step, "score": finite_or_none(score)}
+        manifest |= {"files": files}
+        write_file(folder / MANIFEST, to_json(manifest | {"sha256": _digest(manifest)}, indent=1))
+        failpoint("ckpt.after_manifest")
+        for place in (folder, *(entry for entry in folder.rglob("*") if entry.is_dir())):
+            sync_path(place)
+
+    def _put_in_place(self, temporary: Path, target: Path) -> None:
+        if target.exists():  # a folder cannot be renamed onto one: step aside, and `clean` knows how to undo it
+            replaced = self.folder / f"{_REPLACED}{target.name}"
+            if replaced.exists():
+                remove_tree(replaced)
+            _rename(target, replaced)
+            failpoint("ckpt.replacing")
+            _rename(temporary, target)
+            sync_path(self.folder)
+            remove_tree(replaced)
+        else:
+            _rename(temporary, target)
+
+    def _prune(self, saved: int) -> None:
+        earlier = [step for step in self.steps() if step <= saved]
+        keep = set(earlier[-max(self.keep_last, 1) :])
+        scores = {step: score for step in earlier if (score := self._score(step)) is not None}
+        keep |= set(sorted(scores, key=lambda step: (scores[step], step), reverse=True)[: self.keep_best])
+        for step in earlier:
+            if step not in keep:
+                trash = self._free_name(f"{_TRASH}{step_name(step)}")
+                _rename(self.folder / step_name(step), trash)
+                failpoint("ckpt.prune_renamed")
+                remove_tree(trash)
+                failpoint("ckpt.pruned")
+
+    def _score(self, step: int) -> float | None:
+        try:
+            score = read_json_object(self.folder / step_name(step) / MANIFEST).get("score")
+        except DataError:  # damaged: it has no claim to be kept, and `newest_whole` reports it when it matters
+            return None
+        return score if isinstance(score, float | int) else None
+
+    def _free_name(self, name: str) -> Path:
+        names = (name if number == 1 else f"{name}_{number}" for number in range(1, 1_000_000))
+        return next(path for path in map(self.folder.joinpath, names) if not path.exists())
+
+    def _examine(self, step: int) -> tuple[Checkpoint | None, str]:
+        folder = self.folder / step_name(step)
+        try:
+            manifest = read_json_object(folder / MANIFEST)
+        except DataError as error:
+            return None, str(error)
+        version = manifest.get("format")
+        if isinstance(version, int) and version > CHECKPOINT_FORMAT:
+            raise DataError(
+                f"{folder} has checkpoint format {version}, this hone reads up to {CHECKPOINT_FORMAT}; "
+                "upgrade hone, or choose an older checkpoint"
+            )
+        fault = _first_fault(folder, step, manifest)
+        if fault:
+            return None, fault
+        return Checkpoint(step=step, folder=folder, score=self._score(step)), ""
+
+
+def _rename(source: Path, target: Path) -> None:
+    with writing(target):
+        source.rename(target)
+
+
+def _described(folder: Path) -> dict[str, Json]:
+    """Sync every file below `folder`; path -> size and hash."""
+    files: dict[str, Json] = {}
+    for path in sorted(entry for entry in folder.rglob("*") if entry.is_file()):
+        sync_path(path)
+        name = path.relative_to(folder).as_posix()
+        files[name] = {"bytes": path.stat().st_size, "sha256": sha256(path)}
+    return files
+
+
+def _digest(manifest: dict[str, Json]) -> str:
+    return hashlib.sha256(to_json(manifest)).hexdigest()
+
+
+def _first_fault(folder: Path, step: int, manifest: dict[str, Json]) -> str | None:
+    """What is wrong with a checkpoint, naming file, hash and what was expected; None for a whole one."""
+    claimed = manifest.get("sha256")
+    actual = _digest({key: value for key, value in manifest.items() if key != "sha256"})
+    if claimed != actual:
+        return f"{folder / MANIFEST} has sha256 {actual}, its own record says {claimed}"
+    if manifest.get("step") != step:
+        return f"{folder / MANIFEST} is of step {manifest.get('step')}"
+    files = manifest.get("files")
+    for name, expected in (files if isinstance(files, dict) else {}).items():
+        path = folder / name
+        if not path.is_file():
+            return f"{path} is missing"
+        if not isinstance(expected, dict):
+            return f"{folder / MANIFEST} does not describe {name}"
+        if path.stat().st_size != expected.get("bytes"):
+            return f"{path} has {path.stat().st_size} bytes, {expected.get('bytes')} were written"
+        if (found := sha256(path)) != expected.get("sha256"):
+            return f"{path} has sha256 {found}, {expected.get('sha256')} was written"
+    return None

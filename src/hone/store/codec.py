@@ -1,0 +1,135 @@
+"""A state tree on disk: arrays in `state.safetensors`, everything else in `state.json`, no pickle.
+
+Belongs here: the two-way translation between `hone.core.state.State` and a folder. Arrays are named by JSON pointer
+(RFC 6901), so that no two places of the tree can collide; a key that starts with `$` is escaped by another `$`,
+because `{"$array": name}` and `{"$float": "nan"}` stand for what JSON cannot say.
+"""
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TypeAlias, TypeGuard, cast
+
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file  # pyright: ignore[reportUnknownVariableType] - PathLike of anything
+
+from hone.core.errors import DataError
+from hone.core.state import State, StateLeaf
+from hone.store.durable import Json, failpoint, read_json_object, sync_path, to_json, write_file, writing_tensors
+
+STATE_FORMAT = 1
+ARRAYS = "state.safetensors"
+TREE = "state.json"
+
+Arrays: TypeAlias = dict[str, NDArray[np.generic]]
+_KINDS = "biuf"  # bool, signed, unsigned, float
+_FLOATS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
+
+
+def write_state(folder: Path, state: State) -> None:
+    """Write `state` into an existing folder, synced. The arrays may have any layout; they are stored in C order.
+
+    Raises TypeError naming every leaf that is not of the kinds of `StateLeaf`, and ResourceError for the disk.
+    """
+    arrays: Arrays = {}
+    faults: list[str] = []
+    tree = _encode(state, "", arrays, faults)
+    if faults:
+        raise TypeError("a state holds arrays and JSON scalars only: " + "; ".join(faults))
+    path = folder / ARRAYS
+    size = sum(array.nbytes for array in arrays.values())
+    with writing_tensors(path, size):
+        save_file(arrays, path)
+    sync_path(path)
+    failpoint("codec.after_arrays")
+    write_file(folder / TREE, to_json({"format": STATE_FORMAT, "tree": tree}))
+
+
+def read_state(folder: Path) -> State:
+    """The state that `write_state` put into `folder`: same keys in the same order, same dtypes, shapes and bits.
+
+    Raises DataError for a missing or damaged file, and for a format newer than this version knows.
+    """
+    document = read_json_object(folder / TREE)
+    version = document.get("format")
+    if version != STATE_FORMAT:
+        raise DataError(f"{folder / TREE} has format {version}, this hone reads format {STATE_FORMAT}; upgrade hone")
+    path = folder / ARRAYS
+    try:
+        arrays = cast("Arrays", load_file(path))
+    except (OSError, SafetensorError) as error:
+        raise DataError(f"cannot read {path}: {error}") from error
+    tree = document.get("tree")
+    if not isinstance(tree, dict):
+        raise DataError(f"{folder / TREE} has no tree")
+    return _decode_tree(tree, arrays, folder)
+
+
+def _encode(tree: State, at: str, arrays: Arrays, faults: list[str]) -> dict[str, Json]:
+    encoded: dict[str, Json] = {}
+    for key, value in tree.items():
+        here = f"{at}/{key.replace('~', '~0').replace('/', '~1')}"
+        name = f"${key}" if key.startswith("$") else key
+        if isinstance(value, dict):
+            encoded[name] = _encode(value, here, arrays, faults)
+        elif isinstance(value, np.ndarray):
+            encoded[name] = {"$array": here}
+            _take_array(value, here, arrays, faults)
+        else:
+            encoded[name] = _encode_scalar(value, here, faults)
+    return encoded
+
+
+def _take_array(value: NDArray[np.generic], here: str, arrays: Arrays, faults: list[str]) -> None:
+    if value.dtype.kind not in _KINDS or value.dtype.itemsize > 8:
+        faults.append(f"{here} is an array of {value.dtype}")
+        return
+    # safetensors writes the buffer as it lies: a strided view would be stored wrongly. (ascontiguousarray would
+    # turn a 0-d array into a 1-d one.)
+    arrays[here] = np.asarray(value, order="C")
+
+
+def _encode_scalar(value: object, here: str, faults: list[str]) -> Json:
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    if isinstance(value, float):
+        return _encode_float(value)
+    if _is_list(value) and all(type(item) in (int, float, str) for item in value):
+        return [_encode_scalar(item, here, faults) for item in value]
+    faults.append(f"{here} is {type(value).__name__} {str(value)[:60]}")
+    return None
+
+
+def _is_list(value: object) -> TypeGuard[list[object]]:
+    return isinstance(value, list)
+
+
+def _encode_float(value: float) -> Json:
+    value = float(value)
+    return value if math.isfinite(value) else {"$float": repr(value)}
+
+
+def _decode_tree(tree: Mapping[str, Json], arrays: Arrays, folder: Path) -> State:
+    decoded: State = {}
+    for name, value in tree.items():
+        key = name[1:] if name.startswith("$") else name
+        decoded[key] = _decode(value, arrays, folder)
+    return decoded
+
+
+def _decode(value: Json, arrays: Arrays, folder: Path) -> "StateLeaf | State":
+    match value:
+        case {"$array": str(name)}:
+            if name not in arrays:
+                raise DataError(f"{folder / ARRAYS} lacks the array {name} that {TREE} names")
+            return arrays[name]
+        case {"$float": str(text)} if text in _FLOATS:
+            return _FLOATS[text]
+        case dict():
+            return _decode_tree(value, arrays, folder)
+        case list():
+            return cast("StateLeaf", [_decode(item, arrays, folder) for item in value])
+        case _:
+            return value

@@ -1,0 +1,199 @@
+"""Bytes that are on the disk when a call returns, and the named places at which a test can end the process.
+
+Belongs here: writing, flushing, renaming and hashing of files; what the operating system refuses becomes a
+ResourceError that names the path and the bytes. What the bytes mean belongs to the other modules.
+"""
+
+import errno
+import hashlib
+import json
+import math
+import os
+import shutil
+import signal
+import time
+from collections.abc import Generator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NoReturn, TypeAlias, cast
+
+from safetensors import SafetensorError
+
+from hone.core.errors import DataError, ResourceError
+
+Json: TypeAlias = "None | bool | int | float | str | list[Json] | dict[str, Json]"
+
+FAILPOINT_VARIABLE = "HONE_FAILPOINT"
+_FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
+
+
+def failpoint(name: str) -> None:
+    """End, stop or fail here when the environment says so: `HONE_FAILPOINT=ckpt.before_rename:exit`.
+
+    Actions: `exit` (at once, code 86, nothing flushed), `kill` (SIGKILL to itself), `raise` (OSError, as a broken
+    disk would), `sleep` (an hour, so that a test can look). Several are separated by commas. Costs nothing when unset.
+    """
+    wanted = os.environ.get(FAILPOINT_VARIABLE)
+    if not wanted:
+        return
+    for entry in wanted.split(","):
+        place, _, action = entry.partition(":")
+        if place == name:
+            _fail(name, action)
+
+
+def _fail(name: str, action: str) -> None:
+    match action:
+        case "exit":
+            os._exit(86)
+        case "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "raise":
+            raise OSError(errno.EIO, f"failpoint {name}")
+        case "sleep":
+            time.sleep(3600)
+        case _:
+            raise ValueError(
+                f"{FAILPOINT_VARIABLE}: unknown action {action!r} at {name}; known: exit, kill, raise, sleep"
+            )
+
+
+def human_bytes(count: int) -> str:
+    """`1536 -> '1.5 KiB'`."""
+    size = float(count)
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if size < 1024:
+            return f"{size:.0f} B" if unit == "B" else f"{size:.1f} {unit}"
+        size /= 1024
+    return f"{size:.1f} TiB"
+
+
+def refuse(path: Path, error: OSError, size_bytes: int | None = None) -> NoReturn:
+    """Raise the ResourceError for what the operating system refused at `path`, or at the file that it names."""
+    path = Path(error.filename) if isinstance(error.filename, str) else path
+    size = "" if size_bytes is None else f" ({human_bytes(size_bytes)} to write)"
+    if error.errno in _FULL:
+        raise ResourceError(
+            f"no space left for {path}{size}: {error.strerror}; free some space or choose another folder"
+        ) from error
+    raise ResourceError(f"cannot write {path}{size}: {error.strerror or error}") from error
+
+
+@contextmanager
+def writing(path: Path, size_bytes: int | None = None) -> Generator[None]:
+    """Turns an OSError of the block into a ResourceError that names `path` and the bytes."""
+    try:
+        yield
+    except OSError as error:
+        refuse(path, error, size_bytes)
+
+
+@contextmanager
+def writing_tensors(path: Path, size_bytes: int | None = None) -> Generator[None]:
+    """`writing` for a block that calls safetensors, which has an error type of its own. Raises ResourceError."""
+    try:
+        with writing(path, size_bytes):
+            yield
+    except SafetensorError as error:
+        size = "" if size_bytes is None else f" ({human_bytes(size_bytes)} to write)"
+        raise ResourceError(f"cannot write {path}{size}: {error}; free some space or choose another folder") from error
+
+
+def write_all(descriptor: int, data: bytes) -> None:
+    """Write every byte; the one place through which this package's own bytes reach a file."""
+    view = memoryview(data)
+    while view:
+        view = view[os.write(descriptor, view) :]
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write and fsync a file. Raises ResourceError."""
+    with writing(path, len(data)):
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o644)
+        try:
+            write_all(descriptor, data)
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def sync_path(path: Path) -> None:
+    """fsync a file that somebody else wrote, or a folder (so that the names in it last). Raises ResourceError."""
+    with writing(path):
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def replace_file(path: Path, data: bytes) -> None:
+    """Put `data` at `path` so that a reader, or a restart, sees the old file or the new one. Raises ResourceError."""
+    temporary = path.with_name(f".{path.name}.tmp")
+    write_file(temporary, data)
+    with writing(path, len(data)):
+        temporary.replace(path)
+    sync_path(path.parent)
+
+
+def remove_tree(path: Path) -> None:
+    """Remove a folder and what is in it. Raises ResourceError."""
+    with writing(path):
+        shutil.rmtree(path)
+
+
+def sha256(path: Path) -> str:
+    """Hex digest of a file."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def require_space(folder: Path, need_bytes: int) -> None:
+    """Raises ResourceError, naming both figures, when the disk of `folder` has less than `need_bytes` free."""
+    existing = next(place for place in (folder, *folder.absolute().parents) if place.exists())
+    with writing(folder):
+        free = shutil.disk_usage(existing).free
+    if free < need_bytes:
+        raise ResourceError(
+            f"not enough space for {folder}: {human_bytes(need_bytes)} needed, {human_bytes(free)} free; "
+            "free some space, choose another folder, or keep fewer checkpoints"
+        )
+
+
+def to_json(value: Json, *, indent: int | None = None) -> bytes:
+    """Strict JSON (no NaN), ending in a newline; floats by repr, so that reading gives the same bits back."""
+    return (json.dumps(value, indent=indent, allow_nan=False) + "\n").encode()
+
+
+def from_json(data: bytes, where: str) -> Json:
+    """Parse strict JSON. Raises DataError naming `where` (a file, or file and line)."""
+    try:
+        return cast("Json", json.loads(data, parse_constant=_no_constant))
+    except (ValueError, RecursionError) as error:
+        raise DataError(f"{where} is not JSON: {error}") from error
+
+
+def _no_constant(text: str) -> NoReturn:
+    raise ValueError(f"{text} is not JSON")
+
+
+def read_json(path: Path) -> Json:
+    """Read a JSON file. Raises DataError when it is missing, unreadable or not JSON."""
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise DataError(f"cannot read {path}: {error.strerror or error}") from error
+    return from_json(data, str(path))
+
+
+def read_json_object(path: Path) -> dict[str, Json]:
+    """Read a JSON file that holds an object. Raises DataError."""
+    value = read_json(path)
+    if not isinstance(value, dict):
+        raise DataError(f"{path} should hold a JSON object, holds {type(value).__name__}")
+    return value
+
+
+def finite_or_none(value: float | None) -> float | None:
+    """JSON has no NaN: what is not finite is a missing value."""
+    return value if value is not None and math.isfinite(value) else None

@@ -1,0 +1,255 @@
+"""`runs/<name>/`: one run on disk.
+
+Belongs here: making, finding, locking and naming what a run keeps (`config.json`, `manifest.json`, `metrics.jsonl`,
+`samples/`, `checkpoints/`, `lock`, `log.txt`, `report.html`), and refusing whatever would overwrite another run.
+"""
+
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+from hone.core.clock import Clock
+from hone.core.errors import ConfigError, DataError, ResourceError
+from hone.store.checkpoints import Checkpoints, step_name
+from hone.store.durable import refuse, replace_file, require_space, to_json, writing
+from hone.store.lock import RunLock
+from hone.store.manifest import (
+    RUN_FORMAT,
+    Facts,
+    Manifest,
+    Setting,
+    config_diff,
+    config_hash,
+    read_config,
+    read_manifest,
+    settings_json,
+)
+
+NAME_PATTERN = r"[A-Za-z0-9._-]{1,128}"
+CONFIG = "config.json"
+MANIFEST = "manifest.json"
+LOCK = "lock"
+
+
+def check_name(name: str) -> None:
+    """Raises ConfigError unless `name` can be a run's folder and nothing else."""
+    if not re.fullmatch(NAME_PATTERN, name) or name.startswith("."):
+        raise ConfigError(
+            f"run name {name[:80]!r} ({len(name)} characters) must match {NAME_PATTERN} and not begin with a dot"
+        )
+
+
+@dataclass(slots=True, kw_only=True)
+class RunFolder:
+    """A run's folder. Made by `create_run` or `resume_run` (locked, until `close`), or by `open_run` for reading."""
+
+    path: Path
+    clock: Clock
+    _lock: RunLock | None = field(default=None)
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+    @property
+    def config_path(self) -> Path:
+        return self.path / CONFIG
+
+    @property
+    def manifest_path(self) -> Path:
+        return self.path / MANIFEST
+
+    @property
+    def metrics_path(self) -> Path:
+        return self.path / "metrics.jsonl"
+
+    @property
+    def samples_folder(self) -> Path:
+        return self.path / "samples"
+
+    @property
+    def checkpoints_folder(self) -> Path:
+        return self.path / "checkpoints"
+
+    @property
+    def report_path(self) -> Path:
+        return self.path / "report.html"
+
+    @property
+    def log_path(self) -> Path:
+        return self.path / "log.txt"
+
+    def samples_path(self, step: int) -> Path:
+        return self.samples_folder / f"{step_name(step)}.parquet"
+
+    def checkpoints(self, *, keep_last: int = 2, keep_best: int = 1) -> Checkpoints:
+        return Checkpoints(folder=self.checkpoints_folder, keep_last=keep_last, keep_best=keep_best)
+
+    def config(self) -> dict[str, Setting]:
+        """The resolved config with the origin of each value. Raises DataError."""
+        return read_config(self.config_path)
+
+    def manifest(self) -> Manifest:
+        """Raises DataError."""
+        return read_manifest(self.manifest_path)
+
+    def log(self, message: str, *, level: str = "INFO") -> None:
+        """Append a line `2026-01-31T12:00:00Z LEVEL message` to `log.txt`. Raises ResourceError."""
+        line = f"{_iso(self.clock)} {level} {message}\n"
+        with writing(self.log_path), self.log_path.open("a", encoding="utf-8", errors="replace") as file:
+            file.write(line)
+
+    def close(self) -> None:
+        """Give the lock back."""
+        if self._lock is not None:
+            self._lock.release()
+            self._lock = None
+
+    def __enter__(self) -> "RunFolder":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def create_run(
+    root: Path, name: str, *, config: Mapping[str, Setting], facts: Facts, clock: Clock, need_bytes: int = 0
+) -> RunFolder:
+    """Make `root/name` for a new run and lock it.
+
+    Raises ConfigError when the name is not allowed or the run exists (with the difference of the configs), and
+    ResourceError for a root that cannot be used, too little space (`need_bytes`), or a run in use. Nothing that was
+    there is changed.
+    """
+    check_name(name)
+    path = root / name
+    _check_place(root, path)
+    require_space(root, need_bytes)
+    _refuse_foreign(path)
+    with writing(path):
+        path.mkdir(parents=True, exist_ok=True)
+    lock = RunLock.acquire(path / LOCK, name)
+    try:
+        _refuse_existing(path, config)
+        lock.write_holder(_iso(clock))
+        replace_file(path / CONFIG, to_json(settings_json(config), indent=1))
+        manifest = Manifest(format=RUN_FORMAT, config_hash=config_hash(config), created_at=_iso(clock), facts=facts)
+        replace_file(path / MANIFEST, to_json(manifest.to_json(), indent=1))
+    except BaseException:
+        lock.release()
+        raise
+    return RunFolder(path=path, clock=clock, _lock=lock)
+
+
+def resume_run(
+    root: Path,
+    name: str,
+    *,
+    config: Mapping[str, Setting],
+    facts: Facts,
+    clock: Clock,
+    may_change: frozenset[str] = frozenset(),
+) -> RunFolder:
+    """Lock `root/name` to go on with it.
+
+    `config` must be the run's own, but for the dotted keys in `may_change` (`steps`, say), whose new values are then
+    recorded; `dataset` in `may_change` lets the dataset's fingerprint differ. Raises ConfigError naming every
+    difference, DataError when there is no such run, ResourceError when it is in use.
+    """
+    check_name(name)
+    path = root / name
+    if not (path / MANIFEST).is_file():
+        raise DataError(f"no run {name} in {root} to resume: leave out --resume to start it")
+    _check_place(root, path)
+    manifest = read_manifest(path / MANIFEST)
+    lock = RunLock.acquire(path / LOCK, name)
+    try:
+        old = read_config(path / CONFIG)
+        _refuse_changes(name, old, config, manifest, facts, may_change)
+        lock.write_holder(_iso(clock))
+        if config_hash(old) != config_hash(config):
+            replace_file(path / CONFIG, to_json(settings_json(config), indent=1))
+    except BaseException:
+        lock.release()
+        raise
+    return RunFolder(path=path, clock=clock, _lock=lock)
+
+
+def open_run(path: Path, *, clock: Clock) -> RunFolder:
+    """A run for reading; needs no lock. Raises DataError when `path` holds no run or one of a newer format."""
+    if not (path / MANIFEST).is_file():
+        raise DataError(f"{path} holds no run: no {MANIFEST} there")
+    read_manifest(path / MANIFEST)
+    return RunFolder(path=path, clock=clock)
+
+
+def list_runs(root: Path) -> list[Path]:
+    """The run folders directly under `root`, sorted by name."""
+    return sorted(path.parent for path in root.glob(f"*/{MANIFEST}"))
+
+
+def _iso(clock: Clock) -> str:
+    return datetime.fromtimestamp(clock.now_s(), UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def _check_place(root: Path, path: Path) -> None:
+    """Raises ResourceError unless the run's folder can be made, or written to, where it is asked for."""
+    for place in (root, path):
+        if place.is_symlink():
+            raise ResourceError(f"{place} is a symbolic link to {place.readlink()}; name the folder itself")
+    existing = next(place for place in (path, *path.absolute().parents) if place.exists())
+    if not existing.is_dir():
+        raise ResourceError(f"{existing} is not a folder, so no run can be kept at {path}")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise ResourceError(f"{existing} is not writable by this user, so no run can be kept at {path}")
+
+
+def _refuse_foreign(path: Path) -> None:
+    """Raises ConfigError when `path` holds something that is not a run: it is somebody's, and stays as it is."""
+    if not path.is_dir() or (path / MANIFEST).exists():
+        return
+    ours = {LOCK, CONFIG, f".{CONFIG}.tmp", f".{MANIFEST}.tmp"}  # all that a kill during `create_run` can leave
+    try:
+        others = sorted(entry.name for entry in path.iterdir() if entry.name not in ours)
+    except OSError as error:
+        refuse(path, error)
+    if others:
+        raise ConfigError(f"{path} exists, is not a run, and holds {', '.join(others[:5])}; give another --name")
+
+
+def _refuse_existing(path: Path, config: Mapping[str, Setting]) -> None:
+    if not (path / MANIFEST).exists():
+        return
+    differences = config_diff(read_config(path / CONFIG), config)
+    if differences:
+        raise ConfigError(
+            f"run {path.name} exists in {path.parent} with another config; give a new --name, or --resume with the "
+            "config that it has. Nothing was changed. The differences:",
+            *(f"  {line}" for line in differences),
+        )
+    raise ConfigError(
+        f"run {path.name} exists in {path.parent} with this very config; --resume continues it, "
+        "a new --name starts another. Nothing was changed."
+    )
+
+
+def _refuse_changes(
+    name: str,
+    old: Mapping[str, Setting],
+    new: Mapping[str, Setting],
+    manifest: Manifest,
+    facts: Facts,
+    may_change: frozenset[str],
+) -> None:
+    differences = [line for line in config_diff(old, new) if line.split(":", 1)[0] not in may_change]
+    before, now = manifest.facts.dataset_fingerprint, facts.dataset_fingerprint
+    if before != now and "dataset" not in may_change:
+        differences.append(f"dataset: {before} -> {now}")
+    if differences:
+        raise ConfigError(
+            f"run {name} cannot be resumed with other settings than it has; undo these, or give a new --name:",
+            *(f"  {line}" for line in differences),
+        )

@@ -1,0 +1,121 @@
+"""What a run says about itself: its resolved config with the origin of each value, and its manifest.
+
+Belongs here: the contents of `config.json` and `manifest.json`, and the comparison of two configs.
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from hone.core.errors import DataError
+from hone.store.durable import Json, read_json_object, to_json
+
+RUN_FORMAT = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Setting:
+    """One resolved value and where it came from: `default`, `run.toml:7` or `command line`."""
+
+    value: Json
+    origin: str = "default"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Facts:
+    """What the caller knows about a run besides its config: recorded, shown in the report, compared at a resume."""
+
+    hone_version: str
+    dataset_fingerprint: str | None = None
+    recipe: str = ""
+    machine: str = ""
+    versions: Mapping[str, str] = field(default_factory=dict[str, str])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """`manifest.json`: the mark that a folder is a run, and of which format."""
+
+    format: int
+    config_hash: str
+    created_at: str
+    facts: Facts
+
+    def to_json(self) -> dict[str, Json]:
+        return {
+            "format": self.format,
+            "hone_version": self.facts.hone_version,
+            "config_hash": self.config_hash,
+            "dataset_fingerprint": self.facts.dataset_fingerprint,
+            "recipe": self.facts.recipe,
+            "machine": self.facts.machine,
+            "versions": dict(self.facts.versions),
+            "created_at": self.created_at,
+        }
+
+
+def settings_json(config: Mapping[str, Setting]) -> dict[str, Json]:
+    """The contents of `config.json`: dotted key -> value and origin."""
+    return {key: {"value": setting.value, "origin": setting.origin} for key, setting in config.items()}
+
+
+def config_hash(config: Mapping[str, Setting]) -> str:
+    """sha256 of keys and values; neither their order nor their origins count."""
+    values = {key: config[key].value for key in sorted(config)}
+    return hashlib.sha256(to_json(values)).hexdigest()
+
+
+def config_diff(old: Mapping[str, Setting], new: Mapping[str, Setting]) -> list[str]:
+    """`key: old -> new` for every key whose value differs, sorted; `(absent)` where one side lacks it."""
+    lines: list[str] = []
+    for key in sorted({*old, *new}):
+        before = _shown(old, key)
+        after = _shown(new, key)
+        if before != after:
+            lines.append(f"{key}: {before} -> {after}")
+    return lines
+
+
+def _shown(config: Mapping[str, Setting], key: str) -> str:
+    return json.dumps(config[key].value) if key in config else "(absent)"
+
+
+def read_config(path: Path) -> dict[str, Setting]:
+    """Raises DataError naming the file and the key."""
+    settings: dict[str, Setting] = {}
+    for key, entry in read_json_object(path).items():
+        match entry:
+            case {"value": value, "origin": str(origin)}:
+                settings[key] = Setting(value=value, origin=origin)
+            case _:
+                raise DataError(f"{path}: {key} should hold a value and its origin")
+    return settings
+
+
+def read_manifest(path: Path) -> Manifest:
+    """Raises DataError for a file that is missing or damaged, and for a format newer than this version knows."""
+    document = read_json_object(path)
+    version = document.get("format")
+    if isinstance(version, int) and version > RUN_FORMAT:
+        raise DataError(f"{path} has run format {version}, this hone reads up to {RUN_FORMAT}; upgrade hone")
+    match document:
+        case {
+            "format": int(version),
+            "hone_version": str(hone_version),
+            "config_hash": str(digest),
+            "dataset_fingerprint": str() | None as fingerprint,
+            "created_at": str(created_at),
+            "versions": dict(versions),
+        }:
+            facts = Facts(
+                hone_version=hone_version,
+                dataset_fingerprint=fingerprint,
+                recipe=str(document.get("recipe", "")),
+                machine=str(document.get("machine", "")),
+                versions={name: str(value) for name, value in versions.items()},
+            )
+            return Manifest(format=version, config_hash=digest, created_at=created_at, facts=facts)
+        case _:
+            raise DataError(f"{path} is not the manifest of a run")

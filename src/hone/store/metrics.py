@@ -1,0 +1,191 @@
+"""`metrics.jsonl`: one line a step, appended and flushed; healed, cut, read back and compared.
+
+Belongs here: the format of the metrics file. A line is strict JSON: `step`, the metrics in the order given, and, when
+a value was NaN or infinite, null in its place and its name in `non_finite`. What depends on the clock lives under
+keys that start with `time/`, so that two runs can be compared byte for byte without them.
+"""
+
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NamedTuple, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hone.core.errors import DataError
+from hone.store.durable import Json, from_json, refuse, sync_path, write_all, writing
+
+CLOCK_PREFIX = "time/"
+STEP = "step"
+NON_FINITE = "non_finite"
+
+
+@dataclass(slots=True, kw_only=True)
+class MetricsWriter:
+    """Appends one line a step. Made by `open_metrics`; the line has left the process when `append` returns."""
+
+    path: Path
+    descriptor: int
+    last_step: int
+    _closed: bool = field(default=False, init=False)
+
+    def append(self, step: int, metrics: Mapping[str, float]) -> None:
+        """Write the line of `step`. Raises ValueError for a step that does not grow or a reserved name.
+
+        Raises ResourceError when the disk refuses; the file then ends with the last whole line.
+        """
+        if step <= self.last_step:
+            raise ValueError(f"metrics of step {step} after those of step {self.last_step}")
+        data = metrics_line(step, metrics).encode()
+        whole_bytes = os.fstat(self.descriptor).st_size
+        try:
+            write_all(self.descriptor, data)
+        except OSError as error:
+            os.ftruncate(self.descriptor, whole_bytes)
+            refuse(self.path, error, len(data))
+        self.last_step = step
+
+    def sync(self) -> None:
+        """fsync: call it before a checkpoint, so that no checkpoint is ahead of its metrics."""
+        with writing(self.path):
+            os.fsync(self.descriptor)
+
+    def close(self) -> None:
+        if not self._closed:
+            self._closed = True
+            self.sync()
+            os.close(self.descriptor)
+
+
+class Opened(NamedTuple):
+    """A writer, and what had to be repaired (one sentence each, for the log)."""
+
+    writer: MetricsWriter
+    repairs: list[str]
+
+
+def open_metrics(path: Path, *, after_step: int = 0) -> Opened:
+    """Open for appending after `after_step`: a torn last line is healed, lines of later steps are cut.
+
+    Raises DataError for a line in the middle that cannot be read, ResourceError for the disk.
+    """
+    repairs: list[str] = []
+    if path.exists():
+        torn = heal(path)
+        removed = cut_after(path, after_step)
+        repairs += [torn] if torn else []
+        repairs += [f"{path.name}: {removed} lines after step {after_step} cut"] if removed else []
+    with writing(path):
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    return Opened(MetricsWriter(path=path, descriptor=descriptor, last_step=after_step), repairs)
+
+
+def metrics_line(step: int, metrics: Mapping[str, float]) -> str:
+    """One line of the file, with its newline. Floats by repr: the same bits give the same bytes."""
+    line: dict[str, Json] = {STEP: step}
+    non_finite: list[Json] = []
+    for name, value in metrics.items():
+        if name in (STEP, NON_FINITE):
+            raise ValueError(f"a metric cannot be called {name}: the name is taken by the file's format")
+        number = value if isinstance(value, int) else float(value)
+        finite = math.isfinite(number)
+        line[name] = number if finite else None
+        if not finite:
+            non_finite.append(name)
+    if non_finite:
+        line[NON_FINITE] = non_finite
+    return json.dumps(line, allow_nan=False) + "\n"
+
+
+def heal(path: Path) -> str | None:
+    """Cut a last line that a kill left half written; returns what was cut, in words, or None."""
+    data = path.read_bytes()
+    whole = data.rfind(b"\n") + 1
+    if whole == len(data):
+        return None
+    torn = data[whole:]
+    _truncate(path, whole)
+    return f"{path.name}: torn last line cut ({len(torn)} bytes: {torn[:40].decode('utf-8', 'replace')!r})"
+
+
+def cut_after(path: Path, step: int) -> int:
+    """Cut the lines of steps after `step`; returns how many. Raises DataError for a line that cannot be read."""
+    data = path.read_bytes()
+    keep = kept_lines = 0
+    lines = data.splitlines(keepends=True)
+    for number, line in enumerate(lines, start=1):
+        if _step_of(_parse(line, path, number), path, number) > step:
+            break
+        keep += len(line)
+        kept_lines = number
+    if keep < len(data):
+        _truncate(path, keep)
+    return len(lines) - kept_lines
+
+
+def _truncate(path: Path, size_bytes: int) -> None:
+    with writing(path):
+        os.truncate(path, size_bytes)
+    sync_path(path)
+
+
+class Columns(NamedTuple):
+    """Metrics as columns: `steps` `[N]`, and each metric `[N]` with NaN where a line lacks it or it was not finite."""
+
+    steps: NDArray[np.int64]
+    values: dict[str, NDArray[np.float64]]
+
+
+def read_metrics(path: Path) -> Columns:
+    """Read the file into columns, in order of first appearance; a torn last line (a run still writing) is left out.
+
+    Raises DataError naming file and line for a line in the middle that is not JSON or has no step.
+    """
+    data = path.read_bytes() if path.exists() else b""
+    lines = data[: data.rfind(b"\n") + 1].splitlines()
+    steps = np.zeros(len(lines), dtype=np.int64)
+    values: dict[str, NDArray[np.float64]] = {}
+    for row, raw in enumerate(lines):
+        line = _parse(raw, path, row + 1)
+        steps[row] = _step_of(line, path, row + 1)
+        for name, value in line.items():
+            if name in (STEP, NON_FINITE):
+                continue
+            if name not in values:
+                values[name] = np.full(len(lines), np.nan)
+            if isinstance(value, int | float):
+                values[name][row] = value
+    return Columns(steps, values)
+
+
+def comparable(lines: Iterable[str]) -> list[str]:
+    """The lines without what depends on the clock: equal for two runs that are the same run."""
+    return [_without_clock(line) for line in lines]
+
+
+def _without_clock(line: str) -> str:
+    parsed = cast("dict[str, Json]", json.loads(line))
+    kept = {name: value for name, value in parsed.items() if not name.startswith(CLOCK_PREFIX)}
+    non_finite = kept.pop(NON_FINITE, None)
+    if isinstance(non_finite, list):
+        names = [name for name in non_finite if not str(name).startswith(CLOCK_PREFIX)]
+        kept |= {NON_FINITE: names} if names else {}
+    return json.dumps(kept, allow_nan=False) + "\n"
+
+
+def _parse(line: bytes, path: Path, number: int) -> dict[str, Json]:
+    parsed = from_json(line, f"{path}:{number}")
+    if not isinstance(parsed, dict):
+        raise DataError(f"{path}:{number} should be a JSON object, is {type(parsed).__name__}")
+    return parsed
+
+
+def _step_of(line: dict[str, Json], path: Path, number: int) -> int:
+    step = line.get(STEP)
+    if not isinstance(step, int):
+        raise DataError(f"{path}:{number} has no whole step: {step!r}")
+    return step

@@ -1,0 +1,39 @@
+"""What every run's config has, whatever the algorithm."""
+
+from pydantic import Field
+
+from hone.core.config import Config
+
+
+class RunSettings(Config):
+    """How a run is carried out: where, how often it is saved, how much of it is kept."""
+
+    device: str = "cpu"
+    """`cpu`, `cuda` or `cuda:N`."""
+    threads: int = Field(default=2, ge=1)
+    """Threads of the tensor library; a CPU run is bitwise reproducible for a fixed number of them."""
+    log_every: int = Field(default=1, ge=1)
+    """Steps per line of metrics.jsonl (figures are means over them)."""
+    samples_every: int = Field(default=10, ge=0)
+    """Steps between tables of sampled episodes; 0 writes none."""
+    checkpoint_every: int = Field(default=50, ge=0)
+    """Steps between checkpoints; the last step and an interruption are always saved."""
+    keep_last: int = Field(default=2, ge=1)
+    """Newest checkpoints kept."""
+    keep_best: int = Field(default=0, ge=0)
+    """Best checkpoints kept as well, by the evaluation score, else the training score."""
+
+
+class RunConfig(Config):
+    """The keys that every recipe's config starts with."""
+
+    recipe: str
+    """Name of the algorithm: a file of `train/recipes/`."""
+    name: str = Field(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}$")
+    """Name of the run's folder under `runs/`."""
+    seed: int = Field(default=0, ge=0)
+    """All chance of the run comes from it."""
+    steps: int = Field(ge=1)
+    """Turns of the loop: collect, judge, learn, publish."""
+    run: RunSettings = RunSettings()
+    """How the run is carried out."""

@@ -1,0 +1,220 @@
+"""The gradient learner: epochs of minibatches, micro-batches under a token budget, one optimizer step each.
+
+Belongs here: how a gradient is taken. Does not: any branch about which algorithm runs. An algorithm is the `layout`
+that lays episodes out in rows, and the `phases` that are stepped one after another on each minibatch (one for a policy
+gradient; critics, actor and temperature for SAC).
+"""
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Generic, Protocol, Self, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from hone.core.credit import NO_VALUES, Credits, Metrics, Values
+from hone.core.episodes import Episodes
+from hone.core.errors import DataError, DivergedError
+from hone.core.random import permutation
+from hone.core.state import State, array, integer, substate
+from hone.objectives.terms import Terms
+from hone.train.budget import within_budget
+from hone.train.flat import FlatParameters
+
+P = TypeVar("P", bound=nn.Module)
+
+
+class Batch(Protocol):
+    """Rows as a network reads them: tensors on its device."""
+
+    @property
+    def weight(self) -> Tensor:
+        """`[n]` weight of each decision in the loss."""
+        ...
+
+
+B = TypeVar("B", bound=Batch)
+B_co = TypeVar("B_co", bound=Batch, covariant=True)
+
+
+class Rows(Protocol[B_co]):
+    """A batch laid out for a network. A row is the least unit of a minibatch: a sequence, a group of them, a step."""
+
+    def __len__(self) -> int: ...
+
+    def sizes(self) -> NDArray[np.int64]:
+        """`[rows]` cost of each row in tokens (1 for a step of control)."""
+        ...
+
+    def take(self, rows: NDArray[np.int64]) -> Self: ...
+
+    def weighted(self) -> Self:
+        """The same rows as one optimizer step's batch: the weights of all decisions are fixed here, once. Rows that
+        cannot contribute to the gradient may be left out, because they were counted in the denominator before."""
+        ...
+
+    def tensors(self) -> B_co: ...
+
+
+@dataclass
+class Phase(Generic[P, B]):
+    """One optimizer step per minibatch: a loss over `parameters`, with its own Adam."""
+
+    name: str
+    objective: Callable[[P, B], Terms]
+    parameters: FlatParameters
+    optimizer: torch.optim.Optimizer
+    max_grad_norm: float | None = None
+
+
+@dataclass
+class GradientLearner(Generic[P, B]):
+    """`policy` is improved by `phases`, on rows made by `layout`."""
+
+    policy: P
+    layout: Callable[[Episodes, Credits], Rows[B]]
+    phases: Sequence[Phase[P, B]]
+    seed: int
+    learning_rate: Callable[[int], float]
+    """Update number (0-based) -> learning rate of every phase."""
+    foresee: Callable[[P, Episodes], Values] | None = None
+    """The critic, where there is one."""
+    epochs: int = 1
+    minibatches: int = 1
+    """Minibatches per epoch; each is one optimizer step."""
+    shuffle: bool = True
+    micro_batch_tokens: int = 1 << 62
+    """Rows are stepped through the network this many tokens at a time; memory, not mathematics."""
+    after_step: Callable[[P], None] | None = None
+    """Runs after the phases of each minibatch: target networks."""
+    updates: int = 0
+
+    def values(self, episodes: Episodes) -> Values:
+        return NO_VALUES if self.foresee is None else self.foresee(self.policy, episodes)
+
+    def update(self, episodes: Episodes, credits: Credits) -> Metrics:
+        everything = self.layout(episodes, credits)
+        tally = Tally()
+        for minibatch in self._minibatches(everything):
+            rows = minibatch.weighted()
+            rate = self.learning_rate(self.updates)
+            for phase in self.phases:
+                self._step(phase, rows, rate, tally)
+            if self.after_step is not None:
+                self.after_step(self.policy)
+            self.updates += 1
+        return {**credits.metrics, **tally.means(), "learner/lr": self.learning_rate(self.updates - 1)}
+
+    def _minibatches(self, everything: Rows[B]) -> Iterator[Rows[B]]:
+        count = len(everything)
+        if self.minibatches == 1 and not self.shuffle:
+            for _ in range(self.epochs):
+                yield everything
+            return
+        for _ in range(self.epochs):
+            order = (
+                permutation(self.seed, "minibatch", self.updates, count=count)
+                if self.shuffle
+                else np.arange(count, dtype=np.int64)
+            )
+            for rows in np.array_split(order, min(self.minibatches, count)):
+                yield everything.take(rows)
+
+    def _step(self, phase: Phase[P, B], rows: Rows[B], rate: float, tally: "Tally") -> None:
+        phase.parameters.zero_grad()
+        losses: list[Tensor] = []
+        for piece in within_budget(rows.sizes(), self.micro_batch_tokens):
+            batch = (rows if len(piece) == len(rows) else rows.take(piece)).tensors()
+            terms = phase.objective(self.policy, batch)
+            loss = (terms.loss * batch.weight).sum()
+            loss.backward()
+            losses.append(loss.detach())
+            tally.add(terms)
+        norm_tensor = phase.parameters.norm()
+        total, norm = torch.stack((sum(losses, torch.zeros_like(norm_tensor)), norm_tensor)).tolist()
+        if not (math.isfinite(total) and math.isfinite(norm)):
+            raise DivergedError(
+                f"{phase.name}: loss {total}, gradient norm {norm} at update {self.updates}: not a finite number. "
+                "The step was not taken: the weights are those before it. Lower learner.lr or learner.max_grad_norm, "
+                "and look at the saved batch."
+            )
+        if phase.max_grad_norm is not None and norm > phase.max_grad_norm:
+            phase.parameters.gradient.mul_(phase.max_grad_norm / (norm + 1e-6))
+        for group in phase.optimizer.param_groups:
+            group["lr"] = rate
+        phase.optimizer.step()
+        tally.note(f"{phase.name}/loss", total)
+        tally.note(f"{phase.name}/grad_norm", norm)
+
+    def state(self) -> State:
+        return {"updates": self.updates, "phases": {phase.name: _optimizer_state(phase) for phase in self.phases}}
+
+    def restore(self, state: State) -> None:
+        self.updates = integer(state, "updates")
+        for phase in self.phases:
+            _restore_optimizer(phase, substate(substate(state, "phases"), phase.name))
+
+
+@dataclass
+class Tally:
+    """Sums the metrics of a step's minibatches; O(1) per term."""
+
+    sums: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
+    counts: dict[str, int] = field(default_factory=dict[str, int])
+    notes: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
+
+    def add(self, terms: Terms) -> None:
+        for name, value in terms.metrics.items():
+            if name.endswith("_max"):
+                largest = value.max() if value.numel() else torch.zeros(())
+                self.sums[name] = torch.maximum(self.sums[name], largest) if name in self.sums else largest
+                self.counts[name] = 1
+                continue
+            self.sums[name] = self.sums[name] + value.sum() if name in self.sums else value.sum()
+            self.counts[name] = self.counts.get(name, 0) + value.numel()
+
+    def note(self, name: str, value: float) -> None:
+        self.notes.setdefault(name, []).append(value)
+
+    def means(self) -> Metrics:
+        """One figure a name: terms by decision, notes by optimizer step."""
+        noted = {name: sum(values) / len(values) for name, values in self.notes.items()}
+        return noted | {name: float(total) / max(self.counts[name], 1) for name, total in self.sums.items()}
+
+
+def adam(
+    parameters: FlatParameters,
+    *,
+    weight_decay: float = 0.0,
+    betas: tuple[float, float] = (0.9, 0.999),
+    eps: float = 1e-8,
+) -> torch.optim.Optimizer:
+    """AdamW on the flat buffer, one fused kernel a step."""
+    return torch.optim.AdamW([parameters.data], lr=0.0, betas=betas, eps=eps, weight_decay=weight_decay, fused=True)
+
+
+def _optimizer_state(phase: Phase[P, B]) -> State:
+    moments = phase.optimizer.state[phase.parameters.data]
+    if not moments:
+        return {"step": 0.0}
+    return {
+        "step": float(moments["step"]),
+        "exp_avg": moments["exp_avg"].detach().cpu().numpy(),
+        "exp_avg_sq": moments["exp_avg_sq"].detach().cpu().numpy(),
+    }
+
+
+def _restore_optimizer(phase: Phase[P, B], state: State) -> None:
+    phase.optimizer.state.clear()
+    if state["step"] == 0.0:
+        return
+    data = phase.parameters.data
+    moments = {name: torch.from_numpy(array(state, name).copy()).to(data) for name in ("exp_avg", "exp_avg_sq")}
+    for name, moment in moments.items():
+        if moment.shape != data.shape:
+            raise DataError(f"{phase.name}: saved {name} has {moment.numel()} numbers, the policy has {data.numel()}")
+    step = torch.tensor(state["step"], dtype=torch.float32, device=data.device)
+    phase.optimizer.state[data] = {"step": step, **moments}

@@ -1,0 +1,78 @@
+"""The one loop: act, judge, learn, publish, report.
+
+Belongs here: the order of the verbs. Does not: any branch about which algorithm, world or model runs. Off-policy
+learning, asynchrony and distribution decorate a source; they are not other loops.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+from hone.core.credit import Credits, Metrics, Values
+from hone.core.episodes import Episodes
+from hone.core.state import State
+
+P = TypeVar("P")
+P_contra = TypeVar("P_contra", contravariant=True)
+
+
+class Source(Protocol[P_contra]):
+    """Acts: where episodes come from (`Live`, `Logged`, `Replay(source)`)."""
+
+    def collect(self) -> Episodes: ...
+
+    def publish(self, policy: P_contra) -> None:
+        """From now on act by `policy`."""
+        ...
+
+    def metrics(self) -> Metrics:
+        """Figures of what was lived through since the last call: scores, lengths; {} for a log."""
+        ...
+
+    def state(self) -> State: ...
+
+    def restore(self, state: State) -> None: ...
+
+
+class Learner(Protocol[P]):
+    """Learns: turns credit into a better policy, by gradient or in closed form."""
+
+    policy: P
+
+    def values(self, episodes: Episodes) -> Values:
+        """What a critic expects; `NO_VALUES` without one."""
+        ...
+
+    def update(self, episodes: Episodes, credits: Credits) -> Metrics: ...
+
+    def state(self) -> State: ...
+
+    def restore(self, state: State) -> None: ...
+
+
+class Report(Protocol):
+    """Hears of every finished step; logs, checkpoints, shows. May raise to stop the run."""
+
+    def __call__(self, step: int, episodes: Episodes, credits: Credits, metrics: Metrics) -> None: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recipe(Generic[P]):
+    """An algorithm, as the parts it is made of."""
+
+    source: Source[P]
+    credit: Callable[[Episodes, Values], Credits]
+    learner: Learner[P]
+
+
+def train(recipe: Recipe[P], *, steps: int, report: Report, first: int = 1) -> P:
+    """Run steps `first..steps` and return the policy; `first > 1` continues a restored recipe."""
+    source, learner = recipe.source, recipe.learner
+    source.publish(learner.policy)  # the policy as it stands: new, or restored
+    for step in range(first, steps + 1):
+        episodes = source.collect()  # act
+        credits = recipe.credit(episodes, learner.values(episodes))  # judge
+        metrics = learner.update(episodes, credits)  # learn
+        source.publish(learner.policy)  # publish
+        report(step, episodes, credits, metrics)  # report
+    return learner.policy

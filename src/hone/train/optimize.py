@@ -1,0 +1,72 @@
+"""How the gradient learner steps, as a user writes it: learning rate and its schedule, clipping, batches."""
+
+import math
+from collections.abc import Callable
+from typing import Literal, TypeVar
+
+from pydantic import Field
+from torch import nn
+
+from hone.core.config import Config
+from hone.objectives.terms import Terms
+from hone.train.flat import FlatParameters
+from hone.train.learner import Batch, Phase, adam
+
+P = TypeVar("P", bound=nn.Module)
+B = TypeVar("B", bound=Batch)
+
+
+class LearnerConfig(Config):
+    """AdamW and the shape of an update."""
+
+    lr: float = Field(gt=0, le=10)
+    """Peak learning rate."""
+    warmup_steps: int = Field(default=0, ge=0)
+    """Optimizer steps over which the rate rises linearly from 0."""
+    decay: Literal["constant", "linear", "cosine"] = "constant"
+    """What the rate does after the warm-up, until the last optimizer step."""
+    final_lr: float = Field(default=0.0, ge=0)
+    """Where a decay ends."""
+    weight_decay: float = Field(default=0.0, ge=0)
+    """Decoupled weight decay (AdamW)."""
+    betas: list[float] = Field(default=[0.9, 0.999], min_length=2, max_length=2)
+    """Decay rates of Adam's two moments."""
+    max_grad_norm: float | None = Field(default=1.0, gt=0)
+    """Gradients longer than this are shortened to it."""
+    epochs: int = Field(default=1, ge=1)
+    """Passes over each step's episodes."""
+    minibatches: int = Field(default=1, ge=1)
+    """Optimizer steps per pass."""
+    micro_batch_tokens: int = Field(default=16384, ge=1)
+    """Tokens that go through the network at a time: memory, never the result."""
+
+    def optimizer_steps(self, steps: int) -> int:
+        return steps * self.epochs * self.minibatches
+
+
+def schedule(config: LearnerConfig, total: int) -> Callable[[int], float]:
+    """Optimizer step (0-based) of `total` -> learning rate."""
+
+    def rate(update: int) -> float:
+        if update < config.warmup_steps:
+            return config.lr * (update + 1) / config.warmup_steps
+        if config.decay == "constant":
+            return config.lr
+        done = min(1.0, (update - config.warmup_steps) / max(1, total - config.warmup_steps))
+        shape = 1.0 - done if config.decay == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
+        return config.final_lr + (config.lr - config.final_lr) * shape
+
+    return rate
+
+
+def policy_phase(policy: P, objective: Callable[[P, B], Terms], config: LearnerConfig) -> Phase[P, B]:
+    """The one phase of a policy-gradient or supervised learner: every parameter of `policy`, AdamW."""
+    parameters = FlatParameters(policy.parameters())
+    first, second = config.betas
+    return Phase(
+        name="policy",
+        objective=objective,
+        parameters=parameters,
+        optimizer=adam(parameters, weight_decay=config.weight_decay, betas=(first, second)),
+        max_grad_norm=config.max_grad_norm,
+    )

@@ -1,0 +1,119 @@
+"""Where a token policy comes from: a folder, a run, or a new network with a tokenizer made on the spot."""
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from hone.core.clock import SystemClock
+from hone.core.config import Config
+from hone.core.errors import DataError
+from hone.models.config import Family, ModelConfig
+from hone.models.folder import load_model
+from hone.models.init import new_model
+from hone.models.tokenizers import Tokenizer, byte_tokenizer, character_tokenizer, load_tokenizer
+from hone.store.folder import open_run
+from hone.train.text import TokenPolicy
+
+PRINTABLE = "\n" + "".join(chr(code) for code in range(32, 127))
+
+
+class NewModel(Config):
+    """A network to start from nothing."""
+
+    family: Family = "qwen3"
+    """Architecture; the saved folder is one of this family to every other tool."""
+    hidden_size: int = Field(default=128, ge=8)
+    """Width of the residual stream."""
+    layers: int = Field(default=4, ge=1)
+    """Number of blocks."""
+    heads: int = Field(default=4, ge=1)
+    """Query heads."""
+    kv_heads: int = Field(default=2, ge=1)
+    """Key and value heads; divides `heads`."""
+    head_dim: int = Field(default=32, ge=2)
+    """Width of a head; even."""
+    intermediate_size: int = Field(default=384, ge=8)
+    """Width of the gated MLP."""
+    max_positions: int = Field(default=512, ge=8)
+    """Longest context, in tokens."""
+    tokenizer: Literal["characters", "bytes"] = "characters"
+    """One token a character of `alphabet`, or a byte."""
+    alphabet: str = PRINTABLE
+    """Characters that have a token (default: printable ASCII and the newline)."""
+
+    @model_validator(mode="after")
+    def _shapes_fit(self) -> "NewModel":
+        if self.heads % self.kv_heads:
+            raise ValueError(f"heads ({self.heads}) must be a multiple of kv_heads ({self.kv_heads})")
+        if self.head_dim % 2:
+            raise ValueError(f"head_dim must be even for rotary positions, got {self.head_dim}")
+        return self
+
+
+class ModelSource(Config):
+    """The policy that a run starts from: exactly one of `path` and `new`."""
+
+    path: str | None = None
+    """A Hugging Face folder, a run of hone (its newest checkpoint), or one of its checkpoints."""
+    new: NewModel | None = None
+    """Start from random weights."""
+    activation_checkpointing: bool = False
+    """Compute each layer twice instead of keeping what the backward pass needs."""
+
+    @model_validator(mode="after")
+    def _one_of_two(self) -> "ModelSource":
+        if (self.path is None) == (self.new is None):
+            raise ValueError("give exactly one of model.path and model.new")
+        return self
+
+
+def open_policy(source: ModelSource, *, seed: int, device: str, temperature: float) -> TokenPolicy:
+    """Load or make the policy. Raises DataError, naming the folder and what is wrong with it."""
+    checkpointing = source.activation_checkpointing
+    if source.new is not None:
+        tokenizer = _new_tokenizer(source.new)
+        decoder = new_model(_architecture(source.new, tokenizer), seed=seed, checkpoint_activations=checkpointing)
+        return TokenPolicy(decoder.to(device), tokenizer, temperature)
+    assert source.path is not None
+    folder = policy_folder(Path(source.path))
+    tokenizer = load_tokenizer(folder)
+    decoder = load_model(folder, device=device, checkpoint_activations=checkpointing)
+    tokenizer.check_fits(decoder.config.vocab_size)
+    return TokenPolicy(decoder, tokenizer, temperature)
+
+
+def open_tokenizer(source: ModelSource) -> tuple[Tokenizer, int]:
+    """The tokenizer and the longest context of the policy, without its weights: data are checked before a model loads."""
+    if source.new is not None:
+        return _new_tokenizer(source.new), source.new.max_positions
+    assert source.path is not None
+    folder = policy_folder(Path(source.path))
+    return load_tokenizer(folder), read_config(folder).max_positions
+
+
+def policy_folder(path: Path) -> Path:
+    """The folder of weights that `path` means: itself, a checkpoint's, or that of a run's newest whole checkpoint."""
+    if (path / "policy").is_dir():
+        return path / "policy"
+    if (path / "checkpoints").is_dir():
+        return open_run(path, clock=SystemClock()).checkpoints().newest_whole().policy_folder
+    return path
+
+
+def _new_tokenizer(new: NewModel) -> Tokenizer:
+    return byte_tokenizer() if new.tokenizer == "bytes" else character_tokenizer(new.alphabet)
+
+
+def _architecture(new: NewModel, tokenizer: Tokenizer) -> ModelConfig:
+    return ModelConfig(
+        family=new.family,
+        vocab_size=-(-tokenizer.size // 32) * 32,  # a round width is faster; the padding is never drawn
+        hidden_size=new.hidden_size,
+        intermediate_size=new.intermediate_size,
+        layers=new.layers,
+        heads=new.heads,
+        kv_heads=new.kv_heads,
+        head_dim=new.head_dim,
+        max_positions=new.max_positions,
+    )

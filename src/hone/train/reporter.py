@@ -1,0 +1,134 @@
+"""Hears of every step: writes metrics and samples, judges, saves checkpoints, shows progress, and stops when asked."""
+
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from hone.core.clock import Clock
+from hone.core.credit import Credits, Metrics
+from hone.core.episodes import Episodes
+from hone.core.errors import DataError, InterruptedRun
+from hone.core.state import State, substate
+from hone.store.checkpoints import Checkpoints
+from hone.store.folder import RunFolder
+from hone.store.metrics import MetricsWriter
+from hone.store.samples import write_samples
+from hone.train.config import RunSettings
+from hone.train.job import Job
+from hone.train.signals import StopRequest
+from hone.train.timing import Stopwatch
+
+
+class Progress(Protocol):
+    """What a face shows while a run is under way."""
+
+    def start(self, total: int, title: str) -> None: ...
+
+    def update(self, step: int, metrics: Metrics) -> None: ...
+
+    def note(self, text: str) -> None: ...
+
+    def close(self) -> None: ...
+
+
+@dataclass
+class Window:
+    """Means of metrics over the steps since the last line; saved with a checkpoint, so that a resume changes nothing."""
+
+    sums: dict[str, float] = field(default_factory=dict[str, float])
+    counts: dict[str, int] = field(default_factory=dict[str, int])
+
+    def add(self, metrics: Metrics) -> None:
+        for name, value in metrics.items():
+            self.sums[name] = self.sums.get(name, 0.0) + value
+            self.counts[name] = self.counts.get(name, 0) + 1
+
+    def means(self) -> Metrics:
+        means = {name: total / self.counts[name] for name, total in self.sums.items()}
+        self.sums, self.counts = {}, {}
+        return means
+
+    def state(self) -> State:
+        return {"sums": dict(self.sums), "counts": dict(self.counts)}
+
+    def restore(self, state: State) -> None:
+        self.sums = {name: _number(value) for name, value in substate(state, "sums").items()}
+        self.counts = {name: int(_number(value)) for name, value in substate(state, "counts").items()}
+
+
+@dataclass
+class Reporter:
+    """Implements `loop.Report` for one run folder."""
+
+    job: Job[Any]
+    folder: RunFolder
+    checkpoints: Checkpoints
+    metrics: MetricsWriter
+    settings: RunSettings
+    steps: int
+    progress: Progress
+    stop: StopRequest
+    watch: Stopwatch
+    clock: Clock
+    window: Window = field(default_factory=Window)
+    saved_step: int = 0
+    score: float | None = None
+    """The latest figure by which checkpoints are compared: evaluation score, else training score."""
+
+    def __post_init__(self) -> None:
+        self._began_s = self.clock.monotonic_s()
+
+    def __call__(self, step: int, episodes: Episodes, credits: Credits, metrics: Metrics) -> None:
+        told = self.job.recipe.source.metrics() | metrics
+        if self._due(step, self.job.judge_every) and self.job.judge is not None:
+            told |= self.watch.time("judge", self.job.judge)
+        self.score = told.get("eval/score", told.get("reward/mean", self.score))
+        if self._sampling(step) and self.job.view is not None:
+            write_samples(self.folder.samples_path(step), self.job.view(step, episodes, credits))
+        now_s = self.clock.monotonic_s()
+        self.window.add(told | self.watch.tell() | {"time/step_s": now_s - self._began_s})
+        self._began_s = now_s
+        if step % self.settings.log_every == 0 or step == self.steps:
+            line = self.window.means()
+            self.metrics.append(step, line)
+            self.progress.update(step, line)
+        every = self.settings.checkpoint_every
+        if step == self.steps or (every and step % every == 0):
+            self.save(step)
+        if self.stop.asked and step < self.steps:
+            self.save(step)
+            raise InterruptedRun(
+                f"stopped after step {step} of {self.steps}; saved {self.folder.checkpoints_folder / f'step_{step:08d}'}. "
+                "Go on with --resume.",
+                exit_code=self.stop.exit_code,
+            )
+
+    def save(self, step: int) -> None:
+        """A whole checkpoint of this step, once."""
+        if self.saved_step == step:
+            return
+        self.metrics.sync()
+        recipe = self.job.recipe
+        state: State = {
+            "step": step,
+            "source": recipe.source.state(),
+            "learner": recipe.learner.state(),
+            "report": {"window": self.window.state(), "score": self.score},
+        }
+        self.checkpoints.save(step, state, write_policy=self.job.save_policy, score=self.score)
+        self.saved_step = step
+
+    def restore(self, state: State) -> None:
+        self.window.restore(substate(state, "window"))
+        self.score = None if state["score"] is None else _number(state["score"])
+
+    def _due(self, step: int, every: int) -> bool:
+        return step == self.steps or (every > 0 and step % every == 0)
+
+    def _sampling(self, step: int) -> bool:
+        return self.settings.samples_every > 0 and (step == 1 or self._due(step, self.settings.samples_every))
+
+
+def _number(value: object) -> float:
+    if not isinstance(value, int | float):
+        raise DataError(f"the saved report state holds {value!r} where a number should be")
+    return float(value)

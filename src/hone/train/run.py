@@ -1,0 +1,166 @@
+"""One run from config to finished folder: build, lock, restore, train, save, report.
+
+Belongs here: the life of a run. Does not: what a step is (`loop.py`), what is written when (`reporter.py`).
+"""
+
+import contextlib
+import platform
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from hone import __version__
+from hone.core.clock import Clock, SystemClock
+from hone.core.errors import DivergedError, ResourceError
+from hone.core.state import State, integer, substate
+from hone.store.codec import write_state
+from hone.store.folder import RunFolder, create_run, resume_run
+from hone.store.manifest import Facts, Setting
+from hone.store.metrics import open_metrics
+from hone.store.report import write_report
+from hone.train.config import RunConfig
+from hone.train.job import Job
+from hone.train.loop import train
+from hone.train.reporter import Progress, Reporter
+from hone.train.signals import StopRequest, stop_on_signals
+from hone.train.timing import Stopwatch, timed
+
+MAY_CHANGE = frozenset({"steps", "run.log_every", "run.samples_every", "run.checkpoint_every", "run.keep_last"})
+"""Keys that a resumed run may set anew: they do not change what a step computes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What is to be run, and how it was asked for."""
+
+    config: RunConfig
+    settings: Mapping[str, Setting]
+    """Every dotted key of the config with its value and origin."""
+    build: Callable[[RunConfig], Job[Any]]
+    root: Path
+    """The folder of all runs."""
+    resume: bool = False
+
+
+def run(order: Order, *, progress: Progress, clock: Clock | None = None) -> RunFolder:
+    """Carry out a run and return its folder, unlocked.
+
+    Raises HoneError: data and resource faults before anything is written; DivergedError with a saved bundle;
+    InterruptedRun after a signal, with a checkpoint.
+    """
+    clock = clock or SystemClock()
+    config = order.config
+    prepare_device(config)
+    job = order.build(config)
+    with contextlib.ExitStack() as stack:
+        stack.callback(job.close)
+        facts = Facts(
+            hone_version=__version__,
+            dataset_fingerprint=job.fingerprint,
+            recipe=config.recipe,
+            machine=f"{platform.machine()}, {config.run.threads} threads, {config.run.device}",
+            versions={"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__},
+        )
+        with _folder(order, facts, clock) as folder, stop_on_signals(progress.note) as stop:
+            _train(order, job, folder, progress, stop, clock)
+            folder.log(f"finished step {config.steps}")
+            write_report(folder.path)
+        return folder
+
+
+def prepare_device(config: RunConfig) -> None:
+    """Threads and device, before any tensor is made. Raises ResourceError when the device is not there."""
+    device = config.run.device
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise ResourceError(f'run.device = "{device}": no CUDA device here (only cpu); set run.device = "cpu"')
+    if device != "cpu" and not device.startswith("cuda"):
+        raise ResourceError(f'run.device = "{device}" is not known; use "cpu", "cuda" or "cuda:0"')
+    torch.set_num_threads(config.run.threads)
+
+
+
+@contextlib.contextmanager
+def _folder(order: Order, facts: Facts, clock: Clock) -> Iterator[RunFolder]:
+    name = order.config.name
+    if order.resume:
+        folder = resume_run(
+            order.root, name, config=order.settings, facts=facts, clock=clock, may_change=MAY_CHANGE
+        )
+    else:
+        folder = create_run(order.root, name, config=order.settings, facts=facts, clock=clock)
+    try:
+        yield folder
+    finally:
+        folder.close()
+
+
+def _train(
+    order: Order, job: Job[Any], folder: RunFolder, progress: Progress, stop: StopRequest, clock: Clock
+) -> None:
+    config = order.config
+    checkpoints = folder.checkpoints(keep_last=config.run.keep_last, keep_best=config.run.keep_best)
+    notes = [*job.warnings, *checkpoints.clean()]
+    state: State | None = None
+    done = 0
+    if order.resume:
+        checkpoint = checkpoints.newest_whole()
+        notes += [*checkpoint.warnings, f"going on from {checkpoint.folder}"]
+        job.load_policy(checkpoint.policy_folder)
+        state = checkpoint.state()
+        done = integer(state, "step")
+        notes += checkpoints.set_aside_after(done)
+        job.recipe.learner.restore(substate(state, "learner"))
+        job.recipe.source.restore(substate(state, "source"))
+    metrics, repairs = open_metrics(folder.metrics_path, after_step=done)
+    for note in [*notes, *repairs]:
+        folder.log(note, level="WARNING")
+        progress.note(note)
+    watch = Stopwatch(clock)
+    reporter = Reporter(
+        job=job,
+        folder=folder,
+        checkpoints=checkpoints,
+        metrics=metrics,
+        settings=config.run,
+        steps=config.steps,
+        progress=progress,
+        stop=stop,
+        watch=watch,
+        clock=clock,
+        saved_step=done,
+    )
+    if state is not None:
+        reporter.restore(substate(state, "report"))
+    progress.start(config.steps, f"{config.name} ({config.recipe})")
+    try:
+        train(timed(job.recipe, watch), steps=config.steps, report=reporter, first=done + 1)
+    except DivergedError as fault:
+        raise DivergedError(*fault.messages, f"the batch and the weights are in {_bundle(job, folder, watch)}") from fault
+    finally:
+        progress.close()
+        metrics.close()
+
+
+def _bundle(job: Job[Any], folder: RunFolder, watch: Stopwatch) -> Path:
+    """What is needed to see why a step failed: its episodes, its credits, and the policy before it."""
+    place = folder.path / "diverged"
+    (place / "policy").mkdir(parents=True, exist_ok=True)
+    job.save_policy(place / "policy")
+    episodes, credits = watch.episodes, watch.credits
+    if episodes is not None and credits is not None:
+        batch: State = {
+            "chosen": episodes.chosen,
+            "logp": episodes.logp,
+            "reward": episodes.reward,
+            "offsets": episodes.offsets,
+            "group": episodes.group,
+            "version": episodes.version,
+            "score": episodes.score,
+            "advantage": credits.advantage,
+        }
+        write_state(place, batch)
+    return place
