@@ -168,7 +168,7 @@ def refusal(path: Path) -> str:
     [
         ("a = 1\nb = \n", ["run.toml:2:5", "Invalid value", "`b =`"]),
         ("a = 1\na = 2\n", ["run.toml:2:6", "Cannot overwrite a value", "`a = 2`"]),
-        ("a = [1,\n", ["run.toml:1:8", "Unclosed array"]),
+        ("a = [1,\n", ["run.toml:1:8", "the file ends here"]),
         ("learner:\n  lr: 1\n", ["run.toml:1:8", "looks like YAML", "key = value"]),
         ("a = !!python/object:os.system\n", ["run.toml:1:5", "Invalid value"]),
         ("x = " + "[" * 5000, ["run.toml", "too deeply"]),

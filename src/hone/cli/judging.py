@@ -38,7 +38,7 @@ class Judge(Protocol):
         """Metrics by name. Raises HoneError."""
         ...
 
-    def sample(  # noqa: PLR0913 - the options of one command
+    def sample(
         self,
         policy: Path,
         *,

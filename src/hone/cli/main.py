@@ -7,6 +7,7 @@ Exit codes: 0 done, 1 a bug in hone, 2 usage or config, 3 data, 4 user code, 5 e
 """
 
 import importlib
+import io
 import os
 import sys
 import traceback
@@ -16,7 +17,7 @@ from typing import cast
 import hone
 from hone.cli.commands import COMMANDS, Call, Command, names, overview, parser_of
 from hone.cli.overrides import split_overrides
-from hone.core.errors import ConfigError, HoneError, did_you_mean
+from hone.core.errors import ConfigError, HoneError, InterruptedRun, did_you_mean
 
 BUG = 1
 INTERRUPTED = 130
@@ -25,9 +26,13 @@ NOBODY_READS = 141
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command line (the process's own by default) and return its exit code."""
+    _accept_any_text()
     try:
         code = _dispatch(list(sys.argv[1:] if arguments is None else arguments))
         sys.stdout.flush()
+    except InterruptedRun as stop:  # asked for, so no error
+        _say(str(stop))
+        return stop.exit_code
     except HoneError as error:
         for message in error.messages:
             _say(f"error: {message}")
@@ -72,10 +77,15 @@ def _call(command: Command, arguments: list[str]) -> Call:
 
 
 def _say(text: str) -> None:
-    """To stderr, with control characters spelled out, whatever encoding it has."""
-    safe = "".join(char if char.isprintable() or char in "\n\t" else repr(char)[1:-1] for char in text)
-    encoding = sys.stderr.encoding or "utf-8"
-    print(safe.encode(encoding, errors="backslashreplace").decode(encoding), file=sys.stderr)
+    """To stderr, with control characters spelled out: what a file says must not steer a terminal."""
+    print("".join(char if char.isprintable() or char in "\n\t" else repr(char)[1:-1] for char in text), file=sys.stderr)
+
+
+def _accept_any_text() -> None:
+    """A stream that cannot show a character shows its code instead of failing."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 if __name__ == "__main__":

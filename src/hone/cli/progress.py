@@ -22,11 +22,12 @@ COLUMNS: Mapping[str, tuple[str, ...]] = {
     "reward": ("reward/mean", "episodes/return", "return/mean"),
     "loss": ("learner/loss", "loss", "loss/total", "policy/loss"),
     "kl": ("policy/kl_nats",),
+    "nll": ("policy/nll_nats",),
     "entropy": ("policy/entropy_nats",),
 }
 SPEED: Mapping[str, tuple[str, ...]] = {
     "tok/s": ("episodes/tokens", "tokens"),
-    "steps/s": ("episodes/decisions",),
+    "decisions/s": ("episodes/decisions",),
 }
 
 

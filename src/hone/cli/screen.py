@@ -3,7 +3,6 @@
 Belongs here: everything that knows about terminals, widths and control codes, but the progress display.
 """
 
-import io
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -22,15 +21,24 @@ def is_plain(stream: TextIO, environment: Mapping[str, str] = os.environ) -> boo
     return not stream.isatty() or environment.get("TERM", "") in ("dumb", "") or bool(environment.get("NO_COLOR"))
 
 
+class PipeConsole(Console):
+    """rich's console, which leaves it to `main` what happens when nobody reads any more."""
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError
+
+
 def console_of(stream: TextIO, environment: Mapping[str, str] = os.environ) -> Console:
     """A console that writes control codes only where they are wanted."""
     if not is_plain(stream, environment):
-        return Console(file=stream, highlight=False)
+        return PipeConsole(file=stream, highlight=False)
     columns = environment.get("COLUMNS", "")
     width = int(columns) if columns.isdecimal() and int(columns) > 0 else None
     if width is None and not stream.isatty():
         width = WIDTH_WITHOUT_TERMINAL
-    return Console(file=stream, highlight=False, force_terminal=False, color_system=None, no_color=True, width=width)
+    return PipeConsole(
+        file=stream, highlight=False, force_terminal=False, color_system=None, no_color=True, width=width
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,9 +85,3 @@ def printable(text: str) -> str:
         character if character.isprintable() or character in "\n\t" else character.encode("unicode_escape").decode()
         for character in text
     )
-
-
-def accept_any_text(stream: TextIO) -> None:
-    """Let a terminal that cannot show a character show a `?` instead of failing."""
-    if isinstance(stream, io.TextIOWrapper):
-        stream.reconfigure(errors="replace")

@@ -100,7 +100,7 @@ def _explain(text: str, name: str, message: str) -> str:
     if place:
         reason, line, column = place.group(1), int(place.group(2)), int(place.group(3))
     else:
-        reason = message.removesuffix(" (at end of document)")
+        reason = message.replace("(at end of document)", "(the file ends here)")
         line = max(1, text.rstrip("\n").count("\n") + 1)
         column = len(text.split("\n")[line - 1]) + 1
     source = text.split("\n")[line - 1].strip()

@@ -5,8 +5,11 @@ Every message names the place (file, line, key, row, id), the value, and what to
 """
 
 import difflib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeVar
+
+T = TypeVar("T")
 
 
 class HoneError(Exception):
@@ -88,3 +91,21 @@ def did_you_mean(name: str, known: Sequence[str]) -> str:
     if close:
         return f"; did you mean {close[0]}?"
     return f"; known: {', '.join(sorted(known))}" if known else ""
+
+
+def all_at_once(checks: Mapping[str, Callable[[], T]]) -> dict[str, T]:
+    """Run every check, and only then raise what went wrong: all messages together, with the first fault's exit code.
+
+    Returns each check's result by its name.
+    """
+    results: dict[str, T] = {}
+    faults: list[HoneError] = []
+    for name, check in checks.items():
+        try:
+            results[name] = check()
+        except HoneError as fault:
+            faults.append(fault)
+    if faults:
+        messages = dict.fromkeys(message for fault in faults for message in fault.messages)
+        raise type(faults[0])(*messages)
+    return results

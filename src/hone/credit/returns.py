@@ -20,7 +20,7 @@ Floats = NDArray[np.float64]
 def discounted(values: NDArray[np.floating], offsets: Ints, factor: float) -> Floats:
     """Sum over k >= 0 of factor^k * values[t + k], within each row of a ragged array -> `[N]`, float64.
 
-    By doubling: sums over windows of 1, 2, 4, ... decisions, so the work is N * log2(longest row), whatever the lengths.
+    By doubling: sums over windows of 1, 2, 4, ... decisions, so the work is N * log2(longest row).
     """
     total = values.astype(np.float64)
     lengths = np.diff(offsets)

@@ -6,6 +6,7 @@ how far its batch mates have come: blocks beyond its own length add exact zeros.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Final
 
 import torch
@@ -28,7 +29,7 @@ def block_edges(capacity: int) -> list[int]:
 
 
 def _blocks_for(edges: list[int], positions: int) -> list[tuple[int, int]]:
-    return [(a, b) for a, b in zip(edges, edges[1:], strict=False) if a < positions]
+    return [(a, b) for a, b in pairwise(edges) if a < positions]
 
 
 class KeyValues:
@@ -151,7 +152,7 @@ class Prefill:
     def prefixes(self) -> list[Tensor]:
         """Of each prompt `[layers, kv_heads, 2, P, head_dim]`."""
         both = torch.stack([torch.stack(pair) for pair in self._kept]).permute(0, 3, 1, 2, 4)
-        return [both[:, :, :, a:b] for a, b in zip(self._starts, self._starts[1:], strict=False)]
+        return [both[:, :, :, a:b] for a, b in pairwise(self._starts)]
 
 
 def _group(size: int, members: list[tuple[int, int]], dtype: torch.dtype, device: torch.device) -> _Group:

@@ -17,10 +17,11 @@ from torch import Tensor
 
 from hone.core.clock import Clock, SystemClock
 from hone.core.errors import DivergedError
+from hone.core.generation import Completion, Finish, Request
 from hone.core.random import uniforms
 from hone.engine.cache import KeyValues, Prefill
+from hone.engine.checks import check_requests
 from hone.engine.protocol import Model
-from hone.engine.requests import Completion, Finish, Request, RequestId, check_requests
 from hone.engine.rows import RowLinear, padded
 from hone.engine.sampler import draw
 from hone.engine.slots import Decode, Running, Slots
@@ -73,7 +74,6 @@ class Engine:
         max_len_tokens: int,
         seed: int,
         vocab_size_used: int | None = None,
-        clock: Clock | None = None,
     ) -> None:  # fmt: skip
         """`decode`: token ids -> text, needed for stop strings only. `slots`: sequences that run at once.
         `max_len_tokens`: most tokens of prompt and completion. `vocab_size_used`: ids from there on are never drawn.
@@ -84,11 +84,11 @@ class Engine:
         self._eos = (eos_id,) if isinstance(eos_id, int) else eos_id
         self._slots_count, self._max_len = slots, max_len_tokens
         self._vocab = vocab_size_used or model.config.vocab_size
-        self._clock = clock or SystemClock()
+        self.clock: Clock = SystemClock()
         self._linear = RowLinear()
         self._cache: KeyValues | None = None
         self._slots: Slots | None = None
-        self._prefixes: dict[RequestId, _Prefix] = {}
+        self._prefixes: dict[str, _Prefix] = {}
         self._stale = False
 
     @property
@@ -105,11 +105,13 @@ class Engine:
         if self._slots is not None:
             self._slots.mark(version)
 
-    def generate(self, requests: Sequence[Request], *, round: int) -> Iterator[Completion]:  # noqa: A002 - the loop's word
-        """Completions as they finish. `round` is part of every draw's key, so that no two rounds draw alike.
+    def generate(self, requests: Sequence[Request], *, round: int = 0) -> Iterator[Completion]:
+        """Completions as they finish. Draws are keyed by (seed, `round`, request id, sample), so that ids need to be
+        unique within a round only.
 
-        Raises DataError, before any work and with every fault, for requests that cannot be run; RuntimeError when
-        another `generate` of this engine has not ended; DivergedError when the model's logits are not finite.
+        Raises, before any work and with every fault, DataError for requests and ConfigError for settings that cannot be
+        run. While it runs: RuntimeError when another `generate` of this engine has not ended, DivergedError when the
+        model's logits are not finite.
         """
         context = min(self._max_len, self._model.config.max_positions)
         check_requests(requests, context=context, vocab=self._vocab)
@@ -128,14 +130,14 @@ class Engine:
         done: list[Completion] = []
         try:
             while queue or len(slots):
-                began = self._clock.monotonic_s()
+                began = self.clock.monotonic_s()
                 if len(slots) and not self._stale:
                     done = self._step(slots, queue, number)
                 else:
                     self._stale = False
                     self._recompute(slots)
                     done = self._admit(slots, [], queue, number)
-                self.stats.seconds_s += self._clock.monotonic_s() - began
+                self.stats.seconds_s += self.clock.monotonic_s() - began
                 yield from done
         finally:
             self._slots = None
@@ -206,7 +208,7 @@ class Engine:
     def _prefix(self, running: Running, queue: deque[Running]) -> _Prefix:
         """The computed prompt of `running`; computes it with those of the next requests if need be."""
         if running.request.id not in self._prefixes:
-            batch: dict[RequestId, Request] = {}
+            batch: dict[str, Request] = {}
             tokens = 0
             for request in (running.request, *(other.request for other in queue)):
                 if request.id in batch or request.id in self._prefixes:

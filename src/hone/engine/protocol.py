@@ -14,7 +14,7 @@ class Attend(Protocol):
     """Causal attention, owned by the engine because it owns the keys and values."""
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """`[T, heads, head_dim]`, `[T, kv_heads, head_dim]` twice -> `[T, heads * head_dim]`. Scale by head_dim^-1/2."""
+        """`[T, heads, head_dim]`, twice `[T, kv_heads, head_dim]` -> `[T, heads * head_dim]`, at head_dim^-1/2."""
         ...
 
 

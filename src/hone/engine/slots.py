@@ -12,7 +12,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hone.engine.requests import Completion, Finish, Request
+from hone.core.generation import Completion, Finish, Request
 from hone.engine.sampler import Drawn, Settings
 
 Decode = Callable[[Sequence[int]], str]

@@ -5,9 +5,8 @@ apart by type: under NEXT_STEP the row after an end is a reset and no decision; 
 in `info["final_obs"]`; when DISABLED the environments are reset here, by mask.
 """
 
-import warnings
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 import numpy as np
 from gymnasium import spaces
@@ -20,12 +19,13 @@ from hone.core.ragged import Ints, offsets_of, sums
 from hone.core.random import generator, key
 from hone.core.state import State, array, integer, substate
 from hone.envs.gym_check import check_spaces, try_out
-from hone.envs.gym_make import GymConfig, Maker, Vector, autoreset_of, maker, reset_all, told
+from hone.envs.gym_make import GymConfig, Vector, autoreset_of, maker, reset_all, told
 from hone.envs.gym_snapshot import Encoded, attributes, restart_seed, restore, resumes_exactly, snapshot
 
 Array = NDArray[np.generic]
 Floats = NDArray[np.float32]
 Flags = NDArray[np.bool_]
+Spaces: TypeAlias = tuple[spaces.Space[Any], spaces.Space[Any]]
 
 
 class Decider(Protocol):
@@ -76,6 +76,8 @@ class GymWorld:
     constant: Encoded = field(default_factory=dict[str, dict[str, Any]])
     inexact: str | None = None
     """Why a resumed run would not be the same run; None when it would."""
+    notes: list[str] = field(default_factory=list[str])
+    """Warnings for whoever runs this."""
     rollouts: int = 0
     begun: int = 0
     """Episodes begun; numbers them."""
@@ -182,7 +184,7 @@ class GymWorld:
         first[1:] = env[1:] != env[:-1]
         number = np.empty(len(env), dtype=np.int64)
         number[first] = self.episode[env[first]]
-        fresh = np.count_nonzero(~first)
+        fresh = int(np.count_nonzero(~first))
         number[~first] = self.begun + np.arange(fresh)
         self.begun += fresh
         score = paid + np.where(first, self.returns[env], 0.0)
@@ -269,23 +271,36 @@ def _finals(steps: Steps, env: Ints, time: Ints) -> Array:
     return final
 
 
-def open_world(config: GymConfig, *, steps: int, seed: int, squashed: bool = False) -> GymWorld:
-    """Check, make and reset the environments, and try whether their state can be saved.
+def inspect_world(config: GymConfig, *, seed: int, squashed: bool = False) -> tuple[Spaces, list[str]]:
+    """Try one environment out: its observation and action space, and warnings.
 
     `squashed`: the policy reaches the bounds of its actions, so they must be finite. Raises ConfigError or
-    UserCodeError with all faults found. Warns where resuming will not be exact, or episodes may never end.
+    UserCodeError with all faults found.
+    """
+    env = maker(config).single()
+    try:
+        check_spaces(config.id, env.observation_space, env.action_space, squashed=squashed)
+        return (env.observation_space, env.action_space), try_out(maker(config), seed=seed) if config.check else []
+    finally:
+        env.close()
+
+
+def open_world(config: GymConfig, *, steps: int, seed: int, squashed: bool = False) -> GymWorld:
+    """Check, make and reset the environments, and try whether their state can be saved (`GymWorld.resume`).
+
+    Raises as `inspect_world`; what is only odd is in `GymWorld.notes`.
     """
     making = maker(config)
-    if config.check:
-        for warning in try_out(making, seed=seed, squashed=squashed):
-            warnings.warn(warning, RuntimeWarning, stacklevel=2)
+    _, notes = inspect_world(config, seed=seed, squashed=squashed)
     envs = making.many(config.num_envs)
     check_spaces(config.id, envs.single_observation_space, envs.single_action_space, squashed=squashed)
     inexact = resumes_exactly(making.many, seed=seed) if config.check else None
     if inexact is not None:
-        warnings.warn(f"{config.id}: resuming will be approximate: {inexact}", RuntimeWarning, stacklevel=2)
+        notes.append(
+            f"{config.id}: resuming will be approximate, the running episodes begin anew: {inexact}",
+        )
     world = world_of(envs, steps=steps, seed=seed, clip=config.clip_actions)
-    world.inexact = inexact
+    world.inexact, world.notes = inexact, notes
     return world
 
 
@@ -297,4 +312,4 @@ def world_of(envs: Vector, *, steps: int, seed: int, clip: bool = False) -> GymW
     return GymWorld(envs=envs, mode=mode, steps=steps, seed=seed, clip=clip, seen=seen, constant=constant)
 
 
-__all__ = ["Decider", "GymConfig", "GymWorld", "Maker", "open_world", "world_of"]
+__all__ = ["Decider", "GymConfig", "GymWorld", "inspect_world", "open_world", "world_of"]

@@ -4,7 +4,8 @@ Belongs here: checks that are too slow or too strange for the training loop, whi
 finite. Everything found is reported at once.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -17,21 +18,21 @@ TRIAL_STEPS = 200
 HISTORY = 8
 
 
-def try_out(making: Maker, *, seed: int, squashed: bool = False) -> list[str]:
+def try_out(making: Maker, *, seed: int) -> list[str]:
     """Play one environment with random actions. Returns warnings.
 
-    Raises ConfigError for spaces that no policy here can serve, UserCodeError for an environment that fails or breaks
-    Gymnasium's contract.
+    Raises UserCodeError for an environment that fails or breaks Gymnasium's contract.
     """
     env = making.single()
     try:
-        check_spaces(making.name, env.observation_space, env.action_space, squashed=squashed)
-        faults, ended = _play(env, seed)
+        env.action_space.seed(seed)
+        trial = _Trial(env, seeds_of(seed, 1)[0])
+        faults = trial.faults()
     finally:
         env.close()
     if faults:
         raise UserCodeError(*(f"{making.name}: {fault}" for fault in faults))
-    if not ended and not making.limited:
+    if not trial.ended and not making.limited:
         return [
             f"{making.name}: no end within {TRIAL_STEPS} random steps and no time limit; if episodes never end, set "
             "env.max_episode_steps"
@@ -64,34 +65,41 @@ def check_spaces(
         raise ConfigError(*(f"{name}: {fault}" for fault in faults))
 
 
-def _play(env: Single, seed: int) -> tuple[list[str], bool]:
-    """Faults found, and whether an episode ended."""
-    env.action_space.seed(seed)
-    reset_seed = seeds_of(seed, 1)[0]
-    place = f"reset(seed={reset_seed})"
-    history: list[Any] = []
-    ended = False
-    try:
-        faults = _reset_faults(env.reset(seed=reset_seed), env.observation_space)
-        if faults:
-            return [f"{place} {fault}" for fault in faults], ended
-        for step in range(TRIAL_STEPS):
-            action = env.action_space.sample()
-            history = [*history[1 - HISTORY :], np.asarray(action).tolist()]
-            place = f"step {step} (environment 0, seed {reset_seed}, last actions {history})"
-            answer = env.step(action)
-            faults = _step_faults(answer, env.observation_space)
-            if faults:
-                return [f"{place}: {fault}" for fault in faults], ended
-            if answer[2] or answer[3]:
-                ended = True
-                place = "reset() after an episode"
-                faults = _reset_faults(env.reset(), env.observation_space)
+@dataclass
+class _Trial:
+    """One environment played with random actions; remembers where it is, for the message."""
+
+    env: Single
+    seed: int
+    place: str = ""
+    ended: bool = False
+    """Whether an episode came to its end."""
+    history: list[Any] = field(default_factory=list[Any])
+
+    def faults(self) -> list[str]:
+        """The faults of the first call that breaks the contract, with their place."""
+        try:
+            for faults in self._calls():
                 if faults:
-                    return [f"{place} {fault}" for fault in faults], ended
-    except Exception as fault:
-        raise UserCodeError(f"{place} failed: {told(fault)}") from fault
-    return [], ended
+                    return [f"{self.place} {fault}" for fault in faults]
+        except Exception as fault:
+            raise UserCodeError(f"{self.place} failed: {told(fault)}") from fault
+        return []
+
+    def _calls(self) -> Iterator[list[str]]:
+        space = self.env.observation_space
+        self.place = f"reset(seed={self.seed})"
+        yield _reset_faults(self.env.reset(seed=self.seed), space)
+        for step in range(TRIAL_STEPS):
+            action = self.env.action_space.sample()
+            self.history = [*self.history[1 - HISTORY :], np.asarray(action).tolist()]
+            self.place = f"step {step} (environment 0, seed {self.seed}, last actions {self.history}):"
+            answer = self.env.step(action)
+            yield _step_faults(answer, space)
+            if answer[2] or answer[3]:
+                self.ended = True
+                self.place = "reset() after an episode"
+                yield _reset_faults(self.env.reset(), space)
 
 
 def _reset_faults(answer: Any, space: spaces.Space[Any]) -> list[str]:  # noqa: ANN401 - the user's

@@ -33,7 +33,7 @@ class GymConfig(Config):
     """Registered id (`CartPole-v1`, or `package:Name-v0` to import the package first), or `file.py:Class`."""
     num_envs: int = Field(default=1, ge=1, le=65536)
     """Environments stepped together."""
-    kwargs: dict[str, JsonValue] = {}
+    kwargs: dict[str, JsonValue] = Field(default={})
     """Passed to the environment's constructor."""
     max_episode_steps: int | None = Field(default=None, ge=1)
     """Truncate episodes here; None keeps what the id is registered with."""
@@ -178,4 +178,4 @@ def _user_class(path_and_name: str) -> Callable[..., Single]:
         raise ConfigError(
             f"env.id = {path_and_name!r}: {path} has no class {name!r}{did_you_mean(name, list(classes))}"
         )
-    return classes[name]
+    return cast("Callable[..., Single]", classes[name])

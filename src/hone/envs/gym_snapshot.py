@@ -26,7 +26,7 @@ from hone.core.state import State, array, substate
 from hone.envs.gym_make import Vector, reset_all
 
 Json: TypeAlias = Any
-Encoded: TypeAlias = "dict[str, dict[str, Json]]"
+Encoded: TypeAlias = dict[str, dict[str, Any]]
 """Path of an object -> its attributes."""
 
 BIT_GENERATORS: dict[str, Callable[[], np.random.BitGenerator]] = {
@@ -109,7 +109,8 @@ def resumes_exactly(make: Callable[[int], Vector], *, seed: int, count: int = 2,
         reset_all(second, seed)
         restore(second, saved)
         for number, action in enumerate(actions[steps:], start=1):
-            if not all(map(_same, _step(first, action), _step(second, action), strict=True)):
+            pairs = zip(_step(first, action), _step(second, action), strict=True)
+            if not all(_same(one, other) for one, other in pairs):
                 return f"restored environments went another way {number} steps later"
     except DataError as fault:
         return str(fault)
@@ -166,7 +167,7 @@ def _text(value: object) -> str | None:
     return code + "".join(f"{held.dtype}{held.shape}{held.tobytes().hex()}" for held in arrays.held.values())
 
 
-def _encode(value: object, arrays: Arrays) -> Json:  # noqa: C901, PLR0911, PLR0912 - one case a type
+def _encode(value: object, arrays: Arrays) -> Json:  # noqa: C901, PLR0912 - one case a type
     match value:
         case None | bool() | str():
             return value
@@ -192,7 +193,7 @@ def _encode(value: object, arrays: Arrays) -> Json:  # noqa: C901, PLR0911, PLR0
             raise Unreadable(type(value).__name__)
 
 
-def _decode(code: Json, arrays: State, now: object) -> Any:  # noqa: ANN401, C901, PLR0911, PLR0912 - one case a type
+def _decode(code: Json, arrays: State, now: object) -> Any:  # noqa: ANN401 - whatever was encoded
     if not isinstance(code, dict):
         return code
     (kind, inner), *_ = code.items()
@@ -204,7 +205,7 @@ def _decode(code: Json, arrays: State, now: object) -> Any:  # noqa: ANN401, C90
         case "generator":
             return _generator(_decode(inner, arrays, None), now)
         case "random":
-            made = now if isinstance(now, random.Random) else random.Random()  # noqa: S311 - the user's, not ours
+            made = now if isinstance(now, random.Random) else random.Random()
             made.setstate(_decode(inner, arrays, None))
             return made
         case "dict":

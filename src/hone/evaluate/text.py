@@ -1,30 +1,54 @@
-"""A token policy judged on held-out prompts: scores with a 95% interval, and two policies compared pair by pair."""
+"""A token policy judged on held-out prompts: every answer scored, the mean with a 95% interval."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import Field
 
 from hone.core.config import Config
+from hone.core.credit import Metrics
 from hone.core.errors import DataError
 from hone.core.generation import Generator, Sampling
+from hone.envs.dataset import Examples
 from hone.envs.text import Judge, Prompt, TextWorld
+from hone.envs.text_task import TaskConfig
 from hone.estimators.means import Estimate, mean_interval
+from hone.evaluate.asking import EngineActor, make_engine, make_prompts, pool_judge
+from hone.models.policy import TokenPolicy
+from hone.models.tokenizers import Tokenizer
+from hone.rewards.config import RewardsConfig
+from hone.store.answers import AnswerRow
 
 
 class EvaluationConfig(Config):
-    """How a policy is judged."""
+    """Held-out prompts, and how a policy's answers to them are judged."""
 
-    prompts: int = Field(default=512, ge=1)
-    """Held-out prompts to ask; their number sets the width of the interval."""
-    seed: int = Field(default=1_000_003, ge=0)
-    """Which held-out prompts a reasoning-gym task makes; far from training seeds."""
+    task: TaskConfig
+    """The prompts. Training sets made by the same reasoning-gym task leave these questions out."""
+    rewards: RewardsConfig
+    """What an answer is worth."""
+    max_tokens: int = Field(ge=1)
+    """Most tokens of an answer."""
     every: int = Field(default=0, ge=0)
     """Steps between judgements during training; 0 judges at the end only."""
     greedy: bool = True
-    """Take the likeliest tokens; otherwise sample at the rollout's temperature."""
+    """Take the likeliest tokens; otherwise sample at `temperature`."""
+    temperature: float = Field(default=1.0, gt=0)
+    """Of sampled answers."""
+    stop: list[str] = []
+    """Texts that end an answer."""
+    slots: int = Field(default=64, ge=1)
+    """Answers that are written at the same time."""
+    seed: int = Field(default=0, ge=0)
+    """Of sampled answers."""
+
+    def sampling(self) -> Sampling:
+        return Sampling(
+            max_tokens=self.max_tokens, temperature=self.temperature, greedy=self.greedy, stop=tuple(self.stop)
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,8 +57,8 @@ class Judged:
 
     ids: Sequence[str]
     prompts: Sequence[str]
-    answers: Sequence[str]
     references: Sequence[str]
+    answers: Sequence[str]
     scores: NDArray[np.float64]
     """`[n]`; NaN where the answer could not be scored."""
     lengths: NDArray[np.int64]
@@ -48,34 +72,76 @@ class Judged:
             raise DataError(f"none of {len(self.scores)} answers could be scored: nothing to estimate")
         return mean_interval(scored)
 
+    def rows(self) -> list[AnswerRow]:
+        """Question by question, as the store keeps them."""
+        return [
+            AnswerRow(id=id_, prompt=prompt, reference=reference, answer=answer, score=None if np.isnan(score) else score)
+            for id_, prompt, reference, answer, score in zip(
+                self.ids, self.prompts, self.references, self.answers, self.scores.tolist(), strict=True
+            )
+        ]
 
-def judge_text(
-    generator: Generator,
-    prompts: Sequence[Prompt],
-    judge: Judge,
-    decode: Callable[[NDArray[np.int32]], str],
-    *,
-    sampling: Sampling,
-    seed: int,
-) -> Judged:
-    """Ask every prompt once and score the answers."""
-    world = TextWorld(
-        prompts=prompts,
-        judge=judge,
-        decode=decode,
-        sampling=sampling,
-        prompts_per_step=len(prompts),
-        samples=1,
-        seed=seed,
-        shuffle=False,
-    )
-    episodes = world.rollout(generator)
-    said = np.split(episodes.chosen.astype(np.int32), episodes.offsets[1:-1])
-    return Judged(
-        ids=[prompt.id for prompt in prompts],
-        prompts=[prompt.turns if isinstance(prompt.turns, str) else str(prompt.turns) for prompt in prompts],
-        answers=[decode(tokens) for tokens in said],
-        references=[str(prompt.columns.get("answer", prompt.columns.get("ground_truth", ""))) for prompt in prompts],
-        scores=episodes.score,
-        lengths=episodes.lengths,
-    )
+    def metrics(self) -> Metrics:
+        estimate = self.estimate
+        return {
+            "eval/score": estimate.mean,
+            "eval/low": estimate.low,
+            "eval/high": estimate.high,
+            "eval/answered": float(estimate.n),
+            "eval/tokens_mean": float(self.lengths.mean()),
+        }
+
+
+@dataclass
+class TextExam:
+    """An evaluation made ready: the same questions, asked of whatever policy as often as wanted."""
+
+    config: EvaluationConfig
+    examples: Examples
+    prompts: Sequence[Prompt]
+    judge: Judge
+    close: Callable[[], None]
+
+    def ask(self, generator: Generator, decode: Callable[[NDArray[np.int32]], str]) -> Judged:
+        """Ask every prompt once and score the answers."""
+        world = TextWorld(
+            prompts=self.prompts,
+            judge=self.judge,
+            decode=decode,
+            sampling=self.config.sampling(),
+            prompts_per_step=len(self.prompts),
+            samples=1,
+            seed=self.config.seed,
+            shuffle=False,
+        )
+        episodes = world.rollout(generator)
+        said = np.split(episodes.chosen.astype(np.int32), episodes.offsets[1:-1])
+        columns = [prompt.columns for prompt in self.prompts]
+        return Judged(
+            ids=[prompt.id for prompt in self.prompts],
+            prompts=[prompt.turns if isinstance(prompt.turns, str) else str(prompt.turns) for prompt in self.prompts],
+            references=[str(one.get("answer", one.get("ground_truth", ""))) for one in columns],
+            answers=[decode(tokens) for tokens in said],
+            scores=episodes.score,
+            lengths=episodes.lengths,
+        )
+
+    def ask_policy(self, policy: TokenPolicy) -> Judged:
+        """Ask a policy through an engine of its own."""
+        engine = make_engine(
+            policy,
+            slots=self.config.slots,
+            longest_prompt=max(len(prompt.tokens) for prompt in self.prompts),
+            max_tokens=self.config.max_tokens,
+            seed=self.config.seed,
+        )
+        return self.ask(EngineActor(engine), policy.tokenizer.decode)
+
+
+def prepare_exam(config: EvaluationConfig, tokenizer: Tokenizer, *, context: int) -> TextExam:
+    """Make or read the prompts and start nothing yet. Raises ConfigError, DataError."""
+    examples = config.task.examples()
+    room = context - config.max_tokens
+    prompts = make_prompts(examples, config.task, tokenizer, room=room)
+    judge = pool_judge(config.rewards)
+    return TextExam(config=config, examples=examples, prompts=prompts, judge=judge, close=judge.pool.close)

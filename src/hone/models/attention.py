@@ -5,7 +5,7 @@ torch's fused attention is several times slower than matrix products for short r
 """
 
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
 import torch
@@ -20,7 +20,7 @@ class Attend(Protocol):
     """Causal attention, owned by whoever knows where the keys are (packed rows here, cache slots in an engine)."""
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
-        """`[T, heads, head_dim]`, `[T, kv_heads, head_dim]` twice -> `[T, heads * head_dim]`. Scale by head_dim^-1/2."""
+        """`[T, heads, head_dim]`, twice `[T, kv_heads, head_dim]` -> `[T, heads * head_dim]`, at head_dim^-1/2."""
         ...
 
 
@@ -93,16 +93,20 @@ class PackedAttention:
         return torch.bmm(weights.view(rows * self._kv_heads, group * length, length), v).view(-1, self._head_dim)
 
 
+class _Context(Protocol):
+    table: _Table
+
+
 class _Pad(torch.autograd.Function):
     """`x[take]`, whose gradient is a copy as well: what padding read is never seen, so that it gets no gradient."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, table: _Table) -> Tensor:
+    def forward(ctx: _Context, x: Tensor, table: _Table) -> Tensor:
         ctx.table = table
         return x.index_select(0, table.take)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: _Context, *grads: Tensor) -> tuple[Tensor, None]:
         return grads[0].index_select(0, ctx.table.give), None
 
 
@@ -110,12 +114,12 @@ class _Unpad(torch.autograd.Function):
     """`x[give]`; the gradient of a padded place is 0."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, table: _Table) -> Tensor:
+    def forward(ctx: _Context, x: Tensor, table: _Table) -> Tensor:
         ctx.table = table
         return x.index_select(0, table.give)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: _Context, *grads: Tensor) -> tuple[Tensor, None]:
         padded = grads[0].index_select(0, ctx.table.take)
         return padded.index_fill_(0, ctx.table.padding, 0.0), None
 

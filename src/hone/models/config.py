@@ -153,6 +153,8 @@ class ModelConfig:
             rope_parameters=self.rope.to_hf(),
             tie_word_embeddings=self.tie_embeddings,
         )
+        for token in ("bos_token_id", "eos_token_id"):
+            config.setdefault(token, None)  # absent would mean 1 and 2 for some families
         if self.family in ("llama", "qwen3"):
             config["attention_bias"] = self.attention_bias
         if self.family == "llama":
@@ -189,7 +191,7 @@ def model_config_from_hf(config: Mapping[str, object], *, where: str = "config.j
         intermediate_size=cast(int, config["intermediate_size"]),
         layers=cast(int, config["num_hidden_layers"]),
         heads=heads,
-        kv_heads=cast(int, config.get("num_key_value_heads") or default_kv),
+        kv_heads=cast(int, config.get("num_key_value_heads", default_kv) or heads),
         head_dim=cast(int, config.get("head_dim") or default_dim),
         max_positions=cast(int, config.get("max_position_embeddings") or _DEFAULT_POSITIONS[str(family)]),
         norm_eps=float(cast(float, config.get("rms_norm_eps", 1e-6))),
@@ -197,10 +199,12 @@ def model_config_from_hf(config: Mapping[str, object], *, where: str = "config.j
         tie_embeddings=bool(config.get("tie_word_embeddings", False)),
         attention_bias=family in ("llama", "qwen3") and bool(config.get("attention_bias", False)),
         mlp_bias=family == "llama" and bool(config.get("mlp_bias", False)),
-        extra={key: value for key, value in config.items() if key not in _KNOWN},
+        extra={key: value for key, value in config.items() if key not in _KNOWN and (key, value) not in _UNSAID},
     )
 
 
+_UNSAID: Final = (("bos_token_id", None), ("eos_token_id", None))
+"""What `to_hf` writes where `extra` is silent."""
 _DEFAULT_POSITIONS: Final = {"llama": 2048, "mistral": 131072, "qwen2": 32768, "qwen3": 32768}
 
 

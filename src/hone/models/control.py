@@ -93,6 +93,11 @@ class SoftActorCritic(nn.Module):
         self.register_buffer("middle", 0.5 * (low + high), persistent=False)
         self.register_buffer("reach", 0.5 * (high - low), persistent=False)
 
+    @property
+    def actions(self) -> int:
+        """Numbers in an action."""
+        return self.get_buffer("reach").numel()
+
     def unit(self, chosen: Tensor) -> Tensor:
         """Actions of the world `[n, *action]` -> `[n, actions]` in [-1, 1], the scale of critics and densities."""
         middle, reach = self.get_buffer("middle"), self.get_buffer("reach")
@@ -191,7 +196,7 @@ def squashed(mean: Tensor, log_std: Tensor, raw: Tensor) -> tuple[Tensor, Tensor
 @torch.no_grad()
 def follow(slow: Iterable[nn.Parameter], fast: Iterable[nn.Parameter], *, rate: float) -> None:
     """Polyak averaging, slow += rate * (fast - slow), in one pass over all parameters."""
-    torch._foreach_lerp_(list(slow), list(fast), rate)  # noqa: SLF001 - the only fused form there is
+    torch._foreach_lerp_(list(slow), list(fast), rate)  # pyright: ignore[reportPrivateImportUsage] - the fused form
 
 
 # ------------------------------------------------------------------------------------------------- on disk

@@ -11,7 +11,9 @@ from hone.models.config import ModelConfig
 from hone.models.decoder import Decoder, torch_dtype
 
 
-def new_model(config: ModelConfig, *, seed: int, dtype: str = "float32", checkpoint_activations: bool = False) -> Decoder:
+def new_model(
+    config: ModelConfig, *, seed: int, dtype: str = "float32", checkpoint_activations: bool = False
+) -> Decoder:
     """A randomly initialised Decoder; draws depend on `seed` and each parameter's name alone.
 
     Projections are normal with std fan_in^-1/2 (0.0625 at width 256, 0.02 at 2,500), so that every layer keeps the

@@ -8,11 +8,13 @@ reads the very same memory as the trained module on a CPU, so that acting needs 
 
 import math
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -25,7 +27,7 @@ Floats = NDArray[np.float32]
 class MlpConfig(Config):
     """A multilayer perceptron."""
 
-    hidden: list[int] = [64, 64]
+    hidden: list[int] = Field(default=[64, 64])
     """Units of each hidden layer."""
     activation: Literal["tanh", "relu"] = "tanh"
     """Between the layers."""
@@ -100,36 +102,36 @@ class Mlp(nn.Module):
         super().__init__()
         self.relu = config.activation == "relu"
         sizes = [inputs, *config.hidden, outputs]
-        self.layers = nn.ModuleList(nn.Linear(a, b) for a, b in zip(sizes[:-1], sizes[1:], strict=True))
+        linear = [nn.Linear(a, b) for a, b in pairwise(sizes)]
+        self.layers = nn.ModuleList(linear)
+        # Beside the modules, which are slow to look up: a small network's step is mostly overhead.
+        self._numbers = [(layer.weight, layer.bias) for layer in linear]
         with torch.no_grad():
-            for number, layer in enumerate(self.linear()):
+            for number, layer in enumerate(linear):
                 scale = gain if number == len(config.hidden) else math.sqrt(2.0)
                 weight = orthogonal(layer.out_features, layer.in_features, seed=seed, stream=f"{stream}/{number}")
                 layer.weight.copy_(torch.from_numpy(scale * weight))
                 layer.bias.zero_()
 
-    def linear(self) -> list[nn.Linear]:
-        return [layer for layer in self.layers if isinstance(layer, nn.Linear)]
-
     def forward(self, x: Tensor) -> Tensor:
         """`[n, inputs]` -> `[n, outputs]`."""
-        *hidden, last = self.layers
-        for layer in hidden:
-            x = layer(x)
+        *hidden, (last, offset) = self._numbers
+        for weight, bias in hidden:
+            x = F.linear(x, weight, bias)
             x = torch.relu(x) if self.relu else torch.tanh(x)
-        return last(x)
+        return F.linear(x, last, offset)
 
     def frozen(self, x: Tensor) -> Tensor:
         """`forward` that lets gradients through to `x`, and computes none for the weights."""
-        *hidden, last = self.linear()
-        for layer in hidden:
-            x = F.linear(x, layer.weight.detach(), layer.bias.detach())
+        *hidden, (last, offset) = self._numbers
+        for weight, bias in hidden:
+            x = F.linear(x, weight.detach(), bias.detach())
             x = torch.relu(x) if self.relu else torch.tanh(x)
-        return F.linear(x, last.weight.detach(), last.bias.detach())
+        return F.linear(x, last.detach(), offset.detach())
 
     def numpy(self) -> "NumpyMlp":
         """The mirror for acting; on a CPU it shares memory, and follows every later step of the weights."""
-        views = [(layer.weight.detach().cpu().numpy().T, layer.bias.detach().cpu().numpy()) for layer in self.linear()]
+        views = [(weight.detach().cpu().numpy().T, bias.detach().cpu().numpy()) for weight, bias in self._numbers]
         return NumpyMlp(layers=tuple(views), relu=self.relu)
 
 

@@ -4,7 +4,7 @@ Belongs here: the output projection and the log-softmax, in chunks that are comp
 """
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Final, Protocol
 
 import torch
 from torch import Tensor
@@ -38,7 +38,7 @@ def outlook(hidden: Tensor, weight: Tensor, chosen: Tensor, temperature: float, 
 
     `hidden` `[N, D]`, `weight` `[vocab, D]`, `chosen` `[N]`. Memory beyond the inputs: one chunk of logits.
     """
-    logp, entropies = _Outlook.apply(hidden, weight, chosen, temperature, entropy)
+    logp, entropies = _Outlook.apply(hidden, weight, chosen, _Question(temperature=temperature, entropy=entropy))
     return Outlook(logp=logp, entropy=entropies if entropy else None)
 
 
@@ -47,43 +47,60 @@ def _chunks(rows: int, vocab: int) -> list[slice]:
     return [slice(start, min(start + size, rows)) for start in range(0, rows, size)]
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Question:
+    temperature: float
+    entropy: bool
+
+
+class _Context(Protocol):
+    """What autograd keeps between forward and backward."""
+
+    question: _Question
+    saved_tensors: tuple[Tensor, Tensor, Tensor]
+    needs_input_grad: tuple[bool, ...]
+
+    def save_for_backward(self, *tensors: Tensor) -> None: ...
+
+
 class _Outlook(torch.autograd.Function):
-    """d logp / d logit_j = [j = chosen] - p_j;  d H / d logit_j = -p_j (log p_j + H);  logit = hidden @ weight.T / t."""
+    """With `l = hidden @ weight.T / t`: d logp / d l_j = [j = chosen] - p_j, and d H / d l_j = -p_j (log p_j + H)."""
 
     @staticmethod
     def forward(
-        ctx: Any, hidden: Tensor, weight: Tensor, chosen: Tensor, temperature: float, entropy: bool
+        ctx: _Context, hidden: Tensor, weight: Tensor, chosen: Tensor, question: _Question
     ) -> tuple[Tensor, Tensor]:
         dtype = torch.float64 if hidden.dtype == torch.float64 else torch.float32
         logp = torch.empty(len(hidden), dtype=dtype, device=hidden.device)
-        entropies = torch.zeros(len(hidden) if entropy else 0, dtype=dtype, device=hidden.device)
+        entropies = torch.zeros(len(hidden) if question.entropy else 0, dtype=dtype, device=hidden.device)
         for part in _chunks(len(hidden), len(weight)):
-            all_logp = torch.log_softmax(scaled_logits(hidden[part], weight, temperature), dim=-1)
+            all_logp = torch.log_softmax(scaled_logits(hidden[part], weight, question.temperature), dim=-1)
             logp[part] = all_logp.gather(1, chosen[part, None])[:, 0]
-            if entropy:
+            if question.entropy:
                 entropies[part] = -(all_logp.exp() * all_logp).sum(-1)
         ctx.save_for_backward(hidden, weight, chosen)
-        ctx.temperature, ctx.entropy = temperature, entropy
+        ctx.question = question
         return logp, entropies
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None, None, None]:
+    def backward(ctx: _Context, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
         hidden, weight, chosen = ctx.saved_tensors
+        question = ctx.question
         to_logp, to_entropy = grads
         wants_hidden, wants_weight = ctx.needs_input_grad[:2]
         grad_hidden = torch.empty_like(hidden) if wants_hidden else None
         grad_weight = torch.zeros_like(weight) if wants_weight else None
         for part in _chunks(len(hidden), len(weight)):
-            all_logp = torch.log_softmax(scaled_logits(hidden[part], weight, ctx.temperature), dim=-1)
+            all_logp = torch.log_softmax(scaled_logits(hidden[part], weight, question.temperature), dim=-1)
             p = all_logp.exp()
             grad = -p * to_logp[part, None]
             grad.scatter_add_(1, chosen[part, None], to_logp[part, None])
-            if ctx.entropy:
+            if question.entropy:
                 h = -(p * all_logp).sum(-1, keepdim=True)
                 grad -= p * (all_logp + h) * to_entropy[part, None]
-            grad = (grad / ctx.temperature).to(hidden.dtype)
+            grad = (grad / question.temperature).to(hidden.dtype)
             if grad_hidden is not None:
                 grad_hidden[part] = grad @ weight
             if grad_weight is not None:
                 grad_weight.addmm_(grad.T, hidden[part])
-        return grad_hidden, grad_weight, None, None, None
+        return grad_hidden, grad_weight, None, None

@@ -20,6 +20,18 @@ from hone.models.config import Json
 PAD: Final = "<pad>"
 EOS: Final = "<eos>"
 UNKNOWN: Final = "<unk>"
+_FILES: Final = (
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "generation_config.json",
+    "merges.txt",
+    "special_tokens_map.json",
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "vocab.json",
+)
 
 Message = Mapping[str, object]
 """`{"role": ..., "content": ...}`, and what else the chat template reads."""
@@ -38,6 +50,8 @@ class Tokenizer:
     chat_template: str | None = None
     special: Mapping[str, str] = field(default_factory=dict[str, str])
     """`eos_token`, `bos_token` and the like -> text."""
+    files: Mapping[str, bytes] = field(default_factory=dict[str, bytes], repr=False)
+    """What a folder with this tokenizer holds: file name -> content, written back as it was read."""
 
     @property
     def eos_id(self) -> int:
@@ -64,26 +78,30 @@ class Tokenizer:
 
         Raises DataError when there is no template or it does not take these messages.
         """
-        return "".join(text for text, _ in self._chat_parts(messages, open_turn))
+        return "".join(text for text, _ in self._chat_parts(messages, open_turn=open_turn))
 
     def apply_chat(self, messages: Sequence[Message], *, open_turn: bool = True) -> NDArray[np.int32]:
         """`[n]` ids of the rendered conversation: special tokens where the template writes them, and nowhere else."""
-        parts = [self._encode(text, plain=plain) for text, plain in self._chat_parts(messages, open_turn) if text]
+        parts = [
+            self._encode(text, plain=plain) for text, plain in self._chat_parts(messages, open_turn=open_turn) if text
+        ]
         return np.concatenate([np.zeros(0, np.int32), *parts])
 
     def save(self, folder: Path) -> None:
-        """Write `tokenizer.json` and `tokenizer_config.json` (and `chat_template.jinja`) for transformers to load."""
+        """Write the tokenizer's files for transformers to load; those of a loaded one byte for byte."""
         folder.mkdir(parents=True, exist_ok=True)
-        self.backend.encode_special_tokens = False
-        config: Json = {
-            "clean_up_tokenization_spaces": False,
-            "tokenizer_class": "PreTrainedTokenizerFast",
-            **self.special,
-        }
-        (folder / "tokenizer.json").write_text(self.backend.to_str(pretty=True), encoding="utf-8")
-        (folder / "tokenizer_config.json").write_text(json.dumps(config, indent=2, sort_keys=True), encoding="utf-8")
-        if self.chat_template is not None:
-            (folder / "chat_template.jinja").write_text(self.chat_template, encoding="utf-8")
+        for name, content in self.files.items():
+            (folder / name).write_bytes(content)
+
+    def check_fits(self, vocab_size: int) -> None:
+        """Raise DataError when there are ids that the model has no row for. A larger model is fine: give `size` as
+        `vocab_size_used` to engine and outlook, so that the surplus is never drawn."""
+        if self.size > vocab_size:
+            largest = self.size - 1
+            raise DataError(
+                f"the tokenizer's largest id is {largest} ({self.backend.id_to_token(largest)!r}), but the model knows "
+                f"ids 0 to {vocab_size - 1}; tokenizer and model do not belong together"
+            )
 
     def _encode(self, text: str, *, plain: bool) -> NDArray[np.int32]:
         self.backend.encode_special_tokens = plain
@@ -98,7 +116,7 @@ class Tokenizer:
             )
         return ids
 
-    def _chat_parts(self, messages: Sequence[Message], open_turn: bool) -> list[tuple[str, bool]]:
+    def _chat_parts(self, messages: Sequence[Message], *, open_turn: bool) -> list[tuple[str, bool]]:
         """Pieces of the rendered conversation, and whether a piece is plain text of a user."""
         if self.chat_template is None:
             raise DataError(
@@ -114,17 +132,19 @@ class Tokenizer:
         guarded = [_guard(message, names, mark) for message in messages]
         try:
             (rendered,), _ = render_jinja_template(
-                conversations=[guarded],  # pyright: ignore[reportArgumentType] - a Mapping is all it reads
+                conversations=[guarded],
                 chat_template=self.chat_template,
                 add_generation_prompt=open_turn,
-                **self.special,
+                **self.special,  # pyright: ignore[reportArgumentType] - their names end in _token
             )
         except (ValueError, TypeError, KeyError, _template_error()) as error:
-            raise DataError(f"the chat template does not take the messages {_shorten(str(messages))}: {error}") from error
+            raise DataError(
+                f"the chat template does not take the messages {_shorten(str(messages))}: {error}"
+            ) from error
         return [(piece, number % 2 == 1) for number, piece in enumerate(rendered.split(mark))]
 
 
-def char_tokenizer(texts: Iterable[str], *, chat_template: str | None = None) -> Tokenizer:
+def character_tokenizer(texts: Iterable[str], *, chat_template: str | None = None) -> Tokenizer:
     """One token for each character that occurs in `texts` (an alphabet is one text), after `<pad>`, `<eos>`, `<unk>`.
 
     Raises DataError when there is no character.
@@ -151,15 +171,35 @@ def byte_tokenizer(*, chat_template: str | None = None) -> Tokenizer:
 
 def _built(backend: hf.Tokenizer, specials: tuple[str, ...], chat_template: str | None) -> Tokenizer:
     backend.add_special_tokens([hf.AddedToken(token, special=True, normalized=False) for token in specials])
-    names = dict(zip(("pad_token", "eos_token", "unk_token"), specials, strict=False))
+    special: dict[str, str] = dict(zip(("pad_token", "eos_token", "unk_token"), specials, strict=False))
+    config: Json = {"clean_up_tokenization_spaces": False, "tokenizer_class": "PreTrainedTokenizerFast", **special}
+    ids = {"eos_token_id": specials.index(EOS), "pad_token_id": specials.index(PAD)}
+    files = {
+        "generation_config.json": _json_bytes(ids),
+        "tokenizer.json": backend.to_str(pretty=True).encode(),
+        "tokenizer_config.json": _json_bytes(config),
+    }
+    if chat_template is not None:
+        files["chat_template.jinja"] = chat_template.encode()
     return Tokenizer(
         backend=backend,
         eos_ids=(specials.index(EOS),),
-        pad_id=0,
+        pad_id=specials.index(PAD),
         unknown_id=specials.index(UNKNOWN) if UNKNOWN in specials else None,
         chat_template=chat_template,
-        special=names,
+        special=special,
+        files=files,
     )
+
+
+def _json_bytes(content: Mapping[str, object]) -> bytes:
+    return (json.dumps(content, indent=2, sort_keys=True) + "\n").encode()
+
+
+def tokenizer_files(folder: Path) -> dict[str, bytes]:
+    """The files of a folder that belong to its tokenizer and to generation: name -> content."""
+    names = [name for name in _FILES if (folder / name).is_file()]
+    return {name: (folder / name).read_bytes() for name in names}
 
 
 def load_tokenizer(folder: Path | str) -> Tokenizer:
@@ -199,18 +239,8 @@ def load_tokenizer(folder: Path | str) -> Tokenizer:
         unknown_id=unknown,
         chat_template=_chat_template(folder),
         special=special,
+        files=tokenizer_files(folder),
     )
-
-
-def check_vocabulary(tokenizer: Tokenizer, vocab_size: int) -> None:
-    """Raise DataError when the tokenizer has ids that the model has no row for. A larger model is fine: give
-    `tokenizer.size` as `vocab_size_used` to engine and outlook, so that the surplus is never drawn."""
-    if tokenizer.size > vocab_size:
-        largest = tokenizer.size - 1
-        raise DataError(
-            f"the tokenizer's largest id is {largest} ({tokenizer.backend.id_to_token(largest)!r}), but the model knows "
-            f"ids 0 to {vocab_size - 1}; tokenizer and model do not belong together"
-        )
 
 
 def read_json(file: Path, *, required: bool = True) -> Json:
@@ -260,11 +290,11 @@ def _unused_mark(messages: Sequence[Message]) -> str:
     return next(mark for mark in map(chr, range(0xE000, 0xF8FF)) if mark not in text)
 
 
-def _guard(message: Message, names: Sequence[str], mark: str) -> Message:
+def _guard(message: Message, names: Sequence[str], mark: str) -> dict[str, object]:
     """The message with special tokens' names in its content set between marks."""
     content = message.get("content")
     if not isinstance(content, str):
-        return message
+        return dict(message)
     for name in sorted(names, key=len, reverse=True):
         parts = content.split(mark)
         # Odd parts are marked already, by a longer name.

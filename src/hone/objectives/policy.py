@@ -28,13 +28,14 @@ def clipped(now: Tensor, then: Tensor, advantage: Tensor, *, low: float, high: f
     r - 1 - log r of KL(then || now) in nats, the largest ratio.
     """
     r = ratio(now, then)
-    loss = torch.maximum(-advantage * r, -advantage * r.clamp(1.0 - low, 1.0 + high))
+    cost = -advantage
+    free, held = cost * r, cost * r.clamp(1.0 - low, 1.0 + high)
     with torch.no_grad():
-        stopped = torch.where(advantage > 0, r > 1.0 + high, (r < 1.0 - low) & (advantage < 0))
-        kl = (r - 1.0) - (now - then)
+        stopped = (held > free).to(r.dtype)  # the other branch is the larger: the gradient has stopped
+        kl = r - 1.0 - now + then
     return Terms(
-        loss=loss,
-        metrics={"policy/clip_fraction": stopped.to(loss.dtype), "policy/kl_nats": kl, "policy/ratio_max": r.detach()},
+        loss=torch.maximum(free, held),
+        metrics={"policy/clip_fraction": stopped, "policy/kl_nats": kl, "policy/ratio_max": r.detach()},
     )
 
 

@@ -25,7 +25,7 @@ def soft_values(first: Tensor, second: Tensor, target: Tensor) -> Terms:
 
 
 def soft_policy(logp: Tensor, first: Tensor, second: Tensor, alpha: Tensor) -> Terms:
-    """alpha * log pi(a | s) - min(Q1, Q2)(s, a), with a reparametrised action. All `[n]` but `alpha` `[1]`, no gradient."""
+    """alpha * log pi(a | s) - min(Q1, Q2)(s, a), reparametrised action. `[n]`; `alpha` `[1]` is data."""
     loss = alpha.detach() * logp - torch.minimum(first, second)
     return Terms(loss=loss, metrics={"policy/entropy_nats": -logp.detach()})
 

@@ -18,6 +18,8 @@ class RewardFunction(Config):
     unit: Literal["sample", "group"] = "sample"
     """The least that one call may see. With `sample` a batch is cut as it suits; `group` keeps the answers to one
     prompt together, for functions that compare them."""
+    bounds: list[float] | None = Field(default=None, min_length=2, max_length=2)
+    """Lowest and highest score it may give; a score outside stops the run instead of bending it."""
     options: dict[str, JsonValue] = Field(default_factory=dict[str, JsonValue])
     """Passed to the function by name in each call."""
 

@@ -130,7 +130,10 @@ def _file_module(path: Path) -> ModuleType:
 
 
 def _described(use: str, name: str, function: Callable[..., object], options: Mapping[str, object]) -> Loaded:
-    parameters = inspect.signature(function).parameters.values()
+    try:
+        parameters = inspect.signature(function).parameters.values()
+    except ValueError:  # written in C, without one
+        raise UserCodeError(f"reward function {use!r} has no signature; wrap it in a Python function") from None
     named = {p.name: p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY)}
     takes_all = any(p.kind is p.VAR_KEYWORD for p in parameters)
     unknown = [key for key in options if key not in named and not takes_all]

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Literal, cast
 
+from hone.core.episodes import Status
 from hone.core.errors import HoneError
 from hone.rewards.scores import Verdict, judged
 from hone.rewards.wire import decode
@@ -127,6 +128,14 @@ def verdicts_of(said: Mapping[str, object], count: int) -> list[Verdict] | None:
         return None
     seconds = seconds_of(said) / count
     return [judged(s, reason=str(r), seconds=seconds) for s, r in zip(scores, reasons, strict=True)]
+
+
+def outside(verdicts: Sequence[Verdict], bounds: Sequence[float] | None) -> float | None:
+    """The first score that is not within `bounds` (lowest, highest); None when all are."""
+    if bounds is None:
+        return None
+    scores = [verdict.score for verdict in verdicts if verdict.status is Status.SCORED]
+    return next((score for score in scores if not bounds[0] <= score <= bounds[1]), None)
 
 
 def seconds_of(said: Mapping[str, object]) -> float:

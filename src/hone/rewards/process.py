@@ -8,7 +8,7 @@ import subprocess
 import sys
 import uuid
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from hone.core.clock import Clock
@@ -20,7 +20,9 @@ _TICK_S = 0.05
 """How often a worker that says nothing is looked at; its words are heard at once."""
 _READ_BYTES = 1 << 16
 _MAX_PENDING_BYTES = 1 << 28
-_TAIL_BYTES = 2000
+_TAIL_BYTES = 4000
+_FATAL = "Fatal Python error"
+_LAST_BREATH_S = 1.0
 _PROC = Path("/proc")
 
 
@@ -36,12 +38,14 @@ class WorkerProcess:
     """One child process, spoken to in lines. Used by one thread, which must outlive it: Linux kills a child that asked
     to die with its parent when the *thread* that started it ends."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, *, abandoned: Callable[[], bool]) -> None:
+        """`abandoned` says that nobody waits any more: `receive` then gives up at the next tick."""
         self._clock = clock
+        self._abandoned = abandoned
         self._token = uuid.uuid4().hex
         self._process: subprocess.Popen[bytes] | None = None
         self._request_fd = self._reply_fd = self._log_fd = -1
-        self._out = b""
+        self._out = memoryview(b"")
         self._lines: deque[bytes] = deque()
         self._part: list[bytes] = []
         self._pending = 0
@@ -78,7 +82,7 @@ class WorkerProcess:
 
     def send(self, line: bytes) -> None:
         """Queue a line; it is written while `receive` waits, so that a child that does not read cannot block us."""
-        self._out += line
+        self._out = memoryview(self._out.tobytes() + line)
 
     def receive(self, deadline_s: float) -> bytes:
         """The next line from the child. Raises WorkerHungError, WorkerDiedError."""
@@ -89,6 +93,8 @@ class WorkerProcess:
                 if not self._lines:
                     raise WorkerDiedError(self._how())
                 break
+            if self._abandoned():
+                raise WorkerDiedError("the worker pool was closed")
             left = limit - self._clock.monotonic_s()
             self._pump(max(0.0, min(left, _TICK_S)))
             # Looked at once more after the deadline: this thread may have slept while the answer lay ready.
@@ -137,7 +143,7 @@ class WorkerProcess:
         except BlockingIOError:
             return
         except BrokenPipeError:
-            self._out = b""  # it is dying; `receive` will say how
+            self._out = memoryview(b"")  # it is dying; `receive` will say how
 
     def _read(self) -> None:
         while True:
@@ -167,7 +173,10 @@ class WorkerProcess:
 
     def _how(self) -> str:
         """How the process ended, with the last thing that it printed."""
-        code = None if self._process is None else self._process.poll()
+        code = None
+        if self._process is not None:
+            with contextlib.suppress(subprocess.TimeoutExpired):  # its channel is closed a moment before it is gone
+                code = self._process.wait(timeout=_LAST_BREATH_S)
         if code is None:
             how = "closed its channel"
         elif code < 0:
@@ -175,7 +184,9 @@ class WorkerProcess:
         else:
             how = f"left with exit code {code}"
         said = self._tail.decode(errors="replace").strip()
-        return f"the worker {how}" + (f"; it printed: {said[-500:]}" if said else "")
+        start = said.rfind(_FATAL)
+        told = said[start : start + 500] if start >= 0 else said[-200:]
+        return f"the worker {how}" + (f"; it printed: {told}" if told else "")
 
     def _close(self) -> None:
         for fd in (self._request_fd, self._reply_fd, self._log_fd):

@@ -9,6 +9,7 @@ is cut further: down to one unit (a sample, or a group), which is then the culpr
 """
 
 import threading
+import traceback
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from typing import cast
@@ -25,6 +26,7 @@ from hone.rewards.jobs import (
     Taken,
     Ticket,
     message_of,
+    outside,
     planned,
     seconds_of,
     taken_of,
@@ -91,6 +93,9 @@ class WorkerPool:
         """Begin to score a batch; returns at once (the first call waits for a worker to start). Raises as `check`."""
         self.check(batch.columns.keys())
         count = len(batch.completions)
+        said = {"prompts": batch.prompts, **batch.columns, **({"groups": batch.groups} if batch.groups else {})}
+        if wrong := [f"{name} has {len(values)}" for name, values in said.items() if len(values) != count]:
+            raise ValueError(f"a batch of {count} completions needs {count} values of everything: {', '.join(wrong)}")
         functions = len(self._names)
         ticket = Ticket(batch, [[None] * count for _ in range(functions)], count * functions)
         with self._changed:
@@ -180,12 +185,17 @@ class WorkerPool:
             while (job := self._next_job()) is not None:
                 process = self._run(job, process or self._started())
         except HoneError as error:
-            with self._changed:
-                self._fatal = self._fatal or error
-                self._changed.notify_all()
+            self._give_up(error)
+        except BaseException as error:  # noqa: BLE001 - a thread that died without a word would leave `gather` waiting
+            self._give_up(HoneError(f"the reward pool failed: {error!r}", traceback.format_exc()))
         finally:
             if process is not None:
                 process.kill()
+
+    def _give_up(self, error: HoneError) -> None:
+        with self._changed:
+            self._fatal = self._fatal or error
+            self._changed.notify_all()
 
     def _next_job(self) -> Job | None:
         with self._changed:
@@ -194,7 +204,7 @@ class WorkerPool:
 
     def _started(self) -> WorkerProcess:
         """A worker that has imported all functions. Raises UserCodeError, ResourceError."""
-        process = WorkerProcess(self._clock)
+        process = WorkerProcess(self._clock, abandoned=lambda: self._closing)
         process.start()
         functions = [{"use": function.use, "options": function.options} for function in self._config.functions]
         process.send(encode({"functions": functions, "memory_bytes": self._config.memory_bytes}))
@@ -220,8 +230,8 @@ class WorkerPool:
             return process
         try:
             process.send(self._request(job))
-        except TypeError as error:
-            self._stop(job, f"{error}; columns must be numbers, text, or lists and dicts of them")
+        except (TypeError, ValueError, RecursionError) as error:
+            self._stop(job, f"cannot be called: {error}; columns must be numbers, text, or lists and dicts of them")
             return process
         for number, piece in enumerate(job.pieces):
             try:
@@ -233,7 +243,7 @@ class WorkerPool:
                 self._casualty(job, number, failed(Status.ERROR, str(error)))
             else:
                 continue
-            process.kill()
+            process.kill()  # with all that it started
             return None
         return process
 
@@ -259,6 +269,8 @@ class WorkerPool:
             self._failed(job, piece, said)
         elif (verdicts := verdicts_of(said, len(piece))) is None:
             self._stop(job, f"sent no valid reply for {len(piece)} completions")
+        elif (score := outside(verdicts, self._config.functions[job.function].bounds)) is not None:
+            self._stop(job, f"gave {score:g}, outside its bounds {self._config.functions[job.function].bounds}")
         else:
             self._settle(job, piece, verdicts)
 
@@ -287,6 +299,8 @@ class WorkerPool:
 
     def _casualty(self, job: Job, number: int, verdict: Verdict) -> None:
         """A piece took its worker down: the pieces after it are queued again, and it is cut or has no score."""
+        if self._closing:
+            return
         piece, rest = job.pieces[number], job.pieces[number + 1 :]
         record = self._records[job.function]
         with self._changed:

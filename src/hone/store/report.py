@@ -32,7 +32,7 @@ from hone.store.html import (
 from hone.store.manifest import Setting
 from hone.store.report_data import ReportData, Stage, gather
 from hone.store.samples import SampleRow
-from hone.store.svg import Interval, curve, interval_plot, stacked_bar
+from hone.store.svg import Interval, curve, interval_plot, part_style, stacked_bar
 
 _MOST_SAMPLES = 24
 _MOST_PAIRS = 10
@@ -101,7 +101,7 @@ def _tiles(data: ReportData, measured: Sequence[Evaluation]) -> Html:
             tiles.append(_tile(ends, f"{name}, first to last"))
             break
     tiles.append(_tile([" + ".join(f"{stage.steps:,}" for stage in data.stages)], "steps"))
-    tiles.append(_tile([duration(sum(stage.wall_s() for stage in data.stages))], "in steps"))
+    tiles.append(_tile([duration(sum(stage.wall_s() for stage in data.stages))], "training time"))
     return styled("div", "tiles", *tiles)
 
 
@@ -189,7 +189,7 @@ def _anchor(stage: Stage) -> str:
 
 def _stage_title(stage: Stage, position: int) -> Html:
     recipe = stage.manifest.facts.recipe if stage.manifest else ""
-    words = f"{recipe}, {stage.steps:,} steps, {duration(stage.wall_s())}".removeprefix(", ")
+    words = ", ".join([*({recipe} - {"", stage.name}), f"{stage.steps:,} steps", duration(stage.wall_s())])
     title = join([text(f"{position}. {stage.name}"), element("small", text(words))])
     return element("h2", title, attributes={"class": "stage", "id": _anchor(stage)})
 
@@ -213,7 +213,7 @@ def _curves(stage: Stage, level: str) -> Html:
     for name, values in moving.items():
         known = values[np.isfinite(values)]
         prefix, _, rest = name.rpartition("/")
-        title = join([element("i", text(f"{prefix}/" if prefix else "")), text(rest)])
+        title = join([element("i", text(f"{prefix}/" if prefix else "metric")), text(rest)])
         full: dict[str, str | float] = {"title": name}
         head = element("header", element("span", title, attributes=full), element("b", text(number(float(known[-1])))))
         cards.append(styled("div", "curve", head, curve(stage.metrics.steps, values)))
@@ -231,10 +231,10 @@ def _timing(stage: Stage, level: str) -> Html:
     total = sum(seconds for _, seconds in parts)
     rows = [
         [
-            join([element("span", attributes={"class": f"swatch p{index % 8}"}), text(name)]),
+            join([element("span", attributes={"class": f"swatch {part_style(name, index)}"}), text(name)]),
             text(f"{seconds / total:.1%}"),
             text(duration(seconds)),
-            text(f"{number(1000 * seconds / max(len(stage.metrics.steps), 1))} ms"),
+            text(f"{1000 * seconds / max(len(stage.metrics.steps), 1):,.1f} ms"),
         ]
         for index, (name, seconds) in enumerate(parts)
     ]

@@ -45,7 +45,8 @@ def nice_ticks(low: float, high: float, count: int) -> list[float]:
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw * (1 - 1e-9))
     first = math.ceil(low / step - 1e-9)
     last = math.floor(high / step + 1e-9)
-    return [float(f"{index * step:.12g}") for index in range(first, last + 1)]
+    # The detour over text takes off the binary dust (0.6000000000000001); huge values close together may then meet.
+    return list(dict.fromkeys(float(f"{index * step:.14g}") for index in range(first, last + 1)))
 
 
 def tick_labels(ticks: Sequence[float]) -> list[str]:
@@ -58,7 +59,7 @@ def tick_labels(ticks: Sequence[float]) -> list[str]:
 
 
 def curve(steps: NDArray[np.int64], values: Floats) -> Html:
-    """One metric over the steps; `steps` `[N]`, `values` `[N]`, NaN left out. From 40 values on, smoothed as well."""
+    """One metric over the steps; `steps` `[N]`, `values` `[N]`, NaN left out. Noise is drawn faint, its mean above."""
     known = np.isfinite(values)
     if not known.any():
         return EMPTY
@@ -68,13 +69,16 @@ def curve(steps: NDArray[np.int64], values: Floats) -> Html:
     y = _value_scale(values)
     parts = [_axes(x, y)]
     where, means = _thinned(steps.astype(np.float64), values)
-    if len(values) >= _SMOOTH_FROM:
-        parts += [_polyline(where, means, x, y, "raw"), _polyline(where, _smoothed(means), x, y, "line")]
+    smooth = _smoothed(means)
+    noisy = len(values) >= _SMOOTH_FROM and _travel(means) > 2 * _travel(smooth)
+    if noisy:
+        parts += [_polyline(where, means, x, y, "raw"), _polyline(where, smooth, x, y, "line")]
     else:
         parts += [_polyline(where, means, x, y, "line")]
     for index in np.unique(np.linspace(0, len(values) - 1, _MOST_HOVERS).astype(int)):
         parts.append(_hover(int(steps[index]), float(values[index]), x, y))
-    parts.append(_dot(x.at(float(steps[-1])), y.at(float(values[-1])), "end", 2.6))
+    if not noisy:
+        parts.append(_dot(x.at(float(steps[-1])), y.at(float(values[-1])), "end", 2.6))
     return _picture(_WIDTH, _HEIGHT, *parts)
 
 
@@ -112,7 +116,7 @@ def interval_plot(rows: Sequence[Interval]) -> Html:
 
 
 def stacked_bar(parts: Sequence[tuple[str, float]]) -> Html:
-    """Shares of a whole as one bar; part k has the class `part k`, which the legend uses too."""
+    """Shares of a whole as one bar, coloured by `part_style`, which the legend uses too."""
     total = sum(value for _, value in parts)
     if total <= 0:
         return EMPTY
@@ -123,11 +127,16 @@ def stacked_bar(parts: Sequence[tuple[str, float]]) -> Html:
         size = max(share * width - gap, 0.5)
         title = element("title", text(f"{name}: {share:.1%}"))
         box: dict[str, str | float] = {"x": at, "y": 0, "width": size, "height": height, "rx": 3}
-        drawn.append(element("rect", title, attributes=box | {"class": f"part p{index % 8}"}))
+        drawn.append(element("rect", title, attributes=box | {"class": part_style(name, index)}))
         if share > 0.09:
             drawn.append(_label(at + 8, height / 2 + 4, f"{share:.0%}", "on-part"))
         at += share * width
     return _picture(width, height, *drawn, style="wide")
+
+
+def part_style(name: str, index: int) -> str:
+    """The class of part `index`: seven colours, and grey for what is left over."""
+    return "p7" if name == "other" else f"p{index % 7}"
 
 
 def _value_scale(values: Floats) -> Scale:
@@ -168,6 +177,11 @@ def _smoothed(values: Floats) -> Floats:
     """Centred moving average over about a twelfth of the points; shorter towards both ends."""
     window = np.ones(max(len(values) // 12, 3) | 1)
     return np.convolve(values, window, "same") / np.convolve(np.ones_like(values), window, "same")
+
+
+def _travel(values: Floats) -> float:
+    """How far a curve goes up and down in all: a schedule travels no further than its smoothed self, noise does."""
+    return float(np.abs(np.diff(values)).sum())
 
 
 def _polyline(steps: Floats, values: Floats, x: Scale, y: Scale, style: str) -> Html:

@@ -1,20 +1,35 @@
-"""What a recipe hands to the driver: the wired parts, and how its policy is saved, shown and judged."""
+"""What a recipe file offers (`Entry`), and what it hands to the driver once built (`Job`)."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from hone.core.credit import Credits, Metrics
 from hone.core.episodes import Episodes
+from hone.estimators.means import Estimate
+from hone.store.answers import AnswerRow
 from hone.store.samples import SampleRow
+from hone.train.config import RunConfig
 from hone.train.loop import Recipe
 
 P = TypeVar("P")
 
 
-def _nothing() -> None:
+def nothing() -> None:
     """Nothing to close."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """What an evaluation found."""
+
+    estimate: Estimate
+    """Mean score with its 95% interval."""
+    metrics: Metrics
+    """`eval/score` and what belongs to it."""
+    answers: Sequence[AnswerRow] = ()
+    """Question by question, where there are questions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,8 +43,8 @@ class Job(Generic[P]):
     """Takes up, in place, the weights that `save_policy` wrote."""
     view: Callable[[int, Episodes, Credits], Sequence[SampleRow]] | None = None
     """Step and its episodes -> the answers as a person reads them."""
-    judge: Callable[[], Metrics] | None = None
-    """Scores the policy on held-out work: `eval/score` and what belongs to it."""
+    judge: Callable[[], Verdict] | None = None
+    """Scores the policy on held-out work."""
     judge_every: int = 0
     """Steps between judgements; 0: at the end only."""
     fingerprint: str | None = None
@@ -37,5 +52,22 @@ class Job(Generic[P]):
     warnings: Sequence[str] = ()
     table: Mapping[str, str] = field(default_factory=dict[str, str])
     """What the config comes to, derived: prompts x samples -> sequences -> minibatches -> optimizer steps."""
-    close: Callable[[], None] = _nothing
+    close: Callable[[], None] = nothing
     """Ends worker processes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """What a recipe file offers."""
+
+    summary: str
+    """One line for `hone list recipes`."""
+    source: str
+    """Paper and year."""
+    config: type[RunConfig]
+    build: Callable[[Any], Job[Any]]
+    """Data first, then models: data faults come before anything is allocated."""
+    check: Callable[[Any], Sequence[str]]
+    """Reads what can be read without a model and returns warnings; raises HoneError with all faults at once."""
+    derive: Callable[[Any], Mapping[str, str]]
+    """What the config comes to, for `--dry-run`: no model, no work."""

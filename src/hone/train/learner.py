@@ -17,10 +17,11 @@ from torch import Tensor, nn
 
 from hone.core.credit import NO_VALUES, Credits, Metrics, Values
 from hone.core.episodes import Episodes
-from hone.core.errors import DataError, DivergedError
+from hone.core.errors import DivergedError
 from hone.core.random import permutation
-from hone.core.state import State, array, integer, substate
+from hone.core.state import State, integer, substate
 from hone.objectives.terms import Terms
+from hone.train.adam import Adam
 from hone.train.budget import within_budget
 from hone.train.flat import FlatParameters
 
@@ -66,7 +67,7 @@ class Phase(Generic[P, B]):
     name: str
     objective: Callable[[P, B], Terms]
     parameters: FlatParameters
-    optimizer: torch.optim.Optimizer
+    optimizer: Adam
     max_grad_norm: float | None = None
 
 
@@ -143,38 +144,42 @@ class GradientLearner(Generic[P, B]):
             )
         if phase.max_grad_norm is not None and norm > phase.max_grad_norm:
             phase.parameters.gradient.mul_(phase.max_grad_norm / (norm + 1e-6))
-        for group in phase.optimizer.param_groups:
-            group["lr"] = rate
-        phase.optimizer.step()
+        phase.optimizer.step(rate)
         tally.note(f"{phase.name}/loss", total)
         tally.note(f"{phase.name}/grad_norm", norm)
 
     def state(self) -> State:
-        return {"updates": self.updates, "phases": {phase.name: _optimizer_state(phase) for phase in self.phases}}
+        return {"updates": self.updates, "phases": {phase.name: phase.optimizer.state() for phase in self.phases}}
 
     def restore(self, state: State) -> None:
         self.updates = integer(state, "updates")
         for phase in self.phases:
-            _restore_optimizer(phase, substate(substate(state, "phases"), phase.name))
+            phase.optimizer.restore(substate(substate(state, "phases"), phase.name))
 
 
 @dataclass
 class Tally:
     """Sums the metrics of a step's minibatches; O(1) per term."""
 
-    sums: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
-    counts: dict[str, int] = field(default_factory=dict[str, int])
+    sums: dict[tuple[str, ...], Tensor] = field(default_factory=dict[tuple[str, ...], Tensor])
+    counts: dict[tuple[str, ...], int] = field(default_factory=dict[tuple[str, ...], int])
+    largest: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
     notes: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
 
     def add(self, terms: Terms) -> None:
+        """One stacked sum for all metrics of a size: a small network's step is mostly the number of its kernels."""
+        sizes: dict[int, list[str]] = {}
         for name, value in terms.metrics.items():
             if name.endswith("_max"):
                 largest = value.max() if value.numel() else torch.zeros(())
-                self.sums[name] = torch.maximum(self.sums[name], largest) if name in self.sums else largest
-                self.counts[name] = 1
-                continue
-            self.sums[name] = self.sums[name] + value.sum() if name in self.sums else value.sum()
-            self.counts[name] = self.counts.get(name, 0) + value.numel()
+                self.largest[name] = torch.maximum(self.largest[name], largest) if name in self.largest else largest
+            else:
+                sizes.setdefault(value.numel(), []).append(name)
+        for size, names in sizes.items():
+            total = torch.stack([terms.metrics[name] for name in names]).sum(dim=1)
+            key = tuple(names)
+            self.sums[key] = self.sums[key] + total if key in self.sums else total
+            self.counts[key] = self.counts.get(key, 0) + size
 
     def note(self, name: str, value: float) -> None:
         self.notes.setdefault(name, []).append(value)
@@ -182,39 +187,11 @@ class Tally:
     def means(self) -> Metrics:
         """One figure a name: terms by decision, notes by optimizer step."""
         noted = {name: sum(values) / len(values) for name, values in self.notes.items()}
-        return noted | {name: float(total) / max(self.counts[name], 1) for name, total in self.sums.items()}
-
-
-def adam(
-    parameters: FlatParameters,
-    *,
-    weight_decay: float = 0.0,
-    betas: tuple[float, float] = (0.9, 0.999),
-    eps: float = 1e-8,
-) -> torch.optim.Optimizer:
-    """AdamW on the flat buffer, one fused kernel a step."""
-    return torch.optim.AdamW([parameters.data], lr=0.0, betas=betas, eps=eps, weight_decay=weight_decay, fused=True)
-
-
-def _optimizer_state(phase: Phase[P, B]) -> State:
-    moments = phase.optimizer.state[phase.parameters.data]
-    if not moments:
-        return {"step": 0.0}
-    return {
-        "step": float(moments["step"]),
-        "exp_avg": moments["exp_avg"].detach().cpu().numpy(),
-        "exp_avg_sq": moments["exp_avg_sq"].detach().cpu().numpy(),
-    }
-
-
-def _restore_optimizer(phase: Phase[P, B], state: State) -> None:
-    phase.optimizer.state.clear()
-    if state["step"] == 0.0:
-        return
-    data = phase.parameters.data
-    moments = {name: torch.from_numpy(array(state, name).copy()).to(data) for name in ("exp_avg", "exp_avg_sq")}
-    for name, moment in moments.items():
-        if moment.shape != data.shape:
-            raise DataError(f"{phase.name}: saved {name} has {moment.numel()} numbers, the policy has {data.numel()}")
-    step = torch.tensor(state["step"], dtype=torch.float32, device=data.device)
-    phase.optimizer.state[data] = {"step": step, **moments}
+        totals: dict[str, float] = {}
+        counts: dict[str, int] = {}
+        for names, sums in self.sums.items():
+            for name, total in zip(names, sums.tolist(), strict=True):
+                totals[name] = totals.get(name, 0.0) + total
+                counts[name] = counts.get(name, 0) + self.counts[names]
+        means = {name: total / max(counts[name], 1) for name, total in totals.items()}
+        return noted | means | {name: float(value) for name, value in self.largest.items()}

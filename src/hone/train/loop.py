@@ -37,7 +37,8 @@ class Source(Protocol[P_contra]):
 class Learner(Protocol[P]):
     """Learns: turns credit into a better policy, by gradient or in closed form."""
 
-    policy: P
+    @property
+    def policy(self) -> P: ...
 
     def values(self, episodes: Episodes) -> Values:
         """What a critic expects; `NO_VALUES` without one."""

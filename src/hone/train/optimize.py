@@ -9,8 +9,9 @@ from torch import nn
 
 from hone.core.config import Config
 from hone.objectives.terms import Terms
+from hone.train.adam import Adam
 from hone.train.flat import FlatParameters
-from hone.train.learner import Batch, Phase, adam
+from hone.train.learner import Batch, Phase
 
 P = TypeVar("P", bound=nn.Module)
 B = TypeVar("B", bound=Batch)
@@ -67,6 +68,6 @@ def policy_phase(policy: P, objective: Callable[[P, B], Terms], config: LearnerC
         name="policy",
         objective=objective,
         parameters=parameters,
-        optimizer=adam(parameters, weight_decay=config.weight_decay, betas=(first, second)),
+        optimizer=Adam(parameters, weight_decay=config.weight_decay, betas=(first, second)),
         max_grad_norm=config.max_grad_norm,
     )

@@ -2,29 +2,10 @@
 
 import importlib
 import pkgutil
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
-from typing import Any
 
 from hone.core.errors import ConfigError, did_you_mean
 from hone.train import recipes
-from hone.train.config import RunConfig
-from hone.train.job import Job
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
-    """What a recipe file offers."""
-
-    summary: str
-    """One line for `hone list recipes`."""
-    source: str
-    """Paper and year."""
-    config: type[RunConfig]
-    build: Callable[[Any], Job[Any]]
-    """Data first, then models: data faults come before anything is allocated."""
-    derive: Callable[[Any], Mapping[str, str]]
-    """What the config comes to, for `--dry-run`: no model, no work."""
+from hone.train.job import Entry
 
 
 def recipe_names() -> list[str]:

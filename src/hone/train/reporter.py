@@ -1,5 +1,6 @@
 """Hears of every step: writes metrics and samples, judges, saves checkpoints, shows progress, and stops when asked."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -8,12 +9,14 @@ from hone.core.credit import Credits, Metrics
 from hone.core.episodes import Episodes
 from hone.core.errors import DataError, InterruptedRun
 from hone.core.state import State, substate
+from hone.store.answers import write_answers
 from hone.store.checkpoints import Checkpoints
+from hone.store.evaluations import Evaluation, read_evaluations, write_evaluations
 from hone.store.folder import RunFolder
 from hone.store.metrics import MetricsWriter
 from hone.store.samples import write_samples
 from hone.train.config import RunSettings
-from hone.train.job import Job
+from hone.train.job import Job, Verdict
 from hone.train.signals import StopRequest
 from hone.train.timing import Stopwatch
 
@@ -80,7 +83,7 @@ class Reporter:
     def __call__(self, step: int, episodes: Episodes, credits: Credits, metrics: Metrics) -> None:
         told = self.job.recipe.source.metrics() | metrics
         if self._due(step, self.job.judge_every) and self.job.judge is not None:
-            told |= self.watch.time("judge", self.job.judge)
+            told |= self._judge(step, self.job.judge)
         self.score = told.get("eval/score", told.get("reward/mean", self.score))
         if self._sampling(step) and self.job.view is not None:
             write_samples(self.folder.samples_path(step), self.job.view(step, episodes, credits))
@@ -120,6 +123,19 @@ class Reporter:
     def restore(self, state: State) -> None:
         self.window.restore(substate(state, "window"))
         self.score = None if state["score"] is None else _number(state["score"])
+
+    def _judge(self, step: int, judge: Callable[[], Verdict]) -> Metrics:
+        verdict = self.watch.time("judge", judge)
+        estimate = verdict.estimate
+        if verdict.answers:
+            write_answers(self.folder.path, step, verdict.answers)
+        before, _ = read_evaluations(self.folder.path)
+        name = f"step {step}"
+        found = Evaluation(
+            stage=name, metric="score", mean=estimate.mean, low=estimate.low, high=estimate.high, n=estimate.n
+        )
+        write_evaluations(self.folder.path, [*(one for one in before if one.stage != name), found])
+        return verdict.metrics
 
     def _due(self, step: int, every: int) -> bool:
         return step == self.steps or (every > 0 and step % every == 0)

@@ -1,37 +1,28 @@
-"""What the recipes for language models share: the policy, prompts made ready, the engine as an actor, rewards as a judge.
+"""What the recipes for language models share: how answers are generated, and how they are shown.
 
 Belongs here: wiring that two recipes need. Does not: anything that makes one recipe differ from another.
 """
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
-from pathlib import Path
+from collections.abc import Callable
+from functools import partial
 
 import numpy as np
-from numpy.typing import NDArray
 from pydantic import Field
-from torch import nn
 
 from hone.core.config import Config
 from hone.core.credit import Credits
 from hone.core.episodes import Episodes, Status
-from hone.core.errors import DataError, Faults
-from hone.core.generation import Completion, Generator, Request, Sampling
-from hone.engine.engine import Engine
-from hone.envs.dataset import Example, Examples
-from hone.envs.text import Answer, Prompt
-from hone.envs.text_task import TaskConfig
-from hone.models.decoder import Decoder
-from hone.models.folder import load_weights, save_model
-from hone.models.outlook import Outlook
+from hone.core.errors import all_at_once
+from hone.core.generation import Sampling
+from hone.envs.dataset import Examples, overlap
+from hone.evaluate.policies import ModelSource, open_tokenizer
+from hone.evaluate.text import EvaluationConfig, TextExam
+from hone.models.policy import TokenPolicy
 from hone.models.tokenizers import Tokenizer
-from hone.rewards.budget import Budget
 from hone.rewards.config import RewardsConfig
-from hone.rewards.jobs import RewardBatch, Ticket
-from hone.rewards.scores import Scores
-from hone.rewards.workers import WorkerPool
+from hone.rewards.functions import check_reference
 from hone.store.samples import SampleRow
-from hone.train.tokens import TokenBatch
+from hone.train.job import Verdict
 
 
 class RolloutConfig(Config):
@@ -66,110 +57,47 @@ class RolloutConfig(Config):
         )
 
 
-class TokenPolicy(nn.Module):
-    """A decoder and the tokenizer it speaks with."""
-
-    def __init__(self, decoder: Decoder, tokenizer: Tokenizer, temperature: float = 1.0) -> None:
-        super().__init__()
-        self.decoder = decoder
-        self.tokenizer = tokenizer
-        self.temperature = temperature
-
-    def outlook(self, batch: TokenBatch, *, entropy: bool = False) -> Outlook:
-        """Log-probabilities (and entropies) `[n]` of the batch's decisions, with gradient."""
-        hidden = self.decoder.hidden(batch.packed)[batch.at]
-        return self.decoder.outlook(
-            hidden, batch.chosen, self.temperature, entropy=entropy, vocab_size_used=self.tokenizer.size
-        )
-
-    def save(self, folder: Path) -> None:
-        """A Hugging Face folder: weights, config, tokenizer."""
-        save_model(self.decoder, folder, tokenizer_from=None)
-        self.tokenizer.save(folder)
-
-    def load(self, folder: Path) -> None:
-        """Take up, in place, the weights of a folder that `save` wrote."""
-        load_weights(self.decoder, folder)
+STAGE = "stage:"
+"""A model path `stage:NAME` means the policy that an earlier stage of the same pipeline leaves behind."""
 
 
-@dataclass
-class EngineActor:
-    """The embedded engine as an actor: it draws from the trainer's own weights."""
-
-    engine: Engine
-
-    def generate(self, requests: Sequence[Request]) -> Iterator[Completion]:
-        return self.engine.generate(requests)
-
-    def publish(self, policy: TokenPolicy, version: int) -> None:
-        self.engine.publish(version)
-
-
-@dataclass
-class PoolJudge:
-    """Reward functions in their worker processes, and the budget of answers that may go unscored."""
-
-    pool: WorkerPool
-    budget: Budget
-
-    def submit(self, answers: Sequence[Answer]) -> Ticket:
-        names = answers[0].columns.keys()
-        chat = not isinstance(answers[0].prompt, str)
-        return self.pool.submit(
-            RewardBatch(
-                prompts=[answer.prompt for answer in answers],
-                completions=[
-                    [{"role": "assistant", "content": answer.text}] if chat else answer.text for answer in answers
-                ],
-                columns={name: [answer.columns[name] for answer in answers] for name in names},
-            )
-        )
-
-    def gather(self, tickets: Sequence[Ticket]) -> Scores:
-        scores = self.pool.gather(*tickets)
-        self.budget.observe(scores)
-        return scores
+def check_text(
+    model: ModelSource,
+    examples: Callable[[], Examples],
+    evaluation: EvaluationConfig | None,
+    rewards: RewardsConfig | None = None,
+) -> list[str]:
+    """Everything that can be known to be wrong before a model is loaded, at once; returns warnings."""
+    checks: dict[str, Callable[[], object]] = {"train": examples}
+    if evaluation is not None:
+        checks["evaluation"] = evaluation.task.examples
+    for number, one in enumerate((rewards, None if evaluation is None else evaluation.rewards)):
+        if one is not None:
+            checks[f"rewards {number}"] = partial(_check_references, one)
+    if model.path is None or not model.path.startswith(STAGE):
+        checks["model"] = partial(open_tokenizer, model)
+    found = all_at_once(checks)
+    warnings: list[str] = []
+    train, held_out = found["train"], found.get("evaluation")
+    if isinstance(train, Examples):
+        warnings.extend(train.warnings)
+        if isinstance(held_out, Examples) and evaluation is not None and not evaluation.task.generated:
+            both = overlap(train, held_out)
+            if both.count:
+                shown = ", ".join(both.ids[:5])
+                warnings.append(f"{both.count} prompts stand in the training and in the evaluation set: {shown}")
+    return warnings
 
 
-def pool_judge(config: RewardsConfig) -> PoolJudge:
-    budget = Budget(
-        allowed=config.missing_allowed, window=config.missing_window, barren_batches=config.barren_batches
-    )
-    return PoolJudge(WorkerPool(config), budget)
+def _check_references(rewards: RewardsConfig) -> None:
+    for function in rewards.functions:
+        check_reference(function.use)
 
 
-def make_engine(policy: TokenPolicy, *, slots: int, longest_prompt: int, max_tokens: int, seed: int) -> Engine:
-    """An engine over the policy's own module, with room for its longest prompt and answer."""
-    tokenizer = policy.tokenizer
-    return Engine(
-        policy.decoder,
-        tokenizer.decode,
-        eos_id=tokenizer.eos_id,
-        slots=slots,
-        max_len_tokens=longest_prompt + max_tokens,
-        seed=seed,
-        vocab_size_used=tokenizer.size,
-    )
-
-
-def make_prompts(examples: Examples, task: TaskConfig, tokenizer: Tokenizer, *, room: int) -> list[Prompt]:
-    """Prompts as tokens. Raises DataError naming every prompt that has more than `room` tokens."""
-    prompts = [_prompt(example, task, tokenizer) for example in examples]
-    long = [prompt for prompt in prompts if len(prompt.tokens) > room]
-    if long:
-        shown = ", ".join(f"{prompt.id} ({len(prompt.tokens)} tokens)" for prompt in long[:5])
-        raise DataError(
-            f"{examples.source}: {len(long)} of {len(prompts)} prompts are longer than the {room} tokens that the model's "
-            f"context leaves for a prompt: {shown}; shorten them, lower rollout.max_tokens, or take a model with more "
-            "positions"
-        )
-    return prompts
-
-
-def _prompt(example: Example, task: TaskConfig, tokenizer: Tokenizer) -> Prompt:
-    turns = task.fill(example.prompt)
-    tokens = tokenizer.encode(turns) if isinstance(turns, str) else tokenizer.apply_chat(turns)
-    return Prompt(id=example.id, turns=turns, tokens=tokens, columns=example.columns)
+def judge_policy(exam: TextExam, policy: TokenPolicy) -> Verdict:
+    """The policy as it stands, on the held-out prompts."""
+    judged = exam.ask_policy(policy)
+    return Verdict(estimate=judged.estimate, metrics=judged.metrics(), answers=judged.rows())
 
 
 def answer_rows(

@@ -66,10 +66,6 @@ class TimedLearner(Generic[P]):
     def policy(self) -> P:
         return self.learner.policy
 
-    @policy.setter
-    def policy(self, policy: P) -> None:
-        self.learner.policy = policy
-
     def values(self, episodes: Episodes) -> Values:
         return self.watch.time("values", lambda: self.learner.values(episodes))
 

@@ -1,7 +1,7 @@
 """How episodes of tokens are laid out for a gradient.
 
-A row is a group of sequences that share their prompt: the prompt is computed once and each answer branches off it, so a
-group of eight answers to a long question costs little more than one. Without a shared prompt a row is one sequence.
+A row is a few sequences that begin alike: what they share (a question, a system prompt) is computed once as the row's
+trunk, and each sequence branches off it, so a group of eight answers to a long question costs little more than one.
 No padding is laid out, and only positions at which the policy decided are ever turned into log-probabilities, so that
 nothing a prompt or a tool said can reach a loss.
 """
@@ -50,17 +50,23 @@ class TokenLayout:
 
     scheme: Scheme
     """Aggregation: lengths of the step's sequences -> weight of a decision of each."""
-    share_prompts: bool = True
+    share_prefixes: bool = True
+    """Lay sequences that begin alike in one row; the result is the same, the work is less."""
     skip_zero_advantage: bool = False
     """Leave out sequences whose advantages are all 0. Right only for losses that are proportional to the advantage."""
-    max_row_tokens: int = 1 << 62
-    """A group is cut into several rows (each with its prompt) before a row grows above this."""
+    row_tokens: int = 512
+    """A row takes no further sequence beyond this: attention within a row costs the square of its length."""
     device: str = "cpu"
 
     def __call__(self, episodes: Episodes, credits: Credits) -> "TokenRows":
-        starts = _row_starts(episodes, self.max_row_tokens) if self.share_prompts else np.ones(len(episodes), bool)
-        row_offsets = np.append(np.flatnonzero(starts), len(episodes)).astype(np.int64)
-        return TokenRows(layout=self, episodes=episodes, advantage=credits.advantage, row_offsets=row_offsets)
+        starts, trunks = _rows(episodes, self.row_tokens if self.share_prefixes else 0)
+        return TokenRows(
+            layout=self,
+            episodes=episodes,
+            advantage=credits.advantage,
+            row_offsets=np.append(starts, len(episodes)).astype(np.int64),
+            trunks=trunks,
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +79,8 @@ class TokenRows:
     """`[N]`."""
     row_offsets: Ints
     """`[R+1]` sequences of each row."""
+    trunks: Ints
+    """`[R]` tokens that all sequences of a row begin with."""
     scale: NDArray[np.float64] | None = None
     """`[E]` weight of each decision of a sequence, once fixed."""
     anchor: NDArray[np.float32] | None = None
@@ -82,13 +90,13 @@ class TokenRows:
         return len(self.row_offsets) - 1
 
     def sizes(self) -> NDArray[np.int64]:
-        prompts, bodies = self._spans()
-        starts = self.row_offsets[:-1]
-        return prompts[starts] + np.add.reduceat(bodies, starts) if len(self) else np.zeros(0, np.int64)
+        return self.trunks + np.bincount(
+            owner_of(self.row_offsets), weights=self._bodies(), minlength=len(self)
+        ).astype(np.int64)
 
     def take(self, rows: NDArray[np.int64]) -> Self:
         counts = np.diff(self.row_offsets)[rows]
-        return self._sequences(ranges(self.row_offsets[:-1][rows], counts), offsets_of(counts))
+        return self._sequences(ranges(self.row_offsets[:-1][rows], counts), offsets_of(counts), self.trunks[rows])
 
     def weighted(self) -> Self:
         lengths = self.episodes.lengths
@@ -98,7 +106,7 @@ class TokenRows:
         size = np.bincount(self.episodes.owner, weights=np.abs(self.advantage), minlength=len(lengths))
         kept = np.flatnonzero(size > 0)
         per_row = np.bincount(owner_of(self.row_offsets)[kept], minlength=len(self))
-        return rows._sequences(kept, offsets_of(per_row[per_row > 0]))
+        return rows._sequences(kept, offsets_of(per_row[per_row > 0]), self.trunks[per_row > 0])
 
     def with_anchor(self, logp_of: Callable[[TokenBatch], Tensor], budget_tokens: int) -> Self:
         """The same rows with the reference policy's log-probabilities, computed without gradient."""
@@ -131,66 +139,77 @@ class TokenRows:
             sequence=column(owner),
         )
 
-    def _sequences(self, index: Ints, row_offsets: Ints) -> Self:
+    def _sequences(self, index: Ints, row_offsets: Ints, trunks: Ints) -> Self:
         where = ranges(self.episodes.offsets[:-1][index], self.episodes.lengths[index])
         return replace(
             self,
             episodes=self.episodes.take(index),
             advantage=self.advantage[where],
             row_offsets=row_offsets,
+            trunks=trunks,
             scale=None if self.scale is None else self.scale[index],
             anchor=None if self.anchor is None else self.anchor[where],
         )
 
-    def _spans(self) -> tuple[Ints, Ints]:
-        """Tokens of each sequence's prompt, and of the rest that has to be read (its last token predicts nothing)."""
-        seen = self.episodes.transcript
-        prompts = seen.at[self.episodes.offsets[:-1]] - seen.offsets[:-1]
-        return prompts, np.diff(seen.offsets) - prompts - 1
+    def _bodies(self) -> Ints:
+        """`[E]` tokens of each sequence after its trunk that have to be read (the last one predicts nothing)."""
+        lengths = np.diff(self.episodes.transcript.offsets)
+        return lengths - np.repeat(self.trunks, np.diff(self.row_offsets)) - 1
 
     def _pack(self) -> tuple[Packed, Ints]:
         """The rows' tokens, and for each decision where in them it was decided.
 
-        A row is laid out as its prompt (branch 0) and then, for each of its sequences, what follows (branch 1, 2, ...).
+        A row is laid out as its trunk (branch 0) and then, for each of its sequences, what follows (branch 1, 2, ...).
         """
         seen, offsets = self.episodes.transcript, self.row_offsets
-        prompts, bodies = self._spans()
         first, row = offsets[:-1], owner_of(offsets)
-        trunk = first + np.arange(len(self))  # where each row's prompt stands among all segments
+        shared = self.trunks[row]
+        trunk = first + np.arange(len(self))  # where each row's trunk stands among all segments
         body = np.arange(len(self.episodes)) + row + 1
         starts, lengths, positions, branches = np.zeros((4, len(trunk) + len(body)), dtype=np.int64)
-        starts[trunk], lengths[trunk] = seen.offsets[:-1][first], prompts[first]
-        starts[body], lengths[body] = seen.offsets[:-1] + prompts, bodies
-        positions[body] = prompts
+        starts[trunk], lengths[trunk] = seen.offsets[:-1][first], self.trunks
+        starts[body], lengths[body] = seen.offsets[:-1] + shared, self._bodies()
+        positions[body] = shared
         branches[body] = np.arange(len(self.episodes)) - first[row] + 1
         segments = offsets_of(lengths)
-        shared = len(self) < len(self.episodes)
+        branched = len(self) < len(self.episodes)
         device = self.layout.device
         packed = Packed(
             tokens=torch.from_numpy(seen.tokens[ranges(starts, lengths)].astype(np.int64)).to(device),
             positions=torch.from_numpy(ranges(positions, lengths)).to(device),
             offsets=segments[np.append(trunk, len(lengths))],
-            branch=torch.from_numpy(np.repeat(branches, lengths)).to(device) if shared else None,
+            branch=torch.from_numpy(np.repeat(branches, lengths)).to(device) if branched else None,
         )
         owner = self.episodes.owner
-        before = seen.at - seen.offsets[:-1][owner] - 1 - prompts[owner]  # -1: decided at the prompt's last token
+        before = seen.at - seen.offsets[:-1][owner] - 1 - shared[owner]  # -1: decided at the trunk's last token
         at = np.where(before < 0, segments[1:][trunk][row][owner] - 1, segments[:-1][body][owner] + before)
         return packed, at
 
 
-def _row_starts(episodes: Episodes, max_row_tokens: int) -> NDArray[np.bool_]:
-    """`[E]` whether a sequence begins a row: it does unless it shares group and prompt with the one before."""
-    seen, offsets = episodes.transcript, episodes.transcript.offsets
-    prompt_ends = seen.at[episodes.offsets[:-1]]
-    starts = np.ones(len(episodes), dtype=np.bool_)
-    prompt, filled = seen.tokens[:0], 0
-    for number in range(len(episodes)):
-        mine = seen.tokens[offsets[number] : prompt_ends[number]]
-        body = int(offsets[number + 1] - prompt_ends[number]) - 1
-        together = number > 0 and episodes.group[number] == episodes.group[number - 1] and np.array_equal(mine, prompt)
-        if together and filled + body <= max_row_tokens:
-            starts[number] = False
-            filled += body
-        else:
-            prompt, filled = mine, len(mine) + body
-    return starts
+def _rows(episodes: Episodes, row_tokens: int) -> tuple[Ints, Ints]:
+    """First sequence of each row `[R]`, and the tokens that its sequences share `[R]`.
+
+    A sequence joins the row before it while that saves tokens: k sequences that share t tokens save (k - 1) t. So answers
+    to one question stay together, and examples that share only a system prompt share just that.
+    """
+    seen = episodes.transcript
+    begins = seen.offsets[:-1].tolist()
+    prompts = (seen.at[episodes.offsets[:-1]] - seen.offsets[:-1]).tolist()
+    lengths = np.diff(seen.offsets).tolist()
+    starts: list[int] = []
+    trunks: list[int] = []
+    together, read = 0, 0
+    for number, (begin, prompt, length) in enumerate(zip(begins, prompts, lengths, strict=True)):
+        if together:
+            first = begins[starts[-1]]
+            most = min(trunks[-1], prompt)
+            differ = seen.tokens[first : first + most] != seen.tokens[begin : begin + most]
+            alike = int(differ.argmax()) if differ.any() else most
+            grown = read + length - (together + 1) * alike
+            if together * alike > (together - 1) * trunks[-1] and alike + grown <= row_tokens:
+                trunks[-1], together, read = alike, together + 1, read + length
+                continue
+        starts.append(number)
+        trunks.append(prompt)
+        together, read = 1, length
+    return np.array(starts, dtype=np.int64), np.array(trunks, dtype=np.int64)

@@ -6,22 +6,25 @@ Only the completion is learned: prompts are seen, never imitated. Rows are packe
 from collections.abc import Mapping
 from functools import partial
 
+from pydantic import Field
+
 from hone.credit.returns import as_paid
 from hone.envs.text import supervised
 from hone.envs.text_task import TaskConfig
+from hone.models.policy import TokenPolicy
 from hone.objectives.terms import Terms
 from hone.objectives.weights import token_mean
 from hone.train.config import RunConfig
-from hone.train.job import Job
+from hone.train.job import Entry, Job, nothing
 from hone.train.learner import GradientLearner
 from hone.train.loop import Recipe
 from hone.train.optimize import LearnerConfig, policy_phase, schedule
-from hone.train.policies import ModelSource, open_policy, open_tokenizer
-from hone.train.registry import Entry
+from hone.evaluate.policies import ModelSource, open_policy, open_tokenizer
+from hone.evaluate.text import EvaluationConfig, prepare_exam
 from hone.train.sources import Logged
-from hone.train.text import TokenPolicy, answer_rows
+from hone.train.text import answer_rows, check_text, judge_policy
 from hone.train.tokens import TokenBatch, TokenLayout
-from hone.train.worked import SolutionConfig, worked_examples
+from hone.train.worked import SolutionConfig, encode_examples, worked_examples
 
 
 class Sft(RunConfig):
@@ -33,21 +36,24 @@ class Sft(RunConfig):
     """Prompts with completions; a task without completions needs `solution`."""
     solution: SolutionConfig | None = None
     """Makes the completions from what a task knows of its answers."""
-    batch: int = 64
+    batch: int = Field(default=64, ge=1)
     """Examples per step."""
     learner: LearnerConfig
     """How it steps."""
+    evaluation: EvaluationConfig | None = None
+    """Held-out prompts, judged along the way and at the end."""
 
 
 def objective(policy: TokenPolicy, batch: TokenBatch) -> Terms:
     """-log pi of each completion token, in nats."""
-    now = policy.outlook(batch)
+    now = policy.outlook(batch.packed, batch.at, batch.chosen)
     return Terms(loss=-batch.advantage * now.logp, metrics={"policy/nll_nats": -now.logp.detach()})
 
 
 def build(config: Sft) -> Job[TokenPolicy]:
     tokenizer, context = open_tokenizer(config.model)
-    examples = worked_examples(config.task, config.solution)
+    exam = None if config.evaluation is None else prepare_exam(config.evaluation, tokenizer, context=context)
+    examples = worked_examples(config.task, config.solution, apart_from=() if exam is None else (exam.examples,))
     log = supervised(*encode_examples(examples, config.task, tokenizer, context=context))
     policy = open_policy(config.model, seed=config.seed, device=config.run.device, temperature=1.0)
     recipe = Recipe(
@@ -55,7 +61,7 @@ def build(config: Sft) -> Job[TokenPolicy]:
         credit=as_paid,
         learner=GradientLearner(
             policy=policy,
-            layout=TokenLayout(scheme=token_mean, share_prompts=False, device=config.run.device),
+            layout=TokenLayout(scheme=token_mean, device=config.run.device),
             phases=[policy_phase(policy, objective, config.learner)],
             seed=config.seed,
             learning_rate=schedule(config.learner, config.learner.optimizer_steps(config.steps)),
@@ -70,10 +76,34 @@ def build(config: Sft) -> Job[TokenPolicy]:
         save_policy=policy.save,
         load_policy=policy.load,
         view=partial(answer_rows, tokenizer=policy.tokenizer),
+        judge=None if exam is None else partial(judge_policy, exam, policy),
+        judge_every=0 if config.evaluation is None else config.evaluation.every,
         fingerprint=examples.fingerprint,
         warnings=examples.warnings,
+        close=exam.close if exam is not None else nothing,
     )
 
 
+def check(config: Sft) -> list[str]:
+    return check_text(config.model, partial(worked_examples, config.task, config.solution), config.evaluation)
+
+
 def derive(config: Sft) -> Mapping[str, str]:
-    ...
+    learner = config.learner
+    return {
+        "examples per step": str(config.batch),
+        "optimizer steps": f"{config.steps} x {learner.epochs * learner.minibatches} = "
+        f"{learner.optimizer_steps(config.steps)}",
+        "examples seen": f"{config.steps * config.batch} (x {learner.epochs} epochs of each step)",
+        "micro-batch": f"at most {learner.micro_batch_tokens} tokens",
+    }
+
+
+ENTRY = Entry(
+    summary="supervised fine-tuning: imitate the log's completions",
+    source="negative log-likelihood of completion tokens",
+    config=Sft,
+    build=build,
+    check=check,
+    derive=derive,
+)

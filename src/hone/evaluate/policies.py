@@ -9,11 +9,11 @@ from hone.core.clock import SystemClock
 from hone.core.config import Config
 from hone.core.errors import DataError
 from hone.models.config import Family, ModelConfig
-from hone.models.folder import load_model
+from hone.models.folder import load_model, read_config
 from hone.models.init import new_model
 from hone.models.tokenizers import Tokenizer, byte_tokenizer, character_tokenizer, load_tokenizer
 from hone.store.folder import open_run
-from hone.train.text import TokenPolicy
+from hone.models.policy import TokenPolicy
 
 PRINTABLE = "\n" + "".join(chr(code) for code in range(32, 127))
 
@@ -102,7 +102,7 @@ def policy_folder(path: Path) -> Path:
 
 
 def _new_tokenizer(new: NewModel) -> Tokenizer:
-    return byte_tokenizer() if new.tokenizer == "bytes" else character_tokenizer(new.alphabet)
+    return byte_tokenizer() if new.tokenizer == "bytes" else character_tokenizer([new.alphabet])
 
 
 def _architecture(new: NewModel, tokenizer: Tokenizer) -> ModelConfig:

@@ -1,0 +1,1 @@
+"""Learners in closed form: posteriors over what each arm pays. Numpy only."""

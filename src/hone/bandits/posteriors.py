@@ -1,0 +1,155 @@
+"""What is believed of the arms of a bandit, and how a reward changes it.
+
+Belongs here: conjugate posteriors. A posterior draws one plausible reward per arm and decision; acting on the greatest
+is Thompson sampling (Thompson, 1933). Deciding and learning are in `thompson.py`.
+"""
+
+import json
+from pathlib import Path
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hone.core.errors import DataError
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+FORMAT = 1
+
+
+class Posterior(Protocol):
+    """Belief about K arms, given contexts of d numbers."""
+
+    kind: str
+
+    def draw(self, context: Floats, draws: np.random.Generator) -> Floats:
+        """Plausible rewards `[n, K]` for contexts `[n, d]`, an independent draw for each."""
+        ...
+
+    def mean(self, context: Floats) -> Floats:
+        """Expected rewards `[n, K]`."""
+        ...
+
+    def observe(self, context: Floats, arm: Ints, reward: Floats) -> None:
+        """Learn from decisions `[n, d]`, `[n]`, `[n]`; raises DataError for rewards that the model has no room for."""
+        ...
+
+    def numbers(self) -> dict[str, Floats]:
+        """All that it consists of."""
+        ...
+
+    def take_up(self, numbers: dict[str, Floats]) -> None:
+        """Become what `numbers()` told; raises DataError for other names or shapes."""
+        ...
+
+
+class BetaBernoulli:
+    """Arms that pay 0 or 1, each with a Beta(`alpha`, `beta`) belief about its rate; contexts are ignored."""
+
+    kind = "beta_bernoulli"
+
+    def __init__(self, arms: int, *, alpha: float = 1.0, beta: float = 1.0) -> None:
+        self.alpha = np.full(arms, alpha)
+        self.beta = np.full(arms, beta)
+
+    def draw(self, context: Floats, draws: np.random.Generator) -> Floats:
+        return draws.beta(self.alpha, self.beta, size=(len(context), len(self.alpha)))
+
+    def mean(self, context: Floats) -> Floats:
+        rate = self.alpha / (self.alpha + self.beta)
+        return np.broadcast_to(rate, (len(context), len(rate)))
+
+    def observe(self, context: Floats, arm: Ints, reward: Floats) -> None:
+        del context
+        wrong = np.flatnonzero((reward != 0.0) & (reward != 1.0))
+        if len(wrong):
+            raise DataError(
+                f"reward {reward[wrong[0]]} of decision {wrong[0]}: a Beta-Bernoulli bandit learns from 0 and 1 only; "
+                'use model.kind = "linear" for other rewards'
+            )
+        self.alpha += np.bincount(arm, weights=reward, minlength=len(self.alpha))
+        self.beta += np.bincount(arm, weights=1.0 - reward, minlength=len(self.beta))
+
+    def numbers(self) -> dict[str, Floats]:
+        return {"alpha": self.alpha.copy(), "beta": self.beta.copy()}
+
+    def take_up(self, numbers: dict[str, Floats]) -> None:
+        _require_fit(self.numbers(), numbers)
+        self.alpha, self.beta = numbers["alpha"].copy(), numbers["beta"].copy()
+
+
+class LinearGaussian:
+    """Arms that pay x . theta_k plus Gaussian noise; theta_k ~ N(0, 1 / prior_precision) (Agrawal & Goyal, 2013).
+
+    With noise variance s^2 the belief about theta_k is N(A^-1 b, A^-1), A = prior_precision I + sum x x' / s^2 and
+    b = sum x r / s^2.
+    """
+
+    kind = "linear_gaussian"
+
+    def __init__(self, arms: int, features: int, *, noise: float = 1.0, prior_precision: float = 1.0) -> None:
+        self.precision = np.repeat(np.eye(features)[None] * prior_precision, arms, axis=0)
+        """`[K, d, d]` A."""
+        self.pull = np.zeros((arms, features))
+        """`[K, d]` b."""
+        self.noise = noise
+
+    def draw(self, context: Floats, draws: np.random.Generator) -> Floats:
+        arms, features = self.pull.shape
+        # With A = L L', theta = A^-1 b + L'^-1 z has covariance A^-1.
+        lower = np.linalg.cholesky(self.precision)
+        spread = np.linalg.solve(np.swapaxes(lower, 1, 2), np.eye(features))
+        noise = draws.standard_normal((len(context), arms, features))
+        theta = self._center() + np.einsum("kij,nkj->nki", spread, noise)
+        return np.einsum("nd,nkd->nk", context, theta)
+
+    def mean(self, context: Floats) -> Floats:
+        return context @ self._center().T
+
+    def observe(self, context: Floats, arm: Ints, reward: Floats) -> None:
+        if not np.isfinite(reward).all():
+            where = int(np.flatnonzero(~np.isfinite(reward))[0])
+            raise DataError(f"reward {reward[where]} of decision {where} is not finite")
+        scaled = context / self.noise**2
+        np.add.at(self.precision, arm, np.einsum("ni,nj->nij", scaled, context))
+        np.add.at(self.pull, arm, scaled * reward[:, None])
+
+    def numbers(self) -> dict[str, Floats]:
+        return {"precision": self.precision.copy(), "pull": self.pull.copy(), "noise": np.array(self.noise)}
+
+    def take_up(self, numbers: dict[str, Floats]) -> None:
+        _require_fit(self.numbers(), numbers)
+        self.precision, self.pull = numbers["precision"].copy(), numbers["pull"].copy()
+        self.noise = float(numbers["noise"])
+
+    def _center(self) -> Floats:
+        return np.linalg.solve(self.precision, self.pull[:, :, None])[:, :, 0]
+
+
+def save_posterior(posterior: Posterior, folder: Path) -> None:
+    """Write `policy.json`: kind and numbers, which survive the text exactly."""
+    folder.mkdir(parents=True, exist_ok=True)
+    numbers = {name: values.tolist() for name, values in posterior.numbers().items()}
+    text = json.dumps({"format": FORMAT, "kind": posterior.kind, "numbers": numbers}, indent=1)
+    (folder / "policy.json").write_text(text + "\n", encoding="utf-8")
+
+
+def load_posterior(posterior: Posterior, folder: Path) -> None:
+    """Read what `save_posterior` wrote into a posterior of the same kind and size; raises DataError."""
+    path = folder / "policy.json"
+    try:
+        saved: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        kind, numbers = saved["kind"], saved["numbers"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{path}: cannot read the posterior: {error!r}") from error
+    if kind != posterior.kind:
+        raise DataError(f"{path}: a {kind} posterior; this run's is {posterior.kind}")
+    posterior.take_up({name: np.array(values, dtype=np.float64) for name, values in numbers.items()})
+
+
+def _require_fit(here: dict[str, Floats], saved: dict[str, Floats]) -> None:
+    shapes = {name: values.shape for name, values in here.items()}
+    others = {name: values.shape for name, values in saved.items()}
+    if shapes != others:
+        raise DataError(f"the saved posterior has {others}, this run's has {shapes}")

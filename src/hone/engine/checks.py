@@ -1,0 +1,53 @@
+"""What is wrong with requests, found before any token is drawn."""
+
+import math
+from collections.abc import Sequence
+
+from hone.core.errors import ConfigError, DataError, Faults
+from hone.core.generation import Request, Sampling
+
+
+def check_sampling(sampling: Sampling) -> None:
+    """Raise ConfigError with every setting that cannot be meant."""
+    faults = Faults(ConfigError)
+    if sampling.max_tokens < 1:
+        faults.add(f"sampling.max_tokens must be at least 1, got {sampling.max_tokens}")
+    if not (math.isfinite(sampling.temperature) and sampling.temperature > 0):
+        hint = "; for the likeliest token set greedy = true" if sampling.temperature == 0 else ""
+        faults.add(f"sampling.temperature must be a finite number > 0, got {sampling.temperature}{hint}")
+    if sampling.top_k < 0:
+        faults.add(f"sampling.top_k must be 0 (off) or more, got {sampling.top_k}")
+    if not 0 < sampling.top_p <= 1:
+        faults.add(f"sampling.top_p must be in (0, 1], got {sampling.top_p}")
+    if "" in sampling.stop:
+        faults.add("sampling.stop contains an empty string, which would end every completion at once")
+    faults.raise_if_any()
+
+
+def check_requests(requests: Sequence[Request], *, context: int, vocab: int) -> None:
+    """Raise DataError naming every request that cannot be run: id, what is wrong, what to change.
+
+    `context` and `vocab`: most positions of a sequence, and how many token ids there are. ConfigError for settings.
+    """
+    for sampling in dict.fromkeys(request.sampling for request in requests):
+        check_sampling(sampling)
+    faults = Faults(DataError)
+    seen: set[str] = set()
+    for request in requests:
+        name, prompt, most = f"request {request.id!r}", request.prompt, request.sampling.max_tokens
+        if request.id in seen:
+            faults.add(f"{name}: the id is given twice in one call; its samples would be drawn alike")
+        seen.add(request.id)
+        if request.samples < 1:
+            faults.add(f"{name}: samples must be at least 1, got {request.samples}")
+        if not len(prompt):
+            faults.add(f"{name}: the prompt is empty; it needs at least one token")
+            continue
+        if len(prompt) + most > context:
+            faults.add(
+                f"{name}: a prompt of {len(prompt)} tokens and max_tokens {most} do not fit in {context} positions; "
+                "shorten or drop the prompt, or lower max_tokens"
+            )
+        if prompt.min() < 0 or prompt.max() >= vocab:
+            faults.add(f"{name}: token ids run from {prompt.min()} to {prompt.max()}; the model knows 0 to {vocab - 1}")
+    faults.raise_if_any()

@@ -1,0 +1,116 @@
+"""Bandits: arms that pay by a rule which the learner does not know.
+
+A pull is an episode of one decision. What an arm pays at pull n is a function of (seed, n), whatever was pulled
+before, so that two policies compared on one seed meet the same luck.
+"""
+
+from dataclasses import dataclass
+from typing import Annotated, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from hone.core.config import Config
+from hone.core.episodes import Episodes, Status
+from hone.core.random import generator
+from hone.core.state import State, integer
+
+Floats = NDArray[np.float64]
+Ints = NDArray[np.int64]
+
+
+class BernoulliArms(Config):
+    """Arms that pay 1 with a fixed probability, else 0."""
+
+    kind: Literal["bernoulli"]
+    """Names this alternative."""
+    rates: list[Annotated[float, Field(ge=0, le=1)]] = Field(min_length=2)
+    """Probability of each arm."""
+
+
+class LinearArms(Config):
+    """Arms that pay a linear function of the context, plus noise; contexts and functions are drawn at random."""
+
+    kind: Literal["linear"]
+    """Names this alternative."""
+    arms: int = Field(default=5, ge=2)
+    """How many."""
+    features: int = Field(default=4, ge=1)
+    """Numbers in a context, each standard normal."""
+    noise: float = Field(default=0.1, ge=0)
+    """Standard deviation of the noise."""
+
+
+Arms = Annotated[BernoulliArms | LinearArms, Field(discriminator="kind")]
+
+
+class Chooser(Protocol):
+    """Whoever pulls."""
+
+    version: int
+
+    def choose(self, context: Floats, draws: np.random.Generator) -> tuple[Ints, NDArray[np.float32]]:
+        """Contexts `[n, d]` -> arms `[n]`, log-probabilities `[n]` in nats (NaN where unknown)."""
+        ...
+
+
+@dataclass
+class ArmsWorld:
+    """`pulls` decisions per rollout, all made before any reward is seen."""
+
+    config: BernoulliArms | LinearArms
+    pulls: int
+    seed: int
+    rollouts: int = 0
+
+    def __post_init__(self) -> None:
+        config = self.config
+        if isinstance(config, LinearArms):
+            self.theta = generator(self.seed, "arms").standard_normal((config.arms, config.features))
+            """`[K, d]` what each arm pays per unit of each feature."""
+
+    def rollout(self, actor: Chooser) -> Episodes:
+        self.rollouts += 1
+        luck = generator(self.seed, "pull", self.rollouts)
+        context = self._contexts(luck)
+        chosen, logp = actor.choose(context, generator(self.seed, "act", self.rollouts))
+        reward = self._pay(context, luck)[np.arange(self.pulls), chosen]
+        done = np.ones(self.pulls, dtype=np.bool_)
+        return Episodes(
+            offsets=np.arange(self.pulls + 1),
+            seen=context,
+            chosen=chosen,
+            logp=logp,
+            version=np.full(self.pulls, actor.version, dtype=np.int32),
+            reward=reward.astype(np.float32),
+            group=(self.rollouts - 1) * self.pulls + np.arange(self.pulls),
+            terminated=done,
+            truncated=~done,
+            final=context,
+            score=reward,
+            status=np.full(self.pulls, Status.SCORED, dtype=np.uint8),
+        )
+
+    def worth(self, context: Floats) -> Floats:
+        """Expected reward of each arm `[n, K]`: the truth, for judging."""
+        if isinstance(self.config, BernoulliArms):
+            return np.broadcast_to(np.array(self.config.rates), (len(context), len(self.config.rates)))
+        return context @ self.theta.T
+
+    def state(self) -> State:
+        return {"rollouts": self.rollouts}
+
+    def restore(self, state: State) -> None:
+        self.rollouts = integer(state, "rollouts")
+
+    def _contexts(self, luck: np.random.Generator) -> Floats:
+        features = self.config.features if isinstance(self.config, LinearArms) else 0
+        return luck.standard_normal((self.pulls, features))
+
+    def _pay(self, context: Floats, luck: np.random.Generator) -> Floats:
+        """What every arm would pay `[n, K]`."""
+        expected = self.worth(context)
+        if isinstance(self.config, BernoulliArms):
+            return (luck.random(expected.shape) < expected).astype(np.float64)
+        return expected + self.config.noise * luck.standard_normal(expected.shape)

@@ -1,0 +1,123 @@
+"""Minari's HDF5 layout, read and written without Minari itself.
+
+`main_data.hdf5` holds a group `episode_N` per episode with `observations` `[T+1, ...]`, `actions`, `rewards`,
+`terminations` and `truncations` `[T]`; the spaces stand as JSON text in `metadata.json` beside it, or in the file's own
+attributes (older versions). h5py is an optional dependency.
+"""
+
+import importlib
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from hone.core.episodes import Episodes, Status
+from hone.core.errors import DataError, ResourceError
+from hone.core.ragged import offsets_of
+
+FILE = "main_data.hdf5"
+NAMES = ("observations", "actions", "rewards", "terminations", "truncations")
+
+
+def read_minari(path: Path) -> tuple[Episodes, dict[str, Any], dict[str, Any]]:
+    """Episodes, and the descriptions of the observation and the action space.
+
+    `path` is the HDF5 file, its folder, or the data set's folder. Raises DataError for what is missing or of unequal
+    length, ResourceError without h5py.
+    """
+    file_path = _file(path)
+    try:
+        with _h5py().File(file_path, "r") as file:
+            described = _spaces(file_path, dict(file.attrs))
+            groups = sorted((name for name in file if name.startswith("episode_")), key=lambda name: int(name[8:]))
+            columns = [_episode(file[name], f"{file_path}: {name}") for name in groups]
+    except OSError as error:
+        raise DataError(f"{file_path}: not a whole HDF5 file: {error}") from error
+    if not columns:
+        raise DataError(f"{file_path}: no group episode_0, episode_1, ...")
+    return _joined(columns), *described
+
+
+def write_minari(folder: Path, episodes: Episodes, observation: dict[str, Any], action: dict[str, Any]) -> None:
+    """Write `data/main_data.hdf5` and `data/metadata.json` below `folder`, as Minari 0.5 lays them out."""
+    assert episodes.final is not None
+    data = folder / "data"
+    data.mkdir(parents=True, exist_ok=True)
+    with _h5py().File(data / FILE, "w") as file:
+        for number in range(len(episodes)):
+            one = episodes.take(np.array([number]))
+            steps = one.decisions
+            last = np.arange(steps) == steps - 1
+            group = file.create_group(f"episode_{number}")
+            group.attrs.update({"id": number, "total_steps": steps})
+            group["observations"] = np.concatenate([one.observations, episodes.final[number : number + 1]])
+            group["actions"], group["rewards"] = one.chosen, one.reward
+            group["terminations"], group["truncations"] = last & one.terminated[0], last & one.truncated[0]
+    metadata = {
+        "total_episodes": len(episodes),
+        "total_steps": episodes.decisions,
+        "data_format": "hdf5",
+        "observation_space": json.dumps(observation),
+        "action_space": json.dumps(action),
+    }
+    (data / "metadata.json").write_text(json.dumps(metadata, indent=2) + "\n", encoding="utf-8")
+
+
+def _h5py() -> Any:  # noqa: ANN401 - an optional library without types
+    try:
+        return importlib.import_module("h5py")
+    except ImportError as error:
+        raise ResourceError("Minari's data sets are HDF5 files: install h5py (pip install h5py)") from error
+
+
+def _file(path: Path) -> Path:
+    for candidate in (path, path / FILE, path / "data" / FILE):
+        if candidate.is_file():
+            return candidate
+    raise DataError(f"{path}: there is no {FILE} here, nor in {path / 'data'}")
+
+
+def _spaces(path: Path, attributes: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    beside = path.parent / "metadata.json"
+    held = json.loads(beside.read_text(encoding="utf-8")) if beside.is_file() else attributes
+    missing = [name for name in ("observation_space", "action_space") if name not in held]
+    if missing:
+        raise DataError(f"{path}: no {' and no '.join(missing)} in metadata.json or in the file's attributes")
+    return json.loads(held["observation_space"]), json.loads(held["action_space"])
+
+
+def _episode(group: Any, place: str) -> dict[str, np.ndarray]:  # noqa: ANN401 - an h5py group
+    missing = [name for name in NAMES if name not in group]
+    if missing:
+        raise DataError(f"{place} has no {', '.join(missing)}")
+    columns = {name: np.asarray(group[name]) for name in NAMES}
+    steps = len(columns["rewards"])
+    wrong = [
+        f"{place}: {name} has {len(columns[name])} rows, expected {steps + (name == 'observations')}"
+        for name in NAMES
+        if len(columns[name]) != steps + (name == "observations")
+    ]
+    if wrong:
+        raise DataError(*wrong)
+    return columns
+
+
+def _joined(columns: list[dict[str, np.ndarray]]) -> Episodes:
+    columns = [column for column in columns if len(column["rewards"])]
+    lengths = np.array([len(column["rewards"]) for column in columns])
+    total = int(lengths.sum())
+    return Episodes(
+        offsets=offsets_of(lengths),
+        seen=np.concatenate([column["observations"][:-1] for column in columns]),
+        chosen=np.concatenate([column["actions"] for column in columns]),
+        logp=np.full(total, np.nan, dtype=np.float32),
+        version=np.full(total, -1, dtype=np.int32),
+        reward=np.concatenate([column["rewards"] for column in columns]).astype(np.float32),
+        group=np.arange(len(columns)),
+        terminated=np.array([column["terminations"][-1] for column in columns], dtype=np.bool_),
+        truncated=np.array([column["truncations"][-1] for column in columns], dtype=np.bool_),
+        final=np.stack([column["observations"][-1] for column in columns]),
+        score=np.array([column["rewards"].sum(dtype=np.float64) for column in columns]),
+        status=np.full(len(columns), Status.SCORED, dtype=np.uint8),
+    )

@@ -1,0 +1,98 @@
+"""Asking a token policy: prompts made ready, the engine as an actor, reward functions as a judge."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from hone.core.errors import DataError
+from hone.core.generation import Completion, Request
+from hone.engine.engine import Engine
+from hone.envs.dataset import Example, Examples
+from hone.envs.text import Answer, Prompt
+from hone.envs.text_task import TaskConfig
+from hone.models.policy import TokenPolicy
+from hone.models.tokenizers import Tokenizer
+from hone.rewards.budget import Budget
+from hone.rewards.config import RewardsConfig
+from hone.rewards.jobs import RewardBatch, Ticket
+from hone.rewards.scores import Scores
+from hone.rewards.workers import WorkerPool
+
+
+@dataclass
+class EngineActor:
+    """The embedded engine as an actor: it draws from the trainer's own weights."""
+
+    engine: Engine
+
+    def generate(self, requests: Sequence[Request]) -> Iterator[Completion]:
+        return self.engine.generate(requests)
+
+    def publish(self, policy: TokenPolicy, version: int) -> None:
+        self.engine.publish(version)
+
+
+@dataclass
+class PoolJudge:
+    """Reward functions in their worker processes, and the budget of answers that may go unscored."""
+
+    pool: WorkerPool
+    budget: Budget
+
+    def submit(self, answers: Sequence[Answer]) -> Ticket:
+        names = answers[0].columns.keys()
+        chat = not isinstance(answers[0].prompt, str)
+        return self.pool.submit(
+            RewardBatch(
+                prompts=[answer.prompt for answer in answers],
+                completions=[
+                    [{"role": "assistant", "content": answer.text}] if chat else answer.text for answer in answers
+                ],
+                columns={name: [answer.columns[name] for answer in answers] for name in names},
+            )
+        )
+
+    def gather(self, tickets: Sequence[Ticket]) -> Scores:
+        scores = self.pool.gather(*tickets)
+        self.budget.observe(scores)
+        return scores
+
+
+def pool_judge(config: RewardsConfig) -> PoolJudge:
+    budget = Budget(
+        allowed=config.missing_allowed, window=config.missing_window, barren_batches=config.barren_batches
+    )
+    return PoolJudge(WorkerPool(config), budget)
+
+
+def make_engine(policy: TokenPolicy, *, slots: int, longest_prompt: int, max_tokens: int, seed: int) -> Engine:
+    """An engine over the policy's own module, with room for its longest prompt and answer."""
+    tokenizer = policy.tokenizer
+    return Engine(
+        policy.decoder,
+        tokenizer.decode,
+        eos_id=tokenizer.eos_id,
+        slots=slots,
+        max_len_tokens=longest_prompt + max_tokens,
+        seed=seed,
+        vocab_size_used=tokenizer.size,
+    )
+
+
+def make_prompts(examples: Examples, task: TaskConfig, tokenizer: Tokenizer, *, room: int) -> list[Prompt]:
+    """Prompts as tokens. Raises DataError naming every prompt that has more than `room` tokens."""
+    prompts = [_prompt(example, task, tokenizer) for example in examples]
+    long = [prompt for prompt in prompts if len(prompt.tokens) > room]
+    if long:
+        shown = ", ".join(f"{prompt.id} ({len(prompt.tokens)} tokens)" for prompt in long[:5])
+        raise DataError(
+            f"{examples.source}: {len(long)} of {len(prompts)} prompts are longer than the {room} tokens that the model's "
+            f"context leaves for a prompt: {shown}; shorten them, lower rollout.max_tokens, or take a model with more "
+            "positions"
+        )
+    return prompts
+
+
+def _prompt(example: Example, task: TaskConfig, tokenizer: Tokenizer) -> Prompt:
+    turns = task.fill(example.prompt)
+    tokens = tokenizer.encode(turns) if isinstance(turns, str) else tokenizer.apply_chat(turns)
+    return Prompt(id=example.id, turns=turns, tokens=tokens, columns=example.columns)

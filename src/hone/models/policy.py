@@ -1,0 +1,38 @@
+"""A token policy: a decoder and the tokenizer it speaks with, as one thing that is trained, saved and shipped."""
+
+from pathlib import Path
+
+from torch import Tensor, nn
+
+from hone.models.decoder import Decoder
+from hone.models.folder import load_weights, save_model
+from hone.models.outlook import Outlook
+from hone.models.packed import Packed
+from hone.models.tokenizers import Tokenizer
+
+
+class TokenPolicy(nn.Module):
+    """pi(token | tokens before it) = softmax(logits / temperature)."""
+
+    def __init__(self, decoder: Decoder, tokenizer: Tokenizer, temperature: float = 1.0) -> None:
+        super().__init__()
+        self.vocabulary = tokenizer.size
+        self.decoder = decoder
+        self.tokenizer = tokenizer
+        self.temperature = temperature
+
+    def outlook(self, packed: Packed, at: Tensor, chosen: Tensor, *, entropy: bool = False) -> Outlook:
+        """Log-probabilities (and entropies), in nats, of the tokens `chosen` `[n]` after positions `at` `[n]`."""
+        hidden = self.decoder.hidden(packed)[at]
+        return self.decoder.outlook(
+            hidden, chosen, self.temperature, entropy=entropy, vocab_size_used=self.vocabulary
+        )
+
+    def save(self, folder: Path) -> None:
+        """A Hugging Face folder: weights, config, tokenizer."""
+        save_model(self.decoder, folder, tokenizer_from=None)
+        self.tokenizer.save(folder)
+
+    def load(self, folder: Path) -> None:
+        """Take up, in place, the weights of a folder that `save` wrote. Raises DataError when they do not fit."""
+        load_weights(self.decoder, folder)

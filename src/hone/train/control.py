@@ -1,0 +1,282 @@
+"""What the recipes for control share: how steps are laid out for a network, who acts, how a policy is judged.
+
+Belongs here: wiring between worlds, small networks and the loop. Does not: anything of one algorithm.
+"""
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from numpy.typing import NDArray
+from pydantic import Field
+from torch import Tensor, nn
+
+from hone.core.config import Config
+from hone.core.credit import Credits, Values
+from hone.core.episodes import Episodes
+from hone.core.errors import ConfigError
+from hone.core.random import key
+from hone.envs.gym import GymConfig
+from hone.envs.gym_play import open_arena, play
+from hone.estimators.means import bootstrap_mean
+from hone.models.acting import Acting
+from hone.models.control import ActorCritic, Policy, load_weights, save_policy
+from hone.models.mlp import Bounds, Choices, Inputs, Spaces
+from hone.objectives.terms import Terms
+from hone.train.adam import Adam
+from hone.train.flat import FlatParameters
+from hone.train.job import Job, Verdict, nothing
+from hone.train.learner import Batch, Phase
+from hone.train.loop import Recipe
+from hone.train.optimize import LearnerConfig
+
+P = TypeVar("P", bound=Policy)
+Q = TypeVar("Q", bound=nn.Module)
+R = TypeVar("R", bound=Batch)
+
+
+TARGET_RATE = 0.005
+"""Share of the critics that their slow copies take on per update."""
+
+
+class JudgeConfig(Config):
+    """How often the policy is tried without exploration."""
+
+    episodes: int = Field(default=20, ge=1)
+    """Episodes of a judgement, each in an environment of its own."""
+    every: int = Field(default=0, ge=0)
+    """Steps between judgements; 0: at the end only."""
+
+
+# ---------------------------------------------------------------------------------------------- rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class Columns:
+    """Rows of single decisions; every field is a tensor with one entry per decision."""
+
+    weight: Tensor
+    """`[n]` in the loss."""
+
+    def __len__(self) -> int:
+        return len(self.weight)
+
+    def sizes(self) -> NDArray[np.int64]:
+        return np.ones(len(self), dtype=np.int64)
+
+    def take(self, rows: NDArray[np.int64]) -> Self:
+        index = torch.from_numpy(rows).to(self.weight.device)
+        return type(self)(**{name: column.index_select(0, index) for name, column in vars(self).items()})
+
+    def weighted(self) -> Self:
+        """Every decision counts the same."""
+        return replace(self, weight=torch.full_like(self.weight, 1.0 / len(self)))
+
+    def tensors(self) -> Self:
+        return self
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepRows(Columns):
+    """Decisions with what they are credited with: on-policy control, imitation."""
+
+    seen: Tensor
+    chosen: Tensor
+    logp: Tensor
+    """`[n]` nats, under whoever acted."""
+    advantage: Tensor
+    target: Tensor
+    """`[n]` for the critic; 0 where nobody asked for one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransitionRows(Columns):
+    """Decisions with what was seen next: learning from replay and logs."""
+
+    seen: Tensor
+    chosen: Tensor
+    reward: Tensor
+    discount: Tensor
+    """`[n]` on the worth of `after`; 0 where the world ended."""
+    after: Tensor
+    """`[n, *observation]` what was seen next."""
+    noise: Tensor
+    """`[n, ...]` random numbers of this update; they travel with the row, so that no split can change them."""
+
+
+def step_rows(episodes: Episodes, credits: Credits, *, device: str = "cpu") -> StepRows:
+    """On-policy rows; the weight is set by the learner."""
+    advantage = _tensor(credits.advantage, device)
+    return StepRows(
+        weight=torch.ones_like(advantage),
+        seen=_tensor(episodes.observations, device),
+        chosen=_tensor(episodes.chosen, device),
+        logp=_tensor(episodes.logp, device),
+        advantage=advantage,
+        target=torch.zeros_like(advantage) if credits.target is None else _tensor(credits.target, device),
+    )
+
+
+def transition_rows(
+    transitions: Episodes, credits: Credits, noise: NDArray[np.float32], *, device: str = "cpu"
+) -> TransitionRows:
+    """Rows of single-decision episodes; `credits` from `one_step`."""
+    assert credits.discount is not None
+    assert transitions.final is not None
+    reward = _tensor(credits.advantage, device)
+    return TransitionRows(
+        weight=torch.ones_like(reward),
+        seen=_tensor(transitions.observations, device),
+        chosen=_tensor(transitions.chosen, device),
+        reward=reward,
+        discount=_tensor(credits.discount, device),
+        after=_tensor(transitions.final, device),
+        noise=_tensor(noise, device),
+    )
+
+
+def _tensor(values: NDArray[np.generic], device: str) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(values)).to(device)
+
+
+@torch.no_grad()
+def foresee(policy: ActorCritic, episodes: Episodes) -> Values:
+    """The critic's values of everything seen, and of what was seen last."""
+    assert episodes.final is not None
+    device = str(next(policy.parameters()).device)
+    both = torch.cat((_tensor(episodes.observations, device), _tensor(episodes.final, device)))
+    values = policy.value(both).cpu().numpy()
+    return Values(value=values[: episodes.decisions], final=values[episodes.decisions :])
+
+
+# ---------------------------------------------------------------------------------------------- learning
+
+
+def phase(
+    name: str,
+    objective: Callable[[Q, R], Terms],
+    parameters: Iterable[nn.Parameter],
+    config: LearnerConfig,
+) -> Phase[Q, R]:
+    """One of several optimizer steps per minibatch, over its own parameters."""
+    flat = FlatParameters(parameters)
+    first, second = config.betas
+    return Phase(
+        name=name,
+        objective=objective,
+        parameters=flat,
+        optimizer=Adam(flat, weight_decay=config.weight_decay, betas=(first, second)),
+        max_grad_norm=config.max_grad_norm,
+    )
+
+
+# ---------------------------------------------------------------------------------------------- acting
+
+
+@dataclass
+class NetworkActor:
+    """Decides by the numpy mirror of a small network."""
+
+    acting: Acting
+    version: int = 0
+
+    def publish(self, policy: Policy, version: int) -> None:
+        self.acting, self.version = policy.acting(), version
+
+    def noise(self, draws: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.float32]:
+        return self.acting.noise(draws, shape)
+
+    def decide(
+        self, seen: NDArray[np.generic], noise: NDArray[np.float32]
+    ) -> tuple[NDArray[np.generic], NDArray[np.float32]]:
+        return self.acting.decide(seen, noise)
+
+
+def spaces_of(observation: spaces.Space[Any], action: spaces.Space[Any]) -> Spaces:
+    """Gymnasium's spaces as networks take them. Raises ConfigError for kinds that are not served."""
+    return Spaces(inputs=_inputs(observation), actions=_actions(action))
+
+
+def _inputs(space: spaces.Space[Any]) -> Inputs:
+    if isinstance(space, spaces.Discrete):
+        return Inputs(size=int(space.n), one_hot=True, start=int(space.start))
+    if isinstance(space, spaces.Box):
+        return Inputs(size=int(np.prod(space.shape)))
+    raise ConfigError(f"observation space {space} is not served: only Box and Discrete are")
+
+
+def _actions(space: spaces.Space[Any]) -> Choices | Bounds:
+    if isinstance(space, spaces.Discrete):
+        return Choices(count=int(space.n), start=int(space.start))
+    if isinstance(space, spaces.Box):
+        low, high = space.low.ravel().tolist(), space.high.ravel().tolist()
+        return Bounds(low=tuple(low), high=tuple(high), shape=tuple(space.shape))
+    raise ConfigError(f"action space {space} is not served: only Box and Discrete are")
+
+
+# ---------------------------------------------------------------------------------------------- the job
+
+
+def fingerprint(episodes: Episodes) -> str:
+    """Of a log's decisions; a resume with another log is refused."""
+    digest = blake2b(digest_size=16)
+    for column in (episodes.offsets, episodes.observations, episodes.chosen, episodes.reward):
+        digest.update(np.ascontiguousarray(column).tobytes())
+    return digest.hexdigest()
+
+
+def judged(policy: Policy, config: GymConfig, *, episodes: int, seed: int) -> NDArray[np.float64]:
+    """Returns `[episodes]` of the policy's mode, in environments opened for it."""
+    arena = open_arena(config, episodes=episodes)
+    try:
+        return play(arena, policy.acting().best, seed=key(seed, "judge") & 0xFFFFFFFF)
+    finally:
+        arena.close()
+
+
+def verdict(scores: NDArray[np.float64]) -> Verdict:
+    """Scores `[n]` of episodes or questions, with the interval of their mean."""
+    estimate = bootstrap_mean(scores)
+    return Verdict(
+        estimate=estimate,
+        metrics={"eval/score": estimate.mean, "eval/std": float(scores.std()), "eval/episodes": float(len(scores))},
+    )
+
+
+def control_job(
+    recipe: Recipe[P],
+    *,
+    env: GymConfig | None,
+    judge: JudgeConfig,
+    seed: int,
+    table: Mapping[str, str],
+    fingerprint: str | None = None,
+    warnings: Sequence[str] = (),
+    close: Callable[[], None] = nothing,
+) -> Job[P]:
+    """A recipe around a small network, ready to be run; without `env` there is nothing to judge it in."""
+    policy = recipe.learner.policy
+
+    def score() -> Verdict:
+        assert env is not None
+        return verdict(judged(policy, env, episodes=judge.episodes, seed=seed))
+
+    def load(folder: Path) -> None:
+        load_weights(policy, folder)
+
+    return Job(
+        recipe=recipe,
+        save_policy=lambda folder: save_policy(policy, folder),
+        load_policy=load,
+        judge=None if env is None else score,
+        judge_every=judge.every,
+        fingerprint=fingerprint,
+        table=table,
+        warnings=warnings,
+        close=close,
+    )

@@ -1,0 +1,154 @@
+"""Soft actor-critic (Haarnoja et al., 2018): off-policy control that keeps its entropy at a target.
+
+Twin critics with slow copies, a squashed Gaussian, and a temperature that is learnt. The defaults are those that solve
+Pendulum-v1 within 20,000 steps.
+"""
+
+from functools import partial
+
+import torch
+from pydantic import Field
+
+from hone.core.credit import Credits
+from hone.core.episodes import Episodes
+from hone.core.random import generator
+from hone.credit.returns import one_step
+from hone.envs.gym import GymConfig, inspect_world, open_world
+from hone.models.control import SoftActorCritic, follow
+from hone.models.mlp import MlpConfig
+from hone.objectives.soft import soft_policy, soft_target, soft_values, temperature
+from hone.objectives.terms import Terms
+from hone.replay.ring import Ring
+from hone.train.config import RunConfig, RunSettings
+from hone.train.control import (
+    TARGET_RATE,
+    JudgeConfig,
+    NetworkActor,
+    TransitionRows,
+    control_job,
+    phase,
+    spaces_of,
+    transition_rows,
+)
+from hone.train.job import Entry, Job
+from hone.train.learner import GradientLearner
+from hone.train.loop import Recipe
+from hone.train.optimize import LearnerConfig, schedule
+from hone.train.sources import Live, Replay
+
+
+class SacConfig(RunConfig):
+    """A squashed Gaussian policy on Gymnasium environments with a box of actions."""
+
+    run: RunSettings = RunSettings(threads=1, log_every=100, checkpoint_every=5000)
+    """How the run is carried out."""
+    env: GymConfig
+    """The environments; each is stepped once per turn of the loop."""
+    network: MlpConfig = MlpConfig(hidden=[256, 256], activation="relu")
+    """The policy and each critic have one."""
+    learner: LearnerConfig = LearnerConfig(lr=1e-3, max_grad_norm=None)
+    """The optimizers; `minibatches` is the number of updates per turn of the loop."""
+    batch: int = Field(default=256, ge=1)
+    """Transitions per update."""
+    memory: int = Field(default=1_000_000, ge=1)
+    """Transitions remembered."""
+    warmup: int = Field(default=100, ge=1)
+    """Transitions collected before the first update."""
+    discount: float = Field(default=0.99, ge=0, le=1)
+    """Of a reward one step later."""
+    judge: JudgeConfig = JudgeConfig()
+    """How the policy is tried."""
+
+
+def critic_objective(policy: SoftActorCritic, rows: TransitionRows) -> Terms:
+    """Squared error of both critics against the soft target."""
+    with torch.no_grad():
+        action, logp = policy.draw(rows.after, rows.noise[:, 0])
+        alpha = policy.log_temperature.exp()
+    target = soft_target(rows.reward, rows.discount, policy.target_worth(rows.after, action), logp, alpha)
+    return soft_values(*policy.worth(rows.seen, policy.unit(rows.chosen)), target)
+
+
+def actor_objective(policy: SoftActorCritic, rows: TransitionRows, *, target_entropy: float) -> Terms:
+    """The policy's loss and the temperature's: they share the draw, and no parameter."""
+    action, logp = policy.draw(rows.seen, rows.noise[:, 1])
+    first, second = policy.worth(rows.seen, action, frozen=True)
+    actor = soft_policy(logp, first, second, policy.log_temperature.exp())
+    heat = temperature(policy.log_temperature, logp, target_entropy=target_entropy)
+    return Terms(loss=actor.loss + heat.loss, metrics={**actor.metrics, **heat.metrics})
+
+
+def soften(policy: SoftActorCritic) -> None:
+    follow(policy.targets.parameters(), policy.critics.parameters(), rate=TARGET_RATE)
+
+
+def build(config: SacConfig) -> Job[SoftActorCritic]:
+    """Raises ConfigError and UserCodeError for what is wrong with the environment."""
+    world = open_world(config.env, steps=1, seed=config.seed, squashed=True)
+    space = spaces_of(world.envs.single_observation_space, world.envs.single_action_space)
+    policy = SoftActorCritic(space, config.network, seed=config.seed).to(config.run.device)
+    actions = policy.actions
+
+    def layout(transitions: Episodes, credits: Credits) -> TransitionRows:
+        noise = generator(config.seed, "sac", learner.updates).standard_normal(
+            (len(transitions), 2, actions), "float32"
+        )
+        return transition_rows(transitions, credits, noise, device=config.run.device)
+
+    learner = GradientLearner(
+        policy=policy,
+        layout=layout,
+        phases=[
+            phase("critic", critic_objective, policy.critics.parameters(), config.learner),
+            phase(
+                "actor",
+                partial(actor_objective, target_entropy=-float(actions)),
+                [*policy.actor.parameters(), policy.log_temperature],
+                config.learner,
+            ),
+        ],
+        seed=config.seed,
+        learning_rate=schedule(config.learner, config.learner.optimizer_steps(config.steps)),
+        minibatches=config.learner.minibatches,
+        shuffle=False,
+        after_step=soften,
+    )
+    source = Replay(
+        Live(world, NetworkActor(policy.acting())),
+        ring=Ring(config.memory),
+        sample=config.batch * config.learner.minibatches,
+        warmup=config.warmup,
+        seed=config.seed,
+    )
+    recipe = Recipe(source=source, credit=partial(one_step, discount=config.discount), learner=learner)
+    return control_job(
+        recipe,
+        env=config.env,
+        judge=config.judge,
+        seed=config.seed,
+        table=derive(config),
+        warnings=world.notes,
+        close=world.close,
+    )
+
+
+def check(config: SacConfig) -> list[str]:
+    return inspect_world(config.env, seed=config.seed, squashed=True)[1]
+
+
+def derive(config: SacConfig) -> dict[str, str]:
+    return {
+        "steps of the world": f"{config.warmup} + {config.steps} x {config.env.num_envs}",
+        "updates": f"{config.steps} x {config.learner.minibatches} = {config.steps * config.learner.minibatches}",
+        "update": f"{config.batch} transitions",
+    }
+
+
+ENTRY = Entry(
+    summary="off-policy control of continuous actions: maximum entropy, twin critics, replay",
+    source="Haarnoja et al., Soft Actor-Critic Algorithms and Applications, 2018",
+    config=SacConfig,
+    build=build,
+    check=check,
+    derive=derive,
+)

@@ -1,0 +1,194 @@
+"""Reinforcement learning of a language model, wired: prompts, engine, rewards, credit, one loss, evaluation.
+
+Belongs here: what every policy-gradient recipe on text has in common. A recipe adds its credit, its loss, and the
+config of both; see `recipes/grpo.py`.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Literal
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from hone.core.config import Config
+from hone.core.credit import Credits, Values
+from hone.core.episodes import Episodes
+from hone.envs.text import Prompt, TextWorld
+from hone.envs.text_task import TaskConfig
+from hone.evaluate.asking import EngineActor, make_engine, make_prompts, pool_judge
+from hone.evaluate.policies import ModelSource, open_policy, open_tokenizer
+from hone.evaluate.text import EvaluationConfig, TextExam, prepare_exam
+from hone.models.policy import TokenPolicy
+from hone.objectives.terms import Terms
+from hone.objectives.weights import Scheme, constant_length, sequence_mean, token_mean
+from hone.rewards.config import RewardsConfig
+from hone.train.config import RunConfig
+from hone.train.job import Job
+from hone.train.learner import GradientLearner
+from hone.train.loop import Recipe
+from hone.train.optimize import LearnerConfig, policy_phase, schedule
+from hone.train.sources import Live
+from hone.train.text import RolloutConfig, answer_rows, check_text, judge_policy
+from hone.train.tokens import TokenBatch, TokenLayout, TokenRows
+
+Aggregation = Literal["token_mean", "sequence_mean", "constant_length"]
+Credit = Callable[[Episodes, Values], Credits]
+
+
+class TextRl(RunConfig):
+    """What every recipe that learns from scored answers is configured by."""
+
+    model: ModelSource
+    """The policy to start from."""
+    task: TaskConfig
+    """The prompts."""
+    rewards: RewardsConfig
+    """What an answer is worth."""
+    rollout: RolloutConfig
+    """How answers are generated."""
+    learner: LearnerConfig
+    """How the policy is stepped."""
+    evaluation: EvaluationConfig | None = None
+    """Held-out prompts, judged along the way and at the end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loss:
+    """One loss on tokens: how it is computed, aggregated, and what it needs."""
+
+    objective: Callable[[TokenPolicy, TokenBatch], Terms]
+    scheme: Scheme
+    proportional: bool
+    """The loss is proportional to the advantage, so that sequences with advantage 0 need not be computed."""
+    reference: bool = False
+    """It compares with the policy as it was at the start: a frozen copy is kept."""
+
+
+def scheme_of(aggregation: Aggregation, max_tokens: int) -> Scheme:
+    """Names become functions here, at the edge."""
+    schemes: Mapping[str, Scheme] = {
+        "token_mean": token_mean,
+        "sequence_mean": sequence_mean,
+        "constant_length": partial(constant_length, length=max_tokens),
+    }
+    return schemes[aggregation]
+
+
+def mismatch(now: Tensor, batch: TokenBatch) -> dict[str, Tensor]:
+    """How far the trainer's log-probabilities are from the recorded ones, before any clipping; nats `[n]` each."""
+    with torch.no_grad():
+        gap = (now - batch.logp).abs()
+        return {"mismatch/mean": gap, "mismatch/value_max": gap}
+
+
+def text_job(config: TextRl, *, credit: Credit, loss: Loss) -> Job[TokenPolicy]:
+    """The recipe's parts, wired. Data are read and checked before the model is loaded."""
+    tokenizer, context = open_tokenizer(config.model)
+    exam = None if config.evaluation is None else prepare_exam(config.evaluation, tokenizer, context=context)
+    held_out = () if exam is None else (exam.examples,)
+    examples = config.task.examples(apart_from=held_out)
+    prompts = make_prompts(examples, config.task, tokenizer, room=context - config.rollout.max_tokens)
+    policy = open_policy(
+        config.model, seed=config.seed, device=config.run.device, temperature=config.rollout.temperature
+    )
+    judge = pool_judge(config.rewards)
+    judge.pool.check(examples.column_names())
+    world = TextWorld(
+        prompts=prompts,
+        judge=judge,
+        decode=policy.tokenizer.decode,
+        sampling=config.rollout.sampling(),
+        prompts_per_step=config.rollout.prompts_per_step,
+        samples=config.rollout.samples_per_prompt,
+        seed=config.seed,
+    )
+    recipe = Recipe(source=Live[TokenPolicy](world, _actor(config, policy, prompts)), credit=credit,
+                    learner=_learner(config, policy, loss))
+
+    def close() -> None:
+        judge.pool.close()
+        if exam is not None:
+            exam.close()
+
+    return Job(
+        recipe=recipe,
+        save_policy=policy.save,
+        load_policy=policy.load,
+        view=partial(answer_rows, tokenizer=policy.tokenizer),
+        judge=None if exam is None else partial(judge_policy, exam, policy),
+        judge_every=0 if config.evaluation is None else config.evaluation.every,
+        fingerprint=examples.fingerprint,
+        warnings=examples.warnings,
+        close=close,
+    )
+
+
+def check_rl(config: TextRl) -> list[str]:
+    """Faults of data, rewards and model folder, before a model is loaded."""
+    return check_text(config.model, config.task.examples, config.evaluation, config.rewards)
+
+
+def derived(config: TextRl) -> dict[str, str]:
+    """prompts x samples -> sequences -> minibatches -> optimizer steps -> tokens of a micro-batch."""
+    rollout, learner = config.rollout, config.learner
+    sequences = rollout.prompts_per_step * rollout.samples_per_prompt
+    return {
+        "sequences per step": f"{rollout.prompts_per_step} prompts x {rollout.samples_per_prompt} samples = {sequences}",
+        "minibatches": f"{learner.minibatches} of {rollout.prompts_per_step // learner.minibatches} prompts, "
+        f"{learner.epochs} epochs",
+        "optimizer steps": f"{config.steps} steps x {learner.epochs * learner.minibatches} = "
+        f"{learner.optimizer_steps(config.steps)}",
+        "answers": f"{config.steps * sequences} of at most {rollout.max_tokens} tokens",
+        "micro-batch": f"at most {learner.micro_batch_tokens} tokens",
+        "slots": str(rollout.slots),
+    }
+
+
+def _actor(config: TextRl, policy: TokenPolicy, prompts: Sequence[Prompt]) -> EngineActor:
+    longest = max(len(prompt.tokens) for prompt in prompts)
+    rollout = config.rollout
+    return EngineActor(
+        make_engine(
+            policy, slots=rollout.slots, longest_prompt=longest, max_tokens=rollout.max_tokens, seed=config.seed
+        )
+    )
+
+
+def _learner(config: TextRl, policy: TokenPolicy, loss: Loss) -> GradientLearner[TokenPolicy, TokenBatch]:
+    learner = config.learner
+    layout = TokenLayout(
+        scheme=loss.scheme,
+        skip_zero_advantage=loss.proportional,
+        device=config.run.device,
+    )
+    return GradientLearner(
+        policy=policy,
+        layout=_anchored(layout, _frozen(config, policy), learner.micro_batch_tokens) if loss.reference else layout,
+        phases=[policy_phase(policy, loss.objective, learner)],
+        seed=config.seed,
+        learning_rate=schedule(learner, learner.optimizer_steps(config.steps)),
+        epochs=learner.epochs,
+        minibatches=learner.minibatches,
+        shuffle=learner.minibatches > 1,
+        micro_batch_tokens=learner.micro_batch_tokens,
+    )
+
+
+def _frozen(config: TextRl, policy: TokenPolicy) -> TokenPolicy:
+    """The reference: the policy the run started from, loaded once more and never stepped."""
+    reference = open_policy(config.model, seed=config.seed, device=config.run.device, temperature=policy.temperature)
+    return reference.requires_grad_(requires_grad=False)
+
+
+def _anchored(
+    layout: TokenLayout, reference: TokenPolicy, budget_tokens: int
+) -> Callable[[Episodes, Credits], TokenRows]:
+    def lay(episodes: Episodes, credits: Credits) -> TokenRows:
+        return layout(episodes, credits).with_anchor(
+            lambda batch: reference.outlook(batch.packed, batch.at, batch.chosen).logp, budget_tokens
+        )
+
+    return lay

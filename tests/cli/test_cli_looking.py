@@ -1,0 +1,133 @@
+"""`hone show`, `list`, `eval` and `sample`: on a run folder that the store has written."""
+
+import sys
+import types
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from hone.cli import doctor, judging
+from hone.cli.main import main
+from hone.core.clock import ManualClock
+from hone.store.folder import create_run
+from hone.store.manifest import Facts, Setting
+from hone.store.metrics import open_metrics
+from hone.train.registry import recipe_names
+
+
+@pytest.fixture
+def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    config = {"lr": Setting(value=0.5, origin="run.toml:3"), "gamma": Setting(value=0.99)}
+    facts = Facts(hone_version="0.1.0", recipe="toy", machine="a machine", versions={"torch": "2"})
+    with create_run(Path("runs"), "first", config=config, facts=facts, clock=ManualClock()) as folder:
+        metrics = open_metrics(folder.metrics_path).writer
+        metrics.append(1, {"reward/mean": 0.25, "loss": float("nan")})
+        metrics.append(2, {"reward/mean": 0.75})
+        metrics.close()
+        folder.checkpoints().save(2, {"step": 2}, write_policy=write_policy)
+    return tmp_path / "runs"
+
+
+def write_policy(folder: Path) -> None:
+    (folder / "config.json").write_text("{}")
+
+
+def test_show_tells_what_a_run_did(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", "first"]) == 0
+    out = capsys.readouterr().out
+    assert "first: toy" in out and "run.toml:3" in out and "gamma" not in out
+    assert ["reward/mean", "0.250", "0.750"] in [line.split() for line in out.splitlines()]
+    assert main(["show", "runs/first", "--config"]) == 0
+    assert "gamma" in capsys.readouterr().out
+
+
+def test_unknown_runs_come_with_the_nearest(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", "frist"]) == 3
+    assert "did you mean first?" in capsys.readouterr().err
+    assert main(["show", "x", "--runs", "nowhere"]) == 3
+    assert "holds no runs" in capsys.readouterr().err
+
+
+def test_list_shows_runs_even_beside_a_damaged_one(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (runs / "second").mkdir()
+    (runs / "second" / "manifest.json").write_text("{")
+    assert main(["list", "runs"]) == 0
+    out = capsys.readouterr().out
+    assert "first" in out and "damaged" in out
+    assert main(["list", "rnus"]) == 2
+    assert "did you mean runs?" in capsys.readouterr().err
+
+
+def test_list_recipes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", "recipes"]) == 0
+    out = capsys.readouterr().out
+    assert all(name in out for name in recipe_names())
+
+
+class FakeJudge(types.ModuleType):
+    asked: list[tuple[Path, Path | None]] = []
+
+    def evaluate(self, policy: Path, *, run: Path | None, problems: int, seed: int, device: str) -> Mapping[str, float]:
+        self.asked.append((policy, run))
+        return {"eval/score": 0.5, "problems": float(problems)}
+
+    def sample(
+        self,
+        policy: Path,
+        *,
+        run: Path | None,
+        prompt: str | None,
+        count: int,
+        temperature: float,
+        seed: int,
+        device: str,
+    ) -> list[tuple[str, str, float | None]]:
+        self.asked.append((policy, run))
+        return [(prompt or "2 + 2", "4\x1b[2J", 1.0), ("3 + 3", "7", None)][:count]
+
+
+def test_checkpoints_are_found_judged_and_heard(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fake = FakeJudge("judge")
+    monkeypatch.setattr(fake, "asked", [])
+    monkeypatch.setitem(sys.modules, judging.JUDGE_MODULE, fake)
+    policy = Path("runs/first/checkpoints/step_00000002/policy")
+    for words in ("first", str(policy), str(policy.parent)):
+        assert main(["eval", words, "--problems", "7"]) == 0
+    assert [(path.absolute(), run and run.absolute()) for path, run in fake.asked] == [
+        (policy.absolute(), (runs / "first").absolute())
+    ] * 3
+    assert main(["sample", "first", "--count", "2", "--temperature", "0"]) == 0
+    out = capsys.readouterr().out
+    assert "eval/score  0.500" in out
+    assert "2 + 2" in out and "\x1b" not in out
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["eval", "first", "--problems", "0"], "--problems must be a whole number >= 1, got 0"),
+        (["eval", "first", "--problems", "many"], "--problems must be a whole number >= 1, got 'many'"),
+        (["sample", "first", "--temperature", "nan"], "--temperature must be a number >= 0, got nan"),
+        (["sample", "first", "--seed", "-1"], "--seed must be a whole number >= 0, got -1"),
+    ],
+)
+def test_bad_numbers(words: list[str], said: str, runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(words) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_the_doctor_tries_the_disk(tmp_path: Path) -> None:
+    assert [verdict for _, _, verdict in doctor.disk(tmp_path / "deep" / "runs")] != ["fail"]
+    assert list(tmp_path.iterdir()) == []
+    (tmp_path / "file").write_text("")
+    ((_, found, verdict),) = doctor.disk(tmp_path / "file" / "runs")
+    assert verdict == "fail" and "cannot be written" in found
+
+
+def test_the_doctor_names_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(doctor, "LIBRARIES", ("numpy", "no-such-library"))
+    assert [verdict for _, _, verdict in doctor.libraries()] == ["ok", "fail"]

@@ -1,0 +1,109 @@
+"""The progress display, driven by a clock of the test's own."""
+
+import io
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from hone.cli.progress import RunProgress, duration, figure
+from hone.cli.screen import Screen, console_of, printable
+from hone.core.clock import ManualClock
+
+
+def plain(clock: ManualClock) -> tuple[RunProgress, io.StringIO]:
+    out = io.StringIO()
+    return RunProgress(console=console_of(out, {}), clock=clock, live=False), out
+
+
+def test_plain_lines_come_every_few_seconds_and_the_last_always() -> None:
+    clock = ManualClock()
+    progress, out = plain(clock)
+    progress.start(100, "run (grpo)")
+    for step in range(1, 101):
+        clock.advance(0.5)
+        progress.update(step, {"reward/mean": step / 100, "episodes/tokens": 1000.0, "time/step_s": 0.5})
+    progress.note("saved\x1b[31m")
+    progress.close()
+    lines = out.getvalue().splitlines()
+    assert lines[0] == "run (grpo): 100 steps"
+    assert lines[1] == "step   1/100  reward  0.010  tok/s   2000  50s left"
+    assert lines[2] == "step  11/100  reward  0.110  tok/s   2000  44s left"
+    assert lines[-2] == "step 100/100  reward  1.000  tok/s   2000  50s in all"
+    assert lines[-1] == r"saved\x1b[31m"
+    assert len(lines) == 1 + 10 + 1 + 1
+
+
+def test_time_left_counts_from_the_step_that_was_resumed() -> None:
+    clock = ManualClock()
+    progress, out = plain(clock)
+    progress.start(100, "run")
+    clock.advance(2)
+    progress.update(51, {})
+    assert out.getvalue().splitlines()[-1] == "step  51/100    1m 38s left"
+
+
+def test_what_was_not_shown_is_said_when_a_run_ends_early() -> None:
+    clock = ManualClock()
+    progress, out = plain(clock)
+    progress.start(10, "run")
+    progress.update(1, {})
+    clock.advance(1)
+    progress.update(2, {"learner/loss": 0.5})
+    assert "step  2/10" not in out.getvalue()
+    progress.close()
+    progress.close()
+    assert out.getvalue().count("step  2/10  loss  0.500") == 1
+
+
+def test_columns_keep_their_place() -> None:
+    clock = ManualClock()
+    progress, out = plain(clock)
+    progress.start(3, "run")
+    for step, metrics in enumerate([{"eval/score": 0.1, "learner/loss": 2.0}, {"learner/loss": 1.0}], start=1):
+        progress.update(step, metrics)
+        clock.advance(10)
+    first, second = out.getvalue().splitlines()[1:]
+    assert first.index("loss") == second.index("loss")
+
+
+@pytest.mark.parametrize("width", [20, 80])
+def test_a_terminal_gets_a_live_line(width: int) -> None:
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=True, width=width, height=10)
+    progress = RunProgress(console=console, clock=ManualClock(), live=True)
+    progress.start(2, "run [bold]x")
+    progress.update(1, {"reward/mean": 0.25})
+    progress.note("a note [/nonsense]")
+    progress.update(2, {"reward/mean": 0.5})
+    progress.close()
+    assert "\x1b[" in out.getvalue() and "a note [/nonsense]" in out.getvalue()
+
+
+@given(st.floats(min_value=-1e300, max_value=1e300) | st.sampled_from([math.nan, math.inf, -math.inf]))
+def test_figures_are_short(value: float) -> None:
+    text = figure(value)
+    assert len(text) <= 7
+    if math.isfinite(value) and abs(value) >= 0.0005:
+        assert math.isclose(float(text), value, rel_tol=0.5)
+
+
+def test_figures_and_durations_by_hand() -> None:
+    assert [figure(value) for value in (0, 0.12345, 12.34, 1234.5, 123456, 1e-5, float("nan"))] == [
+        "0", "0.123", "12.3", "1234", "1e+05", "1e-05", "nan",
+    ]  # fmt: skip
+    assert [duration(value) for value in (0, 59.4, 69, 7380)] == ["0s", "59s", "1m 09s", "2h 03m"]
+
+
+def test_screens_show_text_as_it_is() -> None:
+    out = io.StringIO()
+    screen = Screen(console=console_of(out, {}))
+    screen.title("a [bold]title[/nothing]")
+    screen.rows([("key", "value\x1b[31m", "origin"), ("longer key", "v")])
+    screen.table(("run", "step"), [("x", "1")])
+    screen.rows([])
+    assert out.getvalue().splitlines()[0] == "a [bold]title[/nothing]"
+    assert r"value\x1b[31m" in out.getvalue() and "\x1b" not in out.getvalue()
+    assert printable("tab\tline\nbell\x07 \u202e") == "tab\tline\nbell\\x07 \\u202e"

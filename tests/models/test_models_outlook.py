@@ -1,0 +1,84 @@
+"""Log-probability and entropy in chunks: against the plain formula, by value and by gradient."""
+
+import math
+
+import pytest
+import torch
+
+from hone.models import outlook as module
+from hone.models.outlook import outlook
+
+
+def draws(rows=23, width=6, vocab=11):
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(rows, width, generator=generator, dtype=torch.float64, requires_grad=True)
+    weight = torch.randn(vocab, width, generator=generator, dtype=torch.float64, requires_grad=True)
+    return hidden, weight, torch.randint(0, vocab, (rows,), generator=generator)
+
+
+def plain(hidden, weight, chosen, temperature):
+    logp = torch.log_softmax(hidden @ weight.T / temperature, dim=-1)
+    return logp.gather(1, chosen[:, None])[:, 0], -(logp.exp() * logp).sum(-1)
+
+
+@pytest.mark.parametrize("chunk", [1, 200, 1 << 22])
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 3.0])
+def test_equals_the_plain_formula(monkeypatch, chunk, temperature):
+    monkeypatch.setattr(module, "CHUNK_ELEMENTS", chunk)
+    hidden, weight, chosen = draws()
+    found = outlook(hidden, weight, chosen, temperature, entropy=True)
+    logp, entropy = plain(hidden, weight, chosen, temperature)
+    torch.testing.assert_close(found.logp, logp, rtol=0, atol=1e-13)
+    torch.testing.assert_close(found.entropy, entropy, rtol=0, atol=1e-13)
+    mix = torch.linspace(-1, 1, len(chosen), dtype=torch.float64)
+    mine = torch.autograd.grad((found.logp * mix + found.entropy * mix**2).sum(), (hidden, weight))
+    theirs = torch.autograd.grad((logp * mix + entropy * mix**2).sum(), (hidden, weight))
+    for a, b in zip(mine, theirs, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
+
+
+def test_a_value_worked_out_by_hand():
+    # Logits (ln 2, 0) at temperature 1: probabilities 2/3 and 1/3.
+    hidden, weight = torch.tensor([[1.0]]), torch.tensor([[math.log(2)], [0.0]])
+    found = outlook(hidden, weight, torch.tensor([1]), 1.0, entropy=True)
+    assert found.logp.item() == pytest.approx(math.log(1 / 3), abs=1e-6)
+    assert found.entropy is not None
+    assert found.entropy.item() == pytest.approx(math.log(3) - 2 / 3 * math.log(2), abs=1e-6)
+    # At temperature 1/2 the odds are squared: 4 to 1.
+    assert outlook(hidden, weight, torch.tensor([1]), 0.5).logp.item() == pytest.approx(math.log(1 / 5), abs=1e-6)
+
+
+def test_entropy_only_when_asked():
+    hidden, weight, chosen = draws()
+    assert outlook(hidden, weight, chosen, 1.0).entropy is None
+
+
+def test_a_frozen_weight_gets_no_gradient():
+    hidden, weight, chosen = draws()
+    outlook(hidden, weight.detach(), chosen, 1.0).logp.sum().backward()
+    assert weight.grad is None
+    assert hidden.grad is not None
+
+
+def test_never_more_than_a_chunk_of_logits(monkeypatch):
+    monkeypatch.setattr(module, "CHUNK_ELEMENTS", 16 * 11)
+    hidden, weight, chosen = draws(rows=400)
+    largest = 0
+    linear = module.scaled_logits
+
+    def watched(*given):
+        nonlocal largest
+        result = linear(*given)
+        largest = max(largest, result.numel())
+        return result
+
+    monkeypatch.setattr(module, "scaled_logits", watched)
+    outlook(hidden, weight, chosen, 1.0, entropy=True).logp.sum().backward()
+    assert 0 < largest <= 16 * 11
+
+
+def test_low_precision_answers_in_float32():
+    hidden, weight, chosen = (x.bfloat16() if x.is_floating_point() else x for x in draws())
+    found = outlook(hidden, weight, chosen, 1.0)
+    assert found.logp.dtype == torch.float32
+    assert torch.isfinite(found.logp).all()

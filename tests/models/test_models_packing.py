@@ -1,0 +1,146 @@
+"""Log-probabilities and gradients are a fact of the texts: any packing, order and sharing of prompts gives the same."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hone.models.config import ModelConfig
+from hone.models.decoder import Decoder
+from hone.models.init import new_model
+from hone.models.packed import pack_rows, pack_shared, row_targets
+
+CONFIG = ModelConfig(
+    family="qwen3", vocab_size=17, hidden_size=16, intermediate_size=24, layers=2, heads=4, kv_heads=2, head_dim=8
+)
+
+
+def model_of(family="qwen3", **changes) -> Decoder:
+    config = ModelConfig(
+        family=family,
+        vocab_size=17,
+        hidden_size=16,
+        intermediate_size=24,
+        layers=2,
+        heads=4,
+        kv_heads=2,
+        head_dim=8,
+        tie_embeddings=family != "llama",
+    )
+    model = new_model(config, seed=3, dtype="float64", **changes)
+    with torch.no_grad():  # biases and norms away from their neutral start, so that a lost one shows
+        for name, parameter in model.named_parameters():
+            if parameter.ndim == 1:
+                noise = np.random.default_rng(len(name)).normal(size=parameter.shape) / 4
+                parameter.add_(torch.from_numpy(noise))
+    return model
+
+
+def texts(seed: int, groups: int) -> list[tuple[np.ndarray, list[np.ndarray]]]:
+    rng = np.random.default_rng(seed)
+
+    def text(low: int, high: int) -> np.ndarray:
+        return rng.integers(0, 17, size=rng.integers(low, high)).astype(np.int32)
+
+    return [(text(1, 9), [text(0, 12) for _ in range(rng.integers(1, 5))]) for _ in range(groups)]
+
+
+def gradients(model: Decoder, logp: torch.Tensor, weights: torch.Tensor) -> dict[str, torch.Tensor]:
+    model.zero_grad()
+    (logp * weights).sum().backward()
+    return {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
+
+
+def separate(model: Decoder, groups) -> torch.Tensor:
+    """One row for each completion, one forward for each row: the slow way. `[N]`."""
+    found = []
+    for prompt, completions in groups:
+        for completion in completions:
+            packed = pack_rows([np.concatenate([prompt, completion])])
+            targets = row_targets(packed)
+            chosen, at = targets.chosen[len(prompt) - 1 :], targets.at[len(prompt) - 1 :]
+            found.append(model.outlook(model.hidden(packed)[at], chosen, 0.7).logp)
+    return torch.cat(found)
+
+
+@pytest.mark.parametrize("family", ["llama", "mistral", "qwen2", "qwen3"])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_shared_prompts_equal_separate_rows(family, seed):
+    model = model_of(family)
+    groups = texts(seed, 4)
+    packed, targets = pack_shared(groups)
+    shared = model.outlook(model.hidden(packed)[targets.at], targets.chosen, 0.7).logp
+    weights = torch.from_numpy(np.random.default_rng(seed).normal(size=len(shared)))
+    slow = separate(model, groups)
+    torch.testing.assert_close(shared, slow, rtol=0, atol=1e-12)
+    a, b = gradients(model, shared, weights), gradients(model, slow, weights)
+    for name, gradient in a.items():
+        torch.testing.assert_close(gradient, b[name], rtol=0, atol=1e-12, msg=lambda text, name=name: f"{name}: {text}")
+
+
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 10_000), order=st.permutations(range(6)))
+def test_rows_in_any_order_and_company_give_the_same(seed, order):
+    model = model_of()
+    rng = np.random.default_rng(seed)
+    rows = [rng.integers(0, 17, size=rng.integers(2, 30)).astype(np.int32) for _ in range(6)]
+    packed = pack_rows(rows)
+    together = model.outlook(model.hidden(packed)[row_targets(packed).at], row_targets(packed).chosen).logp
+    parts = torch.split(together, [len(row) - 1 for row in rows])
+    shuffled = pack_rows([rows[i] for i in order])
+    again = model.outlook(model.hidden(shuffled)[row_targets(shuffled).at], row_targets(shuffled).chosen).logp
+    torch.testing.assert_close(again, torch.cat([parts[i] for i in order]), rtol=0, atol=1e-12)
+    alone = pack_rows([rows[order[0]]])
+    single = model.outlook(model.hidden(alone)[row_targets(alone).at], row_targets(alone).chosen).logp
+    torch.testing.assert_close(single, parts[order[0]], rtol=0, atol=1e-12)
+
+
+def test_the_future_and_other_branches_are_not_seen():
+    model = model_of()
+    prompt, first, second = np.array([1, 2], np.int32), np.array([3, 4], np.int32), np.array([5, 6], np.int32)
+    packed, targets = pack_shared([(prompt, [first, second])])
+    assert packed.positions.tolist() == [0, 1, 2, 3, 2, 3]
+    assert targets.at.tolist() == [1, 2, 1, 4]
+    assert targets.chosen.tolist() == [3, 4, 5, 6]
+    other, _ = pack_shared([(prompt, [np.array([9, 10], np.int32), second])])
+    same = (model.hidden(packed) == model.hidden(other)).all(dim=1)
+    assert same.tolist() == [True, True, False, False, True, True]
+
+
+def test_activation_checkpointing_changes_no_gradient():
+    plain, checkpointed = model_of(), model_of(checkpoint_activations=True)
+    packed, targets = pack_shared(texts(5, 3))
+    found = []
+    for model in (plain, checkpointed):
+        logp = model.outlook(model.hidden(packed)[targets.at], targets.chosen).logp
+        found.append(gradients(model, logp, torch.ones_like(logp)))
+    assert all(torch.equal(gradient, found[1][name]) for name, gradient in found[0].items())
+
+
+def test_activation_checkpointing_keeps_less():
+    """What autograd saves in the forward pass, in bytes."""
+    rows = pack_rows([np.arange(17, dtype=np.int32).repeat(8) for _ in range(4)])
+    kept = []
+    for checkpointed in (False, True):
+        total = 0
+
+        def count(tensor):
+            nonlocal total
+            total += tensor.numel() * tensor.element_size()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(count, lambda tensor: tensor):
+            model_of(checkpoint_activations=checkpointed).hidden(rows)
+        kept.append(total)
+    assert kept[1] < kept[0] / 3
+
+
+def test_empty_completions_and_no_rows():
+    model = model_of()
+    none = pack_rows([])
+    assert model.hidden(pack_rows([np.array([1], np.int32)])).shape == (1, 16)
+    assert len(row_targets(none).at) == 0
+    packed, targets = pack_shared([(np.array([1], np.int32), [np.zeros(0, np.int32)])])
+    assert len(targets.at) == 0
+    assert model.hidden(packed).shape == (1, 16)

@@ -1,0 +1,105 @@
+"""Verdicts put together, and the budget that stops a run: worked out by hand, and by property."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hone.core.episodes import Status
+from hone.core.errors import DataError, UserCodeError
+from hone.rewards.budget import Budget
+from hone.rewards.scores import Scores, combine, concatenate, failed, judged
+
+
+def scores_of(*values: float | None) -> Scores:
+    return combine({"f": [judged(value) for value in values]}, [1.0])
+
+
+def test_a_weighted_sum_by_hand() -> None:
+    scores = combine({"f": [judged(1.0), judged(0.5)], "g": [judged(2.0), judged(-1.0)]}, [1.0, 0.25])
+    assert scores.score.tolist() == [1.5, 0.25]
+    assert scores.functions["g"].tolist() == [2.0, -1.0]
+    assert scores.counts() == {"scored": 2, "unscorable": 0, "error": 0, "timeout": 0}
+
+
+def test_none_is_left_out_and_a_failure_is_not() -> None:
+    scores = combine(
+        {
+            "f": [judged(None), judged(math.nan), judged(None), failed(Status.TIMEOUT, "slow"), judged(1.0)],
+            "g": [judged(2.0), judged(2.0), judged(None), judged(2.0), failed(Status.ERROR, "KeyError")],
+        },
+        [1.0, 0.5],
+    )
+    assert scores.status.tolist() == [Status.SCORED, Status.UNSCORABLE, Status.UNSCORABLE, Status.TIMEOUT, Status.ERROR]
+    assert scores.score[0] == 1.0
+    assert np.isnan(scores.score[1:]).all()
+    assert scores.reasons[3] == "f: slow"
+    assert scores.reasons[4] == "g: KeyError"
+
+
+def test_an_infinite_sum_is_no_score() -> None:
+    assert scores_of(1e308).status.tolist() == [Status.SCORED]
+    doubled = combine({"f": [judged(1e308)], "g": [judged(1e308)]}, [1.0, 1.0])
+    assert doubled.status.tolist() == [Status.UNSCORABLE]
+
+
+@given(st.lists(st.one_of(st.none(), st.floats()), max_size=20))
+def test_missing_is_nan_and_never_a_zero(values: list[float | None]) -> None:
+    scores = scores_of(*values)
+    finite = np.array([value is not None and math.isfinite(value) for value in values], dtype=bool)
+    assert (np.isfinite(scores.score) == finite).all()
+    assert ((scores.status == Status.SCORED) == finite).all()
+    assert all(reason for reason, good in zip(scores.reasons, finite, strict=True) if not good)
+
+
+def test_batches_in_order() -> None:
+    both = concatenate([scores_of(1.0, None), scores_of(3.0)])
+    assert len(both) == 3
+    assert both.status.tolist() == [0, 1, 0]
+    assert both.functions["f"][2] == 3.0
+
+
+def test_the_budget_counts_the_last_answers_only() -> None:
+    budget = Budget(allowed=0.05, window=200, barren_batches=3)
+    budget.observe(scores_of(*[None] * 10 + [1.0] * 190))  # 10 of 200 = 5%: still allowed
+    budget.observe(scores_of(*[1.0] * 10))  # pushes the ten out
+    budget.observe(scores_of(*[None] * 10 + [1.0] * 100))
+    with pytest.raises(
+        UserCodeError, match=r"11 of the last 200 answers have no score \(5.5%, allowed 5.0%\)"
+    ) as caught:
+        budget.observe(scores_of(None))
+    assert str(caught.value).count("for example unscorable: the function returned None") == 3
+    assert caught.value.exit_code == 4
+
+
+def test_a_short_run_is_not_judged_by_its_share() -> None:
+    budget = Budget(window=200)
+    budget.observe(scores_of(None, 1.0))
+    budget.observe(scores_of(None, 1.0))
+
+
+def test_nothing_to_learn_from() -> None:
+    budget = Budget(barren_batches=3, window=1000)
+    for values in ([None], [math.nan, None], [1.0], [None], [None]):
+        budget.observe(scores_of(*values))
+    with pytest.raises(UserCodeError, match="nothing to learn from"):
+        budget.observe(scores_of(None))
+
+
+def test_a_resumed_budget_stops_at_the_same_answer() -> None:
+    whole, first = Budget(window=20, allowed=0.2), Budget(window=20, allowed=0.2)
+    early = scores_of(*[None] * 4 + [1.0] * 16)
+    whole.observe(early)
+    first.observe(early)
+    second = Budget(window=20, allowed=0.2)
+    second.restore(first.state())
+    late = scores_of(*[None] * 5)
+    with pytest.raises(UserCodeError) as one:
+        whole.observe(late)
+    with pytest.raises(UserCodeError) as other:
+        second.observe(late)
+    assert str(one.value) == str(other.value)
+    with pytest.raises(DataError, match="missing, examples and barren"):
+        second.restore({"missing": 3})

@@ -1,0 +1,137 @@
+"""Rows of tokens: whatever is shared, split or reordered, every decision's log-probability and gradient is the same."""
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from hone.core.credit import Credits
+from hone.core.episodes import Episodes
+from hone.envs.text import supervised
+from hone.models.config import ModelConfig
+from hone.models.decoder import Decoder
+from hone.models.init import new_model
+from hone.models.packed import pack_rows
+from hone.objectives.weights import Scheme, constant_length, sequence_mean, token_mean
+from hone.train.budget import within_budget
+from hone.train.tokens import TokenBatch, TokenLayout, TokenRows
+
+VOCAB = 13
+
+
+def model() -> Decoder:
+    config = ModelConfig(
+        family="qwen3", vocab_size=VOCAB, hidden_size=16, intermediate_size=24, layers=2, heads=2, kv_heads=1, head_dim=8
+    )
+    return new_model(config, seed=3, dtype="float64")
+
+
+def groups_of(rng: np.random.Generator, prompts: int, samples: int) -> Episodes:
+    asked: list[np.ndarray] = []
+    said: list[np.ndarray] = []
+    for _ in range(prompts):
+        prompt = rng.integers(0, VOCAB, rng.integers(1, 7)).astype(np.int32)
+        for _ in range(samples):
+            asked.append(prompt)
+            said.append(rng.integers(0, VOCAB, rng.integers(1, 6)).astype(np.int32))
+    return supervised(asked, said)
+
+
+def loss_of(network: Decoder, batch: TokenBatch) -> torch.Tensor:
+    now = network.outlook(network.hidden(batch.packed)[batch.at], batch.chosen)
+    return -(batch.weight.double() * batch.advantage.double() * now.logp).sum()
+
+
+def gradient(network: Decoder, pieces: list[TokenRows]) -> torch.Tensor:
+    network.zero_grad()
+    for piece in pieces:
+        loss_of(network, piece.tensors()).backward()
+    return torch.cat([p.grad.flatten() for p in network.parameters() if p.grad is not None])
+
+
+def advantages(rng: np.random.Generator, episodes: Episodes) -> Credits:
+    return Credits(advantage=np.repeat(rng.normal(size=len(episodes)), episodes.lengths).astype(np.float32))
+
+
+@pytest.mark.parametrize("scheme", [token_mean, sequence_mean, lambda lengths: constant_length(lengths, length=9)])
+@settings(max_examples=15, deadline=None)
+@given(seed=st.integers(0, 10_000), budget=st.integers(1, 60), prompts=st.integers(1, 4), samples=st.integers(1, 4))
+def test_no_split_packing_or_sharing_changes_a_gradient(
+    scheme: Scheme, seed: int, budget: int, prompts: int, samples: int
+) -> None:
+    rng = np.random.default_rng(seed)
+    network = model()
+    episodes = groups_of(rng, prompts, samples)
+    credits = advantages(rng, episodes)
+    alone = TokenLayout(scheme=scheme, share_prefixes=False)(episodes, credits).weighted()
+    reference = gradient(network, [alone.take(np.array([row])) for row in range(len(alone))])
+    for row_tokens in (0, 12, 1000):
+        shared = TokenLayout(scheme=scheme, row_tokens=row_tokens)(episodes, credits).weighted()
+        pieces = [shared.take(rows) for rows in within_budget(shared.sizes(), budget)]
+        torch.testing.assert_close(gradient(network, pieces), reference, rtol=1e-6, atol=1e-7)
+        order = rng.permutation(len(shared))
+        torch.testing.assert_close(gradient(network, [shared.take(order)]), reference, rtol=1e-6, atol=1e-7)
+
+
+@settings(max_examples=20, deadline=None)
+@given(seed=st.integers(0, 10_000))
+def test_log_probabilities_are_those_of_each_sequence_alone(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    network = model()
+    episodes = groups_of(rng, 3, 3)
+    rows = TokenLayout(scheme=token_mean)(episodes, advantages(rng, episodes))
+    batch = rows.tensors()
+    packed = network.outlook(network.hidden(batch.packed)[batch.at], batch.chosen).logp.detach().numpy()
+    seen = episodes.transcript
+    for number in range(len(episodes)):
+        tokens = seen.tokens[seen.offsets[number] : seen.offsets[number + 1]]
+        logits = network.logits(network.hidden(pack_rows([tokens]))).detach()
+        logp = torch.log_softmax(logits, -1).numpy()
+        where = seen.at[episodes.offsets[number] : episodes.offsets[number + 1]] - seen.offsets[number]
+        expected = logp[where - 1, tokens[where]]
+        np.testing.assert_allclose(
+            packed[episodes.offsets[number] : episodes.offsets[number + 1]], expected, rtol=0, atol=1e-12
+        )
+
+
+def test_sequences_without_advantage_are_left_out_and_still_counted() -> None:
+    rng = np.random.default_rng(0)
+    network = model()
+    episodes = groups_of(rng, 2, 3)
+    advantage = np.array([0.0, 1.0, -2.0, 0.0, 0.0, 0.0])
+    credits = Credits(advantage=np.repeat(advantage, episodes.lengths).astype(np.float32))
+    whole = TokenLayout(scheme=token_mean)(episodes, credits).weighted()
+    less = TokenLayout(scheme=token_mean, skip_zero_advantage=True)(episodes, credits).weighted()
+    assert len(less.episodes) == 2
+    assert len(less) == 1
+    torch.testing.assert_close(gradient(network, [less]), gradient(network, [whole]), rtol=1e-6, atol=1e-8)
+
+
+def test_a_common_beginning_is_laid_out_once() -> None:
+    system = np.arange(8, dtype=np.int32)
+    asked = [np.append(system, [one, 9]).astype(np.int32) for one in (1, 2, 3)]
+    said = [np.array([4, 5], dtype=np.int32)] * 3
+    episodes = supervised(asked, said)
+    rows = TokenLayout(scheme=token_mean)(episodes, Credits(advantage=episodes.reward))
+    assert rows.trunks.tolist() == [8]
+    # eight tokens once, then for each sequence: its question (2) and its first answer token (1)
+    assert rows.sizes().tolist() == [8 + 3 * 3]
+    assert len(rows.tensors().packed.tokens) == 8 + 3 * 3
+
+
+def test_anchor_is_the_reference_at_every_decision_whatever_the_budget() -> None:
+    rng = np.random.default_rng(5)
+    network = model()
+    episodes = groups_of(rng, 3, 2)
+    rows = TokenLayout(scheme=token_mean)(episodes, advantages(rng, episodes))
+
+    def logp_of(batch: TokenBatch) -> torch.Tensor:
+        return network.outlook(network.hidden(batch.packed)[batch.at], batch.chosen).logp
+
+    whole = rows.with_anchor(logp_of, 1 << 30).anchor
+    pieces = rows.with_anchor(logp_of, 5).anchor
+    assert whole is not None
+    assert pieces is not None
+    np.testing.assert_allclose(whole, pieces, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(logp_of(rows.tensors()).detach().numpy(), whole, rtol=0, atol=1e-6)
