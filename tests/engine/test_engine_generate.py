@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from hone.core.clock import ManualClock
 from hone.core.errors import ConfigError, DataError, DivergedError
 from hone.core.generation import Request, Sampling
+from hone.engine import cache
 from hone.engine.engine import Engine
 from hone.models.config import ModelConfig
 from hone.models.decoder import Decoder
@@ -110,6 +111,29 @@ def test_wide_layers_in_wide_batches_change_no_bit():
     many = by_name(engine(wide, slots=300).generate(asked))
     few = by_name(engine(wide, slots=3).generate(asked[::-1]))
     assert all(same(done, few[name]) for name, done in many.items())
+
+
+def test_company_of_very_different_length_changes_no_bit(model):
+    """Sums over keys span several blocks for some and one for others."""
+    lengths = (3, 20, 70, 150, 200, 250, 290, 300)
+    asked = [request(number, length=length, max_tokens=30) for number, length in enumerate(lengths)]
+    runner = Engine(model, eos_id=(), slots=8, max_len_tokens=400, seed=0)
+    together = by_name(runner.generate(asked))
+    for one in asked:
+        (alone,) = Engine(model, eos_id=(), slots=1, max_len_tokens=400, seed=0).generate([one])
+        assert same(alone, together[one.id, 0]), len(one.prompt)
+
+
+def test_long_prompts_change_no_bit(model, monkeypatch):
+    """Prompts beyond FUSED_FROM take another road, and give the same numbers."""
+    asked = [request(number, samples=2, length=20 * number + 10, max_tokens=8) for number in range(1, 7)]
+    plain = by_name(engine(model, slots=9).generate(asked))
+    monkeypatch.setattr(cache, "FUSED_FROM", 40)
+    many, few = (by_name(engine(model, slots=n).generate(asked)) for n in (9, 1))
+    assert all(same(done, few[name]) for name, done in many.items())
+    for name, done in many.items():
+        assert np.array_equal(done.tokens, plain[name].tokens)
+        np.testing.assert_allclose(done.logp, plain[name].logp, atol=1e-5)
 
 
 def test_rounds_samples_and_seeds_draw_differently(model):

@@ -6,6 +6,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from hone.models import attention
+from hone.models.attention import PackedAttention
 from hone.models.config import ModelConfig
 from hone.models.decoder import Decoder
 from hone.models.init import new_model
@@ -106,6 +108,30 @@ def test_the_future_and_other_branches_are_not_seen():
     other, _ = pack_shared([(prompt, [np.array([9, 10], np.int32), second])])
     same = (model.hidden(packed) == model.hidden(other)).all(dim=1)
     assert same.tolist() == [True, True, False, False, True, True]
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_fused_attention_agrees(family):
+    """The form that CUDA takes, here on the CPU."""
+    model = model_of(family)
+    packed, targets = pack_shared(texts(7, 4))
+    fused = PackedAttention(packed, heads=4, kv_heads=2, head_dim=8, dtype=torch.float64, fused=True)
+    found = []
+    for hidden in (model.hidden(packed), model.run(packed.tokens, packed.positions, fused)):
+        logp = model.outlook(hidden[targets.at], targets.chosen).logp
+        found.append((logp.detach(), gradients(model, logp, torch.ones_like(logp))))
+    torch.testing.assert_close(found[0][0], found[1][0], rtol=0, atol=1e-12)
+    for name, gradient in found[0][1].items():
+        torch.testing.assert_close(gradient, found[1][1][name], rtol=0, atol=1e-11)
+
+
+def test_long_rows_agree(monkeypatch):
+    model = model_of()
+    packed, targets = pack_shared(texts(7, 4))
+    expected = model.outlook(model.hidden(packed)[targets.at], targets.chosen).logp
+    monkeypatch.setattr(attention, "FUSED_FROM", 12)
+    found = model.outlook(model.hidden(packed)[targets.at], targets.chosen).logp
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
 
 def test_activation_checkpointing_changes_no_gradient():

@@ -124,7 +124,7 @@ class LinearGaussian:
         self.noise = float(numbers["noise"])
 
     def _center(self) -> Floats:
-        return np.linalg.solve(self.precision, self.pull[:, :, None])[:, :, 0]
+        return np.linalg.solve(self.precision, self.pull[:, :, None])[:, :, 0].astype(np.float64, copy=False)
 
 
 def save_posterior(posterior: Posterior, folder: Path) -> None:

@@ -3,26 +3,32 @@
 Belongs here: which config class a file is checked against. What the run does is `hone.train`'s.
 """
 
-import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hone.cli.commands import Call
 from hone.cli.configs import Resolved, read_document, require_consent, resolve, table_at
 from hone.cli.explain import shown
 from hone.cli.overrides import Document
+from hone.cli.pipelines import STAGE, doubles, pipeline_name, place_stages, spread_shared, stem_of
 from hone.cli.progress import RunProgress
 from hone.cli.screen import Screen, is_plain, standard_screen
 from hone.cli.toml import KeyPath
 from hone.core.clock import SystemClock
-from hone.core.errors import ConfigError, Faults, did_you_mean
-from hone.store.folder import check_name
+from hone.core.errors import ConfigError, Faults, all_at_once, did_you_mean
+from hone.store.folder import RunFolder, check_name
 from hone.train.config import RunConfig
-from hone.train.registry import Entry, load_recipe, recipe_names
+from hone.train.job import Entry
+from hone.train.registry import load_recipe, recipe_names
 
-STAGE = "stage"
+if TYPE_CHECKING:
+    from hone.train.pipeline import Outcome
+    from hone.train.reporter import Progress
+    from hone.train.run import Order
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,10 +50,20 @@ def run(call: Call) -> int:
     require_consent(warnings, yes=call.switch("yes"))
     for stage in stages:
         show_plan(screen, stage)
+    for warning in check_data(stages):
+        screen.line(f"warning: {warning}")
     if call.command == "plan" or call.switch("dry_run"):
         return 0
-    carry_out(stages, root=Path(call.text("runs")), resume=call.switch("resume"), screen=screen)
+    carry_out(document, stages, root=Path(call.text("runs")), resume=call.switch("resume"), screen=screen)
     return 0
+
+
+def check_data(stages: Sequence[Stage]) -> list[str]:
+    """Everything that can be found wrong before a model is loaded, of all stages at once; returns warnings."""
+    checks = {
+        stage.resolved.config.name: partial(stage.entry.check, stage.resolved.config) for stage in stages
+    }
+    return [warning for warnings in all_at_once(checks).values() for warning in warnings]
 
 
 def _asked(call: Call) -> list[str]:
@@ -62,20 +78,17 @@ def stages_of(document: Document) -> list[Stage]:
     Raises ConfigError with the faults of all of them.
     """
     stages = document.values.get(STAGE)
-    places: list[KeyPath] = [(STAGE, index) for index in range(len(stages))] if isinstance(stages, list) else [()]
+    if not isinstance(stages, list):
+        return [_stage(document, ())]
     faults = Faults(ConfigError)
+    faults.extend(spread_shared(document))
     found: list[Stage] = []
-    if places != [()]:
-        faults.extend(
-            f"unknown key {key} in {document.source((key,))}: beside [[stage]] tables a file holds `name` only"
-            for key in document.values
-            if key not in (STAGE, "name")
-        )
-    for place in places:
+    for index in range(len(stages)):
         try:
-            found.append(_stage(document, place))
+            found.append(_stage(document, (STAGE, index)))
         except ConfigError as error:
             faults.extend(error.messages)
+    faults.extend(doubles([stage.resolved.config.name for stage in found]))
     faults.raise_if_any()
     return found
 
@@ -97,11 +110,8 @@ def _stage(document: Document, place: KeyPath) -> Stage:
 
 
 def _name_after_file(document: Document, place: KeyPath, recipe: str) -> None:
-    """A run without a name is called like its file, a stage like the pipeline and its recipe."""
-    stem = re.sub(r"[^A-Za-z0-9_-]+", "-", Path(document.name).stem).strip("-") or "run"
-    whole = document.values.get("name", stem)
-    name = f"{whole}-{recipe}" if place else stem
-    document.put((*place, "name"), name, source="the file's name")
+    """A run without a name is called like its file, a stage like its recipe."""
+    document.put((*place, "name"), recipe if place else stem_of(document), source="the file's name")
 
 
 def show_plan(screen: Screen, stage: Stage) -> None:
@@ -116,15 +126,81 @@ def show_plan(screen: Screen, stage: Stage) -> None:
     screen.line()
 
 
-def carry_out(stages: Sequence[Stage], *, root: Path, resume: bool, screen: Screen) -> None:
-    """Run one after the other; each ends with its folder complete."""
-    from hone.train import run as driver  # noqa: PLC0415 - torch: not needed to refuse a config
+def carry_out(document: Document, stages: Sequence[Stage], *, root: Path, resume: bool, screen: Screen) -> None:
+    """Run what the file asks for; each run ends with its folder complete."""
+    progress = RunProgress(console=screen.console, clock=SystemClock(), live=not is_plain(sys.stdout))
+    if STAGE in document.values:
+        outcome = train_pipeline(document, stages, root=root, resume=resume, progress=progress)
+        show_outcome(screen, outcome)
+        return
+    folder = train_one(stages[0], root=root, resume=resume, progress=progress)
+    screen.line(f"finished {folder.name}: {folder.path}, report in {folder.report_path}")
 
-    for stage in stages:
-        resolved = stage.resolved
-        order = driver.Order(
-            config=resolved.config, settings=resolved.settings(), build=stage.entry.build, root=root, resume=resume
+
+def train_one(stage: Stage, *, root: Path, resume: bool, progress: "Progress") -> RunFolder:
+    """One run, from its checked config to its finished folder."""
+    from hone.train.run import run as drive  # noqa: PLC0415 - torch: not needed to refuse a config
+
+    return drive(order_of(stage, root=root, resume=resume), progress=progress)
+
+
+def order_of(stage: Stage, *, root: Path, resume: bool) -> "Order":
+    from hone.train.run import Order  # noqa: PLC0415 - as above
+
+    resolved = stage.resolved
+    return Order(
+        config=resolved.config, settings=resolved.settings(), build=stage.entry.build, root=root, resume=resume
+    )
+
+
+def train_pipeline(
+    document: Document, stages: Sequence[Stage], *, root: Path, resume: bool, progress: "Progress"
+) -> "Outcome":
+    """The stages one after another; a stage's `stage:NAME` is the folder that stage NAME left behind."""
+    from hone.train.pipeline import Stage as Turn  # noqa: PLC0415 - as above
+    from hone.train.pipeline import run_pipeline  # noqa: PLC0415
+
+    name = pipeline_name(document)
+    folder = root / name
+    names = [stage.resolved.config.name for stage in stages]
+    place_stages(document, folder, names)
+    placed = stages_of(document)
+
+    def turn(stage: Stage) -> Turn:
+        config = stage.resolved.config
+        begun = (folder / config.name / "manifest.json").is_file()
+        return Turn(
+            name=config.name,
+            steps=config.steps,
+            order=lambda: order_of(stage, root=folder, resume=resume and begun),
         )
-        progress = RunProgress(console=screen.console, clock=SystemClock(), live=not is_plain(sys.stdout))
-        folder = driver.run(order, progress=progress)
-        screen.line(f"finished {resolved.config.name}: {folder.path}, report in {folder.report_path}")
+
+    return run_pipeline(name, [turn(stage) for stage in placed], root=root, resume=resume, progress=progress)
+
+
+def show_outcome(screen: Screen, outcome: "Outcome") -> None:
+    """How the stages compare, and ten answers before and after."""
+    screen.line()
+    screen.title("on the same held-out questions")
+    for one in outcome.evaluations:
+        screen.line(f"{one.stage}: {one.mean:.1%} (95% interval {one.low:.1%} to {one.high:.1%}, n = {one.n})")
+    for pair in outcome.comparisons:
+        screen.line(
+            f"{pair.before} -> {pair.after}: {pair.difference:+.1%} (95% interval {pair.low:+.1%} to {pair.high:+.1%}, "
+            f"paired p = {pair.p_value:.2g})"
+        )
+    if outcome.side_by_side:
+        screen.line()
+        screen.table(
+            ("question", "answer", "before", "", "after", ""),
+            [
+                (row.prompt.strip(), row.reference, row.before, mark(row.before_score), row.after, mark(row.after_score))
+                for row in outcome.side_by_side
+            ],
+        )
+    screen.line(f"finished in {outcome.seconds:.0f} s: {outcome.folder}, report in {outcome.folder / 'report.html'}")
+
+
+def mark(score: float | None) -> str:
+    """Right, wrong, or not scored."""
+    return "?" if score is None else "ok" if score >= 1 else "x"

@@ -11,10 +11,13 @@ from typing import Final
 
 import torch
 from torch import Tensor
+from torch.nn import functional
 
 from hone.engine.protocol import Shape
 from hone.engine.rows import padded
 
+FUSED_FROM: Final = 1024
+"""Longer prompts are never given a `[heads, length, length]` tensor of scores."""
 _FINE: Final = 64
 _COARSE: Final = 256
 _FINE_UNTIL: Final = 256
@@ -103,8 +106,9 @@ class _Group:
     tokens: Tensor
     """`[tokens]` token numbers."""
     mask: Tensor
-    """`[length, length]` additive, causal. Padding lies behind, so that no real token sees it."""
+    """`[length, length]` additive, causal; unused beyond FUSED_FROM. Padding lies behind: no real token sees it."""
     rows: int
+    length: int
 
 
 class Prefill:
@@ -132,18 +136,27 @@ class Prefill:
         self._kept.append((key, value))
         out = query.new_zeros(query.shape)
         for group in self._groups:
-            length, rows = group.mask.shape[0], group.rows
-            q = self._block(query, group, self.heads, length) * self.head_dim**-0.5
+            length, rows = group.length, group.rows
+            q = self._block(query, group, self.heads, length)
             k = self._block(key, group, self.kv_heads, length)
             v = self._block(value, group, self.kv_heads, length)
-            q = q.reshape(rows * self.kv_heads, -1, self.head_dim)
-            scores = torch.bmm(q, k.transpose(1, 2))
-            scores.view(-1, length, length).add_(group.mask)
-            kept = torch.float32 if scores.dtype == torch.bfloat16 else scores.dtype
-            mixed = torch.bmm(torch.softmax(scores, dim=-1, dtype=kept).to(v.dtype), v)
+            mixed = self._fused(q, k, v, rows) if length > FUSED_FROM else self._plain(q, k, v, group.mask)
             mixed = mixed.view(rows, self.heads, length, self.head_dim).transpose(1, 2).reshape(-1, *out.shape[1:])
             out[group.tokens] = mixed[group.give]
         return out.view(len(out), -1)
+
+    def _plain(self, q: Tensor, k: Tensor, v: Tensor, mask: Tensor) -> Tensor:
+        # The query heads of one key head are stacked along the rows, so that keys are never repeated.
+        stacked = (q * self.head_dim**-0.5).reshape(len(k), -1, self.head_dim)
+        scores = torch.bmm(stacked, k.transpose(1, 2))
+        scores.view(-1, *mask.shape).add_(mask)
+        kept = torch.float32 if scores.dtype == torch.bfloat16 else scores.dtype
+        return torch.bmm(torch.softmax(scores, dim=-1, dtype=kept).to(v.dtype), v)
+
+    def _fused(self, q: Tensor, k: Tensor, v: Tensor, rows: int) -> Tensor:
+        q, k, v = (x.view(rows, -1, x.shape[1], self.head_dim) for x in (q, k, v))
+        grouped = self.heads > self.kv_heads
+        return functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
 
     def _block(self, x: Tensor, group: _Group, heads: int, length: int) -> Tensor:
         rows = x[group.take].view(group.rows, length, heads, self.head_dim)
@@ -163,5 +176,6 @@ def _group(size: int, members: list[tuple[int, int]], dtype: torch.dtype, device
         take[row, :length] = torch.arange(start, start + length)
     give = torch.cat([row * size + torch.arange(length) for row, (_, length) in enumerate(members)])
     tokens = torch.cat([torch.arange(start, start + length) for start, length in members])
-    mask = torch.full((size, size), -torch.inf, dtype=dtype, device=device).triu_(1)
-    return _Group(take.view(-1).to(device), give.to(device), tokens.to(device), mask, rows)
+    shown = size if size <= FUSED_FROM else 1
+    mask = torch.full((shown, shown), -torch.inf, dtype=dtype, device=device).triu_(1)
+    return _Group(take.view(-1).to(device), give.to(device), tokens.to(device), mask, rows, size)

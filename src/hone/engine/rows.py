@@ -34,9 +34,11 @@ class RowLinear:
     _limits: dict[tuple[object, ...], int] = field(default_factory=dict[tuple[object, ...], int])
 
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        limit = self._limits.get((weight.shape, weight.dtype, bias is None))
+        # The way a product is split over threads is part of how it adds.
+        kind = (weight.shape, weight.dtype, bias is None, torch.get_num_threads())
+        limit = self._limits.get(kind)
         if limit is None:
-            limit = self._measure(weight, bias)
+            limit = self._limits[kind] = self._measure(weight, bias)
         if x.shape[0] <= limit:
             return functional.linear(x, weight, bias)
         return torch.cat([functional.linear(part, weight, bias) for part in x.contiguous().split(limit)])
@@ -44,13 +46,8 @@ class RowLinear:
     def _measure(self, weight: Tensor, bias: Tensor | None) -> int:
         """Largest row count up to which every multiple of TILE gives the bits of TILE rows."""
         if weight.is_cuda:
-            self.exact, limit = False, 1 << 62
-        else:
-            limit = self._search(weight, bias)
-        self._limits[weight.shape, weight.dtype, bias is None] = limit
-        return limit
-
-    def _search(self, weight: Tensor, bias: Tensor | None) -> int:
+            self.exact = False
+            return 1 << 62
         draws = torch.Generator().manual_seed(0)
         x = torch.randn(_MOST, weight.shape[1], generator=draws).to(weight.dtype)
         if weight.numel() <= _PROBE_ELEMENTS:

@@ -1,11 +1,12 @@
 """Attention over packed rows: index tables made once for a batch, then plain matrix products in every layer.
 
 Rows are gathered into padded `[rows, heads, length, head_dim]` blocks of similar length. On a CPU the backward of
-torch's fused attention is several times slower than matrix products for short rows; on CUDA the fused form is used.
+torch's fused attention is several times slower than matrix products for short rows; on CUDA, and for long rows, whose
+scores would not fit in memory, the fused form is used.
 """
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 import torch
@@ -14,6 +15,9 @@ from torch import Tensor
 from torch.nn import functional
 
 from hone.models.packed import Packed
+
+FUSED_FROM: Final = 1024
+"""Longer rows are never given a `[heads, length, length]` tensor of scores."""
 
 
 class Attend(Protocol):
@@ -51,11 +55,14 @@ class _Table:
 class PackedAttention:
     """An `Attend` for one Packed batch."""
 
-    def __init__(self, packed: Packed, *, heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> None:
+    def __init__(
+        self, packed: Packed, *, heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, fused: bool = False
+    ) -> None:
+        """`fused`: torch's own attention instead of matrix products; for CUDA."""
         lengths = np.diff(packed.offsets)
         blocks = _group(lengths)
         device = packed.tokens.device
-        self._heads, self._kv_heads, self._head_dim = heads, kv_heads, head_dim
+        self._heads, self._kv_heads, self._head_dim, self._fused = heads, kv_heads, head_dim, fused
         self._blocks = [_block(packed, rows, dtype) for rows in blocks]
         self._query = _table(packed.offsets, blocks, heads, device)
         self._key = self._query if heads == kv_heads else _table(packed.offsets, blocks, kv_heads, device)
@@ -76,7 +83,7 @@ class PackedAttention:
 
     def _attend(self, block: _Block, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         rows, length, group = block.rows, block.length, self._heads // self._kv_heads
-        if query.is_cuda:
+        if self._fused or length > FUSED_FROM:
             shape = (rows, -1, length, self._head_dim)
             out = functional.scaled_dot_product_attention(
                 query.view(shape), key.view(shape), value.view(shape), attn_mask=block.mask[:, 0], enable_gqa=group > 1

@@ -257,9 +257,9 @@ def _description(path: Path) -> dict[str, Any]:
 
 def _empty(description: dict[str, Any], path: Path) -> Policy:
     try:
-        actions = description["actions"]
+        actions, seen = description["actions"], description["inputs"]
         spaces = Spaces(
-            inputs=Inputs(**description["inputs"]),
+            inputs=Inputs(**(seen | {"mean": tuple(seen["mean"]), "scale": tuple(seen["scale"])})),
             actions=Choices(**actions)
             if "count" in actions
             else Bounds(low=tuple(actions["low"]), high=tuple(actions["high"]), shape=tuple(actions["shape"])),

@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from hone.core.errors import DataError
 from hone.models.attention import Attend, PackedAttention
 from hone.models.config import ModelConfig, Rope
+from hone.models.fused import gated_silu, rms_norm, rotate
 from hone.models.outlook import Outlook, outlook, widened
 from hone.models.packed import Packed
 
@@ -52,7 +53,7 @@ class Norm(nn.Module):
         self.eps = eps
 
     def forward(self, x: Tensor) -> Tensor:
-        return functional.rms_norm(x, self.weight.shape, self.weight, self.eps)
+        return rms_norm(x, self.weight, self.eps)
 
 
 class Layer(nn.Module):
@@ -78,10 +79,10 @@ class Layer(nn.Module):
         query, key, value = qkv.split((heads, kv_heads, kv_heads), dim=1)
         if self.q_norm is not None and self.k_norm is not None:
             query, key = self.q_norm(query), self.k_norm(key)
-        mixed = attend(self.number, _rotate(query, turns), _rotate(key, turns), value)
+        mixed = attend(self.number, rotate(query, turns), rotate(key, turns), value)
         x = x + linear(mixed, self.out.weight, self.out.bias)
-        gate, up = linear(self.mlp_norm(x), self.gate_up.weight, self.gate_up.bias).chunk(2, dim=-1)
-        return x + linear(functional.silu(gate) * up, self.down.weight, self.down.bias)
+        gate_up = linear(self.mlp_norm(x), self.gate_up.weight, self.gate_up.bias)
+        return x + linear(gated_silu(gate_up), self.down.weight, self.down.bias)
 
 
 class Decoder(nn.Module):
@@ -129,7 +130,14 @@ class Decoder(nn.Module):
     def hidden(self, packed: Packed) -> Tensor:
         """`[T, hidden_size]`: hidden state t has seen tokens up to t of its row (and branch), and predicts the next."""
         c = self.config
-        attend = PackedAttention(packed, heads=c.heads, kv_heads=c.kv_heads, head_dim=c.head_dim, dtype=self.dtype)
+        attend = PackedAttention(
+            packed,
+            heads=c.heads,
+            kv_heads=c.kv_heads,
+            head_dim=c.head_dim,
+            dtype=self.dtype,
+            fused=self.device.type == "cuda",
+        )
         return self.run(packed.tokens, packed.positions, attend)
 
     def outlook(
@@ -158,12 +166,6 @@ class Decoder(nn.Module):
         angles = positions[:, None, None].to(self.frequencies.dtype) * self.frequencies
         turns = torch.polar(torch.ones_like(angles), angles)
         return turns.to(torch.complex128) if self.dtype == torch.float64 else turns
-
-
-def _rotate(x: Tensor, turns: Tensor) -> Tensor:
-    """Rotary positions: each adjacent pair of features is a complex number, turned by its position."""
-    pairs = torch.view_as_complex(widened(x).unflatten(-1, (-1, 2)))
-    return torch.view_as_real(pairs * turns).flatten(-2).to(x.dtype)
 
 
 def rope_frequencies(rope: Rope, head_dim: int) -> Tensor:

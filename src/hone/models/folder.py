@@ -158,8 +158,8 @@ def _weight_files(folder: Path, faults: Faults) -> list[Path]:
     pickles = sorted(file.name for pattern in _PICKLES for file in folder.glob(pattern))
     if pickles:
         faults.add(
-            f"{folder}: only pickled weights ({', '.join(pickles[:3])}); reading a pickle can run any code, so hone does "
-            "not. Convert them where that does no harm (a container without network or secrets), by transformers: "
+            f"{folder}: only pickled weights ({', '.join(pickles[:3])}); a pickle can run any code: hone reads none. "
+            "Convert them where that does no harm (a container without network or secrets), by transformers: "
             "AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER) writes safetensors"
         )
     else:

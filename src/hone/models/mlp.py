@@ -7,7 +7,7 @@ reads the very same memory as the trained module on a CPU, so that acting needs 
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
 
@@ -41,12 +41,19 @@ class Inputs:
     one_hot: bool = False
     start: int = 0
     """Number of the first state of a one-hot input."""
+    mean: tuple[float, ...] = ()
+    """Subtracted from each number, if given: part of the policy, so that it can be neither lost nor updated by use."""
+    scale: tuple[float, ...] = ()
+    """What each number is divided by, with `mean`."""
 
     def tensor(self, seen: Tensor) -> Tensor:
         """`[n, *observation]` -> `[n, size]` float32."""
         if self.one_hot:
             return F.one_hot(seen.long() - self.start, self.size).to(torch.float32)
-        return seen.reshape(len(seen), -1).to(torch.float32)
+        flat = seen.reshape(len(seen), -1).to(torch.float32)
+        if self.mean:
+            flat = (flat - flat.new_tensor(self.mean)) / flat.new_tensor(self.scale)
+        return flat
 
     def array(self, seen: NDArray[np.generic]) -> Floats:
         """The same for numpy."""
@@ -54,7 +61,18 @@ class Inputs:
             encoded = np.zeros((len(seen), self.size), dtype=np.float32)
             encoded[np.arange(len(seen)), seen.astype(np.int64) - self.start] = 1.0
             return encoded
-        return seen.reshape(len(seen), -1).astype(np.float32, copy=False)
+        flat = seen.reshape(len(seen), -1).astype(np.float32, copy=False)
+        if self.mean:
+            flat = (flat - np.array(self.mean, np.float32)) / np.array(self.scale, np.float32)
+        return flat
+
+    def standardised(self, seen: NDArray[np.generic]) -> "Inputs":
+        """The same inputs with the mean and standard deviation of `seen` `[N, *observation]` taken out."""
+        if self.one_hot:
+            return self
+        flat = seen.reshape(len(seen), -1).astype(np.float64)
+        scale = np.maximum(flat.std(axis=0), 1e-6)
+        return replace(self, mean=tuple(flat.mean(axis=0).tolist()), scale=tuple(scale.tolist()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

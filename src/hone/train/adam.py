@@ -1,7 +1,7 @@
 """AdamW on a flat buffer.
 
 Belongs here: the update rule and its state. torch's own optimizer class does the same arithmetic, but brings in the
-compiler at its first step (two seconds of imports), and on a small network costs more around the kernel than the kernel.
+compiler at its first step (two seconds of imports), and on a small network its wrapping costs more than the kernel.
 """
 
 import torch

@@ -3,7 +3,7 @@
 Belongs here: wiring between worlds, small networks and the loop. Does not: anything of one algorithm.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
@@ -23,6 +23,7 @@ from hone.core.errors import ConfigError
 from hone.core.random import key
 from hone.envs.gym import GymConfig
 from hone.envs.gym_play import open_arena, play
+from hone.envs.logs import Log
 from hone.estimators.means import bootstrap_mean
 from hone.models.acting import Acting
 from hone.models.control import ActorCritic, Policy, load_weights, save_policy
@@ -38,10 +39,6 @@ from hone.train.optimize import LearnerConfig
 P = TypeVar("P", bound=Policy)
 Q = TypeVar("Q", bound=nn.Module)
 R = TypeVar("R", bound=Batch)
-
-
-TARGET_RATE = 0.005
-"""Share of the critics that their slow copies take on per update."""
 
 
 class JudgeConfig(Config):
@@ -202,6 +199,12 @@ def spaces_of(observation: spaces.Space[Any], action: spaces.Space[Any]) -> Spac
     return Spaces(inputs=_inputs(observation), actions=_actions(action))
 
 
+def log_spaces(log: Log) -> Spaces:
+    """Of a log, with observations standardised by it."""
+    space = spaces_of(log.observation_space, log.action_space)
+    return replace(space, inputs=space.inputs.standardised(log.episodes.observations))
+
+
 def _inputs(space: spaces.Space[Any]) -> Inputs:
     if isinstance(space, spaces.Discrete):
         return Inputs(size=int(space.n), one_hot=True, start=int(space.start))
@@ -254,7 +257,6 @@ def control_job(
     env: GymConfig | None,
     judge: JudgeConfig,
     seed: int,
-    table: Mapping[str, str],
     fingerprint: str | None = None,
     warnings: Sequence[str] = (),
     close: Callable[[], None] = nothing,
@@ -276,7 +278,6 @@ def control_job(
         judge=None if env is None else score,
         judge_every=judge.every,
         fingerprint=fingerprint,
-        table=table,
         warnings=warnings,
         close=close,
     )

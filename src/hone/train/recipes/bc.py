@@ -13,7 +13,7 @@ from hone.models.mlp import MlpConfig
 from hone.objectives.offline import imitation
 from hone.objectives.terms import Terms
 from hone.train.config import RunConfig, RunSettings
-from hone.train.control import JudgeConfig, StepRows, control_job, fingerprint, spaces_of, step_rows
+from hone.train.control import JudgeConfig, StepRows, control_job, fingerprint, log_spaces, step_rows
 from hone.train.job import Entry, Job
 from hone.train.learner import GradientLearner
 from hone.train.loop import Recipe
@@ -50,7 +50,7 @@ def objective(policy: ActorCritic, rows: StepRows) -> Terms:
 def build(config: BcConfig) -> Job[ActorCritic]:
     """Raises DataError for what is wrong with the log."""
     log = read_log(Path(config.log))
-    space = spaces_of(log.observation_space, log.action_space)
+    space = log_spaces(log)
     policy = ActorCritic(space, config.network, seed=config.seed, critic=False).to(config.run.device)
     learner = GradientLearner(
         policy=policy,
@@ -68,7 +68,6 @@ def build(config: BcConfig) -> Job[ActorCritic]:
         env=config.env,
         judge=config.judge,
         seed=config.seed,
-        table=derive(config) | {"logged decisions": f"{len(decisions)}"},
         fingerprint=fingerprint(log.episodes),
     )
 

@@ -13,6 +13,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
+from hone.core.config import Config
 from hone.core.credit import Credits
 from hone.core.episodes import Episodes
 from hone.core.random import generator
@@ -21,17 +22,17 @@ from hone.envs.gym import GymConfig, inspect_world
 from hone.envs.logs import read_log
 from hone.models.control import ActionValues, SoftActorCritic, follow
 from hone.models.mlp import Choices, MlpConfig, Spaces
-from hone.objectives.offline import conservative, conservative_sampled, double_target, huber
+from hone.objectives.offline import conservative, conservative_sampled, double_target
 from hone.objectives.terms import Terms
+from hone.objectives.value import squared
 from hone.train.config import RunConfig, RunSettings
 from hone.train.control import (
-    TARGET_RATE,
     JudgeConfig,
     TransitionRows,
     control_job,
     fingerprint,
+    log_spaces,
     phase,
-    spaces_of,
     transition_rows,
 )
 from hone.train.job import Entry, Job
@@ -40,6 +41,19 @@ from hone.train.loop import Recipe
 from hone.train.optimize import LearnerConfig, schedule
 from hone.train.recipes.sac import actor_objective, critic_objective, soften
 from hone.train.sources import Logged
+
+
+class CqlAlgorithm(Config):
+    """The numbers of the paper."""
+
+    discount: float = Field(default=0.99, ge=0, le=1)
+    """Of a reward one step later."""
+    conservatism: float = Field(default=1.0, ge=0)
+    """Weight of the gap between all actions and the logged one; 5 is usual for boxes of actions."""
+    target_rate: float = Field(default=0.02, gt=0, le=1)
+    """Share of the values that their slow copy takes on per update."""
+    samples: int = Field(default=10, ge=1)
+    """Actions sampled from each of three proposals, for boxes of actions."""
 
 
 class CqlConfig(RunConfig):
@@ -51,22 +65,16 @@ class CqlConfig(RunConfig):
     """A parquet file written by hone, or a Minari data set (folder or HDF5 file)."""
     env: GymConfig | None = None
     """Where the policy is judged; None: nowhere."""
-    network: MlpConfig = MlpConfig(hidden=[256, 256], activation="relu")
+    network: MlpConfig = MlpConfig(hidden=[128, 128], activation="relu")
     """The values, and the policy if there is one, have one each."""
-    learner: LearnerConfig = LearnerConfig(lr=3e-4, max_grad_norm=None)
+    learner: LearnerConfig = LearnerConfig(lr=1e-3, decay="linear", max_grad_norm=None)
     """The optimizers; `minibatches` is the number of updates per turn of the loop."""
     batch: int = Field(default=256, ge=1)
     """Transitions per update."""
-    discount: float = Field(default=0.99, ge=0, le=1)
-    """Of a reward one step later."""
-    conservatism: float = Field(default=1.0, ge=0)
-    """Weight of the gap between all actions and the logged one; 5 is usual for boxes of actions."""
+    algorithm: CqlAlgorithm = CqlAlgorithm()
+    """Targets and conservatism."""
     judge: JudgeConfig = JudgeConfig()
     """How the policy is tried."""
-
-
-SAMPLED = 10
-"""Actions sampled from each of three proposals, for boxes of actions."""
 
 
 def table_objective(policy: ActionValues, rows: TransitionRows, *, conservatism: float) -> Terms:
@@ -78,7 +86,7 @@ def table_objective(policy: ActionValues, rows: TransitionRows, *, conservatism:
     with torch.no_grad():
         ahead = policy.table(rows.after)
     target = double_target(rows.reward, rows.discount, ahead, policy.target_table(rows.after))
-    error = huber(table.gather(1, chosen[:, None]).squeeze(1), target)
+    error = squared(table.gather(1, chosen[:, None]).squeeze(1), target)
     gap = conservative(table, chosen)
     return Terms(loss=error.loss + conservatism * gap.loss, metrics={**error.metrics, **gap.metrics})
 
@@ -99,7 +107,7 @@ def box_objective(policy: SoftActorCritic, rows: TransitionRows, *, conservatism
 
 @torch.no_grad()
 def proposals(policy: SoftActorCritic, rows: TransitionRows) -> tuple[Tensor, Tensor]:
-    """Actions `[n, 3 * SAMPLED, a]`, uniform, of the policy here and of the policy one step on; their log densities."""
+    """Actions `[n, 3 * samples, a]`, uniform, of the policy here and of the policy one step on; their log densities."""
     noise = rows.noise[:, 2:]
     count = noise.shape[1] // 3
     # The normal distribution function turns the first third of the noise into uniform numbers.
@@ -116,9 +124,9 @@ def proposals(policy: SoftActorCritic, rows: TransitionRows) -> tuple[Tensor, Te
 def build(config: CqlConfig) -> Job[ActionValues | SoftActorCritic]:
     """Raises DataError for what is wrong with the log, ConfigError for a box of actions without bounds."""
     log = read_log(Path(config.log))
-    space = spaces_of(log.observation_space, log.action_space)
+    space = log_spaces(log)
     policy, phases, after_step = _parts(config, space)
-    draws = 2 + 3 * SAMPLED if isinstance(policy, SoftActorCritic) else 0
+    draws = 2 + 3 * config.algorithm.samples if isinstance(policy, SoftActorCritic) else 0
     size = policy.actions if isinstance(policy, SoftActorCritic) else 0
 
     def layout(transitions: Episodes, credits: Credits) -> TransitionRows:
@@ -138,13 +146,12 @@ def build(config: CqlConfig) -> Job[ActionValues | SoftActorCritic]:
     )
     transitions = log.episodes.transitions()
     source = Logged(transitions, batch=config.batch * config.learner.minibatches, seed=config.seed)
-    recipe = Recipe(source=source, credit=partial(one_step, discount=config.discount), learner=learner)
+    recipe = Recipe(source=source, credit=partial(one_step, discount=config.algorithm.discount), learner=learner)
     return control_job(
         recipe,
         env=config.env,
         judge=config.judge,
         seed=config.seed,
-        table=derive(config) | {"logged decisions": f"{len(transitions)}"},
         fingerprint=fingerprint(log.episodes),
     )
 
@@ -153,20 +160,22 @@ def _parts(config: CqlConfig, space: Spaces) -> tuple[ActionValues | SoftActorCr
     learner = config.learner
     if isinstance(space.actions, Choices):
         table = ActionValues(space, config.network, seed=config.seed).to(config.run.device)
-        values = partial(table_objective, conservatism=config.conservatism)
-        return table, [phase("values", values, table.values.parameters(), learner)], follow_table
+        values = partial(table_objective, conservatism=config.algorithm.conservatism)
+        slow = partial(follow_table, rate=config.algorithm.target_rate)
+        return table, [phase("values", values, table.values.parameters(), learner)], slow
     policy = SoftActorCritic(space, config.network, seed=config.seed).to(config.run.device)
-    critic = partial(box_objective, conservatism=config.conservatism)
+    critic = partial(box_objective, conservatism=config.algorithm.conservatism)
     actor = partial(actor_objective, target_entropy=-float(policy.actions))
     phases = [
         phase("critic", critic, policy.critics.parameters(), learner),
         phase("actor", actor, [*policy.actor.parameters(), policy.log_temperature], learner),
     ]
-    return policy, phases, soften
+    return policy, phases, partial(soften, rate=config.algorithm.target_rate)
 
 
-def follow_table(policy: ActionValues) -> None:
-    follow(policy.target.parameters(), policy.values.parameters(), rate=TARGET_RATE)
+def follow_table(policy: ActionValues, *, rate: float) -> None:
+    """Let the slow copy follow."""
+    follow(policy.target.parameters(), policy.values.parameters(), rate=rate)
 
 
 def check(config: CqlConfig) -> list[str]:

@@ -29,9 +29,13 @@ from hone.train.optimize import LearnerConfig, policy_phase, schedule
 from hone.train.sources import Live
 
 
-class LossConfig(Config):
-    """The clipped surrogate, and what is added to it."""
+class PpoAlgorithm(Config):
+    """The numbers of the paper."""
 
+    discount: float = Field(default=0.98, ge=0, le=1)
+    """Of a reward one step later."""
+    decay: float = Field(default=0.8, ge=0, le=1)
+    """GAE's lambda: 0 trusts the critic, 1 the returns."""
     clip_low: float = Field(default=0.2, gt=0, lt=1)
     """How far the probability of a decision may fall before its gradient stops."""
     clip_high: float = Field(default=0.2, gt=0)
@@ -49,30 +53,26 @@ class PpoConfig(RunConfig):
     """How the run is carried out; one thread is fastest for a small network."""
     env: GymConfig
     """The environments."""
+    rollout_steps: int = Field(default=32, ge=1)
+    """Steps of each environment per turn of the loop."""
     network: MlpConfig = MlpConfig()
     """Policy and critic have one each."""
     learner: LearnerConfig = LearnerConfig(lr=1e-3, decay="linear", epochs=20, max_grad_norm=0.5)
     """The optimizer; `minibatches` per epoch."""
-    rollout_steps: int = Field(default=32, ge=1)
-    """Steps of each environment per turn of the loop."""
-    discount: float = Field(default=0.98, ge=0, le=1)
-    """Of a reward one step later."""
-    decay: float = Field(default=0.8, ge=0, le=1)
-    """GAE's lambda: 0 trusts the critic, 1 the returns."""
-    loss: LossConfig = LossConfig()
-    """What is minimised."""
+    algorithm: PpoAlgorithm = PpoAlgorithm()
+    """Credit and loss."""
     judge: JudgeConfig = JudgeConfig()
     """How the policy is tried."""
 
 
-def objective(policy: ActorCritic, rows: StepRows, *, loss: LossConfig) -> Terms:
+def objective(policy: ActorCritic, rows: StepRows, *, algorithm: PpoAlgorithm) -> Terms:
     """Clipped surrogate + value_weight * value error - entropy_weight * entropy."""
     logp, entropy = policy.judge(rows.seen, rows.chosen)
-    surrogate = clipped(logp, rows.logp, rows.advantage, low=loss.clip_low, high=loss.clip_high)
+    surrogate = clipped(logp, rows.logp, rows.advantage, low=algorithm.clip_low, high=algorithm.clip_high)
     critic = squared(policy.value(rows.seen), rows.target)
-    total = torch.add(surrogate.loss, critic.loss, alpha=loss.value_weight)
-    if loss.entropy_weight:
-        total = torch.sub(total, entropy, alpha=loss.entropy_weight)
+    total = torch.add(surrogate.loss, critic.loss, alpha=algorithm.value_weight)
+    if algorithm.entropy_weight:
+        total = torch.sub(total, entropy, alpha=algorithm.entropy_weight)
     return Terms(loss=total, metrics={**surrogate.metrics, **critic.metrics, "policy/entropy_nats": entropy.detach()})
 
 
@@ -84,12 +84,12 @@ def build(config: PpoConfig) -> Job[ActorCritic]:
     policy = ActorCritic(space, config.network, seed=config.seed).to(config.run.device)
 
     def credit(episodes: Episodes, values: Values) -> Credits:
-        return standardised(gae(episodes, values, discount=config.discount, decay=config.decay))
+        return standardised(gae(episodes, values, discount=config.algorithm.discount, decay=config.algorithm.decay))
 
     learner = GradientLearner(
         policy=policy,
         layout=partial(step_rows, device=config.run.device),
-        phases=[policy_phase(policy, partial(objective, loss=config.loss), config.learner)],
+        phases=[policy_phase(policy, partial(objective, algorithm=config.algorithm), config.learner)],
         seed=config.seed,
         learning_rate=schedule(config.learner, config.learner.optimizer_steps(config.steps)),
         foresee=foresee,
@@ -102,7 +102,6 @@ def build(config: PpoConfig) -> Job[ActorCritic]:
         env=config.env,
         judge=config.judge,
         seed=config.seed,
-        table=derive(config),
         warnings=world.notes,
         close=world.close,
     )

@@ -9,6 +9,7 @@ from functools import partial
 import torch
 from pydantic import Field
 
+from hone.core.config import Config
 from hone.core.credit import Credits
 from hone.core.episodes import Episodes
 from hone.core.random import generator
@@ -21,7 +22,6 @@ from hone.objectives.terms import Terms
 from hone.replay.ring import Ring
 from hone.train.config import RunConfig, RunSettings
 from hone.train.control import (
-    TARGET_RATE,
     JudgeConfig,
     NetworkActor,
     TransitionRows,
@@ -37,6 +37,28 @@ from hone.train.optimize import LearnerConfig, schedule
 from hone.train.sources import Live, Replay
 
 
+class SacAlgorithm(Config):
+    """The numbers of the paper."""
+
+    discount: float = Field(default=0.99, ge=0, le=1)
+    """Of a reward one step later."""
+    target_rate: float = Field(default=0.005, gt=0, le=1)
+    """Share of the critics that their slow copies take on per update."""
+    entropy_per_action: float = -1.0
+    """Target of the policy's entropy, in nats per number of an action scaled to [-1, 1]."""
+
+
+class ReplayConfig(Config):
+    """What is remembered, and how much of it is looked at again."""
+
+    batch: int = Field(default=256, ge=1)
+    """Transitions per update."""
+    memory: int = Field(default=1_000_000, ge=1)
+    """Transitions remembered."""
+    warmup: int = Field(default=100, ge=1)
+    """Transitions collected before the first update."""
+
+
 class SacConfig(RunConfig):
     """A squashed Gaussian policy on Gymnasium environments with a box of actions."""
 
@@ -48,14 +70,10 @@ class SacConfig(RunConfig):
     """The policy and each critic have one."""
     learner: LearnerConfig = LearnerConfig(lr=1e-3, max_grad_norm=None)
     """The optimizers; `minibatches` is the number of updates per turn of the loop."""
-    batch: int = Field(default=256, ge=1)
-    """Transitions per update."""
-    memory: int = Field(default=1_000_000, ge=1)
-    """Transitions remembered."""
-    warmup: int = Field(default=100, ge=1)
-    """Transitions collected before the first update."""
-    discount: float = Field(default=0.99, ge=0, le=1)
-    """Of a reward one step later."""
+    replay: ReplayConfig = ReplayConfig()
+    """The memory."""
+    algorithm: SacAlgorithm = SacAlgorithm()
+    """Targets and temperature."""
     judge: JudgeConfig = JudgeConfig()
     """How the policy is tried."""
 
@@ -78,8 +96,9 @@ def actor_objective(policy: SoftActorCritic, rows: TransitionRows, *, target_ent
     return Terms(loss=actor.loss + heat.loss, metrics={**actor.metrics, **heat.metrics})
 
 
-def soften(policy: SoftActorCritic) -> None:
-    follow(policy.targets.parameters(), policy.critics.parameters(), rate=TARGET_RATE)
+def soften(policy: SoftActorCritic, *, rate: float) -> None:
+    """Let the slow critics follow."""
+    follow(policy.targets.parameters(), policy.critics.parameters(), rate=rate)
 
 
 def build(config: SacConfig) -> Job[SoftActorCritic]:
@@ -102,7 +121,7 @@ def build(config: SacConfig) -> Job[SoftActorCritic]:
             phase("critic", critic_objective, policy.critics.parameters(), config.learner),
             phase(
                 "actor",
-                partial(actor_objective, target_entropy=-float(actions)),
+                partial(actor_objective, target_entropy=config.algorithm.entropy_per_action * actions),
                 [*policy.actor.parameters(), policy.log_temperature],
                 config.learner,
             ),
@@ -111,22 +130,21 @@ def build(config: SacConfig) -> Job[SoftActorCritic]:
         learning_rate=schedule(config.learner, config.learner.optimizer_steps(config.steps)),
         minibatches=config.learner.minibatches,
         shuffle=False,
-        after_step=soften,
+        after_step=partial(soften, rate=config.algorithm.target_rate),
     )
     source = Replay(
         Live(world, NetworkActor(policy.acting())),
-        ring=Ring(config.memory),
-        sample=config.batch * config.learner.minibatches,
-        warmup=config.warmup,
+        ring=Ring(config.replay.memory),
+        sample=config.replay.batch * config.learner.minibatches,
+        warmup=config.replay.warmup,
         seed=config.seed,
     )
-    recipe = Recipe(source=source, credit=partial(one_step, discount=config.discount), learner=learner)
+    recipe = Recipe(source=source, credit=partial(one_step, discount=config.algorithm.discount), learner=learner)
     return control_job(
         recipe,
         env=config.env,
         judge=config.judge,
         seed=config.seed,
-        table=derive(config),
         warnings=world.notes,
         close=world.close,
     )
@@ -138,9 +156,9 @@ def check(config: SacConfig) -> list[str]:
 
 def derive(config: SacConfig) -> dict[str, str]:
     return {
-        "steps of the world": f"{config.warmup} + {config.steps} x {config.env.num_envs}",
+        "steps of the world": f"{config.replay.warmup} + {config.steps} x {config.env.num_envs}",
         "updates": f"{config.steps} x {config.learner.minibatches} = {config.steps * config.learner.minibatches}",
-        "update": f"{config.batch} transitions",
+        "update": f"{config.replay.batch} transitions",
     }
 
 

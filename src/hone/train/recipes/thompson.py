@@ -80,7 +80,6 @@ def build(config: ThompsonConfig) -> Job[Posterior]:
         save_policy=lambda folder: save_posterior(policy, folder),
         load_policy=lambda folder: load_posterior(policy, folder),
         judge=judge,
-        table=derive(config),
     )
 
 

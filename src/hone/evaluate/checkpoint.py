@@ -1,0 +1,137 @@
+"""A saved policy judged or heard, by what its own run says about its task.
+
+Belongs here: from a policy folder and its run's config to an exam. Does not: how answers are scored (`text.py`).
+"""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from pydantic import ValidationError
+
+from hone.core.clock import SystemClock
+from hone.core.errors import ConfigError, DataError
+from hone.core.generation import Completion, Request, Sampling
+from hone.envs.text_task import TaskConfig
+from hone.evaluate.asking import EngineActor, make_engine
+from hone.evaluate.control import evaluate_control, is_control
+from hone.evaluate.policies import ModelSource, open_policy
+from hone.evaluate.text import EvaluationConfig, prepare_exam
+from hone.models.policy import TokenPolicy
+from hone.store.durable import Json
+from hone.store.folder import open_run
+
+FRESH_SEED = 1 << 29
+"""Added to the seed of an evaluation that asks for other problems than the run's own."""
+DEFAULT_MAX_TOKENS = 256
+
+
+def evaluate(policy: Path, *, run: Path | None, problems: int, seed: int, device: str) -> Mapping[str, float]:
+    """Score of the policy on held-out work of its run: the run's own with `seed` 0, other problems otherwise.
+
+    Raises ConfigError when the run says nothing of how it is to be judged, DataError for a damaged folder.
+    """
+    if run is None:
+        raise ConfigError(
+            f"{policy} belongs to no run, so nothing says what it should be asked; name a run, or a checkpoint in its run"
+        )
+    if is_control(policy):
+        return evaluate_control(policy, config=tree_of(run), episodes=problems, seed=seed)
+    loaded = _open(policy, device)
+    config = _exam_config(run, problems=problems, seed=seed)
+    exam = prepare_exam(config, loaded.tokenizer, context=loaded.decoder.config.max_positions)
+    try:
+        return exam.ask_policy(loaded).metrics()
+    finally:
+        exam.close()
+
+
+def sample(
+    policy: Path,
+    *,
+    run: Path | None,
+    prompt: str | None,
+    count: int,
+    temperature: float,
+    seed: int,
+    device: str,
+) -> Sequence[tuple[str, str, float | None]]:
+    """(prompt, answer, score): `count` answers to `prompt`, or one to each of `count` held-out problems of the run."""
+    if is_control(policy):
+        raise ConfigError(f"{policy} is a control policy: it writes no text; judge it with `hone eval`")
+    loaded = _open(policy, device)
+    if prompt is not None:
+        return [(prompt, answer, None) for answer in _answers(loaded, prompt, count, temperature, seed, run)]
+    if run is None:
+        raise ConfigError(f"{policy} belongs to no run: say with --prompt what to answer")
+    config = _exam_config(run, problems=count, seed=seed).model_copy(
+        update={"greedy": temperature == 0, "temperature": temperature or 1.0, "seed": seed}
+    )
+    exam = prepare_exam(config, loaded.tokenizer, context=loaded.decoder.config.max_positions)
+    try:
+        judged = exam.ask_policy(loaded)
+    finally:
+        exam.close()
+    scores = [None if np.isnan(score) else float(score) for score in judged.scores]
+    return list(zip(judged.prompts, judged.answers, scores, strict=True))
+
+
+def tree_of(run: Path) -> dict[str, Json]:
+    """The run's config as nested tables."""
+    tree: dict[str, Json] = {}
+    for key, setting in open_run(run, clock=SystemClock()).config().items():
+        *path, last = key.split(".")
+        place = tree
+        for part in path:
+            place = place.setdefault(part, {})  # type: ignore[assignment]
+        place[last] = setting.value
+    return {name: _lists(value) for name, value in tree.items()}
+
+
+def _lists(value: Json) -> Json:
+    """Tables whose keys are 0, 1, 2 ... are the lists that they were before they were written as dotted keys."""
+    if not isinstance(value, dict):
+        return value
+    inner = {key: _lists(child) for key, child in value.items()}
+    if inner and list(inner) == [str(number) for number in range(len(inner))]:
+        return list(inner.values())
+    return inner
+
+
+def _open(policy: Path, device: str) -> TokenPolicy:
+    return open_policy(ModelSource(path=str(policy)), seed=0, device=device, temperature=1.0)
+
+
+def _exam_config(run: Path, *, problems: int, seed: int) -> EvaluationConfig:
+    table = tree_of(run).get("evaluation")
+    if not isinstance(table, dict):
+        raise ConfigError(f"{run} was trained without [evaluation], so nothing says how to judge it")
+    try:
+        config = EvaluationConfig.model_validate(table)
+    except ValidationError as error:
+        raise DataError(f"{run / 'config.json'}: the evaluation table cannot be read: {error}") from None
+    task = config.task.model_copy(
+        update={"size": problems, "seed": config.task.seed + (FRESH_SEED + seed if seed else 0)}
+    )
+    return config.model_copy(update={"task": task})
+
+
+def _answers(
+    policy: TokenPolicy, prompt: str, count: int, temperature: float, seed: int, run: Path | None
+) -> list[str]:
+    table = {} if run is None else tree_of(run).get("evaluation") or {}
+    told = table if isinstance(table, dict) else {}
+    limit = told.get("max_tokens", DEFAULT_MAX_TOKENS)
+    task = told.get("task")
+    template = TaskConfig.model_validate(task) if isinstance(task, dict) else None
+    text = prompt if template is None else template.fill(prompt)
+    tokens = policy.tokenizer.encode(str(text))
+    room = policy.decoder.config.max_positions - len(tokens)
+    if room < 1:
+        raise DataError(f"the prompt has {len(tokens)} tokens; the model's context is {len(tokens) + room}")
+    most = min(int(limit) if isinstance(limit, int) else DEFAULT_MAX_TOKENS, room)
+    engine = make_engine(policy, slots=min(count, 64), longest_prompt=len(tokens), max_tokens=most, seed=seed)
+    sampling = Sampling(max_tokens=most, greedy=temperature == 0, temperature=temperature or 1.0)
+    request = Request(id="prompt", prompt=tokens, samples=count, sampling=sampling)
+    found: list[Completion] = sorted(EngineActor(engine).generate([request]), key=lambda one: one.sample)
+    return [policy.tokenizer.decode(one.tokens) for one in found]

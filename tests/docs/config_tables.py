@@ -1,0 +1,124 @@
+"""The tables of docs/configuration.md, made from the config classes themselves.
+
+`python tests/docs/config_tables.py` writes them into the page; a test fails while the page says something else.
+"""
+
+import json
+import types
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Annotated, Any, Literal, Union, get_args, get_origin
+
+import annotated_types
+from pydantic import BaseModel
+from pydantic.fields import FieldInfo
+
+from hone.core.config import Config
+from hone.train.registry import load_recipe, recipe_names
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "configuration.md"
+BEGIN, END = "<!-- tables -->\n", "<!-- /tables -->"
+HEAD = "| key | value | default | meaning |\n|---|---|---|---|"
+BOUNDS: dict[type, tuple[str, str]] = {
+    annotated_types.Ge: ("ge", ">= {}"),
+    annotated_types.Gt: ("gt", "> {}"),
+    annotated_types.Le: ("le", "<= {}"),
+    annotated_types.Lt: ("lt", "< {}"),
+    annotated_types.MinLen: ("min_length", "at least {} long"),
+    annotated_types.MaxLen: ("max_length", "at most {} long"),
+}
+WORDS = {int: "integer", float: "number", str: "text", bool: "true or false", type(None): "unset"}
+
+
+def tables() -> str:
+    """Every recipe's own keys, then each table that a key of theirs holds, once."""
+    entries = {name: load_recipe(name) for name in recipe_names() if load_recipe(name).config.__module__.startswith("hone.")}
+    parts: list[str] = []
+    for name, entry in entries.items():
+        parts += [f"### {name}", "", f"{entry.summary} ({entry.source})", "", table_of(entry.config), ""]
+    shared = {config.__name__: config for entry in entries.values() for config in within(entry.config)}
+    parts += ["### Tables inside these tables", ""]
+    for name in sorted(shared):
+        parts += [f"#### {name}", "", " ".join((shared[name].__doc__ or "").split()), "", table_of(shared[name]), ""]
+    return "\n".join(parts)
+
+
+def written(page: str) -> str:
+    """The page with its tables as they are now."""
+    before, _, rest = page.partition(BEGIN)
+    _, mark, after = rest.partition(END)
+    assert mark, f"{PAGE} needs {BEGIN.strip()} ... {END}"
+    return f"{before}{BEGIN}\n{tables()}\n{END}{after}"
+
+
+def within(config: type[Config]) -> Iterator[type[Config]]:
+    """Every config class below this one."""
+    for field in config.model_fields.values():
+        for inner in configs_in(field.annotation):
+            yield inner
+            yield from within(inner)
+
+
+def configs_in(annotation: Any) -> list[type[Config]]:
+    if isinstance(annotation, type) and issubclass(annotation, Config):
+        return [annotation]
+    return [found for part in get_args(annotation) for found in configs_in(part)]
+
+
+def table_of(config: type[Config]) -> str:
+    rows = [
+        f"| `{name}` | {kind(field.annotation)}{bounds(field)} | {default(field)} | {meaning(field)} |"
+        for name, field in config.model_fields.items()
+    ]
+    return "\n".join([HEAD, *rows])
+
+
+def kind(annotation: Any) -> str:
+    """What may be written there, in words."""
+    if isinstance(annotation, type) and issubclass(annotation, Config):
+        return f"table [{annotation.__name__}](#{annotation.__name__.lower()})"
+    origin, inner = get_origin(annotation), get_args(annotation)
+    if origin is Annotated:
+        return kind(inner[0])
+    if origin is Literal:
+        return ", ".join(f"`{json.dumps(value)}`" for value in inner)
+    if origin in (Union, types.UnionType):
+        return " or ".join(kind(part) for part in inner)
+    if origin is list:
+        return f"list of {kind(inner[0])}"
+    if origin is dict:
+        return "table"
+    return WORDS[annotation]
+
+
+def bounds(field: FieldInfo) -> str:
+    said = [
+        text.format(vars(mark)[name] if hasattr(mark, "__dict__") and vars(mark) else getattr(mark, name))
+        for mark in field.metadata
+        for name, text in [BOUNDS.get(type(mark), ("", ""))]
+        if text
+    ]
+    return f", {', '.join(said)}" if said else ""
+
+
+def default(field: FieldInfo) -> str:
+    if field.is_required():
+        return "required"
+    value = field.get_default(call_default_factory=True)
+    if isinstance(value, BaseModel):
+        own = {name: value.model_dump(mode="json")[name] for name in value.model_fields_set}
+        return ", ".join(f"`{key} = {toml(own[key])}`" for key in type(value).model_fields if key in own) or "its own"
+    return "unset" if value is None else f"`{toml(value)}`"
+
+
+def toml(value: object) -> str:
+    text = "unset" if value is None else "{}" if value == {} else json.dumps(value)
+    return text if len(text) <= 40 else f"{text[:30]}..."
+
+
+def meaning(field: FieldInfo) -> str:
+    return " ".join((field.description or "").split()).replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    PAGE.write_text(written(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
