@@ -1,6 +1,7 @@
 """The public door for Python: what the commands do, without a screen.
 
-`train(file)` runs what a config file describes, `evaluate(policy)` judges a checkpoint, `sample(policy)` lets it answer.
+`train(file)` runs what a config file describes, `evaluate(policy)` judges a checkpoint, `sample(policy)` lets it
+answer.
 """
 
 from collections.abc import Mapping, Sequence
@@ -45,7 +46,7 @@ class Quiet:
 def train(
     file: str | Path, overrides: Sequence[str] = (), *, runs: str | Path = "runs", resume: bool = False
 ) -> Trained:
-    """Run what `file` describes, with `key=value` overrides, into `runs`. Raises HoneError as the command would say it."""
+    """Run what `file` describes, with `key=value` overrides, into `runs`. Raises HoneError, as the command says it."""
     document = read_document(file, overrides)
     stages = stages_of(document)
     require_consent([warning for stage in stages for warning in stage.resolved.warnings], yes=False)
@@ -61,7 +62,9 @@ def train(
     )
 
 
-def evaluate(policy: str | Path, *, problems: int = 512, seed: int = 0, runs: str | Path = "runs") -> Mapping[str, float]:
+def evaluate(
+    policy: str | Path, *, problems: int = 512, seed: int = 0, runs: str | Path = "runs"
+) -> Mapping[str, float]:
     """Judge a run's newest checkpoint, or a policy's folder, on held-out problems of its own task."""
     folder, run = find_policy(str(policy), Path(runs))
     return checkpoint.evaluate(folder, run=run, problems=problems, seed=seed, device="cpu")

@@ -19,24 +19,17 @@ from hone.train.registry import load_recipe, recipe_names
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "configuration.md"
 BEGIN, END = "<!-- tables -->\n", "<!-- /tables -->"
 HEAD = "| key | value | default | meaning |\n|---|---|---|---|"
-BOUNDS: dict[type, tuple[str, str]] = {
-    annotated_types.Ge: ("ge", ">= {}"),
-    annotated_types.Gt: ("gt", "> {}"),
-    annotated_types.Le: ("le", "<= {}"),
-    annotated_types.Lt: ("lt", "< {}"),
-    annotated_types.MinLen: ("min_length", "at least {} long"),
-    annotated_types.MaxLen: ("max_length", "at most {} long"),
-}
 WORDS = {int: "integer", float: "number", str: "text", bool: "true or false", type(None): "unset"}
 
 
 def tables() -> str:
     """Every recipe's own keys, then each table that a key of theirs holds, once."""
-    entries = {name: load_recipe(name) for name in recipe_names() if load_recipe(name).config.__module__.startswith("hone.")}
+    entries = {name: load_recipe(name) for name in recipe_names()}
     parts: list[str] = []
     for name, entry in entries.items():
         parts += [f"### {name}", "", f"{entry.summary} ({entry.source})", "", table_of(entry.config), ""]
     shared = {config.__name__: config for entry in entries.values() for config in within(entry.config)}
+    assert len(shared) == len({config for entry in entries.values() for config in within(entry.config)}), "a name twice"
     parts += ["### Tables inside these tables", ""]
     for name in sorted(shared):
         parts += [f"#### {name}", "", " ".join((shared[name].__doc__ or "").split()), "", table_of(shared[name]), ""]
@@ -92,12 +85,21 @@ def kind(annotation: Any) -> str:
 
 
 def bounds(field: FieldInfo) -> str:
-    said = [
-        text.format(vars(mark)[name] if hasattr(mark, "__dict__") and vars(mark) else getattr(mark, name))
-        for mark in field.metadata
-        for name, text in [BOUNDS.get(type(mark), ("", ""))]
-        if text
-    ]
+    said: list[str] = []
+    for mark in field.metadata:
+        match mark:
+            case annotated_types.Ge(ge=limit):
+                said.append(f">= {limit}")
+            case annotated_types.Gt(gt=limit):
+                said.append(f"> {limit}")
+            case annotated_types.Le(le=limit):
+                said.append(f"<= {limit}")
+            case annotated_types.Lt(lt=limit):
+                said.append(f"< {limit}")
+            case annotated_types.MinLen(min_length=limit):
+                said.append(f"at least {limit} long")
+            case annotated_types.MaxLen(max_length=limit):
+                said.append(f"at most {limit} long")
     return f", {', '.join(said)}" if said else ""
 
 
@@ -107,7 +109,7 @@ def default(field: FieldInfo) -> str:
     value = field.get_default(call_default_factory=True)
     if isinstance(value, BaseModel):
         own = {name: value.model_dump(mode="json")[name] for name in value.model_fields_set}
-        return ", ".join(f"`{key} = {toml(own[key])}`" for key in type(value).model_fields if key in own) or "its own"
+        return ", ".join(f"`{key} = {toml(own[key])}`" for key in type(value).model_fields if key in own) or "see the table"
     return "unset" if value is None else f"`{toml(value)}`"
 
 

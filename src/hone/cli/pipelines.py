@@ -49,15 +49,9 @@ def spread_shared(document: Document) -> list[str]:
         return [*faults, f"{SHARED} in {document.source((SHARED,))} must be a table"]
     unused = set(cast("dict[str, object]", shared))
     for index, known in _stages(document):
-        stage = _table(document, index)
-        for name in sorted(known & set(cast("dict[str, object]", shared))):
-            unused.discard(name)
-            if name in stage and not isinstance(stage[name], dict):
-                continue
-            for path, value in list(leaves(shared[name], (name,))):
-                if not _holds(stage, path):
-                    source = document.source((SHARED, *path))
-                    faults.extend(document.put((STAGE, index, *path), value, source=source))
+        names = sorted(known & set(cast("dict[str, object]", shared)))
+        unused -= set(names)
+        faults.extend(fault for name in names for fault in _give(document, index, name, shared[name]))
     return [
         *faults,
         *(
@@ -82,6 +76,18 @@ def _stages(document: Document) -> Iterator[tuple[int, set[str]]]:
         recipe = _table(document, index).get("recipe")
         if isinstance(recipe, str) and recipe in recipe_names():
             yield index, set(load_recipe(recipe).config.model_fields)
+
+
+def _give(document: Document, index: int, name: str, value: object) -> list[str]:
+    """Lay one shared key over a stage, beneath what it says itself; returns what has no place."""
+    stage = _table(document, index)
+    if name in stage and not isinstance(stage[name], dict):
+        return []
+    faults: list[str] = []
+    for path, leaf in list(leaves(value, (name,))):
+        if not _holds(stage, path):
+            faults.extend(document.put((STAGE, index, *path), leaf, source=document.source((SHARED, *path))))
+    return faults
 
 
 def _table(document: Document, index: int) -> dict[str, object]:

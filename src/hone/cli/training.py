@@ -60,9 +60,7 @@ def run(call: Call) -> int:
 
 def check_data(stages: Sequence[Stage]) -> list[str]:
     """Everything that can be found wrong before a model is loaded, of all stages at once; returns warnings."""
-    checks = {
-        stage.resolved.config.name: partial(stage.entry.check, stage.resolved.config) for stage in stages
-    }
+    checks = {stage.resolved.config.name: partial(stage.entry.check, stage.resolved.config) for stage in stages}
     return [warning for warnings in all_at_once(checks).values() for warning in warnings]
 
 
@@ -194,8 +192,15 @@ def show_outcome(screen: Screen, outcome: "Outcome") -> None:
         screen.table(
             ("question", "answer", "before", "", "after", ""),
             [
-                (row.prompt.strip(), row.reference, row.before, mark(row.before_score), row.after, mark(row.after_score))
-                for row in outcome.side_by_side
+                (
+                    one.prompt.strip(),
+                    one.reference,
+                    one.before,
+                    mark(one.before_score),
+                    one.after,
+                    mark(one.after_score),
+                )
+                for one in outcome.side_by_side
             ],
         )
     screen.line(f"finished in {outcome.seconds:.0f} s: {outcome.folder}, report in {outcome.folder / 'report.html'}")

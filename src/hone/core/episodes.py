@@ -77,7 +77,14 @@ class Episodes:
 
     def __post_init__(self) -> None:
         count, decisions = len(self.offsets) - 1, int(self.offsets[-1])
-        for name, column in (("group", self.group), ("terminated", self.terminated), ("truncated", self.truncated)):
+        per_episode = (
+            ("group", self.group),
+            ("terminated", self.terminated),
+            ("truncated", self.truncated),
+            ("score", self.score),
+            ("status", self.status),
+        )
+        for name, column in per_episode:
             assert column.shape == (count,), f"{name} has shape {column.shape}, expected ({count},)"
         for name, column in (("logp", self.logp), ("version", self.version), ("reward", self.reward)):
             assert column.shape == (decisions,), f"{name} has shape {column.shape}, expected ({decisions},)"

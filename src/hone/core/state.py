@@ -44,6 +44,6 @@ def array(state: State, name: str) -> NDArray[np.generic]:
 def integer(state: State, name: str) -> int:
     """The integer `name`; raises DataError when it is absent or something else."""
     value = state.get(name)
-    if not isinstance(value, int):
+    if not isinstance(value, int) or isinstance(value, bool):
         raise DataError(f"the saved state has no integer {name!r} (it holds {', '.join(sorted(state))})")
     return value

@@ -14,8 +14,8 @@ from hone.core.episodes import Episodes
 
 Scale = Literal["group", "batch", "none"]
 
-STD_FLOOR = 1e-4
-"""Standard deviations below this share of the scores' size are rounding, not signal."""
+STD_FLOOR = 1e-6
+"""A group's standard deviation below this share of its largest score is rounding, not signal."""
 
 
 def group_relative(episodes: Episodes, _values: Values, *, scale: Scale = "group", epsilon: float = 1e-6) -> Credits:
@@ -25,42 +25,45 @@ def group_relative(episodes: Episodes, _values: Values, *, scale: Scale = "group
     all centred scores. Standard deviations are of a sample (ddof 1), which is what the published libraries run.
     """
     scored = episodes.scored
-    numbers, centred, deviation = _centre(episodes.score[scored], episodes.group[scored])
-    size = np.abs(episodes.score[scored]).max(initial=0.0)
-    dead = deviation <= STD_FLOOR * max(size, 1e-30)
+    numbers, centred, deviation, dead = _centre(episodes.score[scored], episodes.group[scored])
     if scale == "group":
         advantage = np.where(dead[numbers], 0.0, centred / (deviation[numbers] + epsilon))
     else:
         overall = centred.std(ddof=1) if scale == "batch" and len(centred) > 1 else 1.0
         advantage = np.where(dead[numbers], 0.0, centred / (overall + (epsilon if scale == "batch" else 0.0)))
-    return _spread(episodes, advantage, zero_variance=float(dead.mean()) if len(dead) else 0.0)
+    return _spread(episodes, advantage, dead)
 
 
 def leave_one_out(episodes: Episodes, _values: Values) -> Credits:
     """A_i = R_i - mean of the other answers' scores = K/(K-1) (R_i - mean_g) (RLOO, Ahmadian et al. 2024)."""
     scored = episodes.scored
-    numbers, centred, deviation = _centre(episodes.score[scored], episodes.group[scored])
-    count = np.bincount(numbers, minlength=len(deviation))[numbers]
-    advantage = centred * count / np.maximum(count - 1, 1)
-    return _spread(episodes, advantage, zero_variance=float((deviation == 0).mean()) if len(deviation) else 0.0)
+    numbers, centred, _, dead = _centre(episodes.score[scored], episodes.group[scored])
+    count = np.bincount(numbers, minlength=len(dead))[numbers]
+    advantage = np.where(dead[numbers], 0.0, centred * count / np.maximum(count - 1, 1))
+    return _spread(episodes, advantage, dead)
 
 
 def _centre(
     score: NDArray[np.float64], group: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64]]:
-    """Dense group number `[S]`, score minus its group's mean `[S]`, sample standard deviation of each group `[G]`."""
+) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64], NDArray[np.bool_]]:
+    """Of scores `[S]` in G groups: dense group number `[S]`, score minus its group's mean `[S]`, sample standard
+    deviation of each group `[G]`, and which groups say nothing `[G]`."""
     _, numbers = np.unique(group, return_inverse=True)
     count = np.bincount(numbers)
     centred = score - (np.bincount(numbers, weights=score) / np.maximum(count, 1))[numbers]
     squares = np.bincount(numbers, weights=centred**2)
-    return numbers, centred, np.sqrt(squares / np.maximum(count - 1, 1))
+    deviation = np.sqrt(squares / np.maximum(count - 1, 1))
+    size = np.zeros(len(count))
+    np.maximum.at(size, numbers, np.abs(score))
+    # by the group's own scores: a large penalty elsewhere in the batch must not silence this group
+    return numbers, centred, deviation, deviation <= STD_FLOOR * size
 
 
-def _spread(episodes: Episodes, advantage: NDArray[np.float64], *, zero_variance: float) -> Credits:
+def _spread(episodes: Episodes, advantage: NDArray[np.float64], dead: NDArray[np.bool_]) -> Credits:
     """The advantage of each scored episode `[S]` on each of its decisions `[N]`."""
     per_episode = np.zeros(len(episodes), dtype=np.float32)
     per_episode[episodes.scored] = advantage
     return Credits(
         advantage=np.repeat(per_episode, episodes.lengths),
-        metrics={"reward/zero_variance_groups": zero_variance},
+        metrics={"reward/zero_variance_groups": float(dead.mean()) if len(dead) else 0.0},
     )

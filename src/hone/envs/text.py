@@ -52,7 +52,7 @@ class Judgement(Protocol):
 class Judge(Protocol):
     """Scores answers; `submit` returns at once, so that scoring runs while other answers are still being written."""
 
-    def submit(self, answers: Sequence[Answer]) -> Any:
+    def submit(self, answers: Sequence[Answer]) -> object:
         """A ticket for the scores of `answers`, which all answer one prompt."""
         ...
 
@@ -88,7 +88,7 @@ class TextWorld:
         ]
         places = {id_: place for place, id_ in enumerate(ids)}
         groups: list[list[Completion]] = [[] for _ in chosen]
-        tickets: list[Any] = [None] * len(chosen)
+        tickets: list[object] = [None] * len(chosen)
         for completion in actor.generate(requests):
             place = places[completion.request]
             groups[place].append(completion)

@@ -28,6 +28,8 @@ class TaskConfig(Config):
     """What a plain-text prompt is put into; conversations use the tokenizer's chat template."""
     on_bad_row: Literal["error", "drop"] = "error"
     """What to do with rows of a file that cannot be used."""
+    on_long_prompt: Literal["error", "drop", "truncate"] = "error"
+    """What to do with prompts that the model's context has no room for; `truncate` keeps their last tokens."""
 
     @property
     def generated(self) -> bool:

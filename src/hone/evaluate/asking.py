@@ -1,13 +1,14 @@
 """Asking a token policy: prompts made ready, the engine as an actor, reward functions as a judge."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from hone.core.errors import DataError
+from hone.core.errors import ConfigError, DataError
 from hone.core.generation import Completion, Request
 from hone.engine.engine import Engine
 from hone.envs.dataset import Example, Examples
 from hone.envs.text import Answer, Prompt
+from hone.envs.text_files import SHOWN
 from hone.envs.text_task import TaskConfig
 from hone.models.policy import TokenPolicy
 from hone.models.tokenizers import Tokenizer
@@ -28,6 +29,8 @@ class EngineActor:
         return self.engine.generate(requests)
 
     def publish(self, policy: TokenPolicy, version: int) -> None:
+        """The weights are the engine's already; it only has to forget what it computed from older ones."""
+        del policy
         self.engine.publish(version)
 
 
@@ -58,9 +61,7 @@ class PoolJudge:
 
 
 def pool_judge(config: RewardsConfig) -> PoolJudge:
-    budget = Budget(
-        allowed=config.missing_allowed, window=config.missing_window, barren_batches=config.barren_batches
-    )
+    budget = Budget(allowed=config.missing_allowed, window=config.missing_window, barren_batches=config.barren_batches)
     return PoolJudge(WorkerPool(config), budget)
 
 
@@ -78,18 +79,35 @@ def make_engine(policy: TokenPolicy, *, slots: int, longest_prompt: int, max_tok
     )
 
 
-def make_prompts(examples: Examples, task: TaskConfig, tokenizer: Tokenizer, *, room: int) -> list[Prompt]:
-    """Prompts as tokens. Raises DataError naming every prompt that has more than `room` tokens."""
+def make_prompts(
+    examples: Examples, task: TaskConfig, tokenizer: Tokenizer, *, room: int
+) -> tuple[list[Prompt], list[str]]:
+    """Prompts as tokens, and warnings.
+
+    Raises DataError naming the prompts that have more than `room` tokens, unless `task.on_long_prompt` says what to do
+    with them, and ConfigError when there is no room at all.
+    """
+    if room < 1:
+        raise ConfigError(
+            f"max_tokens takes the model's whole context and leaves {room} tokens for a prompt; lower max_tokens, or "
+            "take a model with more positions"
+        )
     prompts = [_prompt(example, task, tokenizer) for example in examples]
     long = [prompt for prompt in prompts if len(prompt.tokens) > room]
-    if long:
-        shown = ", ".join(f"{prompt.id} ({len(prompt.tokens)} tokens)" for prompt in long[:5])
+    if not long:
+        return prompts, []
+    shown = ", ".join(f"{prompt.id} ({len(prompt.tokens)} tokens)" for prompt in long[:SHOWN])
+    said = (
+        f"{examples.source}: {len(long)} of {len(prompts)} prompts are longer than the {room} tokens that the model's "
+        f"context leaves for a prompt: {shown}{', ...' if len(long) > SHOWN else ''}"
+    )
+    if task.on_long_prompt == "truncate":
+        return [replace(prompt, tokens=prompt.tokens[-room:]) for prompt in prompts], [f"{said} (their ends are kept)"]
+    if task.on_long_prompt == "error" or len(long) == len(prompts):
         raise DataError(
-            f"{examples.source}: {len(long)} of {len(prompts)} prompts are longer than the {room} tokens that the model's "
-            f"context leaves for a prompt: {shown}; shorten them, lower rollout.max_tokens, or take a model with more "
-            "positions"
+            f'{said}; shorten them, lower max_tokens, take a model with more positions, or set task.on_long_prompt = "drop"'
         )
-    return prompts
+    return [prompt for prompt in prompts if len(prompt.tokens) <= room], [f"{said} (dropped)"]
 
 
 def _prompt(example: Example, task: TaskConfig, tokenizer: Tokenizer) -> Prompt:

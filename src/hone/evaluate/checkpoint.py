@@ -33,7 +33,7 @@ def evaluate(policy: Path, *, run: Path | None, problems: int, seed: int, device
     """
     if run is None:
         raise ConfigError(
-            f"{policy} belongs to no run, so nothing says what it should be asked; name a run, or a checkpoint in its run"
+            f"{policy} belongs to no run, so nothing says what to ask it; name a run, or a checkpoint in its run"
         )
     if is_control(policy):
         return evaluate_control(policy, config=tree_of(run), episodes=problems, seed=seed)
@@ -80,12 +80,18 @@ def tree_of(run: Path) -> dict[str, Json]:
     """The run's config as nested tables."""
     tree: dict[str, Json] = {}
     for key, setting in open_run(run, clock=SystemClock()).config().items():
-        *path, last = key.split(".")
-        place = tree
-        for part in path:
-            place = place.setdefault(part, {})  # type: ignore[assignment]
-        place[last] = setting.value
+        _plant(tree, key.split("."), setting.value)
     return {name: _lists(value) for name, value in tree.items()}
+
+
+def _plant(tree: dict[str, Json], path: Sequence[str], value: Json) -> None:
+    head, *rest = path
+    if not rest:
+        tree[head] = value
+        return
+    branch = tree.setdefault(head, {})
+    if isinstance(branch, dict):
+        _plant(branch, rest, value)
 
 
 def _lists(value: Json) -> Json:

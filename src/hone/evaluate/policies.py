@@ -7,13 +7,12 @@ from pydantic import Field, model_validator
 
 from hone.core.clock import SystemClock
 from hone.core.config import Config
-from hone.core.errors import DataError
 from hone.models.config import Family, ModelConfig
 from hone.models.folder import load_model, read_config
 from hone.models.init import new_model
+from hone.models.policy import TokenPolicy
 from hone.models.tokenizers import Tokenizer, byte_tokenizer, character_tokenizer, load_tokenizer
 from hone.store.folder import open_run
-from hone.models.policy import TokenPolicy
 
 PRINTABLE = "\n" + "".join(chr(code) for code in range(32, 127))
 
@@ -84,12 +83,18 @@ def open_policy(source: ModelSource, *, seed: int, device: str, temperature: flo
 
 
 def open_tokenizer(source: ModelSource) -> tuple[Tokenizer, int]:
-    """The tokenizer and the longest context of the policy, without its weights: data are checked before a model loads."""
+    """The tokenizer and the longest context of the policy, without its weights: data are checked first."""
     if source.new is not None:
         return _new_tokenizer(source.new), source.new.max_positions
     assert source.path is not None
     folder = policy_folder(Path(source.path))
-    return load_tokenizer(folder), read_config(folder).max_positions
+    config = read_config(folder)
+    tokenizer = load_tokenizer(folder)
+    try:
+        tokenizer.check_fits(config.vocab_size)
+    except DataError as fault:
+        raise DataError(f"{folder}: {fault}") from None
+    return tokenizer, config.max_positions
 
 
 def policy_folder(path: Path) -> Path:

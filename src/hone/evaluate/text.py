@@ -2,11 +2,11 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from hone.core.config import Config
 from hone.core.credit import Metrics
@@ -38,12 +38,20 @@ class EvaluationConfig(Config):
     """Take the likeliest tokens; otherwise sample at `temperature`."""
     temperature: float = Field(default=1.0, gt=0)
     """Of sampled answers."""
-    stop: list[str] = []
+    stop: list[Annotated[str, Field(min_length=1)]] = []
     """Texts that end an answer."""
     slots: int = Field(default=64, ge=1)
     """Answers that are written at the same time."""
     seed: int = Field(default=0, ge=0)
     """Of sampled answers."""
+
+    @model_validator(mode="after")
+    def _greedy_has_no_temperature(self) -> "EvaluationConfig":
+        if self.greedy and self.temperature != 1.0:
+            raise ValueError(
+                f"temperature = {self.temperature} has no effect on greedy answers; set greedy = false, or leave it out"
+            )
+        return self
 
     def sampling(self) -> Sampling:
         return Sampling(
@@ -75,7 +83,9 @@ class Judged:
     def rows(self) -> list[AnswerRow]:
         """Question by question, as the store keeps them."""
         return [
-            AnswerRow(id=id_, prompt=prompt, reference=reference, answer=answer, score=None if np.isnan(score) else score)
+            AnswerRow(
+                id=id_, prompt=prompt, reference=reference, answer=answer, score=None if np.isnan(score) else score
+            )
             for id_, prompt, reference, answer, score in zip(
                 self.ids, self.prompts, self.references, self.answers, self.scores.tolist(), strict=True
             )
@@ -101,6 +111,7 @@ class TextExam:
     prompts: Sequence[Prompt]
     judge: Judge
     close: Callable[[], None]
+    warnings: list[str]
 
     def ask(self, generator: Generator, decode: Callable[[NDArray[np.int32]], str]) -> Judged:
         """Ask every prompt once and score the answers."""
@@ -142,6 +153,8 @@ def prepare_exam(config: EvaluationConfig, tokenizer: Tokenizer, *, context: int
     """Make or read the prompts and start nothing yet. Raises ConfigError, DataError."""
     examples = config.task.examples()
     room = context - config.max_tokens
-    prompts = make_prompts(examples, config.task, tokenizer, room=room)
+    prompts, notes = make_prompts(examples, config.task, tokenizer, room=room)
     judge = pool_judge(config.rewards)
-    return TextExam(config=config, examples=examples, prompts=prompts, judge=judge, close=judge.pool.close)
+    return TextExam(
+        config=config, examples=examples, prompts=prompts, judge=judge, close=judge.pool.close, warnings=notes
+    )

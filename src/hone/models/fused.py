@@ -4,7 +4,7 @@ Measured on a CPU, the derivatives of these three were as dear as all matrix pro
 differentiates a complex product through conjugate copies, a normalisation op by op, and a split by concatenation.
 """
 
-from typing import Any
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -13,18 +13,27 @@ from torch.nn import functional
 from hone.models.outlook import widened
 
 
+class _Context(Protocol):
+    """What torch hands to both passes."""
+
+    saved_tensors: tuple[Tensor, ...]
+    needs_input_grad: tuple[bool, ...]
+
+    def save_for_backward(self, *tensors: Tensor) -> None: ...
+
+
 class _RmsNorm(torch.autograd.Function):
     """y = x r w with r = (mean(x^2) + eps)^-1/2;  dx = r (g w - x r^2 mean(g w x)),  dw = sum(g x r)."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    def forward(ctx: _Context, x: Tensor, weight: Tensor, eps: float) -> Tensor:
         wide = widened(x)
         r = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square_().div_(x.shape[-1]).add_(eps).rsqrt_()
         ctx.save_for_backward(x, weight, r)
         return (wide * r).to(x.dtype).mul_(weight)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None]:
+    def backward(ctx: _Context, *grads: Tensor) -> tuple[Tensor, Tensor | None, None]:
         x, weight, r = ctx.saved_tensors
         wide, g = widened(x), widened(grads[0])
         normed = wide * r
@@ -41,12 +50,12 @@ class _Rotate(torch.autograd.Function):
     """Each adjacent pair of features as a complex number, times a unit number; backward turns the other way."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, turns: Tensor) -> Tensor:
+    def forward(ctx: _Context, x: Tensor, turns: Tensor) -> Tensor:
         ctx.save_for_backward(turns)
         return _turned(x, turns)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: _Context, *grads: Tensor) -> tuple[Tensor, None]:
         (turns,) = ctx.saved_tensors
         return _turned(grads[0], turns.conj().resolve_conj()), None
 
@@ -60,13 +69,13 @@ class _GatedSilu(torch.autograd.Function):
     """silu(gate) * up with `[gate, up]` in one tensor;  d silu(x) = s (1 + x (1 - s)), s = sigmoid(x)."""
 
     @staticmethod
-    def forward(ctx: Any, gate_up: Tensor) -> Tensor:
+    def forward(ctx: _Context, gate_up: Tensor) -> Tensor:
         ctx.save_for_backward(gate_up)
         gate, up = gate_up.chunk(2, dim=-1)
         return functional.silu(gate).mul_(up)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+    def backward(ctx: _Context, *grads: Tensor) -> Tensor:
         (gate_up,) = ctx.saved_tensors
         gate, up = gate_up.chunk(2, dim=-1)
         sigmoid = torch.sigmoid(gate)

@@ -24,9 +24,7 @@ class TokenPolicy(nn.Module):
     def outlook(self, packed: Packed, at: Tensor, chosen: Tensor, *, entropy: bool = False) -> Outlook:
         """Log-probabilities (and entropies), in nats, of the tokens `chosen` `[n]` after positions `at` `[n]`."""
         hidden = self.decoder.hidden(packed)[at]
-        return self.decoder.outlook(
-            hidden, chosen, self.temperature, entropy=entropy, vocab_size_used=self.vocabulary
-        )
+        return self.decoder.outlook(hidden, chosen, self.temperature, entropy=entropy, vocab_size_used=self.vocabulary)
 
     def save(self, folder: Path) -> None:
         """A Hugging Face folder: weights, config, tokenizer."""

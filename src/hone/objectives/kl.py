@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 LIMIT = 20.0
-"""Log-ratios are clamped to +-20 before exp: beyond it float32 overflows and the backward pass is NaN."""
+"""Log-ratios above this are clamped before exp: far beyond it float32 overflows and the backward pass is NaN."""
 
 
 def k1(logp: Tensor, logp_ref: Tensor) -> Tensor:
@@ -26,7 +26,8 @@ def k2(logp: Tensor, logp_ref: Tensor) -> Tensor:
 
 def k3(logp: Tensor, logp_ref: Tensor) -> Tensor:
     """exp(-d) + d - 1 `[n]` nats; never negative. Differentiated, it lowers KL(reference || policy)."""
-    difference = (logp_ref - logp).clamp(-LIMIT, LIMIT)
+    # Clamped from above only: below, exp goes to 0 by itself, and there the policy has drifted and must be pulled back.
+    difference = (logp_ref - logp).clamp(max=LIMIT)
     return difference.exp() - difference - 1
 
 

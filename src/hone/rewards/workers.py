@@ -42,6 +42,15 @@ _HOPELESS = 8
 """Hangs and crashes of a function that never gave a score, after which it is not tried further."""
 
 
+def check_functions(config: RewardsConfig, columns: Collection[str]) -> None:
+    """Import all functions once, in a process of their own, and see that the dataset has the columns that they name.
+
+    Raises as `WorkerPool.check`.
+    """
+    with WorkerPool(config.model_copy(update={"workers": 1})) as pool:
+        pool.check(columns)
+
+
 class WorkerPool:
     """Scores batches with all functions of a config, in `config.workers` processes.
 

@@ -56,7 +56,13 @@ def latest_answers(run: Path) -> list[AnswerRow]:
 
 def _row(entry: Json, path: Path) -> AnswerRow:
     match entry:
-        case {"id": str(id_), "prompt": str(prompt), "reference": str(reference), "answer": str(answer), "score": score}:
+        case {
+            "id": str(id_),
+            "prompt": str(prompt),
+            "reference": str(reference),
+            "answer": str(answer),
+            "score": score,
+        }:
             if score is not None and not isinstance(score, int | float):
                 raise DataError(f"{path}: the score of {id_} should be a number, is {score!r}")
             return AnswerRow(id=id_, prompt=prompt, reference=reference, answer=answer, score=score)

@@ -128,7 +128,10 @@ class Checkpoints:
             raise DataError(
                 f"no whole checkpoint in {self.folder}; nothing was started and nothing was changed", *warnings
             )
-        raise DataError(f"no checkpoint in {self.folder}: leave out --resume to start this run from the beginning")
+        raise DataError(
+            f"no checkpoint in {self.folder}, so there is nothing to go on from; to start from the beginning, leave out "
+            f"--resume and give a new --name, or remove {self.folder.parent}"
+        )
 
     def at(self, step: int) -> Checkpoint:
         """The checkpoint of one step, verified. Raises DataError when it is missing or damaged."""

@@ -27,6 +27,10 @@ FAILPOINT_VARIABLE = "HONE_FAILPOINT"
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
+class DiskFullError(ResourceError):
+    """No space was left; what was there before is intact, and the same write may be tried again later."""
+
+
 def failpoint(name: str) -> None:
     """End, stop or fail here when the environment says so: `HONE_FAILPOINT=ckpt.before_rename:exit`.
 
@@ -73,7 +77,7 @@ def refuse(path: Path, error: OSError, size_bytes: int | None = None) -> NoRetur
     path = Path(error.filename) if isinstance(error.filename, str) else path
     size = "" if size_bytes is None else f" ({human_bytes(size_bytes)} to write)"
     if error.errno in _FULL:
-        raise ResourceError(
+        raise DiskFullError(
             f"no space left for {path}{size}: {error.strerror}; free some space or choose another folder"
         ) from error
     raise ResourceError(f"cannot write {path}{size}: {error.strerror or error}") from error

@@ -14,7 +14,7 @@ from pathlib import Path
 from hone.core.clock import Clock
 from hone.core.errors import ConfigError, DataError, ResourceError
 from hone.store.checkpoints import Checkpoints, step_name
-from hone.store.durable import refuse, replace_file, require_space, to_json, writing
+from hone.store.durable import refuse, remove_tree, replace_file, require_space, to_json, writing
 from hone.store.lock import RunLock
 from hone.store.manifest import (
     RUN_FORMAT,
@@ -102,6 +102,18 @@ class RunFolder:
         with writing(self.log_path), self.log_path.open("a", encoding="utf-8", errors="replace") as file:
             file.write(line)
 
+    def discard_unused(self) -> None:
+        """Remove a run that failed before it kept anything, so that its name is free for the next attempt.
+
+        Metrics, checkpoints, samples, a saved bundle, or a file of anybody else: then it stays as it is.
+        """
+        ours = {CONFIG, MANIFEST, LOCK, self.log_path.name}
+        for entry in self.path.iterdir():
+            kept = any(entry.iterdir()) if entry.is_dir() else entry.stat().st_size > 0
+            if kept and entry.name not in ours:
+                return
+        remove_tree(self.path)
+
     def close(self) -> None:
         """Give the lock back."""
         if self._lock is not None:
@@ -161,8 +173,7 @@ def resume_run(
     """
     check_name(name)
     path = root / name
-    if not (path / MANIFEST).is_file():
-        raise DataError(f"no run {name} in {root} to resume: leave out --resume to start it")
+    _require_manifest(path)
     _check_place(root, path)
     manifest = read_manifest(path / MANIFEST)
     lock = RunLock.acquire(path / LOCK, name)
@@ -176,6 +187,26 @@ def resume_run(
         lock.release()
         raise
     return RunFolder(path=path, clock=clock, _lock=lock)
+
+
+def check_run(
+    root: Path, name: str, *, config: Mapping[str, Setting], resume: bool, may_change: frozenset[str] = frozenset()
+) -> None:
+    """Raises now, before any work is done, what `create_run` or `resume_run` would raise later. Changes nothing."""
+    check_name(name)
+    path = root / name
+    _check_place(root, path)
+    if resume:
+        _require_manifest(path)
+    else:
+        _refuse_foreign(path)
+    if (path / LOCK).exists():
+        RunLock.acquire(path / LOCK, name).release()
+    if resume:
+        manifest = read_manifest(path / MANIFEST)
+        _refuse_changes(name, read_config(path / CONFIG), config, manifest, manifest.facts, may_change)
+    else:
+        _refuse_existing(path, config)
 
 
 def open_run(path: Path, *, clock: Clock) -> RunFolder:
@@ -205,6 +236,11 @@ def _check_place(root: Path, path: Path) -> None:
         raise ResourceError(f"{existing} is not a folder, so no run can be kept at {path}")
     if not os.access(existing, os.W_OK | os.X_OK):
         raise ResourceError(f"{existing} is not writable by this user, so no run can be kept at {path}")
+
+
+def _require_manifest(path: Path) -> None:
+    if not (path / MANIFEST).is_file():
+        raise DataError(f"no run {path.name} in {path.parent} to resume: leave out --resume to start it")
 
 
 def _refuse_foreign(path: Path) -> None:

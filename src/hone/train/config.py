@@ -18,6 +18,8 @@ class RunSettings(Config):
     """Steps between tables of sampled episodes; 0 writes none."""
     checkpoint_every: int = Field(default=50, ge=0)
     """Steps between checkpoints; the last step and an interruption are always saved."""
+    disk_wait_s: float = Field(default=300.0, ge=0)
+    """How long a run waits for space when the disk is full, before it ends."""
     keep_last: int = Field(default=2, ge=1)
     """Newest checkpoints kept."""
     keep_best: int = Field(default=0, ge=0)

@@ -20,11 +20,9 @@ from hone.core.config import Config
 from hone.core.credit import Credits, Values
 from hone.core.episodes import Episodes
 from hone.core.errors import ConfigError
-from hone.core.random import key
 from hone.envs.gym import GymConfig
-from hone.envs.gym_play import open_arena, play
 from hone.envs.logs import Log
-from hone.estimators.means import bootstrap_mean
+from hone.evaluate.control import judged, score_metrics
 from hone.models.acting import Acting
 from hone.models.control import ActorCritic, Policy, load_weights, save_policy
 from hone.models.mlp import Bounds, Choices, Inputs, Spaces
@@ -233,22 +231,10 @@ def fingerprint(episodes: Episodes) -> str:
     return digest.hexdigest()
 
 
-def judged(policy: Policy, config: GymConfig, *, episodes: int, seed: int) -> NDArray[np.float64]:
-    """Returns `[episodes]` of the policy's mode, in environments opened for it."""
-    arena = open_arena(config, episodes=episodes)
-    try:
-        return play(arena, policy.acting().best, seed=key(seed, "judge") & 0xFFFFFFFF)
-    finally:
-        arena.close()
-
-
 def verdict(scores: NDArray[np.float64]) -> Verdict:
     """Scores `[n]` of episodes or questions, with the interval of their mean."""
-    estimate = bootstrap_mean(scores)
-    return Verdict(
-        estimate=estimate,
-        metrics={"eval/score": estimate.mean, "eval/std": float(scores.std()), "eval/episodes": float(len(scores))},
-    )
+    estimate, metrics = score_metrics(scores)
+    return Verdict(estimate=estimate, metrics=metrics)
 
 
 def control_job(

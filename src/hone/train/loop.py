@@ -13,6 +13,7 @@ from hone.core.episodes import Episodes
 from hone.core.state import State
 
 P = TypeVar("P")
+P_co = TypeVar("P_co", covariant=True)
 P_contra = TypeVar("P_contra", contravariant=True)
 
 
@@ -34,11 +35,11 @@ class Source(Protocol[P_contra]):
     def restore(self, state: State) -> None: ...
 
 
-class Learner(Protocol[P]):
+class Learner(Protocol[P_co]):
     """Learns: turns credit into a better policy, by gradient or in closed form."""
 
     @property
-    def policy(self) -> P: ...
+    def policy(self) -> P_co: ...
 
     def values(self, episodes: Episodes) -> Values:
         """What a critic expects; `NO_VALUES` without one."""

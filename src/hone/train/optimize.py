@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable
-from typing import Literal, TypeVar
+from typing import Annotated, Literal, TypeVar
 
 from pydantic import Field
 from torch import nn
@@ -20,8 +20,8 @@ B = TypeVar("B", bound=Batch)
 class LearnerConfig(Config):
     """AdamW and the shape of an update."""
 
-    lr: float = Field(gt=0, le=10)
-    """Peak learning rate."""
+    lr: float = Field(gt=0)
+    """Peak learning rate; above 1 it needs `--yes`."""
     warmup_steps: int = Field(default=0, ge=0)
     """Optimizer steps over which the rate rises linearly from 0."""
     decay: Literal["constant", "linear", "cosine"] = "constant"
@@ -30,7 +30,7 @@ class LearnerConfig(Config):
     """Where a decay ends."""
     weight_decay: float = Field(default=0.0, ge=0)
     """Decoupled weight decay (AdamW)."""
-    betas: list[float] = Field(default=[0.9, 0.999], min_length=2, max_length=2)
+    betas: list[Annotated[float, Field(ge=0, lt=1)]] = Field(default=[0.9, 0.999], min_length=2, max_length=2)
     """Decay rates of Adam's two moments."""
     max_grad_norm: float | None = Field(default=1.0, gt=0)
     """Gradients longer than this are shortened to it."""
@@ -43,6 +43,23 @@ class LearnerConfig(Config):
 
     def optimizer_steps(self, steps: int) -> int:
         return steps * self.epochs * self.minibatches
+
+
+def require_whole_minibatches(config: LearnerConfig, count: int, what: str) -> None:
+    """Minibatches of one size: an optimizer step over fewer would weigh its rows more.
+
+    `count` is what a pass is cut up from, `what` the keys it comes from. Raises ValueError with the nearest values.
+    """
+    if count % config.minibatches == 0:
+        return
+    fitting = [number for number in range(1, count + 1) if count % number == 0]
+    near = sorted(sorted(fitting, key=lambda number: abs(number - config.minibatches))[:2])
+    below = count // config.minibatches * config.minibatches
+    sizes = [str(size) for size in (below, below + config.minibatches) if size]
+    raise ValueError(
+        f"{what} = {count} cannot be cut into learner.minibatches = {config.minibatches} of one size; nearest: "
+        f"learner.minibatches = {' or '.join(map(str, near))}, or {what} = {' or '.join(sizes)}"
+    )
 
 
 def schedule(config: LearnerConfig, total: int) -> Callable[[int], float]:

@@ -6,6 +6,7 @@ scores are compared pair by pair, and ten questions are shown with the answers b
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -99,14 +100,12 @@ def _compared(folder: Path, answers: dict[str, list[AnswerRow]], seconds: float)
     evaluations = [_evaluation(name, answers[name]) for name in names]
     comparisons: list[Paired] = []
     shown: list[SideBySide] = []
-    for before, after in zip(names, names[1:], strict=False):
+    for before, after in pairwise(names):
         pairs = _pairs(answers[before], answers[after])
         if pairs:
             comparisons.append(_comparison(before, after, pairs))
             shown = _side_by_side(pairs)
-    return Outcome(
-        folder=folder, evaluations=evaluations, comparisons=comparisons, side_by_side=shown, seconds=seconds
-    )
+    return Outcome(folder=folder, evaluations=evaluations, comparisons=comparisons, side_by_side=shown, seconds=seconds)
 
 
 def _evaluation(stage: str, rows: Sequence[AnswerRow]) -> Evaluation:

@@ -1,5 +1,6 @@
 """Hears of every step: writes metrics and samples, judges, saves checkpoints, shows progress, and stops when asked."""
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -11,6 +12,7 @@ from hone.core.errors import DataError, InterruptedRun
 from hone.core.state import State, substate
 from hone.store.answers import write_answers
 from hone.store.checkpoints import Checkpoints
+from hone.store.durable import DiskFullError
 from hone.store.evaluations import Evaluation, read_evaluations, write_evaluations
 from hone.store.folder import RunFolder
 from hone.store.metrics import MetricsWriter
@@ -19,6 +21,9 @@ from hone.train.config import RunSettings
 from hone.train.job import Job, Verdict
 from hone.train.signals import StopRequest
 from hone.train.timing import Stopwatch
+
+PAUSE_S = 5.0
+"""Between two tries at a full disk."""
 
 
 class Progress(Protocol):
@@ -35,7 +40,7 @@ class Progress(Protocol):
 
 @dataclass
 class Window:
-    """Means of metrics over the steps since the last line; saved with a checkpoint, so that a resume changes nothing."""
+    """Means of metrics over the steps since the last line; saved with a checkpoint: a resume changes nothing."""
 
     sums: dict[str, float] = field(default_factory=dict[str, float])
     counts: dict[str, int] = field(default_factory=dict[str, int])
@@ -76,6 +81,7 @@ class Reporter:
     saved_step: int = 0
     score: float | None = None
     """The latest figure by which checkpoints are compared: evaluation score, else training score."""
+    sleep: Callable[[float], None] = time.sleep
 
     def __post_init__(self) -> None:
         self._began_s = self.clock.monotonic_s()
@@ -86,13 +92,14 @@ class Reporter:
             told |= self._judge(step, self.job.judge)
         self.score = told.get("eval/score", told.get("reward/mean", self.score))
         if self._sampling(step) and self.job.view is not None:
-            write_samples(self.folder.samples_path(step), self.job.view(step, episodes, credits))
+            rows = self.job.view(step, episodes, credits)
+            self._written(lambda: write_samples(self.folder.samples_path(step), rows))
         now_s = self.clock.monotonic_s()
         self.window.add(told | self.watch.tell() | {"time/step_s": now_s - self._began_s})
         self._began_s = now_s
         if step % self.settings.log_every == 0 or step == self.steps:
             line = self.window.means()
-            self.metrics.append(step, line)
+            self._written(lambda: self.metrics.append(step, line))
             self.progress.update(step, line)
         every = self.settings.checkpoint_every
         if step == self.steps or (every and step % every == 0):
@@ -100,7 +107,7 @@ class Reporter:
         if self.stop.asked and step < self.steps:
             self.save(step)
             raise InterruptedRun(
-                f"stopped after step {step} of {self.steps}; saved {self.folder.checkpoints_folder / f'step_{step:08d}'}. "
+                f"stopped after step {step} of {self.steps}; saved in {self.folder.checkpoints_folder}. "
                 "Go on with --resume.",
                 exit_code=self.stop.exit_code,
             )
@@ -117,8 +124,26 @@ class Reporter:
             "learner": recipe.learner.state(),
             "report": {"window": self.window.state(), "score": self.score},
         }
-        self.checkpoints.save(step, state, write_policy=self.job.save_policy, score=self.score)
+        policy, score = self.job.save_policy, self.score
+        self._written(lambda: self.checkpoints.save(step, state, write_policy=policy, score=score))
         self.saved_step = step
+
+    def _written(self, write: Callable[[], object]) -> None:
+        """Write, and wait for space where there is none. Raises DiskFullError when the wait was in vain."""
+        waited_s = 0.0
+        while True:
+            try:
+                write()
+            except DiskFullError as fault:
+                if waited_s >= self.settings.disk_wait_s or self.stop.asked:
+                    raise
+                if not waited_s:
+                    self.progress.note(f"waiting up to {self.settings.disk_wait_s:g} s for space: {fault}")
+                pause_s = min(PAUSE_S, self.settings.disk_wait_s - waited_s)
+                self.sleep(pause_s)
+                waited_s += pause_s
+            else:
+                return
 
     def restore(self, state: State) -> None:
         self.window.restore(substate(state, "window"))

@@ -15,10 +15,10 @@ import torch
 
 from hone import __version__
 from hone.core.clock import Clock, SystemClock
-from hone.core.errors import DivergedError, ResourceError
+from hone.core.errors import DivergedError, HoneError, ResourceError
 from hone.core.state import State, integer, substate
 from hone.store.codec import write_state
-from hone.store.folder import RunFolder, create_run, resume_run
+from hone.store.folder import RunFolder, check_run, create_run, resume_run
 from hone.store.manifest import Facts, Setting
 from hone.store.metrics import open_metrics
 from hone.store.report import write_report
@@ -29,7 +29,7 @@ from hone.train.reporter import Progress, Reporter
 from hone.train.signals import StopRequest, stop_on_signals
 from hone.train.timing import Stopwatch, timed
 
-MAY_CHANGE = frozenset({"steps", "run.log_every", "run.samples_every", "run.checkpoint_every", "run.keep_last"})
+MAY_CHANGE = frozenset({"steps", "run.log_every", "run.samples_every", "run.checkpoint_every", "run.keep_last", "run.disk_wait_s"})
 """Keys that a resumed run may set anew: they do not change what a step computes."""
 
 
@@ -55,6 +55,7 @@ def run(order: Order, *, progress: Progress, clock: Clock | None = None) -> RunF
     clock = clock or SystemClock()
     config = order.config
     prepare_device(config)
+    check_run(order.root, config.name, config=order.settings, resume=order.resume, may_change=MAY_CHANGE)
     job = order.build(config)
     with contextlib.ExitStack() as stack:
         stack.callback(job.close)
@@ -65,7 +66,7 @@ def run(order: Order, *, progress: Progress, clock: Clock | None = None) -> RunF
             machine=f"{platform.machine()}, {config.run.threads} threads, {config.run.device}",
             versions={"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__},
         )
-        with _folder(order, facts, clock) as folder, stop_on_signals(progress.note) as stop:
+        with _folder(order, facts, clock, space_bytes(job, config)) as folder, stop_on_signals(progress.note) as stop:
             _train(order, job, folder, progress, stop, clock)
             folder.log(f"finished step {config.steps}")
             write_report(folder.path)
@@ -82,25 +83,35 @@ def prepare_device(config: RunConfig) -> None:
     torch.set_num_threads(config.run.threads)
 
 
+def space_bytes(job: Job[Any], config: RunConfig) -> int:
+    """What the checkpoints of a run will take: the weights and two moments of each, and one more while it is written."""
+    policy = job.recipe.learner.policy
+    if not isinstance(policy, torch.nn.Module):
+        return 0
+    weights = sum(parameter.numel() * parameter.element_size() for parameter in policy.parameters())
+    return 3 * weights * (config.run.keep_last + config.run.keep_best + 1)
+
 
 @contextlib.contextmanager
-def _folder(order: Order, facts: Facts, clock: Clock) -> Iterator[RunFolder]:
+def _folder(order: Order, facts: Facts, clock: Clock, need_bytes: int) -> Iterator[RunFolder]:
     name = order.config.name
     if order.resume:
-        folder = resume_run(
-            order.root, name, config=order.settings, facts=facts, clock=clock, may_change=MAY_CHANGE
-        )
+        folder = resume_run(order.root, name, config=order.settings, facts=facts, clock=clock, may_change=MAY_CHANGE)
     else:
-        folder = create_run(order.root, name, config=order.settings, facts=facts, clock=clock)
+        folder = create_run(
+            order.root, name, config=order.settings, facts=facts, clock=clock, need_bytes=need_bytes
+        )
     try:
         yield folder
+    except HoneError:
+        if not order.resume:
+            folder.discard_unused()
+        raise
     finally:
         folder.close()
 
 
-def _train(
-    order: Order, job: Job[Any], folder: RunFolder, progress: Progress, stop: StopRequest, clock: Clock
-) -> None:
+def _train(order: Order, job: Job[Any], folder: RunFolder, progress: Progress, stop: StopRequest, clock: Clock) -> None:
     config = order.config
     checkpoints = folder.checkpoints(keep_last=config.run.keep_last, keep_best=config.run.keep_best)
     notes = [*job.warnings, *checkpoints.clean()]
@@ -139,7 +150,9 @@ def _train(
     try:
         train(timed(job.recipe, watch), steps=config.steps, report=reporter, first=done + 1)
     except DivergedError as fault:
-        raise DivergedError(*fault.messages, f"the batch and the weights are in {_bundle(job, folder, watch)}") from fault
+        raise DivergedError(
+            *fault.messages, f"the batch and the weights are in {_bundle(job, folder, watch)}"
+        ) from fault
     finally:
         progress.close()
         metrics.close()

@@ -4,7 +4,8 @@ Belongs here: wiring that two recipes need. Does not: anything that makes one re
 """
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
+from typing import Annotated
 
 import numpy as np
 from pydantic import Field
@@ -16,11 +17,11 @@ from hone.core.errors import all_at_once
 from hone.core.generation import Sampling
 from hone.envs.dataset import Examples, overlap
 from hone.evaluate.policies import ModelSource, open_tokenizer
-from hone.evaluate.text import EvaluationConfig, TextExam
+from hone.evaluate.text import EvaluationConfig, TextExam, prepare_exam
 from hone.models.policy import TokenPolicy
 from hone.models.tokenizers import Tokenizer
 from hone.rewards.config import RewardsConfig
-from hone.rewards.functions import check_reference
+from hone.rewards.workers import check_functions
 from hone.store.samples import SampleRow
 from hone.train.job import Verdict
 
@@ -40,7 +41,7 @@ class RolloutConfig(Config):
     """Sample from the k likeliest tokens only; 0 is off."""
     top_p: float = Field(default=1.0, gt=0, le=1)
     """Sample from the smallest set of tokens with this probability; 1 is off."""
-    stop: list[str] = []
+    stop: list[Annotated[str, Field(min_length=1)]] = []
     """Texts that end an answer."""
     slots: int = Field(default=64, ge=1)
     """Answers that are written at the same time: memory and speed, never the result."""
@@ -64,34 +65,52 @@ STAGE = "stage:"
 def check_text(
     model: ModelSource,
     examples: Callable[[], Examples],
+    fitting: Callable[[Examples, Tokenizer, int], list[str]],
+    *,
     evaluation: EvaluationConfig | None,
     rewards: RewardsConfig | None = None,
 ) -> list[str]:
-    """Everything that can be known to be wrong before a model is loaded, at once; returns warnings."""
-    checks: dict[str, Callable[[], object]] = {"train": examples}
+    """Everything that can be known to be wrong before a model is loaded, at once; returns warnings.
+
+    `fitting` lays the examples out in a context of so many tokens, and returns its own warnings. What depends on
+    something that cannot be read says nothing of its own: its fault is said once.
+    """
+    read = cache(examples)
+    opened = cache(partial(open_tokenizer, model))
+    known = model.path is None or not model.path.startswith(STAGE)  # else the folder is not there yet
+    checks: dict[str, Callable[[], list[str]]] = {"train": lambda: list(read().warnings)}
     if evaluation is not None:
-        checks["evaluation"] = evaluation.task.examples
-    for number, one in enumerate((rewards, None if evaluation is None else evaluation.rewards)):
-        if one is not None:
-            checks[f"rewards {number}"] = partial(_check_references, one)
-    if model.path is None or not model.path.startswith(STAGE):
-        checks["model"] = partial(open_tokenizer, model)
-    found = all_at_once(checks)
-    warnings: list[str] = []
-    train, held_out = found["train"], found.get("evaluation")
-    if isinstance(train, Examples):
-        warnings.extend(train.warnings)
-        if isinstance(held_out, Examples) and evaluation is not None and not evaluation.task.generated:
-            both = overlap(train, held_out)
-            if both.count:
-                shown = ", ".join(both.ids[:5])
-                warnings.append(f"{both.count} prompts stand in the training and in the evaluation set: {shown}")
-    return warnings
+        held_out = cache(evaluation.task.examples)
+        checks["evaluation"] = lambda: [*held_out().warnings, *_both(read(), held_out(), evaluation)]
+        same = lambda: evaluation.rewards == rewards and held_out().column_names() == read().column_names()
+        checks["judged by"] = lambda: [] if same() else _usable(evaluation.rewards, held_out())
+        if known:
+            checks["asked"] = lambda: prepare_exam(evaluation, opened()[0], context=opened()[1]).warnings
+    if rewards is not None:
+        checks["rewards"] = lambda: _usable(rewards, read())
+    if known:
+        checks["model"] = lambda: _end_of_text(opened()[0])
+        checks["fits"] = lambda: fitting(read(), *opened())
+    return list(dict.fromkeys(warning for found in all_at_once(checks).values() for warning in found))
 
 
-def _check_references(rewards: RewardsConfig) -> None:
-    for function in rewards.functions:
-        check_reference(function.use)
+def _usable(rewards: RewardsConfig, examples: Examples) -> list[str]:
+    check_functions(rewards, examples.column_names())
+    return []
+
+
+def _both(train: Examples, held_out: Examples, evaluation: EvaluationConfig) -> list[str]:
+    """Warns of prompts that are in both sets; a generated training set leaves the held-out ones out later."""
+    both = overlap(train, held_out)
+    if evaluation.task.generated or not both.count:
+        return []
+    return [f"{both.count} prompts stand in the training and in the evaluation set: {', '.join(both.ids[:5])}"]
+
+
+def _end_of_text(tokenizer: Tokenizer) -> list[str]:
+    if tokenizer.pad_id not in tokenizer.eos_ids:
+        return []
+    return ["the tokenizer pads with its end of text; hone masks by length, so the end of text is learned all the same"]
 
 
 def judge_policy(exam: TextExam, policy: TokenPolicy) -> Verdict:

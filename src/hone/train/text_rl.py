@@ -10,18 +10,19 @@ from functools import partial
 from typing import Literal
 
 import torch
-from pydantic import Field
+from pydantic import model_validator
 from torch import Tensor
 
-from hone.core.config import Config
 from hone.core.credit import Credits, Values
 from hone.core.episodes import Episodes
+from hone.envs.dataset import Examples
 from hone.envs.text import Prompt, TextWorld
 from hone.envs.text_task import TaskConfig
 from hone.evaluate.asking import EngineActor, make_engine, make_prompts, pool_judge
 from hone.evaluate.policies import ModelSource, open_policy, open_tokenizer
-from hone.evaluate.text import EvaluationConfig, TextExam, prepare_exam
+from hone.evaluate.text import EvaluationConfig, prepare_exam
 from hone.models.policy import TokenPolicy
+from hone.models.tokenizers import Tokenizer
 from hone.objectives.terms import Terms
 from hone.objectives.weights import Scheme, constant_length, sequence_mean, token_mean
 from hone.rewards.config import RewardsConfig
@@ -29,7 +30,7 @@ from hone.train.config import RunConfig
 from hone.train.job import Job
 from hone.train.learner import GradientLearner
 from hone.train.loop import Recipe
-from hone.train.optimize import LearnerConfig, policy_phase, schedule
+from hone.train.optimize import LearnerConfig, policy_phase, require_whole_minibatches, schedule
 from hone.train.sources import Live
 from hone.train.text import RolloutConfig, answer_rows, check_text, judge_policy
 from hone.train.tokens import TokenBatch, TokenLayout, TokenRows
@@ -53,6 +54,19 @@ class TextRl(RunConfig):
     """How the policy is stepped."""
     evaluation: EvaluationConfig | None = None
     """Held-out prompts, judged along the way and at the end."""
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> "TextRl":
+        rollout = self.rollout
+        cut = [f"rollout.top_k = {rollout.top_k}"] if rollout.top_k else []
+        cut += [f"rollout.top_p = {rollout.top_p}"] if rollout.top_p < 1 else []
+        if cut:
+            raise ValueError(
+                f"{' and '.join(cut)}: answers drawn from a truncated distribution make the policy's ratio, and so its "
+                "gradient, biased; leave out rollout.top_k and rollout.top_p, and lower rollout.temperature instead"
+            )
+        require_whole_minibatches(self.learner, rollout.prompts_per_step, "rollout.prompts_per_step")
+        return self
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,7 +104,7 @@ def text_job(config: TextRl, *, credit: Credit, loss: Loss) -> Job[TokenPolicy]:
     exam = None if config.evaluation is None else prepare_exam(config.evaluation, tokenizer, context=context)
     held_out = () if exam is None else (exam.examples,)
     examples = config.task.examples(apart_from=held_out)
-    prompts = make_prompts(examples, config.task, tokenizer, room=context - config.rollout.max_tokens)
+    prompts, notes = make_prompts(examples, config.task, tokenizer, room=context - config.rollout.max_tokens)
     policy = open_policy(
         config.model, seed=config.seed, device=config.run.device, temperature=config.rollout.temperature
     )
@@ -105,8 +119,11 @@ def text_job(config: TextRl, *, credit: Credit, loss: Loss) -> Job[TokenPolicy]:
         samples=config.rollout.samples_per_prompt,
         seed=config.seed,
     )
-    recipe = Recipe(source=Live[TokenPolicy](world, _actor(config, policy, prompts)), credit=credit,
-                    learner=_learner(config, policy, loss))
+    recipe = Recipe(
+        source=Live[TokenPolicy](world, _actor(config, policy, prompts)),
+        credit=credit,
+        learner=_learner(config, policy, loss),
+    )
 
     def close() -> None:
         judge.pool.close()
@@ -121,22 +138,33 @@ def text_job(config: TextRl, *, credit: Credit, loss: Loss) -> Job[TokenPolicy]:
         judge=None if exam is None else partial(judge_policy, exam, policy),
         judge_every=0 if config.evaluation is None else config.evaluation.every,
         fingerprint=examples.fingerprint,
-        warnings=examples.warnings,
+        warnings=[*examples.warnings, *notes, *([] if exam is None else exam.warnings)],
         close=close,
     )
 
 
 def check_rl(config: TextRl) -> list[str]:
     """Faults of data, rewards and model folder, before a model is loaded."""
-    return check_text(config.model, config.task.examples, config.evaluation, config.rewards)
+    return check_text(
+        config.model,
+        config.task.examples,
+        partial(_fitting, config),
+        evaluation=config.evaluation,
+        rewards=config.rewards,
+    )
+
+
+def _fitting(config: TextRl, examples: Examples, tokenizer: Tokenizer, context: int) -> list[str]:
+    return make_prompts(examples, config.task, tokenizer, room=context - config.rollout.max_tokens)[1]
 
 
 def derived(config: TextRl) -> dict[str, str]:
-    """prompts x samples -> sequences -> minibatches -> optimizer steps -> tokens of a micro-batch."""
+    """prompts x samples -> sequences -> minibatches -> optimizer steps -> micro-batch tokens."""
     rollout, learner = config.rollout, config.learner
     sequences = rollout.prompts_per_step * rollout.samples_per_prompt
     return {
-        "sequences per step": f"{rollout.prompts_per_step} prompts x {rollout.samples_per_prompt} samples = {sequences}",
+        "sequences per step": f"{rollout.prompts_per_step} prompts x {rollout.samples_per_prompt} samples "
+        f"= {sequences}",
         "minibatches": f"{learner.minibatches} of {rollout.prompts_per_step // learner.minibatches} prompts, "
         f"{learner.epochs} epochs",
         "optimizer steps": f"{config.steps} steps x {learner.epochs * learner.minibatches} = "

@@ -189,8 +189,8 @@ class TokenRows:
 def _rows(episodes: Episodes, row_tokens: int) -> tuple[Ints, Ints]:
     """First sequence of each row `[R]`, and the tokens that its sequences share `[R]`.
 
-    A sequence joins the row before it while that saves tokens: k sequences that share t tokens save (k - 1) t. So answers
-    to one question stay together, and examples that share only a system prompt share just that.
+    A sequence joins the row before it while that saves tokens: k sequences that share t tokens save (k - 1) t. So
+    answers to one question stay together, and examples that share only a system prompt share just that.
     """
     seen = episodes.transcript
     begins = seen.offsets[:-1].tolist()

@@ -10,6 +10,7 @@ from pydantic import Field
 from hone.core.config import Config
 from hone.core.errors import DataError
 from hone.envs.dataset import Example, Examples, build_examples
+from hone.envs.text_files import SHOWN
 from hone.envs.text_task import TaskConfig
 from hone.models.tokenizers import Tokenizer
 from hone.rewards.solutions import check_solution, solve
@@ -47,20 +48,31 @@ def worked_examples(
 
 def encode_examples(
     examples: Examples, task: TaskConfig, tokenizer: Tokenizer, *, context: int
-) -> tuple[list[Tokens], list[Tokens]]:
-    """Prompts and completions as tokens; the end of sequence is part of a completion.
+) -> tuple[list[Tokens], list[Tokens], list[str]]:
+    """Prompts and completions as tokens, and warnings; the end of sequence is part of a completion.
 
-    Raises DataError naming every example that does not fit in the `context`.
+    Raises DataError naming the examples that do not fit in the `context`, unless `task.on_long_prompt` says what to do
+    with them; an answer is never cut.
     """
     pairs = [_encode(example, task, tokenizer) for example in examples]
     sizes = [len(prompt) + len(completion) for prompt, completion in pairs]
     long = [f"{example.id} ({size} tokens)" for example, size in zip(examples, sizes, strict=True) if size > context]
+    notes: list[str] = []
     if long:
-        raise DataError(
+        cut = task.on_long_prompt == "truncate"
+        kept = [pair for pair in pairs if (len(pair[1]) if cut else len(pair[0]) + len(pair[1])) <= context]
+        said = (
             f"{examples.source}: {len(long)} of {len(examples)} examples are longer than the model's context of "
-            f"{context} tokens: {', '.join(long[:5])}; shorten them or take a model with more positions"
+            f"{context} tokens: {', '.join(long[:SHOWN])}{', ...' if len(long) > SHOWN else ''}"
         )
-    return [prompt for prompt, _ in pairs], [completion for _, completion in pairs]
+        if task.on_long_prompt == "error" or not kept:
+            raise DataError(
+                f'{said}; shorten them, take a model with more positions, or set task.on_long_prompt = "drop"'
+            )
+        dropped = len(pairs) - len(kept)
+        notes = [f"{said} ({len(long) - dropped} prompts lost their beginnings, {dropped} examples dropped)"]
+        pairs = [(prompt[max(0, len(prompt) + len(answer) - context) :], answer) for prompt, answer in kept]
+    return [prompt for prompt, _ in pairs], [completion for _, completion in pairs], notes
 
 
 def _encode(example: Example, task: TaskConfig, tokenizer: Tokenizer) -> tuple[Tokens, Tokens]:
@@ -75,7 +87,7 @@ def _encode(example: Example, task: TaskConfig, tokenizer: Tokenizer) -> tuple[T
     whole = tokenizer.apply_chat([*turns, *answer], open_turn=False)
     if not np.array_equal(whole[: len(asked)], asked):
         raise DataError(
-            f"{example.source}, {example.id}: the chat template writes the prompt differently once an answer follows, so "
-            "the answer's tokens cannot be told apart; use a template that only appends"
+            f"{example.source}, {example.id}: the chat template writes the prompt differently once an answer follows, "
+            "so the answer's tokens cannot be told apart; use a template that only appends"
         )
     return asked, whole[len(asked) :]

@@ -48,8 +48,8 @@ class CqlAlgorithm(Config):
 
     discount: float = Field(default=0.99, ge=0, le=1)
     """Of a reward one step later."""
-    conservatism: float = Field(default=1.0, ge=0)
-    """Weight of the gap between all actions and the logged one; 5 is usual for boxes of actions."""
+    conservatism: float = Field(default=5.0, ge=0)
+    """Weight of the gap between all actions and the logged one."""
     target_rate: float = Field(default=0.02, gt=0, le=1)
     """Share of the values that their slow copy takes on per update."""
     samples: int = Field(default=10, ge=1)

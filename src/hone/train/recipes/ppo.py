@@ -7,7 +7,7 @@ those that solve CartPole-v1 within 100,000 steps.
 from functools import partial
 
 import torch
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from hone.core.config import Config
 from hone.core.credit import Credits, Values
@@ -25,7 +25,7 @@ from hone.train.control import JudgeConfig, NetworkActor, StepRows, control_job,
 from hone.train.job import Entry, Job
 from hone.train.learner import GradientLearner
 from hone.train.loop import Recipe
-from hone.train.optimize import LearnerConfig, policy_phase, schedule
+from hone.train.optimize import LearnerConfig, policy_phase, require_whole_minibatches, schedule
 from hone.train.sources import Live
 
 
@@ -63,6 +63,11 @@ class PpoConfig(RunConfig):
     """Credit and loss."""
     judge: JudgeConfig = JudgeConfig()
     """How the policy is tried."""
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> "PpoConfig":
+        require_whole_minibatches(self.learner, self.env.num_envs * self.rollout_steps, "env.num_envs x rollout_steps")
+        return self
 
 
 def objective(policy: ActorCritic, rows: StepRows, *, algorithm: PpoAlgorithm) -> Terms:

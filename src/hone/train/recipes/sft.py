@@ -6,21 +6,23 @@ Only the completion is learned: prompts are seen, never imitated. Rows are packe
 from collections.abc import Mapping
 from functools import partial
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from hone.credit.returns import as_paid
+from hone.envs.dataset import Examples
 from hone.envs.text import supervised
 from hone.envs.text_task import TaskConfig
+from hone.evaluate.policies import ModelSource, open_policy, open_tokenizer
+from hone.evaluate.text import EvaluationConfig, prepare_exam
 from hone.models.policy import TokenPolicy
+from hone.models.tokenizers import Tokenizer
 from hone.objectives.terms import Terms
 from hone.objectives.weights import token_mean
 from hone.train.config import RunConfig
 from hone.train.job import Entry, Job, nothing
 from hone.train.learner import GradientLearner
 from hone.train.loop import Recipe
-from hone.train.optimize import LearnerConfig, policy_phase, schedule
-from hone.evaluate.policies import ModelSource, open_policy, open_tokenizer
-from hone.evaluate.text import EvaluationConfig, prepare_exam
+from hone.train.optimize import LearnerConfig, policy_phase, require_whole_minibatches, schedule
 from hone.train.sources import Logged
 from hone.train.text import answer_rows, check_text, judge_policy
 from hone.train.tokens import TokenBatch, TokenLayout
@@ -43,6 +45,11 @@ class Sft(RunConfig):
     evaluation: EvaluationConfig | None = None
     """Held-out prompts, judged along the way and at the end."""
 
+    @model_validator(mode="after")
+    def _parts_fit(self) -> "Sft":
+        require_whole_minibatches(self.learner, self.batch, "batch")
+        return self
+
 
 def objective(policy: TokenPolicy, batch: TokenBatch) -> Terms:
     """-log pi of each completion token, in nats."""
@@ -54,7 +61,8 @@ def build(config: Sft) -> Job[TokenPolicy]:
     tokenizer, context = open_tokenizer(config.model)
     exam = None if config.evaluation is None else prepare_exam(config.evaluation, tokenizer, context=context)
     examples = worked_examples(config.task, config.solution, apart_from=() if exam is None else (exam.examples,))
-    log = supervised(*encode_examples(examples, config.task, tokenizer, context=context))
+    prompts, completions, notes = encode_examples(examples, config.task, tokenizer, context=context)
+    log = supervised(prompts, completions)
     policy = open_policy(config.model, seed=config.seed, device=config.run.device, temperature=1.0)
     recipe = Recipe(
         source=Logged[TokenPolicy](log=log, batch=config.batch, seed=config.seed),
@@ -79,13 +87,22 @@ def build(config: Sft) -> Job[TokenPolicy]:
         judge=None if exam is None else partial(judge_policy, exam, policy),
         judge_every=0 if config.evaluation is None else config.evaluation.every,
         fingerprint=examples.fingerprint,
-        warnings=examples.warnings,
+        warnings=[*examples.warnings, *notes, *([] if exam is None else exam.warnings)],
         close=exam.close if exam is not None else nothing,
     )
 
 
 def check(config: Sft) -> list[str]:
-    return check_text(config.model, partial(worked_examples, config.task, config.solution), config.evaluation)
+    return check_text(
+        config.model,
+        partial(worked_examples, config.task, config.solution),
+        partial(_fitting, config),
+        evaluation=config.evaluation,
+    )
+
+
+def _fitting(config: Sft, examples: Examples, tokenizer: Tokenizer, context: int) -> list[str]:
+    return encode_examples(examples, config.task, tokenizer, context=context)[2]
 
 
 def derive(config: Sft) -> Mapping[str, str]:

@@ -1,0 +1,55 @@
+"""A control policy judged: returns of its mode in environments opened for it."""
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import ValidationError
+
+from hone.core.credit import Metrics
+from hone.core.errors import ConfigError, DataError
+from hone.core.random import key
+from hone.envs.gym_make import GymConfig
+from hone.envs.gym_play import open_arena, play
+from hone.estimators.means import Estimate, bootstrap_mean
+from hone.models.control import Policy, load_policy
+from hone.store.durable import Json
+
+
+def is_control(policy: Path) -> bool:
+    """Whether a folder holds a control policy (a language model's has a `config.json` instead)."""
+    return (policy / "policy.json").is_file()
+
+
+def judged(policy: Policy, config: GymConfig, *, episodes: int, seed: int) -> NDArray[np.float64]:
+    """Returns `[episodes]` of the policy's mode, in environments opened for it."""
+    arena = open_arena(config, episodes=episodes)
+    try:
+        return play(arena, policy.acting().best, seed=key(seed, "judge") & 0xFFFFFFFF)
+    finally:
+        arena.close()
+
+
+def score_metrics(scores: NDArray[np.float64]) -> tuple[Estimate, Metrics]:
+    """The mean of `scores` `[n]` with its interval, and the same as metrics."""
+    estimate = bootstrap_mean(scores)
+    return estimate, {
+        "eval/score": estimate.mean,
+        "eval/low": estimate.low,
+        "eval/high": estimate.high,
+        "eval/std": float(scores.std()),
+        "eval/episodes": float(len(scores)),
+    }
+
+
+def evaluate_control(folder: Path, *, config: Mapping[str, Json], episodes: int, seed: int) -> Metrics:
+    """Judge a saved policy in the environment that its run's `config` names. Raises ConfigError, DataError."""
+    table = config.get("env")
+    if not isinstance(table, dict):
+        raise ConfigError(f"{folder}: its run has no environment to judge it in")
+    try:
+        env = GymConfig.model_validate(table)
+    except ValidationError as error:
+        raise DataError(f"{folder}: the environment of its run cannot be read: {error}") from None
+    return score_metrics(judged(load_policy(folder), env, episodes=episodes, seed=seed))[1]

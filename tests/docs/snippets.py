@@ -1,0 +1,128 @@
+"""Code blocks of a Markdown page: found, written to files where they have a title, and run.
+
+What a block is, its fence says: `python` runs (with `title="x.py"` it is written to that file as well, and runs as that
+file would when imported), `toml title="x.toml"` is written and must pass `hone plan`, any other block with a title is
+written. In `console` blocks each `$ hone ...` line runs; the lines below it must stand in what it says, in that order.
+"""
+
+import re
+import shlex
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from hone.cli.main import main
+
+FENCE = re.compile(r"^```(?P<language>\w*)(?P<rest>[^\n]*)\n(?P<body>.*?)^```[ ]*$", re.MULTILINE | re.DOTALL)
+TITLE = re.compile(r'title="([^"]+)"')
+EXITS = re.compile(r"exits (\d+)")
+ELLIPSIS = "..."
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    page: str
+    line: int
+    language: str
+    title: str | None
+    exit_code: int
+    """What the block's last command ends with: 0 unless the fence says `exits N`."""
+    body: str
+
+    @property
+    def place(self) -> str:
+        return f"{self.page}:{self.line}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """A line of a console block, and the lines that the page shows below it."""
+
+    line: str
+    shown: tuple[str, ...]
+
+
+def blocks_of(path: Path, name: str) -> list[Block]:
+    text = path.read_text(encoding="utf-8")
+    found: list[Block] = []
+    for match in FENCE.finditer(text):
+        title, code = TITLE.search(match["rest"]), EXITS.search(match["rest"])
+        found.append(
+            Block(
+                page=name,
+                line=text.count("\n", 0, match.start()) + 1,
+                language=match["language"],
+                title=title[1] if title else None,
+                exit_code=int(code[1]) if code else 0,
+                body=match["body"],
+            )
+        )
+    return found
+
+
+def commands_of(body: str) -> Iterator[Command]:
+    for chunk in re.split(r"^\$ ", body, flags=re.MULTILINE)[1:]:
+        line, *shown = chunk.rstrip("\n").split("\n")
+        yield Command(line=line, shown=tuple(shown))
+
+
+@dataclass
+class Runner:
+    """Runs a page's blocks in order, in the current folder, with one namespace."""
+
+    allowed: dict[str, str]
+    """Commands that are not run, with the reason."""
+    capture: pytest.CaptureFixture[str]
+    names: dict[str, object]
+
+    def run(self, block: Block) -> None:
+        if block.title is not None:
+            path = Path(block.title)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(block.body, encoding="utf-8")
+        match block.language:
+            case "python":
+                self.execute(block)
+            case "toml" if block.title is not None:
+                self.command(block, Command(line=f"hone plan {block.title}", shown=()), block.exit_code)
+            case "console":
+                commands = list(commands_of(block.body))
+                assert commands, f"{block.place}: a console block without a line that begins with $"
+                for number, command in enumerate(commands, start=1):
+                    self.command(block, command, block.exit_code if number == len(commands) else 0)
+            case "text" | "jsonl":
+                pass
+            case other:
+                pytest.fail(f"{block.place}: nothing runs a block of {other or 'no language'}")
+
+    def execute(self, block: Block) -> None:
+        names = self.names if block.title is None else {"__name__": Path(block.title).stem}
+        exec(compile(block.body, f"<{block.place}>", "exec"), names)
+
+    def command(self, block: Block, command: Command, exit_code: int) -> None:
+        if command.line in self.allowed:
+            return
+        program, *arguments = shlex.split(command.line)
+        assert program == "hone", f"{block.place}: {command.line!r} is neither run nor on the list of what cannot be"
+        self.capture.readouterr()
+        code = main(arguments)
+        captured = self.capture.readouterr()
+        said = captured.out + captured.err
+        assert code == exit_code, f"{block.place}: {command.line!r} ended with {code}, not {exit_code}:\n{said}"
+        missing = not_said(command.shown, said)
+        assert missing is None, f"{block.place}: {command.line!r} does not say {missing!r} (there); it said:\n{said}"
+
+
+def not_said(shown: tuple[str, ...], said: str) -> str | None:
+    """The first shown line that does not follow in what was said, spaces aside; `...` stands for anything."""
+    spoken = iter([" ".join(line.split()) for line in said.splitlines()])
+    for line in shown:
+        parts = [" ".join(part.split()) for part in line.split(ELLIPSIS)]
+        if not any(parts):
+            continue
+        pattern = re.compile(".*".join(re.escape(part) for part in parts))
+        if not any(pattern.search(one) for one in spoken):
+            return line
+    return None
