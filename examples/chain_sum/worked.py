@@ -1,11 +1,11 @@
-"""A worked solution of a chain of additions: the running totals, one after another; the last one is the answer."""
+"""A worked solution of a chain of additions: every step is written next to what it is computed from."""
 
 
 def running_totals(metadata: dict[str, str]) -> str:
-    """`"98 + 93 - 77"` -> `"191 114"`."""
+    """`"9 + 3 - 7"` -> `"9+3=12-7=5"`: the last number is the answer."""
     first, *rest = metadata["expression"].split()
-    total, totals = int(first), []
+    total, steps = int(first), [first]
     for operator, number in zip(rest[::2], rest[1::2], strict=True):
         total += int(number) if operator == "+" else -int(number)
-        totals.append(str(total))
-    return " ".join(totals)
+        steps.append(f"{operator}{number}={total}")
+    return "".join(steps)

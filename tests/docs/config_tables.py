@@ -109,7 +109,10 @@ def default(field: FieldInfo) -> str:
     value = field.get_default(call_default_factory=True)
     if isinstance(value, BaseModel):
         own = {name: value.model_dump(mode="json")[name] for name in value.model_fields_set}
-        return ", ".join(f"`{key} = {toml(own[key])}`" for key in type(value).model_fields if key in own) or "see the table"
+        return (
+            ", ".join(f"`{key} = {toml(own[key])}`" for key in type(value).model_fields if key in own)
+            or "see the table"
+        )
     return "unset" if value is None else f"`{toml(value)}`"
 
 

@@ -1,13 +1,19 @@
 """Code blocks of a Markdown page: found, written to files where they have a title, and run.
 
-What a block is, its fence says: `python` runs (with `title="x.py"` it is written to that file as well, and runs as that
-file would when imported), `toml title="x.toml"` is written and must pass `hone plan`, any other block with a title is
-written. In `console` blocks each `$ hone ...` line runs; the lines below it must stand in what it says, in that order.
+What becomes of a block, its fence says:
+    python         runs, in one namespace per page; with `title="x.py"` it is written to that file and run on its own
+    toml title=    is written, and must pass `hone plan`
+    console        each line `$ hone ...` or `$ python FILE ...` runs; the lines below it must stand in what it says, in
+                   that order, `...` for anything; `exits 2` in the fence is the last command's exit code
+    bash           what cannot be run: each line is on a list, with its reason
+    jsonl, text    written, if it has a title
 """
 
 import re
+import runpy
 import shlex
-from collections.abc import Iterator
+import sys
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -68,6 +74,19 @@ def commands_of(body: str) -> Iterator[Command]:
         yield Command(line=line, shown=tuple(shown))
 
 
+def run_file(arguments: list[str]) -> int:
+    """`python FILE ARGUMENTS...`."""
+    before, sys.argv = sys.argv, arguments
+    try:
+        runpy.run_path(arguments[0], run_name="__main__")
+    finally:
+        sys.argv = before
+    return 0
+
+
+PROGRAMS: dict[str, Callable[[list[str]], int]] = {"hone": main, "python": run_file}
+
+
 @dataclass
 class Runner:
     """Runs a page's blocks in order, in the current folder, with one namespace."""
@@ -92,6 +111,10 @@ class Runner:
                 assert commands, f"{block.place}: a console block without a line that begins with $"
                 for number, command in enumerate(commands, start=1):
                     self.command(block, command, block.exit_code if number == len(commands) else 0)
+            case "bash":
+                lines = [line.partition("#")[0].strip() for line in block.body.splitlines()]
+                unknown = [line for line in lines if line and line not in self.allowed]
+                assert unknown == [], f"{block.place}: show what can be run as `$ hone ...` in a console block"
             case "text" | "jsonl":
                 pass
             case other:
@@ -105,9 +128,9 @@ class Runner:
         if command.line in self.allowed:
             return
         program, *arguments = shlex.split(command.line)
-        assert program == "hone", f"{block.place}: {command.line!r} is neither run nor on the list of what cannot be"
+        assert program in PROGRAMS, f"{block.place}: {command.line!r} is neither run nor on the list of what cannot be"
         self.capture.readouterr()
-        code = main(arguments)
+        code = PROGRAMS[program](arguments)
         captured = self.capture.readouterr()
         said = captured.out + captured.err
         assert code == exit_code, f"{block.place}: {command.line!r} ended with {code}, not {exit_code}:\n{said}"

@@ -6,6 +6,7 @@ Belongs here: turning such a document into one whose stages are complete. What a
 import re
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from copy import deepcopy
 from pathlib import Path
 from typing import cast
 
@@ -84,10 +85,22 @@ def _give(document: Document, index: int, name: str, value: object) -> list[str]
     if name in stage and not isinstance(stage[name], dict):
         return []
     faults: list[str] = []
-    for path, leaf in list(leaves(value, (name,))):
-        if not _holds(stage, path):
-            faults.extend(document.put((STAGE, index, *path), leaf, source=document.source((SHARED, *path))))
+    for path, leaf in list(_values(value, (name,))):
+        if _holds(stage, path):
+            continue
+        faults.extend(document.put((STAGE, index, *path), deepcopy(leaf), source=document.source((SHARED, *path))))
+        for inner, _ in leaves(leaf) if isinstance(leaf, list) else ():
+            document.sources[STAGE, index, *path, *inner] = document.source((SHARED, *path, *inner))
     return faults
+
+
+def _values(value: object, path: KeyPath) -> Iterator[tuple[KeyPath, object]]:
+    """Every value below `path`; a list is one value, whatever it holds: stages do not mix their lists."""
+    if isinstance(value, dict) and value:
+        for key, child in cast("dict[str, object]", value).items():
+            yield from _values(child, (*path, key))
+    else:
+        yield path, value
 
 
 def _table(document: Document, index: int) -> dict[str, object]:

@@ -14,7 +14,7 @@ from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
 from hone.core.episodes import Episodes, Status
-from hone.core.errors import DataError, UserCodeError
+from hone.core.errors import ConfigError, UserCodeError
 from hone.core.ragged import Ints, offsets_of, sums
 from hone.core.random import generator, key
 from hone.core.state import State, array, integer, substate
@@ -97,7 +97,8 @@ class GymWorld:
     def rollout(self, actor: Decider) -> Episodes:
         """At least one decision; a row that was only a reset does not count as a step.
 
-        Raises UserCodeError where an environment fails or gives numbers that are not finite.
+        Raises UserCodeError where an environment fails or gives numbers that are not finite, ConfigError for an action
+        outside its box when `clip` is off.
         """
         while True:
             self.rollouts += 1
@@ -107,10 +108,10 @@ class GymWorld:
 
     def _steps(self, actor: Decider) -> Steps:
         shape = (self.steps, self.envs.num_envs)
-        action = self.envs.single_action_space
+        space = self.envs.single_action_space
         seen = np.empty((shape[0] + 1, *self.seen.shape), self.seen.dtype)
-        kind = np.int64 if isinstance(action, spaces.Discrete) else np.float32
-        chosen = np.empty((*shape, *(action.shape or ())), kind)
+        kind = np.int64 if isinstance(space, spaces.Discrete) else np.float32
+        chosen = np.empty((*shape, *(space.shape or ())), kind)
         logp, reward = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
         terminated, truncated, junk = (np.zeros(shape, np.bool_) for _ in range(3))
         noise = actor.noise(generator(self.seed, "act", self.rollouts), shape)
@@ -120,8 +121,9 @@ class GymWorld:
             seen[t] = now
             chosen[t], logp[t] = actor.decide(now, noise[t])
             junk[t] = self.ended
+            action = self._legal(chosen[t])
             try:
-                now, reward[t], terminated[t], truncated[t], info = self.envs.step(self._legal(chosen[t]))
+                now, reward[t], terminated[t], truncated[t], info = self.envs.step(action)
             except Exception as fault:
                 self._require_finite(seen[: t + 1], reward[:t], chosen[: t + 1])
                 raise UserCodeError(f"{self._place(t, chosen[: t + 1])}: {told(fault)}") from fault
@@ -206,7 +208,7 @@ class GymWorld:
         outside = ~((chosen >= space.low) & (chosen <= space.high))
         if outside.any():
             where = tuple(np.argwhere(outside)[0])
-            raise DataError(
+            raise ConfigError(
                 f"action {chosen[where[0]].tolist()} of environment {where[0]} is outside {space.low.tolist()} .. "
                 f"{space.high.tolist()}; set env.clip_actions = true to clip it"
             )

@@ -1,14 +1,18 @@
 """Where prompts come from, as a user writes it: a reasoning-gym task by name, or a file."""
 
-from collections.abc import Sequence
+import re
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 from pydantic import Field, JsonValue, model_validator
 
 from hone.core.config import Config
+from hone.core.errors import DataError, did_you_mean
 from hone.envs.dataset import Examples, Need, Turns, read_examples
 from hone.envs.tasks import PREFIX, reasoning_gym_examples
+
+_FIELD = re.compile(r"\{([A-Za-z_][\w.]*)\}")
 
 
 class TaskConfig(Config):
@@ -25,7 +29,8 @@ class TaskConfig(Config):
     distinct: bool = True
     """Make no question twice (reasoning-gym)."""
     template: str = "{prompt}"
-    """What a plain-text prompt is put into; conversations use the tokenizer's chat template."""
+    """What a plain-text prompt is put into: `{prompt}`, or other columns by name, such as `{metadata.expression}`.
+    Conversations use the tokenizer's chat template instead."""
     on_bad_row: Literal["error", "drop"] = "error"
     """What to do with rows of a file that cannot be used."""
     on_long_prompt: Literal["error", "drop", "truncate"] = "error"
@@ -39,8 +44,8 @@ class TaskConfig(Config):
     def _no_settings_for_files(self) -> "TaskConfig":
         if not self.generated and self.config:
             raise ValueError(f"config is for {PREFIX}TASK sources, but source is the file {self.source}")
-        if "{prompt}" not in self.template:
-            raise ValueError("template must contain {prompt}")
+        if not _FIELD.search(self.template):
+            raise ValueError("template must contain {prompt} or another column in braces")
         return self
 
     def examples(self, *, need: Need = "prompt", apart_from: Sequence[Examples] = ()) -> Examples:
@@ -59,6 +64,19 @@ class TaskConfig(Config):
             )
         return read_examples(Path(self.source), need=need, on_bad_row=self.on_bad_row)
 
-    def fill(self, prompt: Turns) -> Turns:
-        """The prompt in its template; conversations as they are."""
-        return self.template.replace("{prompt}", prompt) if isinstance(prompt, str) else prompt
+    def fill(self, prompt: Turns, columns: Mapping[str, object]) -> Turns:
+        """The prompt in its template; conversations as they are. Raises DataError for a column that is not there."""
+        if not isinstance(prompt, str):
+            return prompt
+        return _FIELD.sub(lambda found: _column(found[1], {"prompt": prompt, **columns}), self.template)
+
+
+def _column(path: str, columns: Mapping[str, object]) -> str:
+    """The text at `path`, such as `metadata.expression`."""
+    place: object = columns
+    for name in path.split("."):
+        inside = cast("Mapping[str, object]", place) if isinstance(place, Mapping) else {}
+        if name not in inside:
+            raise DataError(f"task.template asks for {{{path}}}: no {name!r} there{did_you_mean(name, list(inside))}")
+        place = inside[name]
+    return str(place)

@@ -1,7 +1,7 @@
 """Asking a token policy: prompts made ready, the engine as an actor, reward functions as a judge."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from hone.core.errors import ConfigError, DataError
 from hone.core.generation import Completion, Request
@@ -40,6 +40,7 @@ class PoolJudge:
 
     pool: WorkerPool
     budget: Budget
+    unsaid: list[str] = field(default_factory=list[str])
 
     def submit(self, answers: Sequence[Answer]) -> Ticket:
         names = answers[0].columns.keys()
@@ -56,8 +57,16 @@ class PoolJudge:
 
     def gather(self, tickets: Sequence[Ticket]) -> Scores:
         scores = self.pool.gather(*tickets)
+        self.unsaid.extend(
+            f"a reward function failed, and will do so silently from now on: {text}" for text in scores.tracebacks
+        )
         self.budget.observe(scores)
         return scores
+
+    def notes(self) -> list[str]:
+        """What the functions' authors should read: one traceback for each distinct error, said once."""
+        notes, self.unsaid = self.unsaid, []
+        return notes
 
 
 def pool_judge(config: RewardsConfig) -> PoolJudge:
@@ -71,7 +80,7 @@ def make_engine(policy: TokenPolicy, *, slots: int, longest_prompt: int, max_tok
     return Engine(
         policy.decoder,
         tokenizer.decode,
-        eos_id=tokenizer.eos_id,
+        eos_id=tokenizer.eos_ids,
         slots=slots,
         max_len_tokens=longest_prompt + max_tokens,
         seed=seed,
@@ -105,12 +114,13 @@ def make_prompts(
         return [replace(prompt, tokens=prompt.tokens[-room:]) for prompt in prompts], [f"{said} (their ends are kept)"]
     if task.on_long_prompt == "error" or len(long) == len(prompts):
         raise DataError(
-            f'{said}; shorten them, lower max_tokens, take a model with more positions, or set task.on_long_prompt = "drop"'
+            f"{said}; shorten them, lower max_tokens, take a model with more positions, or set task.on_long_prompt = "
+            '"drop" or "truncate"'
         )
     return [prompt for prompt in prompts if len(prompt.tokens) <= room], [f"{said} (dropped)"]
 
 
 def _prompt(example: Example, task: TaskConfig, tokenizer: Tokenizer) -> Prompt:
-    turns = task.fill(example.prompt)
+    turns = task.fill(example.prompt, example.columns)
     tokens = tokenizer.encode(turns) if isinstance(turns, str) else tokenizer.apply_chat(turns)
     return Prompt(id=example.id, turns=turns, tokens=tokens, columns=example.columns)

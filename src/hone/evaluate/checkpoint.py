@@ -4,6 +4,7 @@ Belongs here: from a policy folder and its run's config to an exam. Does not: ho
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -16,7 +17,7 @@ from hone.envs.text_task import TaskConfig
 from hone.evaluate.asking import EngineActor, make_engine
 from hone.evaluate.control import evaluate_control, is_control
 from hone.evaluate.policies import ModelSource, open_policy
-from hone.evaluate.text import EvaluationConfig, prepare_exam
+from hone.evaluate.text import EvaluationConfig, TextExam, prepare_exam
 from hone.models.policy import TokenPolicy
 from hone.store.durable import Json
 from hone.store.folder import open_run
@@ -39,7 +40,7 @@ def evaluate(policy: Path, *, run: Path | None, problems: int, seed: int, device
         return evaluate_control(policy, config=tree_of(run), episodes=problems, seed=seed)
     loaded = _open(policy, device)
     config = _exam_config(run, problems=problems, seed=seed)
-    exam = prepare_exam(config, loaded.tokenizer, context=loaded.decoder.config.max_positions)
+    exam = _prepared(config, loaded, problems)
     try:
         return exam.ask_policy(loaded).metrics()
     finally:
@@ -67,7 +68,7 @@ def sample(
     config = _exam_config(run, problems=count, seed=seed).model_copy(
         update={"greedy": temperature == 0, "temperature": temperature or 1.0, "seed": seed}
     )
-    exam = prepare_exam(config, loaded.tokenizer, context=loaded.decoder.config.max_positions)
+    exam = _prepared(config, loaded, count)
     try:
         judged = exam.ask_policy(loaded)
     finally:
@@ -122,6 +123,12 @@ def _exam_config(run: Path, *, problems: int, seed: int) -> EvaluationConfig:
     return config.model_copy(update={"task": task})
 
 
+def _prepared(config: EvaluationConfig, policy: TokenPolicy, problems: int) -> TextExam:
+    """The exam, of at most `problems` prompts: a file may hold more."""
+    exam = prepare_exam(config, policy.tokenizer, context=policy.decoder.config.max_positions)
+    return replace(exam, prompts=exam.prompts[:problems])
+
+
 def _answers(
     policy: TokenPolicy, prompt: str, count: int, temperature: float, seed: int, run: Path | None
 ) -> list[str]:
@@ -130,7 +137,8 @@ def _answers(
     limit = told.get("max_tokens", DEFAULT_MAX_TOKENS)
     task = told.get("task")
     template = TaskConfig.model_validate(task) if isinstance(task, dict) else None
-    text = prompt if template is None else template.fill(prompt)
+    plain = template is not None and template.template.count("{") == template.template.count("{prompt}")
+    text = template.fill(prompt, {}) if template is not None and plain else prompt
     tokens = policy.tokenizer.encode(str(text))
     room = policy.decoder.config.max_positions - len(tokens)
     if room < 1:

@@ -7,6 +7,7 @@ from pydantic import Field, model_validator
 
 from hone.core.clock import SystemClock
 from hone.core.config import Config
+from hone.core.errors import DataError
 from hone.models.config import Family, ModelConfig
 from hone.models.folder import load_model, read_config
 from hone.models.init import new_model
@@ -113,7 +114,7 @@ def _new_tokenizer(new: NewModel) -> Tokenizer:
 def _architecture(new: NewModel, tokenizer: Tokenizer) -> ModelConfig:
     return ModelConfig(
         family=new.family,
-        vocab_size=-(-tokenizer.size // 32) * 32,  # a round width is faster; the padding is never drawn
+        vocab_size=tokenizer.size,  # no padding: other tools draw from every row that there is
         hidden_size=new.hidden_size,
         intermediate_size=new.intermediate_size,
         layers=new.layers,

@@ -54,7 +54,8 @@ class ActorCritic(nn.Module):
         """Log-probability (density) of what was chosen, and entropy: `[n]`, `[n]` nats."""
         outputs = self.actor(self.spaces.inputs.tensor(seen))
         if isinstance(self.spaces.actions, Choices):
-            return categorical(outputs, chosen - self.spaces.actions.start)
+            first = self.spaces.actions.start
+            return categorical(outputs, chosen - first if first else chosen)
         assert self.log_std is not None
         return gaussian(outputs, self.log_std, chosen.reshape(outputs.shape))
 
@@ -107,11 +108,6 @@ class SoftActorCritic(nn.Module):
         """Reparametrised actions `[n, actions]` in [-1, 1] and the logarithm of their density there `[n]` nats."""
         mean, log_std = self._outputs(seen)
         return squashed(mean, log_std, mean + log_std.exp() * noise)
-
-    def density(self, seen: Tensor, unit: Tensor) -> Tensor:
-        """Log density `[n]` nats of actions in [-1, 1], kept 1e-6 away from the edge, where it has no bound."""
-        mean, log_std = self._outputs(seen)
-        return squashed(mean, log_std, torch.atanh(unit.clamp(-1.0 + 1e-6, 1.0 - 1e-6)))[1]
 
     def worth(self, seen: Tensor, unit: Tensor, *, frozen: bool = False) -> tuple[Tensor, Tensor]:
         """Both critics' values `[n]`; `frozen` lets gradients through to the actions only."""
@@ -174,7 +170,7 @@ def mlps(modules: nn.ModuleList) -> list[Mlp]:
 def categorical(logits: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
     """Log-probability of `chosen` `[n]` and entropy under softmax(`logits` `[n, k]`): `[n]`, `[n]` nats."""
     logp = F.log_softmax(logits, dim=1)
-    return logp.gather(1, chosen[:, None]).squeeze(1), -(logp.exp() * logp).sum(dim=1)
+    return logp.gather(1, chosen.unsqueeze(1)).squeeze(1), torch.special.entr(logp.exp()).sum(dim=1)
 
 
 def gaussian(mean: Tensor, log_std: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:

@@ -129,8 +129,8 @@ class Checkpoints:
                 f"no whole checkpoint in {self.folder}; nothing was started and nothing was changed", *warnings
             )
         raise DataError(
-            f"no checkpoint in {self.folder}, so there is nothing to go on from; to start from the beginning, leave out "
-            f"--resume and give a new --name, or remove {self.folder.parent}"
+            f"no checkpoint in {self.folder}, so there is nothing to go on from; to start from the beginning, leave "
+            f"out --resume and give a new --name, or remove {self.folder.parent}"
         )
 
     def at(self, step: int) -> Checkpoint:

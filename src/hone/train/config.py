@@ -23,7 +23,8 @@ class RunSettings(Config):
     keep_last: int = Field(default=2, ge=1)
     """Newest checkpoints kept."""
     keep_best: int = Field(default=0, ge=0)
-    """Best checkpoints kept as well, by the evaluation score, else the training score."""
+    """Best checkpoints kept as well: by the evaluation score where there is an evaluation (only steps that were judged
+    count), else by the training score."""
 
 
 class RunConfig(Config):

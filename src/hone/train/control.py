@@ -56,21 +56,23 @@ class Columns:
     """Rows of single decisions; every field is a tensor with one entry per decision."""
 
     weight: Tensor
-    """`[n]` in the loss."""
+    """`[n]` in the loss; the same for all of them."""
 
     def __len__(self) -> int:
         return len(self.weight)
 
     def sizes(self) -> NDArray[np.int64]:
-        return np.ones(len(self), dtype=np.int64)
+        return np.broadcast_to(np.int64(1), len(self))
 
     def take(self, rows: NDArray[np.int64]) -> Self:
         index = torch.from_numpy(rows).to(self.weight.device)
-        return type(self)(**{name: column.index_select(0, index) for name, column in vars(self).items()})
+        columns = {name: column.index_select(0, index) for name, column in vars(self).items() if name != "weight"}
+        return type(self)(weight=self.weight[: len(rows)], **columns)
 
     def weighted(self) -> Self:
         """Every decision counts the same."""
-        return replace(self, weight=torch.full_like(self.weight, 1.0 / len(self)))
+        share = self.weight.new_full((1,), 1.0 / len(self)).expand(len(self))
+        return type(self)(**{**vars(self), "weight": share})
 
     def tensors(self) -> Self:
         return self

@@ -20,6 +20,11 @@ def nothing() -> None:
     """Nothing to close."""
 
 
+def no_notes() -> list[str]:
+    """Nothing to say."""
+    return []
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """What an evaluation found."""
@@ -50,6 +55,8 @@ class Job(Generic[P]):
     fingerprint: str | None = None
     """Of the dataset; a resume with another one is refused."""
     warnings: Sequence[str] = ()
+    notes: Callable[[], Sequence[str]] = no_notes
+    """What came up since the last call that a person should read; asked for after every step."""
     table: Mapping[str, str] = field(default_factory=dict[str, str])
     """What the config comes to, derived: prompts x samples -> sequences -> minibatches -> optimizer steps."""
     close: Callable[[], None] = nothing

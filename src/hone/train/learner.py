@@ -127,15 +127,15 @@ class GradientLearner(Generic[P, B]):
     def _step(self, phase: Phase[P, B], rows: Rows[B], rate: float, tally: "Tally") -> None:
         phase.parameters.zero_grad()
         losses: list[Tensor] = []
-        for piece in within_budget(rows.sizes(), self.micro_batch_tokens):
-            batch = (rows if len(piece) == len(rows) else rows.take(piece)).tensors()
+        for piece in micro_batches(rows, self.micro_batch_tokens):
+            batch = piece.tensors()
             terms = phase.objective(self.policy, batch)
             loss = (terms.loss * batch.weight).sum()
             loss.backward()
             losses.append(loss.detach())
             tally.add(terms)
-        norm_tensor = phase.parameters.norm()
-        total, norm = torch.stack((sum(losses, torch.zeros_like(norm_tensor)), norm_tensor)).tolist()
+        *totals, norm = torch.stack([*losses, phase.parameters.norm()]).tolist()
+        total = sum(totals)
         if not (math.isfinite(total) and math.isfinite(norm)):
             raise DivergedError(
                 f"{phase.name}: loss {total}, gradient norm {norm} at update {self.updates}: not a finite number. "
@@ -155,6 +155,16 @@ class GradientLearner(Generic[P, B]):
         self.updates = integer(state, "updates")
         for phase in self.phases:
             phase.optimizer.restore(substate(substate(state, "phases"), phase.name))
+
+
+def micro_batches(rows: Rows[B], budget_tokens: int) -> Iterator[Rows[B]]:
+    """`rows`, in pieces of at most `budget_tokens` where they are more."""
+    sizes = rows.sizes()
+    if 0 < int(sizes.sum()) <= budget_tokens:
+        yield rows
+        return
+    for piece in within_budget(sizes, budget_tokens):
+        yield rows.take(piece)
 
 
 @dataclass

@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from hone.core.clock import Clock, SystemClock
-from hone.core.errors import ConfigError
+from hone.core.errors import ConfigError, DataError
 from hone.core.random import permutation
 from hone.estimators.means import mean_interval, paired
 from hone.store.answers import AnswerRow, latest_answers
@@ -26,9 +26,10 @@ from hone.store.evaluations import (
     write_side_by_side,
 )
 from hone.store.folder import check_name, open_run
+from hone.store.manifest import config_diff
 from hone.store.report import write_report
 from hone.train.reporter import Progress
-from hone.train.run import Order, run
+from hone.train.run import MAY_CHANGE, Order, run
 
 SHOWN = 10
 """Questions shown side by side."""
@@ -65,20 +66,25 @@ def run_pipeline(
 ) -> Outcome:
     """Run the stages into `root/name` and compare them. With `resume`, stages that are done are passed over.
 
-    Raises ConfigError when the pipeline was run before and is not to be resumed, and whatever a stage raises.
+    Raises ConfigError when the pipeline was run before and is not to be resumed, or is to be resumed with other
+    settings than it has; DataError when there is none to resume; and whatever a stage raises.
     """
     clock = clock or SystemClock()
     check_name(name)
     folder = root / name
     if folder.exists() and not resume:
         raise ConfigError(f"{folder} is there already: --resume goes on with it, --name NAME starts another")
+    if resume and not folder.exists():
+        raise DataError(f"no pipeline {name} in {root} to resume: leave out --resume to start it")
     folder.mkdir(parents=True, exist_ok=True)
     write_pipeline(folder, Pipeline(name=name, stages=tuple(stage.name for stage in stages)))
     began_s = clock.monotonic_s()
-    for stage in stages:
+    for place, stage in enumerate(stages):
         if _finished(folder / stage.name, stage.steps, clock):
+            _refuse_changes(folder / stage.name, stage, clock)
             progress.note(f"stage {stage.name} is done: passed over")
             continue
+        _refuse_successors(folder, stage, stages[place + 1 :])
         run(stage.order(), progress=progress, clock=clock)
     answers = {stage.name: latest_answers(folder / stage.name) for stage in stages}
     outcome = _compared(folder, answers, clock.monotonic_s() - began_s)
@@ -95,8 +101,30 @@ def _finished(folder: Path, steps: int, clock: Clock) -> bool:
     return bool(saved) and saved[-1] >= steps
 
 
+def _refuse_changes(folder: Path, stage: Stage, clock: Clock) -> None:
+    """A stage that is passed over must be the one that the file describes."""
+    changes = config_diff(open_run(folder, clock=clock).config(), stage.order().settings)
+    changes = [line for line in changes if line.split(":", 1)[0] not in MAY_CHANGE]
+    if changes:
+        raise ConfigError(
+            f"stage {stage.name} is done, with other settings than the file has now; undo these, or give the pipeline a "
+            "new --name:",
+            *(f"  {line}" for line in changes),
+        )
+
+
+def _refuse_successors(folder: Path, stage: Stage, later: Sequence[Stage]) -> None:
+    """What came after a stage began from where it stood: it cannot go on behind their backs."""
+    begun = [one.name for one in later if (folder / one.name / "manifest.json").is_file()]
+    if begun:
+        raise ConfigError(
+            f"stage {stage.name} is to go on to step {stage.steps}, but {', '.join(begun)} began after it stopped; "
+            "give it the steps that it had, or give the pipeline a new --name"
+        )
+
+
 def _compared(folder: Path, answers: dict[str, list[AnswerRow]], seconds: float) -> Outcome:
-    names = [name for name, rows in answers.items() if rows]
+    names = [name for name, rows in answers.items() if any(row.score is not None for row in rows)]
     evaluations = [_evaluation(name, answers[name]) for name in names]
     comparisons: list[Paired] = []
     shown: list[SideBySide] = []
@@ -116,12 +144,12 @@ def _evaluation(stage: str, rows: Sequence[AnswerRow]) -> Evaluation:
 
 
 def _pairs(before: Sequence[AnswerRow], after: Sequence[AnswerRow]) -> list[tuple[AnswerRow, AnswerRow]]:
-    later = {row.id: row for row in after}
-    return [(row, later[row.id]) for row in before if row.id in later]
+    """Only questions that were scored both times count."""
+    later = {row.id: row for row in after if row.score is not None}
+    return [(row, later[row.id]) for row in before if row.score is not None and row.id in later]
 
 
 def _comparison(before: str, after: str, pairs: Sequence[tuple[AnswerRow, AnswerRow]]) -> Paired:
-    """Only questions that both answers were scored on count."""
     scores = np.array(
         [(one.score, other.score) for one, other in pairs if one.score is not None and other.score is not None]
     ).reshape(-1, 2)

@@ -80,20 +80,20 @@ class Reporter:
     window: Window = field(default_factory=Window)
     saved_step: int = 0
     score: float | None = None
-    """The latest figure by which checkpoints are compared: evaluation score, else training score."""
+    """The figure of this step by which checkpoints are compared; None where there is none."""
     sleep: Callable[[float], None] = time.sleep
 
     def __post_init__(self) -> None:
         self._began_s = self.clock.monotonic_s()
 
     def __call__(self, step: int, episodes: Episodes, credits: Credits, metrics: Metrics) -> None:
+        for note in self.job.notes():
+            self.folder.log(note, level="WARNING")
+            self.progress.note(note)
         told = self.job.recipe.source.metrics() | metrics
         if self._due(step, self.job.judge_every) and self.job.judge is not None:
             told |= self._judge(step, self.job.judge)
-        self.score = told.get("eval/score", told.get("reward/mean", self.score))
-        if self._sampling(step) and self.job.view is not None:
-            rows = self.job.view(step, episodes, credits)
-            self._written(lambda: write_samples(self.folder.samples_path(step), rows))
+        self.score = self._comparable(told)
         now_s = self.clock.monotonic_s()
         self.window.add(told | self.watch.tell() | {"time/step_s": now_s - self._began_s})
         self._began_s = now_s
@@ -101,6 +101,9 @@ class Reporter:
             line = self.window.means()
             self._written(lambda: self.metrics.append(step, line))
             self.progress.update(step, line)
+        if self._sampling(step) and self.job.view is not None:
+            rows = self.job.view(step, episodes, credits)
+            self._written(lambda: write_samples(self.folder.samples_path(step), rows))
         every = self.settings.checkpoint_every
         if step == self.steps or (every and step % every == 0):
             self.save(step)
@@ -147,7 +150,12 @@ class Reporter:
 
     def restore(self, state: State) -> None:
         self.window.restore(substate(state, "window"))
-        self.score = None if state["score"] is None else _number(state["score"])
+        self.score = None if state.get("score") is None else _number(state["score"])
+
+    def _comparable(self, told: Metrics) -> float | None:
+        """Evaluation scores are compared with evaluation scores only: where there is a judge, a training score is
+        none, and so is an older step's."""
+        return told.get("eval/score") if self.job.judge is not None else told.get("reward/mean", self.score)
 
     def _judge(self, step: int, judge: Callable[[], Verdict]) -> Metrics:
         verdict = self.watch.time("judge", judge)

@@ -15,6 +15,7 @@ import torch
 
 from hone import __version__
 from hone.core.clock import Clock, SystemClock
+from hone.core.episodes import Episodes, Transcript
 from hone.core.errors import DivergedError, HoneError, ResourceError
 from hone.core.state import State, integer, substate
 from hone.store.codec import write_state
@@ -29,7 +30,9 @@ from hone.train.reporter import Progress, Reporter
 from hone.train.signals import StopRequest, stop_on_signals
 from hone.train.timing import Stopwatch, timed
 
-MAY_CHANGE = frozenset({"steps", "run.log_every", "run.samples_every", "run.checkpoint_every", "run.keep_last", "run.disk_wait_s"})
+MAY_CHANGE = frozenset(
+    {"steps", "run.log_every", "run.samples_every", "run.checkpoint_every", "run.keep_last", "run.disk_wait_s"}
+)
 """Keys that a resumed run may set anew: they do not change what a step computes."""
 
 
@@ -84,7 +87,7 @@ def prepare_device(config: RunConfig) -> None:
 
 
 def space_bytes(job: Job[Any], config: RunConfig) -> int:
-    """What the checkpoints of a run will take: the weights and two moments of each, and one more while it is written."""
+    """What the checkpoints of a run will take: weights and two moments each, and one more while it is written."""
     policy = job.recipe.learner.policy
     if not isinstance(policy, torch.nn.Module):
         return 0
@@ -98,9 +101,7 @@ def _folder(order: Order, facts: Facts, clock: Clock, need_bytes: int) -> Iterat
     if order.resume:
         folder = resume_run(order.root, name, config=order.settings, facts=facts, clock=clock, may_change=MAY_CHANGE)
     else:
-        folder = create_run(
-            order.root, name, config=order.settings, facts=facts, clock=clock, need_bytes=need_bytes
-        )
+        folder = create_run(order.root, name, config=order.settings, facts=facts, clock=clock, need_bytes=need_bytes)
     try:
         yield folder
     except HoneError:
@@ -114,10 +115,14 @@ def _folder(order: Order, facts: Facts, clock: Clock, need_bytes: int) -> Iterat
 def _train(order: Order, job: Job[Any], folder: RunFolder, progress: Progress, stop: StopRequest, clock: Clock) -> None:
     config = order.config
     checkpoints = folder.checkpoints(keep_last=config.run.keep_last, keep_best=config.run.keep_best)
-    notes = [*job.warnings, *checkpoints.clean()]
+    cleaned = checkpoints.clean()
+    never_saved = not checkpoints.steps() and (bool(cleaned) or not checkpoints.folder.exists())
+    notes = [*job.warnings, *cleaned]
     state: State | None = None
     done = 0
-    if order.resume:
+    if order.resume and never_saved:
+        notes.append(f"no checkpoint in {checkpoints.folder} yet: the run begins again at its first step")
+    elif order.resume:
         checkpoint = checkpoints.newest_whole()
         notes += [*checkpoint.warnings, f"going on from {checkpoint.folder}"]
         job.load_policy(checkpoint.policy_folder)
@@ -166,6 +171,7 @@ def _bundle(job: Job[Any], folder: RunFolder, watch: Stopwatch) -> Path:
     episodes, credits = watch.episodes, watch.credits
     if episodes is not None and credits is not None:
         batch: State = {
+            "seen": _seen(episodes),
             "chosen": episodes.chosen,
             "logp": episodes.logp,
             "reward": episodes.reward,
@@ -177,3 +183,9 @@ def _bundle(job: Job[Any], folder: RunFolder, watch: Stopwatch) -> Path:
         }
         write_state(place, batch)
     return place
+
+
+def _seen(episodes: Episodes) -> State:
+    if isinstance(episodes.seen, Transcript):
+        return {"tokens": episodes.seen.tokens, "offsets": episodes.seen.offsets, "at": episodes.seen.at}
+    return {"observations": episodes.seen}

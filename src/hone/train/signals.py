@@ -2,8 +2,9 @@
 
 import os
 import signal
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from types import FrameType
 
@@ -27,14 +28,21 @@ class StopRequest:
 
 @contextmanager
 def stop_on_signals(note: Callable[[str], None]) -> Iterator[StopRequest]:
-    """Install the handlers for the time of a run; earlier handlers come back afterwards."""
+    """Install the handlers for the time of a run; earlier handlers come back afterwards.
+
+    Outside the main thread Python allows no handlers: the program that started the thread deals with signals itself.
+    """
     request = StopRequest()
+    if threading.current_thread() is not threading.main_thread():
+        yield request
+        return
 
     def handle(number: int, _frame: FrameType | None) -> None:
         if request.asked:
             os._exit(EXIT_CODES[signal.Signals(number)])  # the last checkpoint is whole; nothing else needs us
         request.signal_number = number
-        note("stopping: this step is finished and saved first; once more leaves at once")
+        with suppress(RuntimeError):  # the signal came in the middle of a write to the same stream
+            note("stopping: this step is finished and saved first; once more leaves at once")
 
     before = {number: signal.signal(number, handle) for number in EXIT_CODES}
     try:

@@ -3,6 +3,7 @@
 Belongs here: wiring that two recipes need. Does not: anything that makes one recipe differ from another.
 """
 
+from collections import Counter
 from collections.abc import Callable
 from functools import cache, partial
 from typing import Annotated
@@ -79,18 +80,17 @@ def check_text(
     opened = cache(partial(open_tokenizer, model))
     known = model.path is None or not model.path.startswith(STAGE)  # else the folder is not there yet
     checks: dict[str, Callable[[], list[str]]] = {"train": lambda: list(read().warnings)}
-    if evaluation is not None:
-        held_out = cache(evaluation.task.examples)
-        checks["evaluation"] = lambda: [*held_out().warnings, *_both(read(), held_out(), evaluation)]
-        same = lambda: evaluation.rewards == rewards and held_out().column_names() == read().column_names()
-        checks["judged by"] = lambda: [] if same() else _usable(evaluation.rewards, held_out())
-        if known:
-            checks["asked"] = lambda: prepare_exam(evaluation, opened()[0], context=opened()[1]).warnings
-    if rewards is not None:
-        checks["rewards"] = lambda: _usable(rewards, read())
     if known:
         checks["model"] = lambda: _end_of_text(opened()[0])
         checks["fits"] = lambda: fitting(read(), *opened())
+    if evaluation is not None:
+        held_out = cache(evaluation.task.examples)
+        checks["evaluation"] = lambda: [*held_out().warnings, *_both(read(), held_out(), evaluation)]
+        if known:
+            checks["asked"] = lambda: prepare_exam(evaluation, opened()[0], context=opened()[1]).warnings
+        checks["judged by"] = lambda: _usable(evaluation.rewards, held_out())
+    if rewards is not None and (evaluation is None or rewards != evaluation.rewards):  # starting a process takes time
+        checks["rewards"] = lambda: _usable(rewards, read())
     return list(dict.fromkeys(warning for found in all_at_once(checks).values() for warning in found))
 
 
@@ -126,16 +126,18 @@ def answer_rows(
     shown = episodes.take(np.arange(min(most, len(episodes))))
     seen = shown.transcript
     prompt_ends = seen.at[shown.offsets[:-1]]
-    number = np.arange(len(shown)) - np.searchsorted(shown.group, shown.group)
+    asked: Counter[int] = Counter()
     rows: list[SampleRow] = []
     for place in range(len(shown)):
         start, stop = int(shown.offsets[place]), int(shown.offsets[place + 1])
         scored = shown.status[place] == Status.SCORED
+        group = int(shown.group[place])
+        asked[group] += 1
         rows.append(
             SampleRow(
                 step=step,
-                group=int(shown.group[place]),
-                sample=int(number[place]),
+                group=group,
+                sample=asked[group] - 1,
                 prompt=tokenizer.decode(seen.tokens[seen.offsets[place] : prompt_ends[place]]),
                 completion=tokenizer.decode(shown.chosen[start:stop].astype(np.int32)),
                 score=float(shown.score[place]) if scored else None,

@@ -139,6 +139,7 @@ def text_job(config: TextRl, *, credit: Credit, loss: Loss) -> Job[TokenPolicy]:
         judge_every=0 if config.evaluation is None else config.evaluation.every,
         fingerprint=examples.fingerprint,
         warnings=[*examples.warnings, *notes, *([] if exam is None else exam.warnings)],
+        notes=judge.notes,
         close=close,
     )
 

@@ -22,6 +22,9 @@ from hone.models.packed import Packed
 from hone.objectives.weights import Scheme
 from hone.train.budget import within_budget
 
+WORTH_SHARING = 3
+"""A sequence shares a row's trunk when that is at least one part in so many of it."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenBatch:
@@ -189,8 +192,9 @@ class TokenRows:
 def _rows(episodes: Episodes, row_tokens: int) -> tuple[Ints, Ints]:
     """First sequence of each row `[R]`, and the tokens that its sequences share `[R]`.
 
-    A sequence joins the row before it while that saves tokens: k sequences that share t tokens save (k - 1) t. So
-    answers to one question stay together, and examples that share only a system prompt share just that.
+    A sequence joins the row before it while that saves tokens (k sequences that share t tokens save (k - 1) t) and a
+    third of it is shared; less would not pay for the longer attention. So answers to one question stay together, and
+    examples that share only a system prompt share just that.
     """
     seen = episodes.transcript
     begins = seen.offsets[:-1].tolist()
@@ -206,7 +210,8 @@ def _rows(episodes: Episodes, row_tokens: int) -> tuple[Ints, Ints]:
             differ = seen.tokens[first : first + most] != seen.tokens[begin : begin + most]
             alike = int(differ.argmax()) if differ.any() else most
             grown = read + length - (together + 1) * alike
-            if together * alike > (together - 1) * trunks[-1] and alike + grown <= row_tokens:
+            pays = together * alike > (together - 1) * trunks[-1] and WORTH_SHARING * alike >= length
+            if pays and alike + grown <= row_tokens:
                 trunks[-1], together, read = alike, together + 1, read + length
                 continue
         starts.append(number)

@@ -76,7 +76,7 @@ def encode_examples(
 
 
 def _encode(example: Example, task: TaskConfig, tokenizer: Tokenizer) -> tuple[Tokens, Tokens]:
-    prompt, completion = task.fill(example.prompt), example.completion
+    prompt, completion = task.fill(example.prompt, example.columns), example.completion
     assert completion is not None
     if isinstance(prompt, str) and isinstance(completion, str):
         said = np.append(tokenizer.encode(completion), np.int32(tokenizer.eos_id))

@@ -1,0 +1,345 @@
+"""Control: what the recipes reach, and how fast PPO is beside Stable-Baselines3.
+
+    python benchmarks/control.py            five seeds, about half an hour on two cores
+    python benchmarks/control.py --quick    one seed and short runs, under a minute: shows that it works, decides nothing
+
+Measures PPO, SAC, CQL and Thompson sampling with their default settings. Each row is the interquartile mean over seeds
+with a 95% bootstrap interval over seeds. Speeds are steps of the world per second of the process's own CPU time, the
+best of interleaved repetitions, so that other work on the machine disturbs both alike; the first turn (imports, warm-up)
+is left out on both sides. The peer runs in an environment of its own, `benchmarks/.peers/sb3`, made on the first run.
+Ends with one JSON line per row, and rewrites its table in `benchmarks/RESULTS.md`.
+"""
+
+import argparse
+import datetime
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import gymnasium
+import numpy as np
+import torch
+
+from hone.core.episodes import Episodes, concatenate
+from hone.core.random import generator
+from hone.envs.gym import GymConfig, open_world
+from hone.envs.logs import Log, write_log
+from hone.models.control import ActorCritic
+from hone.train.control import NetworkActor, judged
+from hone.train.job import Job
+from hone.train.loop import train
+from hone.train.optimize import LearnerConfig
+from hone.train.recipes import bc, cql, ppo, sac, thompson
+
+HERE = Path(__file__).resolve().parent
+PEER = HERE / ".peers" / "sb3"
+PEER_VERSIONS = ["torch==2.13.0", "stable-baselines3==2.9.*", "gymnasium==1.4.0"]
+CARTPOLE = "CartPole-v1"
+JUDGED = 100
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    row: str
+    value: float
+    unit: str
+    low: float | None = None
+    high: float | None = None
+    seeds: int = 1
+    peer: str | None = None
+    peer_value: float | None = None
+    ratio: float | None = None
+    bar: str | None = None
+    met: bool | None = None
+
+
+# ------------------------------------------------------------------------------------------------ statistics
+
+
+def interquartile_mean(values: np.ndarray) -> float:
+    """Mean of the middle half; of five values, of the middle three."""
+    cut = len(values) // 4
+    return float(np.sort(values)[cut : len(values) - cut].mean())
+
+
+def interval(values: list[float]) -> tuple[float, float, float]:
+    """Interquartile mean and its 95% percentile bootstrap interval over seeds (one task, so one stratum)."""
+    scores = np.array(values)
+    rows = generator(0, "bench").integers(0, len(scores), (2000, len(scores)))
+    low, high = np.quantile([interquartile_mean(scores[row]) for row in rows], [0.025, 0.975])
+    return interquartile_mean(scores), float(low), float(high)
+
+
+# ------------------------------------------------------------------------------------------------ runs
+
+
+def silent(*_: Any) -> None:
+    """A report that says nothing."""
+
+
+def run(job: Job[Any], steps: int, report: Callable[..., None] = silent) -> Any:
+    policy = train(job.recipe, steps=steps, report=report)
+    job.close()
+    return policy
+
+
+def score(policy: Any, name: str, seed: int) -> float:
+    """Mean return of the policy's mode over fresh episodes."""
+    return float(judged(policy, GymConfig(id=name), episodes=JUDGED, seed=10_000 + seed).mean())
+
+
+def ppo_config(seed: int, steps: int, *, envs: int = 8, minibatches: int = 1, epochs: int = 20) -> ppo.PpoConfig:
+    learner = LearnerConfig(lr=1e-3, decay="linear", epochs=epochs, minibatches=minibatches, max_grad_norm=0.5)
+    env = GymConfig(id=CARTPOLE, num_envs=envs)
+    return ppo.PpoConfig(recipe="ppo", name="bench", seed=seed, steps=steps, env=env, learner=learner)
+
+
+def ppo_cartpole(seed: int, *, quick: bool) -> float:
+    steps = 40 if quick else 100_000 // (8 * 32)
+    return score(run(ppo.build(ppo_config(seed, steps)), steps), CARTPOLE, seed)
+
+
+def sac_pendulum(seed: int, *, quick: bool) -> float:
+    steps = 1000 if quick else 20_000 - sac.ReplayConfig().warmup
+    config = sac.SacConfig(recipe="sac", name="bench", seed=seed, steps=steps, env=GymConfig(id="Pendulum-v1"))
+    return score(run(sac.build(config), steps), "Pendulum-v1", seed)
+
+
+def thompson_arms(seed: int, *, quick: bool) -> float:
+    """Expected reward of the arms pulled in pulls 1501 to 2000, as a share of the best arm's."""
+    del quick
+    rates = [0.1, 0.3, 0.4, 0.55, 0.6]
+    config = thompson.ThompsonConfig.model_validate(
+        {"recipe": "t", "name": "bench", "seed": seed, "steps": 2000, "arms": {"kind": "bernoulli", "rates": rates}}
+    )
+    gained: list[float] = []
+    run(thompson.build(config), 2000, lambda step, episodes, *_: gained.append(rates[int(episodes.chosen[0])]))
+    return float(np.mean(gained[-500:])) / max(rates)
+
+
+class HalfTrained(Exception):  # noqa: N818 - ends a run on purpose
+    """The policy is as good as it should be."""
+
+
+def half_trained(seed: int) -> ActorCritic:
+    """PPO stopped when the last five turns' episodes reach half of the greatest return."""
+    job = ppo.build(ppo_config(seed, 390))
+    lately: list[float] = []
+
+    def report(*_: Any) -> None:
+        lately.append(job.recipe.source.metrics().get("reward/mean", 0.0))
+        if np.mean(lately[-5:]) > 250:
+            raise HalfTrained
+
+    try:
+        return run(job, 390, report)
+    except HalfTrained:
+        return job.recipe.learner.policy
+
+
+def mixed_log(path: Path, seed: int, decisions: int) -> float:
+    """Half of the decisions by a fresh policy, half by a half-trained one; returns the log's mean return."""
+    config = ppo_config(seed, 1).env
+    trained = half_trained(seed)
+    fresh = ActorCritic(trained.spaces, trained.network, seed=seed + 1)
+    parts: list[Episodes] = []
+    for number, policy in enumerate((fresh, trained)):
+        world, had = open_world(config, steps=128, seed=2 * seed + number), 0
+        while had < decisions // 2:
+            parts.append(world.rollout(NetworkActor(policy.acting())))
+            had += parts[-1].decisions
+    episodes = concatenate(parts)
+    space = world.envs
+    write_log(
+        path,
+        Log(
+            episodes=episodes,
+            observation_space=space.single_observation_space,
+            action_space=space.single_action_space,
+        ),
+    )
+    return float(episodes.score[episodes.terminated | episodes.truncated].mean())
+
+
+def offline(seed: int, *, quick: bool) -> tuple[float, float, float]:
+    """Scores of CQL, of behaviour cloning, and the log's own mean return."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "log.parquet"
+        mean = mixed_log(path, seed, 4000 if quick else 30_000)
+        common = {"recipe": "x", "name": "bench", "seed": seed, "log": str(path)}
+        steps = 500 if quick else 6000
+        conservative = run(cql.build(cql.CqlConfig.model_validate(common | {"steps": steps})), steps)
+        cloning = run(bc.build(bc.BcConfig.model_validate(common | {"steps": steps // 3})), steps // 3)
+    return score(conservative, CARTPOLE, seed), score(cloning, CARTPOLE, seed), mean
+
+
+# ------------------------------------------------------------------------------------------------ speed
+
+SPEED = {"envs": 64, "rollout": 32, "minibatches": 8, "epochs": 10}
+PEER_PROGRAM = """
+import sys, time, torch
+torch.set_num_threads(1)
+from stable_baselines3 import PPO
+from stable_baselines3.common.env_util import make_vec_env
+envs, rollout, batch, epochs, turns = map(int, sys.argv[1:])
+model = PPO("MlpPolicy", make_vec_env("CartPole-v1", n_envs=envs, seed=0), n_steps=rollout, batch_size=batch,
+            n_epochs=epochs, learning_rate=1e-3, gamma=0.98, gae_lambda=0.8, ent_coef=0.0, device="cpu", seed=0)
+model.learn(envs * rollout)
+begin = time.process_time()
+model.learn(turns * envs * rollout)
+print(turns * envs * rollout / (time.process_time() - begin))
+"""
+
+
+def hone_speed(turns: int) -> float:
+    config = ppo_config(0, turns + 1, envs=SPEED["envs"], minibatches=SPEED["minibatches"], epochs=SPEED["epochs"])
+    marks, decisions = [0.0], [0]
+
+    def report(step: int, episodes: Episodes, *_: Any) -> None:
+        marks.append(time.process_time())
+        decisions.append(episodes.decisions)
+
+    run(ppo.build(config), turns + 1, report)
+    return sum(decisions[2:]) / (marks[-1] - marks[1])
+
+
+def peer_speed(turns: int) -> float:
+    batch = SPEED["envs"] * SPEED["rollout"] // SPEED["minibatches"]
+    arguments = [SPEED["envs"], SPEED["rollout"], batch, SPEED["epochs"], turns]
+    command = [str(PEER / "bin" / "python"), "-c", PEER_PROGRAM, *map(str, arguments)]
+    answer = subprocess.run(
+        command, capture_output=True, text=True, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+    return float(answer.stdout.split()[-1])
+
+
+def require_peer() -> None:
+    """Make the peer's environment, torch first, so that the release without CUDA libraries is kept where there is one."""
+    if (PEER / ".installed").exists():
+        return
+    subprocess.run([sys.executable, "-m", "venv", str(PEER)], check=True)
+    for package in (PEER_VERSIONS[:1], PEER_VERSIONS[1:]):
+        subprocess.run([str(PEER / "bin" / "pip"), "install", "--quiet", *package], check=True)
+    (PEER / ".installed").write_text("\n".join(PEER_VERSIONS) + "\n")
+
+
+def speed_row(*, quick: bool) -> Row:
+    require_peer()
+    turns, repetitions = (4, 1) if quick else (20, 5)
+    pairs = [(hone_speed(turns), peer_speed(turns)) for _ in range(repetitions)]
+    here, there = max(pair[0] for pair in pairs), max(pair[1] for pair in pairs)
+    return Row(
+        row="PPO, CartPole-v1, 64 environments, 64x64 tanh, minibatch 256, 10 epochs",
+        value=here,
+        unit="steps per CPU second",
+        seeds=repetitions,
+        peer="Stable-Baselines3 2.9",
+        peer_value=there,
+        ratio=here / there,
+        bar=">= 3 x peer",
+        met=here >= 3 * there,
+    )
+
+
+# ------------------------------------------------------------------------------------------------ rows
+
+
+def seeded(work: Callable[[int], Any], seeds: int, name: str) -> list[Any]:
+    found = []
+    for seed in range(seeds):
+        begin = time.process_time()
+        found.append(work(seed))
+        print(f"{name}, seed {seed}: {found[-1]} ({time.process_time() - begin:.0f} CPU s)", flush=True)
+    return found
+
+
+def scored(name: str, unit: str, bar: float, values: list[float], *, quick: bool) -> Row:
+    value, low, high = interval(values)
+    met = None if quick else value >= bar
+    return Row(row=name, value=value, unit=unit, low=low, high=high, seeds=len(values), bar=f">= {bar}", met=met)
+
+
+def offline_rows(triples: list[tuple[float, float, float]], *, quick: bool) -> list[Row]:
+    ours, cloned, logged = (list(column) for column in zip(*triples, strict=True))
+    gain, gain_low, gain_high = interval([one - other for one, other in zip(ours, cloned, strict=True)])
+    value, low, high = interval(ours)
+    base, mean = interquartile_mean(np.array(cloned)), interquartile_mean(np.array(logged))
+    name = "CQL, mixed CartPole-v1 log"
+    return [
+        Row(
+            row=name, value=value, unit="return", low=low, high=high, seeds=len(ours), peer="behaviour cloning",
+            peer_value=base, ratio=value / base, bar="> log's mean return and > cloning",
+            met=None if quick else low > mean and gain_low > 0,
+        ),
+        Row(row=f"{name}: gain over cloning, by seed", value=gain, unit="return", low=gain_low, high=gain_high,
+            seeds=len(ours), bar="> 0", met=None if quick else gain_low > 0),
+        Row(row=f"{name}: the log itself", value=mean, unit="return", seeds=len(ours)),
+    ]  # fmt: skip
+
+
+def measure(*, quick: bool) -> list[Row]:
+    seeds = 1 if quick else 5
+    rows = [speed_row(quick=quick)]
+    print(rows[0], flush=True)
+    arms = seeded(lambda seed: thompson_arms(seed, quick=quick), seeds, "thompson")
+    rows.append(scored("Thompson, 5 Bernoulli arms, 2,000 pulls", "of the best arm", 0.95, arms, quick=quick))
+    returns = seeded(lambda seed: ppo_cartpole(seed, quick=quick), seeds, "ppo")
+    rows.append(scored("PPO, CartPole-v1, 100k steps", "return", 475, returns, quick=quick))
+    rows += offline_rows(seeded(lambda seed: offline(seed, quick=quick), seeds, "cql, bc, log"), quick=quick)
+    returns = seeded(lambda seed: sac_pendulum(seed, quick=quick), seeds, "sac")
+    rows.append(scored("SAC, Pendulum-v1, 20k steps", "return", -200, returns, quick=quick))
+    return rows
+
+
+def table(rows: list[Row], *, quick: bool) -> str:
+    lines = [
+        f"{platform.machine()}, {os.cpu_count()} cores, one thread; Python {platform.python_version()}, "
+        f"torch {torch.__version__}, numpy {np.__version__}, gymnasium {gymnasium.__version__}; "
+        f"{datetime.datetime.now(tz=datetime.UTC).date()}" + ("; quick run, decides nothing" if quick else ""),
+        "",
+        "| row | value | 95% interval | seeds | peer | ratio | bar | met |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        bounds = "" if row.low is None or row.high is None else f"{row.low:,.3g} .. {row.high:,.3g}"
+        peer = "" if row.peer_value is None else f"{row.peer}: {row.peer_value:,.4g}"
+        ratio = "" if row.ratio is None else f"{row.ratio:.2f}"
+        met = "" if row.met is None else "yes" if row.met else "no"
+        figures = f"{row.value:,.4g} {row.unit} | {bounds} | {row.seeds} | {peer} | {ratio} | {row.bar or ''} | {met}"
+        lines.append(f"| {row.row} | {figures} |")
+    return "\n".join(lines)
+
+
+def rewrite(text: str) -> None:
+    """Put the table between this benchmark's markers in RESULTS.md."""
+    path, begin, end = HERE / "RESULTS.md", "<!-- control:begin -->", "<!-- control:end -->"
+    page = path.read_text(encoding="utf-8") if path.exists() else "# Results\n"
+    if begin not in page:
+        page = f"{page.rstrip()}\n\n## Control (`benchmarks/control.py`)\n\n{begin}\n{end}\n"
+    before, rest = page.split(begin, 1)
+    path.write_text(f"{before}{begin}\n{text}\n{end}{rest.split(end, 1)[1]}", encoding="utf-8")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Measure the control recipes.")
+    parser.add_argument("--quick", action="store_true", help="one seed and short runs, under a minute")
+    quick = parser.parse_args().quick
+    torch.set_num_threads(1)
+    rows = measure(quick=quick)
+    rewrite(table(rows, quick=quick))
+    for row in rows:
+        print(json.dumps(asdict(row)))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,145 @@
+"""Returns and advantages: by hand, against a slow version, and across boundaries."""
+
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from hone.core.credit import NO_VALUES, Credits, Values
+from hone.core.episodes import Episodes, concatenate
+from hone.core.ragged import offsets_of
+from hone.credit.returns import as_paid, discounted, gae, one_step, returns, standardised
+
+
+def pieces(lengths: list[int], terminated: list[bool], seed: int = 0) -> tuple[Episodes, Values]:
+    rng = np.random.default_rng(seed)
+    count, total = len(lengths), sum(lengths)
+    episodes = Episodes(
+        offsets=offsets_of(np.array(lengths)),
+        seen=np.zeros((total, 1), np.float32),
+        chosen=np.zeros(total, np.int64),
+        logp=np.zeros(total, np.float32),
+        version=np.zeros(total, np.int32),
+        reward=rng.normal(size=total).astype(np.float32),
+        group=np.arange(count),
+        terminated=np.array(terminated),
+        truncated=np.array([number % 2 == 0 for number in range(count)]),
+        final=np.zeros((count, 1), np.float32),
+        score=np.zeros(count),
+        status=np.zeros(count, np.uint8),
+    )
+    value = rng.normal(size=total).astype(np.float32)
+    return episodes, Values(value=value, final=rng.normal(size=count).astype(np.float32))
+
+
+def slow_gae(episodes: Episodes, values: Values, discount: float, decay: float) -> np.ndarray:
+    found = np.zeros(episodes.decisions)
+    for e in range(len(episodes)):
+        start, stop = int(episodes.offsets[e]), int(episodes.offsets[e + 1])
+        following, after = 0.0, 0.0 if episodes.terminated[e] else float(values.final[e])
+        for t in reversed(range(start, stop)):
+            delta = float(episodes.reward[t]) + discount * after - float(values.value[t])
+            following = delta + discount * decay * following
+            found[t], after = following, float(values.value[t])
+    return found
+
+
+shapes = st.lists(st.tuples(st.integers(0, 9), st.booleans()), min_size=1, max_size=8)
+
+
+@given(shapes, st.floats(0, 1), st.floats(0, 1), st.integers(0, 99))
+def test_gae_equals_the_recursion(shape, discount: float, decay: float, seed: int) -> None:
+    episodes, values = pieces([length for length, _ in shape], [over for _, over in shape], seed)
+    credits = gae(episodes, values, discount=discount, decay=decay)
+    slow = slow_gae(episodes, values, discount, decay)
+    np.testing.assert_allclose(credits.advantage, slow, atol=1e-5)
+    np.testing.assert_allclose(credits.target, slow + values.value, atol=1e-5)
+
+
+@given(shapes, st.integers(0, 99))
+def test_a_batch_is_its_episodes_one_by_one(shape, seed: int) -> None:
+    """No estimator looks across a boundary."""
+    episodes, values = pieces([length for length, _ in shape], [over for _, over in shape], seed)
+    together = gae(episodes, values, discount=0.97, decay=0.9).advantage
+    apart = [
+        gae(
+            episodes.take(np.array([e])),
+            Values(value=values.value[episodes.offsets[e] : episodes.offsets[e + 1]], final=values.final[e : e + 1]),
+            discount=0.97,
+            decay=0.9,
+        ).advantage
+        for e in range(len(episodes))
+    ]
+    np.testing.assert_allclose(together, np.concatenate(apart), atol=1e-6)
+    joined = concatenate([episodes, episodes])
+    both = Values(value=np.tile(values.value, 2), final=np.tile(values.final, 2))
+    np.testing.assert_allclose(gae(joined, both, discount=0.97, decay=0.9).advantage, np.tile(together, 2), atol=1e-6)
+
+
+def chain(*, terminated: bool) -> tuple[Episodes, Values]:
+    episodes, _ = pieces([3], [terminated])
+    episodes.reward[:] = [1, 2, 3]
+    return episodes, Values(value=np.array([10, 20, 30], np.float32), final=np.array([40], np.float32))
+
+
+def test_a_chain_of_three_by_hand() -> None:
+    """lambda = 0: the target is r + discount * V(next); the state before a terminal reward aims at the reward alone."""
+    ended = gae(*chain(terminated=True), discount=0.5, decay=0.0)
+    assert ended.target is not None
+    assert ended.target.tolist() == [1 + 10, 2 + 15, 3]
+    assert ended.advantage.tolist() == [1, -3, -27]
+    cut = gae(*chain(terminated=False), discount=0.5, decay=0.0)
+    assert cut.target is not None
+    assert cut.target.tolist() == [11, 17, 3 + 20]
+    mixed = gae(*chain(terminated=True), discount=0.5, decay=0.5)
+    assert mixed.advantage.tolist() == [1 + 0.25 * (-3 + 0.25 * -27), -3 + 0.25 * -27, -27]
+
+
+@given(shapes, st.integers(0, 99))
+def test_lambda_one_is_the_return(shape, seed: int) -> None:
+    episodes, values = pieces([length for length, _ in shape], [over for _, over in shape], seed)
+    target = gae(episodes, values, discount=0.9, decay=1.0).target
+    assert target is not None
+    np.testing.assert_allclose(target, returns(episodes, values, discount=0.9).advantage, atol=1e-5)
+
+
+def test_returns_without_a_critic() -> None:
+    episodes, _ = chain(terminated=False)
+    assert returns(episodes, NO_VALUES, discount=0.5).advantage.tolist() == [1 + 1 + 0.75, 2 + 1.5, 3]
+
+
+def test_termination_wins_over_truncation() -> None:
+    episodes, values = chain(terminated=True)
+    assert episodes.truncated[0]
+    target = gae(episodes, values, discount=1.0, decay=0.0).target
+    assert target is not None
+    assert target[-1] == 3
+
+
+def test_one_step_ends_where_the_world_ended() -> None:
+    episodes, _ = pieces([2, 1, 0, 3], [True, False, True, False])
+    credits = one_step(episodes, NO_VALUES, discount=0.9)
+    assert credits.discount is not None
+    np.testing.assert_allclose(credits.discount, [0.9, 0, 0.9, 0.9, 0.9, 0.9], rtol=1e-6)
+    np.testing.assert_array_equal(credits.advantage, episodes.reward)
+    single = one_step(episodes.transitions(), NO_VALUES, discount=0.9)
+    np.testing.assert_array_equal(single.discount, credits.discount)
+    np.testing.assert_array_equal(as_paid(episodes, NO_VALUES).advantage, episodes.reward)
+
+
+def test_standardised() -> None:
+    credits = standardised(Credits(advantage=np.array([1, 2, 3, 6], np.float32)))
+    np.testing.assert_allclose(credits.advantage, (np.array([1, 2, 3, 6]) - 3) / np.sqrt(3.5), rtol=1e-6)
+    assert standardised(Credits(advantage=np.full(3, 5, np.float32))).advantage.tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize("lengths", [[1_000_000], [64] * 15_625])
+def test_a_million_decisions_take_well_under_a_second(lengths: list[int]) -> None:
+    offsets = offsets_of(np.array(lengths))
+    values = np.random.default_rng(0).normal(size=1_000_000)
+    begin = time.process_time()
+    total = discounted(values, offsets, 0.99)
+    assert time.process_time() - begin < 1.5  # measured: 0.3 s for one episode, 0.1 s for many
+    assert abs(total[-1] - values[-1]) < 1e-12

@@ -1,0 +1,69 @@
+"""Every example does what it is there for: checked as it is written, and run with fewer steps."""
+
+import runpy
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+
+from hone.cli.main import main
+
+ROOT = Path(__file__).resolve().parents[2]
+EXAMPLES = ROOT / "examples"
+
+SHORTER = {
+    "bandit/thompson.toml": ["steps=50"],
+    "cartpole/ppo.toml": ["steps=2", "judge.episodes=2"],
+    "offline/cql.toml": ["steps=3", "judge.episodes=2"],
+    "pendulum/sac.toml": ["steps=3", "judge.episodes=2"],
+}
+"""Per example what makes it a matter of seconds. The main job in chain_sum/ is run by the README's test."""
+
+
+@pytest.fixture
+def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    shutil.copytree(EXAMPLES, tmp_path / "examples", ignore=shutil.ignore_patterns("__pycache__"))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))  # child processes find this hone, installed or not
+    return tmp_path
+
+
+def record(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the comment at the head of offline/cql.toml says to do first."""
+    monkeypatch.setattr(sys, "argv", ["record.py", "cartpole.parquet"])
+    runpy.run_path("examples/offline/record.py", run_name="__main__")
+
+
+def test_every_example_is_run() -> None:
+    there = {path.relative_to(EXAMPLES).as_posix() for path in EXAMPLES.rglob("*.toml")}
+    assert {name for name in there if not name.startswith("chain_sum/")} == set(SHORTER)
+
+
+@pytest.mark.parametrize("name", sorted(SHORTER))
+def test_an_example_is_valid_and_runs(
+    name: str, workplace: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if name.startswith("offline/"):
+        record(monkeypatch)
+    assert main(["plan", f"examples/{name}"]) == 0, capsys.readouterr().err
+    assert main(["train", f"examples/{name}", *SHORTER[name], "name=short"]) == 0, capsys.readouterr().err
+    assert (workplace / "runs" / "short" / "report.html").is_file()
+
+
+def test_the_main_job_is_valid_as_it_is_written(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["plan", "examples/chain_sum/pipeline.toml"]) == 0, capsys.readouterr().err
+    assert "warning" not in capsys.readouterr().out
+
+
+def test_the_recorded_log_has_two_halves(workplace: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from hone.envs.logs import read_log
+
+    record(monkeypatch)
+    episodes = read_log(Path("cartpole.parquet")).episodes
+    half = episodes.decisions // 2
+    # A fair coin has one log-probability; the rule, obeyed 3 times in 5 and in half of the rest, has two.
+    values = sorted({round(float(value), 4) for value in episodes.logp})
+    assert values == [-1.6094, -0.6931, -0.2231]  # log 0.2, log 0.5, log 0.8
+    tossed = episodes.logp.round(4) == -0.6931
+    assert abs(int(tossed.sum()) - half) < half * 0.1

@@ -1,0 +1,133 @@
+"""Every command and every piece of code in the README, CONTRIBUTING and docs/ does what the page says."""
+
+import re
+import shutil
+import sys
+from pathlib import Path
+
+import pytest
+from config_tables import PAGE, written
+from snippets import Block, Runner, blocks_of, not_said
+
+from hone.train import recipes
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGES = ["README.md", "CONTRIBUTING.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
+
+NOT_RUN = {
+    "make demo": "minutes; the pipeline that it runs is run here with fewer steps",
+    "make test": "runs this very test",
+    "pip install torch==2.13.0": "installs",
+    "pip install -c constraints.txt -e .": "installs",
+}
+SMALLER = {
+    r"^steps = .*": "steps = 2",
+    r"^batch = .*": "batch = 8",
+    r"\bsize = \d{3,}": "size = 24",
+    r"\bprompts_per_step = \d+": "prompts_per_step = 4",
+    # The task's own scorer takes each worker process two seconds to import.
+    r'"reasoning_gym"': '"exact_match"',
+    r",? *full_marks_only = \w+": "",
+}
+"""What is cut in the pipeline of the main job, so that the README's own lines run it in seconds."""
+
+
+@pytest.fixture
+def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder with the examples in it, where a recipe file of a page is a recipe."""
+    shutil.copytree(ROOT / "examples", tmp_path / "examples", ignore=shutil.ignore_patterns("__pycache__"))
+    for path in (tmp_path / "examples" / "chain_sum").glob("*.toml"):
+        text = path.read_text(encoding="utf-8")
+        for pattern, smaller in SMALLER.items():
+            text = re.sub(pattern, smaller, text, flags=re.MULTILINE)
+        path.write_text(text, encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))  # child processes find this hone, installed or not
+    monkeypatch.setattr(recipes, "__path__", [*recipes.__path__, str(tmp_path / "src/hone/train/recipes")])
+    before = set(sys.modules)
+    yield tmp_path
+    for name in [name for name in set(sys.modules) - before if name.startswith(f"{recipes.__name__}.")]:
+        if str(tmp_path) in str(sys.modules[name].__file__):
+            del sys.modules[name]
+            delattr(recipes, name.rpartition(".")[2])
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_a_page_runs_from_top_to_bottom(page: str, workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    blocks = blocks_of(ROOT / page, page)
+    assert blocks, f"{page} shows nothing"
+    runner = Runner(allowed=NOT_RUN, capture=capsys, names={"__name__": "page"})
+    for block in blocks:
+        runner.run(block)
+
+
+def test_what_is_not_run_stands_on_a_page() -> None:
+    lines = "\n".join((ROOT / page).read_text(encoding="utf-8") for page in PAGES)
+    assert [command for command in NOT_RUN if command not in lines] == [], "strike these from NOT_RUN"
+
+
+def test_the_tables_of_the_config_are_those_of_the_classes() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    assert page == written(page), "run `python tests/docs/config_tables.py`"
+
+
+def test_links_lead_somewhere() -> None:
+    dead: list[str] = []
+    for page in PAGES:
+        text = (ROOT / page).read_text(encoding="utf-8")
+        for target in re.findall(r"\]\(([^)\s]+)\)", text):
+            file, _, anchor = target.partition("#")
+            if "://" in file:
+                continue
+            path = (ROOT / page).parent / file if file else ROOT / page
+            if not path.exists() or (anchor and anchor not in anchors_of(path)):
+                dead.append(f"{page}: {target}")
+    assert dead == []
+
+
+def anchors_of(path: Path) -> set[str]:
+    """The headings of a page as GitHub names them."""
+    headings = re.findall(r"^#+ (.*)$", path.read_text(encoding="utf-8"), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_the_worked_example_is_short() -> None:
+    block = next(block for block in blocks_of(ROOT / "CONTRIBUTING.md", "") if str(block.title).endswith("rloo.py"))
+    assert len(block.body.splitlines()) < 40
+
+
+def test_figures_are_filled_in_in_one_place_only() -> None:
+    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    around = text[: text.index("<!-- numbers -->")] + text[text.index("<!-- /numbers -->") :]
+    assert "to be measured" not in around
+
+
+# ---------------------------------------------------------------------------------------- the harness sees faults
+
+
+def block_of(language: str, body: str, *, exit_code: int = 0) -> Block:
+    return Block(page="page.md", line=1, language=language, title=None, exit_code=exit_code, body=body)
+
+
+@pytest.mark.parametrize(
+    "block",
+    [
+        block_of("python", "assert 1 == 2\n"),
+        block_of("console", "$ hone plan nothing.toml\n"),
+        block_of("console", "$ hone list recipes\nan algorithm that nobody has\n"),
+        block_of("console", "$ rm -rf everything\n"),
+        block_of("console", "hone list recipes\n"),
+        block_of("console", "$ hone list recipes\n", exit_code=2),
+        block_of("yaml", "a: b\n"),
+    ],
+)
+def test_a_block_that_is_wrong_fails(block: Block, workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises((AssertionError, pytest.fail.Exception)):
+        Runner(allowed=NOT_RUN, capture=capsys, names={}).run(block)
+
+
+def test_what_is_shown_must_be_said_in_order() -> None:
+    said = "step 1   reward  0.5\nfinished a: runs/a"
+    assert not_said(("step 1 ... 0.5", "finished a: ..."), said) is None
+    assert not_said(("finished a: ...", "step 1 reward 0.5"), said) == "step 1 reward 0.5"
+    assert not_said(("step 2 ...",), said) == "step 2 ..."

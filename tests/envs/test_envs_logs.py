@@ -1,0 +1,107 @@
+"""Logs on disk: what was written is read back, and what is wrong is said."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+import pytest
+from gymnasium import spaces
+
+from hone.core.episodes import Episodes
+from hone.core.errors import DataError
+from hone.core.ragged import offsets_of
+from hone.envs.logs import Log, describe, read_log, space_of, write_log
+from hone.envs.logs_minari import write_minari
+
+BOX = spaces.Box(-5, 5, (2,), np.float32)
+
+
+def log(*, box: bool, one_hot: bool = False) -> Log:
+    rng = np.random.default_rng(0)
+    lengths = np.array([3, 1, 4])
+    count, total = 3, 8
+    episodes = Episodes(
+        offsets=offsets_of(lengths),
+        seen=rng.integers(0, 6, total) if one_hot else rng.normal(size=(total, 2)).astype(np.float32),
+        chosen=rng.uniform(-1, 1, (total, 1)).astype(np.float32) if box else rng.integers(0, 3, total),
+        logp=rng.normal(size=total).astype(np.float32),
+        version=np.arange(total, dtype=np.int32),
+        reward=rng.normal(size=total).astype(np.float32),
+        group=np.array([7, 7, 9]),
+        terminated=np.array([False, True, False]),
+        truncated=np.array([False, False, True]),
+        final=rng.integers(0, 6, count) if one_hot else rng.normal(size=(count, 2)).astype(np.float32),
+        score=rng.normal(size=count),
+        status=np.zeros(count, np.uint8),
+    )
+    action = spaces.Box(-1, 1, (1,), np.float32) if box else spaces.Discrete(3)
+    return Log(episodes=episodes, observation_space=spaces.Discrete(6) if one_hot else BOX, action_space=action)
+
+
+def same(one: Episodes, other: Episodes, names: list[str]) -> None:
+    for name in names:
+        here, there = object.__getattribute__(one, name), object.__getattribute__(other, name)
+        np.testing.assert_array_equal(here, there, err_msg=name)
+        assert here.dtype == there.dtype, name
+
+
+ALL = list(Episodes.__dataclass_fields__)
+
+
+@pytest.mark.parametrize(("box", "one_hot"), [(False, False), (True, False), (False, True)])
+def test_parquet_gives_back_what_was_written(box: bool, one_hot: bool, tmp_path: Path) -> None:
+    written = log(box=box, one_hot=one_hot)
+    write_log(tmp_path / "log.parquet", written)
+    read = read_log(tmp_path / "log.parquet")
+    same(read.episodes, written.episodes, ALL)
+    assert read.observation_space == written.observation_space
+    assert read.action_space == written.action_space
+
+
+@pytest.mark.parametrize("box", [False, True])
+def test_minari_gives_back_what_was_written(box: bool, tmp_path: Path) -> None:
+    pytest.importorskip("h5py")
+    written = log(box=box)
+    write_minari(tmp_path, written.episodes, describe(written.observation_space), describe(written.action_space))
+    for place in (tmp_path, tmp_path / "data", tmp_path / "data" / "main_data.hdf5"):
+        read = read_log(place)
+        same(
+            read.episodes, written.episodes, ["offsets", "seen", "chosen", "reward", "terminated", "truncated", "final"]
+        )
+        assert np.isnan(read.episodes.logp).all()
+        assert read.action_space == written.action_space
+
+
+def test_infinite_bounds_survive_the_text() -> None:
+    space = spaces.Box(np.array([-np.inf, 0], np.float32), np.array([np.inf, 1], np.float32))
+    assert space_of(json.loads(json.dumps(describe(space))), Path("x")) == space
+
+
+def test_faults_name_the_file_and_the_row(tmp_path: Path) -> None:
+    path = tmp_path / "log.parquet"
+    with pytest.raises(DataError, match=r"log.parquet: there is no such file"):
+        read_log(path)
+    path.write_bytes(b"PAR1 torn")
+    with pytest.raises(DataError, match="not a whole parquet file"):
+        read_log(path)
+    pq.write_table(pa.table({"episode": [0], "reward": [1.0]}), path)
+    with pytest.raises(DataError, match="no column group, version, observation"):
+        read_log(path)
+    written = log(box=True)
+    written.episodes.chosen[5] = 3.0
+    written.episodes.reward[2] = np.nan
+    write_log(path, written)
+    with pytest.raises(DataError) as caught:
+        read_log(path)
+    assert "1 rows with reward not finite; the first is row 2" in caught.value.messages[0]
+    assert "1 actions outside" in caught.value.messages[1]
+    assert "[3.0] in row 5" in caught.value.messages[1]
+    table = pq.read_table(path)
+    pq.write_table(table.set_column(table.column_names.index("final"), "final", pa.nulls(8, table["final"].type)), path)
+    with pytest.raises(DataError, match="row 2 is the last of its episode and has no `final`"):
+        read_log(path)
+    pq.write_table(table.replace_schema_metadata({}), path)
+    with pytest.raises(DataError, match="no spaces"):
+        read_log(path)

@@ -1,0 +1,253 @@
+"""Recipes for control: a resumed run is the uninterrupted one, bitwise; each learns; faults come before training."""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from hone.core.credit import Credits, Metrics
+from hone.core.episodes import Episodes, concatenate
+from hone.core.errors import ConfigError, DataError
+from hone.core.state import substate
+from hone.envs.gym import GymConfig, open_world
+from hone.envs.logs import Log, write_log
+from hone.models.control import load_policy
+from hone.models.mlp import MlpConfig
+from hone.store.codec import read_state, write_state
+from hone.train.control import JudgeConfig, NetworkActor
+from hone.train.job import Entry, Job
+from hone.train.loop import train
+from hone.train.optimize import LearnerConfig
+from hone.train.recipes import bc, cql, ppo, sac, thompson
+
+SMALL = MlpConfig(hidden=[16])
+CARTPOLE = GymConfig(id="CartPole-v1", num_envs=4)
+JUDGE = JudgeConfig(episodes=3)
+
+
+def logged(folder: Path, name: str) -> str:
+    """A short log of a fresh policy."""
+    config = GymConfig(id=name, num_envs=2, clip_actions=False)
+    path = folder / f"{name}.parquet"
+    if name == "CartPole-v1":
+        job = ppo.build(ppo.PpoConfig(recipe="ppo", name="x", steps=1, env=config, network=SMALL, rollout_steps=40))
+    else:
+        job = sac.build(sac.SacConfig(recipe="sac", name="x", steps=1, env=config, network=SMALL))
+    world = open_world(config, steps=150, seed=5)
+    actor = NetworkActor(job.recipe.learner.policy.acting())
+    episodes = concatenate([world.rollout(actor) for _ in range(2)])
+    space = world.envs
+    write_log(
+        path,
+        Log(
+            episodes=episodes,
+            observation_space=space.single_observation_space,
+            action_space=space.single_action_space,
+        ),
+    )
+    return str(path)
+
+
+def make_ppo(folder: Path, steps: int) -> Job[Any]:
+    learner = LearnerConfig(lr=1e-3, epochs=2, minibatches=3, decay="linear", warmup_steps=2)
+    return ppo.build(
+        ppo.PpoConfig(
+            recipe="ppo", name="x", seed=3, steps=steps, env=CARTPOLE, rollout_steps=21, network=SMALL,
+            learner=learner, judge=JUDGE, algorithm=ppo.PpoAlgorithm(entropy_weight=0.01),
+        )
+    )  # fmt: skip
+
+
+def make_ppo_box(folder: Path, steps: int) -> Job[Any]:
+    env = GymConfig(id="Pendulum-v1", num_envs=3, clip_actions=True)
+    learner = LearnerConfig(lr=1e-3, epochs=2)
+    return ppo.build(
+        ppo.PpoConfig(
+            recipe="ppo", name="x", seed=3, steps=steps, env=env, rollout_steps=90, network=SMALL, learner=learner,
+            judge=JUDGE,
+        )
+    )  # fmt: skip
+
+
+def make_sac(folder: Path, steps: int) -> Job[Any]:
+    return sac.build(
+        sac.SacConfig(
+            recipe="sac", name="x", seed=3, steps=steps, env=GymConfig(id="Pendulum-v1", num_envs=2), network=SMALL,
+            learner=LearnerConfig(lr=1e-3, minibatches=2, max_grad_norm=None), judge=JUDGE,
+            replay=sac.ReplayConfig(batch=16, memory=70, warmup=30),
+        )
+    )  # fmt: skip
+
+
+def make_cql(folder: Path, steps: int) -> Job[Any]:
+    return cql.build(
+        cql.CqlConfig(
+            recipe="cql", name="x", seed=3, steps=steps, log=logged(folder, "CartPole-v1"), env=CARTPOLE,
+            network=SMALL, batch=32, judge=JUDGE,
+        )
+    )  # fmt: skip
+
+
+def make_cql_box(folder: Path, steps: int) -> Job[Any]:
+    return cql.build(
+        cql.CqlConfig(
+            recipe="cql", name="x", seed=3, steps=steps, log=logged(folder, "Pendulum-v1"),
+            env=GymConfig(id="Pendulum-v1"), network=SMALL, batch=32, judge=JUDGE,
+            algorithm=cql.CqlAlgorithm(samples=3),
+        )
+    )  # fmt: skip
+
+
+def make_bc(folder: Path, steps: int) -> Job[Any]:
+    return bc.build(
+        bc.BcConfig(
+            recipe="bc", name="x", seed=3, steps=steps, log=logged(folder, "CartPole-v1"), network=SMALL, batch=32
+        )
+    )
+
+
+def make_thompson(folder: Path, steps: int) -> Job[Any]:
+    config = {"recipe": "thompson", "name": "x", "seed": 3, "steps": steps, "pulls": 3}
+    arms, model = {"kind": "linear", "arms": 3, "features": 2}, {"kind": "linear"}
+    return thompson.build(thompson.ThompsonConfig.model_validate({**config, "arms": arms, "model": model}))
+
+
+MAKERS = [make_ppo, make_ppo_box, make_sac, make_cql, make_cql_box, make_bc, make_thompson]
+
+
+class Diary:
+    """Everything that a step produced."""
+
+    def __init__(self) -> None:
+        self.lines: list[tuple[Any, ...]] = []
+
+    def __call__(self, step: int, episodes: Episodes, credits: Credits, metrics: Metrics) -> None:
+        columns = (episodes.observations, episodes.chosen, episodes.version, episodes.reward, episodes.score)
+        self.lines.append((step, *(column.tobytes() for column in columns), credits.advantage.tobytes(), metrics))
+
+
+@pytest.mark.parametrize("make", MAKERS, ids=[make.__name__.removeprefix("make_") for make in MAKERS])
+def test_a_resumed_run_is_the_uninterrupted_one(make: Callable[[Path, int], Job[Any]], tmp_path: Path) -> None:
+    steps = 8
+    straight, whole = make(tmp_path, steps), Diary()
+    train(straight.recipe, steps=steps, report=whole)
+
+    first, begun = make(tmp_path, steps), Diary()
+    train(first.recipe, steps=5, report=begun)
+    (tmp_path / "state").mkdir()
+    (tmp_path / "policy").mkdir()
+    write_state(tmp_path / "state", {"source": first.recipe.source.state(), "learner": first.recipe.learner.state()})
+    first.save_policy(tmp_path / "policy")
+
+    second = make(tmp_path, steps)
+    state = read_state(tmp_path / "state")
+    second.load_policy(tmp_path / "policy")
+    second.recipe.learner.restore(substate(state, "learner"))
+    second.recipe.source.restore(substate(state, "source"))
+    train(second.recipe, steps=steps, report=begun, first=6)
+
+    assert begun.lines == whole.lines
+    straight.save_policy(tmp_path / "one")
+    second.save_policy(tmp_path / "two")
+    for file in (tmp_path / "one").iterdir():
+        assert file.read_bytes() == (tmp_path / "two" / file.name).read_bytes(), file.name
+    if straight.judge is not None and second.judge is not None:
+        assert straight.judge().metrics == second.judge().metrics
+    for job in (straight, first, second):
+        job.close()
+
+
+@pytest.mark.parametrize("make", MAKERS[:3], ids=["ppo", "ppo_box", "sac"])
+def test_a_fresh_policy_explores(make: Callable[[Path, int], Job[Any]], tmp_path: Path) -> None:
+    job = make(tmp_path, 1)
+    episodes = job.recipe.source.collect()
+    assert len(np.unique(episodes.observations, axis=0)) > 3
+    assert episodes.chosen.std() > 0
+
+
+def test_recorded_log_probabilities_are_the_learners(tmp_path: Path) -> None:
+    """So the first ratio of PPO is 1."""
+    for make in (make_ppo, make_ppo_box):
+        job = make(tmp_path, 1)
+        job.recipe.source.publish(job.recipe.learner.policy)
+        episodes = job.recipe.source.collect()
+        policy = job.recipe.learner.policy
+        with torch.no_grad():
+            now, _ = policy.judge(torch.from_numpy(episodes.observations), torch.from_numpy(episodes.chosen))
+        np.testing.assert_allclose(now.numpy(), episodes.logp, atol=1e-5)
+        assert (episodes.version == 0).all()
+
+
+def test_shipped_policies_play_without_the_recipe(tmp_path: Path) -> None:
+    job = make_ppo(tmp_path, 1)
+    job.save_policy(tmp_path / "policy")
+    policy = load_policy(tmp_path / "policy")
+    assert policy.acting().best(np.zeros((2, 4), np.float32)).shape == (2,)
+
+
+@pytest.mark.parametrize("entry", [ppo.ENTRY, sac.ENTRY, cql.ENTRY, bc.ENTRY, thompson.ENTRY])
+def test_entries_derive_without_work(entry: Entry, tmp_path: Path) -> None:
+    settings: dict[str, Any] = {"recipe": "x", "name": "x", "steps": 10}
+    if "log" in entry.config.model_fields:
+        settings["log"] = str(tmp_path / "missing.parquet")
+    elif "env" in entry.config.model_fields:
+        settings["env"] = {"id": "Pendulum-v1", "clip_actions": True}
+    else:
+        settings["arms"] = {"kind": "bernoulli", "rates": [0.1, 0.9]}
+    config = entry.config.model_validate(settings)
+    assert all(isinstance(value, str) for value in entry.derive(config).values())
+    if "log" in entry.config.model_fields:
+        with pytest.raises(DataError, match=r"missing.parquet: there is no such file"):
+            entry.check(config)
+    else:
+        assert list(entry.check(config)) == []
+
+
+def test_ppo_on_a_box_asks_for_clipping() -> None:
+    config = ppo.PpoConfig(recipe="ppo", name="x", steps=1, env=GymConfig(id="Pendulum-v1"))
+    for door in (ppo.check, ppo.build):
+        with pytest.raises(ConfigError, match=r"env.clip_actions = false"):
+            door(config)
+
+
+def test_sac_needs_a_box() -> None:
+    config = sac.SacConfig(recipe="sac", name="x", steps=1, env=CARTPOLE)
+    with pytest.raises(ConfigError, match="box of actions"):
+        sac.build(config)
+
+
+def test_a_bandit_refuses_a_belief_that_does_not_fit() -> None:
+    config = thompson.ThompsonConfig.model_validate(
+        {"recipe": "x", "name": "x", "steps": 1, "arms": {"kind": "linear"}, "model": {"kind": "beta"}}
+    )
+    with pytest.raises(ConfigError, match='use "linear"'):
+        thompson.check(config)
+
+
+def test_ppo_learns_cartpole() -> None:
+    """A fifth of the budget of the benchmark: well above the 22 of a random policy."""
+    learner = LearnerConfig(lr=2e-3, decay="linear", epochs=10, minibatches=2, max_grad_norm=0.5)
+    job = ppo.build(
+        ppo.PpoConfig(
+            recipe="ppo", name="x", steps=60, env=GymConfig(id="CartPole-v1", num_envs=8), learner=learner,
+            network=MlpConfig(hidden=[32, 32]),
+        )
+    )  # fmt: skip
+    train(job.recipe, steps=60, report=Diary())
+    assert job.judge is not None
+    assert job.judge().metrics["eval/score"] > 100
+
+
+def test_cloning_recovers_the_logged_choice(tmp_path: Path) -> None:
+    job = make_bc(tmp_path, 300)
+    diary = Diary()
+    episodes = job.recipe.source.collect()
+    episodes.chosen[:] = 0
+    before = job.recipe.learner.update(episodes, Credits(advantage=episodes.reward))
+    for _ in range(200):
+        after = job.recipe.learner.update(episodes, Credits(advantage=episodes.reward))
+    assert after["policy/nll_nats"] < 0.3 * before["policy/nll_nats"]
+    assert not diary.lines
