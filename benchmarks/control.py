@@ -1,12 +1,12 @@
 """Control: what the recipes reach, and how fast PPO is beside Stable-Baselines3.
 
     python benchmarks/control.py            five seeds, about half an hour on two cores
-    python benchmarks/control.py --quick    one seed and short runs, under a minute: shows that it works, decides nothing
+    python benchmarks/control.py --quick    one seed and short runs, under a minute: decides nothing
 
 Measures PPO, SAC, CQL and Thompson sampling with their default settings. Each row is the interquartile mean over seeds
 with a 95% bootstrap interval over seeds. Speeds are steps of the world per second of the process's own CPU time, the
-best of interleaved repetitions, so that other work on the machine disturbs both alike; the first turn (imports, warm-up)
-is left out on both sides. The peer runs in an environment of its own, `benchmarks/.peers/sb3`, made on the first run.
+best of interleaved repetitions, so that other work on the machine disturbs both alike; the first turn is left out.
+The peer runs in an environment of its own, `benchmarks/.peers/sb3`, made on the first run.
 Ends with one JSON line per row, and rewrites its table in `benchmarks/RESULTS.md`.
 """
 
@@ -22,7 +22,7 @@ import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -34,7 +34,7 @@ from hone.core.episodes import Episodes, concatenate
 from hone.core.random import generator
 from hone.envs.gym import GymConfig, open_world
 from hone.envs.logs import Log, write_log
-from hone.models.control import ActorCritic
+from hone.models.control import ActorCritic, Policy
 from hone.train.control import NetworkActor, judged
 from hone.train.job import Job
 from hone.train.loop import train
@@ -46,6 +46,7 @@ PEER = HERE / ".peers" / "sb3"
 PEER_VERSIONS = ["torch==2.13.0", "stable-baselines3==2.9.*", "gymnasium==1.4.0"]
 CARTPOLE = "CartPole-v1"
 JUDGED = 100
+P = TypeVar("P")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,17 +84,17 @@ def interval(values: list[float]) -> tuple[float, float, float]:
 # ------------------------------------------------------------------------------------------------ runs
 
 
-def silent(*_: Any) -> None:
+def silent(*_: object) -> None:
     """A report that says nothing."""
 
 
-def run(job: Job[Any], steps: int, report: Callable[..., None] = silent) -> Any:
+def run(job: Job[P], steps: int, report: Callable[..., None] = silent) -> P:
     policy = train(job.recipe, steps=steps, report=report)
     job.close()
     return policy
 
 
-def score(policy: Any, name: str, seed: int) -> float:
+def score(policy: Policy, name: str, seed: int) -> float:
     """Mean return of the policy's mode over fresh episodes."""
     return float(judged(policy, GymConfig(id=name), episodes=JUDGED, seed=10_000 + seed).mean())
 
@@ -110,7 +111,7 @@ def ppo_cartpole(seed: int, *, quick: bool) -> float:
 
 
 def sac_pendulum(seed: int, *, quick: bool) -> float:
-    steps = 1000 if quick else 20_000 - sac.ReplayConfig().warmup
+    steps = 500 if quick else 20_000 - sac.ReplayConfig().warmup
     config = sac.SacConfig(recipe="sac", name="bench", seed=seed, steps=steps, env=GymConfig(id="Pendulum-v1"))
     return score(run(sac.build(config), steps), "Pendulum-v1", seed)
 
@@ -123,7 +124,11 @@ def thompson_arms(seed: int, *, quick: bool) -> float:
         {"recipe": "t", "name": "bench", "seed": seed, "steps": 2000, "arms": {"kind": "bernoulli", "rates": rates}}
     )
     gained: list[float] = []
-    run(thompson.build(config), 2000, lambda step, episodes, *_: gained.append(rates[int(episodes.chosen[0])]))
+
+    def report(_: int, episodes: Episodes, *__: object) -> None:
+        gained.append(rates[int(episodes.chosen[0])])
+
+    run(thompson.build(config), 2000, report)
     return float(np.mean(gained[-500:])) / max(rates)
 
 
@@ -136,7 +141,7 @@ def half_trained(seed: int) -> ActorCritic:
     job = ppo.build(ppo_config(seed, 390))
     lately: list[float] = []
 
-    def report(*_: Any) -> None:
+    def report(*_: object) -> None:
         lately.append(job.recipe.source.metrics().get("reward/mean", 0.0))
         if np.mean(lately[-5:]) > 250:
             raise HalfTrained
@@ -205,7 +210,7 @@ def hone_speed(turns: int) -> float:
     config = ppo_config(0, turns + 1, envs=SPEED["envs"], minibatches=SPEED["minibatches"], epochs=SPEED["epochs"])
     marks, decisions = [0.0], [0]
 
-    def report(step: int, episodes: Episodes, *_: Any) -> None:
+    def report(_: int, episodes: Episodes, *__: object) -> None:
         marks.append(time.process_time())
         decisions.append(episodes.decisions)
 
@@ -224,7 +229,7 @@ def peer_speed(turns: int) -> float:
 
 
 def require_peer() -> None:
-    """Make the peer's environment, torch first, so that the release without CUDA libraries is kept where there is one."""
+    """Make the peer's environment; torch first, in the very release that hone is measured with."""
     if (PEER / ".installed").exists():
         return
     subprocess.run([sys.executable, "-m", "venv", str(PEER)], check=True)
@@ -247,7 +252,7 @@ def speed_row(*, quick: bool) -> Row:
         peer_value=there,
         ratio=here / there,
         bar=">= 3 x peer",
-        met=here >= 3 * there,
+        met=None if quick else here >= 3 * there,
     )
 
 
@@ -301,6 +306,10 @@ def measure(*, quick: bool) -> list[Row]:
     return rows
 
 
+def shown(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
 def table(rows: list[Row], *, quick: bool) -> str:
     lines = [
         f"{platform.machine()}, {os.cpu_count()} cores, one thread; Python {platform.python_version()}, "
@@ -311,11 +320,11 @@ def table(rows: list[Row], *, quick: bool) -> str:
         "|---|---|---|---|---|---|---|---|",
     ]
     for row in rows:
-        bounds = "" if row.low is None or row.high is None else f"{row.low:,.3g} .. {row.high:,.3g}"
-        peer = "" if row.peer_value is None else f"{row.peer}: {row.peer_value:,.4g}"
+        bounds = "" if row.low is None or row.high is None else f"{shown(row.low)} .. {shown(row.high)}"
+        peer = "" if row.peer_value is None else f"{row.peer}: {shown(row.peer_value)}"
         ratio = "" if row.ratio is None else f"{row.ratio:.2f}"
         met = "" if row.met is None else "yes" if row.met else "no"
-        figures = f"{row.value:,.4g} {row.unit} | {bounds} | {row.seeds} | {peer} | {ratio} | {row.bar or ''} | {met}"
+        figures = f"{shown(row.value)} {row.unit} | {bounds} | {row.seeds} | {peer} | {ratio} | {row.bar or ''} | {met}"
         lines.append(f"| {row.row} | {figures} |")
     return "\n".join(lines)
 

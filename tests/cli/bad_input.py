@@ -226,6 +226,17 @@ def nan_weights() -> None:
     save_file(tensors, file, metadata={"format": "pt"})
 
 
+def surplus_rows() -> None:
+    """The model has 29 rows more than the tokenizer has tokens."""
+    file = Path("model/model.safetensors")
+    tensors = load_file(file)
+    for name in ("model.embed_tokens.weight", "lm_head.weight"):
+        if name in tensors:
+            tensors[name] = torch.cat((tensors[name], torch.ones(29, tensors[name].shape[1])))
+    save_file(tensors, file, metadata={"format": "pt"})
+    edit("config.json", lambda content: content.update(vocab_size=content["vocab_size"] + 29))
+
+
 def without(name: str) -> None:
     (Path("model") / name).unlink()
 

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from pydantic import Field, model_validator
 
+import hone.train.pipeline
 import hone.train.run
 from hone.cli import training
 from hone.cli.commands import COMMANDS
@@ -46,7 +47,7 @@ def derive(config: Any) -> Mapping[str, str]:
     return {"answers per step": str(config.samples)}
 
 
-TOY = Entry(summary="a toy", source="nobody, 2026", config=Toy, build=lambda config: config, derive=derive)
+TOY = Entry(summary="a toy", source="nobody, 2026", config=Toy, build=lambda config: config, check=lambda config: [], derive=derive)
 GOOD = 'recipe = "toy"\nsteps = 3\n'
 
 
@@ -63,14 +64,16 @@ def somewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def orders(monkeypatch: pytest.MonkeyPatch) -> list[Order]:
     asked: list[Order] = []
 
-    def run(order: Order, *, progress: Any) -> Any:
+    def run(order: Order, *, progress: Any, clock: Any = None) -> Any:
         asked.append(order)
         progress.start(3, "toy")
         progress.update(3, {"reward/mean": 0.5})
         progress.close()
-        return SimpleNamespace(path=order.root / order.config.name, report_path=Path("report.html"))
+        name = order.config.name
+        return SimpleNamespace(name=name, path=order.root / name, report_path=Path("report.html"))
 
     monkeypatch.setattr(hone.train.run, "run", run)
+    monkeypatch.setattr(hone.train.pipeline, "run", run)
     return asked
 
 
@@ -188,7 +191,7 @@ def test_stages_are_runs_in_their_order(somewhere: Path, orders: list[Order]) ->
         '[[stage]]\nrecipe = "toy"\nsteps = 1\n[[stage]]\nrecipe = "toy"\nname = "b"\nsteps = 2\n'
     )
     assert main(["train", "p.toml", "stage.1.lr=0.5"]) == 0
-    assert [(order.config.name, order.config.steps) for order in orders] == [("p-toy", 1), ("b", 2)]
+    assert [(order.config.name, order.config.steps) for order in orders] == [("toy", 1), ("b", 2)]
     assert orders[1].settings["lr"].value == 0.5
 
 

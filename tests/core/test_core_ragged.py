@@ -25,9 +25,7 @@ def test_offsets_and_owners_are_those_of_a_loop(lengths: list[int]) -> None:
 def test_ranges_are_those_of_a_loop(pairs: list[tuple[int, int]]) -> None:
     starts = np.array([start for start, _ in pairs], dtype=np.int64)
     lengths = np.array([length for _, length in pairs], dtype=np.int64)
-    assert ranges(starts, lengths).tolist() == [
-        start + step for start, length in pairs for step in range(length)
-    ]
+    assert ranges(starts, lengths).tolist() == [start + step for start, length in pairs for step in range(length)]
 
 
 @given(st.lists(st.lists(st.floats(-10, 10), max_size=4), max_size=6))

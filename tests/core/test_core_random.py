@@ -12,9 +12,13 @@ ids = st.lists(st.one_of(st.integers(0, 999), st.text(max_size=4)), max_size=3).
 
 def test_values_are_frozen() -> None:
     """What these give today they must give for ever: a change would change every run that was ever started."""
-    assert key(0, "sample") == 0xb8b2ec0a6b60e9acebf1594b51be1678
-    assert key(7, "token", "prompt#3", 2) == 0x3f97a6864cbc3d1cb3c1c064b44460f1
-    assert uniforms(7, "token", "prompt#3", 2, count=3).tolist() == [0.515387932951493, 0.6582226848996328, 0.9747019616932555]
+    assert key(0, "sample") == 0xB8B2EC0A6B60E9ACEBF1594B51BE1678
+    assert key(7, "token", "prompt#3", 2) == 0x3F97A6864CBC3D1CB3C1C064B44460F1
+    assert uniforms(7, "token", "prompt#3", 2, count=3).tolist() == [
+        0.515387932951493,
+        0.6582226848996328,
+        0.9747019616932555,
+    ]
     assert permutation(1, "logged", 0, count=8).tolist() == [4, 5, 0, 3, 2, 6, 7, 1]
 
 
@@ -51,7 +55,7 @@ def test_a_permutation_holds_every_row_once(count: int, epoch: int) -> None:
 
 
 def test_streams_look_uniform_and_unrelated() -> None:
-    """4,000 draws each from 20 streams: means, and correlations between neighbouring streams, within 5 standard errors."""
+    """4,000 draws each from 20 streams: means, and correlations of neighbouring streams, within 5 standard errors."""
     draws = np.stack([uniforms(0, "token", "prompt", sample, count=4000) for sample in range(20)])
     centred = draws - 0.5
     assert np.abs(centred.mean(axis=1)).max() < 5 * np.sqrt(1 / 12 / 4000)

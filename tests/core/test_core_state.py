@@ -78,11 +78,13 @@ def test_all_checks_run_before_anything_is_raised() -> None:
         return 3
 
     with pytest.raises(DataError) as caught:
-        all_at_once({
-            "a": lambda: fails(DataError("a is bad", "and long")),
-            "b": lambda: fails(ConfigError("b is bad", "a is bad")),
-            "c": passes,
-        })
+        all_at_once(
+            {
+                "a": lambda: fails(DataError("a is bad", "and long")),
+                "b": lambda: fails(ConfigError("b is bad", "a is bad")),
+                "c": passes,
+            }
+        )
     assert ran == ["last"]
     assert caught.value.messages == ("a is bad", "and long", "b is bad"), "each said once, in order"
     assert all_at_once({"c": passes, "d": lambda: 5}) == {"c": 3, "d": 5}
@@ -111,7 +113,8 @@ class Sample(Config):
 
 
 @pytest.mark.parametrize(
-    "values", [{"rate": "0.5"}, {"rate": float("nan")}, {"rate": float("inf")}, {"rate": 0}, {"count": 1.0}, {"cuont": 1}]
+    "values",
+    [{"rate": "0.5"}, {"rate": float("nan")}, {"rate": float("inf")}, {"rate": 0}, {"count": 1.0}, {"cuont": 1}],
 )
 def test_configs_refuse_what_was_not_meant(values: dict[str, object]) -> None:
     with pytest.raises(ValidationError):

@@ -1,5 +1,6 @@
 """Group-relative credit: values worked out by hand, a slow version, and what must not change it."""
 
+import itertools
 import math
 import statistics
 
@@ -189,18 +190,13 @@ def test_leave_one_out_is_the_score_minus_that_of_the_others(scores: list[int]) 
 
 @pytest.mark.parametrize("rates", [(0.2, 0.5), (0.9, 0.05)])
 def test_leave_one_out_is_unbiased_by_enumeration(rates: tuple[float, float]) -> None:
-    """A policy over two answers that are right with `rates`: E[A grad log pi] = grad E[R], over all outcomes of K = 2."""
+    """Two answers that are right with `rates`, K = 2: E[A grad log pi] = grad E[R], over all choices and outcomes."""
     p = 0.3  # pi(first answer); theta = logit p, d log pi(first) = 1 - p, d log pi(second) = -p
-    grad_log = (1 - p, -p)
     total = 0.0
-    for first in (0, 1):
-        for second in (0, 1):
-            for outcomes in ((0, 0), (0, 1), (1, 0), (1, 1)):
-                chance = 1.0
-                for choice, outcome in zip((first, second), outcomes, strict=True):
-                    chance *= (p, 1 - p)[choice] * (rates[choice] if outcome else 1 - rates[choice])
-                found = leave_one_out(answers([float(one) for one in outcomes], [0, 0]), NO_VALUES).advantage
-                total += chance * sum(
-                    float(a) * grad_log[choice] for a, choice in zip(found, (first, second), strict=True)
-                ) / 2
+    for first, second, one, other in itertools.product((0, 1), repeat=4):
+        chance, slopes = 1.0, [(1 - p, -p)[choice] for choice in (first, second)]
+        for choice, right in ((first, one), (second, other)):
+            chance *= (p, 1 - p)[choice] * (rates[choice] if right else 1 - rates[choice])
+        found = leave_one_out(answers([float(one), float(other)], [0, 0]), NO_VALUES).advantage
+        total += chance * float(found @ np.array(slopes)) / 2
     assert total == pytest.approx(p * (1 - p) * (rates[0] - rates[1]), abs=1e-7)

@@ -15,7 +15,12 @@ from hone.estimators.means import bootstrap_mean, mean_interval, paired, sign_te
 @pytest.mark.parametrize(
     ("successes", "n", "low", "high"),
     [
-        (81, 263, 0.2553, 0.3662),  # Newcombe, "Two-sided confidence intervals for the single proportion", 1998, table I
+        (
+            81,
+            263,
+            0.2553,
+            0.3662,
+        ),  # Newcombe, "Two-sided confidence intervals for the single proportion", 1998, table I
         (15, 148, 0.0624, 0.1605),
         (0, 20, 0.0, 0.1611),
         (1, 29, 0.0061, 0.1718),
@@ -58,7 +63,11 @@ def test_wilson_covers_at_n_20_by_enumeration() -> None:
     intervals = [wilson(k, 20) for k in range(21)]
     truths = np.linspace(0.005, 0.995, 199)
     coverage = [
-        sum(math.comb(20, k) * p**k * (1 - p) ** (20 - k) for k in range(21) if intervals[k].low <= p <= intervals[k].high)
+        sum(
+            math.comb(20, k) * p**k * (1 - p) ** (20 - k)
+            for k in range(21)
+            if intervals[k].low <= p <= intervals[k].high
+        )
         for p in truths
     ]
     assert 0.945 < float(np.mean(coverage)) < 0.965

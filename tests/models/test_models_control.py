@@ -57,7 +57,7 @@ def seen_by(policy: Policy, count: int = 64) -> np.ndarray:
 
 def torch_logp(policy: Policy, seen: np.ndarray, chosen: np.ndarray) -> torch.Tensor:
     assert isinstance(policy, ActorCritic)
-    return policy.judge(torch.from_numpy(seen), torch.from_numpy(chosen))[0]
+    return policy.judge(torch.from_numpy(seen), torch.from_numpy(chosen)).logp
 
 
 @pytest.mark.parametrize("number", range(3))
@@ -165,7 +165,7 @@ def test_damaged_folders_are_told(tmp_path: Path) -> None:
         load_policy(tmp_path)
     save_policy(policy, tmp_path)
     other = ActorCritic(Spaces(inputs=BOX, actions=CHOICES), MlpConfig(hidden=[16, 9]), seed=0)
-    with pytest.raises(DataError, match=r"actor.layers.1.weight has shape \[8, 16\], the policy's is \[9, 16\]"):
+    with pytest.raises(DataError, match=r"towers.weights.1 has shape \[2, 16, 8\], the policy's is \[2, 16, 9\]"):
         load_weights(other, tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"torn")
     with pytest.raises(DataError, match="cannot read the weights"):

@@ -176,8 +176,8 @@ def test_recorded_log_probabilities_are_the_learners(tmp_path: Path) -> None:
         episodes = job.recipe.source.collect()
         policy = job.recipe.learner.policy
         with torch.no_grad():
-            now, _ = policy.judge(torch.from_numpy(episodes.observations), torch.from_numpy(episodes.chosen))
-        np.testing.assert_allclose(now.numpy(), episodes.logp, atol=1e-5)
+            now = policy.judge(torch.from_numpy(episodes.observations), torch.from_numpy(episodes.chosen))
+        np.testing.assert_allclose(now.logp.numpy(), episodes.logp, atol=1e-5)
         assert (episodes.version == 0).all()
 
 

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -115,7 +116,9 @@ def test_the_second_stage_starts_where_the_first_one_ended(done: Path) -> None:
 
 
 def test_once_more_is_refused_and_resumed_is_passed_over(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    before = {stage: files_of(place / "runs" / "both" / stage, step) for stage, step in (("imitate", 6), ("improve", 4))}
+    before = {
+        stage: files_of(place / "runs" / "both" / stage, step) for stage, step in (("imitate", 6), ("improve", 4))
+    }
     assert hone("train", "both.toml") == 2
     assert "--resume goes on with it" in capsys.readouterr().err
     assert hone("train", "both.toml", "--resume") == 0
@@ -195,15 +198,42 @@ def test_the_commands_judge_and_hear_it(
     assert len(sample(end_of(done), count=5)) == 5
 
 
+def test_shared_lists_come_whole_and_give_way_whole(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The second stage brings its own list of judges; the first one gets the shared one, with the line it stands in."""
+    own = """
+[stage.evaluation.rewards]
+[[stage.evaluation.rewards.functions]]
+use = "rewards.py:close"
+"""
+    (place / "both.toml").write_text(PIPELINE + own, encoding="utf-8")
+    assert hone("plan", "both.toml") == 0
+    shared, mine = (
+        line.split() for line in capsys.readouterr().out.splitlines() if line.startswith("evaluation.rewards.functions")
+    )
+    number = PIPELINE.splitlines().index('use = "rewards.py:right"') + 1
+    assert shared == ["evaluation.rewards.functions.0.use", '"rewards.py:right"', f"both.toml:{number}"]
+    assert mine[1] == '"rewards.py:close"'
+
+
+def test_a_policy_that_was_shipped_elsewhere_answers(done: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A folder right under the root of the temporary files belongs to no run."""
+    with tempfile.TemporaryDirectory(dir="/tmp") as elsewhere:
+        shutil.copytree(end_of(done) / "policy", elsewhere, dirs_exist_ok=True)
+        assert hone("sample", elsewhere, "--prompt", "1+1=", "--count", "2") == 0
+        assert hone("eval", elsewhere) == 2
+    assert "belongs to no run" in capsys.readouterr().err
+
+
 def test_the_python_door_does_what_the_command_does(done: Path, place: Path) -> None:
     outcome = train("both.toml", ['name="again"'])
     assert outcome.folder == Path("runs") / "again"
     assert [one.stage for one in outcome.evaluations] == ["imitate", "improve"]
     assert len(outcome.comparisons) == 1
     assert len(outcome.side_by_side) == 9
-    assert files_of(place / "runs" / "again" / "improve", 4).keys() == files_of(
-        done / "runs" / "both" / "improve", 4
-    ).keys()
+    assert (
+        files_of(place / "runs" / "again" / "improve", 4).keys()
+        == files_of(done / "runs" / "both" / "improve", 4).keys()
+    )
     name = "policy/model.safetensors"
     assert (
         files_of(place / "runs" / "again" / "improve", 4)[name] == files_of(done / "runs" / "both" / "improve", 4)[name]

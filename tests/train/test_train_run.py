@@ -120,9 +120,7 @@ def test_figures_over_several_steps_survive_a_stop_between_lines(place: Path) ->
     assert differences(place / "cut" / "tiny", place / "whole" / "tiny", step=STEPS) == []
 
 
-@pytest.mark.parametrize(
-    ("recipe", "number", "code"), [("grpo", signal.SIGINT, 130), ("sft", signal.SIGTERM, 143)]
-)
+@pytest.mark.parametrize(("recipe", "number", "code"), [("grpo", signal.SIGINT, 130), ("sft", signal.SIGTERM, 143)])
 def test_a_signal_saves_and_the_rest_follows(place: Path, recipe: str, number: signal.Signals, code: int) -> None:
     """The whole process group gets it, as from a terminal, at a random moment of a random step."""
     arguments = ("train", f"{recipe}.toml", "steps=30", "run.checkpoint_every=50", "run.samples_every=0")
@@ -215,6 +213,19 @@ def test_a_finished_run_resumed_stays_as_it_is(straight: Path, place: Path) -> N
     assert differences(run, straight / "sft" / "tiny", step=STEPS) == []
 
 
+def test_other_data_or_settings_are_no_resume(straight: Path, place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = place / "runs" / "tiny"
+    shutil.copytree(straight / "sft" / "tiny", run)
+    before = (run / "metrics.jsonl").read_bytes(), (run / "config.json").read_bytes()
+    assert hone("train", "sft.toml", "--resume", "run.keep_last=9", "learner.lr=2e-3", "steps=9") == 2
+    assert "learner.lr: 0.01 -> 0.002" in capsys.readouterr().err
+    with (place / "sums.jsonl").open("a", encoding="utf-8") as file:
+        file.write('{"prompt": "5+5=", "completion": "10", "answer": "10"}\n')
+    assert hone("train", "sft.toml", "--resume", "run.keep_last=9", "steps=9") == 2
+    assert "dataset: " in capsys.readouterr().err
+    assert ((run / "metrics.jsonl").read_bytes(), (run / "config.json").read_bytes()) == before
+
+
 def test_workers_slots_and_micro_batches_do_not_matter(straight: Path, place: Path) -> None:
     """Processes and slots never; a micro-batch only in the last bits of a sum."""
     assert hone("train", "grpo.toml", "rewards.workers=2", "rollout.slots=16") == 0
@@ -236,7 +247,9 @@ def test_a_run_that_diverges_stops_before_the_step_and_leaves_a_bundle(
     seen: list[float] = []
     original = GradientLearner._step
 
-    def poisoned(self: Learner, phase: Phase[TokenPolicy, TokenBatch], rows: TokenRows, rate: float, tally: Tally) -> None:
+    def poisoned(
+        self: Learner, phase: Phase[TokenPolicy, TokenBatch], rows: TokenRows, rate: float, tally: Tally
+    ) -> None:
         seen.append(rate)
         per_step = 2 if recipe == "sft" else 4
         if len(seen) == 2 * per_step + 1:

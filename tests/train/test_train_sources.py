@@ -1,7 +1,6 @@
 """Sources and the loop: every row once an epoch, versions that count publications, a memory that warms up."""
 
 import re
-from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -50,7 +49,7 @@ class CountingWorld:
 
     told: int = 0
 
-    def rollout(self, actor: "Counter_") -> Episodes:
+    def rollout(self, actor: "Actor") -> Episodes:
         episodes = episodes_of([2, 2], first=self.told, version=actor.version)
         self.told += 2
         return episodes
@@ -63,7 +62,7 @@ class CountingWorld:
 
 
 @dataclass
-class Counter_:
+class Actor:
     version: int = -7
     published: list[tuple[str, int]] = field(default_factory=list)
 
@@ -131,7 +130,7 @@ def judge(episodes: Episodes, values: Values) -> Credits:
 
 
 def test_the_loop_acts_judges_learns_publishes_and_reports() -> None:
-    actor, learner = Counter_(), Echo()
+    actor, learner = Actor(), Echo()
     source = Live[str](CountingWorld(), actor)
     said: list[tuple[int, list[int], list[float], Metrics, str]] = []
 
@@ -149,8 +148,8 @@ def test_the_loop_acts_judges_learns_publishes_and_reports() -> None:
 
 
 def test_a_restored_recipe_goes_on_with_the_same_versions_and_episodes() -> None:
-    def recipe() -> tuple[Recipe[str], Counter_, Echo]:
-        actor, learner = Counter_(), Echo()
+    def recipe() -> tuple[Recipe[str], Actor, Echo]:
+        actor, learner = Actor(), Echo()
         return Recipe(source=Live[str](CountingWorld(), actor), credit=judge, learner=learner), actor, learner
 
     seen: list[tuple[int, list[int], list[float]]] = []
@@ -175,7 +174,7 @@ def test_parts_are_timed_and_otherwise_the_same() -> None:
     clock = ManualClock()
     watch = Stopwatch(clock)
     learner = Echo()
-    recipe = timed(Recipe(source=Live[str](CountingWorld(), Counter_()), credit=judge, learner=learner), watch)
+    recipe = timed(Recipe(source=Live[str](CountingWorld(), Actor()), credit=judge, learner=learner), watch)
     reported: list[float] = []
 
     def report(step: int, episodes: Episodes, credits: Credits, metrics: Metrics) -> None:
@@ -197,7 +196,7 @@ def test_parts_are_timed_and_otherwise_the_same() -> None:
 def test_a_memory_is_warm_before_its_first_sample(warmup: int, rollouts: int) -> None:
     """A rollout of the world is four transitions."""
     world = CountingWorld()
-    source = Replay[str](source=Live[str](world, Counter_()), ring=Ring(100), sample=6, warmup=warmup, seed=0)
+    source = Replay[str](source=Live[str](world, Actor()), ring=Ring(100), sample=6, warmup=warmup, seed=0)
     source.publish("p")
     assert len(source.collect()) == 6
     assert world.told == 2 * rollouts
@@ -207,7 +206,7 @@ def test_a_memory_is_warm_before_its_first_sample(warmup: int, rollouts: int) ->
 
 def test_a_memory_restored_hands_out_the_same_sample() -> None:
     def memory() -> Replay[str]:
-        source = Replay[str](source=Live[str](CountingWorld(), Counter_()), ring=Ring(11), sample=5, warmup=8, seed=2)
+        source = Replay[str](source=Live[str](CountingWorld(), Actor()), ring=Ring(11), sample=5, warmup=8, seed=2)
         source.publish("p")
         return source
 

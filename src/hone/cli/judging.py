@@ -91,9 +91,11 @@ def find_policy(text: str, runs: Path) -> tuple[Path, Path | None]:
     """
     path = Path(text)
     for folder in (path, path / "policy"):
-        if (folder / "config.json").is_file() and not (folder / "manifest.json").is_file():
-            owner = folder.absolute().parents[2]  # runs/NAME/checkpoints/step_00000010/policy
-            return folder, owner if (owner / "manifest.json").is_file() else None
+        a_policy = (folder / "config.json").is_file() or (folder / "policy.json").is_file()
+        if a_policy and not (folder / "manifest.json").is_file():
+            above = folder.absolute().parents  # runs/NAME/checkpoints/step_00000010/policy; or anywhere, once shipped
+            owner = above[2] if len(above) > 2 else None
+            return folder, owner if owner is not None and (owner / "manifest.json").is_file() else None
     found = find_run(text, runs)
     return found.checkpoints().newest_whole().policy_folder, found.path
 

@@ -30,4 +30,4 @@ def owner_of(offsets: Ints) -> Ints:
 
 def sums(values: NDArray[np.floating], offsets: Ints) -> NDArray[np.float64]:
     """Sum of each row -> `[R]`, float64; an empty row sums to 0 (np.add.reduceat would repeat its neighbour)."""
-    return np.bincount(owner_of(offsets), weights=values, minlength=len(offsets) - 1)
+    return np.bincount(owner_of(offsets), weights=values, minlength=len(offsets) - 1).astype(np.float64)

@@ -15,7 +15,7 @@ from hone.core.episodes import Episodes, Status, Transcript
 from hone.core.generation import Completion, Generator, Request, Sampling
 from hone.core.ragged import offsets_of, owner_of, ranges
 from hone.core.random import permutation
-from hone.core.state import State, integer
+from hone.core.state import State, integer, substate
 from hone.envs.dataset import Turns
 
 
@@ -59,6 +59,10 @@ class Judge(Protocol):
     def gather(self, tickets: Sequence[Any]) -> Judgement:
         """Wait for the scores of all tickets, in their order."""
         ...
+
+    def state(self) -> State: ...
+
+    def restore(self, state: State) -> None: ...
 
 
 @dataclass
@@ -107,10 +111,11 @@ class TextWorld:
         )
 
     def state(self) -> State:
-        return {"asked": self.asked}
+        return {"asked": self.asked, "judge": self.judge.state()}
 
     def restore(self, state: State) -> None:
         self.asked = integer(state, "asked")
+        self.judge.restore(substate(state, "judge"))
 
     def _rows(self) -> list[int]:
         rows: list[int] = []

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from hone.core.errors import ConfigError, DataError
 from hone.core.generation import Completion, Request
+from hone.core.state import State
 from hone.engine.engine import Engine
 from hone.envs.dataset import Example, Examples
 from hone.envs.text import Answer, Prompt
@@ -54,6 +55,12 @@ class PoolJudge:
                 columns={name: [answer.columns[name] for answer in answers] for name in names},
             )
         )
+
+    def state(self) -> State:
+        return self.budget.state()
+
+    def restore(self, state: State) -> None:
+        self.budget.restore(state)
 
     def gather(self, tickets: Sequence[Ticket]) -> Scores:
         scores = self.pool.gather(*tickets)

@@ -7,7 +7,7 @@ Belongs here: what a policy says about an action in torch (with gradient), and s
 import json
 import math
 from collections.abc import Callable, Iterable
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeAlias
 
@@ -27,7 +27,7 @@ from hone.models.acting import (
     Acting,
     ActSquashed,
 )
-from hone.models.mlp import Bounds, Choices, Inputs, Mlp, MlpConfig, Spaces
+from hone.models.mlp import Bounds, Choices, Inputs, Mlp, MlpConfig, Spaces, Towers
 
 FORMAT = 1
 
@@ -43,35 +43,57 @@ class ActorCritic(nn.Module):
 
     def __init__(self, spaces: Spaces, network: MlpConfig, *, seed: int, critic: bool = True) -> None:
         super().__init__()
-        self.spaces, self.network = spaces, network
-        actions, size = spaces.actions, spaces.inputs.size
+        self.spaces, self.network, self.has_critic = spaces, network, critic
+        actions = spaces.actions
         outputs = actions.count if isinstance(actions, Choices) else actions.size
-        self.actor = Mlp(size, outputs, network, seed=seed, stream="actor", gain=0.01)
-        self.critic = Mlp(size, 1, network, seed=seed, stream="critic") if critic else None
+        towers = 2 if critic else 1
+        self.towers = Towers(
+            spaces.inputs.size,
+            [outputs, 1][:towers],
+            network,
+            seed=seed,
+            streams=["actor", "critic"],
+            gains=[0.01, 1.0],
+        )
         self.log_std = None if isinstance(actions, Choices) else nn.Parameter(torch.zeros(actions.size))
 
-    def judge(self, seen: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
-        """Log-probability (density) of what was chosen, and entropy: `[n]`, `[n]` nats."""
-        outputs = self.actor(self.spaces.inputs.tensor(seen))
-        if isinstance(self.spaces.actions, Choices):
-            first = self.spaces.actions.start
-            return categorical(outputs, chosen - first if first else chosen)
-        assert self.log_std is not None
-        return gaussian(outputs, self.log_std, chosen.reshape(outputs.shape))
+    def judge(self, seen: Tensor, chosen: Tensor) -> "Judgement":
+        """What the policy says now of what was chosen then."""
+        outputs, *worth = self.towers(self.spaces.inputs.tensor(seen))
+        logp, entropy = self._weigh(outputs, chosen)
+        return Judgement(logp=logp, entropy=entropy, value=worth[0].squeeze(-1) if worth else None)
 
     def value(self, seen: Tensor) -> Tensor:
         """`[n]` worth of what is seen."""
-        assert self.critic is not None, "this policy was made without a critic"
-        return self.critic(self.spaces.inputs.tensor(seen)).squeeze(-1)
+        assert self.has_critic, "this policy was made without a critic"
+        return self.towers(self.spaces.inputs.tensor(seen))[1].squeeze(-1)
 
     def acting(self) -> Acting:
-        actions, inputs = self.spaces.actions, self.spaces.inputs
+        actions, inputs, network = self.spaces.actions, self.spaces.inputs, self.towers.numpy(0)
         if isinstance(actions, Choices):
-            return ActCategorical(network=self.actor.numpy(), inputs=inputs, actions=actions)
+            return ActCategorical(network=network, inputs=inputs, actions=actions)
         assert self.log_std is not None
-        return ActGaussian(
-            network=self.actor.numpy(), inputs=inputs, actions=actions, log_std=self.log_std.detach().cpu().numpy()
-        )
+        log_std = self.log_std.detach().cpu().numpy()
+        return ActGaussian(network=network, inputs=inputs, actions=actions, log_std=log_std)
+
+    def _weigh(self, outputs: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
+        actions = self.spaces.actions
+        if isinstance(actions, Choices):
+            return categorical(outputs, chosen - actions.start if actions.start else chosen)
+        assert self.log_std is not None
+        return gaussian(outputs, self.log_std, chosen.reshape(outputs.shape))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Judgement:
+    """A policy's word on decisions taken."""
+
+    logp: Tensor
+    """`[n]` nats: log-probability (density) of what was chosen."""
+    entropy: Tensor
+    """`[n]` nats, of all that could have been."""
+    value: Tensor | None
+    """`[n]` worth of what was seen; None without a critic."""
 
 
 class SoftActorCritic(nn.Module):
@@ -206,7 +228,7 @@ def save_policy(policy: Policy, folder: Path) -> None:
     description = {
         "format": FORMAT,
         "kind": policy.kind,
-        "critic": isinstance(policy, ActorCritic) and policy.critic is not None,
+        "critic": isinstance(policy, ActorCritic) and policy.has_critic,
         "network": policy.network.model_dump(),
         "inputs": asdict(policy.spaces.inputs),
         "actions": asdict(policy.spaces.actions),

@@ -29,13 +29,14 @@ def clipped(now: Tensor, then: Tensor, advantage: Tensor, *, low: float, high: f
     """
     r = ratio(now, then)
     cost = -advantage
-    free, held = cost * r, cost * r.clamp(1.0 - low, 1.0 + high)
+    free = cost * r
     with torch.no_grad():
-        stopped = (held > free).to(r.dtype)  # the other branch is the larger: the gradient has stopped
+        held = cost * r.clamp(1.0 - low, 1.0 + high)
+        stopped = held > free  # the other branch is the larger: the gradient has stopped
         kl = r - 1.0 - now + then
     return Terms(
-        loss=torch.maximum(free, held),
-        metrics={"policy/clip_fraction": stopped, "policy/kl_nats": kl, "policy/ratio_max": r.detach()},
+        loss=torch.where(stopped, held, free),
+        metrics={"policy/clip_fraction": stopped.to(r.dtype), "policy/kl_nats": kl, "policy/ratio_max": r.detach()},
     )
 
 

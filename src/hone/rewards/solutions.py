@@ -1,21 +1,25 @@
 """Worked answers from a user's function: what an example knows of itself -> the completion to imitate.
 
 The function `f(prompt, **columns) -> str` runs in a process of its own with a deadline; nothing of it is imported here.
-The child is this module as a command: one JSON object on standard input, one on standard output.
+The child is this module as a command: one JSON object on standard input (tagged as in `wire.py`, so that tuples and
+dates arrive as they are), one on standard output.
 """
 
 import importlib
 import importlib.util
 import inspect
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import ModuleType
+from typing import cast
 
-from hone.core.errors import ConfigError, UserCodeError, did_you_mean
+from hone.core.errors import ConfigError, DataError, UserCodeError, did_you_mean
 from hone.rewards.functions import told, users_traceback
+from hone.rewards.wire import decode, encode
 
 
 def check_solution(use: str) -> None:
@@ -29,11 +33,23 @@ def check_solution(use: str) -> None:
 
 
 def solve(use: str, rows: Sequence[dict[str, object]], *, deadline_s: float) -> list[str]:
-    """One completion per row. Raises UserCodeError: it raises, returns something else than text, or takes too long."""
-    command = [sys.executable, "-m", "hone.rewards.solutions", use]
+    """One completion per row. Raises UserCodeError: it raises, returns something else than text, or takes too long;
+    DataError: a column holds what no message can."""
+    command = [sys.executable, "-P", "-m", "hone.rewards.solutions", use]
+    paths = [*(entry or str(Path.cwd()) for entry in sys.path), str(Path.cwd())]
+    try:
+        question = encode({"rows": list(rows)}).decode()
+    except TypeError as error:
+        raise DataError(f"the columns cannot be handed to solution function {use!r}: {error}") from None
     try:
         child = subprocess.run(
-            command, input=json.dumps(list(rows)), capture_output=True, text=True, timeout=deadline_s, check=False
+            command,
+            input=question,
+            capture_output=True,
+            text=True,
+            timeout=deadline_s,
+            check=False,
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
         )
     except subprocess.TimeoutExpired:
         raise UserCodeError(
@@ -79,7 +95,9 @@ def _function(place: str, name: str, use: str) -> Callable[..., object]:
 def _module(place: str) -> ModuleType:
     if not place.endswith(".py"):
         return importlib.import_module(place)
-    spec = importlib.util.spec_from_file_location(Path(place).stem, Path(place).resolve())
+    path = Path(place).resolve()
+    sys.path.append(str(path.parent))  # its neighbours are importable, but never in place of a library of the same name
+    spec = importlib.util.spec_from_file_location(path.stem, path)
     if spec is None or spec.loader is None:
         raise ImportError(f"{place} is not a Python file")
     module = importlib.util.module_from_spec(spec)
@@ -88,5 +106,6 @@ def _module(place: str) -> ModuleType:
 
 
 if __name__ == "__main__":
-    result = _child(sys.argv[1], json.load(sys.stdin))
+    asked = cast("dict[str, list[dict[str, object]]]", decode(sys.stdin.buffer.readline()))
+    result = _child(sys.argv[1], asked["rows"])
     sys.stdout.write("\n" + json.dumps(result))

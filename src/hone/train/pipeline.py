@@ -107,8 +107,8 @@ def _refuse_changes(folder: Path, stage: Stage, clock: Clock) -> None:
     changes = [line for line in changes if line.split(":", 1)[0] not in MAY_CHANGE]
     if changes:
         raise ConfigError(
-            f"stage {stage.name} is done, with other settings than the file has now; undo these, or give the pipeline a "
-            "new --name:",
+            f"stage {stage.name} is done, with other settings than the file has now; undo these, or give the "
+            "pipeline a new --name:",
             *(f"  {line}" for line in changes),
         )
 

@@ -42,9 +42,9 @@ class BcConfig(RunConfig):
 
 def objective(policy: ActorCritic, rows: StepRows) -> Terms:
     """-log probability of the logged action."""
-    logp, entropy = policy.judge(rows.seen, rows.chosen)
-    terms = imitation(logp)
-    return Terms(loss=terms.loss, metrics={**terms.metrics, "policy/entropy_nats": entropy.detach()})
+    now = policy.judge(rows.seen, rows.chosen)
+    terms = imitation(now.logp)
+    return Terms(loss=terms.loss, metrics={**terms.metrics, "policy/entropy_nats": now.entropy.detach()})
 
 
 def build(config: BcConfig) -> Job[ActorCritic]:

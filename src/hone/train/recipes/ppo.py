@@ -72,13 +72,15 @@ class PpoConfig(RunConfig):
 
 def objective(policy: ActorCritic, rows: StepRows, *, algorithm: PpoAlgorithm) -> Terms:
     """Clipped surrogate + value_weight * value error - entropy_weight * entropy."""
-    logp, entropy = policy.judge(rows.seen, rows.chosen)
-    surrogate = clipped(logp, rows.logp, rows.advantage, low=algorithm.clip_low, high=algorithm.clip_high)
-    critic = squared(policy.value(rows.seen), rows.target)
-    total = torch.add(surrogate.loss, critic.loss, alpha=algorithm.value_weight)
+    now = policy.judge(rows.seen, rows.chosen)
+    assert now.value is not None
+    surrogate = clipped(now.logp, rows.logp, rows.advantage, low=algorithm.clip_low, high=algorithm.clip_high)
+    critic = squared(now.value, rows.target)
+    loss = torch.add(surrogate.loss, critic.loss, alpha=algorithm.value_weight)
     if algorithm.entropy_weight:
-        total = torch.sub(total, entropy, alpha=algorithm.entropy_weight)
-    return Terms(loss=total, metrics={**surrogate.metrics, **critic.metrics, "policy/entropy_nats": entropy.detach()})
+        loss = torch.sub(loss, now.entropy, alpha=algorithm.entropy_weight)
+    metrics = {**surrogate.metrics, **critic.metrics, "policy/entropy_nats": now.entropy.detach()}
+    return Terms(loss=loss, metrics=metrics)
 
 
 def build(config: PpoConfig) -> Job[ActorCritic]:

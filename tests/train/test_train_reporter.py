@@ -1,0 +1,218 @@
+"""The reporter, the signals and the view of answers, each by itself."""
+
+import os
+import signal
+import threading
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hone.core.clock import ManualClock
+from hone.core.credit import NO_VALUES, Credits, Metrics, Values
+from hone.core.episodes import Episodes
+from hone.core.errors import InterruptedRun
+from hone.core.state import State
+from hone.credit.returns import as_paid
+from hone.envs.text import supervised
+from hone.estimators.means import Estimate
+from hone.models.tokenizers import character_tokenizer
+from hone.store.folder import RunFolder, create_run
+from hone.store.manifest import Facts
+from hone.store.metrics import open_metrics, read_metrics
+from hone.train.config import RunSettings
+from hone.train.job import Job, Verdict
+from hone.train.loop import Recipe
+from hone.train.reporter import Reporter, Window
+from hone.train.signals import StopRequest, stop_on_signals
+from hone.train.text import answer_rows
+from hone.train.timing import Stopwatch
+
+EPISODES = supervised([np.array([1], np.int32)], [np.array([2, 3], np.int32)])
+CREDITS = Credits(advantage=EPISODES.reward)
+
+
+@dataclass
+class Nothing:
+    """A source and a learner that do nothing, but tell a training score that grows."""
+
+    policy: str = "p"
+    told: float = 0.0
+
+    def collect(self) -> Episodes:
+        return EPISODES
+
+    def publish(self, policy: str) -> None: ...
+
+    def metrics(self) -> Metrics:
+        self.told += 1.0
+        return {"reward/mean": self.told}
+
+    def values(self, episodes: Episodes) -> Values:
+        return NO_VALUES
+
+    def update(self, episodes: Episodes, credits: Credits) -> Metrics:
+        return {}
+
+    def state(self) -> State:
+        return {"told": self.told}
+
+    def restore(self, state: State) -> None: ...
+
+
+@dataclass
+class Silent:
+    notes: list[str] = field(default_factory=list)
+    steps: list[int] = field(default_factory=list)
+
+    def start(self, total: int, title: str) -> None: ...
+
+    def update(self, step: int, metrics: Metrics) -> None:
+        self.steps.append(step)
+
+    def note(self, text: str) -> None:
+        self.notes.append(text)
+
+    def close(self) -> None: ...
+
+
+def reporter_of(
+    folder: RunFolder, *, settings: RunSettings, steps: int, scores: Sequence[float] = (), every: int = 0
+) -> Reporter:
+    left = list(scores)
+
+    def judge() -> Verdict:
+        score = left.pop(0)
+        return Verdict(estimate=Estimate(mean=score, low=score, high=score, n=1), metrics={"eval/score": score})
+
+    parts, clock = Nothing(), ManualClock()
+    return Reporter(
+        job=Job(
+            recipe=Recipe(source=parts, credit=as_paid, learner=parts),
+            save_policy=lambda place: (place / "weights").touch(),
+            load_policy=lambda place: None,
+            judge=judge if scores else None,
+            judge_every=every,
+        ),
+        folder=folder,
+        checkpoints=folder.checkpoints(keep_last=settings.keep_last, keep_best=settings.keep_best),
+        metrics=open_metrics(folder.metrics_path).writer,
+        settings=settings,
+        steps=steps,
+        progress=Silent(),
+        stop=StopRequest(),
+        watch=Stopwatch(clock),
+        clock=clock,
+    )
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> RunFolder:
+    facts = Facts(hone_version="0", dataset_fingerprint=None, recipe="r", machine="m", versions={})
+    return create_run(tmp_path, "run", config={}, facts=facts, clock=ManualClock())
+
+
+def test_the_best_checkpoint_is_the_best_judged_one(folder: RunFolder) -> None:
+    """Judged at 2 and 4 and 6; what the training scored meanwhile, on easier questions, competes with nothing."""
+    settings = RunSettings(checkpoint_every=1, keep_last=1, keep_best=1)
+    reporter = reporter_of(folder, settings=settings, steps=6, scores=[0.3, 0.9, 0.5], every=2)
+    for step in range(1, 7):
+        reporter(step, EPISODES, CREDITS, {})
+    assert folder.checkpoints().steps() == [4, 6]
+
+
+def test_without_a_judge_the_training_score_decides(folder: RunFolder) -> None:
+    settings = RunSettings(checkpoint_every=1, keep_last=1, keep_best=2)
+    reporter = reporter_of(folder, settings=settings, steps=5)
+    for step in range(1, 6):
+        reporter(step, EPISODES, CREDITS, {})
+    assert folder.checkpoints().steps() == [4, 5], "here it grows with every step"
+
+
+def test_lines_are_means_of_their_steps_and_the_last_step_has_one(folder: RunFolder) -> None:
+    reporter = reporter_of(folder, settings=RunSettings(log_every=3, checkpoint_every=0), steps=7)
+    for step in range(1, 8):
+        reporter(step, EPISODES, CREDITS, {"x": float(step)} | ({"rare": 8.0} if step == 2 else {}))
+    columns = read_metrics(folder.metrics_path)
+    assert columns.steps.tolist() == [3, 6, 7]
+    assert columns.values["x"].tolist() == [2, 5, 7]
+    assert columns.values["rare"][0] == 8, "a mean over the steps that have it"
+    assert np.isnan(columns.values["rare"][1:]).all()
+    assert folder.checkpoints().steps() == [7]
+
+
+def test_a_stop_is_heard_at_the_end_of_a_step_and_saved(folder: RunFolder) -> None:
+    reporter = reporter_of(folder, settings=RunSettings(checkpoint_every=0), steps=3)
+    reporter(1, EPISODES, CREDITS, {})
+    reporter.stop.signal_number = signal.SIGTERM
+    with pytest.raises(InterruptedRun, match="stopped after step 2 of 3") as caught:
+        reporter(2, EPISODES, CREDITS, {})
+    assert caught.value.exit_code == 143
+    assert folder.checkpoints().steps() == [2]
+    reporter(3, EPISODES, CREDITS, {})
+    assert folder.checkpoints().steps() == [2, 3], "a run that is done is done, not interrupted"
+
+
+def test_a_window_put_away_and_taken_up_is_the_same_window() -> None:
+    window, other = Window(), Window()
+    for value in (0.1, 0.2, 0.7):
+        window.add({"a": value})
+    other.restore(window.state())
+    for one in (window, other):
+        one.add({"a": 0.3, "b": 1.0})
+    means = window.means()
+    assert means == other.means() == {"a": pytest.approx(0.325), "b": 1.0}
+    assert window.means() == {}
+
+
+def test_one_signal_asks_and_handlers_come_back() -> None:
+    notes: list[str] = []
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
+    with stop_on_signals(notes.append) as request:
+        assert not request.asked
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert request.asked
+        assert request.exit_code == 143
+    assert len(notes) == 1
+    assert {number: signal.getsignal(number) for number in before} == before
+
+
+def test_a_note_that_cannot_be_made_now_does_not_end_the_run() -> None:
+    def note(_text: str) -> None:
+        raise RuntimeError("reentrant call inside <_io.BufferedWriter name='<stdout>'>")
+
+    with stop_on_signals(note) as request:
+        os.kill(os.getpid(), signal.SIGINT)
+        assert request.exit_code == 130
+
+
+def test_a_run_in_a_thread_leaves_signals_alone() -> None:
+    found: list[bool] = []
+
+    def work() -> None:
+        with stop_on_signals(lambda _text: None) as request:
+            found.append(request.asked)
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert found == [False]
+
+
+def test_answers_are_numbered_within_their_group_in_whatever_order_groups_come() -> None:
+    tokenizer = character_tokenizer(["abc"])
+    prompts = [tokenizer.encode(text) for text in ("a", "b", "a", "b", "a")]
+    episodes = replace(supervised(prompts, [tokenizer.encode("cc")] * 5), group=np.array([7, 2, 7, 2, 7]))
+    rows = answer_rows(3, episodes, Credits(advantage=episodes.reward), tokenizer)
+    assert [(row.group, row.sample, row.prompt, row.completion) for row in rows] == [
+        (7, 0, "a", "cc"),
+        (2, 0, "b", "cc"),
+        (7, 1, "a", "cc"),
+        (2, 1, "b", "cc"),
+        (7, 2, "a", "cc"),
+    ]
+    assert Counter(row.step for row in rows) == {3: 5}
+    assert len(answer_rows(3, episodes, Credits(advantage=episodes.reward), tokenizer, most=2)) == 2
