@@ -169,6 +169,13 @@ def test_every_prompt_is_asked_once_an_epoch(count: int, per_step: int, epochs: 
         assert sorted(asked[epoch * count : (epoch + 1) * count]) == list(range(count))
 
 
+def test_every_epoch_has_an_order_of_its_own() -> None:
+    world = world_of(20, per_step=20, samples=1)
+    first, second = first_tokens(world.rollout(Scripted(seed=0))), first_tokens(world.rollout(Scripted(seed=0)))
+    assert first != second
+    assert sorted(first) == sorted(second) == list(range(20))
+
+
 def test_requests_and_groups_are_never_the_same_twice() -> None:
     """A request's id keys its draws: the same prompt asked again must be answered anew."""
     world, engine = world_of(3, per_step=4), Scripted(seed=0)

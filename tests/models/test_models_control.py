@@ -165,7 +165,7 @@ def test_damaged_folders_are_told(tmp_path: Path) -> None:
         load_policy(tmp_path)
     save_policy(policy, tmp_path)
     other = ActorCritic(Spaces(inputs=BOX, actions=CHOICES), MlpConfig(hidden=[16, 9]), seed=0)
-    with pytest.raises(DataError, match=r"towers.weights.1 has shape \[2, 16, 8\], the policy's is \[2, 16, 9\]"):
+    with pytest.raises(DataError, match=r"actor.layers.1.weight has shape \[8, 16\], the policy's is \[9, 16\]"):
         load_weights(other, tmp_path)
     (tmp_path / "model.safetensors").write_bytes(b"torn")
     with pytest.raises(DataError, match="cannot read the weights"):

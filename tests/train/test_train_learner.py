@@ -368,6 +368,11 @@ def test_flat_parameters_are_views_of_one_buffer() -> None:
     assert not policy.inner.weight.grad.any()
 
 
+def test_pieces_are_filled_to_the_budget() -> None:
+    pieces = within_budget(np.array([3, 1, 2, 1, 2]), 4)
+    assert [piece.tolist() for piece in pieces] == [[1, 3, 2], [4], [0]], "1 + 1 + 2, 2, 3: similar sizes together"
+
+
 @given(st.lists(st.integers(0, 30), max_size=20), st.integers(1, 50))
 def test_pieces_hold_every_row_once_and_keep_to_the_budget(sizes: list[int], budget: int) -> None:
     pieces = within_budget(np.array(sizes, dtype=np.int64), budget)

@@ -140,6 +140,15 @@ def test_a_pipeline_stopped_in_its_second_stage_ends_the_same(done: Path, place:
         assert (place / "runs" / "both" / name).read_bytes() == (done / "runs" / "both" / name).read_bytes()
 
 
+def test_stages_are_set_from_the_command_line(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert hone("plan", "both.toml", "stage.0.steps=2", "shared.seed=5", "stage.1.learner.lr=0.5", "--yes") == 0
+    said = [line.split() for line in capsys.readouterr().out.splitlines()]
+    told = [line[1:] for line in said if line and line[0] in ("steps", "seed", "learner.lr")]
+    asked = ["command", "line"]
+    assert told[:3] == [["5", *asked], ["2", *asked], ["0.01", "both.toml:39"]]
+    assert told[3:] == [["5", *asked], ["4", "both.toml:44"], ["0.5", *asked]]
+
+
 def test_nothing_to_resume_is_said(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert hone("train", "both.toml", "--resume", "name=other") == 3
     assert "no pipeline other" in capsys.readouterr().err

@@ -168,6 +168,13 @@ def test_a_window_put_away_and_taken_up_is_the_same_window() -> None:
     assert window.means() == {}
 
 
+def test_the_largest_of_a_window_is_the_largest_of_its_steps() -> None:
+    window = Window()
+    for value in (-3.0, 2.0, -1.0):
+        window.add({"ratio_max": value, "ratio": value})
+    assert window.means() == {"ratio_max": 2.0, "ratio": pytest.approx(-2 / 3)}
+
+
 def test_one_signal_asks_and_handlers_come_back() -> None:
     notes: list[str] = []
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}

@@ -73,6 +73,7 @@ def test_steps_in_two_goes_are_the_same_steps(straight: Path, place: Path, recip
     """Three steps, and then three more; where a run ends it also judges and shows, which touches no weight."""
     assert hone("train", f"{recipe}.toml", "steps=3") == 0
     assert hone("train", f"{recipe}.toml", "--resume") == 0
+    assert "steps was 3 and is 6" in (place / "runs" / "tiny" / "log.txt").read_text(encoding="utf-8")
     run, whole = place / "runs" / "tiny", straight / recipe / "tiny"
     assert files_of(run, STEPS) == files_of(whole, STEPS)
     ours, theirs = lines_of(run), lines_of(whole)
@@ -204,6 +205,19 @@ def test_a_run_killed_before_its_first_checkpoint_can_be_resumed(straight: Path,
     assert hone("train", "grpo.toml", "--resume", "run.keep_last=9") == 0
     assert differences(run, straight / "grpo" / "tiny", step=STEPS) == []
     assert "no checkpoint" in (run / "log.txt").read_text(encoding="utf-8")
+
+
+def test_a_run_killed_in_its_first_save_and_killed_again_can_still_be_resumed(straight: Path, place: Path) -> None:
+    run = place / "runs" / "tiny"
+    shutil.copytree(straight / "sft" / "tiny", run)
+    shutil.rmtree(run / "checkpoints")
+    (run / "checkpoints" / ".tmp_step_00000002").mkdir(parents=True)
+    process = start(place, "train", "sft.toml", "--resume", "run.keep_last=9", "run.checkpoint_every=0")
+    wait_for(lambda: not (run / "checkpoints").exists(), process)
+    process.kill()
+    process.communicate(timeout=10)
+    assert hone("train", "sft.toml", "--resume", "run.keep_last=9") == 0
+    assert files_of(run, STEPS) == files_of(straight / "sft" / "tiny", STEPS)
 
 
 def test_a_finished_run_resumed_stays_as_it_is(straight: Path, place: Path) -> None:

@@ -221,6 +221,15 @@ def test_a_memory_restored_hands_out_the_same_sample() -> None:
         assert one.observations.tolist() == other.observations.tolist()
 
 
+def test_every_sample_is_drawn_anew() -> None:
+    """The ring holds just one rollout, so what was drawn is told by scores counted from its first episode."""
+    source = Replay[str](source=Live[str](CountingWorld(), Actor()), ring=Ring(4), sample=30, warmup=0, seed=0)
+    source.publish("p")
+    drawn = [(source.collect().score - 2 * step).tolist() for step in range(3)]
+    assert all(set(draws) == {0.0, 1.0} for draws in drawn)
+    assert drawn[0] != drawn[1] != drawn[2]
+
+
 def test_outcomes_are_told_of_episodes_that_ended_and_were_scored() -> None:
     episodes = episodes_of([1, 2, 3, 4], first=10)
     episodes.terminated[:] = [True, False, True, False]

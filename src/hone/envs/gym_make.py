@@ -93,9 +93,9 @@ def _registered(name: str) -> EnvSpec:
     try:
         return gymnasium.spec(name)
     except gymnasium.error.Error as error:
-        hint = did_you_mean(name, sorted(gymnasium.registry)) if ":" not in name else ""
-        known = hint if "did you mean" in hint else ""
-        raise ConfigError(f"env.id = {name!r}: {error}{known}") from error
+        hint = did_you_mean(name, sorted(gymnasium.registry))
+        why = f"no such environment is registered{hint}" if "did you mean" in hint else str(error)
+        raise ConfigError(f"env.id = {name!r}: {why}") from error
     except ImportError as error:
         raise ConfigError(f"env.id = {name!r}: {error}") from error
 

@@ -27,7 +27,7 @@ from hone.models.acting import (
     Acting,
     ActSquashed,
 )
-from hone.models.mlp import Bounds, Choices, Inputs, Mlp, MlpConfig, Spaces, Towers
+from hone.models.mlp import Bounds, Choices, Inputs, Mlp, MlpConfig, Spaces
 
 FORMAT = 1
 
@@ -43,33 +43,26 @@ class ActorCritic(nn.Module):
 
     def __init__(self, spaces: Spaces, network: MlpConfig, *, seed: int, critic: bool = True) -> None:
         super().__init__()
-        self.spaces, self.network, self.has_critic = spaces, network, critic
-        actions = spaces.actions
+        self.spaces, self.network = spaces, network
+        actions, size = spaces.actions, spaces.inputs.size
         outputs = actions.count if isinstance(actions, Choices) else actions.size
-        towers = 2 if critic else 1
-        self.towers = Towers(
-            spaces.inputs.size,
-            [outputs, 1][:towers],
-            network,
-            seed=seed,
-            streams=["actor", "critic"],
-            gains=[0.01, 1.0],
-        )
+        self.actor = Mlp(size, outputs, network, seed=seed, stream="actor", gain=0.01)
+        self.critic = Mlp(size, 1, network, seed=seed, stream="critic") if critic else None
         self.log_std = None if isinstance(actions, Choices) else nn.Parameter(torch.zeros(actions.size))
 
     def judge(self, seen: Tensor, chosen: Tensor) -> "Judgement":
         """What the policy says now of what was chosen then."""
-        outputs, *worth = self.towers(self.spaces.inputs.tensor(seen))
-        logp, entropy = self._weigh(outputs, chosen)
-        return Judgement(logp=logp, entropy=entropy, value=worth[0].squeeze(-1) if worth else None)
+        x = self.spaces.inputs.tensor(seen)
+        logp, entropy = self._weigh(self.actor(x), chosen)
+        return Judgement(logp=logp, entropy=entropy, value=None if self.critic is None else self.critic(x).squeeze(-1))
 
     def value(self, seen: Tensor) -> Tensor:
         """`[n]` worth of what is seen."""
-        assert self.has_critic, "this policy was made without a critic"
-        return self.towers(self.spaces.inputs.tensor(seen))[1].squeeze(-1)
+        assert self.critic is not None, "this policy was made without a critic"
+        return self.critic(self.spaces.inputs.tensor(seen)).squeeze(-1)
 
     def acting(self) -> Acting:
-        actions, inputs, network = self.spaces.actions, self.spaces.inputs, self.towers.numpy(0)
+        actions, inputs, network = self.spaces.actions, self.spaces.inputs, self.actor.numpy()
         if isinstance(actions, Choices):
             return ActCategorical(network=network, inputs=inputs, actions=actions)
         assert self.log_std is not None
@@ -192,7 +185,7 @@ def mlps(modules: nn.ModuleList) -> list[Mlp]:
 def categorical(logits: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
     """Log-probability of `chosen` `[n]` and entropy under softmax(`logits` `[n, k]`): `[n]`, `[n]` nats."""
     logp = F.log_softmax(logits, dim=1)
-    return logp.gather(1, chosen.unsqueeze(1)).squeeze(1), torch.special.entr(logp.exp()).sum(dim=1)
+    return -F.nll_loss(logp, chosen, reduction="none"), torch.special.entr(logp.exp()).sum(dim=1)
 
 
 def gaussian(mean: Tensor, log_std: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
@@ -228,7 +221,7 @@ def save_policy(policy: Policy, folder: Path) -> None:
     description = {
         "format": FORMAT,
         "kind": policy.kind,
-        "critic": isinstance(policy, ActorCritic) and policy.has_critic,
+        "critic": isinstance(policy, ActorCritic) and policy.critic is not None,
         "network": policy.network.model_dump(),
         "inputs": asdict(policy.spaces.inputs),
         "actions": asdict(policy.spaces.actions),

@@ -7,7 +7,6 @@ reads the very same memory as the trained module on a CPU, so that acting needs 
 """
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Literal
@@ -151,58 +150,6 @@ class Mlp(nn.Module):
         """The mirror for acting; on a CPU it shares memory, and follows every later step of the weights."""
         views = [(_view(weight).T, _view(bias)) for weight, bias in self._numbers]
         return NumpyMlp(layers=tuple(views), relu=self.relu)
-
-
-class Towers(nn.Module):
-    """Several `Mlp`s of the same hidden sizes side by side, with outputs of their own: one kernel a layer for all.
-
-    Initial weights as `Mlp`'s, tower k from the stream `streams[k]` and with the gain `gains[k]`.
-    """
-
-    def __init__(
-        self,
-        inputs: int,
-        outputs: Sequence[int],
-        config: MlpConfig,
-        *,
-        seed: int,
-        streams: Sequence[str],
-        gains: Sequence[float],
-    ) -> None:
-        super().__init__()
-        self.relu = config.activation == "relu"
-        sizes = [inputs, *config.hidden]
-        depth = len(config.hidden)
-
-        def drawn(tower: int, layer: int, rows: int, columns: int, gain: float) -> Tensor:
-            return torch.from_numpy(gain * orthogonal(rows, columns, seed=seed, stream=f"{streams[tower]}/{layer}"))
-
-        self.weights = nn.ParameterList(
-            torch.stack([drawn(tower, layer, b, a, math.sqrt(2.0)).T for tower in range(len(outputs))])
-            for layer, (a, b) in enumerate(pairwise(sizes))
-        )
-        self.biases = nn.ParameterList(torch.zeros(len(outputs), 1, size) for size in config.hidden)
-        self.heads = nn.ModuleList(nn.Linear(sizes[-1], size) for size in outputs)
-        self._hidden = list(zip(self.weights, self.biases, strict=True))
-        self._heads = [(head.weight, head.bias) for head in self.heads if isinstance(head, nn.Linear)]
-        with torch.no_grad():
-            for tower, (weight, bias) in enumerate(self._heads):
-                weight.copy_(drawn(tower, depth, outputs[tower], sizes[-1], gains[tower]))
-                bias.zero_()
-
-    def forward(self, x: Tensor) -> list[Tensor]:
-        """`[n, inputs]` -> `[n, outputs[k]]` of each tower."""
-        x = x.expand(len(self._heads), -1, -1)
-        for weight, bias in self._hidden:
-            x = torch.baddbmm(bias, x, weight)
-            x = torch.relu(x) if self.relu else torch.tanh(x)
-        return [F.linear(x, *head) for x, head in zip(x.unbind(), self._heads, strict=True)]
-
-    def numpy(self, tower: int) -> "NumpyMlp":
-        """The mirror of one tower for acting; see `Mlp.numpy`."""
-        hidden = [(_view(weight)[tower], _view(bias)[tower, 0]) for weight, bias in self._hidden]
-        weight, bias = self._heads[tower]
-        return NumpyMlp(layers=(*hidden, (_view(weight).T, _view(bias))), relu=self.relu)
 
 
 def _view(tensor: Tensor) -> Floats:

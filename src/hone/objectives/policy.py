@@ -10,12 +10,12 @@ from torch import Tensor
 from hone.objectives.terms import Terms
 
 LOG_RATIO_LIMIT = 20.0
-"""Log-ratios are clamped to this before `exp`, so that one absurd decision is a large number and not infinity."""
+"""Log-ratios are capped here before `exp`, so that one absurd decision is a large number and not infinity."""
 
 
 def ratio(now: Tensor, then: Tensor) -> Tensor:
-    """`[n]` importance ratio exp(now - then), the log-ratio clamped to +-20 nats (no gradient beyond)."""
-    return torch.exp((now - then).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT))
+    """`[n]` importance ratio exp(now - then), the log-ratio capped at 20 nats (no gradient beyond)."""
+    return torch.exp((now - then).clamp(max=LOG_RATIO_LIMIT))
 
 
 def clipped(now: Tensor, then: Tensor, advantage: Tensor, *, low: float, high: float) -> Terms:
@@ -33,7 +33,7 @@ def clipped(now: Tensor, then: Tensor, advantage: Tensor, *, low: float, high: f
     with torch.no_grad():
         held = cost * r.clamp(1.0 - low, 1.0 + high)
         stopped = held > free  # the other branch is the larger: the gradient has stopped
-        kl = r - 1.0 - now + then
+        kl = (r - 1.0) - (now - then)
     return Terms(
         loss=torch.where(stopped, held, free),
         metrics={"policy/clip_fraction": stopped.to(r.dtype), "policy/kl_nats": kl, "policy/ratio_max": r.detach()},

@@ -2,15 +2,14 @@
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from hone.objectives.terms import Terms
 
 
 def squared(value: Tensor, target: Tensor) -> Terms:
-    """(V - target)^2 / 2. `value`, `target` `[n]`. Metric: share of the targets' variance that is explained is left to
-    the reader of `value/error` and `value/mean`."""
-    error = value - target
-    return Terms(loss=0.5 * error.square(), metrics={"value/mean": value.detach()})
+    """(V - target)^2 / 2. `value`, `target` `[n]`."""
+    return Terms(loss=0.5 * F.mse_loss(value, target, reduction="none"), metrics={"value/mean": value.detach()})
 
 
 def clipped_value(value: Tensor, then: Tensor, target: Tensor, *, width: float) -> Terms:

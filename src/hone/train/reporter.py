@@ -40,13 +40,17 @@ class Progress(Protocol):
 
 @dataclass
 class Window:
-    """Means of metrics over the steps since the last line; saved with a checkpoint: a resume changes nothing."""
+    """Means of metrics over the steps since the last line (the largest, where a name ends in `_max`); saved with a
+    checkpoint, so that a resume changes nothing."""
 
     sums: dict[str, float] = field(default_factory=dict[str, float])
     counts: dict[str, int] = field(default_factory=dict[str, int])
 
     def add(self, metrics: Metrics) -> None:
         for name, value in metrics.items():
+            if name.endswith("_max") and name in self.sums:
+                self.sums[name] = max(self.sums[name], value)
+                continue
             self.sums[name] = self.sums.get(name, 0.0) + value
             self.counts[name] = self.counts.get(name, 0) + 1
 
@@ -123,6 +127,7 @@ class Reporter:
         recipe = self.job.recipe
         state: State = {
             "step": step,
+            "steps": self.steps,
             "source": recipe.source.state(),
             "learner": recipe.learner.state(),
             "report": {"window": self.window.state(), "score": self.score},

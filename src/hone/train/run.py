@@ -18,6 +18,7 @@ from hone.core.clock import Clock, SystemClock
 from hone.core.episodes import Episodes, Transcript
 from hone.core.errors import DivergedError, HoneError, ResourceError
 from hone.core.state import State, integer, substate
+from hone.store.checkpoints import Checkpoints
 from hone.store.codec import write_state
 from hone.store.folder import RunFolder, check_run, create_run, resume_run
 from hone.store.manifest import Facts, Setting
@@ -33,7 +34,8 @@ from hone.train.timing import Stopwatch, timed
 MAY_CHANGE = frozenset(
     {"steps", "run.log_every", "run.samples_every", "run.checkpoint_every", "run.keep_last", "run.disk_wait_s"}
 )
-"""Keys that a resumed run may set anew: they do not change what a step computes."""
+"""Keys that a resumed run may set anew. But for `steps`, where a learning rate decays towards the last of them, they do
+not change what a step computes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -121,16 +123,12 @@ def _train(order: Order, job: Job[Any], folder: RunFolder, progress: Progress, s
     state: State | None = None
     done = 0
     if order.resume and never_saved:
+        if checkpoints.folder.exists():
+            checkpoints.folder.rmdir()  # empty now; and should this start be killed as well, the next one finds none
         notes.append(f"no checkpoint in {checkpoints.folder} yet: the run begins again at its first step")
     elif order.resume:
-        checkpoint = checkpoints.newest_whole()
-        notes += [*checkpoint.warnings, f"going on from {checkpoint.folder}"]
-        job.load_policy(checkpoint.policy_folder)
-        state = checkpoint.state()
-        done = integer(state, "step")
-        notes += checkpoints.set_aside_after(done)
-        job.recipe.learner.restore(substate(state, "learner"))
-        job.recipe.source.restore(substate(state, "source"))
+        state, done, told = _restore(job, checkpoints, config.steps)
+        notes += told
     metrics, repairs = open_metrics(folder.metrics_path, after_step=done)
     for note in [*notes, *repairs]:
         folder.log(note, level="WARNING")
@@ -161,6 +159,24 @@ def _train(order: Order, job: Job[Any], folder: RunFolder, progress: Progress, s
     finally:
         progress.close()
         metrics.close()
+
+
+def _restore(job: Job[Any], checkpoints: Checkpoints, steps: int) -> tuple[State, int, list[str]]:
+    """Put the recipe where the newest whole checkpoint stands; returns its state, its step, and what is to be told."""
+    checkpoint = checkpoints.newest_whole()
+    notes = [*checkpoint.warnings, f"going on from {checkpoint.folder}"]
+    job.load_policy(checkpoint.policy_folder)
+    state = checkpoint.state()
+    done = integer(state, "step")
+    if state.get("steps", steps) != steps:
+        notes.append(
+            f"steps was {state['steps']} and is {steps}: a learning rate that decays until the last step now does so "
+            "until the new one, and the run is not the one that had these steps from the beginning"
+        )
+    notes += checkpoints.set_aside_after(done)
+    job.recipe.learner.restore(substate(state, "learner"))
+    job.recipe.source.restore(substate(state, "source"))
+    return state, done, notes
 
 
 def _bundle(job: Job[Any], folder: RunFolder, watch: Stopwatch) -> Path:
