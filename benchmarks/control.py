@@ -4,8 +4,8 @@
     python benchmarks/control.py --quick    one seed and short runs, under a minute: decides nothing
 
 Measures PPO, SAC, CQL and Thompson sampling with their default settings. Each row is the interquartile mean over seeds
-with a 95% bootstrap interval over seeds. Speeds are steps of the world per second of the process's own CPU time, the
-best of interleaved repetitions, so that other work on the machine disturbs both alike; the first turn is left out.
+with a 95% bootstrap interval over seeds. Speeds are steps of the world per second of the process's own CPU time: medians
+of interleaved repetitions, and the median of the ratios pair by pair; the first turn is left out.
 The peer runs in an environment of its own, `benchmarks/.peers/sb3`, made on the first run.
 Ends with one JSON line per row, and rewrites its table in `benchmarks/RESULTS.md`.
 """
@@ -46,6 +46,8 @@ PEER = HERE / ".peers" / "sb3"
 PEER_VERSIONS = ["torch==2.13.0", "stable-baselines3==2.9.*", "gymnasium==1.4.0"]
 CARTPOLE = "CartPole-v1"
 JUDGED = 100
+FIRST_SEED = 10
+"""Defaults were chosen while looking at seeds 0 and 1; these were not looked at."""
 P = TypeVar("P")
 
 
@@ -242,7 +244,8 @@ def speed_row(*, quick: bool) -> Row:
     require_peer()
     turns, repetitions = (10, 2) if quick else (40, 7)
     pairs = [(hone_speed(turns), peer_speed(turns)) for _ in range(repetitions)]
-    here, there = max(pair[0] for pair in pairs), max(pair[1] for pair in pairs)
+    here, there = (float(np.median([pair[side] for pair in pairs])) for side in (0, 1))
+    ratio = float(np.median([ours / theirs for ours, theirs in pairs]))
     return Row(
         row="PPO, CartPole-v1, 64 environments x 32 steps, 64x64 tanh, 4 minibatches, 4 epochs",
         value=here,
@@ -250,9 +253,9 @@ def speed_row(*, quick: bool) -> Row:
         seeds=repetitions,
         peer="Stable-Baselines3 2.9",
         peer_value=there,
-        ratio=here / there,
+        ratio=ratio,
         bar=">= 3 x peer",
-        met=None if quick else here >= 3 * there,
+        met=None if quick else ratio >= 3,
     )
 
 
@@ -261,7 +264,7 @@ def speed_row(*, quick: bool) -> Row:
 
 def seeded(work: Callable[[int], Any], seeds: int, name: str) -> list[Any]:
     found = []
-    for seed in range(seeds):
+    for seed in range(FIRST_SEED, FIRST_SEED + seeds):
         begin = time.process_time()
         found.append(work(seed))
         print(f"{name}, seed {seed}: {found[-1]} ({time.process_time() - begin:.0f} CPU s)", flush=True)

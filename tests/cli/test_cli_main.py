@@ -47,7 +47,14 @@ def derive(config: Any) -> Mapping[str, str]:
     return {"answers per step": str(config.samples)}
 
 
-TOY = Entry(summary="a toy", source="nobody, 2026", config=Toy, build=lambda config: config, check=lambda config: [], derive=derive)
+TOY = Entry(
+    summary="a toy",
+    source="nobody, 2026",
+    config=Toy,
+    build=lambda config: config,
+    check=lambda config: [],
+    derive=derive,
+)
 GOOD = 'recipe = "toy"\nsteps = 3\n'
 
 

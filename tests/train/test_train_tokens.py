@@ -22,7 +22,14 @@ VOCAB = 13
 
 def model() -> Decoder:
     config = ModelConfig(
-        family="qwen3", vocab_size=VOCAB, hidden_size=16, intermediate_size=24, layers=2, heads=2, kv_heads=1, head_dim=8
+        family="qwen3",
+        vocab_size=VOCAB,
+        hidden_size=16,
+        intermediate_size=24,
+        layers=2,
+        heads=2,
+        kv_heads=1,
+        head_dim=8,
     )
     return new_model(config, seed=3, dtype="float64")
 
