@@ -4,8 +4,8 @@
     python benchmarks/control.py --quick    one seed and short runs, under a minute: decides nothing
 
 Measures PPO, SAC, CQL and Thompson sampling with their default settings. Each row is the interquartile mean over seeds
-with a 95% bootstrap interval over seeds. Speeds are steps of the world per second of the process's own CPU time: medians
-of interleaved repetitions, and the median of the ratios pair by pair; the first turn is left out.
+with a 95% bootstrap interval over seeds. Speeds are steps of the world per second of the process's own CPU time:
+medians of interleaved repetitions, and the median of the ratios pair by pair; the first turn is left out.
 The peer runs in an environment of its own, `benchmarks/.peers/sb3`, made on the first run.
 Ends with one JSON line per row, and rewrites its table in `benchmarks/RESULTS.md`.
 """

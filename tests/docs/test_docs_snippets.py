@@ -42,6 +42,7 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
             text = re.sub(pattern, smaller, text, flags=re.MULTILINE)
         path.write_text(text, encoding="utf-8")
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "160")  # tables are folded to the screen; pages show them unfolded
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))  # child processes find this hone, installed or not
     monkeypatch.setattr(recipes, "__path__", [*recipes.__path__, str(tmp_path / "src/hone/train/recipes")])
     before = set(sys.modules)

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -87,7 +88,7 @@ def toy(seed: int = 0) -> Toy:
 
 def squares(policy: Toy, batch: ToyBatch) -> Terms:
     error = policy(batch.seen) - batch.aim
-    return Terms(loss=error**2, metrics={"toy/error": error.detach(), "toy/error_max": error.detach()})
+    return Terms(loss=error**2, told=lambda: {"toy/error": error.detach(), "toy/error_max": error.detach()})
 
 
 def batch_of(count: int, *, seed: int = 0) -> tuple[Episodes, Credits]:
@@ -213,17 +214,21 @@ def test_figures_of_a_step_by_hand() -> None:
     assert set(told) == {"credit/told", "toy/error", "toy/error_max", "toy/loss", "toy/grad_norm", "learner/lr"}
 
 
+def told_of(column: torch.Tensor) -> dict[str, torch.Tensor]:
+    return {"a": column, "b": 2 * column, "c_max": column}
+
+
 def test_tally_is_a_mean_over_decisions_whatever_the_pieces() -> None:
     tally = Tally()
     for values in ([1.0, 2.0], [6.0], []):
         column = torch.tensor(values)
-        tally.add(Terms(loss=column, metrics={"a": column, "b": 2 * column, "c_max": column}))
-    tally.add(Terms(loss=torch.ones(1), metrics={"a": torch.tensor([11.0])}))
+        tally.add(Terms(loss=column, told=partial(told_of, column)))
+    tally.add(Terms(loss=torch.ones(1), told=lambda: {"a": torch.tensor([11.0])}))
     tally.note("n", 1.0)
     tally.note("n", 4.0)
     assert tally.means() == {"n": 2.5, "a": 5.0, "b": 6.0, "c_max": 6.0}
     negative = Tally()
-    negative.add(Terms(loss=torch.ones(1), metrics={"d_max": torch.tensor([-3.0, -2.0])}))
+    negative.add(Terms(loss=torch.ones(1), told=lambda: {"d_max": torch.tensor([-3.0, -2.0])}))
     assert negative.means() == {"d_max": -2.0}
 
 

@@ -262,13 +262,19 @@ def test_a_run_that_diverges_stops_before_the_step_and_leaves_a_bundle(
     original = GradientLearner._step
 
     def poisoned(
-        self: Learner, phase: Phase[TokenPolicy, TokenBatch], rows: TokenRows, rate: float, tally: Tally
+        self: Learner,
+        phase: Phase[TokenPolicy, TokenBatch],
+        rows: TokenRows,
+        rate: float,
+        tally: Tally,
+        *,
+        telling: bool,
     ) -> None:
         seen.append(rate)
         per_step = 2 if recipe == "sft" else 4
         if len(seen) == 2 * per_step + 1:
-            original(self, replace(phase, objective=nan_of(phase.objective)), rows, rate, tally)
-        original(self, phase, rows, rate, tally)
+            original(self, replace(phase, objective=nan_of(phase.objective)), rows, rate, tally, telling=telling)
+        original(self, phase, rows, rate, tally, telling=telling)
 
     monkeypatch.setattr(GradientLearner, "_step", poisoned)
     assert hone("train", f"{recipe}.toml") == 6

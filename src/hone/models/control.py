@@ -69,7 +69,7 @@ class ActorCritic(nn.Module):
         log_std = self.log_std.detach().cpu().numpy()
         return ActGaussian(network=network, inputs=inputs, actions=actions, log_std=log_std)
 
-    def _weigh(self, outputs: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
+    def _weigh(self, outputs: Tensor, chosen: Tensor) -> tuple[Tensor, Callable[[], Tensor]]:
         actions = self.spaces.actions
         if isinstance(actions, Choices):
             return categorical(outputs, chosen - actions.start if actions.start else chosen)
@@ -83,8 +83,8 @@ class Judgement:
 
     logp: Tensor
     """`[n]` nats: log-probability (density) of what was chosen."""
-    entropy: Tensor
-    """`[n]` nats, of all that could have been."""
+    entropy: Callable[[], Tensor]
+    """Computes `[n]` nats, of all that could have been; many losses do not ask."""
     value: Tensor | None
     """`[n]` worth of what was seen; None without a critic."""
 
@@ -182,18 +182,18 @@ def mlps(modules: nn.ModuleList) -> list[Mlp]:
     return [module for module in modules if isinstance(module, Mlp)]
 
 
-def categorical(logits: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
-    """Log-probability of `chosen` `[n]` and entropy under softmax(`logits` `[n, k]`): `[n]`, `[n]` nats."""
+def categorical(logits: Tensor, chosen: Tensor) -> tuple[Tensor, Callable[[], Tensor]]:
+    """Log-probability of `chosen` `[n]` and, on demand, entropy under softmax(`logits` `[n, k]`): `[n]` nats each."""
     logp = F.log_softmax(logits, dim=1)
-    return -F.nll_loss(logp, chosen, reduction="none"), torch.special.entr(logp.exp()).sum(dim=1)
+    return -F.nll_loss(logp, chosen, reduction="none"), lambda: torch.special.entr(logp.exp()).sum(dim=1)
 
 
-def gaussian(mean: Tensor, log_std: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
-    """Log density of `chosen` `[n, a]` and entropy under N(mean, exp(log_std)^2): `[n]`, `[n]` nats."""
+def gaussian(mean: Tensor, log_std: Tensor, chosen: Tensor) -> tuple[Tensor, Callable[[], Tensor]]:
+    """Log density of `chosen` `[n, a]` and, on demand, entropy under N(mean, exp(log_std)^2): `[n]` nats each."""
     size = mean.shape[1]
     scaled = (chosen - mean) * torch.exp(-log_std)
     logp = -0.5 * scaled.square().sum(dim=1) - log_std.sum() - 0.5 * LOG_TWO_PI * size
-    return logp, (log_std.sum() + 0.5 * (1.0 + LOG_TWO_PI) * size).expand(len(mean))
+    return logp, lambda: (log_std.sum() + 0.5 * (1.0 + LOG_TWO_PI) * size).expand(len(mean))
 
 
 def squashed(mean: Tensor, log_std: Tensor, raw: Tensor) -> tuple[Tensor, Tensor]:

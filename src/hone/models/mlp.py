@@ -135,7 +135,7 @@ class Mlp(nn.Module):
         *hidden, (last, offset) = self._numbers
         for weight, bias in hidden:
             x = F.linear(x, weight, bias)
-            x = torch.relu(x) if self.relu else torch.tanh(x)
+            x = x.relu_() if self.relu else x.tanh_()  # in place: nothing else needs the linear layer's output
         return F.linear(x, last, offset)
 
     def frozen(self, x: Tensor) -> Tensor:
@@ -143,7 +143,7 @@ class Mlp(nn.Module):
         *hidden, (last, offset) = self._numbers
         for weight, bias in hidden:
             x = F.linear(x, weight.detach(), bias.detach())
-            x = torch.relu(x) if self.relu else torch.tanh(x)
+            x = x.relu_() if self.relu else x.tanh_()
         return F.linear(x, last.detach(), offset.detach())
 
     def numpy(self) -> "NumpyMlp":

@@ -26,13 +26,13 @@ def huber(value: Tensor, target: Tensor) -> Terms:
     """Error^2 / 2 up to 1, |error| - 1/2 beyond. `value`, `target` `[n]`."""
     error = (value - target).abs()
     bent = error.clamp(max=1.0)
-    return Terms(loss=bent * (error - 0.5 * bent), metrics={"value/mean": value.detach()})
+    return Terms(loss=bent * (error - 0.5 * bent), told=lambda: {"value/mean": value.detach()})
 
 
 def conservative(table: Tensor, chosen: Tensor) -> Terms:
     """logsumexp over a of Q(s, a), minus Q(s, a logged): never negative. `table` `[n, k]`, `chosen` `[n]` indices."""
     gap = torch.logsumexp(table, dim=1) - table.gather(1, chosen[:, None]).squeeze(1)
-    return Terms(loss=gap, metrics={"value/conservatism": gap.detach()})
+    return Terms(loss=gap, told=lambda: {"value/conservatism": gap.detach()})
 
 
 def conservative_sampled(worth: Tensor, log_density: Tensor, logged: Tensor) -> Terms:
@@ -43,9 +43,9 @@ def conservative_sampled(worth: Tensor, log_density: Tensor, logged: Tensor) -> 
     """
     soft = torch.logsumexp(worth - log_density, dim=1) - math.log(worth.shape[1])
     gap = soft - logged
-    return Terms(loss=gap, metrics={"value/conservatism": gap.detach()})
+    return Terms(loss=gap, told=lambda: {"value/conservatism": gap.detach()})
 
 
 def imitation(logp: Tensor) -> Terms:
     """-log pi(logged action | s) `[n]` nats: behaviour cloning."""
-    return Terms(loss=-logp, metrics={"policy/nll_nats": -logp.detach()})
+    return Terms(loss=-logp, told=lambda: {"policy/nll_nats": -logp.detach()})

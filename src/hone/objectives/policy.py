@@ -33,10 +33,13 @@ def clipped(now: Tensor, then: Tensor, advantage: Tensor, *, low: float, high: f
     with torch.no_grad():
         held = cost * r.clamp(1.0 - low, 1.0 + high)
         stopped = held > free  # the other branch is the larger: the gradient has stopped
-        kl = (r - 1.0) - (now - then)
     return Terms(
         loss=torch.where(stopped, held, free),
-        metrics={"policy/clip_fraction": stopped.to(r.dtype), "policy/kl_nats": kl, "policy/ratio_max": r.detach()},
+        told=lambda: {
+            "policy/clip_fraction": stopped.to(r.dtype),
+            "policy/kl_nats": (r - 1.0) - (now - then),
+            "policy/ratio_max": r.detach(),
+        },
     )
 
 

@@ -21,13 +21,13 @@ def soft_target(reward: Tensor, discount: Tensor, worth: Tensor, logp: Tensor, a
 def soft_values(first: Tensor, second: Tensor, target: Tensor) -> Terms:
     """Half the squared errors of both critics, added: ((Q1 - y)^2 + (Q2 - y)^2) / 2. All `[n]`."""
     loss = 0.5 * ((first - target).square() + (second - target).square())
-    return Terms(loss=loss, metrics={"value/mean": first.detach()})
+    return Terms(loss=loss, told=lambda: {"value/mean": first.detach()})
 
 
 def soft_policy(logp: Tensor, first: Tensor, second: Tensor, alpha: Tensor) -> Terms:
     """alpha * log pi(a | s) - min(Q1, Q2)(s, a), reparametrised action. `[n]`; `alpha` `[1]` is data."""
     loss = alpha.detach() * logp - torch.minimum(first, second)
-    return Terms(loss=loss, metrics={"policy/entropy_nats": -logp.detach()})
+    return Terms(loss=loss, told=lambda: {"policy/entropy_nats": -logp.detach()})
 
 
 def temperature(log_alpha: Tensor, logp: Tensor, *, target_entropy: float) -> Terms:
@@ -36,4 +36,4 @@ def temperature(log_alpha: Tensor, logp: Tensor, *, target_entropy: float) -> Te
     `log_alpha` `[1]` carries the gradient, `logp` `[n]` is data.
     """
     loss = -log_alpha * (logp.detach() + target_entropy)
-    return Terms(loss=loss, metrics={"policy/temperature": log_alpha.detach().exp().expand(len(logp))})
+    return Terms(loss=loss, told=lambda: {"policy/temperature": log_alpha.detach().exp().expand(len(logp))})

@@ -9,7 +9,7 @@ from hone.objectives.terms import Terms
 
 def squared(value: Tensor, target: Tensor) -> Terms:
     """(V - target)^2 / 2. `value`, `target` `[n]`."""
-    return Terms(loss=0.5 * F.mse_loss(value, target, reduction="none"), metrics={"value/mean": value.detach()})
+    return Terms(loss=0.5 * F.mse_loss(value, target, reduction="none"), told=lambda: {"value/mean": value.detach()})
 
 
 def clipped_value(value: Tensor, then: Tensor, target: Tensor, *, width: float) -> Terms:
@@ -19,4 +19,4 @@ def clipped_value(value: Tensor, then: Tensor, target: Tensor, *, width: float) 
     """
     kept = then + (value - then).clamp(-width, width)
     loss = 0.5 * torch.maximum((value - target).square(), (kept - target).square())
-    return Terms(loss=loss, metrics={"value/mean": value.detach()})
+    return Terms(loss=loss, told=lambda: {"value/mean": value.detach()})

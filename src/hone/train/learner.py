@@ -99,32 +99,33 @@ class GradientLearner(Generic[P, B]):
     def update(self, episodes: Episodes, credits: Credits) -> Metrics:
         everything = self.layout(episodes, credits)
         tally = Tally()
-        for minibatch in self._minibatches(everything):
+        for telling, minibatch in self._minibatches(everything):
             rows = minibatch.weighted()
             rate = self.learning_rate(self.updates)
             for phase in self.phases:
-                self._step(phase, rows, rate, tally)
+                self._step(phase, rows, rate, tally, telling=telling)
             if self.after_step is not None:
                 self.after_step(self.policy)
             self.updates += 1
         return {**credits.metrics, **tally.means(), "learner/lr": self.learning_rate(self.updates - 1)}
 
-    def _minibatches(self, everything: Rows[B]) -> Iterator[Rows[B]]:
+    def _minibatches(self, everything: Rows[B]) -> Iterator[tuple[bool, Rows[B]]]:
+        """The minibatches, and whether metrics are taken of each: they are of the last epoch, where the step ends."""
         count = len(everything)
-        if self.minibatches == 1 and not self.shuffle:
-            for _ in range(self.epochs):
-                yield everything
-            return
-        for _ in range(self.epochs):
+        for epoch in range(self.epochs):
+            telling = epoch == self.epochs - 1
+            if self.minibatches == 1 and not self.shuffle:
+                yield telling, everything
+                continue
             order = (
                 permutation(self.seed, "minibatch", self.updates, count=count)
                 if self.shuffle
                 else np.arange(count, dtype=np.int64)
             )
             for rows in np.array_split(order, min(self.minibatches, count)):
-                yield everything.take(rows)
+                yield telling, everything.take(rows)
 
-    def _step(self, phase: Phase[P, B], rows: Rows[B], rate: float, tally: "Tally") -> None:
+    def _step(self, phase: Phase[P, B], rows: Rows[B], rate: float, tally: "Tally", *, telling: bool) -> None:
         phase.parameters.zero_grad()
         losses: list[Tensor] = []
         for piece in micro_batches(rows, self.micro_batch_tokens):
@@ -133,7 +134,8 @@ class GradientLearner(Generic[P, B]):
             loss = (terms.loss * batch.weight).sum()
             loss.backward()
             losses.append(loss.detach())
-            tally.add(terms)
+            if telling:
+                tally.add(terms)
         *totals, norm = torch.stack([*losses, phase.parameters.norm()]).tolist()
         total = sum(totals)
         if not (math.isfinite(total) and math.isfinite(norm)):

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-import torch
 from pydantic import model_validator
 from torch import Tensor
 
@@ -93,9 +92,8 @@ def scheme_of(aggregation: Aggregation, max_tokens: int) -> Scheme:
 
 def mismatch(now: Tensor, batch: TokenBatch) -> dict[str, Tensor]:
     """How far the trainer's log-probabilities are from the recorded ones, before any clipping; nats `[n]` each."""
-    with torch.no_grad():
-        gap = (now - batch.logp).abs()
-        return {"mismatch/mean": gap, "mismatch/value_max": gap}
+    gap = (now - batch.logp).abs()
+    return {"mismatch/mean": gap, "mismatch/value_max": gap}
 
 
 def text_job(config: TextRl, *, credit: Credit, loss: Loss) -> Job[TokenPolicy]:

@@ -44,7 +44,7 @@ def objective(policy: ActorCritic, rows: StepRows) -> Terms:
     """-log probability of the logged action."""
     now = policy.judge(rows.seen, rows.chosen)
     terms = imitation(now.logp)
-    return Terms(loss=terms.loss, metrics={**terms.metrics, "policy/entropy_nats": now.entropy.detach()})
+    return Terms(loss=terms.loss, told=lambda: {**terms.metrics, "policy/entropy_nats": now.entropy().detach()})
 
 
 def build(config: BcConfig) -> Job[ActorCritic]:

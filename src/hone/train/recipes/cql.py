@@ -88,7 +88,7 @@ def table_objective(policy: ActionValues, rows: TransitionRows, *, conservatism:
     target = double_target(rows.reward, rows.discount, ahead, policy.target_table(rows.after))
     error = squared(table.gather(1, chosen[:, None]).squeeze(1), target)
     gap = conservative(table, chosen)
-    return Terms(loss=error.loss + conservatism * gap.loss, metrics={**error.metrics, **gap.metrics})
+    return Terms(loss=error.loss + conservatism * gap.loss, told=lambda: {**error.metrics, **gap.metrics})
 
 
 def box_objective(policy: SoftActorCritic, rows: TransitionRows, *, conservatism: float) -> Terms:
@@ -102,7 +102,7 @@ def box_objective(policy: SoftActorCritic, rows: TransitionRows, *, conservatism
         conservative_sampled(worth.view_as(density), density, here) for worth, here in zip(sampled, logged, strict=True)
     ]
     loss = error.loss + conservatism * (gaps[0].loss + gaps[1].loss)
-    return Terms(loss=loss, metrics={**error.metrics, **gaps[0].metrics})
+    return Terms(loss=loss, told=lambda: {**error.metrics, **gaps[0].metrics})
 
 
 @torch.no_grad()

@@ -55,13 +55,14 @@ def objective(policy: TokenPolicy, batch: TokenBatch, *, algorithm: GrpoAlgorith
     """The clipped surrogate of each token, plus the weighted distance to the reference."""
     now = policy.outlook(batch.packed, batch.at, batch.chosen).logp
     terms = clipped(now, batch.logp, batch.advantage, low=algorithm.clip_low, high=algorithm.clip_high)
-    metrics = {**terms.metrics, **mismatch(now, batch)}
-    if batch.anchor is None:
-        return Terms(loss=terms.loss, metrics=metrics)
+    anchor = batch.anchor
+    if anchor is None:
+        return Terms(loss=terms.loss, told=lambda: {**terms.metrics, **mismatch(now, batch)})
     estimators = {"k2": k2, "k3": k3, "weighted_k3": partial(weighted_k3, logp_old=batch.logp)}
-    distance = estimators[algorithm.kl_estimator](now, batch.anchor)
+    distance = estimators[algorithm.kl_estimator](now, anchor)
     return Terms(
-        loss=terms.loss + algorithm.kl * distance, metrics={**metrics, "policy/kl_reference": k1(now, batch.anchor)}
+        loss=terms.loss + algorithm.kl * distance,
+        told=lambda: {**terms.metrics, **mismatch(now, batch), "policy/kl_reference": k1(now, anchor)},
     )
 
 

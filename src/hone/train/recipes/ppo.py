@@ -78,9 +78,10 @@ def objective(policy: ActorCritic, rows: StepRows, *, algorithm: PpoAlgorithm) -
     critic = squared(now.value, rows.target)
     loss = torch.add(surrogate.loss, critic.loss, alpha=algorithm.value_weight)
     if algorithm.entropy_weight:
-        loss = torch.sub(loss, now.entropy, alpha=algorithm.entropy_weight)
-    metrics = {**surrogate.metrics, **critic.metrics, "policy/entropy_nats": now.entropy.detach()}
-    return Terms(loss=loss, metrics=metrics)
+        loss = torch.sub(loss, now.entropy(), alpha=algorithm.entropy_weight)
+    return Terms(
+        loss=loss, told=lambda: {**surrogate.metrics, **critic.metrics, "policy/entropy_nats": now.entropy().detach()}
+    )
 
 
 def build(config: PpoConfig) -> Job[ActorCritic]:

@@ -93,7 +93,7 @@ def actor_objective(policy: SoftActorCritic, rows: TransitionRows, *, target_ent
     first, second = policy.worth(rows.seen, action, frozen=True)
     actor = soft_policy(logp, first, second, policy.log_temperature.exp())
     heat = temperature(policy.log_temperature, logp, target_entropy=target_entropy)
-    return Terms(loss=actor.loss + heat.loss, metrics={**actor.metrics, **heat.metrics})
+    return Terms(loss=actor.loss + heat.loss, told=lambda: {**actor.metrics, **heat.metrics})
 
 
 def soften(policy: SoftActorCritic, *, rate: float) -> None:

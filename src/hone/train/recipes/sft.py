@@ -54,7 +54,7 @@ class Sft(RunConfig):
 def objective(policy: TokenPolicy, batch: TokenBatch) -> Terms:
     """-log pi of each completion token, in nats."""
     now = policy.outlook(batch.packed, batch.at, batch.chosen)
-    return Terms(loss=-batch.advantage * now.logp, metrics={"policy/nll_nats": -now.logp.detach()})
+    return Terms(loss=-batch.advantage * now.logp, told=lambda: {"policy/nll_nats": -now.logp.detach()})
 
 
 def build(config: Sft) -> Job[TokenPolicy]:
