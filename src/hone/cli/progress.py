@@ -73,8 +73,8 @@ class RunProgress:
         """Step `step` is done, with these metrics."""
         if self._first is None:
             self._first = step - 1
+        figures = self._figures(metrics, step - max(self._step, self._first))
         self._step = step
-        figures = self._figures(metrics)
         if self._bar is not None and self._task is not None:
             self._bar.update(self._task, completed=step, figures=figures)
             return
@@ -104,14 +104,14 @@ class RunProgress:
     def _say(self, text: str) -> None:
         self.console.print(Text(printable(text)), soft_wrap=True)
 
-    def _figures(self, metrics: Mapping[str, float]) -> str:
+    def _figures(self, metrics: Mapping[str, float], steps: int) -> str:
         """Aligned figures. A column keeps its place once it was seen, so that lines can be compared by eye."""
         values = {name: value for name, keys in COLUMNS.items() if (value := _first_of(metrics, keys)) is not None}
         step_s = metrics.get("time/step_s", 0.0)
         for name, keys in SPEED.items():
             count = _first_of(metrics, keys)
             if count is not None and step_s > 0 and not values.keys() & SPEED.keys():
-                values[name] = count / step_s
+                values[name] = count * steps / step_s  # the count is a mean over the steps, the time their total
         self._columns += [name for name in values if name not in self._columns]
         return "  ".join(f"{name} {figure(values[name]) if name in values else '':>6}" for name in self._columns)
 

@@ -52,8 +52,10 @@ def write_report(folder: Path) -> Path:
 
 def render_report(data: ReportData) -> Html:
     """The document."""
-    measured = [*data.own.evaluations, *(e for stage in _inner(data) for e in stage.evaluations)]
-    compared = [*data.own.paired, *(p for stage in _inner(data) for p in stage.paired)]
+    # A pipeline's own figures say what its stages ended with; theirs are shown while it has none.
+    inner = () if data.own.evaluations else _inner(data)
+    measured = [*data.own.evaluations, *(e for stage in inner for e in stage.evaluations)]
+    compared = [*data.own.paired, *(p for stage in inner for p in stage.paired)]
     body = [_head(data, measured), _evaluation(measured, compared), _side_by_side(data.own.side_by_side)]
     if data.pipeline is None:
         body += [*_stage_sections(data.own, "h2")]
@@ -229,12 +231,13 @@ def _timing(stage: Stage, level: str) -> Html:
     if not parts:
         return EMPTY
     total = sum(seconds for _, seconds in parts)
+    steps = int(stage.metrics.steps[-1]) if len(stage.metrics.steps) else 1
     rows = [
         [
             join([element("span", attributes={"class": f"swatch {part_style(name, index)}"}), text(name)]),
             text(f"{seconds / total:.1%}"),
             text(duration(seconds)),
-            text(f"{1000 * seconds / max(len(stage.metrics.steps), 1):,.1f} ms"),
+            text(f"{1000 * seconds / max(steps, 1):,.1f} ms"),
         ]
         for index, (name, seconds) in enumerate(parts)
     ]

@@ -168,7 +168,7 @@ def phase(
         objective=objective,
         parameters=flat,
         optimizer=Adam(flat, weight_decay=config.weight_decay, betas=(first, second)),
-        max_grad_norm=config.max_grad_norm,
+        max_grad_norm=config.max_grad_norm or None,
     )
 
 

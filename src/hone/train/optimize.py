@@ -32,8 +32,8 @@ class LearnerConfig(Config):
     """Decoupled weight decay (AdamW)."""
     betas: list[Annotated[float, Field(ge=0, lt=1)]] = Field(default=[0.9, 0.999], min_length=2, max_length=2)
     """Decay rates of Adam's two moments."""
-    max_grad_norm: float | None = Field(default=1.0, gt=0)
-    """Gradients longer than this are shortened to it."""
+    max_grad_norm: float | None = Field(default=1.0, ge=0)
+    """Gradients longer than this are shortened to it; 0 leaves them as they are."""
     epochs: int = Field(default=1, ge=1)
     """Passes over each step's episodes."""
     minibatches: int = Field(default=1, ge=1)
@@ -86,5 +86,5 @@ def policy_phase(policy: P, objective: Callable[[P, B], Terms], config: LearnerC
         objective=objective,
         parameters=parameters,
         optimizer=Adam(parameters, weight_decay=config.weight_decay, betas=(first, second)),
-        max_grad_norm=config.max_grad_norm,
+        max_grad_norm=config.max_grad_norm or None,
     )

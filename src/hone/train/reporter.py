@@ -40,8 +40,8 @@ class Progress(Protocol):
 
 @dataclass
 class Window:
-    """Means of metrics over the steps since the last line (the largest, where a name ends in `_max`); saved with a
-    checkpoint, so that a resume changes nothing."""
+    """Means of metrics over the steps since the last line: the largest where a name ends in `_max`, totals for times.
+    Saved with a checkpoint, so that a resume changes nothing."""
 
     sums: dict[str, float] = field(default_factory=dict[str, float])
     counts: dict[str, int] = field(default_factory=dict[str, int])
@@ -55,7 +55,9 @@ class Window:
             self.counts[name] = self.counts.get(name, 0) + 1
 
     def means(self) -> Metrics:
-        means = {name: total / self.counts[name] for name, total in self.sums.items()}
+        means = {
+            name: total if name.startswith("time/") else total / self.counts[name] for name, total in self.sums.items()
+        }
         self.sums, self.counts = {}, {}
         return means
 
