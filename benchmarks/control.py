@@ -2,6 +2,7 @@
 
     python benchmarks/control.py            five seeds, about half an hour on two cores
     python benchmarks/control.py --quick    one seed and short runs, under a minute: decides nothing
+    python benchmarks/control.py --only speed    the comparison with Stable-Baselines3 alone, two minutes
 
 Measures PPO, SAC, CQL and Thompson sampling with their default settings. Each row is the interquartile mean over seeds
 with a 95% bootstrap interval over seeds. Speeds are steps of the world per second of the process's own CPU time:
@@ -240,13 +241,13 @@ def require_peer() -> None:
     (PEER / ".installed").write_text("\n".join(PEER_VERSIONS) + "\n")
 
 
-def speed_row(*, quick: bool) -> Row:
+def speed_rows(*, quick: bool) -> list[Row]:
     require_peer()
     turns, repetitions = (10, 2) if quick else (40, 7)
     pairs = [(hone_speed(turns), peer_speed(turns)) for _ in range(repetitions)]
     here, there = (float(np.median([pair[side] for pair in pairs])) for side in (0, 1))
     ratio = float(np.median([ours / theirs for ours, theirs in pairs]))
-    return Row(
+    row = Row(
         row="PPO, CartPole-v1, 64 environments x 32 steps, 64x64 tanh, 4 minibatches, 4 epochs",
         value=here,
         unit="steps per CPU second",
@@ -257,6 +258,7 @@ def speed_row(*, quick: bool) -> Row:
         bar=">= 3 x peer",
         met=None if quick else ratio >= 3,
     )
+    return [row]
 
 
 # ------------------------------------------------------------------------------------------------ rows
@@ -295,18 +297,19 @@ def offline_rows(triples: list[tuple[float, float, float]], *, quick: bool) -> l
     ]  # fmt: skip
 
 
-def measure(*, quick: bool) -> list[Row]:
+def learning_rows(*, quick: bool) -> list[Row]:
     seeds = 1 if quick else 5
-    rows = [speed_row(quick=quick)]
-    print(rows[0], flush=True)
     arms = seeded(lambda seed: thompson_arms(seed, quick=quick), seeds, "thompson")
-    rows.append(scored("Thompson, 5 Bernoulli arms, 2,000 pulls", "of the best arm", 0.95, arms, quick=quick))
+    rows = [scored("Thompson, 5 Bernoulli arms, 2,000 pulls", "of the best arm", 0.95, arms, quick=quick)]
     returns = seeded(lambda seed: ppo_cartpole(seed, quick=quick), seeds, "ppo")
     rows.append(scored("PPO, CartPole-v1, 100k steps", "return", 475, returns, quick=quick))
     rows += offline_rows(seeded(lambda seed: offline(seed, quick=quick), seeds, "cql, bc, log"), quick=quick)
     returns = seeded(lambda seed: sac_pendulum(seed, quick=quick), seeds, "sac")
     rows.append(scored("SAC, Pendulum-v1, 20k steps", "return", -200, returns, quick=quick))
     return rows
+
+
+PARTS = {"speed": speed_rows, "learning": learning_rows}
 
 
 def shown(value: float) -> str:
@@ -332,12 +335,12 @@ def table(rows: list[Row], *, quick: bool) -> str:
     return "\n".join(lines)
 
 
-def rewrite(text: str) -> None:
-    """Put the table between this benchmark's markers in RESULTS.md."""
-    path, begin, end = HERE / "RESULTS.md", "<!-- control:begin -->", "<!-- control:end -->"
+def rewrite(part: str, text: str) -> None:
+    """Put the table between its markers in RESULTS.md."""
+    path, begin, end = HERE / "RESULTS.md", f"<!-- control-{part}:begin -->", f"<!-- control-{part}:end -->"
     page = path.read_text(encoding="utf-8") if path.exists() else "# Results\n"
     if begin not in page:
-        page = f"{page.rstrip()}\n\n## Control (`benchmarks/control.py`)\n\n{begin}\n{end}\n"
+        page = f"{page.rstrip()}\n\n## Control, {part} (`benchmarks/control.py`)\n\n{begin}\n{end}\n"
     before, rest = page.split(begin, 1)
     path.write_text(f"{before}{begin}\n{text}\n{end}{rest.split(end, 1)[1]}", encoding="utf-8")
 
@@ -345,10 +348,15 @@ def rewrite(text: str) -> None:
 def main() -> None:
     parser = argparse.ArgumentParser(description="Measure the control recipes.")
     parser.add_argument("--quick", action="store_true", help="one seed and short runs, under a minute")
-    quick = parser.parse_args().quick
+    parser.add_argument("--only", choices=list(PARTS), help="measure this part, and leave the other's table alone")
+    asked = parser.parse_args()
     torch.set_num_threads(1)
-    rows = measure(quick=quick)
-    rewrite(table(rows, quick=quick))
+    rows: list[Row] = []
+    for part, measure in PARTS.items():
+        if asked.only in (None, part):
+            found = measure(quick=asked.quick)
+            rewrite(part, table(found, quick=asked.quick))
+            rows += found
     for row in rows:
         print(json.dumps(asdict(row)))
 
