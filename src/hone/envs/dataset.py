@@ -83,13 +83,14 @@ def read_examples(
     *,
     need: Need,
     on_bad_row: Literal["error", "drop"] = "error",
+    on_duplicate_id: Literal["error", "drop"] = "error",
     max_row_bytes: int = MAX_ROW_BYTES,
 ) -> Examples:
     """Read a `.jsonl`, `.json` or `.parquet` dataset in any known format.
 
     `need="text"` gives an empty prompt and the whole text (or conversation) as the completion.
     `on_bad_row="drop"` leaves out rows whose content is unusable (null, empty, wrong type), with a warning that counts
-    them; a file that is damaged is an error all the same.
+    them; a file that is damaged is an error all the same. `on_duplicate_id="drop"` keeps the first row of each id.
 
     Raises DataError, with all faults at once.
     """
@@ -108,6 +109,11 @@ def read_examples(
             bad.add(str(fault), row.number)
     warnings = bad.settle(on_bad_row=on_bad_row, total=len(rows))
     given = "id" in names
+    if given and on_duplicate_id == "drop":
+        kept = list({draft.id: draft for draft in reversed(drafts)}.values())[::-1]
+        if len(kept) < len(drafts):
+            warnings.append(f"{path}: {len(drafts) - len(kept)} of {len(drafts)} rows repeat an id and were dropped")
+        drafts = kept
     return build_examples(drafts, source=str(path), warnings=warnings, ids_given=given)
 
 
@@ -295,7 +301,8 @@ def _check_ids(drafts: Sequence[Example], source: str) -> None:
         more = f" (and {len(twice) - SHOWN} more)" if len(twice) > SHOWN else ""
         faults.add(
             f"{source}: {len(twice)} ids repeat: {'; '.join(twice[:SHOWN])}{more}; "
-            "ids must be unique: mend them, or remove the column `id` to have the content hashed"
+            'ids must be unique: mend them, keep the first of each with task.on_duplicate_id = "drop", or remove the '
+            "column `id` to have the content hashed"
         )
     faults.raise_if_any()
 

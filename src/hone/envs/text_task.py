@@ -33,6 +33,8 @@ class TaskConfig(Config):
     Conversations use the tokenizer's chat template instead."""
     on_bad_row: Literal["error", "drop"] = "error"
     """What to do with rows of a file that cannot be used."""
+    on_duplicate_id: Literal["error", "drop"] = "error"
+    """What to do with rows of a file whose `id` stood in an earlier row."""
     on_long_prompt: Literal["error", "drop", "truncate"] = "error"
     """What to do with prompts that the model's context has no room for; `truncate` keeps their last tokens."""
 
@@ -62,7 +64,9 @@ class TaskConfig(Config):
                 distinct=self.distinct,
                 apart_from=apart_from,
             )
-        return read_examples(Path(self.source), need=need, on_bad_row=self.on_bad_row)
+        return read_examples(
+            Path(self.source), need=need, on_bad_row=self.on_bad_row, on_duplicate_id=self.on_duplicate_id
+        )
 
     def fill(self, prompt: Turns, columns: Mapping[str, object]) -> Turns:
         """The prompt in its template; conversations as they are. Raises DataError for a column that is not there."""

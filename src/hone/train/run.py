@@ -16,7 +16,7 @@ import torch
 from hone import __version__
 from hone.core.clock import Clock, SystemClock
 from hone.core.episodes import Episodes, Transcript
-from hone.core.errors import DivergedError, HoneError, ResourceError
+from hone.core.errors import DivergedError, HoneError, ResourceError, UserCodeError
 from hone.core.state import State, integer, substate
 from hone.store.checkpoints import Checkpoints
 from hone.store.codec import write_state
@@ -156,6 +156,10 @@ def _train(order: Order, job: Job[Any], folder: RunFolder, progress: Progress, s
         raise DivergedError(
             *fault.messages, f"the batch and the weights are in {_bundle(job, folder, watch)}"
         ) from fault
+    except UserCodeError as fault:
+        for message in fault.messages:  # the answers that could not be scored are among them
+            folder.log(message, level="ERROR")
+        raise
     finally:
         progress.close()
         metrics.close()
