@@ -12,7 +12,7 @@ import numpy as np
 from pydantic import Field
 
 from hone.core.config import Config
-from hone.core.credit import Credits
+from hone.core.credit import Credits, Metrics
 from hone.core.episodes import Episodes, Status
 from hone.core.errors import all_at_once
 from hone.core.generation import Sampling
@@ -117,6 +117,19 @@ def judge_policy(exam: TextExam, policy: TokenPolicy) -> Verdict:
     """The policy as it stands, on the held-out prompts."""
     judged = exam.ask_policy(policy)
     return Verdict(estimate=judged.estimate, metrics=judged.metrics(), answers=judged.rows())
+
+
+def answer_metrics(episodes: Episodes) -> Metrics:
+    """Lengths of the answers, and the policy's entropy as their tokens show it.
+
+    The mean of -log p over tokens drawn from the policy estimates its entropy per token without bias, for nothing.
+    """
+    lengths = episodes.lengths
+    return {
+        "answers/tokens_mean": float(lengths.mean()),
+        "answers/tokens_longest": float(lengths.max()),
+        "policy/entropy_nats": float(-episodes.logp.mean(dtype=np.float64)),
+    }
 
 
 def answer_rows(

@@ -5,7 +5,7 @@ config of both; see `recipes/grpo.py`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
 
@@ -31,7 +31,7 @@ from hone.train.learner import GradientLearner
 from hone.train.loop import Recipe
 from hone.train.optimize import LearnerConfig, policy_phase, require_whole_minibatches, schedule
 from hone.train.sources import Live
-from hone.train.text import RolloutConfig, answer_rows, check_text, judge_policy
+from hone.train.text import RolloutConfig, answer_metrics, answer_rows, check_text, judge_policy
 from hone.train.tokens import TokenBatch, TokenLayout, TokenRows
 
 Aggregation = Literal["token_mean", "sequence_mean", "constant_length"]
@@ -117,9 +117,14 @@ def text_job(config: TextRl, *, credit: Credit, loss: Loss) -> Job[TokenPolicy]:
         samples=config.rollout.samples_per_prompt,
         seed=config.seed,
     )
+
+    def judged(episodes: Episodes, values: Values) -> Credits:
+        credits = credit(episodes, values)
+        return replace(credits, metrics={**credits.metrics, **answer_metrics(episodes)})
+
     recipe = Recipe(
         source=Live[TokenPolicy](world, _actor(config, policy, prompts)),
-        credit=credit,
+        credit=judged,
         learner=_learner(config, policy, loss),
     )
 
