@@ -102,10 +102,14 @@ def score(policy: Policy, name: str, seed: int) -> float:
     return float(judged(policy, GymConfig(id=name), episodes=JUDGED, seed=10_000 + seed).mean())
 
 
-def ppo_config(seed: int, steps: int, *, envs: int = 8, minibatches: int = 1, epochs: int = 20) -> ppo.PpoConfig:
+def ppo_config(
+    seed: int, steps: int, *, envs: int = 8, rollout: int = 32, minibatches: int = 1, epochs: int = 20
+) -> ppo.PpoConfig:
     learner = LearnerConfig(lr=1e-3, decay="linear", epochs=epochs, minibatches=minibatches, max_grad_norm=0.5)
     env = GymConfig(id=CARTPOLE, num_envs=envs)
-    return ppo.PpoConfig(recipe="ppo", name="bench", seed=seed, steps=steps, env=env, learner=learner)
+    return ppo.PpoConfig(
+        recipe="ppo", name="bench", seed=seed, steps=steps, env=env, rollout_steps=rollout, learner=learner
+    )
 
 
 def ppo_cartpole(seed: int, *, quick: bool) -> float:
@@ -193,7 +197,8 @@ def offline(seed: int, *, quick: bool) -> tuple[float, float, float]:
 
 # ------------------------------------------------------------------------------------------------ speed
 
-SPEED = {"envs": 64, "rollout": 32, "minibatches": 4, "epochs": 4}
+ENVS, MINIBATCHES, EPOCHS = 64, 4, 4
+ROLLOUTS = (32, 128)
 PEER_PROGRAM = """
 import sys, time, torch
 torch.set_num_threads(1)
@@ -209,8 +214,8 @@ print(turns * envs * rollout / (time.process_time() - begin))
 """
 
 
-def hone_speed(turns: int) -> float:
-    config = ppo_config(0, turns + 1, envs=SPEED["envs"], minibatches=SPEED["minibatches"], epochs=SPEED["epochs"])
+def hone_speed(rollout: int, turns: int) -> float:
+    config = ppo_config(0, turns + 1, envs=ENVS, rollout=rollout, minibatches=MINIBATCHES, epochs=EPOCHS)
     marks, decisions = [0.0], [0]
 
     def report(_: int, episodes: Episodes, *__: object) -> None:
@@ -221,9 +226,8 @@ def hone_speed(turns: int) -> float:
     return sum(decisions[2:]) / (marks[-1] - marks[1])
 
 
-def peer_speed(turns: int) -> float:
-    batch = SPEED["envs"] * SPEED["rollout"] // SPEED["minibatches"]
-    arguments = [SPEED["envs"], SPEED["rollout"], batch, SPEED["epochs"], turns]
+def peer_speed(rollout: int, turns: int) -> float:
+    arguments = [ENVS, rollout, ENVS * rollout // MINIBATCHES, EPOCHS, turns]
     command = [str(PEER / "bin" / "python"), "-c", PEER_PROGRAM, *map(str, arguments)]
     answer = subprocess.run(
         command, capture_output=True, text=True, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
@@ -241,14 +245,14 @@ def require_peer() -> None:
     (PEER / ".installed").write_text("\n".join(PEER_VERSIONS) + "\n")
 
 
-def speed_rows(*, quick: bool) -> list[Row]:
-    require_peer()
-    turns, repetitions = (10, 2) if quick else (40, 7)
-    pairs = [(hone_speed(turns), peer_speed(turns)) for _ in range(repetitions)]
+def speed_row(rollout: int, *, quick: bool) -> Row:
+    turns, repetitions = (320 // rollout, 2) if quick else (1280 // rollout, 7)
+    pairs = [(hone_speed(rollout, turns), peer_speed(rollout, turns)) for _ in range(repetitions)]
     here, there = (float(np.median([pair[side] for pair in pairs])) for side in (0, 1))
     ratio = float(np.median([ours / theirs for ours, theirs in pairs]))
-    row = Row(
-        row="PPO, CartPole-v1, 64 environments x 32 steps, 64x64 tanh, 4 minibatches, 4 epochs",
+    return Row(
+        row=f"PPO, CartPole-v1, {ENVS} environments x {rollout} steps, 64x64 tanh, {MINIBATCHES} minibatches, "
+        f"{EPOCHS} epochs",
         value=here,
         unit="steps per CPU second",
         seeds=repetitions,
@@ -258,7 +262,11 @@ def speed_rows(*, quick: bool) -> list[Row]:
         bar=">= 3 x peer",
         met=None if quick else ratio >= 3,
     )
-    return [row]
+
+
+def speed_rows(*, quick: bool) -> list[Row]:
+    require_peer()
+    return [speed_row(rollout, quick=quick) for rollout in ROLLOUTS]
 
 
 # ------------------------------------------------------------------------------------------------ rows
