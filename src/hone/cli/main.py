@@ -20,7 +20,7 @@ from hone.cli.overrides import split_overrides
 from hone.core.errors import ConfigError, HoneError, InterruptedRun, did_you_mean
 
 # Threads of the tensor library wait for each other by spinning, by default for long: with reward workers on the same
-# cores, that made a rollout ten times slower. A short spin loses nothing on an idle machine. Read when torch is loaded.
+# cores, that made rollouts many times slower. A short spin loses nothing on an idle machine. Read when torch is loaded.
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 BUG = 1

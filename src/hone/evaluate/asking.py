@@ -53,6 +53,7 @@ class PoolJudge:
                     [{"role": "assistant", "content": answer.text}] if chat else answer.text for answer in answers
                 ],
                 columns={name: [answer.columns[name] for answer in answers] for name in names},
+                groups=[0] * len(answers),  # all of them answer one prompt
             )
         )
 

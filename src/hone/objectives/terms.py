@@ -18,8 +18,7 @@ class Terms:
     loss: Tensor
     """`[n]` with gradient; the learner sums `weight * loss`."""
     told: Callable[[], Mapping[str, Tensor]] = _nothing
-    """Computes the metrics, `[n]` each; called only where somebody listens, because on a small network they cost a
-    tenth of a step."""
+    """Computes the metrics, `[n]` each; called only where somebody listens: a small network's step is short."""
 
     @property
     def metrics(self) -> Mapping[str, Tensor]:

@@ -35,8 +35,3 @@ class FlatParameters:
     def norm(self) -> Tensor:
         """L2 norm of the whole gradient, `[]`."""
         return torch.linalg.vector_norm(self.gradient)
-
-    def norms(self) -> list[float]:
-        """L2 norm of each parameter's gradient, in parameter order; for the bundle of a diverged step."""
-        gradients = [parameter.grad for parameter in self.parameters if parameter.grad is not None]
-        return [float(torch.linalg.vector_norm(gradient)) for gradient in gradients]

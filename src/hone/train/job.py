@@ -1,7 +1,7 @@
 """What a recipe file offers (`Entry`), and what it hands to the driver once built (`Job`)."""
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -57,8 +57,6 @@ class Job(Generic[P]):
     warnings: Sequence[str] = ()
     notes: Callable[[], Sequence[str]] = no_notes
     """What came up since the last call that a person should read; asked for after every step."""
-    table: Mapping[str, str] = field(default_factory=dict[str, str])
-    """What the config comes to, derived: prompts x samples -> sequences -> minibatches -> optimizer steps."""
     close: Callable[[], None] = nothing
     """Ends worker processes."""
 

@@ -21,10 +21,14 @@ from hone.evaluate.policies import ModelSource, open_tokenizer
 from hone.evaluate.text import EvaluationConfig, TextExam, prepare_exam
 from hone.models.policy import TokenPolicy
 from hone.models.tokenizers import Tokenizer
+from hone.objectives.terms import Terms
 from hone.rewards.config import RewardsConfig
 from hone.rewards.workers import check_functions
 from hone.store.samples import SampleRow
 from hone.train.job import Verdict
+from hone.train.learner import GradientLearner
+from hone.train.optimize import LearnerConfig, policy_phase, schedule
+from hone.train.tokens import TokenBatch, TokenRows
 
 
 class RolloutConfig(Config):
@@ -117,6 +121,29 @@ def judge_policy(exam: TextExam, policy: TokenPolicy) -> Verdict:
     """The policy as it stands, on the held-out prompts."""
     judged = exam.ask_policy(policy)
     return Verdict(estimate=judged.estimate, metrics=judged.metrics(), answers=judged.rows())
+
+
+def token_learner(
+    config: LearnerConfig,
+    policy: TokenPolicy,
+    *,
+    layout: Callable[[Episodes, Credits], TokenRows],
+    objective: Callable[[TokenPolicy, TokenBatch], Terms],
+    seed: int,
+    steps: int,
+) -> GradientLearner[TokenPolicy, TokenBatch]:
+    """The gradient learner of every recipe on tokens; `steps` is the whole run's, for the learning rate's decay."""
+    return GradientLearner(
+        policy=policy,
+        layout=layout,
+        phases=[policy_phase(policy, objective, config)],
+        seed=seed,
+        learning_rate=schedule(config, config.optimizer_steps(steps)),
+        epochs=config.epochs,
+        minibatches=config.minibatches,
+        shuffle=config.minibatches > 1,
+        micro_batch_tokens=config.micro_batch_tokens,
+    )
 
 
 def answer_metrics(episodes: Episodes) -> Metrics:

@@ -29,9 +29,9 @@ from hone.train.config import RunConfig
 from hone.train.job import Job
 from hone.train.learner import GradientLearner
 from hone.train.loop import Recipe
-from hone.train.optimize import LearnerConfig, policy_phase, require_whole_minibatches, schedule
+from hone.train.optimize import LearnerConfig, require_whole_minibatches
 from hone.train.sources import Live
-from hone.train.text import RolloutConfig, answer_metrics, answer_rows, check_text, judge_policy
+from hone.train.text import RolloutConfig, answer_metrics, answer_rows, check_text, judge_policy, token_learner
 from hone.train.tokens import TokenBatch, TokenLayout, TokenRows
 
 Aggregation = Literal["token_mean", "sequence_mean", "constant_length"]
@@ -196,16 +196,13 @@ def _learner(config: TextRl, policy: TokenPolicy, loss: Loss) -> GradientLearner
         skip_zero_advantage=loss.proportional,
         device=config.run.device,
     )
-    return GradientLearner(
-        policy=policy,
+    return token_learner(
+        learner,
+        policy,
         layout=_anchored(layout, _frozen(config, policy), learner.micro_batch_tokens) if loss.reference else layout,
-        phases=[policy_phase(policy, loss.objective, learner)],
+        objective=loss.objective,
         seed=config.seed,
-        learning_rate=schedule(learner, learner.optimizer_steps(config.steps)),
-        epochs=learner.epochs,
-        minibatches=learner.minibatches,
-        shuffle=learner.minibatches > 1,
-        micro_batch_tokens=learner.micro_batch_tokens,
+        steps=config.steps,
     )
 
 

@@ -20,11 +20,10 @@ from hone.objectives.terms import Terms
 from hone.objectives.weights import token_mean
 from hone.train.config import RunConfig
 from hone.train.job import Entry, Job, nothing
-from hone.train.learner import GradientLearner
 from hone.train.loop import Recipe
-from hone.train.optimize import LearnerConfig, policy_phase, require_whole_minibatches, schedule
+from hone.train.optimize import LearnerConfig, require_whole_minibatches
 from hone.train.sources import Logged
-from hone.train.text import answer_rows, check_text, judge_policy
+from hone.train.text import answer_rows, check_text, judge_policy, token_learner
 from hone.train.tokens import TokenBatch, TokenLayout
 from hone.train.worked import SolutionConfig, encode_examples, worked_examples
 
@@ -67,16 +66,13 @@ def build(config: Sft) -> Job[TokenPolicy]:
     recipe = Recipe(
         source=Logged[TokenPolicy](log=log, batch=config.batch, seed=config.seed),
         credit=as_paid,
-        learner=GradientLearner(
-            policy=policy,
+        learner=token_learner(
+            config.learner,
+            policy,
             layout=TokenLayout(scheme=token_mean, device=config.run.device),
-            phases=[policy_phase(policy, objective, config.learner)],
+            objective=objective,
             seed=config.seed,
-            learning_rate=schedule(config.learner, config.learner.optimizer_steps(config.steps)),
-            epochs=config.learner.epochs,
-            minibatches=config.learner.minibatches,
-            shuffle=config.learner.minibatches > 1,
-            micro_batch_tokens=config.learner.micro_batch_tokens,
+            steps=config.steps,
         ),
     )
     return Job(

@@ -1,0 +1,27 @@
+"""Answers on their way to the reward functions."""
+
+from pathlib import Path
+
+from hone.envs.text import Answer
+from hone.evaluate.asking import pool_judge
+from hone.rewards.config import RewardFunction, RewardsConfig
+
+COUNTS = """
+def company(completions):
+    return [float(len(completions))] * len(completions)
+"""
+
+
+def test_a_function_of_groups_sees_all_answers_to_a_prompt_and_no_others(tmp_path: Path) -> None:
+    (tmp_path / "counts.py").write_text(COUNTS)
+    use = f"{tmp_path / 'counts.py'}:company"
+    config = RewardsConfig(functions=[RewardFunction(use=use, unit="group")], workers=2)
+    judge = pool_judge(config)
+    try:
+        tickets = [
+            judge.submit([Answer(prompt=f"question {count}", text=str(number), columns={}) for number in range(count)])
+            for count in (4, 2, 3)
+        ]
+        assert judge.gather(tickets).score.tolist() == [4.0] * 4 + [2.0] * 2 + [3.0] * 3
+    finally:
+        judge.pool.close()
