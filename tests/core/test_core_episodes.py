@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hone.core.episodes import Episodes, Status, Transcript, concatenate
-from hone.core.ragged import offsets_of
+from hone.core.ragged import Ragged, offsets_of
 
 shapes = st.lists(st.integers(0, 4), min_size=1, max_size=6)
 
@@ -54,7 +54,13 @@ def talk(rng: np.random.Generator, lengths: list[int]) -> Transcript:
         tokens=np.array(tokens, dtype=np.int32),
         offsets=np.array(starts, dtype=np.int64),
         at=np.array(at, dtype=np.int64),
+        kept=kept_of(rng, len(at)) if rng.random() < 0.5 else None,
     )
+
+
+def kept_of(rng: np.random.Generator, count: int) -> Ragged:
+    lengths = rng.integers(0, 4, count)
+    return Ragged(values=rng.integers(0, 9, int(lengths.sum())).astype(np.int32), offsets=offsets_of(lengths))
 
 
 def story(episodes: Episodes, number: int) -> dict[str, object]:
@@ -75,6 +81,11 @@ def story(episodes: Episodes, number: int) -> dict[str, object]:
         first, last = int(episodes.seen.offsets[number]), int(episodes.seen.offsets[number + 1])
         told["tokens"] = episodes.seen.tokens[first:last].tolist()
         told["at"] = (episodes.seen.at[begin:end] - first).tolist()
+        kept = episodes.seen.kept
+        told["kept"] = [
+            [] if kept is None else kept.values[kept.offsets[n] : kept.offsets[n + 1]].tolist()
+            for n in range(begin, end)
+        ]
     else:
         told["seen"] = episodes.seen[begin:end].tolist()
         told["final"] = None if episodes.final is None else episodes.final[number].tolist()

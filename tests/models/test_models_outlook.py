@@ -82,3 +82,67 @@ def test_low_precision_answers_in_float32():
     found = outlook(hidden, weight, chosen, 1.0)
     assert found.logp.dtype == torch.float32
     assert torch.isfinite(found.logp).all()
+
+
+@pytest.mark.parametrize("chunk", [1, 200, 1 << 22])
+def test_further_tokens_are_answered_with_their_gradient(monkeypatch, chunk):
+    monkeypatch.setattr(module, "CHUNK_ELEMENTS", chunk)
+    hidden, weight, chosen = draws()
+    among = torch.stack((chosen, (chosen + 1) % 11, (chosen + 5) % 11), dim=1)
+    found = outlook(hidden, weight, chosen, 0.7, entropy=True, among=among)
+    logp = torch.log_softmax(hidden @ weight.T / 0.7, dim=-1)
+    torch.testing.assert_close(found.among, logp.gather(1, among), rtol=0, atol=1e-13)
+    mix = torch.linspace(-1, 1, among.numel(), dtype=torch.float64).view(among.shape)
+
+    def total(chosen_logp, among_logp):
+        return (among_logp * mix).sum() + (chosen_logp * mix[:, 0] ** 2).sum()
+
+    mine = torch.autograd.grad(total(found.logp, found.among), (hidden, weight))
+    plainly = total(logp.gather(1, chosen[:, None])[:, 0], logp.gather(1, among))
+    for a, b in zip(mine, torch.autograd.grad(plainly, (hidden, weight)), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("chunk", [1, 200, 1 << 22])
+def test_what_sampling_kept_is_replayed(monkeypatch, chunk):
+    monkeypatch.setattr(module, "CHUNK_ELEMENTS", chunk)
+    hidden, weight, chosen = draws()
+    generator = torch.Generator().manual_seed(3)
+    allowed = torch.rand(len(chosen), 11, generator=generator) < 0.4
+    allowed[torch.arange(len(chosen)), chosen] = True
+    allowed[4] = False  # nothing was cut off at position 4
+    counts = allowed.sum(1)
+    offsets = torch.cat((torch.zeros(1, dtype=torch.int64), counts.cumsum(0)))
+    kept = module.Kept(ids=allowed.nonzero()[:, 1], offsets=offsets)
+    found = outlook(hidden, weight, chosen, 0.7, entropy=True, kept=kept)
+    everywhere = allowed | (counts == 0)[:, None]
+    p = torch.softmax(hidden @ weight.T / 0.7, dim=-1) * everywhere
+    p = p / p.sum(1, keepdim=True)
+    logp = p.gather(1, chosen[:, None])[:, 0].log()
+    entropy = torch.special.entr(p).sum(1)
+    torch.testing.assert_close(found.logp, logp, rtol=0, atol=1e-13)
+    torch.testing.assert_close(found.entropy, entropy, rtol=0, atol=1e-13)
+    mix = torch.linspace(-1, 1, len(chosen), dtype=torch.float64)
+    mine = torch.autograd.grad((found.logp * mix + found.entropy * mix**2).sum(), (hidden, weight))
+    slow = sum(
+        mix[n]
+        * (row := torch.log_softmax((hidden[n] @ weight[everywhere[n]].T) / 0.7, dim=-1))[
+            everywhere[n].nonzero()[:, 0].tolist().index(int(chosen[n]))
+        ]
+        - mix[n] ** 2 * (row.exp() * row).sum()
+        for n in range(len(chosen))
+    )
+    for a, b in zip(mine, torch.autograd.grad(slow, (hidden, weight)), strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("chunk", [1, 1 << 22])
+def test_the_likeliest_tokens(monkeypatch, chunk):
+    monkeypatch.setattr(module, "CHUNK_ELEMENTS", chunk)
+    hidden, weight, _ = draws()
+    found = module.likeliest(hidden, weight, 0.7, 4)
+    logp, ids = torch.log_softmax(hidden @ weight.T / 0.7, dim=-1).sort(dim=-1, descending=True)
+    assert torch.equal(found.ids, ids[:, :4])
+    torch.testing.assert_close(found.logp, logp[:, :4].detach(), rtol=0, atol=1e-13)
+    assert not found.logp.requires_grad
+    assert module.likeliest(hidden[:0], weight, 0.7, 4).ids.shape == (0, 4)

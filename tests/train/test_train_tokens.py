@@ -133,12 +133,28 @@ def test_anchor_is_the_reference_at_every_decision_whatever_the_budget() -> None
     episodes = groups_of(rng, 3, 2)
     rows = TokenLayout(scheme=token_mean)(episodes, advantages(rng, episodes))
 
-    def logp_of(batch: TokenBatch) -> torch.Tensor:
-        return network.outlook(network.hidden(batch.packed)[batch.at], batch.chosen).logp
+    def logp_of(batch: TokenBatch) -> tuple[torch.Tensor]:
+        return (network.outlook(network.hidden(batch.packed)[batch.at], batch.chosen).logp,)
 
-    whole = rows.with_anchor(logp_of, 1 << 30).anchor
-    pieces = rows.with_anchor(logp_of, 5).anchor
-    assert whole is not None
-    assert pieces is not None
-    np.testing.assert_allclose(whole, pieces, rtol=0, atol=1e-6)
-    np.testing.assert_allclose(logp_of(rows.tensors()).detach().numpy(), whole, rtol=0, atol=1e-6)
+    (whole,) = rows.asked(logp_of, 1 << 30)
+    (pieces,) = rows.asked(logp_of, 5)
+    np.testing.assert_allclose(whole, pieces, rtol=0, atol=1e-12)
+    np.testing.assert_allclose(logp_of(rows.tensors())[0].detach().numpy(), whole, rtol=0, atol=1e-12)
+
+
+def test_rows_that_cannot_contribute_are_not_asked() -> None:
+    rng = np.random.default_rng(5)
+    episodes = groups_of(rng, 4, 2)
+    advantage = np.where(np.repeat(np.array([1, 1, 0, 0, 1, 0, 0, 0]), episodes.lengths) > 0, 1.0, 0.0)
+    layout = TokenLayout(scheme=token_mean, skip_zero_advantage=True)
+    rows = layout(episodes, Credits(advantage=advantage.astype(np.float32)))
+    seen: list[int] = []
+
+    def ones(batch: TokenBatch) -> tuple[torch.Tensor]:
+        seen.append(len(batch.at))
+        return (torch.ones(len(batch.at)),)
+
+    (answer,) = rows.asked(ones, 1 << 30)
+    assert sum(seen) < episodes.decisions
+    assert (answer[advantage > 0] == 1).all()
+    assert answer.sum() == sum(seen)

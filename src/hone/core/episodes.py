@@ -15,7 +15,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from hone.core.ragged import Ints, offsets_of, owner_of, ranges
+from hone.core.ragged import Ints, Ragged, empty_rows, join, offsets_of, owner_of, ranges
 
 
 class Status(IntEnum):
@@ -41,6 +41,9 @@ class Transcript:
     """`[E+1]` where each episode's tokens begin."""
     at: Ints
     """`[N]` flat position in `tokens` of each chosen token, ascending."""
+    kept: Ragged | None = None
+    """`[N]` rows: the tokens that top-k, top-p and min-p left to choose from; an empty row: all of them. None: all,
+    everywhere."""
 
 
 Seen: TypeAlias = "NDArray[np.generic] | Transcript"
@@ -74,6 +77,11 @@ class Episodes:
     """`[E]` outcome of the whole episode so far, undiscounted, earlier pieces included; NaN when missing."""
     status: NDArray[np.uint8]
     """`[E]` `Status` of the score."""
+    components: NDArray[np.float64] | None = None
+    """`[E, C]` each reward function's own score, unweighted; NaN where it gave none. None where nobody kept them."""
+    baseline: NDArray[np.float64] | None = None
+    """`[E]` what a fixed answer to the same question scored (ReMax: the greedy one), itself not among the episodes; NaN
+    when missing. None where nobody asked for one."""
 
     def __post_init__(self) -> None:
         count, decisions = len(self.offsets) - 1, int(self.offsets[-1])
@@ -88,6 +96,8 @@ class Episodes:
             assert column.shape == (count,), f"{name} has shape {column.shape}, expected ({count},)"
         for name, column in (("logp", self.logp), ("version", self.version), ("reward", self.reward)):
             assert column.shape == (decisions,), f"{name} has shape {column.shape}, expected ({decisions},)"
+        for name, column in (("components", self.components), ("baseline", self.baseline)):
+            assert column is None or len(column) == count, f"{name} has {len(column)} rows, expected {count}"
         assert len(self.chosen) == decisions, f"{len(self.chosen)} choices for {decisions} decisions"
 
     def __len__(self) -> int:
@@ -141,6 +151,8 @@ class Episodes:
             final=None if self.final is None else self.final[index],
             score=self.score[index],
             status=self.status[index],
+            components=None if self.components is None else self.components[index],
+            baseline=None if self.baseline is None else self.baseline[index],
         )
 
     def transitions(self) -> "Episodes":
@@ -167,6 +179,8 @@ class Episodes:
             final=after,
             score=self.score[owner],
             status=self.status[owner],
+            components=None if self.components is None else self.components[owner],
+            baseline=None if self.baseline is None else self.baseline[owner],
         )
 
 
@@ -176,7 +190,10 @@ def _take_transcript(seen: Transcript, index: NDArray[np.integer], rows: Ints) -
     decisions = np.diff(np.searchsorted(seen.at, seen.offsets))[index]  # `at` is ascending
     shift = np.repeat(offsets[:-1] - seen.offsets[:-1][index], decisions)
     return Transcript(
-        tokens=seen.tokens[ranges(seen.offsets[:-1][index], lengths)], offsets=offsets, at=seen.at[rows] + shift
+        tokens=seen.tokens[ranges(seen.offsets[:-1][index], lengths)],
+        offsets=offsets,
+        at=seen.at[rows] + shift,
+        kept=None if seen.kept is None else seen.kept.take(rows),
     )
 
 
@@ -203,7 +220,15 @@ def concatenate(pieces: Sequence[Episodes]) -> Episodes:
         final=np.concatenate(finals) if finals else None,
         score=np.concatenate([piece.score for piece in pieces]),
         status=np.concatenate([piece.status for piece in pieces]),
+        components=_concatenate_known([piece.components for piece in pieces], "components"),
+        baseline=_concatenate_known([piece.baseline for piece in pieces], "baseline"),
     )
+
+
+def _concatenate_known(columns: Sequence[NDArray[np.float64] | None], name: str) -> NDArray[np.float64] | None:
+    known = [column for column in columns if column is not None]
+    assert len(known) in {0, len(columns)}, f"{len(known)} of {len(columns)} pieces have {name}: all or none must"
+    return np.concatenate(known) if known else None
 
 
 def _concatenate_transcripts(pieces: Sequence[Transcript]) -> Transcript:
@@ -212,4 +237,7 @@ def _concatenate_transcripts(pieces: Sequence[Transcript]) -> Transcript:
         tokens=np.concatenate([piece.tokens for piece in pieces]),
         offsets=offsets_of(np.concatenate([np.diff(piece.offsets) for piece in pieces])),
         at=np.concatenate([piece.at + shift for piece, shift in zip(pieces, shifts, strict=True)]),
+        kept=None
+        if all(piece.kept is None for piece in pieces)
+        else join([piece.kept or empty_rows(len(piece.at)) for piece in pieces]),
     )

@@ -1,6 +1,6 @@
 """What is asked of a token generator, and what it answers: the nouns between engines, text worlds and evaluation."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -8,6 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 Finish = Literal["eos", "stop", "length"]
+OnPublish = Literal["finish", "recompute", "keep"]
+"""What becomes of answers that are being written when new weights are published. `finish`: they end under the old
+weights first. `recompute`: they go on under the new weights, which read the whole text so far anew. `keep`: they go on
+under the new weights over keys and values of the old ones: cheaper, and drawn from neither policy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,9 +24,17 @@ class Sampling:
     top_k: int = 0
     """0: off."""
     top_p: float = 1.0
+    """1: off. Of what top-k left, the likeliest tokens until their probabilities reach it."""
+    min_p: float = 0.0
+    """0: off. Of what is left, the tokens with at least this share of the likeliest one's probability."""
     greedy: bool = False
     stop: tuple[str, ...] = ()
     """The token that completes a stop string is the last one kept."""
+
+    @property
+    def truncates(self) -> bool:
+        """Whether some tokens can never be drawn."""
+        return not self.greedy and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +46,18 @@ class Request:
     prompt: NDArray[np.int32]
     samples: int
     sampling: Sampling
+    expected_tokens: int = 0
+    """How long its answers are thought to become; an engine may begin the longest first. Never the result."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """The tokens that top-k, top-p and min-p left at each of n draws, so that a trainer can draw the same line."""
+
+    offsets: NDArray[np.int64]
+    """`[n+1]`: draw i could have been any of `ids[offsets[i]:offsets[i+1]]`."""
+    ids: NDArray[np.int32]
+    """Ascending within a draw."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,10 +71,105 @@ class Completion:
     logp: NDArray[np.float32]
     """`[n]` nats, of the whole policy softmax(logits / temperature)."""
     sampled_logp: NDArray[np.float32]
-    """`[n]` nats, of the truncated distribution (top-k, top-p) that was really drawn from."""
+    """`[n]` nats, of the truncated distribution (top-k, top-p, min-p) that was really drawn from; `logp -
+    sampled_logp` is the log of the mass that was left."""
     version: NDArray[np.int32]
     """`[n]` version of the policy that drew each token."""
     finish: Finish
+    kept: Kept | None = None
+    """None where nothing was truncated."""
+    behind: int = 0
+    """Characters that the last token carries behind the stop string; they are no part of the answer."""
+
+    def text(self, decode: Callable[[NDArray[np.int32]], str]) -> str:
+        """The answer as a person reads it, up to the end of its stop string."""
+        whole = decode(self.tokens)
+        return whole[: len(whole) - self.behind]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Given:
+    """A text to be scored: how likely are `tokens` after `prompt`?"""
+
+    prompt: NDArray[np.int32]
+    """`[P]`, at least one token."""
+    tokens: NDArray[np.int32]
+    """`[n]`, at least one token."""
+    sampling: Sampling
+    """Its temperature and truncation; the rest has no effect."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Scored:
+    """The answer to a `Given`."""
+
+    logp: NDArray[np.float32]
+    """`[n]` nats, of the whole policy."""
+    sampled_logp: NDArray[np.float32]
+    """`[n]` nats, of what truncation left; -inf for a token that it cut off."""
+
+
+@dataclass(slots=True, kw_only=True)
+class GenerationStats:
+    """What an engine did since it was last asked to begin anew. Time that a caller spends between answers is not
+    counted."""
+
+    slots: int = 0
+    """Answers that may be written at the same time."""
+    pages: int = 0
+    """Pages of keys and values that there are."""
+    tokens: int = 0
+    """Drawn."""
+    prefill_tokens: int = 0
+    """Read: prompts, and texts that had to be read again."""
+    cached_tokens: int = 0
+    """Not read, because an earlier prompt began alike."""
+    scored_tokens: int = 0
+    steps: int = 0
+    """Passes over the model in which an answer went on."""
+    row_steps: int = 0
+    """Sum of the answers being written over those passes."""
+    page_steps: int = 0
+    """Sum of the pages in use over those passes."""
+    preempted: int = 0
+    """Answers that had to give up their pages, and were taken up again."""
+    stale_tokens: int = 0
+    """Tokens drawn with keys and values of older weights before them (`keep`)."""
+    seconds_s: float = 0.0
+    """In all."""
+    runner_s: float = 0.0
+    """Of it, in passes over the model; the rest is bookkeeping."""
+    prefill_s: float = 0.0
+    """Of `runner_s`, the share of tokens that were read rather than drawn."""
+    idle_slot_s: float = 0.0
+    """Slot-seconds without an answer to write while others were being written."""
+    tail_slot_s: float = 0.0
+    """Of `idle_slot_s`, those after the last answer had been begun: what waiting for the longest costs."""
+
+    @property
+    def tokens_per_s(self) -> float:
+        return self.tokens / self.seconds_s if self.seconds_s else 0.0
+
+    @property
+    def occupancy(self) -> float:
+        """Share of the slots that a pass used, 0 to 1."""
+        return self.row_steps / (self.steps * self.slots) if self.steps else 0.0
+
+    @property
+    def page_occupancy(self) -> float:
+        """Share of the pages in use, 0 to 1."""
+        return self.page_steps / (self.steps * self.pages) if self.steps and self.pages else 0.0
+
+    @property
+    def tail_idle(self) -> float:
+        """Share of all slot-seconds that were spent waiting for the longest answers, 0 to 1."""
+        return self.tail_slot_s / (self.runner_s * self.slots) if self.runner_s and self.slots else 0.0
+
+    @property
+    def prefix_hits(self) -> float:
+        """Share of the tokens before answers that had not to be read, 0 to 1."""
+        asked = self.cached_tokens + self.prefill_tokens
+        return self.cached_tokens / asked if asked else 0.0
 
 
 class Generator(Protocol):
@@ -59,3 +178,37 @@ class Generator(Protocol):
     def generate(self, requests: Sequence[Request]) -> Iterator[Completion]:
         """Completions in the order in which they finish."""
         ...
+
+
+class Engine(Generator, Protocol):
+    """A token generator that others may feed while it runs: the embedded engine, or a client of a server."""
+
+    @property
+    def version(self) -> int:
+        """Of the weights that draw."""
+        ...
+
+    @property
+    def stats(self) -> GenerationStats: ...
+
+    def submit(self, requests: Sequence[Request], *, round: int = 0) -> None:
+        """Ask for answers; `stream` hands them out. Raises DataError and ConfigError, with every fault."""
+        ...
+
+    def stream(self) -> AsyncIterator[Completion]:
+        """Completions as they finish, until nothing is being written; others may submit meanwhile."""
+        ...
+
+    def score(self, texts: Sequence[Given]) -> list[Scored]:
+        """Log-probabilities of given tokens, by the arithmetic that sampling uses."""
+        ...
+
+    def publish(self, version: int) -> None:
+        """The weights changed: what is drawn from here on is drawn by `version`."""
+        ...
+
+    def pause(self) -> None:
+        """Draw nothing until `resume`."""
+        ...
+
+    def resume(self) -> None: ...

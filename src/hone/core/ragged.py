@@ -1,5 +1,8 @@
 """Ragged arrays: a flat column and the offsets of its rows. Index arithmetic only, vectorised."""
 
+from collections.abc import Sequence
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
@@ -31,3 +34,30 @@ def owner_of(offsets: Ints) -> Ints:
 def sums(values: NDArray[np.floating], offsets: Ints) -> NDArray[np.float64]:
     """Sum of each row -> `[R]`, float64; an empty row sums to 0 (np.add.reduceat would repeat its neighbour)."""
     return np.bincount(owner_of(offsets), weights=values, minlength=len(offsets) - 1).astype(np.float64)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ragged:
+    """R rows of integers: row r is `values[offsets[r]:offsets[r+1]]`."""
+
+    values: NDArray[np.int32]
+    offsets: Ints
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def take(self, rows: NDArray[np.integer]) -> "Ragged":
+        lengths = np.diff(self.offsets)[rows]
+        return Ragged(values=self.values[ranges(self.offsets[:-1][rows], lengths)], offsets=offsets_of(lengths))
+
+
+def empty_rows(count: int) -> Ragged:
+    return Ragged(values=np.zeros(0, np.int32), offsets=np.zeros(count + 1, np.int64))
+
+
+def join(pieces: Sequence[Ragged]) -> Ragged:
+    """All rows of `pieces`, in order."""
+    return Ragged(
+        values=np.concatenate([piece.values for piece in pieces]),
+        offsets=offsets_of(np.concatenate([np.diff(piece.offsets) for piece in pieces])),
+    )

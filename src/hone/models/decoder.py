@@ -20,7 +20,7 @@ from hone.core.errors import DataError
 from hone.models.attention import Attend, PackedAttention
 from hone.models.config import ModelConfig, Rope
 from hone.models.fused import gated_silu, rms_norm, rotate
-from hone.models.outlook import Outlook, outlook, widened
+from hone.models.outlook import Kept, Likeliest, Outlook, likeliest, outlook, widened
 from hone.models.packed import Packed
 
 DTYPES: Final = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
@@ -147,15 +147,21 @@ class Decoder(nn.Module):
         temperature: float = 1.0,
         *,
         entropy: bool = False,
+        among: Tensor | None = None,
+        kept: Kept | None = None,
         vocab_size_used: int | None = None,
-    ) -> Outlook:
-        """log pi(chosen) of `softmax(logits / temperature)`, `[N]`, and the entropy if asked for.
+    ) -> Outlook:  # fmt: skip
+        """log pi(chosen) of `softmax(logits / temperature)`, `[N]`, and what else is asked for (see outlook.py).
 
         `hidden` `[N, hidden_size]` are the states that predict `chosen` `[N]`. Logits from `vocab_size_used` on (a
         vocabulary padded beyond its tokenizer) have probability 0.
         """
         weight = self.output_weight[:vocab_size_used]
-        return outlook(hidden, weight, chosen, temperature, entropy=entropy)
+        return outlook(hidden, weight, chosen, temperature, entropy=entropy, among=among, kept=kept)
+
+    def likeliest(self, hidden: Tensor, count: int, temperature: float, *, vocab_size_used: int) -> Likeliest:
+        """The `count` likeliest tokens after each of `hidden` `[N, hidden_size]`, as data."""
+        return likeliest(hidden, self.output_weight[:vocab_size_used], temperature, min(count, vocab_size_used))
 
     def logits(self, hidden: Tensor, linear: LinearFn = functional.linear) -> Tensor:
         """`[N, vocab_size]`, float32 (float64 for a float64 model), not divided by a temperature."""

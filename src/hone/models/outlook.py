@@ -15,13 +15,39 @@ CHUNK_ELEMENTS: Final = 1 << 22
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Kept:
+    """The tokens that sampling left at each of N positions (top-k, top-p, min-p), one list after another.
+
+    Replayed by the trainer, both policies of a ratio choose from the same tokens, which is what keeps it unbiased
+    (the sampling mask of DeepSeek-V3.2, 2025).
+    """
+
+    ids: Tensor
+    """`[M]` int64."""
+    offsets: Tensor
+    """`[N+1]` int64: position n kept `ids[offsets[n]:offsets[n+1]]`; none means that nothing was cut off there."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Outlook:
     """float32 (float64 for a float64 model), differentiable."""
 
     logp: Tensor
     """`[N]` log pi(chosen), nats."""
-    entropy: Tensor | None
+    entropy: Tensor | None = None
     """`[N]` nats; None unless asked for."""
+    among: Tensor | None = None
+    """`[N, K]` log pi of the tokens that were asked about besides, nats; None unless asked for."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Likeliest:
+    """The K likeliest next tokens, likeliest first."""
+
+    ids: Tensor
+    """`[N, K]` int64."""
+    logp: Tensor
+    """`[N, K]` nats."""
 
 
 def scaled_logits(hidden: Tensor, weight: Tensor, temperature: float | Tensor) -> Tensor:
@@ -33,13 +59,43 @@ def widened(x: Tensor) -> Tensor:
     return x if x.dtype == torch.float64 else x.float()
 
 
-def outlook(hidden: Tensor, weight: Tensor, chosen: Tensor, temperature: float, *, entropy: bool = False) -> Outlook:
+def outlook(
+    hidden: Tensor,
+    weight: Tensor,
+    chosen: Tensor,
+    temperature: float,
+    *,
+    entropy: bool = False,
+    among: Tensor | None = None,
+    kept: Kept | None = None,
+) -> Outlook:
     """Log-probabilities (and entropies) of `softmax(hidden @ weight.T / temperature)`.
 
-    `hidden` `[N, D]`, `weight` `[vocab, D]`, `chosen` `[N]`. Memory beyond the inputs: one chunk of logits.
+    `hidden` `[N, D]`, `weight` `[vocab, D]`, `chosen` `[N]`; `among` `[N, K]` asks about further tokens; `kept`
+    renormalises over the tokens that sampling left. Memory beyond the inputs: one chunk of logits.
     """
-    logp, entropies = _Outlook.apply(hidden, weight, chosen, _Question(temperature=temperature, entropy=entropy))
-    return Outlook(logp=logp, entropy=entropies if entropy else None)
+    asked = chosen[:, None] if among is None else torch.cat((chosen[:, None], among), dim=1)
+    logp, entropies = _Outlook.apply(hidden, weight, asked, _Question(temperature, entropy, kept))
+    return Outlook(
+        logp=logp[:, 0],
+        entropy=entropies if entropy else None,
+        among=None if among is None else logp[:, 1:],
+    )
+
+
+@torch.no_grad()
+def likeliest(hidden: Tensor, weight: Tensor, temperature: float, count: int) -> Likeliest:
+    """The `count` likeliest tokens of each row of `hidden` `[N, D]`, as data."""
+    found = [
+        torch.log_softmax(scaled_logits(hidden[part], weight, temperature), dim=-1).topk(count, dim=-1)
+        for part in _chunks(len(hidden), len(weight))
+    ]
+    if not found:
+        nothing = widened(hidden.new_zeros(0, count))
+        return Likeliest(ids=nothing.long(), logp=nothing)
+    return Likeliest(
+        ids=torch.cat([part.indices for part in found]), logp=torch.cat([part.values for part in found])
+    )  # fmt: skip
 
 
 def _chunks(rows: int, vocab: int) -> list[slice]:
@@ -47,10 +103,27 @@ def _chunks(rows: int, vocab: int) -> list[slice]:
     return [slice(start, min(start + size, rows)) for start in range(0, rows, size)]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True)
 class _Question:
     temperature: float
     entropy: bool
+    kept: Kept | None
+
+    def answer(self, hidden: Tensor, weight: Tensor, part: slice) -> Tensor:
+        """Log-probabilities of all tokens `[rows of part, vocab]`; -inf for those that sampling cut off."""
+        logits = scaled_logits(hidden[part], weight, self.temperature)
+        if self.kept is not None:
+            logits = logits.masked_fill_(_cut_off(self.kept, part, logits), -torch.inf)
+        return torch.log_softmax(logits, dim=-1)
+
+
+def _cut_off(kept: Kept, part: slice, logits: Tensor) -> Tensor:
+    bounds = kept.offsets[part.start : part.stop + 1]
+    counts = bounds.diff()
+    cut = (counts > 0)[:, None].expand(logits.shape).clone()
+    rows = torch.repeat_interleave(torch.arange(len(counts), device=cut.device), counts)
+    cut[rows, kept.ids[bounds[0] : bounds[-1]]] = False
+    return cut
 
 
 class _Context(Protocol):
@@ -64,43 +137,48 @@ class _Context(Protocol):
 
 
 class _Outlook(torch.autograd.Function):
-    """With `l = hidden @ weight.T / t`: d logp / d l_j = [j = chosen] - p_j, and d H / d l_j = -p_j (log p_j + H)."""
+    """With `l = hidden @ weight.T / t`: d logp(k) / d l_j = [j = k] - p_j, and d H / d l_j = -p_j (log p_j + H)."""
 
     @staticmethod
     def forward(
-        ctx: _Context, hidden: Tensor, weight: Tensor, chosen: Tensor, question: _Question
+        ctx: _Context, hidden: Tensor, weight: Tensor, asked: Tensor, question: _Question
     ) -> tuple[Tensor, Tensor]:
         dtype = torch.float64 if hidden.dtype == torch.float64 else torch.float32
-        logp = torch.empty(len(hidden), dtype=dtype, device=hidden.device)
+        logp = torch.empty(asked.shape, dtype=dtype, device=hidden.device)
         entropies = torch.zeros(len(hidden) if question.entropy else 0, dtype=dtype, device=hidden.device)
         for part in _chunks(len(hidden), len(weight)):
-            all_logp = torch.log_softmax(scaled_logits(hidden[part], weight, question.temperature), dim=-1)
-            logp[part] = all_logp.gather(1, chosen[part, None])[:, 0]
+            all_logp = question.answer(hidden, weight, part)
+            logp[part] = all_logp.gather(1, asked[part])
             if question.entropy:
-                entropies[part] = -(all_logp.exp() * all_logp).sum(-1)
-        ctx.save_for_backward(hidden, weight, chosen)
+                entropies[part] = _entropy(all_logp.exp(), all_logp)
+        ctx.save_for_backward(hidden, weight, asked)
         ctx.question = question
         return logp, entropies
 
     @staticmethod
     def backward(ctx: _Context, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
-        hidden, weight, chosen = ctx.saved_tensors
+        hidden, weight, asked = ctx.saved_tensors
         question = ctx.question
         to_logp, to_entropy = grads
         wants_hidden, wants_weight = ctx.needs_input_grad[:2]
         grad_hidden = torch.empty_like(hidden) if wants_hidden else None
         grad_weight = torch.zeros_like(weight) if wants_weight else None
         for part in _chunks(len(hidden), len(weight)):
-            all_logp = torch.log_softmax(scaled_logits(hidden[part], weight, question.temperature), dim=-1)
+            all_logp = question.answer(hidden, weight, part)
             p = all_logp.exp()
-            grad = -p * to_logp[part, None]
-            grad.scatter_add_(1, chosen[part, None], to_logp[part, None])
+            grad = -p * to_logp[part].sum(1, keepdim=True)
+            grad.scatter_add_(1, asked[part], to_logp[part])
             if question.entropy:
-                h = -(p * all_logp).sum(-1, keepdim=True)
-                grad -= p * (all_logp + h) * to_entropy[part, None]
+                h = _entropy(p, all_logp)[:, None]
+                grad -= torch.where(p > 0, p * (all_logp + h), 0.0) * to_entropy[part, None]
             grad = (grad / question.temperature).to(hidden.dtype)
             if grad_hidden is not None:
                 grad_hidden[part] = grad @ weight
             if grad_weight is not None:
                 grad_weight.addmm_(grad.T, hidden[part])
         return grad_hidden, grad_weight, None, None
+
+
+def _entropy(p: Tensor, logp: Tensor) -> Tensor:
+    """`[rows]` nats; a token that was cut off adds nothing (0 times -inf is not a number)."""
+    return -torch.where(p > 0, p * logp, 0.0).sum(-1)

@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from hone.models.decoder import Decoder
 from hone.models.folder import load_weights, save_model
-from hone.models.outlook import Outlook
+from hone.models.outlook import Kept, Likeliest, Outlook
 from hone.models.packed import Packed
 from hone.models.tokenizers import Tokenizer
 
@@ -21,10 +21,33 @@ class TokenPolicy(nn.Module):
         self.tokenizer = tokenizer
         self.temperature = temperature
 
-    def outlook(self, packed: Packed, at: Tensor, chosen: Tensor, *, entropy: bool = False) -> Outlook:
-        """Log-probabilities (and entropies), in nats, of the tokens `chosen` `[n]` after positions `at` `[n]`."""
+    def outlook(
+        self,
+        packed: Packed,
+        at: Tensor,
+        chosen: Tensor,
+        *,
+        entropy: bool = False,
+        among: Tensor | None = None,
+        kept: Kept | None = None,
+    ) -> Outlook:
+        """Log-probabilities, in nats, of the tokens `chosen` `[n]` after positions `at` `[n]`; if asked for, entropies,
+        log-probabilities of further tokens `among` `[n, K]`, and all of it renormalised over what sampling `kept`."""
         hidden = self.decoder.hidden(packed)[at]
-        return self.decoder.outlook(hidden, chosen, self.temperature, entropy=entropy, vocab_size_used=self.vocabulary)
+        return self.decoder.outlook(
+            hidden,
+            chosen,
+            self.temperature,
+            entropy=entropy,
+            among=among,
+            kept=kept,
+            vocab_size_used=self.vocabulary,
+        )
+
+    def likeliest(self, packed: Packed, at: Tensor, count: int) -> Likeliest:
+        """The `count` likeliest tokens after positions `at` `[n]`, as data."""
+        hidden = self.decoder.hidden(packed)[at]
+        return self.decoder.likeliest(hidden, count, self.temperature, vocab_size_used=self.vocabulary)
 
     def save(self, folder: Path) -> None:
         """A Hugging Face folder: weights, config, tokenizer."""

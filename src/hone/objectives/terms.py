@@ -1,4 +1,4 @@
-"""What every objective returns."""
+"""What every objective returns, and how terms are added and multiplied."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -22,6 +22,23 @@ class Terms:
 
     @property
     def metrics(self) -> Mapping[str, Tensor]:
-        """By name, `[n]` each; reported as the mean over decisions, or as the largest where the name ends in `_max`."""
+        """By name, `[n]` each; reported as the mean over decisions, as the largest where the name ends in `_max`, and
+        as the effective share of importance weights where it ends in `_ess`."""
         with torch.no_grad():
             return self.told()
+
+
+def added(first: Terms, second: Terms, *, weight: float = 1.0) -> Terms:
+    """first + weight * second, per decision; the metrics of both (the second's where a name stands in both)."""
+    return Terms(
+        loss=torch.add(first.loss, second.loss, alpha=weight), told=lambda: {**first.metrics, **second.metrics}
+    )
+
+
+def scaled(terms: Terms, multiplier: Tensor) -> Terms:
+    """multiplier * loss: `multiplier` `[n]` is data (a mask, an importance weight) and gets no gradient.
+
+    The weights of the sum stay what they are, so what a mask drops still counts in the denominator: dropping more
+    decisions never makes the others count for more.
+    """
+    return Terms(loss=terms.loss * multiplier.detach().to(terms.loss.dtype), told=terms.told)

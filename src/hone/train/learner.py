@@ -8,7 +8,7 @@ gradient; critics, actor and temperature for SAC).
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, Protocol, Self, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 import numpy as np
 import torch
@@ -69,6 +69,9 @@ class Phase(Generic[P, B]):
     parameters: FlatParameters
     optimizer: Adam
     max_grad_norm: float | None = None
+    prepare: Callable[[P, Any, int], Rows[B]] | None = None
+    """Policy, rows of one optimizer step and its number -> the same rows with what has to be chosen among all of them,
+    before they are cut into micro-batches."""
 
 
 @dataclass
@@ -91,6 +94,8 @@ class GradientLearner(Generic[P, B]):
     """Rows are stepped through the network this many tokens at a time; memory, not mathematics."""
     after_step: Callable[[P], None] | None = None
     """Runs after the phases of each minibatch: target networks."""
+    watch: Callable[[Metrics], None] | None = None
+    """Looks at the metrics of every update; may raise to stop the run."""
     updates: int = 0
 
     def values(self, episodes: Episodes) -> Values:
@@ -107,7 +112,10 @@ class GradientLearner(Generic[P, B]):
             if self.after_step is not None:
                 self.after_step(self.policy)
             self.updates += 1
-        return {**credits.metrics, **tally.means(), "learner/lr": self.learning_rate(self.updates - 1)}
+        metrics = {**credits.metrics, **tally.means(), "learner/lr": self.learning_rate(self.updates - 1)}
+        if self.watch is not None:
+            self.watch(metrics)
+        return metrics
 
     def _minibatches(self, everything: Rows[B]) -> Iterator[tuple[bool, Rows[B]]]:
         """The minibatches, and whether metrics are taken of each: they are of the last epoch, where the step ends."""
@@ -126,6 +134,8 @@ class GradientLearner(Generic[P, B]):
                 yield telling, everything.take(rows)
 
     def _step(self, phase: Phase[P, B], rows: Rows[B], rate: float, tally: "Tally", *, telling: bool) -> None:
+        if phase.prepare is not None:
+            rows = phase.prepare(self.policy, rows, self.updates)
         phase.parameters.zero_grad()
         losses: list[Tensor] = []
         for piece in micro_batches(rows, self.micro_batch_tokens):
@@ -176,19 +186,25 @@ class Tally:
     sums: dict[tuple[str, ...], Tensor] = field(default_factory=dict[tuple[str, ...], Tensor])
     counts: dict[tuple[str, ...], int] = field(default_factory=dict[tuple[str, ...], int])
     largest: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
+    moments: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
+    """Of weights w: their number, sum w, sum w^2."""
     notes: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
 
     def add(self, terms: Terms) -> None:
         """One stacked sum for all metrics of a size: a small network's step is mostly the number of its kernels."""
         sizes: dict[int, list[str]] = {}
-        for name, value in terms.metrics.items():
+        told = terms.metrics
+        for name, value in told.items():
             if name.endswith("_max"):
                 largest = value.max() if value.numel() else torch.zeros(())
                 self.largest[name] = torch.maximum(self.largest[name], largest) if name in self.largest else largest
+            elif name.endswith("_ess"):
+                moments = torch.stack((torch.ones_like(value).sum(), value.sum(), value.square().sum()))
+                self.moments[name] = self.moments[name] + moments if name in self.moments else moments
             else:
                 sizes.setdefault(value.numel(), []).append(name)
         for size, names in sizes.items():
-            total = torch.stack([terms.metrics[name] for name in names]).sum(dim=1)
+            total = torch.stack([told[name] for name in names]).sum(dim=1)
             key = tuple(names)
             self.sums[key] = self.sums[key] + total if key in self.sums else total
             self.counts[key] = self.counts.get(key, 0) + size
@@ -206,4 +222,10 @@ class Tally:
                 totals[name] = totals.get(name, 0.0) + total
                 counts[name] = counts.get(name, 0) + self.counts[names]
         means = {name: total / max(counts[name], 1) for name, total in totals.items()}
-        return noted | means | {name: float(value) for name, value in self.largest.items()}
+        largest = {name: float(value) for name, value in self.largest.items()}
+        return noted | means | largest | {name: effective_share(*row.tolist()) for name, row in self.moments.items()}
+
+
+def effective_share(count: float, total: float, squares: float) -> float:
+    """Effective sample size of importance weights as a share of their number, (sum w)^2 / (n sum w^2) (Kong, 1992)."""
+    return total * total / (count * squares) if squares > 0 else 0.0

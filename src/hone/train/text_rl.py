@@ -5,12 +5,11 @@ config of both; see `recipes/grpo.py`.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from typing import Literal
 
 from pydantic import model_validator
-from torch import Tensor
 
 from hone.core.credit import Credits, Values
 from hone.core.episodes import Episodes
@@ -22,7 +21,6 @@ from hone.evaluate.policies import ModelSource, open_policy, open_tokenizer
 from hone.evaluate.text import EvaluationConfig, prepare_exam
 from hone.models.policy import TokenPolicy
 from hone.models.tokenizers import Tokenizer
-from hone.objectives.terms import Terms
 from hone.objectives.weights import Scheme, constant_length, sequence_mean, token_mean
 from hone.rewards.config import RewardsConfig
 from hone.train.config import RunConfig
@@ -32,7 +30,8 @@ from hone.train.loop import Recipe
 from hone.train.optimize import LearnerConfig, require_whole_minibatches
 from hone.train.sources import Live
 from hone.train.text import RolloutConfig, answer_metrics, answer_rows, check_text, judge_policy, token_learner
-from hone.train.tokens import TokenBatch, TokenLayout, TokenRows
+from hone.train.token_loss import Loss, RatioConfig, TokenLoss, alarm, denominator_of
+from hone.train.tokens import TokenBatch, TokenLayout
 
 Aggregation = Literal["token_mean", "sequence_mean", "constant_length"]
 Credit = Callable[[Episodes, Values], Credits]
@@ -49,6 +48,8 @@ class TextRl(RunConfig):
     """What an answer is worth."""
     rollout: RolloutConfig
     """How answers are generated."""
+    ratio: RatioConfig = RatioConfig()
+    """What the policy is compared with."""
     learner: LearnerConfig
     """How the policy is stepped."""
     evaluation: EvaluationConfig | None = None
@@ -65,19 +66,12 @@ class TextRl(RunConfig):
                 "gradient, biased; leave out rollout.top_k and rollout.top_p, and lower rollout.temperature instead"
             )
         require_whole_minibatches(self.learner, rollout.prompts_per_step, "rollout.prompts_per_step")
+        self.denominator()
         return self
 
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Loss:
-    """One loss on tokens: how it is computed, aggregated, and what it needs."""
-
-    objective: Callable[[TokenPolicy, TokenBatch], Terms]
-    scheme: Scheme
-    proportional: bool
-    """The loss is proportional to the advantage, so that sequences with advantage 0 need not be computed."""
-    reference: bool = False
-    """It compares with the policy as it was at the start: a frozen copy is kept."""
+    def denominator(self) -> Literal["self", "recomputed", "recorded"]:
+        """What `ratio.denominator` comes to."""
+        return denominator_of(self.ratio, updates_per_rollout=self.learner.optimizer_steps(1), stale=False)
 
 
 def scheme_of(aggregation: Aggregation, max_tokens: int) -> Scheme:
@@ -88,12 +82,6 @@ def scheme_of(aggregation: Aggregation, max_tokens: int) -> Scheme:
         "constant_length": partial(constant_length, length=max_tokens),
     }
     return schemes[aggregation]
-
-
-def mismatch(now: Tensor, batch: TokenBatch) -> dict[str, Tensor]:
-    """How far the trainer's log-probabilities are from the recorded ones, before any clipping; nats `[n]` each."""
-    gap = (now - batch.logp).abs()
-    return {"mismatch/mean": gap, "mismatch/value_max": gap}
 
 
 def text_job(config: TextRl, *, credit: Credit, loss: Loss) -> Job[TokenPolicy]:
@@ -190,34 +178,32 @@ def _actor(config: TextRl, policy: TokenPolicy, prompts: Sequence[Prompt]) -> En
 
 
 def _learner(config: TextRl, policy: TokenPolicy, loss: Loss) -> GradientLearner[TokenPolicy, TokenBatch]:
-    learner = config.learner
     layout = TokenLayout(
         scheme=loss.scheme,
         skip_zero_advantage=loss.proportional,
         device=config.run.device,
     )
-    return token_learner(
-        learner,
+    token_loss = TokenLoss(
+        loss=loss,
+        denominator=config.denominator(),
+        micro_batch_tokens=config.learner.micro_batch_tokens,
+        reference=_frozen(config, policy) if loss.reference else None,
+    )
+    learner = token_learner(
+        config.learner,
         policy,
-        layout=_anchored(layout, _frozen(config, policy), learner.micro_batch_tokens) if loss.reference else layout,
-        objective=loss.objective,
+        layout=token_loss.layout(layout, policy),
+        objective=token_loss.objective,
         seed=config.seed,
         steps=config.steps,
     )
+    learner.watch = partial(alarm, config.ratio)
+    if loss.select is not None:
+        learner.phases[0].prepare = token_loss.select
+    return learner
 
 
 def _frozen(config: TextRl, policy: TokenPolicy) -> TokenPolicy:
     """The reference: the policy the run started from, loaded once more and never stepped."""
     reference = open_policy(config.model, seed=config.seed, device=config.run.device, temperature=policy.temperature)
     return reference.requires_grad_(requires_grad=False)
-
-
-def _anchored(
-    layout: TokenLayout, reference: TokenPolicy, budget_tokens: int
-) -> Callable[[Episodes, Credits], TokenRows]:
-    def lay(episodes: Episodes, credits: Credits) -> TokenRows:
-        return layout(episodes, credits).with_anchor(
-            lambda batch: reference.outlook(batch.packed, batch.at, batch.chosen).logp, budget_tokens
-        )
-
-    return lay

@@ -6,7 +6,7 @@ No padding is laid out, and only positions at which the policy decided are ever 
 nothing a prompt or a tool said can reach a loss.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Self
 
@@ -18,6 +18,7 @@ from torch import Tensor
 from hone.core.credit import Credits
 from hone.core.episodes import Episodes
 from hone.core.ragged import Ints, offsets_of, owner_of, ranges
+from hone.models.outlook import Kept, Likeliest
 from hone.models.packed import Packed
 from hone.objectives.weights import Scheme
 from hone.train.budget import within_budget
@@ -45,6 +46,39 @@ class TokenBatch:
     """`[n]` nats, of the reference policy."""
     sequence: Tensor
     """`[n]` number of the decision's sequence within this batch."""
+    proximal: Tensor | None = None
+    """`[n]` nats, of the policy as it was when the update began."""
+    likeliest: Likeliest | None = None
+    """`[n, K]` of the policy as it was when the update began."""
+    factor: Tensor | None = None
+    """`[n]` what a selection over the whole optimizer batch decided."""
+    kept: Kept | None = None
+    """What sampling left to choose from, where it cut anything off."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Known:
+    """What was found out about each decision before a gradient is taken; None: was not asked."""
+
+    anchor: NDArray[np.floating] | None = None
+    """`[N]` log-probability under the reference policy, nats."""
+    proximal: NDArray[np.floating] | None = None
+    """`[N]` log-probability under the policy as it was when the update began, nats."""
+    likeliest_ids: NDArray[np.int64] | None = None
+    """`[N, K]` the tokens that policy found likeliest."""
+    likeliest_logp: NDArray[np.floating] | None = None
+    """`[N, K]` their log-probabilities, nats."""
+    factor: NDArray[np.floating] | None = None
+    """`[N]` of a selection over the whole optimizer batch."""
+
+    def take(self, where: Ints) -> "Known":
+        return Known(
+            anchor=None if self.anchor is None else self.anchor[where],
+            proximal=None if self.proximal is None else self.proximal[where],
+            likeliest_ids=None if self.likeliest_ids is None else self.likeliest_ids[where],
+            likeliest_logp=None if self.likeliest_logp is None else self.likeliest_logp[where],
+            factor=None if self.factor is None else self.factor[where],
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,8 +120,7 @@ class TokenRows:
     """`[R]` tokens that all sequences of a row begin with."""
     scale: NDArray[np.float64] | None = None
     """`[E]` weight of each decision of a sequence, once fixed."""
-    anchor: NDArray[np.float32] | None = None
-    """`[N]` log-probability under the reference policy, in nats."""
+    known: Known = Known()
 
     def __len__(self) -> int:
         return len(self.row_offsets) - 1
@@ -111,16 +144,34 @@ class TokenRows:
         per_row = np.bincount(owner_of(self.row_offsets)[kept], minlength=len(self))
         return rows._sequences(kept, offsets_of(per_row[per_row > 0]), self.trunks[per_row > 0])
 
-    def with_anchor(self, logp_of: Callable[[TokenBatch], Tensor], budget_tokens: int) -> Self:
-        """The same rows with the reference policy's log-probabilities, computed without gradient."""
-        anchor = np.empty(self.episodes.decisions, dtype=np.float32)
+    def asked(
+        self, question: Callable[[TokenBatch], Sequence[Tensor]], budget_tokens: int
+    ) -> list[NDArray[np.generic]]:
+        """The answers `[N, ...]` to `question` (of `[n, ...]` tensors), put without gradient to all decisions.
+
+        Rows that cannot contribute to a gradient are not asked: their answers are 0.
+        """
+        rows = np.arange(len(self)) if not self.layout.skip_zero_advantage else self._contributing()
+        answers: list[NDArray[np.generic]] = []
         with torch.no_grad():
-            for rows in within_budget(self.sizes(), budget_tokens):
-                counts = np.diff(self.row_offsets)[rows]
-                sequences = ranges(self.row_offsets[:-1][rows], counts)
+            for piece in within_budget(self.sizes()[rows], budget_tokens):
+                said = [tensor.cpu().numpy() for tensor in question(self.take(rows[piece]).tensors())]
+                if not answers:
+                    answers = [np.zeros((self.episodes.decisions, *one.shape[1:]), one.dtype) for one in said]
+                counts = np.diff(self.row_offsets)[rows[piece]]
+                sequences = ranges(self.row_offsets[:-1][rows[piece]], counts)
                 where = ranges(self.episodes.offsets[:-1][sequences], self.episodes.lengths[sequences])
-                anchor[where] = logp_of(self.take(rows).tensors()).cpu().numpy()
-        return replace(self, anchor=anchor)
+                for answer, one in zip(answers, said, strict=True):
+                    answer[where] = one
+        return answers
+
+    def knowing(self, known: Known) -> Self:
+        return replace(self, known=known)
+
+    def _contributing(self) -> Ints:
+        """Rows with an advantage other than 0."""
+        size = np.bincount(self.episodes.owner, weights=np.abs(self.advantage), minlength=len(self.episodes))
+        return np.flatnonzero(np.bincount(owner_of(self.row_offsets), weights=size, minlength=len(self)) > 0)
 
     def tensors(self) -> TokenBatch:
         packed, at = self._pack()
@@ -131,6 +182,7 @@ class TokenRows:
         def column(values: NDArray[np.generic]) -> Tensor:
             return torch.from_numpy(np.ascontiguousarray(values)).to(device)
 
+        known, kept = self.known, self.episodes.transcript.kept
         return TokenBatch(
             packed=packed,
             at=column(at),
@@ -138,8 +190,14 @@ class TokenRows:
             logp=column(self.episodes.logp),
             advantage=column(self.advantage),
             weight=column(scale[owner].astype(np.float32)),
-            anchor=None if self.anchor is None else column(self.anchor),
+            anchor=None if known.anchor is None else column(known.anchor),
             sequence=column(owner),
+            proximal=None if known.proximal is None else column(known.proximal),
+            likeliest=None
+            if known.likeliest_ids is None or known.likeliest_logp is None
+            else Likeliest(ids=column(known.likeliest_ids), logp=column(known.likeliest_logp)),
+            factor=None if known.factor is None else column(known.factor),
+            kept=None if kept is None else Kept(ids=column(kept.values.astype(np.int64)), offsets=column(kept.offsets)),
         )
 
     def _sequences(self, index: Ints, row_offsets: Ints, trunks: Ints) -> Self:
@@ -151,7 +209,7 @@ class TokenRows:
             row_offsets=row_offsets,
             trunks=trunks,
             scale=None if self.scale is None else self.scale[index],
-            anchor=None if self.anchor is None else self.anchor[where],
+            known=self.known.take(where),
         )
 
     def _bodies(self) -> Ints:

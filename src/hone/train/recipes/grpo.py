@@ -17,8 +17,8 @@ from hone.objectives.kl import k1, k2, k3, weighted_k3
 from hone.objectives.policy import clipped
 from hone.objectives.terms import Terms
 from hone.train.job import Entry, Job
-from hone.train.text_rl import Aggregation, Loss, TextRl, check_rl, derived, mismatch, scheme_of, text_job
-from hone.train.tokens import TokenBatch
+from hone.train.text_rl import Aggregation, TextRl, check_rl, derived, scheme_of, text_job
+from hone.train.token_loss import Loss, TokenView
 
 
 class GrpoAlgorithm(Config):
@@ -51,18 +51,17 @@ class Grpo(TextRl):
         return self
 
 
-def objective(policy: TokenPolicy, batch: TokenBatch, *, algorithm: GrpoAlgorithm) -> Terms:
+def objective(view: TokenView, *, algorithm: GrpoAlgorithm) -> Terms:
     """The clipped surrogate of each token, plus the weighted distance to the reference."""
-    now = policy.outlook(batch.packed, batch.at, batch.chosen).logp
-    terms = clipped(now, batch.logp, batch.advantage, low=algorithm.clip_low, high=algorithm.clip_high)
-    anchor = batch.anchor
+    terms = clipped(view.now, view.then, view.advantage, low=algorithm.clip_low, high=algorithm.clip_high)
+    anchor = view.anchor
     if anchor is None:
-        return Terms(loss=terms.loss, told=lambda: {**terms.metrics, **mismatch(now, batch)})
-    estimators = {"k2": k2, "k3": k3, "weighted_k3": partial(weighted_k3, logp_old=batch.logp)}
-    distance = estimators[algorithm.kl_estimator](now, anchor)
+        return terms
+    estimators = {"k2": k2, "k3": k3, "weighted_k3": partial(weighted_k3, logp_old=view.then)}
+    distance = estimators[algorithm.kl_estimator](view.now, anchor)
     return Terms(
         loss=terms.loss + algorithm.kl * distance,
-        told=lambda: {**terms.metrics, **mismatch(now, batch), "policy/kl_reference": k1(now, anchor)},
+        told=lambda: {**terms.metrics, "policy/kl_reference": k1(view.now, anchor)},
     )
 
 

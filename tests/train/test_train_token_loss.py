@@ -1,0 +1,210 @@
+"""The questions that a loss on tokens puts to the policy: which policy the ratio is against, what is chosen once."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+
+from hone.core.credit import Credits
+from hone.core.episodes import Episodes
+from hone.core.errors import DivergedError
+from hone.core.ragged import Ragged, offsets_of
+from hone.envs.text import supervised
+from hone.models.config import ModelConfig
+from hone.models.init import new_model
+from hone.models.policy import TokenPolicy
+from hone.models.tokenizers import character_tokenizer
+from hone.objectives.policy import clipped
+from hone.objectives.terms import Terms
+from hone.objectives.weights import token_mean
+from hone.train.learner import Tally, effective_share, micro_batches
+from hone.train.token_loss import Loss, RatioConfig, TokenLoss, TokenView, Whole, alarm, denominator_of, mismatch
+from hone.train.tokens import TokenLayout, TokenRows
+
+LAYOUT = TokenLayout(scheme=token_mean)
+TOKENIZER = character_tokenizer(["abcdefghij"])
+
+
+def policy(seed: int = 3) -> TokenPolicy:
+    config = ModelConfig(
+        vocab_size=TOKENIZER.size, hidden_size=16, intermediate_size=24, layers=2, heads=2, kv_heads=1, head_dim=8
+    )
+    return TokenPolicy(new_model(config, seed=seed, dtype="float64"), TOKENIZER)
+
+
+def episodes_of(rng: np.random.Generator, prompts: int = 3, samples: int = 3) -> tuple[Episodes, Credits]:
+    asked: list[np.ndarray] = []
+    said: list[np.ndarray] = []
+    for _ in range(prompts):
+        prompt = rng.integers(0, TOKENIZER.size, rng.integers(1, 7)).astype(np.int32)
+        for _ in range(samples):
+            asked.append(prompt)
+            said.append(rng.integers(0, TOKENIZER.size, rng.integers(1, 6)).astype(np.int32))
+    episodes = supervised(asked, said)
+    recorded = -2.5 + 0.1 * rng.normal(size=episodes.decisions)
+    advantage = rng.normal(size=len(episodes))[episodes.owner].astype(np.float32)
+    return replace(episodes, logp=recorded.astype(np.float32)), Credits(advantage=advantage)
+
+
+def ppo(view: TokenView) -> Terms:
+    return clipped(view.now, view.then, view.advantage, low=0.2, high=0.2)
+
+
+def loss(**changes: object) -> Loss:
+    return replace(Loss(objective=ppo, scheme=token_mean, proportional=False), **changes)
+
+
+def whole_view(asked: TokenLoss, network: TokenPolicy, rows: TokenRows) -> TokenView:
+    return asked.view(network, rows.weighted().tensors())
+
+
+@pytest.mark.parametrize("denominator", ["self", "recomputed", "recorded"])
+def test_what_the_ratio_is_taken_against(denominator) -> None:
+    network, later = policy(), policy(seed=4)
+    episodes, credits = episodes_of(np.random.default_rng(0))
+    asked = TokenLoss(loss=loss(), denominator=denominator, micro_batch_tokens=9)
+    rows = asked.layout(LAYOUT, network)(episodes, credits)
+    first = whole_view(asked, network, rows)
+    moved = whole_view(asked, later, rows)
+    if denominator == "self":
+        assert torch.equal(first.then, first.now)
+        assert torch.equal(moved.then, moved.now)
+    elif denominator == "recomputed":  # the policy as it was when the update began, whoever is asked now
+        torch.testing.assert_close(moved.then, first.now.detach(), rtol=0, atol=1e-12)
+    else:
+        assert torch.equal(moved.then, torch.from_numpy(episodes.logp))
+    assert not first.then.requires_grad
+    assert torch.equal(first.acted, torch.from_numpy(episodes.logp))
+
+
+def test_the_ratio_against_the_policy_itself_is_exactly_one_and_its_gradient_the_policy_gradient() -> None:
+    network = policy()
+    episodes, credits = episodes_of(np.random.default_rng(1))
+    asked = TokenLoss(loss=loss(), denominator="self", micro_batch_tokens=1 << 20)
+    batch = asked.layout(LAYOUT, network)(episodes, credits).weighted().tensors()
+    terms = asked.objective(network, batch)
+    assert terms.metrics["policy/ratio_max"].unique().tolist() == [1.0]
+    (terms.loss * batch.weight).sum().backward()
+    surrogate = torch.cat([p.grad.flatten() for p in network.parameters()])
+    network.zero_grad()
+    now = network.outlook(batch.packed, batch.at, batch.chosen).logp
+    (-batch.advantage * now * batch.weight).sum().backward()
+    plain = torch.cat([p.grad.flatten() for p in network.parameters()])
+    torch.testing.assert_close(surrogate, plain, rtol=0, atol=1e-12)
+
+
+def high_half(whole: Whole) -> np.ndarray:
+    return (whole.entropy >= np.quantile(whole.entropy, 0.5)).astype(np.float64)
+
+
+def only_chosen(view: TokenView) -> Terms:
+    assert view.factor is not None
+    return Terms(loss=ppo(view).loss * view.factor)
+
+
+@pytest.mark.parametrize("budget", [5, 11, 1 << 20])
+def test_a_selection_over_the_whole_batch_does_not_depend_on_micro_batches(budget) -> None:
+    network = policy()
+    episodes, credits = episodes_of(np.random.default_rng(2))
+    asked = TokenLoss(
+        loss=loss(objective=only_chosen, select=high_half), denominator="recorded", micro_batch_tokens=budget
+    )
+    rows = asked.select(network, asked.layout(LAYOUT, network)(episodes, credits).weighted(), 0)
+    for piece in micro_batches(rows, budget):
+        batch = piece.tensors()
+        (asked.objective(network, batch).loss * batch.weight).sum().backward()
+    found = torch.cat([p.grad.flatten() for p in network.parameters()])
+    network.zero_grad()
+    batch = rows.tensors()
+    look = network.outlook(batch.packed, batch.at, batch.chosen, entropy=True)
+    assert look.entropy is not None
+    chosen = look.entropy.detach() >= look.entropy.detach().quantile(0.5)
+    terms = clipped(look.logp, batch.logp, batch.advantage, low=0.2, high=0.2)
+    (terms.loss * chosen * batch.weight).sum().backward()
+    expected = torch.cat([p.grad.flatten() for p in network.parameters()])
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
+
+
+def test_the_likeliest_tokens_are_those_of_the_policy_at_the_start() -> None:
+    network, later = policy(), policy(seed=4)
+    episodes, credits = episodes_of(np.random.default_rng(3))
+    asked = TokenLoss(loss=loss(likeliest=3), denominator="self", micro_batch_tokens=9)
+    rows = asked.layout(LAYOUT, network)(episodes, credits)
+    view = whole_view(asked, later, rows)
+    batch = rows.tensors()
+    assert view.likeliest is not None
+    assert view.among is not None
+    for place in range(3):
+        of_start = network.outlook(batch.packed, batch.at, view.likeliest.ids[:, place]).logp
+        of_later = later.outlook(batch.packed, batch.at, view.likeliest.ids[:, place]).logp
+        torch.testing.assert_close(view.likeliest.logp[:, place], of_start.detach(), rtol=0, atol=1e-12)
+        torch.testing.assert_close(view.among[:, place], of_later, rtol=0, atol=1e-12)
+    assert (view.likeliest.logp.diff(dim=1) <= 0).all()
+
+
+def test_the_sampling_mask_is_replayed() -> None:
+    network = policy()
+    episodes, credits = episodes_of(np.random.default_rng(4))
+    # every second decision could choose between its token and two others
+    chosen = episodes.chosen.astype(np.int32)
+    lists = [
+        sorted({int(token), (int(token) + 1) % 5, (int(token) + 3) % 5}) if place % 2 else []
+        for place, token in enumerate(chosen)
+    ]
+    kept = Ragged(
+        values=np.array([token for one in lists for token in one], np.int32),
+        offsets=offsets_of(np.array([len(one) for one in lists])),
+    )
+    episodes = replace(episodes, seen=replace(episodes.transcript, kept=kept))
+    asked = TokenLoss(loss=loss(), denominator="self", micro_batch_tokens=9)
+    rows = asked.layout(LAYOUT, network)(episodes, credits)
+    view = whole_view(asked, network, rows)
+    batch = rows.tensors()
+    for place, tokens in enumerate(lists):
+        alone = [
+            network.outlook(batch.packed, batch.at[place : place + 1], torch.tensor([token])).logp
+            for token in (tokens or range(TOKENIZER.size))
+        ]
+        total = torch.cat(alone).logsumexp(0)
+        mine = network.outlook(batch.packed, batch.at[place : place + 1], batch.chosen[place : place + 1]).logp
+        torch.testing.assert_close(view.now[place], mine[0] - total, rtol=0, atol=1e-12)
+
+
+def test_mismatch_is_measured_before_anything_is_clipped() -> None:
+    network = policy()
+    episodes, credits = episodes_of(np.random.default_rng(5))
+    asked = TokenLoss(loss=loss(), denominator="recomputed", micro_batch_tokens=9)
+    view = whole_view(asked, network, asked.layout(LAYOUT, network)(episodes, credits))
+    gap = (view.start - view.acted.double()).detach().numpy()
+    tally = Tally()
+    tally.add(Terms(loss=view.now, told=lambda: mismatch(view)))
+    figures = tally.means()
+    assert figures["mismatch/mean"] == pytest.approx(np.abs(gap).mean())
+    assert figures["mismatch/value_max"] == pytest.approx(np.abs(gap).max())
+    assert figures["mismatch/ratio_above_2"] == pytest.approx((np.exp(gap) > 2).mean())
+    weight = np.exp(gap)
+    assert figures["mismatch/ratio_ess"] == pytest.approx(weight.sum() ** 2 / (len(gap) * (weight**2).sum()))
+
+
+def test_effective_share_by_hand() -> None:
+    # weights 1, 1, 2: (4)^2 / (3 * 6)
+    assert effective_share(3, 4, 6) == pytest.approx(16 / 18)
+    assert effective_share(2, 0, 0) == 0
+
+
+def test_the_alarm_names_the_figure_and_the_limit() -> None:
+    alarm(RatioConfig(), {"mismatch/mean": 5.0})
+    alarm(RatioConfig(alarm_nats=0.1), {"mismatch/mean": 0.09})
+    with pytest.raises(DivergedError, match=r"0\.11 nats.*alarm_nats = 0\.1"):
+        alarm(RatioConfig(alarm_nats=0.1), {"mismatch/mean": 0.11})
+
+
+def test_auto_is_the_first_that_fits() -> None:
+    auto = RatioConfig()
+    assert denominator_of(auto, updates_per_rollout=1, stale=False) == "self"
+    assert denominator_of(auto, updates_per_rollout=4, stale=False) == "recomputed"
+    assert denominator_of(auto, updates_per_rollout=1, stale=True) == "recorded"
+    assert denominator_of(RatioConfig(denominator="recorded"), updates_per_rollout=1, stale=False) == "recorded"
+    with pytest.raises(ValueError, match="4 on older answers"):
+        denominator_of(RatioConfig(denominator="self"), updates_per_rollout=4, stale=True)
