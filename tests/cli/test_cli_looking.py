@@ -1,15 +1,14 @@
 """`hone show`, `list`, `eval` and `sample`: on a run folder that the store has written."""
 
-import sys
-import types
 from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
-from hone.cli import doctor, judging
+from hone.cli import doctor
 from hone.cli.main import main
 from hone.core.clock import ManualClock
+from hone.evaluate import checkpoint
 from hone.store.folder import create_run
 from hone.store.manifest import Facts, Setting
 from hone.store.metrics import open_metrics
@@ -66,15 +65,18 @@ def test_list_recipes(capsys: pytest.CaptureFixture[str]) -> None:
     assert all(name in out for name in recipe_names())
 
 
-class FakeJudge(types.ModuleType):
-    asked: list[tuple[Path, Path | None]] = []
+Asked = list[tuple[Path, Path | None]]
 
-    def evaluate(self, policy: Path, *, run: Path | None, problems: int, seed: int, device: str) -> Mapping[str, float]:
-        self.asked.append((policy, run))
+
+def fake_judge(monkeypatch: pytest.MonkeyPatch) -> Asked:
+    """Takes the place of the judge, and writes down what it was asked."""
+    asked: Asked = []
+
+    def evaluate(policy: Path, *, run: Path | None, problems: int, seed: int, device: str) -> Mapping[str, float]:
+        asked.append((policy, run))
         return {"eval/score": 0.5, "problems": float(problems)}
 
     def sample(
-        self,
         policy: Path,
         *,
         run: Path | None,
@@ -84,20 +86,22 @@ class FakeJudge(types.ModuleType):
         seed: int,
         device: str,
     ) -> list[tuple[str, str, float | None]]:
-        self.asked.append((policy, run))
+        asked.append((policy, run))
         return [(prompt or "2 + 2", "4\x1b[2J", 1.0), ("3 + 3", "7", None)][:count]
+
+    monkeypatch.setattr(checkpoint, "evaluate", evaluate)
+    monkeypatch.setattr(checkpoint, "sample", sample)
+    return asked
 
 
 def test_checkpoints_are_found_judged_and_heard(
     runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    fake = FakeJudge("judge")
-    monkeypatch.setattr(fake, "asked", [])
-    monkeypatch.setitem(sys.modules, judging.JUDGE_MODULE, fake)
+    asked = fake_judge(monkeypatch)
     policy = Path("runs/first/checkpoints/step_00000002/policy")
     for words in ("first", str(policy), str(policy.parent)):
         assert main(["eval", words, "--problems", "7"]) == 0
-    assert [(path.absolute(), run and run.absolute()) for path, run in fake.asked] == [
+    assert [(path.absolute(), run and run.absolute()) for path, run in asked] == [
         (policy.absolute(), (runs / "first").absolute())
     ] * 3
     assert main(["sample", "first", "--count", "2", "--temperature", "0"]) == 0

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hone.estimators import means
 from hone.estimators.means import bootstrap_mean, mean_interval, paired, sign_test, wilson
 
 
@@ -87,6 +88,13 @@ def test_the_bootstrap_agrees_with_every_resample_of_three() -> None:
     found = bootstrap_mean(scores, level=0.8, draws=20_000)
     assert found.mean == 3.0
     assert (found.low, found.high) == (np.quantile(exact, 0.1), np.quantile(exact, 0.9))
+
+
+def test_the_bootstrap_draws_the_same_in_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    scores = np.random.default_rng(0).normal(size=37)
+    whole = bootstrap_mean(scores)
+    monkeypatch.setattr(means, "_PICKS", 100)
+    assert bootstrap_mean(scores) == whole
 
 
 def test_the_bootstrap_covers_about_as_often_as_it_says() -> None:

@@ -3,6 +3,7 @@
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import time
@@ -300,3 +301,25 @@ def nan_of(objective: Objective) -> Objective:
         return replace(terms, loss=terms.loss * float("nan"))
 
     return bad
+
+
+def test_a_resume_with_another_reference_policy_is_refused(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The folder that the run started from, and that its KL is measured to, was overwritten in the meantime."""
+    assert hone("train", "sft.toml", "steps=2", "name=start") == 0
+    weights = newest_policy(place / "runs" / "start")
+    shutil.copytree(weights, place / "base")
+    config = (place / "grpo.toml").read_text(encoding="utf-8")
+    (place / "grpo.toml").write_text(
+        re.sub(r"\[model\.new\][^\[]*", '[model]\npath = "base"\n', config), encoding="utf-8"
+    )
+    assert hone("train", "grpo.toml", "steps=2") == 0
+    assert hone("train", "sft.toml", "steps=3", "name=other") == 0
+    shutil.rmtree(place / "base")
+    shutil.copytree(newest_policy(place / "runs" / "other"), place / "base")
+    capsys.readouterr()
+    assert hone("train", "grpo.toml", "--resume", "steps=3") == 3
+    assert "the reference policy (model.path) is not what this run was started with" in capsys.readouterr().err
+
+
+def newest_policy(run: Path) -> Path:
+    return max((run / "checkpoints").iterdir()) / "policy"

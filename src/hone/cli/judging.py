@@ -4,19 +4,14 @@ Belongs here: finding the checkpoint that is meant, and laying out what `hone.ev
 how a policy is judged.
 """
 
-import importlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol, cast
 
 from hone.cli.commands import Call, number
 from hone.cli.looking import find_run
 from hone.cli.progress import figure
 from hone.cli.screen import Screen, standard_screen
-from hone.core.errors import ConfigError
-
-JUDGE_MODULE = "hone.evaluate.checkpoint"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,42 +26,21 @@ class Asked:
     device: str
 
 
-class Judge(Protocol):
-    """What `hone.evaluate.checkpoint` provides."""
-
-    def evaluate(self, policy: Path, *, run: Path | None, problems: int, seed: int, device: str) -> Mapping[str, float]:
-        """Metrics by name. Raises HoneError."""
-        ...
-
-    def sample(
-        self,
-        policy: Path,
-        *,
-        run: Path | None,
-        prompt: str | None,
-        count: int,
-        temperature: float,
-        seed: int,
-        device: str,
-    ) -> Sequence[tuple[str, str, float | None]]:
-        """Prompt, answer and, where the task has a scorer, its score. Raises HoneError."""
-        ...
-
-
 def run(call: Call) -> int:
+    from hone.evaluate import checkpoint  # noqa: PLC0415 - torch takes seconds, and `hone --help` should not
+
     screen = standard_screen()
     seed = int(number(call.text("seed"), "--seed", least=0))
     if call.command == "eval":
         problems = int(number(call.text("problems"), "--problems", least=1))
         asked = _asked(call, seed)
-        show_scores(
-            screen, judge().evaluate(asked.policy, run=asked.run, problems=problems, seed=seed, device=asked.device)
-        )
+        scores = checkpoint.evaluate(asked.policy, run=asked.run, problems=problems, seed=seed, device=asked.device)
+        show_scores(screen, scores)
         return 0
     count = int(number(call.text("count"), "--count", least=1))
     temperature = number(call.text("temperature"), "--temperature", least=0, whole=False)
     asked = _asked(call, seed)
-    answers = judge().sample(
+    answers = checkpoint.sample(
         asked.policy,
         run=asked.run,
         prompt=call.text("prompt") or None,
@@ -98,17 +72,6 @@ def find_policy(text: str, runs: Path) -> tuple[Path, Path | None]:
             return folder, owner if owner is not None and (owner / "manifest.json").is_file() else None
     found = find_run(text, runs)
     return found.checkpoints().newest_whole().policy_folder, found.path
-
-
-def judge() -> Judge:
-    """Raises ConfigError in an installation without the evaluation part."""
-    try:
-        module = importlib.import_module(JUDGE_MODULE)
-    except ModuleNotFoundError as error:
-        if error.name is not None and JUDGE_MODULE.startswith(error.name):
-            raise ConfigError(f"this hone has no {JUDGE_MODULE}, so it cannot judge checkpoints yet") from None
-        raise
-    return cast("Judge", module)
 
 
 def show_scores(screen: Screen, scores: Mapping[str, float]) -> None:

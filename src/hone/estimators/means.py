@@ -9,6 +9,9 @@ from numpy.typing import NDArray
 
 from hone.core.random import generator
 
+_PICKS = 1 << 20
+"""Resampled scores that are in memory at a time."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Estimate:
@@ -50,8 +53,14 @@ def bootstrap_mean(scores: NDArray[np.float64], *, level: float = 0.95, draws: i
     """Percentile bootstrap of the mean of `scores` `[n]` (Efron, 1979), for scores that are not 0 or 1."""
     if not len(scores):
         raise ValueError("no scores to take the mean of")
-    rows = generator(seed, "bootstrap", len(scores)).integers(0, len(scores), size=(draws, len(scores)))
-    means = scores[rows].mean(axis=1)
+    random, n = generator(seed, "bootstrap", len(scores)), len(scores)
+    most = max(1, _PICKS // n)
+    means = np.concatenate(
+        [
+            scores[random.integers(0, n, size=(min(most, draws - done), n))].mean(axis=1)
+            for done in range(0, draws, most)
+        ]
+    )
     low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
     return Estimate(mean=float(scores.mean()), low=float(low), high=float(high), n=len(scores))
 

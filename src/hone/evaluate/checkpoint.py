@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from hone.core.clock import SystemClock
 from hone.core.errors import ConfigError, DataError
 from hone.core.generation import Completion, Request, Sampling
+from hone.core.random import permutation
 from hone.envs.text_task import TaskConfig
 from hone.evaluate.asking import EngineActor, make_engine
 from hone.evaluate.control import evaluate_control, is_control
@@ -28,7 +29,8 @@ DEFAULT_MAX_TOKENS = 256
 
 
 def evaluate(policy: Path, *, run: Path | None, problems: int, seed: int, device: str) -> Mapping[str, float]:
-    """Score of the policy on held-out work of its run: the run's own with `seed` 0, other problems otherwise.
+    """Score of the policy on held-out work of its run: the run's own with `seed` 0; otherwise other problems where they
+    are generated, and others of the same where they stand in a file.
 
     Raises ConfigError when the run says nothing of how it is to be judged, DataError for a damaged folder.
     """
@@ -40,7 +42,7 @@ def evaluate(policy: Path, *, run: Path | None, problems: int, seed: int, device
         return evaluate_control(policy, config=tree_of(run), episodes=problems, seed=seed)
     loaded = _open(policy, device)
     config = _exam_config(run, problems=problems, seed=seed)
-    exam = _prepared(config, loaded, problems)
+    exam = _prepared(config, loaded, problems, seed)
     try:
         return exam.ask_policy(loaded).metrics()
     finally:
@@ -68,7 +70,7 @@ def sample(
     config = _exam_config(run, problems=count, seed=seed).model_copy(
         update={"greedy": temperature == 0, "temperature": temperature or 1.0, "seed": seed}
     )
-    exam = _prepared(config, loaded, count)
+    exam = _prepared(config, loaded, count, seed)
     try:
         judged = exam.ask_policy(loaded)
     finally:
@@ -123,10 +125,13 @@ def _exam_config(run: Path, *, problems: int, seed: int) -> EvaluationConfig:
     return config.model_copy(update={"task": task})
 
 
-def _prepared(config: EvaluationConfig, policy: TokenPolicy, problems: int) -> TextExam:
-    """The exam, of at most `problems` prompts: a file may hold more."""
+def _prepared(config: EvaluationConfig, policy: TokenPolicy, problems: int, seed: int) -> TextExam:
+    """The exam, of at most `problems` prompts: a file may hold more, of which the seed picks."""
     exam = prepare_exam(config, policy.tokenizer, context=policy.decoder.config.max_positions)
-    return replace(exam, prompts=exam.prompts[:problems])
+    if config.task.generated or not seed:
+        return replace(exam, prompts=exam.prompts[:problems])
+    order = permutation(seed, "exam", count=len(exam.prompts))[:problems]
+    return replace(exam, prompts=[exam.prompts[place] for place in sorted(order.tolist())])
 
 
 def _answers(

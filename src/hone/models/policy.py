@@ -1,7 +1,9 @@
 """A token policy: a decoder and the tokenizer it speaks with, as one thing that is trained, saved and shipped."""
 
+from hashlib import sha256
 from pathlib import Path
 
+import torch
 from torch import Tensor, nn
 
 from hone.models.decoder import Decoder
@@ -48,6 +50,13 @@ class TokenPolicy(nn.Module):
         """The `count` likeliest tokens after positions `at` `[n]`, as data."""
         hidden = self.decoder.hidden(packed)[at]
         return self.decoder.likeliest(hidden, count, self.temperature, vocab_size_used=self.vocabulary)
+
+    def fingerprint(self) -> str:
+        """sha256 of all weights."""
+        digest = sha256()
+        for parameter in self.parameters():
+            digest.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy())
+        return digest.hexdigest()
 
     def save(self, folder: Path) -> None:
         """A Hugging Face folder: weights, config, tokenizer."""

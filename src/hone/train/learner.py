@@ -6,7 +6,7 @@ gradient; critics, actor and temperature for SAC).
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, Self, TypeVar
 
@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from hone.core.credit import NO_VALUES, Credits, Metrics, Values
 from hone.core.episodes import Episodes
-from hone.core.errors import DivergedError
+from hone.core.errors import DataError, DivergedError
 from hone.core.random import permutation
 from hone.core.state import State, integer, substate
 from hone.objectives.terms import Terms
@@ -96,6 +96,8 @@ class GradientLearner(Generic[P, B]):
     """Runs after the phases of each minibatch: target networks."""
     watch: Callable[[Metrics], None] | None = None
     """Looks at the metrics of every update; may raise to stop the run."""
+    constants: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Fingerprints of what the loss was computed against; a resume must find them unchanged."""
     updates: int = 0
 
     def values(self, episodes: Episodes) -> Values:
@@ -161,9 +163,21 @@ class GradientLearner(Generic[P, B]):
         tally.note(f"{phase.name}/grad_norm", norm)
 
     def state(self) -> State:
-        return {"updates": self.updates, "phases": {phase.name: phase.optimizer.state() for phase in self.phases}}
+        return {
+            "updates": self.updates,
+            "phases": {phase.name: phase.optimizer.state() for phase in self.phases},
+            "constants": dict(self.constants),
+        }
 
     def restore(self, state: State) -> None:
+        """Raises DataError when something that the loss is computed against is not what it was."""
+        before = substate(state, "constants") if self.constants else {}
+        for name, now in self.constants.items():
+            if before.get(name) != now:
+                raise DataError(
+                    f"{name} is not what this run was started with (was {before.get(name)}, is {now}): a resumed run "
+                    "would be another run; put the old one back, or start a new run"
+                )
         self.updates = integer(state, "updates")
         for phase in self.phases:
             phase.optimizer.restore(substate(substate(state, "phases"), phase.name))

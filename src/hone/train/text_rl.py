@@ -198,6 +198,8 @@ def _learner(config: TextRl, policy: TokenPolicy, loss: Loss) -> GradientLearner
         steps=config.steps,
     )
     learner.watch = partial(alarm, config.ratio)
+    if token_loss.reference is not None:
+        learner.constants = {"the reference policy (model.path)": token_loss.reference.fingerprint()}
     if loss.select is not None:
         learner.phases[0].prepare = token_loss.select
     return learner
