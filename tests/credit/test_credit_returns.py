@@ -1,6 +1,7 @@
 """Returns and advantages: by hand, against a slow version, and across boundaries."""
 
 import time
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -8,9 +9,20 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hone.core.credit import NO_VALUES, Credits, Values
-from hone.core.episodes import Episodes, concatenate
+from hone.core.episodes import Episodes, Status, Transcript, concatenate
+from hone.core.errors import ConfigError
 from hone.core.ragged import offsets_of
-from hone.credit.returns import as_paid, discounted, gae, one_step, returns, standardised
+from hone.credit.returns import (
+    as_paid,
+    discounted,
+    gae,
+    n_step,
+    one_step,
+    recurrence,
+    returns,
+    standardised,
+    td_lambda,
+)
 
 
 def pieces(lengths: list[int], terminated: list[bool], seed: int = 0) -> tuple[Episodes, Values]:
@@ -133,6 +145,104 @@ def test_standardised() -> None:
     credits = standardised(Credits(advantage=np.array([1, 2, 3, 6], np.float32)))
     np.testing.assert_allclose(credits.advantage, (np.array([1, 2, 3, 6]) - 3) / np.sqrt(3.5), rtol=1e-6)
     assert standardised(Credits(advantage=np.full(3, 5, np.float32))).advantage.tolist() == [0, 0, 0]
+
+
+@given(shapes, st.floats(0, 1), st.floats(0, 1), st.integers(0, 99))
+def test_the_lambda_return_is_the_target_of_gae(shape, discount: float, decay: float, seed: int) -> None:
+    episodes, values = pieces([length for length, _ in shape], [over for _, over in shape], seed)
+    found = td_lambda(episodes, values, discount=discount, decay=decay)
+    other = gae(episodes, values, discount=discount, decay=decay)
+    np.testing.assert_allclose(found.target, other.target, atol=1e-5)
+    np.testing.assert_allclose(found.advantage, other.advantage, atol=1e-5)
+
+
+def slow_n_step(episodes: Episodes, values: Values, discount: float, steps: int) -> np.ndarray:
+    found = np.zeros(episodes.decisions)
+    for e in range(len(episodes)):
+        start, stop = int(episodes.offsets[e]), int(episodes.offsets[e + 1])
+        for t in range(start, stop):
+            end = min(t + steps, stop)
+            beyond = 0.0 if episodes.terminated[e] else float(values.final[e])
+            after = beyond if end == stop else float(values.value[end])
+            paid = sum(discount ** (u - t) * float(episodes.reward[u]) for u in range(t, end))
+            found[t] = paid + discount ** (end - t) * after
+    return found
+
+
+@given(shapes, st.floats(0, 1), st.integers(1, 12), st.integers(0, 99))
+def test_n_step_equals_the_sum(shape, discount: float, steps: int, seed: int) -> None:
+    episodes, values = pieces([length for length, _ in shape], [over for _, over in shape], seed)
+    credits = n_step(episodes, values, discount=discount, steps=steps)
+    slow = slow_n_step(episodes, values, discount, steps)
+    np.testing.assert_allclose(credits.target, slow, atol=1e-5)
+    np.testing.assert_allclose(credits.advantage, slow - values.value, atol=1e-5)
+
+
+def test_n_step_by_hand_and_at_its_ends() -> None:
+    """Rewards 1, 2, 3, values 10, 20, 30, then 40; discount 1/2. One step is gae(0), many steps are the return."""
+    episodes, values = chain(terminated=False)
+    assert n_step(episodes, values, discount=0.5, steps=2).target.tolist() == [2 + 7.5, 2 + 1.5 + 10, 3 + 20]  # type: ignore[union-attr]
+    one = n_step(episodes, values, discount=0.5, steps=1).advantage
+    np.testing.assert_allclose(one, gae(episodes, values, discount=0.5, decay=0.0).advantage)
+    many = n_step(episodes, values, discount=0.5, steps=99).target
+    np.testing.assert_allclose(many, returns(episodes, values, discount=0.5).target)  # type: ignore[arg-type]
+    with pytest.raises(ConfigError, match="steps = 0"):
+        n_step(episodes, values, discount=0.5, steps=0)
+
+
+def test_without_a_critic_it_says_so() -> None:
+    episodes, _ = chain(terminated=True)
+    for credit in (gae, td_lambda):
+        with pytest.raises(ConfigError, match="needs a critic: 0 values for 3 decisions"):
+            credit(episodes, NO_VALUES, discount=0.9, decay=0.9)
+
+
+def test_a_failed_reward_teaches_nothing() -> None:
+    """The second of two episodes has no score: no advantage, and its values aim at themselves."""
+    episodes, values = pieces([2, 3], [True, True])
+    whole = gae(episodes, values, discount=0.9, decay=0.9).advantage
+    lost = replace(episodes, status=np.array([Status.SCORED, Status.ERROR], np.uint8))
+    for credits in (
+        gae(lost, values, discount=0.9, decay=0.9),
+        td_lambda(lost, values, discount=0.9, decay=0.9),
+        n_step(lost, values, discount=0.9, steps=2),
+        returns(lost, values, discount=0.9),
+    ):
+        assert credits.advantage[2:].tolist() == [0, 0, 0]
+        assert credits.target is not None
+        np.testing.assert_allclose(credits.target[2:], values.value[2:], rtol=1e-6)
+    np.testing.assert_allclose(gae(lost, values, discount=0.9, decay=0.9).advantage[:2], whole[:2])
+    assert returns(lost, NO_VALUES, discount=0.9).advantage[2:].tolist() == [0, 0, 0]
+
+
+def test_what_a_tool_says_between_two_decisions_is_no_step() -> None:
+    """The same four decisions, once in a row and once with tokens of the world between them: the same credit, and the
+    reward at the end reaches the first turn with one discount per decision."""
+    episodes, values = pieces([4], [True])
+    episodes.reward[:] = [0, 0, 0, 1]
+
+    def told(at: list[int], total: int) -> Episodes:
+        tokens = np.arange(total, dtype=np.int32)
+        seen = Transcript(tokens=tokens, offsets=np.array([0, total]), at=np.array(at))
+        return replace(episodes, seen=seen, final=None)
+
+    for discount, decay in ((1.0, 1.0), (0.9, 0.8)):
+        together = gae(told([1, 2, 3, 4], 5), values, discount=discount, decay=decay)
+        apart = gae(told([1, 2, 90, 91], 100), values, discount=discount, decay=decay)
+        np.testing.assert_array_equal(together.advantage, apart.advantage)
+        np.testing.assert_allclose(apart.advantage, slow_gae(episodes, values, discount, decay), atol=1e-6)
+    assert returns(told([1, 2, 90, 91], 100), NO_VALUES, discount=0.5).advantage.tolist() == [0.125, 0.25, 0.5, 1]
+
+
+@given(st.lists(st.tuples(st.floats(-4, 4), st.floats(-1, 1)), min_size=1, max_size=40))
+def test_the_recurrence_is_solved(steps: list[tuple[float, float]]) -> None:
+    values, factors = (np.array(part) for part in zip(*steps, strict=True))
+    factors[-1] = 0.0
+    found, following = np.zeros(len(values)), 0.0
+    for t in reversed(range(len(values))):
+        following = values[t] + factors[t] * following
+        found[t] = following
+    np.testing.assert_allclose(recurrence(values, factors), found, atol=1e-9)
 
 
 @pytest.mark.parametrize("lengths", [[1_000_000], [64] * 15_625])

@@ -1,69 +1,119 @@
 """Group-relative credit: answers to the same question judge each other, and no critic is needed.
 
-Scores that are missing leave the statistics and get no credit. Groups with a single score, or whose scores are all
-equal, say nothing about which answer was better: their advantage is 0, and they are counted.
+Belongs here: advantages that are one number per answer, from the scores of its group or batch. Everywhere: missing
+scores leave the statistics and get no credit; groups with a single score or equal scores get 0 and are counted;
+standard deviations are of a sample (ddof 1) unless said otherwise; epsilon is added to the deviation, outside the
+root.
 """
 
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hone.core.credit import Credits, Values
 from hone.core.episodes import Episodes
+from hone.credit.grouping import (
+    STD_FLOOR,
+    Floats,
+    centred,
+    group_deviation,
+    group_numbers,
+    judged,
+    spread,
+)
 
 Scale = Literal["group", "batch", "none"]
-
-STD_FLOOR = 1e-6
-"""A group's standard deviation below this share of its largest score is rounding, not signal."""
+Ddof = Literal[0, 1]
 
 
-def group_relative(episodes: Episodes, _values: Values, *, scale: Scale = "group", epsilon: float = 1e-6) -> Credits:
-    """A = (R - mean_g) / (std_g + epsilon), the same for every decision of an episode (GRPO, Shao et al. 2024).
+def group_relative(
+    episodes: Episodes, _values: Values, *, scale: Scale = "group", ddof: Ddof = 1, epsilon: float = 1e-6
+) -> Credits:
+    """A = (R - mean_g) / (std + epsilon), the same for every decision of an answer (GRPO, Shao et al. 2024,
+    2402.03300).
 
-    `scale="none"` leaves the division out (Dr.GRPO, Liu et al. 2025); `"batch"` divides by the standard deviation of
-    all centred scores. Standard deviations are of a sample (ddof 1), which is what the published libraries run.
+    `scale="group"`: std of the answer's group. `"none"`: no division (Dr.GRPO, Liu et al. 2025, 2503.20783). `"batch"`:
+    std of all scores of the batch (LitePPO, 2025, 2508.08221). The paper of GRPO does not say its ddof; ddof 1 is what
+    TRL, verl, slime, OpenRLHF and SkyRL run, and 0 is smaller by sqrt((K-1)/K), which makes A larger.
+
+    Elsewhere: epsilon is 1e-4 in TRL, 1e-6 in verl, slime, SkyRL and ROLL, 1e-8 in Dr.GRPO's code, 1e-9 in OpenRLHF. A
+    single answer gets its raw score in verl and SkyRL and NaN in OpenRLHF; here 0. NeMo-RL divides by a leave-one-out
+    deviation. AReaL standardises over the batch's tokens once more.
     """
-    scored = episodes.scored
-    numbers, centred, deviation, dead = _centre(episodes.score[scored], episodes.group[scored])
+    numbers, score = group_numbers(episodes), episodes.score[episodes.scored]
+    deviation, dead = group_deviation(score, numbers, ddof=ddof)
+    advantage = centred(score, numbers)
     if scale == "group":
-        advantage = np.where(dead[numbers], 0.0, centred / (deviation[numbers] + epsilon))
-    else:
-        overall = centred.std(ddof=1) if scale == "batch" and len(centred) > 1 else 1.0
-        advantage = np.where(dead[numbers], 0.0, centred / (overall + (epsilon if scale == "batch" else 0.0)))
-    return _spread(episodes, advantage, dead)
+        advantage /= deviation[numbers] + epsilon
+    elif scale == "batch" and len(score) > ddof:
+        advantage /= score.std(ddof=ddof) + epsilon
+    return spread(episodes, np.where(dead[numbers], 0.0, advantage), dead)
+
+
+def batch_relative(
+    episodes: Episodes,
+    _values: Values,
+    *,
+    scale: Literal["batch", "none"] = "batch",
+    ddof: Ddof = 1,
+    epsilon: float = 1e-6,
+) -> Credits:
+    """A = (R - mean) / (std + epsilon) over all scores of the batch; groups play no part (REINFORCE with a mean
+    baseline, Williams 1992).
+
+    A batch of equal scores gets 0. The baseline contains the answer itself, which scales the expected gradient by
+    (B-1)/B. Elsewhere: AReaL's default `reward_norm`; verl and OpenRLHF standardise over tokens instead, where long
+    answers weigh more (see `reinforce_plus_plus`).
+    """
+    numbers, score = group_numbers(episodes), episodes.score[episodes.scored]
+    _, dead = group_deviation(score, numbers, ddof=ddof)
+    deviation = score.std(ddof=ddof) if len(score) > 1 else 0.0
+    if deviation <= STD_FLOOR * np.abs(score).max(initial=0.0):
+        return spread(episodes, np.zeros(len(score)), dead)
+    advantage = (score - score.mean()) / (deviation + epsilon if scale == "batch" else 1.0)
+    return spread(episodes, advantage, dead)
 
 
 def leave_one_out(episodes: Episodes, _values: Values) -> Credits:
-    """A_i = R_i - mean of the other answers' scores = K/(K-1) (R_i - mean_g) (RLOO, Ahmadian et al. 2024)."""
-    scored = episodes.scored
-    numbers, centred, _, dead = _centre(episodes.score[scored], episodes.group[scored])
-    count = np.bincount(numbers, minlength=len(dead))[numbers]
-    advantage = np.where(dead[numbers], 0.0, centred * count / np.maximum(count - 1, 1))
-    return _spread(episodes, advantage, dead)
+    """A_i = R_i - mean of the other answers' scores = K/(K-1) (R_i - mean_g) (RLOO, Ahmadian et al. 2024, 2402.14740).
+
+    Unbiased, because an answer's baseline does not contain it. The paper's R holds the sequence's KL: decorate with
+    `KlInReward`. Elsewhere: OpenRLHF adds the KL after the baseline, so that it has none; TRL clips a sequence-level
+    ratio on top. A single answer gets its raw score in verl's `rloo`; here 0, as in TRL, SkyRL and AReaL.
+    """
+
+    def judge(score: Floats) -> Floats:
+        count = score.shape[1]
+        return (score - score.mean(axis=1, keepdims=True)) * (count / (count - 1))
+
+    return judged(episodes, judge)
 
 
-def _centre(
-    score: NDArray[np.float64], group: NDArray[np.int64]
-) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.float64], NDArray[np.bool_]]:
-    """Of scores `[S]` in G groups: dense group number `[S]`, score minus its group's mean `[S]`, sample standard
-    deviation of each group `[G]`, and which groups say nothing `[G]`."""
-    _, numbers = np.unique(group, return_inverse=True)
-    count = np.bincount(numbers)
-    centred = score - (np.bincount(numbers, weights=score) / np.maximum(count, 1))[numbers]
-    squares = np.bincount(numbers, weights=centred**2)
-    deviation = np.sqrt(squares / np.maximum(count - 1, 1))
-    size = np.zeros(len(count))
-    np.maximum.at(size, numbers, np.abs(score))
-    # by the group's own scores: a large penalty elsewhere in the batch must not silence this group
-    return numbers, centred, deviation, deviation <= STD_FLOOR * size
+def group_policy_gradient(episodes: Episodes, _values: Values, *, norm: float = 1.0) -> Credits:
+    """A = alpha (R - mean_g) / norm, alpha = answers / answers in groups that say something (GPG, Chu et al. 2025,
+    2504.02546); for the loss -A log pi.
+
+    alpha makes up for the answers of dead groups, which are averaged over but have no gradient. Elsewhere: verl's
+    alpha is answers / non-zero scores, so all-right groups count as useful and wrong answers of good groups as
+    useless; it also overwrites the configured alpha.
+    """
+    numbers, score = group_numbers(episodes), episodes.score[episodes.scored]
+    _, dead = group_deviation(score, numbers)
+    heard = int((~dead[numbers]).sum())
+    alpha = len(score) / heard if heard else 0.0
+    advantage = np.where(dead[numbers], 0.0, alpha / norm * centred(score, numbers))
+    return spread(episodes, advantage, dead, metrics={"credit/alpha": alpha})
 
 
-def _spread(episodes: Episodes, advantage: NDArray[np.float64], dead: NDArray[np.bool_]) -> Credits:
-    """The advantage of each scored episode `[S]` on each of its decisions `[N]`."""
-    per_episode = np.zeros(len(episodes), dtype=np.float32)
-    per_episode[episodes.scored] = advantage
-    return Credits(
-        advantage=np.repeat(per_episode, episodes.lengths),
-        metrics={"reward/zero_variance_groups": float(dead.mean()) if len(dead) else 0.0},
-    )
+def length_baseline(episodes: Episodes, _values: Values) -> Credits:
+    """A = R - b, b = sum of L_i R_i / sum of L_i over the group, L = decisions (OPO, Hao et al. 2025, 2505.23585).
+
+    The baseline of least variance where an answer's squared gradient grows with its length. Exact on-policy training is
+    assumed; no deviation, no KL. The baseline contains the answer itself.
+    """
+    numbers, score = group_numbers(episodes), episodes.score[episodes.scored]
+    _, dead = group_deviation(score, numbers)
+    length = episodes.lengths[episodes.scored].astype(np.float64)
+    total = np.maximum(np.bincount(numbers, weights=length), 1.0)  # 0: nobody decided anything, and b reaches nothing
+    baseline = np.bincount(numbers, weights=length * score) / total
+    return spread(episodes, np.where(dead[numbers], 0.0, score - baseline[numbers]), dead)

@@ -1,8 +1,13 @@
-"""Credit from rewards over time: returns, generalised advantages, one-step targets.
+"""Credit from rewards over time: returns, generalised advantages, n-step and one-step targets.
 
 Belongs here: arithmetic on rewards and values, over pieces of episodes of any lengths at once. A piece that terminated
 is worth nothing beyond its end; any other (truncated by a limit, or cut because a rollout stopped) is worth the value
 of its final observation. Where a piece both terminated and was truncated, termination wins.
+
+Only decisions are steps. What the world says between two decisions of a conversation (tool output) is no step: value
+and advantage are carried over it, and no discount is spent on it, as in verl, AReaL and NeMo-RL; slime, SkyRL and TRL
+recur over those positions too. An episode whose score is missing has advantage 0 and, with a critic, its own value as
+target: a reward that failed is not a reward of 0.
 """
 
 from dataclasses import replace
@@ -12,6 +17,7 @@ from numpy.typing import NDArray
 
 from hone.core.credit import Credits, Values
 from hone.core.episodes import Episodes
+from hone.core.errors import ConfigError
 from hone.core.ragged import Ints
 
 Floats = NDArray[np.float64]
@@ -23,11 +29,8 @@ def discounted(values: NDArray[np.floating], offsets: Ints, factor: float) -> Fl
     By doubling: sums over windows of 1, 2, 4, ... decisions, so the work is N * log2(longest row).
     """
     total = values.astype(np.float64)
-    lengths = np.diff(offsets)
-    left = np.repeat(offsets[1:], lengths) - np.arange(
-        len(total)
-    )  # decisions from here to the row's end, itself included
-    longest, width, weight = int(lengths.max(initial=0)), 1, factor
+    left = _left(offsets)
+    longest, width, weight = int(np.diff(offsets).max(initial=0)), 1, factor
     while width < longest and weight != 0.0:
         reaches = left[:-width] > width
         total[:-width] += np.where(reaches, weight * total[width:], 0.0)  # the right side is made before it is added
@@ -35,58 +38,143 @@ def discounted(values: NDArray[np.floating], offsets: Ints, factor: float) -> Fl
     return total
 
 
+def recurrence(values: NDArray[np.floating], factors: NDArray[np.floating]) -> Floats:
+    """x_t = values_t + factors_t x_{t+1} -> `[N]`, float64; a factor of 0 ends a row, and the last must be 0.
+
+    By doubling, as `discounted`: after each round an entry spans twice as many decisions.
+    """
+    total, reach = values.astype(np.float64), factors.astype(np.float64)
+    width = 1
+    while width < len(total) and reach.any():
+        total[:-width] += reach[:-width] * total[width:]
+        reach[:-width] *= reach[width:]
+        width *= 2
+    return total
+
+
 def gae(episodes: Episodes, values: Values, *, discount: float, decay: float) -> Credits:
-    """Generalised advantage estimation (Schulman et al., 2016).
+    """Generalised advantage estimation (Schulman et al., 2016, 1506.02438).
 
     delta_t = r_t + discount * V_{t+1} - V_t; A_t = sum over k of (discount * decay)^k * delta_{t+k}; target = A + V.
     After the last decision of a piece, V_{t+1} is 0 if it terminated and `values.final` otherwise.
+
+    Elsewhere: most language-model trainers take a truncated answer for an ended one; AReaL bootstraps it, as here.
+    SkyRL reads V of padding after the last token. Whitening is a decoration of its own (`whitened`, `standardised`).
     """
-    worth = values.value.astype(np.float64)
-    after = np.empty_like(worth)
-    after[:-1] = worth[1:]
-    last, owners = _lasts(episodes)
-    after[last] = np.where(episodes.terminated[owners], 0.0, values.final[owners])
+    worth, after = worth_around(episodes, values, "gae")
     advantage = discounted(episodes.reward + discount * after - worth, episodes.offsets, discount * decay)
-    return Credits(advantage=advantage.astype(np.float32), target=(advantage + worth).astype(np.float32))
+    return _above(episodes, worth, advantage)
+
+
+def td_lambda(episodes: Episodes, values: Values, *, discount: float, decay: float) -> Credits:
+    """The lambda-return as target, and how far it is above the value as advantage (Sutton, 1988).
+
+    G_t = r_t + discount * [(1 - decay) V_{t+1} + decay G_{t+1}], with G = V beyond the end of a piece. decay 0 is the
+    one-step target, 1 the return. The same numbers as `gae`, by another road.
+    """
+    worth, after = worth_around(episodes, values, "td_lambda")
+    step = episodes.reward + discount * (1 - decay) * after
+    last, _ = last_decisions(episodes)
+    step[last] += discount * decay * after[last]
+    return _above(episodes, worth, discounted(step, episodes.offsets, discount * decay) - worth)
+
+
+def n_step(episodes: Episodes, values: Values, *, discount: float, steps: int) -> Credits:
+    """n-step returns as target, and how far they are above the value as advantage (Sutton & Barto, 2018, chapter 7).
+
+    G_t = r_t + ... + discount^(m-1) r_{t+m-1} + discount^m V_{t+m}, m = min(steps, decisions left in the piece).
+    Raises ConfigError for less than one step.
+    """
+    if steps < 1:
+        raise ConfigError(f"n_step: steps = {steps}; it must be at least 1")
+    worth, after = worth_around(episodes, values, "n_step")
+    ahead = np.minimum(steps, _left(episodes.offsets))
+    power = discount**ahead
+    end = np.arange(episodes.decisions) + ahead
+    whole = np.append(discounted(episodes.reward, episodes.offsets, discount), 0.0)
+    beyond = np.where(ahead == _left(episodes.offsets), 0.0, whole[end])  # what is paid after the window
+    return _above(episodes, worth, whole[:-1] - power * beyond + power * after[end - 1] - worth)
 
 
 def returns(episodes: Episodes, values: Values, *, discount: float) -> Credits:
     """Discounted return to go, as advantage and target; a critic, if any, only continues pieces that did not terminate.
 
     Without a critic (`values` empty) nothing is added beyond the end: a truncated episode then looks as if it ended.
+    With `discount=1` and a score that is paid at the end, every decision is credited with the score (REINFORCE,
+    Williams 1992).
     """
     reward = episodes.reward.astype(np.float64)
     if len(values.final):
-        last, owners = _lasts(episodes)
+        last, owners = last_decisions(episodes)
         reward[last] += np.where(episodes.terminated[owners], 0.0, discount * values.final[owners])
-    total = discounted(reward, episodes.offsets, discount).astype(np.float32)
-    return Credits(advantage=total, target=total)
+    total = discounted(reward, episodes.offsets, discount)
+    heard = heard_decisions(episodes)
+    target = np.where(heard, total, values.value if len(values.value) else 0.0).astype(np.float32)
+    return Credits(advantage=np.where(heard, total, 0.0).astype(np.float32), target=target)
 
 
 def as_paid(episodes: Episodes, values: Values) -> Credits:
-    """Each decision is credited with the reward that followed it: bandits, and whoever needs no credit at all."""
+    """A = r: each decision is credited with the reward that followed it (bandits, imitation, and whoever needs no
+    more)."""
     del values
     return Credits(advantage=episodes.reward)
 
 
 def one_step(episodes: Episodes, values: Values, *, discount: float) -> Credits:
-    """The parts of r + discount * worth(next): reward as advantage, and a discount that is 0 where the world ended."""
+    """The parts of r + discount * worth(next): reward as advantage, and a discount that is 0 where the world ended
+    (Watkins, 1989)."""
     del values
     factor = np.full(episodes.decisions, discount, dtype=np.float32)
-    last, owners = _lasts(episodes)
+    last, owners = last_decisions(episodes)
     factor[last[episodes.terminated[owners]]] = 0.0
     return Credits(advantage=episodes.reward, discount=factor)
 
 
 def standardised(credits: Credits) -> Credits:
-    """Advantages with mean 0 and standard deviation 1 over the batch (1e-8 keeps a constant batch at 0)."""
+    """A = (A - mean) / (std + 1e-8) over all decisions of the batch (PPO's code, 2017); std of a population (ddof 0).
+
+    Knows nothing of missing scores: where there may be any, use `whitened` of credit.reinforce.
+    """
     advantage = credits.advantage
     if len(advantage) < 2:
         return credits
     return replace(credits, advantage=(advantage - advantage.mean()) / (advantage.std() + 1e-8))
 
 
-def _lasts(episodes: Episodes) -> tuple[Ints, Ints]:
+def heard_decisions(episodes: Episodes) -> NDArray[np.bool_]:
+    """Decisions of episodes whose score is not missing `[N]`."""
+    return np.repeat(episodes.scored, episodes.lengths)
+
+
+def worth_around(episodes: Episodes, values: Values, name: str) -> tuple[Floats, Floats]:
+    """V of what was seen at each decision `[N]` and after it `[N]`; raises ConfigError without a critic."""
+    if len(values.value) != episodes.decisions or len(values.final) != len(episodes):
+        raise ConfigError(
+            f"{name} needs a critic: {len(values.value)} values for {episodes.decisions} decisions, "
+            f"{len(values.final)} for the ends of {len(episodes)} episodes"
+        )
+    worth = values.value.astype(np.float64)
+    after = np.empty_like(worth)
+    after[:-1] = worth[1:]
+    last, owners = last_decisions(episodes)
+    after[last] = np.where(episodes.terminated[owners], 0.0, values.final[owners])
+    return worth, after
+
+
+def _above(episodes: Episodes, worth: Floats, advantage: Floats) -> Credits:
+    """How far a target is above the value; where the score is missing nothing is to be learned."""
+    if not episodes.scored.all():
+        advantage = np.where(heard_decisions(episodes), advantage, 0.0)
+    return Credits(advantage=advantage.astype(np.float32), target=(advantage + worth).astype(np.float32))
+
+
+def _left(offsets: Ints) -> Ints:
+    """Decisions from each one to its row's end, itself included `[N]`."""
+    lengths = np.diff(offsets)
+    return np.repeat(offsets[1:], lengths) - np.arange(int(offsets[-1]))
+
+
+def last_decisions(episodes: Episodes) -> tuple[Ints, Ints]:
     """Position of the last decision of each episode that has one, and the numbers of those episodes."""
     owners = np.flatnonzero(episodes.lengths > 0)
     return episodes.offsets[1:][owners] - 1, owners

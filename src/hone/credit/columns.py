@@ -1,0 +1,64 @@
+"""What a credit function may ask for beyond the episodes, and where steps end within an episode.
+
+Belongs here: columns (one number per decision, computed by whoever has a network: a recipe passes a function), marks
+(which decisions end a step), and the check that what came back fits.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hone.core.credit import Credits, Values
+from hone.core.episodes import Episodes
+from hone.core.errors import DataError
+
+Floats = NDArray[np.float64]
+Credit: TypeAlias = Callable[[Episodes, Values], Credits]
+"""What a recipe judges by."""
+Column: TypeAlias = Callable[[Episodes], NDArray[np.floating]]
+"""One number per decision `[N]`: a log-probability under some policy, a token's implicit reward."""
+Marks: TypeAlias = Callable[[Episodes], NDArray[np.bool_]]
+"""Which decisions end a step `[N]`."""
+
+
+def recorded(episodes: Episodes) -> NDArray[np.floating]:
+    """The log-probability under whoever acted, in nats `[N]`."""
+    return episodes.logp
+
+
+def asked(column: Column, episodes: Episodes, name: str) -> Floats:
+    """The column as float64 `[N]`; raises DataError when its shape is wrong or a number of it is not finite."""
+    found = np.asarray(column(episodes), dtype=np.float64)
+    if found.shape != (episodes.decisions,):
+        raise DataError(f"{name} has shape {list(found.shape)}, expected [{episodes.decisions}]: one per decision")
+    bad = np.flatnonzero(~np.isfinite(found))
+    if len(bad):
+        place = int(bad[0])
+        episode = int(np.searchsorted(episodes.offsets, place, side="right")) - 1
+        raise DataError(
+            f"{name} is not finite for {len(bad)} of {len(found)} decisions, the first {found[place]} at decision "
+            f"{place - int(episodes.offsets[episode])} of episode {episode}; record it, or use a credit without it"
+        )
+    return found
+
+
+def lasts(episodes: Episodes) -> NDArray[np.bool_]:
+    """Marks the last decision of each episode `[N]`: an episode is one step."""
+    marks = np.zeros(episodes.decisions, dtype=np.bool_)
+    marks[episodes.offsets[1:][episodes.lengths > 0] - 1] = True
+    return marks
+
+
+def turns(episodes: Episodes) -> NDArray[np.bool_]:
+    """Marks the last decision before the world speaks again, and the last of each episode `[N]`; for transcripts."""
+    at = episodes.transcript.at
+    marks = lasts(episodes)
+    marks[:-1] |= np.diff(at) > 1
+    return marks
+
+
+def delimited(episodes: Episodes, *, tokens: Sequence[int]) -> NDArray[np.bool_]:
+    """Marks each decision that chose one of `tokens` (a line's end), and the last of each episode `[N]`."""
+    return np.isin(episodes.chosen, np.asarray(tokens)) | lasts(episodes)

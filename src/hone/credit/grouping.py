@@ -1,0 +1,113 @@
+"""Groups of scored answers: how credit is computed group by group without a loop over groups.
+
+Belongs here: what every group-relative credit shares. Groups of equal size are stacked as a matrix `[g, n]`, so an
+estimator is written for a matrix of scores, one row per question, and runs once per distinct size. Scores that are
+missing never enter; a group with a single score, or whose scores are all equal, is *dead*: it says nothing about which
+answer was better, its advantage is 0, and it is counted.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hone.core.credit import Credits
+from hone.core.episodes import Episodes
+from hone.core.errors import UserCodeError
+from hone.core.ragged import Ints, offsets_of
+
+Floats = NDArray[np.float64]
+Judge: TypeAlias = Callable[[Floats], Floats]
+"""Scores `[g, n]` of g groups of n answers -> advantages `[g, n]`."""
+
+STD_FLOOR = 1e-6
+"""A standard deviation below this share of the largest score is rounding, not signal."""
+
+DEAD = "reward/zero_variance_groups"
+"""Share of groups with a score that say nothing: a single score, or all equal."""
+
+
+def group_numbers(episodes: Episodes) -> Ints:
+    """Groups of the scored episodes `[S]`, numbered densely from 0."""
+    return np.unique(episodes.group[episodes.scored], return_inverse=True)[1].astype(np.int64)
+
+
+def group_means(values: Floats, numbers: Ints) -> Floats:
+    """Mean of each group `[G]`."""
+    return np.bincount(numbers, weights=values) / np.maximum(np.bincount(numbers), 1)
+
+
+def centred(values: Floats, numbers: Ints) -> Floats:
+    """Each value minus its group's mean `[S]`."""
+    return values - group_means(values, numbers)[numbers]
+
+
+def group_deviation(values: Floats, numbers: Ints, *, ddof: int = 1) -> tuple[Floats, NDArray[np.bool_]]:
+    """Standard deviation of each group `[G]` (0 for a single value), and which groups are dead `[G]`.
+
+    A deviation is held against the group's own values: a large penalty elsewhere in the batch silences no group.
+    """
+    count = np.bincount(numbers)
+    squares = np.bincount(numbers, weights=centred(values, numbers) ** 2)
+    deviation = np.sqrt(squares / np.maximum(count - ddof, 1))
+    size = np.zeros(len(count))
+    np.maximum.at(size, numbers, np.abs(values))
+    return deviation, deviation <= STD_FLOOR * size
+
+
+def by_size(values: Floats, numbers: Ints, judge: Judge) -> Floats:
+    """`judge` applied to all groups, those of one size at a time -> `[S]`, in the order of `values`."""
+    found = np.zeros(len(values))
+    count = np.bincount(numbers)
+    order = np.argsort(numbers, kind="stable")
+    starts = offsets_of(count)[:-1]
+    for size in np.unique(count):
+        rows = order[starts[count == size, None] + np.arange(size)]
+        found[rows] = judge(values[rows])
+    return found
+
+
+def judged(episodes: Episodes, judge: Judge, *, least: int = 2) -> Credits:
+    """Each scored answer's advantage by `judge`, on all of its decisions; groups of fewer than `least` scores get 0."""
+    numbers = group_numbers(episodes)
+    score = episodes.score[episodes.scored]
+    _, dead = group_deviation(score, numbers)
+    small = np.bincount(numbers) < least
+
+    def heard(scores: Floats) -> Floats:
+        return judge(scores) if scores.shape[1] >= least else np.zeros_like(scores)
+
+    advantage = np.where(dead[numbers], 0.0, by_size(score, numbers, heard))
+    metrics = {"reward/groups_too_small": share(small)} if least > 2 else {}
+    return spread(episodes, advantage, dead, metrics=metrics)
+
+
+def share(flags: NDArray[np.bool_]) -> float:
+    """Share of `flags` that are set; 0 of none."""
+    return float(flags.mean()) if len(flags) else 0.0
+
+
+def spread(
+    episodes: Episodes, advantage: Floats, dead: NDArray[np.bool_], *, metrics: Mapping[str, float] | None = None
+) -> Credits:
+    """The advantage of each scored episode `[S]` on each of its decisions `[N]`; 0 where the score is missing."""
+    per_episode = np.zeros(len(episodes), dtype=np.float32)
+    per_episode[episodes.scored] = advantage
+    return Credits(
+        advantage=np.repeat(per_episode, episodes.lengths),
+        metrics={DEAD: share(dead), **(metrics or {})},
+    )
+
+
+def require_scores(episodes: Episodes, *, binary: bool, of: str) -> None:
+    """Raises UserCodeError, naming the first, for scores that `of` is not defined on: negative, or not 0 or 1."""
+    score = np.where(episodes.scored, episodes.score, 0.0)
+    bad = np.flatnonzero((score != 0.0) & (score != 1.0) if binary else score < 0)
+    if len(bad):
+        first = int(bad[0])
+        raise UserCodeError(
+            f"{of} needs scores {'of 0 or 1' if binary else 'of at least 0'}: {len(bad)} of {len(episodes)} are not, "
+            f"the first {score[first]:g} of episode {first} in group {episodes.group[first]}; "
+            + ("put `binarised` of credit.shaping before it" if binary else "shift the reward function's scores")
+        )

@@ -1,0 +1,202 @@
+"""The distance to a reference policy, paid for in the reward, and how much it costs.
+
+Belongs here: KL as a reward (as a loss it stands in objectives), its fixed and adaptive weights, and distillation,
+where the distance to a teacher is the whole reward. Distances are estimates on the choices that were made, in nats.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Literal, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hone.core.credit import Credits, Values
+from hone.core.episodes import Episodes
+from hone.core.errors import DataError
+from hone.core.ragged import sums
+from hone.core.state import State
+from hone.credit.columns import Column, Credit, asked, recorded
+from hone.credit.returns import heard_decisions
+
+Floats = NDArray[np.float64]
+Estimator: TypeAlias = Callable[[Floats], Floats]
+"""log pi - log pi_ref of the choices `[N]` -> estimates of KL(pi || pi_ref) `[N]`, in nats."""
+
+LOG_RATIO_BOUND = 20.0
+
+
+def k1(gap: Floats) -> Floats:
+    """log pi - log pi_ref: unbiased, of either sign (Schulman, 2020). In a reward its gradient is that of the KL."""
+    return gap
+
+
+def k2(gap: Floats) -> Floats:
+    """(log pi - log pi_ref)^2 / 2: never negative, biased (Schulman, 2020)."""
+    return 0.5 * gap**2
+
+
+def k3(gap: Floats) -> Floats:
+    """exp(-d) + d - 1 with d = log pi - log pi_ref: unbiased, never negative (Schulman, 2020). -d is clamped to +-20.
+
+    Elsewhere: verl and SkyRL cap the value at 10, too, OpenRLHF and AReaL cap every estimator at +-10; TRL does
+    neither.
+    """
+    return np.expm1(-np.clip(gap, -LOG_RATIO_BOUND, LOG_RATIO_BOUND)) + gap
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Distance:
+    """How far the policy of one batch is from the reference."""
+
+    per_episode: float
+    """Nats: the mean over episodes of the sum over their decisions."""
+    per_decision: float
+    """Nats: the mean over episodes of the mean over their decisions."""
+    episodes: int
+    """Episodes with a decision."""
+
+
+class KlController(Protocol):
+    """Says what a nat costs."""
+
+    @property
+    def weight(self) -> float: ...
+
+    def observe(self, distance: Distance) -> None:
+        """Hears of a batch after it was paid for at `weight`."""
+        ...
+
+    def state(self) -> State: ...
+
+    def restore(self, state: State) -> None: ...
+
+
+class FixedKl:
+    """The same price at all times. verl's default is 0.001, RLOO's in TRL 0.05."""
+
+    def __init__(self, weight: float) -> None:
+        self.weight = weight
+
+    def observe(self, distance: Distance) -> None:
+        del distance
+
+    def state(self) -> State:
+        return {}
+
+    def restore(self, state: State) -> None:
+        del state
+
+
+class AdaptiveKl:
+    """e = clip(KL / target - 1, -0.2, 0.2); weight *= 1 + e * episodes / horizon (Ziegler et al. 2019, 1909.08593).
+
+    `target` is in nats per episode, as in the paper, with `unit="episode"`, and per decision with `unit="decision"`,
+    which is what verl feeds (with target 0.1, horizon 10000, first weight 0.001). The two differ by the length of an
+    answer.
+    """
+
+    def __init__(
+        self,
+        *,
+        weight: float = 0.2,
+        target: float = 6.0,
+        horizon: float = 10_000.0,
+        unit: Literal["episode", "decision"] = "episode",
+    ) -> None:
+        self.weight = weight
+        self.target = target
+        self.horizon = horizon
+        self.unit = unit
+
+    def observe(self, distance: Distance) -> None:
+        found = distance.per_episode if self.unit == "episode" else distance.per_decision
+        error = min(max(found / self.target - 1.0, -0.2), 0.2)
+        self.weight *= 1.0 + error * distance.episodes / self.horizon
+
+    def state(self) -> State:
+        return {"weight": self.weight}
+
+    def restore(self, state: State) -> None:
+        """Raises DataError for a state without a weight."""
+        weight = state.get("weight")
+        if not isinstance(weight, float):
+            raise DataError(f"the saved state has no number 'weight' (it holds {', '.join(sorted(state))})")
+        self.weight = weight
+
+
+class KlInReward:
+    """Decorates a credit: r_t -= weight * k_t at each decision, and so R -= weight * sum of k_t (Ziegler et al. 2019).
+
+    The whole credit sees the price: a group's baseline (RLOO, as its paper has it) and returns to go (PPO,
+    REINFORCE++). Elsewhere: OpenRLHF's RLOO adds it after the baseline, slime's REINFORCE++-baseline per token, not
+    summed. An answer without a score stays without. `current` gives log pi of each choice, by default as recorded by
+    whoever acted; `reference` that of the reference, both in nats `[N]`; DataError where one is not finite. Keep its
+    `state()` with a checkpoint: an adaptive weight is part of the run.
+    """
+
+    def __init__(
+        self,
+        credit: Credit,
+        *,
+        reference: Column,
+        controller: KlController,
+        current: Column = recorded,
+        estimator: Estimator = k1,
+    ) -> None:
+        self.credit = credit
+        self.reference = reference
+        self.controller = controller
+        self.current = current
+        self.estimator = estimator
+
+    def __call__(self, episodes: Episodes, values: Values) -> Credits:
+        now = asked(self.current, episodes, "the policy's log-probability")
+        gap = now - asked(self.reference, episodes, "the reference's log-probability")
+        nats = self.estimator(gap)
+        weight = self.controller.weight
+        price = weight * np.where(heard_decisions(episodes), nats, 0.0)
+        shaped = replace(
+            episodes,
+            reward=(episodes.reward - price).astype(np.float32),
+            score=episodes.score - sums(price, episodes.offsets),
+        )
+        credits = self.credit(shaped, values)
+        distance = distance_of(episodes, nats)
+        self.controller.observe(distance)
+        told = {"reward/kl_nats": distance.per_episode, "reward/kl_weight": weight}
+        return replace(credits, metrics={**credits.metrics, **told})
+
+    def state(self) -> State:
+        return self.controller.state()
+
+    def restore(self, state: State) -> None:
+        self.controller.restore(state)
+
+
+def distance_of(episodes: Episodes, nats: Floats) -> Distance:
+    """Of estimates `[N]`; answers without a score count: their distance is known all the same."""
+    length = episodes.lengths
+    whole = sums(nats, episodes.offsets)[length > 0]
+    if not len(whole):
+        return Distance(per_episode=0.0, per_decision=0.0, episodes=0)
+    return Distance(
+        per_episode=float(whole.mean()),
+        per_decision=float((whole / length[length > 0]).mean()),
+        episodes=len(whole),
+    )
+
+
+def distilled(
+    episodes: Episodes, _values: Values, *, teacher: Column, current: Column = recorded, weight: float = 1.0
+) -> Credits:
+    """A_t = -weight (log pi - log pi_teacher) of each choice: on-policy distillation, reverse KL with discount 0
+    (Thinking Machines, 2025; MiniLLM, Gu et al. 2023, 2306.08543, discounts by 1).
+
+    A constant to the loss: differentiating it instead would leave no trace of the teacher. Scores play no part, missing
+    ones neither. Elsewhere: slime adds it to any other advantage.
+    """
+    now = asked(current, episodes, "the policy's log-probability")
+    nats = now - asked(teacher, episodes, "the teacher's log-probability")
+    told = {"distill/kl_nats": distance_of(episodes, nats).per_episode}
+    return Credits(advantage=(-weight * nats).astype(np.float32), metrics=told)

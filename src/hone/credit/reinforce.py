@@ -1,0 +1,136 @@
+"""REINFORCE on the tokens of a batch: whitening, REINFORCE++ and its baseline form, ReMax, the optimal token baseline.
+
+Belongs here: credit that differs from decision to decision of one answer and needs no critic. Rewards are
+`episodes.reward`: a score paid at the last decision, and whatever a decoration (`KlInReward`) put between.
+"""
+
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hone.core.credit import Credits, Values
+from hone.core.episodes import Episodes
+from hone.core.errors import DataError
+from hone.credit.columns import Column, Credit, asked, recorded
+from hone.credit.group import Ddof
+from hone.credit.grouping import DEAD, STD_FLOOR, centred, group_deviation, group_numbers, share
+from hone.credit.returns import discounted, heard_decisions
+
+Floats = NDArray[np.float64]
+
+
+def whiten(values: Floats, *, ddof: Ddof = 1, epsilon: float = 1e-8) -> Floats:
+    """(x - mean) / (std + epsilon) of all `values` `[n]`; zeros where they are fewer than two or all equal."""
+    if len(values) < 2:
+        return np.zeros_like(values)
+    deviation = values.std(ddof=ddof)
+    if deviation <= STD_FLOOR * np.abs(values).max():
+        return np.zeros_like(values)
+    return (values - values.mean()) / (deviation + epsilon)
+
+
+def whitened(episodes: Episodes, values: Values, *, credit: Credit, ddof: Ddof = 1) -> Credits:
+    """A = (A - mean) / (std + 1e-8) over all decisions whose episode has a score; 0 on the others. Decorates `credit`.
+
+    Elsewhere: verl divides by sqrt(var + 1e-8) with ddof 1, OpenRLHF and NeMo-RL use ddof 0; verl also moves the
+    advantages of masked tokens. Long answers weigh more, because tokens are counted.
+    """
+    credits = credit(episodes, values)
+    return replace(credits, advantage=_whitened_where_heard(episodes, credits.advantage.astype(np.float64), ddof))
+
+
+def reinforce_plus_plus(episodes: Episodes, _values: Values, *, discount: float = 1.0, ddof: Ddof = 1) -> Credits:
+    """A = whitened over the batch's decisions of G_t = r_t + discount G_{t+1} (REINFORCE++, Hu 2025, 2501.03262).
+
+    The paper's r_t holds -beta k1_t: decorate with `KlInReward`. What the world said between decisions costs no
+    discount and ends no return. Elsewhere: SkyRL and older verl start the return anew at every tool call, so that
+    turns before the last one lose the final score; slime discounts over masked positions; the authors' OpenRLHF has
+    ddof 0.
+    """
+    total = discounted(episodes.reward, episodes.offsets, discount)
+    return Credits(advantage=_whitened_where_heard(episodes, total, ddof))
+
+
+def reinforce_plus_plus_baseline(episodes: Episodes, _values: Values, *, ddof: Ddof = 1) -> Credits:
+    """A = R - mean_g on every decision, then whitened over the batch's decisions (REINFORCE++-baseline, Hu 2025,
+    2501.03262).
+
+    No deviation of the group. Answers of dead groups are counted in the statistics and get 0. Elsewhere: they get
+    -mean/std of the batch; slime subtracts kl_coef * k1_t per token before whitening.
+    """
+    numbers, score = group_numbers(episodes), episodes.score[episodes.scored]
+    _, dead = group_deviation(score, numbers)
+    length = episodes.lengths[episodes.scored]
+    flat = whiten(np.repeat(np.where(dead[numbers], 0.0, centred(score, numbers)), length), ddof=ddof)
+    advantage = np.zeros(episodes.decisions, dtype=np.float32)
+    advantage[heard_decisions(episodes)] = np.where(np.repeat(dead[numbers], length), 0.0, flat)
+    return Credits(advantage=advantage, metrics={DEAD: share(dead)})
+
+
+def remax(episodes: Episodes, _values: Values) -> Credits:
+    """A_t = sum of r from t on - score of the greedy answer to the same question (ReMax, Li et al. 2023, 2310.10505).
+
+    The source answers each question once more, greedily, scores that, and puts the score into `episodes.baseline` of
+    the answers to it; the greedy answer itself is not learned from. Where it has no score (NaN), the advantage is 0
+    and the share is `reward/baseline_missing`. Raises DataError without any baseline. Elsewhere: the authors' code
+    subtracts it from the whole return at every token, which is the same for a score paid at the end.
+    """
+    if episodes.baseline is None:
+        raise DataError("remax needs episodes.baseline: the source must score a greedy answer to each question")
+    known = episodes.scored & np.isfinite(episodes.baseline)
+    ahead = discounted(episodes.reward, episodes.offsets, 1.0)
+    above = ahead - np.repeat(np.where(known, episodes.baseline, 0.0), episodes.lengths)
+    advantage = np.where(np.repeat(known, episodes.lengths), above, 0.0).astype(np.float32)
+    return Credits(advantage=advantage, metrics={"reward/baseline_missing": share(~np.isfinite(episodes.baseline))})
+
+
+def optimal_token_baseline(
+    episodes: Episodes,
+    _values: Values,
+    *,
+    collision: Column,
+    current: Column = recorded,
+    ratio: Column | None = None,
+    epsilon: float = 1e-8,
+) -> Credits:
+    """A_{i,t} = G_{i,t} - B_t, B_t = sum_i G_{i,t} W_{i,t} / (sum_i W_{i,t} + epsilon) over the group's answers that
+    are at least t long; W_{i,t} = sum over u <= t of (1 - 2 pi_u + sum_v pi_v^2): the optimal token baseline, as in
+    verl.
+
+    G is the undiscounted return to go; the summand is the squared gradient of log pi with respect to the logits, so W
+    says how much an answer's gradient weighs so far. `collision` gives sum_v pi_v^2 of each decision `[N]`, `current`
+    the log-probability of its choice in nats; `ratio`, where the loss weighs decisions by an importance ratio, that
+    weight, whose square the summand is multiplied by. Position t counts decisions only (verl's form for tools). An
+    answer beyond the length of all others has its own return as baseline there and so gets 0 (up to epsilon); verl's
+    `handle_zero_tail`, off in some versions and on in others, gives it the raw return. Dead groups get 0.
+    """
+    energy = 1.0 - 2.0 * np.exp(asked(current, episodes, "the log-probability"))
+    energy += asked(collision, episodes, "the collision probability")
+    if ratio is not None:
+        energy *= asked(ratio, episodes, "the importance ratio") ** 2
+    weight = np.cumsum(energy)
+    begin = episodes.offsets[:-1]
+    weight -= np.repeat(np.append(0.0, weight)[begin], episodes.lengths)  # each answer's own running sum
+    ahead = discounted(episodes.reward, episodes.offsets, 1.0)
+    numbers = group_numbers(episodes)
+    _, dead = group_deviation(episodes.score[episodes.scored], numbers)
+    heard = heard_decisions(episodes)
+    length = episodes.lengths[episodes.scored]
+    # one cell per group and position: a group owns as many cells as its longest answer has decisions
+    longest = np.zeros(len(dead), dtype=np.int64)
+    np.maximum.at(longest, numbers, length)
+    position = (np.arange(episodes.decisions) - np.repeat(begin, episodes.lengths))[heard]
+    cell = np.repeat((np.cumsum(longest) - longest)[numbers], length) + position
+    paid = np.bincount(cell, weights=(ahead * weight)[heard])
+    baseline = paid / (np.bincount(cell, weights=weight[heard]) + epsilon)
+    advantage = np.zeros(episodes.decisions, dtype=np.float32)
+    advantage[heard] = np.where(np.repeat(dead[numbers], length), 0.0, ahead[heard] - baseline[cell])
+    return Credits(advantage=advantage, metrics={DEAD: share(dead)})
+
+
+def _whitened_where_heard(episodes: Episodes, advantage: Floats, ddof: Ddof) -> NDArray[np.float32]:
+    heard = heard_decisions(episodes)
+    found = np.zeros(len(advantage), dtype=np.float32)
+    found[heard] = whiten(advantage[heard], ddof=ddof)
+    return found

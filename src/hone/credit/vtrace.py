@@ -1,0 +1,55 @@
+"""V-trace: returns and advantages for a policy that is no longer the one that acted."""
+
+import numpy as np
+
+from hone.core.credit import Credits, Values
+from hone.core.episodes import Episodes
+from hone.core.errors import ConfigError
+from hone.credit.columns import Column, asked, recorded
+from hone.credit.returns import heard_decisions, last_decisions, recurrence, worth_around
+
+LOG_RATIO_BOUND = 20.0
+
+
+def v_trace(
+    episodes: Episodes,
+    values: Values,
+    *,
+    current: Column,
+    discount: float,
+    decay: float = 1.0,
+    ratio_cap: float = 1.0,
+    trace_cap: float = 1.0,
+) -> Credits:
+    """V-trace (IMPALA, Espeholt et al., 2018, 1802.01561).
+
+    ratio_t = pi(a_t) / mu(a_t); rho_t = min(ratio_cap, ratio_t); c_t = decay * min(trace_cap, ratio_t);
+    delta_t = rho_t (r_t + discount V_{t+1} - V_t); v_t = V_t + delta_t + discount c_t (v_{t+1} - V_{t+1});
+    A_t = rho_t (r_t + discount v_{t+1} - V_t); target = v. Beyond the end of a piece v and V are 0 if it terminated and
+    `values.final` otherwise.
+
+    `current` gives log pi of each choice now, in nats `[N]`; mu is `episodes.logp`. A holds rho_t already: the loss to
+    go with it is -A log pi, not one that multiplies by a ratio again. On-policy (ratio 1) the target is that of `gae`,
+    while A is r + discount v' - V, which equals GAE for decay 1 only. ratio_cap decides which policy's value is
+    learned, trace_cap the speed. Log-ratios are clamped to +-20 before exp. Raises ConfigError without a critic or for
+    a ratio_cap below trace_cap (the paper requires rho-bar >= c-bar), DataError where a log-probability is not finite.
+    """
+    worth, after = worth_around(episodes, values, "v_trace")
+    if not 0 < trace_cap <= ratio_cap:
+        raise ConfigError(f"v_trace: trace_cap = {trace_cap} must be in (0, ratio_cap = {ratio_cap}]")
+    behaviour = asked(recorded, episodes, "the recorded log-probability")
+    gap = asked(current, episodes, "the current log-probability") - behaviour
+    ratio = np.exp(np.clip(gap, -LOG_RATIO_BOUND, LOG_RATIO_BOUND))
+    rho, trace = np.minimum(ratio_cap, ratio), discount * decay * np.minimum(trace_cap, ratio)
+    last, _ = last_decisions(episodes)
+    trace[last] = 0.0
+    target = worth + recurrence(rho * (episodes.reward + discount * after - worth), trace)
+    corrected = np.append(target[1:], 0.0)[: len(target)]
+    corrected[last] = after[last]
+    advantage = rho * (episodes.reward + discount * corrected - worth)
+    heard = heard_decisions(episodes)
+    return Credits(
+        advantage=np.where(heard, advantage, 0.0).astype(np.float32),
+        target=np.where(heard, target, worth).astype(np.float32),
+        metrics={"credit/ratio_capped": float((ratio > ratio_cap).mean()) if len(ratio) else 0.0},
+    )
