@@ -8,16 +8,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.autograd import gradcheck
 
-from hone.objectives.offline import (
-    conservative,
-    conservative_sampled,
-    double_target,
-    huber,
-    imitation,
-)
+from hone.objectives.offline import conservative, conservative_sampled, imitation
 from hone.objectives.policy import clipped, reinforce
 from hone.objectives.soft import soft_policy, soft_target, soft_values, temperature
-from hone.objectives.value import clipped_value, squared
+from hone.objectives.td import double_target
+from hone.objectives.value import clipped_value, huber, squared
 
 numbers = st.floats(-3, 3).filter(lambda x: abs(x) > 1e-3)
 

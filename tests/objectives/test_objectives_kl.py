@@ -8,7 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hone.objectives.kl import LIMIT, k1, k2, k3, weighted_k3
+from hone.core.errors import ConfigError
+from hone.objectives.kl import LIMIT, distance_called, k1, k2, k3, k3_valued_k2, kl_penalty, weighted_k3
 from hone.objectives.policy import clipped, reinforce
 
 SIZE = 6
@@ -127,3 +128,31 @@ def test_an_absurd_ratio_is_a_large_number_and_not_infinity(gap: float, advantag
     (slope,) = torch.autograd.grad(loss.sum(), now)
     assert torch.isfinite(loss).all()
     assert torch.isfinite(slope).all()
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_straight_through_estimator_is_right_in_value_and_gradient(seed: int) -> None:
+    start, ref = logits(seed), torch.log_softmax(logits(seed + 100), 0)
+    acted = torch.log_softmax(start, 0).exp()
+
+    def expected(pi: Tensor) -> Tensor:
+        return (acted * k3_valued_k2(pi, ref)).sum()
+
+    torch.testing.assert_close(expected(acted.log()), kl(acted.log(), ref))
+    torch.testing.assert_close(gradient(expected, start), gradient(lambda pi: kl(pi, ref), start))
+
+
+def test_k1_is_refused_as_a_loss_with_the_reason() -> None:
+    with pytest.raises(ConfigError, match="'k1' cannot be a loss: the expected gradient of logp - logp_ref is 0"):
+        distance_called("k1")
+    with pytest.raises(ConfigError, match="unknown KL estimator 'weighted_k2'; did you mean weighted_k3"):
+        distance_called("weighted_k2")
+
+
+@pytest.mark.parametrize("name", ["k2", "k3", "weighted_k3", "k3_valued_k2"])
+def test_a_penalty_is_the_distance_it_names(name: str) -> None:
+    now, ref, then = (torch.log_softmax(logits(seed), 0) for seed in range(3))
+    direct = {"k2": k2(now, ref), "k3": k3(now, ref), "weighted_k3": weighted_k3(now, ref, logp_old=then)}
+    terms = kl_penalty(now, ref, then, distance=distance_called(name))
+    torch.testing.assert_close(terms.loss, direct.get(name, k3_valued_k2(now, ref)))
+    torch.testing.assert_close(terms.metrics["policy/kl_reference"], now - ref)

@@ -7,9 +7,20 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hone.objectives.weights import Scheme, constant_length, sequence_mean, token_mean
+from hone.objectives.weights import (
+    Scheme,
+    constant_length,
+    prompt_mean,
+    prompt_sequence_mean,
+    sequence_mean,
+    sequence_sum,
+    token_mean,
+    token_sum,
+)
 
 LENGTHS = np.array([4, 1, 0, 3])
+GROUP = np.array([7, 7, 5, 5])
+"""Two prompts with decisions: five of the first, three of the second, in two answers and in one."""
 
 
 @pytest.mark.parametrize(
@@ -18,6 +29,10 @@ LENGTHS = np.array([4, 1, 0, 3])
         (token_mean, [1 / 8, 1 / 8, None, 1 / 8]),
         (sequence_mean, [1 / 12, 1 / 3, None, 1 / 9]),
         (partial(constant_length, length=10), [1 / 30, 1 / 30, None, 1 / 30]),
+        (token_sum, [1, 1, None, 1]),
+        (sequence_sum, [1 / 3, 1 / 3, None, 1 / 3]),
+        (partial(prompt_mean, group=GROUP), [1 / 10, 1 / 10, None, 1 / 6]),
+        (partial(prompt_sequence_mean, group=GROUP), [1 / 16, 1 / 4, None, 1 / 6]),
     ],
 )
 def test_by_hand(scheme: Scheme, expected: list[float | None]) -> None:
@@ -56,3 +71,19 @@ def test_empty_sequences_and_empty_batches(scheme: Scheme) -> None:
     np.testing.assert_allclose(scheme(padded)[kept], scheme(padded[kept]), err_msg="an empty sequence counted")
     assert np.isfinite(scheme(np.zeros(3, dtype=np.int64))).all()
     assert scheme(np.zeros(0, dtype=np.int64)).shape == (0,)
+
+
+@given(lengths_lists, st.integers(0, 3))
+def test_prompts_weigh_the_same_whatever_was_answered(lengths: np.ndarray, seed: int) -> None:
+    group = np.random.default_rng(seed).integers(0, 4, len(lengths))
+    for scheme in (prompt_mean, prompt_sequence_mean):
+        share = np.bincount(group, weights=scheme(lengths, group=group) * lengths)
+        share = share[np.bincount(group, weights=lengths) > 0]
+        np.testing.assert_allclose(share, 1 / max(len(share), 1))
+
+
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=8).map(np.array))
+def test_grpo_s_formula_is_the_sequence_mean_of_equal_groups(lengths: np.ndarray) -> None:
+    twice, group = np.tile(lengths, 2), np.repeat([0, 1], len(lengths))
+    np.testing.assert_allclose(prompt_sequence_mean(twice, group=group), sequence_mean(twice))
+    np.testing.assert_allclose(prompt_mean(lengths, group=np.zeros(len(lengths), int)), token_mean(lengths))

@@ -4,33 +4,77 @@ With d = logp - logp_ref on samples of the policy, the estimators of KL(policy |
 "Approximating KL divergence", 2020): k1 = d, k2 = d^2 / 2, k3 = exp(-d) + d - 1. Their *values* all estimate the KL;
 their *gradients*, when differentiated as a loss on policy, do not: k1's is 0 in expectation (refused here), k2's is the
 gradient of KL(policy || reference), k3's that of KL(reference || policy), and ratio-weighted k3's that of
-KL(policy || reference) again, also off policy (DeepSeek-V3.2, 2025).
+KL(policy || reference) again, also off policy (DeepSeek-V3.2, 2025). None is proportional to the advantage.
 """
+
+from collections.abc import Callable, Mapping
+from typing import Final, TypeAlias
 
 import torch
 from torch import Tensor
 
-LIMIT = 20.0
+from hone.core.errors import ConfigError, did_you_mean
+from hone.objectives.ratios import LOG_RATIO_LIMIT, gap
+from hone.objectives.terms import Terms
+
+LIMIT = LOG_RATIO_LIMIT
 """Log-ratios above this are clamped before exp: far beyond it float32 overflows and the backward pass is NaN."""
+
+Distance: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""(now, reference, then) `[n]` nats each -> `[n]` nats with gradient; `then` is whoever acted."""
 
 
 def k1(logp: Tensor, logp_ref: Tensor) -> Tensor:
     """d, for reporting and for rewards; `[n]` nats, detached: as a loss it would only add noise."""
-    return (logp - logp_ref).detach()
+    return gap(logp, logp_ref).detach()
 
 
 def k2(logp: Tensor, logp_ref: Tensor) -> Tensor:
     """d^2 / 2 `[n]` nats."""
-    return 0.5 * (logp - logp_ref) ** 2
+    return 0.5 * gap(logp, logp_ref) ** 2
 
 
 def k3(logp: Tensor, logp_ref: Tensor) -> Tensor:
     """exp(-d) + d - 1 `[n]` nats; never negative. Differentiated, it lowers KL(reference || policy)."""
     # Clamped from above only: below, exp goes to 0 by itself, and there the policy has drifted and must be pulled back.
-    difference = (logp_ref - logp).clamp(max=LIMIT)
+    difference = gap(logp_ref, logp).clamp(max=LIMIT)
     return difference.exp() - difference - 1
 
 
 def weighted_k3(logp: Tensor, logp_ref: Tensor, *, logp_old: Tensor) -> Tensor:
     """exp(logp - logp_old) * k3 `[n]` nats, the ratio differentiated: unbiased for KL(policy || reference)."""
-    return torch.exp((logp - logp_old).clamp(-LIMIT, LIMIT)) * k3(logp, logp_ref)
+    return torch.exp(gap(logp, logp_old).clamp(-LIMIT, LIMIT)) * k3(logp, logp_ref)
+
+
+def k3_valued_k2(logp: Tensor, logp_ref: Tensor) -> Tensor:
+    """The value of k3 with the gradient of k2 `[n]` nats (verl's `low_var_kl+`): right in both, on policy."""
+    slope = k2(logp, logp_ref)
+    return slope + (k3(logp, logp_ref) - slope).detach()
+
+
+_AS_A_LOSS: Final[Mapping[str, Distance]] = {
+    "k2": lambda now, reference, _then: k2(now, reference),
+    "k3": lambda now, reference, _then: k3(now, reference),
+    "weighted_k3": lambda now, reference, then: weighted_k3(now, reference, logp_old=then),
+    "k3_valued_k2": lambda now, reference, _then: k3_valued_k2(now, reference),
+}
+
+
+def distance_called(name: str) -> Distance:
+    """The estimator that a config names, as a loss. Raises ConfigError for one that is unknown, and for `k1`."""
+    if name in _AS_A_LOSS:
+        return _AS_A_LOSS[name]
+    if name == "k1":
+        raise ConfigError(
+            "KL estimator 'k1' cannot be a loss: the expected gradient of logp - logp_ref is 0, so it would only add "
+            "noise and the reference would have no pull; take 'k2' or 'weighted_k3', or put k1 into the reward"
+        )
+    raise ConfigError(f"unknown KL estimator {name!r}{did_you_mean(name, list(_AS_A_LOSS))}")
+
+
+def kl_penalty(now: Tensor, reference: Tensor, then: Tensor, *, distance: Distance) -> Terms:
+    """`distance` as terms; add it with a weight: `added(loss, penalty, weight=0.001)`. All `[n]` nats.
+
+    Metric: k1, whose mean estimates KL(policy || reference) for samples of the policy.
+    """
+    return Terms(loss=distance(now, reference, then), told=lambda: {"policy/kl_reference": k1(now, reference)})

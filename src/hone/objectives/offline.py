@@ -1,4 +1,4 @@
-"""Losses on logged decisions: temporal difference, conservatism, imitation; per decision.
+"""Losses on logged decisions: conservatism and imitation, values within the log, policies held near it; per decision.
 
 Conservative Q-learning (Kumar et al., 2020) pushes down the soft maximum of the values over all actions and lifts the
 value of the logged one, so that a policy is not drawn to actions that nobody has tried.
@@ -10,23 +10,6 @@ import torch
 from torch import Tensor
 
 from hone.objectives.terms import Terms
-
-
-@torch.no_grad()
-def double_target(reward: Tensor, discount: Tensor, table_now: Tensor, table_slow: Tensor) -> Tensor:
-    """r + discount * Q_slow(s', argmax Q_now(s', .)) `[n]` (double Q-learning, van Hasselt et al., 2016).
-
-    `table_now`, `table_slow` `[n, k]` are values of what was seen next; `discount` is 0 where the world ended.
-    """
-    best = table_now.argmax(dim=1, keepdim=True)
-    return reward + discount * table_slow.gather(1, best).squeeze(1)
-
-
-def huber(value: Tensor, target: Tensor) -> Terms:
-    """Error^2 / 2 up to 1, |error| - 1/2 beyond. `value`, `target` `[n]`."""
-    error = (value - target).abs()
-    bent = error.clamp(max=1.0)
-    return Terms(loss=bent * (error - 0.5 * bent), told=lambda: {"value/mean": value.detach()})
 
 
 def conservative(table: Tensor, chosen: Tensor) -> Terms:
@@ -49,3 +32,56 @@ def conservative_sampled(worth: Tensor, log_density: Tensor, logged: Tensor) -> 
 def imitation(logp: Tensor) -> Terms:
     """-log pi(logged action | s) `[n]` nats: behaviour cloning."""
     return Terms(loss=-logp, told=lambda: {"policy/nll_nats": -logp.detach()})
+
+
+# ---------------------------------------------------------------------------------- implicit Q-learning
+
+
+def expectile(value: Tensor, target: Tensor, *, level: float = 0.7) -> Terms:
+    """|level - 1{u < 0}| * u^2, u = target - V: the value of implicit Q-learning (Kostrikov et al., 2022).
+
+    `value` `[n]`, `target` `[n]` = min of slow critics at the *logged* action, data. The minimiser is an expectile:
+    the mean at 1/2, towards the best logged action at 1. The paper's levels: 0.7, 0.9 for AntMaze.
+    """
+    error = target.detach() - value
+    side = (level - (error.detach() < 0).to(error.dtype)).abs()
+    return Terms(
+        loss=side * error.square(),
+        told=lambda: {"value/mean": value.detach(), "value/error_abs": error.abs()},
+    )
+
+
+def advantage_weighted(
+    logp: Tensor, advantage: Tensor, *, inverse_temperature: float = 3.0, cap: float = 100.0
+) -> Terms:
+    """-min(exp(inverse_temperature * A), cap) * log pi(logged action | s): advantage-weighted regression.
+
+    `logp` `[n]` nats with gradient, `advantage` `[n]` = Q - V, data. The defaults are IQL's (Kostrikov et al., 2022; 10
+    for AntMaze); AWR (Peng et al., 2019) has temperature 1 and a cap of 20. Inverse temperature 0 is imitation.
+    """
+    exponent = inverse_temperature * advantage.detach()
+    weight = exponent.clamp(max=math.log(cap)).exp()  # capped before exp, which would overflow
+    return Terms(
+        loss=-weight * logp,
+        told=lambda: {
+            "policy/nll_nats": -logp.detach(),
+            "policy/weight": weight,
+            "policy/capped_fraction": (exponent > math.log(cap)).to(weight.dtype),
+        },
+    )
+
+
+# ---------------------------------------------------------------------------------------------- TD3 + BC
+
+
+def behaviour_regularised(worth: Tensor, action: Tensor, logged: Tensor, scale: Tensor) -> Terms:
+    """-scale * Q(s, pi(s)) + mean over numbers of (pi(s) - a)^2: TD3+BC's actor (Fujimoto and Gu, 2021).
+
+    `worth` `[n]` at `action` `[n, a]` = pi(s); `logged` `[n, a]`; `scale` `[n]` of `batchwide.worth_scale`, once per
+    optimizer step over the whole batch, so that no split of it can change the loss.
+    """
+    distance = (action - logged).square().mean(dim=1)
+    return Terms(
+        loss=distance - scale.detach() * worth,
+        told=lambda: {"policy/worth": worth.detach(), "policy/distance": distance.detach()},
+    )

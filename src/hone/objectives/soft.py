@@ -18,6 +18,16 @@ def soft_target(reward: Tensor, discount: Tensor, worth: Tensor, logp: Tensor, a
     return reward + discount * (worth - alpha * logp)
 
 
+@torch.no_grad()
+def soft_greedy_target(reward: Tensor, discount: Tensor, table_slow: Tensor, *, alpha: float) -> Tensor:
+    """r + discount * alpha * log sum over a of exp(Q'(s', a) / alpha) `[n]` (soft Q-learning, Haarnoja et al., 2017).
+
+    `table_slow` `[n, k]`; alpha > 0, and towards 0 this is the greedy target. It exceeds the maximum by at most
+    alpha * log k: entropy is worth something.
+    """
+    return reward + discount * alpha * torch.logsumexp(table_slow / alpha, dim=1)
+
+
 def soft_values(first: Tensor, second: Tensor, target: Tensor) -> Terms:
     """Half the squared errors of both critics, added: ((Q1 - y)^2 + (Q2 - y)^2) / 2. All `[n]`."""
     loss = 0.5 * ((first - target).square() + (second - target).square())

@@ -27,3 +27,37 @@ def sequence_mean(lengths: NDArray[np.int64]) -> NDArray[np.float64]:
 def constant_length(lengths: NDArray[np.int64], *, length: int) -> NDArray[np.float64]:
     """1 / (E * `length`): unbiased in length, as the policy gradient itself is (Dr.GRPO, 2025)."""
     return np.full(len(lengths), 1.0 / (max(int((lengths > 0).sum()), 1) * length))
+
+
+def token_sum(lengths: NDArray[np.int64]) -> NDArray[np.float64]:
+    """1: the plain sum over decisions (tinker). The step grows with the batch, so a rate fits one batch size only."""
+    return np.ones(len(lengths))
+
+
+def sequence_sum(lengths: NDArray[np.int64]) -> NDArray[np.float64]:
+    """1 / E: the mean over sequences of the sum over their decisions (LUSPO, 2026; REINFORCE's own form)."""
+    return constant_length(lengths, length=1)
+
+
+def prompt_mean(lengths: NDArray[np.int64], *, group: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Every prompt counts the same: 1 / (G * decisions of all its answers) (SkyRL). `group` `[E]`."""
+    numbers, prompts = _groups(lengths, group)
+    decisions = np.bincount(numbers, weights=lengths)
+    return 1.0 / (prompts * np.maximum(decisions, 1.0)[numbers])
+
+
+def prompt_sequence_mean(lengths: NDArray[np.int64], *, group: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Every prompt counts the same, within it every answer, within it every decision: 1 / (G * K_g * length).
+
+    GRPO's formula written out; `sequence_mean` where all groups have as many answers. `group` `[E]`.
+    """
+    numbers, prompts = _groups(lengths, group)
+    answers = np.bincount(numbers, weights=(lengths > 0).astype(np.float64))
+    return 1.0 / (prompts * np.maximum(answers, 1.0)[numbers] * np.maximum(lengths, 1))
+
+
+def _groups(lengths: NDArray[np.int64], group: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
+    """Dense group numbers `[E]`, and how many groups have a decision."""
+    _, numbers = np.unique(group, return_inverse=True)
+    decisions = np.bincount(numbers, weights=lengths)
+    return numbers, max(int((decisions > 0).sum()), 1)

@@ -22,7 +22,8 @@ from hone.envs.gym import GymConfig, inspect_world
 from hone.envs.logs import read_log
 from hone.models.control import ActionValues, SoftActorCritic, follow
 from hone.models.mlp import Choices, MlpConfig, Spaces
-from hone.objectives.offline import conservative, conservative_sampled, double_target
+from hone.objectives.offline import conservative, conservative_sampled
+from hone.objectives.td import double_target
 from hone.objectives.terms import Terms
 from hone.objectives.value import squared
 from hone.train.config import RunConfig, RunSettings

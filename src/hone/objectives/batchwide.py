@@ -1,0 +1,80 @@
+"""Numbers that a loss needs from all rows of an optimizer step, taken once, before it is cut into micro-batches.
+
+Belongs here: functions of whole detached columns `[N]` (numpy), as in `selection.py`, that return a column `[N]`;
+losses then take it as data. The same statistic over each micro-batch would make the gradient depend on how the batch
+was cut. With several ranks the columns are those of all ranks.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hone.core.state import State, array, integer
+
+Column = NDArray[np.floating]
+Floats = NDArray[np.float64]
+
+
+def kto_baseline(mismatched: Column) -> Floats:
+    """z0 = max(0, mean of log pi / pi_ref over prompts with *another* prompt's answer) for `unpaired.kto` (Ethayarajh
+    et al., 2024): an estimate of KL(policy || reference). `mismatched` `[N]` nats -> `[N]`, one number.
+
+    NaN stands for a prompt without such an answer and is left out; without any, z0 is 0. The estimate is biased, as the
+    paper says. TRL takes the mean of each rank and then the mean of ranks, HALOs leaves out scores of exactly 0; here
+    it is one mean over all, clamped after averaging as in both.
+    """
+    known = np.asarray(mismatched, np.float64)
+    known = known[~np.isnan(known)]
+    mean = float(known.mean()) if len(known) else 0.0
+    return np.full(len(mismatched), max(0.0, mean))
+
+
+@dataclass
+class RunningShift:
+    """BCO's shift (Jung et al., 2024): the mean implicit reward of all answers seen so far, in nats.
+
+    It goes on from step to step, so it is part of a run's state.
+    """
+
+    mean: float = 0.0
+    count: int = 0
+
+    def update(self, scores: Column) -> Floats:
+        """Take in the `scores` `[N]` of all answers of an optimizer step; the mean since the start, `[N]`.
+
+        NaN, a score that is not known, does not count.
+        """
+        known = np.asarray(scores, np.float64)
+        known = known[~np.isnan(known)]
+        self.count += len(known)
+        if len(known):
+            self.mean += float((known - self.mean).sum()) / self.count
+        return np.full(len(scores), self.mean)
+
+    def state(self) -> State:
+        return {"mean": np.array([self.mean]), "count": self.count}
+
+    def restore(self, state: State) -> None:
+        self.mean, self.count = float(array(state, "mean")[0]), integer(state, "count")
+
+
+def same_rank(scores: Column, others: Column) -> Floats:
+    """For each of `scores` `[N]`, that of `others` `[N]` with the same rank; ties in the order of the rows."""
+    partners = np.empty(len(others))
+    partners[np.argsort(scores, kind="stable")] = np.sort(others)
+    return partners
+
+
+def aot_partners(margin: Column, reference_margin: Column) -> Floats:
+    """For `preference.aot` (Melnyk et al., 2024): the reference's margin of the rank of each policy margin, `[N]` nats.
+
+    `margin` = log pi(y_w) - log pi(y_l) `[N]`, `reference_margin` the same of the reference.
+    """
+    return same_rank(margin, reference_margin)
+
+
+def worth_scale(worth: Column, *, alpha: float = 2.5) -> Floats:
+    """alpha / mean of |Q| for `offline.behaviour_regularised` (TD3+BC, Fujimoto and Gu, 2021). `worth` `[N]`."""
+    mean = float(np.abs(worth, dtype=np.float64).mean()) if len(worth) else 0.0
+    return np.full(len(worth), alpha / max(mean, 1e-8))

@@ -1,0 +1,46 @@
+"""Entropy kept up at its source: the few tokens whose log-probability and advantage vary together the most.
+
+Belongs here: Clip-Cov and KL-Cov (Cui et al., "The Entropy Mechanism of Reinforcement Learning for Reasoning Language
+Models", 2025, 2505.22617). The change of entropy in a step is minus the covariance of log-probability and advantage,
+and a few tokens make up most of it. Which ones is chosen over the whole batch of the optimizer step, once
+(`selection.py`); the terms here take the choice as data.
+"""
+
+import torch
+from torch import Tensor
+
+from hone.objectives.policy import clipped
+from hone.objectives.ratios import drift, gap, ratio
+from hone.objectives.terms import Terms
+
+
+def clip_cov(
+    now: Tensor, then: Tensor, advantage: Tensor, dropped: Tensor, *, low: float = 0.2, high: float = 0.2
+) -> Terms:
+    """The clipped surrogate, 0 where `dropped` `[n]` is not 0 (Clip-Cov, 2025); see `selection.clip_cov_dropped`.
+
+    Metrics: those of the surrogate, `clip_fraction` with what was dropped, and the share that was dropped.
+    """
+    terms = clipped(now, then, advantage, low=low, high=high)
+    left_out = dropped != 0
+
+    def told() -> dict[str, Tensor]:
+        metrics = dict(terms.metrics)
+        metrics["policy/clip_fraction"] = metrics["policy/clip_fraction"].masked_fill(left_out & (advantage != 0), 1.0)
+        return metrics | {"policy/covariance_fraction": left_out.to(terms.loss.dtype)}
+
+    return Terms(loss=torch.where(left_out, 0.0, terms.loss), told=told)
+
+
+def kl_cov(now: Tensor, then: Tensor, advantage: Tensor, chosen: Tensor, *, penalty: float = 1.0) -> Terms:
+    """-r A, plus `penalty` * |log r| where `chosen` `[n]` is not 0 (KL-Cov, 2025); see `selection.kl_cov_chosen`.
+
+    No ratio is clipped. At r = 1 the penalty has no slope (its subgradient there is 0), so the first step on a batch is
+    the policy gradient's. Not proportional to the advantage where chosen.
+    """
+    r = ratio(now, then)
+    held_back = (chosen != 0).to(r.dtype)
+    return Terms(
+        loss=penalty * held_back * gap(now, then).abs() - advantage * r,
+        told=lambda: {"policy/covariance_fraction": held_back, **drift(r, gap(now, then))},
+    )

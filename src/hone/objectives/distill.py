@@ -1,0 +1,103 @@
+"""Distillation: a student made to write as its teacher does, by whole distributions or by single tokens.
+
+Divergences take log-probabilities `[n, k]`, of the full vocabulary (`softened`) or of k entries of it (`renormalised`,
+`with_tail`, or the bare top k); p is the teacher's distribution, data; q the student's, with gradient. Sums are taken
+over the last dimension, per decision; there is no factor T^2 (GKD has none, Hinton et al., 2015, had it).
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from hone.core.errors import ConfigError
+from hone.objectives.numerics import log1mexp
+from hone.objectives.ratios import widened
+from hone.objectives.terms import Terms
+
+LOWEST = -100.0
+"""Nats: log-probability at which the impossible is counted, so that 0 * log 0 is 0 and a divergence stays finite."""
+
+
+# --------------------------------------------------------------------------------------------- single tokens
+
+
+@torch.no_grad()
+def distillation_advantage(student: Tensor, teacher: Tensor, *, coefficient: float = 1.0) -> Tensor:
+    """-coefficient * (log q - log p) `[n]` of the student's own tokens: on-policy distillation (Agarwal et al., 2023;
+    Lu, "On-policy distillation", 2025).
+
+    An advantage: data, for a policy loss, without discounting; its policy gradient is that of the reverse KL(q || p)
+    token by token. Differentiated directly instead (as one branch of AReaL's KDRL does) log q - log p has an expected
+    gradient of 0 whatever the teacher says, so this returns no gradient.
+    """
+    return coefficient * (widened(teacher) - widened(student))
+
+
+# --------------------------------------------------------------------------------------------- distributions
+
+
+def softened(logits: Tensor, *, temperature: float = 1.0) -> Tensor:
+    """log softmax(logits / temperature) `[n, V]`, in float32 or wider."""
+    return torch.log_softmax(widened(logits) / temperature, dim=-1)
+
+
+def renormalised(logp: Tensor) -> Tensor:
+    """The k entries `[n, k]` as a distribution of their own; what lies outside is not looked at, and not held back."""
+    return torch.log_softmax(widened(logp), dim=-1)
+
+
+def with_tail(logp: Tensor) -> Tensor:
+    """The k entries and the probability of all others together, `[n, k + 1]`.
+
+    Merging outcomes can only lower a divergence: one between these is a lower bound of that of the full distributions,
+    and 0 where they are equal.
+    """
+    logp = widened(logp)
+    return torch.cat((logp, log1mexp(torch.logsumexp(logp, dim=-1, keepdim=True))), dim=-1)
+
+
+def _floored(logp: Tensor) -> Tensor:
+    return widened(logp).clamp(min=LOWEST)
+
+
+def _kl(log_p: Tensor, log_q: Tensor) -> Tensor:
+    return (log_p.exp() * (log_p - log_q)).sum(dim=-1)
+
+
+def forward_kl(student: Tensor, teacher: Tensor) -> Terms:
+    """KL(p || q) = sum_v p (log p - log q) `[n]` nats: covers all that the teacher might write (Hinton et al., 2015).
+
+    On the teacher's bare top k (verl's `forward_kl_topk`, without its clamps) the sum is truncated: it can be negative,
+    it is off from the KL by the tail's terms, and it is least at the *renormalised* teacher with nothing in the tail:
+    the student is sharpened by the tail's mass. `renormalised` on both leaves the student's mass outside free;
+    `with_tail` on both has its least value, 0, at the teacher.
+    """
+    log_p, log_q = _floored(teacher).detach(), _floored(student)
+    loss = _kl(log_p, log_q)
+    return Terms(loss=loss, told=lambda: {"distill/forward_kl_nats": loss.detach()})
+
+
+def reverse_kl(student: Tensor, teacher: Tensor) -> Terms:
+    """KL(q || p) = sum_v q (log q - log p) `[n]` nats: avoids what the teacher would not write (MiniLLM, Gu et al.,
+    2023). For k entries take the student's top k; those of the teacher miss where the student errs.
+    """
+    log_p, log_q = _floored(teacher).detach(), _floored(student)
+    loss = _kl(log_q, log_p)
+    return Terms(loss=loss, told=lambda: {"distill/reverse_kl_nats": loss.detach()})
+
+
+def generalised_jsd(student: Tensor, teacher: Tensor, *, mix: float = 0.5) -> Terms:
+    """mix * KL(p || m) + (1 - mix) * KL(q || m), m = mix * p + (1 - mix) * q: GKD (Agarwal et al., 2023). `[n]` nats.
+
+    Divided by `mix`, it tends to KL(p || q) as mix -> 0; divided by 1 - mix, to KL(q || p) as mix -> 1. The loss itself
+    vanishes at both ends. TRL puts the forward KL at exactly 0 and the reverse KL at exactly 1, a jump in scale; here
+    those are `forward_kl` and `reverse_kl`, and ConfigError is raised for a `mix` outside (0, 1). TRL's other defaults:
+    temperature 0.9 of both, half of the batches written by the student.
+    """
+    if not 0.0 < mix < 1.0:
+        raise ConfigError(f"generalised_jsd needs 0 < mix < 1, got {mix}: use forward_kl for 0, reverse_kl for 1")
+    log_p, log_q = _floored(teacher).detach(), _floored(student)
+    log_m = torch.logaddexp(log_p + math.log(mix), log_q + math.log1p(-mix))
+    loss = mix * _kl(log_p, log_m) + (1.0 - mix) * _kl(log_q, log_m)
+    return Terms(loss=loss, told=lambda: {"distill/jsd_nats": loss.detach()})

@@ -1,0 +1,160 @@
+"""Values as distributions: bins on a support (two-hot, HL-Gauss, C51) and quantiles (QR); per decision.
+
+A critic of b bins gives logits `[n, b]`; its value is their mean over the support. Belongs here: encoding numbers in
+bins and back, losses on bins and quantiles.
+"""
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+from hone.objectives.ratios import widened
+from hone.objectives.terms import Terms
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Support:
+    """`size` >= 2 values at equal distances from `low` to `high`, both included: the atoms, or centres of the bins.
+
+    What lies outside is counted at the nearest end, and `value/outside_fraction` tells how often.
+    """
+
+    low: float
+    high: float
+    size: int = 51
+
+    @property
+    def width(self) -> float:
+        """Distance of neighbours."""
+        return (self.high - self.low) / (self.size - 1)
+
+    def atoms(self, like: Tensor) -> Tensor:
+        """`[b]`, of the type and on the device of `like`."""
+        return torch.linspace(self.low, self.high, self.size, dtype=like.dtype, device=like.device)
+
+
+Encoding: TypeAlias = Callable[[Tensor, Support], Tensor]
+"""Numbers `[n]` -> distributions over bins `[n, b]`."""
+
+
+def two_hot(target: Tensor, support: Support) -> Tensor:
+    """Each number split between its two neighbouring atoms so that the mean is kept: `[...]` -> `[..., b]`
+    (MuZero, Schrittwieser et al., 2020; exact, so decoding it gives the number back).
+    """
+    inside = widened(target).clamp(support.low, support.high)
+    distance = (inside[..., None] - support.atoms(inside)).abs() / support.width
+    return (1.0 - distance).clamp(min=0.0)
+
+
+def hl_gauss(target: Tensor, support: Support, *, spread: float = 0.75) -> Tensor:
+    """A Gaussian around each number, cut into bins: `[n]` -> `[n, b]` (Imani and White, 2018; Farebrother et al.,
+    2024).
+
+    Bin i's probability is the normal mass within half a width around atom i, divided by the mass of all bins.
+    `spread` is the standard deviation in bin widths, 0.75 in the paper. The paper states the outer edges, which here
+    lie half a bin beyond `low` and `high`. Near an end the cut Gaussian's mean lies inwards: leave some room.
+    """
+    inside = widened(target).clamp(support.low, support.high)
+    edges = torch.cat(
+        (support.atoms(inside) - 0.5 * support.width, inside.new_tensor([support.high + 0.5 * support.width]))
+    )
+    below = torch.erf((edges - inside[:, None]) / (math.sqrt(2.0) * spread * support.width))
+    return below.diff(dim=1) / (below[:, -1:] - below[:, :1])
+
+
+HL_GAUSS: Encoding = hl_gauss
+"""With the paper's spread; `partial(hl_gauss, spread=...)` for another."""
+
+
+def decoded(probability: Tensor, support: Support) -> Tensor:
+    """The mean of each distribution over the support, `[n, b]` -> `[n]`."""
+    return widened(probability) @ support.atoms(widened(probability))
+
+
+def expected(logits: Tensor, support: Support) -> Tensor:
+    """The value that `logits` `[..., b]` stand for, `[...]`."""
+    return decoded(torch.softmax(widened(logits), dim=-1), support)
+
+
+def classified_value(logits: Tensor, target: Tensor, *, support: Support, encode: Encoding = HL_GAUSS) -> Terms:
+    """-sum_b encode(target)_b * log softmax(logits)_b: regression as classification (Farebrother et al., 2024).
+
+    `logits` `[n, b]`, `target` `[n]`; `encode` is `hl_gauss` or `two_hot`. Gradients do not grow with the error.
+    """
+    loss = _cross_entropy(logits, encode(target.detach(), support))
+
+    def told() -> Mapping[str, Tensor]:
+        value = expected(logits, support)
+        outside = (target < support.low) | (target > support.high)
+        return {
+            "value/mean": value,
+            "value/error_abs": (value - target).abs(),
+            "value/outside_fraction": outside.to(value.dtype),
+        }
+
+    return Terms(loss=loss, told=told)
+
+
+def _cross_entropy(logits: Tensor, probability: Tensor) -> Tensor:
+    return -(probability * torch.log_softmax(widened(logits), dim=-1)).sum(dim=-1)
+
+
+# ------------------------------------------------------------------------------------------------------- C51
+
+
+@torch.no_grad()
+def categorical_target(reward: Tensor, discount: Tensor, probability: Tensor, *, support: Support) -> Tensor:
+    """The distribution of r + discount * Z on the same atoms: C51's projection (Bellemare et al., 2017), `[n, b]`.
+
+    `probability` `[n, b]` of what follows, at the action chosen there; `discount` `[n]` is 0 where the world ended.
+    Each moved atom is split between its neighbours by a triangle, so no mass is lost where it falls on an atom exactly,
+    and the mean is kept unless it left the support.
+    """
+    probability = widened(probability)
+    moved = reward[:, None] + discount[:, None] * support.atoms(probability)
+    return (probability[:, :, None] * two_hot(moved, support)).sum(dim=1)
+
+
+def categorical_values(logits: Tensor, target: Tensor, *, support: Support) -> Terms:
+    """-sum_b target_b * log softmax(logits)_b (C51). `logits` `[n, b]` of the chosen action, `target` `[n, b]`.
+
+    Its excess over the target's entropy is the KL divergence, which is told: the loss itself has no zero.
+    """
+    loss = _cross_entropy(logits, target)
+    return Terms(
+        loss=loss,
+        told=lambda: {
+            "value/mean": expected(logits, support),
+            "value/kl_nats": loss + torch.xlogy(target, target).sum(1),
+        },
+    )
+
+
+# ------------------------------------------------------------------------------------------------- quantiles
+
+
+def quantile_values(quantiles: Tensor, target: Tensor, *, kappa: float = 1.0) -> Terms:
+    """sum over i of the mean over j of |tau_i - 1{u_ij < 0}| * L(u_ij) / kappa, u_ij = target_j - quantile_i, tau_i =
+    (i - 1/2) / k, L = Huber of width kappa: quantile regression (QR-DQN, Dabney et al., 2018).
+
+    `quantiles` `[n, k]` of the chosen action, `target` `[n, m]`, data. kappa = 0 is the bare quantile loss, whose
+    minimisers are the quantiles; kappa > 0 smooths it at 0 and draws them towards expectiles.
+    """
+    count = quantiles.shape[1]
+    quantiles = widened(quantiles)
+    u = widened(target).detach()[:, None, :] - quantiles[:, :, None]
+    taus = (torch.arange(count, dtype=u.dtype, device=u.device) + 0.5) / count
+    size = u.abs()
+    bent = size.clamp(max=kappa)
+    height = bent * (size - 0.5 * bent) / kappa if kappa > 0 else size
+    side = (taus[None, :, None] - (u.detach() < 0).to(u.dtype)).abs()
+
+    def told() -> Mapping[str, Tensor]:
+        mean = quantiles.mean(dim=1)
+        return {"value/mean": mean, "value/std": (quantiles - mean[:, None]).square().mean(dim=1).sqrt()}
+
+    return Terms(loss=(side * height).mean(dim=2).sum(dim=1), told=told)

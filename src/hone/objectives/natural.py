@@ -1,0 +1,179 @@
+"""The natural gradient: the step that lowers a loss the most among those that change the policy by a given KL.
+
+Belongs here: TRPO (Schulman et al., 2015) as functions over closures. A step solves F x = -g by conjugate gradients,
+with products F v only, stretches x until the quadratic model of the KL meets its bound, and halves its way back until
+the true loss and the true KL agree. Parameters are one flat vector; sums over micro-batches are the closures' business.
+
+F v has two makings. `fisher_product` differentiates a KL twice. Its closure may be the exact KL(then || now) of
+distributions (control), or `k2` on sampled decisions (language models), whose second derivative at now = then is the
+Fisher matrix estimated on the sample. `difference_product` needs first derivatives only, for kernels that have no
+second ones.
+"""
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+Product = Callable[[Tensor], Tensor]
+"""v `[P]` -> F v `[P]`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrustRegion:
+    """The paper's bound (0.01), and what its common implementations agree on."""
+
+    max_kl_nats: float = 0.01
+    """Bound on the mean KL(then || now) per decision."""
+    damping: float = 0.1
+    """Added to the Fisher matrix's diagonal: it is singular where parameters are many."""
+    iterations: int = 10
+    """Of conjugate gradients, each of them one product."""
+    residual: float = 1e-10
+    """Squared norm of the residual at which they end early."""
+    backtracks: int = 10
+    """Step lengths that are tried."""
+    shrink: float = 0.8
+    """Each of them this much shorter than the one before."""
+    least_gain: float = 0.1
+    """Share of the gain that the gradient promises below which a step is not taken."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What became of a step."""
+
+    accepted: bool
+    """False: the parameters are exactly those before the step."""
+    gain: float
+    """Loss before, minus loss after; 0 where nothing was taken."""
+    kl_nats: float
+    """Of the policy after the step; 0 where nothing was taken."""
+    share: float
+    """Of the full step that was taken."""
+    tries: int
+    """Step lengths that were judged."""
+
+
+def flat(tensors: Sequence[Tensor]) -> Tensor:
+    """`[P]`: all elements, one tensor after another."""
+    return torch.cat([tensor.reshape(-1) for tensor in tensors])
+
+
+def conjugate_gradient(product: Product, target: Tensor, *, iterations: int = 10, residual: float = 1e-10) -> Tensor:
+    """x `[P]` with F x = `target` `[P]`, after at most `iterations` products; F must be positive definite.
+
+    Exact after P iterations (Hestenes & Stiefel, 1952). Ends early at a residual, or where F shows no curvature along
+    the search direction (rounding, or an F that is not positive): x is then the best so far.
+    """
+    x = torch.zeros_like(target)
+    left = target.clone()
+    direction = left.clone()
+    size = torch.dot(left, left)
+    for _ in range(iterations):
+        if float(size) <= residual:
+            break
+        bent = product(direction)
+        curvature = torch.dot(direction, bent)
+        if not float(curvature) > 0:
+            break
+        step = size / curvature
+        x = x + step * direction
+        left = left - step * bent
+        before, size = size, torch.dot(left, left)
+        direction = left + (size / before) * direction
+    return x
+
+
+def fisher_product(kl: Callable[[], Tensor], parameters: Sequence[Tensor]) -> Product:
+    """v -> H v, H the second derivative of `kl()` `[]` at the parameters as they are now; one graph, kept."""
+    slopes = torch.autograd.grad(kl(), parameters, create_graph=True)
+    slope = flat(slopes)
+
+    def product(v: Tensor) -> Tensor:
+        along = torch.dot(slope, v)
+        found = torch.autograd.grad(along, parameters, retain_graph=True, materialize_grads=True)
+        return flat(found).detach()
+
+    return product
+
+
+def difference_product(parameters: Tensor, kl_gradient: Callable[[], Tensor], *, radius: float = 1e-3) -> Product:
+    """v -> (G(x + e v) - G(x - e v)) / 2e, G = `kl_gradient()` `[P]`, e = radius / |v|: error of order radius^2.
+
+    `parameters` `[P]` is moved in place and put back, whatever happens in between.
+    """
+
+    def product(v: Tensor) -> Tensor:
+        length = math.sqrt(float(torch.dot(v, v)))
+        if length == 0:
+            return torch.zeros_like(v)
+        start, small = parameters.detach().clone(), radius / length
+        try:
+            with torch.no_grad():
+                parameters.copy_(start + small * v)
+            ahead = kl_gradient().detach().clone()
+            with torch.no_grad():
+                parameters.copy_(start - small * v)
+            behind = kl_gradient().detach().clone()
+        finally:
+            with torch.no_grad():
+                parameters.copy_(start)
+        return (ahead - behind) / (2.0 * small)
+
+    return product
+
+
+def natural_direction(gradient: Tensor, product: Product, region: TrustRegion) -> Tensor:
+    """The full step `[P]`: -F^-1 g, stretched until x F x / 2 = max_kl_nats; 0 where there is nothing to follow."""
+
+    def damped(v: Tensor) -> Tensor:
+        return product(v) + region.damping * v
+
+    x = conjugate_gradient(damped, -gradient, iterations=region.iterations, residual=region.residual)
+    curvature = float(torch.dot(x, damped(x)))
+    if not (math.isfinite(curvature) and curvature > 0):
+        return torch.zeros_like(gradient)
+    return x * math.sqrt(2.0 * region.max_kl_nats / curvature)
+
+
+def natural_step(
+    parameters: Tensor,
+    gradient: Tensor,
+    product: Product,
+    judge: Callable[[], tuple[float, float]],
+    region: TrustRegion,
+) -> Outcome:
+    """Moves `parameters` `[P]` (in place) by the longest step that keeps its promise, or leaves them as they were.
+
+    `gradient` `[P]` of the loss to lower, for instance the mean of `policy.importance`; `product` from one of the two
+    functions above; `judge()` says (loss, mean KL in nats) of the parameters as they are. A step is taken when both are
+    finite, the KL is within its bound, and the loss has fallen by `least_gain` of what the gradient promised. If none
+    of the lengths will do, or anything is raised, the parameters are put back bit for bit.
+    """
+    nothing = Outcome(accepted=False, gain=0.0, kl_nats=0.0, share=0.0, tries=0)
+    step = natural_direction(gradient, product, region)
+    promised = -float(torch.dot(gradient, step))
+    if not (math.isfinite(promised) and promised > 0):
+        return nothing
+    start = parameters.detach().clone()
+    accepted = False
+    try:
+        before, _ = judge()
+        share = 1.0
+        for tries in range(1, region.backtracks + 1):
+            with torch.no_grad():
+                parameters.copy_(start + share * step)
+            after, kl = judge()
+            gain = before - after
+            accepted = math.isfinite(gain) and kl <= region.max_kl_nats and gain >= region.least_gain * share * promised
+            if accepted:
+                return Outcome(accepted=True, gain=gain, kl_nats=kl, share=share, tries=tries)
+            share *= region.shrink
+    finally:
+        if not accepted:
+            with torch.no_grad():
+                parameters.copy_(start)
+    return Outcome(accepted=False, gain=0.0, kl_nats=0.0, share=0.0, tries=region.backtracks)

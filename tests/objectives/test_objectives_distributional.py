@@ -1,0 +1,183 @@
+"""Values as distributions: encoding there and back, C51's projection, quantiles."""
+
+from functools import partial
+from math import log
+
+import numpy as np
+import pytest
+import slow_losses as slow
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import Tensor
+
+from hone.objectives.distributional import (
+    Encoding,
+    Support,
+    categorical_target,
+    categorical_values,
+    classified_value,
+    decoded,
+    expected,
+    hl_gauss,
+    quantile_values,
+    two_hot,
+)
+from hone.objectives.td import td_target
+
+SUPPORT = Support(low=-10.0, high=10.0, size=21)
+ENCODINGS = pytest.mark.parametrize("encode", [two_hot, hl_gauss, partial(hl_gauss, spread=2.0)])
+
+
+def column(*values: float, grad: bool = False) -> Tensor:
+    return torch.tensor(values, dtype=torch.float64, requires_grad=grad)
+
+
+def test_two_hot_by_hand() -> None:
+    """Atoms 0, 1, 2, 3: 1.25 lies a quarter of the way; outside, all is at the end; on an atom, all is there."""
+    support = Support(low=0.0, high=3.0, size=4)
+    found = two_hot(column(1.25, -7.0, 2.0, 99.0), support)
+    wanted = [[0, 0.75, 0.25, 0], [1, 0, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]]
+    torch.testing.assert_close(found, torch.tensor(wanted, dtype=torch.float64))
+
+
+def test_hl_gauss_by_hand() -> None:
+    """Three bins of width 2, target in the middle one, spread 1/2: within 1, 2 ... standard deviations."""
+    support = Support(low=-2.0, high=2.0, size=3)
+    found = hl_gauss(column(0.0), support, spread=0.5)
+    within_1, within_3 = 0.6826894921, 0.9973002039
+    wanted = [(within_3 - within_1) / 2 / within_3, within_1 / within_3, (within_3 - within_1) / 2 / within_3]
+    torch.testing.assert_close(found, column(*wanted)[None], rtol=1e-8, atol=0)
+
+
+@ENCODINGS
+@given(target=st.floats(-60, 60))
+def test_encodings_are_distributions(encode: Encoding, target: float) -> None:
+    probability = encode(column(target), SUPPORT)
+    assert (probability >= 0).all()
+    assert probability.sum().item() == pytest.approx(1.0)
+
+
+@given(target=st.floats(-10, 10))
+def test_two_hot_there_and_back(target: float) -> None:
+    assert decoded(two_hot(column(target), SUPPORT), SUPPORT).item() == pytest.approx(target, abs=1e-9)
+
+
+@given(target=st.floats(-6, 6))
+def test_hl_gauss_there_and_back(target: float) -> None:
+    """Away from the ends; binning a Gaussian of 3/4 of a bin moves its mean by less than 1e-4 of a bin."""
+    assert decoded(hl_gauss(column(target), SUPPORT), SUPPORT).item() == pytest.approx(target, abs=1e-4)
+
+
+@ENCODINGS
+@given(target=st.floats(-14, 14))
+def test_encodings_agree_with_the_slow_ones(encode: Encoding, target: float) -> None:
+    spread = 2.0 if isinstance(encode, partial) else 0.75
+    expected_ = (
+        slow.two_hot(target, -10.0, 10.0, 21) if encode is two_hot else slow.hl_gauss(target, -10.0, 10.0, 21, spread)
+    )
+    torch.testing.assert_close(encode(column(target), SUPPORT)[0], column(*expected_), rtol=1e-9, atol=1e-12)
+
+
+@ENCODINGS
+def test_the_minimiser_is_the_mean_of_targets(encode: Encoding) -> None:
+    """Two targets seen equally often at one state: the gradient is 0 at their mean encoding, whose value is 1.5."""
+    target = column(-2.0, 5.0)
+    logits = encode(target, SUPPORT).mean(dim=0, keepdim=True).clamp(min=1e-30).log().requires_grad_()
+    loss = classified_value(logits.expand(2, -1), target, support=SUPPORT, encode=encode).loss.sum()
+    (slope,) = torch.autograd.grad(loss, logits)
+    torch.testing.assert_close(slope, torch.zeros_like(slope), rtol=0, atol=1e-12)
+    assert expected(logits.detach(), SUPPORT).item() == pytest.approx(1.5, abs=0.02)
+
+
+def test_what_a_classified_value_tells() -> None:
+    terms = classified_value(torch.zeros(2, 21), torch.tensor([4.0, 40.0]), support=SUPPORT)
+    assert terms.loss.tolist() == pytest.approx([log(21)] * 2)
+    assert terms.metrics["value/outside_fraction"].tolist() == [0.0, 1.0]
+    torch.testing.assert_close(terms.metrics["value/mean"], torch.zeros(2), atol=1e-5, rtol=0)
+    assert terms.metrics["value/error_abs"].tolist() == pytest.approx([4.0, 40.0], abs=1e-5)
+
+
+# ------------------------------------------------------------------------------------------------------- C51
+
+
+def test_the_projection_by_hand() -> None:
+    """Atoms -1, 0, 1; r = 1/2, discount 1/2: they move to 0, 1/2, 1. An end: all mass at the reward."""
+    support = Support(low=-1.0, high=1.0, size=3)
+    probability = torch.tensor([[0.2, 0.5, 0.3]] * 2, dtype=torch.float64)
+    found = categorical_target(column(0.5, 0.5), column(0.5, 0.0), probability, support=support)
+    wanted = [[0.0, 0.2 + 0.25, 0.25 + 0.3], [0.0, 0.5, 0.5]]
+    torch.testing.assert_close(found, torch.tensor(wanted, dtype=torch.float64))
+
+
+@given(seed=st.integers(0, 10_000), reward=st.floats(-30, 30), discount=st.floats(0, 1))
+def test_the_projection_keeps_mass_and_mean(seed: int, reward: float, discount: float) -> None:
+    """Mass always, the mean while nothing leaves the support; it agrees with the slow version either way."""
+    generator = torch.Generator().manual_seed(seed)
+    probability = torch.softmax(3 * torch.randn(1, 21, generator=generator, dtype=torch.float64), dim=1)
+    found = categorical_target(column(reward), column(discount), probability, support=SUPPORT)
+    assert (found >= 0).all()
+    assert found.sum().item() == pytest.approx(1.0)
+    wanted = slow.c51_target(reward, discount, probability[0].tolist(), -10.0, 10.0)
+    torch.testing.assert_close(found[0], column(*wanted), rtol=1e-9, atol=1e-12)
+    inside = column(0.1 * reward)
+    moved = categorical_target(inside, column(0.7), probability, support=SUPPORT)
+    mean = 0.1 * reward + 0.7 * decoded(probability, SUPPORT)
+    assert decoded(moved, SUPPORT).item() == pytest.approx(mean.item(), abs=1e-9)
+
+
+def test_atoms_that_land_on_atoms_lose_nothing() -> None:
+    """The classical bug: floor and ceiling coincide, and both weights are 0."""
+    probability = torch.softmax(torch.randn(3, 21, dtype=torch.float64), dim=1)
+    found = categorical_target(column(0.0, 2.0, -3.0), column(1.0, 1.0, 1.0), probability, support=SUPPORT)
+    torch.testing.assert_close(found.sum(dim=1), column(1.0, 1.0, 1.0))
+    torch.testing.assert_close(found[0], probability[0])
+
+
+def test_categorical_values_rest_at_their_target() -> None:
+    """There the divergence is 0, and the loss is the target's entropy."""
+    target = torch.softmax(torch.randn(2, 21, dtype=torch.float64), dim=1)
+    logits = target.log().requires_grad_()
+    terms = categorical_values(logits, target, support=SUPPORT)
+    torch.testing.assert_close(terms.metrics["value/kl_nats"], column(0.0, 0.0), atol=1e-12, rtol=0)
+    (slope,) = torch.autograd.grad(terms.loss.sum(), logits)
+    torch.testing.assert_close(slope, torch.zeros_like(slope), atol=1e-12, rtol=0)
+    sure = torch.nn.functional.one_hot(torch.tensor([3]), 21).double()
+    assert torch.isfinite(categorical_values(torch.zeros(1, 21), sure, support=SUPPORT).metrics["value/kl_nats"]).all()
+
+
+# ------------------------------------------------------------------------------------------------- quantiles
+
+
+def test_quantiles_by_hand() -> None:
+    """Two quantiles, 1/4 and 3/4, at 0 and 1; targets 1 and 3. Errors 1, 3 and 0, 2; Huber 1/2, 5/2 and 0, 3/2."""
+    terms = quantile_values(torch.tensor([[0.0, 1.0]]), torch.tensor([[1.0, 3.0]]))
+    assert terms.loss.item() == pytest.approx(0.25 * (0.5 + 2.5) / 2 + 0.75 * (0.0 + 1.5) / 2)
+    assert terms.metrics["value/mean"].item() == 0.5
+    assert terms.metrics["value/std"].item() == 0.5
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_the_minimisers_are_the_quantiles(seed: int) -> None:
+    """With kappa = 0, of 10 targets: the third, fifth ... in order; the gradient's sign changes exactly there."""
+    targets = np.sort(np.random.default_rng(seed).normal(size=10))
+    for index, level in enumerate((0.125, 0.375, 0.625, 0.875)):
+        best = targets[int(np.ceil(level * 10)) - 1]
+        for shift, sign in ((-1e-6, -1), (1e-6, 1)):
+            quantiles = torch.zeros(1, 4, dtype=torch.float64)
+            quantiles[0, index] = best + shift
+            quantiles.requires_grad_()
+            loss = quantile_values(quantiles, torch.from_numpy(targets)[None], kappa=0.0).loss
+            (slope,) = torch.autograd.grad(loss.sum(), quantiles)
+            assert sign * slope[0, index].item() > 0
+
+
+def test_a_small_kappa_is_nearly_none() -> None:
+    quantiles, target = torch.randn(5, 4, dtype=torch.float64), torch.randn(5, 6, dtype=torch.float64)
+    smooth = quantile_values(quantiles, target, kappa=1e-7).loss
+    torch.testing.assert_close(smooth, quantile_values(quantiles, target, kappa=0.0).loss, atol=1e-5, rtol=0)
+
+
+def test_the_target_of_quantiles_moves_them_alike() -> None:
+    found = td_target(column(1.0, 2.0), column(0.5, 0.0), torch.tensor([[2.0, 4.0], [9.0, 9.0]], dtype=torch.float64))
+    assert found.tolist() == [[2.0, 3.0], [2.0, 2.0]]
