@@ -329,8 +329,7 @@ def test_a_state_that_does_not_fit_is_refused() -> None:
 def test_a_resume_against_another_reference_is_refused() -> None:
     learner = learner_of(toy())
     learner.constants = {"the reference policy": "abc"}
-    state = learner.state()
-    learner.restore(state)
+    learner.restore(state := learner.state())
     learner.constants = {"the reference policy": "def"}
     with pytest.raises(DataError, match=r"the reference policy is not what .*was abc, is def"):
         learner.restore(state)

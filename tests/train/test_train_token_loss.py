@@ -19,7 +19,17 @@ from hone.objectives.policy import clipped
 from hone.objectives.terms import Terms
 from hone.objectives.weights import token_mean
 from hone.train.learner import Tally, effective_share, micro_batches
-from hone.train.token_loss import Loss, RatioConfig, TokenLoss, TokenView, Whole, alarm, denominator_of, mismatch
+from hone.train.token_loss import (
+    Loss,
+    RatioConfig,
+    TokenLoss,
+    TokenView,
+    Whole,
+    alarm,
+    correction_of,
+    denominator_of,
+    mismatch,
+)
 from hone.train.tokens import TokenLayout, TokenRows
 
 LAYOUT = TokenLayout(scheme=token_mean)
@@ -208,3 +218,56 @@ def test_auto_is_the_first_that_fits() -> None:
     assert denominator_of(RatioConfig(denominator="recorded"), updates_per_rollout=1, stale=False) == "recorded"
     with pytest.raises(ValueError, match="4 on older answers"):
         denominator_of(RatioConfig(denominator="self"), updates_per_rollout=4, stale=True)
+
+
+@pytest.mark.parametrize(
+    ("ratio", "expected"),
+    [
+        (RatioConfig(correction="truncated_is", weight_cap=1.1), lambda rho, seq: np.minimum(rho, 1.1)),
+        (
+            RatioConfig(correction="masked_is", weight_floor=0.9, weight_cap=1.1),
+            lambda rho, seq: np.where((rho >= 0.9) & (rho <= 1.1), rho, 0.0),
+        ),
+        (
+            RatioConfig(correction="sequence_truncated_is", weight_cap=1.5),
+            lambda rho, seq: np.minimum([np.prod(rho[seq == one]) for one in seq], 1.5),
+        ),
+        (
+            RatioConfig(correction="geometric_kept", weight_floor=0.95, weight_cap=1.05),
+            lambda rho, seq: np.array([0.95 <= np.prod(rho[seq == s]) ** (1 / (seq == s).sum()) <= 1.05 for s in seq]),
+        ),
+    ],
+)
+def test_a_correction_multiplies_the_loss(ratio, expected) -> None:
+    network = policy()
+    episodes, credits = episodes_of(np.random.default_rng(6))
+    plain = TokenLoss(loss=loss(), denominator="recomputed", micro_batch_tokens=1 << 20)
+    rows = plain.layout(LAYOUT, network)(episodes, credits)
+    batch = rows.weighted().tensors()
+    view = plain.view(network, batch)
+    rho = np.exp((view.start - view.acted.double()).detach().numpy())
+    factor = expected(rho, batch.sequence.numpy())
+    corrected = replace(plain, correction=correction_of(ratio)).objective(network, batch)
+    wanted = plain.objective(network, batch).loss.detach().numpy() * factor
+    np.testing.assert_allclose(corrected.loss.detach().numpy(), wanted, rtol=0, atol=1e-9)
+    assert np.mean(factor != 1.0) > 0
+
+
+@pytest.mark.parametrize(
+    ("ratio", "said"),
+    [
+        (RatioConfig(weight_cap=2.0), 'are bounds of a learner.ratio.correction; it is "none"'),
+        (RatioConfig(correction="truncated_is", weight_floor=0.5), "has no lower bound"),
+        (RatioConfig(correction="kpop", weight_floor=0.5), "has no lower bound"),
+    ],
+)
+def test_bounds_that_a_method_does_not_have(ratio, said) -> None:
+    with pytest.raises(ValueError, match=said):
+        correction_of(ratio)
+
+
+def test_correcting_twice_is_refused() -> None:
+    twice = RatioConfig(correction="icepop", denominator="recorded")
+    with pytest.raises(ValueError, match="twice is wrong"):
+        denominator_of(twice, updates_per_rollout=1, stale=False)
+    assert correction_of(RatioConfig()) is None

@@ -14,6 +14,8 @@ from hone.store.metrics import comparable
 ROOT = Path(__file__).resolve().parents[2]
 
 MODEL = """
+[model]
+compute = "float32"
 [model.new]
 hidden_size = 16
 layers = 1

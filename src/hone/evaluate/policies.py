@@ -3,6 +3,7 @@
 from pathlib import Path
 from typing import Literal
 
+import torch
 from pydantic import Field, model_validator
 
 from hone.core.clock import SystemClock
@@ -58,6 +59,11 @@ class ModelSource(Config):
     """A Hugging Face folder, a run of hone (its newest checkpoint), or one of its checkpoints."""
     new: NewModel | None = None
     """Start from random weights."""
+    weights: Literal["float32", "bfloat16"] = "float32"
+    """What weights are kept in. In bfloat16 a step at a usual learning rate rounds to nothing for most of them."""
+    compute: Literal["auto", "float32", "bfloat16"] = "auto"
+    """What the trainer multiplies in, with sums in float32; `auto` is bfloat16 where the processor has instructions
+    for it, and the weights stay what they are."""
     activation_checkpointing: bool = False
     """Compute each layer twice instead of keeping what the backward pass needs."""
 
@@ -65,22 +71,48 @@ class ModelSource(Config):
     def _one_of_two(self) -> "ModelSource":
         if (self.path is None) == (self.new is None):
             raise ValueError("give exactly one of model.path and model.new")
+        if self.weights == "bfloat16" and self.compute == "float32":
+            raise ValueError('model.weights = "bfloat16" cannot be computed in float32; leave model.compute out')
         return self
 
 
 def open_policy(source: ModelSource, *, seed: int, device: str, temperature: float) -> TokenPolicy:
     """Load or make the policy. Raises DataError, naming the folder and what is wrong with it."""
-    checkpointing = source.activation_checkpointing
     if source.new is not None:
         tokenizer = _new_tokenizer(source.new)
-        decoder = new_model(_architecture(source.new, tokenizer), seed=seed, checkpoint_activations=checkpointing)
-        return TokenPolicy(decoder.to(device), tokenizer, temperature)
-    assert source.path is not None
-    folder = policy_folder(Path(source.path))
-    tokenizer = load_tokenizer(folder)
-    decoder = load_model(folder, device=device, checkpoint_activations=checkpointing)
-    tokenizer.check_fits(decoder.config.vocab_size)
+        decoder = new_model(
+            _architecture(source.new, tokenizer),
+            seed=seed,
+            dtype=source.weights,
+            checkpoint_activations=source.activation_checkpointing,
+        ).to(device)
+    else:
+        assert source.path is not None
+        folder = policy_folder(Path(source.path))
+        tokenizer = load_tokenizer(folder)
+        decoder = load_model(
+            folder, device=device, dtype=source.weights, checkpoint_activations=source.activation_checkpointing
+        )
+        tokenizer.check_fits(decoder.config.vocab_size)
+    decoder.compute_in(_compute(source, device))
     return TokenPolicy(decoder, tokenizer, temperature)
+
+
+def _compute(source: ModelSource, device: str) -> str:
+    """What `compute` comes to: by what the processor can do, not by a measurement, so that every run is the same."""
+    if source.compute != "auto":
+        return source.compute
+    if source.weights == "bfloat16":
+        return source.weights
+    return "bfloat16" if fast_bfloat16(device) else "float32"
+
+
+def fast_bfloat16(device: str) -> bool:
+    """Whether the device has instructions that multiply bfloat16."""
+    if device.startswith("cuda"):
+        return torch.cuda.is_bf16_supported(including_emulation=False)
+    able = torch.cpu.get_capabilities()
+    return bool(able.get("amx_bf16") or able.get("avx512_bf16") or able.get("bf16"))
 
 
 def open_tokenizer(source: ModelSource) -> tuple[Tokenizer, int]:

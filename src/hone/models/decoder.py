@@ -19,7 +19,7 @@ from torch.utils.checkpoint import checkpoint
 from hone.core.errors import DataError
 from hone.models.attention import Attend, PackedAttention
 from hone.models.config import ModelConfig, Rope
-from hone.models.fused import gated_silu, rms_norm, rotate
+from hone.models.fused import gated_silu, mixed_linear, rms_norm, rotate
 from hone.models.outlook import Kept, Likeliest, Outlook, likeliest, outlook, widened
 from hone.models.packed import Packed
 
@@ -52,8 +52,8 @@ class Norm(nn.Module):
         self.weight = nn.Parameter(torch.ones(features, dtype=dtype))
         self.eps = eps
 
-    def forward(self, x: Tensor) -> Tensor:
-        return rms_norm(x, self.weight, self.eps)
+    def forward(self, x: Tensor, kind: torch.dtype | None = None) -> Tensor:
+        return rms_norm(x, self.weight, self.eps, kind)
 
 
 class Layer(nn.Module):
@@ -73,15 +73,18 @@ class Layer(nn.Module):
         self.gate_up = Projection(c.hidden_size, 2 * c.intermediate_size, bias=c.mlp_bias, dtype=dtype)
         self.down = Projection(c.intermediate_size, c.hidden_size, bias=c.mlp_bias, dtype=dtype)
 
-    def forward(self, x: Tensor, turns: Tensor, attend: Attend, linear: LinearFn) -> Tensor:
+    def forward(
+        self, x: Tensor, turns: Tensor, attend: Attend, linear: LinearFn, kind: torch.dtype
+    ) -> Tensor:  # fmt: skip
+        """`kind`: what lies between the stream's additions; the stream itself keeps the weights' type."""
         heads, kv_heads = self.heads, self.kv_heads
-        qkv = linear(self.attention_norm(x), self.qkv.weight, self.qkv.bias).view(len(x), -1, self.head_dim)
+        qkv = linear(self.attention_norm(x, kind), self.qkv.weight, self.qkv.bias).view(len(x), -1, self.head_dim)
         query, key, value = qkv.split((heads, kv_heads, kv_heads), dim=1)
         if self.q_norm is not None and self.k_norm is not None:
             query, key = self.q_norm(query), self.k_norm(key)
         mixed = attend(self.number, rotate(query, turns), rotate(key, turns), value)
         x = x + linear(mixed, self.out.weight, self.out.bias)
-        gate_up = linear(self.mlp_norm(x), self.gate_up.weight, self.gate_up.bias)
+        gate_up = linear(self.mlp_norm(x, kind), self.gate_up.weight, self.gate_up.bias)
         return x + linear(gated_silu(gate_up), self.down.weight, self.down.bias)
 
 
@@ -91,6 +94,8 @@ class Decoder(nn.Module):
     def __init__(self, config: ModelConfig, *, dtype: str = "float32", checkpoint_activations: bool = False) -> None:
         super().__init__()
         kind = torch_dtype(dtype)
+        self.compute = kind
+        """What `hidden` multiplies in; see `compute_in`."""
         self.config = config
         self.checkpoint_activations = checkpoint_activations
         self.embedding = Projection(config.hidden_size, config.vocab_size, bias=False, dtype=kind)
@@ -114,17 +119,32 @@ class Decoder(nn.Module):
     def dtype(self) -> torch.dtype:
         return self.embedding.weight.dtype
 
+    def compute_in(self, dtype: str) -> None:
+        """Let `hidden` multiply in the weights' own type, or in bfloat16: mixed precision where weights are float32.
+
+        `run` with a `linear` of the caller's own computes as that does. Raises DataError for any other type.
+        """
+        kind = torch_dtype(dtype)
+        if kind not in {self.dtype, torch.bfloat16} or self.dtype == torch.float64 != kind:
+            raise DataError(f"{str(self.dtype).removeprefix('torch.')} weights cannot be computed in {dtype}")
+        self.compute = kind
+
     def run(
-        self, tokens: Tensor, positions: Tensor, attend: Attend, linear: LinearFn = functional.linear
-    ) -> Tensor:  # fmt: skip
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        attend: Attend,
+        linear: LinearFn = functional.linear,
+        kind: torch.dtype | None = None,
+    ) -> Tensor:
         """The stream after the last norm, `[T, hidden_size]`, for `tokens` `[T]` at `positions` `[T]`."""
         x = functional.embedding(tokens, self.embedding.weight)
-        turns = self._turns(positions)
+        turns, kind = self._turns(positions), kind or self.dtype
         for layer in self.layers:
             if self.checkpoint_activations and torch.is_grad_enabled():
-                x = checkpoint(layer, x, turns, attend, linear, use_reentrant=False, preserve_rng_state=False)
+                x = checkpoint(layer, x, turns, attend, linear, kind, use_reentrant=False, preserve_rng_state=False)
             else:
-                x = layer(x, turns, attend, linear)
+                x = layer(x, turns, attend, linear, kind)
         return self.norm(x)
 
     def hidden(self, packed: Packed) -> Tensor:
@@ -135,10 +155,11 @@ class Decoder(nn.Module):
             heads=c.heads,
             kv_heads=c.kv_heads,
             head_dim=c.head_dim,
-            dtype=self.dtype,
+            dtype=self.compute,
             fused=self.device.type == "cuda",
         )
-        return self.run(packed.tokens, packed.positions, attend)
+        linear = functional.linear if self.compute == self.dtype else mixed_linear
+        return self.run(packed.tokens, packed.positions, attend, linear, self.compute)
 
     def outlook(
         self,

@@ -1,7 +1,8 @@
-"""Three layers of a decoder with backward passes of their own: fewer passes over memory than autograd's, same numbers.
+"""Four layers of a decoder with backward passes of their own: fewer passes over memory than autograd's, same numbers.
 
 Autograd differentiates a complex product through conjugate copies, a normalisation op by op, and a split by
-concatenation; on a CPU that is a large share of a small model's step.
+concatenation; on a CPU that is a large share of a small model's step. In mixed precision a normalisation writes what
+the matrix product behind it reads, and a product rounds its master weights on the way.
 """
 
 from typing import Protocol
@@ -17,6 +18,7 @@ class _Context(Protocol):
     """What torch hands to both passes."""
 
     saved_tensors: tuple[Tensor, ...]
+    kinds: tuple[torch.dtype, torch.dtype]
     needs_input_grad: tuple[bool, ...]
 
     def save_for_backward(self, *tensors: Tensor) -> None: ...
@@ -26,14 +28,16 @@ class _RmsNorm(torch.autograd.Function):
     """y = x r w with r = (mean(x^2) + eps)^-1/2;  dx = r (g w - x r^2 mean(g w x)),  dw = sum(g x r)."""
 
     @staticmethod
-    def forward(ctx: _Context, x: Tensor, weight: Tensor, eps: float) -> Tensor:
+    def forward(ctx: _Context, x: Tensor, weight: Tensor, eps: float, kind: torch.dtype) -> Tensor:
         wide = widened(x)
         r = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square_().div_(x.shape[-1]).add_(eps).rsqrt_()
         ctx.save_for_backward(x, weight, r)
-        return (wide * r).to(x.dtype).mul_(weight)
+        if kind == x.dtype:
+            return (wide * r).to(kind).mul_(weight)
+        return (wide * r).mul_(weight).to(kind)
 
     @staticmethod
-    def backward(ctx: _Context, *grads: Tensor) -> tuple[Tensor, Tensor | None, None]:
+    def backward(ctx: _Context, *grads: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
         x, weight, r = ctx.saved_tensors
         wide, g = widened(x), widened(grads[0])
         normed = wide * r
@@ -43,7 +47,30 @@ class _RmsNorm(torch.autograd.Function):
         dw = None
         if ctx.needs_input_grad[1]:
             dw = torch.mul(g, normed).flatten(0, -2).sum(0).to(weight.dtype)
-        return dx, dw, None
+        return dx, dw, None, None
+
+
+class _MixedLinear(torch.autograd.Function):
+    """y = x w^T + b in bfloat16 with sums in float32;  dx = g w,  dw = g^T x, the latter kept in the weight's type."""
+
+    @staticmethod
+    def forward(ctx: _Context, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        low, rounded = x.to(torch.bfloat16), weight.to(torch.bfloat16)
+        ctx.save_for_backward(low, rounded)
+        ctx.kinds = (x.dtype, weight.dtype)
+        return functional.linear(low, rounded, None if bias is None else bias.to(torch.bfloat16))
+
+    @staticmethod
+    def backward(ctx: _Context, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        low, rounded = ctx.saved_tensors
+        to_x, to_weight, to_bias = ctx.needs_input_grad
+        input_kind, weight_kind = ctx.kinds
+        g = grads[0]
+        return (
+            (g @ rounded).to(input_kind) if to_x else None,
+            (g.t() @ low).to(weight_kind) if to_weight else None,
+            g.sum(0, dtype=weight_kind) if to_bias else None,
+        )
 
 
 class _Rotate(torch.autograd.Function):
@@ -78,19 +105,28 @@ class _GatedSilu(torch.autograd.Function):
     def backward(ctx: _Context, *grads: Tensor) -> Tensor:
         (gate_up,) = ctx.saved_tensors
         gate, up = gate_up.chunk(2, dim=-1)
-        sigmoid = torch.sigmoid(gate)
-        silu = gate * sigmoid
         out = torch.empty_like(gate_up)
         d_gate, d_up = out.chunk(2, dim=-1)
-        torch.mul(grads[0], silu, out=d_up)
-        sigmoid.addcmul_(silu, 1 - sigmoid)  # s + x s (1 - s)
-        torch.mul(grads[0] * up, sigmoid, out=d_gate)
+        torch.mul(grads[0], functional.silu(gate), out=d_up)
+        torch.ops.aten.silu_backward.grad_input(grads[0] * up, gate, grad_input=d_gate)
         return out
 
 
-def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
-    """`x / sqrt(mean(x^2) + eps) * weight` over the last dimension, in float32 at least (Zhang and Sennrich, 2019)."""
-    return _RmsNorm.apply(x, weight, eps)
+def rms_norm(x: Tensor, weight: Tensor, eps: float, kind: torch.dtype | None = None) -> Tensor:
+    """`x / sqrt(mean(x^2) + eps) * weight` over the last dimension, in float32 at least (Zhang and Sennrich, 2019).
+
+    The result is of `kind`; by default as `x`.
+    """
+    return _RmsNorm.apply(x, weight, eps, x.dtype if kind is None else kind)
+
+
+def mixed_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`x [N, in] @ weight [out, in]^T + bias [out]` -> `[N, out]` bfloat16, for float32 master weights.
+
+    Products are of bfloat16 numbers, sums in float32; the weight's gradient is handed over in the weight's own type, so
+    that it adds up over micro-batches without rounding (Micikevicius et al., "Mixed Precision Training", 2018).
+    """
+    return _MixedLinear.apply(x, weight, bias)
 
 
 def rotate(x: Tensor, turns: Tensor) -> Tensor:

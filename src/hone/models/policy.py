@@ -55,7 +55,7 @@ class TokenPolicy(nn.Module):
         """sha256 of all weights."""
         digest = sha256()
         for parameter in self.parameters():
-            digest.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy())
+            digest.update(parameter.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes())
         return digest.hexdigest()
 
     def save(self, folder: Path) -> None:

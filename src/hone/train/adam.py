@@ -4,7 +4,9 @@ Belongs here: the update rule and its state. torch's own optimizer class does th
 compiler at its first step (two seconds of imports), and on a small network its wrapping costs more than the kernel.
 """
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from hone.core.errors import DataError
@@ -56,8 +58,8 @@ class Adam:
     def state(self) -> State:
         return {
             "step": float(self.steps),
-            "exp_avg": self.mean.cpu().numpy().copy(),
-            "exp_avg_sq": self.square.cpu().numpy().copy(),
+            "exp_avg": _readable(self.mean),
+            "exp_avg_sq": _readable(self.square),
         }
 
     def restore(self, state: State) -> None:
@@ -71,3 +73,9 @@ class Adam:
                 raise DataError(f"saved {name} has {saved.numel()} numbers, the policy has {moment.numel()}")
             moment.copy_(saved)
         self.steps.fill_(step)
+
+
+def _readable(moment: Tensor) -> NDArray[np.generic]:
+    """A copy in a type that numpy knows: bfloat16 is widened, which loses nothing."""
+    known = moment.float() if moment.dtype == torch.bfloat16 else moment
+    return known.cpu().numpy().copy()

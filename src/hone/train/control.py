@@ -3,11 +3,11 @@
 Belongs here: wiring between worlds, small networks and the loop. Does not: anything of one algorithm.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
 import torch
@@ -17,10 +17,11 @@ from pydantic import Field
 from torch import Tensor, nn
 
 from hone.core.config import Config
-from hone.core.credit import Credits, Values
+from hone.core.credit import Credits, Metrics, Values
 from hone.core.episodes import Episodes
 from hone.core.errors import ConfigError
-from hone.envs.gym import GymConfig
+from hone.core.state import State
+from hone.envs.gym import GymConfig, GymWorld
 from hone.envs.logs import Log
 from hone.evaluate.control import judged, score_metrics
 from hone.models.acting import Acting
@@ -31,7 +32,7 @@ from hone.train.adam import Adam
 from hone.train.flat import FlatParameters
 from hone.train.job import Job, Verdict, nothing
 from hone.train.learner import Batch, Phase
-from hone.train.loop import Recipe
+from hone.train.loop import Recipe, Source
 from hone.train.optimize import LearnerConfig
 
 P = TypeVar("P", bound=Policy)
@@ -194,6 +195,36 @@ class NetworkActor:
         return self.acting.decide(seen, noise)
 
 
+@dataclass
+class Scored(Generic[P]):
+    """Hands on the episodes of another source that have a score: what ended with a lost environment is not learned
+    from. Its losses become `env/faults`."""
+
+    source: Source[P]
+    world: GymWorld
+
+    def collect(self) -> Episodes:
+        while True:
+            episodes = self.source.collect()
+            if episodes.scored.all():
+                return episodes
+            kept = episodes.take(np.flatnonzero(episodes.scored))
+            if kept.decisions:
+                return kept
+
+    def publish(self, policy: P) -> None:
+        self.source.publish(policy)
+
+    def metrics(self) -> Metrics:
+        return self.source.metrics() | self.world.metrics()
+
+    def state(self) -> State:
+        return self.source.state()
+
+    def restore(self, state: State) -> None:
+        self.source.restore(state)
+
+
 def spaces_of(observation: spaces.Space[Any], action: spaces.Space[Any]) -> Spaces:
     """Gymnasium's spaces as networks take them. Raises ConfigError for kinds that are not served."""
     return Spaces(inputs=_inputs(observation), actions=_actions(action))
@@ -246,18 +277,24 @@ def control_job(
     judge: JudgeConfig,
     seed: int,
     fingerprint: str | None = None,
-    warnings: Sequence[str] = (),
-    close: Callable[[], None] = nothing,
+    world: GymWorld | None = None,
 ) -> Job[P]:
-    """A recipe around a small network, ready to be run; without `env` there is nothing to judge it in."""
+    """A recipe around a small network, ready to be run; without `env` there is nothing to judge it in. `world` is the
+    one that it acts in, if any."""
     policy = recipe.learner.policy
+    heard: list[str] = []
 
     def score() -> Verdict:
         assert env is not None
-        return verdict(judged(policy, env, episodes=judge.episodes, seed=seed))
+        return verdict(judged(policy, env, episodes=judge.episodes, seed=seed, tell=heard.append))
 
     def load(folder: Path) -> None:
         load_weights(policy, folder)
+
+    def notes() -> list[str]:
+        told = [*heard, *(world.lately() if world is not None else [])]
+        heard.clear()
+        return told
 
     return Job(
         recipe=recipe,
@@ -266,6 +303,7 @@ def control_job(
         judge=None if env is None else score,
         judge_every=judge.every,
         fingerprint=fingerprint,
-        warnings=warnings,
-        close=close,
+        warnings=world.notes if world is not None else (),
+        notes=notes,
+        close=world.close if world is not None else nothing,
     )

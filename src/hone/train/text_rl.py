@@ -16,7 +16,7 @@ from hone.core.episodes import Episodes
 from hone.envs.dataset import Examples
 from hone.envs.text import Prompt, TextWorld
 from hone.envs.text_task import TaskConfig
-from hone.evaluate.asking import EngineActor, make_engine, make_prompts, pool_judge
+from hone.evaluate.asking import EngineActor, PoolJudge, make_engine, make_prompts, pool_judge
 from hone.evaluate.policies import ModelSource, open_policy, open_tokenizer
 from hone.evaluate.text import EvaluationConfig, prepare_exam
 from hone.models.policy import TokenPolicy
@@ -26,11 +26,11 @@ from hone.rewards.config import RewardsConfig
 from hone.train.config import RunConfig
 from hone.train.job import Job
 from hone.train.learner import GradientLearner
-from hone.train.loop import Recipe
-from hone.train.optimize import LearnerConfig, require_whole_minibatches
+from hone.train.loop import Recipe, Source
+from hone.train.optimize import require_master_weights, require_whole_minibatches
 from hone.train.sources import Live
 from hone.train.text import RolloutConfig, answer_metrics, answer_rows, check_text, judge_policy, token_learner
-from hone.train.token_loss import Loss, RatioConfig, TokenLoss, alarm, denominator_of
+from hone.train.token_loss import Loss, RatioLearnerConfig, TokenLoss, alarm, correction_of, denominator_of
 from hone.train.tokens import TokenBatch, TokenLayout
 
 Aggregation = Literal["token_mean", "sequence_mean", "constant_length"]
@@ -48,9 +48,7 @@ class TextRl(RunConfig):
     """What an answer is worth."""
     rollout: RolloutConfig
     """How answers are generated."""
-    ratio: RatioConfig = RatioConfig()
-    """What the policy is compared with."""
-    learner: LearnerConfig
+    learner: RatioLearnerConfig
     """How the policy is stepped."""
     evaluation: EvaluationConfig | None = None
     """Held-out prompts, judged along the way and at the end."""
@@ -66,12 +64,14 @@ class TextRl(RunConfig):
                 "gradient, biased; leave out rollout.top_k and rollout.top_p, and lower rollout.temperature instead"
             )
         require_whole_minibatches(self.learner, rollout.prompts_per_step, "rollout.prompts_per_step")
+        require_master_weights(self.learner, self.model.weights)
         self.denominator()
+        correction_of(self.learner.ratio)
         return self
 
     def denominator(self) -> Literal["self", "recomputed", "recorded"]:
         """What `ratio.denominator` comes to."""
-        return denominator_of(self.ratio, updates_per_rollout=self.learner.optimizer_steps(1), stale=False)
+        return denominator_of(self.learner.ratio, updates_per_rollout=self.learner.optimizer_steps(1), stale=False)
 
 
 def scheme_of(aggregation: Aggregation, max_tokens: int) -> Scheme:
@@ -84,8 +84,14 @@ def scheme_of(aggregation: Aggregation, max_tokens: int) -> Scheme:
     return schemes[aggregation]
 
 
-def text_job(config: TextRl, *, credit: Credit, loss: Loss) -> Job[TokenPolicy]:
-    """The recipe's parts, wired. Data are read and checked before the model is loaded."""
+def text_job(
+    config: TextRl,
+    *,
+    credit: Credit,
+    loss: Loss,
+    decorate: Callable[[Live[TokenPolicy]], Source[TokenPolicy]] | None = None,
+) -> Job[TokenPolicy]:
+    """The recipe's parts, wired. Data are read and checked before the model is loaded. `decorate` wraps the source."""
     tokenizer, context = open_tokenizer(config.model)
     exam = None if config.evaluation is None else prepare_exam(config.evaluation, tokenizer, context=context)
     held_out = () if exam is None else (exam.examples,)
@@ -96,22 +102,14 @@ def text_job(config: TextRl, *, credit: Credit, loss: Loss) -> Job[TokenPolicy]:
     )
     judge = pool_judge(config.rewards)
     judge.pool.check(examples.column_names())
-    world = TextWorld(
-        prompts=prompts,
-        judge=judge,
-        decode=policy.tokenizer.decode,
-        sampling=config.rollout.sampling(),
-        prompts_per_step=config.rollout.prompts_per_step,
-        samples=config.rollout.samples_per_prompt,
-        seed=config.seed,
-    )
+    live = Live[TokenPolicy](_world(config, policy, prompts, judge), _actor(config, policy, prompts))
 
     def judged(episodes: Episodes, values: Values) -> Credits:
         credits = credit(episodes, values)
         return replace(credits, metrics={**credits.metrics, **answer_metrics(episodes)})
 
     recipe = Recipe(
-        source=Live[TokenPolicy](world, _actor(config, policy, prompts)),
+        source=live if decorate is None else decorate(live),
         credit=judged,
         learner=_learner(config, policy, loss),
     )
@@ -167,6 +165,18 @@ def derived(config: TextRl) -> dict[str, str]:
     }
 
 
+def _world(config: TextRl, policy: TokenPolicy, prompts: Sequence[Prompt], judge: PoolJudge) -> TextWorld:
+    return TextWorld(
+        prompts=prompts,
+        judge=judge,
+        decode=policy.tokenizer.decode,
+        sampling=config.rollout.sampling(),
+        prompts_per_step=config.rollout.prompts_per_step,
+        samples=config.rollout.samples_per_prompt,
+        seed=config.seed,
+    )
+
+
 def _actor(config: TextRl, policy: TokenPolicy, prompts: Sequence[Prompt]) -> EngineActor:
     longest = max(len(prompt.tokens) for prompt in prompts)
     rollout = config.rollout
@@ -188,6 +198,7 @@ def _learner(config: TextRl, policy: TokenPolicy, loss: Loss) -> GradientLearner
         denominator=config.denominator(),
         micro_batch_tokens=config.learner.micro_batch_tokens,
         reference=_frozen(config, policy) if loss.reference else None,
+        correction=correction_of(config.learner.ratio),
     )
     learner = token_learner(
         config.learner,
@@ -197,7 +208,7 @@ def _learner(config: TextRl, policy: TokenPolicy, loss: Loss) -> GradientLearner
         seed=config.seed,
         steps=config.steps,
     )
-    learner.watch = partial(alarm, config.ratio)
+    learner.watch = partial(alarm, config.learner.ratio)
     if token_loss.reference is not None:
         learner.constants = {"the reference policy (model.path)": token_loss.reference.fingerprint()}
     if loss.select is not None:

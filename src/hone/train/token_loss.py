@@ -22,11 +22,36 @@ from hone.core.episodes import Episodes
 from hone.core.errors import DivergedError
 from hone.models.outlook import Likeliest
 from hone.models.policy import TokenPolicy
+from hone.objectives.mismatch import (
+    corrected,
+    geometric_kept,
+    geometric_truncated_is,
+    icepop,
+    kpop,
+    masked_is,
+    sequence_masked_is,
+    sequence_truncated_is,
+    truncated_is,
+)
 from hone.objectives.terms import Terms
 from hone.objectives.weights import Scheme
+from hone.train.optimize import LearnerConfig
 from hone.train.tokens import Known, TokenBatch, TokenLayout, TokenRows
 
 Denominator = Literal["auto", "self", "recomputed", "recorded"]
+Correction = Literal[
+    "none",
+    "truncated_is",
+    "masked_is",
+    "icepop",
+    "kpop",
+    "sequence_truncated_is",
+    "sequence_masked_is",
+    "geometric_truncated_is",
+    "geometric_kept",
+]
+Factor = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Log-probabilities of the trainer and of whoever acted `[n]`, and the decisions' sequences `[n]` -> factor `[n]`."""
 
 
 class RatioConfig(Config):
@@ -36,8 +61,21 @@ class RatioConfig(Config):
     """`self`: the policy as it is, so that the ratio is exactly 1 (one optimizer step per rollout); `recomputed`: the
     trainer's own log-probability before the update, one more forward pass; `recorded`: that of whoever acted. `auto` is
     the first that fits: `self`, else `recomputed`, and `recorded` where answers may be older than the policy."""
+    correction: Correction = "none"
+    """Factor on each token's loss for what lies between whoever acted and the trainer's policy before the update."""
+    weight_cap: float | None = Field(default=None, gt=0)
+    """Largest factor (`kpop`: largest divergence in nats); the method's own by default."""
+    weight_floor: float | None = Field(default=None, ge=0)
+    """Factors below this count as 0, for the methods that mask; the method's own by default."""
     alarm_nats: float | None = Field(default=None, gt=0)
     """Mean |trainer - engine| of a step's log-probabilities above which the run stops; nothing: never."""
+
+
+class RatioLearnerConfig(LearnerConfig):
+    """AdamW, the shape of an update, and what the policy is compared with."""
+
+    ratio: RatioConfig = RatioConfig()
+    """What the policy is compared with."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,6 +149,7 @@ class TokenLoss:
     denominator: Literal["self", "recomputed", "recorded"]
     micro_batch_tokens: int
     reference: TokenPolicy | None = None
+    correction: Factor | None = None
 
     def layout(
         self, layout: TokenLayout, policy: TokenPolicy
@@ -126,6 +165,8 @@ class TokenLoss:
     def objective(self, policy: TokenPolicy, batch: TokenBatch) -> Terms:
         view = self.view(policy, batch)
         terms = self.loss.objective(view)
+        if self.correction is not None:
+            terms = corrected(terms, self.correction(view.start, view.acted, view.sequence))
         return Terms(loss=terms.loss, told=lambda: {**terms.metrics, **mismatch(view)})
 
     def view(self, policy: TokenPolicy, batch: TokenBatch) -> TokenView:
@@ -209,14 +250,50 @@ def denominator_of(
     """What `auto` comes to; raises ValueError for `self` where the policy moves between rollouts."""
     if config.denominator == "self" and (updates_per_rollout > 1 or stale):
         raise ValueError(
-            f'ratio.denominator = "self" fits one optimizer step per rollout of the newest policy, and here are '
+            'learner.ratio.denominator = "self" fits one optimizer step per rollout of the newest policy; here are '
             f'{updates_per_rollout}{" on older answers" if stale else ""}; take "recomputed", "recorded" or "auto"'
         )
-    if config.denominator != "auto":
-        return config.denominator
-    if stale:
-        return "recorded"
-    return "self" if updates_per_rollout == 1 else "recomputed"
+    found = config.denominator
+    if found == "auto":
+        found = "recorded" if stale else "self" if updates_per_rollout == 1 else "recomputed"
+    if found == "recorded" and config.correction != "none":
+        raise ValueError(
+            f'learner.ratio.correction = "{config.correction}" corrects for whoever acted, and so does a ratio against '
+            'what was recorded: twice is wrong. Set learner.ratio.denominator = "recomputed", or drop the correction'
+        )
+    return found
+
+
+def correction_of(config: RatioConfig) -> Factor | None:
+    """The name in a config, resolved; raises ValueError for a bound that the method does not have."""
+    token: dict[str, tuple[Callable[..., Tensor], tuple[str, ...]]] = {
+        "truncated_is": (truncated_is, ("weight_cap",)),
+        "masked_is": (masked_is, ("weight_floor", "weight_cap")),
+        "icepop": (icepop, ("weight_floor", "weight_cap")),
+        "kpop": (kpop, ("most_nats",)),
+    }
+    sequence: dict[str, tuple[Callable[..., Tensor], tuple[str, ...]]] = {
+        "sequence_truncated_is": (sequence_truncated_is, ("weight_cap",)),
+        "sequence_masked_is": (sequence_masked_is, ("weight_floor", "weight_cap")),
+        "geometric_truncated_is": (geometric_truncated_is, ("weight_cap",)),
+        "geometric_kept": (geometric_kept, ("ratio_floor", "ratio_cap")),
+    }
+    if config.correction == "none":
+        if config.weight_cap is not None or config.weight_floor is not None:
+            raise ValueError(
+                'learner.ratio.weight_cap and weight_floor are bounds of a learner.ratio.correction; it is "none"'
+            )
+        return None
+    method, bounds = (token | sequence)[config.correction]
+    if config.weight_floor is not None and not bounds[0].endswith("floor"):
+        raise ValueError(
+            f'learner.ratio.correction = "{config.correction}" has no lower bound; leave out learner.ratio.weight_floor'
+        )
+    given = {bounds[-1]: config.weight_cap, bounds[0]: config.weight_floor if len(bounds) > 1 else config.weight_cap}
+    factor = partial(method, **{name: value for name, value in given.items() if value is not None})
+    if config.correction in sequence:
+        return factor
+    return lambda trainer, acted, _sequence: factor(trainer, acted)
 
 
 def mismatch(view: TokenView) -> Mapping[str, Tensor]:
@@ -243,6 +320,6 @@ def alarm(config: RatioConfig, metrics: Metrics) -> None:
         return
     raise DivergedError(
         f"the trainer's log-probabilities are {found:.3g} nats a token from the recorded ones, above "
-        f"ratio.alarm_nats = {limit:g}: what acts is not the policy that is trained. Look at mismatch/* in the run's "
-        "metrics; an engine of lower precision, stale answers, or weights that were not handed over are usual causes."
+        f"learner.ratio.alarm_nats = {limit:g}: what acts is not the policy that is trained. Look at mismatch/* in the "
+        "run's metrics; usual causes: an engine of lower precision, stale answers, weights that were not handed over."
     )

@@ -15,13 +15,14 @@ from hone.core.episodes import Episodes
 from hone.core.errors import ConfigError
 from hone.credit.returns import gae, standardised
 from hone.envs.gym import GymConfig, inspect_world, open_world
+from hone.envs.gym_make import placed
 from hone.models.control import ActorCritic
 from hone.models.mlp import Bounds, MlpConfig, Spaces
 from hone.objectives.policy import clipped
 from hone.objectives.terms import Terms
 from hone.objectives.value import squared
 from hone.train.config import RunConfig, RunSettings
-from hone.train.control import JudgeConfig, NetworkActor, StepRows, control_job, foresee, spaces_of, step_rows
+from hone.train.control import JudgeConfig, NetworkActor, Scored, StepRows, control_job, foresee, spaces_of, step_rows
 from hone.train.job import Entry, Job
 from hone.train.learner import GradientLearner
 from hone.train.loop import Recipe
@@ -104,14 +105,13 @@ def build(config: PpoConfig) -> Job[ActorCritic]:
         epochs=config.learner.epochs,
         minibatches=config.learner.minibatches,
     )
-    recipe = Recipe(source=Live(world, NetworkActor(policy.acting())), credit=credit, learner=learner)
+    recipe = Recipe(source=Scored(Live(world, NetworkActor(policy.acting())), world), credit=credit, learner=learner)
     return control_job(
         recipe,
         env=config.env,
         judge=config.judge,
         seed=config.seed,
-        warnings=world.notes,
-        close=world.close,
+        world=world,
     )
 
 
@@ -132,6 +132,7 @@ def derive(config: PpoConfig) -> dict[str, str]:
         "steps of the world per turn": f"{config.env.num_envs} environments x {config.rollout_steps} = {batch}",
         "steps of the world": f"{config.steps * batch}",
         "minibatch": f"{batch} / {config.learner.minibatches} = {batch // config.learner.minibatches} steps",
+        "environments": placed(config.env),
         "optimizer steps": f"{config.learner.optimizer_steps(config.steps)}",
     }
 

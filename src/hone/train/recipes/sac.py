@@ -15,6 +15,7 @@ from hone.core.episodes import Episodes
 from hone.core.random import generator
 from hone.credit.returns import one_step
 from hone.envs.gym import GymConfig, inspect_world, open_world
+from hone.envs.gym_make import placed
 from hone.models.control import SoftActorCritic, follow
 from hone.models.mlp import MlpConfig
 from hone.objectives.soft import soft_policy, soft_target, soft_values, temperature
@@ -24,6 +25,7 @@ from hone.train.config import RunConfig, RunSettings
 from hone.train.control import (
     JudgeConfig,
     NetworkActor,
+    Scored,
     TransitionRows,
     control_job,
     phase,
@@ -133,7 +135,7 @@ def build(config: SacConfig) -> Job[SoftActorCritic]:
         after_step=partial(soften, rate=config.algorithm.target_rate),
     )
     source = Replay(
-        Live(world, NetworkActor(policy.acting())),
+        Scored(Live(world, NetworkActor(policy.acting())), world),
         ring=Ring(config.replay.memory),
         sample=config.replay.batch * config.learner.minibatches,
         warmup=config.replay.warmup,
@@ -145,8 +147,7 @@ def build(config: SacConfig) -> Job[SoftActorCritic]:
         env=config.env,
         judge=config.judge,
         seed=config.seed,
-        warnings=world.notes,
-        close=world.close,
+        world=world,
     )
 
 
@@ -157,6 +158,7 @@ def check(config: SacConfig) -> list[str]:
 def derive(config: SacConfig) -> dict[str, str]:
     return {
         "steps of the world": f"{config.replay.warmup} + {config.steps} x {config.env.num_envs}",
+        "environments": placed(config.env),
         "updates": f"{config.steps} x {config.learner.minibatches} = {config.steps * config.learner.minibatches}",
         "update": f"{config.replay.batch} transitions",
     }

@@ -21,7 +21,7 @@ from hone.objectives.weights import token_mean
 from hone.train.config import RunConfig
 from hone.train.job import Entry, Job, nothing
 from hone.train.loop import Recipe
-from hone.train.optimize import LearnerConfig, require_whole_minibatches
+from hone.train.optimize import LearnerConfig, require_master_weights, require_whole_minibatches
 from hone.train.sources import Logged
 from hone.train.text import answer_rows, check_text, judge_policy, token_learner
 from hone.train.tokens import TokenBatch, TokenLayout
@@ -46,6 +46,7 @@ class Sft(RunConfig):
 
     @model_validator(mode="after")
     def _parts_fit(self) -> "Sft":
+        require_master_weights(self.learner, self.model.weights)
         require_whole_minibatches(self.learner, self.batch, "batch")
         return self
 

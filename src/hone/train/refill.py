@@ -1,0 +1,71 @@
+"""Dynamic sampling: a source that asks again until its batch holds only groups that say something.
+
+A decoration of *collect*: what it hands out is as many groups as its source would, each of them informative, and it
+tells what that cost.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Generic, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hone.core.credit import Metrics
+from hone.core.episodes import Episodes, concatenate
+from hone.core.state import State
+from hone.train.loop import Source
+
+P = TypeVar("P")
+
+
+@dataclass
+class Refill(Generic[P]):
+    """As many groups as one `collect` of `source` yields, those that are `wanted` first (DAPO, Yu et al., 2025).
+
+    At most `most_rounds` collections; if they do not suffice, unwanted groups fill the batch up, so that its size, and
+    with it the weight of a token, stays. Wanted groups beyond the batch are thrown away: kept for the next step, they
+    would be older than its policy. Statistics of the source (`reward/mean`) stay those of everything that was asked.
+    """
+
+    source: Source[P]
+    wanted: Callable[[Episodes], NDArray[np.bool_]]
+    """Episodes -> `[E]`, all of a group alike."""
+    most_rounds: int = 10
+    told: Metrics = field(default_factory=dict[str, float])
+
+    def collect(self) -> Episodes:
+        rounds = [self.source.collect()]
+        size = len(np.unique(rounds[0].group))
+        found, asked = np.unique(rounds[0].group[self.wanted(rounds[0])]), size
+        while len(found) < size and len(rounds) < self.most_rounds:
+            more = self.source.collect()
+            rounds.append(more)
+            asked += len(np.unique(more.group))
+            found = np.concatenate((found, np.unique(more.group[self.wanted(more)])))
+        everything = concatenate(rounds)
+        kept = found[:size]
+        if len(kept) < size:
+            others = np.setdiff1d(everything.group, kept)
+            kept = np.concatenate((kept, others[: size - len(kept)]))
+        batch = everything.take(np.flatnonzero(np.isin(everything.group, kept)))
+        self.told = {
+            "refill/rounds": float(len(rounds)),
+            "refill/informative_groups": len(found) / asked,
+            "refill/filled_up_groups": float(max(0, size - len(found))),
+            "refill/decisions_per_used": everything.decisions / max(batch.decisions, 1),
+        }
+        return batch
+
+    def publish(self, policy: P) -> None:
+        self.source.publish(policy)
+
+    def metrics(self) -> Metrics:
+        told, self.told = self.told, {}
+        return {**self.source.metrics(), **told}
+
+    def state(self) -> State:
+        return self.source.state()
+
+    def restore(self, state: State) -> None:
+        self.source.restore(state)
