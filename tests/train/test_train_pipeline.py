@@ -36,7 +36,7 @@ name = "imitate"
 recipe = "sft"
 steps = 6
 batch = 12
-{MODEL.replace("[model.new]", "[stage.model.new]")}
+{MODEL.replace("[model", "[stage.model")}
 [stage.task]
 source = "sums.jsonl"
 [stage.learner]
@@ -145,8 +145,8 @@ def test_stages_are_set_from_the_command_line(place: Path, capsys: pytest.Captur
     said = [line.split() for line in capsys.readouterr().out.splitlines()]
     told = [line[1:] for line in said if line and line[0] in ("steps", "seed", "learner.lr")]
     asked = ["command", "line"]
-    assert told[:3] == [["5", *asked], ["2", *asked], ["0.01", "both.toml:39"]]
-    assert told[3:] == [["5", *asked], ["4", "both.toml:44"], ["0.5", *asked]]
+    assert told[:3] == [["5", *asked], ["2", *asked], ["0.01", "both.toml:41"]]
+    assert told[3:] == [["5", *asked], ["4", "both.toml:46"], ["0.5", *asked]]
 
 
 def test_nothing_to_resume_is_said(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
