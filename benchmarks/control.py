@@ -12,24 +12,19 @@ Ends with one JSON line per row, and rewrites its table in `benchmarks/RESULTS.m
 """
 
 import argparse
-import datetime
-import json
 import os
-import platform
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-import gymnasium
 import numpy as np
 import torch
+from tables import Row, require_peer, rewrite, tell
 
 from hone.core.episodes import Episodes, concatenate
 from hone.core.random import generator
@@ -50,21 +45,6 @@ JUDGED = 100
 FIRST_SEED = 10
 """Defaults were chosen while looking at seeds 0 and 1; these were not looked at."""
 P = TypeVar("P")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Row:
-    row: str
-    value: float
-    unit: str
-    low: float | None = None
-    high: float | None = None
-    seeds: int = 1
-    peer: str | None = None
-    peer_value: float | None = None
-    ratio: float | None = None
-    bar: str | None = None
-    met: bool | None = None
 
 
 # ------------------------------------------------------------------------------------------------ statistics
@@ -235,16 +215,6 @@ def peer_speed(rollout: int, turns: int) -> float:
     return float(answer.stdout.split()[-1])
 
 
-def require_peer() -> None:
-    """Make the peer's environment; torch first, in the very release that hone is measured with."""
-    if (PEER / ".installed").exists():
-        return
-    subprocess.run([sys.executable, "-m", "venv", str(PEER)], check=True)
-    for package in (PEER_VERSIONS[:1], PEER_VERSIONS[1:]):
-        subprocess.run([str(PEER / "bin" / "pip"), "install", "--quiet", *package], check=True)
-    (PEER / ".installed").write_text("\n".join(PEER_VERSIONS) + "\n")
-
-
 def speed_row(rollout: int, *, quick: bool) -> Row:
     turns, repetitions = (320 // rollout, 2) if quick else (1280 // rollout, 7)
     pairs = [(hone_speed(rollout, turns), peer_speed(rollout, turns)) for _ in range(repetitions)]
@@ -265,7 +235,7 @@ def speed_row(rollout: int, *, quick: bool) -> Row:
 
 
 def speed_rows(*, quick: bool) -> list[Row]:
-    require_peer()
+    require_peer(PEER, PEER_VERSIONS)
     return [speed_row(rollout, quick=quick) for rollout in ROLLOUTS]
 
 
@@ -320,39 +290,6 @@ def learning_rows(*, quick: bool) -> list[Row]:
 PARTS = {"speed": speed_rows, "learning": learning_rows}
 
 
-def shown(value: float) -> str:
-    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
-
-
-def table(rows: list[Row], *, quick: bool) -> str:
-    lines = [
-        f"{platform.machine()}, {os.cpu_count()} cores, one thread; Python {platform.python_version()}, "
-        f"torch {torch.__version__}, numpy {np.__version__}, gymnasium {gymnasium.__version__}; "
-        f"{datetime.datetime.now(tz=datetime.UTC).date()}" + ("; quick run, decides nothing" if quick else ""),
-        "",
-        "| row | value | 95% interval | seeds | peer | ratio | bar | met |",
-        "|---|---|---|---|---|---|---|---|",
-    ]
-    for row in rows:
-        bounds = "" if row.low is None or row.high is None else f"{shown(row.low)} .. {shown(row.high)}"
-        peer = "" if row.peer_value is None else f"{row.peer}: {shown(row.peer_value)}"
-        ratio = "" if row.ratio is None else f"{row.ratio:.2f}"
-        met = "" if row.met is None else "yes" if row.met else "no"
-        figures = f"{shown(row.value)} {row.unit} | {bounds} | {row.seeds} | {peer} | {ratio} | {row.bar or ''} | {met}"
-        lines.append(f"| {row.row} | {figures} |")
-    return "\n".join(lines)
-
-
-def rewrite(part: str, text: str) -> None:
-    """Put the table between its markers in RESULTS.md."""
-    path, begin, end = HERE / "RESULTS.md", f"<!-- control-{part}:begin -->", f"<!-- control-{part}:end -->"
-    page = path.read_text(encoding="utf-8") if path.exists() else "# Results\n"
-    if begin not in page:
-        page = f"{page.rstrip()}\n\n## Control, {part} (`benchmarks/control.py`)\n\n{begin}\n{end}\n"
-    before, rest = page.split(begin, 1)
-    path.write_text(f"{before}{begin}\n{text}\n{end}{rest.split(end, 1)[1]}", encoding="utf-8")
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description="Measure the control recipes.")
     parser.add_argument("--quick", action="store_true", help="one seed and short runs, under a minute")
@@ -363,10 +300,9 @@ def main() -> None:
     for part, measure in PARTS.items():
         if asked.only in (None, part):
             found = measure(quick=asked.quick)
-            rewrite(part, table(found, quick=asked.quick))
+            rewrite(f"Control, {part}", "benchmarks/control.py", found, threads=1, quick=asked.quick)
             rows += found
-    for row in rows:
-        print(json.dumps(asdict(row)))
+    tell(rows)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,40 @@
 """Rows 54-58 of the table: environments."""
 
-from bad_input import Case, no_run, ppo
+from functools import partial
+
+from bad_input import Case, Stage, checkpoints, logged, metrics, no_run, ppo
+
+import hone.envs.gym_play
+
+
+def lost(how: str, *, times: int = 1) -> None:
+    """So often an environment was lost, the log says how, and every step was learned from."""
+    assert sum(line["env/faults"] for line in metrics()) == times
+    assert len(metrics()) == 12
+    for text in ("WARNING environment 0 (seed", "what was lost is not learned from", how):
+        logged(text)
+
+
+def short_judgements(stage: Stage) -> None:
+    stage.patch(hone.envs.gym_play, "STEP_LIMIT", 500)
+
+
+def saved_where_it_stopped() -> None:
+    """The seventh step is the one in which it was lost."""
+    assert checkpoints()[-1] == "step_00000006"
+    assert [line["step"] for line in metrics()] == [1, 2, 3, 4, 5, 6]
+
+
+def none_lost() -> None:
+    assert not any(line["env/faults"] for line in metrics())
+
+
+def only_truncated() -> None:
+    """Every end was the limit's, and none was taken for the world's own."""
+    told = [line for line in metrics() if line["episodes/ended"]]
+    assert told
+    assert all(line["episodes/truncated"] == 1 and line["reward/mean"] == 20 for line in told)
+
 
 CASES = [
     Case(row=54, name="observation that is no number", code=4, config=ppo("NanAtOnce"), words=["--dry-run"],
@@ -39,8 +73,34 @@ CASES = [
          says=["step 0 (environment 0, seed", "RuntimeError: the simulator fell over"]),
     Case(row=57, name="fails later", code=4, config=ppo("FailsLater"), traceback=True, ours=True, keeps=False,
          says=["failed in the environment", "run seed 0, last actions", "RuntimeError: the simulator fell over"]),
+    Case(row=57, name="segfaults later", code=0, config=ppo("SegfaultsLater"), keeps=False, says=["finished run"],
+         then=partial(lost, "its process was killed by SIGSEGV; it printed: Fatal Python error: Segmentation fault")),
+    Case(row=57, name="leaves later", code=0, config=ppo("LeavesLater"), keeps=False, says=["finished run"],
+         then=partial(lost, "its process left with exit code 7; it printed: the licence has run out")),
+    Case(row=57, name="hangs later", code=0, config=ppo("HangsLater"), keeps=False, says=["finished run"],
+         words=["env.step_timeout_s=0.5"], then=partial(lost, "no answer within 0.5 s (env.step_timeout_s)")),
+    Case(row=57, name="hangs in a reset", code=0, config=ppo("SleepsInReset"), keeps=False, says=["finished run"],
+         words=["env.step_timeout_s=0.5"], then=partial(lost, "no answer within 0.5 s (env.step_timeout_s)")),
+    Case(row=57, name="a hundred times slower", code=0, config=ppo("SlowLater"), keeps=False, says=["finished run"],
+         words=["env.step_timeout_s=0.5"], then=none_lost),
+    Case(row=57, name="takes its process down at once", code=5, config=ppo("DiesAtOnce"), then=no_run,
+         says=["bad_worlds.py:DiesAtOnce: the environment cannot be used", "left with exit code 9"]),
+    Case(row=57, name="takes its process down at reset", code=5, config=ppo("DiesAtReset"), words=["--dry-run"],
+         says=["bad_worlds.py:DiesAtReset: the environment cannot be used", "left with exit code 9"]),
+    Case(row=57, name="dies at every step", code=5, config=ppo("DiesAtOnce"), keeps=False,
+         words=["env.check=false", "env.faults_allowed=2"],
+         says=["lost 3 times within 10000 steps, allowed are 2 (env.faults_allowed)", "environment 0 (seed",
+               "left with exit code 9", "--resume"]),
+    Case(row=57, name="dies again and again", code=5, config=ppo("LeavesLater"), keeps=False,
+         words=["env.faults_allowed=0"],
+         says=["lost 1 time within 10000 steps", "the licence has run out", "--resume"],
+         then=saved_where_it_stopped),
     Case(row=58, name="never ends", code=0, config=ppo("NeverEnds"), words=["--dry-run"],
          says=["no end within 200 random steps and no time limit", "env.max_episode_steps"]),
     Case(row=58, name="never ends, with a limit", code=0, config=ppo("NeverEnds"), keeps=False,
-         words=["env.max_episode_steps=20"], hides=["no end within"], says=["finished run"]),
+         words=["env.max_episode_steps=20"], hides=["no end within"], says=["finished run"],
+         then=only_truncated),
+    Case(row=58, name="never ends in a judgement", code=0, config=ppo("NeverEnds"), keeps=False,
+         words=["steps=1"], prepare=short_judgements, says=["finished run"],
+         then=partial(logged, "did not end within 500 steps and were cut there; set env.max_episode_steps")),
 ]  # fmt: skip

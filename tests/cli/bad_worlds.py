@@ -1,5 +1,10 @@
 """Environments with faults, run by `test_cli_bad_input.py` through `env.id = "bad_worlds.py:Class"`."""
 
+import ctypes
+import os
+import signal
+import time
+
 import gymnasium
 import numpy as np
 from gymnasium import spaces
@@ -103,6 +108,56 @@ class FailsLater(Good):
         if self.late():
             raise RuntimeError("the simulator fell over")
         return super().step(action)
+
+
+class SegfaultsLater(Good):
+    def step(self, action):
+        if self.late():
+            ctypes.string_at(0)
+        return super().step(action)
+
+
+class LeavesLater(Good):
+    def step(self, action):
+        if self.late():
+            print("the licence has run out", flush=True)
+            os._exit(7)
+        return super().step(action)
+
+
+class HangsLater(Good):
+    def step(self, action):
+        if self.late():
+            signal.signal(signal.SIGTERM, signal.SIG_IGN)
+            while True:
+                pass
+        return super().step(action)
+
+
+class SleepsInReset(Good):
+    def reset(self, *, seed=None, options=None):
+        if self.late():
+            time.sleep(1000)
+        return super().reset(seed=seed)
+
+
+class SlowLater(Good):
+    """A hundred times slower than a millisecond."""
+
+    def step(self, action):
+        if 210 < self.life < 214:
+            time.sleep(0.1)
+        return super().step(action)
+
+
+class DiesAtOnce(Good):
+    def step(self, action):
+        os._exit(9)
+
+
+class DiesAtReset(Good):
+    def reset(self, *, seed=None, options=None):
+        os._exit(9)
 
 
 class NeverEnds(Good):

@@ -383,11 +383,11 @@ def test_unknown_ids_come_with_a_suggestion() -> None:
 def test_a_judgement_takes_the_first_episode_of_each_environment() -> None:
     for mode in MODES:
         envs = together([partial(Counting, number, 9) for number in range(5)], mode)
-        scores = play(envs, lambda seen: np.zeros(len(seen), np.int64), seed=11)
+        scores = play(envs, lambda seen: np.zeros(len(seen), np.int64), seed=11).returns
         lengths = [int(np.random.default_rng(seed).integers(1, 10)) for seed in seeds_of(11, 5)]
         assert scores.tolist() == [length * (length + 1) / 2 for length in lengths]
     arena = open_arena(GymConfig(id="CartPole-v1"), episodes=3)
-    assert play(arena, lambda seen: np.zeros(len(seen), np.int64), seed=0).max() < 15
+    assert play(arena, lambda seen: np.zeros(len(seen), np.int64), seed=0).returns.max() < 15
 
 
 def test_noise_does_not_depend_on_the_rollout_before() -> None:

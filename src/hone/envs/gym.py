@@ -5,6 +5,7 @@ apart by type: under NEXT_STEP the row after an end is a reset and no decision; 
 in `info["final_obs"]`; when DISABLED the environments are reset here, by mask.
 """
 
+import contextlib
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeAlias
 
@@ -13,19 +14,23 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
+from hone.core.credit import Metrics
 from hone.core.episodes import Episodes, Status
-from hone.core.errors import ConfigError, UserCodeError
-from hone.core.ragged import Ints, offsets_of, sums
+from hone.core.errors import ConfigError, HoneError, ResourceError, UserCodeError
+from hone.core.ragged import Ints, offsets_of, owner_of, sums
 from hone.core.random import generator, key
 from hone.core.state import State, array, integer, substate
 from hone.envs.gym_check import check_spaces, try_out
-from hone.envs.gym_make import GymConfig, Vector, autoreset_of, maker, reset_all, told
+from hone.envs.gym_make import GymConfig, Vector, autoreset_of, isolated, maker, told
 from hone.envs.gym_snapshot import Encoded, attributes, restart_seed, restore, resumes_exactly, snapshot
+from hone.envs.gym_spread import ProcessVectorEnv, reset_seeded
+from hone.envs.gym_steps import Array, Flags, Floats, Steps, blank_steps
 
-Array = NDArray[np.generic]
-Floats = NDArray[np.float32]
-Flags = NDArray[np.bool_]
 Spaces: TypeAlias = tuple[spaces.Space[Any], spaces.Space[Any]]
+
+
+LONG_STEPS = 20_000
+"""Without an end; longer than the episodes of any environment that comes with Gymnasium."""
 
 
 class Decider(Protocol):
@@ -41,25 +46,6 @@ class Decider(Protocol):
     def decide(self, seen: Array, noise: Floats) -> tuple[Array, Floats]:
         """`[B, *observation]`, `[B, ...]` -> choices `[B, *action]` and their log-probabilities `[B]` in nats."""
         ...
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Steps:
-    """What T steps of B environments were, as they came."""
-
-    seen: Array
-    """`[T+1, B, *observation]` before each step, and after the last."""
-    chosen: Array
-    logp: Floats
-    reward: Floats
-    terminated: Flags
-    truncated: Flags
-    junk: Flags
-    """`[T, B]` rows that were a reset and no decision."""
-    last_rows: Ints
-    """Flat `[T * B]` positions of ends whose last observation is not the next row of `seen`; ascending."""
-    last_seen: Array
-    """`[*, *observation]` those observations."""
 
 
 @dataclass(kw_only=True)
@@ -79,8 +65,14 @@ class GymWorld:
     notes: list[str] = field(default_factory=list[str])
     """Warnings for whoever runs this."""
     rollouts: int = 0
+    losses: int = 0
+    """Processes of environments that were lost, as far as told."""
     begun: int = 0
     """Episodes begun; numbers them."""
+    unended: int = 0
+    """Steps of each environment since an episode ended."""
+    warned: bool = False
+    heard: list[str] = field(default_factory=list[str])
 
     def __post_init__(self) -> None:
         count = self.envs.num_envs
@@ -97,57 +89,72 @@ class GymWorld:
     def rollout(self, actor: Decider) -> Episodes:
         """At least one decision; a row that was only a reset does not count as a step.
 
-        Raises UserCodeError where an environment fails or gives numbers that are not finite, ConfigError for an action
-        outside its box when `clip` is off.
+        Episodes whose environment was lost end truncated, without a score, and with why as `status`. Raises
+        UserCodeError where an environment fails or gives numbers that are not finite, ConfigError for an action outside
+        its box when `clip` is off, ResourceError where environments are lost too often.
         """
         while True:
             self.rollouts += 1
-            episodes = self._episodes(self._steps(actor), actor.version)
+            try:
+                episodes = self._episodes(self._steps(actor), actor.version)
+            except ResourceError:
+                self.rollouts -= 1  # of this one nothing is left; what is saved now begins it anew
+                self.inexact = "the environments were lost"
+                raise
             if episodes.decisions:
+                self._look_for_ends(episodes)
                 return episodes
 
+    def _look_for_ends(self, episodes: Episodes) -> None:
+        """Warns once when no episode ends any more: scores are of episodes that ended."""
+        ended = episodes.terminated | episodes.truncated
+        self.unended = 0 if ended.any() else self.unended + self.steps
+        if self.unended >= LONG_STEPS and not self.warned:
+            self.warned = True
+            self.heard.append(
+                f"no episode ended in the last {self.unended} steps of each environment, so there is no score; if "
+                "episodes never end, set env.max_episode_steps"
+            )
+
     def _steps(self, actor: Decider) -> Steps:
-        shape = (self.steps, self.envs.num_envs)
-        space = self.envs.single_action_space
-        seen = np.empty((shape[0] + 1, *self.seen.shape), self.seen.dtype)
-        kind = np.int64 if isinstance(space, spaces.Discrete) else np.float32
-        chosen = np.empty((*shape, *(space.shape or ())), kind)
-        logp, reward = np.zeros(shape, np.float32), np.zeros(shape, np.float32)
-        terminated, truncated, junk = (np.zeros(shape, np.bool_) for _ in range(3))
-        noise = actor.noise(generator(self.seed, "act", self.rollouts), shape)
-        lasts: list[tuple[Ints, Array]] = []
+        steps = blank_steps(self.steps, self.seen, self.envs.single_action_space)
+        noise = actor.noise(generator(self.seed, "act", self.rollouts), steps.reward.shape)
         now = self.seen
-        for t in range(shape[0]):
-            seen[t] = now
-            chosen[t], logp[t] = actor.decide(now, noise[t])
-            junk[t] = self.ended
-            action = self._legal(chosen[t])
+        for t in range(self.steps):
+            steps.seen[t] = now
+            steps.chosen[t], steps.logp[t] = actor.decide(now, noise[t])
+            steps.junk[t] = self.ended
+            action = self._legal(steps.chosen[t])
             try:
-                now, reward[t], terminated[t], truncated[t], info = self.envs.step(action)
+                now, steps.reward[t], steps.terminated[t], steps.truncated[t], info = self.envs.step(action)
+                now = self._turned(steps, t, now, info)
+            except ResourceError:
+                raise
             except Exception as fault:
-                self._require_finite(seen[: t + 1], reward[:t], chosen[: t + 1])
-                raise UserCodeError(f"{self._place(t, chosen[: t + 1])}: {told(fault)}") from fault
-            done = terminated[t] | truncated[t]
-            if self.mode is AutoresetMode.NEXT_STEP:
-                self.ended = done
-            elif done.any():
-                which = np.flatnonzero(done)
-                lasts.append((t * shape[1] + which, self._last_seen(now, info, which)))
-                if self.mode is AutoresetMode.DISABLED:
-                    now, _ = self.envs.reset(options={"reset_mask": done})
-        seen[-1] = self.seen = np.array(now)
-        self._require_finite(seen, reward, chosen)
-        return Steps(
-            seen=seen,
-            chosen=chosen,
-            logp=logp,
-            reward=reward,
-            terminated=terminated,
-            truncated=truncated,
-            junk=junk,
-            last_rows=np.concatenate([rows for rows, _ in lasts]) if lasts else np.zeros(0, np.int64),
-            last_seen=np.concatenate([last for _, last in lasts]) if lasts else seen[0, :0],
-        )
+                self._require_finite(steps.seen[: t + 1], steps.reward[:t], steps.chosen[: t + 1])
+                what = str(fault) if isinstance(fault, UserCodeError) else told(fault)
+                raise UserCodeError(f"{self._place(t, steps.chosen[: t + 1])}: {what}") from fault
+        steps.seen[-1] = self.seen = np.array(now)
+        self._require_finite(steps.seen, steps.reward, steps.chosen)
+        return steps
+
+    def _turned(self, steps: Steps, t: int, now: Array, info: dict[str, Any]) -> Array:
+        """Notes which episodes ended in step `t`, and resets where nobody else does -> what is seen next."""
+        done = itself = steps.terminated[t] | steps.truncated[t]
+        if "lost" in info:
+            steps.lose(t, info["lost"], steps.seen[t])
+            done = itself | steps.truncated[t]
+        if self.mode is AutoresetMode.NEXT_STEP:
+            self.ended = itself
+        elif itself.any():
+            which = np.flatnonzero(itself)
+            steps.end(t, which, self._last_seen(now, info, which))
+            if self.mode is AutoresetMode.DISABLED:
+                before = now
+                now, info = self.envs.reset(options={"reset_mask": itself})
+                if "lost" in info:
+                    steps.lose(t, np.where(done, Status.SCORED, info["lost"]).astype(np.uint8), before)
+        return now
 
     def _last_seen(self, now: Array, info: dict[str, Any], which: Ints) -> Array:
         if self.mode is AutoresetMode.SAME_STEP:
@@ -165,6 +172,10 @@ class GymWorld:
         end_env, end_time = env[last], time[last]
         reward = steps.reward[time, env]
         score, group = self._running(sums(reward, offsets), end_env, done[last])
+        status = steps.lost[end_time, end_env]
+        missing = status != Status.SCORED
+        if missing.any():
+            score[missing], reward[missing[owner_of(offsets)]] = np.nan, 0.0
         return Episodes(
             offsets=offsets,
             seen=steps.seen[time, env],
@@ -175,9 +186,9 @@ class GymWorld:
             group=group,
             terminated=steps.terminated[end_time, end_env],
             truncated=steps.truncated[end_time, end_env],
-            final=_finals(steps, end_env, end_time),
+            final=steps.finals(end_env, end_time),
             score=score,
-            status=np.full(len(last), Status.SCORED, dtype=np.uint8),
+            status=status,
         )
 
     def _running(self, paid: NDArray[np.float64], env: Ints, done: Flags) -> tuple[NDArray[np.float64], Ints]:
@@ -231,8 +242,19 @@ class GymWorld:
             f"(run seed {self.seed}, last actions {recent})"
         )
 
+    def metrics(self) -> Metrics:
+        """`env/faults`: processes of environments that were lost since the last call."""
+        known, self.losses = self.losses, self.envs.budget.losses if isinstance(self.envs, ProcessVectorEnv) else 0
+        return {"env/faults": float(self.losses - known)}
+
+    def lately(self) -> list[str]:
+        """What came up since the last call that a person should read, one line each."""
+        told = [*self.heard, *(self.envs.notes() if isinstance(self.envs, ProcessVectorEnv) else [])]
+        self.heard.clear()
+        return told
+
     def state(self) -> State:
-        envs: State = {} if self.inexact else snapshot(self.envs, self.constant)
+        envs = {} if self.inexact else self._snapshot()
         return {
             "rollouts": self.rollouts,
             "begun": self.begun,
@@ -240,21 +262,29 @@ class GymWorld:
             "episode": self.episode.copy(),
             "ended": self.ended.copy(),
             "seen": self.seen.copy(),
-            "inexact": self.inexact,
+            "inexact": None if envs else self.inexact or "a process of environments was lost",
             "envs": envs,
+            "losses": self.losses,
+            "history": self.envs.history() if isinstance(self.envs, ProcessVectorEnv) else {},
         }
+
+    def _snapshot(self) -> State:
+        return self.envs.state() if isinstance(self.envs, ProcessVectorEnv) else snapshot(self.envs, self.constant)
 
     def restore(self, state: State) -> None:
         """Into environments just opened with the same config and seed; see `resume` for how exact it is."""
         self.rollouts, self.begun = integer(state, "rollouts"), integer(state, "begun")
+        self.losses = integer(state, "losses") if "losses" in state else 0  # older checkpoints knew of none
+        if isinstance(self.envs, ProcessVectorEnv):
+            self.envs.restore_history(substate(state, "history"))
         if self.inexact is None and state["inexact"] is None:
-            restore(self.envs, substate(state, "envs"))
+            restore_envs(self.envs, substate(state, "envs"))
             self.returns = array(state, "returns").astype(np.float64)
             self.episode = array(state, "episode").astype(np.int64)
             self.ended = array(state, "ended").astype(np.bool_)
             self.seen = array(state, "seen").astype(self.seen.dtype)
             return
-        self.seen = np.array(reset_all(self.envs, restart_seed(self.seed, self.rollouts)))
+        self.seen = np.array(reset_seeded(self.envs, restart_seed(self.seed, self.rollouts)))
         self.episode = np.arange(self.begun, self.begun + self.envs.num_envs)
         self.begun += self.envs.num_envs
 
@@ -262,23 +292,24 @@ class GymWorld:
         self.envs.close()
 
 
-def _finals(steps: Steps, env: Ints, time: Ints) -> Array:
-    """What was seen after each end: the next row, unless that is of a new episode already."""
-    final = steps.seen[time + 1, env]
-    if len(steps.last_rows):
-        flat = time * steps.reward.shape[1] + env
-        place = np.searchsorted(steps.last_rows, flat).clip(max=len(steps.last_rows) - 1)
-        known = steps.last_rows[place] == flat
-        final[known] = steps.last_seen[place[known]]
-    return final
+def restore_envs(envs: Vector, state: State) -> None:
+    """A snapshot into environments made and reset in the same way."""
+    if isinstance(envs, ProcessVectorEnv):
+        envs.restore(state)
+    else:
+        restore(envs, state)
 
 
 def inspect_world(config: GymConfig, *, seed: int, squashed: bool = False) -> tuple[Spaces, list[str]]:
     """Try one environment out: its observation and action space, and warnings.
 
     `squashed`: the policy reaches the bounds of its actions, so they must be finite. Raises ConfigError or
-    UserCodeError with all faults found.
+    UserCodeError with all faults found, ResourceError for an environment that takes its process down.
     """
+    if isolated(config):
+        envs = ProcessVectorEnv(config, num_envs=1, squashed=squashed)
+        with contextlib.closing(envs):
+            return envs.inspect(seed=seed)
     env = maker(config).single()
     try:
         check_spaces(config.id, env.observation_space, env.action_space, squashed=squashed)
@@ -292,16 +323,35 @@ def open_world(config: GymConfig, *, steps: int, seed: int, squashed: bool = Fal
 
     Raises as `inspect_world`; what is only odd is in `GymWorld.notes`.
     """
+    if isolated(config):
+        return _open_processes(config, steps=steps, seed=seed, squashed=squashed)
     making = maker(config)
     _, notes = inspect_world(config, seed=seed, squashed=squashed)
     envs = making.many(config.num_envs)
     check_spaces(config.id, envs.single_observation_space, envs.single_action_space, squashed=squashed)
     inexact = resumes_exactly(making.many, seed=seed) if config.check else None
-    if inexact is not None:
-        notes.append(
-            f"{config.id}: resuming will be approximate, the running episodes begin anew: {inexact}",
-        )
     world = world_of(envs, steps=steps, seed=seed, clip=config.clip_actions)
+    return _judged(world, config, inexact, notes)
+
+
+def _open_processes(config: GymConfig, *, steps: int, seed: int, squashed: bool) -> GymWorld:
+    envs = ProcessVectorEnv(config, num_envs=config.num_envs, squashed=squashed)
+    try:
+        _, notes = envs.inspect(seed=seed)
+        inexact = envs.inexact(seed=seed) if config.check else None
+        envs.start()
+        world = world_of(envs, steps=steps, seed=seed, clip=config.clip_actions)
+        if inexact is None:
+            envs.remember()
+    except HoneError:
+        envs.close()
+        raise
+    return _judged(world, config, inexact, notes)
+
+
+def _judged(world: GymWorld, config: GymConfig, inexact: str | None, notes: list[str]) -> GymWorld:
+    if inexact is not None:
+        notes = [*notes, f"{config.id}: resuming will be approximate, the running episodes begin anew: {inexact}"]
     world.inexact, world.notes = inexact, notes
     return world
 
@@ -309,8 +359,8 @@ def open_world(config: GymConfig, *, steps: int, seed: int, squashed: bool = Fal
 def world_of(envs: Vector, *, steps: int, seed: int, clip: bool = False) -> GymWorld:
     """A world of these environments, reset by seeds of their own."""
     mode = autoreset_of(envs)
-    seen = np.array(reset_all(envs, key(seed, "world") & 0xFFFFFFFF))
-    constant = attributes(envs)
+    seen = np.array(reset_seeded(envs, key(seed, "world") & 0xFFFFFFFF))
+    constant = {} if isinstance(envs, ProcessVectorEnv) else attributes(envs)
     return GymWorld(envs=envs, mode=mode, steps=steps, seed=seed, clip=clip, seen=seen, constant=constant)
 
 

@@ -11,7 +11,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeAlias, cast
+from typing import Any, Literal, TypeAlias, cast
 
 import gymnasium
 from gymnasium.envs.registration import EnvSpec
@@ -41,6 +41,18 @@ class GymConfig(Config):
     """Clip actions to the bounds of the box; otherwise an action outside is an error."""
     check: bool = True
     """Try the environment out, one at a time, before the run."""
+    isolation: Literal["auto", "process", "none"] = "auto"
+    """`process`: environments run in processes of their own, so that one that crashes or hangs does not take the run
+    down. `none`: in the trainer's. `auto`: `none` for what comes with Gymnasium, `process` for everything else."""
+    workers: int = Field(default=2, ge=1)
+    """Processes that the environments are spread over, at most one for each environment. A native vector form stays in
+    one."""
+    step_timeout_s: float = Field(default=60.0, gt=0)
+    """An environment that does not come back from a step or a reset within this is killed."""
+    faults_allowed: int = Field(default=10, ge=0)
+    """Processes that may be lost within `fault_window` steps; one more stops the run."""
+    fault_window: int = Field(default=10_000, ge=1)
+    """Steps of each environment over which lost processes are counted."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,9 +61,19 @@ class Maker:
 
     name: str
     single: Callable[[], Single]
-    many: Callable[[int], Vector]
+    native: Callable[[int], Vector] | None
+    """Many at once in the environment's own vector form, where it has one."""
     limited: bool
     """Whether episodes are known to end: a time limit is set."""
+
+    def many(self, count: int) -> Vector:
+        """Raises UserCodeError when they cannot be made."""
+        return self.of([self.single] * count)
+
+    def of(self, singles: Sequence[Callable[[], Single]]) -> Vector:
+        """As many as `singles`, made by them unless there is a native form."""
+        native = self.native
+        return guarded(self.name, lambda: together(singles) if native is None else native(len(singles)))
 
 
 def maker(config: GymConfig) -> Maker:
@@ -61,16 +83,62 @@ def maker(config: GymConfig) -> Maker:
     return _from_spec(config, _registered(config.id))
 
 
+def isolated(config: GymConfig) -> bool:
+    """Whether the environments run in processes of their own. Raises ConfigError for an unknown id."""
+    if config.isolation != "auto":
+        return config.isolation == "process"
+    if ":" in config.id:
+        return True
+    spec = _registered(config.id)
+    return not _is_gymnasiums_own(spec) and not callable(spec.entry_point)
+
+
+def registration(config: GymConfig) -> str | None:
+    """What another process must know to make an id that was registered in this one; None where it finds it by itself.
+
+    Raises ConfigError for an id whose class has no name that another process could import.
+    """
+    if ":" in config.id:
+        return None
+    spec = _registered(config.id)
+    if callable(spec.entry_point) or callable(spec.vector_entry_point):
+        raise ConfigError(
+            f"env.id = {config.id!r} was registered with a class, which another process cannot find; register it as "
+            f"'module:Class', name it 'file.py:Class', or set env.isolation = \"none\""
+        )
+    return spec.to_json()
+
+
+def register(told: str | None) -> None:
+    """Take up what `registration` gave in another process."""
+    if told is not None:
+        spec = EnvSpec.from_json(told)
+        gymnasium.registry.setdefault(spec.id, spec)
+
+
+def placed(config: GymConfig) -> str:
+    """Where the environments run, in words."""
+    if not isolated(config):
+        return "in the trainer's process"
+    count = min(config.workers, config.num_envs)
+    return "in a process of their own" if count == 1 else f"in {count} processes of their own"
+
+
 def seeds_of(seed: int, count: int) -> list[int]:
     """A seed of 32 bits for each environment, unrelated for neighbouring run seeds (seed + i would share streams)."""
     return [key(seed, "env", number) & 0xFFFFFFFF for number in range(count)]
 
 
+def reset_each(envs: Vector, seeds: Sequence[int]) -> Any:  # noqa: ANN401 - whatever the space holds
+    """Reset with a seed for each environment and return the observations `[B, *observation]`."""
+    if isinstance(envs, SyncVectorEnv):
+        return envs.reset(seed=cast("list[int | None]", list(seeds)))[0]
+    return envs.reset(seed=seeds[0])[0]  # a native vector environment draws for all of its own
+
+
 def reset_all(envs: Vector, seed: int) -> Any:  # noqa: ANN401 - whatever the space holds
     """Reset with seeds made from `seed` and return the observations `[B, *observation]`."""
-    if isinstance(envs, SyncVectorEnv):
-        return envs.reset(seed=cast("list[int | None]", seeds_of(seed, envs.num_envs)))[0]
-    return envs.reset(seed=seeds_of(seed, 1)[0])[0]  # a native vector environment draws for all of its own
+    return reset_each(envs, seeds_of(seed, envs.num_envs))
 
 
 def autoreset_of(envs: Vector) -> AutoresetMode:
@@ -114,10 +182,17 @@ def _from_spec(config: GymConfig, spec: EnvSpec) -> Maker:
         made = gymnasium.make_vec(spec, count, vectorization_mode="vector_entry_point", **limits, **_kwargs(config))
         return cast("Vector", made)
 
-    def many(count: int) -> Vector:
-        return guarded(config.id, lambda: native(count) if _is_native(spec) else together([single] * count))
+    return Maker(
+        name=config.id,
+        single=lambda: guarded(config.id, single),
+        native=native if _is_native(spec) else None,
+        limited=limit is not None,
+    )
 
-    return Maker(name=config.id, single=lambda: guarded(config.id, single), many=many, limited=limit is not None)
+
+def _is_gymnasiums_own(spec: EnvSpec) -> bool:
+    points = [spec.entry_point, spec.vector_entry_point, *(wrapper.entry_point for wrapper in spec.additional_wrappers)]
+    return all(point is None or (isinstance(point, str) and point.startswith("gymnasium.")) for point in points)
 
 
 def _is_native(spec: EnvSpec) -> bool:
@@ -134,7 +209,7 @@ def _from_class(config: GymConfig, made: Callable[..., Single]) -> Maker:
     return Maker(
         name=config.id,
         single=lambda: guarded(config.id, single),
-        many=lambda count: guarded(config.id, lambda: together([single] * count)),
+        native=None,
         limited=limit is not None,
     )
 

@@ -1,6 +1,6 @@
 """A control policy judged: returns of its mode in environments opened for it."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from hone.core.credit import Metrics
-from hone.core.errors import ConfigError, DataError
+from hone.core.errors import ConfigError, DataError, ResourceError
 from hone.core.random import key
 from hone.envs.gym_make import GymConfig
 from hone.envs.gym_play import open_arena, play
@@ -22,13 +22,34 @@ def is_control(policy: Path) -> bool:
     return (policy / "policy.json").is_file()
 
 
-def judged(policy: Policy, config: GymConfig, *, episodes: int, seed: int) -> NDArray[np.float64]:
-    """Returns `[episodes]` of the policy's mode, in environments opened for it."""
+def unheard(text: str) -> None:
+    """Nobody listens."""
+    del text
+
+
+def judged(
+    policy: Policy, config: GymConfig, *, episodes: int, seed: int, tell: Callable[[str], None] = unheard
+) -> NDArray[np.float64]:
+    """Returns `[n]` of the policy's mode in `episodes` environments opened for it, n = episodes but for those whose
+    environment was lost. `tell` hears of them, and of episodes that did not end.
+
+    Raises UserCodeError where an environment does, ResourceError when no episode is left.
+    """
     arena = open_arena(config, episodes=episodes)
     try:
-        return play(arena, policy.acting().best, seed=key(seed, "judge") & 0xFFFFFFFF)
+        played = play(arena, policy.acting().best, seed=key(seed, "judge") & 0xFFFFFFFF)
     finally:
         arena.close()
+    if played.lost:
+        tell(f"{played.lost} of {episodes} episodes of a judgement were lost with their environments and are not in it")
+    if played.cut:
+        tell(
+            f"{played.cut} of {episodes} episodes of a judgement did not end within {played.limit} steps and were "
+            "cut there; set env.max_episode_steps"
+        )
+    if played.lost == episodes:
+        raise ResourceError(f"{config.id}: the environments of all {episodes} episodes of a judgement were lost")
+    return played.returns
 
 
 def score_metrics(scores: NDArray[np.float64]) -> tuple[Estimate, Metrics]:

@@ -85,6 +85,8 @@ class Reporter:
     clock: Clock
     window: Window = field(default_factory=Window)
     saved_step: int = 0
+    told_step: int = 0
+    """The last step whose metrics were taken in: it can be saved while the next one is under way."""
     score: float | None = None
     """The figure of this step by which checkpoints are compared; None where there is none."""
     sleep: Callable[[float], None] = time.sleep
@@ -93,12 +95,11 @@ class Reporter:
         self._began_s = self.clock.monotonic_s()
 
     def __call__(self, step: int, episodes: Episodes, credits: Credits, metrics: Metrics) -> None:
-        for note in self.job.notes():
-            self.folder.log(note, level="WARNING")
-            self.progress.note(note)
+        self.tell_notes()
         told = self.job.recipe.source.metrics() | metrics
         if self._due(step, self.job.judge_every) and self.job.judge is not None:
             told |= self._judge(step, self.job.judge)
+            self.tell_notes()
         self.score = self._comparable(told)
         now_s = self.clock.monotonic_s()
         self.window.add(told | self.watch.tell() | {"time/step_s": now_s - self._began_s})
@@ -107,6 +108,7 @@ class Reporter:
             line = self.window.means()
             self._written(lambda: self.metrics.append(step, line))
             self.progress.update(step, line)
+        self.told_step = step
         if self._sampling(step) and self.job.view is not None:
             rows = self.job.view(step, episodes, credits)
             self._written(lambda: write_samples(self.folder.samples_path(step), rows))
@@ -120,6 +122,12 @@ class Reporter:
                 "Go on with --resume.",
                 exit_code=self.stop.exit_code,
             )
+
+    def tell_notes(self) -> None:
+        """What came up that a person should read: on the screen, and in the log."""
+        for note in self.job.notes():
+            self.folder.log(note, level="WARNING")
+            self.progress.note(note)
 
     def save(self, step: int) -> None:
         """A whole checkpoint of this step, once."""

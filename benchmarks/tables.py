@@ -1,0 +1,81 @@
+"""What every benchmark shares: a row, its table in RESULTS.md, and a peer's environment of its own."""
+
+import datetime
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from importlib.metadata import version
+from pathlib import Path
+
+HERE = Path(__file__).resolve().parent
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    row: str
+    value: float
+    unit: str
+    low: float | None = None
+    high: float | None = None
+    seeds: int = 1
+    peer: str | None = None
+    peer_value: float | None = None
+    ratio: float | None = None
+    bar: str | None = None
+    met: bool | None = None
+
+
+def require_peer(folder: Path, packages: Sequence[str]) -> None:
+    """Make the peer's environment; torch first, in the very release that hone is measured with."""
+    if (folder / ".installed").exists():
+        return
+    subprocess.run([sys.executable, "-m", "venv", str(folder)], check=True)
+    for group in (packages[:1], packages[1:]):
+        subprocess.run([str(folder / "bin" / "pip"), "install", "--quiet", *group], check=True)
+    (folder / ".installed").write_text("\n".join(packages) + "\n")
+
+
+def shown(value: float) -> str:
+    return f"{value:,.0f}" if abs(value) >= 1000 else f"{value:.4g}"
+
+
+def table(rows: Sequence[Row], *, threads: int, quick: bool) -> str:
+    packages = ", ".join(f"{name} {version(name)}" for name in ("torch", "numpy", "gymnasium"))
+    lines = [
+        f"{platform.machine()}, {os.cpu_count()} cores, {'one thread' if threads == 1 else f'{threads} threads'}; "
+        f"Python {platform.python_version()}, {packages}; {datetime.datetime.now(tz=datetime.UTC).date()}"
+        + ("; quick run, decides nothing" if quick else ""),
+        "",
+        "| row | value | 95% interval | seeds | peer | ratio | bar | met |",
+        "|---|---|---|---|---|---|---|---|",
+    ]
+    for row in rows:
+        bounds = "" if row.low is None or row.high is None else f"{shown(row.low)} .. {shown(row.high)}"
+        peer = "" if row.peer_value is None else f"{row.peer}: {shown(row.peer_value)}"
+        ratio = "" if row.ratio is None else f"{row.ratio:.2f}"
+        met = "" if row.met is None else "yes" if row.met else "no"
+        figures = f"{shown(row.value)} {row.unit} | {bounds} | {row.seeds} | {peer} | {ratio} | {row.bar or ''} | {met}"
+        lines.append(f"| {row.row} | {figures} |")
+    return "\n".join(lines)
+
+
+def rewrite(title: str, script: str, rows: Sequence[Row], *, threads: int, quick: bool) -> None:
+    """Put the table between its markers in RESULTS.md."""
+    mark = title.lower().replace(", ", "-").replace(" ", "-")
+    path, begin, end = HERE / "RESULTS.md", f"<!-- {mark}:begin -->", f"<!-- {mark}:end -->"
+    page = path.read_text(encoding="utf-8") if path.exists() else "# Results\n"
+    if begin not in page:
+        page = f"{page.rstrip()}\n\n## {title} (`{script}`)\n\n{begin}\n{end}\n"
+    before, rest = page.split(begin, 1)
+    text = table(rows, threads=threads, quick=quick)
+    path.write_text(f"{before}{begin}\n{text}\n{end}{rest.split(end, 1)[1]}", encoding="utf-8")
+
+
+def tell(rows: Sequence[Row]) -> None:
+    """One JSON line per row."""
+    for row in rows:
+        print(json.dumps(asdict(row)))

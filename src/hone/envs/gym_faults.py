@@ -1,0 +1,78 @@
+"""How many processes of environments may be lost before a run stops. A pure state machine, and the words for a loss."""
+
+from collections import deque
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from hone.core.errors import ResourceError
+from hone.core.state import State, array, integer
+
+
+class LostTooOftenError(ResourceError):
+    """Environments take their processes down more often than a run bears."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loss:
+    """A process of environments that died or was killed, and what is known of it."""
+
+    environments: str
+    """`environment 3`, or `environments 0 to 7` where they are stepped as one."""
+    seeds: str
+    """What they were reset with: `seed 17`, or `seeds 17, 18 ...`."""
+    step: int
+    """Steps since that seed."""
+    what: str
+    """How the process ended."""
+    lost: int
+    """Environments whose running episodes went with it."""
+    timeout: bool = False
+    """It was killed because nothing came before the deadline."""
+
+    def told(self) -> str:
+        others = f" with the running episodes of {self.lost} environments" if self.lost > 1 else ""
+        return f"{self.environments} ({self.seeds}, step {self.step} since then){others} was lost: {self.what}"
+
+
+@dataclass(kw_only=True)
+class FaultBudget:
+    """Bears `allowed` losses within the last `window` steps; one more stops the run."""
+
+    allowed: int
+    window: int
+    steps: int = 0
+    """Steps of the world so far."""
+    losses: int = 0
+    """Since the run began."""
+    recent: deque[int] = field(default_factory=deque[int])
+    """Steps at which processes were lost, within the window."""
+
+    def stepped(self) -> None:
+        self.steps += 1
+
+    def lost(self, loss: Loss) -> None:
+        """Take a loss into account. Raises LostTooOftenError with the last one where they are too many."""
+        self.losses += 1
+        self.recent.append(self.steps)
+        while self.recent and self.recent[0] <= self.steps - self.window:
+            self.recent.popleft()
+        if len(self.recent) > self.allowed:
+            times, steps = counted(len(self.recent), "time"), counted(self.window, "step")
+            raise LostTooOftenError(
+                f"processes of environments were lost {times} within {steps}, allowed are {self.allowed} "
+                f"(env.faults_allowed); the last: {loss.told()}",
+                "mend the environment, then go on from the newest checkpoint with --resume",
+            )
+
+    def state(self) -> State:
+        return {"steps": self.steps, "losses": self.losses, "recent": np.array(self.recent, dtype=np.int64)}
+
+    def restore(self, state: State) -> None:
+        self.steps, self.losses = integer(state, "steps"), integer(state, "losses")
+        self.recent = deque(array(state, "recent").tolist())
+
+
+def counted(count: int, word: str) -> str:
+    """`1 step`, `2 steps`."""
+    return f"{count} {word}{'' if count == 1 else 's'}"

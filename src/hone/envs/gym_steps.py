@@ -1,0 +1,78 @@
+"""Steps of a vector environment as they came, before they are cut into episodes.
+
+Belongs here: the rows of a rollout while it is lived through, and what was seen last in each episode. What an episode
+is worth is `gym.py`'s.
+"""
+
+from dataclasses import dataclass, field
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from hone.core.ragged import Ints
+
+Array = NDArray[np.generic]
+Floats = NDArray[np.float32]
+Flags = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Steps:
+    """What T steps of B environments were. Filled in row by row."""
+
+    seen: Array
+    """`[T+1, B, *observation]` before each step, and after the last."""
+    chosen: Array
+    logp: Floats
+    reward: Floats
+    terminated: Flags
+    truncated: Flags
+    junk: Flags
+    """`[T, B]` rows that were a reset and no decision."""
+    lost: NDArray[np.uint8]
+    """`[T, B]` `Status` of episodes that ended because their environment was lost; 0 where none was."""
+    lasts: list[tuple[Ints, Array]] = field(default_factory=list[tuple[Ints, Array]])
+    """Flat `[*]` positions in `[T * B]` of ends whose last observation is not the next row of `seen`, and those
+    observations `[*, *observation]`."""
+
+    def end(self, t: int, which: Ints, last: Array) -> None:
+        """The episodes of the environments `which` ended in step `t`; they saw `last` `[*, *observation]` then."""
+        self.lasts.append((t * self.reward.shape[1] + which, last))
+
+    def lose(self, t: int, status: NDArray[np.uint8], last: Array) -> None:
+        """The environments with a `status` `[B]` were lost in step `t`, and saw `last` `[B, *observation]` before."""
+        which = np.flatnonzero(status)
+        self.lost[t, which] = status[which]
+        self.terminated[t, which], self.truncated[t, which] = False, True
+        self.end(t, which, last[which].copy())
+
+    def finals(self, env: Ints, time: Ints) -> Array:
+        """What was seen after each end: the next row, unless that is of a new episode already."""
+        final = self.seen[time + 1, env]
+        if self.lasts:
+            rows = np.concatenate([rows for rows, _ in self.lasts])
+            order = np.argsort(rows)
+            rows, last = rows[order], np.concatenate([last for _, last in self.lasts])[order]
+            flat = time * self.reward.shape[1] + env
+            place = np.searchsorted(rows, flat).clip(max=len(rows) - 1)
+            known = rows[place] == flat
+            final[known] = last[place[known]]
+        return final
+
+
+def blank_steps(count: int, seen: Array, action: spaces.Space) -> Steps:
+    """Room for `count` steps of the environments that saw `seen` `[B, *observation]`."""
+    shape = (count, len(seen))
+    kind = np.int64 if isinstance(action, spaces.Discrete) else np.float32
+    terminated, truncated, junk = (np.zeros(shape, np.bool_) for _ in range(3))
+    return Steps(
+        seen=np.empty((count + 1, *seen.shape), seen.dtype),
+        chosen=np.empty((*shape, *(action.shape or ())), kind),
+        logp=np.zeros(shape, np.float32),
+        reward=np.zeros(shape, np.float32),
+        terminated=terminated,
+        truncated=truncated,
+        junk=junk,
+        lost=np.zeros(shape, np.uint8),
+    )

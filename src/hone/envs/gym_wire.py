@@ -1,0 +1,183 @@
+"""What the trainer and a process of environments say to each other: a line of JSON, then raw arrays.
+
+Belongs here: messages and spaces as bytes, and back. Nothing here can run code, unlike pickle. What is exchanged at
+every step does not pass here but through shared memory.
+"""
+
+import json
+import mmap
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from hone.core.state import State, array, substate
+
+Json: TypeAlias = Any
+Array: TypeAlias = NDArray[np.generic]
+MAX_BYTES = 1 << 30
+"""Of one message; more is no message."""
+HEAD_BYTES = mmap.ALLOCATIONGRANULARITY
+"""Of the shared memory, before the arrays. Two integers: calls of environments so far, and which one is called."""
+_ARRAYS = "arrays"
+_ALIGNED_BYTES = 64
+_WIDEST_BYTES = 8
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """One thing said."""
+
+    head: Mapping[str, Json]
+    arrays: Mapping[str, Array] = field(default_factory=dict[str, Array])
+
+
+def encode(head: Mapping[str, Json], arrays: Mapping[str, Array] | None = None) -> bytes:
+    """Bytes of a message; `Parser` reads them. Raises TypeError for a head that JSON cannot hold."""
+    held = {name: np.asarray(value) for name, value in (arrays or {}).items()}
+    told = [[name, value.dtype.str, list(value.shape)] for name, value in held.items()]
+    line = json.dumps({**head, _ARRAYS: told} if told else head, separators=(",", ":"))
+    return b"".join([line.encode(), b"\n", *(value.tobytes() for value in held.values())])
+
+
+class Parser:
+    """Cuts a stream of bytes into messages."""
+
+    def __init__(self) -> None:
+        self._data = bytearray()
+
+    def feed(self, data: bytes) -> Iterator[Message]:
+        """The messages that are whole now. Raises ValueError for bytes that are none."""
+        self._data += data
+        while (message := self._next()) is not None:
+            yield message
+        if len(self._data) > MAX_BYTES:
+            raise ValueError(f"a message of more than {MAX_BYTES} bytes")
+
+    def _next(self) -> Message | None:
+        end = self._data.find(b"\n")
+        if end < 0:
+            return None
+        head = json.loads(self._data[:end])
+        if not isinstance(head, dict):
+            raise ValueError("a message that is no object")
+        arrays: dict[str, Array] = {}
+        place = end + 1
+        for name, kind, shape in head.pop(_ARRAYS, []):
+            dtype = np.dtype(kind)
+            size = dtype.itemsize * int(np.prod(shape, dtype=np.int64))
+            if place + size > len(self._data):
+                return None
+            arrays[name] = np.frombuffer(bytes(self._data[place : place + size]), dtype).reshape(shape).copy()
+            place += size
+        del self._data[:place]
+        return Message(head=head, arrays=arrays)
+
+
+def space_to_json(space: spaces.Space[Any]) -> Json:
+    """Of a Box or Discrete; the only kinds that are served."""
+    if isinstance(space, spaces.Discrete):
+        return {"n": int(space.n), "start": int(space.start)}
+    assert isinstance(space, spaces.Box)
+    bounds = {"low": _bound(space.low), "high": _bound(space.high)}
+    return {**bounds, "shape": list(space.shape), "dtype": np.dtype(space.dtype).str}
+
+
+def _bound(values: Array) -> Json:
+    """One number where all are the same: images have ten thousands."""
+    first = values.flat[0]
+    return first.item() if (values == first).all() else values.tolist()
+
+
+def space_from_json(told: Json) -> spaces.Space[Any]:
+    if "n" in told:
+        return spaces.Discrete(told["n"], start=told["start"])
+    dtype = np.dtype(told["dtype"])
+    low, high = (np.broadcast_to(np.asarray(told[name], dtype), told["shape"]) for name in ("low", "high"))
+    return spaces.Box(low, high, dtype=dtype.type)
+
+
+def message_of_state(state: State) -> Message:
+    """A snapshot of environments (`tree`, `arrays`), to be sent."""
+    arrays = substate(state, "arrays")
+    return Message(head={"tree": state["tree"]}, arrays={name: array(arrays, name) for name in arrays})
+
+
+def state_of_message(message: Message) -> State:
+    return {"tree": message.head["tree"], "arrays": dict(message.arrays)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layout:
+    """What the shared memory holds for k environments of one process."""
+
+    count: int
+    """k"""
+    kind: str
+    """Type of observations, as numpy writes it."""
+    shape: list[int]
+    """Of one observation."""
+    action: list[int]
+    """Shape of one action."""
+
+    def parts(self) -> list[tuple[str, str, list[int]]]:
+        """Name, type and shape of each array; actions are read as what a step's order says they are."""
+        seen, flags = [self.count, *self.shape], [self.count]
+        width = self.count * _WIDEST_BYTES * int(np.prod(self.action, dtype=np.int64))
+        rows = [("chosen", "|u1", [width]), ("seen", self.kind, seen), ("final", self.kind, seen)]
+        return [*rows, ("reward", "<f8", flags), ("terminated", "|b1", flags), ("truncated", "|b1", flags)]
+
+    def bytes(self) -> int:
+        """Of the whole memory, its head included."""
+        return HEAD_BYTES + sum(_aligned(kind, shape) for _, kind, shape in self.parts())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shared:
+    """One step of k environments, in memory that both ends see."""
+
+    chosen: Array
+    """Bytes of `[k, *action]`."""
+    seen: Array
+    """`[k, *observation]`"""
+    final: Array
+    """`[k, *observation]` the last observation of episodes that ended, where `seen` is of the next one."""
+    reward: Array
+    """`[k]`"""
+    terminated: NDArray[np.bool_]
+    truncated: NDArray[np.bool_]
+
+    def named(self, name: str) -> Array:
+        """One of the arrays of steps."""
+        return {
+            "seen": self.seen,
+            "final": self.final,
+            "reward": self.reward,
+            "terminated": self.terminated,
+            "truncated": self.truncated,
+        }[name]
+
+    def actions(self, kind: str, shape: list[int]) -> Array:
+        """`[k, *action]` of this type, over the same memory."""
+        dtype = np.dtype(kind)
+        size = dtype.itemsize * len(self.reward) * int(np.prod(shape, dtype=np.int64))
+        return self.chosen[:size].view(dtype).reshape(len(self.reward), *shape)
+
+
+def shared(memory: mmap.mmap, layout: Layout) -> Shared:
+    """Views of the memory."""
+    place = HEAD_BYTES
+    arrays: dict[str, Any] = {}
+    for name, kind, shape in layout.parts():
+        count = int(np.prod(shape, dtype=np.int64))
+        arrays[name] = np.frombuffer(memory, np.dtype(kind), count=count, offset=place).reshape(shape)
+        place += _aligned(kind, shape)
+    return Shared(**arrays)
+
+
+def _aligned(kind: str, shape: list[int]) -> int:
+    size = np.dtype(kind).itemsize * int(np.prod(shape, dtype=np.int64))
+    return -(-size // _ALIGNED_BYTES) * _ALIGNED_BYTES

@@ -1,0 +1,48 @@
+"""A control policy is judged by the episodes that came to an end; what did not is told."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import hone.envs.gym_play
+from hone.core.errors import ResourceError, UserCodeError
+from hone.core.random import key
+from hone.envs.gym import GymConfig
+from hone.envs.gym_make import seeds_of
+from hone.evaluate.control import judged
+from hone.models.control import ActorCritic
+from hone.models.mlp import Choices, Inputs, MlpConfig, Spaces
+
+WALK = f"{Path(__file__).parents[1] / 'envs' / 'hostile_envs.py'}:Walk"
+POLICY = ActorCritic(Spaces(inputs=Inputs(size=3), actions=Choices(count=2)), MlpConfig(hidden=[4]), seed=0)
+SEEDS = seeds_of(key(5, "judge") & 0xFFFFFFFF, 4)
+
+
+def test_episodes_that_were_lost_are_left_out_and_told_of() -> None:
+    told: list[str] = []
+    config = GymConfig(id=WALK, workers=4, kwargs={"act": "_exit", "at": 1, "seed": SEEDS[2]})
+    scores = judged(POLICY, config, episodes=4, seed=5, tell=told.append)
+    fine = judged(POLICY, GymConfig(id=WALK), episodes=4, seed=5)
+    assert scores.tolist() == np.delete(fine, 2).tolist()
+    assert told == ["1 of 4 episodes of a judgement were lost with their environments and are not in it"]
+
+
+def test_a_judgement_without_an_episode_is_none() -> None:
+    config = GymConfig(id=WALK, kwargs={"act": "_exit", "at": 1}, workers=1)
+    with pytest.raises(ResourceError, match="all 2 episodes of a judgement were lost"):
+        judged(POLICY, config, episodes=2, seed=5)
+
+
+def test_episodes_without_an_end_are_cut_and_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(hone.envs.gym_play, "STEP_LIMIT", 3)
+    told: list[str] = []
+    judged(POLICY, GymConfig(id=WALK, isolation="none"), episodes=4, seed=5, tell=told.append)
+    assert "did not end within 3 steps and were cut there; set env.max_episode_steps" in told[0]
+
+
+@pytest.mark.parametrize("isolation", ["none", "process"])
+def test_an_exception_is_the_users_to_mend(isolation: str) -> None:
+    config = GymConfig(id=WALK, isolation=isolation, kwargs={"act": "raise", "at": 1})
+    with pytest.raises(UserCodeError, match="the gripper is stuck"):
+        judged(POLICY, config, episodes=2, seed=5)
