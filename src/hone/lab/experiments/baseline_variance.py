@@ -1,0 +1,111 @@
+"""Baselines: the same expected gradient, with how much noise? Every group of four answers is enumerated."""
+
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hone.core.credit import NO_VALUES, Values
+from hone.core.episodes import Episodes
+from hone.core.random import generator
+from hone.credit.group import group_relative, leave_one_out
+from hone.credit.returns import as_paid, gae
+from hone.lab.exact import every_group, judged
+from hone.lab.finding import Experiment, Finding, Lines, Series, at_least, at_most
+from hone.lab.puzzles import Floats
+from hone.store.html import number
+
+ANSWERS, SIZE, FILLER = 5, 4, 16
+CHANCES = np.round(np.arange(0.05, 1.0, 0.05), 2)
+Judge = Callable[[Episodes], NDArray[np.float32]]
+
+
+def judges(chance: float) -> dict[str, Judge]:
+    """The critic is a perfect one: it expects the chance to be right."""
+
+    def critic(episodes: Episodes) -> NDArray[np.float32]:
+        expected = np.full(len(episodes), chance, np.float32)
+        return gae(episodes, Values(value=expected, final=np.zeros_like(expected)), discount=1.0, decay=1.0).advantage
+
+    return {
+        "none (REINFORCE)": lambda episodes: as_paid(episodes, NO_VALUES).advantage,
+        "group mean": lambda episodes: group_relative(episodes, NO_VALUES, scale="none").advantage,
+        "leave one out": lambda episodes: leave_one_out(episodes, NO_VALUES).advantage,
+        "perfect critic": critic,
+    }
+
+
+def moments(chance: float, wrong: Floats, *, filler: int) -> dict[str, tuple[float, float]]:
+    """Share of the true gradient that is expected, and variance of a group's gradient when scaled to that mean.
+
+    The first token decides: the policy picks the right one with `chance`, and `wrong` `[ANSWERS - 1]` shares out the
+    rest. Then come `filler` tokens, uniform over as many, that change nothing: the gradient of their log-probability
+    has mean 0, squared length 1 - 1/ANSWERS each, and is independent of the advantage.
+    """
+    policy = np.concatenate([[chance], (1 - chance) * wrong])
+    groups = every_group(ANSWERS, SIZE)
+    weight = policy[groups].prod(axis=1)
+    scores = (np.eye(ANSWERS) - policy)[groups]  # gradient of each answer's log-probability
+    true = chance * (np.eye(ANSWERS)[0] - policy)
+    found: dict[str, tuple[float, float]] = {}
+    for name, judge in judges(chance).items():
+        advantage = judged(judge, (groups == 0).astype(np.float64))
+        slopes = (advantage[:, :, None] * scores).mean(axis=1)
+        share = float((weight @ slopes) @ true / (true @ true))
+        deciding = weight @ ((slopes / share - true) ** 2).sum(axis=1)
+        idle = weight @ (advantage**2).sum(axis=1) * filler * (1 - 1 / ANSWERS) / (SIZE * share) ** 2
+        found[name] = (share, float(deciding + idle))
+    return found
+
+
+def run(seed: int, *, quick: bool = False) -> Finding:
+    chances = CHANCES[1::4] if quick else CHANCES
+    wrong = generator(seed, "lab/baseline").dirichlet(np.ones(ANSWERS - 1))
+    found = [moments(float(chance), wrong, filler=FILLER) for chance in chances]
+    (_, hard), (_, easy) = _of(moments(0.1, wrong, filler=FILLER)), _of(moments(0.9, wrong, filler=FILLER))
+    shares, alone = _of(moments(0.9, wrong, filler=0))
+    raw, mean, loo, critic = shares
+    claims = [
+        at_most(
+            "REINFORCE, leave-one-out and critic miss the true gradient by",
+            max(abs(each[name][0] - 1) for each in found for name in (raw, loo, critic)),
+            1e-5,
+        ),
+        at_most("group mean: share of the gradient off (G-1)/G by", abs(shares[mean] - 0.75), 1e-5),
+        at_least("variance without a baseline over leave-one-out, p = 0.9", easy[raw] / easy[loo], 3),
+        at_most("variance without a baseline over leave-one-out, p = 0.1", hard[raw] / hard[loo], 1),
+        at_most("variance of a perfect critic over leave-one-out", easy[critic] / easy[loo], 0.9),
+    ]
+    return Finding(
+        header=("baseline", "share of true gradient", "variance, p = 0.1", "p = 0.9", "p = 0.9, one token alone"),
+        rows=[(name, f"{shares[name]:.3f}", *map(number, (hard[name], easy[name], alone[name]))) for name in shares],
+        panels=[
+            Lines(
+                title=f"variance of a group's gradient at equal mean, {FILLER + 1} tokens",
+                x_label="chance to be right",
+                series=[Series(label=name, x=chances.tolist(), y=[each[name][1] for each in found]) for name in shares],
+                log_y=True,
+            )
+        ],
+        verdict=(
+            f"At equal mean and with one deciding token of {FILLER + 1}, no baseline has "
+            f"{easy[raw] / easy[loo]:.1f} times the variance of leave-one-out where p = 0.9, but "
+            f"{hard[raw] / hard[loo]:.2f} times where p = 0.1 (and {alone[raw] / alone[loo]:.4f} times at p = 0.9 "
+            f"if the deciding token is all there is); a perfect critic has {easy[critic] / easy[loo]:.2f} times, "
+            f"and the plain group mean is leave-one-out times {shares[mean]:.2f}."
+        ),
+        claims=claims,
+    )
+
+
+def _of(found: dict[str, tuple[float, float]]) -> tuple[dict[str, float], dict[str, float]]:
+    """Shares and variances by name."""
+    return {name: pair[0] for name, pair in found.items()}, {name: pair[1] for name, pair in found.items()}
+
+
+EXPERIMENT = Experiment(
+    title="What a baseline is worth",
+    question="How much variance do no baseline, the group's mean, leave-one-out and a critic leave, at equal mean?",
+    run=run,
+    source="Williams, 1992; Ahmadian et al., 2024",
+)

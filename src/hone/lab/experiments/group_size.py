@@ -1,0 +1,102 @@
+"""Group size: how many groups say anything, how good their gradient is, and what is learned from as many answers."""
+
+import numpy as np
+from torch import nn
+
+from hone.core.credit import NO_VALUES
+from hone.credit.group import leave_one_out
+from hone.lab.exact import by_count, chance_of_counts, judged
+from hone.lab.finding import Experiment, Finding, at_least, at_most, by_step, lines
+from hone.lab.policies import warm_network
+from hone.lab.puzzles import Floats, addition
+from hone.lab.training import Batch, Training, averaged
+from hone.objectives.policy import clipped
+from hone.objectives.terms import Terms
+from hone.store.html import number
+
+SIZES = (2, 4, 8, 16, 32)
+ANSWERS = 288
+
+
+def silent(chance: Floats, size: int) -> Floats:
+    """Share of groups that are all right or all wrong `[P]`."""
+    return chance**size + (1 - chance) ** size
+
+
+def noise(chance: float, size: int) -> float:
+    """Squared noise of the gradient from `ANSWERS` answers in groups of `size`, in squared lengths of the true one.
+
+    By the number of right answers in a group, with leave-one-out; the gradient is that of the chance to be right.
+    """
+    patterns = by_count(size)
+    advantage = judged(lambda episodes: leave_one_out(episodes, NO_VALUES).advantage, patterns)
+    weight = chance_of_counts(np.array([chance]), size)[0]
+    slope = (advantage * (patterns - chance)).mean(axis=1) / (chance * (1 - chance))
+    mean = float(weight @ slope)
+    return float(weight @ (slope - mean) ** 2) / mean**2 * size / ANSWERS
+
+
+def objective(policy: nn.Module, batch: Batch) -> Terms:
+    return clipped(batch.now(policy), batch.before, batch.advantage)
+
+
+def by_groups(size: int, *, seed: int, steps: int, runs: int) -> dict[str, Floats]:
+    """Trainings with `ANSWERS` answers a step in groups of `size`."""
+    puzzle = addition(12)
+    plan = Training(puzzle=puzzle, objective=objective, steps=steps, prompts=ANSWERS // size, samples=size, rate=0.004)
+    return averaged(lambda number: warm_network(puzzle, seed=number, steps=12), plan, seed=seed, runs=runs)
+
+
+def run(seed: int, *, quick: bool = False) -> Finding:
+    steps, runs, sizes = (30, 1, (8, 32)) if quick else (60, 2, SIZES)
+    found = {size: by_groups(size, seed=seed, steps=steps, runs=runs) for size in sizes}
+    solved = {size: float(each["solved"][:, -1].mean()) for size, each in found.items()}
+    first = {size: float(each["solved"][:, 0].mean()) for size, each in found.items()}
+    gain = {size: solved[size] - first[size] for size in sizes}
+    hard = np.array([0.1])
+    dumb = {size: float(silent(hard, size)[0]) for size in SIZES}
+    noises = {size: noise(0.1, size) for size in SIZES}
+    best = max(sizes, key=lambda size: solved[size])
+    small, large = SIZES[0], SIZES[-1]
+    claims = [
+        at_least("groups of 2 without signal, p = 0.1", dumb[small], 0.7),
+        at_most("groups of 32 without signal, p = 0.1", dumb[large], 0.05),
+        at_most("noise of groups of 2 over 32, as many answers, p = 0.1", noises[small] / noises[large], 1.5),
+        at_least("learned with groups of 8 over 32, as many answers", gain[8] / max(gain[large], 1e-6), 1.1),
+    ]
+    grid = np.linspace(0.01, 0.99, 50)
+    return Finding(
+        header=("group", "no signal, p = 0.1", "noise of the gradient", "solved at first", "solved at last"),
+        rows=[
+            (str(size), f"{dumb[size]:.0%}", number(noises[size]), f"{first[size]:.1%}", f"{solved[size]:.1%}")
+            for size in sizes
+        ],
+        panels=[
+            lines(
+                "share of groups that say nothing",
+                "chance to be right",
+                grid,
+                {f"{n} answers": silent(grid, n) for n in SIZES},
+            ),
+            by_step(
+                f"additions solved, {ANSWERS} answers a step",
+                {f"{n} answers": found[n]["solved"].mean(axis=0) for n in sizes},
+            ),
+        ],
+        verdict=(
+            f"At p = 0.1 {dumb[small]:.0%} of groups of {small} say nothing, of groups of {large} "
+            f"{dumb[large]:.0%}; yet as many answers in groups of {small} have only "
+            f"{noises[small] / noises[large]:.2f} times the noise, and with {ANSWERS} answers a step groups of "
+            f"{best} learned most ({solved[best]:.1%} solved), groups of {large} less ({solved[large]:.1%}), "
+            "because they ask fewer questions."
+        ),
+        claims=claims,
+    )
+
+
+EXPERIMENT = Experiment(
+    title="Group size",
+    question="With as many answers in all, are few questions with many answers better, or many with few?",
+    run=run,
+    source="Shao et al., 2024",
+)

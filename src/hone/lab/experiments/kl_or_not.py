@@ -1,0 +1,101 @@
+"""A KL term or none: reward on the questions that are trained on, and drift on those that are not."""
+
+from functools import partial
+
+import numpy as np
+from torch import nn
+
+from hone.lab.finding import Experiment, Finding, at_least, at_most, by_step
+from hone.lab.policies import frozen, judge, kl_between, right_paths, warm_network
+from hone.lab.puzzles import Floats, Puzzle, addition
+from hone.lab.training import Batch, Training, improve
+from hone.objectives.kl import Distance, distance_called, kl_penalty
+from hone.objectives.policy import clipped
+from hone.objectives.terms import Terms, added
+from hone.store.html import number
+
+WEIGHTS = (0.0, 0.1, 0.3)
+
+
+def halves(puzzle: Puzzle) -> tuple[Puzzle, Puzzle]:
+    """Questions to train on, and questions to leave alone."""
+    even = np.arange(len(puzzle.questions)) % 2 == 0
+    parts = [
+        Puzzle(questions=puzzle.questions[rows], answers=puzzle.answers[rows], tokens=puzzle.tokens)
+        for rows in (even, ~even)
+    ]
+    return parts[0], parts[1]
+
+
+def objective(policy: nn.Module, batch: Batch, *, reference: nn.Module, weight: float, distance: Distance) -> Terms:
+    now = batch.now(policy)
+    terms = clipped(now, batch.before, batch.advantage)
+    if weight == 0:
+        return terms
+    return added(terms, kl_penalty(now, batch.now(reference), batch.before, distance=distance), weight=weight)
+
+
+def train_half(weight: float, *, seed: int, steps: int) -> tuple[nn.Module, Floats]:
+    """A policy trained on half of the additions, and KL(policy || reference) on the others after each step."""
+    trained, left = halves(addition())
+    policy = warm_network(addition(), seed=seed)
+    reference, elsewhere = frozen(policy), right_paths(left)[0]
+    plan = Training(
+        puzzle=trained,
+        objective=partial(objective, reference=reference, weight=weight, distance=distance_called("k3")),
+        steps=steps,
+        prompts=18,
+        samples=16,
+    )
+    told = improve(policy, plan, seed=seed, watch=lambda now: {"drift": kl_between(now, reference, elsewhere)})
+    return policy, told["drift"]
+
+
+def run(seed: int, *, quick: bool = False) -> Finding:
+    steps, runs, weights = (40, 1, (0.0, 0.3)) if quick else (80, 2, WEIGHTS)
+    whole = addition()
+    trained, left = halves(whole)
+    before = float(np.mean([judge(warm_network(whole, seed=10 * seed + k), left)["solved"] for k in range(runs)]))
+    solved: dict[float, list[float]] = {weight: [] for weight in weights}
+    kept: dict[float, list[float]] = {weight: [] for weight in weights}
+    drift: dict[float, list[np.ndarray]] = {weight: [] for weight in weights}
+    for weight in weights:
+        for run_seed in range(10 * seed, 10 * seed + runs):
+            policy, path = train_half(weight, seed=run_seed, steps=steps)
+            drift[weight].append(path)
+            solved[weight].append(judge(policy, trained)["solved"])
+            kept[weight].append(judge(policy, left)["solved"])
+    free, tight = weights[0], weights[-1]
+    far = {weight: float(np.mean([path[-1] for path in paths])) for weight, paths in drift.items()}
+    here = {weight: float(np.mean(values)) for weight, values in solved.items()}
+    there = {weight: float(np.mean(values)) for weight, values in kept.items()}
+    claims = [
+        at_most("drift elsewhere with the KL term over without", far[tight] / far[free], 0.7),
+        at_most("solved without the KL term minus with it", here[free] - here[tight], 0.1),
+        at_least("solved elsewhere with the KL term over without", there[tight] / there[free], 1.05),
+    ]
+    return Finding(
+        header=("weight of KL", "solved, trained on", "solved, left alone", "drift there, nats"),
+        rows=[(number(w), f"{here[w]:.1%}", f"{there[w]:.1%}", number(far[w])) for w in weights],
+        panels=[
+            by_step(
+                "KL(policy || reference) on questions left alone, nats",
+                {f"weight {w}" if w else "no KL term": np.mean(paths, axis=0) for w, paths in drift.items()},
+            )
+        ],
+        verdict=(
+            f"A KL term of weight {tight} cuts the drift on questions that are not trained on from "
+            f"{far[free]:.2f} to {far[tight]:.2f} nats and leaves {there[tight]:.0%} of them solved instead of "
+            f"{there[free]:.0%} ({before:.0%} before training), at {here[tight]:.1%} against {here[free]:.1%} on "
+            "those that are."
+        ),
+        claims=claims,
+    )
+
+
+EXPERIMENT = Experiment(
+    title="With and without a KL term",
+    question="What does GRPO's KL term hold back, and what does it cost?",
+    run=run,
+    source="Shao et al., 2024; Yu et al., 2025 (DAPO drops it)",
+)

@@ -1,0 +1,116 @@
+"""Aggregation: what each way of averaging over tokens does to the length of right and of wrong answers.
+
+Whether an answer is right is a coin toss, and how long it goes on has no influence on that: an unbiased gradient leaves
+both lengths alone.
+"""
+
+from functools import partial
+
+import numpy as np
+import torch
+
+from hone.core.credit import NO_VALUES
+from hone.core.ragged import owner_of
+from hone.core.random import generator
+from hone.credit.group import group_relative
+from hone.lab.exact import gradient, scored_episodes
+from hone.lab.finding import Experiment, Finding, Lines, Series, at_least, at_most
+from hone.lab.puzzles import Floats
+from hone.objectives.policy import reinforce
+from hone.objectives.weights import Scheme, constant_length, sequence_mean, token_mean
+from hone.store.html import number
+
+LONGEST, STOP = 16, 0.2
+RATE = 12.0
+SCHEMES: dict[str, Scheme] = {
+    "sequence mean (GRPO)": sequence_mean,
+    "token mean (DAPO)": token_mean,
+    "constant (Dr.GRPO)": partial(constant_length, length=LONGEST),
+}
+
+
+def mean_lengths(logits: torch.Tensor) -> Floats:
+    """Expected length of wrong and of right answers `[2]`: sum over t of the chance to be still going."""
+    go = 1 - torch.sigmoid(logits.double()).numpy()
+    return 1 + np.cumprod(go, axis=1).sum(axis=1)
+
+
+def train_lengths(scheme: Scheme, *, seed: int, steps: int, answers: int) -> Floats:
+    """Mean length of wrong and right answers over the steps `[steps + 1, 2]`, by plain gradient descent."""
+    logits = torch.full((2, LONGEST - 1), float(np.log(STOP / (1 - STOP))))
+    found = [mean_lengths(logits)]
+    at_start = float(found[0].mean())
+    for step in range(steps):
+        draws = generator(seed, "lab/length", step)
+        right = (draws.random(answers) < 0.5).astype(np.int64)
+        stops = draws.random((answers, LONGEST - 1)) < torch.sigmoid(logits).numpy()[right]
+        lengths = np.where(stops.any(axis=1), stops.argmax(axis=1) + 1, LONGEST)
+        credits = group_relative(
+            scored_episodes(right.astype(np.float64), np.zeros(answers, np.int64), lengths=lengths),
+            NO_VALUES,
+            scale="none",
+        )
+        weight = scheme(lengths)
+        offsets = np.concatenate([[0], np.cumsum(lengths)])
+        owner = owner_of(offsets)
+        place = np.arange(len(owner)) - offsets[:-1][owner]
+        free = place < LONGEST - 1  # the last token ends every answer: no decision
+        owner, place = owner[free], place[free]
+        table = logits.clone().requires_grad_(True)
+        going = torch.where(torch.from_numpy(place == lengths[owner] - 1), 1.0, -1.0)
+        now = torch.nn.functional.logsigmoid(going * table[torch.from_numpy(right[owner]), torch.from_numpy(place)])
+        terms = reinforce(now, torch.from_numpy(credits.advantage[free]))
+        total = (terms.loss * torch.from_numpy(weight[owner]).float()).sum()
+        # the same size of step for all: a constant divides by the longest answer, the others by lengths there are
+        size = LONGEST / at_start if isinstance(scheme, partial) else 1.0
+        logits = logits - RATE * size * gradient(total, table)
+        found.append(mean_lengths(logits))
+    return np.array(found)
+
+
+def run(seed: int, *, quick: bool = False) -> Finding:
+    steps, answers = (20, 1024) if quick else (60, 2048)
+    found = {name: train_lengths(scheme, seed=seed, steps=steps, answers=answers) for name, scheme in SCHEMES.items()}
+    start = float(found["token mean (DAPO)"][0].mean())
+    ends = {name: path[-1] / start for name, path in found.items()}
+    biased, mean, constant = SCHEMES
+    drift = {name: float(abs(ends[name] - 1).max()) for name in SCHEMES}
+    claims = [
+        at_least("wrong answers grow by a factor, sequence mean", float(ends[biased][0]), 1.1),
+        at_most("right answers shrink to a share, sequence mean", float(ends[biased][1]), 0.95),
+        at_most("drift of lengths, token mean over sequence mean", drift[mean] / drift[biased], 0.5),
+        at_most("drift of lengths, constant over sequence mean", drift[constant] / drift[biased], 0.5),
+    ]
+    return Finding(
+        header=("aggregation", "wrong answers at first", "wrong at last", "right at first", "right at last"),
+        rows=[
+            (name, *(number(float(path[step, kind])) for kind in (0, 1) for step in (0, -1)))
+            for name, path in found.items()
+        ],
+        panels=[
+            Lines(
+                title=f"mean length of {kind} answers, tokens",
+                x_label="step",
+                series=[
+                    Series(label=name, x=list(range(steps + 1)), y=path[:, column].tolist())
+                    for name, path in found.items()
+                ],
+            )
+            for column, kind in enumerate(("wrong", "right"))
+        ],
+        verdict=(
+            f"Though length decides nothing here, {steps} steps with each answer averaged over its own tokens "
+            f"make wrong answers {ends[biased][0]:.2f} times as long and right ones {ends[biased][1]:.2f} times; "
+            f"a mean over all tokens moves neither by more than {drift[mean]:.0%}, a constant divisor by "
+            f"{drift[constant]:.0%}."
+        ),
+        claims=claims,
+    )
+
+
+EXPERIMENT = Experiment(
+    title="Length bias",
+    question="What does dividing by an answer's own length do to the length of wrong answers?",
+    run=run,
+    source="Liu et al., 2025 (Dr.GRPO); Yu et al., 2025 (DAPO)",
+)

@@ -1,0 +1,120 @@
+"""A loss that is summed over ranks once too often, so eight times too large: what hides it and what does not."""
+
+from functools import partial
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import nn
+
+from hone.lab.finding import Bars, Experiment, Finding, at_least, at_most
+from hone.lab.policies import frozen, judge, kl_between, right_paths, warm_network
+from hone.lab.puzzles import Floats, addition
+from hone.lab.training import Batch, Training, improve
+from hone.objectives.kl import distance_called, kl_penalty
+from hone.objectives.policy import clipped
+from hone.objectives.terms import Terms, added, scaled
+from hone.objectives.weights import token_mean
+from hone.store.html import number
+
+RANKS = 8.0
+PULL = 0.3
+"""Weight of the KL term, where there is one."""
+NORM = 0.5
+"""Gradients longer than this are shortened, where they are."""
+CASES = ("Adam", "Adam, gradients shortened", "gradient descent", "Adam, the KL term reduced once")
+LABELS = ("Adam", "with clipped norm", "gradient descent", "KL term once")
+
+
+def reduced(lengths: NDArray[np.int64], *, times: float) -> Floats:
+    """The weights of a token mean, all of them `times` too large."""
+    return times * token_mean(lengths)
+
+
+def objective(policy: nn.Module, batch: Batch, *, reference: nn.Module, pull: float, times: float) -> Terms:
+    """The clipped surrogate, `times` too large, and a KL term that is not."""
+    now = batch.now(policy)
+    terms = scaled(clipped(now, batch.before, batch.advantage), torch.full_like(now.detach(), times))
+    if not pull:
+        return terms
+    penalty = kl_penalty(now, batch.now(reference), batch.before, distance=distance_called("k3"))
+    return added(terms, penalty, weight=pull)
+
+
+def outcome(case: str, times: float, *, seed: int, steps: int) -> tuple[torch.Tensor, dict[str, float]]:
+    """How far the weights have moved, and where the training ends, with the loss `times` too large."""
+    puzzle = addition()
+    policy = warm_network(puzzle, seed=seed)
+    start = frozen(policy)
+    partly = case == CASES[3]
+    plan = Training(
+        puzzle=puzzle,
+        objective=partial(objective, reference=start, pull=PULL if partly else 0.0, times=times if partly else 1.0),
+        scheme=partial(reduced, times=1.0 if partly else times),
+        steps=steps,
+        rate=0.5 if case == CASES[2] else 0.003,
+        max_grad_norm=NORM if case == CASES[1] else None,
+        descent=case == CASES[2],
+    )
+    told = improve(policy, plan, seed=seed)
+    moved = [now.detach() - then for now, then in zip(policy.parameters(), start.parameters(), strict=True)]
+    return torch.cat([piece.flatten() for piece in moved]), {
+        "solved": judge(policy, puzzle)["solved"],
+        "drift": kl_between(policy, start, right_paths(puzzle)[0]),
+        "shortened": float((told["policy/grad_norm"] > NORM).mean()),
+    }
+
+
+def run(seed: int, *, quick: bool = False) -> Finding:
+    steps = 25 if quick else 60
+    apart: dict[str, float] = {}
+    ends: dict[str, tuple[dict[str, float], dict[str, float]]] = {}
+    for case in CASES:
+        once, right = outcome(case, 1.0, seed=seed, steps=steps)
+        often, wrong = outcome(case, RANKS, seed=seed, steps=steps)
+        apart[case] = float((often - once).norm() / once.norm())
+        ends[case] = (right, wrong)
+    adam, cut, descent, partly = CASES
+    right, wrong = ends[partly]
+    claims = [
+        at_most("weights apart, Adam", apart[adam], 0.05),
+        at_least("weights apart, gradients shortened, over Adam", apart[cut] / apart[adam], 2.0),
+        at_least("weights apart, gradient descent", apart[descent], 0.3),
+        at_least("weights apart, KL term reduced once, over Adam", apart[partly] / apart[adam], 5.0),
+        at_least("drift, KL term reduced once, over the right loss", wrong["drift"] / right["drift"], 1.02),
+        at_least("steps shortened, eight times over once", ends[cut][1]["shortened"] - ends[cut][0]["shortened"], 0.5),
+    ]
+    return Finding(
+        header=("optimizer", "weights apart", "solved, once", "eight times", "drift, once", "eight times"),
+        rows=[
+            (
+                case,
+                f"{apart[case]:.1%}",
+                *(f"{end['solved']:.1%}" for end in ends[case]),
+                *(number(end["drift"]) for end in ends[case]),
+            )
+            for case in CASES
+        ],
+        panels=[
+            Bars(
+                title="distance between the trained weights, share of the way",
+                labels=LABELS,
+                values=[apart[case] for case in CASES],
+            )
+        ],
+        verdict=(
+            f"A loss eight times too large is hidden by Adam (weights {apart[adam]:.1%} of the way apart after "
+            f"{steps} steps), shows where gradients are shortened at {NORM} ({apart[cut]:.1%}, and every step is "
+            f"shortened instead of {ends[cut][0]['shortened']:.0%}), is another learning rate for gradient "
+            f"descent ({apart[descent]:.0%}), and makes the KL term an eighth where that is reduced once "
+            f"({apart[partly]:.0%}, drift {wrong['drift']:.3f} against {right['drift']:.3f} nats)."
+        ),
+        claims=claims,
+    )
+
+
+EXPERIMENT = Experiment(
+    title="A loss that is reduced twice",
+    question="What happens when a loss is summed over eight ranks once too often?",
+    run=run,
+)

@@ -1,0 +1,118 @@
+"""Monte Carlo, one-step targets and what lies between: bias and variance against the exact values of small worlds."""
+
+import numpy as np
+
+from hone.core.credit import Values
+from hone.core.episodes import Episodes, Status
+from hone.core.ragged import offsets_of
+from hone.core.random import generator
+from hone.credit.returns import gae
+from hone.lab.finding import Experiment, Finding, Lines, Series, at_least, at_most
+from hone.lab.puzzles import Floats
+from hone.store.html import number
+
+STATES, FORWARD, NOISE, DISCOUNT = 8, 0.6, 1.0, 0.98
+CRITIC_ERROR, CASES = 2.0, 8
+DECAYS = (0.0, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 1.0)
+
+
+def exact_values(pay: Floats) -> Floats:
+    """Worth of each state `[STATES]`, V = (I - discount P)^-1 pay.
+
+    A step goes forward with chance `FORWARD` and stays otherwise; past the last state the world ends.
+    """
+    moves = (1 - FORWARD) * np.eye(STATES) + FORWARD * np.eye(STATES, k=1)
+    return np.asarray(np.linalg.solve(np.eye(STATES) - DISCOUNT * moves, pay), np.float64)
+
+
+def walk(pay: Floats, *, seed: int, case: int, count: int) -> Episodes:
+    """`count` walks from evenly spread first states to the end; rewards are `pay` of the state plus noise."""
+    draws = generator(seed, "lab/walk", case)
+    first = np.arange(count) % STATES
+    stays = 1 + draws.geometric(FORWARD, size=(count, STATES)) - 1  # steps spent in each state
+    stays[np.arange(STATES)[None] < first[:, None]] = 0
+    lengths = stays.sum(axis=1)
+    states = np.repeat(np.tile(np.arange(STATES), count), stays.reshape(-1))
+    reward = pay[states] + NOISE * draws.standard_normal(len(states))
+    decisions = len(states)
+    return Episodes(
+        offsets=offsets_of(lengths),
+        seen=states[:, None],
+        chosen=np.zeros(decisions, np.int64),
+        logp=np.zeros(decisions, np.float32),
+        version=np.zeros(decisions, np.int32),
+        reward=reward.astype(np.float32),
+        group=first,
+        terminated=np.ones(count, bool),
+        truncated=np.zeros(count, bool),
+        final=np.zeros((count, 1), np.int64),
+        score=np.zeros(count),
+        status=np.full(count, Status.SCORED, np.uint8),
+    )
+
+
+def errors(*, seed: int, case: int, count: int) -> tuple[Floats, Floats]:
+    """Squared bias and variance of the value target of first states, for each of `DECAYS`, in one world of its own."""
+    draws = generator(seed, "lab/chain", case)
+    pay, error = draws.uniform(-1, 1, STATES), CRITIC_ERROR * draws.standard_normal(STATES)
+    true = exact_values(pay)
+    episodes = walk(pay, seed=seed, case=case, count=count)
+    states = episodes.observations[:, 0].astype(np.int64)
+    critic = Values(value=(true + error)[states].astype(np.float32), final=np.zeros(count, np.float32))
+    first = episodes.offsets[:-1]
+    bias, variance = np.empty(len(DECAYS)), np.empty(len(DECAYS))
+    for k, decay in enumerate(DECAYS):
+        target = gae(episodes, critic, discount=DISCOUNT, decay=decay).target
+        assert target is not None
+        off = target[first].astype(np.float64) - true[states[first]]
+        by_state = [off[episodes.group == state] for state in range(STATES)]
+        bias[k] = np.mean([some.mean() ** 2 for some in by_state])
+        variance[k] = np.mean([some.var() for some in by_state])
+    return bias, variance
+
+
+def run(seed: int, *, quick: bool = False) -> Finding:
+    count = 4000 if quick else 20_000
+    found = [errors(seed=seed, case=case, count=count) for case in range(CASES)]
+    bias, variance = np.mean([b for b, _ in found], axis=0), np.mean([v for _, v in found], axis=0)
+    total = bias + variance
+    best = int(total.argmin())
+    claims = [
+        at_most("squared bias of Monte Carlo over one-step", bias[-1] / bias[0], 0.05),
+        at_least("variance of Monte Carlo over one-step", variance[-1] / variance[0], 2.0),
+        at_most("best squared error over one-step", total[best] / total[0], 0.98),
+        at_most("best squared error over Monte Carlo", total[best] / total[-1], 0.9),
+    ]
+    return Finding(
+        header=("lambda", "squared bias", "variance", "squared error"),
+        rows=[
+            (number(decay), number(float(b)), number(float(v)), number(float(b + v)))
+            for decay, b, v in zip(DECAYS, bias, variance, strict=True)
+        ],
+        panels=[
+            Lines(
+                title="error of a value target, with a critic that is off",
+                x_label="lambda (0: one step, 1: Monte Carlo)",
+                series=[
+                    Series(label="squared bias", x=DECAYS, y=bias.tolist()),
+                    Series(label="variance", x=DECAYS, y=variance.tolist()),
+                    Series(label="squared error", x=DECAYS, y=total.tolist()),
+                ],
+            )
+        ],
+        verdict=(
+            f"With a critic that is off by {CRITIC_ERROR} (standard deviation), the one-step target has a squared "
+            f"bias of {bias[0]:.2f} and a variance of {variance[0]:.2f}, Monte Carlo {bias[-1]:.3f} and "
+            f"{variance[-1]:.2f}; lambda = {DECAYS[best]} has the least squared error, {total[best]:.2f} against "
+            f"{total[0]:.2f} and {total[-1]:.2f}."
+        ),
+        claims=claims,
+    )
+
+
+EXPERIMENT = Experiment(
+    title="Monte Carlo, temporal difference, GAE",
+    question="What bias and variance do value targets have between one step and the whole return?",
+    run=run,
+    source="Sutton, 1988; Schulman et al., 2016",
+)

@@ -1,0 +1,108 @@
+"""pass@1 against pass@k: one policy over ways of solving, of which one is right most often and others reach further."""
+
+from collections.abc import Callable
+from functools import partial
+
+import numpy as np
+import torch
+
+from hone.core.credit import NO_VALUES, Credits, Values
+from hone.core.episodes import Episodes
+from hone.core.random import generator
+from hone.credit.group import group_relative
+from hone.credit.passk import max_rl, pass_at_k
+from hone.lab.exact import gradient, scored_episodes
+from hone.lab.finding import Experiment, Finding, Lines, Series, at_least, at_most
+from hone.lab.policies import pick
+from hone.lab.puzzles import Floats
+from hone.objectives.policy import reinforce
+
+WAYS, QUESTIONS, K, SIZE, RATE = 5, 40, 8, 16, 0.5
+Judge = Callable[[Episodes, Values], Credits]
+CREDITS: dict[str, Judge] = {
+    "GRPO": group_relative,
+    f"pass@{K} advantages": partial(pass_at_k, k=K),
+    "MaxRL": max_rl,
+}
+
+
+def world(seed: int) -> Floats:
+    """Whether way w solves question q `[QUESTIONS, WAYS]`: the first solves 6 in 10, each other one its own tenth."""
+    order = generator(seed, "lab/ways").permutation(QUESTIONS)
+    solves = np.zeros((QUESTIONS, WAYS))
+    solves[order[: int(0.6 * QUESTIONS)], 0] = 1.0
+    for way in range(1, WAYS):
+        low = int((0.6 + 0.1 * (way - 1)) * QUESTIONS)
+        solves[order[low : low + QUESTIONS // 10], way] = 1.0
+    return solves
+
+
+def passes(logits: torch.Tensor, solves: Floats, k: int) -> float:
+    """Mean chance that one of `k` answers to a question is right, exactly."""
+    chance = solves @ torch.softmax(logits.double(), dim=0).numpy()
+    return float((1 - (1 - chance) ** k).mean())
+
+
+def train_ways(credit: Judge, solves: Floats, *, seed: int, steps: int) -> Floats:
+    """pass@1 and pass@K over the steps `[steps + 1, 2]`: plain gradient steps, every question asked `SIZE` times."""
+    logits = torch.zeros(WAYS)
+    found = [(passes(logits, solves, 1), passes(logits, solves, K))]
+    asked = np.repeat(np.arange(QUESTIONS), SIZE)
+    for step in range(steps):
+        draws = generator(seed, "lab/passk", step)
+        chance = np.broadcast_to(torch.softmax(logits, dim=0).numpy(), (len(asked), WAYS))
+        way = pick(chance, draws.random(len(asked)))
+        credits = credit(scored_episodes(solves[asked, way], asked), NO_VALUES)
+        table = logits.clone().requires_grad_(True)
+        now = torch.log_softmax(table, dim=0)[torch.from_numpy(way)]
+        slope = gradient(reinforce(now, torch.from_numpy(credits.advantage)).loss.mean(), table)
+        logits = logits - RATE * slope
+        found.append((passes(logits, solves, 1), passes(logits, solves, K)))
+    return np.array(found)
+
+
+def run(seed: int, *, quick: bool = False) -> Finding:
+    steps = 60 if quick else 200
+    solves = world(seed)
+    paths = {name: train_ways(credit, solves, seed=seed, steps=steps) for name, credit in CREDITS.items()}
+    grpo, many, likely = CREDITS
+    start = paths[grpo][0]
+    end = {name: path[-1] for name, path in paths.items()}
+    claims = [
+        at_least("pass@1 of GRPO over the start", float(end[grpo][0] / start[0]), 1.5),
+        at_most(f"pass@{K} of GRPO minus the start", float(end[grpo][1] - start[1]), -0.03),
+        at_least(f"pass@{K} of pass@{K} advantages minus GRPO", float(end[many][1] - end[grpo][1]), 0.05),
+        at_least(f"pass@{K} of MaxRL minus GRPO", float(end[likely][1] - end[grpo][1]), 0.03),
+        at_least(f"pass@1 of GRPO minus pass@{K} advantages", float(end[grpo][0] - end[many][0]), 0.03),
+    ]
+    return Finding(
+        header=("credit", "pass@1", f"pass@{K}"),
+        rows=[("before training", *(f"{value:.1%}" for value in start))]
+        + [(name, *(f"{value:.1%}" for value in values)) for name, values in end.items()],
+        panels=[
+            Lines(
+                title=f"pass@{k}",
+                x_label="step",
+                series=[
+                    Series(label=name, x=list(range(steps + 1)), y=path[:, column].tolist())
+                    for name, path in paths.items()
+                ],
+            )
+            for column, k in enumerate((1, K))
+        ],
+        verdict=(
+            f"GRPO lifts pass@1 from {start[0]:.0%} to {end[grpo][0]:.0%} and lowers pass@{K} from {start[1]:.0%} "
+            f"to {end[grpo][1]:.0%}, by dropping the ways that solve what the common one cannot; pass@{K} "
+            f"advantages end at {end[many][0]:.0%} and {end[many][1]:.0%}, MaxRL at {end[likely][0]:.0%} and "
+            f"{end[likely][1]:.0%}."
+        ),
+        claims=claims,
+    )
+
+
+EXPERIMENT = Experiment(
+    title="pass@1 against pass@k",
+    question="Does RL widen what a policy can solve, and what do pass@k advantages and MaxRL change?",
+    run=run,
+    source="Chen et al., 2025; MaxRL, 2026",
+)

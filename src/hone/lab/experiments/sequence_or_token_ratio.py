@@ -1,0 +1,129 @@
+"""Ratios by token or by sequence when log-probabilities are noisy, as where a mixture of experts routes differently."""
+
+import numpy as np
+import torch
+from torch import nn
+
+from hone.core.random import generator
+from hone.lab.finding import Experiment, Finding, at_least, at_most, lines
+from hone.lab.policies import warm_network
+from hone.lab.puzzles import parity
+from hone.lab.training import Batch, Objective, Training, averaged
+from hone.objectives.policy import clipped
+from hone.objectives.sequence import gspo
+from hone.objectives.terms import Terms
+from hone.objectives.weights import sequence_mean
+from hone.store.html import number
+
+LENGTHS = (1, 4, 16, 64, 256)
+SHARE, SIZE = 0.1, 1.0
+"""One token in ten is routed to other experts, and its log-probability is then off by a nat or so."""
+
+
+def routed(shape: int, *, seed: int, step: int) -> torch.Tensor:
+    """Errors of log-probabilities `[shape]`, in nats."""
+    draws = generator(seed, "lab/routing", step)
+    return torch.from_numpy(np.where(draws.random(shape) < SHARE, SIZE * draws.standard_normal(shape), 0.0)).float()
+
+
+def distortion(length: int, *, seed: int) -> dict[str, tuple[float, float]]:
+    """Of answers on which nothing has changed but noise: spread of the factor on the gradient, share without one."""
+    count = 4096 // length * length
+    noise = routed(count, seed=seed, step=length)
+    advantage = torch.where(torch.arange(count) // length % 2 == 0, 1.0, -1.0)
+    sequence = torch.arange(count) // length
+    found: dict[str, tuple[float, float]] = {}
+    for name in ("token ratios", "sequence ratio"):
+        now = torch.zeros(count, requires_grad=True)
+        if name == "token ratios":
+            terms = clipped(now, noise, advantage)
+        else:
+            terms = gspo(now, noise, advantage, sequence, low=0.2, high=0.2)
+        terms.loss.sum().backward()
+        assert now.grad is not None
+        factor = -now.grad / advantage
+        found[name] = (float(factor.std()), float(terms.metrics["policy/clip_fraction"].mean()))
+    return found
+
+
+def objective_with(*, by_sequence: bool, noisy: bool, seed: int) -> Objective:
+    def objective(policy: nn.Module, batch: Batch) -> Terms:
+        now = batch.now(policy)
+        # the errors belong to the tokens: the same tokens with the same old log-probabilities are off alike
+        then = batch.before
+        if noisy:
+            then = then + routed(len(then), seed=seed, step=int(batch.before.sum().abs() * 1000))
+        if by_sequence:
+            return gspo(now, then, batch.advantage, batch.sequence, low=0.2, high=0.2)
+        return clipped(now, then, batch.advantage)
+
+    return objective
+
+
+def train_parity(*, by_sequence: bool, noisy: bool, seed: int, steps: int, runs: int) -> float:
+    """Share of parities solved at last."""
+    puzzle = parity(6)
+    plan = Training(
+        puzzle=puzzle,
+        objective=objective_with(by_sequence=by_sequence, noisy=noisy, seed=seed),
+        scheme=sequence_mean,
+        steps=steps,
+        prompts=32,
+    )
+    found = averaged(lambda number: warm_network(puzzle, seed=number), plan, seed=seed, runs=runs)
+    return float(found["solved"][:, -1].mean())
+
+
+def run(seed: int, *, quick: bool = False) -> Finding:
+    steps, runs, lengths = (10, 1, (1, 16, 256)) if quick else (60, 2, LENGTHS)
+    noise = {length: distortion(length, seed=seed) for length in lengths}
+    solved = {
+        (name, noisy): train_parity(by_sequence=by_sequence, noisy=noisy, seed=seed, steps=steps, runs=runs)
+        for name, by_sequence in (("token ratios", False), ("sequence ratio", True))
+        for noisy in (False, True)
+    }
+    token, sequence = "token ratios", "sequence ratio"
+    long = lengths[-1]
+    claims = [
+        at_least(f"spread of the factor on the gradient, {long} tokens, token ratios", noise[long][token][0], 0.2),
+        at_most("the same, sequence over token ratios", noise[long][sequence][0] / noise[long][token][0], 0.2),
+        at_least("without gradient for no reason, token ratios", noise[long][token][1], 0.01),
+        at_most("without gradient for no reason, sequence ratio", noise[long][sequence][1], 0.001),
+    ]
+    return Finding(
+        header=("ratio", *(f"spread, {n} tokens" for n in lengths), "solved, no noise", "solved, noise"),
+        rows=[
+            (
+                name,
+                *(number(noise[n][name][0]) for n in lengths),
+                f"{solved[name, False]:.1%}",
+                f"{solved[name, True]:.1%}",
+            )
+            for name in (token, sequence)
+        ],
+        panels=[
+            lines(
+                "spread of the factor on the gradient, from noise alone",
+                "length of the answer, log2 of tokens",
+                np.log2(lengths),
+                {name: [noise[n][name][0] for n in lengths] for name in (token, sequence)},
+            )
+        ],
+        verdict=(
+            f"When one token in {1 / SHARE:.0f} has a log-probability that is off by {SIZE:.0f} nat, token ratios "
+            f"of answers of {long} tokens weigh gradients with a spread of {noise[long][token][0]:.2f} and clip "
+            f"{noise[long][token][1]:.1%} for no reason, the sequence ratio {noise[long][sequence][0]:.3f} and "
+            f"{noise[long][sequence][1]:.1%}; on parities of 6 tokens either survives the noise: it changes the "
+            f"share solved by {solved[token, True] - solved[token, False]:+.1%} and "
+            f"{solved[sequence, True] - solved[sequence, False]:+.1%}."
+        ),
+        claims=claims,
+    )
+
+
+EXPERIMENT = Experiment(
+    title="Ratios by sequence or by token",
+    question="What does GSPO's sequence ratio do to noise of single log-probabilities?",
+    run=run,
+    source="Zheng et al., 2025 (GSPO)",
+)

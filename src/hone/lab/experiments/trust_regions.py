@@ -1,0 +1,167 @@
+"""Three ways to stay close: TRPO's bound on the KL, PPO's clip of ratios, DPPO's mask of probabilities."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from hone.core.credit import NO_VALUES, Credits, Metrics, Values
+from hone.core.episodes import Episodes
+from hone.core.state import State
+from hone.credit.group import group_relative
+from hone.lab.finding import Experiment, Finding, Lines, Series, at_least, at_most, by_step
+from hone.lab.policies import frozen, judge, kl_between, log_softmax, right_paths, warm_network
+from hone.lab.puzzles import Floats, Puzzle, addition
+from hone.lab.training import Batch, Play, Player, Training, improve
+from hone.objectives.natural import TrustRegion, fisher_product, flat, natural_step
+from hone.objectives.policy import clipped, importance
+from hone.objectives.terms import Terms
+from hone.objectives.trust import dppo_tv
+from hone.store.html import number
+from hone.train.flat import FlatParameters
+from hone.train.loop import Recipe, train
+from hone.train.sources import Live
+
+REGION = TrustRegion(max_kl_nats=0.02, damping=0.01)
+GOAL = 0.8
+EPOCHS, RATE = 4, 0.004
+
+
+@dataclass(slots=True)
+class Natural:
+    """One natural step a batch; implements `loop.Learner`."""
+
+    policy: nn.Module
+    parameters: FlatParameters
+
+    def values(self, episodes: Episodes) -> Values:
+        del episodes
+        return NO_VALUES
+
+    def update(self, episodes: Episodes, credits: Credits) -> Metrics:
+        seen = torch.from_numpy(np.ascontiguousarray(episodes.observations))
+        chosen = torch.from_numpy(episodes.chosen.astype(np.int64))[:, None]
+        then, advantage = torch.from_numpy(episodes.logp), torch.from_numpy(credits.advantage)
+        with torch.no_grad():
+            before = log_softmax(self.policy, seen)
+
+        def loss() -> Tensor:
+            return importance(log_softmax(self.policy, seen).gather(1, chosen).squeeze(1), then, advantage).loss.mean()
+
+        def kl() -> Tensor:
+            return (before.exp() * (before - log_softmax(self.policy, seen))).sum(dim=1).mean()
+
+        def told() -> tuple[float, float]:
+            with torch.no_grad():
+                return float(loss()), float(kl())
+
+        weights = self.parameters.parameters
+        slope = flat(torch.autograd.grad(loss(), weights)).detach()
+        outcome = natural_step(self.parameters.data.detach(), slope, fisher_product(kl, weights), told, REGION)
+        return {"policy/kl_nats": outcome.kl_nats, "accepted": float(outcome.accepted)}
+
+    def state(self) -> State:
+        return {}
+
+    def restore(self, state: State) -> None:
+        del state
+
+
+def by_clip(policy: nn.Module, batch: Batch) -> Terms:
+    return clipped(batch.now(policy), batch.before, batch.advantage)
+
+
+def by_probability(policy: nn.Module, batch: Batch) -> Terms:
+    return dppo_tv(batch.now(policy), batch.before, batch.advantage)
+
+
+@dataclass(slots=True)
+class Meter:
+    """Solved, and the exact KL(before || after) of each step along the right answers."""
+
+    puzzle: Puzzle
+    last: nn.Module
+
+    def __call__(self, policy: nn.Module) -> Metrics:
+        moved = kl_between(self.last, policy, right_paths(self.puzzle)[0])
+        self.last = frozen(policy)
+        return {**judge(policy, self.puzzle), "step_kl": moved}
+
+
+def by_natural_steps(policy: nn.Module, puzzle: Puzzle, *, seed: int, steps: int, watch: Meter) -> dict[str, Floats]:
+    """`training.improve` with another learner."""
+    told: list[Metrics] = []
+
+    def report(step: int, episodes: Episodes, credits: Credits, metrics: Metrics) -> None:
+        del step, episodes, credits
+        told.append({**metrics, **watch(policy)})
+
+    learner = Natural(policy, FlatParameters(policy.parameters()))
+    source: Live[nn.Module] = Live(world=Play(puzzle=puzzle, seed=seed, prompts=36, samples=8), actor=Player())
+    train(Recipe(source=source, credit=group_relative, learner=learner), steps=steps, report=report)
+    return {name: np.array([metrics[name] for metrics in told]) for name in told[0]}
+
+
+def run(seed: int, *, quick: bool = False) -> Finding:
+    steps, runs = (25, 1) if quick else (50, 2)
+    puzzle = addition()
+    found: dict[str, list[dict[str, Floats]]] = {"TRPO": [], "PPO": [], "DPPO": []}
+    for run_seed in range(10 * seed, 10 * seed + runs):
+        policy = warm_network(puzzle, seed=run_seed)
+        meter = Meter(puzzle, frozen(policy))
+        found["TRPO"].append(by_natural_steps(policy, puzzle, seed=run_seed, steps=steps, watch=meter))
+        for name, objective in (("PPO", by_clip), ("DPPO", by_probability)):
+            policy = warm_network(puzzle, seed=run_seed)
+            plan = Training(puzzle=puzzle, objective=objective, steps=steps, epochs=EPOCHS, rate=RATE)
+            found[name].append(improve(policy, plan, seed=run_seed, watch=Meter(puzzle, frozen(policy))))
+    paid = {name: float(np.mean([_to_goal(told)[1] for told in each])) for name, each in found.items()}
+    needed = {name: float(np.mean([_to_goal(told)[0] for told in each])) for name, each in found.items()}
+    most = {name: max(float(told["step_kl"].max()) for told in each) for name, each in found.items()}
+    last = {name: float(np.mean([told["solved"][-1] for told in each])) for name, each in found.items()}
+    within = max(float(told["policy/kl_nats"].max()) for told in found["TRPO"])
+    claims = [
+        at_most("largest KL of a TRPO step on its own batch, nats", within, REGION.max_kl_nats * 1.0001),
+        at_most("KL paid for the same gain, TRPO over PPO", paid["TRPO"] / paid["PPO"], 1.0),
+        at_least("KL paid for the same gain, DPPO over PPO", paid["DPPO"] / paid["PPO"], 1.3),
+        at_least("largest step, DPPO over PPO", most["DPPO"] / most["PPO"], 1.3),
+    ]
+    return Finding(
+        header=("method", f"steps to {GOAL:.0%}", "KL paid until then, nats", "largest step, nats", "solved at last"),
+        rows=[
+            (name, number(needed[name]), number(paid[name]), number(most[name]), f"{last[name]:.1%}") for name in found
+        ],
+        panels=[
+            Lines(
+                title="additions solved against the way gone",
+                x_label="sum of the steps' KL, nats",
+                series=[
+                    Series(label=name, x=np.cumsum(each[0]["step_kl"]).tolist(), y=each[0]["solved"].tolist())
+                    for name, each in found.items()
+                ],
+            ),
+            by_step("KL of each step, nats", {name: each[0]["step_kl"] for name, each in found.items()}),
+        ],
+        verdict=(
+            f"To {GOAL:.0%} solved TRPO pays {paid['TRPO']:.3f} nats of KL in {needed['TRPO']:.0f} steps, PPO "
+            f"{paid['PPO']:.3f} in {needed['PPO']:.0f} and DPPO {paid['DPPO']:.3f} in {needed['DPPO']:.0f}; the "
+            f"largest step is {most['TRPO']:.3f}, {most['PPO']:.3f} and {most['DPPO']:.3f} nats, and only TRPO "
+            f"has a bound that holds ({REGION.max_kl_nats} on its batch)."
+        ),
+        claims=claims,
+    )
+
+
+def _to_goal(told: dict[str, Floats]) -> tuple[int, float]:
+    """Steps until the goal (all of them if it is missed), and the KL paid until then."""
+    reached = np.flatnonzero(told["solved"] >= GOAL)
+    steps = int(reached[0]) + 1 if len(reached) else len(told["solved"])
+    return steps, float(told["step_kl"][:steps].sum())
+
+
+EXPERIMENT = Experiment(
+    title="Trust regions",
+    question="How far do TRPO, PPO and DPPO move the policy for the same gain?",
+    run=run,
+    source="Schulman et al., 2015 and 2017; DPPO, 2026",
+)

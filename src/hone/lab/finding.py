@@ -1,0 +1,140 @@
+"""What an experiment answers: a table, a picture, a sentence, and by how much each of its claims holds."""
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hone.core.errors import ConfigError
+
+Floats: TypeAlias = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Claim:
+    """A measured figure and the bound that it has to keep for the verdict to be true."""
+
+    says: str
+    value: float
+    at_least: float | None = None
+    at_most: float | None = None
+
+    def __post_init__(self) -> None:
+        if (self.at_least is None) == (self.at_most is None):
+            raise ConfigError(f"claim {self.says!r} needs one bound: at_least or at_most")
+
+    @property
+    def bound(self) -> float:
+        return self.at_least if self.at_least is not None else self.at_most or 0.0
+
+    @property
+    def margin(self) -> float:
+        """Distance from the bound as a share of the larger of both: 0 on the edge, above 0 where the claim holds."""
+        room = self.value - self.bound if self.at_least is not None else self.bound - self.value
+        return room / max(abs(self.value), abs(self.bound), 1e-12)
+
+    @property
+    def holds(self) -> bool:
+        return self.margin > 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Series:
+    """One line of a picture: `x` and `y` `[P]`."""
+
+    label: str
+    x: Sequence[float]
+    y: Sequence[float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lines:
+    """Series over a common axis."""
+
+    title: str
+    x_label: str
+    series: Sequence[Series]
+    log_y: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bars:
+    """One horizontal bar a label."""
+
+    title: str
+    labels: Sequence[str]
+    values: Sequence[float]
+
+
+Panel: TypeAlias = Lines | Bars
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """What was seen. `verdict` is one sentence with its figures; it must not say more than `claims` hold."""
+
+    header: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    panels: Sequence[Panel]
+    verdict: str
+    claims: Sequence[Claim]
+    figures: Mapping[str, float] = field(default_factory=dict[str, float])
+    """Further figures by name, for the JSON file."""
+
+    @property
+    def holds(self) -> bool:
+        """Whether every claim holds."""
+        return all(claim.holds for claim in self.claims)
+
+    @property
+    def margin(self) -> float:
+        """The least margin of the claims."""
+        return min(claim.margin for claim in self.claims)
+
+
+class Run(Protocol):
+    """The experiment itself: deterministic by `seed`; `quick` does less of the same, for the tests."""
+
+    def __call__(self, seed: int, *, quick: bool = False) -> Finding: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Experiment:
+    """A question, and what answers it."""
+
+    title: str
+    question: str
+    run: Run
+    source: str = ""
+    """Where the idea is from: paper, year."""
+
+
+def below(error: float) -> str:
+    """The power of ten that a rounding error stays below, at least 1e-12: `3e-10 -> '1e-9'`."""
+    return f"1e{math.ceil(math.log10(max(error, 1e-12)))}"
+
+
+def at_least(says: str, value: float, bound: float) -> Claim:
+    return Claim(says=says, value=float(value), at_least=bound)
+
+
+def at_most(says: str, value: float, bound: float) -> Claim:
+    return Claim(says=says, value=float(value), at_most=bound)
+
+
+def lines(
+    title: str, x_label: str, x: Iterable[float], paths: Mapping[str, Iterable[float] | Floats], *, log_y: bool = False
+) -> Lines:
+    """Several paths over the same `x`."""
+    where = [float(value) for value in x]
+    drawn = [Series(label=name, x=where, y=[float(value) for value in path]) for name, path in paths.items()]
+    return Lines(title=title, x_label=x_label, series=drawn, log_y=log_y)
+
+
+def by_step(title: str, paths: Mapping[str, Sequence[float] | Floats], *, first: int = 1, log_y: bool = False) -> Lines:
+    """Paths over steps that are counted from `first` (0 where the start is on the path)."""
+    count = len(next(iter(paths.values())))
+    return lines(title, "step", range(first, first + count), paths, log_y=log_y)

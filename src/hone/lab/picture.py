@@ -1,0 +1,180 @@
+"""A finding's picture as one SVG file that needs nothing but itself: panels side by side, light and dark.
+
+Belongs here: geometry and colours. Lines differ by dashes as well, so that nobody has to tell colours apart.
+"""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hone.lab.finding import Bars, Lines, Panel, Series
+from hone.store.html import Html, element, join, number, text
+from hone.store.svg import Scale, nice_ticks, tick_labels
+
+Floats = NDArray[np.float64]
+
+WIDTH, HEIGHT = 460.0, 300.0
+LEFT, RIGHT, TOP, BOTTOM = 58.0, 14.0, 34.0, 44.0
+LEGEND_ROW = 17.0
+BAR_LABELS = 150.0
+MOST_POINTS = 240
+COLOURS = ("#0072b2", "#d55e00", "#009e73", "#b8860b", "#aa4499", "#56a0d3", "#777777")
+DASHES = ("", "7 3", "2 3", "9 3 2 3", "4 2", "12 4", "1 2")
+
+STYLE = """
+svg { font: 12px system-ui, sans-serif; } .back { fill: #ffffff; } text { fill: #222222; }
+.grid { stroke: #dddddd; stroke-width: 1; } .line { fill: none; stroke-width: 1.8; } .title { font-weight: 600; }
+.tick { font-size: 11px; fill: #555555; } .middle { text-anchor: middle; } .end { text-anchor: end; }
+@media (prefers-color-scheme: dark) { .back { fill: #16191d; } text { fill: #e6e6e6; } .grid { stroke: #33383f; }
+.tick { fill: #a8adb3; } }
+"""
+
+
+def picture(panels: Sequence[Panel], *, title: str) -> str:
+    """An SVG document with `panels` from left to right."""
+    height = max(map(_height, panels))
+    drawn = [
+        element(
+            "g",
+            _bars(panel) if isinstance(panel, Bars) else _lines(panel),
+            attributes={"transform": f"translate({k * WIDTH:.0f} 0)"},
+        )
+        for k, panel in enumerate(panels)
+    ]
+    width = WIDTH * len(panels)
+    back = element("rect", attributes={"class": "back", "width": width, "height": height})
+    style = element("style", Html(STYLE))
+    box = {"xmlns": "http://www.w3.org/2000/svg", "viewBox": f"0 0 {width:.0f} {height:.0f}", "role": "img"}
+    svg = element("svg", element("title", text(title)), style, back, *drawn, attributes=box | {"width": width})
+    return f"{svg}\n"
+
+
+def _height(panel: Panel) -> float:
+    if isinstance(panel, Bars):
+        return max(TOP + 30.0 * len(panel.labels) + 26.0, 120.0)
+    return HEIGHT + 8.0 + LEGEND_ROW * math.ceil(len(panel.series) / 2)
+
+
+# ---------------------------------------------------------------------------------------------- lines
+
+
+def _lines(panel: Lines) -> Html:
+    lines = [_known(series, positive=panel.log_y) for series in panel.series]
+    every_x = np.concatenate([x for x, _ in lines])
+    every_y = np.concatenate([y for _, y in lines])
+    if not len(every_x):
+        return _label(LEFT, TOP, "nothing to draw", "")
+    x = Scale(*_span(every_x), LEFT, WIDTH - RIGHT)
+    y = Scale(*_span(every_y, room=0.05), HEIGHT - BOTTOM, TOP)
+    parts = [_label(LEFT - 44, 18, panel.title, "title"), _grid(x, y, log=panel.log_y)]
+    parts.append(_label((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 8, panel.x_label, "tick middle"))
+    for k, (xs, ys) in enumerate(lines):
+        where, means = _thinned(xs, ys)
+        parts.append(_polyline([(x.at(a), y.at(b)) for a, b in zip(where.tolist(), means.tolist(), strict=True)], k))
+    parts.append(_legend([series.label for series in panel.series]))
+    return join(parts)
+
+
+def _known(series: Series, *, positive: bool) -> tuple[Floats, Floats]:
+    """What can be drawn: finite points, and on a logarithmic axis the logarithm of those above 0."""
+    x, y = np.asarray(series.x, np.float64), np.asarray(series.y, np.float64)
+    if positive:
+        y = np.log10(np.where(y > 0, y, np.nan))
+    known = np.isfinite(x) & np.isfinite(y)
+    return x[known], y[known]
+
+
+def _span(values: Floats, *, room: float = 0.0) -> tuple[float, float]:
+    low, high = float(values.min()), float(values.max())
+    if high - low < 1e-12:
+        low, high = low - 0.5, high + 0.5
+    edge = room * (high - low)
+    return (low if low == 0 else low - edge), high + edge
+
+
+def _grid(x: Scale, y: Scale, *, log: bool) -> Html:
+    parts: list[Html] = []
+    ticks = log_ticks(y.low, y.high) if log else nice_ticks(y.low, y.high, 6)
+    labels = [number(float(f"{10.0**tick:.3g}")) for tick in ticks] if log else tick_labels(ticks)
+    for tick, label in zip(ticks, labels, strict=True):
+        height = y.at(tick)
+        parts.append(_rule(x.start, x.end, height, height))
+        parts.append(_label(LEFT - 6, height + 4, label, "tick end"))
+    ticks = nice_ticks(x.low, x.high, 5)
+    for tick, label in zip(ticks, tick_labels(ticks), strict=True):
+        parts.append(_label(x.at(tick), HEIGHT - BOTTOM + 16, label, "tick middle"))
+    return join(parts)
+
+
+def log_ticks(low: float, high: float) -> list[float]:
+    """Logarithms of 1, 2 and 5 times powers of ten within [low, high]; of every so many powers alone where that is
+    more than six."""
+    powers = range(math.floor(low), math.ceil(high) + 1)
+    fine = [power + math.log10(digit) for power in powers for digit in (1, 2, 5)]
+    inside = [tick for tick in fine if low <= tick <= high]
+    if len(inside) <= 6:
+        return inside
+    whole = [float(power) for power in powers if low <= power <= high]
+    return whole[:: math.ceil(len(whole) / 6)]
+
+
+def _legend(labels: Sequence[str]) -> Html:
+    parts: list[Html] = []
+    for k, label in enumerate(labels):
+        left, height = LEFT - 40 + (k % 2) * (WIDTH / 2), HEIGHT + 12 + LEGEND_ROW * (k // 2)
+        parts.append(_polyline([(left, height - 4), (left + 28, height - 4)], k))
+        parts.append(_label(left + 34, height, label, ""))
+    return join(parts)
+
+
+def _polyline(points: Sequence[tuple[float, float]], k: int) -> Html:
+    return element(
+        "polyline",
+        attributes={
+            "class": "line",
+            "stroke": COLOURS[k % len(COLOURS)],
+            "stroke-dasharray": DASHES[k % len(DASHES)],
+            "points": " ".join(f"{a:.1f},{b:.1f}" for a, b in points),
+        },
+    )
+
+
+def _thinned(x: Floats, y: Floats) -> tuple[Floats, Floats]:
+    """At most `MOST_POINTS` points: means over equal runs of points."""
+    if len(x) <= MOST_POINTS:
+        return x, y
+    starts = np.arange(0, len(x), math.ceil(len(x) / MOST_POINTS))
+    counts = np.diff(np.append(starts, len(x)))
+    return np.add.reduceat(x, starts) / counts, np.add.reduceat(y, starts) / counts
+
+
+# ----------------------------------------------------------------------------------------------- bars
+
+
+def _bars(panel: Bars) -> Html:
+    values = [value if math.isfinite(value) else 0.0 for value in panel.values]
+    low, high = min(0.0, *values, 0.0), max(0.0, *values, 0.0)
+    x = Scale(low, high if high > low else low + 1.0, BAR_LABELS, WIDTH - 62)
+    parts = [_label(LEFT - 44, 18, panel.title, "title")]
+    bottom = TOP + 30.0 * len(values)
+    parts.append(_rule(x.at(0.0), x.at(0.0), TOP, bottom))
+    for k, (label, value) in enumerate(zip(panel.labels, panel.values, strict=True)):
+        top = TOP + 30.0 * k + 6
+        shown = value if math.isfinite(value) else 0.0
+        ends = sorted((x.at(0.0), x.at(shown)))
+        box: dict[str, str | float] = {"x": ends[0], "y": top, "width": max(ends[1] - ends[0], 1.0), "height": 18}
+        parts.append(element("rect", attributes=box | {"fill": COLOURS[0], "rx": 2}))
+        parts.append(_label(BAR_LABELS - 10, top + 13, label, "end"))
+        parts.append(_label(ends[1] + 6, top + 13, number(value), ""))
+    return join(parts)
+
+
+def _rule(x1: float, x2: float, y1: float, y2: float) -> Html:
+    return element("line", attributes={"class": "grid", "x1": x1, "x2": x2, "y1": y1, "y2": y2})
+
+
+def _label(x: float, y: float, words: str, style: str) -> Html:
+    attributes: dict[str, str | float] = {"x": x, "y": y}
+    return element("text", text(words), attributes=attributes | ({"class": style} if style else {}))

@@ -1,0 +1,151 @@
+"""Two policies for small problems, a table and a network, and what can be said of them without sampling.
+
+Belongs here: softmax policies, their exact chance to be right, their exact distance, supervised steps.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from hone.core.ragged import Ints
+from hone.core.random import generator
+from hone.lab.puzzles import Floats, Puzzle
+from hone.objectives.offline import imitation
+from hone.train.adam import Adam
+from hone.train.flat import FlatParameters
+
+
+class Table(nn.Module):
+    """A softmax for every row: `logits` `[rows, V]`, asked for rows `[n]` or `[n, 1]`."""
+
+    def __init__(self, logits: Tensor) -> None:
+        super().__init__()
+        self.logits = nn.Parameter(logits.clone())
+
+    def forward(self, seen: Tensor) -> Tensor:
+        return self.logits[seen.reshape(len(seen))]
+
+
+class Network(nn.Module):
+    """One-hot features -> tanh -> logits `[n, V]`: some 10,000 parameters that share what they learn."""
+
+    def __init__(self, sizes: Sequence[int], tokens: int, *, seed: int, width: int = 64) -> None:
+        super().__init__()
+        self.starts = nn.Buffer(torch.tensor([0, *np.cumsum(sizes)[:-1].tolist()]), persistent=False)
+        draws = generator(seed, "lab/init")
+
+        def normal(*shape: int, std: float) -> nn.Parameter:
+            return nn.Parameter(torch.from_numpy(draws.standard_normal(shape, dtype=np.float32) * np.float32(std)))
+
+        self.features = normal(sum(sizes), width, std=0.5)
+        self.mixing = normal(width, width, std=width**-0.5)
+        self.out = normal(tokens, width, std=width**-0.5)
+
+    def forward(self, seen: Tensor) -> Tensor:
+        hidden = torch.tanh(self.features[seen + self.starts].sum(dim=1))
+        return torch.tanh(hidden @ self.mixing) @ self.out.T
+
+
+def network_for(puzzle: Puzzle, *, seed: int, width: int = 64) -> Network:
+    return Network(puzzle.sizes, puzzle.tokens, seed=seed, width=width)
+
+
+def log_softmax(policy: nn.Module, seen: Tensor) -> Tensor:
+    """`[n, V]` nats."""
+    return torch.log_softmax(policy(seen), dim=1)
+
+
+def pick(table: NDArray[np.floating], uniforms: Floats) -> Ints:
+    """A choice of each row of probabilities `[n, V]` by its uniform draw `[n]` -> `[n]`."""
+    edges = np.cumsum(table, axis=1)
+    return (uniforms[:, None] * edges[:, -1:] >= edges).sum(axis=1).clip(max=table.shape[1] - 1)
+
+
+def solve_rates(policy: nn.Module, puzzle: Puzzle) -> Floats:
+    """Chance of the right answer to each question `[Q]`, exactly: the product of its tokens' probabilities."""
+    count, length = puzzle.answers.shape
+    every = np.arange(count)
+    total = torch.zeros(count)
+    with torch.no_grad():
+        for position in range(length):
+            before = puzzle.answers[:, position - 1] if position else np.full(count, puzzle.tokens)
+            table = log_softmax(policy, torch.from_numpy(puzzle.seen(every, position, before)))
+            total += table.gather(1, torch.from_numpy(puzzle.answers[:, position : position + 1])).squeeze(1)
+    return total.exp().double().numpy()
+
+
+def kl_between(policy: nn.Module, other: nn.Module, seen: Tensor) -> float:
+    """Mean of KL(policy || other) over `seen` `[n, F]`, exactly, in nats."""
+    with torch.no_grad():
+        mine, theirs = log_softmax(policy, seen), log_softmax(other, seen)
+        return float((mine.exp() * (mine - theirs)).sum(dim=1).mean())
+
+
+def right_paths(puzzle: Puzzle) -> tuple[Tensor, Tensor]:
+    """What is seen along every right answer `[Q * L, F]`, and the right tokens `[Q * L]`."""
+    count, length = puzzle.answers.shape
+    every = np.arange(count)
+    seen = [
+        puzzle.seen(every, k, puzzle.answers[:, k - 1] if k else np.full(count, puzzle.tokens)) for k in range(length)
+    ]
+    return torch.from_numpy(np.concatenate(seen)), torch.from_numpy(puzzle.answers.T.reshape(-1))
+
+
+def imitate(
+    policy: nn.Module, puzzle: Puzzle, *, steps: int, rate: float = 0.01, questions: Ints | None = None
+) -> None:
+    """Supervised steps on the right answers to `questions` (all of them by default), every one in each step."""
+    seen, chosen = right_paths(puzzle)
+    if questions is not None:
+        count, length = puzzle.answers.shape
+        kept = torch.from_numpy((np.arange(length)[:, None] * count + questions).reshape(-1))
+        seen, chosen = seen[kept], chosen[kept]
+    parameters = FlatParameters(policy.parameters())
+    optimizer = Adam(parameters)
+    for _ in range(steps):
+        parameters.zero_grad()
+        logp = log_softmax(policy, seen).gather(1, chosen[:, None]).squeeze(1)
+        imitation(logp).loss.mean().backward()
+        optimizer.step(rate)
+
+
+def frozen(policy: nn.Module) -> nn.Module:
+    """A copy that will not be trained."""
+    twin = trainable_copy(policy)
+    return twin.requires_grad_(False)
+
+
+def trainable_copy(policy: nn.Module) -> nn.Module:
+    """A copy with parameters of its own."""
+    match policy:
+        case Table():
+            return Table(policy.logits.detach())
+        case Network():
+            twin = Network([1], 1, seed=0, width=1)
+            twin.starts = policy.starts
+            twin.features = nn.Parameter(policy.features.detach().clone())
+            twin.mixing = nn.Parameter(policy.mixing.detach().clone())
+            twin.out = nn.Parameter(policy.out.detach().clone())
+            return twin
+        case _:
+            raise TypeError(f"the lab has no copy of a {type(policy).__name__}")
+
+
+def warm_network(puzzle: Puzzle, *, seed: int, steps: int = 15) -> Network:
+    """A network after a few supervised steps: on addition it is right some 4 times in 10."""
+    policy = network_for(puzzle, seed=seed)
+    imitate(policy, puzzle, steps=steps)
+    return policy
+
+
+def judge(policy: nn.Module, puzzle: Puzzle) -> dict[str, float]:
+    """Exact figures of a policy: mean chance to be right, and mean entropy along the right answers in nats."""
+    with torch.no_grad():
+        table = log_softmax(policy, right_paths(puzzle)[0])
+    return {
+        "solved": float(solve_rates(policy, puzzle).mean()),
+        "entropy_nats": float(-(table.exp() * table).sum(dim=1).mean()),
+    }

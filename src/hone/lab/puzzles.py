@@ -1,0 +1,54 @@
+"""Puzzles that are answered in a few tokens, small enough for every answer to be judged.
+
+Belongs here: questions, right answers, and what a policy sees of them.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hone.core.ragged import Ints
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Puzzle:
+    """Q questions, each with one right answer of L tokens out of V."""
+
+    questions: Ints
+    """`[Q, F]` features of each question, small whole numbers."""
+    answers: Ints
+    """`[Q, L]`."""
+    tokens: int
+    """V."""
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """How many values each feature of what is seen can take: the question's, the position, the token before."""
+        return (*(self.questions.max(axis=0) + 1).tolist(), self.answers.shape[1], self.tokens + 1)
+
+    def seen(self, questions: Ints, position: int, before: Ints) -> Ints:
+        """`[E, F + 2]` what a policy sees at `position`; `before` `[E]` is the token there was, V at the start."""
+        column = np.full(len(questions), position)
+        return np.column_stack([self.questions[questions], column, before])
+
+    def score(self, questions: Ints, answers: Ints) -> Floats:
+        """`[E]` 1 where every token is right."""
+        return (self.answers[questions] == answers).all(axis=1).astype(np.float64)
+
+
+def addition(base: int = 6) -> Puzzle:
+    """a + b in two digits: base^2 questions; a guess is right once in base^2."""
+    a, b = np.divmod(np.arange(base * base), base)
+    total = a + b
+    return Puzzle(
+        questions=np.column_stack([a, b]), answers=np.column_stack([total // base, total % base]), tokens=base
+    )
+
+
+def parity(bits: int = 4) -> Puzzle:
+    """The parity of each prefix of a row of bits: 2^bits questions of `bits` tokens 0 or 1."""
+    rows = (np.arange(2**bits)[:, None] >> np.arange(bits)) & 1
+    return Puzzle(questions=rows, answers=np.cumsum(rows, axis=1) % 2, tokens=2)

@@ -1,0 +1,57 @@
+"""A finding on disk: `finding.json` and `plot.svg` in a folder of the experiment's name."""
+
+from pathlib import Path
+
+from hone.lab.finding import Bars, Finding, Panel
+from hone.lab.picture import picture
+from hone.store.durable import Json, finite_or_none, replace_file, to_json, writing
+
+
+def save(finding: Finding, *, name: str, title: str, seed: int, folder: Path) -> Path:
+    """Write both files under `folder / name` and return that folder. Raises ResourceError."""
+    place = folder / name
+    with writing(place):
+        place.mkdir(parents=True, exist_ok=True)
+    replace_file(place / "finding.json", to_json(as_json(finding, name=name, seed=seed), indent=1))
+    replace_file(place / "plot.svg", picture(finding.panels, title=title).encode())
+    return place
+
+
+def as_json(finding: Finding, *, name: str, seed: int) -> Json:
+    """Everything that the finding says; what is not finite is null."""
+    return {
+        "experiment": name,
+        "seed": seed,
+        "verdict": finding.verdict,
+        "holds": finding.holds,
+        "margin": finite_or_none(finding.margin),
+        "claims": [
+            {
+                "says": claim.says,
+                "value": finite_or_none(claim.value),
+                "at_least": claim.at_least,
+                "at_most": claim.at_most,
+                "margin": finite_or_none(claim.margin),
+            }
+            for claim in finding.claims
+        ],
+        "figures": {key: finite_or_none(float(value)) for key, value in finding.figures.items()},
+        "table": {"header": list(finding.header), "rows": [list(row) for row in finding.rows]},
+        "panels": [_panel(panel) for panel in finding.panels],
+    }
+
+
+def _panel(panel: Panel) -> Json:
+    if isinstance(panel, Bars):
+        return {"title": panel.title, "bars": dict(zip(panel.labels, map(float, panel.values), strict=True))}
+    return {
+        "title": panel.title,
+        "x": panel.x_label,
+        "series": {
+            line.label: {
+                "x": [finite_or_none(float(value)) for value in line.x],
+                "y": [finite_or_none(float(value)) for value in line.y],
+            }
+            for line in panel.series
+        },
+    }
