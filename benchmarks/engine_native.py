@@ -3,6 +3,7 @@
     python benchmarks/engine_native.py                 models S and M, float32 and bfloat16, about a minute
     python benchmarks/engine_native.py --rows 256      more sequences at once
     python benchmarks/engine_native.py --isa avx2      another instruction set
+    python benchmarks/engine_native.py --cpu           one thread, by its CPU time: for a machine that others use too
 
 64 sequences with prompts of 24 tokens, 64 tokens each; no scheduler, so this is a ceiling for the engine. The bound is
 the machine's rate of matrix products (torch, 1024 cubed, measured just before each row) over the model's operations for
@@ -13,6 +14,7 @@ import argparse
 import json
 import statistics
 import time
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -25,20 +27,22 @@ from hone.models.decoder import Decoder
 from hone.models.init import new_model
 
 PROMPT, NEW, REPEATS = 24, 64, 5
+Clock = Callable[[], float]
+"""Seconds: time.perf_counter, or time.process_time."""
 MODELS = {
     "S": ModelConfig(family="llama", vocab_size=64, hidden_size=256, intermediate_size=704, layers=4, heads=4),
     "M": ModelConfig(family="llama", vocab_size=512, hidden_size=512, intermediate_size=1408, layers=8, heads=8),
 }
 
 
-def matmul_flops(dtype: torch.dtype) -> float:
+def matmul_flops(dtype: torch.dtype, clock: Clock) -> float:
     """Operations per second of a large product."""
     a, b = torch.ones(1024, 1024, dtype=dtype), torch.ones(1024, 1024, dtype=dtype)
     seconds: list[float] = []
     for _ in range(12):
-        began = time.perf_counter()
+        began = clock()
         a @ b
-        seconds.append(time.perf_counter() - began)
+        seconds.append(clock() - began)
     return 2 * 1024**3 / statistics.median(seconds[2:])
 
 
@@ -60,7 +64,7 @@ def draws_of(rows: int, at: np.ndarray) -> Draws:
     )
 
 
-def generate(runner: NativeRunner, rows: int, vocab: int) -> tuple[float, float]:
+def generate(runner: NativeRunner, rows: int, vocab: int, clock: Clock) -> tuple[float, float]:
     """Seconds of the prompts and of the decode loop."""
     most = -(-(PROMPT + NEW) // runner.page_tokens)
     pages = np.arange(rows * most, dtype=np.int32).reshape(rows, most)
@@ -72,30 +76,31 @@ def generate(runner: NativeRunner, rows: int, vocab: int) -> tuple[float, float]
         pages=pages,
         draws=draws_of(rows, np.arange(rows) * PROMPT + PROMPT - 1),
     )
-    began = time.perf_counter()
+    began = clock()
     token = runner.run(prompt).token
-    middle = time.perf_counter()
+    middle = clock()
     every = np.arange(rows, dtype=np.int32)
     step = replace(prompt, sequence=every, draws=draws_of(rows, every))
     for position in range(PROMPT, PROMPT + NEW):
         positions = np.full(rows, position, np.int32)
         token = runner.run(replace(step, tokens=token, positions=positions)).token
-    return middle - began, time.perf_counter() - middle
+    return middle - began, clock() - middle
 
 
-def measure(name: str, dtype: str, rows: int, threads: int, isa: str | None) -> dict[str, object]:
+def measure(name: str, dtype: str, options: argparse.Namespace) -> dict[str, object]:
+    rows, clock = options.rows, time.process_time if options.cpu else time.perf_counter
     model = new_model(MODELS[name], seed=0, dtype=dtype)
-    runner = NativeRunner(model, vocab_used=model.config.vocab_size, threads=threads, isa=isa)
+    runner = NativeRunner(model, vocab_used=model.config.vocab_size, threads=options.threads, isa=options.isa)
     runner.publish()
     packing: list[float] = []
     prefill: list[float] = []
     decode: list[float] = []
-    flops = matmul_flops(torch.float32 if dtype == "float32" else torch.bfloat16)
+    flops = matmul_flops(torch.float32 if dtype == "float32" else torch.bfloat16, clock)
     for _ in range(REPEATS + 1):
-        began = time.perf_counter()
+        began = clock()
         runner.publish()
-        packing.append(time.perf_counter() - began)
-        first, second = generate(runner, rows, model.config.vocab_size)
+        packing.append(clock() - began)
+        first, second = generate(runner, rows, model.config.vocab_size, clock)
         prefill.append(rows * PROMPT / first)
         decode.append(rows * NEW / second)
     bound = flops / flops_per_token(model)
@@ -104,6 +109,8 @@ def measure(name: str, dtype: str, rows: int, threads: int, isa: str | None) -> 
         "model": name,
         "rows": rows,
         "runner": runner.name,
+        "threads": options.threads,
+        "clock": "cpu" if options.cpu else "wall",
         "decode_tokens_per_s": round(speed),
         "prefill_tokens_per_s": round(statistics.median(prefill[1:])),
         "publish_ms": round(1000 * statistics.median(packing[1:]), 2),
@@ -119,11 +126,13 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--isa", default=None)
     parser.add_argument("--models", nargs="+", choices=sorted(MODELS), default=["S", "M"])
+    parser.add_argument("--cpu", action="store_true")
     options = parser.parse_args()
+    options.threads = 1 if options.cpu else options.threads
     torch.set_num_threads(options.threads)
     for name in options.models:
         for dtype in ("float32", "bfloat16"):
-            print(json.dumps(measure(name, dtype, options.rows, options.threads, options.isa)))
+            print(json.dumps(measure(name, dtype, options)))
 
 
 if __name__ == "__main__":

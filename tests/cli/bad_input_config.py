@@ -55,8 +55,9 @@ KEYS = [
          says=["algorithm.discount", "<= 1", "got 1.5"]),
     Case(row=3, name="moments that never decay", code=2, words=["learner.betas=[0.9, 1.0]"],
          says=["learner.betas.1", "got 1.0"]),
-    Case(row=4, name="truncated sampling with ratios", code=2, words=["rollout.top_p=0.9", "rollout.top_k=5"],
-         says=["rollout.top_k = 5 and rollout.top_p = 0.9", "biased", "leave out"]),
+    Case(row=4, name="truncated sampling", code=2, config=grpo().replace('"grpo"', '"simko"'),
+         words=["rollout.top_p=0.9", "rollout.top_k=5"],
+         says=["rollout.top_k = 5 and rollout.top_p = 0.9", "needs them all", "leave it out"]),
     Case(row=4, name="two models", code=2, words=["model.path=somewhere"],
          says=["give exactly one of model.path and model.new"]),
     Case(row=4, name="no model", code=2, config=grpo("[model]\n"),
@@ -109,8 +110,8 @@ FILES = [
     Case(row=10, name="import raises, before anything else", code=4, words=[use("broken.py:f"), "--dry-run"],
          files={"broken.py": BROKEN}, traceback=True, says=["no such library here"]),
     Case(row=10, name="not a function", code=4, words=[use(f"{REWARDS}:NOT_A_FUNCTION")], says=["not a function"]),
-    Case(row=10, name="a recipe that is none", code=2, config=grpo().replace('"grpo"', '"gpro"'),
-         says=['recipe = "gpro" in run.toml:1 is not known; did you mean grpo?']),
+    Case(row=10, name="a recipe that is none", code=2, config=grpo().replace('"grpo"', '"grpoo"'),
+         says=['recipe = "grpoo" in run.toml:1 is not known; did you mean grpo?']),
 ]  # fmt: skip
 
 RUNS = [

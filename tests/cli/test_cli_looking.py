@@ -1,6 +1,5 @@
 """`hone show`, `list`, `eval` and `sample`: on a run folder that the store has written."""
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -63,6 +62,13 @@ def test_list_recipes(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list", "recipes"]) == 0
     out = capsys.readouterr().out
     assert all(name in out for name in recipe_names())
+    lines = [" ".join(line.split()) for line in out.splitlines()]
+    start = lines.index("dapo GRPO with clip-higher, token mean, dynamic sampling and overlong shaping")
+    assert lines[start + 1] == "Yu et al., DAPO, 2025"
+    assert lines[start + 2].startswith(
+        "Refill(Live(text task, engine), informative) -> shaped(overlong(group_relative))"
+    )
+    assert "clip_high = 0.28" in lines[start + 3]
 
 
 Asked = list[tuple[Path, Path | None]]
@@ -72,25 +78,16 @@ def fake_judge(monkeypatch: pytest.MonkeyPatch) -> Asked:
     """Takes the place of the judge, and writes down what it was asked."""
     asked: Asked = []
 
-    def evaluate(policy: Path, *, run: Path | None, problems: int, seed: int, device: str) -> Mapping[str, float]:
+    def examine(policy: Path, *, run: Path | None, problems: int, seed: int, device: str) -> checkpoint.Examined:
         asked.append((policy, run))
-        return {"eval/score": 0.5, "problems": float(problems)}
+        return checkpoint.Examined(scores={"eval/score": 0.5, "problems": float(problems)})
 
-    def sample(
-        policy: Path,
-        *,
-        run: Path | None,
-        prompt: str | None,
-        count: int,
-        temperature: float,
-        seed: int,
-        device: str,
-    ) -> list[tuple[str, str, float | None]]:
-        asked.append((policy, run))
-        return [(prompt or "2 + 2", "4\x1b[2J", 1.0), ("3 + 3", "7", None)][:count]
+    def answers(policy: Path, wanted: checkpoint.Wanted) -> list[checkpoint.Answer]:
+        asked.append((policy, wanted.run))
+        return [(wanted.prompt or "2 + 2", "4\x1b[2J", 1.0), ("3 + 3", "7", None)][: wanted.count]
 
-    monkeypatch.setattr(checkpoint, "evaluate", evaluate)
-    monkeypatch.setattr(checkpoint, "sample", sample)
+    monkeypatch.setattr(checkpoint, "examine", examine)
+    monkeypatch.setattr(checkpoint, "answers", answers)
     return asked
 
 

@@ -255,6 +255,7 @@ def test_the_options_are_these() -> None:
         "sample": ["--count", "--device", "--prompt", "--runs", "--seed", "--temperature"],
         "show": ["--config", "--runs"],
         "list": ["--runs"],
+        "lab": ["--out", "--quick", "--seed"],
         "doctor": ["--runs"],
     }
 
@@ -313,8 +314,8 @@ def in_a_terminal(*arguments: str, **environment: str) -> bytes:
 
 def test_colour_only_on_a_terminal_that_wants_it() -> None:
     colours = {"TERM": "xterm-256color", "NO_COLOR": "", "COLUMNS": "80"}
-    assert b"\x1b[" in in_a_terminal("doctor", **colours)
-    assert b"\x1b" not in in_a_terminal("doctor", **colours | {"TERM": "dumb"})
-    assert b"\x1b" not in in_a_terminal("doctor", **colours | {"NO_COLOR": "1"})
-    narrow = in_a_terminal("doctor", **colours | {"NO_COLOR": "1", "COLUMNS": "20"})
+    assert b"\x1b[" in in_a_terminal("doctor", "machine", **colours)
+    assert b"\x1b" not in in_a_terminal("doctor", "machine", **colours | {"TERM": "dumb"})
+    assert b"\x1b" not in in_a_terminal("doctor", "machine", **colours | {"NO_COLOR": "1"})
+    narrow = in_a_terminal("doctor", "machine", **colours | {"NO_COLOR": "1", "COLUMNS": "20"})
     assert b"ready" in narrow

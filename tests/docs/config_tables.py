@@ -5,7 +5,7 @@
 
 import json
 import types
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
@@ -14,6 +14,7 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from hone.core.config import Config
+from hone.train.config import RunConfig
 from hone.train.registry import load_recipe, recipe_names
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "configuration.md"
@@ -27,13 +28,32 @@ def tables() -> str:
     entries = {name: load_recipe(name) for name in recipe_names()}
     parts: list[str] = []
     for name, entry in entries.items():
-        parts += [f"### {name}", "", f"{entry.summary} ({entry.source})", "", table_of(entry.config), ""]
-    shared = {config.__name__: config for entry in entries.values() for config in within(entry.config)}
-    assert len(shared) == len({config for entry in entries.values() for config in within(entry.config)}), "a name twice"
+        parts += [f"### {name}", "", f"{entry.summary} ({entry.source})", "", own_keys(entry.config), ""]
+    inside = {config for entry in entries.values() for config in within(entry.config)}
+    inside |= {base for entry in entries.values() if (base := family_of(entry.config)) is not None}
+    shared = {config.__name__: config for config in inside}
+    assert len(shared) == len(inside), "a name twice"
     parts += ["### Tables inside these tables", ""]
     for name in sorted(shared):
         parts += [f"#### {name}", "", " ".join((shared[name].__doc__ or "").split()), "", table_of(shared[name]), ""]
     return "\n".join(parts)
+
+
+def family_of(config: type[RunConfig]) -> type[RunConfig] | None:
+    """The config that a recipe shares most of its keys with; None where it stands alone."""
+    base = config.__bases__[0]
+    return base if base is not RunConfig else None
+
+
+def own_keys(config: type[RunConfig]) -> str:
+    """The whole table of a recipe that stands alone; of others what they add to their family's."""
+    family = family_of(config)
+    if family is None:
+        return table_of(config)
+    name = family.__name__
+    added = [key for key in config.model_fields if key not in family.model_fields]
+    said = f"The keys of [{name}](#{name.lower()})"
+    return f"{said}, and:\n\n{table_of(config, only=added)}" if added else f"{said}."
 
 
 def written(page: str) -> str:
@@ -58,10 +78,11 @@ def configs_in(annotation: Any) -> list[type[Config]]:
     return [found for part in get_args(annotation) for found in configs_in(part)]
 
 
-def table_of(config: type[Config]) -> str:
+def table_of(config: type[Config], only: Sequence[str] | None = None) -> str:
     rows = [
         f"| `{name}` | {kind(field.annotation)}{bounds(field)} | {default(field)} | {meaning(field)} |"
         for name, field in config.model_fields.items()
+        if only is None or name in only
     ]
     return "\n".join([HEAD, *rows])
 

@@ -3,60 +3,22 @@
 import numpy as np
 import pytest
 import torch
+from engines import CONFIG, VOCAB, by_name, engine, request, same
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hone.core.clock import ManualClock
 from hone.core.errors import ConfigError, DataError, DivergedError
 from hone.core.generation import Request, Sampling
-from hone.engine import cache
-from hone.engine.engine import Engine
 from hone.models.config import ModelConfig
 from hone.models.decoder import Decoder
 from hone.models.init import new_model
 from hone.models.packed import pack_rows, pack_shared
 
-VOCAB = 24
-CONFIG = ModelConfig(
-    family="qwen3",
-    vocab_size=VOCAB,
-    hidden_size=32,
-    intermediate_size=48,
-    layers=2,
-    heads=4,
-    kv_heads=2,
-    head_dim=16,
-    max_positions=512,
-)
-
 
 @pytest.fixture(scope="module")
 def model() -> Decoder:
     return new_model(CONFIG, seed=1)
-
-
-def request(number: int, *, samples: int = 1, length: int = 0, **sampling) -> Request:
-    """Prompt `number`: `length` (or a few) tokens that depend on the number alone."""
-    rng = np.random.default_rng(number)
-    prompt = rng.integers(1, VOCAB, size=length or rng.integers(1, 40)).astype(np.int32)
-    return Request(id=f"p{number}", prompt=prompt, samples=samples, sampling=Sampling(**{"max_tokens": 12} | sampling))
-
-
-def engine(model, *, slots=4, seed=0, decode=None, eos_id=0, **changes) -> Engine:
-    return Engine(model, decode, eos_id=eos_id, slots=slots, max_len_tokens=200, seed=seed, **changes)
-
-
-def by_name(completions):
-    return {(done.request, done.sample): done for done in completions}
-
-
-def same(a, b) -> bool:
-    return (
-        np.array_equal(a.tokens, b.tokens)
-        and np.array_equal(a.logp, b.logp)
-        and np.array_equal(a.sampled_logp, b.sampled_logp)
-        and a.finish == b.finish
-    )
 
 
 VARIED = [
@@ -117,23 +79,11 @@ def test_company_of_very_different_length_changes_no_bit(model):
     """Sums over keys span several blocks for some and one for others."""
     lengths = (3, 20, 70, 150, 200, 250, 290, 300)
     asked = [request(number, length=length, max_tokens=30) for number, length in enumerate(lengths)]
-    runner = Engine(model, eos_id=(), slots=8, max_len_tokens=400, seed=0)
+    runner = engine(model, eos=(), slots=8, context=400)
     together = by_name(runner.generate(asked))
     for one in asked:
-        (alone,) = Engine(model, eos_id=(), slots=1, max_len_tokens=400, seed=0).generate([one])
+        (alone,) = engine(model, eos=(), slots=1, context=400).generate([one])
         assert same(alone, together[one.id, 0]), len(one.prompt)
-
-
-def test_long_prompts_change_no_bit(model, monkeypatch):
-    """Prompts beyond FUSED_FROM take another road, and give the same numbers."""
-    asked = [request(number, samples=2, length=20 * number + 10, max_tokens=8) for number in range(1, 7)]
-    plain = by_name(engine(model, slots=9).generate(asked))
-    monkeypatch.setattr(cache, "FUSED_FROM", 40)
-    many, few = (by_name(engine(model, slots=n).generate(asked)) for n in (9, 1))
-    assert all(same(done, few[name]) for name, done in many.items())
-    for name, done in many.items():
-        assert np.array_equal(done.tokens, plain[name].tokens)
-        np.testing.assert_allclose(done.logp, plain[name].logp, atol=1e-5)
 
 
 def test_rounds_samples_and_seeds_draw_differently(model):
@@ -221,7 +171,7 @@ def test_ends(model):
 
 
 def test_several_ends_of_text(model):
-    runner = Engine(model, eos_id=(0, 5), slots=4, max_len_tokens=100, seed=0)
+    runner = engine(model, eos=(0, 5))
     ends = {int(done.tokens[-1]) for done in runner.generate([request(1, samples=30, max_tokens=40)])}
     assert ends <= {0, 5} | set(range(VOCAB))
     assert {0, 5} <= ends
@@ -233,7 +183,7 @@ def letters(ids) -> str:
 
 def test_stop_strings_across_token_borders(model):
     asked = request(1, samples=1, max_tokens=60, temperature=2.0)
-    (whole,) = engine(model, eos_id=()).generate([asked])
+    (whole,) = engine(model, eos=()).generate([asked])
     text = letters(whole.tokens)
     stop = text[7:10]
     first = text.index(stop) + 3
@@ -243,7 +193,7 @@ def test_stop_strings_across_token_borders(model):
         samples=1,
         sampling=Sampling(max_tokens=60, temperature=2.0, stop=("never!", stop)),
     )
-    (done,) = engine(model, eos_id=(), decode=letters).generate([changed])
+    (done,) = engine(model, eos=(), decode=letters).generate([changed])
     assert done.finish == "stop"
     assert done.tokens.tolist() == whole.tokens[:first].tolist()
 
@@ -254,11 +204,39 @@ def test_a_stop_string_within_a_token_keeps_the_token(model):
     assert done.finish in ("stop", "eos")
 
 
+def test_text_behind_a_stop_string_is_no_part_of_the_answer(model):
+    """One token may carry both: it is kept, and its text is cut."""
+
+    def decode(ids):
+        return "".join(f"<{i}>, " for i in ids)
+
+    (done,) = engine(model, decode=decode, eos=()).generate([request(1, stop=(">",))])
+    assert len(done.tokens) == 1
+    assert done.behind == 2
+    assert done.text(decode) == f"<{done.tokens[0]}>"
+    (whole,) = engine(model, decode=decode, eos=()).generate([request(1)])
+    assert whole.behind == 0
+    assert whole.text(decode) == decode(whole.tokens)
+
+
+def test_only_tokens_that_could_complete_a_stop_string_are_decoded(model):
+    asked: list[int] = []
+
+    def decode(ids):
+        asked.append(len(ids))
+        return letters(ids)
+
+    (done,) = engine(model, decode=decode, eos=()).generate([request(1, max_tokens=80, stop=("zz",))])
+    assert len(done.tokens) == 80
+    assert max(asked) <= 2, "no token brings a z: each was looked at by itself, once"
+    assert len(asked) <= 2 * VOCAB
+
+
 def test_a_padded_vocabulary_is_never_drawn(model):
     prompts = [np.array([number, 2, 3], np.int32) for number in range(1, 5)]
     sampling = Sampling(max_tokens=20)
     every = [Request(id=str(p[0]), prompt=p, samples=4, sampling=sampling) for p in prompts]
-    done = list(engine(model, slots=8, vocab_size_used=5).generate(every))
+    done = list(engine(model, slots=8, vocab=5).generate(every))
     assert np.concatenate([one.tokens for one in done]).max() < 5
     asked = every[0]
     mine = sorted((one for one in done if one.request == asked.id), key=lambda one: one.sample)
@@ -271,8 +249,8 @@ def test_a_padded_vocabulary_is_never_drawn(model):
 def test_new_weights_are_seen_at_once_and_old_caches_are_not_read():
     """Published in the middle: what follows is what the new weights say about the whole text so far."""
     policy = new_model(CONFIG, seed=2)
-    asked = [request(0, max_tokens=1), request(1, max_tokens=40, samples=3), request(2, max_tokens=40)]
-    runner = Engine(policy, eos_id=(), slots=3, max_len_tokens=100, seed=0)
+    asked = [request(0, max_tokens=4), request(1, max_tokens=40, samples=3), request(2, max_tokens=40)]
+    runner = engine(policy, eos=(), slots=3, context=100)
     stream = runner.generate(asked)
     done = [next(stream)]
     with torch.no_grad():
@@ -289,7 +267,7 @@ def test_new_weights_are_seen_at_once_and_old_caches_are_not_read():
             logp = policy.outlook(policy.hidden(packed)[targets.at], targets.chosen).logp.numpy()
         np.testing.assert_allclose(one.logp[new], logp[new], atol=2e-5)
     assert any((one.version == 0).any() for one in done[1:])
-    assert [one.version.tolist() for one in runner.generate(asked[:1])] == [[7]]
+    assert [one.version.tolist() for one in runner.generate(asked[:1])] == [[7] * 4]
 
 
 def test_the_engine_holds_no_copy_of_the_weights(model):
@@ -312,7 +290,7 @@ def test_completions_come_as_they_finish(model):
         request(1, max_tokens=1, length=4),
         request(2, max_tokens=5, length=4),
     ]
-    runner = Engine(model, eos_id=(), slots=3, max_len_tokens=100, seed=0)
+    runner = engine(model, eos=(), slots=3, context=100)
     assert [done.request for done in runner.generate(asked)] == ["p1", "p2", "p0"]
 
 
@@ -327,7 +305,7 @@ def test_an_abandoned_generation_frees_the_engine(model):
 
 
 def test_stats(model):
-    runner = Engine(model, eos_id=(), slots=4, max_len_tokens=100, seed=0)
+    runner = engine(model, eos=(), slots=4, context=100)
     clock = ManualClock()
     runner.clock = clock
     for _ in runner.generate([request(0, samples=4, length=7, max_tokens=11)]):
@@ -362,10 +340,10 @@ def test_every_impossible_request_is_named_before_any_work(model):
 
 
 def test_every_bad_setting_is_named(model):
-    bad = request(0, max_tokens=0, temperature=0.0, top_k=-1, top_p=1.5, stop=("",))
+    bad = request(0, max_tokens=0, temperature=0.0, top_k=-1, top_p=1.5, min_p=-0.5, stop=("",))
     with pytest.raises(ConfigError) as error:
         engine(model).generate([bad])
-    assert len(error.value.messages) == 5
+    assert len(error.value.messages) == 6
     assert "greedy = true" in str(error.value)
 
 

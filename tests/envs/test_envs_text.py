@@ -19,6 +19,10 @@ class Verdicts:
     score: np.ndarray
     status: np.ndarray
 
+    @property
+    def functions(self) -> dict[str, np.ndarray]:
+        return {"length": self.score, "half": self.score / 2}
+
 
 @dataclass
 class LengthJudge:
@@ -253,3 +257,28 @@ def test_each_prompt_is_one_request(samples: int) -> None:
     engine = Scripted(seed=0)
     world_of(3, per_step=3, samples=samples).rollout(engine)
     assert [request.samples for request in engine.requests] == [samples] * 3
+
+
+def test_each_function_s_scores_are_kept() -> None:
+    episodes = world_of(2, per_step=2, shuffle=False).rollout(Scripted(seed=5))
+    assert episodes.components is not None
+    assert episodes.components.tolist() == [[1, 0.5], [2, 1], [3, 1.5]] * 2
+    assert episodes.baseline is None
+
+
+def test_a_greedy_answer_to_each_prompt_is_scored_and_left_out() -> None:
+    world = world_of(10, per_step=2, shuffle=False)
+    world.baseline, world.asked = True, 8
+    actor = Scripted(seed=5)
+    episodes = world.rollout(actor)
+    assert len(episodes) == 6
+    greedy = [request for request in actor.requests if request.sampling.greedy]
+    assert [request.samples for request in greedy] == [1, 1]
+    assert [request.prompt.tolist() for request in greedy] == [[8, 108], [9, 109, 109]]
+    assert len({request.id for request in actor.requests}) == 4
+    assert episodes.baseline is not None
+    # the greedy answer to prompt 8 is one token long; that to prompt 9 says 9, and cannot be scored
+    np.testing.assert_array_equal(episodes.baseline, [1, 1, 1, np.nan, np.nan, np.nan])
+    assert episodes.components is not None
+    assert len(episodes.components) == 6
+    assert world.asked == 10

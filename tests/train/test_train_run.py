@@ -309,9 +309,7 @@ def test_a_resume_with_another_reference_policy_is_refused(place: Path, capsys: 
     weights = newest_policy(place / "runs" / "start")
     shutil.copytree(weights, place / "base")
     config = (place / "grpo.toml").read_text(encoding="utf-8")
-    (place / "grpo.toml").write_text(
-        re.sub(r"\[model\.new\][^\[]*", 'path = "base"\n', config), encoding="utf-8"
-    )
+    (place / "grpo.toml").write_text(re.sub(r"\[model\.new\][^\[]*", 'path = "base"\n', config), encoding="utf-8")
     assert hone("train", "grpo.toml", "steps=2") == 0
     assert hone("train", "sft.toml", "steps=3", "name=other") == 0
     shutil.rmtree(place / "base")

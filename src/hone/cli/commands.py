@@ -29,6 +29,8 @@ class Command:
     summary: str
     module: str
     positionals: tuple[tuple[str, str], ...] = ()
+    optional: tuple[tuple[str, str], ...] = ()
+    """Positionals that may be left out; they are then empty."""
     options: tuple[Option, ...] = ()
     overrides: bool = False
     """Takes `key=value` for keys of the config."""
@@ -122,16 +124,36 @@ COMMANDS: tuple[Command, ...] = (
     ),
     Command(
         name="list",
-        summary="list recipes, or runs",
+        summary="list recipes with their papers, parts and defaults; or runs",
         module="hone.cli.looking",
         positionals=(("what", "recipes or runs"),),
         options=(RUNS,),
     ),
     Command(
+        name="lab",
+        summary="one-minute experiments that show what an idea does",
+        module="hone.cli.lab",
+        positionals=(("what", "list, run or all"),),
+        optional=(("experiment", "which experiment, for run"),),
+        options=(
+            SEED,
+            Option(flag="--out", metavar="DIR", default="runs/lab", help="where findings go (default: runs/lab)"),
+            Option(flag="--quick", help="less of the same, as the tests do"),
+        ),
+    ),
+    Command(
         name="doctor",
-        summary="check this machine: versions, devices, threads, disk",
+        summary="check this machine, its engine (parity, invariance), or a config's loss",
         module="hone.cli.doctor",
+        optional=(
+            (
+                "what",
+                "machine, engine, loss (does a gradient depend on how a batch is cut up?); nothing: the first two",
+            ),
+            ("file", "for loss: a config, or a run, which then keeps the certificate"),
+        ),
         options=(RUNS,),
+        overrides=True,
     ),
 )
 
@@ -147,6 +169,7 @@ def parser_of(command: Command) -> Parser:
     """The parser of one command's own arguments; overrides are taken out before."""
     tail = " [key=value ...]" if command.overrides else ""
     words = " ".join(name.upper() for name, _ in command.positionals)
+    words += "".join(f" [{name.upper()}]" for name, _ in command.optional)
     parser = Parser(
         prog=f"hone {command.name}",
         usage=f"hone {command.name} {words}{tail} [options]".replace("  ", " "),
@@ -156,6 +179,8 @@ def parser_of(command: Command) -> Parser:
     )
     for name, text in command.positionals:
         parser.add_argument(name, help=text)
+    for name, text in command.optional:
+        parser.add_argument(name, help=text, nargs="?", default="")
     for option in command.options:
         if option.metavar:
             parser.add_argument(option.flag, metavar=option.metavar, default=option.default, help=option.help)

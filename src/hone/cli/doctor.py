@@ -1,6 +1,7 @@
-"""`hone doctor`: what this machine has, and what on it would keep a run from starting.
+"""`hone doctor`: what this machine has, what on it would keep a run from starting, and whether its engine is exact.
 
-Belongs here: checks that need no config. Exit code 5 when one of them fails.
+Belongs here: checks of the machine that need no config, exit code 5 when one of them fails; and the way to the others,
+`hone doctor engine` (`engine.py`) and `hone doctor loss` (`loss.py`).
 """
 
 import importlib.metadata
@@ -15,10 +16,11 @@ from typing import TypeAlias
 
 import hone
 from hone.cli.commands import Call
-from hone.cli.screen import standard_screen
-from hone.core.errors import ResourceError
+from hone.cli.screen import Screen, standard_screen
+from hone.core.errors import ConfigError, ResourceError, did_you_mean
 
 LIBRARIES = ("torch", "numpy", "transformers", "tokenizers", "safetensors", "gymnasium", "reasoning-gym", "pyarrow")
+CHECKS = ("", "machine", "engine", "loss")
 LOW_DISK_BYTES = 2 * 2**30
 LOW_MEMORY_BYTES = 4 * 2**30
 
@@ -28,14 +30,30 @@ Finding: TypeAlias = tuple[str, str, str]
 
 def run(call: Call) -> int:
     screen = standard_screen()
+    what = call.text("what")
+    if what == "loss":
+        from hone.cli.loss import check_loss  # noqa: PLC0415 - torch: may be what is broken
+
+        return check_loss(call, screen)
+    if what not in CHECKS:
+        raise ConfigError(f"hone doctor has no check {what!r}{did_you_mean(what, [name for name in CHECKS if name])}")
+    if call.overrides or call.text("file"):
+        extra = [word for word in (call.text("file"), *call.overrides) if word]
+        raise ConfigError(f"hone doctor reads no config: {' '.join(extra)} goes with hone doctor loss FILE")
+    code = 0 if what == "engine" else check_machine(screen, Path(call.text("runs")))
+    if code or what == "machine":
+        return code
+    from hone.cli.engine import check_engine  # noqa: PLC0415 - as above
+
+    if not what:
+        screen.line()
+    return check_engine(screen)
+
+
+def check_machine(screen: Screen, runs: Path) -> int:
+    """A row for everything that a run needs; returns the exit code."""
     screen.title(f"hone {hone.__version__}")
-    checks: list[Callable[[], Iterator[Finding]]] = [
-        python,
-        libraries,
-        machine,
-        devices,
-        lambda: disk(Path(call.text("runs"))),
-    ]
+    checks: list[Callable[[], Iterator[Finding]]] = [python, libraries, machine, devices, lambda: disk(runs)]
     findings = [finding for check in checks for finding in check()]
     screen.rows([(what, found, "" if verdict == "ok" else verdict) for what, found, verdict in findings])
     failed = any(verdict == "fail" for _, _, verdict in findings)

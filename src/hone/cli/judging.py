@@ -4,6 +4,7 @@ Belongs here: finding the checkpoint that is meant, and laying out what `hone.ev
 how a policy is judged.
 """
 
+import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,6 +13,8 @@ from hone.cli.commands import Call, number
 from hone.cli.looking import find_run
 from hone.cli.progress import figure
 from hone.cli.screen import Screen, standard_screen
+from hone.cli.streaming import AnswerStream
+from hone.core.generation import GenerationStats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,21 +30,35 @@ class Asked:
 
 
 def run(call: Call) -> int:
-    from hone.evaluate import checkpoint  # noqa: PLC0415 - torch takes seconds, and `hone --help` should not
-
     screen = standard_screen()
     seed = int(number(call.text("seed"), "--seed", least=0))
     if call.command == "eval":
-        problems = int(number(call.text("problems"), "--problems", least=1))
-        asked = _asked(call, seed)
-        scores = checkpoint.evaluate(asked.policy, run=asked.run, problems=problems, seed=seed, device=asked.device)
-        show_scores(screen, scores)
-        return 0
+        return _eval(call, screen, seed)
+    return _sample(call, screen, seed)
+
+
+def _eval(call: Call, screen: Screen, seed: int) -> int:
+    from hone.evaluate import checkpoint  # noqa: PLC0415 - torch takes seconds, and `hone --help` should not
+
+    problems = int(number(call.text("problems"), "--problems", least=1))
+    asked = _asked(call, seed)
+    found = checkpoint.examine(asked.policy, run=asked.run, problems=problems, seed=seed, device=asked.device)
+    show_scores(screen, found.scores)
+    if found.generated is not None:
+        screen.line()
+        if found.generated.note:
+            screen.line(found.generated.note)
+        screen.rows(generation_rows(found.generated.runner, found.generated.stats))
+    return 0
+
+
+def _sample(call: Call, screen: Screen, seed: int) -> int:
+    from hone.evaluate import checkpoint  # noqa: PLC0415 - as above
+
     count = int(number(call.text("count"), "--count", least=1))
     temperature = number(call.text("temperature"), "--temperature", least=0, whole=False)
     asked = _asked(call, seed)
-    answers = checkpoint.sample(
-        asked.policy,
+    wanted = checkpoint.Wanted(
         run=asked.run,
         prompt=call.text("prompt") or None,
         count=count,
@@ -49,7 +66,17 @@ def run(call: Call) -> int:
         seed=seed,
         device=asked.device,
     )
-    show_answers(screen, answers)
+    if not sys.stdout.isatty():
+        show_answers(screen, checkpoint.answers(asked.policy, wanted))
+        return 0
+    stream = AnswerStream(console=screen.console)
+    try:
+        answers = checkpoint.answers(asked.policy, wanted, stream)
+    finally:
+        stream.close()
+    scored = [(str(place), score) for place, (_, _, score) in enumerate(answers, start=1)]
+    if any(score is not None for _, score in scored):
+        screen.table(("answer", "score"), [(place, _score(score)) for place, score in scored])
     return 0
 
 
@@ -78,8 +105,27 @@ def show_scores(screen: Screen, scores: Mapping[str, float]) -> None:
     screen.rows([(name, figure(value)) for name, value in scores.items()])
 
 
-def show_answers(screen: Screen, answers: Sequence[tuple[str, str, float | None]]) -> None:
-    rows = [
-        (prompt.strip(), answer.strip(), "-" if score is None else figure(score)) for prompt, answer, score in answers
+def generation_rows(runner: str, stats: GenerationStats) -> list[tuple[str, str, str]]:
+    """How answers were written: figure, value, what it means."""
+    spent = stats.seconds_s or 1.0
+    decode_s, rest_s = stats.runner_s - stats.prefill_s, stats.seconds_s - stats.runner_s
+    shares = f"prefill {stats.prefill_s / spent:.0%}, decode {decode_s / spent:.0%}, bookkeeping {rest_s / spent:.0%}"
+    before = stats.cached_tokens + stats.prefill_tokens
+    return [
+        ("runner", runner, ""),
+        ("tokens/s", figure(stats.tokens_per_s), f"{stats.tokens:,} drawn in {stats.seconds_s:.2f} s"),
+        ("time", shares, "of the passes over the model, by tokens; and what is none"),
+        ("slots", f"{stats.occupancy:.0%} in use", f"of {stats.slots}, over {stats.steps:,} passes"),
+        ("tail", f"{stats.tail_idle:.0%} idle", "of slot time, waiting for the longest answers"),
+        ("KV pages", f"{stats.page_occupancy:.0%} in use", f"of {stats.pages:,}"),
+        ("prefix cache", f"{stats.prefix_hits:.0%} hits", f"of {before:,} tokens before answers"),
     ]
+
+
+def show_answers(screen: Screen, answers: Sequence[tuple[str, str, float | None]]) -> None:
+    rows = [(prompt.strip(), answer.strip(), _score(score)) for prompt, answer, score in answers]
     screen.table(("prompt", "answer", "score"), rows)
+
+
+def _score(score: float | None) -> str:
+    return "-" if score is None else figure(score)

@@ -102,8 +102,15 @@ def show_runs(screen: Screen, runs: Path) -> None:
 
 
 def list_recipes(screen: Screen) -> None:
-    """One line an algorithm."""
-    from hone.train.registry import load_recipe, recipe_names  # noqa: PLC0415 - torch: not needed to show a run
+    """Four lines an algorithm: what it is, where it comes from, what it is made of, its numbers."""
+    from hone.train.job import defaults_of  # noqa: PLC0415 - torch: not needed to show a run
+    from hone.train.registry import load_recipe, recipe_names  # noqa: PLC0415 - as above
 
-    entries = [(name, load_recipe(name)) for name in recipe_names()]
-    screen.rows([(name, entry.summary, entry.source) for name, entry in entries])
+    names = recipe_names()
+    width = max(map(len, names))
+    for name in names:
+        entry = load_recipe(name)
+        defaults = ", ".join(f"{key} = {value}" for key, value in defaults_of(entry.config).items())
+        screen.line(f"{name:{width}}  {entry.summary}")
+        for line in filter(None, (entry.source, entry.parts.said(), defaults)):
+            screen.line(f"{'':{width}}  {line}")

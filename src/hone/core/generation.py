@@ -7,6 +7,8 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from hone.core.ragged import Ragged
+
 Finish = Literal["eos", "stop", "length"]
 OnPublish = Literal["finish", "recompute", "keep"]
 """What becomes of answers that are being written when new weights are published. `finish`: they end under the old
@@ -51,16 +53,6 @@ class Request:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
-    """The tokens that top-k, top-p and min-p left at each of n draws, so that a trainer can draw the same line."""
-
-    offsets: NDArray[np.int64]
-    """`[n+1]`: draw i could have been any of `ids[offsets[i]:offsets[i+1]]`."""
-    ids: NDArray[np.int32]
-    """Ascending within a draw."""
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
 class Completion:
     """One finished answer of n tokens."""
 
@@ -76,8 +68,9 @@ class Completion:
     version: NDArray[np.int32]
     """`[n]` version of the policy that drew each token."""
     finish: Finish
-    kept: Kept | None = None
-    """None where nothing was truncated."""
+    kept: Ragged | None = None
+    """`[n]` rows, ascending: the tokens that top-k, top-p and min-p left at each draw. None where nothing was
+    truncated."""
     behind: int = 0
     """Characters that the last token carries behind the stop string; they are no part of the answer."""
 
@@ -130,7 +123,7 @@ class GenerationStats:
     row_steps: int = 0
     """Sum of the answers being written over those passes."""
     page_steps: int = 0
-    """Sum of the pages in use over those passes."""
+    """Sum of the pages in use over those passes, texts in the cache among them."""
     preempted: int = 0
     """Answers that had to give up their pages, and were taken up again."""
     stale_tokens: int = 0

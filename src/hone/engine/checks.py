@@ -4,7 +4,7 @@ import math
 from collections.abc import Sequence
 
 from hone.core.errors import ConfigError, DataError, Faults
-from hone.core.generation import Request, Sampling
+from hone.core.generation import Given, Request, Sampling
 
 
 def check_sampling(sampling: Sampling) -> None:
@@ -19,6 +19,8 @@ def check_sampling(sampling: Sampling) -> None:
         faults.add(f"sampling.top_k must be 0 (off) or more, got {sampling.top_k}")
     if not 0 < sampling.top_p <= 1:
         faults.add(f"sampling.top_p must be in (0, 1], got {sampling.top_p}")
+    if not 0 <= sampling.min_p <= 1:
+        faults.add(f"sampling.min_p must be in [0, 1], got {sampling.min_p}")
     if "" in sampling.stop:
         faults.add("sampling.stop contains an empty string, which would end every completion at once")
     faults.raise_if_any()
@@ -50,4 +52,22 @@ def check_requests(requests: Sequence[Request], *, context: int, vocab: int) -> 
             )
         if prompt.min() < 0 or prompt.max() >= vocab:
             faults.add(f"{name}: token ids run from {prompt.min()} to {prompt.max()}; the model knows 0 to {vocab - 1}")
+    faults.raise_if_any()
+
+
+def check_given(texts: Sequence[Given], *, context: int, vocab: int) -> None:
+    """Raise DataError naming every text that cannot be scored by its place; ConfigError for settings."""
+    for sampling in dict.fromkeys(text.sampling for text in texts):
+        check_sampling(sampling)
+    faults = Faults(DataError)
+    for place, text in enumerate(texts):
+        name, asked, said = f"text {place}", text.prompt, text.tokens
+        if not len(asked) or not len(said):
+            faults.add(f"{name}: a prompt of {len(asked)} tokens before {len(said)}; both need at least one token")
+            continue
+        if len(asked) + len(said) > context:
+            faults.add(f"{name}: {len(asked)} + {len(said)} tokens do not fit in {context} positions; shorten it")
+        low, high = min(asked.min(), said.min()), max(asked.max(), said.max())
+        if low < 0 or high >= vocab:
+            faults.add(f"{name}: token ids run from {low} to {high}; the model knows 0 to {vocab - 1}")
     faults.raise_if_any()

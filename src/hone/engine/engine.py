@@ -1,257 +1,302 @@
-"""Continuous batching: sequences take a slot as soon as one is free, and every step draws one token for each.
+"""The embedded engine: requests in, answers out as they finish, over a scheduler and a runner.
 
-Belongs here: the order of work. A completion depends on its request, the seed, the round and the weights alone, bit for
-bit on a CPU: draws are counter-based (sampler.py), linear layers do not depend on their number of rows (rows.py), and
-attention does not depend on batch mates (cache.py).
+Belongs here: the order of plan, pass and result, and what a new version of the weights means for what is running. A
+completion depends on its request, the seed, the round and the weights alone, bit for bit where the runner is exact:
+draws are counter-based, and a runner's results do not depend on batch mates.
 """
 
+import asyncio
+import threading
 from collections import deque
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Iterator, Sequence
 from typing import Final
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
-from torch import Tensor
 
 from hone.core.clock import Clock, SystemClock
 from hone.core.errors import DivergedError
-from hone.core.generation import Completion, Finish, Request
-from hone.core.random import uniforms
-from hone.engine.cache import KeyValues, Prefill
-from hone.engine.checks import check_requests
-from hone.engine.protocol import Model
-from hone.engine.rows import RowLinear, padded
-from hone.engine.sampler import draw
-from hone.engine.slots import Decode, Running, Slots
+from hone.core.generation import Completion, GenerationStats, Given, OnPublish, Request, Scored
+from hone.engine.canary import Canary, Fingerprint
+from hone.engine.checks import check_given, check_requests
+from hone.engine.choose import Chosen
+from hone.engine.limits import Limits, Outcome
+from hone.engine.observe import Observer, drawn_tokens
+from hone.engine.passes import Plan
+from hone.engine.samples import Fill, Sample, Uniforms, scoring_fill
+from hone.engine.scheduler import Scheduler
+from hone.engine.stops import StopRules, TextRules
+from hone.engine.streams import Streams
 
-_PREFILL_TOKENS: Final = 1024
-"""Prompts are computed in batches of about this many tokens, ahead of need."""
-
-
-@dataclass(slots=True)
-class Stats:
-    """Of the latest `generate`; time that the caller spends between completions is not counted."""
-
-    slots: int = 0
-    tokens: int = 0
-    """Drawn."""
-    prefill_tokens: int = 0
-    steps: int = 0
-    row_steps: int = 0
-    """Sum of running sequences over steps."""
-    seconds_s: float = 0.0
-
-    @property
-    def tokens_per_s(self) -> float:
-        return self.tokens / self.seconds_s if self.seconds_s else 0.0
-
-    @property
-    def occupancy(self) -> float:
-        """Share of the slots that a step used, 0 to 1."""
-        return self.row_steps / (self.steps * self.slots) if self.steps else 0.0
-
-
-@dataclass(frozen=True, slots=True)
-class _Prefix:
-    """A prompt that was computed: keys and values `[layers, kv_heads, 2, P, head_dim]`, next logits `[vocab]`."""
-
-    pairs: Tensor
-    logits: Tensor
+_POLL_S: Final = 0.005
+"""How often a stream of a paused engine looks whether it may go on."""
+_REMEMBERED: Final = 64
+"""Versions whose fingerprints are kept."""
 
 
 class Engine:
-    """Generates from `model` itself: an update of its weights is seen at once, and announced by `publish`."""
+    """Implements `core.generation.Engine`. One thread at a time runs a pass; `publish` waits for its end."""
 
     def __init__(
         self,
-        model: Model,
-        decode: Decode | None = None,
+        chosen: Chosen,
+        text: TextRules,
         *,
-        eos_id: int | tuple[int, ...],
-        slots: int,
-        max_len_tokens: int,
+        limits: Limits,
         seed: int,
-        vocab_size_used: int | None = None,
-    ) -> None:  # fmt: skip
-        """`decode`: token ids -> text, needed for stop strings only. `slots`: sequences that run at once.
-        `max_len_tokens`: most tokens of prompt and completion. `vocab_size_used`: ids from there on are never drawn.
+        on_publish: OnPublish = "recompute",
+        canary: Canary | None = None,
+        clock: Clock | None = None,
+    ) -> None:
+        """`canary`: checks after every publish that the runner has the trainer's weights.
+
+        `on_publish = "finish"` needs a runner with weights of its own, or a `drain()` before they change.
         """
-        self.stats = Stats(slots=slots)
-        self.version = 0
-        self._model, self._decode, self._seed = model, decode, seed
-        self._eos = (eos_id,) if isinstance(eos_id, int) else eos_id
-        self._slots_count, self._max_len = slots, max_len_tokens
-        self._vocab = vocab_size_used or model.config.vocab_size
-        self.clock: Clock = SystemClock()
-        self._linear = RowLinear()
-        self._cache: KeyValues | None = None
-        self._slots: Slots | None = None
-        self._prefixes: dict[str, _Prefix] = {}
-        self._stale = False
+        self.runner, self.own_weights, self.note = chosen.runner, chosen.own_weights, chosen.note
+        self.seed, self.on_publish = seed, on_publish
+        self._streams = Streams(seed)
+        self.fingerprints: dict[int, Fingerprint] = {}
+        """Of the latest versions."""
+        self.observer: Observer | None = None
+        """Sees tokens as they are drawn; costs nothing where there is none."""
+        self.clock: Clock = clock or SystemClock()
+        self._limits, self._text, self._canary = limits, text, canary
+        self._ends = StopRules(text)
+        self._scheduler = Scheduler(limits)
+        self._done: deque[Completion] = deque()
+        self._scored: dict[int, Fill] = {}
+        self._order = 0
+        self._opened = False
+        self._next: int | None = None
+        self._paused = False
+        self._lock = threading.RLock()
+        self.begin_stats()
 
     @property
     def exact(self) -> bool:
-        """Whether completions are bitwise independent of batch mates, as far as was measured; False on CUDA."""
-        return self._linear.exact
+        """Whether completions are bitwise independent of batch mates, as far as is known."""
+        return self.runner.exact
 
-    def publish(self, version: int) -> None:
-        """Say that the weights changed. Tokens from here on are drawn by `version`, and what is running has its keys
-        and values computed anew first: no cache of older weights is read."""
-        self.version = version
-        self._prefixes.clear()
-        self._stale = True
-        if self._slots is not None:
-            self._slots.mark(version)
+    @property
+    def version(self) -> int:
+        return self._scheduler.version
+
+    @property
+    def stats(self) -> GenerationStats:
+        """Since `begin_stats`, or the latest `generate`."""
+        return self._stats
+
+    def begin_stats(self) -> None:
+        self._stats = GenerationStats(slots=self._limits.slots, pages=self._limits.pages)
+
+    # ----------------------------------------------------------------------------------------- asking
+
+    def submit(self, requests: Sequence[Request], *, round: int = 0) -> None:
+        """Queue `requests`. Draws are keyed by (seed, `round`, request id, sample), so that ids need to be unique
+        within a round only.
+
+        Raises, before any work and with every fault, DataError for requests and ConfigError for settings that cannot
+        be run; ValueError for stop strings without a decode function.
+        """
+        self._check(requests)
+        self._queue(requests, round)
 
     def generate(self, requests: Sequence[Request], *, round: int = 0) -> Iterator[Completion]:
-        """Completions as they finish. Draws are keyed by (seed, `round`, request id, sample), so that ids need to be
-        unique within a round only.
+        """`submit`, then completions as they finish; closing the iterator cancels what is left.
 
-        Raises, before any work and with every fault, DataError for requests and ConfigError for settings that cannot be
-        run. While it runs: RuntimeError when another `generate` of this engine has not ended, DivergedError when the
-        model's logits are not finite.
+        Raises as `submit` does. While it runs: RuntimeError when the engine is generating already or paused,
+        DivergedError when the model's logits are not finite.
         """
-        context = min(self._max_len, self._model.config.max_positions)
-        check_requests(requests, context=context, vocab=self._vocab)
-        if self._decode is None and any(request.sampling.stop for request in requests):
-            raise ValueError("stop strings need a decode function; give one to the Engine")
-        return self._run(requests, round)
+        self._check(requests)
+        return self._generate(requests, round)
 
-    def _run(self, requests: Sequence[Request], number: int) -> Iterator[Completion]:
-        if self._slots is not None:
+    def _generate(self, requests: Sequence[Request], number: int) -> Iterator[Completion]:
+        if self._scheduler.busy or self._done:
             raise RuntimeError("this engine is generating already; exhaust or close the earlier iterator first")
-        model, rows = self._model, padded(self._slots_count)
-        capacity = max((request.sampling.max_tokens for request in requests), default=1)
-        self._slots = slots = Slots(rows=rows, capacity=capacity, device=model.device)
-        self.stats = Stats(slots=self._slots_count)
-        queue = deque(Running(request, sample) for request in requests for sample in range(request.samples))
-        done: list[Completion] = []
+        self.begin_stats()
+        self._queue(requests, number)
         try:
-            while queue or len(slots):
-                began = self.clock.monotonic_s()
-                if len(slots) and not self._stale:
-                    done = self._step(slots, queue, number)
-                else:
-                    self._stale = False
-                    self._recompute(slots)
-                    done = self._admit(slots, [], queue, number)
-                self.stats.seconds_s += self.clock.monotonic_s() - began
-                yield from done
+            while self._scheduler.busy or self._done:
+                if not self._done:
+                    self._step()
+                while self._done:
+                    yield self._done.popleft()
         finally:
-            self._slots = None
-            self._prefixes.clear()
+            self.cancel()
 
-    @torch.inference_mode()
-    def _step(self, slots: Slots, queue: deque[Running], number: int) -> list[Completion]:
-        """One token for every running sequence; then free slots are taken again."""
-        count, cache = len(slots), self._keys_and_values()
-        rows = padded(count)
-        tokens, positions = slots.token[:rows], slots.position[:rows]
-        cache.aim(positions, int(positions.max()))
-        hidden = self._model.run(tokens, positions, cache, self._linear)
-        logits = self._model.logits(hidden, self._linear)[:count]
-        self.stats.steps += 1
-        self.stats.row_steps += count
-        ended = self._draw(slots, torch.arange(count, device=tokens.device), logits)
-        done = [slots.completion(row, finish) for row, finish in ended]
-        return done + self._admit(slots, [row for row, _ in ended], queue, number)
+    async def stream(self) -> AsyncIterator[Completion]:
+        """Completions as they finish, until nothing is queued or running. Passes run in a thread, so that rewards
+        and other clients go on meanwhile. While the engine is paused the stream waits."""
+        while self._scheduler.busy or self._done:
+            if self._done:
+                yield self._done.popleft()
+            elif self._paused:
+                await asyncio.sleep(_POLL_S)
+            else:
+                await asyncio.to_thread(self._step)
 
-    @torch.inference_mode()
-    def _admit(self, slots: Slots, free: list[int], queue: deque[Running], number: int) -> list[Completion]:
-        """Fill the rows in `free`, then those behind the last, from the queue; close the holes that remain."""
-        done: list[Completion] = []
-        free = sorted(free)
-        while queue and (free or len(slots) < self._slots_count):
-            rows: list[int] = []
-            logits: list[Tensor] = []
-            while queue and (free or len(slots) < self._slots_count):
-                running = queue.popleft()
-                prefix = self._prefix(running, queue)
-                row = free.pop(0) if free else len(slots)
-                self._keys_and_values().load(row, prefix.pairs)
-                request, sample = running.request, running.sample
-                count = request.sampling.max_tokens
-                running.versions.append((0, self.version))
-                slots.seat(row, running, uniforms(self._seed, "sample", number, request.id, sample, count=count))
-                rows.append(row)
-                logits.append(prefix.logits)
-                if sample == request.samples - 1:
-                    del self._prefixes[request.id]
-            ended = self._draw(slots, torch.tensor(rows, device=self._model.device), torch.stack(logits))
-            done.extend(slots.completion(row, finish) for row, finish in ended)
-            free.extend(row for row, _ in ended)
-            free.sort()
-        for row in reversed(free):
-            last = len(slots) - 1
-            if row != last:
-                slots.move(last, row)
-                self._keys_and_values().move(last, row)
-            slots.drop_last()
-        return done
+    def score(self, texts: Sequence[Given]) -> list[Scored]:
+        """Log-probabilities of given tokens, by the arithmetic that sampling uses: bit for bit what was recorded when
+        they were drawn by an exact runner. What is being generated goes on meanwhile.
 
-    def _draw(self, slots: Slots, rows: Tensor, logits: Tensor) -> list[tuple[int, Finish]]:
-        """Draw, record, and say which rows ended."""
-        drawn = draw(logits[:, : self._vocab], slots.uniforms(rows), slots.settings(rows))
-        if not bool(torch.isfinite(drawn.logp).all()):
-            bad = rows[~torch.isfinite(drawn.logp)].tolist()
-            self._cache = None  # non-finite keys would poison whoever takes the slot next
-            names = ", ".join(repr(slots.running[row].request.id) for row in bad)
-            raise DivergedError(f"the model's logits are not finite (version {self.version}, requests {names})")
-        slots.record(rows, drawn)
-        self.stats.tokens += len(rows)
-        is_eos = torch.zeros(self._model.config.vocab_size, dtype=torch.bool, device=rows.device)
-        is_eos[list(self._eos)] = True
-        return slots.ended(rows, is_eos, self._decode)
+        Raises DataError naming every text that cannot be run.
+        """
+        check_given(texts, context=self._limits.sequence_tokens, vocab=self._text.vocab)
+        orders: list[int] = []
+        with self._lock:
+            for place, text in enumerate(texts):
+                order = self._take_order(1)
+                request = Request(id=f"text {place}", prompt=text.prompt, samples=1, sampling=text.sampling)
+                self._scheduler.add(scoring_fill(order, text, request))
+                orders.append(order)
+        while any(order not in self._scored for order in orders):
+            self._step()
+        both = [np.concatenate(self._scored.pop(order).scored) for order in orders]
+        return [
+            Scored(logp=np.ascontiguousarray(one[:, 0]), sampled_logp=np.ascontiguousarray(one[:, 1])) for one in both
+        ]
 
-    def _prefix(self, running: Running, queue: deque[Running]) -> _Prefix:
-        """The computed prompt of `running`; computes it with those of the next requests if need be."""
-        if running.request.id not in self._prefixes:
-            batch: dict[str, Request] = {}
-            tokens = 0
-            for request in (running.request, *(other.request for other in queue)):
-                if request.id in batch or request.id in self._prefixes:
-                    continue
-                if batch and tokens + len(request.prompt) > _PREFILL_TOKENS:
-                    break
-                batch[request.id] = request
-                tokens += len(request.prompt)
-            computed = self._prefill([request.prompt for request in batch.values()])
-            self._prefixes.update(zip(batch, computed, strict=True))
-        return self._prefixes[running.request.id]
+    def cancel(self) -> None:
+        """Drop whatever is queued, running, or finished and not fetched."""
+        with self._lock:
+            self._scheduler.cancel(lambda _: True)
+            self._scheduler.counts.reset()
+            self._done.clear()
+            if self._next is not None:
+                self._switch(self._next)
 
-    def _prefill(self, prompts: Sequence[NDArray[np.integer]]) -> list[_Prefix]:
-        device, config = self._model.device, self._model.config
-        lengths = [len(prompt) for prompt in prompts]
-        total = sum(lengths)
-        tokens, positions = np.zeros((2, padded(total)), np.int64)
-        tokens[:total] = np.concatenate(prompts)
-        positions[:total] = np.concatenate([np.arange(n) for n in lengths])
-        attend = Prefill(config, lengths, dtype=self._model.dtype, device=device)
-        hidden = self._model.run(
-            torch.from_numpy(tokens).to(device), torch.from_numpy(positions).to(device), attend, self._linear
-        )
-        last = np.zeros(padded(len(lengths)), np.int64)
-        last[: len(lengths)] = np.cumsum(lengths) - 1
-        logits = self._model.logits(hidden[torch.from_numpy(last).to(device)], self._linear)
-        self.stats.prefill_tokens += total
-        return [_Prefix(pairs, row) for pairs, row in zip(attend.prefixes(), logits[: len(lengths)], strict=True)]
+    # ---------------------------------------------------------------------------------------- weights
 
-    @torch.inference_mode()
-    def _recompute(self, slots: Slots) -> None:
-        """Keys and values of everything that is running, by the weights as they are now."""
-        for row in range(len(slots)):
-            (prefix,) = self._prefill([slots.sequence(row)])
-            self._keys_and_values().load(row, prefix.pairs)
+    def publish(self, version: int) -> None:
+        """The weights changed: what is drawn from here on is drawn by `version`, but for what `on_publish = "finish"`
+        lets end first. No cache of older weights is read for anything that begins later.
 
-    def _keys_and_values(self) -> KeyValues:
-        if self._cache is None:
-            self._cache = KeyValues(
-                self._model.config,
-                slots=self._slots_count,
-                capacity=self._max_len,
-                dtype=self._model.dtype,
-                device=self._model.device,
-            )
-        return self._cache
+        Raises DivergedError when the runner's weights are not the trainer's.
+        """
+        with self._lock:
+            if self.on_publish == "finish" and self._scheduler.begun:
+                if not self.own_weights:
+                    raise RuntimeError(
+                        "answers that run cannot end under weights that are gone: drain() before they change, or "
+                        'choose on_publish = "recompute"'
+                    )
+                self._next, self._scheduler.admitting = version, False
+            else:
+                self._switch(version)
+
+    def drain(self) -> None:
+        """Begin nothing new, and end what is running; the answers wait to be fetched. For weights that are about to
+        change in place; `publish` lets the rest begin."""
+        with self._lock:
+            self._scheduler.admitting = False
+            while self._scheduler.begun:
+                self._step()
+
+    def pause(self) -> None:
+        """Begin no further pass until `resume`; the pass that runs ends first."""
+        with self._lock:
+            self._paused = True
+
+    def resume(self) -> None:
+        with self._lock:
+            self._paused = False
+
+    def _switch(self, version: int) -> None:
+        self._next, self._scheduler.admitting = None, True
+        self._scheduler.publish(version, keep=self.on_publish == "keep")
+        self._load()
+
+    # ------------------------------------------------------------------------------------------ passes
+
+    def _check(self, requests: Sequence[Request]) -> None:
+        check_requests(requests, context=self._limits.sequence_tokens, vocab=self._text.vocab)
+        if self._text.decode is None and any(request.sampling.stop for request in requests):
+            raise ValueError("stop strings need a decode function; give one in TextRules")
+
+    def _queue(self, requests: Sequence[Request], number: int) -> None:
+        with self._lock:
+            for request in requests:
+                order = self._take_order(1 + request.samples)
+                members = [self._sample(order + 1 + place, request, place, number) for place in range(request.samples)]
+                self._scheduler.add(Fill(order, np.ascontiguousarray(request.prompt, np.int32), members))
+
+    def _step(self) -> None:
+        """One pass over the model; what ends waits in `_done` and `_scored`."""
+        with self._lock:
+            if self._paused:
+                raise RuntimeError("this engine is paused; resume it first")
+            if not self._scheduler.busy:
+                return
+            began = self.clock.monotonic_s()
+            if not self._opened:
+                self._load()
+            plan = self._scheduler.plan()
+            if plan is None:
+                raise RuntimeError("nothing can run; after drain(), publish() lets the rest begin")
+            if len(plan.sources):
+                self.runner.copy(plan.sources, plan.targets)
+            start = self.clock.monotonic_s()
+            drawn = self.runner.run(plan.work)
+            spent = self.clock.monotonic_s() - start
+            if not np.isfinite(drawn.logp).all():
+                self._fail(plan, drawn.logp)
+            if self.observer is not None:
+                self.observer(drawn_tokens(plan, self._scheduler.table, drawn))
+            outcome = self._scheduler.take(plan, drawn, self._ends)
+            self._hand_out(outcome)
+            self._count(plan.rows, len(plan.work.tokens), spent)
+            if self._next is not None and not self._scheduler.begun:
+                self._switch(self._next)
+            self._stats.seconds_s += self.clock.monotonic_s() - began
+
+    def _hand_out(self, outcome: Outcome) -> None:
+        for sample, finish in outcome.samples:
+            behind = (self._ends.cut(sample) or 0) if finish == "stop" else 0
+            self._done.append(sample.completion(finish, behind))
+        for fill in outcome.scored:
+            self._scored[fill.order] = fill
+
+    def _count(self, rows: int, tokens: int, spent_s: float) -> None:
+        stats, scheduler, counts = self._stats, self._scheduler, self._scheduler.counts
+        stats.runner_s += spent_s
+        stats.prefill_s += spent_s * (1 - rows / tokens)
+        if rows:
+            stats.steps += 1
+            stats.row_steps += rows
+            stats.page_steps += self._limits.pages - scheduler.pool.free
+            idle = (self._limits.slots - rows) * spent_s
+            stats.idle_slot_s += idle
+            stats.tail_slot_s += 0.0 if scheduler.waits else idle
+        stats.tokens += counts.drawn
+        stats.prefill_tokens += counts.read
+        stats.cached_tokens += counts.cached
+        stats.scored_tokens += counts.scored
+        stats.preempted += counts.preempted
+        stats.stale_tokens += counts.stale
+        counts.reset()
+
+    def _fail(self, plan: Plan, logp: np.ndarray) -> None:
+        """Names whose draws were not finite. Non-finite keys would poison whoever takes their pages next."""
+        asked = plan.asked_by(self._scheduler.table, np.flatnonzero(~np.isfinite(logp)))
+        names, version = map(repr, asked), self.version
+        self._scheduler.clear()
+        self._done.clear()
+        self._opened = False
+        raise DivergedError(f"the model's logits are not finite (version {version}, requests {', '.join(names)})")
+
+    def _load(self) -> None:
+        """The runner takes up the weights as they are, and shows that it did."""
+        self.runner.publish()
+        if not self._opened:
+            self.runner.reserve(self._limits.pages + 1)  # the last page is the canary's
+            self._opened = True
+        if self._canary is not None:
+            self.fingerprints[self.version] = self._canary.check(self.version, self.runner, page=self._limits.pages)
+            while len(self.fingerprints) > _REMEMBERED:
+                del self.fingerprints[next(iter(self.fingerprints))]
+
+    def _take_order(self, count: int) -> int:
+        self._order += count
+        return self._order - count
+
+    def _sample(self, order: int, request: Request, number: int, round_: int) -> Sample:
+        return Sample(order, request, number, Uniforms(self._streams.of(round_, request.id, number)))

@@ -1,10 +1,12 @@
 """What the engine asks of a model; any decoder with these two methods can be sampled from, without a copy."""
 
-from collections.abc import Callable
-from typing import Protocol, TypeAlias
+from collections.abc import Callable, Iterator
+from typing import Literal, Protocol, TypeAlias
 
 import torch
 from torch import Tensor
+
+from hone.core.ragged import Ints
 
 LinearFn: TypeAlias = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 """`(x [N, in], weight [out, in], bias [out] | None) -> [N, out]`."""
@@ -16,6 +18,19 @@ class Attend(Protocol):
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """`[T, heads, head_dim]`, twice `[T, kv_heads, head_dim]` -> `[T, heads * head_dim]`, at head_dim^-1/2."""
         ...
+
+
+class RowLinear(Protocol):
+    """Linear layers whose rows do not depend on how many rows there are; their number is a multiple of `tile`."""
+
+    @property
+    def tile(self) -> int: ...
+    @property
+    def exact(self) -> bool:
+        """As far as was measured."""
+        ...
+
+    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor: ...
 
 
 class Shape(Protocol):
@@ -42,6 +57,14 @@ class Model(Protocol):
     def device(self) -> torch.device: ...
     @property
     def dtype(self) -> torch.dtype: ...
+    @property
+    def rows(self) -> RowLinear: ...
+    @property
+    def exactness(self) -> Literal["parity", "bitwise"]:
+        """`bitwise`: the trainer computes as a runner does that takes `rows` and `fixed_attention`, to the bit."""
+        ...
+
+    def named_parameters(self) -> Iterator[tuple[str, Tensor]]: ...
 
     def run(self, tokens: Tensor, positions: Tensor, attend: Attend, linear: LinearFn) -> Tensor:
         """`tokens` `[T]` at `positions` `[T]` -> hidden states `[T, hidden_size]`."""
@@ -49,4 +72,15 @@ class Model(Protocol):
 
     def logits(self, hidden: Tensor, linear: LinearFn) -> Tensor:
         """`[N, hidden_size]` -> `[N, vocab_size]`, float32 at least, not divided by a temperature."""
+        ...
+
+    def fixed_attention(
+        self, sequence: Ints, positions: Ints, slots: Ints
+    ) -> Callable[[Tensor, Tensor, Tensor], Tensor]:  # fmt: skip
+        """Attention whose bits a token's own text decides: of tokens of `sequence` `[T]` at `positions` `[T]`, where
+        position p of sequence b lies in `slots[b, p]`.
+
+        What it returns takes `[T, heads, head_dim]` and twice `[slots, kv_heads, head_dim]`, and gives
+        `[T, heads * head_dim]`.
+        """
         ...

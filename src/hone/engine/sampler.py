@@ -2,55 +2,72 @@
 
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from hone.engine.work import DRAW, Drawn, Draws
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """Of each row `[n]`."""
+    """Of each row `[n]`; see `work.Draws`."""
 
+    given: Tensor
     temperature: Tensor
     top_k: Tensor
-    """0: off."""
     top_p: Tensor
-    """1: off."""
+    min_p: Tensor
     greedy: Tensor
     """Bool."""
+    truncates: bool
+    """Whether any row leaves tokens out."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Drawn:
-    tokens: Tensor
-    """`[n]` int64."""
-    logp: Tensor
-    """`[n]` of the untruncated policy, nats; NaN where the logits were not finite."""
-    sampled_logp: Tensor
-    """`[n]` of the distribution that was drawn from, nats."""
+def settings_of(draws: Draws, device: torch.device) -> Settings:
+    cut = (draws.top_k > 0) | (draws.top_p < 1) | (draws.min_p > 0)
+    return Settings(
+        given=torch.from_numpy(draws.given).to(device, torch.int64),
+        temperature=torch.from_numpy(draws.temperature).to(device),
+        top_k=torch.from_numpy(draws.top_k).to(device, torch.int64),
+        top_p=torch.from_numpy(draws.top_p).to(device),
+        min_p=torch.from_numpy(draws.min_p).to(device),
+        greedy=torch.from_numpy(draws.greedy).to(device),
+        truncates=bool((cut & ~draws.greedy).any()),
+    )
 
 
-def draw(logits: Tensor, uniform: Tensor, settings: Settings) -> Drawn:
+def draw(logits: Tensor, draws: Draws) -> Drawn:
     """Inverse-CDF sampling: the first token at which the cumulative probability exceeds `uniform` `[n]`, in [0, 1).
 
-    `logits` `[n, vocab]`, float32 at least. The cumulative sum runs in float64, by token id.
+    `logits` `[n, vocab]`, float32 at least. The cumulative sum runs in float64, by token id. A given token takes the
+    place of the draw; everything else is the same arithmetic.
     """
-    scaled = logits / settings.temperature[:, None].to(logits.dtype)
-    logp = torch.log_softmax(scaled, dim=-1)
-    truncated = (settings.top_k > 0) | (settings.top_p < 1)
-    drawn_from = logp
-    if bool(truncated.any()):
-        rows = truncated.nonzero()[:, 0]
-        kept = truncate(logp[rows], settings.top_k[rows], settings.top_p[rows])
-        drawn_from = logp.index_copy(0, rows, torch.log_softmax(kept, dim=-1))
-    tokens = _inverse_cdf(drawn_from, uniform)
-    greedy = settings.greedy
-    if bool(greedy.any()):
-        tokens = torch.where(greedy, logp.argmax(dim=-1), tokens)
+    settings = settings_of(draws, logits.device)
+    uniform = torch.from_numpy(draws.uniform).to(logits.device)
+    logp = torch.log_softmax(logits / settings.temperature[:, None].to(logits.dtype), dim=-1)
+    drawn_from, kept = logp, None
+    if settings.truncates:
+        cut = ((settings.top_k > 0) | (settings.top_p < 1) | (settings.min_p > 0)) & ~settings.greedy
+        rows = cut.nonzero()[:, 0]
+        left = truncate(logp[rows], settings.top_k[rows], settings.top_p[rows], settings.min_p[rows])
+        drawn_from = logp.index_copy(0, rows, torch.log_softmax(left, dim=-1))
+        bits = np.packbits(torch.isfinite(left).cpu().numpy(), axis=1, bitorder="little")
+        kept = np.zeros((len(logp), bits.shape[1]), np.uint8)
+        kept[rows.cpu().numpy()] = bits
+    tokens, greedy = _inverse_cdf(drawn_from, uniform), settings.greedy
+    best = logp.argmax(dim=-1)
+    tokens = torch.where(greedy, best, tokens)
+    tokens = torch.where(settings.given == DRAW, tokens, settings.given)
     at = tokens[:, None]
     sampled = drawn_from.gather(1, at)[:, 0]
+    certain = torch.where(tokens == best, 0.0, -torch.inf).to(sampled.dtype)
     return Drawn(
-        tokens=tokens, logp=logp.gather(1, at)[:, 0], sampled_logp=sampled.masked_fill(greedy, 0.0)
-    )  # fmt: skip
+        token=tokens.cpu().numpy().astype(np.int32),
+        logp=logp.gather(1, at)[:, 0].float().cpu().numpy(),
+        sampled_logp=torch.where(greedy, certain, sampled).float().cpu().numpy(),
+        kept=kept,
+    )
 
 
 def _inverse_cdf(logp: Tensor, uniform: Tensor) -> Tensor:
@@ -62,10 +79,9 @@ def _inverse_cdf(logp: Tensor, uniform: Tensor) -> Tensor:
     return found.clamp_(max=logp.shape[1] - 1)  # only rows of NaN come here beyond the end
 
 
-def truncate(logp: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
-    """`logp` `[n, vocab]` with -inf for what top-k, then top-p of the rest, leave out; the likeliest always stays.
-
-    Ties are broken towards the smaller token id.
+def truncate(logp: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
+    """`logp` `[n, vocab]` with -inf for what top-k, then top-p of the rest, then min-p leave out; the likeliest always
+    stays. Ties are broken towards the smaller token id.
     """
     ranked, order = logp.sort(dim=-1, descending=True, stable=True)
     rank = torch.arange(logp.shape[1], device=logp.device)
@@ -74,5 +90,6 @@ def truncate(logp: Tensor, top_k: Tensor, top_p: Tensor) -> Tensor:
     p = torch.softmax(ranked, dim=-1).double()
     before = p.cumsum(dim=-1) - p
     out = (before >= top_p[:, None].double()) & (rank > 0) & (top_p < 1)[:, None]
+    out |= p < min_p[:, None].double() * p[:, :1]
     ranked = ranked.masked_fill(out, -torch.inf)
     return torch.empty_like(logp).scatter_(1, order, ranked)

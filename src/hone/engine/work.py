@@ -1,4 +1,4 @@
-"""What a runner is asked in one pass over the model, and what it answers: plain arrays that compiled code reads in place.
+"""What a runner is asked in one pass over the model, and what it answers: arrays that compiled code reads in place.
 
 A pass mixes prompts and single tokens: T tokens of B sequences. Within a layer the keys and values of all T tokens are
 written before any of them attends, so a prompt's tokens see each other causally. A token's result depends on its own

@@ -5,7 +5,7 @@ Belongs here: which prompts a step asks, and how answers and scores become colum
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from hone.core.episodes import Episodes, Status, Transcript
 from hone.core.generation import Completion, Generator, Request, Sampling
-from hone.core.ragged import offsets_of, owner_of, ranges
+from hone.core.ragged import empty_rows, join, offsets_of, owner_of, ranges
 from hone.core.random import permutation
 from hone.core.state import State, integer, substate
 from hone.envs.dataset import Turns
@@ -48,6 +48,11 @@ class Judgement(Protocol):
     @property
     def status(self) -> NDArray[np.uint8]: ...
 
+    @property
+    def functions(self) -> Mapping[str, NDArray[np.float64]]:
+        """Each reward function's own scores, unweighted; NaN where it gave none."""
+        ...
+
 
 class Judge(Protocol):
     """Scores answers; `submit` returns at once, so that scoring runs while other answers are still being written."""
@@ -69,7 +74,9 @@ class Judge(Protocol):
 class TextWorld:
     """Asks `prompts_per_step` prompts, `samples` answers each, in a fresh order of the dataset every epoch.
 
-    Implements `train.World` for actors that can `generate`. Its whole state is how many prompts were asked.
+    Implements `train.World` for actors that can `generate`. Its whole state is how many prompts were asked. With
+    `baseline` every prompt is answered once more, greedily: that answer's score becomes the episodes' `baseline`, and
+    the answer itself is not among them.
     """
 
     prompts: Sequence[Prompt]
@@ -80,34 +87,30 @@ class TextWorld:
     samples: int
     seed: int
     shuffle: bool = True
+    baseline: bool = False
     asked: int = 0
 
     def rollout(self, actor: Generator) -> Episodes:
         """Episodes in the order asked: prompt by prompt, sample by sample, whatever order they finished in."""
         chosen = [self.prompts[row] for row in self._rows()]
-        ids = [f"{prompt.id}#{self.asked + place}" for place, prompt in enumerate(chosen)]
-        requests = [
-            Request(id=ids[place], prompt=prompt.tokens, samples=self.samples, sampling=self.sampling)
-            for place, prompt in enumerate(chosen)
-        ]
-        places = {id_: place for place, id_ in enumerate(ids)}
-        groups: list[list[Completion]] = [[] for _ in chosen]
-        tickets: list[object] = [None] * len(chosen)
+        requests = self._requests(chosen)
+        places = {request.id: place for place, request in enumerate(requests)}
+        groups: list[list[Completion]] = [[] for _ in requests]
+        tickets: list[object] = [None] * len(requests)
         for completion in actor.generate(requests):
             place = places[completion.request]
             groups[place].append(completion)
-            if len(groups[place]) == self.samples:
+            if len(groups[place]) == requests[place].samples:
                 groups[place].sort(key=lambda one: one.sample)
-                tickets[place] = self.judge.submit(self._answers(chosen[place], groups[place]))
+                tickets[place] = self.judge.submit(self._answers(chosen[place % len(chosen)], groups[place]))
         judgement = self.judge.gather(tickets)
         first = self.asked
         self.asked += len(chosen)
         return _episodes(
             prompts=[prompt.tokens for prompt in chosen for _ in range(self.samples)],
-            completions=[completion for group in groups for completion in group],
+            completions=[completion for group in groups[: len(chosen)] for completion in group],
             group=np.repeat(np.arange(first, first + len(chosen)), self.samples),
-            score=judgement.score,
-            status=judgement.status,
+            judgement=judgement,
         )
 
     def state(self) -> State:
@@ -132,8 +135,22 @@ class TextWorld:
             asked += len(picked)
         return rows
 
+    def _requests(self, chosen: Sequence[Prompt]) -> list[Request]:
+        """The prompts in order; then, with `baseline`, the same prompts in the same order for their greedy answers."""
+        ids = [f"{prompt.id}#{self.asked + place}" for place, prompt in enumerate(chosen)]
+        asked = list(zip(ids, chosen, strict=True))
+        requests = [
+            Request(id=id_, prompt=prompt.tokens, samples=self.samples, sampling=self.sampling) for id_, prompt in asked
+        ]
+        if self.baseline:
+            greedy = replace(self.sampling, greedy=True, top_k=0, top_p=1.0, min_p=0.0)
+            requests += [
+                Request(id=f"{id_} greedy", prompt=prompt.tokens, samples=1, sampling=greedy) for id_, prompt in asked
+            ]
+        return requests
+
     def _answers(self, prompt: Prompt, group: Sequence[Completion]) -> list[Answer]:
-        return [Answer(prompt=prompt.turns, text=self.decode(one.tokens), columns=prompt.columns) for one in group]
+        return [Answer(prompt=prompt.turns, text=one.text(self.decode), columns=prompt.columns) for one in group]
 
 
 def _episodes(
@@ -141,10 +158,15 @@ def _episodes(
     prompts: Sequence[NDArray[np.int32]],
     completions: Sequence[Completion],
     group: NDArray[np.int64],
-    score: NDArray[np.float64],
-    status: NDArray[np.uint8],
+    judgement: Judgement,
 ) -> Episodes:
-    """The score is paid at the last decision; a completion that ran into its limit is truncated."""
+    """The score is paid at the last decision; a completion that ran into its limit is truncated.
+
+    What was judged beyond the completions are the groups' greedy answers, one each.
+    """
+    count = len(completions)
+    score, status = judgement.score[:count], judgement.status[:count]
+    greedy = np.where(judgement.status[count:] == Status.SCORED, judgement.score[count:], np.nan)
     said = np.array([len(completion.tokens) for completion in completions], dtype=np.int64)
     asked = np.array([len(prompt) for prompt in prompts], dtype=np.int64)
     offsets, starts = offsets_of(said), offsets_of(asked + said)
@@ -155,10 +177,16 @@ def _episodes(
     return Episodes(
         offsets=offsets,
         seen=Transcript(
-            tokens=np.concatenate(pieces).astype(np.int32), offsets=starts, at=ranges(starts[:-1] + asked, said)
+            tokens=np.concatenate(pieces).astype(np.int32),
+            offsets=starts,
+            at=ranges(starts[:-1] + asked, said),
+            kept=join([one.kept or empty_rows(len(one.tokens)) for one in completions])
+            if any(one.kept is not None for one in completions)
+            else None,
         ),
         chosen=np.concatenate([completion.tokens for completion in completions]),
-        logp=np.concatenate([completion.logp for completion in completions]),
+        # Where some tokens were left out, the policy is what is left: the trainer draws the same line.
+        logp=np.concatenate([one.logp if one.kept is None else one.sampled_logp for one in completions]),
         version=np.concatenate([completion.version for completion in completions]),
         reward=reward,
         group=group,
@@ -167,6 +195,8 @@ def _episodes(
         final=None,
         score=score,
         status=status,
+        components=np.stack([values[:count] for values in judgement.functions.values()], axis=1),
+        baseline=np.repeat(greedy, count // len(greedy)) if len(greedy) else None,
     )
 
 

@@ -2,11 +2,20 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Final
 
+from hone.core.credit import Metrics
 from hone.core.errors import ConfigError, DataError
 from hone.core.generation import Completion, Request
 from hone.core.state import State
+from hone.engine.canary import Canary
+from hone.engine.choose import RunnerKind, choose_runner
+from hone.engine.clients.config import ServerEngine
+from hone.engine.clients.connect import connect
+from hone.engine.clients.remote import RemoteEngine
 from hone.engine.engine import Engine
+from hone.engine.limits import sized
+from hone.engine.stops import TextRules
 from hone.envs.dataset import Example, Examples
 from hone.envs.text import Answer, Prompt
 from hone.envs.text_files import SHOWN
@@ -19,20 +28,50 @@ from hone.rewards.jobs import RewardBatch, Ticket
 from hone.rewards.scores import Scores
 from hone.rewards.workers import WorkerPool
 
+FIXED_TOKENS: Final = 512
+"""Of a pass that must not depend on its batch."""
+
 
 @dataclass
 class EngineActor:
-    """The embedded engine as an actor: it draws from the trainer's own weights."""
+    """An engine as an actor: the embedded one over the trainer's weights, or a server that is given them."""
 
-    engine: Engine
+    engine: Engine | RemoteEngine
+    said: set[str] = field(default_factory=set[str])
 
     def generate(self, requests: Sequence[Request]) -> Iterator[Completion]:
         return self.engine.generate(requests)
 
+    def metrics(self) -> Metrics:
+        """Of the latest `generate`: where the time went. What depends on slots or pages is no figure of a run."""
+        stats = self.engine.stats
+        told: Metrics = {
+            "time/generate_s": stats.seconds_s,
+            "time/generate_model_s": stats.runner_s,
+            "time/generate_prefill_s": stats.prefill_s,
+            "time/generate_idle_s": stats.idle_slot_s / stats.slots,
+            "time/generate_tail_s": stats.tail_slot_s / stats.slots,
+            "rollout/tokens": float(stats.tokens),
+        }
+        fingerprint = self.engine.fingerprints.get(self.engine.version)
+        return told if fingerprint is None else {**told, "rollout/canary_gap": fingerprint.gap}
+
+    def notes(self) -> list[str]:
+        """What a person should read about how answers are generated, each of it once; a server is known after its
+        first publication."""
+        fresh = {self.engine.note} - self.said - {""}
+        self.said |= fresh
+        return sorted(fresh)
+
     def publish(self, policy: TokenPolicy, version: int) -> None:
-        """The weights are the engine's already; it only has to forget what it computed from older ones."""
+        """The engine takes up the trainer's weights as they are now, and forgets what it read under older ones."""
         del policy
         self.engine.publish(version)
+
+    def close(self) -> None:
+        """End what a server is still asked."""
+        if isinstance(self.engine, RemoteEngine):
+            self.engine.close()
 
 
 @dataclass
@@ -82,17 +121,51 @@ def pool_judge(config: RewardsConfig) -> PoolJudge:
     return PoolJudge(WorkerPool(config), budget)
 
 
-def make_engine(policy: TokenPolicy, *, slots: int, longest_prompt: int, max_tokens: int, seed: int) -> Engine:
-    """An engine over the policy's own module, with room for its longest prompt and answer."""
-    tokenizer = policy.tokenizer
-    return Engine(
-        policy.decoder,
-        tokenizer.decode,
-        eos_id=tokenizer.eos_ids,
+def make_engine(
+    policy: TokenPolicy,
+    *,
+    slots: int,
+    longest_prompt: int,
+    max_tokens: int,
+    seed: int,
+    runner: RunnerKind = "auto",
+    batch_invariant: bool = False,
+) -> Engine:
+    """An engine over the policy's own module, with room for its longest prompt and answer in every slot.
+
+    `batch_invariant`: on CUDA too no answer depends on its batch mates; every pass then costs as much as the largest.
+    Raises ConfigError or ResourceError where the `runner` asked for cannot be had.
+    """
+    tokenizer, decoder = policy.tokenizer, policy.decoder
+    vocab = min(tokenizer.size, decoder.config.vocab_size)
+    fixed = max(FIXED_TOKENS, 2 * slots) if batch_invariant else None
+    chosen = choose_runner(runner, decoder, vocab_used=vocab, fixed_tokens=fixed)
+    limits = sized(
         slots=slots,
-        max_len_tokens=longest_prompt + max_tokens,
+        page_tokens=chosen.runner.page_tokens,
+        sequence_tokens=min(longest_prompt + max_tokens, decoder.config.max_positions),
+        vocab=vocab,
+    )
+    return Engine(
+        chosen,
+        TextRules(eos=tokenizer.eos_ids, vocab=vocab, decode=tokenizer.decode),
+        limits=limits,
         seed=seed,
-        vocab_size_used=tokenizer.size,
+        canary=Canary(decoder, vocab=vocab),
+    )
+
+
+def make_client(policy: TokenPolicy, config: ServerEngine, *, slots: int, seed: int) -> RemoteEngine:
+    """A server that will be handed the policy's weights. Raises ConfigError for an address that cannot be one."""
+    tokenizer = policy.tokenizer
+    vocab = min(tokenizer.size, policy.decoder.config.vocab_size)
+    return connect(
+        config,
+        model=policy.decoder,
+        save=policy.save,
+        text=TextRules(eos=tokenizer.eos_ids, vocab=vocab, decode=tokenizer.decode),
+        slots=slots,
+        seed=seed,
     )
 
 

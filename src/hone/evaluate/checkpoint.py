@@ -4,21 +4,23 @@ Belongs here: from a policy folder and its run's config to an exam. Does not: ho
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeAlias
 
 import numpy as np
 from pydantic import ValidationError
 
 from hone.core.clock import SystemClock
 from hone.core.errors import ConfigError, DataError
-from hone.core.generation import Completion, Request, Sampling
+from hone.core.generation import Generator, Request, Sampling
 from hone.core.random import permutation
 from hone.envs.text_task import TaskConfig
 from hone.evaluate.asking import EngineActor, make_engine
 from hone.evaluate.control import evaluate_control, is_control
+from hone.evaluate.hearing import Aloud, Hearer
 from hone.evaluate.policies import ModelSource, open_policy
-from hone.evaluate.text import EvaluationConfig, TextExam, prepare_exam
+from hone.evaluate.text import EvaluationConfig, Generated, TextExam, prepare_exam
 from hone.models.policy import TokenPolicy
 from hone.store.durable import Json
 from hone.store.folder import open_run
@@ -28,7 +30,40 @@ FRESH_SEED = 1 << 29
 DEFAULT_MAX_TOKENS = 256
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Examined:
+    """What an evaluation found, and how its answers were written."""
+
+    scores: Mapping[str, float]
+    generated: Generated | None = None
+    """None for a policy that writes no text."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """Which answers are wanted, and how they are drawn."""
+
+    run: Path | None
+    """Whose config says what there is to ask."""
+    prompt: str | None
+    """What is to be answered `count` times; None: `count` held-out problems of the run, once each."""
+    count: int
+    temperature: float
+    """0 takes the likeliest token."""
+    seed: int
+    device: str
+
+
+Answer: TypeAlias = tuple[str, str, float | None]
+"""Prompt, answer, and score where there is a scorer."""
+
+
 def evaluate(policy: Path, *, run: Path | None, problems: int, seed: int, device: str) -> Mapping[str, float]:
+    """The scores of `examine`."""
+    return examine(policy, run=run, problems=problems, seed=seed, device=device).scores
+
+
+def examine(policy: Path, *, run: Path | None, problems: int, seed: int, device: str) -> Examined:
     """Score of the policy on held-out work of its run: the run's own with `seed` 0; otherwise other problems where they
     are generated, and others of the same where they stand in a file.
 
@@ -39,14 +74,15 @@ def evaluate(policy: Path, *, run: Path | None, problems: int, seed: int, device
             f"{policy} belongs to no run, so nothing says what to ask it; name a run, or a checkpoint in its run"
         )
     if is_control(policy):
-        return evaluate_control(policy, config=tree_of(run), episodes=problems, seed=seed)
+        return Examined(scores=evaluate_control(policy, config=tree_of(run), episodes=problems, seed=seed))
     loaded = _open(policy, device)
     config = _exam_config(run, problems=problems, seed=seed)
     exam = _prepared(config, loaded, problems, seed)
     try:
-        return exam.ask_policy(loaded).metrics()
+        judged = exam.ask_policy(loaded)
     finally:
         exam.close()
+    return Examined(scores=judged.metrics(), generated=judged.generated)
 
 
 def sample(
@@ -58,21 +94,28 @@ def sample(
     temperature: float,
     seed: int,
     device: str,
-) -> Sequence[tuple[str, str, float | None]]:
-    """(prompt, answer, score): `count` answers to `prompt`, or one to each of `count` held-out problems of the run."""
+) -> Sequence[Answer]:
+    """`count` answers to `prompt`, or one to each of `count` held-out problems of the run."""
+    return answers(
+        policy, Wanted(run=run, prompt=prompt, count=count, temperature=temperature, seed=seed, device=device)
+    )
+
+
+def answers(policy: Path, wanted: Wanted, hearer: Hearer | None = None) -> Sequence[Answer]:
+    """The answers that are `wanted`; `hearer` hears them while they are being written."""
     if is_control(policy):
         raise ConfigError(f"{policy} is a control policy: it writes no text; judge it with `hone eval`")
-    loaded = _open(policy, device)
-    if prompt is not None:
-        return [(prompt, answer, None) for answer in _answers(loaded, prompt, count, temperature, seed, run)]
-    if run is None:
+    loaded = _open(policy, wanted.device)
+    if wanted.prompt is not None:
+        return [(wanted.prompt, answer, None) for answer in _answers(loaded, wanted.prompt, wanted, hearer)]
+    if wanted.run is None:
         raise ConfigError(f"{policy} belongs to no run: say with --prompt what to answer")
-    config = _exam_config(run, problems=count, seed=seed).model_copy(
-        update={"greedy": temperature == 0, "temperature": temperature or 1.0, "seed": seed}
+    config = _exam_config(wanted.run, problems=wanted.count, seed=wanted.seed).model_copy(
+        update={"greedy": wanted.temperature == 0, "temperature": wanted.temperature or 1.0, "seed": wanted.seed}
     )
-    exam = _prepared(config, loaded, count, seed)
+    exam = _prepared(config, loaded, wanted.count, wanted.seed)
     try:
-        judged = exam.ask_policy(loaded)
+        judged = exam.ask_policy(loaded, hearer)
     finally:
         exam.close()
     scores = [None if np.isnan(score) else float(score) for score in judged.scores]
@@ -134,10 +177,8 @@ def _prepared(config: EvaluationConfig, policy: TokenPolicy, problems: int, seed
     return replace(exam, prompts=[exam.prompts[place] for place in sorted(order.tolist())])
 
 
-def _answers(
-    policy: TokenPolicy, prompt: str, count: int, temperature: float, seed: int, run: Path | None
-) -> list[str]:
-    table = {} if run is None else tree_of(run).get("evaluation") or {}
+def _answers(policy: TokenPolicy, prompt: str, wanted: Wanted, hearer: Hearer | None) -> list[str]:
+    table = {} if wanted.run is None else tree_of(wanted.run).get("evaluation") or {}
     told = table if isinstance(table, dict) else {}
     limit = told.get("max_tokens", DEFAULT_MAX_TOKENS)
     task = told.get("task")
@@ -149,8 +190,14 @@ def _answers(
     if room < 1:
         raise DataError(f"the prompt has {len(tokens)} tokens; the model's context is {len(tokens) + room}")
     most = min(int(limit) if isinstance(limit, int) else DEFAULT_MAX_TOKENS, room)
-    engine = make_engine(policy, slots=min(count, 64), longest_prompt=len(tokens), max_tokens=most, seed=seed)
-    sampling = Sampling(max_tokens=most, greedy=temperature == 0, temperature=temperature or 1.0)
-    request = Request(id="prompt", prompt=tokens, samples=count, sampling=sampling)
-    found: list[Completion] = sorted(EngineActor(engine).generate([request]), key=lambda one: one.sample)
+    engine = make_engine(
+        policy, slots=min(wanted.count, 64), longest_prompt=len(tokens), max_tokens=most, seed=wanted.seed
+    )
+    sampling = Sampling(max_tokens=most, greedy=wanted.temperature == 0, temperature=wanted.temperature or 1.0)
+    request = Request(id="prompt", prompt=tokens, samples=wanted.count, sampling=sampling)
+    actor: Generator = EngineActor(engine)
+    if hearer is not None:
+        hearer.asked([prompt] * wanted.count)
+        actor = Aloud(engine, policy.tokenizer.decode, hearer)
+    found = sorted(actor.generate([request]), key=lambda one: one.sample)
     return [policy.tokenizer.decode(one.tokens) for one in found]

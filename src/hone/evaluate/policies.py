@@ -8,7 +8,7 @@ from pydantic import Field, model_validator
 
 from hone.core.clock import SystemClock
 from hone.core.config import Config
-from hone.core.errors import DataError
+from hone.core.errors import ConfigError, DataError
 from hone.models.config import Family, ModelConfig
 from hone.models.folder import load_model, read_config
 from hone.models.init import new_model
@@ -64,6 +64,9 @@ class ModelSource(Config):
     compute: Literal["auto", "float32", "bfloat16"] = "auto"
     """What the trainer multiplies in, with sums in float32; `auto` is bfloat16 where the processor has instructions
     for it, and the weights stay what they are."""
+    exactness: Literal["parity", "bitwise"] = "parity"
+    """`bitwise`: the trainer finds, to the last bit, the log-probabilities that were recorded when answers were drawn.
+    float32 on a CPU, generation by torch, slower; `parity` agrees to about 1e-6 nats."""
     activation_checkpointing: bool = False
     """Compute each layer twice instead of keeping what the backward pass needs."""
 
@@ -73,6 +76,11 @@ class ModelSource(Config):
             raise ValueError("give exactly one of model.path and model.new")
         if self.weights == "bfloat16" and self.compute == "float32":
             raise ValueError('model.weights = "bfloat16" cannot be computed in float32; leave model.compute out')
+        low = [f"model.{key}" for key in ("weights", "compute") if self.model_dump()[key] == "bfloat16"]
+        if self.exactness == "bitwise" and low:
+            raise ValueError(
+                f'model.exactness = "bitwise" is computed in float32; leave out {" and ".join(low)} = "bfloat16"'
+            )
         return self
 
 
@@ -95,6 +103,10 @@ def open_policy(source: ModelSource, *, seed: int, device: str, temperature: flo
         )
         tokenizer.check_fits(decoder.config.vocab_size)
     decoder.compute_in(_compute(source, device))
+    if source.exactness == "bitwise":
+        if not device.startswith("cpu"):
+            raise ConfigError(f'model.exactness = "bitwise" needs run.device = "cpu"; it is {device!r}')
+        decoder.compute_exactly()
     return TokenPolicy(decoder, tokenizer, temperature)
 
 
@@ -102,7 +114,7 @@ def _compute(source: ModelSource, device: str) -> str:
     """What `compute` comes to: by what the processor can do, not by a measurement, so that every run is the same."""
     if source.compute != "auto":
         return source.compute
-    if source.weights == "bfloat16":
+    if source.weights == "bfloat16" or source.exactness == "bitwise":
         return source.weights
     return "bfloat16" if fast_bfloat16(device) else "float32"
 

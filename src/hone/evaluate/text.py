@@ -1,7 +1,7 @@
 """A token policy judged on held-out prompts: every answer scored, the mean with a 95% interval."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated
 
 import numpy as np
@@ -11,12 +11,13 @@ from pydantic import Field, model_validator
 from hone.core.config import Config
 from hone.core.credit import Metrics
 from hone.core.errors import DataError
-from hone.core.generation import Generator, Sampling
+from hone.core.generation import GenerationStats, Generator, Sampling
 from hone.envs.dataset import Examples
 from hone.envs.text import Judge, Prompt, TextWorld
 from hone.envs.text_task import TaskConfig
 from hone.estimators.means import Estimate, mean_interval
 from hone.evaluate.asking import EngineActor, make_engine, make_prompts, pool_judge
+from hone.evaluate.hearing import Aloud, Hearer
 from hone.models.policy import TokenPolicy
 from hone.models.tokenizers import Tokenizer
 from hone.rewards.config import RewardsConfig
@@ -60,6 +61,17 @@ class EvaluationConfig(Config):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Generated:
+    """How the answers of an evaluation were written."""
+
+    runner: str
+    """For people: `native float32 (avx512)`."""
+    stats: GenerationStats
+    note: str = ""
+    """What a person should read about the choice of the runner."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Judged:
     """Every answer of an evaluation, in the order of the prompts."""
 
@@ -71,6 +83,8 @@ class Judged:
     """`[n]`; NaN where the answer could not be scored."""
     lengths: NDArray[np.int64]
     """`[n]` tokens."""
+    generated: Generated | None = None
+    """Known where the policy was asked through an engine of its own."""
 
     @property
     def estimate(self) -> Estimate:
@@ -130,15 +144,15 @@ class TextExam:
         columns = [prompt.columns for prompt in self.prompts]
         return Judged(
             ids=[prompt.id for prompt in self.prompts],
-            prompts=[prompt.turns if isinstance(prompt.turns, str) else str(prompt.turns) for prompt in self.prompts],
+            prompts=[_words(prompt) for prompt in self.prompts],
             references=[str(one.get("answer", one.get("ground_truth", ""))) for one in columns],
             answers=[decode(tokens) for tokens in said],
             scores=episodes.score,
             lengths=episodes.lengths,
         )
 
-    def ask_policy(self, policy: TokenPolicy) -> Judged:
-        """Ask a policy through an engine of its own."""
+    def ask_policy(self, policy: TokenPolicy, hearer: Hearer | None = None) -> Judged:
+        """Ask a policy through an engine of its own; `hearer` hears the answers while they are being written."""
         engine = make_engine(
             policy,
             slots=self.config.slots,
@@ -146,7 +160,17 @@ class TextExam:
             max_tokens=self.config.max_tokens,
             seed=self.config.seed,
         )
-        return self.ask(EngineActor(engine), policy.tokenizer.decode)
+        decode = policy.tokenizer.decode
+        actor: Generator = EngineActor(engine)
+        if hearer is not None:
+            hearer.asked([_words(prompt) for prompt in self.prompts])
+            actor = Aloud(engine, decode, hearer)
+        judged = self.ask(actor, decode)
+        return replace(judged, generated=Generated(runner=engine.runner.name, stats=engine.stats, note=engine.note))
+
+
+def _words(prompt: Prompt) -> str:
+    return prompt.turns if isinstance(prompt.turns, str) else str(prompt.turns)
 
 
 def prepare_exam(config: EvaluationConfig, tokenizer: Tokenizer, *, context: int) -> TextExam:

@@ -9,7 +9,8 @@ one complex product; folder.py translates both, exactly, to and from the names a
 
 import math
 from collections.abc import Callable
-from typing import Final, TypeAlias
+from dataclasses import dataclass, replace
+from typing import Final, Literal, TypeAlias
 
 import torch
 from torch import Tensor, nn
@@ -17,15 +18,27 @@ from torch.nn import functional
 from torch.utils.checkpoint import checkpoint
 
 from hone.core.errors import DataError
+from hone.core.ragged import Ints
 from hone.models.attention import Attend, PackedAttention
 from hone.models.config import ModelConfig, Rope
+from hone.models.exact import ExactAttention, FixedAttention, RowLinear, exact_product, to_tiles
 from hone.models.fused import gated_silu, mixed_linear, rms_norm, rotate
-from hone.models.outlook import Kept, Likeliest, Outlook, likeliest, outlook, widened
+from hone.models.outlook import Kept, Likeliest, Outlook, Question, answered, likeliest, widened
 from hone.models.packed import Packed
 
 DTYPES: Final = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 LinearFn: TypeAlias = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 """`(x [N, in], weight [out, in], bias [out] | None) -> [N, out]`."""
+Exactness = Literal["parity", "bitwise"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Arithmetic:
+    linear: LinearFn
+    kind: torch.dtype
+    """What lies between the stream's additions; the stream itself keeps the weights' type."""
+    steady: bool
+    """An element's bits do not depend on where in a tensor it lies."""
 
 
 def torch_dtype(name: str) -> torch.dtype:
@@ -73,11 +86,8 @@ class Layer(nn.Module):
         self.gate_up = Projection(c.hidden_size, 2 * c.intermediate_size, bias=c.mlp_bias, dtype=dtype)
         self.down = Projection(c.intermediate_size, c.hidden_size, bias=c.mlp_bias, dtype=dtype)
 
-    def forward(
-        self, x: Tensor, turns: Tensor, attend: Attend, linear: LinearFn, kind: torch.dtype
-    ) -> Tensor:  # fmt: skip
-        """`kind`: what lies between the stream's additions; the stream itself keeps the weights' type."""
-        heads, kv_heads = self.heads, self.kv_heads
+    def forward(self, x: Tensor, turns: Tensor, attend: Attend, by: _Arithmetic) -> Tensor:
+        heads, kv_heads, linear, kind = self.heads, self.kv_heads, by.linear, by.kind
         qkv = linear(self.attention_norm(x, kind), self.qkv.weight, self.qkv.bias).view(len(x), -1, self.head_dim)
         query, key, value = qkv.split((heads, kv_heads, kv_heads), dim=1)
         if self.q_norm is not None and self.k_norm is not None:
@@ -85,7 +95,7 @@ class Layer(nn.Module):
         mixed = attend(self.number, rotate(query, turns), rotate(key, turns), value)
         x = x + linear(mixed, self.out.weight, self.out.bias)
         gate_up = linear(self.mlp_norm(x, kind), self.gate_up.weight, self.gate_up.bias)
-        return x + linear(gated_silu(gate_up), self.down.weight, self.down.bias)
+        return x + linear(gated_silu(gate_up, steady=by.steady), self.down.weight, self.down.bias)
 
 
 class Decoder(nn.Module):
@@ -96,6 +106,10 @@ class Decoder(nn.Module):
         kind = torch_dtype(dtype)
         self.compute = kind
         """What `hidden` multiplies in; see `compute_in`."""
+        self.exactness: Exactness = "parity"
+        """Whether `hidden` and `outlook` give the bits of an engine that runs this model; see `compute_exactly`."""
+        self.rows = RowLinear()
+        """Linear layers for such an engine."""
         self.config = config
         self.checkpoint_activations = checkpoint_activations
         self.embedding = Projection(config.hidden_size, config.vocab_size, bias=False, dtype=kind)
@@ -129,6 +143,15 @@ class Decoder(nn.Module):
             raise DataError(f"{str(self.dtype).removeprefix('torch.')} weights cannot be computed in {dtype}")
         self.compute = kind
 
+    def compute_exactly(self) -> None:
+        """From now on `hidden` and `outlook` are, bit for bit, what a torch engine over this model computes, in any
+        batch; gradients are those of the usual arithmetic. Raises DataError where that is not float32 on a CPU.
+        """
+        found = f"{str(self.compute).removeprefix('torch.')} on {self.device.type}"
+        if found != "float32 on cpu" or self.dtype != torch.float32:
+            raise DataError(f"log-probabilities that are equal to the bit need float32 on a CPU, not {found}")
+        self.exactness = "bitwise"
+
     def run(
         self,
         tokens: Tensor,
@@ -139,17 +162,24 @@ class Decoder(nn.Module):
     ) -> Tensor:
         """The stream after the last norm, `[T, hidden_size]`, for `tokens` `[T]` at `positions` `[T]`."""
         x = functional.embedding(tokens, self.embedding.weight)
-        turns, kind = self._turns(positions), kind or self.dtype
+        turns = self._turns(positions)
+        by = _Arithmetic(linear, kind or self.dtype, self.exactness == "bitwise")
         for layer in self.layers:
             if self.checkpoint_activations and torch.is_grad_enabled():
-                x = checkpoint(layer, x, turns, attend, linear, kind, use_reentrant=False, preserve_rng_state=False)
+                x = checkpoint(layer, x, turns, attend, by, use_reentrant=False, preserve_rng_state=False)
             else:
-                x = layer(x, turns, attend, linear, kind)
+                x = layer(x, turns, attend, by)
         return self.norm(x)
 
     def hidden(self, packed: Packed) -> Tensor:
         """`[T, hidden_size]`: hidden state t has seen tokens up to t of its row (and branch), and predicts the next."""
         c = self.config
+        if self.exactness == "bitwise":
+            fixed = ExactAttention(
+                packed, heads=c.heads, kv_heads=c.kv_heads, head_dim=c.head_dim, dtype=self.compute
+            )  # fmt: skip
+            tokens, positions = to_tiles(packed.tokens), to_tiles(packed.positions)
+            return self.run(tokens, positions, fixed, self.rows)[: len(packed.tokens)]
         attend = PackedAttention(
             packed,
             heads=c.heads,
@@ -177,8 +207,11 @@ class Decoder(nn.Module):
         `hidden` `[N, hidden_size]` are the states that predict `chosen` `[N]`. Logits from `vocab_size_used` on (a
         vocabulary padded beyond its tokenizer) have probability 0.
         """
-        weight = self.output_weight[:vocab_size_used]
-        return outlook(hidden, weight, chosen, temperature, entropy=entropy, among=among, kept=kept)
+        weight = self.output_weight
+        question = Question(temperature, entropy, kept)
+        if self.exactness == "bitwise":
+            question = replace(question, product=exact_product(self.rows, weight))
+        return answered(hidden, weight[:vocab_size_used], chosen, among, question)
 
     def likeliest(self, hidden: Tensor, count: int, temperature: float, *, vocab_size_used: int) -> Likeliest:
         """The `count` likeliest tokens after each of `hidden` `[N, hidden_size]`, as data."""
@@ -187,6 +220,11 @@ class Decoder(nn.Module):
     def logits(self, hidden: Tensor, linear: LinearFn = functional.linear) -> Tensor:
         """`[N, vocab_size]`, float32 (float64 for a float64 model), not divided by a temperature."""
         return widened(linear(hidden, self.output_weight, None))
+
+    def fixed_attention(self, sequence: Ints, positions: Ints, slots: Ints) -> FixedAttention:
+        """For an engine: attention of tokens of `sequence` `[T]` at `positions` `[T]` over keys in `slots` `[B, L]`."""
+        c = self.config
+        return FixedAttention(sequence, positions, slots, heads=c.heads, kv_heads=c.kv_heads, device=self.device)
 
     def _turns(self, positions: Tensor) -> Tensor:
         """Unit complex numbers `[T, 1, head_dim / 2]`, one rotation for each pair of features."""

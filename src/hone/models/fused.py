@@ -96,20 +96,22 @@ class _GatedSilu(torch.autograd.Function):
     """silu(gate) * up with `[gate, up]` in one tensor;  d silu(x) = s (1 + x (1 - s)), s = sigmoid(x)."""
 
     @staticmethod
-    def forward(ctx: _Context, gate_up: Tensor) -> Tensor:
+    def forward(ctx: _Context, gate_up: Tensor, steady: bool) -> Tensor:  # noqa: FBT001 - autograd takes no keywords
         ctx.save_for_backward(gate_up)
         gate, up = gate_up.chunk(2, dim=-1)
+        if steady:
+            return torch.mul(gate, up).div_(torch.neg(gate).exp_().add_(1))
         return functional.silu(gate).mul_(up)
 
     @staticmethod
-    def backward(ctx: _Context, *grads: Tensor) -> Tensor:
+    def backward(ctx: _Context, *grads: Tensor) -> tuple[Tensor, None]:
         (gate_up,) = ctx.saved_tensors
         gate, up = gate_up.chunk(2, dim=-1)
         out = torch.empty_like(gate_up)
         d_gate, d_up = out.chunk(2, dim=-1)
         torch.mul(grads[0], functional.silu(gate), out=d_up)
         torch.ops.aten.silu_backward.grad_input(grads[0] * up, gate, grad_input=d_gate)
-        return out
+        return out, None
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float, kind: torch.dtype | None = None) -> Tensor:
@@ -134,6 +136,10 @@ def rotate(x: Tensor, turns: Tensor) -> Tensor:
     return _Rotate.apply(x, turns)
 
 
-def gated_silu(gate_up: Tensor) -> Tensor:
-    """`[..., 2 n]` -> silu of the first half times the second, `[..., n]` (Shazeer, 2020)."""
-    return _GatedSilu.apply(gate_up)
+def gated_silu(gate_up: Tensor, *, steady: bool = False) -> Tensor:
+    """`[..., 2 n]` -> silu of the first half times the second, `[..., n]` (Shazeer, 2020).
+
+    `steady`: in a form whose bits do not depend on where an element lies. torch's own sigmoid takes another road for the
+    elements that do not fill a vector register, and which ones these are depends on threads.
+    """
+    return _GatedSilu.apply(gate_up, steady)

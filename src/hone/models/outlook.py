@@ -3,6 +3,7 @@
 Belongs here: the output projection and the log-softmax, in chunks that are computed again in the backward pass.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -50,9 +51,14 @@ class Likeliest:
     """`[N, K]` nats."""
 
 
-def scaled_logits(hidden: Tensor, weight: Tensor, temperature: float | Tensor) -> Tensor:
+def scaled_logits(
+    hidden: Tensor,
+    weight: Tensor,
+    temperature: float | Tensor,
+    product: Callable[[Tensor, Tensor], Tensor] = functional.linear,
+) -> Tensor:
     """`hidden @ weight.T / temperature` -> `[N, vocab]`, float32 or wider. The one formula of trainer and engine."""
-    return widened(functional.linear(hidden, weight)) / temperature
+    return widened(product(hidden, weight)) / temperature
 
 
 def widened(x: Tensor) -> Tensor:
@@ -74,11 +80,34 @@ def outlook(
     `hidden` `[N, D]`, `weight` `[vocab, D]`, `chosen` `[N]`; `among` `[N, K]` asks about further tokens; `kept`
     renormalises over the tokens that sampling left. Memory beyond the inputs: one chunk of logits.
     """
+    return answered(hidden, weight, chosen, among, Question(temperature, entropy, kept))
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is asked of all positions alike."""
+
+    temperature: float
+    entropy: bool = False
+    kept: Kept | None = None
+    product: Callable[[Tensor, Tensor], Tensor] = functional.linear
+    """`(hidden [n, D], weight [vocab, D]) -> [n, vocab]`: by which arithmetic logits are computed."""
+
+    def answer(self, hidden: Tensor, weight: Tensor, part: slice) -> Tensor:
+        """Log-probabilities of all tokens `[rows of part, vocab]`; -inf for those that sampling cut off."""
+        logits = scaled_logits(hidden[part], weight, self.temperature, self.product)
+        if self.kept is not None:
+            logits = logits.masked_fill_(_cut_off(self.kept, part, logits), -torch.inf)
+        return torch.log_softmax(logits, dim=-1)
+
+
+def answered(hidden: Tensor, weight: Tensor, chosen: Tensor, among: Tensor | None, question: Question) -> Outlook:
+    """`outlook`, with everything that may be asked."""
     asked = chosen[:, None] if among is None else torch.cat((chosen[:, None], among), dim=1)
-    logp, entropies = _Outlook.apply(hidden, weight, asked, _Question(temperature, entropy, kept))
+    logp, entropies = _Outlook.apply(hidden, weight, asked, question)
     return Outlook(
         logp=logp[:, 0],
-        entropy=entropies if entropy else None,
+        entropy=entropies if question.entropy else None,
         among=None if among is None else logp[:, 1:],
     )
 
@@ -87,7 +116,7 @@ def outlook(
 def likeliest(hidden: Tensor, weight: Tensor, temperature: float, count: int) -> Likeliest:
     """The `count` likeliest tokens of each row of `hidden` `[N, D]`, as data."""
     found = [
-        torch.log_softmax(scaled_logits(hidden[part], weight, temperature), dim=-1).topk(count, dim=-1)
+        Question(temperature).answer(hidden, weight, part).topk(count, dim=-1)
         for part in _chunks(len(hidden), len(weight))
     ]
     if not found:
@@ -103,20 +132,6 @@ def _chunks(rows: int, vocab: int) -> list[slice]:
     return [slice(start, min(start + size, rows)) for start in range(0, rows, size)]
 
 
-@dataclass(frozen=True, slots=True)
-class _Question:
-    temperature: float
-    entropy: bool
-    kept: Kept | None
-
-    def answer(self, hidden: Tensor, weight: Tensor, part: slice) -> Tensor:
-        """Log-probabilities of all tokens `[rows of part, vocab]`; -inf for those that sampling cut off."""
-        logits = scaled_logits(hidden[part], weight, self.temperature)
-        if self.kept is not None:
-            logits = logits.masked_fill_(_cut_off(self.kept, part, logits), -torch.inf)
-        return torch.log_softmax(logits, dim=-1)
-
-
 def _cut_off(kept: Kept, part: slice, logits: Tensor) -> Tensor:
     bounds = kept.offsets[part.start : part.stop + 1]
     counts = bounds.diff()
@@ -129,7 +144,7 @@ def _cut_off(kept: Kept, part: slice, logits: Tensor) -> Tensor:
 class _Context(Protocol):
     """What autograd keeps between forward and backward."""
 
-    question: _Question
+    question: Question
     saved_tensors: tuple[Tensor, Tensor, Tensor]
     needs_input_grad: tuple[bool, ...]
 
@@ -141,7 +156,7 @@ class _Outlook(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: _Context, hidden: Tensor, weight: Tensor, asked: Tensor, question: _Question
+        ctx: _Context, hidden: Tensor, weight: Tensor, asked: Tensor, question: Question
     ) -> tuple[Tensor, Tensor]:
         dtype = torch.float64 if hidden.dtype == torch.float64 else torch.float32
         logp = torch.empty(asked.shape, dtype=dtype, device=hidden.device)

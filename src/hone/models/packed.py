@@ -12,6 +12,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from hone.core.ragged import Ints
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Packed:
@@ -93,6 +95,26 @@ def pack_shared(
         branch=_join(branch).to(device),
     )
     return packed, Targets(at=_join(at).to(device), chosen=_join(chosen).to(device))
+
+
+def texts_of(packed: Packed) -> tuple[Ints, Ints]:
+    """Of each token `[T]` the text it belongs to, and where the positions of each text `[B, L]` lie.
+
+    A row is one text; a row with branches is one text for its trunk and one for each branch.
+    """
+    positions, count = packed.positions.cpu().numpy(), len(packed.positions)
+    row = np.repeat(np.arange(len(packed.offsets) - 1), np.diff(packed.offsets))
+    branch = np.zeros(count, np.int64) if packed.branch is None else packed.branch.cpu().numpy()
+    kinds, first, sequence = np.unique(
+        row * (int(branch.max(initial=0)) + 1) + branch, return_index=True, return_inverse=True
+    )
+    length = int(positions.max(initial=0)) + 1
+    slots = np.zeros((len(kinds), length), np.int64)
+    slots[sequence, positions] = np.arange(count)
+    begins = positions[first]  # where a text's own tokens begin; before them it reads its row's trunk
+    shared = np.arange(length)[None, :] < begins[:, None]
+    trunk = packed.offsets[:-1][row[first]][:, None] + np.arange(length)[None, :]
+    return sequence, np.where(shared, trunk, slots)
 
 
 def _join(parts: Sequence[NDArray[np.integer]]) -> Tensor:

@@ -1,24 +1,21 @@
 """Numbers that a loss needs from all rows of an optimizer step, taken once, before it is cut into micro-batches.
 
-Belongs here: functions of whole detached columns `[N]` (numpy), as in `selection.py`, that return a column `[N]`;
-losses then take it as data. The same statistic over each micro-batch would make the gradient depend on how the batch
-was cut. With several ranks the columns are those of all ranks.
+Belongs here: functions of whole detached columns (numpy), as in `selection.py`, that return a column; losses then take
+it as data. The same statistic over each micro-batch would make the gradient depend on how the batch was cut. With
+several ranks the columns are those of all ranks.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from hone.core.state import State, array, integer
-
-Column = NDArray[np.floating]
-Floats = NDArray[np.float64]
+from hone.objectives.selection import Column, Floats
 
 
 def kto_baseline(mismatched: Column) -> Floats:
     """z0 = max(0, mean of log pi / pi_ref over prompts with *another* prompt's answer) for `unpaired.kto` (Ethayarajh
-    et al., 2024): an estimate of KL(policy || reference). `mismatched` `[N]` nats -> `[N]`, one number.
+    et al., 2024): an estimate of KL(policy || reference). `mismatched` in nats; the result is one number at every row.
 
     NaN stands for a prompt without such an answer and is left out; without any, z0 is 0. The estimate is biased, as the
     paper says. TRL takes the mean of each rank and then the mean of ranks, HALOs leaves out scores of exactly 0; here
@@ -41,7 +38,7 @@ class RunningShift:
     count: int = 0
 
     def update(self, scores: Column) -> Floats:
-        """Take in the `scores` `[N]` of all answers of an optimizer step; the mean since the start, `[N]`.
+        """Take in the `scores` of all answers of an optimizer step; the mean since the start, at every row.
 
         NaN, a score that is not known, does not count.
         """
@@ -60,21 +57,21 @@ class RunningShift:
 
 
 def same_rank(scores: Column, others: Column) -> Floats:
-    """For each of `scores` `[N]`, that of `others` `[N]` with the same rank; ties in the order of the rows."""
+    """For each of `scores`, that of `others` with the same rank; ties in the order of the rows."""
     partners = np.empty(len(others))
     partners[np.argsort(scores, kind="stable")] = np.sort(others)
     return partners
 
 
 def aot_partners(margin: Column, reference_margin: Column) -> Floats:
-    """For `preference.aot` (Melnyk et al., 2024): the reference's margin of the rank of each policy margin, `[N]` nats.
+    """For `preference.aot` (Melnyk et al., 2024): the reference's margin of the rank of each policy margin, in nats.
 
-    `margin` = log pi(y_w) - log pi(y_l) `[N]`, `reference_margin` the same of the reference.
+    `margin` = log pi(y_w) - log pi(y_l), `reference_margin` the same of the reference.
     """
     return same_rank(margin, reference_margin)
 
 
 def worth_scale(worth: Column, *, alpha: float = 2.5) -> Floats:
-    """alpha / mean of |Q| for `offline.behaviour_regularised` (TD3+BC, Fujimoto and Gu, 2021). `worth` `[N]`."""
+    """alpha / mean of |Q| for `offline.behaviour_regularised` (TD3+BC, Fujimoto and Gu, 2021), at every row."""
     mean = float(np.abs(worth, dtype=np.float64).mean()) if len(worth) else 0.0
     return np.full(len(worth), alpha / max(mean, 1e-8))

@@ -8,28 +8,44 @@ from collections.abc import Callable
 from typing import TypeAlias
 
 import torch
+from jaxtyping import Bool, Float
 from torch import Tensor
 
+from hone.objectives.shapes import Actions, One, PerDecision, Table
 from hone.objectives.terms import Terms
 
 # ------------------------------------------------------------------------------------------------------- BCQ
 
 
 @torch.no_grad()
-def mixed_target(reward: Tensor, discount: Tensor, first: Tensor, second: Tensor, *, pessimism: float = 0.75) -> Tensor:
-    """r + discount * max over i of [w min(Q1', Q2') + (1 - w) max(Q1', Q2')](s', a_i) `[n]`: BCQ (Fujimoto et al.,
-    2019), w = `pessimism`.
+def mixed_target(
+    reward: PerDecision,
+    discount: PerDecision,
+    first: Float[Tensor, "n m"],
+    second: Float[Tensor, "n m"],
+    *,
+    pessimism: float = 0.75,
+) -> PerDecision:
+    """r + discount * max over i of [w min(Q1', Q2') + (1 - w) max(Q1', Q2')](s', a_i): BCQ (Fujimoto et al., 2019),
+    w = `pessimism`.
 
-    `first`, `second` `[n, m]` of slow critics at m perturbed actions of the generator, 10 in the paper. w = 1 and one
-    action is TD3's target.
+    `first`, `second` of slow critics at m perturbed actions of the generator, 10 in the paper. w = 1 and one action is
+    TD3's target.
     """
     mixed = pessimism * torch.minimum(first, second) + (1.0 - pessimism) * torch.maximum(first, second)
     return reward + discount * mixed.amax(dim=1)
 
 
-def generator_loss(rebuilt: Tensor, action: Tensor, mean: Tensor, log_std: Tensor, *, divergence: float = 0.5) -> Terms:
+def generator_loss(
+    rebuilt: Actions,
+    action: Actions,
+    mean: Float[Tensor, "n z"],
+    log_std: Float[Tensor, "n z"],
+    *,
+    divergence: float = 0.5,
+) -> Terms:
     """mean (rebuilt - a)^2 + divergence * mean KL(N(mean, std^2) || N(0, 1)): the autoencoder of logged actions (BCQ,
-    Fujimoto et al., 2019; BEAR). `rebuilt`, `action` `[n, a]`; `mean`, `log_std` `[n, z]` of the latent code.
+    Fujimoto et al., 2019; BEAR). `mean`, `log_std` of the latent code.
 
     Means over an action's numbers and over the latent dimensions, as in the authors' code. The network keeps the
     logarithm of the standard deviation within bounds.
@@ -43,9 +59,9 @@ def generator_loss(rebuilt: Tensor, action: Tensor, mean: Tensor, log_std: Tenso
 
 
 @torch.no_grad()
-def admissible(logp: Tensor, *, threshold: float = 0.3) -> Tensor:
-    """Actions at least `threshold` times as likely in the log as the likeliest: `[n, k]` bool (discrete BCQ, Fujimoto
-    et al., 2019). `logp` `[n, k]` of a model of the log. 0 allows all (Q-learning), 1 the likeliest only (imitation).
+def admissible(logp: Table, *, threshold: float = 0.3) -> Bool[Tensor, "n k"]:
+    """Actions at least `threshold` times as likely in the log as the likeliest (discrete BCQ, Fujimoto et al., 2019).
+    `logp` of a model of the log. 0 allows all (Q-learning), 1 the likeliest only (imitation).
 
     For the target: `td.double_target(..., table.masked_fill(~allowed, -inf), slow)`; the same mask where it acts.
     """
@@ -54,42 +70,44 @@ def admissible(logp: Tensor, *, threshold: float = 0.3) -> Tensor:
 
 # ------------------------------------------------------------------------------------------------------ BEAR
 
-Kernel: TypeAlias = Callable[[Tensor, float], Tensor]
-"""Differences of actions `[..., a]` and a width -> similarity `[...]`."""
+Kernel: TypeAlias = Callable[[Float[Tensor, "*batch a"], float], Float[Tensor, " *batch"]]
+"""Differences of actions and a width -> similarity."""
 
 LOWEST_PRICE, HIGHEST_PRICE = -5.0, 10.0
 """Bounds of the logarithm of BEAR's multiplier."""
 
 
-def laplacian(difference: Tensor, width: float) -> Tensor:
+def laplacian(difference: Float[Tensor, "*batch a"], width: float) -> Float[Tensor, " *batch"]:
     """exp(-|x - y|_1 / (2 width))"""
     return torch.exp(-difference.abs().sum(dim=-1) / (2.0 * width))
 
 
-def gaussian(difference: Tensor, width: float) -> Tensor:
+def gaussian(difference: Float[Tensor, "*batch a"], width: float) -> Float[Tensor, " *batch"]:
     """exp(-|x - y|^2 / (2 width)): the width is a variance, as in BEAR's code."""
     return torch.exp(-difference.square().sum(dim=-1) / (2.0 * width))
 
 
-def mmd(first: Tensor, second: Tensor, *, width: float = 20.0, kernel: Kernel = laplacian) -> Tensor:
-    """Maximum mean discrepancy of two samples of actions per state (Gretton et al., 2012), `[n]`.
+def mmd(
+    first: Float[Tensor, "n m a"], second: Float[Tensor, "n l a"], *, width: float = 20.0, kernel: Kernel = laplacian
+) -> PerDecision:
+    """Maximum mean discrepancy of two samples of actions per state (Gretton et al., 2012).
 
-    sqrt(E k(x, x') + E k(y, y') - 2 E k(x, y) + 1e-6) over `first` `[n, m, a]`, `second` `[n, l, a]`, all pairs
-    counted: never negative, and 0.001 for equal samples; the 1e-6 keeps the root's gradient finite there. BEAR (Kumar
-    et al., 2019): sampled actions of the policy against those of a model of the log.
+    sqrt(E k(x, x') + E k(y, y') - 2 E k(x, y) + 1e-6) over `first` and `second`, all pairs counted: never negative, and
+    0.001 for equal samples; the 1e-6 keeps the root's gradient finite there. BEAR (Kumar et al., 2019): sampled actions
+    of the policy against those of a model of the log.
     """
 
-    def likeness(x: Tensor, y: Tensor) -> Tensor:
+    def likeness(x: Float[Tensor, "n x a"], y: Float[Tensor, "n y a"]) -> PerDecision:
         return kernel(x[:, :, None] - y[:, None, :], width).mean(dim=(1, 2))
 
     gap = likeness(first, first) + likeness(second, second) - 2.0 * likeness(first, second)
     return (gap.clamp(min=0.0) + 1e-6).sqrt()
 
 
-def constrained_policy(worth: Tensor, distance: Tensor, log_multiplier: Tensor) -> Terms:
-    """-Q(s, pi(s)) + exp(log multiplier) * MMD: BEAR's actor (Kumar et al., 2019). `worth`, `distance` `[n]`.
+def constrained_policy(worth: PerDecision, distance: PerDecision, log_multiplier: One) -> Terms:
+    """-Q(s, pi(s)) + exp(log multiplier) * MMD: BEAR's actor (Kumar et al., 2019).
 
-    The multiplier `[1]` is data here; `multiplier_loss` moves it. Its logarithm is held in [-5, 10].
+    The multiplier is data here; `multiplier_loss` moves it. Its logarithm is held in [-5, 10].
     """
     price = log_multiplier.detach().clamp(LOWEST_PRICE, HIGHEST_PRICE).exp()
     return Terms(
@@ -98,11 +116,11 @@ def constrained_policy(worth: Tensor, distance: Tensor, log_multiplier: Tensor) 
     )
 
 
-def multiplier_loss(log_multiplier: Tensor, distance: Tensor, *, threshold: float = 0.05) -> Terms:
+def multiplier_loss(log_multiplier: One, distance: PerDecision, *, threshold: float = 0.05) -> Terms:
     """-log multiplier * (MMD - threshold): dual descent raises the price while the policy is too far away.
 
-    `log_multiplier` `[1]` carries the gradient, `distance` `[n]` is data. BEAR's code differentiates the multiplier
-    itself, whose gradient vanishes with it; the logarithm has the same fixed point, as SAC's temperature does.
+    `log_multiplier` carries the gradient, `distance` is data. BEAR's code differentiates the multiplier itself, whose
+    gradient vanishes with it; the logarithm has the same fixed point, as SAC's temperature does.
     """
     loss = -log_multiplier * (distance.detach() - threshold)
     price = log_multiplier.detach().clamp(LOWEST_PRICE, HIGHEST_PRICE).exp()

@@ -7,24 +7,30 @@ and a few tokens make up most of it. Which ones is chosen over the whole batch o
 """
 
 import torch
-from torch import Tensor
 
 from hone.objectives.policy import clipped
 from hone.objectives.ratios import drift, gap, ratio
+from hone.objectives.shapes import Multiplier, PerDecision
 from hone.objectives.terms import Terms
 
 
 def clip_cov(
-    now: Tensor, then: Tensor, advantage: Tensor, dropped: Tensor, *, low: float = 0.2, high: float = 0.2
+    now: PerDecision,
+    then: PerDecision,
+    advantage: PerDecision,
+    dropped: Multiplier,
+    *,
+    low: float = 0.2,
+    high: float = 0.2,
 ) -> Terms:
-    """The clipped surrogate, 0 where `dropped` `[n]` is not 0 (Clip-Cov, 2025); see `selection.clip_cov_dropped`.
+    """The clipped surrogate, 0 where `dropped` is not 0 (Clip-Cov, 2025); see `selection.clip_cov_dropped`.
 
     Metrics: those of the surrogate, `clip_fraction` with what was dropped, and the share that was dropped.
     """
     terms = clipped(now, then, advantage, low=low, high=high)
     left_out = dropped != 0
 
-    def told() -> dict[str, Tensor]:
+    def told() -> dict[str, PerDecision]:
         metrics = dict(terms.metrics)
         metrics["policy/clip_fraction"] = metrics["policy/clip_fraction"].masked_fill(left_out & (advantage != 0), 1.0)
         return metrics | {"policy/covariance_fraction": left_out.to(terms.loss.dtype)}
@@ -32,8 +38,10 @@ def clip_cov(
     return Terms(loss=torch.where(left_out, 0.0, terms.loss), told=told)
 
 
-def kl_cov(now: Tensor, then: Tensor, advantage: Tensor, chosen: Tensor, *, penalty: float = 1.0) -> Terms:
-    """-r A, plus `penalty` * |log r| where `chosen` `[n]` is not 0 (KL-Cov, 2025); see `selection.kl_cov_chosen`.
+def kl_cov(
+    now: PerDecision, then: PerDecision, advantage: PerDecision, chosen: Multiplier, *, penalty: float = 1.0
+) -> Terms:
+    """-r A, plus `penalty` * |log r| where `chosen` is not 0 (KL-Cov, 2025); see `selection.kl_cov_chosen`.
 
     No ratio is clipped. At r = 1 the penalty has no slope (its subgradient there is 0), so the first step on a batch is
     the policy gradient's. Not proportional to the advantage where chosen.

@@ -8,11 +8,13 @@ over the last dimension, per decision; there is no factor T^2 (GKD has none, Hin
 import math
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from hone.core.errors import ConfigError
 from hone.objectives.numerics import log1mexp
 from hone.objectives.ratios import widened
+from hone.objectives.shapes import Elementwise, PerDecision, Table
 from hone.objectives.terms import Terms
 
 LOWEST = -100.0
@@ -23,9 +25,9 @@ LOWEST = -100.0
 
 
 @torch.no_grad()
-def distillation_advantage(student: Tensor, teacher: Tensor, *, coefficient: float = 1.0) -> Tensor:
-    """-coefficient * (log q - log p) `[n]` of the student's own tokens: on-policy distillation (Agarwal et al., 2023;
-    Lu, "On-policy distillation", 2025).
+def distillation_advantage(student: PerDecision, teacher: PerDecision, *, coefficient: float = 1.0) -> PerDecision:
+    """-coefficient * (log q - log p) of the student's own tokens: on-policy distillation (Agarwal et al., 2023; Lu,
+    "On-policy distillation", 2025).
 
     An advantage: data, for a policy loss, without discounting; its policy gradient is that of the reverse KL(q || p)
     token by token. Differentiated directly instead (as one branch of AReaL's KDRL does) log q - log p has an expected
@@ -37,18 +39,18 @@ def distillation_advantage(student: Tensor, teacher: Tensor, *, coefficient: flo
 # --------------------------------------------------------------------------------------------- distributions
 
 
-def softened(logits: Tensor, *, temperature: float = 1.0) -> Tensor:
-    """log softmax(logits / temperature) `[n, V]`, in float32 or wider."""
+def softened(logits: Float[Tensor, "n V"], *, temperature: float = 1.0) -> Float[Tensor, "n V"]:
+    """log softmax(logits / temperature), in float32 or wider."""
     return torch.log_softmax(widened(logits) / temperature, dim=-1)
 
 
-def renormalised(logp: Tensor) -> Tensor:
-    """The k entries `[n, k]` as a distribution of their own; what lies outside is not looked at, and not held back."""
+def renormalised(logp: Table) -> Table:
+    """The k entries as a distribution of their own; what lies outside is not looked at, and not held back."""
     return torch.log_softmax(widened(logp), dim=-1)
 
 
-def with_tail(logp: Tensor) -> Tensor:
-    """The k entries and the probability of all others together, `[n, k + 1]`.
+def with_tail(logp: Table) -> Float[Tensor, "n k+1"]:
+    """The k entries and the probability of all others together.
 
     Merging outcomes can only lower a divergence: one between these is a lower bound of that of the full distributions,
     and 0 where they are equal.
@@ -57,16 +59,16 @@ def with_tail(logp: Tensor) -> Tensor:
     return torch.cat((logp, log1mexp(torch.logsumexp(logp, dim=-1, keepdim=True))), dim=-1)
 
 
-def _floored(logp: Tensor) -> Tensor:
+def _floored(logp: Elementwise) -> Elementwise:
     return widened(logp).clamp(min=LOWEST)
 
 
-def _kl(log_p: Tensor, log_q: Tensor) -> Tensor:
+def _kl(log_p: Table, log_q: Table) -> PerDecision:
     return (log_p.exp() * (log_p - log_q)).sum(dim=-1)
 
 
-def forward_kl(student: Tensor, teacher: Tensor) -> Terms:
-    """KL(p || q) = sum_v p (log p - log q) `[n]` nats: covers all that the teacher might write (Hinton et al., 2015).
+def forward_kl(student: Table, teacher: Table) -> Terms:
+    """KL(p || q) = sum_v p (log p - log q) nats: covers all that the teacher might write (Hinton et al., 2015).
 
     On the teacher's bare top k (verl's `forward_kl_topk`, without its clamps) the sum is truncated: it can be negative,
     it is off from the KL by the tail's terms, and it is least at the *renormalised* teacher with nothing in the tail:
@@ -78,17 +80,17 @@ def forward_kl(student: Tensor, teacher: Tensor) -> Terms:
     return Terms(loss=loss, told=lambda: {"distill/forward_kl_nats": loss.detach()})
 
 
-def reverse_kl(student: Tensor, teacher: Tensor) -> Terms:
-    """KL(q || p) = sum_v q (log q - log p) `[n]` nats: avoids what the teacher would not write (MiniLLM, Gu et al.,
-    2023). For k entries take the student's top k; those of the teacher miss where the student errs.
+def reverse_kl(student: Table, teacher: Table) -> Terms:
+    """KL(q || p) = sum_v q (log q - log p) nats: avoids what the teacher would not write (MiniLLM, Gu et al., 2023).
+    For k entries take the student's top k; those of the teacher miss where the student errs.
     """
     log_p, log_q = _floored(teacher).detach(), _floored(student)
     loss = _kl(log_q, log_p)
     return Terms(loss=loss, told=lambda: {"distill/reverse_kl_nats": loss.detach()})
 
 
-def generalised_jsd(student: Tensor, teacher: Tensor, *, mix: float = 0.5) -> Terms:
-    """mix * KL(p || m) + (1 - mix) * KL(q || m), m = mix * p + (1 - mix) * q: GKD (Agarwal et al., 2023). `[n]` nats.
+def generalised_jsd(student: Table, teacher: Table, *, mix: float = 0.5) -> Terms:
+    """mix * KL(p || m) + (1 - mix) * KL(q || m), m = mix * p + (1 - mix) * q: GKD (Agarwal et al., 2023). Nats.
 
     Divided by `mix`, it tends to KL(p || q) as mix -> 0; divided by 1 - mix, to KL(q || p) as mix -> 1. The loss itself
     vanishes at both ends. TRL puts the forward KL at exactly 0 and the reverse KL at exactly 1, a jump in scale; here

@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from hone.objectives.ratios import widened
+from hone.objectives.shapes import PerDecision, Table
 from hone.objectives.terms import Terms
 
 
@@ -32,27 +34,29 @@ class Support:
         """Distance of neighbours."""
         return (self.high - self.low) / (self.size - 1)
 
-    def atoms(self, like: Tensor) -> Tensor:
-        """`[b]`, of the type and on the device of `like`."""
+    def atoms(self, like: Float[Tensor, "..."]) -> Float[Tensor, " b"]:
+        """Of the type and on the device of `like`."""
         return torch.linspace(self.low, self.high, self.size, dtype=like.dtype, device=like.device)
 
 
-Encoding: TypeAlias = Callable[[Tensor, Support], Tensor]
-"""Numbers `[n]` -> distributions over bins `[n, b]`."""
+Bins: TypeAlias = Float[Tensor, "n b"]
+"""Logits of b bins, or their probabilities."""
+
+Encoding: TypeAlias = Callable[[PerDecision, Support], Bins]
+"""Numbers -> distributions over bins."""
 
 
-def two_hot(target: Tensor, support: Support) -> Tensor:
-    """Each number split between its two neighbouring atoms so that the mean is kept: `[...]` -> `[..., b]`
-    (MuZero, Schrittwieser et al., 2020; exact, so decoding it gives the number back).
+def two_hot(target: Float[Tensor, " *batch"], support: Support) -> Float[Tensor, "*batch b"]:
+    """Each number split between its two neighbouring atoms so that the mean is kept (MuZero, Schrittwieser et al.,
+    2020; exact, so decoding it gives the number back).
     """
     inside = widened(target).clamp(support.low, support.high)
     distance = (inside[..., None] - support.atoms(inside)).abs() / support.width
     return (1.0 - distance).clamp(min=0.0)
 
 
-def hl_gauss(target: Tensor, support: Support, *, spread: float = 0.75) -> Tensor:
-    """A Gaussian around each number, cut into bins: `[n]` -> `[n, b]` (Imani and White, 2018; Farebrother et al.,
-    2024).
+def hl_gauss(target: PerDecision, support: Support, *, spread: float = 0.75) -> Bins:
+    """A Gaussian around each number, cut into bins (Imani and White, 2018; Farebrother et al., 2024).
 
     Bin i's probability is the normal mass within half a width around atom i, divided by the mass of all bins.
     `spread` is the standard deviation in bin widths, 0.75 in the paper. The paper states the outer edges, which here
@@ -70,24 +74,24 @@ HL_GAUSS: Encoding = hl_gauss
 """With the paper's spread; `partial(hl_gauss, spread=...)` for another."""
 
 
-def decoded(probability: Tensor, support: Support) -> Tensor:
-    """The mean of each distribution over the support, `[n, b]` -> `[n]`."""
+def decoded(probability: Float[Tensor, "*batch b"], support: Support) -> Float[Tensor, " *batch"]:
+    """The mean of each distribution over the support."""
     return widened(probability) @ support.atoms(widened(probability))
 
 
-def expected(logits: Tensor, support: Support) -> Tensor:
-    """The value that `logits` `[..., b]` stand for, `[...]`."""
+def expected(logits: Float[Tensor, "*batch b"], support: Support) -> Float[Tensor, " *batch"]:
+    """The value that `logits` stand for."""
     return decoded(torch.softmax(widened(logits), dim=-1), support)
 
 
-def classified_value(logits: Tensor, target: Tensor, *, support: Support, encode: Encoding = HL_GAUSS) -> Terms:
+def classified_value(logits: Bins, target: PerDecision, *, support: Support, encode: Encoding = HL_GAUSS) -> Terms:
     """-sum_b encode(target)_b * log softmax(logits)_b: regression as classification (Farebrother et al., 2024).
 
-    `logits` `[n, b]`, `target` `[n]`; `encode` is `hl_gauss` or `two_hot`. Gradients do not grow with the error.
+    `encode` is `hl_gauss` or `two_hot`. Gradients do not grow with the error.
     """
     loss = _cross_entropy(logits, encode(target.detach(), support))
 
-    def told() -> Mapping[str, Tensor]:
+    def told() -> Mapping[str, PerDecision]:
         value = expected(logits, support)
         outside = (target < support.low) | (target > support.high)
         return {
@@ -99,7 +103,7 @@ def classified_value(logits: Tensor, target: Tensor, *, support: Support, encode
     return Terms(loss=loss, told=told)
 
 
-def _cross_entropy(logits: Tensor, probability: Tensor) -> Tensor:
+def _cross_entropy(logits: Bins, probability: Bins) -> PerDecision:
     return -(probability * torch.log_softmax(widened(logits), dim=-1)).sum(dim=-1)
 
 
@@ -107,20 +111,20 @@ def _cross_entropy(logits: Tensor, probability: Tensor) -> Tensor:
 
 
 @torch.no_grad()
-def categorical_target(reward: Tensor, discount: Tensor, probability: Tensor, *, support: Support) -> Tensor:
-    """The distribution of r + discount * Z on the same atoms: C51's projection (Bellemare et al., 2017), `[n, b]`.
+def categorical_target(reward: PerDecision, discount: PerDecision, probability: Bins, *, support: Support) -> Bins:
+    """The distribution of r + discount * Z on the same atoms: C51's projection (Bellemare et al., 2017).
 
-    `probability` `[n, b]` of what follows, at the action chosen there; `discount` `[n]` is 0 where the world ended.
-    Each moved atom is split between its neighbours by a triangle, so no mass is lost where it falls on an atom exactly,
-    and the mean is kept unless it left the support.
+    `probability` of what follows, at the action chosen there; `discount` is 0 where the world ended. Each moved atom is
+    split between its neighbours by a triangle, so no mass is lost where it falls on an atom exactly, and the mean is
+    kept unless it left the support.
     """
     probability = widened(probability)
     moved = reward[:, None] + discount[:, None] * support.atoms(probability)
     return (probability[:, :, None] * two_hot(moved, support)).sum(dim=1)
 
 
-def categorical_values(logits: Tensor, target: Tensor, *, support: Support) -> Terms:
-    """-sum_b target_b * log softmax(logits)_b (C51). `logits` `[n, b]` of the chosen action, `target` `[n, b]`.
+def categorical_values(logits: Bins, target: Bins, *, support: Support) -> Terms:
+    """-sum_b target_b * log softmax(logits)_b (C51). `logits` are the chosen action's.
 
     Its excess over the target's entropy is the KL divergence, which is told: the loss itself has no zero.
     """
@@ -137,11 +141,11 @@ def categorical_values(logits: Tensor, target: Tensor, *, support: Support) -> T
 # ------------------------------------------------------------------------------------------------- quantiles
 
 
-def quantile_values(quantiles: Tensor, target: Tensor, *, kappa: float = 1.0) -> Terms:
+def quantile_values(quantiles: Table, target: Float[Tensor, "n m"], *, kappa: float = 1.0) -> Terms:
     """sum over i of the mean over j of |tau_i - 1{u_ij < 0}| * L(u_ij) / kappa, u_ij = target_j - quantile_i, tau_i =
     (i - 1/2) / k, L = Huber of width kappa: quantile regression (QR-DQN, Dabney et al., 2018).
 
-    `quantiles` `[n, k]` of the chosen action, `target` `[n, m]`, data. kappa = 0 is the bare quantile loss, whose
+    `quantiles` of the chosen action; `target`, of any number, is data. kappa = 0 is the bare quantile loss, whose
     minimisers are the quantiles; kappa > 0 smooths it at 0 and draws them towards expectiles.
     """
     count = quantiles.shape[1]
@@ -153,7 +157,7 @@ def quantile_values(quantiles: Tensor, target: Tensor, *, kappa: float = 1.0) ->
     height = bent * (size - 0.5 * bent) / kappa if kappa > 0 else size
     side = (taus[None, :, None] - (u.detach() < 0).to(u.dtype)).abs()
 
-    def told() -> Mapping[str, Tensor]:
+    def told() -> Mapping[str, PerDecision]:
         mean = quantiles.mean(dim=1)
         return {"value/mean": mean, "value/std": (quantiles - mean[:, None]).square().mean(dim=1).sqrt()}
 

@@ -4,14 +4,13 @@ Belongs here: what needs the entropy `[n]` of each decision's distribution. Whic
 gradient is chosen over the whole batch (`selection.high_entropy`) and applied by `terms.scaled`.
 """
 
-from torch import Tensor
-
 from hone.objectives.ratios import widened
+from hone.objectives.shapes import PerDecision
 from hone.objectives.terms import Terms
 
 
-def entropy_bonus(entropy: Tensor) -> Terms:
-    """-H per decision, `entropy` `[n]` nats with gradient; add it with a weight: `added(loss, bonus, weight=0.001)`.
+def entropy_bonus(entropy: PerDecision) -> Terms:
+    """-H per decision, `entropy` in nats with gradient; add it with a weight: `added(loss, bonus, weight=0.001)`.
 
     The published default weight is 0 everywhere but in classic PPO (0.01). Not proportional to the advantage.
     """

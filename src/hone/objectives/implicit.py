@@ -8,22 +8,24 @@ composed: `dpo(alpha_link(log_ratio(now, ref)), ...)`.
 import math
 
 import torch
+from jaxtyping import Float, Real
 from torch import Tensor
 from torch.nn import functional as F
 
 from hone.objectives.numerics import tame_exp
 from hone.objectives.ratios import widened
+from hone.objectives.shapes import PerAnswer, PerDecision, PerPair
 from hone.objectives.terms import Terms
 
 
-def log_ratio(now: Tensor, reference: Tensor, *, length: Tensor | None = None) -> Tensor:
-    """s = log pi(y | x) - log pi_ref(y | x) of each answer `[p]` nats; in nats per token where `length` `[p]` is given.
+def log_ratio(now: PerAnswer, reference: PerAnswer, *, length: Real[Tensor, " n"] | None = None) -> PerAnswer:
+    """s = log pi(y | x) - log pi_ref(y | x) of each answer in nats; in nats per token where `length` is given.
 
-    `now`, `reference` `[p]` are sums over the answer's tokens; the reference is data. Length normalisation makes DPO
-    the length-normalised DPO of Tülu 3 (Lambert et al., 2024), and IPO the form its authors later confirmed: TRL >= 1
-    and AReaL divide by the length there; the authors' DPO repository, OpenRLHF and TRL <= 0.24 do not. beta has another
-    scale in each: per token it is about the length of an answer times larger. TRL divides by the count of tokens
-    before the shift by one; `length` here is the number of summed tokens.
+    `now`, `reference` are sums over the answer's tokens; the reference is data. Length normalisation makes DPO the
+    length-normalised DPO of Tülu 3 (Lambert et al., 2024), and IPO the form its authors later confirmed: TRL >= 1 and
+    AReaL divide by the length there; the authors' DPO repository, OpenRLHF and TRL <= 0.24 do not. beta has another
+    scale in each: per token it is about the length of an answer times larger. TRL divides by the count of tokens before
+    the shift by one; `length` here is the number of summed tokens.
     """
     difference = widened(now) - widened(reference).detach()
     return difference if length is None else difference / length.clamp(min=1)
@@ -35,18 +37,18 @@ def log_ratio(now: Tensor, reference: Tensor, *, length: Tensor | None = None) -
 # the margin take a link (dpo, robust_dpo, ipo, hinge, exo_pair, discopop): elsewhere the normaliser does not cancel.
 
 
-def forward_kl_link(score: Tensor) -> Tensor:
-    """1 - exp(-s) `[p]`: f'(u) = -1/u of the forward KL. Bounded above: a likelier chosen answer soon earns nothing."""
+def forward_kl_link(score: PerAnswer) -> PerAnswer:
+    """1 - exp(-s): f'(u) = -1/u of the forward KL. Bounded above: a likelier chosen answer soon earns nothing."""
     return 1.0 - tame_exp(-score)
 
 
-def js_link(score: Tensor) -> Tensor:
-    """log 2 + logsigmoid(s) `[p]`: f'(u) = log(2u / (1 + u)) of the Jensen-Shannon divergence; 0 at s = 0."""
+def js_link(score: PerAnswer) -> PerAnswer:
+    """log 2 + logsigmoid(s): f'(u) = log(2u / (1 + u)) of the Jensen-Shannon divergence; 0 at s = 0."""
     return math.log(2.0) + F.logsigmoid(score)
 
 
-def alpha_link(score: Tensor, *, alpha: float = 0.5) -> Tensor:
-    """(1 - exp(-alpha * s)) / alpha `[p]` of the alpha divergence, alpha in (0, 1].
+def alpha_link(score: PerAnswer, *, alpha: float = 0.5) -> PerAnswer:
+    """(1 - exp(-alpha * s)) / alpha of the alpha divergence, alpha in (0, 1].
 
     alpha -> 0 is the reverse KL (s itself), 1 the forward KL. TRL >= 1 writes (exp((a - 1) s) - 1) / (a - 1):
     a = 1 - alpha. On mean log-probabilities in the place of s this is AlphaPO's reward (Gupta et al., 2025).
@@ -57,27 +59,27 @@ def alpha_link(score: Tensor, *, alpha: float = 0.5) -> Tensor:
 # ------------------------------------------------------------------------------------------------------ weight
 
 
-def wpo_weight(chosen: Tensor, rejected: Tensor, *, cap: float = 1.0) -> Tensor:
-    """WPO (Zhou et al., 2024): how likely the policy is to write this pair itself, `[p]` in (0, cap], data.
+def wpo_weight(chosen: PerPair, rejected: PerPair, *, cap: float = 1.0) -> PerPair:
+    """WPO (Zhou et al., 2024): how likely the policy is to write this pair itself, in (0, cap], data.
 
     min(cap, exp(a_w + a_l)), a the mean over an answer's tokens of log p(token) - log sum_v p(v)^2 (`aligned`): 0 nats
-    for a token as likely as the policy's own draws are on average. `chosen`, `rejected` `[p]` are these means.
-    TRL 0.24 caps at 1, TRL 1.16 does not (`cap=math.inf`).
+    for a token as likely as the policy's own draws are on average. `chosen`, `rejected` are these means. TRL 0.24 caps
+    at 1, TRL 1.16 does not (`cap=math.inf`).
     """
     return (widened(chosen) + widened(rejected)).detach().clamp(max=math.log(cap)).exp()
 
 
-def aligned(logp: Tensor, logits: Tensor) -> Tensor:
-    """log p(token) - log sum_v p(v)^2 `[n]` nats, detached: a token against the policy's own draws, for `wpo_weight`.
+def aligned(logp: PerDecision, logits: Float[Tensor, "n V"]) -> PerDecision:
+    """log p(token) - log sum_v p(v)^2 in nats, detached: a token against the policy's own draws, for `wpo_weight`.
 
-    `logp` `[n]` of the tokens, `logits` `[n, V]` where they stood.
+    `logp` of the tokens, `logits` where they stood.
     """
     with torch.no_grad():
         return widened(logp) - torch.logsumexp(2.0 * torch.log_softmax(widened(logits), dim=1), dim=1)
 
 
-def reweighted(terms: Terms, weight: Tensor) -> Terms:
-    """`terms` with each loss times its `weight` `[p]`, which is data. Metrics stay unweighted, and the weight is told.
+def reweighted(terms: Terms, weight: PerAnswer) -> Terms:
+    """`terms` with each loss times its `weight`, which is data. Metrics stay unweighted, and the weight is told.
 
     TRL 1.16 multiplies in place, which breaks the backward pass of some of its losses; here the product is new. Not for
     AOT, whose ranks join rows of different weights.

@@ -11,43 +11,43 @@ from collections.abc import Callable, Mapping
 from typing import Final, TypeAlias
 
 import torch
-from torch import Tensor
 
 from hone.core.errors import ConfigError, did_you_mean
 from hone.objectives.ratios import LOG_RATIO_LIMIT, gap
+from hone.objectives.shapes import PerDecision
 from hone.objectives.terms import Terms
 
 LIMIT = LOG_RATIO_LIMIT
 """Log-ratios above this are clamped before exp: far beyond it float32 overflows and the backward pass is NaN."""
 
-Distance: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""(now, reference, then) `[n]` nats each -> `[n]` nats with gradient; `then` is whoever acted."""
+Distance: TypeAlias = Callable[[PerDecision, PerDecision, PerDecision], PerDecision]
+"""(now, reference, then) in nats -> nats with gradient; `then` is whoever acted."""
 
 
-def k1(logp: Tensor, logp_ref: Tensor) -> Tensor:
-    """d, for reporting and for rewards; `[n]` nats, detached: as a loss it would only add noise."""
+def k1(logp: PerDecision, logp_ref: PerDecision) -> PerDecision:
+    """d, for reporting and for rewards; nats, detached: as a loss it would only add noise."""
     return gap(logp, logp_ref).detach()
 
 
-def k2(logp: Tensor, logp_ref: Tensor) -> Tensor:
-    """d^2 / 2 `[n]` nats."""
+def k2(logp: PerDecision, logp_ref: PerDecision) -> PerDecision:
+    """d^2 / 2 nats."""
     return 0.5 * gap(logp, logp_ref) ** 2
 
 
-def k3(logp: Tensor, logp_ref: Tensor) -> Tensor:
-    """exp(-d) + d - 1 `[n]` nats; never negative. Differentiated, it lowers KL(reference || policy)."""
+def k3(logp: PerDecision, logp_ref: PerDecision) -> PerDecision:
+    """exp(-d) + d - 1 nats; never negative. Differentiated, it lowers KL(reference || policy)."""
     # Clamped from above only: below, exp goes to 0 by itself, and there the policy has drifted and must be pulled back.
     difference = gap(logp_ref, logp).clamp(max=LIMIT)
     return difference.exp() - difference - 1
 
 
-def weighted_k3(logp: Tensor, logp_ref: Tensor, *, logp_old: Tensor) -> Tensor:
-    """exp(logp - logp_old) * k3 `[n]` nats, the ratio differentiated: unbiased for KL(policy || reference)."""
+def weighted_k3(logp: PerDecision, logp_ref: PerDecision, *, logp_old: PerDecision) -> PerDecision:
+    """exp(logp - logp_old) * k3 nats, the ratio differentiated: unbiased for KL(policy || reference)."""
     return torch.exp(gap(logp, logp_old).clamp(-LIMIT, LIMIT)) * k3(logp, logp_ref)
 
 
-def k3_valued_k2(logp: Tensor, logp_ref: Tensor) -> Tensor:
-    """The value of k3 with the gradient of k2 `[n]` nats (verl's `low_var_kl+`): right in both, on policy."""
+def k3_valued_k2(logp: PerDecision, logp_ref: PerDecision) -> PerDecision:
+    """The value of k3 with the gradient of k2, in nats (verl's `low_var_kl+`): right in both, on policy."""
     slope = k2(logp, logp_ref)
     return slope + (k3(logp, logp_ref) - slope).detach()
 
@@ -72,8 +72,8 @@ def distance_called(name: str) -> Distance:
     raise ConfigError(f"unknown KL estimator {name!r}{did_you_mean(name, list(_AS_A_LOSS))}")
 
 
-def kl_penalty(now: Tensor, reference: Tensor, then: Tensor, *, distance: Distance) -> Terms:
-    """`distance` as terms; add it with a weight: `added(loss, penalty, weight=0.001)`. All `[n]` nats.
+def kl_penalty(now: PerDecision, reference: PerDecision, then: PerDecision, *, distance: Distance) -> Terms:
+    """`distance` as terms; add it with a weight: `added(loss, penalty, weight=0.001)`. All in nats.
 
     Metric: k1, whose mean estimates KL(policy || reference) for samples of the policy.
     """

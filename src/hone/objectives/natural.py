@@ -13,12 +13,17 @@ second ones.
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
-Product = Callable[[Tensor], Tensor]
-"""v `[P]` -> F v `[P]`."""
+Vector: TypeAlias = Float[Tensor, " P"]
+"""All parameters, one after another, or a direction among them."""
+
+Product: TypeAlias = Callable[[Vector], Vector]
+"""v -> F v."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,13 +62,13 @@ class Outcome:
     """Step lengths that were judged."""
 
 
-def flat(tensors: Sequence[Tensor]) -> Tensor:
-    """`[P]`: all elements, one tensor after another."""
+def flat(tensors: Sequence[Float[Tensor, "..."]]) -> Vector:
+    """All elements, one tensor after another."""
     return torch.cat([tensor.reshape(-1) for tensor in tensors])
 
 
-def conjugate_gradient(product: Product, target: Tensor, *, iterations: int = 10, residual: float = 1e-10) -> Tensor:
-    """x `[P]` with F x = `target` `[P]`, after at most `iterations` products; F must be positive definite.
+def conjugate_gradient(product: Product, target: Vector, *, iterations: int = 10, residual: float = 1e-10) -> Vector:
+    """x with F x = `target`, after at most `iterations` products; F must be positive definite.
 
     Exact after P iterations (Hestenes & Stiefel, 1952). Ends early at a residual, or where F shows no curvature along
     the search direction (rounding, or an F that is not positive): x is then the best so far.
@@ -87,12 +92,12 @@ def conjugate_gradient(product: Product, target: Tensor, *, iterations: int = 10
     return x
 
 
-def fisher_product(kl: Callable[[], Tensor], parameters: Sequence[Tensor]) -> Product:
-    """v -> H v, H the second derivative of `kl()` `[]` at the parameters as they are now; one graph, kept."""
+def fisher_product(kl: Callable[[], Float[Tensor, ""]], parameters: Sequence[Float[Tensor, "..."]]) -> Product:
+    """v -> H v, H the second derivative of `kl()` at the parameters as they are now; one graph, kept."""
     slopes = torch.autograd.grad(kl(), parameters, create_graph=True)
     slope = flat(slopes)
 
-    def product(v: Tensor) -> Tensor:
+    def product(v: Vector) -> Vector:
         along = torch.dot(slope, v)
         found = torch.autograd.grad(along, parameters, retain_graph=True, materialize_grads=True)
         return flat(found).detach()
@@ -100,13 +105,13 @@ def fisher_product(kl: Callable[[], Tensor], parameters: Sequence[Tensor]) -> Pr
     return product
 
 
-def difference_product(parameters: Tensor, kl_gradient: Callable[[], Tensor], *, radius: float = 1e-3) -> Product:
-    """v -> (G(x + e v) - G(x - e v)) / 2e, G = `kl_gradient()` `[P]`, e = radius / |v|: error of order radius^2.
+def difference_product(parameters: Vector, kl_gradient: Callable[[], Vector], *, radius: float = 1e-3) -> Product:
+    """v -> (G(x + e v) - G(x - e v)) / 2e, G = `kl_gradient()`, e = radius / |v|: error of order radius^2.
 
-    `parameters` `[P]` is moved in place and put back, whatever happens in between.
+    `parameters` are moved in place and put back, whatever happens in between.
     """
 
-    def product(v: Tensor) -> Tensor:
+    def product(v: Vector) -> Vector:
         length = math.sqrt(float(torch.dot(v, v)))
         if length == 0:
             return torch.zeros_like(v)
@@ -126,10 +131,10 @@ def difference_product(parameters: Tensor, kl_gradient: Callable[[], Tensor], *,
     return product
 
 
-def natural_direction(gradient: Tensor, product: Product, region: TrustRegion) -> Tensor:
-    """The full step `[P]`: -F^-1 g, stretched until x F x / 2 = max_kl_nats; 0 where there is nothing to follow."""
+def natural_direction(gradient: Vector, product: Product, region: TrustRegion) -> Vector:
+    """The full step: -F^-1 g, stretched until x F x / 2 = max_kl_nats; 0 where there is nothing to follow."""
 
-    def damped(v: Tensor) -> Tensor:
+    def damped(v: Vector) -> Vector:
         return product(v) + region.damping * v
 
     x = conjugate_gradient(damped, -gradient, iterations=region.iterations, residual=region.residual)
@@ -140,15 +145,15 @@ def natural_direction(gradient: Tensor, product: Product, region: TrustRegion) -
 
 
 def natural_step(
-    parameters: Tensor,
-    gradient: Tensor,
+    parameters: Vector,
+    gradient: Vector,
     product: Product,
     judge: Callable[[], tuple[float, float]],
     region: TrustRegion,
 ) -> Outcome:
-    """Moves `parameters` `[P]` (in place) by the longest step that keeps its promise, or leaves them as they were.
+    """Moves `parameters` (in place) by the longest step that keeps its promise, or leaves them as they were.
 
-    `gradient` `[P]` of the loss to lower, for instance the mean of `policy.importance`; `product` from one of the two
+    `gradient` of the loss to lower, for instance the mean of `policy.importance`; `product` from one of the two
     functions above; `judge()` says (loss, mean KL in nats) of the parameters as they are. A step is taken when both are
     finite, the KL is within its bound, and the loss has fallen by `least_gain` of what the gradient promised. If none
     of the lengths will do, or anything is raised, the parameters are put back bit for bit.

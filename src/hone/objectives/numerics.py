@@ -3,31 +3,33 @@
 import math
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from hone.objectives.ratios import widened
+from hone.objectives.shapes import Elementwise, Indices, PerDecision
 
 EXPONENT_LIMIT = 20.0
 """Nats; beyond it `exp` goes on along its tangent: e^20 is 5e8, far from what float32 cannot hold."""
 
 
-def summed(values: Tensor, sequence: Tensor, *, count: int) -> Tensor:
-    """Sum of `values` `[n]` over each of `count` sequences -> `[count]`, in float32 or wider: answers from tokens.
+def summed(values: PerDecision, sequence: Indices, *, count: int) -> Float[Tensor, " {count}"]:
+    """Sum of `values` over each of `count` sequences, in float32 or wider: answers from tokens.
 
-    `sequence` `[n]` numbers each value's sequence; one without values sums to 0. Padded rows go through
-    `ratios.decided` and `ratios.owners` first.
+    `sequence` numbers each value's sequence; one without values sums to 0. Padded rows go through `ratios.decided` and
+    `ratios.owners` first.
     """
     values = widened(values)
     return values.new_zeros(count).index_add(0, sequence, values)
 
 
-def tame_exp(x: Tensor) -> Tensor:
+def tame_exp(x: Elementwise) -> Elementwise:
     """exp(x) up to 20, its tangent beyond: finite, and the gradient still pulls where x is absurd."""
     kept = x.clamp(max=EXPONENT_LIMIT)
     return kept.exp() * (1.0 + (x - kept))
 
 
-def log1mexp(x: Tensor) -> Tensor:
+def log1mexp(x: Elementwise) -> Elementwise:
     """log(1 - exp(x)) of x < 0, exact at both ends (Mächler, 2012); x is held at -1e-6, whose result is -13.8."""
     x = x.clamp(max=-1e-6)
     return torch.where(x > -math.log(2.0), torch.log(-torch.expm1(x)), torch.log1p(-torch.exp(x)))

@@ -7,41 +7,43 @@ value of the logged one, so that a policy is not drawn to actions that nobody ha
 import math
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
+from hone.objectives.shapes import Actions, Indices, PerDecision, Table
 from hone.objectives.terms import Terms
 
 
-def conservative(table: Tensor, chosen: Tensor) -> Terms:
-    """logsumexp over a of Q(s, a), minus Q(s, a logged): never negative. `table` `[n, k]`, `chosen` `[n]` indices."""
+def conservative(table: Table, chosen: Indices) -> Terms:
+    """logsumexp over a of Q(s, a), minus Q(s, a logged): never negative."""
     gap = torch.logsumexp(table, dim=1) - table.gather(1, chosen[:, None]).squeeze(1)
     return Terms(loss=gap, told=lambda: {"value/conservatism": gap.detach()})
 
 
-def conservative_sampled(worth: Tensor, log_density: Tensor, logged: Tensor) -> Terms:
+def conservative_sampled(worth: Float[Tensor, "n m"], log_density: Float[Tensor, "n m"], logged: PerDecision) -> Terms:
     """The same over a box of actions: log of the mean of exp(Q(s, a_i)) / density(a_i), minus Q(s, a logged) (CQL(H)).
 
-    `worth`, `log_density` `[n, m]` of m sampled actions, from whatever mixture, with the densities they were drawn
-    from; `logged` `[n]`. Importance weights make the log-mean an estimate of log of the integral of exp(Q).
+    `worth`, `log_density` of m sampled actions, from whatever mixture, with the densities they were drawn from.
+    Importance weights make the log-mean an estimate of log of the integral of exp(Q).
     """
     soft = torch.logsumexp(worth - log_density, dim=1) - math.log(worth.shape[1])
     gap = soft - logged
     return Terms(loss=gap, told=lambda: {"value/conservatism": gap.detach()})
 
 
-def imitation(logp: Tensor) -> Terms:
-    """-log pi(logged action | s) `[n]` nats: behaviour cloning."""
+def imitation(logp: PerDecision) -> Terms:
+    """-log pi(logged action | s) in nats: behaviour cloning."""
     return Terms(loss=-logp, told=lambda: {"policy/nll_nats": -logp.detach()})
 
 
 # ---------------------------------------------------------------------------------- implicit Q-learning
 
 
-def expectile(value: Tensor, target: Tensor, *, level: float = 0.7) -> Terms:
+def expectile(value: PerDecision, target: PerDecision, *, level: float = 0.7) -> Terms:
     """|level - 1{u < 0}| * u^2, u = target - V: the value of implicit Q-learning (Kostrikov et al., 2022).
 
-    `value` `[n]`, `target` `[n]` = min of slow critics at the *logged* action, data. The minimiser is an expectile:
-    the mean at 1/2, towards the best logged action at 1. The paper's levels: 0.7, 0.9 for AntMaze.
+    `target` = min of slow critics at the *logged* action, data. The minimiser is an expectile: the mean at 1/2, towards
+    the best logged action at 1. The paper's levels: 0.7, 0.9 for AntMaze.
     """
     error = target.detach() - value
     side = (level - (error.detach() < 0).to(error.dtype)).abs()
@@ -52,12 +54,12 @@ def expectile(value: Tensor, target: Tensor, *, level: float = 0.7) -> Terms:
 
 
 def advantage_weighted(
-    logp: Tensor, advantage: Tensor, *, inverse_temperature: float = 3.0, cap: float = 100.0
+    logp: PerDecision, advantage: PerDecision, *, inverse_temperature: float = 3.0, cap: float = 100.0
 ) -> Terms:
     """-min(exp(inverse_temperature * A), cap) * log pi(logged action | s): advantage-weighted regression.
 
-    `logp` `[n]` nats with gradient, `advantage` `[n]` = Q - V, data. The defaults are IQL's (Kostrikov et al., 2022; 10
-    for AntMaze); AWR (Peng et al., 2019) has temperature 1 and a cap of 20. Inverse temperature 0 is imitation.
+    `logp` nats with gradient, `advantage` = Q - V, data. The defaults are IQL's (Kostrikov et al., 2022; 10 for
+    AntMaze); AWR (Peng et al., 2019) has temperature 1 and a cap of 20. Inverse temperature 0 is imitation.
     """
     exponent = inverse_temperature * advantage.detach()
     weight = exponent.clamp(max=math.log(cap)).exp()  # capped before exp, which would overflow
@@ -74,11 +76,11 @@ def advantage_weighted(
 # ---------------------------------------------------------------------------------------------- TD3 + BC
 
 
-def behaviour_regularised(worth: Tensor, action: Tensor, logged: Tensor, scale: Tensor) -> Terms:
+def behaviour_regularised(worth: PerDecision, action: Actions, logged: Actions, scale: PerDecision) -> Terms:
     """-scale * Q(s, pi(s)) + mean over numbers of (pi(s) - a)^2: TD3+BC's actor (Fujimoto and Gu, 2021).
 
-    `worth` `[n]` at `action` `[n, a]` = pi(s); `logged` `[n, a]`; `scale` `[n]` of `batchwide.worth_scale`, once per
-    optimizer step over the whole batch, so that no split of it can change the loss.
+    `worth` at `action` = pi(s); `scale` of `batchwide.worth_scale`, once per optimizer step over the whole batch, so
+    that no split of it can change the loss.
     """
     distance = (action - logged).square().mean(dim=1)
     return Terms(

@@ -10,20 +10,20 @@ no gradient, so such sequences may be left out; `dro`, penalties and entropy ter
 """
 
 import torch
-from torch import Tensor
 
 from hone.objectives.ratios import drift, gap, ratio, saturated, widened
+from hone.objectives.shapes import Flags, PerDecision
 from hone.objectives.terms import Terms
 
 
 def surrogate(
-    r: Tensor, advantage: Tensor, *, low: float, high: float, negative_cap: float | None = None
-) -> tuple[Tensor, Tensor]:
-    """-min(r A, clip(r, 1 - low, 1 + high) A) `[n]`, and where its gradient has stopped `[n]` bool.
+    r: PerDecision, advantage: PerDecision, *, low: float, high: float, negative_cap: float | None = None
+) -> tuple[PerDecision, Flags]:
+    """-min(r A, clip(r, 1 - low, 1 + high) A), and where its gradient has stopped.
 
-    `r` `[n]` is a ratio of any making (token, sequence, mixture). With `negative_cap` c the loss of decisions with
-    A < 0 grows no further than c |A| (dual clip). The gradient vanishes exactly where A > 0 and r > 1 + high, or A < 0
-    and (r < 1 - low or r > c). The ratio alone is never clipped: that would stop corrections too.
+    `r` is a ratio of any making (token, sequence, mixture). With `negative_cap` c the loss of decisions with A < 0
+    grows no further than c |A| (dual clip). The gradient vanishes exactly where A > 0 and r > 1 + high, or A < 0 and
+    (r < 1 - low or r > c). The ratio alone is never clipped: that would stop corrections too.
     """
     cost = -advantage
     free = cost * r
@@ -38,9 +38,9 @@ def surrogate(
 
 
 def clipped(
-    now: Tensor,
-    then: Tensor,
-    advantage: Tensor,
+    now: PerDecision,
+    then: PerDecision,
+    advantage: PerDecision,
     *,
     low: float = 0.2,
     high: float = 0.2,
@@ -53,8 +53,8 @@ def clipped(
     above `low` is "clip higher" (0.28, DAPO, Yu et al., 2025). `negative_cap` (off; 3 in Ye et al., "Mastering Complex
     Control in MOBA Games", 2020) is dual clip: an absolute ratio beyond which a punished decision is punished no more.
 
-    Args: `now`, `then` `[n]` nats; `advantage` `[n]`. Metrics: share of decisions without gradient, the estimate
-    r - 1 - log r of KL(then || now) in nats, the largest ratio.
+    Metrics: share of decisions without gradient, the estimate r - 1 - log r of KL(then || now) in nats, the largest
+    ratio.
     """
     r = ratio(now, then)
     loss, stopped = surrogate(r, advantage, low=low, high=high, negative_cap=negative_cap)
@@ -64,26 +64,28 @@ def clipped(
     )
 
 
-def _stopped(stopped: Tensor, log_ratio: Tensor, advantage: Tensor) -> Tensor:
+def _stopped(stopped: Flags, log_ratio: PerDecision, advantage: PerDecision) -> PerDecision:
     """Clipped, or past the numerical cap of the log-ratio: no gradient in either case."""
     return (stopped | (saturated(log_ratio) & (advantage != 0))).to(log_ratio.dtype)
 
 
-def reinforce(now: Tensor, advantage: Tensor) -> Terms:
-    """-A * log p: the policy gradient itself (Williams, 1992). `now`, `advantage` `[n]`."""
+def reinforce(now: PerDecision, advantage: PerDecision) -> Terms:
+    """-A * log p: the policy gradient itself (Williams, 1992)."""
     return Terms(loss=-advantage * widened(now))
 
 
-def importance(now: Tensor, then: Tensor, advantage: Tensor) -> Terms:
+def importance(now: PerDecision, then: PerDecision, advantage: PerDecision) -> Terms:
     """-r * A, r = exp(now - then): the surrogate without any clip; what TRPO's step lowers (Schulman et al., 2015).
 
-    `now`, `then` `[n]` nats, `advantage` `[n]`. Its gradient is unbiased off policy, and its variance unbounded.
+    Its gradient is unbiased off policy, and its variance unbounded.
     """
     r = ratio(now, then)
     return Terms(loss=-advantage * r, told=lambda: drift(r, gap(now, then)))
 
 
-def cispo(now: Tensor, then: Tensor, advantage: Tensor, *, ratio_cap: float = 5.0, ratio_floor: float = 0.0) -> Terms:
+def cispo(
+    now: PerDecision, then: PerDecision, advantage: PerDecision, *, ratio_cap: float = 5.0, ratio_floor: float = 0.0
+) -> Terms:
     """-sg[clip(r, ratio_floor, ratio_cap)] * A * log p (CISPO, MiniMax-M1, 2025): capped, and never without gradient.
 
     The cap is an absolute ratio, 5 as in ScaleRL (Khatri et al., 2025); the paper's own is not published. Other
@@ -93,7 +95,7 @@ def cispo(now: Tensor, then: Tensor, advantage: Tensor, *, ratio_cap: float = 5.
     r = ratio(now, then).detach()
     loss = -r.clamp(ratio_floor, ratio_cap) * advantage * widened(now)
 
-    def told() -> dict[str, Tensor]:
+    def told() -> dict[str, PerDecision]:
         outside = (r > ratio_cap) | (r < ratio_floor)
         return {"policy/capped_fraction": outside.to(r.dtype), **drift(r, gap(now, then))}
 
@@ -101,7 +103,12 @@ def cispo(now: Tensor, then: Tensor, advantage: Tensor, *, ratio_cap: float = 5.
 
 
 def sapo(
-    now: Tensor, then: Tensor, advantage: Tensor, *, positive_steepness: float = 1.0, negative_steepness: float = 1.05
+    now: PerDecision,
+    then: PerDecision,
+    advantage: PerDecision,
+    *,
+    positive_steepness: float = 1.0,
+    negative_steepness: float = 1.05,
 ) -> Terms:
     """-A * (4 / t) * sigmoid(t (r - 1)), t by the sign of A (soft adaptive policy optimisation, 2025, 2511.20347).
 
@@ -118,7 +125,7 @@ def sapo(
     )
 
 
-def dro(now: Tensor, then: Tensor, advantage: Tensor, *, beta: float) -> Terms:
+def dro(now: PerDecision, then: PerDecision, advantage: PerDecision, *, beta: float) -> Terms:
     """-(A log p - beta / 2 * (log p - log p_then)^2): direct reward optimisation (Richemond et al., 2024).
 
     `beta` weighs the squared log-ratio, in 1 / nat; there is no published default for token advantages. Off policy
@@ -132,10 +139,10 @@ def dro(now: Tensor, then: Tensor, advantage: Tensor, *, beta: float) -> Terms:
 
 
 def decoupled(
-    now: Tensor,
-    then: Tensor,
-    proximal: Tensor,
-    advantage: Tensor,
+    now: PerDecision,
+    then: PerDecision,
+    proximal: PerDecision,
+    advantage: PerDecision,
     *,
     low: float = 0.2,
     high: float = 0.2,
@@ -163,8 +170,8 @@ def decoupled(
     )
 
 
-def loglinear_proximal(now: Tensor, then: Tensor, *, share: float) -> Tensor:
-    """then + share * (now - then) `[n]` nats, detached: a proximal policy without a pass of its own (A-3PO, 2025).
+def loglinear_proximal(now: PerDecision, then: PerDecision, *, share: float) -> PerDecision:
+    """then + share * (now - then), detached: a proximal policy without a pass of its own (A-3PO, 2025).
 
     `share` is how far the proximal version lies between the acting one (0) and the learning one (1).
     """

@@ -1,8 +1,8 @@
 """Losses on pairs of answers, one preferred: DPO and its variants with a reference, per pair.
 
-`chosen`, `rejected` `[p]` are the implicit rewards of `implicit.py` (mostly s = log pi / pi_ref of a whole answer, in
-nats), with gradient; D = chosen - rejected. beta prices a nat of distance to the reference. Belongs here: comparisons
-of scores. Losses without a reference are in `reference_free.py`, those on single answers in `unpaired.py`.
+`chosen`, `rejected` are the implicit rewards of `implicit.py` (mostly s = log pi / pi_ref of a whole answer, in nats),
+with gradient; D = chosen - rejected. beta prices a nat of distance to the reference. Belongs here: comparisons of
+scores. Losses without a reference are in `reference_free.py`, those on single answers in `unpaired.py`.
 
 TRL's `rewards/margins` is beta * D; `preference/margin_nats` here is D, so that runs of different beta compare.
 """
@@ -11,16 +11,16 @@ import math
 from collections.abc import Mapping
 
 import torch
-from torch import Tensor
 from torch.nn import functional as F
 
 from hone.core.errors import ConfigError
 from hone.objectives.numerics import tame_exp
+from hone.objectives.shapes import PerPair
 from hone.objectives.terms import Terms
 
 
-def compared(chosen: Tensor, rejected: Tensor) -> Mapping[str, Tensor]:
-    """What every pair tells: `[p]` each. A tie counts half in the accuracy: at the first step all pairs tie."""
+def compared(chosen: PerPair, rejected: PerPair) -> Mapping[str, PerPair]:
+    """What every pair tells. A tie counts half in the accuracy: at the first step all pairs tie."""
     margin = chosen - rejected
     return {
         "preference/accuracy": 0.5 * (1.0 + margin.sign()),
@@ -30,18 +30,18 @@ def compared(chosen: Tensor, rejected: Tensor) -> Mapping[str, Tensor]:
     }
 
 
-def _terms(loss: Tensor, chosen: Tensor, rejected: Tensor) -> Terms:
+def _terms(loss: PerPair, chosen: PerPair, rejected: PerPair) -> Terms:
     return Terms(loss=loss, told=lambda: compared(chosen, rejected))
 
 
-def _smoothed(scaled: Tensor, smoothing: float) -> Tensor:
+def _smoothed(scaled: PerPair, smoothing: float) -> PerPair:
     """Cross-entropy of sigmoid(`scaled`) against a label that is right with probability 1 - smoothing."""
     if smoothing == 0.0:
         return -F.logsigmoid(scaled)
     return -(1.0 - smoothing) * F.logsigmoid(scaled) - smoothing * F.logsigmoid(-scaled)
 
 
-def dpo(chosen: Tensor, rejected: Tensor, *, beta: float = 0.1, smoothing: float = 0.0) -> Terms:
+def dpo(chosen: PerPair, rejected: PerPair, *, beta: float = 0.1, smoothing: float = 0.0) -> Terms:
     """-(1 - e) logsigmoid(beta D) - e logsigmoid(-beta D): DPO (Rafailov et al., 2023); cDPO where e > 0 (Mitchell,
     2023), e the share of labels believed wrong.
 
@@ -51,7 +51,7 @@ def dpo(chosen: Tensor, rejected: Tensor, *, beta: float = 0.1, smoothing: float
     return _terms(_smoothed(beta * (chosen - rejected), smoothing), chosen, rejected)
 
 
-def robust_dpo(chosen: Tensor, rejected: Tensor, *, beta: float = 0.1, smoothing: float = 0.1) -> Terms:
+def robust_dpo(chosen: PerPair, rejected: PerPair, *, beta: float = 0.1, smoothing: float = 0.1) -> Terms:
     """[-(1 - e) logsigmoid(beta D) + e logsigmoid(-beta D)] / (1 - 2e): robust DPO (Chowdhury et al., 2024).
 
     Its mean over labels flipped with probability e is DPO's loss on the true labels. Raises ConfigError for e >= 1/2.
@@ -64,7 +64,7 @@ def robust_dpo(chosen: Tensor, rejected: Tensor, *, beta: float = 0.1, smoothing
     return _terms(loss, chosen, rejected)
 
 
-def ipo(chosen: Tensor, rejected: Tensor, *, beta: float = 0.1) -> Terms:
+def ipo(chosen: PerPair, rejected: PerPair, *, beta: float = 0.1) -> Terms:
     """(D - 1 / (2 beta))^2: IPO (Azar et al., 2023); the margin has a target and does not grow beyond it.
 
     On a pair preferred with probability p, the minimiser is D = (2p - 1) / (2 beta). Sums or means over tokens:
@@ -73,12 +73,12 @@ def ipo(chosen: Tensor, rejected: Tensor, *, beta: float = 0.1) -> Terms:
     return _terms((chosen - rejected - 0.5 / beta).square(), chosen, rejected)
 
 
-def hinge(chosen: Tensor, rejected: Tensor, *, beta: float = 0.1) -> Terms:
+def hinge(chosen: PerPair, rejected: PerPair, *, beta: float = 0.1) -> Terms:
     """relu(1 - beta D): SLiC-HF's hinge (Zhao et al., 2023) on DPO's margin (Liu et al., 2023); no gradient beyond."""
     return _terms(F.relu(1.0 - beta * (chosen - rejected)), chosen, rejected)
 
 
-def nca_pair(chosen: Tensor, rejected: Tensor, *, beta: float = 0.1) -> Terms:
+def nca_pair(chosen: PerPair, rejected: PerPair, *, beta: float = 0.1) -> Terms:
     """-logsigmoid(beta s_w) - logsigmoid(-beta s_w) / 2 - logsigmoid(-beta s_l) / 2: NCA for two answers (Chen et al.,
     2024). Each answer is told from noise, so the chosen one's likelihood is held up and not only the margin.
     """
@@ -87,24 +87,24 @@ def nca_pair(chosen: Tensor, rejected: Tensor, *, beta: float = 0.1) -> Terms:
     return _terms(loss, chosen, rejected)
 
 
-def sppo(chosen: Tensor, rejected: Tensor, *, beta: float = 0.1, probability: Tensor | float = 1.0) -> Terms:
+def sppo(chosen: PerPair, rejected: PerPair, *, beta: float = 0.1, probability: PerPair | float = 1.0) -> Terms:
     """(s_w - (P - 1/2) / beta)^2 + (s_l + (P - 1/2) / beta)^2: SPPO (Wu et al., 2024).
 
-    `probability` P that the chosen answer beats the rejected one, `[p]` or one number; 1 is the hard label of TRL's
-    `sppo_hard`. beta is the paper's 1 / eta.
+    `probability` P that the chosen answer beats the rejected one; 1 is the hard label of TRL's `sppo_hard`. beta is the
+    paper's 1 / eta.
     """
     goal = (probability - 0.5) / beta
     return _terms((chosen - goal).square() + (rejected + goal).square(), chosen, rejected)
 
 
-def apo_zero(chosen: Tensor, rejected: Tensor, *, beta: float = 0.1) -> Terms:
+def apo_zero(chosen: PerPair, rejected: PerPair, *, beta: float = 0.1) -> Terms:
     """1 - sigmoid(beta s_w) + sigmoid(beta s_l): APO-zero (D'Oosterlinck et al., 2024); the chosen answer is better
     than what the policy writes: up with it, down with the other.
     """
     return _terms(torch.sigmoid(-beta * chosen) + torch.sigmoid(beta * rejected), chosen, rejected)
 
 
-def apo_down(chosen: Tensor, rejected: Tensor, *, beta: float = 0.1) -> Terms:
+def apo_down(chosen: PerPair, rejected: PerPair, *, beta: float = 0.1) -> Terms:
     """sigmoid(beta s_w) + 1 - sigmoid(beta D): APO-down (D'Oosterlinck et al., 2024); the policy writes better than
     both answers: down with both, with the rejected one more.
     """
@@ -112,7 +112,7 @@ def apo_down(chosen: Tensor, rejected: Tensor, *, beta: float = 0.1) -> Terms:
     return _terms(torch.sigmoid(beta * chosen) + torch.sigmoid(-margin), chosen, rejected)
 
 
-def exo_pair(chosen: Tensor, rejected: Tensor, *, beta: float = 0.1, smoothing: float = 1e-3) -> Terms:
+def exo_pair(chosen: PerPair, rejected: PerPair, *, beta: float = 0.1, smoothing: float = 1e-3) -> Terms:
     """KL(sigmoid(beta D) || smoothed label): EXO for pairs (Ji et al., 2024), the reverse KL where DPO has the forward.
 
     p (log p - log(1 - e)) + (1 - p) (log(1 - p) - log e), p = sigmoid(beta D). e = 0 is infinite: TRL 0.24 put 1e-3 in
@@ -127,7 +127,7 @@ def exo_pair(chosen: Tensor, rejected: Tensor, *, beta: float = 0.1, smoothing: 
     return _terms(right + wrong, chosen, rejected)
 
 
-def discopop(chosen: Tensor, rejected: Tensor, *, beta: float = 0.1, sharpness: float = 0.05) -> Terms:
+def discopop(chosen: PerPair, rejected: PerPair, *, beta: float = 0.1, sharpness: float = 0.05) -> Terms:
     """(1 - q) * -logsigmoid(beta D) + q * exp(-beta D), q = sigmoid(beta D / sharpness): DiscoPOP (Lu et al., 2024).
 
     A mixture of the logistic and the exponential loss, found by a language model. Not convex around D = 0.
@@ -142,9 +142,9 @@ def discopop(chosen: Tensor, rejected: Tensor, *, beta: float = 0.1, sharpness: 
 # --------------------------------------------------------------------------- BCO: a shift from all that came before
 
 
-def bco_pair(chosen: Tensor, rejected: Tensor, shift: Tensor, *, beta: float = 0.1) -> Terms:
+def bco_pair(chosen: PerPair, rejected: PerPair, shift: PerPair, *, beta: float = 0.1) -> Terms:
     """-logsigmoid(beta (s_w - shift)) - logsigmoid(-beta (s_l - shift)): BCO (Jung et al., 2024), a classifier of
-    single answers. `shift` `[p]` nats is data, from `batchwide.RunningShift`. TRL 1.16's `bco_pair` has none, 0.24 has.
+    single answers. `shift` nats is data, from `batchwide.RunningShift`. TRL 1.16's `bco_pair` has none, 0.24 has.
     """
     loss = -F.logsigmoid(beta * (chosen - shift)) - F.logsigmoid(-beta * (rejected - shift))
     return Terms(loss=loss, told=lambda: {**compared(chosen, rejected), "preference/shift_nats": shift})
@@ -156,9 +156,9 @@ def bco_pair(chosen: Tensor, rejected: Tensor, shift: Tensor, *, beta: float = 0
 # detached columns; a row then takes its partner's score as data. All pairs must have the same weight.
 
 
-def aot(margin: Tensor, partner: Tensor, *, beta: float = 0.1, smoothing: float = 0.0) -> Terms:
-    """-logsigmoid(beta (margin - partner)), smoothed as cDPO: paired AOT. `margin` `[p]` = log pi(y_w) - log pi(y_l),
-    `partner` `[p]` of `batchwide.aot_partners`, data. Told: the share of ranks where the policy's margins lie above.
+def aot(margin: PerPair, partner: PerPair, *, beta: float = 0.1, smoothing: float = 0.0) -> Terms:
+    """-logsigmoid(beta (margin - partner)), smoothed as cDPO: paired AOT. `margin` = log pi(y_w) - log pi(y_l),
+    `partner` of `batchwide.aot_partners`, data. Told: the share of ranks where the policy's margins lie above.
     """
     loss = _smoothed(beta * (margin - partner), smoothing)
     return Terms(
@@ -171,17 +171,17 @@ def aot(margin: Tensor, partner: Tensor, *, beta: float = 0.1, smoothing: float 
 
 
 def aot_unpaired(
-    chosen: Tensor,
-    rejected: Tensor,
-    chosen_partner: Tensor,
-    rejected_partner: Tensor,
+    chosen: PerPair,
+    rejected: PerPair,
+    chosen_partner: PerPair,
+    rejected_partner: PerPair,
     *,
     beta: float = 0.1,
     smoothing: float = 0.0,
 ) -> Terms:
     """The same on sorted implicit rewards: sum over ranks k of l(s_w(k) - s_l(k)), l = -logsigmoid(beta .), smoothed.
 
-    `chosen_partner` `[p]` is the rejected score of the rank of this row's chosen one, `batchwide.same_rank` of (chosen,
+    `chosen_partner` is the rejected score of the rank of this row's chosen one, `batchwide.same_rank` of (chosen,
     rejected); `rejected_partner` that of (rejected, chosen); both data. A rank joins two rows, so a row's loss is
     l(s_w - partner) plus a term worth 0 that carries the gradient of its rejected score: summed over the batch, value
     and gradient are those of the sorted form.

@@ -5,41 +5,44 @@ is widened to float32 first, and float64 stays float64.
 """
 
 import torch
+from jaxtyping import Float, Shaped
 from torch import Tensor
+
+from hone.objectives.shapes import Elementwise, Flags, Indices, PerDecision
 
 LOG_RATIO_LIMIT = 20.0
 """Log-ratios are capped here before `exp`, so that one absurd decision is a large number and not infinity."""
 
 
-def widened(x: Tensor) -> Tensor:
+def widened(x: Shaped[Tensor, " *shape"]) -> Elementwise:
     """float32, or float64 where it is float64: sums of half-precision numbers lose their small ones."""
     return x if x.dtype == torch.float64 else x.float()
 
 
-def gap(now: Tensor, then: Tensor) -> Tensor:
-    """`[n]` nats: now - then, widened and not capped."""
+def gap(now: Elementwise, then: Elementwise) -> Elementwise:
+    """now - then in nats, widened and not capped."""
     return widened(now) - widened(then)
 
 
-def ratio(now: Tensor, then: Tensor) -> Tensor:
-    """`[n]` importance ratio exp(now - then), the log-ratio capped at 20 nats (no gradient beyond)."""
+def ratio(now: Elementwise, then: Elementwise) -> Elementwise:
+    """Importance ratio exp(now - then), the log-ratio capped at 20 nats (no gradient beyond)."""
     return torch.exp(gap(now, then).clamp(max=LOG_RATIO_LIMIT))
 
 
-def saturated(log_ratio: Tensor) -> Tensor:
-    """`[n]` bool: beyond the cap, where a loss that differentiates the ratio has no gradient."""
+def saturated(log_ratio: PerDecision) -> Flags:
+    """Beyond the cap, where a loss that differentiates the ratio has no gradient."""
     return log_ratio.detach() > LOG_RATIO_LIMIT
 
 
-def drift(r: Tensor, log_ratio: Tensor) -> dict[str, Tensor]:
+def drift(r: PerDecision, log_ratio: PerDecision) -> dict[str, PerDecision]:
     """Metrics of every loss with a ratio: r - 1 - log r, the estimate of KL(then || now) in nats; the largest ratio."""
     return {"policy/kl_nats": (r - 1.0) - log_ratio.clamp(max=LOG_RATIO_LIMIT), "policy/ratio_max": r.detach()}
 
 
-def sequence_sum(values: Tensor, sequence: Tensor) -> Tensor:
-    """`[n]`: at each decision, the sum of `values` `[n]` over its sequence; differentiable.
+def sequence_sum(values: PerDecision, sequence: Indices) -> PerDecision:
+    """At each decision, the sum of `values` over its sequence; differentiable.
 
-    `sequence` `[n]` int64 numbers the decision's sequence; a batch holds whole sequences, in any order.
+    `sequence` numbers the decision's sequence; a batch holds whole sequences, in any order.
     """
     if values.numel() == 0:
         return values
@@ -47,26 +50,26 @@ def sequence_sum(values: Tensor, sequence: Tensor) -> Tensor:
     return totals[sequence]
 
 
-def sequence_mean(values: Tensor, sequence: Tensor) -> Tensor:
-    """`[n]`: at each decision, the mean of `values` `[n]` over its sequence; differentiable."""
+def sequence_mean(values: PerDecision, sequence: Indices) -> PerDecision:
+    """At each decision, the mean of `values` over its sequence; differentiable."""
     return sequence_sum(values, sequence) / sequence_sum(torch.ones_like(values), sequence)
 
 
-def sequence_max(values: Tensor, sequence: Tensor) -> Tensor:
-    """`[n]`: at each decision, the largest of `values` `[n]` in its sequence; data, without gradient."""
+def sequence_max(values: PerDecision, sequence: Indices) -> PerDecision:
+    """At each decision, the largest of `values` in its sequence; data, without gradient."""
     if values.numel() == 0:
         return values
     most = values.new_zeros(int(sequence.max()) + 1)
     return most.scatter_reduce(0, sequence, values.detach(), "amax", include_self=False)[sequence]
 
 
-def quantile(values: Tensor, share: float) -> Tensor:
-    """`[]`: the value below which `share` of `values` `[n]` lie, linear between neighbours, for any n >= 1."""
+def quantile(values: PerDecision, share: float) -> Float[Tensor, ""]:
+    """The value below which `share` of `values` lie, linear between neighbours, for any n >= 1."""
     return sequence_quantile(values, torch.zeros_like(values, dtype=torch.int64), share)[0]
 
 
-def sequence_quantile(values: Tensor, sequence: Tensor, share: float) -> Tensor:
-    """`[n]`: at each decision, that quantile of its sequence's `values` `[n]`; data, without gradient."""
+def sequence_quantile(values: PerDecision, sequence: Indices, share: float) -> PerDecision:
+    """At each decision, that quantile of its sequence's `values`; data, without gradient."""
     if values.numel() == 0:
         return values
     flat = values.detach()
@@ -83,8 +86,8 @@ def sequence_quantile(values: Tensor, sequence: Tensor, share: float) -> Tensor:
     return low + (place - below)[sequence] * (high - low)
 
 
-def decided(mask: Tensor, *columns: Tensor) -> tuple[Tensor, ...]:
-    """Padded rows -> decisions: `mask` `[B, T]` and columns `[B, T, ...]` -> `[n, ...]` each, rows in order.
+def decided(mask: Shaped[Tensor, "B T"], *columns: Shaped[Tensor, "B T ..."]) -> tuple[Shaped[Tensor, "n ..."], ...]:
+    """Padded rows -> decisions: of each column what the mask leaves, rows in order.
 
     What stands where the mask is 0 is never read, so it may be NaN, and its gradient is exactly 0: multiplying by the
     mask would turn NaN into NaN.
@@ -93,6 +96,6 @@ def decided(mask: Tensor, *columns: Tensor) -> tuple[Tensor, ...]:
     return tuple(column[chosen] for column in columns)
 
 
-def owners(mask: Tensor) -> Tensor:
-    """`mask` `[B, T]` -> `[n]` int64: the row of each decision that `decided` gathers."""
+def owners(mask: Shaped[Tensor, "B T"]) -> Indices:
+    """The row of each decision that `decided` gathers."""
     return mask.bool().nonzero()[:, 0]

@@ -1,21 +1,23 @@
 """Losses on pairs of answers without a reference policy: CPO, SimPO, ORPO; per pair.
 
 Nothing holds the policy near where it started but the loss itself, so each has an anchor of its own: the likelihood of
-the chosen answer, or a margin that is enough. `chosen`, `rejected` `[p]` nats carry the gradient; whether they are sums
-or means over an answer's tokens is said by each.
+the chosen answer, or a margin that is enough. `chosen`, `rejected` in nats carry the gradient; whether they are sums or
+means over an answer's tokens is said by each.
 """
 
+from jaxtyping import Real
 from torch import Tensor
 from torch.nn import functional as F
 
 from hone.objectives.numerics import log1mexp
 from hone.objectives.preference import compared
 from hone.objectives.ratios import widened
+from hone.objectives.shapes import PerPair
 from hone.objectives.terms import Terms
 
 
-def simpo(chosen: Tensor, rejected: Tensor, *, beta: float = 2.0, margin: float = 1.0) -> Terms:
-    """-logsigmoid(beta (a_w - a_l) - margin): SimPO (Meng et al., 2024). a: mean log-probability per token `[p]`.
+def simpo(chosen: PerPair, rejected: PerPair, *, beta: float = 2.0, margin: float = 1.0) -> Terms:
+    """-logsigmoid(beta (a_w - a_l) - margin): SimPO (Meng et al., 2024). a: mean log-probability per token.
 
     The paper tunes beta in 2-2.5 (10 for some models) and margin / beta in about 0.3-0.6. TRL reaches it through
     CPO with `loss_type="simpo"`, where beta is 0.1 and the margin 0.5 by default, and `cpo_alpha` must be set to 0: its
@@ -29,12 +31,12 @@ def simpo(chosen: Tensor, rejected: Tensor, *, beta: float = 2.0, margin: float 
 
 
 def cpo(
-    chosen: Tensor, rejected: Tensor, chosen_length: Tensor, *, beta: float = 0.1, likelihood: float = 1.0
+    chosen: PerPair, rejected: PerPair, chosen_length: Real[Tensor, " p"], *, beta: float = 0.1, likelihood: float = 1.0
 ) -> Terms:
     """-logsigmoid(beta (log pi_w - log pi_l)) - likelihood * a_w: CPO (Xu et al., 2024).
 
-    `chosen`, `rejected` `[p]` are sums over tokens; a_w = chosen / `chosen_length` is the mean. The authors' code and
-    TRL average the likelihood over all tokens of a micro-batch, which depends on how the batch is split; here each pair
+    `chosen`, `rejected` are sums over tokens; a_w = chosen / `chosen_length` is the mean. The authors' code and TRL
+    average the likelihood over all tokens of a micro-batch, which depends on how the batch is split; here each pair
     brings its own mean.
     """
     chosen, rejected = widened(chosen), widened(rejected)
@@ -45,11 +47,11 @@ def cpo(
     )
 
 
-def orpo(chosen: Tensor, rejected: Tensor, *, weight: float = 0.1) -> Terms:
+def orpo(chosen: PerPair, rejected: PerPair, *, weight: float = 0.1) -> Terms:
     """-a_w - weight * logsigmoid(log odds(a_w) - log odds(a_l)), odds(a) = e^a / (1 - e^a): ORPO (Hong et al., 2024).
 
-    a: mean log-probability per token `[p]` < 0. log(1 - e^a) is computed by log1mexp, so a near 0 does not overflow.
-    The authors' code takes the likelihood over the prompt too unless told not to; here prompts are never imitated.
+    a: mean log-probability per token < 0. log(1 - e^a) is computed by log1mexp, so a near 0 does not overflow. The
+    authors' code takes the likelihood over the prompt too unless told not to; here prompts are never imitated.
     """
     chosen, rejected = widened(chosen), widened(rejected)
     log_odds = (chosen - rejected) - (log1mexp(chosen) - log1mexp(rejected))

@@ -1,21 +1,23 @@
 """Losses of models that score answers: pairs (Bradley-Terry), steps of reasoning, whole answers by implicit rewards."""
 
 import torch
+from jaxtyping import Shaped
 from torch import Tensor
 from torch.nn import functional as F
 
 from hone.objectives.preference import compared
 from hone.objectives.ratios import widened
+from hone.objectives.shapes import Indices, PerAnswer, PerDecision, PerPair, Table
 from hone.objectives.terms import Terms
 
 UNLABELLED = -100
 """Label of positions where no step ends; anything may stand in their logits."""
 
 
-def bradley_terry(chosen: Tensor, rejected: Tensor, *, margin: Tensor | float = 0.0, centring: float = 0.0) -> Terms:
-    """-logsigmoid(R_w - R_l - margin) + centring * (R_w + R_l)^2 (Bradley and Terry, 1952), on rewards `[p]`.
+def bradley_terry(chosen: PerPair, rejected: PerPair, *, margin: PerPair | float = 0.0, centring: float = 0.0) -> Terms:
+    """-logsigmoid(R_w - R_l - margin) + centring * (R_w + R_l)^2 (Bradley and Terry, 1952), on rewards.
 
-    `margin` `[p]`: how much better the chosen answer was found (Llama 2, Touvron et al., 2023). Only differences are
+    `margin`: how much better the chosen answer was found (Llama 2, Touvron et al., 2023). Only differences are
     identified; `centring`, 0.01 where used, holds their sum near 0 (Eisenstein et al., 2023). A difference of rewards
     is a log-odds, hence nats in the metrics; accuracy is taken without the margin.
     """
@@ -26,12 +28,12 @@ def bradley_terry(chosen: Tensor, rejected: Tensor, *, margin: Tensor | float = 
     return Terms(loss=loss, told=lambda: compared(chosen, rejected))
 
 
-def step_classes(logits: Tensor, label: Tensor) -> Terms:
+def step_classes(logits: Table, label: Indices) -> Terms:
     """-log softmax(logits)[label]: a process reward model as a classifier of steps (Lightman et al., 2023).
 
-    `logits` `[n, k]` at positions, mostly {bad, good}; `label` `[n]` integers, `UNLABELLED` where no step ends: there
-    the loss is 0 and no gradient flows, whatever the logits. transformers and TRL average over the labelled tokens of a
-    micro-batch; here the weights are the learner's.
+    `logits` at positions, mostly of {bad, good}; `label` is `UNLABELLED` where no step ends: there the loss is 0 and no
+    gradient flows, whatever the logits. transformers and TRL average over the labelled tokens of a micro-batch; here
+    the weights are the learner's.
     """
     labelled = label != UNLABELLED
     kept = torch.where(labelled[:, None], widened(logits), 0.0)
@@ -43,11 +45,11 @@ def step_classes(logits: Tensor, label: Tensor) -> Terms:
     )
 
 
-def step_scores(logit: Tensor, label: Tensor) -> Terms:
+def step_scores(logit: PerDecision, label: PerDecision) -> Terms:
     """-y log sigmoid(z) - (1 - y) log(1 - sigmoid(z)): steps scored by one number each.
 
-    `logit` `[n]`; `label` `[n]` in [0, 1], soft where it was estimated by continuing from the step (Math-Shepherd,
-    Wang et al., 2023), NaN where no step ends: there the loss is 0 and no gradient flows.
+    `label` in [0, 1], soft where it was estimated by continuing from the step (Math-Shepherd, Wang et al., 2023), NaN
+    where no step ends: there the loss is 0 and no gradient flows.
     """
     labelled = ~label.isnan()
     kept = torch.where(labelled, widened(logit), 0.0)
@@ -59,10 +61,10 @@ def step_scores(logit: Tensor, label: Tensor) -> Terms:
     )
 
 
-def implicit_process(score: Tensor, correct: Tensor, *, beta: float = 0.05) -> Terms:
-    """Cross-entropy of sigmoid(beta * s) against `correct` `[n]` in {0, 1}: the implicit process reward model of PRIME
-    (Cui et al., 2025). s = sum over tokens of log pi_phi / pi_ref `[n]` nats (`implicit.log_ratio`); trained on
-    outcomes alone, beta times each token's log-ratio is then that token's reward.
+def implicit_process(score: PerAnswer, correct: Shaped[Tensor, " n"], *, beta: float = 0.05) -> Terms:
+    """Cross-entropy of sigmoid(beta * s) against `correct` in {0, 1}: the implicit process reward model of PRIME (Cui
+    et al., 2025). s = sum over tokens of log pi_phi / pi_ref in nats (`implicit.log_ratio`); trained on outcomes alone,
+    beta times each token's log-ratio is then that token's reward.
     """
     loss = F.binary_cross_entropy_with_logits(beta * score, correct.to(score.dtype), reduction="none")
     return Terms(

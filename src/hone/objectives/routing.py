@@ -6,8 +6,11 @@ by one bit picks another expert, and the trainer's log-probability is that of an
 "routing replay" of GSPO (2025).
 """
 
+from typing import TypeAlias
+
 import numpy as np
 import torch
+from jaxtyping import Bool, Float, Int, Integer
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -17,14 +20,18 @@ NOT_RECORDED = -1
 SHOWN = 3
 """Places that a message names."""
 
+Places: TypeAlias = Bool[NDArray[np.bool_], "T layers"]
 
-def routing_coverage(recorded: NDArray[np.integer]) -> float:
-    """Share of (token, layer) places of `recorded` `[T, layers, k]` with all k experts; 1 for no tokens."""
+
+def routing_coverage(recorded: Integer[NDArray[np.integer], "T layers k"]) -> float:
+    """Share of (token, layer) places of `recorded` with all k experts; 1 for no tokens."""
     places = (recorded != NOT_RECORDED).all(axis=2)
     return float(places.mean()) if places.size else 1.0
 
 
-def check_routing(recorded: NDArray[np.integer], *, tokens: int, layers: int, chosen: int, experts: int) -> None:
+def check_routing(
+    recorded: Integer[NDArray[np.integer], "..."], *, tokens: int, layers: int, chosen: int, experts: int
+) -> None:
     """Raises DataError, all faults at once, unless each token (prompt, answer, tool output) was recorded in each layer.
 
     `recorded` `[tokens, layers, chosen]`: the numbers (0 <= e < `experts`) of the experts that the engine chose, in any
@@ -46,7 +53,7 @@ def check_routing(recorded: NDArray[np.integer], *, tokens: int, layers: int, ch
             f"not recorded, first at {_places(missing)}; let the engine return routed experts, or turn replay off"
         )
     unknown = (recorded < NOT_RECORDED) | (recorded >= experts)
-    outside: NDArray[np.bool_] = np.asarray(unknown.any(axis=2))
+    outside: Places = np.asarray(unknown.any(axis=2))
     if outside.any():
         token, layer = np.argwhere(outside)[0]
         faults.add(
@@ -55,7 +62,7 @@ def check_routing(recorded: NDArray[np.integer], *, tokens: int, layers: int, ch
         )
     ranked = np.sort(recorded, axis=2)
     repeated = (ranked[:, :, 1:] == ranked[:, :, :-1]) & (ranked[:, :, 1:] != NOT_RECORDED)
-    twice: NDArray[np.bool_] = np.asarray(repeated.any(axis=2))
+    twice: Places = np.asarray(repeated.any(axis=2))
     if twice.any():
         token, layer = np.argwhere(twice)[0]
         faults.add(
@@ -65,15 +72,15 @@ def check_routing(recorded: NDArray[np.integer], *, tokens: int, layers: int, ch
     faults.raise_if_any()
 
 
-def _places(mask: NDArray[np.bool_]) -> str:
+def _places(mask: Places) -> str:
     found = np.argwhere(mask)
     named = [f"token {token} layer {layer}" for token, layer in found[:SHOWN].tolist()]
     return ", ".join(named) + (f" and {len(found) - SHOWN} more" if len(found) > SHOWN else "")
 
 
-def replayed_gates(scores: Tensor, recorded: Tensor) -> Tensor:
-    """softmax over the recorded experts of the trainer's own scores `[T, k]`: the choice is data, the gates learn.
+def replayed_gates(scores: Float[Tensor, "T experts"], recorded: Int[Tensor, "T k"]) -> Float[Tensor, "T k"]:
+    """softmax over the recorded experts of the trainer's own scores: the choice is data, the gates learn.
 
-    `scores` `[T, experts]` router logits with gradient; `recorded` `[T, k]` int64.
+    `scores` are router logits, with gradient.
     """
     return torch.softmax(scores.gather(1, recorded), dim=1)

@@ -1,28 +1,32 @@
 """Choices among all decisions of an optimizer step, made once, before it is cut into micro-batches.
 
-Belongs here: functions of whole detached columns `[N]` (numpy) that return a mask `[N]`; losses then take the mask as
-data. A choice within each micro-batch would make the gradient depend on how the batch was cut. With several ranks the
-columns are those of all ranks. Random choices take one uniform draw per decision, so chance is data too, and ties go to
-the earlier decision. What a mask leaves out still counts in the denominator.
+Belongs here: functions of whole detached columns (numpy) that return a mask; losses then take the mask as data. A
+choice within each micro-batch would make the gradient depend on how the batch was cut. With several ranks the columns
+are those of all ranks. Random choices take one uniform draw per decision, so chance is data too, and ties go to the
+earlier decision. What a mask leaves out still counts in the denominator.
 
 The columns must be of every decision of the step: leaving out sequences without advantage would shift the statistics.
 """
 
+from typing import TypeAlias
+
 import numpy as np
+from jaxtyping import Bool, Float, Float64, Int64
 from numpy.typing import NDArray
 
-Column = NDArray[np.floating]
-Mask = NDArray[np.bool_]
+Column: TypeAlias = Float[NDArray[np.floating], " N"]
+Floats: TypeAlias = Float64[NDArray[np.float64], " N"]
+Mask: TypeAlias = Bool[NDArray[np.bool_], " N"]
 
 
 def clip_stopped(now: Column, then: Column, advantage: Column, *, low: float = 0.2, high: float = 0.2) -> Mask:
-    """`[N]`: where the clipped surrogate of these widths has no gradient. `now`, `then` `[N]` nats."""
+    """Where the clipped surrogate of these widths has no gradient. `now`, `then` in nats."""
     r = np.exp(np.minimum(np.asarray(now, np.float64) - then, 20.0))
     return ((advantage > 0) & (r > 1.0 + high)) | ((advantage < 0) & (r < 1.0 - low))
 
 
-def covariances(now: Column, advantage: Column) -> NDArray[np.float64]:
-    """(A - mean A) * (log p - mean log p) `[N]`: each decision's share of their covariance over the batch."""
+def covariances(now: Column, advantage: Column) -> Floats:
+    """(A - mean A) * (log p - mean log p): each decision's share of their covariance over the batch."""
     logp, credit = np.asarray(now, np.float64), np.asarray(advantage, np.float64)
     return (credit - _mean(credit)) * (logp - _mean(logp))
 
@@ -37,10 +41,10 @@ def clip_cov_dropped(
     above: float = 1.0,
     below: float = 5.0,
 ) -> Mask:
-    """`[N]`: decisions that Clip-Cov leaves out (Cui et al., 2025, 2505.22617).
+    """Decisions that Clip-Cov leaves out (Cui et al., 2025, 2505.22617).
 
     Drawn among those with `above` < covariance < `below` that the clip has not `stopped` (`clip_stopped`): as many as
-    max(1, share * N), those with the smallest `uniform` `[N]` in [0, 1).
+    max(1, share * N), those with the smallest `uniform` in [0, 1).
     """
     covariance = covariances(now, advantage)
     candidates = np.flatnonzero((covariance > above) & (covariance < below) & ~stopped)
@@ -49,15 +53,15 @@ def clip_cov_dropped(
 
 
 def kl_cov_chosen(now: Column, advantage: Column, *, share: float = 2e-4) -> Mask:
-    """`[N]`: the max(1, share * N) decisions of the largest covariance, for KL-Cov (Cui et al., 2025, 2505.22617)."""
+    """The max(1, share * N) decisions of the largest covariance, for KL-Cov (Cui et al., 2025, 2505.22617)."""
     covariance = covariances(now, advantage)
     return _mask(len(covariance), np.argsort(-covariance, kind="stable")[: _count(share, len(covariance))])
 
 
 def second_moment_kept(now: Column, then: Column, *, most: float = 0.04) -> Mask:
-    """`[N]`: what stays when the largest squared log-ratios are dropped until the mean of the rest is below `most`.
+    """What stays when the largest squared log-ratios are dropped until the mean of the rest is below `most`.
 
-    As few as possible are dropped. `now`, `then` `[N]` nats, `most` nats^2: the bound of M2PO (Zheng et al., 2025,
+    As few as possible are dropped. `now`, `then` in nats, `most` nats^2: the bound of M2PO (Zheng et al., 2025,
     2510.01161; its 0.04 was not checked against the paper's text).
     """
     square = (np.asarray(now, np.float64) - then) ** 2
@@ -67,7 +71,7 @@ def second_moment_kept(now: Column, then: Column, *, most: float = 0.04) -> Mask
 
 
 def high_entropy(entropy: Column, *, share: float = 0.2) -> Mask:
-    """`[N]`: the decisions whose entropy is at least the (1 - share) quantile of the batch, at least one.
+    """The decisions whose entropy is at least the (1 - share) quantile of the batch, at least one.
 
     Only those forks carry the gradient (Wang et al., "Beyond the 80/20 Rule", 2025, 2506.01939; 0.2).
     """
@@ -76,22 +80,22 @@ def high_entropy(entropy: Column, *, share: float = 0.2) -> Mask:
     return np.asarray(entropy >= np.quantile(entropy, 1.0 - share))
 
 
-def batch_normalised(weight: Column) -> NDArray[np.float64]:
-    """weight / mean over the batch `[N]`: importance weights that average 1 (an option of verl's)."""
+def batch_normalised(weight: Column) -> Floats:
+    """weight / mean over the batch: importance weights that average 1 (an option of verl's)."""
     widened = np.asarray(weight, np.float64)
     mean = _mean(widened)
     return widened / (mean if mean > 0 else 1.0)
 
 
-def shrunk_denominator(kept: Column | Mask) -> NDArray[np.float64]:
-    """kept * N / (number kept) `[N]`: a rejection whose denominator shrinks with it, as verl's does, for comparison.
+def shrunk_denominator(kept: Column | Mask) -> Floats:
+    """kept * N / (number kept): a rejection whose denominator shrinks with it, as verl's does, for comparison.
 
     hone's own is fixed: use the mask as it is.
     """
     return np.asarray(kept, np.float64) * (len(kept) / max(float(np.sum(kept)), 1.0))
 
 
-def _mean(values: NDArray[np.float64]) -> float:
+def _mean(values: Floats) -> float:
     """Summed in the order of size: bit for bit the same however ranks and micro-batches ordered the column."""
     return float(np.sort(values).mean()) if len(values) else 0.0
 
@@ -100,7 +104,7 @@ def _count(share: float, total: int) -> int:
     return min(total, max(1, int(share * total)))
 
 
-def _mask(total: int, chosen: NDArray[np.int64]) -> Mask:
+def _mask(total: int, chosen: Int64[NDArray[np.int64], " chosen"]) -> Mask:
     mask = np.zeros(total, dtype=np.bool_)
     mask[chosen] = True
     return mask

@@ -1,40 +1,46 @@
 """Losses whose ratio is a whole sequence's: one weight for all decisions of an answer.
 
-Belongs here: terms that sum log-ratios within a sequence. They take `sequence` `[n]`, the number of each decision's
-sequence in this batch, which holds whole sequences; sums stay within a sequence, so no split of the batch changes
-them. Each still returns one term per decision: weighted by `sequence_mean` they add up to the papers' mean over
-sequences, by `sequence_sum` to LUSPO's. The advantage is a sequence's, the same at each of its decisions; where it
-differs, `gspo_token` is the form that is meant for it.
+Belongs here: terms that sum log-ratios within a sequence. They take `sequence`, the number of each decision's sequence
+in this batch, which holds whole sequences; sums stay within a sequence, so no split of the batch changes them. Each
+still returns one term per decision: weighted by `sequence_mean` they add up to the papers' mean over sequences, by
+`sequence_sum` to LUSPO's. The advantage is a sequence's, the same at each of its decisions; where it differs,
+`gspo_token` is the form that is meant for it.
 """
 
 import math
 
 import torch
-from torch import Tensor
 
 from hone.objectives.policy import surrogate
 from hone.objectives.ratios import LOG_RATIO_LIMIT, drift, gap, saturated, sequence_mean, sequence_sum, widened
+from hone.objectives.shapes import Flags, Indices, PerDecision
 from hone.objectives.terms import Terms
 
 
-def _geometric(now: Tensor, then: Tensor, sequence: Tensor) -> Tensor:
-    """`[n]` nats: mean log-ratio of the sequence, not capped."""
+def _geometric(now: PerDecision, then: PerDecision, sequence: Indices) -> PerDecision:
+    """Mean log-ratio of the sequence in nats, not capped."""
     return sequence_mean(gap(now, then), sequence)
 
 
-def _told(r: Tensor, log_ratio: Tensor, stopped: Tensor, advantage: Tensor) -> dict[str, Tensor]:
+def _told(r: PerDecision, log_ratio: PerDecision, stopped: Flags, advantage: PerDecision) -> dict[str, PerDecision]:
     held = stopped | (saturated(log_ratio) & (advantage != 0))
     return {"policy/clip_fraction": held.to(r.dtype), **drift(r, log_ratio)}
 
 
 def gspo(
-    now: Tensor, then: Tensor, advantage: Tensor, sequence: Tensor, *, low: float = 3e-4, high: float = 4e-4
+    now: PerDecision,
+    then: PerDecision,
+    advantage: PerDecision,
+    sequence: Indices,
+    *,
+    low: float = 3e-4,
+    high: float = 4e-4,
 ) -> Terms:
     """-min(s A, clip(s, 1 - low, 1 + high) A), s = exp(mean over the sequence of now - then) (GSPO, 2025, 2507.18071).
 
     Group sequence policy optimisation: one ratio per answer, the geometric mean of its tokens', so that noise of single
-    tokens (expert routing) averages out. The widths are the paper's, hundreds of times narrower than a token's. All
-    `[n]`, nats. Weights: `sequence_mean`; under `token_mean` it is another objective (verl 0.9.1 runs that by default).
+    tokens (expert routing) averages out. The widths are the paper's, hundreds of times narrower than a token's.
+    Weights: `sequence_mean`; under `token_mean` it is another objective (verl 0.9.1 runs that by default).
     """
     log_ratio = _geometric(now, then, sequence)
     s = torch.exp(log_ratio.clamp(max=LOG_RATIO_LIMIT))
@@ -43,7 +49,13 @@ def gspo(
 
 
 def gspo_token(
-    now: Tensor, then: Tensor, advantage: Tensor, sequence: Tensor, *, low: float = 3e-4, high: float = 4e-4
+    now: PerDecision,
+    then: PerDecision,
+    advantage: PerDecision,
+    sequence: Indices,
+    *,
+    low: float = 3e-4,
+    high: float = 4e-4,
 ) -> Terms:
     """The clipped surrogate with s_t = sg[s] * p_t / sg[p_t] (GSPO-token, 2025, 2507.18071).
 
@@ -61,7 +73,13 @@ def gspo_token(
 
 
 def luspo(
-    now: Tensor, then: Tensor, advantage: Tensor, sequence: Tensor, *, low: float = 2e-3, high: float = 2.5e-3
+    now: PerDecision,
+    then: PerDecision,
+    advantage: PerDecision,
+    sequence: Indices,
+    *,
+    low: float = 2e-3,
+    high: float = 2.5e-3,
 ) -> Terms:
     """`gspo` with wider clips; the weights must be `sequence_sum` (length-unbiased sequence optimisation, 2602.05261).
 
@@ -72,7 +90,13 @@ def luspo(
 
 
 def gmpo(
-    now: Tensor, then: Tensor, advantage: Tensor, sequence: Tensor, *, log_low: float = 0.4, log_high: float = 0.4
+    now: PerDecision,
+    then: PerDecision,
+    advantage: PerDecision,
+    sequence: Indices,
+    *,
+    log_low: float = 0.4,
+    log_high: float = 0.4,
 ) -> Terms:
     """-A * exp(mean over the sequence of d), d = min(lr, log_high) if A > 0, max(lr, -log_low) if A < 0 (2507.20673).
 
@@ -86,7 +110,7 @@ def gmpo(
     log_ratio = sequence_mean(kept, sequence)
     rho = torch.exp(log_ratio.clamp(max=LOG_RATIO_LIMIT))
 
-    def told() -> dict[str, Tensor]:
+    def told() -> dict[str, PerDecision]:
         stopped = torch.where(praised, change > log_high, (change < -log_low) & (advantage < 0))
         return _told(rho, log_ratio, stopped, advantage)
 
@@ -98,20 +122,20 @@ LOG_WEIGHT_FLOOR = math.log(1e-8)
 
 
 def vespo(
-    now: Tensor,
-    then: Tensor,
-    advantage: Tensor,
-    sequence: Tensor,
+    now: PerDecision,
+    then: PerDecision,
+    advantage: PerDecision,
+    sequence: Indices,
     *,
     positive: tuple[float, float] = (2.0, 3.0),
     negative: tuple[float, float] = (3.0, 2.0),
-    log_correction: Tensor | None = None,
+    log_correction: PerDecision | None = None,
 ) -> Terms:
     """-sg[phi(w)] * A * log p, phi(w) = w^k exp(l (1 - w)), w the product of the sequence's ratios (VESPO, 2602.10693).
 
     The gamma-shaped kernel is 1 at w = 1 and fades on both sides; (k, l) is `positive` where A >= 0, else `negative`.
-    Log-ratios are bounded to 20 nats each, and their sum to [log 1e-8, 20]. `log_correction` `[n]` nats, data, is added
-    to them (proximal - then, where three policies are told apart). Weights: `token_mean`. Metrics: phi.
+    Log-ratios are bounded to 20 nats each, and their sum to [log 1e-8, 20]. `log_correction` nats, data, is added to
+    them (proximal - then, where three policies are told apart). Weights: `token_mean`. Metrics: phi.
     """
     change = gap(now, then).detach().clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     if log_correction is not None:

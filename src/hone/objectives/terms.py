@@ -1,13 +1,14 @@
 """What every objective returns, and how terms are added and multiplied."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from torch import Tensor
+
+from hone.objectives.shapes import Metrics, Multiplier, PerDecision
 
 
-def _nothing() -> dict[str, Tensor]:
+def _nothing() -> Metrics:
     return {}
 
 
@@ -15,15 +16,15 @@ def _nothing() -> dict[str, Tensor]:
 class Terms:
     """One number to lower per decision, before weighting, and what can be told of it."""
 
-    loss: Tensor
-    """`[n]` with gradient; the learner sums `weight * loss`."""
-    told: Callable[[], Mapping[str, Tensor]] = _nothing
-    """Computes the metrics, `[n]` each; called only where somebody listens: a small network's step is short."""
+    loss: PerDecision
+    """With gradient; the learner sums `weight * loss`."""
+    told: Callable[[], Metrics] = _nothing
+    """Computes the metrics; called only where somebody listens: a small network's step is short."""
 
     @property
-    def metrics(self) -> Mapping[str, Tensor]:
-        """By name, `[n]` each; reported as the mean over decisions, as the largest where the name ends in `_max`, and
-        as the effective share of importance weights where it ends in `_ess`."""
+    def metrics(self) -> Metrics:
+        """Reported as the mean over decisions, as the largest where the name ends in `_max`, and as the effective share
+        of importance weights where it ends in `_ess`."""
         with torch.no_grad():
             return self.told()
 
@@ -35,8 +36,8 @@ def added(first: Terms, second: Terms, *, weight: float = 1.0) -> Terms:
     )
 
 
-def scaled(terms: Terms, multiplier: Tensor) -> Terms:
-    """multiplier * loss: `multiplier` `[n]` is data (a mask, an importance weight) and gets no gradient.
+def scaled(terms: Terms, multiplier: Multiplier) -> Terms:
+    """multiplier * loss: `multiplier` is data (a mask, an importance weight) and gets no gradient.
 
     The weights of the sum stay what they are, so what a mask drops still counts in the denominator: dropping more
     decisions never makes the others count for more.

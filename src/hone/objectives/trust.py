@@ -6,45 +6,47 @@ harmless, from 0.5 to 0.99 it is 2 and is the whole distribution.
 """
 
 import torch
+from jaxtyping import Float
 from torch import Tensor
 
 from hone.objectives.ratios import drift, gap, ratio, sequence_max, widened
+from hone.objectives.shapes import Flags, Indices, Multiplier, PerDecision, Top
 from hone.objectives.terms import Terms
 
 LEAST_PROBABILITY = 1e-8
 """Of what remains beside the listed tokens: below it, logarithms are taken of this."""
 
 
-def _rest(listed: Tensor) -> Tensor:
-    """`[n]` probability of everything but the listed tokens; never below LEAST_PROBABILITY."""
+def _rest(listed: PerDecision) -> PerDecision:
+    """Probability of everything but the listed tokens; never below LEAST_PROBABILITY."""
     return (1.0 - listed).clamp(min=LEAST_PROBABILITY)
 
 
-def _beside(logp: Tensor) -> Tensor:
+def _beside(logp: PerDecision) -> PerDecision:
     """1 - exp(logp), without cancellation where logp is near 0."""
     return (-torch.expm1(logp)).clamp(min=LEAST_PROBABILITY)
 
 
 @torch.no_grad()
-def binary_tv(now: Tensor, then: Tensor) -> Tensor:
-    """|p - q| `[n]`: total variation between "this token" and "any other", p = exp(now), q = exp(then)."""
+def binary_tv(now: PerDecision, then: PerDecision) -> PerDecision:
+    """|p - q|: total variation between "this token" and "any other", p = exp(now), q = exp(then)."""
     return (widened(now).exp() - widened(then).exp()).abs()
 
 
 @torch.no_grad()
-def binary_kl(now: Tensor, then: Tensor) -> Tensor:
-    """q log(q / p) + (1 - q) log((1 - q) / (1 - p)) `[n]` nats: KL(then || now) of the same two outcomes."""
+def binary_kl(now: PerDecision, then: PerDecision) -> PerDecision:
+    """q log(q / p) + (1 - q) log((1 - q) / (1 - p)) nats: KL(then || now) of the same two outcomes."""
     p, q = widened(now), widened(then)
     other = _beside(q)
     return q.exp() * (q - p) + other * (other.log() - _beside(p).log())
 
 
 @torch.no_grad()
-def top_tv(now: Tensor, then: Tensor, top_now: Tensor, top_then: Tensor, listed: Tensor) -> Tensor:
-    """Total variation `[n]` between distributions over: the K listed tokens, the chosen one, and all others as one.
+def top_tv(now: PerDecision, then: PerDecision, top_now: Top, top_then: Top, listed: Flags) -> PerDecision:
+    """Total variation between distributions over: the K listed tokens, the chosen one, and all others as one.
 
-    `top_now`, `top_then` `[n, K]` nats of the same K tokens (those likeliest under whoever acted); `listed` `[n]` bool:
-    the chosen token is one of them. Never more than the full distributions' distance, never less than `binary_tv`.
+    `top_now`, `top_then` nats of the same K tokens (those likeliest under whoever acted); `listed`: the chosen token is
+    one of them. Never more than the full distributions' distance, never less than `binary_tv`.
     """
     p, q = _buckets(now, top_now, listed).exp(), _buckets(then, top_then, listed).exp()
     rest = (p.sum(dim=1) - q.sum(dim=1)).abs()
@@ -52,25 +54,31 @@ def top_tv(now: Tensor, then: Tensor, top_now: Tensor, top_then: Tensor, listed:
 
 
 @torch.no_grad()
-def top_kl(now: Tensor, then: Tensor, top_now: Tensor, top_then: Tensor, listed: Tensor) -> Tensor:
-    """KL(then || now) `[n]` nats over the same outcomes as `top_tv`; at most the full distributions' KL."""
+def top_kl(now: PerDecision, then: PerDecision, top_now: Top, top_then: Top, listed: Flags) -> PerDecision:
+    """KL(then || now) in nats over the same outcomes as `top_tv`; at most the full distributions' KL."""
     p, q = _buckets(now, top_now, listed), _buckets(then, top_then, listed)
     inside = torch.where(q == -torch.inf, 0.0, q.exp() * (q - p)).sum(dim=1)
     left = _rest(q.exp().sum(dim=1))
     return inside + left * (left.log() - _rest(p.exp().sum(dim=1)).log())
 
 
-def _buckets(chosen: Tensor, top: Tensor, listed: Tensor) -> Tensor:
-    """`[n, K+1]` nats: the listed tokens, and the chosen one where it is none of them (else probability 0)."""
+def _buckets(chosen: PerDecision, top: Top, listed: Flags) -> Float[Tensor, "n K+1"]:
+    """Nats: the listed tokens, and the chosen one where it is none of them (else probability 0)."""
     own = widened(chosen).masked_fill(listed, -torch.inf)
     return torch.cat([widened(top), own[:, None]], dim=1)
 
 
 @torch.no_grad()
 def trusted(
-    now: Tensor, then: Tensor, advantage: Tensor, divergence: Tensor, *, most_rising: float, most_falling: float
-) -> Tensor:
-    """`[n]` bool: false where the advantage pushes a decision further that has already moved too far.
+    now: PerDecision,
+    then: PerDecision,
+    advantage: PerDecision,
+    divergence: PerDecision,
+    *,
+    most_rising: float,
+    most_falling: float,
+) -> Flags:
+    """False where the advantage pushes a decision further that has already moved too far.
 
     That is: A > 0, now > then and divergence > most_rising; or A < 0, now < then and divergence > most_falling. What
     pushes back towards `then` is always trusted.
@@ -80,8 +88,8 @@ def trusted(
     return ~(rising | falling)
 
 
-def trusted_sequences(divergence: Tensor, sequence: Tensor, *, most: float) -> Tensor:
-    """`[n]` bool: false at every decision of a sequence that holds one with `divergence` `[n]` above `most`.
+def trusted_sequences(divergence: PerDecision, sequence: Indices, *, most: float) -> Flags:
+    """False at every decision of a sequence that holds one with `divergence` above `most`.
 
     Trust region masking (TRM, 2025, 2512.23075) for language models: its bounds are in the largest divergence along an
     answer; its threshold could not be read, so there is no default. Multiply by it: `terms.scaled(terms, kept)`.
@@ -89,17 +97,19 @@ def trusted_sequences(divergence: Tensor, sequence: Tensor, *, most: float) -> T
     return sequence_max(divergence, sequence) <= most
 
 
-def dppo(now: Tensor, then: Tensor, advantage: Tensor, keep: Tensor, *, ratio_cap: float | None = None) -> Terms:
+def dppo(
+    now: PerDecision, then: PerDecision, advantage: PerDecision, keep: Flags, *, ratio_cap: float | None = None
+) -> Terms:
     """-keep * sg[min(r, ratio_cap)] * A * log p: divergence proximal policy optimisation (2026, 2602.04879).
 
-    `keep` `[n]` bool from `trusted`, with the divergence of one's choice; `then` is whoever acted, for mask and ratio
-    both. `ratio_cap` is off: the paper warns of truncation's bias (verl's example runs 10,000). All `[n]`. Metrics:
-    share of decisions whose gradient is masked, share of ratios capped, KL, largest ratio.
+    `keep` from `trusted`, with the divergence of one's choice; `then` is whoever acted, for mask and ratio both.
+    `ratio_cap` is off: the paper warns of truncation's bias (verl's example runs 10,000). Metrics: share of decisions
+    whose gradient is masked, share of ratios capped, KL, largest ratio.
     """
     r = ratio(now, then).detach()
     bounded = r if ratio_cap is None else r.clamp(max=ratio_cap)
 
-    def told() -> dict[str, Tensor]:
+    def told() -> dict[str, PerDecision]:
         return {
             "policy/clip_fraction": (~keep & (advantage != 0)).to(r.dtype),
             "policy/capped_fraction": (bounded < r).to(r.dtype),
@@ -110,15 +120,18 @@ def dppo(now: Tensor, then: Tensor, advantage: Tensor, keep: Tensor, *, ratio_ca
 
 
 def dppo_tv(
-    now: Tensor,
-    then: Tensor,
-    advantage: Tensor,
+    now: PerDecision,
+    then: PerDecision,
+    advantage: PerDecision,
     *,
     rise_probability: float = 0.15,
     fall_probability: float = 0.15,
     ratio_cap: float | None = None,
 ) -> Terms:
-    """`dppo`, masked where the chosen token's probability has changed by more than 0.15 (Binary-TV)."""
+    """`dppo`, masked where the chosen token's probability has changed by more than 0.15 (Binary-TV).
+
+    0.15 is verl's example; the paper's own threshold could not be read (prime-rl and SkyRL run 0.2).
+    """
     keep = trusted(
         now, then, advantage, binary_tv(now, then), most_rising=rise_probability, most_falling=fall_probability
     )
@@ -126,30 +139,33 @@ def dppo_tv(
 
 
 def dppo_kl(
-    now: Tensor,
-    then: Tensor,
-    advantage: Tensor,
+    now: PerDecision,
+    then: PerDecision,
+    advantage: PerDecision,
     *,
     rise_nats: float = 0.05,
     fall_nats: float = 0.05,
     ratio_cap: float | None = None,
 ) -> Terms:
-    """`dppo`, masked where KL(then || now) of the chosen token against all others exceeds 0.05 nats (Binary-KL)."""
+    """`dppo`, masked where KL(then || now) of the chosen token against all others exceeds 0.05 nats (Binary-KL).
+
+    0.05 is verl's example; the paper's own threshold could not be read.
+    """
     keep = trusted(now, then, advantage, binary_kl(now, then), most_rising=rise_nats, most_falling=fall_nats)
     return dppo(now, then, advantage, keep, ratio_cap=ratio_cap)
 
 
-def m2po(now: Tensor, then: Tensor, advantage: Tensor, keep: Tensor) -> Terms:
+def m2po(now: PerDecision, then: PerDecision, advantage: PerDecision, keep: Multiplier) -> Terms:
     """-keep * r * A: second-moment trust policy optimisation (M2PO, Zheng et al., 2025, 2510.01161).
 
-    `keep` `[n]` (0 or 1) from `selection.second_moment_kept`, chosen over the whole batch of the optimizer step; no
-    ratio is clipped, and what was dropped stays in the denominator. Made for stale data: a few outliers are left out
-    instead of every token past a clip.
+    `keep` (0 or 1) from `selection.second_moment_kept`, chosen over the whole batch of the optimizer step; no ratio is
+    clipped, and what was dropped stays in the denominator. Made for stale data: a few outliers are left out instead of
+    every token past a clip.
     """
     r = ratio(now, then)
     kept = keep != 0
 
-    def told() -> dict[str, Tensor]:
+    def told() -> dict[str, PerDecision]:
         stopped = (~kept & (advantage != 0)).to(r.dtype)
         return {"policy/clip_fraction": stopped, **drift(r, gap(now, then))}
 

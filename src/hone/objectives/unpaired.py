@@ -1,19 +1,17 @@
 """Losses on single answers marked desirable or not: KTO, BCO, APO-zero; per answer.
 
-`score` `[n]` nats is s = log pi / pi_ref of a whole answer (`implicit.py`), with gradient; `desirable` `[n]` bool. A
-micro-batch of one kind only is as good as any other: what KTO and BCO need of the whole batch is data here.
+`score` nats is s = log pi / pi_ref of a whole answer (`implicit.py`), with gradient. A micro-batch of one kind only is
+as good as any other: what KTO and BCO need of the whole batch is data here.
 """
 
-from collections.abc import Mapping
-
 import torch
-from torch import Tensor
 from torch.nn import functional as F
 
+from hone.objectives.shapes import Flags, Metrics, PerAnswer
 from hone.objectives.terms import Terms
 
 
-def _told(score: Tensor, desirable: Tensor, threshold: Tensor) -> Mapping[str, Tensor]:
+def _told(score: PerAnswer, desirable: Flags, threshold: PerAnswer) -> Metrics:
     side = torch.where(desirable, score - threshold, threshold - score)
     return {
         "preference/accuracy": 0.5 * (1.0 + side.sign()),
@@ -23,9 +21,9 @@ def _told(score: Tensor, desirable: Tensor, threshold: Tensor) -> Mapping[str, T
 
 
 def kto(
-    score: Tensor,
-    desirable: Tensor,
-    baseline: Tensor,
+    score: PerAnswer,
+    desirable: Flags,
+    baseline: PerAnswer,
     *,
     beta: float = 0.1,
     desirable_weight: float = 1.0,
@@ -33,7 +31,7 @@ def kto(
 ) -> Terms:
     """w_D (1 - sigmoid(beta (s - z0))) or w_U (1 - sigmoid(beta (z0 - s))): KTO (Ethayarajh et al., 2024).
 
-    `baseline` `[n]` is z0 of `batchwide.kto_baseline`, data. With unequal numbers of the two kinds, TRL's documentation
+    `baseline` is z0 of `batchwide.kto_baseline`, data. With unequal numbers of the two kinds, TRL's documentation
     advises (w_D * desirable) : (w_U * undesirable) between 1:1 and 4:3. TRL averages over each rank's answers, so that
     ranks with fewer weigh more; here the weights are the learner's, over the whole batch.
     """
@@ -46,11 +44,11 @@ def kto(
     )
 
 
-def bco(score: Tensor, desirable: Tensor, shift: Tensor, *, beta: float = 0.1) -> Terms:
+def bco(score: PerAnswer, desirable: Flags, shift: PerAnswer, *, beta: float = 0.1) -> Terms:
     """-logsigmoid(±beta (s - shift)): BCO (Jung et al., 2024), a binary classifier of answers; + where desirable.
 
-    `shift` `[n]` nats is data, from `batchwide.RunningShift`. TRL 0.24 could also weigh undesirable answers by how
-    alike their prompts are to desirable ones (UDM): multiply by `implicit.reweighted`.
+    `shift` nats is data, from `batchwide.RunningShift`. TRL 0.24 could also weigh undesirable answers by how alike
+    their prompts are to desirable ones (UDM): multiply by `implicit.reweighted`.
     """
     reach = beta * (score - shift)
     return Terms(
@@ -59,7 +57,7 @@ def bco(score: Tensor, desirable: Tensor, shift: Tensor, *, beta: float = 0.1) -
     )
 
 
-def apo_zero_unpaired(score: Tensor, desirable: Tensor, *, beta: float = 0.1) -> Terms:
+def apo_zero_unpaired(score: PerAnswer, desirable: Flags, *, beta: float = 0.1) -> Terms:
     """1 - sigmoid(±beta s): APO-zero on single answers (D'Oosterlinck et al., 2024): KTO with z0 = 0."""
     reach = beta * score
     return Terms(

@@ -6,37 +6,37 @@ Values as one number. Values as distributions, which are often steadier, are in 
 from collections.abc import Mapping
 
 import torch
-from torch import Tensor
 from torch.nn import functional as F
 
+from hone.objectives.shapes import PerDecision
 from hone.objectives.terms import Terms
 
 
-def _told(value: Tensor, target: Tensor) -> Mapping[str, Tensor]:
+def _told(value: PerDecision, target: PerDecision) -> Mapping[str, PerDecision]:
     return {"value/mean": value.detach(), "value/error_abs": (value - target).abs()}
 
 
-def squared(value: Tensor, target: Tensor) -> Terms:
-    """(V - target)^2 / 2. `value`, `target` `[n]`."""
+def squared(value: PerDecision, target: PerDecision) -> Terms:
+    """(V - target)^2 / 2."""
     return Terms(loss=0.5 * F.mse_loss(value, target, reduction="none"), told=lambda: _told(value, target))
 
 
-def huber(value: Tensor, target: Tensor, *, delta: float = 1.0) -> Terms:
+def huber(value: PerDecision, target: PerDecision, *, delta: float = 1.0) -> Terms:
     """Error^2 / 2 up to `delta`, delta * (|error| - delta / 2) beyond (Huber, 1964; DQN, Mnih et al., 2015, with 1).
 
-    `value`, `target` `[n]`. AReaL offers it for language models' critics with delta 10.
+    AReaL offers it for language models' critics with delta 10.
     """
     error = (value - target).abs()
     bent = error.clamp(max=delta)
     return Terms(loss=bent * (error - 0.5 * bent), told=lambda: _told(value, target))
 
 
-def clipped_value(value: Tensor, then: Tensor, target: Tensor, *, width: float = 0.2) -> Terms:
+def clipped_value(value: PerDecision, then: PerDecision, target: PerDecision, *, width: float = 0.2) -> Terms:
     """max of the squared errors of V and of V kept within `width` of what it was, halved (PPO2's form, 2017).
 
-    `value`, `then` (the critic when the batch was made), `target` `[n]`. verl and OpenRLHF use a width of 0.5, TRL and
-    slime 0.2; slime leaves out the half. The width is in units of the return: with returns far from 1 it stops nearly
-    every gradient, which `value/clip_fraction` tells.
+    `then` is the critic's value when the batch was made. verl and OpenRLHF use a width of 0.5, TRL and slime 0.2; slime
+    leaves out the half. The width is in units of the return: with returns far from 1 it stops nearly every gradient,
+    which `value/clip_fraction` tells.
     """
     kept = then + (value - then).clamp(-width, width)
     free, held = (value - target).square(), (kept - target).square()

@@ -1,63 +1,68 @@
 """Aggregation: the weight of each decision in the loss, fixed once over the whole batch of an optimizer step.
 
-Every scheme maps the lengths `[E]` of the sequences in the batch to one weight per decision of each `[E]` (a decision's
-weight is its sequence's), such that the loss is `sum(weight * term)`. Sequences without decisions count for nothing.
-Because the weights travel with the data, micro-batches, packing and ranks cannot change a gradient.
+Every scheme maps the lengths of the sequences in the batch to one weight per decision of each (a decision's weight is
+its sequence's), such that the loss is `sum(weight * term)`. Sequences without decisions count for nothing. Because the
+weights travel with the data, micro-batches, packing and ranks cannot change a gradient.
 """
 
 from collections.abc import Callable
 from typing import TypeAlias
 
 import numpy as np
+from jaxtyping import Float64, Int64
 from numpy.typing import NDArray
 
-Scheme: TypeAlias = Callable[[NDArray[np.int64]], NDArray[np.float64]]
+PerSequence: TypeAlias = Int64[NDArray[np.int64], " E"]
+"""Lengths in decisions, or numbers of groups."""
+Weights: TypeAlias = Float64[NDArray[np.float64], " E"]
+
+Scheme: TypeAlias = Callable[[PerSequence], Weights]
 
 
-def token_mean(lengths: NDArray[np.int64]) -> NDArray[np.float64]:
+def token_mean(lengths: PerSequence) -> Weights:
     """Every decision of the batch counts the same: 1 / sum(lengths) (DAPO, 2025)."""
     return np.full(len(lengths), 1.0 / max(int(lengths.sum()), 1))
 
 
-def sequence_mean(lengths: NDArray[np.int64]) -> NDArray[np.float64]:
+def sequence_mean(lengths: PerSequence) -> Weights:
     """Every sequence counts the same, whatever its length: 1 / (E * length) (GRPO, 2024)."""
     return 1.0 / (max(int((lengths > 0).sum()), 1) * np.maximum(lengths, 1))
 
 
-def constant_length(lengths: NDArray[np.int64], *, length: int) -> NDArray[np.float64]:
+def constant_length(lengths: PerSequence, *, length: int) -> Weights:
     """1 / (E * `length`): unbiased in length, as the policy gradient itself is (Dr.GRPO, 2025)."""
     return np.full(len(lengths), 1.0 / (max(int((lengths > 0).sum()), 1) * length))
 
 
-def token_sum(lengths: NDArray[np.int64]) -> NDArray[np.float64]:
+def token_sum(lengths: PerSequence) -> Weights:
     """1: the plain sum over decisions (tinker). The step grows with the batch, so a rate fits one batch size only."""
     return np.ones(len(lengths))
 
 
-def sequence_sum(lengths: NDArray[np.int64]) -> NDArray[np.float64]:
+def sequence_sum(lengths: PerSequence) -> Weights:
     """1 / E: the mean over sequences of the sum over their decisions (LUSPO, 2026; REINFORCE's own form)."""
     return constant_length(lengths, length=1)
 
 
-def prompt_mean(lengths: NDArray[np.int64], *, group: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Every prompt counts the same: 1 / (G * decisions of all its answers) (SkyRL). `group` `[E]`."""
+def prompt_mean(lengths: PerSequence, *, group: PerSequence) -> Weights:
+    """Every prompt counts the same: 1 / (G * decisions of all its answers) (SkyRL)."""
     numbers, prompts = _groups(lengths, group)
     decisions = np.bincount(numbers, weights=lengths)
     return 1.0 / (prompts * np.maximum(decisions, 1.0)[numbers])
 
 
-def prompt_sequence_mean(lengths: NDArray[np.int64], *, group: NDArray[np.int64]) -> NDArray[np.float64]:
+def prompt_sequence_mean(lengths: PerSequence, *, group: PerSequence) -> Weights:
     """Every prompt counts the same, within it every answer, within it every decision: 1 / (G * K_g * length).
 
-    GRPO's formula written out; `sequence_mean` where all groups have as many answers. `group` `[E]`.
+    GRPO's formula written out; `sequence_mean` where all groups have as many answers.
     """
     numbers, prompts = _groups(lengths, group)
     answers = np.bincount(numbers, weights=(lengths > 0).astype(np.float64))
     return 1.0 / (prompts * np.maximum(answers, 1.0)[numbers] * np.maximum(lengths, 1))
 
 
-def _groups(lengths: NDArray[np.int64], group: NDArray[np.int64]) -> tuple[NDArray[np.int64], int]:
-    """Dense group numbers `[E]`, and how many groups have a decision."""
+def _groups(lengths: PerSequence, group: PerSequence) -> tuple[PerSequence, int]:
+    """Dense group numbers, and how many groups have a decision."""
     _, numbers = np.unique(group, return_inverse=True)
     decisions = np.bincount(numbers, weights=lengths)
     return numbers, max(int((decisions > 0).sum()), 1)

@@ -1,7 +1,8 @@
 """`runs/<name>/`: one run on disk.
 
 Belongs here: making, finding, locking and naming what a run keeps (`config.json`, `manifest.json`, `metrics.jsonl`,
-`samples/`, `checkpoints/`, `lock`, `log.txt`, `report.html`), and refusing whatever would overwrite another run.
+`samples/`, `checkpoints/`, `certificate.json`, `lock`, `log.txt`, `report.html`), and refusing whatever would overwrite
+another run.
 """
 
 import os
@@ -13,6 +14,7 @@ from pathlib import Path
 
 from hone.core.clock import Clock
 from hone.core.errors import ConfigError, DataError, ResourceError
+from hone.store.certificate import CERTIFICATE
 from hone.store.checkpoints import Checkpoints, step_name
 from hone.store.durable import refuse, remove_tree, replace_file, require_space, to_json, writing
 from hone.store.lock import RunLock
@@ -107,7 +109,7 @@ class RunFolder:
 
         Metrics, checkpoints, samples, a saved bundle, or a file of anybody else: then it stays as it is.
         """
-        ours = {CONFIG, MANIFEST, LOCK, self.log_path.name}
+        ours = {CONFIG, MANIFEST, LOCK, CERTIFICATE, self.log_path.name}
         for entry in self.path.iterdir():
             kept = any(entry.iterdir()) if entry.is_dir() else entry.stat().st_size > 0
             if kept and entry.name not in ours:

@@ -31,8 +31,9 @@ from hone.store.html import (
 )
 from hone.store.manifest import Setting
 from hone.store.report_data import ReportData, Stage, gather
+from hone.store.report_timing import timing
 from hone.store.samples import SampleRow
-from hone.store.svg import Interval, curve, interval_plot, part_style, stacked_bar
+from hone.store.svg import Interval, curve, interval_plot
 
 _MOST_SAMPLES = 24
 _MOST_PAIRS = 10
@@ -200,7 +201,7 @@ def _stage_sections(stage: Stage, level: str) -> list[Html]:
     return [
         _problems(stage, level),
         _curves(stage, level),
-        _timing(stage, level),
+        timing(stage, level),
         _samples(stage.samples, level),
         _config(stage, level),
         _log(stage, level),
@@ -224,25 +225,6 @@ def _curves(stage: Stage, level: str) -> Html:
         words = ", ".join(f"{name} {number(value)}" for name, value in constant.items())
         parts.append(styled("p", "note", text(f"Constant: {words}.")))
     return join(parts)
-
-
-def _timing(stage: Stage, level: str) -> Html:
-    parts = stage.parts_s()
-    if not parts:
-        return EMPTY
-    total = sum(seconds for _, seconds in parts)
-    steps = int(stage.metrics.steps[-1]) if len(stage.metrics.steps) else 1
-    rows = [
-        [
-            join([element("span", attributes={"class": f"swatch {part_style(name, index)}"}), text(name)]),
-            text(f"{seconds / total:.1%}"),
-            text(duration(seconds)),
-            text(f"{1000 * seconds / max(steps, 1):,.1f} ms"),
-        ]
-        for index, (name, seconds) in enumerate(parts)
-    ]
-    split = table(("part", "share", "in all", "a step"), rows, style="fit", numeric=(1, 2, 3))
-    return join([element(level, text("Where the time went")), styled("div", "card", stacked_bar(parts), split)])
 
 
 def _samples(samples: Sequence[SampleRow], level: str) -> Html:
@@ -309,6 +291,9 @@ def _config(stage: Stage, level: str) -> Html:
     parts = [element(level, text("Configuration"))]
     parts += [_settings(given)] if given else []
     parts += [folded(f"{len(defaults)} defaults", _settings(defaults))] if defaults else []
+    if stage.certificate is not None:
+        style = "note" if stage.certificate.passed else "bad"
+        parts.append(styled("p", style, text(f"Loss, checked on a small double: {stage.certificate.line()}.")))
     return join(parts)
 
 

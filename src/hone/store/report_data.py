@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hone.core.errors import DataError
+from hone.store.certificate import Certificate, read_certificate
 from hone.store.evaluations import (
     Evaluation,
     Paired,
@@ -25,11 +26,10 @@ from hone.store.evaluations import (
 from hone.store.manifest import Manifest, Setting, read_config, read_manifest
 from hone.store.metrics import CLOCK_PREFIX, Columns, read_metrics
 from hone.store.samples import SampleRow, read_samples
+from hone.store.speed import MatmulRate, read_matmul_rate
+from hone.store.timeline import OTHER, is_part
 
 T = TypeVar("T")
-
-# Totals of the others, not parts of a step.
-_WHOLE = {"time/step_s", "time/total_s", "time/elapsed_s"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +45,8 @@ class Stage:
     evaluations: tuple[Evaluation, ...]
     paired: tuple[Paired, ...]
     side_by_side: tuple[SideBySide, ...]
+    certificate: Certificate | None = None
+    matmul: MatmulRate | None = None
     problems: tuple[str, ...] = ()
 
     @property
@@ -56,22 +58,18 @@ class Stage:
         parts = {
             name.removeprefix(CLOCK_PREFIX).removesuffix("_s"): float(np.nansum(values))
             for name, values in self.metrics.values.items()
-            if name.startswith(CLOCK_PREFIX) and name.endswith("_s") and name not in _WHOLE
+            if is_part(name)
         }
         rest = self.wall_s() - sum(parts.values())
         ordered = sorted(((name, seconds) for name, seconds in parts.items() if seconds > 0), key=lambda part: -part[1])
-        return [*ordered, ("other", rest)] if parts and rest > 0.005 * self.wall_s() else ordered
+        return [*ordered, (OTHER, rest)] if parts and rest > 0.005 * self.wall_s() else ordered
 
     def wall_s(self) -> float:
         """Seconds that the steps took: `time/step_s` summed, else the sum of the parts."""
         values = self.metrics.values
         if "time/step_s" in values:
             return float(np.nansum(values["time/step_s"]))
-        return sum(
-            float(np.nansum(seconds))
-            for name, seconds in values.items()
-            if name.startswith(CLOCK_PREFIX) and name.endswith("_s") and name not in _WHOLE
-        )
+        return sum(float(np.nansum(seconds)) for name, seconds in values.items() if is_part(name))
 
     def curves(self) -> tuple[dict[str, NDArray[np.float64]], dict[str, float]]:
         """Metrics that move, in reading order, and the constant ones with their value. Times are in neither."""
@@ -163,6 +161,8 @@ def _stage(folder: Path, *, needs_run: bool) -> Stage:
         evaluations=tuple(evaluations),
         paired=tuple(paired),
         side_by_side=tuple(reader.read(lambda: read_side_by_side(folder), [])),
+        certificate=reader.read(lambda: read_certificate(folder), None),
+        matmul=reader.read(lambda: read_matmul_rate(folder), None),
         problems=tuple(reader.problems),
     )
 

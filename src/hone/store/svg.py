@@ -1,4 +1,4 @@
-"""Small pictures as inline SVG: a curve, intervals on a common axis, one bar in parts.
+"""Small pictures as inline SVG: a curve, intervals on a common axis, one bar in parts, lanes of a timeline.
 
 Belongs here: geometry. Colours and type come from the page's style sheet by class, so that light and dark both work;
 hovering shows exact values through SVG titles, without scripts.
@@ -132,6 +132,41 @@ def stacked_bar(parts: Sequence[tuple[str, float]]) -> Html:
             drawn.append(_label(at + 8, height / 2 + 4, f"{share:.0%}", "on-part"))
         at += share * width
     return _picture(width, height, *drawn, style="wide")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """A stretch of a lane."""
+
+    name: str
+    start: float
+    size: float
+    style: str
+    title: str
+    """Shown on hovering."""
+
+
+def lanes(rows: Sequence[tuple[str, Sequence[Block]]], total: float, unit: str) -> Html:
+    """Labelled lanes of blocks on one axis from 0 to `total` (or to where the last block ends), ticks in `unit`."""
+    end = max([total, *(block.start + block.size for _, blocks in rows for block in blocks)])
+    left, row_height, height = 120.0, 34.0, 22.0
+    bottom = row_height * len(rows) + 4
+    x = Scale(0.0, end, left, _WIDE - 12)
+    ticks = nice_ticks(0.0, end, 6)
+    parts = [
+        _grid_line(x.at(tick), bottom, f"{label} {unit}") for tick, label in zip(ticks, tick_labels(ticks), strict=True)
+    ]
+    for index, (label, blocks) in enumerate(rows):
+        top = 4 + row_height * index
+        parts.append(_label(left - 14, top + height / 2 + 4, label, "label end"))
+        for block in blocks:
+            size = max(x.at(block.start + block.size) - x.at(block.start) - 1, 0.5)
+            box: dict[str, str | float] = {"x": x.at(block.start), "y": top, "width": size, "height": height, "rx": 3}
+            title = element("title", text(block.title))
+            parts.append(element("rect", title, attributes=box | {"class": block.style}))
+            if size > 7 * len(block.name) + 12:
+                parts.append(_label(x.at(block.start) + 7, top + height / 2 + 4, block.name, "on-part"))
+    return _picture(_WIDE, bottom + 22, *parts, style="wide")
 
 
 def part_style(name: str, index: int) -> str:

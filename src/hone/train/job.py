@@ -1,10 +1,12 @@
 """What a recipe file offers (`Entry`), and what it hands to the driver once built (`Job`)."""
 
+import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from hone.core.config import Config
 from hone.core.credit import Credits, Metrics
 from hone.core.episodes import Episodes
 from hone.estimators.means import Estimate
@@ -62,6 +64,29 @@ class Job(Generic[P]):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Parts:
+    """What a recipe is made of, for people to read: the functions themselves, so that they can be looked up."""
+
+    source: str = ""
+    """Where its episodes come from."""
+    credit: Sequence[Callable[..., Any]] = ()
+    """From the outermost decoration inwards."""
+    loss: Sequence[Callable[..., Any]] = ()
+    """What is added or multiplied into one term per decision."""
+    weights: Sequence[Callable[..., Any]] = ()
+    """How terms become one number."""
+
+    def said(self) -> str:
+        """`Live(text task, engine) -> group_relative -> clipped + kl_penalty, token_mean`."""
+        credit, loss, weights = (
+            mark.join(part.__name__ for part in parts)
+            for mark, parts in (("(", self.credit), (" + ", self.loss), (", ", self.weights))
+        )
+        closed = credit + ")" * (len(self.credit) - 1)
+        return " -> ".join(part for part in (self.source, closed, ", ".join(filter(None, (loss, weights)))) if part)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
     """What a recipe file offers."""
 
@@ -76,3 +101,27 @@ class Entry:
     """Reads what can be read without a model and returns warnings; raises HoneError with all faults at once."""
     derive: Callable[[Any], Mapping[str, str]]
     """What the config comes to, for `--dry-run`: no model, no work."""
+    parts: Parts = Parts()
+    """What it is made of, with its defaults."""
+    limitation: str = ""
+    """When not to use it, in a sentence."""
+    presets: Sequence[str] = ()
+    """Names under which `objectives.presets` says what TRL and verl run in its place."""
+
+
+def defaults_of(config: type[RunConfig]) -> dict[str, str]:
+    """The keys of a recipe's `algorithm` table with their defaults, as they are written in a config."""
+    table = config.model_fields.get("algorithm")
+    if table is None or not isinstance(table.annotation, type) or not issubclass(table.annotation, Config):
+        return {}
+    return {
+        name: "required" if field.is_required() else _written(field.get_default(call_default_factory=True))
+        for name, field in table.annotation.model_fields.items()
+    }
+
+
+def _written(value: object) -> str:
+    if isinstance(value, Config):
+        inside = {name: _written(item) for name, item in dict(value).items()}
+        return "{ " + ", ".join(f"{name} = {item}" for name, item in inside.items()) + " }"
+    return "unset" if value is None else json.dumps(value)

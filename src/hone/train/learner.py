@@ -60,6 +60,16 @@ class Rows(Protocol[B_co]):
     def tensors(self) -> B_co: ...
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Work:
+    """What a micro-batch took."""
+
+    tokens: float
+    """That went through a network, pass by pass."""
+    flops: Tensor
+    """`[]` floating-point operations; a multiplication and an addition are two."""
+
+
 @dataclass
 class Phase(Generic[P, B]):
     """One optimizer step per minibatch: a loss over `parameters`, with its own Adam."""
@@ -96,6 +106,8 @@ class GradientLearner(Generic[P, B]):
     """Runs after the phases of each minibatch: target networks."""
     watch: Callable[[Metrics], None] | None = None
     """Looks at the metrics of every update; may raise to stop the run."""
+    work: Callable[[P, B], Work] | None = None
+    """What a micro-batch takes, where somebody counts: `learner/tokens` and `learner/flops` of an update."""
     constants: Mapping[str, str] = field(default_factory=dict[str, str])
     """Fingerprints of what the loss was computed against; a resume must find them unchanged."""
     updates: int = 0
@@ -146,6 +158,8 @@ class GradientLearner(Generic[P, B]):
             loss = (terms.loss * batch.weight).sum()
             loss.backward()
             losses.append(loss.detach())
+            if self.work is not None:
+                tally.count(self.work(self.policy, batch))
             if telling:
                 tally.add(terms)
         *totals, norm = torch.stack([*losses, phase.parameters.norm()]).tolist()
@@ -203,6 +217,8 @@ class Tally:
     moments: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
     """Of weights w: their number, sum w, sum w^2."""
     notes: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
+    tokens: float = 0.0
+    flops: Tensor | None = None
 
     def add(self, terms: Terms) -> None:
         """One stacked sum for all metrics of a size: a small network's step is mostly the number of its kernels."""
@@ -226,8 +242,12 @@ class Tally:
     def note(self, name: str, value: float) -> None:
         self.notes.setdefault(name, []).append(value)
 
+    def count(self, work: Work) -> None:
+        self.tokens += work.tokens
+        self.flops = work.flops if self.flops is None else self.flops + work.flops
+
     def means(self) -> Metrics:
-        """One figure a name: terms by decision, notes by optimizer step."""
+        """One figure a name: terms by decision, notes by optimizer step, work in all."""
         noted = {name: sum(values) / len(values) for name, values in self.notes.items()}
         totals: dict[str, float] = {}
         counts: dict[str, int] = {}
@@ -237,7 +257,9 @@ class Tally:
                 counts[name] = counts.get(name, 0) + self.counts[names]
         means = {name: total / max(counts[name], 1) for name, total in totals.items()}
         largest = {name: float(value) for name, value in self.largest.items()}
-        return noted | means | largest | {name: effective_share(*row.tolist()) for name, row in self.moments.items()}
+        shares = {name: effective_share(*row.tolist()) for name, row in self.moments.items()}
+        work = {} if self.flops is None else {"learner/tokens": self.tokens, "learner/flops": float(self.flops)}
+        return noted | means | largest | shares | work
 
 
 def effective_share(count: float, total: float, squares: float) -> float:

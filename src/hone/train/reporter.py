@@ -106,12 +106,12 @@ class Reporter:
         self._began_s = now_s
         if step % self.settings.log_every == 0 or step == self.steps:
             line = self.window.means()
-            self._written(lambda: self.metrics.append(step, line))
+            self._saving(lambda: self.metrics.append(step, line))
             self.progress.update(step, line)
         self.told_step = step
         if self._sampling(step) and self.job.view is not None:
             rows = self.job.view(step, episodes, credits)
-            self._written(lambda: write_samples(self.folder.samples_path(step), rows))
+            self._saving(lambda: write_samples(self.folder.samples_path(step), rows))
         every = self.settings.checkpoint_every
         if step == self.steps or (every and step % every == 0):
             self.save(step)
@@ -143,8 +143,12 @@ class Reporter:
             "report": {"window": self.window.state(), "score": self.score},
         }
         policy, score = self.job.save_policy, self.score
-        self._written(lambda: self.checkpoints.save(step, state, write_policy=policy, score=score))
+        self._saving(lambda: self.checkpoints.save(step, state, write_policy=policy, score=score))
         self.saved_step = step
+
+    def _saving(self, write: Callable[[], object]) -> None:
+        """`_written`, timed. It counts towards the next step, as `time/step_s` does: this one's line is written."""
+        self.watch.time("save", lambda: self._written(write))
 
     def _written(self, write: Callable[[], object]) -> None:
         """Write, and wait for space where there is none. Raises DiskFullError when the wait was in vain."""

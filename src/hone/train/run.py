@@ -18,12 +18,16 @@ from hone.core.clock import Clock, SystemClock
 from hone.core.episodes import Episodes, Transcript
 from hone.core.errors import DivergedError, HoneError, ResourceError, UserCodeError
 from hone.core.state import State, integer, substate
+from hone.envs.gym_faults import LostTooOftenError
+from hone.store.certificate import CERTIFICATE, write_certificate
 from hone.store.checkpoints import Checkpoints
 from hone.store.codec import write_state
 from hone.store.folder import RunFolder, check_run, create_run, resume_run
-from hone.store.manifest import Facts, Setting
+from hone.store.manifest import Facts, Setting, config_hash
 from hone.store.metrics import open_metrics
 from hone.store.report import write_report
+from hone.train.certificate import certificate, job_trials
+from hone.train.closing import closing
 from hone.train.config import RunConfig
 from hone.train.job import Job
 from hone.train.loop import train
@@ -32,7 +36,15 @@ from hone.train.signals import StopRequest, stop_on_signals
 from hone.train.timing import Stopwatch, timed
 
 MAY_CHANGE = frozenset(
-    {"steps", "run.log_every", "run.samples_every", "run.checkpoint_every", "run.keep_last", "run.disk_wait_s"}
+    {
+        "steps",
+        "run.log_every",
+        "run.samples_every",
+        "run.checkpoint_every",
+        "run.keep_last",
+        "run.disk_wait_s",
+        "run.certify",
+    }
 )
 """Keys that a resumed run may set anew. But for `steps`, where a learning rate decays towards the last of them, they do
 not change what a step computes."""
@@ -72,8 +84,12 @@ def run(order: Order, *, progress: Progress, clock: Clock | None = None) -> RunF
             versions={"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__},
         )
         with _folder(order, facts, clock, space_bytes(job, config)) as folder, stop_on_signals(progress.note) as stop:
+            _certify(order, job, folder, progress)
             _train(order, job, folder, progress, stop, clock)
             folder.log(f"finished step {config.steps}")
+            for line in closing(folder, job.recipe.learner.policy, clock):
+                folder.log(line)
+                progress.note(line)
             write_report(folder.path)
         return folder
 
@@ -114,21 +130,28 @@ def _folder(order: Order, facts: Facts, clock: Clock, need_bytes: int) -> Iterat
         folder.close()
 
 
+def _certify(order: Order, job: Job[Any], folder: RunFolder, progress: Progress) -> None:
+    """Keep with the run what its loss does when a batch is cut up; a loss that fails is told of, and trained by."""
+    if order.resume or not order.config.run.certify:
+        return
+    try:
+        found = job_trials(job, order.config, own_credit=False)
+        if not found:
+            return
+        kept = certificate(found, recipe=order.config.recipe, config_hash=config_hash(order.settings))
+    except HoneError as fault:
+        folder.log(f"no certificate of the loss: {fault}", level="WARNING")
+        return
+    write_certificate(folder.path, kept)
+    folder.log(kept.line(), level="INFO" if kept.passed else "WARNING")
+    if not kept.passed:
+        progress.note(f"{kept.line()}; see {folder.path / CERTIFICATE}")
+
+
 def _train(order: Order, job: Job[Any], folder: RunFolder, progress: Progress, stop: StopRequest, clock: Clock) -> None:
     config = order.config
     checkpoints = folder.checkpoints(keep_last=config.run.keep_last, keep_best=config.run.keep_best)
-    cleaned = checkpoints.clean()
-    never_saved = not checkpoints.steps() and (bool(cleaned) or not checkpoints.folder.exists())
-    notes = [*job.warnings, *cleaned]
-    state: State | None = None
-    done = 0
-    if order.resume and never_saved:
-        if checkpoints.folder.exists():
-            checkpoints.folder.rmdir()  # empty now; and should this start be killed as well, the next one finds none
-        notes.append(f"no checkpoint in {checkpoints.folder} yet: the run begins again at its first step")
-    elif order.resume:
-        state, done, told = _restore(job, checkpoints, config.steps)
-        notes += told
+    state, done, notes = _beginning(order, job, checkpoints)
     metrics, repairs = open_metrics(folder.metrics_path, after_step=done)
     for note in [*notes, *repairs]:
         folder.log(note, level="WARNING")
@@ -146,6 +169,7 @@ def _train(order: Order, job: Job[Any], folder: RunFolder, progress: Progress, s
         watch=watch,
         clock=clock,
         saved_step=done,
+        told_step=done,
     )
     if state is not None:
         reporter.restore(substate(state, "report"))
@@ -156,6 +180,11 @@ def _train(order: Order, job: Job[Any], folder: RunFolder, progress: Progress, s
         raise DivergedError(
             *fault.messages, f"the batch and the weights are in {_bundle(job, folder, watch)}"
         ) from fault
+    except LostTooOftenError:
+        reporter.tell_notes()
+        if reporter.told_step:
+            reporter.save(reporter.told_step)  # whole but for the running episodes, which begin anew
+        raise
     except UserCodeError as fault:
         for message in fault.messages:  # the answers that could not be scored are among them
             folder.log(message, level="ERROR")
@@ -163,6 +192,21 @@ def _train(order: Order, job: Job[Any], folder: RunFolder, progress: Progress, s
     finally:
         progress.close()
         metrics.close()
+
+
+def _beginning(order: Order, job: Job[Any], checkpoints: Checkpoints) -> "tuple[State | None, int, list[str]]":
+    """The state to go on from, if any, the steps that are done, and what is to be told."""
+    cleaned = checkpoints.clean()
+    notes = [*job.warnings, *cleaned]
+    never_saved = not checkpoints.steps() and (bool(cleaned) or not checkpoints.folder.exists())
+    if not order.resume:
+        return None, 0, notes
+    if never_saved:
+        if checkpoints.folder.exists():
+            checkpoints.folder.rmdir()  # empty now; and should this start be killed as well, the next one finds none
+        return None, 0, [*notes, f"no checkpoint in {checkpoints.folder} yet: the run begins again at its first step"]
+    state, done, told = _restore(job, checkpoints, order.config.steps)
+    return state, done, notes + told
 
 
 def _restore(job: Job[Any], checkpoints: Checkpoints, steps: int) -> tuple[State, int, list[str]]:

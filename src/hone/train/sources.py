@@ -3,6 +3,7 @@
 A source owns *when* and *how much*; a world (in `envs/`) owns what answers an action.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -75,6 +76,11 @@ class Lived:
         return metrics
 
 
+def no_figures() -> Metrics:
+    """Nothing to tell."""
+    return {}
+
+
 @dataclass
 class Live(Generic[P]):
     """Acts in a world. `version` counts publications: the episodes of step n are decided by version n - 1."""
@@ -82,6 +88,8 @@ class Live(Generic[P]):
     world: World[Any]  # the recipe pairs a world with an actor that it can ask
     actor: Actor[P]
     version: int = -1
+    figures: Callable[[], Metrics] = no_figures
+    """What the actor has to tell of its latest episodes."""
     lived: Lived = field(default_factory=Lived)
 
     def collect(self) -> Episodes:
@@ -94,7 +102,7 @@ class Live(Generic[P]):
         self.actor.publish(policy, self.version)
 
     def metrics(self) -> Metrics:
-        return self.lived.tell()
+        return {**self.lived.tell(), **self.figures()}
 
     def state(self) -> State:
         return {"version": self.version, "world": self.world.state()}

@@ -6,16 +6,18 @@ Belongs here: wiring that two recipes need. Does not: anything that makes one re
 from collections import Counter
 from collections.abc import Callable
 from functools import cache, partial
-from typing import Annotated
+from typing import Annotated, Literal
 
 import numpy as np
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from hone.core.config import Config
 from hone.core.credit import Credits, Metrics
 from hone.core.episodes import Episodes, Status
 from hone.core.errors import all_at_once
 from hone.core.generation import Sampling
+from hone.engine.choose import RunnerKind
+from hone.engine.clients.config import ServerEngine
 from hone.envs.dataset import Examples, overlap
 from hone.evaluate.policies import ModelSource, open_tokenizer
 from hone.evaluate.text import EvaluationConfig, TextExam, prepare_exam
@@ -25,6 +27,7 @@ from hone.objectives.terms import Terms
 from hone.rewards.config import RewardsConfig
 from hone.rewards.workers import check_functions
 from hone.store.samples import SampleRow
+from hone.train.flops import token_work
 from hone.train.job import Verdict
 from hone.train.learner import GradientLearner
 from hone.train.optimize import LearnerConfig, policy_phase, schedule
@@ -46,10 +49,28 @@ class RolloutConfig(Config):
     """Sample from the k likeliest tokens only; 0 is off."""
     top_p: float = Field(default=1.0, gt=0, le=1)
     """Sample from the smallest set of tokens with this probability; 1 is off."""
+    min_p: float = Field(default=0.0, ge=0, le=1)
+    """Leave out tokens with less than this share of the likeliest one's probability; 0 is off."""
     stop: list[Annotated[str, Field(min_length=1)]] = []
     """Texts that end an answer."""
+    runner: RunnerKind | ServerEngine = "auto"
+    """What runs the model: `native` compiled code, `torch`, or `auto`: native where it can be built. A table instead: a
+    server (docs/engines.md)."""
+    deterministic: Literal["off", "batch"] = "off"
+    """`batch`: on CUDA too no answer depends on what is written beside it; on a CPU none ever does."""
+    ahead: int = Field(default=0, ge=0, le=16)
+    """Steps that answers may be older than the policy that learns from them: they are collected so far ahead."""
     slots: int = Field(default=64, ge=1)
     """Answers that are written at the same time: memory and speed, never the result."""
+
+    @model_validator(mode="after")
+    def _a_server_has_its_own_batches(self) -> "RolloutConfig":
+        if isinstance(self.runner, ServerEngine) and self.deterministic != "off":
+            raise ValueError(
+                f'deterministic = "{self.deterministic}" is a promise of the embedded engine, not of a server '
+                "(docs/engines.md); leave it out, or rollout.runner"
+            )
+        return self
 
     def sampling(self, *, greedy: bool = False) -> Sampling:
         """The rollout's sampling, or its greedy counterpart for evaluation."""
@@ -58,6 +79,7 @@ class RolloutConfig(Config):
             temperature=self.temperature,
             top_k=0 if greedy else self.top_k,
             top_p=1.0 if greedy else self.top_p,
+            min_p=0.0 if greedy else self.min_p,
             greedy=greedy,
             stop=tuple(self.stop),
         )
@@ -143,6 +165,7 @@ def token_learner(
         minibatches=config.minibatches,
         shuffle=config.minibatches > 1,
         micro_batch_tokens=config.micro_batch_tokens,
+        work=partial(token_work, epochs=config.epochs),
     )
 
 

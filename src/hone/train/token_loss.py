@@ -92,6 +92,8 @@ class TokenView:
     """`[n]` nats, of the trainer's policy when the update began, where it was asked; otherwise `now` as data."""
     advantage: Tensor
     """`[n]`."""
+    chosen: Tensor
+    """`[n]` int64: the tokens that were chosen."""
     sequence: Tensor
     """`[n]` number of the decision's sequence among those of this micro-batch, which holds whole sequences."""
     entropy: Tensor | None
@@ -185,6 +187,7 @@ class TokenLoss:
             acted=batch.logp,
             start=start,
             advantage=batch.advantage,
+            chosen=batch.chosen,
             sequence=batch.sequence,
             entropy=look.entropy,
             anchor=batch.anchor,
@@ -218,10 +221,10 @@ class TokenLoss:
     def _known(self, rows: TokenRows, policy: TokenPolicy) -> Known:
         budget, known = self.micro_batch_tokens, Known()
         if self.reference is not None:
-            (anchor,) = rows.asked(partial(_logp, self.reference), budget)
+            (anchor,) = rows.asked(partial(logp_of, self.reference), budget)
             known = replace(known, anchor=anchor)
         if self.denominator == "recomputed" or self.loss.start:
-            (proximal,) = rows.asked(partial(_logp, policy), budget)
+            (proximal,) = rows.asked(partial(logp_of, policy), budget)
             known = replace(known, proximal=proximal)
         if self.loss.likeliest:
             ids, logp = rows.asked(partial(_likeliest, policy, self.loss.likeliest), budget)
@@ -229,7 +232,8 @@ class TokenLoss:
         return known
 
 
-def _logp(policy: TokenPolicy, batch: TokenBatch) -> tuple[Tensor]:
+def logp_of(policy: TokenPolicy, batch: TokenBatch) -> tuple[Tensor]:
+    """`[n]` nats of what was chosen: a question for `TokenRows.asked`."""
     return (policy.outlook(batch.packed, batch.at, batch.chosen, kept=batch.kept).logp,)
 
 

@@ -149,9 +149,11 @@ class TokenRows:
     ) -> list[NDArray[np.generic]]:
         """The answers `[N, ...]` to `question` (of `[n, ...]` tensors), put without gradient to all decisions.
 
-        Rows that cannot contribute to a gradient are not asked: their answers are 0.
+        Rows that cannot contribute to a gradient are not asked: their answers are 0. Where none can, the first one is
+        asked all the same, for the shapes of the answers.
         """
         rows = np.arange(len(self)) if not self.layout.skip_zero_advantage else self._contributing()
+        rows = rows if len(rows) else np.arange(min(1, len(self)))
         answers: list[NDArray[np.generic]] = []
         with torch.no_grad():
             for piece in within_budget(self.sizes()[rows], budget_tokens):

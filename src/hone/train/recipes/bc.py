@@ -12,9 +12,10 @@ from hone.models.control import ActorCritic
 from hone.models.mlp import MlpConfig
 from hone.objectives.offline import imitation
 from hone.objectives.terms import Terms
+from hone.objectives.weights import token_mean
 from hone.train.config import RunConfig, RunSettings
 from hone.train.control import JudgeConfig, StepRows, control_job, fingerprint, log_spaces, step_rows
-from hone.train.job import Entry, Job
+from hone.train.job import Entry, Job, Parts
 from hone.train.learner import GradientLearner
 from hone.train.loop import Recipe
 from hone.train.optimize import LearnerConfig, policy_phase, schedule
@@ -89,4 +90,6 @@ ENTRY = Entry(
     build=build,
     check=check,
     derive=derive,
+    parts=Parts(source="Logged(log)", credit=(as_paid,), loss=(imitation,), weights=(token_mean,)),
+    limitation="as good as the log's own policy, and lost where the log has never been.",
 )

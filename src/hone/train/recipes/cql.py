@@ -26,6 +26,7 @@ from hone.objectives.offline import conservative, conservative_sampled
 from hone.objectives.td import double_target
 from hone.objectives.terms import Terms
 from hone.objectives.value import squared
+from hone.objectives.weights import token_mean
 from hone.train.config import RunConfig, RunSettings
 from hone.train.control import (
     JudgeConfig,
@@ -36,7 +37,7 @@ from hone.train.control import (
     phase,
     transition_rows,
 )
-from hone.train.job import Entry, Job
+from hone.train.job import Entry, Job, Parts
 from hone.train.learner import GradientLearner, Phase
 from hone.train.loop import Recipe
 from hone.train.optimize import LearnerConfig, schedule
@@ -196,4 +197,11 @@ ENTRY = Entry(
     build=build,
     check=check,
     derive=derive,
+    parts=Parts(
+        source="Logged(log)",
+        credit=(one_step,),
+        loss=(squared, double_target, conservative, conservative_sampled),
+        weights=(token_mean,),
+    ),
+    limitation="never much better than the best of the log; the weight of its caution must be found per log.",
 )

@@ -21,9 +21,10 @@ from hone.models.mlp import Bounds, MlpConfig, Spaces
 from hone.objectives.policy import clipped
 from hone.objectives.terms import Terms
 from hone.objectives.value import squared
+from hone.objectives.weights import token_mean
 from hone.train.config import RunConfig, RunSettings
 from hone.train.control import JudgeConfig, NetworkActor, Scored, StepRows, control_job, foresee, spaces_of, step_rows
-from hone.train.job import Entry, Job
+from hone.train.job import Entry, Job, Parts
 from hone.train.learner import GradientLearner
 from hone.train.loop import Recipe
 from hone.train.optimize import LearnerConfig, policy_phase, require_whole_minibatches, schedule
@@ -89,7 +90,7 @@ def build(config: PpoConfig) -> Job[ActorCritic]:
     """Raises ConfigError and UserCodeError for what is wrong with the environment."""
     world = open_world(config.env, steps=config.rollout_steps, seed=config.seed)
     space = spaces_of(world.envs.single_observation_space, world.envs.single_action_space)
-    require_clipping(config, space)
+    require_clipping(config.env, space)
     policy = ActorCritic(space, config.network, seed=config.seed).to(config.run.device)
 
     def credit(episodes: Episodes, values: Values) -> Credits:
@@ -115,14 +116,14 @@ def build(config: PpoConfig) -> Job[ActorCritic]:
     )
 
 
-def require_clipping(config: PpoConfig, space: Spaces) -> None:
-    if isinstance(space.actions, Bounds) and not config.env.clip_actions:
+def require_clipping(env: GymConfig, space: Spaces) -> None:
+    if isinstance(space.actions, Bounds) and not env.clip_actions:
         raise ConfigError("env.clip_actions = false: a Gaussian policy reaches outside any box; set it to true")
 
 
 def check(config: PpoConfig) -> list[str]:
     found, warnings = inspect_world(config.env, seed=config.seed)
-    require_clipping(config, spaces_of(*found))
+    require_clipping(config.env, spaces_of(*found))
     return warnings
 
 
@@ -144,4 +145,6 @@ ENTRY = Entry(
     build=build,
     check=check,
     derive=derive,
+    parts=Parts(source="Live(Gymnasium)", credit=(standardised, gae), loss=(clipped, squared), weights=(token_mean,)),
+    limitation="several passes over the same steps: a clip bounds the gradient, not the change of the policy.",
 )

@@ -20,6 +20,7 @@ from hone.models.control import SoftActorCritic, follow
 from hone.models.mlp import MlpConfig
 from hone.objectives.soft import soft_policy, soft_target, soft_values, temperature
 from hone.objectives.terms import Terms
+from hone.objectives.weights import token_mean
 from hone.replay.ring import Ring
 from hone.train.config import RunConfig, RunSettings
 from hone.train.control import (
@@ -32,7 +33,7 @@ from hone.train.control import (
     spaces_of,
     transition_rows,
 )
-from hone.train.job import Entry, Job
+from hone.train.job import Entry, Job, Parts
 from hone.train.learner import GradientLearner
 from hone.train.loop import Recipe
 from hone.train.optimize import LearnerConfig, schedule
@@ -171,4 +172,11 @@ ENTRY = Entry(
     build=build,
     check=check,
     derive=derive,
+    parts=Parts(
+        source="Replay(Live(Gymnasium))",
+        credit=(one_step,),
+        loss=(soft_values, soft_target, soft_policy, temperature),
+        weights=(token_mean,),
+    ),
+    limitation="boxes of actions only; the values of actions that were never tried are guesses.",
 )

@@ -19,7 +19,7 @@ from hone.models.tokenizers import Tokenizer
 from hone.objectives.terms import Terms
 from hone.objectives.weights import token_mean
 from hone.train.config import RunConfig
-from hone.train.job import Entry, Job, nothing
+from hone.train.job import Entry, Job, Parts, nothing
 from hone.train.loop import Recipe
 from hone.train.optimize import LearnerConfig, require_master_weights, require_whole_minibatches
 from hone.train.sources import Logged
@@ -120,4 +120,6 @@ ENTRY = Entry(
     build=build,
     check=check,
     derive=derive,
+    parts=Parts(source="Logged(examples)", credit=(as_paid,), loss=(objective,), weights=(token_mean,)),
+    limitation="what it imitates is what it becomes; it never sees its own mistakes.",
 )

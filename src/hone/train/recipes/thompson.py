@@ -17,7 +17,7 @@ from hone.credit.returns import as_paid
 from hone.envs.arms import Arms, ArmsWorld, BernoulliArms, LinearArms
 from hone.estimators.means import bootstrap_mean
 from hone.train.config import RunConfig, RunSettings
-from hone.train.job import Entry, Job, Verdict
+from hone.train.job import Entry, Job, Parts, Verdict
 from hone.train.loop import Recipe
 from hone.train.sources import Live
 
@@ -114,4 +114,6 @@ ENTRY = Entry(
     build=build,
     check=check,
     derive=derive,
+    parts=Parts(source="Live(arms)", credit=(as_paid,), loss=(ClosedForm.update,)),
+    limitation="the model must be of the arms' kind: a posterior that cannot be right is sure of something wrong.",
 )

@@ -1,0 +1,115 @@
+"""Whether the runner has the weights that the trainer has: a hash of them, and a short text that both must score alike.
+
+A generator that goes on with old weights, or with a wrong copy, trains without an error and learns nothing; so the two
+are compared at every publication.
+"""
+
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from hone.core.errors import DivergedError
+from hone.engine.protocol import Model
+from hone.engine.work import Draws, Pass, Runner
+
+_TOKENS: Final = 8
+_SAMPLED: Final = 64
+"""Numbers of each parameter that are hashed."""
+_TOLERANCE: Final = {torch.float32: 2e-4, torch.float64: 2e-5, torch.bfloat16: 0.1}
+"""Nats, mean over the canary's tokens: a hundred times what two ways to add up differ by."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Fingerprint:
+    """What the weights of one version look like."""
+
+    weights: str
+    """Hash of a sample of each parameter, hex."""
+    logp: float
+    """Mean log-probability of the canary's tokens by the runner, nats."""
+    gap: float
+    """Mean |runner - trainer| over the canary's tokens, nats."""
+
+
+class Canary:
+    """A text of a few tokens, the same in every run."""
+
+    def __init__(self, model: Model, *, vocab: int, tolerance: float | None = None) -> None:
+        """`vocab`: ids from there on have probability 0. `tolerance`: nats; by the model's dtype if not given."""
+        self._model, self._vocab = model, vocab
+        self._tolerance = _TOLERANCE[model.dtype] if tolerance is None else tolerance
+        self._tokens = (np.arange(_TOKENS, dtype=np.int64) * 7919 + 1) % vocab
+
+    def check(self, version: int, runner: Runner, *, page: int) -> Fingerprint:
+        """Score the canary on both sides; `page` is the runner's to overwrite.
+
+        Raises DivergedError when they differ, or when the weights give no numbers.
+        """
+        theirs, ours = self._trainer_logp(), self._runner_logp(runner, page)
+        weights = hash_weights(self._model)
+        gap = float(np.abs(ours - theirs).mean())
+        if not np.isfinite(theirs).all():
+            raise DivergedError(f"the weights of version {version} give log-probabilities that are not finite")
+        if not gap <= self._tolerance * (1 + float(np.abs(theirs).mean())):
+            raise DivergedError(
+                f"the engine ({runner.name}) does not draw from the weights of version {version} (hash {weights}): it "
+                f"gives the canary's tokens {ours.mean():.6g} nats on average, the trainer {theirs.mean():.6g}, and "
+                f"they differ by {gap:.3g} where {self._tolerance:g} is allowed; nothing was drawn by this version"
+            )
+        return Fingerprint(weights=weights, logp=float(ours.mean()), gap=gap)
+
+    def _runner_logp(self, runner: Runner, page: int) -> np.ndarray:
+        count = min(_TOKENS, runner.page_tokens)
+        tokens = self._tokens[:count].astype(np.int32)
+        work = Pass(
+            tokens=tokens[:-1],
+            positions=np.arange(count - 1, dtype=np.int32),
+            sequence=np.zeros(count - 1, np.int32),
+            pages=np.array([[page]], np.int32),
+            draws=Draws(
+                at=np.arange(count - 1, dtype=np.int32),
+                given=tokens[1:],
+                uniform=np.zeros(count - 1),
+                temperature=np.ones(count - 1, np.float32),
+                top_k=np.zeros(count - 1, np.int32),
+                top_p=np.ones(count - 1, np.float32),
+                min_p=np.zeros(count - 1, np.float32),
+                greedy=np.zeros(count - 1, np.bool_),
+            ),
+        )
+        return runner.run(work).logp.astype(np.float64)
+
+    @torch.inference_mode()
+    def _trainer_logp(self) -> np.ndarray:
+        """By the model's own forward: no page, no packing."""
+        tokens = torch.from_numpy(self._tokens).to(self._model.device)
+        hidden = self._model.run(
+            tokens[:-1], torch.arange(_TOKENS - 1, device=tokens.device), _dense, functional.linear
+        )
+        logits = self._model.logits(hidden, functional.linear)[:, : self._vocab]
+        logp = torch.log_softmax(logits, dim=-1).gather(1, tokens[1:, None])[:, 0]
+        return logp.double().cpu().numpy()
+
+
+def _dense(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    """Causal attention over one text, head by head."""
+    del layer
+    q, k, v = (x.transpose(0, 1) for x in (query, key, value))
+    out = functional.scaled_dot_product_attention(q[None], k[None], v[None], is_causal=True, enable_gqa=True)
+    return out[0].transpose(0, 1).flatten(1)
+
+
+def hash_weights(model: Model) -> str:
+    """Of up to 64 numbers of each parameter, evenly spread; 32 hex digits."""
+    digest = blake2b(digest_size=16)
+    for name, parameter in model.named_parameters():
+        flat = parameter.detach().reshape(-1)
+        sample = flat[:: max(1, len(flat) // _SAMPLED)][:_SAMPLED]
+        digest.update(name.encode())
+        digest.update(sample.double().cpu().numpy().tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,65 @@
+"""Which runner an engine gets: the compiled one where it can be built, the torch one everywhere else."""
+
+from dataclasses import dataclass
+from typing import Literal, cast
+
+import torch
+
+from hone.core.errors import ConfigError, ResourceError
+from hone.engine.native import weights
+from hone.engine.native.library import available
+from hone.engine.native.runner import NativeRunner
+from hone.engine.protocol import Model
+from hone.engine.torch_runner import TorchRunner
+from hone.engine.work import Runner
+
+RunnerKind = Literal["auto", "native", "torch"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Chosen:
+    runner: Runner
+    own_weights: bool
+    """It packs the weights on `publish`; otherwise it reads the trainer's, and sees an update at once."""
+    note: str = ""
+    """What a person should read about the choice; empty where there is nothing to say."""
+
+
+def choose_runner(
+    kind: RunnerKind,
+    model: Model,
+    *,
+    vocab_used: int,
+    threads: int | None = None,
+    fixed_tokens: int | None = None,
+) -> Chosen:
+    """`auto`: native where it can be built, else torch with a note that says why.
+
+    `threads` of the compiled runner; None: as many as torch uses. `fixed_tokens`: on CUDA every pass is padded to so
+    many; a CPU needs no padding to be exact. Raises ConfigError where `native` cannot run this model, ResourceError
+    where it cannot be built.
+    """
+    unfit = _unfit(model)
+    reason = unfit or (available() if kind != "torch" else None)
+    if kind == "native" and reason is not None:
+        error = ConfigError if unfit else ResourceError
+        raise error(f'runner = "native": {reason}; set runner = "torch" or "auto"')
+    if kind == "torch" or reason is not None:
+        on_cpu = model.device.type == "cpu"
+        runner = TorchRunner(model, vocab_used=vocab_used, fixed_tokens=None if on_cpu else fixed_tokens)
+        said = f"generation uses torch, not the compiled runner: {reason}" if kind == "auto" and not unfit else ""
+        return Chosen(runner=runner, own_weights=False, note=said)
+    readable = cast(weights.Model, model)  # what its layers are called is checked when they are read
+    native = NativeRunner(readable, vocab_used=vocab_used, threads=threads or torch.get_num_threads())
+    return Chosen(runner=native, own_weights=True)
+
+
+def _unfit(model: Model) -> str | None:
+    """Why compiled code cannot run this model at all."""
+    if model.exactness == "bitwise":
+        return 'model.exactness = "bitwise" takes the torch runner, whose arithmetic the trainer shares'
+    if model.device.type != "cpu":
+        return f"it runs on a CPU, and the model is on {model.device}"
+    if model.dtype not in (torch.float32, torch.bfloat16):
+        return f"it computes in float32 and bfloat16, and the model is {str(model.dtype).removeprefix('torch.')}"
+    return None

@@ -1,0 +1,36 @@
+"""A server in the place of a runner, for the canary alone: it scores one text and runs nothing."""
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hone.core.generation import Given, Sampling
+from hone.engine.clients.wire import Wire
+from hone.engine.work import Drawn, Pass
+
+_TOKENS = 64
+
+
+class ScoringRunner:
+    """Implements `work.Runner` as far as `Canary.check` uses it."""
+
+    exact = False
+    page_tokens = _TOKENS
+
+    def __init__(self, wire: Wire, name: str) -> None:
+        self.name = name
+        self._wire = wire
+
+    def reserve(self, pages: int) -> None:
+        """A server has its own."""
+
+    def publish(self) -> None:
+        """Weights are handed over elsewhere."""
+
+    def copy(self, source: NDArray[np.int32], target: NDArray[np.int32]) -> None:
+        """A server has its own pages."""
+
+    def run(self, work: Pass) -> Drawn:
+        """The given tokens of one text, at temperature 1."""
+        given = Given(prompt=work.tokens[:1], tokens=work.draws.given, sampling=Sampling(max_tokens=1))
+        logp = self._wire.score(given)
+        return Drawn(token=work.draws.given, logp=logp, sampled_logp=logp, kept=None)

@@ -1,0 +1,52 @@
+"""What a server cannot be asked, found before any request is sent."""
+
+from collections.abc import Iterable
+
+from hone.core.errors import ConfigError, Faults
+from hone.core.generation import Given, Sampling
+from hone.engine.clients.wire import ABILITIES, Abilities
+
+
+def check_askable(samplings: Iterable[Sampling], abilities: Abilities) -> None:
+    """Raise ConfigError with every setting under which the server could not report the policy's log-probabilities."""
+    faults = Faults(ConfigError)
+    for sampling in dict.fromkeys(samplings):
+        if sampling.truncates:
+            faults.add(
+                f"{abilities.server} cannot be asked for top_k = {sampling.top_k}, top_p = {sampling.top_p}, min_p = "
+                f"{sampling.min_p}: it reports one log-probability, and a truncated draw has two (the policy's, and "
+                "that of what was left); leave them out, or use the embedded engine"
+            )
+        if sampling.temperature == 1:
+            continue
+        if sampling.greedy:
+            faults.add(
+                f"{abilities.server} reports greedy answers at temperature 1, not {sampling.temperature}; leave the "
+                "temperature out"
+            )
+        elif "temperature" not in abilities.has:
+            faults.add(
+                f"temperature = {sampling.temperature}: {abilities.lacking(['temperature'])[0]}; start it with flags "
+                "under which it does (docs/engines.md)"
+            )
+    faults.raise_if_any()
+
+
+def check_scorable(texts: Iterable[Given], abilities: Abilities) -> None:
+    """Raise ConfigError with everything about scoring that the server cannot do."""
+    faults = Faults(ConfigError)
+    if "score" not in abilities.has:
+        faults.extend(abilities.lacking(["score"]))
+    for sampling in dict.fromkeys(text.sampling for text in texts):
+        if sampling.temperature != 1 or sampling.truncates or sampling.greedy:
+            faults.add(
+                f"{abilities.server} scores given tokens at temperature 1 and untruncated, not with temperature = "
+                f"{sampling.temperature}, top_k = {sampling.top_k}, top_p = {sampling.top_p}, min_p = "
+                f"{sampling.min_p}, greedy = {str(sampling.greedy).lower()}"
+            )
+    faults.raise_if_any()
+
+
+def consequences(abilities: Abilities) -> list[str]:
+    """A sentence for everything the server lacks, for a person."""
+    return abilities.lacking(ABILITIES)

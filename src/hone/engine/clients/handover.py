@@ -1,0 +1,119 @@
+"""How a server gets the policy's weights, and how it is seen that it has them."""
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hone.core.errors import DivergedError
+from hone.engine.canary import Canary, Fingerprint
+from hone.engine.clients.canary import ScoringRunner
+from hone.engine.clients.http import ServerError
+from hone.engine.clients.untied import untie
+from hone.engine.clients.wire import Abilities, Told, Wire
+
+_REMEMBERED: Final = 64
+
+
+class ForeignWeightsError(ServerError):
+    """An answer was drawn by weights that this run never handed over: the server was started anew."""
+
+
+@dataclass(slots=True, kw_only=True)
+class Handover:
+    """Weights go through a folder that this machine writes and the server reads by the same name."""
+
+    save: Callable[[Path], None]
+    """Writes a Hugging Face folder."""
+    folder: Path
+    session: str
+    """Tells this run's weights from another's on the same server."""
+    canary: Canary | None = None
+    keep_folder: bool = True
+    """Whether the folder outlives the engine; its weights do not."""
+    fingerprints: dict[int, Fingerprint] = field(default_factory=dict[int, Fingerprint])
+    """Of the latest versions."""
+    written: int | None = None
+    """The version whose weights lie in the folder."""
+
+    def write(self, version: int) -> None:
+        """Write the weights as they are now; those of the version before are removed once these lie there."""
+        place = self._place(version)
+        shutil.rmtree(place, ignore_errors=True)
+        place.mkdir(parents=True)
+        self.save(place)
+        untie(place)
+        if self.written not in (None, version):
+            shutil.rmtree(self._place(self.written), ignore_errors=True)
+        self.written = version
+
+    def give(self, wire: Wire, abilities: Abilities, *, stopped: bool = False) -> None:
+        """Have the server take up what lies in the folder, and see that it did; `stopped`: it waits for `resume`.
+
+        Raises ServerError where it does not take them, DivergedError where it then has others all the same.
+        """
+        self._hand(wire)
+        if stopped:
+            wire.resume()
+        try:
+            self._check(wire, abilities)
+        except DivergedError:
+            # It may have started anew since; one that does not take weights up fails again.
+            self._hand(wire)
+            self._check(wire, abilities)
+
+    def _hand(self, wire: Wire) -> None:
+        assert self.written is not None
+        wire.load(self._place(self.written).absolute(), self._label(self.written))
+
+    def _check(self, wire: Wire, abilities: Abilities) -> None:
+        """Whether the server gives the canary's tokens the trainer's log-probabilities."""
+        if self.canary is None or self.written is None or "score" not in abilities.has:
+            return
+        runner = ScoringRunner(wire, abilities.server)
+        try:
+            self.fingerprints[self.written] = self.canary.check(self.written, runner, page=0)
+        except DivergedError as error:
+            raise DivergedError(
+                *error.messages,
+                "a server that differs after a publication only did not take up all weights: one with a tied output "
+                "layer may not, so start it from an untied folder (docs/engines.md). One that differs from the start "
+                "computes in another number format than the trainer: give it the trainer's, or set canary_nats",
+            ) from None
+        while len(self.fingerprints) > _REMEMBERED:
+            del self.fingerprints[next(iter(self.fingerprints))]
+
+    def versions(self, told: Told, asked: int, place: str) -> NDArray[np.int32]:
+        """The version that drew each token `[n]`, of an answer asked for under version `asked`.
+
+        Raises ForeignWeightsError for weights that are not of this run, DivergedError for older ones than asked.
+        """
+        found = np.full(len(told.tokens), asked, np.int32)
+        for start, label in told.labels or ():
+            session, _, number = label.rpartition(".")
+            if session != self.session or not number.isdecimal():
+                raise ForeignWeightsError(f"{place}: it draws from weights {label!r}, not from {self._label(asked)!r}")
+            if int(number) < asked:
+                raise DivergedError(
+                    f"{place}: an answer asked for under version {asked} was drawn by version {number}: the server did "
+                    "not take up the weights that were published, or several servers stand behind one address"
+                )
+            found[start:] = int(number)
+        return found
+
+    def close(self) -> None:
+        """Remove the weights."""
+        if self.written is not None:
+            shutil.rmtree(self._place(self.written), ignore_errors=True)
+        if not self.keep_folder:
+            shutil.rmtree(self.folder, ignore_errors=True)
+
+    def _place(self, version: int | None) -> Path:
+        return self.folder / f"weights_{version}"
+
+    def _label(self, version: int) -> str:
+        return f"{self.session}.{version}"

@@ -1,0 +1,199 @@
+"""JSON over HTTP: one connection a request, deadlines, and failures that name the address, the status and the reply.
+
+Belongs here: what goes over the wire and when it is sent again. Does not: what any server means by it. Only JSON is
+read; nothing that comes back can run code.
+"""
+
+import http.client
+import json
+import os
+import socket
+import threading
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Final, Literal
+from urllib.parse import urlsplit
+
+from hone.core.errors import ConfigError, ResourceError
+
+Json = Mapping[str, object]
+Repeat = Literal["never", "refused", "always"]
+"""When a request is sent again: `refused`: after a status that passes (429, 5xx); `always`: also when no answer came,
+for requests that do no more when they are done twice."""
+
+_AGAIN: Final = frozenset({429, 500, 502, 503, 504})
+"""Statuses after which the same request may well succeed."""
+_SHOWN_CHARACTERS: Final = 400
+_LONGEST_WAIT_S: Final = 10.0
+
+
+class ServerError(ResourceError):
+    """The server said no, or said something that cannot be understood."""
+
+    def __init__(self, *messages: str, status: int | None = None) -> None:
+        super().__init__(*messages)
+        self.status = status
+
+
+class UnreachableError(ServerError):
+    """No whole answer came: nobody listens, the connection broke, or the deadline passed."""
+
+
+class BrokenOffError(UnreachableError):
+    """This side broke the request off."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Address:
+    """Where a server listens, and how long it is given."""
+
+    url: str
+    """`http://host:port`, with a path before the endpoints' own if there is one."""
+    key_from: str | None = None
+    """Environment variable that holds the key, sent as a bearer token; the key itself stands in no config."""
+    connect_s: float = 10.0
+    timeout_s: float = 600.0
+    """Longest silence while an answer is awaited; a server that does not stream is silent until it is done."""
+    attempts: int = 4
+    """How often a request that may be repeated is sent."""
+    backoff_s: float = 0.25
+    """Wait before the second attempt; it doubles each time."""
+
+
+class Link:
+    """Speaks to one server, from any number of threads. Nothing is opened before the first request."""
+
+    def __init__(self, address: Address) -> None:
+        """Raises ConfigError for a URL that cannot be one, or a key that the environment lacks."""
+        parts = urlsplit(address.url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise ConfigError(f"{address.url!r} is no address of a server; expected http://host:port")
+        self.address = address
+        self.url = address.url.rstrip("/")
+        self._secure, self._host, self._port = parts.scheme == "https", parts.hostname, parts.port
+        self._base = parts.path.rstrip("/")
+        self._headers = {"Content-Type": "application/json", "Connection": "close", **_bearer(address)}
+        self._open: set[http.client.HTTPConnection] = set()
+        self._broken: set[http.client.HTTPConnection] = set()
+        self._lock = threading.Lock()
+        self._closed = threading.Event()
+
+    def get(self, path: str) -> Json:
+        return self._call("GET", path, None, "always")
+
+    def post(self, path: str, body: Json | None = None, *, repeat: Repeat) -> Json:
+        """The reply's JSON object, `{}` where it has no body.
+
+        Raises UnreachableError when no whole answer came, ServerError otherwise, after the last attempt.
+        """
+        return self._call("POST", path, body or {}, repeat)
+
+    def status(self, path: str) -> int:
+        """The status of a GET, whatever it is: 405 tells that something else than GET is served there."""
+        return self._exchange("GET", path, None)[0]
+
+    def interrupt(self) -> None:
+        """Break off every request that is under way; their callers see BrokenOffError. Servers stop working on them."""
+        with self._lock:
+            for connection in self._open:
+                self._broken.add(connection)
+                _shut(connection)
+
+    def close(self) -> None:
+        """Break off what is under way, and send nothing any more."""
+        self._closed.set()
+        self.interrupt()
+
+    def _call(self, method: Literal["GET", "POST"], path: str, body: Json | None, repeat: Repeat) -> Json:
+        wait, attempt = self.address.backoff_s, 1
+        while True:
+            try:
+                return self._once(method, path, body)
+            except ServerError as error:
+                if attempt >= self.address.attempts or not _worth(error, repeat) or self._closed.is_set():
+                    raise
+            self._closed.wait(wait)
+            wait, attempt = min(2 * wait, _LONGEST_WAIT_S), attempt + 1
+
+    def _once(self, method: Literal["GET", "POST"], path: str, body: Json | None) -> Json:
+        status, content = self._exchange(method, path, body)
+        place = f"{method} {self.url}{path}"
+        if status >= 400:
+            raise ServerError(f"{place}: status {status}: {_shown(content)}", status=status)
+        if not content.strip():
+            return {}
+        try:
+            reply: object = json.loads(content)
+        except ValueError as error:
+            raise ServerError(f"{place}: the reply is not JSON ({error}): {_shown(content)}", status=status) from None
+        if not isinstance(reply, dict):
+            raise ServerError(f"{place}: the reply is no JSON object: {_shown(content)}", status=status)
+        return reply
+
+    def _exchange(self, method: Literal["GET", "POST"], path: str, body: Json | None) -> tuple[int, bytes]:
+        """Status and body of one attempt."""
+        place = f"{method} {self.url}{path}"
+        if self._closed.is_set():
+            raise UnreachableError(f"{place}: this client is closed")
+        kind = http.client.HTTPSConnection if self._secure else http.client.HTTPConnection
+        connection = kind(self._host, self._port, timeout=self.address.connect_s)
+        content = None if body is None else json.dumps(body, separators=(",", ":")).encode()
+        with self._lock:
+            self._open.add(connection)
+        try:
+            connection.connect()
+            connection.sock.settimeout(self.address.timeout_s)
+            connection.request(method, self._base + path, content, self._headers)
+            response = connection.getresponse()
+            return response.status, response.read()
+        except (OSError, http.client.HTTPException) as error:
+            raise self._failure(place, connection, error) from None
+        finally:
+            with self._lock:
+                self._open.discard(connection)
+                self._broken.discard(connection)
+            connection.close()
+
+    def _failure(self, place: str, connection: http.client.HTTPConnection, error: Exception) -> UnreachableError:
+        if connection in self._broken:
+            return BrokenOffError(f"{place}: broken off by this side")
+        if isinstance(error, TimeoutError):
+            connected = connection.sock is not None
+            spent_s = self.address.timeout_s if connected else self.address.connect_s
+            return UnreachableError(f"{place}: no {'answer' if connected else 'connection'} within {spent_s:g} s")
+        if isinstance(error, http.client.IncompleteRead):
+            return UnreachableError(f"{place}: the reply was cut off after {len(error.partial)} bytes")
+        return UnreachableError(f"{place}: {type(error).__name__}: {error}")
+
+
+def _worth(error: ServerError, repeat: Repeat) -> bool:
+    """Whether sending it again is allowed, and may help."""
+    if isinstance(error, UnreachableError):
+        return repeat == "always" and not isinstance(error, BrokenOffError)
+    return repeat != "never" and error.status in _AGAIN
+
+
+def _bearer(address: Address) -> dict[str, str]:
+    if address.key_from is None:
+        return {}
+    key = os.environ.get(address.key_from, "")
+    if not key:
+        raise ConfigError(
+            f"key_from = {address.key_from!r}: the environment holds no such variable; set it, or leave key_from out"
+        )
+    return {"Authorization": f"Bearer {key}"}
+
+
+def _shut(connection: http.client.HTTPConnection) -> None:
+    """Wakes whoever reads from it; closing alone would not."""
+    try:
+        if connection.sock is not None:
+            connection.sock.shutdown(socket.SHUT_RDWR)
+    except OSError:
+        return  # it was gone already
+
+
+def _shown(content: bytes) -> str:
+    """The first lines of a reply, on one."""
+    text = " ".join(content[: 4 * _SHOWN_CHARACTERS].decode("utf-8", errors="replace").split())
+    return (text[:_SHOWN_CHARACTERS] + " ...") if len(text) > _SHOWN_CHARACTERS else (text or "(empty)")

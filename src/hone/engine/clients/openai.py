@@ -1,0 +1,149 @@
+"""Whatever speaks OpenAI's protocol: text in, text out. For teachers, judges and evaluation.
+
+Such a server gives neither the tokens that it drew nor what it drew them with: text would have to be tokenised again,
+and may then be other tokens. So no policy is trained on its answers' log-probabilities; `refuse_training` says so.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+from hone.core.errors import ConfigError, DataError, Faults
+from hone.core.generation import Sampling
+from hone.core.random import key
+from hone.engine.clients.http import Json, Link, ServerError
+from hone.engine.clients.wire import listed, table
+from hone.engine.clients.writing import MOST_SEED
+
+Turns = str | Sequence[Mapping[str, Any]]
+"""A text to go on with, or a conversation to answer."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """One prompt, and how many answers to it are wanted."""
+
+    id: str
+    turns: Turns
+    sampling: Sampling
+    samples: int = 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Said:
+    """One answer, as text."""
+
+    question: str
+    sample: int
+    text: str
+    finish: str
+    """In the server's words: `stop`, `length`, `content_filter` ..."""
+    tokens: int
+    """As the server counts them; 0 where it does not say."""
+
+
+class OpenAiClient:
+    """Asks many questions at once. Nothing is sent before the first."""
+
+    def __init__(self, link: Link, *, model: str, slots: int = 16, seed: int = 0) -> None:
+        """`slots`: most requests at the same time."""
+        self.link, self.model, self.seed = link, model, seed
+        self._slots = slots
+
+    def models(self) -> list[str]:
+        """What the server serves."""
+        place = f"{self.link.url}/v1/models"
+        return [
+            str(table(row, "a model", place).get("id")) for row in listed(self.link.get("/v1/models"), "data", place)
+        ]
+
+    def ask(self, questions: Sequence[Question]) -> Iterator[Said]:
+        """Answers as they come; closing the iterator breaks off the rest.
+
+        Raises DataError and ConfigError, with every fault, before anything is sent; ServerError for a refusal or an
+        answer that cannot be understood.
+        """
+        _check(questions)
+        return self._ask(questions)
+
+    def refuse_training(self) -> NoReturn:
+        """Raise ConfigError: what such a server gives is not enough to train on."""
+        raise ConfigError(
+            f"{self.link.url} is asked by OpenAI's protocol, which gives text and no token ids: no policy can be "
+            'trained on its answers. Take a server of kind "vllm" or "sglang", which gives both, or the embedded '
+            "engine; teachers, judges and evaluations may use this one"
+        )
+
+    def close(self) -> None:
+        self.link.close()
+
+    def _ask(self, questions: Sequence[Question]) -> Iterator[Said]:
+        pool = ThreadPoolExecutor(self._slots, thread_name_prefix="hone-openai")
+        waiting: list[Future[Said]] = [
+            pool.submit(self._one, question, number) for question in questions for number in range(question.samples)
+        ]
+        try:
+            for future in as_completed(waiting):
+                yield future.result()
+        finally:
+            for future in waiting:
+                future.cancel()
+            self.link.interrupt()
+            pool.shutdown()
+
+    def _one(self, question: Question, number: int) -> Said:
+        sampling, chat = question.sampling, not isinstance(question.turns, str)
+        path = "/v1/chat/completions" if chat else "/v1/completions"
+        body: dict[str, object] = {
+            "model": self.model,
+            "messages" if chat else "prompt": question.turns
+            if isinstance(question.turns, str)
+            else list(question.turns),
+            "max_tokens": sampling.max_tokens,
+            "temperature": 0.0 if sampling.greedy else sampling.temperature,
+            "top_p": sampling.top_p,
+            "seed": key(self.seed, "openai", question.id, number) % MOST_SEED,
+        }
+        if sampling.stop:
+            body["stop"] = list(sampling.stop)
+        reply = self.link.post(path, body, repeat="refused")
+        return self._said(question, number, reply, f"{self.link.url}{path}: question {question.id!r}", chat=chat)
+
+    def _said(self, question: Question, number: int, reply: Json, place: str, *, chat: bool) -> Said:
+        choices = listed(reply, "choices", place)
+        if len(choices) != 1:
+            raise ServerError(f"{place}: {len(choices)} answers came where one was asked for")
+        choice = table(choices[0], "the answer", place)
+        text = table(choice.get("message"), "message", place).get("content") if chat else choice.get("text")
+        if not isinstance(text, str):
+            raise ServerError(f"{place}: the answer is {text!r}, which is no text")
+        usage = reply.get("usage")
+        count = usage.get("completion_tokens") if isinstance(usage, dict) else 0
+        return Said(
+            question=question.id,
+            sample=number,
+            text=text,
+            finish=str(choice.get("finish_reason")),
+            tokens=count if isinstance(count, int) else 0,
+        )
+
+
+def _check(questions: Sequence[Question]) -> None:
+    settings = Faults(ConfigError)
+    for sampling in dict.fromkeys(question.sampling for question in questions):
+        if sampling.top_k or sampling.min_p:
+            settings.add(
+                f"OpenAI's protocol knows neither top_k (= {sampling.top_k}) nor min_p (= {sampling.min_p}); leave "
+                "them out"
+            )
+    settings.raise_if_any()
+    faults = Faults(DataError)
+    seen: set[str] = set()
+    for question in questions:
+        if question.id in seen:
+            faults.add(f"question {question.id!r}: the id is given twice in one call")
+        seen.add(question.id)
+        if not question.turns or question.samples < 1:
+            faults.add(f"question {question.id!r}: it is empty, or asked {question.samples} times")
+    faults.raise_if_any()

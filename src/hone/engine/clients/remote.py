@@ -1,0 +1,397 @@
+"""A server as an engine: many requests at once, weights handed over through a folder, nothing lost when it goes away.
+
+Belongs here: which answer is asked for when, and what a publication or a lost server means for those under way. Each
+answer is a request of its own, so that it can be asked for again alone; the requests wait in threads of a pool, and
+whoever asks (`generate`, `stream`) takes their replies up.
+"""
+
+import asyncio
+import threading
+import time
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from typing import Final, TypeVar
+
+import numpy as np
+
+from hone.core.clock import Clock, SystemClock
+from hone.core.errors import ConfigError
+from hone.core.generation import Completion, GenerationStats, Given, OnPublish, Request, Scored
+from hone.engine.canary import Fingerprint
+from hone.engine.checks import check_given, check_requests
+from hone.engine.clients.checks import check_askable, check_scorable, consequences
+from hone.engine.clients.handover import ForeignWeightsError, Handover
+from hone.engine.clients.http import BrokenOffError, ServerError, UnreachableError
+from hone.engine.clients.wire import Abilities, Ability, Told, Wire
+from hone.engine.clients.writing import Ends, UnderWay, Writing
+from hone.engine.stops import TextRules
+
+T = TypeVar("T")
+
+_POLL_S: Final = 0.02
+_LOSSES: Final = 5
+"""Times that a server may go away without having finished one answer in between."""
+
+
+class RemoteEngine:
+    """Implements `core.generation.Engine` over a `Wire`. Nothing is asked of the server before the first use."""
+
+    own_weights = True
+    """They change on `publish` only."""
+    exact = False
+    """A server's arithmetic may depend on what else it is writing."""
+
+    def __init__(
+        self,
+        wire: Wire,
+        text: TextRules,
+        *,
+        slots: int,
+        seed: int,
+        handover: Handover | None = None,
+        on_publish: OnPublish = "finish",
+        patience_s: float = 300.0,
+    ) -> None:
+        """`slots`: most answers asked for at the same time. Without a `handover` the server's weights are its own.
+
+        `patience_s`: how long a server that does not answer is waited for.
+        """
+        self.wire, self.seed, self.on_publish, self.handover = wire, seed, on_publish, handover
+        self.clock: Clock = SystemClock()
+        self.lost = 0
+        """Times that the server went away."""
+        self._text, self._slots, self._patience_s = text, slots, patience_s
+        self._ends, self._eos = Ends(text), tuple(text.eos)
+        self._version = 0
+        self._abilities: Abilities | None = None
+        self._waiting: deque[Writing] = deque()
+        self._done: deque[Completion] = deque()
+        self._under_way: dict[Future[Told], UnderWay] = {}
+        self._landed: deque[Future[Told]] = deque()
+        self._turn = threading.Condition(threading.RLock())
+        self._pool: ThreadPoolExecutor | None = None
+        self._losses, self._why = 0, ""
+        self._paused = False
+        self.begin_stats()
+
+    @property
+    def version(self) -> int:
+        return self._version
+
+    @property
+    def stats(self) -> GenerationStats:
+        """Since `begin_stats`, or the latest `generate`. A server's passes, pages and cache are not seen from here."""
+        return self._stats
+
+    @property
+    def fingerprints(self) -> dict[int, Fingerprint]:
+        """Of the latest versions that were handed over."""
+        return {} if self.handover is None else self.handover.fingerprints
+
+    @property
+    def note(self) -> str:
+        """What a person should read about the server: what it lacks, and how often it went away."""
+        told = [] if self._abilities is None else consequences(self._abilities)
+        return "; ".join(
+            [*told, *([f"it went away {self.lost} times, the last time: {self._why}"] if self.lost else [])]
+        )
+
+    def begin_stats(self) -> None:
+        self._stats = GenerationStats(slots=self._slots)
+
+    def abilities(self) -> Abilities:
+        """What the server can do, asked once. Raises ServerError, and ConfigError where it lacks what is needed."""
+        with self._turn:
+            if self._abilities is None:
+                found = self._patiently(self.wire.probe)
+                wanted: list[Ability] = ["tokens"]
+                if self.handover is not None:
+                    wanted.append("load")
+                if self.on_publish == "keep":
+                    wanted.append("spans")
+                if lacking := found.lacking(wanted):
+                    raise ConfigError(*lacking, *([self.wire.refusal] if self.wire.refusal else []))
+                self._abilities = found
+            return self._abilities
+
+    # ----------------------------------------------------------------------------------------- asking
+
+    def submit(self, requests: Sequence[Request], *, round: int = 0) -> None:
+        """Queue `requests`. Raises DataError and ConfigError, with every fault, before any of them is asked;
+        ServerError where the server cannot be asked what it can do."""
+        self._check(requests)
+        with self._turn:
+            self._waiting.extend(
+                Writing(request, number, round) for request in requests for number in range(request.samples)
+            )
+
+    def generate(self, requests: Sequence[Request], *, round: int = 0) -> Iterator[Completion]:
+        """`submit`, then completions as they finish; closing the iterator cancels what is left.
+
+        Raises as `submit` does. While it runs: RuntimeError when the engine is generating already or paused;
+        ServerError when the server refuses, cannot be understood or stays away; DivergedError for older weights.
+        """
+        self._check(requests)
+        return self._generate(requests, round)
+
+    def _generate(self, requests: Sequence[Request], number: int) -> Iterator[Completion]:
+        if self._busy:
+            raise RuntimeError("this engine is generating already; exhaust or close the earlier iterator first")
+        self.begin_stats()
+        self.submit(requests, round=number)
+        try:
+            while self._busy:
+                if self._paused and not self._done:
+                    raise RuntimeError("this engine is paused; resume it first")
+                if not self._done:
+                    self._step()
+                while self._done:
+                    yield self._done.popleft()
+        finally:
+            self.cancel()
+
+    async def stream(self) -> AsyncIterator[Completion]:
+        """Completions as they finish, until nothing is queued or under way; while the engine is paused it waits."""
+        while self._busy:
+            if self._done:
+                yield self._done.popleft()
+            elif self._paused:
+                await asyncio.sleep(_POLL_S)
+            else:
+                await asyncio.to_thread(self._step)
+
+    def score(self, texts: Sequence[Given]) -> list[Scored]:
+        """Log-probabilities of given tokens at temperature 1. Raises as `submit` does."""
+        abilities = self.abilities()
+        check_given(texts, context=self._context(abilities), vocab=self._text.vocab)
+        check_scorable(texts, abilities)
+        try:
+            found = list(self._executor().map(self.wire.score, texts))
+        except UnreachableError as error:
+            with self._turn:
+                self._recover(error)
+            found = list(self._executor().map(self.wire.score, texts))
+        self._stats.scored_tokens += sum(len(text.tokens) for text in texts)
+        return [Scored(logp=np.minimum(logp, 0), sampled_logp=np.minimum(logp, 0)) for logp in found]
+
+    def cancel(self) -> None:
+        """Drop whatever is queued, under way, or finished and not fetched; the server stops working on it."""
+        with self._turn:
+            self._waiting.clear()
+            while self._under_way:
+                self.wire.link.interrupt()
+                self._turn.wait(_POLL_S)
+                while self._landed:
+                    del self._under_way[self._landed.popleft()]
+            self._done.clear()
+
+    def close(self) -> None:
+        """End all requests and threads, and remove the weights that were handed over."""
+        self.wire.link.close()
+        self.cancel()
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+        if self.handover is not None:
+            self.handover.close()
+
+    # ---------------------------------------------------------------------------------------- weights
+
+    def publish(self, version: int) -> None:
+        """Hand the policy's weights over: what is drawn from here on is drawn by `version`, but for what
+        `on_publish = "finish"` lets end first.
+
+        Raises ServerError when the server does not take them, DivergedError when it has others all the same, and
+        RuntimeError for `finish` while answers are frozen by `pause`.
+        """
+        if self.handover is None:
+            raise ConfigError("this server's weights are its own: nothing can be published to it")
+        abilities = self.abilities()
+        with self._turn:
+            if self._paused and self._under_way and self.on_publish == "finish":
+                raise RuntimeError('answers that are frozen cannot end: resume first, or on_publish = "recompute"')
+            self.handover.write(version)
+            stopped = self._hold_back(abilities)
+            self._patiently(partial(self._hand_over, stopped=stopped))
+            self._version = version
+            if self._paused and self._under_way:
+                self.wire.freeze()
+
+    def pause(self) -> None:
+        """Begin nothing until `resume`, and freeze what is being written where the server can."""
+        with self._turn:
+            self._paused = True
+            if self._under_way and "freeze" in self.abilities().has:
+                self.wire.freeze()
+
+    def resume(self) -> None:
+        with self._turn:
+            self._paused = False
+            if self._under_way and "freeze" in self.abilities().has:
+                self.wire.resume()
+
+    def _hold_back(self, abilities: Abilities) -> bool:
+        """What `on_publish` asks for with the answers under way; whether the server begins nothing until `resume`."""
+        if not self._under_way:
+            return False
+        if self.on_publish == "keep":
+            self.wire.freeze()
+            return True
+        if self.on_publish == "recompute" and "abort" in abilities.has:
+            self.wire.abort()
+            self._settle(interrupt=False)
+            return True
+        self._settle(interrupt=self.on_publish == "recompute")
+        return False
+
+    def _hand_over(self, *, stopped: bool = False) -> None:
+        if self.handover is not None and self.handover.written is not None:
+            self.handover.give(self.wire, self.abilities(), stopped=stopped)
+
+    # ---------------------------------------------------------------------------------------- replies
+
+    @property
+    def _busy(self) -> bool:
+        return bool(self._waiting or self._under_way or self._done)
+
+    def _check(self, requests: Sequence[Request]) -> None:
+        abilities = self.abilities()
+        check_requests(requests, context=self._context(abilities), vocab=self._text.vocab)
+        check_askable((request.sampling for request in requests), abilities)
+        if self._text.decode is None and any(request.sampling.stop for request in requests):
+            raise ValueError("stop strings need a decode function; give one to the engine")
+
+    def _context(self, abilities: Abilities) -> int:
+        return 2**31 - 1 if abilities.context is None else abilities.context
+
+    def _executor(self) -> ThreadPoolExecutor:
+        if self._pool is None:
+            self._pool = ThreadPoolExecutor(self._slots + 4, thread_name_prefix="hone-engine-client")
+        return self._pool
+
+    def _step(self) -> None:
+        """Ask for what there is room for, wait until something is answered, and take it up."""
+        with self._turn:
+            began = self.clock.monotonic_s()
+            try:
+                self._fill()
+                running, waits = len(self._under_way), bool(self._waiting)
+                while self._under_way and not self._landed and not self._done:
+                    self._turn.wait(_POLL_S)
+                self._take_all()
+            except BaseException:
+                self.cancel()
+                raise
+            finally:
+                spent = self.clock.monotonic_s() - began
+                self._stats.seconds_s += spent
+            self._stats.runner_s += spent
+            self._stats.idle_slot_s += (self._slots - running) * spent
+            self._stats.tail_slot_s += 0.0 if waits else (self._slots - running) * spent
+
+    def _fill(self) -> None:
+        while self._waiting and len(self._under_way) < self._slots and not self._paused:
+            writing = self._waiting.popleft()
+            ask = writing.ask(self.seed, self._eos)
+            self._stats.prefill_tokens += len(ask.text)
+            future = self._executor().submit(self.wire.write, ask)
+            self._under_way[future] = UnderWay(writing=writing, ask=ask, version=self._version)
+            future.add_done_callback(self._arrived)
+
+    def _arrived(self, future: Future[Told]) -> None:
+        with self._turn:
+            self._landed.append(future)
+            self._turn.notify_all()
+
+    def _take_all(self) -> None:
+        while self._landed:
+            future = self._landed.popleft()
+            here = self._under_way.pop(future)
+            try:
+                self._take(future.result(), here)
+            except (UnreachableError, ForeignWeightsError) as error:
+                self._again(here.writing)
+                if not isinstance(error, BrokenOffError):
+                    self._recover(error)
+
+    def _take(self, told: Told, here: UnderWay) -> None:
+        writing, place = here.writing, self.wire.link.url
+        self._ends.check(here.ask, told, place)
+        if self.handover is None:
+            version = np.full(len(told.tokens), here.version, np.int32)
+        else:
+            version = self.handover.versions(told, here.version, f"{place}: {writing.name}")
+        writing.add(told, version)
+        self._stats.tokens += len(told.tokens)
+        end = self._ends.of(writing)
+        if end is not None:
+            self._losses = 0
+            self._done.append(writing.completion(*end))
+        elif told.ended == "abort":
+            self._again(writing)
+        else:
+            raise ServerError(
+                f"{place}: {writing.name}: it ended by {told.ended!r} after {len(writing.tokens)} of "
+                f"{writing.request.sampling.max_tokens} tokens, with none of the ends that were asked for"
+            )
+
+    def _again(self, writing: Writing) -> None:
+        """Ask for the rest of it before anything new."""
+        self._waiting.appendleft(writing)
+        self._stats.preempted += 1
+
+    def _settle(self, *, interrupt: bool) -> None:
+        """Until nothing is under way: what ended is kept, what was broken off waits to be asked again."""
+        while self._under_way:
+            if interrupt:
+                self.wire.link.interrupt()
+            self._turn.wait(_POLL_S)
+            while self._landed:
+                future = self._landed.popleft()
+                here = self._under_way.pop(future)
+                try:
+                    self._take(future.result(), here)
+                except (UnreachableError, ForeignWeightsError):
+                    self._again(here.writing)
+
+    # --------------------------------------------------------------------------------- a server that goes
+
+    def _recover(self, error: ServerError) -> None:
+        """Wait for the server and give it the weights anew; what it was writing is asked for again."""
+        self._settle(interrupt=True)
+        while True:
+            self.lost, self._losses, self._why = self.lost + 1, self._losses + 1, str(error)
+            if self._losses > _LOSSES:
+                said = f"it went away {_LOSSES} times without finishing an answer in between"
+                raise type(error)(*error.messages, said)
+            self._await_server(error)
+            try:
+                return self._hand_over()
+            except UnreachableError as again:
+                error = again
+
+    def _patiently(self, call: Callable[[], T]) -> T:
+        """`call`, and once more after a server that could not be reached is there again."""
+        try:
+            return call()
+        except BrokenOffError:
+            raise
+        except UnreachableError as error:
+            if self._abilities is not None:  # it was there before
+                self.lost, self._why = self.lost + 1, str(error)
+            self._await_server(error)
+        return call()
+
+    def _await_server(self, error: ServerError) -> None:
+        began, wait = self.clock.monotonic_s(), 0.05
+        while not self.wire.alive():
+            waited = self.clock.monotonic_s() - began
+            if waited >= self._patience_s:
+                raise type(error)(
+                    *error.messages,
+                    f"{self.wire.link.url} did not answer for {waited:.0f} s (patience_s); {len(self._done)} "
+                    f"answers were finished and not yet taken, {len(self._waiting)} were not",
+                )
+            time.sleep(min(wait, self._patience_s - waited))
+            wait = min(2 * wait, 5.0)

@@ -1,0 +1,139 @@
+"""SGLang's protocol: `/generate` with token ids, weights by `update_weights_from_disk`.
+
+Written against the documented protocol of SGLang 0.5 and tested against recorded replies, never yet against a server:
+no build of it runs on a CPU where this was written. One label stands for a whole answer, so that weights may change
+between answers only.
+"""
+
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hone.core.generation import Given
+from hone.engine.clients.http import Json, Link, ServerError
+from hone.engine.clients.wire import Abilities, Ability, Ask, Told, integers, listed, numbers, table
+
+_GENERATE: Final = "/generate"
+_LOAD: Final = "/update_weights_from_disk"
+_OTHER_METHOD: Final = 405
+
+
+class SglangWire:
+    """Implements `wire.Wire`."""
+
+    def __init__(self, link: Link) -> None:
+        self.link = link
+        self.refusal = ""
+
+    def probe(self) -> Abilities:
+        info = self.link.get("/get_server_info")
+        version, context = info.get("version", "of unknown version"), info.get("context_length")
+        cold, warm = self._likeliest(0.25), self._likeliest(1.0)
+        has: set[Ability] = {"tokens", "score"}
+        if cold[1] > warm[1] or warm[1] > -1e-6:  # a colder policy is surer of its likeliest token
+            has.add("temperature")
+        if warm[0]:
+            has.add("labels")
+        if self.link.status(_LOAD) == _OTHER_METHOD:
+            has.add("load")
+        if self.link.status("/pause_generation") == self.link.status("/continue_generation") == _OTHER_METHOD:
+            has |= {"abort", "freeze"}
+        return Abilities(
+            server=f"SGLang {version} at {self.link.url}",
+            has=frozenset(has),
+            context=context if isinstance(context, int) else None,
+        )
+
+    def write(self, ask: Ask) -> Told:
+        params: dict[str, object] = {
+            "max_new_tokens": ask.max_tokens,
+            "temperature": 0.0 if ask.sampling.greedy else ask.sampling.temperature,
+            "sampling_seed": ask.seed,
+            "stop_token_ids": list(ask.eos),
+            "ignore_eos": True,  # what ends an answer is said by `stop_token_ids`, not by the server's own config
+            "no_stop_trim": True,
+            "skip_special_tokens": False,
+        }
+        if ask.sampling.stop:
+            params["stop"] = list(ask.sampling.stop)
+        body = {"input_ids": ask.text.tolist(), "sampling_params": params, "return_logprob": True}
+        return self._told(self.link.post(_GENERATE, body, repeat="refused"))
+
+    def score(self, text: Given) -> NDArray[np.float32]:
+        tokens = [*text.prompt.tolist(), *text.tokens.tolist()]
+        body = {
+            "input_ids": tokens,
+            "sampling_params": {"max_new_tokens": 1, "temperature": 0.0},
+            "return_logprob": True,
+            "logprob_start_len": 0,
+        }
+        place = self.link.url + _GENERATE
+        meta = table(self.link.post(_GENERATE, body, repeat="refused").get("meta_info"), "meta_info", place)
+        ids, logp = _pairs(listed(meta, "input_token_logprobs", place)[-len(text.tokens) :], place)
+        if ids.tolist() != text.tokens.tolist():
+            raise ServerError(f"{place}: {len(text.tokens)} tokens were to be scored, and others came back: {ids}")
+        return logp
+
+    def load(self, folder: Path, label: str) -> None:
+        body = {"model_path": str(folder), "weight_version": label, "flush_cache": True}
+        reply = self.link.post(_LOAD, body, repeat="always")
+        if reply.get("success") is not True:
+            raise ServerError(f"{self.link.url}{_LOAD}: it did not take up {folder}: {reply.get('message')}")
+
+    def abort(self) -> None:
+        self.link.post("/pause_generation", {"mode": "abort"}, repeat="always")
+
+    def freeze(self) -> None:
+        self.link.post("/pause_generation", {"mode": "in_place"}, repeat="always")
+
+    def resume(self) -> None:
+        self.link.post("/continue_generation", {}, repeat="always")
+
+    def alive(self) -> bool:
+        try:
+            return self.link.status("/health") == 200
+        except ServerError:
+            return False
+
+    def _told(self, reply: Json) -> Told:
+        place = self.link.url + _GENERATE
+        meta = table(reply.get("meta_info"), "meta_info", place)
+        tokens = integers(listed(reply, "output_ids", place), "output_ids", place)
+        rows = listed(meta, "output_token_logprobs", place)
+        ids, logp = _pairs(rows, place)
+        if len(ids) == len(tokens) and (ids != tokens).any():
+            raise ServerError(f"{place}: the log-probabilities are those of other tokens")
+        label, reason = meta.get("weight_version"), meta.get("finish_reason")
+        return Told(
+            tokens=tokens,
+            logp=logp,
+            labels=None if label is None else ((0, str(label)),),
+            ended=str(table(reason, "finish_reason", place).get("type")),
+        )
+
+    def _likeliest(self, temperature: float) -> tuple[bool, float]:
+        """Whether the answer names its weights, and the log-probability of the likeliest first token."""
+        body = {
+            "input_ids": [0, 0],
+            "sampling_params": {"max_new_tokens": 1, "temperature": temperature},
+            "return_logprob": True,
+            "top_logprobs_num": 1,
+        }
+        place = self.link.url + _GENERATE
+        meta = table(self.link.post(_GENERATE, body, repeat="always").get("meta_info"), "meta_info", place)
+        first = listed(meta, "output_top_logprobs", place)[0]
+        _, logp = _pairs(first if isinstance(first, list) else [], place)
+        return meta.get("weight_version") is not None, float(logp.max())
+
+
+def _pairs(rows: object, place: str) -> tuple[NDArray[np.int32], NDArray[np.float32]]:
+    """`[[log-probability, token id, text], ...]` as two arrays."""
+    pairs = [row for row in rows if isinstance(row, list) and len(row) >= 2] if isinstance(rows, list) else None
+    if pairs is None or not isinstance(rows, list) or len(pairs) != len(rows):
+        raise ServerError(f"{place}: {rows!r} are no pairs of log-probability and token")
+    return (
+        integers([row[1] for row in pairs], "the tokens of log-probabilities", place),
+        numbers([row[0] for row in pairs], "log-probabilities", place),
+    )

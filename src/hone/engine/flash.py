@@ -1,0 +1,138 @@
+"""Attention and decoding on a CUDA device: torch's paged variable-length attention, and steps recorded as graphs.
+
+Not run by the tests of a machine without a GPU; `-m gpu` runs what there is.
+"""
+
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.attention.varlen import varlen_attn
+
+from hone.engine.protocol import Attend, LinearFn, Model, Shape
+from hone.engine.work import Pass
+
+PAGE_TOKENS: Final = 256
+"""The page size that every version of the kernel takes."""
+
+
+@dataclass(slots=True)
+class Places:
+    """Where one pass's tokens are, on the device; a recorded step reads these tensors again, with new contents."""
+
+    tokens: Tensor
+    """`[T]` int64, as are the next three."""
+    positions: Tensor
+    page_of: Tensor
+    """The page that each token's key goes to."""
+    place: Tensor
+    """Its place there."""
+    starts: Tensor
+    """`[B+1]` int32: sequence b owns the tokens `starts[b]:starts[b+1]`."""
+    used: Tensor
+    """`[B]` int32: keys of each sequence, this pass's included."""
+    pages: Tensor
+    """`[B, most]` int32."""
+    longest: int
+    """Most tokens of a sequence in this pass."""
+
+    def load(self, other: "Places") -> None:
+        """Take up the contents of tensors of the same shapes."""
+        for mine, theirs in (
+            (self.tokens, other.tokens),
+            (self.positions, other.positions),
+            (self.page_of, other.page_of),
+            (self.place, other.place),
+            (self.starts, other.starts),
+            (self.used, other.used),
+            (self.pages, other.pages),
+        ):
+            mine.copy_(theirs, non_blocking=True)
+
+
+def places_of(work: Pass, *, rows: int, scratch: int, page_tokens: int, device: torch.device) -> Places:
+    """`work`, its tokens padded to `rows`; each padding token is a sequence of its own on the page `scratch`.
+
+    The tokens of one sequence stand together in `work`.
+    """
+    count, padding = len(work.tokens), rows - len(work.tokens)
+    pages = np.full((len(work.pages) + padding, work.pages.shape[1]), scratch, np.int32)
+    pages[: len(work.pages)] = work.pages
+    lengths = np.concatenate([np.bincount(work.sequence, minlength=len(work.pages)), np.ones(padding, np.int64)])
+    positions = np.zeros(rows, np.int64)
+    positions[:count] = work.positions
+    tokens = np.zeros(rows, np.int64)
+    tokens[:count] = work.tokens
+    sequence = np.concatenate([work.sequence.astype(np.int64), len(work.pages) + np.arange(padding)])
+    starts = np.concatenate([[0], np.cumsum(lengths)])
+    used = positions[starts[1:] - 1] + 1
+
+    def there(column: np.ndarray, dtype: torch.dtype) -> Tensor:
+        return torch.from_numpy(np.ascontiguousarray(column)).to(device, dtype)
+
+    return Places(
+        tokens=there(tokens, torch.int64),
+        positions=there(positions, torch.int64),
+        page_of=there(pages[sequence, positions // page_tokens], torch.int64),
+        place=there(positions % page_tokens, torch.int64),
+        starts=there(starts, torch.int32),
+        used=there(used, torch.int32),
+        pages=there(pages, torch.int32),
+        longest=int(lengths.max()),
+    )
+
+
+class FlashPages:
+    """An `Attend` over pages `[layers, 2, pages, page_tokens, kv_heads, head_dim]` in float16 or bfloat16."""
+
+    def __init__(self, shape: Shape, store: Tensor, places: Places, *, splits: int | None) -> None:
+        """`splits` = 1: keys are summed in one order, whatever the batch; None: as the kernel likes."""
+        self._shape, self._store, self._places, self._splits = shape, store, places, splits
+
+    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        places, shape = self._places, self._shape
+        keys, values = self._store[layer]
+        keys[places.page_of, places.place] = key
+        values[places.page_of, places.place] = value
+        # One order of sums needs one kernel too, and that is chosen by the longest chunk.
+        longest = places.longest if self._splits is None else len(places.tokens)
+        mixed = varlen_attn(
+            query, keys, values, places.starts, None, longest, places.pages.shape[1] * keys.shape[1],
+            scale=shape.head_dim**-0.5, window_size=(-1, 0), enable_gqa=shape.heads > shape.kv_heads,
+            seqused_k=places.used, block_table=places.pages, num_splits=self._splits,
+        )  # fmt: skip
+        assert isinstance(mixed, Tensor)
+        return mixed.flatten(1)
+
+
+class RecordedSteps:
+    """Passes of one token each, recorded once for each number of rows and played again."""
+
+    def __init__(self, model: Model, store: Tensor, linear: LinearFn, *, splits: int | None) -> None:
+        self._model, self._store, self._linear, self._splits = model, store, linear, splits
+        self._known: dict[tuple[int, int], tuple[torch.cuda.CUDAGraph, Places, Tensor]] = {}
+
+    def run(self, places: Places) -> Tensor:
+        """Hidden states `[T, hidden_size]`; they stay valid until the next run."""
+        key = (len(places.tokens), places.pages.shape[1])
+        if key not in self._known:
+            self._known[key] = self._record(places)
+        graph, inputs, hidden = self._known[key]
+        inputs.load(places)
+        graph.replay()
+        return hidden
+
+    def _record(self, places: Places) -> tuple[torch.cuda.CUDAGraph, Places, Tensor]:
+        attend: Attend = FlashPages(self._model.config, self._store, places, splits=self._splits)
+        aside = torch.cuda.Stream()
+        aside.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(aside):  # workspaces are allocated outside of the recording
+            for _ in range(2):
+                self._model.run(places.tokens, places.positions, attend, self._linear)
+        torch.cuda.current_stream().wait_stream(aside)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            hidden = self._model.run(places.tokens, places.positions, attend, self._linear)
+        return graph, places, hidden

@@ -1,0 +1,212 @@
+"""The C interface of source/abi.h in ctypes: the same structs, field by field.
+
+Belongs here: loading the library and calling it. Neither torch nor the model's types are known here.
+"""
+
+import ctypes
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Final, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hone.core.errors import ConfigError, ResourceError
+from hone.engine.native.build import SWITCH, build, switched_off
+from hone.engine.work import Drawn, Pass
+
+ISA_NAMES: Final = ("portable", "avx2", "avx512", "avx512_bf16", "amx")
+"""Each more capable than the one before; a CPU runs a selection of them."""
+_BFLOAT16_ONLY: Final = ("avx512_bf16", "amx")
+_Int = ctypes.c_int32
+_At = ctypes.c_void_p
+
+
+class Shape(ctypes.Structure):
+    """HoneShape."""
+
+    _fields_ = [
+        *((name, _Int) for name in ("layers", "hidden", "intermediate", "heads", "kv_heads", "head_dim")),
+        *((name, _Int) for name in ("vocab", "vocab_used", "bfloat16")),
+        ("norm_eps", ctypes.c_float),
+    ]
+
+
+class Tensor(ctypes.Structure):
+    """HoneTensor."""
+
+    _fields_ = [("data", _At), ("size", ctypes.c_int64), ("bfloat16", _Int)]
+
+
+class _Pass(ctypes.Structure):
+    _fields_ = [
+        *((name, _Int) for name in ("tokens_count", "sequences", "most_pages", "draws")),
+        *((name, _At) for name in ("tokens", "positions", "sequence", "pages", "at", "given", "uniform")),
+        *((name, _At) for name in ("temperature", "top_k", "top_p", "min_p", "greedy")),
+        *((name, _At) for name in ("token", "logp", "sampled_logp", "kept")),
+    ]
+
+
+Functions: TypeAlias = "dict[str, Callable[..., Any]]"
+
+
+@cache
+def _open(path: Path) -> Functions:
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise ResourceError(f"the compiled runner {path} cannot be loaded: {error}") from error
+    engine, ints = ctypes.c_void_p, ctypes.c_void_p
+    signatures = {
+        "hone_instruction_sets": (ctypes.c_uint32, []),
+        "hone_page_tokens": (_Int, []),
+        "hone_new": (engine, [ctypes.POINTER(Shape), _Int, _Int]),
+        "hone_free": (None, [engine]),
+        "hone_publish": (_Int, [engine, ctypes.POINTER(Tensor), _Int]),
+        "hone_reserve": (_Int, [engine, ctypes.c_int64]),
+        "hone_run": (_Int, [engine, ctypes.POINTER(_Pass)]),
+        "hone_copy": (_Int, [engine, ints, ints, _Int]),
+        "hone_error": (ctypes.c_char_p, [engine]),
+        "hone_page_bytes": (ctypes.c_int64, [engine]),
+    }
+    functions: Functions = {}
+    for name, (result, arguments) in signatures.items():
+        function = library[name]
+        function.restype, function.argtypes = result, arguments
+        functions[name] = function
+    return functions
+
+
+@cache
+def _built() -> Path | ResourceError:
+    """Where the library lies, or why it does not: a compiler that failed is not asked again."""
+    try:
+        return build().path
+    except ResourceError as error:
+        return error
+
+
+def load(path: Path | None = None) -> "Library":
+    """The library of this source, built if need be. Raises ResourceError where that fails or is switched off."""
+    if path is None and switched_off():
+        raise ResourceError(f"the compiled runner is switched off ({SWITCH}=0)")
+    found = path or _built()
+    if isinstance(found, ResourceError):
+        raise found
+    return Library(_open(found))
+
+
+def available() -> str | None:
+    """Why the compiled runner cannot be used, or None: then it is built. The first call may take seconds."""
+    try:
+        load()
+    except ResourceError as error:
+        return str(error)
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Library:
+    """What is loaded, and which of its instruction sets this CPU runs."""
+
+    functions: Functions
+
+    @property
+    def page_tokens(self) -> int:
+        return int(self.functions["hone_page_tokens"]())
+
+    def instruction_sets(self) -> tuple[str, ...]:
+        """Least capable first."""
+        bits = int(self.functions["hone_instruction_sets"]())
+        return tuple(name for number, name in enumerate(ISA_NAMES) if bits >> number & 1)
+
+    def choose(self, isa: str | None, *, bfloat16: bool) -> str:
+        """`isa`, or the most capable that has something to offer. Raises ConfigError for one that cannot run here."""
+        runs = self.instruction_sets()
+        if isa is not None and isa not in runs:
+            raise ConfigError(f"instruction set {isa!r} does not run here; what does: {', '.join(runs)}")
+        useful = runs if bfloat16 else [name for name in runs if name not in _BFLOAT16_ONLY]
+        return isa or useful[-1]
+
+    def open(self, shape: Shape, *, isa: str, threads: int) -> "Native":
+        """Raises ResourceError where there is no memory, or `threads` is not within 1 .. 256."""
+        engine = self.functions["hone_new"](ctypes.byref(shape), ISA_NAMES.index(isa), threads)
+        if not engine:
+            raise ResourceError(f"the compiled runner does not start with {threads} threads ({isa})")
+        return Native(self.functions, engine, vocab=int(shape.vocab_used))
+
+
+class Native:
+    """One engine of the library. Free it by `close`; a forked child may use it, on one thread."""
+
+    def __init__(self, functions: Functions, engine: int, *, vocab: int) -> None:
+        self._functions, self._engine, self._vocab = functions, engine, vocab
+        self._run = functions["hone_run"]
+
+    def close(self) -> None:
+        engine, self._engine = self._engine, 0
+        if engine:
+            self._functions["hone_free"](engine)
+
+    def publish(self, tensors: Sequence[Tensor]) -> None:
+        """In the order of abi.h. What they point to is read before this returns, and not afterwards."""
+        self._check(self._functions["hone_publish"](self._engine, (Tensor * len(tensors))(*tensors), len(tensors)))
+
+    def reserve(self, pages: int) -> None:
+        self._check(self._functions["hone_reserve"](self._engine, pages))
+
+    def page_bytes(self) -> int:
+        return int(self._functions["hone_page_bytes"](self._engine))
+
+    def copy(self, source: NDArray[np.int32], target: NDArray[np.int32]) -> None:
+        source, target = (np.ascontiguousarray(pages, np.int32) for pages in (source, target))
+        if source.shape != target.shape or source.ndim != 1:
+            raise ValueError(f"copy takes as many target pages as source pages, got {source.shape} and {target.shape}")
+        self._check(self._functions["hone_copy"](self._engine, source.ctypes.data, target.ctypes.data, len(source)))
+
+    def run(self, work: Pass) -> Drawn:
+        """Raises ValueError for a pass that does not hold together; nothing was run then."""
+        draws, count = work.draws, len(work.draws.at)
+        truncates = bool((((draws.top_k > 0) | (draws.top_p < 1) | (draws.min_p > 0)) & ~draws.greedy).any())
+        token, logp, sampled = np.empty(count, np.int32), np.empty(count, np.float32), np.empty(count, np.float32)
+        kept = np.zeros((count, (self._vocab + 7) // 8), np.uint8) if truncates else None
+        tokens = len(work.tokens)
+        held = (
+            _flat(work.tokens, np.int32, tokens, "tokens"),
+            _flat(work.positions, np.int32, tokens, "positions"),
+            _flat(work.sequence, np.int32, tokens, "sequence"),
+            _flat(work.pages, np.int32, work.pages.size, "pages"),
+            _flat(draws.at, np.int32, count, "at"),
+            _flat(draws.given, np.int32, count, "given"),
+            _flat(draws.uniform, np.float64, count, "uniform"),
+            _flat(draws.temperature, np.float32, count, "temperature"),
+            _flat(draws.top_k, np.int32, count, "top_k"),
+            _flat(draws.top_p, np.float32, count, "top_p"),
+            _flat(draws.min_p, np.float32, count, "min_p"),
+            _flat(draws.greedy, np.bool_, count, "greedy"),
+            token,
+            logp,
+            sampled,
+        )
+        pointers = [array.__array_interface__["data"][0] for array in held]
+        pages = work.pages.shape
+        question = _Pass(tokens, pages[0], pages[1], count, *pointers, None if kept is None else kept.ctypes.data)
+        self._check(self._run(self._engine, ctypes.byref(question)))
+        return Drawn(token=token, logp=logp, sampled_logp=sampled, kept=kept)
+
+    def _check(self, status: int) -> None:
+        if status == 0:
+            return
+        reason = self._functions["hone_error"](self._engine).decode(errors="replace")
+        raise ResourceError(reason) if reason.startswith("out of memory") else ValueError(reason)
+
+
+def _flat(array: NDArray[np.generic], kind: type[np.generic], count: int, name: str) -> NDArray[np.generic]:
+    """The array itself when it can be read in place, else a copy."""
+    if array.size != count:
+        raise ValueError(f"{name} has {array.size} elements where the pass has {count}")
+    if array.dtype == kind and array.flags.c_contiguous:
+        return array
+    return np.ascontiguousarray(array, kind)

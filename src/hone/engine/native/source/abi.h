@@ -1,0 +1,70 @@
+// The plain C interface of the compiled runner: what library.py mirrors, field by field.
+#pragma once
+#include <cstdint>
+
+extern "C" {
+
+struct HoneShape {
+  int32_t layers, hidden, intermediate, heads, kv_heads, head_dim;
+  int32_t vocab;       // rows of the embedding
+  int32_t vocab_used;  // ids from there on have probability 0
+  int32_t bfloat16;    // 0: float32 weights, activations and keys; 1: bfloat16, with a float32 residual stream
+  float norm_eps;
+};
+
+// A contiguous tensor of the trainer's; `data` is null where the model has none.
+struct HoneTensor {
+  const void* data;
+  int64_t size;      // elements
+  int32_t bfloat16;  // 0: float32
+};
+
+// Tensors of a model, in the order of hone_publish: these, then LAYER_TENSORS for each layer.
+enum { EMBEDDING, FINAL_NORM, HEAD, FREQUENCIES, MODEL_TENSORS };
+enum {
+  ATTENTION_NORM,
+  QKV,
+  QKV_BIAS,
+  Q_NORM,
+  K_NORM,
+  OUT,
+  OUT_BIAS,
+  MLP_NORM,
+  GATE_UP,
+  GATE_UP_BIAS,
+  DOWN,
+  DOWN_BIAS,
+  LAYER_TENSORS
+};
+
+// engine/work.py: Pass, Draws and Drawn.
+struct HonePass {
+  int32_t tokens_count, sequences, most_pages, draws;
+  const int32_t *tokens, *positions, *sequence, *pages;
+  const int32_t *at, *given;
+  const double* uniform;
+  const float* temperature;
+  const int32_t* top_k;
+  const float *top_p, *min_p;
+  const uint8_t* greedy;
+  int32_t* token;
+  float *logp, *sampled_logp;
+  uint8_t* kept;  // [draws, ceil(vocab_used / 8)], or null: nothing truncates
+};
+
+typedef struct HoneEngine HoneEngine;
+
+// Bit i: instruction set i of ISA_NAMES (library.py) was compiled and runs on this CPU.
+uint32_t hone_instruction_sets(void);
+int32_t hone_page_tokens(void);
+HoneEngine* hone_new(const HoneShape* shape, int32_t instruction_set, int32_t threads);
+void hone_free(HoneEngine* engine);
+
+// 0, or -1 with the reason in hone_error.
+int32_t hone_publish(HoneEngine* engine, const HoneTensor* tensors, int32_t count);
+int32_t hone_reserve(HoneEngine* engine, int64_t pages);
+int32_t hone_run(HoneEngine* engine, const HonePass* pass);
+int32_t hone_copy(HoneEngine* engine, const int32_t* source, const int32_t* target, int32_t count);
+const char* hone_error(const HoneEngine* engine);
+int64_t hone_page_bytes(const HoneEngine* engine);
+}

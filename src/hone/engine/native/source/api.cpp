@@ -1,0 +1,164 @@
+// The C interface, and the choice of an instruction set at run time.
+#include <mutex>
+#include <new>
+
+#include "model.h"
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+#endif
+
+namespace hone {
+
+// The order is ISA_NAMES of library.py: each one more capable than the one before.
+enum InstructionSet { PORTABLE, AVX2, AVX512, AVX512_BF16, AMX };
+
+extern const Kernels kernels_portable;
+#ifdef HONE_HAS_AVX2
+extern const Kernels kernels_avx2;
+#endif
+#ifdef HONE_HAS_AVX512
+extern const Kernels kernels_avx512;
+#endif
+#ifdef HONE_HAS_AVX512_BF16
+extern const int tile_avx512_bf16_rows;
+void tile_avx512_bf16(const bf16* a, int64_t stride, int rows, const bf16* panel, int k, float* c, const Ahead& ahead);
+#endif
+#ifdef HONE_HAS_AMX
+void enter_amx();
+void leave_amx();
+void tile_amx(const bf16* a, int64_t stride, int rows, const bf16* panel, int k, float* c, const Ahead& ahead);
+#endif
+
+namespace {
+
+#ifdef HONE_HAS_AMX
+// The processor has tiles, and the kernel lets this process use them.
+bool amx_allowed() {
+#if defined(__linux__)
+  constexpr unsigned TILE = 1u << 24, BF16 = 1u << 22;
+  constexpr long REQUEST_PERMISSION = 0x1023, TILE_DATA = 18;  // arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA)
+  unsigned a, b, c, d;
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & TILE) == 0 || (d & BF16) == 0) return false;
+  return syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
+#else
+  return false;
+#endif
+}
+#endif
+
+uint32_t instruction_sets() {
+  uint32_t found = 1u << PORTABLE;
+#ifdef HONE_HAS_AVX2
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) found |= 1u << AVX2;
+#endif
+#ifdef HONE_HAS_AVX512
+  const bool wide = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
+                    __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
+  if (wide) found |= 1u << AVX512;
+#ifdef HONE_HAS_AVX512_BF16
+  if (wide && __builtin_cpu_supports("avx512bf16")) found |= 1u << AVX512_BF16;
+#endif
+#ifdef HONE_HAS_AMX
+  if (wide && amx_allowed()) found |= 1u << AMX;
+#endif
+#endif
+  return found;
+}
+
+Kernels kernels_of(int set) {
+#ifdef HONE_HAS_AVX2
+  if (set == AVX2) return kernels_avx2;
+#endif
+#ifdef HONE_HAS_AVX512
+  Kernels kernels = kernels_avx512;
+#ifdef HONE_HAS_AVX512_BF16
+  if (set == AVX512_BF16) {
+    kernels.name = "avx512_bf16";
+    kernels.tile_bf16 = tile_avx512_bf16;
+    kernels.tile_bf16_rows = tile_avx512_bf16_rows;
+  }
+#endif
+#ifdef HONE_HAS_AMX
+  if (set == AMX) {
+    kernels.name = "amx";
+    kernels.tile_bf16 = tile_amx;
+    kernels.tile_bf16_rows = 32;
+    kernels.enter = enter_amx;
+    kernels.leave = leave_amx;
+  }
+#endif
+  if (set >= AVX512) return kernels;
+#endif
+  return kernels_portable;
+}
+
+}  // namespace
+}  // namespace hone
+
+struct HoneEngine {
+  hone::Engine engine;
+  hone::Kernels kernels;
+  std::mutex busy;  // one caller at a time
+};
+
+namespace {
+
+template <class Verb>
+int32_t answer(HoneEngine* e, const Verb& verb) {
+  std::lock_guard<std::mutex> lock(e->busy);
+  try {
+    e->engine.error = verb(e->engine);
+  } catch (const std::bad_alloc&) {
+    e->engine.error = "out of memory";
+  }
+  return e->engine.error.empty() ? 0 : -1;
+}
+
+}  // namespace
+
+extern "C" {
+
+__attribute__((visibility("default"))) uint32_t hone_instruction_sets(void) { return hone::instruction_sets(); }
+__attribute__((visibility("default"))) int32_t hone_page_tokens(void) { return hone::PAGE_TOKENS; }
+
+__attribute__((visibility("default"))) HoneEngine* hone_new(const HoneShape* shape, int32_t set, int32_t threads) {
+  if (!(hone::instruction_sets() >> set & 1) || threads < 1 || threads > hone::MOST_THREADS) return nullptr;
+  HoneEngine* e = new (std::nothrow) HoneEngine;
+  if (!e) return nullptr;
+  e->kernels = hone::kernels_of(set);
+  e->engine.kernels = &e->kernels;
+  e->engine.dims = hone::dims_of(*shape);
+  e->engine.scratch.resize(size_t(threads));
+  e->engine.pool = hone::pool_new(threads);
+  return e;
+}
+
+__attribute__((visibility("default"))) void hone_free(HoneEngine* e) {
+  if (!e) return;
+  hone::pool_free(e->engine.pool);
+  delete e;
+}
+
+__attribute__((visibility("default"))) int32_t hone_publish(HoneEngine* e, const HoneTensor* tensors, int32_t count) {
+  return answer(e, [&](hone::Engine& engine) { return hone::publish(engine, tensors, count); });
+}
+__attribute__((visibility("default"))) int32_t hone_reserve(HoneEngine* e, int64_t pages) {
+  return answer(e, [&](hone::Engine& engine) { return hone::reserve(engine, pages); });
+}
+__attribute__((visibility("default"))) int32_t hone_run(HoneEngine* e, const HonePass* pass) {
+  return answer(e, [&](hone::Engine& engine) { return hone::run(engine, *pass); });
+}
+__attribute__((visibility("default"))) int32_t hone_copy(HoneEngine* e, const int32_t* source, const int32_t* target,
+                                                         int32_t count) {
+  return answer(e, [&](hone::Engine& engine) { return hone::copy(engine, source, target, count); });
+}
+__attribute__((visibility("default"))) const char* hone_error(const HoneEngine* e) { return e->engine.error.c_str(); }
+__attribute__((visibility("default"))) int64_t hone_page_bytes(const HoneEngine* e) {
+  return int64_t(e->engine.dims.page) * (e->engine.dims.shape.bfloat16 ? 2 : 4);
+}
+}

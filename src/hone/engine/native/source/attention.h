@@ -1,0 +1,210 @@
+// Attention of one token over its own pages, in a fixed order: scores position by position, then one softmax, then the
+// values from the first position to the last. All query heads of a key head read a key once.
+//
+// A page's keys have positions as lanes. In float32 they are [head][16] and values are [16][head]. In bfloat16 a 32-bit
+// word holds two numbers, so that widening takes one operation for each: keys are [head / 2][16][2], and the values of
+// a position are words of feature i and feature i + LANES, for every 2 * LANES features.
+#pragma once
+#include "vec.h"
+
+namespace hone {
+namespace HONE_ISA {
+
+constexpr int PAGE_VECTORS = PAGE_TOKENS / LANES;
+constexpr int SUMS = LANES == 16 ? 16 : 8;  // registers for running sums
+
+// Features i and i + 1 (i even) of the keys at positions u * LANES ...
+HONE_INLINE void load_keys(const float* keys, int i, int u, vf& even, vf& odd) {
+  even = load(keys + i * PAGE_TOKENS + u * LANES);
+  odd = load(keys + (i + 1) * PAGE_TOKENS + u * LANES);
+}
+HONE_INLINE void load_keys(const bf16* keys, int i, int u, vf& even, vf& odd) {
+  const vu words = *reinterpret_cast<const vu*>(keys + i * PAGE_TOKENS + 2 * u * LANES);
+  even = low_half(words);
+  odd = high_half(words);
+}
+
+// 2 * LANES features of a position's value.
+HONE_INLINE void load_values(const float* value, vf& first, vf& second) {
+  first = load(value);
+  second = load(value + LANES);
+}
+HONE_INLINE void load_values(const bf16* value, vf& first, vf& second) {
+  const vu words = *reinterpret_cast<const vu*>(value);
+  first = low_half(words);
+  second = high_half(words);
+}
+
+// The key and the value of position `at` of a page.
+HONE_INLINE void keep(const float* key, const float* value, int head, int at, float* block) {
+  for (int i = 0; i < head; ++i) block[i * PAGE_TOKENS + at] = key[i];
+  float* values = block + head * PAGE_TOKENS + at * head;
+  for (int i = 0; i < head; i += LANES) store(values + i, load(value + i));
+}
+HONE_INLINE void keep(const float* key, const float* value, int head, int at, bf16* block) {
+  for (int i = 0; i < head; i += LANES) {
+    alignas(64) uint32_t word[LANES];
+    *reinterpret_cast<vu*>(word) = rounded(load(key + i));
+    for (int j = 0; j < LANES; j += 2) {
+      const uint32_t pair = word[j] | word[j + 1] << 16;
+      __builtin_memcpy(block + (i + j) * PAGE_TOKENS + 2 * at, &pair, 4);
+    }
+  }
+  bf16* values = block + head * PAGE_TOKENS + at * head;
+  for (int i = 0; i < head; i += 2 * LANES)
+    *reinterpret_cast<vu*>(values + i) = rounded(load(value + i)) | rounded(load(value + i + LANES)) << 16;
+}
+
+// Fetches BYTES: a block's values lie behind its keys, and the next head's keys behind those.
+template <int BYTES, class KV>
+HONE_INLINE void fetch(const KV* from) {
+#pragma GCC unroll 4
+  for (int line = 0; line < BYTES; line += 64) __builtin_prefetch(reinterpret_cast<const char*>(from) + line);
+}
+
+// What one (token, key head) reads: its pages' blocks, and positions 0 .. count - 1 in them.
+template <class KV>
+struct Past {
+  const Engine* engine;
+  const int32_t* pages;
+  int layer, kv_head, count;
+  const KV* keys(int page) const { return block_of<KV>(*engine, pages[page], layer, kv_head); }
+  const KV* values(int page) const { return keys(page) + engine->dims.head * PAGE_TOKENS; }
+};
+
+// Scores of HEADS queries against PAGES pages from `first` on; lanes are positions.
+template <class KV, int HEADS, int PAGES>
+HONE_INLINE void page_scores(const Past<KV>& past, int first, const float* q, float scale, float* scores,
+                             int64_t stride) {
+  const int head = past.engine->dims.head, head_dim = past.engine->dims.shape.head_dim;
+  const int block = head * PAGE_TOKENS;
+  const KV* keys[PAGES];
+  for (int page = 0; page < PAGES; ++page) keys[page] = past.keys(first + page);
+  vf sums[HEADS][PAGES][PAGE_VECTORS] = {};
+  for (int i = 0; i < head_dim; i += 2) {
+    vf even_query[HEADS], odd_query[HEADS];
+    for (int h = 0; h < HEADS; ++h) {
+      even_query[h] = spread(q[h * head + i]);
+      odd_query[h] = spread(q[h * head + i + 1]);
+    }
+#pragma GCC unroll 8
+    for (int page = 0; page < PAGES; ++page) {
+      fetch<2 * PAGE_TOKENS * sizeof(KV)>(keys[page] + block + i * PAGE_TOKENS);  // its values
+#pragma GCC unroll 4
+      for (int u = 0; u < PAGE_VECTORS; ++u) {
+        vf even, odd;
+        load_keys(keys[page], i, u, even, odd);
+#pragma GCC unroll 4
+        for (int h = 0; h < HEADS; ++h) {
+          sums[h][page][u] = fma(even_query[h], even, sums[h][page][u]);
+          sums[h][page][u] = fma(odd_query[h], odd, sums[h][page][u]);
+        }
+      }
+    }
+  }
+  for (int h = 0; h < HEADS; ++h)
+    for (int page = 0; page < PAGES; ++page)
+      for (int u = 0; u < PAGE_VECTORS; ++u)
+        store(scores + h * stride + (first + page) * PAGE_TOKENS + u * LANES, sums[h][page][u] * spread(scale));
+}
+
+// Many pages at once while there are many, to hide the latency: a score does not depend on how many.
+template <class KV, int HEADS, int PAGES>
+HONE_INLINE void all_scores(const Past<KV>& past, int page, int end, const float* q, float scale, float* scores,
+                            int64_t stride) {
+  for (; page + PAGES <= end; page += PAGES) page_scores<KV, HEADS, PAGES>(past, page, q, scale, scores, stride);
+  if constexpr (PAGES > 1) all_scores<KV, HEADS, PAGES / 2>(past, page, end, q, scale, scores, stride);
+}
+
+// exp(score - maximum) in place, 0 past the last position; returns the sum.
+HONE_INLINE float soften_scores(float* scores, int count) {
+  const int end = round_up(count, PAGE_TOKENS), whole = count / LANES * LANES;
+  const vi lanes = lane_numbers();
+  vf top = spread(-__builtin_inff());
+  for (int i = 0; i < whole; i += LANES) top = larger(load(scores + i), top);
+  float most = maximum(top);
+  for (int i = whole; i < count; ++i) most = scores[i] > most ? scores[i] : most;
+  vf total = {};
+  for (int i = 0; i < end; i += LANES) {
+    vf p = exp(load(scores + i) - spread(most));
+    if (i >= whole) p = lanes < count - i ? p : vf{};
+    store(scores + i, p);
+    total = total + p;
+  }
+  return sum(total);
+}
+
+// VECTORS registers of the values' features from `feature` on, for HEADS heads; divided by the sum of the weights.
+template <class KV, class A, int HEADS, int VECTORS>
+HONE_INLINE void mix(const Past<KV>& past, int feature, const float* p, int64_t stride, const float* share, A* out) {
+  constexpr int CHAINS = HEADS * VECTORS * 2 <= SUMS ? 2 : 1;  // even and odd positions apart, to hide the latency
+  const int head = past.engine->dims.head;
+  vf sums[CHAINS][HEADS][VECTORS] = {};
+  const int block = head * PAGE_TOKENS;
+  const auto add = [&](int chain, const KV* value, const float* weight) __attribute__((always_inline)) {
+    fetch<VECTORS * LANES * sizeof(KV)>(value + block);  // the next head's keys
+    vf features[VECTORS];
+#pragma GCC unroll 2
+    for (int u = 0; u < VECTORS; u += 2) load_values(value + u * LANES, features[u], features[u + 1]);
+#pragma GCC unroll 4
+    for (int h = 0; h < HEADS; ++h) {
+      const vf w = spread(weight[h * stride]);
+#pragma GCC unroll 4
+      for (int u = 0; u < VECTORS; ++u) sums[chain][h][u] = fma(w, features[u], sums[chain][h][u]);
+    }
+  };
+  for (int first = 0; first < past.count; first += PAGE_TOKENS) {
+    const KV* value = past.values(first / PAGE_TOKENS) + feature;
+    const int here = past.count - first < PAGE_TOKENS ? past.count - first : PAGE_TOKENS;
+    int i = 0;
+    for (; i + CHAINS <= here; i += CHAINS)
+#pragma GCC unroll 2
+      for (int chain = 0; chain < CHAINS; ++chain) add(chain, value + (i + chain) * head, p + first + i + chain);
+    if (i < here) add(0, value + i * head, p + first + i);
+  }
+  for (int h = 0; h < HEADS; ++h)
+    for (int u = 0; u < VECTORS; ++u) {
+      const vf all = CHAINS == 2 ? sums[0][h][u] + sums[CHAINS - 1][h][u] : sums[0][h][u];
+      store(out + h * head + feature + u * LANES, all * spread(share[h]));
+    }
+}
+
+template <class KV, class A, int HEADS>
+static void attend_heads(const Past<KV>& past, const float* q, float scale, float* scores, int64_t stride, A* out) {
+  constexpr int WIDE = SUMS / (HEADS * PAGE_VECTORS) > 1 ? SUMS / (HEADS * PAGE_VECTORS) : 1;
+  constexpr int PAGES = WIDE > 8 ? 8 : WIDE;
+  const int pages = (past.count + PAGE_TOKENS - 1) / PAGE_TOKENS;
+  all_scores<KV, HEADS, PAGES>(past, 0, pages, q, scale, scores, stride);
+  float share[HEADS];
+  for (int h = 0; h < HEADS; ++h) share[h] = 1.0f / soften_scores(scores + h * stride, past.count);
+  const int head = past.engine->dims.head;
+  int feature = 0;
+  for (; feature + 4 * LANES <= head; feature += 4 * LANES)
+    mix<KV, A, HEADS, 4>(past, feature, scores, stride, share, out);
+  for (; feature + 2 * LANES <= head; feature += 2 * LANES)
+    mix<KV, A, HEADS, 2>(past, feature, scores, stride, share, out);
+}
+
+// Token `token` of the pass, all query heads of one key head: into `mixed`.
+template <class KV, class A>
+static void attend(Engine& e, int layer, int token, int kv_head, int thread) {
+  const HonePass& pass = *e.work.pass;
+  const Dims& d = e.dims;
+  const Past<KV> past = {&e, pass.pages + int64_t(pass.sequence[token]) * pass.most_pages, layer, kv_head,
+                         pass.positions[token] + 1};
+  const float* q = e.qkv.as<float>() + int64_t(token) * d.qkv + kv_head * d.group * d.head;
+  A* out = e.mixed.as<A>() + int64_t(token) * d.mixed + kv_head * d.group * d.head;
+  float* scores = e.scratch[thread].scores.as<float>();
+  const int64_t stride = round_up(past.count, PAGE_TOKENS);
+  HONE_CHECK(e.scratch[thread].scores.bytes >= size_t(4 * stride) * sizeof(float));
+  const float scale = 1.0f / __builtin_sqrtf(float(d.shape.head_dim));
+  int h = 0;
+  for (; h + 4 <= d.group; h += 4)
+    attend_heads<KV, A, 4>(past, q + h * d.head, scale, scores, stride, out + h * d.head);
+  for (; h + 2 <= d.group; h += 2)
+    attend_heads<KV, A, 2>(past, q + h * d.head, scale, scores, stride, out + h * d.head);
+  for (; h < d.group; ++h) attend_heads<KV, A, 1>(past, q + h * d.head, scale, scores, stride, out + h * d.head);
+}
+
+}  // namespace HONE_ISA
+}  // namespace hone

@@ -1,0 +1,202 @@
+// Sizes, memory and the life of a pass; the arithmetic is in the kernels.
+#include "engine.h"
+
+#include <sys/mman.h>
+
+#include <cmath>
+#include <cstdlib>
+#include <cstring>
+
+#include "model.h"
+
+namespace hone {
+
+Buffer::~Buffer() { std::free(data); }
+
+bool Buffer::ensure(size_t wanted) {
+  if (wanted <= bytes) return true;
+  std::free(data);
+  data = nullptr;
+  bytes = 0;
+  const size_t huge = size_t(1) << 21, alignment = wanted < huge / 2 ? 64 : huge;
+  wanted = (wanted + alignment - 1) / alignment * alignment;
+  if (posix_memalign(&data, alignment, wanted) != 0) {
+    data = nullptr;
+    return false;
+  }
+#ifdef MADV_HUGEPAGE
+  if (alignment == huge) madvise(data, wanted, MADV_HUGEPAGE);
+#endif
+  std::memset(data, 0, wanted);
+  bytes = wanted;
+  return true;
+}
+
+Dims dims_of(const HoneShape& shape) {
+  Dims d;
+  d.shape = shape;
+  d.hidden = round_up(shape.hidden, PANEL);
+  d.head = round_up(shape.head_dim, PANEL);
+  d.group = shape.heads / shape.kv_heads;
+  d.qkv = round_up((shape.heads + 2 * shape.kv_heads) * d.head, PANEL);
+  d.mixed = round_up(shape.heads * d.head, PANEL);
+  d.inner = round_up(shape.intermediate, PANEL);
+  d.logits = round_up(shape.vocab_used, PANEL);
+  d.block = size_t(2) * d.head * PAGE_TOKENS;
+  d.page = d.block * shape.layers * shape.kv_heads;
+  return d;
+}
+
+namespace {
+
+constexpr size_t LOGITS_BYTES = size_t(64) << 20;  // logits that are in memory at once
+
+std::string number(int64_t value) { return std::to_string(value); }
+
+// An empty string, or what is wrong with the pass.
+std::string fault_in_tokens(const Engine& e, const HonePass& pass) {
+  const HoneShape& s = e.dims.shape;
+  std::vector<int32_t> longest(size_t(pass.sequences), -1);
+  for (int t = 0; t < pass.tokens_count; ++t) {
+    const int sequence = pass.sequence[t], position = pass.positions[t];
+    const std::string where = "token " + number(t) + " of the pass: ";
+    if (pass.tokens[t] < 0 || pass.tokens[t] >= s.vocab)
+      return where + "id " + number(pass.tokens[t]) + " is not in the vocabulary of " + number(s.vocab);
+    if (sequence < 0 || sequence >= pass.sequences)
+      return where + "sequence " + number(sequence) + ", but pages has " + number(pass.sequences) + " rows";
+    if (position < 0 || position / PAGE_TOKENS >= pass.most_pages)
+      return where + "position " + number(position) + " lies outside its " + number(pass.most_pages) + " pages";
+    if (position > longest[sequence]) longest[sequence] = position;
+  }
+  for (int b = 0; b < pass.sequences; ++b)
+    for (int i = 0; longest[b] >= 0 && i <= longest[b] / PAGE_TOKENS; ++i) {
+      const int page = pass.pages[int64_t(b) * pass.most_pages + i];
+      if (page < 0 || page >= e.pages)
+        return "page " + number(page) + " of sequence " + number(b) + ": " + number(e.pages) + " are reserved";
+    }
+  return "";
+}
+
+std::string fault_in_draws(const Engine& e, const HonePass& pass) {
+  for (int r = 0; r < pass.draws; ++r) {
+    const std::string where = "draw " + number(r) + " of the pass: ";
+    if (pass.at[r] < 0 || pass.at[r] >= pass.tokens_count)
+      return where + "at " + number(pass.at[r]) + ", but the pass has " + number(pass.tokens_count) + " tokens";
+    if (pass.given[r] < -1 || pass.given[r] >= e.dims.shape.vocab_used)
+      return where + "given token " + number(pass.given[r]) + " is not one of " + number(e.dims.shape.vocab_used);
+    if (!(pass.temperature[r] > 0))
+      return where + "temperature " + std::to_string(pass.temperature[r]) + ", must be > 0";
+    if (!(pass.uniform[r] >= 0 && pass.uniform[r] < 1))
+      return where + "uniform " + std::to_string(pass.uniform[r]) + ", must be in [0, 1)";
+  }
+  return "";
+}
+
+// Which hidden states are wanted, each once, in chunks whose logits fit in memory.
+void plan(Engine& e, const HonePass& pass) {
+  Work& work = e.work;
+  work.pass = &pass;
+  work.at.clear();
+  work.chunks.clear();
+  work.row.assign(size_t(pass.draws), 0);
+  work.draws.assign(size_t(pass.draws), 0);
+  std::vector<int32_t> place(size_t(pass.tokens_count), -1), count;
+  for (int r = 0; r < pass.draws; ++r) {
+    int32_t& row = place[pass.at[r]];
+    if (row < 0) {
+      row = int32_t(work.at.size());
+      work.at.push_back(pass.at[r]);
+      count.push_back(0);
+    }
+    work.row[r] = row;
+    ++count[row];
+  }
+  std::vector<int32_t> next(count.size() + 1, 0);
+  for (size_t row = 0; row < count.size(); ++row) next[row + 1] = next[row] + count[row];
+  const std::vector<int32_t> offsets = next;
+  for (int r = 0; r < pass.draws; ++r) work.draws[next[work.row[r]]++] = r;
+  const int rows = int(work.at.size()), most = int(LOGITS_BYTES / (size_t(e.dims.logits) * 4));
+  for (int first = 0; first < rows; first += most > 0 ? most : 1) {
+    const int last = first + most < rows && most > 0 ? first + most : (most > 0 ? rows : first + 1);
+    work.chunks.push_back({first, last, offsets[first], offsets[last]});
+  }
+}
+
+bool know_turns(Engine& e, int positions) {
+  if (positions <= e.turns_known) return true;
+  const int head = e.dims.head, wanted = round_up(positions > 2 * e.turns_known ? positions : 2 * e.turns_known, 256);
+  e.turns_known = 0;
+  if (!e.turns.ensure(size_t(wanted) * 2 * head * sizeof(float))) return false;
+  for (int p = 0; p < wanted; ++p)
+    for (int i = 0; i < e.dims.shape.head_dim; ++i) {
+      float* cosine = e.turns.as<float>() + size_t(p) * 2 * head + i;
+      const float angle = float(p) * e.frequencies[i / 2];
+      cosine[0] = float(std::cos(double(angle)));
+      cosine[head] = float(std::sin(double(angle))) * (i % 2 ? 1.0f : -1.0f);
+    }
+  e.turns_known = wanted;
+  return true;
+}
+
+bool make_room(Engine& e, const HonePass& pass) {
+  const Dims& d = e.dims;
+  const size_t act = d.shape.bfloat16 ? 2 : 4,
+               rows = size_t(round_up(pass.tokens_count, MOST_TILE_ROWS) + MOST_TILE_ROWS);
+  int longest = 0, wanted = 1;
+  for (int t = 0; t < pass.tokens_count; ++t) longest = pass.positions[t] > longest ? pass.positions[t] : longest;
+  for (const HiddenRows& chunk : e.work.chunks)
+    wanted = chunk.last - chunk.first > wanted ? chunk.last - chunk.first : wanted;
+  bool enough = know_turns(e, longest + 1) && e.x.ensure(rows * d.hidden * 4) &&
+                e.normed.ensure(rows * d.hidden * act) && e.qkv.ensure(rows * d.qkv * 4) &&
+                e.mixed.ensure(rows * d.mixed * act) && e.inner.ensure(rows * d.inner * act) &&
+                e.logits.ensure(size_t(wanted) * d.logits * 4);
+  for (Scratch& scratch : e.scratch) {
+    enough = enough && scratch.scores.ensure(size_t(4) * round_up(longest + 1, 256) * sizeof(float)) &&
+             scratch.draw.scaled.ensure(size_t(d.logits) * 4) && scratch.draw.weight.ensure(size_t(d.logits + 64) * 4);
+  }
+  return enough;
+}
+
+void pass_on_thread(void* context, int thread) {
+  Engine& e = *static_cast<Engine*>(context);
+  const bool tiles = e.dims.shape.bfloat16 && e.kernels->enter;
+  if (tiles) e.kernels->enter();
+  e.kernels->forward(e, thread);
+  if (tiles) e.kernels->leave();
+}
+
+}  // namespace
+
+std::string run(Engine& e, const HonePass& pass) {
+  if (!e.published) return "run before publish: the runner has no weights";
+  if (pass.tokens_count == 0) return pass.draws ? "draws of a pass without tokens" : "";
+  std::string fault = fault_in_tokens(e, pass);
+  if (fault.empty()) fault = fault_in_draws(e, pass);
+  if (!fault.empty()) return fault;
+  plan(e, pass);
+  if (!make_room(e, pass)) return "out of memory for a pass of " + number(pass.tokens_count) + " tokens";
+  pool_run(e.pool, pass_on_thread, &e);
+  return "";
+}
+
+std::string reserve(Engine& e, int64_t pages) {
+  const size_t bytes = size_t(pages) * e.dims.page * (e.dims.shape.bfloat16 ? 2 : 4);
+  e.pages = 0;
+  if (pages < 0 || !e.kv.ensure(bytes))
+    return "out of memory: " + number(pages) + " pages take " + number(int64_t(bytes)) + " bytes";
+  e.pages = pages;
+  return "";
+}
+
+std::string copy(Engine& e, const int32_t* source, const int32_t* target, int count) {
+  const size_t bytes = e.dims.page * (e.dims.shape.bfloat16 ? 2 : 4);
+  for (int i = 0; i < count; ++i)
+    for (int page : {source[i], target[i]})
+      if (page < 0 || page >= e.pages) return "copy of page " + number(page) + ": " + number(e.pages) + " are reserved";
+  for (int i = 0; i < count; ++i)
+    if (source[i] != target[i])
+      std::memcpy(e.kv.as<char>() + size_t(target[i]) * bytes, e.kv.as<char>() + size_t(source[i]) * bytes, bytes);
+  return "";
+}
+
+}  // namespace hone

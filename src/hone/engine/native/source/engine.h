@@ -1,0 +1,179 @@
+// What the parts of the runner share: sizes, packed weights, pages, buffers, and the table of one instruction set.
+//
+// Every width is padded to 32 so that no kernel has a remainder: features of a head, inputs and outputs of linear
+// layers. Padding has zero weights and zero activations, which add exactly nothing.
+#pragma once
+#include <cstddef>
+#include <cstdint>
+#include <string>
+#include <vector>
+
+#include "abi.h"
+#include "pool.h"
+
+#ifdef HONE_CHECKED
+#include <cstdio>
+#include <cstdlib>
+#define HONE_CHECK(condition)                                                             \
+  do {                                                                                    \
+    if (!(condition)) {                                                                   \
+      std::fprintf(stderr, "%s:%d: out of bounds: %s\n", __FILE__, __LINE__, #condition); \
+      std::abort();                                                                       \
+    }                                                                                     \
+  } while (0)
+#else
+#define HONE_CHECK(condition) ((void)0)
+#endif
+
+namespace hone {
+
+constexpr int PAGE_TOKENS = 16;  // one AVX-512 register of float32 keys
+constexpr int PANEL = 32;        // output features that a packed panel holds
+constexpr int MOST_TILE_ROWS = 32;
+constexpr int MOST_THREADS = 256;
+
+struct bf16 {
+  uint16_t bits;
+};
+
+static inline int round_up(int number, int multiple) { return (number + multiple - 1) / multiple * multiple; }
+
+// 64-byte aligned memory that only grows, and starts as zeros.
+struct Buffer {
+  void* data = nullptr;
+  size_t bytes = 0;
+  Buffer() = default;
+  Buffer(const Buffer&) = delete;
+  Buffer& operator=(const Buffer&) = delete;
+  Buffer(Buffer&& other) noexcept : data(other.data), bytes(other.bytes) {
+    other.data = nullptr;
+    other.bytes = 0;
+  }
+  ~Buffer();
+  bool ensure(size_t wanted);  // false: out of memory, and the buffer is empty. Contents are kept only if it was enough
+  template <class T>
+  T* as() const {
+    return static_cast<T*>(data);
+  }
+};
+
+// Where a column or an input feature of a packed layer comes from in the trainer's tensor.
+struct Source {
+  const HoneTensor* weight;
+  const HoneTensor* bias;
+  int rows, columns;             // of the trainer's weight
+  int row_chunk, row_pad;        // rows come in chunks (heads), each padded
+  int column_chunk, column_pad;  // as do the inputs of the attention's output projection
+  bool gated;                    // panels of 16 gate and 16 up features
+};
+
+// A weight in panels of 32 output features: [panel][k][32] float32, or [panel][k / 2][32][2] bfloat16.
+struct Linear {
+  int panels = 0, k = 0;
+  Buffer weight, bias;  // bias: [panels * 32] float32, empty where there is none
+};
+
+struct Layer {
+  Linear qkv, out, gate_up, down;
+  Buffer attention_norm, mlp_norm, q_norm, k_norm;  // float32, padded
+};
+
+struct Dims {
+  HoneShape shape;
+  int hidden;    // padded to 32
+  int head;      // head_dim, padded to 32
+  int group;     // query heads of a key head
+  int qkv;       // row stride of queries, keys and values of a token
+  int mixed;     // row stride of the attention's result
+  int inner;     // intermediate, padded to 32
+  int logits;    // row stride of logits
+  size_t block;  // elements of one (page, layer, key head): keys, then values; see attention.h
+  size_t page;   // elements of a page
+};
+
+// What sampling needs beside the logits, for each thread.
+struct DrawScratch {
+  Buffer scaled, weight;  // [logits] float32: logits / temperature, and exp of that minus its maximum
+  std::vector<double> cumulative;
+  std::vector<int32_t> candidates;
+};
+
+struct Scratch {
+  Buffer scores;  // [group, positions] of the attention
+  DrawScratch draw;
+};
+
+struct HiddenRows {           // a chunk of hidden states whose logits are in memory together
+  int first, last;            // of `at`
+  int first_draw, last_draw;  // of `draws`
+};
+
+struct Kernels;
+
+// One pass, as all threads see it.
+struct Work {
+  const HonePass* pass;
+  std::vector<int32_t> at;     // [U] tokens whose logits are wanted, each once
+  std::vector<int32_t> row;    // [R] draw -> its place in `at`
+  std::vector<int32_t> draws;  // [R] draws in the order of `row`
+  std::vector<HiddenRows> chunks;
+};
+
+// What a tile fetches into the cache while it computes: a share of the panel that comes next, or (step 0) nothing new.
+// `step` bytes on for each time it is asked; half a line or less asks for a line more than once, which costs nothing.
+struct Ahead {
+  const char* line;
+  int64_t step;
+  void fetch(int64_t line_number) const { __builtin_prefetch(line + line_number * step, 0, 2); }
+};
+
+// `rows` rows of a [rows, k] times a panel, to c [rows, 32].
+using TileBf16 = void (*)(const bf16* a, int64_t stride, int rows, const bf16* panel, int k, float* c,
+                          const Ahead& ahead);
+
+struct Kernels {
+  const char* name;
+  void (*forward)(struct Engine& engine, int thread);
+  void (*pack)(struct Engine& engine, Linear& linear, const Source& source, int panel);
+  // Fills scaled and weight [round_up(vocab, 32)], zeros past vocab; false where a logit is not finite.
+  bool (*soften)(const float* logits, int vocab, float temperature, float* scaled, float* weight, float* top);
+  TileBf16 tile_bf16;
+  int tile_bf16_rows;
+  void (*enter)();  // around a thread's part of a pass; null: nothing to do
+  void (*leave)();
+};
+
+struct Engine {
+  Dims dims;
+  const Kernels* kernels = nullptr;
+  Pool* pool = nullptr;
+  std::string error;
+
+  bool published = false;
+  Buffer embedding;  // [vocab, hidden] float32 or bfloat16
+  Buffer final_norm;
+  std::vector<float> frequencies;
+  std::vector<Layer> layers;
+  Linear head;
+
+  int64_t pages = 0;
+  Buffer kv;
+  int turns_known = 0;
+  Buffer turns;  // [positions][2][head]: cosines, and sines with the sign of the pair's member
+
+  Work work;
+  Buffer x, normed, qkv, mixed, inner, logits;
+  std::vector<Scratch> scratch;
+};
+
+template <class T>
+static inline T* block_of(const Engine& e, int page, int layer, int kv_head) {
+  const HoneShape& s = e.dims.shape;
+  HONE_CHECK(page >= 0 && page < e.pages && layer >= 0 && layer < s.layers && kv_head >= 0 && kv_head < s.kv_heads);
+  return e.kv.as<T>() + size_t(page) * e.dims.page + (size_t(layer) * s.kv_heads + kv_head) * e.dims.block;
+}
+
+// Draw number `draw` of the pass, from its logits.
+void sample(const Engine& engine, const float* logits, int draw, DrawScratch& scratch);
+
+}  // namespace hone

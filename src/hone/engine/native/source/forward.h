@@ -1,0 +1,147 @@
+// The layers of a decoder, one after another: phases that threads share, with a barrier after each.
+#pragma once
+#include "attention.h"
+#include "gemm.h"
+
+namespace hone {
+namespace HONE_ISA {
+
+constexpr int TASK_TOKENS = 4;  // rows that a thread takes at once where a row is little work
+
+template <class Do>
+HONE_INLINE void for_rows(Engine& e, int rows, const Do& act) {
+  for (int first = pool_take(e.pool, TASK_TOKENS); first < rows; first = pool_take(e.pool, TASK_TOKENS))
+    for (int row = first; row < rows && row < first + TASK_TOKENS; ++row) act(row);
+  pool_barrier(e.pool);
+}
+
+// x / sqrt(mean(x^2) + eps) * weight over `count` features, `padded` with zeros.
+template <class A>
+HONE_INLINE void rms_norm(const float* x, const float* weight, int count, int padded, float eps, A* out) {
+  vf squares = {};
+  for (int i = 0; i < padded; i += LANES) squares = fma(load(x + i), load(x + i), squares);
+  const vf r = spread(1.0f / __builtin_sqrtf(sum(squares) / float(count) + eps));
+  for (int i = 0; i < padded; i += LANES) store(out + i, load(x + i) * r * load(weight + i));
+}
+
+HONE_INLINE void rotate(float* x, const float* cosine, const float* sine, int head) {
+  for (int i = 0; i < head; i += LANES) {
+    const vf pairs = load(x + i);
+    store(x + i, fma(exchanged(pairs), load(sine + i), pairs * load(cosine + i)));
+  }
+}
+
+HONE_INLINE void copy_row(const float* from, float* to, int count) {
+  for (int i = 0; i < count; i += LANES) store(to + i, load(from + i));
+}
+HONE_INLINE void copy_row(const bf16* from, float* to, int count) {
+  for (int i = 0; i < count; i += LANES) store(to + i, load(from + i));
+}
+
+// Queries and keys are normalised (Qwen3) and turned to their position; keys and values go to their page.
+template <class KV>
+HONE_INLINE void place(Engine& e, const Layer& layer, int number, int token) {
+  const HonePass& pass = *e.work.pass;
+  const Dims& d = e.dims;
+  const int position = pass.positions[token], at = position % PAGE_TOKENS;
+  const int page = pass.pages[int64_t(pass.sequence[token]) * pass.most_pages + position / PAGE_TOKENS];
+  HONE_CHECK(position < e.turns_known);
+  const float* cosine = e.turns.as<float>() + int64_t(position) * 2 * d.head;
+  float* query = e.qkv.as<float>() + int64_t(token) * d.qkv;
+  float* key = query + d.shape.heads * d.head;
+  const float* value = key + d.shape.kv_heads * d.head;
+  for (int h = 0; h < d.shape.heads; ++h, query += d.head) {
+    if (layer.q_norm.data) rms_norm(query, layer.q_norm.as<float>(), d.shape.head_dim, d.head, d.shape.norm_eps, query);
+    rotate(query, cosine, cosine + d.head, d.head);
+  }
+  for (int h = 0; h < d.shape.kv_heads; ++h, key += d.head, value += d.head) {
+    if (layer.k_norm.data) rms_norm(key, layer.k_norm.as<float>(), d.shape.head_dim, d.head, d.shape.norm_eps, key);
+    rotate(key, cosine, cosine + d.head, d.head);
+    keep(key, value, d.head, at, block_of<KV>(e, page, number, h));
+  }
+}
+
+template <class A>
+static void run_layer(Engine& e, int number, int thread) {
+  const Layer& layer = e.layers[number];
+  const Dims& d = e.dims;
+  const int rows = e.work.pass->tokens_count;
+  float* x = e.x.as<float>();
+  A* normed = e.normed.as<A>();
+  const auto norm = [&](const Buffer& weight) {
+    for_rows(e, rows, [&](int t) {
+      rms_norm(x + int64_t(t) * d.hidden, weight.as<float>(), d.shape.hidden, d.hidden, d.shape.norm_eps,
+               normed + int64_t(t) * d.hidden);
+    });
+  };
+  norm(layer.attention_norm);
+  multiply(e, layer.qkv, normed, d.hidden, rows, Store{e.qkv.as<float>(), d.qkv});
+  for_rows(e, rows, [&](int t) { place<A>(e, layer, number, t); });
+  const int heads = d.shape.kv_heads, tasks = rows * heads;
+  const int taken = rows >= 4 * pool_threads(e.pool) ? heads : 1;  // neighbours in memory, where there is work for all
+  for (int task = pool_take(e.pool, taken); task < tasks; task = pool_take(e.pool, taken))
+    for (int i = task; i < task + taken; ++i) attend<A, A>(e, number, i / heads, i % heads, thread);
+  pool_barrier(e.pool);
+  multiply(e, layer.out, e.mixed.as<A>(), d.mixed, rows, Add{x, d.hidden});
+  norm(layer.mlp_norm);
+  multiply(e, layer.gate_up, normed, d.hidden, rows, GatedSilu<A>{e.inner.as<A>(), d.inner});
+  multiply(e, layer.down, e.inner.as<A>(), d.inner, rows, Add{x, d.hidden});
+}
+
+template <class A>
+static void run_draws(Engine& e, int thread) {
+  const Dims& d = e.dims;
+  const Work& work = e.work;
+  A* normed = e.normed.as<A>();
+  for (const HiddenRows& chunk : work.chunks) {
+    const int rows = chunk.last - chunk.first;
+    for_rows(e, rows, [&](int r) {
+      const float* x = e.x.as<float>() + int64_t(work.at[chunk.first + r]) * d.hidden;
+      rms_norm(x, e.final_norm.as<float>(), d.shape.hidden, d.hidden, d.shape.norm_eps, normed + int64_t(r) * d.hidden);
+    });
+    multiply(e, e.head, normed, d.hidden, rows, Store{e.logits.as<float>(), d.logits});
+    for_rows(e, chunk.last_draw - chunk.first_draw, [&](int i) {
+      const int draw = work.draws[chunk.first_draw + i];
+      const float* logits = e.logits.as<float>() + int64_t(work.row[draw] - chunk.first) * d.logits;
+      sample(e, logits, draw, e.scratch[thread].draw);
+    });
+  }
+}
+
+template <class A>
+static void run_pass(Engine& e, int thread) {
+  const HonePass& pass = *e.work.pass;
+  const int hidden = e.dims.hidden;
+  for_rows(e, pass.tokens_count, [&](int t) {
+    copy_row(e.embedding.as<A>() + int64_t(pass.tokens[t]) * hidden, e.x.as<float>() + int64_t(t) * hidden, hidden);
+  });
+  for (int layer = 0; layer < e.dims.shape.layers; ++layer) run_layer<A>(e, layer, thread);
+  run_draws<A>(e, thread);
+}
+
+static void forward(Engine& e, int thread) {
+  if (e.dims.shape.bfloat16)
+    run_pass<bf16>(e, thread);
+  else
+    run_pass<float>(e, thread);
+}
+
+static bool soften(const float* logits, int vocab, float temperature, float* scaled, float* weight, float* top) {
+  const int end = round_up(vocab, PANEL);
+  const vi lanes = lane_numbers();
+  const vf by = spread(temperature), nothing = spread(-__builtin_inff());
+  vf most = nothing, odd = {};
+  for (int i = 0; i < end; i += LANES) {
+    const vf z = lanes < vocab - i ? load(logits + i) / by : nothing;
+    odd = odd + (lanes < vocab - i ? z * vf{} : vf{});  // 0 for finite numbers only
+    most = larger(z, most);
+    store(scaled + i, z);
+  }
+  *top = maximum(most);
+  for (int i = 0; i < end; i += LANES)
+    store(weight + i, lanes < vocab - i ? exp(load(scaled + i) - spread(*top)) : vf{});
+  return sum(odd) == 0.0f;
+}
+
+}  // namespace HONE_ISA
+}  // namespace hone

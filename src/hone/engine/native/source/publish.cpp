@@ -1,0 +1,171 @@
+// The trainer's tensors, packed for the kernels. Nothing of theirs is referred to afterwards.
+#include <cstring>
+
+#include "model.h"
+
+namespace hone {
+namespace {
+
+struct Panel {
+  Linear* linear;
+  const Source* source;
+  int number;
+};
+
+struct Packing {
+  Engine* engine;
+  HoneTensor embedding;
+  std::vector<Source> sources;
+  std::vector<Linear*> linears;
+  std::vector<Panel> panels;
+};
+
+float value_of(const HoneTensor& tensor, int64_t i) {
+  if (!tensor.bfloat16) return static_cast<const float*>(tensor.data)[i];
+  const uint32_t bits = uint32_t(static_cast<const uint16_t*>(tensor.data)[i]) << 16;
+  float value;
+  std::memcpy(&value, &bits, 4);
+  return value;
+}
+
+uint16_t half_of(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, 4);
+  return value == value ? uint16_t((bits + 0x7fff + ((bits >> 16) & 1)) >> 16) : uint16_t(0x7fc0);
+}
+
+// False where it does not have `count` elements, or there is no memory.
+bool take_vector(Buffer& buffer, const HoneTensor& tensor, int count, int padded) {
+  if (!tensor.data) return true;
+  if (tensor.size != count || !buffer.ensure(size_t(padded) * sizeof(float))) return false;
+  for (int i = 0; i < count; ++i) buffer.as<float>()[i] = value_of(tensor, i);
+  return true;
+}
+
+void take_embedding_row(Engine& e, const HoneTensor& tensor, int row) {
+  const int count = e.dims.shape.hidden;
+  for (int i = 0; i < count; ++i) {
+    const float value = value_of(tensor, int64_t(row) * count + i);
+    const size_t at = size_t(row) * e.dims.hidden + i;
+    if (e.dims.shape.bfloat16)
+      e.embedding.as<uint16_t>()[at] = half_of(value);
+    else
+      e.embedding.as<float>()[at] = value;
+  }
+}
+
+void pack_on_thread(void* context, int) {
+  constexpr int ROWS = 16;
+  Packing& packing = *static_cast<Packing*>(context);
+  Engine& e = *packing.engine;
+  const int panels = int(packing.panels.size()), rows = e.dims.shape.vocab;
+  for (int i = pool_take(e.pool, 1); i < panels; i = pool_take(e.pool, 1))
+    e.kernels->pack(e, *packing.panels[i].linear, *packing.panels[i].source, packing.panels[i].number);
+  pool_barrier(e.pool);
+  for (int i = pool_take(e.pool, ROWS); i < rows; i = pool_take(e.pool, ROWS))
+    for (int row = i; row < rows && row < i + ROWS; ++row) take_embedding_row(e, packing.embedding, row);
+}
+
+class Plan {
+ public:
+  Plan(Engine& e, Packing& packing) : e_(e), packing_(packing) {}
+
+  // A linear layer whose inputs and outputs are not cut into heads, `rows` x `columns` in the trainer.
+  Source plain(const HoneTensor& weight, const HoneTensor& bias, int rows, int columns) const {
+    return {&weight, &bias, rows, columns, rows, rows, columns, columns, false};
+  }
+
+  void add(Linear& linear, const Source& source, int outputs, int inputs) {
+    const size_t element = e_.dims.shape.bfloat16 ? 2 : 4;
+    if (source.weight->size != int64_t(source.rows) * source.columns || !source.weight->data)
+      fault = "a weight has " + std::to_string(source.weight->size) + " elements where " + std::to_string(source.rows) +
+              " x " + std::to_string(source.columns) + " were expected";
+    if (source.bias->data && source.bias->size != source.rows)
+      fault = "a bias has " + std::to_string(source.bias->size) + " elements where " + std::to_string(source.rows) +
+              " were expected";
+    linear.panels = outputs / PANEL;
+    linear.k = inputs;
+    if (!linear.weight.ensure(size_t(outputs) * inputs * element)) fault = "out of memory for the packed weights";
+    if (source.bias->data && !linear.bias.ensure(size_t(outputs) * sizeof(float)))
+      fault = "out of memory for the packed weights";
+    packing_.linears.push_back(&linear);
+    packing_.sources.push_back(source);
+  }
+
+  void add_layer(Layer& layer, const HoneTensor* t) {
+    const Dims& d = e_.dims;
+    const HoneShape& s = d.shape;
+    Source qkv = plain(t[QKV], t[QKV_BIAS], (s.heads + 2 * s.kv_heads) * s.head_dim, s.hidden);
+    if (d.head != s.head_dim) {
+      qkv.row_chunk = s.head_dim;
+      qkv.row_pad = d.head;
+    }
+    Source out = plain(t[OUT], t[OUT_BIAS], s.hidden, s.heads * s.head_dim);
+    if (d.head != s.head_dim) {
+      out.column_chunk = s.head_dim;
+      out.column_pad = d.head;
+    }
+    Source gate_up = plain(t[GATE_UP], t[GATE_UP_BIAS], 2 * s.intermediate, s.hidden);
+    gate_up.gated = true;
+    add(layer.qkv, padded(qkv), d.qkv, d.hidden);
+    add(layer.out, padded(out), d.hidden, d.mixed);
+    add(layer.gate_up, padded(gate_up), 2 * d.inner, d.hidden);
+    add(layer.down, padded(plain(t[DOWN], t[DOWN_BIAS], s.hidden, s.intermediate)), d.hidden, d.inner);
+    const bool taken = take_vector(layer.attention_norm, t[ATTENTION_NORM], s.hidden, d.hidden) &&
+                       take_vector(layer.mlp_norm, t[MLP_NORM], s.hidden, d.hidden) &&
+                       take_vector(layer.q_norm, t[Q_NORM], s.head_dim, d.head) &&
+                       take_vector(layer.k_norm, t[K_NORM], s.head_dim, d.head);
+    if (!taken) fault = "a norm of a layer has the wrong size, or there is no memory";
+  }
+
+  // Layers that are not cut into chunks are one chunk, padded at its end.
+  Source padded(Source source) const {
+    if (source.row_pad == source.row_chunk) source.row_pad = round_up(source.row_pad, PANEL) + 2 * PANEL;
+    if (source.column_pad == source.column_chunk) source.column_pad = round_up(source.column_pad, PANEL);
+    return source;
+  }
+
+  std::string fault;
+
+ private:
+  Engine& e_;
+  Packing& packing_;
+};
+
+}  // namespace
+
+std::string publish(Engine& e, const HoneTensor* tensors, int count) {
+  const HoneShape& s = e.dims.shape;
+  if (count != MODEL_TENSORS + s.layers * LAYER_TENSORS) return "publish: got " + std::to_string(count) + " tensors";
+  e.published = false;
+  Packing packing = {&e, tensors[EMBEDDING], {}, {}, {}};
+  Plan plan(e, packing);
+  const HoneTensor& head = tensors[HEAD].data ? tensors[HEAD] : tensors[EMBEDDING];
+  const HoneTensor none = {nullptr, 0, 0};
+  HoneTensor used = head;
+  used.size = int64_t(s.vocab_used) * s.hidden;
+  plan.add(e.head, plan.padded(plan.plain(used, none, s.vocab_used, s.hidden)), e.dims.logits, e.dims.hidden);
+  e.layers.resize(size_t(s.layers));
+  for (int layer = 0; layer < s.layers; ++layer)
+    plan.add_layer(e.layers[layer], tensors + MODEL_TENSORS + layer * LAYER_TENSORS);
+  if (!take_vector(e.final_norm, tensors[FINAL_NORM], s.hidden, e.dims.hidden))
+    plan.fault = "the last norm has the wrong size";
+  const size_t element = s.bfloat16 ? 2 : 4;
+  if (tensors[EMBEDDING].size != int64_t(s.vocab) * s.hidden || head.size != tensors[EMBEDDING].size)
+    plan.fault = "the embedding or the head does not have " + std::to_string(s.vocab) + " rows";
+  if (!e.embedding.ensure(size_t(s.vocab) * e.dims.hidden * element)) plan.fault = "out of memory for the embedding";
+  if (!plan.fault.empty()) return plan.fault;
+  for (size_t i = 0; i < packing.linears.size(); ++i)
+    for (int panel = 0; panel < packing.linears[i]->panels; ++panel)
+      packing.panels.push_back({packing.linears[i], &packing.sources[i], panel});
+  e.frequencies.clear();
+  for (int64_t i = 0; i < tensors[FREQUENCIES].size; ++i) e.frequencies.push_back(value_of(tensors[FREQUENCIES], i));
+  if (int(e.frequencies.size()) != s.head_dim / 2)
+    return "publish: got " + std::to_string(e.frequencies.size()) + " rotary frequencies";
+  e.turns_known = 0;
+  pool_run(e.pool, pack_on_thread, &packing);
+  e.published = true;
+  return "";
+}
+
+}  // namespace hone

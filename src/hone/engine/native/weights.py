@@ -1,0 +1,118 @@
+"""Which of a decoder's tensors the compiled runner reads, and how they are handed over."""
+
+from collections.abc import Iterator, Sequence
+from typing import Literal, Protocol, TypeAlias
+
+import torch
+from torch import Tensor
+
+from hone.core.errors import ConfigError
+from hone.engine.native import library
+
+Kind: TypeAlias = Literal["float32", "bfloat16"]
+
+
+class Config(Protocol):
+    """The numbers of a model."""
+
+    @property
+    def layers(self) -> int: ...
+    @property
+    def hidden_size(self) -> int: ...
+    @property
+    def intermediate_size(self) -> int: ...
+    @property
+    def heads(self) -> int: ...
+    @property
+    def kv_heads(self) -> int: ...
+    @property
+    def head_dim(self) -> int: ...
+    @property
+    def vocab_size(self) -> int: ...
+    @property
+    def norm_eps(self) -> float: ...
+
+
+class Projection(Protocol):
+    """`weight` `[out, in]`, `bias` `[out]` or None."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+
+class Norm(Protocol):
+    weight: Tensor
+
+
+class Layer(Protocol):
+    """`qkv` stacks queries, keys and values, `gate_up` gates and ups; features of a head stand in rotary pairs."""
+
+    attention_norm: Norm
+    qkv: Projection
+    q_norm: Norm | None
+    k_norm: Norm | None
+    out: Projection
+    mlp_norm: Norm
+    gate_up: Projection
+    down: Projection
+
+
+class Model(Protocol):
+    """A decoder whose parameters can be read in place."""
+
+    embedding: Projection
+    norm: Norm
+    head: Projection | None
+    frequencies: Tensor
+
+    @property
+    def config(self) -> Config: ...
+    @property
+    def layers(self) -> Sequence[Layer]: ...
+
+
+def shape_of(config: Config, *, vocab_used: int, kind: Kind) -> library.Shape:
+    return library.Shape(
+        layers=config.layers,
+        hidden=config.hidden_size,
+        intermediate=config.intermediate_size,
+        heads=config.heads,
+        kv_heads=config.kv_heads,
+        head_dim=config.head_dim,
+        vocab=config.vocab_size,
+        vocab_used=vocab_used,
+        bfloat16=int(kind == "bfloat16"),
+        norm_eps=config.norm_eps,
+    )
+
+
+def tensors_of(model: Model) -> list[Tensor | None]:
+    """In the order of abi.h."""
+    head = None if model.head is None else model.head.weight
+    return [model.embedding.weight, model.norm.weight, head, model.frequencies, *_of_layers(model)]
+
+
+def _of_layers(model: Model) -> Iterator[Tensor | None]:
+    for layer in model.layers:
+        yield from (layer.attention_norm.weight, layer.qkv.weight, layer.qkv.bias)
+        yield from (None if norm is None else norm.weight for norm in (layer.q_norm, layer.k_norm))
+        yield from (layer.out.weight, layer.out.bias, layer.mlp_norm.weight)
+        yield from (layer.gate_up.weight, layer.gate_up.bias, layer.down.weight, layer.down.bias)
+
+
+def pointers(tensors: Sequence[Tensor | None]) -> list[library.Tensor]:
+    """What the library reads. Raises ConfigError for a tensor that it cannot read in place."""
+    return [_pointer(tensor) for tensor in tensors]
+
+
+def _pointer(tensor: Tensor | None) -> library.Tensor:
+    if tensor is None:
+        return library.Tensor(None, 0, 0)
+    if tensor.dtype not in (torch.float32, torch.bfloat16) or tensor.device.type != "cpu":
+        raise ConfigError(
+            f"the compiled runner reads float32 and bfloat16 weights on a CPU, got {tensor.dtype} on {tensor.device}; "
+            'set runner = "torch"'
+        )
+    if not tensor.is_contiguous():
+        raise ConfigError(f"the compiled runner reads contiguous weights, got strides {tensor.stride()}")
+    return library.Tensor(tensor.data_ptr(), tensor.numel(), int(tensor.dtype == torch.bfloat16))

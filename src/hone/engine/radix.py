@@ -1,0 +1,105 @@
+"""Texts that were read before: a trie over whole pages of tokens, so that what begins alike is read once.
+
+Belongs here: which pages hold which text, under which weights. A page of one version is never found under another.
+"""
+
+from collections import OrderedDict
+from dataclasses import dataclass, field
+from typing import Optional
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hone.engine.pages import PagePool
+
+
+@dataclass(slots=True, eq=False)
+class _Node:
+    """One page of a text; its path from the root is the text up to there."""
+
+    parent: Optional["_Node"]
+    key: bytes
+    page: int
+    children: dict[bytes, "_Node"] = field(default_factory=dict[bytes, "_Node"])
+
+
+class PrefixCache:
+    """Refers once to each page that it knows; gives up the least recently used page that nobody else refers to."""
+
+    def __init__(self, pool: PagePool, page_tokens: int) -> None:
+        self._pool, self._page_tokens = pool, page_tokens
+        self._version = 0
+        self._root = _Node(None, b"", -1)
+        self._recent: OrderedDict[int, _Node] = OrderedDict()
+        """By page, the least recently used first; a page always comes before the one that it continues."""
+
+    def __len__(self) -> int:
+        """Pages that it knows."""
+        return len(self._recent)
+
+    def known(self) -> list[int]:
+        """The pages that it refers to."""
+        return list(self._recent)
+
+    def match(self, version: int, tokens: NDArray[np.int32], *, most_pages: int) -> list[int]:
+        """The longest known beginning of `tokens`: up to `most_pages` pages, each given one more reference."""
+        if version != self._version:
+            return []
+        path: list[_Node] = []
+        node = self._root
+        for key in self._keys(tokens, most_pages):
+            child = node.children.get(key)
+            if child is None:
+                break
+            path.append(child)
+            node = child
+        self._touch(path)
+        pages = [one.page for one in path]
+        self._pool.share(pages)
+        return pages
+
+    def insert(self, version: int, tokens: NDArray[np.int32], pages: list[int]) -> None:
+        """Remember that `pages` hold `tokens` (whole pages of them) as `version` read them. What is known stays."""
+        if version != self._version:
+            return
+        path: list[_Node] = []
+        node = self._root
+        for key, page in zip(self._keys(tokens, len(pages)), pages, strict=False):
+            child = node.children.get(key)
+            if child is None:
+                child = node.children[key] = _Node(node, key, page)
+                self._recent[page] = child
+                self._pool.share((page,))
+            path.append(child)
+            node = child
+        self._touch(path)
+
+    def evict(self) -> bool:
+        """Free one page; False when every page that it knows is in use."""
+        for _ in range(len(self._recent)):
+            page, node = next(iter(self._recent.items()))
+            if not node.children and self._pool.references(page) == 1:
+                del self._recent[page]
+                if node.parent is not None:
+                    del node.parent.children[node.key]
+                self._pool.release((page,))
+                return True
+            self._recent.move_to_end(page)
+        return False
+
+    def renew(self, version: int) -> None:
+        """Forget everything: from now on texts are read by `version`."""
+        self._version = version
+        self._root = _Node(None, b"", -1)
+        pages = list(self._recent)
+        self._recent.clear()
+        self._pool.release(pages)
+
+    def _keys(self, tokens: NDArray[np.int32], most: int) -> list[bytes]:
+        size = self._page_tokens
+        count = min(len(tokens) // size, most)
+        return [tokens[place * size : (place + 1) * size].tobytes() for place in range(count)]
+
+    def _touch(self, path: list[_Node]) -> None:
+        for node in reversed(path):
+            self._recent.move_to_end(node.page)

@@ -1,0 +1,184 @@
+"""What the scheduler moves about: samples, the texts that are read for them, and the table of all their transitions."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from enum import IntEnum, auto
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hone.core.generation import Completion, Finish, Given, Request
+from hone.core.ragged import Ragged, offsets_of
+
+
+class Phase(IntEnum):
+    WAITING = auto()
+    """In the queue; holds no page."""
+    FILLING = auto()
+    """The text before its next token is being read."""
+    READY = auto()
+    """Read, and one token drawn; waits for a row."""
+    RUNNING = auto()
+    """In a row: every pass draws its next token."""
+    ENDED = auto()
+    """Handed out, or cancelled; never seen again."""
+
+
+class Event(IntEnum):
+    ADMIT = auto()
+    FILLED = auto()
+    SEAT = auto()
+    PREEMPT = auto()
+    """Its pages are needed elsewhere, or their weights are out of date."""
+    END = auto()
+    CANCEL = auto()
+
+
+TRANSITIONS: Final[dict[tuple[Phase, Event], Phase]] = {
+    (Phase.WAITING, Event.ADMIT): Phase.FILLING,
+    (Phase.FILLING, Event.FILLED): Phase.READY,
+    (Phase.READY, Event.SEAT): Phase.RUNNING,
+    (Phase.FILLING, Event.PREEMPT): Phase.WAITING,
+    (Phase.READY, Event.PREEMPT): Phase.WAITING,
+    (Phase.RUNNING, Event.PREEMPT): Phase.WAITING,
+    (Phase.FILLING, Event.END): Phase.ENDED,  # a text that was only to be scored
+    (Phase.READY, Event.END): Phase.ENDED,
+    (Phase.RUNNING, Event.END): Phase.ENDED,
+    (Phase.WAITING, Event.CANCEL): Phase.ENDED,
+    (Phase.FILLING, Event.CANCEL): Phase.ENDED,
+    (Phase.READY, Event.CANCEL): Phase.ENDED,
+    (Phase.RUNNING, Event.CANCEL): Phase.ENDED,
+}
+"""Everything that can happen to a sample; nothing else does."""
+
+Stream = Callable[[int], NDArray[np.float64]]
+"""The first `count` uniform numbers of a sample; number k decides its token k."""
+
+
+@dataclass(slots=True)
+class Uniforms:
+    """A `Stream` that remembers what it drew."""
+
+    draw: Stream
+    known: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
+
+    def __call__(self, count: int) -> NDArray[np.float64]:
+        if count > len(self.known):
+            self.known = self.draw(max(count, 2 * len(self.known), 64))
+        return self.known[:count]
+
+
+_TOKENS: Final[NDArray[np.int32]] = np.zeros(0, np.int32)
+_LOGP: Final[NDArray[np.float32]] = np.zeros((0, 2), np.float32)
+
+
+def _no_tokens() -> NDArray[np.int32]:
+    return _TOKENS  # replaced, never written to
+
+
+def _no_logp() -> NDArray[np.float32]:
+    return _LOGP
+
+
+@dataclass(slots=True, eq=False)
+class Sample:
+    """One answer on its way. What it has drawn stands here, or in its row while it runs."""
+
+    order: int
+    request: Request
+    number: int
+    stream: Stream
+    phase: Phase = Phase.WAITING
+    tokens: NDArray[np.int32] = field(default_factory=_no_tokens)
+    """`[n]`."""
+    logp: NDArray[np.float32] = field(default_factory=_no_logp)
+    """`[n, 2]`: of the policy, and of what was drawn from."""
+    kept: list[NDArray[np.int32]] = field(default_factory=list[NDArray[np.int32]])
+    versions: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
+    """(first token, version that draws from there on)."""
+    stale: bool = False
+    """Some of its keys and values are of older weights."""
+
+    def on(self, event: Event) -> None:
+        """Raises KeyError for what cannot happen to it now."""
+        self.phase = TRANSITIONS[self.phase, event]
+
+    def mark(self, drawn: int, version: int) -> None:
+        """From token `drawn` on it is drawn by `version`."""
+        if not self.versions or self.versions[-1][1] != version:
+            self.versions.append((drawn, version))
+
+    def add(self, token: int, logp: tuple[float, float], kept: NDArray[np.int32] | None, version: int) -> None:
+        """Take up one token that was drawn for it outside of a row."""
+        self.mark(len(self.tokens), version)
+        tokens, both = np.array([token], np.int32), np.array([logp], np.float32)
+        self.tokens = np.concatenate([self.tokens, tokens]) if len(self.tokens) else tokens
+        self.logp = np.concatenate([self.logp, both]) if len(self.logp) else both
+        if kept is not None:
+            self.kept.append(kept)
+
+    def undo(self) -> None:
+        """Give the last token back; counter-based draws will draw it again."""
+        count = len(self.tokens) - 1
+        self.tokens, self.logp, self.kept = self.tokens[:count], self.logp[:count], self.kept[:count]
+        self.versions = [mark for mark in self.versions if mark[0] < count]
+
+    def completion(self, finish: Finish, behind: int) -> Completion:
+        version = np.zeros(len(self.tokens), np.int32)
+        for start, number in self.versions:
+            version[start:] = number
+        return Completion(
+            request=self.request.id,
+            sample=self.number,
+            tokens=self.tokens,
+            logp=np.ascontiguousarray(self.logp[:, 0]),
+            sampled_logp=np.ascontiguousarray(self.logp[:, 1]),
+            version=version,
+            finish=finish,
+            kept=_rows(self.kept) if self.request.sampling.truncates else None,
+            behind=behind,
+        )
+
+
+def _rows(kept: list[NDArray[np.int32]]) -> Ragged:
+    lengths = np.array([len(ids) for ids in kept], np.int64)
+    return Ragged(values=np.concatenate([*kept, _no_tokens()]), offsets=offsets_of(lengths))
+
+
+@dataclass(slots=True, eq=False)
+class Fill:
+    """A text to be read once, for all `members` that continue it from its end; or a text to be scored."""
+
+    order: int
+    text: NDArray[np.int32]
+    """`[L]`."""
+    members: list[Sample]
+    """Those whose next token has not been drawn."""
+    given: NDArray[np.int32] | None = None
+    """`[n]` tokens to be scored, the first after `text[L - n]`; None: draw after the last token."""
+    scored: list[NDArray[np.float32]] = field(default_factory=list[NDArray[np.float32]])
+    """Log-probabilities `[k, 2]` of what was scored so far."""
+    ready: list[Sample] = field(default_factory=list[Sample])
+    """Members whose token was drawn, waiting for a row."""
+    pages: list[int] = field(default_factory=list[int])
+    done: int = 0
+    """Tokens in the pages."""
+    front: bool = False
+    """It was begun before; nothing that was not overtakes it."""
+
+    @property
+    def first_draw(self) -> int:
+        """The first token after which a draw is wanted."""
+        return len(self.text) - (1 if self.given is None else len(self.given))
+
+
+def scoring_fill(order: int, text: Given, request: Request) -> Fill:
+    """`text` as one to be scored; `request` stands for it in messages and settings."""
+    member = Sample(order, request, 0, _no_draws)
+    whole = np.concatenate([text.prompt, text.tokens[:-1]]).astype(np.int32)
+    return Fill(order, whole, [member], given=text.tokens.astype(np.int32))
+
+
+def _no_draws(count: int) -> NDArray[np.float64]:
+    return np.zeros(count)

@@ -1,0 +1,112 @@
+"""The runner that needs no compiler: the trainer's own module and parameters, over pages that torch keeps."""
+
+from typing import Final
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hone.engine import flash
+from hone.engine.paged import PagedAttention, PagedKeys
+from hone.engine.protocol import Model
+from hone.engine.sampler import draw
+from hone.engine.work import Drawn, Pass
+
+PAGE_TOKENS: Final = 64
+
+
+class TorchRunner:
+    """Implements `Runner`. An update of the model's parameters is seen at once: there is no copy.
+
+    On CUDA in half precision it runs torch's paged attention, and records passes that draw one token for each row.
+    """
+
+    def __init__(
+        self, model: Model, *, vocab_used: int, page_tokens: int | None = None, fixed_tokens: int | None = None
+    ) -> None:
+        """`vocab_used`: token ids from there on are never drawn and have probability 0.
+
+        `fixed_tokens`: every pass is padded to this many tokens, so that every product has the same shape and, on CUDA,
+        takes the same kernel (`deterministic = "batch"`). A row then costs the same as all of them.
+        """
+        self._model, self._vocab, self._fixed = model, vocab_used, fixed_tokens
+        self._flash = model.device.type == "cuda" and model.dtype in (torch.bfloat16, torch.float16)
+        self._page_tokens = page_tokens or (flash.PAGE_TOKENS if self._flash else PAGE_TOKENS)
+        self._linear = model.rows
+        self._keys: PagedKeys | None = None
+        self._steps: flash.RecordedSteps | None = None
+        self._scratch = 0
+
+    @property
+    def name(self) -> str:
+        return f"torch {str(self._model.dtype).removeprefix('torch.')} ({self._model.device.type})"
+
+    @property
+    def exact(self) -> bool:
+        """As far as was measured; False on CUDA."""
+        return self._linear.exact and self._model.device.type == "cpu"
+
+    @property
+    def page_tokens(self) -> int:
+        return self._page_tokens
+
+    def reserve(self, pages: int) -> None:
+        model, self._scratch = self._model, pages
+        self._keys = PagedKeys(
+            model.config,
+            pages=pages + 1,  # the last is where padding goes
+            page_tokens=self._page_tokens,
+            dtype=model.dtype,
+            device=model.device,
+        )
+        splits = 1 if self._fixed else None
+        self._steps = flash.RecordedSteps(model, self._keys.store, self._linear, splits=splits) if self._flash else None
+
+    def publish(self) -> None:
+        """The weights are the model's own."""
+
+    @torch.inference_mode()
+    def run(self, work: Pass) -> Drawn:
+        assert self._keys is not None, "reserve pages first"
+        hidden = self._flashed(work) if self._flash else self._eager(work, self._keys)
+        wanted = len(work.draws.at)
+        at = np.zeros(self._rows(wanted), np.int64)
+        at[:wanted] = work.draws.at
+        logits = self._model.logits(hidden[torch.from_numpy(at).to(self._model.device)], self._linear)
+        return draw(logits[:wanted, : self._vocab], work.draws)
+
+    @torch.inference_mode()
+    def copy(self, source: NDArray[np.int32], target: NDArray[np.int32]) -> None:
+        assert self._keys is not None, "reserve pages first"
+        device = self._model.device
+        self._keys.copy(
+            torch.from_numpy(source.astype(np.int64)).to(device), torch.from_numpy(target.astype(np.int64)).to(device)
+        )
+
+    def _eager(self, work: Pass, keys: PagedKeys) -> Tensor:
+        device, count = self._model.device, len(work.tokens)
+        tokens, positions = np.zeros((2, self._rows(count)), np.int64)
+        tokens[:count], positions[:count] = work.tokens, work.positions
+        attend = PagedAttention(self._model, keys, work)
+        return self._model.run(
+            torch.from_numpy(tokens).to(device), torch.from_numpy(positions).to(device), attend, self._linear
+        )
+
+    def _flashed(self, work: Pass) -> Tensor:
+        assert self._keys is not None and self._steps is not None
+        single = len(work.tokens) == len(work.pages)
+        count = len(work.tokens)
+        rows = 1 << (count - 1).bit_length() if single and self._fixed is None else self._rows(count)
+        places = flash.places_of(
+            work, rows=rows, scratch=self._scratch, page_tokens=self._page_tokens, device=self._model.device
+        )
+        if single:
+            return self._steps.run(places)
+        splits = 1 if self._fixed else None
+        attend = flash.FlashPages(self._model.config, self._keys.store, places, splits=splits)
+        return self._model.run(places.tokens, places.positions, attend, self._linear)
+
+    def _rows(self, count: int) -> int:
+        multiple = self._fixed or self._linear.tile
+        return -(-count // multiple) * multiple

@@ -1,0 +1,204 @@
+"""A finite Markov decision process as arrays: every outcome of every pair of state and action, one after another.
+
+Belongs here: the table itself, its faults, and the arithmetic that everything else is made of. The table is sparse
+whatever its size (a row of outcomes per pair); dense arrays are views made on demand.
+"""
+
+from dataclasses import dataclass, replace
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hone.core.errors import DataError, Faults
+from hone.core.ragged import Ints, owner_of
+
+Floats: TypeAlias = NDArray[np.float64]
+Flags: TypeAlias = NDArray[np.bool_]
+Policy: TypeAlias = NDArray[np.integer] | NDArray[np.floating]
+"""`[S]` the action of each state, or `[S, A]` probabilities."""
+
+SUM_TOLERANCE = 1e-9
+"""How far the probabilities of a row may be from 1."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finite:
+    """S states, A actions, K outcomes. Pair (s, a) has the number s * A + a.
+
+    A pair without outcomes is an action that cannot be taken; a state without any is terminal and worth 0. Whether an
+    episode ends is said by each outcome, as Gymnasium's tables do: what `ends` leads nowhere, whatever `after` says.
+    """
+
+    states: int
+    actions: int
+    offsets: Ints
+    """`[S*A+1]` outcomes of each pair."""
+    after: Ints
+    """`[K]` the state that follows."""
+    probability: Floats
+    """`[K]` given the pair; a row adds up to 1."""
+    reward: Floats
+    """`[K]` paid with the outcome."""
+    ends: Flags
+    """`[K]` the world terminates with this outcome."""
+    start: Floats
+    """`[S]` probability that an episode begins there."""
+    discount: float
+    """Of a reward one step later, in (0, 1]."""
+    limit: int | None = None
+    """Steps after which an episode is truncated; None: never. Only worlds and finite horizons look at it."""
+
+    @property
+    def owner(self) -> Ints:
+        """`[K]` pair of each outcome."""
+        return owner_of(self.offsets)
+
+    @property
+    def legal(self) -> Flags:
+        """`[S, A]` which actions can be taken."""
+        return (np.diff(self.offsets) > 0).reshape(self.states, self.actions)
+
+    @property
+    def terminal(self) -> Flags:
+        """`[S]` states in which nothing can be done."""
+        return np.logical_not(self.legal.any(axis=1))
+
+    @property
+    def paid(self) -> Floats:
+        """`[S, A]` expected reward of a pair; 0 where it cannot be taken."""
+        return self.of_pairs(self.probability * self.reward)
+
+    def of_pairs(self, outcomes: Floats) -> Floats:
+        """Sum over the outcomes `[K]` of each pair -> `[S, A]`."""
+        sums = np.bincount(self.owner, weights=outcomes, minlength=self.states * self.actions)
+        return sums.astype(np.float64).reshape(self.states, self.actions)
+
+    def backup(self, value: Floats) -> Floats:
+        """q(s, a) = sum over outcomes of p * (r + discount * [it goes on] * value(after)) -> `[S, A]`.
+
+        -inf where the action cannot be taken.
+        """
+        beyond = np.where(self.ends, 0.0, value[self.after])
+        q = self.of_pairs(self.probability * (self.reward + self.discount * beyond))
+        return np.where(self.legal, q, -np.inf)
+
+    def best(self, q: Floats) -> Floats:
+        """max over actions of q `[S, A]` -> `[S]`; 0 in terminal states."""
+        return np.where(self.terminal, 0.0, q.max(axis=1))
+
+    def dense(self) -> tuple[Floats, Floats]:
+        """`[S, A, S]` probability of going on in a state (what is missing to 1 ends), `[S, A]` expected reward."""
+        goes_on = ~self.ends
+        cells = self.owner[goes_on] * self.states + self.after[goes_on]
+        size = self.states * self.actions * self.states
+        flat = np.bincount(cells, weights=self.probability[goes_on], minlength=size).astype(np.float64)
+        return flat.reshape(self.states, self.actions, self.states), self.paid
+
+    def discounted_by(self, discount: float) -> "Finite":
+        """The same world, under another discount. Raises DataError outside (0, 1]."""
+        return checked(replace(self, discount=discount))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcomes:
+    """K outcomes in any order, as a builder collects them."""
+
+    state: Ints
+    action: Ints
+    after: Ints
+    probability: Floats
+    reward: Floats
+    ends: Flags
+    """All `[K]`."""
+
+
+def finite(
+    outcomes: Outcomes, *, states: int, actions: int, start: Floats, discount: float, limit: int | None = None
+) -> Finite:
+    """The table of these outcomes; those of probability 0 are left out. Raises DataError with every fault."""
+    faults = Faults(DataError)
+    for name, column, count in (
+        ("state", outcomes.state, states),
+        ("action", outcomes.action, actions),
+        ("after", outcomes.after, states),
+    ):
+        outside = np.flatnonzero((column < 0) | (column >= count))
+        if len(outside):
+            faults.add(f"outcome {outside[0]}: {name} is {column[outside[0]]}, expected 0 .. {count - 1}")
+    negative = np.flatnonzero(~(outcomes.probability >= 0))
+    if len(negative):
+        faults.add(f"outcome {negative[0]}: probability is {outcomes.probability[negative[0]]}, expected at least 0")
+    faults.raise_if_any()
+    kept = np.flatnonzero(outcomes.probability > 0)
+    pair = outcomes.state[kept] * actions + outcomes.action[kept]
+    order = kept[np.argsort(pair, kind="stable")]
+    return checked(
+        Finite(
+            states=states,
+            actions=actions,
+            offsets=np.concatenate([[0], np.cumsum(np.bincount(pair, minlength=states * actions))]).astype(np.int64),
+            after=outcomes.after[order],
+            probability=outcomes.probability[order].astype(np.float64),
+            reward=outcomes.reward[order].astype(np.float64),
+            ends=outcomes.ends[order],
+            start=start.astype(np.float64),
+            discount=discount,
+            limit=limit,
+        )
+    )
+
+
+def checked(mdp: Finite) -> Finite:
+    """`mdp` itself; raises DataError with every fault of its numbers."""
+    faults = Faults(DataError)
+    if not 0 < mdp.discount <= 1:
+        faults.add(f"discount is {mdp.discount}, expected more than 0 and at most 1")
+    if mdp.limit is not None and mdp.limit < 1:
+        faults.add(f"limit is {mdp.limit} steps, expected at least 1")
+    if mdp.start.shape != (mdp.states,) or not (mdp.start >= 0).all() or abs(mdp.start.sum() - 1) > SUM_TOLERANCE:
+        faults.add(f"start must be {mdp.states} probabilities that add up to 1; they add up to {mdp.start.sum()}")
+    elif (lost := np.flatnonzero((mdp.start > 0) & mdp.terminal)).size:
+        faults.add(f"state {lost[0]} is a start and has no action")
+    sums = mdp.of_pairs(mdp.probability)
+    wrong = np.argwhere(mdp.legal & (np.abs(sums - 1) > SUM_TOLERANCE))
+    if len(wrong):
+        state, action = wrong[0]
+        faults.add(f"state {state}, action {action}: probabilities add up to {sums[state, action]!r}, expected 1")
+    if not np.isfinite(mdp.reward).all():
+        faults.add(f"outcome {np.flatnonzero(~np.isfinite(mdp.reward))[0]}: the reward is not finite")
+    stuck = np.flatnonzero(~mdp.ends & mdp.terminal[mdp.after])
+    if len(stuck):
+        pair = int(mdp.owner[stuck[0]])
+        faults.add(
+            f"state {pair // mdp.actions}, action {pair % mdp.actions}: leads to state {mdp.after[stuck[0]]}, where "
+            "nothing can be done, and does not end there"
+        )
+    faults.raise_if_any()
+    return mdp
+
+
+def probabilities(mdp: Finite, policy: Policy) -> Floats:
+    """A policy as probabilities `[S, A]`; rows of terminal states are 0.
+
+    Raises DataError where it takes an action that cannot be taken, or its probabilities do not add up to 1.
+    """
+    legal, terminal = mdp.legal, mdp.terminal
+    if policy.ndim == 1:
+        table = np.zeros((mdp.states, mdp.actions))
+        table[np.arange(mdp.states), policy.astype(np.int64)] = 1.0
+    else:
+        table = policy.astype(np.float64)
+    if table.shape != (mdp.states, mdp.actions):
+        raise DataError(f"the policy is {list(policy.shape)}, expected [{mdp.states}] or [{mdp.states}, {mdp.actions}]")
+    table = np.where(terminal[:, None], 0.0, table)
+    faults = Faults(DataError)
+    illegal = np.argwhere((table != 0) & ~legal)
+    if len(illegal):
+        faults.add(f"the policy takes action {illegal[0][1]} in state {illegal[0][0]}, which cannot be taken there")
+    wrong = np.flatnonzero(~terminal & (np.abs(table.sum(axis=1) - 1) > SUM_TOLERANCE))
+    if len(wrong) or not (table >= 0).all():
+        state = int(wrong[0]) if len(wrong) else int(np.argwhere(~(table >= 0))[0][0])
+        faults.add(f"the policy's probabilities in state {state} are {table[state].tolist()}")
+    faults.raise_if_any()
+    return table

@@ -1,0 +1,38 @@
+"""The shapes of what objectives take and give, named once; jaxtyping's notation, for readers and for the tests.
+
+Nothing looks at them while a run is going on, so they cost nothing. The tests run every loss with them switched on
+(`jaxtyping.install_import_hook`): a column `[n, 1]` where `[n]` is meant would spread to `[n, n]` without a word, and
+is refused there. Axes with the same letter are equally long within one call: n rows of a micro-batch, p pairs of
+answers, k entries of each, K listed tokens, a numbers of an action. Shapes of whole batches are in `selection.py` and
+`weights.py`, which need no torch.
+"""
+
+from collections.abc import Mapping
+from typing import TypeAlias
+
+from jaxtyping import Bool, Float, Int, Shaped
+from torch import Tensor
+
+PerDecision: TypeAlias = Float[Tensor, " n"]
+PerAnswer: TypeAlias = Float[Tensor, " n"]
+PerPair: TypeAlias = Float[Tensor, " p"]
+
+Flags: TypeAlias = Bool[Tensor, " n"]
+Indices: TypeAlias = Int[Tensor, " n"]
+"""Numbers of sequences, actions or classes."""
+Multiplier: TypeAlias = Shaped[Tensor, " n"]
+"""A mask or a weight, of any type: 0 is left out."""
+Shared: TypeAlias = Float[Tensor, "#n"]
+"""One number for all rows, or one for each."""
+One: TypeAlias = Float[Tensor, "1"]
+"""A parameter that all rows share."""
+
+Table: TypeAlias = Float[Tensor, "n k"]
+"""An entry for each of k actions, classes, tokens or quantiles."""
+Top: TypeAlias = Float[Tensor, "n K"]
+Actions: TypeAlias = Float[Tensor, "n a"]
+
+Elementwise: TypeAlias = Float[Tensor, " *shape"]
+"""Any shape, the same in and out."""
+Metrics: TypeAlias = Mapping[str, Float[Tensor, " _"]]
+"""By name; mostly `[n]`, fewer where a metric concerns some of the rows."""

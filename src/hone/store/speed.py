@@ -1,0 +1,92 @@
+"""`speed.json`: how fast the machine of a run multiplies matrices, to hold what its updates reached against.
+
+Belongs here: the figures and their file, and the sentence made of them. Measuring is `train/speed.py`'s.
+"""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import numpy as np
+
+from hone.core.errors import DataError
+from hone.store.durable import Json, read_json_object, replace_file, to_json
+from hone.store.metrics import Columns
+
+SPEED: Final = "speed.json"
+SPEED_FORMAT: Final = 1
+_PREFIXES: Final = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MatmulRate:
+    """What large products reach, where the run computed."""
+
+    dtype: str
+    device: str
+    threads: int
+    flops_per_s: float
+    """Floating-point operations a second; a multiplication and an addition are two."""
+
+
+def write_matmul_rate(folder: Path, rate: MatmulRate) -> None:
+    """Write `speed.json`, whole or not at all. Raises ResourceError."""
+    document: dict[str, Json] = {
+        "format": SPEED_FORMAT,
+        "dtype": rate.dtype,
+        "device": rate.device,
+        "threads": rate.threads,
+        "matmul_flops_per_s": rate.flops_per_s,
+    }
+    replace_file(folder / SPEED, to_json(document, indent=1))
+
+
+def read_matmul_rate(folder: Path) -> MatmulRate | None:
+    """What `write_matmul_rate` wrote; None when there is no file. Raises DataError for a damaged one."""
+    path = folder / SPEED
+    if not path.exists():
+        return None
+    match read_json_object(path):
+        case {
+            "dtype": str(dtype),
+            "device": str(device),
+            "threads": int(threads),
+            "matmul_flops_per_s": (int() | float()) as rate,
+        }:
+            return MatmulRate(dtype=dtype, device=device, threads=threads, flops_per_s=float(rate))
+        case _:
+            raise DataError(f"{path} does not hold a machine's speed; remove it: the end of a run writes a new one")
+
+
+def update_flops_per_s(metrics: Columns) -> float | None:
+    """Floating-point operations of all updates (`learner/flops`, a mean over the steps of each line) by the seconds
+    that they took (`time/update_s`, a total); None where nobody counted them."""
+    flops, seconds = metrics.values.get("learner/flops"), metrics.values.get("time/update_s")
+    if flops is None or seconds is None:
+        return None
+    known = np.isfinite(flops) & np.isfinite(seconds)
+    steps = np.diff(metrics.steps, prepend=0)[known]
+    spent = float(seconds[known].sum())
+    return float((flops[known] * steps).sum()) / spent if spent > 0 else None
+
+
+def speed_line(metrics: Columns, rate: MatmulRate | None) -> str:
+    """What the updates reached, in a sentence; empty where nobody counted."""
+    reached = update_flops_per_s(metrics)
+    if reached is None:
+        return ""
+    line = f"updates computed at {flops_words(reached)}"
+    if rate is None or not rate.flops_per_s > 0:
+        return line
+    return (
+        f"{line}, {reached / rate.flops_per_s:.0%} of the {flops_words(rate.flops_per_s)} at which this machine "
+        f"multiplies {rate.dtype} matrices ({rate.device}, {rate.threads} threads)"
+    )
+
+
+def flops_words(rate: float) -> str:
+    """`4.12e10 -> '41.2 GFLOP/s'`."""
+    for size, prefix in _PREFIXES:
+        if rate >= size:
+            return f"{rate / size:.3g} {prefix}FLOP/s"
+    return f"{rate:.3g} FLOP/s"

@@ -1,0 +1,45 @@
+"""docs/algorithms.md is what the code says, and says of every recipe what a reader needs."""
+
+import pytest
+from algorithm_page import PAGE, page, parts_of, presets_of
+
+from hone.objectives.presets import PRESETS
+from hone.train.job import Entry, Parts, defaults_of
+from hone.train.registry import load_recipe, recipe_names
+from hone.train.text_rl import TextRun
+
+RECIPES = recipe_names()
+
+
+def test_the_page_is_that_of_the_code() -> None:
+    assert PAGE.read_text(encoding="utf-8") == page(), "run `python tests/docs/algorithm_page.py`"
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_every_recipe_names_its_parts_its_source_and_its_limitation(name: str) -> None:
+    entry = load_recipe(name)
+    assert entry.parts.source and entry.parts.credit and entry.parts.loss
+    assert entry.limitation.endswith(".")
+    assert all(part.__doc__ for part in parts_of(entry))
+
+
+def test_every_preset_of_a_policy_loss_is_told_by_a_recipe() -> None:
+    entries = [load_recipe(name) for name in RECIPES]
+    told = {preset.algorithm for entry in entries for preset in presets_of(entry)}
+    # what corrects for mismatch is a setting of every recipe (learner.ratio), not a recipe
+    assert {preset.algorithm for preset in PRESETS} - told == {"mismatch", "rejection"}
+    assert [name for entry in entries for name in entry.presets if name not in told] == []
+
+
+def test_parts_in_a_line() -> None:
+    parts = Parts(source="Live", credit=(dict, list), loss=(str, int), weights=(set,))
+    assert parts.said() == "Live -> dict(list) -> str + int, set"
+    assert Parts().said() == ""
+
+
+def test_defaults_are_those_of_the_config() -> None:
+    grpo: Entry = load_recipe("grpo")
+    assert defaults_of(grpo.config)["clip_high"] == "0.2"
+    assert defaults_of(load_recipe("dro").config) == {"beta": "required"}
+    assert defaults_of(load_recipe("rloo").config)["kl_in_reward"].startswith('{ kind = "fixed", weight = 0.05')
+    assert defaults_of(TextRun) == {}

@@ -1,0 +1,101 @@
+"""Run as a program under the sanitizers: random models and passes against the checked build, without torch."""
+
+import sys
+
+import numpy as np
+
+from hone.engine.native.build import build
+from hone.engine.native.library import ISA_NAMES, Library, Native, Shape, Tensor, load
+from hone.engine.work import DRAW, Draws, Pass
+
+
+def tensor(rng: np.random.Generator, held: list[np.ndarray], *, size: int, half: bool) -> Tensor:
+    values = rng.standard_normal(size).astype(np.float32)
+    array = (values.view(np.uint32) >> 16).astype(np.uint16) if half else values
+    held.append(array)
+    return Tensor(array.ctypes.data, size, int(half))
+
+
+def engine(library: Library, rng: np.random.Generator, isa: str) -> tuple[Native, Shape]:
+    heads_of_key, kv_heads = int(rng.integers(1, 8)), int(rng.integers(1, 4))
+    shape = Shape(
+        layers=int(rng.integers(1, 3)),
+        hidden=int(rng.integers(1, 80)),
+        intermediate=int(rng.integers(1, 90)),
+        heads=heads_of_key * kv_heads,
+        kv_heads=kv_heads,
+        head_dim=2 * int(rng.integers(1, 65)),
+        vocab=int(rng.integers(4, 150)),
+        bfloat16=int(rng.random() < 0.5 or isa in ("avx512_bf16", "amx")),
+        norm_eps=1e-6,
+    )
+    shape.vocab_used = int(rng.integers(3, shape.vocab + 1))
+    half, bias, norms, tied = (bool(coin) for coin in rng.random(4) < 0.5)
+    held: list[np.ndarray] = []
+    none = Tensor(None, 0, 0)
+
+    def new(size: int, *, there: bool = True) -> Tensor:
+        return tensor(rng, held, size=size, half=half) if there else none
+
+    d, qkv = shape.hidden, (shape.heads + 2 * shape.kv_heads) * shape.head_dim
+    tensors = [new(shape.vocab * d), new(d), new(shape.vocab * d, there=not tied)]
+    tensors.append(tensor(rng, held, size=shape.head_dim // 2, half=False))
+    for _ in range(shape.layers):
+        tensors += [new(d), new(qkv * d), new(qkv, there=bias)]
+        tensors += [new(shape.head_dim, there=norms), new(shape.head_dim, there=norms)]
+        tensors += [new(d * shape.heads * shape.head_dim), new(d, there=bias), new(d)]
+        tensors += [new(2 * shape.intermediate * d), new(2 * shape.intermediate, there=bias)]
+        tensors += [new(d * shape.intermediate), new(d, there=bias)]
+    native = library.open(shape, isa=isa, threads=int(rng.integers(1, 4)))
+    native.publish(tensors)
+    return native, shape
+
+
+def work_of(rng: np.random.Generator, shape: Shape, *, most: int, pages: int) -> Pass:
+    rows = int(rng.integers(1, 6))
+    starts, counts = rng.integers(0, 8 * most, rows), rng.integers(1, 8 * most, rows)
+    total = int(counts.sum())
+    draws = int(rng.integers(0, 40))
+
+    def of(choices: list[float], kind: type) -> np.ndarray:
+        return rng.choice(choices, draws).astype(kind)
+
+    return Pass(
+        tokens=rng.integers(0, shape.vocab, total).astype(np.int32),
+        positions=np.concatenate([s + np.arange(n) for s, n in zip(starts, counts, strict=True)]).astype(np.int32),
+        sequence=np.repeat(np.arange(rows), counts).astype(np.int32),
+        pages=rng.permutation(pages)[: rows * most].reshape(rows, most).astype(np.int32),
+        draws=Draws(
+            at=rng.integers(0, total, draws).astype(np.int32),
+            given=rng.integers(DRAW, shape.vocab_used, draws).astype(np.int32),
+            uniform=rng.random(draws),
+            temperature=of([0.1, 1.0, 3.0], np.float32),
+            top_k=of([0, 1, 5, 1000], np.int32),
+            top_p=of([0.0, 0.5, 1.0], np.float32),
+            min_p=of([0.0, 0.1, 2.0], np.float32),
+            greedy=of([0, 1], np.bool_),
+        ),
+    )
+
+
+def main() -> None:
+    assert "torch" not in sys.modules
+    library = load(build(checked=True).path)
+    for number in range(40):
+        rng = np.random.default_rng(number)
+        isa = ISA_NAMES[number % len(ISA_NAMES)]
+        if isa not in library.instruction_sets():
+            continue
+        native, shape = engine(library, rng, isa)
+        native.reserve(40)
+        for _ in range(3):
+            work = work_of(rng, shape, most=int(rng.integers(1, 7)), pages=40)
+            drawn = native.run(work)
+            assert ((drawn.token >= 0) & (drawn.token < shape.vocab_used)).all()
+            native.copy(np.asarray([0, 39], np.int32), np.asarray([39, 5], np.int32))
+        native.close()
+    print("ok")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,78 @@
+"""Small engines and requests for the tests of this folder."""
+
+import numpy as np
+
+from hone.core.generation import Request, Sampling
+from hone.engine.choose import Chosen, choose_runner
+from hone.engine.engine import Engine
+from hone.engine.limits import Limits
+from hone.engine.stops import TextRules
+from hone.engine.torch_runner import TorchRunner
+from hone.models.config import ModelConfig
+
+VOCAB = 24
+CONFIG = ModelConfig(
+    family="qwen3",
+    vocab_size=VOCAB,
+    hidden_size=32,
+    intermediate_size=48,
+    layers=2,
+    heads=4,
+    kv_heads=2,
+    head_dim=16,
+    max_positions=512,
+)
+
+
+def request(number: int, *, samples: int = 1, length: int = 0, **sampling) -> Request:
+    """Prompt `number`: `length` (or a few) tokens that depend on the number alone."""
+    rng = np.random.default_rng(number)
+    prompt = rng.integers(1, VOCAB, size=length or rng.integers(1, 40)).astype(np.int32)
+    return Request(id=f"p{number}", prompt=prompt, samples=samples, sampling=Sampling(**{"max_tokens": 12} | sampling))
+
+
+def engine(
+    model,
+    *,
+    slots=4,
+    seed=0,
+    decode=None,
+    eos=(0,),
+    vocab=VOCAB,
+    page_tokens=16,
+    context=200,
+    pages=0,
+    kind="torch",
+    **changes,
+) -> Engine:
+    """An engine of the torch runner; `pages` 0: enough. `changes`: of `Limits`, or of the Engine."""
+    most = -(-context // page_tokens)
+    given = {name: changes.pop(name) for name in ("on_publish", "canary", "clock") if name in changes}
+    fixed = changes.pop("fixed_tokens", None)
+    limits = Limits(
+        slots=slots,
+        pages=pages or most * (slots + 2),
+        page_tokens=page_tokens,
+        sequence_tokens=context,
+        **changes,
+    )
+    if kind == "native":
+        chosen = choose_runner("native", model, vocab_used=vocab, threads=1)
+        assert chosen.runner.page_tokens == page_tokens
+    else:
+        runner = TorchRunner(model, vocab_used=vocab, page_tokens=page_tokens, fixed_tokens=fixed)
+        chosen = Chosen(runner=runner, own_weights=False)
+    return Engine(chosen, TextRules(eos=eos, vocab=vocab, decode=decode), limits=limits, seed=seed, **given)
+
+
+def by_name(completions):
+    return {(done.request, done.sample): done for done in completions}
+
+
+def same(a, b) -> bool:
+    return (
+        np.array_equal(a.tokens, b.tokens)
+        and np.array_equal(a.logp, b.logp)
+        and np.array_equal(a.sampled_logp, b.sampled_logp)
+        and a.finish == b.finish
+    )

@@ -1,0 +1,114 @@
+"""The contract, held by the embedded runners and by the clients over servers that speak the real protocols."""
+
+from pathlib import Path
+
+import pytest
+from contract import CHECKS, EXEMPT, Subject, promised
+from engine_servers import FakeServer
+from engines import CONFIG, VOCAB, engine
+
+from hone.core.errors import ConfigError
+from hone.engine.canary import Canary
+from hone.engine.clients.config import ServerEngine
+from hone.engine.clients.connect import connect
+from hone.engine.native.library import available
+from hone.engine.stops import TextRules
+from hone.models.folder import save_model
+from hone.models.init import new_model
+
+ALPHABET = "_abcdefghijklmnopqrstuvw"
+
+
+def letters(ids) -> str:
+    return "".join(ALPHABET[i] for i in ids)
+
+
+def embedded(kind: str) -> Subject:
+    model = new_model(CONFIG, seed=1)
+
+    def make(*, seed=0, slots=4, on_publish="recompute"):
+        return engine(model, seed=seed, slots=slots, on_publish=on_publish, decode=letters, kind=kind)
+
+    return Subject(name=kind, model=model, vocab=VOCAB, eos=(0,), decode=letters, make=make)
+
+
+@pytest.fixture(params=["torch", "native"])
+def runner(request) -> Subject:
+    if request.param == "native" and available() is not None:
+        pytest.skip(f"no compiled runner here: {available()}")
+    return embedded(request.param)
+
+
+@pytest.mark.parametrize("check", promised("embedded"))
+def test_the_embedded_engine_keeps_the_contract(check, runner):
+    CHECKS[check](runner)
+
+
+@pytest.fixture(params=["vllm", "sglang"])
+def server(request, tmp_path):
+    model = new_model(CONFIG, seed=1)
+    save_model(model, tmp_path / "first", tokenizer_from=None)
+    server = FakeServer(tmp_path / "first", request.param, decode=letters)
+    made = []
+
+    def make(*, seed=0, slots=4, on_publish="finish"):
+        client = client_of(server, model, tmp_path, seed=seed, slots=slots, on_publish=on_publish)
+        made.append(client)
+        client.publish(0)
+        return client
+
+    server.subject = Subject(
+        name=request.param, model=model, vocab=VOCAB, eos=(0,), decode=letters, make=make, draws=300
+    )
+    yield server
+    for client in made:
+        client.close()
+    server.end()
+
+
+def client_of(server: FakeServer, model, folder: Path, *, seed=0, slots=4, **changes):
+    config = ServerEngine(
+        kind=server.dialect, url=server.url, weights_folder=str(folder / "handed"), **{"patience_s": 10.0} | changes
+    )
+    return connect(
+        config,
+        model=model,
+        save=lambda place: save_model(model, place, tokenizer_from=None),
+        text=TextRules(eos=(0,), vocab=VOCAB, decode=letters),
+        slots=slots,
+        seed=seed,
+    )
+
+
+@pytest.mark.parametrize("check", promised("vllm"))
+def test_a_server_keeps_the_contract(check, server):
+    CHECKS[check](server.subject)
+
+
+def test_every_exemption_is_of_a_check_that_there_is():
+    assert all(name in CHECKS for exempt in EXEMPT.values() for name in exempt)
+    assert all(len(reason) > 20 for exempt in EXEMPT.values() for reason in exempt.values())
+
+
+def test_what_a_server_cannot_promise_is_refused_in_words(server):
+    client = server.subject.make()
+    with pytest.raises(ConfigError) as error:
+        client.generate(
+            [
+                server.subject.request(1, top_k=3),
+                server.subject.request(2, top_p=0.5),
+                server.subject.request(3, greedy=True, temperature=0.5),
+            ]
+        )
+    assert len(error.value.messages) == 3
+    assert "top_k = 3" in str(error.value)
+    assert "use the embedded engine" in str(error.value)
+    assert "greedy answers at temperature 1, not 0.5" in str(error.value)
+
+
+def test_canary_tolerance_is_the_configs(server, tmp_path):
+    client = client_of(server, server.subject.model, tmp_path, canary_nats=0.1)
+    client.publish(0)
+    assert client.fingerprints[0].gap < 1e-4
+    assert isinstance(client.handover.canary, Canary)
+    client.close()

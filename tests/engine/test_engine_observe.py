@@ -1,0 +1,56 @@
+"""Whoever watches sees every token of every answer, in its place, before the answer is handed out."""
+
+import pytest
+from engines import CONFIG, by_name, engine, request, same
+
+from hone.core.generation import Given
+from hone.engine.native.library import available
+from hone.models.init import new_model
+
+REQUESTS = [
+    request(1, samples=3),
+    request(2, length=90, samples=4, max_tokens=40),
+    request(3, samples=40, max_tokens=3),
+    request(4, top_p=0.7),
+]
+
+
+def kinds():
+    return ["torch", *([] if available() else ["native"])]
+
+
+@pytest.mark.parametrize("kind", kinds())
+@pytest.mark.parametrize("changes", [{}, {"slots": 6, "pages": 15, "pass_tokens": 16}])
+def test_tokens_are_seen_as_they_are_drawn(kind, changes):
+    """With few pages answers are preempted, and may draw a token again: the latest counts."""
+    model = new_model(CONFIG, seed=3)
+    seen, finished, late = {}, {}, []
+
+    def observe(tokens):
+        for one in tokens:
+            name = (one.request, one.sample)
+            late.extend([name] if name in finished else [])
+            answer = seen.setdefault(name, [])
+            assert one.place <= len(answer), "no place is left out"
+            answer[one.place :] = [one.token]
+
+    watched = engine(model, kind=kind, **changes)
+    watched.observer = observe
+    for done in watched.generate(REQUESTS):
+        finished[done.request, done.sample] = done
+        assert seen[done.request, done.sample] == done.tokens.tolist()
+    assert len(seen) == len(finished) == 48 and not late
+    alone = by_name(engine(model, kind=kind, **changes).generate(REQUESTS))
+    assert all(same(alone[name], done) for name, done in finished.items())
+    if changes:
+        assert watched.stats.preempted > 0
+
+
+def test_what_is_scored_is_not_seen():
+    watched = engine(new_model(CONFIG, seed=3))
+    (done,) = watched.generate([request(1)])
+    watched.observer = lambda tokens: seen.extend(tokens)
+    seen = []
+    one = request(1)
+    watched.score([Given(prompt=one.prompt, tokens=done.tokens, sampling=one.sampling)])
+    assert seen == []

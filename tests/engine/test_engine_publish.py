@@ -1,0 +1,211 @@
+"""New weights in the middle, the stream that rewards are computed beside, pauses, and the canary."""
+
+import asyncio
+import copy
+
+import numpy as np
+import pytest
+import torch
+from engines import CONFIG, VOCAB, by_name, engine, request, same
+
+from hone.core.errors import DivergedError
+from hone.core.generation import Engine, Given, Sampling
+from hone.engine.canary import Canary, hash_weights
+from hone.engine.torch_runner import TorchRunner
+from hone.models.init import new_model
+from hone.models.packed import pack_shared
+
+
+@pytest.fixture
+def model():
+    return new_model(CONFIG, seed=1)
+
+
+class Copying(TorchRunner):
+    """A runner with weights of its own, like compiled ones: they change on `publish` only, if at all."""
+
+    def __init__(self, model, *, deaf=False) -> None:
+        self.trainer, self.deaf = model, deaf
+        super().__init__(copy.deepcopy(model), vocab_used=VOCAB, page_tokens=16)
+
+    def publish(self) -> None:
+        if not self.deaf:
+            self._model.load_state_dict(self.trainer.state_dict())
+
+
+def with_runner(model, runner, **changes):
+    made = engine(model, **changes)
+    made.runner, made.own_weights = runner, True
+    return made
+
+
+def stepped(model, factor=1.3) -> None:
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.mul_(factor)
+
+
+def trainer_logp(model, asked, done):
+    packed, targets = pack_shared([(asked.prompt, [done.tokens])])
+    with torch.no_grad():
+        return model.outlook(model.hidden(packed)[targets.at], targets.chosen).logp.numpy()
+
+
+ASKED = [request(0, max_tokens=4), request(1, max_tokens=40, samples=3), request(2, max_tokens=40, length=50)]
+
+
+def test_an_engine_is_what_clients_of_servers_are_too(model):
+    asked: Engine = engine(model)  # the protocol
+    assert asked.version == 0
+
+
+@pytest.mark.parametrize("change_first", [True, False])
+def test_recompute_is_as_if_the_text_so_far_had_been_a_prompt(model, change_first):
+    runner = engine(model, eos=(), slots=5, on_publish="recompute")
+    stream = runner.generate(ASKED)
+    done = [next(stream)]
+    stepped(model)
+    runner.publish(1)
+    done += list(stream)
+    asked = {one.id: one for one in ASKED}
+    for one in done[1:]:
+        assert {0, 1} == set(one.version.tolist())
+        before = int((one.version == 0).sum())
+        text = np.concatenate([asked[one.request].prompt, one.tokens[:before]])
+        (scored,) = runner.score([Given(prompt=text, tokens=one.tokens[before:], sampling=asked[one.request].sampling)])
+        assert np.array_equal(scored.logp, one.logp[before:])
+    assert runner.stats.stale_tokens == 0
+
+
+def test_keep_goes_on_over_old_keys_and_counts_them(model):
+    runner = engine(model, eos=(), slots=5, on_publish="keep")
+    stream = runner.generate(ASKED)
+    done = [next(stream)]
+    stepped(model)
+    runner.publish(1)
+    done += list(stream)
+    asked = {one.id: one for one in ASKED}
+    new = sum(int((one.version == 1).sum()) for one in done)
+    assert runner.stats.stale_tokens == new > 50
+    gaps = [np.abs(one.logp - trainer_logp(model, asked[one.request], one))[one.version == 1] for one in done[1:]]
+    assert np.concatenate(gaps).max() > 1e-3, "neither policy alone drew these"
+    fresh = by_name(runner.generate(ASKED))
+    clean = by_name(engine(model, eos=(), slots=5).generate(ASKED))
+    assert all(same(one, clean[name]) for name, one in fresh.items()), "old keys reach nothing that begins later"
+    assert runner.stats.stale_tokens == 0
+
+
+def test_finish_ends_what_runs_under_the_weights_that_it_began_with(model):
+    runner = with_runner(model, Copying(model), eos=(), slots=2, on_publish="finish")
+    old = by_name(engine(copy.deepcopy(model), eos=(), slots=2).generate(ASKED))
+    stream = runner.generate(ASKED)
+    done = [next(stream)]
+    stepped(model)
+    runner.publish(1)
+    done += list(stream)
+    new = by_name(engine(model, eos=(), slots=2).generate(ASKED))
+    versions = {name: set(one.version.tolist()) for name, one in by_name(done).items()}
+    assert {0} in versions.values()
+    assert {1} in versions.values()
+    for name, one in by_name(done).items():
+        assert len(versions[name]) == 1
+        assert same(one, (old if versions[name] == {0} else new)[name])
+
+
+def test_finish_with_shared_weights_needs_a_drain(model):
+    runner = engine(model, eos=(), slots=2, on_publish="finish")
+    stream = runner.generate(ASKED)
+    done = [next(stream)]
+    with pytest.raises(RuntimeError, match="drain"):
+        runner.publish(1)
+    runner.drain()
+    stepped(model)
+    runner.publish(1)
+    done += list(stream)
+    assert len(done) == 5
+    assert all(len(set(one.version.tolist())) == 1 for one in done)
+
+
+def test_a_prompt_read_by_older_weights_is_read_again(model):
+    runner = engine(model, eos=())
+    long = request(3, length=64, max_tokens=2)
+    list(runner.generate([long]))
+    list(runner.generate([long], round=1))
+    assert runner.stats.cached_tokens == 48
+    stepped(model)
+    runner.publish(1)
+    found = by_name(runner.generate([long], round=1))
+    assert runner.stats.cached_tokens == 0
+    assert all(same(one, by_name(engine(model, eos=()).generate([long], round=1))[name]) for name, one in found.items())
+
+
+def test_rewards_run_while_others_are_still_being_written(model):
+    runner = engine(model, eos=(), slots=4)
+    tokens_when_scored: list[int] = []
+
+    async def collect() -> list[str]:
+        runner.submit([request(0, max_tokens=2), request(1, max_tokens=60), request(2, max_tokens=60)])
+        names: list[str] = []
+        async for done in runner.stream():
+            await asyncio.sleep(0)  # a reward
+            tokens_when_scored.append(runner.stats.tokens)
+            names.append(done.request)
+            if len(names) == 1:
+                runner.submit([request(3, max_tokens=3)])  # another turn, while the others run
+        return names
+
+    names = asyncio.run(collect())
+    assert names == ["p0", "p3", "p1", "p2"]
+    assert tokens_when_scored[0] < tokens_when_scored[-1] / 2
+    alone = by_name(engine(model, eos=()).generate([request(3, max_tokens=3)]))
+    assert len(alone) == 1
+
+
+def test_a_pause_stops_passes_and_a_stream_waits(model):
+    runner = engine(model, eos=(), slots=4)
+    runner.submit([request(1, max_tokens=30)])
+    runner.pause()
+    with pytest.raises(RuntimeError, match="paused"):
+        runner.score([Given(prompt=ASKED[0].prompt, tokens=ASKED[0].prompt, sampling=Sampling(max_tokens=1))])
+
+    async def collect() -> list[int]:
+        async def later() -> None:
+            await asyncio.sleep(0.03)
+            assert runner.stats.tokens == 0
+            runner.resume()
+
+        waiting = asyncio.create_task(later())
+        lengths = [len(done.tokens) async for done in runner.stream()]
+        await waiting
+        return lengths
+
+    assert asyncio.run(collect()) == [30]
+
+
+def test_a_copy_that_is_out_of_date_stops_the_run(model):
+    made = with_runner(model, Copying(model, deaf=True), canary=Canary(model, vocab=VOCAB))
+    made.publish(0)
+    assert made.fingerprints[0].weights == hash_weights(model)
+    assert made.fingerprints[0].gap < 1e-5
+    stepped(model, 1.05)
+    with pytest.raises(DivergedError, match="does not draw from the weights of version 1"):
+        made.publish(1)
+    assert list(made.fingerprints) == [0]
+
+
+def test_a_fingerprint_follows_the_weights(model):
+    made = engine(model, canary=Canary(model, vocab=VOCAB))
+    for version, factor in enumerate((1.0, 1.01, 1.0)):
+        stepped(model, factor)
+        made.publish(version)
+    first, second, third = made.fingerprints.values()
+    assert first.weights != second.weights == third.weights
+    assert first.logp != second.logp == third.logp
+
+
+def test_weights_that_are_no_numbers_are_refused_on_publish(model):
+    made = engine(model, canary=Canary(model, vocab=VOCAB))
+    with torch.no_grad():
+        model.norm.weight[0] = torch.nan
+    with pytest.raises(DivergedError, match="not finite"):
+        made.publish(1)

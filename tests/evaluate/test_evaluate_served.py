@@ -1,0 +1,67 @@
+"""A server of text on the held-out prompts of a policy: the same scores for the same answers."""
+
+import json
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from hone.engine.clients.http import Address, Link
+from hone.engine.clients.openai import OpenAiClient
+from hone.envs.text_task import TaskConfig
+from hone.evaluate.served import ask_server, read
+from hone.evaluate.text import EvaluationConfig, prepare_exam
+from hone.models.tokenizers import character_tokenizer
+from hone.rewards.config import RewardFunction, RewardsConfig
+
+ANSWERS = {"1+1=": "2", "2+2=": "5", "3+3=": "", "4+4=": "8 ✓"}
+
+
+class Teacher(BaseHTTPRequestHandler):
+    def log_message(self, format, *args):
+        """Silent."""
+
+    def do_POST(self):
+        body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        text = ANSWERS[body["prompt"]]
+        choice = {"text": text, "finish_reason": "stop"}
+        content = json.dumps({"choices": [choice], "usage": {"completion_tokens": 7}}).encode()
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+
+@pytest.fixture
+def client():
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Teacher)
+    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
+    yield OpenAiClient(Link(Address(url=f"http://127.0.0.1:{server.server_address[1]}")), model="teacher", slots=2)
+    server.shutdown()
+    server.server_close()
+
+
+def test_answers_are_scored_and_none_is_lost(client, tmp_path: Path) -> None:
+    rows = [{"prompt": prompt, "answer": answer} for prompt, answer in zip(ANSWERS, "2468", strict=True)]
+    (tmp_path / "held.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "score.py").write_text("def right(completion, answer):\n    return float(completion == answer)\n")
+    config = EvaluationConfig(
+        task=TaskConfig(source=str(tmp_path / "held.jsonl")),
+        rewards=RewardsConfig(functions=[RewardFunction(use=f"{tmp_path / 'score.py'}:right")], workers=1),
+        max_tokens=4,
+    )
+    exam = prepare_exam(config, character_tokenizer(["0123456789+="]), context=64)
+    try:
+        judged = ask_server(exam, client)
+    finally:
+        exam.close()
+    assert judged.answers == ["2", "5", "", "8 ✓"]
+    assert judged.scores.tolist() == [1.0, 0.0, 0.0, 0.0]
+    assert judged.lengths.tolist() == [7] * 4
+
+
+def test_text_survives_the_bytes() -> None:
+    assert read(np.array([*"Grüße ✓".encode(), 256], np.int32)) == "Grüße ✓"
+    assert read(np.array([256], np.int32)) == ""
