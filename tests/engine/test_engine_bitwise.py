@@ -76,13 +76,18 @@ def sampling(one, temperature: float):
     return type(one.sampling)(max_tokens=one.sampling.max_tokens, temperature=temperature)
 
 
-def test_parity_alone_is_not_equal_to_the_bit():
-    """The test above can fail: without the mode some bits differ."""
-    model = new_model(CONFIG, seed=1)
+def test_a_weight_that_moved_by_one_bit_is_seen():
+    """The test above can fail."""
+    model = exact_model()
     done = by_name(engine(model, slots=16).generate(ASKED[:1]))
     group = [done["p0", place] for place in range(6)]
     packed, targets = pack_shared([(ASKED[0].prompt, [one.tokens for one in group])])
-    gap = trained_logp(model, packed, targets) - np.concatenate([one.logp for one in group])
+    recorded = np.concatenate([one.logp for one in group])
+    assert np.array_equal(trained_logp(model, packed, targets), recorded)
+    weight = model.layers[0].qkv.weight
+    with torch.no_grad():
+        weight[0, 0] = torch.nextafter(weight[0, 0], torch.tensor(9.0))
+    gap = trained_logp(model, packed, targets) - recorded
     assert 0 < np.abs(gap).max() < 1e-4
 
 

@@ -114,9 +114,10 @@ def test_counts_by_hand_and_what_was_never_tried() -> None:
         def decide(self, seen, noise):
             return np.ones(len(seen), np.int64), np.zeros(len(seen), np.float32)
 
-    found = counted(world.rollout(Right(2)), states=3, actions=2, discount=0.9)  # one step: 1 -> 2
+    log = world.rollout(Right(2))  # one step: 1 -> 2
+    found = counted(log, states=3, actions=2, discount=0.9)
     assert found.legal.tolist() == [[False, False], [False, True], [False, False]]
     assert found.ends.tolist() == [True]  # nobody knows what follows in state 2
     assert evaluate(found, np.array([0, 1, 0])).tolist() == [0.0, 0.0, 0.0]
     with pytest.raises(DataError, match=r"row 0: state seen last is 2, expected 0 \.\. 1"):
-        counted(world.rollout(Right(2)).take(np.array([0])), states=2, actions=2, discount=0.9)
+        counted(log, states=2, actions=2, discount=0.9)

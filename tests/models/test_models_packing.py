@@ -170,3 +170,22 @@ def test_empty_completions_and_no_rows():
     packed, targets = pack_shared([(np.array([1], np.int32), [np.zeros(0, np.int32)])])
     assert len(targets.at) == 0
     assert model.hidden(packed).shape == (1, 16)
+
+
+def test_what_branches_send_back_to_their_trunk_adds_up_in_float32():
+    """300 branches read one key; in bfloat16 a running sum would stop growing at 256."""
+    prompt = np.array([1], np.int32)
+    packed, _ = pack_shared([(prompt, [np.array([2], np.int32)] * 300)])
+    attend = PackedAttention(packed, heads=1, kv_heads=1, head_dim=2, dtype=torch.bfloat16)
+    query, key = torch.zeros(2, 301, 1, 2, dtype=torch.bfloat16)
+    value = torch.zeros(301, 1, 2, dtype=torch.bfloat16, requires_grad=True)
+    attend(0, query, key, value).sum().backward()
+    assert value.grad[0, 0].tolist() == [151.0, 151.0]  # all of its own, and half of each branch's
+    assert value.grad[1:].unique().tolist() == [0.5]
+
+
+def test_scores_are_computed_for_what_is_seen_only():
+    """Eight answers of 20 tokens to one question of 10: 8 x 20 x 30 scores and the question's, not 170 x 170."""
+    packed, _ = pack_shared([(np.ones(10, np.int32), [np.ones(20, np.int32)] * 8)])
+    attend = PackedAttention(packed, heads=1, kv_heads=1, head_dim=2, dtype=torch.float32)
+    assert [block.mask.numel() for block in attend._blocks] == [8 * 20 * 30, 10 * 10]

@@ -27,6 +27,7 @@ from hone.store.metrics import open_metrics
 from hone.store.report import write_report
 from hone.store.report_data import gather
 from hone.store.samples import SampleRow, write_samples
+from hone.store.speed import MatmulRate, write_matmul_rate
 
 VOID = {"meta", "br", "img", "link", "hr", "input"}
 EVIL = "</td></script><img src=http://x.example/ onerror=alert(1)>&\"'\0"
@@ -125,6 +126,26 @@ def test_the_split_of_time_adds_up(tmp_path):
     page = page_of(folder)
     for words in ("collect 75.0% 36 s 3,000.0 ms", "update 18.8% 9.0 s 750.0 ms", "other 6.2% 3.0 s 250.0 ms"):
         assert words in page.text
+
+
+def test_a_step_is_drawn_and_its_bottleneck_named(tmp_path):
+    engine = {"time/generate_s": 1.8, "time/generate_model_s": 1.5, "time/generate_prefill_s": 0.5}
+    folder = make_run(tmp_path, "r", extra=engine | {"learner/flops": 6e9})
+    write_matmul_rate(folder, MatmulRate(dtype="float32", device="cpu", threads=2, flops_per_s=3.2e10))
+    page = page_of(folder)
+    for words in (
+        "The bottleneck is rewards, once all answers were written (rewards): 30% of a step, 1.2 s of 4.0 s.",
+        "decode: 1.0 s, 25.0% of a step",
+        "collect 75.0% 36 s 3,000.0 ms of it prefill 12.5% 6.0 s 500.0 ms",
+        "Updates computed at 8 GFLOP/s, 25% of the 32 GFLOP/s",
+    ):
+        assert words in page.text, words
+    parts = gather(folder).own.parts_s()
+    assert parts == [("collect", 36.0), ("update", 9.0), ("other", 3.0)], "what lies inside is not counted twice"
+    beside = page_of(make_run(tmp_path, "ahead", extra={name: 2 * value for name, value in engine.items()}))
+    assert "it overlaps the step, and is no part of its time" in beside.text
+    (folder / "speed.json").write_text("?")
+    assert "speed.json" in page_of(folder).text
 
 
 def make_pipeline(root):

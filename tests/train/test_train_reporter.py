@@ -223,3 +223,16 @@ def test_answers_are_numbered_within_their_group_in_whatever_order_groups_come()
     ]
     assert Counter(row.step for row in rows) == {3: 5}
     assert len(answer_rows(3, episodes, Credits(advantage=episodes.reward), tokenizer, most=2)) == 2
+
+
+def test_saving_is_timed_with_the_step_that_follows(folder: RunFolder) -> None:
+    """The line of a step is written before its checkpoint: what that takes stands in the next one."""
+    reporter = reporter_of(folder, settings=RunSettings(checkpoint_every=1), steps=3)
+    clock = reporter.clock
+    assert isinstance(clock, ManualClock)
+    reporter.job = replace(reporter.job, save_policy=lambda place: clock.advance(2.0))
+    for step in (1, 2, 3):
+        reporter(step, EPISODES, CREDITS, {})
+    values = read_metrics(folder.metrics_path).values
+    assert values["time/step_s"].tolist() == [0.0, 2.0, 2.0]
+    assert values["time/save_s"].tolist()[1:] == [2.0, 2.0] and np.isnan(values["time/save_s"][0])

@@ -36,6 +36,7 @@ PYTHON = os.environ.get("HONE_VLLM_PYTHON", "")
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not PYTHON, reason="run by make test-vllm")]
 START_S = 400.0
 FLAGS = ["--dtype", "float32", "--enforce-eager", "--enable-scale-out", "--logprobs-mode", "processed_logprobs"]
+FLAGS += ["--no-enable-chunked-prefill", "--max-num-batched-tokens", "2048"]
 SETTINGS = {
     "VLLM_SERVER_DEV_MODE": "1",
     "VLLM_CPU_KVCACHE_SPACE": "1",

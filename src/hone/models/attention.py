@@ -1,9 +1,9 @@
 """Attention over packed rows: index tables made once for a batch, then plain matrix products in every layer.
 
-Texts are gathered into padded `[texts, heads, length, head_dim]` blocks of similar length. A branch is a text that reads
-its trunk's keys again, so that nobody computes the scores of branches that cannot see each other. On a CPU the backward of
-torch's fused attention is several times slower than matrix products for short rows; on CUDA, and for long rows, whose
-scores would not fit in memory, the fused form is used.
+Texts are gathered into padded `[texts, heads, length, head_dim]` blocks of similar length. A branch is a text that
+reads its trunk's keys again, so that no scores are computed between branches, which cannot see each other. On a CPU the
+backward of torch's fused attention is several times slower than matrix products for short texts; on CUDA, and for long
+texts, whose scores would not fit in memory, the fused form is used.
 """
 
 from dataclasses import dataclass
@@ -120,9 +120,7 @@ class PackedAttention:
         k = key.view(texts * self._kv_heads, keys, self._head_dim)
         v = value.view(texts * self._kv_heads, keys, self._head_dim)
         scores = torch.bmm(q, k.transpose(1, 2)).view(texts, self._kv_heads, group, queries, keys)
-        scores = scores.add_(block.mask)
-        kept = torch.float32 if scores.dtype == torch.bfloat16 else scores.dtype
-        weights = torch.softmax(scores, dim=-1, dtype=kept).to(v.dtype)
+        weights = torch.softmax(scores.add_(block.mask), dim=-1)  # bfloat16: summed in float32, rounded once
         return torch.bmm(weights.view(texts * self._kv_heads, group * queries, keys), v).view(-1, self._head_dim)
 
 
@@ -189,7 +187,7 @@ def _alike(lengths: Ints) -> list[Ints]:
 
 
 def _places(slots: Ints, first: Ints, ends: Ints) -> tuple[Ints, Ints]:
-    """Tokens of the positions `first:ends` of each text, padded: `[texts, length]`, and the position of each, -1: none."""
+    """Tokens at the positions `first:ends` of each text, padded to `[texts, length]`; and these positions, -1: none."""
     length = int((ends - first).max())
     positions = first[:, None] + np.arange(length)
     real = positions < ends[:, None]

@@ -151,8 +151,7 @@ class FixedAttention:
             q, k, v = q.expand(2, -1, -1), k.expand(2, -1, -1), v.expand(2, -1, -1)
         scores = torch.bmm(q, k.transpose(1, 2))[:items]
         scores.view(len(group.mask), self._heads, TILE, -1)[..., -STRIDE:].add_(group.mask)
-        kept = torch.float32 if scores.dtype == torch.bfloat16 else scores.dtype
-        weights = torch.softmax(scores, dim=-1, dtype=kept).to(v.dtype)
+        weights = torch.softmax(scores, dim=-1)  # bfloat16: summed in float32, rounded once
         if items == 1:
             weights = weights.expand(2, -1, -1)
         return torch.bmm(weights, v)[:items].view(-1, size)

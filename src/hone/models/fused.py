@@ -139,7 +139,7 @@ def rotate(x: Tensor, turns: Tensor) -> Tensor:
 def gated_silu(gate_up: Tensor, *, steady: bool = False) -> Tensor:
     """`[..., 2 n]` -> silu of the first half times the second, `[..., n]` (Shazeer, 2020).
 
-    `steady`: in a form whose bits do not depend on where an element lies. torch's own sigmoid takes another road for the
-    elements that do not fill a vector register, and which ones these are depends on threads.
+    `steady`: in a form whose bits do not depend on where an element lies. torch's own sigmoid takes another road for
+    the elements that do not fill a vector register, and which ones these are depends on threads.
     """
     return _GatedSilu.apply(gate_up, steady)

@@ -34,7 +34,7 @@ class VllmWire:
         self.link = link
         self.refusal = ""
         """Why it takes no token ids, in the server's words."""
-        self._salt = "hone"
+        self._salt, self._labels = "hone", False
 
     def probe(self) -> Abilities:
         version = self.link.get("/version").get("version", "of unknown version")
@@ -43,7 +43,8 @@ class VllmWire:
         has: set[Ability] = {
             name for name, paths in _NEEDED.items() if all(self.link.status(path) == _OTHER_METHOD for path in paths)
         }
-        has |= self._drawing(labelled=self.link.status(_LABEL) == _OTHER_METHOD)
+        self._labels = self.link.status(_LABEL) == _OTHER_METHOD
+        has |= self._drawing()
         return Abilities(
             server=f"vLLM {version} at {self.link.url}",
             has=frozenset(has),
@@ -85,7 +86,7 @@ class VllmWire:
         # Keys and values are kept under a salt, so that those of older weights are never read; the reset frees them.
         self._salt = f"hone {label}"
         self.link.post("/reset_prefix_cache", repeat="always")
-        if self.link.status(_LABEL) == _OTHER_METHOD:
+        if self._labels:
             self.link.post(_LABEL, {"new_version": label}, repeat="always")
 
     def abort(self) -> None:
@@ -123,7 +124,7 @@ class VllmWire:
             ended=str(choice.get("finish_reason")),
         )
 
-    def _drawing(self, *, labelled: bool) -> set[Ability]:
+    def _drawing(self) -> set[Ability]:
         """What two short answers show: that token ids are taken and given, at which temperature, by which weights."""
         try:
             cold, warm = self._likeliest(0.25), self._likeliest(1.0)
@@ -135,7 +136,7 @@ class VllmWire:
         has: set[Ability] = {"tokens", "score"}
         if cold[1] > warm[1] or warm[1] > -1e-6:  # a colder policy is surer of its likeliest token
             has.add("temperature")
-        if labelled and warm[0]:
+        if self._labels and warm[0]:
             has |= {"labels", "spans"}
         return has
 

@@ -138,9 +138,9 @@ def table(value: object, what: str, place: str) -> Json:
 
 def integers(values: Sequence[object], what: str, place: str) -> NDArray[np.int32]:
     """Token ids of a reply. Raises ServerError."""
-    wrong = next((value for value in values if type(value) is not int or not 0 <= value < 2**31), None)
-    if wrong is not None or any(value is None for value in values):
-        raise ServerError(f"{place}: {what} hold {_shown(wrong)}, which is no token id")
+    wrong = [value for value in values if type(value) is not int or not 0 <= value < 2**31]
+    if wrong:
+        raise ServerError(f"{place}: {what} hold {_shown(wrong[0])}, which is no token id")
     return np.array(values, np.int32).reshape(len(values))
 
 

@@ -164,7 +164,7 @@ def checked(mdp: Finite) -> Finite:
     wrong = np.argwhere(mdp.legal & (np.abs(sums - 1) > SUM_TOLERANCE))
     if len(wrong):
         state, action = wrong[0]
-        faults.add(f"state {state}, action {action}: probabilities add up to {sums[state, action]!r}, expected 1")
+        faults.add(f"state {state}, action {action}: probabilities add up to {sums[state, action]:.12g}, expected 1")
     if not np.isfinite(mdp.reward).all():
         faults.add(f"outcome {np.flatnonzero(~np.isfinite(mdp.reward))[0]}: the reward is not finite")
     stuck = np.flatnonzero(~mdp.ends & mdp.terminal[mdp.after])
