@@ -1,5 +1,6 @@
 """Graphs, partitions and options of finite processes, against hand-worked cases and slow versions."""
 
+import sys
 from itertools import product
 
 import numpy as np
@@ -7,11 +8,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hone.core.errors import DataError
+from hone.core.errors import DataError, ResourceError
 from hone.envs.finite.build import chain, drawn, from_gymnasium, from_table, grid
 from hone.envs.finite.graph import closed, component_labels, components, cyclic, joined, on_cycles, reachable
 from hone.envs.finite.options import Option, option_model, over_options, primitive
 from hone.envs.finite.partition import bisimulation, clusters, is_bisimulation, quotient
+from hone.envs.finite.program import solve_program
 from hone.envs.finite.solve import evaluate, policy_iteration
 
 
@@ -163,3 +165,12 @@ def test_an_option_that_never_stops_is_refused_without_a_discount() -> None:
     mdp = grid(["S.G"], discount=1.0)
     with pytest.raises(DataError, match="from state 0 the option never stops"):
         option_model(mdp, Option(policy=np.zeros(3, np.int64), stops=np.zeros(3)))
+
+
+def test_without_scipy_it_is_said_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "scipy", None)
+    mdp = chain(1600, discount=0.9)
+    for work in (components, solve_program, lambda mdp: evaluate(mdp, np.zeros(1600, np.int64))):
+        with pytest.raises(ResourceError, match=r"pip install 'hone-rl\[control\]'"):
+            work(mdp)
+    assert reachable(mdp).all()

@@ -72,15 +72,28 @@ def test_a_restored_ring_goes_on_as_before() -> None:
     np.testing.assert_array_equal(here.observations, there.observations)
 
 
+def test_pieces_become_their_transitions() -> None:
+    piece = Episodes(**columns(single(np.arange(3))) | {
+        "offsets": np.array([0, 3, 3]), "group": np.array([5, 6]), "terminated": np.array([True, False]),
+        "truncated": np.zeros(2, bool), "final": np.array([[9, 9], [8, 8]], np.float32), "score": np.zeros(2),
+        "status": np.zeros(2, np.uint8),
+    })  # fmt: skip
+    ring = Ring(8)
+    rows = ring.add(piece)
+    assert rows.tolist() == [0, 1, 2]
+    kept = ring.take(rows)
+    assert kept.final is not None
+    assert kept.final[:, 1].tolist() == [1, 2, 9]
+    assert kept.terminated.tolist() == [False, False, True]
+    assert ring.whole(rows).all()
+
+
 def test_what_does_not_fit_is_refused() -> None:
     ring = Ring(4)
     ring.add(single(np.arange(2)))
     longer = single(np.arange(2)).take(np.array([0, 1]))
-    with pytest.raises(DataError, match="single decisions"):
-        ring.add(Episodes(**columns(longer) | {
-            "offsets": np.array([0, 2]), "group": np.zeros(1, np.int64), "terminated": np.zeros(1, bool),
-            "truncated": np.zeros(1, bool), "score": np.zeros(1), "status": np.zeros(1, np.uint8),
-        }))  # fmt: skip
+    with pytest.raises(DataError, match="no final observations"):
+        ring.add(Episodes(**columns(longer) | {"final": None}))
     with pytest.raises(DataError, match=r"seen is float32\[3\], the ring holds float32\[2\]"):
         ring.add(Episodes(**columns(longer) | {"seen": np.zeros((2, 3), np.float32)}))
     with pytest.raises(DataError, match="1 of 2 transitions have no score"):

@@ -25,7 +25,6 @@ from hone.store.html import duration, number, text
 from hone.store.manifest import Facts, Setting
 from hone.store.metrics import open_metrics
 from hone.store.report import write_report
-from hone.store.report_data import gather
 from hone.store.samples import SampleRow, write_samples
 from hone.store.speed import MatmulRate, write_matmul_rate
 
@@ -121,8 +120,6 @@ def test_a_single_run(tmp_path):
 
 def test_the_split_of_time_adds_up(tmp_path):
     folder = make_run(tmp_path, "r")
-    parts = gather(folder).own.parts_s()
-    assert parts == [("collect", 36.0), ("update", 9.0), ("other", 3.0)]
     page = page_of(folder)
     for words in ("collect 75.0% 36 s 3,000.0 ms", "update 18.8% 9.0 s 750.0 ms", "other 6.2% 3.0 s 250.0 ms"):
         assert words in page.text
@@ -140,8 +137,9 @@ def test_a_step_is_drawn_and_its_bottleneck_named(tmp_path):
         "Updates computed at 8 GFLOP/s, 25% of the 32 GFLOP/s",
     ):
         assert words in page.text, words
-    parts = gather(folder).own.parts_s()
-    assert parts == [("collect", 36.0), ("update", 9.0), ("other", 3.0)], "what lies inside is not counted twice"
+    assert "collect 75.0% 36 s" in page.text and "other 6.2% 3.0 s" in page.text, (
+        "what lies inside is not counted twice"
+    )
     beside = page_of(make_run(tmp_path, "ahead", extra={name: 2 * value for name, value in engine.items()}))
     assert "it overlaps the step, and is no part of its time" in beside.text
     (folder / "speed.json").write_text("?")

@@ -9,7 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from hone.store import svg
-from hone.store.svg import Interval, Scale, curve, interval_plot, nice_ticks, stacked_bar, tick_labels
+from hone.store.svg import Interval, Scale, curve, interval_plot, nice_ticks, tick_labels
 
 
 def points(picture, style):
@@ -103,16 +103,3 @@ def test_intervals_outside_the_unit_range_and_not_finite():
     assert "nan" not in picture
     assert "−200" in picture  # noqa: RUF001
     assert interval_plot([Interval(label="b", mean=math.nan, low=math.nan, high=math.nan)]) == ""
-
-
-@given(st.lists(st.floats(0.01, 1e4), min_size=1, max_size=9))
-def test_parts_fill_the_bar(seconds):
-    picture = stacked_bar([(f"p{k}", value) for k, value in enumerate(seconds)])
-    boxes = [tuple(map(float, box)) for box in re.findall(r'x="([\d.]+)" y="0" width="([\d.]+)"', picture)]
-    assert len(boxes) == len(seconds)
-    assert boxes[0][0] == 0
-    assert boxes[-1][0] + max(boxes[-1][1], 960 * seconds[-1] / sum(seconds)) == pytest.approx(960, abs=2.5)
-
-
-def test_an_empty_bar():
-    assert stacked_bar([("a", 0.0)]) == ""

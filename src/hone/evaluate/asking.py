@@ -156,7 +156,10 @@ def make_engine(
 
 
 def make_client(policy: TokenPolicy, config: ServerEngine, *, slots: int, seed: int) -> RemoteEngine:
-    """A server that will be handed the policy's weights. Raises ConfigError for an address that cannot be one."""
+    """A server that will be handed the policy's weights. Raises ConfigError for an address that cannot be one, and for
+    a policy whose log-probabilities must be the engine's to the bit."""
+    if policy.decoder.exactness == "bitwise":
+        raise ConfigError('model.exactness = "bitwise" takes the torch runner: a server computes in ways of its own')
     tokenizer = policy.tokenizer
     vocab = min(tokenizer.size, policy.decoder.config.vocab_size)
     return connect(

@@ -39,6 +39,10 @@ class SumTree:
         """`[capacity]`, as they stand."""
         return self._nodes[: self.capacity].copy()
 
+    def masses_of(self, rows: Ints) -> Floats:
+        """`[n]` of these rows."""
+        return self._nodes[rows]
+
     @property
     def total(self) -> float:
         """Sum of all masses."""
@@ -52,7 +56,7 @@ class SumTree:
         if not (masses.min() >= 0 and masses.max() < np.inf):  # NaN fails both
             wrong = int(np.flatnonzero(~((masses >= 0) & (masses < np.inf)))[0])
             raise DataError(f"mass {masses[wrong]} of row {rows[wrong]}: masses are finite and not negative")
-        if rows.min() < 0 or rows.max() >= self.capacity:
+        if rows.view(np.uint64).max() >= self.capacity:  # as unsigned numbers, negative rows are the largest
             raise DataError(f"rows {rows.min()} .. {rows.max()} of a tree of {self.capacity}")
         self._loops.change(self._nodes, self._starts, rows, masses)
 

@@ -27,7 +27,7 @@ from hone.store.manifest import Manifest, Setting, read_config, read_manifest
 from hone.store.metrics import CLOCK_PREFIX, Columns, read_metrics
 from hone.store.samples import SampleRow, read_samples
 from hone.store.speed import MatmulRate, read_matmul_rate
-from hone.store.timeline import OTHER, is_part
+from hone.store.timeline import is_part
 
 T = TypeVar("T")
 
@@ -52,17 +52,6 @@ class Stage:
     @property
     def steps(self) -> int:
         return int(self.metrics.steps[-1]) if len(self.metrics.steps) else 0
-
-    def parts_s(self) -> list[tuple[str, float]]:
-        """Seconds of the whole run by part, largest first; what no part explains is `other`."""
-        parts = {
-            name.removeprefix(CLOCK_PREFIX).removesuffix("_s"): float(np.nansum(values))
-            for name, values in self.metrics.values.items()
-            if is_part(name)
-        }
-        rest = self.wall_s() - sum(parts.values())
-        ordered = sorted(((name, seconds) for name, seconds in parts.items() if seconds > 0), key=lambda part: -part[1])
-        return [*ordered, (OTHER, rest)] if parts and rest > 0.005 * self.wall_s() else ordered
 
     def wall_s(self) -> float:
         """Seconds that the steps took: `time/step_s` summed, else the sum of the parts."""

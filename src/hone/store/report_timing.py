@@ -6,7 +6,7 @@ from hone.store.html import EMPTY, Html, duration, element, join, styled, table,
 from hone.store.report_data import Stage
 from hone.store.speed import speed_line
 from hone.store.svg import Block, lanes, part_style
-from hone.store.timeline import Span, Timeline, timeline
+from hone.store.timeline import OTHER, Span, Timeline, timeline
 
 
 def timing(stage: Stage, level: str) -> Html:
@@ -17,13 +17,11 @@ def timing(stage: Stage, level: str) -> Html:
     parts = [
         element(level, text("Where the time went")),
         styled("p", "verdict", text(found.bottleneck())),
-        styled("div", "card", *_picture(found), _table(stage, found)),
+        styled("div", "card", *_picture(found), _table(found)),
     ]
     line = speed_line(stage.metrics, stage.matmul)
     if line:
-        counted = (
-            "counted are the products of the forward and the backward pass, and attention; nothing is counted twice"
-        )
+        counted = "counted are the products and the attention of its passes over the network"
         parts.append(styled("p", "note", text(f"{line[0].upper()}{line[1:]}; {counted}.")))
     return join(parts)
 
@@ -61,25 +59,25 @@ def _styles(found: Timeline) -> dict[str, str]:
     return {name: part_style(name, index) for index, name in enumerate(names)}
 
 
-def _table(stage: Stage, found: Timeline) -> Html:
+def _table(found: Timeline) -> Html:
     """Every part, largest first; what one is made of below it, and what overlaps at the end."""
-    total, styles = stage.wall_s(), _styles(found)
+    styles = _styles(found)
     rows: list[list[Html]] = []
 
-    def row(name: str, seconds: float, words: str) -> None:
+    def row(span: Span, words: str) -> None:
         rows.append(
             [
-                join([element("span", attributes={"class": f"swatch {styles[name]}"}), text(words)]),
-                text(f"{seconds / total:.1%}"),
-                text(duration(seconds)),
-                text(f"{1000 * seconds / found.steps:,.1f} ms"),
+                join([element("span", attributes={"class": f"swatch {styles[span.name]}"}), text(words)]),
+                text(f"{span.seconds_s / found.step_s:.1%}"),
+                text(duration(span.seconds_s * found.steps)),
+                text(f"{1000 * span.seconds_s:,.1f} ms"),
             ]
         )
 
-    for name, seconds in stage.parts_s():
-        row(name, seconds, name)
-        for span in found.inside if name == "collect" else ():
-            row(span.name, span.seconds_s * found.steps, f"of it {span.name}")
+    for span in sorted(found.loop, key=lambda part: (part.name == OTHER, -part.seconds_s)):
+        row(span, span.name)
+        for part in found.inside if span.name == "collect" else ():
+            row(part, f"of it {part.name}")
     for span in found.beside:
-        row(span.name, span.seconds_s * found.steps, f"beside it {span.name}")
+        row(span, f"beside it {span.name}")
     return table(("part", "share", "in all", "a step"), rows, style="fit", numeric=(1, 2, 3))

@@ -1,4 +1,4 @@
-"""Small pictures as inline SVG: a curve, intervals on a common axis, one bar in parts, lanes of a timeline.
+"""Small pictures as inline SVG: a curve, intervals on a common axis, lanes of a timeline.
 
 Belongs here: geometry. Colours and type come from the page's style sheet by class, so that light and dark both work;
 hovering shows exact values through SVG titles, without scripts.
@@ -113,25 +113,6 @@ def interval_plot(rows: Sequence[Interval]) -> Html:
         parts.append(_label(left - 14, middle + 4, row.label, "label end"))
         parts.append(_interval_row(row, x, middle, last=index == len(rows) - 1))
     return _picture(width, bottom + 22, *parts, style="wide")
-
-
-def stacked_bar(parts: Sequence[tuple[str, float]]) -> Html:
-    """Shares of a whole as one bar, coloured by `part_style`, which the legend uses too."""
-    total = sum(value for _, value in parts)
-    if total <= 0:
-        return EMPTY
-    width, height, at, gap = _WIDE, 26.0, 0.0, 2.0
-    drawn: list[Html] = []
-    for index, (name, value) in enumerate(parts):
-        share = value / total
-        size = max(share * width - gap, 0.5)
-        title = element("title", text(f"{name}: {share:.1%}"))
-        box: dict[str, str | float] = {"x": at, "y": 0, "width": size, "height": height, "rx": 3}
-        drawn.append(element("rect", title, attributes=box | {"class": part_style(name, index)}))
-        if share > 0.09:
-            drawn.append(_label(at + 8, height / 2 + 4, f"{share:.0%}", "on-part"))
-        at += share * width
-    return _picture(width, height, *drawn, style="wide")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

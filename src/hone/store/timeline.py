@@ -20,6 +20,8 @@ _WHOLE: Final = ("step", "total", "elapsed")
 _INSIDE: Final = "generate"
 """Times that begin so are of the engine: parts of `collect`, or beside the loop when it collects ahead."""
 OTHER: Final = "other"
+_LEAST: Final = 0.0005
+"""Share of a step below which a part is not shown."""
 _BESIDE: Final = 1.05
 """Generation that took so many times what the loop waited for, as a share of it, went on beside the loop."""
 
@@ -104,7 +106,7 @@ def timeline(metrics: Columns) -> Timeline | None:
     if not steps or whole <= 0:
         return None
     step_s = whole / steps
-    loop = _loop({name: spent / steps for name, spent in parts.items() if spent > 0}, step_s)
+    loop = _loop({name: spent / steps for name, spent in parts.items() if spent > _LEAST * whole}, step_s)
     engine = {name: spent / steps for name, spent in seconds.items() if _of_engine(name)}
     collect = next((span for span in loop if span.name == "collect"), None)
     made = _generation(engine)

@@ -13,7 +13,6 @@ from hone.core.credit import Metrics
 from hone.core.episodes import Episodes, concatenate
 from hone.core.random import generator, permutation
 from hone.core.state import State, integer, substate
-from hone.replay.ring import Ring
 from hone.train.loop import Source
 
 P = TypeVar("P")
@@ -158,15 +157,35 @@ class Logged(Generic[P]):
         self._cached_order = np.zeros(0, dtype=np.int64)
 
 
+class Memory(Protocol):
+    """What was lived through, kept (`hone.replay`): transitions or steps, by priority or not, or whole episodes."""
+
+    def __len__(self) -> int:
+        """Decisions that can be sampled."""
+        ...
+
+    def add(self, episodes: Episodes) -> object:
+        """Remember episodes, or pieces of them."""
+        ...
+
+    def sample(self, count: int, draws: np.random.Generator) -> Episodes:
+        """`count` transitions, as episodes of one decision."""
+        ...
+
+    def state(self) -> State: ...
+
+    def restore(self, state: State) -> None: ...
+
+
 @dataclass
 class Replay(Generic[P]):
-    """Remembers the transitions of another source and hands out a uniform sample of them.
+    """Remembers what another source lives through and hands out a sample of it, as its memory draws it.
 
-    Until `warmup` transitions are in memory it goes on collecting, so the first update already sees that many.
+    Until `warmup` decisions are in memory it goes on collecting, so the first update already sees that many.
     """
 
     source: Source[P]
-    ring: Ring
+    ring: Memory
     sample: int
     """Transitions handed out per step."""
     warmup: int
@@ -174,10 +193,12 @@ class Replay(Generic[P]):
     drawn: int = 0
 
     def collect(self) -> Episodes:
-        fresh = [self.source.collect().transitions()]
-        while len(self.ring) + sum(map(len, fresh)) < self.warmup:
-            fresh.append(self.source.collect().transitions())
+        fresh = [self.source.collect()]
+        while len(self.ring) + sum(episodes.decisions for episodes in fresh) < self.warmup:
+            fresh.append(self.source.collect())
         self.ring.add(concatenate(fresh))
+        while len(self.ring) == 0:  # a memory of whole episodes waits for the first end
+            self.ring.add(self.source.collect())
         self.drawn += 1
         return self.ring.sample(self.sample, generator(self.seed, "replay", self.drawn))
 

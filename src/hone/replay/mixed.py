@@ -1,0 +1,73 @@
+"""Demonstrations mixed into what is lived through, at a fixed ratio (Ball et al., 2023, 2302.02948; DQfD, 2018)."""
+
+from typing import Protocol
+
+import numpy as np
+
+from hone.core.episodes import Episodes, concatenate
+from hone.core.errors import ConfigError, DataError
+from hone.core.state import State, integer, substate
+
+
+class Memory(Protocol):
+    """What can be added to and sampled."""
+
+    def __len__(self) -> int: ...
+
+    def add(self, episodes: Episodes) -> object: ...
+
+    def sample(self, count: int, draws: np.random.Generator) -> Episodes: ...
+
+    def state(self) -> State: ...
+
+    def restore(self, state: State) -> None: ...
+
+
+class Mixed:
+    """Samples of which a share comes from demonstrations; what is lived through goes to `lived` alone.
+
+    A sample holds the demonstrations first. Fractions are carried over: a share of 0.1 of 32 is 3, 3, 3, 3, 4, ...
+    """
+
+    def __init__(self, lived: Memory, demonstrations: Memory, *, share: float) -> None:
+        self.lived = lived
+        self.demonstrations = demonstrations
+        self.share = share
+        self.handed = 0
+        """Transitions handed out."""
+
+    def __len__(self) -> int:
+        return len(self.lived)
+
+    def add(self, episodes: Episodes) -> object:
+        return self.lived.add(episodes)
+
+    def shown(self, count: int) -> int:
+        """How many of the next `count` transitions are demonstrations."""
+        return int((self.handed + count) * self.share) - int(self.handed * self.share)
+
+    def sample(self, count: int, draws: np.random.Generator) -> Episodes:
+        """Raises ConfigError for a share outside [0, 1]."""
+        if not 0 <= self.share <= 1:
+            raise ConfigError(f"the share of demonstrations is {self.share}, expected 0 .. 1")
+        shown = self.shown(count)
+        self.handed += count
+        parts: list[Episodes] = []
+        if shown:
+            parts.append(self.demonstrations.sample(shown, draws))
+        if count > shown:
+            parts.append(self.lived.sample(count - shown, draws))
+        return concatenate(parts)
+
+    def state(self) -> State:
+        """Demonstrations are read anew; of them only the number is kept."""
+        return {"handed": self.handed, "demonstrations": len(self.demonstrations), "lived": self.lived.state()}
+
+    def restore(self, state: State) -> None:
+        """Raises DataError where there are not as many demonstrations as there were."""
+        if integer(state, "demonstrations") != len(self.demonstrations):
+            raise DataError(
+                f"the saved run had {state['demonstrations']} demonstrations, there are {len(self.demonstrations)} now"
+            )
+        self.handed = integer(state, "handed")
+        self.lived.restore(substate(state, "lived"))
