@@ -11,6 +11,7 @@ medians of seconds per step and the median of the ratios pair by pair. The first
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import time
@@ -74,12 +75,13 @@ def hone_step(shape: str, case: tuple[str, int, int], kind: str, steps: int) -> 
                 "samples_per_prompt": samples,
                 "max_tokens": limit_of(task),
                 "slots": 128,
+                "runner": "native" if kind == "float32" else "native_bfloat16",
             },
             "learner": {"lr": 1e-6},
         }
     )
     torch.set_num_threads(THREADS)
-    job = grpo.build(config)
+    job = grpo.ENTRY.build(config)
     marks, tokens, told = [time.perf_counter()], [0], dict[str, list[float]]()
 
     def report(_step: int, episodes: Episodes, _credits: object, metrics: Metrics) -> None:
@@ -100,7 +102,8 @@ def hone_step(shape: str, case: tuple[str, int, int], kind: str, steps: int) -> 
 def in_a_process(shape: str, case: tuple[str, int, int], kind: str, steps: int) -> dict[str, float]:
     """A fresh process, as the peer's: caches of one measurement must not serve the next."""
     words = [sys.executable, __file__, "--hone", json.dumps([shape, case, kind, steps])]
-    return _answer(subprocess.run(words, capture_output=True, text=True, check=False))
+    environment = {**os.environ, "GOMP_SPINCOUNT": "10000"}  # as the command `hone` sets it
+    return _answer(subprocess.run(words, capture_output=True, text=True, check=False, env=environment))
 
 
 def peer_step(shape: str, case: tuple[str, int, int], variant: dict[str, Any], steps: int) -> dict[str, float]:
@@ -128,8 +131,8 @@ def _answer(done: subprocess.CompletedProcess[str]) -> dict[str, float]:
 
 
 def measure(shape: str, case: tuple[str, int, int], kind: str, *, quick: bool) -> Row:
-    steps, pairs = (5, 1) if quick else (9 if shape == "S" else 5, 5 if shape == "S" else 3)
-    tried = {json.dumps(variant): peer_step(shape, case, variant, 5)["seconds"] for variant in VARIANTS[kind]}
+    steps, pairs = (5, 1) if quick else (7, 3) if shape == "S" else (4, 2)
+    tried = {json.dumps(variant): peer_step(shape, case, variant, 4)["seconds"] for variant in VARIANTS[kind]}
     best = min(tried, key=lambda name: tried[name])
     print(f"TRL, {shape} {case[0]} {kind}: {tried}", file=sys.stderr, flush=True)
     found = [

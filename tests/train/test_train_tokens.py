@@ -15,7 +15,7 @@ from hone.models.init import new_model
 from hone.models.packed import pack_rows
 from hone.objectives.weights import Scheme, constant_length, sequence_mean, token_mean
 from hone.train.budget import within_budget
-from hone.train.tokens import TokenBatch, TokenLayout, TokenRows
+from hone.train.tokens import TokenBatch, TokenLayout, TokenRows, rounded_up
 
 VOCAB = 13
 
@@ -158,3 +158,22 @@ def test_rows_that_cannot_contribute_are_not_asked() -> None:
     assert sum(seen) < episodes.decisions
     assert (answer[advantage > 0] == 1).all()
     assert answer.sum() == sum(seen)
+
+
+def test_a_batch_that_is_filled_up_has_the_same_gradient() -> None:
+    rng = np.random.default_rng(8)
+    network = model()
+    episodes = groups_of(rng, 3, 3)
+    credits = advantages(rng, episodes)
+    plain = TokenLayout(scheme=token_mean)(episodes, credits).weighted()
+    filled = TokenLayout(scheme=token_mean, rounded=True)(episodes, credits).weighted()
+    packed = filled.tensors().packed
+    assert len(packed.tokens) == rounded_up(len(plain.tensors().packed.tokens)) == packed.offsets[-1]
+    torch.testing.assert_close(gradient(network, [filled]), gradient(network, [plain]), rtol=0, atol=1e-12)
+
+
+def test_few_sizes_and_little_waste() -> None:
+    sizes = {rounded_up(tokens) for tokens in range(1, 16385)}
+    assert len(sizes) < 60
+    assert all(tokens <= rounded_up(tokens) <= max(64, tokens * 9 / 8 + 1, tokens + 63) for tokens in range(1, 16385))
+    assert [rounded_up(tokens) for tokens in (1, 64, 65, 1024, 1025, 5000)] == [64, 64, 128, 1024, 1152, 5120]

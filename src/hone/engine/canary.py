@@ -39,10 +39,13 @@ class Fingerprint:
 class Canary:
     """A text of a few tokens, the same in every run."""
 
-    def __init__(self, model: Model, *, vocab: int, tolerance: float | None = None) -> None:
-        """`vocab`: ids from there on have probability 0. `tolerance`: nats; by the model's dtype if not given."""
+    def __init__(
+        self, model: Model, *, vocab: int, dtype: torch.dtype | None = None, tolerance: float | None = None
+    ) -> None:
+        """`vocab`: ids from there on have probability 0. `tolerance`: nats; if not given, by what the runner multiplies
+        in, `dtype`, the model's own by default."""
         self._model, self._vocab = model, vocab
-        self._tolerance = _TOLERANCE[model.dtype] if tolerance is None else tolerance
+        self._tolerance = _TOLERANCE[dtype or model.dtype] if tolerance is None else tolerance
         self._tokens = (np.arange(_TOKENS, dtype=np.int64) * 7919 + 1) % vocab
 
     def check(self, version: int, runner: Runner, *, page: int) -> Fingerprint:

@@ -151,7 +151,7 @@ def make_engine(
         TextRules(eos=tokenizer.eos_ids, vocab=vocab, decode=tokenizer.decode),
         limits=limits,
         seed=seed,
-        canary=Canary(decoder, vocab=vocab),
+        canary=Canary(decoder, vocab=vocab, dtype=chosen.dtype),
     )
 
 

@@ -133,6 +133,11 @@ class Decoder(nn.Module):
     def dtype(self) -> torch.dtype:
         return self.embedding.weight.dtype
 
+    @property
+    def mixed(self) -> bool:
+        """Whether `hidden` multiplies in another type than the weights have."""
+        return self.compute != self.dtype
+
     def compute_in(self, dtype: str) -> None:
         """Let `hidden` multiply in the weights' own type, or in bfloat16: mixed precision where weights are float32.
 

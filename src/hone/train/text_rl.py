@@ -313,7 +313,12 @@ def _actor(config: TextRun, policy: TokenPolicy, prompts: Sequence[Prompt]) -> E
 def by_gradient(config: TextRl, policies: Policies, loss: Loss) -> GradientLearner[TokenPolicy, TokenBatch]:
     """The learner of every recipe that steps its loss by AdamW."""
     policy = policies.policy
-    layout = TokenLayout(scheme=loss.scheme, skip_zero_advantage=loss.proportional, device=config.run.device)
+    layout = TokenLayout(
+        scheme=loss.scheme,
+        skip_zero_advantage=loss.proportional,
+        rounded=policy.decoder.mixed,
+        device=config.run.device,
+    )
     token_loss = TokenLoss(
         loss=loss,
         denominator=config.denominator(),

@@ -23,6 +23,8 @@ from hone.models.packed import Packed
 from hone.objectives.weights import Scheme
 from hone.train.budget import within_budget
 
+_SPARE_ROW = 32
+"""Tokens of a row that only fills a batch up: attention within a row costs the square of its length."""
 WORTH_SHARING = 3
 """A sequence shares a row's trunk when that is at least one part in so many of it."""
 
@@ -93,6 +95,9 @@ class TokenLayout:
     """Leave out sequences whose advantages are all 0. Right only for losses that are proportional to the advantage."""
     row_tokens: int = 512
     """A row takes no further sequence beyond this: attention within a row costs the square of its length."""
+    rounded: bool = False
+    """Fill a batch up to one of a few sizes with tokens that nobody looks at: libraries that compile a product for each
+    size, as those for bfloat16 do, then meet the same sizes again and again."""
     device: str = "cpu"
 
     def __call__(self, episodes: Episodes, credits: Credits) -> "TokenRows":
@@ -236,17 +241,31 @@ class TokenRows:
         branches[body] = np.arange(len(self.episodes)) - first[row] + 1
         segments = offsets_of(lengths)
         branched = len(self) < len(self.episodes)
+        tokens, places = seen.tokens[ranges(starts, lengths)].astype(np.int64), ranges(positions, lengths)
+        branch, offsets = np.repeat(branches, lengths), segments[np.append(trunk, len(lengths))]
+        if self.layout.rounded:
+            spare = rounded_up(len(tokens)) - len(tokens)
+            ends = [*range(len(tokens) + _SPARE_ROW, len(tokens) + spare, _SPARE_ROW), len(tokens) + spare]
+            tokens, branch = np.pad(tokens, (0, spare)), np.pad(branch, (0, spare))
+            places = np.append(places, np.arange(spare) % _SPARE_ROW)
+            offsets = np.append(offsets, np.array(ends, dtype=np.int64)) if spare else offsets
         device = self.layout.device
         packed = Packed(
-            tokens=torch.from_numpy(seen.tokens[ranges(starts, lengths)].astype(np.int64)).to(device),
-            positions=torch.from_numpy(ranges(positions, lengths)).to(device),
-            offsets=segments[np.append(trunk, len(lengths))],
-            branch=torch.from_numpy(np.repeat(branches, lengths)).to(device) if branched else None,
+            tokens=torch.from_numpy(tokens).to(device),
+            positions=torch.from_numpy(places).to(device),
+            offsets=offsets,
+            branch=torch.from_numpy(branch).to(device) if branched else None,
         )
         owner = self.episodes.owner
         before = seen.at - seen.offsets[:-1][owner] - 1 - shared[owner]  # -1: decided at the trunk's last token
         at = np.where(before < 0, segments[1:][trunk][row][owner] - 1, segments[:-1][body][owner] + before)
         return packed, at
+
+
+def rounded_up(tokens: int) -> int:
+    """The next of eight sizes per power of two, and at least 64: at most an eighth more work, few different sizes."""
+    step = max(64, 1 << max(0, tokens.bit_length() - 4))
+    return -(-tokens // step) * step
 
 
 def _rows(episodes: Episodes, row_tokens: int) -> tuple[Ints, Ints]:

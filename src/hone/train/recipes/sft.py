@@ -70,7 +70,7 @@ def build(config: Sft) -> Job[TokenPolicy]:
         learner=token_learner(
             config.learner,
             policy,
-            layout=TokenLayout(scheme=token_mean, device=config.run.device),
+            layout=TokenLayout(scheme=token_mean, rounded=policy.decoder.mixed, device=config.run.device),
             objective=objective,
             seed=config.seed,
             steps=config.steps,
