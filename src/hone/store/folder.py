@@ -1,8 +1,8 @@
 """`runs/<name>/`: one run on disk.
 
 Belongs here: making, finding, locking and naming what a run keeps (`config.json`, `manifest.json`, `metrics.jsonl`,
-`samples/`, `checkpoints/`, `certificate.json`, `speed.json`, `lock`, `log.txt`, `report.html`), and refusing whatever would
-overwrite another run.
+`samples/`, `checkpoints/`, `certificate.json`, `speed.json`, `lock`, `log.txt`, `report.html`), and refusing whatever
+would overwrite another run.
 """
 
 import os
