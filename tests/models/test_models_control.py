@@ -15,11 +15,9 @@ from hone.models.control import (
     Policy,
     SoftActorCritic,
     follow,
-    load_policy,
-    load_weights,
-    save_policy,
     squashed,
 )
+from hone.models.control_folder import load_policy, load_weights, save_policy
 from hone.models.mlp import Bounds, Choices, Inputs, Mlp, MlpConfig, Spaces, orthogonal
 from hone.train.flat import FlatParameters
 
@@ -170,7 +168,7 @@ def test_damaged_folders_are_told(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_bytes(b"torn")
     with pytest.raises(DataError, match="cannot read the weights"):
         load_policy(tmp_path)
-    (tmp_path / "policy.json").write_text('{"format": 1, "kind": "oracle"}')
+    (tmp_path / "policy.json").write_text('{"format": 2, "kind": "oracle"}')
     with pytest.raises(DataError, match="incomplete or unknown"):
         load_policy(tmp_path)
 

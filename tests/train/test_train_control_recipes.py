@@ -14,7 +14,7 @@ from hone.core.errors import ConfigError, DataError
 from hone.core.state import substate
 from hone.envs.gym import GymConfig, open_world
 from hone.envs.logs import Log, write_log
-from hone.models.control import load_policy
+from hone.models.control_folder import load_policy
 from hone.models.mlp import MlpConfig
 from hone.store.codec import read_state, write_state
 from hone.train.control import JudgeConfig, NetworkActor

@@ -13,7 +13,8 @@ from hone.core.random import key
 from hone.envs.gym_make import GymConfig
 from hone.envs.gym_play import open_arena, play
 from hone.estimators.means import Estimate, bootstrap_mean
-from hone.models.control import Policy, load_policy
+from hone.models.acting import Decides
+from hone.models.control_folder import load_policy
 from hone.store.durable import Json
 
 
@@ -28,7 +29,7 @@ def unheard(text: str) -> None:
 
 
 def judged(
-    policy: Policy, config: GymConfig, *, episodes: int, seed: int, tell: Callable[[str], None] = unheard
+    policy: Decides, config: GymConfig, *, episodes: int, seed: int, tell: Callable[[str], None] = unheard
 ) -> NDArray[np.float64]:
     """Returns `[n]` of the policy's mode in `episodes` environments opened for it, n = episodes but for those whose
     environment was lost. `tell` hears of them, and of episodes that did not end.

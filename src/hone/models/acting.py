@@ -37,6 +37,14 @@ class Acting(Protocol):
         ...
 
 
+class Decides(Protocol):
+    """A policy of any make: a network, a table."""
+
+    def acting(self) -> Acting:
+        """Whoever decides by it."""
+        ...
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActCategorical:
     """Softmax of the outputs, sampled by inverse CDF."""

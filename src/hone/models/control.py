@@ -1,23 +1,20 @@
 """Policies for control: networks with a distribution over actions, and the folder that holds one.
 
-Belongs here: what a policy says about an action in torch (with gradient), and saving and loading. Acting in numpy is
-`acting.py`; losses are in `objectives`. A folder is `model.safetensors` + `policy.json`; nothing in it is code.
+Belongs here: what a policy says about an action in torch (with gradient). Acting in numpy is `acting.py`, the folder
+that holds a policy is `control_folder.py`; losses are in `objectives`.
 """
 
-import json
 import math
-from collections.abc import Callable, Iterable
-from dataclasses import asdict, dataclass
-from pathlib import Path
-from typing import Any, TypeAlias
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, Self
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hone.core.errors import ConfigError, DataError
+from hone.core.errors import ConfigError
 from hone.models.acting import (
     LOG_STD_RANGE,
     LOG_TWO_PI,
@@ -27,12 +24,35 @@ from hone.models.acting import (
     Acting,
     ActSquashed,
 )
-from hone.models.mlp import Bounds, Choices, Inputs, Mlp, MlpConfig, Spaces
-
-FORMAT = 1
+from hone.models.mlp import Bounds, Choices, Mlp, MlpConfig, Spaces
 
 
-class ActorCritic(nn.Module):
+class Policy(nn.Module, ABC):
+    """A small network that decides. A subclass names its `kind`, and is listed in `control_folder.KINDS`."""
+
+    kind: ClassVar[str]
+    """Its name on disk."""
+
+    def __init__(self, spaces: Spaces, network: MlpConfig) -> None:
+        super().__init__()
+        self.spaces, self.network = spaces, network
+
+    @abstractmethod
+    def acting(self) -> Acting:
+        """Whoever decides by these weights, in numpy; on a CPU it shares their memory."""
+
+    def extras(self) -> Mapping[str, Any]:
+        """What `made` needs beside spaces and network: plain JSON."""
+        return {}
+
+    @classmethod
+    def made(cls, spaces: Spaces, network: MlpConfig, extras: Mapping[str, Any]) -> Self:
+        """A policy of this kind with whatever weights, to be loaded into. Raises KeyError, TypeError, ValueError."""
+        del extras
+        return cls(spaces, network, seed=0)  # pyright: ignore[reportCallIssue] - every subclass takes a seed
+
+
+class ActorCritic(Policy):
     """A softmax over choices or a Gaussian over a box, and a value of what is seen; two networks of the same shape.
 
     The Gaussian's log standard deviation is one parameter per action, the same everywhere. Without `critic` it is a
@@ -42,8 +62,7 @@ class ActorCritic(nn.Module):
     kind = "actor_critic"
 
     def __init__(self, spaces: Spaces, network: MlpConfig, *, seed: int, critic: bool = True) -> None:
-        super().__init__()
-        self.spaces, self.network = spaces, network
+        super().__init__(spaces, network)
         actions, size = spaces.actions, spaces.inputs.size
         outputs = actions.count if isinstance(actions, Choices) else actions.size
         self.actor = Mlp(size, outputs, network, seed=seed, stream="actor", gain=0.01)
@@ -69,6 +88,13 @@ class ActorCritic(nn.Module):
         log_std = self.log_std.detach().cpu().numpy()
         return ActGaussian(network=network, inputs=inputs, actions=actions, log_std=log_std)
 
+    def extras(self) -> Mapping[str, Any]:
+        return {"critic": self.critic is not None}
+
+    @classmethod
+    def made(cls, spaces: Spaces, network: MlpConfig, extras: Mapping[str, Any]) -> Self:
+        return cls(spaces, network, seed=0, critic=bool(extras["critic"]))
+
     def _weigh(self, outputs: Tensor, chosen: Tensor) -> tuple[Tensor, Callable[[], Tensor]]:
         actions = self.spaces.actions
         if isinstance(actions, Choices):
@@ -89,14 +115,13 @@ class Judgement:
     """`[n]` worth of what was seen; None without a critic."""
 
 
-class SoftActorCritic(nn.Module):
+class SoftActorCritic(Policy):
     """A tanh-squashed Gaussian, two action values with slow copies, and a temperature (Haarnoja et al., 2018)."""
 
     kind = "soft_actor_critic"
 
     def __init__(self, spaces: Spaces, network: MlpConfig, *, seed: int) -> None:
-        super().__init__()
-        self.spaces, self.network = spaces, network
+        super().__init__(spaces, network)
         if not isinstance(spaces.actions, Bounds) or not spaces.actions.finite:
             raise ConfigError(f"a squashed Gaussian needs a box of actions with finite bounds, got {spaces.actions}")
         size, actions = spaces.inputs.size, spaces.actions.size
@@ -147,14 +172,13 @@ class SoftActorCritic(nn.Module):
         return mean, log_std.clamp(*LOG_STD_RANGE)
 
 
-class ActionValues(nn.Module):
+class ActionValues(Policy):
     """A value for every choice, and a slow copy of it; acts on the greatest."""
 
     kind = "action_values"
 
     def __init__(self, spaces: Spaces, network: MlpConfig, *, seed: int) -> None:
-        super().__init__()
-        self.spaces, self.network = spaces, network
+        super().__init__(spaces, network)
         assert isinstance(spaces.actions, Choices), "a table of action values needs a finite set of actions"
         self.values = Mlp(spaces.inputs.size, spaces.actions.count, network, seed=seed, stream="values")
         self.target = Mlp(spaces.inputs.size, spaces.actions.count, network, seed=seed, stream="values")
@@ -173,9 +197,6 @@ class ActionValues(nn.Module):
         actions = self.spaces.actions
         assert isinstance(actions, Choices)
         return ActGreedy(network=self.values.numpy(), inputs=self.spaces.inputs, actions=actions)
-
-
-Policy: TypeAlias = ActorCritic | SoftActorCritic | ActionValues
 
 
 def mlps(modules: nn.ModuleList) -> list[Mlp]:
@@ -208,79 +229,3 @@ def squashed(mean: Tensor, log_std: Tensor, raw: Tensor) -> tuple[Tensor, Tensor
 def follow(slow: Iterable[nn.Parameter], fast: Iterable[nn.Parameter], *, rate: float) -> None:
     """Polyak averaging, slow += rate * (fast - slow), in one pass over all parameters."""
     torch._foreach_lerp_(list(slow), list(fast), rate)  # pyright: ignore[reportPrivateImportUsage] - the fused form
-
-
-# ------------------------------------------------------------------------------------------------- on disk
-
-
-def save_policy(policy: Policy, folder: Path) -> None:
-    """Write `model.safetensors` and `policy.json` into `folder`, which is made if need be."""
-    folder.mkdir(parents=True, exist_ok=True)
-    tensors = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in policy.state_dict().items()}
-    save_file(tensors, folder / "model.safetensors")
-    description = {
-        "format": FORMAT,
-        "kind": policy.kind,
-        "critic": isinstance(policy, ActorCritic) and policy.critic is not None,
-        "network": policy.network.model_dump(),
-        "inputs": asdict(policy.spaces.inputs),
-        "actions": asdict(policy.spaces.actions),
-    }
-    (folder / "policy.json").write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
-
-
-def load_policy(folder: Path) -> Policy:
-    """The policy that `save_policy` wrote; raises DataError that names what is missing, damaged or unknown."""
-    policy = _empty(_description(folder / "policy.json"), folder / "policy.json")
-    load_weights(policy, folder)
-    return policy
-
-
-def load_weights(policy: Policy, folder: Path) -> None:
-    """Read the weights of `folder` into `policy`, in place; raises DataError when they do not fit."""
-    path = folder / "model.safetensors"
-    try:
-        tensors = load_file(path)
-    except (OSError, SafetensorError) as error:
-        raise DataError(f"{path}: cannot read the weights of the policy: {error}") from error
-    wanted = policy.state_dict()
-    faults = [f"{path}: no tensor {name}" for name in wanted if name not in tensors]
-    faults += [f"{path}: unknown tensor {name}" for name in tensors if name not in wanted]
-    faults += [
-        f"{path}: {name} has shape {list(tensors[name].shape)}, the policy's is {list(wanted[name].shape)}"
-        for name in wanted
-        if name in tensors and tensors[name].shape != wanted[name].shape
-    ]
-    if faults:
-        raise DataError(*faults)
-    policy.load_state_dict(tensors)
-
-
-def _description(path: Path) -> dict[str, Any]:
-    try:
-        description = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DataError(f"{path}: cannot read the description of the policy: {error}") from error
-    if not isinstance(description, dict) or description.get("format") != FORMAT:
-        raise DataError(f"{path}: not a policy of format {FORMAT}")
-    return description
-
-
-def _empty(description: dict[str, Any], path: Path) -> Policy:
-    try:
-        actions, seen = description["actions"], description["inputs"]
-        spaces = Spaces(
-            inputs=Inputs(**(seen | {"mean": tuple(seen["mean"]), "scale": tuple(seen["scale"])})),
-            actions=Choices(**actions)
-            if "count" in actions
-            else Bounds(low=tuple(actions["low"]), high=tuple(actions["high"]), shape=tuple(actions["shape"])),
-        )
-        network = MlpConfig.model_validate(description["network"])
-        makers: dict[str, Callable[[], Policy]] = {
-            ActorCritic.kind: lambda: ActorCritic(spaces, network, seed=0, critic=bool(description["critic"])),
-            SoftActorCritic.kind: lambda: SoftActorCritic(spaces, network, seed=0),
-            ActionValues.kind: lambda: ActionValues(spaces, network, seed=0),
-        }
-        return makers[description["kind"]]()
-    except (KeyError, TypeError, ValueError) as error:
-        raise DataError(f"{path}: incomplete or unknown: {error!r}") from error

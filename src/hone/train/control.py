@@ -24,8 +24,9 @@ from hone.core.state import State
 from hone.envs.gym import GymConfig, GymWorld
 from hone.envs.logs import Log
 from hone.evaluate.control import judged, score_metrics
-from hone.models.acting import Acting
-from hone.models.control import ActorCritic, Policy, load_weights, save_policy
+from hone.models.acting import Acting, Decides
+from hone.models.control import ActorCritic, Policy
+from hone.models.control_folder import load_weights, save_policy
 from hone.models.mlp import Bounds, Choices, Inputs, Spaces
 from hone.objectives.terms import Terms
 from hone.train.adam import Adam
@@ -183,7 +184,7 @@ class NetworkActor:
     acting: Acting
     version: int = 0
 
-    def publish(self, policy: Policy, version: int) -> None:
+    def publish(self, policy: Decides, version: int) -> None:
         self.acting, self.version = policy.acting(), version
 
     def noise(self, draws: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.float32]:
