@@ -11,7 +11,8 @@ from hone.evaluate import checkpoint
 from hone.store.folder import create_run
 from hone.store.manifest import Facts, Setting
 from hone.store.metrics import open_metrics
-from hone.train.registry import recipe_names
+from hone.train.families import FAMILIES, family_of
+from hone.train.registry import load_recipe, recipe_names
 
 
 @pytest.fixture
@@ -60,15 +61,32 @@ def test_list_shows_runs_even_beside_a_damaged_one(runs: Path, capsys: pytest.Ca
 
 def test_list_recipes(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list", "recipes"]) == 0
-    out = capsys.readouterr().out
-    assert all(name in out for name in recipe_names())
-    lines = [" ".join(line.split()) for line in out.splitlines()]
-    start = lines.index("dapo GRPO with clip-higher, token mean, dynamic sampling and overlong shaping")
-    assert lines[start + 1] == "Yu et al., DAPO, 2025"
-    assert lines[start + 2].startswith(
-        "Refill(Live(text task, engine), informative) -> shaped(overlong(group_relative))"
-    )
-    assert "clip_high = 0.28" in lines[start + 3]
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert all(any(line.startswith(f"{name} ") for line in lines) for name in recipe_names())
+    titles = [line for line in lines if line.endswith(")") and line.startswith(FAMILIES)]
+    assert len(titles) == len(FAMILIES) and sum(int(line.split("(")[1][:-1]) for line in titles) == len(recipe_names())
+    assert lines.index(titles[0]) < next(k for k, line in enumerate(lines) if line.startswith("grpo "))
+    assert main(["list", "recipes", "dapo"]) == 0
+    lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
+    assert lines[0] == "dapo GRPO with clip-higher, token mean, dynamic sampling and overlong shaping"
+    assert lines[1] == "Yu et al., DAPO, 2025"
+    assert lines[2].startswith("Refill(Live(text task, engine), informative) -> shaped(overlong(group_relative))")
+    assert "clip_high = 0.28" in lines[3] and lines[4].startswith("when not to use it: ")
+    assert main(["list", "recipes", "bandits"]) == 0
+    assert capsys.readouterr().out.startswith("thompson  ")
+    assert main(["list", "recipes", "thomson"]) == 2
+    assert "did you mean thompson?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "family"),
+    [
+        ("grpo", "language models"), ("sft", "language models"), ("ppo", "control, on-policy"),
+        ("sac", "control, from replay"), ("cql", "offline"), ("bc", "offline"), ("thompson", "bandits"),
+    ],
+)  # fmt: skip
+def test_a_recipe_says_its_family_by_its_parts(name: str, family: str) -> None:
+    assert family_of(load_recipe(name)) == family
 
 
 Asked = list[tuple[Path, Path | None]]
@@ -105,6 +123,17 @@ def test_checkpoints_are_found_judged_and_heard(
     out = capsys.readouterr().out
     assert "eval/score  0.500" in out
     assert "2 + 2" in out and "\x1b" not in out
+
+
+def test_lost_episodes_are_named(
+    runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def examine(policy: Path, *, run: Path | None, problems: int, seed: int, device: str) -> checkpoint.Examined:
+        return checkpoint.Examined(scores={"eval/score": 0.5}, notes=["2 of 7 episodes of a judgement were lost"])
+
+    monkeypatch.setattr(checkpoint, "examine", examine)
+    assert main(["eval", "first", "--problems", "7"]) == 0
+    assert "note: 2 of 7 episodes of a judgement were lost" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -249,11 +249,12 @@ def test_every_command_has_help(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_options_are_these() -> None:
     """A change of the command line is a decision: it is made here, too."""
     assert {command.name: sorted(option.flag for option in command.options) for command in COMMANDS} == {
-        "train": ["--device", "--dry-run", "--name", "--resume", "--runs", "--yes"],
+        "train": ["--device", "--dry-run", "--jobs", "--name", "--resume", "--runs", "--seeds", "--yes"],
         "plan": ["--device", "--name", "--runs", "--yes"],
-        "eval": ["--device", "--problems", "--runs", "--seed"],
+        "eval": ["--device", "--model", "--perturb", "--problems", "--runs", "--seed", "--server"],
         "sample": ["--count", "--device", "--prompt", "--runs", "--seed", "--temperature"],
-        "show": ["--config", "--runs"],
+        "show": ["--config", "--map", "--runs"],
+        "compare": ["--html", "--json", "--metric", "--runs", "--threshold"],
         "list": ["--runs"],
         "lab": ["--out", "--quick", "--seed"],
         "doctor": ["--runs"],

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from hone.objectives.presets import PRESETS, Preset
+from hone.train.families import FAMILIES, family_of
 from hone.train.job import Entry, defaults_of
 from hone.train.registry import load_recipe, recipe_names
 
@@ -26,7 +27,7 @@ verl, means over a micro-batch depend on how the batch was cut unless global cou
 in its denominators. Here weights are fixed over the whole optimizer step, and a test holds every loss to that.
 
 ```console
-$ hone list recipes
+$ hone list recipes grpo
 grpo group-relative policy optimisation: answers to one question judge each other
 Shao et al., DeepSeekMath, 2024
 Live(text task, engine) -> group_relative -> clipped + kl_penalty, token_mean
@@ -47,8 +48,13 @@ def page() -> str:
 
 
 def table(entries: dict[str, Entry]) -> str:
-    rows = [f"| [`{name}`](#{name}) | {entry.summary} | {entry.source} |" for name, entry in entries.items()]
-    return "\n".join(["| recipe | in a line | source |", "|---|---|---|", *rows])
+    parts: list[str] = []
+    for family in FAMILIES:
+        members = {name: entry for name, entry in entries.items() if family_of(entry) == family}
+        rows = [f"| [`{name}`](#{name}) | {entry.summary} | {entry.source} |" for name, entry in members.items()]
+        if rows:
+            parts.append("\n".join([f"### {family}", "", "| recipe | in a line | source |", "|---|---|---|", *rows]))
+    return "\n\n".join(["## By family", *parts])
 
 
 def section(name: str, entry: Entry) -> str:

@@ -3,6 +3,7 @@
 import runpy
 import shutil
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
@@ -14,11 +15,30 @@ EXAMPLES = ROOT / "examples"
 
 SHORTER = {
     "bandit/thompson.toml": ["steps=50"],
-    "cartpole/ppo.toml": ["steps=2", "judge.episodes=2"],
+    "control/ppo_cartpole.toml": ["steps=2", "judge.episodes=2"],
+    "control/sac_pendulum.toml": ["steps=3", "judge.episodes=2"],
+    "offline/bc.toml": ["steps=3", "judge.episodes=2"],
+    "offline/bcq.toml": ["steps=2", "judge.episodes=2"],
+    "offline/bear.toml": ["steps=2", "judge.episodes=2"],
     "offline/cql.toml": ["steps=3", "judge.episodes=2"],
-    "pendulum/sac.toml": ["steps=3", "judge.episodes=2"],
+    "offline/iql.toml": ["steps=2", "judge.episodes=2"],
+    "offline/td3_bc.toml": ["steps=2", "judge.episodes=2"],
+    "control/double_q_learning_cliff_walking.toml": ["steps=5"],
+    "control/dyna_q_maze.toml": ["steps=20"],
+    "control/expected_sarsa_taxi.toml": ["steps=5"],
+    "control/gradient_td_baird.toml": ["steps=20"],
+    "control/monte_carlo_frozen_lake.toml": ["steps=5"],
+    "control/prioritized_sweeping_maze.toml": ["steps=20"],
+    "control/q_learning_taxi.toml": ["steps=5"],
+    "control/sarsa_cliff_walking.toml": ["steps=5"],
+    "control/sarsa_lambda_frozen_lake.toml": ["steps=5"],
+    "control/td_prediction_random_walk.toml": ["steps=5"],
+    "control/tile_sarsa_mountain_car.toml": ["steps=5", "judge.episodes=2"],
 }
-"""Per example what makes it a matter of seconds. The main job in chain_sum/ is run by the README's test."""
+"""Per example what makes it a matter of seconds. The main job in chain_sum/ is run by the README's test, and what else
+there is in control/ by the tests of its recipe."""
+ELSEWHERE = ("chain_sum/", "control/")
+CONTROL = sorted(path.name for path in (EXAMPLES / "control").glob("*.toml"))
 
 
 @pytest.fixture
@@ -30,14 +50,30 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def record(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What the comment at the head of offline/cql.toml says to do first."""
+    """What the comments at the heads of offline/*.toml say to do first, on a small scale."""
     monkeypatch.setattr(sys, "argv", ["record.py", "cartpole.parquet"])
     runpy.run_path("examples/offline/record.py", run_name="__main__")
+    monkeypatch.setattr(sys, "argv", ["logs.py", "pendulum", "--only", "random", "--decisions", "400"])
+    runpy.run_path("examples/offline/logs.py", run_name="__main__")
+    shutil.copy("cartpole.parquet", "cartpole_mixed.parquet")
+    shutil.copy("pendulum_random.parquet", "pendulum_mixed.parquet")
 
 
 def test_every_example_is_run() -> None:
     there = {path.relative_to(EXAMPLES).as_posix() for path in EXAMPLES.rglob("*.toml")}
-    assert {name for name in there if not name.startswith("chain_sum/")} == set(SHORTER)
+    assert {name for name in there if name in SHORTER or not name.startswith(ELSEWHERE)} == set(SHORTER)
+
+
+@pytest.mark.parametrize("name", CONTROL)
+def test_a_control_example_is_valid_and_named_like_its_recipe(
+    name: str, workplace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    text = Path(f"examples/control/{name}").read_text()
+    recipe = tomllib.loads(text)["recipe"]
+    assert name.startswith(f"{recipe}_") and text.startswith("#"), "RECIPE_TASK.toml, with a line on what it reaches"
+    if "log =" in text:
+        pytest.skip("needs a log, which its recipe's test records")
+    assert main(["plan", f"examples/control/{name}"]) == 0, capsys.readouterr().err
 
 
 @pytest.mark.parametrize("name", sorted(SHORTER))

@@ -70,7 +70,7 @@ def test_minari_gives_back_what_was_written(box: bool, tmp_path: Path) -> None:
         same(
             read.episodes, written.episodes, ["offsets", "seen", "chosen", "reward", "terminated", "truncated", "final"]
         )
-        assert np.isnan(read.episodes.logp).all()
+        np.testing.assert_array_equal(read.episodes.logp, written.episodes.logp)
         assert read.action_space == written.action_space
 
 
@@ -105,3 +105,56 @@ def test_faults_name_the_file_and_the_row(tmp_path: Path) -> None:
     pq.write_table(table.replace_schema_metadata({}), path)
     with pytest.raises(DataError, match="no spaces"):
         read_log(path)
+
+
+def test_minari_itself_reads_what_was_written_and_is_read(tmp_path: Path) -> None:
+    """In an environment that has Minari; its own files, which know no log-probabilities, come back as well."""
+    minari = pytest.importorskip("minari")
+    written = log(box=True)
+    write_log(tmp_path / "tiny-v0", written)
+    there = minari.MinariDataset(tmp_path / "tiny-v0" / "data")
+    assert (there.total_episodes, there.total_steps) == (3, 8)
+    assert there.spec.dataset_id == "tiny-v0"
+    assert there.action_space == written.action_space
+    assert there.observation_space == written.observation_space
+    for number, episode in enumerate(there.iterate_episodes()):
+        one = written.episodes.take(np.array([number]))
+        assert one.final is not None
+        np.testing.assert_array_equal(episode.actions, one.chosen)
+        np.testing.assert_array_equal(episode.observations[-1], one.final[0])
+        assert bool(episode.terminations[-1]) == bool(one.terminated[0])
+        assert bool(episode.truncations[-1]) == bool(one.truncated[0])
+    buffers = [
+        minari.data_collector.EpisodeBuffer(
+            observations=episode.observations, actions=episode.actions, rewards=list(episode.rewards),
+            terminations=list(episode.terminations), truncations=list(episode.truncations),
+        )
+        for episode in there.iterate_episodes()
+    ]  # fmt: skip
+    (tmp_path / "theirs").mkdir()
+    storage = minari.dataset.minari_storage.MinariStorage.new(
+        tmp_path / "theirs", observation_space=written.observation_space, action_space=written.action_space
+    )
+    storage.update_episodes(buffers)
+    read = read_log(tmp_path / "theirs")
+    same(read.episodes, written.episodes, ["offsets", "seen", "chosen", "reward", "terminated", "truncated", "final"])
+    assert np.isnan(read.episodes.logp).all()
+
+
+def test_a_minari_data_set_of_another_kind_says_so(tmp_path: Path) -> None:
+    h5py = pytest.importorskip("h5py")
+    place = tmp_path / "data"
+    place.mkdir()
+    (place / "metadata.json").write_text('{"data_format": "arrow"}', encoding="utf-8")
+    with pytest.raises(DataError, match=r"kept as 'arrow', and only 'hdf5' is read"):
+        read_log(tmp_path)
+    (place / "metadata.json").write_text("{", encoding="utf-8")
+    write_minari(tmp_path, log(box=True).episodes, describe(BOX), describe(BOX))
+    with h5py.File(place / "main_data.hdf5", "a") as file:
+        del file["episode_1/observations"]
+        file["episode_1/observations/left"] = np.zeros(2)
+    with pytest.raises(DataError, match="episode_1: observations are dictionaries or tuples"):
+        read_log(tmp_path)
+    (place / "metadata.json").write_text("[1]", encoding="utf-8")
+    with pytest.raises(DataError, match=r"expected an object with observation_space"):
+        read_log(tmp_path)

@@ -8,9 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hone.core.errors import ConfigError
 from hone.engine.clients.http import Address, Link
 from hone.engine.clients.openai import OpenAiClient
 from hone.envs.text_task import TaskConfig
+from hone.evaluate import checkpoint
 from hone.evaluate.served import ask_server, read
 from hone.evaluate.text import EvaluationConfig, prepare_exam
 from hone.models.tokenizers import character_tokenizer
@@ -65,3 +67,23 @@ def test_answers_are_scored_and_none_is_lost(client, tmp_path: Path) -> None:
 def test_text_survives_the_bytes() -> None:
     assert read(np.array([*"Grüße ✓".encode(), 256], np.int32)) == "Grüße ✓"
     assert read(np.array([256], np.int32)) == ""
+
+
+def test_a_run_asks_a_server_its_own_questions(client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rows = [{"prompt": prompt, "answer": answer} for prompt, answer in zip(ANSWERS, "2468", strict=True)]
+    (tmp_path / "held.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "score.py").write_text("def right(completion, answer):\n    return float(completion == answer)\n")
+    config = EvaluationConfig(
+        task=TaskConfig(source=str(tmp_path / "held.jsonl")),
+        rewards=RewardsConfig(functions=[RewardFunction(use=f"{tmp_path / 'score.py'}:right")], workers=1),
+        max_tokens=4,
+    )
+    monkeypatch.setattr(checkpoint, "_exam_config", lambda run, *, problems, seed: config)
+    monkeypatch.setattr(checkpoint, "open_tokenizer", lambda source: (character_tokenizer(["0123456789+="]), 64))
+    found = checkpoint.examine_server(tmp_path, run=tmp_path, url=client.link.url, model="teacher", problems=4, seed=0)
+    assert found.scores["eval/score"] == 0.25 and found.scores["eval/tokens_mean"] == 7.0
+    assert "asked teacher at http://127.0.0.1" in found.notes[0]
+    two = checkpoint.examine_server(tmp_path, run=tmp_path, url=client.link.url, model="teacher", problems=2, seed=0)
+    assert two.scores["eval/answered"] == 2.0 and two.scores["eval/score"] == 0.5
+    with pytest.raises(ConfigError, match="--server takes the questions"):
+        checkpoint.examine_server(tmp_path, run=None, url=client.link.url, model="", problems=4, seed=0)

@@ -17,13 +17,65 @@ from hone.train.config import RunConfig
 from hone.train.job import Job
 from hone.train.registry import load_recipe
 
+VALUES = (
+    'recipe = "{}"\nsteps = 2\n[env]\nid = "CartPole-v1"\n[network]\nhidden = [16]\n[learner]\nminibatches = 2\n'
+    "[replay]\ncollect = 8\nbatch = 16\nwarmup = 20\n"
+)
 CONTROL = {
     "ppo": 'recipe = "ppo"\nsteps = 2\n[env]\nid = "CartPole-v1"\nnum_envs = 1\n',
     "sac": 'recipe = "sac"\nsteps = 2\n[env]\nid = "Pendulum-v1"\n',
+    "a2c": 'recipe = "a2c"\nsteps = 2\n[env]\nid = "CartPole-v1"\n',
+    "ppo_kl": 'recipe = "ppo_kl"\nsteps = 2\n[env]\nid = "CartPole-v1"\n',
+    "reinforce_control": 'recipe = "reinforce_control"\nsteps = 2\n[env]\nid = "CartPole-v1"\n',
+    "ddpg": 'recipe = "ddpg"\nsteps = 2\n[env]\nid = "Pendulum-v1"\n',
+    "td3": 'recipe = "td3"\nsteps = 2\n[env]\nid = "Pendulum-v1"\n',
+    "pets": 'recipe = "pets"\nsteps = 2\n[env]\nid = "Pendulum-v1"\n',
+    "rl2": 'recipe = "rl2"\nsteps = 2\n[env]\nid = "hone/BanditTrials-v0"\nnum_envs = 4\n',
+    "reptile": 'recipe = "reptile"\nsteps = 2\n[env]\nid = "hone/SineTrials-v0"\nnum_envs = 2\n',
+    "multitask_ppo": 'recipe = "multitask_ppo"\nsteps = 2\n' + 2 * '[[tasks]]\nid = "CartPole-v1"\n',
+    "dagger": 'recipe = "dagger"\nsteps = 2\n[env]\nid = "CartPole-v1"\n[expert]\nkind = "policy"\npolicy = "x"\n',
+    "her_dqn": 'recipe = "her_dqn"\nsteps = 2\n[env]\nid = "hone/BitFlip-v0"\n',
+    "her_sac": 'recipe = "her_sac"\nsteps = 2\n[env]\nid = "hone/Reach-v0"\n',
+    "ppo_rnd": 'recipe = "ppo_rnd"\nsteps = 2\n[env]\nid = "hone/Maze-v0"\n',
+    "ppo_icm": 'recipe = "ppo_icm"\nsteps = 2\n[env]\nid = "CartPole-v1"\n',
+    "ppo_counts": 'recipe = "ppo_counts"\nsteps = 2\n[env]\nid = "CartPole-v1"\n',
+    "ppo_shaped": 'recipe = "ppo_shaped"\nsteps = 2\n[env]\nid = "CartPole-v1"\n'
+    '[hints.potential]\nkind = "linear"\nweights = [0, 0, 1, 0]\n',
+    "ppo_curriculum": 'recipe = "ppo_curriculum"\nsteps = 2\n[env]\nid = "hone/Maze-v0"\n'
+    "[curriculum]\nstages = [{ distance = 4 }]\n",
+    "option_critic": 'recipe = "option_critic"\nsteps = 2\n[env]\nid = "CartPole-v1"\n',
     "bc": 'recipe = "bc"\nsteps = 2\nlog = "log.parquet"\n',
     "cql": 'recipe = "cql"\nsteps = 2\nlog = "log.parquet"\n',
+    "iql": 'recipe = "iql"\nsteps = 2\nlog = "log.parquet"\n',
+    "bcq": 'recipe = "bcq"\nsteps = 2\nlog = "log.parquet"\n',
+    "bear": 'recipe = "bear"\nsteps = 2\nlog = "log.parquet"\n',
+    "td3_bc": 'recipe = "td3_bc"\nsteps = 2\nlog = "log.parquet"\n',
+    "dqn": VALUES.format("dqn"),
+    "double_dqn": VALUES.format("double_dqn"),
+    "dueling_dqn": VALUES.format("dueling_dqn"),
+    "prioritized_dqn": VALUES.format("prioritized_dqn"),
+    "n_step_dqn": VALUES.format("n_step_dqn"),
+    "c51": VALUES.format("c51"),
+    "qr_dqn": VALUES.format("qr_dqn"),
+    "noisy_dqn": VALUES.format("noisy_dqn"),
+    "rainbow": VALUES.format("rainbow"),
+    "discrete_sac": VALUES.format("discrete_sac"),
 }
-NO_GRADIENT = ("thompson", "trpo", "trpo_text")
+TABLES = (
+    "double_q_learning",
+    "dyna_q",
+    "expected_sarsa",
+    "gradient_td",
+    "monte_carlo",
+    "prioritized_sweeping",
+    "q_learning",
+    "sarsa",
+    "sarsa_lambda",
+    "td_prediction",
+    "tile_sarsa",
+)
+"""They learn in closed form."""
+NO_GRADIENT = ("thompson", "trpo", "trpo_text", "option_q_learning", *TABLES)
 """They step in their own way, not by the gradient learner."""
 TWO_UPDATES = ("learner.epochs=2", "learner.minibatches=1")
 REQUIRED = {

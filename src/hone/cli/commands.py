@@ -19,6 +19,8 @@ class Option:
     help: str
     metavar: str = ""
     default: str = ""
+    repeated: bool = False
+    """May be given several times, each with a value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -31,6 +33,8 @@ class Command:
     positionals: tuple[tuple[str, str], ...] = ()
     optional: tuple[tuple[str, str], ...] = ()
     """Positionals that may be left out; they are then empty."""
+    many: tuple[tuple[str, str], ...] = ()
+    """Positionals of which there is at least one."""
     options: tuple[Option, ...] = ()
     overrides: bool = False
     """Takes `key=value` for keys of the config."""
@@ -47,11 +51,16 @@ class Call:
     """A command with its arguments, as they were given."""
 
     command: str
-    values: dict[str, str | bool]
+    values: dict[str, str | bool | list[str]]
     overrides: tuple[str, ...] = ()
 
     def text(self, name: str) -> str:
         return str(self.values[name])
+
+    def texts(self, name: str) -> list[str]:
+        """What was given several times, in order."""
+        given = self.values[name]
+        return given if isinstance(given, list) else [str(given)]
 
     def switch(self, name: str) -> bool:
         return bool(self.values[name])
@@ -74,6 +83,8 @@ COMMANDS: tuple[Command, ...] = (
         options=(
             Option(flag="--resume", help="go on from the run's newest whole checkpoint"),
             Option(flag="--dry-run", help="check everything, print what would happen, and stop"),
+            Option(flag="--seeds", metavar="SEEDS", help="a run for each seed, then compared: 5 (0..4), 0..9 or 1,4,7"),
+            Option(flag="--jobs", metavar="N", default="1", help="seeds that run at the same time (default: 1)"),
             NAME,
             RUNS,
             DEVICE,
@@ -96,6 +107,16 @@ COMMANDS: tuple[Command, ...] = (
         positionals=(CHECKPOINT,),
         options=(
             Option(flag="--problems", metavar="N", default="512", help="how many (default: 512)"),
+            Option(
+                flag="--perturb",
+                metavar="WHAT",
+                repeated=True,
+                help="control: judge it also with sensor_noise=0.1, action_delay=2, physics.gravity=12, or FILE.toml",
+            ),
+            Option(
+                flag="--server", metavar="URL", help="ask this server the questions of the run instead of its model"
+            ),
+            Option(flag="--model", metavar="NAME", help="which model of the server (default: the one that it names)"),
             SEED,
             RUNS,
             Option(flag="--device", metavar="DEVICE", default="cpu", help="cpu, cuda or cuda:N (default: cpu)"),
@@ -120,13 +141,31 @@ COMMANDS: tuple[Command, ...] = (
         summary="what a run did: its settings, metrics and checkpoints",
         module="hone.cli.looking",
         positionals=(("run", "a run's name or folder"),),
-        options=(RUNS, Option(flag="--config", help="every setting, with where it came from")),
+        options=(
+            RUNS,
+            Option(flag="--config", help="every setting, with where it came from"),
+            Option(flag="--map", help="control on a grid: what the policy does in each cell, and what it expects"),
+        ),
+    ),
+    Command(
+        name="compare",
+        summary="hold runs against each other: intervals over seeds, who is better, how surely",
+        module="hone.cli.comparing",
+        many=(("run", "a run's name or folder, or a folder that holds runs; seeds are gathered by configuration"),),
+        options=(
+            Option(flag="--metric", metavar="NAME", help="compare this metric (default: the score at the end)"),
+            Option(flag="--threshold", metavar="X", help="time how long runs take to this score"),
+            Option(flag="--html", metavar="FILE", help="where the page goes (default: compare.html in --runs)"),
+            Option(flag="--json", help="print the figures as JSON, and nothing else"),
+            RUNS,
+        ),
     ),
     Command(
         name="list",
-        summary="list recipes with their papers, parts and defaults; or runs",
+        summary="list recipes by family, or one with its paper, parts and defaults; or runs",
         module="hone.cli.looking",
         positionals=(("what", "recipes or runs"),),
+        optional=(("name", "a recipe, or a family of them, of which all is told"),),
         options=(RUNS,),
     ),
     Command(
@@ -169,6 +208,7 @@ def parser_of(command: Command) -> Parser:
     """The parser of one command's own arguments; overrides are taken out before."""
     tail = " [key=value ...]" if command.overrides else ""
     words = " ".join(name.upper() for name, _ in command.positionals)
+    words += "".join(f"{name.upper()} [{name.upper()} ...]" for name, _ in command.many)
     words += "".join(f" [{name.upper()}]" for name, _ in command.optional)
     parser = Parser(
         prog=f"hone {command.name}",
@@ -181,8 +221,12 @@ def parser_of(command: Command) -> Parser:
         parser.add_argument(name, help=text)
     for name, text in command.optional:
         parser.add_argument(name, help=text, nargs="?", default="")
+    for name, text in command.many:
+        parser.add_argument(name, help=text, nargs="+")
     for option in command.options:
-        if option.metavar:
+        if option.repeated:
+            parser.add_argument(option.flag, metavar=option.metavar, default=[], help=option.help, action="append")
+        elif option.metavar:
             parser.add_argument(option.flag, metavar=option.metavar, default=option.default, help=option.help)
         else:
             parser.add_argument(option.flag, action="store_true", help=option.help)

@@ -11,10 +11,14 @@ from pathlib import Path
 
 from hone.cli.commands import Call, number
 from hone.cli.looking import find_run
+from hone.cli.perturbing import show_robustness, wanted_changes
 from hone.cli.progress import figure
 from hone.cli.screen import Screen, standard_screen
 from hone.cli.streaming import AnswerStream
+from hone.core.errors import ConfigError
 from hone.core.generation import GenerationStats
+from hone.store.report import write_report
+from hone.store.robustness import ROBUSTNESS, write_robustness
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,14 +45,47 @@ def _eval(call: Call, screen: Screen, seed: int) -> int:
     from hone.evaluate import checkpoint  # noqa: PLC0415 - torch takes seconds, and `hone --help` should not
 
     problems = int(number(call.text("problems"), "--problems", least=1))
+    if call.texts("perturb"):
+        return judge_perturbed(call, screen, problems=problems, seed=seed)
     asked = _asked(call, seed)
-    found = checkpoint.examine(asked.policy, run=asked.run, problems=problems, seed=seed, device=asked.device)
+    if call.text("server"):
+        found = checkpoint.examine_server(
+            asked.policy,
+            run=asked.run,
+            url=call.text("server"),
+            model=call.text("model"),
+            problems=problems,
+            seed=seed,
+        )
+    else:
+        found = checkpoint.examine(asked.policy, run=asked.run, problems=problems, seed=seed, device=asked.device)
     show_scores(screen, found.scores)
+    for note in found.notes:
+        screen.line(f"note: {note}")
     if found.generated is not None:
         screen.line()
         if found.generated.note:
             screen.line(found.generated.note)
         screen.rows(generation_rows(found.generated.runner, found.generated.stats))
+    return 0
+
+
+def judge_perturbed(call: Call, screen: Screen, *, problems: int, seed: int) -> int:
+    """The policy as it was and in worse worlds, as a table; kept with its run, and in its report."""
+    from hone.evaluate import checkpoint  # noqa: PLC0415 - as above
+    from hone.evaluate.robustness import robustness  # noqa: PLC0415 - as above
+
+    if call.text("server"):
+        raise ConfigError("--perturb is for control policies and --server for questions: leave one of them out")
+    asked = _asked(call, seed)
+    changes = wanted_changes(call.texts("perturb"))
+    if asked.run is None or not (asked.policy / "policy.json").is_file():
+        raise ConfigError(f"{asked.policy}: --perturb is for a control policy that is in its run, and this is none")
+    config = checkpoint.tree_of(asked.run)
+    rows = robustness(asked.policy, changes, config=config, episodes=problems, seed=seed, tell=screen.line)
+    show_robustness(screen, rows)
+    write_robustness(asked.run, rows)
+    screen.line(f"kept in {asked.run / ROBUSTNESS}, drawn in {write_report(asked.run)}")
     return 0
 
 

@@ -15,6 +15,8 @@ from hone.lab.registry import experiment_names, load_experiment
 from hone.lab.results import save
 
 WHAT = ("all", "list", "run")
+FAILED = 1
+"""Exit code when a verdict does not hold."""
 
 
 def run(call: Call) -> int:
@@ -42,8 +44,9 @@ def run(call: Call) -> int:
         screen.line()
         place = save(finding, name=name, title=experiment.title, seed=seed, folder=folder)
         screen.line(f"{duration(seconds)}; plot and figures in {place}")
+        return 0 if finding.holds else FAILED
     else:
-        run_all(screen, seed=seed, folder=folder, quick=quick)
+        return 0 if run_all(screen, seed=seed, folder=folder, quick=quick) else FAILED
     return 0
 
 
@@ -72,8 +75,11 @@ def bounded(claim: Claim) -> str:
     return f"{figure(claim.value)}, {words} {claim.bound:g}"
 
 
-def run_all(screen: Screen, *, seed: int, folder: Path, quick: bool) -> None:
-    """Every experiment, one line each while they run; the verdicts that do not hold are said again at the end."""
+def run_all(screen: Screen, *, seed: int, folder: Path, quick: bool) -> bool:
+    """Every experiment, one line each while they run; the verdicts that do not hold are said again at the end.
+
+    Returns whether all of them hold.
+    """
     clock, names = SystemClock(), experiment_names()
     began_s, failed = clock.monotonic_s(), list[str]()
     for position, name in enumerate(names, start=1):
@@ -89,6 +95,7 @@ def run_all(screen: Screen, *, seed: int, folder: Path, quick: bool) -> None:
     screen.line(f"{len(names) - len(failed)} of {len(names)} verdicts hold; {taken}; plots and figures in {folder}")
     for line in failed:
         screen.line(f"does not hold: {line}")
+    return not failed
 
 
 def _word(holds: bool) -> str:  # noqa: FBT001 - a column of a table

@@ -5,6 +5,7 @@ Belongs here: laying out what `hone.store` and the recipes say about themselves.
 
 import math
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from hone.cli.commands import Call
 from hone.cli.explain import shown
@@ -13,7 +14,11 @@ from hone.cli.screen import Screen, standard_screen
 from hone.core.clock import SystemClock
 from hone.core.errors import ConfigError, DataError, did_you_mean
 from hone.store.folder import RunFolder, list_runs, open_run
+from hone.store.map_drawing import extremes, shares, text_rows
 from hone.store.metrics import read_metrics
+
+if TYPE_CHECKING:
+    from hone.train.job import Entry
 
 METRICS_SHOWN = 40
 
@@ -22,9 +27,13 @@ def run(call: Call) -> int:
     screen = standard_screen()
     runs = Path(call.text("runs"))
     if call.command == "show":
-        show_run(screen, find_run(call.text("run"), runs), whole=call.switch("config"))
+        folder = find_run(call.text("run"), runs)
+        if call.switch("map"):
+            show_map(screen, folder)
+        else:
+            show_run(screen, folder, whole=call.switch("config"))
     elif call.text("what") == "recipes":
-        list_recipes(screen)
+        list_recipes(screen, call.text("name"))
     elif call.text("what") == "runs":
         show_runs(screen, runs)
     else:
@@ -66,6 +75,19 @@ def show_run(screen: Screen, folder: RunFolder, *, whole: bool) -> None:
     _show_metrics(screen, folder)
 
 
+def show_map(screen: Screen, folder: RunFolder) -> None:
+    """What the newest policy does in each cell of its grid; on a terminal the background says what it expects."""
+    from hone.evaluate.portrait import newest_map  # noqa: PLC0415 - torch: not needed to show a run
+
+    found = newest_map(folder.path)
+    low, high = extremes(found)
+    screen.title(f"{folder.name}, step {found.step}")
+    for one in found.slices:
+        screen.line(one.title)
+        screen.cells(text_rows(one), shares(one, low, high))
+    screen.line(f"{found.worth_is}: {figure(low)} to {figure(high)}")
+
+
 def _show_metrics(screen: Screen, folder: RunFolder) -> None:
     columns = read_metrics(folder.metrics_path)
     if not len(columns.steps):
@@ -101,16 +123,38 @@ def show_runs(screen: Screen, runs: Path) -> None:
     screen.table(("run", "recipe", "saved step", "created"), rows)
 
 
-def list_recipes(screen: Screen) -> None:
-    """Four lines an algorithm: what it is, where it comes from, what it is made of, its numbers."""
-    from hone.train.job import defaults_of  # noqa: PLC0415 - torch: not needed to show a run
-    from hone.train.registry import load_recipe, recipe_names  # noqa: PLC0415 - as above
+def list_recipes(screen: Screen, wanted: str = "") -> None:
+    """A line an algorithm, by family; of a recipe or a family that is `wanted`, all that there is to say of it.
 
-    names = recipe_names()
-    width = max(map(len, names))
-    for name in names:
-        entry = load_recipe(name)
-        defaults = ", ".join(f"{key} = {value}" for key, value in defaults_of(entry.config).items())
-        screen.line(f"{name:{width}}  {entry.summary}")
-        for line in filter(None, (entry.source, entry.parts.said(), defaults)):
-            screen.line(f"{'':{width}}  {line}")
+    Raises ConfigError for a name that is neither.
+    """
+    from hone.train.families import families  # noqa: PLC0415 - torch: not needed to show a run
+
+    grouped = families()
+    known = {name: entry for members in grouped.values() for name, entry in members.items()}
+    if wanted:
+        members = grouped.get(wanted) or {name: entry for name, entry in known.items() if name == wanted}
+        if not members:
+            near = did_you_mean(wanted, [*known, *grouped])
+            raise ConfigError(f"{wanted!r} is no recipe, and no family of them{near}")
+        for name, entry in members.items():
+            show_recipe(screen, name, entry)
+        return
+    width = max(map(len, known))
+    for family, members in grouped.items():
+        screen.title(f"{family} ({len(members)})")
+        for name, entry in members.items():
+            screen.line(f"  {name:{width}}  {entry.summary}")
+        screen.line()
+    screen.line("hone list recipes NAME tells of its paper, parts and defaults; NAME may be a family")
+
+
+def show_recipe(screen: Screen, name: str, entry: "Entry") -> None:
+    """What it is, where it comes from, what it is made of, its numbers, and when not to use it."""
+    from hone.train.job import defaults_of  # noqa: PLC0415 - torch: not needed to show a run
+
+    screen.line(f"{name}  {entry.summary}")
+    defaults = ", ".join(f"{key} = {value}" for key, value in defaults_of(entry.config).items())
+    limit = f"when not to use it: {entry.limitation}" if entry.limitation else ""
+    for line in filter(None, (entry.source, entry.parts.said(), defaults, limit)):
+        screen.line(f"{'':{len(name)}}  {line}")

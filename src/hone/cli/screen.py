@@ -74,6 +74,21 @@ class Screen:
             table.add_row(*(Text(printable(cell)) for cell in row))
         self.console.print(table)
 
+    def cells(self, rows: Sequence[Sequence[str]], shares: Sequence[float | None]) -> None:
+        """A grid of signs; where there is colour, the larger a cell's share (0 to 1) the bluer its background."""
+        places = iter(shares)
+        for row in rows:
+            line = Text("  ")
+            for sign in row:
+                share = next(places)
+                line.append(f" {printable(sign)} ", style="" if share is None else _shade(share))
+            self.console.print(line, soft_wrap=True)
+
+
+def _shade(share: float) -> str:
+    dark = round(235 - 150 * min(max(share, 0.0), 1.0))
+    return f"black on rgb({dark},{min(255, dark + 20)},255)"
+
 
 def standard_screen() -> Screen:
     return Screen(console=console_of(sys.stdout))

@@ -10,17 +10,19 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hone.cli.commands import Call
+from hone.cli.commands import Call, number
 from hone.cli.configs import Resolved, read_document, require_consent, resolve, table_at
 from hone.cli.explain import shown
 from hone.cli.overrides import Document
 from hone.cli.pipelines import STAGE, doubles, pipeline_name, place_stages, spread_shared, stem_of
 from hone.cli.progress import RunProgress
 from hone.cli.screen import Screen, is_plain, standard_screen
+from hone.cli.seeds import Turns, at_the_same_time, folder_of, one_after_another, parse_seeds, seeded, show_seeds
 from hone.cli.toml import KeyPath
 from hone.core.clock import SystemClock
-from hone.core.errors import ConfigError, Faults, all_at_once, did_you_mean
+from hone.core.errors import ConfigError, Faults, HoneError, all_at_once, did_you_mean
 from hone.store.folder import RunFolder, check_name
+from hone.store.report import write_report
 from hone.train.config import RunConfig
 from hone.train.job import Entry
 from hone.train.registry import load_recipe, recipe_names
@@ -45,6 +47,10 @@ def run(call: Call) -> int:
     if call.text("name"):
         check_name(call.text("name"))
     document = read_document(call.text("file"), [*call.overrides, *_asked(call)])
+    seeds = _seeds(call)
+    name = pipeline_name(document)
+    if seeds:
+        seeded(document, seeds[0])
     stages = stages_of(document)
     warnings = [warning for stage in stages for warning in stage.resolved.warnings]
     require_consent(warnings, yes=call.switch("yes"))
@@ -54,8 +60,51 @@ def run(call: Call) -> int:
         screen.line(f"warning: {warning}")
     if call.command == "plan" or call.switch("dry_run"):
         return 0
+    if seeds:
+        turns = Turns(
+            root=Path(call.text("runs")) / name,
+            seeds=seeds,
+            steps=stages[0].resolved.config.steps,
+            resume=call.switch("resume"),
+        )
+        carry_out_seeds(call, document, turns, screen)
+        return 0
     carry_out(document, stages, root=Path(call.text("runs")), resume=call.switch("resume"), screen=screen)
     return 0
+
+
+def _seeds(call: Call) -> list[int]:
+    """The seeds that are asked for, none for a single run. Raises ConfigError."""
+    if call.command != "train" or not call.text("seeds"):
+        if call.command == "train" and call.text("jobs") != "1":
+            raise ConfigError("--jobs says how many seeds run at the same time; it needs --seeds")
+        return []
+    number(call.text("jobs"), "--jobs", least=1)
+    return parse_seeds(call.text("seeds"))
+
+
+def carry_out_seeds(call: Call, document: Document, turns: Turns, screen: Screen) -> None:
+    """A run for each seed, and what they come to together."""
+    check_name(turns.root.name)
+    progress = RunProgress(console=screen.console, clock=SystemClock(), live=not is_plain(sys.stdout))
+
+    def make(seed: int, begun: bool) -> None:  # noqa: FBT001 - called by position
+        seeded(document, seed)
+        train_one(stages_of(document)[0], root=turns.root, resume=begun, progress=progress)
+
+    def command(seed: int, begun: bool) -> list[str]:  # noqa: FBT001 - called by position
+        own = [f"name={folder_of(seed)}", f"seed={seed}"]
+        device = [f'run.device="{call.text("device")}"'] if call.text("device") else []
+        switches = [flag for flag, asked in (("--resume", begun), ("--yes", call.switch("yes"))) if asked]
+        overrides = [one for one in call.overrides if one.removeprefix("--").partition("=")[0] != "name"]
+        return ["train", call.text("file"), *overrides, *device, *own, "--runs", str(turns.root), *switches]
+
+    jobs = int(number(call.text("jobs"), "--jobs", least=1))
+    if jobs == 1:
+        one_after_another(turns, make, screen)
+    else:
+        at_the_same_time(turns, command, jobs=jobs, screen=screen)
+    show_seeds(screen, turns)
 
 
 def check_data(stages: Sequence[Stage]) -> list[str]:
@@ -137,9 +186,16 @@ def carry_out(document: Document, stages: Sequence[Stage], *, root: Path, resume
 
 def train_one(stage: Stage, *, root: Path, resume: bool, progress: "Progress") -> RunFolder:
     """One run, from its checked config to its finished folder."""
-    from hone.train.run import run as drive  # noqa: PLC0415 - torch: not needed to refuse a config
+    from hone.evaluate.portrait import picture  # noqa: PLC0415 - torch: not needed to refuse a config
+    from hone.train.run import run as drive  # noqa: PLC0415 - as above
 
-    return drive(order_of(stage, root=root, resume=resume), progress=progress)
+    folder = drive(order_of(stage, root=root, resume=resume), progress=progress)
+    try:
+        if picture(folder.path):
+            write_report(folder.path)
+    except HoneError as fault:  # the run itself is whole
+        folder.log(f"no picture of the policy: {fault}", level="WARNING")
+    return folder
 
 
 def order_of(stage: Stage, *, root: Path, resume: bool) -> "Order":

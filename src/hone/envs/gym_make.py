@@ -21,6 +21,8 @@ from pydantic import Field, JsonValue
 from hone.core.config import Config
 from hone.core.errors import ConfigError, HoneError, UserCodeError, did_you_mean
 from hone.core.random import key
+from hone.envs.catalogue import WRAPS_ANOTHER, register_own
+from hone.envs.goals import has_goals
 
 Vector: TypeAlias = VectorEnv[Any, Any, Any]
 Single: TypeAlias = gymnasium.Env[Any, Any]
@@ -30,7 +32,8 @@ class GymConfig(Config):
     """A Gymnasium environment, many at a time."""
 
     id: str
-    """Registered id (`CartPole-v1`, or `package:Name-v0` to import the package first), or `file.py:Class`."""
+    """Registered id (`CartPole-v1`, `hone/Maze-v0`, or `package:Name-v0` to import the package first), or
+    `file.py:Class`."""
     num_envs: int = Field(default=1, ge=1, le=65536)
     """Environments stepped together."""
     kwargs: dict[str, JsonValue] = Field(default={})
@@ -43,7 +46,7 @@ class GymConfig(Config):
     """Try the environment out, one at a time, before the run."""
     isolation: Literal["auto", "process", "none"] = "auto"
     """`process`: environments run in processes of their own, so that one that crashes or hangs does not take the run
-    down. `none`: in the trainer's. `auto`: `none` for what comes with Gymnasium, `process` for everything else."""
+    down. `none`: in the trainer's. `auto`: `none` for what comes with Gymnasium or hone, `process` for the rest."""
     workers: int = Field(default=2, ge=1)
     """Processes that the environments are spread over, at most one for each environment. A native vector form stays in
     one."""
@@ -90,7 +93,7 @@ def isolated(config: GymConfig) -> bool:
     if ":" in config.id:
         return True
     spec = _registered(config.id)
-    return not _is_gymnasiums_own(spec) and not callable(spec.entry_point)
+    return not _is_known(spec) and not callable(spec.entry_point)
 
 
 def registration(config: GymConfig) -> str | None:
@@ -158,6 +161,7 @@ def told(fault: BaseException) -> str:
 
 
 def _registered(name: str) -> EnvSpec:
+    register_own()
     try:
         return gymnasium.spec(name)
     except gymnasium.error.Error as error:
@@ -172,8 +176,10 @@ def _from_spec(config: GymConfig, spec: EnvSpec) -> Maker:
     limit = config.max_episode_steps if config.max_episode_steps is not None else spec.max_episode_steps
 
     def single() -> Single:
-        return gymnasium.make(
-            spec.id, max_episode_steps=config.max_episode_steps, disable_env_checker=True, **_kwargs(config)
+        return _flat(
+            gymnasium.make(
+                spec.id, max_episode_steps=config.max_episode_steps, disable_env_checker=True, **_kwargs(config)
+            )
         )
 
     def native(count: int) -> Vector:
@@ -190,9 +196,18 @@ def _from_spec(config: GymConfig, spec: EnvSpec) -> Maker:
     )
 
 
-def _is_gymnasiums_own(spec: EnvSpec) -> bool:
+def _flat(env: Single) -> Single:
+    """Observations with goals are one row for a network: what is achieved, what is desired, what else is seen."""
+    return gymnasium.wrappers.FlattenObservation(env) if has_goals(env.observation_space) else env
+
+
+def _is_known(spec: EnvSpec) -> bool:
+    """Gymnasium's own, or hone's."""
+    if spec.id == WRAPS_ANOTHER:
+        return False
     points = [spec.entry_point, spec.vector_entry_point, *(wrapper.entry_point for wrapper in spec.additional_wrappers)]
-    return all(point is None or (isinstance(point, str) and point.startswith("gymnasium.")) for point in points)
+    known = ("gymnasium.", "hone.envs.")
+    return all(point is None or (isinstance(point, str) and point.startswith(known)) for point in points)
 
 
 def _is_native(spec: EnvSpec) -> bool:
@@ -203,7 +218,7 @@ def _from_class(config: GymConfig, made: Callable[..., Single]) -> Maker:
     limit = config.max_episode_steps
 
     def single() -> Single:
-        env = made(**_kwargs(config))
+        env = _flat(made(**_kwargs(config)))
         return env if limit is None else gymnasium.wrappers.TimeLimit(env, limit)
 
     return Maker(

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from hone.core.episodes import Episodes, Status
 from hone.core.errors import DataError
 from hone.core.ragged import Ints, offsets_of
-from hone.envs.logs_minari import read_minari
+from hone.envs.logs_minari import read_minari, write_minari
 
 COLUMNS = ("episode", "group", "version", "observation", "action", "logp", "reward")
 ENDS = ("terminated", "truncated", "final", "score")
@@ -37,10 +37,17 @@ class Log:
 
 
 def write_log(path: Path, log: Log) -> None:
-    """Write parquet; only scored episodes with recorded final observations can be written."""
+    """Write parquet, or a Minari data set where `path` has no suffix: a folder, best named as `cartpole/mixed-v0`.
+
+    Only scored episodes with recorded final observations can be written. Raises DataError otherwise, and ResourceError
+    for Minari without h5py.
+    """
     episodes = log.episodes
     if episodes.final is None or not episodes.scored.all():
         raise DataError(f"{path}: a log holds scored episodes with their final observations")
+    if not path.suffix:
+        write_minari(path, episodes, describe(log.observation_space), describe(log.action_space))
+        return
     owner, last = episodes.owner, np.zeros(episodes.decisions, dtype=np.bool_)
     last[episodes.offsets[1:][episodes.lengths > 0] - 1] = True
     finals = _list_column(episodes.final[owner])

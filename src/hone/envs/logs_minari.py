@@ -2,7 +2,8 @@
 
 `main_data.hdf5` holds a group `episode_N` per episode with `observations` `[T+1, ...]`, `actions`, `rewards`,
 `terminations` and `truncations` `[T]`; the spaces stand as JSON text in `metadata.json` beside it, or in the file's own
-attributes (older versions). h5py is an optional dependency.
+attributes (older versions). What Minari has no place for, the log-probability of each decision, stands among the
+episode's `infos`. h5py is an optional dependency.
 """
 
 import importlib
@@ -18,6 +19,10 @@ from hone.core.ragged import offsets_of
 
 FILE = "main_data.hdf5"
 NAMES = ("observations", "actions", "rewards", "terminations", "truncations")
+LOGP = "behaviour_logp"
+"""Of an episode's `infos`: `[T+1]` nats, the last of which belongs to no decision, as infos begin with the reset."""
+VERSION = "0.5.4"
+"""Minari's own release whose layout is written."""
 
 
 def read_minari(path: Path) -> tuple[Episodes, dict[str, Any], dict[str, Any]]:
@@ -40,7 +45,13 @@ def read_minari(path: Path) -> tuple[Episodes, dict[str, Any], dict[str, Any]]:
 
 
 def write_minari(folder: Path, episodes: Episodes, observation: dict[str, Any], action: dict[str, Any]) -> None:
-    """Write `data/main_data.hdf5` and `data/metadata.json` below `folder`, as Minari 0.5 lays them out."""
+    """Write `data/main_data.hdf5` and `data/metadata.json` below `folder`, as Minari 0.5 lays them out: Minari itself
+    opens `folder / "data"`. The folder's name is the data set's, best of the form `name-v0`.
+
+    An episode without decisions is left out. Where one is a piece of a longer one, its last step has neither flag.
+    """
+    assert episodes.final is not None
+    episodes = episodes.take(np.flatnonzero(episodes.lengths > 0))
     assert episodes.final is not None
     data = folder / "data"
     data.mkdir(parents=True, exist_ok=True)
@@ -54,10 +65,13 @@ def write_minari(folder: Path, episodes: Episodes, observation: dict[str, Any], 
             group["observations"] = np.concatenate([one.observations, episodes.final[number : number + 1]])
             group["actions"], group["rewards"] = one.chosen, one.reward
             group["terminations"], group["truncations"] = last & one.terminated[0], last & one.truncated[0]
+            group[f"infos/{LOGP}"] = np.append(one.logp, np.float32(np.nan))
     metadata = {
         "total_episodes": len(episodes),
         "total_steps": episodes.decisions,
         "data_format": "hdf5",
+        "dataset_id": folder.name,
+        "minari_version": VERSION,
         "observation_space": json.dumps(observation),
         "action_space": json.dumps(action),
     }
@@ -75,22 +89,41 @@ def _file(path: Path) -> Path:
     for candidate in (path, path / FILE, path / "data" / FILE):
         if candidate.is_file():
             return candidate
+    for beside in (path / "metadata.json", path / "data" / "metadata.json"):
+        if beside.is_file() and _metadata(beside).get("data_format", "hdf5") != "hdf5":
+            raise DataError(
+                f"{beside}: the data set is kept as {_metadata(beside)['data_format']!r}, and only 'hdf5' is read; "
+                'write it again with data_format="hdf5"'
+            )
     raise DataError(f"{path}: there is no {FILE} here, nor in {path / 'data'}")
 
 
 def _spaces(path: Path, attributes: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     beside = path.parent / "metadata.json"
-    held = json.loads(beside.read_text(encoding="utf-8")) if beside.is_file() else attributes
+    held = _metadata(beside) if beside.is_file() else attributes
     missing = [name for name in ("observation_space", "action_space") if name not in held]
     if missing:
         raise DataError(f"{path}: no {' and no '.join(missing)} in metadata.json or in the file's attributes")
     return json.loads(held["observation_space"]), json.loads(held["action_space"])
 
 
+def _metadata(path: Path) -> dict[str, Any]:
+    try:
+        held = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: cannot read the description of the data set: {error}") from error
+    if not isinstance(held, dict):
+        raise DataError(f"{path}: expected an object with observation_space and action_space, found {held!r}")
+    return held
+
+
 def _episode(group: Any, place: str) -> dict[str, np.ndarray]:  # noqa: ANN401 - an h5py group
     missing = [name for name in NAMES if name not in group]
     if missing:
         raise DataError(f"{place} has no {', '.join(missing)}")
+    nested = [name for name in ("observations", "actions") if not _is_array(group[name])]
+    if nested:
+        raise DataError(f"{place}: {' and '.join(nested)} are dictionaries or tuples: only Box and Discrete are served")
     columns = {name: np.asarray(group[name]) for name in NAMES}
     steps = len(columns["rewards"])
     wrong = [
@@ -100,7 +133,13 @@ def _episode(group: Any, place: str) -> dict[str, np.ndarray]:  # noqa: ANN401 -
     ]
     if wrong:
         raise DataError(*wrong)
+    known = f"infos/{LOGP}" in group
+    columns["logp"] = np.asarray(group[f"infos/{LOGP}"])[:steps] if known else np.full(steps, np.nan)
     return columns
+
+
+def _is_array(held: Any) -> bool:  # noqa: ANN401 - an h5py group or data set
+    return isinstance(held, _h5py().Dataset)
 
 
 def _joined(columns: list[dict[str, np.ndarray]]) -> Episodes:
@@ -111,7 +150,7 @@ def _joined(columns: list[dict[str, np.ndarray]]) -> Episodes:
         offsets=offsets_of(lengths),
         seen=np.concatenate([column["observations"][:-1] for column in columns]),
         chosen=np.concatenate([column["actions"] for column in columns]),
-        logp=np.full(total, np.nan, dtype=np.float32),
+        logp=np.concatenate([column["logp"] for column in columns]).astype(np.float32),
         version=np.full(total, -1, dtype=np.int32),
         reward=np.concatenate([column["rewards"] for column in columns]).astype(np.float32),
         group=np.arange(len(columns)),

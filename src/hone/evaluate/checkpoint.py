@@ -3,6 +3,7 @@
 Belongs here: from a policy folder and its run's config to an exam. Does not: how answers are scored (`text.py`).
 """
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,19 +16,26 @@ from hone.core.clock import SystemClock
 from hone.core.errors import ConfigError, DataError
 from hone.core.generation import Generator, Request, Sampling
 from hone.core.random import permutation
+from hone.engine.clients.http import Address, Link
+from hone.engine.clients.openai import OpenAiClient
 from hone.envs.text_task import TaskConfig
 from hone.evaluate.asking import EngineActor, make_engine
 from hone.evaluate.control import evaluate_control, is_control
 from hone.evaluate.hearing import Aloud, Hearer
-from hone.evaluate.policies import ModelSource, open_policy
+from hone.evaluate.policies import ModelSource, open_policy, open_tokenizer
+from hone.evaluate.served import ask_server
+from hone.evaluate.tasks import evaluate_tasks
 from hone.evaluate.text import EvaluationConfig, Generated, TextExam, prepare_exam
 from hone.models.policy import TokenPolicy
+from hone.models.tokenizers import Tokenizer
 from hone.store.durable import Json
 from hone.store.folder import open_run
 
 FRESH_SEED = 1 << 29
 """Added to the seed of an evaluation that asks for other problems than the run's own."""
 DEFAULT_MAX_TOKENS = 256
+SERVER_KEY = "HONE_SERVER_KEY"
+"""Environment variable whose value, where it is set, is sent as a bearer token to a server that is judged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,6 +45,8 @@ class Examined:
     scores: Mapping[str, float]
     generated: Generated | None = None
     """None for a policy that writes no text."""
+    notes: Sequence[str] = ()
+    """What a person should know about it: episodes that were lost, or did not end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,15 +84,47 @@ def examine(policy: Path, *, run: Path | None, problems: int, seed: int, device:
             f"{policy} belongs to no run, so nothing says what to ask it; name a run, or a checkpoint in its run"
         )
     if is_control(policy):
-        return Examined(scores=evaluate_control(policy, config=tree_of(run), episodes=problems, seed=seed))
+        notes: list[str] = []
+        config = tree_of(run)
+        evaluated = evaluate_tasks if "tasks" in config else evaluate_control
+        scores = evaluated(policy, config=config, episodes=problems, seed=seed, tell=notes.append)
+        return Examined(scores=scores, notes=notes)
     loaded = _open(policy, device)
     config = _exam_config(run, problems=problems, seed=seed)
-    exam = _prepared(config, loaded, problems, seed)
+    exam = _prepared(config, loaded.tokenizer, loaded.decoder.config.max_positions, problems, seed)
     try:
         judged = exam.ask_policy(loaded)
     finally:
         exam.close()
     return Examined(scores=judged.metrics(), generated=judged.generated)
+
+
+def examine_server(policy: Path, *, run: Path | None, url: str, model: str, problems: int, seed: int) -> Examined:
+    """The same questions, asked of a server of text that speaks OpenAI's protocol; without `model`, of the first one
+    that it names.
+
+    Raises ConfigError as `examine`, and where the server names no model; ServerError as the client does.
+    """
+    if run is None or is_control(policy):
+        raise ConfigError(f"{policy}: --server takes the questions of a language model's run, and this is none")
+    config = _exam_config(run, problems=problems, seed=seed)
+    tokenizer, context = open_tokenizer(ModelSource(path=str(policy)))
+    key_from = SERVER_KEY if SERVER_KEY in os.environ else None
+    client = OpenAiClient(Link(Address(url=url, key_from=key_from)), model=model, seed=seed)
+    exam: TextExam | None = None
+    try:
+        if not model:
+            served = client.models()
+            if not served:
+                raise ConfigError(f"{url} names no model; say with --model which one to ask")
+            client.model = served[0]
+        exam = _prepared(config, tokenizer, context, problems, seed)
+        judged = ask_server(exam, client)
+    finally:
+        client.close()
+        if exam is not None:
+            exam.close()
+    return Examined(scores=judged.metrics(), notes=[f"asked {client.model} at {url}, with prompts as text"])
 
 
 def sample(
@@ -113,7 +155,7 @@ def answers(policy: Path, wanted: Wanted, hearer: Hearer | None = None) -> Seque
     config = _exam_config(wanted.run, problems=wanted.count, seed=wanted.seed).model_copy(
         update={"greedy": wanted.temperature == 0, "temperature": wanted.temperature or 1.0, "seed": wanted.seed}
     )
-    exam = _prepared(config, loaded, wanted.count, wanted.seed)
+    exam = _prepared(config, loaded.tokenizer, loaded.decoder.config.max_positions, wanted.count, wanted.seed)
     try:
         judged = exam.ask_policy(loaded, hearer)
     finally:
@@ -168,9 +210,9 @@ def _exam_config(run: Path, *, problems: int, seed: int) -> EvaluationConfig:
     return config.model_copy(update={"task": task})
 
 
-def _prepared(config: EvaluationConfig, policy: TokenPolicy, problems: int, seed: int) -> TextExam:
+def _prepared(config: EvaluationConfig, tokenizer: Tokenizer, context: int, problems: int, seed: int) -> TextExam:
     """The exam, of at most `problems` prompts: a file may hold more, of which the seed picks."""
-    exam = prepare_exam(config, policy.tokenizer, context=policy.decoder.config.max_positions)
+    exam = prepare_exam(config, tokenizer, context=context)
     if config.task.generated or not seed:
         return replace(exam, prompts=exam.prompts[:problems])
     order = permutation(seed, "exam", count=len(exam.prompts))[:problems]

@@ -10,12 +10,16 @@ from pydantic import ValidationError
 from hone.core.credit import Metrics
 from hone.core.errors import ConfigError, DataError, ResourceError
 from hone.core.random import key
+from hone.envs.finite.config import FiniteConfig, finite_world
+from hone.envs.finite.model import Finite
 from hone.envs.gym_make import GymConfig
 from hone.envs.gym_play import open_arena, play
 from hone.estimators.means import Estimate, bootstrap_mean
+from hone.evaluate.exact import exact_metrics
 from hone.models.acting import Decides
 from hone.models.control_folder import load_policy
 from hone.store.durable import Json
+from hone.tabular.tables import KINDS, kind_of, load_table
 
 
 def is_control(policy: Path) -> bool:
@@ -65,8 +69,43 @@ def score_metrics(scores: NDArray[np.float64]) -> tuple[Estimate, Metrics]:
     }
 
 
-def evaluate_control(folder: Path, *, config: Mapping[str, Json], episodes: int, seed: int) -> Metrics:
-    """Judge a saved policy in the environment that its run's `config` names. Raises ConfigError, DataError."""
+def load_decider(folder: Path) -> Decides:
+    """The network or the table that a folder holds; raises DataError."""
+    return load_table(folder) if kind_of(folder) in KINDS else load_policy(folder)
+
+
+def evaluate_control(
+    folder: Path,
+    *,
+    config: Mapping[str, Json],
+    episodes: int,
+    seed: int,
+    tell: Callable[[str], None] = unheard,
+) -> Metrics:
+    """Judge a saved policy in the environment that its run's `config` names, or exactly in its finite world; `tell` as
+    in `judged`.
+
+    Raises ConfigError, DataError.
+    """
+    if isinstance(config.get("finite"), dict) and kind_of(folder) in KINDS:
+        return exact_metrics(load_table(folder), finite_of(folder, config))
+    policy, env = load_judged(folder, config)
+    return score_metrics(judged(policy, env, episodes=episodes, seed=seed, tell=tell))[1]
+
+
+def finite_of(folder: Path, config: Mapping[str, Json]) -> Finite:
+    """The finite world of a run's `config`, under the discount of its algorithm. Raises DataError."""
+    algorithm = config.get("algorithm")
+    discount = algorithm.get("discount", 1.0) if isinstance(algorithm, dict) else 1.0
+    try:
+        world = FiniteConfig.model_validate(config["finite"])
+    except ValidationError as error:
+        raise DataError(f"{folder}: the world of its run cannot be read: {error}") from None
+    return finite_world(world, discount=float(discount) if isinstance(discount, int | float) else 1.0)
+
+
+def load_judged(folder: Path, config: Mapping[str, Json]) -> tuple[Decides, GymConfig]:
+    """A saved policy, and the environment that its run's `config` names. Raises ConfigError, DataError."""
     table = config.get("env")
     if not isinstance(table, dict):
         raise ConfigError(f"{folder}: its run has no environment to judge it in")
@@ -74,4 +113,4 @@ def evaluate_control(folder: Path, *, config: Mapping[str, Json], episodes: int,
         env = GymConfig.model_validate(table)
     except ValidationError as error:
         raise DataError(f"{folder}: the environment of its run cannot be read: {error}") from None
-    return score_metrics(judged(load_policy(folder), env, episodes=episodes, seed=seed))[1]
+    return load_decider(folder), env

@@ -13,10 +13,43 @@ from safetensors.torch import load_file, save_file
 
 from hone.core.errors import DataError
 from hone.models.control import ActionValues, ActorCritic, Policy, SoftActorCritic
+from hone.models.deterministic import DeterministicActorCritic
 from hone.models.mlp import Bounds, Choices, Inputs, MlpConfig, Spaces
+from hone.models.multitask import MultitaskActorCritic
+from hone.models.novelty import CuriousActorCritic
+from hone.models.offline_networks import (
+    AdmissibleValues,
+    BatchConstrained,
+    ImplicitValues,
+    SupportConstrained,
+)
+from hone.models.options import OptionCritic, OptionTable
+from hone.models.planning import ModelPlanner
+from hone.models.recurrent import RecurrentActorCritic
+from hone.models.value_networks import DeepValues, SoftChoices
 
 FORMAT = 2
-KINDS: dict[str, type[Policy]] = {kind.kind: kind for kind in (ActorCritic, SoftActorCritic, ActionValues)}
+KINDS: dict[str, type[Policy]] = {
+    kind.kind: kind
+    for kind in (
+        ActorCritic,
+        SoftActorCritic,
+        ActionValues,
+        ModelPlanner,
+        RecurrentActorCritic,
+        MultitaskActorCritic,
+        DeepValues,
+        SoftChoices,
+        AdmissibleValues,
+        BatchConstrained,
+        ImplicitValues,
+        SupportConstrained,
+        DeterministicActorCritic,
+        CuriousActorCritic,
+        OptionTable,
+        OptionCritic,
+    )
+}
 
 
 def save_policy(policy: Policy, folder: Path) -> None:

@@ -45,6 +45,8 @@ class Inputs:
     """Subtracted from each number, if given: part of the policy, so that it can be neither lost nor updated by use."""
     scale: tuple[float, ...] = ()
     """What each number is divided by, with `mean`."""
+    limit: float = 0.0
+    """Where numbers so normalised are cut off, on both sides; 0: nowhere."""
 
     def tensor(self, seen: Tensor) -> Tensor:
         """`[n, *observation]` -> `[n, size]` float32."""
@@ -53,6 +55,7 @@ class Inputs:
         flat = (seen if seen.dim() == 2 else seen.flatten(1)).to(torch.float32)
         if self.mean:
             flat = (flat - flat.new_tensor(self.mean)) / flat.new_tensor(self.scale)
+            flat = flat.clamp_(-self.limit, self.limit) if self.limit else flat
         return flat
 
     def array(self, seen: NDArray[np.generic]) -> Floats:
@@ -64,6 +67,7 @@ class Inputs:
         flat = seen.reshape(len(seen), -1).astype(np.float32, copy=False)
         if self.mean:
             flat = (flat - np.array(self.mean, np.float32)) / np.array(self.scale, np.float32)
+            flat = flat.clip(-self.limit, self.limit, out=flat) if self.limit else flat
         return flat
 
     def standardised(self, seen: NDArray[np.generic]) -> "Inputs":
@@ -122,7 +126,8 @@ class Mlp(nn.Module):
         linear = [nn.Linear(a, b) for a, b in pairwise([inputs, *config.hidden, outputs])]
         self.layers = nn.ModuleList(linear)
         # Beside the modules, which are slow to look up: a small network's step is mostly overhead.
-        self._numbers = [(layer.weight, layer.bias) for layer in linear]
+        self.numbers = [(layer.weight, layer.bias) for layer in linear]
+        """Weight `[out, in]` and bias `[out]` of each layer."""
         with torch.no_grad():
             for number, layer in enumerate(linear):
                 scale = gain if number == len(config.hidden) else math.sqrt(2.0)
@@ -132,7 +137,7 @@ class Mlp(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """`[n, inputs]` -> `[n, outputs]`."""
-        *hidden, (last, offset) = self._numbers
+        *hidden, (last, offset) = self.numbers
         for weight, bias in hidden:
             x = F.linear(x, weight, bias)
             x = x.relu_() if self.relu else x.tanh_()  # in place: nothing else needs the linear layer's output
@@ -140,7 +145,7 @@ class Mlp(nn.Module):
 
     def frozen(self, x: Tensor) -> Tensor:
         """`forward` that lets gradients through to `x`, and computes none for the weights."""
-        *hidden, (last, offset) = self._numbers
+        *hidden, (last, offset) = self.numbers
         for weight, bias in hidden:
             x = F.linear(x, weight.detach(), bias.detach())
             x = x.relu_() if self.relu else x.tanh_()
@@ -148,7 +153,7 @@ class Mlp(nn.Module):
 
     def numpy(self) -> "NumpyMlp":
         """The mirror for acting; on a CPU it shares memory, and follows every later step of the weights."""
-        views = [(_view(weight).T, _view(bias)) for weight, bias in self._numbers]
+        views = [(_view(weight).T, _view(bias)) for weight, bias in self.numbers]
         return NumpyMlp(layers=tuple(views), relu=self.relu)
 
 

@@ -9,6 +9,7 @@ import math
 import torch
 from jaxtyping import Float
 from torch import Tensor
+from torch.nn import functional as F
 
 from hone.objectives.shapes import Actions, Indices, PerDecision, Table
 from hone.objectives.terms import Terms
@@ -16,7 +17,7 @@ from hone.objectives.terms import Terms
 
 def conservative(table: Table, chosen: Indices) -> Terms:
     """logsumexp over a of Q(s, a), minus Q(s, a logged): never negative."""
-    gap = torch.logsumexp(table, dim=1) - table.gather(1, chosen[:, None]).squeeze(1)
+    gap = F.cross_entropy(table, chosen, reduction="none")  # the same number: values as logits
     return Terms(loss=gap, told=lambda: {"value/conservatism": gap.detach()})
 
 

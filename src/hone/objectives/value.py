@@ -26,9 +26,8 @@ def huber(value: PerDecision, target: PerDecision, *, delta: float = 1.0) -> Ter
 
     AReaL offers it for language models' critics with delta 10.
     """
-    error = (value - target).abs()
-    bent = error.clamp(max=delta)
-    return Terms(loss=bent * (error - 0.5 * bent), told=lambda: _told(value, target))
+    loss = F.huber_loss(value, target.to(value.dtype), reduction="none", delta=delta)
+    return Terms(loss=loss, told=lambda: _told(value, target))
 
 
 def clipped_value(value: PerDecision, then: PerDecision, target: PerDecision, *, width: float = 0.2) -> Terms:

@@ -31,6 +31,7 @@ from hone.store.html import (
 )
 from hone.store.manifest import Setting
 from hone.store.report_data import ReportData, Stage, gather
+from hone.store.report_policy import portrait
 from hone.store.report_timing import timing
 from hone.store.samples import SampleRow
 from hone.store.svg import Interval, curve, interval_plot
@@ -200,6 +201,7 @@ def _stage_title(stage: Stage, position: int) -> Html:
 def _stage_sections(stage: Stage, level: str) -> list[Html]:
     return [
         _problems(stage, level),
+        portrait(stage, level),
         _curves(stage, level),
         timing(stage, level),
         _samples(stage.samples, level),

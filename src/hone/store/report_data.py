@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hone.core.errors import DataError
+from hone.store.animation import Episode, read_episode
 from hone.store.certificate import Certificate, read_certificate
 from hone.store.evaluations import (
     Evaluation,
@@ -24,7 +25,9 @@ from hone.store.evaluations import (
     read_side_by_side,
 )
 from hone.store.manifest import Manifest, Setting, read_config, read_manifest
+from hone.store.maps import PolicyMap, read_map
 from hone.store.metrics import CLOCK_PREFIX, Columns, read_metrics
+from hone.store.robustness import Perturbed, read_robustness
 from hone.store.samples import SampleRow, read_samples
 from hone.store.speed import MatmulRate, read_matmul_rate
 from hone.store.timeline import is_part
@@ -47,6 +50,10 @@ class Stage:
     side_by_side: tuple[SideBySide, ...]
     certificate: Certificate | None = None
     matmul: MatmulRate | None = None
+    episode: tuple[Episode, bytes | None] | None = None
+    """An episode of the policy, and its animation."""
+    map: PolicyMap | None = None
+    robustness: tuple[Perturbed, ...] = ()
     problems: tuple[str, ...] = ()
 
     @property
@@ -152,6 +159,9 @@ def _stage(folder: Path, *, needs_run: bool) -> Stage:
         side_by_side=tuple(reader.read(lambda: read_side_by_side(folder), [])),
         certificate=reader.read(lambda: read_certificate(folder), None),
         matmul=reader.read(lambda: read_matmul_rate(folder), None),
+        episode=reader.read(lambda: read_episode(folder), None),
+        map=reader.read(lambda: read_map(folder), None),
+        robustness=tuple(reader.read(lambda: read_robustness(folder), [])),
         problems=tuple(reader.problems),
     )
 

@@ -103,7 +103,8 @@ def interval_plot(rows: Sequence[Interval]) -> Html:
     else:
         margin = 0.08 * (high - low) or 1.0
         low, high = low - margin, high + margin
-    width, row_height, left = _WIDE, 34.0, 120.0
+    width, row_height = _WIDE, 34.0
+    left = min(max(120.0, 7.0 * max(len(row.label) for row in rows) + 20), 0.4 * width)  # room for the longest name
     bottom = row_height * len(rows) + 6
     x = Scale(low, high, left, width - 70)
     ticks = nice_ticks(low, high, 5)

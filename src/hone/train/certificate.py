@@ -19,7 +19,7 @@ from hone import __version__
 from hone.core.credit import Credits
 from hone.core.episodes import Episodes
 from hone.core.random import generator, permutation
-from hone.models.control import ActionValues, ActorCritic, SoftActorCritic
+from hone.models.control import Policy
 from hone.models.policy import TokenPolicy
 from hone.objectives.terms import Terms
 from hone.rewards.config import RewardsConfig
@@ -43,7 +43,7 @@ from hone.train.tokens import TokenBatch, TokenRows
 
 BUDGETS = 3
 """Random micro-batch budgets that are tried."""
-KINDS = (TokenPolicy, ActorCritic, SoftActorCritic, ActionValues)
+KINDS = (TokenPolicy, Policy)
 """Policies that `double_of` knows how to double; of others there is no certificate."""
 FEW = 4
 """Answers a group, where time matters more than thoroughness."""
@@ -101,14 +101,14 @@ def job_trials(job: Job[Any], config: RunConfig, *, own_credit: bool, seed: int 
     count of what it was asked, and a run about to begin must not be told of answers that nobody gave.
     """
     learner, source = job.recipe.learner, job.recipe.source
-    if not isinstance(learner, GradientLearner) or type(learner.policy) not in KINDS:
+    if not isinstance(learner, GradientLearner) or not isinstance(learner.policy, KINDS):
         return []
     double = double_of(learner.policy, seed=seed)
     if isinstance(double, TokenPolicy):
         episodes = token_episodes(double, _shape(job, config, few=not own_credit), seed=seed)
     elif isinstance(source, Logged):
         episodes = source.log.take(np.arange(min(STEPS, len(source.log))))
-    elif isinstance(double, ActorCritic | SoftActorCritic | ActionValues):
+    elif isinstance(double, Policy):
         episodes = control_episodes(double, seed=seed)
         episodes = episodes.transitions() if isinstance(source, Replay) else episodes
     else:

@@ -3,7 +3,7 @@
 Belongs here: wiring between worlds, small networks and the loop. Does not: anything of one algorithm.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 from hashlib import blake2b
 from pathlib import Path
@@ -78,6 +78,20 @@ class Columns:
 
     def tensors(self) -> Self:
         return self
+
+
+C = TypeVar("C", bound=Columns)
+
+
+def cut_columns(rows: C, order: NDArray[np.int64], count: int) -> Iterator[C]:
+    """`cut_by_rows` for columns: each column is gathered once for all `count` minibatches, which are views of it."""
+    size = -(-len(order) // count)
+    gathered = rows.take(order)
+    parts = {name: column.split(size) for name, column in vars(gathered).items() if name != "weight"}
+    for number in range(-(-len(order) // size)):
+        columns = {name: part[number] for name, part in parts.items()}
+        held = min(size, len(order) - number * size)
+        yield type(rows)(weight=rows.weight.new_full((1,), 1.0 / held).expand(held), **columns)
 
 
 @dataclass(frozen=True, kw_only=True)

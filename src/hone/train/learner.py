@@ -19,13 +19,15 @@ from hone.core.credit import NO_VALUES, Credits, Metrics, Values
 from hone.core.episodes import Episodes
 from hone.core.errors import DataError, DivergedError
 from hone.core.random import permutation
-from hone.core.state import State, integer, substate
+from hone.core.state import State, Stateful, integer, substate
 from hone.objectives.terms import Terms
 from hone.train.adam import Adam
 from hone.train.budget import within_budget
 from hone.train.flat import FlatParameters
 
 P = TypeVar("P", bound=nn.Module)
+UNBOUNDED = 1 << 62
+"""Tokens of a micro-batch, where it is as large as the minibatch."""
 
 
 class Batch(Protocol):
@@ -60,6 +62,12 @@ class Rows(Protocol[B_co]):
     def tensors(self) -> B_co: ...
 
 
+def cut_by_rows(rows: Rows[B], order: NDArray[np.int64], count: int) -> Iterator[Rows[B]]:
+    """`count` minibatches of `rows` in `order`, as even as they come, each of them weighted."""
+    for part in np.array_split(order, count):
+        yield rows.take(part).weighted()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Work:
     """What a micro-batch took."""
@@ -82,6 +90,15 @@ class Phase(Generic[P, B]):
     prepare: Callable[[P, Any, int], Rows[B]] | None = None
     """Policy, rows of one optimizer step and its number -> the same rows with what has to be chosen among all of them,
     before they are cut into micro-batches."""
+    hear: Callable[[B, Terms], None] | None = None
+    """Told of every micro-batch of a step and of its terms: for a memory that asks how wrong the policy was."""
+    every: int = 1
+    """Stepped on every `every`-th minibatch only: TD3's delayed policy."""
+    after: Callable[[P], None] | None = None
+    """Runs after each of its steps: slow copies that follow no more often than it."""
+    by_hand: Callable[[P, B], Terms] | None = None
+    """`objective` with its gradient written out: adds that of sum(weight * loss) to the parameters' gradients, and
+    returns the terms as data. Must agree with `objective` to rounding."""
 
 
 @dataclass
@@ -100,7 +117,7 @@ class GradientLearner(Generic[P, B]):
     minibatches: int = 1
     """Minibatches per epoch; each is one optimizer step."""
     shuffle: bool = True
-    micro_batch_tokens: int = 1 << 62
+    micro_batch_tokens: int = UNBOUNDED
     """Rows are stepped through the network this many tokens at a time; memory, not mathematics."""
     after_step: Callable[[P], None] | None = None
     """Runs after the phases of each minibatch: target networks."""
@@ -110,6 +127,10 @@ class GradientLearner(Generic[P, B]):
     """What a micro-batch takes, where somebody counts: `learner/tokens` and `learner/flops` of an update."""
     constants: Mapping[str, str] = field(default_factory=dict[str, str])
     """Fingerprints of what the loss was computed against; a resume must find them unchanged."""
+    cut: Callable[[Any, NDArray[np.int64], int], Iterator[Any]] = cut_by_rows
+    """Rows, their order `[rows]` and a number -> that many minibatches, each of them weighted."""
+    kept: Mapping[str, Stateful] = field(default_factory=dict[str, Stateful])
+    """What else the loss remembers from update to update: saved and restored with the learner."""
     updates: int = 0
 
     def values(self, episodes: Episodes) -> Values:
@@ -118,11 +139,12 @@ class GradientLearner(Generic[P, B]):
     def update(self, episodes: Episodes, credits: Credits) -> Metrics:
         everything = self.layout(episodes, credits)
         tally = Tally()
-        for telling, minibatch in self._minibatches(everything):
-            rows = minibatch.weighted()
+        for telling, rows in self._minibatches(everything):
             rate = self.learning_rate(self.updates)
-            for phase in self.phases:
+            for phase in (one for one in self.phases if (self.updates + 1) % one.every == 0):
                 self._step(phase, rows, rate, tally, telling=telling)
+                if phase.after is not None:
+                    phase.after(self.policy)
             if self.after_step is not None:
                 self.after_step(self.policy)
             self.updates += 1
@@ -134,18 +156,19 @@ class GradientLearner(Generic[P, B]):
     def _minibatches(self, everything: Rows[B]) -> Iterator[tuple[bool, Rows[B]]]:
         """The minibatches, and whether metrics are taken of each: they are of the last epoch, where the step ends."""
         count = len(everything)
+        whole = everything.weighted() if self.minibatches == 1 and not self.shuffle else None
         for epoch in range(self.epochs):
             telling = epoch == self.epochs - 1
-            if self.minibatches == 1 and not self.shuffle:
-                yield telling, everything
+            if whole is not None:
+                yield telling, whole
                 continue
             order = (
                 permutation(self.seed, "minibatch", self.updates, count=count)
                 if self.shuffle
                 else np.arange(count, dtype=np.int64)
             )
-            for rows in np.array_split(order, min(self.minibatches, count)):
-                yield telling, everything.take(rows)
+            for rows in self.cut(everything, order, min(self.minibatches, count)):
+                yield telling, rows
 
     def _step(self, phase: Phase[P, B], rows: Rows[B], rate: float, tally: "Tally", *, telling: bool) -> None:
         if phase.prepare is not None:
@@ -154,10 +177,10 @@ class GradientLearner(Generic[P, B]):
         losses: list[Tensor] = []
         for piece in micro_batches(rows, self.micro_batch_tokens):
             batch = piece.tensors()
-            terms = phase.objective(self.policy, batch)
-            loss = (terms.loss * batch.weight).sum()
-            loss.backward()
-            losses.append(loss.detach())
+            terms, loss = _differentiated(phase, self.policy, batch)
+            losses.append(loss)
+            if phase.hear is not None:
+                phase.hear(batch, terms)
             if self.work is not None:
                 tally.count(self.work(self.policy, batch))
             if telling:
@@ -181,6 +204,7 @@ class GradientLearner(Generic[P, B]):
             "updates": self.updates,
             "phases": {phase.name: phase.optimizer.state() for phase in self.phases},
             "constants": dict(self.constants),
+            "kept": {name: part.state() for name, part in self.kept.items()},
         }
 
     def restore(self, state: State) -> None:
@@ -195,10 +219,27 @@ class GradientLearner(Generic[P, B]):
         self.updates = integer(state, "updates")
         for phase in self.phases:
             phase.optimizer.restore(substate(substate(state, "phases"), phase.name))
+        for name, part in self.kept.items():
+            part.restore(substate(substate(state, "kept"), name))
+
+
+def _differentiated(phase: Phase[P, B], policy: P, batch: B) -> tuple[Terms, Tensor]:
+    """Adds the gradient of a micro-batch's loss -> its terms, and the loss `[]`."""
+    if phase.by_hand is not None:
+        with torch.no_grad():
+            terms = phase.by_hand(policy, batch)
+            return terms, (terms.loss * batch.weight).sum()
+    terms = phase.objective(policy, batch)
+    loss = (terms.loss * batch.weight).sum()
+    loss.backward()
+    return terms, loss.detach()
 
 
 def micro_batches(rows: Rows[B], budget_tokens: int) -> Iterator[Rows[B]]:
     """`rows`, in pieces of at most `budget_tokens` where they are more."""
+    if budget_tokens >= UNBOUNDED and len(rows):
+        yield rows
+        return
     sizes = rows.sizes()
     if 0 < int(sizes.sum()) <= budget_tokens:
         yield rows

@@ -19,6 +19,7 @@ from hone.core.episodes import Episodes, Transcript
 from hone.core.errors import DivergedError, HoneError, ResourceError, UserCodeError
 from hone.core.state import State, integer, substate
 from hone.envs.gym_faults import LostTooOftenError
+from hone.native.memory import keep_freed_memory
 from hone.store.certificate import CERTIFICATE, write_certificate
 from hone.store.checkpoints import Checkpoints
 from hone.store.codec import write_state
@@ -102,6 +103,7 @@ def prepare_device(config: RunConfig) -> None:
     if device != "cpu" and not device.startswith("cuda"):
         raise ResourceError(f'run.device = "{device}" is not known; use "cpu", "cuda" or "cuda:0"')
     torch.set_num_threads(config.run.threads)
+    keep_freed_memory()
 
 
 def space_bytes(job: Job[Any], config: RunConfig) -> int:

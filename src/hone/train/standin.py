@@ -18,7 +18,7 @@ from hone.core.ragged import offsets_of, owner_of, ranges
 from hone.core.random import generator
 from hone.evaluate.policies import NewModel
 from hone.models.config import ModelConfig
-from hone.models.control import ActionValues, ActorCritic, SoftActorCritic
+from hone.models.control import Policy
 from hone.models.init import new_model
 from hone.models.mlp import Inputs
 from hone.models.outlook import Likeliest
@@ -58,7 +58,7 @@ def double_of(policy: nn.Module, *, seed: int) -> nn.Module:
         double.vocabulary = min(policy.vocabulary, VOCABULARY)
         return double
     other = copy.deepcopy(policy).double()
-    if isinstance(other, ActorCritic | SoftActorCritic | ActionValues):
+    if isinstance(other, Policy):
         other.spaces = replace(other.spaces, inputs=WideInputs(**asdict(other.spaces.inputs)))
     draws = generator(seed, "certificate", "weights")
     with torch.no_grad():
@@ -223,7 +223,7 @@ def _likeliest(known: Known, double: TokenPolicy, rows: TokenRows, count: int) -
 # ------------------------------------------------------------------------------------------------- control
 
 
-def control_episodes(policy: ActorCritic | SoftActorCritic | ActionValues, *, seed: int) -> Episodes:
+def control_episodes(policy: Policy, *, seed: int) -> Episodes:
     """STEPS decisions of the policy in episodes of uneven lengths: some ended, some were cut, some go on."""
     draws = generator(seed, "certificate", "steps")
     lengths = np.array([1, 5, 7, 2, 6, 3], np.int64)

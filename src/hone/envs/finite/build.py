@@ -14,6 +14,7 @@ from hone.core.episodes import Episodes
 from hone.core.errors import DataError
 from hone.core.ragged import Ints
 from hone.core.random import generator
+from hone.envs.catalogue import register_own
 from hone.envs.finite.model import Finite, Floats, Outcomes, finite
 
 Table: TypeAlias = "Mapping[int, Mapping[int, Sequence[tuple[float, int, float, bool]]]]"
@@ -52,10 +53,11 @@ def from_table(table: Table, *, start: Floats, discount: float, limit: int | Non
 
 
 def from_gymnasium(name: str, *, discount: float, options: Mapping[str, Any] | None = None) -> Finite:
-    """One of Gymnasium's tabular environments (FrozenLake, Taxi, CliffWalking), with its time limit.
+    """One of Gymnasium's tabular environments (FrozenLake, Taxi, CliffWalking) or hone's, with its time limit.
 
     Raises DataError for an environment that keeps no table.
     """
+    register_own()
     env = gymnasium.make(name, **(options or {}))
     try:
         inside: Any = env.unwrapped

@@ -5,44 +5,29 @@ sampled actions, CQL(H).
 """
 
 import math
-from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from hone.core.config import Config
-from hone.core.credit import Credits
-from hone.core.episodes import Episodes
-from hone.core.random import generator
 from hone.credit.returns import one_step
-from hone.envs.gym import GymConfig, inspect_world
-from hone.envs.logs import read_log
-from hone.models.control import ActionValues, SoftActorCritic, follow
+from hone.envs.logs import Log
+from hone.models.acting import LOG_STD_RANGE
+from hone.models.control import ActionValues, SoftActorCritic, mlps, squashed
 from hone.models.mlp import Choices, MlpConfig, Spaces
+from hone.models.offline_networks import worths
+from hone.models.wide import wide
 from hone.objectives.offline import conservative, conservative_sampled
+from hone.objectives.soft import soft_policy, soft_target, soft_values, temperature
 from hone.objectives.td import double_target
-from hone.objectives.terms import Terms
+from hone.objectives.terms import Terms, added
 from hone.objectives.value import squared
 from hone.objectives.weights import token_mean
-from hone.train.config import RunConfig, RunSettings
-from hone.train.control import (
-    JudgeConfig,
-    TransitionRows,
-    control_job,
-    fingerprint,
-    log_spaces,
-    phase,
-    transition_rows,
-)
 from hone.train.job import Entry, Job, Parts
-from hone.train.learner import GradientLearner, Phase
-from hone.train.loop import Recipe
-from hone.train.optimize import LearnerConfig, schedule
-from hone.train.recipes.sac import actor_objective, critic_objective, soften
-from hone.train.sources import Logged
+from hone.train.offline import LoggedRows, OfflineRun, Wiring, check, derive, follower, offline_job, opened, phase
+from hone.train.optimize import LearnerConfig
 
 
 class CqlAlgorithm(Config):
@@ -58,136 +43,125 @@ class CqlAlgorithm(Config):
     """Actions sampled from each of three proposals, for boxes of actions."""
 
 
-class CqlConfig(RunConfig):
-    """A policy from a log of decisions."""
+class CqlConfig(OfflineRun):
+    """Conservative Q-learning from a log, over finite actions or a box."""
 
-    run: RunSettings = RunSettings(threads=1, log_every=100, checkpoint_every=5000)
-    """How the run is carried out."""
-    log: str
-    """A parquet file written by hone, or a Minari data set (folder or HDF5 file)."""
-    env: GymConfig | None = None
-    """Where the policy is judged; None: nowhere."""
     network: MlpConfig = MlpConfig(hidden=[128, 128], activation="relu")
     """The values, and the policy if there is one, have one each."""
     learner: LearnerConfig = LearnerConfig(lr=1e-3, decay="linear", max_grad_norm=None)
     """The optimizers; `minibatches` is the number of updates per turn of the loop."""
-    batch: int = Field(default=256, ge=1)
-    """Transitions per update."""
     algorithm: CqlAlgorithm = CqlAlgorithm()
     """Targets and conservatism."""
-    judge: JudgeConfig = JudgeConfig()
-    """How the policy is tried."""
 
 
-def table_objective(policy: ActionValues, rows: TransitionRows, *, conservatism: float) -> Terms:
+# ---------------------------------------------------------------------------------------------- finite actions
+
+
+def table_objective(policy: ActionValues, rows: LoggedRows, *, conservatism: float) -> Terms:
     """Temporal difference + conservatism * gap, over finite actions."""
-    actions = policy.spaces.actions
-    assert isinstance(actions, Choices)
-    chosen = rows.chosen - actions.start
-    table = policy.table(rows.seen)
+    table = policy.values(rows.seen)
     with torch.no_grad():
-        ahead = policy.table(rows.after)
-    target = double_target(rows.reward, rows.discount, ahead, policy.target_table(rows.after))
-    error = squared(table.gather(1, chosen[:, None]).squeeze(1), target)
-    gap = conservative(table, chosen)
-    return Terms(loss=error.loss + conservatism * gap.loss, told=lambda: {**error.metrics, **gap.metrics})
+        ahead, slow = policy.values(rows.after), policy.target(rows.after)
+    target = double_target(rows.reward, rows.discount, ahead, slow)
+    error = squared(table.gather(1, rows.chosen[:, None]).squeeze(1), target)
+    return added(error, conservative(table, rows.chosen), weight=conservatism)
 
 
-def box_objective(policy: SoftActorCritic, rows: TransitionRows, *, conservatism: float) -> Terms:
-    """SAC's squared errors + conservatism * the gap of each critic, over a box of actions."""
-    error = critic_objective(policy, rows)
-    actions, density = proposals(policy, rows)
-    seen = rows.seen.repeat_interleave(actions.shape[1], dim=0)
-    logged = policy.worth(rows.seen, policy.unit(rows.chosen))
-    sampled = policy.worth(seen, actions.flatten(0, 1))
-    gaps = [
-        conservative_sampled(worth.view_as(density), density, here) for worth, here in zip(sampled, logged, strict=True)
-    ]
+def build_table(config: CqlConfig, log: Log, spaces: Spaces) -> Job[ActionValues]:
+    algorithm = config.algorithm
+    policy = ActionValues(spaces, config.network, seed=config.seed).to(config.run.device)
+    values = partial(table_objective, conservatism=algorithm.conservatism)
+    wiring = Wiring(
+        phases=[phase("values", values, [*policy.values.parameters()], config.learner)],
+        discount=algorithm.discount,
+        after_step=follower([(policy.target, policy.values)], rate=algorithm.target_rate),
+    )
+    return offline_job(config, log, policy, wiring)
+
+
+# ---------------------------------------------------------------------------------------------- boxes
+
+
+def box_objective(policy: SoftActorCritic, rows: LoggedRows, *, conservatism: float) -> Terms:
+    """SAC's squared errors + conservatism * the gap of each critic, over a box of actions.
+
+    The critics see the logged action and the proposals of a state in one pass.
+    """
+    target, actions, density = asked(policy, rows)
+    count, many = len(rows), 1 + actions.shape[1]
+    every = torch.cat((rows.chosen[:, None], actions), dim=1).flatten(0, 1)
+    seen = rows.seen[:, None].expand(-1, many, -1).flatten(0, 1)
+    x = torch.cat((seen, every), dim=1)
+    first, second = (wide(critic, x).view(count, many) for critic in mlps(policy.critics))
+    error = soft_values(first[:, 0], second[:, 0], target)
+    gaps = [conservative_sampled(worth[:, 1:], density, worth[:, 0]) for worth in (first, second)]
     loss = error.loss + conservatism * (gaps[0].loss + gaps[1].loss)
     return Terms(loss=loss, told=lambda: {**error.metrics, **gaps[0].metrics})
 
 
 @torch.no_grad()
-def proposals(policy: SoftActorCritic, rows: TransitionRows) -> tuple[Tensor, Tensor]:
-    """Actions `[n, 3 * samples, a]`, uniform, of the policy here and of the policy one step on; their log densities."""
-    noise = rows.noise[:, 2:]
-    count = noise.shape[1] // 3
-    # The normal distribution function turns the first third of the noise into uniform numbers.
-    uniform = 2.0 * torch.special.ndtr(noise[:, :count]) - 1.0
-    flat = torch.full(uniform.shape[:2], -math.log(2.0) * policy.actions, device=uniform.device)
-    parts, densities = [uniform], [flat]
-    for seen, part in ((rows.seen, noise[:, count : 2 * count]), (rows.after, noise[:, 2 * count :])):
-        drawn, logp = policy.draw(seen.repeat_interleave(count, dim=0), part.flatten(0, 1))
-        parts.append(drawn.view(len(noise), count, -1))
-        densities.append(logp.view(len(noise), count))
-    return torch.cat(parts, dim=1), torch.cat(densities, dim=1)
+def asked(policy: SoftActorCritic, rows: LoggedRows) -> tuple[Tensor, Tensor, Tensor]:
+    """The soft target `[n]`, and actions `[n, 3 * samples, a]`: uniform, of the policy here, and of the policy one step
+    on, with the logarithms of their densities.
+
+    The policy is asked once per observation, however many actions are drawn.
+    """
+    count, size = len(rows), policy.actions
+    noise = rows.noise.view(count, -1, size)
+    samples = (noise.shape[1] - 2) // 3
+    mean, log_std = outputs(policy, torch.cat((rows.seen, rows.after)))
+    # The normal distribution function turns a third of the noise into uniform numbers.
+    uniform = 2.0 * torch.special.ndtr(noise[:, 2 : 2 + samples]) - 1.0
+    # [2, n, 1 + samples, a]: of the policy here and one step on; the first one step on is the target's.
+    draws = torch.cat((noise[:, :2].transpose(0, 1)[:, :, None], noise[:, 2 + samples :].view(count, 2, samples, size)
+                       .transpose(0, 1)), dim=2)  # fmt: skip
+    spread = (one.view(2, count, 1, size).expand(-1, -1, 1 + samples, -1).reshape(-1, size) for one in (mean, log_std))
+    centre, log_spread = spread
+    drawn, logp = squashed(centre, log_spread, centre + log_spread.exp() * draws.reshape(-1, size))
+    drawn, logp = drawn.view(2, count, 1 + samples, size), logp.view(2, count, 1 + samples)
+    flat = torch.full_like(logp[0, :, 1:], -math.log(2.0) * size)
+    first, second = worths(policy.targets, rows.after, drawn[1, :, 0])
+    alpha = policy.log_temperature.exp()
+    target = soft_target(rows.reward, rows.discount, torch.minimum(first, second), logp[1, :, 0], alpha)
+    actions = torch.cat((uniform, drawn[0, :, 1:], drawn[1, :, 1:]), dim=1)
+    return target, actions, torch.cat((flat, logp[0, :, 1:], logp[1, :, 1:]), dim=1)
 
 
-def build(config: CqlConfig) -> Job[ActionValues | SoftActorCritic]:
+def actor_objective(policy: SoftActorCritic, rows: LoggedRows) -> Terms:
+    """SAC's policy and temperature."""
+    mean, log_std = outputs(policy, rows.seen)
+    noise = rows.noise[:, : policy.actions]
+    action, logp = squashed(mean, log_std, mean + log_std.exp() * noise)
+    actor = soft_policy(logp, *worths(policy.critics, rows.seen, action, frozen=True), policy.log_temperature.exp())
+    return added(actor, temperature(policy.log_temperature, logp, target_entropy=-float(policy.actions)))
+
+
+def outputs(policy: SoftActorCritic, seen: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and log standard deviation `[n, a]` of encoded observations."""
+    mean, log_std = policy.actor(seen).chunk(2, dim=1)
+    return mean, log_std.clamp(*LOG_STD_RANGE)
+
+
+def build_box(config: CqlConfig, log: Log, spaces: Spaces) -> Job[SoftActorCritic]:
+    algorithm = config.algorithm
+    policy = SoftActorCritic(spaces, config.network, seed=config.seed).to(config.run.device)
+    critic = partial(box_objective, conservatism=algorithm.conservatism)
+    wiring = Wiring(
+        phases=[
+            phase("critic", critic, [*policy.critics.parameters()], config.learner),
+            phase("actor", actor_objective, [*policy.actor.parameters(), policy.log_temperature], config.learner),
+        ],
+        draws=(2 + 3 * algorithm.samples) * policy.actions,
+        discount=algorithm.discount,
+        after_step=follower([(policy.targets, policy.critics)], rate=algorithm.target_rate),
+    )
+    return offline_job(config, log, policy, wiring)
+
+
+def build(config: CqlConfig) -> Job[ActionValues] | Job[SoftActorCritic]:
     """Raises DataError for what is wrong with the log, ConfigError for a box of actions without bounds."""
-    log = read_log(Path(config.log))
-    space = log_spaces(log)
-    policy, phases, after_step = _parts(config, space)
-    draws = 2 + 3 * config.algorithm.samples if isinstance(policy, SoftActorCritic) else 0
-    size = policy.actions if isinstance(policy, SoftActorCritic) else 0
-
-    def layout(transitions: Episodes, credits: Credits) -> TransitionRows:
-        shape = (len(transitions), draws, size)
-        noise = generator(config.seed, "cql", learner.updates).standard_normal(shape, "float32")
-        return transition_rows(transitions, credits, noise, device=config.run.device)
-
-    learner = GradientLearner(
-        policy=policy,
-        layout=layout,
-        phases=phases,
-        seed=config.seed,
-        learning_rate=schedule(config.learner, config.learner.optimizer_steps(config.steps)),
-        minibatches=config.learner.minibatches,
-        shuffle=False,
-        after_step=after_step,
-    )
-    transitions = log.episodes.transitions()
-    source = Logged(transitions, batch=config.batch * config.learner.minibatches, seed=config.seed)
-    recipe = Recipe(source=source, credit=partial(one_step, discount=config.algorithm.discount), learner=learner)
-    return control_job(
-        recipe,
-        env=config.env,
-        judge=config.judge,
-        seed=config.seed,
-        fingerprint=fingerprint(log.episodes),
-    )
-
-
-def _parts(config: CqlConfig, space: Spaces) -> tuple[ActionValues | SoftActorCritic, list[Phase], Callable]:
-    learner = config.learner
-    if isinstance(space.actions, Choices):
-        table = ActionValues(space, config.network, seed=config.seed).to(config.run.device)
-        values = partial(table_objective, conservatism=config.algorithm.conservatism)
-        slow = partial(follow_table, rate=config.algorithm.target_rate)
-        return table, [phase("values", values, table.values.parameters(), learner)], slow
-    policy = SoftActorCritic(space, config.network, seed=config.seed).to(config.run.device)
-    critic = partial(box_objective, conservatism=config.algorithm.conservatism)
-    actor = partial(actor_objective, target_entropy=-float(policy.actions))
-    phases = [
-        phase("critic", critic, policy.critics.parameters(), learner),
-        phase("actor", actor, [*policy.actor.parameters(), policy.log_temperature], learner),
-    ]
-    return policy, phases, partial(soften, rate=config.algorithm.target_rate)
-
-
-def follow_table(policy: ActionValues, *, rate: float) -> None:
-    """Let the slow copy follow."""
-    follow(policy.target.parameters(), policy.values.parameters(), rate=rate)
-
-
-def check(config: CqlConfig) -> list[str]:
-    read_log(Path(config.log))
-    return [] if config.env is None else inspect_world(config.env, seed=config.seed)[1]
-
-
-def derive(config: CqlConfig) -> dict[str, str]:
-    updates = config.learner.optimizer_steps(config.steps)
-    return {"updates": f"{updates}", "update": f"{config.batch} transitions"}
+    log, spaces = opened(config)
+    return (build_table if isinstance(spaces.actions, Choices) else build_box)(config, log, spaces)
 
 
 ENTRY = Entry(

@@ -4,31 +4,29 @@ Advantages by GAE, standardised over the batch; value and entropy terms in the s
 those that solve CartPole-v1 within 100,000 steps.
 """
 
+from dataclasses import dataclass
 from functools import partial
+from typing import Any, Literal
 
 import torch
-from pydantic import Field, model_validator
+from pydantic import Field
 
 from hone.core.config import Config
 from hone.core.credit import Credits, Values
 from hone.core.episodes import Episodes
-from hone.core.errors import ConfigError
 from hone.credit.returns import gae, standardised
-from hone.envs.gym import GymConfig, inspect_world, open_world
-from hone.envs.gym_make import placed
 from hone.models.control import ActorCritic
-from hone.models.mlp import Bounds, MlpConfig, Spaces
 from hone.objectives.policy import clipped
 from hone.objectives.terms import Terms
 from hone.objectives.value import squared
 from hone.objectives.weights import token_mean
-from hone.train.config import RunConfig, RunSettings
-from hone.train.control import JudgeConfig, NetworkActor, Scored, StepRows, control_job, foresee, spaces_of, step_rows
+from hone.train.control import StepRows
 from hone.train.job import Entry, Job, Parts
-from hone.train.learner import GradientLearner
-from hone.train.loop import Recipe
-from hone.train.optimize import LearnerConfig, policy_phase, require_whole_minibatches, schedule
-from hone.train.sources import Live
+from hone.train.learner import Rows
+from hone.train.normalise import Normalise
+from hone.train.on_policy import Method, OnPolicyRun, check_on_policy, derive, on_policy_job, require_clipping
+from hone.train.on_policy_by_hand import Weights, actor_critic_gradient, clipped_slope
+from hone.train.optimize import LearnerConfig
 
 
 class PpoAlgorithm(Config):
@@ -42,41 +40,51 @@ class PpoAlgorithm(Config):
     """How far the probability of a decision may fall before its gradient stops."""
     clip_high: float = Field(default=0.2, gt=0)
     """How far it may rise."""
+    clip_decay: Literal["constant", "linear"] = "constant"
+    """Whether both stay, or shrink to 0 with the last optimizer step."""
     value_weight: float = Field(default=0.5, ge=0)
     """Of the critic's squared error."""
     entropy_weight: float = Field(default=0.0, ge=0)
     """Of the policy's entropy, which is kept up."""
+    ahead: int = Field(default=0, ge=0, le=16)
+    """Turns that steps may be older than the policy that learns from them; above 0, a thread collects the next ones
+    meanwhile (asynchronous actors)."""
+    normalise: Normalise = Normalise()
+    """Running scales of what is seen and paid."""
 
 
-class PpoConfig(RunConfig):
+class PpoConfig(OnPolicyRun):
     """A policy and a critic on Gymnasium environments."""
 
-    run: RunSettings = RunSettings(threads=1)
-    """How the run is carried out; one thread is fastest for a small network."""
-    env: GymConfig
-    """The environments."""
-    rollout_steps: int = Field(default=32, ge=1)
-    """Steps of each environment per turn of the loop."""
-    network: MlpConfig = MlpConfig()
-    """Policy and critic have one each."""
     learner: LearnerConfig = LearnerConfig(lr=1e-3, decay="linear", epochs=20, max_grad_norm=0.5)
     """The optimizer; `minibatches` per epoch."""
     algorithm: PpoAlgorithm = PpoAlgorithm()
     """Credit and loss."""
-    judge: JudgeConfig = JudgeConfig()
-    """How the policy is tried."""
-
-    @model_validator(mode="after")
-    def _parts_fit(self) -> "PpoConfig":
-        require_whole_minibatches(self.learner, self.env.num_envs * self.rollout_steps, "env.num_envs x rollout_steps")
-        return self
 
 
-def objective(policy: ActorCritic, rows: StepRows, *, algorithm: PpoAlgorithm) -> Terms:
+@dataclass
+class Width:
+    """What is left of the clip's width: a function of the optimizer step's number, so there is no state to save."""
+
+    total: int
+    """Optimizer steps over which it shrinks to 0; 0: it stays."""
+    share: float = 1.0
+
+    def prepare(self, policy: ActorCritic, rows: Any, update: int) -> Rows[StepRows]:  # noqa: ANN401 - any rows
+        del policy
+        self.share = max(1.0 - update / self.total, 0.0) if self.total else 1.0
+        return rows
+
+
+def objective(
+    policy: ActorCritic, rows: StepRows, *, algorithm: PpoAlgorithm, width: Width | None = None
+) -> Terms:  # fmt: skip
     """Clipped surrogate + value_weight * value error - entropy_weight * entropy."""
     now = policy.judge(rows.seen, rows.chosen)
     assert now.value is not None
-    surrogate = clipped(now.logp, rows.logp, rows.advantage, low=algorithm.clip_low, high=algorithm.clip_high)
+    share = 1.0 if width is None else width.share
+    low, high = share * algorithm.clip_low, share * algorithm.clip_high
+    surrogate = clipped(now.logp, rows.logp, rows.advantage, low=low, high=high)
     critic = squared(now.value, rows.target)
     loss = torch.add(surrogate.loss, critic.loss, alpha=algorithm.value_weight)
     if algorithm.entropy_weight:
@@ -86,56 +94,36 @@ def objective(policy: ActorCritic, rows: StepRows, *, algorithm: PpoAlgorithm) -
     )
 
 
+def by_hand(policy: ActorCritic, rows: StepRows, *, algorithm: PpoAlgorithm, width: Width) -> Terms:
+    """`objective` with its gradient."""
+    low, high = width.share * algorithm.clip_low, width.share * algorithm.clip_high
+    weights = Weights(value=algorithm.value_weight, entropy=algorithm.entropy_weight)
+    return actor_critic_gradient(policy, rows, surrogate=partial(clipped_slope, low=low, high=high), weights=weights)
+
+
 def build(config: PpoConfig) -> Job[ActorCritic]:
     """Raises ConfigError and UserCodeError for what is wrong with the environment."""
-    world = open_world(config.env, steps=config.rollout_steps, seed=config.seed)
-    space = spaces_of(world.envs.single_observation_space, world.envs.single_action_space)
-    require_clipping(config.env, space)
-    policy = ActorCritic(space, config.network, seed=config.seed).to(config.run.device)
+    algorithm = config.algorithm
+    shrinks = algorithm.clip_decay == "linear"
+    width = Width(total=config.learner.optimizer_steps(config.steps) if shrinks else 0)
 
     def credit(episodes: Episodes, values: Values) -> Credits:
-        return standardised(gae(episodes, values, discount=config.algorithm.discount, decay=config.algorithm.decay))
+        return standardised(gae(episodes, values, discount=algorithm.discount, decay=algorithm.decay))
 
-    learner = GradientLearner(
-        policy=policy,
-        layout=partial(step_rows, device=config.run.device),
-        phases=[policy_phase(policy, partial(objective, algorithm=config.algorithm), config.learner)],
-        seed=config.seed,
-        learning_rate=schedule(config.learner, config.learner.optimizer_steps(config.steps)),
-        foresee=foresee,
-        epochs=config.learner.epochs,
-        minibatches=config.learner.minibatches,
+    method = Method(
+        credit=credit,
+        objective=partial(objective, algorithm=algorithm, width=width),
+        by_hand=partial(by_hand, algorithm=algorithm, width=width),
+        normalise=algorithm.normalise,
+        ahead=algorithm.ahead,
+        discount=algorithm.discount,
+        prepare=width.prepare if shrinks else None,
     )
-    recipe = Recipe(source=Scored(Live(world, NetworkActor(policy.acting())), world), credit=credit, learner=learner)
-    return control_job(
-        recipe,
-        env=config.env,
-        judge=config.judge,
-        seed=config.seed,
-        world=world,
-    )
-
-
-def require_clipping(env: GymConfig, space: Spaces) -> None:
-    if isinstance(space.actions, Bounds) and not env.clip_actions:
-        raise ConfigError("env.clip_actions = false: a Gaussian policy reaches outside any box; set it to true")
+    return on_policy_job(config, method)
 
 
 def check(config: PpoConfig) -> list[str]:
-    found, warnings = inspect_world(config.env, seed=config.seed)
-    require_clipping(config.env, spaces_of(*found))
-    return warnings
-
-
-def derive(config: PpoConfig) -> dict[str, str]:
-    batch = config.env.num_envs * config.rollout_steps
-    return {
-        "steps of the world per turn": f"{config.env.num_envs} environments x {config.rollout_steps} = {batch}",
-        "steps of the world": f"{config.steps * batch}",
-        "minibatch": f"{batch} / {config.learner.minibatches} = {batch // config.learner.minibatches} steps",
-        "environments": placed(config.env),
-        "optimizer steps": f"{config.learner.optimizer_steps(config.steps)}",
-    }
+    return check_on_policy(config, config.algorithm.normalise)
 
 
 ENTRY = Entry(
@@ -148,3 +136,5 @@ ENTRY = Entry(
     parts=Parts(source="Live(Gymnasium)", credit=(standardised, gae), loss=(clipped, squared), weights=(token_mean,)),
     limitation="several passes over the same steps: a clip bounds the gradient, not the change of the policy.",
 )
+
+__all__ = ["ENTRY", "PpoAlgorithm", "PpoConfig", "build", "by_hand", "check", "derive", "objective", "require_clipping"]

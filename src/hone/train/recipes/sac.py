@@ -8,6 +8,7 @@ from functools import partial
 
 import torch
 from pydantic import Field
+from torch import Tensor
 
 from hone.core.config import Config
 from hone.core.credit import Credits
@@ -16,7 +17,7 @@ from hone.core.random import generator
 from hone.credit.returns import one_step
 from hone.envs.gym import GymConfig, inspect_world, open_world
 from hone.envs.gym_make import placed
-from hone.models.control import SoftActorCritic, follow
+from hone.models.control import SoftActorCritic, follow, mlps
 from hone.models.mlp import MlpConfig
 from hone.objectives.soft import soft_policy, soft_target, soft_values, temperature
 from hone.objectives.terms import Terms
@@ -33,8 +34,10 @@ from hone.train.control import (
     spaces_of,
     transition_rows,
 )
+from hone.train.critics_by_hand import climb_softly, critics_gradient, following
+from hone.train.imitation import Demonstrations, with_demonstrations
 from hone.train.job import Entry, Job, Parts
-from hone.train.learner import GradientLearner
+from hone.train.learner import GradientLearner, Phase
 from hone.train.loop import Recipe
 from hone.train.optimize import LearnerConfig, schedule
 from hone.train.sources import Live, Replay
@@ -75,19 +78,31 @@ class SacConfig(RunConfig):
     """The optimizers; `minibatches` is the number of updates per turn of the loop."""
     replay: ReplayConfig = ReplayConfig()
     """The memory."""
+    demonstrations: Demonstrations | None = None
+    """A log that is replayed beside what is lived through."""
     algorithm: SacAlgorithm = SacAlgorithm()
     """Targets and temperature."""
     judge: JudgeConfig = JudgeConfig()
     """How the policy is tried."""
 
 
+@torch.no_grad()
+def looked_ahead(policy: SoftActorCritic, rows: TransitionRows) -> Tensor:
+    """`[n]` the soft target."""
+    action, logp = policy.draw(rows.after, rows.noise[:, 0])
+    worth = policy.target_worth(rows.after, action)
+    return soft_target(rows.reward, rows.discount, worth, logp, policy.log_temperature.exp())
+
+
 def critic_objective(policy: SoftActorCritic, rows: TransitionRows) -> Terms:
     """Squared error of both critics against the soft target."""
-    with torch.no_grad():
-        action, logp = policy.draw(rows.after, rows.noise[:, 0])
-        alpha = policy.log_temperature.exp()
-    target = soft_target(rows.reward, rows.discount, policy.target_worth(rows.after, action), logp, alpha)
-    return soft_values(*policy.worth(rows.seen, policy.unit(rows.chosen)), target)
+    return soft_values(*policy.worth(rows.seen, policy.unit(rows.chosen)), looked_ahead(policy, rows))
+
+
+def critic_by_hand(policy: SoftActorCritic, rows: TransitionRows) -> Terms:
+    """`critic_objective` with its gradient."""
+    x = torch.cat((policy.spaces.inputs.tensor(rows.seen), policy.unit(rows.chosen)), dim=1)
+    return critics_gradient(mlps(policy.critics), x, looked_ahead(policy, rows), rows.weight)
 
 
 def actor_objective(policy: SoftActorCritic, rows: TransitionRows, *, target_entropy: float) -> Terms:
@@ -102,6 +117,21 @@ def actor_objective(policy: SoftActorCritic, rows: TransitionRows, *, target_ent
 def soften(policy: SoftActorCritic, *, rate: float) -> None:
     """Let the slow critics follow."""
     follow(policy.targets.parameters(), policy.critics.parameters(), rate=rate)
+
+
+def phases_of(policy: SoftActorCritic, config: SacConfig) -> list[Phase[SoftActorCritic, TransitionRows]]:
+    """Critics, then actor and temperature."""
+    entropy = config.algorithm.entropy_per_action * policy.actions
+    critic = phase("critic", critic_objective, policy.critics.parameters(), config.learner)
+    critic.by_hand = critic_by_hand
+    actor = phase(
+        "actor",
+        partial(actor_objective, target_entropy=entropy),
+        [*policy.actor.parameters(), policy.log_temperature],
+        config.learner,
+    )
+    actor.by_hand = partial(climb_softly, target_entropy=entropy)
+    return [critic, actor]
 
 
 def build(config: SacConfig) -> Job[SoftActorCritic]:
@@ -120,24 +150,16 @@ def build(config: SacConfig) -> Job[SoftActorCritic]:
     learner = GradientLearner(
         policy=policy,
         layout=layout,
-        phases=[
-            phase("critic", critic_objective, policy.critics.parameters(), config.learner),
-            phase(
-                "actor",
-                partial(actor_objective, target_entropy=config.algorithm.entropy_per_action * actions),
-                [*policy.actor.parameters(), policy.log_temperature],
-                config.learner,
-            ),
-        ],
+        phases=phases_of(policy, config),
         seed=config.seed,
         learning_rate=schedule(config.learner, config.learner.optimizer_steps(config.steps)),
         minibatches=config.learner.minibatches,
-        shuffle=False,
-        after_step=partial(soften, rate=config.algorithm.target_rate),
+        shuffle=config.demonstrations is not None,  # they come first in a sample
+        after_step=following([(policy.targets, policy.critics)], rate=config.algorithm.target_rate),
     )
     source = Replay(
         Scored(Live(world, NetworkActor(policy.acting())), world),
-        ring=Ring(config.replay.memory),
+        ring=with_demonstrations(Ring(config.replay.memory), config.demonstrations, space),
         sample=config.replay.batch * config.learner.minibatches,
         warmup=config.replay.warmup,
         seed=config.seed,

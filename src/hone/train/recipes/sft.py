@@ -84,7 +84,7 @@ def build(config: Sft) -> Job[TokenPolicy]:
         judge=None if exam is None else partial(judge_policy, exam, policy),
         judge_every=0 if config.evaluation is None else config.evaluation.every,
         fingerprint=examples.fingerprint,
-        warnings=[*examples.warnings, *notes, *([] if exam is None else exam.warnings)],
+        warnings=[*examples.warnings, *notes, *policy.decoder.notes(), *([] if exam is None else exam.warnings)],
         close=exam.close if exam is not None else nothing,
     )
 

@@ -1,0 +1,182 @@
+"""Control: speed of PPO (rl-zoo's settings), SAC and TD3 beside Stable-Baselines3; scores of TD3, DDPG and A2C.
+
+    python benchmarks/control_policy.py              about an hour on two cores, most of it the scores
+    python benchmarks/control_policy.py --quick      short runs, a few minutes: decides nothing
+    python benchmarks/control_policy.py --only speed the comparison with Stable-Baselines3 alone
+
+Speeds are steps of the world per second of the process's own CPU time: medians of interleaved repetitions, and the
+median of the ratios pair by pair; what comes before the first update is left out. `CPU seconds to solve` ends when the
+last 20 training episodes average 475; both sides are told by their own episodes. Both use the same hyperparameters. The
+peer runs in an environment of its own, as in `benchmarks/control.py`.
+"""
+
+import argparse
+import os
+import subprocess
+import time
+from collections.abc import Callable
+from typing import Any
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import numpy as np
+import torch
+from control import PEER, PEER_VERSIONS, run, score, scored, seeded
+from tables import Row, require_peer, rewrite, tell
+
+from hone.core.episodes import Episodes
+from hone.train.job import Job
+from hone.train.registry import load_recipe
+
+PEER_NAME = "Stable-Baselines3 2.9"
+ZOO: dict[str, Any] = {
+    "recipe": "ppo", "env": {"id": "CartPole-v1", "num_envs": 8}, "rollout_steps": 32,
+    "learner": {"lr": 1e-3, "decay": "linear", "epochs": 20, "minibatches": 1, "max_grad_norm": 0.5},
+    "algorithm": {"discount": 0.98, "decay": 0.8, "clip_decay": "linear"},
+}  # fmt: skip
+PENDULUM: dict[str, dict[str, Any]] = {
+    "sac": {"recipe": "sac", "env": {"id": "Pendulum-v1"}},
+    "td3": {"recipe": "td3", "env": {"id": "Pendulum-v1"}, "replay": {"warmup": 100}},
+}
+PEER_ZOO = """
+import sys, time, torch
+torch.set_num_threads(1)
+from collections import deque
+from stable_baselines3 import PPO
+from stable_baselines3.common.callbacks import BaseCallback
+from stable_baselines3.common.env_util import make_vec_env
+seed, turns = map(int, sys.argv[1:])
+class Solved(BaseCallback):
+    took = float("nan")
+    def _on_step(self):
+        lately = self.model.ep_info_buffer
+        if self.took != self.took and len(lately) >= 20:
+            last = list(lately)[-20:]
+            if sum(one["r"] for one in last) / 20 >= 475: self.took = time.process_time() - begin
+        return True
+linear = lambda top: (lambda left: left * top)
+model = PPO("MlpPolicy", make_vec_env("CartPole-v1", n_envs=8, seed=seed), n_steps=32, batch_size=256, n_epochs=20,
+            learning_rate=linear(1e-3), clip_range=linear(0.2), gamma=0.98, gae_lambda=0.8, ent_coef=0.0, device="cpu",
+            seed=seed)
+seen = Solved()
+begin = time.process_time()
+model.learn(turns * 256, callback=seen)
+print(turns * 256 / (time.process_time() - begin), seen.took)
+"""
+PEER_PENDULUM = """
+import sys, time, torch
+torch.set_num_threads(1)
+import stable_baselines3
+name, steps = sys.argv[1], int(sys.argv[2])
+more = dict(gamma=0.98, buffer_size=200000, train_freq=1, gradient_steps=1, learning_starts=100,
+            policy_kwargs=dict(net_arch=[400, 300])) if name == "td3" else {}
+model = getattr(stable_baselines3, name.upper())("MlpPolicy", "Pendulum-v1", learning_rate=1e-3, batch_size=256,
+                                                 device="cpu", seed=0, **more)
+model.learn(150)
+begin = time.process_time()
+model.learn(steps, reset_num_timesteps=False)
+print(steps / (time.process_time() - begin))
+"""
+
+
+def built(settings: dict[str, Any], *, seed: int, steps: int) -> Job[Any]:
+    entry = load_recipe(settings["recipe"])
+    return entry.build(entry.config.model_validate({**settings, "name": "bench", "seed": seed, "steps": steps}))
+
+
+def peer(program: str, *arguments: object) -> list[float]:
+    command = [str(PEER / "bin" / "python"), "-c", program, *map(str, arguments)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    answer = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
+    return [float(word) for word in answer.stdout.split("\n")[-2].split()]
+
+
+def zoo(seed: int, turns: int) -> tuple[float, float]:
+    """Steps per CPU second, and CPU seconds until it was solved."""
+    job = built(ZOO, seed=seed, steps=turns)
+    lately: list[float] = []
+    solved = [float("nan")]
+    begin = time.process_time()
+
+    def report(_: int, episodes: Episodes, *__: object) -> None:
+        lately.extend(episodes.score[episodes.terminated | episodes.truncated].tolist())
+        if np.isnan(solved[0]) and len(lately) >= 20 and np.mean(lately[-20:]) >= 475:
+            solved[0] = time.process_time() - begin
+
+    run(job, turns, report)
+    return turns * 256 / (time.process_time() - begin), solved[0]
+
+
+def pendulum_speed(name: str, steps: int) -> float:
+    marks: list[float] = []
+    run(built(PENDULUM[name], seed=0, steps=steps + 50), steps + 50, lambda *_: marks.append(time.process_time()))
+    return steps / (marks[-1] - marks[49])
+
+
+def paired(name: str, unit: str, pairs: list[tuple[float, float]], bar: float, *, quick: bool) -> Row:
+    """`bar` is of the ratio ours / theirs: at least that where more is better, at most where it is below 1."""
+    here, there = (float(np.nanmedian([pair[side] for pair in pairs])) for side in (0, 1))
+    ratio = float(np.nanmedian([ours / theirs for ours, theirs in pairs]))
+    enough = ratio >= bar if bar >= 1 else ratio <= bar
+    sign = ">=" if bar >= 1 else "<="
+    return Row(
+        row=name, value=here, unit=unit, seeds=len(pairs), peer=PEER_NAME, peer_value=there, ratio=ratio,
+        bar=f"{sign} {bar:.2g} x peer", met=None if quick else enough,
+    )  # fmt: skip
+
+
+def speed_rows(*, quick: bool) -> list[Row]:
+    require_peer(PEER, PEER_VERSIONS)
+    repetitions, turns, steps = (1, 60, 200) if quick else (7, 390, 1000)
+    runs = [(zoo(seed, turns), peer(PEER_ZOO, seed, turns)) for seed in range(10, 10 + repetitions)]
+    what = "PPO, CartPole-v1, 8 environments x 32 steps, 20 epochs (rl-zoo)"
+    speeds = [(ours[0], theirs[0]) for ours, theirs in runs]
+    rows = [paired(what, "steps per CPU second", speeds, 2.0, quick=quick)]
+    solved = [(ours[1], theirs[1]) for ours, theirs in runs]
+    rows.append(paired(f"{what}, to solve", "CPU seconds", solved, 1 / 3, quick=quick))
+    for name in PENDULUM:
+        pairs = [(pendulum_speed(name, steps), peer(PEER_PENDULUM, name, steps)[0]) for _ in range(repetitions)]
+        rows.append(paired(f"{name.upper()}, Pendulum-v1", "steps per CPU second", pairs, 2.0, quick=quick))
+    return rows
+
+
+def trained_score(settings: dict[str, Any], steps: int) -> Callable[[int], float]:
+    name = settings["env"]["id"]
+    return lambda seed: score(run(built(settings, seed=seed, steps=steps), steps), name, seed)
+
+
+def learning_rows(*, quick: bool) -> list[Row]:
+    seeds = 1 if quick else 10
+    cartpole = {"recipe": "a2c", "env": {"id": "CartPole-v1", "num_envs": 8}}
+    found = seeded(trained_score(cartpole, 500 if quick else 12_500), seeds, "a2c")
+    rows = [scored("A2C, CartPole-v1, 500k steps", "return", 475, found, quick=quick)]
+    found = seeded(trained_score(ZOO, 40 if quick else 390), seeds, "ppo, rl-zoo")
+    rows.append(scored("PPO, CartPole-v1, 100k steps (rl-zoo)", "return", 475, found, quick=quick))
+    for name in ("td3", "ddpg"):
+        settings = {"recipe": name, "env": {"id": "Pendulum-v1"}}
+        found = seeded(trained_score(settings, 300 if quick else 19_000), seeds, name)
+        rows.append(scored(f"{name.upper()}, Pendulum-v1, 20k steps", "return", -160, found, quick=quick))
+    return rows
+
+
+PARTS = {"speed": speed_rows, "learning": learning_rows}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Measure the policy methods.")
+    parser.add_argument("--quick", action="store_true", help="one seed and short runs")
+    parser.add_argument("--only", choices=list(PARTS), help="measure this part, and leave the other's table alone")
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    rows: list[Row] = []
+    for part, measure in PARTS.items():
+        if asked.only in (None, part):
+            found = measure(quick=asked.quick)
+            title, program = f"Control, policy methods, {part}", "benchmarks/control_policy.py"
+            rewrite(title, program, found, threads=1, quick=asked.quick)
+            rows += found
+    tell(rows)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,158 @@
+"""Value-based control: what the family reaches on CartPole, and how fast DQN is beside Stable-Baselines3.
+
+    python benchmarks/values.py             ten seeds of DQN and Rainbow and the speed pairs, half an hour on two cores
+    python benchmarks/values.py --quick     one seed and short runs, under a minute: decides nothing
+    python benchmarks/values.py --only speed    the comparison with Stable-Baselines3 alone, two minutes
+    python benchmarks/values.py --only family   three seeds of each other member, half an hour
+
+Every run has its recipe's default settings and 50,000 steps of the world; what is judged is the policy that it ends
+with, greedily, over 100 episodes. Speeds are steps of the world per second of the process's own CPU time at rl-zoo's
+settings for CartPole (128 updates of 64 transitions after every 256 steps, 256x256, slow copy per turn), medians of
+interleaved repetitions, and the median of the ratios pair by pair; warm-up and first turn are left out. The peer runs
+in `benchmarks/.peers/sb3`. Ends with one JSON line per row, and rewrites its tables in `benchmarks/RESULTS.md`.
+"""
+
+import argparse
+import os
+import subprocess
+import time
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import numpy as np
+import torch
+from control import CARTPOLE, PEER, PEER_VERSIONS, interval, run, score
+from tables import Row, require_peer, rewrite, tell
+
+from hone.core.episodes import Episodes
+from hone.train.job import Job
+from hone.train.registry import load_recipe
+from hone.train.value_based import Turns
+
+BUDGET = 50_000
+SOLVED = 475.0
+OTHERS = ("double_dqn", "dueling_dqn", "prioritized_dqn", "n_step_dqn", "c51", "qr_dqn", "noisy_dqn", "discrete_sac")
+PEER_PROGRAM = """
+import sys, time, torch
+torch.set_num_threads(1)
+from stable_baselines3 import DQN
+turns = int(sys.argv[1])
+model = DQN("MlpPolicy", "CartPole-v1", learning_rate=2.3e-3, batch_size=64, buffer_size=100_000, learning_starts=1000,
+            gamma=0.99, target_update_interval=10, train_freq=256, gradient_steps=128, exploration_fraction=0.16,
+            exploration_final_eps=0.04, policy_kwargs={"net_arch": [256, 256]}, device="cpu", seed=0)
+model.learn(1000 + 256)
+begin = time.process_time()
+model.learn(turns * 256, reset_num_timesteps=False)
+print(turns * 256 / (time.process_time() - begin))
+"""
+
+
+def job_of(recipe: str, seed: int, *, budget: int) -> tuple[Job, int]:
+    """A recipe with its defaults, and how many turns make up the budget."""
+    entry = load_recipe(recipe)
+    tables = {"recipe": recipe, "name": "bench", "seed": seed, "env": {"id": CARTPOLE}}
+    defaults = entry.config.model_validate({**tables, "steps": 1})
+    assert isinstance(defaults, Turns)
+    steps = max(1, (budget - defaults.replay.warmup) // defaults.turn)
+    return entry.build(entry.config.model_validate({**tables, "steps": steps})), steps
+
+
+def returns_of(recipe: str, seeds: range, *, quick: bool) -> list[float]:
+    found: list[float] = []
+    for seed in seeds:
+        begin = time.process_time()
+        job, steps = job_of(recipe, seed, budget=4000 if quick else BUDGET)
+        found.append(score(run(job, steps), CARTPOLE, seed))
+        print(f"{recipe}, seed {seed}: {found[-1]} ({time.process_time() - begin:.0f} CPU s)", flush=True)
+    return found
+
+
+def rows_of(recipe: str, seeds: range, *, quick: bool) -> list[Row]:
+    """The interquartile mean over seeds, and the worst of them: the bar is for all."""
+    returns = returns_of(recipe, seeds, quick=quick)
+    value, low, high = interval(returns)
+    name = f"{recipe}, CartPole-v1, {BUDGET // 1000}k steps"
+    worst = min(returns)
+    return [
+        Row(row=name, value=value, unit="return", low=low, high=high, seeds=len(returns)),
+        Row(
+            row=f"{name}: worst seed", value=worst, unit="return", seeds=len(returns), bar=f">= {SOLVED}",
+            met=None if quick else worst >= SOLVED,
+        ),
+    ]  # fmt: skip
+
+
+def learning_rows(*, quick: bool) -> list[Row]:
+    seeds = range(1 if quick else 10)
+    return [row for recipe in ("dqn", "rainbow") for row in rows_of(recipe, seeds, quick=quick)]
+
+
+def family_rows(*, quick: bool) -> list[Row]:
+    seeds = range(1 if quick else 3)
+    return [row for recipe in OTHERS for row in rows_of(recipe, seeds, quick=quick)]
+
+
+def hone_speed(turns: int) -> float:
+    entry = load_recipe("dqn")
+    zoo = {
+        "env": {"id": CARTPOLE},
+        "network": {"hidden": [256, 256], "activation": "relu"},
+        "learner": {"lr": 2.3e-3, "minibatches": 128, "max_grad_norm": 10.0},
+        "replay": {"collect": 256, "batch": 64, "memory": 100_000, "warmup": 1000},
+        "algorithm": {"discount": 0.99, "target_every": 1, "target_rate": 1.0},
+    }
+    config = entry.config.model_validate({"recipe": "dqn", "name": "bench", "steps": turns + 1, **zoo})
+    marks: list[float] = []
+
+    def report(_: int, __: Episodes, *___: object) -> None:
+        marks.append(time.process_time())
+
+    run(entry.build(config), turns + 1, report)
+    return turns * 256 / (marks[-1] - marks[0])
+
+
+def peer_speed(turns: int) -> float:
+    command = [str(PEER / "bin" / "python"), "-c", PEER_PROGRAM, str(turns)]
+    answer = subprocess.run(
+        command, capture_output=True, text=True, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+    return float(answer.stdout.split()[-1])
+
+
+def speed_rows(*, quick: bool) -> list[Row]:
+    require_peer(PEER, PEER_VERSIONS)
+    turns, repetitions = (8, 2) if quick else (40, 7)
+    pairs = [(hone_speed(turns), peer_speed(turns)) for _ in range(repetitions)]
+    here, there = (float(np.median([pair[side] for pair in pairs])) for side in (0, 1))
+    ratio = float(np.median([ours / theirs for ours, theirs in pairs]))
+    return [
+        Row(
+            row="DQN, CartPole-v1, 128 updates of 64 per 256 steps, 256x256 relu", value=here,
+            unit="steps per CPU second", seeds=repetitions, peer="Stable-Baselines3 2.9", peer_value=there,
+            ratio=ratio, bar=">= 2 x peer", met=None if quick else ratio >= 2,
+        )
+    ]  # fmt: skip
+
+
+PARTS = {"speed": speed_rows, "learning": learning_rows, "family": family_rows}
+ASKED_FOR = ("family",)
+"""Only when asked for by name."""
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="Measure the value-based recipes.")
+    parser.add_argument("--quick", action="store_true", help="one seed and short runs, under a minute")
+    parser.add_argument("--only", choices=list(PARTS), help="measure this part, and leave the others' tables alone")
+    asked = parser.parse_args()
+    torch.set_num_threads(1)
+    rows: list[Row] = []
+    for part, measure in PARTS.items():
+        if asked.only == part or (asked.only is None and part not in ASKED_FOR):
+            found = measure(quick=asked.quick)
+            rewrite(f"Values, {part}", "benchmarks/values.py", found, threads=1, quick=asked.quick)
+            rows += found
+    tell(rows)
+
+
+if __name__ == "__main__":
+    main()

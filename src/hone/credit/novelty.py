@@ -1,0 +1,91 @@
+"""Credit for what is new: a stream of its own beside what the world pays, that does not end with an episode.
+
+Belongs here: where the stream of each environment begins and ends in a batch, its advantages, and the sum of both. What
+is new, and how new, is for `models.novelty`.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hone.core.credit import Credits, Values
+from hone.core.episodes import Episodes
+from hone.core.errors import DataError
+from hone.core.ragged import Ints
+from hone.credit.returns import Floats, discounted
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CuriousValues(Values):
+    """What two critics expect: of what the world pays, and of novelty."""
+
+    novelty: NDArray[np.float32]
+    """`[N]`."""
+    novelty_final: NDArray[np.float32]
+    """`[E]`."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CuriousCredits(Credits):
+    """Credit for both, with a target for each critic."""
+
+    novelty_target: NDArray[np.float32]
+    """`[N]`."""
+
+
+def lanes_of(episodes: Episodes, count: int) -> Ints:
+    """`[L+1]` offsets of the decisions of each of `count` environments that were stepped together.
+
+    Pieces stand environment by environment, in the order of time. An environment's first piece goes on with an episode
+    that was numbered in an earlier rollout, so those pieces have the smallest numbers.
+    """
+    pieces = len(episodes)
+    if pieces <= count:
+        return episodes.offsets
+    first = np.sort(np.argpartition(episodes.group, count - 1)[:count])
+    return np.append(episodes.offsets[first], episodes.decisions)
+
+
+def running_returns(reward: NDArray[np.floating], lanes: Ints, before: Floats, *, discount: float) -> Floats:
+    """`[N]` R_t = discount * R_(t-1) + r_t along each lane, which goes on from `before` `[L]`."""
+    count = int(lanes[-1])
+    backwards = discounted(reward[::-1], count - lanes[::-1], discount)[::-1]
+    place = np.arange(count) - np.repeat(lanes[:-1], np.diff(lanes))
+    return backwards + np.repeat(before, np.diff(lanes)) * discount ** (place + 1.0)
+
+
+def continuing_gae(
+    episodes: Episodes,
+    reward: NDArray[np.floating],
+    values: CuriousValues,
+    *,
+    lanes: Ints,
+    discount: float,
+    decay: float,
+) -> tuple[Floats, Floats]:
+    """Advantage and target `[N]` of `reward` `[N]`, as `gae`, in a stream that goes on through the ends of episodes.
+
+    What follows an end is the next episode's begin, so an end costs novelty nothing (Burda et al., 2018, section 2.3:
+    otherwise an agent that explores would be afraid of dying). Only a lane's last step looks at `novelty_final`. Raises
+    DataError for another number of rewards than decisions.
+    """
+    if len(reward) != episodes.decisions:
+        raise DataError(f"{len(reward)} rewards for novelty, {episodes.decisions} decisions")
+    worth = values.novelty.astype(np.float64)
+    after = np.append(worth[1:], 0.0)
+    last = lanes[1:] - 1
+    after[last] = values.novelty_final[np.searchsorted(episodes.offsets, last, side="right") - 1]
+    advantage = discounted(reward + discount * after - worth, lanes, discount * decay)
+    return advantage, advantage + worth
+
+
+def with_novelty(credits: Credits, advantage: Floats, target: Floats, *, paid: float, new: float) -> CuriousCredits:
+    """A = paid * A of what the world pays + new * A of novelty (Burda et al., 2018: 2 and 1)."""
+    return CuriousCredits(
+        advantage=(paid * credits.advantage + new * advantage).astype(np.float32),
+        target=credits.target,
+        discount=credits.discount,
+        metrics=credits.metrics,
+        novelty_target=target.astype(np.float32),
+    )

@@ -1,0 +1,133 @@
+"""A task that nobody in its log solves, and that the log is enough to solve: its best needs parts of two episodes.
+
+Two halves, each a fork into two lanes of which one pays 1 at its end. Every logged episode takes the paying lane in
+exactly one half, and more than half of them in the first. So each returns 1, imitation of the likeliest action (or of
+the best episodes) returns 1, and dynamic programming over the logged steps returns 2. The truth is known: it is a
+table.
+"""
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+
+from hone.core.episodes import Episodes, Status
+from hone.core.errors import ConfigError
+from hone.core.random import generator
+from hone.envs.finite.model import Finite, Outcomes, finite
+from hone.envs.logs import Log
+
+FORWARD = 1
+"""In a lane; the other action leaves it, and ends the episode. The log never does."""
+PAYING = (1, 0)
+"""The lane of each half that pays."""
+
+
+def states_of(length: int) -> int:
+    """Two forks and four lanes. Raises ConfigError for a lane without length."""
+    if length < 1:
+        raise ConfigError(f"the lanes have length {length}, expected at least 1")
+    return 2 * (1 + 2 * length)
+
+
+def moved(state: int, action: int, length: int) -> tuple[int, float, bool]:
+    """Where it leads, what it pays, and whether it ends."""
+    half, place = divmod(state, 1 + 2 * length)
+    fork = half * (1 + 2 * length)
+    if place == 0:
+        return fork + 1 + action * length, 0.0, False
+    lane, step = divmod(place - 1, length)
+    if action != FORWARD:
+        return state, 0.0, True
+    if step < length - 1:
+        return state + 1, 0.0, False
+    paid = float(lane == PAYING[half])
+    return (1 + 2 * length, paid, False) if half == 0 else (state, paid, True)
+
+
+def stitching(*, length: int = 3, discount: float = 0.99) -> Finite:
+    """The table. Its best policy is worth discount^length + discount^(2 length + 1) at the start."""
+    count = states_of(length)
+    pairs = [(state, action) for state in range(count) for action in range(2)]
+    after, reward, ends = zip(*(moved(state, action, length) for state, action in pairs), strict=True)
+    state, action = (np.array(column) for column in zip(*pairs, strict=True))
+    start = np.zeros(count)
+    start[0] = 1.0
+    outcomes = Outcomes(
+        state=state,
+        action=action,
+        after=np.array(after),
+        probability=np.ones(len(pairs)),
+        reward=np.array(reward),
+        ends=np.array(ends),
+    )
+    return finite(outcomes, states=count, actions=2, start=start, discount=discount)
+
+
+def stitching_log(*, length: int = 3, episodes: int = 200, share: float = 0.6, seed: int = 0) -> Log:
+    """`episodes` episodes; `share` of them (0.5 < share < 1) are paid in the first half, the others in the second.
+
+    Raises ConfigError for a share that would make the likeliest actions the best ones.
+    """
+    if not 0.5 < share < 1:
+        raise ConfigError(f"share = {share}: with 0.5 < share < 1 the log's likeliest actions are not the best ones")
+    first = round(share * episodes)
+    kind = generator(seed, "stitching").permutation(np.arange(episodes) < first)
+    lanes = {True: (PAYING[0], 1 - PAYING[1]), False: (1 - PAYING[0], PAYING[1])}
+    paths = {bool(paid): _path(lanes[bool(paid)], length) for paid in (True, False)}
+    steps = [step for paid in kind for step in paths[bool(paid)]]
+    seen, chosen, reward, after = (np.array(column) for column in zip(*steps, strict=True))
+    each = 2 * (1 + length)
+    density = np.zeros(len(steps), np.float32)
+    took = {True: np.log(share), False: np.log1p(-share)}
+    density[::each] = [took[bool(paid)] for paid in kind]
+    return Log(
+        episodes=Episodes(
+            offsets=np.arange(0, episodes * each + 1, each, dtype=np.int64),
+            seen=seen,
+            chosen=chosen,
+            logp=density,  # of the second fork nothing is left to chance, once the first is known
+            version=np.zeros(len(steps), np.int32),
+            reward=reward.astype(np.float32),
+            group=np.arange(episodes, dtype=np.int64),
+            terminated=np.ones(episodes, np.bool_),
+            truncated=np.zeros(episodes, np.bool_),
+            final=after[each - 1 :: each],
+            score=reward.reshape(episodes, each).sum(axis=1).astype(np.float64),
+            status=np.full(episodes, Status.SCORED, np.uint8),
+        ),
+        observation_space=spaces.Discrete(states_of(length)),
+        action_space=spaces.Discrete(2),
+    )
+
+
+def _path(lanes: tuple[int, int], length: int) -> list[tuple[int, int, float, int]]:
+    """State, action, reward and next state of an episode that takes these lanes."""
+    state, ended, found = 0, False, list[tuple[int, int, float, int]]()
+    while not ended:
+        half, place = divmod(state, 1 + 2 * length)
+        action = FORWARD if place else lanes[half]
+        after, reward, ended = moved(state, action, length)
+        found.append((state, action, reward, after))
+        state = after
+    return found
+
+
+class Stitching(gymnasium.Env[Any, Any]):
+    """The same as a Gymnasium environment, `hone/Stitching-v0`. An episode has at most 2 (1 + length) steps."""
+
+    def __init__(self, length: int = 3) -> None:
+        self.length = length
+        self.observation_space = spaces.Discrete(states_of(length))
+        self.action_space = spaces.Discrete(2)
+        self.state = 0
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[int, dict[str, Any]]:
+        super().reset(seed=seed, options=options)
+        self.state = 0
+        return self.state, {}
+
+    def step(self, action: int) -> tuple[int, float, bool, bool, dict[str, Any]]:
+        self.state, reward, ended = moved(self.state, int(action), self.length)
+        return self.state, reward, ended, False, {}

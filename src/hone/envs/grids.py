@@ -1,0 +1,267 @@
+"""Grid worlds as Gymnasium environments whose table is known: a winding maze, with or without a key, and four rooms.
+
+Belongs here: worlds that pay once, far away. `from_gymnasium("hone/Maze-v0", ...)` solves them exactly; `desc` is the
+map, as in Gymnasium's own grids.
+"""
+
+from collections.abc import Sequence
+from typing import Any, Protocol, runtime_checkable
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from hone.core.errors import ConfigError
+from hone.core.ragged import Ints
+from hone.envs.finite.build import MOVES, Table, grid
+from hone.envs.finite.model import Finite, Floats, Outcomes, finite
+from hone.envs.finite.options import Option
+
+ROOMS = (
+    "#############",
+    "#.....#.....#",
+    "#.....#.....#",
+    "#.....+.....#",
+    "#.....#.....#",
+    "#.....#.....#",
+    "##+####.....#",
+    "#.....###+###",
+    "#.....#.....#",
+    "#.....#.....#",
+    "#.....+.....#",
+    "#.....#.....#",
+    "#############",
+)
+"""Four rooms of Sutton, Precup & Singh (1999); `+` are the hallways."""
+
+
+class Grid(gymnasium.Env[np.int64, np.int64]):
+    """A finite process, played: states are its numbers, and outcomes are drawn from its table."""
+
+    def __init__(self, mdp: Finite, rows: Sequence[str]) -> None:
+        self.mdp, self.rows = mdp, tuple(rows)
+        self.observation_space = spaces.Discrete(mdp.states)
+        self.action_space = spaces.Discrete(mdp.actions)
+        self.state = 0
+
+    @property
+    def desc(self) -> NDArray[np.bytes_]:
+        """`[rows, columns]` the map, one byte a cell."""
+        return np.array([list(row) for row in self.rows], dtype="S1")
+
+    @property
+    def P(self) -> Table:  # noqa: N802 - Gymnasium's name for it
+        """state -> action -> [(probability, next state, reward, terminated)]; a wall leads nowhere."""
+        mdp = self.mdp
+        table: dict[int, dict[int, list[tuple[float, int, float, bool]]]] = {s: {} for s in range(mdp.states)}
+        for pair in range(mdp.states * mdp.actions):
+            outcomes = slice(mdp.offsets[pair], mdp.offsets[pair + 1])
+            columns = (mdp.probability[outcomes], mdp.after[outcomes], mdp.reward[outcomes], mdp.ends[outcomes])
+            rows = list(zip(*(column.tolist() for column in columns), strict=True))
+            if rows:
+                table[pair // mdp.actions][pair % mdp.actions] = rows
+        return table
+
+    @property
+    def initial_state_distrib(self) -> Floats:
+        """`[S]`."""
+        return self.mdp.start
+
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[np.int64, dict[str, Any]]:
+        del options
+        super().reset(seed=seed)
+        self.state = _drawn(self.mdp.start, self.np_random.random())
+        return np.int64(self.state), {}
+
+    def step(self, action: np.int64) -> tuple[np.int64, float, bool, bool, dict[str, Any]]:
+        mdp, pair = self.mdp, self.state * self.mdp.actions + int(action)
+        first, last = int(mdp.offsets[pair]), int(mdp.offsets[pair + 1])
+        found = first
+        if last - first > 1:  # a certain outcome needs no draw
+            found += _drawn(mdp.probability[first:last], self.np_random.random())
+        self.state = int(mdp.after[found])
+        return np.int64(self.state), float(mdp.reward[found]), bool(mdp.ends[found]), False, {}
+
+
+class Maze(Grid):
+    """One winding corridor through a square of `size` rows, 1 paid at its far end and nothing anywhere else.
+
+    The way is (size + 1)^2 / 2 - 2 steps long (48 for size 9), of four actions at each; a random walk of 200 steps
+    comes there in none of a million episodes. `distance`: begin that many steps before the goal instead (a curriculum).
+    `key`: begin in the middle, fetch a key at one end (which pays nothing), and bring it to the other.
+    """
+
+    def __init__(self, size: int = 9, *, key: bool = False, distance: int | None = None, slip: float = 0.0) -> None:
+        if size < 3 or size % 2 == 0:
+            raise ConfigError(f"hone/Maze-v0: size = {size}; it must be odd, and at least 3")
+        rows = winding(size, key=key)
+        plain = grid(rows, discount=0.99, slip=slip, pays={"G": 1.0})
+        mdp = with_key(plain, rows) if key else plain
+        super().__init__(mdp if distance is None else begun(mdp, distance), rows)
+
+
+class FourRooms(Grid):
+    """Four rooms, joined by four hallways; begins anywhere, pays 1 and ends at `goal` (row, column; a hallway).
+
+    With probability `slip` a move goes to one of the sides instead (1/3 in the paper).
+    """
+
+    def __init__(self, goal: Sequence[int] = (7, 9), *, slip: float = 1 / 3) -> None:
+        row, column = goal
+        inside = 0 <= row < len(ROOMS) and 0 <= column < len(ROOMS[0])
+        if not inside or ROOMS[row][column] == "#":
+            raise ConfigError(f"hone/FourRooms-v0: goal = {list(goal)} is no floor of the map")
+        marked = [list(line.replace(".", "S").replace("+", "S")) for line in ROOMS]
+        marked[row][column] = "G"
+        rows = ["".join(line) for line in marked]
+        super().__init__(grid(rows, discount=0.99, slip=slip), rows)
+
+    def options(self) -> list[Option]:
+        """The eight ways out: for each room and each of its hallways, the shortest way there."""
+        return hallway_options(ROOMS, actions=self.mdp.actions)
+
+
+@runtime_checkable
+class HasOptions(Protocol):
+    """An environment with courses of action to offer."""
+
+    def options(self) -> list[Option]: ...
+
+
+def winding(size: int, *, key: bool = False) -> list[str]:
+    """The map of `Maze`: corridors in the even rows, gaps at alternate ends of the walls between them."""
+    rows: list[list[str]] = []
+    for number in range(size):
+        corridor = number % 2 == 0
+        line = list(("." if corridor else "#") * size)
+        if not corridor:
+            line[-1 if number % 4 == 1 else 0] = "."
+        rows.append(line)
+    rows[-1][-1 if (size // 2) % 2 == 0 else 0] = "G"
+    if key:
+        rows[0][0], rows[size // 2 - size // 2 % 2][size // 2] = "K", "S"
+    else:
+        rows[0][0] = "S"
+    return ["".join(line).replace("K", ".") for line in rows]
+
+
+def with_key(mdp: Finite, rows: Sequence[str]) -> Finite:
+    """Twice the states: without the key (the goal is then a floor that ends nothing), and with it.
+
+    The key lies in the upper left corner, and is taken by going there.
+    """
+    goal = int(np.flatnonzero(np.array([mark == "G" for row in rows for mark in row]))[0])
+    cells, owner = mdp.states, mdp.owner
+    state, action = owner // mdp.actions, owner % mdp.actions
+    moves = [(goal, move, _there(rows, goal, move)) for move in range(mdp.actions)]  # the way back from a barred goal
+    back_state, back_action, back = (np.array(column, dtype=np.int64) for column in zip(*moves, strict=True))
+    taken = mdp.after == 0
+    return finite(
+        Outcomes(
+            state=np.concatenate([state, back_state, state + cells]),
+            action=np.concatenate([action, back_action, action]),
+            after=np.concatenate([np.where(taken, cells, mdp.after), back, mdp.after + cells]),
+            probability=np.concatenate([mdp.probability, np.ones(len(back)), mdp.probability]),
+            reward=np.concatenate([np.zeros(len(state) + len(back)), mdp.reward]),
+            ends=np.concatenate([np.zeros(len(state) + len(back), np.bool_), mdp.ends]),
+        ),
+        states=2 * cells, actions=mdp.actions, start=np.concatenate([mdp.start, np.zeros(cells)]),
+        discount=mdp.discount, limit=mdp.limit,
+    )  # fmt: skip
+
+
+def begun(mdp: Finite, distance: int) -> Finite:
+    """The same process, begun anywhere `distance` steps before its end. Raises ConfigError where that is nowhere."""
+    away = steps_to_end(mdp)
+    start = (away == distance).astype(np.float64)
+    if not start.any():
+        raise ConfigError(f"hone/Maze-v0: distance = {distance}; the furthest place is {away.max()} steps from its end")
+    return finite(
+        Outcomes(
+            state=mdp.owner // mdp.actions, action=mdp.owner % mdp.actions, after=mdp.after,
+            probability=mdp.probability, reward=mdp.reward, ends=mdp.ends,
+        ),
+        states=mdp.states, actions=mdp.actions, start=start / start.sum(), discount=mdp.discount, limit=mdp.limit,
+    )  # fmt: skip
+
+
+def steps_to_end(mdp: Finite) -> Ints:
+    """`[S]` fewest steps in which an episode can end; -1 where it cannot."""
+    away = np.full(mdp.states, -1, dtype=np.int64)
+    source = mdp.owner // mdp.actions
+    new = np.unique(source[mdp.ends])
+    steps = 1
+    while len(new):
+        away[new] = steps
+        reaches = ~mdp.ends & np.isin(mdp.after, new) & (away[source] < 0)
+        new = np.unique(source[reaches])
+        steps += 1
+    return away
+
+
+def hallway_options(rows: Sequence[str], *, actions: int) -> list[Option]:
+    """For each room (cells joined without `+`) and each `+` beside it: the shortest way there, stopping on leaving the
+    room. It can be begun in the room and in its other hallways."""
+    cells = np.array([list(row) for row in rows])
+    width = cells.shape[1]
+    halls: list[int] = [int(row * width + column) for row, column in np.argwhere(cells == "+")]
+    options: list[Option] = []
+    for room in _rooms(rows):
+        beside = [hall for hall in halls if any(_there(rows, hall, move) in room for move in range(actions))]
+        for target in beside:
+            inside = np.zeros(cells.size, dtype=np.bool_)
+            inside[sorted(room)] = True
+            begins = inside.copy()
+            begins[[hall for hall in beside if hall != target]] = True
+            policy = _shortest(rows, begins, target, actions)
+            options.append(Option(policy=policy, stops=1.0 - inside.astype(np.float64), begins=begins))
+    return options
+
+
+def _rooms(rows: Sequence[str]) -> list[set[int]]:
+    width = len(rows[0])
+    left = {row * width + column for row, line in enumerate(rows) for column, mark in enumerate(line) if mark == "."}
+    rooms: list[set[int]] = []
+    while left:
+        room, waiting = set[int](), [min(left)]
+        while waiting:
+            cell = waiting.pop()
+            if cell in left:
+                left.remove(cell)
+                room.add(cell)
+                waiting += [_there(rows, cell, move) for move in range(4)]
+        rooms.append(room)
+    return rooms
+
+
+def _shortest(rows: Sequence[str], within: NDArray[np.bool_], target: int, actions: int) -> Ints:
+    """`[S]` the first action of a shortest way to `target` through cells `within`; 0 elsewhere."""
+    policy = np.zeros(len(within), dtype=np.int64)
+    known, front = {target}, [target]
+    while front:
+        fresh: list[int] = []
+        for cell in np.flatnonzero(within).tolist():
+            ways = [move for move in range(actions) if _there(rows, cell, move) in front]
+            if cell not in known and ways:
+                policy[cell] = ways[0]
+                fresh.append(cell)
+        known.update(fresh)
+        front = fresh
+    return policy
+
+
+def _there(rows: Sequence[str], cell: int, move: int) -> int:
+    """Where a move leads from a cell: into a wall, nowhere."""
+    height, width = len(rows), len(rows[0])
+    down, right = MOVES[move]
+    row, column = cell // width + down, cell % width + right
+    inside = 0 <= row < height and 0 <= column < width and rows[row][column] != "#"
+    return row * width + column if inside else cell
+
+
+def _drawn(weight: Floats, luck: float) -> int:
+    """The number at which the running sum of `weight` passes `luck`."""
+    return min(int(np.searchsorted(weight.cumsum(), luck * weight.sum(), side="right")), len(weight) - 1)

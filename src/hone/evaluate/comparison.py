@@ -1,0 +1,328 @@
+"""Runs compared: seeds of a configuration gathered into groups, and what the groups come to beside each other.
+
+Belongs here: which runs belong together, and which estimate answers which question. The estimates themselves are
+`estimators.across_runs`'s.
+"""
+
+import json
+import re
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import gymnasium
+import numpy as np
+from numpy.typing import NDArray
+
+from hone.core.errors import DataError
+from hone.estimators.across_runs import (
+    Statistic,
+    arrival,
+    curve_band,
+    improvement,
+    interquartile_mean,
+    performance_profile,
+    pooled_mean,
+    pooled_median,
+    stratified_bootstrap,
+)
+from hone.estimators.means import Estimate, paired
+from hone.evaluate.runs_read import Curve, RunRead, curves_of, read_runs
+from hone.store.comparison import Comparison, Group, Improvement, Line, OneRun, Range, Reached
+from hone.store.evaluations import Paired
+
+Floats = NDArray[np.float64]
+
+PLACES = 100
+"""Points of a curve, and of a profile."""
+SLACK = 0.03
+"""Share of its length by which a curve is drawn out, at its last value."""
+FEW = 5
+"""Runs below which an interval is not to be relied on."""
+APART = re.compile(
+    r"^(recipe|name|seed|steps|run\..*|judge\..*|env\.(id|kwargs.*|max_episode_steps)|finite\.(world\..*|limit))$"
+)
+"""Keys in which the runs of one configuration may differ: chance, bookkeeping and the task."""
+SEED_ENDING = re.compile(r"[-_.]?(seed)?[-_.]?\d+$")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gathered:
+    """Runs of one configuration, under a name."""
+
+    name: str
+    runs: Sequence[RunRead]
+
+    def strata(self, tasks: Sequence[str], scale: Mapping[str, tuple[float, float]]) -> list[Floats]:
+        """Known scores of each task that has any, from 0 to 1 where `scale` holds its extremes."""
+        found: list[Floats] = []
+        for task in tasks:
+            low, high = scale.get(task, (0.0, 1.0))
+            scores = np.array([run.score for run in self.runs if run.task == task], np.float64)
+            scores = (scores - low) / ((high - low) or 1.0)
+            found.append(scores[np.isfinite(scores)])
+        return [scores for scores in found if len(scores)]
+
+
+def compare(asked: Sequence[str], *, root: Path, metric: str = "", threshold: float | None = None) -> Comparison:
+    """Compare the runs that `asked` names (`runs_read.read_runs`); `metric` instead of the score that they end with.
+
+    `threshold`: the score whose first reaching is timed; without it, the one that Gymnasium registers for a task.
+    Raises DataError for runs that are not there, cannot be read, or have no score at all.
+    """
+    runs = read_runs(asked, root, metric=metric)
+    if all(np.isnan(run.score) for run in runs):
+        raise DataError(f"none of {len(runs)} runs has a score yet: {', '.join(run.name for run in runs)}")
+    groups = gathered(runs)
+    tasks = list(dict.fromkeys(run.task for run in runs))
+    scale = _extremes(runs, tasks) if len(tasks) > 1 else {}
+    curves = dict(zip((run.path for run in runs), curves_of(runs, metric), strict=False))
+    some = next(iter(curves.values()), None)
+    differing = _differing(groups)
+    span = _span(groups, tasks, scale)
+    return Comparison(
+        metric=" / ".join(dict.fromkeys(run.score_is for run in runs if np.isfinite(run.score))),
+        tasks=tuple(tasks),
+        normalised=bool(scale),
+        curve_metric="" if some is None else some.metric,
+        curve_unit="" if some is None else some.unit,
+        groups=tuple(
+            Group(
+                name=group.name,
+                recipe=group.runs[0].recipe,
+                settings={key: _said(group.runs[0], key) for key in differing},
+                runs=tuple(
+                    OneRun(name=run.name, task=run.task, score=run.score, seconds=run.seconds) for run in group.runs
+                ),
+                **_figures(group.strata(tasks, scale)),
+                curves=_lines(group, tasks, curves, runs),
+                profile=_profile(group.strata(tasks, scale), span),
+                reached=_reached(group, tasks, curves, threshold),
+            )
+            for group in groups
+        ),
+        improvements=tuple(_improvements(groups, tasks)),
+        paired=tuple(_paired(groups)),
+        notes=tuple(_notes(groups, tasks, runs)),
+    )
+
+
+# ------------------------------------------------------------------------------------------ which belong together
+
+
+def gathered(runs: Sequence[RunRead]) -> list[Gathered]:
+    """Runs that differ in chance, bookkeeping and task only are one group, in the order in which they were named."""
+    kinds: dict[str, list[RunRead]] = {}
+    for run in runs:
+        kinds.setdefault(_kind(run), []).append(run)
+    names = [_name(members) for members in kinds.values()]
+    twice = {name for name, count in Counter(names).items() if count > 1}
+    groups = [Gathered(name=name, runs=members) for name, members in zip(names, kinds.values(), strict=True)]
+    if not twice:
+        return groups
+    differing = _differing(groups)
+    return [
+        Gathered(name=_told_apart(group, differing) if group.name in twice else group.name, runs=group.runs)
+        for group in groups
+    ]
+
+
+def _kind(run: RunRead) -> str:
+    kept = {key: value for key, value in sorted(run.settings.items()) if not APART.match(key)}
+    return json.dumps([run.recipe, kept], sort_keys=True)
+
+
+def _name(runs: Sequence[RunRead]) -> str:
+    """The folder that holds nothing else of what was asked for, else the names of the runs without their seeds."""
+    if len(runs) == 1:
+        return runs[0].name
+    parents = {run.path.resolve().parent for run in runs}
+    stems = {SEED_ENDING.sub("", run.name) for run in runs}
+    if len(stems) == 1 and (stem := stems.pop()):
+        return stem
+    return parents.pop().name if len(parents) == 1 else runs[0].recipe
+
+
+def _told_apart(group: Gathered, differing: Sequence[str]) -> str:
+    return " ".join([group.name, *(f"{key}={_said(group.runs[0], key)}" for key in differing)])
+
+
+def _differing(groups: Sequence[Gathered]) -> list[str]:
+    """Keys whose value is not the same in all groups; without the recipes' own tables when the recipes differ."""
+    heads = [group.runs[0].settings for group in groups]
+    keys = [key for key in heads[0] if not APART.match(key) and all(key in head for head in heads)]
+    if len({group.runs[0].recipe for group in groups}) == 1:
+        keys = [key for key in dict.fromkeys(key for head in heads for key in head) if not APART.match(key)]
+    return [key for key in keys if len({json.dumps(head.get(key)) for head in heads}) > 1]
+
+
+def _said(run: RunRead, key: str) -> str:
+    return json.dumps(run.settings[key]) if key in run.settings else "-"
+
+
+# ------------------------------------------------------------------------------------------ what they come to
+
+
+def _extremes(runs: Sequence[RunRead], tasks: Sequence[str]) -> dict[str, tuple[float, float]]:
+    """Lowest and highest score of each task, over all runs."""
+    found: dict[str, tuple[float, float]] = {}
+    for task in tasks:
+        known = [run.score for run in runs if run.task == task and np.isfinite(run.score)]
+        if known:
+            found[task] = (min(known), max(known))
+    return found
+
+
+def _figures(strata: Sequence[Floats]) -> dict[str, Range]:
+    statistics: dict[str, Statistic] = {"iqm": interquartile_mean, "median": pooled_median, "mean": pooled_mean}
+    if not strata:
+        return {name: Range(mean=float("nan"), low=float("nan"), high=float("nan")) for name in statistics}
+    return {name: _range(stratified_bootstrap(strata, statistic)) for name, statistic in statistics.items()}
+
+
+def _range(estimate: Estimate) -> Range:
+    return Range(mean=estimate.mean, low=estimate.low, high=estimate.high)
+
+
+def _lines(
+    group: Gathered, tasks: Sequence[str], curves: Mapping[Path, Curve], runs: Sequence[RunRead]
+) -> dict[str, Line]:
+    """Interquartile mean of the runs' curves at common places, per task."""
+    found: dict[str, Line] = {}
+    for task in tasks:
+        own = [curves[run.path] for run in group.runs if run.task == task and run.path in curves]
+        every = [curves[run.path] for run in runs if run.task == task and run.path in curves]
+        own = [curve for curve in own if len(curve.x)]
+        if not own:
+            continue
+        first = min(float(curve.x[0]) for curve in every if len(curve.x))
+        last = max(float(curve.x[-1]) for curve in every if len(curve.x))
+        places = np.linspace(first, last, PLACES)
+        known = np.array([_at(curve, places) for curve in own])
+        known[:, np.isnan(known).any(axis=0)] = np.nan  # a mean of the runs that happen to be there would jump
+        band = curve_band(known)
+        found[task] = Line(x=places, middle=band.middle, low=band.low, high=band.high)
+    return found
+
+
+def _at(curve: Curve, places: Floats) -> Floats:
+    """The latest value known at each place; NaN before the first, and from a little after the end: runs of as many
+    steps differ a little in steps of the world."""
+    before = np.searchsorted(curve.x, places, side="right") - 1
+    values = np.where(before >= 0, curve.y[np.maximum(before, 0)], np.nan)
+    return np.where(places > curve.x[-1] * (1 + SLACK), np.nan, values)
+
+
+def _span(groups: Sequence[Gathered], tasks: Sequence[str], scale: Mapping[str, tuple[float, float]]) -> Floats:
+    """Thresholds of a profile: from just below the lowest score of all to the highest."""
+    scores = np.concatenate([task for group in groups for task in group.strata(tasks, scale)])
+    room = 0.02 * ((scores.max() - scores.min()) or 1.0)
+    return np.linspace(scores.min() - room, scores.max() + room, PLACES)
+
+
+def _profile(strata: Sequence[Floats], span: Floats) -> Line | None:
+    if not strata:
+        return None
+    profile = performance_profile(strata, span)
+    return Line(x=span, middle=profile.share, low=profile.low, high=profile.high)
+
+
+def _reached(
+    group: Gathered, tasks: Sequence[str], curves: Mapping[Path, Curve], threshold: float | None
+) -> dict[str, Reached]:
+    found: dict[str, Reached] = {}
+    for task in tasks:
+        wanted = threshold if threshold is not None else registered_threshold(task)
+        own = [curves[run.path] for run in group.runs if run.task == task and run.path in curves]
+        own = [curve for curve in own if len(curve.x)]
+        if wanted is None or not own:
+            continue
+        there = [np.flatnonzero(curve.y >= wanted) for curve in own]
+        times = np.array(
+            [curve.x[first[0]] if len(first) else curve.x[-1] for curve, first in zip(own, there, strict=True)]
+        )
+        taken = arrival(times.astype(np.float64), np.array([len(first) > 0 for first in there]))
+        found[task] = Reached(
+            threshold=wanted, median=taken.median, low=taken.low, high=taken.high, reached=taken.reached, n=taken.n
+        )
+    return found
+
+
+def registered_threshold(task: str) -> float | None:
+    """The score at which Gymnasium calls a task solved; None for what is not registered, or has none."""
+    spec = gymnasium.registry.get(task)
+    return None if spec is None else spec.reward_threshold
+
+
+def _improvements(groups: Sequence[Gathered], tasks: Sequence[str]) -> list[Improvement]:
+    """Of each group over the first, on the tasks that both have; needs no common unit."""
+    first, *others = groups
+    found: list[Improvement] = []
+    for other in others:
+        common = [task for task in tasks if first.strata([task], {}) and other.strata([task], {})]
+        if common:
+            estimate = improvement(other.strata(common, {}), first.strata(common, {}))
+            found.append(Improvement(before=first.name, after=other.name, probability=_range(estimate)))
+    return found
+
+
+def _paired(groups: Sequence[Gathered]) -> list[Paired]:
+    """Where runs kept their answers: each group against the first, question by question, means over their seeds."""
+    first, *others = groups
+    before, found = _answers(first), list[Paired]()
+    for other in others:
+        after = _answers(other)
+        common = [question for question in before if question in after]
+        if len(common) < 2:
+            continue
+        one, two = (np.array([scores[question] for question in common], np.float64) for scores in (before, after))
+        difference = paired(one, two)
+        found.append(
+            Paired(
+                before=first.name,
+                after=other.name,
+                difference=difference.difference,
+                low=difference.low,
+                high=difference.high,
+                p_value=difference.p_value,
+                n=difference.n,
+            )
+        )
+    return found
+
+
+def _answers(group: Gathered) -> dict[str, float]:
+    """Mean score of each question (its id and its words) over the runs that answered it."""
+    scores: dict[str, list[float]] = {}
+    for run in group.runs:
+        for row in run.answers:
+            if row.score is not None:
+                scores.setdefault(f"{row.id}\n{row.prompt}", []).append(row.score)
+    return {question: float(np.mean(values)) for question, values in scores.items()}
+
+
+def _notes(groups: Sequence[Gathered], tasks: Sequence[str], runs: Sequence[RunRead]) -> list[str]:
+    """What a reader should know before believing any of it."""
+    notes: list[str] = []
+    kinds = dict.fromkeys(run.score_is for run in runs if np.isfinite(run.score))
+    if len(kinds) > 1:
+        notes.append(f"not all scores are the same thing: {'; '.join(kinds)}")
+    for group in groups:
+        unknown = [run.name for run in group.runs if np.isnan(run.score)]
+        if unknown:
+            notes.append(f"{group.name}: no score of {', '.join(unknown)}, which therefore count nowhere")
+        seeds = Counter((run.task, json.dumps(run.settings.get("seed"))) for run in group.runs)
+        twice = [f"seed {seed} of {task}" for (task, seed), count in seeds.items() if count > 1]
+        if twice:
+            notes.append(f"{group.name}: {', '.join(twice)} is there more than once; a seed twice is one run, not two")
+        lengths = {json.dumps(run.settings.get("steps")) for run in group.runs}
+        if len(lengths) > 1:
+            notes.append(f"{group.name}: its runs differ in steps ({', '.join(sorted(lengths))})")
+        missing = [task for task in tasks if not any(run.task == task for run in group.runs)]
+        if missing:
+            notes.append(f"{group.name}: no run of {', '.join(missing)}, so its summary is of other tasks")
+        if len(group.runs) < FEW:
+            said = "1 run, and no interval" if len(group.runs) == 1 else f"{len(group.runs)} runs, and a rough interval"
+            notes.append(f"{group.name}: {said}; hone train --seeds makes more")
+    return notes

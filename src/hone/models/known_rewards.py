@@ -1,0 +1,32 @@
+"""Rewards that are known as functions: what a planner need not learn.
+
+Belongs here: rewards of worlds that come with Gymnasium and hone, on torch tensors, of many imagined steps at once.
+"""
+
+from collections.abc import Callable
+from typing import TypeAlias
+
+import torch
+from torch import Tensor
+
+Reward: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Seen `[..., O]`, actions `[..., A]` in the world's own units, seen next `[..., O]` -> `[...]`."""
+
+
+def pendulum(seen: Tensor, action: Tensor, after: Tensor) -> Tensor:
+    """Gymnasium's Pendulum: -(angle^2 + 0.1 speed^2 + 0.001 torque^2), of the state before the step."""
+    del after
+    angle = torch.atan2(seen[..., 1], seen[..., 0])
+    torque = action[..., 0].clamp(-2.0, 2.0)
+    return -(angle.square() + 0.1 * seen[..., 2].square() + 0.001 * torque.square())
+
+
+def cartpole_swing_up(seen: Tensor, action: Tensor, after: Tensor) -> Tensor:
+    """hone's CartPoleSwingUp: exp(-(distance of the tip to its place / length)^2), of the state after the step."""
+    del seen, action
+    length = 0.6
+    sideways, below = after[..., 0] - length * after[..., 3], length * (1.0 - after[..., 2])
+    return torch.exp(-(sideways.square() + below.square()) / length**2)
+
+
+KNOWN: dict[str, Reward] = {"pendulum": pendulum, "cartpole_swing_up": cartpole_swing_up}

@@ -1,0 +1,25 @@
+"""Losses of learnt worlds: how likely an ensemble finds what followed.
+
+Belongs here: likelihoods of predicted distributions over numbers. The networks are `models.dynamics`.
+"""
+
+from torch import Tensor
+
+from hone.objectives.terms import Terms
+
+
+def gaussian_nll(mean: Tensor, log_variance: Tensor, target: Tensor) -> Terms:
+    """1/2 [(target - mean)^2 / variance + log variance], summed over members and numbers (Nix & Weigend, 1994).
+
+    All `[K, n, D]` -> loss `[n]` in nats, but for the constant D/2 log 2 pi. Chua et al. (2018) train ensembles by it.
+    """
+    gap = target - mean
+    squared = gap * gap
+    loss = 0.5 * (squared * (-log_variance).exp() + log_variance).sum(dim=(0, 2))
+    return Terms(
+        loss=loss,
+        told=lambda: {
+            "model/squared_error": squared.detach().mean(dim=(0, 2)),
+            "model/log_variance_nats": log_variance.detach().mean(dim=(0, 2)),
+        },
+    )

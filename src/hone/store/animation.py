@@ -1,0 +1,124 @@
+"""`policy.png`: an episode as an animated PNG, and `policy.json` beside it with what it shows.
+
+Belongs here: the file format (PNG, third edition, W3C 2025), in as few bytes as zlib makes of it. What is shown was
+played elsewhere.
+"""
+
+import math
+import struct
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hone.core.errors import DataError
+from hone.store.durable import read_json_object, replace_file, to_json
+
+EPISODE = "episode.png"
+ABOUT = "episode.json"
+
+Frames = NDArray[np.uint8]
+
+_SIGNATURE = b"\x89PNG\r\n\x1a\n"
+_UP = b"\x02"
+"""Filter of a row: its difference to the one above, which pictures of an empty room compress best under."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Episode:
+    """What an animation shows."""
+
+    step: int
+    """Of the checkpoint."""
+    score: float
+    """Return of the episode."""
+    steps: int
+    """Its length."""
+    note: str = ""
+    """Why there are no frames, where there are none."""
+
+
+def animated_png(frames: Frames, *, frame_s: float) -> bytes:
+    """`frames` `[F, height, width, 3]` -> a file that every browser plays, over and over; `frame_s` for each frame."""
+    count, height, width, _ = frames.shape
+    parts = [_chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))]
+    parts.append(_chunk(b"acTL", struct.pack(">II", count, 0)))
+    number = 0
+    delay = max(1, round(1000 * frame_s))
+    for place in range(count):
+        control = struct.pack(">IIIIIHHBB", number, width, height, 0, 0, delay, 1000, 0, 0)
+        parts.append(_chunk(b"fcTL", control))
+        number += 1
+        data = _packed(frames[place])
+        if place == 0:
+            parts.append(_chunk(b"IDAT", data))
+        else:
+            parts.append(_chunk(b"fdAT", struct.pack(">I", number) + data))
+            number += 1
+    return _SIGNATURE + b"".join(parts) + _chunk(b"IEND", b"")
+
+
+def _packed(frame: Frames) -> bytes:
+    rows = frame.reshape(len(frame), -1)
+    above = np.vstack([np.zeros_like(rows[:1]), rows[:-1]])
+    lines = np.hstack([np.frombuffer(_UP * len(rows), np.uint8)[:, None], rows - above])  # modulo 256, as it should be
+    return zlib.compress(lines.tobytes(), 9)
+
+
+def _chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+def write_episode(folder: Path, about: Episode, png: bytes | None) -> None:
+    """Write what is known of an episode, and its animation where there is one. Raises ResourceError."""
+    if png is not None:
+        replace_file(folder / EPISODE, png)
+    else:
+        (folder / EPISODE).unlink(missing_ok=True)
+    score = about.score if math.isfinite(about.score) else None
+    document = to_json({"step": about.step, "score": score, "steps": about.steps, "note": about.note})
+    replace_file(folder / ABOUT, document)
+
+
+def read_episode(folder: Path) -> tuple[Episode, bytes | None] | None:
+    """What was written; None where nothing was. Raises DataError for a damaged file."""
+    path = folder / ABOUT
+    if not path.exists():
+        return None
+    match read_json_object(path):
+        case {"step": int(step), "score": score, "steps": int(steps), "note": str(note)}:
+            known = float(score) if isinstance(score, int | float) else math.nan
+            about = Episode(step=step, score=known, steps=steps, note=note)
+        case _:
+            raise DataError(f"{path} should hold a step, a score, steps and a note")
+    picture = folder / EPISODE
+    png = picture.read_bytes() if picture.exists() else None
+    if png is not None and not png.startswith(_SIGNATURE):
+        raise DataError(f"{picture} is no PNG file")
+    return about, png
+
+
+def frames_in(png: bytes) -> int:
+    """How many frames an animation says that it has."""
+    at = png.find(b"acTL")
+    return int(struct.unpack(">I", png[at + 4 : at + 8])[0]) if at > 0 else 1
+
+
+def shrunk(frame: Frames, *, width: int) -> Frames:
+    """`[height, width, 3]` -> at most `width` wide: means of whole blocks of pixels."""
+    size = math.ceil(frame.shape[1] / width)
+    if size < 2:
+        return frame
+    rows, columns = frame.shape[0] // size, frame.shape[1] // size
+    blocks = frame[: rows * size, : columns * size].reshape(rows, size, columns, size, 3)
+    return blocks.mean(axis=(1, 3)).astype(np.uint8)
+
+
+def thinned(frames: Sequence[Frames], most: int) -> list[Frames]:
+    """At most `most` of them, evenly, the first and the last among them."""
+    if len(frames) <= most:
+        return list(frames)
+    return [frames[place] for place in np.linspace(0, len(frames) - 1, most).round().astype(int)]

@@ -1,0 +1,99 @@
+"""`map.json`: what a policy does in each cell of a grid, and what it expects there.
+
+Belongs here: the file. How a map is drawn is `map_drawing.py`'s, what it says is found in `hone.evaluate.maps`.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hone.core.errors import DataError
+from hone.store.durable import Json, finite_or_none, read_json_object, replace_file, to_json
+
+MAP = "map.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cell:
+    """A place of a grid."""
+
+    mark: str
+    """What stands there on the environment's own map: `S`, `G`, `#`; a space for plain floor."""
+    worth: float | None
+    """What the policy expects from there; None where nothing is ever decided."""
+    moves: Mapping[str, float]
+    """What it does there: name of an action -> share, the largest first; left out below a tenth."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Slice:
+    """One grid; an environment with more than places in its state has several."""
+
+    title: str
+    rows: int
+    columns: int
+    cells: Sequence[Cell]
+    """`rows * columns`, row by row."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyMap:
+    """All of a policy on a grid."""
+
+    step: int
+    """Of the checkpoint."""
+    worth_is: str
+    """What the colours are, in words."""
+    slices: Sequence[Slice]
+
+
+def write_map(folder: Path, found: PolicyMap) -> Path:
+    """Write the file, whole or not at all. Raises ResourceError."""
+    slices: list[Json] = [
+        {
+            "title": one.title,
+            "rows": one.rows,
+            "columns": one.columns,
+            "cells": [_cell_json(cell) for cell in one.cells],
+        }
+        for one in found.slices
+    ]
+    document: dict[str, Json] = {"step": found.step, "worth_is": found.worth_is, "slices": slices}
+    replace_file(folder / MAP, to_json(document))
+    return folder / MAP
+
+
+def read_map(folder: Path) -> PolicyMap | None:
+    """What was written; None where there is no file. Raises DataError for a damaged one."""
+    path = folder / MAP
+    if not path.exists():
+        return None
+    match read_json_object(path):
+        case {"step": int(step), "worth_is": str(worth_is), "slices": list(slices)}:
+            return PolicyMap(step=step, worth_is=worth_is, slices=[_slice(one, path) for one in slices])
+        case _:
+            raise DataError(f"{path} should hold a step, what the worth is, and slices")
+
+
+def _cell_json(cell: Cell) -> Json:
+    return {"mark": cell.mark, "worth": finite_or_none(cell.worth), "moves": dict(cell.moves)}
+
+
+def _slice(entry: Json, path: Path) -> Slice:
+    match entry:
+        case {"title": str(title), "rows": int(rows), "columns": int(columns), "cells": list(cells)}:
+            if len(cells) != rows * columns:
+                raise DataError(f"{path}: {title!r} has {len(cells)} cells, expected {rows} x {columns}")
+            return Slice(title=title, rows=rows, columns=columns, cells=[_cell(cell, path) for cell in cells])
+        case _:
+            raise DataError(f"{path}: a slice should hold a title, rows, columns and cells")
+
+
+def _cell(entry: Json, path: Path) -> Cell:
+    match entry:
+        case {"mark": str(mark), "worth": worth, "moves": dict(moves)}:
+            shares = {name: float(share) for name, share in moves.items() if isinstance(share, int | float)}
+            known = float(worth) if isinstance(worth, int | float) else None
+            return Cell(mark=mark, worth=known, moves=shares)
+        case _:
+            raise DataError(f"{path}: a cell should hold a mark, a worth and moves")

@@ -1,0 +1,85 @@
+"""`robustness.json`: what a control policy scored in worlds that were made worse, on the same seeds.
+
+Belongs here: the file.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from hone.core.errors import DataError
+from hone.store.durable import Json, finite_or_none, read_json, replace_file, to_json
+
+ROBUSTNESS = "robustness.json"
+AS_IT_WAS = "as it was"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Perturbed:
+    """A score under one perturbation, and its difference to the score as it was, with 95% intervals; `n` episodes."""
+
+    name: str
+    mean: float
+    low: float
+    high: float
+    difference: float
+    difference_low: float
+    difference_high: float
+    p_value: float
+    n: int
+
+
+FIGURES = ("mean", "low", "high", "difference", "difference_low", "difference_high", "p_value")
+
+
+def write_robustness(folder: Path, rows: Sequence[Perturbed]) -> None:
+    """Write the file, whole or not at all. Raises ResourceError."""
+    document: list[Json] = [
+        {
+            "name": row.name,
+            "mean": finite_or_none(row.mean),
+            "low": finite_or_none(row.low),
+            "high": finite_or_none(row.high),
+            "difference": finite_or_none(row.difference),
+            "difference_low": finite_or_none(row.difference_low),
+            "difference_high": finite_or_none(row.difference_high),
+            "p_value": finite_or_none(row.p_value),
+            "n": row.n,
+        }
+        for row in rows
+    ]
+    replace_file(folder / ROBUSTNESS, to_json(document, indent=1))
+
+
+def read_robustness(folder: Path) -> list[Perturbed]:
+    """What was written; nothing where there is no file. Raises DataError for a damaged one."""
+    path = folder / ROBUSTNESS
+    if not path.exists():
+        return []
+    document = read_json(path)
+    if not isinstance(document, list):
+        raise DataError(f"{path} should hold a list of perturbations")
+    return [_row(entry, path) for entry in document]
+
+
+def _row(entry: Json, path: Path) -> Perturbed:
+    match entry:
+        case {"name": str(name), "n": int(n)}:
+            figures = [entry.get(key) for key in FIGURES]
+            if not all(value is None or isinstance(value, int | float) for value in figures):
+                raise DataError(f"{path}: the figures of {name} should be numbers, are {figures}")
+            known = [float(value) if isinstance(value, int | float) else float("nan") for value in figures]
+            mean, low, high, difference, difference_low, difference_high, p_value = known
+        case _:
+            raise DataError(f"{path} should hold objects with a name and a number of episodes")
+    return Perturbed(
+        name=name,
+        mean=mean,
+        low=low,
+        high=high,
+        difference=difference,
+        difference_low=difference_low,
+        difference_high=difference_high,
+        p_value=p_value,
+        n=n,
+    )

@@ -1,0 +1,1 @@
+"""Values in tables and tiles, learned step by step: traces, sweeps, models learnt, exploration. Numpy only."""

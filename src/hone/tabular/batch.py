@@ -1,0 +1,169 @@
+"""Episodes as steps on a table, and the weights that a rule gives to what may be done next.
+
+Belongs here: layout. What is learned from it is `learn.py`.
+"""
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+from pydantic import Field
+
+from hone.core.config import Config
+from hone.core.credit import Credits
+from hone.core.episodes import Episodes
+from hone.core.ragged import Ints, owner_of
+from hone.tabular.explore import count_bonus
+from hone.tabular.kernels import Flags, Floats, Steps
+from hone.tabular.tables import ActionTable, StateValues, Table
+
+
+class RateConfig(Config):
+    """Step sizes: max(least, rate / visits^power), visits of the pair (or state) that is learned from."""
+
+    rate: float = Field(default=0.1, gt=0)
+    """At the first visit, and always where `power` is 0."""
+    power: float = Field(default=0.0, ge=0, le=1)
+    """Above 0.5 and at most 1 the estimates converge (Robbins & Monro, 1951); 0 keeps up with a world that changes."""
+    least: float = Field(default=0.0, ge=0)
+    """Never smaller than this."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Batch:
+    """Steps of E pieces of episodes, one piece after another."""
+
+    steps: Steps
+    taken: Ints
+    """`[N]` action of each step; in a table of actions counted from 0."""
+    offsets: Ints
+    """`[E+1]`"""
+    group: Ints
+    """`[E]` the episode that each piece is of."""
+    ended: Flags
+    """`[E]` whether the episode is over with it."""
+    target: Floats
+    """`[N]` what credit aims at; empty where it says none."""
+    logp: Floats
+    """`[N]` nats, under whoever acted."""
+    known: Flags
+    """`[N]` what is learned from; not what was lost with its environment, and has no score."""
+    turn: int
+    """Of the loop, that acted."""
+
+    @property
+    def last(self) -> Ints:
+        """`[E]` last step of each piece."""
+        return self.offsets[1:] - 1
+
+
+def laid_out(table: Table, episodes: Episodes, credits: Credits, rate: RateConfig, *, first: bool = False) -> Batch:
+    """Steps of `episodes`, each with its step size; counts the visits. `first`: only the first of a cell in each
+    episode is one, and known."""
+    assert episodes.final is not None
+    now, last = _cells(table, episodes.observations), _cells(table, episodes.final)
+    taken, cell = episodes.chosen.astype(np.int64), now
+    if isinstance(table, ActionTable):
+        taken = taken - table.first_action
+        cell = now + taken[:, None]
+    ahead = np.empty_like(now)
+    ahead[:-1] = now[1:]
+    ahead[episodes.offsets[1:] - 1] = last
+    known = episodes.scored[episodes.owner]
+    if first:
+        known = known & first_visits(cell[:, 0], episodes.offsets)
+    nothing = np.zeros(0)
+    steps = Steps(
+        cell=np.ascontiguousarray(cell),
+        ahead=ahead,
+        reward=credits.advantage.astype(np.float64),
+        factor=np.zeros(len(cell)) if credits.discount is None else credits.discount.astype(np.float64),
+        rate=rates(table.count, cell, rate, known),
+    )
+    if isinstance(table, ActionTable):
+        steps = _with_bonus(table, steps)
+    return Batch(
+        steps=steps,
+        taken=taken,
+        offsets=episodes.offsets,
+        group=episodes.group,
+        ended=episodes.terminated | episodes.truncated,
+        target=nothing if credits.target is None else credits.target.astype(np.float64),
+        logp=episodes.logp.astype(np.float64),
+        known=known,
+        turn=int(episodes.version[0]),
+    )
+
+
+def rates(count: Ints, cell: Ints, rate: RateConfig, known: Flags) -> Floats:
+    """`[N]` step sizes for cells `[N, M]`, divided by M; adds the visits to `count` `[K]`. Unknown steps have 0."""
+    first = cell[:, 0]
+    size = np.full(len(first), rate.rate)
+    if rate.power:
+        visits = count[first[known]] + 1 + rank_among_equals(first[known])
+        size[known] = np.maximum(rate.least, rate.rate * visits ** (-rate.power))
+    count += np.bincount(cell[known].ravel(), minlength=len(count))
+    return np.where(known, size, 0.0) / cell.shape[1]
+
+
+def rank_among_equals(values: Ints) -> Ints:
+    """How many equal values stand before each `[n]`.
+
+    >>> rank_among_equals(np.array([7, 3, 7, 7]))
+    array([0, 0, 1, 2])
+    """
+    order = np.argsort(values, kind="stable")
+    fresh = np.append(True, np.diff(values[order]) != 0)
+    begins = np.flatnonzero(fresh)
+    rank = np.empty(len(values), dtype=np.int64)
+    rank[order] = np.arange(len(values)) - begins[fresh.cumsum() - 1]
+    return rank
+
+
+def averaged(table: Table, batch: Batch) -> Floats:
+    """`[N, J]` probabilities of the next action under the policy that acted: expected SARSA."""
+    if isinstance(table, StateValues):
+        return np.ones((len(batch.taken), 1))
+    return np.ascontiguousarray(table.chances(batch.steps.ahead, batch.turn))
+
+
+def followed(table: Table, batch: Batch) -> Floats:
+    """`[N, J]` a 1 at the action that was taken next: SARSA. Where a piece ends and the world does not, nobody has
+    chosen yet: there the probabilities stand, of which the choice would be a draw."""
+    if isinstance(table, StateValues):
+        return np.ones((len(batch.taken), 1))
+    weight = np.zeros((len(batch.taken), table.features.actions))
+    weight[np.arange(len(weight) - 1), batch.taken[1:]] = 1.0
+    last = batch.last
+    weight[last] = table.chances(batch.steps.ahead[last], batch.turn)
+    return weight
+
+
+def first_visits(cell: Ints, offsets: Ints) -> Flags:
+    """`[N]` whether a step is the first of its episode with its cell `[N]`."""
+    pair = owner_of(offsets) * (int(cell.max(initial=0)) + 1) + cell
+    first = np.zeros(len(cell), dtype=np.bool_)
+    first[np.unique(pair, return_index=True)[1]] = True
+    return first
+
+
+def onwards(ratio: Floats, offsets: Ints, *, itself: bool) -> Floats:
+    """`[N]` product of the ratios from each step to the end of its episode, with or without its own."""
+    product = np.empty_like(ratio)
+    for begin, end in pairwise(offsets):
+        product[begin:end] = ratio[begin:end][::-1].cumprod()[::-1]
+        if not itself:
+            product[begin : end - 1] = product[begin + 1 : end]
+            product[end - 1] = 1.0
+    return product
+
+
+def _cells(table: Table, seen: np.ndarray) -> Ints:
+    if isinstance(table, ActionTable):
+        return table.features.cell(seen)
+    return seen.astype(np.int64)[:, None]
+
+
+def _with_bonus(table: ActionTable, steps: Steps) -> Steps:
+    bonus = count_bonus(table.explore, table.count[steps.cell].min(axis=1))
+    return steps if bonus is None else steps._replace(reward=steps.reward + bonus)

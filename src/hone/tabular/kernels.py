@@ -1,0 +1,298 @@
+"""The inner loops of learning without a model, step after step; compiled by numba where that is installed.
+
+Belongs here: loops whose order matters, so that they cannot be array operations, and nothing else. Without numba the
+same functions run as they stand, with the same numbers to the last bit, some three hundred times slower.
+
+A table is one flat array `x` `[K]`. A step has M features (of a table 1, of a tile coder one per tiling) and its value
+is the sum over `x[cell[m]]`; the values of the J actions in what is seen next stand at `ahead[m] + j`. Values of states
+alone are the case J = 1.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats: TypeAlias = NDArray[np.float64]
+Ints: TypeAlias = NDArray[np.int64]
+Flags: TypeAlias = NDArray[np.bool_]
+
+ACCUMULATING, REPLACING, DUTCH = 0, 1, 2
+"""Kinds of traces."""
+NEGLIGIBLE = 1e-15
+"""A trace below this is forgotten."""
+
+
+class Steps(NamedTuple):
+    """N steps in the order in which they are learned from."""
+
+    cell: Ints
+    """`[N, M]` cells of what was seen and chosen."""
+    ahead: Ints
+    """`[N, M]` cells of the first action in what was seen next."""
+    reward: Floats
+    """`[N]`"""
+    factor: Floats
+    """`[N]` discount on what follows; 0 where the world ended."""
+    rate: Floats
+    """`[N]` step size; already divided by M."""
+
+
+class Fading(NamedTuple):
+    """How traces fade."""
+
+    decay: float
+    """discount * lambda."""
+    kind: int
+    """`ACCUMULATING`, `REPLACING` or `DUTCH`."""
+    before: float
+    """What the first step's value was thought to be one step earlier (dutch traces); NaN: as it is now."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernels:
+    """The loops below, compiled or not."""
+
+    toward: Callable[[Floats, Ints, Floats, Floats], float]
+    weighed: Callable[[Floats, Floats, Ints, Floats, Floats], float]
+    expected: Callable[[Floats, Steps, Floats], float]
+    greedy: Callable[[Floats, Steps, int], float]
+    double: Callable[[Floats, Steps, int, Flags], float]
+    traced: Callable[[Floats, Floats, Steps, Floats, Fading], tuple[float, float]]
+    plan: Callable[..., float]
+    sweep: Callable[..., int]
+    compiled: bool
+
+
+def toward(x: Floats, cell: Ints, target: Floats, rate: Floats) -> float:
+    """x(cell) += rate * (target - x(cell)), step by step -> sum of |target - x|."""
+    total = 0.0
+    for n in range(len(target)):
+        error = target[n]
+        for m in range(cell.shape[1]):
+            error -= x[cell[n, m]]
+        for m in range(cell.shape[1]):
+            x[cell[n, m]] += rate[n] * error
+        total += abs(error)
+    return total
+
+
+def weighed(x: Floats, mass: Floats, cell: Ints, target: Floats, weight: Floats) -> float:
+    """Weighted mean of targets: mass(cell) += w; x(cell) += w / mass * (target - x) -> sum of |target - x|.
+
+    Weighted importance sampling, in steps (Sutton & Barto, 2018, section 5.6). `cell` `[N]`; a weight of 0 is no step.
+    """
+    total = 0.0
+    for n in range(len(target)):
+        if weight[n] > 0.0:
+            mass[cell[n]] += weight[n]
+            error = target[n] - x[cell[n]]
+            x[cell[n]] += weight[n] / mass[cell[n]] * error
+            total += abs(error)
+    return total
+
+
+def expected(x: Floats, steps: Steps, weight: Floats) -> float:
+    """error = r + factor * sum over j of weight_j * x(ahead + j) - x(cell); x(cell) += rate * error -> sum of |error|.
+
+    `weight` `[N, J]`: the probabilities of the next action are expected SARSA, a 1 at the one taken is SARSA, J = 1 is
+    TD(0).
+    """
+    total = 0.0
+    features, actions = steps.cell.shape[1], weight.shape[1]
+    for n in range(len(steps.reward)):
+        error = steps.reward[n]
+        for j in range(actions):
+            value = 0.0
+            for m in range(features):
+                value += x[steps.ahead[n, m] + j]
+            error += steps.factor[n] * weight[n, j] * value
+        for m in range(features):
+            error -= x[steps.cell[n, m]]
+        for m in range(features):
+            x[steps.cell[n, m]] += steps.rate[n] * error
+        total += abs(error)
+    return total
+
+
+def greedy(x: Floats, steps: Steps, actions: int) -> float:
+    """error = r + factor * max over j of x(ahead + j) - x(cell); x(cell) += rate * error -> sum of |error| (Watkins,
+    1989)."""
+    total = 0.0
+    features = steps.cell.shape[1]
+    for n in range(len(steps.reward)):
+        best = -np.inf
+        for j in range(actions):
+            value = 0.0
+            for m in range(features):
+                value += x[steps.ahead[n, m] + j]
+            best = max(best, value)
+        error = steps.reward[n] + steps.factor[n] * best
+        for m in range(features):
+            error -= x[steps.cell[n, m]]
+        for m in range(features):
+            x[steps.cell[n, m]] += steps.rate[n] * error
+        total += abs(error)
+    return total
+
+
+def double(x: Floats, steps: Steps, actions: int, coin: Flags) -> float:
+    """Two tables in one array `[2K]`: a coin `[N]` says which one learns; it chooses the next action, and the other
+    says what that is worth -> sum of |error| (van Hasselt, 2010). M = 1."""
+    total = 0.0
+    half = len(x) // 2
+    for n in range(len(steps.reward)):
+        mine = half if coin[n] else 0
+        other = half - mine
+        first = steps.ahead[n, 0]
+        best = 0
+        for j in range(1, actions):
+            if x[mine + first + j] > x[mine + first + best]:
+                best = j
+        error = steps.reward[n] + steps.factor[n] * x[other + first + best] - x[mine + steps.cell[n, 0]]
+        x[mine + steps.cell[n, 0]] += steps.rate[n] * error
+        total += abs(error)
+    return total
+
+
+def traced(x: Floats, trace: Floats, steps: Steps, weight: Floats, fading: Fading) -> tuple[float, float]:  # noqa: C901, PLR0912 - one loop
+    """`expected` with eligibility traces `[K]`, of one episode or a piece of it -> sum of |error|, `before` for the
+    next piece.
+
+    e *= decay; e(cell) += 1 | = 1 | += 1 - rate * e(cell); x += rate * error * e. With dutch traces the step is
+    x += rate * (error + v - before) * e and x(cell) -= rate * (v - before): true online TD(lambda) (van Seijen &
+    Sutton, 2014; van Seijen et al., 2016).
+    """
+    total, before = 0.0, fading.before
+    features = steps.cell.shape[1]
+    active = np.empty(len(x), dtype=np.int64)
+    count = 0
+    for i in np.flatnonzero(trace):
+        active[count] = i
+        count += 1
+    for n in range(len(steps.reward)):
+        rate, now, beyond, marks = steps.rate[n], 0.0, 0.0, 0.0
+        k = 0
+        while k < count:
+            trace[active[k]] *= fading.decay
+            if trace[active[k]] < NEGLIGIBLE:
+                trace[active[k]] = 0.0
+                count -= 1
+                active[k] = active[count]
+            else:
+                k += 1
+        for m in range(features):
+            now += x[steps.cell[n, m]]
+            marks += trace[steps.cell[n, m]]
+        for m in range(features):
+            i = steps.cell[n, m]
+            if trace[i] == 0.0:
+                active[count] = i
+                count += 1
+            if fading.kind == ACCUMULATING:
+                trace[i] += 1.0
+            elif fading.kind == REPLACING:
+                trace[i] = 1.0
+            else:
+                trace[i] += 1.0 - rate * marks
+        for j in range(weight.shape[1]):
+            for m in range(features):
+                beyond += weight[n, j] * x[steps.ahead[n, m] + j]
+        error = steps.reward[n] + steps.factor[n] * beyond - now
+        late = now - before if fading.kind == DUTCH and not np.isnan(before) else 0.0
+        for k in range(count):
+            x[active[k]] += rate * (error + late) * trace[active[k]]
+        for m in range(features):
+            x[steps.cell[n, m]] -= rate * late
+        before = beyond
+        total += abs(error)
+    return total, before
+
+
+def plan(x: Floats, model: Any, picks: Floats, actions: int, rate: float) -> float:  # noqa: ANN401 - `models.Seen`, which imports this file
+    """One imagined step of Q-learning per pick `[P, 2]` in [0, 1): a pair out of those seen, one of its outcomes by how
+    often it came -> sum of |error| (Sutton, 1990)."""
+    total = 0.0
+    for n in range(len(picks)):
+        cell = model.known[int(picks[n, 0] * len(model.known))]
+        left = picks[n, 1] * model.total[cell]
+        slot = 0
+        while left >= model.times[cell, slot]:
+            left -= model.times[cell, slot]
+            slot += 1
+        first = model.ahead[cell, slot]
+        error = model.reward[cell, slot] + model.factor[cell, slot] * x[first : first + actions].max() - x[cell]
+        x[cell] += rate * error
+        total += abs(error)
+    return total
+
+
+def sweep(x: Floats, priority: Floats, model: Any, actions: int, most: int, least: float) -> int:  # noqa: ANN401
+    """Expected backups of the pairs of highest priority `[K]`, at most `most` -> how many (Moore & Atkeson, 1993).
+
+    What changes a state's value by d raises the priority of each pair before it to p(it leads there) * factor * d, if
+    that is more than `least`.
+    """
+    for done in range(most):
+        cell = int(priority.argmax())
+        if priority[cell] <= least:
+            return done
+        priority[cell] = 0.0
+        state = cell // actions * actions
+        was = x[state : state + actions].max()
+        value = 0.0
+        for slot in range(model.times.shape[1]):
+            first = model.ahead[cell, slot]
+            target = model.reward[cell, slot] + model.factor[cell, slot] * x[first : first + actions].max()
+            value += model.times[cell, slot] / model.total[cell] * target
+        x[cell] = value
+        change = abs(x[state : state + actions].max() - was)
+        entry = model.head[state // actions]
+        while entry >= 0:
+            slots = model.times.shape[1]
+            earlier, slot = entry // slots, entry % slots
+            share = model.times[earlier, slot] / model.total[earlier] * model.factor[earlier, slot]
+            if share * change > max(least, priority[earlier]):
+                priority[earlier] = share * change
+            entry = model.link[entry]
+    return most
+
+
+@cache
+def kernels() -> Kernels:
+    """Compiled where numba is installed (`pip install 'hone-rl[control]'`), else as they stand. The first use of a
+    compiled one takes a second or two, once per machine: numba keeps what it made beside this file."""
+    try:
+        import numba  # noqa: PLC0415 - optional, and takes half a second to import
+    except ImportError:
+        return plain()
+    compiled: Any = numba.njit(cache=True, nogil=True)
+    return Kernels(
+        toward=compiled(toward),
+        weighed=compiled(weighed),
+        expected=compiled(expected),
+        greedy=compiled(greedy),
+        double=compiled(double),
+        traced=compiled(traced),
+        plan=compiled(plan),
+        sweep=compiled(sweep),
+        compiled=True,
+    )
+
+
+def plain() -> Kernels:
+    """The loops as Python runs them."""
+    return Kernels(
+        toward=toward,
+        weighed=weighed,
+        expected=expected,
+        greedy=greedy,
+        double=double,
+        traced=traced,
+        plan=plan,
+        sweep=sweep,
+        compiled=False,
+    )

@@ -1,0 +1,339 @@
+"""Learning rules on tables, and the learner that carries one out: the update is arithmetic, step after step.
+
+Belongs here: one class per rule, each with what it must remember. Gradients of linear values are `linear.py`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Generic, Protocol, TypeAlias, TypeVar
+
+import numpy as np
+
+from hone.core.credit import NO_VALUES, Credits, Metrics, Values
+from hone.core.episodes import Episodes
+from hone.core.errors import DivergedError
+from hone.core.random import generator
+from hone.core.state import State, array, integer, substate
+from hone.tabular.batch import Batch, RateConfig, averaged, followed, laid_out, onwards
+from hone.tabular.kernels import Fading, Floats, Kernels, Steps, kernels
+from hone.tabular.models import LearntModel
+from hone.tabular.tables import StateValues, Table
+
+T = TypeVar("T", bound=Table)
+Weigh: TypeAlias = Callable[[Table, Batch], Floats]
+"""Probabilities `[N, J]` of what is done next."""
+
+
+class Rule(Protocol):
+    """How a table learns from a batch."""
+
+    backups: int
+    """Values changed so far, imagined steps included."""
+
+    def learn(self, table: Table, batch: Batch) -> float:
+        """Change the table in place -> sum of |error| over the steps."""
+        ...
+
+    def state(self) -> State: ...
+
+    def restore(self, state: State) -> None: ...
+
+
+@dataclass
+class TabularLearner(Generic[T]):
+    """A learner in closed form on a table."""
+
+    policy: T
+    rule: Rule
+    rate: RateConfig
+    foresees: bool = False
+    """Whether credit asks what the table expects."""
+    first_visits: bool = False
+    """Learn from the first visit of a cell in each episode only; episodes must be whole."""
+    observed: int = 0
+
+    def values(self, episodes: Episodes) -> Values:
+        """What was chosen is worth, `[N]`, and what was seen last, `[E]`, by the policy that acted."""
+        return foreseen(self.policy, episodes) if self.foresees else NO_VALUES
+
+    def update(self, episodes: Episodes, credits: Credits) -> Metrics:
+        """Raises DivergedError when a value is not finite any more."""
+        batch = laid_out(self.policy, episodes, credits, self.rate, first=self.first_visits)
+        error = self.rule.learn(self.policy, batch)
+        if not np.isfinite(error):
+            raise DivergedError(
+                f"update after {self.observed} steps: the error of the values is {error}; a smaller rate, or a "
+                "method that is sound off policy, keeps them finite"
+            )
+        self.observed += episodes.decisions
+        return {
+            **credits.metrics,
+            "td/error": error / max(1, episodes.decisions),
+            "table/backups": float(self.rule.backups),
+            "table/steps": float(self.observed),
+        }
+
+    def state(self) -> State:
+        return {"observed": self.observed, "rule": self.rule.state()}
+
+    def restore(self, state: State) -> None:
+        self.observed = integer(state, "observed")
+        self.rule.restore(substate(state, "rule"))
+
+
+def foreseen(table: Table, episodes: Episodes) -> Values:
+    """Values of what was seen and chosen `[N]`, and of what was seen last `[E]` by the policy that acted."""
+    assert episodes.final is not None
+    if isinstance(table, StateValues):
+        value, final = table.v[episodes.observations.astype(np.int64)], table.v[episodes.final.astype(np.int64)]
+    else:
+        turn, last = int(episodes.version[0]), table.features.cell(episodes.final)
+        taken = episodes.chosen.astype(np.int64) - table.first_action
+        value = table.values(table.features.cell(episodes.observations))[np.arange(len(taken)), taken]
+        final = (table.chances(last, turn) * table.values(last)).sum(axis=1)
+    return Values(value=value.astype(np.float32), final=final.astype(np.float32))
+
+
+# ------------------------------------------------------------------------------------- towards targets of credit
+
+
+@dataclass
+class Toward:
+    """x += rate * (target - x): Monte Carlo, n-step returns, lambda-returns."""
+
+    backups: int = 0
+    loops: Kernels = field(default_factory=kernels)
+
+    def learn(self, table: Table, batch: Batch) -> float:
+        rows = np.flatnonzero(batch.known)
+        self.backups += len(rows)
+        return self.loops.toward(table.x, batch.steps.cell[rows], batch.target[rows], batch.steps.rate[rows])
+
+    def state(self) -> State:
+        return {"backups": self.backups}
+
+    def restore(self, state: State) -> None:
+        self.backups = integer(state, "backups")
+
+
+@dataclass
+class Weighted:
+    """Monte Carlo off policy: means of returns, weighted by how much likelier the target policy is to act like that.
+
+    Values of actions learn of the greedy policy, with w_t = product over k > t of [a_k is greedy] / b(a_k); values of
+    states of the policy they follow, with k >= t (Sutton & Barto, 2018, sections 5.5 to 5.7).
+    """
+
+    backups: int = 0
+    mass: Floats = field(default_factory=lambda: np.zeros(0))
+    """`[K]` weight seen so far."""
+    loops: Kernels = field(default_factory=kernels)
+
+    def learn(self, table: Table, batch: Batch) -> float:
+        if not len(self.mass):
+            self.mass = np.zeros(len(table.x))
+        cell = batch.steps.cell[:, 0]
+        if isinstance(table, StateValues):
+            wanted, itself = table.followed[cell, batch.taken], True
+        else:
+            wanted = (table.values(batch.steps.cell - batch.taken[:, None]).argmax(axis=1) == batch.taken).astype(float)
+            itself = False
+        weight = onwards(wanted / np.exp(batch.logp), batch.offsets, itself=itself) * batch.known
+        backwards = np.arange(len(cell))[::-1].copy()  # the end of an episode is learned first, as in the source
+        self.backups += int((weight > 0).sum())
+        return self.loops.weighed(table.x, self.mass, cell[backwards], batch.target[backwards], weight[backwards])
+
+    def state(self) -> State:
+        return {"backups": self.backups, "mass": self.mass}
+
+    def restore(self, state: State) -> None:
+        self.backups, self.mass = integer(state, "backups"), array(state, "mass").astype(np.float64)
+
+
+# ----------------------------------------------------------------------------------------- temporal differences
+
+
+@dataclass
+class Expected:
+    """TD(0), SARSA and expected SARSA: they differ in the weights of what is done next."""
+
+    weigh: Weigh = averaged
+    backups: int = 0
+    loops: Kernels = field(default_factory=kernels)
+
+    def learn(self, table: Table, batch: Batch) -> float:
+        self.backups += len(batch.taken)
+        return self.loops.expected(table.x, batch.steps, self.weigh(table, batch))
+
+    def state(self) -> State:
+        return {"backups": self.backups}
+
+    def restore(self, state: State) -> None:
+        self.backups = integer(state, "backups")
+
+
+@dataclass
+class Greedy:
+    """Q-learning (Watkins, 1989)."""
+
+    actions: int
+    backups: int = 0
+    loops: Kernels = field(default_factory=kernels)
+
+    def learn(self, table: Table, batch: Batch) -> float:
+        self.backups += len(batch.taken)
+        return self.loops.greedy(table.x, batch.steps, self.actions)
+
+    def state(self) -> State:
+        return {"backups": self.backups}
+
+    def restore(self, state: State) -> None:
+        self.backups = integer(state, "backups")
+
+
+@dataclass
+class Double:
+    """Double Q-learning (van Hasselt, 2010); the table has two tables."""
+
+    actions: int
+    seed: int
+    updates: int = 0
+    backups: int = 0
+    loops: Kernels = field(default_factory=kernels)
+
+    def learn(self, table: Table, batch: Batch) -> float:
+        self.updates += 1
+        self.backups += len(batch.taken)
+        coin = generator(self.seed, "coin", self.updates).random(len(batch.taken)) < 0.5
+        return self.loops.double(table.x, batch.steps, self.actions, coin)
+
+    def state(self) -> State:
+        return {"updates": self.updates, "backups": self.backups}
+
+    def restore(self, state: State) -> None:
+        self.updates, self.backups = integer(state, "updates"), integer(state, "backups")
+
+
+def part_of(steps: Steps, rows: slice) -> Steps:
+    """Some of the steps, in order; views."""
+    return Steps(
+        cell=steps.cell[rows], ahead=steps.ahead[rows], reward=steps.reward[rows], factor=steps.factor[rows],
+        rate=steps.rate[rows],
+    )  # fmt: skip
+
+
+@dataclass
+class Traced:
+    """TD(lambda) and SARSA(lambda), online; an episode's traces are kept from one piece of it to the next."""
+
+    decay: float
+    """discount * lambda."""
+    trace: int
+    """`ACCUMULATING`, `REPLACING` or `DUTCH`."""
+    weigh: Weigh = followed
+    backups: int = 0
+    kept: dict[int, tuple[Floats, float]] = field(default_factory=dict[int, "tuple[Floats, float]"])
+    """Traces `[K]` of episodes that go on, and what their next value was thought to be."""
+    loops: Kernels = field(default_factory=kernels)
+
+    def learn(self, table: Table, batch: Batch) -> float:
+        weight, total = self.weigh(table, batch), 0.0
+        kept: dict[int, tuple[Floats, float]] = {}
+        for piece in range(len(batch.group)):
+            rows = slice(int(batch.offsets[piece]), int(batch.offsets[piece + 1]))
+            group = int(batch.group[piece])
+            trace, before = self.kept.get(group) or (np.zeros(len(table.x)), np.nan)
+            part = part_of(batch.steps, rows)
+            fading = Fading(decay=self.decay, kind=self.trace, before=before)
+            error, before = self.loops.traced(table.x, trace, part, weight[rows], fading)
+            total += error
+            if not batch.ended[piece]:
+                # where the next action was not known, no single value was foreseen for it
+                kept[group] = trace, before if weight.shape[1] == 1 else np.nan
+        self.kept = kept
+        self.backups += len(batch.taken)
+        return total
+
+    def state(self) -> State:
+        groups = sorted(self.kept)
+        traces = [self.kept[group][0] for group in groups]
+        return {
+            "backups": self.backups,
+            "groups": np.array(groups, dtype=np.int64),
+            "traces": np.stack(traces) if traces else np.zeros((0, 0)),
+            "before": np.array([self.kept[group][1] for group in groups], dtype=np.float64),
+        }
+
+    def restore(self, state: State) -> None:
+        self.backups = integer(state, "backups")
+        traces, before = array(state, "traces").astype(np.float64), array(state, "before").astype(np.float64)
+        groups = array(state, "groups").astype(np.int64).tolist()
+        self.kept = {group: (traces[k].copy(), float(before[k])) for k, group in enumerate(groups)}
+
+
+# ------------------------------------------------------------------------------------------------- planning
+
+
+@dataclass
+class Dyna:
+    """Dyna-Q (Sutton, 1990): Q-learning on each step, and `planning` imagined ones for it."""
+
+    actions: int
+    seed: int
+    planning: int
+    rate: float
+    model: LearntModel
+    updates: int = 0
+    backups: int = 0
+    loops: Kernels = field(default_factory=kernels)
+
+    def learn(self, table: Table, batch: Batch) -> float:
+        steps, known = batch.steps, batch.known
+        error = self.loops.greedy(table.x, steps, self.actions)
+        self.model.observe(steps.cell[known, 0], steps.ahead[known, 0], steps.reward[known], steps.factor[known])
+        self.updates += 1
+        imagined = self.planning * len(batch.taken) if self.model.taken else 0
+        picks = generator(self.seed, "imagine", self.updates).random((imagined, 2))
+        self.loops.plan(table.x, self.model.seen(), picks, self.actions, self.rate)
+        self.backups += len(batch.taken) + imagined
+        return error
+
+    def state(self) -> State:
+        return {"updates": self.updates, "backups": self.backups, "model": self.model.state()}
+
+    def restore(self, state: State) -> None:
+        self.updates, self.backups = integer(state, "updates"), integer(state, "backups")
+        self.model.restore(substate(state, "model"))
+
+
+@dataclass
+class Sweeping:
+    """Prioritised sweeping (Moore & Atkeson, 1993): expected backups of a learnt model, the most urgent first."""
+
+    actions: int
+    planning: int
+    least: float
+    model: LearntModel
+    backups: int = 0
+    priority: Floats = field(default_factory=lambda: np.zeros(0))
+    """`[K]` how far each pair's value is thought to be from its backup."""
+    loops: Kernels = field(default_factory=kernels)
+
+    def learn(self, table: Table, batch: Batch) -> float:
+        if not len(self.priority):
+            self.priority = np.zeros(len(table.x))
+        steps, known = batch.steps, batch.known
+        self.model.observe(steps.cell[known, 0], steps.ahead[known, 0], steps.reward[known], steps.factor[known])
+        cells = np.unique(steps.cell[known])
+        urgency = np.abs(self.model.backup(table.x, cells) - table.x[cells])
+        self.priority[cells] = np.maximum(self.priority[cells], np.where(urgency > self.least, urgency, 0.0))
+        most = self.planning * len(batch.taken)
+        self.backups += self.loops.sweep(table.x, self.priority, self.model.seen(), self.actions, most, self.least)
+        return float(urgency.sum())
+
+    def state(self) -> State:
+        return {"backups": self.backups, "priority": self.priority, "model": self.model.state()}
+
+    def restore(self, state: State) -> None:
+        self.backups, self.priority = integer(state, "backups"), array(state, "priority").astype(np.float64)
+        self.model.restore(substate(state, "model"))

@@ -1,0 +1,127 @@
+"""Values linear in features, learned off policy: the semi-gradient that can diverge, and what mends it.
+
+Belongs here: TD(0), GTD2 and TDC on rows of features, and Baird's counterexample, on which the first diverges (Baird,
+1995; Sutton & Barto, 2018, section 11.2). The deadly triad is bootstrapping, function approximation and learning off
+policy, together.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+
+from hone.core.state import State, array, integer
+from hone.tabular.batch import Batch
+from hone.tabular.kernels import Floats
+from hone.tabular.tables import StateValues, Table
+
+BAIRD_START = (1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 10.0, 1.0)
+"""Weights from which the counterexample is usually begun."""
+
+
+class Row(NamedTuple):
+    """One step."""
+
+    now: Floats
+    """`[d]` features of what was seen."""
+    ahead: Floats
+    """`[d]` of what was seen next."""
+    reward: float
+    factor: float
+    ratio: float
+    """How much likelier the followed policy was to choose what was chosen."""
+    rate: float
+
+
+Step: TypeAlias = Callable[[Floats, Floats, Row, float], float]
+"""Weights `[d]`, second weights `[d]`, a row, step size of the second weights -> error; both change in place."""
+
+
+def semi_gradient(weight: Floats, second: Floats, row: Row, second_rate: float) -> float:
+    """w += rate * ratio * error * x, error = r + factor * w.x' - w.x (Sutton, 1988, with a ratio)."""
+    del second, second_rate
+    error = row.reward + row.factor * (weight @ row.ahead) - weight @ row.now
+    weight += row.rate * row.ratio * error * row.now
+    return float(error)
+
+
+def delayed(weight: Floats, second: Floats, row: Row, second_rate: float) -> float:
+    """`semi_gradient`, but what follows is worth what `second`, an older copy of the weights, says of it."""
+    del second_rate
+    error = row.reward + row.factor * (second @ row.ahead) - weight @ row.now
+    weight += row.rate * row.ratio * error * row.now
+    return float(error)
+
+
+def gtd2(weight: Floats, second: Floats, row: Row, second_rate: float) -> float:
+    """w += rate * ratio * (x - factor x') (x.v); v += second_rate * ratio * (error - x.v) x (Sutton et al., 2009)."""
+    error = row.reward + row.factor * (weight @ row.ahead) - weight @ row.now
+    guess = second @ row.now
+    weight += row.rate * row.ratio * (row.now - row.factor * row.ahead) * guess
+    second += second_rate * row.ratio * (error - guess) * row.now
+    return float(error)
+
+
+def tdc(weight: Floats, second: Floats, row: Row, second_rate: float) -> float:
+    """w += rate * ratio * (error x - factor x' (x.v)); v as in `gtd2` (Sutton et al., 2009): TD(0), corrected."""
+    error = row.reward + row.factor * (weight @ row.ahead) - weight @ row.now
+    guess = second @ row.now
+    weight += row.rate * row.ratio * (error * row.now - row.factor * row.ahead * guess)
+    second += second_rate * row.ratio * (error - guess) * row.now
+    return float(error)
+
+
+@dataclass
+class Linear:
+    """A rule on `StateValues` that are linear in features."""
+
+    step: Step
+    second_rate: float = 0.0
+    copy_every: int = 0
+    """Steps after which `second` becomes a copy of the weights; 0: never."""
+    second: Floats = field(default_factory=lambda: np.zeros(0))
+    backups: int = 0
+
+    def learn(self, table: Table, batch: Batch) -> float:
+        assert isinstance(table, StateValues)
+        features = np.eye(len(table.followed)) if table.features is None else table.features
+        if not len(self.second):
+            self.second = table.x.copy() if self.copy_every else np.zeros_like(table.x)
+        now, ahead = batch.steps.cell[:, 0], batch.steps.ahead[:, 0]
+        ratio = table.followed[now, batch.taken] / np.exp(batch.logp)
+        total = 0.0
+        for n in range(len(now)):
+            if self.copy_every and self.backups % self.copy_every == 0:
+                self.second[:] = table.x
+            row = Row(
+                now=features[now[n]], ahead=features[ahead[n]], reward=float(batch.steps.reward[n]),
+                factor=float(batch.steps.factor[n]), ratio=float(ratio[n]), rate=float(batch.steps.rate[n]),
+            )  # fmt: skip
+            total += abs(self.step(table.x, self.second, row, self.second_rate))
+            self.backups += 1
+        return total
+
+    def state(self) -> State:
+        return {"second": self.second, "backups": self.backups}
+
+    def restore(self, state: State) -> None:
+        self.second, self.backups = array(state, "second").astype(np.float64), integer(state, "backups")
+
+
+def baird_features() -> Floats:
+    """`[7, 8]`: state i of the first six is worth 2 w_i + w_7, the seventh w_6 + 2 w_7 (counted from 0)."""
+    features = np.zeros((7, 8))
+    features[range(6), range(6)] = 2.0
+    features[:6, 7] = 1.0
+    features[6, 6], features[6, 7] = 1.0, 2.0
+    return features
+
+
+def projected_error(features: Floats, weight: Floats, backup: Floats, visits: Floats) -> float:
+    """||Pi (T v - v)||: root of the mean, over `visits` `[S]`, of the squared Bellman error `[S]` of v = X w that the
+    features can express. `backup` `[S]` is T v. 0 at the fixed point of TD(0)."""
+    share = visits / visits.sum()
+    root = np.sqrt(share)[:, None]
+    shown, *_ = np.linalg.lstsq(root * features, root[:, 0] * (backup - features @ weight), rcond=None)
+    return float(np.sqrt((share * (features @ shown) ** 2).sum()))

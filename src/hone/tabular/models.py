@@ -1,0 +1,131 @@
+"""A model of the world learnt by counting: what followed each pair of state and action, how often, and what it paid.
+
+Belongs here: what Dyna and prioritised sweeping plan with. The loops that plan are in `kernels.py`.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from hone.core.state import State, array, integer
+from hone.tabular.kernels import Floats, Ints
+
+
+class Seen(NamedTuple):
+    """The model as the loops read it. D is the most different outcomes that a pair has had."""
+
+    known: Ints
+    """`[P]` cells of the pairs that were taken, in the order of their first time."""
+    ahead: Ints
+    """`[K, D]` cell of the first action in the state that followed."""
+    reward: Floats
+    """`[K, D]` mean of what was paid with it."""
+    factor: Floats
+    """`[K, D]` discount on what follows; 0 where the world ended."""
+    times: Ints
+    """`[K, D]` how often."""
+    total: Ints
+    """`[K]` how often the pair was taken."""
+    head: Ints
+    """`[S]` first entry that leads to each state; -1: none. An entry is cell * D + slot."""
+    link: Ints
+    """`[K * D]` the next entry that leads to the same state; -1: none."""
+
+
+class LearntModel:
+    """Counts of outcomes of `cells` pairs, `actions` to a state. A deterministic world is one outcome to a pair."""
+
+    def __init__(self, cells: int, actions: int) -> None:
+        self.actions = actions
+        self.taken = 0
+        """Pairs that were ever taken."""
+        self.known = np.zeros(cells, dtype=np.int64)
+        self.total = np.zeros(cells, dtype=np.int64)
+        self.ahead = np.zeros((cells, 1), dtype=np.int64)
+        self.reward = np.zeros((cells, 1))
+        self.factor = np.zeros((cells, 1))
+        self.times = np.zeros((cells, 1), dtype=np.int64)
+        self.head, self.link = self._linked()
+
+    def observe(self, cell: Ints, ahead: Ints, reward: Floats, factor: Floats) -> None:
+        """Outcomes `[N]` of pairs; where the world ended, what was seen then is no matter."""
+        ahead = np.where(factor == 0.0, 0, ahead)
+        kinds, first, kind = np.unique(
+            np.stack((cell, ahead, factor == 0.0)), axis=1, return_index=True, return_inverse=True
+        )
+        times = np.bincount(kind)
+        paid = np.bincount(kind, weights=reward)
+        for place in np.argsort(first):  # in the order in which they came
+            row = int(kinds[0, place])
+            slot = self._slot(row, int(ahead[first[place]]), float(factor[first[place]]))
+            known = int(self.times[row, slot]) + int(times[place])
+            self.reward[row, slot] += (paid[place] - times[place] * self.reward[row, slot]) / known
+            self.times[row, slot] = known
+            if self.total[row] == 0:
+                self.known[self.taken] = row
+                self.taken += 1
+            self.total[row] += times[place]
+
+    def seen(self) -> Seen:
+        """What is known now; shares memory with this model."""
+        return Seen(
+            known=self.known[: self.taken], ahead=self.ahead, reward=self.reward, factor=self.factor, times=self.times,
+            total=self.total, head=self.head, link=self.link,
+        )  # fmt: skip
+
+    def backup(self, x: Floats, cells: Ints) -> Floats:
+        """Expected r + factor * max over actions of x, of pairs that were taken `[n]` -> `[n]`."""
+        beyond = x[self.ahead[cells][..., None] + np.arange(self.actions)].max(axis=-1)
+        share = self.times[cells] / self.total[cells][:, None]
+        return (share * (self.reward[cells] + self.factor[cells] * beyond)).sum(axis=1)
+
+    def state(self) -> State:
+        return {
+            "taken": self.taken,
+            "known": self.known,
+            "total": self.total,
+            "ahead": self.ahead,
+            "reward": self.reward,
+            "factor": self.factor,
+            "times": self.times,
+        }
+
+    def restore(self, state: State) -> None:
+        self.taken = integer(state, "taken")
+        self.known, self.total = array(state, "known").astype(np.int64), array(state, "total").astype(np.int64)
+        self.ahead, self.times = array(state, "ahead").astype(np.int64), array(state, "times").astype(np.int64)
+        self.reward, self.factor = array(state, "reward").astype(np.float64), array(state, "factor").astype(np.float64)
+        self.head, self.link = self._linked()
+
+    def _slot(self, row: int, ahead: int, factor: float) -> int:
+        """Where this outcome of the pair stands; a new place if it is the first of its kind."""
+        for slot in range(self.times.shape[1]):
+            if self.times[row, slot] == 0:
+                self._place(row, slot, ahead, factor)
+                return slot
+            if self.ahead[row, slot] == ahead and self.factor[row, slot] == factor:
+                return slot
+        slots = self.times.shape[1]
+        more = ((0, 0), (0, slots))
+        self.ahead, self.times = np.pad(self.ahead, more), np.pad(self.times, more)
+        self.reward, self.factor = np.pad(self.reward, more), np.pad(self.factor, more)
+        self.head, self.link = self._linked()
+        self._place(row, slots, ahead, factor)
+        return slots
+
+    def _place(self, row: int, slot: int, ahead: int, factor: float) -> None:
+        self.ahead[row, slot], self.factor[row, slot] = ahead, factor
+        if factor != 0.0:
+            state, entry = ahead // self.actions, row * self.times.shape[1] + slot
+            self.link[entry] = self.head[state]
+            self.head[state] = entry
+
+    def _linked(self) -> tuple[Ints, Ints]:
+        """For each state the entries that lead to it, as lists within two arrays."""
+        head = np.full(len(self.total) // self.actions, -1, dtype=np.int64)
+        link = np.full(self.times.size, -1, dtype=np.int64)
+        for entry in np.flatnonzero((self.times > 0) & (self.factor != 0.0)):
+            state = self.ahead.flat[entry] // self.actions
+            link[entry] = head[state]
+            head[state] = entry
+        return head, link

@@ -1,0 +1,271 @@
+"""Policies that are tables: values of actions in numbered states, alone or over tiles, and values of states.
+
+Belongs here: what a table is, how it acts, and the folder that holds one (`policy.json` + `table.safetensors`).
+Learning is in `learn.py`.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import TypeAdapter
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save_file  # pyright: ignore[reportUnknownVariableType] - PathLike of anything
+
+from hone.core.errors import DataError
+from hone.tabular.explore import EpsilonGreedy, Exploration, chosen_by, probabilities
+from hone.tabular.kernels import Floats, Ints
+from hone.tabular.tiles import TileCoder
+
+FORMAT = 1
+Array: TypeAlias = NDArray[np.generic]
+EXPLORATION: TypeAdapter[Exploration] = TypeAdapter(Exploration)
+
+
+class Features(Protocol):
+    """What is seen -> the cells in which the values of its first action stand."""
+
+    cells: int
+    """K, of all actions together."""
+    actions: int
+
+    def cell(self, seen: Array) -> Ints:
+        """`[n, *observation]` -> `[n, M]`; the values of action j stand at cell + j."""
+        ...
+
+    def described(self) -> dict[str, Any]:
+        """All that it consists of, as JSON."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class States:
+    """Numbered states `first .. first + count - 1`; one cell to each pair of state and action."""
+
+    count: int
+    actions: int
+    first: int = 0
+    """Number of the first state."""
+
+    @property
+    def cells(self) -> int:
+        return self.count * self.actions
+
+    def cell(self, seen: Array) -> Ints:
+        return ((seen.astype(np.int64) - self.first) * self.actions)[:, None]
+
+    def described(self) -> dict[str, Any]:
+        return {"kind": "states", "count": self.count, "actions": self.actions, "first": self.first}
+
+
+class ActionTable:
+    """Values of actions, in `tables` copies of which the mean is acted on (two for double Q-learning)."""
+
+    kind = "action_table"
+
+    def __init__(
+        self,
+        features: "States | TileCoder",
+        *,
+        explore: Exploration | None = None,
+        initial: float = 0.0,
+        tables: int = 1,
+        first_action: int = 0,
+    ) -> None:
+        self.features = features
+        self.explore: Exploration = explore or EpsilonGreedy()
+        self.first_action = first_action
+        share = initial / features.tilings if isinstance(features, TileCoder) else initial
+        self.x: Floats = np.full(tables * features.cells, share)
+        """`[tables * K]` flat."""
+        self.count: Ints = np.zeros(features.cells, dtype=np.int64)
+        """`[K]` how often each cell was learned from."""
+
+    @property
+    def tables(self) -> int:
+        return len(self.x) // self.features.cells
+
+    @property
+    def q(self) -> Floats:
+        """`[S, A]` values of a table of numbered states; the mean of the tables."""
+        assert isinstance(self.features, States), "tiles have no states to list"
+        return self.x.reshape(self.tables, -1, self.features.actions).mean(axis=0)
+
+    def values(self, cell: Ints) -> Floats:
+        """`[n, A]` of what has the first cells `[n, M]`."""
+        block = self.x.reshape(self.tables, -1, self.features.actions)
+        picked = block[:, cell // self.features.actions]
+        return picked.sum(axis=2).mean(axis=0) if self.tables > 1 or cell.shape[1] > 1 else picked[0, :, 0]
+
+    def counts(self, cell: Ints) -> Ints:
+        """`[n, A]` how often each action was taken in what has the first cells `[n, M]` (its rarest feature)."""
+        return self.count.reshape(-1, self.features.actions)[cell // self.features.actions].min(axis=1)
+
+    def chances(self, cell: Ints, turn: int) -> Floats:
+        """`[n, A]` probabilities of the exploring policy."""
+        return probabilities(self.explore, self.values(cell), self.counts(cell), turn)
+
+    def acting(self, turn: int = 0) -> "TableActing":
+        """Whoever decides by this table, in a turn of the loop; it sees what is learned at once."""
+        return TableActing(table=self, turn=turn)
+
+    def numbers(self) -> dict[str, Array]:
+        """Arrays of the folder."""
+        return {"x": self.x, "count": self.count}
+
+    def take_up(self, numbers: dict[str, Array]) -> None:
+        self.x[:] = numbers["x"]
+        self.count[:] = numbers["count"]
+
+    def described(self) -> dict[str, Any]:
+        return {
+            "features": self.features.described(),
+            "tables": self.tables,
+            "first_action": self.first_action,
+            "explore": self.explore.model_dump(mode="json"),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableActing:
+    """Decides by a table. One random number to a decision."""
+
+    table: ActionTable
+    turn: int
+
+    def noise(self, draws: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.float32]:
+        return draws.random(shape, dtype=np.float32)
+
+    def decide(self, seen: Array, noise: NDArray[np.float32]) -> tuple[Ints, NDArray[np.float32]]:
+        """`[n, *observation]` -> actions `[n]` and their log-probabilities `[n]` in nats."""
+        chances = self.table.chances(self.table.features.cell(seen), self.turn)
+        chosen, logp = chosen_by(chances, noise)
+        return chosen + self.table.first_action, logp
+
+    def best(self, seen: Array) -> Ints:
+        """The first of the best actions `[n]`."""
+        return self.table.values(self.table.features.cell(seen)).argmax(axis=1) + self.table.first_action
+
+
+class StateValues:
+    """Values of numbered states under a policy that is given: a table, or linear in features of the states."""
+
+    kind = "state_values"
+
+    def __init__(self, followed: Floats, *, initial: float = 0.0, features: Floats | None = None) -> None:
+        self.followed = followed
+        """`[S, A]` probabilities of the policy whose values these are."""
+        self.features = features
+        """`[S, d]`; None: a number to each state."""
+        self.x: Floats = np.full(len(followed) if features is None else features.shape[1], initial)
+        """`[S]` or `[d]`."""
+        self.count: Ints = np.zeros(len(followed), dtype=np.int64)
+
+    @property
+    def v(self) -> Floats:
+        """`[S]`"""
+        return self.x if self.features is None else self.features @ self.x
+
+    def acting(self, turn: int = 0, behaviour: Floats | None = None) -> "FollowActing":
+        """Whoever decides by the followed policy, or by `behaviour` `[S, A]` in its place."""
+        del turn
+        return FollowActing(probability=self.followed if behaviour is None else behaviour)
+
+    def numbers(self) -> dict[str, Array]:
+        kept: dict[str, Array] = {"x": self.x, "count": self.count, "followed": self.followed}
+        return kept if self.features is None else {**kept, "features": self.features}
+
+    def take_up(self, numbers: dict[str, Array]) -> None:
+        self.x[:] = numbers["x"]
+        self.count[:] = numbers["count"]
+
+    def described(self) -> dict[str, Any]:
+        return {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FollowActing:
+    """Decides by probabilities `[S, A]` that never change."""
+
+    probability: Floats
+
+    def noise(self, draws: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.float32]:
+        return draws.random(shape, dtype=np.float32)
+
+    def decide(self, seen: Array, noise: NDArray[np.float32]) -> tuple[Ints, NDArray[np.float32]]:
+        return chosen_by(self.probability[seen.astype(np.int64)], noise)
+
+    def best(self, seen: Array) -> Ints:
+        return self.probability[seen.astype(np.int64)].argmax(axis=1)
+
+
+Table: TypeAlias = ActionTable | StateValues
+KINDS = (ActionTable.kind, StateValues.kind)
+
+
+def save_table(table: Table, folder: Path) -> None:
+    """Write `table.safetensors` and `policy.json` into `folder`, which is made if need be."""
+    folder.mkdir(parents=True, exist_ok=True)
+    arrays = {name: np.ascontiguousarray(numbers) for name, numbers in table.numbers().items()}
+    save_file(arrays, folder / "table.safetensors")
+    text = json.dumps({"format": FORMAT, "kind": table.kind, **table.described()}, indent=2)
+    (folder / "policy.json").write_text(text + "\n", encoding="utf-8")
+
+
+def kind_of(folder: Path) -> str:
+    """What kind of policy a folder says that it holds; "" where it says nothing that can be read."""
+    try:
+        description = json.loads((folder / "policy.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return ""
+    return str(description.get("kind", "")) if isinstance(description, dict) else ""
+
+
+def load_table(folder: Path) -> Table:
+    """The table that `save_table` wrote; raises DataError that names what is missing, damaged or unknown."""
+    path, arrays = folder / "policy.json", _arrays(folder)
+    try:
+        description = json.loads(path.read_text(encoding="utf-8"))
+        if description["format"] != FORMAT:
+            raise DataError(f"{path}: format {description['format']}, this hone reads tables of format {FORMAT}")
+        table = _empty(description, arrays)
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DataError(f"{path}: incomplete or unknown: {error!r}") from error
+    load_numbers(table, folder)
+    return table
+
+
+def load_numbers(table: Table, folder: Path) -> None:
+    """Read the numbers of `folder` into `table`, in place; raises DataError when they do not fit."""
+    found, wanted = _arrays(folder), table.numbers()
+    shapes = {name: numbers.shape for name, numbers in wanted.items()}
+    others = {name: numbers.shape for name, numbers in found.items()}
+    if shapes != others:
+        raise DataError(f"{folder / 'table.safetensors'}: the saved table has {others}, this run's has {shapes}")
+    table.take_up(found)
+
+
+def _arrays(folder: Path) -> dict[str, Array]:
+    path = folder / "table.safetensors"
+    try:
+        return load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise DataError(f"{path}: cannot read the table: {error}") from error
+
+
+def _empty(description: dict[str, Any], arrays: dict[str, Array]) -> Table:
+    if description["kind"] == StateValues.kind:
+        features = arrays["features"].astype(np.float64) if "features" in arrays else None
+        return StateValues(arrays["followed"].astype(np.float64), features=features)
+    if description["kind"] != ActionTable.kind:
+        raise ValueError(f"a policy of kind {description['kind']!r} is no table")
+    told = dict(description["features"])
+    kind = told.pop("kind")
+    features = States(**told) if kind == "states" else TileCoder.made(told)
+    return ActionTable(
+        features, explore=EXPLORATION.validate_python(description["explore"]), tables=description["tables"],
+        first_action=description["first_action"],
+    )  # fmt: skip

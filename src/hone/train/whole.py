@@ -1,0 +1,100 @@
+"""A source of whole episodes: pieces are put together again, and handed out once their episode has ended.
+
+Belongs here: what Monte Carlo methods need of any world that cuts its episodes.
+"""
+
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import numpy as np
+
+from hone.core.credit import Metrics
+from hone.core.episodes import Episodes, concatenate
+from hone.core.state import State, array, substate
+from hone.train.loop import Source
+
+P = TypeVar("P")
+
+
+@dataclass
+class Whole(Generic[P]):
+    """Hands on the episodes of another source that have ended, each in one piece, in the order of their numbers.
+
+    Collects until at least `episodes` of them have ended. Decisions keep the version that took them.
+    """
+
+    source: Source[P]
+    episodes: int = 1
+    pending: Episodes | None = None
+    """Pieces of episodes that go on."""
+
+    def collect(self) -> Episodes:
+        ended = 0
+        pieces = [] if self.pending is None else [self.pending]
+        while ended < self.episodes:
+            pieces.append(self.source.collect())
+            ended += int((pieces[-1].terminated | pieces[-1].truncated).sum())
+        whole, self.pending = joined(concatenate(pieces))
+        return whole
+
+    def publish(self, policy: P) -> None:
+        self.source.publish(policy)
+
+    def metrics(self) -> Metrics:
+        return self.source.metrics()
+
+    def state(self) -> State:
+        return {"source": self.source.state(), "pending": {} if self.pending is None else _columns(self.pending)}
+
+    def restore(self, state: State) -> None:
+        self.source.restore(substate(state, "source"))
+        kept = substate(state, "pending")
+        self.pending = _episodes(kept) if kept else None
+
+
+def joined(pieces: Episodes) -> tuple[Episodes, Episodes | None]:
+    """Episodes that ended, each in one piece, and the pieces of those that go on; pieces stand in the order of time."""
+    order = np.argsort(pieces.group, kind="stable")
+    sorted_pieces = pieces.take(order)
+    group = sorted_pieces.group
+    final = np.append(group[1:] != group[:-1], True)  # the last piece of each episode
+    ended = (sorted_pieces.terminated | sorted_pieces.truncated)[final]
+    over = ended[np.cumsum(final) - final]
+    finished, open_pieces = sorted_pieces.take(np.flatnonzero(over)), np.flatnonzero(~over)
+    last = final[over]
+    whole = Episodes(
+        offsets=np.append(0, finished.offsets[1:][last]),
+        seen=finished.seen,
+        chosen=finished.chosen,
+        logp=finished.logp,
+        version=finished.version,
+        reward=finished.reward,
+        group=finished.group[last],
+        terminated=finished.terminated[last],
+        truncated=finished.truncated[last],
+        final=None if finished.final is None else finished.final[last],
+        score=finished.score[last],
+        status=finished.status[last],
+    )
+    return whole, sorted_pieces.take(open_pieces) if len(open_pieces) else None
+
+
+def _columns(episodes: Episodes) -> State:
+    assert episodes.final is not None
+    return {
+        "offsets": episodes.offsets, "seen": episodes.observations, "chosen": episodes.chosen, "logp": episodes.logp,
+        "version": episodes.version, "reward": episodes.reward, "group": episodes.group,
+        "terminated": episodes.terminated, "truncated": episodes.truncated, "final": episodes.final,
+        "score": episodes.score, "status": episodes.status,
+    }  # fmt: skip
+
+
+def _episodes(kept: State) -> Episodes:
+    return Episodes(
+        offsets=array(kept, "offsets").astype(np.int64), seen=array(kept, "seen"), chosen=array(kept, "chosen"),
+        logp=array(kept, "logp").astype(np.float32), version=array(kept, "version").astype(np.int32),
+        reward=array(kept, "reward").astype(np.float32), group=array(kept, "group").astype(np.int64),
+        terminated=array(kept, "terminated").astype(np.bool_), truncated=array(kept, "truncated").astype(np.bool_),
+        final=array(kept, "final"), score=array(kept, "score").astype(np.float64),
+        status=array(kept, "status").astype(np.uint8),
+    )  # fmt: skip

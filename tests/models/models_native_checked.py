@@ -1,0 +1,30 @@
+"""Random shapes through the training kernels in a build with sanitizers; run by test_models_native.py in a process."""
+
+import itertools
+
+import test_models_native as cases
+import torch
+
+from hone.core.errors import ConfigError
+from hone.models.native import library
+
+
+def main() -> None:
+    path = library.build(checked=True).path
+    checked = library.open_kernels(path)
+    library._loaded = lambda: checked  # pyright: ignore[reportAttributeAccessIssue] - instead of the usual build
+    for isa, kind in itertools.product(library.ISA_NAMES, (torch.float32, torch.bfloat16)):
+        try:
+            library.open_kernels(path, isa)
+        except ConfigError:
+            continue
+        for rows, width in ((1, 64), (65, 72), (130, 7)):
+            cases.test_a_norm_of_a_sum(isa, rows, width, kind)
+            cases.test_a_gate(isa, rows, width, kind)
+        for shape, normed in itertools.product([(4, 4, 64), (4, 2, 10), (3, 1, 24)], [False, True]):
+            cases.test_attention(isa, shape, normed, kind)
+    print("ok")
+
+
+if __name__ == "__main__":
+    main()

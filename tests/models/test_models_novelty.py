@@ -1,0 +1,201 @@
+"""Measures of novelty by hand, what they keep, and the policies over options in numpy and torch."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from hone.models.acting_options import composed, decomposed, picked, remembered
+from hone.models.control_folder import load_policy, save_policy
+from hone.models.mlp import Bounds, Choices, Inputs, MlpConfig, Spaces
+from hone.models.novelty import (
+    Counted,
+    CountedConfig,
+    CuriousActorCritic,
+    Distilled,
+    DistilledConfig,
+    Foreseen,
+    ForeseenConfig,
+    Moments,
+)
+from hone.models.options import OptionCritic, OptionTable
+
+STATES = Spaces(inputs=Inputs(size=9, one_hot=True), actions=Choices(count=3))
+BOX = Spaces(inputs=Inputs(size=4), actions=Choices(count=3))
+CONTINUOUS = Spaces(inputs=Inputs(size=4), actions=Bounds(low=(-1.0,), high=(1.0,), shape=(1,)))
+
+
+def steps(space: Spaces, count: int = 32, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    draws = np.random.default_rng(seed)
+    if space.inputs.one_hot:
+        seen, after = torch.from_numpy(draws.integers(0, space.inputs.size, (2, count)))
+    else:
+        seen, after = torch.from_numpy(draws.standard_normal((2, count, space.inputs.size)).astype("float32"))
+    if isinstance(space.actions, Choices):
+        return seen, torch.from_numpy(draws.integers(0, 3, count)), after
+    return seen, torch.from_numpy(draws.standard_normal((count, 1)).astype("float32")), after
+
+
+def test_running_moments_are_those_of_all_rows() -> None:
+    rows = torch.from_numpy(np.random.default_rng(0).standard_normal((50, 3)) * [1, 10, 0.1] + [5, 0, -3])
+    moments = Moments(3)
+    assert moments.deviation().tolist() == [1, 1, 1]
+    for piece in rows.split([1, 7, 42]):
+        moments.observe(piece)
+    np.testing.assert_allclose(moments.get_buffer("mean"), rows.mean(dim=0), rtol=1e-12)
+    np.testing.assert_allclose(moments.deviation(), rows.std(dim=0, correction=0), rtol=1e-12)
+    white = moments.whitened(rows)
+    assert white.abs().max() <= 5
+    np.testing.assert_allclose(white.mean(dim=0), np.zeros(3), atol=1e-9)
+
+
+def test_counts_by_hand() -> None:
+    novelty = Counted(STATES, CountedConfig(bits=16), seed=0)
+    after = torch.tensor([4, 4, 4, 4, 7])
+    novelty.observe(after)
+    found = novelty.surprise(after, after, after)
+    np.testing.assert_allclose(found, [0.5, 0.5, 0.5, 0.5, 1.0])
+    assert novelty.surprise(after, after, torch.tensor([1])).tolist() == [1.0]  # never seen
+    assert novelty.learns() == []
+    assert int(novelty.get_buffer("counts").sum()) == 5
+
+
+def learnt(novelty: Distilled | Foreseen, space: Spaces, rounds: int) -> tuple[float, float]:
+    """Mean surprise at what it learns from, before and after."""
+    known = steps(space)
+    optimizer = torch.optim.Adam(novelty.learns(), lr=3e-3)
+    first = float(novelty.surprise(*known).mean())
+    for _ in range(rounds):
+        optimizer.zero_grad()
+        novelty.loss(*known).mean().backward()
+        optimizer.step()
+    return first, float(novelty.surprise(*known).mean())
+
+
+@pytest.mark.parametrize("space", [STATES, BOX], ids=["states", "box"])
+def test_what_was_learnt_is_new_no_more(space: Spaces) -> None:
+    novelty = Distilled(space, DistilledConfig(), seed=0)
+    frozen = [parameter.clone() for parameter in novelty.random.parameters()]
+    first, last = learnt(novelty, space, 200)
+    assert last < 0.1 * first
+    other = steps(space, seed=1)[2] + (0.0 if space.inputs.one_hot else 3.0)
+    if not space.inputs.one_hot:
+        assert float(novelty.surprise(other, other, other).mean()) > 3 * last
+    for before, now in zip(frozen, novelty.random.parameters(), strict=True):
+        assert torch.equal(before, now)
+
+
+@pytest.mark.parametrize("space", [STATES, BOX, CONTINUOUS], ids=["states", "box", "continuous"])
+def test_curiosity_learns_and_its_forward_loss_leaves_the_encoder_alone(space: Spaces) -> None:
+    novelty = Foreseen(space, ForeseenConfig(forward_share=1.0), seed=0)
+    novelty.loss(*steps(space)).mean().backward()
+    assert all(not parameter.grad.any() for parameter in novelty.encoder.parameters() if parameter.grad is not None)
+    first, last = learnt(novelty, space, 300)
+    assert last < 0.2 * first
+    novelty = Foreseen(space, ForeseenConfig(forward_share=0.0), seed=0)
+    novelty.loss(*steps(space)).mean().backward()
+    grads = [parameter.grad for parameter in novelty.encoder.parameters()]
+    assert all(grad is not None for grad in grads)
+
+
+@pytest.mark.parametrize("config", [DistilledConfig(), ForeseenConfig(), CountedConfig(bits=8)])
+@pytest.mark.parametrize("space", [STATES, BOX], ids=["states", "box"])
+def test_what_is_known_is_saved_with_the_policy(config, space: Spaces, tmp_path: Path) -> None:
+    policy = CuriousActorCritic(space, MlpConfig(hidden=[8]), seed=0, novelty=config, lanes=3)
+    seen, chosen, after = steps(space)
+    policy.novelty.observe(after)
+    policy.returns.observe(torch.rand(9, 1))
+    policy.get_buffer("running").copy_(torch.tensor([1.0, 2.0, 3.0]))
+    save_policy(policy, tmp_path)
+    again = load_policy(tmp_path)
+    assert isinstance(again, CuriousActorCritic)
+    assert torch.equal(again.novelty.surprise(seen, chosen, after), policy.novelty.surprise(seen, chosen, after))
+    assert again.get_buffer("running").tolist() == [1, 2, 3]
+    assert torch.equal(again.returns.deviation(), policy.returns.deviation())
+    assert policy.acting().best(seen.numpy()).tolist() == again.acting().best(seen.numpy()).tolist()
+
+
+# ------------------------------------------------------------------------------------------------- options
+
+
+def test_numbers_of_a_world_with_a_memory_come_apart_again() -> None:
+    began, option, action = np.array([True, False]), np.array([2, 1]), np.array([3, 0])
+    chosen = composed(began, option, action, options=3, actions=4)
+    assert chosen.tolist() == [(3 + 2) * 4 + 3, 1 * 4]
+    for found, wanted in zip(decomposed(chosen, options=3, actions=4), (began, option, action), strict=True):
+        assert found.tolist() == wanted.tolist()
+    state, memory = remembered(np.array([0, 7, 35]), Inputs(size=9, one_hot=True), 3)
+    assert (state.tolist(), memory.tolist()) == ([0, 1, 8], [-1, 2, 2])
+    seen, memory = remembered(np.array([[1.0, 2, 0, 0], [3, 4, 0, 1]]), Inputs(size=2), 2)
+    assert (seen.tolist(), memory.tolist()) == ([[1, 2], [3, 4]], [-1, 1])
+
+
+def test_only_allowed_options_are_picked() -> None:
+    values = np.array([[9.0, 1.0, 2.0]], np.float32).repeat(1000, axis=0)
+    allowed = np.array([[False, True, True]]).repeat(1000, axis=0)
+    noise = np.random.default_rng(0).random((1000, 2), dtype=np.float32)
+    assert set(picked(values, allowed, noise, 0.0).tolist()) == {2}
+    drawn = picked(values, allowed, noise, 1.0)
+    assert np.bincount(drawn, minlength=3)[1:].min() > 400
+    assert 0 not in drawn
+
+
+def test_a_table_of_options_calls_and_returns(tmp_path: Path) -> None:
+    """Two options in three states: option 0 does action 1 and stops in state 2; option 1 does action 2 and stops."""
+    space = Spaces(inputs=Inputs(size=3, one_hot=True), actions=Choices(count=3))
+    policy = OptionTable(space, MlpConfig(), options=2)
+    policies, stops = np.array([[1, 1, 1], [2, 2, 2]]), np.array([[0.0, 0.0, 1.0], [1.0, 1.0, 1.0]])
+    policy.give(policies, stops, np.ones((2, 3), np.bool_))
+    policy.table("values")[:] = [[1.0, 0.0], [0.0, 1.0], [0.0, 1.0]]
+    save_policy(policy, tmp_path)
+    best = load_policy(tmp_path).acting().best
+    # option 0 is best in state 0 and goes on in state 1, where option 1 would be better; in state 2 it stops
+    assert [best(np.array([state]))[0] for state in (0, 1, 2)] == [1, 1, 2]
+    acting = policy.acting()
+    noise = np.full((2, 3), 0.5, np.float32)
+    chosen, _ = acting.decide(np.array([0 * 3 + 0, 1 * 3 + 1]), noise)  # state 0, none; state 1, option 0 under way
+    assert chosen.tolist() == [(2 + 0) * 3 + 1, (0 + 0) * 3 + 1]
+
+
+@pytest.mark.parametrize("space", [STATES, BOX], ids=["states", "box"])
+def test_the_option_critic_says_in_torch_what_it_does_in_numpy(space: Spaces, tmp_path: Path) -> None:
+    policy = OptionCritic(space, MlpConfig(hidden=[8]), seed=0, options=4, epsilon=0.3)
+    draws = np.random.default_rng(0)
+    if space.inputs.one_hot:
+        seen = draws.integers(0, 9 * 5, 200)
+        memory = seen % 5 - 1
+    else:
+        memory = draws.integers(-1, 4, 200)
+        seen = np.concatenate(
+            [draws.standard_normal((200, 4)), (memory[:, None] == np.arange(4)).astype(float)], axis=1
+        ).astype(np.float32)
+    acting = policy.acting()
+    chosen, logp = acting.decide(seen, acting.noise(draws, (200,)))
+    now = policy.judge(torch.from_numpy(seen), torch.from_numpy(chosen))
+    np.testing.assert_allclose(now.logp.detach(), logp, atol=1e-5)
+    began, option, _ = decomposed(chosen, options=4, actions=3)
+    assert (option[~began] == memory[~began]).all()
+    assert began[memory < 0].all()
+    assert (now.stop.detach().numpy()[memory < 0] == 0).all()
+    assert 0.2 < began[memory >= 0].mean() < 0.8  # a fresh policy stops at half of its steps
+    save_policy(policy, tmp_path)
+    raw, _ = remembered(seen, space.inputs, 4)
+    assert (load_policy(tmp_path).acting().best(raw) == policy.acting().best(raw)).all()
+
+
+def test_worth_on_arriving_by_hand() -> None:
+    """U = (1 - stop) Q(s, under way) + stop V(s), V epsilon-greedy; V alone where nothing was under way."""
+    policy = OptionCritic(BOX, MlpConfig(hidden=[]), seed=0, options=2, epsilon=0.5)
+    with torch.no_grad():
+        for net, numbers in ((policy.values, [1.0, 3.0]), (policy.ends, [0.0, 0.0])):
+            for name, parameter in net.named_parameters():
+                parameter.copy_(torch.tensor(numbers) if name.endswith("bias") else torch.zeros_like(parameter))
+    seen = torch.zeros(3, 6)
+    seen[1, 4], seen[2, 5] = 1.0, 1.0
+    anew = 0.5 * 3 + 0.5 * 2
+    np.testing.assert_allclose(
+        policy.arriving(seen).detach(), [anew, 0.5 * 1 + 0.5 * anew, 0.5 * 3 + 0.5 * anew], rtol=1e-6
+    )
+    now = policy.judge(seen, torch.zeros(3, dtype=torch.int64))
+    np.testing.assert_allclose(now.gain, [0.0, 1 - anew, 3 - anew], rtol=1e-6)

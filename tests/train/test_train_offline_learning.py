@@ -1,0 +1,106 @@
+"""Offline recipes learn what imitation cannot: the stitching task, and a log of which most was decided by chance."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from hone.core.credit import Credits, Metrics
+from hone.core.episodes import Episodes
+from hone.envs.finite.solve import evaluate, policy_iteration, worth
+from hone.envs.finite.stitching import stitching, stitching_log
+from hone.envs.gym_make import GymConfig
+from hone.envs.logs import Log, write_log
+from hone.models.control import SoftActorCritic
+from hone.models.mlp import Bounds, Inputs, MlpConfig, Spaces
+from hone.train.behaviour import Part, record
+from hone.train.job import Job
+from hone.train.loop import train
+from hone.train.registry import load_recipe
+
+QUICK: dict[str, dict[str, Any]] = {
+    "iql": {"expectile": 0.9, "inverse_temperature": 10.0, "target_rate": 0.05},
+    "bcq": {"target_rate": 0.05},
+    "cql": {"target_rate": 0.05, "conservatism": 0.5},
+    "td3_bc": {"target_rate": 0.05, "discount": 0.5},
+    "bear": {"target_rate": 0.05, "discount": 0.5, "samples": 20, "threshold": 0.2},
+}
+
+
+def silent(step: int, episodes: Episodes, credits: Credits, metrics: Metrics) -> None:
+    """A report that says nothing."""
+    del step, episodes, credits, metrics
+
+
+def learnt(recipe: str, log: Path, *, steps: int, **more: Any) -> Job[Any]:
+    entry = load_recipe(recipe)
+    tables = {
+        "recipe": recipe, "name": "x", "steps": steps, "log": str(log), "batch": 64,
+        "network": {"hidden": [32], "activation": "relu"},
+        "learner": {"lr": 3e-3, "minibatches": 10, "max_grad_norm": None},
+    }  # fmt: skip
+    if "algorithm" in entry.config.model_fields:
+        tables["algorithm"] = QUICK[recipe]
+    job = entry.build(entry.config.model_validate(tables | more))
+    train(job.recipe, steps=steps, report=silent)
+    return job
+
+
+@pytest.fixture(scope="module")
+def stitched(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("stitching") / "log.parquet"
+    write_log(path, stitching_log())
+    return path
+
+
+@pytest.mark.parametrize(("recipe", "score"), [("bc", 1.0), ("iql", 2.0), ("bcq", 2.0), ("cql", 2.0)])
+def test_stitching(recipe: str, score: float, stitched: Path) -> None:
+    """What a policy is worth is looked up in the table, and found again by whoever tries it out."""
+    job = learnt(recipe, stitched, steps=60, env={"id": "hone/Stitching-v0"}, judge={"episodes": 2})
+    mdp = stitching(discount=1.0)
+    best = job.recipe.learner.policy.acting().best(np.arange(mdp.states))
+    assert worth(mdp, evaluate(mdp, best)) == score
+    assert job.judge is not None
+    assert job.judge().metrics["eval/score"] == score
+    assert worth(mdp, policy_iteration(mdp).value) == 2.0
+
+
+def wanted(seen: np.ndarray) -> np.ndarray:
+    """Of Pendulum's torque: braking."""
+    return np.clip(-2.0 * seen[:, 2:3], -2.0, 2.0).astype(np.float32)
+
+
+@pytest.fixture(scope="module")
+def braking(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Pendulum with uniform torques, paid for how close they come to braking: the best action is known everywhere."""
+    spaces = Spaces(inputs=Inputs(size=3), actions=Bounds(low=(-2.0,), high=(2.0,), shape=(1,)))
+    chance = SoftActorCritic(spaces, MlpConfig(hidden=[4]), seed=0)
+    log = record([Part(policy=chance, decisions=3000, epsilon=1.0)], GymConfig(id="Pendulum-v1", num_envs=8), seed=1)
+    episodes = log.episodes
+    episodes.reward[:] = -np.abs(episodes.chosen - wanted(episodes.observations))[:, 0]
+    path = tmp_path_factory.mktemp("braking") / "log.parquet"
+    write_log(path, Log(episodes=episodes, observation_space=log.observation_space, action_space=log.action_space))
+    return path
+
+
+def distance(job: Job[Any], episodes: Episodes) -> float:
+    seen = episodes.observations[:500]
+    return float(np.abs(job.recipe.learner.policy.acting().best(seen) - wanted(seen)).mean())
+
+
+@pytest.mark.parametrize("recipe", ["iql", "bcq", "cql", "td3_bc", "bear"])
+def test_a_box_is_searched_for_better_actions_than_the_mean_of_the_log(recipe: str, braking: Path) -> None:
+    more: dict[str, Any] = {"algorithm": {**QUICK[recipe], "discount": 0.5}}
+    if recipe == "iql":
+        more["algorithm"]["inverse_temperature"] = 20.0
+    if recipe == "cql":
+        more["algorithm"] |= {"samples": 4, "conservatism": 0.2}
+    if recipe == "bcq":
+        more["algorithm"]["samples"] = 50
+    job = learnt(recipe, braking, steps=40, **more)
+    cloned = learnt("bc", braking, steps=20)
+    source: Any = job.recipe.source
+    mean = distance(cloned, source.log)
+    assert distance(job, source.log) < 0.65 * mean
+    assert mean > 0.6
