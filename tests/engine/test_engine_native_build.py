@@ -1,86 +1,18 @@
-"""Building at first use: once, by whoever comes first, into the user's cache, with one clear line when it fails."""
+"""The compiled runner's library: what it can be told, and that it keeps to its bounds."""
 
 import os
 import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import engine_native_cases as cases
 import pytest
 
 from hone.core.errors import ConfigError, ResourceError
-from hone.engine.native import build as building
 from hone.engine.native import library
-from hone.engine.native.build import build, find_compiler
+from hone.engine.native.build import find_compiler
 
 ROOT = Path(__file__).resolve().parents[2]
-
-
-@pytest.fixture
-def small_source(tmp_path, monkeypatch):
-    """A source of a few lines, so that the test does not wait for the compiler; and an empty cache."""
-    if find_compiler() is None:
-        pytest.skip("no compiler")
-    source = tmp_path / "source"
-    source.mkdir()
-    for name in (*building._PARTS, "isa.cpp", "tile_bf16.cpp", "tile_amx.cpp", "api.cpp"):
-        (source / name).write_text("", encoding="utf-8")
-    monkeypatch.setattr(building, "SOURCE", source)
-    monkeypatch.setenv("HONE_CACHE", str(tmp_path / "cache"))
-    return source
-
-
-def test_the_second_time_it_lies_in_the_cache(small_source):
-    first, second = build(), build()
-    assert first.path == second.path
-    assert first.seconds_s > 0 == second.seconds_s
-    assert first.instruction_sets == second.instruction_sets
-    assert first.instruction_sets[0] == "portable"
-    assert build(force=True).seconds_s > 0
-    assert {file.suffix for file in first.path.parent.iterdir()} == {".so", ".sets", ".lock"}
-
-
-def test_another_source_is_another_library(small_source):
-    first = build().path
-    (small_source / "pool.cpp").write_text("// changed\n", encoding="utf-8")
-    assert build().path != first
-
-
-def test_many_at_once_build_once(small_source):
-    with ThreadPoolExecutor(4) as pool:
-        told = list(pool.map(lambda _: build(), range(4)))
-    assert len({info.path for info in told}) == 1
-    assert sum(info.seconds_s > 0 for info in told) == 1
-
-
-def test_a_compiler_that_fails_is_quoted(small_source):
-    (small_source / "pool.cpp").write_text("this is no C++;\n", encoding="utf-8")
-    with pytest.raises(ResourceError, match=r"could not compile the runner: .*pool\.cpp") as told:
-        build()
-    assert "\n" not in str(told.value)
-    assert not list((small_source.parent / "cache").rglob("*.so"))
-
-
-def test_a_set_that_the_compiler_does_not_know_is_left_out(small_source):
-    (small_source / "tile_amx.cpp").write_text("#error unknown\n", encoding="utf-8")
-    sets = build().instruction_sets
-    assert "portable" in sets
-    assert "amx" not in sets
-
-
-def test_without_a_compiler(tmp_path, monkeypatch):
-    monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.delenv("CXX", raising=False)
-    with pytest.raises(ResourceError, match="no C\\+\\+ compiler found"):
-        build()
-
-
-def test_a_cache_that_cannot_be_written(small_source, tmp_path, monkeypatch):
-    (tmp_path / "file").write_text("", encoding="utf-8")
-    monkeypatch.setenv("HONE_CACHE", str(tmp_path / "file"))
-    with pytest.raises(ResourceError, match="HONE_CACHE"):
-        build()
 
 
 def test_the_switch(monkeypatch):

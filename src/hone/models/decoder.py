@@ -23,6 +23,9 @@ from hone.models.attention import Attend, PackedAttention
 from hone.models.config import ModelConfig, Rope
 from hone.models.exact import ExactAttention, FixedAttention, RowLinear, exact_product, to_tiles
 from hone.models.fused import gated_silu, mixed_linear, rms_norm, rotate
+from hone.models.native.attention import NativeAttention, Texts
+from hone.models.native.layers import TYPES, add_norm, gated
+from hone.models.native.library import kernels, why_not
 from hone.models.outlook import Kept, Likeliest, Outlook, Question, answered, likeliest, widened
 from hone.models.packed import Packed
 
@@ -96,6 +99,19 @@ class Layer(nn.Module):
         x = x + linear(mixed, self.out.weight, self.out.bias)
         gate_up = linear(self.mlp_norm(x, kind), self.gate_up.weight, self.gate_up.bias)
         return x + linear(gated_silu(gate_up, steady=by.steady), self.down.weight, self.down.bias)
+
+    def compiled(
+        self, x: Tensor, delta: Tensor | None, attend: NativeAttention, by: _Arithmetic
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """`forward` by compiled kernels. `delta` is still to be added to the stream, and so is what comes second."""
+        linear, eps = by.linear, self.attention_norm.eps
+        x, normed = add_norm(x, delta, self.attention_norm.weight, eps, by.kind)
+        qkv = linear(normed, self.qkv.weight, self.qkv.bias)
+        q_norm, k_norm = (None if norm is None else norm.weight for norm in (self.q_norm, self.k_norm))
+        mixed = attend(qkv, q_norm, k_norm, eps)
+        x, normed = add_norm(x, linear(mixed, self.out.weight, self.out.bias), self.mlp_norm.weight, eps, by.kind)
+        gate_up = linear(normed, self.gate_up.weight, self.gate_up.bias)
+        return x, linear(gated(gate_up), self.down.weight, self.down.bias)
 
 
 class Decoder(nn.Module):
@@ -185,6 +201,9 @@ class Decoder(nn.Module):
             )  # fmt: skip
             tokens, positions = to_tiles(packed.tokens), to_tiles(packed.positions)
             return self.run(tokens, positions, fixed, self.rows)[: len(packed.tokens)]
+        linear = functional.linear if self.compute == self.dtype else mixed_linear
+        if (texts := self._kernel_texts(packed)) is not None:
+            return self._compiled(packed, texts, _Arithmetic(linear, self.compute, steady=False))
         attend = PackedAttention(
             packed,
             heads=c.heads,
@@ -193,8 +212,35 @@ class Decoder(nn.Module):
             dtype=self.compute,
             fused=self.device.type == "cuda",
         )
-        linear = functional.linear if self.compute == self.dtype else mixed_linear
         return self.run(packed.tokens, packed.positions, attend, linear, self.compute)
+
+    def _kernel_texts(self, packed: Packed) -> Texts | None:
+        """None where compiled kernels cannot be used: another device or type, no compiler, rows they do not know."""
+        return Texts.of(packed) if self._fits_kernels() and kernels() is not None else None
+
+    def _fits_kernels(self) -> bool:
+        usual = self.exactness == "parity" and self.device.type == "cpu"
+        return usual and self.dtype in TYPES and self.compute in TYPES
+
+    def notes(self) -> list[str]:
+        """What somebody who trains this model should know. The first call may compile the kernels (seconds)."""
+        reason = why_not() if self._fits_kernels() else None
+        return [] if reason is None else [f"training uses torch, not the compiled kernels, which are faster: {reason}"]
+
+    def _compiled(self, packed: Packed, texts: Texts, by: _Arithmetic) -> Tensor:
+        c = self.config
+        turns = torch.view_as_real(self._turns(packed.positions)[:, 0]).contiguous()
+        attend = NativeAttention(texts=texts, turns=turns, heads=c.heads, kv_heads=c.kv_heads, head_dim=c.head_dim)
+        x, delta = functional.embedding(packed.tokens, self.embedding.weight), None
+        for layer in self.layers:
+            assert isinstance(layer, Layer)
+            if self.checkpoint_activations and torch.is_grad_enabled():
+                x, delta = checkpoint(
+                    layer.compiled, x, delta, attend, by, use_reentrant=False, preserve_rng_state=False
+                )  # fmt: skip
+            else:
+                x, delta = layer.compiled(x, delta, attend, by)
+        return add_norm(x, delta, self.norm.weight, self.norm.eps, self.dtype)[1]
 
     def outlook(
         self,

@@ -68,9 +68,14 @@ class _MixedLinear(torch.autograd.Function):
         g = grads[0]
         return (
             (g @ rounded).to(input_kind) if to_x else None,
-            (g.t() @ low).to(weight_kind) if to_weight else None,
+            _weight_gradient(g, low).to(weight_kind) if to_weight else None,
             g.sum(0, dtype=weight_kind) if to_bias else None,
         )
+
+
+def _weight_gradient(g: Tensor, x: Tensor) -> Tensor:
+    """`g^T x`. The factor that has to be turned first is the smaller one: libraries are slow at that."""
+    return (x.t() @ g).t() if g.shape[1] > x.shape[1] else g.t() @ x
 
 
 class _Rotate(torch.autograd.Function):

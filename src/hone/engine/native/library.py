@@ -4,18 +4,19 @@ Belongs here: loading the library and calling it. Neither torch nor the model's 
 """
 
 import ctypes
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, Final, TypeAlias
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hone.core.errors import ConfigError, ResourceError
-from hone.engine.native.build import SWITCH, build, switched_off
+from hone.engine.native.build import SWITCH, WHAT, build, switched_off
 from hone.engine.work import Drawn, Pass
+from hone.native.open import Functions, functions_of
 
 ISA_NAMES: Final = ("portable", "avx2", "avx512", "avx512_bf16", "amx")
 """Each more capable than the one before; a CPU runs a selection of them."""
@@ -49,34 +50,23 @@ class _Pass(ctypes.Structure):
     ]
 
 
-Functions: TypeAlias = "dict[str, Callable[..., Any]]"
+_SIGNATURES: Final = {
+    "hone_instruction_sets": (ctypes.c_uint32, []),
+    "hone_page_tokens": (_Int, []),
+    "hone_new": (_At, [ctypes.POINTER(Shape), _Int, _Int]),
+    "hone_free": (None, [_At]),
+    "hone_publish": (_Int, [_At, ctypes.POINTER(Tensor), _Int]),
+    "hone_reserve": (_Int, [_At, ctypes.c_int64]),
+    "hone_run": (_Int, [_At, ctypes.POINTER(_Pass)]),
+    "hone_copy": (_Int, [_At, _At, _At, _Int]),
+    "hone_error": (ctypes.c_char_p, [_At]),
+    "hone_page_bytes": (ctypes.c_int64, [_At]),
+}
 
 
 @cache
 def _open(path: Path) -> Functions:
-    try:
-        library = ctypes.CDLL(str(path))
-    except OSError as error:
-        raise ResourceError(f"the compiled runner {path} cannot be loaded: {error}") from error
-    engine, ints = ctypes.c_void_p, ctypes.c_void_p
-    signatures = {
-        "hone_instruction_sets": (ctypes.c_uint32, []),
-        "hone_page_tokens": (_Int, []),
-        "hone_new": (engine, [ctypes.POINTER(Shape), _Int, _Int]),
-        "hone_free": (None, [engine]),
-        "hone_publish": (_Int, [engine, ctypes.POINTER(Tensor), _Int]),
-        "hone_reserve": (_Int, [engine, ctypes.c_int64]),
-        "hone_run": (_Int, [engine, ctypes.POINTER(_Pass)]),
-        "hone_copy": (_Int, [engine, ints, ints, _Int]),
-        "hone_error": (ctypes.c_char_p, [engine]),
-        "hone_page_bytes": (ctypes.c_int64, [engine]),
-    }
-    functions: Functions = {}
-    for name, (result, arguments) in signatures.items():
-        function = library[name]
-        function.restype, function.argtypes = result, arguments
-        functions[name] = function
-    return functions
+    return functions_of(path, WHAT, _SIGNATURES)
 
 
 @cache
@@ -91,7 +81,7 @@ def _built() -> Path | ResourceError:
 def load(path: Path | None = None) -> "Library":
     """The library of this source, built if need be. Raises ResourceError where that fails or is switched off."""
     if path is None and switched_off():
-        raise ResourceError(f"the compiled runner is switched off ({SWITCH}=0)")
+        raise ResourceError(f"{WHAT} is switched off ({SWITCH}=0)")
     found = path or _built()
     if isinstance(found, ResourceError):
         raise found

@@ -5,6 +5,7 @@
 // word holds two numbers, so that widening takes one operation for each: keys are [head / 2][16][2], and the values of
 // a position are words of feature i and feature i + LANES, for every 2 * LANES features.
 #pragma once
+#include "engine.h"
 #include "vec.h"
 
 namespace hone {

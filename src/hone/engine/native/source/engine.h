@@ -9,21 +9,8 @@
 #include <vector>
 
 #include "abi.h"
+#include "basics.h"
 #include "pool.h"
-
-#ifdef HONE_CHECKED
-#include <cstdio>
-#include <cstdlib>
-#define HONE_CHECK(condition)                                                             \
-  do {                                                                                    \
-    if (!(condition)) {                                                                   \
-      std::fprintf(stderr, "%s:%d: out of bounds: %s\n", __FILE__, __LINE__, #condition); \
-      std::abort();                                                                       \
-    }                                                                                     \
-  } while (0)
-#else
-#define HONE_CHECK(condition) ((void)0)
-#endif
 
 namespace hone {
 
@@ -31,12 +18,6 @@ constexpr int PAGE_TOKENS = 16;  // one AVX-512 register of float32 keys
 constexpr int PANEL = 32;        // output features that a packed panel holds
 constexpr int MOST_TILE_ROWS = 32;
 constexpr int MOST_THREADS = 256;
-
-struct bf16 {
-  uint16_t bits;
-};
-
-static inline int round_up(int number, int multiple) { return (number + multiple - 1) / multiple * multiple; }
 
 // 64-byte aligned memory that only grows, and starts as zeros.
 struct Buffer {

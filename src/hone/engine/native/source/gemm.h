@@ -2,6 +2,7 @@
 //
 // A row's sum runs over k = 0, 1, 2 ... whatever tile it stands in, so that it does not depend on its neighbours.
 #pragma once
+#include "engine.h"
 #include "vec.h"
 
 namespace hone {

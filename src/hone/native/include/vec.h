@@ -2,7 +2,7 @@
 //
 // Products are contracted only where fma() says so (-ffp-contract=off), so that a result depends on the source alone.
 #pragma once
-#include "engine.h"
+#include "basics.h"
 
 #if defined(__AVX2__)
 #include <immintrin.h>
@@ -28,19 +28,24 @@ typedef float vf __attribute__((vector_size(LANES * 4), may_alias));
 typedef int32_t vi __attribute__((vector_size(LANES * 4), may_alias));
 typedef uint32_t vu __attribute__((vector_size(LANES * 4), may_alias));
 typedef uint16_t vh __attribute__((vector_size(LANES * 2), may_alias));
+// As they lie in memory: at any address.
+typedef float vf_there __attribute__((vector_size(LANES * 4), may_alias, aligned(4)));
+typedef uint16_t vh_there __attribute__((vector_size(LANES * 2), may_alias, aligned(2)));
 
 HONE_INLINE vf spread(float x) { return x - vf{}; }
 
-HONE_INLINE vf load(const float* p) { return *reinterpret_cast<const vf*>(p); }
-HONE_INLINE void store(float* p, vf x) { *reinterpret_cast<vf*>(p) = x; }
+HONE_INLINE vf load(const float* p) { return *reinterpret_cast<const vf_there*>(p); }
+HONE_INLINE void store(float* p, vf x) { *reinterpret_cast<vf_there*>(p) = x; }
 
 HONE_INLINE vf load(const bf16* p) {
 #if defined(__AVX512F__)
-  return reinterpret_cast<vf>(_mm512_slli_epi32(_mm512_cvtepu16_epi32(*reinterpret_cast<const __m256i*>(p)), 16));
+  const __m256i halves = _mm256_loadu_si256(reinterpret_cast<const __m256i*>(p));
+  return reinterpret_cast<vf>(_mm512_slli_epi32(_mm512_cvtepu16_epi32(halves), 16));
 #elif defined(__AVX2__)
-  return reinterpret_cast<vf>(_mm256_slli_epi32(_mm256_cvtepu16_epi32(*reinterpret_cast<const __m128i*>(p)), 16));
+  const __m128i halves = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
+  return reinterpret_cast<vf>(_mm256_slli_epi32(_mm256_cvtepu16_epi32(halves), 16));
 #else
-  return reinterpret_cast<vf>(__builtin_convertvector(*reinterpret_cast<const vh*>(p), vu) << 16);
+  return reinterpret_cast<vf>(__builtin_convertvector(*reinterpret_cast<const vh_there*>(p), vu) << 16);
 #endif
 }
 
@@ -57,9 +62,9 @@ HONE_INLINE vu rounded(vf x) {
 }
 HONE_INLINE void store(bf16* p, vf x) {
 #if defined(__AVX512F__)
-  *reinterpret_cast<__m256i*>(p) = _mm512_cvtepi32_epi16(reinterpret_cast<__m512i>(rounded(x)));
+  _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(reinterpret_cast<__m512i>(rounded(x))));
 #else
-  *reinterpret_cast<vh*>(p) = __builtin_convertvector(rounded(x), vh);
+  *reinterpret_cast<vh_there*>(p) = __builtin_convertvector(rounded(x), vh);
 #endif
 }
 

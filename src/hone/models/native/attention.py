@@ -1,0 +1,140 @@
+"""Attention over packed rows by a compiled kernel: from the output of one linear layer to the input of the next.
+
+Belongs here: how packed rows are cut into the kernel's tasks, and the torch function. The kernel norms and turns the
+heads on the way in, computes the scores of a tile of queries in the cache, and its gradient computes them again.
+"""
+
+from dataclasses import dataclass
+from typing import Final, Protocol, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from hone.core.ragged import Ints
+from hone.models.native.layers import TYPES, call, place
+from hone.models.native.library import Attention
+from hone.models.packed import Packed
+
+LONGEST: Final = 2048
+"""Positions; for longer texts the scores of a tile leave the cache, and one text is the work of too few threads."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Texts:
+    """Rows of texts, the costliest first; each begins with its trunk, which may be empty."""
+
+    first: Ints
+    """`[rows + 1]` texts of each row."""
+    at: Ints
+    """`[texts]` where a text's own tokens begin."""
+    length: Ints
+    """`[texts]` how many they are."""
+
+    @classmethod
+    def of(cls, packed: Packed) -> Self | None:
+        """None for rows that the kernel does not know: longer than LONGEST, or with branches in pieces."""
+        positions, count = packed.positions.numpy(), len(packed.positions)
+        lengths = np.diff(packed.offsets)
+        row = np.repeat(np.arange(len(lengths)), lengths)
+        branch = np.zeros(count, np.int64) if packed.branch is None else packed.branch.numpy()
+        step = np.flatnonzero((np.diff(row) != 0) | (np.diff(branch) != 0)) + 1
+        at = np.append(0, step) if count else step
+        length = np.diff(np.append(at, count))
+        is_trunk = branch[at] == 0
+        trunks = np.zeros(len(lengths), np.int64)
+        trunks[row[at[is_trunk]]] = length[is_trunk]
+        begin = np.where(is_trunk, 0, trunks[row[at]])
+        known = (
+            len(np.unique(row[at] * (int(branch.max(initial=0)) + 1) + branch[at])) == len(at)
+            and bool((at[is_trunk] == packed.offsets[row[at[is_trunk]]]).all())
+            and np.array_equal(positions, np.arange(count) + np.repeat(begin - at, length))
+            and int(positions.max(initial=0)) < LONGEST
+        )
+        if not known:
+            return None
+        return cls._sorted(row[at], at, length, begin, trunks, packed.offsets[:-1])
+
+    @classmethod
+    def _sorted(cls, row: Ints, at: Ints, length: Ints, begin: Ints, trunks: Ints, starts: Ints) -> Self:
+        """A text without tokens stands for the trunk of a row that has none."""
+        rows = len(trunks)
+        cost = np.bincount(row, weights=length * (2 * begin + length), minlength=rows)
+        rank = np.empty(rows, np.int64)
+        rank[np.argsort(-cost, kind="stable")] = np.arange(rows)
+        missing = np.flatnonzero(trunks == 0)
+        row, begin = np.append(row, missing), np.append(begin, np.full(len(missing), -1))
+        at, length = np.append(at, starts[missing]), np.append(length, np.zeros(len(missing), np.int64))
+        order = np.lexsort((at, begin, rank[row]))
+        counts = np.bincount(rank[row], minlength=rows)
+        return cls(
+            first=np.concatenate([[0], np.cumsum(counts)]).astype(np.int64),
+            at=np.ascontiguousarray(at[order], np.int64),
+            length=np.ascontiguousarray(length[order], np.int64),
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NativeAttention:
+    """Causal attention of one Packed batch, at head_dim^-1/2."""
+
+    texts: Texts
+    turns: Tensor
+    """`[T, head_dim / 2, 2]` float32: cosine and sine of each pair of features."""
+    heads: int
+    kv_heads: int
+    head_dim: int
+
+    def __call__(self, qkv: Tensor, q_norm: Tensor | None, k_norm: Tensor | None, eps: float) -> Tensor:
+        """`[T, (heads + 2 kv_heads) head_dim]` -> `[T, heads head_dim]`; the norms `[head_dim]`, both or none."""
+        return _Attend.apply(qkv, q_norm, k_norm, eps, self)
+
+    def question(self, qkv: Tensor, norms: tuple[Tensor | None, Tensor | None], eps: float) -> Attention:
+        texts, kind = self.texts, TYPES[qkv.dtype if norms[0] is None else norms[0].dtype]
+        arrays = (array.ctypes.data for array in (texts.first, texts.at, texts.length))
+        sizes = self.heads, self.kv_heads, self.head_dim, TYPES[qkv.dtype], torch.get_num_threads()
+        pointers = (place(tensor) for tensor in (qkv, self.turns, *norms))
+        return Attention(*sizes, len(texts.first) - 1, *arrays, *pointers, kind, eps)
+
+
+class _Context(Protocol):
+    """What torch hands to both passes."""
+
+    saved_tensors: tuple[Tensor, ...]
+    needs_input_grad: tuple[bool, ...]
+    plan: NativeAttention
+    eps: float
+
+    def save_for_backward(self, *tensors: Tensor | None) -> None: ...
+
+
+class _Attend(torch.autograd.Function):
+    """Saves nothing but its input: the scores are computed again (Dao et al., "FlashAttention", 2022)."""
+
+    @staticmethod
+    def forward(
+        ctx: _Context, qkv: Tensor, q_norm: Tensor | None, k_norm: Tensor | None, eps: float, plan: NativeAttention
+    ) -> Tensor:
+        qkv = qkv.contiguous()
+        ctx.save_for_backward(qkv, q_norm, k_norm)
+        ctx.plan, ctx.eps = plan, eps
+        out = qkv.new_empty(len(qkv), plan.heads * plan.head_dim)
+        question = plan.question(qkv, (q_norm, k_norm), eps)
+        question.mixed = place(out)
+        call("hone_attend", question)
+        return out
+
+    @staticmethod
+    def backward(ctx: _Context, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        (qkv, q_norm, k_norm), plan, g = ctx.saved_tensors, ctx.plan, grads[0].contiguous()
+        question, out = plan.question(qkv, (q_norm, k_norm), ctx.eps), torch.empty_like(qkv)
+        question.mixed, question.d_qkv = place(g), place(out)
+        if not any(ctx.needs_input_grad[1:3]):
+            call("hone_attend_back", question)
+            return out, None, None, None, None
+        partial = torch.empty(question.tasks, plan.kv_heads, 2, plan.head_dim)
+        norms = torch.empty(2, plan.head_dim)
+        question.partial, question.d_norms = place(partial), place(norms)
+        call("hone_attend_back", question)
+        to_query, to_key = norms.to(q_norm.dtype)
+        return out, to_query, to_key, None, None

@@ -1,0 +1,115 @@
+"""Norms of a stream and gates, by compiled kernels: torch functions with gradients."""
+
+import ctypes
+from collections.abc import Callable
+from typing import Any, Final, Protocol
+
+import torch
+from torch import Tensor
+
+from hone.models.native.library import Gate, Kernels, Norm, NormBack, kernels
+
+TYPES: Final = {torch.float32: 0, torch.bfloat16: 1}
+
+
+class _Context(Protocol):
+    """What torch hands to both passes."""
+
+    saved_tensors: tuple[Tensor, ...]
+    needs_input_grad: tuple[bool, ...]
+    delta_type: torch.dtype
+
+    def save_for_backward(self, *tensors: Tensor) -> None: ...
+    def set_materialize_grads(self, value: bool) -> None: ...  # noqa: FBT001 - torch's own signature
+
+
+def loaded() -> Kernels:
+    """For code that was told that there are kernels."""
+    found = kernels()
+    assert found is not None
+    return found
+
+
+def call(name: str, question: ctypes.Structure) -> None:
+    function: Callable[..., Any] = loaded().functions[name]
+    function(ctypes.byref(question))
+
+
+def place(x: Tensor | None) -> int | None:
+    return None if x is None else x.data_ptr()
+
+
+class _AddNorm(torch.autograd.Function):
+    """s = x + delta, out = s r w;  dx = d delta = ds + r (g w - s r^2 mean(g w s)),  dw = sum(g s r)."""
+
+    @staticmethod
+    def forward(
+        ctx: _Context, x: Tensor, delta: Tensor | None, weight: Tensor, eps: float, kind: torch.dtype
+    ) -> tuple[Tensor, Tensor]:
+        x, weight = x.contiguous(), weight.contiguous()
+        delta = None if delta is None else delta.contiguous()
+        stream = x if delta is None else torch.empty_like(x)
+        out = torch.empty(x.shape, dtype=kind)
+        r = torch.empty(len(x), dtype=torch.float32)
+        ctx.delta_type = x.dtype if delta is None else delta.dtype
+        types = TYPES[x.dtype], TYPES[ctx.delta_type], TYPES[kind], torch.get_num_threads()
+        pointers = (place(tensor) for tensor in (x, weight, delta, stream, out, r))
+        call("hone_norm", Norm(*x.shape, *types, eps, *pointers))
+        ctx.save_for_backward(stream, weight, r)
+        ctx.set_materialize_grads(False)
+        return stream.view_as(stream), out
+
+    @staticmethod
+    def backward(ctx: _Context, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+        stream, weight, r = ctx.saved_tensors
+        above, g = grads
+        if g is None:  # nobody read the norm
+            to_delta = None if above is None or not ctx.needs_input_grad[1] else above.to(ctx.delta_type)
+            return above, to_delta, None, None, None
+        g, above = g.contiguous(), None if above is None else above.contiguous()
+        d_stream, d_weight, d_delta, partial = torch.empty_like(stream), None, None, None
+        if ctx.needs_input_grad[1] and ctx.delta_type != stream.dtype:
+            d_delta = torch.empty(stream.shape, dtype=ctx.delta_type)
+        if ctx.needs_input_grad[2]:
+            blocks = -(-len(stream) // loaded().block)
+            partial, d_weight = torch.empty(blocks, len(weight)), torch.empty(len(weight))
+        types = TYPES[stream.dtype], TYPES[ctx.delta_type], TYPES[g.dtype], torch.get_num_threads()
+        read = (place(tensor) for tensor in (stream, weight, g, r, above))
+        written = (place(tensor) for tensor in (d_stream, d_delta, partial, d_weight))
+        call("hone_norm_back", NormBack(*stream.shape, *types, *read, *written))
+        to_weight = None if d_weight is None else d_weight.to(weight.dtype)
+        to_delta = (d_stream if d_delta is None else d_delta) if ctx.needs_input_grad[1] else None
+        return d_stream, to_delta, to_weight, None, None
+
+
+class _Gated(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: _Context, gate_up: Tensor) -> Tensor:
+        gate_up = gate_up.contiguous()
+        ctx.save_for_backward(gate_up)
+        rows, width = gate_up.shape
+        out = gate_up.new_empty(rows, width // 2)
+        kind = TYPES[gate_up.dtype], torch.get_num_threads()
+        call("hone_gate", Gate(rows, width // 2, *kind, place(gate_up), None, place(out)))
+        return out
+
+    @staticmethod
+    def backward(ctx: _Context, *grads: Tensor) -> Tensor:
+        (gate_up,) = ctx.saved_tensors
+        g, out = grads[0].contiguous(), torch.empty_like(gate_up)
+        kind = TYPES[gate_up.dtype], torch.get_num_threads()
+        call("hone_gate_back", Gate(*g.shape, *kind, place(gate_up), place(g), place(out)))
+        return out
+
+
+def add_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float, kind: torch.dtype) -> tuple[Tensor, Tensor]:
+    """`x + delta` `[T, D]`, and its RMSNorm `[T, D]` of type `kind` (Zhang and Sennrich, 2019).
+
+    `x` and `weight` `[D]` are of one type; without `delta` the stream is `x` itself. Sums are in float32.
+    """
+    return _AddNorm.apply(x, delta, weight, eps, kind)
+
+
+def gated(gate_up: Tensor) -> Tensor:
+    """`[T, 2 n]` -> silu of the first half times the second, `[T, n]` (Shazeer, 2020)."""
+    return _Gated.apply(gate_up)

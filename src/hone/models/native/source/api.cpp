@@ -1,0 +1,104 @@
+// The C functions, the choice of an instruction set at run time, and the threads that do the work: torch's own.
+//
+// torch runs its kernels by GOMP_parallel of an OpenMP library that is loaded with it. Its threads are taken here too,
+// by the address of that function, since a second set of threads would fight with the first over the same cores.
+#include <atomic>
+#include <cstdlib>
+
+#include "kernels.h"
+
+namespace hone {
+
+extern const Kernels kernels_portable;
+#ifdef HONE_HAS_AVX2
+extern const Kernels kernels_avx2;
+#endif
+#ifdef HONE_HAS_AVX512
+extern const Kernels kernels_avx512;
+#endif
+
+namespace {
+
+using Parallel = void (*)(void (*job)(void*), void* data, unsigned threads, unsigned flags);
+
+Parallel parallel = nullptr;
+const Kernels* kernels = &kernels_portable;
+
+struct Job {
+  void (*task)(const void*, int64_t);
+  const void* context;
+  int64_t count;
+  std::atomic<int64_t> next{0};
+};
+
+void work(void* data) {
+  Job& job = *static_cast<Job*>(data);
+  for (int64_t n = job.next.fetch_add(1); n < job.count; n = job.next.fetch_add(1)) job.task(job.context, n);
+}
+
+struct Room {
+  void* data = nullptr;
+  size_t floats = 0;
+  ~Room() { std::free(data); }
+};
+
+}  // namespace
+
+void spread_tasks(int threads, int64_t count, void (*task)(const void*, int64_t), const void* context) {
+  Job job{task, context, count};
+  const int64_t most = threads < count ? threads : count;
+  if (parallel && most > 1)
+    parallel(work, &job, unsigned(most), 0);
+  else
+    work(&job);
+}
+
+float* scratch(size_t floats) {
+  thread_local Room room;
+  if (room.floats < floats) {
+    std::free(room.data);
+    room.floats = 0;
+    room.data = std::aligned_alloc(64, (floats * sizeof(float) + 63) / 64 * 64);
+    if (!room.data) std::abort();
+    room.floats = floats;
+  }
+  return static_cast<float*>(room.data);
+}
+
+}  // namespace hone
+
+#define HONE_OUT extern "C" __attribute__((visibility("default")))
+
+// Bit i: set i of ISA_NAMES (library.py) was compiled and runs on this CPU.
+HONE_OUT uint32_t hone_instruction_sets() {
+  uint32_t found = 1;
+#ifdef HONE_HAS_AVX2
+  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) found |= 2;
+#endif
+#ifdef HONE_HAS_AVX512
+  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
+      __builtin_cpu_supports("avx512vl"))
+    found |= 4;
+#endif
+  return found;
+}
+
+// From now on: instruction set number `set`, and threads of `gomp_parallel` (null: the caller's alone).
+HONE_OUT void hone_use(int32_t set, void* gomp_parallel) {
+  hone::parallel = reinterpret_cast<hone::Parallel>(gomp_parallel);
+  hone::kernels = &hone::kernels_portable;
+#ifdef HONE_HAS_AVX2
+  if (set == 1) hone::kernels = &hone::kernels_avx2;
+#endif
+#ifdef HONE_HAS_AVX512
+  if (set == 2) hone::kernels = &hone::kernels_avx512;
+#endif
+}
+
+HONE_OUT int32_t hone_block() { return hone::BLOCK; }
+HONE_OUT void hone_norm(const HoneNorm* a) { hone::kernels->norm(*a); }
+HONE_OUT void hone_norm_back(const HoneNormBack* a) { hone::kernels->norm_back(*a); }
+HONE_OUT void hone_gate(const HoneGate* a) { hone::kernels->gate(*a); }
+HONE_OUT void hone_gate_back(const HoneGate* a) { hone::kernels->gate_back(*a); }
+HONE_OUT void hone_attend(const HoneAttention* a) { hone::kernels->attend(*a); }
+HONE_OUT void hone_attend_back(const HoneAttention* a) { hone::kernels->attend_back(*a); }

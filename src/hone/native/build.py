@@ -1,0 +1,202 @@
+"""Compiles a folder of C++ with the system's compiler, once for each source, compiler and machine, into a cache.
+
+Belongs here: which compiler, which flags, where the library lies, and that two processes may build at the same time.
+"""
+
+import hashlib
+import os
+import platform
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from hone.core.clock import Clock, SystemClock
+from hone.core.errors import ResourceError
+
+INCLUDE: Final = Path(__file__).parent / "include"
+"""Headers that all sources may use."""
+SWITCH: Final = "HONE_NATIVE"
+"""Environment variable: `0` keeps compiled code from being built or used."""
+AVX2: Final = ("-mavx2", "-mfma")
+AVX512: Final = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", *AVX2)
+
+_FLAGS: Final = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-pthread")
+_CHECKED: Final = ("-g", "-O1", "-DHONE_CHECKED", "-fsanitize=address,undefined", "-fno-sanitize-recover=undefined")
+_LINES_SHOWN: Final = 6
+_PATIENCE_S: Final = 300
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class InstructionSet:
+    """Its own source file and flags. A compiler that does not know the flags leaves the set out."""
+
+    name: str
+    file: str
+    flags: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Source:
+    """What one library is made of."""
+
+    name: str
+    """Of the library's file."""
+    what: str
+    """It is called so where it cannot be built: "the compiled runner"."""
+    folder: Path
+    parts: tuple[str, ...]
+    """Files that are compiled as they are."""
+    sets: tuple[InstructionSet, ...]
+    """The first one must compile everywhere."""
+    front: str = "api.cpp"
+    """File that is told, by `-DHONE_HAS_<SET>`, which sets there are."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BuildInfo:
+    """A library that lies in the cache."""
+
+    path: Path
+    compiler: str
+    """First line of what the compiler says about itself."""
+    instruction_sets: tuple[str, ...]
+    """Compiled in; this CPU may run fewer."""
+    seconds_s: float
+    """Of this build; 0 where the library lay in the cache already."""
+
+
+def on_x86() -> bool:
+    return platform.machine().lower() in ("x86_64", "amd64")
+
+
+def switched_off() -> bool:
+    return os.environ.get(SWITCH, "1").strip().lower() in ("0", "off", "false", "no")
+
+
+def find_compiler() -> str | None:
+    """The first of `$CXX`, c++, g++ and clang++ that is on the path."""
+    candidates = (os.environ.get("CXX", ""), "c++", "g++", "clang++")
+    return next((found for name in candidates if name and (found := shutil.which(name))), None)
+
+
+def cache_folder() -> Path:
+    """`$HONE_CACHE`, or `hone` in the platform's folder for caches."""
+    if own := os.environ.get("HONE_CACHE"):
+        return Path(own)
+    if sys.platform == "darwin":
+        return Path.home() / "Library" / "Caches" / "hone"
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hone"
+
+
+def build(source: Source, *, force: bool = False, checked: bool = False, clock: Clock | None = None) -> BuildInfo:
+    """The library, from the cache or compiled now (seconds). `checked`: bounds checks and sanitizers, for tests.
+
+    Safe to call from several processes at once: one builds, the others wait for it. Raises ResourceError where there is
+    no compiler, the cache cannot be written, or the compiler fails, with its last lines.
+    """
+    time = clock or SystemClock()
+    began = time.monotonic_s()
+    compiler = find_compiler()
+    if compiler is None:
+        raise ResourceError("no C++ compiler found (looked for $CXX, c++, g++, clang++); install one, such as g++")
+    version = _version(compiler)
+    flags = (*_FLAGS, f"-I{INCLUDE}", *(_CHECKED if checked else ()))
+    path = cache_folder() / "native" / f"{source.name}-{_key(source, version, checked=checked)}.so"
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with _locked(path.with_suffix(".lock")):
+            fresh = force or not path.exists()
+            if fresh:
+                _Build(source, compiler, flags).to(path)
+            seconds = time.monotonic_s() - began if fresh else 0.0
+            names = tuple(path.with_suffix(".sets").read_text(encoding="utf-8").split())
+    except OSError as error:
+        raise ResourceError(
+            f"{source.what} cannot be kept in {path.parent}: {error}; name another folder by HONE_CACHE"
+        ) from error
+    return BuildInfo(path=path, compiler=version, instruction_sets=names, seconds_s=seconds)
+
+
+def _version(compiler: str) -> str:
+    said = subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=60, check=False)
+    lines = said.stdout.splitlines()
+    if said.returncode != 0 or not lines:
+        raise ResourceError(f"{compiler} --version failed: {said.stderr.strip()[-200:]}; name another compiler by $CXX")
+    return lines[0]
+
+
+def _key(source: Source, version: str, *, checked: bool) -> str:
+    digest = hashlib.sha256()
+    for part in [*sorted(INCLUDE.iterdir()), *sorted(source.folder.iterdir())]:
+        digest.update(part.name.encode() + b"\0" + part.read_bytes() + b"\0")
+    flags = (*_FLAGS, *(_CHECKED if checked else ()))
+    for text in (version, platform.machine(), sys.platform, *flags, repr(source.parts), repr(source.sets)):
+        digest.update(text.encode() + b"\0")
+    return digest.hexdigest()[:24]
+
+
+@contextmanager
+def _locked(path: Path) -> Iterator[None]:
+    """Waits for another process that builds the same library. A lock dies with its process."""
+    import fcntl  # noqa: PLC0415 - not on every platform, and a platform without it fails here, not at import
+
+    with path.open("w", encoding="utf-8") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@dataclass(frozen=True, slots=True)
+class _Build:
+    source: Source
+    compiler: str
+    flags: tuple[str, ...]
+
+    def to(self, path: Path) -> None:
+        """Objects side by side, then the library under a temporary name, then one rename."""
+        with tempfile.TemporaryDirectory(dir=path.parent) as temporary:
+            folder = Path(temporary)
+            with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
+                sets = {
+                    part.name: pool.submit(self._object, part.file, folder / f"{part.name}.o", *part.flags)
+                    for part in self.source.sets
+                }
+                parts = [pool.submit(self._object, name, folder / f"{name}.o") for name in self.source.parts]
+            faults = [fault for part in parts if (fault := part.result())]
+            if fault := sets[self.source.sets[0].name].result():
+                faults.append(fault)
+            names = [name for name, part in sets.items() if not part.result()]
+            has = [f"-DHONE_HAS_{name.upper()}" for name in names]
+            faults += [fault for fault in [self._object(self.source.front, folder / "front.o", *has)] if fault]
+            library = folder / "library.so"
+            if not faults:
+                objects = [str(file) for file in sorted(folder.glob("*.o"))]
+                faults += _call([self.compiler, *self.flags, "-shared", "-o", str(library), *objects])
+            if faults:
+                raise ResourceError(f"{self.compiler} failed on {self.source.what}: {faults[0]}")
+            listed = folder / "sets"
+            listed.write_text(" ".join(names), encoding="utf-8")
+            listed.replace(path.with_suffix(".sets"))
+            library.replace(path)
+
+    def _object(self, file: str, target: Path, *flags: str) -> str:
+        """An empty string, or the compiler's last lines."""
+        source = str(self.source.folder / file)
+        return "".join(_call([self.compiler, *self.flags, *flags, "-c", source, "-o", str(target)]))
+
+
+def _call(command: list[str]) -> list[str]:
+    """Nothing, or one text with what went wrong."""
+    try:
+        said = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE_S, check=False)
+    except subprocess.TimeoutExpired:
+        return [f"no end after {_PATIENCE_S} s"]
+    if said.returncode == 0:
+        return []
+    return [" | ".join(said.stderr.strip().splitlines()[-_LINES_SHOWN:]) or f"exit status {said.returncode}"]

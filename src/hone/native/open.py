@@ -1,0 +1,24 @@
+"""Opens a library by ctypes, with the types of its functions."""
+
+import ctypes
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from hone.core.errors import ResourceError
+
+Functions: TypeAlias = "dict[str, Callable[..., Any]]"
+
+
+def functions_of(path: Path, what: str, signatures: Mapping[str, tuple[Any, Sequence[Any]]]) -> Functions:
+    """name -> (type of the result, types of the arguments). Raises ResourceError where `path` cannot be loaded."""
+    try:
+        library = ctypes.CDLL(str(path))
+    except OSError as error:
+        raise ResourceError(f"{what} {path} cannot be loaded: {error}") from error
+    functions: Functions = {}
+    for name, (result, arguments) in signatures.items():
+        function = library[name]
+        function.restype, function.argtypes = result, arguments
+        functions[name] = function
+    return functions
