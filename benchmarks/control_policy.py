@@ -125,7 +125,8 @@ def paired(name: str, unit: str, pairs: list[tuple[float, float]], bar: float, *
     )  # fmt: skip
 
 
-def speed_rows(*, quick: bool) -> list[Row]:
+def speed_rows(*, quick: bool, seeds: int) -> list[Row]:
+    del seeds  # of speeds, repetitions are what counts
     require_peer(PEER, PEER_VERSIONS)
     repetitions, turns, steps = (1, 60, 200) if quick else (7, 390, 1000)
     runs = [(zoo(seed, turns), peer(PEER_ZOO, seed, turns)) for seed in range(10, 10 + repetitions)]
@@ -145,8 +146,8 @@ def trained_score(settings: dict[str, Any], steps: int) -> Callable[[int], float
     return lambda seed: score(run(built(settings, seed=seed, steps=steps), steps), name, seed)
 
 
-def learning_rows(*, quick: bool) -> list[Row]:
-    seeds = 1 if quick else 10
+def learning_rows(*, quick: bool, seeds: int) -> list[Row]:
+    seeds = 1 if quick else seeds
     cartpole = {"recipe": "a2c", "env": {"id": "CartPole-v1", "num_envs": 8}}
     found = seeded(trained_score(cartpole, 500 if quick else 12_500), seeds, "a2c")
     rows = [scored("A2C, CartPole-v1, 500k steps", "return", 475, found, quick=quick)]
@@ -166,12 +167,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Measure the policy methods.")
     parser.add_argument("--quick", action="store_true", help="one seed and short runs")
     parser.add_argument("--only", choices=list(PARTS), help="measure this part, and leave the other's table alone")
+    parser.add_argument("--seeds", type=int, default=10, help="of the scores")
     asked = parser.parse_args()
     torch.set_num_threads(1)
     rows: list[Row] = []
     for part, measure in PARTS.items():
         if asked.only in (None, part):
-            found = measure(quick=asked.quick)
+            found = measure(quick=asked.quick, seeds=asked.seeds)
             title, program = f"Control, policy methods, {part}", "benchmarks/control_policy.py"
             rewrite(title, program, found, threads=1, quick=asked.quick)
             rows += found

@@ -92,7 +92,8 @@ torch.set_num_threads(1)
 structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.ERROR))
 import d3rlpy
 from d3rlpy.models.encoders import VectorEncoderFactory
-name, discrete, updates, batch, steps = sys.argv[1], sys.argv[2] == "True", *map(int, sys.argv[3:])
+name, discrete, updates, batch, steps = sys.argv[1], sys.argv[2] == "True", *map(int, sys.argv[3:6])
+torch.set_float32_matmul_precision(sys.argv[6])
 draws = np.random.default_rng(0)
 seen = draws.normal(size=(steps, 4 if discrete else 3)).astype(np.float32)
 chosen = draws.integers(0, 2, steps) if discrete else draws.uniform(-2, 2, (steps, 1)).astype(np.float32)
@@ -151,8 +152,8 @@ def hone_speed(race: Race, log: Path, updates: int) -> float:
     return turns * minibatches / (time.process_time() - begin)
 
 
-def peer_speed(race: Race, updates: int) -> float:
-    arguments = [race.peer, race.discrete, updates, BATCH, TRANSITIONS]
+def peer_speed(race: Race, updates: int, products: str) -> float:
+    arguments = [race.peer, race.discrete, updates, BATCH, TRANSITIONS, PRODUCTS[products]]
     command = [str(PEER / "bin" / "python"), "-c", PEER_PROGRAM, *map(str, arguments)]
     answer = subprocess.run(
         command, capture_output=True, text=True, check=True, env={**os.environ, "OMP_NUM_THREADS": "1"}
@@ -166,7 +167,9 @@ def speed_row(race: Race, folder: Path, products: str, *, quick: bool) -> Row:
         noise_log(log, discrete=race.discrete)
     repetitions = 1 if quick else 5
     torch.set_float32_matmul_precision(PRODUCTS[products])
-    pairs = [(hone_speed(race, log, race.updates), peer_speed(race, race.updates // 2)) for _ in range(repetitions)]
+    pairs = [
+        (hone_speed(race, log, race.updates), peer_speed(race, race.updates // 2, products)) for _ in range(repetitions)
+    ]
     torch.set_float32_matmul_precision(PRODUCTS["float32"])
     here, there = (float(np.median([pair[side] for pair in pairs])) for side in (0, 1))
     ratio = float(np.median([ours / theirs for ours, theirs in pairs]))
@@ -185,10 +188,11 @@ def speed_row(race: Race, folder: Path, products: str, *, quick: bool) -> Row:
 
 PRODUCTS = {"float32": "highest", "bfloat16": "medium"}
 """How numbers are multiplied; sums are float32. bfloat16 rounds factors to 8 bits: fast where the CPU has units for it
-(AMX), and no faster elsewhere. The peer always computes as it does by itself."""
+(AMX), and no faster elsewhere. The peer is given the same."""
 
 
-def speed_rows(*, quick: bool) -> list[Row]:
+def speed_rows(*, quick: bool, seeds: int) -> list[Row]:
+    del seeds  # of speeds, repetitions are what counts
     require_peer(PEER, PEER_VERSIONS)
     with tempfile.TemporaryDirectory() as folder:
         return [speed_row(race, Path(folder), products, quick=quick) for race in RACES for products in PRODUCTS]
@@ -258,13 +262,13 @@ def trial(task: str, seed: int, *, quality: Quality = "mixed", quick: bool) -> d
     return found
 
 
-def score_rows(*, quick: bool) -> list[Row]:
+def score_rows(*, quick: bool, seeds: int) -> list[Row]:
     rows: list[Row] = []
     for task in TASKS:
-        found = seeded(lambda seed, task=task: trial(task, seed, quick=quick), 1 if quick else 10, task)
+        found = seeded(lambda seed, task=task: trial(task, seed, quick=quick), 1 if quick else seeds, task)
         for recipe in ("log", *ENTRANTS[task]):
             rows += entrant_rows(task, recipe, found, quick=quick)
-    returns = seeded(lambda seed: stitched(seed), 1 if quick else 10, "stitching")
+    returns = seeded(lambda seed: stitched(seed), 1 if quick else seeds, "stitching")
     rows += [
         scored(f"{recipe}, stitching (best 2, logged 1)", "return", 2.0 if recipe != "bc" else 1.0,
                [one[recipe] for one in returns], quick=quick)
@@ -320,12 +324,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Measure the offline recipes.")
     parser.add_argument("--quick", action="store_true", help="one seed and short runs, two minutes")
     parser.add_argument("--only", choices=list(PARTS), help="measure this part, and leave the other's table alone")
+    parser.add_argument("--seeds", type=int, default=10, help="of the scores")
     asked = parser.parse_args()
     torch.set_num_threads(1)
     rows: list[Row] = []
     for part, measure in PARTS.items():
         if asked.only in (None, part):
-            found = measure(quick=asked.quick)
+            found = measure(quick=asked.quick, seeds=asked.seeds)
             rewrite(f"Offline, {part}", "benchmarks/offline.py", found, threads=1, quick=asked.quick)
             rows += found
     tell(rows)

@@ -1,16 +1,23 @@
 """Replay: what a sample, an update of priorities and an addition cost, in CPU time.
 
 `python benchmarks/replay.py` rewrites the table of RESULTS.md and prints one JSON line per row; `--quick` decides
-nothing. Medians over single calls of the thread's own time; the machine's load is printed beside them.
+nothing. Medians over single calls of the thread's own time; the machine's load is printed beside them. Where a peer
+does the same work, blocks of calls take turns, and figures and ratios are medians over the rounds; each peer lives in
+an environment of its own (`.peers`). Without one its rows are left out, and that is said.
 """
 
 import argparse
+import json
 import os
+import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import IO
 
 import numpy as np
-from tables import Row, rewrite, tell
+from tables import HERE, Row, require_peer, rewrite, tell
 
 from hone.core.episodes import Episodes
 from hone.core.random import generator
@@ -23,6 +30,46 @@ from hone.replay.tree import SumTree
 
 CAPACITY, BATCH, ADDED = 1_000_000, 256, 64
 NUMPY = Kernels(change=loops.change, find=loops.find, compiled=False)
+PEERS = {
+    "tianshou": ("Tianshou 2.0.1", ("torch==2.13.0", "tianshou==2.0.1")),
+    "cpprb": ("cpprb 11.0.0", ("cpprb==11.0.0",)),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peer:
+    """A peer's process, which lives as long as its input."""
+
+    name: str
+    works: tuple[str, ...]
+    asks: IO[str]
+    answers: IO[str]
+
+    def microseconds(self, work: str, times: int) -> float:
+        """Median of so many calls."""
+        self.asks.write(f"{work} {times}\n")
+        self.asks.flush()
+        return float(json.loads(self.answers.readline()))
+
+
+def started(folder: str, until: ExitStack) -> list[Peer]:
+    """The peer; none where it cannot be installed."""
+    name, packages = PEERS[folder]
+    home = HERE / ".peers" / folder
+    try:
+        require_peer(home, packages)
+    except subprocess.CalledProcessError as error:
+        print(f"{name} could not be installed, its rows are left out: {error}", flush=True)
+        return []
+    process = until.enter_context(
+        subprocess.Popen(
+            [str(home / "bin" / "python"), str(HERE / "replay_peer.py"), folder],
+            stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+    )  # fmt: skip
+    assert process.stdin is not None and process.stdout is not None
+    works = tuple(json.loads(process.stdout.readline()))
+    return [Peer(name=name, works=works, asks=process.stdin, answers=process.stdout)]
 
 
 def transitions(count: int) -> Episodes:
@@ -55,15 +102,34 @@ def microseconds(work: Callable[[int], object], times: int) -> tuple[float, floa
     return float(middle), float(low), float(high)
 
 
-def row(name: str, figures: tuple[float, float, float], *, bar: float | None = None, quick: bool) -> Row:
-    value, low, high = figures
-    met = None if quick or bar is None else value <= bar
-    text = None if bar is None else f"<= {bar:.0f}"
+def rows_of(
+    name: str,
+    work: Callable[[int], object],
+    rivals: Sequence[Peer] = (),
+    *,
+    against: str = "",
+    bar: float | None = None,
+    quick: bool,
+) -> list[Row]:
+    """One row against each peer that does the work named `against`; else one row."""
+    rivals = [peer for peer in rivals if against in peer.works]
+    rounds, calls = (3, 100) if quick else (25, 200)
+    found = [
+        [microseconds(work, calls)[0], *(peer.microseconds(against, calls) for peer in rivals)] for _ in range(rounds)
+    ]
+    columns = np.array(found)
+    low, value, high = (float(each) for each in np.percentile(columns[:, 0], (25, 50, 75)))
     print(f"{name}: {value:.1f} us ({low:.1f} .. {high:.1f}), load {os.getloadavg()[0]:.1f}", flush=True)
-    return Row(row=name, value=value, unit="us", bar=text, met=met)
+    text = None if bar is None else f"<= {bar:.0f}"
+    plain = Row(row=name, value=value, unit="us", bar=text, met=None if quick or bar is None else value <= bar)
+    rows: list[Row] = []
+    for peer, theirs in zip(rivals, columns.T[1:], strict=True):
+        there, ratio = float(np.median(theirs)), float(np.median(theirs / columns[:, 0]))
+        rows.append(replace(plain, peer=peer.name, peer_value=there, ratio=ratio, seeds=rounds))
+    return rows or [plain]
 
 
-def tree_rows(using: Kernels, name: str, *, bar: float | None, quick: bool) -> list[Row]:
+def tree_rows(using: Kernels, name: str, rivals: Sequence[Peer] = (), *, bar: float | None, quick: bool) -> list[Row]:
     tree, draws = SumTree(CAPACITY, using=using), np.random.default_rng(0)
     tree.change(np.arange(CAPACITY), draws.random(CAPACITY))
     masses = draws.random((100, BATCH))
@@ -72,12 +138,11 @@ def tree_rows(using: Kernels, name: str, *, bar: float | None, quick: bool) -> l
         rows, _ = tree.draw(BATCH, draws)
         tree.change(rows, masses[k % 100])
 
-    figures = microseconds(cycle, 300 if quick else 5000)
-    return [row(f"Sum tree, {name}: draw and update {BATCH} of 1e6", figures, bar=bar, quick=quick)]
+    title = f"Sum tree, {name}: draw and update {BATCH} of 1e6"
+    return rows_of(title, cycle, rivals, against="tree", bar=bar, quick=quick)
 
 
-def memory_rows(*, quick: bool) -> list[Row]:
-    times = 300 if quick else 5000
+def memory_rows(rivals: Sequence[Peer], *, quick: bool) -> list[Row]:
     memory, draws = Prioritised(Ring(CAPACITY), Priorities()), np.random.default_rng(0)
     memory.add(transitions(CAPACITY))
     errors, fresh = draws.random((100, BATCH)), transitions(ADDED)
@@ -87,33 +152,36 @@ def memory_rows(*, quick: bool) -> list[Row]:
         memory.learn(errors[k % 100])
 
     name = f"Prioritised ring of 1e6: sample {BATCH} (weights, all columns gathered) and update"
-    found = [row(name, microseconds(cycle, times), quick=quick)]
+    found = rows_of(name, cycle, rivals, against="sample", quick=quick)
     name = f"Prioritised ring of 1e6: add {ADDED} transitions"
-    found.append(row(name, microseconds(lambda _: memory.add(fresh), times), bar=20, quick=quick))
+    found += rows_of(name, lambda _: memory.add(fresh), rivals, against="add", bar=20, quick=quick)
     ring = memory.memory
     assert isinstance(ring, Ring)
-    uniform = microseconds(lambda _: ring.sample(BATCH, draws), times)
-    found.append(row(f"Ring of 1e6: sample {BATCH} uniformly", uniform, quick=quick))
-    found.append(
-        row(f"Ring of 1e6: add {ADDED} transitions", microseconds(lambda _: ring.add(fresh), times), quick=quick)
-    )
+    found += rows_of(f"Ring of 1e6: sample {BATCH} uniformly", lambda _: ring.sample(BATCH, draws), quick=quick)
+    found += rows_of(f"Ring of 1e6: add {ADDED} transitions", lambda _: ring.add(fresh), quick=quick)
     steps = Steps(CAPACITY, length=3, discount=0.99)
     steps.add(transitions(CAPACITY))
     name = f"Linked steps, 1e6: sample {BATCH} windows of 3"
-    found.append(row(name, microseconds(lambda _: steps.sample(BATCH, draws), times), quick=quick))
+    found += rows_of(name, lambda _: steps.sample(BATCH, draws), quick=quick)
     return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description="Measure replay memories.")
     parser.add_argument("--quick", action="store_true", help="few repetitions, decides nothing")
-    quick = parser.parse_args().quick
-    installed = kernels()
-    rows = tree_rows(NUMPY, "numpy", bar=None if installed.compiled else 60, quick=quick)
-    if installed.compiled:
-        rows += tree_rows(installed, "numba", bar=60, quick=quick)
-    rows += memory_rows(quick=quick)
-    rewrite("Replay", "benchmarks/replay.py", rows, threads=1, quick=quick)
+    parser.add_argument("--dry", action="store_true", help="leave RESULTS.md as it is")
+    arguments = parser.parse_args()
+    quick, installed = arguments.quick, kernels()
+    with ExitStack() as until:
+        rivals = [peer for folder in PEERS for peer in started(folder, until)]
+        if installed.compiled:
+            rows = tree_rows(NUMPY, "numpy", bar=None, quick=quick)
+            rows += tree_rows(installed, "numba", rivals, bar=60, quick=quick)
+        else:
+            rows = tree_rows(NUMPY, "numpy", rivals, bar=60, quick=quick)
+        rows += memory_rows(rivals, quick=quick)
+    if not arguments.dry:
+        rewrite("Replay", "benchmarks/replay.py", rows, threads=1, quick=quick)
     tell(rows)
 
 

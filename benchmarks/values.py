@@ -82,14 +82,14 @@ def rows_of(recipe: str, seeds: range, *, quick: bool) -> list[Row]:
     ]  # fmt: skip
 
 
-def learning_rows(*, quick: bool) -> list[Row]:
-    seeds = range(1 if quick else 10)
-    return [row for recipe in ("dqn", "rainbow") for row in rows_of(recipe, seeds, quick=quick)]
+def learning_rows(*, quick: bool, seeds: int) -> list[Row]:
+    looked_at = range(1 if quick else seeds)
+    return [row for recipe in ("dqn", "rainbow") for row in rows_of(recipe, looked_at, quick=quick)]
 
 
-def family_rows(*, quick: bool) -> list[Row]:
-    seeds = range(1 if quick else 3)
-    return [row for recipe in OTHERS for row in rows_of(recipe, seeds, quick=quick)]
+def family_rows(*, quick: bool, seeds: int) -> list[Row]:
+    looked_at = range(1 if quick else min(3, seeds))
+    return [row for recipe in OTHERS for row in rows_of(recipe, looked_at, quick=quick)]
 
 
 def hone_speed(turns: int) -> float:
@@ -119,7 +119,8 @@ def peer_speed(turns: int) -> float:
     return float(answer.stdout.split()[-1])
 
 
-def speed_rows(*, quick: bool) -> list[Row]:
+def speed_rows(*, quick: bool, seeds: int) -> list[Row]:
+    del seeds  # of speeds, repetitions are what counts
     require_peer(PEER, PEER_VERSIONS)
     turns, repetitions = (8, 2) if quick else (40, 7)
     pairs = [(hone_speed(turns), peer_speed(turns)) for _ in range(repetitions)]
@@ -143,12 +144,13 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Measure the value-based recipes.")
     parser.add_argument("--quick", action="store_true", help="one seed and short runs, under a minute")
     parser.add_argument("--only", choices=list(PARTS), help="measure this part, and leave the others' tables alone")
+    parser.add_argument("--seeds", type=int, default=10, help="of the scores")
     asked = parser.parse_args()
     torch.set_num_threads(1)
     rows: list[Row] = []
     for part, measure in PARTS.items():
         if asked.only == part or (asked.only is None and part not in ASKED_FOR):
-            found = measure(quick=asked.quick)
+            found = measure(quick=asked.quick, seeds=asked.seeds)
             rewrite(f"Values, {part}", "benchmarks/values.py", found, threads=1, quick=asked.quick)
             rows += found
     tell(rows)

@@ -46,6 +46,16 @@ def policies() -> list[Policy]:
     ]
 
 
+def test_a_number_that_never_varied_keeps_its_scale() -> None:
+    """0.1 is no sum of powers of two: the deviation of many of them is not exactly 0 in floating point."""
+    seen = np.stack([np.arange(7.0), np.full(7, 0.1), np.full(7, 3e8)], axis=1).astype(np.float32)
+    inputs = BOX.standardised(seen)
+    assert inputs.scale == pytest.approx((2.0, 1.0, 1.0))
+    elsewhere = inputs.array(np.array([[3.0, 0.6, 3e8]], np.float32))
+    np.testing.assert_allclose(elsewhere, [[0.0, 0.5, 0.0]], atol=1e-6)
+    torch.testing.assert_close(inputs.tensor(torch.tensor([[3.0, 0.6, 3e8]])), torch.from_numpy(elsewhere))
+
+
 def seen_by(policy: Policy, count: int = 64) -> np.ndarray:
     rng = np.random.default_rng(2)
     if policy.spaces.inputs.one_hot:

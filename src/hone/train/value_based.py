@@ -89,8 +89,6 @@ class ValueLearner(LearnerConfig):
 
     lr: float = Field(default=2.3e-3, gt=0)
     """Peak learning rate; above 1 it needs `--yes`."""
-    decay: Literal["constant", "linear", "cosine"] = "linear"
-    """What the rate does until the last update. Constant rates this high leave some seeds with a bad last policy."""
     max_grad_norm: float | None = Field(default=10.0, ge=0)
     """Gradients longer than this are shortened to it; 0 leaves them as they are."""
     minibatches: int = Field(default=128, ge=1)
@@ -106,7 +104,7 @@ class ValueAlgorithm(Config):
     """Turns of the loop after which the slow copy follows."""
     target_rate: float = Field(default=1.0, gt=0, le=1)
     """Share of the values that it then takes on; 1: it becomes a copy."""
-    average_rate: float = Field(default=0.005, gt=0, le=1)
+    average_rate: float = Field(default=0.0005, gt=0, le=1)
     """Share of the weights that the policy takes on per update: what is judged and shipped is their running average
     (Polyak & Juditsky, 1992); 1: the last weights."""
 

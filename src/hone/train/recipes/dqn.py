@@ -1,8 +1,8 @@
 """DQN: action values by temporal difference from replay, against a slow copy (Mnih et al., 2015).
 
 loss = huber(Q(s, a) - [r + discount * max over a' of Q_slow(s', a')]); the discount is 0 where the world ended, and not
-where a time limit cut an episode. The defaults are for CartPole-v1 and 50,000 steps of the world, where most seeds end
-with a policy that is never beaten, and some with one that drifts off the track.
+where a time limit cut an episode. The policy is the running average of the weights: on CartPole-v1 the last weights of
+a run are often bad ones, with good ones just before and after. The defaults are for 50,000 steps of that world.
 """
 
 from hone.models.value_networks import DeepValues
