@@ -25,6 +25,7 @@ from tables import Row, require_peer, rewrite, tell
 
 from hone.core.credit import Metrics
 from hone.core.episodes import Episodes
+from hone.native.memory import keep_freed_memory
 from hone.train.loop import train
 from hone.train.recipes import grpo
 
@@ -81,6 +82,7 @@ def hone_step(shape: str, case: tuple[str, int, int], kind: str, steps: int) -> 
         }
     )
     torch.set_num_threads(THREADS)
+    keep_freed_memory()  # as the command `hone train` does
     job = grpo.ENTRY.build(config)
     marks, tokens, told = [time.perf_counter()], [0], dict[str, list[float]]()
 

@@ -1,20 +1,25 @@
 """The public door for Python: what the commands do, without a screen.
 
-`train(file)` runs what a config file describes, `evaluate(policy)` judges a checkpoint, `sample(policy)` lets it
-answer.
+`train(file)` runs what a config file describes, `train_seeds(file, seeds)` once for each seed, `compare(runs)` holds
+runs against each other, `evaluate(policy)` judges a checkpoint, `sample(policy)` lets it answer.
 """
 
+import io
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from hone.cli.configs import read_document, require_consent
 from hone.cli.judging import find_policy
-from hone.cli.pipelines import STAGE
+from hone.cli.pipelines import STAGE, pipeline_name
+from hone.cli.screen import Screen, console_of
+from hone.cli.seeds import Turns, folder_of, one_after_another, parse_seeds, seeded
 from hone.cli.training import check_data, stages_of, train_one, train_pipeline
 from hone.core.credit import Metrics
-from hone.evaluate import checkpoint
+from hone.evaluate import checkpoint, comparison
+from hone.store.comparison import Comparison
 from hone.store.evaluations import Evaluation, Paired, SideBySide
+from hone.store.folder import check_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,6 +30,18 @@ class Trained:
     evaluations: Sequence[Evaluation] = ()
     comparisons: Sequence[Paired] = ()
     side_by_side: Sequence[SideBySide] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Repeated:
+    """One configuration, trained once for each seed."""
+
+    folder: Path
+    """Holds the runs."""
+    runs: Sequence[Path]
+    """In the order of the seeds."""
+    comparison: Comparison
+    """What they come to together."""
 
 
 class Quiet:
@@ -60,6 +77,49 @@ def train(
         comparisons=outcome.comparisons,
         side_by_side=outcome.side_by_side,
     )
+
+
+def train_seeds(
+    file: str | Path,
+    seeds: int | Sequence[int],
+    overrides: Sequence[str] = (),
+    *,
+    runs: str | Path = "runs",
+    resume: bool = False,
+) -> Repeated:
+    """Run what `file` describes once for each seed (a number n means 0 to n - 1), one run after another.
+
+    A run that fails does not keep the others from running; what the first one raised is raised at the end. Raises
+    HoneError, as the command says it.
+    """
+    asked = parse_seeds(str(seeds) if isinstance(seeds, int) else ",".join([*map(str, seeds), ""]))
+    document = read_document(file, overrides)
+    folder = Path(runs) / pipeline_name(document)
+    check_name(folder.name)
+    seeded(document, asked[0])
+    stages = stages_of(document)
+    require_consent([warning for stage in stages for warning in stage.resolved.warnings], yes=False)
+    check_data(stages)
+    turns = Turns(root=folder, seeds=asked, steps=stages[0].resolved.config.steps, resume=resume)
+
+    def make(seed: int, begun: bool) -> None:  # noqa: FBT001 - called by position
+        seeded(document, seed)
+        train_one(stages_of(document)[0], root=folder, resume=begun, progress=Quiet())
+
+    one_after_another(turns, make, Screen(console=console_of(io.StringIO())))
+    found = comparison.compare([str(folder)], root=folder)
+    return Repeated(folder=folder, runs=[folder / folder_of(seed) for seed in asked], comparison=found)
+
+
+def compare(
+    asked: Sequence[str | Path], *, metric: str = "", threshold: float | None = None, runs: str | Path = "runs"
+) -> Comparison:
+    """Runs held against each other: their names or folders, or folders that hold runs, gathered by configuration.
+
+    `metric` instead of the score that they end with; `threshold`: the score whose first reaching is timed. Raises
+    DataError for runs that are not there, cannot be read, or have no score.
+    """
+    return comparison.compare([str(one) for one in asked], root=Path(runs), metric=metric, threshold=threshold)
 
 
 def evaluate(

@@ -133,6 +133,11 @@ low = "x"
         ("tags=[1]", "tags.0 on the command line must be a string, got 1"),
         ("sampling.top_p=0", "sampling.top_p on the command line must be > 0 and <= 1, got 0"),
         ("lr=1", "unknown key lr on the command line; did you mean learner.lr?"),
+        ("lerner.lr=1", "unknown key lerner on the command line; did you mean learner?"),
+        (
+            "learner.loss.kind=dop",
+            'learner.loss.kind on the command line must be "clipped" or "dpo", got "dop"; did you mean "dpo"?',
+        ),
         ("extra={zzz=1}", "unknown key extra.zzz on the command line; known here: high, kind, low"),
         ("steps.deep=1", "cannot set steps.deep on the command line: steps in run.toml:1 is 3, not a table"),
         ("tags.4=a", "cannot set tags.4 on the command line: tags in run.toml:2 has 1 entries, counted from 0"),
@@ -171,6 +176,14 @@ def test_a_table_given_in_part_keeps_the_rest_of_the_field_default(path: Path) -
     got = answer(path, "steps = 3\n[learner]\nepochs = 2\n", "learner.loss.high=0.28").config.learner
     assert (got.lr, got.epochs) == (0.5, 2)
     assert got.loss == Clipped(low=0.1, high=0.28)
+
+
+def test_what_a_table_given_in_part_keeps_is_told(path: Path) -> None:
+    assert answer(path, "steps = 3\n").kept() == {}
+    one = answer(path, "steps = 3\n[learner]\nepochs = 2\n").kept()
+    assert one == {"learner.lr": Setting(value=0.5, origin="default")}
+    both = answer(path, "steps = 3\n[learner]\nlr = 0.5\nloss.high = 0.28\n").kept()
+    assert both == {"learner.loss.low": Setting(value=0.1, origin="default")}
 
 
 def test_another_member_of_a_union_starts_from_its_own_defaults(path: Path) -> None:

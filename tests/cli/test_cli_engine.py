@@ -16,9 +16,11 @@ from hone.cli.judging import generation_rows
 from hone.cli.main import main
 from hone.cli.screen import console_of
 from hone.cli.streaming import AnswerStream
+from hone.core.errors import ResourceError
 from hone.core.generation import GenerationStats
 from hone.evaluate.policies import ModelSource, NewModel, open_policy
-from hone.evaluate.selfcheck import Finding, Kernel
+from hone.evaluate.selfcheck import Finding, Kernel, kernel
+from hone.models.native import library as training
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -160,7 +162,13 @@ def test_the_figures_of_a_generation() -> None:
 
 
 def checked(monkeypatch: pytest.MonkeyPatch, *, passed: bool) -> None:
-    one = Kernel(usable=True, compiler="c++ 99", built="in 9.0 s: x.so", chosen="native, avx512: it runs here")
+    one = Kernel(
+        usable=True,
+        compiler="c++ 99",
+        built="in 9.0 s: x.so",
+        chosen="native, avx512: it runs here",
+        trainer="compiled, avx512",
+    )
     found = Finding(runner="native float32", check="slots", against="8 and 3", found="bits", passed=passed)
     monkeypatch.setattr(engine, "kernel", lambda: one)
     monkeypatch.setattr(engine, "check_runners", lambda *, native: iter([found] if native else []))
@@ -174,7 +182,7 @@ def test_the_doctor_tries_the_engine(
     assert main(["doctor"]) == 0
     out = capsys.readouterr().out
     assert out.index("ready") < out.index("native, avx512") < out.index("8 and 3")
-    assert "c++ 99" in out and "in 9.0 s: x.so" in out and "1 checks" in out
+    assert "compiled, avx512" in out and "c++ 99" in out and "in 9.0 s: x.so" in out and "1 checks" in out
     checked(monkeypatch, passed=False)
     assert main(["doctor", "engine"]) == 1
     out = capsys.readouterr().out
@@ -200,3 +208,12 @@ def test_the_doctor_in_earnest(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "engine"]) == 0
     out = capsys.readouterr().out
     assert "parity" in out and "the same bits" in out and "fail" not in out
+
+
+def test_the_doctor_says_why_the_trainer_has_no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(training, "_loaded", lambda: ResourceError("c++ failed on the compiled training kernels: x"))
+    assert kernel().trainer == "torch: c++ failed on the compiled training kernels: x"
+    monkeypatch.undo()
+    assert kernel().trainer.startswith("compiled, ")
+    monkeypatch.setenv("HONE_NATIVE", "0")
+    assert kernel().trainer == "torch: HONE_NATIVE=0 switches compiled code off"

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hone.core.random import generator, key, permutation, uniforms
+from hone.core.random import generator, key, keys, permutation, uniforms, uniforms_of
 
 ids = st.lists(st.one_of(st.integers(0, 999), st.text(max_size=4)), max_size=3).map(tuple)
 
@@ -67,3 +67,15 @@ def test_a_generator_carries_nothing_from_one_use_to_the_next() -> None:
     first = generator(3, "x", 1).normal(size=5)
     generator(3, "x", 1).normal(size=1000)
     assert generator(3, "x", 1).normal(size=5).tolist() == first.tolist()
+
+
+@given(ids, st.integers(0, 5), st.integers(0, 70))
+def test_many_streams_at_once_are_the_streams_one_by_one(one: tuple[int | str, ...], streams: int, count: int) -> None:
+    """Against numpy's own Philox, to the bit; and the keys in their words."""
+    words = keys(3, "s", *one, count=streams)
+    assert words.shape == (streams, 2) and words.dtype == np.uint64
+    assert [low | high << 64 for low, high in words.tolist()] == [key(3, "s", *one, k) for k in range(streams)]
+    drawn = uniforms_of(words, count=count)
+    assert drawn.shape == (streams, count)
+    for number, row in enumerate(drawn):
+        assert row.tobytes() == uniforms(3, "s", *one, number, count=count).tobytes()

@@ -30,6 +30,7 @@ SHORTER = {
     "control/monte_carlo_frozen_lake.toml": ["steps=5"],
     "control/prioritized_sweeping_maze.toml": ["steps=20"],
     "control/q_learning_taxi.toml": ["steps=5"],
+    "control/sarsa_cliff_edge.toml": ["steps=5"],
     "control/sarsa_cliff_walking.toml": ["steps=5"],
     "control/sarsa_lambda_frozen_lake.toml": ["steps=5"],
     "control/td_prediction_random_walk.toml": ["steps=5"],

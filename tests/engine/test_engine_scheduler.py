@@ -273,3 +273,16 @@ def test_streams_are_the_projects_random_streams():
             assert np.array_equal(streams.uniforms(*ids, count=count), uniforms(7, "sample", *ids, count=count))
     first = Uniforms(streams.of(0, "a", 0))
     assert np.array_equal(first(200)[:3], first(3))
+
+
+def test_numbers_drawn_ahead_are_the_streams_own():
+    streams, asked = Streams(7), [("a", 3), ("b", 1)]
+    owners = [(id_, number) for id_, samples in asked for number in range(samples)]
+    for count, drawn in ((5, 5), (500, 64)):
+        rows = streams.ahead(2, asked, count=count)
+        assert [len(row) for row in rows] == [drawn] * 4
+        for row, (id_, number) in zip(rows, owners, strict=True):
+            assert np.array_equal(row, uniforms(7, "sample", 2, id_, number, count=drawn))
+            assert np.array_equal(Uniforms(streams.of(2, id_, number), row)(200)[:drawn], row), "and go on as before"
+    assert streams.ahead(0, [], count=5) == []
+    assert len(streams.ahead(0, [("a", 1 << 18)], count=5)[0]) == 1, "too many to be drawn ahead"

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from hone.core.errors import DataError
+from hone.core.errors import ConfigError, DataError, UserCodeError
 from hone.envs.finite.build import chain, counted, drawn, from_gymnasium, from_table, grid
 from hone.envs.finite.model import Outcomes, finite, probabilities
 from hone.envs.finite.solve import evaluate, policy_iteration
@@ -43,6 +43,22 @@ def test_gymnasium_tables_are_taken_over_outcome_by_outcome() -> None:
 def test_an_environment_without_a_table_is_refused() -> None:
     with pytest.raises(DataError, match="CartPole-v1 keeps no table"):
         from_gymnasium("CartPole-v1", discount=0.9)
+
+
+def test_names_and_options_that_gymnasium_refuses_are_the_users_faults() -> None:
+    with pytest.raises(ConfigError, match=r"finite.world.id = 'Taxi-v33': no such .* did you mean Taxi-v4"):
+        from_gymnasium("Taxi-v33", discount=0.9)
+    with pytest.raises(UserCodeError, match="Taxi-v4: the environment cannot be made: TypeError"):
+        from_gymnasium("Taxi-v4", discount=0.9, options={"colour": 1})
+
+
+def test_all_faults_of_a_map_are_told() -> None:
+    with pytest.raises(DataError) as caught:
+        grid(["..x", "..y"], discount=0.9)
+    assert caught.value.messages == (
+        "the map has the marks 'xy', which are neither #, S, . nor in `pays`",
+        "the map has no S, where an episode begins",
+    )
 
 
 def test_a_grid_by_hand() -> None:

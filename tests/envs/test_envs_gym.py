@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from hone.core.episodes import Episodes
 from hone.core.errors import ConfigError, UserCodeError
 from hone.core.random import generator
-from hone.envs.gym import GymConfig, GymWorld, open_world, world_of
+from hone.envs.gym import GymConfig, GymWorld, inspect_world, open_world, world_of
 from hone.envs.gym_make import autoreset_of, seeds_of, together
 from hone.envs.gym_play import open_arena, play
 
@@ -392,3 +392,8 @@ def test_a_judgement_takes_the_first_episode_of_each_environment() -> None:
 
 def test_noise_does_not_depend_on_the_rollout_before() -> None:
     assert generator(3, "act", 5).random() != generator(3, "act", 6).random()
+
+
+def test_a_policy_that_needs_a_box_refuses_numbered_actions_at_the_door() -> None:
+    with pytest.raises(ConfigError, match=r"CartPole-v1: action space Discrete\(2\) is numbered.*take dqn"):
+        inspect_world(GymConfig(id="CartPole-v1"), seed=0, squashed=True)

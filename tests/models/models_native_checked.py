@@ -23,6 +23,8 @@ def main() -> None:
             cases.test_a_gate(isa, rows, width, kind)
         for shape, normed in itertools.product([(4, 4, 64), (4, 2, 10), (3, 1, 24)], [False, True]):
             cases.test_attention(isa, shape, normed, kind)
+        for shape in ((1, 32, 32), (33, 96, 32), (1061, 64, 96)):
+            cases.test_the_gradient_of_a_weight(isa, *shape)
     print("ok")
 
 

@@ -23,6 +23,7 @@ from hone.models.init import new_model
 from hone.models.native import library
 from hone.models.native.attention import LONGEST, NativeAttention, Texts
 from hone.models.native.layers import add_norm, gated
+from hone.models.native.products import weight_gradient
 from hone.models.packed import Packed, Targets, pack_rows, pack_shared, texts_of
 from hone.native.build import find_compiler
 
@@ -101,6 +102,32 @@ def test_a_gate(isa: str, rows: int, width: int, kind: torch.dtype) -> None:
     limit = 1e-6 if kind == torch.float32 else 4e-3
     assert far(out, out_) < limit
     assert far(found, wanted) < limit
+
+
+@pytest.mark.parametrize(("tokens", "outs", "ins"), [(1, 32, 32), (33, 96, 32), (512, 32, 64), (1061, 64, 96)])
+def test_the_gradient_of_a_weight(isa: str, tokens: int, outs: int, ins: int) -> None:
+    g, x = (normal(tokens, n, seed=n + k, dtype=torch.bfloat16).detach() for k, n in enumerate((outs, ins)))
+    found = weight_gradient(g, x)
+    if isa != "amx":
+        assert found is None
+        return
+    assert found is not None
+    assert far(found, g.double().T @ x.double()) < 1e-6  # sums are not rounded to bfloat16
+
+
+def test_the_gradient_of_a_weight_for_any_number_of_threads_and_of_odd_widths() -> None:
+    g, x = (normal(700, n, seed=n, dtype=torch.bfloat16).detach() for n in (160, 64))
+    before, found = torch.get_num_threads(), list[Tensor | None]()
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            found.append(weight_gradient(g, x))
+    finally:
+        torch.set_num_threads(before)
+    if (one := found[0]) is not None:
+        assert all(other is not None and torch.equal(one, other) for other in found)
+    assert weight_gradient(g[:, :40], x) is None
+    assert weight_gradient(g[:0], x[:0]) is None
 
 
 def test_a_gate_far_out(isa: str) -> None:

@@ -181,3 +181,20 @@ def test_a_small_kappa_is_nearly_none() -> None:
 def test_the_target_of_quantiles_moves_them_alike() -> None:
     found = td_target(column(1.0, 2.0), column(0.5, 0.0), torch.tensor([[2.0, 4.0], [9.0, 9.0]], dtype=torch.float64))
     assert found.tolist() == [[2.0, 3.0], [2.0, 2.0]]
+
+
+@given(st.lists(st.floats(-50, 50), min_size=1, max_size=9), st.floats(-50, 50))
+def test_one_quantile_is_median_regression(target: list[float], guess: float) -> None:
+    """The only quantile is at 1/2: half the mean absolute error, of which the median is the minimiser."""
+    quantile = column(guess, grad=True)
+    loss = quantile_values(quantile[:, None], column(*target)[None, :], kappa=0.0).loss
+    assert loss.item() == pytest.approx(0.5 * np.abs(np.array(target) - guess).mean(), abs=1e-12)
+    (slope,) = torch.autograd.grad(loss.sum(), quantile)
+    below, above = sum(y < guess for y in target), sum(y > guess for y in target)
+    assert slope.item() == pytest.approx((below - above) / (2 * len(target)), abs=1e-12)
+    median = column(float(np.median(target)))[:, None]
+    at_median = quantile_values(median, column(*target)[None, :], kappa=0.0).loss
+    assert at_median.item() <= loss.item() + 1e-12
+    smooth = quantile_values(quantile[:, None], column(target[0])[None, :], kappa=1.0).loss
+    size = abs(target[0] - guess)  # with one target, half of Huber's loss of width 1
+    assert smooth.item() == pytest.approx(0.5 * (0.5 * size**2 if size < 1 else size - 0.5), abs=1e-12)

@@ -103,3 +103,15 @@ def test_a_resumed_budget_stops_at_the_same_answer() -> None:
     assert str(one.value) == str(other.value)
     with pytest.raises(DataError, match="missing, examples and barren"):
         second.restore({"missing": 3})
+
+
+def test_one_function_that_scored_everything_is_the_general_case() -> None:
+    """The short cut against the sum of verdicts, which an answer without a score asks for."""
+    column = [judged(0.1 * i, reason="why" * (i % 2), seconds=0.01 * i) for i in range(7)]
+    short = combine({"f": column}, [0.3], tracebacks=["once"])
+    long = combine({"f": [*column, judged(None)]}, [0.3], tracebacks=["once"])
+    assert np.array_equal(short.score, long.score[:-1]) and np.array_equal(short.status, long.status[:-1])
+    assert short.reasons == long.reasons[:-1] and np.array_equal(short.seconds, long.seconds[:-1])
+    assert np.array_equal(short.functions["f"], long.functions["f"][:-1]) and short.tracebacks == long.tracebacks
+    assert short.status.dtype == long.status.dtype and short.score.dtype == long.score.dtype
+    assert combine({"f": [judged(1e308)]}, [10.0]).counts()["unscorable"] == 1, "a sum that is no number is no score"

@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Generic, TypeVar, cast
 
-from pydantic import BaseModel, ValidationError
+from pydantic import ValidationError
 
 from hone.cli.explain import explain, shown
 from hone.cli.overrides import Document, dotted, parse_overrides
-from hone.cli.shape import shape_of_field
 from hone.cli.toml import KeyPath, read_toml
 from hone.core.config import Config
 from hone.core.errors import ConfigError
@@ -48,6 +47,28 @@ class Resolved(Generic[C]):
         """The settings that are not defaults."""
         return {key: setting for key, setting in self.settings().items() if setting.origin != "default"}
 
+    def kept(self) -> dict[str, Setting]:
+        """What tables that are given in part have from the recipe's own default, where their class says otherwise."""
+        given = {tuple(key.split(".")[:-1]) for key in self.chosen()} - {()}
+        return {
+            key: setting
+            for key, setting in self.settings().items()
+            if setting.origin == "default"
+            and tuple((path := key.split("."))[:-1]) in given
+            and _is_of_the_recipe(self.config, path)
+        }
+
+
+def _is_of_the_recipe(config: Config, path: Sequence[str]) -> bool:
+    """Whether a value differs from what a plain instance of its table's class would hold."""
+    table: object = config
+    for part in path[:-1]:
+        table = dict(table).get(part) if isinstance(table, Config) else None
+    if not isinstance(table, Config) or path[-1] not in type(table).model_fields:
+        return False
+    field = type(table).model_fields[path[-1]]
+    return field.is_required() or field.get_default(call_default_factory=True) != dict(table)[path[-1]]
+
 
 def load(model: type[C], path: str | Path, overrides: Sequence[str] = ()) -> Resolved[C]:
     """Read `path`, lay `overrides` (`learner.lr=1e-4`) over it, and check the result against `model`.
@@ -74,7 +95,7 @@ def resolve(
     values = {key: value for key, value in values.items() if key not in ignore}
     warnings = tuple(_risks(values, document, at))
     try:
-        config = model.model_validate(fill(model, values))
+        config = model.model_validate(values)
     except ValidationError as error:
         raise ConfigError(*explain(error, model, document, at), *warnings) from None
     given = {path for path, _ in leaves(values)}
@@ -83,39 +104,6 @@ def resolve(
         for path, _ in leaves(config.model_dump(mode="json"))
     }
     return Resolved(config=config, origins=origins, warnings=warnings)
-
-
-def fill(model: type[BaseModel], values: Mapping[str, object], default: BaseModel | None = None) -> dict[str, object]:
-    """Complete tables that a file gives in part from the value that the field would have without the file.
-
-    So `[learner]` with one key changes that key only, although the field's default differs from the class's defaults;
-    and a tagged union keeps its default member while nobody names another.
-    """
-    filled = dict(values)
-    for name, inherited in _inherited(model, default).items():
-        given = filled.get(name)
-        if name not in filled:
-            if default is not None:
-                filled[name] = inherited
-        elif isinstance(given, dict) and isinstance(inherited, BaseModel):
-            tag = shape_of_field(model.model_fields[name]).tag
-            own = {tag: dict(inherited)[tag]} if tag is not None else {}
-            if {**own, **given}.items() >= own.items():  # nobody names another member
-                filled[name] = fill(type(inherited), {**own, **given}, inherited)
-    return filled
-
-
-def _inherited(model: type[BaseModel], default: BaseModel | None) -> dict[str, object]:
-    """The values that hold while nobody says otherwise: of the instance that is the default, else of the class."""
-    if default is not None:
-        return {
-            name: value for name, value in default if name in default.model_fields_set or isinstance(value, BaseModel)
-        }
-    return {
-        name: info.get_default(call_default_factory=True)
-        for name, info in model.model_fields.items()
-        if isinstance(info.default, BaseModel) or info.default_factory is not None
-    }
 
 
 def table_at(document: Document, at: KeyPath) -> dict[str, object]:

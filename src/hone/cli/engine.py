@@ -15,7 +15,8 @@ def check_engine(screen: Screen) -> int:
     began_s = clock.monotonic_s()
     screen.title("engine")
     found = kernel()
-    screen.rows([("runner", found.chosen), ("compiler", found.compiler), ("built", found.built)])
+    rows = [("runner", found.chosen), ("trainer", found.trainer), ("compiler", found.compiler), ("built", found.built)]
+    screen.rows(rows)
     screen.line()
     findings = list(check_runners(native=found.usable))
     screen.table(

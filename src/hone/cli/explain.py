@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from hone.cli.overrides import Document, dotted
+from hone.cli.overrides import COMMAND_LINE, Document, dotted
 from hone.cli.shape import Place, Shape, every_key, find, range_of, tags
 from hone.cli.toml import KeyPath
 
@@ -74,9 +74,11 @@ class _Fault:
     def where(self) -> str:
         """`learner.lr in run.toml:7`."""
         path = (*self.prefix, *self.place.path)
+        return self._at(path, self.key or "the config")
+
+    def _at(self, path: KeyPath, name: str) -> str:
         source = self.document.source(path)
-        name = self.key or "the config"
-        return f"{name} on the {source}" if source == "command line" else f"{name} in {source}"
+        return f"{name} on the {source}" if source == COMMAND_LINE else f"{name} in {source}"
 
     def message(self) -> str:
         match self.kind:
@@ -130,7 +132,7 @@ class _Fault:
         given = str(self.context.get("tag", ""))
         known = [str(value) for model in shape.models for value in tags(model, shape.tag or "")]
         return (
-            f"{dotted(tag_path)} in {self.document.source(tag_path)} must be {self._alternatives()}, "
+            f"{self._at(tag_path, dotted(tag_path))} must be {self._alternatives()}, "
             f"got {shown(given)}{_near(given, known, quoted=True)}"
         )
 
@@ -174,7 +176,7 @@ def shown(value: object, limit: int = 60) -> str:
     elif isinstance(value, list):
         text = "[" + ", ".join(shown(child, 20) for child in value[:10]) + "]"
     else:
-        text = str(value)
+        text = "unset" if value is None else str(value)
     return text if len(text) <= limit else text[: limit - 4] + " ..." + text[-1:]
 
 

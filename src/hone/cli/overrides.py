@@ -98,8 +98,14 @@ class Document:
         return document
 
     def source(self, path: KeyPath) -> str:
-        """`run.toml:7` or `command line`: of the key itself or, when it is missing, of the nearest table around it."""
-        for length in range(len(path), 0, -1):
+        """`run.toml:7` or `command line`: of the key itself or, when it is missing, of the nearest table around it. A
+        table that only the command line speaks of is the command line's."""
+        if path in self.sources:
+            return self.sources[path]
+        inside = {source for known, source in self.sources.items() if path and known[: len(path)] == path}
+        if inside == {COMMAND_LINE}:
+            return COMMAND_LINE
+        for length in range(len(path) - 1, 0, -1):
             if path[:length] in self.sources:
                 return self.sources[path[:length]]
         return self.name

@@ -162,10 +162,13 @@ def _name_after_file(document: Document, place: KeyPath, recipe: str) -> None:
 
 
 def show_plan(screen: Screen, stage: Stage) -> None:
-    """The settings that are not defaults, with where they came from, and what they come to."""
+    """The settings that are not defaults, with where they came from, what stays beside them in the same tables, and
+    what they come to."""
     config = stage.resolved.config
     screen.title(f"{config.name}: {config.recipe} ({stage.entry.source})")
-    screen.rows([(key, shown(item.value), item.origin) for key, item in stage.resolved.chosen().items()])
+    rows = [(key, shown(item.value), item.origin) for key, item in stage.resolved.chosen().items()]
+    kept = [(key, shown(item.value), f"default of {config.recipe}") for key, item in stage.resolved.kept().items()]
+    screen.rows([*rows, *kept])
     derived = stage.entry.derive(config)
     if derived:
         screen.line()

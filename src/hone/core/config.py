@@ -4,12 +4,67 @@ A config class lives beside what it configures, has at most about 12 fields, say
 and its defaults are a vetted run. Numbers given as strings are refused, not coerced.
 """
 
-from pydantic import BaseModel, ConfigDict
+from collections.abc import Mapping
+from typing import Annotated, cast, get_args, get_origin
+
+from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic.fields import FieldInfo
 
 
 class Config(BaseModel):
-    """Frozen, strict about unknown keys and types (an int is still welcome where a float is asked)."""
+    """Frozen, strict about unknown keys and types (an int is still welcome where a float is asked).
+
+    A table that is given in part is completed from the value that its field would have without it, from whatever door
+    it comes: `learner = {"minibatches": 2}` changes that key of the recipe's own default, and no other.
+    """
 
     model_config = ConfigDict(
         extra="forbid", frozen=True, strict=True, allow_inf_nan=False, use_attribute_docstrings=True
     )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _completed(cls, given: object) -> object:
+        return fill(cls, cast("dict[str, object]", given)) if isinstance(given, dict) else given
+
+
+def fill(model: type[BaseModel], values: Mapping[str, object], default: BaseModel | None = None) -> dict[str, object]:
+    """Complete tables that are given in part from the value that the field would have without them.
+
+    So `[learner]` with one key changes that key only, although the field's default differs from the class's defaults;
+    and a tagged union keeps its default member while nobody names another.
+    """
+    filled = dict(values)
+    for name, inherited in _inherited(model, default).items():
+        given = filled.get(name)
+        if name not in filled:
+            if default is not None:
+                filled[name] = inherited
+        elif isinstance(given, dict) and isinstance(inherited, BaseModel):
+            field = model.model_fields[name]
+            tag = str(field.discriminator) if field.discriminator else _tag(field.annotation)
+            own = {tag: dict(inherited)[tag]} if tag is not None else {}
+            wanted = {**own, **cast("dict[str, object]", given)}
+            if wanted.items() >= own.items():  # nobody names another member
+                filled[name] = fill(type(inherited), wanted, inherited)
+    return filled
+
+
+def _inherited(model: type[BaseModel], default: BaseModel | None) -> dict[str, object]:
+    """The values that hold while nobody says otherwise: of the instance that is the default, else of the class."""
+    if default is not None:
+        return {
+            name: value for name, value in default if name in default.model_fields_set or isinstance(value, BaseModel)
+        }
+    return {
+        name: info.get_default(call_default_factory=True)
+        for name, info in model.model_fields.items()
+        if isinstance(info.default, BaseModel) or info.default_factory is not None
+    }
+
+
+def _tag(annotation: object) -> str | None:
+    """The key that tells the members of a union apart, where one stands inside `... | None`."""
+    notes = get_args(annotation)[1:] if get_origin(annotation) is Annotated else ()
+    here = next((str(note.discriminator) for note in notes if isinstance(note, FieldInfo) and note.discriminator), None)
+    return here or next((tag for inner in get_args(annotation) if (tag := _tag(inner)) is not None), None)

@@ -1,5 +1,6 @@
 """Which runner an engine gets: the compiled one where it can be built, the torch one everywhere else."""
 
+from copy import deepcopy
 from dataclasses import dataclass
 from typing import Literal, cast
 
@@ -36,12 +37,14 @@ def choose_runner(
     vocab_used: int,
     threads: int | None = None,
     fixed_tokens: int | None = None,
+    apart: bool = False,
 ) -> Chosen:
     """`auto`: native where it can be built, else torch with a note that says why.
 
     `threads` of the compiled runner; None: as many as torch uses. `fixed_tokens`: on CUDA every pass is padded to so
-    many; a CPU needs no padding to be exact. Raises ConfigError where `native` cannot run this model, ResourceError
-    where it cannot be built.
+    many; a CPU needs no padding to be exact. `apart`: torch reads a copy of the model, which changes on `publish` only:
+    for a learner that steps while answers are being written. Raises ConfigError where `native` cannot run this model,
+    ResourceError where it cannot be built.
     """
     unfit = _unfit(model)
     reason = unfit or (available() if kind != "torch" else None)
@@ -50,9 +53,14 @@ def choose_runner(
         raise error(f'runner = "{kind}": {reason}; set runner = "torch" or "auto"')
     if kind == "torch" or reason is not None:
         on_cpu = model.device.type == "cpu"
-        runner = TorchRunner(model, vocab_used=vocab_used, fixed_tokens=None if on_cpu else fixed_tokens)
+        runner = TorchRunner(
+            deepcopy(model) if apart else model,
+            vocab_used=vocab_used,
+            fixed_tokens=None if on_cpu else fixed_tokens,
+            trainer=model if apart else None,
+        )
         said = f"generation uses torch, not the compiled runner: {reason}" if kind == "auto" and not unfit else ""
-        return Chosen(runner=runner, own_weights=False, note=said)
+        return Chosen(runner=runner, own_weights=apart, note=said)
     readable = cast(weights.Model, model)  # what its layers are called is checked when they are read
     low = kind == "native_bfloat16" or model.dtype == torch.bfloat16
     native = NativeRunner(

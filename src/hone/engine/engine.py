@@ -9,6 +9,7 @@ import asyncio
 import threading
 from collections import deque
 from collections.abc import AsyncIterator, Iterator, Sequence
+from itertools import islice
 from typing import Final
 
 import numpy as np
@@ -34,7 +35,8 @@ _REMEMBERED: Final = 64
 
 
 class Engine:
-    """Implements `core.generation.Engine`. One thread at a time runs a pass; `publish` waits for its end."""
+    """Implements `core.generation.Engine`. One thread at a time runs a pass. `publish` may come from another one: it
+    goes before the next pass, and returns when the weights have been taken up, so that they may change again."""
 
     def __init__(
         self,
@@ -66,9 +68,12 @@ class Engine:
         self._scored: dict[int, Fill] = {}
         self._order = 0
         self._opened = False
-        self._next: int | None = None
+        self._refused = ""
+        """Why the weights that were published last must not draw."""
         self._paused = False
         self._lock = threading.RLock()
+        self._door = threading.Lock()
+        """Before the lock, for whoever interrupts: a thread that runs passes would take a lock again and again."""
         self.begin_stats()
 
     @property
@@ -87,6 +92,12 @@ class Engine:
 
     def begin_stats(self) -> None:
         self._stats = GenerationStats(slots=self._limits.slots, pages=self._limits.pages)
+
+    @property
+    def _busy(self) -> bool:
+        """Asked between passes: within one, or while weights are taken up, an answer may stand nowhere."""
+        with self._lock:
+            return self._scheduler.busy or bool(self._done)
 
     # ----------------------------------------------------------------------------------------- asking
 
@@ -110,12 +121,12 @@ class Engine:
         return self._generate(requests, round)
 
     def _generate(self, requests: Sequence[Request], number: int) -> Iterator[Completion]:
-        if self._scheduler.busy or self._done:
+        if self._busy:
             raise RuntimeError("this engine is generating already; exhaust or close the earlier iterator first")
         self.begin_stats()
         self._queue(requests, number)
         try:
-            while self._scheduler.busy or self._done:
+            while self._busy:
                 if not self._done:
                     self._step()
                 while self._done:
@@ -126,7 +137,7 @@ class Engine:
     async def stream(self) -> AsyncIterator[Completion]:
         """Completions as they finish, until nothing is queued or running. Passes run in a thread, so that rewards
         and other clients go on meanwhile. While the engine is paused the stream waits."""
-        while self._scheduler.busy or self._done:
+        while self._busy:
             if self._done:
                 yield self._done.popleft()
             elif self._paused:
@@ -161,49 +172,47 @@ class Engine:
             self._scheduler.cancel(lambda _: True)
             self._scheduler.counts.reset()
             self._done.clear()
-            if self._next is not None:
-                self._switch(self._next)
 
     # ---------------------------------------------------------------------------------------- weights
 
     def publish(self, version: int) -> None:
-        """The weights changed: what is drawn from here on is drawn by `version`, but for what `on_publish = "finish"`
-        lets end first. No cache of older weights is read for anything that begins later.
+        """The weights changed: what is drawn from here on is drawn by `version`. With `on_publish = "finish"` what runs
+        ends first, before this returns. No cache of older weights is read for anything that begins later.
 
-        Raises DivergedError when the runner's weights are not the trainer's.
+        Raises DivergedError when the runner's weights are not the trainer's: nothing is drawn until others are
+        published. RuntimeError for `finish` while the engine is paused, or reads weights that have changed already.
         """
-        with self._lock:
+        with self._door, self._lock:
             if self.on_publish == "finish" and self._scheduler.begun:
                 if not self.own_weights:
                     raise RuntimeError(
                         "answers that run cannot end under weights that are gone: drain() before they change, or "
                         'choose on_publish = "recompute"'
                     )
-                self._next, self._scheduler.admitting = version, False
-            else:
-                self._switch(version)
+                self._finish()
+            self._scheduler.admitting = True
+            self._scheduler.publish(version, keep=self.on_publish == "keep")
+            self._load()
 
     def drain(self) -> None:
         """Begin nothing new, and end what is running; the answers wait to be fetched. For weights that are about to
         change in place; `publish` lets the rest begin."""
-        with self._lock:
-            self._scheduler.admitting = False
-            while self._scheduler.begun:
-                self._step()
+        with self._door, self._lock:
+            self._finish()
 
     def pause(self) -> None:
         """Begin no further pass until `resume`; the pass that runs ends first."""
-        with self._lock:
+        with self._door, self._lock:
             self._paused = True
 
     def resume(self) -> None:
         with self._lock:
             self._paused = False
 
-    def _switch(self, version: int) -> None:
-        self._next, self._scheduler.admitting = None, True
-        self._scheduler.publish(version, keep=self.on_publish == "keep")
-        self._load()
+    def _finish(self) -> None:
+        self._scheduler.admitting = False
+        while self._scheduler.begun:
+            self._pass()
 
     # ------------------------------------------------------------------------------------------ passes
 
@@ -213,40 +222,51 @@ class Engine:
             raise ValueError("stop strings need a decode function; give one in TextRules")
 
     def _queue(self, requests: Sequence[Request], number: int) -> None:
+        most = max((request.sampling.max_tokens for request in requests), default=0)
+        asked, draws = [(request.id, request.samples) for request in requests], self._streams.of
         with self._lock:
+            known = iter(self._streams.ahead(number, asked, count=most))
             for request in requests:
                 order = self._take_order(1 + request.samples)
-                members = [self._sample(order + 1 + place, request, place, number) for place in range(request.samples)]
+                members = [
+                    Sample(order + 1 + place, request, place, Uniforms(draws(number, request.id, place), row))
+                    for place, row in enumerate(islice(known, request.samples))
+                ]
                 self._scheduler.add(Fill(order, np.ascontiguousarray(request.prompt, np.int32), members))
 
     def _step(self) -> None:
-        """One pass over the model; what ends waits in `_done` and `_scored`."""
+        """A pass, once nobody hands weights over; what ends waits in `_done` and `_scored`."""
+        with self._door:
+            pass
         with self._lock:
-            if self._paused:
-                raise RuntimeError("this engine is paused; resume it first")
-            if not self._scheduler.busy:
-                return
-            began = self.clock.monotonic_s()
-            if not self._opened:
-                self._load()
-            plan = self._scheduler.plan()
-            if plan is None:
-                raise RuntimeError("nothing can run; after drain(), publish() lets the rest begin")
-            if len(plan.sources):
-                self.runner.copy(plan.sources, plan.targets)
-            start = self.clock.monotonic_s()
-            drawn = self.runner.run(plan.work)
-            spent = self.clock.monotonic_s() - start
-            if not np.isfinite(drawn.logp).all():
-                self._fail(plan, drawn.logp)
-            if self.observer is not None:
-                self.observer(drawn_tokens(plan, self._scheduler.table, drawn))
-            outcome = self._scheduler.take(plan, drawn, self._ends)
-            self._hand_out(outcome)
-            self._count(plan.rows, len(plan.work.tokens), spent)
-            if self._next is not None and not self._scheduler.begun:
-                self._switch(self._next)
-            self._stats.seconds_s += self.clock.monotonic_s() - began
+            self._pass()
+
+    def _pass(self) -> None:
+        if self._paused:
+            raise RuntimeError("this engine is paused; resume it first")
+        if self._refused:
+            raise DivergedError(self._refused)
+        if not self._scheduler.busy:
+            return
+        began = self.clock.monotonic_s()
+        if not self._opened:
+            self._load()
+        plan = self._scheduler.plan()
+        if plan is None:
+            raise RuntimeError("nothing can run; after drain(), publish() lets the rest begin")
+        if len(plan.sources):
+            self.runner.copy(plan.sources, plan.targets)
+        start = self.clock.monotonic_s()
+        drawn = self.runner.run(plan.work)
+        spent = self.clock.monotonic_s() - start
+        if not np.isfinite(drawn.logp).all():
+            self._fail(plan, drawn.logp)
+        if self.observer is not None:
+            self.observer(drawn_tokens(plan, self._scheduler.table, drawn))
+        outcome = self._scheduler.take(plan, drawn, self._ends)
+        self._hand_out(outcome)
+        self._count(plan.rows, len(plan.work.tokens), spent)
+        self._stats.seconds_s += self.clock.monotonic_s() - began
 
     def _hand_out(self, outcome: Outcome) -> None:
         for sample, finish in outcome.samples:
@@ -290,13 +310,16 @@ class Engine:
             self.runner.reserve(self._limits.pages + 1)  # the last page is the canary's
             self._opened = True
         if self._canary is not None:
-            self.fingerprints[self.version] = self._canary.check(self.version, self.runner, page=self._limits.pages)
+            try:
+                found = self._canary.check(self.version, self.runner, page=self._limits.pages)
+            except DivergedError as error:
+                self._refused = str(error)
+                raise
+            self._refused = ""
+            self.fingerprints[self.version] = found
             while len(self.fingerprints) > _REMEMBERED:
                 del self.fingerprints[next(iter(self.fingerprints))]
 
     def _take_order(self, count: int) -> int:
         self._order += count
         return self._order - count
-
-    def _sample(self, order: int, request: Request, number: int, round_: int) -> Sample:
-        return Sample(order, request, number, Uniforms(self._streams.of(round_, request.id, number)))

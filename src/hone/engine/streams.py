@@ -1,16 +1,20 @@
 """The uniform numbers of many samples: `core.random.uniforms`, bit for bit, without a new generator for each."""
 
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hone.core.random import key
+from hone.core.random import key, keys, uniforms_of
 
 _WORD: Final = (1 << 64) - 1
 _ZEROS: Final = np.zeros(4, np.uint64)
+_FIRST: Final = 64
+"""Numbers of a stream that are drawn ahead."""
+_MOST: Final = 1 << 18
+"""Numbers that are drawn ahead in all."""
 
 
 class Streams:
@@ -39,3 +43,11 @@ class Streams:
     def of(self, *ids: int | str) -> Callable[[int], NDArray[np.float64]]:
         """One sample's stream: how many of its numbers -> `[count]`."""
         return lambda count: self.uniforms(*ids, count=count)
+
+    def ahead(self, round_: int, asked: Sequence[tuple[str, int]], *, count: int) -> list[NDArray[np.float64]]:
+        """The first numbers, `count` or as many as are worth it, of `of(round_, id, k)` for k = 0 .. samples - 1, for
+        each (id, samples) that is `asked` for."""
+        if not asked:
+            return []
+        words = np.concatenate([keys(self._seed, "sample", round_, id_, count=samples) for id_, samples in asked])
+        return list(uniforms_of(words, count=min(count, _FIRST, _MOST // len(words))))

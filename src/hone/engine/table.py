@@ -19,30 +19,20 @@ class Table:
         self.samples: list[Sample] = []
         self._page_tokens = page_tokens
         self.slots = slots
-        self.token = np.zeros(slots, np.int32)
-        """Drawn last, and not in the pages yet."""
-        self.position = np.zeros(slots, np.int32)
-        """Where `token` goes."""
+        # Columns of one kind stand in one array, so that a row is written and moved in few strokes.
+        self._ints = np.zeros((4, slots), np.int32)
+        self._longs = np.zeros((3, slots), np.int64)
+        self._reals = np.ones((3, slots), np.float32)
+        self._flags = np.zeros((4, slots), np.bool_)
+        self.token, self.position, self.page_count, self._top_k = self._ints
+        """`token`: drawn last, and not in the pages yet; `position`: where it goes."""
+        self.drawn, self.limit, self.order = self._longs
+        self._temperature, self._top_p, self._min_p = self._reals
+        self.stops, self.stale, self.truncates, self._greedy = self._flags
         self.pages = np.zeros((slots, most_pages), np.int32)
-        self.page_count = np.zeros(slots, np.int32)
-        self.drawn = np.zeros(slots, np.int64)
-        self.limit = np.zeros(slots, np.int64)
-        self.order = np.zeros(slots, np.int64)
-        self.stops = np.zeros(slots, np.bool_)
-        self.stale = np.zeros(slots, np.bool_)
-        self.truncates = np.zeros(slots, np.bool_)
-        self._temperature = np.ones(slots, np.float32)
-        self._top_k = np.zeros(slots, np.int32)
-        self._top_p = np.ones(slots, np.float32)
-        self._min_p = np.zeros(slots, np.float32)
-        self._greedy = np.zeros(slots, np.bool_)
         self._rows = np.arange(slots, dtype=np.int32)
         self._draw = np.full(slots, DRAW, np.int32)
         self._allocate(_WIDTH)
-        self._columns: tuple[NDArray[np.generic], ...] = (
-            self.token, self.position, self.pages, self.page_count, self.drawn, self.limit, self.order, self.stops,
-            self.stale, self.truncates, self._temperature, self._top_k, self._top_p, self._min_p, self._greedy,
-        )  # fmt: skip
 
     def __len__(self) -> int:
         return len(self.samples)
@@ -54,21 +44,11 @@ class Table:
             self._widen(2 * self._width)
         sampling = sample.request.sampling
         self.samples.append(sample)
-        self.token[row] = sample.tokens[-1]
-        self.position[row] = text_tokens
+        self._ints[:, row] = sample.tokens[-1], text_tokens, len(pages), sampling.top_k
+        self._longs[:, row] = count, sampling.max_tokens, sample.order
+        self._reals[:, row] = sampling.temperature, sampling.top_p, sampling.min_p
+        self._flags[:, row] = bool(sampling.stop), sample.stale, sampling.truncates, sampling.greedy
         self.pages[row, : len(pages)] = pages
-        self.page_count[row] = len(pages)
-        self.drawn[row] = count
-        self.limit[row] = sampling.max_tokens
-        self.order[row] = sample.order
-        self.stops[row] = bool(sampling.stop)
-        self.stale[row] = sample.stale
-        self.truncates[row] = sampling.truncates
-        self._temperature[row] = sampling.temperature
-        self._top_k[row] = sampling.top_k
-        self._top_p[row] = sampling.top_p
-        self._min_p[row] = sampling.min_p
-        self._greedy[row] = sampling.greedy
         self._tokens[row, :count] = sample.tokens
         self._logp[row, :count] = sample.logp
         need = min(self._width, sampling.max_tokens)
@@ -83,7 +63,9 @@ class Table:
         last = len(self.samples) - 1
         if row != last:
             self.samples[row] = self.samples[last]
-            for column in (*self._columns, self._uniform, self._tokens, self._logp):
+            for columns in (self._ints, self._longs, self._reals, self._flags):
+                columns[:, row] = columns[:, last]
+            for column in (self.pages, self._uniform, self._tokens, self._logp):
                 column[row] = column[last]
         self.samples.pop()
         return sample, pages

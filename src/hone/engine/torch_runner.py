@@ -1,4 +1,4 @@
-"""The runner that needs no compiler: the trainer's own module and parameters, over pages that torch keeps."""
+"""The runner that needs no compiler: the trainer's own parameters, or a copy, over pages that torch keeps."""
 
 from typing import Final
 
@@ -17,20 +17,28 @@ PAGE_TOKENS: Final = 64
 
 
 class TorchRunner:
-    """Implements `Runner`. An update of the model's parameters is seen at once: there is no copy.
+    """Implements `Runner`. An update of the model's parameters is seen at once, unless it is a copy of `trainer`'s.
 
     On CUDA in half precision it runs torch's paged attention, and records passes that draw one token for each row.
     """
 
     def __init__(
-        self, model: Model, *, vocab_used: int, page_tokens: int | None = None, fixed_tokens: int | None = None
+        self,
+        model: Model,
+        *,
+        vocab_used: int,
+        page_tokens: int | None = None,
+        fixed_tokens: int | None = None,
+        trainer: Model | None = None,
     ) -> None:
         """`vocab_used`: token ids from there on are never drawn and have probability 0.
 
         `fixed_tokens`: every pass is padded to this many tokens, so that every product has the same shape and, on CUDA,
         takes the same kernel (`deterministic = "batch"`). A row then costs the same as all of them.
+
+        `trainer`: whose weights the model takes over on `publish`; None: they are its own.
         """
-        self._model, self._vocab, self._fixed = model, vocab_used, fixed_tokens
+        self._model, self._vocab, self._fixed, self._trainer = model, vocab_used, fixed_tokens, trainer
         self._flash = model.device.type == "cuda" and model.dtype in (torch.bfloat16, torch.float16)
         self._page_tokens = page_tokens or (flash.PAGE_TOKENS if self._flash else PAGE_TOKENS)
         self._linear = model.rows
@@ -63,8 +71,13 @@ class TorchRunner:
         splits = 1 if self._fixed else None
         self._steps = flash.RecordedSteps(model, self._keys.store, self._linear, splits=splits) if self._flash else None
 
+    @torch.no_grad()
     def publish(self) -> None:
-        """The weights are the model's own."""
+        """Take over the trainer's weights, in place; nothing to do where the model is the trainer's own."""
+        if self._trainer is not None:
+            pairs = zip(self._model.named_parameters(), self._trainer.named_parameters(), strict=True)
+            for (_, mine), (_, theirs) in pairs:
+                mine.copy_(theirs)
 
     @torch.inference_mode()
     def run(self, work: Pass) -> Drawn:

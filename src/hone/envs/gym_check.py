@@ -56,6 +56,11 @@ def check_spaces(
         if isinstance(space, spaces.Box) and int(np.prod(space.shape)) == 0:
             faults.append(f"{kind} space {space} has no elements")
     unbounded = isinstance(action, spaces.Box) and not (np.isfinite(action.low) & np.isfinite(action.high)).all()
+    if squashed and isinstance(action, spaces.Discrete):
+        faults.append(
+            f"action space {action} is numbered, and this policy needs a box of actions; for numbered actions take "
+            "dqn, discrete_sac or ppo"
+        )
     if squashed and unbounded:
         faults.append(
             f"action space {action} has no finite bounds, and this policy squashes its actions between them; "

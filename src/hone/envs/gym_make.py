@@ -83,7 +83,7 @@ def maker(config: GymConfig) -> Maker:
     """Raises ConfigError for an unknown id, file or class."""
     if ".py:" in config.id:
         return _from_class(config, _user_class(config.id))
-    return _from_spec(config, _registered(config.id))
+    return _from_spec(config, registered(config.id))
 
 
 def isolated(config: GymConfig) -> bool:
@@ -92,7 +92,7 @@ def isolated(config: GymConfig) -> bool:
         return config.isolation == "process"
     if ":" in config.id:
         return True
-    spec = _registered(config.id)
+    spec = registered(config.id)
     return not _is_known(spec) and not callable(spec.entry_point)
 
 
@@ -103,7 +103,7 @@ def registration(config: GymConfig) -> str | None:
     """
     if ":" in config.id:
         return None
-    spec = _registered(config.id)
+    spec = registered(config.id)
     if callable(spec.entry_point) or callable(spec.vector_entry_point):
         raise ConfigError(
             f"env.id = {config.id!r} was registered with a class, which another process cannot find; register it as "
@@ -160,16 +160,17 @@ def told(fault: BaseException) -> str:
     return f"{type(fault).__name__}: {fault}\n{''.join(traceback.format_exception(fault)).rstrip()}"
 
 
-def _registered(name: str) -> EnvSpec:
+def registered(name: str, *, key: str = "env.id") -> EnvSpec:
+    """What Gymnasium knows under a name. Raises ConfigError that speaks of `key`."""
     register_own()
     try:
         return gymnasium.spec(name)
     except gymnasium.error.Error as error:
         hint = did_you_mean(name, sorted(gymnasium.registry))
         why = f"no such environment is registered{hint}" if "did you mean" in hint else str(error)
-        raise ConfigError(f"env.id = {name!r}: {why}") from error
+        raise ConfigError(f"{key} = {name!r}: {why}") from error
     except ImportError as error:
-        raise ConfigError(f"env.id = {name!r}: {error}") from error
+        raise ConfigError(f"{key} = {name!r}: {error}") from error
 
 
 def _from_spec(config: GymConfig, spec: EnvSpec) -> Maker:

@@ -85,7 +85,7 @@ def read_log(path: Path) -> Log:
 
 def _read_parquet(path: Path) -> Log:
     if not path.is_file():
-        raise DataError(f"{path}: there is no such file")
+        raise DataError(f"{path}: there is no such file; a path is taken from where hone is started, here {Path.cwd()}")
     try:
         table = pq.read_table(path)
     except (pa.ArrowInvalid, OSError) as error:

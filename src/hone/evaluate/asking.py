@@ -6,7 +6,7 @@ from typing import Final
 
 from hone.core.credit import Metrics
 from hone.core.errors import ConfigError, DataError
-from hone.core.generation import Completion, Request
+from hone.core.generation import Completion, OnPublish, Request
 from hone.core.state import State
 from hone.engine.canary import Canary
 from hone.engine.choose import RunnerKind, choose_runner
@@ -53,6 +53,8 @@ class EngineActor:
             "time/generate_tail_s": stats.tail_slot_s / stats.slots,
             "rollout/tokens": float(stats.tokens),
         }
+        if isinstance(self.engine, Engine) and self.engine.on_publish == "keep":
+            told["rollout/stale_keys"] = stats.stale_tokens / max(stats.tokens, 1)
         fingerprint = self.engine.fingerprints.get(self.engine.version)
         return told if fingerprint is None else {**told, "rollout/canary_gap": fingerprint.gap}
 
@@ -121,6 +123,17 @@ def pool_judge(config: RewardsConfig) -> PoolJudge:
     return PoolJudge(WorkerPool(config), budget)
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Promises:
+    """What a training run asks of its engine beyond answers."""
+
+    batch_invariant: bool = False
+    """On CUDA too no answer depends on its batch mates; every pass then costs as much as the largest."""
+    on_publish: OnPublish | None = None
+    """What becomes of answers that are being written when weights are published; the weights that draw are then a copy,
+    so that the policy may be stepped meanwhile. None: nothing is written then."""
+
+
 def make_engine(
     policy: TokenPolicy,
     *,
@@ -129,17 +142,17 @@ def make_engine(
     max_tokens: int,
     seed: int,
     runner: RunnerKind = "auto",
-    batch_invariant: bool = False,
+    promises: Promises = Promises(),
 ) -> Engine:
     """An engine over the policy's own module, with room for its longest prompt and answer in every slot.
 
-    `batch_invariant`: on CUDA too no answer depends on its batch mates; every pass then costs as much as the largest.
     Raises ConfigError or ResourceError where the `runner` asked for cannot be had.
     """
     tokenizer, decoder = policy.tokenizer, policy.decoder
     vocab = min(tokenizer.size, decoder.config.vocab_size)
-    fixed = max(FIXED_TOKENS, 2 * slots) if batch_invariant else None
-    chosen = choose_runner(runner, decoder, vocab_used=vocab, fixed_tokens=fixed)
+    fixed = max(FIXED_TOKENS, 2 * slots) if promises.batch_invariant else None
+    apart = promises.on_publish is not None
+    chosen = choose_runner(runner, decoder, vocab_used=vocab, fixed_tokens=fixed, apart=apart)
     limits = sized(
         slots=slots,
         page_tokens=chosen.runner.page_tokens,
@@ -151,6 +164,7 @@ def make_engine(
         TextRules(eos=tokenizer.eos_ids, vocab=vocab, decode=tokenizer.decode),
         limits=limits,
         seed=seed,
+        on_publish=promises.on_publish or "recompute",
         canary=Canary(decoder, vocab=vocab, dtype=chosen.dtype),
     )
 

@@ -108,7 +108,8 @@ def load_judged(folder: Path, config: Mapping[str, Json]) -> tuple[Decides, GymC
     """A saved policy, and the environment that its run's `config` names. Raises ConfigError, DataError."""
     table = config.get("env")
     if not isinstance(table, dict):
-        raise ConfigError(f"{folder}: its run has no environment to judge it in")
+        told = "stands on a table of outcomes (finite), not on an environment" if "finite" in config else "has no [env]"
+        raise ConfigError(f"{folder}: its run {told}: there is no environment here to judge it in")
     try:
         env = GymConfig.model_validate(table)
     except ValidationError as error:

@@ -4,6 +4,7 @@ Belongs here: a small model, a few requests, and what they must come to. Does no
 """
 
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
@@ -24,6 +25,7 @@ from hone.evaluate.policies import fast_bfloat16
 from hone.models.config import ModelConfig
 from hone.models.decoder import Decoder
 from hone.models.init import new_model
+from hone.models.native import library as training
 from hone.models.packed import pack_rows, row_targets
 
 MEAN_NATS: Final = 2e-6
@@ -53,6 +55,8 @@ class Kernel:
     """How long the build took, or where the library lay."""
     chosen: str
     """Which runner a run gets, and why."""
+    trainer: str = ""
+    """Whether the trainer has kernels of its own, or why it computes in plain torch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,15 +82,34 @@ class _Way:
 
 
 def kernel() -> Kernel:
-    """Builds the compiled runner if need be, and says what came of it. Raises nothing: a machine may do without."""
+    """Builds the compiled runner and the trainer's kernels if need be, side by side, and says what came of it. Raises
+    nothing: a machine may do without."""
     if switched_off():
         said = f"torch: {SWITCH}=0 switches compiled code off"
-        return Kernel(usable=False, compiler="not asked", built="not built", chosen=said)
+        return Kernel(usable=False, compiler="not asked", built="not built", chosen=said, trainer=said)
     if find_compiler() is None:
-        said = (
-            "torch: without a C++ compiler there is no compiled code; install g++ or clang++ for much faster rollouts"
+        said = "torch: without a C++ compiler there is no compiled code; install g++ or clang++ for much faster "
+        return Kernel(
+            usable=False,
+            compiler="none found ($CXX, c++, g++, clang++)",
+            built="not built",
+            chosen=f"{said}rollouts",
+            trainer=f"{said}updates",
         )
-        return Kernel(usable=False, compiler="none found ($CXX, c++, g++, clang++)", built="not built", chosen=said)
+    with ThreadPoolExecutor(max_workers=1) as beside:
+        trainer = beside.submit(_trainer_kernels)
+        found = _runner()
+    return replace(found, trainer=trainer.result())
+
+
+def _trainer_kernels() -> str:
+    loaded = training.kernels()
+    if loaded is None:
+        return f"torch: {training.why_not()}"
+    return f"compiled, {loaded.isa}: for policies in float32 and bfloat16 on a CPU"
+
+
+def _runner() -> Kernel:
     try:
         found = build()
         loaded = library.load(found.path)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from hone.models.native.products import weight_gradient
 from hone.models.outlook import widened
 
 
@@ -68,14 +69,16 @@ class _MixedLinear(torch.autograd.Function):
         g = grads[0]
         return (
             (g @ rounded).to(input_kind) if to_x else None,
-            _weight_gradient(g, low).to(weight_kind) if to_weight else None,
+            _weight_gradient(g, low, weight_kind) if to_weight else None,
             g.sum(0, dtype=weight_kind) if to_bias else None,
         )
 
 
-def _weight_gradient(g: Tensor, x: Tensor) -> Tensor:
-    """`g^T x`. The factor that has to be turned first is the smaller one: libraries are slow at that."""
-    return (x.t() @ g).t() if g.shape[1] > x.shape[1] else g.t() @ x
+def _weight_gradient(g: Tensor, x: Tensor, kind: torch.dtype) -> Tensor:
+    """`g^T x` of `kind`. The factor that has to be turned first is the smaller one: libraries are slow at that."""
+    if kind == torch.float32 and (found := weight_gradient(g, x)) is not None:
+        return found
+    return ((x.t() @ g).t() if g.shape[1] > x.shape[1] else g.t() @ x).to(kind)
 
 
 class _Rotate(torch.autograd.Function):

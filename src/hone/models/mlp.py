@@ -71,11 +71,15 @@ class Inputs:
         return flat
 
     def standardised(self, seen: NDArray[np.generic]) -> "Inputs":
-        """The same inputs with the mean and standard deviation of `seen` `[N, *observation]` taken out."""
+        """The same inputs with the mean and standard deviation of `seen` `[N, *observation]` taken out.
+
+        A number that never varied keeps its scale: nobody knows how far from its mean it will be one day.
+        """
         if self.one_hot:
             return self
         flat = seen.reshape(len(seen), -1).astype(np.float64)
-        scale = np.maximum(flat.std(axis=0), 1e-6)
+        varied = flat.max(axis=0) > flat.min(axis=0)  # the deviation of equal numbers need not come out as exactly 0
+        scale = np.where(varied, np.maximum(flat.std(axis=0), 1e-6), 1.0)
         return replace(self, mean=tuple(flat.mean(axis=0).tolist()), scale=tuple(scale.tolist()))
 
 
@@ -86,6 +90,9 @@ class Choices:
     count: int
     start: int = 0
 
+    def __str__(self) -> str:
+        return f"{self.count} numbered actions"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Bounds:
@@ -94,6 +101,9 @@ class Bounds:
     low: tuple[float, ...]
     high: tuple[float, ...]
     shape: tuple[int, ...]
+
+    def __str__(self) -> str:
+        return f"a box of shape {self.shape} from {list(self.low)} to {list(self.high)}"
 
     @property
     def size(self) -> int:

@@ -100,7 +100,11 @@ class ModelPlanner(Policy):
         super().__init__(spaces, network)
         actions = spaces.actions
         if not isinstance(actions, Bounds) or not actions.finite or spaces.inputs.one_hot:
-            raise ConfigError(f"a planner in a learnt world needs boxes with finite actions, got {spaces}")
+            seen = "numbered states" if spaces.inputs.one_hot else f"observations of {spaces.inputs.size} numbers"
+            raise ConfigError(
+                f"a planner in a learnt world needs a box of observations and a box of actions with finite bounds, "
+                f"got {seen} and {actions}"
+            )
         if reward is not None and reward not in KNOWN:
             raise ConfigError(f"reward {reward!r} is not known; known: {', '.join(KNOWN)}")
         self.planning, self.reward = planning or CemPlanning(), reward

@@ -3,6 +3,7 @@
 Belongs here: plain data on numpy. A failed reward is a missing value (NaN with a status), never a 0.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -55,7 +56,7 @@ def judged(value: float | None, *, reason: str = "", seconds: float = 0.0) -> Ve
     if value is None:
         missing = reason or "the function returned None"
         return Verdict(score=np.nan, status=Status.UNSCORABLE, reason=missing, seconds=seconds, silent=True)
-    if not np.isfinite(value):
+    if not math.isfinite(value):
         missing = f"the function returned {value}"
         return Verdict(score=np.nan, status=Status.UNSCORABLE, reason=missing, seconds=seconds)
     return Verdict(score=value, status=Status.SCORED, reason=reason, seconds=seconds)
@@ -73,6 +74,10 @@ def combine(
     A function that returned None does not apply, and is left out of the sum. A function that failed (exception, hang,
     NaN) makes the answer's score missing: a sum that lacks a term is on another scale. All left out: missing.
     """
+    if len(by_function) == 1:
+        ((name, column),) = by_function.items()
+        if (alone := _of_one(name, column, weights[0], tracebacks)) is not None:
+            return alone
     names = list(by_function)
     rows = list(zip(*by_function.values(), strict=True))
     totals = [_total(row, names, weights) for row in rows]
@@ -97,6 +102,21 @@ def concatenate(parts: Sequence[Scores]) -> Scores:
         seconds=np.concatenate([part.seconds for part in parts]),
         functions={name: np.concatenate([part.functions[name] for part in parts]) for name in parts[0].functions},
         tracebacks=tuple(text for part in parts for text in part.tracebacks),
+    )
+
+
+def _of_one(name: str, column: Sequence[Verdict], weight: float, tracebacks: Sequence[str]) -> Scores | None:
+    """`combine` for one function that scored every answer, without a verdict for each sum; None where it did not."""
+    score = np.array([0.0 + weight * verdict.score for verdict in column], np.float64)
+    if not np.isfinite(score).all() or any(verdict.status is not Status.SCORED for verdict in column):
+        return None
+    return Scores(
+        score=score,
+        status=np.full(len(column), Status.SCORED, np.uint8),
+        reasons=tuple(verdict.reason for verdict in column),
+        seconds=np.array([verdict.seconds for verdict in column], np.float64),
+        functions={name: np.array([verdict.score for verdict in column], np.float64)},
+        tracebacks=tuple(tracebacks),
     )
 
 

@@ -1,8 +1,10 @@
 """Collecting ahead of the learner: asynchrony as a source.
 
-The batch of step n is decided by the policy that step n - 1 - k left behind (by the first one, in the first k steps):
-a fixed schedule, so that a run does not depend on how fast anything is, and a resumed run is the same run. With
-`overlap` the next batch is collected in a thread while the learner works; the schedule, and every bit, stay the same.
+The batch of step n is begun under the policy that step n - 1 - k left behind (the first one, in the first k steps).
+With `overlap` it is collected in a thread while the learner works. `publish` then waits for its end: the schedule is
+fixed, a run does not depend on how fast anything is, and a resumed run is the same run. Or, with `midway`, it hands the
+new policy to the batch that is being collected (partial rollouts): nobody waits for the longest answer, an episode may
+be of several versions, and which of them decided what depends on time.
 """
 
 from collections import deque
@@ -35,28 +37,38 @@ class _Batch:
 class Ahead(Generic[P]):
     """Hands out batches that are at most `most` versions old: an episode in which any decision is older is dropped.
 
-    `overlap` needs an actor whose weights change on `publish` only, and a source that one thread at a time may use.
+    `overlap` needs an actor whose weights change on `publish` only, and a source that one thread at a time may use;
+    `midway` needs one whose `publish` may be called by another thread than the one that collects.
+
+    A batch is begun when fewer than `most + 1` are begun and not handed out, so that none grows too old by waiting its
+    turn; what is dropped all the same (by a source that is slower than that) is counted, with its length.
     """
 
     source: Source[P]
     most: int
     overlap: bool = False
+    midway: bool = False
     version: int = -1
     """Of the policy that learns."""
     _ready: deque[_Batch] = field(default_factory=deque[_Batch])
     _told: Metrics = field(default_factory=dict[str, float])
     _threads: ThreadPoolExecutor | None = None
-    _running: "Future[None] | None" = None
+    _running: "deque[Future[None]]" = field(default_factory=deque["Future[None]"])
+    _owed: int = 0
+    """Batches that are begun, or will be, and not handed out."""
 
     def collect(self) -> Episodes:
         if not self.overlap:
-            self._gather(self._missing())
+            for _ in range(self._missing()):
+                self._gather()
         dropped: list[NDArray[np.int64]] = []
         while True:
-            if not self._ready:
-                self._wait()
-            if not self._ready:
-                self._gather(1)
+            if not self._owed:
+                self._missing(least=1)
+                self._gather()
+            while not self._ready:
+                self._running.popleft().result()
+            self._owed -= 1
             batch = self._ready.popleft()
             fresh = self._fresh(batch.episodes)
             dropped.append(batch.episodes.lengths[~fresh])
@@ -66,13 +78,14 @@ class Ahead(Generic[P]):
                 return episodes
 
     def publish(self, policy: P) -> None:
-        """Waits for what is being collected: its policy must not change under it."""
-        self._wait()
+        """Waits for what is being collected, so that its policy does not change under it; with `midway` what is being
+        collected goes on under the new one."""
+        self._wait(done_only=self.midway)
         self.version += 1
         self.source.publish(policy)
         if self.overlap:
             self._threads = self._threads or ThreadPoolExecutor(1, thread_name_prefix="ahead")
-            self._running = self._threads.submit(self._gather, self._missing())
+            self._running.extend(self._threads.submit(self._gather) for _ in range(self._missing()))
 
     def metrics(self) -> Metrics:
         """What was told of the batch that was handed out last, and how old it was."""
@@ -80,6 +93,7 @@ class Ahead(Generic[P]):
         return told
 
     def state(self) -> State:
+        """Waits for what is being collected: it is part of the state, so that no answer is asked for twice."""
         self._wait()
         batches: State = {
             str(place): {"episodes": pack(batch.episodes), "metrics": {**batch.metrics}}
@@ -96,26 +110,29 @@ class Ahead(Generic[P]):
         self._ready = deque(
             _Batch(episodes=unpack(substate(one, "episodes")), metrics=_numbers(one.get("metrics"))) for one in saved
         )
+        self._owed = len(self._ready)
 
     def close(self) -> None:
         """End the thread, once what it collects is there. Raises nothing: nobody will use what it collected."""
         if self._threads is not None:
             self._threads.shutdown(wait=True, cancel_futures=True)
-        self._threads = self._running = None
+        self._threads = None
+        self._running.clear()
 
-    def _missing(self) -> int:
-        return max(0, self.most + 1 - len(self._ready))
+    def _missing(self, *, least: int = 0) -> int:
+        """How many batches are to be begun now; they count as owed from here on."""
+        count = max(least, self.most + 1 - self._owed)
+        self._owed += count
+        return count
 
-    def _gather(self, count: int) -> None:
-        for _ in range(count):
-            episodes = self.source.collect()
-            self._ready.append(_Batch(episodes=episodes, metrics=self.source.metrics()))
+    def _gather(self) -> None:
+        episodes = self.source.collect()
+        self._ready.append(_Batch(episodes=episodes, metrics=self.source.metrics()))
 
-    def _wait(self) -> None:
+    def _wait(self, *, done_only: bool = False) -> None:
         """Raises what went wrong in the thread."""
-        running, self._running = self._running, None
-        if running is not None:
-            running.result()
+        while self._running and (not done_only or self._running[0].done()):
+            self._running.popleft().result()
 
     def _fresh(self, episodes: Episodes) -> NDArray[np.bool_]:
         """`[E]` whether no decision of the episode is too old."""
@@ -130,6 +147,10 @@ class Ahead(Generic[P]):
             "ahead/staleness_max": float(age.max()),
             "ahead/dropped": len(dropped) / (len(dropped) + len(kept)),
         }
+        if self.midway:
+            turned = (episodes.version[1:] != episodes.version[:-1]) & (episodes.owner[1:] == episodes.owner[:-1])
+            mixed = np.bincount(episodes.owner[1:][turned], minlength=len(kept)) > 0
+            told["ahead/several_versions"] = float(mixed.mean())
         if len(dropped):
             # Dropping by age selects by length: long answers take long to write.
             everything = np.concatenate([kept, dropped])

@@ -25,7 +25,7 @@ from hone.envs.gym import GymConfig, GymWorld
 from hone.envs.logs import Log
 from hone.evaluate.control import judged, score_metrics
 from hone.models.acting import Acting, Decides
-from hone.models.control import ActorCritic, Policy
+from hone.models.control import ActorCritic, Policy, follow
 from hone.models.control_folder import load_weights, save_policy
 from hone.models.mlp import Bounds, Choices, Inputs, Spaces
 from hone.objectives.terms import Terms
@@ -186,6 +186,22 @@ def phase(
         optimizer=Adam(flat, weight_decay=config.weight_decay, betas=(first, second)),
         max_grad_norm=config.max_grad_norm or None,
     )
+
+
+def following(pairs: Iterable[tuple[nn.Module, nn.Module]], *, rate: float) -> Callable[[nn.Module], None]:
+    """After an update the slow one of each pair (slow, fast) takes on a share `rate` of the fast one. Their parameters
+    are looked up once."""
+    slow: list[nn.Parameter] = []
+    fast: list[nn.Parameter] = []
+    for copy, original in pairs:
+        slow += copy.parameters()
+        fast += original.parameters()
+
+    def after(policy: nn.Module) -> None:
+        del policy
+        follow(slow, fast, rate=rate)
+
+    return after
 
 
 # ---------------------------------------------------------------------------------------------- acting

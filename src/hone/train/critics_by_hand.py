@@ -4,14 +4,13 @@ Belongs here: what the recipes share: squared errors of one or two critics, the 
 that of a squashed Gaussian's draw. Each adds to the gradients in place and agrees with autograd to rounding.
 """
 
-from collections.abc import Callable, Iterable, Sequence
-from functools import partial
+from collections.abc import Sequence
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from hone.models.by_hand import Tape, back, run
-from hone.models.control import SoftActorCritic, follow, mlps
+from hone.models.control import SoftActorCritic, mlps
 from hone.models.deterministic import DeterministicActorCritic
 from hone.models.mlp import Mlp
 from hone.objectives.soft import soft_policy, soft_values, temperature
@@ -77,17 +76,3 @@ def climb_softly(policy: SoftActorCritic, rows: TransitionRows, *, target_entrop
     actor = soft_policy(logp, first, second, alpha)
     heat = temperature(policy.log_temperature, logp, target_entropy=target_entropy)
     return Terms(loss=actor.loss + heat.loss, told=lambda: {**actor.metrics, **heat.metrics})
-
-
-def following(pairs: Iterable[tuple[nn.Module, nn.Module]], *, rate: float) -> Callable[[nn.Module], None]:
-    """Lets slow copies follow, (slow, fast); their parameters are looked up once."""
-    slow, fast = [], []
-    for copy, original in pairs:
-        slow += copy.parameters()
-        fast += original.parameters()
-    return partial(_follow, slow, fast, rate)
-
-
-def _follow(slow: list[nn.Parameter], fast: list[nn.Parameter], rate: float, policy: nn.Module) -> None:
-    del policy
-    follow(slow, fast, rate=rate)

@@ -35,11 +35,12 @@ from hone.train.control import (
     Scored,
     TransitionRows,
     control_job,
+    following,
     phase,
     spaces_of,
     transition_rows,
 )
-from hone.train.critics_by_hand import climb, critics_gradient, following
+from hone.train.critics_by_hand import climb, critics_gradient
 from hone.train.job import Job
 from hone.train.learner import GradientLearner
 from hone.train.loop import Recipe, Source

@@ -24,7 +24,7 @@ from hone.core.random import generator
 from hone.credit.returns import one_step
 from hone.envs.gym import GymConfig, inspect_world
 from hone.envs.logs import Log, read_log
-from hone.models.control import Policy, follow
+from hone.models.control import Policy
 from hone.models.mlp import Bounds, Choices, MlpConfig, Spaces
 from hone.objectives.terms import Terms
 from hone.train.config import RunConfig, RunSettings
@@ -145,18 +145,6 @@ def phase(
 def _alike(objective: Callable[[Q, R], Terms], policy: Q, rows: R) -> Terms:
     kind = next(policy.parameters()).dtype
     return objective(policy, rows if rows.reward.dtype == kind else rows.to(kind))
-
-
-def follower(pairs: Sequence[tuple[nn.Module, nn.Module]], *, rate: float) -> Callable[[nn.Module], None]:
-    """After an update the first of each pair takes on a share `rate` of the second."""
-    slow = [number for module, _ in pairs for number in module.parameters()]
-    fast = [number for _, module in pairs for number in module.parameters()]
-
-    def after(policy: nn.Module) -> None:
-        del policy
-        follow(slow, fast, rate=rate)
-
-    return after
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,7 +15,7 @@ from hone.core.config import Config
 from hone.core.credit import Credits, Metrics
 from hone.core.episodes import Episodes, Status
 from hone.core.errors import all_at_once
-from hone.core.generation import Sampling
+from hone.core.generation import OnPublish, Sampling
 from hone.engine.choose import RunnerKind
 from hone.engine.clients.config import ServerEngine
 from hone.envs.dataset import Examples, overlap
@@ -32,6 +32,23 @@ from hone.train.job import Verdict
 from hone.train.learner import GradientLearner
 from hone.train.optimize import LearnerConfig, policy_phase, schedule
 from hone.train.tokens import TokenBatch, TokenRows
+
+
+class AheadConfig(Config):
+    """Answers that are written while the policy learns from earlier ones."""
+
+    steps: int = Field(ge=0, le=16)
+    """Steps that an answer's first token may be older than the policy that learns from it; 0 is off."""
+    on_publish: Literal["wait", "finish", "recompute", "keep"] = "wait"
+    """What becomes of answers that are being written when the policy has been stepped. `wait`: the step waits for all
+    of them, and the run can be repeated to the bit. `finish`: it waits for those that have been begun. `recompute`:
+    they go on under the new weights, which read the text so far anew. `keep`: they go on over old keys and values."""
+
+    def derived(self) -> dict[str, str]:
+        """What it comes to, for `hone plan`."""
+        if self.steps == 0:
+            return {}
+        return {"ahead": f"answers are at most {self.steps} steps old; at a publication: {self.on_publish}"}
 
 
 class RolloutConfig(Config):
@@ -58,10 +75,31 @@ class RolloutConfig(Config):
     native where it can be built. A table instead: a server (docs/engines.md)."""
     deterministic: Literal["off", "batch"] = "off"
     """`batch`: on CUDA too no answer depends on what is written beside it; on a CPU none ever does."""
-    ahead: int = Field(default=0, ge=0, le=16)
-    """Steps that answers may be older than the policy that learns from them: they are collected so far ahead."""
+    ahead: Annotated[int, Field(ge=0, le=16)] | AheadConfig = 0
+    """Steps that answers may be older than the policy that learns from them: they are collected so far ahead. A table
+    instead also says what becomes of them when it changes (docs/engine.md)."""
     slots: int = Field(default=64, ge=1)
     """Answers that are written at the same time: memory and speed, never the result."""
+
+    @property
+    def collecting(self) -> AheadConfig:
+        """What `ahead` comes to."""
+        return self.ahead if isinstance(self.ahead, AheadConfig) else AheadConfig(steps=self.ahead)
+
+    @property
+    def midway(self) -> OnPublish | None:
+        """What becomes of answers that are being written at a publication; None where none is."""
+        found = self.collecting
+        return None if found.steps == 0 or found.on_publish == "wait" else found.on_publish
+
+    def notes(self) -> list[str]:
+        """What a person should know before a run."""
+        if self.midway is None:
+            return []
+        return [
+            f'rollout.ahead.on_publish = "{self.midway}": which weights drew which token depends on time, so this run '
+            'cannot be repeated to the bit (with "wait" it can)'
+        ]
 
     @model_validator(mode="after")
     def _a_server_has_its_own_batches(self) -> "RolloutConfig":
@@ -69,6 +107,11 @@ class RolloutConfig(Config):
             raise ValueError(
                 f'deterministic = "{self.deterministic}" is a promise of the embedded engine, not of a server '
                 "(docs/engines.md); leave it out, or rollout.runner"
+            )
+        if isinstance(self.runner, ServerEngine) and self.midway:
+            raise ValueError(
+                f'rollout.ahead.on_publish = "{self.midway}" is for the embedded engine; a step waits '
+                'for the answers of a server: set it to "wait"'
             )
         return self
 

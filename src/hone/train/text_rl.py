@@ -19,7 +19,7 @@ from hone.engine.clients.config import ServerEngine
 from hone.envs.dataset import Examples
 from hone.envs.text import Prompt, TextWorld
 from hone.envs.text_task import TaskConfig
-from hone.evaluate.asking import EngineActor, PoolJudge, make_client, make_engine, make_prompts, pool_judge
+from hone.evaluate.asking import EngineActor, PoolJudge, Promises, make_client, make_engine, make_prompts, pool_judge
 from hone.evaluate.policies import ModelSource, open_policy, open_tokenizer
 from hone.evaluate.text import EvaluationConfig, prepare_exam
 from hone.models.policy import TokenPolicy
@@ -106,9 +106,8 @@ class TextRl(TextRun):
 
     def denominator(self) -> Literal["self", "recomputed", "recorded"]:
         """What `ratio.denominator` comes to."""
-        return denominator_of(
-            self.learner.ratio, updates_per_rollout=self.learner.optimizer_steps(1), stale=self.rollout.ahead > 0
-        )
+        stale = self.rollout.collecting.steps > 0
+        return denominator_of(self.learner.ratio, updates_per_rollout=self.learner.optimizer_steps(1), stale=stale)
 
 
 def untruncated(
@@ -132,9 +131,9 @@ def groups(config: TextRun) -> None:
 
 def one_update(config: TextRl) -> None:
     """A loss without a ratio is the policy gradient of the policy that answered, and of no later one."""
-    if config.rollout.ahead:
+    if steps := config.rollout.collecting.steps:
         raise ValueError(
-            f"rollout.ahead = {config.rollout.ahead}: this loss has no ratio, and would be biased on the answers of an "
+            f"rollout.ahead = {steps}: this loss has no ratio, and would be biased on the answers of an "
             "older policy; leave it out, or take a recipe with a ratio such as grpo"
         )
     updates = config.learner.optimizer_steps(1)
@@ -187,7 +186,7 @@ def text_job(config: C, *, method: Callable[[C, Policies], Method]) -> Job[Token
     chosen = method(config, _policies(config, policy))
     world = _world(config, policy, prompts, judge, baseline=chosen.baseline)
     actor = _actor(config, policy, prompts)
-    ahead, source = _source(Live[TokenPolicy](world, actor, figures=actor.metrics), actor, chosen, config.rollout.ahead)
+    ahead, source = _source(Live[TokenPolicy](world, actor, figures=actor.metrics), actor, chosen, config.rollout)
 
     def judged(episodes: Episodes, values: Values) -> Credits:
         credits = chosen.credit(episodes, values)
@@ -208,18 +207,26 @@ def text_job(config: C, *, method: Callable[[C, Policies], Method]) -> Job[Token
         judge=None if exam is None else partial(judge_policy, exam, policy),
         judge_every=0 if config.evaluation is None else config.evaluation.every,
         fingerprint=examples.fingerprint,
-        warnings=[*examples.warnings, *notes, *actor.notes(), *([] if exam is None else exam.warnings)],
+        warnings=[
+            *examples.warnings,
+            *notes,
+            *policy.decoder.notes(),
+            *config.rollout.notes(),
+            *actor.notes(),
+            *([] if exam is None else exam.warnings),
+        ],
         notes=lambda: [*judge.notes(), *actor.notes()],
         close=close,
     )
 
 
 def _source(
-    live: Live[TokenPolicy], actor: EngineActor, chosen: Method, steps: int
+    live: Live[TokenPolicy], actor: EngineActor, chosen: Method, rollout: RolloutConfig
 ) -> tuple[Ahead[TokenPolicy], Source[TokenPolicy]]:
-    """What collects `steps` ahead, and what the loop asks: that, or with no step ahead the live source itself."""
+    """What collects ahead, and what the loop asks: that, or with no step ahead the live source itself."""
+    steps = rollout.collecting.steps
     source: Source[TokenPolicy] = live if chosen.decorate is None else chosen.decorate(live)
-    ahead = Ahead[TokenPolicy](source, most=steps, overlap=actor.engine.own_weights)
+    ahead = Ahead[TokenPolicy](source, most=steps, overlap=actor.engine.own_weights, midway=rollout.midway is not None)
     if steps:
         source = ahead
     return ahead, source if chosen.memory is None else Remembering(source, chosen.memory)
@@ -272,6 +279,7 @@ def derived(config: TextRun) -> dict[str, str]:
         "sequences per step": f"{rollout.prompts_per_step} prompts x {rollout.samples_per_prompt} samples "
         f"= {sequences}",
         **config.updates(),
+        **rollout.collecting.derived(),
         "answers": f"{config.steps * sequences} of at most {rollout.max_tokens} tokens",
         "slots": str(rollout.slots),
     }
@@ -305,7 +313,7 @@ def _actor(config: TextRun, policy: TokenPolicy, prompts: Sequence[Prompt]) -> E
             max_tokens=rollout.max_tokens,
             seed=config.seed,
             runner=rollout.runner,
-            batch_invariant=rollout.deterministic == "batch",
+            promises=Promises(batch_invariant=rollout.deterministic == "batch", on_publish=rollout.midway),
         )
     )
 

@@ -11,11 +11,11 @@ import gymnasium
 import numpy as np
 
 from hone.core.episodes import Episodes
-from hone.core.errors import DataError
+from hone.core.errors import DataError, Faults
 from hone.core.ragged import Ints
 from hone.core.random import generator
-from hone.envs.catalogue import register_own
 from hone.envs.finite.model import Finite, Floats, Outcomes, finite
+from hone.envs.gym_make import guarded, registered
 
 Table: TypeAlias = "Mapping[int, Mapping[int, Sequence[tuple[float, int, float, bool]]]]"
 """Gymnasium's `P`: state -> action -> [(probability, next state, reward, terminated)]."""
@@ -55,16 +55,20 @@ def from_table(table: Table, *, start: Floats, discount: float, limit: int | Non
 def from_gymnasium(name: str, *, discount: float, options: Mapping[str, Any] | None = None) -> Finite:
     """One of Gymnasium's tabular environments (FrozenLake, Taxi, CliffWalking) or hone's, with its time limit.
 
-    Raises DataError for an environment that keeps no table.
+    Raises ConfigError for a name that nobody registered, UserCodeError where it cannot be made, DataError for an
+    environment that keeps no table.
     """
-    register_own()
-    env = gymnasium.make(name, **(options or {}))
+    spec = registered(name, key="finite.world.id")
+    env = guarded(name, lambda: gymnasium.make(spec.id, **(options or {})))
     try:
         inside: Any = env.unwrapped
         try:
             table, start = inside.P, inside.initial_state_distrib
         except AttributeError as missing:
-            raise DataError(f"{name} keeps no table of its outcomes (P, initial_state_distrib)") from missing
+            raise DataError(
+                f"{name} keeps no table of its outcomes (P, initial_state_distrib), so it cannot stand under [finite]; "
+                "give it as [env] id, which is stepped"
+            ) from missing
         limit = None if env.spec is None else env.spec.max_episode_steps
         return from_table(table, start=start, discount=discount, limit=limit)
     finally:
@@ -90,8 +94,12 @@ def grid(
         raise DataError(f"the rows of the map have lengths {[len(row) for row in rows]}: they must be equal")
     cells = np.array([list(row) for row in rows])
     unknown = sorted(set(cells.ravel().tolist()) - {"#", "S", ".", *prizes})
-    if unknown or "S" not in cells:
-        raise DataError(f"the map has no S, or marks that are neither # S . nor in `pays`: {''.join(unknown)!r}")
+    faults = Faults(DataError)
+    if unknown:
+        faults.add(f"the map has the marks {''.join(unknown)!r}, which are neither #, S, . nor in `pays`")
+    if "S" not in cells:
+        faults.add("the map has no S, where an episode begins")
+    faults.raise_if_any()
     height, width = cells.shape
     floor = np.argwhere((cells == "S") | (cells == "."))
     columns: list[tuple[int, int, int, float, float, bool]] = []

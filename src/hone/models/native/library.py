@@ -13,11 +13,13 @@ from hone.native.build import AVX2, AVX512, SWITCH, BuildInfo, InstructionSet, S
 from hone.native.build import build as build_source
 from hone.native.open import Functions, functions_of
 
-ISA_NAMES: Final = ("portable", "avx2", "avx512")
+ISA_NAMES: Final = ("portable", "avx2", "avx512", "amx")
 WHAT: Final = "the compiled training kernels"
 FOLDER: Final = Path(__file__).parent / "source"
 
-_FLAGS: Final = {"portable": (), "avx2": AVX2, "avx512": AVX512}
+_FLAGS: Final = {"portable": (), "avx2": AVX2, "avx512": AVX512, "amx": (*AVX512, "-mamx-tile", "-mamx-bf16")}
+_FILES: Final = {"amx": "slope_amx.cpp"}
+"""Sets that have kernels of their own, and for the rest those of the set before them."""
 _Int, _Long, _At, _Real = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p, ctypes.c_float
 
 
@@ -65,6 +67,16 @@ class Attention(ctypes.Structure):
     ]
 
 
+class Slope(ctypes.Structure):
+    """HoneSlope."""
+
+    _fields_ = [
+        *((name, _Long) for name in ("tokens", "outs", "ins")),
+        ("threads", _Int),
+        *((name, _At) for name in ("g", "x", "room", "out")),
+    ]
+
+
 _SIGNATURES: Final = {
     "hone_instruction_sets": (ctypes.c_uint32, []),
     "hone_use": (None, [_Int, _At]),
@@ -75,6 +87,8 @@ _SIGNATURES: Final = {
     "hone_gate_back": (None, [ctypes.POINTER(Gate)]),
     "hone_attend": (None, [ctypes.POINTER(Attention)]),
     "hone_attend_back": (None, [ctypes.POINTER(Attention)]),
+    "hone_has_slope": (_Int, []),
+    "hone_slope": (None, [ctypes.POINTER(Slope)]),
 }
 
 
@@ -92,7 +106,8 @@ def build(*, force: bool = False, checked: bool = False) -> BuildInfo:
     """The library, as `hone.native.build.build` makes it."""
     names = ISA_NAMES if on_x86() else ISA_NAMES[:1]
     sets = tuple(
-        InstructionSet(name=name, file="isa.cpp", flags=(f"-DHONE_ISA={name}", *_FLAGS[name])) for name in names
+        InstructionSet(name=name, file=_FILES.get(name, "isa.cpp"), flags=(f"-DHONE_ISA={name}", *_FLAGS[name]))
+        for name in names
     )
     source = Source(name="train", what=WHAT, folder=FOLDER, parts=(), sets=sets)
     return build_source(source, force=force, checked=checked)

@@ -23,8 +23,9 @@ from hone.objectives.td import deterministic_policy, double_target
 from hone.objectives.terms import Terms, added
 from hone.objectives.value import huber
 from hone.objectives.weights import token_mean
+from hone.train.control import following
 from hone.train.job import Entry, Job, Parts
-from hone.train.offline import LoggedRows, OfflineRun, Wiring, check, derive, follower, offline_job, opened, phase
+from hone.train.offline import LoggedRows, OfflineRun, Wiring, check, derive, offline_job, opened, phase
 
 
 class BcqAlgorithm(Config):
@@ -80,7 +81,7 @@ def build_table(config: BcqConfig, log: Log, spaces: Spaces) -> Job[AdmissibleVa
     wiring = Wiring(
         phases=[phase("values", table_objective, numbers, config.learner)],
         discount=algorithm.discount,
-        after_step=follower([(policy.target, policy.values)], rate=algorithm.target_rate),
+        after_step=following([(policy.target, policy.values)], rate=algorithm.target_rate),
     )
     return offline_job(config, log, policy, wiring)
 
@@ -127,7 +128,7 @@ def build_box(config: BcqConfig, log: Log, spaces: Spaces) -> Job[BatchConstrain
         ],
         draws=(2 + algorithm.proposals) * policy.latent,
         discount=algorithm.discount,
-        after_step=follower(
+        after_step=following(
             [(policy.targets, policy.critics), (policy.slow, policy.perturbation)],
             rate=algorithm.target_rate,
         ),

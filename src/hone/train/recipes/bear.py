@@ -25,8 +25,9 @@ from hone.objectives.constraint import (
 from hone.objectives.soft import soft_values
 from hone.objectives.terms import Terms, added
 from hone.objectives.weights import token_mean
+from hone.train.control import following
 from hone.train.job import Entry, Job, Parts
-from hone.train.offline import LoggedRows, OfflineRun, Wiring, check, derive, follower, offline_job, opened, phase
+from hone.train.offline import LoggedRows, OfflineRun, Wiring, check, derive, offline_job, opened, phase
 
 KERNELS = {"laplacian": laplacian, "gaussian": gaussian}
 
@@ -112,7 +113,7 @@ def build(config: BearConfig) -> Job[SupportConstrained]:
         ],
         draws=latent + (algorithm.proposals + algorithm.matched) * actions + algorithm.matched * latent,
         discount=algorithm.discount,
-        after_step=follower([(policy.targets, policy.critics)], rate=algorithm.target_rate),
+        after_step=following([(policy.targets, policy.critics)], rate=algorithm.target_rate),
     )
     return offline_job(config, log, policy, wiring)
 

@@ -25,8 +25,9 @@ from hone.objectives.td import double_target
 from hone.objectives.terms import Terms, added
 from hone.objectives.value import squared
 from hone.objectives.weights import token_mean
+from hone.train.control import following
 from hone.train.job import Entry, Job, Parts
-from hone.train.offline import LoggedRows, OfflineRun, Wiring, check, derive, follower, offline_job, opened, phase
+from hone.train.offline import LoggedRows, OfflineRun, Wiring, check, derive, offline_job, opened, phase
 from hone.train.optimize import LearnerConfig
 
 
@@ -74,7 +75,7 @@ def build_table(config: CqlConfig, log: Log, spaces: Spaces) -> Job[ActionValues
     wiring = Wiring(
         phases=[phase("values", values, [*policy.values.parameters()], config.learner)],
         discount=algorithm.discount,
-        after_step=follower([(policy.target, policy.values)], rate=algorithm.target_rate),
+        after_step=following([(policy.target, policy.values)], rate=algorithm.target_rate),
     )
     return offline_job(config, log, policy, wiring)
 
@@ -153,7 +154,7 @@ def build_box(config: CqlConfig, log: Log, spaces: Spaces) -> Job[SoftActorCriti
         ],
         draws=(2 + 3 * algorithm.samples) * policy.actions,
         discount=algorithm.discount,
-        after_step=follower([(policy.targets, policy.critics)], rate=algorithm.target_rate),
+        after_step=following([(policy.targets, policy.critics)], rate=algorithm.target_rate),
     )
     return offline_job(config, log, policy, wiring)
 

@@ -18,14 +18,13 @@ from hone.core.credit import Credits
 from hone.core.episodes import Episodes
 from hone.credit.returns import one_step
 from hone.envs.gym import open_world
-from hone.models.control import follow
 from hone.models.mlp import Choices, MlpConfig
 from hone.models.value_networks import SoftChoices
 from hone.objectives.soft import soft_policy, soft_target, soft_values, temperature
 from hone.objectives.terms import Terms
 from hone.objectives.weights import token_mean
 from hone.replay.ring import Ring
-from hone.train.control import NetworkActor, Scored, TransitionRows, control_job, phase, transition_rows
+from hone.train.control import NetworkActor, Scored, TransitionRows, control_job, following, phase, transition_rows
 from hone.train.job import Entry, Job, Parts
 from hone.train.learner import GradientLearner
 from hone.train.loop import Recipe
@@ -83,11 +82,6 @@ def actor_objective(policy: SoftChoices, rows: TransitionRows, *, target_entropy
     return Terms(loss=actor.loss + heat.loss, told=lambda: {**actor.metrics, **heat.metrics})
 
 
-def soften(policy: SoftChoices, *, rate: float) -> None:
-    """Let the slow critics follow."""
-    follow(policy.targets.parameters(), policy.critics.parameters(), rate=rate)
-
-
 def build(config: DiscreteSac) -> Job[SoftChoices]:
     """Raises ConfigError and UserCodeError for what is wrong with the environment."""
     replay, algorithm = config.replay, config.algorithm
@@ -118,7 +112,7 @@ def build(config: DiscreteSac) -> Job[SoftChoices]:
         epochs=config.learner.epochs,
         minibatches=config.learner.minibatches,
         shuffle=False,
-        after_step=partial(soften, rate=algorithm.target_rate),
+        after_step=following([(policy.targets, policy.critics)], rate=algorithm.target_rate),
     )
     source = Replay(
         Scored(Live(world, NetworkActor(policy.acting())), world),

@@ -93,7 +93,7 @@ class Dppo(TextRl):
         return denominator_of(
             self.learner.ratio.model_copy(update={"denominator": anchor}),
             updates_per_rollout=self.learner.optimizer_steps(1),
-            stale=self.rollout.ahead > 0,
+            stale=self.rollout.collecting.steps > 0,
         )
 
 

@@ -29,6 +29,7 @@ from hone.train.control import (
     Scored,
     TransitionRows,
     control_job,
+    following,
     phase,
     spaces_of,
     transition_rows,
@@ -38,7 +39,7 @@ from hone.train.job import Entry, Job, Parts
 from hone.train.learner import GradientLearner
 from hone.train.loop import Recipe
 from hone.train.optimize import LearnerConfig, schedule
-from hone.train.recipes.sac import actor_objective, critic_objective, soften
+from hone.train.recipes.sac import actor_objective, critic_objective
 from hone.train.sources import Live, Replay
 
 
@@ -105,7 +106,7 @@ def build(config: HerSacConfig) -> Job[SoftActorCritic]:
         learning_rate=schedule(config.learner, config.learner.optimizer_steps(config.steps)),
         minibatches=config.learner.minibatches,
         shuffle=False,
-        after_step=partial(soften, rate=algorithm.target_rate),
+        after_step=following([(policy.targets, policy.critics)], rate=algorithm.target_rate),
     )
     source = Replay(
         Scored(Live(world, NetworkActor(policy.acting())), world),

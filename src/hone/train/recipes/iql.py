@@ -18,8 +18,9 @@ from hone.objectives.soft import soft_values
 from hone.objectives.td import td_target
 from hone.objectives.terms import Terms
 from hone.objectives.weights import token_mean
+from hone.train.control import following
 from hone.train.job import Entry, Job, Parts
-from hone.train.offline import LoggedRows, OfflineRun, Wiring, check, derive, follower, offline_job, opened, phase
+from hone.train.offline import LoggedRows, OfflineRun, Wiring, check, derive, offline_job, opened, phase
 
 
 class IqlAlgorithm(Config):
@@ -74,7 +75,7 @@ def build(config: IqlConfig) -> Job[ImplicitValues]:
     wiring = Wiring(
         phases=[phase("all", partial(objective, algorithm=config.algorithm), numbers, config.learner)],
         discount=config.algorithm.discount,
-        after_step=follower([(policy.targets, policy.critics)], rate=config.algorithm.target_rate),
+        after_step=following([(policy.targets, policy.critics)], rate=config.algorithm.target_rate),
     )
     return offline_job(config, log, policy, wiring)
 

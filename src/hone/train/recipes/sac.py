@@ -17,7 +17,7 @@ from hone.core.random import generator
 from hone.credit.returns import one_step
 from hone.envs.gym import GymConfig, inspect_world, open_world
 from hone.envs.gym_make import placed
-from hone.models.control import SoftActorCritic, follow, mlps
+from hone.models.control import SoftActorCritic, mlps
 from hone.models.mlp import MlpConfig
 from hone.objectives.soft import soft_policy, soft_target, soft_values, temperature
 from hone.objectives.terms import Terms
@@ -30,11 +30,12 @@ from hone.train.control import (
     Scored,
     TransitionRows,
     control_job,
+    following,
     phase,
     spaces_of,
     transition_rows,
 )
-from hone.train.critics_by_hand import climb_softly, critics_gradient, following
+from hone.train.critics_by_hand import climb_softly, critics_gradient
 from hone.train.imitation import Demonstrations, with_demonstrations
 from hone.train.job import Entry, Job, Parts
 from hone.train.learner import GradientLearner, Phase
@@ -112,11 +113,6 @@ def actor_objective(policy: SoftActorCritic, rows: TransitionRows, *, target_ent
     actor = soft_policy(logp, first, second, policy.log_temperature.exp())
     heat = temperature(policy.log_temperature, logp, target_entropy=target_entropy)
     return Terms(loss=actor.loss + heat.loss, told=lambda: {**actor.metrics, **heat.metrics})
-
-
-def soften(policy: SoftActorCritic, *, rate: float) -> None:
-    """Let the slow critics follow."""
-    follow(policy.targets.parameters(), policy.critics.parameters(), rate=rate)
 
 
 def phases_of(policy: SoftActorCritic, config: SacConfig) -> list[Phase[SoftActorCritic, TransitionRows]]:

@@ -21,8 +21,9 @@ from hone.objectives.soft import soft_values
 from hone.objectives.td import smoothed_action, twin_target
 from hone.objectives.terms import Terms
 from hone.objectives.weights import token_mean
+from hone.train.control import following
 from hone.train.job import Entry, Job, Parts
-from hone.train.offline import LoggedRows, OfflineRun, Wiring, check, derive, follower, offline_job, opened, phase
+from hone.train.offline import LoggedRows, OfflineRun, Wiring, check, derive, offline_job, opened, phase
 
 
 class Td3BcAlgorithm(Config):
@@ -98,7 +99,7 @@ def build(config: Td3BcConfig) -> Job[DeterministicActorCritic]:
         ],
         draws=policy.actions,
         discount=algorithm.discount,
-        after_step=follower(
+        after_step=following(
             [(policy.slow_critics, policy.critics), (policy.slow_actor, policy.actor)], rate=algorithm.target_rate
         ),
         after_every=algorithm.policy_every,

@@ -49,9 +49,9 @@ def exact_arithmetic(config: TextRun) -> None:
 
 def newest_answers(config: TextRun) -> None:
     """The trust region is around the policy that answered."""
-    if config.rollout.ahead:
+    if steps := config.rollout.collecting.steps:
         raise ValueError(
-            f"rollout.ahead = {config.rollout.ahead}: trpo_text bounds the distance from the policy that answered, "
+            f"rollout.ahead = {steps}: trpo_text bounds the distance from the policy that answered, "
             "which must be the newest one; leave it out"
         )
 

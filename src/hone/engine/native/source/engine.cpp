@@ -165,6 +165,23 @@ void pass_on_thread(void* context, int thread) {
   if (tiles) e.kernels->leave();
 }
 
+struct Copies {
+  Engine* engine;
+  const int32_t *source, *target;
+  int count;
+  size_t bytes;
+};
+
+void copy_on_thread(void* context, int) {
+  constexpr int PAGES = 4;
+  const Copies& c = *static_cast<Copies*>(context);
+  char* kv = c.engine->kv.as<char>();
+  for (int first = pool_take(c.engine->pool, PAGES); first < c.count; first = pool_take(c.engine->pool, PAGES))
+    for (int i = first; i < c.count && i < first + PAGES; ++i)
+      if (c.source[i] != c.target[i])
+        std::memcpy(kv + size_t(c.target[i]) * c.bytes, kv + size_t(c.source[i]) * c.bytes, c.bytes);
+}
+
 }  // namespace
 
 std::string run(Engine& e, const HonePass& pass) {
@@ -193,9 +210,8 @@ std::string copy(Engine& e, const int32_t* source, const int32_t* target, int co
   for (int i = 0; i < count; ++i)
     for (int page : {source[i], target[i]})
       if (page < 0 || page >= e.pages) return "copy of page " + number(page) + ": " + number(e.pages) + " are reserved";
-  for (int i = 0; i < count; ++i)
-    if (source[i] != target[i])
-      std::memcpy(e.kv.as<char>() + size_t(target[i]) * bytes, e.kv.as<char>() + size_t(source[i]) * bytes, bytes);
+  Copies copies = {&e, source, target, count, bytes};
+  pool_run(e.pool, copy_on_thread, &copies);
   return "";
 }
 

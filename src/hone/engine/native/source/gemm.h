@@ -166,13 +166,25 @@ static void pack_panel(Linear& linear, const Source& source, int panel) {
     const int from = at < source.row_chunk ? chunk * source.row_chunk + at : kept;
     origin[j] = from < kept ? from + (source.gated && j >= half ? kept : 0) : -1;
   }
-  for (int k = 0; k < linear.k; ++k) {
+  // Blocks of inputs, read along the trainer's rows and turned around in the cache. Column chunks are padded to 32.
+  constexpr int DEEP = 16, WORDS = DEEP * int(sizeof(A)) / 4;
+  alignas(64) A part[PANEL][DEEP];
+  for (int k = 0; k < linear.k; k += DEEP) {
     const int at = k % source.column_pad, from = k / source.column_pad * source.column_chunk + at;
-    const bool real = at < source.column_chunk && from < source.columns;
-    A* to = sizeof(A) == 4 ? out + size_t(k) * PANEL : out + size_t(k / 2) * 2 * PANEL + k % 2;
-    const int step = sizeof(A) == 4 ? 1 : 2;
-    for (int j = 0; j < PANEL; ++j)
-      narrow(real && origin[j] >= 0 ? widen(weight[size_t(origin[j]) * source.columns + from]) : 0.0f, to + step * j);
+    const int left = source.column_chunk - at < source.columns - from ? source.column_chunk - at : source.columns - from;
+    for (int j = 0; j < PANEL; ++j) {
+      const T* row = weight + size_t(origin[j] < 0 ? 0 : origin[j]) * source.columns + from;
+      const int real = origin[j] < 0 ? 0 : left;
+      if (real >= DEEP)
+        for (int i = 0; i < DEEP; i += LANES) store(part[j] + i, load(row + i));
+      else
+        for (int i = 0; i < DEEP; ++i) narrow(i < real ? widen(row[i]) : 0.0f, part[j] + i);
+    }
+    uint32_t words[PANEL][WORDS];
+    __builtin_memcpy(words, part, sizeof(words));
+    uint32_t* to = reinterpret_cast<uint32_t*>(out + size_t(k) * PANEL);
+    for (int i = 0; i < WORDS; ++i)
+      for (int j = 0; j < PANEL; ++j) to[i * PANEL + j] = words[j][i];
   }
   if (!linear.bias.data) return;
   for (int j = 0; j < PANEL; ++j) {

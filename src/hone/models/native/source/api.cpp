@@ -7,6 +7,14 @@
 
 #include "kernels.h"
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#if defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
+#endif
+
 namespace hone {
 
 extern const Kernels kernels_portable;
@@ -16,6 +24,9 @@ extern const Kernels kernels_avx2;
 #ifdef HONE_HAS_AVX512
 extern const Kernels kernels_avx512;
 #endif
+#ifdef HONE_HAS_AMX
+void slope_amx(const HoneSlope& a);
+#endif
 
 namespace {
 
@@ -23,6 +34,7 @@ using Parallel = void (*)(void (*job)(void*), void* data, unsigned threads, unsi
 
 Parallel parallel = nullptr;
 const Kernels* kernels = &kernels_portable;
+bool tiles = false;
 
 struct Job {
   void (*task)(const void*, int64_t);
@@ -35,6 +47,21 @@ void work(void* data) {
   Job& job = *static_cast<Job*>(data);
   for (int64_t n = job.next.fetch_add(1); n < job.count; n = job.next.fetch_add(1)) job.task(job.context, n);
 }
+
+#ifdef HONE_HAS_AMX
+// The processor has tiles, and the kernel lets this process use them.
+bool amx_allowed() {
+#if defined(__linux__)
+  constexpr unsigned TILE = 1u << 24, BF16 = 1u << 22;
+  constexpr long REQUEST_PERMISSION = 0x1023, TILE_DATA = 18;  // arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA)
+  unsigned a, b, c, d;
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & TILE) == 0 || (d & BF16) == 0) return false;
+  return syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
+#else
+  return false;
+#endif
+}
+#endif
 
 struct Room {
   void* data = nullptr;
@@ -79,6 +106,9 @@ HONE_OUT uint32_t hone_instruction_sets() {
   if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
       __builtin_cpu_supports("avx512vl"))
     found |= 4;
+#ifdef HONE_HAS_AMX
+  if ((found & 4) && hone::amx_allowed()) found |= 8;
+#endif
 #endif
   return found;
 }
@@ -87,11 +117,12 @@ HONE_OUT uint32_t hone_instruction_sets() {
 HONE_OUT void hone_use(int32_t set, void* gomp_parallel) {
   hone::parallel = reinterpret_cast<hone::Parallel>(gomp_parallel);
   hone::kernels = &hone::kernels_portable;
+  hone::tiles = set == 3;
 #ifdef HONE_HAS_AVX2
   if (set == 1) hone::kernels = &hone::kernels_avx2;
 #endif
 #ifdef HONE_HAS_AVX512
-  if (set == 2) hone::kernels = &hone::kernels_avx512;
+  if (set >= 2) hone::kernels = &hone::kernels_avx512;
 #endif
 }
 
@@ -102,3 +133,13 @@ HONE_OUT void hone_gate(const HoneGate* a) { hone::kernels->gate(*a); }
 HONE_OUT void hone_gate_back(const HoneGate* a) { hone::kernels->gate_back(*a); }
 HONE_OUT void hone_attend(const HoneAttention* a) { hone::kernels->attend(*a); }
 HONE_OUT void hone_attend_back(const HoneAttention* a) { hone::kernels->attend_back(*a); }
+
+// Whether there is hone_slope in the set that is in use.
+HONE_OUT int32_t hone_has_slope() { return hone::tiles; }
+HONE_OUT void hone_slope(const HoneSlope* a) {
+#ifdef HONE_HAS_AMX
+  hone::slope_amx(*a);
+#else
+  (void)a;
+#endif
+}

@@ -60,12 +60,22 @@ struct HoneAttention {
   float* d_norms;      // backward: [2, head_dim]
 };
 
+// out = g^T x, of bfloat16 numbers: the gradient of a linear layer's weight.
+struct HoneSlope {
+  int64_t tokens, outs, ins;  // widths are multiples of 32
+  int32_t threads;
+  const void *g, *x;  // [tokens, outs], [tokens, ins]
+  void* room;         // [SLOPE_ROOM, ins] bfloat16
+  float* out;         // [outs, ins]
+};
+
 }  // extern "C"
 
 namespace hone {
 
 enum Type { FLOAT, BFLOAT };
 constexpr int BLOCK = 64;  // rows that one task of a norm takes
+constexpr int SLOPE_ROOM = 512;  // tokens
 
 struct Kernels {
   void (*norm)(const HoneNorm&);

@@ -1,0 +1,78 @@
+"""The deadly triad: bootstrapping, a function and somebody else's steps, each pair harmless, all three divergent."""
+
+import numpy as np
+
+from hone.core.episodes import Episodes
+from hone.lab.control import learned
+from hone.lab.finding import Experiment, Finding, at_least, at_most, lines
+from hone.lab.puzzles import Floats
+from hone.store.html import number
+from hone.train.recipes.gradient_td import GradientTdAlgorithm, GradientTdConfig, build
+
+TURNS_OF = 10
+START = 12.0
+"""Value of Baird's seventh state under the usual first weights; a table begins with it everywhere."""
+OTHERS, SEVENTH = [6 / 7, 1 / 7], [0.0, 1.0]
+"""Who acts in Baird's world as a rule, and whose values are learned: to any of six states, and to the seventh."""
+CASES: dict[str, tuple[GradientTdAlgorithm, list[float]]] = {
+    "all three": (GradientTdAlgorithm(method="semi_gradient"), OTHERS),
+    "own steps": (GradientTdAlgorithm(method="semi_gradient"), SEVENTH),
+    "a table": (GradientTdAlgorithm(method="semi_gradient", features="states"), OTHERS),
+    "older copy": (GradientTdAlgorithm(method="target_network"), OTHERS),
+    "GTD2": (GradientTdAlgorithm(method="gtd2"), OTHERS),
+    "TDC": (GradientTdAlgorithm(method="tdc"), OTHERS),
+}
+
+
+def errors(algorithm: GradientTdAlgorithm, behave: list[float], *, seed: int, turns: int) -> Floats:
+    """Greatest |value| of the seven states `[turns + 1]`; nothing is paid, so the truth is 0."""
+    config = GradientTdConfig(
+        recipe="gradient_td", name="lab", seed=seed, steps=turns, rollout_steps=TURNS_OF, algorithm=algorithm,
+        behave=behave,
+    )  # fmt: skip
+    recipe = build(config).recipe
+    values = recipe.learner.policy
+    if algorithm.features == "states":
+        values.x[:] = START
+    path = [float(np.abs(values.v).max())]
+
+    def watch(step: int, episodes: Episodes) -> None:
+        del step, episodes
+        path.append(float(np.abs(values.v).max()))
+
+    learned(recipe, steps=turns, watch=watch)
+    return np.array(path)
+
+
+def run(seed: int, *, quick: bool = False) -> Finding:
+    turns = 300 if quick else 1000
+    path = {name: errors(*case, seed=seed, turns=turns) for name, case in CASES.items()}
+    grown = {name: float(values[-1] / values[0]) for name, values in path.items()}
+    claims = [
+        at_least("error of all three at last over at first", grown["all three"], 2.0),
+        *(at_most(f"the same, {name}", grown[name], 1.0) for name in ("own steps", "a table", "GTD2", "TDC")),
+        at_most("greatest error with an older copy over that at first", path["older copy"].max() / START, 3.0),
+    ]
+    return Finding(
+        header=("what is learned with", "error at first", "error at last", "grown by"),
+        rows=[(name, number(v[0]), number(v[-1]), number(grown[name])) for name, v in path.items()],
+        panels=[
+            lines("greatest error of a value", "steps of the world", TURNS_OF * np.arange(turns + 1), path, log_y=True),
+        ],
+        verdict=(
+            f"In Baird's world, where every value is 0, {turns * TURNS_OF:,} steps multiply the greatest error of the "
+            f"semi-gradient by {number(grown['all three'])} when it bootstraps, generalises and learns from another "
+            f"policy's steps; by {number(grown['own steps'])} with its own steps, {number(grown['a table'])} with a "
+            f"table, {number(grown['GTD2'])} by GTD2 and {number(grown['TDC'])} by TDC; an older copy as target "
+            f"holds it below {path['older copy'].max() / START:.1f} times what it was, and no more than holds it."
+        ),
+        claims=claims,
+    )
+
+
+EXPERIMENT = Experiment(
+    title="The deadly triad",
+    question="When do values diverge that are learned from somebody else's steps, and what mends it?",
+    run=run,
+    source="Baird, 1995; Sutton et al., 2009",
+)

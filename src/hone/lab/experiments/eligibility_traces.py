@@ -1,0 +1,115 @@
+"""Eligibility traces: how far back an error should reach, on the random walk of 19 states whose values are known."""
+
+import numpy as np
+
+from hone.core.credit import NO_VALUES
+from hone.core.episodes import Episodes
+from hone.core.errors import DivergedError
+from hone.credit.returns import one_step
+from hone.envs.finite.build import chain
+from hone.envs.finite.model import Finite
+from hone.envs.finite.solve import evaluate
+from hone.envs.finite.world import FiniteWorld
+from hone.lab.finding import Experiment, Finding, Lines, Series, at_least, at_most
+from hone.lab.puzzles import Floats
+from hone.store.html import number
+from hone.tabular.batch import RateConfig, averaged
+from hone.tabular.kernels import ACCUMULATING, DUTCH
+from hone.tabular.learn import TabularLearner, Traced
+from hone.tabular.tables import StateValues
+from hone.train.sources import Live
+from hone.train.tabular import FixedActor
+
+STATES, EPISODES = 19, 10
+DECAYS = (0.0, 0.4, 0.8, 0.9, 0.95, 1.0)
+RATES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8, 1.0)
+KINDS = {"accumulating": ACCUMULATING, "dutch": DUTCH}
+FAR = 1.0
+"""Errors are not counted beyond this: what diverges is as bad as 1, the error of guessing a value at its end."""
+
+
+def walks(mdp: Finite, *, seed: int, runs: int) -> list[list[Episodes]]:
+    """`EPISODES` walks to an end for each of `runs` runs, under the uniform policy; they are shared by all methods."""
+    uniform = StateValues(np.full((mdp.states, 2), 0.5))
+    world = FiniteWorld(mdp=mdp, steps=400 * EPISODES, seed=seed, copies=runs)
+    lived = Live(world, FixedActor(uniform.acting())).collect()
+    # Pieces of a copy stand together: the first that is numbered as a copy is where its walks begin.
+    begins = np.flatnonzero(lived.group < runs)
+    return [[lived.take(np.array([begin + k])) for k in range(EPISODES)] for begin in begins]
+
+
+def error(mdp: Finite, runs: list[list[Episodes]], true: Floats, *, decay: float, trace: int, rate: float) -> float:
+    """Root mean squared error over states after each walk, a mean over walks and runs."""
+    found = np.empty((len(runs), EPISODES))
+    for number_, walks_ in enumerate(runs):
+        values = StateValues(np.full((mdp.states, 2), 0.5))
+        learner = TabularLearner(values, Traced(decay=decay, trace=trace, weigh=averaged), RateConfig(rate=rate))
+        for k, walk in enumerate(walks_):
+            try:
+                learner.update(walk, one_step(walk, NO_VALUES, discount=1.0))
+            except DivergedError:
+                found[number_, k:] = FAR
+                break
+            off = values.v - true
+            found[number_, k] = FAR if np.abs(off).max() > 1e3 else min(FAR, float(np.sqrt((off**2).mean())))
+    return float(found.mean())
+
+
+def run(seed: int, *, quick: bool = False) -> Finding:
+    mdp = chain(STATES, discount=1.0, small=-1.0, large=1.0)
+    true = evaluate(mdp, np.full((mdp.states, 2), 0.5))
+    runs = walks(mdp, seed=seed, runs=4 if quick else 30)
+    table = {
+        name: np.array([[error(mdp, runs, true, decay=d, trace=kind, rate=r) for r in RATES] for d in DECAYS])
+        for name, kind in KINDS.items()
+    }
+    best = {name: errors.min(axis=1) for name, errors in table.items()}
+    at = {name: int(errors.argmin()) for name, errors in best.items()}
+    dutch, accumulating = best["dutch"], best["accumulating"]
+    fast = RATES.index(0.8)
+    worst = {name: float(errors[DECAYS.index(0.9), fast]) for name, errors in table.items()}
+    claims = [
+        at_most("best error, dutch, over that of lambda = 0", dutch.min() / dutch[0], 0.95),
+        at_most("best error, dutch, over that of lambda = 1", dutch.min() / dutch[-1], 0.9),
+        at_most("best error, dutch over accumulating", dutch.min() / accumulating.min(), 1.05),
+        at_least(
+            "error of accumulating over dutch, lambda = 0.9, rate 0.8", worst["accumulating"] / worst["dutch"], 1.2
+        ),
+    ]
+    rows = [
+        (number(d), *(text for row in by_decay for text in (f"{row.min():.3f}", f"{RATES[row.argmin()]:g}")))
+        for d, by_decay in zip(DECAYS, zip(*table.values(), strict=True), strict=True)
+    ]
+    return Finding(
+        header=("lambda", *(text for name in table for text in (f"least error, {name}", "at rate"))),
+        rows=rows,
+        panels=[
+            Lines(
+                title="least error over rates",
+                x_label="lambda (0: one step, 1: Monte Carlo)",
+                series=[Series(label=name, x=DECAYS, y=errors.tolist()) for name, errors in best.items()],
+            ),
+            Lines(
+                title="error by rate, dutch traces",
+                x_label="rate",
+                series=[
+                    Series(label=f"lambda = {d:g}", x=RATES, y=table["dutch"][k].tolist()) for k, d in enumerate(DECAYS)
+                ],
+            ),
+        ],
+        verdict=(
+            f"Over the first {EPISODES} walks the values of {STATES} states are off by {dutch[0]:.3f} with one-step "
+            f"targets, {dutch[-1]:.3f} with whole returns and {dutch.min():.3f} with dutch traces of lambda = "
+            f"{DECAYS[at['dutch']]:g}, each at its best rate; accumulating traces come to {accumulating.min():.3f}, "
+            f"but at a rate of 0.8 and lambda = 0.9 off by {worst['accumulating']:.2f} against {worst['dutch']:.2f}."
+        ),
+        claims=claims,
+    )
+
+
+EXPERIMENT = Experiment(
+    title="Eligibility traces",
+    question="How far back should an error reach, and what does the kind of trace change?",
+    run=run,
+    source="Sutton, 1988; van Seijen et al., 2016",
+)

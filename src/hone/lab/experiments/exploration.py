@@ -1,0 +1,174 @@
+"""Exploration on one bandit: what each way of trying other arms costs, in regret by the arms' true rates."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hone.bandits.posteriors import BetaBernoulli
+from hone.core.credit import NO_VALUES, Credits, Metrics, Values
+from hone.core.episodes import Episodes
+from hone.core.ragged import Ints
+from hone.core.state import State
+from hone.credit.returns import as_paid
+from hone.envs.finite.model import Finite, Outcomes, finite
+from hone.envs.finite.world import FiniteWorld
+from hone.lab.control import learned, side_by_side, tabular
+from hone.lab.finding import Experiment, Finding, at_least, at_most, lines
+from hone.lab.puzzles import Floats
+from hone.store.html import number
+from hone.tabular.batch import RateConfig
+from hone.tabular.explore import ConstantSchedule, EpsilonGreedy, Exploration, ExponentialSchedule, SoftmaxActions
+from hone.tabular.explore import UpperConfidence as Ucb
+from hone.tabular.learn import Greedy
+from hone.tabular.tables import ActionTable, States
+from hone.train.loop import Recipe
+from hone.train.sources import Live
+
+RATES = np.array([0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.55, 0.6, 0.7])
+"""Chance of each arm to pay 1."""
+ARMS = len(RATES)
+MEAN = RateConfig(rate=1.0, power=1.0)
+"""Each value is the mean of what its arm paid."""
+RECENT = RateConfig(rate=0.1)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Way:
+    """A table, and how it is acted on."""
+
+    explore: Exploration
+    initial: float = 0.0
+    rate: RateConfig = field(default=MEAN)
+
+
+def falling(begin: float, half_life: float) -> ExponentialSchedule:
+    return ExponentialSchedule(kind="exponential", begin=begin, end=0.0, half_life=half_life)
+
+
+GREEDY = EpsilonGreedy(epsilon=ConstantSchedule(value=0.0))
+WAYS: Mapping[str, Way | None] = {
+    "greedy": Way(explore=GREEDY),
+    "epsilon 0.1": Way(explore=EpsilonGreedy(epsilon=ConstantSchedule(value=0.1))),
+    "epsilon falling": Way(explore=EpsilonGreedy(epsilon=falling(1.0, 60.0))),
+    "optimistic": Way(explore=GREEDY, initial=2.0, rate=RECENT),
+    "Boltzmann": Way(explore=SoftmaxActions(kind="boltzmann", temperature=ConstantSchedule(value=0.1))),
+    "UCB": Way(explore=Ucb(kind="ucb", weight=0.5)),
+    "Thompson": None,
+}
+"""Thompson sampling keeps beliefs, not a table."""
+
+
+def arms() -> Finite:
+    """One state; an arm pays 1 or 0, and there one stands again."""
+    arm = np.repeat(np.arange(ARMS), 2)
+    nothing = np.zeros(2 * ARMS, np.int64)
+    return finite(
+        Outcomes(
+            state=nothing, action=arm, after=nothing, probability=np.column_stack([RATES, 1 - RATES]).reshape(-1),
+            reward=np.tile([1.0, 0.0], ARMS), ends=np.zeros(2 * ARMS, np.bool_),
+        ),
+        states=1, actions=ARMS, start=np.ones(1), discount=0.9,
+    )  # fmt: skip
+
+
+@dataclass
+class Believing:
+    """Thompson sampling for every copy of the bandit: acts, and learns in closed form."""
+
+    policy: BetaBernoulli
+    version: int = 0
+
+    def publish(self, policy: BetaBernoulli, version: int) -> None:
+        self.policy, self.version = policy, version
+
+    def noise(self, draws: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.float32]:
+        """Where the generator of a turn's draws begins, one number for each decision."""
+        return draws.random(shape, dtype=np.float32)
+
+    def decide(self, seen: Ints, noise: NDArray[np.float32]) -> tuple[Ints, NDArray[np.float32]]:
+        """The arm whose drawn rate is greatest, in every copy."""
+        draws = np.random.default_rng(noise.view(np.uint32))
+        plausible = self.policy.draw(np.zeros((1, 0)), draws).reshape(-1, ARMS)[seen]
+        return plausible.argmax(axis=1), np.full(len(seen), np.nan, np.float32)
+
+    def values(self, episodes: Episodes) -> Values:
+        del episodes
+        return NO_VALUES
+
+    def update(self, episodes: Episodes, credits: Credits) -> Metrics:
+        pulled = episodes.observations.astype(np.int64) * ARMS + episodes.chosen.astype(np.int64)
+        self.policy.observe(np.zeros((len(pulled), 0)), pulled, credits.advantage.astype(np.float64))
+        return dict(credits.metrics)
+
+    def state(self) -> State:
+        return {}
+
+    def restore(self, state: State) -> None:
+        del state
+
+
+def regret(way: Way | None, *, seed: int, pulls: int, copies: int) -> tuple[Floats, Floats]:
+    """Expected regret of each pull, a mean over copies `[pulls]`, and of all pulls of each copy `[copies]`."""
+    world = FiniteWorld(mdp=side_by_side(arms(), copies), steps=1, seed=seed, copies=copies, seen=np.arange(copies))
+    world.restore({**world.state(), "seen": np.arange(copies)})  # one player to each bandit
+    lost, by_copy = np.empty(pulls), np.zeros(copies)
+
+    def watch(step: int, episodes: Episodes) -> None:
+        short = RATES.max() - RATES[episodes.chosen.astype(np.int64)]
+        lost[step - 1] = short.mean()
+        by_copy[episodes.observations.astype(np.int64)] += short
+
+    if way is None:
+        player = Believing(BetaBernoulli(copies * ARMS))
+        learned(Recipe(source=Live(world, player), credit=as_paid, learner=player), steps=pulls, watch=watch)
+    else:
+        table = ActionTable(States(count=copies, actions=ARMS), explore=way.explore, initial=way.initial)
+        learned(tabular(world, table, Greedy(actions=ARMS), rate=way.rate, credit=as_paid), steps=pulls, watch=watch)
+    return lost, by_copy
+
+
+def run(seed: int, *, quick: bool = False) -> Finding:
+    pulls, copies = (800, 120) if quick else (1000, 300)
+    found = {name: regret(way, seed=seed, pulls=pulls, copies=copies) for name, way in WAYS.items()}
+    total = {name: float(lost.sum()) for name, (lost, _) in found.items()}
+    late = {name: float(lost[-pulls // 10 :].mean()) for name, (lost, _) in found.items()}
+    spread = {name: float(by_copy.std()) for name, (_, by_copy) in found.items()}
+    best = min(total, key=total.__getitem__)
+    claims = [
+        at_least("regret of greedy over Thompson", total["greedy"] / total["Thompson"], 1.5),
+        at_least("regret of epsilon 0.1 over Thompson", total["epsilon 0.1"] / total["Thompson"], 1.1),
+        at_most("late regret of Thompson over its mean", late["Thompson"] * pulls / total["Thompson"], 0.7),
+        at_least("late regret of greedy over its mean", late["greedy"] * pulls / total["greedy"], 0.8),
+    ]
+    return Finding(
+        header=("way", f"regret of {pulls} pulls", "spread over players", "regret of a late pull"),
+        rows=[(name, number(total[name]), number(spread[name]), f"{late[name]:.3f}") for name in WAYS],
+        panels=[
+            lines(
+                "regret so far",
+                "pulls",
+                range(1, pulls + 1),
+                {name: np.cumsum(lost) for name, (lost, _) in found.items()},
+            )
+        ],
+        verdict=(
+            f"On ten arms of which the best pays in 7 of 10 pulls, {pulls} pulls cost greedy {total['greedy']:.0f} "
+            f"(some players never find the best arm: spread {spread['greedy']:.0f}), epsilon 0.1 "
+            f"{total['epsilon 0.1']:.0f}, falling epsilon {total['epsilon falling']:.0f}, optimism "
+            f"{total['optimistic']:.0f}, Boltzmann {total['Boltzmann']:.0f}, UCB {total['UCB']:.0f} and Thompson "
+            f"sampling {total['Thompson']:.0f}; {best} cost least, and late pulls still cost greedy "
+            f"{late['greedy']:.3f} each, Thompson {late['Thompson']:.3f}."
+        ),
+        claims=claims,
+        figures={f"regret/{name}": value for name, value in total.items()},
+    )
+
+
+EXPERIMENT = Experiment(
+    title="Exploration on one bandit",
+    question="What do ways of trying other arms cost, and which of them stop paying for it?",
+    run=run,
+    source="Thompson, 1933; Auer et al., 2002; Sutton & Barto, 2018, chapter 2",
+)

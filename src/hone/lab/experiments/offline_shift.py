@@ -1,0 +1,143 @@
+"""Offline shift: Q-learning from a log overrates what nobody tried; conservatism keeps to what the log can speak of."""
+
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import nn
+
+from hone.core.episodes import Episodes
+from hone.envs.finite.build import counted, drawn
+from hone.envs.finite.model import Finite
+from hone.envs.finite.solve import evaluate, policy_iteration, worth
+from hone.envs.finite.world import FiniteWorld
+from hone.envs.logs import Log
+from hone.lab.control import learned
+from hone.lab.finding import Experiment, Finding, at_least, at_most, lines
+from hone.lab.puzzles import Floats
+from hone.models.mlp import MlpConfig
+from hone.store.html import number
+from hone.tabular.tables import FollowActing
+from hone.train.control import log_spaces
+from hone.train.optimize import LearnerConfig
+from hone.train.recipes.cql import CqlAlgorithm, CqlConfig, build_table
+from hone.train.tabular import FixedActor
+
+STATES, ACTIONS, TRIED, DISCOUNT = 30, 8, 2, 0.9
+KEYS = ("thought", "true", "untried")
+UPDATES = 20
+"""Per turn."""
+METHODS = {"Q-learning": 0.0, "CQL": 1.0}
+"""Weight of the conservative gap."""
+
+
+def logged(mdp: Finite, behaviour: Floats, *, seed: int, steps: int) -> Log:
+    """What `behaviour` `[S, A]` did."""
+    world = FiniteWorld(mdp=mdp, steps=steps // 50, seed=seed, copies=50)
+    episodes = world.rollout(FixedActor(FollowActing(probability=behaviour)))
+    return Log(
+        episodes=episodes, observation_space=spaces.Discrete(mdp.states), action_space=spaces.Discrete(mdp.actions)
+    )
+
+
+def habits(mdp: Finite) -> Floats:
+    """Somebody who knows the world: takes the `TRIED` best actions of each state, either as often `[S, A]`."""
+    rank = (-policy_iteration(mdp).q).argsort(axis=1).argsort(axis=1)
+    return (rank < TRIED) / TRIED
+
+
+def learnt(log: Log, mdp: Finite, conservatism: float, *, seed: int, turns: int) -> dict[str, Floats]:
+    """Of the greedy policy after each turn `[turns]`, at the start: what it is thought to be worth, what it is worth,
+    and the share of states in which it does what nobody tried."""
+    config = CqlConfig(
+        recipe="cql", name="lab", log="", seed=seed, steps=turns, network=MlpConfig(hidden=[64], activation="relu"),
+        learner=LearnerConfig(lr=4e-3, minibatches=UPDATES, max_grad_norm=None), batch=128,
+        algorithm=CqlAlgorithm(discount=DISCOUNT, conservatism=conservatism),
+    )  # fmt: skip
+    spaces_ = log_spaces(log)
+    job = build_table(config, log, spaces_)
+    policy = job.recipe.learner.policy
+    every = torch.from_numpy(spaces_.inputs.array(np.arange(STATES)))
+    tried = counted(log.episodes, states=STATES, actions=ACTIONS, discount=DISCOUNT).legal
+    found = {name: np.empty(turns) for name in KEYS}
+
+    def watch(step: int, episodes: Episodes) -> None:
+        del episodes
+        table = values_of(policy.values, every)
+        choice = table.argmax(axis=1)
+        found["thought"][step - 1] = worth(mdp, table.max(axis=1))
+        found["true"][step - 1] = worth(mdp, evaluate(mdp, choice))
+        found["untried"][step - 1] = 1.0 - tried[np.arange(STATES), choice].mean()
+
+    learned(job.recipe, steps=turns, watch=watch)
+    return found
+
+
+@torch.no_grad()
+def values_of(values: nn.Module, every: torch.Tensor) -> Floats:
+    """`[S, A]`"""
+    return np.asarray(values(every).numpy(), np.float64)
+
+
+def compared(seed: int, number_: int, *, turns: int, steps: int) -> tuple[dict[str, dict[str, Floats]], Floats]:
+    """Both methods on the log of one drawn world; and what the best policy that the log knows and whoever acted are
+    worth `[2]`."""
+    mdp = drawn(states=STATES, actions=ACTIONS, branching=3, seed=100 * seed + number_, discount=DISCOUNT, ending=0.02)
+    behaviour = habits(mdp)
+    log = logged(mdp, behaviour, seed=seed, steps=steps)
+    known = policy_iteration(counted(log.episodes, states=STATES, actions=ACTIONS, discount=DISCOUNT)).policy
+    bars = np.array([worth(mdp, evaluate(mdp, known)), worth(mdp, evaluate(mdp, behaviour))])
+    return {name: learnt(log, mdp, weight, seed=seed, turns=turns) for name, weight in METHODS.items()}, bars
+
+
+def run(seed: int, *, quick: bool = False) -> Finding:
+    turns, worlds = (60, 2) if quick else (60, 3)
+    each_world = [compared(seed, k, turns=turns, steps=2000 if quick else 5000) for k in range(worlds)]
+    by_log, by_habit = np.mean([bars for _, bars in each_world], axis=0).tolist()
+    found = {
+        name: {key: np.mean([paths[name][key] for paths, _ in each_world], axis=0) for key in KEYS} for name in METHODS
+    }
+    last = {name: {key: float(path[-1]) for key, path in each.items()} for name, each in found.items()}
+    over = {name: (each["thought"] - each["true"]) / by_log for name, each in last.items()}
+    naive, wary = last["Q-learning"], last["CQL"]
+    claims = [
+        at_least("overrated by Q-learning, of what the log is good for", over["Q-learning"], 0.03),
+        at_most("the same, CQL", over["CQL"], 0.02),
+        at_least("worth of CQL over Q-learning", wary["true"] / naive["true"], 1.05),
+        at_least("untried actions, Q-learning", naive["untried"], 0.1),
+        at_most("untried actions, CQL", wary["untried"], 0.05),
+    ]
+    x = UPDATES * np.arange(1, turns + 1)
+    return Finding(
+        header=("method", "thought to be worth", "is worth", "untried actions"),
+        rows=[
+            *((name, number(each["thought"]), number(each["true"]), f"{each['untried']:.0%}")
+              for name, each in last.items()),
+            ("dynamic programming on the log", "", number(by_log), "0%"),
+            ("whoever acted", "", number(by_habit), "0%"),
+        ],
+        panels=[
+            lines("worth of the policy", "updates", x, {
+                f"{name}, {words}": each[key]
+                for name, each in found.items() for key, words in (("thought", "thought"), ("true", "true"))
+            }),
+            lines("share of states with an untried action", "updates", x,
+                  {name: each["untried"] for name, each in found.items()}),
+        ],
+        verdict=(
+            f"From logs of only the best {TRIED} of {ACTIONS} actions, Q-learning believes its policy worth "
+            f"{naive['thought']:.2f}, which is worth {naive['true']:.2f}, and takes untried actions in "
+            f"{naive['untried']:.0%} of states; CQL believes {wary['thought']:.2f} and has {wary['true']:.2f} "
+            f"({wary['untried']:.0%} untried). Whoever acted had {by_habit:.2f}, and dynamic programming on the log "
+            f"gets {by_log:.2f} out of it."
+        ),
+        claims=claims,
+        figures={"worth/log": by_log, "worth/behaviour": by_habit},
+    )  # fmt: skip
+
+
+EXPERIMENT = Experiment(
+    title="Offline shift",
+    question="What happens to Q-learning on a log where it can try nothing, and what does CQL change?",
+    run=run,
+    source="Kumar et al., 2020; Levine et al., 2020",
+)

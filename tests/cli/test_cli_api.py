@@ -1,0 +1,55 @@
+"""`hone.api`: seeds and comparisons from Python are what the commands make."""
+
+from pathlib import Path
+
+import pytest
+from test_cli_compare import SHORT
+
+from hone.api import compare, train, train_seeds
+from hone.cli.main import main
+from hone.core.errors import ConfigError, DataError
+from hone.store.metrics import comparable
+
+
+@pytest.fixture(autouse=True)
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "short.toml").write_text(SHORT)
+    return tmp_path
+
+
+def figures(run: Path) -> list[str]:
+    return comparable((run / "metrics.jsonl").read_text().splitlines())
+
+
+def test_seeds_from_python_are_the_runs_of_the_command(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    found = train_seeds("short.toml", [1, 0], ["steps=2"])
+    assert capsys.readouterr().out == ""
+    assert found.runs == [Path("runs/short/seed_1"), Path("runs/short/seed_0")]
+    (group,) = found.comparison.groups
+    assert sorted(run.name for run in group.runs) == ["seed_0", "seed_1"]
+    assert main(["train", "short.toml", "steps=2", "--seeds", "2", "--runs", "command"]) == 0
+    for run in found.runs:
+        assert figures(run) == figures(place / "command" / "short" / run.name)
+    with pytest.raises(ConfigError, match="holds seed_0, seed_1 already"):
+        train_seeds("short.toml", 2, ["steps=2"])
+    more = train_seeds("short.toml", 3, ["steps=2"], resume=True)
+    assert [run.name for run in more.runs] == ["seed_0", "seed_1", "seed_2"]
+    assert len(more.comparison.groups[0].runs) == 3
+
+
+def test_runs_are_compared_by_name_and_folder() -> None:
+    train("short.toml", ["steps=1", "name=one"])
+    folder = train("short.toml", ["steps=1", "name=other", "learner.lr=0.1"]).folder
+    found = compare(["one", folder], metric="reward/mean", threshold=5.0)
+    assert [group.name for group in found.groups] == ["one", "other"]
+    assert "reward/mean" in found.metric
+    assert [next(iter(group.reached.values())).threshold for group in found.groups] == [5.0, 5.0]
+    with pytest.raises(DataError, match="nobody"):
+        compare(["nobody"])
+
+
+@pytest.mark.parametrize("seeds", [0, [], [1, 1], [-1]])
+def test_seeds_that_cannot_be_meant_are_refused(seeds: int | list[int]) -> None:
+    with pytest.raises(ConfigError, match="seeds must"):
+        train_seeds("short.toml", seeds)
