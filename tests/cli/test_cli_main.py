@@ -320,3 +320,10 @@ def test_colour_only_on_a_terminal_that_wants_it() -> None:
     assert b"\x1b" not in in_a_terminal("doctor", "machine", **colours | {"NO_COLOR": "1"})
     narrow = in_a_terminal("doctor", "machine", **colours | {"NO_COLOR": "1", "COLUMNS": "20"})
     assert b"ready" in narrow
+
+
+def test_the_module_is_the_command() -> None:
+    answer = subprocess.run(
+        [sys.executable, "-m", "hone", "list", "recipes"], capture_output=True, text=True, check=True
+    )
+    assert "grpo" in answer.stdout

@@ -11,7 +11,7 @@ import hone.credit
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "credit.md"
 TOOLS = {"columns", "grouping"}
 """Modules of helpers, which are not credits."""
-HELPERS = {"heard_decisions", "last_decisions", "worth_around", "distance_of", "rescored"}
+HELPERS = {"heard_decisions", "last_decisions", "worth_around", "distance_of", "rescored", "lanes_of"}
 
 
 def credits_() -> dict[str, object]:

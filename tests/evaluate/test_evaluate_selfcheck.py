@@ -1,5 +1,7 @@
 """The engine's check of itself: it passes here, and sees what is wrong."""
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -60,7 +62,7 @@ def test_what_is_chosen_and_why(monkeypatch):
         raise ResourceError("c++ could not compile the runner: no space")
 
     monkeypatch.setattr(selfcheck, "build", build)
-    assert selfcheck.kernel() == selfcheck.Kernel(
+    assert replace(selfcheck.kernel(), trainer="") == selfcheck.Kernel(
         usable=False,
         compiler="failed",
         built="c++ could not compile the runner: no space",

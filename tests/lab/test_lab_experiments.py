@@ -175,7 +175,7 @@ def test_all_sums_up_and_says_what_failed(tmp_path, capsys, monkeypatch) -> None
         return Experiment(title=name, question="?", run=lambda seed, *, quick=False: finding(at_least("x", value, 2.0)))
 
     monkeypatch.setattr("hone.cli.lab.load_experiment", fake)
-    assert main(["lab", "all", "--out", str(tmp_path)]) == 0
+    assert main(["lab", "all", "--out", str(tmp_path)]) == 1
     said = capsys.readouterr().out
     assert ran == NAMES
     assert f"{len(NAMES) - 1} of {len(NAMES)} verdicts hold" in said

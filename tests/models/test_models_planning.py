@@ -194,7 +194,7 @@ def test_other_spaces_are_refused() -> None:
         replace(SPACES, inputs=Inputs(size=4, one_hot=True)),
         replace(SPACES, actions=Bounds(low=(-np.inf,), high=(1.0,), shape=(1,))),
     ):
-        with pytest.raises(ConfigError, match="boxes with finite actions"):
+        with pytest.raises(ConfigError, match="a box of observations and a box of actions"):
             ModelPlanner(spaces, NETWORK, seed=0)
 
 

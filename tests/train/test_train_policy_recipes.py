@@ -320,7 +320,7 @@ def _rows() -> Any:
 )
 def test_they_learn_cartpole(name: str, steps: int, score: float) -> None:
     """A random policy reaches 22."""
-    epochs = {"learner": {"lr": 1e-3, "epochs": 20}} if name == "ppo_kl" else {}
+    epochs = {"learner": {"lr": 1e-3, "decay": "constant", "epochs": 20}} if name == "ppo_kl" else {}
     quick: Callable[..., Job[Any]] = made
     changes = {"env": {"id": "CartPole-v1", "num_envs": 8}, "network": {"hidden": [64, 64]}, "rollout_steps": 32}
     job = quick(name, steps, **{**changes, **epochs, **({"rollout_steps": 5} if name == "a2c" else {})})

@@ -112,7 +112,7 @@ def naively_shaped(episodes: Episodes, *, potential: Potential) -> Episodes:
 
 
 def reshaped(episodes: Episodes, values: Values, *, credit: Credit, shape: Callable[[Episodes], Episodes]) -> Credits:
-    """`credit` of the episodes after `shape`; the mean change of a reward is `reward/shaping_mean`."""
+    """`credit` of r + F, the rewards after `shape`; the mean change of a reward is `reward/shaping_mean`."""
     changed = shape(episodes)
     credits = credit(changed, values)
     moved = float((changed.reward - episodes.reward).mean()) if episodes.decisions else 0.0

@@ -3,15 +3,14 @@
 Belongs here: likelihoods of predicted distributions over numbers. The networks are `models.dynamics`.
 """
 
-from torch import Tensor
-
+from hone.objectives.shapes import Members
 from hone.objectives.terms import Terms
 
 
-def gaussian_nll(mean: Tensor, log_variance: Tensor, target: Tensor) -> Terms:
+def gaussian_nll(mean: Members, log_variance: Members, target: Members) -> Terms:
     """1/2 [(target - mean)^2 / variance + log variance], summed over members and numbers (Nix & Weigend, 1994).
 
-    All `[K, n, D]` -> loss `[n]` in nats, but for the constant D/2 log 2 pi. Chua et al. (2018) train ensembles by it.
+    All `[K, n, d]` -> loss `[n]` in nats, but for the constant d/2 log 2 pi. Chua et al. (2018) train ensembles by it.
     """
     gap = target - mean
     squared = gap * gap

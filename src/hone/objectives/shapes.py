@@ -32,6 +32,9 @@ Table: TypeAlias = Float[Tensor, "n k"]
 Top: TypeAlias = Float[Tensor, "n K"]
 Actions: TypeAlias = Float[Tensor, "n a"]
 
+Members: TypeAlias = Float[Tensor, "K n d"]
+"""d numbers of n rows, by each of the K members of an ensemble."""
+
 Elementwise: TypeAlias = Float[Tensor, " *shape"]
 """Any shape, the same in and out."""
 Metrics: TypeAlias = Mapping[str, Float[Tensor, " _"]]

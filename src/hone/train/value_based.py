@@ -239,8 +239,9 @@ def value_job(config: C, *, method: Callable[[C], Method]) -> Job[DeepValues]:
     def after_step(policy: DeepValues) -> None:
         if (learner.updates + 1) % (updates * algorithm.target_every) == 0:
             follow(policy.target.parameters(), policy.values.parameters(), rate=algorithm.target_rate)
-        # A plain mean until there are enough updates, so that the first weights do not linger in a short run.
-        rate = max(algorithm.average_rate, 1.0 / (learner.updates + 1))
+        # Of the latest eighth of the updates until there are enough of them (Shamir & Zhang, 2013): the first weights
+        # must not linger in a short run.
+        rate = max(algorithm.average_rate, 8.0 / (learner.updates + 8))
         follow(policy.average.parameters(), policy.values.parameters(), rate=rate)
 
     step: Phase[DeepValues, ValueRows] = phase("values", chosen.objective, policy.values.parameters(), config.learner)
