@@ -212,7 +212,7 @@ BUILDS: list[tuple[str, dict[str, Any], str]] = [
     ("rl2", {"rollout_steps": 10}, "no whole trials of one length"),
     ("rl2", {"network": {"hidden": [8, 8]}}, "a recurrent policy has one layer"),
     ("rl2", {"env": {"id": "Pendulum-v1"}}, "chooses among finitely many actions"),
-    ("pets", {"env": {"id": "CartPole-v1"}}, "a box of observations and a box of actions"),
+    ("pets", {"env": {"id": "CartPole-v1"}}, "needs a box of actions"),
     ("pets", {"algorithm": {"reward": "cartpole"}}, "reward 'cartpole' is not known"),
     ("multitask_ppo", {"tasks": [{"id": "CartPole-v1"}, {"id": "MountainCar-v0"}]}, "boxes of one size"),
     ("dagger", {"expert": {"kind": "program", "use": "experts.py:f"}}, "no such file experts.py"),
