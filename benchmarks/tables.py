@@ -6,7 +6,7 @@ import os
 import platform
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -73,6 +73,15 @@ def rewrite(title: str, script: str, rows: Sequence[Row], *, threads: int, quick
     before, rest = page.split(begin, 1)
     text = table(rows, threads=threads, quick=quick)
     path.write_text(f"{before}{begin}\n{text}\n{end}{rest.split(end, 1)[1]}", encoding="utf-8")
+
+
+def grow(title: str, script: str, rows: Iterable[Row], *, threads: int, quick: bool) -> list[Row]:
+    """Rewrite the table after every row, so that a run that is stopped leaves what it had."""
+    found: list[Row] = []
+    for row in rows:
+        found.append(row)
+        rewrite(title, script, found, threads=threads, quick=quick)
+    return found
 
 
 def tell(rows: Sequence[Row]) -> None:
