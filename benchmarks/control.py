@@ -31,9 +31,11 @@ from hone.core.random import generator
 from hone.envs.gym import GymConfig, open_world
 from hone.envs.logs import Log, write_log
 from hone.models.control import ActorCritic, Policy
+from hone.native.memory import keep_freed_memory
 from hone.train.control import NetworkActor, judged
 from hone.train.job import Job
 from hone.train.loop import train
+from hone.train.memories import ReplayConfig
 from hone.train.optimize import LearnerConfig
 from hone.train.recipes import bc, cql, ppo, sac, thompson
 
@@ -72,6 +74,7 @@ def silent(*_: object) -> None:
 
 
 def run(job: Job[P], steps: int, report: Callable[..., None] = silent) -> P:
+    keep_freed_memory()  # as the command `hone train` does
     policy = train(job.recipe, steps=steps, report=report)
     job.close()
     return policy
@@ -98,7 +101,7 @@ def ppo_cartpole(seed: int, *, quick: bool) -> float:
 
 
 def sac_pendulum(seed: int, *, quick: bool) -> float:
-    steps = 500 if quick else 20_000 - sac.ReplayConfig().warmup
+    steps = 500 if quick else 20_000 - ReplayConfig().warmup
     config = sac.SacConfig(recipe="sac", name="bench", seed=seed, steps=steps, env=GymConfig(id="Pendulum-v1"))
     return score(run(sac.build(config), steps), "Pendulum-v1", seed)
 

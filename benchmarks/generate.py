@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 from chains import SHAPES, fresh, lengths
-from tables import Row, require_peer, rewrite, tell
+from tables import Row, grow, require_peer, tell
 
 from hone.core.generation import Request, Sampling
 from hone.core.random import generator
@@ -201,10 +201,11 @@ def main() -> None:
     peers = ["transformers"] if asked.no_vllm or asked.quick else ["transformers", "vllm"]
     if "vllm" in peers:
         require_peer(VLLM, VLLM_VERSIONS)
-    cases = [("S", 16, "float32")] if asked.quick else [case for case in CASES if asked.only in {None, case[0]}]
-    rows = [row for case in cases for row in measure(case, peers, quick=asked.quick)]
-    rewrite("Generation", "benchmarks/generate.py", rows, threads=THREADS, quick=asked.quick)
-    tell(rows)
+    for shape in ["S"] if asked.quick else [shape for shape in SHAPES if asked.only in {None, shape}]:
+        cases = [("S", 16, "float32")] if asked.quick else [case for case in CASES if case[0] == shape]
+        rows = (row for case in cases for row in measure(case, peers, quick=asked.quick))
+        title = f"Generation, model {shape}"
+        tell(grow(title, "benchmarks/generate.py", rows, threads=THREADS, quick=asked.quick))
 
 
 if __name__ == "__main__":

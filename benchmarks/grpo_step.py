@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 from chains import TASKS, cold_start, fresh, problems
-from tables import Row, require_peer, rewrite, tell
+from tables import Row, grow, require_peer, tell
 
 from hone.core.credit import Metrics
 from hone.core.episodes import Episodes
@@ -171,9 +171,9 @@ def main() -> None:
     for shape, cases in CASES.items():
         if asked.only not in {None, shape} or (asked.quick and shape != "S"):
             continue
-        rows = [measure(shape, case, kind, quick=asked.quick) for case in cases for kind in VARIANTS]
-        rewrite(f"GRPO step, model {shape}", "benchmarks/grpo_step.py", rows, threads=THREADS, quick=asked.quick)
-        tell(rows)
+        rows = (measure(shape, case, kind, quick=asked.quick) for case in cases for kind in VARIANTS)
+        title = f"GRPO step, model {shape}"
+        tell(grow(title, "benchmarks/grpo_step.py", rows, threads=THREADS, quick=asked.quick))
 
 
 if __name__ == "__main__":

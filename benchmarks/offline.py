@@ -19,6 +19,7 @@ import os
 import subprocess
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,7 +30,7 @@ import numpy as np
 import torch
 from control import interquartile_mean, interval, run, scored, seeded
 from gymnasium import spaces
-from tables import Row, require_peer, rewrite, tell
+from tables import Row, grow, require_peer, tell
 
 from hone.core.episodes import Episodes
 from hone.core.ragged import offsets_of
@@ -191,11 +192,13 @@ PRODUCTS = {"float32": "highest", "bfloat16": "medium"}
 (AMX), and no faster elsewhere. The peer is given the same."""
 
 
-def speed_rows(*, quick: bool, seeds: int) -> list[Row]:
+def speed_rows(*, quick: bool, seeds: int) -> Iterator[Row]:
     del seeds  # of speeds, repetitions are what counts
     require_peer(PEER, PEER_VERSIONS)
     with tempfile.TemporaryDirectory() as folder:
-        return [speed_row(race, Path(folder), products, quick=quick) for race in RACES for products in PRODUCTS]
+        for race in RACES:
+            for products in PRODUCTS:
+                yield speed_row(race, Path(folder), products, quick=quick)
 
 
 # ------------------------------------------------------------------------------------------------ scores
@@ -218,7 +221,7 @@ ENTRANTS: dict[str, dict[str, dict[str, Any]]] = {
     "CartPole": {
         "bc": {},
         "cql": {},
-        "iql": {"algorithm": {"expectile": 0.8, "inverse_temperature": 10.0}},
+        "iql": {"algorithm": {"expectile": 0.8, "inverse_temperature": 10.0, "target_rate": 0.05}},
         "bcq": {"algorithm": {"threshold": 0.5}},
     },
     "Pendulum": {
@@ -262,19 +265,15 @@ def trial(task: str, seed: int, *, quality: Quality = "mixed", quick: bool) -> d
     return found
 
 
-def score_rows(*, quick: bool, seeds: int) -> list[Row]:
-    rows: list[Row] = []
+def score_rows(*, quick: bool, seeds: int) -> Iterator[Row]:
     for task in TASKS:
         found = seeded(lambda seed, task=task: trial(task, seed, quick=quick), 1 if quick else seeds, task)
         for recipe in ("log", *ENTRANTS[task]):
-            rows += entrant_rows(task, recipe, found, quick=quick)
+            yield from entrant_rows(task, recipe, found, quick=quick)
     returns = seeded(lambda seed: stitched(seed), 1 if quick else seeds, "stitching")
-    rows += [
-        scored(f"{recipe}, stitching (best 2, logged 1)", "return", 2.0 if recipe != "bc" else 1.0,
-               [one[recipe] for one in returns], quick=quick)
-        for recipe in STITCHERS
-    ]  # fmt: skip
-    return rows
+    for recipe in STITCHERS:
+        yield scored(f"{recipe}, stitching (best 2, logged 1)", "return", 2.0 if recipe != "bc" else 1.0,
+                     [one[recipe] for one in returns], quick=quick)  # fmt: skip
 
 
 def entrant_rows(task: str, recipe: str, found: list[dict[str, tuple[float, float]]], *, quick: bool) -> list[Row]:
@@ -331,8 +330,7 @@ def main() -> None:
     for part, measure in PARTS.items():
         if asked.only in (None, part):
             found = measure(quick=asked.quick, seeds=asked.seeds)
-            rewrite(f"Offline, {part}", "benchmarks/offline.py", found, threads=1, quick=asked.quick)
-            rows += found
+            rows += grow(f"Offline, {part}", "benchmarks/offline.py", found, threads=1, quick=asked.quick)
     tell(rows)
 
 

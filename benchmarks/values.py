@@ -97,7 +97,7 @@ def hone_speed(turns: int) -> float:
     zoo = {
         "env": {"id": CARTPOLE},
         "network": {"hidden": [256, 256], "activation": "relu"},
-        "learner": {"lr": 2.3e-3, "minibatches": 128, "max_grad_norm": 10.0},
+        "learner": {"lr": 2.3e-3, "minibatches": 128, "max_grad_norm": 10.0, "decay": "constant"},
         "replay": {"collect": 256, "batch": 64, "memory": 100_000, "warmup": 1000},
         "algorithm": {"discount": 0.99, "target_every": 1, "target_rate": 1.0},
     }

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hone.cli.configs import read_document, require_consent
-from hone.cli.judging import find_policy
+from hone.cli.judging import Asked, examined, find_policy
 from hone.cli.pipelines import STAGE, pipeline_name
 from hone.cli.screen import Screen, console_of
 from hone.cli.seeds import Turns, folder_of, one_after_another, parse_seeds, seeded
@@ -127,7 +127,7 @@ def evaluate(
 ) -> Mapping[str, float]:
     """Judge a run's newest checkpoint, or a policy's folder, on held-out problems of its own task."""
     folder, run = find_policy(str(policy), Path(runs))
-    return checkpoint.evaluate(folder, run=run, problems=problems, seed=seed, device="cpu")
+    return examined(Asked(policy=folder, run=run, seed=seed, device="cpu"), problems=problems).scores
 
 
 def sample(

@@ -66,8 +66,8 @@ def test_the_cuda_path_with_a_slow_kernel_says_what_the_cpu_says(monkeypatch, fi
     made.runner._flash = True
 
     def eager(self, places):
-        attend = flash.FlashPages(self._model.config, self._store, places, splits=self._splits)
-        return self._model.run(places.tokens, places.positions, attend, self._linear)
+        attend = flash.FlashPages(self._shape, self._store, places, splits=self._splits)
+        return self._run(places.tokens, places.positions, attend, self._linear)
 
     monkeypatch.setattr(flash, "varlen_attn", attend_slowly)
     monkeypatch.setattr(flash.RecordedSteps, "run", eager)

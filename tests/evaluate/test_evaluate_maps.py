@@ -61,9 +61,10 @@ def test_a_taxi_has_a_map_for_each_errand(tmp_path: Path):
     found = map_of(tmp_path, solved(tmp_path, "Taxi-v4"), step=1)
     assert len(found.slices) == 16
     named = {grid.title: grid for grid in found.slices}
-    waiting = named["passenger at red, wants to blue"]
+    assert max(map(len, named)) <= 25  # captions of one line above grids of 200 pixels: those below stand level
+    waiting = named["waits at red, to blue"]
     assert next(iter(waiting.cells[0].moves)) == "pick up" and text_rows(waiting)[0][0] == "P"
-    riding = named["passenger in the taxi, wants to green"]
+    riding = named["rides, to green"]
     assert next(iter(riding.cells[4].moves)) == "drop off"
 
 
@@ -220,6 +221,10 @@ def test_why_there_is_no_picture_is_said(tmp_path: Path):
     policy = ActionValues(spaces_of(16, 4), MlpConfig(hidden=[4]), seed=0)
     about, png = watch(policy, GymConfig(id="FrozenLake-v1", isolation="process"), seed=0, step=1)
     assert png is None and "process of its own" in about.note
+    worlds = ("hone/BanditTrials-v0", "hone/BitFlip-v0")
+    for name in worlds:  # they have no renderer: that is said, and no error of a constructor's
+        about, png = watch(policy, GymConfig(id=name), seed=0, step=1)
+        assert png is None and about.note == f"{name} draws nothing (rgb_array is none of its render modes)"
     assert read_episode(tmp_path) is None
     write_episode(tmp_path, Episode(step=1, score=1.0, steps=2), b"GIF89a")
     with pytest.raises(DataError, match="no PNG file"):

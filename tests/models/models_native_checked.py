@@ -3,10 +3,11 @@
 import itertools
 
 import test_models_native as cases
+import test_models_products as product_cases
 import torch
 
 from hone.core.errors import ConfigError
-from hone.models.native import library
+from hone.models.native import library, products
 
 
 def main() -> None:
@@ -25,6 +26,9 @@ def main() -> None:
             cases.test_attention(isa, shape, normed, kind)
         for shape in ((1, 32, 32), (33, 96, 32), (1061, 64, 96)):
             cases.test_the_gradient_of_a_weight(isa, *shape)
+    products._LEAST, products._THINNEST = 0, 1  # pyright: ignore - small products too
+    for shape in product_cases.SHAPES:
+        product_cases.check(*shape)
     print("ok")
 
 

@@ -141,6 +141,17 @@ def test_only_allowed_options_are_picked() -> None:
     assert 0 not in drawn
 
 
+def test_ties_among_options_fall_evenly_and_only_among_the_best() -> None:
+    values = np.array([[5.0, 2.0, 2.0, 1.0, 2.0]], np.float32).repeat(3000, axis=0)
+    allowed = np.array([[False, True, True, True, True]]).repeat(3000, axis=0)
+    drawn = picked(values, allowed, np.random.default_rng(0).random((3000, 2), dtype=np.float32), 0.0)
+    counts = np.bincount(drawn, minlength=5)
+    assert counts[[0, 3]].tolist() == [0, 0]
+    assert np.abs(counts[[1, 2, 4]] - 1000).max() < 4 * np.sqrt(3000 * 1 / 3 * 2 / 3)
+    rank = np.array([[0.5, 0.0], [0.5, 0.34], [0.5, 0.999]], np.float32)  # the first, second and third of the three
+    assert picked(values[:3], allowed[:3], rank, 0.0).tolist() == [1, 2, 4]
+
+
 def test_a_table_of_options_calls_and_returns(tmp_path: Path) -> None:
     """Two options in three states: option 0 does action 1 and stops in state 2; option 1 does action 2 and stops."""
     space = Spaces(inputs=Inputs(size=3, one_hot=True), actions=Choices(count=3))

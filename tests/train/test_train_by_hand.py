@@ -15,16 +15,17 @@ from torch import Tensor
 
 from hone.core.random import generator
 from hone.models.by_hand import back, run
-from hone.models.control import ActorCritic, Policy, SoftActorCritic
+from hone.models.control import ActionValues, ActorCritic, Policy, SoftActorCritic
 from hone.models.deterministic import DeterministicActorCritic
 from hone.models.mlp import Bounds, Choices, Inputs, Mlp, MlpConfig, Spaces
+from hone.models.offline_networks import BatchConstrained, ImplicitValues, SupportConstrained
 from hone.objectives.terms import Terms
 from hone.train.control import StepRows, TransitionRows, cut_columns
-from hone.train.critics_by_hand import climb, climb_softly
 from hone.train.flat import FlatParameters
 from hone.train.learner import cut_by_rows
-from hone.train.off_policy import actor_objective, critic_by_hand
-from hone.train.recipes import a2c, ddpg, ppo, sac, td3
+from hone.train.off_policy import actor_by_hand, actor_objective, critic_by_hand
+from hone.train.offline import LoggedRows
+from hone.train.recipes import a2c, bcq, bear, cql, ddpg, iql, ppo, sac, td3, td3_bc
 from hone.train.standin import WideInputs
 
 BOX = Bounds(low=(-2.0, 0.0), high=(2.0, 1.0), shape=(2,))
@@ -77,13 +78,13 @@ def test_a_network_gone_through_backwards(relu: bool, hidden: list[int], inputs:
     flat.zero_grad()
     with torch.no_grad():
         tape = run(network, x.detach())
-        kept = [one.clone() for one in tape]
+        kept = [one.clone() for one in (*tape.seen, tape.out)]
         found = back(network, tape, slope.clone(), inputs=True)
         torch.testing.assert_close(found, by_input, rtol=1e-12, atol=1e-13)
         torch.testing.assert_close(flat.gradient, expected, rtol=1e-12, atol=1e-13)
         back(network, tape, slope.clone(), weights=False, inputs=True)
         torch.testing.assert_close(flat.gradient, expected, rtol=1e-12, atol=1e-13)
-    assert all(torch.equal(one, other) for one, other in zip(tape, kept, strict=True))
+    assert all(torch.equal(one, other) for one, other in zip((*tape.seen, tape.out), kept, strict=True))
 
 
 def step_rows(choices: bool, *, spread: float = 0.5) -> StepRows:
@@ -143,8 +144,8 @@ def test_sac() -> None:
     rows = transition_rows(2)
     agree(policy, list(policy.critics.parameters()), sac.critic_objective, sac.critic_by_hand, rows)
     own = [*policy.actor.parameters(), policy.log_temperature]
-    agree(policy, own, partial(sac.actor_objective, target_entropy=-2.0), partial(climb_softly, target_entropy=-2.0),
-          rows)  # fmt: skip
+    objective, hand = (partial(one, target_entropy=-2.0) for one in (sac.actor_objective, sac.actor_by_hand))
+    agree(policy, own, objective, hand, rows)
 
 
 def test_td3_and_ddpg() -> None:
@@ -152,10 +153,72 @@ def test_td3_and_ddpg() -> None:
     twin = wide(DeterministicActorCritic(SPACES, RELU, seed=0))
     hand = partial(critic_by_hand, target=partial(td3.target_of, algorithm=algorithm))
     agree(twin, list(twin.critics.parameters()), partial(td3.critic_objective, algorithm=algorithm), hand, rows)
-    agree(twin, list(twin.actor.parameters()), actor_objective, climb, rows)
+    agree(twin, list(twin.actor.parameters()), actor_objective, actor_by_hand, rows)
     single = wide(DeterministicActorCritic(SPACES, RELU, seed=0, critics=1))
     hand = partial(critic_by_hand, target=ddpg.target_of)
     agree(single, list(single.critics.parameters()), ddpg.critic_objective, hand, rows)
+
+
+def logged_rows(*, choices: bool, noise: int = 2) -> LoggedRows:
+    draws = generator(3, "rows")
+    chosen = torch.from_numpy(draws.integers(0, 3, 8)) if choices else column(draws, 8, 2).tanh()
+    return LoggedRows(
+        weight=torch.full((1,), WEIGHT, dtype=torch.float64).expand(8), seen=column(draws, 8, 3), chosen=chosen,
+        reward=column(draws, 8), discount=torch.tensor([0.9, 0.0] * 4).double(), after=column(draws, 8, 3),
+        noise=column(draws, 8, noise),
+    )  # fmt: skip
+
+
+COUNTED = Spaces(inputs=Inputs(size=3), actions=Choices(count=3, start=5))
+
+
+def test_cql_on_finite_actions() -> None:
+    policy = wide(ActionValues(COUNTED, RELU, seed=0))
+    objective, hand = (partial(one, conservatism=3.0) for one in (cql.table_objective, cql.table_by_hand))
+    agree(policy, list(policy.values.parameters()), objective, hand, logged_rows(choices=True))
+
+
+def test_cql_on_a_box() -> None:
+    policy = wide(SoftActorCritic(SPACES, RELU, seed=0))
+    rows = logged_rows(choices=False, noise=(2 + 3 * 4) * 2)
+    objective, hand = (partial(one, conservatism=3.0) for one in (cql.box_objective, cql.box_by_hand))
+    agree(policy, list(policy.critics.parameters()), objective, hand, rows)
+    own = [*policy.actor.parameters(), policy.log_temperature]
+    agree(policy, own, cql.actor_objective, cql.actor_by_hand, rows)
+
+
+@pytest.mark.parametrize("choices", [True, False])
+def test_iql(choices: bool) -> None:
+    policy = wide(ImplicitValues(COUNTED if choices else SPACES, RELU, seed=0))
+    if policy.log_std is not None:
+        with torch.no_grad():
+            policy.log_std[0] = 7.0  # past its range: no gradient
+    algorithm = iql.IqlAlgorithm(inverse_temperature=5.0, cap=2.0)
+    numbers = [number for number in policy.parameters() if number.requires_grad]
+    objective, hand = (partial(one, algorithm=algorithm) for one in (iql.objective, iql.by_hand))
+    agree(policy, numbers, objective, hand, logged_rows(choices=choices))
+
+
+def test_td3_bc() -> None:
+    policy, rows = wide(DeterministicActorCritic(SPACES, RELU, seed=0)), logged_rows(choices=False)
+    objective, hand = (
+        partial(one, algorithm=td3_bc.Td3BcAlgorithm()) for one in (td3_bc.critic_objective, td3_bc.critic_by_hand)
+    )
+    agree(policy, list(policy.critics.parameters()), objective, hand, rows)
+    scaled = td3_bc.scaled_rows(policy, rows, 0, alpha=2.5)
+    agree(policy, list(policy.actor.parameters()), td3_bc.actor_objective, td3_bc.actor_by_hand, scaled)
+
+
+def test_the_critics_of_bcq_and_bear() -> None:
+    batch = wide(BatchConstrained(SPACES, RELU, seed=0, reach=0.1, samples=5))
+    rows = logged_rows(choices=False, noise=(2 + 3) * batch.latent)
+    objective, hand = (partial(one, pessimism=0.75) for one in (bcq.critic_objective, bcq.critic_by_hand))
+    agree(batch, list(batch.critics.parameters()), objective, hand, rows)
+    support = wide(SupportConstrained(SPACES, RELU, seed=0, samples=5))
+    rows = logged_rows(choices=False, noise=support.latent + (3 + 2) * 2 + 2 * support.latent)
+    algorithm = bear.BearAlgorithm(proposals=3, matched=2)
+    objective, hand = (partial(one, algorithm=algorithm) for one in (bear.critic_objective, bear.critic_by_hand))
+    agree(support, list(support.critics.parameters()), objective, hand, rows)
 
 
 def test_columns_are_cut_as_rows_are() -> None:

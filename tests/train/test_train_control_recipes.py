@@ -20,6 +20,7 @@ from hone.store.codec import read_state, write_state
 from hone.train.control import JudgeConfig, NetworkActor
 from hone.train.job import Entry, Job
 from hone.train.loop import train
+from hone.train.memories import ReplayConfig
 from hone.train.optimize import LearnerConfig
 from hone.train.recipes import bc, cql, ppo, sac, thompson
 
@@ -77,7 +78,7 @@ def make_sac(folder: Path, steps: int) -> Job[Any]:
         sac.SacConfig(
             recipe="sac", name="x", seed=3, steps=steps, env=GymConfig(id="Pendulum-v1", num_envs=2), network=SMALL,
             learner=LearnerConfig(lr=1e-3, minibatches=2, max_grad_norm=None), judge=JUDGE,
-            replay=sac.ReplayConfig(batch=16, memory=70, warmup=30),
+            replay=ReplayConfig(batch=16, memory=70, warmup=30),
         )
     )  # fmt: skip
 

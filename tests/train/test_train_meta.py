@@ -1,6 +1,8 @@
 """Learning to learn: Thompson's posterior by hand, Reptile's step by hand, and both methods learn what they are for."""
 
+import json
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -8,6 +10,7 @@ import pytest
 import torch
 from test_train_control_recipes import Diary
 
+from hone import api
 from hone.core.credit import NO_VALUES
 from hone.core.errors import ConfigError
 from hone.envs.finite.beliefs import bernoulli_beliefs
@@ -191,3 +194,18 @@ def test_an_initialisation_is_learnt() -> None:
     found = job.judge().metrics
     assert found["eval/score"] > found["eval/before"] + 0.03
     assert found["eval/score"] > found["eval/from_scratch"] + 0.04
+
+
+def test_what_was_saved_is_judged_after_it_adapted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """`hone eval` plays no initialisation as if it were a finished policy: it says before and after."""
+    monkeypatch.chdir(tmp_path)
+    tables = "[env]\nid = 'hone/SineTrials-v0'\nnum_envs = 20\n[judge]\nepisodes = 3\n"
+    config = "recipe = 'reptile'\nname = 'x'\nsteps = 20\n" + tables
+    Path("run.toml").write_text(config)
+    api.train("run.toml")
+    found = api.evaluate("x", problems=3)
+    last = json.loads(Path("runs/x/metrics.jsonl").read_text().splitlines()[-1])
+    assert {"eval/score", "eval/before", "eval/from_scratch"} <= set(found) and found["eval/episodes"] == 3
+    for name in ("eval/score", "eval/before", "eval/from_scratch"):  # seed 0 is the run's own
+        assert found[name] == pytest.approx(last[name])
+    assert found["eval/score"] != found["eval/before"]

@@ -15,7 +15,7 @@ from hone.models.init import new_model
 from hone.models.packed import pack_rows
 from hone.objectives.weights import Scheme, constant_length, sequence_mean, token_mean
 from hone.train.budget import within_budget
-from hone.train.tokens import TokenBatch, TokenLayout, TokenRows, rounded_up
+from hone.train.tokens import WORTH_SHARING, TokenBatch, TokenLayout, TokenRows, rounded_up
 
 VOCAB = 13
 
@@ -125,6 +125,40 @@ def test_a_common_beginning_is_laid_out_once() -> None:
     # eight tokens once, then for each sequence: its question (2) and its first answer token (1)
     assert rows.sizes().tolist() == [8 + 3 * 3]
     assert len(rows.tensors().packed.tokens) == 8 + 3 * 3
+
+
+def rows_by_comparison(episodes: Episodes, row_tokens: int) -> tuple[list[int], list[int]]:
+    """What the layout promises, token by token: each sequence is held against the first of the row before it."""
+    seen, starts, trunks, read = episodes.transcript, list[int](), list[int](), 0
+    for number, (begin, end) in enumerate(zip(seen.offsets[:-1].tolist(), seen.offsets[1:].tolist(), strict=True)):
+        prompt = int(seen.at[episodes.offsets[number]]) - begin
+        if starts:
+            first, together = int(seen.offsets[starts[-1]]), number - starts[-1]
+            most = alike = min(trunks[-1], prompt)
+            while not np.array_equal(seen.tokens[first : first + alike], seen.tokens[begin : begin + alike]):
+                alike -= 1
+            assert alike <= most
+            saves = together * alike > (together - 1) * trunks[-1] and WORTH_SHARING * alike >= end - begin
+            if saves and read + end - begin - together * alike <= row_tokens:
+                trunks[-1], read = alike, read + end - begin
+                continue
+        starts.append(number)
+        trunks.append(prompt)
+        read = end - begin
+    return starts, trunks
+
+
+@settings(max_examples=60, deadline=None)
+@given(seed=st.integers(0, 10_000), row_tokens=st.integers(0, 80))
+def test_rows_are_those_of_a_comparison_token_by_token(seed: int, row_tokens: int) -> None:
+    rng = np.random.default_rng(seed)
+    stems = [rng.integers(0, 2, int(rng.integers(1, 12))).astype(np.int32) for _ in range(3)]
+    prompts = [np.append(stems[int(rng.integers(3))], rng.integers(0, 2, int(rng.integers(0, 4)))) for _ in range(12)]
+    answers = [rng.integers(0, 2, int(rng.integers(1, 6))).astype(np.int32) for _ in prompts]
+    episodes = supervised([prompt.astype(np.int32) for prompt in prompts], answers)
+    rows = TokenLayout(scheme=token_mean, row_tokens=row_tokens)(episodes, Credits(advantage=episodes.reward))
+    starts, trunks = rows_by_comparison(episodes, row_tokens)
+    assert (rows.row_offsets[:-1].tolist(), rows.trunks.tolist()) == (starts, trunks)
 
 
 def test_anchor_is_the_reference_at_every_decision_whatever_the_budget() -> None:

@@ -21,9 +21,11 @@ from hone.models.value_networks import DeepValues
 from hone.train.certificate import certificate, job_trials
 from hone.train.job import Job
 from hone.train.loop import train
+from hone.train.memories import TurnReplayConfig
+from hone.train.optimize import schedule
 from hone.train.recipes import c51, dqn, noisy_dqn
 from hone.train.registry import load_recipe
-from hone.train.value_based import Boltzmann, Epsilon, MemoryConfig, ValueLearner, scheduled, value_job
+from hone.train.value_based import Boltzmann, Epsilon, ValueLearner, ValueRun, scheduled, value_job
 
 VALUES = (
     "dqn",
@@ -258,7 +260,7 @@ LAKE: dict[str, Any] = {
 @pytest.mark.parametrize("recipe", VALUES)
 def test_it_crosses_the_lake(recipe: str) -> None:
     """Found by chance once in seventy episodes, the goal is six steps away: the best policy scores 1."""
-    algorithm: dict[str, Any] = {"discount": 0.9}
+    algorithm: dict[str, Any] = {"discount": 0.9, "target_every": 1}
     if recipe in {"c51", "rainbow"}:
         algorithm |= {"low": 0.0, "high": 1.0, "atoms": 21}
     job = make(recipe, 40, **LAKE, algorithm=algorithm)
@@ -293,7 +295,20 @@ def test_defaults_of_a_partial_table_are_the_familys() -> None:
     partly = dqn.Dqn.model_validate(
         {"recipe": "dqn", "name": "x", "steps": 1, "env": {"id": "CartPole-v1"}, "learner": {"lr": 1e-3}}
     )
-    assert partly.learner == ValueLearner(lr=1e-3)
+    assert partly.learner == ValueLearner(lr=1e-3, decay="linear")
     assert config.learner.minibatches == partly.learner.minibatches == 128
-    assert (config.replay, config.algorithm) == (MemoryConfig(), dqn.DqnAlgorithm())
+    assert (config.replay, config.algorithm) == (TurnReplayConfig(), dqn.DqnAlgorithm())
     assert config.network == MlpConfig(hidden=[256, 256], activation="relu")
+
+
+@pytest.mark.parametrize("recipe", VALUES)
+def test_by_default_a_copy_waits_for_enough_updates_and_the_rate_ends_at_nothing(recipe: str) -> None:
+    """Copies after 32 updates made CartPole's values grow without end."""
+    entry = load_recipe(recipe)
+    config = entry.config.model_validate({"recipe": recipe, "name": "x", "steps": 1, "env": {"id": "CartPole-v1"}})
+    assert isinstance(config, ValueRun)
+    algorithm = config.model_dump()["algorithm"]
+    assert algorithm["target_every"] * config.learner.optimizer_steps(1) == 128
+    assert schedule(config.learner, 100)(100) == 0.0
+    if "high" in algorithm:  # the support ends where the return of a world that pays 1 a step does
+        assert algorithm["high"] == pytest.approx(1 / (1 - algorithm["discount"]))

@@ -22,6 +22,8 @@ from hone.store.manifest import Setting
 C = TypeVar("C", bound=Config)
 
 HIGH_LEARNING_RATE = 1.0
+WORLDS = ("env.id", "finite.world.id", "finite.world.kind")
+"""Keys that name the world of a config; the first that is given."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,6 +134,24 @@ def leaves(value: object, path: KeyPath = ()) -> Iterator[tuple[KeyPath, object]
             yield from leaves(child, (*path, index))
     elif path:
         yield path, value
+
+
+def placed(message: str, origins: Mapping[str, str], values: Mapping[str, Setting]) -> str:
+    """A fault or warning found after validation, led by the place in the config that it is about.
+
+    It says which by beginning with a key of the config (`env.id = "X": ...`) or with a string that the config gives
+    (`X: ...`): `run.toml:7: env.id = "X": ...`. One that says nothing is about the world that the config names, if any.
+    """
+    given = {key: setting.value for key, setting in values.items() if origins.get(key, "default") != "default"}
+    for key, value in given.items():
+        if any(_begins(message, name) for name in (key, value)):
+            return f"{origins[key]}: {message}"
+    world = next((key for key in WORLDS if key in given), None)
+    return message if world is None else f"{origins[world]}: {world} = {shown(given[world])}: {message}"
+
+
+def _begins(message: str, name: object) -> bool:
+    return isinstance(name, str) and bool(name) and message.startswith((f"{name}:", f"{name} "))
 
 
 def require_consent(warnings: Sequence[str], *, yes: bool) -> None:

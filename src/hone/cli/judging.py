@@ -8,6 +8,9 @@ import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+from pydantic import ValidationError
 
 from hone.cli.commands import Call, number
 from hone.cli.looking import find_run
@@ -15,10 +18,16 @@ from hone.cli.perturbing import show_robustness, wanted_changes
 from hone.cli.progress import figure
 from hone.cli.screen import Screen, standard_screen
 from hone.cli.streaming import AnswerStream
-from hone.core.errors import ConfigError
+from hone.core.errors import ConfigError, DataError
 from hone.core.generation import GenerationStats
 from hone.store.report import write_report
 from hone.store.robustness import ROBUSTNESS, write_robustness
+from hone.train.config import RunConfig
+from hone.train.job import Examination
+from hone.train.registry import load_recipe, recipe_names
+
+if TYPE_CHECKING:
+    from hone.evaluate.checkpoint import Examined
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,7 +67,7 @@ def _eval(call: Call, screen: Screen, seed: int) -> int:
             seed=seed,
         )
     else:
-        found = checkpoint.examine(asked.policy, run=asked.run, problems=problems, seed=seed, device=asked.device)
+        found = examined(asked, problems=problems)
     show_scores(screen, found.scores)
     for note in found.notes:
         screen.line(f"note: {note}")
@@ -68,6 +77,28 @@ def _eval(call: Call, screen: Screen, seed: int) -> int:
             screen.line(found.generated.note)
         screen.rows(generation_rows(found.generated.runner, found.generated.stats))
     return 0
+
+
+def examined(asked: Asked, *, problems: int) -> "Examined":
+    """The policy judged as its recipe says, or else by its mode. Raises as `checkpoint.examine`."""
+    from hone.evaluate import checkpoint  # noqa: PLC0415 - as above
+
+    if asked.run is not None and checkpoint.is_control(asked.policy):
+        config = checkpoint.tree_of(asked.run)
+        name = config.get("recipe")
+        entry = load_recipe(name) if isinstance(name, str) and name in recipe_names() else None
+        if entry is not None and entry.examine is not None:
+            wanted = Examination(policy=asked.policy, episodes=problems, seed=asked.seed)
+            return checkpoint.Examined(scores=entry.examine(read_again(entry.config, config, asked.run), wanted))
+    return checkpoint.examine(asked.policy, run=asked.run, problems=problems, seed=asked.seed, device=asked.device)
+
+
+def read_again(kind: type[RunConfig], config: Mapping[str, object], run: Path) -> RunConfig:
+    """The config of a run that is there. Raises DataError where this version of hone cannot read it."""
+    try:
+        return kind.model_validate(config)
+    except ValidationError as error:
+        raise DataError(f"{run}: the config of the run cannot be read: {error}") from None
 
 
 def judge_perturbed(call: Call, screen: Screen, *, problems: int, seed: int) -> int:

@@ -3,15 +3,16 @@
 Belongs here: which config class a file is checked against. What the run does is `hone.train`'s.
 """
 
+import contextlib
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hone.cli.commands import Call, number
-from hone.cli.configs import Resolved, read_document, require_consent, resolve, table_at
+from hone.cli.configs import Resolved, placed, read_document, require_consent, resolve, table_at
 from hone.cli.explain import shown
 from hone.cli.overrides import Document
 from hone.cli.pipelines import STAGE, doubles, pipeline_name, place_stages, spread_shared, stem_of
@@ -39,6 +40,10 @@ class Stage:
 
     entry: Entry
     resolved: Resolved[RunConfig]
+
+    def said(self, message: str) -> str:
+        """Led by its place in the config."""
+        return placed(message, self.resolved.origins, self.resolved.settings())
 
 
 def run(call: Call) -> int:
@@ -109,8 +114,22 @@ def carry_out_seeds(call: Call, document: Document, turns: Turns, screen: Screen
 
 def check_data(stages: Sequence[Stage]) -> list[str]:
     """Everything that can be found wrong before a model is loaded, of all stages at once; returns warnings."""
-    checks = {stage.resolved.config.name: partial(stage.entry.check, stage.resolved.config) for stage in stages}
+    checks = {stage.resolved.config.name: partial(_checked, stage) for stage in stages}
     return [warning for warnings in all_at_once(checks).values() for warning in warnings]
+
+
+def _checked(stage: Stage) -> list[str]:
+    with _placing(stage):
+        return [stage.said(warning) for warning in stage.entry.check(stage.resolved.config)]
+
+
+@contextlib.contextmanager
+def _placing(stage: Stage) -> Iterator[None]:
+    """Lead what a recipe finds wrong by the line of the config that it is about."""
+    try:
+        yield
+    except HoneError as fault:
+        raise type(fault)(*map(stage.said, fault.messages)) from fault
 
 
 def _asked(call: Call) -> list[str]:
@@ -169,7 +188,8 @@ def show_plan(screen: Screen, stage: Stage) -> None:
     rows = [(key, shown(item.value), item.origin) for key, item in stage.resolved.chosen().items()]
     kept = [(key, shown(item.value), f"default of {config.recipe}") for key, item in stage.resolved.kept().items()]
     screen.rows([*rows, *kept])
-    derived = stage.entry.derive(config)
+    with _placing(stage):
+        derived = stage.entry.derive(config)
     if derived:
         screen.line()
         screen.rows(list(derived.items()))

@@ -4,6 +4,7 @@ So no batch order, slot, worker or restart can change what is drawn, and the sta
 Keys come from BLAKE2b, draws from Philox-4x64 (Salmon et al., "Parallel random numbers: as easy as 1, 2, 3", 2011).
 """
 
+from functools import lru_cache
 from hashlib import blake2b
 from typing import Final
 
@@ -16,6 +17,11 @@ _WEYL: Final = (np.uint64(0x9E3779B97F4A7C15), np.uint64(0xBB67AE8584CAA73B))
 _ROUNDS: Final = 10
 _LOW: Final = np.uint64(0xFFFFFFFF)
 _HALF: Final = np.uint64(32)
+
+
+@lru_cache(maxsize=4096)
+def _number(number: int) -> bytes:
+    return _part(number)
 
 
 def _part(part: int | str) -> bytes:
@@ -35,7 +41,7 @@ def keys(seed: int, stream: str, *ids: int | str, count: int) -> NDArray[np.uint
     digests: list[bytes] = []
     for number in range(count):
         one = prefix.copy()
-        one.update(_part(number))
+        one.update(_number(number))
         digests.append(one.digest())
     return np.frombuffer(b"".join(digests), "<u8").astype(np.uint64, copy=False).reshape(count, 2)
 

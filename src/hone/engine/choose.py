@@ -14,8 +14,9 @@ from hone.engine.protocol import Model
 from hone.engine.torch_runner import TorchRunner
 from hone.engine.work import Runner
 
-RunnerKind = Literal["auto", "native", "native_bfloat16", "torch"]
-"""`native_bfloat16` packs the weights, whatever they are, in bfloat16: faster where the processor multiplies it in
+RunnerKind = Literal["auto", "native", "native_bfloat16", "torch", "torch_compiled"]
+"""`torch_compiled`: layers written by torch.compile, for GPUs; what a token gets may then depend on its batch.
+`native_bfloat16` packs the weights, whatever they are, in bfloat16: faster where the processor multiplies it in
 tiles (AMX), and off the trainer's log-probabilities by about as much as a bfloat16 trainer is off float32."""
 
 
@@ -47,17 +48,20 @@ def choose_runner(
     ResourceError where it cannot be built.
     """
     unfit = _unfit(model)
-    reason = unfit or (available() if kind != "torch" else None)
+    reason = unfit or (None if kind.startswith("torch") else available())
     if kind.startswith("native") and reason is not None:
         error = ConfigError if unfit else ResourceError
         raise error(f'runner = "{kind}": {reason}; set runner = "torch" or "auto"')
-    if kind == "torch" or reason is not None:
+    if kind == "torch_compiled" and model.exactness == "bitwise":
+        raise ConfigError('model.exactness = "bitwise" takes runner = "torch": a compiler adds up in ways of its own')
+    if kind.startswith("torch") or reason is not None:
         on_cpu = model.device.type == "cpu"
         runner = TorchRunner(
             deepcopy(model) if apart else model,
             vocab_used=vocab_used,
             fixed_tokens=None if on_cpu else fixed_tokens,
             trainer=model if apart else None,
+            compiled=kind == "torch_compiled",
         )
         said = f"generation uses torch, not the compiled runner: {reason}" if kind == "auto" and not unfit else ""
         return Chosen(runner=runner, own_weights=apart, note=said)

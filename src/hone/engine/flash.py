@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn
 
-from hone.engine.protocol import Attend, LinearFn, Model, Shape
+from hone.engine.protocol import Attend, LinearFn, Run, Shape
 from hone.engine.work import Pass
 
 PAGE_TOKENS: Final = 256
@@ -110,8 +110,8 @@ class FlashPages:
 class RecordedSteps:
     """Passes of one token each, recorded once for each number of rows and played again."""
 
-    def __init__(self, model: Model, store: Tensor, linear: LinearFn, *, splits: int | None) -> None:
-        self._model, self._store, self._linear, self._splits = model, store, linear, splits
+    def __init__(self, run: Run, shape: Shape, store: Tensor, linear: LinearFn, *, splits: int | None) -> None:
+        self._run, self._shape, self._store, self._linear, self._splits = run, shape, store, linear, splits
         self._known: dict[tuple[int, int], tuple[torch.cuda.CUDAGraph, Places, Tensor]] = {}
 
     def run(self, places: Places) -> Tensor:
@@ -125,14 +125,14 @@ class RecordedSteps:
         return hidden
 
     def _record(self, places: Places) -> tuple[torch.cuda.CUDAGraph, Places, Tensor]:
-        attend: Attend = FlashPages(self._model.config, self._store, places, splits=self._splits)
+        attend: Attend = FlashPages(self._shape, self._store, places, splits=self._splits)
         aside = torch.cuda.Stream()
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside):  # workspaces are allocated outside of the recording
             for _ in range(2):
-                self._model.run(places.tokens, places.positions, attend, self._linear)
+                self._run(places.tokens, places.positions, attend, self._linear)
         torch.cuda.current_stream().wait_stream(aside)
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph):
-            hidden = self._model.run(places.tokens, places.positions, attend, self._linear)
+            hidden = self._run(places.tokens, places.positions, attend, self._linear)
         return graph, places, hidden

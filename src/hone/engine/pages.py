@@ -2,15 +2,13 @@
 
 from collections.abc import Iterable
 
-import numpy as np
-
 
 class PagePool:
     """`count` pages; a page is free when nobody refers to it."""
 
     def __init__(self, count: int) -> None:
         self.count = count
-        self._references = np.zeros(count, np.int32)
+        self._references = [0] * count
         self._free = list(range(count - 1, -1, -1))
 
     @property
@@ -26,19 +24,21 @@ class PagePool:
 
     def share(self, pages: Iterable[int]) -> None:
         """One more reference to each of `pages`, which are in use."""
+        references = self._references
         for page in pages:
-            if not self._references[page]:
+            if not references[page]:
                 raise ValueError(f"page {page} is free and cannot be shared")
-            self._references[page] += 1
+            references[page] += 1
 
     def release(self, pages: Iterable[int]) -> None:
         """One reference less to each of `pages`; the last one frees the page."""
+        references = self._references
         for page in pages:
-            if not self._references[page]:
+            if not references[page]:
                 raise ValueError(f"page {page} is free and cannot be released")
-            self._references[page] -= 1
-            if not self._references[page]:
+            references[page] -= 1
+            if not references[page]:
                 self._free.append(page)
 
     def references(self, page: int) -> int:
-        return int(self._references[page])
+        return self._references[page]

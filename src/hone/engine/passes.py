@@ -1,7 +1,7 @@
 """Passes over the model that read prompts beside the running rows."""
 
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -9,6 +9,8 @@ from numpy.typing import NDArray
 from hone.engine.samples import Fill, Sample
 from hone.engine.table import Table
 from hone.engine.work import DRAW, Draws, Pass
+
+_Number = TypeVar("_Number", bound=np.generic)
 
 _NONE: Final = np.zeros(0, np.int32)
 no_copies: Final = (_NONE, _NONE)
@@ -77,30 +79,34 @@ def _draws(rows: Draws, tokens: int, chunks: list[Chunk]) -> Draws:
     at: list[NDArray[np.int32]] = [rows.at]
     given: list[NDArray[np.int32]] = [rows.given]
     uniform: list[float] = []
-    samples: list[Sample] = []
+    owners: list[Sample] = []
     for chunk in chunks:
         fill, count = chunk.fill, chunk.draws
         if fill.given is None:
             at.append(np.full(count, tokens + chunk.stop - chunk.start - 1, np.int32))
             given.append(np.full(count, DRAW, np.int32))
             uniform.extend(float(sample.stream(len(sample.tokens) + 1)[-1]) for sample in chunk.drawing)
-            samples.extend(chunk.drawing)
         else:
             first = tokens + chunk.first_draw - chunk.start
             at.append(np.arange(first, first + count, dtype=np.int32))
             begin = chunk.first_draw - fill.first_draw
             given.append(fill.given[begin : begin + count])
             uniform.extend([0.0] * count)
-            samples.extend([fill.members[0]] * count)
+        owners.append(fill.members[0])
         tokens += chunk.stop - chunk.start
-    settings = [sample.request.sampling for sample in samples]
+    asked, counts = [one.request.sampling for one in owners], [chunk.draws for chunk in chunks]  # one request a text
     return Draws(
         at=np.concatenate(at),
         given=np.concatenate(given),
         uniform=np.concatenate([rows.uniform, np.array(uniform, np.float64)]),
-        temperature=np.concatenate([rows.temperature, np.array([one.temperature for one in settings], np.float32)]),
-        top_k=np.concatenate([rows.top_k, np.array([one.top_k for one in settings], np.int32)]),
-        top_p=np.concatenate([rows.top_p, np.array([one.top_p for one in settings], np.float32)]),
-        min_p=np.concatenate([rows.min_p, np.array([one.min_p for one in settings], np.float32)]),
-        greedy=np.concatenate([rows.greedy, np.array([one.greedy for one in settings], np.bool_)]),
+        temperature=_with(rows.temperature, [one.temperature for one in asked], counts),
+        top_k=_with(rows.top_k, [one.top_k for one in asked], counts),
+        top_p=_with(rows.top_p, [one.top_p for one in asked], counts),
+        min_p=_with(rows.min_p, [one.min_p for one in asked], counts),
+        greedy=_with(rows.greedy, [one.greedy for one in asked], counts),
     )
+
+
+def _with(rows: NDArray[_Number], values: list[float], counts: list[int]) -> NDArray[_Number]:
+    """The rows' settings, and behind them each of `values` as often as its text draws."""
+    return np.concatenate([rows, np.repeat(np.array(values, rows.dtype), counts)])

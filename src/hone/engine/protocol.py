@@ -20,6 +20,10 @@ class Attend(Protocol):
         ...
 
 
+Run: TypeAlias = Callable[[Tensor, Tensor, Attend, LinearFn], Tensor]
+"""Tokens `[T]`, their positions `[T]`, attention, linear layers -> hidden states `[T, hidden_size]`."""
+
+
 class RowLinear(Protocol):
     """Linear layers whose rows do not depend on how many rows there are; their number is a multiple of `tile`."""
 
@@ -68,6 +72,10 @@ class Model(Protocol):
 
     def run(self, tokens: Tensor, positions: Tensor, attend: Attend, linear: LinearFn) -> Tensor:
         """`tokens` `[T]` at `positions` `[T]` -> hidden states `[T, hidden_size]`."""
+        ...
+
+    def compiled_run(self) -> Run:
+        """`run`, its layers as torch's compiler writes them at its first call for each kind of shape."""
         ...
 
     def logits(self, hidden: Tensor, linear: LinearFn) -> Tensor:

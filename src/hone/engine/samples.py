@@ -70,7 +70,7 @@ class Uniforms:
 
 
 _TOKENS: Final[NDArray[np.int32]] = np.zeros(0, np.int32)
-_LOGP: Final[NDArray[np.float32]] = np.zeros((0, 2), np.float32)
+_LOGP: Final[NDArray[np.float32]] = np.zeros((2, 0), np.float32)
 
 
 def _no_tokens() -> NDArray[np.int32]:
@@ -93,7 +93,7 @@ class Sample:
     tokens: NDArray[np.int32] = field(default_factory=_no_tokens)
     """`[n]`."""
     logp: NDArray[np.float32] = field(default_factory=_no_logp)
-    """`[n, 2]`: of the policy, and of what was drawn from."""
+    """`[2, n]`: of the policy, and of what was drawn from."""
     kept: list[NDArray[np.int32]] = field(default_factory=list[NDArray[np.int32]])
     versions: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     """(first token, version that draws from there on)."""
@@ -109,19 +109,21 @@ class Sample:
         if not self.versions or self.versions[-1][1] != version:
             self.versions.append((drawn, version))
 
-    def add(self, token: int, logp: tuple[float, float], kept: NDArray[np.int32] | None, version: int) -> None:
-        """Take up one token that was drawn for it outside of a row."""
-        self.mark(len(self.tokens), version)
-        tokens, both = np.array([token], np.int32), np.array([logp], np.float32)
-        self.tokens = np.concatenate([self.tokens, tokens]) if len(self.tokens) else tokens
-        self.logp = np.concatenate([self.logp, both]) if len(self.logp) else both
+    def add(
+        self, token: NDArray[np.int32], logp: NDArray[np.float32], kept: NDArray[np.int32] | None, version: int
+    ) -> None:
+        """Take up one token `[1]`, with its log-probabilities `[2, 1]`, that was drawn for it outside of a row."""
+        before = len(self.tokens)
+        self.mark(before, version)
+        self.tokens = np.concatenate([self.tokens, token]) if before else token
+        self.logp = np.concatenate([self.logp, logp], axis=1) if before else logp
         if kept is not None:
             self.kept.append(kept)
 
     def undo(self) -> None:
         """Give the last token back; counter-based draws will draw it again."""
         count = len(self.tokens) - 1
-        self.tokens, self.logp, self.kept = self.tokens[:count], self.logp[:count], self.kept[:count]
+        self.tokens, self.logp, self.kept = self.tokens[:count], self.logp[:, :count], self.kept[:count]
         self.versions = [mark for mark in self.versions if mark[0] < count]
 
     def completion(self, finish: Finish, behind: int) -> Completion:
@@ -132,8 +134,8 @@ class Sample:
             request=self.request.id,
             sample=self.number,
             tokens=self.tokens,
-            logp=np.ascontiguousarray(self.logp[:, 0]),
-            sampled_logp=np.ascontiguousarray(self.logp[:, 1]),
+            logp=self.logp[0],
+            sampled_logp=self.logp[1],
             version=version,
             finish=finish,
             kept=_rows(self.kept) if self.request.sampling.truncates else None,

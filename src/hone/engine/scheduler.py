@@ -100,9 +100,10 @@ class Scheduler:
             self.counts.drawn += plan.rows
             self.table.record(drawn)
             self.counts.stale += int(np.count_nonzero(self.table.stale[: plan.rows]))
-            for row, finish in reversed(ends.rows(self.table)):
-                outcome.samples.append((self._end(row), finish))
-            outcome.samples.sort(key=lambda ended: ended[0].order)
+            if ended := ends.rows(self.table):
+                samples = self._end([row for row, _ in ended])
+                outcome.samples.extend(zip(samples, (finish for _, finish in ended), strict=True))
+                outcome.samples.sort(key=lambda one: one[0].order)
         place = plan.rows
         for chunk in plan.chunks:
             count = chunk.draws
@@ -130,9 +131,8 @@ class Scheduler:
 
     def cancel(self, wanted: Callable[[Sample], bool]) -> None:
         """End the samples that are `wanted`, wherever they are; they are never handed out."""
-        for row in range(len(self.table) - 1, -1, -1):
-            if wanted(self.table.samples[row]):
-                sample, pages = self.table.unseat(row)
+        if rows := [row for row, sample in enumerate(self.table.samples) if wanted(sample)]:
+            for sample, pages in self.table.unseat(rows):
                 sample.on(Event.CANCEL)
                 self.pool.release(pages)
         for fill in self._holders():
@@ -152,34 +152,43 @@ class Scheduler:
 
     def _seat(self) -> None:
         """Samples that are ready take the free rows."""
-        while self._ready and len(self.table) < self.limits.slots:
+        while self._ready and (room := self.limits.slots - len(self.table)) > 0:
             fill = self._ready[0]
-            if not self._seat_one(fill) and (len(self.table) or not self._give_up(but=fill)):
-                return
+            pages = self._pages_of(fill, min(room, len(fill.ready)))
+            if not pages:
+                if len(self.table) or not self._give_up(but=fill):
+                    return
+                continue
+            samples = fill.ready[: len(pages)]
+            del fill.ready[: len(pages)]
+            if not fill.ready:
+                self._ready.popleft()
+            for sample in samples:
+                sample.on(Event.SEAT)
+            self.table.seat(samples, pages, len(fill.text))
 
-    def _seat_one(self, fill: Fill) -> bool:
-        """The next ready sample shares the whole pages of its prompt; the last one takes the unfinished page over."""
-        count, whole = len(fill.text), len(fill.text) // self.limits.page_tokens
-        if not fill.members and len(fill.ready) == 1:
-            pages, fill.pages = fill.pages, []
-        else:
-            pages = fill.pages[:whole]
-            if count % self.limits.page_tokens:
+    def _pages_of(self, fill: Fill, most: int) -> list[list[int]]:
+        """Pages for up to `most` ready samples. They share the whole pages of their prompt, and each gets a copy of the
+        unfinished one; the last sample takes that itself over."""
+        whole, rest = divmod(len(fill.text), self.limits.page_tokens)
+        shared = fill.pages[:whole]
+        takes_over = not fill.members and most == len(fill.ready)
+        found: list[list[int]] = []
+        for _ in range(most - takes_over):
+            if rest:
                 page = self._page()
                 if page is None:
-                    return False
+                    return found
                 self._sources.append(fill.pages[whole])
                 self._targets.append(page)
-                self.pool.share(pages)
-                pages = [*pages, page]
+                found.append([*shared, page])
             else:
-                self.pool.share(pages)
-        sample = fill.ready.pop(0)
-        if not fill.ready:
-            self._ready.popleft()
-        sample.on(Event.SEAT)
-        self.table.seat(sample, pages, count)
-        return True
+                found.append(shared)
+            self.pool.share(shared)
+        if takes_over:
+            found.append(fill.pages)
+            fill.pages = []
+        return found
 
     def _find_pages(self) -> None:
         """A page for every row whose next token needs one; what came last gives way."""
@@ -196,12 +205,13 @@ class Scheduler:
                 raise RuntimeError("no page is left for the only sequence that runs")
             short = self.table.short_of_pages()
 
-    def _end(self, row: int) -> Sample:
-        sample, pages = self.table.unseat(row)
-        sample.on(Event.END)
-        self._remember(sample, pages)
-        self.pool.release(pages)
-        return sample
+    def _end(self, rows: list[int]) -> list[Sample]:
+        ended = self.table.unseat(rows)
+        for sample, pages in ended:
+            sample.on(Event.END)
+            self._remember(sample, pages)
+            self.pool.release(pages)
+        return [sample for sample, _ in ended]
 
     def _remember(self, sample: Sample, pages: list[int]) -> None:
         """A later turn may go on from here."""
@@ -281,14 +291,8 @@ class Scheduler:
         if not chunk.drawing:
             return
         self.cache.insert(self.version, fill.text, fill.pages)
-        self.counts.drawn += chunk.draws
+        self._take_first(chunk, drawn, place)
         for sample in chunk.drawing:
-            sample.stale = False
-            bits = drawn.kept[place] if drawn.kept is not None and sample.request.sampling.truncates else None
-            logp = (float(drawn.logp[place]), float(drawn.sampled_logp[place]))
-            sample.add(int(drawn.token[place]), logp, None if bits is None else kept_ids(bits), self.version)
-            sample.on(Event.FILLED)
-            place += 1
             finish = ends.one(sample)
             if finish is None:
                 fill.ready.append(sample)
@@ -304,6 +308,21 @@ class Scheduler:
             self._fills.remove(fill)
         else:
             self._close(fill)
+
+    def _take_first(self, chunk: Chunk, drawn: Drawn, place: int) -> None:
+        """What was drawn behind a text, from draw `place` of the pass on, one token for each of its samples."""
+        until = place + chunk.draws
+        self.counts.drawn += chunk.draws
+        tokens, logp = (
+            drawn.token[place:until].copy(),
+            np.stack([drawn.logp[place:until], drawn.sampled_logp[place:until]]),
+        )
+        truncates = drawn.kept is not None and chunk.drawing[0].request.sampling.truncates
+        for at, sample in enumerate(chunk.drawing):
+            sample.stale = False
+            kept = kept_ids(drawn.kept[place + at]) if truncates and drawn.kept is not None else None
+            sample.add(tokens[at : at + 1], logp[:, at : at + 1], kept, self.version)
+            sample.on(Event.FILLED)
 
     def _close(self, fill: Fill) -> None:
         self._fills.remove(fill)
@@ -352,7 +371,7 @@ class Scheduler:
 
     def _drop_row(self, row: int, *, known: bool) -> None:
         """Back to the queue with what it has drawn. `known`: its pages may serve whoever needs them first, itself."""
-        sample, pages = self.table.unseat(row)
+        ((sample, pages),) = self.table.unseat([row])
         sample.on(Event.PREEMPT)
         self.counts.preempted += 1
         if known:

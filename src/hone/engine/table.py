@@ -28,7 +28,7 @@ class Table:
         """`token`: drawn last, and not in the pages yet; `position`: where it goes."""
         self.drawn, self.limit, self.order = self._longs
         self._temperature, self._top_p, self._min_p = self._reals
-        self.stops, self.stale, self.truncates, self._greedy = self._flags
+        self.stale, self.stops, self.truncates, self._greedy = self._flags
         self.pages = np.zeros((slots, most_pages), np.int32)
         self._rows = np.arange(slots, dtype=np.int32)
         self._draw = np.full(slots, DRAW, np.int32)
@@ -37,38 +37,51 @@ class Table:
     def __len__(self) -> int:
         return len(self.samples)
 
-    def seat(self, sample: Sample, pages: list[int], text_tokens: int) -> None:
-        """Give `sample` the next row. It has drawn at least one token; `pages` hold the `text_tokens` before that."""
-        row, count = len(self.samples), len(sample.tokens)
+    def seat(self, samples: list[Sample], pages: list[list[int]], text_tokens: int) -> None:
+        """Give the next rows to `samples` of one request. Each has drawn the same number of tokens, at least one; its
+        `pages` hold the `text_tokens` before the last."""
+        first, count = len(self.samples), len(samples[0].tokens)
         while count >= self._width:
             self._widen(2 * self._width)
-        sampling = sample.request.sampling
-        self.samples.append(sample)
-        self._ints[:, row] = sample.tokens[-1], text_tokens, len(pages), sampling.top_k
-        self._longs[:, row] = count, sampling.max_tokens, sample.order
-        self._reals[:, row] = sampling.temperature, sampling.top_p, sampling.min_p
-        self._flags[:, row] = bool(sampling.stop), sample.stale, sampling.truncates, sampling.greedy
-        self.pages[row, : len(pages)] = pages
-        self._tokens[row, :count] = sample.tokens
-        self._logp[row, :count] = sample.logp
+        rows, sampling = slice(first, first + len(samples)), samples[0].request.sampling
+        self.samples += samples
+        self._tokens[rows, :count] = [sample.tokens for sample in samples]
+        for row, sample in enumerate(samples, start=first):
+            self._logp[:, row, :count] = sample.logp
+        self.token[rows] = self._tokens[rows, count - 1]
+        self._ints[1:, rows] = _column(np.int32, text_tokens, len(pages[0]), sampling.top_k)
+        self._longs[:2, rows] = _column(np.int64, count, sampling.max_tokens)
+        self.order[rows] = [sample.order for sample in samples]
+        self._reals[:, rows] = _column(np.float32, sampling.temperature, sampling.top_p, sampling.min_p)
+        self._flags[1:, rows] = _column(np.bool_, bool(sampling.stop), sampling.truncates, sampling.greedy)
+        self.stale[rows] = [sample.stale for sample in samples]
+        self.pages[rows, : len(pages[0])] = pages
         need = min(self._width, sampling.max_tokens)
-        self._uniform[row, :need] = sample.stream(need)
+        self._uniform[rows, :need] = [sample.stream(need) for sample in samples]
 
-    def unseat(self, row: int) -> tuple[Sample, list[int]]:
-        """Take the sample of `row` out, with what it has drawn; the last row moves into its place."""
-        sample, count = self.samples[row], int(self.drawn[row])
-        pages = self.pages[row, : self.page_count[row]].tolist()
-        sample.tokens = self._tokens[row, :count].copy()
-        sample.logp = self._logp[row, :count].copy()
-        last = len(self.samples) - 1
-        if row != last:
-            self.samples[row] = self.samples[last]
-            for columns in (self._ints, self._longs, self._reals, self._flags):
-                columns[:, row] = columns[:, last]
-            for column in (self.pages, self._uniform, self._tokens, self._logp):
-                column[row] = column[last]
-        self.samples.pop()
-        return sample, pages
+    def unseat(self, rows: list[int]) -> list[tuple[Sample, list[int]]]:
+        """Take the samples of `rows` out, with what they have drawn and their pages; the last rows that stay move into
+        their places."""
+        counts = self.drawn[rows].tolist()
+        tokens, logp = self._tokens[rows, : max(counts)], self._logp[:, rows, : max(counts)]
+        pages, held = self.pages[rows].tolist(), self.page_count[rows].tolist()
+        out: list[tuple[Sample, list[int]]] = []
+        for place, (row, count) in enumerate(zip(rows, counts, strict=True)):
+            sample = self.samples[row]
+            sample.tokens, sample.logp = tokens[place, :count], logp[:, place, :count]
+            out.append((sample, pages[place][: held[place]]))
+        gone, left = set(rows), len(self.samples) - len(rows)
+        empty = [row for row in rows if row < left]
+        if empty:
+            last = [row for row in range(left, len(self.samples)) if row not in gone]
+            for columns in (self._ints, self._longs, self._reals, self._flags, self._logp):
+                columns[:, empty] = columns[:, last]
+            for column in (self.pages, self._uniform, self._tokens):
+                column[empty] = column[last]
+            for row, other in zip(empty, last, strict=True):
+                self.samples[row] = self.samples[other]
+        del self.samples[left:]
+        return out
 
     def short_of_pages(self) -> NDArray[np.int64]:
         """Rows whose next token has no page to go to."""
@@ -106,9 +119,9 @@ class Table:
         at = self._starts[:n] + self.drawn[:n]
         tokens = drawn.token[:n]
         self._tokens.reshape(-1)[at] = tokens
-        both = self._logp.reshape(-1, 2)
-        both[at, 0] = drawn.logp[:n]
-        both[at, 1] = drawn.sampled_logp[:n]
+        both = self._logp.reshape(2, -1)
+        both[0, at] = drawn.logp[:n]
+        both[1, at] = drawn.sampled_logp[:n]
         self.token[:n] = tokens
         self.position[:n] += 1
         self.drawn[:n] += 1
@@ -132,7 +145,7 @@ class Table:
         tokens, logp = self._tokens, self._logp
         old = tokens.shape[1]
         self._allocate(width)
-        self._tokens[:, :old], self._logp[:, :old] = tokens, logp
+        self._tokens[:, :old], self._logp[:, :, :old] = tokens, logp
         for row, sample in enumerate(self.samples):
             self._uniform[row] = sample.stream(width)
 
@@ -140,8 +153,13 @@ class Table:
         self._width = width
         self._uniform = np.zeros((self.slots, width), np.float64)
         self._tokens = np.zeros((self.slots, width), np.int32)
-        self._logp = np.zeros((self.slots, width, 2), np.float32)
+        self._logp = np.zeros((2, self.slots, width), np.float32)
         self._starts = np.arange(self.slots, dtype=np.int64) * width
+
+
+def _column(kind: type[np.generic], *values: float) -> NDArray[np.generic]:
+    """`[k, 1]`: one value for all rows of each of k columns."""
+    return np.array(values, kind)[:, None]
 
 
 def kept_ids(bits: NDArray[np.uint8]) -> NDArray[np.int32]:

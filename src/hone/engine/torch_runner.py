@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+from torch.nn import functional
 
 from hone.engine import flash
 from hone.engine.paged import PagedAttention, PagedKeys
@@ -30,6 +31,7 @@ class TorchRunner:
         page_tokens: int | None = None,
         fixed_tokens: int | None = None,
         trainer: Model | None = None,
+        compiled: bool = False,
     ) -> None:
         """`vocab_used`: token ids from there on are never drawn and have probability 0.
 
@@ -37,23 +39,28 @@ class TorchRunner:
         takes the same kernel (`deterministic = "batch"`). A row then costs the same as all of them.
 
         `trainer`: whose weights the model takes over on `publish`; None: they are its own.
+
+        `compiled`: layers are written by torch's compiler (`torch.compile`), which takes seconds to minutes at first.
         """
         self._model, self._vocab, self._fixed, self._trainer = model, vocab_used, fixed_tokens, trainer
         self._flash = model.device.type == "cuda" and model.dtype in (torch.bfloat16, torch.float16)
         self._page_tokens = page_tokens or (flash.PAGE_TOKENS if self._flash else PAGE_TOKENS)
-        self._linear = model.rows
+        self._compiled, self._tile = compiled, model.rows.tile
+        self._run = model.compiled_run() if compiled else model.run
+        self._linear = functional.linear if compiled else model.rows
         self._keys: PagedKeys | None = None
         self._steps: flash.RecordedSteps | None = None
         self._scratch = 0
 
     @property
     def name(self) -> str:
-        return f"torch {str(self._model.dtype).removeprefix('torch.')} ({self._model.device.type})"
+        kind = str(self._model.dtype).removeprefix("torch.")
+        return f"torch {kind} ({self._model.device.type}{', compiled' if self._compiled else ''})"
 
     @property
     def exact(self) -> bool:
-        """As far as was measured; False on CUDA."""
-        return self._linear.exact and self._model.device.type == "cpu"
+        """As far as was measured; False on CUDA, and where the compiler chooses how a product adds up."""
+        return not self._compiled and self._model.rows.exact and self._model.device.type == "cpu"
 
     @property
     def page_tokens(self) -> int:
@@ -69,7 +76,9 @@ class TorchRunner:
             device=model.device,
         )
         splits = 1 if self._fixed else None
-        self._steps = flash.RecordedSteps(model, self._keys.store, self._linear, splits=splits) if self._flash else None
+        if self._flash:
+            store = self._keys.store
+            self._steps = flash.RecordedSteps(self._run, model.config, store, self._linear, splits=splits)
 
     @torch.no_grad()
     def publish(self) -> None:
@@ -102,7 +111,7 @@ class TorchRunner:
         tokens, positions = np.zeros((2, self._rows(count)), np.int64)
         tokens[:count], positions[:count] = work.tokens, work.positions
         attend = PagedAttention(self._model, keys, work)
-        return self._model.run(
+        return self._run(
             torch.from_numpy(tokens).to(device), torch.from_numpy(positions).to(device), attend, self._linear
         )
 
@@ -118,8 +127,8 @@ class TorchRunner:
             return self._steps.run(places)
         splits = 1 if self._fixed else None
         attend = flash.FlashPages(self._model.config, self._keys.store, places, splits=splits)
-        return self._model.run(places.tokens, places.positions, attend, self._linear)
+        return self._run(places.tokens, places.positions, attend, self._linear)
 
     def _rows(self, count: int) -> int:
-        multiple = self._fixed or self._linear.tile
+        multiple = self._fixed or self._tile
         return -(-count // multiple) * multiple

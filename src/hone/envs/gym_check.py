@@ -26,7 +26,7 @@ def try_out(making: Maker, *, seed: int) -> list[str]:
     env = making.single()
     try:
         env.action_space.seed(seed)
-        trial = _Trial(env, seeds_of(seed, 1)[0])
+        trial = _Trial(env, making.name, seeds_of(seed, 1)[0])
         faults = trial.faults()
     finally:
         env.close()
@@ -75,6 +75,8 @@ class _Trial:
     """One environment played with random actions; remembers where it is, for the message."""
 
     env: Single
+    name: str
+    """Of the environment, as the config gives it."""
     seed: int
     place: str = ""
     ended: bool = False
@@ -88,7 +90,7 @@ class _Trial:
                 if faults:
                     return [f"{self.place} {fault}" for fault in faults]
         except Exception as fault:
-            raise UserCodeError(f"{self.place} failed: {told(fault)}") from fault
+            raise UserCodeError(f"{self.name}: {self.place} failed: {told(fault)}") from fault
         return []
 
     def _calls(self) -> Iterator[list[str]]:

@@ -17,6 +17,8 @@ from hone.envs.gym_make import GymConfig, Single, isolated, maker, told
 from hone.models.acting import Decides
 from hone.store.animation import Episode, Frames, animated_png, shrunk, thinned
 
+PICTURES = "rgb_array"
+"""Gymnasium's name of the render mode that gives arrays."""
 WIDTH = 240
 """Most pixels across."""
 MOST_FRAMES = 60
@@ -56,7 +58,9 @@ def watch(policy: Decides, config: GymConfig, *, seed: int, step: int) -> tuple[
     if isolated(config):
         return _unseen(step, "the environment is run in a process of its own, which draws no pictures")
     try:
-        env = maker(config.model_copy(update={"kwargs": {**config.kwargs, "render_mode": "rgb_array"}})).single()
+        if not draws(config):
+            return _unseen(step, f"{config.id} draws nothing (rgb_array is none of its render modes)")
+        env = maker(config.model_copy(update={"kwargs": {**config.kwargs, "render_mode": PICTURES}})).single()
     except UserCodeError as fault:
         return _unseen(step, f"it cannot be made with a renderer ({fault.messages[0].splitlines()[0]})")
     try:
@@ -71,6 +75,15 @@ def watch(policy: Decides, config: GymConfig, *, seed: int, step: int) -> tuple[
     finally:
         env.close()
     return Episode(step=step, score=score, steps=steps), _encoded(film.frames)
+
+
+def draws(config: GymConfig) -> bool:
+    """Whether the environment says that it draws pictures. Raises UserCodeError where it cannot be made."""
+    env = maker(config).single()
+    try:
+        return PICTURES in env.metadata.get("render_modes", [])
+    finally:
+        env.close()
 
 
 def _unseen(step: int, why: str) -> tuple[Episode, None]:

@@ -37,7 +37,8 @@ LEAST_SHARE = 0.1
 LAKE = ("left", "down", "right", "up")
 CLIFF = ("up", "right", "down", "left")
 TAXI = ("down", "up", "right", "left", "pick up", "drop off")
-TAXI_PLACES = ("red", "green", "yellow", "blue", "in the taxi")
+TAXI_PLACES = ("waits at red", "waits at green", "waits at yellow", "waits at blue", "rides")
+"""Of the passenger; captions stand above grids of 200 pixels, so they are short."""
 
 
 DISCOUNT = 0.99
@@ -243,7 +244,7 @@ def _taxi(mdp: Finite) -> Layout:
     for mark, place in zip("RGYB", (0, 4, 20, 23), strict=True):
         marks[place] = mark
     slices = [
-        (f"passenger {'' if passenger == 4 else 'at '}{TAXI_PLACES[passenger]}, wants to {TAXI_PLACES[goal]}",
+        (f"{TAXI_PLACES[passenger]}, to {TAXI_PLACES[goal].removeprefix('waits at ')}",
          (np.arange(25) * 5 + passenger) * 4 + goal)
         for passenger in range(5)
         for goal in range(4)

@@ -26,6 +26,7 @@ from hone.models.config import ModelConfig
 from hone.models.decoder import Decoder
 from hone.models.init import new_model
 from hone.models.native import library as training
+from hone.models.native.products import tiles_in_use
 from hone.models.packed import pack_rows, row_targets
 
 MEAN_NATS: Final = 2e-6
@@ -106,7 +107,8 @@ def _trainer_kernels() -> str:
     loaded = training.kernels()
     if loaded is None:
         return f"torch: {training.why_not()}"
-    return f"compiled, {loaded.isa}: for policies in float32 and bfloat16 on a CPU"
+    by = "the processor's tiles" if tiles_in_use() else "torch"
+    return f"compiled, {loaded.isa}: for policies in float32 and bfloat16 on a CPU; products of float32 by {by}"
 
 
 def _runner() -> Kernel:

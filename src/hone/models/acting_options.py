@@ -46,11 +46,17 @@ def decomposed(chosen: Array, *, options: int, actions: int) -> tuple[NDArray[np
 
 
 def picked(values: NDArray[np.floating], allowed: NDArray[np.bool_], noise: Floats, epsilon: float) -> Ints:
-    """`[n]` the best allowed column of `values` `[n, k]`, or with probability `epsilon` any allowed; noise `[n, 2]`."""
-    best = np.where(allowed, values, -np.inf).argmax(axis=1)
-    rank = np.minimum((noise[:, 1] * allowed.sum(axis=1)).astype(np.int64), allowed.sum(axis=1) - 1)
-    some = (allowed.cumsum(axis=1) > rank[:, None]).argmax(axis=1)
-    return np.where(noise[:, 0] < epsilon, some, best)
+    """`[n]` an allowed column of `values` `[n, k]`: any of the best, evenly, or with probability `epsilon` any at all.
+
+    `noise` `[n, 2]` in [0, 1): whether to explore, and which. Ties are broken by chance: a table that knows nothing yet
+    would otherwise call its first option again and again.
+    """
+    within = np.where(allowed, values, -np.inf)
+    best = within == within.max(axis=1, keepdims=True)
+    among = np.where(noise[:, :1] < epsilon, allowed, best)
+    count = among.sum(axis=1)
+    rank = np.minimum((noise[:, 1] * count).astype(np.int64), count - 1)
+    return (among.cumsum(axis=1) > rank[:, None]).argmax(axis=1)
 
 
 @dataclass(slots=True, kw_only=True)

@@ -19,37 +19,50 @@ from hone.models.mlp import Mlp
 _TANH = torch.ops.aten.tanh_backward.grad_input
 _RELU = torch.ops.aten.threshold_backward.grad_input
 
-Tape = Sequence[Tensor]
-"""What went into each layer `[n, in]`, and last what came out `[n, outputs]`."""
+
+@dataclass(frozen=True, slots=True)
+class Tape:
+    """What a network put out, and what the way back needs."""
+
+    out: Tensor
+    """`[n, outputs]`"""
+    seen: Sequence[Tensor]
+    """What went into each layer `[n, in]`; what went into the first one, where compiled kernels keep the rest."""
+    kept: Tensor | None = None
+    """Theirs."""
 
 
 def run(network: Mlp, x: Tensor) -> Tape:
-    """`forward`, with the tape that `back` reads."""
-    tape = [x]
+    """`forward`, with the tape that `back` reads. Compiled kernels do it where they serve such networks."""
+    if (passes := network.compiled(x)) is not None:
+        kept = passes.tape(len(x))
+        return Tape(passes.forward(x, kept), [x], kept)
+    seen = [x]
     *hidden, (last, offset) = network.numbers
     for weight, bias in hidden:
         x = F.linear(x, weight, bias)
         x = x.relu_() if network.relu else x.tanh_()
-        tape.append(x)
-    tape.append(F.linear(x, last, offset))
-    return tape
+        seen.append(x)
+    return Tape(F.linear(x, last, offset), seen)
 
 
-def back(network: Mlp, tape: Tape, slope: Tensor, *, weights: bool = True, inputs: bool = False) -> Tensor:
+def back(network: Mlp, tape: Tape, slope: Tensor, *, weights: bool = True, inputs: bool = False) -> Tensor | None:
     """Goes backwards from `slope` `[n, outputs]`, the derivative by the outputs.
 
     `weights`: add to the gradients of weights and biases. Returns the derivative by the inputs `[n, in]` where `inputs`
-    is set, else that by the first layer's output. What stands in `tape` is left as it is.
+    is set. What stands in `tape` is left as it is.
     """
     numbers = network.numbers
+    if tape.kept is not None and network.passes is not None:
+        return network.passes.backward(tape.seen[0], tape.kept, slope, weights=weights, inputs=inputs)
     for number in range(len(numbers) - 1, -1, -1):
-        (weight, bias), x = numbers[number], tape[number]
+        (weight, bias), x = numbers[number], tape.seen[number]
         if weights:
             _add(weight.grad, slope, x)
             assert bias.grad is not None
             bias.grad.add_(slope.sum(0))
         if number == 0 and not inputs:
-            return slope
+            return None
         slope = slope @ weight
         if number and network.relu:
             _RELU(slope, x, 0, grad_input=slope)

@@ -237,6 +237,6 @@ def squashed(mean: Tensor, log_std: Tensor, raw: Tensor) -> tuple[Tensor, Tensor
 
 
 @torch.no_grad()
-def follow(slow: Iterable[nn.Parameter], fast: Iterable[nn.Parameter], *, rate: float) -> None:
+def follow(slow: Iterable[Tensor], fast: Iterable[Tensor], *, rate: float) -> None:
     """Polyak averaging, slow += rate * (fast - slow), in one pass over all parameters."""
     torch._foreach_lerp_(list(slow), list(fast), rate)  # pyright: ignore[reportPrivateImportUsage] - the fused form

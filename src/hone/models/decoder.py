@@ -10,6 +10,7 @@ one complex product; folder.py translates both, exactly, to and from the names a
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final, Literal, TypeAlias
 
 import torch
@@ -22,10 +23,11 @@ from hone.core.ragged import Ints
 from hone.models.attention import Attend, PackedAttention
 from hone.models.config import ModelConfig, Rope
 from hone.models.exact import ExactAttention, FixedAttention, RowLinear, exact_product, to_tiles
-from hone.models.fused import gated_silu, mixed_linear, rms_norm, rotate
+from hone.models.fused import gated_silu, mixed_linear, rms_norm, rotate, tiled_linear
 from hone.models.native.attention import NativeAttention, Texts
 from hone.models.native.layers import TYPES, add_norm, gated
 from hone.models.native.library import kernels, why_not
+from hone.models.native.products import tiles_in_use
 from hone.models.outlook import Kept, Likeliest, Outlook, Question, answered, likeliest, widened
 from hone.models.packed import Packed
 
@@ -89,15 +91,27 @@ class Layer(nn.Module):
         self.gate_up = Projection(c.hidden_size, 2 * c.intermediate_size, bias=c.mlp_bias, dtype=dtype)
         self.down = Projection(c.intermediate_size, c.hidden_size, bias=c.mlp_bias, dtype=dtype)
 
-    def forward(self, x: Tensor, turns: Tensor, attend: Attend, by: _Arithmetic) -> Tensor:
-        heads, kv_heads, linear, kind = self.heads, self.kv_heads, by.linear, by.kind
-        qkv = linear(self.attention_norm(x, kind), self.qkv.weight, self.qkv.bias).view(len(x), -1, self.head_dim)
-        query, key, value = qkv.split((heads, kv_heads, kv_heads), dim=1)
+    def forward(
+        self, x: Tensor, turns: Tensor, attend: Attend, by: _Arithmetic, halves: "Halves | None" = None
+    ) -> Tensor:  # fmt: skip
+        enter, leave = (Layer.enter, Layer.leave) if halves is None else (halves.enter, halves.leave)
+        query, key, value = enter(self, x, by)
+        mixed = attend(self.number, rotate(query, turns), rotate(key, turns), value)
+        return leave(self, x, mixed, by)
+
+    def enter(self, x: Tensor, by: _Arithmetic) -> tuple[Tensor, Tensor, Tensor]:
+        """Query, key and value, not turned yet."""
+        qkv = by.linear(self.attention_norm(x, by.kind), self.qkv.weight, self.qkv.bias).view(len(x), -1, self.head_dim)
+        query, key, value = qkv.split((self.heads, self.kv_heads, self.kv_heads), dim=1)
         if self.q_norm is not None and self.k_norm is not None:
             query, key = self.q_norm(query), self.k_norm(key)
-        mixed = attend(self.number, rotate(query, turns), rotate(key, turns), value)
+        return query, key, value
+
+    def leave(self, x: Tensor, mixed: Tensor, by: _Arithmetic) -> Tensor:
+        """The stream, to which what attention `mixed` and then the MLP are added."""
+        linear = by.linear
         x = x + linear(mixed, self.out.weight, self.out.bias)
-        gate_up = linear(self.mlp_norm(x, kind), self.gate_up.weight, self.gate_up.bias)
+        gate_up = linear(self.mlp_norm(x, by.kind), self.gate_up.weight, self.gate_up.bias)
         return x + linear(gated_silu(gate_up, steady=by.steady), self.down.weight, self.down.bias)
 
     def compiled(
@@ -112,6 +126,17 @@ class Layer(nn.Module):
         x, normed = add_norm(x, linear(mixed, self.out.weight, self.out.bias), self.mlp_norm.weight, eps, by.kind)
         gate_up = linear(normed, self.gate_up.weight, self.gate_up.bias)
         return x, linear(gated(gate_up), self.down.weight, self.down.bias)
+
+
+class Halves:
+    """What a layer does before and after attention, as torch's compiler writes it: for layers of one shape, once.
+
+    The first run of each takes seconds, or minutes on a GPU; the number of tokens may change from run to run.
+    """
+
+    def __init__(self) -> None:
+        self.enter = torch.compile(Layer.enter, dynamic=True, fullgraph=True)
+        self.leave = torch.compile(Layer.leave, dynamic=True, fullgraph=True)
 
 
 class Decoder(nn.Module):
@@ -180,8 +205,12 @@ class Decoder(nn.Module):
         attend: Attend,
         linear: LinearFn = functional.linear,
         kind: torch.dtype | None = None,
+        halves: Halves | None = None,
     ) -> Tensor:
-        """The stream after the last norm, `[T, hidden_size]`, for `tokens` `[T]` at `positions` `[T]`."""
+        """The stream after the last norm, `[T, hidden_size]`, for `tokens` `[T]` at `positions` `[T]`.
+
+        `halves`: layers as torch's compiler writes them; theirs is a `linear` that it can read.
+        """
         x = functional.embedding(tokens, self.embedding.weight)
         turns = self._turns(positions)
         by = _Arithmetic(linear, kind or self.dtype, self.exactness == "bitwise")
@@ -189,8 +218,12 @@ class Decoder(nn.Module):
             if self.checkpoint_activations and torch.is_grad_enabled():
                 x = checkpoint(layer, x, turns, attend, by, use_reentrant=False, preserve_rng_state=False)
             else:
-                x = layer(x, turns, attend, by)
+                x = layer(x, turns, attend, by, halves)
         return self.norm(x)
+
+    def compiled_run(self) -> Callable[[Tensor, Tensor, Attend, LinearFn], Tensor]:
+        """`run`, its layers as torch's compiler writes them."""
+        return partial(self.run, halves=Halves())
 
     def hidden(self, packed: Packed) -> Tensor:
         """`[T, hidden_size]`: hidden state t has seen tokens up to t of its row (and branch), and predicts the next."""
@@ -201,7 +234,7 @@ class Decoder(nn.Module):
             )  # fmt: skip
             tokens, positions = to_tiles(packed.tokens), to_tiles(packed.positions)
             return self.run(tokens, positions, fixed, self.rows)[: len(packed.tokens)]
-        linear = functional.linear if self.compute == self.dtype else mixed_linear
+        linear = self._linear()
         if (texts := self._kernel_texts(packed)) is not None:
             return self._compiled(packed, texts, _Arithmetic(linear, self.compute, steady=False))
         attend = PackedAttention(
@@ -213,6 +246,12 @@ class Decoder(nn.Module):
             fused=self.device.type == "cuda",
         )
         return self.run(packed.tokens, packed.positions, attend, linear, self.compute)
+
+    def _linear(self) -> LinearFn:
+        if self.mixed:
+            return mixed_linear
+        tiled = self.dtype == torch.float32 and self.device.type == "cpu" and tiles_in_use()
+        return tiled_linear if tiled else functional.linear
 
     def _kernel_texts(self, packed: Packed) -> Texts | None:
         """None where compiled kernels cannot be used: another device or type, no compiler, rows they do not know."""

@@ -5,14 +5,16 @@ concatenation; on a CPU that is a large share of a small model's step. In mixed 
 the matrix product behind it reads, and a product rounds its master weights on the way.
 """
 
+from functools import partial
 from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hone.models.native.products import weight_gradient
+from hone.models.native.products import product, weight_gradient
 from hone.models.outlook import widened
+from hone.models.receive import handed_over
 
 
 class _Context(Protocol):
@@ -20,6 +22,7 @@ class _Context(Protocol):
 
     saved_tensors: tuple[Tensor, ...]
     kinds: tuple[torch.dtype, torch.dtype]
+    weight: Tensor
     needs_input_grad: tuple[bool, ...]
 
     def save_for_backward(self, *tensors: Tensor) -> None: ...
@@ -58,7 +61,7 @@ class _MixedLinear(torch.autograd.Function):
     def forward(ctx: _Context, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         low, rounded = x.to(torch.bfloat16), weight.to(torch.bfloat16)
         ctx.save_for_backward(low, rounded)
-        ctx.kinds = (x.dtype, weight.dtype)
+        ctx.kinds, ctx.weight = (x.dtype, weight.dtype), weight
         return functional.linear(low, rounded, None if bias is None else bias.to(torch.bfloat16))
 
     @staticmethod
@@ -69,8 +72,31 @@ class _MixedLinear(torch.autograd.Function):
         g = grads[0]
         return (
             (g @ rounded).to(input_kind) if to_x else None,
-            _weight_gradient(g, low, weight_kind) if to_weight else None,
+            handed_over(ctx.weight, partial(_written, g, low), partial(_weight_gradient, g, low, weight_kind))
+            if to_weight
+            else None,
             g.sum(0, dtype=weight_kind) if to_bias else None,
+        )
+
+
+class _TiledLinear(torch.autograd.Function):
+    """y = x w^T + b in float32, by tiles;  dx = g w,  dw = g^T x,  db = sum g."""
+
+    @staticmethod
+    def forward(ctx: _Context, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.weight = weight
+        return product(x, weight.t(), bias)
+
+    @staticmethod
+    def backward(ctx: _Context, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        x, weight = ctx.saved_tensors
+        to_x, to_weight, to_bias = ctx.needs_input_grad
+        g = grads[0]
+        return (
+            product(g, weight) if to_x else None,
+            handed_over(ctx.weight, partial(_multiplied, g.t(), x), partial(product, g.t(), x)) if to_weight else None,
+            g.sum(0) if to_bias else None,
         )
 
 
@@ -79,6 +105,16 @@ def _weight_gradient(g: Tensor, x: Tensor, kind: torch.dtype) -> Tensor:
     if kind == torch.float32 and (found := weight_gradient(g, x)) is not None:
         return found
     return ((x.t() @ g).t() if g.shape[1] > x.shape[1] else g.t() @ x).to(kind)
+
+
+def _multiplied(left: Tensor, right: Tensor, place: Tensor) -> bool:
+    """Writes the product of the two to `place`."""
+    return product(left, right, out=place) is place
+
+
+def _written(g: Tensor, x: Tensor, place: Tensor) -> bool:
+    """Whether `g^T x` could be written to `place`."""
+    return place.dtype == torch.float32 and weight_gradient(g, x, place) is not None
 
 
 class _Rotate(torch.autograd.Function):
@@ -127,7 +163,11 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, kind: torch.dtype | None = N
 
     The result is of `kind`; by default as `x`.
     """
-    return _RmsNorm.apply(x, weight, eps, x.dtype if kind is None else kind)
+    kind = x.dtype if kind is None else kind
+    if torch.compiler.is_compiling():  # which fuses this by itself, and does not see into a Function
+        wide = widened(x)
+        return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * widened(weight)).to(kind)
+    return _RmsNorm.apply(x, weight, eps, kind)
 
 
 def mixed_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
@@ -137,6 +177,12 @@ def mixed_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tenso
     that it adds up over micro-batches without rounding (Micikevicius et al., "Mixed Precision Training", 2018).
     """
     return _MixedLinear.apply(x, weight, bias)
+
+
+def tiled_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`x [N, in] @ weight [out, in]^T + bias [out]` -> `[N, out]`; in float32 by tiles of the processor, where it has
+    them, and as close to the true numbers as torch's own (see native/products.py)."""
+    return _TiledLinear.apply(x, weight, bias)
 
 
 def rotate(x: Tensor, turns: Tensor) -> Tensor:
@@ -150,4 +196,7 @@ def gated_silu(gate_up: Tensor, *, steady: bool = False) -> Tensor:
     `steady`: in a form whose bits do not depend on where an element lies. torch's own sigmoid takes another road for
     the elements that do not fill a vector register, and which ones these are depends on threads.
     """
+    if torch.compiler.is_compiling():
+        gate, up = gate_up.chunk(2, dim=-1)
+        return functional.silu(gate) * up
     return _GatedSilu.apply(gate_up, steady)

@@ -11,6 +11,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from hone.models.native.products import product as tiled
+
 CHUNK_ELEMENTS: Final = 1 << 22
 """Logits that live at once: 16 MiB in float32."""
 
@@ -83,6 +85,10 @@ def outlook(
     return answered(hidden, weight, chosen, among, Question(temperature, entropy, kept))
 
 
+def _by_tiles(hidden: Tensor, weight: Tensor) -> Tensor:
+    return tiled(hidden, weight.t())
+
+
 @dataclass(frozen=True, slots=True)
 class Question:
     """What is asked of all positions alike."""
@@ -90,7 +96,7 @@ class Question:
     temperature: float
     entropy: bool = False
     kept: Kept | None = None
-    product: Callable[[Tensor, Tensor], Tensor] = functional.linear
+    product: Callable[[Tensor, Tensor], Tensor] = _by_tiles
     """`(hidden [n, D], weight [vocab, D]) -> [n, vocab]`: by which arithmetic logits are computed."""
 
     def answer(self, hidden: Tensor, weight: Tensor, part: slice) -> Tensor:
@@ -188,9 +194,9 @@ class _Outlook(torch.autograd.Function):
                 grad -= torch.where(p > 0, p * (all_logp + h), 0.0) * to_entropy[part, None]
             grad = (grad / question.temperature).to(hidden.dtype)
             if grad_hidden is not None:
-                grad_hidden[part] = grad @ weight
+                tiled(grad, weight, out=grad_hidden[part])
             if grad_weight is not None:
-                grad_weight.addmm_(grad.T, hidden[part])
+                tiled(grad.T, hidden[part], out=grad_weight, add=True)
         return grad_hidden, grad_weight, None, None
 
 

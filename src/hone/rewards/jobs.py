@@ -52,6 +52,10 @@ class Job:
     pieces: tuple[tuple[int, ...], ...]
     """Samples of each call, as places in the batch."""
 
+    @property
+    def samples(self) -> int:
+        return sum(map(len, self.pieces))
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Taken:
@@ -78,6 +82,10 @@ class Record:
         if self.seconds is None:
             return _FIRST_JOB
         return max(1, min(_MAX_JOB, int(_JOB_S / max(self.seconds, 1e-9))))
+
+    def room(self) -> int:
+        """Samples that a worker may be sent at once; one job where nothing is known yet."""
+        return 0 if self.seconds is None else self.job_size()
 
     def took(self, seconds: float) -> None:
         self.seconds = seconds if self.seconds is None else 0.8 * self.seconds + 0.2 * seconds

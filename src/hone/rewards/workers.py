@@ -191,8 +191,8 @@ class WorkerPool:
         process: WorkerProcess | None = None
         try:
             process = self._started()
-            while (job := self._next_job()) is not None:
-                process = self._run(job, process or self._started())
+            while jobs := self._next_jobs():
+                process = self._run(jobs, process or self._started())
         except HoneError as error:
             self._give_up(error)
         except BaseException as error:  # noqa: BLE001 - a thread that died without a word would leave `gather` waiting
@@ -206,10 +206,21 @@ class WorkerPool:
             self._fatal = self._fatal or error
             self._changed.notify_all()
 
-    def _next_job(self) -> Job | None:
+    def _next_jobs(self) -> list[Job]:
+        """What a worker is sent at once: a share of the queue that is little work; none when the pool closes."""
         with self._changed:
             self._changed.wait_for(lambda: self._jobs or self._closing or self._fatal)
-            return None if self._closing or self._fatal else self._jobs.popleft()
+            if self._closing or self._fatal:
+                return []
+            most = -(-len(self._jobs) // self._config.workers)
+            taken = [self._jobs.popleft()]
+            room = self._records[taken[0].function].room() - taken[0].samples
+            while len(taken) < most and self._jobs[0].function == taken[0].function:
+                room -= self._jobs[0].samples
+                if room < 0:
+                    break
+                taken.append(self._jobs.popleft())
+            return taken
 
     def _started(self) -> WorkerProcess:
         """A worker that has imported all functions. Raises UserCodeError, ResourceError."""
@@ -233,15 +244,31 @@ class WorkerPool:
             self._changed.notify_all()
         return process
 
-    def _run(self, job: Job, process: WorkerProcess) -> WorkerProcess | None:
-        """Do a job; the worker, or None when it had to be killed (what is left of the job is queued again)."""
+    def _run(self, jobs: Sequence[Job], process: WorkerProcess) -> WorkerProcess | None:
+        """Do jobs, which are sent at once and answered in order; the worker, or None when it had to be killed (what is
+        left is queued again)."""
+        sent = deque(job for job in jobs if self._sent(job, process))
+        while sent:
+            if not self._answered(sent.popleft(), process):
+                with self._changed:
+                    self._jobs.extendleft(reversed(sent))
+                    self._changed.notify_all()
+                process.kill()  # with all that it started
+                return None
+        return process
+
+    def _sent(self, job: Job, process: WorkerProcess) -> bool:
         if job.ticket.fatal:
-            return process
+            return False
         try:
             process.send(self._request(job))
         except (TypeError, ValueError, RecursionError) as error:
             self._stop(job, f"cannot be called: {error}; columns must be numbers, text, or lists and dicts of them")
-            return process
+            return False
+        return True
+
+    def _answered(self, job: Job, process: WorkerProcess) -> bool:
+        """Take up the answers to a job; False when a piece of it took the worker down."""
         for number, piece in enumerate(job.pieces):
             try:
                 self._record(job, piece, message_of(process.receive(self._config.deadline_s)))
@@ -252,9 +279,8 @@ class WorkerPool:
                 self._casualty(job, number, failed(Status.ERROR, str(error)))
             else:
                 continue
-            process.kill()  # with all that it started
-            return None
-        return process
+            return False
+        return True
 
     def _request(self, job: Job) -> bytes:
         batch, taken = job.ticket.batch, self._taken[job.function]

@@ -65,15 +65,18 @@ def _cell(cell: Cell, x: float, y: float, low: float, high: float) -> Html:
     if cell.mark.strip() and cell.mark != "#":
         parts.append(_words(x + 5, y + 12, cell.mark, "mark"))
     others = [name for name in cell.moves if name not in TURNS]
-    parts += [_arrow(x + SIDE / 2, y + SIDE / 2, name, share) for name, share in cell.moves.items() if name in TURNS]
+    turns = {name: share for name, share in cell.moves.items() if name in TURNS}
+    parts += [_arrow(x + SIDE / 2, y + SIDE / 2, name, share, alone=len(turns) == 1) for name, share in turns.items()]
     if others:
         parts.append(_words(x + SIDE / 2, y + SIDE - 4, others[0], "act middle"))
     return element("g", *parts)
 
 
-def _arrow(x: float, y: float, name: str, share: float) -> Html:
+def _arrow(x: float, y: float, name: str, share: float, *, alone: bool) -> Html:
+    """Several begin near the middle and part; one that is alone stands in it, clear of what is written in the cell."""
     size = 5 + 9 * share
-    points = f"M -{0.35 * size:.1f} 0 H {size:.1f} M {size - 5:.1f} -4 L {size:.1f} 0 L {size - 5:.1f} 4"
+    back, tip = (0.675 * size, 0.675 * size) if alone else (0.35 * size, size)
+    points = f"M -{back:.1f} 0 H {tip:.1f} M {tip - 5:.1f} -4 L {tip:.1f} 0 L {tip - 5:.1f} 4"
     turn = f"translate({x:.1f} {y:.1f}) rotate({TURNS[name]})"
     style: Attributes = {"d": points, "transform": turn, "class": "arrow", "opacity": max(0.25, share**0.5)}
     return element("path", attributes=style)

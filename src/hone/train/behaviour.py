@@ -7,8 +7,11 @@ after. The formats on disk are `envs/logs.py`.
 |---|---|
 | `random` | chance |
 | `medium` | the policy when it had made half of the way that its training made |
-| `expert` | the policy at the end of its training |
-| `mixed` | half of it chance, half the medium policy |
+| `expert` | the best policy of its training |
+| `mixed` | a quarter chance, 60% the policies on the way to the medium one, 15% the expert |
+
+What imitation does with `mixed` is what most of it did, and most of it was bad in ways of its own: chance alone would
+be averaged out, and a single policy, however weak, shows values one side of the world only.
 """
 
 import copy
@@ -46,6 +49,8 @@ from hone.train.loop import train
 Quality: TypeAlias = Literal["random", "medium", "expert", "mixed"]
 QUALITIES: tuple[Quality, ...] = get_args(Quality)
 Array: TypeAlias = NDArray[np.generic]
+EARLY_SHARE, EXPERT_SHARE = 0.6, 0.15
+"""Of a mixed log, decided by policies that were still bad and by the best; the rest is left to chance."""
 
 
 # ---------------------------------------------------------------------------------------------- who acts
@@ -146,15 +151,17 @@ class Stages:
     expert: Policy
     scores: tuple[float, float, float]
     """Mean returns of the three; that of `random` is of chance."""
+    early: tuple[Policy, ...] = ()
+    """What its training made before it was as good as `medium`, in order; none: `medium` stands for them."""
 
 
 def stages(
     job: Job[Any], env: GymConfig, *, steps: int, every: int, quantile: float = 0.5, epsilon: float = 0.0, seed: int = 0
 ) -> Stages:
-    """Train `job`, and catch its policy where it had made `quantile` of the way from chance to the last policy.
+    """Train `job`, and catch its policy where it had made `quantile` of the way from chance to its best.
 
-    Of the policies after every `every` steps it is the one whose score is nearest to that; `expert` is the last policy,
-    not the best one.
+    Of the policies after every `every` steps it is the one whose score is nearest to that, and `expert` is the best
+    (the last of those that are alike): a training may end in a bad moment.
     """
     fresh = copy.deepcopy(job.recipe.learner.policy)
     caught: list[Policy] = []
@@ -164,13 +171,18 @@ def stages(
         if step % every == 0:
             caught.append(copy.deepcopy(job.recipe.learner.policy))
 
-    expert = train(job.recipe, steps=steps, report=report)
+    train(job.recipe, steps=steps, report=report)
     job.close()
     low = returned(Mixture(fresh.acting(), fresh.spaces, 1.0), env, seed=seed)
     scores = [returned(Mixture(policy.acting(), policy.spaces, epsilon), env, seed=seed) for policy in caught]
-    high = returned(Mixture(expert.acting(), expert.spaces, epsilon), env, seed=seed)
-    nearest = int(np.abs(np.array(scores) - (low + quantile * (high - low))).argmin())
-    return Stages(random=fresh, medium=caught[nearest], expert=expert, scores=(low, scores[nearest], high))
+    best = len(scores) - 1 - int(np.argmax(scores[::-1]))
+    middle = low + quantile * (scores[best] - low)
+    nearest = int(np.abs(np.array(scores) - middle).argmin())
+    reached = int(np.argmax(np.array(scores) >= min(middle, scores[best])))
+    return Stages(
+        random=fresh, medium=caught[nearest], expert=caught[best], scores=(low, scores[nearest], scores[best]),
+        early=tuple(caught[: max(1, reached)]),
+    )  # fmt: skip
 
 
 def returned(actor: Mixture, env: GymConfig, *, seed: int, episodes: int = 16) -> float:
@@ -208,8 +220,15 @@ def parts_of(found: Stages, quality: Quality, *, decisions: int, epsilon: float)
         "medium": partial(Part, policy=found.medium, epsilon=epsilon),
         "expert": partial(Part, policy=found.expert, epsilon=epsilon),
     }
-    names = ("random", "medium") if quality == "mixed" else (quality,)
-    return [known[name](decisions=decisions // len(names)) for name in names]
+    if quality != "mixed":
+        return [known[quality](decisions=decisions)]
+    early = found.early or (found.medium,)
+    each = round(EARLY_SHARE * decisions / len(early))
+    return [
+        chance(decisions=decisions - each * len(early) - round(EXPERT_SHARE * decisions)),
+        *(Part(policy=policy, decisions=each, epsilon=epsilon) for policy in early),
+        known["expert"](decisions=round(EXPERT_SHARE * decisions)),
+    ]
 
 
 def record(parts: Sequence[Part], env: GymConfig, *, seed: int) -> Log:

@@ -35,6 +35,7 @@ from hone.train.job import Job, Verdict, nothing
 from hone.train.learner import Batch, Phase
 from hone.train.loop import Recipe, Source
 from hone.train.optimize import LearnerConfig
+from hone.train.together import laid_together, lying_together
 
 P = TypeVar("P", bound=Policy)
 Q = TypeVar("Q", bound=nn.Module)
@@ -190,12 +191,14 @@ def phase(
 
 def following(pairs: Iterable[tuple[nn.Module, nn.Module]], *, rate: float) -> Callable[[nn.Module], None]:
     """After an update the slow one of each pair (slow, fast) takes on a share `rate` of the fast one. Their parameters
-    are looked up once."""
-    slow: list[nn.Parameter] = []
-    fast: list[nn.Parameter] = []
+    are looked up once, and moved as one where those of the fast one lie together (`phase` sees to that)."""
+    slow: list[Tensor] = []
+    fast: list[Tensor] = []
     for copy, original in pairs:
-        slow += copy.parameters()
-        fast += original.parameters()
+        both = list(copy.parameters()), list(original.parameters())
+        as_one = lying_together(both[1])
+        slow += both[0] if as_one is None else [laid_together(both[0])]
+        fast += both[1] if as_one is None else [as_one]
 
     def after(policy: nn.Module) -> None:
         del policy

@@ -16,6 +16,7 @@ from hone.envs.goals import GoalEnv, goal_columns, has_goals
 from hone.envs.gym_make import GymConfig, isolated, maker, placed
 from hone.replay.hindsight import Goals, Hindsight, Judge, Met, Strategy
 from hone.replay.store import EpisodeStore
+from hone.train.memories import TurnReplayConfig
 
 
 class HindsightConfig(Config):
@@ -25,19 +26,6 @@ class HindsightConfig(Config):
     """Which step of the same episode sets the goal: this or a later one, the last, or any."""
     share: float = Field(default=0.8, ge=0, le=1)
     """Of the transitions that are relabelled: 0.8 is the paper's k = 4; 0 is plain replay."""
-
-
-class EpisodesConfig(Config):
-    """What is remembered, and how much of it is looked at again."""
-
-    collect: int = Field(default=1, ge=1)
-    """Steps of each environment per turn of the loop."""
-    batch: int = Field(default=256, ge=1)
-    """Transitions per update."""
-    memory: int = Field(default=200_000, ge=1)
-    """Decisions remembered, in whole episodes."""
-    warmup: int = Field(default=1000, ge=1)
-    """Decisions collected before the first update."""
 
 
 Array: TypeAlias = NDArray[np.generic]
@@ -67,14 +55,14 @@ def goals_of(config: GymConfig) -> Goals:
     return Goals(reached=reached, wanted=wanted, reward=_pays(inside), ends=_ends(inside))
 
 
-def hindsight_memory(config: GymConfig, memory: EpisodesConfig, hindsight: HindsightConfig) -> Hindsight:
+def hindsight_memory(config: GymConfig, memory: TurnReplayConfig, hindsight: HindsightConfig) -> Hindsight:
     """A store of whole episodes whose samples have some of their goals replaced."""
     goals = goals_of(config)
     return Hindsight(EpisodeStore(memory.memory), goals, strategy=hindsight.strategy, share=hindsight.share)
 
 
 def hindsight_table(
-    env: GymConfig, *, steps: int, updates: int, replay: EpisodesConfig, hindsight: HindsightConfig
+    env: GymConfig, *, steps: int, updates: int, replay: TurnReplayConfig, hindsight: HindsightConfig
 ) -> dict[str, str]:
     """What a config comes to: `steps` turns of `updates` updates."""
     batch = env.num_envs * replay.collect

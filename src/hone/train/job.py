@@ -87,6 +87,16 @@ class Parts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Examination:
+    """What `hone eval` asks of a saved policy."""
+
+    policy: Path
+    """The folder that `save_policy` wrote."""
+    episodes: int
+    seed: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
     """What a recipe file offers."""
 
@@ -103,6 +113,8 @@ class Entry:
     """What the config comes to, for `--dry-run`: no model, no work."""
     parts: Parts = Parts()
     """What it is made of, with its defaults."""
+    examine: "Callable[[Any, Examination], Metrics] | None" = None
+    """How `hone eval` judges what a run with this config saved, where playing its mode says little of it; None: so."""
     limitation: str = ""
     """When not to use it, in a sentence."""
     presets: Sequence[str] = ()

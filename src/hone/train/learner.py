@@ -173,18 +173,18 @@ class GradientLearner(Generic[P, B]):
     def _step(self, phase: Phase[P, B], rows: Rows[B], rate: float, tally: "Tally", *, telling: bool) -> None:
         if phase.prepare is not None:
             rows = phase.prepare(self.policy, rows, self.updates)
-        phase.parameters.zero_grad()
         losses: list[Tensor] = []
-        for piece in micro_batches(rows, self.micro_batch_tokens):
-            batch = piece.tensors()
-            terms, loss = _differentiated(phase, self.policy, batch)
-            losses.append(loss)
-            if phase.hear is not None:
-                phase.hear(batch, terms)
-            if self.work is not None:
-                tally.count(self.work(self.policy, batch))
-            if telling:
-                tally.add(terms)
+        with phase.parameters.receiving():
+            for piece in micro_batches(rows, self.micro_batch_tokens):
+                batch = piece.tensors()
+                terms, loss = _differentiated(phase, self.policy, batch)
+                losses.append(loss)
+                if phase.hear is not None:
+                    phase.hear(batch, terms)
+                if self.work is not None:
+                    tally.count(self.work(self.policy, batch))
+                if telling:
+                    tally.add(terms)
         *totals, norm = torch.stack([*losses, phase.parameters.norm()]).tolist()
         total = sum(totals)
         if not (math.isfinite(total) and math.isfinite(norm)):

@@ -44,6 +44,7 @@ from hone.train.critics_by_hand import climb, critics_gradient
 from hone.train.job import Job
 from hone.train.learner import GradientLearner
 from hone.train.loop import Recipe, Source
+from hone.train.memories import ReplayConfig
 from hone.train.optimize import LearnerConfig, schedule
 from hone.train.sources import Live, Replay
 
@@ -76,17 +77,6 @@ class OrnsteinUhlenbeckNoise(Config):
 Noise: TypeAlias = Annotated[GaussianNoise | OrnsteinUhlenbeckNoise, Field(discriminator="kind")]
 
 
-class WarmReplay(Config):
-    """What is remembered, and how much of it is looked at again."""
-
-    batch: int = Field(default=256, ge=1)
-    """Transitions per update."""
-    memory: int = Field(default=200_000, ge=1)
-    """Transitions remembered."""
-    warmup: int = Field(default=1000, ge=1)
-    """Decisions taken evenly at random before the first update."""
-
-
 class DeterministicRun(RunConfig):
     """A deterministic policy on Gymnasium environments with a box of actions."""
 
@@ -98,7 +88,7 @@ class DeterministicRun(RunConfig):
     """The policy and each critic have one."""
     learner: LearnerConfig = LearnerConfig(lr=1e-3, max_grad_norm=None)
     """The optimizers; `minibatches` is the number of updates per turn of the loop."""
-    replay: WarmReplay = WarmReplay()
+    replay: ReplayConfig = ReplayConfig(memory=200_000, warmup=1000)
     """The memory."""
     exploration: Noise = GaussianNoise()
     """What is added to actions while learning."""
@@ -193,6 +183,12 @@ def critic_by_hand(
     return critics_gradient(mlps(policy.critics), x, target(policy, rows), rows.weight)
 
 
+def actor_by_hand(policy: DeterministicActorCritic, rows: TransitionRows) -> Terms:
+    """`actor_objective` with its gradient."""
+    seen = policy.spaces.inputs.tensor(rows.seen)
+    return climb(policy.actor, mlps(policy.critics)[0], seen, rows.weight)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Method:
     """What makes one algorithm of the family."""
@@ -227,7 +223,7 @@ def deterministic_job(config: DeterministicRun, method: Method) -> Job[Determini
     actor_phase = phase("actor", actor_objective, policy.actor.parameters(), config.learner)
     pairs = [(policy.slow_actor, policy.actor), (policy.slow_critics, policy.critics)]
     actor_phase.every, actor_phase.after = method.policy_every, following(pairs, rate=method.target_rate)
-    actor_phase.by_hand = climb
+    actor_phase.by_hand = actor_by_hand
     learner = GradientLearner(
         policy=policy,
         layout=layout,

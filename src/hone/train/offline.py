@@ -137,9 +137,13 @@ def phase(
     objective: Callable[[Q, R], Terms],
     parameters: Sequence[nn.Parameter],
     config: LearnerConfig,
+    *,
+    by_hand: Callable[[Q, R], Terms] | None = None,
 ) -> Phase[Q, R]:
     """One of several optimizer steps per minibatch; rows come in the precision of the policy that is stepped."""
-    return plain_phase(name, partial(_alike, objective), parameters, config)
+    made = plain_phase(name, partial(_alike, objective), parameters, config)
+    made.by_hand = None if by_hand is None else partial(_alike, by_hand)
+    return made
 
 
 def _alike(objective: Callable[[Q, R], Terms], policy: Q, rows: R) -> Terms:

@@ -53,9 +53,9 @@ def actor_critic_gradient(policy: ActorCritic, rows: StepRows, *, surrogate: Sur
     assert policy.critic is not None
     x = policy.spaces.inputs.tensor(rows.seen)
     decided, valued = run(policy.actor, x), run(policy.critic, x)
-    weighed = _weighed(policy, decided[-1], rows.chosen, entropy=weights.entropy > 0)
+    weighed = _weighed(policy, decided.out, rows.chosen, entropy=weights.entropy > 0)
     actor, slope = surrogate(weighed.logp, rows)
-    error = valued[-1].squeeze(1) - rows.target
+    error = valued.out.squeeze(1) - rows.target
     loss = torch.addcmul(actor.loss, error, error, value=0.5 * weights.value)
     by_entropy = None
     if weights.entropy:
@@ -65,8 +65,8 @@ def actor_critic_gradient(policy: ActorCritic, rows: StepRows, *, surrogate: Sur
     back(policy.critic, valued, (error * rows.weight).mul_(weights.value)[:, None])
 
     def told() -> dict[str, Tensor]:
-        uncertain = weighed if weights.entropy else _weighed(policy, decided[-1], rows.chosen, entropy=True)
-        value = {"value/mean": valued[-1].squeeze(1), "value/error_abs": error.abs()}
+        uncertain = weighed if weights.entropy else _weighed(policy, decided.out, rows.chosen, entropy=True)
+        value = {"value/mean": valued.out.squeeze(1), "value/error_abs": error.abs()}
         return {**actor.metrics, **value, "policy/entropy_nats": uncertain.entropy}
 
     return Terms(loss=loss, told=told)

@@ -71,8 +71,9 @@ class RolloutConfig(Config):
     stop: list[Annotated[str, Field(min_length=1)]] = []
     """Texts that end an answer."""
     runner: RunnerKind | ServerEngine = "auto"
-    """What runs the model: `native` compiled code, `native_bfloat16` the same in lower precision, `torch`, or `auto`:
-    native where it can be built. A table instead: a server (docs/engines.md)."""
+    """What runs the model: `native` compiled code, `native_bfloat16` the same in lower precision, `torch`,
+    `torch_compiled` (by torch.compile, for GPUs), or `auto`: native where it can be built. A table instead: a server
+    (docs/engines.md)."""
     deterministic: Literal["off", "batch"] = "off"
     """`batch`: on CUDA too no answer depends on what is written beside it; on a CPU none ever does."""
     ahead: Annotated[int, Field(ge=0, le=16)] | AheadConfig = 0

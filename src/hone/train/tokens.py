@@ -276,18 +276,15 @@ def _rows(episodes: Episodes, row_tokens: int) -> tuple[Ints, Ints]:
     examples that share only a system prompt share just that.
     """
     seen = episodes.transcript
-    begins = seen.offsets[:-1].tolist()
-    prompts = (seen.at[episodes.offsets[:-1]] - seen.offsets[:-1]).tolist()
-    lengths = np.diff(seen.offsets).tolist()
+    asked = seen.at[episodes.offsets[:-1]] - seen.offsets[:-1]
+    prompts, lengths = asked.tolist(), np.diff(seen.offsets).tolist()
+    like_before = _like_before(seen.tokens, seen.offsets[:-1], asked).tolist()
     starts: list[int] = []
     trunks: list[int] = []
     together, read = 0, 0
-    for number, (begin, prompt, length) in enumerate(zip(begins, prompts, lengths, strict=True)):
+    for number, (prompt, length, alike) in enumerate(zip(prompts, lengths, like_before, strict=True)):
         if together:
-            first = begins[starts[-1]]
-            most = min(trunks[-1], prompt)
-            differ = seen.tokens[first : first + most] != seen.tokens[begin : begin + most]
-            alike = int(differ.argmax()) if differ.any() else most
+            alike = min(trunks[-1], alike)  # the one before begins with the trunk, as the row's first does
             grown = read + length - (together + 1) * alike
             pays = together * alike > (together - 1) * trunks[-1] and WORTH_SHARING * alike >= length
             if pays and alike + grown <= row_tokens:
@@ -297,3 +294,15 @@ def _rows(episodes: Episodes, row_tokens: int) -> tuple[Ints, Ints]:
         trunks.append(prompt)
         together, read = 1, length
     return np.array(starts, dtype=np.int64), np.array(trunks, dtype=np.int64)
+
+
+def _like_before(tokens: NDArray[np.integer], begins: Ints, most: Ints) -> Ints:
+    """`[E]` tokens in which each sequence and the one before it begin alike, of the first `most` `[E]` of both."""
+    alike = np.minimum(most, np.roll(most, 1))
+    alike[:1] = 0
+    places = ranges(np.zeros_like(alike), alike)
+    here, before = (np.repeat(first, alike) + places for first in (begins, np.roll(begins, 1)))
+    differ = np.flatnonzero(tokens[here] != tokens[before])
+    owner, first = np.unique(np.repeat(np.arange(len(alike)), alike)[differ], return_index=True)
+    alike[owner] = places[differ[first]]
+    return alike

@@ -35,6 +35,7 @@ from hone.train.imitation import Demonstrations, with_demonstrations
 from hone.train.job import Entry, Job, Parts
 from hone.train.learner import GradientLearner, Phase
 from hone.train.loop import Recipe
+from hone.train.memories import TurnReplayConfig
 from hone.train.optimize import LearnerConfig, schedule
 from hone.train.sources import Live, Replay
 from hone.train.value_rows import Recollection, ValueRows, shaken, value_rows
@@ -71,19 +72,6 @@ class Boltzmann(Config):
 Exploration: TypeAlias = Annotated[Epsilon | Boltzmann, Field(discriminator="kind")]
 
 
-class MemoryConfig(Config):
-    """What is remembered, how much is added in a turn of the loop, and how much of it is looked at again."""
-
-    collect: int = Field(default=256, ge=1)
-    """Steps of each environment per turn of the loop; `learner.minibatches` updates follow."""
-    batch: int = Field(default=64, ge=1)
-    """Transitions per update."""
-    memory: int = Field(default=100_000, ge=1)
-    """Transitions remembered."""
-    warmup: int = Field(default=1000, ge=1)
-    """Decisions taken at random before the first update."""
-
-
 class ValueLearner(LearnerConfig):
     """AdamW, and how many updates follow what a turn of the loop collected."""
 
@@ -98,13 +86,13 @@ class ValueLearner(LearnerConfig):
 class ValueAlgorithm(Config):
     """What all of them have."""
 
-    discount: float = Field(default=0.99, ge=0, le=1)
-    """Of a reward one step later."""
+    discount: float = Field(default=0.98, ge=0, le=1)
+    """Of a reward one step later. The nearer to 1, the more copies it takes until the values have settled."""
     target_every: int = Field(default=1, ge=1)
     """Turns of the loop after which the slow copy follows."""
     target_rate: float = Field(default=1.0, gt=0, le=1)
     """Share of the values that it then takes on; 1: it becomes a copy."""
-    average_rate: float = Field(default=0.0005, gt=0, le=1)
+    average_rate: float = Field(default=0.0002, gt=0, le=1)
     """Share of the weights that the policy takes on per update: what is judged and shipped is their running average
     (Polyak & Juditsky, 1992); 1: the last weights."""
 
@@ -120,7 +108,7 @@ class Turns(RunConfig):
     """The values, and the policy if there is one, have one each."""
     learner: ValueLearner = ValueLearner()
     """The optimizer."""
-    replay: MemoryConfig = MemoryConfig()
+    replay: TurnReplayConfig = TurnReplayConfig()
     """The memory, and how often it is asked."""
     judge: JudgeConfig = JudgeConfig()
     """How the policy is tried."""
@@ -137,6 +125,9 @@ class Turns(RunConfig):
 
 class ValueRun(Turns):
     """Action values on Gymnasium environments with finitely many actions."""
+
+    learner: ValueLearner = ValueLearner(decay="linear")
+    """The optimizer. Its rate falls: what a run ends with should not depend on where the values sway just then."""
 
     def acting(self, policy: DeepValues, version: int) -> Acting:
         """Who decides in the turn that `version` begins: the policy as it acts by itself, at random before it learned

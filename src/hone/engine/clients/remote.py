@@ -253,7 +253,9 @@ class RemoteEngine:
 
     @property
     def _busy(self) -> bool:
-        return bool(self._waiting or self._under_way or self._done)
+        """Asked between steps: within one an answer may stand nowhere, while it is taken up."""
+        with self._turn:
+            return bool(self._waiting or self._under_way or self._done)
 
     def _check(self, requests: Sequence[Request]) -> None:
         abilities = self.abilities()

@@ -20,7 +20,7 @@ _X86: Final = (
     InstructionSet(name="avx2", file="isa.cpp", flags=("-DHONE_ISA=avx2", *AVX2)),
     InstructionSet(name="avx512", file="isa.cpp", flags=("-DHONE_ISA=avx512", *AVX512)),
     InstructionSet(name="avx512_bf16", file="tile_bf16.cpp", flags=(*AVX512, "-mavx512bf16")),
-    InstructionSet(name="amx", file="tile_amx.cpp", flags=("-mamx-tile", "-mamx-bf16")),
+    InstructionSet(name="amx", file="tile_amx.cpp", flags=(*AVX512, "-mamx-tile", "-mamx-bf16")),
 )
 
 

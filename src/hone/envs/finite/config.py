@@ -9,7 +9,7 @@ import numpy as np
 from pydantic import Field, JsonValue
 
 from hone.core.config import Config
-from hone.core.errors import ConfigError
+from hone.core.errors import ConfigError, DataError
 from hone.envs.finite.build import chain, drawn, from_gymnasium, grid
 from hone.envs.finite.model import Finite, Outcomes, finite
 
@@ -106,23 +106,30 @@ class FiniteConfig(Config):
 
 
 def finite_world(config: FiniteConfig, *, discount: float) -> Finite:
-    """The process. Raises ConfigError, DataError for numbers that are none, and where a state has no action to take."""
-    world, limit = config.world, config.limit
+    """The process. Raises ConfigError for what is none, and UserCodeError where its environment cannot be made."""
+    try:
+        mdp = _named(config.world, discount=discount)
+    except DataError as fault:  # the numbers of a log are data, those of a config are not
+        key = {"grid": "finite.world.rows: ", "gymnasium": ""}.get(config.world.kind, "finite.world.kind: ")
+        raise ConfigError(*(f"{key}{message}" for message in fault.messages)) from fault
+    return mdp if config.limit is None else limited(mdp, config.limit)
+
+
+def _named(world: Named, *, discount: float) -> Finite:
     match world:
         case GymTable():
-            mdp = from_gymnasium(world.id, discount=discount, options=world.kwargs)
+            return from_gymnasium(world.id, discount=discount, options=world.kwargs)
         case MapWorld():
-            mdp = grid(world.rows, discount=discount, step=world.step, pays=world.pays, slip=world.slip)
+            return grid(world.rows, discount=discount, step=world.step, pays=world.pays, slip=world.slip)
         case ChainWorld():
-            mdp = chain(world.length, discount=discount, slip=world.slip, small=world.small, large=world.large)
+            return chain(world.length, discount=discount, slip=world.slip, small=world.small, large=world.large)
         case DrawnWorld():
-            mdp = drawn(
+            return drawn(
                 states=world.states, actions=world.actions, branching=world.branching, seed=world.seed,
                 discount=discount, ending=world.ending,
             )  # fmt: skip
         case BairdWorld():
-            mdp = baird(discount=discount)
-    return mdp if limit is None else limited(mdp, limit)
+            return baird(discount=discount)
 
 
 def limited(mdp: Finite, limit: int) -> Finite:

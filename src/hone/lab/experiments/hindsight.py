@@ -7,8 +7,9 @@ from hone.lab.control import job_learned
 from hone.lab.finding import Experiment, Finding, Lines, Series, at_least, at_most
 from hone.models.mlp import MlpConfig
 from hone.train.control import JudgeConfig
-from hone.train.goals import EpisodesConfig, HindsightConfig
+from hone.train.goals import HindsightConfig
 from hone.train.job import Job
+from hone.train.memories import TurnReplayConfig
 from hone.train.optimize import LearnerConfig
 from hone.train.recipes.her_dqn import HerDqnConfig, build
 
@@ -23,7 +24,7 @@ def job_of(bits: int, share: float, *, seed: int, turns: int) -> Job[Any]:
             env=GymConfig(id="hone/BitFlip-v0", num_envs=16, kwargs={"bits": bits}),
             network=MlpConfig(hidden=[64], activation="relu"),
             learner=LearnerConfig(lr=2e-3, minibatches=4, max_grad_norm=None),
-            replay=EpisodesConfig(warmup=500, batch=128),
+            replay=TurnReplayConfig(collect=1, warmup=500, batch=128, memory=200_000),
             hindsight=HindsightConfig(share=share),
             judge=JudgeConfig(episodes=TRIES),
         )

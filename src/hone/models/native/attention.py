@@ -109,26 +109,26 @@ class _Context(Protocol):
 
 
 class _Attend(torch.autograd.Function):
-    """Saves nothing but its input: the scores are computed again (Dao et al., "FlashAttention", 2022)."""
+    """Saves its input and two numbers a query: scores are computed again (Dao et al., "FlashAttention", 2022)."""
 
     @staticmethod
     def forward(
         ctx: _Context, qkv: Tensor, q_norm: Tensor | None, k_norm: Tensor | None, eps: float, plan: NativeAttention
     ) -> Tensor:
         qkv = qkv.contiguous()
-        ctx.save_for_backward(qkv, q_norm, k_norm)
+        out, shares = qkv.new_empty(len(qkv), plan.heads * plan.head_dim), torch.empty(len(qkv), plan.heads, 2)
+        ctx.save_for_backward(qkv, q_norm, k_norm, shares)
         ctx.plan, ctx.eps = plan, eps
-        out = qkv.new_empty(len(qkv), plan.heads * plan.head_dim)
         question = plan.question(qkv, (q_norm, k_norm), eps)
-        question.mixed = place(out)
+        question.mixed, question.shares = place(out), place(shares)
         call("hone_attend", question)
         return out
 
     @staticmethod
     def backward(ctx: _Context, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        (qkv, q_norm, k_norm), plan, g = ctx.saved_tensors, ctx.plan, grads[0].contiguous()
+        (qkv, q_norm, k_norm, shares), plan, g = ctx.saved_tensors, ctx.plan, grads[0].contiguous()
         question, out = plan.question(qkv, (q_norm, k_norm), ctx.eps), torch.empty_like(qkv)
-        question.mixed, question.d_qkv = place(g), place(out)
+        question.mixed, question.shares, question.d_qkv = place(g), place(shares), place(out)
         if not any(ctx.needs_input_grad[1:3]):
             call("hone_attend_back", question)
             return out, None, None, None, None

@@ -17,8 +17,13 @@ ISA_NAMES: Final = ("portable", "avx2", "avx512", "amx")
 WHAT: Final = "the compiled training kernels"
 FOLDER: Final = Path(__file__).parent / "source"
 
-_FLAGS: Final = {"portable": (), "avx2": AVX2, "avx512": AVX512, "amx": (*AVX512, "-mamx-tile", "-mamx-bf16")}
-_FILES: Final = {"amx": "slope_amx.cpp"}
+_FLAGS: Final = {
+    "portable": (),
+    "avx2": AVX2,
+    "avx512": AVX512,
+    "amx": (*AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16"),
+}
+_FILES: Final = {"amx": "amx.cpp"}
 """Sets that have kernels of their own, and for the rest those of the set before them."""
 _Int, _Long, _At, _Real = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p, ctypes.c_float
 
@@ -63,7 +68,7 @@ class Attention(ctypes.Structure):
         *((name, _At) for name in ("first", "at", "len", "qkv", "turns", "q_norm", "k_norm")),
         ("norm_type", _Int),
         ("eps", _Real),
-        *((name, _At) for name in ("mixed", "d_qkv", "partial", "d_norms")),
+        *((name, _At) for name in ("mixed", "shares", "d_qkv", "partial", "d_norms")),
     ]
 
 
@@ -77,6 +82,16 @@ class Slope(ctypes.Structure):
     ]
 
 
+class Product(ctypes.Structure):
+    """HoneProduct."""
+
+    _fields_ = [
+        *((name, _Long) for name in ("rows", "columns", "depth", "left_stride", "right_stride", "out_stride")),
+        *((name, _Int) for name in ("left_depth_first", "right_depth_first", "add", "threads")),
+        *((name, _At) for name in ("left", "right", "bias", "out")),
+    ]
+
+
 _SIGNATURES: Final = {
     "hone_instruction_sets": (ctypes.c_uint32, []),
     "hone_use": (None, [_Int, _At]),
@@ -87,8 +102,9 @@ _SIGNATURES: Final = {
     "hone_gate_back": (None, [ctypes.POINTER(Gate)]),
     "hone_attend": (None, [ctypes.POINTER(Attention)]),
     "hone_attend_back": (None, [ctypes.POINTER(Attention)]),
-    "hone_has_slope": (_Int, []),
+    "hone_has_tiles": (_Int, []),
     "hone_slope": (None, [ctypes.POINTER(Slope)]),
+    "hone_product": (None, [ctypes.POINTER(Product)]),
 }
 
 

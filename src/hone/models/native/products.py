@@ -1,4 +1,8 @@
-"""Gradients of linear layers' weights in bfloat16, by compiled kernels."""
+"""Products of linear layers by AMX tiles: of float32 numbers in three bfloat16 pieces, and of bfloat16 numbers.
+
+Belongs here: what the kernels serve, and where torch is asked instead. Of float32 numbers six products of pieces are
+taken, so that a result is at least as close to the true one as torch's (source/product_amx.h).
+"""
 
 from typing import Final
 
@@ -6,25 +10,84 @@ import torch
 from torch import Tensor
 
 from hone.models.native.layers import call, place
-from hone.models.native.library import Slope, kernels
+from hone.models.native.library import Product, Slope, kernels
 
 _WIDTH: Final = 32
 """Widths are multiples of it."""
 _ROOM: Final = 512
 """Tokens that are laid out at once: SLOPE_ROOM."""
+_LEAST: Final = 6 << 20
+"""Multiplications below which torch is faster: laying numbers out and the call itself weigh more than the products."""
+_THINNEST: Final = 32
+"""Of a product's three sizes; they are padded to multiples of 32."""
 
 
-def weight_gradient(g: Tensor, x: Tensor) -> Tensor | None:
+def tiles_in_use() -> bool:
+    """Whether float32 products are by tiles here. The first call may compile the kernels (seconds)."""
+    found = kernels()
+    return found is not None and bool(found.functions["hone_has_tiles"]())
+
+
+def product(
+    left: Tensor, right: Tensor, bias: Tensor | None = None, *, out: Tensor | None = None, add: bool = False
+) -> Tensor:
+    """`left [M, K] @ right [K, N] + bias [N]` -> `[M, N]`; to `out` where it is given, and with `add` added to it.
+
+    By tiles for float32 on a processor with AMX where that is faster, else by torch. Either factor may be the
+    transposed view of a matrix. By tiles an element depends on its row of `left` and its column of `right` alone: on
+    neither threads nor `M` and `N`. What is not finite gives what is not a number, and what of a number is below 2^-126
+    counts as zero. There are no gradients; `add` takes no bias.
+    """
+    threads = torch.get_num_threads()
+    rows, depth, columns = *left.shape, right.shape[1]
+    ways = _way(left), _way(right)
+    if (
+        min(rows, columns, depth) < _THINNEST
+        or rows * columns * depth < _LEAST
+        or left.dtype != torch.float32
+        or right.dtype != torch.float32
+        or None in ways
+        or left.device.type != "cpu"
+        or not tiles_in_use()
+    ):
+        return _by_torch(left, right, bias, out, add=add)
+    if out is None:
+        out = torch.empty(rows, columns)
+    assert out.shape == (rows, columns) and out.stride(1) == 1 and out.dtype == torch.float32
+    bias = None if bias is None else bias.contiguous()
+    (left_first, left_stride), (right_first, right_stride) = (way for way in ways if way is not None)
+    numbers = rows, columns, depth, left_stride, right_stride, out.stride(0), left_first, 1 - right_first, add, threads
+    call("hone_product", Product(*numbers, *(place(tensor) for tensor in (left, right, bias, out))))
+    return out
+
+
+def _way(x: Tensor) -> tuple[int, int] | None:
+    """Whether the first dimension is the one that lies side by side, and the step of the other; None: neither does."""
+    along, across = x.stride()
+    if across == 1 and along >= x.shape[1]:
+        return 0, along
+    return (1, across) if along == 1 and across >= x.shape[0] else None
+
+
+def _by_torch(left: Tensor, right: Tensor, bias: Tensor | None, out: Tensor | None, *, add: bool) -> Tensor:
+    if add:
+        assert out is not None and bias is None
+        return out.addmm_(left, right)
+    found = torch.mm(left, right, out=out) if out is not None else left @ right
+    return found if bias is None else found.add_(bias)
+
+
+def weight_gradient(g: Tensor, x: Tensor, out: Tensor | None = None) -> Tensor | None:
     """`g^T x` for bfloat16 `g` `[T, out]` and `x` `[T, in]` -> `[out, in]` float32, which is not rounded on the way.
 
-    None where there is no kernel for it: it takes a processor with AMX.
+    Written into `out` where that is given. None where there is no kernel for it: it takes a processor with AMX.
     """
     fits = g.shape[1] % _WIDTH == 0 and x.shape[1] % _WIDTH == 0 and len(x) > 0 and x.device.type == "cpu"
     found = kernels() if fits else None
-    if found is None or not found.functions["hone_has_slope"]():
+    if found is None or not found.functions["hone_has_tiles"]():
         return None
     g, x = g.contiguous(), x.contiguous()
-    out = torch.empty(g.shape[1], x.shape[1])
+    out = torch.empty(g.shape[1], x.shape[1]) if out is None else out
     room = torch.empty(_ROOM, x.shape[1], dtype=torch.bfloat16)
     pointers = (place(tensor) for tensor in (g, x, room, out))
     call("hone_slope", Slope(*g.shape, x.shape[1], torch.get_num_threads(), *pointers))

@@ -61,7 +61,10 @@ HONE_INLINE vu rounded(vf x) {
   return x == x ? even : quiet;
 }
 HONE_INLINE void store(bf16* p, vf x) {
-#if defined(__AVX512F__)
+#if defined(__AVX512BF16__)
+  const __m256bh halves = _mm512_cvtneps_pbh(reinterpret_cast<__m512>(x));  // below 2^-126: zero
+  __builtin_memcpy(p, &halves, sizeof halves);
+#elif defined(__AVX512F__)
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm512_cvtepi32_epi16(reinterpret_cast<__m512i>(rounded(x))));
 #else
   *reinterpret_cast<vh_there*>(p) = __builtin_convertvector(rounded(x), vh);
@@ -98,7 +101,21 @@ HONE_INLINE vf fma(vf a, vf b, vf c) {
 #endif
 }
 
-HONE_INLINE vf larger(vf a, vf b) { return a > b ? a : b; }
+// a > b ? a : b and a < b ? a : b, which is b where one of them is not a number.
+HONE_INLINE vf larger(vf a, vf b) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<vf>(_mm512_max_ps(reinterpret_cast<__m512>(a), reinterpret_cast<__m512>(b)));
+#else
+  return a > b ? a : b;
+#endif
+}
+HONE_INLINE vf smaller(vf a, vf b) {
+#if defined(__AVX512F__)
+  return reinterpret_cast<vf>(_mm512_min_ps(reinterpret_cast<__m512>(a), reinterpret_cast<__m512>(b)));
+#else
+  return a < b ? a : b;
+#endif
+}
 
 HONE_INLINE vi lane_numbers() {
   vi lanes;
@@ -108,25 +125,36 @@ HONE_INLINE vi lane_numbers() {
 
 // Lanes in halves, so that the order of the sum is fixed.
 HONE_INLINE float sum(vf x) {
+#if defined(__AVX512F__)
+  const __m512 all = reinterpret_cast<__m512>(x);
+  const __m256 eight = _mm256_add_ps(_mm512_castps512_ps256(all), _mm512_extractf32x8_ps(all, 1));
+  const __m128 four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps(eight, 1));
+  const __m128 two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+  return _mm_cvtss_f32(_mm_add_ss(two, _mm_movehdup_ps(two)));
+#else
   alignas(64) float part[LANES];
   store(part, x);
   for (int half = LANES / 2; half; half /= 2)
     for (int i = 0; i < half; ++i) part[i] += part[i + half];
   return part[0];
+#endif
 }
 HONE_INLINE float maximum(vf x) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_max_ps(reinterpret_cast<__m512>(x));
+#else
   alignas(64) float part[LANES];
   store(part, x);
   for (int i = 1; i < LANES; ++i) part[0] = part[i] > part[0] ? part[i] : part[0];
   return part[0];
+#endif
 }
 
 // exp of x within [-87, 88], to about one unit in the last place: x = n log 2 + r, and a polynomial in r (Cephes).
 // exp(0) is 1 exactly; what is not a number stays so.
 HONE_INLINE vf exp(vf x) {
   const vf low = spread(-87.0f), high = spread(88.0f), magic = spread(12582912.0f);  // 1.5 * 2^23: rounds to a whole
-  x = x < low ? low : x;
-  x = x > high ? high : x;
+  x = smaller(high, larger(low, x));
   const vf shifted = fma(x, spread(1.44269504088896341f), magic);
   const vf n = shifted - magic;
   vf r = fma(n, spread(-0.693359375f), x);

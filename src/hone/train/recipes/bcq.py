@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from hone.core.config import Config
 from hone.credit.returns import one_step
 from hone.envs.logs import Log
+from hone.models.control import mlps
 from hone.models.mlp import Choices, Spaces
 from hone.models.offline_networks import AdmissibleValues, BatchConstrained, first_worth, worths
 from hone.objectives.constraint import admissible, generator_loss, mixed_target
@@ -24,6 +25,7 @@ from hone.objectives.terms import Terms, added
 from hone.objectives.value import huber
 from hone.objectives.weights import token_mean
 from hone.train.control import following
+from hone.train.critics_by_hand import critics_gradient
 from hone.train.job import Entry, Job, Parts
 from hone.train.offline import LoggedRows, OfflineRun, Wiring, check, derive, offline_job, opened, phase
 
@@ -95,16 +97,27 @@ def generator_objective(policy: BatchConstrained, rows: LoggedRows) -> Terms:
     return generator_loss(rebuilt, rows.chosen, mean, log_std)
 
 
-def critic_objective(policy: BatchConstrained, rows: LoggedRows, *, pessimism: float) -> Terms:
-    """Squared errors of both critics against the best of several perturbed actions of the generator."""
+@torch.no_grad()
+def target_of(policy: BatchConstrained, rows: LoggedRows, *, pessimism: float) -> Tensor:
+    """`[n]` by the best of several perturbed actions of the generator."""
     count = len(rows)
     codes = rows.noise[:, 2 * policy.latent :].reshape(-1, policy.latent)
-    with torch.no_grad():
-        after = rows.after.repeat_interleave(len(codes) // count, dim=0)
-        action = policy.perturbed(after, policy.generated(after, codes), slow=True)
-        first, second = (worth.view(count, -1) for worth in worths(policy.targets, after, action))
-    target = mixed_target(rows.reward, rows.discount, first, second, pessimism=pessimism)
+    after = rows.after.repeat_interleave(len(codes) // count, dim=0)
+    action = policy.perturbed(after, policy.generated(after, codes), slow=True)
+    first, second = (worth.view(count, -1) for worth in worths(policy.targets, after, action))
+    return mixed_target(rows.reward, rows.discount, first, second, pessimism=pessimism)
+
+
+def critic_objective(policy: BatchConstrained, rows: LoggedRows, *, pessimism: float) -> Terms:
+    """Squared errors of both critics against the best of several perturbed actions of the generator."""
+    target = target_of(policy, rows, pessimism=pessimism)
     return soft_values(*worths(policy.critics, rows.seen, rows.chosen), target)
+
+
+def critic_by_hand(policy: BatchConstrained, rows: LoggedRows, *, pessimism: float) -> Terms:
+    """`critic_objective` with its gradient."""
+    x = torch.cat((rows.seen, rows.chosen), dim=1)
+    return critics_gradient(mlps(policy.critics), x, target_of(policy, rows, pessimism=pessimism), rows.weight)
 
 
 def perturbation_objective(policy: BatchConstrained, rows: LoggedRows) -> Terms:
@@ -119,11 +132,11 @@ def build_box(config: BcqConfig, log: Log, spaces: Spaces) -> Job[BatchConstrain
     policy = BatchConstrained(
         spaces, config.network, seed=config.seed, reach=algorithm.reach, samples=algorithm.samples
     ).to(config.run.device)
-    critic = partial(critic_objective, pessimism=algorithm.pessimism)
+    critic, by_hand = (partial(one, pessimism=algorithm.pessimism) for one in (critic_objective, critic_by_hand))
     wiring = Wiring(
         phases=[
             phase("generator", generator_objective, [*policy.generator.parameters()], config.learner),
-            phase("critic", critic, [*policy.critics.parameters()], config.learner),
+            phase("critic", critic, [*policy.critics.parameters()], config.learner, by_hand=by_hand),
             phase("perturbation", perturbation_objective, [*policy.perturbation.parameters()], config.learner),
         ],
         draws=(2 + algorithm.proposals) * policy.latent,

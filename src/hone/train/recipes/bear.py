@@ -9,9 +9,11 @@ from functools import partial
 
 import torch
 from pydantic import Field
+from torch import Tensor
 
 from hone.core.config import Config
 from hone.credit.returns import one_step
+from hone.models.control import mlps
 from hone.models.offline_networks import SupportConstrained, worths
 from hone.objectives.constraint import (
     constrained_policy,
@@ -26,6 +28,7 @@ from hone.objectives.soft import soft_values
 from hone.objectives.terms import Terms, added
 from hone.objectives.weights import token_mean
 from hone.train.control import following
+from hone.train.critics_by_hand import critics_gradient
 from hone.train.job import Entry, Job, Parts
 from hone.train.offline import LoggedRows, OfflineRun, Wiring, check, derive, offline_job, opened, phase
 
@@ -68,16 +71,27 @@ def generator_objective(policy: SupportConstrained, rows: LoggedRows) -> Terms:
     return generator_loss(rebuilt, rows.chosen, mean, log_std)
 
 
-def critic_objective(policy: SupportConstrained, rows: LoggedRows, *, algorithm: BearAlgorithm) -> Terms:
-    """Squared errors of both critics against the best of several draws of the policy."""
+@torch.no_grad()
+def target_of(policy: SupportConstrained, rows: LoggedRows, *, algorithm: BearAlgorithm) -> Tensor:
+    """`[n]` by the best of several draws of the policy."""
     count, many = len(rows), algorithm.proposals
     noise = rows.noise[:, policy.latent : policy.latent + many * policy.actions].reshape(count, many, -1)
-    with torch.no_grad():
-        action = torch.tanh(policy.drawn(rows.after, noise)).flatten(0, 1)
-        after = rows.after.repeat_interleave(many, dim=0)
-        first, second = (worth.view(count, many) for worth in worths(policy.targets, after, action))
-    target = mixed_target(rows.reward, rows.discount, first, second, pessimism=algorithm.pessimism)
+    action = torch.tanh(policy.drawn(rows.after, noise)).flatten(0, 1)
+    after = rows.after.repeat_interleave(many, dim=0)
+    first, second = (worth.view(count, many) for worth in worths(policy.targets, after, action))
+    return mixed_target(rows.reward, rows.discount, first, second, pessimism=algorithm.pessimism)
+
+
+def critic_objective(policy: SupportConstrained, rows: LoggedRows, *, algorithm: BearAlgorithm) -> Terms:
+    """Squared errors of both critics against the best of several draws of the policy."""
+    target = target_of(policy, rows, algorithm=algorithm)
     return soft_values(*worths(policy.critics, rows.seen, rows.chosen), target)
+
+
+def critic_by_hand(policy: SupportConstrained, rows: LoggedRows, *, algorithm: BearAlgorithm) -> Terms:
+    """`critic_objective` with its gradient."""
+    x = torch.cat((rows.seen, rows.chosen), dim=1)
+    return critics_gradient(mlps(policy.critics), x, target_of(policy, rows, algorithm=algorithm), rows.weight)
 
 
 def actor_objective(policy: SupportConstrained, rows: LoggedRows, *, algorithm: BearAlgorithm) -> Terms:
@@ -103,12 +117,13 @@ def build(config: BearConfig) -> Job[SupportConstrained]:
     algorithm = config.algorithm
     policy = SupportConstrained(spaces, config.network, seed=config.seed, samples=algorithm.samples)
     policy = policy.to(config.run.device)
-    actor, critic = (partial(one, algorithm=algorithm) for one in (actor_objective, critic_objective))
+    parts = (actor_objective, critic_objective, critic_by_hand)
+    actor, critic, by_hand = (partial(one, algorithm=algorithm) for one in parts)
     latent, actions = policy.latent, policy.actions
     wiring = Wiring(
         phases=[
             phase("generator", generator_objective, [*policy.generator.parameters()], config.learner),
-            phase("critic", critic, [*policy.critics.parameters()], config.learner),
+            phase("critic", critic, [*policy.critics.parameters()], config.learner, by_hand=by_hand),
             phase("actor", actor, [*policy.actor.parameters(), policy.log_multiplier], config.learner),
         ],
         draws=latent + (algorithm.proposals + algorithm.matched) * actions + algorithm.matched * latent,

@@ -15,6 +15,7 @@ from hone.core.config import Config
 from hone.credit.returns import one_step
 from hone.envs.logs import Log
 from hone.models.acting import LOG_STD_RANGE
+from hone.models.by_hand import back, run
 from hone.models.control import ActionValues, SoftActorCritic, mlps, squashed
 from hone.models.mlp import Choices, MlpConfig, Spaces
 from hone.models.offline_networks import worths
@@ -26,9 +27,13 @@ from hone.objectives.terms import Terms, added
 from hone.objectives.value import squared
 from hone.objectives.weights import token_mean
 from hone.train.control import following
+from hone.train.critics_by_hand import climb_softly
 from hone.train.job import Entry, Job, Parts
 from hone.train.offline import LoggedRows, OfflineRun, Wiring, check, derive, offline_job, opened, phase
 from hone.train.optimize import LearnerConfig
+
+STATES = 32
+"""Whose proposals a critic is asked about at a time."""
 
 
 class CqlAlgorithm(Config):
@@ -60,20 +65,36 @@ class CqlConfig(OfflineRun):
 
 def table_objective(policy: ActionValues, rows: LoggedRows, *, conservatism: float) -> Terms:
     """Temporal difference + conservatism * gap, over finite actions."""
-    table = policy.values(rows.seen)
-    with torch.no_grad():
-        ahead, slow = policy.values(rows.after), policy.target(rows.after)
-    target = double_target(rows.reward, rows.discount, ahead, slow)
-    error = squared(table.gather(1, rows.chosen[:, None]).squeeze(1), target)
-    return added(error, conservative(table, rows.chosen), weight=conservatism)
+    return table_terms(policy.values(rows.seen), rows, table_target(policy, rows), conservatism=conservatism)[0]
+
+
+def table_by_hand(policy: ActionValues, rows: LoggedRows, *, conservatism: float) -> Terms:
+    """`table_objective` with its gradient: of the gap softmax(Q) - [logged], of the error Q - y where logged."""
+    tape, place = run(policy.values, rows.seen), rows.chosen[:, None]
+    terms, error = table_terms(tape.out, rows, table_target(policy, rows), conservatism=conservatism)
+    slope = torch.softmax(tape.out, dim=1).mul_((conservatism * rows.weight)[:, None])
+    back(policy.values, tape, slope.scatter_add_(1, place, ((error - conservatism) * rows.weight)[:, None]))
+    return terms
+
+
+@torch.no_grad()
+def table_target(policy: ActionValues, rows: LoggedRows) -> Tensor:
+    """`[n]` of double Q-learning."""
+    return double_target(rows.reward, rows.discount, policy.values(rows.after), policy.target(rows.after))
+
+
+def table_terms(table: Tensor, rows: LoggedRows, target: Tensor, *, conservatism: float) -> tuple[Terms, Tensor]:
+    """The loss of values `[n, k]`, and how far those of the logged actions are above the target `[n]`."""
+    value = table.gather(1, rows.chosen[:, None]).squeeze(1)
+    return added(squared(value, target), conservative(table, rows.chosen), weight=conservatism), value - target
 
 
 def build_table(config: CqlConfig, log: Log, spaces: Spaces) -> Job[ActionValues]:
     algorithm = config.algorithm
     policy = ActionValues(spaces, config.network, seed=config.seed).to(config.run.device)
-    values = partial(table_objective, conservatism=algorithm.conservatism)
+    values, by_hand = (partial(one, conservatism=algorithm.conservatism) for one in (table_objective, table_by_hand))
     wiring = Wiring(
-        phases=[phase("values", values, [*policy.values.parameters()], config.learner)],
+        phases=[phase("values", values, [*policy.values.parameters()], config.learner, by_hand=by_hand)],
         discount=algorithm.discount,
         after_step=following([(policy.target, policy.values)], rate=algorithm.target_rate),
     )
@@ -88,16 +109,47 @@ def box_objective(policy: SoftActorCritic, rows: LoggedRows, *, conservatism: fl
 
     The critics see the logged action and the proposals of a state in one pass.
     """
-    target, actions, density = asked(policy, rows)
-    count, many = len(rows), 1 + actions.shape[1]
-    every = torch.cat((rows.chosen[:, None], actions), dim=1).flatten(0, 1)
-    seen = rows.seen[:, None].expand(-1, many, -1).flatten(0, 1)
-    x = torch.cat((seen, every), dim=1)
-    first, second = (wide(critic, x).view(count, many) for critic in mlps(policy.critics))
+    target, density, x = asked_rows(policy, rows)
+    first, second = (wide(critic, x).view(len(rows), -1) for critic in mlps(policy.critics))
+    return box_terms(first, second, density, target, conservatism=conservatism)
+
+
+def box_by_hand(policy: SoftActorCritic, rows: LoggedRows, *, conservatism: float) -> Terms:
+    """`box_objective` with its gradient: of a gap softmax(Q - log density) - [logged]."""
+    target, density, x = asked_rows(policy, rows)
+    many = 1 + density.shape[1]
+    worths_of: list[Tensor] = []
+    for critic in mlps(policy.critics):
+        pieces: list[Tensor] = []
+        for at in range(0, len(rows), STATES):  # what the way back needs of them stays in the cache
+            here = slice(at, at + STATES)
+            tape = run(critic, x[at * many : (at + STATES) * many])
+            worth, weight = tape.out.view(-1, many), rows.weight[here]
+            slope = torch.empty_like(worth)
+            gap = torch.softmax(worth[:, 1:] - density[here], dim=1)
+            torch.mul(gap, (conservatism * weight)[:, None], out=slope[:, 1:])
+            slope[:, 0] = (worth[:, 0] - target[here] - conservatism) * weight
+            back(critic, tape, slope.view(-1, 1))
+            pieces.append(worth)
+        worths_of.append(torch.cat(pieces))
+    return box_terms(worths_of[0], worths_of[1], density, target, conservatism=conservatism)
+
+
+def box_terms(first: Tensor, second: Tensor, density: Tensor, target: Tensor, *, conservatism: float) -> Terms:
+    """Of both critics' values `[n, 1 + 3 * samples]`, of which the first is that of the logged action."""
     error = soft_values(first[:, 0], second[:, 0], target)
     gaps = [conservative_sampled(worth[:, 1:], density, worth[:, 0]) for worth in (first, second)]
     loss = error.loss + conservatism * (gaps[0].loss + gaps[1].loss)
     return Terms(loss=loss, told=lambda: {**error.metrics, **gaps[0].metrics})
+
+
+def asked_rows(policy: SoftActorCritic, rows: LoggedRows) -> tuple[Tensor, Tensor, Tensor]:
+    """The soft target `[n]`, log densities of proposed actions `[n, m]`, and what a critic reads of the logged action
+    and those, state by state: `[n * (1 + m), size + a]`."""
+    target, actions, density = asked(policy, rows)
+    every = torch.cat((rows.chosen[:, None], actions), dim=1)
+    seen = rows.seen[:, None].expand(-1, every.shape[1], -1)
+    return target, density, torch.cat((seen, every), dim=2).flatten(0, 1)
 
 
 @torch.no_grad()
@@ -137,6 +189,12 @@ def actor_objective(policy: SoftActorCritic, rows: LoggedRows) -> Terms:
     return added(actor, temperature(policy.log_temperature, logp, target_entropy=-float(policy.actions)))
 
 
+def actor_by_hand(policy: SoftActorCritic, rows: LoggedRows) -> Terms:
+    """`actor_objective` with its gradient."""
+    noise = rows.noise[:, : policy.actions]
+    return climb_softly(policy, rows.seen, noise, rows.weight, target_entropy=-float(policy.actions))
+
+
 def outputs(policy: SoftActorCritic, seen: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and log standard deviation `[n, a]` of encoded observations."""
     mean, log_std = policy.actor(seen).chunk(2, dim=1)
@@ -146,11 +204,12 @@ def outputs(policy: SoftActorCritic, seen: Tensor) -> tuple[Tensor, Tensor]:
 def build_box(config: CqlConfig, log: Log, spaces: Spaces) -> Job[SoftActorCritic]:
     algorithm = config.algorithm
     policy = SoftActorCritic(spaces, config.network, seed=config.seed).to(config.run.device)
-    critic = partial(box_objective, conservatism=algorithm.conservatism)
+    critic, by_hand = (partial(one, conservatism=algorithm.conservatism) for one in (box_objective, box_by_hand))
+    critics, actor = [*policy.critics.parameters()], [*policy.actor.parameters(), policy.log_temperature]
     wiring = Wiring(
         phases=[
-            phase("critic", critic, [*policy.critics.parameters()], config.learner),
-            phase("actor", actor_objective, [*policy.actor.parameters(), policy.log_temperature], config.learner),
+            phase("critic", critic, critics, config.learner, by_hand=by_hand),
+            phase("actor", actor_objective, actor, config.learner, by_hand=actor_by_hand),
         ],
         draws=(2 + 3 * algorithm.samples) * policy.actions,
         discount=algorithm.discount,

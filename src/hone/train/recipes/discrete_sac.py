@@ -28,9 +28,10 @@ from hone.train.control import NetworkActor, Scored, TransitionRows, control_job
 from hone.train.job import Entry, Job, Parts
 from hone.train.learner import GradientLearner
 from hone.train.loop import Recipe
+from hone.train.memories import TurnReplayConfig
 from hone.train.optimize import schedule
 from hone.train.sources import Live, Replay
-from hone.train.value_based import MemoryConfig, Turns, ValueLearner, checked, derived, space_of
+from hone.train.value_based import Turns, ValueLearner, checked, derived, space_of
 
 
 class SoftAlgorithm(Config):
@@ -51,7 +52,7 @@ class DiscreteSac(Turns):
     """The policy and each critic have one."""
     learner: ValueLearner = ValueLearner(lr=1e-3, minibatches=32)
     """The optimizers; `minibatches` is the number of updates per turn of the loop."""
-    replay: MemoryConfig = MemoryConfig(collect=64)
+    replay: TurnReplayConfig = TurnReplayConfig(collect=64)
     """The memory, and how often it is asked."""
     algorithm: SoftAlgorithm = SoftAlgorithm()
     """Targets and temperature."""

@@ -38,10 +38,11 @@ from hone.train.control import (
     spaces_of,
     transition_rows,
 )
-from hone.train.goals import EpisodesConfig, HindsightConfig, goals_of, hindsight_memory, hindsight_table
+from hone.train.goals import HindsightConfig, goals_of, hindsight_memory, hindsight_table
 from hone.train.job import Entry, Job, Parts
 from hone.train.learner import GradientLearner
 from hone.train.loop import Recipe
+from hone.train.memories import TurnReplayConfig
 from hone.train.optimize import LearnerConfig, schedule
 from hone.train.sources import Live, Replay
 
@@ -71,7 +72,7 @@ class HerDqnConfig(RunConfig):
     """The values have one, and their slow copy."""
     learner: LearnerConfig = LearnerConfig(lr=1e-3, minibatches=4, max_grad_norm=None)
     """The optimizer; `minibatches` is the number of updates per turn of the loop."""
-    replay: EpisodesConfig = EpisodesConfig()
+    replay: TurnReplayConfig = TurnReplayConfig(collect=1, batch=256, memory=200_000)
     """The memory."""
     hindsight: HindsightConfig = HindsightConfig()
     """What is relabelled."""

@@ -34,10 +34,11 @@ from hone.train.control import (
     spaces_of,
     transition_rows,
 )
-from hone.train.goals import EpisodesConfig, HindsightConfig, goals_of, hindsight_memory, hindsight_table
+from hone.train.goals import HindsightConfig, goals_of, hindsight_memory, hindsight_table
 from hone.train.job import Entry, Job, Parts
 from hone.train.learner import GradientLearner
 from hone.train.loop import Recipe
+from hone.train.memories import TurnReplayConfig
 from hone.train.optimize import LearnerConfig, schedule
 from hone.train.recipes.sac import actor_objective, critic_objective
 from hone.train.sources import Live, Replay
@@ -68,7 +69,7 @@ class HerSacConfig(RunConfig):
     """The policy and each critic have one."""
     learner: LearnerConfig = LearnerConfig(lr=1e-3, max_grad_norm=None)
     """The optimizers; `minibatches` is the number of updates per turn of the loop."""
-    replay: EpisodesConfig = EpisodesConfig()
+    replay: TurnReplayConfig = TurnReplayConfig(collect=1, batch=256, memory=200_000)
     """The memory."""
     hindsight: HindsightConfig = HindsightConfig()
     """What is relabelled."""

@@ -15,22 +15,23 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from hone.core.config import Config
-from hone.core.credit import NO_VALUES, Credits, Values
+from hone.core.credit import NO_VALUES, Credits, Metrics, Values
 from hone.core.episodes import Episodes
+from hone.core.errors import DataError
 from hone.core.random import key
 from hone.credit.returns import returns, standardised
 from hone.envs.gym import GymConfig, inspect_world, open_world
 from hone.envs.gym_make import placed
 from hone.evaluate.control import score_metrics
 from hone.models.control import ActorCritic
-from hone.models.control_folder import load_weights, save_policy
+from hone.models.control_folder import load_policy, load_weights, save_policy
 from hone.models.mlp import MlpConfig
 from hone.objectives.policy import reinforce
 from hone.objectives.terms import Terms
 from hone.objectives.weights import token_mean
 from hone.train.config import RunConfig, RunSettings
 from hone.train.control import JudgeConfig, NetworkActor, Scored, StepRows, control_job, spaces_of, step_rows
-from hone.train.job import Entry, Job, Parts, Verdict
+from hone.train.job import Entry, Examination, Job, Parts, Verdict
 from hone.train.learner import GradientLearner
 from hone.train.loop import Recipe, Source
 from hone.train.meta import Reptile
@@ -132,6 +133,16 @@ def build(config: ReptileConfig) -> Job[ActorCritic]:
     )
 
 
+def examine(config: ReptileConfig, asked: Examination) -> Metrics:
+    """A saved initialisation in `asked.episodes` new tasks, as a run judges its own. Raises DataError for a policy that
+    is none."""
+    start = load_policy(asked.policy)
+    if not isinstance(start, ActorCritic):
+        raise DataError(f"{asked.policy}: not an initialisation of reptile's")
+    asking = {"seed": asked.seed, "judge": JudgeConfig(episodes=asked.episodes)}
+    return judge(start, config.model_copy(update=asking)).metrics
+
+
 def judge(start: ActorCritic, config: ReptileConfig) -> Verdict:
     """Mean reward of a step in new tasks, after adapting to each; before it as `eval/before`, and after as many updates
     of weights that never met the family as `eval/from_scratch`."""
@@ -187,6 +198,7 @@ ENTRY = Entry(
     build=build,
     check=check,
     derive=derive,
+    examine=examine,
     parts=Parts(source="Live(trials)", credit=(standardised, returns), loss=(reinforce,), weights=(token_mean,)),
     limitation="a family whose tasks want opposite weights has no good beginning; a memory (rl2) adapts faster.",
 )

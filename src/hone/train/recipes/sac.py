@@ -40,6 +40,7 @@ from hone.train.imitation import Demonstrations, with_demonstrations
 from hone.train.job import Entry, Job, Parts
 from hone.train.learner import GradientLearner, Phase
 from hone.train.loop import Recipe
+from hone.train.memories import ReplayConfig
 from hone.train.optimize import LearnerConfig, schedule
 from hone.train.sources import Live, Replay
 
@@ -53,17 +54,6 @@ class SacAlgorithm(Config):
     """Share of the critics that their slow copies take on per update."""
     entropy_per_action: float = -1.0
     """Target of the policy's entropy, in nats per number of an action scaled to [-1, 1]."""
-
-
-class ReplayConfig(Config):
-    """What is remembered, and how much of it is looked at again."""
-
-    batch: int = Field(default=256, ge=1)
-    """Transitions per update."""
-    memory: int = Field(default=1_000_000, ge=1)
-    """Transitions remembered."""
-    warmup: int = Field(default=100, ge=1)
-    """Transitions collected before the first update."""
 
 
 class SacConfig(RunConfig):
@@ -115,6 +105,12 @@ def actor_objective(policy: SoftActorCritic, rows: TransitionRows, *, target_ent
     return Terms(loss=actor.loss + heat.loss, told=lambda: {**actor.metrics, **heat.metrics})
 
 
+def actor_by_hand(policy: SoftActorCritic, rows: TransitionRows, *, target_entropy: float) -> Terms:
+    """`actor_objective` with its gradient."""
+    seen = policy.spaces.inputs.tensor(rows.seen)
+    return climb_softly(policy, seen, rows.noise[:, 1], rows.weight, target_entropy=target_entropy)
+
+
 def phases_of(policy: SoftActorCritic, config: SacConfig) -> list[Phase[SoftActorCritic, TransitionRows]]:
     """Critics, then actor and temperature."""
     entropy = config.algorithm.entropy_per_action * policy.actions
@@ -126,7 +122,7 @@ def phases_of(policy: SoftActorCritic, config: SacConfig) -> list[Phase[SoftActo
         [*policy.actor.parameters(), policy.log_temperature],
         config.learner,
     )
-    actor.by_hand = partial(climb_softly, target_entropy=entropy)
+    actor.by_hand = partial(actor_by_hand, target_entropy=entropy)
     return [critic, actor]
 
 

@@ -13,6 +13,8 @@ from torch import Tensor
 
 from hone.core.config import Config
 from hone.credit.returns import one_step
+from hone.models.by_hand import back, run
+from hone.models.control import mlps
 from hone.models.deterministic import DeterministicActorCritic
 from hone.models.offline_networks import first_worth, worths
 from hone.objectives.batchwide import worth_scale
@@ -22,6 +24,7 @@ from hone.objectives.td import smoothed_action, twin_target
 from hone.objectives.terms import Terms
 from hone.objectives.weights import token_mean
 from hone.train.control import following
+from hone.train.critics_by_hand import action_slope, critics_gradient
 from hone.train.job import Entry, Job, Parts
 from hone.train.offline import LoggedRows, OfflineRun, Wiring, check, derive, offline_job, opened, phase
 
@@ -58,20 +61,42 @@ class ScaledRows(LoggedRows):
     """`[n]` weight of the critic's word."""
 
 
+@torch.no_grad()
+def target_of(policy: DeterministicActorCritic, rows: LoggedRows, *, algorithm: Td3BcAlgorithm) -> Tensor:
+    """`[n]` by the lesser slow value of a smoothed action."""
+    action = torch.tanh(policy.slow_actor(rows.after))
+    action = smoothed_action(action, rows.noise, scale=algorithm.smoothing, limit=algorithm.smoothing_limit)
+    return twin_target(rows.reward, rows.discount, *worths(policy.slow_critics, rows.after, action))
+
+
 def critic_objective(policy: DeterministicActorCritic, rows: LoggedRows, *, algorithm: Td3BcAlgorithm) -> Terms:
     """Squared errors of both critics against the lesser slow one at a smoothed action."""
-    with torch.no_grad():
-        action = torch.tanh(policy.slow_actor(rows.after))
-        action = smoothed_action(action, rows.noise, scale=algorithm.smoothing, limit=algorithm.smoothing_limit)
-        first, second = worths(policy.slow_critics, rows.after, action)
-    target = twin_target(rows.reward, rows.discount, first, second)
+    target = target_of(policy, rows, algorithm=algorithm)
     return soft_values(*worths(policy.critics, rows.seen, rows.chosen), target)
+
+
+def critic_by_hand(policy: DeterministicActorCritic, rows: LoggedRows, *, algorithm: Td3BcAlgorithm) -> Terms:
+    """`critic_objective` with its gradient."""
+    x = torch.cat((rows.seen, rows.chosen), dim=1)
+    return critics_gradient(mlps(policy.critics), x, target_of(policy, rows, algorithm=algorithm), rows.weight)
 
 
 def actor_objective(policy: DeterministicActorCritic, rows: ScaledRows) -> Terms:
     """The first critic's word, scaled, against the distance to the logged action."""
     action = torch.tanh(policy.actor(rows.seen))
     return behaviour_regularised(first_worth(policy.critics, rows.seen, action), action, rows.chosen, rows.scale)
+
+
+def actor_by_hand(policy: DeterministicActorCritic, rows: ScaledRows) -> Terms:
+    """`actor_objective` with its gradient: d loss / d action = 2 (action - logged) / numbers - scale dQ / d action."""
+    tape = run(policy.actor, rows.seen)
+    action = torch.tanh(tape.out)
+    critic = mlps(policy.critics)[0]
+    valued = run(critic, torch.cat((rows.seen, action), dim=1))
+    apart = (action - rows.chosen) * (rows.weight * (2.0 / policy.actions))[:, None]
+    slope = apart + action_slope(critic, valued, -rows.weight * rows.scale, policy.actions)
+    back(policy.actor, tape, slope * (1.0 - action * action))
+    return behaviour_regularised(valued.out.squeeze(1), action, rows.chosen, rows.scale)
 
 
 @torch.no_grad()
@@ -90,11 +115,12 @@ def build(config: Td3BcConfig) -> Job[DeterministicActorCritic]:
     algorithm = config.algorithm
     policy = DeterministicActorCritic(spaces, config.network, seed=config.seed).to(config.run.device)
     critic = partial(critic_objective, algorithm=algorithm)
-    actor = phase("actor", actor_objective, [*policy.actor.parameters()], config.learner)
+    by_hand = partial(critic_by_hand, algorithm=algorithm)
+    actor = phase("actor", actor_objective, [*policy.actor.parameters()], config.learner, by_hand=actor_by_hand)
     prepare = partial(scaled_rows, alpha=algorithm.alpha)
     wiring = Wiring(
         phases=[
-            phase("critic", critic, [*policy.critics.parameters()], config.learner),
+            phase("critic", critic, [*policy.critics.parameters()], config.learner, by_hand=by_hand),
             replace(actor, prepare=prepare, every=algorithm.policy_every),
         ],
         draws=policy.actions,

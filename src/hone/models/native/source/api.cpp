@@ -25,7 +25,9 @@ extern const Kernels kernels_avx2;
 extern const Kernels kernels_avx512;
 #endif
 #ifdef HONE_HAS_AMX
+extern const Kernels kernels_amx;
 void slope_amx(const HoneSlope& a);
+void product_amx(const HoneProduct& a);
 #endif
 
 namespace {
@@ -34,7 +36,7 @@ using Parallel = void (*)(void (*job)(void*), void* data, unsigned threads, unsi
 
 Parallel parallel = nullptr;
 const Kernels* kernels = &kernels_portable;
-bool tiles = false;
+bool has_tiles = false;
 
 struct Job {
   void (*task)(const void*, int64_t);
@@ -80,8 +82,9 @@ void spread_tasks(int threads, int64_t count, void (*task)(const void*, int64_t)
     work(&job);
 }
 
-float* scratch(size_t floats) {
-  thread_local Room room;
+float* scratch(size_t floats, int number) {
+  thread_local Room rooms[2];
+  Room& room = rooms[number];
   if (room.floats < floats) {
     std::free(room.data);
     room.floats = 0;
@@ -107,7 +110,7 @@ HONE_OUT uint32_t hone_instruction_sets() {
       __builtin_cpu_supports("avx512vl"))
     found |= 4;
 #ifdef HONE_HAS_AMX
-  if ((found & 4) && hone::amx_allowed()) found |= 8;
+  if ((found & 4) && __builtin_cpu_supports("avx512bf16") && hone::amx_allowed()) found |= 8;
 #endif
 #endif
   return found;
@@ -117,12 +120,15 @@ HONE_OUT uint32_t hone_instruction_sets() {
 HONE_OUT void hone_use(int32_t set, void* gomp_parallel) {
   hone::parallel = reinterpret_cast<hone::Parallel>(gomp_parallel);
   hone::kernels = &hone::kernels_portable;
-  hone::tiles = set == 3;
+  hone::has_tiles = set == 3;
 #ifdef HONE_HAS_AVX2
   if (set == 1) hone::kernels = &hone::kernels_avx2;
 #endif
 #ifdef HONE_HAS_AVX512
-  if (set >= 2) hone::kernels = &hone::kernels_avx512;
+  if (set == 2) hone::kernels = &hone::kernels_avx512;
+#endif
+#ifdef HONE_HAS_AMX
+  if (set == 3) hone::kernels = &hone::kernels_amx;
 #endif
 }
 
@@ -134,11 +140,18 @@ HONE_OUT void hone_gate_back(const HoneGate* a) { hone::kernels->gate_back(*a); 
 HONE_OUT void hone_attend(const HoneAttention* a) { hone::kernels->attend(*a); }
 HONE_OUT void hone_attend_back(const HoneAttention* a) { hone::kernels->attend_back(*a); }
 
-// Whether there is hone_slope in the set that is in use.
-HONE_OUT int32_t hone_has_slope() { return hone::tiles; }
+// Whether there are hone_slope and hone_product in the set that is in use.
+HONE_OUT int32_t hone_has_tiles() { return hone::has_tiles; }
 HONE_OUT void hone_slope(const HoneSlope* a) {
 #ifdef HONE_HAS_AMX
   hone::slope_amx(*a);
+#else
+  (void)a;
+#endif
+}
+HONE_OUT void hone_product(const HoneProduct* a) {
+#ifdef HONE_HAS_AMX
+  hone::product_amx(*a);
 #else
   (void)a;
 #endif

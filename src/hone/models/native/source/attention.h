@@ -15,23 +15,91 @@ static void clear(float* from, const float* to) {
   for (; from < to; ++from) *from = 0.0f;
 }
 
-// scores [keys] -> their softmax, and zeros up to `end`.
-static void soften(float* scores, int64_t keys, int64_t end) {
+// The same, a register at a time: up to LANES - 1 numbers past the end too.
+static void wipe(float* from, const float* to) {
+  for (; from < to; from += LANES) store(from, vf{});
+}
+
+HONE_INLINE vf first_lanes(vf x, int64_t count) { return lane_numbers() < int32_t(count) ? x : vf{}; }
+
+// scores [keys] -> their softmax, zeros up to `end`; and `share`: the largest score, and one over the sum.
+static void soften(float* scores, int64_t keys, int64_t end, float* share) {
   vf top = spread(scores[0]);
   int64_t j = 0;
   for (; j + LANES <= keys; j += LANES) top = larger(load(scores + j), top);
   float most = maximum(top);
   for (; j < keys; ++j) most = scores[j] > most ? scores[j] : most;
-  clear(scores + keys, scores + end);
+  wipe(scores + keys, scores + end);
   vf sums = {};
   for (j = 0; j < keys; j += LANES) {
     vf p = exp(load(scores + j) - spread(most));
-    if (j + LANES > keys) p = lane_numbers() < int32_t(keys - j) ? p : vf{};
+    if (j + LANES > keys) p = first_lanes(p, keys - j);
     store(scores + j, p);
     sums += p;
   }
-  const vf share = spread(1.0f / sum(sums));
-  for (j = 0; j < keys; j += LANES) store(scores + j, load(scores + j) * share);
+  share[0] = most;
+  share[1] = 1.0f / sum(sums);
+  for (j = 0; j < keys; j += LANES) store(scores + j, load(scores + j) * spread(share[1]));
+}
+
+// The same softmax p, and of the gradient d of it that of the scores: p (d - sum p d); zeros up to `end`.
+static void harden(float* scores, float* d, int64_t keys, int64_t end, const float* share) {
+  wipe(scores + keys, scores + end);
+  wipe(d + keys, d + end);
+  const vf most = spread(share[0]), by = spread(share[1]);
+  vf dots = {};
+  for (int64_t j = 0; j < keys; j += LANES) {
+    vf p = exp(load(scores + j) - most) * by;
+    if (j + LANES > keys) p = first_lanes(p, keys - j);
+    store(scores + j, p);
+    dots = fma(p, load(d + j), dots);
+  }
+  const vf dot = spread(sum(dots));
+  for (int64_t j = 0; j < keys; j += LANES) store(d + j, load(scores + j) * (load(d + j) - dot));
+}
+
+constexpr int SIDE = 16;  // of a block that is turned
+
+// [count, SIDE] -> [SIDE, count], in rows that have room for SIDE; what is past `count` is zeros.
+static void turn_block(const float* from, int64_t from_row, int count, float* to, int64_t to_row) {
+#if defined(__AVX512F__)
+  __m512 r[SIDE], t[SIDE];
+#pragma GCC unroll 16
+  for (int i = 0; i < SIDE; ++i) r[i] = i < count ? _mm512_loadu_ps(from + i * from_row) : _mm512_setzero_ps();
+#pragma GCC unroll 8
+  for (int i = 0; i < SIDE; i += 2) {
+    t[i] = _mm512_unpacklo_ps(r[i], r[i + 1]);
+    t[i + 1] = _mm512_unpackhi_ps(r[i], r[i + 1]);
+  }
+  const auto low = [](__m512 a, __m512 b) {
+    return _mm512_castpd_ps(_mm512_unpacklo_pd(_mm512_castps_pd(a), _mm512_castps_pd(b)));
+  };
+  const auto high = [](__m512 a, __m512 b) {
+    return _mm512_castpd_ps(_mm512_unpackhi_pd(_mm512_castps_pd(a), _mm512_castps_pd(b)));
+  };
+#pragma GCC unroll 4
+  for (int i = 0; i < SIDE; i += 4) {
+    r[i] = low(t[i], t[i + 2]);
+    r[i + 1] = high(t[i], t[i + 2]);
+    r[i + 2] = low(t[i + 1], t[i + 3]);
+    r[i + 3] = high(t[i + 1], t[i + 3]);
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    t[i] = _mm512_shuffle_f32x4(r[i], r[i + 4], 0x88);
+    t[i + 4] = _mm512_shuffle_f32x4(r[i], r[i + 4], 0xdd);
+    t[i + 8] = _mm512_shuffle_f32x4(r[i + 8], r[i + 12], 0x88);
+    t[i + 12] = _mm512_shuffle_f32x4(r[i + 8], r[i + 12], 0xdd);
+  }
+#pragma GCC unroll 8
+  for (int i = 0; i < 8; ++i) {
+    _mm512_storeu_ps(to + i * to_row, _mm512_shuffle_f32x4(t[i], t[i + 8], 0x88));
+    _mm512_storeu_ps(to + (i + 8) * to_row, _mm512_shuffle_f32x4(t[i], t[i + 8], 0xdd));
+  }
+#else
+  for (int i = 0; i < SIDE; ++i)
+    for (int j = 0; j < SIDE; ++j) to[i * to_row + j] = j < count ? from[j * from_row + i] : 0.0f;
+#endif
 }
 
 template <class T>
@@ -51,7 +119,7 @@ struct Attention {
     trunk = a.len[a.first[task]];
     for (int64_t t = a.first[task] + 1; t < a.first[task + 1]; ++t) most = a.len[t] > most ? a.len[t] : most;
     longest = round_up(int(trunk + most), PAD);
-    keys_row = longest + LANES;  // no power of two: its rows would fall on each other in the cache
+    keys_row = longest + SIDE;  // no power of two: its rows would fall on each other in the cache
     scores_row = longest + 3 * PAD;
   }
 
@@ -68,34 +136,41 @@ struct Attention {
   }
   Head key(int64_t token) const { return {a.turns + token * n, a.k_norm, a.norm_type, a.eps, 1.0f, n}; }
 
-  // [n] -> one column of [n, keys_row].
-  void stand(const float* from, float* to) const {
-    for (int i = 0; i < n; ++i) to[i * keys_row] = from[i];
+  // Rows [count <= SIDE, wide] -> columns of [wide, keys_row].
+  void stand(const float* from, int count, float* to) const {
+    for (int i = 0; i < n; i += SIDE) turn_block(from + i, wide, count, to + i * keys_row, keys_row);
   }
 
-  // The softmax of `rows` queries from the text's position `at` on, which see the keys before them: [rows, scores_row].
-  void weigh(const float* queries, int rows, int64_t seen, const float* keys, float* scores) const {
+  float* share(int64_t token, int head) const { return a.shares + (token * a.heads + head) * 2; }
+
+  // Products of `rows` queries or rows like them, the first of which sees `seen` keys before its own -> their columns.
+  int64_t meet(const float* queries, int rows, int64_t seen, const float* keys, float* scores) const {
     const int64_t columns = round_up(int(seen + rows), PAD);
     strip({queries, wide, 1}, rows, keys, keys_row, columns, n, scores, scores_row, false);
-    for (int r = 0; r < rows; ++r) soften(scores + r * scores_row, seen + r + 1, columns + PAD);
+    return columns;
   }
 
   void forward() const {
-    float* keys = scratch(size_t(wide) * keys_row + (longest + 2 * TILE + 1) * wide + TILE * scores_row);
+    float* keys = scratch(size_t(wide) * keys_row + (longest + 2 * TILE + SIDE) * wide + TILE * scores_row);
     float *values = keys + wide * keys_row, *queries = values + longest * wide, *out = queries + TILE * wide;
-    float *one = out + TILE * wide, *scores = one + wide;
+    float *some = out + TILE * wide, *scores = some + SIDE * wide;
     for (int64_t text = a.first[task]; text < a.first[task + 1]; ++text) {
       const int64_t at = a.at[text], len = a.len[text], skip = before(text);
-      for (int64_t i = 0; i < len; ++i) {
-        key(at + i).take(row(at + i) + key_at(), one);
-        stand(one, keys + skip + i);
-        move(row(at + i) + value_at(), values + (skip + i) * wide, n);
+      for (int64_t i = 0; i < len; i += SIDE) {
+        const int count = int(len - i < SIDE ? len - i : SIDE);
+        for (int64_t k = 0; k < count; ++k) {
+          key(at + i + k).take(row(at + i + k) + key_at(), some + k * wide);
+          move(row(at + i + k) + value_at(), values + (skip + i + k) * wide, n);
+        }
+        stand(some, count, keys + skip + i);
       }
       for (int head = kv_head * group; head < (kv_head + 1) * group; ++head)
         for (int64_t i = 0; i < len; i += TILE) {
           const int rows = int(len - i < TILE ? len - i : TILE);
           for (int r = 0; r < rows; ++r) query(at + i + r).take(row(at + i + r) + head * n, queries + r * wide);
-          weigh(queries, rows, skip + i, keys, scores);
+          const int64_t columns = meet(queries, rows, skip + i, keys, scores);
+          for (int r = 0; r < rows; ++r)
+            soften(scores + r * scores_row, skip + i + r + 1, columns + PAD, share(at + i + r, head));
           strip({scores, scores_row, 1}, rows, values, wide, wide, skip + i + rows, out, wide, false);
           for (int r = 0; r < rows; ++r) move(out + r * wide, mixed(at + i + r, head), n);
         }
@@ -106,7 +181,7 @@ struct Attention {
   struct Room {
     float *keys, *values;                       // [wide, keys_row]
     float *key_rows, *d_keys, *d_values;        // [longest, wide]
-    float *queries, *above, *d_queries, *one;   // [QUERIES, wide], [wide]
+    float *queries, *above, *d_queries, *some;  // [QUERIES, wide], [SIDE, wide]
     float *weights, *d_scores;                  // [QUERIES, scores_row]
   };
 
@@ -114,10 +189,11 @@ struct Attention {
     const size_t stood = size_t(wide) * keys_row, lain = size_t(longest) * wide, block = size_t(QUERIES) * wide;
     const size_t scored = size_t(QUERIES) * scores_row;
     Room m;
-    float* at = scratch(2 * stood + 3 * lain + 3 * block + wide + 2 * scored);
+    const size_t side = size_t(SIDE) * wide;
+    float* at = scratch(2 * stood + 3 * lain + 3 * block + side + 2 * scored);
     float** const places[] = {&m.keys,    &m.values,    &m.key_rows, &m.d_keys,  &m.d_values, &m.queries,
-                              &m.above,   &m.d_queries, &m.one,      &m.weights, &m.d_scores};
-    const size_t sizes[] = {stood, stood, lain, lain, lain, block, block, block, size_t(wide), scored, scored};
+                              &m.above,   &m.d_queries, &m.some,     &m.weights, &m.d_scores};
+    const size_t sizes[] = {stood, stood, lain, lain, lain, block, block, block, side, scored, scored};
     for (int i = 0; i < 11; at += sizes[i++]) *places[i] = at;
     return m;
   }
@@ -128,12 +204,15 @@ struct Attention {
     if (sums) clear(sums, sums + 2 * n);
     for (int64_t text = a.first[task]; text < a.first[task + 1]; ++text) {
       const int64_t at = a.at[text], len = a.len[text], skip = before(text);
-      for (int64_t i = 0; i < len; ++i) {
+      for (int64_t i = 0; i < len; i += SIDE) {
+        const int count = int(len - i < SIDE ? len - i : SIDE);
         float* lain = m.key_rows + (skip + i) * wide;
-        key(at + i).take(row(at + i) + key_at(), lain);
-        stand(lain, m.keys + skip + i);
-        move(row(at + i) + value_at(), m.one, n);
-        stand(m.one, m.values + skip + i);
+        for (int64_t k = 0; k < count; ++k) {
+          key(at + i + k).take(row(at + i + k) + key_at(), lain + k * wide);
+          move(row(at + i + k) + value_at(), m.some + k * wide, n);
+        }
+        stand(lain, count, m.keys + skip + i);
+        stand(m.some, count, m.values + skip + i);
       }
       clear(m.d_keys + skip * wide, m.d_keys + (skip + len) * wide);
       clear(m.d_values + skip * wide, m.d_values + (skip + len) * wide);
@@ -164,11 +243,12 @@ struct Attention {
     for (int r = 0; r < count; r += TILE) {
       const int rows = count - r < TILE ? count - r : TILE;
       float *weights = m.weights + r * scores_row, *d_scores = m.d_scores + r * scores_row;
-      weigh(m.queries + r * wide, rows, skip + r, m.keys, weights);
-      const int64_t columns = round_up(int(skip + r + rows), PAD);
-      strip({m.above + r * wide, wide, 1}, rows, m.values, keys_row, columns, n, d_scores, scores_row, false);
-      for (int i = 0; i < rows; ++i)
-        harden(weights + i * scores_row, d_scores + i * scores_row, skip + r + i + 1, columns + PAD);
+      const int64_t columns = meet(m.queries + r * wide, rows, skip + r, m.keys, weights), end = columns + PAD;
+      meet(m.above + r * wide, rows, skip + r, m.values, d_scores);
+      for (int i = 0; i < rows; ++i) {
+        float *p = weights + i * scores_row, *d = d_scores + i * scores_row;
+        harden(p, d, skip + r + i + 1, end, share(at + r + i, head));
+      }
       strip({d_scores, scores_row, 1}, rows, m.key_rows, wide, wide, skip + r + rows, m.d_queries, wide, false);
       for (int i = 0; i < rows; ++i)
         query(at + r + i).give(m.d_queries + i * wide, row(at + r + i) + head * n, d_row(at + r + i) + head * n, sums);
@@ -181,15 +261,6 @@ struct Attention {
       strip({from, 1, scores_row}, rows, above, wide, wide, count - r, m.d_values + j * wide, wide, true);
       strip({d_from, 1, scores_row}, rows, queries, wide, wide, count - r, m.d_keys + j * wide, wide, true);
     }
-  }
-
-  // The gradient of scores from that of their softmax: p (d - sum p d); zeros up to `end`.
-  static void harden(const float* weights, float* d, int64_t keys, int64_t end) {
-    clear(d + keys, d + end);
-    vf dots = {};
-    for (int64_t j = 0; j < keys; j += LANES) dots = fma(load(weights + j), load(d + j), dots);
-    const vf dot = spread(sum(dots));
-    for (int64_t j = 0; j < keys; j += LANES) store(d + j, load(weights + j) * (load(d + j) - dot));
   }
 };
 

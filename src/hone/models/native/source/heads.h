@@ -9,10 +9,18 @@ namespace HONE_ISA {
 
 // Neighbours (a, b) as the complex number a + ib, times (c + is), or its conjugate.
 HONE_INLINE vf turned(vf x, vf turn, float sign) {
+#if defined(__AVX512F__)
+  const __m512 by = reinterpret_cast<__m512>(turn), straight = reinterpret_cast<__m512>(x);
+  const __m512 cosine = _mm512_moveldup_ps(by);
+  const __m512 across = _mm512_mul_ps(reinterpret_cast<__m512>(exchanged(x)), _mm512_movehdup_ps(by));
+  return reinterpret_cast<vf>(sign > 0 ? _mm512_fmaddsub_ps(straight, cosine, across)
+                                       : _mm512_fmsubadd_ps(straight, cosine, across));
+#else
   const vi odd = lane_numbers() & 1;
   const vf other = exchanged(turn);
   const vf cosine = odd == 0 ? turn : other, sine = odd == 0 ? other * spread(-sign) : turn * spread(sign);
   return fma(x, cosine, exchanged(x) * sine);
+#endif
 }
 
 template <class T>

@@ -55,6 +55,7 @@ struct HoneAttention {
   int32_t norm_type;
   float eps;
   void* mixed;         // [T, heads head_dim]; backward: its gradient
+  float* shares;       // [T, heads, 2]: the largest score of each query, and one over the sum of the exp of the others
   void* d_qkv;         // backward
   float* partial;      // backward: [tasks, kv_heads, 2, head_dim] room for the gradients of the norms, or null
   float* d_norms;      // backward: [2, head_dim]
@@ -67,6 +68,18 @@ struct HoneSlope {
   const void *g, *x;  // [tokens, outs], [tokens, ins]
   void* room;         // [SLOPE_ROOM, ins] bfloat16
   float* out;         // [outs, ins]
+};
+
+// out = left right + bias + out, of float32 numbers. Rows of each lie `stride` numbers apart.
+struct HoneProduct {
+  int64_t rows, columns, depth;
+  int64_t left_stride, right_stride, out_stride;
+  int32_t left_depth_first;   // left is [depth, rows], not [rows, depth]
+  int32_t right_depth_first;  // right is [depth, columns], not [columns, depth]
+  int32_t add, threads;       // add: `out` has what the sums go on from, and there is no bias
+  const float *left, *right;
+  const float* bias;  // [columns], or null
+  float* out;         // [rows, columns]
 };
 
 }  // extern "C"
@@ -94,7 +107,7 @@ static inline void for_tasks(int threads, int64_t count, const F& f) {
   spread_tasks(threads, count, [](const void* context, int64_t n) { (*static_cast<const F*>(context))(n); }, &f);
 }
 
-// Memory of the calling thread that only grows; what was in it is lost when it does.
-float* scratch(size_t floats);
+// Memory of the calling thread that only grows; what was in it is lost when it does. There are two, by number.
+float* scratch(size_t floats, int number = 0);
 
 }  // namespace hone

@@ -16,18 +16,20 @@ static void norm_rows(const HoneNorm& a, int64_t from, int64_t to) {
     if (a.delta) {
       const D* delta = static_cast<const D*>(a.delta) + row * n;
       S* stream = static_cast<S*>(a.stream) + row * n;
-      for (int64_t i = 0; i < n; i += LANES) put(stream, i, n, get(x, i, n) + get(delta, i, n));
+      across(n, [=](int64_t i, auto lanes) { lanes.put(stream + i, lanes.get(x + i) + lanes.get(delta + i)); });
       x = stream;
     }
     vf squares = {};
-    for (int64_t i = 0; i < n; i += LANES) {
-      const vf v = get(x, i, n);
+    across(n, [=, &squares](int64_t i, auto lanes) {
+      const vf v = lanes.get(x + i);
       squares = fma(v, v, squares);
-    }
+    });
     const float r = 1.0f / std::sqrt(sum(squares) / float(n) + a.eps);
     a.r[row] = r;
     O* out = static_cast<O*>(a.out) + row * n;
-    for (int64_t i = 0; i < n; i += LANES) put(out, i, n, get(x, i, n) * spread(r) * get(weight, i, n));
+    across(n, [=](int64_t i, auto lanes) {
+      lanes.put(out + i, lanes.get(x + i) * spread(r) * lanes.get(weight + i));
+    });
   }
 }
 
@@ -43,21 +45,21 @@ static void norm_back_rows(const HoneNormBack& a, int64_t block, int64_t from, i
     const O* g = static_cast<const O*>(a.g) + row * n;
     const vf r = spread(a.r[row]);
     vf dots = {};
-    for (int64_t i = 0; i < n; i += LANES) {
-      const vf gx = get(g, i, n) * get(x, i, n) * r;
-      dots = fma(gx, get(weight, i, n), dots);
-      if (partial) put(partial, i, n, get(partial, i, n) + gx);
-    }
+    across(n, [=, &dots](int64_t i, auto lanes) {
+      const vf gx = lanes.get(g + i) * lanes.get(x + i) * r;
+      dots = fma(gx, lanes.get(weight + i), dots);
+      if (partial) lanes.put(partial + i, lanes.get(partial + i) + gx);
+    });
     const vf dot = spread(sum(dots) / float(n));
     const S* above = a.d_above ? static_cast<const S*>(a.d_above) + row * n : nullptr;
     S* d_stream = static_cast<S*>(a.d_stream) + row * n;
     D* d_delta = a.d_delta ? static_cast<D*>(a.d_delta) + row * n : nullptr;
-    for (int64_t i = 0; i < n; i += LANES) {
-      vf d = (get(g, i, n) * get(weight, i, n) - get(x, i, n) * r * dot) * r;
-      if (above) d += get(above, i, n);
-      put(d_stream, i, n, d);
-      if (d_delta) put(d_delta, i, n, d);
-    }
+    across(n, [=](int64_t i, auto lanes) {
+      vf d = (lanes.get(g + i) * lanes.get(weight + i) - lanes.get(x + i) * r * dot) * r;
+      if (above) d += lanes.get(above + i);
+      lanes.put(d_stream + i, d);
+      if (d_delta) lanes.put(d_delta + i, d);
+    });
   }
 }
 

@@ -1,0 +1,33 @@
+"""How much is remembered, how much is looked at again, and when: `[replay]` of every recipe that replays.
+
+Belongs here: the keys, so that they are called alike everywhere. The memories themselves are in `hone.replay`.
+"""
+
+from pydantic import Field
+
+from hone.core.config import Config
+
+
+class ReplayConfig(Config):
+    """What is remembered, and how much of it is looked at again; updates follow every step of the environments."""
+
+    batch: int = Field(default=256, ge=1)
+    """Transitions per update."""
+    memory: int = Field(default=1_000_000, ge=1)
+    """Transitions remembered."""
+    warmup: int = Field(default=100, ge=1)
+    """Decisions before the first update; a policy without chance of its own takes them evenly at random."""
+
+
+class TurnReplayConfig(Config):
+    """What is remembered, how much is added in a turn of the loop, and how much of it is looked at again: many steps,
+    then many updates."""
+
+    collect: int = Field(default=256, ge=1)
+    """Steps of each environment per turn of the loop; `learner.minibatches` updates follow."""
+    batch: int = Field(default=64, ge=1)
+    """Transitions per update."""
+    memory: int = Field(default=100_000, ge=1)
+    """Transitions remembered."""
+    warmup: int = Field(default=1000, ge=1)
+    """Decisions taken at random before the first update."""

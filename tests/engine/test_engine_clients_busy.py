@@ -1,0 +1,63 @@
+"""Whether a client is still writing may be asked by another thread at any moment."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from hone.core.generation import Request, Sampling
+from hone.engine.clients.remote import RemoteEngine
+from hone.engine.clients.wire import Abilities, Ask, Told
+from hone.engine.stops import TextRules
+
+ASKED = Request(id="p", prompt=np.array([1, 2], np.int32), samples=1, sampling=Sampling(max_tokens=3))
+
+
+class SlowLink:
+    """The client asks for its address while it takes an answer up: neither under way any more, nor finished."""
+
+    def __init__(self) -> None:
+        self.asked = threading.Event()
+
+    @property
+    def url(self) -> str:
+        self.asked.set()
+        time.sleep(0.2)
+        return "here"
+
+    def interrupt(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+class OneAnswer:
+    """A server that writes the same answer to everything."""
+
+    refusal = ""
+
+    def __init__(self) -> None:
+        self.link = SlowLink()
+
+    def probe(self) -> Abilities:
+        return Abilities(server="fake", has=frozenset(["tokens"]), context=None)
+
+    def write(self, ask: Ask) -> Told:
+        tokens = np.arange(1, 1 + ask.max_tokens, dtype=np.int32)
+        return Told(tokens=tokens, logp=np.full(len(tokens), -1, np.float32), labels=None, ended="length")
+
+
+def test_an_answer_that_is_being_taken_up_counts():
+    wire = OneAnswer()
+    engine = RemoteEngine(wire, TextRules(eos=(0,), vocab=8), slots=2, seed=0)  # pyright: ignore[reportArgumentType]
+    engine.submit([ASKED])
+    step = threading.Thread(target=engine._step)
+    step.start()
+    assert wire.link.asked.wait(5)
+    assert engine._busy, "a stream that looks at this moment must not end"
+    step.join(5)
+    with pytest.raises(RuntimeError, match="generating already"):
+        next(engine.generate([ASKED]))
+    engine.cancel()
+    assert not engine._busy
+    engine.close()
