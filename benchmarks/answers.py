@@ -1,4 +1,6 @@
-"""The reward of the language benchmarks, in a file of its own that peers can import."""
+"""The rewards of the language benchmarks, in a file of its own that peers can import."""
+
+import zlib
 
 
 def right(completions: list[str], answer: list[str], **columns: object) -> list[float]:
@@ -6,3 +8,9 @@ def right(completions: list[str], answer: list[str], **columns: object) -> list[
     del columns
     texts = [text.replace("=", ";").split(";")[-1].strip() for text in completions]
     return [float(text == wanted) for text, wanted in zip(texts, answer, strict=True)]
+
+
+def even(completions: list[str], **columns: object) -> list[float]:
+    """1 for about half of all texts, whatever they say: a model that knows nothing has something to learn from."""
+    del columns
+    return [float(zlib.crc32(text.encode()) % 2 == 0) for text in completions]

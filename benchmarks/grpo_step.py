@@ -56,6 +56,11 @@ def folder_of(shape: str, task: str) -> Path:
     return fresh(shape) if task == "even" else cold_start(shape, task)
 
 
+def reward_of(task: str) -> str:
+    """Answers of random weights are never right, and groups that are all alike cost no update: nothing to compare."""
+    return "even" if task == "even" else "right"
+
+
 def limit_of(task: str) -> int:
     return TASKS.get(task, 64)
 
@@ -70,7 +75,7 @@ def hone_step(shape: str, case: tuple[str, int, int], kind: str, steps: int) -> 
             "run": {"threads": THREADS},
             "model": {"path": str(folder_of(shape, task)), "compute": kind},
             "task": {"source": str(problems("chains" if task == "even" else task, count=2000, seed=2))},
-            "rewards": {"functions": [{"use": f"{HERE / 'answers.py'}:right"}], "workers": 1},
+            "rewards": {"functions": [{"use": f"{HERE / 'answers.py'}:{reward_of(task)}"}], "workers": 1},
             "rollout": {
                 "prompts_per_step": prompts,
                 "samples_per_prompt": samples,
@@ -114,6 +119,7 @@ def peer_step(shape: str, case: tuple[str, int, int], variant: dict[str, Any], s
         "model": str(folder_of(shape, task)),
         "problems": str(problems("chains" if task == "even" else task, count=2000, seed=2)),
         "rewards": str(HERE),
+        "reward": reward_of(task),
         "prompts": prompts,
         "samples": samples,
         "max_tokens": limit_of(task),
