@@ -164,7 +164,7 @@ def measure(case: tuple[str, int, str], peers: list[str], *, quick: bool) -> lis
         print(f"{peer}, {case}: {tried}", file=sys.stderr, flush=True)
     found = [
         {"hone": ours(*case, {}), **{peer: peer_speed(peer, *case, best[peer]) for peer in peers}}
-        for _ in range(1 if quick else 5)
+        for _ in range(1 if quick else 3)
     ]
     print(f"{case}: {found}", file=sys.stderr, flush=True)
     speeds = {name: [one[name]["tokens_per_s"] for one in found] for name in ("hone", *peers)}
