@@ -127,20 +127,19 @@ def paired(name: str, unit: str, pairs: list[tuple[float, float]], bar: float, *
     )  # fmt: skip
 
 
-def speed_rows(*, quick: bool, seeds: int) -> list[Row]:
+def speed_rows(*, quick: bool, seeds: int) -> Iterator[Row]:
     del seeds  # of speeds, repetitions are what counts
     require_peer(PEER, PEER_VERSIONS)
     repetitions, turns, steps = (1, 60, 200) if quick else (7, 390, 1000)
     runs = [(zoo(seed, turns), peer(PEER_ZOO, seed, turns)) for seed in range(10, 10 + repetitions)]
     what = "PPO, CartPole-v1, 8 environments x 32 steps, 20 epochs (rl-zoo)"
     speeds = [(ours[0], theirs[0]) for ours, theirs in runs]
-    rows = [paired(what, "steps per CPU second", speeds, 2.0, quick=quick)]
+    yield paired(what, "steps per CPU second", speeds, 2.0, quick=quick)
     solved = [(ours[1], theirs[1]) for ours, theirs in runs]
-    rows.append(paired(f"{what}, to solve", "CPU seconds", solved, 1 / 3, quick=quick))
+    yield paired(f"{what}, to solve", "CPU seconds", solved, 1 / 3, quick=quick)
     for name in PENDULUM:
         pairs = [(pendulum_speed(name, steps), peer(PEER_PENDULUM, name, steps)[0]) for _ in range(repetitions)]
-        rows.append(paired(f"{name.upper()}, Pendulum-v1", "steps per CPU second", pairs, 2.0, quick=quick))
-    return rows
+        yield paired(f"{name.upper()}, Pendulum-v1", "steps per CPU second", pairs, 2.0, quick=quick)
 
 
 def trained_score(settings: dict[str, Any], steps: int) -> Callable[[int], float]:
