@@ -2,9 +2,9 @@
 //
 // The floor: a product of 2 M N K operations is 12 M N K on bfloat16, of which a core was seen to do 2,900 GFLOP/s: 490
 // GFLOP/s of float32, against 195 of torch by AVX-512. Cutting a number into pieces takes 0.13 ns where it lies in the
-// cache, so that a row of 256 times [256, 256] needs 267 ns of products and 32 ns of cutting. What is reached is 300 to
-// 330 GFLOP/s, two thirds of the floor, and 200 to 280 where others share the core: pieces are 6 bytes a number, and
-// what is read again of them has to lie in the second-level cache. The gradient of a weight cuts two large factors.
+// cache, so that a row of 256 times [256, 256] needs 267 ns of products and 32 ns of cutting. What is reached is 180 GFLOP/s
+// at 256 rows and 220 to 270 at 4,096, about half of the floor: pieces are 6 bytes a number, and what is read again of
+// them has to lie in the second-level cache. The gradient of a weight cuts two large factors.
 //
 // The inner dimension is cut into stretches at fixed places, and these into chunks (tiles.h): an element depends on its
 // own row and column alone, and not on threads, nor on how many rows or columns there are. Edges are padded with zeros
