@@ -1,11 +1,14 @@
 """What people see of a control policy: its report, its map, and how it bears worse worlds. On a run that is made."""
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
 
 from hone.cli.main import main
+from hone.core.errors import DataError
+from hone.evaluate import portrait
 from hone.store.robustness import read_robustness
 
 LAKE = """recipe = "ppo"
@@ -38,6 +41,19 @@ def test_the_report_shows_the_policy(place: Path) -> None:
     else:
         assert "data:image/png;base64," in page and about["steps"] > 0
     assert "map.json" not in {path.name for path in (place / "runs" / "pole").iterdir()}
+
+
+def test_a_map_that_cannot_be_drawn_is_a_note_and_the_rest_is_there(
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise DataError("the policy is not of the 16 states of its world")
+
+    assert "no map" not in (place / "runs" / "pole" / "log.txt").read_text()  # no grid: nothing went wrong
+    run = shutil.copytree(place / "runs" / "lake", tmp_path / "lake")
+    monkeypatch.setattr(portrait, "map_on", refuse)
+    assert len(portrait.picture(run)) == 1  # the episode
+    assert "WARNING no map of the policy: the policy is not of the 16 states" in (run / "log.txt").read_text()
 
 
 def test_a_map_on_the_screen(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

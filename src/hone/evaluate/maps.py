@@ -66,6 +66,13 @@ def map_of(folder: Path, config: Mapping[str, Json], *, step: int) -> PolicyMap:
     """The map of a saved policy, by its run's `config`. Raises DataError for a world that is no grid, or a policy that
     is not of its states."""
     layout = layout_of(folder, config)
+    if layout is None:
+        raise DataError(f"{folder}: its world is no grid that can be drawn (FrozenLake, CliffWalking, Taxi, a map)")
+    return map_on(layout, folder, step=step)
+
+
+def map_on(layout: Layout, folder: Path, *, step: int) -> PolicyMap:
+    """The same, of a world that is known to be a grid."""
     shares, worth, worth_is = outlook(load_decider(folder), layout.mdp, str(folder))
     return PolicyMap(
         step=step,
@@ -166,23 +173,18 @@ def worth_of(policy: Decides, states: NDArray[np.int64]) -> tuple[Floats, str] |
 # ------------------------------------------------------------------------------------------ where states lie
 
 
-def layout_of(folder: Path, config: Mapping[str, Json]) -> Layout:
-    """Raises DataError for a world that is no grid."""
+def layout_of(folder: Path, config: Mapping[str, Json]) -> Layout | None:
+    """None for a world that is no grid. Raises DataError for a config that is none."""
     algorithm = config.get("algorithm")
     told = algorithm.get("discount") if isinstance(algorithm, dict) else None
     discount = float(told) if isinstance(told, int | float) and 0 < told < 1 else DISCOUNT
     finite, env = config.get("finite"), config.get("env")
-    found: Layout | None = None
     try:
         if isinstance(finite, dict):
-            found = _of_finite(FiniteConfig.model_validate(finite), discount)
-        elif isinstance(env, dict):
-            found = _of_gym(GymConfig.model_validate(env), discount)
+            return _of_finite(FiniteConfig.model_validate(finite), discount)
+        return _of_gym(GymConfig.model_validate(env), discount) if isinstance(env, dict) else None
     except ValidationError as error:
         raise DataError(f"{folder}: the world of its run cannot be read: {error}") from None
-    if found is None:
-        raise DataError(f"{folder}: its world is no grid that can be drawn (FrozenLake, CliffWalking, Taxi, a map)")
-    return found
 
 
 def _of_finite(config: FiniteConfig, discount: float) -> Layout | None:

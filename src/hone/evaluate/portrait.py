@@ -11,7 +11,7 @@ from hone.core.errors import DataError
 from hone.evaluate.checkpoint import tree_of
 from hone.evaluate.control import is_control, load_judged
 from hone.evaluate.frames import watch
-from hone.evaluate.maps import map_of
+from hone.evaluate.maps import layout_of, map_of, map_on
 from hone.store.animation import write_episode
 from hone.store.checkpoints import step_name
 from hone.store.folder import open_run
@@ -22,7 +22,8 @@ def picture(run: Path) -> list[str]:
     """Write what can be made of the newest checkpoint's policy; returns what was written, in words."""
     if not (run / "checkpoints").is_dir():
         return []
-    found = open_run(run, clock=SystemClock()).checkpoints()
+    opened = open_run(run, clock=SystemClock())
+    found = opened.checkpoints()
     steps = found.steps()
     if not steps:
         return []
@@ -38,10 +39,12 @@ def picture(run: Path) -> list[str]:
         write_episode(run, about, png)
         made.append("an episode" if png is not None else "why there is none")
     try:
-        write_map(run, map_of(folder, config, step=step))
-        made.append("a map")
-    except DataError:  # no grid, or no policy of its states: nearly every run
-        pass
+        layout = layout_of(folder, config)
+        if layout is not None:
+            write_map(run, map_on(layout, folder, step=step))
+            made.append("a map")
+    except DataError as fault:
+        opened.log(f"no map of the policy: {fault}", level="WARNING")
     return made
 
 
