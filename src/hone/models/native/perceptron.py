@@ -42,7 +42,7 @@ _SIGNATURES: Final = {
 def build(*, force: bool = False, checked: bool = False) -> BuildInfo:
     """The library, as `hone.native.build.build` makes it."""
     amx = InstructionSet(name="amx", file="perceptron_amx.cpp", flags=(*AVX512, "-mamx-tile", "-mamx-bf16"))
-    plain = InstructionSet(name="plain", file="system.cpp", flags=())
+    plain = InstructionSet(name="plain", file="memory.cpp", flags=())
     sets = (plain, amx) if on_x86() else (plain,)
     return build_source(
         Source(name="perceptron", what=WHAT, folder=FOLDER, parts=(), sets=sets), force=force, checked=checked

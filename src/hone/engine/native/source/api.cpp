@@ -3,14 +3,7 @@
 #include <new>
 
 #include "model.h"
-
-#if defined(__x86_64__)
-#include <cpuid.h>
-#if defined(__linux__)
-#include <sys/syscall.h>
-#include <unistd.h>
-#endif
-#endif
+#include "processor.h"
 
 namespace hone {
 
@@ -36,36 +29,19 @@ void tile_amx(const bf16* a, int64_t stride, int rows, const bf16* panel, int k,
 
 namespace {
 
-#ifdef HONE_HAS_AMX
-// The processor has tiles, and the kernel lets this process use them.
-bool amx_allowed() {
-#if defined(__linux__)
-  constexpr unsigned TILE = 1u << 24, BF16 = 1u << 22;
-  constexpr long REQUEST_PERMISSION = 0x1023, TILE_DATA = 18;  // arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA)
-  unsigned a, b, c, d;
-  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & TILE) == 0 || (d & BF16) == 0) return false;
-  return syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
-#else
-  return false;
-#endif
-}
-#endif
-
 uint32_t instruction_sets() {
   uint32_t found = 1u << PORTABLE;
 #ifdef HONE_HAS_AVX2
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) found |= 1u << AVX2;
+  if (runs_avx2()) found |= 1u << AVX2;
 #endif
 #ifdef HONE_HAS_AVX512
-  const bool wide = __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
-                    __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
-  if (wide) found |= 1u << AVX512;
+  if (runs_avx512()) found |= 1u << AVX512;
+#endif
 #ifdef HONE_HAS_AVX512_BF16
-  if (wide && __builtin_cpu_supports("avx512bf16")) found |= 1u << AVX512_BF16;
+  if (runs_avx512_bf16()) found |= 1u << AVX512_BF16;
 #endif
 #ifdef HONE_HAS_AMX
-  if (wide && amx_allowed()) found |= 1u << AMX;
-#endif
+  if (runs_amx()) found |= 1u << AMX;
 #endif
   return found;
 }

@@ -1,12 +1,13 @@
 // The C functions.
 #include "perceptron.h"
+#include "processor.h"
 
 #define HONE_OUT extern "C" __attribute__((visibility("default")))
 
 // Whether the passes run here.
 HONE_OUT int32_t hone_runs() {
 #ifdef HONE_HAS_AMX
-  return hone::amx_allowed();
+  return hone::runs_amx();
 #else
   return 0;
 #endif

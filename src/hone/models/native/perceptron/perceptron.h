@@ -41,7 +41,6 @@ struct Backward {
 void forward_amx(const Perceptron& net, const Forward& a);
 void backward_amx(const Perceptron& net, const Backward& a);
 #endif
-bool amx_allowed();
 
 // Memory that is kept for the next call, of at least `floats`.
 float* room(int place, size_t floats);

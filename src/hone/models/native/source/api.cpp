@@ -3,17 +3,10 @@
 // torch runs its kernels by GOMP_parallel of an OpenMP library that is loaded with it. Its threads are taken here too,
 // by the address of that function, since a second set of threads would fight with the first over the same cores.
 #include <atomic>
-#include <cstdlib>
 
 #include "kernels.h"
-
-#if defined(__x86_64__)
-#include <cpuid.h>
-#if defined(__linux__)
-#include <sys/syscall.h>
-#include <unistd.h>
-#endif
-#endif
+#include "processor.h"
+#include "workspace.h"
 
 namespace hone {
 
@@ -50,27 +43,6 @@ void work(void* data) {
   for (int64_t n = job.next.fetch_add(1); n < job.count; n = job.next.fetch_add(1)) job.task(job.context, n);
 }
 
-#ifdef HONE_HAS_AMX
-// The processor has tiles, and the kernel lets this process use them.
-bool amx_allowed() {
-#if defined(__linux__)
-  constexpr unsigned TILE = 1u << 24, BF16 = 1u << 22;
-  constexpr long REQUEST_PERMISSION = 0x1023, TILE_DATA = 18;  // arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA)
-  unsigned a, b, c, d;
-  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & TILE) == 0 || (d & BF16) == 0) return false;
-  return syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
-#else
-  return false;
-#endif
-}
-#endif
-
-struct Room {
-  void* data = nullptr;
-  size_t floats = 0;
-  ~Room() { std::free(data); }
-};
-
 }  // namespace
 
 void spread_tasks(int threads, int64_t count, void (*task)(const void*, int64_t), const void* context) {
@@ -83,16 +55,8 @@ void spread_tasks(int threads, int64_t count, void (*task)(const void*, int64_t)
 }
 
 float* scratch(size_t floats, int number) {
-  thread_local Room rooms[2];
-  Room& room = rooms[number];
-  if (room.floats < floats) {
-    std::free(room.data);
-    room.floats = 0;
-    room.data = std::aligned_alloc(64, (floats * sizeof(float) + 63) / 64 * 64);
-    if (!room.data) std::abort();
-    room.floats = floats;
-  }
-  return static_cast<float*>(room.data);
+  thread_local Workspace rooms[2];
+  return rooms[number].at_least(floats);
 }
 
 }  // namespace hone
@@ -103,15 +67,13 @@ float* scratch(size_t floats, int number) {
 HONE_OUT uint32_t hone_instruction_sets() {
   uint32_t found = 1;
 #ifdef HONE_HAS_AVX2
-  if (__builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma")) found |= 2;
+  if (hone::runs_avx2()) found |= 2;
 #endif
 #ifdef HONE_HAS_AVX512
-  if (__builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
-      __builtin_cpu_supports("avx512vl"))
-    found |= 4;
-#ifdef HONE_HAS_AMX
-  if ((found & 4) && __builtin_cpu_supports("avx512bf16") && hone::amx_allowed()) found |= 8;
+  if (hone::runs_avx512()) found |= 4;
 #endif
+#ifdef HONE_HAS_AMX
+  if (hone::runs_avx512_bf16() && hone::runs_amx()) found |= 8;
 #endif
   return found;
 }

@@ -4,6 +4,7 @@
 // A tensor is contiguous. Its type is a number: FLOAT or BFLOAT. Results depend neither on the number of threads nor on
 // which of them does what: work is cut into tasks by its shape alone, and partial sums are added in the tasks' order.
 #pragma once
+#include <cstddef>
 #include <cstdint>
 
 #include "basics.h"

@@ -1,0 +1,16 @@
+"""Where there is a compiler the kernels are built: their own tests pass over where they are not, and would say nothing."""
+
+import pytest
+
+from hone.models.native import library, perceptron
+from hone.native.build import find_compiler, switched_off
+
+pytestmark = pytest.mark.skipif(find_compiler() is None or switched_off(), reason="no compiler, or not wanted")
+
+
+def test_the_kernels_of_layers_are_built() -> None:
+    assert library.why_not() is None
+
+
+def test_the_perceptron_is_built() -> None:
+    assert "plain" in perceptron.build().instruction_sets
