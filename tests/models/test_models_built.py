@@ -1,4 +1,4 @@
-"""Where there is a compiler the kernels are built: their own tests pass over where they are not, and would say nothing."""
+"""Where there is a compiler the kernels are built: their own tests skip where they are not, and would say nothing."""
 
 import pytest
 
