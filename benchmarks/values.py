@@ -3,6 +3,7 @@
     python benchmarks/values.py             ten seeds of DQN and Rainbow and the speed pairs, half an hour on two cores
     python benchmarks/values.py --quick     one seed and short runs, under a minute: decides nothing
     python benchmarks/values.py --only speed    the comparison with Stable-Baselines3 alone, two minutes
+    python benchmarks/values.py --only dqn      one part: speed, dqn, rainbow
     python benchmarks/values.py --only family   three seeds of each other member, half an hour
 
 Every run has its recipe's default settings and 50,000 steps of the world; what is judged is the policy that it ends
@@ -16,13 +17,14 @@ import argparse
 import os
 import subprocess
 import time
+from collections.abc import Callable, Iterable, Iterator
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import numpy as np
 import torch
 from control import CARTPOLE, PEER, PEER_VERSIONS, interval, run, score
-from tables import Row, require_peer, rewrite, tell
+from tables import Row, grow, require_peer, tell
 
 from hone.core.episodes import Episodes
 from hone.train.job import Job
@@ -82,14 +84,14 @@ def rows_of(recipe: str, seeds: range, *, quick: bool) -> list[Row]:
     ]  # fmt: skip
 
 
-def learning_rows(*, quick: bool, seeds: int) -> list[Row]:
-    looked_at = range(1 if quick else seeds)
-    return [row for recipe in ("dqn", "rainbow") for row in rows_of(recipe, looked_at, quick=quick)]
+def rows_for(recipe: str) -> Callable[..., list[Row]]:
+    return lambda *, quick, seeds: rows_of(recipe, range(1 if quick else seeds), quick=quick)
 
 
-def family_rows(*, quick: bool, seeds: int) -> list[Row]:
+def family_rows(*, quick: bool, seeds: int) -> Iterator[Row]:
     looked_at = range(1 if quick else min(3, seeds))
-    return [row for recipe in OTHERS for row in rows_of(recipe, looked_at, quick=quick)]
+    for recipe in OTHERS:
+        yield from rows_of(recipe, looked_at, quick=quick)
 
 
 def hone_speed(turns: int) -> float:
@@ -135,7 +137,7 @@ def speed_rows(*, quick: bool, seeds: int) -> list[Row]:
     ]  # fmt: skip
 
 
-PARTS = {"speed": speed_rows, "learning": learning_rows, "family": family_rows}
+PARTS = {"speed": speed_rows, "dqn": rows_for("dqn"), "rainbow": rows_for("rainbow"), "family": family_rows}
 ASKED_FOR = ("family",)
 """Only when asked for by name."""
 
@@ -150,9 +152,8 @@ def main() -> None:
     rows: list[Row] = []
     for part, measure in PARTS.items():
         if asked.only == part or (asked.only is None and part not in ASKED_FOR):
-            found = measure(quick=asked.quick, seeds=asked.seeds)
-            rewrite(f"Values, {part}", "benchmarks/values.py", found, threads=1, quick=asked.quick)
-            rows += found
+            found: Iterable[Row] = measure(quick=asked.quick, seeds=asked.seeds)
+            rows += grow(f"Values, {part}", "benchmarks/values.py", found, threads=1, quick=asked.quick)
     tell(rows)
 
 
