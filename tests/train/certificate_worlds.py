@@ -34,6 +34,7 @@ CONTROL = {
     "reptile": 'recipe = "reptile"\nsteps = 2\n[env]\nid = "hone/SineTrials-v0"\nnum_envs = 2\n',
     "multitask_ppo": 'recipe = "multitask_ppo"\nsteps = 2\n' + 2 * '[[tasks]]\nid = "CartPole-v1"\n',
     "dagger": 'recipe = "dagger"\nsteps = 2\n[env]\nid = "CartPole-v1"\n[expert]\nkind = "policy"\npolicy = "x"\n',
+    "gail": 'recipe = "gail"\nsteps = 2\nlog = "log.parquet"\n[env]\nid = "CartPole-v1"\n',
     "her_dqn": 'recipe = "her_dqn"\nsteps = 2\n[env]\nid = "hone/BitFlip-v0"\n',
     "her_sac": 'recipe = "her_sac"\nsteps = 2\n[env]\nid = "hone/Reach-v0"\n',
     "ppo_rnd": 'recipe = "ppo_rnd"\nsteps = 2\n[env]\nid = "hone/Maze-v0"\n',

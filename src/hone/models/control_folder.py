@@ -12,6 +12,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from hone.core.errors import DataError
+from hone.models.adversarial import AdversarialActorCritic
 from hone.models.control import ActionValues, ActorCritic, Policy, SoftActorCritic
 from hone.models.deterministic import DeterministicActorCritic
 from hone.models.mlp import Bounds, Choices, Inputs, MlpConfig, Spaces
@@ -46,6 +47,7 @@ KINDS: dict[str, type[Policy]] = {
         SupportConstrained,
         DeterministicActorCritic,
         CuriousActorCritic,
+        AdversarialActorCritic,
         OptionTable,
         OptionCritic,
     )
