@@ -151,6 +151,74 @@ def test_what_is_not_finite_is_not_hidden(bad: float) -> None:
 
 
 @needs_tiles
+@pytest.mark.parametrize("outputs", [1, 2])
+def test_no_row_is_less_exact_for_another_ones_size(outputs: int) -> None:
+    """Numbers become bytes by the size of their own row: rows of 1e-9 and of 1e9 side by side."""
+    network, flat = network_of([4, 256, 256, outputs])
+    with torch.no_grad():
+        for _, bias in network.numbers:
+            bias.zero_()  # outputs are then of the size of their inputs
+    size = torch.logspace(-9, 9, 96)[:, None]
+    x, slope = size * draws_of(1, 96, 4), draws_of(2, 96, outputs) / size
+    found, true = both_passes(network, flat, x, slope, compiled=True), truth(network, x, slope)
+    for one, real in ((found.out, true.out), (found.below, true.below)):
+        wrong = (one.double() - real).norm(dim=1) / real.norm(dim=1)
+        assert float(wrong.median()) < 1e-6
+        assert float(wrong.max()) < 1e-3  # of sums that come to nearly nothing
+
+
+@needs_tiles
+def test_silent_units_and_nothing_at_all_are_exact() -> None:
+    network, flat = network_of([3, 64, 64, 1])
+    with torch.no_grad():
+        network.numbers[1][1].fill_(-1e4)  # no unit of the last hidden layer is ever positive
+    found = both_passes(network, flat, draws_of(1, 70, 3), torch.ones(70, 1), compiled=True)
+    assert torch.equal(found.out, network.numbers[2][1].detach().expand(70, 1))
+    assert torch.equal(found.below, torch.zeros(70, 3))
+    weights = [weight.grad for weight, _ in network.numbers]
+    assert all(gradient is not None and not gradient.any() for gradient in weights)
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.zero_()
+    assert not both_passes(network, flat, draws_of(1, 70, 3), torch.zeros(70, 1), compiled=True).out.any()
+
+
+@needs_tiles
+@pytest.mark.parametrize("layer", [0, 1, 2])
+def test_a_weight_that_is_not_finite_is_not_hidden(layer: int) -> None:
+    network, flat = network_of([3, 64, 64, 1])
+    with torch.no_grad():
+        network.numbers[layer][0][:, :] = torch.nan
+    found = both_passes(network, flat, draws_of(1, 64, 3), torch.ones(64, 1), compiled=True)
+    assert not found.out.isfinite().any()
+
+
+@needs_tiles
+def test_weights_that_did_not_move_are_not_laid_out_again() -> None:
+    network, flat = network_of([3, 64, 64, 1])
+    other, _ = network_of([3, 64, 64, 1], seed=1)
+    x, slope = draws_of(1, 64, 3), draws_of(2, 64, 1)
+
+    def gone(*, again: bool) -> tuple[Tensor, Tensor]:
+        flat.zero_grad()
+        tape = run(network, x, again=again)
+        back(network, tape, slope, again=again)
+        return tape.out, flat.gradient.clone()
+
+    with torch.no_grad():
+        out, gradient = gone(again=False)
+        for _ in range(2):
+            for one, first in zip(gone(again=True), (out, gradient), strict=True):
+                assert torch.equal(one, first)
+            back(other, run(other, x), slope.clone(), weights=False)  # whose weights took the place of these
+        flat.data.mul_(2.0)
+        stale, _ = gone(again=True)  # the other's are laid out now: these are, too
+        assert not torch.equal(stale, out)
+        flat.data.mul_(0.5)
+        assert torch.equal(gone(again=False)[0], out)
+
+
+@needs_tiles
 def test_a_copy_and_moved_weights_are_looked_up_anew() -> None:
     network, _ = network_of([3, 64, 64, 1])
     x = draws_of(1, 64, 3)

@@ -178,13 +178,37 @@ def test_cql_on_finite_actions() -> None:
     agree(policy, list(policy.values.parameters()), objective, hand, logged_rows(choices=True))
 
 
-def test_cql_on_a_box() -> None:
+@pytest.mark.parametrize("states", [cql.STATES, 3])
+def test_cql_on_a_box(states: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(cql, "STATES", states)
     policy = wide(SoftActorCritic(SPACES, RELU, seed=0))
     rows = logged_rows(choices=False, noise=(2 + 3 * 4) * 2)
     objective, hand = (partial(one, conservatism=3.0) for one in (cql.box_objective, cql.box_by_hand))
     agree(policy, list(policy.critics.parameters()), objective, hand, rows)
     own = [*policy.actor.parameters(), policy.log_temperature]
     agree(policy, own, cql.actor_objective, cql.actor_by_hand, rows)
+
+
+def test_compiled_or_not_the_gradient_of_cql_is_as_exact_as_autograds_in_float32() -> None:
+    """On networks of the benchmark's size, where products are compiled if they ever are; the truth is in float64."""
+    policy = SoftActorCritic(SPACES, MlpConfig(hidden=[256, 256], activation="relu"), seed=0)
+    draws = generator(4, "rows")
+    rows = LoggedRows(
+        weight=torch.full((1,), 0.01).double().expand(100), seen=column(draws, 100, 3),
+        chosen=column(draws, 100, 2).tanh(), reward=column(draws, 100), discount=torch.full((100,), 0.9).double(),
+        after=column(draws, 100, 3), noise=column(draws, 100, (2 + 3 * 4) * 2),
+    )  # fmt: skip
+    found: list[torch.Tensor] = []
+    for made, kind, by_hand in ((policy, torch.float32, True), (policy, torch.float32, False),
+                                (copy.deepcopy(policy).double(), torch.float64, False)):  # fmt: skip
+        flat = FlatParameters(made.critics.parameters())
+        with torch.set_grad_enabled(not by_hand):
+            loss = (cql.box_by_hand if by_hand else cql.box_objective)(made, rows.to(kind), conservatism=5.0).loss
+        if not by_hand:
+            (loss * rows.weight.to(kind)).sum().backward()
+        found.append(flat.gradient.double())
+    ours, theirs = ((one - found[2]).norm() for one in found[:2])
+    assert ours <= 1.5 * theirs
 
 
 @pytest.mark.parametrize("choices", [True, False])
@@ -205,8 +229,13 @@ def test_td3_bc() -> None:
         partial(one, algorithm=td3_bc.Td3BcAlgorithm()) for one in (td3_bc.critic_objective, td3_bc.critic_by_hand)
     )
     agree(policy, list(policy.critics.parameters()), objective, hand, rows)
-    scaled = td3_bc.scaled_rows(policy, rows, 0, alpha=2.5)
-    agree(policy, list(policy.actor.parameters()), td3_bc.actor_objective, td3_bc.actor_by_hand, scaled)
+    once = td3_bc.OnceThrough(alpha=2.5)
+    scaled = once.prepare(policy, rows, 0)
+    agree(policy, list(policy.actor.parameters()), td3_bc.actor_objective, once.by_hand, scaled)
+    assert once.latest is None
+    agree(policy, list(policy.actor.parameters()), td3_bc.actor_objective, once.by_hand, scaled)  # through once more
+    part = once.prepare(policy, rows, 0).take(np.arange(3, 6))
+    agree(policy, list(policy.actor.parameters()), td3_bc.actor_objective, once.by_hand, part)
 
 
 def test_the_critics_of_bcq_and_bear() -> None:

@@ -286,7 +286,7 @@ def opened(folder: Path) -> str:
 def lock(steps: int, **changes: Any) -> dict[str, Any]:
     return {
         "recipe": "dqn", "name": "x", "steps": steps, "env": {"id": "Lock-v0"},
-        "network": {"hidden": [32], "activation": "relu"}, "learner": {"lr": 3e-3, "minibatches": 16},
+        "network": {"hidden": [32], "layer_norm": False}, "learner": {"lr": 3e-3, "minibatches": 16},
         "replay": {"collect": 32, "batch": 64, "warmup": 100}, "judge": {"episodes": 1}, **changes,
     }  # fmt: skip
 

@@ -16,7 +16,6 @@ from hone.envs.gym import GymConfig
 from hone.models.acting import ActCategorical, ActGreedy
 from hone.models.acting_values import ActNoisy
 from hone.models.control_folder import load_policy
-from hone.models.mlp import MlpConfig
 from hone.models.value_networks import DeepValues
 from hone.train.certificate import certificate, job_trials
 from hone.train.job import Job
@@ -25,7 +24,7 @@ from hone.train.memories import TurnReplayConfig
 from hone.train.optimize import schedule
 from hone.train.recipes import c51, dqn, noisy_dqn
 from hone.train.registry import load_recipe
-from hone.train.value_based import Boltzmann, Epsilon, ValueLearner, ValueRun, scheduled, value_job
+from hone.train.value_based import Boltzmann, Epsilon, ValueLearner, ValueNetwork, ValueRun, scheduled, value_job
 
 VALUES = (
     "dqn",
@@ -250,7 +249,7 @@ def test_a_support_has_a_width() -> None:
 
 LAKE: dict[str, Any] = {
     "env": {"id": "FrozenLake-v1", "num_envs": 4, "kwargs": {"is_slippery": False}},
-    "network": {"hidden": [32], "activation": "relu"},
+    "network": {"hidden": [32], "activation": "relu", "layer_norm": False},  # each state has weights of its own
     "learner": {"lr": 5e-3, "minibatches": 16},
     "replay": {"collect": 16, "batch": 64, "warmup": 4000},
     "judge": {"episodes": 2},
@@ -295,20 +294,56 @@ def test_defaults_of_a_partial_table_are_the_familys() -> None:
     partly = dqn.Dqn.model_validate(
         {"recipe": "dqn", "name": "x", "steps": 1, "env": {"id": "CartPole-v1"}, "learner": {"lr": 1e-3}}
     )
-    assert partly.learner == ValueLearner(lr=1e-3, decay="linear")
-    assert config.learner.minibatches == partly.learner.minibatches == 128
+    assert partly.learner == ValueLearner(lr=1e-3)
+    assert config.learner.minibatches == partly.learner.minibatches == 8
     assert (config.replay, config.algorithm) == (TurnReplayConfig(), dqn.DqnAlgorithm())
-    assert config.network == MlpConfig(hidden=[256, 256], activation="relu")
+    partly = dqn.Dqn.model_validate(
+        {"recipe": "dqn", "name": "x", "steps": 1, "env": {"id": "CartPole-v1"}, "network": {"hidden": [16]}}
+    )
+    assert config.network == ValueNetwork(hidden=[256, 256], activation="relu", layer_norm=True)
+    assert partly.network == ValueNetwork(hidden=[16], activation="relu", layer_norm=True)
 
 
 @pytest.mark.parametrize("recipe", VALUES)
-def test_by_default_a_copy_waits_for_enough_updates_and_the_rate_ends_at_nothing(recipe: str) -> None:
-    """Copies after 32 updates made CartPole's values grow without end."""
+def test_by_default_the_rate_stays_and_the_support_is_wide_enough(recipe: str) -> None:
+    """The average of weights that stand still is no average."""
     entry = load_recipe(recipe)
     config = entry.config.model_validate({"recipe": recipe, "name": "x", "steps": 1, "env": {"id": "CartPole-v1"}})
     assert isinstance(config, ValueRun)
+    assert config.learner.decay == "constant"
+    assert schedule(config.learner, 100)(100) == config.learner.lr
     algorithm = config.model_dump()["algorithm"]
-    assert algorithm["target_every"] * config.learner.optimizer_steps(1) == 128
-    assert schedule(config.learner, 100)(100) == 0.0
     if "high" in algorithm:  # the support ends where the return of a world that pays 1 a step does
         assert algorithm["high"] == pytest.approx(1 / (1 - algorithm["discount"]))
+
+
+@pytest.mark.parametrize("normed", [False, True])
+def test_layer_normalisation_keeps_values_from_growing(normed: bool) -> None:
+    """A copy after every four updates is too soon for a plain network: its values leave the 50 that there can be."""
+    job = make(
+        "dqn", 120, env={"id": "CartPole-v1"}, network={"hidden": [128, 128], "layer_norm": normed},
+        learner={"lr": 1e-3, "minibatches": 4}, replay={"collect": 8, "batch": 64, "warmup": 200},
+        algorithm={"discount": 0.98, "normalise_observations": normed},
+    )  # fmt: skip
+    told = Diary()
+    train(job.recipe, steps=120, report=told)
+    policy: DeepValues = job.recipe.learner.policy
+    with torch.no_grad():
+        worth = policy.table(policy.outcomes(torch.zeros(1, 4))).max().item()
+    assert (worth < 60) if normed else (worth > 200)
+
+
+def test_what_is_seen_is_normalised_by_what_was_seen(tmp_path: Path) -> None:
+    job = make("dqn", 4)
+    train(job.recipe, steps=4, report=Diary())
+    inputs = job.recipe.learner.policy.spaces.inputs
+    assert len(inputs.mean) == len(inputs.scale) == 4
+    assert inputs.scale[2] < inputs.scale[3], "a pole's angle varies less than its speed"
+    job.save_policy(tmp_path)
+    assert load_policy(tmp_path).spaces.inputs == inputs
+    plain = make("dqn", 1, algorithm={"normalise_observations": False})
+    train(plain.recipe, steps=1, report=Diary())
+    assert plain.recipe.learner.policy.spaces.inputs.mean == ()
+    lake = make("dqn", 1, env={"id": "FrozenLake-v1"})  # numbered states: there is nothing to normalise
+    train(lake.recipe, steps=1, report=Diary())
+    assert lake.recipe.learner.policy.spaces.inputs.mean == ()

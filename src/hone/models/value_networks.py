@@ -18,6 +18,7 @@ from hone.models.acting import ActCategorical, ActGreedy, Acting
 from hone.models.acting_values import ActNoisy, NumpyNoisyMlp, NumpyValues
 from hone.models.control import Policy
 from hone.models.mlp import Choices, Mlp, MlpConfig, Spaces
+from hone.models.normed import NormedMlp, layer_normed
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +63,8 @@ class Shape:
     """Value and advantages are two streams of the last layer (Wang et al., 2016)."""
     sigma: float = 0.0
     """Initial scale of the noise in the weights (NoisyNets, Fortunato et al., 2018); 0: none."""
+    layer_norm: bool = False
+    """Whether each hidden layer is normalised, before its activation."""
 
     def outputs(self, choices: int) -> int:
         """Numbers that the last layer gives."""
@@ -78,10 +81,14 @@ class NoisyMlp(nn.Module):
     as an `Mlp`'s weights do, so that without noise it is one; sigma begins at `sigma` / sqrt(inputs of the layer).
     """
 
-    def __init__(self, inputs: int, outputs: int, config: MlpConfig, *, seed: int, stream: str, sigma: float) -> None:
+    def __init__(self, mean: Mlp, config: MlpConfig, *, sigma: float) -> None:
+        """`mean` is the network without noise."""
         super().__init__()
-        self.mean = Mlp(inputs, outputs, config, seed=seed, stream=stream)
+        self.mean = mean
         self.relu = config.activation == "relu"
+        self.layer_norm = isinstance(mean, NormedMlp)
+        (weight, _), (_, last) = mean.numbers[0], mean.numbers[-1]
+        inputs, outputs = weight.shape[1], len(last)
         self.sizes = [inputs, *config.hidden, outputs]
         scales = [sigma / math.sqrt(size) for size in self.sizes[:-1]]
         shapes = list(zip(self.sizes[1:], self.sizes[:-1], scales, strict=True))
@@ -106,6 +113,7 @@ class NoisyMlp(nn.Module):
             drawn = torch.addcmul(layer.weight, weight, torch.outer(after, before))
             x = F.linear(x, drawn, torch.addcmul(layer.bias, offset, after))
             if number < len(layers) - 1:
+                x = layer_normed(x) if self.layer_norm else x
                 x = x.relu_() if self.relu else x.tanh_()
         return x
 
@@ -141,9 +149,9 @@ class DeepValues(Policy):
 
     def _body(self, seed: int) -> Mlp | NoisyMlp:
         size, outputs = self.spaces.inputs.size, self.shape.outputs(self.choices)
-        if self.shape.sigma > 0:
-            return NoisyMlp(size, outputs, self.network, seed=seed, stream="values", sigma=self.shape.sigma)
-        return Mlp(size, outputs, self.network, seed=seed, stream="values")
+        made = NormedMlp if self.shape.layer_norm else Mlp
+        body = made(size, outputs, self.network, seed=seed, stream="values")
+        return NoisyMlp(body, self.network, sigma=self.shape.sigma) if self.shape.sigma > 0 else body
 
     @property
     def noise_size(self) -> int:
@@ -229,13 +237,19 @@ class DeepValues(Policy):
     def extras(self) -> Mapping[str, Any]:
         shape = self.shape
         (kind,) = (name for name, made in OUTCOMES.items() if isinstance(shape.outcome, made))
-        return {"outcome": {"kind": kind, **asdict(shape.outcome)}, "dueling": shape.dueling, "sigma": shape.sigma}
+        outcome = {"kind": kind, **asdict(shape.outcome)}
+        return {**asdict(shape), "outcome": outcome}
 
     @classmethod
     def made(cls, spaces: Spaces, network: MlpConfig, extras: Mapping[str, Any]) -> Self:
         outcome = dict(extras["outcome"])
         made = OUTCOMES[outcome.pop("kind")]
-        shape = Shape(outcome=made(**outcome), dueling=bool(extras["dueling"]), sigma=float(extras["sigma"]))
+        shape = Shape(
+            outcome=made(**outcome),
+            dueling=bool(extras["dueling"]),
+            sigma=float(extras["sigma"]),
+            layer_norm=bool(extras.get("layer_norm", False)),  # folders of before it was there
+        )
         return cls(spaces, network, seed=0, shape=shape)
 
 

@@ -25,6 +25,7 @@ def critics_gradient(critics: Sequence[Mlp], x: Tensor, target: Tensor, weight: 
         tape = run(critic, x)
         value = tape.out.squeeze(1)
         back(critic, tape, ((value - target) * weight)[:, None])
+        del tape  # the next one takes its place in the cache
         values.append(value)
     if len(values) == 1:
         return squared(values[0], target)

@@ -23,7 +23,7 @@ class TurnReplayConfig(Config):
     """What is remembered, how much is added in a turn of the loop, and how much of it is looked at again: many steps,
     then many updates."""
 
-    collect: int = Field(default=256, ge=1)
+    collect: int = Field(default=16, ge=1)
     """Steps of each environment per turn of the loop; `learner.minibatches` updates follow."""
     batch: int = Field(default=64, ge=1)
     """Transitions per update."""

@@ -28,7 +28,7 @@ from hone.models.control import Policy
 from hone.models.mlp import Bounds, Choices, MlpConfig, Spaces
 from hone.objectives.terms import Terms
 from hone.train.config import RunConfig, RunSettings
-from hone.train.control import Columns, JudgeConfig, control_job, fingerprint, log_spaces
+from hone.train.control import Columns, JudgeConfig, control_job, cut_columns, fingerprint, log_spaces
 from hone.train.control import phase as plain_phase
 from hone.train.job import Job
 from hone.train.learner import GradientLearner, Phase
@@ -142,13 +142,22 @@ def phase(
 ) -> Phase[Q, R]:
     """One of several optimizer steps per minibatch; rows come in the precision of the policy that is stepped."""
     made = plain_phase(name, partial(_alike, objective), parameters, config)
-    made.by_hand = None if by_hand is None else partial(_alike, by_hand)
+    made.by_hand = None if by_hand is None else partial(_stepped, by_hand, parameters[0])
     return made
 
 
 def _alike(objective: Callable[[Q, R], Terms], policy: Q, rows: R) -> Terms:
-    kind = next(policy.parameters()).dtype
-    return objective(policy, rows if rows.reward.dtype == kind else rows.to(kind))
+    return objective(policy, in_precision(rows, next(policy.parameters()).dtype))
+
+
+def _stepped(by_hand: Callable[[Q, R], Terms], one: nn.Parameter, policy: Q, rows: R) -> Terms:
+    """`one` of the parameters that are stepped, for its precision: a policy takes its time to find one."""
+    return by_hand(policy, in_precision(rows, one.dtype))
+
+
+def in_precision(rows: R, kind: torch.dtype) -> R:
+    """`rows`, converted where they are not so already."""
+    return rows if rows.reward.dtype == kind else rows.to(kind)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -193,6 +202,7 @@ def offline_job(config: OfflineRun, log: Log, policy: P, wiring: Wiring) -> Job[
         minibatches=config.learner.minibatches,
         shuffle=False,
         after_step=after_step,
+        cut=cut_columns,
     )
     source = Logged(log.episodes.transitions(), batch=config.batch * config.learner.minibatches, seed=config.seed)
     return control_job(

@@ -5,7 +5,7 @@ algorithm runs. A recipe says its `Method`: the shape of the network, the loss, 
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Any, Literal, TypeAlias, TypeVar
 
@@ -34,8 +34,9 @@ from hone.train.control import JudgeConfig, NetworkActor, Scored, control_job, p
 from hone.train.imitation import Demonstrations, with_demonstrations
 from hone.train.job import Entry, Job, Parts
 from hone.train.learner import GradientLearner, Phase
-from hone.train.loop import Recipe
+from hone.train.loop import Recipe, Source
 from hone.train.memories import TurnReplayConfig
+from hone.train.normalise import Normalise, normalised
 from hone.train.optimize import LearnerConfig, schedule
 from hone.train.sources import Live, Replay
 from hone.train.value_rows import Recollection, ValueRows, shaken, value_rows
@@ -75,23 +76,34 @@ Exploration: TypeAlias = Annotated[Epsilon | Boltzmann, Field(discriminator="kin
 class ValueLearner(LearnerConfig):
     """AdamW, and how many updates follow what a turn of the loop collected."""
 
-    lr: float = Field(default=2.3e-3, gt=0)
+    lr: float = Field(default=3e-4, gt=0)
     """Peak learning rate; above 1 it needs `--yes`."""
     max_grad_norm: float | None = Field(default=10.0, ge=0)
     """Gradients longer than this are shortened to it; 0 leaves them as they are."""
-    minibatches: int = Field(default=128, ge=1)
+    minibatches: int = Field(default=8, ge=1)
     """Updates per turn of the loop."""
+
+
+class ValueNetwork(MlpConfig):
+    """A multilayer perceptron that says what choices are worth."""
+
+    layer_norm: bool = True
+    """Normalise each hidden layer, without weights of its own, before its activation: then values that learn from their
+    own targets do not grow without end (Gallici et al., 2025)."""
 
 
 class ValueAlgorithm(Config):
     """What all of them have."""
 
-    discount: float = Field(default=0.98, ge=0, le=1)
+    discount: float = Field(default=0.99, ge=0, le=1)
     """Of a reward one step later. The nearer to 1, the more copies it takes until the values have settled."""
     target_every: int = Field(default=1, ge=1)
     """Turns of the loop after which the slow copy follows."""
     target_rate: float = Field(default=1.0, gt=0, le=1)
     """Share of the values that it then takes on; 1: it becomes a copy."""
+    normalise_observations: bool = True
+    """Mean 0 and standard deviation 1 for each number that is seen, by running statistics that are part of the policy.
+    Numbered states have no scale, and stay as they are."""
     average_rate: float = Field(default=0.0002, gt=0, le=1)
     """Share of the weights that the policy takes on per update: what is judged and shipped is their running average
     (Polyak & Juditsky, 1992); 1: the last weights."""
@@ -100,12 +112,10 @@ class ValueAlgorithm(Config):
 class Turns(RunConfig):
     """Networks over finitely many actions that learn from replay, a turn at a time."""
 
-    run: RunSettings = RunSettings(threads=1, log_every=10, checkpoint_every=100)
+    run: RunSettings = RunSettings(threads=1, log_every=100, checkpoint_every=1000)
     """How the run is carried out."""
     env: GymConfig
     """The environments."""
-    network: MlpConfig = MlpConfig(hidden=[256, 256], activation="relu")
-    """The values, and the policy if there is one, have one each."""
     learner: ValueLearner = ValueLearner()
     """The optimizer."""
     replay: TurnReplayConfig = TurnReplayConfig()
@@ -126,8 +136,8 @@ class Turns(RunConfig):
 class ValueRun(Turns):
     """Action values on Gymnasium environments with finitely many actions."""
 
-    learner: ValueLearner = ValueLearner(decay="linear")
-    """The optimizer. Its rate falls: what a run ends with should not depend on where the values sway just then."""
+    network: ValueNetwork = ValueNetwork(hidden=[256, 256], activation="relu")
+    """What every choice is worth."""
 
     def acting(self, policy: DeepValues, version: int) -> Acting:
         """Who decides in the turn that `version` begins: the policy as it acts by itself, at random before it learned
@@ -220,7 +230,9 @@ def value_job(config: C, *, method: Callable[[C], Method]) -> Job[DeepValues]:
     algorithm = chosen.algorithm
     world = open_world(config.env, steps=replay.collect, seed=config.seed)
     space = space_of(world.envs.single_observation_space, world.envs.single_action_space)
-    policy = DeepValues(space, config.network, seed=config.seed, shape=chosen.shape).to(config.run.device)
+    network, shape = config.network, replace(chosen.shape, layer_norm=config.network.layer_norm)
+    plain = MlpConfig(hidden=network.hidden, activation=network.activation)
+    policy = DeepValues(space, plain, seed=config.seed, shape=shape).to(config.run.device)
     memory = Recollection(replay.memory, steps=chosen.steps, discount=algorithm.discount, priorities=chosen.priorities)
     updates = config.learner.optimizer_steps(1)
 
@@ -250,8 +262,10 @@ def value_job(config: C, *, method: Callable[[C], Method]) -> Job[DeepValues]:
         shuffle=chosen.priorities is not None or chosen.demonstrations is not None,
         after_step=after_step,
     )
+    seen: Source[DeepValues] = Scored(Live(world, Explorer(config.acting, NetworkActor(policy.acting()))), world)
+    normalise = Normalise(observations=algorithm.normalise_observations and not space.inputs.one_hot)
     source = Replay(
-        Scored(Live(world, Explorer(config.acting, NetworkActor(policy.acting()))), world),
+        normalised(seen, normalise, size=space.inputs.size, discount=algorithm.discount),
         ring=with_demonstrations(memory, chosen.demonstrations, space),
         sample=replay.batch * config.learner.minibatches,
         warmup=replay.warmup,

@@ -1,7 +1,8 @@
 """Both passes of a small network of rectified units by compiled kernels, where the processor has tiles (AMX).
 
 Belongs here: the C interface of perceptron/perceptron.h, and which networks it serves. The same passes in plain torch
-are in `models.by_hand`, which asks here first. Products keep the accuracy of float32.
+are in `models.by_hand`, which asks here first. Numbers are rounded to 24 bits of the greatest one of their row, which
+on networks is as exact as float32 (perceptron/digits.h).
 """
 
 import ctypes
@@ -34,14 +35,16 @@ _At, _Long = ctypes.c_void_p, ctypes.c_int64
 _MOST: Final = LAYERS.stop - 1
 _SIGNATURES: Final = {
     "hone_runs": (ctypes.c_int32, []),
-    "hone_forward": (None, [_At, _Long, _At, _At, _At]),
-    "hone_backward": (None, [_At, _Long, _At, _At, _At, _At, ctypes.c_int32]),
+    "hone_forward": (None, [_At, _Long, _At, _At, _At, ctypes.c_int32]),
+    "hone_backward": (None, [_At, _Long, _At, _At, _At, _At, ctypes.c_int32, ctypes.c_int32]),
 }
 
 
 def build(*, force: bool = False, checked: bool = False) -> BuildInfo:
     """The library, as `hone.native.build.build` makes it."""
-    amx = InstructionSet(name="amx", file="perceptron_amx.cpp", flags=(*AVX512, "-mamx-tile", "-mamx-bf16"))
+    amx = InstructionSet(
+        name="amx", file="perceptron_amx.cpp", flags=(*AVX512, "-mamx-tile", "-mamx-bf16", "-mamx-int8")
+    )
     plain = InstructionSet(name="plain", file="memory.cpp", flags=())
     sets = (plain, amx) if on_x86() else (plain,)
     return build_source(
@@ -93,34 +96,42 @@ class Passes:
         self.places = np.zeros(2 + 5 * _MOST, np.int64)
         """The C struct: layers, sizes, then the addresses of weights, biases and of their gradients."""
         self.places[0], self.places[1 : 1 + len(sizes)] = len(numbers), sizes
+        self.at = 0
+        """Where `places` lies, of the network that `owner` names: a copy of this has its own."""
+        self.owner = 0
 
     def serves(self, x: Tensor) -> bool:
         """Whether it takes rows `[n, in]` like these, here and now."""
         kind = torch.float32
-        fits = x.shape[0] >= FEWEST_ROWS and x.dtype == kind == self.numbers[0].dtype and x.device.type == "cpu"
+        fits = x.shape[0] >= FEWEST_ROWS and x.dtype == kind == self.numbers[0].dtype and x.is_cpu
         return fits and bool(functions())
 
-    def forward(self, x: Tensor, tape: Tensor | None = None) -> Tensor:
-        """`[n, in]` -> `[n, out]`; fills `tape` for the way back, if there is one."""
+    def forward(self, x: Tensor, tape: Tensor | None = None, *, again: bool = False) -> Tensor:
+        """`[n, in]` -> `[n, out]`; fills `tape` for the way back, if there is one.
+
+        `again`: no weight has moved since the last call, and they need not be laid out anew.
+        """
         x = x.contiguous()
         y = torch.empty(x.shape[0], self.outputs)
         kept = 0 if tape is None else tape.data_ptr()
-        _loaded()["hone_forward"](self._place(), x.shape[0], x.data_ptr(), kept, y.data_ptr())
+        _loaded()["hone_forward"](self._place(), x.shape[0], x.data_ptr(), kept, y.data_ptr(), again)
         return y
 
     def tape(self, rows: int) -> Tensor:
         """Room for what the hidden layers put out, `[panels, units, 32]` in one."""
         return torch.empty(-(-rows // 32) * 32 * self.units)
 
-    def backward(self, x: Tensor, tape: Tensor, slope: Tensor, *, weights: bool, inputs: bool) -> Tensor | None:
+    def backward(
+        self, x: Tensor, tape: Tensor, slope: Tensor, *, weights: bool, inputs: bool, again: bool = False
+    ) -> Tensor | None:
         """`slope` `[n, out]`, the derivative by the outputs -> that by the inputs `[n, in]` where `inputs` is set; adds
-        to the gradients where `weights` is set."""
+        to the gradients where `weights` is set. `again`: as of `forward`, since the last call of this."""
         x, slope = x.contiguous(), slope.contiguous()
         below = torch.empty_like(x) if inputs else None
         at = 0 if below is None else below.data_ptr()
         network = self._place(gradients=weights)
         ends = x.data_ptr(), tape.data_ptr(), slope.data_ptr(), at
-        _loaded()["hone_backward"](network, x.shape[0], *ends, weights)
+        _loaded()["hone_backward"](network, x.shape[0], *ends, weights, again)
         return below
 
     def _place(self, *, gradients: bool = False) -> int:
@@ -134,7 +145,9 @@ class Passes:
             if then != self.known_gradients:
                 self.known_gradients = then
                 self._note(2, then)
-        return self.places.ctypes.data
+        if self.owner != id(self):
+            self.owner, self.at = id(self), self.places.ctypes.data
+        return self.at
 
     def _note(self, row: int, addresses: tuple[int, ...]) -> None:
         count = len(addresses) // 2

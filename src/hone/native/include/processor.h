@@ -26,13 +26,13 @@ static inline bool runs_avx512() { return false; }
 static inline bool runs_avx512_bf16() { return false; }
 #endif
 
-// Tiles of bfloat16 beside AVX-512; the system is asked to let this process use them.
+// Tiles of bfloat16 and of bytes beside AVX-512; the system is asked to let this process use them.
 static inline bool runs_amx() {
 #if defined(__x86_64__) && defined(__linux__)
-  constexpr unsigned TILE = 1u << 24, BF16 = 1u << 22;
+  constexpr unsigned TILE = 1u << 24, BF16 = 1u << 22, INT8 = 1u << 25, ALL = TILE | BF16 | INT8;
   constexpr long REQUEST_PERMISSION = 0x1023, TILE_DATA = 18;  // arch_prctl(ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA)
   unsigned a, b, c, d;
-  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & TILE) == 0 || (d & BF16) == 0) return false;
+  if (!__get_cpuid_count(7, 0, &a, &b, &c, &d) || (d & ALL) != ALL) return false;
   return runs_avx512() && syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA) == 0;
 #else
   return false;

@@ -1,7 +1,7 @@
 """C51: the distribution of the return on fixed atoms (Bellemare et al., 2017).
 
 The distribution of r + discount * Z is projected on the atoms, and the cross-entropy to it is lowered; choices are made
-by the mean. The defaults are for CartPole-v1, whose discounted return lies between 0 and 50.
+by the mean. The defaults are for CartPole-v1, whose discounted return lies between 0 and 100.
 """
 
 from functools import partial
@@ -21,7 +21,7 @@ class CategoricalAlgorithm(ValueAlgorithm):
 
     low: float = 0.0
     """The least return; what is less is counted there."""
-    high: float = 50.0
+    high: float = 100.0
     """The greatest return; what is more is counted there."""
     atoms: int = Field(default=51, ge=2)
     """Returns at equal distances between them."""

@@ -32,7 +32,7 @@ from hone.train.job import Entry, Job, Parts
 from hone.train.offline import LoggedRows, OfflineRun, Wiring, check, derive, offline_job, opened, phase
 from hone.train.optimize import LearnerConfig
 
-STATES = 32
+STATES = 64
 """Whose proposals a critic is asked about at a time."""
 
 
@@ -117,19 +117,21 @@ def box_objective(policy: SoftActorCritic, rows: LoggedRows, *, conservatism: fl
 def box_by_hand(policy: SoftActorCritic, rows: LoggedRows, *, conservatism: float) -> Terms:
     """`box_objective` with its gradient: of a gap softmax(Q - log density) - [logged]."""
     target, density, x = asked_rows(policy, rows)
-    many = 1 + density.shape[1]
+    many, weight = 1 + density.shape[1], rows.weight[:, None]
+    # A density of the logged action that keeps it out of the gap; what else of a slope is not the worths' is made once.
+    beside = torch.cat((density.new_full((len(rows), 1), math.inf), density), dim=1).split(STATES)
+    goal, heavy, plain = ((target + conservatism)[:, None].split(STATES), (conservatism * weight).split(STATES),
+                          weight.split(STATES))  # fmt: skip
     worths_of: list[Tensor] = []
     for critic in mlps(policy.critics):
         pieces: list[Tensor] = []
-        for at in range(0, len(rows), STATES):  # what the way back needs of them stays in the cache
-            here = slice(at, at + STATES)
-            tape = run(critic, x[at * many : (at + STATES) * many])
-            worth, weight = tape.out.view(-1, many), rows.weight[here]
-            slope = torch.empty_like(worth)
-            gap = torch.softmax(worth[:, 1:] - density[here], dim=1)
-            torch.mul(gap, (conservatism * weight)[:, None], out=slope[:, 1:])
-            slope[:, 0] = (worth[:, 0] - target[here] - conservatism) * weight
-            back(critic, tape, slope.view(-1, 1))
+        for part, seen in enumerate(x.split(STATES * many)):  # what the way back needs of them stays in the cache
+            tape = run(critic, seen, again=part > 0)
+            worth = tape.out.view(-1, many)
+            slope = torch.softmax(worth - beside[part], dim=1).mul_(heavy[part])
+            slope[:, :1] = (worth[:, :1] - goal[part]).mul_(plain[part])
+            back(critic, tape, slope.view(-1, 1), again=part > 0)
+            del tape  # the next piece takes its memory, which lies in the cache
             pieces.append(worth)
         worths_of.append(torch.cat(pieces))
     return box_terms(worths_of[0], worths_of[1], density, target, conservatism=conservatism)

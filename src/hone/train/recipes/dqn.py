@@ -2,7 +2,8 @@
 
 loss = huber(Q(s, a) - [r + discount * max over a' of Q_slow(s', a')]); the discount is 0 where the world ended, and not
 where a time limit cut an episode. The policy is the running average of the weights: on CartPole-v1 the last weights of
-a run are often bad ones, with good ones just before and after. The defaults are for 50,000 steps of that world.
+a run are often bad ones, with good ones just before and after. The learning rate does not fall, so that there is
+something to average. The defaults are for 50,000 steps of that world.
 """
 
 from hone.models.value_networks import DeepValues

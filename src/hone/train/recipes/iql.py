@@ -76,17 +76,19 @@ def by_hand(policy: ImplicitValues, rows: LoggedRows, *, algorithm: IqlAlgorithm
     """`objective` with its gradient: d expectile / dV = -2 |level - 1{u < 0}| u, d imitation / d log p = -weight."""
     slow = torch.minimum(*worths(policy.targets, rows.seen, rows.chosen))
     target = td_target(rows.reward, rows.discount, policy.value(rows.after).squeeze(1))
-    valued, decided = run(policy.value, rows.seen), run(policy.actor, rows.seen)
+    valued = run(policy.value, rows.seen)
     value = valued.out.squeeze(1)
     level = expectile(value, slow, level=algorithm.expectile)
-    error, advantage = slow - value, slow - value
+    error = slow - value
     side = (algorithm.expectile - (error < 0).to(error.dtype)).abs_()
     back(policy.value, valued, (rows.weight * side * error).mul_(-2.0)[:, None])
+    del valued  # one network at a time: the next one's tape takes its place in the cache
     squares = _critics(policy, rows, target)
+    decided = run(policy.actor, rows.seen)
     weighed, pull = policy.weigh(decided.out, rows.chosen)
     scale, cap = algorithm.inverse_temperature, algorithm.cap
-    extracted = advantage_weighted(weighed, advantage, inverse_temperature=scale, cap=cap)
-    share = (scale * advantage).clamp_(max=math.log(cap)).exp_()
+    extracted = advantage_weighted(weighed, error, inverse_temperature=scale, cap=cap)
+    share = (scale * error).clamp_(max=math.log(cap)).exp_()
     back(policy.actor, decided, pull(-rows.weight * share))
     return Terms(
         loss=level.loss + squares.loss + extracted.loss,

@@ -9,9 +9,8 @@ from pydantic import Field
 from hone.models.value_networks import Shape
 from hone.objectives.td import greedy_target
 from hone.objectives.value import huber
-from hone.train.memories import TurnReplayConfig
 from hone.train.recipes.dqn import objective
-from hone.train.value_based import Method, ValueAlgorithm, ValueLearner, ValueRun, value_entry
+from hone.train.value_based import Method, ValueAlgorithm, ValueRun, value_entry
 
 
 class NoisyAlgorithm(ValueAlgorithm):
@@ -24,12 +23,8 @@ class NoisyAlgorithm(ValueAlgorithm):
 class NoisyDqn(ValueRun):
     """Deep Q-learning that explores by its weights."""
 
-    learner: ValueLearner = ValueLearner(decay="linear", minibatches=32)
-    """The optimizer. A turn acts by one draw of the weights, so turns are short."""
-    replay: TurnReplayConfig = TurnReplayConfig(collect=64)
-    """The memory, and how often it is asked."""
-    algorithm: NoisyAlgorithm = NoisyAlgorithm(target_every=4)
-    """Discount, slow copy and noise. A copy after each short turn would come too fast for the updates between."""
+    algorithm: NoisyAlgorithm = NoisyAlgorithm()
+    """Discount, slow copy and noise."""
 
 
 def method(config: NoisyDqn) -> Method:

@@ -9,9 +9,8 @@ from pydantic import Field
 
 from hone.objectives.td import double_target
 from hone.objectives.value import huber
-from hone.train.memories import TurnReplayConfig
 from hone.train.recipes.double_dqn import objective
-from hone.train.value_based import Exploring, Method, ValueAlgorithm, ValueLearner, value_entry
+from hone.train.value_based import Exploring, Method, ValueAlgorithm, value_entry
 from hone.train.value_rows import priorities_of
 
 
@@ -27,12 +26,8 @@ class PrioritizedAlgorithm(ValueAlgorithm):
 class PrioritizedDqn(Exploring):
     """Deep Q-learning on what surprises most."""
 
-    learner: ValueLearner = ValueLearner(decay="linear", minibatches=32)
-    """The optimizer. Priorities are as old as a turn's first update, so turns are short."""
-    replay: TurnReplayConfig = TurnReplayConfig(collect=64)
-    """The memory, and how often it is asked."""
-    algorithm: PrioritizedAlgorithm = PrioritizedAlgorithm(target_every=4)
-    """Discount, slow copy and priorities. A copy after each short turn would come too fast for the updates between."""
+    algorithm: PrioritizedAlgorithm = PrioritizedAlgorithm()
+    """Discount, slow copy and priorities."""
 
 
 def method(config: PrioritizedDqn) -> Method:

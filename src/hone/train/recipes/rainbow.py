@@ -11,9 +11,8 @@ from pydantic import Field
 from hone.models.value_networks import Shape
 from hone.objectives.distributional import categorical_target, categorical_values
 from hone.objectives.td import dueling
-from hone.train.memories import TurnReplayConfig
 from hone.train.recipes.c51 import CategoricalAlgorithm, objective
-from hone.train.value_based import Method, ValueLearner, ValueRun, value_entry
+from hone.train.value_based import Method, ValueRun, value_entry
 from hone.train.value_rows import best_by_now, priorities_of
 
 
@@ -33,11 +32,7 @@ class RainbowAlgorithm(CategoricalAlgorithm):
 class Rainbow(ValueRun):
     """The six extensions of deep Q-learning together."""
 
-    learner: ValueLearner = ValueLearner(lr=1e-3, decay="linear", minibatches=32)
-    """The optimizer."""
-    replay: TurnReplayConfig = TurnReplayConfig(collect=64)
-    """The memory, and how often it is asked."""
-    algorithm: RainbowAlgorithm = RainbowAlgorithm(target_every=4)
+    algorithm: RainbowAlgorithm = RainbowAlgorithm()
     """Discount, slow copy, support, length, noise and priorities."""
 
 

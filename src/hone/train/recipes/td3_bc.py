@@ -13,7 +13,7 @@ from torch import Tensor
 
 from hone.core.config import Config
 from hone.credit.returns import one_step
-from hone.models.by_hand import back, run
+from hone.models.by_hand import Tape, back, run
 from hone.models.control import mlps
 from hone.models.deterministic import DeterministicActorCritic
 from hone.models.offline_networks import first_worth, worths
@@ -26,7 +26,7 @@ from hone.objectives.weights import token_mean
 from hone.train.control import following
 from hone.train.critics_by_hand import action_slope, critics_gradient
 from hone.train.job import Entry, Job, Parts
-from hone.train.offline import LoggedRows, OfflineRun, Wiring, check, derive, offline_job, opened, phase
+from hone.train.offline import LoggedRows, OfflineRun, Wiring, check, derive, in_precision, offline_job, opened, phase
 
 
 class Td3BcAlgorithm(Config):
@@ -87,26 +87,63 @@ def actor_objective(policy: DeterministicActorCritic, rows: ScaledRows) -> Terms
     return behaviour_regularised(first_worth(policy.critics, rows.seen, action), action, rows.chosen, rows.scale)
 
 
-def actor_by_hand(policy: DeterministicActorCritic, rows: ScaledRows) -> Terms:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Went:
+    """How a batch went through the actor, and what it did through the first critic."""
+
+    acted: Tape
+    action: Tensor
+    valued: Tape
+
+
+def went(policy: DeterministicActorCritic, rows: LoggedRows) -> Went:
+    """Of networks as they are now."""
+    acted = run(policy.actor, rows.seen)
+    action = torch.tanh(acted.out)
+    valued = run(mlps(policy.critics)[0], torch.cat((rows.seen, action), dim=1))
+    return Went(acted=acted, action=action, valued=valued)
+
+
+def actor_back(policy: DeterministicActorCritic, rows: ScaledRows, gone: Went) -> Terms:
     """`actor_objective` with its gradient: d loss / d action = 2 (action - logged) / numbers - scale dQ / d action."""
-    tape = run(policy.actor, rows.seen)
-    action = torch.tanh(tape.out)
-    critic = mlps(policy.critics)[0]
-    valued = run(critic, torch.cat((rows.seen, action), dim=1))
-    apart = (action - rows.chosen) * (rows.weight * (2.0 / policy.actions))[:, None]
-    slope = apart + action_slope(critic, valued, -rows.weight * rows.scale, policy.actions)
-    back(policy.actor, tape, slope * (1.0 - action * action))
-    return behaviour_regularised(valued.out.squeeze(1), action, rows.chosen, rows.scale)
+    action = gone.action
+    apart = (action - rows.chosen).mul_((rows.weight * (2.0 / policy.actions))[:, None])
+    slope = apart.add_(action_slope(mlps(policy.critics)[0], gone.valued, -rows.weight * rows.scale, policy.actions))
+    back(policy.actor, gone.acted, slope.mul_(1.0 - action * action))
+    return behaviour_regularised(gone.valued.out.squeeze(1), action, rows.chosen, rows.scale)
 
 
-@torch.no_grad()
-def scaled_rows(policy: DeterministicActorCritic, rows: LoggedRows, update: int, *, alpha: float) -> ScaledRows:
+def scaled_by(gone: Went, rows: LoggedRows, *, alpha: float) -> ScaledRows:
     """`rows` with alpha / mean |Q(s, pi(s))| over all of them, before they are cut up."""
-    del update
-    alike = rows.to(next(policy.parameters()).dtype)
-    worth = first_worth(policy.critics, alike.seen, torch.tanh(policy.actor(alike.seen)))
-    scale = torch.from_numpy(worth_scale(worth.cpu().numpy(), alpha=alpha)).to(alike.reward)
-    return ScaledRows(**vars(alike), scale=scale)
+    scale = torch.from_numpy(worth_scale(gone.valued.out.squeeze(1).cpu().numpy(), alpha=alpha)).to(rows.reward)
+    return ScaledRows(**vars(rows), scale=scale)
+
+
+@dataclass
+class OnceThrough:
+    """The scale and the gradient of a batch both ask how it goes through the networks: they are asked once.
+
+    Between the two calls no weight moves. Rows that were cut up in between are other rows, and go through again.
+    """
+
+    alpha: float
+    latest: tuple[ScaledRows, Went] | None = None
+
+    @torch.no_grad()
+    def prepare(self, policy: DeterministicActorCritic, rows: LoggedRows, update: int) -> ScaledRows:
+        """`rows` with their scale."""
+        del update
+        alike = in_precision(rows, policy.actor.numbers[0][0].dtype)
+        gone = went(policy, alike)
+        scaled = scaled_by(gone, alike, alpha=self.alpha)
+        self.latest = scaled, gone
+        return scaled
+
+    def by_hand(self, policy: DeterministicActorCritic, rows: ScaledRows) -> Terms:
+        """`actor_back` of the rows that `prepare` returned last, or of others."""
+        latest, self.latest = self.latest, None
+        gone = latest[1] if latest is not None and latest[0] is rows else went(policy, rows)
+        return actor_back(policy, rows, gone)
 
 
 def build(config: Td3BcConfig) -> Job[DeterministicActorCritic]:
@@ -116,12 +153,12 @@ def build(config: Td3BcConfig) -> Job[DeterministicActorCritic]:
     policy = DeterministicActorCritic(spaces, config.network, seed=config.seed).to(config.run.device)
     critic = partial(critic_objective, algorithm=algorithm)
     by_hand = partial(critic_by_hand, algorithm=algorithm)
-    actor = phase("actor", actor_objective, [*policy.actor.parameters()], config.learner, by_hand=actor_by_hand)
-    prepare = partial(scaled_rows, alpha=algorithm.alpha)
+    once = OnceThrough(alpha=algorithm.alpha)
+    actor = phase("actor", actor_objective, [*policy.actor.parameters()], config.learner, by_hand=once.by_hand)
     wiring = Wiring(
         phases=[
             phase("critic", critic, [*policy.critics.parameters()], config.learner, by_hand=by_hand),
-            replace(actor, prepare=prepare, every=algorithm.policy_every),
+            replace(actor, prepare=once.prepare, every=algorithm.policy_every),
         ],
         draws=policy.actions,
         discount=algorithm.discount,

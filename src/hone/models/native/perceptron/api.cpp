@@ -13,19 +13,20 @@ HONE_OUT int32_t hone_runs() {
 #endif
 }
 
-HONE_OUT void hone_forward(const hone::Perceptron* net, int64_t rows, const float* x, float* tape, float* y) {
+HONE_OUT void hone_forward(const hone::Perceptron* net, int64_t rows, const float* x, float* tape, float* y,
+                           int32_t again) {
 #ifdef HONE_HAS_AMX
-  hone::forward_amx(*net, {rows, x, tape, y});
+  hone::forward_amx(*net, {rows, x, tape, y, again != 0});
 #else
-  (void)net, (void)rows, (void)x, (void)tape, (void)y;
+  (void)net, (void)rows, (void)x, (void)tape, (void)y, (void)again;
 #endif
 }
 
 HONE_OUT void hone_backward(const hone::Perceptron* net, int64_t rows, const float* x, const float* tape,
-                            const float* slope, float* d_x, int32_t weights) {
+                            const float* slope, float* d_x, int32_t weights, int32_t again) {
 #ifdef HONE_HAS_AMX
-  hone::backward_amx(*net, {rows, x, tape, slope, d_x, weights != 0});
+  hone::backward_amx(*net, {rows, x, tape, slope, d_x, weights != 0, again != 0});
 #else
-  (void)net, (void)rows, (void)x, (void)tape, (void)slope, (void)d_x, (void)weights;
+  (void)net, (void)rows, (void)x, (void)tape, (void)slope, (void)d_x, (void)weights, (void)again;
 #endif
 }

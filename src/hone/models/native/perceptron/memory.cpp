@@ -5,7 +5,7 @@
 namespace hone {
 
 float* room(int place, size_t floats) {
-  thread_local Workspace kept[8];
+  thread_local Workspace kept[16];
   return kept[place].at_least(floats);
 }
 

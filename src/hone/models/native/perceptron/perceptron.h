@@ -26,6 +26,7 @@ struct Forward {
   const float* x;  // [rows, inputs]
   float* tape;     // or null: nobody goes back
   float* y;        // [rows, outputs]
+  bool again;      // whether no weight has moved since the last call
 };
 
 struct Backward {
@@ -35,6 +36,7 @@ struct Backward {
   const float* slope;  // [rows, outputs], the derivative by y
   float* d_x;          // [rows, inputs], or null
   bool weights;        // whether their gradients are added to
+  bool again;          // whether no weight has moved since the last call
 };
 
 #ifdef HONE_HAS_AMX

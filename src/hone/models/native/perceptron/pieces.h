@@ -3,7 +3,7 @@
 // x = high + middle + low: each piece has the next 8 of the 24 significant bits, cut off and not rounded, so that all
 // three are exact. Of the nine products of two numbers six are taken; what is left out is below 2^-23 of the product
 // (Henry, Tang and Heinecke, 2019). The small ones are summed first, and the great ones onto them: the sum is rounded as
-// often as that of float32 products. A factor of zeros and ones is one piece, and takes three products.
+// often as that of float32 products.
 #pragma once
 #include "tiles.h"
 
@@ -42,28 +42,26 @@ static inline __m512i in_pairs(__m512i first, __m512i second) {
 enum Part { SMALL, GREAT };  // of the products
 
 // Two tiles below each other on the left times two beside each other on the right, over `steps` of 32, added to the
-// tiles of sums. Left tiles [steps][L][2], right tiles [steps][R][2]; L, R pieces of each: 3 or 1.
-template <Part PART, int L, int R>
+// tiles of sums. Tiles [steps][3][2] of both.
+template <Part PART>
 static inline __attribute__((always_inline)) void add_products(const bf16* left, const bf16* right, int64_t steps) {
-  static_assert((L == 3 || L == 1) && (R == 3 || R == 1));
 #define HONE_LEFT(piece)                                                   \
-  _tile_loadd(4, left + (step * L + (piece)) * 2 * TILE, LINE);            \
-  _tile_loadd(5, left + (step * L + (piece)) * 2 * TILE + TILE, LINE);
+  _tile_loadd(4, left + (step * 3 + (piece)) * 2 * TILE, LINE);            \
+  _tile_loadd(5, left + (step * 3 + (piece)) * 2 * TILE + TILE, LINE);
 #define HONE_RIGHT(piece)                                                  \
-  _tile_loadd(6, right + (step * R + (piece)) * 2 * TILE, LINE);           \
-  _tile_loadd(7, right + (step * R + (piece)) * 2 * TILE + TILE, LINE);
+  _tile_loadd(6, right + (step * 3 + (piece)) * 2 * TILE, LINE);           \
+  _tile_loadd(7, right + (step * 3 + (piece)) * 2 * TILE + TILE, LINE);
 #define HONE_PRODUCT       \
   _tile_dpbf16ps(0, 4, 6); \
   _tile_dpbf16ps(1, 4, 7); \
   _tile_dpbf16ps(2, 5, 6); \
   _tile_dpbf16ps(3, 5, 7);
   for (int64_t step = 0; step < steps; ++step) {
+    HONE_LEFT(0)
     if (PART == GREAT) {
-      HONE_LEFT(0)
       HONE_RIGHT(0)
       HONE_PRODUCT
-    } else if (L == 3 && R == 3) {
-      HONE_LEFT(0)
+    } else {
       HONE_RIGHT(2)
       HONE_PRODUCT
       HONE_RIGHT(1)
@@ -73,18 +71,6 @@ static inline __attribute__((always_inline)) void add_products(const bf16* left,
       HONE_RIGHT(0)
       HONE_PRODUCT
       HONE_LEFT(2)
-      HONE_PRODUCT
-    } else if (R == 3) {
-      HONE_LEFT(0)
-      HONE_RIGHT(2)
-      HONE_PRODUCT
-      HONE_RIGHT(1)
-      HONE_PRODUCT
-    } else if (L == 3) {
-      HONE_RIGHT(0)
-      HONE_LEFT(2)
-      HONE_PRODUCT
-      HONE_LEFT(1)
       HONE_PRODUCT
     }
   }
@@ -94,15 +80,14 @@ static inline __attribute__((always_inline)) void add_products(const bf16* left,
 }
 
 // What they come to: c [32][32], rows `width` apart.
-template <int L, int R>
 static void multiply(const bf16* left, const bf16* right, int64_t steps, float* c, int64_t width) {
   __asm__ volatile("" ::: "memory");  // compilers do not know that a tile is loaded from what was just stored
   _tile_zero(0);
   _tile_zero(1);
   _tile_zero(2);
   _tile_zero(3);
-  add_products<SMALL, L, R>(left, right, steps);
-  add_products<GREAT, L, R>(left, right, steps);
+  add_products<SMALL>(left, right, steps);
+  add_products<GREAT>(left, right, steps);
   _tile_stored(0, c, width * 4);
   _tile_stored(1, c + SIDE, width * 4);
   _tile_stored(2, c + SIDE * width, width * 4);
