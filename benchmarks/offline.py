@@ -228,7 +228,7 @@ ENTRANTS: dict[str, dict[str, dict[str, Any]]] = {
         "bc": {},
         "cql": {"algorithm": {"conservatism": 1.0, "samples": 4, "target_rate": 0.005}},
         "iql": {"algorithm": {"expectile": 0.8, "inverse_temperature": 3.0}},
-        "td3_bc": {},
+        "td3_bc": {"algorithm": {"alpha": 40.0}},
     },
 }
 GENERATIVE: dict[str, dict[str, Any]] = {"bc": {}, "bcq": {}, "bear": {}}

@@ -67,7 +67,8 @@ def settings(recipe: str, task: str) -> dict[str, Any]:
         turns, explore, rate = COOLED[task]
     if recipe == "sarsa_lambda":
         algorithm = {"discount": 0.99, "decay": 0.5}
-        rate = {"rate": 0.01 if lake else 0.1 if long else 0.3}  # dutch traces want one step size for all
+        rate = {"rate": 0.005 if lake else 0.1 if long else 0.3}  # dutch traces want one step size for all
+        turns, explore = (3000, cooling(0.3, 300)) if lake else (turns, explore)
     if recipe in {"dyna_q", "prioritized_sweeping"}:
         turns, explore, copies = 300, linear(1.0, 0.1, 250), 16
         algorithm = {"discount": 0.99, "planning": 5}

@@ -64,8 +64,8 @@ class CuriousAlgorithm(Config):
     """How far the probability of a decision may move before its gradient stops."""
     value_weight: float = Field(default=0.5, ge=0)
     """Of both critics' squared errors."""
-    entropy_weight: float = Field(default=0.003, ge=0)
-    """Of the policy's entropy, which is kept up."""
+    entropy_weight: float = Field(default=0.01, ge=0)
+    """Of the policy's entropy, which is kept up: whoever stands beside what pays must still try it."""
 
 
 class CuriousConfig(RunConfig):
