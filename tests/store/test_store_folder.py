@@ -204,15 +204,16 @@ def test_config_diff_and_hash():
 
 
 HOLDER = """
-import multiprocessing, sys, time
+import multiprocessing, os, sys, time
 from pathlib import Path
 from hone.core.clock import SystemClock
 from hone.store.folder import create_run
 from hone.store.manifest import Facts
 run = create_run(Path(sys.argv[1]), "run", config={}, facts=Facts(hone_version="0"), clock=SystemClock())
-child = multiprocessing.get_context("fork").Process(target=time.sleep, args=(60,))
-child.start()
-print(child.pid, flush=True)
+def work():
+    print(os.getpid(), flush=True)  # by itself: until it runs, it has not let go of what it inherited
+    time.sleep(60)
+multiprocessing.get_context("fork").Process(target=work).start()
 time.sleep(60)
 """
 

@@ -44,7 +44,8 @@ def odds(logit: Floats) -> Floats:
 
 
 def imitated(episodes: Episodes, values: Values, *, likeness: Column, credit: Credit) -> Credits:
-    """`credit` of a likeness in the place of what the world paid, which nothing is learned from.
+    """`credit` of r = likeness (GAIL: Ho and Ermon, 2016) in the place of what the world paid, which nothing is learned
+    from.
 
     Scores stay the world's own. The mean of what was paid instead is `imitation/reward_mean`. Raises DataError where
     `likeness` does not give one finite number per decision.

@@ -144,8 +144,8 @@ class Link:
             connection.connect()
             connection.sock.settimeout(self.address.timeout_s)
             connection.request(method, self._base + path, content, self._headers)
-            response = connection.getresponse()
-            return response.status, response.read()
+            with connection.getresponse() as response:  # it holds the socket; a reply that breaks off leaves it open
+                return response.status, response.read()
         except (OSError, http.client.HTTPException) as error:
             raise self._failure(place, connection, error) from None
         finally:
