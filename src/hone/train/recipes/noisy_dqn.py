@@ -9,8 +9,9 @@ from pydantic import Field
 from hone.models.value_networks import Shape
 from hone.objectives.td import greedy_target
 from hone.objectives.value import huber
+from hone.train.memories import TurnReplayConfig
 from hone.train.recipes.dqn import objective
-from hone.train.value_based import Method, ValueAlgorithm, ValueRun, value_entry
+from hone.train.value_based import Method, ValueAlgorithm, ValueLearner, ValueRun, value_entry
 
 
 class NoisyAlgorithm(ValueAlgorithm):
@@ -23,6 +24,10 @@ class NoisyAlgorithm(ValueAlgorithm):
 class NoisyDqn(ValueRun):
     """Deep Q-learning that explores by its weights."""
 
+    learner: ValueLearner = ValueLearner(minibatches=32)
+    """The optimizer."""
+    replay: TurnReplayConfig = TurnReplayConfig(collect=64)
+    """The memory, and how often it is asked. A turn acts by one draw of the weights: short ones explore nothing."""
     algorithm: NoisyAlgorithm = NoisyAlgorithm()
     """Discount, slow copy and noise."""
 
