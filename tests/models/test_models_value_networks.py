@@ -85,7 +85,7 @@ def test_numpy_is_as_noisy_as_torch(shape: Shape) -> None:
 def test_noise_switched_off_is_the_plain_network(sigma: float) -> None:
     """The same streams make the means, so sigma = 0 equals plain to the last bit; so does a draw of zeros."""
     plain = Mlp(3, 4, SMALL, seed=1, stream="values")
-    noisy = NoisyMlp(Mlp(3, 4, SMALL, seed=1, stream="values"), SMALL, sigma=sigma)
+    noisy = NoisyMlp(Mlp(3, 4, SMALL, seed=1, stream="values"), sigma=sigma)
     x = torch.from_numpy(seen())
     noise = torch.randn(noisy.noise_size, generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(noisy(x, torch.zeros_like(noise)), plain(x), rtol=0, atol=1e-6)
@@ -96,7 +96,7 @@ def test_noise_switched_off_is_the_plain_network(sigma: float) -> None:
 
 def test_one_noisy_layer_by_hand() -> None:
     """One input, one output, weight 2, offset 1, scales 3, 5; e = (4, -9), f = (2, -3): w = 2 - 18, b = 1 - 15."""
-    layer = NoisyMlp(Mlp(1, 1, MlpConfig(hidden=[]), seed=0, stream="x"), MlpConfig(hidden=[]), sigma=0.5)
+    layer = NoisyMlp(Mlp(1, 1, MlpConfig(hidden=[]), seed=0, stream="x"), sigma=0.5)
     with torch.no_grad():
         (linear,) = layer.mean.layers
         linear.weight.fill_(2.0)
@@ -107,7 +107,7 @@ def test_one_noisy_layer_by_hand() -> None:
 
 
 def test_scales_begin_as_the_paper_says() -> None:
-    noisy = NoisyMlp(Mlp(9, 4, MlpConfig(hidden=[16]), seed=1, stream="values"), MlpConfig(hidden=[16]), sigma=0.5)
+    noisy = NoisyMlp(Mlp(9, 4, MlpConfig(hidden=[16]), seed=1, stream="values"), sigma=0.5)
     assert [weight.detach().flatten()[0].item() for weight in noisy.weights] == pytest.approx([0.5 / 3, 0.5 / 4])
     assert [offset.detach()[0].item() for offset in noisy.offsets] == pytest.approx([0.5 / 3, 0.5 / 4])
     assert noisy.noise_size == (9 + 16) + (16 + 4)
@@ -115,7 +115,7 @@ def test_scales_begin_as_the_paper_says() -> None:
 
 def test_a_draw_has_mean_zero_and_the_scale_of_sigma() -> None:
     """E f = 0 and E f^2 = E |e| = sqrt(2 / pi) for each factor: the weight's variance is sigma^2 * 2 / pi."""
-    layer = NoisyMlp(Mlp(1, 1, MlpConfig(hidden=[]), seed=0, stream="x"), MlpConfig(hidden=[]), sigma=1.0)
+    layer = NoisyMlp(Mlp(1, 1, MlpConfig(hidden=[]), seed=0, stream="x"), sigma=1.0)
     noise = torch.randn(20_000, 2, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
         layer.offsets[0].zero_()

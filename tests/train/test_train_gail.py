@@ -12,18 +12,17 @@ import numpy as np
 import pytest
 import torch
 from gymnasium import spaces
+from recipe_runs import files, restored, saved
 from test_train_control_recipes import Diary
 
 from hone.cli.main import main
 from hone.core.credit import Credits, Metrics
 from hone.core.episodes import Episodes
 from hone.core.errors import ConfigError, HoneError
-from hone.core.state import substate
 from hone.envs.gym import GymConfig, open_world
 from hone.envs.logs import Log, write_log
 from hone.models.adversarial import AdversarialActorCritic
 from hone.models.mlp import Choices, Inputs, MlpConfig, Spaces
-from hone.store.codec import read_state, write_state
 from hone.train.certificate import certificate, job_trials
 from hone.train.control import step_rows
 from hone.train.job import Job
@@ -156,22 +155,14 @@ def test_a_resumed_run_is_the_uninterrupted_one(case: str, tmp_path: Path) -> No
 
     first, begun = made(case, tmp_path), Diary()
     train(first.recipe, steps=5, report=begun)
-    (tmp_path / "state").mkdir()
-    write_state(tmp_path / "state", {"source": first.recipe.source.state(), "learner": first.recipe.learner.state()})
-    first.save_policy(tmp_path / "policy")
-
-    second = made(case, tmp_path)
-    state = read_state(tmp_path / "state")
-    second.load_policy(tmp_path / "policy")
-    second.recipe.learner.restore(substate(state, "learner"))
-    second.recipe.source.restore(substate(state, "source"))
+    saved(first, tmp_path / "state")
+    second = restored(made(case, tmp_path), tmp_path / "state")
     train(second.recipe, steps=8, report=begun, first=6)
 
     assert begun.lines == whole.lines
     straight.save_policy(tmp_path / "one")
     second.save_policy(tmp_path / "two")
-    for file in (tmp_path / "one").iterdir():
-        assert file.read_bytes() == (tmp_path / "two" / file.name).read_bytes(), file.name
+    assert files(tmp_path / "one") == files(tmp_path / "two")
     assert straight.judge is not None and second.judge is not None
     assert straight.judge().metrics == second.judge().metrics
     for job in (straight, first, second):

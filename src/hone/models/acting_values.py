@@ -9,7 +9,6 @@ import numpy as np
 
 from hone.models.acting import Array
 from hone.models.mlp import Choices, Floats, Inputs, NumpyMlp
-from hone.models.normed import NumpyNormedMlp, layer_normed_array
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,8 +38,7 @@ class NumpyNoisyMlp:
             x = x @ weight
             x += offset + (spreading + shift) * after
             if number < last:
-                x = layer_normed_array(x) if isinstance(self.mean, NumpyNormedMlp) else x
-                np.maximum(x, 0.0, out=x) if self.mean.relu else np.tanh(x, out=x)
+                x = self.mean.activated(x)
         return x
 
 

@@ -155,9 +155,12 @@ class Mlp(nn.Module):
             return passes.forward(x)
         *hidden, (last, offset) = self.numbers
         for weight, bias in hidden:
-            x = F.linear(x, weight, bias)
-            x = x.relu_() if self.relu else x.tanh_()  # in place: nothing else needs the linear layer's output
+            x = self.activated(F.linear(x, weight, bias))
         return F.linear(x, last, offset)
+
+    def activated(self, x: Tensor) -> Tensor:
+        """What a hidden layer `[n, units]` hands on; in place, for nothing else needs what the linear layer put out."""
+        return x.relu_() if self.relu else x.tanh_()
 
     def compiled(self, x: Tensor) -> perceptron.Passes | None:
         """Compiled kernels for rows `[n, inputs]` like these, if there are any."""
@@ -170,8 +173,7 @@ class Mlp(nn.Module):
             return self.forward(x)
         *hidden, (last, offset) = self.numbers
         for weight, bias in hidden:
-            x = F.linear(x, weight.detach(), bias.detach())
-            x = x.relu_() if self.relu else x.tanh_()
+            x = self.activated(F.linear(x, weight.detach(), bias.detach()))
         return F.linear(x, last.detach(), offset.detach())
 
     def numpy(self) -> "NumpyMlp":
@@ -198,11 +200,12 @@ class NumpyMlp:
         for weight, bias in hidden:
             x = x @ weight
             x += bias
-            if self.relu:
-                np.maximum(x, 0.0, out=x)
-            else:
-                np.tanh(x, out=x)
+            x = self.activated(x)
         return x @ last + offset
+
+    def activated(self, x: Floats) -> Floats:
+        """What a hidden layer hands on, in place."""
+        return np.maximum(x, 0.0, out=x) if self.relu else np.tanh(x, out=x)
 
 
 def orthogonal(rows: int, columns: int, *, seed: int, stream: str) -> Floats:

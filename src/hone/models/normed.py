@@ -6,7 +6,6 @@ Learning, 2025), so that the slow copy may follow soon.
 """
 
 from dataclasses import dataclass
-from typing import cast
 
 import numpy as np
 from torch import Tensor
@@ -37,15 +36,8 @@ class NormedMlp(Mlp):
         super().__init__(inputs, outputs, config, seed=seed, stream=stream)
         self.passes = None  # no compiled kernel normalises
 
-    def forward(self, x: Tensor) -> Tensor:
-        *hidden, (last, offset) = self.numbers
-        for weight, bias in hidden:
-            x = layer_normed(F.linear(x, weight, bias))
-            x = x.relu_() if self.relu else x.tanh_()
-        return F.linear(x, last, offset)
-
-    def frozen(self, x: Tensor) -> Tensor:
-        raise NotImplementedError("nobody asks how such a network changes with its inputs")
+    def activated(self, x: Tensor) -> Tensor:
+        return super().activated(layer_normed(x))
 
     def numpy(self) -> "NumpyNormedMlp":
         plain = super().numpy()
@@ -56,11 +48,6 @@ class NormedMlp(Mlp):
 class NumpyNormedMlp(NumpyMlp):
     """A `NormedMlp` in numpy."""
 
-    def __call__(self, x: Floats) -> Floats:
-        *hidden, (last, offset) = self.layers
-        for weight, bias in hidden:
-            x = x @ weight
-            x += bias
-            x = layer_normed_array(x)
-            np.maximum(x, 0.0, out=x) if self.relu else np.tanh(x, out=x)
-        return cast("Floats", x @ last + offset)
+    def activated(self, x: Floats) -> Floats:
+        x = layer_normed_array(x)
+        return np.maximum(x, 0.0, out=x) if self.relu else np.tanh(x, out=x)

@@ -18,7 +18,7 @@ from hone.models.acting import ActCategorical, ActGreedy, Acting
 from hone.models.acting_values import ActNoisy, NumpyNoisyMlp, NumpyValues
 from hone.models.control import Policy
 from hone.models.mlp import Choices, Mlp, MlpConfig, Spaces
-from hone.models.normed import NormedMlp, layer_normed
+from hone.models.normed import NormedMlp
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -81,15 +81,11 @@ class NoisyMlp(nn.Module):
     as an `Mlp`'s weights do, so that without noise it is one; sigma begins at `sigma` / sqrt(inputs of the layer).
     """
 
-    def __init__(self, mean: Mlp, config: MlpConfig, *, sigma: float) -> None:
+    def __init__(self, mean: Mlp, *, sigma: float) -> None:
         """`mean` is the network without noise."""
         super().__init__()
         self.mean = mean
-        self.relu = config.activation == "relu"
-        self.layer_norm = isinstance(mean, NormedMlp)
-        (weight, _), (_, last) = mean.numbers[0], mean.numbers[-1]
-        inputs, outputs = weight.shape[1], len(last)
-        self.sizes = [inputs, *config.hidden, outputs]
+        self.sizes = [mean.numbers[0][0].shape[1], *(len(bias) for _, bias in mean.numbers)]
         scales = [sigma / math.sqrt(size) for size in self.sizes[:-1]]
         shapes = list(zip(self.sizes[1:], self.sizes[:-1], scales, strict=True))
         self.weights = nn.ParameterList(torch.full((rows, columns), scale) for rows, columns, scale in shapes)
@@ -113,8 +109,7 @@ class NoisyMlp(nn.Module):
             drawn = torch.addcmul(layer.weight, weight, torch.outer(after, before))
             x = F.linear(x, drawn, torch.addcmul(layer.bias, offset, after))
             if number < len(layers) - 1:
-                x = layer_normed(x) if self.layer_norm else x
-                x = x.relu_() if self.relu else x.tanh_()
+                x = self.mean.activated(x)
         return x
 
     def numpy(self) -> NumpyNoisyMlp:
@@ -151,7 +146,7 @@ class DeepValues(Policy):
         size, outputs = self.spaces.inputs.size, self.shape.outputs(self.choices)
         made = NormedMlp if self.shape.layer_norm else Mlp
         body = made(size, outputs, self.network, seed=seed, stream="values")
-        return NoisyMlp(body, self.network, sigma=self.shape.sigma) if self.shape.sigma > 0 else body
+        return NoisyMlp(body, sigma=self.shape.sigma) if self.shape.sigma > 0 else body
 
     @property
     def noise_size(self) -> int:

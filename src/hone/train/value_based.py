@@ -112,7 +112,7 @@ class ValueAlgorithm(Config):
 class Turns(RunConfig):
     """Networks over finitely many actions that learn from replay, a turn at a time."""
 
-    run: RunSettings = RunSettings(threads=1, log_every=100, checkpoint_every=1000)
+    run: RunSettings = RunSettings(threads=1, log_every=10, checkpoint_every=100)
     """How the run is carried out."""
     env: GymConfig
     """The environments."""
@@ -136,6 +136,8 @@ class Turns(RunConfig):
 class ValueRun(Turns):
     """Action values on Gymnasium environments with finitely many actions."""
 
+    run: RunSettings = RunSettings(threads=1, log_every=100, checkpoint_every=1000)
+    """How the run is carried out; its turns are short."""
     network: ValueNetwork = ValueNetwork(hidden=[256, 256], activation="relu")
     """What every choice is worth."""
 

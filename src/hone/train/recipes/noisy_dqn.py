@@ -9,6 +9,7 @@ from pydantic import Field
 from hone.models.value_networks import Shape
 from hone.objectives.td import greedy_target
 from hone.objectives.value import huber
+from hone.train.config import RunSettings
 from hone.train.memories import TurnReplayConfig
 from hone.train.recipes.dqn import objective
 from hone.train.value_based import Method, ValueAlgorithm, ValueLearner, ValueRun, value_entry
@@ -24,6 +25,8 @@ class NoisyAlgorithm(ValueAlgorithm):
 class NoisyDqn(ValueRun):
     """Deep Q-learning that explores by its weights."""
 
+    run: RunSettings = RunSettings(threads=1, log_every=25, checkpoint_every=250)
+    """How the run is carried out."""
     learner: ValueLearner = ValueLearner(minibatches=32)
     """The optimizer."""
     replay: TurnReplayConfig = TurnReplayConfig(collect=64)
