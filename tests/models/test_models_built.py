@@ -2,7 +2,7 @@
 
 import pytest
 
-from hone.models.native import library, perceptron
+from hone.models.native import library
 from hone.native.build import find_compiler, switched_off
 
 pytestmark = pytest.mark.skipif(find_compiler() is None or switched_off(), reason="no compiler, or not wanted")
@@ -10,7 +10,3 @@ pytestmark = pytest.mark.skipif(find_compiler() is None or switched_off(), reaso
 
 def test_the_kernels_of_layers_are_built() -> None:
     assert library.why_not() is None
-
-
-def test_the_perceptron_is_built() -> None:
-    assert "plain" in perceptron.build().instruction_sets

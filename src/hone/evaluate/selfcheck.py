@@ -26,7 +26,6 @@ from hone.models.config import ModelConfig
 from hone.models.decoder import Decoder
 from hone.models.init import new_model
 from hone.models.native import library as training
-from hone.models.native import perceptron
 from hone.models.native.products import tiles_in_use
 from hone.models.packed import pack_rows, row_targets
 
@@ -109,11 +108,7 @@ def _trainer_kernels() -> str:
     if loaded is None:
         return f"torch: {training.why_not()}"
     by = "the processor's tiles" if tiles_in_use() else "torch"
-    small = "compiled" if perceptron.functions() else "torch"
-    return (
-        f"compiled, {loaded.isa}: for policies in float32 and bfloat16 on a CPU; products of float32 by {by}; "
-        f"small networks: {small}"
-    )
+    return f"compiled, {loaded.isa}: for policies in float32 and bfloat16 on a CPU; products of float32 by {by}"
 
 
 def _runner() -> Kernel:

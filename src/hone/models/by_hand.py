@@ -27,19 +27,11 @@ class Tape:
     out: Tensor
     """`[n, outputs]`"""
     seen: Sequence[Tensor]
-    """What went into each layer `[n, in]`; what went into the first one, where compiled kernels keep the rest."""
-    kept: Tensor | None = None
-    """Theirs."""
+    """What went into each layer `[n, in]`."""
 
 
-def run(network: Mlp, x: Tensor, *, again: bool = False) -> Tape:
-    """`forward`, with the tape that `back` reads. Compiled kernels do it where they serve such networks.
-
-    `again`: no weight has moved since the last call; compiled kernels keep what they made of them. The same of `back`.
-    """
-    if (passes := network.compiled(x)) is not None:
-        kept = passes.tape(len(x))
-        return Tape(passes.forward(x, kept, again=again), [x], kept)
+def run(network: Mlp, x: Tensor) -> Tape:
+    """`forward`, with the tape that `back` reads."""
     seen = [x]
     *hidden, (last, offset) = network.numbers
     for weight, bias in hidden:
@@ -49,17 +41,13 @@ def run(network: Mlp, x: Tensor, *, again: bool = False) -> Tape:
     return Tape(F.linear(x, last, offset), seen)
 
 
-def back(
-    network: Mlp, tape: Tape, slope: Tensor, *, weights: bool = True, inputs: bool = False, again: bool = False
-) -> Tensor | None:
+def back(network: Mlp, tape: Tape, slope: Tensor, *, weights: bool = True, inputs: bool = False) -> Tensor | None:
     """Goes backwards from `slope` `[n, outputs]`, the derivative by the outputs.
 
     `weights`: add to the gradients of weights and biases. Returns the derivative by the inputs `[n, in]` where `inputs`
     is set. What stands in `tape` is left as it is.
     """
     numbers = network.numbers
-    if tape.kept is not None and network.passes is not None:
-        return network.passes.backward(tape.seen[0], tape.kept, slope, weights=weights, inputs=inputs, again=again)
     for number in range(len(numbers) - 1, -1, -1):
         (weight, bias), x = numbers[number], tape.seen[number]
         if weights:

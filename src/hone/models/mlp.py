@@ -20,7 +20,6 @@ from torch.nn import functional as F
 
 from hone.core.config import Config
 from hone.core.random import generator
-from hone.models.native import perceptron
 
 Floats = NDArray[np.float32]
 
@@ -139,9 +138,6 @@ class Mlp(nn.Module):
         # Beside the modules, which are slow to look up: a small network's step is mostly overhead.
         self.numbers = [(layer.weight, layer.bias) for layer in linear]
         """Weight `[out, in]` and bias `[out]` of each layer."""
-        fits = self.relu and perceptron.fits([inputs, *config.hidden, outputs])
-        self.passes = perceptron.Passes(self.numbers) if fits else None
-        """By compiled kernels, where they are for such networks."""
         with torch.no_grad():
             for number, layer in enumerate(linear):
                 scale = gain if number == len(config.hidden) else math.sqrt(2.0)
@@ -150,9 +146,7 @@ class Mlp(nn.Module):
                 layer.bias.zero_()
 
     def forward(self, x: Tensor) -> Tensor:
-        """`[n, inputs]` -> `[n, outputs]`; by compiled kernels where they serve, and nobody asks for gradients."""
-        if not torch.is_grad_enabled() and (passes := self.compiled(x)) is not None:
-            return passes.forward(x)
+        """`[n, inputs]` -> `[n, outputs]`."""
         *hidden, (last, offset) = self.numbers
         for weight, bias in hidden:
             x = self.activated(F.linear(x, weight, bias))
@@ -162,15 +156,8 @@ class Mlp(nn.Module):
         """What a hidden layer `[n, units]` hands on; in place, for nothing else needs what the linear layer put out."""
         return x.relu_() if self.relu else x.tanh_()
 
-    def compiled(self, x: Tensor) -> perceptron.Passes | None:
-        """Compiled kernels for rows `[n, inputs]` like these, if there are any."""
-        passes = self.passes
-        return passes if passes is not None and passes.serves(x) else None
-
     def frozen(self, x: Tensor) -> Tensor:
         """`forward` that lets gradients through to `x`, and computes none for the weights."""
-        if not torch.is_grad_enabled():
-            return self.forward(x)
         *hidden, (last, offset) = self.numbers
         for weight, bias in hidden:
             x = self.activated(F.linear(x, weight.detach(), bias.detach()))

@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor
 from torch.nn import functional as F
 
-from hone.models.mlp import Floats, Mlp, MlpConfig, NumpyMlp
+from hone.models.mlp import Floats, Mlp, NumpyMlp
 
 EPSILON = 1e-5
 """Added to the variance."""
@@ -31,10 +31,6 @@ def layer_normed_array(x: Floats) -> Floats:
 
 class NormedMlp(Mlp):
     """An `Mlp` with layer normalisation; initial weights are the same."""
-
-    def __init__(self, inputs: int, outputs: int, config: MlpConfig, *, seed: int, stream: str) -> None:
-        super().__init__(inputs, outputs, config, seed=seed, stream=stream)
-        self.passes = None  # no compiled kernel normalises
 
     def activated(self, x: Tensor) -> Tensor:
         return super().activated(layer_normed(x))

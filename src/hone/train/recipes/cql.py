@@ -126,11 +126,11 @@ def box_by_hand(policy: SoftActorCritic, rows: LoggedRows, *, conservatism: floa
     for critic in mlps(policy.critics):
         pieces: list[Tensor] = []
         for part, seen in enumerate(x.split(STATES * many)):  # what the way back needs of them stays in the cache
-            tape = run(critic, seen, again=part > 0)
+            tape = run(critic, seen)
             worth = tape.out.view(-1, many)
             slope = torch.softmax(worth - beside[part], dim=1).mul_(heavy[part])
             slope[:, :1] = (worth[:, :1] - goal[part]).mul_(plain[part])
-            back(critic, tape, slope.view(-1, 1), again=part > 0)
+            back(critic, tape, slope.view(-1, 1))
             del tape  # the next piece takes its memory, which lies in the cache
             pieces.append(worth)
         worths_of.append(torch.cat(pieces))
