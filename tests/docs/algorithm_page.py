@@ -1,4 +1,4 @@
-"""docs/algorithms.md, made from what the recipes and the functions that they name say about themselves.
+"""docs/reference/algorithms/index.md, made from what the recipes and the functions that they name say about themselves.
 
 `python tests/docs/algorithm_page.py` writes the page; a test fails while it says something else.
 """
@@ -14,7 +14,7 @@ from hone.train.families import FAMILIES, family_of
 from hone.train.job import Entry, defaults_of
 from hone.train.registry import load_recipe, recipe_names
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "algorithms.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "algorithms" / "index.md"
 LIBRARIES = {"trl": "TRL", "verl": "verl"}
 HEAD = """# Algorithms
 
@@ -34,8 +34,8 @@ Live(text task, engine) -> group_relative -> clipped + kl_penalty, token_mean
 ```
 
 R: score of an answer; A: advantage; r: exp(log pi now - log pi then), with *then* as
-[learner.ratio](configuration.md#ratioconfig) says; sg: data, without gradient. Keys of `algorithm` are explained in
-[configuration.md](configuration.md#every-key).
+[learner.ratio](../../howto/configure.md#ratioconfig) says; sg: data, without gradient. Keys of `algorithm` are
+explained in [configure.md](../../howto/configure.md#every-key).
 """
 
 

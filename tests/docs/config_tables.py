@@ -1,4 +1,4 @@
-"""The tables of docs/configuration.md, made from the config classes themselves.
+"""The tables of docs/howto/configure.md, made from the config classes themselves.
 
 `python tests/docs/config_tables.py` writes them into the page; a test fails while the page says something else.
 """
@@ -17,7 +17,7 @@ from hone.core.config import Config
 from hone.train.config import RunConfig
 from hone.train.registry import load_recipe, recipe_names
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "configuration.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "howto" / "configure.md"
 BEGIN, END = "<!-- tables -->\n", "<!-- /tables -->"
 HEAD = "| key | value | default | meaning |\n|---|---|---|---|"
 WORDS = {int: "integer", float: "number", str: "text", bool: "true or false", type(None): "unset"}

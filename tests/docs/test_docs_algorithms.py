@@ -1,4 +1,4 @@
-"""docs/algorithms.md is what the code says, and says of every recipe what a reader needs."""
+"""docs/reference/algorithms/index.md is what the code says, and says of every recipe what a reader needs."""
 
 import pytest
 from algorithm_page import PAGE, page, parts_of, presets_of

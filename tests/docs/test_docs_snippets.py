@@ -12,7 +12,11 @@ from snippets import Block, Runner, blocks_of, not_said
 from hone.train import recipes
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGES = ["README.md", "CONTRIBUTING.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md"))]
+PAGES = [
+    "README.md",
+    "CONTRIBUTING.md",
+    *sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "docs").rglob("*.md")),
+]
 
 NOT_RUN = {
     "make demo": "minutes; the pipeline that it runs is run here with fewer steps",

@@ -1,4 +1,4 @@
-"""The table of ceilings in docs/ground_truth.md, computed.
+"""The table of ceilings in docs/control/exact_solutions.md, computed.
 
 `python tests/envs/finite_ceilings.py` writes it; a test fails while the page says something else.
 """
@@ -9,7 +9,7 @@ from hone.envs.finite.build import from_gymnasium
 from hone.envs.finite.model import Finite
 from hone.envs.finite.solve import backward, policy_iteration, within, worth
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "ground_truth.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "control" / "exact_solutions.md"
 BEGIN, END = "<!-- ceilings:begin -->\n", "<!-- ceilings:end -->"
 HORIZON = 500
 """Where Gymnasium sets no limit."""

@@ -1,4 +1,4 @@
-"""Writes docs/lab.md and its plots: `python tests/lab/lab_page.py` (minutes), or with names for these experiments only.
+"""Writes docs/project/lab.md and its plots: `python tests/lab/lab_page.py` (minutes), or these only: `... NAME`.
 
 Everything between the two marks is measured; what stands around them is written by hand.
 """
@@ -12,7 +12,7 @@ from hone.lab.finding import Experiment, Finding
 from hone.lab.registry import experiment_names, load_experiment
 from hone.lab.results import save
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "project"
 PAGE, PLOTS = DOCS / "lab.md", DOCS / "lab"
 BEGIN, END = "<!-- experiments -->", "<!-- /experiments -->"
 SEEDS = (0, 1, 2)

@@ -78,7 +78,7 @@ def trials_of(column: Array, episodes: Episodes) -> Tensor:
         raise ConfigError(
             f"these are no whole trials of one length: {lengths[:8].tolist()} decisions, {int((begins == 1).sum())} of "
             f"{len(episodes)} begin a trial and {int(ends.sum())} end one; set rollout_steps to the pulls of a trial, "
-            "or a multiple, and use an environment of hone's trials (docs/meta.md)"
+            "or a multiple, and use an environment of hone's trials (docs/control/meta.md)"
         )
     whole = torch.from_numpy(np.ascontiguousarray(column))
     return whole.view(len(episodes), int(lengths[0]), *whole.shape[1:])

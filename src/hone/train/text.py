@@ -73,12 +73,12 @@ class RolloutConfig(Config):
     runner: RunnerKind | ServerEngine = "auto"
     """What runs the model: `native` compiled code, `native_bfloat16` the same in lower precision, `torch`,
     `torch_compiled` (by torch.compile, for GPUs), or `auto`: native where it can be built. A table instead: a server
-    (docs/engines.md)."""
+    (docs/howto/servers.md)."""
     deterministic: Literal["off", "batch"] = "off"
     """`batch`: on CUDA too no answer depends on what is written beside it; on a CPU none ever does."""
     ahead: Annotated[int, Field(ge=0, le=16)] | AheadConfig = 0
     """Steps that answers may be older than the policy that learns from them: they are collected so far ahead. A table
-    instead also says what becomes of them when it changes (docs/engine.md)."""
+    instead also says what becomes of them when it changes (docs/concepts/generation.md)."""
     slots: int = Field(default=64, ge=1)
     """Answers that are written at the same time: memory and speed, never the result."""
 
@@ -107,7 +107,7 @@ class RolloutConfig(Config):
         if isinstance(self.runner, ServerEngine) and self.deterministic != "off":
             raise ValueError(
                 f'deterministic = "{self.deterministic}" is a promise of the embedded engine, not of a server '
-                "(docs/engines.md); leave it out, or rollout.runner"
+                "(docs/howto/servers.md); leave it out, or rollout.runner"
             )
         if isinstance(self.runner, ServerEngine) and self.midway:
             raise ValueError(

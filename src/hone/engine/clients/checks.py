@@ -27,7 +27,7 @@ def check_askable(samplings: Iterable[Sampling], abilities: Abilities) -> None:
         elif "temperature" not in abilities.has:
             faults.add(
                 f"temperature = {sampling.temperature}: {abilities.lacking(['temperature'])[0]}; start it with flags "
-                "under which it does (docs/engines.md)"
+                "under which it does (docs/howto/servers.md)"
             )
     faults.raise_if_any()
 

@@ -13,7 +13,7 @@ class ServerEngine(Config):
     """A server in the place of the embedded engine; it takes up the policy's weights from a folder after every step."""
 
     kind: Literal["vllm", "sglang"]
-    """The protocol that it speaks; `docs/engines.md` says how each is started."""
+    """The protocol that it speaks; `docs/howto/servers.md` says how each is started."""
     url: str
     """`http://host:port`."""
     key_from: str | None = None

