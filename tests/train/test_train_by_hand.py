@@ -15,17 +15,13 @@ from torch import Tensor
 
 from hone.core.random import generator
 from hone.models.by_hand import back, run
-from hone.models.control import ActionValues, ActorCritic, Policy, SoftActorCritic
-from hone.models.deterministic import DeterministicActorCritic
+from hone.models.control import ActorCritic, Policy
 from hone.models.mlp import Bounds, Choices, Inputs, Mlp, MlpConfig, Spaces
-from hone.models.offline_networks import BatchConstrained, ImplicitValues, SupportConstrained
 from hone.objectives.terms import Terms
-from hone.train.control import StepRows, TransitionRows, cut_columns
+from hone.train.control import StepRows, cut_columns
 from hone.train.flat import FlatParameters
 from hone.train.learner import cut_by_rows
-from hone.train.off_policy import actor_by_hand, actor_objective, critic_by_hand
-from hone.train.offline import LoggedRows
-from hone.train.recipes import a2c, bcq, bear, cql, ddpg, iql, ppo, sac, td3, td3_bc
+from hone.train.recipes import a2c, ppo
 from hone.train.standin import WideInputs
 
 BOX = Bounds(low=(-2.0, 0.0), high=(2.0, 1.0), shape=(2,))
@@ -120,134 +116,6 @@ def test_a2c(choices: bool) -> None:
     algorithm = a2c.A2cAlgorithm(entropy_weight=0.01)
     objective = partial(a2c.objective, algorithm=algorithm, stale=False)
     agree(policy, list(policy.parameters()), objective, partial(a2c.by_hand, algorithm=algorithm), step_rows(choices))
-
-
-def transition_rows(draws_per_row: int) -> TransitionRows:
-    draws = generator(2, "rows")
-    noise = column(draws, 8, draws_per_row, 2) if draws_per_row else column(draws, 8, 2)
-    return TransitionRows(
-        weight=torch.full((1,), WEIGHT, dtype=torch.float64).expand(8), seen=column(draws, 8, 3),
-        chosen=column(draws, 8, 2), reward=column(draws, 8), discount=torch.tensor([0.9, 0.0] * 4).double(),
-        after=column(draws, 8, 3), noise=noise,
-    )  # fmt: skip
-
-
-SPACES = Spaces(inputs=Inputs(size=3), actions=BOX)
-RELU = MlpConfig(hidden=[9, 6], activation="relu")
-
-
-def test_sac() -> None:
-    policy = wide(SoftActorCritic(SPACES, RELU, seed=0))
-    with torch.no_grad():
-        policy.log_temperature.fill_(-0.7)
-        policy.actor.numbers[-1][1][2] += 2.5  # one log standard deviation is often past its range
-    rows = transition_rows(2)
-    agree(policy, list(policy.critics.parameters()), sac.critic_objective, sac.critic_by_hand, rows)
-    own = [*policy.actor.parameters(), policy.log_temperature]
-    objective, hand = (partial(one, target_entropy=-2.0) for one in (sac.actor_objective, sac.actor_by_hand))
-    agree(policy, own, objective, hand, rows)
-
-
-def test_td3_and_ddpg() -> None:
-    rows, algorithm = transition_rows(0), td3.Td3Algorithm()
-    twin = wide(DeterministicActorCritic(SPACES, RELU, seed=0))
-    hand = partial(critic_by_hand, target=partial(td3.target_of, algorithm=algorithm))
-    agree(twin, list(twin.critics.parameters()), partial(td3.critic_objective, algorithm=algorithm), hand, rows)
-    agree(twin, list(twin.actor.parameters()), actor_objective, actor_by_hand, rows)
-    single = wide(DeterministicActorCritic(SPACES, RELU, seed=0, critics=1))
-    hand = partial(critic_by_hand, target=ddpg.target_of)
-    agree(single, list(single.critics.parameters()), ddpg.critic_objective, hand, rows)
-
-
-def logged_rows(*, choices: bool, noise: int = 2) -> LoggedRows:
-    draws = generator(3, "rows")
-    chosen = torch.from_numpy(draws.integers(0, 3, 8)) if choices else column(draws, 8, 2).tanh()
-    return LoggedRows(
-        weight=torch.full((1,), WEIGHT, dtype=torch.float64).expand(8), seen=column(draws, 8, 3), chosen=chosen,
-        reward=column(draws, 8), discount=torch.tensor([0.9, 0.0] * 4).double(), after=column(draws, 8, 3),
-        noise=column(draws, 8, noise),
-    )  # fmt: skip
-
-
-COUNTED = Spaces(inputs=Inputs(size=3), actions=Choices(count=3, start=5))
-
-
-def test_cql_on_finite_actions() -> None:
-    policy = wide(ActionValues(COUNTED, RELU, seed=0))
-    objective, hand = (partial(one, conservatism=3.0) for one in (cql.table_objective, cql.table_by_hand))
-    agree(policy, list(policy.values.parameters()), objective, hand, logged_rows(choices=True))
-
-
-@pytest.mark.parametrize("states", [cql.STATES, 3])
-def test_cql_on_a_box(states: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(cql, "STATES", states)
-    policy = wide(SoftActorCritic(SPACES, RELU, seed=0))
-    rows = logged_rows(choices=False, noise=(2 + 3 * 4) * 2)
-    objective, hand = (partial(one, conservatism=3.0) for one in (cql.box_objective, cql.box_by_hand))
-    agree(policy, list(policy.critics.parameters()), objective, hand, rows)
-    own = [*policy.actor.parameters(), policy.log_temperature]
-    agree(policy, own, cql.actor_objective, cql.actor_by_hand, rows)
-
-
-def test_compiled_or_not_the_gradient_of_cql_is_as_exact_as_autograds_in_float32() -> None:
-    """On networks of the benchmark's size, where products are compiled if they ever are; the truth is in float64."""
-    policy = SoftActorCritic(SPACES, MlpConfig(hidden=[256, 256], activation="relu"), seed=0)
-    draws = generator(4, "rows")
-    rows = LoggedRows(
-        weight=torch.full((1,), 0.01).double().expand(100), seen=column(draws, 100, 3),
-        chosen=column(draws, 100, 2).tanh(), reward=column(draws, 100), discount=torch.full((100,), 0.9).double(),
-        after=column(draws, 100, 3), noise=column(draws, 100, (2 + 3 * 4) * 2),
-    )  # fmt: skip
-    found: list[torch.Tensor] = []
-    for made, kind, by_hand in ((policy, torch.float32, True), (policy, torch.float32, False),
-                                (copy.deepcopy(policy).double(), torch.float64, False)):  # fmt: skip
-        flat = FlatParameters(made.critics.parameters())
-        with torch.set_grad_enabled(not by_hand):
-            loss = (cql.box_by_hand if by_hand else cql.box_objective)(made, rows.to(kind), conservatism=5.0).loss
-        if not by_hand:
-            (loss * rows.weight.to(kind)).sum().backward()
-        found.append(flat.gradient.double())
-    ours, theirs = ((one - found[2]).norm() for one in found[:2])
-    assert ours <= 1.5 * theirs
-
-
-@pytest.mark.parametrize("choices", [True, False])
-def test_iql(choices: bool) -> None:
-    policy = wide(ImplicitValues(COUNTED if choices else SPACES, RELU, seed=0))
-    if policy.log_std is not None:
-        with torch.no_grad():
-            policy.log_std[0] = 7.0  # past its range: no gradient
-    algorithm = iql.IqlAlgorithm(inverse_temperature=5.0, cap=2.0)
-    numbers = [number for number in policy.parameters() if number.requires_grad]
-    objective, hand = (partial(one, algorithm=algorithm) for one in (iql.objective, iql.by_hand))
-    agree(policy, numbers, objective, hand, logged_rows(choices=choices))
-
-
-def test_td3_bc() -> None:
-    policy, rows = wide(DeterministicActorCritic(SPACES, RELU, seed=0)), logged_rows(choices=False)
-    objective, hand = (
-        partial(one, algorithm=td3_bc.Td3BcAlgorithm()) for one in (td3_bc.critic_objective, td3_bc.critic_by_hand)
-    )
-    agree(policy, list(policy.critics.parameters()), objective, hand, rows)
-    once = td3_bc.OnceThrough(alpha=2.5)
-    scaled = once.prepare(policy, rows, 0)
-    agree(policy, list(policy.actor.parameters()), td3_bc.actor_objective, once.by_hand, scaled)
-    assert once.latest is None
-    agree(policy, list(policy.actor.parameters()), td3_bc.actor_objective, once.by_hand, scaled)  # through once more
-    part = once.prepare(policy, rows, 0).take(np.arange(3, 6))
-    agree(policy, list(policy.actor.parameters()), td3_bc.actor_objective, once.by_hand, part)
-
-
-def test_the_critics_of_bcq_and_bear() -> None:
-    batch = wide(BatchConstrained(SPACES, RELU, seed=0, reach=0.1, samples=5))
-    rows = logged_rows(choices=False, noise=(2 + 3) * batch.latent)
-    objective, hand = (partial(one, pessimism=0.75) for one in (bcq.critic_objective, bcq.critic_by_hand))
-    agree(batch, list(batch.critics.parameters()), objective, hand, rows)
-    support = wide(SupportConstrained(SPACES, RELU, seed=0, samples=5))
-    rows = logged_rows(choices=False, noise=support.latent + (3 + 2) * 2 + 2 * support.latent)
-    algorithm = bear.BearAlgorithm(proposals=3, matched=2)
-    objective, hand = (partial(one, algorithm=algorithm) for one in (bear.critic_objective, bear.critic_by_hand))
-    agree(support, list(support.critics.parameters()), objective, hand, rows)
 
 
 def test_columns_are_cut_as_rows_are() -> None:

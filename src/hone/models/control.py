@@ -149,17 +149,6 @@ class SoftActorCritic(Policy):
         mean, log_std = self._outputs(seen)
         return squashed(mean, log_std, mean + log_std.exp() * noise)
 
-    def squashed(self, mean: Tensor, log_std: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """What `draw` returns of these moments `[n, actions]`."""
-        return squashed(mean, log_std, mean + log_std.exp() * noise)
-
-    def moments_of(self, outputs: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """The actor's outputs -> mean, log standard deviation, and where the latter is within its range, each
-        `[n, actions]`."""
-        mean, raw = outputs.chunk(2, dim=1)
-        log_std = raw.clamp(*LOG_STD_RANGE)
-        return mean, log_std, (log_std == raw).to(raw.dtype)
-
     def worth(self, seen: Tensor, unit: Tensor, *, frozen: bool = False) -> tuple[Tensor, Tensor]:
         """Both critics' values `[n]`; `frozen` lets gradients through to the actions only."""
         x = torch.cat((self.spaces.inputs.tensor(seen), unit), dim=1)

@@ -5,7 +5,7 @@ the log is in `objectives`. They take observations as `Inputs` encodes them, `[n
 [-1, 1]: a log is encoded once, not once per network and update.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any, Self
 
 import torch
@@ -14,7 +14,6 @@ from torch import Tensor, nn
 from hone.core.errors import ConfigError
 from hone.models.acting import LOG_STD_RANGE, ActCategorical, Acting
 from hone.models.acting_logged import ActAdmissible, ActBestOf, ActBounded, Generated, Proposes, Squashed
-from hone.models.by_hand import weigh_box, weigh_choices
 from hone.models.control import Policy, categorical, gaussian, mlps
 from hone.models.mlp import Bounds, Choices, Mlp, MlpConfig, Spaces
 
@@ -88,25 +87,6 @@ class ImplicitValues(Policy):
         if self.log_std is None:
             return categorical(outputs, chosen)[0]
         return gaussian(torch.tanh(outputs), self.log_std.clamp(*CLIPPED_STD), chosen)[0]
-
-    def weigh(self, outputs: Tensor, chosen: Tensor) -> tuple[Tensor, Callable[[Tensor], Tensor]]:
-        """`judge` of the actor's outputs, and the way back by hand: a derivative by it `[n]` -> that by the outputs;
-        adds to the gradient of `log_std`."""
-        if self.log_std is None:
-            made = weigh_choices(outputs, chosen, entropy=False)
-            return made.logp, lambda slope: made.pull(slope, None)
-        unit, log_std = torch.tanh(outputs), self.log_std.detach().clamp(*CLIPPED_STD)
-        log_std.grad = torch.zeros_like(log_std)
-        box, numbers = weigh_box(unit, log_std, chosen), self.log_std
-
-        def pull(slope: Tensor) -> Tensor:
-            assert log_std.grad is not None
-            assert numbers.grad is not None
-            by_unit = box.pull(slope, None)
-            numbers.grad.add_(log_std.grad * (log_std == numbers))
-            return by_unit * (1.0 - unit * unit)
-
-        return box.logp, pull
 
     def acting(self) -> Acting:
         actions, inputs, network = self.spaces.actions, self.spaces.inputs, self.actor.numpy()

@@ -10,7 +10,6 @@ from functools import partial
 from typing import Annotated, Generic, Literal, TypeAlias, TypeVar
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor
@@ -23,7 +22,6 @@ from hone.core.state import State, array, substate
 from hone.credit.returns import one_step
 from hone.envs.gym import GymConfig, inspect_world, open_world
 from hone.envs.gym_make import placed
-from hone.models.control import mlps
 from hone.models.deterministic import ActDeterministic, DeterministicActorCritic
 from hone.models.mlp import MlpConfig
 from hone.objectives.td import deterministic_policy
@@ -40,7 +38,6 @@ from hone.train.control import (
     spaces_of,
     transition_rows,
 )
-from hone.train.critics_by_hand import climb, critics_gradient
 from hone.train.job import Job
 from hone.train.learner import GradientLearner
 from hone.train.loop import Recipe, Source
@@ -172,23 +169,6 @@ def chosen_worth(policy: DeterministicActorCritic, rows: TransitionRows) -> list
     return policy.worth(rows.seen, policy.unit(rows.chosen))
 
 
-def critic_by_hand(
-    policy: DeterministicActorCritic,
-    rows: TransitionRows,
-    *,
-    target: Callable[[DeterministicActorCritic, TransitionRows], Tensor],
-) -> Terms:
-    """Half the squared errors of the critics against `target` `[n]`, with their gradient."""
-    x = torch.cat((policy.spaces.inputs.tensor(rows.seen), policy.unit(rows.chosen)), dim=1)
-    return critics_gradient(mlps(policy.critics), x, target(policy, rows), rows.weight)
-
-
-def actor_by_hand(policy: DeterministicActorCritic, rows: TransitionRows) -> Terms:
-    """`actor_objective` with its gradient."""
-    seen = policy.spaces.inputs.tensor(rows.seen)
-    return climb(policy.actor, mlps(policy.critics)[0], seen, rows.weight)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Method:
     """What makes one algorithm of the family."""
@@ -196,8 +176,6 @@ class Method:
     critics: int
     """How many."""
     critic_objective: Objective
-    target: Callable[[DeterministicActorCritic, TransitionRows], Tensor]
-    """What `critic_objective` holds the critics against `[n]`."""
     discount: float
     target_rate: float
     """Share of the networks that their slow copies take on each time."""
@@ -219,11 +197,9 @@ def deterministic_job(config: DeterministicRun, method: Method) -> Job[Determini
         return transition_rows(transitions, credits, noise, device=config.run.device)
 
     critic_phase = phase("critic", method.critic_objective, policy.critics.parameters(), config.learner)
-    critic_phase.by_hand = partial(critic_by_hand, target=method.target)
     actor_phase = phase("actor", actor_objective, policy.actor.parameters(), config.learner)
     pairs = [(policy.slow_actor, policy.actor), (policy.slow_critics, policy.critics)]
     actor_phase.every, actor_phase.after = method.policy_every, following(pairs, rate=method.target_rate)
-    actor_phase.by_hand = actor_by_hand
     learner = GradientLearner(
         policy=policy,
         layout=layout,

@@ -137,22 +137,13 @@ def phase(
     objective: Callable[[Q, R], Terms],
     parameters: Sequence[nn.Parameter],
     config: LearnerConfig,
-    *,
-    by_hand: Callable[[Q, R], Terms] | None = None,
 ) -> Phase[Q, R]:
     """One of several optimizer steps per minibatch; rows come in the precision of the policy that is stepped."""
-    made = plain_phase(name, partial(_alike, objective), parameters, config)
-    made.by_hand = None if by_hand is None else partial(_stepped, by_hand, parameters[0])
-    return made
+    return plain_phase(name, partial(_alike, objective), parameters, config)
 
 
 def _alike(objective: Callable[[Q, R], Terms], policy: Q, rows: R) -> Terms:
     return objective(policy, in_precision(rows, next(policy.parameters()).dtype))
-
-
-def _stepped(by_hand: Callable[[Q, R], Terms], one: nn.Parameter, policy: Q, rows: R) -> Terms:
-    """`one` of the parameters that are stepped, for its precision: a policy takes its time to find one."""
-    return by_hand(policy, in_precision(rows, one.dtype))
 
 
 def in_precision(rows: R, kind: torch.dtype) -> R:

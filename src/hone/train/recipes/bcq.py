@@ -14,7 +14,6 @@ from torch.nn import functional as F
 from hone.core.config import Config
 from hone.credit.returns import one_step
 from hone.envs.logs import Log
-from hone.models.control import mlps
 from hone.models.mlp import Choices, Spaces
 from hone.models.offline_networks import AdmissibleValues, BatchConstrained, first_worth, worths
 from hone.objectives.constraint import admissible, generator_loss, mixed_target
@@ -25,7 +24,6 @@ from hone.objectives.terms import Terms, added
 from hone.objectives.value import huber
 from hone.objectives.weights import token_mean
 from hone.train.control import following
-from hone.train.critics_by_hand import critics_gradient
 from hone.train.job import Entry, Job, Parts
 from hone.train.offline import LoggedRows, OfflineRun, Wiring, check, derive, offline_job, opened, phase
 
@@ -114,12 +112,6 @@ def critic_objective(policy: BatchConstrained, rows: LoggedRows, *, pessimism: f
     return soft_values(*worths(policy.critics, rows.seen, rows.chosen), target)
 
 
-def critic_by_hand(policy: BatchConstrained, rows: LoggedRows, *, pessimism: float) -> Terms:
-    """`critic_objective` with its gradient."""
-    x = torch.cat((rows.seen, rows.chosen), dim=1)
-    return critics_gradient(mlps(policy.critics), x, target_of(policy, rows, pessimism=pessimism), rows.weight)
-
-
 def perturbation_objective(policy: BatchConstrained, rows: LoggedRows) -> Terms:
     """Generated actions, moved to where the first critic finds them better."""
     code = rows.noise[:, policy.latent : 2 * policy.latent]
@@ -132,11 +124,11 @@ def build_box(config: BcqConfig, log: Log, spaces: Spaces) -> Job[BatchConstrain
     policy = BatchConstrained(
         spaces, config.network, seed=config.seed, reach=algorithm.reach, samples=algorithm.samples
     ).to(config.run.device)
-    critic, by_hand = (partial(one, pessimism=algorithm.pessimism) for one in (critic_objective, critic_by_hand))
+    critic = partial(critic_objective, pessimism=algorithm.pessimism)
     wiring = Wiring(
         phases=[
             phase("generator", generator_objective, [*policy.generator.parameters()], config.learner),
-            phase("critic", critic, [*policy.critics.parameters()], config.learner, by_hand=by_hand),
+            phase("critic", critic, [*policy.critics.parameters()], config.learner),
             phase("perturbation", perturbation_objective, [*policy.perturbation.parameters()], config.learner),
         ],
         draws=(2 + algorithm.proposals) * policy.latent,

@@ -13,7 +13,6 @@ from torch import Tensor
 
 from hone.core.config import Config
 from hone.credit.returns import one_step
-from hone.models.control import mlps
 from hone.models.offline_networks import SupportConstrained, worths
 from hone.objectives.constraint import (
     constrained_policy,
@@ -28,7 +27,6 @@ from hone.objectives.soft import soft_values
 from hone.objectives.terms import Terms, added
 from hone.objectives.weights import token_mean
 from hone.train.control import following
-from hone.train.critics_by_hand import critics_gradient
 from hone.train.job import Entry, Job, Parts
 from hone.train.offline import LoggedRows, OfflineRun, Wiring, check, derive, offline_job, opened, phase
 
@@ -88,12 +86,6 @@ def critic_objective(policy: SupportConstrained, rows: LoggedRows, *, algorithm:
     return soft_values(*worths(policy.critics, rows.seen, rows.chosen), target)
 
 
-def critic_by_hand(policy: SupportConstrained, rows: LoggedRows, *, algorithm: BearAlgorithm) -> Terms:
-    """`critic_objective` with its gradient."""
-    x = torch.cat((rows.seen, rows.chosen), dim=1)
-    return critics_gradient(mlps(policy.critics), x, target_of(policy, rows, algorithm=algorithm), rows.weight)
-
-
 def actor_objective(policy: SupportConstrained, rows: LoggedRows, *, algorithm: BearAlgorithm) -> Terms:
     """Worth of a draw, the distance of several from the generator's at its price, and the price.
 
@@ -117,13 +109,12 @@ def build(config: BearConfig) -> Job[SupportConstrained]:
     algorithm = config.algorithm
     policy = SupportConstrained(spaces, config.network, seed=config.seed, samples=algorithm.samples)
     policy = policy.to(config.run.device)
-    parts = (actor_objective, critic_objective, critic_by_hand)
-    actor, critic, by_hand = (partial(one, algorithm=algorithm) for one in parts)
+    actor, critic = (partial(one, algorithm=algorithm) for one in (actor_objective, critic_objective))
     latent, actions = policy.latent, policy.actions
     wiring = Wiring(
         phases=[
             phase("generator", generator_objective, [*policy.generator.parameters()], config.learner),
-            phase("critic", critic, [*policy.critics.parameters()], config.learner, by_hand=by_hand),
+            phase("critic", critic, [*policy.critics.parameters()], config.learner),
             phase("actor", actor, [*policy.actor.parameters(), policy.log_multiplier], config.learner),
         ],
         draws=latent + (algorithm.proposals + algorithm.matched) * actions + algorithm.matched * latent,

@@ -15,7 +15,6 @@ from hone.core.config import Config
 from hone.credit.returns import one_step
 from hone.envs.logs import Log
 from hone.models.acting import LOG_STD_RANGE
-from hone.models.by_hand import back, run
 from hone.models.control import ActionValues, SoftActorCritic, mlps, squashed
 from hone.models.mlp import Choices, MlpConfig, Spaces
 from hone.models.offline_networks import worths
@@ -27,13 +26,9 @@ from hone.objectives.terms import Terms, added
 from hone.objectives.value import squared
 from hone.objectives.weights import token_mean
 from hone.train.control import following
-from hone.train.critics_by_hand import climb_softly
 from hone.train.job import Entry, Job, Parts
 from hone.train.offline import LoggedRows, OfflineRun, Wiring, check, derive, offline_job, opened, phase
 from hone.train.optimize import LearnerConfig
-
-STATES = 64
-"""Whose proposals a critic is asked about at a time."""
 
 
 class CqlAlgorithm(Config):
@@ -65,16 +60,10 @@ class CqlConfig(OfflineRun):
 
 def table_objective(policy: ActionValues, rows: LoggedRows, *, conservatism: float) -> Terms:
     """Temporal difference + conservatism * gap, over finite actions."""
-    return table_terms(policy.values(rows.seen), rows, table_target(policy, rows), conservatism=conservatism)[0]
-
-
-def table_by_hand(policy: ActionValues, rows: LoggedRows, *, conservatism: float) -> Terms:
-    """`table_objective` with its gradient: of the gap softmax(Q) - [logged], of the error Q - y where logged."""
-    tape, place = run(policy.values, rows.seen), rows.chosen[:, None]
-    terms, error = table_terms(tape.out, rows, table_target(policy, rows), conservatism=conservatism)
-    slope = torch.softmax(tape.out, dim=1).mul_((conservatism * rows.weight)[:, None])
-    back(policy.values, tape, slope.scatter_add_(1, place, ((error - conservatism) * rows.weight)[:, None]))
-    return terms
+    table = policy.values(rows.seen)
+    value = table.gather(1, rows.chosen[:, None]).squeeze(1)
+    error = squared(value, table_target(policy, rows))
+    return added(error, conservative(table, rows.chosen), weight=conservatism)
 
 
 @torch.no_grad()
@@ -83,18 +72,12 @@ def table_target(policy: ActionValues, rows: LoggedRows) -> Tensor:
     return double_target(rows.reward, rows.discount, policy.values(rows.after), policy.target(rows.after))
 
 
-def table_terms(table: Tensor, rows: LoggedRows, target: Tensor, *, conservatism: float) -> tuple[Terms, Tensor]:
-    """The loss of values `[n, k]`, and how far those of the logged actions are above the target `[n]`."""
-    value = table.gather(1, rows.chosen[:, None]).squeeze(1)
-    return added(squared(value, target), conservative(table, rows.chosen), weight=conservatism), value - target
-
-
 def build_table(config: CqlConfig, log: Log, spaces: Spaces) -> Job[ActionValues]:
     algorithm = config.algorithm
     policy = ActionValues(spaces, config.network, seed=config.seed).to(config.run.device)
-    values, by_hand = (partial(one, conservatism=algorithm.conservatism) for one in (table_objective, table_by_hand))
+    values = partial(table_objective, conservatism=algorithm.conservatism)
     wiring = Wiring(
-        phases=[phase("values", values, [*policy.values.parameters()], config.learner, by_hand=by_hand)],
+        phases=[phase("values", values, [*policy.values.parameters()], config.learner)],
         discount=algorithm.discount,
         after_step=following([(policy.target, policy.values)], rate=algorithm.target_rate),
     )
@@ -111,34 +94,6 @@ def box_objective(policy: SoftActorCritic, rows: LoggedRows, *, conservatism: fl
     """
     target, density, x = asked_rows(policy, rows)
     first, second = (wide(critic, x).view(len(rows), -1) for critic in mlps(policy.critics))
-    return box_terms(first, second, density, target, conservatism=conservatism)
-
-
-def box_by_hand(policy: SoftActorCritic, rows: LoggedRows, *, conservatism: float) -> Terms:
-    """`box_objective` with its gradient: of a gap softmax(Q - log density) - [logged]."""
-    target, density, x = asked_rows(policy, rows)
-    many, weight = 1 + density.shape[1], rows.weight[:, None]
-    # A density of the logged action that keeps it out of the gap; what else of a slope is not the worths' is made once.
-    beside = torch.cat((density.new_full((len(rows), 1), math.inf), density), dim=1).split(STATES)
-    goal, heavy, plain = ((target + conservatism)[:, None].split(STATES), (conservatism * weight).split(STATES),
-                          weight.split(STATES))  # fmt: skip
-    worths_of: list[Tensor] = []
-    for critic in mlps(policy.critics):
-        pieces: list[Tensor] = []
-        for part, seen in enumerate(x.split(STATES * many)):  # what the way back needs of them stays in the cache
-            tape = run(critic, seen)
-            worth = tape.out.view(-1, many)
-            slope = torch.softmax(worth - beside[part], dim=1).mul_(heavy[part])
-            slope[:, :1] = (worth[:, :1] - goal[part]).mul_(plain[part])
-            back(critic, tape, slope.view(-1, 1))
-            del tape  # the next piece takes its memory, which lies in the cache
-            pieces.append(worth)
-        worths_of.append(torch.cat(pieces))
-    return box_terms(worths_of[0], worths_of[1], density, target, conservatism=conservatism)
-
-
-def box_terms(first: Tensor, second: Tensor, density: Tensor, target: Tensor, *, conservatism: float) -> Terms:
-    """Of both critics' values `[n, 1 + 3 * samples]`, of which the first is that of the logged action."""
     error = soft_values(first[:, 0], second[:, 0], target)
     gaps = [conservative_sampled(worth[:, 1:], density, worth[:, 0]) for worth in (first, second)]
     loss = error.loss + conservatism * (gaps[0].loss + gaps[1].loss)
@@ -191,12 +146,6 @@ def actor_objective(policy: SoftActorCritic, rows: LoggedRows) -> Terms:
     return added(actor, temperature(policy.log_temperature, logp, target_entropy=-float(policy.actions)))
 
 
-def actor_by_hand(policy: SoftActorCritic, rows: LoggedRows) -> Terms:
-    """`actor_objective` with its gradient."""
-    noise = rows.noise[:, : policy.actions]
-    return climb_softly(policy, rows.seen, noise, rows.weight, target_entropy=-float(policy.actions))
-
-
 def outputs(policy: SoftActorCritic, seen: Tensor) -> tuple[Tensor, Tensor]:
     """Mean and log standard deviation `[n, a]` of encoded observations."""
     mean, log_std = policy.actor(seen).chunk(2, dim=1)
@@ -206,12 +155,12 @@ def outputs(policy: SoftActorCritic, seen: Tensor) -> tuple[Tensor, Tensor]:
 def build_box(config: CqlConfig, log: Log, spaces: Spaces) -> Job[SoftActorCritic]:
     algorithm = config.algorithm
     policy = SoftActorCritic(spaces, config.network, seed=config.seed).to(config.run.device)
-    critic, by_hand = (partial(one, conservatism=algorithm.conservatism) for one in (box_objective, box_by_hand))
+    critic = partial(box_objective, conservatism=algorithm.conservatism)
     critics, actor = [*policy.critics.parameters()], [*policy.actor.parameters(), policy.log_temperature]
     wiring = Wiring(
         phases=[
-            phase("critic", critic, critics, config.learner, by_hand=by_hand),
-            phase("actor", actor_objective, actor, config.learner, by_hand=actor_by_hand),
+            phase("critic", critic, critics, config.learner),
+            phase("actor", actor_objective, actor, config.learner),
         ],
         draws=(2 + 3 * algorithm.samples) * policy.actions,
         discount=algorithm.discount,

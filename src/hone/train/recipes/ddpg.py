@@ -55,7 +55,6 @@ def build(config: DdpgConfig) -> Job[DeterministicActorCritic]:
         Method(
             critics=1,
             critic_objective=critic_objective,
-            target=target_of,
             discount=algorithm.discount,
             target_rate=algorithm.target_rate,
         ),

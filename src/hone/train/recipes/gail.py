@@ -238,7 +238,6 @@ def phases_of(
     deciding: Phase[AdversarialActorCritic, Any] = phase(
         "policy", partial(ppo.objective, algorithm=numbers), policy.deciding(), config.learner
     )
-    deciding.by_hand = partial(ppo.by_hand, algorithm=numbers, width=ppo.Width(total=0))
     telling: Phase[AdversarialActorCritic, Any] = phase(
         "discriminator",
         partial(discriminator_objective, penalty=told.gradient_penalty),

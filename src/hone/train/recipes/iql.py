@@ -5,17 +5,13 @@ their advantage. No action outside the log is ever evaluated. The three losses s
 step serves them all.
 """
 
-import math
 from functools import partial
 
 import torch
 from pydantic import Field
-from torch import Tensor
 
 from hone.core.config import Config
 from hone.credit.returns import one_step
-from hone.models.by_hand import back, run
-from hone.models.control import mlps
 from hone.models.offline_networks import ImplicitValues, worths
 from hone.objectives.offline import advantage_weighted, expectile
 from hone.objectives.soft import soft_values
@@ -23,7 +19,6 @@ from hone.objectives.td import td_target
 from hone.objectives.terms import Terms
 from hone.objectives.weights import token_mean
 from hone.train.control import following
-from hone.train.critics_by_hand import critics_gradient, table_critics_gradient
 from hone.train.job import Entry, Job, Parts
 from hone.train.offline import LoggedRows, OfflineRun, Wiring, check, derive, offline_job, opened, phase
 
@@ -72,38 +67,6 @@ def objective(policy: ImplicitValues, rows: LoggedRows, *, algorithm: IqlAlgorit
     )
 
 
-def by_hand(policy: ImplicitValues, rows: LoggedRows, *, algorithm: IqlAlgorithm) -> Terms:
-    """`objective` with its gradient: d expectile / dV = -2 |level - 1{u < 0}| u, d imitation / d log p = -weight."""
-    slow = torch.minimum(*worths(policy.targets, rows.seen, rows.chosen))
-    target = td_target(rows.reward, rows.discount, policy.value(rows.after).squeeze(1))
-    valued = run(policy.value, rows.seen)
-    value = valued.out.squeeze(1)
-    level = expectile(value, slow, level=algorithm.expectile)
-    error = slow - value
-    side = (algorithm.expectile - (error < 0).to(error.dtype)).abs_()
-    back(policy.value, valued, (rows.weight * side * error).mul_(-2.0)[:, None])
-    del valued  # one network at a time: the next one's tape takes its place in the cache
-    squares = _critics(policy, rows, target)
-    decided = run(policy.actor, rows.seen)
-    weighed, pull = policy.weigh(decided.out, rows.chosen)
-    scale, cap = algorithm.inverse_temperature, algorithm.cap
-    extracted = advantage_weighted(weighed, error, inverse_temperature=scale, cap=cap)
-    share = (scale * error).clamp_(max=math.log(cap)).exp_()
-    back(policy.actor, decided, pull(-rows.weight * share))
-    return Terms(
-        loss=level.loss + squares.loss + extracted.loss,
-        told=lambda: {**squares.metrics, **level.metrics, **extracted.metrics},
-    )
-
-
-def _critics(policy: ImplicitValues, rows: LoggedRows, target: Tensor) -> Terms:
-    """Squared errors of both critics, which see a table of values or the action itself; adds their gradients."""
-    critics = mlps(policy.critics)
-    if rows.chosen.dim() == 1:
-        return table_critics_gradient(critics, rows.seen, rows.chosen, target, rows.weight)
-    return critics_gradient(critics, torch.cat((rows.seen, rows.chosen), dim=1), target, rows.weight)
-
-
 def build(config: IqlConfig) -> Job[ImplicitValues]:
     """Raises DataError for what is wrong with the log, ConfigError for a box of actions without bounds."""
     log, spaces = opened(config)
@@ -116,7 +79,6 @@ def build(config: IqlConfig) -> Job[ImplicitValues]:
                 partial(objective, algorithm=config.algorithm),
                 numbers,
                 config.learner,
-                by_hand=partial(by_hand, algorithm=config.algorithm),
             )
         ],
         discount=config.algorithm.discount,

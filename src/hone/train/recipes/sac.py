@@ -17,7 +17,7 @@ from hone.core.random import generator
 from hone.credit.returns import one_step
 from hone.envs.gym import GymConfig, inspect_world, open_world
 from hone.envs.gym_make import placed
-from hone.models.control import SoftActorCritic, mlps
+from hone.models.control import SoftActorCritic
 from hone.models.mlp import MlpConfig
 from hone.objectives.soft import soft_policy, soft_target, soft_values, temperature
 from hone.objectives.terms import Terms
@@ -35,7 +35,6 @@ from hone.train.control import (
     spaces_of,
     transition_rows,
 )
-from hone.train.critics_by_hand import climb_softly, critics_gradient
 from hone.train.imitation import Demonstrations, with_demonstrations
 from hone.train.job import Entry, Job, Parts
 from hone.train.learner import GradientLearner, Phase
@@ -90,12 +89,6 @@ def critic_objective(policy: SoftActorCritic, rows: TransitionRows) -> Terms:
     return soft_values(*policy.worth(rows.seen, policy.unit(rows.chosen)), looked_ahead(policy, rows))
 
 
-def critic_by_hand(policy: SoftActorCritic, rows: TransitionRows) -> Terms:
-    """`critic_objective` with its gradient."""
-    x = torch.cat((policy.spaces.inputs.tensor(rows.seen), policy.unit(rows.chosen)), dim=1)
-    return critics_gradient(mlps(policy.critics), x, looked_ahead(policy, rows), rows.weight)
-
-
 def actor_objective(policy: SoftActorCritic, rows: TransitionRows, *, target_entropy: float) -> Terms:
     """The policy's loss and the temperature's: they share the draw, and no parameter."""
     action, logp = policy.draw(rows.seen, rows.noise[:, 1])
@@ -105,24 +98,16 @@ def actor_objective(policy: SoftActorCritic, rows: TransitionRows, *, target_ent
     return Terms(loss=actor.loss + heat.loss, told=lambda: {**actor.metrics, **heat.metrics})
 
 
-def actor_by_hand(policy: SoftActorCritic, rows: TransitionRows, *, target_entropy: float) -> Terms:
-    """`actor_objective` with its gradient."""
-    seen = policy.spaces.inputs.tensor(rows.seen)
-    return climb_softly(policy, seen, rows.noise[:, 1], rows.weight, target_entropy=target_entropy)
-
-
 def phases_of(policy: SoftActorCritic, config: SacConfig) -> list[Phase[SoftActorCritic, TransitionRows]]:
     """Critics, then actor and temperature."""
     entropy = config.algorithm.entropy_per_action * policy.actions
     critic = phase("critic", critic_objective, policy.critics.parameters(), config.learner)
-    critic.by_hand = critic_by_hand
     actor = phase(
         "actor",
         partial(actor_objective, target_entropy=entropy),
         [*policy.actor.parameters(), policy.log_temperature],
         config.learner,
     )
-    actor.by_hand = partial(actor_by_hand, target_entropy=entropy)
     return [critic, actor]
 
 

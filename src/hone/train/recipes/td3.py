@@ -65,7 +65,6 @@ def build(config: Td3Config) -> Job[DeterministicActorCritic]:
         Method(
             critics=2,
             critic_objective=partial(critic_objective, algorithm=algorithm),
-            target=partial(target_of, algorithm=algorithm),
             discount=algorithm.discount,
             target_rate=algorithm.target_rate,
             policy_every=algorithm.policy_every,

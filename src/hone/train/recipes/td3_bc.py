@@ -13,8 +13,6 @@ from torch import Tensor
 
 from hone.core.config import Config
 from hone.credit.returns import one_step
-from hone.models.by_hand import Tape, back, run
-from hone.models.control import mlps
 from hone.models.deterministic import DeterministicActorCritic
 from hone.models.offline_networks import first_worth, worths
 from hone.objectives.batchwide import worth_scale
@@ -24,7 +22,6 @@ from hone.objectives.td import smoothed_action, twin_target
 from hone.objectives.terms import Terms
 from hone.objectives.weights import token_mean
 from hone.train.control import following
-from hone.train.critics_by_hand import action_slope, critics_gradient
 from hone.train.job import Entry, Job, Parts
 from hone.train.offline import LoggedRows, OfflineRun, Wiring, check, derive, in_precision, offline_job, opened, phase
 
@@ -75,75 +72,20 @@ def critic_objective(policy: DeterministicActorCritic, rows: LoggedRows, *, algo
     return soft_values(*worths(policy.critics, rows.seen, rows.chosen), target)
 
 
-def critic_by_hand(policy: DeterministicActorCritic, rows: LoggedRows, *, algorithm: Td3BcAlgorithm) -> Terms:
-    """`critic_objective` with its gradient."""
-    x = torch.cat((rows.seen, rows.chosen), dim=1)
-    return critics_gradient(mlps(policy.critics), x, target_of(policy, rows, algorithm=algorithm), rows.weight)
-
-
 def actor_objective(policy: DeterministicActorCritic, rows: ScaledRows) -> Terms:
     """The first critic's word, scaled, against the distance to the logged action."""
     action = torch.tanh(policy.actor(rows.seen))
     return behaviour_regularised(first_worth(policy.critics, rows.seen, action), action, rows.chosen, rows.scale)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Went:
-    """How a batch went through the actor, and what it did through the first critic."""
-
-    acted: Tape
-    action: Tensor
-    valued: Tape
-
-
-def went(policy: DeterministicActorCritic, rows: LoggedRows) -> Went:
-    """Of networks as they are now."""
-    acted = run(policy.actor, rows.seen)
-    action = torch.tanh(acted.out)
-    valued = run(mlps(policy.critics)[0], torch.cat((rows.seen, action), dim=1))
-    return Went(acted=acted, action=action, valued=valued)
-
-
-def actor_back(policy: DeterministicActorCritic, rows: ScaledRows, gone: Went) -> Terms:
-    """`actor_objective` with its gradient: d loss / d action = 2 (action - logged) / numbers - scale dQ / d action."""
-    action = gone.action
-    apart = (action - rows.chosen).mul_((rows.weight * (2.0 / policy.actions))[:, None])
-    slope = apart.add_(action_slope(mlps(policy.critics)[0], gone.valued, -rows.weight * rows.scale, policy.actions))
-    back(policy.actor, gone.acted, slope.mul_(1.0 - action * action))
-    return behaviour_regularised(gone.valued.out.squeeze(1), action, rows.chosen, rows.scale)
-
-
-def scaled_by(gone: Went, rows: LoggedRows, *, alpha: float) -> ScaledRows:
-    """`rows` with alpha / mean |Q(s, pi(s))| over all of them, before they are cut up."""
-    scale = torch.from_numpy(worth_scale(gone.valued.out.squeeze(1).cpu().numpy(), alpha=alpha)).to(rows.reward)
-    return ScaledRows(**vars(rows), scale=scale)
-
-
-@dataclass
-class OnceThrough:
-    """The scale and the gradient of a batch both ask how it goes through the networks: they are asked once.
-
-    Between the two calls no weight moves. Rows that were cut up in between are other rows, and go through again.
-    """
-
-    alpha: float
-    latest: tuple[ScaledRows, Went] | None = None
-
-    @torch.no_grad()
-    def prepare(self, policy: DeterministicActorCritic, rows: LoggedRows, update: int) -> ScaledRows:
-        """`rows` with their scale."""
-        del update
-        alike = in_precision(rows, policy.actor.numbers[0][0].dtype)
-        gone = went(policy, alike)
-        scaled = scaled_by(gone, alike, alpha=self.alpha)
-        self.latest = scaled, gone
-        return scaled
-
-    def by_hand(self, policy: DeterministicActorCritic, rows: ScaledRows) -> Terms:
-        """`actor_back` of the rows that `prepare` returned last, or of others."""
-        latest, self.latest = self.latest, None
-        gone = latest[1] if latest is not None and latest[0] is rows else went(policy, rows)
-        return actor_back(policy, rows, gone)
+@torch.no_grad()
+def scaled(policy: DeterministicActorCritic, rows: LoggedRows, update: int, *, alpha: float) -> ScaledRows:
+    """`rows` with alpha / mean |Q(s, pi(s))| over all of them, before they are cut into micro-batches."""
+    del update
+    alike = in_precision(rows, policy.actor.numbers[0][0].dtype)
+    value = first_worth(policy.critics, alike.seen, torch.tanh(policy.actor(alike.seen)))
+    scale = torch.from_numpy(worth_scale(value.cpu().numpy(), alpha=alpha)).to(alike.reward)
+    return ScaledRows(**vars(alike), scale=scale)
 
 
 def build(config: Td3BcConfig) -> Job[DeterministicActorCritic]:
@@ -152,13 +94,11 @@ def build(config: Td3BcConfig) -> Job[DeterministicActorCritic]:
     algorithm = config.algorithm
     policy = DeterministicActorCritic(spaces, config.network, seed=config.seed).to(config.run.device)
     critic = partial(critic_objective, algorithm=algorithm)
-    by_hand = partial(critic_by_hand, algorithm=algorithm)
-    once = OnceThrough(alpha=algorithm.alpha)
-    actor = phase("actor", actor_objective, [*policy.actor.parameters()], config.learner, by_hand=once.by_hand)
+    actor = phase("actor", actor_objective, [*policy.actor.parameters()], config.learner)
     wiring = Wiring(
         phases=[
-            phase("critic", critic, [*policy.critics.parameters()], config.learner, by_hand=by_hand),
-            replace(actor, prepare=once.prepare, every=algorithm.policy_every),
+            phase("critic", critic, [*policy.critics.parameters()], config.learner),
+            replace(actor, prepare=partial(scaled, alpha=algorithm.alpha), every=algorithm.policy_every),
         ],
         draws=policy.actions,
         discount=algorithm.discount,
