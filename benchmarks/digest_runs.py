@@ -1,0 +1,299 @@
+"""The runs of `run_digests.py`: short ones of every family, and the data that they read.
+
+Belongs here: configs that load before and after a change of the code (keys that get a new name keep the old one as an
+alias), and files that this module writes by itself, so that a fault of the code under test cannot reach its own data.
+"""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+Settings = dict[str, Any]
+"""Dotted key -> value."""
+
+COMMON: Settings = {
+    "seed": 3,
+    "run.threads": 1,
+    "run.certify": False,
+    "run.log_every": 1,
+    "run.checkpoint_every": 0,
+}
+"""Of every run: one line of metrics a step, one checkpoint at the end."""
+
+REWARDS = '''
+def right(completions, answer, **columns):
+    return [float(text == wanted) for text, wanted in zip(completions, answer)]
+
+def close(completions, answer, **columns):
+    """Characters that are right, less a little for length."""
+    return [sum(a == b for a, b in zip(text, wanted)) - 0.1 * len(text) for text, wanted in zip(completions, answer)]
+'''
+SMALL: Settings = {"network.hidden": [16, 16]}
+
+
+# ---------------------------------------------------------------------------------------------- language models
+
+MODEL: Settings = {
+    "model.compute": "float32",
+    "model.new": {
+        "hidden_size": 16, "layers": 1, "heads": 2, "kv_heads": 1, "head_dim": 8, "intermediate_size": 24,
+        "max_positions": 32, "alphabet": "0123456789+=",
+    },
+    "task.source": "sums.jsonl",
+    "learner.lr": 0.01,
+}  # fmt: skip
+"""A one-layer model on sums of two digits."""
+EVALUATION: Settings = {
+    "evaluation.max_tokens": 3,
+    "evaluation.every": 2,
+    "evaluation.task.source": "held.jsonl",
+    "evaluation.rewards": {"workers": 1, "functions": [{"use": "rewards.py:right"}]},
+}
+
+
+def text(*functions: str, updates: int = 2, more: Settings | None = None) -> Settings:
+    """A recipe on scored answers, of which it learns in `updates` optimizer steps."""
+    rewards = {"workers": 1, "functions": [{"use": f"rewards.py:{name}"} for name in functions or ("close",)]}
+    rollout = {"prompts_per_step": 4, "samples_per_prompt": 4, "max_tokens": 4, "slots": 5}
+    keys = {"rewards": rewards} | {f"rollout.{key}": value for key, value in rollout.items()}
+    return {"steps": 4, "run.samples_every": 2} | MODEL | keys | {"learner.minibatches": updates} | (more or {})
+
+
+def without_learner(settings: Settings) -> Settings:
+    """For a recipe that has no optimizer to set."""
+    return {key: value for key, value in settings.items() if not key.startswith("learner.")}
+
+
+KL_IN_REWARD = {"algorithm.kl_in_reward": {"kind": "adaptive", "weight": 0.1, "target_nats": 2.0}}
+PENALTIES = {"algorithm.kl": 0.1, "algorithm.clip_high": 0.28, "algorithm.entropy": 0.01}
+TEXT: dict[str, tuple[str, Settings]] = {
+    "sft": ("sft", {"steps": 6, "batch": 10, "learner.minibatches": 2} | MODEL | EVALUATION),
+    "grpo": ("grpo", text(more=EVALUATION | PENALTIES)),
+    "dapo": ("dapo", text()),
+    "rloo": ("rloo", text(updates=1, more=KL_IN_REWARD)),
+    "remax": ("remax", text(updates=1)),
+    "gdpo": ("gdpo", text("close", "right")),
+    "trpo_text": ("trpo_text", without_learner(text())),
+    "decoupled_ppo_ahead": ("decoupled_ppo", text(more={"rollout.ahead": 1})),
+    "opsm_ahead": ("opsm", text(more={"rollout.ahead": {"steps": 2}})),
+    "on_policy_distillation": ("on_policy_distillation", text(updates=1, more={"algorithm.teacher": "runs/sft"})),
+}
+
+
+# ---------------------------------------------------------------------------------------------- control
+
+
+def control(env: str, *more: Settings, steps: int = 4, envs: int = 4, episodes: int = 2) -> Settings:
+    """A recipe on Gymnasium environments."""
+    keys: Settings = {"steps": steps, "env.id": env, "env.num_envs": envs, "judge.episodes": episodes}
+    for one in more:
+        keys = keys | one
+    return keys
+
+
+SHORT: Settings = {"rollout_steps": 32, "learner.minibatches": 2, "learner.epochs": 2} | SMALL
+MAZE: Settings = {"rollout_steps": 16, "learner.minibatches": 2}
+STAGES: Settings = {"curriculum.stages": [{"distance": 4}, {"distance": 8}]}
+CARTS = [
+    {"id": "CartPole-v1", "num_envs": 2},
+    {"id": "CartPole-v1", "num_envs": 2, "kwargs": {"sutton_barto_reward": True}},
+]
+ON_POLICY: dict[str, tuple[str, Settings]] = {
+    "ppo": ("ppo", control("CartPole-v1", SHORT, {"learner.decay": "linear", "algorithm.decay": 0.9})),
+    "ppo_box": ("ppo", control("Pendulum-v1", SHORT, {"env.clip_actions": True})),
+    "ppo_ahead": ("ppo", control("CartPole-v1", SHORT, {"algorithm.ahead": 1})),
+    "ppo_kl": ("ppo_kl", control("CartPole-v1", SHORT)),
+    "a2c": ("a2c", control("CartPole-v1", SMALL, {"algorithm.normalise": {"observations": True, "rewards": True}})),
+    "a2c_ahead": ("a2c", control("CartPole-v1", SMALL, {"algorithm.ahead": 1})),
+    "trpo": ("trpo", control("CartPole-v1", SMALL, {"rollout_steps": 32})),
+    "reinforce_control": ("reinforce_control", control("CartPole-v1", SMALL)),
+    "ppo_rnd": ("ppo_rnd", control("hone/Maze-v0", MAZE)),
+    "ppo_icm": ("ppo_icm", control("hone/Maze-v0", MAZE)),
+    "ppo_counts": ("ppo_counts", control("hone/Maze-v0", MAZE)),
+    "ppo_curriculum": ("ppo_curriculum", control("hone/Maze-v0", MAZE, STAGES)),
+    "option_critic": ("option_critic", control("hone/FourRooms-v0", SMALL, {"rollout_steps": 16})),
+    "option_q_learning": ("option_q_learning", control("hone/FourRooms-v0")),
+    "multitask_ppo": ("multitask_ppo", {"steps": 3, "judge.episodes": 2, "tasks": CARTS} | SHORT),
+    "rl2": ("rl2", control("hone/BanditTrials-v0", {"env.kwargs": {"arms": 3, "pulls": 10}}, envs=8, episodes=4)),
+    "reptile": (
+        "reptile",
+        control("hone/SineTrials-v0", SMALL, {"env.kwargs": {"arms": 5, "pulls": 10}, "rollout_steps": 10}, steps=20),
+    ),
+    "gail": ("gail", control("CartPole-v1", SMALL, {"log": "cartpole.parquet", "rollout_steps": 32})),
+}
+
+
+def turns(*more: Settings, env: str = "CartPole-v1") -> Settings:
+    """A recipe that collects some steps, then learns from its replay buffer."""
+    replay: Settings = {"replay": {"collect": 8, "batch": 16, "memory": 120, "warmup": 40}, "learner.minibatches": 4}
+    return control(env, replay, SMALL, *more, steps=6)
+
+
+def stepwise(*more: Settings) -> Settings:
+    """A recipe that learns from its replay buffer after every step."""
+    return control("Pendulum-v1", {"replay": {"batch": 16, "memory": 60, "warmup": 20}}, SMALL, *more, steps=30, envs=2)
+
+
+ENSEMBLE: Settings = {
+    "rollout_steps": 8,
+    "learner.minibatches": 5,
+    "algorithm": {"warmup": 10, "members": 2, "memory": 50},
+    "planning": {"candidates": 20, "elites": 4, "horizon": 4},
+    "env.max_episode_steps": 10,
+}
+EXPERT: Settings = {"expert": {"kind": "policy", "policy": "runs/ppo"}, "algorithm.memory": 500}
+PLAIN = ("n_step_dqn", "prioritized_dqn", "dueling_dqn", "noisy_dqn", "c51", "qr_dqn", "rainbow", "discrete_sac")
+REPLAY: dict[str, tuple[str, Settings]] = {
+    "dagger": ("dagger", control("CartPole-v1", SMALL, EXPERT, steps=3)),
+    "dqn": ("dqn", turns({"algorithm": {"target_every": 2, "target_rate": 0.5}})),
+    "double_dqn": (
+        "double_dqn",
+        turns({"exploration": {"kind": "boltzmann", "first": 1.0, "last": 0.1, "over": 90}}),
+    ),
+    **{
+        name: (name, turns()) for name in ("n_step_dqn", "prioritized_dqn", "dueling_dqn", "noisy_dqn", "c51", "qr_dqn")
+    },
+    "rainbow": ("rainbow", turns()),
+    "discrete_sac": ("discrete_sac", turns()),
+    "her_dqn": ("her_dqn", turns({"env.kwargs": {"bits": 5}}, env="hone/BitFlip-v0")),
+    "her_sac": ("her_sac", turns(env="hone/Reach-v0")),
+    "sac": ("sac", stepwise({"algorithm.target_rate": 0.01})),
+    "td3": ("td3", stepwise()),
+    "ddpg": ("ddpg", stepwise({"exploration": {"kind": "ornstein_uhlenbeck", "scale": 0.3}})),
+    "pets": ("pets", control("hone/CartPoleSwingUp-v0", SMALL, ENSEMBLE, steps=3, envs=1, episodes=1)),
+}
+
+
+def logged(log: str, *more: Settings) -> Settings:
+    """A recipe on logged decisions, judged in the environment of the log."""
+    env = {"cartpole": "CartPole-v1", "pendulum": "Pendulum-v1"}[log]
+    return control(env, {"log": f"{log}.parquet", "batch": 32}, SMALL, *more, steps=10, envs=1)
+
+
+OFFLINE: dict[str, tuple[str, Settings]] = {
+    "bc": ("bc", logged("cartpole")),
+    "cql": ("cql", logged("cartpole")),
+    "cql_box": ("cql", logged("pendulum")),
+    "iql": ("iql", logged("cartpole", {"learner.decay": "linear", "algorithm.target_rate": 0.05})),
+    "iql_box": ("iql", logged("pendulum")),
+    "bcq": ("bcq", logged("cartpole")),
+    "bear": ("bear", logged("pendulum")),
+    "td3_bc": ("td3_bc", logged("pendulum")),
+}
+
+
+# ---------------------------------------------------------------------------------------------- tables, bandits
+
+
+def table(world: str, *more: Settings, limit: int | None = None) -> Settings:
+    """A recipe on a table of action values."""
+    epsilon = {"kind": "exponential", "begin": 1.0, "end": 0.05, "half_life": 10}
+    keys: Settings = {"steps": 20, "rollout_steps": 8, "finite.copies": 8, "explore.epsilon": epsilon}
+    keys |= {"finite.world": {"kind": "gymnasium", "id": world}} | ({"finite.limit": limit} if limit else {})
+    for one in more:
+        keys = keys | one
+    return keys
+
+
+GRID: Settings = {"steps": 100, "finite.world": {"kind": "grid"}}
+BERNOULLI = {"kind": "bernoulli", "rates": [0.1, 0.3, 0.5]}
+LINEAR = {"kind": "linear", "arms": 3, "features": 2}
+CLOSED: dict[str, tuple[str, Settings]] = {
+    "q_learning": ("q_learning", table("Taxi-v4")),
+    "double_q_learning": ("double_q_learning", table("CliffWalking-v1", limit=50)),
+    "sarsa": ("sarsa", table("CliffWalking-v1", limit=50)),
+    "expected_sarsa": ("expected_sarsa", table("FrozenLake-v1")),
+    "sarsa_lambda": ("sarsa_lambda", table("FrozenLake-v1", {"algorithm.decay": 0.5})),
+    "monte_carlo": ("monte_carlo", table("FrozenLake-v1")),
+    "dyna_q": ("dyna_q", GRID),
+    "prioritized_sweeping": ("prioritized_sweeping", GRID),
+    "td_prediction": ("td_prediction", {"steps": 20, "finite": {"world": {"kind": "chain"}, "copies": 4}}),
+    "gradient_td": ("gradient_td", {"steps": 50}),
+    "tile_sarsa": ("tile_sarsa", control("MountainCar-v0", steps=20)),
+    "thompson": ("thompson", {"steps": 60, "arms": BERNOULLI}),
+    "thompson_linear": ("thompson", {"steps": 60, "pulls": 2, "arms": LINEAR, "model": {"kind": "linear"}}),
+}
+
+RUNS = TEXT | ON_POLICY | REPLAY | OFFLINE | CLOSED
+"""Name of a run -> recipe, and the settings besides `COMMON`. A run that others read from stands before them."""
+NEEDS = {"on_policy_distillation": "sft", "dagger": "ppo"}
+"""Run -> the run that it reads a policy from."""
+
+
+# ---------------------------------------------------------------------------------------------- files
+
+
+def as_toml(value: object) -> str:
+    """A value as TOML says it; a table inline."""
+    if isinstance(value, dict):
+        return "{ " + ", ".join(f"{key} = {as_toml(inner)}" for key, inner in value.items()) + " }"
+    if isinstance(value, list):
+        return "[" + ", ".join(as_toml(inner) for inner in value) + "]"
+    return json.dumps(value)
+
+
+def config(name: str) -> str:
+    """The run's config file."""
+    recipe, settings = RUNS[name]
+    keys = {"recipe": recipe, "name": name} | COMMON | settings
+    return "".join(f"{key} = {as_toml(value)}\n" for key, value in keys.items())
+
+
+def lay_out(folder: Path) -> None:
+    """Configs, reward functions, questions and logs, in `folder`."""
+    for name in RUNS:
+        (folder / f"{name}.toml").write_text(config(name), encoding="utf-8")
+    (folder / "rewards.py").write_text(REWARDS, encoding="utf-8")
+    sums = [{"prompt": f"{a}+{b}=", "completion": str(a + b), "answer": str(a + b)} for a in range(6) for b in range(4)]
+    held = [{"prompt": f"{a}+{b}=", "answer": str(a + b)} for a in range(6, 9) for b in range(3)]
+    for place, rows in (("sums", sums), ("held", held)):
+        (folder / f"{place}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    write_log(folder / "cartpole.parquet", "CartPole-v1", lambda draws: int(draws.integers(2)), logp=np.log(0.5))
+    write_log(
+        folder / "pendulum.parquet",
+        "Pendulum-v1",
+        lambda draws: draws.uniform(-2.0, 2.0, 1).astype(np.float32).tolist(),
+        logp=np.log(0.25),
+    )
+
+
+def write_log(path: Path, env: str, act: Callable[[np.random.Generator], Any], *, logp: float) -> None:
+    """Six episodes of at most 60 steps, decided at random, as the parquet that offline recipes read."""
+    world, draws, rows = gymnasium.make(env, max_episode_steps=60), np.random.default_rng(5), []
+    for episode in range(6):
+        seen, score, ended = world.reset(seed=episode)[0], 0.0, False
+        while not ended:
+            action = act(draws)
+            after, reward, terminated, truncated, _ = world.step(np.asarray(action) if "Pen" in env else action)
+            ended, score = terminated or truncated, score + float(reward)
+            row = {"episode": episode, "group": episode, "version": 0, "observation": seen.tolist(), "action": action}
+            ends = {"terminated": terminated, "truncated": truncated, "final": after.tolist() if ended else None}
+            rows.append(row | {"logp": float(logp), "reward": float(reward)} | ends)
+            seen = after
+        rows[-1]["score"] = score
+    last = {row["episode"]: row["score"] for row in rows if "score" in row}
+    rows = [row | {"score": last[row["episode"]]} for row in rows]
+    notes = {"observation_space": described(world.observation_space), "action_space": described(world.action_space)}
+    columns = pa.table({name: column([row[name] for row in rows]) for name in rows[0]})
+    pq.write_table(columns.replace_schema_metadata({"hone": json.dumps(notes)}), path)
+
+
+def column(values: list[Any]) -> pa.Array:
+    """Plain values, or lists of a fixed size."""
+    width = next((len(value) for value in values if isinstance(value, list)), None)
+    return pa.array(values, type=None if width is None else pa.list_(pa.float32(), width))
+
+
+def described(space: gymnasium.Space[Any]) -> dict[str, Any]:
+    """A space in Minari's notation."""
+    if isinstance(space, gymnasium.spaces.Discrete):
+        return {"type": "Discrete", "dtype": "int64", "start": int(space.start), "n": int(space.n)}
+    assert isinstance(space, gymnasium.spaces.Box)
+    bounds = {"low": space.low.tolist(), "high": space.high.tolist()}
+    return {"type": "Box", "dtype": str(space.dtype), "shape": list(space.shape)} | bounds
