@@ -11,12 +11,12 @@ from pathlib import Path
 import numpy as np
 
 from hone.core.random import generator
-from hone.models.config import ModelConfig
-from hone.models.folder import save_model
-from hone.models.init import new_model
-from hone.models.tokenizers import character_tokenizer
+from hone.models.language.config import ModelConfig
+from hone.models.language.hf_checkpoint import save_model
+from hone.models.language.init import new_model
+from hone.models.language.tokenizers import character_tokenizer
+from hone.recipes.text import sft
 from hone.train.loop import train
-from hone.train.recipes import sft
 
 WORK = Path(__file__).resolve().parent / ".work"
 ALPHABET = "0123456789+=;\n" + "".join(chr(code) for code in range(97, 97 + 26))

@@ -28,16 +28,20 @@ from tables import Row, require_peer, rewrite, tell
 
 from hone.core.episodes import Episodes, concatenate
 from hone.core.random import generator
-from hone.envs.gym import GymConfig, open_world
-from hone.envs.logs import Log, write_log
-from hone.models.control import ActorCritic, Policy
+from hone.envs.gym.world import GymConfig, open_world
+from hone.envs.logs.parquet import Log, write_log
+from hone.models.control.actor_critic import ActorCritic, Policy
 from hone.native.memory import keep_freed_memory
-from hone.train.control import NetworkActor, judged
+from hone.recipes.bandits import thompson
+from hone.recipes.off_policy import sac
+from hone.recipes.offline import bc, cql
+from hone.recipes.on_policy import ppo
+from hone.train.control.acting import NetworkActor
+from hone.train.control.job import judged
+from hone.train.control.replay_config import ReplayConfig
 from hone.train.job import Job
+from hone.train.learner.config import LearnerConfig
 from hone.train.loop import train
-from hone.train.memories import ReplayConfig
-from hone.train.optimize import LearnerConfig
-from hone.train.recipes import bc, cql, ppo, sac, thompson
 
 HERE = Path(__file__).resolve().parent
 PEER = HERE / ".peers" / "sb3"

@@ -25,8 +25,8 @@ from control import PEER, PEER_VERSIONS, run, score, scored, seeded
 from tables import Row, grow, require_peer, tell
 
 from hone.core.episodes import Episodes
+from hone.recipes.registry import load_recipe
 from hone.train.job import Job
-from hone.train.registry import load_recipe
 
 PEER_NAME = "Stable-Baselines3 2.9"
 ZOO: dict[str, Any] = {

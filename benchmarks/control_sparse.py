@@ -31,12 +31,12 @@ from tables import Row, grow, tell
 
 from hone.envs.finite.build import from_gymnasium
 from hone.envs.finite.solve import policy_iteration, worth
-from hone.envs.gym import GymConfig
-from hone.envs.gym_play import open_arena
-from hone.evaluate.control import judged
-from hone.models.acting import Decides
+from hone.envs.gym.play import open_arena
+from hone.envs.gym.world import GymConfig
+from hone.evaluate.control.returns import judged
+from hone.models.control.numpy_policies import Decides
+from hone.recipes.registry import load_recipe
 from hone.train.job import Job
-from hone.train.registry import load_recipe
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples" / "control"
 SOLVED, NOTHING = 0.9, 0.1

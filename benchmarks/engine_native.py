@@ -22,9 +22,9 @@ import torch
 
 from hone.engine.native.runner import NativeRunner
 from hone.engine.work import DRAW, Draws, Pass
-from hone.models.config import ModelConfig
-from hone.models.decoder import Decoder
-from hone.models.init import new_model
+from hone.models.language.config import ModelConfig
+from hone.models.language.decoder import Decoder
+from hone.models.language.init import new_model
 
 PROMPT, NEW, REPEATS = 24, 64, 5
 Clock = Callable[[], float]

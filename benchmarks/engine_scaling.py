@@ -35,12 +35,12 @@ from hone.engine.engine import Engine
 from hone.engine.limits import sized
 from hone.engine.stops import TextRules
 from hone.engine.torch_runner import TorchRunner
-from hone.models.config import ModelConfig
-from hone.models.decoder import Decoder
-from hone.models.folder import load_model, read_config
-from hone.models.init import new_model
+from hone.models.language.config import ModelConfig
+from hone.models.language.decoder import Decoder
+from hone.models.language.hf_checkpoint import load_model, read_config
+from hone.models.language.init import new_model
+from hone.recipes.text import grpo
 from hone.train.loop import train
-from hone.train.recipes import grpo
 
 HERE = Path(__file__).resolve().parent
 THREADS = 2

@@ -15,8 +15,8 @@ from torch.nn import functional
 
 from hone.core.ragged import Ints
 from hone.engine.protocol import Attend, LinearFn, Run
-from hone.models.config import ModelConfig
-from hone.models.decoder import Decoder
+from hone.models.language.config import ModelConfig
+from hone.models.language.decoder import Decoder
 
 
 @dataclass(frozen=True, slots=True)

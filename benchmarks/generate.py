@@ -30,7 +30,7 @@ from hone.engine.choose import choose_runner
 from hone.engine.engine import Engine
 from hone.engine.limits import sized
 from hone.engine.stops import TextRules
-from hone.models.folder import load_model
+from hone.models.language.hf_checkpoint import load_model
 
 HERE = Path(__file__).resolve().parent
 VLLM = HERE / ".peers" / "vllm"

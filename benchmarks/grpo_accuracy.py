@@ -32,9 +32,9 @@ from tables import Row, require_peer, rewrite, tell
 from hone.core.credit import Credits, Metrics
 from hone.core.episodes import Episodes
 from hone.native.memory import keep_freed_memory
+from hone.recipes.text import grpo
 from hone.train.job import Job
 from hone.train.loop import train
-from hone.train.recipes import grpo
 
 HERE = Path(__file__).resolve().parent
 TASK, IMITATED = "short", 700

@@ -26,8 +26,8 @@ from tables import Row, grow, require_peer, tell
 from hone.core.credit import Metrics
 from hone.core.episodes import Episodes
 from hone.native.memory import keep_freed_memory
+from hone.recipes.text import grpo
 from hone.train.loop import train
-from hone.train.recipes import grpo
 
 HERE = Path(__file__).resolve().parent
 PEER = HERE / ".peers" / "trl"

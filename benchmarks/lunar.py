@@ -24,7 +24,7 @@ from control import FIRST_SEED, interval, run, score
 from control_sparse import settings
 from tables import Row, rewrite, tell
 
-from hone.train.registry import load_recipe
+from hone.recipes.registry import load_recipe
 
 LANDER = "LunarLander-v3"
 SOLVED = 200.0

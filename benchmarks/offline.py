@@ -37,12 +37,12 @@ from hone.core.episodes import Episodes
 from hone.core.ragged import offsets_of
 from hone.core.random import generator
 from hone.envs.finite.stitching import stitching_log
-from hone.envs.gym_make import GymConfig
-from hone.envs.logs import Log, write_log
-from hone.train.behaviour import Quality, Stages, parts_of, record, stages
-from hone.train.control import judged
+from hone.envs.gym.make import GymConfig
+from hone.envs.logs.parquet import Log, write_log
+from hone.recipes.registry import load_recipe
+from hone.train.control.behaviour_logs import Quality, Stages, parts_of, record, stages
+from hone.train.control.job import judged
 from hone.train.job import Job
-from hone.train.registry import load_recipe
 
 HERE = Path(__file__).resolve().parent
 PEER = HERE / ".peers" / "d3rlpy"

@@ -21,10 +21,10 @@ import numpy as np
 from tables import Row, grow, tell
 
 from hone.core.random import generator
-from hone.envs.gym import GymConfig
-from hone.evaluate.control import judged
+from hone.envs.gym.world import GymConfig
+from hone.evaluate.control.returns import judged
+from hone.recipes.registry import load_recipe
 from hone.train.loop import train
-from hone.train.registry import load_recipe
 
 FIRST_SEED = 10
 """Settings were chosen while looking at seeds 0, 1 and 100 to 105; these were not looked at."""

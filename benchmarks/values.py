@@ -27,9 +27,9 @@ from control import CARTPOLE, PEER, PEER_VERSIONS, interval, run, score
 from tables import Row, grow, require_peer, tell
 
 from hone.core.episodes import Episodes
+from hone.recipes.registry import load_recipe
+from hone.train.control.value_based import Turns
 from hone.train.job import Job
-from hone.train.registry import load_recipe
-from hone.train.value_based import Turns
 
 BUDGET = 50_000
 SOLVED = 475.0

@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from hone.envs.gym import open_world
-from hone.envs.gym_make import GymConfig
-from hone.envs.logs import Log, write_log
+from hone.envs.gym.make import GymConfig
+from hone.envs.gym.world import open_world
+from hone.envs.logs.parquet import Log, write_log
 
 Controller = Callable[[np.ndarray], np.ndarray]
 EPISODES, STEPS = 5, 500  # neither world lets an episode last longer

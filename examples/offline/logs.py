@@ -11,11 +11,11 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-from hone.envs.gym_make import GymConfig
-from hone.envs.logs import write_log
-from hone.train.behaviour import QUALITIES, Stages, parts_of, record, stages
+from hone.envs.gym.make import GymConfig
+from hone.envs.logs.parquet import write_log
+from hone.recipes.registry import load_recipe
+from hone.train.control.behaviour_logs import QUALITIES, Stages, parts_of, record, stages
 from hone.train.job import Job
-from hone.train.registry import load_recipe
 
 TEACHERS: dict[str, tuple[str, dict[str, Any]]] = {
     "cartpole": (

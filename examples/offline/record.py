@@ -11,9 +11,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hone.core.episodes import Episodes, concatenate
-from hone.envs.gym import open_world
-from hone.envs.gym_make import GymConfig
-from hone.envs.logs import Log, write_log
+from hone.envs.gym.make import GymConfig
+from hone.envs.gym.world import open_world
+from hone.envs.logs.parquet import Log, write_log
 
 ENVIRONMENTS = 8
 STEPS = 625  # of each environment: 5,000 decisions a policy

@@ -9,12 +9,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hone.cli.configs import read_document, require_consent
-from hone.cli.judging import Asked, examined, find_policy
-from hone.cli.pipelines import STAGE, pipeline_name
-from hone.cli.screen import Screen, console_of
-from hone.cli.seeds import Turns, folder_of, one_after_another, parse_seeds, seeded
-from hone.cli.training import check_data, stages_of, train_one, train_pipeline
+from hone.cli.commands.evaluate import Asked, examined, find_policy
+from hone.cli.commands.seeds import Turns, folder_of, one_after_another, parse_seeds, seeded
+from hone.cli.commands.train import check_data, stages_of, train_one, train_pipeline
+from hone.cli.stages import STAGE, pipeline_name
+from hone.cli.terminal.screen import Screen, console_of
+from hone.config.resolve import read_document, require_consent
 from hone.core.credit import Metrics
 from hone.evaluate import checkpoint, comparison
 from hone.store.comparison import Comparison

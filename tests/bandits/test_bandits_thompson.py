@@ -8,7 +8,7 @@ from hone.bandits.thompson import ClosedForm, ThompsonActor
 from hone.core.credit import Credits
 from hone.core.errors import DataError
 from hone.core.random import generator
-from hone.envs.arms import ArmsWorld, BernoulliArms, LinearArms
+from hone.envs.bandit_arms import ArmsWorld, BernoulliArms, LinearArms
 
 EMPTY = np.zeros((4, 0))
 

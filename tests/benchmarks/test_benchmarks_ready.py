@@ -23,9 +23,9 @@ from hone.engine.limits import sized
 from hone.engine.protocol import Model
 from hone.engine.stops import TextRules
 from hone.engine.torch_runner import TorchRunner
-from hone.models.config import ModelConfig
-from hone.models.init import new_model
-from hone.train.registry import load_recipe
+from hone.models.language.config import ModelConfig
+from hone.models.language.init import new_model
+from hone.recipes.registry import load_recipe
 
 QUICKLY = ["judge.episodes=1", "run.certify=false"]
 Script = Callable[[str], ModuleType]

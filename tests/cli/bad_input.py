@@ -14,8 +14,8 @@ from safetensors.torch import load_file, save_file
 
 import hone.store.durable
 import hone.store.folder
-import hone.train.reporter
-from hone.cli.progress import RunProgress
+import hone.train.runner.reporter
+from hone.cli.terminal.progress import RunProgress
 from hone.store.lock import RunLock
 
 HERE = Path(__file__).parent
@@ -175,7 +175,7 @@ def full_disk(stage: Stage, *, times: int) -> None:
         write(descriptor, data)
 
     stage.patch(hone.store.durable, "write_all", refuse)
-    stage.patch(hone.train.reporter, "PAUSE_S", 0.01)
+    stage.patch(hone.train.runner.reporter, "PAUSE_S", 0.01)
 
 
 def signalled(stage: Stage, *, number: signal.Signals) -> None:

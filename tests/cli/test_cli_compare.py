@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
+from hone.cli.commands.seeds import parse_seeds
 from hone.cli.main import main
-from hone.cli.seeds import parse_seeds
 from hone.core.errors import ConfigError
 from hone.store.metrics import comparable
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import Field, model_validator
 
-from hone.cli.configs import Resolved, load, read_document, require_consent, resolve
-from hone.cli.overrides import parse_overrides, parse_value, split_overrides
+from hone.config.overrides import parse_overrides, parse_value, split_overrides
+from hone.config.resolve import Resolved, load, read_document, require_consent, resolve
 from hone.core.config import Config
 from hone.core.errors import ConfigError
 from hone.store.manifest import Setting

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hone.cli import loss
+from hone.cli.commands import doctor_loss as loss
 from hone.cli.main import main
 from hone.store.certificate import Certificate, Check
 from hone.train.config import RunConfig

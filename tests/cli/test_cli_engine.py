@@ -11,15 +11,16 @@ from pathlib import Path
 
 import pytest
 
-from hone.cli import doctor, engine
-from hone.cli.judging import generation_rows
+from hone.cli.commands import doctor
+from hone.cli.commands import doctor_engine as engine
+from hone.cli.commands.evaluate import generation_rows
 from hone.cli.main import main
-from hone.cli.screen import console_of
-from hone.cli.streaming import AnswerStream
+from hone.cli.terminal.screen import console_of
+from hone.cli.terminal.streaming import AnswerStream
 from hone.core.errors import ResourceError
 from hone.core.generation import GenerationStats
-from hone.evaluate.policies import ModelSource, NewModel, open_policy
-from hone.evaluate.selfcheck import Finding, Kernel, kernel
+from hone.evaluate.engine_check import Finding, Kernel, kernel
+from hone.evaluate.text.open_policy import ModelSource, NewModel, open_policy
 from hone.models.native import library as training
 
 ROOT = Path(__file__).resolve().parents[2]

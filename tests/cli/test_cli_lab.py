@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from hone.cli import lab
+from hone.cli.commands import lab
 from hone.cli.main import main
 from hone.lab.finding import Bars, Claim, Experiment, Finding
 

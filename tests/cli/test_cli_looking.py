@@ -4,15 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from hone.cli import doctor
+from hone import recipes
+from hone.cli.commands import doctor
 from hone.cli.main import main
 from hone.core.clock import ManualClock
 from hone.evaluate import checkpoint
+from hone.recipes.registry import families, recipe_families, recipe_names
 from hone.store.folder import create_run
 from hone.store.manifest import Facts, Setting
 from hone.store.metrics import open_metrics
-from hone.train.families import FAMILIES, family_of
-from hone.train.registry import load_recipe, recipe_names
 
 
 @pytest.fixture
@@ -63,8 +63,9 @@ def test_list_recipes(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list", "recipes"]) == 0
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert all(any(line.startswith(f"{name} ") for line in lines) for name in recipe_names())
-    titles = [line for line in lines if line.endswith(")") and line.startswith(FAMILIES)]
-    assert len(titles) == len(FAMILIES) and sum(int(line.split("(")[1][:-1]) for line in titles) == len(recipe_names())
+    titles = [line for line in lines if line.endswith(")") and line.startswith(tuple(families()))]
+    assert len(titles) == len(families())
+    assert sum(int(line.split("(")[1][:-1]) for line in titles) == len(recipe_names())
     assert lines.index(titles[0]) < next(k for k, line in enumerate(lines) if line.startswith("grpo "))
     assert main(["list", "recipes", "dapo"]) == 0
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
@@ -81,12 +82,17 @@ def test_list_recipes(capsys: pytest.CaptureFixture[str]) -> None:
 @pytest.mark.parametrize(
     ("name", "family"),
     [
-        ("grpo", "language models"), ("sft", "language models"), ("ppo", "control, on-policy"),
-        ("sac", "control, from replay"), ("cql", "offline"), ("bc", "offline"), ("thompson", "bandits"),
+        ("grpo", "text"), ("sft", "text"), ("ppo", "on_policy"), ("sac", "off_policy"),
+        ("cql", "offline"), ("bc", "offline"), ("thompson", "bandits"),
     ],
 )  # fmt: skip
-def test_a_recipe_says_its_family_by_its_parts(name: str, family: str) -> None:
-    assert family_of(load_recipe(name)) == family
+def test_the_family_of_a_recipe_is_its_folder(name: str, family: str) -> None:
+    assert recipe_families()[name] == family
+
+
+def test_names_of_recipes_are_unique_over_all_families() -> None:
+    files = [path.stem for path in Path(recipes.__path__[0]).glob("*/*.py") if path.stem != "__init__"]
+    assert sorted(files) == recipe_names()
 
 
 Asked = list[tuple[Path, Path | None]]

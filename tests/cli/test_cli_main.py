@@ -12,16 +12,16 @@ from typing import Any
 import pytest
 from pydantic import Field, model_validator
 
-import hone.train.pipeline
-import hone.train.run
-from hone.cli import training
-from hone.cli.commands import COMMANDS
+import hone.train.runner.pipeline
+import hone.train.runner.run
+from hone.cli.commands import train as training
 from hone.cli.main import main
+from hone.cli.options import COMMANDS
 from hone.core.errors import DataError, InterruptedRun
+from hone.recipes.registry import Entry
 from hone.store.folder import RunFolder
 from hone.train.config import RunConfig
-from hone.train.registry import Entry
-from hone.train.run import Order
+from hone.train.runner.run import Order
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -79,8 +79,8 @@ def orders(monkeypatch: pytest.MonkeyPatch) -> list[Order]:
         name = order.config.name
         return SimpleNamespace(name=name, path=order.root / name, report_path=Path("report.html"))
 
-    monkeypatch.setattr(hone.train.run, "run", run)
-    monkeypatch.setattr(hone.train.pipeline, "run", run)
+    monkeypatch.setattr(hone.train.runner.run, "run", run)
+    monkeypatch.setattr(hone.train.runner.pipeline, "run", run)
     return asked
 
 
@@ -222,7 +222,7 @@ def test_failures_have_their_exit_codes(
     def run(order: Order, *, progress: object) -> RunFolder:
         raise raised
 
-    monkeypatch.setattr(hone.train.run, "run", run)
+    monkeypatch.setattr(hone.train.runner.run, "run", run)
     (somewhere / "run.toml").write_text(GOOD)
     assert main(["train", "run.toml"]) == code
     err = capsys.readouterr().err

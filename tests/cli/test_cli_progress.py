@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from hone.cli.progress import RunProgress, duration, figure
-from hone.cli.screen import Screen, console_of, printable
+from hone.cli.terminal.progress import RunProgress, duration, figure
+from hone.cli.terminal.screen import Screen, console_of, printable
 from hone.core.clock import ManualClock
 
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hone.cli.toml import KeyPath, parse_toml, read_toml
+from hone.config.toml import KeyPath, parse_toml, read_toml
 from hone.core.errors import ConfigError
 
 BY_HAND = """\

@@ -10,9 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from hone.objectives.presets import PRESETS, Preset
-from hone.train.families import FAMILIES, family_of
+from hone.recipes.registry import families, load_recipe, recipe_families, recipe_names
 from hone.train.job import Entry, defaults_of
-from hone.train.registry import load_recipe, recipe_names
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "algorithms" / "index.md"
 LIBRARIES = {"trl": "TRL", "verl": "verl"}
@@ -41,19 +40,17 @@ explained in [configure.md](../../howto/configure.md#every-key).
 
 def page() -> str:
     entries = {name: load_recipe(name) for name in recipe_names()}
-    parts = ["\n".join([HEAD, table(entries)]), *(section(name, entry) for name, entry in entries.items())]
+    parts = ["\n".join([HEAD, table()]), *(section(name, entry) for name, entry in entries.items())]
     functions = {address(part): part for entry in entries.values() for part in parts_of(entry)}
     parts += ["## The functions", *(function_of(functions[name]) for name in sorted(functions))]
     return "\n\n".join(part.rstrip("\n") for part in parts) + "\n"
 
 
-def table(entries: dict[str, Entry]) -> str:
+def table() -> str:
     parts: list[str] = []
-    for family in FAMILIES:
-        members = {name: entry for name, entry in entries.items() if family_of(entry) == family}
+    for family, members in families().items():
         rows = [f"| [`{name}`](#{name}) | {entry.summary} | {entry.source} |" for name, entry in members.items()]
-        if rows:
-            parts.append("\n".join([f"### {family}", "", "| recipe | in a line | source |", "|---|---|---|", *rows]))
+        parts.append("\n".join([f"### {family}", "", "| recipe | in a line | source |", "|---|---|---|", *rows]))
     return "\n\n".join(["## By family", *parts])
 
 
@@ -69,7 +66,7 @@ def section(name: str, entry: Entry) -> str:
         ("limitation", entry.limitation),
     ]
     rows = [f"| {what} | {said.replace('|', chr(92) + '|')} |" for what, said in made if said]
-    module = inspect.getdoc(sys.modules[f"hone.train.recipes.{name}"]) or ""
+    module = inspect.getdoc(sys.modules[f"hone.recipes.{recipe_families()[name]}.{name}"]) or ""
     return "\n".join([f"## {name}", "", fenced(module), "", "| | |", "|---|---|", *rows])
 
 

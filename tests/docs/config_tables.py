@@ -14,8 +14,8 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from hone.core.config import Config
+from hone.recipes.registry import load_recipe, recipe_names
 from hone.train.config import RunConfig
-from hone.train.registry import load_recipe, recipe_names
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "howto" / "configure.md"
 BEGIN, END = "<!-- tables -->\n", "<!-- /tables -->"

@@ -4,9 +4,9 @@ import pytest
 from algorithm_page import PAGE, page, parts_of, presets_of
 
 from hone.objectives.presets import PRESETS
+from hone.recipes.registry import load_recipe, recipe_names
 from hone.train.job import Entry, Parts, defaults_of
-from hone.train.registry import load_recipe, recipe_names
-from hone.train.text_rl import TextRun
+from hone.train.text.rl_job import TextRun
 
 RECIPES = recipe_names()
 

@@ -9,7 +9,7 @@ import pytest
 from config_tables import PAGE, written
 from snippets import Block, Runner, blocks_of, not_said
 
-from hone.train import recipes
+from hone.recipes import off_policy
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [
@@ -48,13 +48,16 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "160")  # tables are folded to the screen; pages show them unfolded
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))  # child processes find this hone, installed or not
-    monkeypatch.setattr(recipes, "__path__", [*recipes.__path__, str(tmp_path / "src/hone/train/recipes")])
+    for family in (text, off_policy):
+        folder = tmp_path / "src/hone/recipes" / family.__name__.rpartition(".")[2]
+        monkeypatch.setattr(family, "__path__", [*family.__path__, str(folder)])
     before = set(sys.modules)
     yield tmp_path
-    for name in [name for name in set(sys.modules) - before if name.startswith(f"{recipes.__name__}.")]:
+    for name in [name for name in set(sys.modules) - before if name.startswith("hone.recipes.")]:
         if str(tmp_path) in str(sys.modules[name].__file__):
+            family, _, recipe = name.rpartition(".")
             del sys.modules[name]
-            delattr(recipes, name.rpartition(".")[2])
+            delattr(sys.modules[family], recipe)
 
 
 @pytest.mark.parametrize("page", PAGES)

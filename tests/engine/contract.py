@@ -15,8 +15,8 @@ import torch
 
 from hone.core.errors import ConfigError, DataError
 from hone.core.generation import Completion, Given, Request, Sampling
-from hone.models.decoder import Decoder
-from hone.models.packed import pack_rows, pack_shared
+from hone.models.language.decoder import Decoder
+from hone.models.packing import pack_rows, pack_shared
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -9,10 +9,10 @@ import torch
 from hone.engine.native import library
 from hone.engine.native.runner import NativeRunner
 from hone.engine.work import DRAW, Drawn, Draws, Pass
-from hone.models.config import ModelConfig, Rope
-from hone.models.decoder import Decoder
-from hone.models.init import new_model
-from hone.models.packed import pack_rows
+from hone.models.language.config import ModelConfig, Rope
+from hone.models.language.decoder import Decoder
+from hone.models.language.init import new_model
+from hone.models.packing import pack_rows
 
 SMALL = {"vocab_size": 33, "hidden_size": 40, "intermediate_size": 50, "layers": 2, "heads": 4, "kv_heads": 2}
 """Nothing here is a multiple of a register."""

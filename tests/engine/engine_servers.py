@@ -14,9 +14,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from hone.models.decoder import Decoder
-from hone.models.folder import load_model
-from hone.models.packed import pack_rows
+from hone.models.language.decoder import Decoder
+from hone.models.language.hf_checkpoint import load_model
+from hone.models.packing import pack_rows
 
 
 class Gone(Exception):  # noqa: N818 - it is no error of the server's

@@ -8,7 +8,7 @@ from hone.engine.engine import Engine
 from hone.engine.limits import Limits
 from hone.engine.stops import TextRules
 from hone.engine.torch_runner import TorchRunner
-from hone.models.config import ModelConfig
+from hone.models.language.config import ModelConfig
 
 VOCAB = 24
 CONFIG = ModelConfig(

@@ -7,10 +7,10 @@ from engines import CONFIG, VOCAB, by_name, engine, request
 
 from hone.core.errors import ConfigError, DataError
 from hone.engine.choose import choose_runner
-from hone.models.config import ModelConfig
-from hone.models.decoder import Decoder
-from hone.models.init import new_model
-from hone.models.packed import pack_rows, pack_shared
+from hone.models.language.config import ModelConfig
+from hone.models.language.decoder import Decoder
+from hone.models.language.init import new_model
+from hone.models.packing import pack_rows, pack_shared
 
 ASKED = [
     request(0, samples=6, max_tokens=70),

@@ -7,7 +7,7 @@ from engines import CONFIG, VOCAB
 from hone.core.errors import ConfigError, ResourceError
 from hone.engine import choose
 from hone.engine.choose import choose_runner
-from hone.models.init import new_model
+from hone.models.language.init import new_model
 
 
 @pytest.fixture(scope="module")

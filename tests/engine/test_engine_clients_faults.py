@@ -12,8 +12,8 @@ from test_engine_contract import client_of, letters
 from hone.core.errors import ConfigError, DivergedError, ResourceError
 from hone.core.generation import Given, Request, Sampling
 from hone.engine.clients.http import ServerError, UnreachableError
-from hone.models.folder import save_model
-from hone.models.init import new_model
+from hone.models.language.hf_checkpoint import save_model
+from hone.models.language.init import new_model
 
 
 def asked(number: int, *, samples: int = 1, **sampling) -> Request:

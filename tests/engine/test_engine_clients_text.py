@@ -19,9 +19,9 @@ from hone.engine.clients.config import ServerEngine
 from hone.engine.clients.http import Address, BrokenOffError, Link, ServerError, UnreachableError
 from hone.engine.clients.openai import OpenAiClient, Question
 from hone.engine.clients.untied import untie
-from hone.models.folder import load_model, save_model
-from hone.models.init import new_model
-from hone.models.packed import pack_rows
+from hone.models.language.hf_checkpoint import load_model, save_model
+from hone.models.language.init import new_model
+from hone.models.packing import pack_rows
 
 
 class Replies(ThreadingHTTPServer):

@@ -13,8 +13,8 @@ from hone.engine.clients.config import ServerEngine
 from hone.engine.clients.connect import connect
 from hone.engine.native.library import available
 from hone.engine.stops import TextRules
-from hone.models.folder import save_model
-from hone.models.init import new_model
+from hone.models.language.hf_checkpoint import save_model
+from hone.models.language.init import new_model
 
 ALPHABET = "_abcdefghijklmnopqrstuvw"
 

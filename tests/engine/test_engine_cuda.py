@@ -13,8 +13,8 @@ from hone.engine.limits import sized
 from hone.engine.stops import TextRules
 from hone.engine.torch_runner import TorchRunner
 from hone.engine.work import Draws, Pass
-from hone.models.init import new_model
-from hone.models.packed import pack_shared
+from hone.models.language.init import new_model
+from hone.models.packing import pack_shared
 
 ASKED = [request(number, samples=4, length=9 * number + 3, max_tokens=30 + 5 * number) for number in range(9)]
 

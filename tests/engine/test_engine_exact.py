@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 from hone.core.errors import DataError
 from hone.core.generation import Given, Sampling
 from hone.engine.native.library import available
-from hone.models.decoder import Decoder
-from hone.models.init import new_model
-from hone.models.packed import pack_rows, pack_shared, row_targets
+from hone.models.language.decoder import Decoder
+from hone.models.language.init import new_model
+from hone.models.packing import pack_rows, pack_shared, row_targets
 
 ASKED = [
     request(0, samples=5, max_tokens=40),

@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from hone.core.clock import ManualClock
 from hone.core.errors import ConfigError, DataError, DivergedError
 from hone.core.generation import Request, Sampling
-from hone.models.config import ModelConfig
-from hone.models.decoder import Decoder
-from hone.models.init import new_model
-from hone.models.packed import pack_rows, pack_shared
+from hone.models.language.config import ModelConfig
+from hone.models.language.decoder import Decoder
+from hone.models.language.init import new_model
+from hone.models.packing import pack_rows, pack_shared
 
 
 @pytest.fixture(scope="module")

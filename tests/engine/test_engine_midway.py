@@ -16,7 +16,7 @@ from hone.engine.choose import choose_runner
 from hone.engine.engine import Engine
 from hone.engine.scheduler import Scheduler
 from hone.engine.torch_runner import TorchRunner
-from hone.models.init import new_model
+from hone.models.language.init import new_model
 
 ASKED = [request(0, max_tokens=20), request(1, max_tokens=40, samples=3), request(2, max_tokens=40, length=50)]
 SLOTS = 3

@@ -152,7 +152,7 @@ def test_a_large_vocabulary(vocab):
 
 def policy_of_some(runner: NativeRunner, model) -> np.ndarray:
     """The whole policy, from the trainer: 50,000 draws would take a while."""
-    from hone.models.packed import pack_rows
+    from hone.models.packing import pack_rows
 
     with torch.no_grad():
         hidden = model.hidden(pack_rows([np.asarray([1, 2, 3], np.int32)]))[2:]

@@ -5,7 +5,7 @@ from engines import CONFIG, by_name, engine, request, same
 
 from hone.core.generation import Given
 from hone.engine.native.library import available
-from hone.models.init import new_model
+from hone.models.language.init import new_model
 
 REQUESTS = [
     request(1, samples=3),

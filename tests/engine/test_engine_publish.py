@@ -12,8 +12,8 @@ from hone.core.errors import DivergedError
 from hone.core.generation import Engine, Given, Sampling
 from hone.engine.canary import Canary, hash_weights
 from hone.engine.torch_runner import TorchRunner
-from hone.models.init import new_model
-from hone.models.packed import pack_shared
+from hone.models.language.init import new_model
+from hone.models.packing import pack_shared
 
 
 @pytest.fixture

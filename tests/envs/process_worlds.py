@@ -9,9 +9,9 @@ from gymnasium import spaces
 
 from hone.core.episodes import Episodes
 from hone.core.random import key
-from hone.envs.gym import GymConfig, GymWorld, open_world
-from hone.envs.gym_make import seeds_of
-from hone.envs.gym_spread import ProcessVectorEnv
+from hone.envs.gym.make import seeds_of
+from hone.envs.gym.subprocess_env import ProcessVectorEnv
+from hone.envs.gym.world import GymConfig, GymWorld, open_world
 
 HOSTILE = Path(__file__).with_name("hostile_envs.py")
 WALK = f"{HOSTILE}:Walk"
@@ -65,7 +65,7 @@ def seed_of(env: int, count: int = 5) -> int:
     return seeds_of(key(SEED, "world") & 0xFFFFFFFF, count)[env]
 
 
-def processes(token: str = "hone.envs.gym_worker") -> list[int]:
+def processes(token: str = "hone.envs.gym.worker") -> list[int]:
     """Living processes that were started from here and say `token` in their command line."""
     found = []
     for entry in Path("/proc").iterdir():

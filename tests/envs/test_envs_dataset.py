@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hone.core.errors import DataError
-from hone.envs.dataset import Examples, overlap, read_examples
+from hone.envs.text.dataset import Examples, overlap, read_examples
 
 USER = {"role": "user", "content": "2+2?"}
 REPLY = {"role": "assistant", "content": "4"}

@@ -9,7 +9,7 @@ from hone.core.ragged import sums
 from hone.envs.finite.build import chain, drawn, from_table, grid
 from hone.envs.finite.solve import evaluate, occupancy, worth
 from hone.envs.finite.world import FiniteWorld
-from hone.train.sources import Live, World
+from hone.train.sources.live import Live, World
 
 
 class Follows:

@@ -9,11 +9,12 @@ from hone.core.errors import ConfigError, UserCodeError
 from hone.envs.finite.build import from_gymnasium
 from hone.envs.finite.options import over_options
 from hone.envs.finite.solve import policy_iteration, worth
-from hone.envs.goals import BitFlip, GoalEnv, Reach, goal_columns, has_goals
-from hone.envs.grids import FourRooms, Maze, begun, steps_to_end, winding
-from hone.envs.gym import GymConfig, open_world
-from hone.envs.gym_make import isolated, maker
-from hone.envs.remembering import Remembering, with_memory
+from hone.envs.gym.goals import GoalEnv, goal_columns, has_goals
+from hone.envs.gym.make import isolated, maker
+from hone.envs.gym.option_wrapper import Remembering, with_memory
+from hone.envs.gym.world import GymConfig, open_world
+from hone.envs.suite.goal_tasks import BitFlip, Reach
+from hone.envs.suite.grid_worlds import FourRooms, Maze, begun, steps_to_end, winding
 
 
 def test_bits_are_flipped_until_they_are_as_wanted() -> None:

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from hone.core.episodes import Episodes
 from hone.core.errors import ConfigError, UserCodeError
 from hone.core.random import generator
-from hone.envs.gym import GymConfig, GymWorld, inspect_world, open_world, world_of
-from hone.envs.gym_make import autoreset_of, seeds_of, together
-from hone.envs.gym_play import open_arena, play
+from hone.envs.gym.make import autoreset_of, seeds_of, together
+from hone.envs.gym.play import open_arena, play
+from hone.envs.gym.world import GymConfig, GymWorld, inspect_world, open_world, world_of
 
 MODES = (AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP, AutoresetMode.DISABLED)
 

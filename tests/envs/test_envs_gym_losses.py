@@ -19,9 +19,9 @@ from process_worlds import WALK, Chance, end_worlds, gone, lived, opened, pids_o
 
 from hone.core.episodes import Status
 from hone.core.errors import ResourceError
-from hone.envs.gym import GymConfig, world_of
-from hone.envs.gym_make import seeds_of
-from hone.envs.gym_play import open_arena, play
+from hone.envs.gym.make import seeds_of
+from hone.envs.gym.play import open_arena, play
+from hone.envs.gym.world import GymConfig, world_of
 
 
 @pytest.fixture(autouse=True)

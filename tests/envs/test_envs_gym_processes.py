@@ -9,9 +9,9 @@ from process_worlds import HOSTILE, WALK, end_worlds, lived, opened, same, seed_
 
 from hone.core.episodes import Status
 from hone.core.errors import ConfigError, ResourceError, UserCodeError
-from hone.envs.gym import GymConfig, inspect_world
-from hone.envs.gym_make import isolated, placed
-from hone.envs.gym_play import open_arena, play
+from hone.envs.gym.make import isolated, placed
+from hone.envs.gym.play import open_arena, play
+from hone.envs.gym.world import GymConfig, inspect_world
 
 
 @pytest.fixture(autouse=True)
@@ -175,7 +175,7 @@ def test_without_a_check_dying_at_the_first_reset_falls_to_the_budget() -> None:
 
 
 def test_a_file_that_hangs_while_it_is_imported_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("hone.envs.gym_spread.START_S", 1.0)
+    monkeypatch.setattr("hone.envs.gym.subprocess_env.START_S", 1.0)
     (tmp_path / "stuck.py").write_text("while True: pass")
     with pytest.raises(ResourceError, match=r"cannot be used: no answer within 1 s"):
         inspect_world(GymConfig(id=f"{tmp_path / 'stuck.py'}:Env"), seed=0)

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from hone.core.errors import ResourceError
-from hone.envs.gym_faults import FaultBudget, Loss
-from hone.envs.gym_wire import HEAD_BYTES, Layout, Message, Parser, encode, shared, space_from_json, space_to_json
+from hone.envs.gym.fault_budget import FaultBudget, Loss
+from hone.envs.gym.protocol import HEAD_BYTES, Layout, Message, Parser, encode, shared, space_from_json, space_to_json
 
 KINDS = st.sampled_from(["<f4", "<f8", "<i8", "|u1", "|b1"])
 ARRAYS = KINDS.flatmap(lambda kind: hnp.arrays(kind, hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4)))

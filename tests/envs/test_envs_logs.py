@@ -12,8 +12,8 @@ from gymnasium import spaces
 from hone.core.episodes import Episodes
 from hone.core.errors import DataError
 from hone.core.ragged import offsets_of
-from hone.envs.logs import Log, describe, read_log, space_of, write_log
-from hone.envs.logs_minari import write_minari
+from hone.envs.logs.minari import write_minari
+from hone.envs.logs.parquet import Log, describe, read_log, space_of, write_log
 
 BOX = spaces.Box(-5, 5, (2,), np.float32)
 

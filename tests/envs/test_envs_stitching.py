@@ -5,10 +5,10 @@ import numpy as np
 import pytest
 
 from hone.core.errors import ConfigError
-from hone.envs.catalogue import register_own
 from hone.envs.finite.build import counted
 from hone.envs.finite.solve import evaluate, policy_iteration, worth
 from hone.envs.finite.stitching import FORWARD, PAYING, moved, states_of, stitching, stitching_log
+from hone.envs.gym.registration import register_own
 
 
 @pytest.mark.parametrize("length", [1, 3, 5])

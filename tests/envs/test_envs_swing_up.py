@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from hone.envs import swing_up
-from hone.envs.catalogue import register_own
-from hone.envs.gym import GymConfig, open_world
+from hone.envs.gym.registration import register_own
+from hone.envs.gym.world import GymConfig, open_world
+from hone.envs.suite import cartpole_swing_up as swing_up
 
 FLOATS = st.floats(-6, 6)
 

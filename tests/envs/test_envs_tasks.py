@@ -4,8 +4,8 @@ import pytest
 from reasoning_gym.factory import create_dataset
 
 from hone.core.errors import ConfigError, DataError
-from hone.envs.dataset import overlap
-from hone.envs.tasks import reasoning_gym_examples, split
+from hone.envs.text.dataset import overlap
+from hone.envs.text.reasoning_gym import reasoning_gym_examples, split
 
 
 def test_examples_are_the_tasks_own_items() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hone.core.episodes import Episodes, Status
 from hone.core.generation import Completion, Request, Sampling
 from hone.core.state import State
-from hone.envs.text import Answer, Prompt, TextWorld, supervised
+from hone.envs.text.world import Answer, Prompt, TextWorld, supervised
 
 
 @dataclass

@@ -8,8 +8,8 @@ import pytest
 from hone.core.errors import DataError
 from hone.envs.finite.beliefs import bernoulli_beliefs
 from hone.envs.finite.solve import backward, evaluate, policy_iteration
-from hone.envs.gym import GymConfig, open_world
-from hone.envs.trials import Alone, BanditTrials, ChainTrials, SineTrials, Trials, bandit
+from hone.envs.gym.world import GymConfig, open_world
+from hone.envs.suite.meta_tasks import Alone, BanditTrials, ChainTrials, SineTrials, Trials, bandit
 
 
 def played(trials: Trials, steps: int, *, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:

@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from hone.envs.text import Answer
-from hone.evaluate.asking import pool_judge
+from hone.envs.text.world import Answer
+from hone.evaluate.text.engine_actor import pool_judge
 from hone.rewards.config import RewardFunction, RewardsConfig
 
 COUNTS = """

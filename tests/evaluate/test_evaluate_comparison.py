@@ -9,9 +9,9 @@ import pytest
 from hone.core.clock import ManualClock
 from hone.core.errors import DataError
 from hone.evaluate.comparison import compare, registered_threshold
-from hone.evaluate.runs_read import curves_of, read_runs
+from hone.evaluate.run_curves import curves_of, read_runs
+from hone.report.comparison_page import render_comparison, write_comparison
 from hone.store.answers import AnswerRow, write_answers
-from hone.store.comparison_page import render_comparison, write_comparison
 from hone.store.evaluations import Evaluation, write_evaluations
 from hone.store.folder import create_run
 from hone.store.manifest import Facts, Setting

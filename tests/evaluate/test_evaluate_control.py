@@ -5,14 +5,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import hone.envs.gym_play
+import hone.envs.gym.play
 from hone.core.errors import ResourceError, UserCodeError
 from hone.core.random import key
-from hone.envs.gym import GymConfig
-from hone.envs.gym_make import seeds_of
-from hone.evaluate.control import judged
-from hone.models.control import ActorCritic
-from hone.models.mlp import Choices, Inputs, MlpConfig, Spaces
+from hone.envs.gym.make import seeds_of
+from hone.envs.gym.world import GymConfig
+from hone.evaluate.control.returns import judged
+from hone.models.control.actor_critic import ActorCritic
+from hone.models.control.mlp import Choices, Inputs, MlpConfig, Spaces
 
 WALK = f"{Path(__file__).parents[1] / 'envs' / 'hostile_envs.py'}:Walk"
 POLICY = ActorCritic(Spaces(inputs=Inputs(size=3), actions=Choices(count=2)), MlpConfig(hidden=[4]), seed=0)
@@ -35,7 +35,7 @@ def test_a_judgement_without_an_episode_is_none() -> None:
 
 
 def test_episodes_without_an_end_are_cut_and_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(hone.envs.gym_play, "STEP_LIMIT", 3)
+    monkeypatch.setattr(hone.envs.gym.play, "STEP_LIMIT", 3)
     told: list[str] = []
     judged(POLICY, GymConfig(id=WALK, isolation="none"), episodes=4, seed=5, tell=told.append)
     assert "did not end within 3 steps and were cut there; set env.max_episode_steps" in told[0]

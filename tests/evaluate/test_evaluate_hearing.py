@@ -6,10 +6,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hone.core.generation import Request, Sampling
-from hone.evaluate.asking import make_engine
-from hone.evaluate.hearing import Aloud, Growing
-from hone.evaluate.policies import ModelSource, NewModel, open_policy
-from hone.models.tokenizers import byte_tokenizer
+from hone.evaluate.text.engine_actor import make_engine
+from hone.evaluate.text.open_policy import ModelSource, NewModel, open_policy
+from hone.evaluate.text.streaming import Aloud, Growing
+from hone.models.language.tokenizers import byte_tokenizer
 
 BYTES = byte_tokenizer()
 

@@ -12,14 +12,14 @@ import pytest
 from hone.core.errors import DataError
 from hone.envs.finite.build import from_gymnasium
 from hone.envs.finite.solve import value_iteration
-from hone.envs.gym_make import GymConfig
-from hone.evaluate.frames import MOST_FRAMES, Film, watch
-from hone.evaluate.maps import map_of, shares_of
-from hone.models.control import ActionValues, ActorCritic
-from hone.models.control_folder import save_policy
-from hone.models.mlp import Choices, Inputs, MlpConfig, Spaces
+from hone.envs.gym.make import GymConfig
+from hone.evaluate.control.policy_maps import map_of, shares_of
+from hone.evaluate.control.video import MOST_FRAMES, Film, watch
+from hone.models.control.actor_critic import ActionValues, ActorCritic
+from hone.models.control.checkpoint import save_policy
+from hone.models.control.mlp import Choices, Inputs, MlpConfig, Spaces
+from hone.report.policy_map import draw, extremes, text_rows
 from hone.store.animation import Episode, animated_png, frames_in, read_episode, shrunk, thinned, write_episode
-from hone.store.map_drawing import draw, extremes, text_rows
 from hone.store.maps import read_map, write_map
 from hone.tabular.tables import ActionTable, States, save_table
 

@@ -7,11 +7,17 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from hone.cli.perturbing import wanted_changes
+from hone.cli.commands.perturb import wanted_changes
 from hone.core.errors import ConfigError
-from hone.envs.gym_make import GymConfig
-from hone.evaluate.perturb import Disturbed, Perturbation, Spread, disturbed_arena, refuse_what_cannot_be
-from hone.evaluate.robustness import against_itself
+from hone.envs.gym.make import GymConfig
+from hone.evaluate.control.perturbations import (
+    Disturbed,
+    Perturbation,
+    Spread,
+    disturbed_arena,
+    refuse_what_cannot_be,
+)
+from hone.evaluate.control.robustness import against_itself
 from hone.store.robustness import AS_IT_WAS, read_robustness, write_robustness
 
 TWO = spaces.Discrete(2)

@@ -9,7 +9,7 @@ from hone.core.errors import ResourceError
 from hone.engine.engine import Engine
 from hone.engine.native.library import available
 from hone.engine.stops import TextRules
-from hone.evaluate import selfcheck
+from hone.evaluate import engine_check as selfcheck
 
 
 def test_everything_holds_here():

@@ -11,11 +11,11 @@ import pytest
 from hone.core.errors import ConfigError
 from hone.engine.clients.http import Address, Link
 from hone.engine.clients.openai import OpenAiClient
-from hone.envs.text_task import TaskConfig
+from hone.envs.text.task import TaskConfig
 from hone.evaluate import checkpoint
-from hone.evaluate.served import ask_server, read
-from hone.evaluate.text import EvaluationConfig, prepare_exam
-from hone.models.tokenizers import character_tokenizer
+from hone.evaluate.text.server import ask_server, read
+from hone.evaluate.text.text_eval import EvaluationConfig, prepare_exam
+from hone.models.language.tokenizers import character_tokenizer
 from hone.rewards.config import RewardFunction, RewardsConfig
 
 ANSWERS = {"1+1=": "2", "2+2=": "5", "3+3=": "", "4+4=": "8 ✓"}

@@ -9,7 +9,7 @@ from hone.credit.returns import as_paid
 from hone.envs.finite.build import chain, drawn
 from hone.envs.finite.solve import evaluate, policy_iteration, worth
 from hone.envs.finite.world import FiniteWorld
-from hone.envs.grids import FourRooms
+from hone.envs.suite.grid_worlds import FourRooms
 from hone.lab.control import learned, paying, side_by_side, smooth, tabular
 from hone.lab.experiments import eligibility_traces, exploration, overestimation, shaping
 from hone.lab.experiments.offline_shift import ACTIONS, DISCOUNT, STATES, TRIED, habits

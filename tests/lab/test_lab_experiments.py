@@ -174,7 +174,7 @@ def test_all_sums_up_and_says_what_failed(tmp_path, capsys, monkeypatch) -> None
         value = 1.0 if name == "passk" else 3.0
         return Experiment(title=name, question="?", run=lambda seed, *, quick=False: finding(at_least("x", value, 2.0)))
 
-    monkeypatch.setattr("hone.cli.lab.load_experiment", fake)
+    monkeypatch.setattr("hone.cli.commands.lab.load_experiment", fake)
     assert main(["lab", "all", "--out", str(tmp_path)]) == 1
     said = capsys.readouterr().out
     assert ran == NAMES

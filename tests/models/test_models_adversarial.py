@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from hone.models.adversarial import AdversarialActorCritic, Discriminator
-from hone.models.control_folder import load_policy, save_policy
-from hone.models.mlp import Bounds, Choices, Inputs, MlpConfig, Spaces
+from hone.models.control.checkpoint import load_policy, save_policy
+from hone.models.control.discriminator import AdversarialActorCritic, Discriminator
+from hone.models.control.mlp import Bounds, Choices, Inputs, MlpConfig, Spaces
 
 NETWORK = MlpConfig(hidden=[8, 8])
 STATES = Spaces(inputs=Inputs(size=5, one_hot=True, start=1), actions=Choices(count=3, start=2))

@@ -3,7 +3,7 @@
 import pytest
 
 from hone.core.errors import DataError
-from hone.models.config import ModelConfig, Rope, model_config_from_hf
+from hone.models.language.config import ModelConfig, Rope, model_config_from_hf
 
 BASE = {
     "model_type": "llama",

@@ -8,18 +8,11 @@ import pytest
 import torch
 
 from hone.core.errors import ConfigError, DataError
-from hone.models.acting import ActGreedy
-from hone.models.control import (
-    ActionValues,
-    ActorCritic,
-    Policy,
-    SoftActorCritic,
-    follow,
-    squashed,
-)
-from hone.models.control_folder import load_policy, load_weights, save_policy
-from hone.models.mlp import Bounds, Choices, Inputs, Mlp, MlpConfig, Spaces, orthogonal
-from hone.train.flat import FlatParameters
+from hone.models.control.actor_critic import ActionValues, ActorCritic, Policy, SoftActorCritic, follow, squashed
+from hone.models.control.checkpoint import load_policy, load_weights, save_policy
+from hone.models.control.mlp import Bounds, Choices, Inputs, Mlp, MlpConfig, Spaces, orthogonal
+from hone.models.control.numpy_policies import ActGreedy
+from hone.train.learner.flat_parameters import FlatParameters
 
 BOX = Inputs(size=3)
 CHOICES = Choices(count=4, start=2)

@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 from hone.core.ragged import offsets_of
-from hone.models.exact import TILE, FixedAttention, RowLinear, padded
-from hone.models.fused import gated_silu
+from hone.models.language.batch_invariant import TILE, FixedAttention, RowLinear, padded
+from hone.models.language.fused_ops import gated_silu
 
 
 def test_padding():

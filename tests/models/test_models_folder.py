@@ -11,11 +11,11 @@ import transformers
 from safetensors.torch import load_file, save_file
 
 from hone.core.errors import DataError
-from hone.models.config import ModelConfig
-from hone.models.folder import load_model, load_weights, read_config, save_model
-from hone.models.init import new_model
-from hone.models.packed import pack_rows
-from hone.models.tokenizers import character_tokenizer
+from hone.models.language.config import ModelConfig
+from hone.models.language.hf_checkpoint import load_model, load_weights, read_config, save_model
+from hone.models.language.init import new_model
+from hone.models.language.tokenizers import character_tokenizer
+from hone.models.packing import pack_rows
 
 SIZES = {
     "vocab_size": 50,

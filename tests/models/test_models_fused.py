@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hone.models.fused import gated_silu, rms_norm, rotate
+from hone.models.language.fused_ops import gated_silu, rms_norm, rotate
 
 
 def tensor(*shape: int, seed: int = 0) -> Tensor:

@@ -3,9 +3,9 @@
 import numpy as np
 import torch
 
-from hone.models.config import ModelConfig
-from hone.models.init import new_model
-from hone.models.packed import pack_rows, row_targets
+from hone.models.language.config import ModelConfig
+from hone.models.language.init import new_model
+from hone.models.packing import pack_rows, row_targets
 
 CONFIG = ModelConfig(family="qwen3", vocab_size=32, hidden_size=64, intermediate_size=128, layers=2, heads=2)
 

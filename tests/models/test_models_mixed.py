@@ -6,11 +6,11 @@ import torch
 from torch.nn import functional
 
 from hone.core.errors import DataError
-from hone.models.config import ModelConfig
-from hone.models.decoder import Decoder
-from hone.models.fused import mixed_linear, rms_norm
-from hone.models.init import new_model
-from hone.models.packed import pack_rows, row_targets
+from hone.models.language.config import ModelConfig
+from hone.models.language.decoder import Decoder
+from hone.models.language.fused_ops import mixed_linear, rms_norm
+from hone.models.language.init import new_model
+from hone.models.packing import pack_rows, row_targets
 
 CONFIG = ModelConfig(
     family="qwen2", vocab_size=29, hidden_size=64, intermediate_size=96, layers=3, heads=4, kv_heads=2, head_dim=16

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 import torch
 
-from hone.models.control_folder import load_policy, save_policy
-from hone.models.mlp import Bounds, Choices, Inputs, MlpConfig, Spaces
-from hone.models.multitask import MultitaskActorCritic
+from hone.models.control.checkpoint import load_policy, save_policy
+from hone.models.control.mlp import Bounds, Choices, Inputs, MlpConfig, Spaces
+from hone.models.control.multitask import MultitaskActorCritic
 
 CHOICES = Spaces(inputs=Inputs(size=4 + 3), actions=Choices(count=2, start=1))
 BOX = Spaces(inputs=Inputs(size=4 + 3), actions=Bounds(low=(-1.0, -1.0), high=(1.0, 1.0), shape=(2,)))

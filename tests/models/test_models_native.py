@@ -15,16 +15,16 @@ from torch import Tensor
 from torch.nn import functional
 
 from hone.core.errors import ConfigError
-from hone.models.attention import PackedAttention
-from hone.models.config import ModelConfig
-from hone.models.decoder import Decoder
-from hone.models.fused import rms_norm, rotate
-from hone.models.init import new_model
+from hone.models.language.config import ModelConfig
+from hone.models.language.decoder import Decoder
+from hone.models.language.fused_ops import rms_norm, rotate
+from hone.models.language.init import new_model
+from hone.models.language.packed_attention import PackedAttention
 from hone.models.native import library
 from hone.models.native.attention import LONGEST, NativeAttention, Texts
 from hone.models.native.layers import add_norm, gated
 from hone.models.native.products import weight_gradient
-from hone.models.packed import Packed, Targets, pack_rows, pack_shared, texts_of
+from hone.models.packing import Packed, Targets, pack_rows, pack_shared, texts_of
 from hone.native.build import find_compiler
 
 pytestmark = pytest.mark.skipif(library.why_not() is not None, reason=str(library.why_not()))

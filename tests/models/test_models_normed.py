@@ -6,8 +6,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hone.models.mlp import Mlp, MlpConfig
-from hone.models.normed import NormedMlp, layer_normed, layer_normed_array
+from hone.models.control.layer_norm_mlp import NormedMlp, layer_normed, layer_normed_array
+from hone.models.control.mlp import Mlp, MlpConfig
 
 CONFIG = MlpConfig(hidden=[8, 6], activation="relu")
 

@@ -6,10 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from hone.models.acting_options import composed, decomposed, picked, remembered
-from hone.models.control_folder import load_policy, save_policy
-from hone.models.mlp import Bounds, Choices, Inputs, MlpConfig, Spaces
-from hone.models.novelty import (
+from hone.models.control.checkpoint import load_policy, save_policy
+from hone.models.control.intrinsic_reward import (
     Counted,
     CountedConfig,
     CuriousActorCritic,
@@ -19,7 +17,9 @@ from hone.models.novelty import (
     ForeseenConfig,
     Moments,
 )
-from hone.models.options import OptionCritic, OptionTable
+from hone.models.control.mlp import Bounds, Choices, Inputs, MlpConfig, Spaces
+from hone.models.control.numpy_options import composed, decomposed, picked, remembered
+from hone.models.control.options import OptionCritic, OptionTable
 
 STATES = Spaces(inputs=Inputs(size=9, one_hot=True), actions=Choices(count=3))
 BOX = Spaces(inputs=Inputs(size=4), actions=Choices(count=3))

@@ -5,8 +5,8 @@ import math
 import pytest
 import torch
 
-from hone.models import outlook as module
-from hone.models.outlook import outlook
+from hone.models.language import token_logprobs as module
+from hone.models.language.token_logprobs import outlook
 
 
 def draws(rows=23, width=6, vocab=11):

@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from hone.core.errors import ConfigError
-from hone.envs import swing_up
-from hone.envs.catalogue import register_own
-from hone.models.control_folder import load_policy, save_policy
-from hone.models.dynamics import Ensemble, within
-from hone.models.known_rewards import KNOWN
-from hone.models.mlp import Bounds, Choices, Inputs, MlpConfig, Spaces
-from hone.models.planning import CemPlanning, Imagination, ModelPlanner, MppiPlanning, refined
+from hone.envs.gym.registration import register_own
+from hone.envs.suite import cartpole_swing_up as swing_up
+from hone.models.control.checkpoint import load_policy, save_policy
+from hone.models.control.ensemble_dynamics import Ensemble, within
+from hone.models.control.mlp import Bounds, Choices, Inputs, MlpConfig, Spaces
+from hone.models.control.mpc import CemPlanning, Imagination, ModelPlanner, MppiPlanning, refined
+from hone.models.control.reward_functions import KNOWN
 from hone.objectives.dynamics import gaussian_nll
 
 SPACES = Spaces(inputs=Inputs(size=3), actions=Bounds(low=(-2.0, 0.0), high=(2.0, 1.0), shape=(2,)))

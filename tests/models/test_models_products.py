@@ -9,14 +9,14 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional
 
-from hone.models.config import ModelConfig
-from hone.models.decoder import Decoder
-from hone.models.fused import tiled_linear
-from hone.models.init import new_model
+from hone.models.language.config import ModelConfig
+from hone.models.language.decoder import Decoder
+from hone.models.language.fused_ops import tiled_linear
+from hone.models.language.init import new_model
+from hone.models.language.token_logprobs import outlook
 from hone.models.native import products
 from hone.models.native.products import product, tiles_in_use
-from hone.models.outlook import outlook
-from hone.models.packed import pack_rows
+from hone.models.packing import pack_rows
 
 needs_tiles = pytest.mark.skipif(not tiles_in_use(), reason="takes a processor with AMX")
 SHAPES = [(1, 1, 1), (5, 7, 9), (33, 40, 70), (32, 32, 128), (64, 96, 129), (100, 300, 700), (257, 31, 513)]

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from hone.core.errors import ConfigError
-from hone.models.control_folder import load_policy, save_policy
-from hone.models.mlp import Bounds, Choices, Inputs, MlpConfig, Spaces
-from hone.models.recurrent import ActRecurrent, RecurrentActorCritic
+from hone.models.control.checkpoint import load_policy, save_policy
+from hone.models.control.mlp import Bounds, Choices, Inputs, MlpConfig, Spaces
+from hone.models.control.recurrent import ActRecurrent, RecurrentActorCritic
 
 SPACES = Spaces(inputs=Inputs(size=4), actions=Choices(count=3, start=2))
 

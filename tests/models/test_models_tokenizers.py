@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hone.core.errors import DataError
-from hone.models.tokenizers import byte_tokenizer, character_tokenizer, load_tokenizer
+from hone.models.language.tokenizers import byte_tokenizer, character_tokenizer, load_tokenizer
 
 TEMPLATE = (
     "{% for message in messages %}{{ message['role'][:1] }}:{{ message['content'].strip() }}{{ eos_token }}{% endfor %}"

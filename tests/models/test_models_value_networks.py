@@ -9,11 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hone.core.errors import DataError
-from hone.models.acting_values import ActNoisy, NumpyNoisyMlp
-from hone.models.control import follow
-from hone.models.control_folder import load_policy, save_policy
-from hone.models.mlp import Choices, Inputs, Mlp, MlpConfig, Spaces
-from hone.models.value_networks import Atoms, DeepValues, Mean, NoisyMlp, Outcome, Quantiles, Shape, SoftChoices
+from hone.models.control.actor_critic import follow
+from hone.models.control.checkpoint import load_policy, save_policy
+from hone.models.control.mlp import Choices, Inputs, Mlp, MlpConfig, Spaces
+from hone.models.control.numpy_q import ActNoisy, NumpyNoisyMlp
+from hone.models.control.q_networks import Atoms, DeepValues, Mean, NoisyMlp, Outcome, Quantiles, Shape, SoftChoices
 from hone.objectives.distributional import Support, expected
 from hone.objectives.td import dueling
 

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
-from hone.models.mlp import Mlp, MlpConfig
-from hone.models.wide import PIECE, wide
+from hone.models.control.chunked_mlp import PIECE, wide
+from hone.models.control.mlp import Mlp, MlpConfig
 
 
 @pytest.mark.parametrize("activation", ["relu", "tanh"])

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hone.models.outlook import outlook
+from hone.models.language.token_logprobs import outlook
 from hone.objectives.kl import k2, k3
 from hone.objectives.natural import (
     Outcome,

@@ -15,7 +15,8 @@ from hone.replay.priority import Prioritised
 from hone.replay.ring import Ring
 from hone.replay.steps import Steps
 from hone.replay.store import EpisodeStore
-from hone.train.sources import Live, Memory, Replay
+from hone.train.sources.live import Live
+from hone.train.sources.replay import Memory, Replay
 
 
 class Wanderer:

@@ -6,10 +6,10 @@ import pytest
 
 from hone.core.clock import ManualClock
 from hone.core.errors import DataError, HoneError
+from hone.report.run_page import write_report
 from hone.store.certificate import CERTIFICATE, TOLERANCE, Certificate, Check, read_certificate, write_certificate
 from hone.store.folder import create_run
 from hone.store.manifest import Facts, Setting
-from hone.store.report import write_report
 
 GOOD = Check(name="another order", detail="5 rows shuffled", difference=3e-17, relative=2e-16)
 BAD = Check(name="two shares, summed", detail="every other row", difference=0.5, relative=0.25)

@@ -11,6 +11,8 @@ from hypothesis import strategies as st
 
 from hone.core.clock import ManualClock
 from hone.core.errors import DataError
+from hone.report.html import duration, number, text
+from hone.report.run_page import write_report
 from hone.store.evaluations import (
     Evaluation,
     Paired,
@@ -21,10 +23,8 @@ from hone.store.evaluations import (
     write_side_by_side,
 )
 from hone.store.folder import create_run
-from hone.store.html import duration, number, text
 from hone.store.manifest import Facts, Setting
 from hone.store.metrics import open_metrics
-from hone.store.report import write_report
 from hone.store.samples import SampleRow, write_samples
 from hone.store.speed import MatmulRate, write_matmul_rate
 

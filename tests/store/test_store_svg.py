@@ -8,8 +8,8 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from hone.store import svg
-from hone.store.svg import Interval, Scale, curve, interval_plot, nice_ticks, tick_labels
+from hone.report import svg
+from hone.report.svg import Interval, Scale, curve, interval_plot, nice_ticks, tick_labels
 
 
 def points(picture, style):

@@ -6,6 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hone.core.errors import DataError
+from hone.report.svg import Block, lanes
+from hone.report.timeline import timeline
 from hone.store.metrics import Columns
 from hone.store.speed import (
     MatmulRate,
@@ -15,8 +17,6 @@ from hone.store.speed import (
     update_flops_per_s,
     write_matmul_rate,
 )
-from hone.store.svg import Block, lanes
-from hone.store.timeline import timeline
 
 
 def columns(steps, **values):

@@ -7,15 +7,15 @@ from typing import Any
 import numpy as np
 import tiny_runs
 
-from hone.cli.configs import read_document
-from hone.cli.training import stages_of
+from hone.cli.commands.train import stages_of
+from hone.config.resolve import read_document
 from hone.core.errors import ConfigError
-from hone.envs.text_task import TaskConfig
-from hone.evaluate.policies import ModelSource, NewModel, open_policy
+from hone.envs.text.task import TaskConfig
+from hone.evaluate.text.open_policy import ModelSource, NewModel, open_policy
+from hone.recipes.registry import load_recipe
 from hone.rewards.config import RewardsConfig
 from hone.train.config import RunConfig
 from hone.train.job import Job
-from hone.train.registry import load_recipe
 
 VALUES = (
     'recipe = "{}"\nsteps = 2\n[env]\nid = "CartPole-v1"\n[network]\nhidden = [16]\n[learner]\nminibatches = 2\n'

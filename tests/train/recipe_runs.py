@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 
 from hone.core.state import State, substate
-from hone.envs.text import Answer
+from hone.envs.text.world import Answer
+from hone.recipes.registry import load_recipe, recipe_names
 from hone.rewards.config import RewardsConfig
 from hone.rewards.scores import Scores, combine, concatenate, judged
 from hone.store.codec import read_state, write_state
-from hone.train import text_rl
 from hone.train.job import Job
 from hone.train.loop import train
-from hone.train.registry import load_recipe, recipe_names
+from hone.train.text import rl_job as text_rl
 
 MODEL = {
     "compute": "float32",

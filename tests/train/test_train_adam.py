@@ -3,8 +3,8 @@
 import torch
 from torch import nn
 
-from hone.train.adam import Adam
-from hone.train.flat import FlatParameters
+from hone.train.learner.adam import Adam
+from hone.train.learner.flat_parameters import FlatParameters
 
 
 def test_moments_of_silent_weights_become_zero() -> None:

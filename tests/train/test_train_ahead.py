@@ -15,8 +15,8 @@ from hone.core.episodes import Episodes, Transcript
 from hone.core.errors import UserCodeError
 from hone.core.ragged import Ragged, offsets_of
 from hone.core.state import State, integer
-from hone.train.ahead import Ahead, pack, unpack
-from hone.train.sources import Live
+from hone.train.sources.asynchronous import Ahead, pack, unpack
+from hone.train.sources.live import Live
 
 
 @dataclass

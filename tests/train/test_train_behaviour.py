@@ -9,13 +9,23 @@ import pytest
 from numpy.typing import NDArray
 
 from hone.core.errors import ConfigError
-from hone.envs.gym_make import GymConfig
-from hone.envs.logs import read_log, write_log
-from hone.models.acting import ActCategorical, ActGaussian, ActGreedy, Acting, ActSquashed
-from hone.models.control import ActorCritic, SoftActorCritic
-from hone.models.mlp import Bounds, Choices, Inputs, MlpConfig, Spaces
-from hone.train.behaviour import Mixture, Part, Stages, log_density, log_volume, parts_of, record, returned, stages
-from hone.train.recipes import ppo
+from hone.envs.gym.make import GymConfig
+from hone.envs.logs.parquet import read_log, write_log
+from hone.models.control.actor_critic import ActorCritic, SoftActorCritic
+from hone.models.control.mlp import Bounds, Choices, Inputs, MlpConfig, Spaces
+from hone.models.control.numpy_policies import ActCategorical, ActGaussian, ActGreedy, Acting, ActSquashed
+from hone.recipes.on_policy import ppo
+from hone.train.control.behaviour_logs import (
+    Mixture,
+    Part,
+    Stages,
+    log_density,
+    log_volume,
+    parts_of,
+    record,
+    returned,
+    stages,
+)
 
 INPUTS = Inputs(size=2)
 CHOICES, BOX = Choices(count=3, start=5), Bounds(low=(-1.0, 0.0), high=(3.0, 2.0), shape=(2,))

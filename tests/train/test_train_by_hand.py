@@ -14,15 +14,15 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from hone.core.random import generator
-from hone.models.by_hand import back, run
-from hone.models.control import ActorCritic, Policy
-from hone.models.mlp import Bounds, Choices, Inputs, Mlp, MlpConfig, Spaces
+from hone.models.control.actor_critic import ActorCritic, Policy
+from hone.models.control.manual_backward import back, run
+from hone.models.control.mlp import Bounds, Choices, Inputs, Mlp, MlpConfig, Spaces
 from hone.objectives.terms import Terms
-from hone.train.control import StepRows, cut_columns
-from hone.train.flat import FlatParameters
-from hone.train.learner import cut_by_rows
-from hone.train.recipes import a2c, ppo
-from hone.train.standin import WideInputs
+from hone.recipes.on_policy import a2c, ppo
+from hone.train.control.rows import StepRows, cut_columns
+from hone.train.invariance.probe import WideInputs
+from hone.train.learner.flat_parameters import FlatParameters
+from hone.train.learner.gradient import cut_by_rows
 
 BOX = Bounds(low=(-2.0, 0.0), high=(2.0, 1.0), shape=(2,))
 WEIGHT = 0.125

@@ -25,15 +25,15 @@ from torch import Tensor
 
 from hone.core.episodes import Status
 from hone.core.ragged import ranges
-from hone.models.policy import TokenPolicy
+from hone.models.language.token_policy import TokenPolicy
 from hone.objectives.policy import clipped, reinforce
 from hone.objectives.terms import Terms
+from hone.recipes.registry import recipe_names
 from hone.rewards.workers import WorkerPool
 from hone.store.certificate import Check
-from hone.train.certificate import Trial, certificate, compared, cuts, examined, gradient, job_trials, unshared
-from hone.train.registry import recipe_names
-from hone.train.standin import AnswerShape, double_of, token_episodes
-from hone.train.tokens import TokenBatch, TokenRows
+from hone.train.invariance.check import Trial, certificate, compared, cuts, examined, gradient, job_trials, unshared
+from hone.train.invariance.probe import AnswerShape, double_of, token_episodes
+from hone.train.text.rows import TokenBatch, TokenRows
 
 TEXT = [name for name in recipe_names() if learns_from_answers(name)]
 CORRECTIONS = (

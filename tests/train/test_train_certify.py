@@ -11,14 +11,14 @@ from certificate_worlds import built, checked, figures, lay_out, text_config
 
 from hone.core.clock import SystemClock
 from hone.core.errors import ResourceError
-from hone.evaluate.policies import ModelSource, NewModel, open_policy
+from hone.evaluate.text.open_policy import ModelSource, NewModel, open_policy
+from hone.recipes.certify import certify, config_of_run, stand_in, with_models
+from hone.recipes.data_parallel_check import gradients_over_ranks
 from hone.store.certificate import Certificate, read_certificate
 from hone.store.folder import open_run
-from hone.train import run as driver
-from hone.train.certificate import Trial, certificate
-from hone.train.certify import certify, config_of_run, stand_in, with_models
 from hone.train.config import RunConfig
-from hone.train.ranks import gradients_over_ranks
+from hone.train.invariance.check import Trial, certificate
+from hone.train.runner import run as driver
 
 
 @pytest.fixture

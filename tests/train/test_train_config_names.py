@@ -7,7 +7,7 @@ from typing import get_args
 import pytest
 
 from hone.core.config import Config
-from hone.train.registry import load_recipe, recipe_names
+from hone.recipes.registry import load_recipe, recipe_names
 
 REPLAYING = ("dqn", "rainbow", "discrete_sac", "sac", "td3", "ddpg", "her_dqn", "her_sac")
 OTHER_NAMES = {"batch_size", "buffer_size", "capacity", "learning_starts", "tau", "polyak", "gamma", "lam"}

@@ -12,17 +12,21 @@ from hone.core.credit import Credits, Metrics
 from hone.core.episodes import Episodes, concatenate
 from hone.core.errors import ConfigError, DataError
 from hone.core.state import substate
-from hone.envs.gym import GymConfig, open_world
-from hone.envs.logs import Log, write_log
-from hone.models.control_folder import load_policy
-from hone.models.mlp import MlpConfig
+from hone.envs.gym.world import GymConfig, open_world
+from hone.envs.logs.parquet import Log, write_log
+from hone.models.control.checkpoint import load_policy
+from hone.models.control.mlp import MlpConfig
+from hone.recipes.bandits import thompson
+from hone.recipes.off_policy import sac
+from hone.recipes.offline import bc, cql
+from hone.recipes.on_policy import ppo
 from hone.store.codec import read_state, write_state
-from hone.train.control import JudgeConfig, NetworkActor
+from hone.train.control.acting import NetworkActor
+from hone.train.control.job import JudgeConfig
+from hone.train.control.replay_config import ReplayConfig
 from hone.train.job import Entry, Job
+from hone.train.learner.config import LearnerConfig
 from hone.train.loop import train
-from hone.train.memories import ReplayConfig
-from hone.train.optimize import LearnerConfig
-from hone.train.recipes import bc, cql, ppo, sac, thompson
 
 SMALL = MlpConfig(hidden=[16])
 CARTPOLE = GymConfig(id="CartPole-v1", num_envs=4)

@@ -8,10 +8,10 @@ import pytest
 from hone.core.credit import Metrics
 from hone.core.episodes import Episodes, Status
 from hone.core.state import State
-from hone.envs.gym import GymConfig, GymWorld, open_world
+from hone.envs.gym.world import GymConfig, GymWorld, open_world
 from hone.replay.ring import Ring
-from hone.train.control import Scored
-from hone.train.sources import Replay
+from hone.train.control.acting import Scored
+from hone.train.sources.replay import Replay
 
 
 def pieces(*statuses: Status) -> Episodes:

@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from hone.models.config import ModelConfig
-from hone.models.decoder import Decoder
-from hone.models.init import new_model
-from hone.models.packed import pack_rows, row_targets
-from hone.train import flat
-from hone.train.flat import FlatParameters
+from hone.models.language.config import ModelConfig
+from hone.models.language.decoder import Decoder
+from hone.models.language.init import new_model
+from hone.models.packing import pack_rows, row_targets
+from hone.train.learner import flat_parameters as flat
+from hone.train.learner.flat_parameters import FlatParameters
 
 
 def model() -> Decoder:

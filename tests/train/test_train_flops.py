@@ -10,23 +10,24 @@ from torch.utils.flop_counter import FlopCounterMode
 from hone.core.clock import ManualClock, SystemClock
 from hone.core.credit import Credits
 from hone.core.errors import ResourceError
-from hone.envs.text import supervised
-from hone.evaluate.policies import ModelSource, NewModel, open_policy
-from hone.models.config import ModelConfig
-from hone.models.init import new_model
-from hone.models.packed import pack_rows
+from hone.envs.text.world import supervised
+from hone.evaluate.text.open_policy import ModelSource, NewModel, open_policy
+from hone.models.language.config import ModelConfig
+from hone.models.language.init import new_model
+from hone.models.packing import pack_rows
 from hone.objectives.terms import Terms
 from hone.objectives.weights import token_mean
 from hone.store.folder import create_run
 from hone.store.manifest import Facts
 from hone.store.metrics import open_metrics
 from hone.store.speed import read_matmul_rate
-from hone.train import closing as closing_module
-from hone.train.closing import closing
-from hone.train.flops import forward_flops, layer_parameters, matmul_rate, token_work
-from hone.train.optimize import LearnerConfig
-from hone.train.text import token_learner
-from hone.train.tokens import TokenLayout
+from hone.train.learner.config import LearnerConfig
+from hone.train.runner import summary as closing_module
+from hone.train.runner.summary import closing
+from hone.train.runner.throughput import matmul_rate
+from hone.train.text.flops import forward_flops, layer_parameters, token_work
+from hone.train.text.learners import token_learner
+from hone.train.text.rows import TokenLayout
 
 CONFIG = ModelConfig(
     family="llama", vocab_size=30, hidden_size=48, intermediate_size=80, layers=3, heads=4, kv_heads=2, head_dim=16

@@ -19,16 +19,16 @@ from hone.cli.main import main
 from hone.core.credit import Credits, Metrics
 from hone.core.episodes import Episodes
 from hone.core.errors import ConfigError, HoneError
-from hone.envs.gym import GymConfig, open_world
-from hone.envs.logs import Log, write_log
-from hone.models.adversarial import AdversarialActorCritic
-from hone.models.mlp import Choices, Inputs, MlpConfig, Spaces
-from hone.train.certificate import certificate, job_trials
-from hone.train.control import step_rows
+from hone.envs.gym.world import GymConfig, open_world
+from hone.envs.logs.parquet import Log, write_log
+from hone.models.control.discriminator import AdversarialActorCritic
+from hone.models.control.mlp import Choices, Inputs, MlpConfig, Spaces
+from hone.recipes.imitation import gail
+from hone.train.control.rows import step_rows
+from hone.train.invariance.check import certificate, job_trials
+from hone.train.invariance.probe import control_episodes
 from hone.train.job import Job
 from hone.train.loop import train
-from hone.train.recipes import gail
-from hone.train.standin import control_episodes
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "control"
 Controller = Callable[[np.ndarray], np.ndarray]

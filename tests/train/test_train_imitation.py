@@ -12,15 +12,17 @@ from gymnasium import spaces
 from test_train_control_recipes import Diary, logged
 
 from hone.core.errors import ConfigError, UserCodeError
-from hone.envs.experts import ExpertProcess, check_expert
-from hone.envs.gym import GymConfig, open_world
-from hone.envs.logs import Log, write_log
-from hone.models.mlp import Bounds, Choices, Inputs, Spaces
+from hone.envs.expert_process import ExpertProcess, check_expert
+from hone.envs.gym.world import GymConfig, open_world
+from hone.envs.logs.parquet import Log, write_log
+from hone.models.control.mlp import Bounds, Choices, Inputs, Spaces
+from hone.recipes.imitation import dagger
+from hone.recipes.off_policy import dqn
+from hone.recipes.offline import bc
 from hone.replay.ring import Ring
-from hone.train.control import NetworkActor
-from hone.train.imitation import Demonstrations, HandingOver, labels, with_demonstrations
+from hone.train.control.acting import NetworkActor
+from hone.train.control.experts import Demonstrations, HandingOver, labels, with_demonstrations
 from hone.train.loop import train
-from hone.train.recipes import bc, dagger, dqn
 
 EXPERTS = """
 import os, time

@@ -19,10 +19,11 @@ from hone.core.errors import DataError, DivergedError
 from hone.core.ragged import offsets_of
 from hone.objectives.terms import Terms
 from hone.store.codec import read_state, write_state
-from hone.train.adam import Adam
-from hone.train.budget import within_budget
-from hone.train.flat import FlatParameters
-from hone.train.learner import GradientLearner, Phase, Tally
+from hone.train.learner.adam import Adam
+from hone.train.learner.flat_parameters import FlatParameters
+from hone.train.learner.gradient import GradientLearner, Phase
+from hone.train.learner.metrics import Tally
+from hone.train.learner.micro_batches import within_budget
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,11 +13,11 @@ from test_train_control_recipes import Diary, logged
 from hone.cli.main import main
 from hone.core.errors import ConfigError
 from hone.core.state import substate
-from hone.models.control_folder import load_policy
+from hone.models.control.checkpoint import load_policy
+from hone.recipes.registry import load_recipe
 from hone.store.codec import read_state, write_state
 from hone.train.job import Job
 from hone.train.loop import train
-from hone.train.registry import load_recipe
 
 ROOT = Path(__file__).resolve().parents[2]
 EXPERT = str(ROOT / "examples/control/cartpole_expert.py") + ":steady"

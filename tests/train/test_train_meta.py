@@ -15,12 +15,12 @@ from hone.core.credit import NO_VALUES
 from hone.core.errors import ConfigError
 from hone.envs.finite.beliefs import bernoulli_beliefs
 from hone.envs.finite.solve import policy_iteration
-from hone.envs.gym import GymConfig, open_world
-from hone.evaluate.control import judged
-from hone.train.control import NetworkActor
+from hone.envs.gym.world import GymConfig, open_world
+from hone.evaluate.control.returns import judged
+from hone.recipes.meta import reptile, rl2
+from hone.train.control.acting import NetworkActor
+from hone.train.control.meta_rl import ThompsonTrials, trials_of
 from hone.train.loop import train
-from hone.train.meta import ThompsonTrials, trials_of
-from hone.train.recipes import reptile, rl2
 
 BANDITS = GymConfig(id="hone/BanditTrials-v0", num_envs=100, kwargs={"arms": 2, "pulls": 10})
 

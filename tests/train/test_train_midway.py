@@ -19,9 +19,9 @@ from hone.core.state import State, integer
 from hone.engine.engine import Engine
 from hone.engine.torch_runner import TorchRunner
 from hone.engine.work import Drawn, Pass
-from hone.train.ahead import Ahead
 from hone.train.loop import Source
-from hone.train.sources import Live
+from hone.train.sources.asynchronous import Ahead
+from hone.train.sources.live import Live
 
 
 @dataclass

@@ -13,17 +13,18 @@ from hone.core.credit import Credits
 from hone.core.episodes import Episodes
 from hone.core.errors import DivergedError
 from hone.core.state import substate
-from hone.envs.gym import GymConfig
-from hone.models.control import ActorCritic, Judgement
+from hone.envs.gym.world import GymConfig
+from hone.models.control.actor_critic import ActorCritic, Judgement
 from hone.objectives.natural import TrustRegion
 from hone.objectives.terms import Terms
+from hone.recipes.on_policy import trpo
 from hone.store.codec import read_state, write_state
-from hone.train.control import JudgeConfig, StepRows, step_rows
-from hone.train.flat import FlatParameters
+from hone.train.control.job import JudgeConfig
+from hone.train.control.rows import StepRows, step_rows
 from hone.train.job import Job
+from hone.train.learner.flat_parameters import FlatParameters
+from hone.train.learner.natural_gradient import NaturalLearner, TrustRegionConfig, distance
 from hone.train.loop import train
-from hone.train.natural import NaturalLearner, TrustRegionConfig, distance
-from hone.train.recipes import trpo
 
 
 class Softmax(nn.Module):

@@ -11,14 +11,14 @@ from test_train_control_recipes import Diary, logged
 
 from hone.core.credit import Credits
 from hone.core.errors import ConfigError
-from hone.envs.logs import read_log
-from hone.models.control_folder import load_policy
-from hone.train.certificate import certificate, job_trials
+from hone.envs.logs.parquet import read_log
+from hone.models.control.checkpoint import load_policy
+from hone.recipes.registry import load_recipe
+from hone.train.control.offline import encoded
+from hone.train.invariance.check import certificate, job_trials
 from hone.train.job import Job
-from hone.train.learner import GradientLearner
+from hone.train.learner.gradient import GradientLearner
 from hone.train.loop import train
-from hone.train.offline import encoded
-from hone.train.registry import load_recipe
 
 WORLDS = {"choices": "CartPole-v1", "box": "Pendulum-v1"}
 CASES = [

@@ -10,14 +10,14 @@ from hone.core.credit import Credits, Metrics
 from hone.core.episodes import Episodes
 from hone.envs.finite.solve import evaluate, policy_iteration, worth
 from hone.envs.finite.stitching import stitching, stitching_log
-from hone.envs.gym_make import GymConfig
-from hone.envs.logs import Log, write_log
-from hone.models.control import SoftActorCritic
-from hone.models.mlp import Bounds, Inputs, MlpConfig, Spaces
-from hone.train.behaviour import Part, record
+from hone.envs.gym.make import GymConfig
+from hone.envs.logs.parquet import Log, write_log
+from hone.models.control.actor_critic import SoftActorCritic
+from hone.models.control.mlp import Bounds, Inputs, MlpConfig, Spaces
+from hone.recipes.registry import load_recipe
+from hone.train.control.behaviour_logs import Part, record
 from hone.train.job import Job
 from hone.train.loop import train
-from hone.train.registry import load_recipe
 
 QUICK: dict[str, dict[str, Any]] = {
     "iql": {"expectile": 0.9, "inverse_temperature": 10.0, "target_rate": 0.05},

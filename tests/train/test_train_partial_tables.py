@@ -4,7 +4,7 @@ import pytest
 from pydantic import BaseModel
 
 from hone.core.config import fill
-from hone.train.registry import load_recipe, recipe_names
+from hone.recipes.registry import load_recipe, recipe_names
 
 
 def test_a_recipe_has_defaults_that_a_plain_table_would_lose() -> None:

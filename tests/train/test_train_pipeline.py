@@ -10,7 +10,7 @@ import torch
 from tiny_runs import MODEL, files_of, hone, lay_out
 
 from hone.api import evaluate, sample, train
-from hone.cli.pipelines import MARK
+from hone.cli.stages import MARK
 
 PIPELINE = f"""
 name = "both"

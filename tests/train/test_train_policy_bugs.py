@@ -25,14 +25,15 @@ from hone.core.episodes import Episodes, concatenate
 from hone.core.random import generator
 from hone.credit.moments import Moments, ReturnScale
 from hone.credit.returns import gae, one_step
-from hone.envs.gym import GymConfig, open_world, world_of
-from hone.envs.gym_make import seeds_of, together
-from hone.models.control import ActorCritic
-from hone.models.mlp import MlpConfig
-from hone.train.control import NetworkActor, spaces_of
+from hone.envs.gym.make import seeds_of, together
+from hone.envs.gym.world import GymConfig, open_world, world_of
+from hone.models.control.actor_critic import ActorCritic
+from hone.models.control.mlp import MlpConfig
+from hone.recipes.registry import load_recipe
+from hone.train.control.acting import NetworkActor
+from hone.train.control.spaces import spaces_of
 from hone.train.loop import train
-from hone.train.registry import load_recipe
-from hone.train.whole import joined
+from hone.train.sources.whole_episodes import joined
 
 MODES = (AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP, AutoresetMode.DISABLED)
 

@@ -10,22 +10,22 @@ import numpy as np
 import pytest
 import torch
 
-from hone.cli.configs import read_document
-from hone.cli.training import stages_of
+from hone.cli.commands.train import stages_of
+from hone.config.resolve import read_document
 from hone.core.errors import ConfigError, DataError
 from hone.core.random import generator
 from hone.core.state import substate
-from hone.models.control_folder import load_policy
-from hone.models.deterministic import DeterministicActorCritic
-from hone.models.mlp import Bounds, Inputs, MlpConfig, Spaces
+from hone.models.control.checkpoint import load_policy
+from hone.models.control.deterministic import DeterministicActorCritic
+from hone.models.control.mlp import Bounds, Inputs, MlpConfig, Spaces
+from hone.recipes.off_policy import ddpg, td3
+from hone.recipes.on_policy.ppo_kl import Coefficient
+from hone.recipes.registry import load_recipe
 from hone.store.codec import read_state, write_state
-from hone.train.control import TransitionRows
+from hone.train.control.deterministic import GaussianNoise, NoisyActor, OrnsteinUhlenbeckNoise
+from hone.train.control.rows import TransitionRows
 from hone.train.job import Job
 from hone.train.loop import train
-from hone.train.off_policy import GaussianNoise, NoisyActor, OrnsteinUhlenbeckNoise
-from hone.train.recipes import ddpg, td3
-from hone.train.recipes.ppo_kl import Coefficient
-from hone.train.registry import load_recipe
 
 BASE: dict[str, Any] = {"name": "x", "seed": 3, "network": {"hidden": [16]}, "judge": {"episodes": 3}}
 CARTPOLE = {"id": "CartPole-v1", "num_envs": 4}

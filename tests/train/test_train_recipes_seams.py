@@ -12,11 +12,11 @@ from hone.core.credit import Credits
 from hone.core.episodes import Episodes
 from hone.core.errors import DataError
 from hone.core.state import substate
-from hone.models.policy import TokenPolicy
-from hone.train.columns import Policies, Remembering
+from hone.models.language.token_policy import TokenPolicy
+from hone.recipes.registry import load_recipe
 from hone.train.job import Job
 from hone.train.loop import train
-from hone.train.registry import load_recipe
+from hone.train.text.reference_policies import Policies, Remembering
 
 
 @pytest.fixture
@@ -132,7 +132,7 @@ def test_columns_are_what_the_policy_says(place: Path) -> None:
 
 @torch.no_grad()
 def next_token(policy: TokenPolicy, tokens: np.ndarray) -> torch.Tensor:
-    from hone.models.packed import Packed
+    from hone.models.packing import Packed
 
     packed = Packed(
         tokens=torch.from_numpy(tokens.astype(np.int64)),

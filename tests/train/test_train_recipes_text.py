@@ -10,9 +10,9 @@ import pytest
 from pydantic import ValidationError
 from recipe_runs import files, job_of, lay_out, restored, saved, scores_of, settings, text_recipes
 
+from hone.recipes.registry import load_recipe
 from hone.train.job import Parts
-from hone.train.registry import load_recipe
-from hone.train.text_rl import groups, one_update
+from hone.train.text.rl_job import groups, one_update
 
 RECIPES = text_recipes()
 

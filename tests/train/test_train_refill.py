@@ -10,8 +10,8 @@ from hone.core.credit import Metrics
 from hone.core.episodes import Episodes
 from hone.core.state import State, integer
 from hone.credit.selection import informative
-from hone.envs.text import supervised
-from hone.train.refill import Refill
+from hone.envs.text.world import supervised
+from hone.train.sources.dynamic_sampling import Refill
 
 
 @dataclass

@@ -17,19 +17,19 @@ from hone.core.episodes import Episodes
 from hone.core.errors import InterruptedRun
 from hone.core.state import State
 from hone.credit.returns import as_paid
-from hone.envs.text import supervised
+from hone.envs.text.world import supervised
 from hone.estimators.means import Estimate
-from hone.models.tokenizers import character_tokenizer
+from hone.models.language.tokenizers import character_tokenizer
 from hone.store.folder import RunFolder, create_run
 from hone.store.manifest import Facts
 from hone.store.metrics import open_metrics, read_metrics
 from hone.train.config import RunSettings
 from hone.train.job import Job, Verdict
 from hone.train.loop import Recipe
-from hone.train.reporter import Reporter, Window
-from hone.train.signals import StopRequest, stop_on_signals
-from hone.train.text import answer_rows
-from hone.train.timing import Stopwatch
+from hone.train.runner.reporter import Reporter, Window
+from hone.train.runner.signals import StopRequest, stop_on_signals
+from hone.train.runner.step_timing import Stopwatch
+from hone.train.text.samples import answer_rows
 
 EPISODES = supervised([np.array([1], np.int32)], [np.array([2, 3], np.int32)])
 CREDITS = Credits(advantage=EPISODES.reward)

@@ -15,11 +15,12 @@ from typing import TypeAlias
 import pytest
 from tiny_runs import CONFIGS, differences, files_of, hone, lay_out, lines_of, start, steps_logged, wait_for
 
-from hone.models.policy import TokenPolicy
+from hone.models.language.token_policy import TokenPolicy
 from hone.objectives.terms import Terms
 from hone.store.codec import read_state
-from hone.train.learner import GradientLearner, Phase, Tally
-from hone.train.tokens import TokenBatch, TokenRows
+from hone.train.learner.gradient import GradientLearner, Phase
+from hone.train.learner.metrics import Tally
+from hone.train.text.rows import TokenBatch, TokenRows
 
 Learner: TypeAlias = GradientLearner[TokenPolicy, TokenBatch]
 Objective: TypeAlias = Callable[[TokenPolicy, TokenBatch], Terms]

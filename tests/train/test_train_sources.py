@@ -14,12 +14,14 @@ from hone.core.credit import NO_VALUES, Credits, Metrics, Values
 from hone.core.episodes import Episodes, Status
 from hone.core.ragged import offsets_of
 from hone.core.state import State, integer
+from hone.recipes.registry import recipe_names
 from hone.replay.ring import Ring
+from hone.train.learner.config import LearnerConfig, schedule
 from hone.train.loop import Recipe, train
-from hone.train.optimize import LearnerConfig, schedule
-from hone.train.registry import recipe_names
-from hone.train.sources import Live, Lived, Logged, Replay
-from hone.train.timing import Stopwatch, timed
+from hone.train.runner.step_timing import Stopwatch, timed
+from hone.train.sources.live import Live, Lived
+from hone.train.sources.logged import Logged
+from hone.train.sources.replay import Replay
 
 SOURCE = Path(__file__).resolve().parents[2] / "src" / "hone"
 

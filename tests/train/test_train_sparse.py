@@ -17,15 +17,15 @@ from hone.core.state import substate
 from hone.envs.finite.build import from_gymnasium
 from hone.envs.finite.options import over_options
 from hone.envs.finite.solve import policy_iteration
-from hone.envs.grids import FourRooms
-from hone.models.options import OptionTable
+from hone.envs.suite.grid_worlds import FourRooms
+from hone.models.control.options import OptionTable
+from hone.recipes.on_policy import option_critic
+from hone.recipes.registry import load_recipe
 from hone.store.codec import read_state, write_state
-from hone.train.curriculum import Staged
+from hone.train.control.curriculum import Staged
+from hone.train.control.options import OptionLearner
 from hone.train.job import Job
 from hone.train.loop import train
-from hone.train.options import OptionLearner
-from hone.train.recipes import option_critic
-from hone.train.registry import load_recipe
 
 SMALL: dict[str, Any] = {"hidden": [16]}
 FEW: dict[str, Any] = {"batch": 16, "memory": 300, "warmup": 40}

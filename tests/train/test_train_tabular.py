@@ -13,14 +13,14 @@ from hone.core.errors import ConfigError
 from hone.core.state import substate
 from hone.envs.finite.config import FiniteConfig, MapWorld, finite_world
 from hone.envs.finite.world import FiniteWorld
-from hone.evaluate.control import evaluate_control
+from hone.evaluate.control.returns import evaluate_control
+from hone.recipes.registry import load_recipe
 from hone.store.codec import read_state, write_state
 from hone.tabular.explore import ConstantSchedule, EpsilonGreedy, epsilon_greedy
 from hone.train.job import Job
 from hone.train.loop import train
-from hone.train.registry import load_recipe
-from hone.train.sources import Live
-from hone.train.whole import Whole
+from hone.train.sources.live import Live
+from hone.train.sources.whole_episodes import Whole
 
 LAKE: dict[str, Any] = {"world": {"kind": "gymnasium", "id": "FrozenLake-v1"}, "copies": 4}
 CLIFF: dict[str, Any] = {"world": {"kind": "gymnasium", "id": "CliffWalking-v1"}, "copies": 3, "limit": 50}

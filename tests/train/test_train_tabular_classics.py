@@ -13,13 +13,13 @@ from hone.envs.finite.build import from_table
 from hone.envs.finite.config import FiniteConfig, finite_world
 from hone.envs.finite.solve import evaluate, policy_iteration, within, worth
 from hone.envs.finite.world import FiniteWorld
+from hone.recipes.registry import load_recipe
 from hone.tabular.batch import RateConfig
 from hone.tabular.explore import ConstantSchedule, EpsilonGreedy
 from hone.tabular.learn import Double, Greedy, TabularLearner
 from hone.tabular.tables import ActionTable, States
 from hone.train.job import Job
 from hone.train.loop import train
-from hone.train.registry import load_recipe
 
 LAKE: dict[str, Any] = {"world": {"kind": "gymnasium", "id": "FrozenLake-v1"}, "copies": 4}
 CLIFF: dict[str, Any] = {"world": {"kind": "gymnasium", "id": "CliffWalking-v1"}, "copies": 3, "limit": 50}

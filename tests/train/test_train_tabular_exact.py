@@ -12,13 +12,13 @@ from hone.core.episodes import Episodes
 from hone.envs.finite.build import from_table
 from hone.envs.finite.model import Finite
 from hone.envs.finite.solve import evaluate, policy_iteration
+from hone.recipes.registry import load_recipe
 from hone.tabular.batch import RateConfig, averaged, followed
 from hone.tabular.explore import ConstantSchedule, EpsilonGreedy
 from hone.tabular.learn import Double, Expected, Greedy, Rule, TabularLearner
 from hone.tabular.tables import ActionTable, States, StateValues
 from hone.train.job import Job
 from hone.train.loop import train
-from hone.train.registry import load_recipe
 
 ANY = EpsilonGreedy(epsilon=ConstantSchedule(value=1.0))
 STATES, ACTIONS, DISCOUNT = 5, 2, 0.75

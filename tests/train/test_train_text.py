@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from hone.envs.text import supervised
-from hone.train.text import answer_metrics
+from hone.envs.text.world import supervised
+from hone.train.text.samples import answer_metrics
 
 
 def test_lengths_and_entropy_by_hand() -> None:

@@ -5,10 +5,9 @@ import copy
 import torch
 from torch import nn
 
-from hone.models.control import follow
-from hone.train.control import following
-from hone.train.flat import FlatParameters
-from hone.train.together import laid_together, lying_together
+from hone.models.control.actor_critic import follow
+from hone.train.control.phases import following
+from hone.train.learner.flat_parameters import FlatParameters, laid_together, lying_together
 
 
 def pair() -> tuple[nn.Module, nn.Module]:

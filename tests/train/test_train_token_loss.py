@@ -10,16 +10,17 @@ from hone.core.credit import Credits
 from hone.core.episodes import Episodes
 from hone.core.errors import DivergedError
 from hone.core.ragged import Ragged, offsets_of
-from hone.envs.text import supervised
-from hone.models.config import ModelConfig
-from hone.models.init import new_model
-from hone.models.policy import TokenPolicy
-from hone.models.tokenizers import character_tokenizer
+from hone.envs.text.world import supervised
+from hone.models.language.config import ModelConfig
+from hone.models.language.init import new_model
+from hone.models.language.token_policy import TokenPolicy
+from hone.models.language.tokenizers import character_tokenizer
 from hone.objectives.policy import clipped
 from hone.objectives.terms import Terms
 from hone.objectives.weights import token_mean
-from hone.train.learner import Tally, effective_share, micro_batches
-from hone.train.token_loss import (
+from hone.train.learner.gradient import micro_batches
+from hone.train.learner.metrics import Tally, effective_share
+from hone.train.text.loss import (
     Loss,
     RatioConfig,
     TokenLoss,
@@ -30,7 +31,7 @@ from hone.train.token_loss import (
     denominator_of,
     mismatch,
 )
-from hone.train.tokens import TokenLayout, TokenRows
+from hone.train.text.rows import TokenLayout, TokenRows
 
 LAYOUT = TokenLayout(scheme=token_mean)
 TOKENIZER = character_tokenizer(["abcdefghij"])

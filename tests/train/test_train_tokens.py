@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 
 from hone.core.credit import Credits
 from hone.core.episodes import Episodes
-from hone.envs.text import supervised
-from hone.models.config import ModelConfig
-from hone.models.decoder import Decoder
-from hone.models.init import new_model
-from hone.models.packed import pack_rows
+from hone.envs.text.world import supervised
+from hone.models.language.config import ModelConfig
+from hone.models.language.decoder import Decoder
+from hone.models.language.init import new_model
+from hone.models.packing import pack_rows
 from hone.objectives.weights import Scheme, constant_length, sequence_mean, token_mean
-from hone.train.budget import within_budget
-from hone.train.tokens import WORTH_SHARING, TokenBatch, TokenLayout, TokenRows, rounded_up
+from hone.train.learner.micro_batches import within_budget
+from hone.train.text.rows import WORTH_SHARING, TokenBatch, TokenLayout, TokenRows, rounded_up
 
 VOCAB = 13
 

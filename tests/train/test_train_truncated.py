@@ -6,8 +6,8 @@ import pytest
 from pydantic import ValidationError
 from tiny_runs import GRPO, hone, lay_out
 
-from hone.train.recipes.grpo import Grpo
-from hone.train.recipes.optimal_token_baseline import ENTRY as OTB
+from hone.recipes.text.grpo import Grpo
+from hone.recipes.text.optimal_token_baseline import ENTRY as OTB
 
 CUT = ("rollout.top_k=6", "rollout.top_p=0.8", "rollout.min_p=0.05")
 

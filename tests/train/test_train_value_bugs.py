@@ -21,15 +21,15 @@ from hone.core.credit import NO_VALUES
 from hone.core.episodes import Episodes
 from hone.core.errors import DataError
 from hone.core.random import generator
-from hone.envs.gym import GymWorld, world_of
-from hone.models.mlp import Choices, Inputs, MlpConfig, Spaces
-from hone.models.value_networks import Atoms, DeepValues, Shape
+from hone.envs.gym.world import GymWorld, world_of
+from hone.models.control.mlp import Choices, Inputs, MlpConfig, Spaces
+from hone.models.control.q_networks import Atoms, DeepValues, Shape
 from hone.objectives.distributional import Support
+from hone.recipes.off_policy import c51, double_dqn, dqn
+from hone.recipes.registry import load_recipe
 from hone.replay.priority import Priorities, Prioritised
 from hone.replay.ring import Ring
-from hone.train.recipes import c51, double_dqn, dqn
-from hone.train.registry import load_recipe
-from hone.train.value_rows import Recollection, ValueRows, value_rows
+from hone.train.control.value_rows import Recollection, ValueRows, value_rows
 
 MODES = pytest.mark.parametrize("mode", list(AutoresetMode), ids=lambda mode: mode.name)
 

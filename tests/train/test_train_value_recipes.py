@@ -12,19 +12,27 @@ from test_train_control_recipes import Diary
 
 from hone.cli.main import main
 from hone.core.errors import ConfigError
-from hone.envs.gym import GymConfig
-from hone.models.acting import ActCategorical, ActGreedy
-from hone.models.acting_values import ActNoisy
-from hone.models.control_folder import load_policy
-from hone.models.value_networks import DeepValues
-from hone.train.certificate import certificate, job_trials
+from hone.envs.gym.world import GymConfig
+from hone.models.control.checkpoint import load_policy
+from hone.models.control.numpy_policies import ActCategorical, ActGreedy
+from hone.models.control.numpy_q import ActNoisy
+from hone.models.control.q_networks import DeepValues
+from hone.recipes.off_policy import c51, dqn, noisy_dqn
+from hone.recipes.registry import load_recipe
+from hone.train.control.replay_config import TurnReplayConfig
+from hone.train.control.value_based import (
+    Boltzmann,
+    Epsilon,
+    ValueLearner,
+    ValueNetwork,
+    ValueRun,
+    scheduled,
+    value_job,
+)
+from hone.train.invariance.check import certificate, job_trials
 from hone.train.job import Job
+from hone.train.learner.config import schedule
 from hone.train.loop import train
-from hone.train.memories import TurnReplayConfig
-from hone.train.optimize import schedule
-from hone.train.recipes import c51, dqn, noisy_dqn
-from hone.train.registry import load_recipe
-from hone.train.value_based import Boltzmann, Epsilon, ValueLearner, ValueNetwork, ValueRun, scheduled, value_job
 
 VALUES = (
     "dqn",

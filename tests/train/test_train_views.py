@@ -7,8 +7,8 @@ from hone.objectives.kl import k3, weighted_k3
 from hone.objectives.policy import clipped
 from hone.objectives.sequence import gspo
 from hone.objectives.weights import token_mean
-from hone.train.token_loss import Loss, TokenView
-from hone.train.views import (
+from hone.train.text.loss import Loss, TokenView
+from hone.train.text.loss_adapters import (
     Clip,
     Penalties,
     clip_loss,

@@ -28,9 +28,9 @@ from hone.engine.clients.config import ServerEngine
 from hone.engine.clients.connect import connect
 from hone.engine.clients.untied import untie
 from hone.engine.stops import TextRules
-from hone.evaluate.asking import make_client
-from hone.evaluate.policies import ModelSource, open_policy, policy_folder
-from hone.models.policy import TokenPolicy
+from hone.evaluate.text.engine_actor import make_client
+from hone.evaluate.text.open_policy import ModelSource, open_policy, policy_folder
+from hone.models.language.token_policy import TokenPolicy
 
 PYTHON = os.environ.get("HONE_VLLM_PYTHON", "")
 pytestmark = [pytest.mark.slow, pytest.mark.skipif(not PYTHON, reason="run by make test-vllm")]

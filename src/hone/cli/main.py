@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 from typing import cast
 
 import hone
-from hone.cli.commands import COMMANDS, Call, Command, names, overview, parser_of
-from hone.cli.overrides import split_overrides
+from hone.cli.options import COMMANDS, Call, Command, names, overview, parser_of
+from hone.config.overrides import split_overrides
 from hone.core.errors import ConfigError, HoneError, InterruptedRun, did_you_mean
 
 # Threads of the tensor library wait for each other by spinning, by default for long: with reward workers on the same

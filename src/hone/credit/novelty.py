@@ -1,7 +1,7 @@
 """Credit for what is new: a stream of its own beside what the world pays, that does not end with an episode.
 
 Belongs here: where the stream of each environment begins and ends in a batch, its advantages, and the sum of both. What
-is new, and how new, is for `models.novelty`.
+is new, and how new, is for `models.control.intrinsic_reward`.
 """
 
 from dataclasses import dataclass

@@ -18,16 +18,16 @@ from hone.core.generation import Generator, Request, Sampling
 from hone.core.random import permutation
 from hone.engine.clients.http import Address, Link
 from hone.engine.clients.openai import OpenAiClient
-from hone.envs.text_task import TaskConfig
-from hone.evaluate.asking import EngineActor, make_engine
-from hone.evaluate.control import evaluate_control, is_control
-from hone.evaluate.hearing import Aloud, Hearer
-from hone.evaluate.policies import ModelSource, open_policy, open_tokenizer
-from hone.evaluate.served import ask_server
-from hone.evaluate.tasks import evaluate_tasks
-from hone.evaluate.text import EvaluationConfig, Generated, TextExam, prepare_exam
-from hone.models.policy import TokenPolicy
-from hone.models.tokenizers import Tokenizer
+from hone.envs.text.task import TaskConfig
+from hone.evaluate.control.multitask import evaluate_tasks
+from hone.evaluate.control.returns import evaluate_control, is_control
+from hone.evaluate.text.engine_actor import EngineActor, make_engine
+from hone.evaluate.text.open_policy import ModelSource, open_policy, open_tokenizer
+from hone.evaluate.text.server import ask_server
+from hone.evaluate.text.streaming import Aloud, Hearer
+from hone.evaluate.text.text_eval import EvaluationConfig, Generated, TextExam, prepare_exam
+from hone.models.language.token_policy import TokenPolicy
+from hone.models.language.tokenizers import Tokenizer
 from hone.store.durable import Json
 from hone.store.folder import open_run
 

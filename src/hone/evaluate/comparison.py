@@ -28,7 +28,7 @@ from hone.estimators.across_runs import (
     stratified_bootstrap,
 )
 from hone.estimators.means import Estimate, paired
-from hone.evaluate.runs_read import Curve, RunRead, curves_of, read_runs
+from hone.evaluate.run_curves import Curve, RunRead, curves_of, read_runs
 from hone.store.comparison import Comparison, Group, Improvement, Line, OneRun, Range, Reached
 from hone.store.evaluations import Paired
 

@@ -24,8 +24,8 @@ from hone.tabular.learn import Rule, TabularLearner
 from hone.tabular.tables import ActionTable
 from hone.train.job import Job
 from hone.train.loop import Recipe, train
-from hone.train.sources import Live
-from hone.train.tabular import Credit, TableActor
+from hone.train.sources.live import Live
+from hone.train.tabular.job import Credit, TableActor
 
 P = TypeVar("P")
 Watch = Callable[[int, Episodes], None]

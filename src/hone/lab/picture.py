@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hone.lab.finding import Bars, Lines, Panel, Series
-from hone.store.html import Html, element, join, number, text
-from hone.store.svg import Scale, nice_ticks, tick_labels
+from hone.report.html import Html, element, join, number, text
+from hone.report.svg import Scale, nice_ticks, tick_labels
 
 Floats = NDArray[np.float64]
 

@@ -14,8 +14,8 @@ from hone.core.ragged import Ints
 from hone.core.random import generator
 from hone.lab.puzzles import Floats, Puzzle
 from hone.objectives.offline import imitation
-from hone.train.adam import Adam
-from hone.train.flat import FlatParameters
+from hone.train.learner.adam import Adam
+from hone.train.learner.flat_parameters import FlatParameters
 
 
 class Table(nn.Module):

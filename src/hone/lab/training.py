@@ -24,11 +24,11 @@ from hone.lab.policies import frozen, judge, log_softmax, pick
 from hone.lab.puzzles import Floats, Puzzle
 from hone.objectives.terms import Terms
 from hone.objectives.weights import Scheme, token_mean
-from hone.train.adam import Adam
-from hone.train.flat import FlatParameters
-from hone.train.learner import GradientLearner, Phase
+from hone.train.learner.adam import Adam
+from hone.train.learner.flat_parameters import FlatParameters
+from hone.train.learner.gradient import GradientLearner, Phase
 from hone.train.loop import Recipe, train
-from hone.train.sources import Live
+from hone.train.sources.live import Live
 
 Distort = Callable[[Tensor, Tensor, int], Tensor]
 """`(logits [n, V], seen [n, F], step) -> logits`: how the engine that acts differs from the trainer."""

@@ -1,6 +1,6 @@
 """Losses of learnt worlds: how likely an ensemble finds what followed.
 
-Belongs here: likelihoods of predicted distributions over numbers. The networks are `models.dynamics`.
+Belongs here: likelihoods of predicted distributions over numbers. The networks are `models.control.ensemble_dynamics`.
 """
 
 from hone.objectives.shapes import Members

@@ -1,6 +1,6 @@
 """`certificate.json`: what was found when a run's loss was cut up in many ways and its gradients were compared.
 
-Belongs here: the figures and their file. How they are found is `train/certificate.py`.
+Belongs here: the figures and their file. How they are found is `train/invariance/check.py`.
 """
 
 from collections.abc import Mapping

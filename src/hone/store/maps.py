@@ -1,6 +1,6 @@
 """`map.json`: what a policy does in each cell of a grid, and what it expects there.
 
-Belongs here: the file. How a map is drawn is `map_drawing.py`'s, what it says is found in `hone.evaluate.maps`.
+Belongs here: the file. `hone.report.policy_map` draws a map, `hone.evaluate.control.policy_maps` computes it.
 """
 
 from collections.abc import Mapping, Sequence

@@ -34,7 +34,7 @@ class RunConfig(Config):
     """The keys that every recipe's config starts with."""
 
     recipe: str
-    """Name of the algorithm: a file of `train/recipes/`."""
+    """Name of the algorithm: a file of `recipes/`."""
     name: str = Field(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}$")
     """Name of the run's folder under `runs/`."""
     seed: int = Field(default=0, ge=0)

@@ -15,7 +15,7 @@ from hone.core.errors import DataError, Faults
 from hone.core.ragged import Ints
 from hone.core.random import generator
 from hone.envs.finite.model import Finite, Floats, Outcomes, finite
-from hone.envs.gym_make import guarded, registered
+from hone.envs.gym.make import guarded, registered
 
 Table: TypeAlias = "Mapping[int, Mapping[int, Sequence[tuple[float, int, float, bool]]]]"
 """Gymnasium's `P`: state -> action -> [(probability, next state, reward, terminated)]."""

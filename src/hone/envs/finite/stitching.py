@@ -16,7 +16,7 @@ from hone.core.episodes import Episodes, Status
 from hone.core.errors import ConfigError
 from hone.core.random import generator
 from hone.envs.finite.model import Finite, Outcomes, finite
-from hone.envs.logs import Log
+from hone.envs.logs.parquet import Log
 
 FORWARD = 1
 """In a lane; the other action leaves it, and ends the episode. The log never does."""

@@ -15,7 +15,7 @@ from hone.core.ragged import Ints, offsets_of, sums
 from hone.core.random import generator
 from hone.core.state import State, array, integer
 from hone.envs.finite.model import Finite, Flags, Floats
-from hone.envs.gym import Decider
+from hone.envs.gym.world import Decider
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -3,11 +3,11 @@
 import numpy as np
 
 from hone.core.episodes import Episodes
-from hone.envs.gym import GymConfig
+from hone.envs.gym.world import GymConfig
 from hone.lab.control import learned, smooth
 from hone.lab.finding import Experiment, Finding, at_least, at_most, lines
 from hone.lab.puzzles import Floats
-from hone.train.recipes.ppo import PpoAlgorithm, PpoConfig, build
+from hone.recipes.on_policy.ppo import PpoAlgorithm, PpoConfig, build
 
 AGES = (0, 1, 4, 16)
 ENVS, EACH, WINDOW = 8, 32, 10

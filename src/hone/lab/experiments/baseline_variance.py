@@ -13,7 +13,7 @@ from hone.credit.returns import as_paid, gae
 from hone.lab.exact import every_group, judged
 from hone.lab.finding import Experiment, Finding, Lines, Series, at_least, at_most
 from hone.lab.puzzles import Floats
-from hone.store.html import number
+from hone.report.html import number
 
 ANSWERS, SIZE, FILLER = 5, 4, 16
 CHANCES = np.round(np.arange(0.05, 1.0, 0.05), 2)

@@ -12,7 +12,7 @@ from hone.lab.puzzles import addition
 from hone.lab.training import Batch, Training, averaged
 from hone.objectives.policy import clipped
 from hone.objectives.terms import Terms
-from hone.store.html import number
+from hone.report.html import number
 
 LOW = 0.2
 HIGHS = (0.2, 0.28, 0.5)

@@ -6,8 +6,8 @@ from hone.core.episodes import Episodes
 from hone.lab.control import learned
 from hone.lab.finding import Experiment, Finding, at_least, at_most, lines
 from hone.lab.puzzles import Floats
-from hone.store.html import number
-from hone.train.recipes.gradient_td import GradientTdAlgorithm, GradientTdConfig, build
+from hone.recipes.tabular.gradient_td import GradientTdAlgorithm, GradientTdConfig, build
+from hone.report.html import number
 
 TURNS_OF = 10
 START = 12.0

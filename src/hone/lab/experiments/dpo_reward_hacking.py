@@ -18,7 +18,7 @@ from hone.lab.finding import Experiment, Finding, Lines, Series, at_least, at_mo
 from hone.lab.policies import pick
 from hone.objectives.preference import dpo, ipo
 from hone.objectives.terms import Terms
-from hone.store.html import number
+from hone.report.html import number
 
 ANSWERS, IDLE, PAIRS = 120, 4, 400
 TURN = 1.5

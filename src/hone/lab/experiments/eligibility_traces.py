@@ -12,13 +12,13 @@ from hone.envs.finite.solve import evaluate
 from hone.envs.finite.world import FiniteWorld
 from hone.lab.finding import Experiment, Finding, Lines, Series, at_least, at_most
 from hone.lab.puzzles import Floats
-from hone.store.html import number
+from hone.report.html import number
 from hone.tabular.batch import RateConfig, averaged
 from hone.tabular.kernels import ACCUMULATING, DUTCH
 from hone.tabular.learn import TabularLearner, Traced
 from hone.tabular.tables import StateValues
-from hone.train.sources import Live
-from hone.train.tabular import FixedActor
+from hone.train.sources.live import Live
+from hone.train.tabular.job import FixedActor
 
 STATES, EPISODES = 19, 10
 DECAYS = (0.0, 0.4, 0.8, 0.9, 0.95, 1.0)

@@ -17,14 +17,14 @@ from hone.envs.finite.world import FiniteWorld
 from hone.lab.control import learned, side_by_side, tabular
 from hone.lab.finding import Experiment, Finding, at_least, at_most, lines
 from hone.lab.puzzles import Floats
-from hone.store.html import number
+from hone.report.html import number
 from hone.tabular.batch import RateConfig
 from hone.tabular.explore import ConstantSchedule, EpsilonGreedy, Exploration, ExponentialSchedule, SoftmaxActions
 from hone.tabular.explore import UpperConfidence as Ucb
 from hone.tabular.learn import Greedy
 from hone.tabular.tables import ActionTable, States
 from hone.train.loop import Recipe
-from hone.train.sources import Live
+from hone.train.sources.live import Live
 
 RATES = np.array([0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.55, 0.6, 0.7])
 """Chance of each arm to pay 1."""

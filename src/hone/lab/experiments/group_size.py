@@ -12,7 +12,7 @@ from hone.lab.puzzles import Floats, addition
 from hone.lab.training import Batch, Training, averaged
 from hone.objectives.policy import clipped
 from hone.objectives.terms import Terms
-from hone.store.html import number
+from hone.report.html import number
 
 SIZES = (2, 4, 8, 16, 32)
 ANSWERS = 288

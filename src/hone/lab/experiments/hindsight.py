@@ -2,16 +2,16 @@
 
 from typing import Any
 
-from hone.envs.gym import GymConfig
+from hone.envs.gym.world import GymConfig
 from hone.lab.control import job_learned
 from hone.lab.finding import Experiment, Finding, Lines, Series, at_least, at_most
-from hone.models.mlp import MlpConfig
-from hone.train.control import JudgeConfig
-from hone.train.goals import HindsightConfig
+from hone.models.control.mlp import MlpConfig
+from hone.recipes.off_policy.her_dqn import HerDqnConfig, build
+from hone.train.control.hindsight import HindsightConfig
+from hone.train.control.job import JudgeConfig
+from hone.train.control.replay_config import TurnReplayConfig
 from hone.train.job import Job
-from hone.train.memories import TurnReplayConfig
-from hone.train.optimize import LearnerConfig
-from hone.train.recipes.her_dqn import HerDqnConfig, build
+from hone.train.learner.config import LearnerConfig
 
 SHARES = {"with hindsight": 0.8, "without": 0.0}
 TRIES = 100

@@ -8,7 +8,7 @@ from hone.core.random import generator
 from hone.lab.exact import apart, descend, gradient
 from hone.lab.finding import Experiment, Finding, Lines, Series, at_least, at_most, below
 from hone.objectives.offline import imitation
-from hone.store.html import number
+from hone.report.html import number
 
 POINTS = 61
 

@@ -12,7 +12,7 @@ from hone.lab.training import Batch, Training, improve
 from hone.objectives.kl import Distance, distance_called, kl_penalty
 from hone.objectives.policy import clipped
 from hone.objectives.terms import Terms, added
-from hone.store.html import number
+from hone.report.html import number
 
 WEIGHTS = (0.0, 0.1, 0.3)
 

@@ -18,7 +18,7 @@ from hone.lab.finding import Experiment, Finding, Lines, Series, at_least, at_mo
 from hone.lab.puzzles import Floats
 from hone.objectives.policy import reinforce
 from hone.objectives.weights import Scheme, constant_length, sequence_mean, token_mean
-from hone.store.html import number
+from hone.report.html import number
 
 LONGEST, STOP = 16, 0.2
 RATE = 12.0

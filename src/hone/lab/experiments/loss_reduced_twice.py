@@ -15,7 +15,7 @@ from hone.objectives.kl import distance_called, kl_penalty
 from hone.objectives.policy import clipped
 from hone.objectives.terms import Terms, added, scaled
 from hone.objectives.weights import token_mean
-from hone.store.html import number
+from hone.report.html import number
 
 RANKS = 8.0
 PULL = 0.3

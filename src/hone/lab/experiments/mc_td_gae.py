@@ -9,7 +9,7 @@ from hone.core.random import generator
 from hone.credit.returns import gae
 from hone.lab.finding import Experiment, Finding, Lines, Series, at_least, at_most
 from hone.lab.puzzles import Floats
-from hone.store.html import number
+from hone.report.html import number
 
 STATES, FORWARD, NOISE, DISCOUNT = 8, 0.6, 1.0, 0.98
 CRITIC_ERROR, CASES = 2.0, 8

@@ -15,7 +15,7 @@ from hone.lab.training import Batch, Objective, Training, averaged
 from hone.objectives.mismatch import corrected, icepop, masked_is, truncated_is
 from hone.objectives.policy import clipped, reinforce
 from hone.objectives.terms import Terms
-from hone.store.html import number
+from hone.report.html import number
 
 TOKENS, NOISE = 12, 1.5
 """Standard deviation of the engine's error on each logit, in nats: far more than a healthy engine has."""

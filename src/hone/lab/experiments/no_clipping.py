@@ -11,7 +11,7 @@ from hone.lab.training import Batch, Objective, Training, averaged
 from hone.objectives.policy import clipped, importance
 from hone.objectives.ratios import ratio
 from hone.objectives.terms import Terms
-from hone.store.html import number
+from hone.report.html import number
 
 WIDTH = 0.2
 EPOCHS, RATE = 8, 0.004

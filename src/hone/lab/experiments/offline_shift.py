@@ -10,17 +10,17 @@ from hone.envs.finite.build import counted, drawn
 from hone.envs.finite.model import Finite
 from hone.envs.finite.solve import evaluate, policy_iteration, worth
 from hone.envs.finite.world import FiniteWorld
-from hone.envs.logs import Log
+from hone.envs.logs.parquet import Log
 from hone.lab.control import learned
 from hone.lab.finding import Experiment, Finding, at_least, at_most, lines
 from hone.lab.puzzles import Floats
-from hone.models.mlp import MlpConfig
-from hone.store.html import number
+from hone.models.control.mlp import MlpConfig
+from hone.recipes.offline.cql import CqlAlgorithm, CqlConfig, build_table
+from hone.report.html import number
 from hone.tabular.tables import FollowActing
-from hone.train.control import log_spaces
-from hone.train.optimize import LearnerConfig
-from hone.train.recipes.cql import CqlAlgorithm, CqlConfig, build_table
-from hone.train.tabular import FixedActor
+from hone.train.control.spaces import log_spaces
+from hone.train.learner.config import LearnerConfig
+from hone.train.tabular.job import FixedActor
 
 STATES, ACTIONS, TRIED, DISCOUNT = 30, 8, 2, 0.9
 KEYS = ("thought", "true", "untried")

@@ -10,17 +10,17 @@ from hone.core.episodes import Episodes
 from hone.envs.finite.model import Finite
 from hone.envs.finite.options import over_options, primitive
 from hone.envs.finite.solve import evaluate, policy_iteration, worth
-from hone.envs.grids import FourRooms
-from hone.envs.gym import GymConfig
+from hone.envs.gym.world import GymConfig
+from hone.envs.suite.grid_worlds import FourRooms
 from hone.lab.control import job_learned, paying
 from hone.lab.finding import Experiment, Finding, Lines, Series, at_least, at_most, lines
 from hone.lab.puzzles import Floats
-from hone.store.html import number
+from hone.recipes.tabular import option_q_learning, q_learning
+from hone.report.html import number
 from hone.tabular.batch import RateConfig
-from hone.train.control import JudgeConfig
+from hone.train.control.job import JudgeConfig
 from hone.train.job import Job
-from hone.train.recipes import option_q_learning, q_learning
-from hone.train.tabular import TableConfig
+from hone.train.tabular.job import TableConfig
 
 DISCOUNT, EACH, ROOMS = 0.95, 16, 8
 """Steps of each environment per turn, and environments."""

@@ -8,7 +8,7 @@ from hone.envs.finite.world import FiniteWorld
 from hone.lab.control import learned, side_by_side, smooth, tabular
 from hone.lab.finding import Experiment, Finding, at_least, at_most, lines
 from hone.lab.puzzles import Floats
-from hone.store.html import number
+from hone.report.html import number
 from hone.tabular.batch import RateConfig
 from hone.tabular.learn import Double, Greedy, Rule
 from hone.tabular.tables import ActionTable, States

@@ -8,7 +8,7 @@ from hone.lab.finding import Experiment, Finding, at_least, at_most, lines
 from hone.lab.policies import pick
 from hone.lab.puzzles import Floats
 from hone.objectives.policy import ratio
-from hone.store.html import number
+from hone.report.html import number
 
 OUTCOMES, DRAWS = 30, 64
 WAYS = ("Monte Carlo (fresh draws)", "importance", "self-normalised", "truncated at 2", "rejection")

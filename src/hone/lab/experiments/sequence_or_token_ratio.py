@@ -13,7 +13,7 @@ from hone.objectives.policy import clipped
 from hone.objectives.sequence import gspo
 from hone.objectives.terms import Terms
 from hone.objectives.weights import sequence_mean
-from hone.store.html import number
+from hone.report.html import number
 
 LENGTHS = (1, 4, 16, 64, 256)
 SHARE, SIZE = 0.1, 1.0

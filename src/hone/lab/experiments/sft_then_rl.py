@@ -10,7 +10,7 @@ from hone.lab.puzzles import addition
 from hone.lab.training import Batch, Training, improve
 from hone.objectives.policy import clipped
 from hone.objectives.terms import Terms
-from hone.store.html import number
+from hone.report.html import number
 
 BASE, EXAMPLES = 14, 48
 STARTS = {"nothing": 0, "12 steps on examples": 12, "400 steps on examples": 400}

@@ -14,15 +14,15 @@ from hone.envs.finite.config import MAZE
 from hone.envs.finite.model import Finite
 from hone.envs.finite.solve import evaluate, policy_iteration, worth
 from hone.envs.finite.world import FiniteWorld
-from hone.envs.grids import steps_to_end
+from hone.envs.suite.grid_worlds import steps_to_end
 from hone.lab.control import learned, paying, side_by_side, tabular
 from hone.lab.finding import Experiment, Finding, at_least, at_most, below, lines
 from hone.lab.puzzles import Floats
-from hone.store.html import number
+from hone.report.html import number
 from hone.tabular.batch import RateConfig
 from hone.tabular.learn import Greedy
 from hone.tabular.tables import ActionTable, States
-from hone.train.tabular import Credit
+from hone.train.tabular.job import Credit
 
 DISCOUNT, WEIGHT = 0.95, 0.05
 WEIGHTS = (0.0, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1)

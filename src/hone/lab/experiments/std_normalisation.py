@@ -12,7 +12,7 @@ from hone.credit.group import Scale, group_relative
 from hone.lab.exact import by_count, chance_of_counts, judged
 from hone.lab.finding import Experiment, Finding, Lines, Series, at_least, at_most
 from hone.lab.puzzles import Floats
-from hone.store.html import number
+from hone.report.html import number
 
 SIZE = 16
 SCALES: dict[str, Scale] = {"divided by std (GRPO)": "group", "not divided (Dr.GRPO)": "none"}

@@ -18,10 +18,10 @@ from hone.objectives.natural import TrustRegion, fisher_product, flat, natural_s
 from hone.objectives.policy import clipped, importance
 from hone.objectives.terms import Terms
 from hone.objectives.trust import dppo_tv
-from hone.store.html import number
-from hone.train.flat import FlatParameters
+from hone.report.html import number
+from hone.train.learner.flat_parameters import FlatParameters
 from hone.train.loop import Recipe, train
-from hone.train.sources import Live
+from hone.train.sources.live import Live
 
 REGION = TrustRegion(max_kl_nats=0.02, damping=0.01)
 GOAL = 0.8

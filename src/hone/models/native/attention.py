@@ -14,7 +14,7 @@ from torch import Tensor
 from hone.core.ragged import Ints
 from hone.models.native.layers import TYPES, call, place
 from hone.models.native.library import Attention
-from hone.models.packed import Packed
+from hone.models.packing import Packed
 
 LONGEST: Final = 2048
 """Positions; for longer texts the scores of a tile leave the cache, and one text is the work of too few threads."""

@@ -1,0 +1,146 @@
+"""`hone compare`: runs held against each other, on the screen, as a page and as JSON.
+
+Belongs here: laying out a `Comparison`. What it says is found by `hone.evaluate.comparison`.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+
+from hone.cli.options import Call
+from hone.cli.terminal.progress import duration, figure
+from hone.cli.terminal.screen import Screen, standard_screen
+from hone.core.errors import ConfigError
+from hone.evaluate.comparison import compare
+from hone.report.comparison_page import said, write_comparison
+from hone.store.comparison import Comparison, Group, Range, Reached
+from hone.store.durable import to_json
+
+QUARTERS = (0.25, 0.5, 0.75, 1.0)
+"""Places of a curve that are shown on the screen."""
+BARS = " ▁▂▃▄▅▆▇█"
+SHOWN_POINTS = 24
+
+
+def run(call: Call) -> int:
+    text = call.text("threshold")
+    root = Path(call.text("runs"))
+    found = compare(call.texts("run"), root=root, metric=call.text("metric"), threshold=_number(text) if text else None)
+    if call.switch("json"):
+        print(json.dumps(json.loads(to_json(found.to_json())), indent=1))
+        return 0
+    screen = standard_screen()
+    show_comparison(screen, found)
+    page = Path(call.text("html")) if call.text("html") else _page(call.texts("run"), root)
+    write_comparison(page, found)
+    screen.line(f"curves and profiles in {page}")
+    return 0
+
+
+def _number(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        raise ConfigError(f"--threshold must be a number, got {text!r}") from None
+    if not np.isfinite(value):
+        raise ConfigError(f"--threshold must be a finite number, got {text}")
+    return value
+
+
+def _page(asked: Sequence[str], root: Path) -> Path:
+    """In the folder of the runs; where there is none, in the one that was named."""
+    return (root if root.is_dir() else Path(asked[0]).parent) / "compare.html"
+
+
+def show_comparison(screen: Screen, found: Comparison) -> None:
+    """Scores, curves, and who is better."""
+    screen.title(f"score: {found.metric}")
+    if found.normalised:
+        screen.line(f"{len(found.tasks)} tasks; of each, 0 is the lowest and 1 the highest score of all runs here")
+    screen.line()
+    _show_scores(screen, found)
+    _show_curves(screen, found)
+    for one in found.improvements:
+        screen.line(
+            f"{one.after} scores more than {one.before} with probability {ranged(one.probability)}"
+            f"{said(one.probability)}"
+        )
+    for pair in found.paired:
+        screen.line(
+            f"{pair.after} against {pair.before} on the same {pair.n} questions: {pair.difference:+.3g} "
+            f"({pair.low:+.3g} to {pair.high:+.3g}, paired p = {pair.p_value:.2g})"
+        )
+    for note in found.notes:
+        screen.line(f"note: {note}")
+
+
+def _show_scores(screen: Screen, found: Comparison) -> None:
+    keys = list(dict.fromkeys(key for group in found.groups for key in group.settings))
+    tasks = list(dict.fromkeys(task for group in found.groups for task in group.reached))
+    heads = ["", *keys, "runs", "IQM (95% interval)", "median", "mean", *(_to(found, task) for task in tasks), "time"]
+    rows = [
+        [
+            group.name,
+            *(group.settings.get(key, "-") for key in keys),
+            str(len(group.runs)),
+            ranged(group.iqm),
+            figure(group.median.mean),
+            figure(group.mean.mean),
+            *(_when(group.reached.get(task)) for task in tasks),
+            duration(sum(run.seconds for run in group.runs) / len(group.runs)),
+        ]
+        for group in found.groups
+    ]
+    screen.table(heads, rows)
+    screen.line()
+
+
+def _to(found: Comparison, task: str) -> str:
+    threshold = next(group.reached[task].threshold for group in found.groups if task in group.reached)
+    where = "" if len(found.tasks) == 1 else f" on {task}"
+    return f"{found.curve_unit} to {threshold:g}{where}"
+
+
+def _when(reached: Reached | None) -> str:
+    if reached is None:
+        return "-"
+    share = f"{reached.reached} of {reached.n}"
+    return f"never ({share})" if np.isinf(reached.median) else f"{figure(reached.median)} ({share})"
+
+
+def _show_curves(screen: Screen, found: Comparison) -> None:
+    if not found.curve_metric:
+        return
+    for task in found.tasks:
+        rows = [row for group in found.groups if (row := _curve_row(group, task, found)) is not None]
+        if rows:
+            heads = (f"{task}: {found.curve_metric}", *(f"{share:.0%}" for share in QUARTERS), found.curve_unit)
+            screen.table(heads, rows)
+            screen.line()
+
+
+def _curve_row(group: Group, task: str, found: Comparison) -> list[str] | None:
+    line = group.curves.get(task)
+    if line is None:
+        return None
+    lines = [one.curves[task].middle for one in found.groups if task in one.curves]
+    known = np.concatenate(lines)
+    known = known[np.isfinite(known)]
+    low, high = float(known.min()), float(known.max())
+    places = [round(share * (len(line.middle) - 1)) for share in QUARTERS]
+    cells = [figure(float(line.middle[place])) if np.isfinite(line.middle[place]) else "" for place in places]
+    drawn = line.middle[np.linspace(0, len(line.middle) - 1, SHOWN_POINTS).astype(int)]
+    heights = np.nan_to_num((drawn - low) / ((high - low) or 1.0), nan=0.0) * (len(BARS) - 2)
+    bars = "".join(
+        BARS[1 + round(height)] if np.isfinite(at) else " " for height, at in zip(heights, drawn, strict=True)
+    )
+    return [group.name, *cells, bars]
+
+
+def ranged(value: Range) -> str:
+    """`0.910 (0.880 to 0.940)`, and the figure alone where there is no interval."""
+    if np.isnan(value.low):
+        return figure(value.mean)
+    return f"{figure(value.mean)} ({figure(value.low)} to {figure(value.high)})"

@@ -1,0 +1,114 @@
+"""`hone doctor`: what this machine has, what on it would keep a run from starting, and whether its engine is exact.
+
+Belongs here: checks of the machine that need no config, exit code 5 when one of them fails; and the way to the others,
+`hone doctor engine` (`engine.py`) and `hone doctor loss` (`loss.py`).
+"""
+
+import importlib.metadata
+import os
+import platform
+import shutil
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TypeAlias
+
+import hone
+from hone.cli.options import Call
+from hone.cli.terminal.screen import Screen, standard_screen
+from hone.core.errors import ConfigError, ResourceError, did_you_mean
+
+LIBRARIES = ("torch", "numpy", "transformers", "tokenizers", "safetensors", "gymnasium", "reasoning-gym", "pyarrow")
+CHECKS = ("", "machine", "engine", "loss")
+LOW_DISK_BYTES = 2 * 2**30
+LOW_MEMORY_BYTES = 4 * 2**30
+
+Finding: TypeAlias = tuple[str, str, str]
+"""What was looked at, what was found, and `ok`, `warn` or `fail`."""
+
+
+def run(call: Call) -> int:
+    screen = standard_screen()
+    what = call.text("what")
+    if what == "loss":
+        from hone.cli.commands.doctor_loss import check_loss  # noqa: PLC0415 - torch: may be what is broken
+
+        return check_loss(call, screen)
+    if what not in CHECKS:
+        raise ConfigError(f"hone doctor has no check {what!r}{did_you_mean(what, [name for name in CHECKS if name])}")
+    if call.overrides or call.text("file"):
+        extra = [word for word in (call.text("file"), *call.overrides) if word]
+        raise ConfigError(f"hone doctor reads no config: {' '.join(extra)} goes with hone doctor loss FILE")
+    code = 0 if what == "engine" else check_machine(screen, Path(call.text("runs")))
+    if code or what == "machine":
+        return code
+    from hone.cli.commands.doctor_engine import check_engine  # noqa: PLC0415 - as above
+
+    if not what:
+        screen.line()
+    return check_engine(screen)
+
+
+def check_machine(screen: Screen, runs: Path) -> int:
+    """A row for everything that a run needs; returns the exit code."""
+    screen.title(f"hone {hone.__version__}")
+    checks: list[Callable[[], Iterator[Finding]]] = [python, libraries, machine, devices, lambda: disk(runs)]
+    findings = [finding for check in checks for finding in check()]
+    screen.rows([(what, found, "" if verdict == "ok" else verdict) for what, found, verdict in findings])
+    failed = any(verdict == "fail" for _, _, verdict in findings)
+    screen.line()
+    screen.line("a run cannot start here; see the lines marked fail" if failed else "ready")
+    return ResourceError.exit_code if failed else 0
+
+
+def python() -> Iterator[Finding]:
+    good = sys.version_info >= (3, 11)
+    yield "python", f"{platform.python_version()} ({sys.executable})", "ok" if good else "fail"
+
+
+def libraries() -> Iterator[Finding]:
+    for name in LIBRARIES:
+        try:
+            yield name, importlib.metadata.version(name), "ok"
+        except importlib.metadata.PackageNotFoundError:
+            yield name, "not installed: pip install hone-rl", "fail"
+
+
+def machine() -> Iterator[Finding]:
+    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    yield "system", platform.platform(), "ok"
+    yield "cores", str(cores), "ok"
+    total_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    yield "memory", f"{total_bytes / 2**30:.1f} GiB", "ok" if total_bytes >= LOW_MEMORY_BYTES else "warn"
+
+
+def devices() -> Iterator[Finding]:
+    try:
+        import torch  # noqa: PLC0415 - takes seconds, and may be what is broken
+    except (ImportError, OSError) as error:
+        yield "device", f"torch cannot be imported: {error}", "fail"
+        return
+    yield "threads", f"{torch.get_num_threads()} (OMP_NUM_THREADS={os.environ.get('OMP_NUM_THREADS', 'not set')})", "ok"
+    count = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    for index in range(count):
+        free_bytes, total_bytes = torch.cuda.mem_get_info(index)
+        name = torch.cuda.get_device_name(index)
+        yield f"cuda:{index}", f"{name}, {free_bytes / 2**30:.1f} of {total_bytes / 2**30:.1f} GiB free", "ok"
+    if count == 0:
+        yield "device", "cpu only: torch sees no CUDA device", "ok"
+
+
+def disk(runs: Path) -> Iterator[Finding]:
+    """Whether run folders can be written, tried by writing one byte where the folder is or would be made."""
+    existing = next(place for place in (runs, *runs.absolute().parents) if place.exists())
+    try:
+        with tempfile.NamedTemporaryFile(dir=existing, prefix=".hone-doctor-") as file:
+            file.write(b"x")
+            file.flush()
+    except OSError as error:
+        yield "runs", f"{runs.absolute()} cannot be written: {error.strerror}", "fail"
+        return
+    free_bytes = shutil.disk_usage(existing).free
+    verdict = "ok" if free_bytes >= LOW_DISK_BYTES else "warn"
+    yield "runs", f"{runs.absolute()}, {free_bytes / 2**30:.1f} GiB free", verdict

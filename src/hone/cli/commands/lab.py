@@ -1,0 +1,102 @@
+"""`hone lab list | run NAME | all`: experiments that show what an idea does.
+
+Belongs here: laying out what an experiment found. What it does is in `hone.lab`.
+"""
+
+from pathlib import Path
+
+from hone.cli.options import Call, number
+from hone.cli.terminal.progress import duration, figure
+from hone.cli.terminal.screen import Screen, standard_screen
+from hone.core.clock import Clock, SystemClock
+from hone.core.errors import ConfigError, did_you_mean
+from hone.lab.finding import Claim, Experiment, Finding
+from hone.lab.registry import experiment_names, load_experiment
+from hone.lab.results import save
+
+WHAT = ("all", "list", "run")
+FAILED = 1
+"""Exit code when a verdict does not hold."""
+
+
+def run(call: Call) -> int:
+    what, name = call.text("what"), call.text("experiment")
+    if what not in WHAT:
+        raise ConfigError(f"hone lab has no {what!r}{did_you_mean(what, WHAT)}")
+    if what == "run" and not name:
+        raise ConfigError(f"hone lab run needs the name of an experiment; known: {', '.join(experiment_names())}")
+    if what != "run" and name:
+        raise ConfigError(f"hone lab {what} takes no experiment, got {name!r}; did you mean hone lab run {name}?")
+    screen = standard_screen()
+    seed, folder, quick = (
+        int(number(call.text("seed"), "--seed", least=0)),
+        Path(call.text("out")),
+        call.switch("quick"),
+    )
+    if what == "list":
+        screen.rows(
+            [(name, load_experiment(name).title, load_experiment(name).question) for name in experiment_names()]
+        )
+    elif what == "run":
+        experiment = load_experiment(name)
+        finding, seconds = measured(experiment, seed=seed, quick=quick, clock=SystemClock())
+        show(screen, experiment, finding)
+        screen.line()
+        place = save(finding, name=name, title=experiment.title, seed=seed, folder=folder)
+        screen.line(f"{duration(seconds)}; plot and figures in {place}")
+        return 0 if finding.holds else FAILED
+    else:
+        return 0 if run_all(screen, seed=seed, folder=folder, quick=quick) else FAILED
+    return 0
+
+
+def measured(experiment: Experiment, *, seed: int, quick: bool, clock: Clock) -> tuple[Finding, float]:
+    """The finding, and the seconds that it took."""
+    began_s = clock.monotonic_s()
+    finding = experiment.run(seed, quick=quick)
+    return finding, clock.monotonic_s() - began_s
+
+
+def show(screen: Screen, experiment: Experiment, finding: Finding) -> None:
+    """Question, table, verdict, and each claim with its bound."""
+    screen.title(experiment.title)
+    screen.line(experiment.question + (f" ({experiment.source})" if experiment.source else ""))
+    screen.line()
+    screen.table(finding.header, finding.rows)
+    screen.line()
+    screen.line(finding.verdict)
+    screen.line()
+    screen.rows([(_word(claim.holds), claim.says, bounded(claim)) for claim in finding.claims])
+
+
+def bounded(claim: Claim) -> str:
+    """`6.88, at least 3`."""
+    words = "at least" if claim.at_least is not None else "at most"
+    return f"{figure(claim.value)}, {words} {claim.bound:g}"
+
+
+def run_all(screen: Screen, *, seed: int, folder: Path, quick: bool) -> bool:
+    """Every experiment, one line each while they run; the verdicts that do not hold are said again at the end.
+
+    Returns whether all of them hold.
+    """
+    clock, names = SystemClock(), experiment_names()
+    began_s, failed = clock.monotonic_s(), list[str]()
+    for position, name in enumerate(names, start=1):
+        experiment = load_experiment(name)
+        finding, seconds = measured(experiment, seed=seed, quick=quick, clock=clock)
+        save(finding, name=name, title=experiment.title, seed=seed, folder=folder)
+        screen.line(f"{position:>2}/{len(names)}  {_word(finding.holds)}  {name}  ({duration(seconds)})")
+        screen.line(f"       {finding.verdict}")
+        if not finding.holds:
+            failed.append(f"{name}: " + "; ".join(f"{c.says}: {bounded(c)}" for c in finding.claims if not c.holds))
+    screen.line()
+    taken = duration(clock.monotonic_s() - began_s)
+    screen.line(f"{len(names) - len(failed)} of {len(names)} verdicts hold; {taken}; plots and figures in {folder}")
+    for line in failed:
+        screen.line(f"does not hold: {line}")
+    return not failed
+
+
+def _word(holds: bool) -> str:  # noqa: FBT001 - a column of a table
+    return "holds" if holds else "FAILS"

@@ -1,0 +1,160 @@
+"""`hone show` and `hone list`: what is there.
+
+Belongs here: laying out what `hone.store` and the recipes say about themselves.
+"""
+
+import math
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from hone.cli.options import Call
+from hone.cli.terminal.progress import figure
+from hone.cli.terminal.screen import Screen, standard_screen
+from hone.config.explain import shown
+from hone.core.clock import SystemClock
+from hone.core.errors import ConfigError, DataError, did_you_mean
+from hone.report.policy_map import extremes, shares, text_rows
+from hone.store.folder import RunFolder, list_runs, open_run
+from hone.store.metrics import read_metrics
+
+if TYPE_CHECKING:
+    from hone.train.job import Entry
+
+METRICS_SHOWN = 40
+
+
+def run(call: Call) -> int:
+    screen = standard_screen()
+    runs = Path(call.text("runs"))
+    if call.command == "show":
+        folder = find_run(call.text("run"), runs)
+        if call.switch("map"):
+            show_map(screen, folder)
+        else:
+            show_run(screen, folder, whole=call.switch("config"))
+    elif call.text("what") == "recipes":
+        list_recipes(screen, call.text("name"))
+    elif call.text("what") == "runs":
+        show_runs(screen, runs)
+    else:
+        raise ConfigError(
+            f"hone list has no {call.text('what')!r}{did_you_mean(call.text('what'), ['recipes', 'runs'])}"
+        )
+    return 0
+
+
+def find_run(text: str, runs: Path) -> RunFolder:
+    """A run by its folder, or by its name under `runs`. Raises DataError with the nearest name."""
+    for path in (Path(text), runs / text):
+        if (path / "manifest.json").is_file():
+            return open_run(path, clock=SystemClock())
+    known = [path.name for path in list_runs(runs)]
+    raise DataError(f"no run {text!r} in {runs}{did_you_mean(text, known) or ', which holds no runs'}")
+
+
+def show_run(screen: Screen, folder: RunFolder, *, whole: bool) -> None:
+    """Facts, settings, checkpoints and the last figures of a run."""
+    manifest = folder.manifest()
+    versions = ", ".join(f"{name} {version}" for name, version in manifest.facts.versions.items())
+    steps = folder.checkpoints().steps()
+    screen.title(f"{folder.name}: {manifest.facts.recipe}")
+    screen.rows(
+        [
+            ("folder", str(folder.path)),
+            ("created", manifest.created_at),
+            ("machine", manifest.facts.machine),
+            ("versions", f"hone {manifest.facts.hone_version}, {versions}".rstrip(", ")),
+            ("checkpoints", ", ".join(str(step) for step in steps) or "none yet"),
+            ("report", str(folder.report_path) if folder.report_path.exists() else "not written yet"),
+        ]
+    )
+    screen.line()
+    settings = {key: item for key, item in folder.config().items() if whole or item.origin != "default"}
+    screen.rows([(key, shown(item.value), item.origin) for key, item in settings.items()])
+    screen.line()
+    _show_metrics(screen, folder)
+
+
+def show_map(screen: Screen, folder: RunFolder) -> None:
+    """What the newest policy does in each cell of its grid; on a terminal the background says what it expects."""
+    from hone.evaluate.pictures import newest_map  # noqa: PLC0415 - torch: not needed to show a run
+
+    found = newest_map(folder.path)
+    low, high = extremes(found)
+    screen.title(f"{folder.name}, step {found.step}")
+    for one in found.slices:
+        screen.line(one.title)
+        screen.cells(text_rows(one), shares(one, low, high))
+    screen.line(f"{found.worth_is}: {figure(low)} to {figure(high)}")
+
+
+def _show_metrics(screen: Screen, folder: RunFolder) -> None:
+    columns = read_metrics(folder.metrics_path)
+    if not len(columns.steps):
+        screen.line("no steps yet")
+        return
+    rows: list[tuple[str, str, str]] = []
+    for name, values in list(columns.values.items())[:METRICS_SHOWN]:
+        there = [float(value) for value in values if not math.isnan(value)]
+        if there:
+            rows.append((name, figure(there[0]), figure(there[-1])))
+    screen.table(("metric", "first", f"last (step {int(columns.steps[-1])})"), rows)
+    left_out = len(columns.values) - METRICS_SHOWN
+    if left_out > 0:
+        screen.line(f"and {left_out} more in {folder.metrics_path}")
+
+
+def show_runs(screen: Screen, runs: Path) -> None:
+    """One line a run."""
+    paths = list_runs(runs)
+    if not paths:
+        screen.line(f"no runs in {runs}")
+        return
+    rows: list[tuple[str, str, str, str]] = []
+    for path in paths:
+        try:
+            folder = open_run(path, clock=SystemClock())
+            manifest = folder.manifest()
+            steps = folder.checkpoints().steps()
+        except DataError as error:
+            rows.append((path.name, "damaged", "", str(error)))
+            continue
+        rows.append((path.name, manifest.facts.recipe, str(steps[-1]) if steps else "-", manifest.created_at))
+    screen.table(("run", "recipe", "saved step", "created"), rows)
+
+
+def list_recipes(screen: Screen, wanted: str = "") -> None:
+    """A line an algorithm, by family; of a recipe or a family that is `wanted`, all that there is to say of it.
+
+    Raises ConfigError for a name that is neither.
+    """
+    from hone.recipes.registry import families  # noqa: PLC0415 - torch: not needed to show a run
+
+    grouped = families()
+    known = {name: entry for members in grouped.values() for name, entry in members.items()}
+    if wanted:
+        members = grouped.get(wanted) or {name: entry for name, entry in known.items() if name == wanted}
+        if not members:
+            near = did_you_mean(wanted, [*known, *grouped])
+            raise ConfigError(f"{wanted!r} is no recipe, and no family of them{near}")
+        for name, entry in members.items():
+            show_recipe(screen, name, entry)
+        return
+    width = max(map(len, known))
+    for family, members in grouped.items():
+        screen.title(f"{family} ({len(members)})")
+        for name, entry in members.items():
+            screen.line(f"  {name:{width}}  {entry.summary}")
+        screen.line()
+    screen.line("hone list recipes NAME tells of its paper, parts and defaults; NAME may be a family")
+
+
+def show_recipe(screen: Screen, name: str, entry: "Entry") -> None:
+    """What it is, where it comes from, what it is made of, its numbers, and when not to use it."""
+    from hone.train.job import defaults_of  # noqa: PLC0415 - torch: not needed to show a run
+
+    screen.line(f"{name}  {entry.summary}")
+    defaults = ", ".join(f"{key} = {value}" for key, value in defaults_of(entry.config).items())
+    limit = f"when not to use it: {entry.limitation}" if entry.limitation else ""
+    for line in filter(None, (entry.source, entry.parts.said(), defaults, limit)):
+        screen.line(f"{'':{len(name)}}  {line}")

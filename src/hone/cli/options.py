@@ -1,0 +1,266 @@
+"""The commands and their options, as data: what `hone --help` prints without importing what the commands need.
+
+Belongs here: names, summaries and options. What a command does is in the module that it names.
+"""
+
+import argparse
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+from hone.core.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Option:
+    """A flag; with `metavar` it takes a value, without it is a switch."""
+
+    flag: str
+    help: str
+    metavar: str = ""
+    default: str = ""
+    repeated: bool = False
+    """May be given several times, each with a value."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """A word after `hone`: the function `run` in `module` does it."""
+
+    name: str
+    summary: str
+    module: str
+    positionals: tuple[tuple[str, str], ...] = ()
+    optional: tuple[tuple[str, str], ...] = ()
+    """Positionals that may be left out; they are then empty."""
+    many: tuple[tuple[str, str], ...] = ()
+    """Positionals of which there is at least one."""
+    options: tuple[Option, ...] = ()
+    overrides: bool = False
+    """Takes `key=value` for keys of the config."""
+
+    def switches(self) -> frozenset[str]:
+        return frozenset({"-h", "--help", *(option.flag for option in self.options if not option.metavar)})
+
+    def valued(self) -> frozenset[str]:
+        return frozenset(option.flag for option in self.options if option.metavar)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """A command with its arguments, as they were given."""
+
+    command: str
+    values: dict[str, str | bool | list[str]]
+    overrides: tuple[str, ...] = ()
+
+    def text(self, name: str) -> str:
+        return str(self.values[name])
+
+    def texts(self, name: str) -> list[str]:
+        """What was given several times, in order."""
+        given = self.values[name]
+        return given if isinstance(given, list) else [str(given)]
+
+    def switch(self, name: str) -> bool:
+        return bool(self.values[name])
+
+
+RUNS = Option(flag="--runs", metavar="DIR", default="runs", help="folder that holds the runs (default: runs)")
+DEVICE = Option(flag="--device", metavar="DEVICE", help="cpu, cuda or cuda:N; the same as run.device=DEVICE")
+SEED = Option(flag="--seed", metavar="N", default="0", help="seed of all chance (default: 0)")
+NAME = Option(flag="--name", metavar="NAME", help="name of the run; the same as name=NAME")
+YES = Option(flag="--yes", help="run settings that look like a mistake")
+CHECKPOINT = ("checkpoint", "a checkpoint's folder, or a run's name for its newest checkpoint")
+FILE = ("file", "the config, a TOML file")
+
+COMMANDS: tuple[Command, ...] = (
+    Command(
+        name="train",
+        summary="train what a config file describes",
+        module="hone.cli.commands.train",
+        positionals=(FILE,),
+        options=(
+            Option(flag="--resume", help="go on from the run's newest whole checkpoint"),
+            Option(flag="--dry-run", help="check everything, print what would happen, and stop"),
+            Option(flag="--seeds", metavar="SEEDS", help="a run for each seed, then compared: 5 (0..4), 0..9 or 1,4,7"),
+            Option(flag="--jobs", metavar="N", default="1", help="seeds that run at the same time (default: 1)"),
+            NAME,
+            RUNS,
+            DEVICE,
+            YES,
+        ),
+        overrides=True,
+    ),
+    Command(
+        name="plan",
+        summary="check a config and print what training it would take",
+        module="hone.cli.commands.train",
+        positionals=(FILE,),
+        options=(NAME, RUNS, DEVICE, YES),
+        overrides=True,
+    ),
+    Command(
+        name="eval",
+        summary="judge a checkpoint on held-out problems, with an interval",
+        module="hone.cli.commands.evaluate",
+        positionals=(CHECKPOINT,),
+        options=(
+            Option(flag="--problems", metavar="N", default="512", help="how many (default: 512)"),
+            Option(
+                flag="--perturb",
+                metavar="WHAT",
+                repeated=True,
+                help="control: judge it also with sensor_noise=0.1, action_delay=2, physics.gravity=12, or FILE.toml",
+            ),
+            Option(
+                flag="--server", metavar="URL", help="ask this server the questions of the run instead of its model"
+            ),
+            Option(flag="--model", metavar="NAME", help="which model of the server (default: the one that it names)"),
+            SEED,
+            RUNS,
+            Option(flag="--device", metavar="DEVICE", default="cpu", help="cpu, cuda or cuda:N (default: cpu)"),
+        ),
+    ),
+    Command(
+        name="sample",
+        summary="let a checkpoint answer",
+        module="hone.cli.commands.evaluate",
+        positionals=(CHECKPOINT,),
+        options=(
+            Option(flag="--prompt", metavar="TEXT", help="what to answer (default: problems of its own task)"),
+            Option(flag="--count", metavar="N", default="10", help="how many answers (default: 10)"),
+            Option(flag="--temperature", metavar="T", default="1", help="0 takes the likeliest token (default: 1)"),
+            SEED,
+            RUNS,
+            Option(flag="--device", metavar="DEVICE", default="cpu", help="cpu, cuda or cuda:N (default: cpu)"),
+        ),
+    ),
+    Command(
+        name="show",
+        summary="what a run did: its settings, metrics and checkpoints",
+        module="hone.cli.commands.show",
+        positionals=(("run", "a run's name or folder"),),
+        options=(
+            RUNS,
+            Option(flag="--config", help="every setting, with where it came from"),
+            Option(flag="--map", help="control on a grid: what the policy does in each cell, and what it expects"),
+        ),
+    ),
+    Command(
+        name="compare",
+        summary="hold runs against each other: intervals over seeds, who is better, how surely",
+        module="hone.cli.commands.compare",
+        many=(("run", "a run's name or folder, or a folder that holds runs; seeds are gathered by configuration"),),
+        options=(
+            Option(flag="--metric", metavar="NAME", help="compare this metric (default: the score at the end)"),
+            Option(flag="--threshold", metavar="X", help="time how long runs take to this score"),
+            Option(flag="--html", metavar="FILE", help="where the page goes (default: compare.html in --runs)"),
+            Option(flag="--json", help="print the figures as JSON, and nothing else"),
+            RUNS,
+        ),
+    ),
+    Command(
+        name="list",
+        summary="list recipes by family, or one with its paper, parts and defaults; or runs",
+        module="hone.cli.commands.show",
+        positionals=(("what", "recipes or runs"),),
+        optional=(("name", "a recipe, or a family of them, of which all is told"),),
+        options=(RUNS,),
+    ),
+    Command(
+        name="lab",
+        summary="one-minute experiments that show what an idea does",
+        module="hone.cli.commands.lab",
+        positionals=(("what", "list, run or all"),),
+        optional=(("experiment", "which experiment, for run"),),
+        options=(
+            SEED,
+            Option(flag="--out", metavar="DIR", default="runs/lab", help="where findings go (default: runs/lab)"),
+            Option(flag="--quick", help="less of the same, as the tests do"),
+        ),
+    ),
+    Command(
+        name="doctor",
+        summary="check this machine, its engine (parity, invariance), or a config's loss",
+        module="hone.cli.commands.doctor",
+        optional=(
+            (
+                "what",
+                "machine, engine, loss (does a gradient depend on how a batch is cut up?); nothing: the first two",
+            ),
+            ("file", "for loss: a config, or a run, which then keeps the certificate"),
+        ),
+        options=(RUNS,),
+        overrides=True,
+    ),
+)
+
+
+class Parser(argparse.ArgumentParser):
+    """argparse, whose complaints are raised like every other fault of the command line."""
+
+    def error(self, message: str) -> NoReturn:
+        raise ConfigError(f"{message} (see {self.prog} --help)")
+
+
+def parser_of(command: Command) -> Parser:
+    """The parser of one command's own arguments; overrides are taken out before."""
+    tail = " [key=value ...]" if command.overrides else ""
+    words = " ".join(name.upper() for name, _ in command.positionals)
+    words += "".join(f"{name.upper()} [{name.upper()} ...]" for name, _ in command.many)
+    words += "".join(f" [{name.upper()}]" for name, _ in command.optional)
+    parser = Parser(
+        prog=f"hone {command.name}",
+        usage=f"hone {command.name} {words}{tail} [options]".replace("  ", " "),
+        description=command.summary,
+        epilog="A key of the config is set by key=value or --key value: learner.lr=1e-4" if command.overrides else None,
+        allow_abbrev=False,
+    )
+    for name, text in command.positionals:
+        parser.add_argument(name, help=text)
+    for name, text in command.optional:
+        parser.add_argument(name, help=text, nargs="?", default="")
+    for name, text in command.many:
+        parser.add_argument(name, help=text, nargs="+")
+    for option in command.options:
+        if option.repeated:
+            parser.add_argument(option.flag, metavar=option.metavar, default=[], help=option.help, action="append")
+        elif option.metavar:
+            parser.add_argument(option.flag, metavar=option.metavar, default=option.default, help=option.help)
+        else:
+            parser.add_argument(option.flag, action="store_true", help=option.help)
+    return parser
+
+
+def overview() -> str:
+    """What `hone --help` prints."""
+    width = max(len(command.name) for command in COMMANDS)
+    lines = [f"  {command.name:<{width}}  {command.summary}" for command in COMMANDS]
+    return "\n".join(
+        [
+            "usage: hone COMMAND ...",
+            "",
+            "Train a policy, prove that it got better, ship it safely, keep it good.",
+            "",
+            *lines,
+            "",
+            "`hone COMMAND --help` tells more. `hone --version` tells which hone this is.",
+        ]
+    )
+
+
+def number(text: str, flag: str, *, least: float, whole: bool = True) -> float:
+    """The number that an option was given. Raises ConfigError naming the option and its range."""
+    kind = "a whole number" if whole else "a number"
+    try:
+        value = int(text) if whole else float(text)
+    except ValueError:
+        raise ConfigError(f"{flag} must be {kind} >= {least:g}, got {text!r}") from None
+    if not least <= value < float("inf"):
+        raise ConfigError(f"{flag} must be {kind} >= {least:g}, got {text}")
+    return value
+
+
+def names(commands: Sequence[Command] = COMMANDS) -> list[str]:
+    return [command.name for command in commands]

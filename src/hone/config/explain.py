@@ -1,0 +1,219 @@
+"""Validation faults in the words of the person who wrote the config.
+
+Belongs here: one message per fault, with the key, its line, the value, what is allowed, and the nearest thing that
+would have worked. Does not: deciding what is allowed; the config classes do.
+"""
+
+import difflib
+import math
+import re
+import sys
+from collections.abc import Mapping
+
+from pydantic import BaseModel, ValidationError
+from pydantic_core import ErrorDetails
+
+from hone.config.overrides import COMMAND_LINE, Document, dotted
+from hone.config.schema import Place, Shape, every_key, find, range_of, tags
+from hone.config.toml import KeyPath
+
+# pydantic's name of a type fault -> what was expected
+_KINDS: Mapping[str, str] = {
+    "float_type": "a number",
+    "float_parsing": "a number",
+    "int_type": "a whole number",
+    "int_parsing": "a whole number",
+    "int_from_float": "a whole number",
+    "bool_type": "true or false",
+    "bool_parsing": "true or false",
+    "string_type": "a string",
+    "list_type": "a list",
+    "dict_type": "a table",
+    "model_type": "a table",
+    "model_attributes_type": "a table",
+    "tuple_type": "a list",
+    "none_required": "left out",
+}
+_BOUNDS = ("greater_than", "greater_than_equal", "less_than", "less_than_equal", "multiple_of")
+
+
+def explain(error: ValidationError, model: type[BaseModel], document: Document, prefix: KeyPath = ()) -> list[str]:
+    """One message per fault of a failed validation, in the order of the file; what is said twice is said once.
+
+    `prefix` is where `model` stands in the document: `("stage", 0)` for the config of a first stage.
+    """
+    faults = [_Fault(details, model, document, prefix) for details in error.errors(include_url=False)]
+    faults.sort(key=lambda fault: fault.line)
+    return list(dict.fromkeys(_merge_unions([fault.message() for fault in faults])))
+
+
+class _Fault:
+    """One fault, and the document that it is found in."""
+
+    def __init__(self, details: ErrorDetails, model: type[BaseModel], document: Document, prefix: KeyPath) -> None:
+        self.kind = details["type"]
+        self.value: object = details["input"]
+        self.text = details["msg"]
+        self.context = details.get("ctx", {})
+        self.model = model
+        self.document = document
+        self.prefix = prefix
+        self.place: Place = find(model, details["loc"], unknown_key=self.kind == "extra_forbidden")
+
+    @property
+    def key(self) -> str:
+        return dotted((*self.prefix, *self.place.path))
+
+    @property
+    def line(self) -> int:
+        """Where to list it: by line, and what the command line says last."""
+        _, _, line = self.document.source((*self.prefix, *self.place.path)).rpartition(":")
+        return int(line) if line.isdecimal() else sys.maxsize
+
+    @property
+    def where(self) -> str:
+        """`learner.lr in run.toml:7`."""
+        path = (*self.prefix, *self.place.path)
+        return self._at(path, self.key or "the config")
+
+    def _at(self, path: KeyPath, name: str) -> str:
+        source = self.document.source(path)
+        return f"{name} on the {source}" if source == COMMAND_LINE else f"{name} in {source}"
+
+    def message(self) -> str:
+        match self.kind:
+            case "extra_forbidden":
+                return f"unknown key {self.where}{self._suggestion()}"
+            case "missing":
+                return self._missing()
+            case "union_tag_not_found":
+                return f"{self.where} needs {self.place.here.tag} = {self._alternatives()}"
+            case "union_tag_invalid":
+                return self._unknown_tag()
+            case "literal_error" | "enum":
+                return self._literal()
+            case "finite_number":
+                return f"{self.where} must be a finite number{self._allowed()}, got {shown(self.value)}"
+            case kind if kind in _BOUNDS:
+                return f"{self.where} must be {range_of(self.place.info) or self._plain()}, got {shown(self.value)}"
+            case kind if kind in _KINDS:
+                return f"{self.where} must be {_KINDS[kind]}{self._allowed()}, got {self._described()}"
+            case "value_error" | "assertion_error":
+                return f"{self.where}: {self._plain()}"
+            case _:
+                return f"{self.where}: {self._plain()}, got {shown(self.value)}"
+
+    def _plain(self) -> str:
+        return re.sub(r"^(Value error, |Assertion failed, |Input should be )", "", self.text)
+
+    def _allowed(self) -> str:
+        bounds = range_of(self.place.info)
+        return f" {bounds}" if bounds else ""
+
+    def _missing(self) -> str:
+        info = self.place.info
+        reason = f" ({info.description.strip().rstrip('.')})" if info is not None and info.description else ""
+        return f"{self.where} is missing{reason}"
+
+    def _described(self) -> str:
+        hint = ""
+        if isinstance(self.value, str) and self.kind.startswith(("float", "int", "bool")) and _is_number(self.value):
+            hint = "; remove the quotes"
+        return f"{_type_name(self.value)}{shown(self.value)}{hint}"
+
+    def _alternatives(self) -> str:
+        shape = self.place.here
+        names = [value for model in shape.models for value in tags(model, shape.tag or "")]
+        return " or ".join(shown(name) for name in names)
+
+    def _unknown_tag(self) -> str:
+        shape = self.place.here
+        tag_path = (*self.prefix, *self.place.path, shape.tag or "")
+        given = str(self.context.get("tag", ""))
+        known = [str(value) for model in shape.models for value in tags(model, shape.tag or "")]
+        return (
+            f"{self._at(tag_path, dotted(tag_path))} must be {self._alternatives()}, "
+            f"got {shown(given)}{_near(given, known, quoted=True)}"
+        )
+
+    def _literal(self) -> str:
+        expected = str(self.context.get("expected", ""))
+        known = re.findall(r"'([^']*)'", expected)
+        near = _near(self.value, known, quoted=True) if isinstance(self.value, str) else ""
+        return f"{self.where} must be {expected.replace(chr(39), chr(34))}, got {shown(self.value)}{near}"
+
+    def _suggestion(self) -> str:
+        """The nearest key of the same table, else who else has such a key, else what the table knows."""
+        name = str(self.place.path[-1])
+        known = self.place.table.known()
+        table = (*self.prefix, *self.place.path[:-1])
+        close = difflib.get_close_matches(name, known, n=1)
+        if close:
+            return f"; did you mean {dotted((*table, close[0]))}?"
+        if self.place.union is not None and name in self.place.union.known():
+            return self._other_member(name, self.place.union)
+        elsewhere = [path for path in every_key(self.model) if path[-1] == name]
+        if elsewhere:
+            return f"; did you mean {dotted((*self.prefix, *elsewhere[0]))}?"
+        return f"; known here: {', '.join(known)}" if known else ""
+
+    def _other_member(self, name: str, union: Shape) -> str:
+        tag = union.tag or ""
+        owners = [value for model in union.models if name in model.model_fields for value in tags(model, tag)]
+        own = [value for model in self.place.table.models for value in tags(model, tag)]
+        has = " or ".join(f"{tag} = {shown(owner)}" for owner in owners)
+        return f": {tag} = {shown(own[0])} has no {name}, {has} has"
+
+
+def shown(value: object, limit: int = 60) -> str:
+    """A value as TOML writes it, cut to a length that fits a message."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str):
+        text = '"' + value.replace("\n", "\\n") + '"'
+    elif isinstance(value, dict):
+        text = "{" + ", ".join(f"{key} = {shown(child, 20)}" for key, child in list(value.items())[:10]) + "}"
+    elif isinstance(value, list):
+        text = "[" + ", ".join(shown(child, 20) for child in value[:10]) + "]"
+    else:
+        text = "unset" if value is None else str(value)
+    return text if len(text) <= limit else text[: limit - 4] + " ..." + text[-1:]
+
+
+def _type_name(value: object) -> str:
+    match value:
+        case bool():
+            return ""
+        case str():
+            return "the string "
+        case list():
+            return "the list "
+        case dict():
+            return "the table "
+        case _:
+            return ""
+
+
+def _is_number(text: str) -> bool:
+    try:
+        return not math.isnan(float(text))
+    except ValueError:
+        return text in ("true", "false")
+
+
+def _near(name: str, known: list[str], *, quoted: bool) -> str:
+    close = difflib.get_close_matches(name, known, n=1)
+    return f"; did you mean {shown(close[0]) if quoted else close[0]}?" if close else ""
+
+
+def _merge_unions(messages: list[str]) -> list[str]:
+    """`x must be a number, got "a"` and `x must be a list, got "a"` are one fault of a key that may be either."""
+    merged: dict[tuple[str, str], list[str]] = {}
+    for message in messages:
+        match = re.fullmatch(r"(.*?) must be (.*?)(, got .*)", message, re.DOTALL)
+        head, middle, tail = match.groups() if match else (message, "", "")
+        merged.setdefault((head, tail), []).append(middle)
+    return [
+        f"{head} must be {' or '.join(dict.fromkeys(kinds))}{tail}" if tail else head
+        for (head, tail), kinds in merged.items()
+    ]

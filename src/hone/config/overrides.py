@@ -1,0 +1,144 @@
+"""Values given on the command line: `learner.lr=1e-4`, `--learner.lr=1e-4`, `--learner.lr 1e-4`.
+
+Belongs here: telling overrides from options, reading their values, and laying them over what a file says. The result
+remembers where each value came from.
+"""
+
+import copy
+import re
+import tomllib
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from hone.config.toml import KeyPath, TomlFile
+from hone.core.errors import ConfigError, Faults
+
+COMMAND_LINE = "command line"
+Override: TypeAlias = tuple[KeyPath, object]
+
+_ASSIGNMENT = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*(?:\.[A-Za-z0-9_-]+)*=")
+_KEY = re.compile(r"[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*")
+
+
+def split_overrides(
+    arguments: Sequence[str], *, switches: frozenset[str], options: frozenset[str]
+) -> tuple[list[str], list[str]]:
+    """Divide a command line into what the command itself takes and `key=value` overrides.
+
+    `switches` are the command's flags without a value, `options` those with one. Raises ConfigError for an
+    override without a value.
+    """
+    own: list[str] = []
+    overrides: list[str] = []
+    waiting = list(arguments)
+    while waiting:
+        word = waiting.pop(0)
+        name, equals, value = word.partition("=")
+        if word == "--" or name in switches or not word.startswith("--"):
+            (overrides if _ASSIGNMENT.match(word) else own).append(word)
+        elif name in options:
+            own += [word] if equals or not waiting else [word, waiting.pop(0)]
+        elif equals:
+            overrides.append(f"{name[2:]}={value}")
+        elif waiting and not waiting[0].startswith("--"):
+            overrides.append(f"{name[2:]}={waiting.pop(0)}")
+        else:
+            raise ConfigError(
+                f"{word} is no option of this command ({', '.join(sorted(switches | options))}); "
+                f"if it is a key of the config, give it a value: {name[2:]}=VALUE"
+            )
+    return own, overrides
+
+
+def parse_overrides(texts: Sequence[str]) -> list[Override]:
+    """Read `a.b=value` texts. A value is TOML; a bare word is a string. Raises ConfigError naming every bad one."""
+    found: list[Override] = []
+    faults = Faults(ConfigError)
+    for text in texts:
+        key, equals, value = text.removeprefix("--").partition("=")
+        if not equals or not _KEY.fullmatch(key):
+            faults.add(f"override {text[:80]!r} is not of the form key=value, such as learner.lr=1e-4")
+            continue
+        path = tuple(int(part) if part.isdecimal() else part for part in key.split("."))
+        found.append((path, parse_value(value)))
+    faults.raise_if_any()
+    return found
+
+
+def parse_value(text: str) -> object:
+    """A TOML value, or the text itself where it is none: `1e-4`, `true`, `[1, 2]`, `"a b"`, `fast`."""
+    try:
+        read = tomllib.loads(f"value = {text}")
+    except (tomllib.TOMLDecodeError, RecursionError):
+        return text
+    value = read["value"]
+    # A text with a line break could say more than one thing, and a date is not something that a config knows.
+    known = isinstance(value, bool | int | float | str | list | dict)
+    return value if len(read) == 1 and known else text
+
+
+@dataclass(slots=True, kw_only=True)
+class Document:
+    """What was asked for, by file and command line together, before any of it is checked."""
+
+    name: str
+    values: dict[str, object]
+    sources: dict[KeyPath, str] = field(default_factory=dict[KeyPath, str])
+
+    @classmethod
+    def of(cls, file: TomlFile, overrides: Sequence[Override] = ()) -> "Document":
+        """The file with the overrides laid over it. Raises ConfigError for those that have no place there."""
+        sources = {path: f"{file.name}:{line}" for path, line in file.lines.items()}
+        document = cls(name=file.name, values=copy.deepcopy(file.values), sources=sources)
+        faults = Faults(ConfigError)
+        for path, value in overrides:
+            faults.extend(document.put(path, value, source=COMMAND_LINE))
+        faults.raise_if_any()
+        return document
+
+    def source(self, path: KeyPath) -> str:
+        """`run.toml:7` or `command line`: of the key itself or, when it is missing, of the nearest table around it. A
+        table that only the command line speaks of is the command line's."""
+        if path in self.sources:
+            return self.sources[path]
+        inside = {source for known, source in self.sources.items() if path and known[: len(path)] == path}
+        if inside == {COMMAND_LINE}:
+            return COMMAND_LINE
+        for length in range(len(path) - 1, 0, -1):
+            if path[:length] in self.sources:
+                return self.sources[path[:length]]
+        return self.name
+
+    def put(self, path: KeyPath, value: object, *, source: str) -> list[str]:
+        """Set one value, and where it is said to come from; returns what is wrong with the place."""
+        place: object = self.values
+        for depth, part in enumerate(path):  # a number is a position in a list, and a key in a table
+            last = depth == len(path) - 1
+            match place:
+                case dict():
+                    key = str(part)
+                    if last:
+                        place[key] = value
+                    place = place.setdefault(key, {})
+                case list() if isinstance(part, int) and part < len(place):
+                    if last:
+                        place[part] = value
+                    place = place[part]
+                case _:
+                    return [self._no_place(path, depth, place)]
+        self.sources = {known: source for known, source in self.sources.items() if known[: len(path)] != path}
+        self.sources[path] = source
+        return []
+
+    def _no_place(self, path: KeyPath, depth: int, place: object) -> str:
+        key, owner = dotted(path), dotted(path[:depth])
+        source = self.source(path[:depth])
+        if isinstance(place, list):
+            return f"cannot set {key} on the command line: {owner} in {source} has {len(place)} entries, counted from 0"
+        return f"cannot set {key} on the command line: {owner} in {source} is {place!r}, not a table"
+
+
+def dotted(path: KeyPath) -> str:
+    """`stage.0.lr`, the way a key is written in messages and on the command line."""
+    return ".".join(str(part) for part in path)

@@ -1,0 +1,171 @@
+"""From a file and a command line to a checked config that remembers where each of its values came from.
+
+Belongs here: the one way in for configs. What a key means and may hold is said by the config classes, which live
+beside what they configure.
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Generic, TypeVar, cast
+
+from pydantic import ValidationError
+
+from hone.config.explain import explain, shown
+from hone.config.overrides import Document, dotted, parse_overrides
+from hone.config.toml import KeyPath, read_toml
+from hone.core.config import Config
+from hone.core.errors import ConfigError
+from hone.store.durable import Json
+from hone.store.manifest import Setting
+
+C = TypeVar("C", bound=Config)
+
+HIGH_LEARNING_RATE = 1.0
+WORLDS = ("env.id", "finite.world.id", "finite.world.kind")
+"""Keys that name the world of a config; the first that is given."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resolved(Generic[C]):
+    """A checked config; per dotted key where its value came from; and what needs `--yes` to be run.
+
+    `origins` says `default`, `run.toml:7` or `command line`.
+    """
+
+    config: C
+    origins: Mapping[str, str]
+    warnings: tuple[str, ...] = ()
+
+    def settings(self) -> dict[str, Setting]:
+        """Each dotted key with its value and origin, the way a run folder keeps them."""
+        values = cast("dict[str, Json]", self.config.model_dump(mode="json"))
+        return {
+            (key := dotted(path)): Setting(value=cast("Json", value), origin=self.origins.get(key, "default"))
+            for path, value in leaves(values)
+        }
+
+    def chosen(self) -> dict[str, Setting]:
+        """The settings that are not defaults."""
+        return {key: setting for key, setting in self.settings().items() if setting.origin != "default"}
+
+    def kept(self) -> dict[str, Setting]:
+        """What tables that are given in part have from the recipe's own default, where their class says otherwise."""
+        given = {tuple(key.split(".")[:-1]) for key in self.chosen()} - {()}
+        return {
+            key: setting
+            for key, setting in self.settings().items()
+            if setting.origin == "default"
+            and tuple((path := key.split("."))[:-1]) in given
+            and _is_of_the_recipe(self.config, path)
+        }
+
+
+def _is_of_the_recipe(config: Config, path: Sequence[str]) -> bool:
+    """Whether a value differs from what a plain instance of its table's class would hold."""
+    table: object = config
+    for part in path[:-1]:
+        table = dict(table).get(part) if isinstance(table, Config) else None
+    if not isinstance(table, Config) or path[-1] not in type(table).model_fields:
+        return False
+    field = type(table).model_fields[path[-1]]
+    return field.is_required() or field.get_default(call_default_factory=True) != dict(table)[path[-1]]
+
+
+def load(model: type[C], path: str | Path, overrides: Sequence[str] = ()) -> Resolved[C]:
+    """Read `path`, lay `overrides` (`learner.lr=1e-4`) over it, and check the result against `model`.
+
+    Raises ConfigError with one message per fault, all at once.
+    """
+    return resolve(model, read_document(path, overrides))
+
+
+def read_document(path: str | Path, overrides: Sequence[str] = ()) -> Document:
+    """The file and the overrides together, not checked yet. Raises ConfigError."""
+    return Document.of(read_toml(path), parse_overrides(overrides))
+
+
+def resolve(
+    model: type[C], document: Document, *, at: KeyPath = (), ignore: frozenset[str] = frozenset()
+) -> Resolved[C]:
+    """Check the part of a document that stands at `at` (`("stage", 0)`) against `model`.
+
+    `ignore` names keys of that table that are somebody else's, such as the recipe's name. Raises ConfigError with one
+    message per fault, all at once.
+    """
+    values = table_at(document, at)
+    values = {key: value for key, value in values.items() if key not in ignore}
+    warnings = tuple(_risks(values, document, at))
+    try:
+        config = model.model_validate(values)
+    except ValidationError as error:
+        raise ConfigError(*explain(error, model, document, at), *warnings) from None
+    given = {path for path, _ in leaves(values)}
+    origins = {
+        dotted(path): document.source((*at, *path)) if path in given else "default"
+        for path, _ in leaves(config.model_dump(mode="json"))
+    }
+    return Resolved(config=config, origins=origins, warnings=warnings)
+
+
+def table_at(document: Document, at: KeyPath) -> dict[str, object]:
+    """The table that stands at `at`. Raises ConfigError when something else, or nothing, does."""
+    place: object = document.values
+    for part in at:
+        match place:
+            case dict() if part in place:
+                place = cast("dict[object, object]", place)[part]
+            case list() if isinstance(part, int) and part < len(place):
+                place = place[part]
+            case _:
+                raise ConfigError(f"{document.name} has no table {dotted(at)}")
+    if not isinstance(place, dict):
+        raise ConfigError(f"{dotted(at)} in {document.source(at)} must be a table, got {shown(place)}")
+    return {str(key): value for key, value in place.items()}
+
+
+def leaves(value: object, path: KeyPath = ()) -> Iterator[tuple[KeyPath, object]]:
+    """Every value that holds no others, with its path. A list of plain values counts as one value."""
+    if isinstance(value, dict) and value:
+        for key, child in value.items():
+            yield from leaves(child, (*path, key))
+    elif isinstance(value, list) and any(isinstance(child, dict) for child in value):
+        for index, child in enumerate(value):
+            yield from leaves(child, (*path, index))
+    elif path:
+        yield path, value
+
+
+def placed(message: str, origins: Mapping[str, str], values: Mapping[str, Setting]) -> str:
+    """A fault or warning found after validation, led by the place in the config that it is about.
+
+    It says which by beginning with a key of the config (`env.id = "X": ...`) or with a string that the config gives
+    (`X: ...`): `run.toml:7: env.id = "X": ...`. One that says nothing is about the world that the config names, if any.
+    """
+    given = {key: setting.value for key, setting in values.items() if origins.get(key, "default") != "default"}
+    for key, value in given.items():
+        if any(_begins(message, name) for name in (key, value)):
+            return f"{origins[key]}: {message}"
+    world = next((key for key in WORLDS if key in given), None)
+    return message if world is None else f"{origins[world]}: {world} = {shown(given[world])}: {message}"
+
+
+def _begins(message: str, name: object) -> bool:
+    return isinstance(name, str) and bool(name) and message.startswith((f"{name}:", f"{name} "))
+
+
+def require_consent(warnings: Sequence[str], *, yes: bool) -> None:
+    """Raises ConfigError with what looks like a mistake, unless the user has said `--yes` to it."""
+    if warnings and not yes:
+        raise ConfigError(*warnings, "this looks like a mistake; --yes runs it all the same")
+
+
+def _risks(values: Mapping[str, object], document: Document, at: KeyPath) -> Iterator[str]:
+    for path, value in leaves(values):
+        is_rate = path[-1] == "lr" or str(path[-1]).endswith(("_lr", "learning_rate"))
+        if is_rate and isinstance(value, int | float) and HIGH_LEARNING_RATE < value < float("inf"):
+            key = dotted((*at, *path))
+            yield (
+                f"{key} = {shown(value)} ({document.source((*at, *path))}) is above {HIGH_LEARNING_RATE:g}: "
+                "a learning rate like that nearly always diverges"
+            )

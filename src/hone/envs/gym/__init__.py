@@ -1,0 +1,1 @@
+"""Gymnasium environments: checked, vectorised, in this process or in worker processes, with exact snapshots."""

@@ -1,0 +1,272 @@
+"""Making Gymnasium vector environments: by registered id, or from a class in a file of the user's.
+
+Belongs here: finding and building environments, and what they are made with. Running them is `gym.py`, judging them
+before a run is `gym_check.py`.
+"""
+
+import importlib.util
+import inspect
+import sys
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeAlias, cast
+
+import gymnasium
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.vector import AutoresetMode, SyncVectorEnv, VectorEnv
+from pydantic import Field, JsonValue
+
+from hone.core.config import Config
+from hone.core.errors import ConfigError, HoneError, UserCodeError, did_you_mean
+from hone.core.random import key
+from hone.envs.gym.goals import has_goals
+from hone.envs.gym.registration import WRAPS_ANOTHER, register_own
+
+Vector: TypeAlias = VectorEnv[Any, Any, Any]
+Single: TypeAlias = gymnasium.Env[Any, Any]
+
+
+class GymConfig(Config):
+    """A Gymnasium environment, many at a time."""
+
+    id: str
+    """Registered id (`CartPole-v1`, `hone/Maze-v0`, or `package:Name-v0` to import the package first), or
+    `file.py:Class`."""
+    num_envs: int = Field(default=1, ge=1, le=65536)
+    """Environments stepped together."""
+    kwargs: dict[str, JsonValue] = Field(default={})
+    """Passed to the environment's constructor."""
+    max_episode_steps: int | None = Field(default=None, ge=1)
+    """Truncate episodes here; None keeps what the id is registered with."""
+    clip_actions: bool = False
+    """Clip actions to the bounds of the box; otherwise an action outside is an error."""
+    check: bool = True
+    """Try the environment out, one at a time, before the run."""
+    isolation: Literal["auto", "process", "none"] = "auto"
+    """`process`: environments run in processes of their own, so that one that crashes or hangs does not take the run
+    down. `none`: in the trainer's. `auto`: `none` for what comes with Gymnasium or hone, `process` for the rest."""
+    workers: int = Field(default=2, ge=1)
+    """Processes that the environments are spread over, at most one for each environment. A native vector form stays in
+    one."""
+    step_timeout_s: float = Field(default=60.0, gt=0)
+    """An environment that does not come back from a step or a reset within this is killed."""
+    faults_allowed: int = Field(default=10, ge=0)
+    """Processes that may be lost within `fault_window` steps; one more stops the run."""
+    fault_window: int = Field(default=10_000, ge=1)
+    """Steps of each environment over which lost processes are counted."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Maker:
+    """How to make one environment, and many."""
+
+    name: str
+    single: Callable[[], Single]
+    native: Callable[[int], Vector] | None
+    """Many at once in the environment's own vector form, where it has one."""
+    limited: bool
+    """Whether episodes are known to end: a time limit is set."""
+
+    def many(self, count: int) -> Vector:
+        """Raises UserCodeError when they cannot be made."""
+        return self.of([self.single] * count)
+
+    def of(self, singles: Sequence[Callable[[], Single]]) -> Vector:
+        """As many as `singles`, made by them unless there is a native form."""
+        native = self.native
+        return guarded(self.name, lambda: together(singles) if native is None else native(len(singles)))
+
+
+def maker(config: GymConfig) -> Maker:
+    """Raises ConfigError for an unknown id, file or class."""
+    if ".py:" in config.id:
+        return _from_class(config, _user_class(config.id))
+    return _from_spec(config, registered(config.id))
+
+
+def isolated(config: GymConfig) -> bool:
+    """Whether the environments run in processes of their own. Raises ConfigError for an unknown id."""
+    if config.isolation != "auto":
+        return config.isolation == "process"
+    if ":" in config.id:
+        return True
+    spec = registered(config.id)
+    return not _is_known(spec) and not callable(spec.entry_point)
+
+
+def registration(config: GymConfig) -> str | None:
+    """What another process must know to make an id that was registered in this one; None where it finds it by itself.
+
+    Raises ConfigError for an id whose class has no name that another process could import.
+    """
+    if ":" in config.id:
+        return None
+    spec = registered(config.id)
+    if callable(spec.entry_point) or callable(spec.vector_entry_point):
+        raise ConfigError(
+            f"env.id = {config.id!r} was registered with a class, which another process cannot find; register it as "
+            f"'module:Class', name it 'file.py:Class', or set env.isolation = \"none\""
+        )
+    return spec.to_json()
+
+
+def register(told: str | None) -> None:
+    """Take up what `registration` gave in another process."""
+    if told is not None:
+        spec = EnvSpec.from_json(told)
+        gymnasium.registry.setdefault(spec.id, spec)
+
+
+def placed(config: GymConfig) -> str:
+    """Where the environments run, in words."""
+    if not isolated(config):
+        return "in the trainer's process"
+    count = min(config.workers, config.num_envs)
+    return "in a process of their own" if count == 1 else f"in {count} processes of their own"
+
+
+def seeds_of(seed: int, count: int) -> list[int]:
+    """A seed of 32 bits for each environment, unrelated for neighbouring run seeds (seed + i would share streams)."""
+    return [key(seed, "env", number) & 0xFFFFFFFF for number in range(count)]
+
+
+def reset_each(envs: Vector, seeds: Sequence[int]) -> Any:  # noqa: ANN401 - whatever the space holds
+    """Reset with a seed for each environment and return the observations `[B, *observation]`."""
+    if isinstance(envs, SyncVectorEnv):
+        return envs.reset(seed=cast("list[int | None]", list(seeds)))[0]
+    return envs.reset(seed=seeds[0])[0]  # a native vector environment draws for all of its own
+
+
+def reset_all(envs: Vector, seed: int) -> Any:  # noqa: ANN401 - whatever the space holds
+    """Reset with seeds made from `seed` and return the observations `[B, *observation]`."""
+    return reset_each(envs, seeds_of(seed, envs.num_envs))
+
+
+def autoreset_of(envs: Vector) -> AutoresetMode:
+    """Raises ConfigError where the environment does not say how it resets: its data could not be read rightly."""
+    mode = envs.metadata.get("autoreset_mode")
+    if isinstance(mode, AutoresetMode):
+        return mode
+    raise ConfigError(
+        f"{type(envs).__name__}: metadata['autoreset_mode'] is {mode!r}; without it nobody can tell which rows are "
+        "resets. Set it to a gymnasium.vector.AutoresetMode."
+    )
+
+
+def told(fault: BaseException) -> str:
+    """A user's exception, with its traceback below the first line."""
+    return f"{type(fault).__name__}: {fault}\n{''.join(traceback.format_exception(fault)).rstrip()}"
+
+
+def registered(name: str, *, key: str = "env.id") -> EnvSpec:
+    """What Gymnasium knows under a name. Raises ConfigError that speaks of `key`."""
+    register_own()
+    try:
+        return gymnasium.spec(name)
+    except gymnasium.error.Error as error:
+        hint = did_you_mean(name, sorted(gymnasium.registry))
+        why = f"no such environment is registered{hint}" if "did you mean" in hint else str(error)
+        raise ConfigError(f"{key} = {name!r}: {why}") from error
+    except ImportError as error:
+        raise ConfigError(f"{key} = {name!r}: {error}") from error
+
+
+def _from_spec(config: GymConfig, spec: EnvSpec) -> Maker:
+    limit = config.max_episode_steps if config.max_episode_steps is not None else spec.max_episode_steps
+
+    def single() -> Single:
+        return _flat(
+            gymnasium.make(
+                spec.id, max_episode_steps=config.max_episode_steps, disable_env_checker=True, **_kwargs(config)
+            )
+        )
+
+    def native(count: int) -> Vector:
+        # Whatever limit the id is registered with holds for single environments only; a native one has its own.
+        limits = {} if config.max_episode_steps is None else {"max_episode_steps": config.max_episode_steps}
+        made = gymnasium.make_vec(spec, count, vectorization_mode="vector_entry_point", **limits, **_kwargs(config))
+        return cast("Vector", made)
+
+    return Maker(
+        name=config.id,
+        single=lambda: guarded(config.id, single),
+        native=native if _is_native(spec) else None,
+        limited=limit is not None,
+    )
+
+
+def _flat(env: Single) -> Single:
+    """Observations with goals are one row for a network: what is achieved, what is desired, what else is seen."""
+    return gymnasium.wrappers.FlattenObservation(env) if has_goals(env.observation_space) else env
+
+
+def _is_known(spec: EnvSpec) -> bool:
+    """Gymnasium's own, or hone's."""
+    if spec.id == WRAPS_ANOTHER:
+        return False
+    points = [spec.entry_point, spec.vector_entry_point, *(wrapper.entry_point for wrapper in spec.additional_wrappers)]
+    known = ("gymnasium.", "hone.envs.")
+    return all(point is None or (isinstance(point, str) and point.startswith(known)) for point in points)
+
+
+def _is_native(spec: EnvSpec) -> bool:
+    return spec.vector_entry_point is not None and not spec.additional_wrappers and "phys2d" not in spec.id
+
+
+def _from_class(config: GymConfig, made: Callable[..., Single]) -> Maker:
+    limit = config.max_episode_steps
+
+    def single() -> Single:
+        env = _flat(made(**_kwargs(config)))
+        return env if limit is None else gymnasium.wrappers.TimeLimit(env, limit)
+
+    return Maker(
+        name=config.id,
+        single=lambda: guarded(config.id, single),
+        native=None,
+        limited=limit is not None,
+    )
+
+
+def together(makers: Sequence[Callable[[], Single]], mode: AutoresetMode = AutoresetMode.SAME_STEP) -> Vector:
+    """Single environments stepped one after another; SAME_STEP wastes no step on a reset."""
+    return SyncVectorEnv(list(makers), autoreset_mode=mode)
+
+
+def guarded(name: str, make: Callable[[], Any]) -> Any:  # noqa: ANN401 - one or many environments
+    """Run a constructor of the user's; whatever it raises becomes UserCodeError with the traceback."""
+    try:
+        return make()
+    except HoneError:
+        raise
+    except Exception as error:
+        raise UserCodeError(f"{name}: the environment cannot be made: {told(error)}") from error
+
+
+def _kwargs(config: GymConfig) -> dict[str, Any]:
+    return dict(config.kwargs)
+
+
+def _user_class(path_and_name: str) -> Callable[..., Single]:
+    file, _, name = path_and_name.rpartition(":")
+    path = Path(file)
+    if not path.is_file():
+        raise ConfigError(f"env.id = {path_and_name!r}: there is no file {path}")
+    module_name = f"hone_user_{path.stem}"
+    spec = importlib.util.spec_from_file_location(module_name, path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module  # so that classes of the file find their module again
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise UserCodeError(f"{path}: cannot be imported: {told(error)}") from error
+    classes = {key: value for key, value in vars(module).items() if inspect.isclass(value)}
+    if name not in classes:
+        raise ConfigError(
+            f"env.id = {path_and_name!r}: {path} has no class {name!r}{did_you_mean(name, list(classes))}"
+        )
+    return cast("Callable[..., Single]", classes[name])

@@ -1,0 +1,83 @@
+"""A world that remembers a choice for whoever acts in it: courses of action (options) that last over several steps.
+
+Belongs here: the memory of which option is under way. Kept by the environment, it ends with the episode, is saved with
+it, and makes a policy over options a function of what is seen, like any other.
+"""
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from pydantic import JsonValue
+
+from hone.core.errors import ConfigError
+from hone.envs.gym.make import GymConfig, isolated, maker
+from hone.envs.gym.registration import WRAPS_ANOTHER
+
+
+class Remembering(gymnasium.Wrapper[Any, np.int64, Any, np.int64]):
+    """Shows which of `options` is under way beside what is seen; an action says it, and what to do.
+
+    Action `((begun * options) + option) * actions + action`. What is seen is `state * (options + 1) + memory` of a
+    finite observation space and the observation with `options` columns more of a box; memory 0 (all columns 0) is none,
+    at an episode's begin. Whether an option was `begun` with this action, or goes on, is for whoever learns.
+    """
+
+    def __init__(self, env: gymnasium.Env[Any, np.int64], options: int) -> None:
+        super().__init__(env)
+        seen, action = env.observation_space, env.action_space
+        if not isinstance(action, spaces.Discrete):
+            raise ConfigError(f"options act on a finite set of actions, not on {action}")
+        self.options, self.memory = options, 0
+        self.action_space = spaces.Discrete(2 * options * int(action.n), start=0)
+        if isinstance(seen, spaces.Discrete):
+            self.observation_space = spaces.Discrete(int(seen.n) * (options + 1))
+        elif isinstance(seen, spaces.Box) and len(seen.shape) == 1:
+            low, high = (np.append(side, np.full(options, fill)) for side, fill in ((seen.low, 0), (seen.high, 1)))
+            self.observation_space = spaces.Box(low.astype(np.float32), high.astype(np.float32))
+        else:
+            raise ConfigError(f"options read a flat box or a finite set of states, not {seen}")
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        seen, info = self.env.reset(seed=seed, options=options)
+        self.memory = 0
+        return self._shown(seen), info
+
+    def step(self, action: np.int64) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
+        inner = self.env.action_space
+        assert isinstance(inner, spaces.Discrete)
+        said, done = divmod(int(action), int(inner.n))
+        self.memory = said % self.options + 1
+        seen, reward, terminated, truncated, info = self.env.step(np.int64(done + int(inner.start)))
+        return self._shown(seen), reward, terminated, truncated, info
+
+    def _shown(self, seen: Any) -> Any:  # noqa: ANN401 - a number or an array
+        inner = self.env.observation_space
+        if isinstance(inner, spaces.Discrete):
+            return np.int64((int(seen) - int(inner.start)) * (self.options + 1) + self.memory)
+        columns = np.zeros(self.options, dtype=np.float32)
+        if self.memory:
+            columns[self.memory - 1] = 1.0
+        return np.concatenate([np.asarray(seen, np.float32), columns])
+
+
+def remembering(
+    env: str, options: int, env_kwargs: dict[str, JsonValue] | None = None, env_steps: int | None = None
+) -> Remembering:
+    """The environment of this id, its arguments and its `max_episode_steps`, with a memory for one of `options`."""
+    inner = GymConfig(id=env, kwargs=env_kwargs or {}, max_episode_steps=env_steps)
+    return Remembering(maker(inner).single(), options)
+
+
+def with_memory(config: GymConfig, options: int) -> GymConfig:
+    """The same environments, each with such a memory; where they run does not change."""
+    changed = {
+        "id": WRAPS_ANOTHER,
+        "kwargs": {
+            "env": config.id, "options": options, "env_kwargs": config.kwargs, "env_steps": config.max_episode_steps
+        },
+        "max_episode_steps": None,
+        "isolation": "process" if isolated(config) else "none",
+    }  # fmt: skip
+    return config.model_copy(update=changed)

@@ -1,0 +1,94 @@
+"""One episode of each environment, for judging a policy.
+
+Every environment contributes its first episode and no other: taking the first episodes to finish would favour short
+ones.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode
+from numpy.typing import NDArray
+
+from hone.core.episodes import Status
+from hone.core.errors import HoneError, UserCodeError
+from hone.envs.gym.make import GymConfig, Vector, autoreset_of, isolated, maker, told
+from hone.envs.gym.subprocess_env import ProcessVectorEnv, reset_seeded
+
+STEP_LIMIT = 100_000
+Best = Callable[[NDArray[np.generic]], NDArray[np.generic]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Played:
+    """What a judgement came to."""
+
+    returns: NDArray[np.float64]
+    """`[n]` undiscounted, of the episodes that were not lost."""
+    lost: int
+    """Episodes whose environment was lost; they have no return."""
+    cut: int
+    """Episodes that did not end within `limit` steps; their return is that of those steps."""
+    limit: int
+
+
+def play(envs: Vector, best: Best, *, seed: int) -> Played:
+    """The first episode of each environment after a reset from `seed`.
+
+    `best`: `[B, *observation]` -> actions `[B, *action]`, clipped to the box. Raises UserCodeError where an environment
+    fails or pays what is no number, ResourceError where environments are lost too often.
+    """
+    try:
+        return _play(envs, best, seed=seed)
+    except HoneError:
+        raise
+    except Exception as fault:
+        raise UserCodeError(f"the environment failed while a policy was judged: {told(fault)}") from fault
+
+
+def _play(envs: Vector, best: Best, *, seed: int) -> Played:
+    space = envs.single_action_space
+    disabled = autoreset_of(envs) is AutoresetMode.DISABLED
+    seen = reset_seeded(envs, seed)
+    total, running = np.zeros(envs.num_envs), np.ones(envs.num_envs, dtype=np.bool_)
+    lost = np.zeros_like(running)
+    for _ in range(STEP_LIMIT):
+        action = best(seen)
+        if isinstance(space, spaces.Box):
+            action = np.clip(action, space.low, space.high)
+        seen, reward, terminated, truncated, info = envs.step(action)
+        total += np.where(running, reward, 0.0)
+        done = np.logical_or(terminated, truncated)
+        lost |= running & _lost(info, running)
+        running &= ~(done | lost)
+        if disabled and done.any() and running.any():
+            seen, info = envs.reset(options={"reset_mask": done})
+            lost |= running & _lost(info, running)
+            running &= ~lost
+        if not running.any():
+            break
+    if not np.isfinite(total[~lost]).all():
+        number = int(np.flatnonzero(~np.isfinite(total) & ~lost)[0])
+        raise UserCodeError(f"environment {number} of a judgement paid {total[number]} in one episode (seed {seed})")
+    return Played(returns=total[~lost], lost=int(lost.sum()), cut=int(running.sum()), limit=STEP_LIMIT)
+
+
+def _lost(info: dict[str, Any], like: NDArray[np.bool_]) -> NDArray[np.bool_]:
+    """`[B]` environments that were lost just now."""
+    return info["lost"] != Status.SCORED if "lost" in info else np.zeros_like(like)
+
+
+def open_arena(config: GymConfig, *, episodes: int) -> Vector:
+    """Environments to judge in: as many as episodes."""
+    if not isolated(config):
+        return maker(config).many(episodes)
+    envs = ProcessVectorEnv(config, num_envs=episodes)
+    try:
+        envs.start()
+    except HoneError:
+        envs.close()
+        raise
+    return envs

@@ -1,0 +1,332 @@
+"""Environments spread over processes, stepped together: a vector environment that outlives its environments.
+
+Belongs here: who is asked for what, and what happens when a process is lost. A process that dies or hangs is killed and
+started again with seeds that follow from the first one and from how often it was lost. The step then says in
+`info["lost"]` which environments lost their running episode (`Status` of each; 0: none); their observations are of new
+episodes. An exception of an environment is the user's to mend, and is raised.
+"""
+
+import mmap
+import os
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, NoReturn, TypeAlias
+
+import numpy as np
+from gymnasium import spaces
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+from numpy.typing import NDArray
+
+from hone.core.clock import Clock, SystemClock
+from hone.core.episodes import Status
+from hone.core.errors import ConfigError, DataError, HoneError, ResourceError, UserCodeError
+from hone.core.state import State, array, integer, substate
+from hone.envs.gym.blocks import Block, spread
+from hone.envs.gym.fault_budget import FaultBudget
+from hone.envs.gym.make import GymConfig, Vector, registration, reset_all, seeds_of
+from hone.envs.gym.protocol import (
+    Array,
+    Json,
+    Layout,
+    Message,
+    encode,
+    message_of_state,
+    shared,
+    space_from_json,
+    state_of_message,
+)
+from hone.envs.gym.worker_process import START_S, EnvProcess, LostError, gather
+
+Both: TypeAlias = tuple[spaces.Space[Any], spaces.Space[Any]]
+Order: TypeAlias = Callable[[Block], bytes]
+Step: TypeAlias = tuple[Array, Array, Array, Array, dict[str, Any]]
+_PATIENCE_S = 2.0
+_FAULTS: dict[str, type[HoneError]] = {kind.__name__: kind for kind in (ConfigError, DataError, UserCodeError)}
+
+
+class ProcessVectorEnv(VectorEnv[Any, Any, Any]):
+    """`num_envs` environments in processes of their own. `start` it before anything else; `inspect` before that."""
+
+    def __init__(self, config: GymConfig, *, num_envs: int, squashed: bool = False, clock: Clock | None = None) -> None:
+        self.config = config
+        self.num_envs = num_envs
+        self.squashed = squashed
+        self.form = ""
+        """Class of the vector environment in each process."""
+        self.budget = FaultBudget(allowed=config.faults_allowed, window=config.fault_window)
+        self._clock = clock or SystemClock()
+        self._blocks = [Block(0, 0, num_envs, EnvProcess(self._clock))]
+        self._base = 0
+        self._orders: dict[tuple[str, tuple[int, ...]], bytes] = {}
+        self._told: list[str] = []
+        self._ending = weakref.finalize(self, _end, self._blocks, self._clock)  # also for whoever forgets to close
+
+    # ------------------------------------------------------------------------------------------ before the run
+
+    def inspect(self, *, seed: int) -> tuple[Both, list[str]]:
+        """Spaces and warnings of one environment, tried out unless `check` is off. Raises as `check_spaces`, `try_out`.
+
+        A process that dies is given a second chance, since it may be one that does so rarely; then ResourceError.
+        """
+        asked = {"do": "inspect", "seed": seed, "squashed": self.squashed, "check": self.config.check}
+        head = self._at_the_door(asked).head
+        seen, action = (space_from_json(told) for told in head["spaces"])
+        return (seen, action), list(head["notes"])
+
+    def inexact(self, *, seed: int) -> str | None:
+        """`resumes_exactly`, tried in a process."""
+        return self._at_the_door({"do": "exact", "seed": seed}).head["inexact"]
+
+    def start(self) -> None:
+        """Make all environments, each in its process. Raises UserCodeError, ConfigError, ResourceError."""
+        try:
+            first = self._blocks[0]
+            self._ready([first])
+            processes = 1 if first.native else min(self.config.workers, self.num_envs)
+            self._blocks[:] = spread(first, num_envs=self.num_envs, processes=processes, clock=self._clock)
+            self._ready(self._blocks[1:])
+            made = [_sound(reply).head for reply in self._ask(self._blocks, self._make_order)]
+        except LostError as lost:
+            raise self._refused(lost) from None
+        for number, head in enumerate(made):
+            if head["spaces"] != made[0]["spaces"]:
+                raise UserCodeError(
+                    f"{self.config.id}: single_observation_space or single_action_space differs between environments: "
+                    f"{made[0]['spaces']} in process 0, {head['spaces']} in process {number}"
+                )
+        self._take_form(made[0])
+
+    def remember(self) -> None:
+        """Take the environments as they are for fresh ones: what does not change from now on need not be saved."""
+        for reply in self._ask(self._blocks, lambda _: encode({"do": "remember"})):
+            if isinstance(reply, LostError):
+                raise self._refused(reply)
+            _sound(reply)
+
+    def _at_the_door(self, request: Mapping[str, Json]) -> Message:
+        """The first process's answer, before the run has begun."""
+        block = self._blocks[0]
+        for last in (False, True):
+            try:
+                self._ready([block])
+                return _sound(self._ask([block], lambda _: encode(request))[0])
+            except LostError as lost:
+                block.process.kill()
+                if last or lost.timeout:
+                    raise self._refused(lost) from None
+        raise AssertionError("the second try answers or raises")
+
+    def _refused(self, lost: LostError) -> ResourceError:
+        return ResourceError(f"{self.config.id}: the environment cannot be used: {lost}")
+
+    def _ready(self, blocks: Sequence[Block]) -> None:
+        """Start the processes that do not run, all at once. Raises LostError, ResourceError, what loading raises."""
+        fresh = [block for block in blocks if not block.process.alive]
+        if not fresh:
+            return
+        known = {"config": self.config.model_dump(mode="json"), "registration": registration(self.config)}
+        for block in fresh:
+            block.process.kill()
+            block.process = EnvProcess(self._clock)
+            block.process.start()
+        replies = self._ask(fresh, lambda block: encode({"do": "load", "first": block.first, **known}))
+        for block, reply in zip(fresh, replies, strict=True):
+            block.native = _sound(reply).head["native"]
+
+    def _make_order(self, block: Block) -> bytes:
+        return encode({"do": "make", "count": block.count, "squashed": self.squashed})
+
+    def _take_form(self, head: Mapping[str, Json]) -> None:
+        self.form = head["form"]
+        self.single_observation_space, self.single_action_space = map(space_from_json, head["spaces"])
+        self.observation_space = batch_space(self.single_observation_space, self.num_envs)
+        self.action_space = batch_space(self.single_action_space, self.num_envs)
+        self.metadata = {"autoreset_mode": AutoresetMode(head["autoreset"])}
+
+    # ------------------------------------------------------------------------------------------ the run
+
+    def reset(
+        self, *, seed: int | Sequence[int] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[Array, dict[str, Any]]:
+        """With seeds `[B]`, all environments; without, those of `options["reset_mask"]` `[B]`.
+
+        Raises UserCodeError where an environment does, and ResourceError past the budget.
+        """
+        blocks, arrays = self._blocks, {}
+        if seed is None:
+            mask = np.asarray((options or {})["reset_mask"])
+            blocks = [block for block in blocks if mask[block.rows].any()]
+            arrays = {block.number: {"mask": mask[block.rows]} for block in blocks}
+        else:
+            assert not isinstance(seed, int), "a seed for each environment"
+            self._base = seed[0]
+            for block in blocks:
+                block.seeded(list(seed[block.rows]))
+        orders = {block.number: _reset_order(block, arrays.get(block.number)) for block in blocks}
+        lost = np.zeros(self.num_envs, np.uint8)
+        for block, reply in zip(blocks, self._ask(blocks, lambda block: orders[block.number]), strict=True):
+            if isinstance(reply, LostError):
+                self._revive(block, reply, lost)
+            else:
+                self._take_reset(block, _sound(reply))
+        return self._all("seen"), {"lost": lost} if lost.any() else {}
+
+    def step(self, actions: Array) -> Step:
+        """Raises UserCodeError where an environment does, and ResourceError past the budget."""
+        order = self._step_order(actions)
+        for block in self._blocks:
+            block.shared.actions(actions.dtype.str, list(actions.shape[1:]))[:] = actions[block.rows]
+            block.process.send(order)
+            block.since += 1
+        processes = [block.process for block in self._blocks]
+        replies = gather(processes, clock=self._clock, call_s=self.config.step_timeout_s)
+        lost = np.zeros(self.num_envs, np.uint8)
+        self.budget.stepped()
+        for reply in replies:
+            if isinstance(reply, Message):
+                _sound(reply)
+        gone = [(block, how) for block, how in zip(self._blocks, replies, strict=True) if isinstance(how, LostError)]
+        for block, _ in gone:
+            block.process.kill()  # all of them first: one loss too many ends the run
+        for block, how in gone:
+            self._revive(block, how, lost)
+        terminated, truncated = self._all("terminated"), self._all("truncated")
+        info: dict[str, Any] = {"lost": lost} if lost.any() else {}
+        if terminated.any() or truncated.any():
+            info["final_obs"] = self._all("final")
+        return self._all("seen"), self._all("reward"), terminated, truncated, info
+
+    def notes(self) -> list[str]:
+        """What was lost since the last call, one line each."""
+        told, self._told = self._told, []
+        return told
+
+    def close_extras(self) -> None:
+        """End the processes; those that do not go by themselves are killed."""
+        self._ending()
+
+    def _revive(self, block: Block, how: LostError, lost: NDArray[np.uint8]) -> None:
+        """A new process for the environments of a lost one. Raises ResourceError past the budget."""
+        lost[block.rows] = Status.TIMEOUT if how.timeout else Status.ERROR
+        while True:
+            block.process.kill()
+            loss = block.loss(how)
+            self.budget.lost(loss)
+            self._told.append(f"{loss.told()}. They begin anew with other seeds; what was lost is not learned from.")
+            block.seeded(block.next_seeds(self._base))
+            block.restarts += 1
+            block.view = None
+            try:
+                self._ready([block])
+                _sound(self._ask([block], self._make_order)[0])
+                self._take_reset(block, _sound(self._ask([block], _reset_order)[0]))
+            except LostError as again:
+                how = again
+            else:
+                return
+
+    def _take_reset(self, block: Block, reply: Message) -> None:
+        seen = reply.arrays["seen"]
+        if block.view is None:
+            action = list(self.single_action_space.shape or ())
+            layout = Layout(count=block.count, kind=seen.dtype.str, shape=list(seen.shape[1:]), action=action)
+            os.ftruncate(block.process.memory_fd, layout.bytes())
+            block.view = shared(mmap.mmap(block.process.memory_fd, layout.bytes()), layout)
+            _sound(self._ask([block], lambda _: encode({"do": "map", "layout": asdict(layout)}))[0])
+        block.shared.seen[:] = seen
+
+    def _step_order(self, actions: Array) -> bytes:
+        form = (actions.dtype.str, actions.shape[1:])
+        if form not in self._orders:
+            self._orders[form] = encode({"do": "step", "kind": form[0], "shape": list(form[1])})
+        return self._orders[form]
+
+    def _all(self, name: str) -> Array:
+        """`[B, ...]` a copy of what the processes wrote."""
+        return np.concatenate([block.shared.named(name) for block in self._blocks])
+
+    def _ask(self, blocks: Sequence[Block], order: Order) -> list[Message | LostError]:
+        for block in blocks:
+            block.process.send(order(block))
+        processes = [block.process for block in blocks]
+        return gather(processes, clock=self._clock, call_s=self.config.step_timeout_s, start_s=START_S)
+
+    # ------------------------------------------------------------------------------------------ a resume
+
+    def state(self) -> State:
+        """Of all environments; empty when a process is lost by asking it, which the next step will find."""
+        saved: State = {}
+        replies = self._ask(self._blocks, lambda _: encode({"do": "snapshot"}))
+        for block, reply in zip(self._blocks, replies, strict=True):
+            if isinstance(reply, LostError):
+                block.process.kill(str(reply))
+                return {}
+            saved[str(block.number)] = state_of_message(_sound(reply))
+        return saved
+
+    def restore(self, state: State) -> None:
+        """Into environments started and reset in the same way. Raises DataError when they are others."""
+        messages = [message_of_state(substate(state, str(block.number))) for block in self._blocks]
+        orders = [encode({"do": "restore", **message.head}, message.arrays) for message in messages]
+        for reply in self._ask(self._blocks, lambda block: orders[block.number]):
+            if isinstance(reply, LostError):
+                raise self._refused(reply)
+            _sound(reply)
+
+    def history(self) -> State:
+        """Seeds, losses, and how long ago they were; without asking the processes."""
+        return {
+            "base": self._base,
+            "seeds": np.array([seed for block in self._blocks for seed in block.seeds], dtype=np.int64),
+            "since": np.array([block.since for block in self._blocks], dtype=np.int64),
+            "restarts": np.array([block.restarts for block in self._blocks], dtype=np.int64),
+            "budget": self.budget.state(),
+        }
+
+    def restore_history(self, state: State) -> None:
+        """Raises DataError when the environments were spread over another number of processes."""
+        since, restarts = array(state, "since").tolist(), array(state, "restarts").tolist()
+        if len(restarts) != len(self._blocks):
+            raise DataError(f"the saved environments are in {len(restarts)} processes, here in {len(self._blocks)}")
+        seeds: list[int] = array(state, "seeds").tolist()
+        self._base = integer(state, "base")
+        for block, steps, lost in zip(self._blocks, since, restarts, strict=True):
+            block.seeds, block.since, block.restarts = seeds[block.rows], steps, lost
+        self.budget.restore(substate(state, "budget"))
+
+
+def _end(blocks: Sequence[Block], clock: Clock) -> None:
+    for block in blocks:
+        block.process.hang_up()
+    limit = clock.monotonic_s() + _PATIENCE_S
+    for block in blocks:
+        block.process.end(max(0.0, limit - clock.monotonic_s()))
+
+
+def reset_seeded(envs: Vector, seed: int) -> Any:  # noqa: ANN401 - whatever the space holds
+    """Reset with seeds made from `seed`, the same wherever the environments run; the observations `[B, *observation]`.
+
+    Raises ResourceError where their processes are lost too often.
+    """
+    if isinstance(envs, ProcessVectorEnv):
+        return envs.reset(seed=seeds_of(seed, envs.num_envs))[0]
+    return reset_all(envs, seed)
+
+
+def _reset_order(block: Block, arrays: Mapping[str, Array] | None = None) -> bytes:
+    return encode({"do": "reset"} if arrays else {"do": "reset", "seeds": block.seeds}, arrays)
+
+
+def _sound(reply: Message | LostError) -> Message:
+    """A reply that is none of a loss or of a fault; raises what it is otherwise."""
+    if isinstance(reply, LostError):
+        raise reply
+    if "fault" in reply.head:
+        _raise(reply.head)
+    return reply
+
+
+def _raise(head: Mapping[str, Json]) -> NoReturn:
+    raise _FAULTS.get(head["fault"], UserCodeError)(*head["messages"])

@@ -1,0 +1,242 @@
+"""The process that runs environments: `python -m hone.envs.gym.worker REQUEST_FD REPLY_FD LIFE_FD MEMORY_FD`.
+
+It answers one message with one message. Before each call of an environment it writes into the shared memory which one
+it is, so that the trainer knows whom a crash or a hang belongs to. When the trainer is gone, however it went, the
+kernel kills this process with all of its group.
+"""
+
+import fcntl
+import mmap
+import os
+import resource
+import select
+import signal
+import sys
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+from typing import Any, NoReturn
+
+import gymnasium
+import numpy as np
+
+from hone.core.errors import HoneError, UserCodeError
+from hone.envs.gym.check import check_spaces, try_out
+from hone.envs.gym.make import GymConfig, Maker, Single, Vector, autoreset_of, maker, register, reset_each, told
+from hone.envs.gym.protocol import (
+    HEAD_BYTES,
+    Layout,
+    Message,
+    Parser,
+    Shared,
+    encode,
+    message_of_state,
+    shared,
+    space_to_json,
+    state_of_message,
+)
+from hone.envs.gym.snapshot import Encoded, attributes, restore, resumes_exactly, snapshot
+
+_READ_BYTES = 1 << 18
+
+
+class Marked(gymnasium.Env[Any, Any]):
+    """An environment that tells before each call that it is being called."""
+
+    def __init__(self, env: Single, mark: Callable[[], None]) -> None:
+        self.env = env
+        self.observation_space, self.action_space = env.observation_space, env.action_space
+        self.metadata, self.render_mode = env.metadata, env.render_mode
+        self._mark = mark
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Any, dict[str, Any]]:
+        self._mark()
+        return self.env.reset(seed=seed, options=options)
+
+    def step(self, action: Any) -> Any:  # noqa: ANN401 - the user's
+        self._mark()
+        return self.env.step(action)
+
+    def close(self) -> None:
+        self.env.close()
+
+
+class Worker:
+    """Answers the trainer's messages; `k` environments once `make` was asked for."""
+
+    def __init__(self, memory_fd: int) -> None:
+        self._memory_fd = memory_fd
+        self._calls = np.frombuffer(mmap.mmap(memory_fd, HEAD_BYTES), np.int64, count=2)
+        self._first = 0
+        self._making: Maker | None = None
+        self._envs: Vector | None = None
+        self._shared: Shared | None = None
+        self._constant: Encoded = {}
+        self._answers: dict[str, Callable[[Message], bytes]] = {
+            "load": self._load,
+            "inspect": self._inspect,
+            "exact": self._exact,
+            "make": self._make,
+            "reset": self._reset,
+            "remember": self._remember,
+            "map": self._map,
+            "step": self._step,
+            "snapshot": self._snapshot,
+            "restore": self._restore,
+        }
+
+    def answer(self, message: Message) -> bytes:
+        """Whatever the user's code raises is an answer too."""
+        try:
+            return self._answers[message.head["do"]](message)
+        except HoneError as fault:
+            return encode({"fault": type(fault).__name__, "messages": fault.messages})
+        except Exception as fault:  # noqa: BLE001 - the user's
+            where = f"{self._which()} failed: {told(fault)}"
+            return encode({"fault": UserCodeError.__name__, "messages": [where]})
+
+    def close(self) -> None:
+        if self._envs is not None:
+            self._envs.close()
+
+    def _which(self) -> str:
+        number = int(self._calls[1])
+        return "they" if number < 0 else f"environment {self._first + number}"
+
+    def _mark(self, number: int) -> None:
+        self._calls[1] = number
+        self._calls[0] += 1
+
+    def _one(self, number: int, single: Callable[[], Single]) -> Single:
+        self._mark(number)
+        return Marked(single(), partial(self._mark, number))
+
+    def _load(self, message: Message) -> bytes:
+        register(message.head["registration"])
+        self._first = message.head["first"]
+        self._making = maker(GymConfig.model_validate(message.head["config"]))
+        return encode({"native": self._is_native()})
+
+    def _made(self) -> Maker:
+        """As the user's, but marked."""
+        assert self._making is not None
+        return replace(self._making, single=partial(self._one, 0, self._making.single))
+
+    def _inspect(self, message: Message) -> bytes:
+        making, asked = self._made(), message.head
+        env = making.single()
+        try:
+            check_spaces(making.name, env.observation_space, env.action_space, squashed=asked["squashed"])
+            spaces = [space_to_json(env.observation_space), space_to_json(env.action_space)]
+        finally:
+            env.close()
+        return encode({"spaces": spaces, "notes": try_out(making, seed=asked["seed"]) if asked["check"] else []})
+
+    def _exact(self, message: Message) -> bytes:
+        self._mark(0)
+        return encode({"inexact": resumes_exactly(self._made().many, seed=message.head["seed"])})
+
+    def _make(self, message: Message) -> bytes:
+        making, count = self._made(), message.head["count"]
+        self._mark(-1)
+        assert self._making is not None
+        self._envs = making.of([partial(self._one, number, self._making.single) for number in range(count)])
+        seen, action = self._envs.single_observation_space, self._envs.single_action_space
+        check_spaces(making.name, seen, action, squashed=message.head["squashed"])
+        return encode(
+            {
+                "spaces": [space_to_json(seen), space_to_json(action)],
+                "autoreset": autoreset_of(self._envs).value,
+                "form": type(self._envs).__name__,
+            }
+        )
+
+    def _reset(self, message: Message) -> bytes:
+        envs, mask = self._made_envs(), message.arrays.get("mask")
+        if self._is_native():
+            self._mark(-1)
+        if mask is not None:
+            seen, _ = envs.reset(options={"reset_mask": mask})
+        else:
+            seen = reset_each(envs, message.head["seeds"])
+        return encode({}, {"seen": np.asarray(seen)})
+
+    def _remember(self, message: Message) -> bytes:
+        del message
+        self._mark(0)
+        self._constant = attributes(self._made_envs())
+        return encode({})
+
+    def _map(self, message: Message) -> bytes:
+        layout = Layout(**message.head["layout"])
+        self._shared = shared(mmap.mmap(self._memory_fd, layout.bytes()), layout)
+        return encode({})
+
+    def _step(self, message: Message) -> bytes:
+        envs, here = self._made_envs(), self._shared
+        assert here is not None
+        if self._is_native():
+            self._mark(-1)
+        action = here.actions(message.head["kind"], message.head["shape"]).copy()  # an environment may keep it
+        seen, reward, terminated, truncated, info = envs.step(action)
+        here.seen[:], here.reward[:], here.terminated[:], here.truncated[:] = seen, reward, terminated, truncated
+        if "final_obs" in info:
+            for number in np.flatnonzero(np.logical_or(here.terminated, here.truncated)):
+                here.final[number] = info["final_obs"][number]
+        return _DONE
+
+    def _snapshot(self, message: Message) -> bytes:
+        del message
+        self._mark(0)
+        told = message_of_state(snapshot(self._made_envs(), self._constant))
+        return encode(told.head, told.arrays)
+
+    def _restore(self, message: Message) -> bytes:
+        self._mark(0)
+        restore(self._made_envs(), state_of_message(message))
+        return encode({})
+
+    def _made_envs(self) -> Vector:
+        assert self._envs is not None
+        return self._envs
+
+    def _is_native(self) -> bool:
+        assert self._making is not None
+        return self._making.native is not None
+
+
+_DONE = encode({})
+
+
+def main() -> NoReturn:
+    request_fd, reply_fd, life_fd, memory_fd = (int(argument) for argument in sys.argv[1:5])
+    _die_with(life_fd)
+    for fd in (request_fd, reply_fd, life_fd, memory_fd):
+        os.set_inheritable(fd, False)  # programs that an environment starts must not hold the channel open
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    worker, parser = Worker(memory_fd), Parser()
+    while data := os.read(request_fd, _READ_BYTES):
+        for message in parser.feed(data):
+            _reply(reply_fd, worker.answer(message))
+    worker.close()
+    os._exit(0)  # nothing that a user's library left running may keep this process
+
+
+def _die_with(life_fd: int) -> None:
+    """SIGKILL to this process group when the other end of `life_fd` is closed, even while an environment hangs."""
+    if sys.platform == "linux":
+        fcntl.fcntl(life_fd, fcntl.F_SETOWN, -os.getpgrp())
+        fcntl.fcntl(life_fd, fcntl.F_SETSIG, signal.SIGKILL)
+        fcntl.fcntl(life_fd, fcntl.F_SETFL, fcntl.fcntl(life_fd, fcntl.F_GETFL) | os.O_ASYNC)
+    if select.select([life_fd], [], [], 0)[0]:  # it was closed before the lines above
+        os._exit(1)
+
+
+def _reply(fd: int, data: bytes) -> None:
+    left = memoryview(data)
+    while left:
+        left = left[os.write(fd, left) :]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Logs of decisions on disk: hone's parquet format and Minari's datasets."""

@@ -1,0 +1,197 @@
+"""Logs of decisions on disk: hone's parquet, one row a decision, and Minari's HDF5, read and written as episodes.
+
+Belongs here: the two formats and their faults. Parquet columns: `episode` (rows of one piece of an episode stand
+together), `group`, `version`, `observation`, `action`, `logp` (nats; NaN where unknown), `reward`, `terminated`,
+`truncated` and `final` (what was seen last; null but in the last row of a piece), `score`. The spaces are in the file's
+metadata under `hone`, as JSON in Minari's own notation.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
+from gymnasium import spaces
+from numpy.typing import NDArray
+
+from hone.core.episodes import Episodes, Status
+from hone.core.errors import DataError
+from hone.core.ragged import Ints, offsets_of
+from hone.envs.logs.minari import read_minari, write_minari
+
+COLUMNS = ("episode", "group", "version", "observation", "action", "logp", "reward")
+ENDS = ("terminated", "truncated", "final", "score")
+Array = NDArray[np.generic]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Log:
+    """Decisions, and the spaces that they were taken in."""
+
+    episodes: Episodes
+    observation_space: spaces.Space[Any]
+    action_space: spaces.Space[Any]
+
+
+def write_log(path: Path, log: Log) -> None:
+    """Write parquet, or a Minari data set where `path` has no suffix: a folder, best named as `cartpole/mixed-v0`.
+
+    Only scored episodes with recorded final observations can be written. Raises DataError otherwise, and ResourceError
+    for Minari without h5py.
+    """
+    episodes = log.episodes
+    if episodes.final is None or not episodes.scored.all():
+        raise DataError(f"{path}: a log holds scored episodes with their final observations")
+    if not path.suffix:
+        write_minari(path, episodes, describe(log.observation_space), describe(log.action_space))
+        return
+    owner, last = episodes.owner, np.zeros(episodes.decisions, dtype=np.bool_)
+    last[episodes.offsets[1:][episodes.lengths > 0] - 1] = True
+    finals = _list_column(episodes.final[owner])
+    table = pa.table(
+        {
+            "episode": owner,
+            "group": episodes.group[owner],
+            "version": episodes.version,
+            "observation": _list_column(episodes.observations),
+            "action": _list_column(episodes.chosen),
+            "logp": episodes.logp,
+            "reward": episodes.reward,
+            "terminated": episodes.terminated[owner] & last,
+            "truncated": episodes.truncated[owner] & last,
+            "final": pa.array(
+                [value if end else None for value, end in zip(finals.to_pylist(), last, strict=True)], type=finals.type
+            ),
+            "score": episodes.score[owner],
+        }
+    )
+    notes = {"observation_space": describe(log.observation_space), "action_space": describe(log.action_space)}
+    pq.write_table(table.replace_schema_metadata({"hone": json.dumps(notes)}), path)
+
+
+def read_log(path: Path) -> Log:
+    """Read parquet, or Minari's folder or `.hdf5` file. Raises DataError that names file, row and value."""
+    if path.is_dir() or path.suffix in {".hdf5", ".h5"}:
+        episodes, observation, action = read_minari(path)
+        log = Log(episodes=episodes, observation_space=space_of(observation, path), action_space=space_of(action, path))
+    else:
+        log = _read_parquet(path)
+    _require_sound(log, path)
+    return log
+
+
+def _read_parquet(path: Path) -> Log:
+    if not path.is_file():
+        raise DataError(f"{path}: there is no such file; a path is taken from where hone is started, here {Path.cwd()}")
+    try:
+        table = pq.read_table(path)
+    except (pa.ArrowInvalid, OSError) as error:
+        raise DataError(f"{path}: not a whole parquet file: {error}") from error
+    missing = [name for name in (*COLUMNS, *ENDS) if name not in table.column_names]
+    if missing:
+        raise DataError(f"{path}: no column {', '.join(missing)}; it has {', '.join(table.column_names)}")
+    if table.num_rows == 0:
+        raise DataError(f"{path}: no decisions")
+    notes = json.loads((table.schema.metadata or {}).get(b"hone", b"null"))
+    if notes is None:
+        raise DataError(f"{path}: no spaces in the file's metadata (key `hone`): it was not written by write_log")
+    observation, action = space_of(notes["observation_space"], path), space_of(notes["action_space"], path)
+    owner = table["episode"].to_numpy()
+    ends = np.append(np.flatnonzero(np.diff(owner)), len(owner) - 1)
+    offsets = offsets_of(np.diff(ends, prepend=-1))
+    final = table["final"].take(pa.array(ends))
+    if final.null_count:
+        row = int(ends[np.flatnonzero(final.is_null().to_numpy())[0]])
+        raise DataError(f"{path}: row {row} is the last of its episode and has no `final` observation")
+    episodes = Episodes(
+        offsets=offsets,
+        seen=_values(table["observation"], observation),
+        chosen=_values(table["action"], action),
+        logp=table["logp"].to_numpy().astype(np.float32),
+        version=table["version"].to_numpy().astype(np.int32),
+        reward=table["reward"].to_numpy().astype(np.float32),
+        group=table["group"].to_numpy()[ends].astype(np.int64),
+        terminated=table["terminated"].to_numpy()[ends].astype(np.bool_),
+        truncated=table["truncated"].to_numpy()[ends].astype(np.bool_),
+        final=_values(final, observation),
+        score=table["score"].to_numpy()[ends].astype(np.float64),
+        status=np.full(len(ends), Status.SCORED, dtype=np.uint8),
+    )
+    return Log(episodes=episodes, observation_space=observation, action_space=action)
+
+
+def describe(space: spaces.Space[Any]) -> dict[str, Any]:
+    """A space in Minari's notation. Raises DataError for kinds that are not served."""
+    if isinstance(space, spaces.Discrete):
+        return {"type": "Discrete", "dtype": "int64", "start": int(space.start), "n": int(space.n)}
+    if isinstance(space, spaces.Box):
+        return {
+            "type": "Box",
+            "dtype": str(space.dtype),
+            "shape": list(space.shape),
+            "low": space.low.tolist(),
+            "high": space.high.tolist(),
+        }
+    raise DataError(f"space {space} cannot be logged: only Box and Discrete are served")
+
+
+def space_of(description: dict[str, Any], path: Path) -> spaces.Space[Any]:
+    """The space that `describe` described; raises DataError."""
+    try:
+        if description["type"] == "Discrete":
+            return spaces.Discrete(int(description["n"]), start=int(description.get("start", 0)))
+        if description["type"] == "Box":
+            kind = np.dtype(description["dtype"])
+            return spaces.Box(np.array(description["low"], kind), np.array(description["high"], kind), dtype=kind.type)
+    except (KeyError, TypeError, ValueError) as error:
+        raise DataError(f"{path}: space {description} cannot be read: {error!r}") from error
+    raise DataError(f"{path}: space {description} is not served: only Box and Discrete are")
+
+
+def _list_column(values: Array) -> pa.Array:
+    """`[N]` as plain numbers, `[N, ...]` as lists of a fixed size."""
+    if values.ndim == 1:
+        return pa.array(values)
+    flat = np.ascontiguousarray(values).reshape(len(values), -1)
+    return pa.FixedSizeListArray.from_arrays(pa.array(flat.ravel()), flat.shape[1])
+
+
+def _values(column: pa.ChunkedArray, space: spaces.Space[Any]) -> Array:
+    flat = column.combine_chunks()
+    if isinstance(flat.type, pa.FixedSizeListType):
+        flat = flat.flatten()
+    return flat.to_numpy(zero_copy_only=False).astype(space.dtype).reshape(-1, *(space.shape or ()))
+
+
+def _require_sound(log: Log, path: Path) -> None:
+    """Finite numbers, and actions inside their space."""
+    episodes = log.episodes
+    faults: list[str] = []
+    for name, values in (("observation", episodes.observations), ("reward", episodes.reward)):
+        wrong = _rows(~np.isfinite(values)) if values.dtype.kind == "f" else np.zeros(0, np.int64)
+        if len(wrong):
+            faults.append(f"{path}: {len(wrong)} rows with {name} not finite; the first is row {wrong[0]}")
+    low, high = _bounds(log.action_space)
+    outside = _rows(~((episodes.chosen >= low) & (episodes.chosen <= high)))
+    if len(outside):
+        first = int(outside[0])
+        faults.append(
+            f"{path}: {len(outside)} actions outside {log.action_space}; the first is "
+            f"{episodes.chosen[first].tolist()} in row {first}"
+        )
+    if faults:
+        raise DataError(*faults)
+
+
+def _bounds(space: spaces.Space[Any]) -> tuple[Any, Any]:
+    if isinstance(space, spaces.Discrete):
+        return int(space.start), int(space.start) + int(space.n) - 1
+    assert isinstance(space, spaces.Box)
+    return space.low, space.high
+
+
+def _rows(flags: NDArray[np.bool_]) -> Ints:
+    return np.flatnonzero(flags.reshape(len(flags), -1).any(axis=1))

@@ -1,0 +1,1 @@
+"""Text tasks: datasets, prompts, and the environment in which a language model answers them."""

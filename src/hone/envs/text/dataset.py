@@ -1,0 +1,332 @@
+"""Prompt and example datasets: the formats that users have, normalised to one `Example`.
+
+Belongs here: which columns make which kind of dataset, what each row must hold, ids, fingerprint, overlap.
+Formats: text, messages, prompt, prompt-completion (plain or conversational) as TRL has them, and the parquet
+schema of verl (`data_source`, `prompt`, `reward_model.ground_truth`, `extra_info`).
+"""
+
+import hashlib
+import json
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal, TypeAlias
+
+from hone.core.errors import DataError, Faults, did_you_mean
+from hone.envs.text.files import SHOWN, Row, read_rows
+
+Message: TypeAlias = dict[str, object]
+Turns: TypeAlias = str | list[Message]
+Need: TypeAlias = Literal["prompt", "prompt-completion", "text"]
+MAX_ROW_BYTES = 16 * 2**20
+
+_NEEDS: dict[str, tuple[str, ...]] = {
+    "prompt": ("prompt", "prompt-completion", "verl", "messages"),
+    "prompt-completion": ("prompt-completion", "messages"),
+    "text": ("text", "messages", "prompt-completion"),
+}
+_MAIN_COLUMN = {"prompt": "prompt", "prompt-completion": "completion", "text": "text"}
+_USED = {"text": {"text"}, "messages": {"messages"}}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Example:
+    """One row of a dataset, whatever format it came in."""
+
+    id: str
+    """The row's own `id`, else a hash of its content; keys random streams and joins, so unique in a dataset."""
+    prompt: Turns
+    """Text, or messages `{"role", "content", ...}`."""
+    completion: Turns | None
+    """What should be answered, in the prompt's form; None where the dataset has prompts only."""
+    columns: Mapping[str, object]
+    """All other columns, the same names in every example (None where a row lacks one); rewards get them by name."""
+    row: int
+    """Row in the file, counted from 1 (the line of a JSONL file)."""
+    source: str
+    """The file or task that it came from."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Examples:
+    """A dataset in memory, in file order."""
+
+    rows: tuple[Example, ...]
+    source: str
+    fingerprint: str
+    """sha256 of all examples' ids and content, in order: two equal fingerprints are the same dataset."""
+    warnings: tuple[str, ...] = ()
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def __getitem__(self, index: int) -> Example:
+        return self.rows[index]
+
+    def __iter__(self) -> Iterator[Example]:
+        return iter(self.rows)
+
+    def column_names(self) -> tuple[str, ...]:
+        return tuple(self.rows[0].columns) if self.rows else ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Overlap:
+    """Prompts that stand in two datasets, as ids of the second one."""
+
+    count: int
+    ids: tuple[str, ...]
+
+
+def read_examples(
+    path: str | Path,
+    *,
+    need: Need,
+    on_bad_row: Literal["error", "drop"] = "error",
+    on_duplicate_id: Literal["error", "drop"] = "error",
+    max_row_bytes: int = MAX_ROW_BYTES,
+) -> Examples:
+    """Read a `.jsonl`, `.json` or `.parquet` dataset in any known format.
+
+    `need="text"` gives an empty prompt and the whole text (or conversation) as the completion.
+    `on_bad_row="drop"` leaves out rows whose content is unusable (null, empty, wrong type), with a warning that counts
+    them; a file that is damaged is an error all the same. `on_duplicate_id="drop"` keeps the first row of each id.
+
+    Raises DataError, with all faults at once.
+    """
+    path = Path(path)
+    rows = read_rows(path, max_row_bytes=max_row_bytes)
+    names = tuple(dict.fromkeys(name for row in rows for name in row.columns))
+    kind = _kind(rows, names)
+    if kind not in _NEEDS[need]:
+        raise DataError(_wrong_kind(path, kind=kind, need=need, names=names))
+    drafts: list[Example] = []
+    bad = _BadRows(path)
+    for row in rows:
+        try:
+            drafts.append(_example(row, kind=kind, need=need, names=names, source=str(path)))
+        except _BadRowError as fault:
+            bad.add(str(fault), row.number)
+    warnings = bad.settle(on_bad_row=on_bad_row, total=len(rows))
+    given = "id" in names
+    if given and on_duplicate_id == "drop":
+        kept = list({draft.id: draft for draft in reversed(drafts)}.values())[::-1]
+        if len(kept) < len(drafts):
+            warnings.append(f"{path}: {len(drafts) - len(kept)} of {len(drafts)} rows repeat an id and were dropped")
+        drafts = kept
+    return build_examples(drafts, source=str(path), warnings=warnings, ids_given=given)
+
+
+def build_examples(
+    drafts: Sequence[Example], *, source: str, warnings: Iterable[str] = (), ids_given: bool = True
+) -> Examples:
+    """Settle ids and the fingerprint. Without given ids, an example's id is a hash of its content.
+
+    Raises DataError when given ids repeat: ids key random streams and joins.
+    """
+    contents = [_content(draft) for draft in drafts]
+    notes = list(warnings)
+    if ids_given:
+        _check_ids(drafts, source)
+        rows = tuple(drafts)
+    else:
+        rows, repeats = _hashed(drafts, contents)
+        if repeats:
+            notes.append(f"{source}: {repeats} rows repeat an earlier row word for word; kept, with ids of their own")
+    whole = hashlib.sha256()
+    for row, content in zip(rows, contents, strict=True):
+        whole.update(json.dumps([row.id, content]).encode())
+    return Examples(rows=rows, source=source, fingerprint=whole.hexdigest(), warnings=tuple(notes))
+
+
+def overlap(train: Examples, evaluation: Examples) -> Overlap:
+    """Which of `evaluation`'s prompts also stand in `train` (compared as text, surrounding whitespace aside)."""
+    seen = {prompt_key(example.prompt) for example in train}
+    ids = tuple(example.id for example in evaluation if prompt_key(example.prompt) in seen)
+    return Overlap(count=len(ids), ids=ids)
+
+
+def prompt_key(prompt: Turns) -> str:
+    """What makes two prompts the same prompt."""
+    return prompt.strip() if isinstance(prompt, str) else json.dumps(prompt, sort_keys=True, default=str)
+
+
+def _kind(rows: Sequence[Row], names: Sequence[str]) -> str:
+    have = set(names)
+    if "chosen" in have and "rejected" in have:
+        return "preference"
+    if {"prompt", "completions", "labels"} <= have:
+        return "stepwise"
+    if {"prompt", "completion", "label"} <= have and all(isinstance(row.columns.get("label"), bool) for row in rows):
+        return "unpaired"
+    if {"prompt", "data_source", "reward_model"} <= have:
+        return "verl"
+    if "messages" in have:
+        return "messages"
+    if {"prompt", "completion"} <= have:
+        return "prompt-completion"
+    return next((name for name in ("prompt", "text") if name in have), "")
+
+
+def _wrong_kind(path: Path, *, kind: str, need: str, names: Sequence[str]) -> str:
+    wanted = {"prompt": "prompts", "prompt-completion": "prompts with completions", "text": "text"}[need]
+    found = f"columns found: {', '.join(names)}"
+    if kind in ("preference", "unpaired", "stepwise"):
+        return f"{path}: this is a dataset of the {kind} kind, the recipe needs {wanted} ({found})"
+    column = "prompt" if need == "prompt-completion" and "prompt" not in names else _MAIN_COLUMN[need]
+    near = did_you_mean(column, names).split("; known")[0]
+    said = f", a dataset of {kind} rows;" if kind else ""
+    return f"{path}: no column {column!r}{said} the recipe needs {wanted} ({found}){near}"
+
+
+class _BadRowError(Exception):
+    """This row cannot be used; the message says why, without the row's number."""
+
+
+class _BadRows:
+    """Rows by what is wrong with them."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.by_reason: dict[str, list[int]] = {}
+
+    def add(self, reason: str, number: int) -> None:
+        self.by_reason.setdefault(reason, []).append(number)
+
+    def settle(self, *, on_bad_row: str, total: int) -> list[str]:
+        """Warnings for what was dropped; raises DataError when rows are bad and may not be dropped, or none is left."""
+        said: list[str] = []
+        for reason, numbers in self.by_reason.items():
+            shown = ", ".join(map(str, numbers[:SHOWN])) + (", ..." if len(numbers) > SHOWN else "")
+            said.append(f"{self.path}: {reason} in {len(numbers)} of {total} rows: {shown}")
+        dropped = sum(map(len, self.by_reason.values()))
+        if dropped and on_bad_row == "error":
+            raise DataError(*said, f'{self.path}: mend these rows, or leave them out with on_bad_row = "drop"')
+        if dropped == total:
+            raise DataError(*said, f"{self.path}: all {total} rows were dropped, none is left")
+        return [f"{line} (dropped)" for line in said]
+
+
+def _example(row: Row, *, kind: str, need: str, names: Sequence[str], source: str) -> Example:
+    columns = {name: row.columns.get(name) for name in names}
+    prompt, completion = _turns(columns, kind)
+    if need == "text":
+        prompt, completion = _whole(prompt, completion)
+    elif need == "prompt-completion" and completion is None:
+        raise _BadRowError("`messages` do not end with the assistant's turn")
+    used = _USED.get(kind, {"prompt", "completion"})
+    rest = {name: value for name, value in columns.items() if name not in used}
+    if kind == "verl":
+        rest["ground_truth"] = _ground_truth(columns["reward_model"])
+    identity = _identity(columns) if "id" in columns else ""
+    return Example(id=identity, prompt=prompt, completion=completion, columns=rest, row=row.number, source=source)
+
+
+def _turns(columns: Mapping[str, object], kind: str) -> tuple[Turns, Turns | None]:
+    if kind == "text":
+        return "", _checked(columns["text"], "text")
+    if kind == "messages":
+        turns = _checked(columns["messages"], "messages")
+        if isinstance(turns, str):
+            raise _BadRowError("`messages` is a str, expected a list of messages")
+        if turns[-1]["role"] != "assistant":
+            return turns, None
+        if len(turns) == 1:
+            raise _BadRowError("`messages` holds an answer and no prompt")
+        return turns[:-1], turns[-1:]
+    prompt = _checked(columns["prompt"], "prompt")
+    return prompt, _checked(columns["completion"], "completion") if kind == "prompt-completion" else None
+
+
+def _whole(prompt: Turns, completion: Turns | None) -> tuple[Turns, Turns]:
+    if isinstance(prompt, str) and isinstance(completion, str):
+        return "", prompt + completion
+    if isinstance(prompt, list) and (completion is None or isinstance(completion, list)):
+        return [], prompt + (completion or [])
+    raise _BadRowError("`prompt` and `completion` are not of one form (both text, or both messages)")
+
+
+def _checked(value: object, name: str) -> Turns:
+    """Text with something in it, or well-formed messages."""
+    if value is None:
+        raise _BadRowError(f"`{name}` is null or missing")
+    if isinstance(value, str):
+        if not value.strip():
+            raise _BadRowError(f"`{name}` is empty or only whitespace")
+        return value
+    if not isinstance(value, list):
+        raise _BadRowError(f"`{name}` is a {type(value).__name__}, expected text or a list of messages")
+    if not value:
+        raise _BadRowError(f"`{name}` is an empty list of messages")
+    turns = [_message(turn, name) for turn in value]
+    if not any(str(turn["content"] or "").strip() or "tool_calls" in turn for turn in turns):
+        raise _BadRowError(f"`{name}` has no message with content")
+    return turns
+
+
+def _message(value: object, name: str) -> Message:
+    if not isinstance(value, dict):
+        raise _BadRowError(f"`{name}` holds a {type(value).__name__}, expected a message with role and content")
+    # Parquet gives every message all keys that any message has: null says that this one lacks it.
+    turn: Message = {str(key): part for key, part in value.items() if part is not None}
+    if not isinstance(turn.get("role"), str):
+        raise _BadRowError(f"`{name}` holds a message without a role")
+    if not isinstance(turn.setdefault("content", ""), str):
+        raise _BadRowError(f"`{name}` holds a message whose content is a {type(turn['content']).__name__}, not text")
+    return turn
+
+
+def _ground_truth(reward_model: object) -> object:
+    if not isinstance(reward_model, dict) or reward_model.get("ground_truth") is None:
+        raise _BadRowError("`reward_model.ground_truth` is null or missing")
+    return reward_model["ground_truth"]
+
+
+def _identity(columns: Mapping[str, object]) -> str:
+    value = columns["id"]
+    if isinstance(value, bool) or not isinstance(value, int | str) or value == "":
+        raise _BadRowError("`id` is missing or neither text nor a whole number")
+    return str(value)
+
+
+def _check_ids(drafts: Sequence[Example], source: str) -> None:
+    first: dict[str, int] = {}
+    twice: list[str] = []
+    for draft in drafts:
+        if draft.id in first:
+            twice.append(f"{draft.id!r} in rows {first[draft.id]} and {draft.row}")
+        first.setdefault(draft.id, draft.row)
+    faults = Faults(DataError)
+    if twice:
+        more = f" (and {len(twice) - SHOWN} more)" if len(twice) > SHOWN else ""
+        faults.add(
+            f"{source}: {len(twice)} ids repeat: {'; '.join(twice[:SHOWN])}{more}; "
+            'ids must be unique: mend them, keep the first of each with task.on_duplicate_id = "drop", or remove the '
+            "column `id` to have the content hashed"
+        )
+    faults.raise_if_any()
+
+
+def _content(draft: Example) -> str:
+    return json.dumps([draft.prompt, draft.completion, draft.columns], sort_keys=True, default=str)
+
+
+def _hashed(drafts: Sequence[Example], contents: Sequence[str]) -> tuple[tuple[Example, ...], int]:
+    """Examples with the hash of their content as id (`#2`, `#3` ... for repeats), and how many repeat another."""
+    times: dict[str, int] = {}
+    rows: list[Example] = []
+    for draft, content in zip(drafts, contents, strict=True):
+        digest = hashlib.sha256(content.encode()).hexdigest()[:16]
+        times[digest] = times.get(digest, 0) + 1
+        identity = digest if times[digest] == 1 else f"{digest}#{times[digest]}"
+        rows.append(
+            Example(
+                id=identity,
+                prompt=draft.prompt,
+                completion=draft.completion,
+                columns=draft.columns,
+                row=draft.row,
+                source=draft.source,
+            )
+        )
+    return tuple(rows), len(rows) - len(times)

@@ -1,0 +1,86 @@
+"""Where prompts come from, as a user writes it: a reasoning-gym task by name, or a file."""
+
+import re
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Literal, cast
+
+from pydantic import Field, JsonValue, model_validator
+
+from hone.core.config import Config
+from hone.core.errors import DataError, did_you_mean
+from hone.envs.text.dataset import Examples, Need, Turns, read_examples
+from hone.envs.text.reasoning_gym import PREFIX, reasoning_gym_examples
+
+_FIELD = re.compile(r"\{([A-Za-z_][\w.]*)\}")
+
+
+class TaskConfig(Config):
+    """Prompts, and what belongs to each."""
+
+    source: str = Field(min_length=1)
+    """`reasoning_gym:TASK`, or a `.jsonl`, `.json` or `.parquet` file."""
+    size: int = Field(default=1000, ge=1)
+    """Examples to make, for a reasoning-gym task; a file is read whole."""
+    seed: int = Field(default=0, ge=0)
+    """Which examples a reasoning-gym task makes."""
+    config: dict[str, JsonValue] = {}
+    """The reasoning-gym task's own settings."""
+    distinct: bool = True
+    """Make no question twice (reasoning-gym)."""
+    template: str = "{prompt}"
+    """What a plain-text prompt is put into: `{prompt}`, or other columns by name, such as `{metadata.expression}`.
+    Conversations use the tokenizer's chat template instead."""
+    on_bad_row: Literal["error", "drop"] = "error"
+    """What to do with rows of a file that cannot be used."""
+    on_duplicate_id: Literal["error", "drop"] = "error"
+    """What to do with rows of a file whose `id` stood in an earlier row."""
+    on_long_prompt: Literal["error", "drop", "truncate"] = "error"
+    """What to do with prompts that the model's context has no room for; `truncate` keeps their last tokens."""
+
+    @property
+    def generated(self) -> bool:
+        return self.source.startswith(PREFIX)
+
+    @model_validator(mode="after")
+    def _no_settings_for_files(self) -> "TaskConfig":
+        if not self.generated and self.config:
+            raise ValueError(f"config is for {PREFIX}TASK sources, but source is the file {self.source}")
+        if not _FIELD.search(self.template):
+            raise ValueError("template must contain {prompt} or another column in braces")
+        return self
+
+    def examples(self, *, need: Need = "prompt", apart_from: Sequence[Examples] = ()) -> Examples:
+        """Make or read them. Questions of `apart_from` are left out of a made set, so that it is held out for real.
+
+        Raises ConfigError or DataError.
+        """
+        if self.generated:
+            return reasoning_gym_examples(
+                self.source,
+                size=self.size,
+                seed=self.seed,
+                config=self.config,
+                distinct=self.distinct,
+                apart_from=apart_from,
+            )
+        return read_examples(
+            Path(self.source), need=need, on_bad_row=self.on_bad_row, on_duplicate_id=self.on_duplicate_id
+        )
+
+    def fill(self, prompt: Turns, columns: Mapping[str, object]) -> Turns:
+        """The prompt in its template; conversations as they are. Raises DataError for a column that is not there."""
+        if not isinstance(prompt, str):
+            return prompt
+        return _FIELD.sub(lambda found: _column(found[1], {"prompt": prompt, **columns}), self.template)
+
+
+def _column(path: str, columns: Mapping[str, object]) -> str:
+    """The text at `path`, such as `metadata.expression`."""
+    place: object = columns
+    for name in path.split("."):
+        inside = cast("Mapping[str, object]", place) if isinstance(place, Mapping) else {}
+        if name not in inside:
+            raise DataError(f"task.template asks for {{{path}}}: no {name!r} there{did_you_mean(name, list(inside))}")
+        place = inside[name]
+    return str(place)

@@ -1,0 +1,1 @@
+"""Evaluation of control policies: returns, exact values, videos, maps and perturbations."""

@@ -1,0 +1,53 @@
+"""A policy for several tasks judged: in each of them, and on the whole."""
+
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import ValidationError
+
+from hone.core.credit import Metrics
+from hone.core.errors import DataError
+from hone.envs.gym.make import GymConfig
+from hone.evaluate.control.returns import judged, score_metrics, unheard
+from hone.models.control.checkpoint import load_policy
+from hone.models.control.multitask import MultitaskActorCritic
+from hone.store.durable import Json
+
+
+def task_scores(
+    policy: MultitaskActorCritic,
+    tasks: Sequence[GymConfig],
+    *,
+    episodes: int,
+    seed: int,
+    tell: Callable[[str], None] = unheard,
+) -> tuple[NDArray[np.float64], Metrics]:
+    """Returns `[tasks * episodes]` of the policy's mode, task by task (fewer where environments were lost), and the
+    means as `eval/task0` .. in the order of `tasks`."""
+    scores = [
+        judged(policy.of_task(number), task, episodes=episodes, seed=seed, tell=tell)
+        for number, task in enumerate(tasks)
+    ]
+    return np.concatenate(scores), {f"eval/task{number}": float(own.mean()) for number, own in enumerate(scores)}
+
+
+def evaluate_tasks(
+    folder: Path,
+    *,
+    config: Mapping[str, Json],
+    episodes: int,
+    seed: int,
+    tell: Callable[[str], None] = unheard,
+) -> Metrics:
+    """Judge a saved policy in the tasks that its run's `config` names. Raises DataError."""
+    policy, tables = load_policy(folder), config.get("tasks")
+    if not isinstance(policy, MultitaskActorCritic) or not isinstance(tables, list):
+        raise DataError(f"{folder}: not a policy for several tasks")
+    try:
+        tasks = [GymConfig.model_validate(table) for table in tables]
+    except ValidationError as error:
+        raise DataError(f"{folder}: the tasks of its run cannot be read: {error}") from None
+    scores, each = task_scores(policy, tasks, episodes=episodes, seed=seed, tell=tell)
+    return {**score_metrics(scores)[1], **each}

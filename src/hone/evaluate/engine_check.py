@@ -1,0 +1,273 @@
+"""The engine tried out on the machine at hand: is it built, and is it exact?
+
+Belongs here: a small model, a few requests, and what they must come to. Does not: how a finding is shown.
+"""
+
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from typing import Final, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from hone.core.errors import DivergedError, ResourceError
+from hone.core.generation import Completion, Given, Request, Sampling
+from hone.core.random import generator
+from hone.engine.choose import Chosen, RunnerKind, choose_runner
+from hone.engine.engine import Engine
+from hone.engine.limits import Limits
+from hone.engine.native import library
+from hone.engine.native.build import SWITCH, build, find_compiler, switched_off
+from hone.engine.stops import TextRules
+from hone.evaluate.text.open_policy import fast_bfloat16
+from hone.models.language.config import ModelConfig
+from hone.models.language.decoder import Decoder
+from hone.models.language.init import new_model
+from hone.models.native import library as training
+from hone.models.native.products import tiles_in_use
+from hone.models.packing import pack_rows, row_targets
+
+MEAN_NATS: Final = 2e-6
+MOST_NATS: Final = 1e-4
+"""How far recorded log-probabilities may be from the trainer's, in float32."""
+BFLOAT16_SHARE: Final = 1.1
+"""In bfloat16 the engine may be so many times as far from float32 on average as the trainer's bfloat16 forward is."""
+_VOCAB: Final = 96
+_CONTEXT: Final = 96
+_ANSWER: Final = 16
+_SEED: Final = 5
+_SHAPE: Final = ModelConfig(
+    family="qwen3", vocab_size=_VOCAB, hidden_size=96, intermediate_size=256, layers=3, heads=4, kv_heads=2, head_dim=24
+)
+
+Dtype = Literal["float32", "bfloat16"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Kernel:
+    """What there is of compiled code, and why it is or is not used."""
+
+    usable: bool
+    compiler: str
+    """What it says about itself, or that there is none."""
+    built: str
+    """How long the build took, or where the library lay."""
+    chosen: str
+    """Which runner a run gets, and why."""
+    trainer: str = ""
+    """Whether the trainer has kernels of its own, or why it computes in plain torch."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One check of one runner."""
+
+    runner: str
+    check: str
+    against: str
+    found: str
+    passed: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Way:
+    """A way to run the same requests that must not change a bit."""
+
+    name: str
+    against: str
+    limits: Limits
+    backwards: bool = False
+    threads: int | None = None
+
+
+def kernel() -> Kernel:
+    """Builds the compiled runner and the trainer's kernels if need be, side by side, and says what came of it. Raises
+    nothing: a machine may do without."""
+    if switched_off():
+        said = f"torch: {SWITCH}=0 switches compiled code off"
+        return Kernel(usable=False, compiler="not asked", built="not built", chosen=said, trainer=said)
+    if find_compiler() is None:
+        said = "torch: without a C++ compiler there is no compiled code; install g++ or clang++ for much faster "
+        return Kernel(
+            usable=False,
+            compiler="none found ($CXX, c++, g++, clang++)",
+            built="not built",
+            chosen=f"{said}rollouts",
+            trainer=f"{said}updates",
+        )
+    with ThreadPoolExecutor(max_workers=1) as beside:
+        trainer = beside.submit(_trainer_kernels)
+        found = _runner()
+    return replace(found, trainer=trainer.result())
+
+
+def _trainer_kernels() -> str:
+    loaded = training.kernels()
+    if loaded is None:
+        return f"torch: {training.why_not()}"
+    by = "the processor's tiles" if tiles_in_use() else "torch"
+    return f"compiled, {loaded.isa}: for policies in float32 and bfloat16 on a CPU; products of float32 by {by}"
+
+
+def _runner() -> Kernel:
+    try:
+        found = build()
+        loaded = library.load(found.path)
+        runs = loaded.instruction_sets()
+        best = loaded.choose(None, bfloat16=False), loaded.choose(None, bfloat16=True)
+    except ResourceError as error:
+        return Kernel(usable=False, compiler="failed", built=str(error), chosen="torch: compiled code cannot be had")
+    left = [name for name in library.ISA_NAMES if name not in runs]
+    sets = f"{best[0]} in float32" if best[0] == best[1] else f"{best[0]} in float32, {best[1]} in bfloat16"
+    why = f"the most capable of what is compiled and runs here ({', '.join(runs)})"
+    why += f"; this CPU or compiler lacks {', '.join(left)}" if left else ""
+    took = f"in {found.seconds_s:.1f} s" if found.seconds_s else "earlier, taken from the cache"
+    return Kernel(usable=True, compiler=found.compiler, built=f"{took}: {found.path}", chosen=f"native, {sets}: {why}")
+
+
+def check_runners(*, native: bool) -> Iterator[Finding]:
+    """Parity and invariance of the runners on a CPU: the compiled one where it is `native`, and torch's."""
+    asked: list[tuple[RunnerKind, Dtype]] = [("torch", "float32")]
+    if native:
+        kinds: tuple[Dtype, ...] = ("float32", "bfloat16") if fast_bfloat16("cpu") else ("float32",)
+        asked = [*(("native", dtype) for dtype in kinds), *asked]
+    for kind, dtype in asked:
+        try:
+            yield from _check(kind, _model(dtype), dtype)
+        except (DivergedError, ResourceError) as error:
+            yield Finding(runner=f"{kind} {dtype}", check="runs", against="", found=str(error), passed=False)
+
+
+def _check(kind: RunnerKind, model: Decoder, dtype: Dtype) -> Iterator[Finding]:
+    chosen = _choose(kind, model)
+    limits = _limits(chosen)
+    requests = _requests()
+    engine = _engine(chosen, limits)
+    first = _answers(engine, requests)
+    name = chosen.runner.name
+    yield _parity(name, model, requests, first, dtype)
+    yield _scores(name, engine, requests, first)
+    if not chosen.runner.exact:
+        yield Finding(runner=name, check="invariance", against="", found="not promised on this machine", passed=True)
+        return
+    for way in _ways(limits, native=kind == "native"):
+        other = _choose(kind, model, threads=way.threads)
+        asked = requests[::-1] if way.backwards else requests
+        again = _answers(_engine(other, way.limits), asked)
+        differ = sum(not _same(first[key], again[key]) for key in first)
+        found = "the same bits" if not differ else f"{differ} of {len(first)} answers differ"
+        yield Finding(runner=name, check=way.name, against=way.against, found=found, passed=not differ)
+
+
+def _ways(limits: Limits, *, native: bool) -> list[_Way]:
+    """One by one for compiled code; all at once for torch, which takes its time."""
+    few = limits.least_pages + 2
+    slots, chunks, pages = f"{limits.slots} and 3", f"{limits.pass_tokens} and 16 tokens", f"{limits.pages} and {few}"
+    if not native:
+        everything = replace(limits, slots=3, pass_tokens=16, pages=few)
+        said = f"{slots} slots, backwards, chunks of 16, {few} pages"
+        return [_Way(name="slots, order, chunks, preemption", against=said, limits=everything, backwards=True)]
+    threads = torch.get_num_threads()
+    other = 2 if threads == 1 else 1
+    return [
+        _Way(name="slots", against=slots, limits=replace(limits, slots=3)),
+        _Way(name="order", against="forwards and backwards", limits=limits, backwards=True),
+        _Way(name="chunks", against=chunks, limits=replace(limits, pass_tokens=16)),
+        _Way(name="preemption", against=f"{pages} pages", limits=replace(limits, pages=few)),
+        _Way(name="threads", against=f"{threads} and {other}", limits=limits, threads=other),
+    ]
+
+
+def _model(dtype: Dtype) -> Decoder:
+    """Weights with logits of standard deviation 1, so that answers differ."""
+    return new_model(_SHAPE, seed=_SEED, dtype=dtype)
+
+
+def _choose(kind: RunnerKind, model: Decoder, *, threads: int | None = None) -> Chosen:
+    return choose_runner(kind, model, vocab_used=_VOCAB, threads=threads)
+
+
+def _limits(chosen: Chosen) -> Limits:
+    size = chosen.runner.page_tokens
+    return Limits(slots=8, pages=9 * -(-_CONTEXT // size) + 1, page_tokens=size, sequence_tokens=_CONTEXT)
+
+
+def _engine(chosen: Chosen, limits: Limits) -> Engine:
+    return Engine(chosen, TextRules(eos=(0,), vocab=_VOCAB), limits=limits, seed=11)
+
+
+def _requests() -> list[Request]:
+    """Prompts of 3 to 69 tokens, two answers each; the third is drawn from a part of the distribution."""
+    made: list[Request] = []
+    for number, length in enumerate((3, 17, 40, 69)):
+        prompt = generator(7, "selfcheck", number).integers(1, _VOCAB, size=length).astype(np.int32)
+        sampling = Sampling(max_tokens=_ANSWER, temperature=0.8, top_p=0.9 if number == 2 else 1.0)
+        made.append(Request(id=f"prompt {number}", prompt=prompt, samples=2, sampling=sampling))
+    return made
+
+
+def _answers(engine: Engine, requests: Sequence[Request]) -> dict[tuple[str, int], Completion]:
+    return {(done.request, done.sample): done for done in engine.generate(requests)}
+
+
+def _same(one: Completion, other: Completion) -> bool:
+    pairs: list[tuple[NDArray[np.generic], NDArray[np.generic]]] = [
+        (one.tokens, other.tokens),
+        (one.logp, other.logp),
+        (one.sampled_logp, other.sampled_logp),
+    ]
+    return all(np.array_equal(left, right) for left, right in pairs)
+
+
+def _parity(
+    name: str, model: Decoder, requests: Sequence[Request], answers: dict[tuple[str, int], Completion], dtype: Dtype
+) -> Finding:
+    """What was recorded beside the trainer's forward over whole texts."""
+    asked = {request.id: request for request in requests}
+    exact = new_model(_SHAPE, seed=_SEED)
+    exact.load_state_dict(model.state_dict())  # rounded as they are, and computed with in float32
+    ours: list[NDArray[np.floating]] = []
+    theirs: list[NDArray[np.floating]] = []
+    for (request, _), answer in answers.items():
+        prompt, temperature = asked[request].prompt, asked[request].sampling.temperature
+        text = np.concatenate([prompt, answer.tokens])
+        truth = _trainer_logp(exact, text, temperature)[len(prompt) - 1 :]
+        ours.append(np.abs(answer.logp - truth))
+        theirs.append(np.abs(_trainer_logp(model, text, temperature)[len(prompt) - 1 :] - truth))
+    gap, own = np.concatenate(ours), float(np.concatenate(theirs).mean())
+    mean, most = float(gap.mean()), float(gap.max())
+    found, against = f"mean {mean:.1e}, max {most:.1e} nats", f"the trainer, {len(gap)} tokens"
+    passed = mean <= MEAN_NATS and most <= MOST_NATS
+    if dtype == "bfloat16":
+        passed = mean <= BFLOAT16_SHARE * own
+        found = f"mean {mean:.1e} nats from float32; the trainer {own:.1e}"
+    return Finding(runner=name, check="parity", against=against, found=found, passed=passed)
+
+
+@torch.inference_mode()
+def _trainer_logp(model: Decoder, tokens: NDArray[np.int32], temperature: float) -> NDArray[np.float32]:
+    """`[n - 1]` nats of every token but the first."""
+    packed = pack_rows([tokens])
+    targets = row_targets(packed)
+    look = model.outlook(model.hidden(packed)[targets.at], targets.chosen, temperature, vocab_size_used=_VOCAB)
+    return look.logp.float().numpy()
+
+
+def _scores(
+    name: str, engine: Engine, requests: Sequence[Request], answers: dict[tuple[str, int], Completion]
+) -> Finding:
+    asked = {request.id: request for request in requests}
+    given = [
+        Given(prompt=asked[request].prompt, tokens=answer.tokens, sampling=asked[request].sampling)
+        for (request, _), answer in answers.items()
+    ]
+    differ = sum(
+        not (np.array_equal(scored.logp, answer.logp) and np.array_equal(scored.sampled_logp, answer.sampled_logp))
+        for scored, answer in zip(engine.score(given), answers.values(), strict=True)
+    )
+    found = "the same bits" if not differ else f"{differ} of {len(answers)} answers differ"
+    return Finding(
+        runner=name, check="scores", against="what was recorded", found=found, passed=not differ or not engine.exact
+    )

@@ -1,0 +1,1 @@
+"""Evaluation of language models: answers scored, streamed and served."""

@@ -1,0 +1,224 @@
+"""Asking a token policy: prompts made ready, the engine as an actor, reward functions as a judge."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from hone.core.credit import Metrics
+from hone.core.errors import ConfigError, DataError
+from hone.core.generation import Completion, OnPublish, Request
+from hone.core.state import State
+from hone.engine.canary import Canary
+from hone.engine.choose import RunnerKind, choose_runner
+from hone.engine.clients.config import ServerEngine
+from hone.engine.clients.connect import connect
+from hone.engine.clients.remote import RemoteEngine
+from hone.engine.engine import Engine
+from hone.engine.limits import sized
+from hone.engine.stops import TextRules
+from hone.envs.text.dataset import Example, Examples
+from hone.envs.text.files import SHOWN
+from hone.envs.text.task import TaskConfig
+from hone.envs.text.world import Answer, Prompt
+from hone.models.language.token_policy import TokenPolicy
+from hone.models.language.tokenizers import Tokenizer
+from hone.rewards.budget import Budget
+from hone.rewards.config import RewardsConfig
+from hone.rewards.jobs import RewardBatch, Ticket
+from hone.rewards.scores import Scores
+from hone.rewards.workers import WorkerPool
+
+FIXED_TOKENS: Final = 512
+"""Of a pass that must not depend on its batch."""
+
+
+@dataclass
+class EngineActor:
+    """An engine as an actor: the embedded one over the trainer's weights, or a server that is given them."""
+
+    engine: Engine | RemoteEngine
+    said: set[str] = field(default_factory=set[str])
+
+    def generate(self, requests: Sequence[Request]) -> Iterator[Completion]:
+        return self.engine.generate(requests)
+
+    def metrics(self) -> Metrics:
+        """Of the latest `generate`: where the time went. What depends on slots or pages is no figure of a run."""
+        stats = self.engine.stats
+        told: Metrics = {
+            "time/generate_s": stats.seconds_s,
+            "time/generate_model_s": stats.runner_s,
+            "time/generate_prefill_s": stats.prefill_s,
+            "time/generate_idle_s": stats.idle_slot_s / stats.slots,
+            "time/generate_tail_s": stats.tail_slot_s / stats.slots,
+            "rollout/tokens": float(stats.tokens),
+        }
+        if isinstance(self.engine, Engine) and self.engine.on_publish == "keep":
+            told["rollout/stale_keys"] = stats.stale_tokens / max(stats.tokens, 1)
+        fingerprint = self.engine.fingerprints.get(self.engine.version)
+        return told if fingerprint is None else {**told, "rollout/canary_gap": fingerprint.gap}
+
+    def notes(self) -> list[str]:
+        """What a person should read about how answers are generated, each of it once; a server is known after its
+        first publication."""
+        fresh = {self.engine.note} - self.said - {""}
+        self.said |= fresh
+        return sorted(fresh)
+
+    def publish(self, policy: TokenPolicy, version: int) -> None:
+        """The engine takes up the trainer's weights as they are now, and forgets what it read under older ones."""
+        del policy
+        self.engine.publish(version)
+
+    def close(self) -> None:
+        """End what a server is still asked."""
+        if isinstance(self.engine, RemoteEngine):
+            self.engine.close()
+
+
+@dataclass
+class PoolJudge:
+    """Reward functions in their worker processes, and the budget of answers that may go unscored."""
+
+    pool: WorkerPool
+    budget: Budget
+    unsaid: list[str] = field(default_factory=list[str])
+
+    def submit(self, answers: Sequence[Answer]) -> Ticket:
+        names = answers[0].columns.keys()
+        chat = not isinstance(answers[0].prompt, str)
+        return self.pool.submit(
+            RewardBatch(
+                prompts=[answer.prompt for answer in answers],
+                completions=[
+                    [{"role": "assistant", "content": answer.text}] if chat else answer.text for answer in answers
+                ],
+                columns={name: [answer.columns[name] for answer in answers] for name in names},
+                groups=[0] * len(answers),  # all of them answer one prompt
+            )
+        )
+
+    def state(self) -> State:
+        return self.budget.state()
+
+    def restore(self, state: State) -> None:
+        self.budget.restore(state)
+
+    def gather(self, tickets: Sequence[Ticket]) -> Scores:
+        scores = self.pool.gather(*tickets)
+        self.unsaid.extend(
+            f"a reward function failed, and will do so silently from now on: {text}" for text in scores.tracebacks
+        )
+        self.budget.observe(scores)
+        return scores
+
+    def notes(self) -> list[str]:
+        """What the functions' authors should read: one traceback for each distinct error, said once."""
+        notes, self.unsaid = self.unsaid, []
+        return notes
+
+
+def pool_judge(config: RewardsConfig) -> PoolJudge:
+    budget = Budget(allowed=config.missing_allowed, window=config.missing_window, barren_batches=config.barren_batches)
+    return PoolJudge(WorkerPool(config), budget)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Promises:
+    """What a training run asks of its engine beyond answers."""
+
+    batch_invariant: bool = False
+    """On CUDA too no answer depends on its batch mates; every pass then costs as much as the largest."""
+    on_publish: OnPublish | None = None
+    """What becomes of answers that are being written when weights are published; the weights that draw are then a copy,
+    so that the policy may be stepped meanwhile. None: nothing is written then."""
+
+
+def make_engine(
+    policy: TokenPolicy,
+    *,
+    slots: int,
+    longest_prompt: int,
+    max_tokens: int,
+    seed: int,
+    runner: RunnerKind = "auto",
+    promises: Promises = Promises(),
+) -> Engine:
+    """An engine over the policy's own module, with room for its longest prompt and answer in every slot.
+
+    Raises ConfigError or ResourceError where the `runner` asked for cannot be had.
+    """
+    tokenizer, decoder = policy.tokenizer, policy.decoder
+    vocab = min(tokenizer.size, decoder.config.vocab_size)
+    fixed = max(FIXED_TOKENS, 2 * slots) if promises.batch_invariant else None
+    apart = promises.on_publish is not None
+    chosen = choose_runner(runner, decoder, vocab_used=vocab, fixed_tokens=fixed, apart=apart)
+    limits = sized(
+        slots=slots,
+        page_tokens=chosen.runner.page_tokens,
+        sequence_tokens=min(longest_prompt + max_tokens, decoder.config.max_positions),
+        vocab=vocab,
+    )
+    return Engine(
+        chosen,
+        TextRules(eos=tokenizer.eos_ids, vocab=vocab, decode=tokenizer.decode),
+        limits=limits,
+        seed=seed,
+        on_publish=promises.on_publish or "recompute",
+        canary=Canary(decoder, vocab=vocab, dtype=chosen.dtype),
+    )
+
+
+def make_client(policy: TokenPolicy, config: ServerEngine, *, slots: int, seed: int) -> RemoteEngine:
+    """A server that will be handed the policy's weights. Raises ConfigError for an address that cannot be one, and for
+    a policy whose log-probabilities must be the engine's to the bit."""
+    if policy.decoder.exactness == "bitwise":
+        raise ConfigError('model.exactness = "bitwise" takes the torch runner: a server computes in ways of its own')
+    tokenizer = policy.tokenizer
+    vocab = min(tokenizer.size, policy.decoder.config.vocab_size)
+    return connect(
+        config,
+        model=policy.decoder,
+        save=policy.save,
+        text=TextRules(eos=tokenizer.eos_ids, vocab=vocab, decode=tokenizer.decode),
+        slots=slots,
+        seed=seed,
+    )
+
+
+def make_prompts(
+    examples: Examples, task: TaskConfig, tokenizer: Tokenizer, *, room: int
+) -> tuple[list[Prompt], list[str]]:
+    """Prompts as tokens, and warnings.
+
+    Raises DataError naming the prompts that have more than `room` tokens, unless `task.on_long_prompt` says what to do
+    with them, and ConfigError when there is no room at all.
+    """
+    if room < 1:
+        raise ConfigError(
+            f"max_tokens takes the model's whole context and leaves {room} tokens for a prompt; lower max_tokens, or "
+            "take a model with more positions"
+        )
+    prompts = [_prompt(example, task, tokenizer) for example in examples]
+    long = [prompt for prompt in prompts if len(prompt.tokens) > room]
+    if not long:
+        return prompts, []
+    shown = ", ".join(f"{prompt.id} ({len(prompt.tokens)} tokens)" for prompt in long[:SHOWN])
+    said = (
+        f"{examples.source}: {len(long)} of {len(prompts)} prompts are longer than the {room} tokens that the model's "
+        f"context leaves for a prompt: {shown}{', ...' if len(long) > SHOWN else ''}"
+    )
+    if task.on_long_prompt == "truncate":
+        return [replace(prompt, tokens=prompt.tokens[-room:]) for prompt in prompts], [f"{said} (their ends are kept)"]
+    if task.on_long_prompt == "error" or len(long) == len(prompts):
+        raise DataError(
+            f"{said}; shorten them, lower max_tokens, take a model with more positions, or set task.on_long_prompt = "
+            '"drop" or "truncate"'
+        )
+    return [prompt for prompt in prompts if len(prompt.tokens) <= room], [f"{said} (dropped)"]
+
+
+def _prompt(example: Example, task: TaskConfig, tokenizer: Tokenizer) -> Prompt:
+    turns = task.fill(example.prompt, example.columns)
+    tokens = tokenizer.encode(turns) if isinstance(turns, str) else tokenizer.apply_chat(turns)
+    return Prompt(id=example.id, turns=turns, tokens=tokens, columns=example.columns)

@@ -1,0 +1,117 @@
+"""The folder that holds a control policy: `model.safetensors` + `policy.json`; nothing in it is code.
+
+Belongs here: saving, loading, and the list of kinds that can be loaded.
+"""
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from hone.core.errors import DataError
+from hone.models.control.actor_critic import ActionValues, ActorCritic, Policy, SoftActorCritic
+from hone.models.control.deterministic import DeterministicActorCritic
+from hone.models.control.discriminator import AdversarialActorCritic
+from hone.models.control.intrinsic_reward import CuriousActorCritic
+from hone.models.control.mlp import Bounds, Choices, Inputs, MlpConfig, Spaces
+from hone.models.control.mpc import ModelPlanner
+from hone.models.control.multitask import MultitaskActorCritic
+from hone.models.control.offline import AdmissibleValues, BatchConstrained, ImplicitValues, SupportConstrained
+from hone.models.control.options import OptionCritic, OptionTable
+from hone.models.control.q_networks import DeepValues, SoftChoices
+from hone.models.control.recurrent import RecurrentActorCritic
+
+FORMAT = 2
+KINDS: dict[str, type[Policy]] = {
+    kind.kind: kind
+    for kind in (
+        ActorCritic,
+        SoftActorCritic,
+        ActionValues,
+        ModelPlanner,
+        RecurrentActorCritic,
+        MultitaskActorCritic,
+        DeepValues,
+        SoftChoices,
+        AdmissibleValues,
+        BatchConstrained,
+        ImplicitValues,
+        SupportConstrained,
+        DeterministicActorCritic,
+        CuriousActorCritic,
+        AdversarialActorCritic,
+        OptionTable,
+        OptionCritic,
+    )
+}
+
+
+def save_policy(policy: Policy, folder: Path) -> None:
+    """Write `model.safetensors` and `policy.json` into `folder`, which is made if need be."""
+    folder.mkdir(parents=True, exist_ok=True)
+    tensors = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in policy.state_dict().items()}
+    save_file(tensors, folder / "model.safetensors")
+    description = {
+        "format": FORMAT,
+        "kind": policy.kind,
+        "extras": dict(policy.extras()),
+        "network": policy.network.model_dump(),
+        "inputs": asdict(policy.spaces.inputs),
+        "actions": asdict(policy.spaces.actions),
+    }
+    (folder / "policy.json").write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
+
+
+def load_policy(folder: Path) -> Policy:
+    """The policy that `save_policy` wrote; raises DataError that names what is missing, damaged or unknown."""
+    policy = _empty(_description(folder / "policy.json"), folder / "policy.json")
+    load_weights(policy, folder)
+    return policy
+
+
+def load_weights(policy: Policy, folder: Path) -> None:
+    """Read the weights of `folder` into `policy`, in place; raises DataError when they do not fit."""
+    path = folder / "model.safetensors"
+    try:
+        tensors = load_file(path)
+    except (OSError, SafetensorError) as error:
+        raise DataError(f"{path}: cannot read the weights of the policy: {error}") from error
+    wanted = policy.state_dict()
+    faults = [f"{path}: no tensor {name}" for name in wanted if name not in tensors]
+    faults += [f"{path}: unknown tensor {name}" for name in tensors if name not in wanted]
+    faults += [
+        f"{path}: {name} has shape {list(tensors[name].shape)}, the policy's is {list(wanted[name].shape)}"
+        for name in wanted
+        if name in tensors and tensors[name].shape != wanted[name].shape
+    ]
+    if faults:
+        raise DataError(*faults)
+    policy.load_state_dict(tensors)
+
+
+def _description(path: Path) -> dict[str, Any]:
+    try:
+        description = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DataError(f"{path}: cannot read the description of the policy: {error}") from error
+    if not isinstance(description, dict) or description.get("format") != FORMAT:
+        raise DataError(f"{path}: not a policy of format {FORMAT}")
+    return description
+
+
+def _empty(description: dict[str, Any], path: Path) -> Policy:
+    try:
+        actions, seen = description["actions"], description["inputs"]
+        spaces = Spaces(
+            inputs=Inputs(**(seen | {"mean": tuple(seen["mean"]), "scale": tuple(seen["scale"])})),
+            actions=Choices(**actions)
+            if "count" in actions
+            else Bounds(low=tuple(actions["low"]), high=tuple(actions["high"]), shape=tuple(actions["shape"])),
+        )
+        network = MlpConfig.model_validate(description["network"])
+        return KINDS[description["kind"]].made(spaces, network, description["extras"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise DataError(f"{path}: incomplete or unknown: {error!r}") from error

@@ -1,0 +1,141 @@
+"""Learnt worlds: an ensemble of networks that say what follows, and how sure they are (Chua et al., 2018).
+
+Belongs here: the ensemble in torch with gradient, and its form for planning, where normalisation is folded into the
+weights. Planning itself is `planning.py`. K members are one batched module: a small network is mostly overhead, and K
+of them would be K times as much.
+
+A member maps (observation, action), standardised, to a normal distribution of (change of the observation, reward),
+standardised. The logarithm of its variance is bent softly into bounds that are learnt.
+"""
+
+from dataclasses import dataclass
+from itertools import pairwise
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from hone.models.control.mlp import Floats, MlpConfig, orthogonal
+
+LOG_VARIANCE = (-10.0, 0.5)
+"""Where the learnt bounds begin, in units of the standardised targets."""
+
+
+class Ensemble(nn.Module):
+    """`members` perceptrons side by side; weights `[K, in, out]`."""
+
+    def __init__(self, members: int, *, seen: int, actions: int, network: MlpConfig, seed: int) -> None:
+        super().__init__()
+        self.members, self.seen, self.actions = members, seen, actions
+        self.relu = network.activation == "relu"
+        sizes = [seen + actions, *network.hidden, 2 * (seen + 1)]
+        self.weights = nn.ParameterList(
+            torch.stack([torch.from_numpy(_weight(a, b, seed, f"{k}/{layer}")) for k in range(members)])
+            for layer, (a, b) in enumerate(pairwise(sizes))
+        )
+        self.biases = nn.ParameterList(torch.zeros(members, 1, size) for size in sizes[1:])
+        self.bounds = nn.Parameter(torch.tensor(LOG_VARIANCE)[:, None].repeat(1, seen + 1))
+        """`[2, D]` least and greatest log variance."""
+        self.register_buffer("measured", torch.zeros(1, dtype=torch.int64))
+        for name, size in (("input", seen + actions), ("output", seen + 1)):
+            self.register_buffer(f"{name}_mean", torch.zeros(size))
+            self.register_buffer(f"{name}_scale", torch.ones(size))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Standardised inputs `[K, n, seen + actions]` -> mean and log variance `[K, n, seen + 1]`, standardised."""
+        *hidden, last = zip(self.weights, self.biases, strict=True)
+        for weight, bias in hidden:
+            x = torch.baddbmm(bias, x, weight)
+            x = x.relu_() if self.relu else x.tanh_()
+        mean, raw = torch.baddbmm(last[1], x, last[0]).chunk(2, dim=2)
+        return mean, within(raw, self.bounds)
+
+    def standard_inputs(self, seen: Tensor, action: Tensor) -> Tensor:
+        """`[..., seen]`, `[..., actions]` -> `[..., seen + actions]`."""
+        return (torch.cat((seen, action), dim=-1) - self.get_buffer("input_mean")) / self.get_buffer("input_scale")
+
+    def standard_changes(self, seen: Tensor, after: Tensor, reward: Tensor) -> Tensor:
+        """`[..., seen]`, `[..., seen]`, `[...]` -> `[..., seen + 1]`."""
+        change = torch.cat((after - seen, reward.unsqueeze(-1)), dim=-1)
+        return (change - self.get_buffer("output_mean")) / self.get_buffer("output_scale")
+
+    @torch.no_grad()
+    def measure(self, count: int, inputs: tuple[Tensor, Tensor], outputs: tuple[Tensor, Tensor]) -> None:
+        """Take up mean and scale of `[seen + actions]` inputs and `[seen + 1]` outputs, of `count` transitions."""
+        self.get_buffer("measured").fill_(count)
+        for name, (mean, scale) in (("input", inputs), ("output", outputs)):
+            self.get_buffer(f"{name}_mean").copy_(mean)
+            self.get_buffer(f"{name}_scale").copy_(scale)
+
+    @property
+    def ready(self) -> bool:
+        """Whether it has ever been shown anything."""
+        return int(self.get_buffer("measured")) > 0
+
+    @torch.no_grad()
+    def folded(self) -> "Folded":
+        """The same function of raw observations and actions, with copies of the weights."""
+        weights = [weight.detach().clone() for weight in self.weights]
+        biases = [bias.detach().clone() for bias in self.biases]
+        mean, scale = self.get_buffer("input_mean"), self.get_buffer("input_scale")
+        weights[0] = weights[0] / scale[:, None]
+        biases[0] = biases[0] - (mean @ weights[0]).unsqueeze(1)
+        size, out = self.seen + 1, self.get_buffer("output_scale")
+        weights[-1][:, :, :size] *= out
+        biases[-1][:, :, :size] = biases[-1][:, :, :size] * out + self.get_buffer("output_mean")
+        return Folded(
+            of_seen=weights[0][:, : self.seen].contiguous(),
+            of_action=weights[0][:, self.seen :].contiguous(),
+            first=biases[0],
+            later=tuple(zip(weights[1:], biases[1:], strict=True)),
+            bounds=self.bounds.detach()[:, : self.seen].clone(),
+            scale=out[: self.seen].clone(),
+            relu=self.relu,
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Folded:
+    """An ensemble for planning: raw numbers in, raw numbers out."""
+
+    of_seen: Tensor
+    """`[K, seen, h]` first layer."""
+    of_action: Tensor
+    """`[K, actions, h]`"""
+    first: Tensor
+    """`[K, 1, h]`"""
+    later: tuple[tuple[Tensor, Tensor], ...]
+    """Weight `[K, in, out]` and bias `[K, 1, out]` of the other layers."""
+    bounds: Tensor
+    """`[2, seen]`"""
+    scale: Tensor
+    """`[seen]` of a standardised change."""
+    relu: bool
+
+    def drive(self, plans: Tensor) -> Tensor:
+        """What the actions `[H, m, actions]` add to the first layer, for all steps at once -> `[H, K, m, h]`."""
+        return torch.matmul(plans.unsqueeze(1), self.of_action) + self.first
+
+    def change(self, seen: Tensor, drive: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """`[K, p, m, seen]` particles, `[K, m, h]` -> mean and standard deviation of the change `[K, p, m, seen]`, and
+        the mean reward `[K, p, m]`."""
+        members, particles, count, size = seen.shape
+        x = torch.bmm(seen.reshape(members, particles * count, size), self.of_seen)
+        x = x.view(members, particles, count, -1).add_(drive.unsqueeze(1)).view(members, particles * count, -1)
+        for weight, bias in self.later:
+            x = x.relu_() if self.relu else x.tanh_()
+            x = torch.baddbmm(bias, x, weight)
+        x = x.view(members, particles, count, -1)
+        spread = (0.5 * within(x[..., size + 1 : 2 * size + 1], self.bounds)).exp_().mul_(self.scale)
+        return x[..., :size], spread, x[..., size]
+
+
+def within(raw: Tensor, bounds: Tensor) -> Tensor:
+    """`raw` `[..., D]` bent into `bounds` `[2, D]`: greatest - softplus(greatest - raw), and the same from below."""
+    least, greatest = bounds[0], bounds[1]
+    raw = greatest - F.softplus(greatest - raw)
+    return least + F.softplus(raw - least)
+
+
+def _weight(inputs: int, outputs: int, seed: int, stream: str) -> Floats:
+    return orthogonal(outputs, inputs, seed=seed, stream=f"ensemble/{stream}").T.copy()

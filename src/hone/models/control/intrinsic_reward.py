@@ -1,0 +1,297 @@
+"""How new something is, by how badly it is foreseen or how rarely it was seen; and the policy that is paid for it.
+
+Belongs here: random network distillation, inverse and forward dynamics, hash counts, all with one face, and an
+actor-critic with a value of its own for novelty. What they learn from is part of the policy: saved with it, and never
+touched by an evaluation.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self, TypeAlias
+
+import torch
+from pydantic import Field, TypeAdapter
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from hone.core.config import Config
+from hone.core.random import generator
+from hone.models.control.actor_critic import Judgement, Policy, categorical, gaussian
+from hone.models.control.mlp import Bounds, Choices, Mlp, MlpConfig, Spaces
+from hone.models.control.numpy_policies import ActCategorical, ActGaussian, Acting
+
+LIMIT = 5.0
+"""Whitened observations are clipped to it (Burda et al., 2018)."""
+
+
+class DistilledConfig(Config):
+    """Random network distillation: novelty is the error of a network that learns what a random one says."""
+
+    kind: Literal["rnd"] = "rnd"
+    """Which one."""
+    hidden: list[int] = Field(default=[64])
+    """Hidden layers of the random network; the one that learns has one more."""
+    features: int = Field(default=32, ge=1)
+    """Numbers that the random network says."""
+    scale: float = Field(default=20.0, gt=0)
+    """How large they are: the larger, the longer it takes to learn them, and the longer something stays new."""
+
+
+class ForeseenConfig(Config):
+    """Intrinsic curiosity: novelty is the error of foreseeing features that matter for telling what was done."""
+
+    kind: Literal["icm"] = "icm"
+    """Which one."""
+    hidden: list[int] = Field(default=[64])
+    """Hidden layers of the encoder, of what tells the action, and of what foresees."""
+    features: int = Field(default=64, ge=1)
+    """Numbers in the encoding of what is seen."""
+    forward_share: float = Field(default=0.9, ge=0, le=1)
+    """Of the loss that foresees; the rest tells the action, and makes the encoder. The paper has 0.2; an encoder that
+    changes slowly makes steadier novelty."""
+
+
+class CountedConfig(Config):
+    """Hash counts: novelty is 1 / sqrt(how often something with the same code was seen)."""
+
+    kind: Literal["counts"] = "counts"
+    """Which one."""
+    bits: int = Field(default=16, ge=1, le=24)
+    """Length of the code; the table has 2^bits entries."""
+
+
+NoveltyConfig: TypeAlias = Annotated[DistilledConfig | ForeseenConfig | CountedConfig, Field(discriminator="kind")]
+
+
+class Moments(nn.Module):
+    """Running mean and variance of rows `[n, size]` (Chan, Golub & LeVeque, 1979)."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.register_buffer("count", torch.zeros((), dtype=torch.float64))
+        self.register_buffer("mean", torch.zeros(size, dtype=torch.float64))
+        self.register_buffer("spread", torch.zeros(size, dtype=torch.float64))
+
+    @torch.no_grad()
+    def observe(self, rows: Tensor, *, keep: float = 1.0) -> None:
+        """Take `rows` into account, and what was seen before with the weight `keep`."""
+        count, mean, spread = (self.get_buffer(name) for name in ("count", "mean", "spread"))
+        count *= keep
+        spread *= keep
+        wide = rows.to(torch.float64)
+        away = wide.mean(dim=0) - mean
+        total = count + len(rows)
+        spread += (wide - wide.mean(dim=0)).square().sum(dim=0) + away.square() * (count * len(rows) / total)
+        mean += away * (len(rows) / total)
+        count += len(rows)
+
+    def deviation(self) -> Tensor:
+        """`[size]` standard deviation so far (of a population); 1 before anything was seen."""
+        count, spread = self.get_buffer("count"), self.get_buffer("spread")
+        return (spread / count).sqrt() if count > 0 else torch.ones_like(spread)
+
+    def whitened(self, rows: Tensor) -> Tensor:
+        """`[n, size]` without mean, in deviations, clipped."""
+        mean, deviation = self.get_buffer("mean"), self.deviation()
+        return ((rows - mean) / (deviation + 1e-8)).clamp(-LIMIT, LIMIT).to(rows.dtype)
+
+
+class Novelty(nn.Module, ABC):
+    """Says how new each step was, and learns that it is not so any more."""
+
+    def __init__(self, spaces: Spaces) -> None:
+        super().__init__()
+        self.spaces = spaces
+        self.seen_so_far = None if spaces.inputs.one_hot else Moments(spaces.inputs.size)
+        self.register_buffer("unit", torch.ones(()), persistent=False)  # of the type that the networks compute in
+
+    @abstractmethod
+    def surprise(self, seen: Tensor, chosen: Tensor, after: Tensor) -> Tensor:
+        """`[n]` of each step, without gradient."""
+
+    @abstractmethod
+    def loss(self, seen: Tensor, chosen: Tensor, after: Tensor) -> Tensor:
+        """`[n]` what its parameters are to lower; not asked where it has none."""
+
+    def observe(self, after: Tensor) -> None:
+        """Was seen, and counts from now on."""
+        if self.seen_so_far is not None:
+            self.seen_so_far.observe(self.spaces.inputs.tensor(after))
+
+    def learns(self) -> list[nn.Parameter]:
+        """What a gradient changes."""
+        return [parameter for parameter in self.parameters() if parameter.requires_grad]
+
+    def _read(self, seen: Tensor) -> Tensor:
+        flat = self.spaces.inputs.tensor(seen).to(self.get_buffer("unit").dtype)
+        return flat if self.seen_so_far is None else self.seen_so_far.whitened(flat)
+
+
+class Distilled(Novelty):
+    """mean over features of (predictor(s') - random(s'))^2 (RND: Burda et al., 2018, 1810.12894)."""
+
+    def __init__(self, spaces: Spaces, config: DistilledConfig, *, seed: int) -> None:
+        super().__init__(spaces)
+        size = spaces.inputs.size
+        fixed = MlpConfig(hidden=config.hidden, activation="relu")
+        learnt = MlpConfig(hidden=[*config.hidden, config.hidden[-1] if config.hidden else 64], activation="relu")
+        self.random = Mlp(size, config.features, fixed, seed=seed, stream="random", gain=config.scale)
+        self.random.requires_grad_(requires_grad=False)
+        self.predictor = Mlp(size, config.features, learnt, seed=seed, stream="predictor")
+
+    @torch.no_grad()
+    def surprise(self, seen: Tensor, chosen: Tensor, after: Tensor) -> Tensor:
+        return self.loss(seen, chosen, after)
+
+    def loss(self, seen: Tensor, chosen: Tensor, after: Tensor) -> Tensor:
+        del seen, chosen
+        x = self._read(after)
+        with torch.no_grad():
+            wanted = self.random(x)
+        return (self.predictor(x) - wanted).square().mean(dim=1)
+
+
+class Foreseen(Novelty):
+    """1/2 |forward(phi(s), a) - phi(s')|^2 (ICM: Pathak et al., 2017, 1705.05363).
+
+    phi is learnt by telling a from phi(s) and phi(s'), so that what the agent cannot influence is nothing new. The
+    forward loss leaves phi alone; where it does not, phi may become a constant.
+    """
+
+    def __init__(self, spaces: Spaces, config: ForeseenConfig, *, seed: int) -> None:
+        super().__init__(spaces)
+        actions, size, wide = spaces.actions, spaces.inputs.size, config.features
+        network = MlpConfig(hidden=config.hidden, activation="relu")
+        count = actions.count if isinstance(actions, Choices) else actions.size
+        self.forward_share = config.forward_share
+        self.encoder = Mlp(size, wide, network, seed=seed, stream="encoder")
+        self.inverse = Mlp(2 * wide, count, network, seed=seed, stream="inverse")
+        self.ahead = Mlp(wide + count, wide, network, seed=seed, stream="ahead")
+
+    @torch.no_grad()
+    def surprise(self, seen: Tensor, chosen: Tensor, after: Tensor) -> Tensor:
+        now, then = self.encoder(self._read(seen)), self.encoder(self._read(after))
+        return self._error(now, self._action(chosen, now), then)
+
+    def loss(self, seen: Tensor, chosen: Tensor, after: Tensor) -> Tensor:
+        now, then = self.encoder(self._read(seen)), self.encoder(self._read(after))
+        told, action = self.inverse(torch.cat((now, then), dim=1)), self._action(chosen, now)
+        if isinstance(self.spaces.actions, Choices):
+            wrong = -(F.log_softmax(told, dim=1) * action).sum(dim=1)
+        else:
+            wrong = 0.5 * (told - action).square().sum(dim=1)
+        foreseen = self._error(now.detach(), action, then.detach())
+        return (1.0 - self.forward_share) * wrong + self.forward_share * foreseen
+
+    def _error(self, now: Tensor, action: Tensor, then: Tensor) -> Tensor:
+        return 0.5 * (self.ahead(torch.cat((now, action), dim=1)) - then).square().sum(dim=1)
+
+    def _action(self, chosen: Tensor, like: Tensor) -> Tensor:
+        actions = self.spaces.actions
+        if isinstance(actions, Choices):
+            return F.one_hot(chosen.long() - actions.start, actions.count).to(like.dtype)
+        return chosen.reshape(len(chosen), -1).to(like.dtype)
+
+
+class Counted(Novelty):
+    """1 / sqrt(n(code(s'))), code by the signs of random projections (SimHash: Tang et al., 2017, 1611.04717)."""
+
+    def __init__(self, spaces: Spaces, config: CountedConfig, *, seed: int) -> None:
+        super().__init__(spaces)
+        draws = generator(seed, "weights", "hash").standard_normal((spaces.inputs.size, config.bits))
+        self.register_buffer("projection", torch.from_numpy(draws.astype("float32")))
+        self.register_buffer("place", 2 ** torch.arange(config.bits))
+        self.register_buffer("counts", torch.zeros(2**config.bits, dtype=torch.int64))
+
+    @torch.no_grad()
+    def surprise(self, seen: Tensor, chosen: Tensor, after: Tensor) -> Tensor:
+        del seen, chosen
+        found = self.get_buffer("counts")[self._codes(after)]
+        return found.clamp(min=1).to(torch.float32).rsqrt()
+
+    def loss(self, seen: Tensor, chosen: Tensor, after: Tensor) -> Tensor:
+        del seen, chosen, after
+        raise AssertionError("counts are not learnt by a gradient")
+
+    @torch.no_grad()
+    def observe(self, after: Tensor) -> None:
+        super().observe(after)
+        counts = self.get_buffer("counts")
+        counts += torch.bincount(self._codes(after), minlength=len(counts))
+
+    def _codes(self, after: Tensor) -> Tensor:
+        """`[n]`."""
+        x = self._read(after)
+        return ((x @ self.get_buffer("projection").to(x.dtype) > 0) * self.get_buffer("place")).sum(dim=1)
+
+
+def novelty_of(config: NoveltyConfig, spaces: Spaces, *, seed: int) -> Novelty:
+    """The one that a config describes."""
+    match config:
+        case DistilledConfig():
+            return Distilled(spaces, config, seed=seed)
+        case ForeseenConfig():
+            return Foreseen(spaces, config, seed=seed)
+        case CountedConfig():
+            return Counted(spaces, config, seed=seed)
+
+
+class CuriousActorCritic(Policy):
+    """An actor, a critic of what the world pays, a critic of novelty, and what novelty is measured by.
+
+    `lanes`: environments that are stepped together; the running return of novelty in each is part of the policy, for
+    its deviation is what novelty is divided by.
+    """
+
+    kind = "curious_actor_critic"
+
+    def __init__(self, spaces: Spaces, network: MlpConfig, *, seed: int, novelty: NoveltyConfig, lanes: int) -> None:
+        super().__init__(spaces, network)
+        actions, size = spaces.actions, spaces.inputs.size
+        outputs = actions.count if isinstance(actions, Choices) else actions.size
+        self.actor = Mlp(size, outputs, network, seed=seed, stream="actor", gain=0.01)
+        self.critic = Mlp(size, 1, network, seed=seed, stream="critic")
+        self.novelty_critic = Mlp(size, 1, network, seed=seed, stream="novelty_critic")
+        self.log_std = None if isinstance(actions, Choices) else nn.Parameter(torch.zeros(actions.size))
+        self.novelty_config = novelty
+        self.novelty = novelty_of(novelty, spaces, seed=seed)
+        self.returns = Moments(1)
+        self.register_buffer("running", torch.zeros(lanes, dtype=torch.float64))
+
+    def judge(self, seen: Tensor, chosen: Tensor) -> Judgement:
+        """What the policy says now of what was chosen then; `value` is of what the world pays."""
+        x, actions = self.spaces.inputs.tensor(seen), self.spaces.actions
+        outputs = self.actor(x)
+        if isinstance(actions, Choices):
+            logp, entropy = categorical(outputs, chosen - actions.start if actions.start else chosen)
+        else:
+            assert self.log_std is not None
+            logp, entropy = gaussian(outputs, self.log_std, chosen.reshape(outputs.shape))
+        return Judgement(logp=logp, entropy=entropy, value=self.critic(x).squeeze(-1))
+
+    def values(self, seen: Tensor) -> tuple[Tensor, Tensor]:
+        """`[n]` of what the world pays, `[n]` of novelty."""
+        x = self.spaces.inputs.tensor(seen)
+        return self.critic(x).squeeze(-1), self.novelty_critic(x).squeeze(-1)
+
+    def deciding(self) -> list[nn.Parameter]:
+        """All but what novelty is measured by."""
+        modules = [self.actor, self.critic, self.novelty_critic]
+        found = [parameter for module in modules for parameter in module.parameters()]
+        return found if self.log_std is None else [*found, self.log_std]
+
+    def acting(self) -> Acting:
+        actions, inputs, network = self.spaces.actions, self.spaces.inputs, self.actor.numpy()
+        if isinstance(actions, Choices):
+            return ActCategorical(network=network, inputs=inputs, actions=actions)
+        assert isinstance(actions, Bounds)
+        assert self.log_std is not None
+        return ActGaussian(network=network, inputs=inputs, actions=actions, log_std=self.log_std.detach().cpu().numpy())
+
+    def extras(self) -> Mapping[str, Any]:
+        return {"novelty": self.novelty_config.model_dump(), "lanes": len(self.get_buffer("running"))}
+
+    @classmethod
+    def made(cls, spaces: Spaces, network: MlpConfig, extras: Mapping[str, Any]) -> Self:
+        novelty: NoveltyConfig = TypeAdapter(NoveltyConfig).validate_python(extras["novelty"])
+        return cls(spaces, network, seed=0, novelty=novelty, lanes=int(extras["lanes"]))

@@ -1,0 +1,49 @@
+"""A perceptron whose hidden layers are normalised, and its mirror in numpy.
+
+Belongs here: layer normalisation (Ba et al., 2016) without weights of its own, before each activation. Values that are
+learned from their own targets do not grow without end behind it (Gallici et al., Simplifying Deep Temporal Difference
+Learning, 2025), so that the slow copy may follow soon.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+from torch import Tensor
+from torch.nn import functional as F
+
+from hone.models.control.mlp import Floats, Mlp, NumpyMlp
+
+EPSILON = 1e-5
+"""Added to the variance."""
+
+
+def layer_normed(x: Tensor) -> Tensor:
+    """`[n, units]` -> the same with mean 0 and variance 1 in each row."""
+    return F.layer_norm(x, (x.shape[1],), eps=EPSILON)
+
+
+def layer_normed_array(x: Floats) -> Floats:
+    """The same in numpy, in place."""
+    x -= x.mean(axis=1, keepdims=True)
+    x /= np.sqrt(np.einsum("ij,ij->i", x, x)[:, None] / np.float32(x.shape[1]) + np.float32(EPSILON))
+    return x
+
+
+class NormedMlp(Mlp):
+    """An `Mlp` with layer normalisation; initial weights are the same."""
+
+    def activated(self, x: Tensor) -> Tensor:
+        return super().activated(layer_normed(x))
+
+    def numpy(self) -> "NumpyNormedMlp":
+        plain = super().numpy()
+        return NumpyNormedMlp(layers=plain.layers, relu=plain.relu)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NumpyNormedMlp(NumpyMlp):
+    """A `NormedMlp` in numpy."""
+
+    def activated(self, x: Floats) -> Floats:
+        x = layer_normed_array(x)
+        return np.maximum(x, 0.0, out=x) if self.relu else np.tanh(x, out=x)

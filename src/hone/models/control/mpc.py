@@ -1,0 +1,265 @@
+"""Deciding by imagination: plans are tried in a learnt world, the better ones are refined, the first action is taken.
+
+Belongs here: planners over an ensemble (`dynamics.py`), and the policy that is saved with one. Learning the world is
+`recipes/off_policy/pets.py`. All candidates, particles and environments go through the networks in one pass a step.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, ClassVar, Literal, Self, cast
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field, TypeAdapter
+from torch import Tensor
+
+from hone.core.config import Config
+from hone.core.errors import ConfigError
+from hone.core.random import generator
+from hone.models.control.actor_critic import Policy
+from hone.models.control.ensemble_dynamics import Ensemble, Folded
+from hone.models.control.mlp import Bounds, Floats, MlpConfig, Spaces
+from hone.models.control.reward_functions import KNOWN
+
+Array = NDArray[np.generic]
+FRESH = 8
+"""One in so many of the first candidates is drawn around the middle, not around the last plan."""
+KEYS = 1 << 24
+"""Whole numbers that a float32 holds."""
+
+
+class CemPlanning(Config):
+    """Cross-entropy method: a normal distribution of plans, fitted to its best draws again and again (Rubinstein,
+    1999)."""
+
+    kind: Literal["cem"] = "cem"
+    """Names this alternative."""
+    horizon: int = Field(default=20, ge=1)
+    """Steps that are imagined."""
+    candidates: int = Field(default=64, ge=2)
+    """Plans per iteration."""
+    elites: int = Field(default=8, ge=1)
+    """The best of them, to which the distribution is fitted."""
+    iterations: int = Field(default=3, ge=1)
+    """Times that it is fitted."""
+    particles: int = Field(default=1, ge=1)
+    """Imagined worlds per plan and member."""
+    propagation: Literal["ts_inf", "ts_1"] = "ts_inf"
+    """`ts_inf`: a particle stays with its member of the ensemble. `ts_1`: it changes member at every step."""
+    correlation: float = Field(default=0.6, ge=0, lt=1)
+    """Of the draws of neighbouring steps (Pinneri et al., 2020): independent ones push hither and thither, and come
+    nowhere."""
+    width: float = Field(default=0.7, gt=0)
+    """Standard deviation of the first draws, as a share of half the range of an action."""
+
+
+class MppiPlanning(Config):
+    """Model predictive path integral control: the mean of all draws, weighted by exp(worth / temperature) (Williams et
+    al., 2017)."""
+
+    kind: Literal["mppi"]
+    """Names this alternative."""
+    horizon: int = Field(default=20, ge=1)
+    """Steps that are imagined."""
+    candidates: int = Field(default=100, ge=2)
+    """Plans per iteration."""
+    iterations: int = Field(default=2, ge=1)
+    """Times that the mean is moved."""
+    temperature: float = Field(default=0.3, gt=0)
+    """In standard deviations of the candidates' worth: low follows the best, high averages."""
+    particles: int = Field(default=1, ge=1)
+    """Imagined worlds per plan and member."""
+    propagation: Literal["ts_inf", "ts_1"] = "ts_inf"
+    """`ts_inf`: a particle stays with its member of the ensemble. `ts_1`: it changes member at every step."""
+    correlation: float = Field(default=0.6, ge=0, lt=1)
+    """Of the draws of neighbouring steps."""
+    width: float = Field(default=0.7, gt=0)
+    """Standard deviation of the draws, as a share of half the range of an action."""
+
+
+Planning = Annotated[CemPlanning | MppiPlanning, Field(discriminator="kind")]
+PLANNING: TypeAdapter[CemPlanning | MppiPlanning] = TypeAdapter(Planning)
+
+
+class ModelPlanner(Policy):
+    """An ensemble of worlds and a planner in them. Until the ensemble has been shown anything it acts at random."""
+
+    kind: ClassVar[str] = "model_planner"
+
+    def __init__(
+        self,
+        spaces: Spaces,
+        network: MlpConfig,
+        *,
+        seed: int,
+        members: int = 5,
+        planning: CemPlanning | MppiPlanning | None = None,
+        reward: str | None = None,
+    ) -> None:
+        super().__init__(spaces, network)
+        actions = spaces.actions
+        if not isinstance(actions, Bounds) or not actions.finite or spaces.inputs.one_hot:
+            seen = "numbered states" if spaces.inputs.one_hot else f"observations of {spaces.inputs.size} numbers"
+            raise ConfigError(
+                f"a planner in a learnt world needs a box of observations and a box of actions with finite bounds, "
+                f"got {seen} and {actions}"
+            )
+        if reward is not None and reward not in KNOWN:
+            raise ConfigError(f"reward {reward!r} is not known; known: {', '.join(KNOWN)}")
+        self.planning, self.reward = planning or CemPlanning(), reward
+        size = spaces.inputs.size
+        self.ensemble = Ensemble(members, seen=size, actions=actions.size, network=network, seed=seed)
+
+    def acting(self) -> "ActPlanning":
+        actions = self.spaces.actions
+        assert isinstance(actions, Bounds)
+        world = Imagination(world=self.ensemble.folded(), bounds=actions, reward=self.reward)
+        return ActPlanning(world=world, planning=self.planning, ready=self.ensemble.ready)
+
+    def extras(self) -> Mapping[str, Any]:
+        return {"members": self.ensemble.members, "planning": self.planning.model_dump(), "reward": self.reward}
+
+    @classmethod
+    def made(cls, spaces: Spaces, network: MlpConfig, extras: Mapping[str, Any]) -> Self:
+        return cls(
+            spaces,
+            network,
+            seed=0,
+            members=extras["members"],
+            planning=PLANNING.validate_python(extras["planning"]),
+            reward=extras["reward"],
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Imagination:
+    """A learnt world in which plans are tried."""
+
+    world: Folded
+    bounds: Bounds
+    reward: str | None
+    """A known one, by name; None: the learnt one."""
+
+    @torch.no_grad()
+    def worth(self, seen: Tensor, plans: Tensor, noise: Tensor, *, mixing: bool) -> Tensor:
+        """What plans `[B, C, H, A]` in [-1, 1] are paid from `seen` `[B, O]` on, mean over particles -> `[B, C]`.
+
+        `noise` `[B, H, K, p, O]`, standard normal, is the same for all plans, so that they differ by what they do
+        (common random numbers). `mixing`: particles change members at every step.
+        """
+        environments, candidates, horizon, size = plans.shape
+        members, particles = noise.shape[2:4]
+        count = environments * candidates
+        actions = self.scaled(plans).permute(2, 0, 1, 3).reshape(horizon, count, size)
+        drive = self.world.drive(actions)
+        now = seen.repeat_interleave(candidates, dim=0).expand(members, particles, count, -1).contiguous()
+        luck = noise.permute(1, 2, 3, 0, 4)  # [H, K, p, B, O]
+        total = seen.new_zeros(count)
+        for step in range(horizon):
+            mean, spread, paid = self.world.change(now, drive[step])
+            drawn = spread.view(members, particles, environments, candidates, -1) * luck[step].unsqueeze(3)
+            after = now + mean + drawn.view_as(mean)
+            if self.reward is not None:
+                paid = KNOWN[self.reward](now, actions[step], after)
+            total += paid.mean(dim=(0, 1))
+            now = after.roll(1, dims=0) if mixing else after
+        return total.view(environments, candidates)
+
+    def scaled(self, plans: Tensor) -> Tensor:
+        """[-1, 1] -> the box of actions."""
+        low, high = plans.new_tensor(self.bounds.low), plans.new_tensor(self.bounds.high)
+        return low + 0.5 * (high - low) * (plans + 1.0)
+
+
+@dataclass
+class ActPlanning:
+    """Plans before every decision, beginning with the rest of the last plan; `best` draws as `decide` does, from random
+    numbers of its own."""
+
+    world: Imagination
+    planning: CemPlanning | MppiPlanning
+    ready: bool
+    plan: Tensor | None = None
+    """`[B, H, A]` in [-1, 1]: what was planned last."""
+    asked: int = field(default=0)
+    """Calls of `best`."""
+
+    def noise(self, draws: np.random.Generator, shape: tuple[int, ...]) -> Floats:
+        """Two whole numbers, of which a decision's draws are made."""
+        return draws.integers(0, KEYS, (*shape, 2)).astype(np.float32)
+
+    def decide(self, seen: Array, noise: Floats) -> tuple[Array, Floats]:
+        """Nobody knows how likely a plan was: log-probabilities are NaN."""
+        first = self._planned(seen, noise) if self.ready else self._at_random(noise)
+        chosen = self.world.scaled(first).numpy().reshape(-1, *self.world.bounds.shape)
+        return chosen, np.full(len(seen), np.nan, np.float32)
+
+    def best(self, seen: Array) -> Array:
+        self.asked += 1
+        keys = generator(0, "best", self.asked).integers(0, KEYS, (len(seen), 2))
+        return self.decide(seen, keys.astype(np.float32))[0]
+
+    def _at_random(self, noise: Floats) -> Tensor:
+        drawn = [_draws(row).uniform(-1.0, 1.0, self.world.bounds.size) for row in noise]
+        return torch.from_numpy(np.stack(drawn).astype(np.float32))
+
+    @torch.no_grad()
+    def _planned(self, seen: Array, noise: Floats) -> Tensor:
+        planning, count = self.planning, len(seen)
+        flat = torch.from_numpy(np.ascontiguousarray(seen.reshape(count, -1), dtype=np.float32))
+        draws, luck = self._drawn(noise)
+        mean, fresh = self._begin(count), max(1, planning.candidates // FRESH)
+        std = torch.full_like(mean, planning.width)
+        for iteration in range(planning.iterations):
+            middle = mean.unsqueeze(1).repeat(1, planning.candidates, 1, 1)
+            if iteration == 0:
+                middle[:, :fresh] = 0.0
+            middle[:, fresh] = mean
+            step = draws[:, iteration] * std.unsqueeze(1)
+            step[:, fresh] = 0.0  # the mean itself is among them
+            plans = (middle + step).clamp_(-1.0, 1.0)
+            worth = self.world.worth(flat, plans, luck, mixing=planning.propagation == "ts_1")
+            mean, std = refined(planning, plans, worth, std)
+        self.plan = mean
+        return mean[:, 0]
+
+    def _begin(self, count: int) -> Tensor:
+        """The rest of the last plan, and nothing at its end; nothing at all without one of as many environments."""
+        shape = (count, self.planning.horizon, self.world.bounds.size)
+        if self.plan is None or self.plan.shape != shape:
+            return torch.zeros(shape)
+        return torch.cat((self.plan[:, 1:], torch.zeros_like(self.plan[:, :1])), dim=1)
+
+    def _drawn(self, noise: Floats) -> tuple[Tensor, Tensor]:
+        """Standard normal draws for plans `[B, iterations, C, H, A]`, correlated along H, and for worlds
+        `[B, H, K, p, O]`."""
+        planning, world = self.planning, self.world.world
+        members, size = world.of_seen.shape[:2]
+        plans = (planning.iterations, planning.candidates, planning.horizon, self.world.bounds.size)
+        worlds = (planning.horizon, members, planning.particles, size)
+        pairs = [
+            (draws.standard_normal(plans, np.float32), draws.standard_normal(worlds, np.float32))
+            for draws in map(_draws, noise)
+        ]
+        steps = np.stack([plan for plan, _ in pairs])
+        kept, new = planning.correlation, float(np.sqrt(1.0 - planning.correlation**2))
+        for step in range(1, planning.horizon):
+            steps[..., step, :] = kept * steps[..., step - 1, :] + new * steps[..., step, :]
+        return torch.from_numpy(steps), torch.from_numpy(np.stack([luck for _, luck in pairs]))
+
+
+def refined(planning: CemPlanning | MppiPlanning, plans: Tensor, worth: Tensor, std: Tensor) -> tuple[Tensor, Tensor]:
+    """Mean and standard deviation `[B, H, A]` of the next draws, given plans `[B, C, H, A]` worth `[B, C]`."""
+    if isinstance(planning, MppiPlanning):
+        scale = planning.temperature * worth.std(dim=1, keepdim=True).clamp_min(1e-6)
+        weight = torch.softmax((worth - worth.amax(dim=1, keepdim=True)) / scale, dim=1)
+        return torch.einsum("bc,bcha->bha", weight, plans), std
+    best = worth.topk(min(planning.elites, worth.shape[1]), dim=1).indices
+    elite = plans.gather(1, best[:, :, None, None].expand(-1, -1, *plans.shape[2:]))
+    return elite.mean(dim=1), elite.std(dim=1, correction=0).clamp_min(0.02)
+
+
+def _draws(key: Floats) -> np.random.Generator:
+    first, second = (int(part) for part in cast("list[float]", key.tolist()))
+    return generator(first, "plan", second)

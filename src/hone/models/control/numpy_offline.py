@@ -1,0 +1,140 @@
+"""Deciding in numpy by networks that learnt from a log: within a box, within what the log did, by the best of several.
+
+Belongs here: the kinds of `offline_networks.py` as `Acting`. The protocol and the common kinds are in `acting.py`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+
+from hone.core.random import generator
+from hone.models.control.mlp import Bounds, Choices, Floats, Inputs
+from hone.models.control.numpy_policies import LOG_TWO_PI, Array
+
+Network = Callable[[Floats], Floats]
+
+
+def scaled(unit: Floats, actions: Bounds) -> Array:
+    """Points in [-1, 1] `[n, a]` -> actions of the world `[n, *action]`, never outside its bounds."""
+    low, high = np.asarray(actions.low, np.float32), np.asarray(actions.high, np.float32)
+    chosen = low + 0.5 * (high - low) * (unit + np.float32(1.0))
+    return np.clip(chosen, low, high).reshape(-1, *actions.shape)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActBounded:
+    """A normal distribution around tanh of the outputs, cut off at the bounds of the box."""
+
+    network: Network
+    inputs: Inputs
+    actions: Bounds
+    log_std: Floats
+    """`[actions]` on the scale where the box is [-1, 1]."""
+
+    def noise(self, draws: np.random.Generator, shape: tuple[int, ...]) -> Floats:
+        return draws.standard_normal((*shape, self.actions.size), dtype=np.float32)
+
+    def decide(self, seen: Array, noise: Floats) -> tuple[Array, Floats]:
+        """The density told is that of the draw before it was cut off."""
+        mean = np.tanh(self.network(self.inputs.array(seen)))
+        reach = 0.5 * (np.asarray(self.actions.high) - np.asarray(self.actions.low))
+        offset = self.log_std.sum() + np.log(reach).sum() + 0.5 * LOG_TWO_PI * self.actions.size
+        logp = -0.5 * (noise * noise).sum(axis=1) - offset
+        unit = np.clip(mean + np.exp(self.log_std) * noise, -1.0, 1.0)
+        return scaled(unit, self.actions), logp.astype(np.float32)
+
+    def best(self, seen: Array) -> Array:
+        return scaled(np.tanh(self.network(self.inputs.array(seen))), self.actions)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActAdmissible:
+    """The action of the highest value among those at least `threshold` times as likely as the likeliest in the log."""
+
+    network: Network
+    behaviour: Network
+    inputs: Inputs
+    actions: Choices
+    threshold: float
+
+    def noise(self, draws: np.random.Generator, shape: tuple[int, ...]) -> Floats:
+        return draws.random((*shape, 0), dtype=np.float32)
+
+    def decide(self, seen: Array, noise: Floats) -> tuple[Array, Floats]:
+        return self.best(seen), np.zeros(len(noise), np.float32)
+
+    def best(self, seen: Array) -> Array:
+        x = self.inputs.array(seen)
+        logits = self.behaviour(x)
+        allowed = np.exp(logits - logits.max(axis=1, keepdims=True)) >= self.threshold
+        return np.where(allowed, self.network(x), -np.inf).argmax(axis=1) + self.actions.start
+
+
+class Proposes(Protocol):
+    """Actions to choose among."""
+
+    def __call__(self, x: Floats, noise: Floats) -> Floats:
+        """Encoded observations `[n, size]`, noise `[n, width]` -> actions `[n, a]` in [-1, 1]."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Generated:
+    """Decoded from codes of the log's actions, then moved by at most `reach`."""
+
+    decoder: Network
+    perturbation: Network
+    reach: float
+    limit: float
+    """Of the codes."""
+
+    def __call__(self, x: Floats, noise: Floats) -> Floats:
+        code = np.clip(noise, -self.limit, self.limit)
+        unit = np.tanh(self.decoder(np.concatenate((x, code), axis=1)))
+        by = self.reach * np.tanh(self.perturbation(np.concatenate((x, unit), axis=1)))
+        return np.clip(unit + by, -1.0, 1.0).astype(np.float32)
+
+
+@dataclass(frozen=True, slots=True)
+class Squashed:
+    """Drawn from a squashed Gaussian."""
+
+    network: Network
+    log_std: tuple[float, float]
+    """Bounds of its log standard deviation."""
+
+    def __call__(self, x: Floats, noise: Floats) -> Floats:
+        mean, log_std = np.split(self.network(x), 2, axis=1)
+        return np.tanh(mean + np.exp(np.clip(log_std, *self.log_std)) * noise).astype(np.float32)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActBestOf:
+    """Proposes `samples` actions, and takes the one that the critic finds best. Nobody knows its density: NaN."""
+
+    proposes: Proposes
+    critic: Network
+    inputs: Inputs
+    actions: Bounds
+    samples: int
+    width: int
+    """Random numbers of one proposal."""
+
+    def noise(self, draws: np.random.Generator, shape: tuple[int, ...]) -> Floats:
+        return draws.standard_normal((*shape, self.samples, self.width), dtype=np.float32)
+
+    def decide(self, seen: Array, noise: Floats) -> tuple[Array, Floats]:
+        count = len(noise)
+        x = np.repeat(self.inputs.array(seen), self.samples, axis=0)
+        unit = self.proposes(x, noise.reshape(count * self.samples, self.width))
+        worth = self.critic(np.concatenate((x, unit), axis=1)).reshape(count, self.samples)
+        best = unit.reshape(count, self.samples, -1)[np.arange(count), worth.argmax(axis=1)]
+        return scaled(best, self.actions), np.full(count, np.nan, np.float32)
+
+    def best(self, seen: Array) -> Array:
+        """By the same proposals everywhere, so that a judgement is repeatable."""
+        draws = generator(0, "best of", self.samples)
+        noise = draws.standard_normal((self.samples, self.width), dtype=np.float32)
+        return self.decide(seen, np.broadcast_to(noise, (len(seen), *noise.shape)))[0]

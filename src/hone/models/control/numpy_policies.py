@@ -1,0 +1,147 @@
+"""Deciding in numpy: one class per kind of policy, all of them with the same three methods.
+
+Belongs here: turning the outputs of a small network into a choice and its log-probability, without torch and without
+global randomness: `noise` makes the random numbers for a whole rollout, `decide` uses one row of them.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hone.models.control.mlp import Bounds, Choices, Floats, Inputs
+
+LOG_TWO_PI = math.log(2.0 * math.pi)
+LOG_STD_RANGE = (-20.0, 2.0)
+"""A squashed Gaussian's log standard deviation is kept in here (Haarnoja et al., 2018)."""
+
+Array = NDArray[np.generic]
+
+
+class Acting(Protocol):
+    """Whoever decides, `n` observations at a time."""
+
+    def noise(self, draws: np.random.Generator, shape: tuple[int, ...]) -> Floats:
+        """Random numbers for decisions of this `shape` -> `[*shape, *what one decision needs]`."""
+        ...
+
+    def decide(self, seen: Array, noise: Floats) -> tuple[Array, Floats]:
+        """`[n, *observation]` -> choices `[n, *action]`, their log-probabilities (densities) `[n]` in nats."""
+        ...
+
+    def best(self, seen: Array) -> Array:
+        """The mode of the policy -> `[n, *action]`."""
+        ...
+
+
+class Decides(Protocol):
+    """A policy of any make: a network, a table."""
+
+    def acting(self) -> Acting:
+        """Whoever decides by it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActCategorical:
+    """Softmax of the outputs, sampled by inverse CDF."""
+
+    network: Callable[[Floats], Floats]
+    inputs: Inputs
+    actions: Choices
+
+    def noise(self, draws: np.random.Generator, shape: tuple[int, ...]) -> Floats:
+        return draws.random(shape, dtype=np.float32)
+
+    def decide(self, seen: Array, noise: Floats) -> tuple[Array, Floats]:
+        logits = self.network(self.inputs.array(seen))
+        logits -= logits.max(axis=1, keepdims=True)
+        cumulated = np.exp(logits).cumsum(axis=1)
+        total = cumulated[:, -1]
+        chosen = (cumulated[:, :-1] <= (noise * total)[:, None]).sum(axis=1)
+        return chosen + self.actions.start, logits[np.arange(len(chosen)), chosen] - np.log(total)
+
+    def best(self, seen: Array) -> Array:
+        return self.network(self.inputs.array(seen)).argmax(axis=1) + self.actions.start
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActGreedy:
+    """The action of the highest value, or with probability `epsilon` any action."""
+
+    network: Callable[[Floats], Floats]
+    inputs: Inputs
+    actions: Choices
+    epsilon: float = 0.0
+
+    def noise(self, draws: np.random.Generator, shape: tuple[int, ...]) -> Floats:
+        return draws.random((*shape, 2), dtype=np.float32)
+
+    def decide(self, seen: Array, noise: Floats) -> tuple[Array, Floats]:
+        best, count = self.network(self.inputs.array(seen)).argmax(axis=1), self.actions.count
+        explored = np.minimum((noise[:, 1] * count).astype(np.int64), count - 1)
+        chosen = np.where(noise[:, 0] < self.epsilon, explored, best)
+        probability = self.epsilon / count + (chosen == best) * (1.0 - self.epsilon)
+        return chosen + self.actions.start, np.log(probability).astype(np.float32)
+
+    def best(self, seen: Array) -> Array:
+        return self.network(self.inputs.array(seen)).argmax(axis=1) + self.actions.start
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActGaussian:
+    """A normal distribution around the outputs; its choices may lie outside any box, so the world clips them."""
+
+    network: Callable[[Floats], Floats]
+    inputs: Inputs
+    actions: Bounds
+    log_std: Floats
+    """`[actions]`"""
+
+    def noise(self, draws: np.random.Generator, shape: tuple[int, ...]) -> Floats:
+        return draws.standard_normal((*shape, self.actions.size), dtype=np.float32)
+
+    def decide(self, seen: Array, noise: Floats) -> tuple[Array, Floats]:
+        mean = self.network(self.inputs.array(seen))
+        chosen = mean + np.exp(self.log_std) * noise
+        logp = -0.5 * (noise * noise).sum(axis=1) - (self.log_std.sum() + 0.5 * LOG_TWO_PI * self.actions.size)
+        return chosen.reshape(-1, *self.actions.shape), logp.astype(np.float32)
+
+    def best(self, seen: Array) -> Array:
+        return self.network(self.inputs.array(seen)).reshape(-1, *self.actions.shape)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActSquashed:
+    """tanh of a normal distribution, scaled to the box. Outputs are means, then log standard deviations."""
+
+    network: Callable[[Floats], Floats]
+    inputs: Inputs
+    actions: Bounds
+
+    def noise(self, draws: np.random.Generator, shape: tuple[int, ...]) -> Floats:
+        return draws.standard_normal((*shape, self.actions.size), dtype=np.float32)
+
+    def decide(self, seen: Array, noise: Floats) -> tuple[Array, Floats]:
+        outputs, size = self.network(self.inputs.array(seen)), self.actions.size
+        mean, log_std = outputs[:, :size], np.clip(outputs[:, size:], *LOG_STD_RANGE)
+        raw = mean + np.exp(log_std) * noise
+        # log(1 - tanh(x)^2) = 2 (log 2 - x - softplus(-2x)), which neither overflows nor cancels
+        slope = 2.0 * (math.log(2.0) - raw - np.logaddexp(0.0, -2.0 * raw))
+        logp = (-0.5 * noise * noise - log_std - 0.5 * LOG_TWO_PI - slope).sum(axis=1)
+        low, high = self._box()
+        return self._scaled(raw), (logp - np.log(0.5 * (high - low)).sum()).astype(np.float32)
+
+    def best(self, seen: Array) -> Array:
+        return self._scaled(self.network(self.inputs.array(seen))[:, : self.actions.size])
+
+    def _box(self) -> tuple[Floats, Floats]:
+        return np.asarray(self.actions.low, np.float32), np.asarray(self.actions.high, np.float32)
+
+    def _scaled(self, raw: Floats) -> Array:
+        low, high = self._box()
+        chosen = low + 0.5 * (high - low) * (np.tanh(raw) + np.float32(1.0))
+        return np.clip(chosen, low, high).reshape(-1, *self.actions.shape)

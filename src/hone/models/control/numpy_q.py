@@ -1,0 +1,107 @@
+"""Deciding by action values in numpy: their mirror, chance in the weights, and a softmax of them.
+
+Belongs here: what `value_networks.py` needs to act without torch. The plain greedy choice is `acting.ActGreedy`.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from hone.models.control.mlp import Choices, Floats, Inputs, NumpyMlp
+from hone.models.control.numpy_policies import Array
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NumpyNoisyMlp:
+    """A `NoisyMlp` in numpy. Called without noise it is the network of the means."""
+
+    mean: NumpyMlp
+    sigma: tuple[tuple[Floats, Floats], ...]
+    """Scales of the weight `[in, out]` and bias `[out]` of each layer."""
+
+    def __call__(self, x: Floats) -> Floats:
+        """`[n, inputs]` -> `[n, outputs]` by the means."""
+        return self.mean(x)
+
+    def drawn(self, x: Floats, noise: Floats) -> Floats:
+        """The same with a draw of all weights for each row, `noise` `[n, noise_size]`.
+
+        x (W + S o f_in f_out') = x W + ((x o f_in) S) o f_out: no row's weights are ever written out.
+        """
+        factors = np.sign(noise) * np.sqrt(np.abs(noise))
+        start, last = 0, len(self.sigma) - 1
+        for number, ((weight, offset), (spread, shift)) in enumerate(zip(self.mean.layers, self.sigma, strict=True)):
+            inputs, outputs = weight.shape
+            before, after = factors[:, start : start + inputs], factors[:, start + inputs : start + inputs + outputs]
+            start += inputs + outputs
+            spreading = (x * before) @ spread
+            x = x @ weight
+            x += offset + (spreading + shift) * after
+            if number < last:
+                x = self.mean.activated(x)
+        return x
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NumpyValues:
+    """The outputs of a network as expected returns of choices."""
+
+    network: NumpyMlp | NumpyNoisyMlp
+    size: int
+    """Numbers a choice."""
+    dueling: bool
+    atoms: Floats | None
+    """`[size]` returns that logits are of; None: the numbers are returns themselves."""
+
+    def __call__(self, x: Floats) -> Floats:
+        """`[n, inputs]` -> `[n, choices]`."""
+        return self.table(self.network(x))
+
+    def table(self, raw: Floats) -> Floats:
+        """`[n, outputs]` -> `[n, choices]`."""
+        if self.size == 1 and not self.dueling:
+            return raw
+        streams = raw.reshape(len(raw), -1, self.size)
+        if self.dueling:
+            value, advantage = streams[:, :1], streams[:, 1:]
+            streams = value + (advantage - advantage.mean(axis=1, keepdims=True))
+        if self.atoms is None:
+            return streams.mean(axis=2)
+        likely = np.exp(streams - streams.max(axis=2, keepdims=True))
+        return (likely @ self.atoms) / likely.sum(axis=2)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ActNoisy:
+    """The greatest value by weights with noise in them, drawn once for all the decisions of a rollout: so the policy
+    explores in one direction for a while (Fortunato et al., 2018). Its mode acts by the means."""
+
+    values: NumpyValues
+    inputs: Inputs
+    actions: Choices
+    noise_size: int
+
+    def noise(self, draws: np.random.Generator, shape: tuple[int, ...]) -> Floats:
+        drawn = draws.standard_normal(self.noise_size, dtype=np.float32)
+        return np.broadcast_to(drawn, (*shape, self.noise_size))
+
+    def decide(self, seen: Array, noise: Floats) -> tuple[Array, Floats]:
+        """The probability of a choice is an integral over the weights that nobody takes: NaN."""
+        network = self.values.network
+        assert isinstance(network, NumpyNoisyMlp)
+        best = self.values.table(network.drawn(self.inputs.array(seen), noise)).argmax(axis=1)
+        return best + self.actions.start, np.full(len(best), np.nan, dtype=np.float32)
+
+    def best(self, seen: Array) -> Array:
+        return self.values(self.inputs.array(seen)).argmax(axis=1) + self.actions.start
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Sharpened:
+    """Values over a temperature: the logits of a Boltzmann policy."""
+
+    values: NumpyValues
+    temperature: float
+
+    def __call__(self, x: Floats) -> Floats:
+        return self.values(x) / np.float32(self.temperature)

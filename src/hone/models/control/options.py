@@ -1,0 +1,168 @@
+"""Policies over courses of action: a table over given options, and the option-critic's networks.
+
+Belongs here: what such a policy holds and says in torch. Deciding is `acting_options.py`.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hone.core.errors import ConfigError
+from hone.models.control.actor_critic import Policy, categorical
+from hone.models.control.mlp import Choices, Mlp, MlpConfig, Spaces
+from hone.models.control.numpy_options import ActCalled, ActOptionCritic
+from hone.models.control.numpy_policies import Acting
+
+
+class OptionTable(Policy):
+    """Values of `options` given courses of action in `inputs.size` states, and the courses themselves, as a table."""
+
+    kind = "option_table"
+
+    def __init__(self, spaces: Spaces, network: MlpConfig, *, options: int) -> None:
+        super().__init__(spaces, network)
+        states = spaces.inputs.size
+        if not spaces.inputs.one_hot or not isinstance(spaces.actions, Choices):
+            raise ConfigError("a table of options needs numbered states and actions")
+        self.register_buffer("values", torch.zeros(states, options, dtype=torch.float64))
+        self.register_buffer("policies", torch.zeros(options, states, dtype=torch.int64))
+        self.register_buffer("stops", torch.ones(options, states, dtype=torch.float64))
+        self.register_buffer("begins", torch.ones(options, states, dtype=torch.bool))
+        self.epsilon = 0.0
+
+    def give(self, policies: NDArray[np.int64], stops: NDArray[np.float64], begins: NDArray[np.bool_]) -> None:
+        """The courses of action, `[options, S]` each."""
+        for name, given in (("policies", policies), ("stops", stops), ("begins", begins)):
+            self.get_buffer(name).copy_(torch.from_numpy(given))
+
+    def table(self, name: str) -> NDArray[Any]:
+        """`values` `[S, options]`, or `policies`, `stops`, `begins` `[options, S]`; shares the policy's memory."""
+        return self.get_buffer(name).numpy()
+
+    def acting(self) -> Acting:
+        assert isinstance(self.spaces.actions, Choices)
+        return ActCalled(
+            values=self.table("values"),
+            policies=self.table("policies"),
+            stops=self.table("stops"),
+            begins=self.table("begins"),
+            inputs=self.spaces.inputs,
+            actions=self.spaces.actions,
+            epsilon=self.epsilon,
+        )
+
+    def extras(self) -> Mapping[str, Any]:
+        return {"options": len(self.get_buffer("policies"))}
+
+    @classmethod
+    def made(cls, spaces: Spaces, network: MlpConfig, extras: Mapping[str, Any]) -> Self:
+        return cls(spaces, network, options=int(extras["options"]))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OptionJudgement:
+    """What the option-critic says of decisions taken."""
+
+    logp: Tensor
+    """`[n]` nats, of the action within its option."""
+    entropy: Tensor
+    """`[n]` nats."""
+    worth: Tensor
+    """`[n]` Q(s, option)."""
+    stop: Tensor
+    """`[n]` chance that the option that was under way stops here; 0 where none was."""
+    gain: Tensor
+    """`[n]` what going on with it is worth more than choosing anew: Q(s, under way) - V(s); 0 where none was."""
+
+
+class OptionCritic(Policy):
+    """Values of `options`, a policy within each, and where each stops (Bacon, Harb & Precup, 2017, 1609.05140)."""
+
+    kind = "option_critic"
+
+    def __init__(self, spaces: Spaces, network: MlpConfig, *, seed: int, options: int, epsilon: float) -> None:
+        super().__init__(spaces, network)
+        if not isinstance(spaces.actions, Choices):
+            raise ConfigError(f"option_critic acts on a finite set of actions, got {spaces.actions}")
+        size, self.options, self.epsilon = spaces.inputs.size, options, epsilon
+        self.actions = spaces.actions.count
+        self.values = Mlp(size, options, network, seed=seed, stream="option_values")
+        self.within = Mlp(size, options * self.actions, network, seed=seed, stream="within", gain=0.01)
+        self.ends = Mlp(size, options, network, seed=seed, stream="ends", gain=0.01)
+
+    def read(self, seen: Tensor) -> tuple[Tensor, Tensor]:
+        """`[n, ...]` of a world with a memory -> network inputs `[n, size]`, option under way `[n]`, or -1."""
+        inputs = self.spaces.inputs
+        if inputs.one_hot:
+            state, memory = seen.long() // (self.options + 1), seen.long() % (self.options + 1)
+            return inputs.tensor(state + inputs.start), memory - 1
+        columns = seen[:, inputs.size :]
+        if columns.shape[1] == 0:  # a world that remembers nothing
+            return inputs.tensor(seen), torch.full((len(seen),), -1, device=seen.device)
+        under_way = torch.where(columns.any(dim=1), columns.argmax(dim=1), -1)
+        return inputs.tensor(seen[:, : inputs.size]), under_way
+
+    def choices(self, chosen: Tensor) -> tuple[Tensor, Tensor]:
+        """Option and action `[n]` of what was done in a world with a memory."""
+        said = chosen.long() // self.actions
+        return said % self.options, chosen.long() % self.actions
+
+    def judge(self, seen: Tensor, chosen: Tensor) -> OptionJudgement:
+        """What the policy says now of what was chosen then."""
+        x, memory = self.read(seen)
+        option, action = self.choices(chosen)
+        values = self.values(x)
+        table = self.within(x).view(len(x), self.options, self.actions)
+        logits = table.gather(1, option[:, None, None].expand(-1, 1, self.actions)).squeeze(1)
+        logp, entropy = categorical(logits, action)
+        under_way, place = memory >= 0, memory.clamp(min=0)[:, None]
+        stop = torch.sigmoid(self.ends(x).gather(1, place).squeeze(1))
+        now = values.detach()
+        gain = now.gather(1, place).squeeze(1) - self.anew(now)
+        return OptionJudgement(
+            logp=logp,
+            entropy=entropy(),
+            worth=values.gather(1, option[:, None]).squeeze(1),
+            stop=torch.where(under_way, stop, torch.zeros_like(stop)),
+            gain=torch.where(under_way, gain, torch.zeros_like(gain)),
+        )
+
+    def anew(self, values: Tensor) -> Tensor:
+        """V(s) `[n]` of choosing among `values` `[n, options]`, epsilon-greedily."""
+        return (1.0 - self.epsilon) * values.amax(dim=1) + self.epsilon * values.mean(dim=1)
+
+    def worth(self, seen: Tensor, chosen: Tensor) -> Tensor:
+        """Q(s, option) `[n]` of what was chosen."""
+        x, _ = self.read(seen)
+        return self.values(x).gather(1, self.choices(chosen)[0][:, None]).squeeze(1)
+
+    def arriving(self, seen: Tensor) -> Tensor:
+        """U(s, under way) `[n]` = (1 - stop) Q(s, under way) + stop V(s): worth before it is known who decides."""
+        x, memory = self.read(seen)
+        values, place = self.values(x), memory.clamp(min=0)[:, None]
+        stop = torch.where(memory >= 0, torch.sigmoid(self.ends(x).gather(1, place).squeeze(1)), 1.0)
+        return (1.0 - stop) * values.gather(1, place).squeeze(1) + stop * self.anew(values)
+
+    def acting(self) -> Acting:
+        assert isinstance(self.spaces.actions, Choices)
+        return ActOptionCritic(
+            values=self.values.numpy(),
+            within=self.within.numpy(),
+            ends=self.ends.numpy(),
+            inputs=self.spaces.inputs,
+            actions=self.spaces.actions,
+            options=self.options,
+            epsilon=self.epsilon,
+        )
+
+    def extras(self) -> Mapping[str, Any]:
+        return {"options": self.options, "epsilon": self.epsilon}
+
+    @classmethod
+    def made(cls, spaces: Spaces, network: MlpConfig, extras: Mapping[str, Any]) -> Self:
+        return cls(spaces, network, seed=0, options=int(extras["options"]), epsilon=float(extras["epsilon"]))

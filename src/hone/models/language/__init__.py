@@ -1,0 +1,1 @@
+"""The decoder transformer, its kernels, tokenizers and Hugging Face folders."""

@@ -1,0 +1,261 @@
+"""Arithmetic in which what a token gets depends on its own text alone, to the bit: not on what else is computed.
+
+Belongs here: the linear layers and the attention that a generation engine and, with `exactness = "bitwise"`, the
+trainer share. Matrix products add up in an order that their shape decides, so every row gets the shape of a product
+that its own position fixes, whoever else is in it. How a row lies among others never changes how it is added up.
+"""
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Final, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from hone.core.ragged import Ints
+from hone.models.language.packed_attention import Attend, PackedAttention
+from hone.models.packing import Packed, texts_of
+
+TILE: Final = 16
+"""Rows of a product are padded to multiples of it. MKL switches kernels below 11 to 16 rows, depending on the shape."""
+STRIDE: Final = 32
+"""Keys are read in multiples of so many; a multiple of TILE."""
+_MOST: Final = 256
+"""Rows of the largest linear product that is tried."""
+_PROBE_ELEMENTS: Final = 1 << 24
+"""Weights up to this size are replaced by random numbers for the measurement."""
+_SCORES: Final = 1 << 22
+"""Scores that live at once."""
+
+
+def padded(rows: int) -> int:
+    """The next multiple of TILE."""
+    return -(-rows // TILE) * TILE
+
+
+def to_tiles(x: Tensor) -> Tensor:
+    """`x` `[n, ...]` with zeros behind it, up to a multiple of TILE."""
+    missing = padded(len(x)) - len(x)
+    return torch.cat((x, x.new_zeros(missing, *x.shape[1:]))) if missing else x
+
+
+@dataclass
+class RowLinear:
+    """`F.linear` for a number of rows that is a multiple of TILE; on CUDA it is `F.linear` itself.
+
+    A row's value is, by definition, what a product of TILE rows gives; larger products are used up to the size at which
+    this machine was seen to give the same bits. Gradients are plain products.
+    """
+
+    exact: bool = True
+    """Whether every shape so far gave the same bits in each place of a tile; always False on CUDA."""
+    _limits: dict[tuple[object, ...], int] = field(default_factory=dict[tuple[object, ...], int])
+
+    @property
+    def tile(self) -> int:
+        return TILE
+
+    def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+        return _Linear.apply(x, weight, bias, self)
+
+    def product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        # The way a product is split over threads is part of how it adds.
+        kind = (weight.shape, weight.dtype, bias is None, torch.get_num_threads())
+        limit = self._limits.get(kind)
+        if limit is None:
+            limit = self._limits[kind] = self._measure(weight, bias)
+        if x.shape[0] <= limit:
+            return functional.linear(x, weight, bias)
+        return torch.cat([functional.linear(part, weight, bias) for part in x.contiguous().split(limit)])
+
+    def _measure(self, weight: Tensor, bias: Tensor | None) -> int:
+        """Largest row count up to which every multiple of TILE gives the bits of TILE rows."""
+        if weight.is_cuda:
+            self.exact = False
+            return 1 << 62
+        draws = torch.Generator().manual_seed(0)
+        x = torch.randn(_MOST, weight.shape[1], generator=draws).to(weight.dtype)
+        if weight.numel() <= _PROBE_ELEMENTS:
+            weight = torch.randn(weight.shape, generator=draws).to(weight.dtype)
+        tiles = torch.cat([functional.linear(part, weight, bias) for part in x.split(TILE)])
+        turned = functional.linear(x[:TILE].flip(0).contiguous(), weight, bias).flip(0)
+        if not torch.equal(turned, tiles[:TILE]):
+            self.exact = False
+        for rows in range(2 * TILE, _MOST + 1, TILE):
+            if not torch.equal(functional.linear(x[:rows], weight, bias), tiles[:rows]):
+                return rows - TILE
+        return _MOST
+
+
+@dataclass(frozen=True, slots=True)
+class _Tiles:
+    """Query tiles that read the same number of keys, in one pair of products."""
+
+    take: Tensor
+    """`[m * heads * TILE]` rows of the queries `[T * heads, head_dim]`; a place without a token takes row 0."""
+    read: Tensor
+    """`[m * kv_heads * width]` rows of the keys `[slots * kv_heads, head_dim]`."""
+    mask: Tensor
+    """`[m, 1, TILE, STRIDE]` additive, for the last STRIDE keys; all earlier ones are seen."""
+
+
+class FixedAttention:
+    """Causal attention of T queries over keys that lie in slots.
+
+    TILE positions of a sequence are one tile, in which position p has row p % TILE and no other; a tile that ends at
+    position e reads ceil(e / STRIDE) * STRIDE keys. So the shape of both products, and the row in it, are functions of
+    a query's position: its bits cannot depend on whether its neighbours are there.
+    """
+
+    def __init__(
+        self, sequence: Ints, positions: Ints, slots: Ints, *, heads: int, kv_heads: int, device: torch.device
+    ) -> None:
+        """`sequence` `[T]` rows of `slots` `[B, L]`: where position p of each sequence lies; `positions` `[T]`."""
+        self._heads, self._kv_heads = heads, kv_heads
+        length = slots.shape[1] // TILE + 1
+        tiles, tile = np.unique(sequence * length + positions // TILE, return_inverse=True)
+        owner, base = tiles // length, tiles % length * TILE
+        width = -(-(base + TILE) // STRIDE) * STRIDE
+        order = np.argsort(width, kind="stable")
+        rank = np.empty_like(order)
+        rank[order] = np.arange(len(order))
+        place = ((rank[tile] * heads)[:, None] + np.arange(heads)) * TILE + (positions % TILE)[:, None]
+        take = np.zeros(len(order) * heads * TILE, np.int64)
+        take[place.reshape(-1)] = np.arange(place.size)
+        self._give = torch.from_numpy(place.reshape(-1)).to(device)
+        self._groups = [
+            _Tiles(
+                take=torch.from_numpy(take[start * heads * TILE : stop * heads * TILE]).to(device),
+                read=_read(slots, owner[order[start:stop]], int(width[order[start]]), kv_heads).to(device),
+                mask=_mask(base[order[start:stop]]).to(device),
+            )
+            for start, stop in _chunks(width[order], heads)
+        ]
+
+    def __call__(self, query: Tensor, keys: Tensor, values: Tensor) -> Tensor:
+        """`[T, heads, head_dim]`, twice `[slots, kv_heads, head_dim]` -> `[T, heads * head_dim]`."""
+        size = query.shape[-1]
+        q = (query * size**-0.5).reshape(-1, size)
+        k, v = keys.view(-1, size), values.view(-1, size)
+        mixed = torch.cat([self._attend(q, k, v, group) for group in self._groups])
+        return mixed.index_select(0, self._give).view(len(query), -1)
+
+    def _attend(self, query: Tensor, keys: Tensor, values: Tensor, group: _Tiles) -> Tensor:
+        items, size = len(group.mask) * self._kv_heads, query.shape[-1]
+        q = query.index_select(0, group.take).view(items, -1, size)
+        k = keys.index_select(0, group.read).view(items, -1, size)
+        v = values.index_select(0, group.read).view(items, -1, size)
+        if items == 1:  # a product over a batch of one takes another road than over several
+            q, k, v = q.expand(2, -1, -1), k.expand(2, -1, -1), v.expand(2, -1, -1)
+        scores = torch.bmm(q, k.transpose(1, 2))[:items]
+        scores.view(len(group.mask), self._heads, TILE, -1)[..., -STRIDE:].add_(group.mask)
+        weights = torch.softmax(scores, dim=-1)  # bfloat16: summed in float32, rounded once
+        if items == 1:
+            weights = weights.expand(2, -1, -1)
+        return torch.bmm(weights, v)[:items].view(-1, size)
+
+
+class ExactAttention:
+    """An `Attend` for one Packed batch: the values are FixedAttention's, the gradient that of PackedAttention.
+
+    A branch is a text of its own that begins with the trunk, so that shared prompts change no bit. Rows beyond the
+    packed tokens are padding, and get zeros.
+    """
+
+    def __init__(self, packed: Packed, *, heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> None:
+        sequence, slots = texts_of(packed)
+        positions, device = packed.positions.cpu().numpy(), packed.tokens.device
+        self._fixed = FixedAttention(sequence, positions, slots, heads=heads, kv_heads=kv_heads, device=device)
+        self._usual = PackedAttention(packed, heads=heads, kv_heads=kv_heads, head_dim=head_dim, dtype=dtype)
+        self._count = len(positions)
+
+    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        del layer
+        seen = (x[: self._count].contiguous() for x in (query, key, value))
+        out = _Attention.apply(*seen, self._fixed, self._usual)
+        return functional.pad(out, (0, 0, 0, len(query) - self._count))
+
+
+def exact_product(rows: RowLinear, weight: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+    """`(hidden [n, D], used) -> [n, len(used)]` logits as an engine computes them: over the whole output `weight`,
+    which may have more rows than the `used` part of the vocabulary."""
+    whole = weight.detach()
+
+    def product(hidden: Tensor, used: Tensor) -> Tensor:
+        return rows.product(to_tiles(hidden), whole, None)[: len(hidden), : len(used)]
+
+    return product
+
+
+class _LinearContext(Protocol):
+    saved_tensors: tuple[Tensor, Tensor]
+    needs_input_grad: tuple[bool, ...]
+
+    def save_for_backward(self, *tensors: Tensor) -> None: ...
+
+
+class _Linear(torch.autograd.Function):
+    """y = x w^T + b by rows;  dx = g w,  dw = g^T x,  db = sum g."""
+
+    @staticmethod
+    def forward(ctx: _LinearContext, x: Tensor, weight: Tensor, bias: Tensor | None, rows: RowLinear) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        return rows.product(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx: _LinearContext, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None, None]:
+        (x, weight), g = ctx.saved_tensors, grads[0]
+        to_x, to_weight, to_bias = ctx.needs_input_grad[:3]
+        return g @ weight if to_x else None, g.t() @ x if to_weight else None, g.sum(0) if to_bias else None, None
+
+
+class _AttentionContext(Protocol):
+    usual: Attend
+    saved_tensors: tuple[Tensor, ...]
+
+    def save_for_backward(self, *tensors: Tensor) -> None: ...
+
+
+class _Attention(torch.autograd.Function):
+    @staticmethod
+    def forward(
+        ctx: _AttentionContext, query: Tensor, key: Tensor, value: Tensor, fixed: FixedAttention, usual: Attend
+    ) -> Tensor:
+        ctx.save_for_backward(query, key, value)
+        ctx.usual = usual
+        return fixed(query, key, value)
+
+    @staticmethod
+    def backward(ctx: _AttentionContext, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        inputs = tuple(x.detach().requires_grad_() for x in ctx.saved_tensors)
+        with torch.enable_grad():
+            out = ctx.usual(0, *inputs)
+        return (*torch.autograd.grad(out, inputs, grads[0]), None, None)
+
+
+def _chunks(width: Ints, heads: int) -> Iterator[tuple[int, int]]:
+    """Runs of one width `[U]` ascending, cut so that their scores fit."""
+    ends = np.append(np.flatnonzero(np.diff(width)) + 1, len(width))
+    start = 0
+    for end in ends.tolist():
+        most = max(1, _SCORES // (int(width[start]) * heads * TILE)) if end else 1
+        while start < end:
+            stop = min(start + most, end)
+            yield start, stop
+            start = stop
+
+
+def _read(slots: Ints, owner: Ints, width: int, kv_heads: int) -> Tensor:
+    """Rows of the keys for each text in `owner` `[m]`; what lies beyond a text is masked, and reads slot 0."""
+    there = np.zeros((len(owner), width), np.int64)
+    known = slots[owner, :width]
+    there[:, : known.shape[1]] = known
+    rows = there[:, None, :] * kv_heads + np.arange(kv_heads)[None, :, None]
+    return torch.from_numpy(rows.reshape(-1))
+
+
+def _mask(base: Ints) -> Tensor:
+    seen = np.arange(STRIDE) <= (base % STRIDE)[:, None, None] + np.arange(TILE)[:, None]
+    return torch.zeros(seen.shape).masked_fill_(torch.from_numpy(~seen), -torch.inf)[:, None]

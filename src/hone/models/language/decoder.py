@@ -1,0 +1,345 @@
+"""One decoder transformer for Llama, Mistral, Qwen2 and Qwen3: RMSNorm, rotary positions, grouped-query attention.
+
+Belongs here: the layers' arithmetic on rows of tokens. Where keys are kept, and who may see whom, is an `Attend`:
+packed rows bring their own (attention.py), a generation engine brings its cache.
+
+Parameters are fused (`qkv`, `gate_up`) and query and key features are kept in interleaved pairs, so that a rotation is
+one complex product; folder.py translates both, exactly, to and from the names and order of Hugging Face.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Final, Literal, TypeAlias
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
+
+from hone.core.errors import DataError
+from hone.core.ragged import Ints
+from hone.models.language.batch_invariant import ExactAttention, FixedAttention, RowLinear, exact_product, to_tiles
+from hone.models.language.config import ModelConfig, Rope
+from hone.models.language.fused_ops import gated_silu, mixed_linear, rms_norm, rotate, tiled_linear
+from hone.models.language.packed_attention import Attend, PackedAttention
+from hone.models.language.token_logprobs import Kept, Likeliest, Outlook, Question, answered, likeliest, widened
+from hone.models.native.attention import NativeAttention, Texts
+from hone.models.native.layers import TYPES, add_norm, gated
+from hone.models.native.library import kernels, why_not
+from hone.models.native.products import tiles_in_use
+from hone.models.packing import Packed
+
+DTYPES: Final = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
+LinearFn: TypeAlias = Callable[[Tensor, Tensor, Tensor | None], Tensor]
+"""`(x [N, in], weight [out, in], bias [out] | None) -> [N, out]`."""
+Exactness = Literal["parity", "bitwise"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Arithmetic:
+    linear: LinearFn
+    kind: torch.dtype
+    """What lies between the stream's additions; the stream itself keeps the weights' type."""
+    steady: bool
+    """An element's bits do not depend on where in a tensor it lies."""
+
+
+def torch_dtype(name: str) -> torch.dtype:
+    """Raises DataError for a name that hone does not compute in."""
+    if name not in DTYPES:
+        raise DataError(f"dtype {name!r} is not supported; known: {', '.join(DTYPES)}")
+    return DTYPES[name]
+
+
+class Projection(nn.Module):
+    """A weight `[out, in]` and perhaps a bias; zero until `init` or `folder` fill it."""
+
+    def __init__(self, features_in: int, features_out: int, *, bias: bool, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.zeros(features_out, features_in, dtype=dtype))
+        self.bias = nn.Parameter(torch.zeros(features_out, dtype=dtype)) if bias else None
+
+
+class Norm(nn.Module):
+    """`x / sqrt(mean(x^2) + eps) * weight`, computed in float32 at least (Zhang and Sennrich, 2019)."""
+
+    def __init__(self, features: int, *, eps: float, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(features, dtype=dtype))
+        self.eps = eps
+
+    def forward(self, x: Tensor, kind: torch.dtype | None = None) -> Tensor:
+        return rms_norm(x, self.weight, self.eps, kind)
+
+
+class Layer(nn.Module):
+    """Pre-norm attention and gated MLP, each added to the stream."""
+
+    def __init__(self, config: ModelConfig, number: int, dtype: torch.dtype) -> None:
+        super().__init__()
+        c, width = config, config.heads * config.head_dim
+        self.number, self.head_dim = number, c.head_dim
+        self.heads, self.kv_heads = c.heads, c.kv_heads
+        self.attention_norm = Norm(c.hidden_size, eps=c.norm_eps, dtype=dtype)
+        self.qkv = Projection(c.hidden_size, width + 2 * c.kv_heads * c.head_dim, bias=c.qkv_bias, dtype=dtype)
+        self.q_norm = Norm(c.head_dim, eps=c.norm_eps, dtype=dtype) if c.qk_norm else None
+        self.k_norm = Norm(c.head_dim, eps=c.norm_eps, dtype=dtype) if c.qk_norm else None
+        self.out = Projection(width, c.hidden_size, bias=c.output_bias, dtype=dtype)
+        self.mlp_norm = Norm(c.hidden_size, eps=c.norm_eps, dtype=dtype)
+        self.gate_up = Projection(c.hidden_size, 2 * c.intermediate_size, bias=c.mlp_bias, dtype=dtype)
+        self.down = Projection(c.intermediate_size, c.hidden_size, bias=c.mlp_bias, dtype=dtype)
+
+    def forward(
+        self, x: Tensor, turns: Tensor, attend: Attend, by: _Arithmetic, halves: "Halves | None" = None
+    ) -> Tensor:  # fmt: skip
+        enter, leave = (Layer.enter, Layer.leave) if halves is None else (halves.enter, halves.leave)
+        query, key, value = enter(self, x, by)
+        mixed = attend(self.number, rotate(query, turns), rotate(key, turns), value)
+        return leave(self, x, mixed, by)
+
+    def enter(self, x: Tensor, by: _Arithmetic) -> tuple[Tensor, Tensor, Tensor]:
+        """Query, key and value, not turned yet."""
+        qkv = by.linear(self.attention_norm(x, by.kind), self.qkv.weight, self.qkv.bias).view(len(x), -1, self.head_dim)
+        query, key, value = qkv.split((self.heads, self.kv_heads, self.kv_heads), dim=1)
+        if self.q_norm is not None and self.k_norm is not None:
+            query, key = self.q_norm(query), self.k_norm(key)
+        return query, key, value
+
+    def leave(self, x: Tensor, mixed: Tensor, by: _Arithmetic) -> Tensor:
+        """The stream, to which what attention `mixed` and then the MLP are added."""
+        linear = by.linear
+        x = x + linear(mixed, self.out.weight, self.out.bias)
+        gate_up = linear(self.mlp_norm(x, by.kind), self.gate_up.weight, self.gate_up.bias)
+        return x + linear(gated_silu(gate_up, steady=by.steady), self.down.weight, self.down.bias)
+
+    def compiled(
+        self, x: Tensor, delta: Tensor | None, attend: NativeAttention, by: _Arithmetic
+    ) -> tuple[Tensor, Tensor]:  # fmt: skip
+        """`forward` by compiled kernels. `delta` is still to be added to the stream, and so is what comes second."""
+        linear, eps = by.linear, self.attention_norm.eps
+        x, normed = add_norm(x, delta, self.attention_norm.weight, eps, by.kind)
+        qkv = linear(normed, self.qkv.weight, self.qkv.bias)
+        q_norm, k_norm = (None if norm is None else norm.weight for norm in (self.q_norm, self.k_norm))
+        mixed = attend(qkv, q_norm, k_norm, eps)
+        x, normed = add_norm(x, linear(mixed, self.out.weight, self.out.bias), self.mlp_norm.weight, eps, by.kind)
+        gate_up = linear(normed, self.gate_up.weight, self.gate_up.bias)
+        return x, linear(gated(gate_up), self.down.weight, self.down.bias)
+
+
+class Halves:
+    """What a layer does before and after attention, as torch's compiler writes it: for layers of one shape, once.
+
+    The first run of each takes seconds, or minutes on a GPU; the number of tokens may change from run to run.
+    """
+
+    def __init__(self) -> None:
+        self.enter = torch.compile(Layer.enter, dynamic=True, fullgraph=True)
+        self.leave = torch.compile(Layer.leave, dynamic=True, fullgraph=True)
+
+
+class Decoder(nn.Module):
+    """A causal language model over packed rows. Fill it by `new_model` or `load_model`; it starts as zeros."""
+
+    def __init__(self, config: ModelConfig, *, dtype: str = "float32", checkpoint_activations: bool = False) -> None:
+        super().__init__()
+        kind = torch_dtype(dtype)
+        self.compute = kind
+        """What `hidden` multiplies in; see `compute_in`."""
+        self.exactness: Exactness = "parity"
+        """Whether `hidden` and `outlook` give the bits of an engine that runs this model; see `compute_exactly`."""
+        self.rows = RowLinear()
+        """Linear layers for such an engine."""
+        self.config = config
+        self.checkpoint_activations = checkpoint_activations
+        self.embedding = Projection(config.hidden_size, config.vocab_size, bias=False, dtype=kind)
+        self.layers = nn.ModuleList(Layer(config, number, kind) for number in range(config.layers))
+        self.norm = Norm(config.hidden_size, eps=config.norm_eps, dtype=kind)
+        self.head = (
+            None if config.tie_embeddings else Projection(config.hidden_size, config.vocab_size, bias=False, dtype=kind)
+        )
+        self.frequencies = nn.Buffer(rope_frequencies(config.rope, config.head_dim), persistent=False)
+
+    @property
+    def output_weight(self) -> Tensor:
+        """`[vocab_size, hidden_size]`; the embedding's own when they are tied."""
+        return self.embedding.weight if self.head is None else self.head.weight
+
+    @property
+    def device(self) -> torch.device:
+        return self.embedding.weight.device
+
+    @property
+    def dtype(self) -> torch.dtype:
+        return self.embedding.weight.dtype
+
+    @property
+    def mixed(self) -> bool:
+        """Whether `hidden` multiplies in another type than the weights have."""
+        return self.compute != self.dtype
+
+    def compute_in(self, dtype: str) -> None:
+        """Let `hidden` multiply in the weights' own type, or in bfloat16: mixed precision where weights are float32.
+
+        `run` with a `linear` of the caller's own computes as that does. Raises DataError for any other type.
+        """
+        kind = torch_dtype(dtype)
+        if kind not in {self.dtype, torch.bfloat16} or self.dtype == torch.float64 != kind:
+            raise DataError(f"{str(self.dtype).removeprefix('torch.')} weights cannot be computed in {dtype}")
+        self.compute = kind
+
+    def compute_exactly(self) -> None:
+        """From now on `hidden` and `outlook` are, bit for bit, what a torch engine over this model computes, in any
+        batch; gradients are those of the usual arithmetic. Raises DataError where that is not float32 on a CPU.
+        """
+        found = f"{str(self.compute).removeprefix('torch.')} on {self.device.type}"
+        if found != "float32 on cpu" or self.dtype != torch.float32:
+            raise DataError(f"log-probabilities that are equal to the bit need float32 on a CPU, not {found}")
+        self.exactness = "bitwise"
+
+    def run(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        attend: Attend,
+        linear: LinearFn = functional.linear,
+        kind: torch.dtype | None = None,
+        halves: Halves | None = None,
+    ) -> Tensor:
+        """The stream after the last norm, `[T, hidden_size]`, for `tokens` `[T]` at `positions` `[T]`.
+
+        `halves`: layers as torch's compiler writes them; theirs is a `linear` that it can read.
+        """
+        x = functional.embedding(tokens, self.embedding.weight)
+        turns = self._turns(positions)
+        by = _Arithmetic(linear, kind or self.dtype, self.exactness == "bitwise")
+        for layer in self.layers:
+            if self.checkpoint_activations and torch.is_grad_enabled():
+                x = checkpoint(layer, x, turns, attend, by, use_reentrant=False, preserve_rng_state=False)
+            else:
+                x = layer(x, turns, attend, by, halves)
+        return self.norm(x)
+
+    def compiled_run(self) -> Callable[[Tensor, Tensor, Attend, LinearFn], Tensor]:
+        """`run`, its layers as torch's compiler writes them."""
+        return partial(self.run, halves=Halves())
+
+    def hidden(self, packed: Packed) -> Tensor:
+        """`[T, hidden_size]`: hidden state t has seen tokens up to t of its row (and branch), and predicts the next."""
+        c = self.config
+        if self.exactness == "bitwise":
+            fixed = ExactAttention(
+                packed, heads=c.heads, kv_heads=c.kv_heads, head_dim=c.head_dim, dtype=self.compute
+            )  # fmt: skip
+            tokens, positions = to_tiles(packed.tokens), to_tiles(packed.positions)
+            return self.run(tokens, positions, fixed, self.rows)[: len(packed.tokens)]
+        linear = self._linear()
+        if (texts := self._kernel_texts(packed)) is not None:
+            return self._compiled(packed, texts, _Arithmetic(linear, self.compute, steady=False))
+        attend = PackedAttention(
+            packed,
+            heads=c.heads,
+            kv_heads=c.kv_heads,
+            head_dim=c.head_dim,
+            dtype=self.compute,
+            fused=self.device.type == "cuda",
+        )
+        return self.run(packed.tokens, packed.positions, attend, linear, self.compute)
+
+    def _linear(self) -> LinearFn:
+        if self.mixed:
+            return mixed_linear
+        tiled = self.dtype == torch.float32 and self.device.type == "cpu" and tiles_in_use()
+        return tiled_linear if tiled else functional.linear
+
+    def _kernel_texts(self, packed: Packed) -> Texts | None:
+        """None where compiled kernels cannot be used: another device or type, no compiler, rows they do not know."""
+        return Texts.of(packed) if self._fits_kernels() and kernels() is not None else None
+
+    def _fits_kernels(self) -> bool:
+        usual = self.exactness == "parity" and self.device.type == "cpu"
+        return usual and self.dtype in TYPES and self.compute in TYPES
+
+    def notes(self) -> list[str]:
+        """What somebody who trains this model should know. The first call may compile the kernels (seconds)."""
+        reason = why_not() if self._fits_kernels() else None
+        return [] if reason is None else [f"training uses torch, not the compiled kernels, which are faster: {reason}"]
+
+    def _compiled(self, packed: Packed, texts: Texts, by: _Arithmetic) -> Tensor:
+        c = self.config
+        turns = torch.view_as_real(self._turns(packed.positions)[:, 0]).contiguous()
+        attend = NativeAttention(texts=texts, turns=turns, heads=c.heads, kv_heads=c.kv_heads, head_dim=c.head_dim)
+        x, delta = functional.embedding(packed.tokens, self.embedding.weight), None
+        for layer in self.layers:
+            assert isinstance(layer, Layer)
+            if self.checkpoint_activations and torch.is_grad_enabled():
+                x, delta = checkpoint(
+                    layer.compiled, x, delta, attend, by, use_reentrant=False, preserve_rng_state=False
+                )  # fmt: skip
+            else:
+                x, delta = layer.compiled(x, delta, attend, by)
+        return add_norm(x, delta, self.norm.weight, self.norm.eps, self.dtype)[1]
+
+    def outlook(
+        self,
+        hidden: Tensor,
+        chosen: Tensor,
+        temperature: float = 1.0,
+        *,
+        entropy: bool = False,
+        among: Tensor | None = None,
+        kept: Kept | None = None,
+        vocab_size_used: int | None = None,
+    ) -> Outlook:  # fmt: skip
+        """log pi(chosen) of `softmax(logits / temperature)`, `[N]`, and what else is asked for (see outlook.py).
+
+        `hidden` `[N, hidden_size]` are the states that predict `chosen` `[N]`. Logits from `vocab_size_used` on (a
+        vocabulary padded beyond its tokenizer) have probability 0.
+        """
+        weight = self.output_weight
+        question = Question(temperature, entropy, kept)
+        if self.exactness == "bitwise":
+            question = replace(question, product=exact_product(self.rows, weight))
+        return answered(hidden, weight[:vocab_size_used], chosen, among, question)
+
+    def likeliest(self, hidden: Tensor, count: int, temperature: float, *, vocab_size_used: int) -> Likeliest:
+        """The `count` likeliest tokens after each of `hidden` `[N, hidden_size]`, as data."""
+        return likeliest(hidden, self.output_weight[:vocab_size_used], temperature, min(count, vocab_size_used))
+
+    def logits(self, hidden: Tensor, linear: LinearFn = functional.linear) -> Tensor:
+        """`[N, vocab_size]`, float32 (float64 for a float64 model), not divided by a temperature."""
+        return widened(linear(hidden, self.output_weight, None))
+
+    def fixed_attention(self, sequence: Ints, positions: Ints, slots: Ints) -> FixedAttention:
+        """For an engine: attention of tokens of `sequence` `[T]` at `positions` `[T]` over keys in `slots` `[B, L]`."""
+        c = self.config
+        return FixedAttention(sequence, positions, slots, heads=c.heads, kv_heads=c.kv_heads, device=self.device)
+
+    def _turns(self, positions: Tensor) -> Tensor:
+        """Unit complex numbers `[T, 1, head_dim / 2]`, one rotation for each pair of features."""
+        angles = positions[:, None, None].to(self.frequencies.dtype) * self.frequencies
+        turns = torch.polar(torch.ones_like(angles), angles)
+        return turns.to(torch.complex128) if self.dtype == torch.float64 else turns
+
+
+def rope_frequencies(rope: Rope, head_dim: int) -> Tensor:
+    """Radians a position turns each pair, `[head_dim / 2]` float32.
+
+    theta^(-2i/d) (Su et al., 2021). `llama3` divides the frequencies whose wavelength exceeds the original context by
+    `factor`, leaves short wavelengths alone and blends linearly between (Dubey et al., 2024).
+    """
+    frequencies = 1.0 / (rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim))
+    if rope.kind == "linear":
+        return frequencies / rope.factor
+    if rope.kind == "default":
+        return frequencies
+    wavelength = 2 * math.pi / frequencies
+    low = rope.original_max_positions / rope.low_freq_factor
+    high = rope.original_max_positions / rope.high_freq_factor
+    blend = (rope.original_max_positions / wavelength - rope.low_freq_factor) / (
+        rope.high_freq_factor - rope.low_freq_factor
+    )
+    blended = (1 - blend) * frequencies / rope.factor + blend * frequencies
+    scaled = torch.where(wavelength > low, frequencies / rope.factor, blended)
+    return torch.where(wavelength < high, frequencies, scaled)

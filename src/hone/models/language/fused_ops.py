@@ -1,0 +1,202 @@
+"""Four layers of a decoder with backward passes of their own: fewer passes over memory than autograd's, same numbers.
+
+Autograd differentiates a complex product through conjugate copies, a normalisation op by op, and a split by
+concatenation; on a CPU that is a large share of a small model's step. In mixed precision a normalisation writes what
+the matrix product behind it reads, and a product rounds its master weights on the way.
+"""
+
+from functools import partial
+from typing import Protocol
+
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from hone.models.gradient_buffers import handed_over
+from hone.models.language.token_logprobs import widened
+from hone.models.native.products import product, weight_gradient
+
+
+class _Context(Protocol):
+    """What torch hands to both passes."""
+
+    saved_tensors: tuple[Tensor, ...]
+    kinds: tuple[torch.dtype, torch.dtype]
+    weight: Tensor
+    needs_input_grad: tuple[bool, ...]
+
+    def save_for_backward(self, *tensors: Tensor) -> None: ...
+
+
+class _RmsNorm(torch.autograd.Function):
+    """y = x r w with r = (mean(x^2) + eps)^-1/2;  dx = r (g w - x r^2 mean(g w x)),  dw = sum(g x r)."""
+
+    @staticmethod
+    def forward(ctx: _Context, x: Tensor, weight: Tensor, eps: float, kind: torch.dtype) -> Tensor:
+        wide = widened(x)
+        r = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square_().div_(x.shape[-1]).add_(eps).rsqrt_()
+        ctx.save_for_backward(x, weight, r)
+        if kind == x.dtype:
+            return (wide * r).to(kind).mul_(weight)
+        return (wide * r).mul_(weight).to(kind)
+
+    @staticmethod
+    def backward(ctx: _Context, *grads: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
+        x, weight, r = ctx.saved_tensors
+        wide, g = widened(x), widened(grads[0])
+        normed = wide * r
+        gw = g * widened(weight)
+        dot = torch.linalg.vecdot(gw, normed)[..., None].div_(x.shape[-1])
+        dx = torch.addcmul(gw, normed, dot, value=-1).mul_(r).to(x.dtype)
+        dw = None
+        if ctx.needs_input_grad[1]:
+            dw = torch.mul(g, normed).flatten(0, -2).sum(0).to(weight.dtype)
+        return dx, dw, None, None
+
+
+class _MixedLinear(torch.autograd.Function):
+    """y = x w^T + b in bfloat16 with sums in float32;  dx = g w,  dw = g^T x, the latter kept in the weight's type."""
+
+    @staticmethod
+    def forward(ctx: _Context, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        low, rounded = x.to(torch.bfloat16), weight.to(torch.bfloat16)
+        ctx.save_for_backward(low, rounded)
+        ctx.kinds, ctx.weight = (x.dtype, weight.dtype), weight
+        return functional.linear(low, rounded, None if bias is None else bias.to(torch.bfloat16))
+
+    @staticmethod
+    def backward(ctx: _Context, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        low, rounded = ctx.saved_tensors
+        to_x, to_weight, to_bias = ctx.needs_input_grad
+        input_kind, weight_kind = ctx.kinds
+        g = grads[0]
+        return (
+            (g @ rounded).to(input_kind) if to_x else None,
+            handed_over(ctx.weight, partial(_written, g, low), partial(_weight_gradient, g, low, weight_kind))
+            if to_weight
+            else None,
+            g.sum(0, dtype=weight_kind) if to_bias else None,
+        )
+
+
+class _TiledLinear(torch.autograd.Function):
+    """y = x w^T + b in float32, by tiles;  dx = g w,  dw = g^T x,  db = sum g."""
+
+    @staticmethod
+    def forward(ctx: _Context, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        ctx.save_for_backward(x, weight)
+        ctx.weight = weight
+        return product(x, weight.t(), bias)
+
+    @staticmethod
+    def backward(ctx: _Context, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+        x, weight = ctx.saved_tensors
+        to_x, to_weight, to_bias = ctx.needs_input_grad
+        g = grads[0]
+        return (
+            product(g, weight) if to_x else None,
+            handed_over(ctx.weight, partial(_multiplied, g.t(), x), partial(product, g.t(), x)) if to_weight else None,
+            g.sum(0) if to_bias else None,
+        )
+
+
+def _weight_gradient(g: Tensor, x: Tensor, kind: torch.dtype) -> Tensor:
+    """`g^T x` of `kind`. The factor that has to be turned first is the smaller one: libraries are slow at that."""
+    if kind == torch.float32 and (found := weight_gradient(g, x)) is not None:
+        return found
+    return ((x.t() @ g).t() if g.shape[1] > x.shape[1] else g.t() @ x).to(kind)
+
+
+def _multiplied(left: Tensor, right: Tensor, place: Tensor) -> bool:
+    """Writes the product of the two to `place`."""
+    return product(left, right, out=place) is place
+
+
+def _written(g: Tensor, x: Tensor, place: Tensor) -> bool:
+    """Whether `g^T x` could be written to `place`."""
+    return place.dtype == torch.float32 and weight_gradient(g, x, place) is not None
+
+
+class _Rotate(torch.autograd.Function):
+    """Each adjacent pair of features as a complex number, times a unit number; backward turns the other way."""
+
+    @staticmethod
+    def forward(ctx: _Context, x: Tensor, turns: Tensor) -> Tensor:
+        ctx.save_for_backward(turns)
+        return _turned(x, turns)
+
+    @staticmethod
+    def backward(ctx: _Context, *grads: Tensor) -> tuple[Tensor, None]:
+        (turns,) = ctx.saved_tensors
+        return _turned(grads[0], turns.conj().resolve_conj()), None
+
+
+def _turned(x: Tensor, turns: Tensor) -> Tensor:
+    pairs = torch.view_as_complex(widened(x).contiguous().unflatten(-1, (-1, 2)))
+    return torch.view_as_real(pairs * turns).flatten(-2).to(x.dtype)
+
+
+class _GatedSilu(torch.autograd.Function):
+    """silu(gate) * up with `[gate, up]` in one tensor;  d silu(x) = s (1 + x (1 - s)), s = sigmoid(x)."""
+
+    @staticmethod
+    def forward(ctx: _Context, gate_up: Tensor, steady: bool) -> Tensor:  # noqa: FBT001 - autograd takes no keywords
+        ctx.save_for_backward(gate_up)
+        gate, up = gate_up.chunk(2, dim=-1)
+        if steady:
+            return torch.mul(gate, up).div_(torch.neg(gate).exp_().add_(1))
+        return functional.silu(gate).mul_(up)
+
+    @staticmethod
+    def backward(ctx: _Context, *grads: Tensor) -> tuple[Tensor, None]:
+        (gate_up,) = ctx.saved_tensors
+        gate, up = gate_up.chunk(2, dim=-1)
+        out = torch.empty_like(gate_up)
+        d_gate, d_up = out.chunk(2, dim=-1)
+        torch.mul(grads[0], functional.silu(gate), out=d_up)
+        torch.ops.aten.silu_backward.grad_input(grads[0] * up, gate, grad_input=d_gate)
+        return out, None
+
+
+def rms_norm(x: Tensor, weight: Tensor, eps: float, kind: torch.dtype | None = None) -> Tensor:
+    """`x / sqrt(mean(x^2) + eps) * weight` over the last dimension, in float32 at least (Zhang and Sennrich, 2019).
+
+    The result is of `kind`; by default as `x`.
+    """
+    kind = x.dtype if kind is None else kind
+    if torch.compiler.is_compiling():  # which fuses this by itself, and does not see into a Function
+        wide = widened(x)
+        return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * widened(weight)).to(kind)
+    return _RmsNorm.apply(x, weight, eps, kind)
+
+
+def mixed_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`x [N, in] @ weight [out, in]^T + bias [out]` -> `[N, out]` bfloat16, for float32 master weights.
+
+    Products are of bfloat16 numbers, sums in float32; the weight's gradient is handed over in the weight's own type, so
+    that it adds up over micro-batches without rounding (Micikevicius et al., "Mixed Precision Training", 2018).
+    """
+    return _MixedLinear.apply(x, weight, bias)
+
+
+def tiled_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`x [N, in] @ weight [out, in]^T + bias [out]` -> `[N, out]`; in float32 by tiles of the processor, where it has
+    them, and as close to the true numbers as torch's own (see native/products.py)."""
+    return _TiledLinear.apply(x, weight, bias)
+
+
+def rotate(x: Tensor, turns: Tensor) -> Tensor:
+    """Rotary positions: `x` `[T, heads, head_dim]` turned by the unit complex `turns` `[T, 1, head_dim / 2]`."""
+    return _Rotate.apply(x, turns)
+
+
+def gated_silu(gate_up: Tensor, *, steady: bool = False) -> Tensor:
+    """`[..., 2 n]` -> silu of the first half times the second, `[..., n]` (Shazeer, 2020).
+
+    `steady`: in a form whose bits do not depend on where an element lies. torch's own sigmoid takes another road for
+    the elements that do not fill a vector register, and which ones these are depends on threads.
+    """
+    if torch.compiler.is_compiling():
+        gate, up = gate_up.chunk(2, dim=-1)
+        return functional.silu(gate) * up
+    return _GatedSilu.apply(gate_up, steady)

@@ -1,0 +1,210 @@
+"""Hugging Face folders in and out: safetensors and `config.json`, with the names that transformers and vLLM expect.
+
+Belongs here: everything that can be wrong with such a folder, said at once. Does not: pickled weights, code of others.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Final, cast
+
+import torch
+from safetensors import SafetensorError, safe_open
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from hone.core.errors import DataError, Faults, did_you_mean
+from hone.models.language.config import ModelConfig, model_config_from_hf
+from hone.models.language.decoder import Decoder
+from hone.models.language.tokenizers import read_json, tokenizer_files
+from hone.models.language.weight_names import Piece, pieces
+
+SINGLE: Final = "model.safetensors"
+INDEX: Final = "model.safetensors.index.json"
+_PICKLES: Final = ("*.bin", "*.pt", "*.pth", "*.ckpt")
+_SHOWN: Final = 10
+
+
+def read_config(folder: Path | str) -> ModelConfig:
+    """The architecture of a folder, without its weights. Raises DataError with every fault."""
+    folder = _existing(Path(folder))
+    return model_config_from_hf(read_json(folder / "config.json"), where=str(folder / "config.json"))
+
+
+def load_model(
+    folder: Path | str, *, device: str = "cpu", dtype: str = "float32", checkpoint_activations: bool = False
+) -> Decoder:
+    """The Decoder of a Hugging Face folder (Llama, Mistral, Qwen2, Qwen3; one file or sharded).
+
+    Raises DataError, with every fault at once, naming file and tensor: no such folder, no or damaged weights, missing,
+    unexpected or misshapen tensors, numbers that are not finite, an architecture that hone does not know.
+    """
+    config = read_config(folder)
+    model = Decoder(config, dtype=dtype, checkpoint_activations=checkpoint_activations)
+    load_weights(model, folder)
+    return model.to(device)
+
+
+def load_weights(model: Decoder, folder: Path | str) -> None:
+    """Take up a folder's weights in place. Raises DataError as `load_model` does; the model may be half filled then."""
+    folder = _existing(Path(folder))
+    faults = Faults(DataError)
+    parameters = dict(model.named_parameters())
+    wanted = {piece.theirs: piece for piece in pieces(model.config)}
+    files = _weight_files(folder, faults)
+    faults.raise_if_any()
+    found: dict[str, Path] = {}
+    for file in files:
+        _read_file(file, wanted, parameters, found, faults)
+    lost = [name for name in wanted if name not in found]
+    surplus = [name for name in found if name not in wanted and not _harmless(name, model.config)]
+    faults.extend(_listed(lost, lambda name: f"{folder}: tensor {name} is missing{did_you_mean(name, surplus)}"))
+    faults.extend(_listed(surplus, lambda name: f"{found[name]}: tensor {name} is not part of a {model.config.family}"))
+    faults.raise_if_any()
+
+
+def save_model(
+    model: Decoder, folder: Path | str, *, tokenizer_from: Path | None, shard_bytes: int = 5_000_000_000
+) -> None:
+    """Write a folder that transformers and vLLM load: weights, `config.json`, and the tokenizer's files copied as they
+    are (with `generation_config.json`) from `tokenizer_from`. The same model gives the same bytes.
+
+    No file of weights holds more than `shard_bytes` (a single tensor may).
+    """
+    folder = Path(folder)
+    folder.mkdir(parents=True, exist_ok=True)
+    copied = {} if tokenizer_from is None else tokenizer_files(tokenizer_from)
+    for name, content in copied.items():
+        (folder / name).write_bytes(content)
+    config = {**model.config.to_hf(), "dtype": str(model.dtype).removeprefix("torch.")}
+    _write_json(folder / "config.json", config)
+    _save_weights(model, folder, shard_bytes)
+
+
+def _save_weights(model: Decoder, folder: Path, shard_bytes: int) -> None:
+    parameters = dict(model.named_parameters())
+    parts = _shards(list(pieces(model.config)), parameters, shard_bytes)
+    for stale in (*folder.glob("model-*-of-*.safetensors"), folder / INDEX, folder / SINGLE):
+        stale.unlink(missing_ok=True)
+    places: dict[str, str] = {}
+    for number, part in enumerate(parts, start=1):
+        name = SINGLE if len(parts) == 1 else f"model-{number:05}-of-{len(parts):05}.safetensors"
+        tensors = {piece.theirs: piece.outward(_rows(parameters, piece)).cpu() for piece in part}
+        save_file(tensors, folder / name, metadata={"format": "pt"})
+        places.update((piece.theirs, name) for piece in part)
+    if len(parts) > 1:
+        total = sum(_bytes(parameters, piece) for part in parts for piece in part)
+        _write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": places})
+
+
+def _shards(everything: Sequence[Piece], parameters: Mapping[str, nn.Parameter], limit: int) -> list[list[Piece]]:
+    parts: list[list[Piece]] = [[]]
+    filled = 0
+    for piece in everything:
+        size = _bytes(parameters, piece)
+        if parts[-1] and filled + size > limit:
+            parts.append([])
+            filled = 0
+        parts[-1].append(piece)
+        filled += size
+    return parts
+
+
+def _rows(parameters: Mapping[str, nn.Parameter], piece: Piece) -> Tensor:
+    return parameters[piece.ours].detach()[piece.start : piece.start + piece.rows]
+
+
+def _bytes(parameters: Mapping[str, nn.Parameter], piece: Piece) -> int:
+    rows = _rows(parameters, piece)
+    return rows.numel() * rows.element_size()
+
+
+def _write_json(file: Path, content: Mapping[str, object]) -> None:
+    file.write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def _existing(folder: Path) -> Path:
+    if folder.is_dir():
+        return folder
+    if folder.is_file():
+        raise DataError(f"{folder} is a file; a model is a folder with config.json and *.safetensors")
+    name = str(folder)
+    hub = ""
+    if name.count("/") == 1 and not name.startswith((".", "~", "/")):
+        hub = (
+            "; it looks like the name of a model on the Hub, and hone works offline: "
+            f"`hf download {name} --local-dir DIR` first, then give DIR"
+        )
+    raise DataError(f"model folder {name!r} does not exist (looked at {folder.absolute()}){hub}")
+
+
+def _weight_files(folder: Path, faults: Faults) -> list[Path]:
+    """The files that hold weights; faults name what is missing."""
+    if (folder / INDEX).is_file():
+        places = read_json(folder / INDEX).get("weight_map")
+        if not isinstance(places, dict) or not places:
+            faults.add(f"{folder / INDEX}: weight_map must name the file of each tensor")
+            return []
+        names = sorted({str(name) for name in cast("dict[str, object]", places).values()})
+        outside = [name for name in names if Path(name).name != name]
+        faults.extend(f"{folder / INDEX}: {name!r} is not a file of this folder" for name in outside)
+        missing = [name for name in names if name not in outside and not (folder / name).is_file()]
+        faults.extend(
+            f"{folder / name} does not exist, but {INDEX} lists it: fetch the folder again" for name in missing
+        )
+        return [folder / name for name in names if name not in missing and name not in outside]
+    if (folder / SINGLE).is_file():
+        return [folder / SINGLE]
+    pickles = sorted(file.name for pattern in _PICKLES for file in folder.glob(pattern))
+    if pickles:
+        faults.add(
+            f"{folder}: only pickled weights ({', '.join(pickles[:3])}); a pickle can run any code: hone reads none. "
+            "Convert them where that does no harm (a container without network or secrets), by transformers: "
+            "AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER) writes safetensors"
+        )
+    else:
+        faults.add(f"{folder}: no weights; expected {SINGLE}, or {INDEX} and the files that it lists")
+    return []
+
+
+def _read_file(
+    file: Path,
+    wanted: Mapping[str, Piece],
+    parameters: Mapping[str, nn.Parameter],
+    found: dict[str, Path],
+    faults: Faults,
+) -> None:
+    """Copy the wanted tensors of a file into their parameters."""
+    try:
+        with safe_open(file, framework="pt") as tensors:
+            names = list(tensors.keys())
+            found.update(dict.fromkeys(names, file))
+            for name in sorted(wanted.keys() & names):
+                faults.extend(_fill(file, wanted[name], tensors.get_tensor(name), parameters))
+    except (SafetensorError, OSError) as error:
+        faults.add(f"{file} ({file.stat().st_size} bytes) is damaged or cut short: {error}; fetch it again")
+
+
+def _fill(file: Path, piece: Piece, tensor: Tensor, parameters: Mapping[str, nn.Parameter]) -> Iterator[str]:
+    target = _rows(parameters, piece)
+    if tensor.shape != target.shape:
+        given, asked = tuple(tensor.shape), tuple(target.shape)
+        yield f"{file}: tensor {piece.theirs} has shape {given}; config.json asks for {asked}"
+    elif not tensor.is_floating_point():
+        yield f"{file}: tensor {piece.theirs} holds {tensor.dtype}; quantised weights are not supported"
+    elif not bool(torch.isfinite(tensor).all()):
+        count = int((~torch.isfinite(tensor)).sum())
+        yield f"{file}: tensor {piece.theirs} holds {count} NaN or infinite numbers; the checkpoint is broken"
+    else:
+        target.copy_(piece.inward(tensor))
+
+
+def _harmless(name: str, config: ModelConfig) -> bool:
+    """Tensors that older writers add though they follow from the rest."""
+    return name.endswith("rotary_emb.inv_freq") or (name == "lm_head.weight" and config.tie_embeddings)
+
+
+def _listed(names: Sequence[str], say: Callable[[str], str]) -> Iterator[str]:
+    yield from (say(name) for name in names[:_SHOWN])
+    if len(names) > _SHOWN:
+        yield f"... and {len(names) - _SHOWN} more tensors"

@@ -1,0 +1,234 @@
+"""Attention over packed rows: index tables made once for a batch, then plain matrix products in every layer.
+
+Texts are gathered into padded `[texts, heads, length, head_dim]` blocks of similar length. A branch is a text that
+reads its trunk's keys again, so that no scores are computed between branches, which cannot see each other. On a CPU the
+backward of torch's fused attention is several times slower than matrix products for short texts; on CUDA, and for long
+texts, whose scores would not fit in memory, the fused form is used.
+"""
+
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional
+
+from hone.core.ragged import Ints
+from hone.models.packing import Packed, texts_of
+
+FUSED_FROM: Final = 1024
+"""Longer texts are never given a `[heads, length, length]` tensor of scores."""
+_FILLED: Final = 0.7
+"""A text joins a block while it fills so much of its length, in queries and in keys."""
+
+
+class Attend(Protocol):
+    """Causal attention, owned by whoever knows where the keys are (packed rows here, cache slots in an engine)."""
+
+    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        """`[T, heads, head_dim]`, twice `[T, kv_heads, head_dim]` -> `[T, heads * head_dim]`, at head_dim^-1/2."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Texts:
+    """B texts: which tokens they own, and what they read."""
+
+    slots: Ints
+    """`[B, L]` token at each position of a text, its trunk's tokens before its own."""
+    begins: Ints
+    """`[B]` position of the first token that is its own."""
+    ends: Ints
+    """`[B]` position behind its last."""
+
+    def take(self, index: Ints) -> "_Texts":
+        return _Texts(slots=self.slots[index], begins=self.begins[index], ends=self.ends[index])
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Block:
+    """Texts of similar length, padded to `queries` and `keys`."""
+
+    texts: int
+    queries: int
+    keys: int
+    mask: Tensor
+    """`[texts, 1, 1, queries, keys]` additive: 0 seen, -inf not seen."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Table:
+    """Where token-head pairs lie in the padded blocks, for one number of heads."""
+
+    take: Tensor
+    """`[M]`: padded place -> row of `x.view(T * heads, head_dim)`; padding takes row 0, and is never seen."""
+    give: Tensor
+    """`[T * heads]`: the way back, to the place where a token is its text's own."""
+    padding: Tensor
+    """`[P]`: padded places that hold no token."""
+    again: Tensor
+    """`[S]`: padded places of tokens that a branch reads from its trunk."""
+    sizes: list[int]
+    """Padded places of each block."""
+
+
+class PackedAttention:
+    """An `Attend` for one Packed batch."""
+
+    def __init__(
+        self, packed: Packed, *, heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, fused: bool = False
+    ) -> None:
+        """`fused`: torch's own attention instead of matrix products; for CUDA."""
+        texts = _texts(packed)
+        blocks = [texts.take(index) for index in _group(texts.ends - texts.begins, texts.ends)]
+        device, total = packed.tokens.device, len(packed.tokens)
+        self._heads, self._kv_heads, self._head_dim, self._fused = heads, kv_heads, head_dim, fused
+        self._blocks = [_block(block, dtype, device) for block in blocks]
+        owned = [_places(block.slots, block.begins, block.ends) for block in blocks]
+        read = [_places(block.slots, np.zeros_like(block.ends), block.ends) for block in blocks]
+        self._query = _table(owned, [block.begins * 0 for block in blocks], total, heads, device)
+        self._key = _table(read, [block.begins for block in blocks], total, kv_heads, device)
+
+    def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        del layer
+        tokens = query.shape[0]
+        parts = zip(
+            self._blocks, self._pad(query, self._query), self._pad(key, self._key), self._pad(value, self._key),
+            strict=True,
+        )  # fmt: skip
+        mixed = torch.cat([self._attend(*part) for part in parts])
+        return _Unpad.apply(mixed, self._query).view(tokens, -1)
+
+    def _pad(self, x: Tensor, table: _Table) -> tuple[Tensor, ...]:
+        flat = x.reshape(-1, self._head_dim)
+        return torch.split(_Pad.apply(flat, table), table.sizes)
+
+    def _attend(self, block: _Block, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        texts, queries, keys, group = block.texts, block.queries, block.keys, self._heads // self._kv_heads
+        if self._fused or keys > FUSED_FROM:
+            out = functional.scaled_dot_product_attention(
+                query.view(texts, -1, queries, self._head_dim),
+                key.view(texts, -1, keys, self._head_dim),
+                value.view(texts, -1, keys, self._head_dim),
+                attn_mask=block.mask[:, 0],
+                enable_gqa=group > 1,
+            )
+            return out.reshape(-1, self._head_dim)
+        # The query heads of one key head are stacked along the rows, so that keys are never repeated.
+        q = (query * self._head_dim**-0.5).view(texts * self._kv_heads, group * queries, self._head_dim)
+        k = key.view(texts * self._kv_heads, keys, self._head_dim)
+        v = value.view(texts * self._kv_heads, keys, self._head_dim)
+        scores = torch.bmm(q, k.transpose(1, 2)).view(texts, self._kv_heads, group, queries, keys)
+        weights = torch.softmax(scores.add_(block.mask), dim=-1)  # bfloat16: summed in float32, rounded once
+        return torch.bmm(weights.view(texts * self._kv_heads, group * queries, keys), v).view(-1, self._head_dim)
+
+
+class _Context(Protocol):
+    table: _Table
+
+
+class _Pad(torch.autograd.Function):
+    """`x[take]`, whose gradient is a copy as well (what padding read is never seen), but for what is read again."""
+
+    @staticmethod
+    def forward(ctx: _Context, x: Tensor, table: _Table) -> Tensor:
+        ctx.table = table
+        return x.index_select(0, table.take)
+
+    @staticmethod
+    def backward(ctx: _Context, *grads: Tensor) -> tuple[Tensor, None]:
+        table, grad = ctx.table, grads[0]
+        own = grad.index_select(0, table.give)
+        if not len(table.again):
+            return own, None
+        wide = own.float() if own.dtype == torch.bfloat16 else own  # branches add up: rounded once
+        wide.index_add_(0, table.take[table.again], grad.index_select(0, table.again).to(wide.dtype))
+        return wide.to(own.dtype), None
+
+
+class _Unpad(torch.autograd.Function):
+    """`x[give]`; the gradient of a padded place is 0."""
+
+    @staticmethod
+    def forward(ctx: _Context, x: Tensor, table: _Table) -> Tensor:
+        ctx.table = table
+        return x.index_select(0, table.give)
+
+    @staticmethod
+    def backward(ctx: _Context, *grads: Tensor) -> tuple[Tensor, None]:
+        padded = grads[0].index_select(0, ctx.table.take)
+        return padded.index_fill_(0, ctx.table.padding, 0.0), None
+
+
+def _texts(packed: Packed) -> _Texts:
+    sequence, slots = texts_of(packed)
+    count, positions = len(slots), packed.positions.cpu().numpy()
+    begins, ends = np.full(count, slots.shape[1]), np.zeros(count, np.int64)
+    np.minimum.at(begins, sequence, positions)
+    np.maximum.at(ends, sequence, positions + 1)
+    return _Texts(slots=slots, begins=begins, ends=ends)
+
+
+def _group(queries: Ints, keys: Ints) -> list[Ints]:
+    """Text numbers in blocks of similar lengths `[B]` of queries, and within them of keys."""
+    return [some[part] for some in _alike(queries) for part in _alike(keys[some])]
+
+
+def _alike(lengths: Ints) -> list[Ints]:
+    order = np.argsort(-lengths, kind="stable")
+    starts: list[int] = []
+    longest = 0
+    for place, length in enumerate(lengths[order].tolist()):
+        if not starts or length < _FILLED * longest:
+            starts.append(place)
+            longest = length
+    return np.split(order, starts[1:]) if starts else []
+
+
+def _places(slots: Ints, first: Ints, ends: Ints) -> tuple[Ints, Ints]:
+    """Tokens at the positions `first:ends` of each text, padded to `[texts, length]`; and these positions, -1: none."""
+    length = int((ends - first).max())
+    positions = first[:, None] + np.arange(length)
+    real = positions < ends[:, None]
+    tokens = np.take_along_axis(slots, np.minimum(positions, slots.shape[1] - 1), axis=1)
+    return np.where(real, tokens, 0), np.where(real, positions, -1)
+
+
+def _table(
+    places: list[tuple[Ints, Ints]], begins: list[Ints], total: int, heads: int, device: torch.device
+) -> _Table:  # fmt: skip
+    """`begins`: positions before it belong to another text."""
+    give = np.zeros(total * heads, np.int64)
+    takes: list[Ints] = []
+    padding: list[Ints] = []
+    again: list[Ints] = []
+    start = 0
+    for (tokens, positions), own in zip(places, begins, strict=True):
+        shape = (len(tokens), heads, tokens.shape[1])
+        take = (tokens[:, None, :] * heads + np.arange(heads)[None, :, None]).reshape(-1)
+        none = np.broadcast_to((positions < 0)[:, None, :], shape).reshape(-1)
+        mine = np.broadcast_to((positions >= own[:, None])[:, None, :], shape).reshape(-1)
+        give[take[mine]] = start + np.flatnonzero(mine)
+        takes.append(np.where(none, 0, take))
+        padding.append(start + np.flatnonzero(none))
+        again.append(start + np.flatnonzero(~mine & ~none))
+        start += len(take)
+    nothing = np.zeros(0, np.int64)
+    return _Table(
+        take=torch.from_numpy(np.concatenate([nothing, *takes])).to(device),
+        padding=torch.from_numpy(np.concatenate([nothing, *padding])).to(device),
+        again=torch.from_numpy(np.concatenate([nothing, *again])).to(device),
+        give=torch.from_numpy(give).to(device),
+        sizes=[len(take) for take in takes],
+    )
+
+
+def _block(texts: _Texts, dtype: torch.dtype, device: torch.device) -> _Block:
+    queries, keys = int((texts.ends - texts.begins).max()), int(texts.ends.max())
+    positions = texts.begins[:, None] + np.arange(queries)
+    hidden = np.arange(keys) > positions[:, :, None]
+    hidden[:, :, 0] = False  # a padding query must see something, or its softmax is 0/0
+    mask = torch.zeros(hidden.shape, dtype=dtype, device=device)
+    mask.masked_fill_(torch.from_numpy(hidden).to(device), -torch.inf)
+    return _Block(texts=len(texts.ends), queries=queries, keys=keys, mask=mask[:, None, None])

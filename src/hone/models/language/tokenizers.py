@@ -1,0 +1,313 @@
+"""Text to token ids and back: tokenizers built on the spot, and any `tokenizer.json` of a Hugging Face folder.
+
+Belongs here: encoding, decoding, chat templates, the special ids. Text of a user never becomes a special token: it is
+encoded as the plain characters it is.
+"""
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final, cast
+
+import numpy as np
+import tokenizers as hf
+from numpy.typing import NDArray
+
+from hone.core.errors import DataError, Faults
+from hone.models.language.config import Json
+
+PAD: Final = "<pad>"
+EOS: Final = "<eos>"
+UNKNOWN: Final = "<unk>"
+_FILES: Final = (
+    "added_tokens.json",
+    "chat_template.jinja",
+    "chat_template.json",
+    "generation_config.json",
+    "merges.txt",
+    "special_tokens_map.json",
+    "tokenizer.json",
+    "tokenizer.model",
+    "tokenizer_config.json",
+    "vocab.json",
+)
+
+Message = Mapping[str, object]
+"""`{"role": ..., "content": ...}`, and what else the chat template reads."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tokenizer:
+    """A `tokenizers.Tokenizer` with the ids that generation needs."""
+
+    backend: hf.Tokenizer
+    eos_ids: tuple[int, ...]
+    """Tokens that end a text; the first is the one that hone writes."""
+    pad_id: int
+    """Never used to mask (that goes by length); EOS where the folder names no padding token."""
+    unknown_id: int | None = None
+    chat_template: str | None = None
+    special: Mapping[str, str] = field(default_factory=dict[str, str])
+    """`eos_token`, `bos_token` and the like -> text."""
+    files: Mapping[str, bytes] = field(default_factory=dict[str, bytes], repr=False)
+    """What a folder with this tokenizer holds: file name -> content, written back as it was read."""
+
+    @property
+    def eos_id(self) -> int:
+        return self.eos_ids[0]
+
+    @property
+    def size(self) -> int:
+        """Largest id + 1: logits from there on belong to no token."""
+        return max(self.backend.get_vocab(with_added_tokens=True).values()) + 1
+
+    def encode(self, text: str) -> NDArray[np.int32]:
+        """`[n]` ids of the text as it stands: no BOS, no EOS, special tokens' names as plain characters.
+
+        Raises DataError naming the characters when some have no token.
+        """
+        return self._encode(text, plain=True)
+
+    def decode(self, ids: Sequence[int] | NDArray[np.integer], *, special: bool = False) -> str:
+        """Text of the ids; special tokens are left out unless `special`."""
+        return self.backend.decode([int(i) for i in ids], skip_special_tokens=not special)
+
+    def render_chat(self, messages: Sequence[Message], *, open_turn: bool = True) -> str:
+        """The conversation as text, by the folder's chat template; `open_turn` begins the assistant's answer.
+
+        Raises DataError when there is no template or it does not take these messages.
+        """
+        return "".join(text for text, _ in self._chat_parts(messages, open_turn=open_turn))
+
+    def apply_chat(self, messages: Sequence[Message], *, open_turn: bool = True) -> NDArray[np.int32]:
+        """`[n]` ids of the rendered conversation: special tokens where the template writes them, and nowhere else."""
+        parts = [
+            self._encode(text, plain=plain) for text, plain in self._chat_parts(messages, open_turn=open_turn) if text
+        ]
+        return np.concatenate([np.zeros(0, np.int32), *parts])
+
+    def save(self, folder: Path) -> None:
+        """Write the tokenizer's files for transformers to load; those of a loaded one byte for byte."""
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, content in self.files.items():
+            (folder / name).write_bytes(content)
+
+    def check_fits(self, vocab_size: int) -> None:
+        """Raise DataError when there are ids that the model has no row for. A larger model is fine: give `size` as
+        `vocab_size_used` to engine and outlook, so that the surplus is never drawn."""
+        if self.size > vocab_size:
+            largest = self.size - 1
+            raise DataError(
+                f"the tokenizer's largest id is {largest} ({self.backend.id_to_token(largest)!r}), but the model knows "
+                f"ids 0 to {vocab_size - 1}; tokenizer and model do not belong together"
+            )
+
+    def _encode(self, text: str, *, plain: bool) -> NDArray[np.int32]:
+        self.backend.encode_special_tokens = plain
+        encoding = self.backend.encode(text, add_special_tokens=False)
+        ids = np.asarray(encoding.ids, np.int32)
+        if self.unknown_id is not None and self.unknown_id in encoding.ids:
+            spans = [encoding.offsets[i] for i in np.flatnonzero(ids == self.unknown_id)]
+            unknown = sorted({text[a:b] for a, b in spans})
+            raise DataError(
+                f"the tokenizer has no token for {', '.join(map(repr, unknown))} in {_shorten(text)!r}; build it from "
+                "texts that contain these characters, or use a byte tokenizer"
+            )
+        return ids
+
+    def _chat_parts(self, messages: Sequence[Message], *, open_turn: bool) -> list[tuple[str, bool]]:
+        """Pieces of the rendered conversation, and whether a piece is plain text of a user."""
+        if self.chat_template is None:
+            raise DataError(
+                "the data holds conversations, but the model folder has no chat template; add a chat_template.jinja "
+                "to it, or give prompts as text"
+            )
+        from transformers.utils.chat_template_utils import (  # noqa: PLC0415 - takes a second to import
+            render_jinja_template,
+        )
+
+        mark = _unused_mark(messages)
+        names = [token.content for token in self.backend.get_added_tokens_decoder().values()]
+        guarded = [_guard(message, names, mark) for message in messages]
+        try:
+            (rendered,), _ = render_jinja_template(
+                conversations=[guarded],
+                chat_template=self.chat_template,
+                add_generation_prompt=open_turn,
+                **self.special,  # pyright: ignore[reportArgumentType] - their names end in _token
+            )
+        except (ValueError, TypeError, KeyError, _template_error()) as error:
+            raise DataError(
+                f"the chat template does not take the messages {_shorten(str(messages))}: {error}"
+            ) from error
+        return [(piece, number % 2 == 1) for number, piece in enumerate(rendered.split(mark))]
+
+
+def character_tokenizer(texts: Iterable[str], *, chat_template: str | None = None) -> Tokenizer:
+    """One token for each character that occurs in `texts` (an alphabet is one text), after `<pad>`, `<eos>`, `<unk>`.
+
+    Raises DataError when there is no character.
+    """
+    alphabet = sorted({character for text in texts for character in text})
+    if not alphabet:
+        raise DataError("a character tokenizer needs at least one character; the texts are empty")
+    vocab = {token: number for number, token in enumerate((PAD, EOS, UNKNOWN, *alphabet))}
+    backend = hf.Tokenizer(hf.models.WordLevel(vocab, unk_token=UNKNOWN))
+    backend.pre_tokenizer = hf.pre_tokenizers.Split(hf.Regex(r"[\s\S]"), "isolated")
+    backend.decoder = hf.decoders.Fuse()
+    return _built(backend, (PAD, EOS, UNKNOWN), chat_template)
+
+
+def byte_tokenizer(*, chat_template: str | None = None) -> Tokenizer:
+    """One token for each of the 256 bytes, after `<pad>` and `<eos>`; every text has an encoding."""
+    alphabet = sorted(hf.pre_tokenizers.ByteLevel.alphabet())
+    vocab = {token: number for number, token in enumerate((PAD, EOS, *alphabet))}
+    backend = hf.Tokenizer(hf.models.BPE(vocab, []))
+    backend.pre_tokenizer = hf.pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    backend.decoder = hf.decoders.ByteLevel()
+    return _built(backend, (PAD, EOS), chat_template)
+
+
+def _built(backend: hf.Tokenizer, specials: tuple[str, ...], chat_template: str | None) -> Tokenizer:
+    backend.add_special_tokens([hf.AddedToken(token, special=True, normalized=False) for token in specials])
+    special: dict[str, str] = dict(zip(("pad_token", "eos_token", "unk_token"), specials, strict=False))
+    config: Json = {"clean_up_tokenization_spaces": False, "tokenizer_class": "PreTrainedTokenizerFast", **special}
+    ids = {"eos_token_id": specials.index(EOS), "pad_token_id": specials.index(PAD)}
+    files = {
+        "generation_config.json": _json_bytes(ids),
+        "tokenizer.json": backend.to_str(pretty=True).encode(),
+        "tokenizer_config.json": _json_bytes(config),
+    }
+    if chat_template is not None:
+        files["chat_template.jinja"] = chat_template.encode()
+    return Tokenizer(
+        backend=backend,
+        eos_ids=(specials.index(EOS),),
+        pad_id=specials.index(PAD),
+        unknown_id=specials.index(UNKNOWN) if UNKNOWN in specials else None,
+        chat_template=chat_template,
+        special=special,
+        files=files,
+    )
+
+
+def _json_bytes(content: Mapping[str, object]) -> bytes:
+    return (json.dumps(content, indent=2, sort_keys=True) + "\n").encode()
+
+
+def tokenizer_files(folder: Path) -> dict[str, bytes]:
+    """The files of a folder that belong to its tokenizer and to generation: name -> content."""
+    names = [name for name in _FILES if (folder / name).is_file()]
+    return {name: (folder / name).read_bytes() for name in names}
+
+
+def load_tokenizer(folder: Path | str) -> Tokenizer:
+    """The tokenizer of a Hugging Face folder. Raises DataError, with every fault, naming the file."""
+    folder = Path(folder)
+    faults = Faults(DataError)
+    file = folder / "tokenizer.json"
+    if not file.is_file():
+        faults.add(
+            f"{file} does not exist; hone reads the fast tokenizer format. AutoTokenizer.from_pretrained(...)"
+            ".save_pretrained(...) of transformers writes it from the older files"
+        )
+        faults.raise_if_any()
+    try:
+        backend = hf.Tokenizer.from_str(file.read_text(encoding="utf-8"))
+    except Exception as error:  # tokenizers raises bare Exception for a damaged file
+        raise DataError(f"{file} is not a tokenizer that can be read: {error}") from error
+    special = {
+        name: text
+        for name, value in read_json(folder / "tokenizer_config.json", required=False).items()
+        if name.endswith("_token") and (text := _token_text(value)) is not None
+    }
+    generation = read_json(folder / "generation_config.json", required=False).get("eos_token_id")
+    eos_ids = _ids(backend, special.get("eos_token"), generation)
+    if not eos_ids:
+        faults.add(
+            f"{folder}: no end-of-text token; name one as eos_token in tokenizer_config.json (it is "
+            f"{special.get('eos_token')!r} now)"
+        )
+    faults.raise_if_any()
+    pad = backend.token_to_id(special["pad_token"]) if "pad_token" in special else None
+    unknown = backend.token_to_id(special["unk_token"]) if "unk_token" in special else None
+    return Tokenizer(
+        backend=backend,
+        eos_ids=eos_ids,
+        pad_id=eos_ids[0] if pad is None else pad,
+        unknown_id=unknown,
+        chat_template=_chat_template(folder),
+        special=special,
+        files=tokenizer_files(folder),
+    )
+
+
+def read_json(file: Path, *, required: bool = True) -> Json:
+    """A JSON object. Raises DataError naming the file when it is damaged, or missing though `required`."""
+    if not file.is_file():
+        if required:
+            raise DataError(f"{file} does not exist")
+        return {}
+    try:
+        found: object = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise DataError(f"{file} is not JSON: {error}") from error
+    if not isinstance(found, dict):
+        raise DataError(f"{file} must hold a JSON object, found {type(found).__name__}")
+    return cast(Json, found)
+
+
+def _token_text(value: object) -> str | None:
+    """A special token is written as text or as an object with `content`."""
+    if isinstance(value, dict):
+        value = cast(Json, value).get("content")
+    return value if isinstance(value, str) else None
+
+
+def _ids(backend: hf.Tokenizer, eos: str | None, generation: object) -> tuple[int, ...]:
+    """The tokenizer's own EOS first, then those that `generation_config.json` adds."""
+    own = None if eos is None else backend.token_to_id(eos)
+    listed = cast("list[object]", generation) if isinstance(generation, list) else [generation]
+    found = [own, *listed]
+    return tuple(dict.fromkeys(token for token in found if isinstance(token, int)))
+
+
+def _chat_template(folder: Path) -> str | None:
+    file = folder / "chat_template.jinja"
+    if file.is_file():
+        return file.read_text(encoding="utf-8")
+    template = read_json(folder / "tokenizer_config.json", required=False).get("chat_template")
+    if isinstance(template, list):
+        named = [cast(Json, entry) for entry in cast("list[object]", template) if isinstance(entry, dict)]
+        template = next((entry.get("template") for entry in named if entry.get("name") == "default"), None)
+    return template if isinstance(template, str) else None
+
+
+def _unused_mark(messages: Sequence[Message]) -> str:
+    """A private-use character that no message contains."""
+    text = str(messages)
+    return next(mark for mark in map(chr, range(0xE000, 0xF8FF)) if mark not in text)
+
+
+def _guard(message: Message, names: Sequence[str], mark: str) -> dict[str, object]:
+    """The message with special tokens' names in its content set between marks."""
+    content = message.get("content")
+    if not isinstance(content, str):
+        return dict(message)
+    for name in sorted(names, key=len, reverse=True):
+        parts = content.split(mark)
+        # Odd parts are marked already, by a longer name.
+        parts[::2] = [part.replace(name, f"{mark}{name}{mark}") for part in parts[::2]]
+        content = mark.join(parts)
+    return {**message, "content": content}
+
+
+def _template_error() -> type[Exception]:
+    from jinja2 import TemplateError  # noqa: PLC0415 - needed for chat templates only
+
+    return TemplateError
+
+
+def _shorten(text: str, limit: int = 80) -> str:
+    return text if len(text) <= limit else text[: limit - 3] + "..."

@@ -1,0 +1,80 @@
+"""Which part of which parameter a tensor of a Hugging Face checkpoint is, exactly and both ways.
+
+Belongs here: the names of transformers' Llama-like models, and the order of features that the decoder keeps.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from hone.models.language.config import ModelConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Piece:
+    """A checkpoint's tensor `theirs` is rows `start` to `start + rows` of the parameter `ours`."""
+
+    theirs: str
+    ours: str
+    start: int
+    rows: int
+    rotary_heads: int = 0
+    """Heads whose features are rotated, which the decoder keeps in interleaved pairs; 0: rows as they are."""
+
+    def inward(self, tensor: Tensor) -> Tensor:
+        """The checkpoint's order (first halves of all pairs, then second halves) -> pairs side by side."""
+        if not self.rotary_heads:
+            return tensor
+        return tensor.reshape(self.rotary_heads, 2, -1, *tensor.shape[1:]).transpose(1, 2).reshape(tensor.shape)
+
+    def outward(self, rows: Tensor) -> Tensor:
+        """The inverse of `inward`."""
+        if not self.rotary_heads:
+            return rows.clone(memory_format=torch.contiguous_format)
+        pairs = rows.reshape(self.rotary_heads, -1, 2, *rows.shape[1:])
+        return pairs.transpose(1, 2).reshape(rows.shape).contiguous()
+
+
+def pieces(config: ModelConfig) -> Iterator[Piece]:
+    """Every tensor of a checkpoint of this architecture."""
+    c = config
+    yield Piece(theirs="model.embed_tokens.weight", ours="embedding.weight", start=0, rows=c.vocab_size)
+    for number in range(c.layers):
+        yield from _layer(c, f"model.layers.{number}.", f"layers.{number}.")
+    yield Piece(theirs="model.norm.weight", ours="norm.weight", start=0, rows=c.hidden_size)
+    if not c.tie_embeddings:
+        yield Piece(theirs="lm_head.weight", ours="head.weight", start=0, rows=c.vocab_size)
+
+
+def _layer(c: ModelConfig, theirs: str, ours: str) -> Iterator[Piece]:
+    query, key = c.heads * c.head_dim, c.kv_heads * c.head_dim
+    stacks = (
+        ("qkv", "self_attn", (("q_proj", query, c.heads), ("k_proj", key, c.kv_heads), ("v_proj", key, 0)), c.qkv_bias),
+        ("out", "self_attn", (("o_proj", c.hidden_size, 0),), c.output_bias),
+        ("gate_up", "mlp", (("gate_proj", c.intermediate_size, 0), ("up_proj", c.intermediate_size, 0)), c.mlp_bias),
+        ("down", "mlp", (("down_proj", c.hidden_size, 0),), c.mlp_bias),
+    )
+    for stack, block, members, has_bias in stacks:
+        for kind in ("weight", "bias") if has_bias else ("weight",):
+            start = 0
+            for name, rows, heads in members:
+                yield Piece(
+                    theirs=f"{theirs}{block}.{name}.{kind}",
+                    ours=f"{ours}{stack}.{kind}",
+                    start=start,
+                    rows=rows,
+                    rotary_heads=heads,
+                )
+                start += rows
+    norms = [
+        ("input_layernorm", "attention_norm", c.hidden_size, 0),
+        ("post_attention_layernorm", "mlp_norm", c.hidden_size, 0),
+    ]
+    if c.qk_norm:
+        norms += [("self_attn.q_norm", "q_norm", c.head_dim, 1), ("self_attn.k_norm", "k_norm", c.head_dim, 1)]
+    for name, norm, rows, heads in norms:
+        yield Piece(
+            theirs=f"{theirs}{name}.weight", ours=f"{ours}{norm}.weight", start=0, rows=rows, rotary_heads=heads
+        )

@@ -1,0 +1,119 @@
+"""Thompson sampling on bandit arms (Thompson, 1933): decide by a draw from the posterior, learn in closed form.
+
+Beta-Bernoulli for arms that pay 0 or 1, linear-Gaussian for arms that pay by the context (Agrawal & Goyal, 2013).
+"""
+
+from typing import Annotated, Literal
+
+import numpy as np
+from pydantic import Field
+
+from hone.bandits.posteriors import BetaBernoulli, LinearGaussian, Posterior, load_posterior, save_posterior
+from hone.bandits.thompson import ClosedForm, ThompsonActor
+from hone.core.config import Config
+from hone.core.errors import ConfigError
+from hone.core.random import generator
+from hone.credit.returns import as_paid
+from hone.envs.bandit_arms import Arms, ArmsWorld, BernoulliArms, LinearArms
+from hone.estimators.means import bootstrap_mean
+from hone.train.config import RunConfig, RunSettings
+from hone.train.job import Entry, Job, Parts, Verdict
+from hone.train.loop import Recipe
+from hone.train.sources.live import Live
+
+JUDGED_CONTEXTS = 1000
+
+
+class BetaModel(Config):
+    """Each arm's rate ~ Beta(alpha, beta)."""
+
+    kind: Literal["beta"] = "beta"
+    """Names this alternative."""
+    alpha: float = Field(default=1.0, gt=0)
+    """Successes believed before the first pull."""
+    beta: float = Field(default=1.0, gt=0)
+    """Failures believed before the first pull."""
+
+
+class LinearModel(Config):
+    """Each arm pays a linear function of the context, with normal weights and noise."""
+
+    kind: Literal["linear"]
+    """Names this alternative."""
+    noise: float = Field(default=0.5, gt=0)
+    """Standard deviation believed of a reward around its mean."""
+    prior_precision: float = Field(default=1.0, gt=0)
+    """One over the variance believed of a weight before the first pull."""
+
+
+class ThompsonConfig(RunConfig):
+    """A bandit."""
+
+    run: RunSettings = RunSettings(threads=1, log_every=20)
+    """How the run is carried out."""
+    arms: Arms
+    """What pays."""
+    model: Annotated[BetaModel | LinearModel, Field(discriminator="kind")] = BetaModel()
+    """What is believed."""
+    pulls: int = Field(default=1, ge=1)
+    """Decisions per turn of the loop, made before any of their rewards is seen."""
+
+
+def build(config: ThompsonConfig) -> Job[Posterior]:
+    """Raises ConfigError where the model has no room for what the arms pay."""
+    world = ArmsWorld(config.arms, pulls=config.pulls, seed=config.seed)
+    policy = posterior_of(config)
+    recipe = Recipe(source=Live(world, ThompsonActor(policy)), credit=as_paid, learner=ClosedForm(policy))
+
+    def judge() -> Verdict:
+        """Expected reward of the arm believed best, and as a share of the truly best."""
+        features = world.theta.shape[1] if isinstance(config.arms, LinearArms) else 0
+        context = generator(config.seed, "judge").standard_normal((JUDGED_CONTEXTS, features))
+        worth = world.worth(context)
+        chosen = worth[np.arange(JUDGED_CONTEXTS), policy.mean(context).argmax(axis=1)]
+        estimate = bootstrap_mean(chosen)
+        share = float(chosen.mean() / worth.max(axis=1).mean())
+        return Verdict(estimate=estimate, metrics={"eval/score": estimate.mean, "eval/of_best": share})
+
+    return Job(
+        recipe=recipe,
+        save_policy=lambda folder: save_posterior(policy, folder),
+        load_policy=lambda folder: load_posterior(policy, folder),
+        judge=judge,
+    )
+
+
+def posterior_of(config: ThompsonConfig) -> Posterior:
+    model = config.model
+    if isinstance(config.arms, BernoulliArms):
+        if isinstance(model, BetaModel):
+            return BetaBernoulli(len(config.arms.rates), alpha=model.alpha, beta=model.beta)
+        raise ConfigError('model.kind = "linear" needs contexts, and arms.kind = "bernoulli" has none; use "beta"')
+    if isinstance(model, BetaModel):
+        raise ConfigError(
+            'model.kind = "beta" learns from 0 and 1; arms.kind = "linear" pays other rewards: use "linear"'
+        )
+    return LinearGaussian(
+        config.arms.arms, config.arms.features, noise=model.noise, prior_precision=model.prior_precision
+    )
+
+
+def check(config: ThompsonConfig) -> list[str]:
+    posterior_of(config)
+    return []
+
+
+def derive(config: ThompsonConfig) -> dict[str, str]:
+    return {"pulls": f"{config.steps} turns x {config.pulls} = {config.steps * config.pulls}"}
+
+
+ENTRY = Entry(
+    summary="bandits: act on a draw from the posterior",
+    source="Thompson, On the likelihood that one unknown probability exceeds another, 1933",
+    config=ThompsonConfig,
+    build=build,
+    check=check,
+    derive=derive,
+    parts=Parts(source="Live(arms)", credit=(as_paid,), loss=(ClosedForm.update,)),
+    limitation="the model must be of the arms' kind: a posterior that cannot be right is sure of something wrong.",
+)

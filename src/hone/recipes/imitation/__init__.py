@@ -1,0 +1,1 @@
+"""Imitation learning with an expert or demonstrations."""

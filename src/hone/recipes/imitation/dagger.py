@@ -1,0 +1,138 @@
+"""Imitation where the learner goes (DAgger; Ross, Gordon & Bagnell, 2011): act, ask the expert what it would have done
+there, and clone all that it ever said.
+
+Cloning a log learns what to do where the expert has been; its mistakes lead to where nobody showed anything, and the
+loss grows with the square of an episode's length. Asked in the states that the learner itself reaches, the expert keeps
+it linear.
+"""
+
+from dataclasses import replace
+from functools import partial
+
+from pydantic import Field
+
+from hone.core.config import Config
+from hone.credit.returns import as_paid
+from hone.envs.gym.make import placed
+from hone.envs.gym.world import GymConfig, inspect_world, open_world
+from hone.models.control.actor_critic import ActorCritic
+from hone.models.control.mlp import MlpConfig
+from hone.objectives.offline import imitation
+from hone.objectives.weights import token_mean
+from hone.recipes.offline.bc import objective
+from hone.recipes.on_policy.ppo import require_clipping
+from hone.replay.ring import Ring
+from hone.train.config import RunConfig, RunSettings
+from hone.train.control.acting import Scored
+from hone.train.control.experts import Expert, ExpertProgram, HandingOver, Labelled, open_expert
+from hone.train.control.job import JudgeConfig, control_job
+from hone.train.control.rows import step_rows
+from hone.train.control.spaces import spaces_of
+from hone.train.job import Entry, Job, Parts
+from hone.train.learner.config import LearnerConfig, policy_phase, schedule
+from hone.train.learner.gradient import GradientLearner
+from hone.train.loop import Recipe
+from hone.train.sources.live import Live
+from hone.train.sources.replay import Replay
+
+
+class DaggerAlgorithm(Config):
+    """Who decides, and what is cloned."""
+
+    beta_decay: float = Field(default=0.5, ge=0, le=1)
+    """The expert itself decides with this probability to the power of the turns so far: always in the first turn; with
+    0 never afterwards."""
+    memory: int = Field(default=1_000_000, ge=1)
+    """Labelled states remembered."""
+    batch: int = Field(default=256, ge=1)
+    """Decisions per update."""
+
+
+class DaggerConfig(RunConfig):
+    """A policy from an expert that can be asked."""
+
+    run: RunSettings = RunSettings(threads=1)
+    """How the run is carried out."""
+    env: GymConfig
+    """The environments."""
+    expert: Expert
+    """Who is asked."""
+    rollout_steps: int = Field(default=100, ge=1)
+    """Steps of each environment per turn of the loop, every one of them labelled."""
+    algorithm: DaggerAlgorithm = DaggerAlgorithm()
+    """Who decides, and what is cloned."""
+    network: MlpConfig = MlpConfig(hidden=[64, 64])
+    """The policy."""
+    learner: LearnerConfig = LearnerConfig(lr=1e-3, minibatches=50, max_grad_norm=None)
+    """The optimizer; `minibatches` is the number of updates per turn of the loop."""
+    judge: JudgeConfig = JudgeConfig()
+    """How the policy is tried."""
+
+
+def build(config: DaggerConfig) -> Job[ActorCritic]:
+    """Raises ConfigError, DataError and UserCodeError for what is wrong with the expert and the environment."""
+    expert, close = open_expert(config.expert)
+    world = open_world(config.env, steps=config.rollout_steps, seed=config.seed)
+    space = spaces_of(world.envs.single_observation_space, world.envs.single_action_space)
+    require_clipping(config.env, space)
+    policy = ActorCritic(space, config.network, seed=config.seed, critic=False).to(config.run.device)
+    updates = config.learner.minibatches
+    learner = GradientLearner(
+        policy=policy,
+        layout=partial(step_rows, device=config.run.device),
+        phases=[policy_phase(policy, objective, config.learner)],
+        seed=config.seed,
+        learning_rate=schedule(config.learner, config.learner.optimizer_steps(config.steps)),
+        minibatches=updates,
+        epochs=config.learner.epochs,
+        shuffle=False,
+    )
+    actor = HandingOver(policy.acting(), expert=expert, actions=space.actions, decay=config.algorithm.beta_decay)
+    source = Replay(
+        Labelled(Scored(Live(world, actor), world), expert, space.actions),
+        ring=Ring(config.algorithm.memory),
+        sample=config.algorithm.batch * updates,
+        warmup=1,
+        seed=config.seed,
+    )
+    recipe = Recipe(source=source, credit=as_paid, learner=learner)
+    job = control_job(recipe, env=config.env, judge=config.judge, seed=config.seed, world=world)
+
+    def end() -> None:
+        close()
+        world.close()
+
+    return replace(job, close=end)
+
+
+def check(config: DaggerConfig) -> list[str]:
+    _, close = open_expert(config.expert)
+    close()
+    found, warnings = inspect_world(config.env, seed=config.seed)
+    require_clipping(config.env, spaces_of(*found))
+    return warnings
+
+
+def derive(config: DaggerConfig) -> dict[str, str]:
+    asked = config.env.num_envs * config.rollout_steps
+    where = "in a process of its own" if isinstance(config.expert, ExpertProgram) else config.expert.policy
+    return {
+        "expert": where,
+        "states labelled": f"{config.steps} turns x {asked} = {config.steps * asked}",
+        "environments": placed(config.env),
+        "updates": f"{config.learner.optimizer_steps(config.steps)} of {config.algorithm.batch} decisions",
+    }
+
+
+ENTRY = Entry(
+    summary="imitation of an expert that can be asked, in the states that the learner reaches",
+    source="Ross et al., A Reduction of Imitation Learning ... to No-Regret Online Learning, 2011",
+    config=DaggerConfig,
+    build=build,
+    check=check,
+    derive=derive,
+    parts=Parts(
+        source="Replay(Labelled(Live(Gymnasium)))", credit=(as_paid,), loss=(imitation,), weights=(token_mean,)
+    ),
+    limitation="the expert is asked about every state, also where the learner's mistakes are dangerous to make.",
+)

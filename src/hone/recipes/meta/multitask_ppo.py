@@ -1,0 +1,218 @@
+"""Several tasks at once: a shared trunk with a head per task, by proximal policy optimisation (Caruana, 1997;
+Schulman et al., 2017).
+
+The environments may be anything that sees and does the same kind of things: other physics, other goals. Advantages are
+standardised within each task, and the trunk is not told which task it is in unless that is asked for: then what it
+makes of an observation has to serve all of them.
+"""
+
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import torch
+from pydantic import Field, model_validator
+
+from hone.core.config import Config
+from hone.core.credit import Values
+from hone.core.episodes import Episodes
+from hone.core.errors import ConfigError
+from hone.core.random import key
+from hone.credit.returns import gae
+from hone.envs.gym.make import placed
+from hone.envs.gym.world import GymConfig, GymWorld, inspect_world, open_world
+from hone.evaluate.control.multitask import task_scores
+from hone.evaluate.control.returns import score_metrics
+from hone.models.control.mlp import Inputs, MlpConfig, Spaces
+from hone.models.control.multitask import MultitaskActorCritic
+from hone.objectives.policy import clipped
+from hone.objectives.terms import Terms
+from hone.objectives.value import squared
+from hone.objectives.weights import token_mean
+from hone.recipes.on_policy.ppo import require_clipping
+from hone.train.config import RunConfig, RunSettings
+from hone.train.control.acting import Scored
+from hone.train.control.job import JudgeConfig, control_job
+from hone.train.control.multitask import TaskActor, Together, by_task
+from hone.train.control.rows import StepRows, step_rows
+from hone.train.control.spaces import spaces_of
+from hone.train.job import Entry, Job, Parts, Verdict
+from hone.train.learner.config import LearnerConfig, policy_phase, require_whole_minibatches, schedule
+from hone.train.learner.gradient import GradientLearner
+from hone.train.loop import Recipe
+from hone.train.sources.live import Live
+
+
+class MultitaskAlgorithm(Config):
+    """The numbers of PPO, and what the trunk knows."""
+
+    discount: float = Field(default=0.98, ge=0, le=1)
+    """Of a reward one step later."""
+    decay: float = Field(default=0.8, ge=0, le=1)
+    """GAE's lambda: 0 trusts the critics, 1 the returns."""
+    clip: float = Field(default=0.2, gt=0, lt=1)
+    """How far the probability of a decision may change before its gradient stops."""
+    value_weight: float = Field(default=0.5, ge=0)
+    """Of the critics' squared error."""
+    entropy_weight: float = Field(default=0.0, ge=0)
+    """Of the policy's entropy, which is kept up."""
+    tell_trunk: bool = False
+    """Whether the trunk sees which task it is in; the heads always belong to one."""
+
+
+class MultitaskConfig(RunConfig):
+    """One policy on several Gymnasium environments."""
+
+    run: RunSettings = RunSettings(threads=1)
+    """How the run is carried out."""
+    tasks: list[GymConfig] = Field(min_length=2)
+    """The environments; their observations and actions are of one shape."""
+    rollout_steps: int = Field(default=32, ge=1)
+    """Steps of each environment of each task per turn of the loop."""
+    network: MlpConfig = MlpConfig()
+    """The trunk; heads are linear."""
+    learner: LearnerConfig = LearnerConfig(lr=1e-3, decay="linear", epochs=20, max_grad_norm=0.5)
+    """The optimizer; `minibatches` per epoch."""
+    algorithm: MultitaskAlgorithm = MultitaskAlgorithm()
+    """Credit and loss."""
+    judge: JudgeConfig = JudgeConfig()
+    """How the policy is tried, in each task."""
+
+    @property
+    def turn(self) -> int:
+        """Steps of all worlds per turn."""
+        return self.rollout_steps * sum(task.num_envs for task in self.tasks)
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> "MultitaskConfig":
+        require_whole_minibatches(self.learner, self.turn, "rollout_steps x num_envs of all tasks")
+        return self
+
+
+def objective(policy: MultitaskActorCritic, rows: StepRows, *, algorithm: MultitaskAlgorithm) -> Terms:
+    """Clipped surrogate + value_weight * value error - entropy_weight * entropy."""
+    now = policy.judge(rows.seen, rows.chosen)
+    assert now.value is not None
+    surrogate = clipped(now.logp, rows.logp, rows.advantage, low=algorithm.clip, high=algorithm.clip)
+    critic, entropy = squared(now.value, rows.target), now.entropy()
+    loss = torch.add(surrogate.loss, critic.loss, alpha=algorithm.value_weight)
+    return Terms(
+        loss=torch.sub(loss, entropy, alpha=algorithm.entropy_weight),
+        told=lambda: {**surrogate.metrics, **critic.metrics, "policy/entropy_nats": entropy.detach()},
+    )
+
+
+@torch.no_grad()
+def foresee(policy: MultitaskActorCritic, episodes: Episodes) -> Values:
+    """The critics' values of everything seen, and of what was seen last."""
+    assert episodes.final is not None
+    both = torch.from_numpy(np.concatenate((episodes.observations, episodes.final)))
+    values = policy.value(both.to(policy.actors.device)).cpu().numpy()
+    return Values(value=values[: episodes.decisions], final=values[episodes.decisions :])
+
+
+def shared(found: list[Spaces], tasks: list[GymConfig]) -> Spaces:
+    """What all tasks see and do, with the task at its end. Raises ConfigError where they do not fit."""
+    first = found[0]
+    for space, task in zip(found, tasks, strict=True):
+        require_clipping(task, space)
+        same = space.inputs.size == first.inputs.size and space.actions == first.actions
+        if not same or space.inputs.one_hot:
+            raise ConfigError(
+                f"tasks: {task.id} sees {space.inputs.size} numbers and does {space.actions}, {tasks[0].id} "
+                f"{first.inputs.size} and {first.actions}; they must be boxes of one size, and the same actions"
+            )
+    return replace(first, inputs=Inputs(size=first.inputs.size + len(tasks)))
+
+
+def build(config: MultitaskConfig) -> Job[MultitaskActorCritic]:
+    """Raises ConfigError and UserCodeError for what is wrong with the environments."""
+    tasks, algorithm = config.tasks, config.algorithm
+    worlds = [
+        open_world(task, steps=config.rollout_steps, seed=key(config.seed, "task", number) & 0xFFFFFFFF)
+        for number, task in enumerate(tasks)
+    ]
+    found = [spaces_of(world.envs.single_observation_space, world.envs.single_action_space) for world in worlds]
+    policy = MultitaskActorCritic(
+        shared(found, tasks), config.network, seed=config.seed, tasks=len(tasks), told=algorithm.tell_trunk
+    ).to(config.run.device)
+    credit = by_task(partial(gae, discount=algorithm.discount, decay=algorithm.decay), tasks=len(tasks))
+    learner: GradientLearner[Any, Any] = GradientLearner(
+        policy=policy,
+        layout=partial(step_rows, device=config.run.device),
+        phases=[policy_phase(policy, partial(objective, algorithm=algorithm), config.learner)],
+        seed=config.seed,
+        learning_rate=schedule(config.learner, config.learner.optimizer_steps(config.steps)),
+        foresee=foresee,
+        epochs=config.learner.epochs,
+        minibatches=config.learner.minibatches,
+    )
+    sources = [
+        Scored(Live(world, TaskActor(policy.of_task(number).acting(), task=number)), world)
+        for number, world in enumerate(worlds)
+    ]
+    job = control_job(
+        Recipe(source=Together(sources), credit=credit, learner=learner), env=None, judge=config.judge, seed=config.seed
+    )
+    return judged_job(job, config, worlds)
+
+
+def judged_job(
+    job: Job[MultitaskActorCritic], config: MultitaskConfig, worlds: list[GymWorld]
+) -> Job[MultitaskActorCritic]:
+    """`job` with a judgement in every task, and what its worlds have to say."""
+    policy, heard = job.recipe.learner.policy, list[str]()
+
+    def judge() -> Verdict:
+        scores, each = task_scores(
+            policy, config.tasks, episodes=config.judge.episodes, seed=config.seed, tell=heard.append
+        )
+        estimate, metrics = score_metrics(scores)
+        return Verdict(estimate=estimate, metrics={**metrics, **each})
+
+    def notes() -> list[str]:
+        told = [*heard, *(line for world in worlds for line in world.lately())]
+        heard.clear()
+        return told
+
+    def close() -> None:
+        for world in worlds:
+            world.close()
+
+    warnings = [note for world in worlds for note in world.notes]
+    return replace(job, judge=judge, judge_every=config.judge.every, warnings=warnings, notes=notes, close=close)
+
+
+def check(config: MultitaskConfig) -> list[str]:
+    inspected = [inspect_world(task, seed=config.seed) for task in config.tasks]
+    shared([spaces_of(*found) for found, _ in inspected], config.tasks)
+    return [warning for _, warnings in inspected for warning in warnings]
+
+
+def derive(config: MultitaskConfig) -> dict[str, str]:
+    each = " + ".join(str(task.num_envs * config.rollout_steps) for task in config.tasks)
+    return {
+        "tasks": ", ".join(f"{number}: {task.id}" for number, task in enumerate(config.tasks)),
+        "steps of the worlds per turn": f"{each} = {config.turn}",
+        "steps of the worlds": f"{config.steps * config.turn}",
+        "environments": "; ".join(placed(task) for task in config.tasks),
+        "optimizer steps": f"{config.learner.optimizer_steps(config.steps)}",
+    }
+
+
+ENTRY = Entry(
+    summary="several tasks at once: a shared trunk, a head per task, fair advantages",
+    source="Caruana, Multitask Learning, 1997; Schulman et al., Proximal Policy Optimization Algorithms, 2017",
+    config=MultitaskConfig,
+    build=build,
+    check=check,
+    derive=derive,
+    parts=Parts(
+        source="Together(Live(Gymnasium), ...)",
+        credit=(by_task, gae),
+        loss=(clipped, squared),
+        weights=(token_mean,),
+    ),
+    limitation="tasks that need opposite features share a trunk badly; a policy each is then better.",
+)

@@ -1,0 +1,207 @@
+"""Learning where to begin (Reptile; Nichol et al., 2018): an initialisation from which few updates suit a new task.
+
+A task of a family is met for `inner_steps` turns of the loop, each an update by policy gradient; then the
+initialisation moves a part of the way to the adapted weights, and the next task begins from it. Only first derivatives
+are taken. The saved policy is the initialisation.
+"""
+
+import copy
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field
+
+from hone.core.config import Config
+from hone.core.credit import NO_VALUES, Credits, Metrics, Values
+from hone.core.episodes import Episodes
+from hone.core.errors import DataError
+from hone.core.random import key
+from hone.credit.returns import returns, standardised
+from hone.envs.gym.make import placed
+from hone.envs.gym.world import GymConfig, inspect_world, open_world
+from hone.evaluate.control.returns import score_metrics
+from hone.models.control.actor_critic import ActorCritic
+from hone.models.control.checkpoint import load_policy, load_weights, save_policy
+from hone.models.control.mlp import MlpConfig
+from hone.objectives.policy import reinforce
+from hone.objectives.terms import Terms
+from hone.objectives.weights import token_mean
+from hone.recipes.on_policy.ppo import require_clipping
+from hone.train.config import RunConfig, RunSettings
+from hone.train.control.acting import NetworkActor, Scored
+from hone.train.control.job import JudgeConfig, control_job
+from hone.train.control.meta_rl import Reptile
+from hone.train.control.rows import StepRows, step_rows
+from hone.train.control.spaces import spaces_of
+from hone.train.job import Entry, Examination, Job, Parts, Verdict
+from hone.train.learner.config import LearnerConfig, policy_phase
+from hone.train.learner.gradient import GradientLearner
+from hone.train.loop import Recipe, Source
+from hone.train.sources.live import Live
+
+
+class ReptileAlgorithm(Config):
+    """The inner and the outer loop."""
+
+    inner_steps: int = Field(default=10, ge=1)
+    """Turns of the loop that a task is met for; the environment is told so as `env.kwargs.trials`."""
+    outer_rate: float = Field(default=0.3, gt=0, le=1)
+    """Share of the way to the adapted weights that the initialisation goes; it falls linearly to 0."""
+    discount: float = Field(default=0.0, ge=0, le=1)
+    """Of a reward one step later; 0 for contexts that follow from nothing that is done."""
+    entropy_weight: float = Field(default=0.2, ge=0)
+    """Of the policy's entropy, which an initialisation needs: from certainty nobody adapts."""
+
+
+class ReptileConfig(RunConfig):
+    """An initialisation for a family of tasks."""
+
+    run: RunSettings = RunSettings(threads=1, log_every=50, checkpoint_every=500)
+    """How the run is carried out."""
+    env: GymConfig
+    """A family whose tasks stay for `kwargs.trials` trials: `hone/SineTrials-v0`, `hone/ChainTrials-v0`."""
+    rollout_steps: int = Field(default=50, ge=1)
+    """Steps of each environment per turn of the loop: a trial's `pulls`."""
+    network: MlpConfig = MlpConfig(hidden=[64, 64])
+    """The policy."""
+    learner: LearnerConfig = LearnerConfig(lr=1e-2, betas=[0.0, 0.999], max_grad_norm=None)
+    """The inner optimizer, at rest when a task begins."""
+    algorithm: ReptileAlgorithm = ReptileAlgorithm()
+    """The inner and the outer loop."""
+    judge: JudgeConfig = JudgeConfig()
+    """How many new tasks it is tried on."""
+
+
+def objective(policy: ActorCritic, rows: StepRows, *, entropy_weight: float) -> Terms:
+    """-A log pi - entropy_weight * entropy."""
+    now = policy.judge(rows.seen, rows.chosen)
+    terms, entropy = reinforce(now.logp, rows.advantage), now.entropy()
+    return Terms(
+        loss=torch.sub(terms.loss, entropy, alpha=entropy_weight),
+        told=lambda: {**terms.metrics, "policy/entropy_nats": entropy.detach()},
+    )
+
+
+def credit(episodes: Episodes, values: Values, *, discount: float) -> Credits:
+    """Standardised returns."""
+    return standardised(returns(episodes, values, discount=discount))
+
+
+def inner(policy: ActorCritic, config: ReptileConfig) -> GradientLearner[ActorCritic, StepRows]:
+    """Whoever adapts `policy`."""
+    loss = partial(objective, entropy_weight=config.algorithm.entropy_weight)
+    return GradientLearner(
+        policy=policy,
+        layout=step_rows,
+        phases=[policy_phase(policy, loss, config.learner)],
+        seed=config.seed,
+        learning_rate=lambda _: config.learner.lr,
+        epochs=config.learner.epochs,
+        minibatches=config.learner.minibatches,
+    )
+
+
+def family(config: ReptileConfig, *, trials: int) -> GymConfig:
+    """The environment, with tasks that stay for so many trials."""
+    return config.env.model_copy(update={"kwargs": {**config.env.kwargs, "trials": trials}})
+
+
+def build(config: ReptileConfig) -> Job[ActorCritic]:
+    """Raises ConfigError and UserCodeError for what is wrong with the environment."""
+    algorithm = config.algorithm
+    world = open_world(family(config, trials=algorithm.inner_steps), steps=config.rollout_steps, seed=config.seed)
+    space = spaces_of(world.envs.single_observation_space, world.envs.single_action_space)
+    require_clipping(config.env, space)
+    start = ActorCritic(space, config.network, seed=config.seed, critic=False)
+    adapting = ActorCritic(space, config.network, seed=config.seed, critic=False)
+    tasks = max(1, config.steps // algorithm.inner_steps)
+    learner = Reptile(
+        inner=inner(adapting, config),
+        start=start,
+        every=algorithm.inner_steps,
+        rate=lambda task: algorithm.outer_rate * max(0.0, 1.0 - task / tasks),
+    )
+    source: Source[ActorCritic] = Scored(Live(world, NetworkActor(adapting.acting())), world)
+    recipe = Recipe(source=source, credit=partial(credit, discount=algorithm.discount), learner=learner)
+    job = control_job(recipe, env=None, judge=config.judge, seed=config.seed, world=world)
+    return replace(
+        job,
+        save_policy=lambda folder: save_policy(start, folder),
+        load_policy=lambda folder: load_weights(start, folder),
+        judge=partial(judge, start, config),
+        judge_every=config.judge.every,
+    )
+
+
+def examine(config: ReptileConfig, asked: Examination) -> Metrics:
+    """A saved initialisation in `asked.episodes` new tasks, as a run judges its own. Raises DataError for a policy that
+    is none."""
+    start = load_policy(asked.policy)
+    if not isinstance(start, ActorCritic):
+        raise DataError(f"{asked.policy}: not an initialisation of reptile's")
+    asking = {"seed": asked.seed, "judge": JudgeConfig(episodes=asked.episodes)}
+    return judge(start, config.model_copy(update=asking)).metrics
+
+
+def judge(start: ActorCritic, config: ReptileConfig) -> Verdict:
+    """Mean reward of a step in new tasks, after adapting to each; before it as `eval/before`, and after as many updates
+    of weights that never met the family as `eval/from_scratch`."""
+    fresh = ActorCritic(start.spaces, config.network, seed=config.seed + 1, critic=False)
+    before, after = adapted(start, config)
+    estimate, metrics = score_metrics(after)
+    scratch = adapted(fresh, config)[1]
+    more = {"eval/before": float(before.mean()), "eval/from_scratch": float(scratch.mean())}
+    return Verdict(estimate=estimate, metrics={**metrics, **more})
+
+
+def adapted(start: ActorCritic, config: ReptileConfig) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Mean reward of a step in each of `judge.episodes` new tasks: from `start` as it is, and after the inner loop."""
+    rewards = np.empty((2, config.judge.episodes))
+    steps = config.algorithm.inner_steps
+    for number in range(config.judge.episodes):
+        policy = copy.deepcopy(start)
+        learner, actor = inner(policy, config), NetworkActor(policy.acting())
+        world = open_world(
+            family(config, trials=steps + 1).model_copy(update={"check": False}),
+            steps=config.rollout_steps,
+            seed=key(config.seed, "judge", number) & 0xFFFFFFFF,
+        )
+        for turn in range(steps + 1):
+            episodes = world.rollout(actor)
+            if turn in {0, steps}:
+                rewards[int(turn > 0), number] = episodes.reward.mean()
+            learner.update(episodes, credit(episodes, NO_VALUES, discount=config.algorithm.discount))
+        world.close()
+    return rewards[0], rewards[1]
+
+
+def check(config: ReptileConfig) -> list[str]:
+    found, warnings = inspect_world(family(config, trials=config.algorithm.inner_steps), seed=config.seed)
+    require_clipping(config.env, spaces_of(*found))
+    return warnings
+
+
+def derive(config: ReptileConfig) -> dict[str, str]:
+    inner_steps, batch = config.algorithm.inner_steps, config.env.num_envs * config.rollout_steps
+    return {
+        "tasks": f"{config.steps} turns / {inner_steps} = {config.steps // inner_steps}",
+        "steps of the world per turn": f"{config.env.num_envs} environments x {config.rollout_steps} = {batch}",
+        "environments": placed(config.env),
+        "optimizer steps": f"{config.learner.optimizer_steps(config.steps)}",
+    }
+
+
+ENTRY = Entry(
+    summary="learning where to begin: an initialisation that a few updates suit to a new task",
+    source="Nichol et al., On First-Order Meta-Learning Algorithms, 2018",
+    config=ReptileConfig,
+    build=build,
+    check=check,
+    derive=derive,
+    examine=examine,
+    parts=Parts(source="Live(trials)", credit=(standardised, returns), loss=(reinforce,), weights=(token_mean,)),
+    limitation="a family whose tasks want opposite weights has no good beginning; a memory (rl2) adapts faster.",
+)

@@ -1,0 +1,137 @@
+"""Learning to learn with a memory (RL^2; Duan et al., 2016; Wang et al., 2016): the policy's state is the learner.
+
+A gated recurrent unit lives through whole trials, each a task of its own drawn from a family, and keeps its state from
+one episode of a trial to the next. Proximal policy optimisation makes it explore early and exploit late; once trained,
+it learns a new task without a gradient. The defaults are those that match Thompson sampling on five Bernoulli arms.
+"""
+
+from functools import partial
+
+import torch
+from pydantic import Field
+
+from hone.core.config import Config
+from hone.core.credit import Credits, Values
+from hone.core.episodes import Episodes
+from hone.credit.returns import gae, standardised
+from hone.envs.gym.make import placed
+from hone.envs.gym.world import GymConfig, inspect_world, open_world
+from hone.models.control.mlp import MlpConfig
+from hone.models.control.recurrent import RecurrentActorCritic
+from hone.objectives.policy import clipped
+from hone.objectives.terms import Terms
+from hone.objectives.value import squared
+from hone.objectives.weights import token_mean
+from hone.train.config import RunConfig, RunSettings
+from hone.train.control.acting import NetworkActor, Scored
+from hone.train.control.job import JudgeConfig, control_job
+from hone.train.control.meta_rl import TrialRows, beside_thompson, foresee_trials, trial_rows
+from hone.train.control.spaces import spaces_of
+from hone.train.job import Entry, Job, Parts
+from hone.train.learner.config import LearnerConfig, policy_phase, schedule
+from hone.train.learner.gradient import GradientLearner
+from hone.train.loop import Recipe
+from hone.train.sources.live import Live
+
+
+class Rl2Algorithm(Config):
+    """Credit and loss."""
+
+    discount: float = Field(default=0.9, ge=0, le=1)
+    """Of a reward one step later, within a trial and across its episodes."""
+    decay: float = Field(default=0.3, ge=0, le=1)
+    """GAE's lambda."""
+    clip: float = Field(default=0.2, gt=0, lt=1)
+    """How far the probability of a decision may change before its gradient stops."""
+    value_weight: float = Field(default=0.5, ge=0)
+    """Of the critic's squared error."""
+    entropy_weight: float = Field(default=0.005, ge=0)
+    """Of the policy's entropy."""
+
+
+class Rl2Config(RunConfig):
+    """A policy with a memory, on trials."""
+
+    run: RunSettings = RunSettings(threads=1, certify=False, log_every=10, checkpoint_every=100)
+    """How the run is carried out; `certify` makes up episodes of uneven lengths, which are no trials."""
+    env: GymConfig
+    """The family of tasks: `hone/BanditTrials-v0`, `hone/ChainTrials-v0`, or one that says when a trial begins."""
+    rollout_steps: int = Field(default=50, ge=1)
+    """Steps of each environment per turn of the loop: a trial's `pulls`, or a multiple."""
+    network: MlpConfig = MlpConfig(hidden=[48])
+    """The recurrent unit: one layer."""
+    learner: LearnerConfig = LearnerConfig(lr=1e-2, decay="linear", epochs=3, minibatches=4, max_grad_norm=0.5)
+    """The optimizer; `minibatches` of whole trials per epoch."""
+    algorithm: Rl2Algorithm = Rl2Algorithm()
+    """Credit and loss."""
+    judge: JudgeConfig = JudgeConfig(episodes=1000)
+    """Trials of a judgement, each with a task of its own."""
+
+
+def objective(policy: RecurrentActorCritic, rows: TrialRows, *, algorithm: Rl2Algorithm) -> Terms:
+    """Clipped surrogate + value_weight * value error - entropy_weight * entropy, through time."""
+    now = policy.judge(rows.seen, rows.chosen)
+    assert now.value is not None
+    clip = algorithm.clip
+    surrogate = clipped(now.logp, rows.logp.flatten(), rows.advantage.flatten(), low=clip, high=clip)
+    critic = squared(now.value, rows.target.flatten())
+    entropy = now.entropy()
+    loss = torch.add(surrogate.loss, critic.loss, alpha=algorithm.value_weight)
+    return Terms(
+        loss=torch.sub(loss, entropy, alpha=algorithm.entropy_weight),
+        told=lambda: {**surrogate.metrics, **critic.metrics, "policy/entropy_nats": entropy.detach()},
+    )
+
+
+def build(config: Rl2Config) -> Job[RecurrentActorCritic]:
+    """Raises ConfigError and UserCodeError for what is wrong with the environment."""
+    world = open_world(config.env, steps=config.rollout_steps, seed=config.seed)
+    space = spaces_of(world.envs.single_observation_space, world.envs.single_action_space)
+    policy = RecurrentActorCritic(space, config.network, seed=config.seed)
+    algorithm, learning = config.algorithm, config.learner
+
+    def credit(episodes: Episodes, values: Values) -> Credits:
+        return standardised(gae(episodes, values, discount=algorithm.discount, decay=algorithm.decay))
+
+    learner = GradientLearner(
+        policy=policy,
+        layout=trial_rows,
+        phases=[policy_phase(policy, partial(objective, algorithm=algorithm), learning)],
+        seed=config.seed,
+        learning_rate=schedule(learning, learning.optimizer_steps(config.steps)),
+        foresee=foresee_trials,
+        epochs=learning.epochs,
+        minibatches=learning.minibatches,
+        micro_batch_tokens=1 << 62,
+    )
+    recipe = Recipe(source=Scored(Live(world, NetworkActor(policy.acting())), world), credit=credit, learner=learner)
+    job = control_job(recipe, env=config.env, judge=config.judge, seed=config.seed, world=world)
+    return beside_thompson(job, config.env, episodes=config.judge.episodes, seed=config.seed)
+
+
+def check(config: Rl2Config) -> list[str]:
+    found, warnings = inspect_world(config.env, seed=config.seed)
+    RecurrentActorCritic(spaces_of(*found), config.network, seed=0)
+    return warnings
+
+
+def derive(config: Rl2Config) -> dict[str, str]:
+    batch = config.env.num_envs * config.rollout_steps
+    return {
+        "steps of the world per turn": f"{config.env.num_envs} environments x {config.rollout_steps} = {batch}",
+        "steps of the world": f"{config.steps * batch}",
+        "environments": placed(config.env),
+        "optimizer steps": f"{config.learner.optimizer_steps(config.steps)}",
+    }
+
+
+ENTRY = Entry(
+    summary="learning to learn: a recurrent policy over whole trials",
+    source="Duan et al., RL^2: Fast Reinforcement Learning via Slow Reinforcement Learning, 2016",
+    config=Rl2Config,
+    build=build,
+    check=check,
+    derive=derive,
+    parts=Parts(source="Live(trials)", credit=(standardised, gae), loss=(clipped, squared), weights=(token_mean,)),
+    limitation="learns the family that it was trained on, for as many steps as a trial had; on others it is lost.",
+)

@@ -1,0 +1,50 @@
+"""DQN: action values by temporal difference from replay, against a slow copy (Mnih et al., 2015).
+
+loss = huber(Q(s, a) - [r + discount * max over a' of Q_slow(s', a')]); the discount is 0 where the world ended, and not
+where a time limit cut an episode. The policy is the running average of the weights: on CartPole-v1 the last weights of
+a run are often bad ones, with good ones just before and after. The learning rate does not fall, so that there is
+something to average. The defaults are for 50,000 steps of that world.
+"""
+
+from hone.models.control.q_networks import DeepValues
+from hone.objectives.td import greedy_target
+from hone.objectives.terms import Terms
+from hone.objectives.value import huber
+from hone.train.control.experts import Demonstrations
+from hone.train.control.value_based import Exploring, Method, ValueAlgorithm, value_entry
+from hone.train.control.value_rows import ValueRows, drawn
+
+
+class DqnAlgorithm(ValueAlgorithm):
+    """Discount and slow copy."""
+
+    demonstrations: Demonstrations | None = None
+    """A log that is replayed beside what is lived through."""
+
+
+class Dqn(Exploring):
+    """Deep Q-learning."""
+
+    algorithm: DqnAlgorithm = DqnAlgorithm()
+    """Discount, slow copy and demonstrations."""
+
+
+def objective(policy: DeepValues, rows: ValueRows) -> Terms:
+    """Huber's loss of the chosen action's value against the greedy target."""
+    table = policy.table(policy.outcomes(rows.seen, drawn(rows, 0)))
+    target = greedy_target(rows.reward, rows.discount, policy.table(rows.slow))
+    return huber(table.gather(1, rows.chosen[:, None]).squeeze(1), target)
+
+
+def method(config: Dqn) -> Method:
+    return Method(algorithm=config.algorithm, objective=objective, demonstrations=config.algorithm.demonstrations)
+
+
+ENTRY = value_entry(
+    summary="deep Q-learning: action values from replay, against a slow copy of themselves",
+    source="Mnih et al., Human-level control through deep reinforcement learning, 2015",
+    config=Dqn,
+    method=method,
+    loss=(huber, greedy_target),
+    limitation="finite actions only; the largest of noisy values is too high, which double_dqn mends.",
+)

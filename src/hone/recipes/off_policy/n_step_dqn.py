@@ -1,0 +1,41 @@
+"""n-step DQN: the target sums up n rewards before it trusts a value (Sutton, 1988; Rainbow, Hessel et al., 2018).
+
+y = r_0 + discount r_1 + ... + discount^n max Q_slow(s_n, .), within the episode: fewer steps where it ends, and where
+the newest step is nearer. The rewards on the way were another policy's, which is not corrected for, as in Rainbow.
+"""
+
+from pydantic import Field
+
+from hone.objectives.td import double_target
+from hone.objectives.value import huber
+from hone.recipes.off_policy.double_dqn import objective
+from hone.train.control.value_based import Exploring, Method, ValueAlgorithm, value_entry
+
+
+class NStepAlgorithm(ValueAlgorithm):
+    """DQN's numbers and n."""
+
+    length: int = Field(default=3, ge=1)
+    """Steps that a target looks ahead."""
+
+
+class NStepDqn(Exploring):
+    """Deep Q-learning that looks several steps ahead."""
+
+    algorithm: NStepAlgorithm = NStepAlgorithm()
+    """Discount, slow copy and length."""
+
+
+def method(config: NStepDqn) -> Method:
+    return Method(algorithm=config.algorithm, objective=objective, steps=config.algorithm.length)
+
+
+ENTRY = value_entry(
+    summary="double DQN with targets over several steps",
+    source="Sutton, Learning to Predict by the Methods of Temporal Differences, 1988; Hessel et al., 2018",
+    config=NStepDqn,
+    method=method,
+    loss=(huber, double_target),
+    limitation="the longer the target, the more it is that of the policies that acted, not of the greedy one.",
+    memory="Replay(Live(Gymnasium)), n steps",
+)

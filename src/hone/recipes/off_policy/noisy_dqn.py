@@ -1,0 +1,49 @@
+"""Noisy DQN: chance in the weights explores, and how much of it is learned (Fortunato et al., 2018).
+
+Every weight is mean + sigma * noise, factorised by layer. All decisions of a turn share one draw, so does each update;
+the slow copy has one a turn. The policy's mode acts by the means. Only the warm-up acts at random.
+"""
+
+from pydantic import Field
+
+from hone.models.control.q_networks import Shape
+from hone.objectives.td import greedy_target
+from hone.objectives.value import huber
+from hone.recipes.off_policy.dqn import objective
+from hone.train.config import RunSettings
+from hone.train.control.replay_config import TurnReplayConfig
+from hone.train.control.value_based import Method, ValueAlgorithm, ValueLearner, ValueRun, value_entry
+
+
+class NoisyAlgorithm(ValueAlgorithm):
+    """DQN's numbers and the noise."""
+
+    sigma: float = Field(default=0.5, gt=0)
+    """Initial scale of the noise, over the square root of a layer's inputs."""
+
+
+class NoisyDqn(ValueRun):
+    """Deep Q-learning that explores by its weights."""
+
+    run: RunSettings = RunSettings(threads=1, log_every=25, checkpoint_every=250)
+    """How the run is carried out."""
+    learner: ValueLearner = ValueLearner(minibatches=32)
+    """The optimizer."""
+    replay: TurnReplayConfig = TurnReplayConfig(collect=64)
+    """The memory, and how often it is asked. A turn acts by one draw of the weights: short ones explore nothing."""
+    algorithm: NoisyAlgorithm = NoisyAlgorithm()
+    """Discount, slow copy and noise."""
+
+
+def method(config: NoisyDqn) -> Method:
+    return Method(algorithm=config.algorithm, objective=objective, shape=Shape(sigma=config.algorithm.sigma))
+
+
+ENTRY = value_entry(
+    summary="deep Q-learning that explores by learned noise in its weights",
+    source="Fortunato et al., Noisy Networks for Exploration, 2018",
+    config=NoisyDqn,
+    method=method,
+    loss=(huber, greedy_target),
+    limitation="an update costs more than twice; its logs have no propensities, so they cannot be reweighed.",
+)

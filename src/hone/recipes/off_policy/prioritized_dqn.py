@@ -1,0 +1,47 @@
+"""Prioritised DQN: transitions are looked at again by how wrong the values were on them (Schaul et al., 2016).
+
+P(i) in proportion to (|error| + floor)^exponent; each is weighed by (N P(i))^-correction in the loss, which
+grows to 1, where the weights undo the bias wholly. Errors come back to the memory from the update that made them. The
+target is the double one, as in the paper.
+"""
+
+from pydantic import Field
+
+from hone.objectives.td import double_target
+from hone.objectives.value import huber
+from hone.recipes.off_policy.double_dqn import objective
+from hone.train.control.value_based import Exploring, Method, ValueAlgorithm, value_entry
+from hone.train.control.value_rows import priorities_of
+
+
+class PrioritizedAlgorithm(ValueAlgorithm):
+    """DQN's numbers and those of the priorities."""
+
+    exponent: float = Field(default=0.6, ge=0, le=1)
+    """0: all alike; 1: in proportion to the error."""
+    correction: float = Field(default=0.4, ge=0, le=1)
+    """Exponent of the importance weights at the first turn; at the last it is 1."""
+
+
+class PrioritizedDqn(Exploring):
+    """Deep Q-learning on what surprises most."""
+
+    algorithm: PrioritizedAlgorithm = PrioritizedAlgorithm()
+    """Discount, slow copy and priorities."""
+
+
+def method(config: PrioritizedDqn) -> Method:
+    chosen = config.algorithm
+    priorities = priorities_of(chosen.exponent, chosen.correction, turns=config.steps)
+    return Method(algorithm=chosen, objective=objective, priorities=priorities)
+
+
+ENTRY = value_entry(
+    summary="double DQN that looks again at what it was most wrong about",
+    source="Schaul et al., Prioritized Experience Replay, 2016",
+    config=PrioritizedDqn,
+    method=method,
+    loss=(huber, double_target),
+    limitation="where rewards are noise, it looks at noise; a priority is as old as the last look at its transition.",
+    memory="Replay(Live(Gymnasium)), by priority",
+)

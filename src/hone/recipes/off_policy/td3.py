@@ -1,0 +1,89 @@
+"""Twin delayed deterministic policy gradient (Fujimoto et al., 2018): DDPG with three mends against optimism.
+
+The lesser of two critics is believed; the action that a target looks at is smoothed by noise; policy and slow copies
+move on every second update only. The defaults are those that solve Pendulum-v1 within 20,000 steps.
+"""
+
+from functools import partial
+
+from pydantic import Field
+from torch import Tensor
+
+from hone.core.config import Config
+from hone.credit.returns import one_step
+from hone.models.control.deterministic import DeterministicActorCritic
+from hone.objectives.soft import soft_values
+from hone.objectives.td import deterministic_policy, smoothed_action, twin_target
+from hone.objectives.terms import Terms
+from hone.objectives.weights import token_mean
+from hone.train.control.deterministic import DeterministicRun, Method, check, chosen_worth, derive, deterministic_job
+from hone.train.control.rows import TransitionRows
+from hone.train.job import Entry, Job, Parts
+
+
+class Td3Algorithm(Config):
+    """The numbers of the paper, with the discount that suits short tasks."""
+
+    discount: float = Field(default=0.98, ge=0, le=1)
+    """Of a reward one step later."""
+    target_rate: float = Field(default=0.005, gt=0, le=1)
+    """Share of the networks that their slow copies take on each time."""
+    policy_every: int = Field(default=2, ge=1)
+    """Updates of the critics per update of the policy and of the slow copies."""
+    smoothing: float = Field(default=0.2, ge=0)
+    """Standard deviation of the noise on the action that a target looks at, scaled to [-1, 1]."""
+    smoothing_limit: float = Field(default=0.5, ge=0)
+    """Where that noise is cut off."""
+
+
+class Td3Config(DeterministicRun):
+    """A deterministic policy with two critics on Gymnasium environments with a box of actions."""
+
+    algorithm: Td3Algorithm = Td3Algorithm()
+    """Targets and delay."""
+
+
+def target_of(policy: DeterministicActorCritic, rows: TransitionRows, *, algorithm: Td3Algorithm) -> Tensor:
+    """`[n]` by the lesser slow value of a smoothed action."""
+    scale, limit = algorithm.smoothing, algorithm.smoothing_limit
+    action = smoothed_action(policy.slow_act(rows.after), rows.noise, scale=scale, limit=limit)
+    low, other = policy.slow_worth(rows.after, action)
+    return twin_target(rows.reward, rows.discount, low, other)
+
+
+def critic_objective(policy: DeterministicActorCritic, rows: TransitionRows, *, algorithm: Td3Algorithm) -> Terms:
+    """Squared error of both critics against that target."""
+    first, second = chosen_worth(policy, rows)
+    return soft_values(first, second, target_of(policy, rows, algorithm=algorithm))
+
+
+def build(config: Td3Config) -> Job[DeterministicActorCritic]:
+    """Raises ConfigError and UserCodeError for what is wrong with the environment."""
+    algorithm = config.algorithm
+    return deterministic_job(
+        config,
+        Method(
+            critics=2,
+            critic_objective=partial(critic_objective, algorithm=algorithm),
+            discount=algorithm.discount,
+            target_rate=algorithm.target_rate,
+            policy_every=algorithm.policy_every,
+        ),
+    )
+
+
+ENTRY = Entry(
+    summary="off-policy control of continuous actions: deterministic policy, twin critics, delayed and smoothed",
+    source="Fujimoto et al., Addressing Function Approximation Error in Actor-Critic Methods, 2018",
+    config=Td3Config,
+    build=build,
+    check=check,
+    derive=derive,
+    parts=Parts(
+        source="Replay(Live(Gymnasium))",
+        credit=(one_step,),
+        loss=(soft_values, twin_target, smoothed_action, deterministic_policy),
+        weights=(token_mean,),
+    ),
+    limitation="boxes of actions only; it explores no further than the noise that is added to its actions.",
+)

@@ -1,0 +1,141 @@
+"""Bootstrapping error accumulation reduction (BEAR, Kumar et al., 2019): within the support of the log, at a price.
+
+The policy's draws are held within a distance (maximum mean discrepancy) of a generator's draws; the price of that
+distance rises while it is exceeded, and falls again. Support, not density: an action that was rare in the log costs no
+more than a common one.
+"""
+
+from functools import partial
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from hone.core.config import Config
+from hone.credit.returns import one_step
+from hone.models.control.offline import SupportConstrained, worths
+from hone.objectives.constraint import (
+    constrained_policy,
+    gaussian,
+    generator_loss,
+    laplacian,
+    mixed_target,
+    mmd,
+    multiplier_loss,
+)
+from hone.objectives.soft import soft_values
+from hone.objectives.terms import Terms, added
+from hone.objectives.weights import token_mean
+from hone.train.control.offline import LoggedRows, OfflineRun, Wiring, check, derive, offline_job, opened, phase
+from hone.train.control.phases import following
+from hone.train.job import Entry, Job, Parts
+
+KERNELS = {"laplacian": laplacian, "gaussian": gaussian}
+
+
+class BearAlgorithm(Config):
+    """The numbers of the paper."""
+
+    discount: float = Field(default=0.99, ge=0, le=1)
+    """Of a reward one step later."""
+    target_rate: float = Field(default=0.005, gt=0, le=1)
+    """Share of the critics that their slow copies take on per update."""
+    threshold: float = Field(default=0.05, gt=0)
+    """Distance from the log at which the price stays what it is."""
+    kernel: str = Field(default="laplacian", pattern="^(laplacian|gaussian)$")
+    """Likeness of two actions: `laplacian` or `gaussian`."""
+    width: float = Field(default=20.0, gt=0)
+    """Of the kernel."""
+    matched: int = Field(default=4, ge=2)
+    """Draws of the policy and of the generator that are compared."""
+    pessimism: float = Field(default=0.75, ge=0, le=1)
+    """Weight of the lesser of two critics against the greater one."""
+    proposals: int = Field(default=10, ge=1)
+    """Draws of the policy that a target takes the best of."""
+    samples: int = Field(default=100, ge=1)
+    """Draws of the policy that a decision takes the best of."""
+
+
+class BearConfig(OfflineRun):
+    """BEAR from a log, over a box of actions."""
+
+    algorithm: BearAlgorithm = BearAlgorithm()
+    """Constraint and targets."""
+
+
+def generator_objective(policy: SupportConstrained, rows: LoggedRows) -> Terms:
+    """How badly logged actions are rebuilt, and how far their codes are from standard normal."""
+    rebuilt, mean, log_std = policy.generator.rebuilt(rows.seen, rows.chosen, rows.noise[:, : policy.latent])
+    return generator_loss(rebuilt, rows.chosen, mean, log_std)
+
+
+@torch.no_grad()
+def target_of(policy: SupportConstrained, rows: LoggedRows, *, algorithm: BearAlgorithm) -> Tensor:
+    """`[n]` by the best of several draws of the policy."""
+    count, many = len(rows), algorithm.proposals
+    noise = rows.noise[:, policy.latent : policy.latent + many * policy.actions].reshape(count, many, -1)
+    action = torch.tanh(policy.drawn(rows.after, noise)).flatten(0, 1)
+    after = rows.after.repeat_interleave(many, dim=0)
+    first, second = (worth.view(count, many) for worth in worths(policy.targets, after, action))
+    return mixed_target(rows.reward, rows.discount, first, second, pessimism=algorithm.pessimism)
+
+
+def critic_objective(policy: SupportConstrained, rows: LoggedRows, *, algorithm: BearAlgorithm) -> Terms:
+    """Squared errors of both critics against the best of several draws of the policy."""
+    target = target_of(policy, rows, algorithm=algorithm)
+    return soft_values(*worths(policy.critics, rows.seen, rows.chosen), target)
+
+
+def actor_objective(policy: SupportConstrained, rows: LoggedRows, *, algorithm: BearAlgorithm) -> Terms:
+    """Worth of a draw, the distance of several from the generator's at its price, and the price.
+
+    Distances are taken before tanh, as in the authors' code, for which the threshold was found.
+    """
+    count, many = len(rows), algorithm.matched
+    ours, theirs = rows.noise.split(
+        [rows.noise.shape[1] - many * policy.latent, many * policy.latent], dim=1
+    )  # fmt: skip
+    raw = policy.drawn(rows.seen, ours[:, -many * policy.actions :].reshape(count, many, -1))
+    imitated = policy.imitated(rows.seen, theirs.reshape(count, many, -1))
+    distance = mmd(imitated, raw, width=algorithm.width, kernel=KERNELS[algorithm.kernel])
+    worth = torch.minimum(*worths(policy.critics, rows.seen, torch.tanh(raw[:, 0]), frozen=True))
+    price = multiplier_loss(policy.log_multiplier, distance, threshold=algorithm.threshold)
+    return added(constrained_policy(worth, distance, policy.log_multiplier), price)
+
+
+def build(config: BearConfig) -> Job[SupportConstrained]:
+    """Raises DataError for what is wrong with the log, ConfigError for other actions than a box with bounds."""
+    log, spaces = opened(config)
+    algorithm = config.algorithm
+    policy = SupportConstrained(spaces, config.network, seed=config.seed, samples=algorithm.samples)
+    policy = policy.to(config.run.device)
+    actor, critic = (partial(one, algorithm=algorithm) for one in (actor_objective, critic_objective))
+    latent, actions = policy.latent, policy.actions
+    wiring = Wiring(
+        phases=[
+            phase("generator", generator_objective, [*policy.generator.parameters()], config.learner),
+            phase("critic", critic, [*policy.critics.parameters()], config.learner),
+            phase("actor", actor, [*policy.actor.parameters(), policy.log_multiplier], config.learner),
+        ],
+        draws=latent + (algorithm.proposals + algorithm.matched) * actions + algorithm.matched * latent,
+        discount=algorithm.discount,
+        after_step=following([(policy.targets, policy.critics)], rate=algorithm.target_rate),
+    )
+    return offline_job(config, log, policy, wiring)
+
+
+ENTRY = Entry(
+    summary="offline control of continuous actions: within the support of the log, by a distance with a price",
+    source="Kumar et al., Stabilizing Off-Policy Q-Learning via Bootstrapping Error Reduction, 2019",
+    config=BearConfig,
+    build=build,
+    check=check,
+    derive=derive,
+    parts=Parts(
+        source="Logged(log)",
+        credit=(one_step,),
+        loss=(soft_values, mixed_target, constrained_policy, mmd, multiplier_loss, generator_loss),
+        weights=(token_mean,),
+    ),
+    limitation="boxes of actions only; its threshold must be found per log, and a generator is trained besides.",
+)

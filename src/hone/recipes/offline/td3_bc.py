@@ -1,0 +1,137 @@
+"""TD3 + BC (Fujimoto and Gu, 2021): TD3 on a log, whose policy is also drawn to the logged actions.
+
+Twin critics towards the lesser of their slow copies at a smoothed action; the policy is stepped on every second update,
+with the critic's word scaled to its own mean. States are standardised by the log, as in every offline recipe here.
+"""
+
+from dataclasses import dataclass, replace
+from functools import partial
+
+import torch
+from pydantic import Field
+from torch import Tensor
+
+from hone.core.config import Config
+from hone.credit.returns import one_step
+from hone.models.control.deterministic import DeterministicActorCritic
+from hone.models.control.offline import first_worth, worths
+from hone.objectives.batchwide import worth_scale
+from hone.objectives.offline import behaviour_regularised
+from hone.objectives.soft import soft_values
+from hone.objectives.td import smoothed_action, twin_target
+from hone.objectives.terms import Terms
+from hone.objectives.weights import token_mean
+from hone.train.control.offline import (
+    LoggedRows,
+    OfflineRun,
+    Wiring,
+    check,
+    derive,
+    in_precision,
+    offline_job,
+    opened,
+    phase,
+)
+from hone.train.control.phases import following
+from hone.train.job import Entry, Job, Parts
+
+
+class Td3BcAlgorithm(Config):
+    """The numbers of the paper."""
+
+    discount: float = Field(default=0.99, ge=0, le=1)
+    """Of a reward one step later."""
+    alpha: float = Field(default=2.5, ge=0)
+    """Weight of the critic's word, relative to its mean size, against staying at the logged action; 0 is imitation."""
+    policy_every: int = Field(default=2, ge=1)
+    """Updates of the critics per update of the policy and of the slow copies."""
+    smoothing: float = Field(default=0.2, ge=0)
+    """Standard deviation of the noise on a target's action, where the box is [-1, 1]."""
+    smoothing_limit: float = Field(default=0.5, ge=0)
+    """Greatest size of that noise."""
+    target_rate: float = Field(default=0.005, gt=0, le=1)
+    """Share of the networks that their slow copies take on."""
+
+
+class Td3BcConfig(OfflineRun):
+    """TD3 + BC from a log, over a box of actions."""
+
+    algorithm: Td3BcAlgorithm = Td3BcAlgorithm()
+    """Targets and regularisation."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class ScaledRows(LoggedRows):
+    """Rows that know how large values are in their whole batch."""
+
+    scale: Tensor
+    """`[n]` weight of the critic's word."""
+
+
+@torch.no_grad()
+def target_of(policy: DeterministicActorCritic, rows: LoggedRows, *, algorithm: Td3BcAlgorithm) -> Tensor:
+    """`[n]` by the lesser slow value of a smoothed action."""
+    action = torch.tanh(policy.slow_actor(rows.after))
+    action = smoothed_action(action, rows.noise, scale=algorithm.smoothing, limit=algorithm.smoothing_limit)
+    return twin_target(rows.reward, rows.discount, *worths(policy.slow_critics, rows.after, action))
+
+
+def critic_objective(policy: DeterministicActorCritic, rows: LoggedRows, *, algorithm: Td3BcAlgorithm) -> Terms:
+    """Squared errors of both critics against the lesser slow one at a smoothed action."""
+    target = target_of(policy, rows, algorithm=algorithm)
+    return soft_values(*worths(policy.critics, rows.seen, rows.chosen), target)
+
+
+def actor_objective(policy: DeterministicActorCritic, rows: ScaledRows) -> Terms:
+    """The first critic's word, scaled, against the distance to the logged action."""
+    action = torch.tanh(policy.actor(rows.seen))
+    return behaviour_regularised(first_worth(policy.critics, rows.seen, action), action, rows.chosen, rows.scale)
+
+
+@torch.no_grad()
+def scaled(policy: DeterministicActorCritic, rows: LoggedRows, update: int, *, alpha: float) -> ScaledRows:
+    """`rows` with alpha / mean |Q(s, pi(s))| over all of them, before they are cut into micro-batches."""
+    del update
+    alike = in_precision(rows, policy.actor.numbers[0][0].dtype)
+    value = first_worth(policy.critics, alike.seen, torch.tanh(policy.actor(alike.seen)))
+    scale = torch.from_numpy(worth_scale(value.cpu().numpy(), alpha=alpha)).to(alike.reward)
+    return ScaledRows(**vars(alike), scale=scale)
+
+
+def build(config: Td3BcConfig) -> Job[DeterministicActorCritic]:
+    """Raises DataError for what is wrong with the log, ConfigError for other actions than a box with bounds."""
+    log, spaces = opened(config)
+    algorithm = config.algorithm
+    policy = DeterministicActorCritic(spaces, config.network, seed=config.seed).to(config.run.device)
+    critic = partial(critic_objective, algorithm=algorithm)
+    actor = phase("actor", actor_objective, [*policy.actor.parameters()], config.learner)
+    wiring = Wiring(
+        phases=[
+            phase("critic", critic, [*policy.critics.parameters()], config.learner),
+            replace(actor, prepare=partial(scaled, alpha=algorithm.alpha), every=algorithm.policy_every),
+        ],
+        draws=policy.actions,
+        discount=algorithm.discount,
+        after_step=following(
+            [(policy.slow_critics, policy.critics), (policy.slow_actor, policy.actor)], rate=algorithm.target_rate
+        ),
+        after_every=algorithm.policy_every,
+    )
+    return offline_job(config, log, policy, wiring)
+
+
+ENTRY = Entry(
+    summary="offline control of continuous actions: TD3, drawn to the logged actions",
+    source="Fujimoto and Gu, A Minimalist Approach to Offline Reinforcement Learning, 2021",
+    config=Td3BcConfig,
+    build=build,
+    check=check,
+    derive=derive,
+    parts=Parts(
+        source="Logged(log)",
+        credit=(one_step,),
+        loss=(soft_values, twin_target, smoothed_action, behaviour_regularised),
+        weights=(token_mean,),
+    ),
+    limitation="boxes of actions only; one weight decides between the critic and the log, wherever it stands.",
+)

@@ -1,0 +1,1 @@
+"""On-policy control: policy gradients and their exploration bonuses."""

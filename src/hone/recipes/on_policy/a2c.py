@@ -1,0 +1,113 @@
+"""Advantage actor-critic (Mnih et al., 2016): one gradient step on the last few steps of many environments.
+
+The synchronous form of A3C. Its asynchronous actors are `algorithm.ahead`: a thread collects while the policy learns,
+on a fixed schedule, so that a run stays reproducible; what is older than the policy is then weighted by the ratio to
+whoever acted, cut off at `ratio_cap`. The defaults are those that solve CartPole-v1 within 500,000 steps.
+"""
+
+from functools import partial
+
+import torch
+from pydantic import Field
+
+from hone.core.config import Config
+from hone.core.credit import Credits, Values
+from hone.core.episodes import Episodes
+from hone.credit.returns import gae
+from hone.models.control.actor_critic import ActorCritic
+from hone.objectives.policy import cispo, reinforce
+from hone.objectives.terms import Terms
+from hone.objectives.value import squared
+from hone.objectives.weights import token_mean
+from hone.train.control.actor_critic_backward import Weights, actor_critic_gradient, reinforce_slope
+from hone.train.control.on_policy import Method, OnPolicyRun, check_on_policy, derive, on_policy_job, told_of
+from hone.train.control.rows import StepRows
+from hone.train.job import Entry, Job, Parts
+from hone.train.learner.config import LearnerConfig
+from hone.train.sources.normalise import Normalise
+
+
+class A2cAlgorithm(Config):
+    """The numbers of the paper, with the returns of short rollouts."""
+
+    discount: float = Field(default=0.99, ge=0, le=1)
+    """Of a reward one step later."""
+    decay: float = Field(default=1.0, ge=0, le=1)
+    """GAE's lambda: 1 are n-step returns to the end of the rollout, as in the paper."""
+    value_weight: float = Field(default=1.0, ge=0)
+    """Of the critic's squared error, halved."""
+    entropy_weight: float = Field(default=0.0, ge=0)
+    """Of the policy's entropy, which is kept up."""
+    ratio_cap: float = Field(default=1.0, gt=0)
+    """Where the weight of steps that an older policy took is cut off; for `ahead`."""
+    ahead: int = Field(default=0, ge=0, le=16)
+    """Turns that steps may be older than the policy that learns from them; above 0, a thread collects the next ones
+    meanwhile (asynchronous actors)."""
+    normalise: Normalise = Normalise()
+    """Running scales of what is seen and paid."""
+
+
+class A2cConfig(OnPolicyRun):
+    """A policy and a critic on Gymnasium environments."""
+
+    rollout_steps: int = Field(default=5, ge=1)
+    """Steps of each environment per turn of the loop."""
+    learner: LearnerConfig = LearnerConfig(lr=1e-3, decay="linear", max_grad_norm=0.5)
+    """The optimizer; one step a turn."""
+    algorithm: A2cAlgorithm = A2cAlgorithm()
+    """Credit and loss."""
+
+
+def objective(policy: ActorCritic, rows: StepRows, *, algorithm: A2cAlgorithm, stale: bool) -> Terms:
+    """-A log p (weighted by the cut ratio where steps are older than the policy) + value error - entropy."""
+    now = policy.judge(rows.seen, rows.chosen)
+    assert now.value is not None
+    if stale:
+        actor = cispo(now.logp, rows.logp, rows.advantage, ratio_cap=algorithm.ratio_cap)
+    else:
+        actor = reinforce(now.logp, rows.advantage)
+    critic = squared(now.value, rows.target)
+    loss = torch.add(actor.loss, critic.loss, alpha=algorithm.value_weight)
+    if algorithm.entropy_weight:
+        loss = torch.sub(loss, now.entropy(), alpha=algorithm.entropy_weight)
+    return Terms(loss=loss, told=lambda: told_of(now.entropy(), actor, critic))
+
+
+def by_hand(policy: ActorCritic, rows: StepRows, *, algorithm: A2cAlgorithm) -> Terms:
+    """`objective` with its gradient, for steps of the policy itself."""
+    weights = Weights(value=algorithm.value_weight, entropy=algorithm.entropy_weight)
+    return actor_critic_gradient(policy, rows, surrogate=reinforce_slope, weights=weights)
+
+
+def build(config: A2cConfig) -> Job[ActorCritic]:
+    """Raises ConfigError and UserCodeError for what is wrong with the environment."""
+    algorithm = config.algorithm
+
+    def credit(episodes: Episodes, values: Values) -> Credits:
+        return gae(episodes, values, discount=algorithm.discount, decay=algorithm.decay)
+
+    method = Method(
+        credit=credit,
+        objective=partial(objective, algorithm=algorithm, stale=algorithm.ahead > 0),
+        by_hand=None if algorithm.ahead else partial(by_hand, algorithm=algorithm),
+        normalise=algorithm.normalise,
+        ahead=algorithm.ahead,
+        discount=algorithm.discount,
+    )
+    return on_policy_job(config, method)
+
+
+def check(config: A2cConfig) -> list[str]:
+    return check_on_policy(config, config.algorithm.normalise)
+
+
+ENTRY = Entry(
+    summary="on-policy control: one policy-gradient step on a few steps of many environments, with a critic",
+    source="Mnih et al., Asynchronous Methods for Deep Reinforcement Learning, 2016",
+    config=A2cConfig,
+    build=build,
+    check=check,
+    derive=derive,
+    parts=Parts(source="Live(Gymnasium)", credit=(gae,), loss=(reinforce, squared), weights=(token_mean,)),
+    limitation="each step is looked at once, so it needs many of them; nothing bounds how far a gradient goes.",
+)

@@ -1,0 +1,177 @@
+"""Option-critic: courses of action that are learnt with the policy over them (Bacon, Harb & Precup, 2017, 1609.05140).
+
+Values of options, a policy within each, and where each stops, all by gradient on-policy: the policies within by a
+clipped surrogate (as in PPO), the ends by what going on is worth more than choosing anew, plus a cost of deliberating
+(Harb et al., 2018) that keeps options from ending at every step.
+"""
+
+from functools import partial
+
+import numpy as np
+import torch
+from pydantic import Field, model_validator
+
+from hone.core.config import Config
+from hone.core.credit import Credits, Values
+from hone.core.episodes import Episodes
+from hone.credit.returns import gae, standardised
+from hone.envs.gym.make import placed
+from hone.envs.gym.option_wrapper import with_memory
+from hone.envs.gym.world import GymConfig, inspect_world, open_world
+from hone.models.control.mlp import MlpConfig
+from hone.models.control.options import OptionCritic
+from hone.objectives.policy import clipped
+from hone.objectives.terms import Terms
+from hone.objectives.value import squared
+from hone.objectives.weights import token_mean
+from hone.train.config import RunConfig, RunSettings
+from hone.train.control.acting import NetworkActor, Scored
+from hone.train.control.job import JudgeConfig, control_job
+from hone.train.control.rows import StepRows, step_rows
+from hone.train.control.spaces import spaces_of
+from hone.train.job import Entry, Job, Parts
+from hone.train.learner.config import LearnerConfig, policy_phase, require_whole_minibatches, schedule
+from hone.train.learner.gradient import GradientLearner
+from hone.train.loop import Recipe
+from hone.train.sources.live import Live
+
+
+class OptionCriticAlgorithm(Config):
+    """The numbers of both papers."""
+
+    options: int = Field(default=4, ge=1)
+    """Courses of action."""
+    discount: float = Field(default=0.99, ge=0, le=1)
+    """Of a reward one step later."""
+    decay: float = Field(default=0.95, ge=0, le=1)
+    """GAE's lambda."""
+    epsilon: float = Field(default=0.1, ge=0, le=1)
+    """Share of choices among options that are drawn among all."""
+    deliberation_cost: float = Field(default=0.02, ge=0)
+    """Of stopping, in units of the return: it makes options last."""
+    clip: float = Field(default=0.2, gt=0, lt=1)
+    """How far the probability of an action may move before its gradient stops."""
+    value_weight: float = Field(default=0.5, ge=0)
+    """Of the squared error of the values of options."""
+    stop_weight: float = Field(default=1.0, ge=0)
+    """Of the loss of the ends."""
+    entropy_weight: float = Field(default=0.01, ge=0)
+    """Of the entropy of the policies within, which is kept up."""
+
+
+class OptionCriticConfig(RunConfig):
+    """Options with networks on Gymnasium environments with a finite set of actions."""
+
+    run: RunSettings = RunSettings(threads=1)
+    """How the run is carried out; one thread is fastest for a small network."""
+    env: GymConfig
+    """The environments."""
+    rollout_steps: int = Field(default=64, ge=1)
+    """Steps of each environment per turn of the loop."""
+    network: MlpConfig = MlpConfig()
+    """Values, policies within and ends have one each."""
+    learner: LearnerConfig = LearnerConfig(lr=1e-3, epochs=4, minibatches=4, max_grad_norm=0.5)
+    """The optimizer; `minibatches` per epoch."""
+    algorithm: OptionCriticAlgorithm = OptionCriticAlgorithm()
+    """Credit and loss."""
+    judge: JudgeConfig = JudgeConfig()
+    """How the policy is tried."""
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> "OptionCriticConfig":
+        require_whole_minibatches(self.learner, self.env.num_envs * self.rollout_steps, "env.num_envs x rollout_steps")
+        return self
+
+
+def objective(policy: OptionCritic, rows: StepRows, *, algorithm: OptionCriticAlgorithm) -> Terms:
+    """Clipped surrogate within + value error of the option + stop * (gain + deliberation cost) - entropy.
+
+    The last but one is the termination gradient: an option is to stop where choosing anew is worth more than going on
+    with it, and the more so the more there is to gain; `gain` is data.
+    """
+    now = policy.judge(rows.seen, rows.chosen)
+    surrogate = clipped(now.logp, rows.logp, rows.advantage, low=algorithm.clip, high=algorithm.clip)
+    critic = squared(now.worth, rows.target)
+    ends = now.stop * (now.gain + algorithm.deliberation_cost)
+    loss = surrogate.loss + algorithm.value_weight * critic.loss + algorithm.stop_weight * ends
+    return Terms(
+        loss=loss - algorithm.entropy_weight * now.entropy,
+        told=lambda: {
+            **surrogate.metrics,
+            **critic.metrics,
+            "options/stop": now.stop.detach(),
+            "policy/entropy_nats": now.entropy.detach(),
+        },
+    )
+
+
+@torch.no_grad()
+def foresee(policy: OptionCritic, episodes: Episodes) -> Values:
+    """Q of what was seen and the option that decided; U of what was seen last and the option then under way."""
+    assert episodes.final is not None
+    device = next(policy.parameters()).device
+    columns = (episodes.observations, episodes.chosen, episodes.final)
+    seen, chosen, final = (torch.from_numpy(np.ascontiguousarray(column)).to(device) for column in columns)
+    return Values(value=policy.worth(seen, chosen).cpu().numpy(), final=policy.arriving(final).cpu().numpy())
+
+
+def build(config: OptionCriticConfig) -> Job[OptionCritic]:
+    """Raises ConfigError and UserCodeError for what is wrong with the environment."""
+    algorithm = config.algorithm
+    space = spaces_of(*inspect_world(config.env, seed=config.seed)[0])
+    policy = OptionCritic(
+        space, config.network, seed=config.seed, options=algorithm.options, epsilon=algorithm.epsilon
+    ).to(config.run.device)
+    remembering = with_memory(config.env, algorithm.options)
+    world = open_world(remembering, steps=config.rollout_steps, seed=config.seed)
+
+    def credit(episodes: Episodes, values: Values) -> Credits:
+        return standardised(gae(episodes, values, discount=algorithm.discount, decay=algorithm.decay))
+
+    learner = GradientLearner(
+        policy=policy,
+        layout=partial(step_rows, device=config.run.device),
+        phases=[policy_phase(policy, partial(objective, algorithm=algorithm), config.learner)],
+        seed=config.seed,
+        learning_rate=schedule(config.learner, config.learner.optimizer_steps(config.steps)),
+        foresee=foresee,
+        epochs=config.learner.epochs,
+        minibatches=config.learner.minibatches,
+    )
+    source = Scored(Live(world, NetworkActor(policy.acting())), world)
+    recipe = Recipe(source=source, credit=credit, learner=learner)
+    return control_job(recipe, env=config.env, judge=config.judge, seed=config.seed, world=world)
+
+
+def check(config: OptionCriticConfig) -> list[str]:
+    found, warnings = inspect_world(config.env, seed=config.seed)
+    OptionCritic(spaces_of(*found), config.network, seed=0, options=1, epsilon=0.0)
+    return warnings
+
+
+def derive(config: OptionCriticConfig) -> dict[str, str]:
+    batch = config.env.num_envs * config.rollout_steps
+    return {
+        "steps of the world per turn": f"{config.env.num_envs} environments x {config.rollout_steps} = {batch}",
+        "steps of the world": f"{config.steps * batch}",
+        "minibatch": f"{batch} / {config.learner.minibatches} = {batch // config.learner.minibatches} steps",
+        "environments": placed(config.env),
+        "optimizer steps": f"{config.learner.optimizer_steps(config.steps)}",
+    }
+
+
+ENTRY = Entry(
+    summary="courses of action learnt by gradient: values, policies within, and ends",
+    source="Bacon, Harb and Precup, The Option-Critic Architecture, 2017",
+    config=OptionCriticConfig,
+    build=build,
+    check=check,
+    derive=derive,
+    parts=Parts(
+        source="Live(Gymnasium with a memory)",
+        credit=(standardised, gae),
+        loss=(clipped, squared, objective),
+        weights=(token_mean,),
+    ),
+    limitation="without a cost of deliberating options end at every step or one does everything; finite actions only.",
+)

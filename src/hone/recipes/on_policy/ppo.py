@@ -1,0 +1,140 @@
+"""Proximal policy optimisation (Schulman et al., 2017): several passes over fresh steps, each change clipped.
+
+Advantages by GAE, standardised over the batch; value and entropy terms in the same optimizer step. The defaults are
+those that solve CartPole-v1 within 100,000 steps.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import torch
+from pydantic import Field
+
+from hone.core.config import Config
+from hone.core.credit import Credits, Values
+from hone.core.episodes import Episodes
+from hone.credit.returns import gae, standardised
+from hone.models.control.actor_critic import ActorCritic
+from hone.objectives.policy import clipped
+from hone.objectives.terms import Terms
+from hone.objectives.value import squared
+from hone.objectives.weights import token_mean
+from hone.train.control.actor_critic_backward import Weights, actor_critic_gradient, clipped_slope
+from hone.train.control.on_policy import Method, OnPolicyRun, check_on_policy, derive, on_policy_job, require_clipping
+from hone.train.control.rows import StepRows
+from hone.train.job import Entry, Job, Parts
+from hone.train.learner.config import LearnerConfig
+from hone.train.learner.gradient import Rows
+from hone.train.sources.normalise import Normalise
+
+
+class PpoAlgorithm(Config):
+    """The numbers of the paper."""
+
+    discount: float = Field(default=0.98, ge=0, le=1)
+    """Of a reward one step later."""
+    decay: float = Field(default=0.8, ge=0, le=1)
+    """GAE's lambda: 0 trusts the critic, 1 the returns."""
+    clip_low: float = Field(default=0.2, gt=0, lt=1)
+    """How far the probability of a decision may fall before its gradient stops."""
+    clip_high: float = Field(default=0.2, gt=0)
+    """How far it may rise."""
+    clip_decay: Literal["constant", "linear"] = "constant"
+    """Whether both stay, or shrink to 0 with the last optimizer step."""
+    value_weight: float = Field(default=0.5, ge=0)
+    """Of the critic's squared error."""
+    entropy_weight: float = Field(default=0.0, ge=0)
+    """Of the policy's entropy, which is kept up."""
+    ahead: int = Field(default=0, ge=0, le=16)
+    """Turns that steps may be older than the policy that learns from them; above 0, a thread collects the next ones
+    meanwhile (asynchronous actors)."""
+    normalise: Normalise = Normalise()
+    """Running scales of what is seen and paid."""
+
+
+class PpoConfig(OnPolicyRun):
+    """A policy and a critic on Gymnasium environments."""
+
+    learner: LearnerConfig = LearnerConfig(lr=1e-3, decay="linear", epochs=20, max_grad_norm=0.5)
+    """The optimizer; `minibatches` per epoch."""
+    algorithm: PpoAlgorithm = PpoAlgorithm()
+    """Credit and loss."""
+
+
+@dataclass
+class Width:
+    """What is left of the clip's width: a function of the optimizer step's number, so there is no state to save."""
+
+    total: int
+    """Optimizer steps over which it shrinks to 0; 0: it stays."""
+    share: float = 1.0
+
+    def prepare(self, policy: ActorCritic, rows: Any, update: int) -> Rows[StepRows]:  # noqa: ANN401 - any rows
+        del policy
+        self.share = max(1.0 - update / self.total, 0.0) if self.total else 1.0
+        return rows
+
+
+def objective(
+    policy: ActorCritic, rows: StepRows, *, algorithm: PpoAlgorithm, width: Width | None = None
+) -> Terms:  # fmt: skip
+    """Clipped surrogate + value_weight * value error - entropy_weight * entropy."""
+    now = policy.judge(rows.seen, rows.chosen)
+    assert now.value is not None
+    share = 1.0 if width is None else width.share
+    low, high = share * algorithm.clip_low, share * algorithm.clip_high
+    surrogate = clipped(now.logp, rows.logp, rows.advantage, low=low, high=high)
+    critic = squared(now.value, rows.target)
+    loss = torch.add(surrogate.loss, critic.loss, alpha=algorithm.value_weight)
+    if algorithm.entropy_weight:
+        loss = torch.sub(loss, now.entropy(), alpha=algorithm.entropy_weight)
+    return Terms(
+        loss=loss, told=lambda: {**surrogate.metrics, **critic.metrics, "policy/entropy_nats": now.entropy().detach()}
+    )
+
+
+def by_hand(policy: ActorCritic, rows: StepRows, *, algorithm: PpoAlgorithm, width: Width) -> Terms:
+    """`objective` with its gradient."""
+    low, high = width.share * algorithm.clip_low, width.share * algorithm.clip_high
+    weights = Weights(value=algorithm.value_weight, entropy=algorithm.entropy_weight)
+    return actor_critic_gradient(policy, rows, surrogate=partial(clipped_slope, low=low, high=high), weights=weights)
+
+
+def build(config: PpoConfig) -> Job[ActorCritic]:
+    """Raises ConfigError and UserCodeError for what is wrong with the environment."""
+    algorithm = config.algorithm
+    shrinks = algorithm.clip_decay == "linear"
+    width = Width(total=config.learner.optimizer_steps(config.steps) if shrinks else 0)
+
+    def credit(episodes: Episodes, values: Values) -> Credits:
+        return standardised(gae(episodes, values, discount=algorithm.discount, decay=algorithm.decay))
+
+    method = Method(
+        credit=credit,
+        objective=partial(objective, algorithm=algorithm, width=width),
+        by_hand=partial(by_hand, algorithm=algorithm, width=width),
+        normalise=algorithm.normalise,
+        ahead=algorithm.ahead,
+        discount=algorithm.discount,
+        prepare=width.prepare if shrinks else None,
+    )
+    return on_policy_job(config, method)
+
+
+def check(config: PpoConfig) -> list[str]:
+    return check_on_policy(config, config.algorithm.normalise)
+
+
+ENTRY = Entry(
+    summary="on-policy control: clipped policy gradient with a critic",
+    source="Schulman et al., Proximal Policy Optimization Algorithms, 2017",
+    config=PpoConfig,
+    build=build,
+    check=check,
+    derive=derive,
+    parts=Parts(source="Live(Gymnasium)", credit=(standardised, gae), loss=(clipped, squared), weights=(token_mean,)),
+    limitation="several passes over the same steps: a clip bounds the gradient, not the change of the policy.",
+)
+
+__all__ = ["ENTRY", "PpoAlgorithm", "PpoConfig", "build", "by_hand", "check", "derive", "objective", "require_clipping"]

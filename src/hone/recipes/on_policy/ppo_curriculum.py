@@ -1,0 +1,131 @@
+"""PPO with a curriculum: stages of the same environment, the next one once the policy succeeds often enough.
+
+The reward of a far goal is met by chance only from nearby (Florensa et al., 2017, begin near the goal and move away).
+Weights, optimizer and normalisers go on through the stages; the last stage is the environment as it is, and what is
+judged.
+"""
+
+from dataclasses import replace
+from functools import partial
+
+from pydantic import Field, model_validator
+
+from hone.core.errors import ConfigError
+from hone.credit.returns import gae, standardised
+from hone.envs.gym.world import GymConfig, GymWorld, inspect_world, open_world
+from hone.evaluate.control.returns import judged
+from hone.models.control.actor_critic import ActorCritic
+from hone.models.control.mlp import MlpConfig
+from hone.objectives.policy import clipped
+from hone.objectives.value import squared
+from hone.objectives.weights import token_mean
+from hone.recipes.on_policy import ppo
+from hone.train.config import RunConfig, RunSettings
+from hone.train.control.acting import Scored
+from hone.train.control.curriculum import CurriculumConfig, Staged, stage_of
+from hone.train.control.job import JudgeConfig, verdict
+from hone.train.job import Entry, Job, Parts, Verdict
+from hone.train.learner.config import LearnerConfig, require_whole_minibatches
+from hone.train.sources.live import Live
+
+
+class PpoCurriculumConfig(RunConfig):
+    """PPO, from the easiest stage to the environment as it is."""
+
+    run: RunSettings = RunSettings(threads=1)
+    """How the run is carried out; one thread is fastest for a small network."""
+    env: GymConfig
+    """The environments of the last stage."""
+    rollout_steps: int = Field(default=64, ge=1)
+    """Steps of each environment per turn of the loop."""
+    network: MlpConfig = MlpConfig()
+    """Policy and critic have one each."""
+    learner: LearnerConfig = LearnerConfig(lr=1e-3, epochs=4, minibatches=4, max_grad_norm=0.5)
+    """The optimizer; `minibatches` per epoch."""
+    algorithm: ppo.PpoAlgorithm = ppo.PpoAlgorithm(discount=0.99, decay=0.95, entropy_weight=0.01)
+    """Credit and loss."""
+    judge: JudgeConfig = JudgeConfig()
+    """How the policy is tried, in the last stage."""
+    curriculum: CurriculumConfig
+    """The stages before it."""
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> "PpoCurriculumConfig":
+        require_whole_minibatches(self.learner, self.env.num_envs * self.rollout_steps, "env.num_envs x rollout_steps")
+        return self
+
+
+def plain(config: PpoCurriculumConfig, stage: int) -> ppo.PpoConfig:
+    """The same run in one stage."""
+    kept = {name: value for name, value in config if name != "curriculum"}
+    return ppo.PpoConfig.model_validate({**kept, "env": stage_of(config.env, config.curriculum, stage)})
+
+
+def build(config: PpoCurriculumConfig) -> Job[ActorCritic]:
+    """Raises ConfigError and UserCodeError for what is wrong with the environment of the first stage."""
+    job = ppo.build(plain(config, 0))
+    inner, policy = job.recipe.source, job.recipe.learner.policy
+    assert isinstance(inner, Scored)
+    assert isinstance(inner.source, Live)
+    heard: list[str] = []
+
+    def opened(stage: int) -> GymWorld:
+        env = stage_of(config.env, config.curriculum, stage)
+        return open_world(env, steps=config.rollout_steps, seed=config.seed)
+
+    def judge() -> Verdict:
+        played = partial(judged, episodes=config.judge.episodes, seed=config.seed, tell=heard.append)
+        return verdict(played(policy, config.env))
+
+    def notes() -> list[str]:
+        told = [*heard, *source.notes()]
+        heard.clear()
+        return told
+
+    source = Staged(live=inner.source, open_stage=opened, curriculum=config.curriculum)
+    recipe = replace(job.recipe, source=source)
+    return replace(job, recipe=recipe, judge=judge, notes=notes, close=source.close)
+
+
+def check(config: PpoCurriculumConfig) -> list[str]:
+    """Every stage is tried out. Raises ConfigError where stages differ in what is seen or done."""
+    warnings: list[str] = []
+    found: list[str] = []
+    for stage in range(len(config.curriculum.stages) + 1):
+        spaces, told = inspect_world(stage_of(config.env, config.curriculum, stage), seed=config.seed)
+        found.append(f"{spaces[0]} and {spaces[1]}")
+        warnings += [warning for warning in told if warning not in warnings]
+    ppo.check(plain(config, 0))
+    other = next((stage for stage, spaces in enumerate(found) if spaces != found[-1]), None)
+    if other is not None:
+        raise ConfigError(
+            f"curriculum.stages[{other}] = {config.curriculum.stages[other]}: what is seen and done is {found[other]} "
+            f"there, and {found[-1]} in the environment as it is; one policy serves all stages, so they must agree"
+        )
+    return warnings
+
+
+def derive(config: PpoCurriculumConfig) -> dict[str, str]:
+    stages = len(config.curriculum.stages)
+    asked = config.curriculum
+    return {
+        **ppo.derive(plain(config, stages)),
+        "stages": f"{stages} and the environment as it is; each passed at {asked.threshold:.0%} of {asked.window}",
+    }
+
+
+ENTRY = Entry(
+    summary="on-policy control, from easy to hard: stages passed by success",
+    source="Bengio et al., Curriculum Learning, 2009; Florensa et al., Reverse Curriculum Generation, 2017",
+    config=PpoCurriculumConfig,
+    build=build,
+    check=check,
+    derive=derive,
+    parts=Parts(
+        source="Staged(Live(Gymnasium))",
+        credit=(standardised, gae),
+        loss=(clipped, squared),
+        weights=(token_mean,),
+    ),
+    limitation="somebody must know what makes the environment easier; a stage that is never passed is the last.",
+)

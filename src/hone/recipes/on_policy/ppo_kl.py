@@ -1,0 +1,139 @@
+"""PPO with an adaptive price of moving (Schulman et al., 2017, section 4): a KL penalty in the place of the clip.
+
+loss = -r A + coefficient * KL(before || now) + value error. After each turn the coefficient is doubled where the policy
+moved further than 1.5 times the target, and halved where it moved less than the target / 1.5. The coefficient is saved
+with the learner: a resumed run pays the same price.
+"""
+
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from pydantic import Field
+
+from hone.core.config import Config
+from hone.core.credit import Credits, Metrics, Values
+from hone.core.episodes import Episodes
+from hone.core.errors import DataError
+from hone.core.state import State
+from hone.credit.returns import gae, standardised
+from hone.models.control.actor_critic import ActorCritic
+from hone.objectives.kl import k3
+from hone.objectives.policy import importance
+from hone.objectives.terms import Terms
+from hone.objectives.value import squared
+from hone.objectives.weights import token_mean
+from hone.train.control.on_policy import Method, OnPolicyRun, check_on_policy, derive, on_policy_job, told_of
+from hone.train.control.rows import StepRows
+from hone.train.job import Entry, Job, Parts
+from hone.train.learner.config import LearnerConfig
+from hone.train.sources.normalise import Normalise
+
+TOLERANCE, FACTOR = 1.5, 2.0
+"""The paper's: within this ratio of the target the coefficient stays; outside it changes by this factor."""
+
+
+class PpoKlAlgorithm(Config):
+    """The numbers of the paper."""
+
+    discount: float = Field(default=0.98, ge=0, le=1)
+    """Of a reward one step later."""
+    decay: float = Field(default=0.8, ge=0, le=1)
+    """GAE's lambda: 0 trusts the critic, 1 the returns."""
+    target_nats: float = Field(default=0.01, gt=0)
+    """How far the policy should move in a turn: mean KL(before || after) per decision."""
+    coefficient: float = Field(default=1.0, gt=0)
+    """Price of a nat that the run begins with."""
+    value_weight: float = Field(default=0.5, ge=0)
+    """Of the critic's squared error."""
+    entropy_weight: float = Field(default=0.0, ge=0)
+    """Of the policy's entropy, which is kept up."""
+    normalise: Normalise = Normalise()
+    """Running scales of what is seen and paid."""
+
+
+class PpoKlConfig(OnPolicyRun):
+    """A policy and a critic on Gymnasium environments."""
+
+    learner: LearnerConfig = LearnerConfig(lr=1e-3, decay="linear", epochs=20, max_grad_norm=0.5)
+    """The optimizer; `minibatches` per epoch."""
+    algorithm: PpoKlAlgorithm = PpoKlAlgorithm()
+    """Credit and loss."""
+
+
+@dataclass
+class Coefficient:
+    """The price of a nat, which follows how far the policy moved."""
+
+    value: float
+    target_nats: float
+
+    def adapt(self, metrics: Metrics) -> None:
+        """Looks at `policy/kl_nats`, of the last epoch; tells the price that was paid as `policy/kl_coefficient`."""
+        metrics["policy/kl_coefficient"] = self.value
+        moved = metrics["policy/kl_nats"]
+        if moved > TOLERANCE * self.target_nats:
+            self.value *= FACTOR
+        elif moved < self.target_nats / TOLERANCE:
+            self.value /= FACTOR
+
+    def state(self) -> State:
+        return {"value": self.value}
+
+    def restore(self, state: State) -> None:
+        value = state.get("value")
+        if not isinstance(value, float):
+            raise DataError(f"the saved price of a nat is {value!r}: not a number")
+        self.value = value
+
+
+def objective(policy: ActorCritic, rows: StepRows, *, algorithm: PpoKlAlgorithm, price: Coefficient) -> Terms:
+    """-r A + coefficient * KL(before || now) + value_weight * value error - entropy_weight * entropy.
+
+    The KL is estimated on the decisions of whoever acted, with the gradient of KL(before || now).
+    """
+    now = policy.judge(rows.seen, rows.chosen)
+    assert now.value is not None
+    actor, critic = importance(now.logp, rows.logp, rows.advantage), squared(now.value, rows.target)
+    loss = torch.add(actor.loss, k3(rows.logp, now.logp), alpha=price.value)
+    loss = torch.add(loss, critic.loss, alpha=algorithm.value_weight)
+    if algorithm.entropy_weight:
+        loss = torch.sub(loss, now.entropy(), alpha=algorithm.entropy_weight)
+    return Terms(loss=loss, told=lambda: told_of(now.entropy(), actor, critic))
+
+
+def build(config: PpoKlConfig) -> Job[ActorCritic]:
+    """Raises ConfigError and UserCodeError for what is wrong with the environment."""
+    algorithm = config.algorithm
+    price = Coefficient(algorithm.coefficient, algorithm.target_nats)
+
+    def credit(episodes: Episodes, values: Values) -> Credits:
+        return standardised(gae(episodes, values, discount=algorithm.discount, decay=algorithm.decay))
+
+    method = Method(
+        credit=credit,
+        objective=partial(objective, algorithm=algorithm, price=price),
+        normalise=algorithm.normalise,
+        discount=algorithm.discount,
+        watch=price.adapt,
+        kept={"kl_coefficient": price},
+    )
+    return on_policy_job(config, method)
+
+
+def check(config: PpoKlConfig) -> list[str]:
+    return check_on_policy(config, config.algorithm.normalise)
+
+
+ENTRY = Entry(
+    summary="on-policy control: policy gradient with a price of moving that adapts itself",
+    source="Schulman et al., Proximal Policy Optimization Algorithms, 2017, section 4",
+    config=PpoKlConfig,
+    build=build,
+    check=check,
+    derive=derive,
+    parts=Parts(
+        source="Live(Gymnasium)", credit=(standardised, gae), loss=(importance, k3, squared), weights=(token_mean,)
+    ),
+    limitation="the price reacts one turn late; the clip usually does better (the paper's own comparison).",
+)

@@ -1,0 +1,108 @@
+"""PPO with a reward shaped by a potential (Ng, Harada & Russell, 1999).
+
+Hints about where it is worth going, which change how fast a policy is found and not which one is best.
+`hints.naive = true` pays for being there instead, as a warning: it can make circles the best policy.
+"""
+
+from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
+
+from pydantic import Field, model_validator
+
+from hone.core.config import Config
+from hone.core.episodes import Episodes
+from hone.credit.potential import PotentialConfig, naively_shaped, potential_of, potential_shaped, reshaped
+from hone.credit.returns import gae, standardised
+from hone.envs.gym.world import GymConfig
+from hone.models.control.actor_critic import ActorCritic
+from hone.models.control.mlp import MlpConfig
+from hone.objectives.policy import clipped
+from hone.objectives.value import squared
+from hone.objectives.weights import token_mean
+from hone.recipes.on_policy import ppo
+from hone.train.config import RunConfig, RunSettings
+from hone.train.control.job import JudgeConfig
+from hone.train.job import Entry, Job, Parts
+from hone.train.learner.config import LearnerConfig, require_whole_minibatches
+
+
+class HintsConfig(Config):
+    """What is added to the rewards."""
+
+    potential: PotentialConfig
+    """A number for everything that can be seen."""
+    naive: bool = False
+    """Pay the potential of where a step leads, as it is, instead of the difference; this can change what is best."""
+
+
+class PpoShapedConfig(RunConfig):
+    """PPO, with hints."""
+
+    run: RunSettings = RunSettings(threads=1)
+    """How the run is carried out; one thread is fastest for a small network."""
+    env: GymConfig
+    """The environments."""
+    rollout_steps: int = Field(default=64, ge=1)
+    """Steps of each environment per turn of the loop."""
+    network: MlpConfig = MlpConfig()
+    """Policy and critic have one each."""
+    learner: LearnerConfig = LearnerConfig(lr=1e-3, epochs=4, minibatches=4, max_grad_norm=0.5)
+    """The optimizer; `minibatches` per epoch."""
+    algorithm: ppo.PpoAlgorithm = ppo.PpoAlgorithm(discount=0.99, decay=0.95, entropy_weight=0.01)
+    """Credit and loss; its discount is the potential's."""
+    judge: JudgeConfig = JudgeConfig()
+    """How the policy is tried, by the world's own reward."""
+    hints: HintsConfig
+    """Where it is worth going."""
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> "PpoShapedConfig":
+        require_whole_minibatches(self.learner, self.env.num_envs * self.rollout_steps, "env.num_envs x rollout_steps")
+        return self
+
+
+def plain(config: PpoShapedConfig) -> ppo.PpoConfig:
+    """The same run without hints."""
+    kept = {name: value for name, value in config if name != "hints"}
+    return ppo.PpoConfig.model_validate(kept)
+
+
+def shape_of(config: PpoShapedConfig) -> Callable[[Episodes], Episodes]:
+    """What is done to the rewards."""
+    potential = potential_of(config.hints.potential)
+    if config.hints.naive:
+        return partial(naively_shaped, potential=potential)
+    return partial(potential_shaped, potential=potential, discount=config.algorithm.discount)
+
+
+def build(config: PpoShapedConfig) -> Job[ActorCritic]:
+    """Raises ConfigError and UserCodeError for what is wrong with the environment."""
+    job = ppo.build(plain(config))
+    credit = partial(reshaped, credit=job.recipe.credit, shape=shape_of(config))
+    return replace(job, recipe=replace(job.recipe, credit=credit))
+
+
+def check(config: PpoShapedConfig) -> list[str]:
+    return ppo.check(plain(config))
+
+
+def derive(config: PpoShapedConfig) -> dict[str, str]:
+    return ppo.derive(plain(config))
+
+
+ENTRY = Entry(
+    summary="on-policy control with hints: rewards shaped by a potential",
+    source="Ng, Harada and Russell, Policy Invariance under Reward Transformations, 1999",
+    config=PpoShapedConfig,
+    build=build,
+    check=check,
+    derive=derive,
+    parts=Parts(
+        source="Live(Gymnasium)",
+        credit=(reshaped, potential_shaped, standardised, gae),
+        loss=(clipped, squared),
+        weights=(token_mean,),
+    ),
+    limitation="needs somebody who knows where it is worth going; a potential that is wrong costs time, not the goal.",
+)

@@ -1,0 +1,159 @@
+"""TRPO: the longest step of the natural gradient that a bound on the KL allows (Schulman et al., 2015).
+
+Advantages by GAE, standardised over the batch; loss = -r A. The step solves F x = -g by conjugate gradients, F v from
+differences of the gradient of the KL estimated on the batch, and is shortened until loss and KL keep what they
+promised; where no length does, the weights are put back bit for bit (`natural/accepted` is 0). The critic is then
+stepped by Adam.
+"""
+
+from functools import partial
+
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from hone.core.config import Config
+from hone.core.credit import Credits, Values
+from hone.core.episodes import Episodes
+from hone.credit.returns import gae, standardised
+from hone.envs.gym.make import placed
+from hone.envs.gym.world import GymConfig, inspect_world, open_world
+from hone.models.control.actor_critic import ActorCritic
+from hone.models.control.mlp import MlpConfig
+from hone.objectives.natural import natural_step
+from hone.objectives.policy import importance
+from hone.objectives.terms import Terms
+from hone.objectives.value import squared
+from hone.objectives.weights import token_mean
+from hone.recipes.on_policy.ppo import require_clipping
+from hone.train.config import RunConfig, RunSettings
+from hone.train.control.acting import NetworkActor, Scored, foresee
+from hone.train.control.job import JudgeConfig, control_job
+from hone.train.control.phases import phase
+from hone.train.control.rows import StepRows, step_rows
+from hone.train.control.spaces import spaces_of
+from hone.train.job import Entry, Job, Parts
+from hone.train.learner.config import LearnerConfig, require_whole_minibatches, schedule
+from hone.train.learner.flat_parameters import FlatParameters
+from hone.train.learner.gradient import GradientLearner
+from hone.train.learner.natural_gradient import NaturalLearner, TrustRegionConfig, distance
+from hone.train.loop import Recipe
+from hone.train.sources.live import Live
+
+
+class TrpoAlgorithm(Config):
+    """The numbers of the paper, and of generalised advantages."""
+
+    discount: float = Field(default=0.99, ge=0, le=1)
+    """Of a reward one step later."""
+    decay: float = Field(default=0.95, ge=0, le=1)
+    """GAE's lambda: 0 trusts the critic, 1 the returns."""
+    region: TrustRegionConfig = TrustRegionConfig()
+    """How far a step may go, and how it is looked for."""
+
+
+class TrpoConfig(RunConfig):
+    """A policy and a critic on Gymnasium environments."""
+
+    run: RunSettings = RunSettings(threads=1)
+    """How the run is carried out; one thread is fastest for a small network."""
+    env: GymConfig
+    """The environments."""
+    rollout_steps: int = Field(default=128, ge=1)
+    """Steps of each environment per turn of the loop."""
+    network: MlpConfig = MlpConfig()
+    """Policy and critic have one each."""
+    learner: LearnerConfig = LearnerConfig(lr=1e-3, epochs=10, minibatches=8)
+    """How the critic is stepped; the policy has no learning rate."""
+    algorithm: TrpoAlgorithm = TrpoAlgorithm()
+    """Credit and trust region."""
+    judge: JudgeConfig = JudgeConfig()
+    """How the policy is tried."""
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> "TrpoConfig":
+        require_whole_minibatches(self.learner, self.env.num_envs * self.rollout_steps, "env.num_envs x rollout_steps")
+        return self
+
+
+def surrogate(policy: ActorCritic, rows: StepRows) -> tuple[Terms, Tensor]:
+    """-r A, and the distance from the policy that acted."""
+    now = policy.judge(rows.seen, rows.chosen).logp
+    return importance(now, rows.logp, rows.advantage), distance(now, rows.logp)
+
+
+def critic_loss(policy: ActorCritic, rows: StepRows) -> Terms:
+    return squared(policy.value(rows.seen), rows.target)
+
+
+def learner_of(config: TrpoConfig, policy: ActorCritic) -> NaturalLearner[ActorCritic, StepRows]:
+    assert policy.critic is not None
+    layout = partial(step_rows, device=config.run.device)
+    own = {id(parameter) for parameter in policy.critic.parameters()}
+    critic = GradientLearner(
+        policy=policy,
+        layout=layout,
+        phases=[phase("critic", critic_loss, policy.critic.parameters(), config.learner)],
+        seed=config.seed,
+        learning_rate=schedule(config.learner, config.learner.optimizer_steps(config.steps)),
+        epochs=config.learner.epochs,
+        minibatches=config.learner.minibatches,
+    )
+    return NaturalLearner(
+        policy=policy,
+        layout=layout,
+        surrogate=surrogate,
+        parameters=FlatParameters(parameter for parameter in policy.parameters() if id(parameter) not in own),
+        region=config.algorithm.region.region(),
+        critic=critic,
+        foresee=foresee,
+    )
+
+
+def build(config: TrpoConfig) -> Job[ActorCritic]:
+    """Raises ConfigError and UserCodeError for what is wrong with the environment."""
+    world = open_world(config.env, steps=config.rollout_steps, seed=config.seed)
+    space = spaces_of(world.envs.single_observation_space, world.envs.single_action_space)
+    require_clipping(config.env, space)
+    policy = ActorCritic(space, config.network, seed=config.seed).to(config.run.device)
+
+    def credit(episodes: Episodes, values: Values) -> Credits:
+        return standardised(gae(episodes, values, discount=config.algorithm.discount, decay=config.algorithm.decay))
+
+    source = Scored(Live(world, NetworkActor(policy.acting())), world)
+    recipe = Recipe(source=source, credit=credit, learner=learner_of(config, policy))
+    return control_job(recipe, env=config.env, judge=config.judge, seed=config.seed, world=world)
+
+
+def check(config: TrpoConfig) -> list[str]:
+    found, warnings = inspect_world(config.env, seed=config.seed)
+    require_clipping(config.env, spaces_of(*found))
+    return warnings
+
+
+def derive(config: TrpoConfig) -> dict[str, str]:
+    batch = config.env.num_envs * config.rollout_steps
+    region = config.algorithm.region
+    return {
+        "steps of the world per turn": f"{config.env.num_envs} environments x {config.rollout_steps} = {batch}",
+        "steps of the world": f"{config.steps * batch}",
+        "environments": placed(config.env),
+        "gradients per step": f"1 + 2 x {region.iterations}, and up to {region.backtracks} looks at the loss",
+        "steps of the critic": f"{config.learner.optimizer_steps(config.steps)}",
+    }
+
+
+ENTRY = Entry(
+    summary="on-policy control: the longest natural-gradient step that a bound on the KL allows",
+    source="Schulman et al., Trust Region Policy Optimization, 2015",
+    config=TrpoConfig,
+    build=build,
+    check=check,
+    derive=derive,
+    parts=Parts(
+        source="Live(Gymnasium)",
+        credit=(standardised, gae),
+        loss=(importance, natural_step, squared),
+        weights=(token_mean,),
+    ),
+    limitation="one step per batch, with some twenty gradients; the KL is estimated on the batch, not integrated.",
+)

@@ -1,0 +1,1 @@
+"""Tabular methods and linear function approximation."""

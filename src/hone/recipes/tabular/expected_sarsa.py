@@ -1,0 +1,52 @@
+"""Expected SARSA (van Seijen et al., 2009): SARSA, with the expectation over the next action in place of one draw.
+
+The same fixed point with less variance, so that larger steps are sound; under a greedy policy it is Q-learning.
+"""
+
+from pydantic import Field
+
+from hone.core.config import Config
+from hone.credit.returns import one_step
+from hone.tabular.batch import averaged
+from hone.tabular.kernels import expected
+from hone.tabular.learn import Expected
+from hone.tabular.tables import ActionTable
+from hone.train.job import Entry, Job, Parts
+from hone.train.tabular.job import Method, TabularRun, check_tabular, derive_tabular, table_job
+
+
+class ExpectedSarsaAlgorithm(Config):
+    """The method's numbers."""
+
+    discount: float = Field(default=0.99, gt=0, le=1)
+    """Of a reward one step later."""
+
+
+class ExpectedSarsaConfig(TabularRun):
+    """Expected SARSA on a table."""
+
+    algorithm: ExpectedSarsaAlgorithm = ExpectedSarsaAlgorithm()
+    """What is aimed at."""
+
+
+def build(config: ExpectedSarsaConfig) -> Job[ActionTable]:
+    def rule(_: ActionTable) -> Expected:
+        return Expected(weigh=averaged)
+
+    return table_job(config, Method(rule=rule, discount=config.algorithm.discount))
+
+
+def check(config: ExpectedSarsaConfig) -> list[str]:
+    return check_tabular(config, discount=config.algorithm.discount)
+
+
+ENTRY = Entry(
+    summary="tables: SARSA with the expectation over the next action",
+    source="van Seijen, van Hasselt, Whiteson & Wiering, A Theoretical and Empirical Analysis of Expected Sarsa, 2009",
+    config=ExpectedSarsaConfig,
+    build=build,
+    check=check,
+    derive=derive_tabular,
+    parts=Parts(source="Live(numbered states)", credit=(one_step,), loss=(expected,)),
+    limitation="an update costs a pass over the actions; with very many of them a draw is cheaper.",
+)

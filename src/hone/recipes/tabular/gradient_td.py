@@ -1,0 +1,127 @@
+"""Gradient temporal differences (Sutton et al., 2009): linear values of a policy that somebody else's steps teach.
+
+Off policy, with a function and with bootstrapping, TD(0) can diverge whatever its step size: Baird's world, the default
+here, shows it (`method = "semi_gradient"`). GTD2 and TDC follow the gradient of the projected Bellman error and do not;
+nor does, here, an older copy of the weights that says what follows (`target_network`).
+"""
+
+from functools import partial
+from typing import Literal
+
+import numpy as np
+from pydantic import Field
+
+from hone.core.config import Config
+from hone.core.errors import ConfigError
+from hone.credit.returns import one_step
+from hone.envs.finite.config import BairdWorld, FiniteConfig
+from hone.envs.finite.model import Finite
+from hone.tabular.batch import RateConfig
+from hone.tabular.kernels import Floats
+from hone.tabular.learn import TabularLearner
+from hone.tabular.linear import BAIRD_START, Linear, baird_features, delayed, gtd2, semi_gradient, tdc
+from hone.tabular.tables import StateValues
+from hone.train.config import RunConfig, RunSettings
+from hone.train.control.job import JudgeConfig
+from hone.train.job import Entry, Job, Parts
+from hone.train.loop import Recipe
+from hone.train.sources.live import Live
+from hone.train.tabular.job import FixedActor, open_finite, values_job
+
+STEPS = {"semi_gradient": semi_gradient, "gtd2": gtd2, "tdc": tdc, "target_network": delayed}
+
+
+class GradientTdAlgorithm(Config):
+    """The method's numbers."""
+
+    discount: float = Field(default=0.99, gt=0, le=1)
+    """Of a reward one step later."""
+    method: Literal["semi_gradient", "gtd2", "tdc", "target_network"] = "tdc"
+    """How the weights are moved."""
+    features: Literal["baird", "states"] = "baird"
+    """What values are linear in: the eight numbers of Baird's seven states, or one for each state."""
+    second_rate: float = Field(default=0.05, gt=0)
+    """Step size of the second weights (gtd2, tdc)."""
+    copy_every: int = Field(default=500, ge=1)
+    """Steps after which the older weights are renewed (target_network)."""
+
+
+class GradientTdConfig(RunConfig):
+    """Values linear in features, learned off policy in a finite world."""
+
+    run: RunSettings = RunSettings(threads=1, log_every=20)
+    """How the run is carried out."""
+    finite: FiniteConfig = FiniteConfig(world=BairdWorld(kind="baird"))
+    """The world."""
+    rollout_steps: int = Field(default=10, ge=1)
+    """Steps of each copy per turn of the loop."""
+    follow: list[float] = Field(default=[0.0, 1.0], min_length=1)
+    """Probability of each action, in every state, under the policy whose values are learned."""
+    behave: list[float] = Field(default=[6 / 7, 1 / 7], min_length=1)
+    """The same of the policy that acts."""
+    rate: RateConfig = RateConfig(rate=0.005)
+    """Step sizes of the weights."""
+    algorithm: GradientTdAlgorithm = GradientTdAlgorithm()
+    """The method."""
+    judge: JudgeConfig = JudgeConfig()
+    """How often the error is computed."""
+
+
+def build(config: GradientTdConfig) -> Job[StateValues]:
+    """Raises ConfigError for policies and features of another world."""
+    algorithm = config.algorithm
+    mdp, world = open_finite(config.finite, steps=config.rollout_steps, seed=config.seed, discount=algorithm.discount)
+    follow, behave = policies(config, mdp)
+    values = StateValues(follow, features=baird_features() if config.algorithm.features == "baird" else None)
+    if config.algorithm.features == "baird":
+        values.x[:] = BAIRD_START
+    rule = Linear(
+        STEPS[algorithm.method],
+        second_rate=algorithm.second_rate,
+        copy_every=algorithm.copy_every if algorithm.method == "target_network" else 0,
+    )
+    recipe = Recipe(
+        source=Live(world, FixedActor(values.acting(behaviour=behave))),
+        credit=partial(one_step, discount=algorithm.discount),
+        learner=TabularLearner(values, rule, config.rate),
+    )
+    return values_job(recipe, world=world, judge=config.judge)
+
+
+def policies(config: GradientTdConfig, mdp: Finite) -> tuple[Floats, Floats]:
+    """Probabilities `[S, A]` of who is followed and who acts."""
+    for name, found in (("follow", config.follow), ("behave", config.behave)):
+        if len(found) != mdp.actions or min(found) < 0 or abs(sum(found) - 1) > 1e-9:
+            raise ConfigError(f"{name} = {found} must be {mdp.actions} probabilities that add up to 1")
+    missed = [a for a in range(mdp.actions) if config.follow[a] > 0 and config.behave[a] == 0]
+    if missed:
+        raise ConfigError(f"behave never takes action {missed[0]}, which follow does: nothing is learned of it")
+    if config.algorithm.features == "baird" and not isinstance(config.finite.world, BairdWorld):
+        raise ConfigError('algorithm.features = "baird" are of finite.world.kind = "baird"; use "states"')
+    return np.tile(config.follow, (mdp.states, 1)), np.tile(config.behave, (mdp.states, 1))
+
+
+def check(config: GradientTdConfig) -> list[str]:
+    mdp, _ = open_finite(config.finite, steps=1, seed=config.seed, discount=config.algorithm.discount)
+    policies(config, mdp)
+    return []
+
+
+def derive(config: GradientTdConfig) -> dict[str, str]:
+    batch = config.finite.copies * config.rollout_steps
+    return {
+        "steps of the world per turn": f"{config.finite.copies} copies x {config.rollout_steps} = {batch}",
+        "steps of the world": f"{config.steps * batch}",
+    }
+
+
+ENTRY = Entry(
+    summary="linear values off policy: what diverges, and what mends it",
+    source="Sutton et al., Fast Gradient-Descent Methods for Temporal-Difference Learning, 2009",
+    config=GradientTdConfig,
+    build=build,
+    check=check,
+    derive=derive,
+    parts=Parts(source="Live(finite world)", credit=(one_step,), loss=(semi_gradient, gtd2, tdc, delayed)),
+    limitation="two step sizes to choose, and slow where features are nearly dependent, as Baird's are.",
+)

@@ -1,0 +1,106 @@
+"""Q-learning over given options, call and return (Sutton, Precup & Singh, 1999; Bradtke & Duff, 1995).
+
+Whoever chooses sees only where options begin and stop; an option decides in between. The values come to those of the
+exact model of the options (`envs.finite.options`). The defaults solve `hone/FourRooms-v0`.
+"""
+
+from pydantic import Field
+
+from hone.core.config import Config
+from hone.core.errors import ConfigError
+from hone.credit.returns import as_paid
+from hone.envs.gym.make import placed
+from hone.envs.gym.option_wrapper import with_memory
+from hone.envs.gym.world import GymConfig, inspect_world, open_world
+from hone.models.control.mlp import Choices, MlpConfig, Spaces
+from hone.models.control.options import OptionTable
+from hone.train.config import RunConfig, RunSettings
+from hone.train.control.acting import NetworkActor, Scored
+from hone.train.control.job import JudgeConfig, control_job
+from hone.train.control.options import OptionLearner, OptionsConfig, courses_of
+from hone.train.control.spaces import spaces_of
+from hone.train.job import Entry, Job, Parts
+from hone.train.loop import Recipe
+from hone.train.sources.live import Live
+
+
+class OptionQAlgorithm(Config):
+    """The numbers of Q-learning."""
+
+    discount: float = Field(default=0.95, gt=0, lt=1)
+    """Of a reward one step later; an option of k steps is discounted k times."""
+    rate: float = Field(default=0.1, gt=0, le=1)
+    """How far a value moves towards its target; 1 where nothing is left to chance."""
+    epsilon: float = Field(default=0.1, ge=0, le=1)
+    """Share of choices that are drawn among all options that can be begun."""
+
+
+class OptionQConfig(RunConfig):
+    """A table of options in Gymnasium environments of numbered states and actions."""
+
+    run: RunSettings = RunSettings(threads=1, log_every=20)
+    """How the run is carried out."""
+    env: GymConfig
+    """The environments."""
+    rollout_steps: int = Field(default=16, ge=1)
+    """Steps of each environment per turn of the loop."""
+    options: OptionsConfig = OptionsConfig()
+    """What is chosen among."""
+    algorithm: OptionQAlgorithm = OptionQAlgorithm()
+    """How values are learnt."""
+    judge: JudgeConfig = JudgeConfig()
+    """How the greedy policy over options is tried."""
+
+
+def numbered(config: OptionQConfig, space: Spaces) -> tuple[int, int]:
+    """How many states and actions. Raises ConfigError where they are not numbered."""
+    if not space.inputs.one_hot or not isinstance(space.actions, Choices):
+        raise ConfigError(
+            f"option_q_learning keeps a table, and {config.env.id} has inputs {space.inputs} and actions "
+            f"{space.actions}; for networks there is option_critic"
+        )
+    return space.inputs.size, space.actions.count
+
+
+def build(config: OptionQConfig) -> Job[OptionTable]:
+    """Raises ConfigError, DataError and UserCodeError for what is wrong with the environment or the options."""
+    space = spaces_of(*inspect_world(config.env, seed=config.seed)[0])
+    states, actions = numbered(config, space)
+    courses = courses_of(config.options, config.env, states=states, actions=actions)
+    policy = OptionTable(space, MlpConfig(), options=len(courses[0]))
+    policy.give(*courses)
+    policy.epsilon = config.algorithm.epsilon
+    remembering = with_memory(config.env, len(courses[0]))
+    world = open_world(remembering, steps=config.rollout_steps, seed=config.seed)
+    learner = OptionLearner(policy=policy, discount=config.algorithm.discount, rate=config.algorithm.rate)
+    source = Scored(Live(world, NetworkActor(policy.acting())), world)
+    recipe = Recipe(source=source, credit=as_paid, learner=learner)
+    return control_job(recipe, env=config.env, judge=config.judge, seed=config.seed, world=world)
+
+
+def check(config: OptionQConfig) -> list[str]:
+    found, warnings = inspect_world(config.env, seed=config.seed)
+    states, actions = numbered(config, spaces_of(*found))
+    courses_of(config.options, config.env, states=states, actions=actions)
+    return warnings
+
+
+def derive(config: OptionQConfig) -> dict[str, str]:
+    batch = config.env.num_envs * config.rollout_steps
+    return {
+        "steps of the world per turn": f"{config.env.num_envs} environments x {config.rollout_steps} = {batch}",
+        "steps of the world": f"{config.steps * batch}",
+        "environments": placed(config.env),
+    }
+
+
+ENTRY = Entry(
+    summary="a table over given courses of action, each kept to until it stops",
+    source="Sutton, Precup and Singh, Between MDPs and Semi-MDPs, 1999",
+    config=OptionQConfig,
+    build=build,
+    check=check,
+    derive=derive,
+    parts=Parts(source="Live(Gymnasium with a memory)", credit=(as_paid,), loss=(OptionLearner.update,)),
+    limitation="somebody must give the options; call and return cannot leave one that has become a bad idea.",
+)

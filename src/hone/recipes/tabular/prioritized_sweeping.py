@@ -1,0 +1,66 @@
+"""Prioritised sweeping (Moore & Atkeson, 1993): a learnt model, and the backups that would change most, first.
+
+What changes a value makes the pairs before it urgent, so that news travels backwards. A backup is the expectation over
+the outcomes that were counted, so there is no step size.
+"""
+
+from pydantic import Field
+
+from hone.core.config import Config
+from hone.credit.returns import one_step
+from hone.tabular.kernels import sweep
+from hone.tabular.learn import Sweeping
+from hone.tabular.models import LearntModel
+from hone.tabular.tables import ActionTable
+from hone.train.job import Entry, Job, Parts
+from hone.train.tabular.job import Method, TabularRun, check_tabular, derive_tabular, table_job
+
+
+class PrioritizedSweepingAlgorithm(Config):
+    """The method's numbers."""
+
+    discount: float = Field(default=0.95, gt=0, le=1)
+    """Of a reward one step later."""
+    planning: int = Field(default=50, ge=1)
+    """Backups for each real step, at most."""
+    least: float = Field(default=1e-4, gt=0)
+    """A change smaller than this is not followed up."""
+
+
+class PrioritizedSweepingConfig(TabularRun):
+    """Prioritised sweeping on a table."""
+
+    rollout_steps: int = Field(default=1, ge=1)
+    """Steps of each environment per turn of the loop; backups follow each turn."""
+    algorithm: PrioritizedSweepingAlgorithm = PrioritizedSweepingAlgorithm()
+    """What is aimed at."""
+
+
+def build(config: PrioritizedSweepingConfig) -> Job[ActionTable]:
+    algorithm = config.algorithm
+
+    def rule(table: ActionTable) -> Sweeping:
+        model = LearntModel(table.features.cells, table.features.actions)
+        return Sweeping(actions=table.features.actions, planning=algorithm.planning, least=algorithm.least, model=model)
+
+    return table_job(config, Method(rule=rule, discount=algorithm.discount))
+
+
+def check(config: PrioritizedSweepingConfig) -> list[str]:
+    return check_tabular(config, discount=config.algorithm.discount)
+
+
+def derive(config: PrioritizedSweepingConfig) -> dict[str, str]:
+    return {**derive_tabular(config), "backups": f"at most {config.algorithm.planning} for each step of the world"}
+
+
+ENTRY = Entry(
+    summary="tables: a learnt model, swept where values would change most",
+    source="Moore & Atkeson, Prioritized Sweeping: Reinforcement Learning With Less Data and Less Time, 1993",
+    config=PrioritizedSweepingConfig,
+    build=build,
+    check=check,
+    derive=derive,
+    parts=Parts(source="Live(numbered states)", credit=(one_step,), loss=(sweep,)),
+    limitation="it needs every outcome of a pair in memory, and early counts are taken for the truth: explore.",
+)

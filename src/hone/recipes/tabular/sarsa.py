@@ -1,0 +1,70 @@
+"""SARSA (Rummery & Niranjan, 1994): values of the policy that acts, exploration included.
+
+`steps` n looks n rewards ahead before it trusts a value (Sutton & Barto, 2018, section 7.2). Where a piece of an
+episode ends without the world, nobody has chosen yet what is done next: the expectation over it stands in.
+"""
+
+from functools import partial
+
+from pydantic import Field
+
+from hone.core.config import Config
+from hone.credit.returns import n_step, one_step
+from hone.tabular.batch import followed
+from hone.tabular.kernels import expected, toward
+from hone.tabular.learn import Expected, Rule, Toward
+from hone.tabular.tables import ActionTable
+from hone.train.job import Entry, Job, Parts
+from hone.train.tabular.job import Method, TabularRun, check_tabular, derive_tabular, table_job
+
+
+class SarsaAlgorithm(Config):
+    """The method's numbers."""
+
+    discount: float = Field(default=0.99, gt=0, le=1)
+    """Of a reward one step later."""
+    steps: int = Field(default=1, ge=1)
+    """Rewards that are looked at before a value is; `rollout_steps` should be more."""
+
+
+class SarsaConfig(TabularRun):
+    """SARSA on a table."""
+
+    algorithm: SarsaAlgorithm = SarsaAlgorithm()
+    """What is aimed at."""
+
+
+def build(config: SarsaConfig) -> Job[ActionTable]:
+    algorithm = config.algorithm
+
+    def rule(_: ActionTable) -> Rule:
+        return Expected(weigh=followed) if algorithm.steps == 1 else Toward()
+
+    method = Method(rule=rule, discount=algorithm.discount)
+    if algorithm.steps > 1:
+        credit = partial(n_step, discount=algorithm.discount, steps=algorithm.steps)
+        method = Method(rule=rule, discount=algorithm.discount, credit=credit, foresees=True)
+    return table_job(config, method)
+
+
+def check(config: SarsaConfig) -> list[str]:
+    algorithm = config.algorithm
+    warnings = check_tabular(config, discount=algorithm.discount)
+    if algorithm.steps > config.rollout_steps:
+        warnings.append(
+            f"algorithm.steps = {algorithm.steps} looks further than a turn's rollout_steps = {config.rollout_steps}: "
+            "most targets will be shorter"
+        )
+    return warnings
+
+
+ENTRY = Entry(
+    summary="tables: values of the policy that acts, exploration and all",
+    source="Rummery & Niranjan, On-line Q-Learning Using Connectionist Systems, 1994",
+    config=SarsaConfig,
+    build=build,
+    check=check,
+    derive=derive_tabular,
+    parts=Parts(source="Live(numbered states)", credit=(one_step, n_step), loss=(expected, toward)),
+    limitation="while epsilon stays, it learns what is best for somebody who errs: the safe path along the cliff.",
+)

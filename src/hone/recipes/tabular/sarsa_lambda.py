@@ -1,0 +1,74 @@
+"""SARSA(lambda): each error is shared out to the pairs that led to it, by traces that fade (Rummery & Niranjan, 1994).
+
+Accumulating traces count every visit, replacing ones the latest (Singh & Sutton, 1996), dutch ones make each step equal
+to the forward view as far as it can be known (true online, van Seijen et al., 2016). Traces of an episode last from one
+turn of the loop to the next.
+"""
+
+from typing import Literal
+
+from pydantic import Field
+
+from hone.core.config import Config
+from hone.core.errors import ConfigError
+from hone.credit.returns import one_step
+from hone.tabular.batch import followed
+from hone.tabular.kernels import ACCUMULATING, DUTCH, REPLACING, traced
+from hone.tabular.learn import Traced
+from hone.tabular.tables import ActionTable
+from hone.train.job import Entry, Job, Parts
+from hone.train.tabular.job import Method, TabularRun, check_tabular, derive_tabular, table_job
+
+KINDS = {"accumulating": ACCUMULATING, "replacing": REPLACING, "dutch": DUTCH}
+
+
+class SarsaLambdaAlgorithm(Config):
+    """The method's numbers."""
+
+    discount: float = Field(default=0.99, gt=0, le=1)
+    """Of a reward one step later."""
+    decay: float = Field(default=0.9, ge=0, le=1)
+    """lambda: 0 is SARSA, 1 learns from returns."""
+    trace: Literal["accumulating", "replacing", "dutch"] = "dutch"
+    """What a visit does to the trace of its pair."""
+
+
+class SarsaLambdaConfig(TabularRun):
+    """SARSA(lambda) on a table."""
+
+    algorithm: SarsaLambdaAlgorithm = SarsaLambdaAlgorithm()
+    """What is aimed at."""
+
+
+def build(config: SarsaLambdaConfig) -> Job[ActionTable]:
+    algorithm = config.algorithm
+    require_constant_rate(config)
+
+    def rule(_: ActionTable) -> Traced:
+        decay = algorithm.discount * algorithm.decay
+        return Traced(decay=decay, trace=KINDS[algorithm.trace], weigh=followed)
+
+    return table_job(config, Method(rule=rule, discount=algorithm.discount))
+
+
+def require_constant_rate(config: SarsaLambdaConfig) -> None:
+    if config.algorithm.trace == "dutch" and config.table.rate.power:
+        raise ConfigError('algorithm.trace = "dutch" needs one step size for all: set table.rate.power = 0')
+
+
+def check(config: SarsaLambdaConfig) -> list[str]:
+    require_constant_rate(config)
+    return check_tabular(config, discount=config.algorithm.discount)
+
+
+ENTRY = Entry(
+    summary="tables: SARSA with eligibility traces",
+    source="van Seijen, Mahmood, Pilarski, Machado & Sutton, True Online Temporal-Difference Learning, 2016",
+    config=SarsaLambdaConfig,
+    build=build,
+    check=check,
+    derive=derive_tabular,
+    parts=Parts(source="Live(numbered states)", credit=(one_step,), loss=(traced,)),
+    limitation="accumulating traces and a step size that suits one visit can blow up where a pair is met again and "
+    "again.",
+)

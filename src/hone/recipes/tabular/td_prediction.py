@@ -1,0 +1,195 @@
+"""Prediction: what the states of a finite world are worth under a policy that is given, learned from steps.
+
+TD(0) (Sutton, 1988), n-step returns, TD(lambda) with accumulating, replacing or dutch traces, and Monte Carlo, on
+policy or off (weighted importance sampling). The world is known: a run is judged by its error.
+"""
+
+from functools import partial
+from typing import Annotated, Literal, TypeAlias
+
+import numpy as np
+from pydantic import Field
+
+from hone.core.config import Config
+from hone.core.errors import ConfigError
+from hone.credit.returns import n_step, one_step, returns
+from hone.envs.finite.config import FiniteConfig
+from hone.envs.finite.model import Finite
+from hone.envs.finite.solve import policy_iteration
+from hone.tabular.batch import averaged
+from hone.tabular.kernels import ACCUMULATING, DUTCH, REPLACING, Floats, expected, toward, traced, weighed
+from hone.tabular.learn import Expected, Rule, TabularLearner, Toward, Traced, Weighted
+from hone.tabular.tables import StateValues
+from hone.train.config import RunConfig, RunSettings
+from hone.train.control.job import JudgeConfig
+from hone.train.job import Entry, Job, Parts
+from hone.train.loop import Recipe
+from hone.train.sources.live import Live
+from hone.train.sources.whole_episodes import Whole
+from hone.train.tabular.job import Credit, FixedActor, TableConfig, open_finite, values_job
+
+KINDS = {"accumulating": ACCUMULATING, "replacing": REPLACING, "dutch": DUTCH}
+
+
+class OneStepTd(Config):
+    """TD(0)."""
+
+    kind: Literal["td"] = "td"
+    """Names this alternative."""
+
+
+class NStepTd(Config):
+    """n rewards, then the table."""
+
+    kind: Literal["n_step"]
+    """Names this alternative."""
+    steps: int = Field(default=4, ge=1)
+    """n; `rollout_steps` should be more."""
+
+
+class LambdaTd(Config):
+    """TD(lambda), online."""
+
+    kind: Literal["lambda"]
+    """Names this alternative."""
+    decay: float = Field(default=0.9, ge=0, le=1)
+    """lambda: 0 is TD(0), 1 learns from returns."""
+    trace: Literal["accumulating", "replacing", "dutch"] = "dutch"
+    """What a visit does to the trace of its state."""
+
+
+class MonteCarloReturns(Config):
+    """Returns of whole episodes."""
+
+    kind: Literal["monte_carlo"]
+    """Names this alternative."""
+    visits: Literal["first", "every"] = "every"
+    """Which visits of a state in an episode count; on policy only."""
+    off_policy: bool = False
+    """Weigh returns by importance, where `behave` is not `follow`."""
+
+
+Method: TypeAlias = Annotated[OneStepTd | NStepTd | LambdaTd | MonteCarloReturns, Field(discriminator="kind")]
+
+
+class TdPredictionAlgorithm(Config):
+    """The method's numbers."""
+
+    discount: float = Field(default=1.0, gt=0, le=1)
+    """Of a reward one step later."""
+    method: Method = OneStepTd()
+    """What a value is moved towards."""
+
+
+class FollowedPolicy(Config):
+    """A policy to be valued, or to act by: the best one with a share of chance."""
+
+    epsilon: float = Field(default=1.0, ge=0, le=1)
+    """Probability of an action drawn from all; 1 is the uniform policy, 0 the best."""
+
+
+class TdPredictionConfig(RunConfig):
+    """Values of states."""
+
+    run: RunSettings = RunSettings(threads=1, log_every=20)
+    """How the run is carried out."""
+    finite: FiniteConfig
+    """The world."""
+    rollout_steps: int = Field(default=8, ge=1)
+    """Steps of each copy per turn of the loop."""
+    table: TableConfig = TableConfig()
+    """Values and step sizes."""
+    follow: FollowedPolicy = FollowedPolicy()
+    """The policy whose values are learned."""
+    behave: FollowedPolicy | None = None
+    """The policy that acts; None: the one that is followed."""
+    algorithm: TdPredictionAlgorithm = TdPredictionAlgorithm()
+    """What is aimed at."""
+    judge: JudgeConfig = JudgeConfig()
+    """How often the error is computed."""
+
+
+def build(config: TdPredictionConfig) -> Job[StateValues]:
+    """Raises ConfigError for numbers that do not fit together."""
+    require_fitting(config)
+    algorithm = config.algorithm
+    mdp, world = open_finite(
+        config.finite, steps=config.rollout_steps, seed=config.seed, discount=algorithm.discount
+    )  # fmt: skip
+    values = StateValues(chances(mdp, config.follow), initial=config.table.initial)
+    values.x[mdp.terminal] = 0.0
+    behaviour = None if config.behave is None else chances(mdp, config.behave)
+    live = Live(world, FixedActor(values.acting(behaviour=behaviour)))
+    rule, credit, whole = wired(algorithm)
+    method = algorithm.method
+    first = isinstance(method, MonteCarloReturns) and method.visits == "first" and not method.off_policy
+    recipe = Recipe(
+        source=Whole(live) if whole else live,
+        credit=credit,
+        learner=TabularLearner(values, rule, config.table.rate, foresees=True, first_visits=first),
+    )
+    return values_job(recipe, world=world, judge=config.judge)
+
+
+def wired(algorithm: TdPredictionAlgorithm) -> tuple[Rule, Credit, bool]:
+    """Rule and credit of a method, and whether it needs whole episodes."""
+    discount = algorithm.discount
+    match algorithm.method:
+        case OneStepTd():
+            return Expected(weigh=averaged), partial(one_step, discount=discount), False
+        case NStepTd(steps=steps):
+            return Toward(), partial(n_step, discount=discount, steps=steps), False
+        case LambdaTd(decay=decay, trace=trace):
+            rule = Traced(decay=discount * decay, trace=KINDS[trace], weigh=averaged)
+            return rule, partial(one_step, discount=discount), False
+        case MonteCarloReturns(off_policy=off_policy):
+            rule = Weighted() if off_policy else Toward()
+            return rule, partial(returns, discount=discount), True
+
+
+def chances(mdp: Finite, policy: FollowedPolicy) -> Floats:
+    """`[S, A]`; rows of states in which nothing can be done are uniform."""
+    uniform = np.full((mdp.states, mdp.actions), 1.0 / mdp.actions)
+    if policy.epsilon == 1.0:
+        return uniform
+    return policy.epsilon * uniform + (1.0 - policy.epsilon) * np.eye(mdp.actions)[policy_iteration(mdp).policy]
+
+
+def require_fitting(config: TdPredictionConfig) -> None:
+    method = config.algorithm.method
+    weighted = isinstance(method, MonteCarloReturns) and method.off_policy
+    if config.behave is not None and not weighted:
+        raise ConfigError(
+            'behave is given, but only algorithm.method = { kind = "monte_carlo", off_policy = true } learns of '
+            "another policy than the one that acts; recipe gradient_td does by ratios"
+        )
+    if isinstance(method, LambdaTd) and method.trace == "dutch" and config.table.rate.power:
+        raise ConfigError('algorithm.method.trace = "dutch" needs one step size for all: set table.rate.power = 0')
+
+
+def check(config: TdPredictionConfig) -> list[str]:
+    require_fitting(config)
+    open_finite(config.finite, steps=config.rollout_steps, seed=config.seed, discount=config.algorithm.discount)
+    return []
+
+
+def derive(config: TdPredictionConfig) -> dict[str, str]:
+    batch = config.finite.copies * config.rollout_steps
+    return {
+        "steps of the world per turn": f"{config.finite.copies} copies x {config.rollout_steps} = {batch}",
+        "steps of the world": f"{config.steps * batch}",
+    }
+
+
+ENTRY = Entry(
+    summary="values of states under a given policy: TD(0), n-step, TD(lambda), Monte Carlo",
+    source="Sutton, Learning to Predict by the Methods of Temporal Differences, 1988",
+    config=TdPredictionConfig,
+    build=build,
+    check=check,
+    derive=derive,
+    parts=Parts(
+        source="Live(finite world)", credit=(one_step, n_step, returns), loss=(expected, toward, traced, weighed)
+    ),
+    limitation="it improves no policy; a constant step size leaves noise in the values.",
+)

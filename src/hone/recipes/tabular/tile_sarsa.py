@@ -1,0 +1,138 @@
+"""SARSA(lambda) over tiles: a box of observations as a few active cells, and a table over them (Sutton, 1996).
+
+Linear function approximation on policy, with traces. The defaults solve MountainCar-v0, where nothing is paid but -1 a
+step: values begin at 0, above all that can be reached, and that optimism alone explores.
+"""
+
+from functools import partial
+from typing import Literal
+
+from gymnasium import spaces
+from pydantic import Field
+
+from hone.core.config import Config
+from hone.core.errors import ConfigError
+from hone.credit.returns import one_step
+from hone.envs.gym.make import placed
+from hone.envs.gym.world import GymConfig, Spaces, inspect_world, open_world
+from hone.tabular.batch import RateConfig, followed
+from hone.tabular.explore import ConstantSchedule, EpsilonGreedy, Exploration
+from hone.tabular.kernels import ACCUMULATING, DUTCH, REPLACING, traced
+from hone.tabular.learn import Traced
+from hone.tabular.tables import ActionTable
+from hone.tabular.tiles import TileCoder, tile_coder
+from hone.train.config import RunConfig, RunSettings
+from hone.train.control.job import JudgeConfig
+from hone.train.job import Entry, Job, Parts
+from hone.train.tabular.job import Method, action_job, played_verdict
+
+KINDS = {"accumulating": ACCUMULATING, "replacing": REPLACING, "dutch": DUTCH}
+
+
+class TilesConfig(Config):
+    """Grids that lie askew over the box of observations."""
+
+    tilings: int = Field(default=8, ge=1)
+    """Grids; one cell of each is active."""
+    bins: int = Field(default=8, ge=1)
+    """Cells along each dimension of a grid."""
+    low: list[float] | None = None
+    """Lower bounds of the box; None: the environment's."""
+    high: list[float] | None = None
+    """Upper bounds."""
+
+
+class TileSarsaAlgorithm(Config):
+    """The method's numbers."""
+
+    discount: float = Field(default=1.0, gt=0, le=1)
+    """Of a reward one step later."""
+    decay: float = Field(default=0.9, ge=0, le=1)
+    """lambda."""
+    trace: Literal["accumulating", "replacing", "dutch"] = "replacing"
+    """What a visit does to the traces of its tiles."""
+    initial: float = 0.0
+    """Value of every action at first."""
+
+
+class TileSarsaConfig(RunConfig):
+    """A table over tiles."""
+
+    run: RunSettings = RunSettings(threads=1, log_every=20)
+    """How the run is carried out."""
+    env: GymConfig
+    """Environments with a box of observations and numbered actions."""
+    rollout_steps: int = Field(default=4, ge=1)
+    """Steps of each environment per turn of the loop."""
+    tiles: TilesConfig = TilesConfig()
+    """Features."""
+    rate: RateConfig = RateConfig(rate=0.3)
+    """Step sizes of a value; each tile gets its share."""
+    explore: Exploration = EpsilonGreedy(epsilon=ConstantSchedule(value=0.0))
+    """How it departs from the best action."""
+    algorithm: TileSarsaAlgorithm = TileSarsaAlgorithm()
+    """What is aimed at."""
+    judge: JudgeConfig = JudgeConfig()
+    """How the greedy policy is tried."""
+
+
+def build(config: TileSarsaConfig) -> Job[ActionTable]:
+    """Raises ConfigError for spaces that tiles do not fit."""
+    algorithm = config.algorithm
+    world = open_world(config.env, steps=config.rollout_steps, seed=config.seed)
+    try:
+        coder, first = tiled(config, (world.envs.single_observation_space, world.envs.single_action_space))
+    except ConfigError:
+        world.close()
+        raise
+    table = ActionTable(coder, explore=config.explore, initial=algorithm.initial, first_action=first)
+
+    def rule(_: ActionTable) -> Traced:
+        return Traced(decay=algorithm.discount * algorithm.decay, trace=KINDS[algorithm.trace], weigh=followed)
+
+    judge = partial(played_verdict, table, config.env, episodes=config.judge.episodes, seed=config.seed)
+    method = Method(rule=rule, discount=algorithm.discount)
+    return action_job(table, method, world=world, rate=config.rate, judge=judge, judge_every=config.judge.every)
+
+
+def tiled(config: TileSarsaConfig, found: Spaces) -> tuple[TileCoder, int]:
+    """Tiles over the observations, and the number of the first action. Raises ConfigError."""
+    seen, chosen = found
+    if not isinstance(seen, spaces.Box) or not isinstance(chosen, spaces.Discrete):
+        raise ConfigError(f"tiles need a box of observations and numbered actions, got {seen} and {chosen}")
+    if config.algorithm.trace == "dutch" and config.rate.power:
+        raise ConfigError('algorithm.trace = "dutch" needs one step size for all: set rate.power = 0')
+    tiles = config.tiles
+    low = seen.low.ravel().tolist() if tiles.low is None else tiles.low
+    high = seen.high.ravel().tolist() if tiles.high is None else tiles.high
+    if {len(low), len(high)} != {seen.low.size}:
+        raise ConfigError(f"tiles.low and tiles.high have {len(low)} and {len(high)} numbers, expected {seen.low.size}")
+    coder = tile_coder(low, high, tilings=tiles.tilings, bins=tiles.bins, actions=int(chosen.n))
+    return coder, int(chosen.start)
+
+
+def check(config: TileSarsaConfig) -> list[str]:
+    found, warnings = inspect_world(config.env, seed=config.seed)
+    tiled(config, found)
+    return warnings
+
+
+def derive(config: TileSarsaConfig) -> dict[str, str]:
+    batch = config.env.num_envs * config.rollout_steps
+    return {
+        "steps of the world per turn": f"{config.env.num_envs} environments x {config.rollout_steps} = {batch}",
+        "steps of the world": f"{config.steps * batch}",
+        "environments": placed(config.env),
+    }
+
+
+ENTRY = Entry(
+    summary="tables over tiles: SARSA(lambda) on a box of observations",
+    source="Sutton, Generalization in Reinforcement Learning: Successful Examples Using Sparse Coarse Coding, 1996",
+    config=TileSarsaConfig,
+    build=build,
+    check=check,
+    derive=derive,
+    parts=Parts(source="Live(Gymnasium)", credit=(one_step,), loss=(traced,)),
+    limitation="cells grow with the power of the dimensions: past four or five, a network is smaller.",
+)

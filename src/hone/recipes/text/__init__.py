@@ -1,0 +1,1 @@
+"""Language models: supervised fine-tuning, policy gradients, distillation."""

@@ -1,0 +1,69 @@
+"""DAPO: clip higher, token mean, dynamic sampling and a soft limit on length (Yu et al., 2025).
+
+GRPO's advantage of R + p(L), where p falls from 0 to -1 over the last fifth of `rollout.max_tokens`; loss =
+-min(r A, clip(r, 1 - 0.2, 1 + 0.28) A), every token alike. Groups of equal scores are replaced: the source asks on,
+up to `most_rounds` times, and tells what that cost (`refill/*`). They are chosen before lengths are punished.
+"""
+
+from functools import partial
+
+from pydantic import Field
+
+from hone.credit.group import group_relative
+from hone.credit.selection import informative
+from hone.credit.shaping import overlong, shaped
+from hone.objectives.kl import kl_penalty
+from hone.objectives.policy import clipped
+from hone.objectives.weights import token_mean
+from hone.train.job import Parts
+from hone.train.sources.dynamic_sampling import Refill
+from hone.train.text.loss_adapters import Clip, clip_loss
+from hone.train.text.reference_policies import Policies
+from hone.train.text.rl_job import Method, TextRl, by_gradient, groups, text_entry
+
+
+class DapoAlgorithm(Clip):
+    """The numbers of the paper."""
+
+    clip_high: float = Field(default=0.28, gt=0)
+    """A token's ratio is clipped above 1 + clip_high where its advantage is positive."""
+    overlong_share: float = Field(default=0.2, ge=0, le=1)
+    """Share of `rollout.max_tokens` over which the punishment of long answers rises (4096 of 20480); 0 is off."""
+    most_rounds: int = Field(default=10, ge=1)
+    """Rollouts that a step may take to find enough groups of unequal scores."""
+
+
+class Dapo(TextRl):
+    """Decoupled clip and dynamic sampling policy optimisation."""
+
+    requires = (groups,)
+    algorithm: DapoAlgorithm = DapoAlgorithm()
+    """Clip widths, length, sampling."""
+
+
+def method(config: Dapo, policies: Policies) -> Method:
+    chosen, limit = config.algorithm, config.rollout.max_tokens
+    cache = max(1, round(chosen.overlong_share * limit))
+    shapes = [partial(overlong, limit=limit, cache=cache)] if chosen.overlong_share else []
+    loss = clip_loss(chosen, token_mean)
+    return Method(
+        credit=partial(shaped, credit=group_relative, shapes=shapes),
+        learner=by_gradient(config, policies, loss),
+        decorate=partial(Refill, wanted=informative, most_rounds=chosen.most_rounds),
+    )
+
+
+ENTRY = text_entry(
+    summary="GRPO with clip-higher, token mean, dynamic sampling and overlong shaping",
+    source="Yu et al., DAPO, 2025",
+    config=Dapo,
+    method=method,
+    parts=Parts(
+        source="Refill(Live(text task, engine), informative)",
+        credit=(shaped, overlong, group_relative),
+        loss=(clipped, kl_penalty),
+        weights=(token_mean,),
+    ),
+    limitation="dynamic sampling multiplies the cost of generation where most questions are all right or all wrong.",
+    presets=("grpo",),
+)

@@ -1,0 +1,45 @@
+"""GSPO-token: the ratio of the answer, the gradient of each token (Zheng et al., 2025).
+
+A as in GRPO; s_t = sg[s] pi_t / sg[pi_t], s the geometric mean of the answer's ratios; loss =
+-min(s_t A, clip(s_t, 1 - 3e-4, 1 + 4e-4) A), every answer alike. Its gradient is GSPO's where
+all tokens of an answer have one advantage; they may have their own.
+"""
+
+from functools import partial
+
+from hone.credit.group import group_relative
+from hone.objectives.kl import kl_penalty
+from hone.objectives.sequence import gspo_token
+from hone.objectives.weights import sequence_mean
+from hone.recipes.text.gspo import GspoAlgorithm
+from hone.train.job import Parts
+from hone.train.text.loss import Loss
+from hone.train.text.loss_adapters import on_sequences, penalised
+from hone.train.text.reference_policies import Policies
+from hone.train.text.rl_job import Method, TextRl, by_gradient, groups, text_entry
+
+
+class GspoToken(TextRl):
+    """Group sequence policy optimisation, token by token."""
+
+    requires = (groups,)
+    algorithm: GspoAlgorithm = GspoAlgorithm()
+    """Clip widths and penalties."""
+
+
+def method(config: GspoToken, policies: Policies) -> Method:
+    chosen = config.algorithm
+    objective = on_sequences(partial(gspo_token, low=chosen.clip_low, high=chosen.clip_high))
+    loss = penalised(Loss(objective=objective, scheme=sequence_mean, proportional=True), chosen)
+    return Method(credit=group_relative, learner=by_gradient(config, policies, loss))
+
+
+ENTRY = text_entry(
+    summary="GSPO with a gradient, and if wanted an advantage, of each token",
+    source="Zheng et al., Group Sequence Policy Optimization, 2025",
+    config=GspoToken,
+    method=method,
+    parts=Parts(credit=(group_relative,), loss=(gspo_token, kl_penalty), weights=(sequence_mean,)),
+    limitation="as GSPO: widths of token ratios switch its clip off; under a token mean it is another objective.",
+    presets=("gspo",),
+)

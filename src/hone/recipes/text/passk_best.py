@@ -1,0 +1,49 @@
+"""The best answer of a group gets what it is better than the second by, the others nothing (Tang et al., 2025).
+
+A of the best = (R_max - R_second) / std of the group: the leave-one-out credit of the maximum of all N scores, which
+may be any numbers; loss = GRPO's clipped surrogate, every token alike. No advantage is negative, so `clip_low` plays
+no part.
+"""
+
+from functools import partial
+from typing import Literal
+
+from hone.credit.passk import best_of_group
+from hone.objectives.kl import kl_penalty
+from hone.objectives.policy import clipped
+from hone.objectives.weights import token_mean
+from hone.train.job import Parts
+from hone.train.text.loss_adapters import Clip, clip_loss
+from hone.train.text.reference_policies import Policies
+from hone.train.text.rl_job import Method, TextRl, by_gradient, groups, text_entry
+
+
+class PasskBestAlgorithm(Clip):
+    """Clip widths and the scale of advantages."""
+
+    scale: Literal["group", "none"] = "group"
+    """What the margin is divided by: the group's standard deviation, or nothing, which is the unbiased form."""
+
+
+class PasskBest(TextRl):
+    """Training for the best of a group."""
+
+    requires = (groups,)
+    algorithm: PasskBestAlgorithm = PasskBestAlgorithm()
+    """Clip widths, scale, penalties."""
+
+
+def method(config: PasskBest, policies: Policies) -> Method:
+    chosen = config.algorithm
+    learner = by_gradient(config, policies, clip_loss(chosen, token_mean))
+    return Method(credit=partial(best_of_group, scale=chosen.scale), learner=learner)
+
+
+ENTRY = text_entry(
+    summary="only a group's best answer learns, from its margin over the second",
+    source="Tang et al., Optimizing Language Models for Inference Time Objectives, 2025",
+    config=PasskBest,
+    method=method,
+    parts=Parts(credit=(best_of_group,), loss=(clipped, kl_penalty), weights=(token_mean,)),
+    limitation="two right answers in a group teach nothing, so it learns only where being right is rare.",
+)

@@ -1,0 +1,66 @@
+"""PKPO: the gradient of the expected maximum of k scores, without bias (Walder & Karkhanis, 2025).
+
+A = N times the answer's share in the maximum over all subsets of k that hold it, less a baseline that does not depend
+on the answer; loss = GRPO's clipped surrogate, summed over an answer's tokens, averaged over answers, over
+`max_tokens`.
+"""
+
+from functools import partial
+from typing import Literal
+
+from pydantic import Field
+
+from hone.credit.passk import pkpo
+from hone.objectives.kl import kl_penalty
+from hone.objectives.policy import clipped
+from hone.objectives.weights import constant_length
+from hone.train.job import Parts
+from hone.train.text.loss_adapters import Clip, clip_loss
+from hone.train.text.reference_policies import Policies
+from hone.train.text.rl_job import Method, TextRl, by_gradient, groups, text_entry
+
+
+class PkpoAlgorithm(Clip):
+    """How many attempts count."""
+
+    k: int = Field(ge=1)
+    """Answers of which the best counts; `minus_one` needs at least 2."""
+    baseline: Literal["minus_one", "leave_one_out"] = "minus_one"
+    """What is taken off: the maximum of a subset without the answer, or the mean maximum of the others."""
+
+
+def enough_answers(config: "Pkpo") -> None:
+    chosen, samples = config.algorithm, config.rollout.samples_per_prompt
+    if chosen.baseline == "minus_one" and chosen.k < 2:
+        raise ValueError('algorithm.k = 1 with algorithm.baseline = "minus_one": nothing is left without the answer')
+    least = chosen.k if chosen.baseline == "minus_one" else chosen.k + 1
+    if samples < least:
+        raise ValueError(
+            f"rollout.samples_per_prompt = {samples}: algorithm.k = {chosen.k} with algorithm.baseline = "
+            f'"{chosen.baseline}" needs at least {least}'
+        )
+
+
+class Pkpo(TextRl):
+    """Pass@k policy optimisation."""
+
+    requires = (groups, enough_answers)
+    algorithm: PkpoAlgorithm
+    """Attempts, baseline, clip widths, penalties."""
+
+
+def method(config: Pkpo, policies: Policies) -> Method:
+    chosen = config.algorithm
+    scheme = partial(constant_length, length=config.rollout.max_tokens)
+    learner = by_gradient(config, policies, clip_loss(chosen, scheme))
+    return Method(credit=partial(pkpo, k=chosen.k, baseline=chosen.baseline), learner=learner)
+
+
+ENTRY = text_entry(
+    summary="unbiased gradient of the expected maximum of k scores of any kind",
+    source="Walder & Karkhanis, Pass@K Policy Optimization, 2025",
+    config=Pkpo,
+    method=method,
+    parts=Parts(credit=(pkpo,), loss=(clipped, kl_penalty), weights=(constant_length,)),
+    limitation="the variance grows with k: take a small one, or one that falls along the run.",
+)

@@ -1,0 +1,1 @@
+"""Pages and pictures of a run: the HTML report, SVG plots, comparisons and timelines."""

@@ -1,0 +1,176 @@
+"""The page of a comparison: curves with intervals, summaries, improvement, profiles, time to a threshold.
+
+Belongs here: what the page says, and in which order. The figures are `comparison.py`'s.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from hone.report.html import EMPTY, MISSING, Html, duration, element, folded, join, number, page, styled, table, text
+from hone.report.svg import Interval, interval_plot
+from hone.report.svg_lines import Series, bands, legend
+from hone.store.comparison import Comparison, Group, Line, Range, Reached
+from hone.store.durable import replace_file
+
+
+def write_comparison(path: Path, found: Comparison) -> None:
+    """Write the page, whole or not at all. Raises ResourceError."""
+    replace_file(path, render_comparison(found).encode("utf-8", "replace"))
+
+
+def render_comparison(found: Comparison) -> Html:
+    """The document."""
+    names = [group.name for group in found.groups]
+    runs = sum(len(group.runs) for group in found.groups)
+    title = " against ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
+    about = f"{runs} runs · {', '.join(found.tasks)} · score: {found.metric}"
+    head = element("header", styled("p", "kicker", text("comparison")), element("h1", text(title)))
+    notes = [styled("p", "note", text(f"Note: {note}.")) for note in found.notes]
+    return page(
+        title,
+        head,
+        styled("p", "about", text(about)),
+        _verdicts(found),
+        _summary(found),
+        _curves(found),
+        _profile(found),
+        _runs(found),
+        *([element("h2", text("Before you believe it")), *notes] if notes else []),
+    )
+
+
+def _verdicts(found: Comparison) -> Html:
+    lines = [
+        styled(
+            "p",
+            "verdict",
+            text(f"{one.after} scores more than {one.before} with probability "),
+            element("b", text(spread(one.probability))),
+            text(said(one.probability)),
+        )
+        for one in found.improvements
+    ]
+    lines += [
+        styled(
+            "p",
+            "verdict",
+            text(f"{pair.after} against {pair.before} on the same {pair.n:,} questions: "),
+            element("b", text(signed(pair.difference))),
+            text(f" ({number(pair.low)} to {number(pair.high)}, paired p = {number(pair.p_value)})."),
+        )
+        for pair in found.paired
+    ]
+    return join(lines)
+
+
+def said(probability: Range) -> str:
+    """What an interval of a probability of improvement comes to, in words."""
+    if math.isnan(probability.low):
+        return "; with one run there is no interval."
+    if probability.low <= 0.5 <= probability.high:
+        return "; the interval holds 1/2, so this is no proof of a difference."
+    return "."
+
+
+def signed(value: float) -> str:
+    return f"{'+' if value > 0 else ''}{number(value)}"
+
+
+def spread(value: Range) -> str:
+    """`0.91 (0.88 to 0.94)`."""
+    if math.isnan(value.low):
+        return number(value.mean)
+    return f"{number(value.mean)} ({number(value.low)} to {number(value.high)})"
+
+
+def when(reached: Reached) -> str:
+    """`24,000 (20,000 to 31,000), 9 of 10`."""
+    if math.isinf(reached.median):
+        return f"not reached, {reached.reached} of {reached.n}"
+    ends = "" if math.isnan(reached.low) else f" ({number(reached.low)} to {number(reached.high)})"
+    return f"{number(reached.median)}{ends}, {reached.reached} of {reached.n}"
+
+
+def _summary(found: Comparison) -> Html:
+    rows = [_interval(group) for group in found.groups]
+    unit = "; of each task 0 is the lowest and 1 the highest score of all runs" if found.normalised else ""
+    words = f"Interquartile mean of the score with its 95% interval over runs{unit}"
+    card = styled("div", "card", styled("p", "note", text(words)), interval_plot(rows))
+    keys = list(dict.fromkeys(key for group in found.groups for key in group.settings))
+    tasks = list(dict.fromkeys(task for group in found.groups for task in group.reached))
+    heads = ["", *keys, "runs", "IQM", "median", "mean", *(f"{found.curve_unit} to {_level(found, t)}" for t in tasks)]
+    heads += ["time per run"]
+    lines = [
+        [
+            text(group.name),
+            *(text(group.settings.get(key, MISSING)) for key in keys),
+            text(str(len(group.runs))),
+            *(text(spread(value)) for value in (group.iqm, group.median, group.mean)),
+            *(text(when(group.reached[task]) if task in group.reached else MISSING) for task in tasks),
+            text(duration(sum(run.seconds for run in group.runs) / len(group.runs))),
+        ]
+        for group in found.groups
+    ]
+    return join([element("h2", text("Scores")), card, table(heads, lines, style="fit")])
+
+
+def _level(found: Comparison, task: str) -> str:
+    threshold = next(group.reached[task].threshold for group in found.groups if task in group.reached)
+    return number(threshold) if len(found.tasks) == 1 else f"{number(threshold)} on {task}"
+
+
+def _interval(group: Group) -> Interval:
+    """Without an interval, a point."""
+    mean, low, high = group.iqm.mean, group.iqm.low, group.iqm.high
+    known = not math.isnan(low)
+    return Interval(label=group.name, mean=mean, low=low if known else mean, high=high if known else mean)
+
+
+def _curves(found: Comparison) -> Html:
+    parts: list[Html] = []
+    for task in found.tasks:
+        there = _series(found, {group.name: group.curves.get(task) for group in found.groups})
+        if there:
+            threshold = next((group.reached[task].threshold for group in found.groups if task in group.reached), None)
+            picture = bands(there, across=found.curve_unit, floor=threshold)
+            parts.append(styled("div", "card", styled("p", "note", text(f"{task}: {found.curve_metric}")), picture))
+    if not parts:
+        return EMPTY
+    words = "Interquartile mean over runs with its 95% bootstrap interval"
+    return join([element("h2", text("Learning curves")), styled("p", "note", text(words)), _legend(found), *parts])
+
+
+def _series(found: Comparison, lines: Mapping[str, Line | None]) -> list[Series]:
+    """Every group has its colour, also where others have nothing to draw."""
+    return [
+        Series(name=group.name, colour=colour, x=line.x, middle=line.middle, low=line.low, high=line.high)
+        for colour, group in enumerate(found.groups)
+        if (line := lines[group.name]) is not None
+    ]
+
+
+def _legend(found: Comparison) -> Html:
+    return legend([group.name for group in found.groups])
+
+
+def _profile(found: Comparison) -> Html:
+    if max((len(group.runs) for group in found.groups), default=0) < 2:
+        return EMPTY
+    words = (
+        "Share of runs that score more than this. A line above another everywhere is the better one, whatever is asked "
+        "for; where they cross, it depends."
+    )
+    across = "score, from the lowest (0) to the highest (1) of a task" if found.normalised else "score"
+    picture = bands(_series(found, {group.name: group.profile for group in found.groups}), across=across)
+    parts = [styled("p", "note", text(words)), _legend(found), styled("div", "card", picture)]
+    return join([element("h2", text("Performance profile")), *parts])
+
+
+def _runs(found: Comparison) -> Html:
+    lines: list[Sequence[Html]] = [
+        [text(group.name), text(run.name), text(run.task), text(number(run.score)), text(duration(run.seconds))]
+        for group in found.groups
+        for run in group.runs
+    ]
+    return folded("Every run", table(("group", "run", "task", "score", "time"), lines, style="fit", numeric=(3, 4)))

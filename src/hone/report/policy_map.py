@@ -1,0 +1,116 @@
+"""A policy on a grid as inline SVG, and as rows of text: colour for what is expected, arrows for what is done.
+
+Belongs here: drawing. The colours mix the page's own, so that light and dark both work.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from hone.report.html import Html, element, join, number, styled, text
+from hone.store.maps import Cell, PolicyMap, Slice
+
+ARROWS = {"left": "←", "down": "↓", "right": "→", "up": "↑"}
+TURNS = {"right": 0, "down": 90, "left": 180, "up": 270}
+SIDE = 40.0
+MOST_SLICES = 24
+
+Attributes = dict[str, str | float]
+
+
+def draw(found: PolicyMap) -> Html:
+    """Every grid of the map, all in one scale of colours."""
+    low, high = extremes(found)
+    grids = [_slice(one, low, high) for one in found.slices[:MOST_SLICES]]
+    words = (
+        f"Arrows: what the policy of step {found.step:,} does. Colour: {found.worth_is}, from {number(low)} to "
+        f"{number(high)}."
+    )
+    parts = [styled("p", "note", text(words)), styled("div", "maps", *grids)]
+    if len(found.slices) > MOST_SLICES:
+        parts.append(styled("p", "note", text(f"{MOST_SLICES} of {len(found.slices)}.")))
+    return join(parts)
+
+
+def extremes(found: PolicyMap) -> tuple[float, float]:
+    """The least and the most that is expected anywhere."""
+    known = [cell.worth for one in found.slices for cell in one.cells if cell.worth is not None]
+    return (min(known), max(known)) if known else (0.0, 0.0)
+
+
+def _slice(one: Slice, low: float, high: float) -> Html:
+    width, height = SIDE * one.columns, SIDE * one.rows
+    cells = [
+        _cell(cell, SIDE * (place % one.columns), SIDE * (place // one.columns), low, high)
+        for place, cell in enumerate(one.cells)
+    ]
+    box: Attributes = {"viewBox": f"-1 -1 {width + 2:.0f} {height + 2:.0f}", "class": "map", "role": "img"}
+    box["style"] = f"max-width: {min(1.2 * width, 1000):.0f}px"
+    title = [styled("figcaption", "note", text(one.title))] if one.title else []
+    return element("figure", *title, element("svg", *cells, attributes=box))
+
+
+def _cell(cell: Cell, x: float, y: float, low: float, high: float) -> Html:
+    square: Attributes = {
+        "x": x,
+        "y": y,
+        "width": SIDE,
+        "height": SIDE,
+        "class": "wall" if cell.mark == "#" else "floor",
+    }
+    if cell.worth is not None:
+        share = 8 + 72 * (cell.worth - low) / ((high - low) or 1.0)
+        square["style"] = f"fill: color-mix(in srgb, var(--plus) {share:.0f}%, var(--card))"
+    parts = [element("title", text(told(cell))), element("rect", attributes=square)]
+    if cell.mark.strip() and cell.mark != "#":
+        parts.append(_words(x + 5, y + 12, cell.mark, "mark"))
+    others = [name for name in cell.moves if name not in TURNS]
+    turns = {name: share for name, share in cell.moves.items() if name in TURNS}
+    parts += [_arrow(x + SIDE / 2, y + SIDE / 2, name, share, alone=len(turns) == 1) for name, share in turns.items()]
+    if others:
+        parts.append(_words(x + SIDE / 2, y + SIDE - 4, others[0], "act middle"))
+    return element("g", *parts)
+
+
+def _arrow(x: float, y: float, name: str, share: float, *, alone: bool) -> Html:
+    """Several begin near the middle and part; one that is alone stands in it, clear of what is written in the cell."""
+    size = 5 + 9 * share
+    back, tip = (0.675 * size, 0.675 * size) if alone else (0.35 * size, size)
+    points = f"M -{back:.1f} 0 H {tip:.1f} M {tip - 5:.1f} -4 L {tip:.1f} 0 L {tip - 5:.1f} 4"
+    turn = f"translate({x:.1f} {y:.1f}) rotate({TURNS[name]})"
+    style: Attributes = {"d": points, "transform": turn, "class": "arrow", "opacity": max(0.25, share**0.5)}
+    return element("path", attributes=style)
+
+
+def told(cell: Cell) -> str:
+    """What a cell holds, in words."""
+    moves = ", ".join(f"{name} {share:.0%}" if share < 0.995 else name for name, share in cell.moves.items())
+    worth = "" if cell.worth is None else f"worth {number(cell.worth)}"
+    return "; ".join(part for part in (cell.mark.strip(), worth, moves) if part) or "nothing is decided here"
+
+
+def _words(x: float, y: float, words: str, style: str) -> Html:
+    return element("text", text(words), attributes={"x": x, "y": y, "class": style})
+
+
+def text_rows(one: Slice) -> list[list[str]]:
+    """The grid for a terminal: the likeliest action of each cell, else what stands there."""
+    rows: list[list[str]] = []
+    for row in np.arange(len(one.cells)).reshape(one.rows, one.columns).tolist():
+        rows.append([sign(one.cells[place]) for place in row])
+    return rows
+
+
+def sign(cell: Cell) -> str:
+    """One character: the likeliest action, `+` where four or more are alike, else what stands there."""
+    if not cell.moves:
+        return cell.mark.strip() or "·"
+    if len(cell.moves) >= 4 and max(cell.moves.values()) - min(cell.moves.values()) < 1e-9:
+        return "+"
+    name = next(iter(cell.moves))
+    return ARROWS.get(name, name[:1].upper())
+
+
+def shares(one: Slice, low: float, high: float) -> Sequence[float | None]:
+    """Per cell how much of the scale it is worth, 0 to 1; None where nothing is decided."""
+    return [None if cell.worth is None else (cell.worth - low) / ((high - low) or 1.0) for cell in one.cells]

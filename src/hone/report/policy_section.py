@@ -1,0 +1,52 @@
+"""The report's part on a control policy: an episode of it, its map, and what it scores in worse worlds.
+
+Belongs here: what the section says. The animation is `animation`'s, the map `map_drawing`'s.
+"""
+
+import base64
+
+from hone.report.html import EMPTY, Html, element, join, number, styled, table, text
+from hone.report.policy_map import draw
+from hone.report.run_data import Stage
+from hone.report.svg import Interval, interval_plot
+from hone.store.animation import Episode
+from hone.store.robustness import Perturbed
+
+
+def portrait(stage: Stage, level: str) -> Html:
+    """What can be seen of the policy; nothing for one that writes text."""
+    parts: list[Html] = []
+    if stage.episode is not None:
+        parts.append(_film(*stage.episode))
+    if stage.map is not None:
+        parts.append(draw(stage.map))
+    head = [element(level, text("The policy"))] if parts else []
+    return join([*head, *parts, _robustness(stage.robustness, level)])
+
+
+def _film(about: Episode, png: bytes | None) -> Html:
+    if png is None:
+        return styled("p", "note", text(f"No pictures of an episode: {about.note or 'they would be too large'}."))
+    source = f"data:image/png;base64,{base64.b64encode(png).decode()}"
+    words = f"An episode of step {about.step:,}: {about.steps:,} steps, return {number(about.score)}"
+    image = Html(f'<img alt="{words}" src="{source}">')  # the only picture that is no SVG; made here, so it is whole
+    return styled("div", "card film", styled("p", "note", text(f"{words}.")), image)
+
+
+def _robustness(rows: tuple[Perturbed, ...], level: str) -> Html:
+    if not rows:
+        return EMPTY
+    plot = interval_plot([Interval(label=row.name, mean=row.mean, low=row.low, high=row.high) for row in rows])
+    lines = [
+        [
+            text(row.name),
+            text(f"{number(row.mean)} ({number(row.low)} to {number(row.high)})"),
+            text(f"{number(row.difference)} ({number(row.difference_low)} to {number(row.difference_high)})"),
+            text(number(row.p_value)),
+        ]
+        for row in rows
+    ]
+    heads = ("world", "score", "difference on the same seeds", "paired p")
+    words = f"Mean return of {rows[0].n:,} episodes in worlds that were made worse, with 95% intervals"
+    card = styled("div", "card", styled("p", "note", text(words)), plot)
+    return join([element(level, text("Robustness")), card, table(heads, lines, style="fit", numeric=(3,))])

@@ -1,0 +1,175 @@
+"""What a report is made from: everything in a run's folder, read as far as it can be read.
+
+Belongs here: gathering. A damaged file costs its own section and becomes a line under "Problems", because a report of
+a broken run is when a report is needed most.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hone.core.errors import DataError
+from hone.report.timeline import is_part
+from hone.store.animation import Episode, read_episode
+from hone.store.certificate import Certificate, read_certificate
+from hone.store.evaluations import (
+    Evaluation,
+    Paired,
+    Pipeline,
+    SideBySide,
+    read_evaluations,
+    read_pipeline,
+    read_side_by_side,
+)
+from hone.store.manifest import Manifest, Setting, read_config, read_manifest
+from hone.store.maps import PolicyMap, read_map
+from hone.store.metrics import CLOCK_PREFIX, Columns, read_metrics
+from hone.store.robustness import Perturbed, read_robustness
+from hone.store.samples import SampleRow, read_samples
+from hone.store.speed import MatmulRate, read_matmul_rate
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stage:
+    """One run, read. `problems` names what could not be."""
+
+    name: str
+    manifest: Manifest | None
+    config: Mapping[str, Setting]
+    metrics: Columns
+    samples: tuple[SampleRow, ...]
+    log: tuple[str, ...]
+    evaluations: tuple[Evaluation, ...]
+    paired: tuple[Paired, ...]
+    side_by_side: tuple[SideBySide, ...]
+    certificate: Certificate | None = None
+    matmul: MatmulRate | None = None
+    episode: tuple[Episode, bytes | None] | None = None
+    """An episode of the policy, and its animation."""
+    map: PolicyMap | None = None
+    robustness: tuple[Perturbed, ...] = ()
+    problems: tuple[str, ...] = ()
+
+    @property
+    def steps(self) -> int:
+        return int(self.metrics.steps[-1]) if len(self.metrics.steps) else 0
+
+    def wall_s(self) -> float:
+        """Seconds that the steps took: `time/step_s` summed, else the sum of the parts."""
+        values = self.metrics.values
+        if "time/step_s" in values:
+            return float(np.nansum(values["time/step_s"]))
+        return sum(float(np.nansum(seconds)) for name, seconds in values.items() if is_part(name))
+
+    def curves(self) -> tuple[dict[str, NDArray[np.float64]], dict[str, float]]:
+        """Metrics that move, in reading order, and the constant ones with their value. Times are in neither."""
+        moving: dict[str, NDArray[np.float64]] = {}
+        constant: dict[str, float] = {}
+        for name in sorted(self.metrics.values, key=_reading_order):
+            values = self.metrics.values[name]
+            known = values[np.isfinite(values)]
+            if name.startswith(CLOCK_PREFIX) or not len(known):
+                continue
+            if len(known) > 1 and known.min() == known.max():
+                constant[name] = float(known[0])
+            else:
+                moving[name] = values
+        return moving, constant
+
+
+_ORDER = ("reward", "score", "return", "eval", "loss", "episodes", "completion", "completions", "length", "tokens")
+_ORDER_THEN = (
+    "policy",
+    "entropy",
+    "kl",
+    "clip",
+    "value",
+    "critic",
+    "actor",
+    "mismatch",
+    "staleness",
+    "learner",
+    "optim",
+)
+
+
+def _reading_order(name: str) -> tuple[int, str, int, str]:
+    prefix = name.split("/", 1)[0]
+    order = (*_ORDER, *_ORDER_THEN)
+    # Within a group, the mean comes before its spread.
+    return (order.index(prefix) if prefix in order else len(order), prefix, 0 if name.endswith("/mean") else 1, name)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReportData:
+    """A pipeline with its stages, or a single run as its only stage; `own` is what the folder itself holds."""
+
+    name: str
+    pipeline: Pipeline | None
+    own: Stage
+    stages: tuple[Stage, ...]
+
+
+def gather(folder: Path) -> ReportData:
+    """Read a run's folder or a pipeline's. Raises DataError only when `folder` is neither."""
+    if not folder.is_dir():
+        raise DataError(f"{folder} is not a folder: no run there to report on")
+    pipeline = read_pipeline(folder)
+    own = _stage(folder, needs_run=pipeline is None)
+    if pipeline is None:
+        return ReportData(name=folder.resolve().name, pipeline=None, own=own, stages=(own,))
+    stages = tuple(_stage(folder / name, needs_run=True) for name in pipeline.stages)
+    return ReportData(name=pipeline.name, pipeline=pipeline, own=own, stages=stages)
+
+
+@dataclass(slots=True)
+class _Reader:
+    """Collects the faults of the files that could not be read."""
+
+    problems: list[str] = field(default_factory=list[str])
+
+    def read(self, work: Callable[[], T], otherwise: T) -> T:
+        try:
+            return work()
+        except DataError as error:
+            self.problems.append(str(error))
+            return otherwise
+
+
+def _stage(folder: Path, *, needs_run: bool) -> Stage:
+    reader = _Reader()
+    is_run = needs_run or (folder / "manifest.json").exists()
+    no_metrics = Columns(np.zeros(0, dtype=np.int64), {})
+    evaluations, paired = reader.read(lambda: read_evaluations(folder), ([], []))
+    return Stage(
+        name=folder.resolve().name,
+        manifest=reader.read(lambda: read_manifest(folder / "manifest.json"), None) if is_run else None,
+        config=reader.read(lambda: read_config(folder / "config.json"), {}) if is_run else {},
+        metrics=reader.read(lambda: read_metrics(folder / "metrics.jsonl"), no_metrics),
+        samples=tuple(reader.read(lambda: _last_samples(folder / "samples"), [])),
+        log=tuple(_log(folder / "log.txt")),
+        evaluations=tuple(evaluations),
+        paired=tuple(paired),
+        side_by_side=tuple(reader.read(lambda: read_side_by_side(folder), [])),
+        certificate=reader.read(lambda: read_certificate(folder), None),
+        matmul=reader.read(lambda: read_matmul_rate(folder), None),
+        episode=reader.read(lambda: read_episode(folder), None),
+        map=reader.read(lambda: read_map(folder), None),
+        robustness=tuple(reader.read(lambda: read_robustness(folder), [])),
+        problems=tuple(reader.problems),
+    )
+
+
+def _last_samples(folder: Path) -> list[SampleRow]:
+    files = sorted(folder.glob("step_*.parquet"))
+    return read_samples(files[-1]) if files else []
+
+
+def _log(path: Path) -> list[str]:
+    return path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []

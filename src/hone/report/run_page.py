@@ -1,0 +1,339 @@
+"""`report.html`: what a run or a pipeline did, on one page made from what is on disk.
+
+Belongs here: which sections there are, in which order, and what they say. Reading is `report_data`'s, markup is
+`html`'s, pictures are `svg`'s, colours and type are `report.css`'s.
+"""
+
+import json
+import math
+from collections.abc import Sequence
+from itertools import groupby
+from pathlib import Path
+
+import numpy as np
+
+from hone.report.html import (
+    EMPTY,
+    MISSING,
+    Html,
+    duration,
+    element,
+    folded,
+    join,
+    minus,
+    number,
+    page,
+    styled,
+    table,
+    text,
+)
+from hone.report.policy_section import portrait
+from hone.report.run_data import ReportData, Stage, gather
+from hone.report.svg import Interval, curve, interval_plot
+from hone.report.timing_section import timing
+from hone.store.durable import replace_file
+from hone.store.evaluations import Evaluation, Paired, SideBySide
+from hone.store.manifest import Setting
+from hone.store.samples import SampleRow
+
+_MOST_SAMPLES = 24
+_MOST_PAIRS = 10
+_LOG_TAIL = 40
+_ALARMS = (" WARNING ", " ERROR ")
+
+
+def write_report(folder: Path) -> Path:
+    """Write `report.html` for the run or pipeline in `folder`; returns its path.
+
+    Raises DataError when `folder` is no folder, ResourceError for the disk. Damaged files are named in the report.
+    """
+    path = folder / "report.html"
+    replace_file(path, render_report(gather(folder)).encode("utf-8", "replace"))
+    return path
+
+
+def render_report(data: ReportData) -> Html:
+    """The document."""
+    # A pipeline's own figures say what its stages ended with; theirs are shown while it has none.
+    inner = () if data.own.evaluations else _inner(data)
+    measured = [*data.own.evaluations, *(e for stage in inner for e in stage.evaluations)]
+    compared = [*data.own.paired, *(p for stage in inner for p in stage.paired)]
+    body = [_head(data, measured), _evaluation(measured, compared), _side_by_side(data.own.side_by_side)]
+    if data.pipeline is None:
+        body += [*_stage_sections(data.own, "h2")]
+    else:
+        for position, stage in enumerate(data.stages, start=1):
+            body += [_stage_title(stage, position), *_stage_sections(stage, "h3")]
+        body += [_log(data.own, "h2"), _problems(data.own, "h2")]
+    return page(data.name, *body)
+
+
+def _inner(data: ReportData) -> tuple[Stage, ...]:
+    return () if data.pipeline is None else data.stages
+
+
+def _head(data: ReportData, measured: Sequence[Evaluation]) -> Html:
+    recipes = [stage.manifest.facts.recipe or stage.name for stage in data.stages if stage.manifest]
+    kind = f"pipeline: {' → '.join(recipes)}" if data.pipeline else f"run: {' '.join(recipes)}"
+    parts = [styled("p", "kicker", text(kind)), element("h1", text(data.name)), _tiles(data, measured)]
+    newest = next((stage.manifest for stage in reversed(data.stages) if stage.manifest), None)
+    if newest:
+        versions = [f"{name} {version}" for name, version in newest.facts.versions.items()]
+        about = [newest.created_at, newest.facts.machine, f"hone {newest.facts.hone_version}", *versions]
+        if newest.facts.dataset_fingerprint:
+            about.append(f"data {newest.facts.dataset_fingerprint[:12]}")
+        parts.append(styled("p", "about", text("  ·  ".join(part for part in about if part))))
+    if data.pipeline:
+        links = (element("a", text(s.name), attributes={"href": f"#{_anchor(s)}"}) for s in data.stages)
+        parts.append(element("nav", *links))
+    return element("header", *parts)
+
+
+def _tiles(data: ReportData, measured: Sequence[Evaluation]) -> Html:
+    tiles: list[Html] = []
+    for metric in dict.fromkeys(e.metric for e in measured):
+        means = [e for e in measured if e.metric == metric]
+        words = [number(means[0].mean), number(means[-1].mean)] if len(means) > 1 else [number(means[0].mean)]
+        names = f"{means[0].stage} to {means[-1].stage}" if len(means) > 1 else means[0].stage
+        tiles.append(_tile(words, f"{metric}, {names}"))
+    for name in ("reward/mean", "return/mean", "loss/mean", "loss"):
+        values = data.stages[-1].metrics.values.get(name)
+        known = values[np.isfinite(values)] if values is not None else np.zeros(0)
+        if len(known):
+            size = max(len(known) // 20, 1)
+            ends = [number(float(known[:size].mean())), number(float(known[-size:].mean()))]
+            tiles.append(_tile(ends, f"{name}, first to last"))
+            break
+    tiles.append(_tile([" + ".join(f"{stage.steps:,}" for stage in data.stages)], "steps"))
+    tiles.append(_tile([duration(sum(stage.wall_s() for stage in data.stages))], "training time"))
+    return styled("div", "tiles", *tiles)
+
+
+def _tile(words: Sequence[str], caption: str) -> Html:
+    arrow = element("i", text(" → "))
+    value = join([text(words[0]), *(join([arrow, text(word)]) for word in words[1:])])
+    return styled("div", "tile", element("b", value), element("span", text(caption)))
+
+
+# ---------------------------------------------------------------------------------------- what was measured
+
+
+def _evaluation(measured: Sequence[Evaluation], compared: Sequence[Paired]) -> Html:
+    if not measured:
+        return EMPTY
+    parts = [element("h2", text("Evaluation"))]
+    parts += [styled("p", "verdict", *_verdict(pair)) for pair in compared]
+    for metric in dict.fromkeys(e.metric for e in measured):
+        rows = [e for e in measured if e.metric == metric]
+        plot = interval_plot([Interval(label=e.stage, mean=e.mean, low=e.low, high=e.high) for e in rows])
+        parts.append(styled("div", "card", styled("p", "note", text(f"{metric}: mean and 95% interval")), plot))
+    rows = [
+        [
+            text(e.stage),
+            text(e.metric),
+            *map(text, (number(e.mean), f"{number(e.low)} to {number(e.high)}", f"{e.n:,}")),
+        ]
+        for e in measured
+    ]
+    heads = ("policy", "metric", "mean", "95% interval", "problems")
+    parts.append(folded("As a table", table(heads, rows, style="fit", numeric=(2, 3, 4))))
+    return join(parts)
+
+
+def _verdict(pair: Paired) -> list[Html]:
+    change = f"{pair.after} against {pair.before}: "
+    size = f"{'+' if pair.difference > 0 else ''}{number(pair.difference)}"
+    chance = "p < 0.001" if pair.p_value < 0.001 else f"p = {number(pair.p_value)}"
+    rest = f" on the same {pair.n:,} problems (95% interval {number(pair.low)} to {number(pair.high)}, {chance})"
+    sure = not (pair.low <= 0 <= pair.high)
+    judged = "." if sure else "; the interval holds 0, so this is no proof of a difference."
+    return [text(change), element("b", text(size)), text(rest + judged)]
+
+
+def _side_by_side(pairs: Sequence[SideBySide]) -> Html:
+    if not pairs:
+        return EMPTY
+    shown = [_pair(pair) for pair in pairs[:_MOST_PAIRS]]
+    rest = f"{_MOST_PAIRS} of {len(pairs)}" if len(pairs) > _MOST_PAIRS else f"{len(pairs)}"
+    return join([element("h2", text("Before and after")), styled("p", "note", text(f"{rest} prompts")), *shown])
+
+
+def _pair(pair: SideBySide) -> Html:
+    question = styled(
+        "div",
+        "question",
+        styled("div", "words", text(pair.prompt)),
+        styled("div", "ref", text(f"reference {pair.reference}")),
+    )
+    best = max((score for score in (pair.before_score, pair.after_score) if score is not None), default=0.0)
+    answers = (
+        _answer("before", pair.before, pair.before_score, best),
+        _answer("after", pair.after, pair.after_score, best),
+    )
+    return styled("article", "pair", question, styled("div", "answers", *answers))
+
+
+def _answer(title: str, words: str, score: float | None, best: float) -> Html:
+    shown = "no score" if score is None else f"score {number(score)}"
+    style = "answer plus" if score is not None and score >= best and score > 0 else "answer minus"
+    head = element("header", element("span", text(title)), element("b", text(shown)))
+    return styled("div", style, head, _words(words))
+
+
+def _words(words: str) -> Html:
+    return styled("div", "words", text(words)) if words.strip() else styled("div", "words empty", text("(nothing)"))
+
+
+# ------------------------------------------------------------------------------------------------ one stage
+
+
+def _anchor(stage: Stage) -> str:
+    return f"stage-{stage.name}"
+
+
+def _stage_title(stage: Stage, position: int) -> Html:
+    recipe = stage.manifest.facts.recipe if stage.manifest else ""
+    words = ", ".join([*({recipe} - {"", stage.name}), f"{stage.steps:,} steps", duration(stage.wall_s())])
+    title = join([text(f"{position}. {stage.name}"), element("small", text(words))])
+    return element("h2", title, attributes={"class": "stage", "id": _anchor(stage)})
+
+
+def _stage_sections(stage: Stage, level: str) -> list[Html]:
+    return [
+        _problems(stage, level),
+        portrait(stage, level),
+        _curves(stage, level),
+        timing(stage, level),
+        _samples(stage.samples, level),
+        _config(stage, level),
+        _log(stage, level),
+    ]
+
+
+def _curves(stage: Stage, level: str) -> Html:
+    moving, constant = stage.curves()
+    if not moving and not constant:
+        return join([element(level, text("Curves")), styled("p", "note", text("No metrics yet."))])
+    cards: list[Html] = []
+    for name, values in moving.items():
+        known = values[np.isfinite(values)]
+        prefix, _, rest = name.rpartition("/")
+        title = join([element("i", text(f"{prefix}/" if prefix else "metric")), text(rest)])
+        full: dict[str, str | float] = {"title": name}
+        head = element("header", element("span", title, attributes=full), element("b", text(number(float(known[-1])))))
+        cards.append(styled("div", "curve", head, curve(stage.metrics.steps, values)))
+    parts = [element(level, text("Curves")), styled("div", "curves", *cards)]
+    if constant:
+        words = ", ".join(f"{name} {number(value)}" for name, value in constant.items())
+        parts.append(styled("p", "note", text(f"Constant: {words}.")))
+    return join(parts)
+
+
+def _samples(samples: Sequence[SampleRow], level: str) -> Html:
+    if not samples:
+        return EMPTY
+    groups = [list(rows) for _, rows in groupby(samples, key=lambda row: row.group)]
+    # Groups that teach come first: where every answer got the same score, there is nothing to see.
+    groups.sort(key=_spread, reverse=True)
+    largest = max(map(abs, _advantages(samples)), default=0.0)
+    parts = [element(level, text(f"Samples of step {samples[-1].step:,}"))]
+    legend = (
+        "The advantage colours the score: blue was made likelier, red less likely. Groups with the widest spread first."
+    )
+    parts.append(styled("p", "note", text(legend)))
+    left = _MOST_SAMPLES
+    for group in groups:
+        if left > 0:
+            parts.append(_group(group[:left], largest))
+            left -= len(group)
+    if len(samples) > _MOST_SAMPLES:
+        parts.append(styled("p", "note", text(f"{_MOST_SAMPLES} of {len(samples):,} samples of this step.")))
+    return join(parts)
+
+
+def _advantages(rows: Sequence[SampleRow]) -> list[float]:
+    return [row.advantage for row in rows if row.advantage is not None and math.isfinite(row.advantage)]
+
+
+def _spread(rows: Sequence[SampleRow]) -> float:
+    known = _advantages(rows)
+    return max(known) - min(known) if known else -1.0
+
+
+def _group(rows: Sequence[SampleRow], largest: float) -> Html:
+    lines = [
+        [
+            _advantage(row.advantage, largest),
+            text(number(row.score) if row.score is not None else row.status),
+            _words(row.completion),
+            text(f"{row.tokens:,}"),
+            text(row.finish),
+        ]
+        for row in rows
+    ]
+    heads = ("advantage", "score", "completion", "tokens", "finish")
+    asked = styled("div", "asked", _words(rows[0].prompt))
+    return join([asked, table(heads, lines, style="samples", numeric=(1, 3))])
+
+
+def _advantage(value: float | None, largest: float) -> Html:
+    if value is None or not math.isfinite(value):
+        return styled("span", "chip", text(MISSING))
+    share = 55 * abs(value) / largest if largest else 0.0
+    colour = f"color-mix(in srgb, var(--{'plus' if value > 0 else 'minus'}) {share:.0f}%, transparent)"
+    shown = minus(f"{value:+.2f}")
+    return element("span", text(shown), attributes={"class": "chip", "style": f"background: {colour}"})
+
+
+def _config(stage: Stage, level: str) -> Html:
+    if not stage.config:
+        return EMPTY
+    given = {key: setting for key, setting in stage.config.items() if setting.origin != "default"}
+    defaults = {key: setting for key, setting in stage.config.items() if setting.origin == "default"}
+    parts = [element(level, text("Configuration"))]
+    parts += [_settings(given)] if given else []
+    parts += [folded(f"{len(defaults)} defaults", _settings(defaults))] if defaults else []
+    if stage.certificate is not None:
+        style = "note" if stage.certificate.passed else "bad"
+        parts.append(styled("p", style, text(f"Loss, checked on a small double: {stage.certificate.line()}.")))
+    return join(parts)
+
+
+def _settings(config: dict[str, Setting]) -> Html:
+    rows = [[text(key), text(_value(setting)), text(setting.origin)] for key, setting in config.items()]
+    return table(("key", "value", "from"), rows, style="config")
+
+
+def _value(setting: Setting) -> str:
+    match setting.value:
+        case str(words):
+            return words
+        case None:
+            return MISSING
+        case other:
+            return json.dumps(other)
+
+
+def _log(stage: Stage, level: str) -> Html:
+    if not stage.log:
+        return EMPTY
+    alarms = [line for line in stage.log if any(alarm in line for alarm in _ALARMS)]
+    parts = [element(level, text("Log"))]
+    earlier = [line for line in alarms if line not in stage.log[-_LOG_TAIL:]]
+    if earlier:
+        parts += [styled("p", "note", text("Earlier warnings")), _lines(earlier[-_LOG_TAIL:])]
+        parts += [styled("p", "note", text(f"The last {_LOG_TAIL} of {len(stage.log):,} lines"))]
+    parts.append(_lines(stage.log[-_LOG_TAIL:]))
+    return join(parts)
+
+
+def _lines(lines: Sequence[str]) -> Html:
+    shown = (styled("div", "bad" if any(alarm in line for alarm in _ALARMS) else "line", text(line)) for line in lines)
+    return styled("div", "log words", *shown)
+
+
+def _problems(stage: Stage, level: str) -> Html:
+    if not stage.problems:
+        return EMPTY
+    lines = (styled("div", "bad", text(problem)) for problem in stage.problems)
+    return join([element(level, text("Could not be read")), styled("div", "log words", *lines)])

@@ -1,0 +1,251 @@
+"""Small pictures as inline SVG: a curve, intervals on a common axis, lanes of a timeline.
+
+Belongs here: geometry. Colours and type come from the page's style sheet by class, so that light and dark both work;
+hovering shows exact values through SVG titles, without scripts.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hone.report.html import EMPTY, Html, element, join, minus, number, styled, text
+
+_WIDTH, _HEIGHT = 300.0, 128.0
+_WIDE = 960.0
+_LEFT, _RIGHT, _TOP, _BOTTOM = 36.0, 8.0, 8.0, 18.0
+_MOST_POINTS = 400
+_MOST_HOVERS = 60
+_SMOOTH_FROM = 40
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """A straight map from data to the picture."""
+
+    low: float
+    high: float
+    start: float
+    end: float
+
+    def at(self, value: float) -> float:
+        return self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start)
+
+
+def nice_ticks(low: float, high: float, count: int) -> list[float]:
+    """At most `count` + 1 round values (1, 2 or 5 times a power of ten apart) within [low, high]."""
+    if not high > low:
+        return [low]
+    raw = (high - low) / max(count, 1)
+    power = 10.0 ** math.floor(math.log10(raw))
+    step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw * (1 - 1e-9))
+    first = math.ceil(low / step - 1e-9)
+    last = math.floor(high / step + 1e-9)
+    # The detour over text takes off the binary dust (0.6000000000000001); huge values close together may then meet.
+    return list(dict.fromkeys(float(f"{index * step:.14g}") for index in range(first, last + 1)))
+
+
+def tick_labels(ticks: Sequence[float]) -> list[str]:
+    """The ticks in as few figures as tell them apart, all with the same decimals."""
+    largest = max(map(abs, ticks), default=0.0)
+    if not largest or largest >= 1e6 or largest < 1e-3:
+        return [number(tick) for tick in ticks]
+    decimals = next(count for count in range(13) if all(math.isclose(tick, round(tick, count)) for tick in ticks))
+    return [minus(f"{tick:,.{decimals}f}") for tick in ticks]
+
+
+def curve(steps: NDArray[np.int64], values: Floats) -> Html:
+    """One metric over the steps; `steps` `[N]`, `values` `[N]`, NaN left out. Noise is drawn faint, its mean above."""
+    known = np.isfinite(values)
+    if not known.any():
+        return EMPTY
+    first, last = float(steps[0]), float(steps[-1])
+    steps, values = steps[known], values[known]
+    x = Scale(first, max(last, first + 1), _LEFT, _WIDTH - _RIGHT)
+    y = _value_scale(values)
+    parts = [_axes(x, y)]
+    where, means = _thinned(steps.astype(np.float64), values)
+    smooth = _smoothed(means)
+    noisy = len(values) >= _SMOOTH_FROM and _travel(means) > 2 * _travel(smooth)
+    if noisy:
+        parts += [_polyline(where, means, x, y, "raw"), _polyline(where, smooth, x, y, "line")]
+    else:
+        parts += [_polyline(where, means, x, y, "line")]
+    for index in np.unique(np.linspace(0, len(values) - 1, _MOST_HOVERS).astype(int)):
+        parts.append(_hover(int(steps[index]), float(values[index]), x, y))
+    if not noisy:
+        parts.append(_dot(x.at(float(steps[-1])), y.at(float(values[-1])), "end", 2.6))
+    return _picture(_WIDTH, _HEIGHT, *parts)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Interval:
+    """A mean with its interval, as one row of an interval plot."""
+
+    label: str
+    mean: float
+    low: float
+    high: float
+
+
+def interval_plot(rows: Sequence[Interval]) -> Html:
+    """Means with their intervals on one axis; from 0 to 1 when everything lies there."""
+    ends = [value for row in rows for value in (row.low, row.mean, row.high) if math.isfinite(value)]
+    if not ends:
+        return EMPTY
+    low, high = min(ends), max(ends)
+    if low >= 0 and high <= 1:
+        low, high = 0.0, 1.0
+    else:
+        margin = 0.08 * (high - low) or 1.0
+        low, high = low - margin, high + margin
+    width, row_height = _WIDE, 34.0
+    left = min(max(120.0, 7.0 * max(len(row.label) for row in rows) + 20), 0.4 * width)  # room for the longest name
+    bottom = row_height * len(rows) + 6
+    x = Scale(low, high, left, width - 70)
+    ticks = nice_ticks(low, high, 5)
+    parts = [_grid_line(x.at(tick), bottom, label) for tick, label in zip(ticks, tick_labels(ticks), strict=True)]
+    for index, row in enumerate(rows):
+        middle = 6 + row_height * (index + 0.5)
+        parts.append(_label(left - 14, middle + 4, row.label, "label end"))
+        parts.append(_interval_row(row, x, middle, last=index == len(rows) - 1))
+    return _picture(width, bottom + 22, *parts, style="wide")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Block:
+    """A stretch of a lane."""
+
+    name: str
+    start: float
+    size: float
+    style: str
+    title: str
+    """Shown on hovering."""
+
+
+def lanes(rows: Sequence[tuple[str, Sequence[Block]]], total: float, unit: str) -> Html:
+    """Labelled lanes of blocks on one axis from 0 to `total` (or to where the last block ends), ticks in `unit`."""
+    end = max([total, *(block.start + block.size for _, blocks in rows for block in blocks)])
+    left, row_height, height = 120.0, 34.0, 22.0
+    bottom = row_height * len(rows) + 4
+    x = Scale(0.0, end, left, _WIDE - 12)
+    ticks = nice_ticks(0.0, end, 6)
+    parts = [
+        _grid_line(x.at(tick), bottom, f"{label} {unit}") for tick, label in zip(ticks, tick_labels(ticks), strict=True)
+    ]
+    for index, (label, blocks) in enumerate(rows):
+        top = 4 + row_height * index
+        parts.append(_label(left - 14, top + height / 2 + 4, label, "label end"))
+        for block in blocks:
+            size = max(x.at(block.start + block.size) - x.at(block.start) - 1, 0.5)
+            box: dict[str, str | float] = {"x": x.at(block.start), "y": top, "width": size, "height": height, "rx": 3}
+            title = element("title", text(block.title))
+            parts.append(element("rect", title, attributes=box | {"class": block.style}))
+            if size > 7 * len(block.name) + 12:
+                parts.append(_label(x.at(block.start) + 7, top + height / 2 + 4, block.name, "on-part"))
+    return _picture(_WIDE, bottom + 22, *parts, style="wide")
+
+
+def part_style(name: str, index: int) -> str:
+    """The class of part `index`: seven colours, and grey for what is left over."""
+    return "p7" if name == "other" else f"p{index % 7}"
+
+
+def _value_scale(values: Floats) -> Scale:
+    low, high = float(values.min()), float(values.max())
+    if low == high:
+        low, high = low - (abs(low) or 1.0) * 0.5, high + (abs(high) or 1.0) * 0.5
+    if 0 <= low < 0.35 * high:  # near enough to zero: show how near
+        low = 0.0
+    room = 0.06 * (high - low)
+    return Scale(low - (0.0 if low == 0 else room), high + room, _HEIGHT - _BOTTOM, _TOP)
+
+
+def _axes(x: Scale, y: Scale) -> Html:
+    parts: list[Html] = []
+    ticks = nice_ticks(y.low, y.high, 4)
+    for tick, label in zip(ticks, tick_labels(ticks), strict=True):
+        height = y.at(tick)
+        line: dict[str, str | float] = {"x1": _LEFT, "x2": _WIDTH - _RIGHT, "y1": height, "y2": height}
+        parts.append(element("line", attributes=line | {"class": "grid"}))
+        parts.append(_label(_LEFT - 5, height + 3, label, "tick end"))
+    for tick in nice_ticks(x.low, x.high, 4):
+        if tick == int(tick):
+            anchor = "tick end" if x.at(tick) > _WIDTH - _RIGHT - 8 else "tick middle"
+            parts.append(_label(min(x.at(tick), _WIDTH - 2), _HEIGHT - 4, number(tick), anchor))
+    return join(parts)
+
+
+def _thinned(steps: Floats, values: Floats) -> tuple[Floats, Floats]:
+    """At most `_MOST_POINTS` points: means over equal runs of points."""
+    if len(values) <= _MOST_POINTS:
+        return steps, values
+    starts = np.arange(0, len(values), math.ceil(len(values) / _MOST_POINTS))
+    counts = np.diff(np.append(starts, len(values)))
+    return np.add.reduceat(steps, starts) / counts, np.add.reduceat(values, starts) / counts
+
+
+def _smoothed(values: Floats) -> Floats:
+    """Centred moving average over about a twelfth of the points; shorter towards both ends."""
+    window = np.ones(max(len(values) // 12, 3) | 1)
+    return np.convolve(values, window, "same") / np.convolve(np.ones_like(values), window, "same")
+
+
+def _travel(values: Floats) -> float:
+    """How far a curve goes up and down in all: a schedule travels no further than its smoothed self, noise does."""
+    return float(np.abs(np.diff(values)).sum())
+
+
+def _polyline(steps: Floats, values: Floats, x: Scale, y: Scale, style: str) -> Html:
+    points = " ".join(
+        f"{x.at(float(step)):.1f},{y.at(float(value)):.1f}" for step, value in zip(steps, values, strict=True)
+    )
+    return element("polyline", attributes={"points": points, "class": style})
+
+
+def _hover(step: int, value: float, x: Scale, y: Scale) -> Html:
+    width = (_WIDTH - _LEFT - _RIGHT) / _MOST_HOVERS
+    middle = x.at(step)
+    box: dict[str, str | float] = {"x": middle - width / 2, "y": _TOP, "width": width}
+    target = element("rect", attributes=box | {"height": _HEIGHT - _TOP - _BOTTOM})
+    title = element("title", text(f"step {step:,}: {number(value)}"))
+    return styled("g", "hover", title, target, _dot(middle, y.at(value), "", 2.6))
+
+
+def _interval_row(row: Interval, x: Scale, middle: float, *, last: bool) -> Html:
+    style = "interval now" if last else "interval"
+    title = element("title", text(f"{row.label}: {number(row.mean)} ({number(row.low)} to {number(row.high)})"))
+    if not all(map(math.isfinite, (row.mean, row.low, row.high))):
+        return styled("g", style, title)
+    line: dict[str, str | float] = {"x1": x.at(row.low), "x2": x.at(row.high), "y1": middle, "y2": middle}
+    caps = [
+        element("line", attributes={"x1": x.at(end), "x2": x.at(end), "y1": middle - 5, "y2": middle + 5})
+        for end in (row.low, row.high)
+    ]
+    value = _label(x.at(row.high) + 10, middle + 4, number(row.mean), "value")
+    return styled(
+        "g", style, title, element("line", attributes=line), *caps, _dot(x.at(row.mean), middle, "", 5), value
+    )
+
+
+def _grid_line(at: float, bottom: float, label: str) -> Html:
+    line: dict[str, str | float] = {"x1": at, "x2": at, "y1": 0, "y2": bottom, "class": "grid"}
+    return join([element("line", attributes=line), _label(at, bottom + 16, label, "tick middle")])
+
+
+def _dot(x: float, y: float, style: str, radius: float) -> Html:
+    return element("circle", attributes={"cx": x, "cy": y, "r": radius, "class": style})
+
+
+def _label(x: float, y: float, words: str, style: str) -> Html:
+    return element("text", text(words), attributes={"x": x, "y": y, "class": style})
+
+
+def _picture(width: float, height: float, *parts: Html, style: str = "small") -> Html:
+    box = f"0 0 {width:.0f} {height:.0f}"
+    return element("svg", *parts, attributes={"viewBox": box, "class": style, "role": "img"})

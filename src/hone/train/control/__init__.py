@@ -1,0 +1,1 @@
+"""Training of control policies: rows, actors, sources and jobs that the control recipes share."""

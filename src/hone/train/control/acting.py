@@ -1,0 +1,78 @@
+"""Acting with a small network, and the critic's values of the episodes that it acted in."""
+
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from hone.core.credit import Metrics, Values
+from hone.core.episodes import Episodes
+from hone.core.state import State
+from hone.envs.gym.world import GymWorld
+from hone.models.control.actor_critic import ActorCritic, Policy
+from hone.models.control.numpy_policies import Acting, Decides
+from hone.train.control.rows import _tensor
+from hone.train.loop import Source
+
+P = TypeVar("P", bound=Policy)
+
+
+@torch.no_grad()
+def foresee(policy: ActorCritic, episodes: Episodes) -> Values:
+    """The critic's values of everything seen, and of what was seen last."""
+    assert episodes.final is not None
+    device = str(next(policy.parameters()).device)
+    both = torch.cat((_tensor(episodes.observations, device), _tensor(episodes.final, device)))
+    values = policy.value(both).cpu().numpy()
+    return Values(value=values[: episodes.decisions], final=values[episodes.decisions :])
+
+
+@dataclass
+class NetworkActor:
+    """Decides by the numpy mirror of a small network."""
+
+    acting: Acting
+    version: int = 0
+
+    def publish(self, policy: Decides, version: int) -> None:
+        self.acting, self.version = policy.acting(), version
+
+    def noise(self, draws: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.float32]:
+        return self.acting.noise(draws, shape)
+
+    def decide(
+        self, seen: NDArray[np.generic], noise: NDArray[np.float32]
+    ) -> tuple[NDArray[np.generic], NDArray[np.float32]]:
+        return self.acting.decide(seen, noise)
+
+
+@dataclass
+class Scored(Generic[P]):
+    """Hands on the episodes of another source that have a score: what ended with a lost environment is not learned
+    from. Its losses become `env/faults`."""
+
+    source: Source[P]
+    world: GymWorld
+
+    def collect(self) -> Episodes:
+        while True:
+            episodes = self.source.collect()
+            if episodes.scored.all():
+                return episodes
+            kept = episodes.take(np.flatnonzero(episodes.scored))
+            if kept.decisions:
+                return kept
+
+    def publish(self, policy: P) -> None:
+        self.source.publish(policy)
+
+    def metrics(self) -> Metrics:
+        return self.source.metrics() | self.world.metrics()
+
+    def state(self) -> State:
+        return self.source.state()
+
+    def restore(self, state: State) -> None:
+        self.source.restore(state)

@@ -1,0 +1,118 @@
+"""A curriculum: the same environment made harder, stage by stage, once the policy succeeds often enough.
+
+Belongs here: the source that changes its world. The policy, its critic and whatever it normalises by go on through all
+stages; only the window over which success is counted begins anew.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+from pydantic import Field, JsonValue
+
+from hone.core.config import Config
+from hone.core.credit import Metrics
+from hone.core.episodes import Episodes
+from hone.core.state import State, integer, substate
+from hone.core.windows import Window
+from hone.envs.gym.world import GymConfig, GymWorld
+from hone.train.control.acting import Scored
+from hone.train.sources.live import Live
+
+P = TypeVar("P")
+
+
+class CurriculumConfig(Config):
+    """The stages before the environment as it is, and when one is passed."""
+
+    stages: list[dict[str, JsonValue]] = Field(min_length=1)
+    """Of each stage what differs in `env.kwargs`, the easiest first; the last stage is the environment as it is."""
+    success: float = 1.0
+    """Score of an episode from which on it succeeded."""
+    threshold: float = Field(default=0.8, gt=0, le=1)
+    """Share of successes with which a stage is passed."""
+    window: int = Field(default=50, ge=2)
+    """Newest episodes of a stage over which the share is taken."""
+
+
+def stage_of(env: GymConfig, curriculum: CurriculumConfig, stage: int) -> GymConfig:
+    """The environments of a stage, 0 the easiest."""
+    if stage == len(curriculum.stages):
+        return env
+    return env.model_copy(update={"kwargs": {**env.kwargs, **curriculum.stages[stage]}})
+
+
+@dataclass
+class Staged(Generic[P]):
+    """Acts in the world of the stage; `live` is made for stage 0."""
+
+    live: Live[P]
+    scored: Scored[Any] = field(init=False)  # a policy of any kind: `live` knows which
+    open_stage: Callable[[int], GymWorld]
+    curriculum: CurriculumConfig
+    stage: int = 0
+    outcomes: Window = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.outcomes = Window(self.curriculum.window)
+        self.scored = Scored(self.live, self.world)
+
+    @property
+    def world(self) -> GymWorld:
+        """Of the stage."""
+        world = self.live.world
+        assert isinstance(world, GymWorld)
+        return world
+
+    def collect(self) -> Episodes:
+        """A rollout in the stage; the next one may be in the stage after it."""
+        if self.passed:
+            self._enter(self.stage + 1)
+        episodes = self.scored.collect()
+        ended = (episodes.terminated | episodes.truncated) & episodes.scored
+        self.outcomes.add((episodes.score[ended] >= self.curriculum.success).astype(np.float64).tolist())
+        return episodes
+
+    @property
+    def passed(self) -> bool:
+        """Whether there is a harder stage, and this one was met often enough."""
+        harder = self.stage < len(self.curriculum.stages)
+        return harder and self.outcomes.full and self.outcomes.mean() >= self.curriculum.threshold
+
+    def publish(self, policy: P) -> None:
+        self.live.publish(policy)
+
+    def metrics(self) -> Metrics:
+        """Beside the world's: the stage, the share of successes in the window, and its rise within it."""
+        told = {**self.live.metrics(), **self.world.metrics(), "curriculum/stage": float(self.stage)}
+        half = len(self.outcomes) // 2
+        if half:
+            told["curriculum/success"] = self.outcomes.mean()
+            told["curriculum/progress"] = self.outcomes.mean(half) - self.outcomes.mean(half, skip=half)
+        return told
+
+    def state(self) -> State:
+        return {"stage": self.stage, "outcomes": self.outcomes.state(), "live": self.live.state()}
+
+    def restore(self, state: State) -> None:
+        stage = integer(state, "stage")
+        if stage != self.stage:
+            self._enter(stage)
+        self.outcomes.restore(substate(state, "outcomes"))
+        self.live.restore(substate(state, "live"))
+
+    def notes(self) -> list[str]:
+        return self.world.lately()
+
+    def close(self) -> None:
+        self.world.close()
+
+    def _enter(self, stage: int) -> None:
+        """Leave the world for that of another stage; its rollouts are numbered on, so that no draw comes twice."""
+        before = self.world
+        before.close()
+        world = self.open_stage(stage)
+        world.rollouts = before.rollouts
+        self.live.world = self.scored.world = world
+        self.stage, self.outcomes = stage, Window(self.curriculum.window)

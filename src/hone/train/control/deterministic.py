@@ -1,0 +1,231 @@
+"""What the deterministic family shares (DDPG, TD3): who explores, the layout, the job around replay and critics.
+
+Belongs here: wiring of `DeterministicActorCritic` to Gymnasium, replay and the gradient learner. Does not: any branch
+about which algorithm runs. A recipe hands over its critics' loss and how often the policy is stepped.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Annotated, Generic, Literal, TypeAlias, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+from torch import Tensor
+
+from hone.core.config import Config
+from hone.core.credit import Credits, Metrics
+from hone.core.episodes import Episodes
+from hone.core.random import generator
+from hone.core.state import State, array, substate
+from hone.credit.returns import one_step
+from hone.envs.gym.make import placed
+from hone.envs.gym.world import GymConfig, inspect_world, open_world
+from hone.models.control.deterministic import ActDeterministic, DeterministicActorCritic
+from hone.models.control.mlp import MlpConfig
+from hone.objectives.td import deterministic_policy
+from hone.objectives.terms import Terms
+from hone.replay.ring import Ring
+from hone.train.config import RunConfig, RunSettings
+from hone.train.control.acting import Scored
+from hone.train.control.job import JudgeConfig, control_job
+from hone.train.control.phases import following, phase
+from hone.train.control.replay_config import ReplayConfig
+from hone.train.control.rows import TransitionRows, transition_rows
+from hone.train.control.spaces import spaces_of
+from hone.train.job import Job
+from hone.train.learner.config import LearnerConfig, schedule
+from hone.train.learner.gradient import GradientLearner
+from hone.train.loop import Recipe, Source
+from hone.train.sources.live import Live
+from hone.train.sources.replay import Replay
+
+P = TypeVar("P")
+Floats = NDArray[np.float32]
+Objective: TypeAlias = Callable[[DeterministicActorCritic, TransitionRows], Terms]
+
+
+class GaussianNoise(Config):
+    """A fresh draw for each decision."""
+
+    kind: Literal["gaussian"] = "gaussian"
+    """Which noise this is."""
+    scale: float = Field(default=0.1, ge=0)
+    """Standard deviation, of actions scaled to [-1, 1]."""
+
+
+class OrnsteinUhlenbeckNoise(Config):
+    """A draw that remembers the one before: x becomes (1 - pull) x + scale n, with n standard normal."""
+
+    kind: Literal["ornstein_uhlenbeck"] = "ornstein_uhlenbeck"
+    """Which noise this is."""
+    scale: float = Field(default=0.2, ge=0)
+    """What is added at each step, of actions scaled to [-1, 1]; what comes of it varies by
+    scale / sqrt(1 - (1 - pull)^2)."""
+    pull: float = Field(default=0.15, gt=0, le=1)
+    """Share that is forgotten at each step; 1 is Gaussian noise."""
+
+
+Noise: TypeAlias = Annotated[GaussianNoise | OrnsteinUhlenbeckNoise, Field(discriminator="kind")]
+
+
+class DeterministicRun(RunConfig):
+    """A deterministic policy on Gymnasium environments with a box of actions."""
+
+    run: RunSettings = RunSettings(threads=1, log_every=100, checkpoint_every=5000)
+    """How the run is carried out."""
+    env: GymConfig
+    """The environments; each is stepped once per turn of the loop."""
+    network: MlpConfig = MlpConfig(hidden=[400, 300], activation="relu")
+    """The policy and each critic have one."""
+    learner: LearnerConfig = LearnerConfig(lr=1e-3, max_grad_norm=None)
+    """The optimizers; `minibatches` is the number of updates per turn of the loop."""
+    replay: ReplayConfig = ReplayConfig(memory=200_000, warmup=1000)
+    """The memory."""
+    exploration: Noise = GaussianNoise()
+    """What is added to actions while learning."""
+    judge: JudgeConfig = JudgeConfig()
+    """How the policy is tried."""
+
+
+# ---------------------------------------------------------------------------------------------- exploring
+
+
+@dataclass
+class NoisyActor:
+    """Decides by a deterministic policy with noise; evenly at random before it learned anything (version 0)."""
+
+    acting: ActDeterministic
+    exploration: GaussianNoise | OrnsteinUhlenbeckNoise
+    version: int = 0
+    strayed: Floats = field(default_factory=lambda: np.zeros((0, 0), np.float32))
+    """`[B, actions]` where each environment's noise stands, for noise that remembers."""
+
+    def publish(self, policy: DeterministicActorCritic, version: int) -> None:
+        self.acting, self.version = policy.acting(), version
+
+    def noise(self, draws: np.random.Generator, shape: tuple[int, ...]) -> Floats:
+        """`[T, B, actions]` on the scale [-1, 1]."""
+        whole = (*shape, self.acting.actions.size)
+        if self.version == 0:
+            return draws.uniform(-1.0, 1.0, whole).astype(np.float32)
+        fresh = np.float32(self.exploration.scale) * draws.standard_normal(whole, np.float32)
+        if isinstance(self.exploration, GaussianNoise):
+            return fresh
+        if self.strayed.shape != whole[1:]:
+            self.strayed = np.zeros(whole[1:], np.float32)
+        for row in fresh:
+            row += np.float32(1.0 - self.exploration.pull) * self.strayed
+            self.strayed = row.copy()
+        return fresh
+
+    def decide(self, seen: NDArray[np.generic], noise: Floats) -> tuple[NDArray[np.generic], Floats]:
+        if self.version > 0:
+            return self.acting.decide(seen, noise)
+        actions = self.acting.actions
+        reach = np.asarray(actions.high, np.float64) - np.asarray(actions.low, np.float64)
+        return self.acting.scaled(noise), np.full(len(noise), -np.log(reach).sum(), np.float32)
+
+
+@dataclass
+class Strayed(Generic[P]):
+    """Another source, with where its actor's noise stands: a resumed run goes on from there."""
+
+    source: Source[P]
+    actor: NoisyActor
+
+    def collect(self) -> Episodes:
+        return self.source.collect()
+
+    def publish(self, policy: P) -> None:
+        self.source.publish(policy)
+
+    def metrics(self) -> Metrics:
+        return self.source.metrics()
+
+    def state(self) -> State:
+        return {"source": self.source.state(), "strayed": self.actor.strayed.copy()}
+
+    def restore(self, state: State) -> None:
+        self.source.restore(substate(state, "source"))
+        self.actor.strayed = array(state, "strayed").astype(np.float32)
+
+
+# ---------------------------------------------------------------------------------------------- learning
+
+
+def actor_objective(policy: DeterministicActorCritic, rows: TransitionRows) -> Terms:
+    """-Q1(s, pi(s))."""
+    return deterministic_policy(policy.worth_of_actions(rows.seen, policy.act(rows.seen)))
+
+
+def chosen_worth(policy: DeterministicActorCritic, rows: TransitionRows) -> list[Tensor]:
+    """What each critic thinks of what was done `[n]`."""
+    return policy.worth(rows.seen, policy.unit(rows.chosen))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Method:
+    """What makes one algorithm of the family."""
+
+    critics: int
+    """How many."""
+    critic_objective: Objective
+    discount: float
+    target_rate: float
+    """Share of the networks that their slow copies take on each time."""
+    policy_every: int = 1
+    """Updates of the critics per update of the policy, and of the slow copies."""
+
+
+def deterministic_job(config: DeterministicRun, method: Method) -> Job[DeterministicActorCritic]:
+    """Raises ConfigError and UserCodeError for what is wrong with the environment."""
+    world = open_world(config.env, steps=1, seed=config.seed, squashed=True)
+    space = spaces_of(world.envs.single_observation_space, world.envs.single_action_space)
+    policy = DeterministicActorCritic(space, config.network, seed=config.seed, critics=method.critics)
+    policy = policy.to(config.run.device)
+    actions = policy.actions
+
+    def layout(transitions: Episodes, credits: Credits) -> TransitionRows:
+        draws = generator(config.seed, config.recipe, learner.updates)
+        noise = draws.standard_normal((len(transitions), actions), np.float32)
+        return transition_rows(transitions, credits, noise, device=config.run.device)
+
+    critic_phase = phase("critic", method.critic_objective, policy.critics.parameters(), config.learner)
+    actor_phase = phase("actor", actor_objective, policy.actor.parameters(), config.learner)
+    pairs = [(policy.slow_actor, policy.actor), (policy.slow_critics, policy.critics)]
+    actor_phase.every, actor_phase.after = method.policy_every, following(pairs, rate=method.target_rate)
+    learner = GradientLearner(
+        policy=policy,
+        layout=layout,
+        phases=[critic_phase, actor_phase],
+        seed=config.seed,
+        learning_rate=schedule(config.learner, config.learner.optimizer_steps(config.steps)),
+        minibatches=config.learner.minibatches,
+        shuffle=False,
+    )
+    actor = NoisyActor(policy.acting(), config.exploration)
+    source = Replay(
+        Strayed(Scored(Live(world, actor), world), actor),
+        ring=Ring(config.replay.memory),
+        sample=config.replay.batch * config.learner.minibatches,
+        warmup=config.replay.warmup,
+        seed=config.seed,
+    )
+    recipe = Recipe(source=source, credit=partial(one_step, discount=method.discount), learner=learner)
+    return control_job(recipe, env=config.env, judge=config.judge, seed=config.seed, world=world)
+
+
+def check(config: DeterministicRun) -> list[str]:
+    return inspect_world(config.env, seed=config.seed, squashed=True)[1]
+
+
+def derive(config: DeterministicRun) -> dict[str, str]:
+    updates = config.steps * config.learner.minibatches
+    return {
+        "steps of the world": f"{config.replay.warmup} at random + {config.steps} x {config.env.num_envs}",
+        "environments": placed(config.env),
+        "updates": f"{config.steps} x {config.learner.minibatches} = {updates}",
+        "update": f"{config.replay.batch} transitions",
+    }

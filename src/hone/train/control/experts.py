@@ -1,0 +1,193 @@
+"""What learning from others shares: experts that can be asked, states labelled by them, demonstrations kept beside.
+
+Belongs here: the expert as a config, the actor that hands over to it, the source that asks it, and logs as part of a
+memory. Cloning a log alone is `recipes/offline/bc.py`.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+
+from hone.core.config import Config
+from hone.core.credit import Metrics
+from hone.core.episodes import Episodes
+from hone.core.errors import ConfigError, DataError, UserCodeError
+from hone.core.state import State, substate
+from hone.envs.expert_process import ExpertProcess, check_expert
+from hone.envs.logs.parquet import read_log
+from hone.evaluate.control.returns import load_decider
+from hone.evaluate.text.open_policy import policy_folder
+from hone.models.control.actor_critic import ActorCritic
+from hone.models.control.mlp import Bounds, Choices, Floats, Spaces
+from hone.models.control.numpy_policies import Decides
+from hone.replay.mixed import Memory, Mixed
+from hone.replay.ring import Ring
+from hone.train.control.acting import NetworkActor
+from hone.train.control.spaces import log_spaces
+from hone.train.job import nothing
+from hone.train.loop import Source
+
+Array = NDArray[np.generic]
+
+
+class ExpertPolicy(Config):
+    """A policy that hone saved."""
+
+    kind: Literal["policy"]
+    """Names this alternative."""
+    policy: str
+    """A run, a checkpoint, or the folder of a policy."""
+
+
+class ExpertProgram(Config):
+    """A function of yours, which runs in a process of its own."""
+
+    kind: Literal["program"]
+    """Names this alternative."""
+    use: str
+    """`path/to/file.py:name`: f(observations [n, ...]) -> actions [n, ...], on numpy arrays."""
+    deadline_s: float = Field(default=60.0, gt=0)
+    """Seconds that an answer may take."""
+
+
+Expert = Annotated[ExpertPolicy | ExpertProgram, Field(discriminator="kind")]
+
+
+class Best(Protocol):
+    """Whoever can be asked."""
+
+    def best(self, seen: Array) -> Array:
+        """`[n, *observation]` -> `[n, *action]`."""
+        ...
+
+
+def open_expert(config: ExpertPolicy | ExpertProgram) -> tuple[Best, Callable[[], None]]:
+    """The expert, and what ends it. Raises ConfigError, DataError."""
+    if isinstance(config, ExpertPolicy):
+        policy: Decides = load_decider(policy_folder(Path(config.policy)))
+        return policy.acting(), nothing
+    check_expert(config.use)
+    process = ExpertProcess(config.use, deadline_s=config.deadline_s)
+    return process, process.close
+
+
+def labels(expert: Best, seen: Array, actions: Choices | Bounds) -> Array:
+    """What the expert does in `seen` `[n, *observation]`, as the network's actions `[n, *action]`.
+
+    Raises UserCodeError where it is no such action.
+    """
+    asked = expert.best(seen)
+    if isinstance(actions, Choices):
+        chosen = asked.astype(np.int64)
+        wrong = (chosen < actions.start) | (chosen >= actions.start + actions.count) | (chosen != asked)
+        if asked.shape != (len(seen),) or wrong.any():
+            raise UserCodeError(
+                f"the expert chose {np.asarray(asked).ravel()[:8].tolist()}; it must choose one of {actions.start} .. "
+                f"{actions.start + actions.count - 1} for each observation"
+            )
+        return chosen
+    shape = (len(seen), *actions.shape)
+    if asked.shape != shape:
+        raise UserCodeError(f"the expert's actions are {list(asked.shape)}, expected {list(shape)}")
+    return asked.astype(np.float32)
+
+
+@dataclass
+class HandingOver(NetworkActor):
+    """Each decision is the expert's with probability `decay` to the power of the turns so far, else the learner's."""
+
+    expert: Best | None = None
+    actions: Choices | Bounds | None = None
+    decay: float = 0.0
+
+    def noise(self, draws: np.random.Generator, shape: tuple[int, ...]) -> Floats:
+        """The learner's random numbers, and a coin as the last."""
+        own = self.acting.noise(draws, shape).reshape(*shape, -1)
+        return np.concatenate((own, draws.random((*shape, 1), dtype=np.float32)), axis=-1)
+
+    def decide(self, seen: Array, noise: Floats) -> tuple[Array, Floats]:
+        """Nobody knows how likely a mixture was: log-probabilities are NaN."""
+        own = noise[:, 0] if isinstance(self.actions, Choices) else noise[:, :-1]
+        chosen = self.acting.decide(seen, own)[0]
+        asked = np.flatnonzero(noise[:, -1] < self.decay**self.version)
+        if len(asked):
+            assert self.expert is not None
+            assert self.actions is not None
+            chosen[asked] = labels(self.expert, seen[asked], self.actions)
+        return chosen, np.full(len(seen), np.nan, np.float32)
+
+
+@dataclass
+class Labelled:
+    """Hands on what another source lives through, with what the expert would have done in each state."""
+
+    source: Source[ActorCritic]
+    expert: Best
+    actions: Choices | Bounds
+    asked: int = 0
+    agreed: float = 0.0
+
+    def collect(self) -> Episodes:
+        episodes = self.source.collect()
+        told = labels(self.expert, episodes.observations, self.actions)
+        self.asked += len(told)
+        same = np.isclose(told, episodes.chosen).reshape(len(told), -1).all(axis=1)
+        self.agreed += float(same.sum())
+        return replace(episodes, chosen=told)
+
+    def publish(self, policy: ActorCritic) -> None:
+        self.source.publish(policy)
+
+    def metrics(self) -> Metrics:
+        """`expert/asked` states since the last call, and the share in which the expert would have done the same."""
+        asked, agreed, self.asked, self.agreed = self.asked, self.agreed, 0, 0.0
+        return {**self.source.metrics(), "expert/asked": float(asked), "expert/agreed": agreed / max(asked, 1)}
+
+    def state(self) -> State:
+        return {"source": self.source.state(), "asked": self.asked, "agreed": self.agreed}
+
+    def restore(self, state: State) -> None:
+        self.source.restore(substate(state, "source"))
+        asked, agreed = state["asked"], state["agreed"]
+        assert isinstance(asked, int)
+        assert isinstance(agreed, float)
+        self.asked, self.agreed = asked, agreed
+
+
+# ---------------------------------------------------------------------------------------------- demonstrations
+
+
+class Demonstrations(Config):
+    """A log of somebody else's decisions, replayed beside what is lived through (Ball et al., 2023)."""
+
+    log: str
+    """A parquet file written by hone, or a Minari data set (folder or HDF5 file)."""
+    share: float = Field(default=0.5, gt=0, lt=1)
+    """Of every batch."""
+
+
+def with_demonstrations(lived: Memory, config: Demonstrations | None, space: Spaces) -> Memory:
+    """`lived`, with demonstrations mixed into its samples.
+
+    Raises DataError for what is wrong with the log, ConfigError where it is of another world.
+    """
+    if config is None:
+        return lived
+    log = read_log(Path(config.log))
+    theirs = log_spaces(log)
+    if theirs.actions != space.actions or theirs.inputs.size != space.inputs.size:
+        raise ConfigError(
+            f"demonstrations.log = {config.log!r} is of another world: it has {theirs.inputs.size} numbers seen and "
+            f"{theirs.actions}, the environment {space.inputs.size} and {space.actions}"
+        )
+    steps = log.episodes.transitions()
+    if not len(steps):
+        raise DataError(f"{config.log}: there are no decisions in it")
+    shown = Ring(len(steps))
+    shown.add(steps)
+    return Mixed(lived, shown, share=config.share)

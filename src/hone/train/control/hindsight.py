@@ -1,0 +1,90 @@
+"""What recipes that learn by hindsight share: the goals of an environment, and a memory that relabels them.
+
+Belongs here: wiring between environments with goals and `replay.hindsight`. Does not: a loss, a network.
+"""
+
+from typing import TypeAlias
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+from pydantic import Field
+
+from hone.core.config import Config
+from hone.core.errors import ConfigError
+from hone.envs.gym.goals import GoalEnv, goal_columns, has_goals
+from hone.envs.gym.make import GymConfig, isolated, maker, placed
+from hone.replay.hindsight import Goals, Hindsight, Judge, Met, Strategy
+from hone.replay.store import EpisodeStore
+from hone.train.control.replay_config import TurnReplayConfig
+
+
+class HindsightConfig(Config):
+    """Whose goals are replaced, and by what."""
+
+    strategy: Strategy = "future"
+    """Which step of the same episode sets the goal: this or a later one, the last, or any."""
+    share: float = Field(default=0.8, ge=0, le=1)
+    """Of the transitions that are relabelled: 0.8 is the paper's k = 4; 0 is plain replay."""
+
+
+Array: TypeAlias = NDArray[np.generic]
+
+
+def goals_of(config: GymConfig) -> Goals:
+    """Where goals stand in a flattened observation, and what meeting them pays and ends.
+
+    Asks an environment made for it, in this process. Raises ConfigError for one that runs in others, or has no goals.
+    """
+    if isolated(config):
+        raise ConfigError(
+            f"env.id = {config.id!r} runs in processes of its own, and hindsight asks its compute_reward and "
+            'compute_terminated in the trainer; if you trust it, set env.isolation = "none"'
+        )
+    env = maker(config).single()
+    inside, space = env.unwrapped, env.unwrapped.observation_space
+    if not has_goals(space) or not isinstance(inside, GoalEnv):
+        env.close()
+        raise ConfigError(
+            f"env.id = {config.id!r} has no goals: hindsight needs observations that are a dict of observation, "
+            "achieved_goal and desired_goal, and the methods compute_reward(achieved, desired, info) and "
+            "compute_terminated(achieved, desired, info), of one goal or many at once"
+        )
+    assert isinstance(space, spaces.Dict)
+    reached, wanted = goal_columns(space)
+    return Goals(reached=reached, wanted=wanted, reward=_pays(inside), ends=_ends(inside))
+
+
+def hindsight_memory(config: GymConfig, memory: TurnReplayConfig, hindsight: HindsightConfig) -> Hindsight:
+    """A store of whole episodes whose samples have some of their goals replaced."""
+    goals = goals_of(config)
+    return Hindsight(EpisodeStore(memory.memory), goals, strategy=hindsight.strategy, share=hindsight.share)
+
+
+def hindsight_table(
+    env: GymConfig, *, steps: int, updates: int, replay: TurnReplayConfig, hindsight: HindsightConfig
+) -> dict[str, str]:
+    """What a config comes to: `steps` turns of `updates` updates."""
+    batch = env.num_envs * replay.collect
+    return {
+        "steps of the world": f"{replay.warmup} + {steps} x {batch}",
+        "environments": placed(env),
+        "updates": f"{steps} x {updates} = {steps * updates}",
+        "update": f"{replay.batch} transitions, {hindsight.share:.0%} of them with another goal",
+    }
+
+
+def _pays(env: GoalEnv) -> Judge:
+    def reward(reached: Array, wanted: Array) -> NDArray[np.floating]:
+        paid = np.asarray(env.compute_reward(reached, wanted, {}), dtype=np.float32)
+        return np.broadcast_to(paid, (len(reached),))
+
+    return reward
+
+
+def _ends(env: GoalEnv) -> Met:
+    def met(reached: Array, wanted: Array) -> NDArray[np.bool_]:
+        ended = np.asarray(env.compute_terminated(reached, wanted, {}), dtype=np.bool_)
+        return np.broadcast_to(ended, (len(reached),))
+
+    return met

@@ -1,0 +1,222 @@
+"""What the recipes on a log share: the log encoded as rows, its source, and the job.
+
+Belongs here: everything between a file of decisions and a network that learns from it. Does not: any one algorithm.
+
+A row is what a network reads: observations standardised by the log, finite actions counted from 0, boxes scaled to
+[-1, 1]. A turn of the loop takes the rows of all its updates out of the log at once, and draws their noise at once.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field
+from torch import Tensor, nn
+
+from hone.core.credit import Credits
+from hone.core.episodes import Episodes
+from hone.core.random import generator
+from hone.credit.returns import one_step
+from hone.envs.gym.world import GymConfig, inspect_world
+from hone.envs.logs.parquet import Log, read_log
+from hone.models.control.actor_critic import Policy
+from hone.models.control.mlp import Bounds, Choices, MlpConfig, Spaces
+from hone.objectives.terms import Terms
+from hone.train.config import RunConfig, RunSettings
+from hone.train.control.job import JudgeConfig, control_job, fingerprint
+from hone.train.control.phases import phase as plain_phase
+from hone.train.control.rows import Columns, cut_columns
+from hone.train.control.spaces import log_spaces
+from hone.train.job import Job
+from hone.train.learner.config import LearnerConfig, schedule
+from hone.train.learner.gradient import GradientLearner, Phase
+from hone.train.loop import Recipe
+from hone.train.sources.logged import Logged
+
+P = TypeVar("P", bound=Policy)
+Q = TypeVar("Q", bound=nn.Module)
+
+
+class OfflineRun(RunConfig):
+    """A policy from a log of decisions. There is no picking of a best checkpoint: the last update is what is judged."""
+
+    run: RunSettings = RunSettings(threads=1, log_every=100, checkpoint_every=1000)
+    """How the run is carried out."""
+    log: str
+    """A parquet file written by hone, or a Minari data set (folder or HDF5 file)."""
+    env: GymConfig | None = None
+    """Where the policy is judged; None: nowhere."""
+    network: MlpConfig = MlpConfig(hidden=[256, 256], activation="relu")
+    """Every network of the policy has this shape."""
+    learner: LearnerConfig = LearnerConfig(lr=3e-4, minibatches=10, max_grad_norm=None)
+    """The optimizers; `minibatches` is the number of updates per turn of the loop."""
+    batch: int = Field(default=256, ge=1)
+    """Transitions per update."""
+    judge: JudgeConfig = JudgeConfig()
+    """How the policy is tried."""
+
+
+# ---------------------------------------------------------------------------------------------- rows
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoggedRows(Columns):
+    """Decisions of a log, encoded."""
+
+    seen: Tensor
+    """`[n, size]`"""
+    chosen: Tensor
+    """`[n]` numbers from 0, or `[n, a]` in [-1, 1]."""
+    reward: Tensor
+    discount: Tensor
+    """`[n]` on the worth of `after`; 0 where the world ended."""
+    after: Tensor
+    """`[n, size]` what was seen next."""
+    noise: Tensor
+    """`[n, draws]` standard normal numbers of this update; they travel with the row, so that no split can change
+    them."""
+
+    def take(self, rows: NDArray[np.int64]) -> Self:
+        """Views, where the rows stand together: the updates of a turn are cut out of it in order."""
+        first, count = int(rows[0]), len(rows)
+        if int(rows[-1]) - first + 1 != count or (np.diff(rows) != 1).any():
+            return super().take(rows)
+        columns = {name: column[first : first + count] for name, column in vars(self).items() if name != "weight"}
+        return type(self)(weight=self.weight[:count], **columns)
+
+    def to(self, kind: torch.dtype) -> Self:
+        """The same in another precision."""
+        columns: dict[str, Tensor] = vars(self)
+        return type(self)(
+            **{name: column.to(kind) if column.is_floating_point() else column for name, column in columns.items()}
+        )
+
+
+def encoded(
+    transitions: Episodes, credits: Credits, noise: NDArray[np.float32], *, spaces: Spaces, device: str = "cpu"
+) -> LoggedRows:
+    """Rows of single-decision episodes; `credits` from `one_step`."""
+    assert credits.discount is not None
+    assert transitions.final is not None
+    columns = {
+        "weight": np.ones(transitions.decisions, np.float32),
+        "seen": spaces.inputs.array(transitions.observations),
+        "chosen": numbered(transitions.chosen, spaces.actions),
+        "reward": credits.advantage,
+        "discount": credits.discount,
+        "after": spaces.inputs.array(transitions.final),
+        "noise": noise,
+    }
+    return LoggedRows(
+        **{name: torch.from_numpy(np.ascontiguousarray(column)).to(device) for name, column in columns.items()}
+    )
+
+
+def numbered(chosen: NDArray[np.generic], actions: Choices | Bounds) -> NDArray[np.generic]:
+    """Finite actions from 0 `[n]`, points of a box on the scale [-1, 1] `[n, a]`; an unbounded box as it is."""
+    if isinstance(actions, Choices):
+        return chosen.astype(np.int64) - actions.start
+    flat = chosen.reshape(len(chosen), -1).astype(np.float32)
+    if not actions.finite:
+        return flat
+    low, high = np.asarray(actions.low, np.float32), np.asarray(actions.high, np.float32)
+    return np.clip((flat - 0.5 * (low + high)) / (0.5 * (high - low)), -1.0, 1.0)
+
+
+R = TypeVar("R", bound=LoggedRows)
+
+
+# ---------------------------------------------------------------------------------------------- learning
+
+
+def phase(
+    name: str,
+    objective: Callable[[Q, R], Terms],
+    parameters: Sequence[nn.Parameter],
+    config: LearnerConfig,
+) -> Phase[Q, R]:
+    """One of several optimizer steps per minibatch; rows come in the precision of the policy that is stepped."""
+    return plain_phase(name, partial(_alike, objective), parameters, config)
+
+
+def _alike(objective: Callable[[Q, R], Terms], policy: Q, rows: R) -> Terms:
+    return objective(policy, in_precision(rows, next(policy.parameters()).dtype))
+
+
+def in_precision(rows: R, kind: torch.dtype) -> R:
+    """`rows`, converted where they are not so already."""
+    return rows if rows.reward.dtype == kind else rows.to(kind)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wiring:
+    """What a recipe adds to the job that all of them share."""
+
+    phases: Sequence[Phase[Any, Any]]
+    draws: int = 0
+    """Random numbers of a row."""
+    discount: float
+    """Of a reward one step later."""
+    after_step: Callable[[Any], None] | None = None
+    after_every: int = 1
+    """Updates between calls of `after_step`."""
+
+
+def opened(config: OfflineRun) -> tuple[Log, Spaces]:
+    """The log and its spaces, standardised by it. Raises DataError for what is wrong with it."""
+    log = read_log(Path(config.log))
+    return log, log_spaces(log)
+
+
+def offline_job(config: OfflineRun, log: Log, policy: P, wiring: Wiring) -> Job[P]:
+    """The job of `policy` on the log."""
+
+    def layout(transitions: Episodes, credits: Credits) -> LoggedRows:
+        shape = (transitions.decisions, wiring.draws)
+        noise = generator(config.seed, "offline", learner.updates).standard_normal(shape, "float32")
+        return encoded(transitions, credits, noise, spaces=policy.spaces, device=config.run.device)
+
+    def after_step(policy: P) -> None:
+        if wiring.after_step is not None and (learner.updates + 1) % wiring.after_every == 0:
+            wiring.after_step(policy)
+
+    learner = GradientLearner(
+        policy=policy,
+        layout=layout,
+        phases=wiring.phases,
+        seed=config.seed,
+        learning_rate=schedule(config.learner, config.learner.optimizer_steps(config.steps)),
+        epochs=config.learner.epochs,
+        minibatches=config.learner.minibatches,
+        shuffle=False,
+        after_step=after_step,
+        cut=cut_columns,
+    )
+    source = Logged(log.episodes.transitions(), batch=config.batch * config.learner.minibatches, seed=config.seed)
+    return control_job(
+        Recipe(source=source, credit=partial(one_step, discount=wiring.discount), learner=learner),
+        env=config.env,
+        judge=config.judge,
+        seed=config.seed,
+        fingerprint=fingerprint(log.episodes),
+    )
+
+
+def check(config: OfflineRun) -> list[str]:
+    """Warnings about the log and the environment that the policy is judged in. Raises HoneError."""
+    read_log(Path(config.log))
+    return [] if config.env is None else inspect_world(config.env, seed=config.seed)[1]
+
+
+def derive(config: OfflineRun) -> dict[str, str]:
+    updates = config.learner.optimizer_steps(config.steps)
+    return {
+        "updates": f"{config.steps} turns x {config.learner.epochs * config.learner.minibatches} = {updates}",
+        "update": f"{config.batch} transitions",
+        "judged": "the last policy, whatever was seen before",
+    }

@@ -1,0 +1,191 @@
+"""What on-policy recipes for control share (PPO, A2C, REINFORCE): config, who acts, normalisation, the job.
+
+Belongs here: wiring of `ActorCritic` to Gymnasium and the gradient learner. Does not: any branch about which algorithm
+runs. A recipe hands over its credit and its loss.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Self
+
+from pydantic import Field, model_validator
+from torch import Tensor
+
+from hone.core.credit import Credits, Metrics, Values
+from hone.core.episodes import Episodes
+from hone.core.errors import ConfigError
+from hone.core.state import Stateful
+from hone.envs.gym.make import placed
+from hone.envs.gym.world import GymConfig, inspect_world, open_world
+from hone.models.control.actor_critic import ActorCritic
+from hone.models.control.mlp import Bounds, MlpConfig, NumpyMlp, Spaces
+from hone.models.control.numpy_policies import ActCategorical, ActGaussian, Acting
+from hone.objectives.terms import Terms
+from hone.train.config import RunConfig, RunSettings
+from hone.train.control.acting import NetworkActor, Scored, foresee
+from hone.train.control.job import JudgeConfig, control_job
+from hone.train.control.rows import StepRows, cut_columns, step_rows
+from hone.train.control.spaces import spaces_of
+from hone.train.job import Job
+from hone.train.learner.config import LearnerConfig, policy_phase, require_whole_minibatches, schedule
+from hone.train.learner.gradient import GradientLearner, Rows
+from hone.train.loop import Recipe, Source
+from hone.train.sources.asynchronous import Ahead
+from hone.train.sources.live import Live
+from hone.train.sources.normalise import Normalise, normalised
+
+
+class OnPolicyRun(RunConfig):
+    """A policy and a critic on Gymnasium environments."""
+
+    run: RunSettings = RunSettings(threads=1)
+    """How the run is carried out; one thread is fastest for a small network."""
+    env: GymConfig
+    """The environments."""
+    rollout_steps: int = Field(default=32, ge=1)
+    """Steps of each environment per turn of the loop."""
+    network: MlpConfig = MlpConfig()
+    """Policy and critic have one each."""
+    learner: LearnerConfig = LearnerConfig(lr=1e-3, max_grad_norm=0.5)
+    """The optimizer; `minibatches` per epoch."""
+    judge: JudgeConfig = JudgeConfig()
+    """How the policy is tried."""
+
+    @model_validator(mode="after")
+    def _parts_fit(self) -> Self:
+        require_whole_minibatches(self.learner, self.env.num_envs * self.rollout_steps, "env.num_envs x rollout_steps")
+        return self
+
+
+@dataclass
+class ApartActor(NetworkActor):
+    """Decides by weights that change on publication only, so that a thread may act while the policy learns."""
+
+    def publish(self, policy: ActorCritic, version: int) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
+        self.acting, self.version = _apart(policy.acting()), version
+
+
+def _apart(acting: Acting) -> Acting:
+    if isinstance(acting, ActCategorical | ActGaussian):
+        network = acting.network
+        assert isinstance(network, NumpyMlp)
+        layers = tuple((weight.copy(order="K"), bias.copy()) for weight, bias in network.layers)
+        acting = replace(acting, network=replace(network, layers=layers))
+    return replace(acting, log_std=acting.log_std.copy()) if isinstance(acting, ActGaussian) else acting
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Method:
+    """What makes one algorithm of the family."""
+
+    credit: Callable[[Episodes, Values], Credits]
+    objective: Callable[[ActorCritic, StepRows], Terms]
+    normalise: Normalise
+    by_hand: Callable[[ActorCritic, StepRows], Terms] | None = None
+    """See `Phase.by_hand`."""
+    discount: float
+    """Of the returns by whose spread rewards are divided."""
+    ahead: int = 0
+    """Turns that steps may be older than the policy that learns from them; above 0, a thread collects the next ones
+    meanwhile."""
+    critic: bool = True
+    decorate: Callable[[Source[ActorCritic]], Source[ActorCritic]] | None = None
+    """Of what was acted, before it is collected ahead."""
+    prepare: Callable[[ActorCritic, Any, int], Rows[StepRows]] | None = None
+    """See `Phase.prepare`."""
+    watch: Callable[[Metrics], None] | None = None
+    """See `GradientLearner.watch`."""
+    kept: Mapping[str, Stateful] = field(default_factory=dict[str, Stateful])
+    """See `GradientLearner.kept`."""
+
+
+def on_policy_job(config: OnPolicyRun, method: Method) -> Job[ActorCritic]:
+    """Raises ConfigError and UserCodeError for what is wrong with the environment."""
+    world = open_world(config.env, steps=config.rollout_steps, seed=config.seed)
+    space = spaces_of(world.envs.single_observation_space, world.envs.single_action_space)
+    require_fit(config.env, space, method.normalise)
+    policy = ActorCritic(space, config.network, seed=config.seed, critic=method.critic).to(config.run.device)
+    policy_step = policy_phase(policy, method.objective, config.learner)
+    policy_step.prepare, policy_step.by_hand = method.prepare, method.by_hand
+    learner = GradientLearner(
+        policy=policy,
+        layout=partial(step_rows, device=config.run.device),
+        phases=[policy_step],
+        seed=config.seed,
+        learning_rate=schedule(config.learner, config.learner.optimizer_steps(config.steps)),
+        foresee=foresee if method.critic else None,
+        epochs=config.learner.epochs,
+        minibatches=config.learner.minibatches,
+        shuffle=config.learner.minibatches > 1,
+        cut=cut_columns,
+        watch=method.watch,
+        kept=method.kept,
+    )
+    actor = ApartActor(_apart(policy.acting())) if method.ahead else NetworkActor(policy.acting())
+    source: Source[ActorCritic] = Scored(Live(world, actor), world)
+    source = source if method.decorate is None else method.decorate(source)
+    source = normalised(source, method.normalise, size=space.inputs.size, discount=method.discount)
+    ahead = Ahead(source, most=method.ahead, overlap=method.ahead > 0)
+    recipe = Recipe(source=ahead if method.ahead else source, credit=method.credit, learner=learner)
+    job = control_job(recipe, env=config.env, judge=config.judge, seed=config.seed, world=world)
+
+    def close() -> None:
+        ahead.close()
+        world.close()
+
+    return replace(job, close=close)
+
+
+def require_fit(env: GymConfig, space: Spaces, normalise: Normalise) -> None:
+    """Raises ConfigError for what these spaces do not go with."""
+    require_clipping(env, space)
+    if normalise.observations and space.inputs.one_hot:
+        raise ConfigError(
+            f"algorithm.normalise.observations = true: {env.id} shows numbers of states, which have no scale; set it "
+            "to false"
+        )
+
+
+def require_clipping(env: GymConfig, space: Spaces) -> None:
+    """Raises ConfigError where a policy without bounds meets actions with bounds, and nobody clips."""
+    if isinstance(space.actions, Bounds) and not env.clip_actions:
+        raise ConfigError("env.clip_actions = false: a Gaussian policy reaches outside any box; set it to true")
+
+
+def check_on_policy(config: OnPolicyRun, normalise: Normalise) -> list[str]:
+    found, warnings = inspect_world(config.env, seed=config.seed)
+    require_fit(config.env, spaces_of(*found), normalise)
+    return warnings
+
+
+def derive(config: OnPolicyRun) -> dict[str, str]:
+    batch = config.env.num_envs * config.rollout_steps
+    return {
+        "steps of the world per turn": f"{config.env.num_envs} environments x {config.rollout_steps} = {batch}",
+        "steps of the world": f"{config.steps * batch}",
+        "minibatch": f"{batch} / {config.learner.minibatches} = {batch // config.learner.minibatches} steps",
+        "environments": placed(config.env),
+        "optimizer steps": f"{config.learner.optimizer_steps(config.steps)}",
+    }
+
+
+def told_of(now_entropy: Tensor, *parts: Terms) -> dict[str, Tensor]:
+    """Metrics of `parts`, and the policy's entropy `[n]` nats."""
+    found: dict[str, Tensor] = {}
+    for part in parts:
+        found |= part.metrics
+    return {**found, "policy/entropy_nats": now_entropy.detach()}
+
+
+__all__ = [
+    "ApartActor",
+    "Method",
+    "OnPolicyRun",
+    "check_on_policy",
+    "derive",
+    "on_policy_job",
+    "require_clipping",
+    "require_fit",
+    "told_of",
+]

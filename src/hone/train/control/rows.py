@@ -1,0 +1,117 @@
+"""Rows of single decisions, as control networks read them: on-policy steps and transitions."""
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Self, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from hone.core.credit import Credits
+from hone.core.episodes import Episodes
+
+
+@dataclass(frozen=True, kw_only=True)
+class Columns:
+    """Rows of single decisions; every field is a tensor with one entry per decision."""
+
+    weight: Tensor
+    """`[n]` in the loss; the same for all of them."""
+
+    def __len__(self) -> int:
+        return len(self.weight)
+
+    def sizes(self) -> NDArray[np.int64]:
+        return np.broadcast_to(np.int64(1), len(self))
+
+    def take(self, rows: NDArray[np.int64]) -> Self:
+        index = torch.from_numpy(rows).to(self.weight.device)
+        columns = {name: column.index_select(0, index) for name, column in vars(self).items() if name != "weight"}
+        return type(self)(weight=self.weight[: len(rows)], **columns)
+
+    def weighted(self) -> Self:
+        """Every decision counts the same."""
+        share = self.weight.new_full((1,), 1.0 / len(self)).expand(len(self))
+        return type(self)(**{**vars(self), "weight": share})
+
+    def tensors(self) -> Self:
+        return self
+
+
+C = TypeVar("C", bound=Columns)
+
+
+def cut_columns(rows: C, order: NDArray[np.int64], count: int) -> Iterator[C]:
+    """`cut_by_rows` for columns: each column is gathered once for all `count` minibatches, which are views of it."""
+    size = -(-len(order) // count)
+    gathered = rows.take(order)
+    parts = {name: column.split(size) for name, column in vars(gathered).items() if name != "weight"}
+    for number in range(-(-len(order) // size)):
+        columns = {name: part[number] for name, part in parts.items()}
+        held = min(size, len(order) - number * size)
+        yield type(rows)(weight=rows.weight.new_full((1,), 1.0 / held).expand(held), **columns)
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepRows(Columns):
+    """Decisions with what they are credited with: on-policy control, imitation."""
+
+    seen: Tensor
+    chosen: Tensor
+    logp: Tensor
+    """`[n]` nats, under whoever acted."""
+    advantage: Tensor
+    target: Tensor
+    """`[n]` for the critic; 0 where nobody asked for one."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class TransitionRows(Columns):
+    """Decisions with what was seen next: learning from replay and logs."""
+
+    seen: Tensor
+    chosen: Tensor
+    reward: Tensor
+    discount: Tensor
+    """`[n]` on the worth of `after`; 0 where the world ended."""
+    after: Tensor
+    """`[n, *observation]` what was seen next."""
+    noise: Tensor
+    """`[n, ...]` random numbers of this update; they travel with the row, so that no split can change them."""
+
+
+def step_rows(episodes: Episodes, credits: Credits, *, device: str = "cpu") -> StepRows:
+    """On-policy rows; the weight is set by the learner."""
+    advantage = _tensor(credits.advantage, device)
+    return StepRows(
+        weight=torch.ones_like(advantage),
+        seen=_tensor(episodes.observations, device),
+        chosen=_tensor(episodes.chosen, device),
+        logp=_tensor(episodes.logp, device),
+        advantage=advantage,
+        target=torch.zeros_like(advantage) if credits.target is None else _tensor(credits.target, device),
+    )
+
+
+def transition_rows(
+    transitions: Episodes, credits: Credits, noise: NDArray[np.float32], *, device: str = "cpu"
+) -> TransitionRows:
+    """Rows of single-decision episodes; `credits` from `one_step`."""
+    assert credits.discount is not None
+    assert transitions.final is not None
+    reward = _tensor(credits.advantage, device)
+    return TransitionRows(
+        weight=torch.ones_like(reward),
+        seen=_tensor(transitions.observations, device),
+        chosen=_tensor(transitions.chosen, device),
+        reward=reward,
+        discount=_tensor(credits.discount, device),
+        after=_tensor(transitions.final, device),
+        noise=_tensor(noise, device),
+    )
+
+
+def _tensor(values: NDArray[np.generic], device: str) -> Tensor:
+    return torch.from_numpy(np.ascontiguousarray(values)).to(device)

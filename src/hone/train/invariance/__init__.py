@@ -1,0 +1,1 @@
+"""Checks that a loss does not depend on micro-batches, order, packing or ranks."""

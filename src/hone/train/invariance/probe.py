@@ -1,0 +1,267 @@
+"""A small double of a learner's policy in float64, and a batch made up to be as awkward as real ones are.
+
+Belongs here: what a loss can be tried on without a world, an engine or a reward function: ragged answers with tool
+output in them, groups that begin alike, missing scores, groups that all scored the same, one that has a single score.
+"""
+
+import copy
+from dataclasses import asdict, dataclass, replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from hone.core.credit import Credits
+from hone.core.episodes import Episodes, Status, Transcript
+from hone.core.ragged import offsets_of, owner_of, ranges
+from hone.core.random import generator
+from hone.evaluate.text.open_policy import NewModel
+from hone.models.control.actor_critic import Policy
+from hone.models.control.mlp import Inputs
+from hone.models.language.config import ModelConfig
+from hone.models.language.init import new_model
+from hone.models.language.token_logprobs import Likeliest
+from hone.models.language.token_policy import TokenPolicy
+from hone.objectives.weights import token_mean
+from hone.train.text.rows import Known, TokenBatch, TokenLayout, TokenRows
+
+VOCABULARY = 64
+"""Tokens that a double speaks, of a vocabulary however large."""
+STEPS = 24
+"""Decisions of control."""
+LONGEST = 12
+"""Tokens of an answer."""
+GROUPS = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AnswerShape:
+    """What a config says about the answers that its loss will meet."""
+
+    samples: int = 4
+    """Answers of a group."""
+    max_tokens: int = LONGEST
+    components: int = 1
+    """Reward functions."""
+    imitated: bool = False
+    """They come from a log: every token was worth 1, and nobody recorded a log-probability."""
+
+
+def double_of(policy: nn.Module, *, seed: int) -> nn.Module:
+    """A float64 policy of the same kind, the given one untouched: a decoder of the same family with two narrow layers,
+    or a copy of a small network whose weights are shaken."""
+    if isinstance(policy, TokenPolicy):
+        decoder = new_model(small(policy.decoder.config), seed=seed).double()
+        decoder.compute_in("float64")
+        double = TokenPolicy(decoder, policy.tokenizer, policy.temperature)
+        double.vocabulary = min(policy.vocabulary, VOCABULARY)
+        return double
+    other = copy.deepcopy(policy).double()
+    if isinstance(other, Policy):
+        other.spaces = replace(other.spaces, inputs=WideInputs(**asdict(other.spaces.inputs)))
+    draws = generator(seed, "certificate", "weights")
+    with torch.no_grad():
+        for parameter in other.parameters():
+            shake = 0.05 * draws.standard_normal(tuple(parameter.shape))
+            parameter.add_(torch.from_numpy(shake).to(parameter.device))
+    return other
+
+
+def small(config: ModelConfig) -> ModelConfig:
+    """The same architecture with fewer and narrower layers."""
+    return replace(config, **_sizes(config.heads, config.kv_heads, config.layers))
+
+
+def small_new(new: NewModel) -> NewModel:
+    """The same for a model that does not exist yet."""
+    return new.model_copy(update=_sizes(new.heads, new.kv_heads, new.layers))
+
+
+def _sizes(heads: int, kv_heads: int, layers: int) -> dict[str, int]:
+    """Four heads, which share keys if those of the real model do."""
+    shared = 4 if kv_heads == heads else 2
+    return {
+        "hidden_size": 32,
+        "intermediate_size": 48,
+        "layers": min(2, layers),
+        "heads": 4,
+        "kv_heads": shared,
+        "head_dim": 8,
+    }
+
+
+class WideInputs(Inputs):
+    """Inputs that reach the network in float64."""
+
+    def tensor(self, seen: Tensor) -> Tensor:
+        return Inputs.tensor(self, seen).double()
+
+
+def counterparts(parameters: list[nn.Parameter], policy: nn.Module, double: nn.Module) -> list[nn.Parameter]:
+    """The double's parameters that have the names that `parameters` have in `policy`."""
+    wanted = {id(parameter) for parameter in parameters}
+    names = {name for name, parameter in policy.named_parameters() if id(parameter) in wanted}
+    return [parameter for name, parameter in double.named_parameters() if name in names]
+
+
+# ------------------------------------------------------------------------------------------------- tokens
+
+
+def token_episodes(policy: TokenPolicy, shape: AnswerShape, *, seed: int) -> Episodes:
+    """GROUPS groups of answers to a question each.
+
+    Group 1 lacks some scores, group 2 scored the same throughout, group 4 has one score only. Every third answer hears
+    three tokens of a tool in its middle.
+    """
+    draws = generator(seed, "certificate", "answers")
+    count = GROUPS * shape.samples
+    group = np.repeat(np.arange(GROUPS, dtype=np.int64), shape.samples)
+    lengths = draws.integers(1, min(LONGEST, shape.max_tokens) + 1, count)
+    asked = draws.integers(10, 17, GROUPS)[group]
+    tool = np.where((np.arange(count) % 3 == 0) & (lengths > 3), 3, 0)
+    starts, offsets = offsets_of(asked + lengths + tool), offsets_of(lengths)
+    tokens = draws.integers(0, policy.vocabulary, int(starts[-1])).astype(np.int32)
+    for number in np.flatnonzero(np.diff(group, prepend=-1) == 0):  # one question a group
+        here, before, size = starts[number], starts[number - 1], asked[number]
+        tokens[here : here + size] = tokens[before : before + size]
+    owner = owner_of(offsets)
+    within = ranges(np.zeros(count, np.int64), lengths)
+    at = starts[:-1][owner] + asked[owner] + within + np.where(within > 1, tool[owner], 0)
+    components, status = _scores(shape, group, draws)
+    score = np.where(status == Status.SCORED, components.sum(axis=1), np.nan)
+    last = np.zeros(len(at), np.bool_)
+    last[offsets[1:] - 1] = True
+    truncated = lengths == lengths.max()
+    episodes = Episodes(
+        offsets=offsets,
+        seen=Transcript(tokens=tokens, offsets=starts, at=at),
+        chosen=tokens[at],
+        logp=np.full(len(at), np.nan, np.float32),
+        version=np.zeros(len(at), np.int32),
+        reward=(np.ones(len(at)) if shape.imitated else np.where(last, np.nan_to_num(score)[owner], 0.0)).astype("f4"),
+        group=np.arange(count, dtype=np.int64) if shape.imitated else group,
+        terminated=~truncated,
+        truncated=truncated,
+        final=None,
+        score=score,
+        status=status,
+        components=components,
+        baseline=draws.integers(0, 2, count).astype(np.float64),
+    )
+    if shape.imitated:
+        return replace(episodes, score=lengths.astype(np.float64), status=np.zeros(count, np.uint8))
+    acted = _earlier(policy, episodes, seed=seed) + _noise(episodes, "acted", nearly=2, seed=seed)
+    return replace(episodes, logp=acted.astype(np.float32))
+
+
+def _scores(
+    shape: AnswerShape, group: NDArray[np.int64], draws: np.random.Generator
+) -> tuple[NDArray[np.float64], NDArray[np.uint8]]:
+    """0 or 1 from each reward function `[E, C]`, with what the groups of `token_episodes` are told to have, and `[E]`
+    statuses."""
+    count, samples = len(group), shape.samples
+    place = np.arange(count) % samples
+    components = draws.integers(0, 2, (count, shape.components)).astype(np.float64)
+    components[place == 0] = 0.0
+    components[place == samples - 1] = 1.0
+    components[group == 2] = 1.0
+    missing = ((group == 1) & (place % 4 == 1)) | ((group == 4) & (place > 0))
+    components[missing] = np.nan
+    return components, np.where(missing, Status.TIMEOUT, Status.SCORED).astype(np.uint8)
+
+
+def plain_rows(episodes: Episodes) -> TokenRows:
+    """The episodes as rows that know nothing of an algorithm."""
+    return TokenLayout(scheme=token_mean)(episodes, Credits(advantage=np.ones(episodes.decisions, np.float32)))
+
+
+def _asked(policy: TokenPolicy, rows: TokenRows) -> NDArray[np.float64]:
+    """`[N]` nats, of the policy as it is."""
+
+    def question(batch: TokenBatch) -> tuple[Tensor]:
+        return (policy.outlook(batch.packed, batch.at, batch.chosen, kept=batch.kept).logp,)
+
+    (logp,) = rows.asked(question, 1 << 40)
+    return logp.astype(np.float64)
+
+
+def _earlier(policy: TokenPolicy, episodes: Episodes, *, seed: int) -> NDArray[np.float64]:
+    """`[N]` nats, of a policy that `policy` might have been when the update began."""
+    return _asked(policy, plain_rows(episodes)) + _noise(episodes, "earlier", nearly=4, seed=seed)
+
+
+def _noise(episodes: Episodes, what: str, *, nearly: int, seed: int) -> NDArray[np.float64]:
+    """`[N]` nats: 0.3 as a rule, and next to nothing in every `nearly`-th answer, so that there are ratios to clip and
+    to correct, and even the strictest rejection keeps something."""
+    draws = generator(seed, "certificate", what).standard_normal(episodes.decisions)
+    return draws * np.where(np.arange(len(episodes)) % nearly == 0, 1e-4, 0.3)[episodes.owner]
+
+
+def acquainted(rows: TokenRows, double: TokenPolicy, *, seed: int) -> TokenRows:
+    """`rows` that know of the double what they knew of the real policy, as other policies near it would have it."""
+    known, episodes = rows.known, rows.episodes
+    if known.anchor is not None:
+        anchor = _asked(double, plain_rows(episodes)) + _noise(episodes, "anchor", nearly=5, seed=seed)
+        known = replace(known, anchor=anchor)
+    if known.proximal is not None:
+        known = replace(known, proximal=_earlier(double, episodes, seed=seed))
+    if known.likeliest_ids is not None:
+        known = _likeliest(known, double, plain_rows(episodes), known.likeliest_ids.shape[1])
+    return replace(rows, layout=replace(rows.layout, device="cpu"), known=known)
+
+
+def _likeliest(known: Known, double: TokenPolicy, rows: TokenRows, count: int) -> Known:
+    def question(batch: TokenBatch) -> tuple[Tensor, Tensor]:
+        found: Likeliest = double.likeliest(batch.packed, batch.at, count)
+        return found.ids, found.logp
+
+    ids, logp = rows.asked(question, 1 << 40)
+    return replace(known, likeliest_ids=ids.astype(np.int64), likeliest_logp=logp.astype(np.float64))
+
+
+# ------------------------------------------------------------------------------------------------- control
+
+
+def control_episodes(policy: Policy, *, seed: int) -> Episodes:
+    """STEPS decisions of the policy in episodes of uneven lengths: some ended, some were cut, some go on."""
+    draws = generator(seed, "certificate", "steps")
+    lengths = np.array([1, 5, 7, 2, 6, 3], np.int64)
+    inputs, count = policy.spaces.inputs, len(lengths)
+    seen, final = (_observations(inputs, size, draws) for size in (STEPS, count))
+    acting = policy.acting()
+    chosen, logp = acting.decide(seen, acting.noise(draws, (STEPS,)))
+    kind = np.arange(count) % 3
+    return Episodes(
+        offsets=offsets_of(lengths),
+        seen=seen,
+        chosen=chosen,
+        logp=(logp + 0.2 * draws.standard_normal(STEPS)).astype(np.float32),
+        version=np.zeros(STEPS, np.int32),
+        reward=draws.standard_normal(STEPS, np.float32),
+        group=np.arange(count, dtype=np.int64),
+        terminated=kind == 0,
+        truncated=kind == 1,
+        final=final,
+        score=np.zeros(count),
+        status=np.zeros(count, np.uint8),
+    )
+
+
+def _observations(inputs: Inputs, count: int, draws: np.random.Generator) -> NDArray[np.generic]:
+    if inputs.one_hot:
+        return draws.integers(inputs.start, inputs.start + inputs.size, count)
+    return draws.standard_normal((count, inputs.size), np.float32)
+
+
+def made_up_credits(episodes: Episodes, *, seed: int) -> Credits:
+    """Credits of every kind that a layout may read, where the config's own must not be asked (it may remember)."""
+    draws = generator(seed, "certificate", "credits")
+    advantage, target = draws.standard_normal((2, episodes.decisions))
+    silent = ~np.isfinite(episodes.score) | (np.arange(len(episodes)) % 7 == 3)
+    advantage[silent[episodes.owner]] = 0.0
+    return Credits(
+        advantage=advantage.astype(np.float32),
+        target=target.astype(np.float32),
+        discount=np.where(draws.random(episodes.decisions) < 0.2, 0.0, 0.99).astype(np.float32),
+    )

@@ -1,0 +1,1 @@
+"""The gradient learner: minibatches, micro-batches, flat parameters, Adam, natural gradients."""

@@ -1,0 +1,243 @@
+"""The gradient learner: epochs of minibatches, micro-batches under a token budget, one optimizer step each.
+
+Belongs here: how a gradient is taken. Does not: any branch about which algorithm runs. An algorithm is the `layout`
+that lays episodes out in rows, and the `phases` that are stepped one after another on each minibatch (one for a policy
+gradient; critics, actor and temperature for SAC).
+"""
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, Protocol, Self, TypeVar
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from hone.core.credit import NO_VALUES, Credits, Metrics, Values
+from hone.core.episodes import Episodes
+from hone.core.errors import DataError, DivergedError
+from hone.core.random import permutation
+from hone.core.state import State, Stateful, integer, substate
+from hone.objectives.terms import Terms
+from hone.train.learner.adam import Adam
+from hone.train.learner.flat_parameters import FlatParameters
+from hone.train.learner.metrics import Tally, Work
+from hone.train.learner.micro_batches import within_budget
+
+P = TypeVar("P", bound=nn.Module)
+
+
+UNBOUNDED = 1 << 62
+"""Tokens of a micro-batch, where it is as large as the minibatch."""
+
+
+class Batch(Protocol):
+    """Rows as a network reads them: tensors on its device."""
+
+    @property
+    def weight(self) -> Tensor:
+        """`[n]` weight of each decision in the loss."""
+        ...
+
+
+B = TypeVar("B", bound=Batch)
+
+
+B_co = TypeVar("B_co", bound=Batch, covariant=True)
+
+
+class Rows(Protocol[B_co]):
+    """A batch laid out for a network. A row is the least unit of a minibatch: a sequence, a group of them, a step."""
+
+    def __len__(self) -> int: ...
+
+    def sizes(self) -> NDArray[np.int64]:
+        """`[rows]` cost of each row in tokens (1 for a step of control)."""
+        ...
+
+    def take(self, rows: NDArray[np.int64]) -> Self: ...
+
+    def weighted(self) -> Self:
+        """The same rows as one optimizer step's batch: the weights of all decisions are fixed here, once. Rows that
+        cannot contribute to the gradient may be left out, because they were counted in the denominator before."""
+        ...
+
+    def tensors(self) -> B_co: ...
+
+
+def cut_by_rows(rows: Rows[B], order: NDArray[np.int64], count: int) -> Iterator[Rows[B]]:
+    """`count` minibatches of `rows` in `order`, as even as they come, each of them weighted."""
+    for part in np.array_split(order, count):
+        yield rows.take(part).weighted()
+
+
+@dataclass
+class Phase(Generic[P, B]):
+    """One optimizer step per minibatch: a loss over `parameters`, with its own Adam."""
+
+    name: str
+    objective: Callable[[P, B], Terms]
+    parameters: FlatParameters
+    optimizer: Adam
+    max_grad_norm: float | None = None
+    prepare: Callable[[P, Any, int], Rows[B]] | None = None
+    """Policy, rows of one optimizer step and its number -> the same rows with what has to be chosen among all of them,
+    before they are cut into micro-batches."""
+    hear: Callable[[B, Terms], None] | None = None
+    """Told of every micro-batch of a step and of its terms: for a memory that asks how wrong the policy was."""
+    every: int = 1
+    """Stepped on every `every`-th minibatch only: TD3's delayed policy."""
+    after: Callable[[P], None] | None = None
+    """Runs after each of its steps: slow copies that follow no more often than it."""
+    by_hand: Callable[[P, B], Terms] | None = None
+    """`objective` with its gradient written out: adds that of sum(weight * loss) to the parameters' gradients, and
+    returns the terms as data. Must agree with `objective` to rounding."""
+
+
+@dataclass
+class GradientLearner(Generic[P, B]):
+    """`policy` is improved by `phases`, on rows made by `layout`."""
+
+    policy: P
+    layout: Callable[[Episodes, Credits], Rows[B]]
+    phases: Sequence[Phase[P, B]]
+    seed: int
+    learning_rate: Callable[[int], float]
+    """Update number (0-based) -> learning rate of every phase."""
+    foresee: Callable[[P, Episodes], Values] | None = None
+    """The critic, where there is one."""
+    epochs: int = 1
+    minibatches: int = 1
+    """Minibatches per epoch; each is one optimizer step."""
+    shuffle: bool = True
+    micro_batch_tokens: int = UNBOUNDED
+    """Rows are stepped through the network this many tokens at a time; memory, not mathematics."""
+    after_step: Callable[[P], None] | None = None
+    """Runs after the phases of each minibatch: target networks."""
+    watch: Callable[[Metrics], None] | None = None
+    """Looks at the metrics of every update; may raise to stop the run."""
+    work: Callable[[P, B], Work] | None = None
+    """What a micro-batch takes, where somebody counts: `learner/tokens` and `learner/flops` of an update."""
+    constants: Mapping[str, str] = field(default_factory=dict[str, str])
+    """Fingerprints of what the loss was computed against; a resume must find them unchanged."""
+    cut: Callable[[Any, NDArray[np.int64], int], Iterator[Any]] = cut_by_rows
+    """Rows, their order `[rows]` and a number -> that many minibatches, each of them weighted."""
+    kept: Mapping[str, Stateful] = field(default_factory=dict[str, Stateful])
+    """What else the loss remembers from update to update: saved and restored with the learner."""
+    updates: int = 0
+
+    def values(self, episodes: Episodes) -> Values:
+        return NO_VALUES if self.foresee is None else self.foresee(self.policy, episodes)
+
+    def update(self, episodes: Episodes, credits: Credits) -> Metrics:
+        everything = self.layout(episodes, credits)
+        tally = Tally()
+        for telling, rows in self._minibatches(everything):
+            rate = self.learning_rate(self.updates)
+            for phase in (one for one in self.phases if (self.updates + 1) % one.every == 0):
+                self._step(phase, rows, rate, tally, telling=telling)
+                if phase.after is not None:
+                    phase.after(self.policy)
+            if self.after_step is not None:
+                self.after_step(self.policy)
+            self.updates += 1
+        metrics = {**credits.metrics, **tally.means(), "learner/lr": self.learning_rate(self.updates - 1)}
+        if self.watch is not None:
+            self.watch(metrics)
+        return metrics
+
+    def _minibatches(self, everything: Rows[B]) -> Iterator[tuple[bool, Rows[B]]]:
+        """The minibatches, and whether metrics are taken of each: they are of the last epoch, where the step ends."""
+        count = len(everything)
+        whole = everything.weighted() if self.minibatches == 1 and not self.shuffle else None
+        for epoch in range(self.epochs):
+            telling = epoch == self.epochs - 1
+            if whole is not None:
+                yield telling, whole
+                continue
+            order = (
+                permutation(self.seed, "minibatch", self.updates, count=count)
+                if self.shuffle
+                else np.arange(count, dtype=np.int64)
+            )
+            for rows in self.cut(everything, order, min(self.minibatches, count)):
+                yield telling, rows
+
+    def _step(self, phase: Phase[P, B], rows: Rows[B], rate: float, tally: "Tally", *, telling: bool) -> None:
+        if phase.prepare is not None:
+            rows = phase.prepare(self.policy, rows, self.updates)
+        losses: list[Tensor] = []
+        with phase.parameters.receiving():
+            for piece in micro_batches(rows, self.micro_batch_tokens):
+                batch = piece.tensors()
+                terms, loss = _differentiated(phase, self.policy, batch)
+                losses.append(loss)
+                if phase.hear is not None:
+                    phase.hear(batch, terms)
+                if self.work is not None:
+                    tally.count(self.work(self.policy, batch))
+                if telling:
+                    tally.add(terms)
+        *totals, norm = torch.stack([*losses, phase.parameters.norm()]).tolist()
+        total = sum(totals)
+        if not (math.isfinite(total) and math.isfinite(norm)):
+            raise DivergedError(
+                f"{phase.name}: loss {total}, gradient norm {norm} at update {self.updates}: not a finite number. "
+                "The step was not taken: the weights are those before it. Lower learner.lr or learner.max_grad_norm, "
+                "and look at the saved batch."
+            )
+        if phase.max_grad_norm is not None and norm > phase.max_grad_norm:
+            phase.parameters.gradient.mul_(phase.max_grad_norm / (norm + 1e-6))
+        phase.optimizer.step(rate)
+        tally.note(f"{phase.name}/loss", total)
+        tally.note(f"{phase.name}/grad_norm", norm)
+
+    def state(self) -> State:
+        return {
+            "updates": self.updates,
+            "phases": {phase.name: phase.optimizer.state() for phase in self.phases},
+            "constants": dict(self.constants),
+            "kept": {name: part.state() for name, part in self.kept.items()},
+        }
+
+    def restore(self, state: State) -> None:
+        """Raises DataError when something that the loss is computed against is not what it was."""
+        before = substate(state, "constants") if self.constants else {}
+        for name, now in self.constants.items():
+            if before.get(name) != now:
+                raise DataError(
+                    f"{name} is not what this run was started with (was {before.get(name)}, is {now}): a resumed run "
+                    "would be another run; put the old one back, or start a new run"
+                )
+        self.updates = integer(state, "updates")
+        for phase in self.phases:
+            phase.optimizer.restore(substate(substate(state, "phases"), phase.name))
+        for name, part in self.kept.items():
+            part.restore(substate(substate(state, "kept"), name))
+
+
+def _differentiated(phase: Phase[P, B], policy: P, batch: B) -> tuple[Terms, Tensor]:
+    """Adds the gradient of a micro-batch's loss -> its terms, and the loss `[]`."""
+    if phase.by_hand is not None:
+        with torch.no_grad():
+            terms = phase.by_hand(policy, batch)
+            return terms, (terms.loss * batch.weight).sum()
+    terms = phase.objective(policy, batch)
+    loss = (terms.loss * batch.weight).sum()
+    loss.backward()
+    return terms, loss.detach()
+
+
+def micro_batches(rows: Rows[B], budget_tokens: int) -> Iterator[Rows[B]]:
+    """`rows`, in pieces of at most `budget_tokens` where they are more."""
+    if budget_tokens >= UNBOUNDED and len(rows):
+        yield rows
+        return
+    sizes = rows.sizes()
+    if 0 < int(sizes.sum()) <= budget_tokens:
+        yield rows
+        return
+    for piece in within_budget(sizes, budget_tokens):
+        yield rows.take(piece)

@@ -1,0 +1,156 @@
+"""The natural-gradient learner: one step a batch, as long as a bound on the change of the policy allows (TRPO).
+
+Belongs here: how `objectives.natural` is given its closures: gradients summed over micro-batches, and the loss and the
+distance of a policy as it stands. An algorithm is the `layout` and the `surrogate`. A critic, if there is one, is
+stepped by a learner of its own afterwards.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Generic, TypeVar
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+
+from hone.core.config import Config
+from hone.core.credit import NO_VALUES, Credits, Metrics, Values
+from hone.core.episodes import Episodes
+from hone.core.errors import DivergedError
+from hone.core.state import State, integer, substate
+from hone.objectives.kl import k3
+from hone.objectives.natural import TrustRegion, difference_product, natural_step
+from hone.objectives.terms import Terms
+from hone.train.learner.flat_parameters import FlatParameters
+from hone.train.learner.gradient import Batch, GradientLearner, Rows, micro_batches
+from hone.train.learner.metrics import Tally
+
+P = TypeVar("P", bound=nn.Module)
+B = TypeVar("B", bound=Batch)
+
+
+class TrustRegionConfig(Config):
+    """How far a step may take the policy, and how it is looked for."""
+
+    max_kl_nats: float = Field(default=0.01, gt=0)
+    """Bound on the mean KL(before || after) per decision."""
+    damping: float = Field(default=0.1, ge=0)
+    """Added to the Fisher matrix's diagonal: it is singular where parameters are many."""
+    iterations: int = Field(default=10, ge=1)
+    """Of conjugate gradients, each of them two gradients."""
+    backtracks: int = Field(default=10, ge=1)
+    """Step lengths that are tried, each `shrink` times the one before."""
+    shrink: float = Field(default=0.8, gt=0, lt=1)
+    """See `backtracks`."""
+    least_gain: float = Field(default=0.1, ge=0, lt=1)
+    """Share of the promised gain below which a step is not taken."""
+
+    def region(self) -> TrustRegion:
+        return TrustRegion(
+            max_kl_nats=self.max_kl_nats,
+            damping=self.damping,
+            iterations=self.iterations,
+            backtracks=self.backtracks,
+            shrink=self.shrink,
+            least_gain=self.least_gain,
+        )
+
+
+def distance(now: Tensor, then: Tensor) -> Tensor:
+    """exp(d) - 1 - d `[n]` nats, d = now - then: on decisions of `then`, the estimate of KL(then || now).
+
+    Never negative, 0 with slope 0 at now = then, where its second derivative is the Fisher matrix on the sample.
+    """
+    return k3(then, now)
+
+
+@dataclass
+class NaturalLearner(Generic[P, B]):
+    """`policy` is improved by natural gradient steps of `parameters`, on rows made by `layout`."""
+
+    policy: P
+    layout: Callable[[Episodes, Credits], Rows[B]]
+    surrogate: Callable[[P, B], tuple[Terms, Tensor]]
+    """The loss to lower, and the distance `[n]` nats from the policy as it was before the step (`distance`)."""
+    parameters: FlatParameters
+    region: TrustRegion
+    critic: GradientLearner[P, B] | None = None
+    """Stepped on the same episodes after the policy."""
+    foresee: Callable[[P, Episodes], Values] | None = None
+    micro_batch_tokens: int = 1 << 62
+    updates: int = 0
+
+    def values(self, episodes: Episodes) -> Values:
+        return NO_VALUES if self.foresee is None else self.foresee(self.policy, episodes)
+
+    def update(self, episodes: Episodes, credits: Credits) -> Metrics:
+        """Raises DivergedError for a loss or gradient that is no number; the weights are then those before."""
+        rows = self.layout(episodes, credits).weighted()
+        count = sum(len(piece.tensors().weight) for piece in micro_batches(rows, self.micro_batch_tokens))
+        tally = Tally()
+        loss, gradient = self._loss_gradient(rows, tally)
+        norm = float(torch.linalg.vector_norm(gradient))
+        if not (math.isfinite(loss) and math.isfinite(norm)):
+            raise DivergedError(
+                f"policy: loss {loss}, gradient norm {norm} at update {self.updates}: not a finite number. The step "
+                "was not taken: the weights are those before it. Look at the saved batch."
+            )
+        data = self.parameters.data.detach()
+        outcome = natural_step(
+            data,
+            gradient,
+            difference_product(data, lambda: self._distance_gradient(rows, count)),
+            lambda: self._judged(rows, count),
+            self.region,
+        )
+        self.updates += 1
+        told = {
+            "policy/loss": loss,
+            "policy/grad_norm": norm,
+            "natural/accepted": float(outcome.accepted),
+            "natural/gain": outcome.gain,
+            "natural/kl_nats": outcome.kl_nats,
+            "natural/share": outcome.share,
+            "natural/tries": float(outcome.tries),
+        }
+        after = {} if self.critic is None else self.critic.update(episodes, credits)
+        return {**credits.metrics, **after, **tally.means(), **told}
+
+    def _loss_gradient(self, rows: Rows[B], tally: Tally) -> tuple[float, Tensor]:
+        self.parameters.zero_grad()
+        total = 0.0
+        for piece in micro_batches(rows, self.micro_batch_tokens):
+            batch = piece.tensors()
+            terms, _ = self.surrogate(self.policy, batch)
+            loss = (terms.loss * batch.weight).sum()
+            loss.backward()
+            total += float(loss.detach())
+            tally.add(terms)
+        return total, self.parameters.gradient.clone()
+
+    def _distance_gradient(self, rows: Rows[B], count: int) -> Tensor:
+        self.parameters.zero_grad()
+        for piece in micro_batches(rows, self.micro_batch_tokens):
+            _, nats = self.surrogate(self.policy, piece.tensors())
+            (nats.sum() / count).backward()
+        return self.parameters.gradient
+
+    @torch.no_grad()
+    def _judged(self, rows: Rows[B], count: int) -> tuple[float, float]:
+        """Loss, and mean distance in nats, of the policy as it stands."""
+        loss, nats = 0.0, 0.0
+        for piece in micro_batches(rows, self.micro_batch_tokens):
+            batch = piece.tensors()
+            terms, apart = self.surrogate(self.policy, batch)
+            loss += float((terms.loss * batch.weight).sum())
+            nats += float(apart.sum())
+        return loss, nats / count
+
+    def state(self) -> State:
+        return {"updates": self.updates, "critic": {} if self.critic is None else self.critic.state()}
+
+    def restore(self, state: State) -> None:
+        self.updates = integer(state, "updates")
+        if self.critic is not None:
+            self.critic.restore(substate(state, "critic"))

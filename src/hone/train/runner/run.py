@@ -1,0 +1,257 @@
+"""One run from config to finished folder: build, lock, restore, train, save, report.
+
+Belongs here: the life of a run. Does not: what a step is (`loop.py`), what is written when (`reporter.py`).
+"""
+
+import contextlib
+import platform
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from hone import __version__
+from hone.core.clock import Clock, SystemClock
+from hone.core.episodes import Episodes, Transcript
+from hone.core.errors import DivergedError, HoneError, ResourceError, UserCodeError
+from hone.core.state import State, integer, substate
+from hone.envs.gym.fault_budget import LostTooOftenError
+from hone.native.memory import keep_freed_memory
+from hone.report.run_page import write_report
+from hone.store.certificate import CERTIFICATE, write_certificate
+from hone.store.checkpoints import Checkpoints
+from hone.store.codec import write_state
+from hone.store.folder import RunFolder, check_run, create_run, resume_run
+from hone.store.manifest import Facts, Setting, config_hash
+from hone.store.metrics import open_metrics
+from hone.train.config import RunConfig
+from hone.train.invariance.check import certificate, job_trials
+from hone.train.job import Job
+from hone.train.loop import train
+from hone.train.runner.reporter import Progress, Reporter
+from hone.train.runner.signals import StopRequest, stop_on_signals
+from hone.train.runner.step_timing import Stopwatch, timed
+from hone.train.runner.summary import closing
+
+MAY_CHANGE = frozenset(
+    {
+        "steps",
+        "run.log_every",
+        "run.samples_every",
+        "run.checkpoint_every",
+        "run.keep_last",
+        "run.disk_wait_s",
+        "run.certify",
+    }
+)
+"""Keys that a resumed run may set anew. But for `steps`, where a learning rate decays towards the last of them, they do
+not change what a step computes."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """What is to be run, and how it was asked for."""
+
+    config: RunConfig
+    settings: Mapping[str, Setting]
+    """Every dotted key of the config with its value and origin."""
+    build: Callable[[RunConfig], Job[Any]]
+    root: Path
+    """The folder of all runs."""
+    resume: bool = False
+
+
+def run(order: Order, *, progress: Progress, clock: Clock | None = None) -> RunFolder:
+    """Carry out a run and return its folder, unlocked.
+
+    Raises HoneError: data and resource faults before anything is written; DivergedError with a saved bundle;
+    InterruptedRun after a signal, with a checkpoint.
+    """
+    clock = clock or SystemClock()
+    config = order.config
+    prepare_device(config)
+    check_run(order.root, config.name, config=order.settings, resume=order.resume, may_change=MAY_CHANGE)
+    job = order.build(config)
+    with contextlib.ExitStack() as stack:
+        stack.callback(job.close)
+        facts = Facts(
+            hone_version=__version__,
+            dataset_fingerprint=job.fingerprint,
+            recipe=config.recipe,
+            machine=f"{platform.machine()}, {config.run.threads} threads, {config.run.device}",
+            versions={"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__},
+        )
+        with _folder(order, facts, clock, space_bytes(job, config)) as folder, stop_on_signals(progress.note) as stop:
+            _certify(order, job, folder, progress)
+            _train(order, job, folder, progress, stop, clock)
+            folder.log(f"finished step {config.steps}")
+            for line in closing(folder, job.recipe.learner.policy, clock):
+                folder.log(line)
+                progress.note(line)
+            write_report(folder.path)
+        return folder
+
+
+def prepare_device(config: RunConfig) -> None:
+    """Threads and device, before any tensor is made. Raises ResourceError when the device is not there."""
+    device = config.run.device
+    if device.startswith("cuda") and not torch.cuda.is_available():
+        raise ResourceError(f'run.device = "{device}": no CUDA device here (only cpu); set run.device = "cpu"')
+    if device != "cpu" and not device.startswith("cuda"):
+        raise ResourceError(f'run.device = "{device}" is not known; use "cpu", "cuda" or "cuda:0"')
+    torch.set_num_threads(config.run.threads)
+    keep_freed_memory()
+
+
+def space_bytes(job: Job[Any], config: RunConfig) -> int:
+    """What the checkpoints of a run will take: weights and two moments each, and one more while it is written."""
+    policy = job.recipe.learner.policy
+    if not isinstance(policy, torch.nn.Module):
+        return 0
+    weights = sum(parameter.numel() * parameter.element_size() for parameter in policy.parameters())
+    return 3 * weights * (config.run.keep_last + config.run.keep_best + 1)
+
+
+@contextlib.contextmanager
+def _folder(order: Order, facts: Facts, clock: Clock, need_bytes: int) -> Iterator[RunFolder]:
+    name = order.config.name
+    if order.resume:
+        folder = resume_run(order.root, name, config=order.settings, facts=facts, clock=clock, may_change=MAY_CHANGE)
+    else:
+        folder = create_run(order.root, name, config=order.settings, facts=facts, clock=clock, need_bytes=need_bytes)
+    try:
+        yield folder
+    except HoneError:
+        if not order.resume:
+            folder.discard_unused()
+        raise
+    finally:
+        folder.close()
+
+
+def _certify(order: Order, job: Job[Any], folder: RunFolder, progress: Progress) -> None:
+    """Keep with the run what its loss does when a batch is cut up; a loss that fails is told of, and trained by."""
+    if order.resume or not order.config.run.certify:
+        return
+    try:
+        found = job_trials(job, order.config, own_credit=False)
+        if not found:
+            return
+        kept = certificate(found, recipe=order.config.recipe, config_hash=config_hash(order.settings))
+    except HoneError as fault:
+        folder.log(f"no certificate of the loss: {fault}", level="WARNING")
+        return
+    write_certificate(folder.path, kept)
+    folder.log(kept.line(), level="INFO" if kept.passed else "WARNING")
+    if not kept.passed:
+        progress.note(f"{kept.line()}; see {folder.path / CERTIFICATE}")
+
+
+def _train(order: Order, job: Job[Any], folder: RunFolder, progress: Progress, stop: StopRequest, clock: Clock) -> None:
+    config = order.config
+    checkpoints = folder.checkpoints(keep_last=config.run.keep_last, keep_best=config.run.keep_best)
+    state, done, notes = _beginning(order, job, checkpoints)
+    metrics, repairs = open_metrics(folder.metrics_path, after_step=done)
+    for note in [*notes, *repairs]:
+        folder.log(note, level="WARNING")
+        progress.note(note)
+    watch = Stopwatch(clock)
+    reporter = Reporter(
+        job=job,
+        folder=folder,
+        checkpoints=checkpoints,
+        metrics=metrics,
+        settings=config.run,
+        steps=config.steps,
+        progress=progress,
+        stop=stop,
+        watch=watch,
+        clock=clock,
+        saved_step=done,
+        told_step=done,
+    )
+    if state is not None:
+        reporter.restore(substate(state, "report"))
+    progress.start(config.steps, f"{config.name} ({config.recipe})")
+    try:
+        train(timed(job.recipe, watch), steps=config.steps, report=reporter, first=done + 1)
+    except DivergedError as fault:
+        raise DivergedError(
+            *fault.messages, f"the batch and the weights are in {_bundle(job, folder, watch)}"
+        ) from fault
+    except LostTooOftenError:
+        reporter.tell_notes()
+        if reporter.told_step:
+            reporter.save(reporter.told_step)  # whole but for the running episodes, which begin anew
+        raise
+    except UserCodeError as fault:
+        for message in fault.messages:  # the answers that could not be scored are among them
+            folder.log(message, level="ERROR")
+        raise
+    finally:
+        progress.close()
+        metrics.close()
+
+
+def _beginning(order: Order, job: Job[Any], checkpoints: Checkpoints) -> "tuple[State | None, int, list[str]]":
+    """The state to go on from, if any, the steps that are done, and what is to be told."""
+    cleaned = checkpoints.clean()
+    notes = [*job.warnings, *cleaned]
+    never_saved = not checkpoints.steps() and (bool(cleaned) or not checkpoints.folder.exists())
+    if not order.resume:
+        return None, 0, notes
+    if never_saved:
+        if checkpoints.folder.exists():
+            checkpoints.folder.rmdir()  # empty now; and should this start be killed as well, the next one finds none
+        return None, 0, [*notes, f"no checkpoint in {checkpoints.folder} yet: the run begins again at its first step"]
+    state, done, told = _restore(job, checkpoints, order.config.steps)
+    return state, done, notes + told
+
+
+def _restore(job: Job[Any], checkpoints: Checkpoints, steps: int) -> tuple[State, int, list[str]]:
+    """Put the recipe where the newest whole checkpoint stands; returns its state, its step, and what is to be told."""
+    checkpoint = checkpoints.newest_whole()
+    notes = [*checkpoint.warnings, f"going on from {checkpoint.folder}"]
+    job.load_policy(checkpoint.policy_folder)
+    state = checkpoint.state()
+    done = integer(state, "step")
+    if state.get("steps", steps) != steps:
+        notes.append(
+            f"steps was {state['steps']} and is {steps}: a learning rate that decays until the last step now does so "
+            "until the new one, and the run is not the one that had these steps from the beginning"
+        )
+    notes += checkpoints.set_aside_after(done)
+    job.recipe.learner.restore(substate(state, "learner"))
+    job.recipe.source.restore(substate(state, "source"))
+    return state, done, notes
+
+
+def _bundle(job: Job[Any], folder: RunFolder, watch: Stopwatch) -> Path:
+    """What is needed to see why a step failed: its episodes, its credits, and the policy before it."""
+    place = folder.path / "diverged"
+    (place / "policy").mkdir(parents=True, exist_ok=True)
+    job.save_policy(place / "policy")
+    episodes, credits = watch.episodes, watch.credits
+    if episodes is not None and credits is not None:
+        batch: State = {
+            "seen": _seen(episodes),
+            "chosen": episodes.chosen,
+            "logp": episodes.logp,
+            "reward": episodes.reward,
+            "offsets": episodes.offsets,
+            "group": episodes.group,
+            "version": episodes.version,
+            "score": episodes.score,
+            "advantage": credits.advantage,
+        }
+        write_state(place, batch)
+    return place
+
+
+def _seen(episodes: Episodes) -> State:
+    if isinstance(episodes.seen, Transcript):
+        return {"tokens": episodes.seen.tokens, "offsets": episodes.seen.offsets, "at": episodes.seen.at}
+    return {"observations": episodes.seen}

@@ -1,0 +1,43 @@
+"""The processor's rate of matrix products, measured once, for the share of it that a run uses."""
+
+from typing import Final
+
+import torch
+
+from hone.core.clock import Clock
+from hone.models.language.token_policy import TokenPolicy
+from hone.store.speed import MatmulRate
+
+MEASURE_S: Final = 0.1
+
+
+_SIZE: Final = {"cpu": 1024, "cuda": 8192}
+
+
+def matmul_rate(policy: TokenPolicy, *, clock: Clock, seconds_s: float = MEASURE_S) -> MatmulRate:
+    """What products of large square matrices reach, where and in what the policy computes: the best of those that fit
+    in `seconds_s`, three at least."""
+    device, dtype = policy.decoder.device, policy.decoder.compute
+    size = _SIZE.get(device.type, _SIZE["cpu"])
+    left, right = torch.randn(2, size, size, device=device, dtype=torch.float32).to(dtype)
+    best_s, spent_s, count = float("inf"), 0.0, 0
+    with torch.inference_mode():
+        torch.mm(left, right)  # threads and kernels are made ready
+        _wait_for(device)
+        while count < 3 or spent_s < seconds_s:
+            start = clock.monotonic_s()
+            torch.mm(left, right)
+            _wait_for(device)
+            took_s = clock.monotonic_s() - start
+            best_s, spent_s, count = min(best_s, took_s), spent_s + max(took_s, 1e-6), count + 1
+    return MatmulRate(
+        dtype=str(dtype).removeprefix("torch."),
+        device=str(device),
+        threads=torch.get_num_threads(),
+        flops_per_s=2 * size**3 / max(best_s, 1e-9),
+    )
+
+
+def _wait_for(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

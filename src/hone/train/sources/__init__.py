@@ -1,0 +1,1 @@
+"""Sources of episodes: live, logged, replayed, asynchronous, and wrappers around another source."""

@@ -1,0 +1,110 @@
+"""Live sources: an environment and an actor, with the outcomes of episodes that ended."""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, Generic, Protocol, TypeVar
+
+import numpy as np
+
+from hone.core.credit import Metrics
+from hone.core.episodes import Episodes
+from hone.core.state import State, integer, substate
+
+P = TypeVar("P")
+
+
+A_contra = TypeVar("A_contra", contravariant=True)
+
+
+P_contra = TypeVar("P_contra", contravariant=True)
+
+
+class World(Protocol[A_contra]):
+    """What answers an action: a text task, a Gymnasium vector environment, bandit arms."""
+
+    def rollout(self, actor: A_contra) -> Episodes:
+        """One batch of episodes (or pieces of them), decided by `actor`."""
+        ...
+
+    def state(self) -> State: ...
+
+    def restore(self, state: State) -> None: ...
+
+
+class Actor(Protocol[P_contra]):
+    """Whoever decides: an engine over the trainer's weights, a numpy copy of a small network, a posterior."""
+
+    def publish(self, policy: P_contra, version: int) -> None:
+        """Decide by this policy from now on, and stamp decisions with `version`."""
+        ...
+
+
+@dataclass
+class Lived:
+    """Outcomes of the episodes that ended since they were last told; pieces that were cut have no outcome yet."""
+
+    scores: list[np.ndarray] = field(default_factory=list[np.ndarray])
+    truncated: int = 0
+    decisions: int = 0
+    missing: int = 0
+
+    def add(self, episodes: Episodes) -> None:
+        ended = episodes.terminated | episodes.truncated
+        counted = ended & episodes.scored
+        self.decisions += episodes.decisions
+        self.missing += int((ended & ~episodes.scored).sum())
+        if counted.any():
+            self.scores.append(episodes.score[counted])
+        self.truncated += int(episodes.truncated.sum())
+
+    def tell(self) -> Metrics:
+        """`reward/mean` and `reward/std` over episodes that ended, counts beside them; then forget."""
+        metrics: Metrics = {"episodes/decisions": float(self.decisions)}
+        scores = np.concatenate(self.scores) if self.scores else np.zeros(0)
+        ended = len(scores) + self.missing
+        metrics["episodes/ended"] = float(ended)
+        if len(scores):
+            metrics |= {"reward/mean": float(scores.mean()), "reward/std": float(scores.std())}
+        if ended:
+            metrics |= {
+                "episodes/truncated": self.truncated / ended,
+                "reward/missing": self.missing / ended,
+            }
+        self.scores, self.truncated, self.decisions, self.missing = [], 0, 0, 0
+        return metrics
+
+
+def no_figures() -> Metrics:
+    """Nothing to tell."""
+    return {}
+
+
+@dataclass
+class Live(Generic[P]):
+    """Acts in a world. `version` counts publications: the episodes of step n are decided by version n - 1."""
+
+    world: World[Any]  # the recipe pairs a world with an actor that it can ask
+    actor: Actor[P]
+    version: int = -1
+    figures: Callable[[], Metrics] = no_figures
+    """What the actor has to tell of its latest episodes."""
+    lived: Lived = field(default_factory=Lived)
+
+    def collect(self) -> Episodes:
+        episodes = self.world.rollout(self.actor)
+        self.lived.add(episodes)
+        return episodes
+
+    def publish(self, policy: P) -> None:
+        self.version += 1
+        self.actor.publish(policy, self.version)
+
+    def metrics(self) -> Metrics:
+        return {**self.lived.tell(), **self.figures()}
+
+    def state(self) -> State:
+        return {"version": self.version, "world": self.world.state()}
+
+    def restore(self, state: State) -> None:
+        self.version = integer(state, "version") - 1  # the loop publishes the restored policy before its first step
+        self.world.restore(substate(state, "world"))

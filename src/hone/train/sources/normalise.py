@@ -1,0 +1,117 @@
+"""Observations and rewards on a common scale, learned while acting: two decorations of a source.
+
+Statistics of observations are part of the policy: they are taken up when it is published, saved with it, and fixed
+wherever it acts without this source (a judgement, `hone eval`, a server). The batch that an update learns from is read
+by the statistics that it was acted by, so the first ratio is 1; it changes those of the next batch.
+"""
+
+from dataclasses import dataclass, replace
+from typing import Generic, TypeVar
+
+import numpy as np
+from pydantic import Field
+
+from hone.core.config import Config
+from hone.core.credit import Metrics
+from hone.core.episodes import Episodes
+from hone.core.errors import ConfigError
+from hone.core.state import State, array, substate
+from hone.credit.moments import Floats, Moments, ReturnScale
+from hone.models.control.actor_critic import Policy
+from hone.train.loop import Source
+
+P = TypeVar("P", bound=Policy)
+
+
+class Normalise(Config):
+    """What is brought to a common scale by running statistics; MountainCar and MuJoCo need it."""
+
+    observations: bool = False
+    """Mean 0 and standard deviation 1 for each number that is seen; the statistics are part of the policy."""
+    rewards: bool = False
+    """Divide rewards by the standard deviation of discounted returns. Scores are told as they were paid."""
+    limit: float = Field(default=10.0, gt=0)
+    """Normalised observations and rewards are cut off here."""
+
+
+@dataclass
+class Normalised(Generic[P]):
+    """Another source, whose observations the policy sees normalised by what was seen before its publication."""
+
+    source: Source[P]
+    moments: Moments
+    limit: float
+    taken: tuple[Floats, Floats] | None = None
+    """Mean and scale that the policy has taken up; more may have been seen since, by a source that runs ahead."""
+    again: bool = False
+    """Whether the next publication is that of a restored policy."""
+
+    def collect(self) -> Episodes:
+        episodes = self.source.collect()
+        self.moments.absorb(episodes.observations.reshape(episodes.decisions, -1))
+        return episodes
+
+    def publish(self, policy: P) -> None:
+        """Raises ConfigError for a policy of numbered states, which have no scale."""
+        inputs = policy.spaces.inputs
+        if inputs.one_hot:
+            raise ConfigError(
+                "normalise.observations = true: these observations are numbers of states; set it to false"
+            )
+        if self.taken is None or not self.again:
+            self.taken = self.moments.mean, self.moments.std
+        self.again = False
+        mean, scale = (tuple(numbers.tolist()) for numbers in self.taken)
+        policy.spaces = replace(policy.spaces, inputs=replace(inputs, mean=mean, scale=scale, limit=self.limit))
+        self.source.publish(policy)
+
+    def metrics(self) -> Metrics:
+        return self.source.metrics()
+
+    def state(self) -> State:
+        source = self.source.state()
+        mean, scale = self.taken or (self.moments.mean, self.moments.std)
+        return {"source": source, "seen": self.moments.state(), "mean": mean.copy(), "scale": scale.copy()}
+
+    def restore(self, state: State) -> None:
+        self.source.restore(substate(state, "source"))
+        self.moments.restore(substate(state, "seen"))
+        self.taken = array(state, "mean").astype(np.float64), array(state, "scale").astype(np.float64)
+        self.again = True
+
+
+@dataclass
+class Rescaled(Generic[P]):
+    """Another source, with rewards in units of the spread of returns so far. Scores stay as they were paid."""
+
+    source: Source[P]
+    spread: ReturnScale
+    limit: float
+
+    def collect(self) -> Episodes:
+        episodes = self.source.collect()
+        self.spread.absorb(episodes)
+        reward = (episodes.reward / self.spread.scale).clip(-self.limit, self.limit)
+        return replace(episodes, reward=reward.astype(np.float32))
+
+    def publish(self, policy: P) -> None:
+        self.source.publish(policy)
+
+    def metrics(self) -> Metrics:
+        return {**self.source.metrics(), "reward/scale": self.spread.scale}
+
+    def state(self) -> State:
+        return {"source": self.source.state(), "paid": self.spread.state()}
+
+    def restore(self, state: State) -> None:
+        self.source.restore(substate(state, "source"))
+        self.spread.restore(substate(state, "paid"))
+
+
+def normalised(source: Source[P], config: Normalise, *, size: int, discount: float) -> Source[P]:
+    """`source` with what `config` asks for; `size` numbers make an observation."""
+    if config.rewards:
+        source = Rescaled(source, ReturnScale(discount), config.limit)
+    if config.observations:
+        source = Normalised(source, Moments(size), config.limit)
+    return source

@@ -1,0 +1,74 @@
+"""Replay sources: transitions of another source are stored in a replay buffer and sampled from it."""
+
+from dataclasses import dataclass
+from typing import Generic, Protocol, TypeVar
+
+import numpy as np
+
+from hone.core.credit import Metrics
+from hone.core.episodes import Episodes, concatenate
+from hone.core.random import generator
+from hone.core.state import State, integer, substate
+from hone.train.loop import Source
+
+P = TypeVar("P")
+
+
+class Memory(Protocol):
+    """What was lived through, kept (`hone.replay`): transitions or steps, by priority or not, or whole episodes."""
+
+    def __len__(self) -> int:
+        """Decisions that can be sampled."""
+        ...
+
+    def add(self, episodes: Episodes) -> object:
+        """Remember episodes, or pieces of them."""
+        ...
+
+    def sample(self, count: int, draws: np.random.Generator) -> Episodes:
+        """`count` transitions, as episodes of one decision."""
+        ...
+
+    def state(self) -> State: ...
+
+    def restore(self, state: State) -> None: ...
+
+
+@dataclass
+class Replay(Generic[P]):
+    """Remembers what another source lives through and hands out a sample of it, as its memory draws it.
+
+    Until `warmup` decisions are in memory it goes on collecting, so the first update already sees that many.
+    """
+
+    source: Source[P]
+    ring: Memory
+    sample: int
+    """Transitions handed out per step."""
+    warmup: int
+    seed: int
+    drawn: int = 0
+
+    def collect(self) -> Episodes:
+        fresh = [self.source.collect()]
+        while len(self.ring) + sum(episodes.decisions for episodes in fresh) < self.warmup:
+            fresh.append(self.source.collect())
+        self.ring.add(concatenate(fresh))
+        while len(self.ring) == 0:  # a memory of whole episodes waits for the first end
+            self.ring.add(self.source.collect())
+        self.drawn += 1
+        return self.ring.sample(self.sample, generator(self.seed, "replay", self.drawn))
+
+    def publish(self, policy: P) -> None:
+        self.source.publish(policy)
+
+    def metrics(self) -> Metrics:
+        return self.source.metrics()
+
+    def state(self) -> State:
+        return {"drawn": self.drawn, "source": self.source.state(), "ring": self.ring.state()}
+
+    def restore(self, state: State) -> None:
+        self.drawn = integer(state, "drawn")
+        self.source.restore(substate(state, "source"))
+        self.ring.restore(substate(state, "ring"))

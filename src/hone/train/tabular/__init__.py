@@ -1,0 +1,1 @@
+"""Training of tables: the job that the tabular recipes share."""

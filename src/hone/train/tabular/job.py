@@ -1,0 +1,293 @@
+"""What the recipes on tables share: their worlds, their learner, who acts, how a table is judged, saved and loaded.
+
+Belongs here: wiring between worlds, tables and the loop. Does not: anything of one method. A finite world is known
+whole, so a table in it is judged by dynamic programming; in a Gymnasium world it plays.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import TypeAlias, TypeVar
+
+import numpy as np
+from gymnasium import spaces
+from numpy.typing import NDArray
+from pydantic import Field, model_validator
+
+from hone.core.config import Config
+from hone.core.credit import Credits, Values
+from hone.core.episodes import Episodes
+from hone.core.errors import ConfigError
+from hone.credit.returns import one_step
+from hone.envs.finite.config import FiniteConfig, finite_world, require_all_actions
+from hone.envs.finite.model import Finite
+from hone.envs.finite.world import FiniteWorld
+from hone.envs.gym.make import placed
+from hone.envs.gym.world import GymConfig, GymWorld, Spaces, inspect_world, open_world
+from hone.estimators.means import Estimate
+from hone.evaluate.control.dynamic_programming import exact_metrics
+from hone.evaluate.control.returns import judged
+from hone.tabular.batch import RateConfig
+from hone.tabular.explore import ConstantSchedule, EpsilonGreedy, Exploration
+from hone.tabular.learn import Rule, TabularLearner
+from hone.tabular.tables import (
+    ActionTable,
+    FollowActing,
+    States,
+    StateValues,
+    Table,
+    TableActing,
+    load_numbers,
+    save_table,
+)
+from hone.train.config import RunConfig, RunSettings
+from hone.train.control.job import JudgeConfig, verdict
+from hone.train.job import Job, Verdict, no_notes, nothing
+from hone.train.loop import Recipe, Source
+from hone.train.sources.live import Live
+from hone.train.sources.whole_episodes import Whole
+
+Array: TypeAlias = NDArray[np.generic]
+Noise: TypeAlias = NDArray[np.float32]
+Credit: TypeAlias = Callable[[Episodes, Values], Credits]
+T = TypeVar("T", bound=Table)
+
+
+class TableConfig(Config):
+    """The numbers of a table."""
+
+    initial: float = 0.0
+    """Of every value at first; above all that can be reached it is optimism, which explores by itself."""
+    rate: RateConfig = RateConfig()
+    """Step sizes."""
+
+
+class TabularRun(RunConfig):
+    """A table of action values, in a Gymnasium world of numbered states or in a finite world."""
+
+    run: RunSettings = RunSettings(threads=1, log_every=20)
+    """How the run is carried out."""
+    env: GymConfig | None = None
+    """Gymnasium environments; exactly one of `env` and `finite`."""
+    finite: FiniteConfig | None = None
+    """A world whose table is known."""
+    rollout_steps: int = Field(default=8, ge=1)
+    """Steps of each environment per turn of the loop; 1 learns after every step, as the textbooks do."""
+    table: TableConfig = TableConfig()
+    """Values and step sizes."""
+    explore: Exploration = EpsilonGreedy(epsilon=ConstantSchedule(value=0.1))
+    """How it departs from the best action."""
+    judge: JudgeConfig = JudgeConfig()
+    """How the greedy policy is tried; in a finite world it is computed."""
+
+    @model_validator(mode="after")
+    def _one_world(self) -> "TabularRun":
+        if (self.env is None) == (self.finite is None):
+            raise ValueError("give exactly one of env and finite")
+        return self
+
+
+# --------------------------------------------------------------------------------------------------- worlds
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Opened:
+    """A world to act in."""
+
+    world: GymWorld | FiniteWorld
+    states: States
+    first_action: int
+    mdp: Finite | None
+    """Where it is known."""
+
+
+def open_tabular(config: TabularRun, *, discount: float) -> Opened:
+    """Raises ConfigError for spaces that are not numbered, and as the worlds do."""
+    if config.finite is not None:
+        mdp, world = open_finite(config.finite, steps=config.rollout_steps, seed=config.seed, discount=discount)
+        return Opened(world=world, states=States(count=mdp.states, actions=mdp.actions), first_action=0, mdp=mdp)
+    assert config.env is not None
+    world = open_world(config.env, steps=config.rollout_steps, seed=config.seed)
+    try:
+        states, first = numbered((world.envs.single_observation_space, world.envs.single_action_space))
+    except ConfigError:
+        world.close()
+        raise
+    return Opened(world=world, states=states, first_action=first, mdp=None)
+
+
+def open_finite(config: FiniteConfig, *, steps: int, seed: int, discount: float) -> tuple[Finite, FiniteWorld]:
+    """Raises ConfigError and DataError for a world that is none."""
+    mdp = finite_world(config, discount=discount)
+    require_all_actions(mdp)
+    return mdp, FiniteWorld(mdp=mdp, steps=steps, seed=seed, copies=config.copies)
+
+
+def numbered(found: Spaces) -> tuple[States, int]:
+    """Numbered states and actions of Gymnasium's spaces, and the number of the first action. Raises ConfigError."""
+    seen, chosen = found
+    if not isinstance(seen, spaces.Discrete) or not isinstance(chosen, spaces.Discrete):
+        raise ConfigError(
+            f"a table needs numbered states and actions, got {seen} and {chosen}; recipe tile_sarsa takes a box of "
+            "observations, dqn and ppo take more"
+        )
+    return States(count=int(seen.n), actions=int(chosen.n), first=int(seen.start)), int(chosen.start)
+
+
+def check_tabular(config: TabularRun, *, discount: float) -> list[str]:
+    """Warnings; raises as `open_tabular`, without a run."""
+    if config.finite is not None:
+        require_all_actions(finite_world(config.finite, discount=discount))
+        return []
+    assert config.env is not None
+    found, warnings = inspect_world(config.env, seed=config.seed)
+    numbered(found)
+    return warnings
+
+
+def derive_tabular(config: TabularRun) -> dict[str, str]:
+    """What a config comes to."""
+    copies = config.finite.copies if config.finite is not None else config.env.num_envs if config.env is not None else 0
+    batch = copies * config.rollout_steps
+    where = "a table, stepped at once" if config.env is None else placed(config.env)
+    return {
+        "steps of the world per turn": f"{copies} environments x {config.rollout_steps} = {batch}",
+        "steps of the world": f"{config.steps * batch}",
+        "environments": where,
+    }
+
+
+# --------------------------------------------------------------------------------------------------- acting
+
+
+@dataclass
+class TableActor:
+    """Decides by a table; the turn of its exploration is the version that it was published as."""
+
+    acting: TableActing
+    version: int = 0
+
+    def publish(self, policy: ActionTable, version: int) -> None:
+        self.acting, self.version = policy.acting(version), version
+
+    def noise(self, draws: np.random.Generator, shape: tuple[int, ...]) -> Noise:
+        return self.acting.noise(draws, shape)
+
+    def decide(self, seen: Array, noise: Noise) -> tuple[NDArray[np.int64], Noise]:
+        return self.acting.decide(seen, noise)
+
+
+@dataclass
+class FixedActor:
+    """Decides by probabilities that never change."""
+
+    acting: FollowActing
+    version: int = 0
+
+    def publish(self, policy: StateValues, version: int) -> None:
+        del policy
+        self.version = version
+
+    def noise(self, draws: np.random.Generator, shape: tuple[int, ...]) -> Noise:
+        return self.acting.noise(draws, shape)
+
+    def decide(self, seen: Array, noise: Noise) -> tuple[NDArray[np.int64], Noise]:
+        return self.acting.decide(seen, noise)
+
+
+# --------------------------------------------------------------------------------------------------- the job
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Method:
+    """What one method is, for `table_job`."""
+
+    rule: Callable[[ActionTable], Rule]
+    discount: float
+    credit: Credit | None = None
+    """None: the parts of a one-step target."""
+    foresees: bool = False
+    """Whether credit asks what the table expects."""
+    whole: bool = False
+    """Whether it learns from whole episodes only."""
+    first_visits: bool = False
+    """And there from the first visit of a pair only."""
+    tables: int = 1
+
+
+def table_job(config: TabularRun, method: Method) -> Job[ActionTable]:
+    """A method on a table of numbered states, ready to be run. Raises as `open_tabular`."""
+    opened = open_tabular(config, discount=method.discount)
+    table = ActionTable(
+        opened.states, explore=config.explore, initial=config.table.initial, tables=method.tables,
+        first_action=opened.first_action,
+    )  # fmt: skip
+    return action_job(
+        table, method, world=opened.world, rate=config.table.rate,
+        judge=_judge_of(table, config.env, config.judge, config.seed, opened.mdp), judge_every=config.judge.every,
+    )  # fmt: skip
+
+
+def action_job(
+    table: ActionTable,
+    method: Method,
+    *,
+    world: GymWorld | FiniteWorld,
+    rate: RateConfig,
+    judge: Callable[[], Verdict],
+    judge_every: int,
+) -> Job[ActionTable]:
+    """A method on any table of action values."""
+    live: Source[ActionTable] = Live(world, TableActor(table.acting()))
+    return _job(
+        Recipe(
+            source=Whole(live) if method.whole else live,
+            credit=method.credit or partial(one_step, discount=method.discount),
+            learner=TabularLearner(
+                table, method.rule(table), rate, foresees=method.foresees, first_visits=method.first_visits
+            ),
+        ),
+        world=world, judge=judge, judge_every=judge_every,
+    )  # fmt: skip
+
+
+def values_job(recipe: Recipe[StateValues], *, world: FiniteWorld, judge: JudgeConfig) -> Job[StateValues]:
+    """Values of states, judged by how far they are from the truth."""
+    values = recipe.learner.policy
+    return _job(recipe, world=world, judge=partial(exact_verdict, values, world.mdp), judge_every=judge.every)
+
+
+def exact_verdict(table: Table, mdp: Finite) -> Verdict:
+    """Of a table in a world that is known; nothing is sampled, so its interval is a point."""
+    metrics = exact_metrics(table, mdp)
+    score = metrics["eval/score"]
+    return Verdict(estimate=Estimate(mean=score, low=score, high=score, n=1), metrics=metrics)
+
+
+def played_verdict(table: ActionTable, env: GymConfig, *, episodes: int, seed: int) -> Verdict:
+    """Of a table whose world can only be played in."""
+    return verdict(judged(table, env, episodes=episodes, seed=seed))
+
+
+def _judge_of(
+    table: ActionTable, env: GymConfig | None, judge: JudgeConfig, seed: int, mdp: Finite | None
+) -> Callable[[], Verdict]:
+    if mdp is not None:
+        return partial(exact_verdict, table, mdp)
+    assert env is not None
+    return partial(played_verdict, table, env, episodes=judge.episodes, seed=seed)
+
+
+def _job(recipe: Recipe[T], *, world: GymWorld | FiniteWorld, judge: Callable[[], Verdict], judge_every: int) -> Job[T]:
+    table = recipe.learner.policy
+    gym = world if isinstance(world, GymWorld) else None
+    return Job(
+        recipe=recipe,
+        save_policy=lambda folder: save_table(table, folder),
+        load_policy=lambda folder: load_numbers(table, folder),
+        judge=judge,
+        judge_every=judge_every,
+        warnings=gym.notes if gym is not None else (),
+        notes=gym.lately if gym is not None else no_notes,
+        close=gym.close if gym is not None else nothing,
+    )

@@ -1,0 +1,1 @@
+"""Training of language models: datasets, rollouts, losses, learners and jobs that the text recipes share."""

@@ -1,0 +1,65 @@
+"""Checks of a text config before a run: model, tokenizer, data and rewards fit each other."""
+
+from collections.abc import Callable
+from functools import cache, partial
+
+from hone.core.errors import all_at_once
+from hone.envs.text.dataset import Examples, overlap
+from hone.evaluate.text.open_policy import ModelSource, open_tokenizer
+from hone.evaluate.text.text_eval import EvaluationConfig, prepare_exam
+from hone.models.language.tokenizers import Tokenizer
+from hone.rewards.config import RewardsConfig
+from hone.rewards.workers import check_functions
+
+STAGE = "stage:"
+"""A model path `stage:NAME` means the policy that an earlier stage of the same pipeline leaves behind."""
+
+
+def check_text(
+    model: ModelSource,
+    examples: Callable[[], Examples],
+    fitting: Callable[[Examples, Tokenizer, int], list[str]],
+    *,
+    evaluation: EvaluationConfig | None,
+    rewards: RewardsConfig | None = None,
+) -> list[str]:
+    """Everything that can be known to be wrong before a model is loaded, at once; returns warnings.
+
+    `fitting` lays the examples out in a context of so many tokens, and returns its own warnings. What depends on
+    something that cannot be read says nothing of its own: its fault is said once.
+    """
+    read = cache(examples)
+    opened = cache(partial(open_tokenizer, model))
+    known = model.path is None or not model.path.startswith(STAGE)  # else the folder is not there yet
+    checks: dict[str, Callable[[], list[str]]] = {"train": lambda: list(read().warnings)}
+    if known:
+        checks["model"] = lambda: _end_of_text(opened()[0])
+        checks["fits"] = lambda: fitting(read(), *opened())
+    if evaluation is not None:
+        held_out = cache(evaluation.task.examples)
+        checks["evaluation"] = lambda: [*held_out().warnings, *_both(read(), held_out(), evaluation)]
+        if known:
+            checks["asked"] = lambda: prepare_exam(evaluation, opened()[0], context=opened()[1]).warnings
+        checks["judged by"] = lambda: _usable(evaluation.rewards, held_out())
+    if rewards is not None and (evaluation is None or rewards != evaluation.rewards):  # starting a process takes time
+        checks["rewards"] = lambda: _usable(rewards, read())
+    return list(dict.fromkeys(warning for found in all_at_once(checks).values() for warning in found))
+
+
+def _usable(rewards: RewardsConfig, examples: Examples) -> list[str]:
+    check_functions(rewards, examples.column_names())
+    return []
+
+
+def _both(train: Examples, held_out: Examples, evaluation: EvaluationConfig) -> list[str]:
+    """Warns of prompts that are in both sets; a generated training set leaves the held-out ones out later."""
+    both = overlap(train, held_out)
+    if evaluation.task.generated or not both.count:
+        return []
+    return [f"{both.count} prompts stand in the training and in the evaluation set: {', '.join(both.ids[:5])}"]
+
+
+def _end_of_text(tokenizer: Tokenizer) -> list[str]:
+    if tokenizer.pad_id not in tokenizer.eos_ids:
+        return []
+    return ["the tokenizer pads with its end of text; hone masks by length, so the end of text is learned all the same"]

@@ -1,0 +1,45 @@
+"""Learners of language-model policies, and their evaluation along a run."""
+
+from collections.abc import Callable
+from functools import partial
+
+from hone.core.credit import Credits
+from hone.core.episodes import Episodes
+from hone.evaluate.text.text_eval import TextExam
+from hone.models.language.token_policy import TokenPolicy
+from hone.objectives.terms import Terms
+from hone.train.job import Verdict
+from hone.train.learner.config import LearnerConfig, policy_phase, schedule
+from hone.train.learner.gradient import GradientLearner
+from hone.train.text.flops import token_work
+from hone.train.text.rows import TokenBatch, TokenRows
+
+
+def judge_policy(exam: TextExam, policy: TokenPolicy) -> Verdict:
+    """The policy as it stands, on the held-out prompts."""
+    judged = exam.ask_policy(policy)
+    return Verdict(estimate=judged.estimate, metrics=judged.metrics(), answers=judged.rows())
+
+
+def token_learner(
+    config: LearnerConfig,
+    policy: TokenPolicy,
+    *,
+    layout: Callable[[Episodes, Credits], TokenRows],
+    objective: Callable[[TokenPolicy, TokenBatch], Terms],
+    seed: int,
+    steps: int,
+) -> GradientLearner[TokenPolicy, TokenBatch]:
+    """The gradient learner of every recipe on tokens; `steps` is the whole run's, for the learning rate's decay."""
+    return GradientLearner(
+        policy=policy,
+        layout=layout,
+        phases=[policy_phase(policy, objective, config)],
+        seed=seed,
+        learning_rate=schedule(config, config.optimizer_steps(steps)),
+        epochs=config.epochs,
+        minibatches=config.minibatches,
+        shuffle=config.minibatches > 1,
+        micro_batch_tokens=config.micro_batch_tokens,
+        work=partial(token_work, epochs=config.epochs),
+    )

@@ -1,0 +1,329 @@
+"""A policy's loss on tokens: what an objective may look at, what has to be found out for it, and how the recorded
+log-probabilities are held against the trainer's own.
+
+Three policies are told apart: the one that acted (its log-probabilities were recorded by an engine), the one at the
+start of the update, and the one being stepped. The loss's ratio is taken between the last and `then`; what lies between
+the first two is mismatch, measured before anything is clipped.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+from pydantic import Field
+from torch import Tensor
+
+from hone.core.config import Config
+from hone.core.credit import Credits, Metrics
+from hone.core.episodes import Episodes
+from hone.core.errors import DivergedError
+from hone.models.language.token_logprobs import Likeliest
+from hone.models.language.token_policy import TokenPolicy
+from hone.objectives.mismatch import (
+    corrected,
+    geometric_kept,
+    geometric_truncated_is,
+    icepop,
+    kpop,
+    masked_is,
+    sequence_masked_is,
+    sequence_truncated_is,
+    truncated_is,
+)
+from hone.objectives.terms import Terms
+from hone.objectives.weights import Scheme
+from hone.train.learner.config import LearnerConfig
+from hone.train.text.rows import Known, TokenBatch, TokenLayout, TokenRows
+
+Denominator = Literal["auto", "self", "recomputed", "recorded"]
+Correction = Literal[
+    "none",
+    "truncated_is",
+    "masked_is",
+    "icepop",
+    "kpop",
+    "sequence_truncated_is",
+    "sequence_masked_is",
+    "geometric_truncated_is",
+    "geometric_kept",
+]
+Factor = Callable[[Tensor, Tensor, Tensor], Tensor]
+"""Log-probabilities of the trainer and of whoever acted `[n]`, and the decisions' sequences `[n]` -> factor `[n]`."""
+
+
+class RatioConfig(Config):
+    """What the policy is compared with, and when a difference between engine and trainer stops the run."""
+
+    denominator: Denominator = "auto"
+    """`self`: the policy as it is, so that the ratio is exactly 1 (one optimizer step per rollout); `recomputed`: the
+    trainer's own log-probability before the update, one more forward pass; `recorded`: that of whoever acted. `auto` is
+    the first that fits: `self`, else `recomputed`, and `recorded` where answers may be older than the policy."""
+    correction: Correction = "none"
+    """Factor on each token's loss for what lies between whoever acted and the trainer's policy before the update."""
+    weight_cap: float | None = Field(default=None, gt=0)
+    """Largest factor (`kpop`: largest divergence in nats); the method's own by default."""
+    weight_floor: float | None = Field(default=None, ge=0)
+    """Factors below this count as 0, for the methods that mask; the method's own by default."""
+    alarm_nats: float | None = Field(default=None, gt=0)
+    """Mean |trainer - engine| of a step's log-probabilities above which the run stops; nothing: never."""
+
+
+class RatioLearnerConfig(LearnerConfig):
+    """AdamW, the shape of an update, and what the policy is compared with."""
+
+    ratio: RatioConfig = RatioConfig()
+    """What the policy is compared with."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenView:
+    """What is known of n decisions when a loss is computed; only `now`, `entropy` and `among` carry a gradient."""
+
+    now: Tensor
+    """`[n]` nats, of the policy being stepped."""
+    then: Tensor
+    """`[n]` nats, of the policy that the ratio is taken against."""
+    acted: Tensor
+    """`[n]` nats, of whoever acted, as recorded."""
+    start: Tensor
+    """`[n]` nats, of the trainer's policy when the update began, where it was asked; otherwise `now` as data."""
+    advantage: Tensor
+    """`[n]`."""
+    chosen: Tensor
+    """`[n]` int64: the tokens that were chosen."""
+    sequence: Tensor
+    """`[n]` number of the decision's sequence among those of this micro-batch, which holds whole sequences."""
+    entropy: Tensor | None
+    """`[n]` nats."""
+    anchor: Tensor | None
+    """`[n]` nats, of the reference policy."""
+    among: Tensor | None
+    """`[n, K]` nats, of the policy being stepped, for the tokens in `likeliest`."""
+    likeliest: Likeliest | None
+    """`[n, K]` of the policy when the update began."""
+    factor: Tensor | None
+    """`[n]` what `Loss.select` returned."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Whole:
+    """All N decisions of one optimizer step, as data: what a selection over the whole batch may look at."""
+
+    now: NDArray[np.floating]
+    then: NDArray[np.floating]
+    advantage: NDArray[np.floating]
+    entropy: NDArray[np.floating]
+    offsets: NDArray[np.int64]
+    """`[E+1]` decisions of each sequence."""
+    update: int
+    """Number of the optimizer step: keys random choices."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Loss:
+    """One loss on tokens: how it is computed, aggregated, and what it needs."""
+
+    objective: Callable[[TokenView], Terms]
+    scheme: Scheme
+    proportional: bool
+    """The loss is proportional to the advantage, so that sequences with advantage 0 need not be computed."""
+    reference: bool = False
+    """It compares with the policy as it was at the start of the run: a frozen copy is kept."""
+    entropy: bool = False
+    """It looks at entropies."""
+    likeliest: int = 0
+    """It looks at this many of the likeliest tokens."""
+    start: bool = False
+    """It looks at the policy as it was when the update began, whatever its ratio is taken against."""
+    select: Callable[[Whole], NDArray[np.floating]] | None = None
+    """Chooses among all decisions of an optimizer step, before it is cut into micro-batches: a factor for each, `[N]`.
+    Costs a forward pass per optimizer step."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLoss:
+    """A `Loss`, ready to be stepped: questions are put to the policy here, and nowhere else."""
+
+    loss: Loss
+    denominator: Literal["self", "recomputed", "recorded"]
+    micro_batch_tokens: int
+    reference: TokenPolicy | None = None
+    correction: Factor | None = None
+
+    def layout(
+        self, layout: TokenLayout, policy: TokenPolicy
+    ) -> Callable[[Episodes, Credits], TokenRows]:  # fmt: skip
+        """Rows of a step's episodes, with what has to be known before the first update."""
+
+        def lay(episodes: Episodes, credits: Credits) -> TokenRows:
+            rows = layout(episodes, credits)
+            return rows.knowing(self._known(rows, policy))
+
+        return lay
+
+    def objective(self, policy: TokenPolicy, batch: TokenBatch) -> Terms:
+        view = self.view(policy, batch)
+        terms = self.loss.objective(view)
+        if self.correction is not None:
+            terms = corrected(terms, self.correction(view.start, view.acted, view.sequence))
+        return Terms(loss=terms.loss, told=lambda: {**terms.metrics, **mismatch(view)})
+
+    def view(self, policy: TokenPolicy, batch: TokenBatch) -> TokenView:
+        look = policy.outlook(
+            batch.packed,
+            batch.at,
+            batch.chosen,
+            entropy=self.loss.entropy,
+            among=None if batch.likeliest is None else batch.likeliest.ids,
+            kept=batch.kept,
+        )
+        start = look.logp.detach() if batch.proximal is None else batch.proximal
+        return TokenView(
+            now=look.logp,
+            then=batch.logp if self.denominator == "recorded" else start,
+            acted=batch.logp,
+            start=start,
+            advantage=batch.advantage,
+            chosen=batch.chosen,
+            sequence=batch.sequence,
+            entropy=look.entropy,
+            anchor=batch.anchor,
+            among=look.among,
+            likeliest=batch.likeliest,
+            factor=batch.factor,
+        )
+
+    def select(self, policy: TokenPolicy, rows: TokenRows, update: int) -> TokenRows:
+        """`rows` of one optimizer step with the factors that `Loss.select` gives them."""
+        choose = self.loss.select
+        if choose is None:
+            return rows
+        episodes = rows.episodes
+        now, entropy = rows.asked(partial(_logp_and_entropy, policy), self.micro_batch_tokens)
+        then = rows.known.proximal
+        if self.denominator == "recorded":
+            then = episodes.logp
+        factor = choose(
+            Whole(
+                now=now.astype(np.float64),
+                then=(now if then is None else then).astype(np.float64),
+                advantage=rows.advantage,
+                entropy=entropy.astype(np.float64),
+                offsets=episodes.offsets,
+                update=update,
+            )
+        )
+        return rows.knowing(replace(rows.known, factor=factor.astype(now.dtype)))
+
+    def _known(self, rows: TokenRows, policy: TokenPolicy) -> Known:
+        budget, known = self.micro_batch_tokens, Known()
+        if self.reference is not None:
+            (anchor,) = rows.asked(partial(logp_of, self.reference), budget)
+            known = replace(known, anchor=anchor)
+        if self.denominator == "recomputed" or self.loss.start:
+            (proximal,) = rows.asked(partial(logp_of, policy), budget)
+            known = replace(known, proximal=proximal)
+        if self.loss.likeliest:
+            ids, logp = rows.asked(partial(_likeliest, policy, self.loss.likeliest), budget)
+            known = replace(known, likeliest_ids=ids.astype(np.int64), likeliest_logp=logp)
+        return known
+
+
+def logp_of(policy: TokenPolicy, batch: TokenBatch) -> tuple[Tensor]:
+    """`[n]` nats of what was chosen: a question for `TokenRows.asked`."""
+    return (policy.outlook(batch.packed, batch.at, batch.chosen, kept=batch.kept).logp,)
+
+
+def _logp_and_entropy(policy: TokenPolicy, batch: TokenBatch) -> tuple[Tensor, Tensor]:
+    look = policy.outlook(batch.packed, batch.at, batch.chosen, entropy=True, kept=batch.kept)
+    assert look.entropy is not None
+    return look.logp, look.entropy
+
+
+def _likeliest(policy: TokenPolicy, count: int, batch: TokenBatch) -> tuple[Tensor, Tensor]:
+    found = policy.likeliest(batch.packed, batch.at, count)
+    return found.ids, found.logp
+
+
+def denominator_of(
+    config: RatioConfig, *, updates_per_rollout: int, stale: bool
+) -> Literal["self", "recomputed", "recorded"]:
+    """What `auto` comes to; raises ValueError for `self` where the policy moves between rollouts."""
+    if config.denominator == "self" and (updates_per_rollout > 1 or stale):
+        raise ValueError(
+            'learner.ratio.denominator = "self" fits one optimizer step per rollout of the newest policy; here are '
+            f'{updates_per_rollout}{" on older answers" if stale else ""}; take "recomputed", "recorded" or "auto"'
+        )
+    found = config.denominator
+    if found == "auto":
+        found = "recorded" if stale else "self" if updates_per_rollout == 1 else "recomputed"
+    if found == "recorded" and config.correction != "none":
+        raise ValueError(
+            f'learner.ratio.correction = "{config.correction}" corrects for whoever acted, and so does a ratio against '
+            'what was recorded: twice is wrong. Set learner.ratio.denominator = "recomputed", or drop the correction'
+        )
+    return found
+
+
+def correction_of(config: RatioConfig) -> Factor | None:
+    """The name in a config, resolved; raises ValueError for a bound that the method does not have."""
+    token: dict[str, tuple[Callable[..., Tensor], tuple[str, ...]]] = {
+        "truncated_is": (truncated_is, ("weight_cap",)),
+        "masked_is": (masked_is, ("weight_floor", "weight_cap")),
+        "icepop": (icepop, ("weight_floor", "weight_cap")),
+        "kpop": (kpop, ("most_nats",)),
+    }
+    sequence: dict[str, tuple[Callable[..., Tensor], tuple[str, ...]]] = {
+        "sequence_truncated_is": (sequence_truncated_is, ("weight_cap",)),
+        "sequence_masked_is": (sequence_masked_is, ("weight_floor", "weight_cap")),
+        "geometric_truncated_is": (geometric_truncated_is, ("weight_cap",)),
+        "geometric_kept": (geometric_kept, ("ratio_floor", "ratio_cap")),
+    }
+    if config.correction == "none":
+        if config.weight_cap is not None or config.weight_floor is not None:
+            raise ValueError(
+                'learner.ratio.weight_cap and weight_floor are bounds of a learner.ratio.correction; it is "none"'
+            )
+        return None
+    method, bounds = (token | sequence)[config.correction]
+    if config.weight_floor is not None and not bounds[0].endswith("floor"):
+        raise ValueError(
+            f'learner.ratio.correction = "{config.correction}" has no lower bound; leave out learner.ratio.weight_floor'
+        )
+    given = {bounds[-1]: config.weight_cap, bounds[0]: config.weight_floor if len(bounds) > 1 else config.weight_cap}
+    factor = partial(method, **{name: value for name, value in given.items() if value is not None})
+    if config.correction in sequence:
+        return factor
+    return lambda trainer, acted, _sequence: factor(trainer, acted)
+
+
+def mismatch(view: TokenView) -> Mapping[str, Tensor]:
+    """How far the trainer's policy at the start of the update is from whoever acted, before any clipping; `[n]` each.
+
+    |difference| in nats (mean and largest), the share of ratios above 2, and the ratio itself, of which the learner
+    reports the effective sample size (sum w)^2 / (n sum w^2): 1 when nothing has to be corrected.
+    """
+    gap = (view.start - view.acted).double()
+    weight = gap.clamp(max=20.0).exp()
+    size = gap.abs()
+    return {
+        "mismatch/mean": size,
+        "mismatch/value_max": size,
+        "mismatch/ratio_above_2": (weight > 2.0).to(gap.dtype),
+        "mismatch/ratio_ess": weight,
+    }
+
+
+def alarm(config: RatioConfig, metrics: Metrics) -> None:
+    """Raises DivergedError when engine and trainer differ by more than the config allows."""
+    found, limit = metrics.get("mismatch/mean"), config.alarm_nats
+    if limit is None or found is None or found <= limit:
+        return
+    raise DivergedError(
+        f"the trainer's log-probabilities are {found:.3g} nats a token from the recorded ones, above "
+        f"learner.ratio.alarm_nats = {limit:g}: what acts is not the policy that is trained. Look at mismatch/* in the "
+        "run's metrics; usual causes: an engine of lower precision, stale answers, weights that were not handed over."
+    )

@@ -1,0 +1,173 @@
+"""What a credit may ask of policies: one number per decision, computed by the trainer without a gradient.
+
+Belongs here: the policy that learns, frozen ones that it is compared with, and questions to them as columns of
+episodes. A frozen policy is loaded when a recipe first asks for it, once, and its fingerprint is part of the run.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Annotated, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from pydantic import Field
+from torch import Tensor
+
+from hone.core.config import Config
+from hone.core.credit import Credits
+from hone.core.episodes import Episodes
+from hone.core.errors import DataError
+from hone.core.state import State, Stateful, substate
+from hone.credit.columns import Column, Credit
+from hone.credit.kl_reward import AdaptiveKl, FixedKl, KlController, KlInReward, k1, k2, k3
+from hone.models.language.token_logprobs import CHUNK_ELEMENTS
+from hone.models.language.token_policy import TokenPolicy
+from hone.objectives.weights import token_sum
+from hone.train.loop import Source
+from hone.train.text.loss import logp_of
+from hone.train.text.rows import TokenBatch, TokenLayout
+
+ESTIMATORS = {"k1": k1, "k2": k2, "k3": k3}
+REFERENCE = "the reference policy (model.path)"
+
+
+@dataclass
+class Policies:
+    """The policy that learns, and those that it is compared with."""
+
+    policy: TokenPolicy
+    open_frozen: Callable[[str | None], TokenPolicy]
+    """A policy folder, or None for the policy that the run started from -> that policy, never stepped."""
+    micro_batch_tokens: int
+    device: str
+    constants: dict[str, str] = field(default_factory=dict[str, str])
+    """Fingerprints of the frozen ones; a resume must find them unchanged."""
+    frozen: dict[str | None, TokenPolicy] = field(default_factory=dict[str | None, TokenPolicy])
+
+    def reference(self) -> TokenPolicy:
+        """The policy as it was when the run started."""
+        return self._frozen(None, REFERENCE)
+
+    def teacher(self, path: str, *, key: str) -> TokenPolicy:
+        """The policy in a folder. Raises DataError, naming the config's `key`, where its tokens are not ours."""
+        found = self._frozen(path, f"the teacher ({key})")
+        ours, theirs = self.policy.tokenizer, found.tokenizer
+        if ours.backend.get_vocab(with_added_tokens=True) != theirs.backend.get_vocab(with_added_tokens=True):
+            raise DataError(
+                f"{key} = {path!r}: its tokenizer ({theirs.size} tokens) is not the policy's ({ours.size} tokens), so "
+                "it cannot judge the policy's tokens; take a teacher of the same family"
+            )
+        return found
+
+    def logp(self, policy: TokenPolicy) -> Column:
+        """The log-probability of each choice under `policy`, nats."""
+        return partial(self._asked, question=partial(logp_of, policy))
+
+    def collision(self) -> Column:
+        """sum over the vocabulary of pi(v)^2 at each decision, of the policy as it stands."""
+        return partial(self._asked, question=partial(_collision, self.policy))
+
+    def _asked(
+        self, episodes: Episodes, *, question: Callable[[TokenBatch], tuple[Tensor]]
+    ) -> NDArray[np.floating]:  # fmt: skip
+        layout = TokenLayout(scheme=token_sum, device=self.device)
+        rows = layout(episodes, Credits(advantage=np.ones(episodes.decisions, np.float32)))
+        return rows.asked(question, self.micro_batch_tokens)[0].astype(np.float64)
+
+    def _frozen(self, path: str | None, name: str) -> TokenPolicy:
+        if path not in self.frozen:
+            self.frozen[path] = self.open_frozen(path).requires_grad_(requires_grad=False)
+        self.constants[name] = self.frozen[path].fingerprint()
+        return self.frozen[path]
+
+
+def _collision(policy: TokenPolicy, batch: TokenBatch) -> tuple[Tensor]:
+    """`[n]`; as many rows at a time as a chunk of logits has room for."""
+    hidden = policy.decoder.hidden(batch.packed)[batch.at]
+    found = [
+        policy.decoder.likeliest(part, policy.vocabulary, policy.temperature, vocab_size_used=policy.vocabulary)
+        for part in hidden.split(max(16, CHUNK_ELEMENTS // policy.vocabulary))
+    ]
+    return (torch.cat([part.logp.exp().square().sum(dim=1) for part in found]),)
+
+
+# ------------------------------------------------------------------------------------ the price of a distance
+
+
+class FixedPrice(Config):
+    """What a nat of distance to the reference costs in the reward: always the same."""
+
+    kind: Literal["fixed"] = "fixed"
+    """Names this alternative."""
+    weight: float = Field(default=0.0, ge=0)
+    """Price of a nat; 0 keeps no reference."""
+    estimator: Literal["k1", "k2", "k3"] = "k1"
+    """How the distance is estimated on the tokens that were drawn; in a reward, k1 has the gradient of the KL."""
+
+    def controller(self) -> KlController:
+        return FixedKl(self.weight)
+
+
+class AdaptivePrice(Config):
+    """What a nat of distance to the reference costs in the reward: steered towards a distance."""
+
+    kind: Literal["adaptive"]
+    """Names this alternative."""
+    weight: float = Field(default=0.2, gt=0)
+    """The first step's price of a nat."""
+    target_nats: float = Field(default=6.0, gt=0)
+    """Distance at which the price stays as it is."""
+    unit: Literal["episode", "decision"] = "episode"
+    """Whether the target is of a whole answer or of a token."""
+    horizon: float = Field(default=10_000.0, gt=0)
+    """Answers over which the price can change by a fifth of itself."""
+    estimator: Literal["k1", "k2", "k3"] = "k1"
+    """How the distance is estimated on the tokens that were drawn."""
+
+    def controller(self) -> KlController:
+        return AdaptiveKl(weight=self.weight, target=self.target_nats, horizon=self.horizon, unit=self.unit)
+
+
+Price = Annotated[FixedPrice | AdaptivePrice, Field(discriminator="kind")]
+
+
+def priced(
+    credit: Credit, price: FixedPrice | AdaptivePrice, policies: Policies
+) -> tuple[Credit, Stateful | None]:  # fmt: skip
+    """`credit` with the distance to the reference paid in the reward, and what of it is part of a run's state."""
+    if isinstance(price, FixedPrice) and price.weight == 0:
+        return credit, None
+    found = KlInReward(
+        credit,
+        reference=policies.logp(policies.reference()),
+        controller=price.controller(),
+        estimator=ESTIMATORS[price.estimator],
+    )
+    return found, found
+
+
+@dataclass
+class Remembering:
+    """Another source, with whose state that of a stateful credit travels: the price of a nat is part of the run, as
+    the cursor of its data is."""
+
+    source: Source[TokenPolicy]
+    memory: Stateful
+
+    def collect(self) -> Episodes:
+        return self.source.collect()
+
+    def publish(self, policy: TokenPolicy) -> None:
+        self.source.publish(policy)
+
+    def metrics(self) -> dict[str, float]:
+        return self.source.metrics()
+
+    def state(self) -> State:
+        return {"source": self.source.state(), "credit": self.memory.state()}
+
+    def restore(self, state: State) -> None:
+        self.source.restore(substate(state, "source"))
+        self.memory.restore(substate(state, "credit"))

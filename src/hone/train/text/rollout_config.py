@@ -1,0 +1,108 @@
+"""What the recipes for language models share: how answers are generated, and how they are shown.
+
+Belongs here: wiring that two recipes need. Does not: anything that makes one recipe differ from another.
+"""
+
+from typing import Annotated, Literal
+
+from pydantic import Field, model_validator
+
+from hone.core.config import Config
+from hone.core.generation import OnPublish, Sampling
+from hone.engine.choose import RunnerKind
+from hone.engine.clients.config import ServerEngine
+
+
+class AheadConfig(Config):
+    """Answers that are written while the policy learns from earlier ones."""
+
+    steps: int = Field(ge=0, le=16)
+    """Steps that an answer's first token may be older than the policy that learns from it; 0 is off."""
+    on_publish: Literal["wait", "finish", "recompute", "keep"] = "wait"
+    """What becomes of answers that are being written when the policy has been stepped. `wait`: the step waits for all
+    of them, and the run can be repeated to the bit. `finish`: it waits for those that have been begun. `recompute`:
+    they go on under the new weights, which read the text so far anew. `keep`: they go on over old keys and values."""
+
+    def derived(self) -> dict[str, str]:
+        """What it comes to, for `hone plan`."""
+        if self.steps == 0:
+            return {}
+        return {"ahead": f"answers are at most {self.steps} steps old; at a publication: {self.on_publish}"}
+
+
+class RolloutConfig(Config):
+    """How answers are generated in a step."""
+
+    prompts_per_step: int = Field(ge=1)
+    """Prompts asked in each step."""
+    samples_per_prompt: int = Field(default=8, ge=1)
+    """Answers to each prompt: the group whose scores are compared."""
+    max_tokens: int = Field(ge=1)
+    """Most tokens of an answer."""
+    temperature: float = Field(default=1.0, gt=0)
+    """The policy is softmax(logits / temperature), for the engine and for the trainer."""
+    top_k: int = Field(default=0, ge=0)
+    """Sample from the k likeliest tokens only; 0 is off."""
+    top_p: float = Field(default=1.0, gt=0, le=1)
+    """Sample from the smallest set of tokens with this probability; 1 is off."""
+    min_p: float = Field(default=0.0, ge=0, le=1)
+    """Leave out tokens with less than this share of the likeliest one's probability; 0 is off."""
+    stop: list[Annotated[str, Field(min_length=1)]] = []
+    """Texts that end an answer."""
+    runner: RunnerKind | ServerEngine = "auto"
+    """What runs the model: `native` compiled code, `native_bfloat16` the same in lower precision, `torch`,
+    `torch_compiled` (by torch.compile, for GPUs), or `auto`: native where it can be built. A table instead: a server
+    (docs/howto/servers.md)."""
+    deterministic: Literal["off", "batch"] = "off"
+    """`batch`: on CUDA too no answer depends on what is written beside it; on a CPU none ever does."""
+    ahead: Annotated[int, Field(ge=0, le=16)] | AheadConfig = 0
+    """Steps that answers may be older than the policy that learns from them: they are collected so far ahead. A table
+    instead also says what becomes of them when it changes (docs/concepts/generation.md)."""
+    slots: int = Field(default=64, ge=1)
+    """Answers that are written at the same time: memory and speed, never the result."""
+
+    @property
+    def collecting(self) -> AheadConfig:
+        """What `ahead` comes to."""
+        return self.ahead if isinstance(self.ahead, AheadConfig) else AheadConfig(steps=self.ahead)
+
+    @property
+    def midway(self) -> OnPublish | None:
+        """What becomes of answers that are being written at a publication; None where none is."""
+        found = self.collecting
+        return None if found.steps == 0 or found.on_publish == "wait" else found.on_publish
+
+    def notes(self) -> list[str]:
+        """What a person should know before a run."""
+        if self.midway is None:
+            return []
+        return [
+            f'rollout.ahead.on_publish = "{self.midway}": which weights drew which token depends on time, so this run '
+            'cannot be repeated to the bit (with "wait" it can)'
+        ]
+
+    @model_validator(mode="after")
+    def _a_server_has_its_own_batches(self) -> "RolloutConfig":
+        if isinstance(self.runner, ServerEngine) and self.deterministic != "off":
+            raise ValueError(
+                f'deterministic = "{self.deterministic}" is a promise of the embedded engine, not of a server '
+                "(docs/howto/servers.md); leave it out, or rollout.runner"
+            )
+        if isinstance(self.runner, ServerEngine) and self.midway:
+            raise ValueError(
+                f'rollout.ahead.on_publish = "{self.midway}" is for the embedded engine; a step waits '
+                'for the answers of a server: set it to "wait"'
+            )
+        return self
+
+    def sampling(self, *, greedy: bool = False) -> Sampling:
+        """The rollout's sampling, or its greedy counterpart for evaluation."""
+        return Sampling(
+            max_tokens=self.max_tokens,
+            temperature=self.temperature,
+            top_k=0 if greedy else self.top_k,
+            top_p=1.0 if greedy else self.top_p,
+            min_p=0.0 if greedy else self.min_p,
+            greedy=greedy,
+            stop=tuple(self.stop),
+        )

@@ -1,0 +1,55 @@
+"""Metrics and sample rows of a batch of answers."""
+
+from collections import Counter
+
+import numpy as np
+
+from hone.core.credit import Credits, Metrics
+from hone.core.episodes import Episodes, Status
+from hone.models.language.tokenizers import Tokenizer
+from hone.store.samples import SampleRow
+
+
+def answer_metrics(episodes: Episodes) -> Metrics:
+    """Lengths of the answers, and the policy's entropy as their tokens show it.
+
+    The mean of -log p over tokens drawn from the policy estimates its entropy per token without bias, for nothing.
+    """
+    lengths = episodes.lengths
+    return {
+        "answers/tokens_mean": float(lengths.mean()),
+        "answers/tokens_longest": float(lengths.max()),
+        "policy/entropy_nats": float(-episodes.logp.mean(dtype=np.float64)),
+    }
+
+
+def answer_rows(
+    step: int, episodes: Episodes, credits: Credits, tokenizer: Tokenizer, *, most: int = 64
+) -> list[SampleRow]:
+    """The first `most` answers of a step as a person reads them."""
+    shown = episodes.take(np.arange(min(most, len(episodes))))
+    seen = shown.transcript
+    prompt_ends = seen.at[shown.offsets[:-1]]
+    asked: Counter[int] = Counter()
+    rows: list[SampleRow] = []
+    for place in range(len(shown)):
+        start, stop = int(shown.offsets[place]), int(shown.offsets[place + 1])
+        scored = shown.status[place] == Status.SCORED
+        group = int(shown.group[place])
+        asked[group] += 1
+        rows.append(
+            SampleRow(
+                step=step,
+                group=group,
+                sample=asked[group] - 1,
+                prompt=tokenizer.decode(seen.tokens[seen.offsets[place] : prompt_ends[place]]),
+                completion=tokenizer.decode(shown.chosen[start:stop].astype(np.int32)),
+                score=float(shown.score[place]) if scored else None,
+                status=Status(int(shown.status[place])).name.lower(),
+                advantage=float(credits.advantage[start]),
+                tokens=stop - start,
+                finish="length" if shown.truncated[place] else "stop",
+                version=int(shown.version[start]),
+            )
+        )
+    return rows
