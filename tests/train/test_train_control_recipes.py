@@ -11,6 +11,7 @@ import torch
 from hone.core.credit import Credits, Metrics
 from hone.core.episodes import Episodes, concatenate
 from hone.core.errors import ConfigError, DataError
+from hone.core.random import generator
 from hone.core.state import substate
 from hone.envs.gym.world import GymConfig, open_world
 from hone.envs.logs.parquet import Log, write_log
@@ -24,8 +25,10 @@ from hone.store.codec import read_state, write_state
 from hone.train.control.acting import NetworkActor
 from hone.train.control.job import JudgeConfig
 from hone.train.control.replay_config import ReplayConfig
+from hone.train.control.rows import StepRows, cut_columns
 from hone.train.job import Entry, Job
 from hone.train.learner.config import LearnerConfig
+from hone.train.learner.gradient import cut_by_rows
 from hone.train.loop import train
 
 SMALL = MlpConfig(hidden=[16])
@@ -256,3 +259,19 @@ def test_cloning_recovers_the_logged_choice(tmp_path: Path) -> None:
         after = job.recipe.learner.update(episodes, Credits(advantage=episodes.reward))
     assert after["policy/nll_nats"] < 0.3 * before["policy/nll_nats"]
     assert not diary.lines
+
+
+def test_columns_are_cut_as_rows_are() -> None:
+    def column(draws: np.random.Generator, *shape: int) -> torch.Tensor:
+        return torch.from_numpy(draws.standard_normal(shape))
+
+    draws = generator(1, "rows")
+    rows = StepRows(
+        weight=torch.full((1,), 0.125, dtype=torch.float64).expand(8), seen=column(draws, 8, 3),
+        chosen=torch.from_numpy(draws.integers(5, 8, 8)), logp=column(draws, 8), advantage=column(draws, 8),
+        target=column(draws, 8),
+    )  # fmt: skip
+    order = np.array([3, 0, 7, 1, 6, 2, 5, 4])
+    for one, other in zip(cut_columns(rows, order, 4), cut_by_rows(rows, order, 4), strict=True):
+        for name, values in vars(one).items():
+            assert torch.equal(values, vars(other)[name]), name

@@ -15,7 +15,6 @@ from hone.core.config import Config
 from hone.credit.returns import one_step
 from hone.envs.logs.parquet import Log
 from hone.models.control.actor_critic import ActionValues, SoftActorCritic, mlps, squashed
-from hone.models.control.chunked_mlp import wide
 from hone.models.control.mlp import Choices, MlpConfig, Spaces
 from hone.models.control.numpy_policies import LOG_STD_RANGE
 from hone.models.control.offline import worths
@@ -93,7 +92,7 @@ def box_objective(policy: SoftActorCritic, rows: LoggedRows, *, conservatism: fl
     The critics see the logged action and the proposals of a state in one pass.
     """
     target, density, x = asked_rows(policy, rows)
-    first, second = (wide(critic, x).view(len(rows), -1) for critic in mlps(policy.critics))
+    first, second = (critic(x).view(len(rows), -1) for critic in mlps(policy.critics))
     error = soft_values(first[:, 0], second[:, 0], target)
     gaps = [conservative_sampled(worth[:, 1:], density, worth[:, 0]) for worth in (first, second)]
     loss = error.loss + conservatism * (gaps[0].loss + gaps[1].loss)

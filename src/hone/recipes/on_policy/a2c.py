@@ -19,7 +19,6 @@ from hone.objectives.policy import cispo, reinforce
 from hone.objectives.terms import Terms
 from hone.objectives.value import squared
 from hone.objectives.weights import token_mean
-from hone.train.control.actor_critic_backward import Weights, actor_critic_gradient, reinforce_slope
 from hone.train.control.on_policy import Method, OnPolicyRun, check_on_policy, derive, on_policy_job, told_of
 from hone.train.control.rows import StepRows
 from hone.train.job import Entry, Job, Parts
@@ -73,12 +72,6 @@ def objective(policy: ActorCritic, rows: StepRows, *, algorithm: A2cAlgorithm, s
     return Terms(loss=loss, told=lambda: told_of(now.entropy(), actor, critic))
 
 
-def by_hand(policy: ActorCritic, rows: StepRows, *, algorithm: A2cAlgorithm) -> Terms:
-    """`objective` with its gradient, for steps of the policy itself."""
-    weights = Weights(value=algorithm.value_weight, entropy=algorithm.entropy_weight)
-    return actor_critic_gradient(policy, rows, surrogate=reinforce_slope, weights=weights)
-
-
 def build(config: A2cConfig) -> Job[ActorCritic]:
     """Raises ConfigError and UserCodeError for what is wrong with the environment."""
     algorithm = config.algorithm
@@ -89,7 +82,6 @@ def build(config: A2cConfig) -> Job[ActorCritic]:
     method = Method(
         credit=credit,
         objective=partial(objective, algorithm=algorithm, stale=algorithm.ahead > 0),
-        by_hand=None if algorithm.ahead else partial(by_hand, algorithm=algorithm),
         normalise=algorithm.normalise,
         ahead=algorithm.ahead,
         discount=algorithm.discount,

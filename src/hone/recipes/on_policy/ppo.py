@@ -20,7 +20,6 @@ from hone.objectives.policy import clipped
 from hone.objectives.terms import Terms
 from hone.objectives.value import squared
 from hone.objectives.weights import token_mean
-from hone.train.control.actor_critic_backward import Weights, actor_critic_gradient, clipped_slope
 from hone.train.control.on_policy import Method, OnPolicyRun, check_on_policy, derive, on_policy_job, require_clipping
 from hone.train.control.rows import StepRows
 from hone.train.job import Entry, Job, Parts
@@ -94,13 +93,6 @@ def objective(
     )
 
 
-def by_hand(policy: ActorCritic, rows: StepRows, *, algorithm: PpoAlgorithm, width: Width) -> Terms:
-    """`objective` with its gradient."""
-    low, high = width.share * algorithm.clip_low, width.share * algorithm.clip_high
-    weights = Weights(value=algorithm.value_weight, entropy=algorithm.entropy_weight)
-    return actor_critic_gradient(policy, rows, surrogate=partial(clipped_slope, low=low, high=high), weights=weights)
-
-
 def build(config: PpoConfig) -> Job[ActorCritic]:
     """Raises ConfigError and UserCodeError for what is wrong with the environment."""
     algorithm = config.algorithm
@@ -113,7 +105,6 @@ def build(config: PpoConfig) -> Job[ActorCritic]:
     method = Method(
         credit=credit,
         objective=partial(objective, algorithm=algorithm, width=width),
-        by_hand=partial(by_hand, algorithm=algorithm, width=width),
         normalise=algorithm.normalise,
         ahead=algorithm.ahead,
         discount=algorithm.discount,
@@ -137,4 +128,4 @@ ENTRY = Entry(
     limitation="several passes over the same steps: a clip bounds the gradient, not the change of the policy.",
 )
 
-__all__ = ["ENTRY", "PpoAlgorithm", "PpoConfig", "build", "by_hand", "check", "derive", "objective", "require_clipping"]
+__all__ = ["ENTRY", "PpoAlgorithm", "PpoConfig", "build", "check", "derive", "objective", "require_clipping"]

@@ -82,8 +82,6 @@ class Method:
     credit: Callable[[Episodes, Values], Credits]
     objective: Callable[[ActorCritic, StepRows], Terms]
     normalise: Normalise
-    by_hand: Callable[[ActorCritic, StepRows], Terms] | None = None
-    """See `Phase.by_hand`."""
     discount: float
     """Of the returns by whose spread rewards are divided."""
     ahead: int = 0
@@ -107,7 +105,7 @@ def on_policy_job(config: OnPolicyRun, method: Method) -> Job[ActorCritic]:
     require_fit(config.env, space, method.normalise)
     policy = ActorCritic(space, config.network, seed=config.seed, critic=method.critic).to(config.run.device)
     policy_step = policy_phase(policy, method.objective, config.learner)
-    policy_step.prepare, policy_step.by_hand = method.prepare, method.by_hand
+    policy_step.prepare = method.prepare
     learner = GradientLearner(
         policy=policy,
         layout=partial(step_rows, device=config.run.device),

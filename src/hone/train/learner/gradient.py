@@ -91,9 +91,6 @@ class Phase(Generic[P, B]):
     """Stepped on every `every`-th minibatch only: TD3's delayed policy."""
     after: Callable[[P], None] | None = None
     """Runs after each of its steps: slow copies that follow no more often than it."""
-    by_hand: Callable[[P, B], Terms] | None = None
-    """`objective` with its gradient written out: adds that of sum(weight * loss) to the parameters' gradients, and
-    returns the terms as data. Must agree with `objective` to rounding."""
 
 
 @dataclass
@@ -220,10 +217,6 @@ class GradientLearner(Generic[P, B]):
 
 def _differentiated(phase: Phase[P, B], policy: P, batch: B) -> tuple[Terms, Tensor]:
     """Adds the gradient of a micro-batch's loss -> its terms, and the loss `[]`."""
-    if phase.by_hand is not None:
-        with torch.no_grad():
-            terms = phase.by_hand(policy, batch)
-            return terms, (terms.loss * batch.weight).sum()
     terms = phase.objective(policy, batch)
     loss = (terms.loss * batch.weight).sum()
     loss.backward()
