@@ -1,57 +1,80 @@
-"""docs/reference/algorithms/index.md, made from what the recipes and the functions that they name say about themselves.
+"""The pages of docs/reference/algorithms/, made from the docstrings of recipes and of the functions that they name.
 
-`python tests/docs/algorithm_page.py` writes the page; a test fails while it says something else.
+`python tests/docs/algorithm_page.py` writes them: a page for each family of recipes, one for functions that compute
+advantages, and one for losses.
 """
 
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from pages import anchor, fenced, made_by, slug, table, write
+
 from hone.objectives.presets import PRESETS, Preset
-from hone.recipes.registry import families, load_recipe, recipe_families, recipe_names
+from hone.recipes.registry import families, recipe_families
 from hone.train.job import Entry, defaults_of
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "algorithms" / "index.md"
+FOLDER = "reference/algorithms"
+CREDIT, LOSSES = "credit_functions", "loss_functions"
 LIBRARIES = {"trl": "TRL", "verl": "verl"}
-HEAD = """# Algorithms
+MADE_BY = made_by("algorithm_page.py")
+INDEX = f"""# Algorithms
 
-<!-- made by `python tests/docs/algorithm_page.py`: change docstrings and entries, not this page -->
+{MADE_BY}
 
-Every recipe with its formula, its source, its defaults, what TRL (1.16.0) and verl (0.9.1) run under its name, and when
-not to use it. The published value is the default. A library without a line runs the published loss, or does not have
-it; differences in credit stand with the credit's function, after "Elsewhere". Differences that concern every loss: in
-verl, means over a micro-batch depend on how the batch was cut unless global counts are given; TRL counts empty answers
-in its denominators. Here weights are fixed over the whole optimizer step, and a test holds every loss to that.
+One page per family of recipes. Each recipe has its formula, its source, its defaults, the loss that TRL (1.16.0) and
+verl (0.9.1) run under the same name, and its limitation. The functions that recipes are made of stand on pages of
+their own: [advantages and value targets]({CREDIT}.md), [losses and weights]({LOSSES}.md).
+
+Defaults are the published values. A library without a line runs the published loss, or does not have it. Differences
+in advantages stand with the function that computes them, after "Elsewhere". Two differences concern every loss: in
+verl, means over a micro-batch depend on how the batch was cut unless global counts are given; TRL counts empty
+answers in its denominators. hone fixes the weights over the whole optimizer step, and a test holds every loss to
+that.
 
 ```console
 $ hone list recipes grpo
-grpo group-relative policy optimisation: answers to one question judge each other
-Shao et al., DeepSeekMath, 2024
+grpo ...
 Live(text task, engine) -> group_relative -> clipped + kl_penalty, token_mean
 ```
 
-R: score of an answer; A: advantage; r: exp(log pi now - log pi then), with *then* as
-[learner.ratio](../../howto/configure.md#ratioconfig) says; sg: data, without gradient. Keys of `algorithm` are
-explained in [configure.md](../../howto/configure.md#every-key).
+Symbols: R is the score of an answer, A the advantage, r the probability ratio exp(log pi_new - log pi_old), and sg(x)
+the value of x without its gradient. The key `learner.ratio` chooses pi_old: the behaviour policy as recorded, or the
+policy at the start of the update, recomputed.
 """
+FUNCTIONS = {
+    CREDIT: ("Functions: advantages and value targets", "Functions of `hone.credit` that the recipes use."),
+    LOSSES: ("Functions: losses and weights", "Losses, weights and closed-form updates that the recipes use."),
+}
 
 
-def page() -> str:
-    entries = {name: load_recipe(name) for name in recipe_names()}
-    parts = ["\n".join([HEAD, table()]), *(section(name, entry) for name, entry in entries.items())]
+def pages() -> dict[str, str]:
+    members = families()
+    entries = {name: entry for family in members.values() for name, entry in family.items()}
     functions = {address(part): part for entry in entries.values() for part in parts_of(entry)}
-    parts += ["## The functions", *(function_of(functions[name]) for name in sorted(functions))]
+    written = {f"{FOLDER}/index.md": index(members)}
+    for family, own in members.items():
+        title = f"# Algorithms: {family}"
+        written[f"{FOLDER}/{slug(family)}.md"] = joined(title, MADE_BY, *(section(name, own[name]) for name in own))
+    for home, (title, text) in FUNCTIONS.items():
+        own_functions = [function_of(functions[name]) for name in sorted(functions) if home_of(functions[name]) == home]
+        written[f"{FOLDER}/{home}.md"] = joined(f"# {title}", MADE_BY, text, *own_functions)
+    return written
+
+
+def joined(*parts: str) -> str:
     return "\n\n".join(part.rstrip("\n") for part in parts) + "\n"
 
 
-def table() -> str:
-    parts: list[str] = []
-    for family, members in families().items():
-        rows = [f"| [`{name}`](#{name}) | {entry.summary} | {entry.source} |" for name, entry in members.items()]
-        parts.append("\n".join([f"### {family}", "", "| recipe | in a line | source |", "|---|---|---|", *rows]))
-    return "\n\n".join(["## By family", *parts])
+def index(members: Mapping[str, Mapping[str, Entry]]) -> str:
+    parts = [INDEX]
+    for family, entries in members.items():
+        rows = [
+            (f"[`{name}`]({slug(family)}.md#{anchor(name)})", one.summary, one.source) for name, one in entries.items()
+        ]
+        parts += [f"## {family}", table(("recipe", "in a line", "source"), rows)]
+    return joined(*parts)
 
 
 def section(name: str, entry: Entry) -> str:
@@ -65,17 +88,12 @@ def section(name: str, entry: Entry) -> str:
         *((LIBRARIES[preset.library], elsewhere(preset)) for preset in presets_of(entry)),
         ("limitation", entry.limitation),
     ]
-    rows = [f"| {what} | {said.replace('|', chr(92) + '|')} |" for what, said in made if said]
     module = inspect.getdoc(sys.modules[f"hone.recipes.{recipe_families()[name]}.{name}"]) or ""
-    return "\n".join([f"## {name}", "", fenced(module), "", "| | |", "|---|---|", *rows])
+    return joined(f"## {name}", fenced(module), table(("", ""), [(what, text) for what, text in made if text])).rstrip()
 
 
 def function_of(part: Callable[..., Any]) -> str:
-    return "\n".join([f"### `{address(part)}`", "", fenced(f"{signature(part)}\n\n{inspect.getdoc(part)}")])
-
-
-def fenced(text: str) -> str:
-    return f"```text\n{text.strip()}\n```"
+    return joined(f"## `{address(part)}`", fenced(f"{signature(part)}\n\n{inspect.getdoc(part)}")).rstrip()
 
 
 def parts_of(entry: Entry) -> Iterator[Callable[..., Any]]:
@@ -97,26 +115,29 @@ def address(part: Callable[..., Any]) -> str:
     return f"{part.__module__.removeprefix('hone.')}.{part.__qualname__}"
 
 
+def home_of(part: Callable[..., Any]) -> str:
+    return CREDIT if address(part).startswith("credit.") else LOSSES
+
+
 def link(part: Callable[..., Any]) -> str:
-    anchor = "".join(character for character in address(part).lower() if character.isalnum() or character in "_-")
-    return f"[`{part.__name__}`](#{anchor})"
+    return f"[`{part.__name__}`]({home_of(part)}.md#{anchor(address(part))})"
 
 
 def signature(part: Callable[..., Any]) -> str:
     """The name with its arguments and their defaults, without types."""
-    said: list[str] = []
+    words: list[str] = []
     for name, argument in inspect.signature(part).parameters.items():
         if name == "self":
             continue
-        if argument.kind is inspect.Parameter.KEYWORD_ONLY and "*" not in said:
-            said.append("*")
+        if argument.kind is inspect.Parameter.KEYWORD_ONLY and "*" not in words:
+            words.append("*")
         value = argument.default
         if value is inspect.Parameter.empty:
-            said.append(name)
+            words.append(name)
         else:
-            said.append(f"{name}={value.__name__ if callable(value) else repr(value)}")
-    return f"{part.__name__}({', '.join(said)})"
+            words.append(f"{name}={value.__name__ if callable(value) else repr(value)}")
+    return f"{part.__name__}({', '.join(words)})"
 
 
 if __name__ == "__main__":
-    PAGE.write_text(page(), encoding="utf-8")
+    write(pages())

@@ -1,67 +1,147 @@
-"""The tables of docs/howto/configure.md, made from the config classes themselves.
+"""The pages of docs/reference/configuration/, made from the config classes: `python tests/docs/config_tables.py`.
 
-`python tests/docs/config_tables.py` writes them into the page; a test fails while the page says something else.
+A page for each family of recipes, and one for the tables that several families share.
 """
 
 import json
 import types
-from collections.abc import Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import annotated_types
+from pages import anchor, made_by, slug, table, write
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from hone.core.config import Config
-from hone.recipes.registry import load_recipe, recipe_names
 from hone.train.config import RunConfig
+from hone.recipes.registry import families
+from hone.train.job import Entry
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "howto" / "configure.md"
-BEGIN, END = "<!-- tables -->\n", "<!-- /tables -->"
-HEAD = "| key | value | default | meaning |\n|---|---|---|---|"
+FOLDER = "reference/configuration"
+SHARED = "shared"
+"""The page of tables that recipes of several families take."""
 WORDS = {int: "integer", float: "number", str: "text", bool: "true or false", type(None): "unset"}
+INDEX = f"""# Configuration keys
+
+{made_by("config_tables.py")}
+
+One page per family of recipes lists every key with its type, its default and its meaning. [Shared tables](shared.md)
+are the tables that recipes of several families take. [Configuration](../../howto/configure.md) explains how a file is
+written and how keys are set on the command line.
+
+A table in the column *value* links to its own keys. The defaults of a recipe's table are those of the column *default*,
+and beyond them those of the linked table. `name` is required, but a file without one is given its own name. "Unset" is
+the absence of a value; TOML has no way to write it.
+"""
 
 
-def tables() -> str:
-    """Every recipe's own keys, then each table that a key of theirs holds, once."""
-    entries = {name: load_recipe(name) for name in recipe_names()}
-    parts: list[str] = []
-    for name, entry in entries.items():
-        parts += [f"### {name}", "", f"{entry.summary} ({entry.source})", "", own_keys(entry.config), ""]
-    inside = {config for entry in entries.values() for config in within(entry.config)}
-    inside |= {base for entry in entries.values() if (base := family_of(entry.config)) is not None}
-    shared = {config.__name__: config for config in inside}
-    assert len(shared) == len(inside), "a name twice"
-    parts += ["### Tables inside these tables", ""]
-    for name in sorted(shared):
-        parts += [f"#### {name}", "", " ".join((shared[name].__doc__ or "").split()), "", table_of(shared[name]), ""]
-    return "\n".join(parts)
+def pages() -> dict[str, str]:
+    members = families()
+    homes = homes_of(members)
+    written = {f"{FOLDER}/index.md": index(members)}
+    for family, entries in members.items():
+        written[f"{FOLDER}/{slug(family)}.md"] = Page(slug(family), homes).family(family, entries)
+    written[f"{FOLDER}/{SHARED}.md"] = Page(SHARED, homes).shared()
+    return written
 
 
-def family_of(config: type[RunConfig]) -> type[RunConfig] | None:
+def homes_of(members: Mapping[str, Mapping[str, Entry]]) -> dict[type[Config], str]:
+    """Each inner config class -> the page that holds its table."""
+    found: dict[type[Config], set[str]] = {}
+    for family, entries in members.items():
+        for entry in entries.values():
+            base = base_of(entry.config)
+            for config in {*within(entry.config), *([base] if base is not None else [])}:
+                found.setdefault(config, set()).add(slug(family))
+    assert len({config.__name__ for config in found}) == len(found), "a name twice"
+    return {config: next(iter(places)) if len(places) == 1 else SHARED for config, places in found.items()}
+
+
+def index(members: Mapping[str, Mapping[str, Entry]]) -> str:
+    rows = [
+        (
+            f"[{family}]({slug(family)}.md)",
+            ", ".join(f"[`{name}`]({slug(family)}.md#{anchor(name)})" for name in entries),
+        )
+        for family, entries in members.items()
+    ]
+    return f"{INDEX}\n{table(('family', 'recipes'), rows)}\n"
+
+
+class Page:
+    """One page of tables; links to tables on other pages name their file."""
+
+    def __init__(self, name: str, homes: Mapping[type[Config], str]) -> None:
+        self.name, self.homes = name, homes
+
+    def family(self, family: str, entries: Mapping[str, Entry]) -> str:
+        """Every recipe's own keys, then the tables that only this family takes."""
+        title = f"# Configuration: {family}"
+        parts = [title, made_by("config_tables.py"), "How to read the tables: [Configuration keys](index.md)."]
+        for name, entry in entries.items():
+            parts += [f"## {name}", f"{entry.summary} ({entry.source})", self.own_keys(entry.config)]
+        return "\n\n".join([*parts, "## Tables inside these tables", *self.tables()]) + "\n"
+
+    def shared(self) -> str:
+        intro = "Tables that recipes of several families take. How to read them: [Configuration keys](index.md)."
+        return (
+            "\n\n".join(["# Configuration: shared tables", made_by("config_tables.py"), intro, *self.tables()]) + "\n"
+        )
+
+    def tables(self) -> Iterator[str]:
+        here = sorted(
+            (config for config, home in self.homes.items() if home == self.name), key=lambda one: one.__name__
+        )
+        for config in here:
+            yield f"### {config.__name__}"
+            yield " ".join((config.__doc__ or "").split())
+            yield self.table_of(config)
+
+    def own_keys(self, config: type[RunConfig]) -> str:
+        """The whole table of a recipe that stands alone; of others the keys that they add to their base's."""
+        base = base_of(config)
+        if base is None:
+            return self.table_of(config)
+        added = [key for key in config.model_fields if key not in base.model_fields]
+        text = f"The keys of {self.link(base)}"
+        return f"{text}, and:\n\n{self.table_of(config, only=added)}" if added else f"{text}."
+
+    def table_of(self, config: type[Config], only: Sequence[str] | None = None) -> str:
+        rows = [
+            (f"`{name}`", f"{self.kind(field.annotation)}{bounds(field)}", default(field), field.description or "")
+            for name, field in config.model_fields.items()
+            if only is None or name in only
+        ]
+        return table(("key", "value", "default", "meaning"), rows)
+
+    def link(self, config: type[Config]) -> str:
+        home = self.homes[config]
+        page = "" if home == self.name else f"{home}.md"
+        return f"[{config.__name__}]({page}#{anchor(config.__name__)})"
+
+    def kind(self, annotation: Any) -> str:
+        """The values that the key takes, in words."""
+        if isinstance(annotation, type) and issubclass(annotation, Config):
+            return f"table {self.link(annotation)}"
+        origin, inner = get_origin(annotation), get_args(annotation)
+        if origin is Annotated:
+            return self.kind(inner[0])
+        if origin is Literal:
+            return ", ".join(f"`{json.dumps(value)}`" for value in inner)
+        if origin in (Union, types.UnionType):
+            return " or ".join(self.kind(part) for part in inner)
+        if origin is list:
+            return f"list of {self.kind(inner[0])}"
+        if origin is dict:
+            return "table"
+        return WORDS[annotation]
+
+
+def base_of(config: type[RunConfig]) -> type[RunConfig] | None:
     """The config that a recipe shares most of its keys with; None where it stands alone."""
     base = config.__bases__[0]
     return base if base is not RunConfig else None
-
-
-def own_keys(config: type[RunConfig]) -> str:
-    """The whole table of a recipe that stands alone; of others what they add to their family's."""
-    family = family_of(config)
-    if family is None:
-        return table_of(config)
-    name = family.__name__
-    added = [key for key in config.model_fields if key not in family.model_fields]
-    said = f"The keys of [{name}](#{name.lower()})"
-    return f"{said}, and:\n\n{table_of(config, only=added)}" if added else f"{said}."
-
-
-def written(page: str) -> str:
-    """The page with its tables as they are now."""
-    before, _, rest = page.partition(BEGIN)
-    _, mark, after = rest.partition(END)
-    assert mark, f"{PAGE} needs {BEGIN.strip()} ... {END}"
-    return f"{before}{BEGIN}\n{tables()}\n{END}{after}"
 
 
 def within(config: type[Config]) -> Iterator[type[Config]]:
@@ -75,53 +155,26 @@ def within(config: type[Config]) -> Iterator[type[Config]]:
 def configs_in(annotation: Any) -> list[type[Config]]:
     if isinstance(annotation, type) and issubclass(annotation, Config):
         return [annotation]
-    return [found for part in get_args(annotation) for found in configs_in(part)]
-
-
-def table_of(config: type[Config], only: Sequence[str] | None = None) -> str:
-    rows = [
-        f"| `{name}` | {kind(field.annotation)}{bounds(field)} | {default(field)} | {meaning(field)} |"
-        for name, field in config.model_fields.items()
-        if only is None or name in only
-    ]
-    return "\n".join([HEAD, *rows])
-
-
-def kind(annotation: Any) -> str:
-    """What may be written there, in words."""
-    if isinstance(annotation, type) and issubclass(annotation, Config):
-        return f"table [{annotation.__name__}](#{annotation.__name__.lower()})"
-    origin, inner = get_origin(annotation), get_args(annotation)
-    if origin is Annotated:
-        return kind(inner[0])
-    if origin is Literal:
-        return ", ".join(f"`{json.dumps(value)}`" for value in inner)
-    if origin in (Union, types.UnionType):
-        return " or ".join(kind(part) for part in inner)
-    if origin is list:
-        return f"list of {kind(inner[0])}"
-    if origin is dict:
-        return "table"
-    return WORDS[annotation]
+    return [config for part in get_args(annotation) for config in configs_in(part)]
 
 
 def bounds(field: FieldInfo) -> str:
-    said: list[str] = []
+    limits: list[str] = []
     for mark in field.metadata:
         match mark:
             case annotated_types.Ge(ge=limit):
-                said.append(f">= {limit}")
+                limits.append(f">= {limit}")
             case annotated_types.Gt(gt=limit):
-                said.append(f"> {limit}")
+                limits.append(f"> {limit}")
             case annotated_types.Le(le=limit):
-                said.append(f"<= {limit}")
+                limits.append(f"<= {limit}")
             case annotated_types.Lt(lt=limit):
-                said.append(f"< {limit}")
+                limits.append(f"< {limit}")
             case annotated_types.MinLen(min_length=limit):
-                said.append(f"at least {limit} long")
+                limits.append(f"at least {limit} long")
             case annotated_types.MaxLen(max_length=limit):
-                said.append(f"at most {limit} long")
-    return f", {', '.join(said)}" if said else ""
+                limits.append(f"at most {limit} long")
+    return f", {', '.join(limits)}" if limits else ""
 
 
 def default(field: FieldInfo) -> str:
@@ -142,9 +195,5 @@ def toml(value: object) -> str:
     return text if len(text) <= 40 else f"{text[:30]}..."
 
 
-def meaning(field: FieldInfo) -> str:
-    return " ".join((field.description or "").split()).replace("|", "\\|")
-
-
 if __name__ == "__main__":
-    PAGE.write_text(written(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    write(pages())

@@ -20,7 +20,7 @@ INCLUDED = {
 
 def test_every_page_has_one_place_in_the_navigation() -> None:
     settings = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
-    listed = re.findall(r"[\s:-] (\S+\.md)$", settings[settings.index("\nnav:") :], re.MULTILINE)
+    listed = re.findall(r"[:-] (\S+\.md)$", settings[settings.index("\nnav:") :], re.MULTILINE)
     pages = {path.relative_to(ROOT / "docs").as_posix() for path in (ROOT / "docs").rglob("*.md")}
     assert sorted(listed) == sorted(pages | set(INCLUDED))
     hooks = (ROOT / "docs" / "_site" / "hooks.py").read_text(encoding="utf-8")

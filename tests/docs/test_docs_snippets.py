@@ -6,7 +6,6 @@ import sys
 from pathlib import Path
 
 import pytest
-from config_tables import PAGE, written
 from snippets import Block, Runner, blocks_of, not_said
 
 from hone.recipes import off_policy
@@ -72,11 +71,6 @@ def test_a_page_runs_from_top_to_bottom(page: str, workplace: Path, capsys: pyte
 def test_what_is_not_run_stands_on_a_page() -> None:
     lines = "\n".join((ROOT / page).read_text(encoding="utf-8") for page in PAGES)
     assert [command for command in NOT_RUN if command not in lines] == [], "strike these from NOT_RUN"
-
-
-def test_the_tables_of_the_config_are_those_of_the_classes() -> None:
-    page = PAGE.read_text(encoding="utf-8")
-    assert page == written(page), "run `python tests/docs/config_tables.py`"
 
 
 def test_links_lead_somewhere() -> None:

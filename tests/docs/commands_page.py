@@ -1,0 +1,65 @@
+"""docs/reference/commands.md, made from the options that the commands declare: `python tests/docs/commands_page.py`."""
+
+from pages import fenced, made_by, table, write
+
+from hone.cli.options import COMMANDS, Command, parser_of
+
+PAGE = "reference/commands.md"
+HEAD = f"""# Commands
+
+{made_by("commands_page.py")}
+
+`hone COMMAND --help` prints the same. Exit codes are listed in [Runs](../howto/runs.md#exit-codes).
+"""
+MORE = {
+    "train": "[Configuration](../howto/configure.md), [Runs](../howto/runs.md)",
+    "plan": "[Configuration](../howto/configure.md)",
+    "eval": "[Evaluate and compare](../howto/compare.md)",
+    "sample": "[Runs](../howto/runs.md)",
+    "show": "[Runs](../howto/runs.md)",
+    "compare": "[Evaluate and compare](../howto/compare.md)",
+    "list": "[Algorithms](algorithms/index.md)",
+    "lab": "[The lab](../project/lab.md)",
+    "doctor": "[Troubleshooting](../howto/troubleshooting.md)",
+}
+"""Where a command is explained with examples."""
+
+
+def pages() -> dict[str, str]:
+    summary = table(
+        ("command", "purpose"), [(f"[`hone {one.name}`](#hone-{one.name})", one.summary) for one in COMMANDS]
+    )
+    return {PAGE: "\n\n".join([HEAD.strip(), summary, *(section(command) for command in COMMANDS)]) + "\n"}
+
+
+def section(command: Command) -> str:
+    """One command: its usage line, arguments and options."""
+    usage = parser_of(command).format_usage().removeprefix("usage: ")
+    arguments = [(f"`{name.upper()}`", "", text) for name, text in (*command.positionals, *command.many)]
+    arguments += [(f"`{name.upper()}`", "optional", text) for name, text in command.optional]
+    if command.overrides:
+        arguments.append(("`key=value`", "optional", "sets a key of the config: `learner.lr=1e-4`"))
+    options = [
+        (
+            f"`{option.flag} {option.metavar}`" if option.metavar else f"`{option.flag}`",
+            default_of(option.default, option.repeated),
+            option.help,
+        )
+        for option in command.options
+    ]
+    return "\n\n".join(
+        [
+            f"## hone {command.name}",
+            f"{command.summary[0].upper()}{command.summary[1:]}. See {MORE[command.name]}.",
+            fenced(usage),
+            table(("argument or option", "default", "meaning"), arguments + options),
+        ]
+    )
+
+
+def default_of(value: str, repeated: bool) -> str:
+    return "may be repeated" if repeated else f"`{value}`" if value else ""
+
+
+if __name__ == "__main__":
+    write(pages())

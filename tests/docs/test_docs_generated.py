@@ -1,0 +1,17 @@
+"""Generated pages are those of the code as it is now."""
+
+import pytest
+from pages import DOCS
+from write_pages import FOLDERS, GENERATORS
+
+
+@pytest.mark.parametrize("script", sorted(GENERATORS))
+def test_a_generated_page_is_that_of_the_code(script: str) -> None:
+    for path, text in GENERATORS[script]().items():
+        assert (DOCS / path).read_text(encoding="utf-8") == text, f"{path}: run `python tests/docs/{script}`"
+
+
+def test_generated_folders_hold_no_page_that_is_left_over() -> None:
+    made = {path for pages in GENERATORS.values() for path in pages()}
+    there = {path.relative_to(DOCS).as_posix() for folder in FOLDERS for path in (DOCS / folder).glob("*.md")}
+    assert there <= made, "run `python tests/docs/write_pages.py`"

@@ -1,0 +1,47 @@
+"""The page of metrics lists every name in the source, and no other."""
+
+import pytest
+from metric_names import all_names, listed, variable_parts
+from metrics_page import plain, written_by
+
+OTHER_STRINGS = {
+    "application/json": "a media type",
+    "infos/{}": "a group in Minari's files",
+    "{}/{}": "a random stream, or a name inside a file",
+    "ensemble/{}": "a random stream",
+    "return/mean": "read where present; no part writes it",
+    "loss/mean": "read where present; no part writes it",
+    "episodes/return": "read where present; no part writes it",
+}
+"""Strings in the source that look like metrics and are none, with the reason."""
+
+
+def test_every_name_in_the_source_is_listed() -> None:
+    known = {plain(name) for name in all_names()} | set(OTHER_STRINGS)
+    found = {name: places for name, places in written_by().items() if name not in known}
+    missing = {name: places for name, places in found.items() if not listed().fullmatch(name)}
+    assert missing == {}, "add them to tests/docs/metrics.toml, with unit and meaning"
+
+
+def test_every_listed_name_is_in_the_source() -> None:
+    there = written_by()
+    assert [name for name in all_names() if plain(name) not in there and not name.startswith("task{")] == []
+    assert [name for name in OTHER_STRINGS if name not in there] == [], "strike these"
+
+
+@pytest.mark.parametrize(
+    ("name", "known"),
+    [
+        ("reward/mean", True),
+        ("critic/loss", True),
+        ("time/collect_s", True),
+        ("task3/reward/mean", True),
+        ("meta/reward_after_2", True),
+        ("reward/median", False),
+        ("critic/weight", False),
+        ("unknown/loss", False),
+    ],
+)
+def test_the_catalogue_knows_names_that_vary(name: str, known: bool) -> None:
+    assert (listed().fullmatch(name) is not None) == known
+    assert "policy" in variable_parts()["phase"]

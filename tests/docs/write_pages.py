@@ -1,0 +1,32 @@
+"""Every generated page of docs/: `python tests/docs/write_pages.py` writes them all."""
+
+import algorithm_page
+import api_page
+import commands_page
+import config_tables
+import metrics_page
+from pages import DOCS, write
+
+GENERATORS = {
+    "commands_page.py": commands_page.pages,
+    "config_tables.py": config_tables.pages,
+    "algorithm_page.py": algorithm_page.pages,
+    "metrics_page.py": metrics_page.pages,
+    "api_page.py": api_page.pages,
+}
+FOLDERS = ("reference/configuration", "reference/algorithms")
+"""Folders in which every page is generated."""
+
+
+def main() -> None:
+    """Write the pages, and delete generated ones that no generator makes any more."""
+    made = {path: text for pages in GENERATORS.values() for path, text in pages().items()}
+    write(made)
+    for folder in FOLDERS:
+        for path in (DOCS / folder).glob("*.md"):
+            if path.relative_to(DOCS).as_posix() not in made:
+                path.unlink()
+
+
+if __name__ == "__main__":
+    main()
