@@ -28,8 +28,8 @@ MODULES: dict[str, str] = {
     "hone.core.errors": "errors and their exit codes",
     "hone.train.loop": "the training loop",
     "hone.train.job": "a recipe's description, and a runnable job",
-    "hone.envs.dataset": "datasets of prompts and examples",
-    "hone.envs.logs": "logs of decisions",
+    "hone.envs.text.dataset": "datasets of prompts and examples",
+    "hone.envs.logs.parquet": "logs of decisions",
     "hone.store.metrics": "the metrics of a run",
     "hone.estimators.across_runs": "intervals over several runs",
 }

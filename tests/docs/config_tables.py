@@ -14,8 +14,8 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from hone.core.config import Config
-from hone.train.config import RunConfig
 from hone.recipes.registry import families
+from hone.train.config import RunConfig
 from hone.train.job import Entry
 
 FOLDER = "reference/configuration"

@@ -9,6 +9,7 @@ import pytest
 from snippets import Block, Runner, blocks_of, not_said
 
 from hone.recipes import off_policy
+from hone.recipes import text as text_recipes
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGES = [
@@ -47,7 +48,7 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "160")  # tables are folded to the screen; pages show them unfolded
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "src"))  # child processes find this hone, installed or not
-    for family in (text, off_policy):
+    for family in (text_recipes, off_policy):
         folder = tmp_path / "src/hone/recipes" / family.__name__.rpartition(".")[2]
         monkeypatch.setattr(family, "__path__", [*family.__path__, str(folder)])
     before = set(sys.modules)
