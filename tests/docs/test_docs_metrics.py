@@ -1,5 +1,7 @@
 """The page of metrics lists every name in the source, and no other."""
 
+from pathlib import Path
+
 import pytest
 from metric_names import all_names, listed, variable_parts
 from metrics_page import plain, written_by
@@ -45,3 +47,13 @@ def test_every_listed_name_is_in_the_source() -> None:
 def test_the_catalogue_knows_names_that_vary(name: str, known: bool) -> None:
     assert (listed().fullmatch(name) is not None) == known
     assert "policy" in variable_parts()["phase"]
+
+
+def test_a_run_cannot_write_a_metric_that_is_not_listed(tmp_path: Path) -> None:
+    from hone.train.runner import run as driver
+
+    writer, _ = eval("open_metrics(path)", vars(driver), {"path": tmp_path / "metrics.jsonl"})  # as the driver calls it
+    writer.append(1, {"reward/mean": 1.0})
+    with pytest.raises(AssertionError, match="reward/median"):
+        writer.append(2, {"reward/median": 1.0})
+    writer.close()
