@@ -20,7 +20,7 @@ MORE = {
     "compare": "[Evaluate and compare](../howto/compare.md)",
     "list": "[Algorithms](algorithms/index.md)",
     "lab": "[The lab](../project/lab.md)",
-    "doctor": "[Runs](../howto/runs.md)",
+    "doctor": "[Troubleshooting](../howto/troubleshooting.md)",
 }
 """Where a command is explained with examples."""
 
