@@ -67,7 +67,7 @@ def cold_start(shape: str, task: str, *, steps: int = 250) -> Path:
     folder = WORK / f"{shape}-{task}-{steps}"
     if folder.exists():
         return folder
-    config = sft.Sft.model_validate(
+    config = sft.SftConfig.model_validate(
         {
             "recipe": "sft",
             "name": "cold",
@@ -79,7 +79,7 @@ def cold_start(shape: str, task: str, *, steps: int = 250) -> Path:
         }
     )
     job = sft.build(config)
-    train(job.recipe, steps=steps, report=_progress)
+    train(job.recipe, steps=steps, callback=_progress)
     folder.mkdir(parents=True)
     job.save_policy(folder)
     return folder

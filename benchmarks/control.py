@@ -29,17 +29,17 @@ from tables import Row, require_peer, rewrite, tell
 from hone.core.episodes import Episodes, concatenate
 from hone.core.random import generator
 from hone.envs.gym.world import GymConfig, open_world
-from hone.envs.logs.parquet import Log, write_log
-from hone.models.control.actor_critic import ActorCritic, Policy
+from hone.envs.logs.parquet import DecisionLog, write_log
+from hone.models.control.actor_critic import ActorCritic, ControlPolicy
 from hone.native.memory import keep_freed_memory
 from hone.recipes.bandits import thompson
 from hone.recipes.off_policy import sac
 from hone.recipes.offline import bc, cql
 from hone.recipes.on_policy import ppo
 from hone.train.control.acting import NetworkActor
-from hone.train.control.job import judged
+from hone.train.control.job import evaluate_returns
 from hone.train.control.replay_config import ReplayConfig
-from hone.train.job import Job
+from hone.train.job import TrainingJob
 from hone.train.learner.config import LearnerConfig
 from hone.train.loop import train
 
@@ -77,16 +77,16 @@ def silent(*_: object) -> None:
     """A report that says nothing."""
 
 
-def run(job: Job[P], steps: int, report: Callable[..., None] = silent) -> P:
+def run(job: TrainingJob[P], steps: int, report: Callable[..., None] = silent) -> P:
     keep_freed_memory()  # as the command `hone train` does
-    policy = train(job.recipe, steps=steps, report=report)
+    policy = train(job.recipe, steps=steps, callback=report)
     job.close()
     return policy
 
 
-def score(policy: Policy, name: str, seed: int) -> float:
+def score(policy: ControlPolicy, name: str, seed: int) -> float:
     """Mean return of the policy's mode over fresh episodes."""
-    return float(judged(policy, GymConfig(id=name), episodes=JUDGED, seed=10_000 + seed).mean())
+    return float(evaluate_returns(policy, GymConfig(id=name), episodes=JUDGED, seed=10_000 + seed).mean())
 
 
 def ppo_config(
@@ -155,13 +155,13 @@ def mixed_log(path: Path, seed: int, decisions: int) -> float:
     for number, policy in enumerate((fresh, trained)):
         world, had = open_world(config, steps=128, seed=2 * seed + number), 0
         while had < decisions // 2:
-            parts.append(world.rollout(NetworkActor(policy.acting())))
+            parts.append(world.rollout(NetworkActor(policy.numpy_policy())))
             had += parts[-1].decisions
     episodes = concatenate(parts)
     space = world.envs
     write_log(
         path,
-        Log(
+        DecisionLog(
             episodes=episodes,
             observation_space=space.single_observation_space,
             action_space=space.single_action_space,

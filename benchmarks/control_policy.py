@@ -26,7 +26,7 @@ from tables import Row, grow, require_peer, tell
 
 from hone.core.episodes import Episodes
 from hone.recipes.registry import load_recipe
-from hone.train.job import Job
+from hone.train.job import TrainingJob
 
 PEER_NAME = "Stable-Baselines3 2.9"
 ZOO: dict[str, Any] = {
@@ -81,7 +81,7 @@ print(steps / (time.process_time() - begin))
 """
 
 
-def built(settings: dict[str, Any], *, seed: int, steps: int) -> Job[Any]:
+def built(settings: dict[str, Any], *, seed: int, steps: int) -> TrainingJob[Any]:
     entry = load_recipe(settings["recipe"])
     return entry.build(entry.config.model_validate({**settings, "name": "bench", "seed": seed, "steps": steps}))
 

@@ -29,14 +29,14 @@ import torch
 from control import FIRST_SEED, interval, run
 from tables import Row, grow, tell
 
-from hone.envs.finite.build import from_gymnasium
-from hone.envs.finite.solve import policy_iteration, worth
-from hone.envs.gym.play import open_arena
+from hone.envs.finite.build import mdp_from_gymnasium
+from hone.envs.finite.solve import policy_iteration, start_value
+from hone.envs.gym.play import open_evaluation_envs
 from hone.envs.gym.world import GymConfig
-from hone.evaluate.control.returns import judged
-from hone.models.control.numpy_policies import Decides
+from hone.evaluate.control.returns import evaluate_returns
+from hone.models.control.numpy_policies import HasNumpyPolicy
 from hone.recipes.registry import load_recipe
-from hone.train.job import Job
+from hone.train.job import TrainingJob
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples" / "control"
 SOLVED, NOTHING = 0.9, 0.1
@@ -61,7 +61,7 @@ def settings(example: str, seed: int, changes: Changes) -> dict[str, Any]:
     return {**kept, "seed": seed, "name": "bench"}
 
 
-def trained(tables: Mapping[str, Any], *, quick: bool) -> tuple[Job[Any], Decides, GymConfig]:
+def trained(tables: Mapping[str, Any], *, quick: bool) -> tuple[TrainingJob[Any], HasNumpyPolicy, GymConfig]:
     """A run to its end: the job, its policy, and the environment that it is judged in."""
     entry = load_recipe(tables["recipe"])
     config = entry.config.model_validate({**tables, "steps": 3 if quick else tables["steps"]})
@@ -72,31 +72,31 @@ def trained(tables: Mapping[str, Any], *, quick: bool) -> tuple[Job[Any], Decide
 def success(tables: Mapping[str, Any], seed: int, *, quick: bool) -> float:
     """Mean return of the mode over 100 episodes: where 1 is paid at the goal and the episode ends there, a rate."""
     _, policy, env = trained(tables, quick=quick)
-    return float(judged(policy, env, episodes=10 if quick else 100, seed=10_000 + seed).mean())
+    return float(evaluate_returns(policy, env, episodes=10 if quick else 100, seed=10_000 + seed).mean())
 
 
 def swung(tables: Mapping[str, Any], seed: int, *, quick: bool) -> float:
     """Mean return of 5 episodes, of which a planner thinks ten seconds."""
     _, policy, env = trained(tables, quick=quick)
     env = env.model_copy(update={"max_episode_steps": 5}) if quick else env
-    return float(judged(policy, env, episodes=5, seed=10_000 + seed).mean())
+    return float(evaluate_returns(policy, env, episodes=5, seed=10_000 + seed).mean())
 
 
 def of_thompson(tables: Mapping[str, Any], seed: int, *, quick: bool) -> float:
     """Reward of trials that nobody trained on, as a share of Thompson sampling's with the same luck."""
     del seed
     job, _, _ = trained(tables, quick=quick)
-    assert job.judge is not None
-    return job.judge().metrics["eval/of_thompson"]
+    assert job.evaluate is not None
+    return job.evaluate().metrics["eval/of_thompson"]
 
 
 def arrival(tables: Mapping[str, Any], seed: int, *, quick: bool) -> float:
     """Mean discounted return of the mode: discount ** (steps to the goal - 1), 0 where it never gets there."""
     _, policy, env = trained(tables, quick=quick)
     episodes = 10 if quick else 400
-    arena = open_arena(env, episodes=episodes)
+    arena = open_evaluation_envs(env, episodes=episodes)
     seen, _ = arena.reset(seed=10_000 + seed)
-    best, paid, running = policy.acting().best, np.zeros(episodes), np.ones(episodes, dtype=np.bool_)
+    best, paid, running = policy.numpy_policy().best, np.zeros(episodes), np.ones(episodes, dtype=np.bool_)
     for number in range(2000):
         seen, reward, ended, cut, _ = arena.step(best(seen))
         paid += np.where(running, reward * NEAR**number, 0.0)
@@ -191,8 +191,8 @@ def trials_rows(*, quick: bool, seeds: int) -> Iterator[Row]:
 
 def options_rows(*, quick: bool, seeds: int) -> Iterator[Row]:
     """Early in a run and at its end."""
-    rooms = from_gymnasium(ROOMS, discount=NEAR)
-    best = worth(rooms, policy_iteration(rooms).value)
+    rooms = mdp_from_gymnasium(ROOMS, discount=NEAR)
+    best = start_value(rooms, policy_iteration(rooms).value)
     yield Row(row=f"Four rooms, discounted by {NEAR}: the best there is", value=best, unit="discounted return")
     nothing = WORK / "no_options.json"
     WORK.mkdir(exist_ok=True)

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from hone.engine.native.runner import NativeRunner
-from hone.engine.work import DRAW, Draws, Pass
+from hone.engine.work import DRAW, ForwardBatch, SamplerInput
 from hone.models.language.config import ModelConfig
 from hone.models.language.decoder import Decoder
 from hone.models.language.init import new_model
@@ -51,10 +51,10 @@ def flops_per_token(model: Decoder) -> int:
     return 2 * (weights + model.output_weight.numel())
 
 
-def draws_of(rows: int, at: np.ndarray) -> Draws:
-    return Draws(
-        at=at.astype(np.int32),
-        given=np.full(rows, DRAW, np.int32),
+def draws_of(rows: int, at: np.ndarray) -> SamplerInput:
+    return SamplerInput(
+        token_index=at.astype(np.int32),
+        forced_token=np.full(rows, DRAW, np.int32),
         uniform=np.random.default_rng(0).random(rows),
         temperature=np.ones(rows, np.float32),
         top_k=np.zeros(rows, np.int32),
@@ -69,7 +69,7 @@ def generate(runner: NativeRunner, rows: int, vocab: int, clock: Clock) -> tuple
     most = -(-(PROMPT + NEW) // runner.page_tokens)
     pages = np.arange(rows * most, dtype=np.int32).reshape(rows, most)
     runner.reserve(pages.size)
-    prompt = Pass(
+    prompt = ForwardBatch(
         tokens=np.random.default_rng(1).integers(0, vocab, rows * PROMPT).astype(np.int32),
         positions=np.tile(np.arange(PROMPT, dtype=np.int32), rows),
         sequence=np.repeat(np.arange(rows, dtype=np.int32), PROMPT),

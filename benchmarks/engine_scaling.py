@@ -28,12 +28,12 @@ from tables import Row, grow, tell
 
 from hone.core.credit import Credits, Metrics
 from hone.core.episodes import Episodes
-from hone.core.generation import Request, Sampling
+from hone.core.generation import Request, SamplingParams
 from hone.core.random import generator
-from hone.engine.choose import Chosen, choose_runner
-from hone.engine.engine import Engine
-from hone.engine.limits import sized
-from hone.engine.stops import TextRules
+from hone.engine.choose import RunnerChoice, choose_runner
+from hone.engine.engine import EmbeddedEngine
+from hone.engine.limits import default_limits
+from hone.engine.stops import TokenizerRules
 from hone.engine.torch_runner import TorchRunner
 from hone.models.language.config import ModelConfig
 from hone.models.language.decoder import Decoder
@@ -64,9 +64,11 @@ def model_of(positions: int) -> Decoder:
     return new_model(longer, seed=0)
 
 
-def engine_of(chosen: Chosen, *, slots: int, length: int, vocab: int) -> Engine:
-    limits = sized(slots=slots, page_tokens=chosen.runner.page_tokens, sequence_tokens=length + 32, vocab=vocab)
-    engine = Engine(chosen, TextRules(decode=None, eos=(), vocab=vocab), limits=limits, seed=0)
+def engine_of(chosen: RunnerChoice, *, slots: int, length: int, vocab: int) -> EmbeddedEngine:
+    limits = default_limits(
+        slots=slots, page_tokens=chosen.runner.page_tokens, sequence_tokens=length + 32, vocab=vocab
+    )
+    engine = EmbeddedEngine(chosen, TokenizerRules(decode=None, eos=(), vocab=vocab), limits=limits, seed=0)
     engine.publish(1)
     return engine
 
@@ -78,13 +80,13 @@ def work_of(requests: int, length: int) -> list[Request]:
             id=str(number),
             prompt=random.integers(3, 35, 24).astype(np.int32),
             samples=1,
-            sampling=Sampling(max_tokens=length),
+            sampling=SamplingParams(max_tokens=length),
         )
         for number in range(requests)
     ]
 
 
-def timed(engine: Engine, asked: list[Request], number: int) -> float:
+def timed(engine: EmbeddedEngine, asked: list[Request], number: int) -> float:
     """Tokens drawn per second."""
     begin = time.perf_counter()
     drawn = sum(len(one.tokens) for one in engine.generate(asked, round=number))
@@ -151,7 +153,7 @@ def invariance_row(requests: int, length: int, *, quick: bool) -> Row:
     vocab = model.config.vocab_size
     sides = [TorchRunner(model, vocab_used=vocab), TorchRunner(FreeRows(model), vocab_used=vocab)]
     engines = [
-        engine_of(Chosen(runner=side, own_weights=False), slots=min(64, requests), length=length, vocab=vocab)
+        engine_of(RunnerChoice(runner=side, own_weights=False), slots=min(64, requests), length=length, vocab=vocab)
         for side in sides
     ]
     asked, repetitions = work_of(requests, length), 1 if quick else 5
@@ -173,7 +175,7 @@ def invariance_row(requests: int, length: int, *, quick: bool) -> Row:
 
 def step_seconds(exactness: str, *, steps: int) -> float:
     """Median seconds of a GRPO step on short answers with the torch runner; the first is left out."""
-    config = grpo.Grpo.model_validate(
+    config = grpo.GrpoConfig.model_validate(
         {
             "recipe": "grpo",
             "name": "bench",
@@ -199,7 +201,7 @@ def step_seconds(exactness: str, *, steps: int) -> float:
         del step, episodes, credits, metrics
         marks.append(time.perf_counter())
 
-    train(job.recipe, steps=steps, report=report)
+    train(job.recipe, steps=steps, callback=report)
     job.close()
     return float(np.median(np.diff(marks)))
 

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from hone.core.ragged import Ints
-from hone.engine.protocol import Attend, LinearFn, Run
+from hone.engine.protocol import ForwardFn, LinearFn, PagedAttentionFn
 from hone.models.language.config import ModelConfig
 from hone.models.language.decoder import Decoder
 
@@ -63,7 +63,7 @@ class FreeAttention:
 
 @dataclass(frozen=True, slots=True)
 class FreeRows:
-    """The protocol `hone.engine.protocol.Model`, over a decoder."""
+    """The protocol `hone.engine.protocol.GenerationModel`, over a decoder."""
 
     model: Decoder
     rows: FreeLinear = field(default_factory=FreeLinear)
@@ -87,10 +87,10 @@ class FreeRows:
     def named_parameters(self) -> Iterator[tuple[str, Tensor]]:
         yield from self.model.named_parameters()
 
-    def run(self, tokens: Tensor, positions: Tensor, attend: Attend, linear: LinearFn) -> Tensor:
+    def run(self, tokens: Tensor, positions: Tensor, attend: PagedAttentionFn, linear: LinearFn) -> Tensor:
         return self.model.run(tokens, positions, attend, linear)
 
-    def compiled_run(self) -> Run:
+    def compiled_run(self) -> ForwardFn:
         return self.model.compiled_run()
 
     def logits(self, hidden: Tensor, linear: LinearFn) -> Tensor:

@@ -24,12 +24,12 @@ import torch
 from chains import SHAPES, fresh, lengths
 from tables import Row, grow, require_peer, tell
 
-from hone.core.generation import Request, Sampling
+from hone.core.generation import Request, SamplingParams
 from hone.core.random import generator
 from hone.engine.choose import choose_runner
-from hone.engine.engine import Engine
-from hone.engine.limits import sized
-from hone.engine.stops import TextRules
+from hone.engine.engine import EmbeddedEngine
+from hone.engine.limits import default_limits
+from hone.engine.stops import TokenizerRules
 from hone.models.language.hf_checkpoint import load_model
 
 HERE = Path(__file__).resolve().parent
@@ -63,13 +63,13 @@ def hone_speed(shape: str, requests: int, kind: str, options: dict[str, Any]) ->
     model = load_model(fresh(shape), dtype=kind)
     vocab = model.config.vocab_size
     chosen = choose_runner(options.get("runner", "auto"), model, vocab_used=vocab)
-    limits = sized(
+    limits = default_limits(
         slots=options.get("slots", min(requests, 128)),
         page_tokens=chosen.runner.page_tokens,
         sequence_tokens=32 + MOST,
         vocab=vocab,
     )
-    engine = Engine(chosen, TextRules(decode=None, eos=(), vocab=vocab), limits=limits, seed=0)
+    engine = EmbeddedEngine(chosen, TokenizerRules(decode=None, eos=(), vocab=vocab), limits=limits, seed=0)
     engine.publish(1)
     prompts, wanted = work(requests)
     asked = [
@@ -77,7 +77,7 @@ def hone_speed(shape: str, requests: int, kind: str, options: dict[str, Any]) ->
             id=str(place),
             prompt=np.array(prompt, np.int32),
             samples=1,
-            sampling=Sampling(max_tokens=count),
+            sampling=SamplingParams(max_tokens=count),
             expected_tokens=count,
         )
         for place, (prompt, count) in enumerate(zip(prompts, wanted, strict=True))
@@ -87,7 +87,7 @@ def hone_speed(shape: str, requests: int, kind: str, options: dict[str, Any]) ->
         drawn = sum(len(one.tokens) for one in engine.generate(asked, round=number))
         seconds = time.perf_counter() - begin
     assert drawn == sum(wanted)
-    return {"tokens_per_s": drawn / seconds, "runner_share": engine.stats.runner_s / engine.stats.seconds_s}
+    return {"tokens_per_s": drawn / seconds, "runner_share": engine.stats.runner_s / engine.stats.total_s}
 
 
 TRANSFORMERS = """

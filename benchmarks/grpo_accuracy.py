@@ -33,7 +33,7 @@ from hone.core.credit import Credits, Metrics
 from hone.core.episodes import Episodes
 from hone.native.memory import keep_freed_memory
 from hone.recipes.text import grpo
-from hone.train.job import Job
+from hone.train.job import TrainingJob
 from hone.train.loop import train
 
 HERE = Path(__file__).resolve().parent
@@ -83,10 +83,10 @@ def held_out(count: int) -> Path:
     return path
 
 
-def job_of(*, seed: int, steps: int, count: int) -> Job[Any]:
+def job_of(*, seed: int, steps: int, count: int) -> TrainingJob[Any]:
     rewards = {"functions": [{"use": f"{HERE / 'answers.py'}:right"}], "workers": 1}
     rollout = {"prompts_per_step": PROMPTS, "samples_per_prompt": SAMPLES, "max_tokens": TASKS[TASK], "slots": 128}
-    config = grpo.Grpo.model_validate(
+    config = grpo.GrpoConfig.model_validate(
         {
             "recipe": "grpo",
             "name": "bench",
@@ -105,9 +105,9 @@ def job_of(*, seed: int, steps: int, count: int) -> Job[Any]:
     return grpo.ENTRY.build(config)
 
 
-def accuracy(job: Job[Any]) -> float:
-    assert job.judge is not None
-    return job.judge().metrics["eval/score"]
+def accuracy(job: TrainingJob[Any]) -> float:
+    assert job.evaluate is not None
+    return job.evaluate().metrics["eval/score"]
 
 
 def hone_way(*, seed: int, steps: int, count: int, target: float) -> list[list[float]]:
@@ -127,7 +127,7 @@ def hone_way(*, seed: int, steps: int, count: int, target: float) -> list[list[f
         since = time.perf_counter()
 
     try:
-        train(job.recipe, steps=steps, report=report)
+        train(job.recipe, steps=steps, callback=report)
     except Arrived:
         pass
     finally:

@@ -67,7 +67,7 @@ def limit_of(task: str) -> int:
 
 def hone_step(shape: str, case: tuple[str, int, int], kind: str, steps: int) -> dict[str, float]:
     task, prompts, samples = case
-    config = grpo.Grpo.model_validate(
+    config = grpo.GrpoConfig.model_validate(
         {
             "recipe": "grpo",
             "name": "bench",
@@ -97,7 +97,7 @@ def hone_step(shape: str, case: tuple[str, int, int], kind: str, steps: int) -> 
         for name, value in metrics.items():
             told.setdefault(name, []).append(value)
 
-    train(job.recipe, steps=steps, report=report)
+    train(job.recipe, steps=steps, callback=report)
     job.close()
     return {
         "seconds": float(np.median(np.diff(marks)[2:])),

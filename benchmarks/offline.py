@@ -38,11 +38,11 @@ from hone.core.ragged import offsets_of
 from hone.core.random import generator
 from hone.envs.finite.stitching import stitching_log
 from hone.envs.gym.make import GymConfig
-from hone.envs.logs.parquet import Log, write_log
+from hone.envs.logs.parquet import DecisionLog, write_log
 from hone.recipes.registry import load_recipe
-from hone.train.control.behaviour_logs import Quality, Stages, parts_of, record, stages
-from hone.train.control.job import judged
-from hone.train.job import Job
+from hone.train.control.behaviour_logs import PolicySnapshots, Quality, log_shares, record_log, train_snapshots
+from hone.train.control.job import evaluate_returns
+from hone.train.job import TrainingJob
 
 HERE = Path(__file__).resolve().parent
 PEER = HERE / ".peers" / "d3rlpy"
@@ -51,7 +51,7 @@ BATCH, HIDDEN, TRANSITIONS = 256, [256, 256], 10_000
 JUDGED = 100
 
 
-def built(recipe: str, tables: dict[str, Any]) -> Job[Any]:
+def built(recipe: str, tables: dict[str, Any]) -> TrainingJob[Any]:
     entry = load_recipe(recipe)
     return entry.build(entry.config.model_validate({"recipe": recipe, "name": "bench", "steps": 1} | tables))
 
@@ -139,7 +139,7 @@ def noise_log(path: Path, *, discrete: bool) -> None:
     )
     action = spaces.Discrete(2) if discrete else spaces.Box(-2, 2, (1,), np.float32)
     observation = spaces.Box(-np.inf, np.inf, (seen.shape[1],), np.float32)
-    write_log(path, Log(episodes=episodes, observation_space=observation, action_space=action))
+    write_log(path, DecisionLog(episodes=episodes, observation_space=observation, action_space=action))
 
 
 def hone_speed(race: Race, log: Path, updates: int) -> float:
@@ -236,11 +236,11 @@ GENERATIVE: dict[str, dict[str, Any]] = {"bc": {}, "bcq": {}, "bear": {}}
 UPDATES = {"CartPole": 15_000, "Pendulum": 8000}
 
 
-def caught(task: str, seed: int, *, quick: bool) -> Stages:
+def caught(task: str, seed: int, *, quick: bool) -> PolicySnapshots:
     env, tables = TASKS[task]
     steps = tables["steps"] // 10 if quick else tables["steps"]
     job = built(tables["recipe"], tables | {"seed": seed, "steps": steps})
-    return stages(job, GymConfig(id=env), steps=steps, every=max(1, steps // 40), epsilon=0.1, seed=seed)
+    return train_snapshots(job, GymConfig(id=env), steps=steps, every=max(1, steps // 40), epsilon=0.1, seed=seed)
 
 
 def trial(
@@ -248,8 +248,8 @@ def trial(
 ) -> dict[str, tuple[float, float]]:
     """Score and CPU seconds of every entrant on one log, and the log's own mean return."""
     env = GymConfig(id=TASKS[task][0], num_envs=8)
-    parts = parts_of(caught(task, seed, quick=quick), quality, decisions=3000 if quick else 30_000, epsilon=0.1)
-    log = record(parts, env, seed=1000 + seed)
+    parts = log_shares(caught(task, seed, quick=quick), quality, decisions=3000 if quick else 30_000, epsilon=0.1)
+    log = record_log(parts, env, seed=1000 + seed)
     ended = log.episodes.terminated | log.episodes.truncated
     found = {"log": (float(log.episodes.score[ended].mean()), 0.0)}
     turns = (200 if quick else UPDATES[task]) // 10
@@ -263,7 +263,7 @@ def trial(
             begin = time.process_time()
             policy = run(built(recipe, tables | own), turns)
             took = time.process_time() - begin
-            found[recipe] = (float(judged(policy, env, episodes=JUDGED, seed=10_000 + seed).mean()), took)
+            found[recipe] = (float(evaluate_returns(policy, env, episodes=JUDGED, seed=10_000 + seed).mean()), took)
     return found
 
 
@@ -319,7 +319,9 @@ def stitched(seed: int) -> dict[str, float]:
             network, learner = {"hidden": [32], "activation": "relu"}, {"lr": 3e-3, "minibatches": 10}
             tables = {"seed": seed, "log": str(path), "steps": 60, "batch": 64, "network": network, "learner": learner}
             policy = run(built(recipe, tables | own), 60)
-            found[recipe] = float(judged(policy, GymConfig(id="hone/Stitching-v0"), episodes=1, seed=0).mean())
+            found[recipe] = float(
+                evaluate_returns(policy, GymConfig(id="hone/Stitching-v0"), episodes=1, seed=0).mean()
+            )
     return found
 
 

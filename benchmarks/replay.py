@@ -22,14 +22,14 @@ from tables import HERE, Row, require_peer, rewrite, tell
 from hone.core.episodes import Episodes
 from hone.core.random import generator
 from hone.replay import kernels as loops
-from hone.replay.kernels import Kernels, kernels
-from hone.replay.priority import Priorities, Prioritised
-from hone.replay.ring import Ring
-from hone.replay.steps import Steps
+from hone.replay.kernels import SumTreeKernels, kernels
+from hone.replay.priority import PrioritizedSampler, PriorityParams
+from hone.replay.ring import RingBuffer
+from hone.replay.steps import StepBuffer
 from hone.replay.tree import SumTree
 
 CAPACITY, BATCH, ADDED = 1_000_000, 256, 64
-NUMPY = Kernels(change=loops.change, find=loops.find, compiled=False)
+NUMPY = SumTreeKernels(set_leaves=loops.set_leaves, find_leaves=loops.find_leaves, compiled=False)
 PEERS = {
     "tianshou": ("Tianshou 2.0.1", ("torch==2.13.0", "tianshou==2.0.1")),
     "cpprb": ("cpprb 11.0.0", ("cpprb==11.0.0",)),
@@ -129,37 +129,39 @@ def rows_of(
     return rows or [plain]
 
 
-def tree_rows(using: Kernels, name: str, rivals: Sequence[Peer] = (), *, bar: float | None, quick: bool) -> list[Row]:
-    tree, draws = SumTree(CAPACITY, using=using), np.random.default_rng(0)
-    tree.change(np.arange(CAPACITY), draws.random(CAPACITY))
+def tree_rows(
+    using: SumTreeKernels, name: str, rivals: Sequence[Peer] = (), *, bar: float | None, quick: bool
+) -> list[Row]:
+    tree, draws = SumTree(CAPACITY, kernels=using), np.random.default_rng(0)
+    tree.set_masses(np.arange(CAPACITY), draws.random(CAPACITY))
     masses = draws.random((100, BATCH))
 
     def cycle(k: int) -> None:
-        rows, _ = tree.draw(BATCH, draws)
-        tree.change(rows, masses[k % 100])
+        rows, _ = tree.sample_rows(BATCH, draws)
+        tree.set_masses(rows, masses[k % 100])
 
     title = f"Sum tree, {name}: draw and update {BATCH} of 1e6"
     return rows_of(title, cycle, rivals, against="tree", bar=bar, quick=quick)
 
 
 def memory_rows(rivals: Sequence[Peer], *, quick: bool) -> list[Row]:
-    memory, draws = Prioritised(Ring(CAPACITY), Priorities()), np.random.default_rng(0)
+    memory, draws = PrioritizedSampler(RingBuffer(CAPACITY), PriorityParams()), np.random.default_rng(0)
     memory.add(transitions(CAPACITY))
     errors, fresh = draws.random((100, BATCH)), transitions(ADDED)
 
     def cycle(k: int) -> None:
         memory.sample(BATCH, draws)
-        memory.learn(errors[k % 100])
+        memory.update_priorities(errors[k % 100])
 
     name = f"Prioritised ring of 1e6: sample {BATCH} (weights, all columns gathered) and update"
     found = rows_of(name, cycle, rivals, against="sample", quick=quick)
     name = f"Prioritised ring of 1e6: add {ADDED} transitions"
     found += rows_of(name, lambda _: memory.add(fresh), rivals, against="add", bar=20, quick=quick)
-    ring = memory.memory
-    assert isinstance(ring, Ring)
+    ring = memory.buffer
+    assert isinstance(ring, RingBuffer)
     found += rows_of(f"Ring of 1e6: sample {BATCH} uniformly", lambda _: ring.sample(BATCH, draws), quick=quick)
     found += rows_of(f"Ring of 1e6: add {ADDED} transitions", lambda _: ring.add(fresh), quick=quick)
-    steps = Steps(CAPACITY, length=3, discount=0.99)
+    steps = StepBuffer(CAPACITY, n_steps=3, discount=0.99)
     steps.add(transitions(CAPACITY))
     name = f"Linked steps, 1e6: sample {BATCH} windows of 3"
     found += rows_of(name, lambda _: steps.sample(BATCH, draws), quick=quick)

@@ -22,7 +22,7 @@ from tables import Row, grow, tell
 
 from hone.core.random import generator
 from hone.envs.gym.world import GymConfig
-from hone.evaluate.control.returns import judged
+from hone.evaluate.control.returns import evaluate_returns
 from hone.recipes.registry import load_recipe
 from hone.train.loop import train
 
@@ -89,11 +89,11 @@ def run(chosen: dict[str, Any], seed: int) -> tuple[float, float, float]:
     config = entry.config.model_validate({**chosen, "seed": seed})
     begin = time.process_time()
     job = entry.build(config)
-    train(job.recipe, steps=config.steps, report=silent)
+    train(job.recipe, steps=config.steps, callback=silent)
     taken = time.process_time() - begin
     job.close()
-    assert job.judge is not None
-    metrics = job.judge().metrics
+    assert job.evaluate is not None
+    metrics = job.evaluate().metrics
     return metrics["eval/score"], metrics["eval/of_best"], taken
 
 
@@ -106,10 +106,10 @@ def hill(seed: int) -> tuple[float, float]:
     )
     begin = time.process_time()
     job = entry.build(config)
-    table = train(job.recipe, steps=config.steps, report=silent)
+    table = train(job.recipe, steps=config.steps, callback=silent)
     taken = time.process_time() - begin
     job.close()
-    score = judged(table, GymConfig(id="MountainCar-v0"), episodes=100, seed=10_000 + seed).mean()
+    score = evaluate_returns(table, GymConfig(id="MountainCar-v0"), episodes=100, seed=10_000 + seed).mean()
     return float(score), taken
 
 

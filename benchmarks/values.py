@@ -28,8 +28,8 @@ from tables import Row, grow, require_peer, tell
 
 from hone.core.episodes import Episodes
 from hone.recipes.registry import load_recipe
-from hone.train.control.value_based import Turns
-from hone.train.job import Job
+from hone.train.control.value_based import ReplayRunConfig
+from hone.train.job import TrainingJob
 
 BUDGET = 50_000
 SOLVED = 475.0
@@ -49,13 +49,13 @@ print(turns * 256 / (time.process_time() - begin))
 """
 
 
-def job_of(recipe: str, seed: int, *, budget: int) -> tuple[Job, int]:
+def job_of(recipe: str, seed: int, *, budget: int) -> tuple[TrainingJob, int]:
     """A recipe with its defaults, and how many turns make up the budget."""
     entry = load_recipe(recipe)
     tables = {"recipe": recipe, "name": "bench", "seed": seed, "env": {"id": CARTPOLE}}
     defaults = entry.config.model_validate({**tables, "steps": 1})
-    assert isinstance(defaults, Turns)
-    steps = max(1, (budget - defaults.replay.warmup) // defaults.turn)
+    assert isinstance(defaults, ReplayRunConfig)
+    steps = max(1, (budget - defaults.replay.warmup) // defaults.iteration_steps)
     return entry.build(entry.config.model_validate({**tables, "steps": steps})), steps
 
 

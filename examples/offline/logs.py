@@ -14,8 +14,8 @@ from typing import Any
 from hone.envs.gym.make import GymConfig
 from hone.envs.logs.parquet import write_log
 from hone.recipes.registry import load_recipe
-from hone.train.control.behaviour_logs import QUALITIES, Stages, parts_of, record, stages
-from hone.train.job import Job
+from hone.train.control.behaviour_logs import QUALITIES, PolicySnapshots, log_shares, record_log, train_snapshots
+from hone.train.job import TrainingJob
 
 TEACHERS: dict[str, tuple[str, dict[str, Any]]] = {
     "cartpole": (
@@ -36,7 +36,7 @@ TEACHERS: dict[str, tuple[str, dict[str, Any]]] = {
 }
 
 
-def teacher(name: str, seed: int, steps: int | None) -> tuple[Job[Any], int]:
+def teacher(name: str, seed: int, steps: int | None) -> tuple[TrainingJob[Any], int]:
     tables: dict[str, Any] = TEACHERS[name][1] | {"seed": seed}
     tables["steps"] = steps or tables["steps"]
     entry = load_recipe(tables["recipe"])
@@ -56,13 +56,15 @@ def main() -> None:
     job, steps = teacher(asked.task, asked.seed, asked.teacher_steps)
     if asked.only == "random":
         fresh = job.recipe.learner.policy
-        found = Stages(random=fresh, medium=fresh, expert=fresh, scores=(0.0, 0.0, 0.0))
+        found = PolicySnapshots(random=fresh, medium=fresh, expert=fresh, scores=(0.0, 0.0, 0.0))
         job.close()
     else:
-        found = stages(job, env, steps=steps, every=max(1, steps // 40), epsilon=asked.epsilon, seed=asked.seed)
+        found = train_snapshots(
+            job, env, steps=steps, every=max(1, steps // 40), epsilon=asked.epsilon, seed=asked.seed
+        )
     for quality in (asked.only,) if asked.only else QUALITIES:
-        parts = parts_of(found, quality, decisions=asked.decisions, epsilon=asked.epsilon)
-        log = record(parts, env, seed=1000 + asked.seed)
+        parts = log_shares(found, quality, decisions=asked.decisions, epsilon=asked.epsilon)
+        log = record_log(parts, env, seed=1000 + asked.seed)
         path = Path(f"{asked.task}_{quality}.parquet")
         write_log(path, log)
         ended = log.episodes.terminated | log.episodes.truncated

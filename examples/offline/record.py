@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from hone.core.episodes import Episodes, concatenate
 from hone.envs.gym.make import GymConfig
 from hone.envs.gym.world import open_world
-from hone.envs.logs.parquet import Log, write_log
+from hone.envs.logs.parquet import DecisionLog, write_log
 
 ENVIRONMENTS = 8
 STEPS = 625  # of each environment: 5,000 decisions a policy
@@ -51,7 +51,7 @@ def record(path: Path) -> Episodes:
         spaces = world.envs.single_observation_space, world.envs.single_action_space
         world.close()
     episodes = concatenate(pieces)
-    write_log(path, Log(episodes=episodes, observation_space=spaces[0], action_space=spaces[1]))
+    write_log(path, DecisionLog(episodes=episodes, observation_space=spaces[0], action_space=spaces[1]))
     return episodes
 
 

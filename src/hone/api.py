@@ -1,7 +1,7 @@
 """The public door for Python: what the commands do, without a screen.
 
 `train(file)` runs what a config file describes, `train_seeds(file, seeds)` once for each seed, `compare(runs)` holds
-runs against each other, `evaluate(policy)` judges a checkpoint, `sample(policy)` lets it answer.
+runs against each other, `evaluate_policy(policy)` judges a checkpoint, `sample(policy)` lets it answer.
 """
 
 import io
@@ -9,31 +9,31 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from hone.cli.commands.evaluate import Asked, examined, find_policy
-from hone.cli.commands.seeds import Turns, folder_of, one_after_another, parse_seeds, seeded
-from hone.cli.commands.train import check_data, stages_of, train_one, train_pipeline
+from hone.cli.commands.evaluate import PolicyTarget, evaluate_policy, find_policy
+from hone.cli.commands.seeds import SeedRuns, parse_seeds, run_sequentially, seed_folder, set_seed
+from hone.cli.commands.train import check_data, planned_runs, train_one, train_pipeline
 from hone.cli.stages import STAGE, pipeline_name
-from hone.cli.terminal.screen import Screen, console_of
+from hone.cli.terminal.screen import TerminalScreen, make_console
 from hone.config.resolve import read_document, require_consent
 from hone.core.credit import Metrics
 from hone.evaluate import checkpoint, comparison
 from hone.store.comparison import Comparison
-from hone.store.evaluations import Evaluation, Paired, SideBySide
+from hone.store.evaluations import EvaluationScore, PairedDifference, SideBySide
 from hone.store.folder import check_name
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Trained:
+class TrainingResult:
     """A finished run or pipeline."""
 
     folder: Path
-    evaluations: Sequence[Evaluation] = ()
-    comparisons: Sequence[Paired] = ()
+    evaluations: Sequence[EvaluationScore] = ()
+    comparisons: Sequence[PairedDifference] = ()
     side_by_side: Sequence[SideBySide] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Repeated:
+class MultiSeedResult:
     """One configuration, trained once for each seed."""
 
     folder: Path
@@ -44,7 +44,7 @@ class Repeated:
     """What they come to together."""
 
 
-class Quiet:
+class SilentProgress:
     """Progress that nobody watches; notes are in the run's log."""
 
     def start(self, total: int, title: str) -> None:
@@ -62,16 +62,18 @@ class Quiet:
 
 def train(
     file: str | Path, overrides: Sequence[str] = (), *, runs: str | Path = "runs", resume: bool = False
-) -> Trained:
+) -> TrainingResult:
     """Run what `file` describes, with `key=value` overrides, into `runs`. Raises HoneError, as the command says it."""
     document = read_document(file, overrides)
-    stages = stages_of(document)
+    stages = planned_runs(document)
     require_consent([warning for stage in stages for warning in stage.resolved.warnings], yes=False)
     check_data(stages)
     if STAGE not in document.values:
-        return Trained(folder=train_one(stages[0], root=Path(runs), resume=resume, progress=Quiet()).path)
-    outcome = train_pipeline(document, stages, root=Path(runs), resume=resume, progress=Quiet())
-    return Trained(
+        return TrainingResult(
+            folder=train_one(stages[0], root=Path(runs), resume=resume, progress=SilentProgress()).path
+        )
+    outcome = train_pipeline(document, stages, root=Path(runs), resume=resume, progress=SilentProgress())
+    return TrainingResult(
         folder=outcome.folder,
         evaluations=outcome.evaluations,
         comparisons=outcome.comparisons,
@@ -86,7 +88,7 @@ def train_seeds(
     *,
     runs: str | Path = "runs",
     resume: bool = False,
-) -> Repeated:
+) -> MultiSeedResult:
     """Run what `file` describes once for each seed (a number n means 0 to n - 1), one run after another.
 
     A run that fails does not keep the others from running; what the first one raised is raised at the end. Raises
@@ -96,19 +98,19 @@ def train_seeds(
     document = read_document(file, overrides)
     folder = Path(runs) / pipeline_name(document)
     check_name(folder.name)
-    seeded(document, asked[0])
-    stages = stages_of(document)
+    set_seed(document, asked[0])
+    stages = planned_runs(document)
     require_consent([warning for stage in stages for warning in stage.resolved.warnings], yes=False)
     check_data(stages)
-    turns = Turns(root=folder, seeds=asked, steps=stages[0].resolved.config.steps, resume=resume)
+    turns = SeedRuns(root=folder, seeds=asked, steps=stages[0].resolved.config.steps, resume=resume)
 
     def make(seed: int, begun: bool) -> None:  # noqa: FBT001 - called by position
-        seeded(document, seed)
-        train_one(stages_of(document)[0], root=folder, resume=begun, progress=Quiet())
+        set_seed(document, seed)
+        train_one(planned_runs(document)[0], root=folder, resume=begun, progress=SilentProgress())
 
-    one_after_another(turns, make, Screen(console=console_of(io.StringIO())))
+    run_sequentially(turns, make, TerminalScreen(console=make_console(io.StringIO())))
     found = comparison.compare([str(folder)], root=folder)
-    return Repeated(folder=folder, runs=[folder / folder_of(seed) for seed in asked], comparison=found)
+    return MultiSeedResult(folder=folder, runs=[folder / seed_folder(seed) for seed in asked], comparison=found)
 
 
 def compare(
@@ -127,7 +129,7 @@ def evaluate(
 ) -> Mapping[str, float]:
     """Judge a run's newest checkpoint, or a policy's folder, on held-out problems of its own task."""
     folder, run = find_policy(str(policy), Path(runs))
-    return examined(Asked(policy=folder, run=run, seed=seed, device="cpu"), problems=problems).scores
+    return evaluate_policy(PolicyTarget(policy=folder, run=run, seed=seed, device="cpu"), problems=problems).scores
 
 
 def sample(

@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from hone.bandits.posteriors import BetaBernoulli, LinearGaussian, load_posterior, save_posterior
-from hone.bandits.thompson import ClosedForm, ThompsonActor
+from hone.bandits.posteriors import BetaBernoulliPosterior, LinearGaussianPosterior, load_posterior, save_posterior
+from hone.bandits.thompson import PosteriorLearner, ThompsonActor
 from hone.core.credit import Credits
 from hone.core.errors import DataError
 from hone.core.random import generator
@@ -14,7 +14,7 @@ EMPTY = np.zeros((4, 0))
 
 
 def test_beta_counts_successes_and_failures() -> None:
-    belief = BetaBernoulli(3, alpha=1.0, beta=2.0)
+    belief = BetaBernoulliPosterior(3, alpha=1.0, beta=2.0)
     belief.observe(EMPTY, np.array([0, 0, 2, 0]), np.array([1.0, 1.0, 0.0, 0.0]))
     assert belief.alpha.tolist() == [3, 1, 1]
     assert belief.beta.tolist() == [3, 2, 3]
@@ -26,13 +26,13 @@ def test_beta_counts_successes_and_failures() -> None:
 
 def test_beta_refuses_other_rewards() -> None:
     with pytest.raises(DataError, match=r"reward 0.5 of decision 1.*0 and 1 only"):
-        BetaBernoulli(2).observe(EMPTY, np.array([0, 1, 1, 1]), np.array([1.0, 0.5, 0.0, 1.0]))
+        BetaBernoulliPosterior(2).observe(EMPTY, np.array([0, 1, 1, 1]), np.array([1.0, 0.5, 0.0, 1.0]))
 
 
 def test_linear_is_ridge_regression() -> None:
     rng = np.random.default_rng(0)
     context, arm, reward = rng.normal(size=(60, 3)), rng.integers(0, 2, 60), rng.normal(size=60)
-    belief = LinearGaussian(2, 3, noise=0.5, prior_precision=2.0)
+    belief = LinearGaussianPosterior(2, 3, noise=0.5, prior_precision=2.0)
     belief.observe(context[:25], arm[:25], reward[:25])
     belief.observe(context[25:], arm[25:], reward[25:])
     for k in range(2):
@@ -49,16 +49,18 @@ def test_linear_is_ridge_regression() -> None:
 @pytest.mark.parametrize(
     ("arms", "belief"),
     [
-        (BernoulliArms(kind="bernoulli", rates=[0.2, 0.5, 0.7]), BetaBernoulli(3)),
-        (LinearArms(kind="linear", arms=3, features=2), LinearGaussian(3, 2, noise=0.5)),
+        (BernoulliArms(kind="bernoulli", rates=[0.2, 0.5, 0.7]), BetaBernoulliPosterior(3)),
+        (LinearArms(kind="linear", arms=3, features=2), LinearGaussianPosterior(3, 2, noise=0.5)),
     ],
 )
-def test_thompson_finds_the_best_arm(arms: BernoulliArms | LinearArms, belief: BetaBernoulli | LinearGaussian) -> None:
-    world, actor, learner = ArmsWorld(arms, pulls=10, seed=4), ThompsonActor(belief), ClosedForm(belief)
+def test_thompson_finds_the_best_arm(
+    arms: BernoulliArms | LinearArms, belief: BetaBernoulliPosterior | LinearGaussianPosterior
+) -> None:
+    world, actor, learner = ArmsWorld(arms, pulls=10, seed=4), ThompsonActor(belief), PosteriorLearner(belief)
     gained, best = [], []
     for _ in range(200):
         episodes = world.rollout(actor)
-        worth = world.worth(episodes.observations.astype(np.float64))
+        worth = world.expected_rewards(episodes.observations.astype(np.float64))
         gained.append(worth[np.arange(10), episodes.chosen].mean())
         best.append(worth.max(axis=1).mean())
         learner.update(episodes, Credits(advantage=episodes.reward))
@@ -87,24 +89,24 @@ def test_the_luck_of_a_pull_does_not_depend_on_what_was_pulled() -> None:
 
 
 def test_missing_rewards_teach_nothing() -> None:
-    belief = BetaBernoulli(2)
+    belief = BetaBernoulliPosterior(2)
     world = ArmsWorld(BernoulliArms(kind="bernoulli", rates=[0.5, 0.5]), pulls=4, seed=1)
     episodes = world.rollout(ThompsonActor(belief))
     episodes.status[:3] = 2
-    ClosedForm(belief).update(episodes, Credits(advantage=episodes.reward))
+    PosteriorLearner(belief).update(episodes, Credits(advantage=episodes.reward))
     assert belief.alpha.sum() + belief.beta.sum() == 5
 
 
 def test_a_posterior_survives_the_disk_exactly(tmp_path) -> None:
-    belief = LinearGaussian(2, 3, noise=0.3)
+    belief = LinearGaussianPosterior(2, 3, noise=0.3)
     rng = np.random.default_rng(1)
     belief.observe(rng.normal(size=(9, 3)), rng.integers(0, 2, 9), rng.normal(size=9))
     save_posterior(belief, tmp_path)
-    again = LinearGaussian(2, 3)
+    again = LinearGaussianPosterior(2, 3)
     load_posterior(again, tmp_path)
     assert again.precision.tobytes() == belief.precision.tobytes()
-    assert again.pull.tobytes() == belief.pull.tobytes()
+    assert again.information.tobytes() == belief.information.tobytes()
     with pytest.raises(DataError, match="saved posterior has"):
-        load_posterior(LinearGaussian(2, 4), tmp_path)
+        load_posterior(LinearGaussianPosterior(2, 4), tmp_path)
     with pytest.raises(DataError, match="linear_gaussian posterior; this run's is beta_bernoulli"):
-        load_posterior(BetaBernoulli(2), tmp_path)
+        load_posterior(BetaBernoulliPosterior(2), tmp_path)

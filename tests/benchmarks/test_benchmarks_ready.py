@@ -16,12 +16,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hone.core.generation import Request, Sampling
-from hone.engine.choose import Chosen
-from hone.engine.engine import Engine
-from hone.engine.limits import sized
-from hone.engine.protocol import Model
-from hone.engine.stops import TextRules
+from hone.core.generation import Request, SamplingParams
+from hone.engine.choose import RunnerChoice
+from hone.engine.engine import EmbeddedEngine
+from hone.engine.limits import default_limits
+from hone.engine.protocol import GenerationModel
+from hone.engine.stops import TokenizerRules
 from hone.engine.torch_runner import TorchRunner
 from hone.models.language.config import ModelConfig
 from hone.models.language.init import new_model
@@ -43,22 +43,22 @@ def script(monkeypatch: pytest.MonkeyPatch) -> Script:
     return importlib.import_module
 
 
-def answers(model: Model) -> list[tuple[list[int], list[float]]]:
+def answers(model: GenerationModel) -> list[tuple[list[int], list[float]]]:
     """Tokens and log-probabilities of ragged requests, more of them than slots."""
-    chosen = Chosen(runner=TorchRunner(model, vocab_used=40), own_weights=False)
-    limits = sized(slots=3, page_tokens=chosen.runner.page_tokens, sequence_tokens=64, vocab=40)
-    engine = Engine(chosen, TextRules(decode=None, eos=(), vocab=40), limits=limits, seed=0)
+    chosen = RunnerChoice(runner=TorchRunner(model, vocab_used=40), own_weights=False)
+    limits = default_limits(slots=3, page_tokens=chosen.runner.page_tokens, sequence_tokens=64, vocab=40)
+    engine = EmbeddedEngine(chosen, TokenizerRules(decode=None, eos=(), vocab=40), limits=limits, seed=0)
     engine.publish(1)
     asked = [
         Request(
             id=str(number),
             prompt=np.arange(1, 4 + 3 * number, dtype=np.int32),
             samples=2,
-            sampling=Sampling(max_tokens=5 + number),
+            sampling=SamplingParams(max_tokens=5 + number),
         )
         for number in range(7)
     ]
-    done = sorted(engine.generate(asked), key=lambda one: (one.request, one.sample))
+    done = sorted(engine.generate(asked), key=lambda one: (one.request_id, one.sample_index))
     return [(one.tokens.tolist(), one.logp.tolist()) for one in done]
 
 

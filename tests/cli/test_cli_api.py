@@ -8,7 +8,7 @@ from test_cli_compare import SHORT
 from hone.api import compare, train, train_seeds
 from hone.cli.main import main
 from hone.core.errors import ConfigError, DataError
-from hone.store.metrics import comparable
+from hone.store.metrics import without_clock_metrics
 
 
 @pytest.fixture(autouse=True)
@@ -19,7 +19,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def figures(run: Path) -> list[str]:
-    return comparable((run / "metrics.jsonl").read_text().splitlines())
+    return without_clock_metrics((run / "metrics.jsonl").read_text().splitlines())
 
 
 def test_seeds_from_python_are_the_runs_of_the_command(place: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ import pytest
 from hone.cli.commands.seeds import parse_seeds
 from hone.cli.main import main
 from hone.core.errors import ConfigError
-from hone.store.metrics import comparable
+from hone.store.metrics import without_clock_metrics
 
 SHORT = """recipe = "ppo"
 steps = 3
@@ -30,7 +30,7 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def figures(run: str) -> list[str]:
     """The metrics of a run, without what depends on the clock."""
-    return comparable(Path(f"runs/{run}/metrics.jsonl").read_text().splitlines())
+    return without_clock_metrics(Path(f"runs/{run}/metrics.jsonl").read_text().splitlines())
 
 
 @pytest.mark.parametrize(

@@ -9,10 +9,10 @@ from hypothesis import strategies as st
 from pydantic import Field, model_validator
 
 from hone.config.overrides import parse_overrides, parse_value, split_overrides
-from hone.config.resolve import Resolved, load, read_document, require_consent, resolve
+from hone.config.resolve import ResolvedConfig, load, read_document, require_consent, resolve
 from hone.core.config import Config
 from hone.core.errors import ConfigError
-from hone.store.manifest import Setting
+from hone.store.manifest import ConfigSetting
 
 
 class Clipped(Config):
@@ -64,7 +64,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "run.toml"
 
 
-def answer(path: Path, text: str, *overrides: str) -> Resolved[Run]:
+def answer(path: Path, text: str, *overrides: str) -> ResolvedConfig[Run]:
     path.write_text(text)
     return load(Run, path, overrides)
 
@@ -160,10 +160,10 @@ def test_the_command_line_wins_and_origins_are_remembered(path: Path) -> None:
         path, "steps = 3\ntags = ['a', 'b']\n[learner]\nlr = 1\nepochs = 2\n", "learner.lr=0.25", "--tags=['c']"
     )
     assert (got.config.learner.lr, got.config.learner.epochs, got.config.tags) == (0.25, 2, ["c"])
-    assert got.settings()["learner.lr"] == Setting(value=0.25, origin="command line")
-    assert got.settings()["learner.epochs"] == Setting(value=2, origin="run.toml:5")
-    assert got.settings()["learner.mode"] == Setting(value="fast", origin="default")
-    assert {key: item.origin for key, item in got.chosen().items()} == {
+    assert got.settings()["learner.lr"] == ConfigSetting(value=0.25, origin="command line")
+    assert got.settings()["learner.epochs"] == ConfigSetting(value=2, origin="run.toml:5")
+    assert got.settings()["learner.mode"] == ConfigSetting(value="fast", origin="default")
+    assert {key: item.origin for key, item in got.non_defaults().items()} == {
         "steps": "run.toml:1",
         "learner.lr": "command line",
         "learner.epochs": "run.toml:5",
@@ -179,11 +179,11 @@ def test_a_table_given_in_part_keeps_the_rest_of_the_field_default(path: Path) -
 
 
 def test_what_a_table_given_in_part_keeps_is_told(path: Path) -> None:
-    assert answer(path, "steps = 3\n").kept() == {}
-    one = answer(path, "steps = 3\n[learner]\nepochs = 2\n").kept()
-    assert one == {"learner.lr": Setting(value=0.5, origin="default")}
-    both = answer(path, "steps = 3\n[learner]\nlr = 0.5\nloss.high = 0.28\n").kept()
-    assert both == {"learner.loss.low": Setting(value=0.1, origin="default")}
+    assert answer(path, "steps = 3\n").recipe_defaults() == {}
+    one = answer(path, "steps = 3\n[learner]\nepochs = 2\n").recipe_defaults()
+    assert one == {"learner.lr": ConfigSetting(value=0.5, origin="default")}
+    both = answer(path, "steps = 3\n[learner]\nlr = 0.5\nloss.high = 0.28\n").recipe_defaults()
+    assert both == {"learner.loss.low": ConfigSetting(value=0.1, origin="default")}
 
 
 def test_another_member_of_a_union_starts_from_its_own_defaults(path: Path) -> None:

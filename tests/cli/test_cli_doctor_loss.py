@@ -8,7 +8,7 @@ import pytest
 
 from hone.cli.commands import doctor_loss as loss
 from hone.cli.main import main
-from hone.store.certificate import Certificate, Check
+from hone.store.certificate import GradientCertificate, GradientCheck
 from hone.train.config import RunConfig
 
 PPO = 'recipe = "ppo"\nsteps = 1\nrollout_steps = 8\n[env]\nid = "CartPole-v1"\nnum_envs = 1\n[judge]\nepisodes = 1\n'
@@ -21,10 +21,10 @@ def somewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def answering(relative: float) -> Callable[..., Certificate | None]:
-    def certify(config: RunConfig, *, config_hash: str) -> Certificate | None:
-        check = Check(name="another order", detail="2 rows", difference=relative, relative=relative)
-        return Certificate(recipe=config.recipe, config_hash=config_hash, batch="2 rows", checks=(check,))
+def answering(relative: float) -> Callable[..., GradientCertificate | None]:
+    def certify(config: RunConfig, *, config_hash: str) -> GradientCertificate | None:
+        check = GradientCheck(name="another order", detail="2 rows", difference=relative, relative=relative)
+        return GradientCertificate(recipe=config.recipe, config_hash=config_hash, batch="2 rows", checks=(check,))
 
     return certify
 

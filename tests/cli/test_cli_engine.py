@@ -15,12 +15,12 @@ from hone.cli.commands import doctor
 from hone.cli.commands import doctor_engine as engine
 from hone.cli.commands.evaluate import generation_rows
 from hone.cli.main import main
-from hone.cli.terminal.screen import console_of
+from hone.cli.terminal.screen import make_console
 from hone.cli.terminal.streaming import AnswerStream
 from hone.core.errors import ResourceError
 from hone.core.generation import GenerationStats
-from hone.evaluate.engine_check import Finding, Kernel, kernel
-from hone.evaluate.text.open_policy import ModelSource, NewModel, open_policy
+from hone.evaluate.engine_check import KernelReport, RunnerCheck, kernel_report
+from hone.evaluate.text.open_policy import ModelSource, NewModelConfig, open_policy
 from hone.models.native import library as training
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -31,20 +31,20 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def stream_of() -> tuple[AnswerStream, StringIO]:
     out = StringIO()
-    return AnswerStream(console=console_of(out)), out
+    return AnswerStream(console=make_console(out)), out
 
 
 def test_answers_follow_one_another_in_the_order_asked() -> None:
     stream, out = stream_of()
-    stream.asked(["first?\n", "second?", "third?"])
-    stream.heard(1, "se")
-    stream.heard(0, "fi")
+    stream.on_prompts(["first?\n", "second?", "third?"])
+    stream.on_text(1, "se")
+    stream.on_text(0, "fi")
     assert out.getvalue() == "1/3  first?\nfi", "the second waits"
-    stream.ended(2, "third")
-    stream.heard(0, "r")
-    stream.ended(0, "st")
+    stream.on_end(2, "third")
+    stream.on_text(0, "r")
+    stream.on_end(0, "st")
     assert out.getvalue() == "1/3  first?\nfirst\n\n2/3  second?\nse"
-    stream.ended(1, "cond")
+    stream.on_end(1, "cond")
     assert out.getvalue().endswith("second\n\n3/3  third?\nthird\n\n")
     before = out.getvalue()
     stream.close()
@@ -55,8 +55,8 @@ def test_who_leaves_early_leaves_on_a_line_of_its_own() -> None:
     stream, out = stream_of()
     stream.close()
     assert out.getvalue() == ""
-    stream.asked(["?"])
-    stream.heard(0, "hal\x1b[2J")
+    stream.on_prompts(["?"])
+    stream.on_text(0, "hal\x1b[2J")
     stream.close()
     stream.close()
     assert out.getvalue() == "1/1  ?\nhal\\x1b[2J\n"
@@ -64,7 +64,7 @@ def test_who_leaves_early_leaves_on_a_line_of_its_own() -> None:
 
 @pytest.fixture(scope="module")
 def policy(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    tiny = NewModel(
+    tiny = NewModelConfig(
         hidden_size=16, layers=1, heads=2, kv_heads=1, head_dim=8, intermediate_size=24, alphabet="0123456789+="
     )
     folder = tmp_path_factory.mktemp("tiny")
@@ -137,7 +137,7 @@ def test_the_figures_of_a_generation() -> None:
         steps=100,
         row_steps=300,
         page_steps=500,
-        seconds_s=2.0,
+        total_s=2.0,
         runner_s=1.5,
         prefill_s=0.5,
         idle_slot_s=1.5,
@@ -163,14 +163,14 @@ def test_the_figures_of_a_generation() -> None:
 
 
 def checked(monkeypatch: pytest.MonkeyPatch, *, passed: bool) -> None:
-    one = Kernel(
+    one = KernelReport(
         usable=True,
         compiler="c++ 99",
-        built="in 9.0 s: x.so",
-        chosen="native, avx512: it runs here",
-        trainer="compiled, avx512",
+        build_note="in 9.0 s: x.so",
+        runner_note="native, avx512: it runs here",
+        trainer_note="compiled, avx512",
     )
-    found = Finding(runner="native float32", check="slots", against="8 and 3", found="bits", passed=passed)
+    found = RunnerCheck(runner="native float32", name="slots", compared_with="8 and 3", result="bits", passed=passed)
     monkeypatch.setattr(engine, "kernel", lambda: one)
     monkeypatch.setattr(engine, "check_runners", lambda *, native: iter([found] if native else []))
 
@@ -213,8 +213,8 @@ def test_the_doctor_in_earnest(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_the_doctor_says_why_the_trainer_has_no_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training, "_loaded", lambda: ResourceError("c++ failed on the compiled training kernels: x"))
-    assert kernel().trainer == "torch: c++ failed on the compiled training kernels: x"
+    assert kernel_report().trainer_note == "torch: c++ failed on the compiled training kernels: x"
     monkeypatch.undo()
-    assert kernel().trainer.startswith("compiled, ")
+    assert kernel_report().trainer_note.startswith("compiled, ")
     monkeypatch.setenv("HONE_NATIVE", "0")
-    assert kernel().trainer == "torch: HONE_NATIVE=0 switches compiled code off"
+    assert kernel_report().trainer_note == "torch: HONE_NATIVE=0 switches compiled code off"

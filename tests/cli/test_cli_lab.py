@@ -6,15 +6,15 @@ import pytest
 
 from hone.cli.commands import lab
 from hone.cli.main import main
-from hone.lab.finding import Bars, Claim, Experiment, Finding
+from hone.lab.finding import BarPlot, BoundedClaim, Experiment, ExperimentResult
 
 
 def experiment(name: str) -> Experiment:
-    def run(seed: int, *, quick: bool = False) -> Finding:
+    def run(seed: int, *, quick: bool = False) -> ExperimentResult:
         value = 1.0 if name == "good" else 0.0
-        claim = Claim(says="it is so", value=value, at_least=0.5)
-        panel = Bars(title="t", labels=["a"], values=[value])
-        return Finding(header=("a",), rows=[("1",)], panels=[panel], verdict=f"{name} verdict", claims=[claim])
+        claim = BoundedClaim(says="it is so", value=value, at_least=0.5)
+        panel = BarPlot(title="t", labels=["a"], values=[value])
+        return ExperimentResult(header=("a",), rows=[("1",)], panels=[panel], verdict=f"{name} verdict", claims=[claim])
 
     return Experiment(title=name, question="is it?", run=run)
 

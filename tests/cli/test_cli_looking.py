@@ -9,18 +9,18 @@ from hone.cli.commands import doctor
 from hone.cli.main import main
 from hone.core.clock import ManualClock
 from hone.evaluate import checkpoint
-from hone.recipes.registry import families, recipe_families, recipe_names
+from hone.recipes.registry import recipe_families, recipe_names, recipes_by_family
 from hone.store.folder import create_run
-from hone.store.manifest import Facts, Setting
+from hone.store.manifest import ConfigSetting, RunMetadata
 from hone.store.metrics import open_metrics
 
 
 @pytest.fixture
 def runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
-    config = {"lr": Setting(value=0.5, origin="run.toml:3"), "gamma": Setting(value=0.99)}
-    facts = Facts(hone_version="0.1.0", recipe="toy", machine="a machine", versions={"torch": "2"})
-    with create_run(Path("runs"), "first", config=config, facts=facts, clock=ManualClock()) as folder:
+    config = {"lr": ConfigSetting(value=0.5, origin="run.toml:3"), "gamma": ConfigSetting(value=0.99)}
+    facts = RunMetadata(hone_version="0.1.0", recipe="toy", machine="a machine", versions={"torch": "2"})
+    with create_run(Path("runs"), "first", config=config, metadata=facts, clock=ManualClock()) as folder:
         metrics = open_metrics(folder.metrics_path).writer
         metrics.append(1, {"reward/mean": 0.25, "loss": float("nan")})
         metrics.append(2, {"reward/mean": 0.75})
@@ -63,8 +63,8 @@ def test_list_recipes(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["list", "recipes"]) == 0
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert all(any(line.startswith(f"{name} ") for line in lines) for name in recipe_names())
-    titles = [line for line in lines if line.endswith(")") and line.startswith(tuple(families()))]
-    assert len(titles) == len(families())
+    titles = [line for line in lines if line.endswith(")") and line.startswith(tuple(recipes_by_family()))]
+    assert len(titles) == len(recipes_by_family())
     assert sum(int(line.split("(")[1][:-1]) for line in titles) == len(recipe_names())
     assert lines.index(titles[0]) < next(k for k, line in enumerate(lines) if line.startswith("grpo "))
     assert main(["list", "recipes", "dapo"]) == 0
@@ -102,11 +102,13 @@ def fake_judge(monkeypatch: pytest.MonkeyPatch) -> Asked:
     """Takes the place of the judge, and writes down what it was asked."""
     asked: Asked = []
 
-    def examine(policy: Path, *, run: Path | None, problems: int, seed: int, device: str) -> checkpoint.Examined:
+    def examine(
+        policy: Path, *, run: Path | None, problems: int, seed: int, device: str
+    ) -> checkpoint.PolicyEvaluation:
         asked.append((policy, run))
-        return checkpoint.Examined(scores={"eval/score": 0.5, "problems": float(problems)})
+        return checkpoint.PolicyEvaluation(scores={"eval/score": 0.5, "problems": float(problems)})
 
-    def answers(policy: Path, wanted: checkpoint.Wanted) -> list[checkpoint.Answer]:
+    def answers(policy: Path, wanted: checkpoint.SampleRequest) -> list[checkpoint.SampledAnswer]:
         asked.append((policy, wanted.run))
         return [(wanted.prompt or "2 + 2", "4\x1b[2J", 1.0), ("3 + 3", "7", None)][: wanted.count]
 
@@ -134,8 +136,12 @@ def test_checkpoints_are_found_judged_and_heard(
 def test_lost_episodes_are_named(
     runs: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def examine(policy: Path, *, run: Path | None, problems: int, seed: int, device: str) -> checkpoint.Examined:
-        return checkpoint.Examined(scores={"eval/score": 0.5}, notes=["2 of 7 episodes of a judgement were lost"])
+    def examine(
+        policy: Path, *, run: Path | None, problems: int, seed: int, device: str
+    ) -> checkpoint.PolicyEvaluation:
+        return checkpoint.PolicyEvaluation(
+            scores={"eval/score": 0.5}, notes=["2 of 7 episodes of a judgement were lost"]
+        )
 
     monkeypatch.setattr(checkpoint, "examine", examine)
     assert main(["eval", "first", "--problems", "7"]) == 0

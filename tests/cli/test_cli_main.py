@@ -18,10 +18,10 @@ from hone.cli.commands import train as training
 from hone.cli.main import main
 from hone.cli.options import COMMANDS
 from hone.core.errors import DataError, InterruptedRun
-from hone.recipes.registry import Entry
+from hone.recipes.registry import RecipeSpec
 from hone.store.folder import RunFolder
 from hone.train.config import RunConfig
-from hone.train.runner.run import Order
+from hone.train.runner.run import RunRequest
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -47,9 +47,9 @@ def derive(config: Any) -> Mapping[str, str]:
     return {"answers per step": str(config.samples)}
 
 
-TOY = Entry(
+TOY = RecipeSpec(
     summary="a toy",
-    source="nobody, 2026",
+    paper="nobody, 2026",
     config=Toy,
     build=lambda config: config,
     check=lambda config: [],
@@ -68,10 +68,10 @@ def somewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 @pytest.fixture
-def orders(monkeypatch: pytest.MonkeyPatch) -> list[Order]:
-    asked: list[Order] = []
+def orders(monkeypatch: pytest.MonkeyPatch) -> list[RunRequest]:
+    asked: list[RunRequest] = []
 
-    def run(order: Order, *, progress: Any, clock: Any = None) -> Any:
+    def run(order: RunRequest, *, progress: Any, clock: Any = None) -> Any:
         asked.append(order)
         progress.start(3, "toy")
         progress.update(3, {"reward/mean": 0.5})
@@ -131,7 +131,7 @@ def test_bad_input_is_refused(
     content: str | bytes | None,
     arguments: list[str],
     said: list[str],
-    orders: list[Order],
+    orders: list[RunRequest],
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     if content is not None:
@@ -155,14 +155,14 @@ def test_a_directory_and_yaml_are_refused(somewhere: Path, capsys: pytest.Captur
     assert "is a directory" in said and "bomb.yaml is YAML" in said and "aliases" in said
 
 
-def test_byte_order_mark_and_windows_lines_are_welcome(somewhere: Path, orders: list[Order]) -> None:
+def test_byte_order_mark_and_windows_lines_are_welcome(somewhere: Path, orders: list[RunRequest]) -> None:
     (somewhere / "run.toml").write_bytes(b"\xef\xbb\xbf" + GOOD.replace("\n", "\r\n").encode())
     assert main(["train", "run.toml"]) == 0
     assert orders[0].config.steps == 3
 
 
 def test_the_command_line_wins_and_the_header_says_so(
-    somewhere: Path, orders: list[Order], capsys: pytest.CaptureFixture[str]
+    somewhere: Path, orders: list[RunRequest], capsys: pytest.CaptureFixture[str]
 ) -> None:
     (somewhere / "my run.toml").write_text(GOOD + "lr = 0.5\n")
     code = main(["train", "my run.toml", "lr=0.25", "--gamma", "0.9", "--device", "cuda:1", "--runs", "r", "--resume"])
@@ -177,7 +177,7 @@ def test_the_command_line_wins_and_the_header_says_so(
     assert [line.split() for line in out.splitlines() if line.startswith("lr ")] == [["lr", "0.25", "command", "line"]]
 
 
-def test_yes_runs_what_looks_like_a_mistake(somewhere: Path, orders: list[Order]) -> None:
+def test_yes_runs_what_looks_like_a_mistake(somewhere: Path, orders: list[RunRequest]) -> None:
     (somewhere / "run.toml").write_text(GOOD + "lr = 2\n")
     assert main(["train", "run.toml", "--yes"]) == 0
     assert len(orders) == 1
@@ -185,7 +185,7 @@ def test_yes_runs_what_looks_like_a_mistake(somewhere: Path, orders: list[Order]
 
 @pytest.mark.parametrize("words", [["plan", "run.toml"], ["train", "run.toml", "--dry-run"]])
 def test_a_plan_runs_nothing(
-    words: list[str], somewhere: Path, orders: list[Order], capsys: pytest.CaptureFixture[str]
+    words: list[str], somewhere: Path, orders: list[RunRequest], capsys: pytest.CaptureFixture[str]
 ) -> None:
     (somewhere / "run.toml").write_text(GOOD)
     assert main(words) == 0
@@ -193,7 +193,7 @@ def test_a_plan_runs_nothing(
     assert orders == [] and [path.name for path in somewhere.iterdir()] == ["run.toml"]
 
 
-def test_stages_are_runs_in_their_order(somewhere: Path, orders: list[Order]) -> None:
+def test_stages_are_runs_in_their_order(somewhere: Path, orders: list[RunRequest]) -> None:
     (somewhere / "p.toml").write_text(
         '[[stage]]\nrecipe = "toy"\nsteps = 1\n[[stage]]\nrecipe = "toy"\nname = "b"\nsteps = 2\n'
     )
@@ -219,7 +219,7 @@ def test_failures_have_their_exit_codes(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    def run(order: Order, *, progress: object) -> RunFolder:
+    def run(order: RunRequest, *, progress: object) -> RunFolder:
         raise raised
 
     monkeypatch.setattr(hone.train.runner.run, "run", run)

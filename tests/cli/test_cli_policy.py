@@ -52,7 +52,7 @@ def test_a_map_that_cannot_be_drawn_is_a_note_and_the_rest_is_there(
     assert "no map" not in (place / "runs" / "pole" / "log.txt").read_text()  # no grid: nothing went wrong
     run = shutil.copytree(place / "runs" / "lake", tmp_path / "lake")
     monkeypatch.setattr(portrait, "map_on", refuse)
-    assert len(portrait.picture(run)) == 1  # the episode
+    assert len(portrait.write_policy_pictures(run)) == 1  # the episode
     assert "WARNING no map of the policy: the policy is not of the 16 states" in (run / "log.txt").read_text()
 
 

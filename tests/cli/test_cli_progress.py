@@ -8,14 +8,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
 
-from hone.cli.terminal.progress import RunProgress, duration, figure
-from hone.cli.terminal.screen import Screen, console_of, printable
+from hone.cli.terminal.progress import RunProgress, compact_duration, compact_number
+from hone.cli.terminal.screen import TerminalScreen, make_console, printable
 from hone.core.clock import ManualClock
 
 
 def plain(clock: ManualClock) -> tuple[RunProgress, io.StringIO]:
     out = io.StringIO()
-    return RunProgress(console=console_of(out, {}), clock=clock, live=False), out
+    return RunProgress(console=make_console(out, {}), clock=clock, live=False), out
 
 
 def test_plain_lines_come_every_few_seconds_and_the_last_always() -> None:
@@ -84,22 +84,22 @@ def test_a_terminal_gets_a_live_line(width: int) -> None:
 
 @given(st.floats(min_value=-1e300, max_value=1e300) | st.sampled_from([math.nan, math.inf, -math.inf]))
 def test_figures_are_short(value: float) -> None:
-    text = figure(value)
+    text = compact_number(value)
     assert len(text) <= 7
     if math.isfinite(value) and abs(value) >= 0.0005:
         assert math.isclose(float(text), value, rel_tol=0.5)
 
 
 def test_figures_and_durations_by_hand() -> None:
-    assert [figure(value) for value in (0, 0.12345, 12.34, 1234.5, 123456, 1e-5, float("nan"))] == [
+    assert [compact_number(value) for value in (0, 0.12345, 12.34, 1234.5, 123456, 1e-5, float("nan"))] == [
         "0", "0.123", "12.3", "1234", "1e+05", "1e-05", "nan",
     ]  # fmt: skip
-    assert [duration(value) for value in (0, 59.4, 69, 7380)] == ["0s", "59s", "1m 09s", "2h 03m"]
+    assert [compact_duration(value) for value in (0, 59.4, 69, 7380)] == ["0s", "59s", "1m 09s", "2h 03m"]
 
 
 def test_screens_show_text_as_it_is() -> None:
     out = io.StringIO()
-    screen = Screen(console=console_of(out, {}))
+    screen = TerminalScreen(console=make_console(out, {}))
     screen.title("a [bold]title[/nothing]")
     screen.rows([("key", "value\x1b[31m", "origin"), ("longer key", "v")])
     screen.table(("run", "step"), [("x", "1")])

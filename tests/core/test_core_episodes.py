@@ -7,8 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hone.core.episodes import Episodes, Status, Transcript, concatenate
-from hone.core.ragged import Ragged, offsets_of
+from hone.core.episodes import Episodes, ScoreStatus, Transcript, concatenate
+from hone.core.ragged import RaggedArray, offsets_of
 
 shapes = st.lists(st.integers(0, 4), min_size=1, max_size=6)
 
@@ -58,9 +58,9 @@ def talk(rng: np.random.Generator, lengths: list[int]) -> Transcript:
     )
 
 
-def kept_of(rng: np.random.Generator, count: int) -> Ragged:
+def kept_of(rng: np.random.Generator, count: int) -> RaggedArray:
     lengths = rng.integers(0, 4, count)
-    return Ragged(values=rng.integers(0, 9, int(lengths.sum())).astype(np.int32), offsets=offsets_of(lengths))
+    return RaggedArray(values=rng.integers(0, 9, int(lengths.sum())).astype(np.int32), offsets=offsets_of(lengths))
 
 
 def story(episodes: Episodes, number: int) -> dict[str, object]:
@@ -158,7 +158,7 @@ def test_properties_of_a_hand_made_batch() -> None:
     assert episodes.lengths.tolist() == [2, 0, 1]
     assert episodes.owner.tolist() == [0, 0, 2]
     assert episodes.scored.tolist() == [True, False, False]
-    assert [status.name for status in Status] == ["SCORED", "UNSCORABLE", "ERROR", "TIMEOUT"]
+    assert [status.name for status in ScoreStatus] == ["SCORED", "UNSCORABLE", "ERROR", "TIMEOUT"]
 
 
 @pytest.mark.parametrize("name", ["group", "terminated", "truncated", "logp", "version", "reward", "score", "status"])

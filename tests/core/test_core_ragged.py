@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hone.core.ragged import offsets_of, owner_of, ranges, sums
+from hone.core.ragged import offsets_of, owner_of, ranges, row_sums
 
 lengths_lists = st.lists(st.integers(0, 5), max_size=8)
 
@@ -32,8 +32,8 @@ def test_ranges_are_those_of_a_loop(pairs: list[tuple[int, int]]) -> None:
 def test_sums_are_those_of_each_row_and_empty_rows_are_zero(rows: list[list[float]]) -> None:
     offsets = offsets_of(np.array([len(row) for row in rows], dtype=np.int64))
     flat = np.array([value for row in rows for value in row], dtype=np.float64)
-    np.testing.assert_allclose(sums(flat, offsets), [sum(row) for row in rows], atol=1e-12)
+    np.testing.assert_allclose(row_sums(flat, offsets), [sum(row) for row in rows], atol=1e-12)
 
 
 def test_an_empty_row_does_not_repeat_its_neighbour() -> None:
-    assert sums(np.array([1.0, 2.0, 4.0]), np.array([0, 2, 2, 3])).tolist() == [3.0, 0.0, 4.0]
+    assert row_sums(np.array([1.0, 2.0, 4.0]), np.array([0, 2, 2, 3])).tolist() == [3.0, 0.0, 4.0]

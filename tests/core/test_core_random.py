@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hone.core.random import generator, key, keys, permutation, uniforms, uniforms_of
+from hone.core.random import generator, key, keys, permutation, uniforms, uniforms_from_keys
 
 ids = st.lists(st.one_of(st.integers(0, 999), st.text(max_size=4)), max_size=3).map(tuple)
 
@@ -75,7 +75,7 @@ def test_many_streams_at_once_are_the_streams_one_by_one(one: tuple[int | str, .
     words = keys(3, "s", *one, count=streams)
     assert words.shape == (streams, 2) and words.dtype == np.uint64
     assert [low | high << 64 for low, high in words.tolist()] == [key(3, "s", *one, k) for k in range(streams)]
-    drawn = uniforms_of(words, count=count)
+    drawn = uniforms_from_keys(words, count=count)
     assert drawn.shape == (streams, count)
     for number, row in enumerate(drawn):
         assert row.tobytes() == uniforms(3, "s", *one, number, count=count).tobytes()

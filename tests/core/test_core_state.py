@@ -10,13 +10,13 @@ from hone.core.errors import (
     ConfigError,
     DataError,
     DivergedError,
-    Faults,
+    ErrorCollector,
     HoneError,
     InterruptedRun,
     ResourceError,
     UserCodeError,
-    all_at_once,
     did_you_mean,
+    run_all_checks,
 )
 from hone.core.state import State, array, integer, substate
 
@@ -56,7 +56,7 @@ def test_exit_codes_are_those_of_the_contract() -> None:
 
 
 def test_faults_are_raised_together_or_not_at_all() -> None:
-    faults = Faults(DataError)
+    faults = ErrorCollector(DataError)
     faults.raise_if_any()
     faults.add("one")
     faults.extend(["two", "three"])
@@ -78,7 +78,7 @@ def test_all_checks_run_before_anything_is_raised() -> None:
         return 3
 
     with pytest.raises(DataError) as caught:
-        all_at_once(
+        run_all_checks(
             {
                 "a": lambda: fails(DataError("a is bad", "and long")),
                 "b": lambda: fails(ConfigError("b is bad", "a is bad")),
@@ -87,12 +87,12 @@ def test_all_checks_run_before_anything_is_raised() -> None:
         )
     assert ran == ["last"]
     assert caught.value.messages == ("a is bad", "and long", "b is bad"), "each said once, in order"
-    assert all_at_once({"c": passes, "d": lambda: 5}) == {"c": 3, "d": 5}
+    assert run_all_checks({"c": passes, "d": lambda: 5}) == {"c": 3, "d": 5}
 
 
 def test_what_is_no_expected_failure_passes_through() -> None:
     with pytest.raises(ZeroDivisionError):
-        all_at_once({"a": lambda: fails(DataError("hidden")), "b": lambda: 1 // 0})
+        run_all_checks({"a": lambda: fails(DataError("hidden")), "b": lambda: 1 // 0})
 
 
 def test_the_nearest_name_is_proposed() -> None:

@@ -5,7 +5,7 @@ import math
 import numpy as np
 from hypothesis import strategies as st
 
-from hone.core.episodes import Episodes, Status
+from hone.core.episodes import Episodes, ScoreStatus
 from hone.core.ragged import offsets_of
 
 nan = float("nan")
@@ -45,7 +45,7 @@ def answers(
         truncated=cut,
         final=None,
         score=score,
-        status=np.where(np.isnan(score), Status.TIMEOUT, Status.SCORED).astype(np.uint8),
+        status=np.where(np.isnan(score), ScoreStatus.TIMEOUT, ScoreStatus.SCORED).astype(np.uint8),
         components=None if components is None else np.array(components, np.float64),
         baseline=None if baseline is None else np.array(baseline, np.float64),
     )
@@ -74,5 +74,5 @@ binary_scores = batches(st.sampled_from([0.0, 1.0]))
 
 
 def column(values: list[float]):
-    """A `Column` that says these numbers."""
+    """A `DecisionColumn` that says these numbers."""
     return lambda _: np.array(values, dtype=np.float64)

@@ -20,7 +20,7 @@ from hone.credit.group import (
     leave_one_out,
     length_baseline,
 )
-from hone.credit.returns import as_paid
+from hone.credit.returns import reward_as_advantage
 
 ZERO = "reward/zero_variance_groups"
 
@@ -139,7 +139,8 @@ def test_leave_one_out_is_the_score_minus_that_of_the_others(scores: list[int]) 
 
 @pytest.mark.parametrize("rates", [(0.2, 0.5), (0.9, 0.05)])
 def test_leave_one_out_is_unbiased_by_enumeration(rates: tuple[float, float]) -> None:
-    """Two answers that are right with `rates`, K = 2: E[A grad log pi] = grad E[R], over all choices and outcomes."""
+    """Two answers that are right with `step_sizes`, K = 2: E[A grad log pi] = grad E[R], over all choices and
+    outcomes."""
     p = 0.3  # pi(first answer); theta = logit p, d log pi(first) = 1 - p, d log pi(second) = -p
     total = 0.0
     for first, second, one, other in itertools.product((0, 1), repeat=4):
@@ -201,7 +202,7 @@ def test_a_baseline_lowers_the_variance_and_leaves_the_mean_by_enumeration() -> 
     """Two answers each, a softmax over three that score 10, 11 and 13: all pairs of choices."""
     chances, worth = np.array([0.5, 0.3, 0.2]), np.array([10.0, 11.0, 13.0])
     moments: dict[str, tuple[np.ndarray, float]] = {}
-    for name, credit in (("none", as_paid), ("leave one out", leave_one_out)):
+    for name, credit in (("none", reward_as_advantage), ("leave one out", leave_one_out)):
         mean, square = np.zeros(3), 0.0
         for chosen in itertools.product(range(3), repeat=2):
             found = credit(answers([float(worth[choice]) for choice in chosen]), NO_VALUES).advantage

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from hone.core.credit import NO_VALUES, Credits, Values
 from hone.core.episodes import Episodes
 from hone.core.ragged import offsets_of
-from hone.credit.columns import Credit, lasts
+from hone.credit.columns import CreditFunction, episode_ends
 from hone.credit.components import gdpo
 from hone.credit.group import (
     batch_relative,
@@ -23,9 +23,9 @@ from hone.credit.group import (
     leave_one_out,
     length_baseline,
 )
-from hone.credit.kl_reward import AdaptiveKl, KlInReward, distilled
+from hone.credit.kl_reward import AdaptiveKlController, KlRewardCredit, distillation_credit
 from hone.credit.passk import best_of_group, max_rl, pass_at_k, pkpo
-from hone.credit.process import prime, step_relative
+from hone.credit.process import prime, step_group_relative
 from hone.credit.reinforce import (
     optimal_token_baseline,
     reinforce_plus_plus,
@@ -33,8 +33,15 @@ from hone.credit.reinforce import (
     remax,
     whitened,
 )
-from hone.credit.returns import as_paid, gae, n_step, one_step, returns, td_lambda
-from hone.credit.shaping import cosine, length_ranked, length_standardised, overlong, shaped, without_truncated
+from hone.credit.returns import discounted_returns, gae, n_step, one_step_target, reward_as_advantage, td_lambda
+from hone.credit.shaping import (
+    cosine_reward,
+    length_rank_reward,
+    length_scaled_reward,
+    overlong_filtered,
+    overlong_penalty,
+    with_shaped_scores,
+)
 from hone.credit.vtrace import v_trace
 
 ZERO = "reward/zero_variance_groups"
@@ -45,7 +52,7 @@ def zeros(episodes: Episodes) -> np.ndarray:
     return np.zeros(episodes.decisions)
 
 
-PER_GROUP: dict[str, Credit] = {
+PER_GROUP: dict[str, CreditFunction] = {
     "group_relative": group_relative,
     "group_relative, ddof 0": partial(group_relative, ddof=0),
     "group_relative, none": partial(group_relative, scale="none"),
@@ -58,11 +65,11 @@ PER_GROUP: dict[str, Credit] = {
     "max_rl": max_rl,
     "max_rl, n": partial(max_rl, order="n"),
     "optimal_token_baseline": partial(optimal_token_baseline, collision=zeros),
-    "step_relative": partial(step_relative, ends=lasts),
+    "step_relative": partial(step_group_relative, step_ends=episode_ends),
 }
 """An answer's credit depends on the scores of its own group alone."""
 
-PER_BATCH: dict[str, Credit] = {
+PER_BATCH: dict[str, CreditFunction] = {
     "group_relative, batch": partial(group_relative, scale="batch"),
     "batch_relative": batch_relative,
     "group_policy_gradient": group_policy_gradient,
@@ -70,8 +77,10 @@ PER_BATCH: dict[str, Credit] = {
     "reinforce_plus_plus_baseline": reinforce_plus_plus_baseline,
     "prime": partial(prime, implicit=zeros),
     "whitened": partial(whitened, credit=leave_one_out),
-    "shaped": partial(shaped, credit=leave_one_out, shapes=[partial(overlong, limit=4, cache=2)]),
-    "KlInReward": KlInReward(leave_one_out, reference=zeros, controller=AdaptiveKl()),
+    "shaped": partial(
+        with_shaped_scores, credit=leave_one_out, shapings=[partial(overlong_penalty, max_tokens=4, buffer_tokens=2)]
+    ),
+    "KlInReward": KlRewardCredit(leave_one_out, reference=zeros, controller=AdaptiveKlController()),
 }
 EVERY = {**PER_GROUP, **PER_BATCH}
 SHIFTED = [name for name in EVERY if not name.startswith(("max_rl", "pass_at_k"))]
@@ -196,27 +205,27 @@ def million(length: int) -> Episodes:
 
 COLUMN = column(np.linspace(-1, -0.5, DECISIONS).tolist())
 CRITIC: dict[str, Callable[[Episodes, Values], Credits]] = {
-    "gae": partial(gae, discount=0.99, decay=0.95),
-    "td_lambda": partial(td_lambda, discount=0.99, decay=0.95),
+    "gae": partial(gae, discount=0.99, gae_lambda=0.95),
+    "td_lambda": partial(td_lambda, discount=0.99, trace_lambda=0.95),
     "n_step": partial(n_step, discount=0.99, steps=5),
     "v_trace": partial(v_trace, current=COLUMN, discount=0.99),
-    "returns": partial(returns, discount=0.99),
-    "one_step": partial(one_step, discount=0.99),
-    "as_paid": as_paid,
+    "returns": partial(discounted_returns, discount=0.99),
+    "one_step": partial(one_step_target, discount=0.99),
+    "as_paid": reward_as_advantage,
     "remax": remax,
     "gdpo": gdpo,
-    "distilled": partial(distilled, teacher=COLUMN),
+    "distilled": partial(distillation_credit, teacher=COLUMN),
     "optimal_token_baseline, varied": partial(optimal_token_baseline, collision=COLUMN),
     "length shaping": partial(
-        shaped,
+        with_shaped_scores,
         credit=leave_one_out,
-        shapes=[
-            partial(cosine, limit=5000),
-            partial(length_ranked, weight=0.1),
-            partial(length_standardised, weight=0.1),
+        shapings=[
+            partial(cosine_reward, max_tokens=5000),
+            partial(length_rank_reward, weight=0.1),
+            partial(length_scaled_reward, weight=0.1),
         ],
     ),
-    "without_truncated": partial(without_truncated, credit=group_relative),
+    "without_truncated": partial(overlong_filtered, credit=group_relative),
 }
 
 

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hone.core.episodes import Episodes, concatenate
 from hone.core.errors import DataError
 from hone.core.random import generator
-from hone.credit.moments import LEAST, Moments, ReturnScale
+from hone.credit.moments import LEAST, ReturnScale, RunningMeanStd
 
 
 @settings(max_examples=40, deadline=None)
@@ -16,9 +16,9 @@ from hone.credit.moments import LEAST, Moments, ReturnScale
 def test_batches_merge_to_the_statistics_of_everything(sizes: list[int], seed: int) -> None:
     draws = generator(seed, "rows")
     batches = [1000.0 + draws.standard_normal((size, 3)) for size in sizes]
-    moments = Moments(3)
+    moments = RunningMeanStd(3)
     for batch in batches:
-        moments.absorb(batch)
+        moments.update(batch)
     rows = np.concatenate(batches)
     if not len(rows):
         np.testing.assert_array_equal(moments.std, np.ones(3))
@@ -44,7 +44,7 @@ def test_returns_go_on_over_rollouts_and_begin_anew_with_episodes() -> None:
     second = pieces([2, 4, 2], [2, 3, 1], [True, False, True], 1)
     scale = ReturnScale(0.9)
     for batch in (first, second):
-        scale.absorb(batch)
+        scale.update(batch)
     found: list[float] = []
     running: dict[int, float] = {}
     for batch in (first, second):
@@ -54,28 +54,28 @@ def test_returns_go_on_over_rollouts_and_begin_anew_with_episodes() -> None:
                 running[number] = 0.9 * running.get(number, 0.0) + float(batch.reward[place])
                 found.append(running[number])
     assert scale.scale == pytest.approx(np.sqrt(np.var(found) + LEAST), rel=1e-9)
-    assert set(scale.open) == {3}
-    assert scale.open[3] == pytest.approx(running[3])
+    assert set(scale.open_returns) == {3}
+    assert scale.open_returns[3] == pytest.approx(running[3])
 
 
 def test_a_cut_changes_nothing() -> None:
     whole = pieces([6], [0], [True], 3)
     cut = pieces([2, 4], [0, 0], [False, True], 3)
     one, two = ReturnScale(0.95), ReturnScale(0.95)
-    one.absorb(whole)
+    one.update(whole)
     for number in range(2):
-        two.absorb(cut.take(np.array([number])))
+        two.update(cut.take(np.array([number])))
     assert one.scale == pytest.approx(two.scale, rel=1e-12)
 
 
 def test_saved_statistics_are_the_same() -> None:
     scale, other = ReturnScale(0.9), ReturnScale(0.9)
-    scale.absorb(pieces([2, 3], [0, 1], [False, False], 4))
+    scale.update(pieces([2, 3], [0, 1], [False, False], 4))
     other.restore(scale.state())
     more = pieces([2, 3], [0, 1], [True, False], 5)
-    scale.absorb(concatenate([more]))
-    other.absorb(more)
+    scale.update(concatenate([more]))
+    other.update(more)
     assert scale.scale == other.scale
-    assert scale.open == other.open
+    assert scale.open_returns == other.open_returns
     with pytest.raises(DataError, match="of 1 numbers, these of 4"):
-        Moments(4).restore(scale.moments.state())
+        RunningMeanStd(4).restore(scale.moments.state())

@@ -10,7 +10,7 @@ from test_credit_potential import lived
 
 from hone.core.credit import Credits
 from hone.core.errors import DataError
-from hone.credit.novelty import CuriousValues, continuing_gae, lanes_of, running_returns, with_novelty
+from hone.credit.novelty import NoveltyValues, environment_offsets, non_episodic_gae, running_returns, with_novelty
 from hone.credit.returns import gae
 
 
@@ -19,8 +19,12 @@ def test_lanes_begin_with_the_oldest_episodes() -> None:
     episodes = replace(
         lived([0] * 8, [0] * 4, [3, 1, 2, 2], terminated=[True, False, True, False]), group=np.array([4, 5, 1, 6])
     )
-    assert lanes_of(episodes, 2).tolist() == [0, 4, 8]
-    assert lanes_of(episodes.take(np.array([0, 2])), 2).tolist() == [0, 3, 5]  # each its own, or a few were lost
+    assert environment_offsets(episodes, 2).tolist() == [0, 4, 8]
+    assert environment_offsets(episodes.take(np.array([0, 2])), 2).tolist() == [
+        0,
+        3,
+        5,
+    ]  # each its own, or a few were lost
 
 
 @given(
@@ -44,25 +48,27 @@ def test_running_returns_are_the_filter(lengths: list[int], discount: float, see
 def test_novelty_goes_on_through_an_end_by_hand() -> None:
     """One environment, an episode of 2 that ended and a piece of 1; lambda 0: one-step errors."""
     episodes = lived([0, 1, 2], [7, 8], [2, 1], terminated=[True, False])
-    values = CuriousValues(
+    values = NoveltyValues(
         value=np.zeros(3, np.float32), final=np.zeros(2, np.float32),
         novelty=np.array([1, 2, 4], np.float32), novelty_final=np.array([100, 8], np.float32),
     )  # fmt: skip
     lanes = np.array([0, 3])
-    advantage, target = continuing_gae(episodes, np.ones(3), values, lanes=lanes, discount=0.5, decay=0.0)
+    advantage, target = non_episodic_gae(
+        episodes, np.ones(3), values, environment_offsets=lanes, discount=0.5, gae_lambda=0.0
+    )
     assert advantage.tolist() == [1.0, 1.0, 1.0]  # 1 + .5*2 - 1; 1 + .5*4 - 2, not 0 and not 100; 1 + .5*8 - 4
     assert target.tolist() == [2.0, 3.0, 5.0]
     with pytest.raises(DataError, match="2 rewards"):
-        continuing_gae(episodes, np.ones(2), values, lanes=lanes, discount=0.5, decay=0.0)
+        non_episodic_gae(episodes, np.ones(2), values, environment_offsets=lanes, discount=0.5, gae_lambda=0.0)
 
 
 def test_without_ends_it_is_gae() -> None:
     episodes = replace(lived([0] * 7, [0, 0], [3, 4], terminated=[False, False]), reward=np.arange(7, dtype=np.float32))
     value, final = np.linspace(0, 1, 7, dtype=np.float32), np.array([2, 3], np.float32)
-    values = CuriousValues(value=value, final=final, novelty=value, novelty_final=final)
-    plain = gae(episodes, values, discount=0.9, decay=0.7)
-    advantage, target = continuing_gae(
-        episodes, episodes.reward, values, lanes=episodes.offsets, discount=0.9, decay=0.7
+    values = NoveltyValues(value=value, final=final, novelty=value, novelty_final=final)
+    plain = gae(episodes, values, discount=0.9, gae_lambda=0.7)
+    advantage, target = non_episodic_gae(
+        episodes, episodes.reward, values, environment_offsets=episodes.offsets, discount=0.9, gae_lambda=0.7
     )
     np.testing.assert_allclose(advantage, plain.advantage, rtol=1e-5)
     assert plain.target is not None
@@ -71,7 +77,9 @@ def test_without_ends_it_is_gae() -> None:
 
 def test_both_are_added_by_weight() -> None:
     credits = Credits(advantage=np.array([1.0, 2.0], np.float32), target=np.zeros(2, np.float32), metrics={"a": 1.0})
-    both = with_novelty(credits, np.array([10.0, 20.0]), np.array([3.0, 4.0]), paid=2.0, new=0.5)
+    both = with_novelty(
+        credits, np.array([10.0, 20.0]), np.array([3.0, 4.0]), extrinsic_weight=2.0, intrinsic_weight=0.5
+    )
     assert both.advantage.tolist() == [7.0, 14.0]
     assert both.novelty_target.tolist() == [3.0, 4.0]
     assert both.metrics == {"a": 1.0}

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 
 from hone.core.credit import NO_VALUES
 from hone.core.episodes import Episodes, Transcript
-from hone.credit.columns import delimited, lasts, turns
+from hone.credit.columns import delimiter_ends, episode_ends, turn_ends
 from hone.credit.group import leave_one_out
-from hone.credit.process import implied_reward, prime, step_relative
+from hone.credit.process import implicit_reward, prime, step_group_relative
 
 ZERO = "reward/zero_variance_groups"
 lengths_of = st.lists(st.integers(0, 4), min_size=14, max_size=14)
@@ -29,14 +29,14 @@ def marked(flags: list[bool]):
 
 def test_where_steps_end() -> None:
     episodes = answers([1, 1, 0], lengths=[4, 0, 2])
-    assert np.flatnonzero(lasts(episodes)).tolist() == [3, 5]
+    assert np.flatnonzero(episode_ends(episodes)).tolist() == [3, 5]
     chosen = replace(episodes, chosen=np.array([7, 9, 7, 8, 7, 1]))
-    assert np.flatnonzero(delimited(chosen, tokens=[7])).tolist() == [0, 2, 3, 4, 5]
+    assert np.flatnonzero(delimiter_ends(chosen, tokens=[7])).tolist() == [0, 2, 3, 4, 5]
     seen = Transcript(
         tokens=np.zeros(30, np.int32), offsets=np.array([0, 20, 20, 30]), at=np.array([3, 4, 9, 10, 20, 21])
     )
     talked = replace(episodes, seen=seen)
-    assert np.flatnonzero(turns(talked)).tolist() == [1, 3, 5]
+    assert np.flatnonzero(turn_ends(talked)).tolist() == [1, 3, 5]
 
 
 # -------------------------------------------------------------------------------------------- normalised steps
@@ -45,7 +45,9 @@ def test_where_steps_end() -> None:
 def test_steps_by_hand() -> None:
     """Steps of 2 + 1 decisions pay 1 and 3, an answer of one step pays 2: mean 2, sample deviation 1."""
     episodes = answers([4, 2], lengths=[3, 2], rewards=[0, 1, 3, 0, 2])
-    credits = step_relative(episodes, NO_VALUES, ends=marked([False, True, False, False, False]), epsilon=0.0)
+    credits = step_group_relative(
+        episodes, NO_VALUES, step_ends=marked([False, True, False, False, False]), epsilon=0.0
+    )
     np.testing.assert_allclose(credits.advantage, [0, 0, 1, 0, 0], atol=1e-6)
     assert credits.metrics == {ZERO: 0.0, "credit/steps": 3.0}
 
@@ -76,7 +78,7 @@ def test_steps_agree_with_loops(batch: Batch, lengths: list[int], seed: int) -> 
     total = sum(lengths[: len(batch)])
     episodes = of(batch, lengths=lengths[: len(batch)], rewards=rng.integers(-3, 4, total).astype(float).tolist())
     ends = rng.random(total) < 0.4
-    found = step_relative(episodes, NO_VALUES, ends=marked(ends.tolist())).advantage
+    found = step_group_relative(episodes, NO_VALUES, step_ends=marked(ends.tolist())).advantage
     np.testing.assert_allclose(found, slow_steps(episodes, ends), atol=1e-5)
 
 
@@ -85,7 +87,7 @@ def test_steps_agree_with_loops(batch: Batch, lengths: list[int], seed: int) -> 
 
 def test_implied_reward_by_hand() -> None:
     episodes = answers([1], lengths=[2])
-    found = implied_reward(episodes, policy=column([-1, -2]), reference=column([-3, -1]), beta=0.5)
+    found = implicit_reward(episodes, policy=column([-1, -2]), reference=column([-3, -1]), beta=0.5)
     assert found.tolist() == [1, -0.5]
 
 
@@ -140,6 +142,6 @@ def test_prime_without_implicit_rewards_is_whitened_leave_one_out() -> None:
 
 
 def test_scores_may_be_equal_where_the_implicit_rewards_differ() -> None:
-    implied = partial(implied_reward, policy=column([0.0, -1, -2]), reference=column([-1.0, -1, -1]), beta=1.0)
+    implied = partial(implicit_reward, policy=column([0.0, -1, -2]), reference=column([-1.0, -1, -1]), beta=1.0)
     found = prime(answers([1, 1], lengths=[1, 2]), NO_VALUES, implicit=implied).advantage
     assert found[0] > 0 > found[1]

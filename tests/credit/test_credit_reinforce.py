@@ -22,7 +22,7 @@ from hone.credit.reinforce import (
     whiten,
     whitened,
 )
-from hone.credit.returns import returns
+from hone.credit.returns import discounted_returns
 
 ZERO = "reward/zero_variance_groups"
 lengths_of = st.lists(st.integers(0, 4), min_size=14, max_size=14)
@@ -53,11 +53,11 @@ def test_reinforce_plus_plus_by_hand() -> None:
 def test_reinforce_plus_plus_is_the_whitened_return(batch: Batch, lengths: list[int], ddof) -> None:
     episodes = of(batch, lengths=lengths[: len(batch)])
     heard = np.repeat(episodes.scored, episodes.lengths)
-    ahead = returns(episodes, NO_VALUES, discount=0.7).advantage.astype(np.float64)
+    ahead = discounted_returns(episodes, NO_VALUES, discount=0.7).advantage.astype(np.float64)
     found = reinforce_plus_plus(episodes, NO_VALUES, discount=0.7, ddof=ddof).advantage
     assert not found[~heard].any()
     np.testing.assert_allclose(found[heard], slow_whiten(ahead[heard].tolist(), ddof), atol=1e-4)
-    undiscounted = whitened(episodes, NO_VALUES, credit=lambda e, v: returns(e, v, discount=0.7), ddof=ddof)
+    undiscounted = whitened(episodes, NO_VALUES, credit=lambda e, v: discounted_returns(e, v, discount=0.7), ddof=ddof)
     np.testing.assert_allclose(undiscounted.advantage, found, atol=1e-4)
 
 

@@ -85,10 +85,12 @@ def test_by_hand() -> None:
 @given(st.lists(st.integers(0, 7), min_size=1, max_size=6), st.integers(0, 99), st.floats(0, 1))
 def test_with_the_policy_that_acted_the_target_is_that_of_gae(lengths: list[int], seed: int, decay: float) -> None:
     episodes, values, _ = lived(lengths, seed)
-    credits = v_trace(episodes, values, current=lambda e: e.logp, discount=0.9, decay=decay)
-    np.testing.assert_allclose(credits.target, gae(episodes, values, discount=0.9, decay=decay).target, atol=1e-5)
+    credits = v_trace(episodes, values, current=lambda e: e.logp, discount=0.9, trace_lambda=decay)
+    np.testing.assert_allclose(credits.target, gae(episodes, values, discount=0.9, gae_lambda=decay).target, atol=1e-5)
     plain = v_trace(episodes, values, current=lambda e: e.logp, discount=0.9)
-    np.testing.assert_allclose(plain.advantage, gae(episodes, values, discount=0.9, decay=1.0).advantage, atol=1e-5)
+    np.testing.assert_allclose(
+        plain.advantage, gae(episodes, values, discount=0.9, gae_lambda=1.0).advantage, atol=1e-5
+    )
 
 
 def test_a_decision_that_the_policy_would_not_take_says_nothing() -> None:

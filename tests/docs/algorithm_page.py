@@ -11,9 +11,9 @@ from typing import Any
 
 from pages import anchor, fenced, made_by, slug, table, write
 
-from hone.objectives.presets import PRESETS, Preset
-from hone.recipes.registry import families, recipe_families
-from hone.train.job import Entry, defaults_of
+from hone.objectives.presets import PRESETS, LossPreset
+from hone.recipes.registry import recipe_families, recipes_by_family
+from hone.train.job import RecipeSpec, algorithm_defaults
 
 FOLDER = "reference/algorithms"
 CREDIT, LOSSES = "credit_functions", "loss_functions"
@@ -50,7 +50,7 @@ FUNCTIONS = {
 
 
 def pages() -> dict[str, str]:
-    members = families()
+    members = recipes_by_family()
     entries = {name: entry for family in members.values() for name, entry in family.items()}
     functions = {address(part): part for entry in entries.values() for part in parts_of(entry)}
     written = {f"{FOLDER}/index.md": index(members)}
@@ -67,24 +67,24 @@ def joined(*parts: str) -> str:
     return "\n\n".join(part.rstrip("\n") for part in parts) + "\n"
 
 
-def index(members: Mapping[str, Mapping[str, Entry]]) -> str:
+def index(members: Mapping[str, Mapping[str, RecipeSpec]]) -> str:
     parts = [INDEX]
     for family, entries in members.items():
         rows = [
-            (f"[`{name}`]({slug(family)}.md#{anchor(name)})", one.summary, one.source) for name, one in entries.items()
+            (f"[`{name}`]({slug(family)}.md#{anchor(name)})", one.summary, one.paper) for name, one in entries.items()
         ]
         parts += [f"## {family}", table(("recipe", "in a line", "source"), rows)]
     return joined(*parts)
 
 
-def section(name: str, entry: Entry) -> str:
+def section(name: str, entry: RecipeSpec) -> str:
     parts = entry.parts
     made = [
         ("source", parts.source),
         ("credit", ", ".join(link(part) for part in parts.credit)),
         ("loss", ", ".join(link(part) for part in parts.loss)),
         ("weights", ", ".join(link(part) for part in parts.weights)),
-        ("defaults", ", ".join(f"`{key} = {value}`" for key, value in defaults_of(entry.config).items())),
+        ("defaults", ", ".join(f"`{key} = {value}`" for key, value in algorithm_defaults(entry.config).items())),
         *((LIBRARIES[preset.library], elsewhere(preset)) for preset in presets_of(entry)),
         ("limitation", entry.limitation),
     ]
@@ -96,15 +96,15 @@ def function_of(part: Callable[..., Any]) -> str:
     return joined(f"## `{address(part)}`", fenced(f"{signature(part)}\n\n{inspect.getdoc(part)}")).rstrip()
 
 
-def parts_of(entry: Entry) -> Iterator[Callable[..., Any]]:
+def parts_of(entry: RecipeSpec) -> Iterator[Callable[..., Any]]:
     yield from (*entry.parts.credit, *entry.parts.loss, *entry.parts.weights)
 
 
-def presets_of(entry: Entry) -> Sequence[Preset]:
+def presets_of(entry: RecipeSpec) -> Sequence[LossPreset]:
     return [preset for preset in PRESETS if preset.algorithm in entry.presets]
 
 
-def elsewhere(preset: Preset) -> str:
+def elsewhere(preset: LossPreset) -> str:
     """The nearest of hone's functions with the library's values, and what differs."""
     values = "".join(f", {name} = {value:g}" for name, value in preset.values.items())
     weights = f" under `{preset.scheme.__name__}`" if preset.scheme is not None else ""

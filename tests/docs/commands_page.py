@@ -2,7 +2,7 @@
 
 from pages import fenced, made_by, table, write
 
-from hone.cli.options import COMMANDS, Command, parser_of
+from hone.cli.options import COMMANDS, CommandSpec, build_parser
 
 PAGE = "reference/commands.md"
 HEAD = f"""# Commands
@@ -32,10 +32,10 @@ def pages() -> dict[str, str]:
     return {PAGE: "\n\n".join([HEAD.strip(), summary, *(section(command) for command in COMMANDS)]) + "\n"}
 
 
-def section(command: Command) -> str:
+def section(command: CommandSpec) -> str:
     """One command: its usage line, arguments and options."""
-    usage = parser_of(command).format_usage().removeprefix("usage: ")
-    arguments = [(f"`{name.upper()}`", "", text) for name, text in (*command.positionals, *command.many)]
+    usage = build_parser(command).format_usage().removeprefix("usage: ")
+    arguments = [(f"`{name.upper()}`", "", text) for name, text in (*command.positionals, *command.variadic)]
     arguments += [(f"`{name.upper()}`", "optional", text) for name, text in command.optional]
     if command.overrides:
         arguments.append(("`key=value`", "optional", "sets a key of the config: `learner.lr=1e-4`"))

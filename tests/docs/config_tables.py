@@ -14,9 +14,9 @@ from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 
 from hone.core.config import Config
-from hone.recipes.registry import families
+from hone.recipes.registry import recipes_by_family
 from hone.train.config import RunConfig
-from hone.train.job import Entry
+from hone.train.job import RecipeSpec
 
 FOLDER = "reference/configuration"
 SHARED = "shared"
@@ -37,7 +37,7 @@ the absence of a value; TOML has no way to write it.
 
 
 def pages() -> dict[str, str]:
-    members = families()
+    members = recipes_by_family()
     homes = homes_of(members)
     written = {f"{FOLDER}/index.md": index(members)}
     for family, entries in members.items():
@@ -46,7 +46,7 @@ def pages() -> dict[str, str]:
     return written
 
 
-def homes_of(members: Mapping[str, Mapping[str, Entry]]) -> dict[type[Config], str]:
+def homes_of(members: Mapping[str, Mapping[str, RecipeSpec]]) -> dict[type[Config], str]:
     """Each inner config class -> the page that holds its table."""
     found: dict[type[Config], set[str]] = {}
     for family, entries in members.items():
@@ -58,7 +58,7 @@ def homes_of(members: Mapping[str, Mapping[str, Entry]]) -> dict[type[Config], s
     return {config: next(iter(places)) if len(places) == 1 else SHARED for config, places in found.items()}
 
 
-def index(members: Mapping[str, Mapping[str, Entry]]) -> str:
+def index(members: Mapping[str, Mapping[str, RecipeSpec]]) -> str:
     rows = [
         (
             f"[{family}]({slug(family)}.md)",
@@ -75,12 +75,12 @@ class Page:
     def __init__(self, name: str, homes: Mapping[type[Config], str]) -> None:
         self.name, self.homes = name, homes
 
-    def family(self, family: str, entries: Mapping[str, Entry]) -> str:
+    def family(self, family: str, entries: Mapping[str, RecipeSpec]) -> str:
         """Every recipe's own keys, then the tables that only this family takes."""
         title = f"# Configuration: {family}"
         parts = [title, made_by("config_tables.py"), "How to read the tables: [Configuration keys](index.md)."]
         for name, entry in entries.items():
-            parts += [f"## {name}", f"{entry.summary} ({entry.source})", self.own_keys(entry.config)]
+            parts += [f"## {name}", f"{entry.summary} ({entry.paper})", self.own_keys(entry.config)]
         return "\n\n".join([*parts, "## Tables inside these tables", *self.tables()]) + "\n"
 
     def shared(self) -> str:

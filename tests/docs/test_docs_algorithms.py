@@ -5,8 +5,8 @@ from algorithm_page import parts_of, presets_of
 
 from hone.objectives.presets import PRESETS
 from hone.recipes.registry import load_recipe, recipe_names
-from hone.train.job import Entry, Parts, defaults_of
-from hone.train.text.rl_job import TextRun
+from hone.train.job import RecipeParts, RecipeSpec, algorithm_defaults
+from hone.train.text.rl_job import TextRunConfig
 
 RECIPES = recipe_names()
 
@@ -28,14 +28,14 @@ def test_every_preset_of_a_policy_loss_is_told_by_a_recipe() -> None:
 
 
 def test_parts_in_a_line() -> None:
-    parts = Parts(source="Live", credit=(dict, list), loss=(str, int), weights=(set,))
-    assert parts.said() == "Live -> dict(list) -> str + int, set"
-    assert Parts().said() == ""
+    parts = RecipeParts(source="Live", credit=(dict, list), loss=(str, int), weights=(set,))
+    assert parts.describe() == "Live -> dict(list) -> str + int, set"
+    assert RecipeParts().describe() == ""
 
 
 def test_defaults_are_those_of_the_config() -> None:
-    grpo: Entry = load_recipe("grpo")
-    assert defaults_of(grpo.config)["clip_high"] == "0.2"
-    assert defaults_of(load_recipe("dro").config) == {"beta": "required"}
-    assert defaults_of(load_recipe("rloo").config)["kl_in_reward"].startswith('{ kind = "fixed", weight = 0.05')
-    assert defaults_of(TextRun) == {}
+    grpo: RecipeSpec = load_recipe("grpo")
+    assert algorithm_defaults(grpo.config)["clip_high"] == "0.2"
+    assert algorithm_defaults(load_recipe("dro").config) == {"beta": "required"}
+    assert algorithm_defaults(load_recipe("rloo").config)["kl_in_reward"].startswith('{ kind = "fixed", weight = 0.05')
+    assert algorithm_defaults(TextRunConfig) == {}

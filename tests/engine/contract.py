@@ -14,9 +14,9 @@ import pytest
 import torch
 
 from hone.core.errors import ConfigError, DataError
-from hone.core.generation import Completion, Given, Request, Sampling
+from hone.core.generation import Completion, Request, SamplingParams, ScoreRequest
 from hone.models.language.decoder import Decoder
-from hone.models.packing import pack_rows, pack_shared
+from hone.models.packing import pack_rows, pack_shared_prompts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,15 +42,15 @@ class Subject:
         drawn = [token for token in rng.integers(0, self.vocab, 64).tolist() if token not in self.eos]
         prompt = np.array(drawn[: length or int(rng.integers(2, 20))], np.int32)
         return Request(
-            id=f"p{number}", prompt=prompt, samples=samples, sampling=Sampling(**{"max_tokens": 12} | sampling)
+            id=f"p{number}", prompt=prompt, samples=samples, sampling=SamplingParams(**{"max_tokens": 12} | sampling)
         )
 
     def logp(self, asked: Request, done: Sequence[Completion]) -> np.ndarray:
         """What the trainer's forward gives the tokens of `done`, one after another."""
-        packed, targets = pack_shared([(asked.prompt, [one.tokens for one in done])])
+        packed, targets = pack_shared_prompts([(asked.prompt, [one.tokens for one in done])])
         with torch.no_grad():
             hidden = self.model.hidden(packed)[targets.at]
-            return self.model.outlook(
+            return self.model.token_logprobs(
                 hidden, targets.chosen, asked.sampling.temperature, vocab_size_used=self.vocab
             ).logp.numpy()
 
@@ -149,7 +149,7 @@ def a_stop_string_keeps_the_token_that_completes_it(subject: Subject) -> None:
         id=plain.id,
         prompt=plain.prompt,
         samples=1,
-        sampling=Sampling(max_tokens=24, temperature=1.5, stop=("never!", stop)),
+        sampling=SamplingParams(max_tokens=24, temperature=1.5, stop=("never!", stop)),
     )
     (done,) = subject.make().generate([asked])
     assert done.finish == "stop"
@@ -161,7 +161,7 @@ def scores_are_what_was_recorded(subject: Subject) -> None:
     asked = [subject.request(number, max_tokens=12) for number in range(4)]
     engine = subject.make()
     done = by_name(engine.generate(asked))
-    texts = [Given(prompt=one.prompt, tokens=done[one.id, 0].tokens, sampling=one.sampling) for one in asked]
+    texts = [ScoreRequest(prompt=one.prompt, tokens=done[one.id, 0].tokens, sampling=one.sampling) for one in asked]
     for one, scored in zip(asked, engine.score(texts), strict=True):
         np.testing.assert_allclose(scored.logp, done[one.id, 0].logp, atol=subject.tolerance)
 
@@ -224,7 +224,7 @@ def a_stream_takes_more_while_it_runs(subject: Subject) -> None:
         return found
 
     done = asyncio.run(asyncio.wait_for(collect(), timeout=120))
-    assert sorted((one.request, one.sample) for one in done) == [("p0", 0), ("p1", 0), ("p2", 0), ("p2", 1)]
+    assert sorted((one.request_id, one.sample_index) for one in done) == [("p0", 0), ("p1", 0), ("p2", 0), ("p2", 1)]
 
 
 def an_abandoned_generation_frees_the_engine(subject: Subject) -> None:
@@ -243,8 +243,8 @@ def every_impossible_request_is_named_before_any_work(subject: Subject) -> None:
         subject.request(0, max_tokens=100_000),
         subject.request(1),
         subject.request(1),
-        Request(id="empty", prompt=np.zeros(0, np.int32), samples=1, sampling=Sampling(max_tokens=1)),
-        Request(id="range", prompt=np.array([1, 10**6], np.int32), samples=0, sampling=Sampling(max_tokens=1)),
+        Request(id="empty", prompt=np.zeros(0, np.int32), samples=1, sampling=SamplingParams(max_tokens=1)),
+        Request(id="range", prompt=np.array([1, 10**6], np.int32), samples=0, sampling=SamplingParams(max_tokens=1)),
     ]
     engine = subject.make()
     with pytest.raises(DataError) as error:

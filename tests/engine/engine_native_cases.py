@@ -8,8 +8,8 @@ import torch
 
 from hone.engine.native import library
 from hone.engine.native.runner import NativeRunner
-from hone.engine.work import DRAW, Drawn, Draws, Pass
-from hone.models.language.config import ModelConfig, Rope
+from hone.engine.work import DRAW, ForwardBatch, SamplerInput, SamplerOutput
+from hone.models.language.config import ModelConfig, RopeConfig
 from hone.models.language.decoder import Decoder
 from hone.models.language.init import new_model
 from hone.models.packing import pack_rows
@@ -20,10 +20,10 @@ SMALL = {"vocab_size": 33, "hidden_size": 40, "intermediate_size": 50, "layers":
 
 def sets(*, bfloat16: bool) -> list[str]:
     """The instruction sets that have something of their own, on this CPU; skips where nothing can be built."""
-    reason = library.available()
+    reason = library.unavailable_reason()
     if reason is not None:
         pytest.skip(reason)
-    runs = library.load().instruction_sets()
+    runs = library.load_library().instruction_sets()
     return [name for name in runs if bfloat16 or name not in ("avx512_bf16", "amx")]
 
 
@@ -45,12 +45,14 @@ def runner_of(model: Decoder, *, isa: str | None = None, threads: int = 2, vocab
     return runner
 
 
-def draws_of(at, given=None, uniform=None, *, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, greedy=False) -> Draws:
+def draws_of(
+    at, given=None, uniform=None, *, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, greedy=False
+) -> SamplerInput:
     """Settings are numbers for all draws, or one for each."""
     rows = len(at)
-    return Draws(
-        at=np.asarray(at, np.int32),
-        given=np.full(rows, DRAW, np.int32) if given is None else np.asarray(given, np.int32),
+    return SamplerInput(
+        token_index=np.asarray(at, np.int32),
+        forced_token=np.full(rows, DRAW, np.int32) if given is None else np.asarray(given, np.int32),
         uniform=np.zeros(rows) if uniform is None else np.asarray(uniform, np.float64),
         temperature=np.broadcast_to(np.float32(temperature), rows).copy(),
         top_k=np.broadcast_to(np.int32(top_k), rows).copy(),
@@ -67,12 +69,12 @@ def pages_for(lengths: Sequence[int], page_tokens: int, order: np.ndarray | None
     return (pages if order is None else order[: len(pages)].astype(np.int32)).reshape(len(lengths), most)
 
 
-def whole(sequences: Sequence[np.ndarray], pages: np.ndarray, *, temperature: float = 1.0) -> Pass:
+def whole(sequences: Sequence[np.ndarray], pages: np.ndarray, *, temperature: float = 1.0) -> ForwardBatch:
     """One pass that scores every token but the first of each sequence."""
     offsets = np.cumsum([0, *(len(tokens) for tokens in sequences)])
     at = [offset + np.arange(len(tokens) - 1) for offset, tokens in zip(offsets, sequences, strict=False)]
     given = np.concatenate([tokens[1:] for tokens in sequences])
-    return Pass(
+    return ForwardBatch(
         tokens=np.concatenate(sequences).astype(np.int32),
         positions=np.concatenate([np.arange(len(tokens)) for tokens in sequences]).astype(np.int32),
         sequence=np.repeat(np.arange(len(sequences)), [len(tokens) for tokens in sequences]).astype(np.int32),
@@ -81,7 +83,7 @@ def whole(sequences: Sequence[np.ndarray], pages: np.ndarray, *, temperature: fl
     )
 
 
-def scored(runner: NativeRunner, sequences: Sequence[np.ndarray], *, temperature: float = 1.0) -> Drawn:
+def scored(runner: NativeRunner, sequences: Sequence[np.ndarray], *, temperature: float = 1.0) -> SamplerOutput:
     pages = pages_for([len(tokens) for tokens in sequences], runner.page_tokens)
     runner.reserve(pages.size)
     return runner.run(whole(sequences, pages, temperature=temperature))
@@ -94,8 +96,10 @@ def by_the_trainer(
     work = whole(sequences, np.zeros((len(sequences), 1), np.int32))
     with torch.no_grad():
         hidden = model.hidden(pack_rows([tokens.astype(np.int32) for tokens in sequences]))
-        chosen = torch.from_numpy(work.draws.given).long()
-        told = model.outlook(hidden[torch.from_numpy(work.draws.at).long()], chosen, temperature, vocab_size_used=vocab)
+        chosen = torch.from_numpy(work.draws.forced_token).long()
+        told = model.token_logprobs(
+            hidden[torch.from_numpy(work.draws.token_index).long()], chosen, temperature, vocab_size_used=vocab
+        )
     return told.logp.float().numpy()
 
 
@@ -104,5 +108,5 @@ def texts(vocab: int, lengths: Sequence[int], seed: int = 0) -> list[np.ndarray]
     return [rng.integers(0, vocab, length).astype(np.int32) for length in lengths]
 
 
-LLAMA3 = Rope(theta=5e5, kind="llama3", factor=8.0, original_max_positions=64)
-LINEAR = Rope(kind="linear", factor=2.0)
+LLAMA3 = RopeConfig(theta=5e5, kind="llama3", factor=8.0, original_max_positions=64)
+LINEAR = RopeConfig(kind="linear", factor=2.0)

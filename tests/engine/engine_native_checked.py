@@ -5,20 +5,20 @@ import sys
 import numpy as np
 
 from hone.engine.native.build import build
-from hone.engine.native.library import ISA_NAMES, Library, Native, Shape, Tensor, load
-from hone.engine.work import DRAW, Draws, Pass
+from hone.engine.native.library import ISA_NAMES, NativeEngine, NativeShape, NativeTensor, RunnerLibrary, load_library
+from hone.engine.work import DRAW, ForwardBatch, SamplerInput
 
 
-def tensor(rng: np.random.Generator, held: list[np.ndarray], *, size: int, half: bool) -> Tensor:
+def tensor(rng: np.random.Generator, held: list[np.ndarray], *, size: int, half: bool) -> NativeTensor:
     values = rng.standard_normal(size).astype(np.float32)
     array = (values.view(np.uint32) >> 16).astype(np.uint16) if half else values
     held.append(array)
-    return Tensor(array.ctypes.data, size, int(half))
+    return NativeTensor(array.ctypes.data, size, int(half))
 
 
-def engine(library: Library, rng: np.random.Generator, isa: str) -> tuple[Native, Shape]:
+def engine(library: RunnerLibrary, rng: np.random.Generator, isa: str) -> tuple[NativeEngine, NativeShape]:
     heads_of_key, kv_heads = int(rng.integers(1, 8)), int(rng.integers(1, 4))
-    shape = Shape(
+    shape = NativeShape(
         layers=int(rng.integers(1, 3)),
         hidden=int(rng.integers(1, 80)),
         intermediate=int(rng.integers(1, 90)),
@@ -32,9 +32,9 @@ def engine(library: Library, rng: np.random.Generator, isa: str) -> tuple[Native
     shape.vocab_used = int(rng.integers(3, shape.vocab + 1))
     half, bias, norms, tied = (bool(coin) for coin in rng.random(4) < 0.5)
     held: list[np.ndarray] = []
-    none = Tensor(None, 0, 0)
+    none = NativeTensor(None, 0, 0)
 
-    def new(size: int, *, there: bool = True) -> Tensor:
+    def new(size: int, *, there: bool = True) -> NativeTensor:
         return tensor(rng, held, size=size, half=half) if there else none
 
     d, qkv = shape.hidden, (shape.heads + 2 * shape.kv_heads) * shape.head_dim
@@ -51,7 +51,7 @@ def engine(library: Library, rng: np.random.Generator, isa: str) -> tuple[Native
     return native, shape
 
 
-def work_of(rng: np.random.Generator, shape: Shape, *, most: int, pages: int) -> Pass:
+def work_of(rng: np.random.Generator, shape: NativeShape, *, most: int, pages: int) -> ForwardBatch:
     rows = int(rng.integers(1, 6))
     starts, counts = rng.integers(0, 8 * most, rows), rng.integers(1, 8 * most, rows)
     total = int(counts.sum())
@@ -60,14 +60,14 @@ def work_of(rng: np.random.Generator, shape: Shape, *, most: int, pages: int) ->
     def of(choices: list[float], kind: type) -> np.ndarray:
         return rng.choice(choices, draws).astype(kind)
 
-    return Pass(
+    return ForwardBatch(
         tokens=rng.integers(0, shape.vocab, total).astype(np.int32),
         positions=np.concatenate([s + np.arange(n) for s, n in zip(starts, counts, strict=True)]).astype(np.int32),
         sequence=np.repeat(np.arange(rows), counts).astype(np.int32),
         pages=rng.permutation(pages)[: rows * most].reshape(rows, most).astype(np.int32),
-        draws=Draws(
-            at=rng.integers(0, total, draws).astype(np.int32),
-            given=rng.integers(DRAW, shape.vocab_used, draws).astype(np.int32),
+        draws=SamplerInput(
+            token_index=rng.integers(0, total, draws).astype(np.int32),
+            forced_token=rng.integers(DRAW, shape.vocab_used, draws).astype(np.int32),
             uniform=rng.random(draws),
             temperature=of([0.1, 1.0, 3.0], np.float32),
             top_k=of([0, 1, 5, 1000], np.int32),
@@ -80,7 +80,7 @@ def work_of(rng: np.random.Generator, shape: Shape, *, most: int, pages: int) ->
 
 def main() -> None:
     assert "torch" not in sys.modules
-    library = load(build(checked=True).path)
+    library = load_library(build(checked=True).path)
     for number in range(40):
         rng = np.random.default_rng(number)
         isa = ISA_NAMES[number % len(ISA_NAMES)]

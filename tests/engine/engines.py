@@ -2,11 +2,11 @@
 
 import numpy as np
 
-from hone.core.generation import Request, Sampling
-from hone.engine.choose import Chosen, choose_runner
-from hone.engine.engine import Engine
-from hone.engine.limits import Limits
-from hone.engine.stops import TextRules
+from hone.core.generation import Request, SamplingParams
+from hone.engine.choose import RunnerChoice, choose_runner
+from hone.engine.engine import EmbeddedEngine
+from hone.engine.limits import SchedulerLimits
+from hone.engine.stops import TokenizerRules
 from hone.engine.torch_runner import TorchRunner
 from hone.models.language.config import ModelConfig
 
@@ -28,7 +28,9 @@ def request(number: int, *, samples: int = 1, length: int = 0, **sampling) -> Re
     """Prompt `number`: `length` (or a few) tokens that depend on the number alone."""
     rng = np.random.default_rng(number)
     prompt = rng.integers(1, VOCAB, size=length or rng.integers(1, 40)).astype(np.int32)
-    return Request(id=f"p{number}", prompt=prompt, samples=samples, sampling=Sampling(**{"max_tokens": 12} | sampling))
+    return Request(
+        id=f"p{number}", prompt=prompt, samples=samples, sampling=SamplingParams(**{"max_tokens": 12} | sampling)
+    )
 
 
 def engine(
@@ -44,12 +46,12 @@ def engine(
     pages=0,
     kind="torch",
     **changes,
-) -> Engine:
-    """An engine of the torch runner; `pages` 0: enough. `changes`: of `Limits`, or of the Engine."""
+) -> EmbeddedEngine:
+    """An engine of the torch runner; `pages` 0: enough. `changes`: of `SchedulerLimits`, or of the Engine."""
     most = -(-context // page_tokens)
     given = {name: changes.pop(name) for name in ("on_publish", "canary", "clock") if name in changes}
     fixed = changes.pop("fixed_tokens", None)
-    limits = Limits(
+    limits = SchedulerLimits(
         slots=slots,
         pages=pages or most * (slots + 2),
         page_tokens=page_tokens,
@@ -61,8 +63,10 @@ def engine(
         assert chosen.runner.page_tokens == page_tokens
     else:
         runner = TorchRunner(model, vocab_used=vocab, page_tokens=page_tokens, fixed_tokens=fixed)
-        chosen = Chosen(runner=runner, own_weights=False)
-    return Engine(chosen, TextRules(eos=eos, vocab=vocab, decode=decode), limits=limits, seed=seed, **given)
+        chosen = RunnerChoice(runner=runner, own_weights=False)
+    return EmbeddedEngine(
+        chosen, TokenizerRules(eos=eos, vocab=vocab, decode=decode), limits=limits, seed=seed, **given
+    )
 
 
 def by_name(completions):

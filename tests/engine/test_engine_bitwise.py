@@ -10,7 +10,7 @@ from hone.engine.choose import choose_runner
 from hone.models.language.config import ModelConfig
 from hone.models.language.decoder import Decoder
 from hone.models.language.init import new_model
-from hone.models.packing import pack_rows, pack_shared
+from hone.models.packing import pack_rows, pack_shared_prompts
 
 ASKED = [
     request(0, samples=6, max_tokens=70),
@@ -38,13 +38,13 @@ def exact_model(config: ModelConfig = CONFIG) -> Decoder:
     with torch.no_grad():
         for parameter in model.parameters():  # sharper than a new model, and with biases
             parameter += 0.3 * torch.randn(parameter.shape, generator=torch.Generator().manual_seed(len(parameter)))
-    model.compute_exactly()
+    model.use_bitwise_arithmetic()
     return model
 
 
 def trained_logp(model: Decoder, packed, targets, temperature: float = 1.0) -> np.ndarray:
     hidden = model.hidden(packed)[targets.at]
-    return model.outlook(hidden, targets.chosen, temperature, vocab_size_used=VOCAB).logp.detach().numpy()
+    return model.token_logprobs(hidden, targets.chosen, temperature, vocab_size_used=VOCAB).logp.detach().numpy()
 
 
 @pytest.mark.parametrize(
@@ -61,9 +61,9 @@ def test_recomputed_equals_recorded_to_the_bit(config, threads, slots, temperatu
     groups = [(one.prompt, [answer.tokens for answer in group]) for one, group in zip(asked, answers, strict=True)]
     recorded = np.concatenate([answer.logp for group in answers for answer in group])
     assert len(recorded) > 200
-    packed, targets = pack_shared(groups)
+    packed, targets = pack_shared_prompts(groups)
     assert np.array_equal(trained_logp(model, packed, targets, temperature), recorded)
-    parts = [pack_shared([(prompt, [tokens])]) for prompt, group in groups for tokens in group]
+    parts = [pack_shared_prompts([(prompt, [tokens])]) for prompt, group in groups for tokens in group]
     alone = [trained_logp(model, *part, temperature) for part in parts]
     assert np.array_equal(np.concatenate(alone), recorded)
 
@@ -81,7 +81,7 @@ def test_a_weight_that_moved_by_one_bit_is_seen():
     model = exact_model()
     done = by_name(engine(model, slots=16).generate(ASKED[:1]))
     group = [done["p0", place] for place in range(6)]
-    packed, targets = pack_shared([(ASKED[0].prompt, [one.tokens for one in group])])
+    packed, targets = pack_shared_prompts([(ASKED[0].prompt, [one.tokens for one in group])])
     recorded = np.concatenate([one.logp for one in group])
     assert np.array_equal(trained_logp(model, packed, targets), recorded)
     weight = model.layers[0].qkv.weight
@@ -98,13 +98,15 @@ def test_gradients_are_those_of_the_usual_arithmetic(config):
         (rng.integers(1, VOCAB, n).astype(np.int32), [rng.integers(1, VOCAB, k).astype(np.int32) for k in (9, 70, 33)])
         for n in (5, 40)
     ]
-    packed, targets = pack_shared(groups)
+    packed, targets = pack_shared_prompts(groups)
     exact, usual = exact_model(config), exact_model(config)
     usual.exactness = "parity"
     weight = torch.from_numpy(rng.normal(size=len(targets.at)).astype(np.float32)) / len(targets.at)
     found = []
     for model in (exact, usual):
-        look = model.outlook(model.hidden(packed)[targets.at], targets.chosen, 0.8, entropy=True, vocab_size_used=VOCAB)
+        look = model.token_logprobs(
+            model.hidden(packed)[targets.at], targets.chosen, 0.8, entropy=True, vocab_size_used=VOCAB
+        )
         ((look.logp + 0.1 * look.entropy) * weight).sum().backward()
         found.append((look.logp.detach(), [parameter.grad for parameter in model.parameters()]))
     torch.testing.assert_close(found[0][0], found[1][0], rtol=1e-5, atol=1e-5)
@@ -126,9 +128,9 @@ def test_a_checkpointed_layer_gives_the_same_bits():
 
 def test_where_it_cannot_be_had_is_said():
     low = new_model(CONFIG, seed=1)
-    low.compute_in("bfloat16")
+    low.set_compute_dtype("bfloat16")
     with pytest.raises(DataError, match="need float32 on a CPU, not bfloat16 on cpu"):
-        low.compute_exactly()
+        low.use_bitwise_arithmetic()
     model = exact_model()
     assert choose_runner("auto", model, vocab_used=VOCAB).runner.name == "torch float32 (cpu)"
     with pytest.raises(ConfigError, match='exactness = "bitwise" takes the torch runner'):

@@ -9,7 +9,7 @@ from hone.cli.main import main
 from hone.core.errors import ConfigError
 from hone.engine.clients.config import ServerEngine
 from hone.evaluate.text.engine_actor import make_client
-from hone.evaluate.text.open_policy import ModelSource, NewModel, open_policy
+from hone.evaluate.text.open_policy import ModelSource, NewModelConfig, open_policy
 
 RUN = """
 recipe = "grpo"
@@ -95,13 +95,13 @@ def test_what_does_not_go_with_it_is_refused(change: str, said: str, capsys: pyt
 
 
 def test_a_server_is_refused() -> None:
-    source = ModelSource(new=NewModel(), exactness="bitwise")
+    source = ModelSource(new=NewModelConfig(), exactness="bitwise")
     policy = open_policy(source, seed=0, device="cpu", temperature=1.0)
     with pytest.raises(ConfigError, match="a server computes in ways of its own"):
         make_client(policy, ServerEngine(kind="vllm", url="http://127.0.0.1:9"), slots=1, seed=0)
 
 
 def test_another_device_is_refused() -> None:
-    source = ModelSource(new=NewModel(), exactness="bitwise")
+    source = ModelSource(new=NewModelConfig(), exactness="bitwise")
     with pytest.raises(ConfigError, match=r'needs run.device = "cpu"; it is \'meta\''):
         open_policy(source, seed=0, device="meta", temperature=1.0)

@@ -6,12 +6,12 @@ import time
 import numpy as np
 import pytest
 
-from hone.core.generation import Request, Sampling
+from hone.core.generation import Request, SamplingParams
 from hone.engine.clients.remote import RemoteEngine
-from hone.engine.clients.wire import Abilities, Ask, Told
-from hone.engine.stops import TextRules
+from hone.engine.clients.wire import GenerateRequest, GenerateResponse, ServerFeatures
+from hone.engine.stops import TokenizerRules
 
-ASKED = Request(id="p", prompt=np.array([1, 2], np.int32), samples=1, sampling=Sampling(max_tokens=3))
+ASKED = Request(id="p", prompt=np.array([1, 2], np.int32), samples=1, sampling=SamplingParams(max_tokens=3))
 
 
 class SlowLink:
@@ -39,17 +39,19 @@ class OneAnswer:
     def __init__(self) -> None:
         self.link = SlowLink()
 
-    def probe(self) -> Abilities:
-        return Abilities(server="fake", has=frozenset(["tokens"]), context=None)
+    def probe(self) -> ServerFeatures:
+        return ServerFeatures(server="fake", supported=frozenset(["tokens"]), context=None)
 
-    def write(self, ask: Ask) -> Told:
+    def write(self, ask: GenerateRequest) -> GenerateResponse:
         tokens = np.arange(1, 1 + ask.max_tokens, dtype=np.int32)
-        return Told(tokens=tokens, logp=np.full(len(tokens), -1, np.float32), labels=None, ended="length")
+        return GenerateResponse(
+            tokens=tokens, logp=np.full(len(tokens), -1, np.float32), weight_labels=None, finish_reason="length"
+        )
 
 
 def test_an_answer_that_is_being_taken_up_counts():
     wire = OneAnswer()
-    engine = RemoteEngine(wire, TextRules(eos=(0,), vocab=8), slots=2, seed=0)  # pyright: ignore[reportArgumentType]
+    engine = RemoteEngine(wire, TokenizerRules(eos=(0,), vocab=8), slots=2, seed=0)  # pyright: ignore[reportArgumentType]
     engine.submit([ASKED])
     step = threading.Thread(target=engine._step)
     step.start()

@@ -10,7 +10,7 @@ from engines import CONFIG, VOCAB
 from test_engine_contract import client_of, letters
 
 from hone.core.errors import ConfigError, DivergedError, ResourceError
-from hone.core.generation import Given, Request, Sampling
+from hone.core.generation import Request, SamplingParams, ScoreRequest
 from hone.engine.clients.http import ServerError, UnreachableError
 from hone.models.language.hf_checkpoint import save_model
 from hone.models.language.init import new_model
@@ -18,7 +18,9 @@ from hone.models.language.init import new_model
 
 def asked(number: int, *, samples: int = 1, **sampling) -> Request:
     prompt = np.arange(1, 4 + number, dtype=np.int32)
-    return Request(id=f"q{number}", prompt=prompt, samples=samples, sampling=Sampling(**{"max_tokens": 12} | sampling))
+    return Request(
+        id=f"q{number}", prompt=prompt, samples=samples, sampling=SamplingParams(**{"max_tokens": 12} | sampling)
+    )
 
 
 @pytest.fixture
@@ -246,7 +248,9 @@ def test_keep_needs_versions_of_tokens(serve):
 
 def test_scoring_at_another_temperature_is_refused(serve):
     _, client = serve()
-    text = Given(prompt=asked(1).prompt, tokens=asked(1).prompt, sampling=Sampling(max_tokens=1, temperature=0.5))
+    text = ScoreRequest(
+        prompt=asked(1).prompt, tokens=asked(1).prompt, sampling=SamplingParams(max_tokens=1, temperature=0.5)
+    )
     with pytest.raises(ConfigError, match=r"scores given tokens at temperature 1 .* temperature = 0.5"):
         client.score([text])
 
@@ -330,6 +334,6 @@ def test_closing_breaks_off_what_is_under_way(serve):
 
 def test_ids_beyond_the_vocabulary_are_refused_at_the_door(serve):
     _, client = serve()
-    bad = Request(id="x", prompt=np.array([VOCAB], np.int32), samples=1, sampling=Sampling(max_tokens=1))
+    bad = Request(id="x", prompt=np.array([VOCAB], np.int32), samples=1, sampling=SamplingParams(max_tokens=1))
     with pytest.raises(Exception, match="the model knows 0 to 23"):
         client.generate([bad])

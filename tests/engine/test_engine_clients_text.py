@@ -14,10 +14,10 @@ from engines import CONFIG
 from safetensors import safe_open
 
 from hone.core.errors import ConfigError, DataError
-from hone.core.generation import Sampling
+from hone.core.generation import SamplingParams
 from hone.engine.clients.config import ServerEngine
-from hone.engine.clients.http import Address, BrokenOffError, Link, ServerError, UnreachableError
-from hone.engine.clients.openai import OpenAiClient, Question
+from hone.engine.clients.http import HttpClient, RequestCancelledError, ServerAddress, ServerError, UnreachableError
+from hone.engine.clients.openai import OpenAiClient, OpenAiRequest
 from hone.engine.clients.untied import untie
 from hone.models.language.hf_checkpoint import load_model, save_model
 from hone.models.language.init import new_model
@@ -80,8 +80,8 @@ def serve():
         server.server_close()
 
 
-def link(server: Replies, **changes) -> Link:
-    return Link(Address(url=server.url, **{"backoff_s": 0.01, "timeout_s": 5.0} | changes))
+def link(server: Replies, **changes) -> HttpClient:
+    return HttpClient(ServerAddress(url=server.url, **{"backoff_s": 0.01, "timeout_s": 5.0} | changes))
 
 
 # ------------------------------------------------------------------------------------------------ http
@@ -102,9 +102,9 @@ def test_what_is_sent_again(serve, repeat, sent):
     server = serve((503, {}), (503, {}), (200, {"ok": 1}))
     if repeat == "never":
         with pytest.raises(ServerError, match="status 503"):
-            link(server).post("/x", repeat=repeat)
+            link(server).post("/x", retry=repeat)
     else:
-        assert link(server).post("/x", repeat=repeat) == {"ok": 1}
+        assert link(server).post("/x", retry=repeat) == {"ok": 1}
     assert len(server.seen) == sent
 
 
@@ -112,10 +112,10 @@ def test_silence_ends_at_the_deadline(serve):
     server = serve((200, {}))
     server.hold.clear()
     with pytest.raises(UnreachableError, match=r"POST .*/x: no answer within 0.1 s"):
-        link(server, timeout_s=0.1).post("/x", repeat="refused")
+        link(server, timeout_s=0.1).post("/x", retry="refused")
     assert len(server.seen) == 1, "no answer is no refusal: it may be at work"
     with pytest.raises(UnreachableError):
-        link(server, timeout_s=0.1, attempts=2).post("/x", repeat="always")
+        link(server, timeout_s=0.1, attempts=2).post("/x", retry="always")
     assert len(server.seen) == 3
 
 
@@ -127,7 +127,7 @@ def test_interrupting_wakes_whoever_waits_and_is_not_repeated(serve):
 
     def ask():
         try:
-            spoken.post("/x", repeat="always")
+            spoken.post("/x", retry="always")
         except ServerError as error:
             found.append(error)
 
@@ -135,9 +135,9 @@ def test_interrupting_wakes_whoever_waits_and_is_not_repeated(serve):
     thread.start()
     while not server.seen:
         thread.join(0.01)
-    spoken.interrupt()
+    spoken.cancel_all()
     thread.join(5)
-    assert isinstance(found[0], BrokenOffError)
+    assert isinstance(found[0], RequestCancelledError)
     assert len(server.seen) == 1
     server.hold.set()
     assert spoken.get("/y") == {}, "the next request goes through"
@@ -149,10 +149,10 @@ def test_interrupting_wakes_whoever_waits_and_is_not_repeated(serve):
 def test_an_address_or_a_key_that_cannot_be_is_refused_at_the_door(monkeypatch):
     for url in ("localhost:8000", "ftp://host", "http://"):
         with pytest.raises(ConfigError, match="expected http://host:port"):
-            Link(Address(url=url))
+            HttpClient(ServerAddress(url=url))
     monkeypatch.delenv("HONE_TEST_KEY", raising=False)
     with pytest.raises(ConfigError, match="HONE_TEST_KEY"):
-        Link(Address(url="http://host:1", key_from="HONE_TEST_KEY"))
+        HttpClient(ServerAddress(url="http://host:1", api_key_env="HONE_TEST_KEY"))
     with pytest.raises(ValueError, match="openai"):
         ServerEngine(kind="openai", url="http://host:1")  # pyright: ignore[reportArgumentType]
 
@@ -180,11 +180,15 @@ def test_texts_and_conversations_are_answered(serve):
     server = serve(said)
     client = OpenAiClient(link(server), model="big", slots=3)
     questions = [
-        Question(id="a", turns="abc", sampling=Sampling(max_tokens=5, stop=("\n",)), samples=2),
-        Question(id="b", turns=[{"role": "user", "content": "hello"}], sampling=Sampling(max_tokens=7, greedy=True)),
+        OpenAiRequest(id="a", prompt="abc", sampling=SamplingParams(max_tokens=5, stop=("\n",)), samples=2),
+        OpenAiRequest(
+            id="b", prompt=[{"role": "user", "content": "hello"}], sampling=SamplingParams(max_tokens=7, greedy=True)
+        ),
     ]
-    found = sorted(client.ask(questions), key=lambda one: (one.question, one.sample))
-    assert [(one.question, one.sample, one.text, one.finish, one.tokens) for one in found] == [
+    found = sorted(client.generate(questions), key=lambda one: (one.request_id, one.sample_index))
+    assert [
+        (one.request_id, one.sample_index, one.text, one.finish_reason, one.completion_tokens) for one in found
+    ] == [
         ("a", 0, "cba", "length", 3),
         ("a", 1, "cba", "length", 3),
         ("b", 0, "HELLO", "stop", 3),
@@ -199,16 +203,21 @@ def test_texts_and_conversations_are_answered(serve):
 
 def test_no_policy_is_trained_on_text(serve):
     with pytest.raises(ConfigError, match="gives text and no token ids: no policy can be trained"):
-        OpenAiClient(link(serve((200, {}))), model="big").refuse_training()
+        OpenAiClient(link(serve((200, {}))), model="big").raise_untrainable()
 
 
 def test_every_question_that_cannot_be_asked_is_named(serve):
     client = OpenAiClient(link(serve(said)), model="big")
-    plain = Sampling(max_tokens=1)
+    plain = SamplingParams(max_tokens=1)
     with pytest.raises(ConfigError, match="top_k"):
-        client.ask([Question(id="a", turns="x", sampling=Sampling(max_tokens=1, top_k=2))])
+        client.generate([OpenAiRequest(id="a", prompt="x", sampling=SamplingParams(max_tokens=1, top_k=2))])
     with pytest.raises(DataError) as error:
-        client.ask([Question(id="a", turns="x", sampling=plain), Question(id="a", turns="", sampling=plain, samples=0)])
+        client.generate(
+            [
+                OpenAiRequest(id="a", prompt="x", sampling=plain),
+                OpenAiRequest(id="a", prompt="", sampling=plain, samples=0),
+            ]
+        )
     assert len(error.value.messages) == 2
 
 
@@ -223,7 +232,7 @@ def test_every_question_that_cannot_be_asked_is_named(serve):
 def test_an_answer_that_is_none_is_named(serve, reply, named):
     client = OpenAiClient(link(serve((200, reply))), model="big")
     with pytest.raises(ServerError, match=named) as error:
-        list(client.ask([Question(id="q7", turns="x", sampling=Sampling(max_tokens=1))]))
+        list(client.generate([OpenAiRequest(id="q7", prompt="x", sampling=SamplingParams(max_tokens=1))]))
     assert "question 'q7'" in str(error.value)
 
 

@@ -8,7 +8,7 @@ import pytest
 from engine_servers import FakeServer
 
 from hone.cli.main import main
-from hone.evaluate.text.open_policy import ModelSource, NewModel, open_policy
+from hone.evaluate.text.open_policy import ModelSource, NewModelConfig, open_policy
 
 NEW = {"hidden_size": 16, "layers": 1, "heads": 2, "kv_heads": 1, "head_dim": 8, "intermediate_size": 24}
 RUN = """
@@ -48,7 +48,7 @@ def short(completions):
 @pytest.fixture
 def server(tmp_path: Path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    source = ModelSource(new=NewModel(**NEW, max_positions=64, alphabet="0123456789+="), compute="float32")
+    source = ModelSource(new=NewModelConfig(**NEW, max_positions=64, alphabet="0123456789+="), compute="float32")
     policy = open_policy(source, seed=0, device="cpu", temperature=1.0)
     policy.save(tmp_path / "start")
     rows = [{"prompt": f"{a}+{b}="} for a in range(4) for b in range(4)]

@@ -8,11 +8,11 @@ from engine_servers import FakeServer
 from engines import CONFIG, VOCAB, engine
 
 from hone.core.errors import ConfigError
-from hone.engine.canary import Canary
+from hone.engine.canary import WeightCanary
 from hone.engine.clients.config import ServerEngine
-from hone.engine.clients.connect import connect
-from hone.engine.native.library import available
-from hone.engine.stops import TextRules
+from hone.engine.clients.connect import connect_engine
+from hone.engine.native.library import unavailable_reason
+from hone.engine.stops import TokenizerRules
 from hone.models.language.hf_checkpoint import save_model
 from hone.models.language.init import new_model
 
@@ -34,8 +34,8 @@ def embedded(kind: str) -> Subject:
 
 @pytest.fixture(params=["torch", "native"])
 def runner(request) -> Subject:
-    if request.param == "native" and available() is not None:
-        pytest.skip(f"no compiled runner here: {available()}")
+    if request.param == "native" and unavailable_reason() is not None:
+        pytest.skip(f"no compiled runner here: {unavailable_reason()}")
     return embedded(request.param)
 
 
@@ -70,11 +70,11 @@ def client_of(server: FakeServer, model, folder: Path, *, seed=0, slots=4, **cha
     config = ServerEngine(
         kind=server.dialect, url=server.url, weights_folder=str(folder / "handed"), **{"patience_s": 10.0} | changes
     )
-    return connect(
+    return connect_engine(
         config,
         model=model,
         save=lambda place: save_model(model, place, tokenizer_from=None),
-        text=TextRules(eos=(0,), vocab=VOCAB, decode=letters),
+        text=TokenizerRules(eos=(0,), vocab=VOCAB, decode=letters),
         slots=slots,
         seed=seed,
     )
@@ -109,6 +109,6 @@ def test_what_a_server_cannot_promise_is_refused_in_words(server):
 def test_canary_tolerance_is_the_configs(server, tmp_path):
     client = client_of(server, server.subject.model, tmp_path, canary_nats=0.1)
     client.publish(0)
-    assert client.fingerprints[0].gap < 1e-4
-    assert isinstance(client.handover.canary, Canary)
+    assert client.fingerprints[0].mean_gap_nats < 1e-4
+    assert isinstance(client.weight_transfer.canary, WeightCanary)
     client.close()

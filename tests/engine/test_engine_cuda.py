@@ -6,33 +6,42 @@ import torch
 from engines import CONFIG, VOCAB, by_name, request, same
 
 from hone.engine import flash
-from hone.engine.choose import Chosen
-from hone.engine.engine import Engine
-from hone.engine.flash import places_of
-from hone.engine.limits import sized
-from hone.engine.stops import TextRules
+from hone.engine.choose import RunnerChoice
+from hone.engine.engine import EmbeddedEngine
+from hone.engine.flash import flash_inputs
+from hone.engine.limits import default_limits
+from hone.engine.stops import TokenizerRules
 from hone.engine.torch_runner import TorchRunner
-from hone.engine.work import Draws, Pass
+from hone.engine.work import ForwardBatch, SamplerInput
 from hone.models.language.init import new_model
-from hone.models.packing import pack_shared
+from hone.models.packing import pack_shared_prompts
 
 ASKED = [request(number, samples=4, length=9 * number + 3, max_tokens=30 + 5 * number) for number in range(9)]
 
 
 def test_places_by_hand():
     none = np.zeros(0)
-    draws = Draws(at=none, given=none, uniform=none, temperature=none, top_k=none, top_p=none, min_p=none, greedy=none)
-    work = Pass(
+    draws = SamplerInput(
+        token_index=none,
+        forced_token=none,
+        uniform=none,
+        temperature=none,
+        top_k=none,
+        top_p=none,
+        min_p=none,
+        greedy=none,
+    )
+    work = ForwardBatch(
         tokens=np.array([7, 8, 9, 5], np.int32),
         positions=np.array([3, 4, 5, 0], np.int32),
         sequence=np.array([0, 0, 0, 1], np.int32),
         pages=np.array([[6, 2], [1, 0]], np.int32),
         draws=draws,
     )
-    places = places_of(work, rows=6, scratch=9, page_tokens=4, device=torch.device("cpu"))
+    places = flash_inputs(work, rows=6, scratch=9, page_tokens=4, device=torch.device("cpu"))
     assert places.tokens.tolist() == [7, 8, 9, 5, 0, 0]
-    assert places.page_of.tolist() == [6, 2, 2, 1, 9, 9]
-    assert places.place.tolist() == [3, 0, 1, 0, 0, 0]
+    assert places.page.tolist() == [6, 2, 2, 1, 9, 9]
+    assert places.slot.tolist() == [3, 0, 1, 0, 0, 0]
     assert places.starts.tolist() == [0, 3, 4, 5, 6]
     assert places.used.tolist() == [6, 1, 1, 1]
     assert places.pages.tolist() == [[6, 2], [1, 0], [9, 9], [9, 9]]
@@ -66,11 +75,11 @@ def test_the_cuda_path_with_a_slow_kernel_says_what_the_cpu_says(monkeypatch, fi
     made.runner._flash = True
 
     def eager(self, places):
-        attend = flash.FlashPages(self._shape, self._store, places, splits=self._splits)
+        attend = flash.FlashPagedAttention(self._shape, self._store, places, splits=self._splits)
         return self._run(places.tokens, places.positions, attend, self._linear)
 
     monkeypatch.setattr(flash, "varlen_attn", attend_slowly)
-    monkeypatch.setattr(flash.RecordedSteps, "run", eager)
+    monkeypatch.setattr(flash.CudaGraphSteps, "run", eager)
     asked = [request(number, samples=2, length=40 * number + 3, max_tokens=8) for number in range(4)]
     found, plain = by_name(made.generate(asked)), by_name(engine_of(model, slots=5).generate(asked))
     for name, done in found.items():
@@ -78,11 +87,11 @@ def test_the_cuda_path_with_a_slow_kernel_says_what_the_cpu_says(monkeypatch, fi
         np.testing.assert_allclose(done.logp, plain[name].logp, atol=1e-5)
 
 
-def engine_of(model, *, slots: int, fixed: int | None = None) -> Engine:
+def engine_of(model, *, slots: int, fixed: int | None = None) -> EmbeddedEngine:
     runner = TorchRunner(model, vocab_used=VOCAB, fixed_tokens=fixed)
-    limits = sized(slots=slots, page_tokens=runner.page_tokens, sequence_tokens=200, vocab=VOCAB)
-    chosen = Chosen(runner=runner, own_weights=False)
-    return Engine(chosen, TextRules(eos=(0,), vocab=VOCAB), limits=limits, seed=0)
+    limits = default_limits(slots=slots, page_tokens=runner.page_tokens, sequence_tokens=200, vocab=VOCAB)
+    chosen = RunnerChoice(runner=runner, own_weights=False)
+    return EmbeddedEngine(chosen, TokenizerRules(eos=(0,), vocab=VOCAB), limits=limits, seed=0)
 
 
 @pytest.mark.gpu
@@ -90,10 +99,10 @@ def test_answers_on_cuda_are_what_the_trainer_says():
     model = new_model(CONFIG, seed=1).to("cuda", torch.bfloat16)
     gaps = []
     for asked in ASKED:
-        done = sorted(engine_of(model, slots=5).generate([asked]), key=lambda one: one.sample)
-        packed, targets = pack_shared([(asked.prompt, [one.tokens for one in done])], device="cuda")
+        done = sorted(engine_of(model, slots=5).generate([asked]), key=lambda one: one.sample_index)
+        packed, targets = pack_shared_prompts([(asked.prompt, [one.tokens for one in done])], device="cuda")
         with torch.no_grad():
-            logp = model.outlook(model.hidden(packed)[targets.at], targets.chosen).logp.float().cpu().numpy()
+            logp = model.token_logprobs(model.hidden(packed)[targets.at], targets.chosen).logp.float().cpu().numpy()
         gaps.append(np.abs(np.concatenate([one.logp for one in done]) - logp))
     assert np.concatenate(gaps).mean() < 0.02
     assert np.concatenate(gaps).max() < 0.5

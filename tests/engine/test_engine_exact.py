@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hone.core.errors import DataError
-from hone.core.generation import Given, Sampling
-from hone.engine.native.library import available
+from hone.core.generation import SamplingParams, ScoreRequest
+from hone.engine.native.library import unavailable_reason
 from hone.models.language.decoder import Decoder
 from hone.models.language.init import new_model
-from hone.models.packing import pack_rows, pack_shared, row_targets
+from hone.models.packing import pack_rows, pack_shared_prompts, row_targets
 
 ASKED = [
     request(0, samples=5, max_tokens=40),
@@ -32,7 +32,7 @@ def model() -> Decoder:
 
 @pytest.fixture(scope="module", params=["torch", "native"])
 def kind(request) -> str:
-    if request.param == "native" and (reason := available()) is not None:
+    if request.param == "native" and (reason := unavailable_reason()) is not None:
         pytest.skip(reason)
     return request.param
 
@@ -84,7 +84,7 @@ def test_a_score_is_bit_for_bit_what_was_recorded(model, kind, alone):
     asked = {one.id: one for one in ASKED}
     names = list(alone)
     texts = [
-        Given(prompt=asked[name].prompt, tokens=alone[name, number].tokens, sampling=asked[name].sampling)
+        ScoreRequest(prompt=asked[name].prompt, tokens=alone[name, number].tokens, sampling=asked[name].sampling)
         for name, number in names
     ]
     for limits in ({}, {"pass_tokens": 5}, {"pass_draws": 3}):
@@ -95,7 +95,7 @@ def test_a_score_is_bit_for_bit_what_was_recorded(model, kind, alone):
 
 def test_scores_beside_answers_change_neither(model, kind, alone):
     runner = engine(model, slots=3, kind=kind)
-    text = Given(prompt=ASKED[0].prompt, tokens=alone["p0", 0].tokens, sampling=ASKED[0].sampling)
+    text = ScoreRequest(prompt=ASKED[0].prompt, tokens=alone["p0", 0].tokens, sampling=ASKED[0].sampling)
     stream = runner.generate(ASKED)
     done = [next(stream) for _ in range(5)]
     (scored,) = runner.score([text])
@@ -106,8 +106,8 @@ def test_scores_beside_answers_change_neither(model, kind, alone):
 
 
 def test_a_token_that_was_cut_off_scores_minus_infinity(model, kind):
-    sampling = Sampling(max_tokens=1, top_k=1)
-    texts = [Given(prompt=ASKED[0].prompt, tokens=np.array([k], np.int32), sampling=sampling) for k in range(24)]
+    sampling = SamplingParams(max_tokens=1, top_k=1)
+    texts = [ScoreRequest(prompt=ASKED[0].prompt, tokens=np.array([k], np.int32), sampling=sampling) for k in range(24)]
     best = engine(model, kind=kind).score(texts)
     assert sorted(one.sampled_logp[0] for one in best) == [-np.inf] * 23 + [0.0]
     assert np.isclose(sum(np.exp(one.logp[0].astype(float)) for one in best), 1.0, atol=1e-5)
@@ -119,22 +119,22 @@ def test_a_second_turn_reads_only_what_is_new(model, kind):
     runner = engine(model, slots=2, eos=(), kind=kind)
     (done,) = runner.generate([first])
     text = np.concatenate([first.prompt, done.tokens, np.array([5, 6, 7], np.int32)])
-    second = type(first)(id="turn 2", prompt=text, samples=3, sampling=Sampling(max_tokens=20))
+    second = type(first)(id="turn 2", prompt=text, samples=3, sampling=SamplingParams(max_tokens=20))
     warm = by_name(runner.generate([second]))
     assert runner.stats.cached_tokens == 64  # of 73 tokens, whole pages of 16
     assert runner.stats.prefill_tokens == 9
-    assert runner.stats.prefix_hits == 64 / 73
+    assert runner.stats.prefix_hit_rate == 64 / 73
     cold = by_name(engine(model, slots=2, eos=(), kind=kind).generate([second]))
     assert all(same(one, cold[name]) for name, one in warm.items())
 
 
 def test_every_text_that_cannot_be_scored_is_named(model):
-    sampling = Sampling(max_tokens=1)
+    sampling = SamplingParams(max_tokens=1)
     ok, none = np.array([1], np.int32), np.zeros(0, np.int32)
     texts = [
-        Given(prompt=ok, tokens=none, sampling=sampling),
-        Given(prompt=np.ones(190, np.int32), tokens=np.ones(11, np.int32), sampling=sampling),
-        Given(prompt=ok, tokens=np.array([99], np.int32), sampling=sampling),
+        ScoreRequest(prompt=ok, tokens=none, sampling=sampling),
+        ScoreRequest(prompt=np.ones(190, np.int32), tokens=np.ones(11, np.int32), sampling=sampling),
+        ScoreRequest(prompt=ok, tokens=np.array([99], np.int32), sampling=sampling),
     ]
     with pytest.raises(DataError) as error:
         engine(model).score(texts)
@@ -160,8 +160,8 @@ def test_recorded_log_probabilities_are_the_trainers_on_a_trained_model(trained,
     gaps = []
     for number in range(4):
         asked = request(number, samples=8, max_tokens=60, temperature=temperature)
-        done = sorted(engine(trained, slots=8, kind=kind).generate([asked]), key=lambda one: one.sample)
-        packed, targets = pack_shared([(asked.prompt, [one.tokens for one in done])])
+        done = sorted(engine(trained, slots=8, kind=kind).generate([asked]), key=lambda one: one.sample_index)
+        packed, targets = pack_shared_prompts([(asked.prompt, [one.tokens for one in done])])
         with torch.no_grad():
             logp = trained.outlook(trained.hidden(packed)[targets.at], targets.chosen, temperature).logp.numpy()
         gaps.append(np.abs(np.concatenate([one.logp for one in done]) - logp))
@@ -180,7 +180,7 @@ def trained() -> Decoder:
     packed = pack_rows(rows)
     targets = row_targets(packed)
     for _ in range(30):
-        loss = -policy.outlook(policy.hidden(packed)[targets.at], targets.chosen).logp.mean()
+        loss = -policy.token_logprobs(policy.hidden(packed)[targets.at], targets.chosen).logp.mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
@@ -198,7 +198,7 @@ def test_passes_of_one_fixed_size_give_the_same_bits(model):
 def test_a_score_does_not_wait_for_answers_that_have_not_been_begun(model):
     runner = engine(model, slots=2, eos=())
     runner.submit([request(number, samples=8, max_tokens=30) for number in range(10)])
-    runner.score([Given(prompt=ASKED[0].prompt, tokens=ASKED[1].prompt, sampling=ASKED[0].sampling)])
+    runner.score([ScoreRequest(prompt=ASKED[0].prompt, tokens=ASKED[1].prompt, sampling=ASKED[0].sampling)])
     assert runner.stats.tokens < 10
     runner.cancel()
     assert list(runner.generate([])) == []

@@ -9,11 +9,11 @@ from hypothesis import strategies as st
 
 from hone.core.clock import ManualClock
 from hone.core.errors import ConfigError, DataError, DivergedError
-from hone.core.generation import Request, Sampling
+from hone.core.generation import Request, SamplingParams
 from hone.models.language.config import ModelConfig
 from hone.models.language.decoder import Decoder
 from hone.models.language.init import new_model
-from hone.models.packing import pack_rows, pack_shared
+from hone.models.packing import pack_rows, pack_shared_prompts
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +88,7 @@ def test_company_of_very_different_length_changes_no_bit(model):
 
 def test_rounds_samples_and_seeds_draw_differently(model):
     asked = [request(0, samples=2, max_tokens=30)]
-    first, second = sorted(engine(model).generate(asked, round=1), key=lambda done: done.sample)
+    first, second = sorted(engine(model).generate(asked, round=1), key=lambda done: done.sample_index)
     other = next(engine(model).generate(asked, round=2))
     reseeded = next(engine(model, seed=1).generate(asked, round=1))
     texts = {done.tokens.tobytes() for done in (first, second, other, reseeded)}
@@ -96,7 +96,7 @@ def test_rounds_samples_and_seeds_draw_differently(model):
 
 
 def trainer_logp(model, asked, completions, temperature):
-    packed, targets = pack_shared([(asked.prompt, [done.tokens for done in completions])])
+    packed, targets = pack_shared_prompts([(asked.prompt, [done.tokens for done in completions])])
     with torch.no_grad():
         return model.outlook(model.hidden(packed)[targets.at], targets.chosen, temperature).logp.numpy()
 
@@ -106,7 +106,7 @@ def test_recorded_log_probabilities_are_the_trainers(model, temperature):
     gaps = []
     for number in range(6):
         asked = request(number, samples=8, max_tokens=100, temperature=temperature)
-        done = sorted(engine(model, slots=8).generate([asked]), key=lambda one: one.sample)
+        done = sorted(engine(model, slots=8).generate([asked]), key=lambda one: one.sample_index)
         recorded = np.concatenate([one.logp for one in done])
         gaps.append(np.abs(recorded - trainer_logp(model, asked, done, temperature)))
         assert all(np.array_equal(one.logp, one.sampled_logp) for one in done)  # nothing was truncated
@@ -118,8 +118,8 @@ def test_recorded_log_probabilities_are_the_trainers(model, temperature):
 
 def test_truncated_draws_record_both_distributions(model):
     asked = request(3, samples=8, top_k=3, max_tokens=40)
-    done = sorted(engine(model).generate([asked]), key=lambda one: one.sample)
-    packed, targets = pack_shared([(asked.prompt, [one.tokens for one in done])])
+    done = sorted(engine(model).generate([asked]), key=lambda one: one.sample_index)
+    packed, targets = pack_shared_prompts([(asked.prompt, [one.tokens for one in done])])
     with torch.no_grad():
         logits = model.logits(model.hidden(packed)[targets.at])
     best = logits.topk(3).indices
@@ -161,11 +161,11 @@ def test_frequencies_are_the_probabilities(model):
 
 def test_ends(model):
     done = list(engine(model, slots=16).generate([request(number, samples=8, max_tokens=20) for number in range(8)]))
-    assert {one.finish for one in done} == {"eos", "length"}
+    assert {one.finish_reason for one in done} == {"eos", "length"}
     for one in done:
-        assert (one.tokens[-1] == 0) == (one.finish == "eos")
+        assert (one.tokens[-1] == 0) == (one.finish_reason == "eos")
         assert 0 not in one.tokens[:-1]
-        assert len(one.tokens) == 20 or one.finish == "eos"
+        assert len(one.tokens) == 20 or one.finish_reason == "eos"
         assert len(one.tokens) == len(one.logp) == len(one.sampled_logp) == len(one.version)
         assert (one.tokens.dtype, one.logp.dtype, one.version.dtype) == (np.int32, np.float32, np.int32)
 
@@ -191,17 +191,17 @@ def test_stop_strings_across_token_borders(model):
         id=asked.id,
         prompt=asked.prompt,
         samples=1,
-        sampling=Sampling(max_tokens=60, temperature=2.0, stop=("never!", stop)),
+        sampling=SamplingParams(max_tokens=60, temperature=2.0, stop=("never!", stop)),
     )
     (done,) = engine(model, eos=(), decode=letters).generate([changed])
-    assert done.finish == "stop"
+    assert done.finish_reason == "stop"
     assert done.tokens.tolist() == whole.tokens[:first].tolist()
 
 
 def test_a_stop_string_within_a_token_keeps_the_token(model):
     (done,) = engine(model, decode=lambda ids: "".join(f"<{i}>" for i in ids)).generate([request(1, stop=("<",))])
     assert len(done.tokens) == 1
-    assert done.finish in ("stop", "eos")
+    assert done.finish_reason in ("stop", "eos")
 
 
 def test_text_behind_a_stop_string_is_no_part_of_the_answer(model):
@@ -212,10 +212,10 @@ def test_text_behind_a_stop_string_is_no_part_of_the_answer(model):
 
     (done,) = engine(model, decode=decode, eos=()).generate([request(1, stop=(">",))])
     assert len(done.tokens) == 1
-    assert done.behind == 2
+    assert done.trailing_characters == 2
     assert done.text(decode) == f"<{done.tokens[0]}>"
     (whole,) = engine(model, decode=decode, eos=()).generate([request(1)])
-    assert whole.behind == 0
+    assert whole.trailing_characters == 0
     assert whole.text(decode) == decode(whole.tokens)
 
 
@@ -234,13 +234,13 @@ def test_only_tokens_that_could_complete_a_stop_string_are_decoded(model):
 
 def test_a_padded_vocabulary_is_never_drawn(model):
     prompts = [np.array([number, 2, 3], np.int32) for number in range(1, 5)]
-    sampling = Sampling(max_tokens=20)
+    sampling = SamplingParams(max_tokens=20)
     every = [Request(id=str(p[0]), prompt=p, samples=4, sampling=sampling) for p in prompts]
     done = list(engine(model, slots=8, vocab=5).generate(every))
     assert np.concatenate([one.tokens for one in done]).max() < 5
     asked = every[0]
-    mine = sorted((one for one in done if one.request == asked.id), key=lambda one: one.sample)
-    packed, targets = pack_shared([(asked.prompt, [one.tokens for one in mine])])
+    mine = sorted((one for one in done if one.request_id == asked.id), key=lambda one: one.sample_index)
+    packed, targets = pack_shared_prompts([(asked.prompt, [one.tokens for one in mine])])
     with torch.no_grad():
         logp = model.outlook(model.hidden(packed)[targets.at], targets.chosen, vocab_size_used=5).logp.numpy()
     np.testing.assert_allclose(np.concatenate([one.logp for one in mine]), logp, atol=1e-5)
@@ -262,9 +262,9 @@ def test_new_weights_are_seen_at_once_and_old_caches_are_not_read():
     for one in done[1:]:
         assert one.version[-1] == 7
         new = one.version == 7
-        packed, targets = pack_shared([(prompts[one.request], [one.tokens])])
+        packed, targets = pack_shared_prompts([(prompts[one.request_id], [one.tokens])])
         with torch.no_grad():
-            logp = policy.outlook(policy.hidden(packed)[targets.at], targets.chosen).logp.numpy()
+            logp = policy.token_logprobs(policy.hidden(packed)[targets.at], targets.chosen).logp.numpy()
         np.testing.assert_allclose(one.logp[new], logp[new], atol=2e-5)
     assert any((one.version == 0).any() for one in done[1:])
     assert [one.version.tolist() for one in runner.generate(asked[:1])] == [[7] * 4]
@@ -291,7 +291,7 @@ def test_completions_come_as_they_finish(model):
         request(2, max_tokens=5, length=4),
     ]
     runner = engine(model, eos=(), slots=3, context=100)
-    assert [done.request for done in runner.generate(asked)] == ["p1", "p2", "p0"]
+    assert [done.request_id for done in runner.generate(asked)] == ["p1", "p2", "p0"]
 
 
 def test_an_abandoned_generation_frees_the_engine(model):
@@ -312,7 +312,7 @@ def test_stats(model):
         clock.advance(5.0)  # the caller's own time
     assert (runner.stats.tokens, runner.stats.prefill_tokens, runner.stats.steps) == (44, 7, 10)
     assert runner.stats.occupancy == 1.0
-    assert runner.stats.seconds_s == 0.0
+    assert runner.stats.total_s == 0.0
     assert runner.stats.tokens_per_s == 0.0
 
 
@@ -325,8 +325,8 @@ def test_every_impossible_request_is_named_before_any_work(model):
         request(0, length=190, max_tokens=11),
         request(1),
         request(1),
-        Request(id="empty", prompt=np.zeros(0, np.int32), samples=1, sampling=Sampling(max_tokens=1)),
-        Request(id="range", prompt=np.array([1, 99], np.int32), samples=0, sampling=Sampling(max_tokens=1)),
+        Request(id="empty", prompt=np.zeros(0, np.int32), samples=1, sampling=SamplingParams(max_tokens=1)),
+        Request(id="range", prompt=np.array([1, 99], np.int32), samples=0, sampling=SamplingParams(max_tokens=1)),
     ]
     with pytest.raises(DataError) as error:
         engine(model).generate(bad)

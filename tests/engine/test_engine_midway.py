@@ -10,10 +10,10 @@ import torch
 from engines import CONFIG, VOCAB, by_name, engine, request, same
 
 from hone.core.errors import DivergedError
-from hone.core.generation import Given
-from hone.engine.canary import Canary
+from hone.core.generation import ScoreRequest
+from hone.engine.canary import WeightCanary
 from hone.engine.choose import choose_runner
-from hone.engine.engine import Engine
+from hone.engine.engine import EmbeddedEngine
 from hone.engine.scheduler import Scheduler
 from hone.engine.torch_runner import TorchRunner
 from hone.models.language.init import new_model
@@ -38,7 +38,7 @@ class Held(TorchRunner):
     """Weights of its own; one pass of another thread than the main one waits for the test."""
 
     def __init__(self, model, *, at: int = 1 << 30) -> None:
-        super().__init__(copy.deepcopy(model), vocab_used=VOCAB, page_tokens=16, trainer=model)
+        super().__init__(copy.deepcopy(model), vocab_used=VOCAB, page_tokens=16, source_model=model)
         self.at, self.passes = at, 0
         self.there, self.go = threading.Event(), threading.Event()
 
@@ -114,7 +114,7 @@ def test_each_segment_scores_as_recorded_under_the_weights_that_drew_it(model):
     found = 0
     for version, asked, before, tokens, logp, start in segments(done):
         text = np.concatenate([asked.prompt, before]).astype(np.int32)  # a fresh prefill of all that came before
-        (scored,) = by_version[version].score([Given(prompt=text, tokens=tokens, sampling=asked.sampling)])
+        (scored,) = by_version[version].score([ScoreRequest(prompt=text, tokens=tokens, sampling=asked.sampling)])
         assert np.array_equal(scored.logp, logp)
         found += start > 0
     assert found == SLOTS
@@ -129,7 +129,7 @@ def test_kept_keys_are_counted_and_the_first_segment_is_the_old_weights(model):
     for version, asked, before, tokens, logp, start in segments(done):
         text = np.concatenate([asked.prompt, before]).astype(np.int32)
         score = (before_engine if version == 0 else after_engine).score
-        (scored,) = score([Given(prompt=text, tokens=tokens, sampling=asked.sampling)])
+        (scored,) = score([ScoreRequest(prompt=text, tokens=tokens, sampling=asked.sampling)])
         if start == 0:
             assert np.array_equal(scored.logp, logp)
         else:
@@ -169,7 +169,7 @@ def test_weights_that_a_finishing_engine_took_up_may_change_at_once(model):
 @pytest.mark.parametrize("kind", ["torch", "auto"])
 def test_an_engine_apart_draws_from_what_was_published_and_nothing_else(model, kind):
     """With torch or compiled code: the learner steps in place, and no pass sees half of it."""
-    chosen = choose_runner(kind, model, vocab_used=VOCAB, threads=1, apart=True)
+    chosen = choose_runner(kind, model, vocab_used=VOCAB, threads=1, copy_weights=True)
     assert chosen.own_weights
     made = engine(model, eos=(), page_tokens=chosen.runner.page_tokens)
     made.runner, made.own_weights = chosen.runner, True
@@ -186,7 +186,7 @@ def test_an_engine_apart_draws_from_what_was_published_and_nothing_else(model, k
 
 def test_a_thread_that_writes_hears_that_its_weights_were_refused(model):
     runner = Held(model, at=5)
-    made = held_engine(model, runner, canary=Canary(model, vocab=VOCAB))
+    made = held_engine(model, runner, canary=WeightCanary(model, vocab=VOCAB))
     said = []
 
     def write() -> None:
@@ -223,14 +223,14 @@ def drawn_out(monkeypatch):
 
         return wrapped
 
-    step = Engine._step
+    step = EmbeddedEngine._step
 
     def slow_step(engine):
         step(engine)
         time.sleep(0.01)  # so that the writer looks about while the publisher is at work
 
-    monkeypatch.setattr(Engine, "_step", slow_step)
-    monkeypatch.setattr(Engine, "_hand_out", late(Engine._hand_out))
+    monkeypatch.setattr(EmbeddedEngine, "_step", slow_step)
+    monkeypatch.setattr(EmbeddedEngine, "_hand_out", late(EmbeddedEngine._hand_out))
     monkeypatch.setattr(Scheduler, "add", late(Scheduler.add))
 
 

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 def test_the_switch(monkeypatch):
     monkeypatch.setenv("HONE_NATIVE", "0")
-    assert library.available() == "the compiled runner is switched off (HONE_NATIVE=0)"
+    assert library.unavailable_reason() == "the compiled runner is switched off (HONE_NATIVE=0)"
 
 
 def test_names_and_refusals():

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hone.engine.native.runner import NativeRunner
-from hone.engine.work import DRAW, Pass
+from hone.engine.work import DRAW, ForwardBatch
 
 MODELS = {
     "grouped": {},
@@ -36,7 +36,7 @@ def in_pieces(runner: NativeRunner, sequences, order, rng) -> dict[int, list[flo
         places = [(b, position) for b, start, end in pieces for position in range(start, end)]
         asked = [at for at, (b, position) in enumerate(places) if position + 1 < lengths[b]]
         asked = [asked[i] for i in rng.permutation(len(asked))]
-        work = Pass(
+        work = ForwardBatch(
             tokens=np.asarray([sequences[b][position] for b, position in places], np.int32),
             positions=np.asarray([position for _, position in places], np.int32),
             sequence=np.asarray([b for b, _ in places], np.int32),
@@ -81,7 +81,9 @@ def test_what_was_recorded_is_what_scoring_says(dtype):
         for step in range(steps):
             draws = cases.draws_of(every, uniform=rng.random(rows), temperature=0.8)
             positions = np.full(rows, step, np.int32)
-            drawn = runner.run(Pass(tokens=tokens[-1], positions=positions, sequence=every, pages=pages, draws=draws))
+            drawn = runner.run(
+                ForwardBatch(tokens=tokens[-1], positions=positions, sequence=every, pages=pages, draws=draws)
+            )
             tokens.append(drawn.token)
             logp.append(drawn.logp)
         for row in range(0, rows, 7):
@@ -96,7 +98,7 @@ def test_a_copied_page_holds_the_same_keys():
     prompt, size = cases.texts(33, [21])[0], runner.page_tokens
     runner.reserve(4)
     pages = np.asarray([[2, 0], [2, 3]], np.int32)
-    first = Pass(
+    first = ForwardBatch(
         tokens=prompt,
         positions=np.arange(21, dtype=np.int32),
         sequence=np.zeros(21, np.int32),
@@ -106,7 +108,7 @@ def test_a_copied_page_holds_the_same_keys():
     token = runner.run(first).token
     assert size < 21 < 2 * size
     runner.copy(np.asarray([0], np.int32), np.asarray([3], np.int32))
-    step = Pass(
+    step = ForwardBatch(
         tokens=token,
         positions=np.full(2, 21, np.int32),
         sequence=np.arange(2, dtype=np.int32),
@@ -127,7 +129,7 @@ def test_a_pass_that_does_not_hold_together_is_refused():
         "pages": np.asarray([[1]], np.int32),
         "draws": cases.draws_of([1]),
     }
-    runner.run(Pass(**good))
+    runner.run(ForwardBatch(**good))
     bad = {
         "id 33": {"tokens": np.asarray([1, 33], np.int32)},
         "position 16": {"positions": np.asarray([0, 16], np.int32)},
@@ -141,7 +143,7 @@ def test_a_pass_that_does_not_hold_together_is_refused():
     }
     for message, change in bad.items():
         with pytest.raises(ValueError, match=message):
-            runner.run(Pass(**{**good, **change}))
+            runner.run(ForwardBatch(**{**good, **change}))
 
 
 def test_nothing_spins_while_nothing_runs():

@@ -8,17 +8,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hone.engine.native.runner import NativeRunner
-from hone.engine.work import Drawn, Draws, Pass
+from hone.engine.work import ForwardBatch, SamplerInput, SamplerOutput
 
 CLOSE = 1e-5
 """Sums in another order may differ by this much; nearer decisions are not judged."""
 
 
-def ask(runner: NativeRunner, draws: Draws) -> Drawn:
+def ask(runner: NativeRunner, draws: SamplerInput) -> SamplerOutput:
     """Draws after the text 1, 2, 3."""
     runner.reserve(1)
     return runner.run(
-        Pass(
+        ForwardBatch(
             tokens=np.asarray([1, 2, 3], np.int32),
             positions=np.arange(3, dtype=np.int32),
             sequence=np.zeros(3, np.int32),
@@ -34,9 +34,9 @@ def policy_of(runner: NativeRunner, vocab: int, temperature: float) -> np.ndarra
     return ask(runner, draws).logp.astype(np.float64)
 
 
-def kept_of(drawn: Drawn, vocab: int) -> np.ndarray:
-    assert drawn.kept is not None
-    return np.unpackbits(drawn.kept, axis=1, bitorder="little")[:, :vocab].astype(bool)
+def kept_of(drawn: SamplerOutput, vocab: int) -> np.ndarray:
+    assert drawn.sampling_mask_bits is not None
+    return np.unpackbits(drawn.sampling_mask_bits, axis=1, bitorder="little")[:, :vocab].astype(bool)
 
 
 def slowly(logp: np.ndarray, top_k: int, top_p: float, min_p: float) -> tuple[set[int], float]:
@@ -116,7 +116,7 @@ def test_the_ends_of_the_uniform():
     drawn = ask(runner, cases.draws_of([2, 2], uniform=[0.0, 1 - 2**-53]))
     assert drawn.token.tolist() == [0, 32]
     np.testing.assert_array_equal(drawn.logp, logp[[0, 32]].astype(np.float32))
-    assert drawn.kept is None
+    assert drawn.sampling_mask_bits is None
 
 
 def test_scoring_a_greedy_draw():

@@ -3,8 +3,8 @@
 import pytest
 from engines import CONFIG, by_name, engine, request, same
 
-from hone.core.generation import Given
-from hone.engine.native.library import available
+from hone.core.generation import ScoreRequest
+from hone.engine.native.library import unavailable_reason
 from hone.models.language.init import new_model
 
 REQUESTS = [
@@ -16,7 +16,7 @@ REQUESTS = [
 
 
 def kinds():
-    return ["torch", *([] if available() else ["native"])]
+    return ["torch", *([] if unavailable_reason() else ["native"])]
 
 
 @pytest.mark.parametrize("kind", kinds())
@@ -37,8 +37,8 @@ def test_tokens_are_seen_as_they_are_drawn(kind, changes):
     watched = engine(model, kind=kind, **changes)
     watched.observer = observe
     for done in watched.generate(REQUESTS):
-        finished[done.request, done.sample] = done
-        assert seen[done.request, done.sample] == done.tokens.tolist()
+        finished[done.request_id, done.sample_index] = done
+        assert seen[done.request_id, done.sample_index] == done.tokens.tolist()
     assert len(seen) == len(finished) == 48 and not late
     alone = by_name(engine(model, kind=kind, **changes).generate(REQUESTS))
     assert all(same(alone[name], done) for name, done in finished.items())
@@ -52,5 +52,5 @@ def test_what_is_scored_is_not_seen():
     watched.observer = lambda tokens: seen.extend(tokens)
     seen = []
     one = request(1)
-    watched.score([Given(prompt=one.prompt, tokens=done.tokens, sampling=one.sampling)])
+    watched.score([ScoreRequest(prompt=one.prompt, tokens=done.tokens, sampling=one.sampling)])
     assert seen == []

@@ -9,11 +9,11 @@ import torch
 from engines import CONFIG, VOCAB, by_name, engine, request, same
 
 from hone.core.errors import DivergedError
-from hone.core.generation import Engine, Given, Sampling
-from hone.engine.canary import Canary, hash_weights
+from hone.core.generation import GenerationEngine, SamplingParams, ScoreRequest
+from hone.engine.canary import WeightCanary, hash_weights
 from hone.engine.torch_runner import TorchRunner
 from hone.models.language.init import new_model
-from hone.models.packing import pack_shared
+from hone.models.packing import pack_shared_prompts
 
 
 @pytest.fixture
@@ -46,7 +46,7 @@ def stepped(model, factor=1.3) -> None:
 
 
 def trainer_logp(model, asked, done):
-    packed, targets = pack_shared([(asked.prompt, [done.tokens])])
+    packed, targets = pack_shared_prompts([(asked.prompt, [done.tokens])])
     with torch.no_grad():
         return model.outlook(model.hidden(packed)[targets.at], targets.chosen).logp.numpy()
 
@@ -55,7 +55,7 @@ ASKED = [request(0, max_tokens=4), request(1, max_tokens=40, samples=3), request
 
 
 def test_an_engine_is_what_clients_of_servers_are_too(model):
-    asked: Engine = engine(model)  # the protocol
+    asked: GenerationEngine = engine(model)  # the protocol
     assert asked.version == 0
 
 
@@ -71,8 +71,10 @@ def test_recompute_is_as_if_the_text_so_far_had_been_a_prompt(model, change_firs
     for one in done[1:]:
         assert {0, 1} == set(one.version.tolist())
         before = int((one.version == 0).sum())
-        text = np.concatenate([asked[one.request].prompt, one.tokens[:before]])
-        (scored,) = runner.score([Given(prompt=text, tokens=one.tokens[before:], sampling=asked[one.request].sampling)])
+        text = np.concatenate([asked[one.request_id].prompt, one.tokens[:before]])
+        (scored,) = runner.score(
+            [ScoreRequest(prompt=text, tokens=one.tokens[before:], sampling=asked[one.request_id].sampling)]
+        )
         assert np.array_equal(scored.logp, one.logp[before:])
     assert runner.stats.stale_tokens == 0
 
@@ -87,7 +89,7 @@ def test_keep_goes_on_over_old_keys_and_counts_them(model):
     asked = {one.id: one for one in ASKED}
     new = sum(int((one.version == 1).sum()) for one in done)
     assert runner.stats.stale_tokens == new > 50
-    gaps = [np.abs(one.logp - trainer_logp(model, asked[one.request], one))[one.version == 1] for one in done[1:]]
+    gaps = [np.abs(one.logp - trainer_logp(model, asked[one.request_id], one))[one.version == 1] for one in done[1:]]
     assert np.concatenate(gaps).max() > 1e-3, "neither policy alone drew these"
     fresh = by_name(runner.generate(ASKED))
     clean = by_name(engine(model, eos=(), slots=5).generate(ASKED))
@@ -149,7 +151,7 @@ def test_rewards_run_while_others_are_still_being_written(model):
         async for done in runner.stream():
             await asyncio.sleep(0)  # a reward
             tokens_when_scored.append(runner.stats.tokens)
-            names.append(done.request)
+            names.append(done.request_id)
             if len(names) == 1:
                 runner.submit([request(3, max_tokens=3)])  # another turn, while the others run
         return names
@@ -166,7 +168,9 @@ def test_a_pause_stops_passes_and_a_stream_waits(model):
     runner.submit([request(1, max_tokens=30)])
     runner.pause()
     with pytest.raises(RuntimeError, match="paused"):
-        runner.score([Given(prompt=ASKED[0].prompt, tokens=ASKED[0].prompt, sampling=Sampling(max_tokens=1))])
+        runner.score(
+            [ScoreRequest(prompt=ASKED[0].prompt, tokens=ASKED[0].prompt, sampling=SamplingParams(max_tokens=1))]
+        )
 
     async def collect() -> list[int]:
         async def later() -> None:
@@ -183,7 +187,7 @@ def test_a_pause_stops_passes_and_a_stream_waits(model):
 
 
 def test_a_copy_that_is_out_of_date_stops_the_run(model):
-    made = with_runner(model, Copying(model, deaf=True), canary=Canary(model, vocab=VOCAB))
+    made = with_runner(model, Copying(model, deaf=True), canary=WeightCanary(model, vocab=VOCAB))
     made.publish(0)
     assert made.fingerprints[0].weights == hash_weights(model)
     assert made.fingerprints[0].gap < 1e-5
@@ -194,17 +198,17 @@ def test_a_copy_that_is_out_of_date_stops_the_run(model):
 
 
 def test_a_fingerprint_follows_the_weights(model):
-    made = engine(model, canary=Canary(model, vocab=VOCAB))
+    made = engine(model, canary=WeightCanary(model, vocab=VOCAB))
     for version, factor in enumerate((1.0, 1.01, 1.0)):
         stepped(model, factor)
         made.publish(version)
     first, second, third = made.fingerprints.values()
-    assert first.weights != second.weights == third.weights
-    assert first.logp != second.logp == third.logp
+    assert first.weight_hash != second.weight_hash == third.weight_hash
+    assert first.mean_logp != second.mean_logp == third.mean_logp
 
 
 def test_weights_that_are_no_numbers_are_refused_on_publish(model):
-    made = engine(model, canary=Canary(model, vocab=VOCAB))
+    made = engine(model, canary=WeightCanary(model, vocab=VOCAB))
     with torch.no_grad():
         model.norm.weight[0] = torch.nan
     with pytest.raises(DivergedError, match="not finite"):

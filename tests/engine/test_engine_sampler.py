@@ -7,19 +7,19 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hone.engine.sampler import draw, truncate
-from hone.engine.work import DRAW, Draws
+from hone.engine.sampler import sample_tokens, truncate_logp
+from hone.engine.work import DRAW, SamplerInput
 
 P = torch.tensor([0.5, 0.125, 0.25, 0.125])
 
 
 def draws_of(
     uniform: list[float], *, given=DRAW, temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, greedy=False
-) -> Draws:
+) -> SamplerInput:
     rows = len(uniform)
-    return Draws(
-        at=np.arange(rows, dtype=np.int32),
-        given=np.full(rows, given, np.int32),
+    return SamplerInput(
+        token_index=np.arange(rows, dtype=np.int32),
+        forced_token=np.full(rows, given, np.int32),
         uniform=np.array(uniform, np.float64),
         temperature=np.full(rows, temperature, np.float32),
         top_k=np.full(rows, top_k, np.int32),
@@ -30,7 +30,7 @@ def draws_of(
 
 
 def drawn(p: torch.Tensor, uniform: list[float], **options):
-    return draw(p.log().expand(len(uniform), -1), draws_of(uniform, **options))
+    return sample_tokens(p.log().expand(len(uniform), -1), draws_of(uniform, **options))
 
 
 def test_the_inverse_of_the_cumulative_probability():
@@ -67,7 +67,7 @@ def test_greedy_ignores_the_draw():
 def test_min_p_by_hand():
     found = drawn(P, [0.66, 0.67], min_p=0.5)  # at least half of 0.5
     assert found.token.tolist() == [0, 2]
-    assert np.unpackbits(found.kept[0], bitorder="little").nonzero()[0].tolist() == [0, 2]
+    assert np.unpackbits(found.sampling_mask_bits[0], bitorder="little").nonzero()[0].tolist() == [0, 2]
     np.testing.assert_allclose(found.sampled_logp, [math.log(2 / 3), math.log(1 / 3)], atol=1e-6)
 
 
@@ -79,7 +79,7 @@ def test_given_tokens_take_the_place_of_the_draw_and_nothing_else():
         np.testing.assert_allclose(found.logp, [math.log(P[token])] * 2, atol=1e-6)
         assert np.isfinite(found.sampled_logp).all() == (token in (0, 2))
         assert np.array_equal(free.logp, free.sampled_logp)
-        assert free.kept is None
+        assert free.sampling_mask_bits is None
     assert drawn(P, [0.5], given=2, greedy=True).sampled_logp.tolist() == [-np.inf]
     assert drawn(P, [0.5], given=0, greedy=True).sampled_logp.tolist() == [0.0]
 
@@ -106,7 +106,7 @@ def test_truncation_equals_the_slow_version(weights, top_k, top_p, min_p):
     p = torch.tensor(weights, dtype=torch.float64)
     p = p / p.sum()
     cut = [torch.tensor([value], dtype=torch.float64) for value in (top_p, min_p)]
-    kept = truncate(p.log()[None], torch.tensor([top_k]), *cut)[0]
+    kept = truncate_logp(p.log()[None], torch.tensor([top_k]), *cut)[0]
     assert set(torch.isfinite(kept).nonzero()[:, 0].tolist()) == slowly(p.tolist(), top_k, top_p, min_p)
 
 
@@ -114,9 +114,9 @@ def test_truncation_equals_the_slow_version(weights, top_k, top_p, min_p):
 def test_a_row_does_not_see_its_neighbours(seed):
     generator = torch.Generator().manual_seed(seed)
     logits = torch.randn(9, 30, generator=generator)
-    draws = Draws(
-        at=np.arange(9, dtype=np.int32),
-        given=np.array([DRAW] * 8 + [4], np.int32),
+    draws = SamplerInput(
+        token_index=np.arange(9, dtype=np.int32),
+        forced_token=np.array([DRAW] * 8 + [4], np.int32),
         uniform=torch.rand(9, generator=generator, dtype=torch.float64).numpy(),
         temperature=torch.rand(9, generator=generator).numpy() + np.float32(0.5),
         top_k=np.array([0, 3, 0, 0, 5, 0, 0, 0, 1], np.int32),
@@ -124,11 +124,11 @@ def test_a_row_does_not_see_its_neighbours(seed):
         min_p=np.array([0.0, 0.0, 0.0, 0.0, 0.1, 0.2, 0.0, 0.0, 0.0], np.float32),
         greedy=np.array([False, False, False, True, False, False, False, False, False]),
     )
-    together = draw(logits, draws)
+    together = sample_tokens(logits, draws)
     for row in range(9):
-        alone = draw(
+        alone = sample_tokens(
             logits[row : row + 1],
-            Draws(**{name: getattr(draws, name)[row : row + 1] for name in Draws.__dataclass_fields__}),
+            SamplerInput(**{name: getattr(draws, name)[row : row + 1] for name in SamplerInput.__dataclass_fields__}),
         )
         assert together.token[row] == alone.token[0]
         assert together.logp[row] == alone.logp[0]
@@ -137,4 +137,4 @@ def test_a_row_does_not_see_its_neighbours(seed):
 
 def test_logits_that_are_not_finite_show():
     broken = torch.tensor([[0.0, torch.nan, 1.0]])
-    assert np.isnan(draw(broken, draws_of([0.5])).logp).all()
+    assert np.isnan(sample_tokens(broken, draws_of([0.5])).logp).all()

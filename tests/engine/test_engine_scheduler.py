@@ -8,16 +8,24 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from hone.core.generation import Given, Request, Sampling
+from hone.core.generation import Request, SamplingParams, ScoreRequest
 from hone.core.random import uniforms
-from hone.engine.limits import Limits
+from hone.engine.limits import SchedulerLimits
 from hone.engine.pages import PagePool
 from hone.engine.radix import PrefixCache
-from hone.engine.samples import TRANSITIONS, Event, Fill, Phase, Sample, Uniforms, scoring_fill
+from hone.engine.samples import (
+    TRANSITIONS,
+    CachedUniforms,
+    PrefillGroup,
+    SampleEvent,
+    SamplePhase,
+    SampleState,
+    scoring_group,
+)
 from hone.engine.scheduler import Scheduler
-from hone.engine.stops import StopRules, TextRules
-from hone.engine.streams import Streams
-from hone.engine.work import DRAW, Drawn, Pass
+from hone.engine.stops import StopRules, TokenizerRules
+from hone.engine.streams import SampleStreams
+from hone.engine.work import DRAW, ForwardBatch, SamplerOutput
 
 VOCAB, EOS, PAGE, LONGEST = 12, 0, 4, 24
 PROMPTS = [
@@ -36,14 +44,14 @@ class Memory:
         self.token = np.full((pages, PAGE), -1)
         self.version = np.full((pages, PAGE), -1)
 
-    def run(self, work: Pass, version: int) -> Drawn:
+    def run(self, work: ForwardBatch, version: int) -> SamplerOutput:
         pages = work.pages[work.sequence, work.positions // PAGE]
         self.token[pages, work.positions % PAGE] = work.tokens
         self.version[pages, work.positions % PAGE] = version
         drawn = [token_of(u) for u in work.draws.uniform]
-        token = np.where(work.draws.given == DRAW, drawn, work.draws.given).astype(np.int32)
+        token = np.where(work.draws.forced_token == DRAW, drawn, work.draws.forced_token).astype(np.int32)
         logp = -np.arange(len(token), dtype=np.float32)
-        return Drawn(token=token, logp=logp, sampled_logp=logp, kept=None)
+        return SamplerOutput(token=token, logp=logp, sampled_logp=logp, sampling_mask_bits=None)
 
     def copy(self, source: np.ndarray, target: np.ndarray) -> None:
         assert len(set(target.tolist())) == len(target)
@@ -67,7 +75,7 @@ class Bookkeeping(RuleBasedStateMachine):
         longest=st.booleans(),
     )
     def begin(self, slots: int, spare: int, pass_tokens: int, pass_draws: int, longest: bool) -> None:
-        limits = Limits(
+        limits = SchedulerLimits(
             slots=slots,
             pages=LONGEST // PAGE + 1 + spare,
             page_tokens=PAGE,
@@ -78,30 +86,32 @@ class Bookkeeping(RuleBasedStateMachine):
         )
         self.scheduler = Scheduler(limits)
         self.memory = Memory(limits.pages)
-        self.ends = StopRules(TextRules(eos=(EOS,), vocab=VOCAB))
+        self.ends = StopRules(TokenizerRules(eos=(EOS,), vocab=VOCAB))
         self.order, self.asked = 0, 0
         self.waiting: dict[tuple[str, int], list[int]] = {}
-        self.scoring: dict[int, Given] = {}
+        self.scoring: dict[int, ScoreRequest] = {}
 
     @rule(prompt=st.sampled_from(PROMPTS), samples=st.integers(1, 4), most=st.integers(1, 12))
     def submit(self, prompt: np.ndarray, samples: int, most: int) -> None:
         self.asked += 1
-        request = Request(id=str(self.asked), prompt=prompt, samples=samples, sampling=Sampling(max_tokens=most))
-        members: list[Sample] = []
+        request = Request(id=str(self.asked), prompt=prompt, samples=samples, sampling=SamplingParams(max_tokens=most))
+        members: list[SampleState] = []
         for number in range(samples):
-            stream = Uniforms(lambda count, n=number, id_=request.id: uniforms(0, "t", id_, n, count=count))
-            members.append(Sample(self.order + 1 + number, request, number, stream))
+            stream = CachedUniforms(lambda count, n=number, id_=request.id: uniforms(0, "t", id_, n, count=count))
+            members.append(SampleState(self.order + 1 + number, request, number, stream))
             tokens = [token_of(u) for u in stream(most)]
             end = tokens.index(EOS) + 1 if EOS in tokens else most
             self.waiting[request.id, number] = tokens[:end]
-        self.scheduler.add(Fill(self.order, prompt, members))
+        self.scheduler.add(PrefillGroup(self.order, prompt, members))
         self.order += 1 + samples
 
     @rule(prompt=st.sampled_from(PROMPTS), count=st.integers(1, 12))
     def score(self, prompt: np.ndarray, count: int) -> None:
-        text = Given(prompt=prompt, tokens=np.arange(count, dtype=np.int32) % VOCAB, sampling=Sampling(max_tokens=1))
+        text = ScoreRequest(
+            prompt=prompt, tokens=np.arange(count, dtype=np.int32) % VOCAB, sampling=SamplingParams(max_tokens=1)
+        )
         request = Request(id="text", prompt=prompt, samples=1, sampling=text.sampling)
-        self.scheduler.add(scoring_fill(self.order, text, request))
+        self.scheduler.add(scoring_group(self.order, text, request))
         self.scoring[self.order] = text
         self.order += 1
 
@@ -126,21 +136,21 @@ class Bookkeeping(RuleBasedStateMachine):
     def step(self) -> None:
         plan = self.scheduler.plan()
         assert plan is not None, "something waits, and nothing runs"
-        assert len(plan.work.tokens) <= max(self.scheduler.limits.pass_tokens, plan.rows + 16)
-        self.memory.copy(plan.sources, plan.targets)
-        drawn = self.memory.run(plan.work, self.scheduler.version)
+        assert len(plan.batch.tokens) <= max(self.scheduler.limits.pass_tokens, plan.rows + 16)
+        self.memory.copy(plan.copy_sources, plan.copy_targets)
+        drawn = self.memory.run(plan.batch, self.scheduler.version)
         self.check_texts(plan)
-        outcome = self.scheduler.take(plan, drawn, self.ends)
-        for sample, finish in outcome.samples:
+        outcome = self.scheduler.apply_results(plan, drawn, self.ends)
+        for sample, finish in outcome.finished:
             done = sample.completion(finish, 0)
-            assert done.tokens.tolist() == self.waiting.pop((done.request, done.sample))
+            assert done.tokens.tolist() == self.waiting.pop((done.request_id, done.sample_index))
             assert (finish == "eos") == (done.tokens[-1] == EOS)
             assert len(done.logp) == len(done.version) == len(done.tokens)
             assert (np.diff(done.version) >= 0).all()
             assert done.version[-1] == self.scheduler.version
-        for fill in outcome.scored:
+        for fill in outcome.scored_groups:
             text = self.scoring.pop(fill.order)
-            assert sum(map(len, fill.scored)) == len(text.tokens)
+            assert sum(map(len, fill.scored_logp)) == len(text.tokens)
 
     def check_texts(self, plan) -> None:
         """Whoever reads pages finds its own text there, as the current version read it."""
@@ -148,7 +158,7 @@ class Bookkeeping(RuleBasedStateMachine):
         for row, sample in enumerate(table.samples):
             count = int(table.position[row]) + 1
             text, versions = self.memory.text(table.pages[row], count)
-            drawn = table.last(row, int(table.drawn[row])).tolist()
+            drawn = table.last_tokens(row, int(table.drawn_tokens[row])).tolist()
             assert text == [*sample.request.prompt.tolist(), *drawn]
             assert versions == {version} or sample.stale
         for chunk in plan.chunks:
@@ -160,10 +170,10 @@ class Bookkeeping(RuleBasedStateMachine):
     def pages_are_conserved(self) -> None:
         if not hasattr(self, "scheduler"):
             return
-        pool, held = self.scheduler.pool, self.scheduler.held()
+        pool, held = self.scheduler.pool, self.scheduler.count_page_references()
         assert [pool.references(page) for page in range(pool.count)] == held.tolist()
         assert pool.free == int((held == 0).sum())
-        assert all(sample.phase is Phase.RUNNING for sample in self.scheduler.table.samples)
+        assert all(sample.phase is SamplePhase.RUNNING for sample in self.scheduler.table.samples)
 
     def teardown(self) -> None:
         if not hasattr(self, "scheduler"):
@@ -174,7 +184,7 @@ class Bookkeeping(RuleBasedStateMachine):
             self.step()
         assert not self.waiting
         assert not self.scoring
-        self.scheduler.cache.renew(self.scheduler.version)
+        self.scheduler.cache.reset(self.scheduler.version)
         assert self.scheduler.pool.free == self.scheduler.pool.count
 
 
@@ -183,12 +193,14 @@ TestBookkeeping.settings = settings(max_examples=120, stateful_step_count=30, de
 
 
 def test_every_transition_leads_somewhere_and_nothing_leaves_the_end():
-    assert {phase for phase, _ in TRANSITIONS} == set(Phase) - {Phase.ENDED}
-    assert {event for _, event in TRANSITIONS} == set(Event)
-    sample = Sample(0, Request(id="a", prompt=PROMPTS[0], samples=1, sampling=Sampling(max_tokens=1)), 0, np.zeros)
+    assert {phase for phase, _ in TRANSITIONS} == set(SamplePhase) - {SamplePhase.ENDED}
+    assert {event for _, event in TRANSITIONS} == set(SampleEvent)
+    sample = SampleState(
+        0, Request(id="a", prompt=PROMPTS[0], samples=1, sampling=SamplingParams(max_tokens=1)), 0, np.zeros
+    )
     with pytest.raises(KeyError):
-        sample.on(Event.SEAT)
-    assert sample.phase is Phase.WAITING
+        sample.apply_event(SampleEvent.SEAT)
+    assert sample.phase is SamplePhase.WAITING
 
 
 def test_pages_are_counted():
@@ -227,39 +239,39 @@ def test_the_cache_finds_beginnings_and_gives_up_the_oldest_ends_first():
     assert found == pages
     assert cache.evict(), "the end of the second text: the first is in use and newer"
     assert not cache.evict()
-    assert cache.known() and set(cache.known()) == set(pages)
+    assert cache.cached_pages() and set(cache.cached_pages()) == set(pages)
     pool.release(found)
     assert cache.evict()
-    assert cache.known() == pages[:1], "an end goes before what it continues"
-    cache.renew(1)
+    assert cache.cached_pages() == pages[:1], "an end goes before what it continues"
+    cache.reset(1)
     assert pool.free == 5
 
 
 def test_too_few_pages_are_refused():
     with pytest.raises(ValueError, match="7 pages, and one sequence may need 8"):
-        Scheduler(Limits(slots=1, pages=7, page_tokens=4, sequence_tokens=28))
+        Scheduler(SchedulerLimits(slots=1, pages=7, page_tokens=4, sequence_tokens=28))
 
 
 def test_a_steady_step_costs_little():
     """Bookkeeping of 64 rows that all go on: well under the 2 ms of a compiled pass over a small model."""
-    limits = Limits(slots=64, pages=64 * 20, page_tokens=16, sequence_tokens=300)
-    scheduler, ends = Scheduler(limits), StopRules(TextRules(eos=(0,), vocab=64))
+    limits = SchedulerLimits(slots=64, pages=64 * 20, page_tokens=16, sequence_tokens=300)
+    scheduler, ends = Scheduler(limits), StopRules(TokenizerRules(eos=(0,), vocab=64))
     for number in range(64):
-        request = Request(id=str(number), prompt=PROMPTS[1], samples=1, sampling=Sampling(max_tokens=280))
-        stream = Uniforms(lambda count: np.full(count, 0.5))
-        scheduler.add(Fill(2 * number, request.prompt, [Sample(2 * number + 1, request, 0, stream)]))
-    answer = Drawn(
+        request = Request(id=str(number), prompt=PROMPTS[1], samples=1, sampling=SamplingParams(max_tokens=280))
+        stream = CachedUniforms(lambda count: np.full(count, 0.5))
+        scheduler.add(PrefillGroup(2 * number, request.prompt, [SampleState(2 * number + 1, request, 0, stream)]))
+    answer = SamplerOutput(
         token=np.full(64, 5, np.int32),
         logp=np.full(64, -1, np.float32),
         sampled_logp=np.full(64, -1, np.float32),
-        kept=None,
+        sampling_mask_bits=None,
     )
     spent: list[float] = []
     for _ in range(200):
         began = time.process_time()
         plan = scheduler.plan()
         assert plan is not None
-        scheduler.take(plan, answer, ends)
+        scheduler.apply_results(plan, answer, ends)
         spent.append(time.process_time() - began)
     assert len(scheduler.table) == 64
     print(f"bookkeeping of a step: {np.median(spent) * 1e6:.0f} us")
@@ -267,22 +279,24 @@ def test_a_steady_step_costs_little():
 
 
 def test_streams_are_the_projects_random_streams():
-    streams = Streams(7)
+    streams = SampleStreams(7)
     for ids in ((0, "p#1", 3), (1, "p#1", 3), (0, "p", 0)):
         for count in (1, 5, 64, 1000):
             assert np.array_equal(streams.uniforms(*ids, count=count), uniforms(7, "sample", *ids, count=count))
-    first = Uniforms(streams.of(0, "a", 0))
+    first = CachedUniforms(streams.stream_of(0, "a", 0))
     assert np.array_equal(first(200)[:3], first(3))
 
 
 def test_numbers_drawn_ahead_are_the_streams_own():
-    streams, asked = Streams(7), [("a", 3), ("b", 1)]
+    streams, asked = SampleStreams(7), [("a", 3), ("b", 1)]
     owners = [(id_, number) for id_, samples in asked for number in range(samples)]
     for count, drawn in ((5, 5), (500, 64)):
-        rows = streams.ahead(2, asked, count=count)
+        rows = streams.prefetch(2, asked, count=count)
         assert [len(row) for row in rows] == [drawn] * 4
         for row, (id_, number) in zip(rows, owners, strict=True):
             assert np.array_equal(row, uniforms(7, "sample", 2, id_, number, count=drawn))
-            assert np.array_equal(Uniforms(streams.of(2, id_, number), row)(200)[:drawn], row), "and go on as before"
-    assert streams.ahead(0, [], count=5) == []
-    assert len(streams.ahead(0, [("a", 1 << 18)], count=5)[0]) == 1, "too many to be drawn ahead"
+            assert np.array_equal(CachedUniforms(streams.stream_of(2, id_, number), row)(200)[:drawn], row), (
+                "and go on as before"
+            )
+    assert streams.prefetch(0, [], count=5) == []
+    assert len(streams.prefetch(0, [("a", 1 << 18)], count=5)[0]) == 1, "too many to be drawn ahead"

@@ -37,5 +37,5 @@ def test_snippet_least_recently_used_gives_way_first() -> None:
     pool.release(pages)  # from now on only the cache refers to them
     pool.release(known.match(0, tokens(10), most_pages=1))  # used again
     assert known.evict()
-    assert known.known() == [pages[2], pages[0]]
+    assert known.cached_pages() == [pages[2], pages[0]]
     assert known.match(0, tokens(20), most_pages=1) == []

@@ -5,9 +5,9 @@
 
 from pathlib import Path
 
-from hone.envs.finite.build import from_gymnasium
-from hone.envs.finite.model import Finite
-from hone.envs.finite.solve import backward, policy_iteration, within, worth
+from hone.envs.finite.build import mdp_from_gymnasium
+from hone.envs.finite.model import FiniteMdp
+from hone.envs.finite.solve import backward_induction, finite_horizon_value, policy_iteration, start_value
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "control" / "exact_solutions.md"
 BEGIN, END = "<!-- ceilings:begin -->\n", "<!-- ceilings:end -->"
@@ -24,24 +24,24 @@ WORLDS: dict[str, tuple[str, dict[str, object]]] = {
 }
 
 
-def world(name: str, *, discount: float = 1.0) -> Finite:
+def world(name: str, *, discount: float = 1.0) -> FiniteMdp:
     made, options = WORLDS[name]
-    return from_gymnasium(made, discount=discount, options=options)
+    return mdp_from_gymnasium(made, discount=discount, options=options)
 
 
-def ceilings(name: str) -> tuple[Finite, float, float, float, float]:
+def ceilings(name: str) -> tuple[FiniteMdp, float, float, float, float]:
     """The world; its best return without a limit; in the limit with the clock, by the policy best without a limit, and
     by the policy best under a discount of 0.99."""
     mdp = world(name)
-    horizon = mdp.limit or HORIZON
+    horizon = mdp.step_limit or HORIZON
     best = policy_iteration(mdp)
-    patient = policy_iteration(mdp.discounted_by(0.99)).policy
+    patient = policy_iteration(mdp.with_discount(0.99)).policy
     return (
         mdp,
-        worth(mdp, best.value),
-        worth(mdp, backward(mdp, horizon).value),
-        worth(mdp, within(mdp, best.policy, horizon)),
-        worth(mdp, within(mdp, patient, horizon)),
+        start_value(mdp, best.value),
+        start_value(mdp, backward_induction(mdp, horizon).value),
+        start_value(mdp, finite_horizon_value(mdp, best.policy, horizon)),
+        start_value(mdp, finite_horizon_value(mdp, patient, horizon)),
     )
 
 
@@ -54,7 +54,7 @@ def table() -> str:
     for name in WORLDS:
         mdp, *values = ceilings(name)
         figures = " | ".join(f"{value:.4f}" for value in values)
-        lines.append(f"| {name} | {mdp.states} x {mdp.actions} | {mdp.limit or f'none ({HORIZON})'} | {figures} |")
+        lines.append(f"| {name} | {mdp.states} x {mdp.actions} | {mdp.step_limit or f'none ({HORIZON})'} | {figures} |")
     return "\n".join(lines) + "\n"
 
 

@@ -9,7 +9,7 @@ from gymnasium import spaces
 
 from hone.core.episodes import Episodes
 from hone.core.random import key
-from hone.envs.gym.make import seeds_of
+from hone.envs.gym.make import env_seeds
 from hone.envs.gym.subprocess_env import ProcessVectorEnv
 from hone.envs.gym.world import GymConfig, GymWorld, open_world
 
@@ -62,7 +62,7 @@ def same(one: Episodes, other: Episodes) -> bool:
 
 def seed_of(env: int, count: int = 5) -> int:
     """What the world of the run's seed resets this environment with."""
-    return seeds_of(key(SEED, "world") & 0xFFFFFFFF, count)[env]
+    return env_seeds(key(SEED, "world") & 0xFFFFFFFF, count)[env]
 
 
 def processes(token: str = "hone.envs.gym.worker") -> list[int]:

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hone.core.errors import DataError
-from hone.envs.text.dataset import Examples, overlap, read_examples
+from hone.envs.text.dataset import ExampleDataset, find_overlap, read_examples
 
 USER = {"role": "user", "content": "2+2?"}
 REPLY = {"role": "assistant", "content": "4"}
@@ -272,8 +272,8 @@ def test_the_fingerprint_sees_order_and_content(tmp_path: Path) -> None:
 
 
 def test_prompts_in_both_sets(tmp_path: Path) -> None:
-    def of(name: str, *prompts: str) -> Examples:
+    def of(name: str, *prompts: str) -> ExampleDataset:
         return read_examples(jsonl(tmp_path, *[{"prompt": p, "id": p} for p in prompts], name=name), need="prompt")
 
-    shared = overlap(of("a.jsonl", "x", "y", "z "), of("b.jsonl", "z", "w", "y"))
+    shared = find_overlap(of("a.jsonl", "x", "y", "z "), of("b.jsonl", "z", "w", "y"))
     assert (shared.count, shared.ids) == (2, ("z", "y"))

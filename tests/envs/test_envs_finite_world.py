@@ -5,11 +5,11 @@ import pytest
 
 from hone.core.episodes import Episodes, concatenate
 from hone.core.errors import ConfigError, DataError
-from hone.core.ragged import sums
-from hone.envs.finite.build import chain, drawn, from_table, grid
-from hone.envs.finite.solve import evaluate, occupancy, worth
+from hone.core.ragged import row_sums
+from hone.envs.finite.build import chain_mdp, garnet_mdp, grid_mdp, mdp_from_table
+from hone.envs.finite.solve import evaluate_policy, occupancy, start_value
 from hone.envs.finite.world import FiniteWorld
-from hone.train.sources.live import Live, World
+from hone.train.sources.live import LiveSource, RolloutEnvironment
 
 
 class Follows:
@@ -30,17 +30,17 @@ class Follows:
 
 
 def random_case(ending: float = 0.2):
-    mdp = drawn(states=6, actions=3, branching=3, seed=3, discount=0.9, ending=ending)
+    mdp = garnet_mdp(states=6, actions=3, branching=3, seed=3, discount=0.9, ending=ending)
     return mdp, np.random.default_rng(0).dirichlet(np.ones(3), 6)
 
 
 def test_what_is_paid_and_visited_is_what_the_table_says() -> None:
     mdp, policy = random_case()
-    undiscounted = mdp.discounted_by(1.0)
-    world: World = FiniteWorld(mdp=mdp, steps=2000, copies=20, seed=1)
+    undiscounted = mdp.with_discount(1.0)
+    world: RolloutEnvironment = FiniteWorld(mdp=mdp, steps=2000, copies=20, seed=1)
     episodes = world.rollout(Follows(policy))
     ended = episodes.take(np.flatnonzero(episodes.terminated))
-    value, visits = worth(undiscounted, evaluate(undiscounted, policy)), occupancy(undiscounted, policy)
+    value, visits = start_value(undiscounted, evaluate_policy(undiscounted, policy)), occupancy(undiscounted, policy)
     assert abs(ended.score.mean() - value) < 4 * ended.score.std() / np.sqrt(len(ended))
     counts = np.zeros((6, 3))
     np.add.at(counts, (episodes.observations, episodes.chosen), 1 / episodes.decisions)
@@ -59,27 +59,27 @@ def test_what_is_paid_and_visited_is_what_the_table_says() -> None:
 def test_pieces_join_to_the_episodes_of_one_long_rollout() -> None:
     """The limit, the numbers of episodes and their scores do not depend on where a rollout is cut."""
     mdp, policy = random_case(ending=0.1)
-    walk = grid(["S...G"], discount=1.0, slip=0.3, limit=6)
+    walk = grid_mdp(["S...G"], discount=1.0, slip=0.3, limit=6)
     for table, chances in ((mdp, policy), (walk, np.full((5, 4), 0.25))):
         world = FiniteWorld(mdp=table, steps=7, copies=3, seed=5)
         every = concatenate([world.rollout(Follows(chances)) for _ in range(30)])
         count = int(every.group.max()) + 1
         lengths = np.bincount(every.group, weights=every.lengths, minlength=count)
-        paid = np.bincount(every.group, weights=sums(every.reward, every.offsets), minlength=count)
+        paid = np.bincount(every.group, weights=row_sums(every.reward, every.offsets), minlength=count)
         over = every.terminated | every.truncated
         np.testing.assert_allclose(every.score[over], paid[every.group[over]], atol=1e-5)
         assert not (every.terminated & every.truncated).any()
         assert (lengths > 0).sum() >= count - 3  # the last of a copy may not have begun
         assert np.bincount(every.group[over]).max() == 1
-        if table.limit is not None:
-            assert (lengths[every.group[every.truncated]] == table.limit).all()
+        if table.step_limit is not None:
+            assert (lengths[every.group[every.truncated]] == table.step_limit).all()
             assert every.truncated.any()
-            assert lengths.max() == table.limit
+            assert lengths.max() == table.step_limit
 
 
 def test_what_follows_is_what_is_seen_next() -> None:
     """Inside an episode the next state seen is the one before the next decision; a reset is never in between."""
-    walk = grid(["S...G"], discount=1.0, slip=0.3, limit=4)
+    walk = grid_mdp(["S...G"], discount=1.0, slip=0.3, limit=4)
     episodes = FiniteWorld(mdp=walk, steps=200, copies=2, seed=0).rollout(Follows(np.full((5, 4), 0.25)))
     steps = episodes.transitions()
     assert (np.abs(steps.final - steps.observations) <= 1).all()  # a reset from afar would jump
@@ -92,7 +92,7 @@ def test_what_follows_is_what_is_seen_next() -> None:
 def test_a_resumed_world_is_the_same_world() -> None:
     mdp, policy = random_case()
     world, again = (FiniteWorld(mdp=mdp, steps=5, copies=4, seed=9) for _ in range(2))
-    source, resumed = Live(world, Follows(policy)), Live(again, Follows(policy))
+    source, resumed = LiveSource(world, Follows(policy)), LiveSource(again, Follows(policy))
     for _ in range(3):
         source.publish(policy)
         source.collect()
@@ -116,8 +116,8 @@ def test_seeds_differ_and_copies_do_not_share_luck() -> None:
 
 def test_actions_that_cannot_be_taken_are_refused() -> None:
     table = {0: {0: [(1.0, 0, 0.0, False)], 2: [(1.0, 0, 1.0, True)]}}
-    world = FiniteWorld(mdp=from_table(table, start=np.ones(1), discount=0.9), steps=1, seed=0)
+    world = FiniteWorld(mdp=mdp_from_table(table, start=np.ones(1), discount=0.9), steps=1, seed=0)
     with pytest.raises(ConfigError, match=r"action 1 in state 0: the table allows \[0, 2\]"):
         world.rollout(Follows(np.array([[0.0, 1.0, 0.0]])))
     with pytest.raises(ConfigError, match=r"action 2 in state 2: the table allows \[0, 1\]"):
-        FiniteWorld(mdp=chain(5, discount=0.9), steps=1, seed=0).rollout(Follows(np.tile([0.0, 0.0, 1.0], (5, 1))))
+        FiniteWorld(mdp=chain_mdp(5, discount=0.9), steps=1, seed=0).rollout(Follows(np.tile([0.0, 0.0, 1.0], (5, 1))))

@@ -6,19 +6,19 @@ import pytest
 from gymnasium import spaces
 
 from hone.core.errors import ConfigError, UserCodeError
-from hone.envs.finite.build import from_gymnasium
-from hone.envs.finite.options import over_options
-from hone.envs.finite.solve import policy_iteration, worth
+from hone.envs.finite.build import mdp_from_gymnasium
+from hone.envs.finite.options import mdp_over_options
+from hone.envs.finite.solve import policy_iteration, start_value
 from hone.envs.gym.goals import GoalEnv, goal_columns, has_goals
-from hone.envs.gym.make import isolated, maker
-from hone.envs.gym.option_wrapper import Remembering, with_memory
+from hone.envs.gym.make import env_factory, runs_isolated
+from hone.envs.gym.option_wrapper import OptionMemoryWrapper, with_option_memory
 from hone.envs.gym.world import GymConfig, open_world
-from hone.envs.suite.goal_tasks import BitFlip, Reach
-from hone.envs.suite.grid_worlds import FourRooms, Maze, begun, steps_to_end, winding
+from hone.envs.suite.goal_tasks import BitFlipEnv, ReachEnv
+from hone.envs.suite.grid_worlds import FourRoomsEnv, MazeEnv, steps_to_end, winding_map, with_start_distance
 
 
 def test_bits_are_flipped_until_they_are_as_wanted() -> None:
-    env = BitFlip(4)
+    env = BitFlipEnv(4)
     seen, _ = env.reset(seed=3)
     assert not (seen["achieved_goal"] == seen["desired_goal"]).all()
     wrong = np.flatnonzero(seen["achieved_goal"] != seen["desired_goal"])
@@ -28,7 +28,7 @@ def test_bits_are_flipped_until_they_are_as_wanted() -> None:
 
 
 def test_an_episode_of_bits_is_as_long_as_there_are_bits_and_termination_wins() -> None:
-    env = BitFlip(3)
+    env = BitFlipEnv(3)
     for seed in range(30):
         env.reset(seed=seed)
         steps = 0
@@ -43,8 +43,10 @@ def test_an_episode_of_bits_is_as_long_as_there_are_bits_and_termination_wins() 
         assert truncated == (steps == 3 and not terminated)
 
 
-@pytest.mark.parametrize("env", [BitFlip(5), Reach(3), BitFlip(5, every_step=True), Reach(3, every_step=True)])
-def test_rewards_of_many_goals_are_those_of_each(env: BitFlip | Reach) -> None:
+@pytest.mark.parametrize(
+    "env", [BitFlipEnv(5), ReachEnv(3), BitFlipEnv(5, every_step=True), ReachEnv(3, every_step=True)]
+)
+def test_rewards_of_many_goals_are_those_of_each(env: BitFlipEnv | ReachEnv) -> None:
     assert isinstance(env, GoalEnv)
     assert has_goals(env.observation_space)
     draws = np.random.default_rng(0)
@@ -60,7 +62,7 @@ def test_rewards_of_many_goals_are_those_of_each(env: BitFlip | Reach) -> None:
 
 
 def test_a_point_moves_by_inertia_and_stays_in_its_cube() -> None:
-    env = Reach(2)
+    env = ReachEnv(2)
     env.reset(seed=0)
     env.place, env.goal = np.zeros(2, np.float32), np.full(2, 0.9, np.float32)
     env.step(np.array([1.0, -5.0], np.float32))
@@ -73,7 +75,7 @@ def test_a_point_moves_by_inertia_and_stays_in_its_cube() -> None:
 
 
 def test_goals_stand_where_a_flattened_observation_has_them() -> None:
-    env = Reach(2)
+    env = ReachEnv(2)
     seen, _ = env.reset(seed=1)
     assert isinstance(env.observation_space, spaces.Dict)
     flat = np.asarray(spaces.flatten(env.observation_space, seen))
@@ -87,15 +89,15 @@ def test_goals_stand_where_a_flattened_observation_has_them() -> None:
 @pytest.mark.parametrize("name", ["hone/BitFlip-v0", "hone/Reach-v0", "hone/Maze-v0", "hone/FourRooms-v0"])
 def test_ours_resume_exactly_in_the_trainer(name: str) -> None:
     config = GymConfig(id=name, num_envs=2, clip_actions=True)
-    assert not isolated(config)
+    assert not runs_isolated(config)
     world = open_world(config, steps=1, seed=0)
-    assert (world.resume, world.notes) == ("exact", [])
+    assert (world.resume_exactness, world.warnings) == ("exact", [])
     world.close()
 
 
 def test_an_unknown_id_of_ours_is_a_config_error() -> None:
     with pytest.raises(ConfigError, match="hone/Mase-v0"):
-        maker(GymConfig(id="hone/Mase-v0"))
+        env_factory(GymConfig(id="hone/Mase-v0"))
 
 
 @pytest.mark.parametrize(
@@ -110,39 +112,39 @@ def test_an_unknown_id_of_ours_is_a_config_error() -> None:
 )
 def test_arguments_without_sense_are_refused_with_their_value(name: str, kwargs: dict[str, object]) -> None:
     with pytest.raises((ConfigError, UserCodeError), match=next(iter(kwargs))):
-        maker(GymConfig.model_validate({"id": name, "kwargs": kwargs})).single()
+        env_factory(GymConfig.model_validate({"id": name, "kwargs": kwargs})).make_one()
 
 
 def test_the_maze_is_one_way_of_known_length() -> None:
-    assert winding(5) == ["S....", "####.", ".....", ".####", "....G"]
+    assert winding_map(5) == ["S....", "####.", ".....", ".####", "....G"]
     for size, length in ((5, 16), (9, 48)):
-        mdp = from_gymnasium("hone/Maze-v0", discount=0.9, options={"size": size})
-        assert mdp.limit == 200
-        assert worth(mdp, policy_iteration(mdp).value) == pytest.approx(0.9 ** (length - 1))
+        mdp = mdp_from_gymnasium("hone/Maze-v0", discount=0.9, options={"size": size})
+        assert mdp.step_limit == 200
+        assert start_value(mdp, policy_iteration(mdp).value) == pytest.approx(0.9 ** (length - 1))
         assert steps_to_end(mdp).max() == length
 
 
 def test_with_a_key_the_way_is_there_and_back() -> None:
     """Size 5: from the middle (2, 2) to the upper left corner 8 steps, back and on to the goal 16."""
-    mdp = from_gymnasium("hone/Maze-v0", discount=0.9, options={"size": 5, "key": True})
-    assert worth(mdp, policy_iteration(mdp).value) == pytest.approx(0.9 ** (8 + 16 - 1))
+    mdp = mdp_from_gymnasium("hone/Maze-v0", discount=0.9, options={"size": 5, "key": True})
+    assert start_value(mdp, policy_iteration(mdp).value) == pytest.approx(0.9 ** (8 + 16 - 1))
     assert mdp.states == 50
 
 
 def test_a_maze_can_be_begun_near_its_end() -> None:
-    env = Maze(9, distance=3)
+    env = MazeEnv(9, distance=3)
     states = {int(env.reset(seed=seed)[0]) for seed in range(20)}
     assert (steps_to_end(env.mdp)[list(states)] == 3).all()
     with pytest.raises(ConfigError, match="48 steps"):
-        begun(Maze(9).mdp, 49)
+        with_start_distance(MazeEnv(9).mdp, 49)
 
 
 def test_a_grid_is_played_by_its_table() -> None:
     """Frequencies of a random walk in four rooms against the table, with slip."""
     env = gymnasium.make("hone/FourRooms-v0")
     inside = env.unwrapped
-    assert isinstance(inside, FourRooms)
-    mdp = from_gymnasium("hone/FourRooms-v0", discount=0.9)
+    assert isinstance(inside, FourRoomsEnv)
+    mdp = mdp_from_gymnasium("hone/FourRooms-v0", discount=0.9)
     state, action = 14, 2  # upper left corner, to the right
     counts: dict[int, int] = {}
     env.reset(seed=0)
@@ -155,23 +157,25 @@ def test_a_grid_is_played_by_its_table() -> None:
     for after, chance in wanted.items():
         assert counts[after] / 3000 == pytest.approx(chance, abs=0.03)
     pair = state * 4 + action
-    assert sorted(wanted) == sorted(mdp.after[mdp.offsets[pair] : mdp.offsets[pair + 1]].tolist())
+    assert sorted(wanted) == sorted(mdp.next_state[mdp.offsets[pair] : mdp.offsets[pair + 1]].tolist())
 
 
 def test_the_ways_out_of_four_rooms() -> None:
-    options = FourRooms(slip=0.0).options()
+    options = FourRoomsEnv(slip=0.0).options()
     assert len(options) == 8
-    mdp = from_gymnasium("hone/FourRooms-v0", discount=0.9, options={"slip": 0.0})
-    over = over_options(mdp, options)
+    mdp = mdp_from_gymnasium("hone/FourRooms-v0", discount=0.9, options={"slip": 0.0})
+    over = mdp_over_options(mdp, options)
     plain, best = policy_iteration(mdp), policy_iteration(over)
-    rooms = over.legal.sum(axis=1)[~mdp.terminal]
+    rooms = over.available.sum(axis=1)[~mdp.terminal]
     assert set(rooms.tolist()) == {2}  # two ways out of each room; from a hallway, one into each of its rooms
     assert (best.value <= plain.value + 1e-9).all()
-    assert worth(over, best.value) == pytest.approx(worth(mdp, plain.value))  # the goal is a hallway: nothing is lost
+    assert start_value(over, best.value) == pytest.approx(
+        start_value(mdp, plain.value)
+    )  # the goal is a hallway: nothing is lost
 
 
 def test_a_world_remembers_which_option_is_under_way() -> None:
-    env = Remembering(Maze(5), 3)
+    env = OptionMemoryWrapper(MazeEnv(5), 3)
     assert env.action_space == spaces.Discrete(2 * 3 * 4)
     seen, _ = env.reset(seed=0)
     assert seen == 0  # state 0, no option
@@ -180,17 +184,17 @@ def test_a_world_remembers_which_option_is_under_way() -> None:
     seen, *_ = env.step(np.int64(2 * 4 + 2))  # it goes on
     assert divmod(int(seen), 4) == (2, 3)
     assert env.reset()[0] == 0
-    box = Remembering(gymnasium.make("CartPole-v1"), 3)
+    box = OptionMemoryWrapper(gymnasium.make("CartPole-v1"), 3)
     assert box.reset(seed=0)[0][4:].tolist() == [0, 0, 0]
     assert box.step(np.int64(1 * 2 + 1))[0][4:].tolist() == [0, 1, 0]
     with pytest.raises(ConfigError, match="finite set of actions"):
-        Remembering(gymnasium.make("Pendulum-v1"), 3)
+        OptionMemoryWrapper(gymnasium.make("Pendulum-v1"), 3)
 
 
 def test_a_wrapped_environment_is_trusted_as_the_one_inside() -> None:
     inside = GymConfig(id="CartPole-v1", max_episode_steps=7)
-    assert not isolated(with_memory(inside, 2))
-    assert isolated(with_memory(GymConfig(id="mine.py:World"), 2))
-    world = open_world(with_memory(inside, 2), steps=20, seed=0)
-    assert world.resume == "exact"
+    assert not runs_isolated(with_option_memory(inside, 2))
+    assert runs_isolated(with_option_memory(GymConfig(id="mine.py:World"), 2))
+    world = open_world(with_option_memory(inside, 2), steps=20, seed=0)
+    assert world.resume_exactness == "exact"
     world.close()

@@ -13,9 +13,9 @@ from hypothesis import strategies as st
 from hone.core.episodes import Episodes
 from hone.core.errors import ConfigError, UserCodeError
 from hone.core.random import generator
-from hone.envs.gym.make import autoreset_of, seeds_of, together
-from hone.envs.gym.play import open_arena, play
-from hone.envs.gym.world import GymConfig, GymWorld, inspect_world, open_world, world_of
+from hone.envs.gym.make import autoreset_mode, env_seeds, sync_vector_env
+from hone.envs.gym.play import open_evaluation_envs, play_episodes
+from hone.envs.gym.world import GymConfig, GymWorld, inspect_world, open_world, world_from_envs
 
 MODES = (AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP, AutoresetMode.DISABLED)
 
@@ -58,8 +58,8 @@ class Coin:
 
 
 def counting(mode: AutoresetMode, *, count: int, longest: int, steps: int, seed: int) -> GymWorld:
-    envs = together([partial(Counting, number, longest) for number in range(count)], mode)
-    return world_of(envs, steps=steps, seed=seed)
+    envs = sync_vector_env([partial(Counting, number, longest) for number in range(count)], mode)
+    return world_from_envs(envs, steps=steps, seed=seed)
 
 
 def transitions(rollouts: list[Episodes], env: int) -> list[tuple[float, ...]]:
@@ -123,7 +123,7 @@ def test_pieces_of_an_episode_belong_together(mode: AutoresetMode) -> None:
 def test_native_cartpole_counts_only_real_steps() -> None:
     world = open_world(GymConfig(id="CartPole-v1", num_envs=4), steps=50, seed=1)
     assert type(world.envs).__name__ == "CartPoleVectorEnv"
-    assert world.resume == "exact"
+    assert world.resume_exactness == "exact"
     episodes = world.rollout(Coin())
     ended = episodes.terminated
     assert ended.sum() > 3
@@ -135,14 +135,14 @@ def test_native_cartpole_counts_only_real_steps() -> None:
 
 
 def test_an_unknown_reset_mode_is_refused() -> None:
-    envs = together([lambda: Counting(0, 3)])
+    envs = sync_vector_env([lambda: Counting(0, 3)])
     envs.metadata["autoreset_mode"] = None
     with pytest.raises(ConfigError, match="autoreset_mode"):
-        autoreset_of(envs)
+        autoreset_mode(envs)
 
 
 def test_seeds_of_neighbouring_runs_share_no_stream() -> None:
-    seeds = [seed for run in range(10) for seed in seeds_of(run, 64)]
+    seeds = [seed for run in range(10) for seed in env_seeds(run, 64)]
     assert len(set(seeds)) == len(seeds)
 
 
@@ -175,7 +175,7 @@ def test_resume_is_bitwise(name: str) -> None:
         return world, Any(world.envs.single_action_space)
 
     world, actor = opened()
-    assert world.resume == "exact", world.inexact
+    assert world.resume_exactness == "exact", world.inexact_reason
     for _ in range(3):
         world.rollout(actor)
     state = world.state()
@@ -214,8 +214,8 @@ def test_a_hidden_state_is_found_out_and_said() -> None:
     try:
         config = GymConfig(id="HoneHidden-v0", num_envs=2)
         world = open_world(config, steps=5, seed=0)
-        assert world.resume == "approximate"
-        assert any("approximate" in note for note in world.notes)
+        assert world.resume_exactness == "approximate"
+        assert any("approximate" in note for note in world.warnings)
         first = world.rollout(Coin())
         again = open_world(config, steps=5, seed=0)
         again.restore(world.state())
@@ -343,8 +343,8 @@ def test_unbounded_actions_are_refused_for_a_squashed_policy(user: str) -> None:
 
 
 def test_endless_episodes_are_warned_of_unless_limited(user: str) -> None:
-    assert "max_episode_steps" in open_world(GymConfig(id=f"{user}:Endless"), steps=2, seed=0).notes[0]
-    assert open_world(GymConfig(id=f"{user}:Endless", max_episode_steps=9), steps=2, seed=0).notes == []
+    assert "max_episode_steps" in open_world(GymConfig(id=f"{user}:Endless"), steps=2, seed=0).warnings[0]
+    assert open_world(GymConfig(id=f"{user}:Endless", max_episode_steps=9), steps=2, seed=0).warnings == []
 
 
 def test_numbers_that_go_bad_later_stop_the_run_and_say_where(user: str) -> None:
@@ -382,12 +382,12 @@ def test_unknown_ids_come_with_a_suggestion() -> None:
 
 def test_a_judgement_takes_the_first_episode_of_each_environment() -> None:
     for mode in MODES:
-        envs = together([partial(Counting, number, 9) for number in range(5)], mode)
-        scores = play(envs, lambda seen: np.zeros(len(seen), np.int64), seed=11).returns
-        lengths = [int(np.random.default_rng(seed).integers(1, 10)) for seed in seeds_of(11, 5)]
+        envs = sync_vector_env([partial(Counting, number, 9) for number in range(5)], mode)
+        scores = play_episodes(envs, lambda seen: np.zeros(len(seen), np.int64), seed=11).returns
+        lengths = [int(np.random.default_rng(seed).integers(1, 10)) for seed in env_seeds(11, 5)]
         assert scores.tolist() == [length * (length + 1) / 2 for length in lengths]
-    arena = open_arena(GymConfig(id="CartPole-v1"), episodes=3)
-    assert play(arena, lambda seen: np.zeros(len(seen), np.int64), seed=0).returns.max() < 15
+    arena = open_evaluation_envs(GymConfig(id="CartPole-v1"), episodes=3)
+    assert play_episodes(arena, lambda seen: np.zeros(len(seen), np.int64), seed=0).returns.max() < 15
 
 
 def test_noise_does_not_depend_on_the_rollout_before() -> None:

@@ -17,11 +17,11 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
 from process_worlds import WALK, Chance, end_worlds, gone, lived, opened, pids_of, processes, worlds
 
-from hone.core.episodes import Status
+from hone.core.episodes import ScoreStatus
 from hone.core.errors import ResourceError
-from hone.envs.gym.make import seeds_of
-from hone.envs.gym.play import open_arena, play
-from hone.envs.gym.world import GymConfig, world_of
+from hone.envs.gym.make import env_seeds
+from hone.envs.gym.play import open_evaluation_envs, play_episodes
+from hone.envs.gym.world import GymConfig, world_from_envs
 
 
 @pytest.fixture(autouse=True)
@@ -72,14 +72,14 @@ def test_what_is_saved_when_the_budget_is_spent_can_be_resumed() -> None:
 
 
 def test_a_judgement_leaves_out_what_was_lost() -> None:
-    target = seeds_of(11, 6)[4]
+    target = env_seeds(11, 6)[4]
     config = GymConfig(id=WALK, workers=3, kwargs={"act": "_exit", "at": 1, "seed": target})
-    arena = open_arena(config, episodes=6)
-    played = play(arena, lambda seen: np.zeros(len(seen), np.int64), seed=11)
+    arena = open_evaluation_envs(config, episodes=6)
+    played = play_episodes(arena, lambda seen: np.zeros(len(seen), np.int64), seed=11)
     arena.close()
-    fine = open_arena(GymConfig(id=WALK, isolation="none"), episodes=6)
-    expected = play(fine, lambda seen: np.zeros(len(seen), np.int64), seed=11).returns
-    assert (played.lost, played.cut) == (2, 0), "environments 4 and 5 share a process"
+    fine = open_evaluation_envs(GymConfig(id=WALK, isolation="none"), episodes=6)
+    expected = play_episodes(fine, lambda seen: np.zeros(len(seen), np.int64), seed=11).returns
+    assert (played.lost_episodes, played.truncated_episodes) == (2, 0), "environments 4 and 5 share a process"
     assert played.returns.tolist() == expected[:4].tolist()
 
 
@@ -162,8 +162,8 @@ def test_a_process_that_is_lost_while_it_is_saved_is_found_by_the_next_step() ->
     state = world.state()
     assert state["inexact"] == "a process of environments was lost"
     (found,) = lived(world, 1)
-    assert found.status[~found.scored].tolist() == [Status.ERROR] * 2
-    assert "its process was killed by SIGKILL" in world.lately()[0]
+    assert found.status[~found.scored].tolist() == [ScoreStatus.ERROR] * 2
+    assert "its process was killed by SIGKILL" in world.pop_notices()[0]
     again = opened(check=True)
     again.restore(state)
     assert lived(again, 1)[0].scored.all()
@@ -182,7 +182,7 @@ class Scripted(VectorEnv[Any, Any, Any]):
         if options is None:
             return np.zeros((2, 1), np.float32), {}
         assert options["reset_mask"].tolist() == [True, False]
-        return np.full((2, 1), 50, np.float32), {"lost": np.array([0, Status.ERROR], np.uint8)}
+        return np.full((2, 1), 50, np.float32), {"lost": np.array([0, ScoreStatus.ERROR], np.uint8)}
 
     def step(self, actions):
         self.time += 1
@@ -191,11 +191,11 @@ class Scripted(VectorEnv[Any, Any, Any]):
 
 
 def test_what_is_lost_while_a_neighbour_is_reset_keeps_its_last_observation() -> None:
-    found = world_of(Scripted(), steps=3, seed=0).rollout(Chance(spaces.Discrete(2)))
+    found = world_from_envs(Scripted(), steps=3, seed=0).rollout(Chance(spaces.Discrete(2)))
     assert found.lengths.tolist() == [2, 1, 2, 1]
     assert found.terminated.tolist() == [True, False, False, False]
     assert found.truncated.tolist() == [False, False, True, False]
-    assert found.status.tolist() == [0, 0, Status.ERROR, 0]
+    assert found.status.tolist() == [0, 0, ScoreStatus.ERROR, 0]
     assert found.final is not None
     assert found.final[:, 0].tolist() == [2, 3, 2, 3]
     assert found.observations[:, 0].tolist() == [0, 1, 50, 0, 1, 50]

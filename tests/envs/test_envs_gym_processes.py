@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from process_worlds import HOSTILE, WALK, end_worlds, lived, opened, same, seed_of
 
-from hone.core.episodes import Status
+from hone.core.episodes import ScoreStatus
 from hone.core.errors import ConfigError, ResourceError, UserCodeError
-from hone.envs.gym.make import isolated, placed
-from hone.envs.gym.play import open_arena, play
+from hone.envs.gym.make import describe_placement, runs_isolated
+from hone.envs.gym.play import open_evaluation_envs, play_episodes
 from hone.envs.gym.world import GymConfig, inspect_world
 
 
@@ -35,7 +35,7 @@ def test_a_run_is_the_same_wherever_its_environments_run(name: str, workers: int
 @pytest.mark.parametrize("name", [WALK, "CartPole-v1"])
 def test_a_resume_is_bitwise_across_processes(name: str) -> None:
     world = opened(name, check=True)
-    assert world.resume == "exact", world.inexact
+    assert world.resume_exactness == "exact", world.inexact_reason
     lived(world, 3)
     state = world.state()
     again = opened(name, check=True)
@@ -47,9 +47,9 @@ def test_a_resume_is_bitwise_across_processes(name: str) -> None:
 def test_a_judgement_is_the_same_wherever_its_environments_run(name: str) -> None:
     scores = []
     for isolation in ("none", "process"):
-        arena = open_arena(GymConfig(id=name, isolation=isolation), episodes=7)
+        arena = open_evaluation_envs(GymConfig(id=name, isolation=isolation), episodes=7)
         action = np.zeros((7, *(arena.single_action_space.shape or ())), arena.single_action_space.dtype)
-        scores.append(play(arena, lambda seen, action=action: action, seed=11).returns.tolist())
+        scores.append(play_episodes(arena, lambda seen, action=action: action, seed=11).returns.tolist())
         arena.close()
     assert scores[0] == scores[1]
 
@@ -57,18 +57,18 @@ def test_a_judgement_is_the_same_wherever_its_environments_run(name: str) -> Non
 # ------------------------------------------------------------------------------------------ one fails
 
 DEADLY = [
-    ("segfault", Status.ERROR, ["killed by SIGSEGV", "Segmentation fault", "hostile_envs.py"]),
-    ("_exit", Status.ERROR, ["left with exit code 7", "licence server gone"]),
-    ("exit", Status.ERROR, ["left with exit code 3"]),
-    ("term", Status.ERROR, ["killed by SIGTERM"]),
-    ("loop", Status.TIMEOUT, ["no answer within 0.5 s", "env.step_timeout_s"]),
-    ("gil", Status.TIMEOUT, ["no answer within 0.5 s"]),
-    ("sleep", Status.TIMEOUT, ["no answer within 0.5 s"]),
+    ("segfault", ScoreStatus.ERROR, ["killed by SIGSEGV", "Segmentation fault", "hostile_envs.py"]),
+    ("_exit", ScoreStatus.ERROR, ["left with exit code 7", "licence server gone"]),
+    ("exit", ScoreStatus.ERROR, ["left with exit code 3"]),
+    ("term", ScoreStatus.ERROR, ["killed by SIGTERM"]),
+    ("loop", ScoreStatus.TIMEOUT, ["no answer within 0.5 s", "env.step_timeout_s"]),
+    ("gil", ScoreStatus.TIMEOUT, ["no answer within 0.5 s"]),
+    ("sleep", ScoreStatus.TIMEOUT, ["no answer within 0.5 s"]),
 ]
 
 
 @pytest.mark.parametrize(("act", "status", "words"), DEADLY, ids=[act for act, _, _ in DEADLY])
-def test_only_the_block_of_the_culprit_is_lost(act: str, status: Status, words: list[str]) -> None:
+def test_only_the_block_of_the_culprit_is_lost(act: str, status: ScoreStatus, words: list[str]) -> None:
     """Environments 0-2 are in one process, 3 and 4 in the other; 4 acts in the 31st step, which is in rollout 2."""
     fine = lived(opened(isolation="none"), 3)
     world = opened(kwargs={"act": act, "at": 31, "seed": seed_of(4)})
@@ -85,10 +85,10 @@ def test_only_the_block_of_the_culprit_is_lost(act: str, status: Status, words: 
         rows = 75
         assert one.observations[:rows].tobytes() == other.observations[:rows].tobytes()
         assert one.reward[:rows].tobytes() == other.reward[:rows].tobytes()
-    (note,) = world.lately()
+    (note,) = world.pop_notices()
     for word in [f"environment 4 (seed {seed_of(4)}, step 31", "episodes of 2 environments", *words]:
         assert word in note
-    assert world.lately() == []
+    assert world.pop_notices() == []
     assert world.metrics() == {"env/faults": 1.0}
     assert world.metrics() == {"env/faults": 0.0}
 
@@ -182,14 +182,14 @@ def test_a_file_that_hangs_while_it_is_imported_is_refused(tmp_path: Path, monke
 
 
 def test_what_comes_with_gymnasium_runs_here_and_everything_else_does_not() -> None:
-    assert not isolated(GymConfig(id="CartPole-v1"))
-    assert isolated(GymConfig(id=WALK))
-    assert isolated(GymConfig(id="some_package:Thing-v0"))
-    assert isolated(GymConfig(id="CartPole-v1", isolation="process"))
-    assert not isolated(GymConfig(id=WALK, isolation="none"))
-    assert placed(GymConfig(id="CartPole-v1")) == "in the trainer's process"
-    assert placed(GymConfig(id=WALK, num_envs=3)) == "in 2 processes of their own"
-    assert placed(GymConfig(id=WALK)) == "in a process of their own"
+    assert not runs_isolated(GymConfig(id="CartPole-v1"))
+    assert runs_isolated(GymConfig(id=WALK))
+    assert runs_isolated(GymConfig(id="some_package:Thing-v0"))
+    assert runs_isolated(GymConfig(id="CartPole-v1", isolation="process"))
+    assert not runs_isolated(GymConfig(id=WALK, isolation="none"))
+    assert describe_placement(GymConfig(id="CartPole-v1")) == "in the trainer's process"
+    assert describe_placement(GymConfig(id=WALK, num_envs=3)) == "in 2 processes of their own"
+    assert describe_placement(GymConfig(id=WALK)) == "in a process of their own"
 
 
 def test_an_id_registered_in_this_program_is_known_in_its_processes(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -199,10 +199,10 @@ def test_an_id_registered_in_this_program_is_known_in_its_processes(monkeypatch:
     gymnasium.register("HoneWalk-v0", "hostile_envs:Walk", max_episode_steps=7)
     gymnasium.register("HoneClass-v0", type("Local", (gymnasium.Env,), {}))
     try:
-        assert isolated(GymConfig(id="HoneWalk-v0"))
+        assert runs_isolated(GymConfig(id="HoneWalk-v0"))
         (episodes,) = lived(opened("HoneWalk-v0"), 1)
         assert episodes.lengths.max() <= 7
-        assert not isolated(GymConfig(id="HoneClass-v0")), "nobody else could find a class without a name"
+        assert not runs_isolated(GymConfig(id="HoneClass-v0")), "nobody else could find a class without a name"
         with pytest.raises(ConfigError, match="registered with a class"):
             opened("HoneClass-v0")
     finally:

@@ -10,8 +10,17 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from hone.core.errors import ResourceError
-from hone.envs.gym.fault_budget import FaultBudget, Loss
-from hone.envs.gym.protocol import HEAD_BYTES, Layout, Message, Parser, encode, shared, space_from_json, space_to_json
+from hone.envs.gym.fault_budget import EnvProcessLoss, FaultBudget
+from hone.envs.gym.protocol import (
+    HEADER_BYTES,
+    MessageParser,
+    SharedMemoryLayout,
+    WorkerMessage,
+    encode,
+    map_shared_step,
+    space_from_json,
+    space_to_json,
+)
 
 KINDS = st.sampled_from(["<f4", "<f8", "<i8", "|u1", "|b1"])
 ARRAYS = KINDS.flatmap(lambda kind: hnp.arrays(kind, hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=4)))
@@ -26,8 +35,8 @@ HEADS = st.dictionaries(
 )
 def test_messages_arrive_as_they_were_sent(told: list[tuple[dict, dict]], size: int) -> None:
     stream = b"".join(encode(head, arrays) for head, arrays in told)
-    parser = Parser()
-    heard: list[Message] = []
+    parser = MessageParser()
+    heard: list[WorkerMessage] = []
     for start in range(0, len(stream), size):
         heard += parser.feed(stream[start : start + size])
     assert [dict(message.head) for message in heard] == [head for head, _ in told]
@@ -42,7 +51,7 @@ def test_messages_arrive_as_they_were_sent(told: list[tuple[dict, dict]], size: 
 @pytest.mark.parametrize("data", [b"hello\n", b"[1]\n", b'{"arrays": [["a", "O", [1]]]}\n12345678'])
 def test_what_is_no_message_is_refused(data: bytes) -> None:
     with pytest.raises(ValueError):
-        list(Parser().feed(data))
+        list(MessageParser().feed(data))
 
 
 SPACES = [
@@ -61,19 +70,19 @@ def test_spaces_arrive_as_they_were(space: spaces.Space) -> None:
 
 @given(count=st.integers(1, 5), kind=KINDS, shape=st.lists(st.integers(1, 3), max_size=2), action=st.integers(1, 4))
 def test_the_arrays_of_a_step_do_not_overlap(count: int, kind: str, shape: list[int], action: int) -> None:
-    layout = Layout(count=count, kind=kind, shape=shape, action=[action])
-    memory = mmap.mmap(-1, layout.bytes())
-    view = shared(memory, layout)
+    layout = SharedMemoryLayout(count=count, kind=kind, shape=shape, action=[action])
+    memory = mmap.mmap(-1, layout.total_bytes())
+    view = map_shared_step(memory, layout)
     rows = [view.actions("<f8", [action]), view.seen, view.final, view.reward, view.terminated, view.truncated]
     for number, row in enumerate(rows):
         row[...] = number % 2
         assert row.shape[0] == count
     for number, row in enumerate(rows):
         assert (row == number % 2).all()
-    assert memory[:HEAD_BYTES] == bytes(HEAD_BYTES), "nor the head"
+    assert memory[:HEADER_BYTES] == bytes(HEADER_BYTES), "nor the head"
 
 
-LOSS = Loss(environments="environment 3", seeds="seed 17", step=5, what="it fell", lost=2)
+LOSS = EnvProcessLoss(env_range="environment 3", seeds="seed 17", step=5, reason="it fell", lost_episodes=2)
 
 
 def losses_borne(budget: FaultBudget, at: list[int], until: int = 30) -> int:
@@ -81,10 +90,10 @@ def losses_borne(budget: FaultBudget, at: list[int], until: int = 30) -> int:
     for step in range(until):
         if step in at:
             try:
-                budget.lost(LOSS)
+                budget.count_loss(LOSS)
             except ResourceError:
                 return budget.losses - 1
-        budget.stepped()
+        budget.count_step()
     return budget.losses
 
 
@@ -108,4 +117,4 @@ def test_a_budget_is_what_it_was_after_a_resume() -> None:
     again.restore(budget.state())
     assert losses_borne(again, [2]) == 1, "two within ten steps"
     with pytest.raises(ResourceError, match=r"lost 2 times within 10 steps.*environment 3 \(seed 17, step 5"):
-        budget.lost(LOSS)
+        budget.count_loss(LOSS)

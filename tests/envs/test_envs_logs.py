@@ -13,12 +13,12 @@ from hone.core.episodes import Episodes
 from hone.core.errors import DataError
 from hone.core.ragged import offsets_of
 from hone.envs.logs.minari import write_minari
-from hone.envs.logs.parquet import Log, describe, read_log, space_of, write_log
+from hone.envs.logs.parquet import DecisionLog, read_log, space_from_minari, space_to_minari, write_log
 
 BOX = spaces.Box(-5, 5, (2,), np.float32)
 
 
-def log(*, box: bool, one_hot: bool = False) -> Log:
+def log(*, box: bool, one_hot: bool = False) -> DecisionLog:
     rng = np.random.default_rng(0)
     lengths = np.array([3, 1, 4])
     count, total = 3, 8
@@ -37,7 +37,7 @@ def log(*, box: bool, one_hot: bool = False) -> Log:
         status=np.zeros(count, np.uint8),
     )
     action = spaces.Box(-1, 1, (1,), np.float32) if box else spaces.Discrete(3)
-    return Log(episodes=episodes, observation_space=spaces.Discrete(6) if one_hot else BOX, action_space=action)
+    return DecisionLog(episodes=episodes, observation_space=spaces.Discrete(6) if one_hot else BOX, action_space=action)
 
 
 def same(one: Episodes, other: Episodes, names: list[str]) -> None:
@@ -64,7 +64,9 @@ def test_parquet_gives_back_what_was_written(box: bool, one_hot: bool, tmp_path:
 def test_minari_gives_back_what_was_written(box: bool, tmp_path: Path) -> None:
     pytest.importorskip("h5py")
     written = log(box=box)
-    write_minari(tmp_path, written.episodes, describe(written.observation_space), describe(written.action_space))
+    write_minari(
+        tmp_path, written.episodes, space_to_minari(written.observation_space), space_to_minari(written.action_space)
+    )
     for place in (tmp_path, tmp_path / "data", tmp_path / "data" / "main_data.hdf5"):
         read = read_log(place)
         same(
@@ -76,7 +78,7 @@ def test_minari_gives_back_what_was_written(box: bool, tmp_path: Path) -> None:
 
 def test_infinite_bounds_survive_the_text() -> None:
     space = spaces.Box(np.array([-np.inf, 0], np.float32), np.array([np.inf, 1], np.float32))
-    assert space_of(json.loads(json.dumps(describe(space))), Path("x")) == space
+    assert space_from_minari(json.loads(json.dumps(space_to_minari(space))), Path("x")) == space
 
 
 def test_faults_name_the_file_and_the_row(tmp_path: Path) -> None:
@@ -149,7 +151,7 @@ def test_a_minari_data_set_of_another_kind_says_so(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"kept as 'arrow', and only 'hdf5' is read"):
         read_log(tmp_path)
     (place / "metadata.json").write_text("{", encoding="utf-8")
-    write_minari(tmp_path, log(box=True).episodes, describe(BOX), describe(BOX))
+    write_minari(tmp_path, log(box=True).episodes, space_to_minari(BOX), space_to_minari(BOX))
     with h5py.File(place / "main_data.hdf5", "a") as file:
         del file["episode_1/observations"]
         file["episode_1/observations/left"] = np.zeros(2)

@@ -4,8 +4,8 @@ import pytest
 from reasoning_gym.factory import create_dataset
 
 from hone.core.errors import ConfigError, DataError
-from hone.envs.text.dataset import overlap
-from hone.envs.text.reasoning_gym import reasoning_gym_examples, split
+from hone.envs.text.dataset import find_overlap
+from hone.envs.text.reasoning_gym import reasoning_gym_examples, train_evaluation_split
 
 
 def test_examples_are_the_tasks_own_items() -> None:
@@ -25,16 +25,18 @@ def test_examples_are_the_tasks_own_items() -> None:
 def test_near_seeds_share_items_and_split_does_not() -> None:
     first = reasoning_gym_examples("chain_sum", size=100, seed=1)
     second = reasoning_gym_examples("chain_sum", size=100, seed=51)
-    assert overlap(first, second).count >= 50  # why `split` exists
-    train, evaluation = split("chain_sum", train_size=300, evaluation_size=100, seed=1, config={"max_digits": 1})
+    assert find_overlap(first, second).count >= 50  # why `train_evaluation_split` exists
+    train, evaluation = train_evaluation_split(
+        "chain_sum", train_size=300, evaluation_size=100, seed=1, config={"max_digits": 1}
+    )
     assert (len(train), len(evaluation)) == (300, 100)
-    assert overlap(train, evaluation).count == 0
+    assert find_overlap(train, evaluation).count == 0
     assert len({example.prompt for example in evaluation}) == 100
 
 
 def test_the_evaluation_set_does_not_depend_on_the_training_size() -> None:
-    small = split("chain_sum", train_size=3, evaluation_size=20, seed=5)[1]
-    train, large = split("chain_sum", train_size=50, evaluation_size=20, seed=5)
+    small = train_evaluation_split("chain_sum", train_size=3, evaluation_size=20, seed=5)[1]
+    train, large = train_evaluation_split("chain_sum", train_size=50, evaluation_size=20, seed=5)
     assert small.fingerprint == large.fingerprint
     # Far apart from the start: no training item had to be left out.
     assert [example.id for example in train] == [f"chain_sum:5:{index}" for index in range(50)]

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hone.core.episodes import Episodes, Status
-from hone.core.generation import Completion, Request, Sampling
+from hone.core.episodes import Episodes, ScoreStatus
+from hone.core.generation import Completion, Request, SamplingParams
 from hone.core.state import State
-from hone.envs.text.world import Answer, Prompt, TextWorld, supervised
+from hone.envs.text.world import Prompt, ScorerInput, TextWorld, supervised_episodes
 
 
 @dataclass
@@ -30,7 +30,7 @@ class LengthJudge:
 
     asked: list[list[str]] = field(default_factory=list)
 
-    def submit(self, answers: Sequence[Answer]) -> list[Answer]:
+    def submit(self, answers: Sequence[ScorerInput]) -> list[ScorerInput]:
         self.asked.append([answer.text for answer in answers])
         assert len({answer.columns["answer"] for answer in answers}) == 1, "one call, one prompt"
         return list(answers)
@@ -41,11 +41,13 @@ class LengthJudge:
     def restore(self, state: State) -> None:
         assert state == {"judged": 0}
 
-    def gather(self, tickets: Sequence[list[Answer]]) -> Verdicts:
+    def gather(self, tickets: Sequence[list[ScorerInput]]) -> Verdicts:
         texts = [answer.text for ticket in tickets for answer in ticket]
         bad = np.array(["9" in text for text in texts])
         score = np.array([float(len(text)) for text in texts])
-        return Verdicts(np.where(bad, np.nan, score), np.where(bad, Status.ERROR, Status.SCORED).astype(np.uint8))
+        return Verdicts(
+            np.where(bad, np.nan, score), np.where(bad, ScoreStatus.ERROR, ScoreStatus.SCORED).astype(np.uint8)
+        )
 
 
 @dataclass
@@ -64,13 +66,13 @@ class Scripted:
             size = sample + 1
             tokens = np.full(size, request.prompt[0], dtype=np.int32)
             yield Completion(
-                request=request.id,
-                sample=sample,
+                request_id=request.id,
+                sample_index=sample,
                 tokens=tokens,
                 logp=-np.arange(1, size + 1, dtype=np.float32),
                 sampled_logp=np.zeros(size, np.float32),
                 version=np.full(size, self.version, np.int32),
-                finish="length" if sample == 2 else "eos",
+                finish_reason="length" if sample == 2 else "eos",
             )
 
 
@@ -83,7 +85,7 @@ def world_of(count: int, *, per_step: int, samples: int = 3, seed: int = 0, shuf
     prompts = [
         Prompt(
             id=f"p{k}",
-            turns=f"prompt {k}",
+            content=f"prompt {k}",
             tokens=np.array([k, k + 100, k + 100][: 2 + k % 2], dtype=np.int32),
             columns={"answer": k},
         )
@@ -91,9 +93,9 @@ def world_of(count: int, *, per_step: int, samples: int = 3, seed: int = 0, shuf
     ]
     return TextWorld(
         prompts=prompts,
-        judge=LengthJudge(),
+        scorer=LengthJudge(),
         decode=decode,
-        sampling=Sampling(max_tokens=5),
+        sampling=SamplingParams(max_tokens=5),
         prompts_per_step=per_step,
         samples=samples,
         seed=seed,
@@ -150,13 +152,13 @@ def vars_of(episodes: Episodes) -> dict[str, list[float]]:
 def test_a_group_is_judged_when_it_is_whole_and_in_its_order() -> None:
     world = world_of(3, per_step=3)
     world.rollout(Scripted(seed=1))
-    assert isinstance(world.judge, LengthJudge)
-    assert sorted(world.judge.asked) == [["0", "00", "000"], ["1", "11", "111"], ["2", "22", "222"]]
+    assert isinstance(world.scorer, LengthJudge)
+    assert sorted(world.scorer.asked) == [["0", "00", "000"], ["1", "11", "111"], ["2", "22", "222"]]
 
 
 def test_a_score_that_is_missing_is_no_zero() -> None:
     episodes = world_of(10, per_step=10, shuffle=False, samples=1).rollout(Scripted(seed=0))
-    assert episodes.status.tolist() == [0] * 9 + [Status.ERROR]
+    assert episodes.status.tolist() == [0] * 9 + [ScoreStatus.ERROR]
     assert np.isnan(episodes.score[9])
     assert episodes.reward[9] == 0, "nothing is paid, and the status says why"
     assert episodes.scored.tolist() == [True] * 9 + [False]
@@ -215,7 +217,7 @@ def ints(*values: int) -> np.ndarray:
 
 
 def test_examples_to_imitate_by_hand() -> None:
-    episodes = supervised([ints(5, 6), ints(7)], [ints(1, 2, 0), ints(3, 0)])
+    episodes = supervised_episodes([ints(5, 6), ints(7)], [ints(1, 2, 0), ints(3, 0)])
     assert episodes.lengths.tolist() == [3, 2]
     assert episodes.chosen.tolist() == [1, 2, 0, 3, 0]
     assert episodes.transcript.tokens.tolist() == [5, 6, 1, 2, 0, 7, 3, 0]
@@ -227,7 +229,7 @@ def test_examples_to_imitate_by_hand() -> None:
 
 
 def test_plain_text_is_imitated_from_its_second_token_on() -> None:
-    episodes = supervised([ints(), ints(9)], [ints(4, 5, 0), ints(8, 0)])
+    episodes = supervised_episodes([ints(), ints(9)], [ints(4, 5, 0), ints(8, 0)])
     assert episodes.chosen.tolist() == [5, 0, 8, 0]
     assert episodes.transcript.at.tolist() == [1, 2, 4, 5]
 
@@ -236,7 +238,7 @@ def test_plain_text_is_imitated_from_its_second_token_on() -> None:
 def test_only_completions_are_decided(sizes: list[tuple[int, int]]) -> None:
     prompts = [np.full(asked, 1, dtype=np.int32) for asked, _ in sizes]
     completions = [np.full(said, 2, dtype=np.int32) for _, said in sizes]
-    episodes = supervised(prompts, completions)
+    episodes = supervised_episodes(prompts, completions)
     assert set(episodes.chosen.tolist()) <= {2}
     assert episodes.lengths.tolist() == [said - (asked == 0) for asked, said in sizes]
 
@@ -244,9 +246,9 @@ def test_only_completions_are_decided(sizes: list[tuple[int, int]]) -> None:
 def test_a_judge_that_is_asked_for_half_a_group_would_fail() -> None:
     """The script above really finishes out of order: otherwise the tests of order test nothing."""
     done = [
-        (one.request, one.sample)
+        (one.request_id, one.sample_index)
         for one in Scripted(seed=5).generate(
-            [Request(id=str(k), prompt=ints(k), samples=3, sampling=Sampling(max_tokens=3)) for k in range(3)]
+            [Request(id=str(k), prompt=ints(k), samples=3, sampling=SamplingParams(max_tokens=3)) for k in range(3)]
         )
     ]
     assert done != sorted(done)
@@ -268,7 +270,7 @@ def test_each_function_s_scores_are_kept() -> None:
 
 def test_a_greedy_answer_to_each_prompt_is_scored_and_left_out() -> None:
     world = world_of(10, per_step=2, shuffle=False)
-    world.baseline, world.asked = True, 8
+    world.greedy_baseline, world.prompts_asked = True, 8
     actor = Scripted(seed=5)
     episodes = world.rollout(actor)
     assert len(episodes) == 6
@@ -281,4 +283,4 @@ def test_a_greedy_answer_to_each_prompt_is_scored_and_left_out() -> None:
     np.testing.assert_array_equal(episodes.baseline, [1, 1, 1, np.nan, np.nan, np.nan])
     assert episodes.components is not None
     assert len(episodes.components) == 6
-    assert world.asked == 10
+    assert world.prompts_asked == 10

@@ -7,12 +7,21 @@ import pytest
 
 from hone.core.errors import DataError
 from hone.envs.finite.beliefs import bernoulli_beliefs
-from hone.envs.finite.solve import backward, evaluate, policy_iteration
+from hone.envs.finite.solve import backward_induction, evaluate_policy, policy_iteration
 from hone.envs.gym.world import GymConfig, open_world
-from hone.envs.suite.meta_tasks import Alone, BanditTrials, ChainTrials, SineTrials, Trials, bandit
+from hone.envs.suite.meta_tasks import (
+    BanditTrialsVectorEnv,
+    ChainTrialsVectorEnv,
+    SineTrialsVectorEnv,
+    SingleTrialEnv,
+    TrialsVectorEnv,
+    make_bandit_trial,
+)
 
 
-def played(trials: Trials, steps: int, *, seed: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+def played(
+    trials: TrialsVectorEnv, steps: int, *, seed: int = 0
+) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """What random actions saw, chose and were paid, and when trials ended: `[T, B, ...]`."""
     draws = np.random.default_rng(7)
     now, _ = trials.reset(seed=seed)
@@ -26,8 +35,11 @@ def played(trials: Trials, steps: int, *, seed: int = 0) -> tuple[np.ndarray, np
     return seen, chosen, paid, ended
 
 
-@pytest.mark.parametrize("trials", [BanditTrials(4, arms=3, pulls=5), ChainTrials(4, pulls=5), SineTrials(4, pulls=5)])
-def test_what_is_seen_is_what_was_lived_through(trials: Trials) -> None:
+@pytest.mark.parametrize(
+    "trials",
+    [BanditTrialsVectorEnv(4, arms=3, pulls=5), ChainTrialsVectorEnv(4, pulls=5), SineTrialsVectorEnv(4, pulls=5)],
+)
+def test_what_is_seen_is_what_was_lived_through(trials: TrialsVectorEnv) -> None:
     seen, chosen, paid, ended = played(trials, 12)
     begins, actions = np.arange(12) % 5 == 0, trials.actions
     assert (ended == (np.arange(12) % 5 == 4)[:, None]).all()
@@ -39,7 +51,7 @@ def test_what_is_seen_is_what_was_lived_through(trials: Trials) -> None:
 
 
 def test_arms_pay_by_their_rates() -> None:
-    trials = BanditTrials(500, arms=2, pulls=40)
+    trials = BanditTrialsVectorEnv(500, arms=2, pulls=40)
     trials.reset(seed=3)
     rates = trials.rates.copy()
     paid = np.mean([trials.step(np.zeros(500, np.int64))[1] for _ in range(40)], axis=0)
@@ -49,7 +61,7 @@ def test_arms_pay_by_their_rates() -> None:
 
 
 def test_luck_does_not_depend_on_what_is_done() -> None:
-    one, other = BanditTrials(6, arms=3, pulls=4), BanditTrials(6, arms=3, pulls=4)
+    one, other = BanditTrialsVectorEnv(6, arms=3, pulls=4), BanditTrialsVectorEnv(6, arms=3, pulls=4)
     for trials in (one, other):
         trials.reset(seed=5)
     for _ in range(4):
@@ -62,7 +74,7 @@ def test_luck_does_not_depend_on_what_is_done() -> None:
 
 
 def test_a_chain_pays_at_one_end() -> None:
-    chain = ChainTrials(4, states=5, pulls=10)
+    chain = ChainTrialsVectorEnv(4, states=5, pulls=10)
     chain.reset(seed=0)
     chain.prize[:], chain.swapped[:] = [True, True, False, False], [False, True, False, True]
     always = [chain.step(np.ones(4, np.int64)) for _ in range(4)]
@@ -73,12 +85,14 @@ def test_a_chain_pays_at_one_end() -> None:
     assert chain.place.tolist() == [2, 2, 2, 2]
 
 
-@pytest.mark.parametrize("trials", [ChainTrials(50, pulls=3, trials=4), SineTrials(50, pulls=3, trials=4)])
-def test_shared_tasks_stay_for_their_trials(trials: ChainTrials | SineTrials) -> None:
+@pytest.mark.parametrize(
+    "trials", [ChainTrialsVectorEnv(50, pulls=3, trials=4), SineTrialsVectorEnv(50, pulls=3, trials=4)]
+)
+def test_shared_tasks_stay_for_their_trials(trials: ChainTrialsVectorEnv | SineTrialsVectorEnv) -> None:
     tasks: list[tuple[object, ...]] = []
     trials.reset(seed=1)
     for _ in range(24):
-        if isinstance(trials, SineTrials):
+        if isinstance(trials, SineTrialsVectorEnv):
             tasks.append((trials.height, trials.phase))
         else:
             assert len({*trials.prize.tolist()}) == 1 and len({*trials.swapped.tolist()}) == 1
@@ -91,7 +105,7 @@ def test_shared_tasks_stay_for_their_trials(trials: ChainTrials | SineTrials) ->
 
 
 def test_the_nearest_level_pays_best() -> None:
-    trials = SineTrials(11, arms=11, pulls=2)
+    trials = SineTrialsVectorEnv(11, arms=11, pulls=2)
     trials.reset(seed=0)
     trials.x[:] = 1.0
     reward = trials.step(np.arange(11))[1]
@@ -101,8 +115,8 @@ def test_the_nearest_level_pays_best() -> None:
 
 
 def test_one_alone_is_one_of_many() -> None:
-    alone, many = bandit(arms=3, pulls=4), BanditTrials(1, arms=3, pulls=4)
-    assert isinstance(alone, Alone)
+    alone, many = make_bandit_trial(arms=3, pulls=4), BanditTrialsVectorEnv(1, arms=3, pulls=4)
+    assert isinstance(alone, SingleTrialEnv)
     np.testing.assert_array_equal(alone.reset(seed=9)[0], many.reset(seed=9)[0][0])
     for action in (0, 2, 1, 1):
         seen, reward, over, _, _ = alone.step(np.int64(action))
@@ -113,7 +127,7 @@ def test_one_alone_is_one_of_many() -> None:
 @pytest.mark.parametrize("name", ["Bandit", "Chain", "Sine"])
 def test_it_can_be_put_back_exactly(name: str) -> None:
     world = open_world(GymConfig(id=f"hone/{name}Trials-v0", num_envs=2), steps=3, seed=0)
-    assert world.resume == "exact" and world.notes == []
+    assert world.resume_exactness == "exact" and world.warnings == []
 
 
 # ---------------------------------------------------------------------------------------------- beliefs
@@ -135,13 +149,13 @@ def expected(counts: tuple[tuple[int, int], ...], left: int) -> float:
 def test_beliefs_against_recursion(arms: int, pulls: int) -> None:
     beliefs = bernoulli_beliefs(arms=arms, pulls=pulls)
     best = expected(((0, 0),) * arms, pulls)
-    assert backward(beliefs, pulls).value[0] == pytest.approx(best, abs=1e-12)
+    assert backward_induction(beliefs, pulls).value[0] == pytest.approx(best, abs=1e-12)
     assert policy_iteration(beliefs).value[0] == pytest.approx(best, abs=1e-12)
 
 
 def test_two_pulls_by_hand() -> None:
     """1/2, then after a win (2/3) the same arm, after a loss the other: 1/2 + 1/2 * 2/3 + 1/2 * 1/2 = 13/12."""
-    assert backward(bernoulli_beliefs(arms=2, pulls=2), 2).value[0] == pytest.approx(13 / 12)
+    assert backward_induction(bernoulli_beliefs(arms=2, pulls=2), 2).value[0] == pytest.approx(13 / 12)
 
 
 def test_two_arms_ten_pulls() -> None:
@@ -150,9 +164,9 @@ def test_two_arms_ten_pulls() -> None:
     best = policy_iteration(beliefs).value[0]
     assert best == pytest.approx(6.0217857142857145, abs=1e-12)
     anything = np.full((715, 2), 0.5)
-    assert evaluate(beliefs, anything)[0] == pytest.approx(5.0)
+    assert evaluate_policy(beliefs, anything)[0] == pytest.approx(5.0)
 
 
 def test_a_belief_is_a_process() -> None:
     with pytest.raises(DataError):
-        bernoulli_beliefs(arms=2, pulls=3).discounted_by(1.5)
+        bernoulli_beliefs(arms=2, pulls=3).with_discount(1.5)

@@ -11,17 +11,17 @@ from hypothesis.extra.numpy import arrays
 from scipy import stats
 
 from hone.estimators.across_runs import (
-    arrival,
     curve_band,
-    improvement,
+    improvement_probability,
     interquartile_mean,
-    median_arrival,
+    median_time,
     performance_profile,
     pooled_mean,
     pooled_median,
     probability_of_improvement,
     stratified_bootstrap,
     survival,
+    time_to_threshold,
 )
 
 scores = arrays(np.float64, st.integers(1, 12), elements=st.integers(-20, 20).map(float))
@@ -63,7 +63,7 @@ def test_improvement_by_hand():
     assert probability_of_improvement([np.array([1.0, 2.0])], [np.array([0.0, 2.0])]) == 0.625  # 1 + 0 + 1 + 1/2 of 4
     both = probability_of_improvement([np.array([1.0]), np.array([0.0])], [np.array([0.0]), np.array([1.0])])
     assert both == 0.5
-    found = improvement([np.array([3.0, 4.0, 5.0])], [np.array([0.0, 1.0, 2.0])])
+    found = improvement_probability([np.array([3.0, 4.0, 5.0])], [np.array([0.0, 1.0, 2.0])])
     assert (found.mean, found.low, found.high, found.n) == (1.0, 1.0, 1.0, 6)
 
 
@@ -133,20 +133,20 @@ def test_kaplan_meier_by_hand():
     order, left = survival(times, reached)
     assert order.tolist() == [1.0, 3.0]
     assert left.tolist() == pytest.approx([4 / 5, 4 / 5 * (1 - 2 / 3)])
-    assert median_arrival(times, reached) == 3.0
+    assert median_time(times, reached) == 3.0
 
 
 @given(st.lists(st.integers(1, 30), min_size=1, max_size=15))
 def test_without_censoring_it_is_the_lower_median(times):
     taken = np.array(times, np.float64)
     lower = sorted(times)[math.ceil(len(times) / 2) - 1]
-    assert median_arrival(taken, np.ones(len(times), np.bool_)) == lower
+    assert median_time(taken, np.ones(len(times), np.bool_)) == lower
 
 
 def test_runs_that_never_arrive_make_the_median_infinite_and_not_their_budget():
     times = np.array([10.0, 50.0, 50.0, 50.0])
-    found = arrival(times, np.array([True, False, False, False]))
+    found = time_to_threshold(times, np.array([True, False, False, False]))
     assert found.median == math.inf and (found.reached, found.n) == (1, 4) and found.high == math.inf
-    found = arrival(np.array([10.0, 12.0, 14.0, 50.0]), np.array([True, True, True, False]))
+    found = time_to_threshold(np.array([10.0, 12.0, 14.0, 50.0]), np.array([True, True, True, False]))
     assert found.median == 12.0 and found.low >= 10.0 and found.high == math.inf
-    assert math.isnan(arrival(times[:1], np.array([True])).low)
+    assert math.isnan(time_to_threshold(times[:1], np.array([True])).low)

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hone.estimators import means
-from hone.estimators.means import bootstrap_mean, mean_interval, paired, sign_test, wilson
+from hone.estimators.means import bootstrap_mean, mean_interval, paired_difference, sign_test, wilson_interval
 
 
 @pytest.mark.parametrize(
@@ -28,7 +28,7 @@ from hone.estimators.means import bootstrap_mean, mean_interval, paired, sign_te
     ],
 )
 def test_wilson_gives_the_published_intervals(successes: int, n: int, low: float, high: float) -> None:
-    found = wilson(successes, n)
+    found = wilson_interval(successes, n)
     assert found.mean == successes / n
     assert found.n == n
     assert (round(found.low, 4), round(found.high, 4)) == (low, high)
@@ -43,7 +43,7 @@ def test_wilson_inverts_the_score_test(n: int, data: st.DataObject, level: float
     def rejected(truth: float) -> bool:
         return abs(p - truth) > z * math.sqrt(truth * (1 - truth) / n)
 
-    found = wilson(successes, n, level=level)
+    found = wilson_interval(successes, n, level=level)
     for outside, inside, end in ((0.0, p, found.low), (1.0, p, found.high)):
         far, near = outside, inside
         for _ in range(60):
@@ -54,14 +54,14 @@ def test_wilson_inverts_the_score_test(n: int, data: st.DataObject, level: float
 
 @given(st.integers(0, 50))
 def test_wilson_is_symmetric_and_inside_its_range(successes: int) -> None:
-    one, other = wilson(successes, 50), wilson(50 - successes, 50)
+    one, other = wilson_interval(successes, 50), wilson_interval(50 - successes, 50)
     assert one.low == pytest.approx(1 - other.high)
     assert 0 <= one.low <= one.mean <= one.high <= 1
 
 
 def test_wilson_covers_at_n_20_by_enumeration() -> None:
     """Over a grid of truths: 95% on average, never below 83% (its known worst case near 0 and 1)."""
-    intervals = [wilson(k, 20) for k in range(21)]
+    intervals = [wilson_interval(k, 20) for k in range(21)]
     truths = np.linspace(0.005, 0.995, 199)
     coverage = [
         sum(
@@ -78,7 +78,7 @@ def test_wilson_covers_at_n_20_by_enumeration() -> None:
 @pytest.mark.parametrize(("successes", "n"), [(3, 2), (-1, 5), (0, 0)])
 def test_what_is_no_proportion_is_refused(successes: int, n: int) -> None:
     with pytest.raises(ValueError, match="make no proportion"):
-        wilson(successes, n)
+        wilson_interval(successes, n)
 
 
 def test_the_bootstrap_agrees_with_every_resample_of_three() -> None:
@@ -116,7 +116,7 @@ def test_the_bootstrap_is_the_same_every_time_and_follows_shift_and_scale() -> N
 
 
 def test_zeros_and_ones_are_a_proportion_and_anything_else_is_not() -> None:
-    assert mean_interval(np.array([1.0, 0.0, 1.0])) == wilson(2, 3)
+    assert mean_interval(np.array([1.0, 0.0, 1.0])) == wilson_interval(2, 3)
     scores = np.array([1.0, 0.0, 0.5])
     assert mean_interval(scores) == bootstrap_mean(scores)
 
@@ -153,19 +153,19 @@ def test_paired_by_hand() -> None:
     """Ten questions: four turn right, one turns wrong, five stay."""
     before = np.array([0, 0, 0, 0, 1, 1, 1, 1, 0, 0], dtype=np.float64)
     after = np.array([1, 1, 1, 1, 0, 1, 1, 1, 0, 0], dtype=np.float64)
-    found = paired(before, after)
+    found = paired_difference(before, after)
     assert found.difference == pytest.approx(0.3)
     assert found.p_value == 2 * (1 + 5) / 32
     assert found.n == 10
     assert found.low <= 0.3 <= found.high
-    back = paired(after, before)
+    back = paired_difference(after, before)
     assert back.difference == pytest.approx(-0.3)
     assert back.p_value == found.p_value
 
 
 def test_paired_with_nothing_to_tell_apart() -> None:
     same = np.array([0.0, 1.0, 1.0])
-    found = paired(same, same)
+    found = paired_difference(same, same)
     assert (found.difference, found.low, found.high, found.p_value) == (0, 0, 0, 1)
     with pytest.raises(ValueError, match="not pairs"):
-        paired(same, np.zeros(2))
+        paired_difference(same, np.zeros(2))

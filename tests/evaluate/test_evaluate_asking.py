@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-from hone.envs.text.world import Answer
-from hone.evaluate.text.engine_actor import pool_judge
+from hone.envs.text.world import ScorerInput
+from hone.evaluate.text.engine_actor import reward_pool_scorer
 from hone.rewards.config import RewardFunction, RewardsConfig
 
 COUNTS = """
@@ -16,10 +16,12 @@ def test_a_function_of_groups_sees_all_answers_to_a_prompt_and_no_others(tmp_pat
     (tmp_path / "counts.py").write_text(COUNTS)
     use = f"{tmp_path / 'counts.py'}:company"
     config = RewardsConfig(functions=[RewardFunction(use=use, unit="group")], workers=2)
-    judge = pool_judge(config)
+    judge = reward_pool_scorer(config)
     try:
         tickets = [
-            judge.submit([Answer(prompt=f"question {count}", text=str(number), columns={}) for number in range(count)])
+            judge.submit(
+                [ScorerInput(prompt=f"question {count}", text=str(number), columns={}) for number in range(count)]
+            )
             for count in (4, 2, 3)
         ]
         assert judge.gather(tickets).score.tolist() == [4.0] * 4 + [2.0] * 2 + [3.0] * 3

@@ -9,27 +9,27 @@ import pytest
 from hone.core.clock import ManualClock
 from hone.core.errors import DataError
 from hone.evaluate.comparison import compare, registered_threshold
-from hone.evaluate.run_curves import curves_of, read_runs
+from hone.evaluate.run_curves import read_runs, score_curves
 from hone.report.comparison_page import render_comparison, write_comparison
 from hone.store.answers import AnswerRow, write_answers
-from hone.store.evaluations import Evaluation, write_evaluations
+from hone.store.evaluations import EvaluationScore, write_evaluations
 from hone.store.folder import create_run
-from hone.store.manifest import Facts, Setting
+from hone.store.manifest import ConfigSetting, RunMetadata
 from hone.store.metrics import open_metrics
 
 
 def make_run(root, name, *, score=None, rewards=(), decisions=10.0, answers=(), recipe="toy", **settings):
     """A run folder with a training score per step, and a held-out score at its end."""
     values = {"seed": 0, "steps": len(rewards), "name": name, "env.id": "CartPole-v1", "lr": 0.1, **settings}
-    config = {key.replace("__", "."): Setting(value=value) for key, value in values.items() if value is not None}
-    facts = Facts(hone_version="0", recipe=recipe, machine="m", versions={})
-    with create_run(root, name, config=config, facts=facts, clock=ManualClock()) as run:
+    config = {key.replace("__", "."): ConfigSetting(value=value) for key, value in values.items() if value is not None}
+    facts = RunMetadata(hone_version="0", recipe=recipe, machine="m", versions={})
+    with create_run(root, name, config=config, metadata=facts, clock=ManualClock()) as run:
         writer = open_metrics(run.metrics_path).writer
         for step, reward in enumerate(rewards, start=1):
             writer.append(step, {"reward/mean": reward, "episodes/decisions": decisions, "time/step_s": 2.0})
         writer.close()
         if score is not None:
-            kept = Evaluation(stage="end", metric="score", mean=score, low=score, high=score, n=9)
+            kept = EvaluationScore(stage="end", metric="score", mean=score, low=score, high=score, n=9)
             write_evaluations(run.path, [kept])
         if answers:
             rows = [
@@ -90,10 +90,10 @@ def test_curves_are_over_steps_of_the_world_and_thresholds_are_timed(tmp_path):
 def test_a_training_score_is_smoothed_and_a_judged_one_is_not(tmp_path):
     noise = [0.0, 10.0] * 20
     make_run(tmp_path, "r", rewards=noise)
-    (curve,) = curves_of(read_runs(["r"], tmp_path))
+    (curve,) = score_curves(read_runs(["r"], tmp_path))
     assert curve.y[1:].tolist() == [5.0] * 39  # two steps of forty
     (run,) = read_runs(["r"], tmp_path)
-    assert run.score == 5.0 and "last tenth" in run.score_is  # of 0, 10, 0, 10
+    assert run.score == 5.0 and "last tenth" in run.score_description  # of 0, 10, 0, 10
 
 
 def test_several_tasks_are_put_on_one_scale(tmp_path):

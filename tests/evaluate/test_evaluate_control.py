@@ -8,22 +8,24 @@ import pytest
 import hone.envs.gym.play
 from hone.core.errors import ResourceError, UserCodeError
 from hone.core.random import key
-from hone.envs.gym.make import seeds_of
+from hone.envs.gym.make import env_seeds
 from hone.envs.gym.world import GymConfig
-from hone.evaluate.control.returns import judged
+from hone.evaluate.control.returns import evaluate_returns
 from hone.models.control.actor_critic import ActorCritic
-from hone.models.control.mlp import Choices, Inputs, MlpConfig, Spaces
+from hone.models.control.mlp import DiscreteActions, MlpConfig, ObservationInputs, PolicySpaces
 
 WALK = f"{Path(__file__).parents[1] / 'envs' / 'hostile_envs.py'}:Walk"
-POLICY = ActorCritic(Spaces(inputs=Inputs(size=3), actions=Choices(count=2)), MlpConfig(hidden=[4]), seed=0)
-SEEDS = seeds_of(key(5, "judge") & 0xFFFFFFFF, 4)
+POLICY = ActorCritic(
+    PolicySpaces(inputs=ObservationInputs(size=3), actions=DiscreteActions(count=2)), MlpConfig(hidden=[4]), seed=0
+)
+SEEDS = env_seeds(key(5, "judge") & 0xFFFFFFFF, 4)
 
 
 def test_episodes_that_were_lost_are_left_out_and_told_of() -> None:
     told: list[str] = []
     config = GymConfig(id=WALK, workers=4, kwargs={"act": "_exit", "at": 1, "seed": SEEDS[2]})
-    scores = judged(POLICY, config, episodes=4, seed=5, tell=told.append)
-    fine = judged(POLICY, GymConfig(id=WALK), episodes=4, seed=5)
+    scores = evaluate_returns(POLICY, config, episodes=4, seed=5, warn=told.append)
+    fine = evaluate_returns(POLICY, GymConfig(id=WALK), episodes=4, seed=5)
     assert scores.tolist() == np.delete(fine, 2).tolist()
     assert told == ["1 of 4 episodes of a judgement were lost with their environments and are not in it"]
 
@@ -31,13 +33,13 @@ def test_episodes_that_were_lost_are_left_out_and_told_of() -> None:
 def test_a_judgement_without_an_episode_is_none() -> None:
     config = GymConfig(id=WALK, kwargs={"act": "_exit", "at": 1}, workers=1)
     with pytest.raises(ResourceError, match="all 2 episodes of a judgement were lost"):
-        judged(POLICY, config, episodes=2, seed=5)
+        evaluate_returns(POLICY, config, episodes=2, seed=5)
 
 
 def test_episodes_without_an_end_are_cut_and_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hone.envs.gym.play, "STEP_LIMIT", 3)
     told: list[str] = []
-    judged(POLICY, GymConfig(id=WALK, isolation="none"), episodes=4, seed=5, tell=told.append)
+    evaluate_returns(POLICY, GymConfig(id=WALK, isolation="none"), episodes=4, seed=5, warn=told.append)
     assert "did not end within 3 steps and were cut there; set env.max_episode_steps" in told[0]
 
 
@@ -45,4 +47,4 @@ def test_episodes_without_an_end_are_cut_and_told_of(monkeypatch: pytest.MonkeyP
 def test_an_exception_is_the_users_to_mend(isolation: str) -> None:
     config = GymConfig(id=WALK, isolation=isolation, kwargs={"act": "raise", "at": 1})
     with pytest.raises(UserCodeError, match="the gripper is stuck"):
-        judged(POLICY, config, episodes=2, seed=5)
+        evaluate_returns(POLICY, config, episodes=2, seed=5)

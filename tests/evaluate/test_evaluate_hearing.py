@@ -5,10 +5,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hone.core.generation import Request, Sampling
+from hone.core.generation import Request, SamplingParams
 from hone.evaluate.text.engine_actor import make_engine
-from hone.evaluate.text.open_policy import ModelSource, NewModel, open_policy
-from hone.evaluate.text.streaming import Aloud, Growing
+from hone.evaluate.text.open_policy import ModelSource, NewModelConfig, open_policy
+from hone.evaluate.text.streaming import IncrementalDetokenizer, StreamingEngine
 from hone.models.language.tokenizers import byte_tokenizer
 
 BYTES = byte_tokenizer()
@@ -16,23 +16,23 @@ BYTES = byte_tokenizer()
 
 @given(st.text(max_size=30))
 def test_half_a_character_is_never_shown(text):
-    growing = Growing(BYTES.decode)
+    growing = IncrementalDetokenizer(BYTES.decode)
     pieces = [growing.add(place, token) for place, token in enumerate(BYTES.encode(text).tolist())]
     shown = "".join(pieces)
     assert BYTES.decode(BYTES.encode(text)).startswith(shown)
     whole = BYTES.decode(BYTES.encode(text))
-    assert shown + growing.rest(whole) == whole
+    assert shown + growing.finish(whole) == whole
     assert text.count("\N{REPLACEMENT CHARACTER}") or "\N{REPLACEMENT CHARACTER}" not in shown
 
 
 def test_a_token_that_is_drawn_again_is_shown_once():
-    growing = Growing(BYTES.decode)
+    growing = IncrementalDetokenizer(BYTES.decode)
     a, b, c = BYTES.encode("abc").tolist()
     assert [growing.add(0, a), growing.add(0, a), growing.add(1, b), growing.add(1, c), growing.add(2, b)] == [
         "", "", "a", "", "c",
     ]  # fmt: skip
-    assert growing.rest("acb") == "b"
-    assert growing.rest("xyz") == "\nxyz", "what was shown is not the beginning of it"
+    assert growing.finish("acb") == "b"
+    assert growing.finish("xyz") == "\nxyz", "what was shown is not the beginning of it"
 
 
 class Ears:
@@ -54,21 +54,23 @@ class Ears:
 
 @pytest.fixture(scope="module")
 def policy():
-    tiny = NewModel(hidden_size=16, layers=1, heads=2, kv_heads=1, head_dim=8, intermediate_size=24, tokenizer="bytes")
+    tiny = NewModelConfig(
+        hidden_size=16, layers=1, heads=2, kv_heads=1, head_dim=8, intermediate_size=24, tokenizer="bytes"
+    )
     return open_policy(ModelSource(new=tiny), seed=1, device="cpu", temperature=1.0)
 
 
 def test_an_engine_is_heard_and_answers_the_same(policy):
     decode = policy.tokenizer.decode
-    sampling = Sampling(max_tokens=40, stop=("a", "\x7f"))
+    sampling = SamplingParams(max_tokens=40, stop=("a", "\x7f"))
     requests = [
         Request(id=str(k), prompt=np.array([65, 66 + k], np.int32), samples=3, sampling=sampling) for k in (1, 2)
     ]
 
     def answers(ears):
         engine = make_engine(policy, slots=4, longest_prompt=2, max_tokens=40, seed=2, runner="torch")
-        actor = engine if ears is None else Aloud(engine, decode, ears)
-        return engine, {(one.request, one.sample): one.text(decode) for one in actor.generate(requests)}
+        actor = engine if ears is None else StreamingEngine(engine, decode, ears)
+        return engine, {(one.request_id, one.sample_index): one.text(decode) for one in actor.generate(requests)}
 
     ears = Ears()
     engine, heard = answers(ears)
@@ -77,7 +79,7 @@ def test_an_engine_is_heard_and_answers_the_same(policy):
     assert [ears.texts[k] for k in range(6)] == [alone[str(1 + k // 3), k % 3] for k in range(6)]
     assert sorted(ears.finished) == list(range(6)) and ears.calls > 6, "piece by piece"
     assert engine.observer is None
-    listening = Aloud(engine, decode, Ears()).generate(requests)
+    listening = StreamingEngine(engine, decode, Ears()).generate(requests)
     next(listening)
     listening.close()
     assert engine.observer is None and not list(engine.generate([])), "left early: nothing runs, nobody listens"

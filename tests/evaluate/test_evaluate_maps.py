@@ -10,26 +10,34 @@ import numpy as np
 import pytest
 
 from hone.core.errors import DataError
-from hone.envs.finite.build import from_gymnasium
+from hone.envs.finite.build import mdp_from_gymnasium
 from hone.envs.finite.solve import value_iteration
 from hone.envs.gym.make import GymConfig
-from hone.evaluate.control.policy_maps import map_of, shares_of
-from hone.evaluate.control.video import MOST_FRAMES, Film, watch
-from hone.models.control.actor_critic import ActionValues, ActorCritic
+from hone.evaluate.control.policy_maps import action_probabilities, policy_map
+from hone.evaluate.control.video import MAX_FRAMES, FrameRecorder, record_episode
+from hone.models.control.actor_critic import ActorCritic, QNetworkPolicy
 from hone.models.control.checkpoint import save_policy
-from hone.models.control.mlp import Choices, Inputs, MlpConfig, Spaces
-from hone.report.policy_map import draw, extremes, text_rows
-from hone.store.animation import Episode, animated_png, frames_in, read_episode, shrunk, thinned, write_episode
+from hone.models.control.mlp import DiscreteActions, MlpConfig, ObservationInputs, PolicySpaces
+from hone.report.policy_map import draw_policy_map, text_rows, value_range
+from hone.store.animation import (
+    EpisodeRecording,
+    animated_png,
+    downscale,
+    frame_count,
+    read_episode,
+    subsample_frames,
+    write_episode,
+)
 from hone.store.maps import read_map, write_map
-from hone.tabular.tables import ActionTable, States, save_table
+from hone.tabular.tables import ActionTable, StateFeatures, save_table
 
 WAYS = {"FrozenLake-v1": 16, "CliffWalking-v1": 48, "Taxi-v4": 500}
 
 
 def solved(folder: Path, name: str, *, discount: float = 0.99, **kwargs) -> dict:
     """A folder with the best table of an environment, and the config of a run that would have found it."""
-    mdp = from_gymnasium(name, discount=discount, options=kwargs)
-    table = ActionTable(States(count=mdp.states, actions=mdp.actions))
+    mdp = mdp_from_gymnasium(name, discount=discount, options=kwargs)
+    table = ActionTable(StateFeatures(count=mdp.states, actions=mdp.actions))
     table.x[:] = mdp.backup(value_iteration(mdp).value).ravel()
     save_table(table, folder)
     return {"env": {"id": name, "kwargs": kwargs}, "algorithm": {"discount": discount}}
@@ -37,28 +45,28 @@ def solved(folder: Path, name: str, *, discount: float = 0.99, **kwargs) -> dict
 
 def test_a_lake_without_slipping_is_walked_by_the_shortest_way(tmp_path: Path):
     config = solved(tmp_path, "FrozenLake-v1", is_slippery=False)
-    found = map_of(tmp_path, config, step=5)
+    found = policy_map(tmp_path, config, step=5)
     (grid,) = found.slices
     assert [cell.mark for cell in grid.cells[:6]] == ["S", " ", " ", " ", " ", "H"]
     assert grid.cells[5].moves == {} and grid.cells[5].worth is None
     assert text_rows(grid)[3] == ["H", "→", "→", "G"] and text_rows(grid)[2][:2] == ["→", "↓"]
     assert set(grid.cells[0].moves) == {"down", "right"}  # both are as short, and both are drawn
     worth = [cell.worth for cell in grid.cells]
-    assert worth[14] == pytest.approx(1.0) and worth[0] == pytest.approx(0.99**5) and extremes(found)[1] == worth[14]
+    assert worth[14] == pytest.approx(1.0) and worth[0] == pytest.approx(0.99**5) and value_range(found)[1] == worth[14]
     write_map(tmp_path, found)
     assert read_map(tmp_path) == found
-    drawing = draw(found)
+    drawing = draw_policy_map(found)
     assert drawing.count("<rect") == 16 and "the value of its best action" in drawing and 'class="arrow"' in drawing
 
 
 def test_the_cliff_is_walked_along(tmp_path: Path):
-    grid = map_of(tmp_path, solved(tmp_path, "CliffWalking-v1"), step=1).slices[0]
+    grid = policy_map(tmp_path, solved(tmp_path, "CliffWalking-v1"), step=1).slices[0]
     rows = text_rows(grid)
     assert rows[2][:11] == ["→"] * 11 and rows[2][11] == "↓" and rows[3] == ["↑", *"CCCCCCCCCCG"]
 
 
 def test_a_taxi_has_a_map_for_each_errand(tmp_path: Path):
-    found = map_of(tmp_path, solved(tmp_path, "Taxi-v4"), step=1)
+    found = policy_map(tmp_path, solved(tmp_path, "Taxi-v4"), step=1)
     assert len(found.slices) == 16
     named = {grid.title: grid for grid in found.slices}
     assert max(map(len, named)) <= 25  # captions of one line above grids of 200 pixels: those below stand level
@@ -71,56 +79,56 @@ def test_a_taxi_has_a_map_for_each_errand(tmp_path: Path):
 def test_every_state_is_drawn_once(tmp_path: Path):
     for name, states in WAYS.items():
         folder = tmp_path / name
-        found = map_of(folder, solved(folder, name), step=1)
+        found = policy_map(folder, solved(folder, name), step=1)
         cells = sum(len(grid.cells) for grid in found.slices)
         assert cells == (16 * 25 if name.startswith("Taxi") else states)  # a taxi whose errand is done is not drawn
 
 
-def spaces_of(states: int, actions: int) -> Spaces:
-    return Spaces(inputs=Inputs(size=states, one_hot=True), actions=Choices(count=actions))
+def spaces_of(states: int, actions: int) -> PolicySpaces:
+    return PolicySpaces(inputs=ObservationInputs(size=states, one_hot=True), actions=DiscreteActions(count=actions))
 
 
 def test_networks_say_what_they_do_and_expect(tmp_path: Path):
     config = {"env": {"id": "FrozenLake-v1"}}
     actor = ActorCritic(spaces_of(16, 4), MlpConfig(hidden=[8]), seed=1)
     save_policy(actor, tmp_path / "a")
-    found = map_of(tmp_path / "a", config, step=1)
+    found = policy_map(tmp_path / "a", config, step=1)
     assert found.worth_is == "what its critic expects"
-    shares = shares_of(actor, np.arange(16), 4)
+    shares = action_probabilities(actor, np.arange(16), 4)
     assert shares.sum(axis=1) == pytest.approx(np.ones(16))
-    logp = [actor.acting().decide(np.array([3]), np.array([k / 50], np.float32)) for k in range(50)]
+    logp = [actor.numpy_policy().decide(np.array([3]), np.array([k / 50], np.float32)) for k in range(50)]
     assert {int(chosen[0]): float(np.exp(said[0])) for chosen, said in logp} == pytest.approx(
         dict(enumerate(shares[3])), rel=1e-4
     )
     assert sum(found.slices[0].cells[3].moves.values()) == pytest.approx(1.0, abs=0.01)
-    values = ActionValues(spaces_of(16, 4), MlpConfig(hidden=[8]), seed=1)
+    values = QNetworkPolicy(spaces_of(16, 4), MlpConfig(hidden=[8]), seed=1)
     save_policy(values, tmp_path / "v")
-    assert map_of(tmp_path / "v", config, step=1).worth_is == "the value of its best action"
+    assert policy_map(tmp_path / "v", config, step=1).worth_is == "the value of its best action"
     blind = ActorCritic(spaces_of(16, 4), MlpConfig(hidden=[8]), seed=1, critic=False)
     save_policy(blind, tmp_path / "b")
-    assert "exactly (discount 0.99)" in map_of(tmp_path / "b", config, step=1).worth_is
+    assert "exactly (discount 0.99)" in policy_map(tmp_path / "b", config, step=1).worth_is
 
 
 def test_maps_of_files_and_our_own_grids(tmp_path: Path):
-    table = ActionTable(States(count=9, actions=4))
+    table = ActionTable(StateFeatures(count=9, actions=4))
     save_table(table, tmp_path)
     world = {"kind": "grid", "rows": ["S.G", ".#.", "..."], "pays": {"G": 1.0}}
-    (grid,) = map_of(tmp_path, {"finite": {"world": world}}, step=1).slices
+    (grid,) = policy_map(tmp_path, {"finite": {"world": world}}, step=1).slices
     assert [cell.mark for cell in grid.cells] == ["S", " ", "G", " ", "#", " ", " ", " ", " "]
     assert grid.cells[4].moves == {} and len(grid.cells[0].moves) == 4  # nothing learned: all are alike
     assert text_rows(grid) == [["+", "+", "G"], ["+", "#", "+"], ["+", "+", "+"]]
     rooms = {"env": {"id": "hone/FourRooms-v0"}}
-    save_table(ActionTable(States(count=169, actions=4)), tmp_path / "rooms")
-    assert map_of(tmp_path / "rooms", rooms, step=1).slices[0].cells[0].mark == "#"
+    save_table(ActionTable(StateFeatures(count=169, actions=4)), tmp_path / "rooms")
+    assert policy_map(tmp_path / "rooms", rooms, step=1).slices[0].cells[0].mark == "#"
 
 
 def test_what_is_no_grid_is_refused(tmp_path: Path):
     save_policy(ActorCritic(spaces_of(16, 4), MlpConfig(hidden=[8]), seed=1), tmp_path)
     for config in ({"env": {"id": "CartPole-v1"}}, {"finite": {"world": {"kind": "chain"}}}, {}):
         with pytest.raises(DataError, match="no grid that can be drawn"):
-            map_of(tmp_path, config, step=1)
+            policy_map(tmp_path, config, step=1)
     with pytest.raises(DataError, match=r"not of the 48 states|the policy is"):
-        map_of(tmp_path, {"env": {"id": "CliffWalking-v1"}}, step=1)
+        policy_map(tmp_path, {"env": {"id": "CliffWalking-v1"}}, step=1)
 
 
 # ------------------------------------------------------------------------------------------ frames
@@ -130,7 +138,7 @@ def test_an_animation_is_one_that_others_can_read():
     rng = np.random.default_rng(0)
     frames = rng.integers(0, 256, size=(5, 7, 9, 3), dtype=np.uint8)
     png = animated_png(frames, frame_s=0.25)
-    assert np.array_equal(decoded(png), frames) and frames_in(png) == 5
+    assert np.array_equal(decoded(png), frames) and frame_count(png) == 5
     pillow = pytest.importorskip("PIL.Image")
     with pillow.open(io.BytesIO(png)) as picture:
         assert picture.n_frames == 5 and picture.info["duration"] == 250.0
@@ -159,18 +167,22 @@ def decoded(png: bytes) -> np.ndarray:
 
 def test_frames_are_shrunk_by_whole_blocks_and_thinned_evenly():
     frame = np.arange(4 * 6 * 3, dtype=np.uint8).reshape(4, 6, 3)
-    small = shrunk(frame, width=3)
+    small = downscale(frame, width=3)
     assert small.shape == (2, 3, 3) and small[0, 0, 0] == int(frame[:2, :2, 0].mean())
-    assert shrunk(frame, width=6) is frame
-    assert [int(one[0, 0, 0]) for one in thinned([np.full((1, 1, 3), k, np.uint8) for k in range(9)], 3)] == [0, 4, 8]
+    assert downscale(frame, width=6) is frame
+    assert [int(one[0, 0, 0]) for one in subsample_frames([np.full((1, 1, 3), k, np.uint8) for k in range(9)], 3)] == [
+        0,
+        4,
+        8,
+    ]
 
 
 def test_a_long_film_keeps_fewer_frames_and_all_of_its_length():
     count = iter(range(100_000))
-    film = Film(lambda: np.full((2, 2, 3), next(count) % 256, np.uint8))
+    film = FrameRecorder(lambda: np.full((2, 2, 3), next(count) % 256, np.uint8))
     for step in range(1000):
-        film.see(step)
-    assert MOST_FRAMES <= len(film.frames) < 2 * MOST_FRAMES and film.every == 16
+        film.observe(step)
+    assert MAX_FRAMES <= len(film.frames) < 2 * MAX_FRAMES and film.stride == 16
 
 
 class Still(gymnasium.Env):
@@ -205,12 +217,12 @@ def still():
 
 
 def test_an_episode_is_watched_and_kept(still, tmp_path: Path):
-    policy = ActionValues(spaces_of(16, 4), MlpConfig(hidden=[4]), seed=0)
-    about, png = watch(policy, GymConfig(id="Still-v0"), seed=0, step=9)
-    assert (about.score, about.steps, about.step) == (3.0, 3, 9) and png is not None and frames_in(png) == 4
+    policy = QNetworkPolicy(spaces_of(16, 4), MlpConfig(hidden=[4]), seed=0)
+    about, png = record_episode(policy, GymConfig(id="Still-v0"), seed=0, step=9)
+    assert (about.score, about.steps, about.step) == (3.0, 3, 9) and png is not None and frame_count(png) == 4
     write_episode(tmp_path, about, png)
     assert read_episode(tmp_path) == (about, png)
-    about, png = watch(policy, GymConfig(id="Still-v0", kwargs={"broken": True}), seed=0, step=9)
+    about, png = record_episode(policy, GymConfig(id="Still-v0", kwargs={"broken": True}), seed=0, step=9)
     assert png is None and "RuntimeError: no light" in about.note
     write_episode(tmp_path, about, png)
     kept = read_episode(tmp_path)
@@ -218,14 +230,14 @@ def test_an_episode_is_watched_and_kept(still, tmp_path: Path):
 
 
 def test_why_there_is_no_picture_is_said(tmp_path: Path):
-    policy = ActionValues(spaces_of(16, 4), MlpConfig(hidden=[4]), seed=0)
-    about, png = watch(policy, GymConfig(id="FrozenLake-v1", isolation="process"), seed=0, step=1)
+    policy = QNetworkPolicy(spaces_of(16, 4), MlpConfig(hidden=[4]), seed=0)
+    about, png = record_episode(policy, GymConfig(id="FrozenLake-v1", isolation="process"), seed=0, step=1)
     assert png is None and "process of its own" in about.note
     worlds = ("hone/BanditTrials-v0", "hone/BitFlip-v0")
     for name in worlds:  # they have no renderer: that is said, and no error of a constructor's
-        about, png = watch(policy, GymConfig(id=name), seed=0, step=1)
+        about, png = record_episode(policy, GymConfig(id=name), seed=0, step=1)
         assert png is None and about.note == f"{name} draws nothing (rgb_array is none of its render modes)"
     assert read_episode(tmp_path) is None
-    write_episode(tmp_path, Episode(step=1, score=1.0, steps=2), b"GIF89a")
+    write_episode(tmp_path, EpisodeRecording(step=1, score=1.0, steps=2), b"GIF89a")
     with pytest.raises(DataError, match="no PNG file"):
         read_episode(tmp_path)

@@ -7,18 +7,18 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
-from hone.cli.commands.perturb import wanted_changes
+from hone.cli.commands.perturb import parse_perturbations
 from hone.core.errors import ConfigError
 from hone.envs.gym.make import GymConfig
 from hone.evaluate.control.perturbations import (
-    Disturbed,
-    Perturbation,
-    Spread,
-    disturbed_arena,
-    refuse_what_cannot_be,
+    ObservationSpread,
+    PerturbationConfig,
+    PerturbedPolicy,
+    incompatible_perturbations,
+    open_perturbed_envs,
 )
-from hone.evaluate.control.robustness import against_itself
-from hone.store.robustness import AS_IT_WAS, read_robustness, write_robustness
+from hone.evaluate.control.robustness import compare_with_unperturbed
+from hone.store.robustness import UNPERTURBED, read_robustness, write_robustness
 
 TWO = spaces.Discrete(2)
 
@@ -34,7 +34,13 @@ class Balancer:
 
 
 def disturbed(best, space=TWO, deviation=1.0, **changes):
-    return Disturbed(best=best, change=Perturbation(**changes), deviation=np.array(deviation), space=space, seed=7)
+    return PerturbedPolicy(
+        greedy_action=best,
+        perturbation=PerturbationConfig(**changes),
+        observation_std=np.array(deviation),
+        action_space=space,
+        seed=7,
+    )
 
 
 def steps(policy, seen):
@@ -85,33 +91,35 @@ def test_noise_has_the_size_that_is_asked_for_and_comes_from_the_seed():
 def test_the_spread_of_what_was_seen():
     rng = np.random.default_rng(0)
     batches = [rng.normal(3.0, [1.0, 20.0], size=(50, 2)) for _ in range(4)]
-    heard = Spread(first)
+    heard = ObservationSpread(first)
     for batch in batches:
         heard(batch)
-    assert heard.deviation() == pytest.approx(np.concatenate(batches).std(axis=0))
+    assert heard.std() == pytest.approx(np.concatenate(batches).std(axis=0))
 
 
 def test_physics_are_constructor_arguments_or_attributes_with_what_follows_from_them():
-    pole = disturbed_arena(
-        GymConfig(id="CartPole-v1"), episodes=2, physics={"gravity": 12.0, "masspole": 0.5}, alone=True
+    pole = open_perturbed_envs(
+        GymConfig(id="CartPole-v1"), episodes=2, physics={"gravity": 12.0, "masspole": 0.5}, single_envs=True
     )
     inside = [env.unwrapped for env in pole.envs]
     assert [(one.gravity, one.masspole, one.total_mass, one.polemass_length) for one in inside] == [
         (12.0, 0.5, 1.5, 0.25)
     ] * 2
     pole.close()
-    lake = disturbed_arena(GymConfig(id="FrozenLake-v1"), episodes=1, physics={"is_slippery": False}, alone=True)
+    lake = open_perturbed_envs(
+        GymConfig(id="FrozenLake-v1"), episodes=1, physics={"is_slippery": False}, single_envs=True
+    )
     assert lake.envs[0].unwrapped.P[0][2] == [(1.0, 1, 0, False)]
     lake.close()
-    arm = disturbed_arena(GymConfig(id="Acrobot-v1"), episodes=1, physics={"LINK_MASS_1": 2.0}, alone=True)
+    arm = open_perturbed_envs(GymConfig(id="Acrobot-v1"), episodes=1, physics={"LINK_MASS_1": 2.0}, single_envs=True)
     assert arm.envs[0].unwrapped.LINK_MASS_1 == 2.0 and type(arm.envs[0].unwrapped).LINK_MASS_1 == 1.0
     arm.close()
 
 
 def test_unknown_physics_are_refused_all_at_once():
     with pytest.raises(ConfigError) as refused:
-        disturbed_arena(
-            GymConfig(id="CartPole-v1"), episodes=1, physics={"gravty": 1, "force_mag": "strong"}, alone=True
+        open_perturbed_envs(
+            GymConfig(id="CartPole-v1"), episodes=1, physics={"gravty": 1, "force_mag": "strong"}, single_envs=True
         )
     assert "did you mean gravity?" in refused.value.messages[0]
     assert "force_mag must be a number as 10.0 is, got 'strong'" in refused.value.messages[1]
@@ -120,27 +128,32 @@ def test_unknown_physics_are_refused_all_at_once():
 def test_a_policy_against_itself():
     env = GymConfig(id="CartPole-v1", max_episode_steps=120)
     changes = [
-        Perturbation(sensor_noise_absolute=1e-9),
-        Perturbation(random_actions=1.0),
-        Perturbation(physics={"force_mag": 30.0}, name="strong motor"),
+        PerturbationConfig(sensor_noise_absolute=1e-9),
+        PerturbationConfig(random_actions=1.0),
+        PerturbationConfig(physics={"force_mag": 30.0}, name="strong motor"),
     ]
-    rows = against_itself(Balancer(), env, changes, episodes=12, seed=3)
-    assert [row.name for row in rows] == [AS_IT_WAS, "sensor_noise_absolute=1e-09", "random_actions=1", "strong motor"]
+    rows = compare_with_unperturbed(Balancer(), env, changes, episodes=12, seed=3)
+    assert [row.name for row in rows] == [
+        UNPERTURBED,
+        "sensor_noise_absolute=1e-09",
+        "random_actions=1",
+        "strong motor",
+    ]
     as_it_was, nothing, chance, _ = rows
     assert as_it_was.mean == 120.0 and as_it_was.difference == 0.0
     assert (nothing.mean, nothing.difference, nothing.p_value) == (120.0, 0.0, 1.0)  # the same seeds, the same episodes
     assert chance.mean < 60 and chance.difference_high < -60 and chance.p_value < 0.001 and chance.n == 12
-    assert against_itself(Balancer(), env, changes, episodes=12, seed=3) == rows
+    assert compare_with_unperturbed(Balancer(), env, changes, episodes=12, seed=3) == rows
 
 
 def test_what_makes_no_sense_is_refused():
-    noisy, drawn = Perturbation(sensor_noise=0.1), Perturbation(random_actions=0.1)
+    noisy, drawn = PerturbationConfig(sensor_noise=0.1), PerturbationConfig(random_actions=0.1)
     boundless = spaces.Box(-np.inf, np.inf, (1,))
-    assert "takes no noise" in refuse_what_cannot_be(noisy, spaces.Discrete(4), TWO)[0]
-    assert "has no bounds" in refuse_what_cannot_be(drawn, boundless, boundless)[0]
-    assert refuse_what_cannot_be(noisy, boundless, TWO) == []
+    assert "takes no noise" in incompatible_perturbations(noisy, spaces.Discrete(4), TWO)[0]
+    assert "has no bounds" in incompatible_perturbations(drawn, boundless, boundless)[0]
+    assert incompatible_perturbations(noisy, boundless, TWO) == []
     with pytest.raises(ConfigError, match="takes no noise"):
-        against_itself(Balancer(), GymConfig(id="FrozenLake-v1"), [noisy], episodes=1, seed=0)
+        compare_with_unperturbed(Balancer(), GymConfig(id="FrozenLake-v1"), [noisy], episodes=1, seed=0)
     gymnasium.make("FrozenLake-v1").close()
 
 
@@ -149,7 +162,7 @@ def test_words_and_files_say_what_is_wanted(tmp_path: Path):
         '[[perturb]]\nname = "windy"\naction_delay = 1\n[[perturb]]\nphysics = { g = 12.0 }\n'
     )
     words = ["sensor_noise=[0.1, 0.2]", "action_delay=2,random_actions=0.5", "physics.gravity=12"]
-    changes = wanted_changes([*words, str(tmp_path / "p.toml")])
+    changes = parse_perturbations([*words, str(tmp_path / "p.toml")])
     assert sorted(change.label for change in changes) == sorted(
         [
             "sensor_noise=0.1", "sensor_noise=0.2", "action_delay=2, random_actions=0.5", "physics.gravity=12",
@@ -171,15 +184,15 @@ def test_words_and_files_say_what_is_wanted(tmp_path: Path):
 )
 def test_other_words_are_refused(word, said):
     with pytest.raises(ConfigError) as refused:
-        wanted_changes([word])
+        parse_perturbations([word])
     assert said in str(refused.value)
 
 
 def test_the_file_is_read_as_it_was_written(tmp_path: Path):
-    rows = against_itself(
+    rows = compare_with_unperturbed(
         Balancer(),
         GymConfig(id="CartPole-v1", max_episode_steps=20),
-        [Perturbation(action_delay=1)],
+        [PerturbationConfig(action_delay=1)],
         episodes=3,
         seed=0,
     )

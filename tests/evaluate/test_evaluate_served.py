@@ -9,12 +9,12 @@ import numpy as np
 import pytest
 
 from hone.core.errors import ConfigError
-from hone.engine.clients.http import Address, Link
+from hone.engine.clients.http import HttpClient, ServerAddress
 from hone.engine.clients.openai import OpenAiClient
 from hone.envs.text.task import TaskConfig
 from hone.evaluate import checkpoint
-from hone.evaluate.text.server import ask_server, read
-from hone.evaluate.text.text_eval import EvaluationConfig, prepare_exam
+from hone.evaluate.text.server import decode_bytes, evaluate_text_server
+from hone.evaluate.text.text_eval import EvaluationConfig, prepare_evaluation
 from hone.models.language.tokenizers import character_tokenizer
 from hone.rewards.config import RewardFunction, RewardsConfig
 
@@ -40,7 +40,9 @@ class Teacher(BaseHTTPRequestHandler):
 def client():
     server = ThreadingHTTPServer(("127.0.0.1", 0), Teacher)
     threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True).start()
-    yield OpenAiClient(Link(Address(url=f"http://127.0.0.1:{server.server_address[1]}")), model="teacher", slots=2)
+    yield OpenAiClient(
+        HttpClient(ServerAddress(url=f"http://127.0.0.1:{server.server_address[1]}")), model="teacher", slots=2
+    )
     server.shutdown()
     server.server_close()
 
@@ -54,9 +56,9 @@ def test_answers_are_scored_and_none_is_lost(client, tmp_path: Path) -> None:
         rewards=RewardsConfig(functions=[RewardFunction(use=f"{tmp_path / 'score.py'}:right")], workers=1),
         max_tokens=4,
     )
-    exam = prepare_exam(config, character_tokenizer(["0123456789+="]), context=64)
+    exam = prepare_evaluation(config, character_tokenizer(["0123456789+="]), context=64)
     try:
-        judged = ask_server(exam, client)
+        judged = evaluate_text_server(exam, client)
     finally:
         exam.close()
     assert judged.answers == ["2", "5", "", "8 ✓"]
@@ -65,8 +67,8 @@ def test_answers_are_scored_and_none_is_lost(client, tmp_path: Path) -> None:
 
 
 def test_text_survives_the_bytes() -> None:
-    assert read(np.array([*"Grüße ✓".encode(), 256], np.int32)) == "Grüße ✓"
-    assert read(np.array([256], np.int32)) == ""
+    assert decode_bytes(np.array([*"Grüße ✓".encode(), 256], np.int32)) == "Grüße ✓"
+    assert decode_bytes(np.array([256], np.int32)) == ""
 
 
 def test_a_run_asks_a_server_its_own_questions(client, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -80,10 +82,10 @@ def test_a_run_asks_a_server_its_own_questions(client, tmp_path: Path, monkeypat
     )
     monkeypatch.setattr(checkpoint, "_exam_config", lambda run, *, problems, seed: config)
     monkeypatch.setattr(checkpoint, "open_tokenizer", lambda source: (character_tokenizer(["0123456789+="]), 64))
-    found = checkpoint.examine_server(tmp_path, run=tmp_path, url=client.link.url, model="teacher", problems=4, seed=0)
+    found = checkpoint.evaluate_server(tmp_path, run=tmp_path, url=client.link.url, model="teacher", problems=4, seed=0)
     assert found.scores["eval/score"] == 0.25 and found.scores["eval/tokens_mean"] == 7.0
     assert "asked teacher at http://127.0.0.1" in found.notes[0]
-    two = checkpoint.examine_server(tmp_path, run=tmp_path, url=client.link.url, model="teacher", problems=2, seed=0)
+    two = checkpoint.evaluate_server(tmp_path, run=tmp_path, url=client.link.url, model="teacher", problems=2, seed=0)
     assert two.scores["eval/answered"] == 2.0 and two.scores["eval/score"] == 0.5
     with pytest.raises(ConfigError, match="--server takes the questions"):
-        checkpoint.examine_server(tmp_path, run=None, url=client.link.url, model="", problems=4, seed=0)
+        checkpoint.evaluate_server(tmp_path, run=None, url=client.link.url, model="", problems=4, seed=0)

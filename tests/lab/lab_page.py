@@ -8,9 +8,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from hone.lab.finding import Experiment, Finding
+from hone.lab.finding import Experiment, ExperimentResult
 from hone.lab.registry import experiment_names, load_experiment
-from hone.lab.results import save
+from hone.lab.results import save_result
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "project"
 PAGE, PLOTS = DOCS / "lab.md", DOCS / "lab"
@@ -18,7 +18,7 @@ BEGIN, END = "<!-- experiments -->", "<!-- /experiments -->"
 SEEDS = (0, 1, 2)
 
 
-def section(name: str, experiment: Experiment, finding: Finding, margins: list[float]) -> str:
+def section(name: str, experiment: Experiment, finding: ExperimentResult, margins: list[float]) -> str:
     """One experiment in Markdown; the figures are of the first seed."""
     source = f" ({experiment.source})" if experiment.source else ""
     header = "| " + " | ".join(map(cell, finding.header)) + " |"
@@ -55,7 +55,7 @@ def measured(name: str) -> str:
     experiment = load_experiment(name)
     findings = [experiment.run(seed) for seed in SEEDS]
     with tempfile.TemporaryDirectory() as folder:
-        place = save(findings[0], name=name, title=experiment.title, seed=SEEDS[0], folder=Path(folder))
+        place = save_result(findings[0], name=name, title=experiment.title, seed=SEEDS[0], folder=Path(folder))
         PLOTS.mkdir(exist_ok=True)
         (PLOTS / f"{name}.svg").write_bytes((place / "plot.svg").read_bytes())
     return section(name, experiment, findings[0], [finding.margin for finding in findings])

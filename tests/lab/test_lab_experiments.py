@@ -8,10 +8,21 @@ import pytest
 
 from hone.cli.main import main
 from hone.core.errors import ConfigError
-from hone.lab.finding import Bars, Claim, Experiment, Finding, Lines, Series, at_least, at_most, below, by_step
-from hone.lab.picture import log_ticks, picture
+from hone.lab.finding import (
+    BarPlot,
+    BoundedClaim,
+    Experiment,
+    ExperimentResult,
+    LinePlot,
+    PlotSeries,
+    at_least,
+    at_most,
+    error_bound,
+    plot_by_step,
+)
+from hone.lab.picture import log_ticks, render_panels
 from hone.lab.registry import experiment_names, load_experiment
-from hone.lab.results import as_json, save
+from hone.lab.results import result_json, save_result
 
 NAMES = experiment_names()
 SEEDS = (0, 1, 2)
@@ -21,7 +32,7 @@ mc-td-gae sampling
 kl-ce-mle trust-regions sft-then-rl"""
 
 
-def check(finding: Finding) -> None:
+def check(finding: ExperimentResult) -> None:
     wrong = [f"{claim.says}: {claim.value:.4g}" for claim in finding.claims if not claim.holds]
     assert wrong == []
     assert finding.holds
@@ -53,7 +64,7 @@ def test_a_verdict_holds_at_full_size(name: str, seed: int) -> None:
 def test_a_seed_says_everything(name: str) -> None:
     experiment = load_experiment(name)
     once, twice, other = (experiment.run(seed, quick=True) for seed in (3, 3, 4))
-    assert as_json(once, name=name, seed=3) == as_json(twice, name=name, seed=3)
+    assert result_json(once, name=name, seed=3) == result_json(twice, name=name, seed=3)
     assert once.rows != other.rows
 
 
@@ -67,22 +78,22 @@ def test_claims_know_their_margin() -> None:
     assert not at_most("x", 2.0, 2.0).holds  # on the edge
     assert not at_least("x", math.nan, 0.0).holds
     with pytest.raises(ConfigError, match="one bound"):
-        Claim(says="x", value=1.0)
+        BoundedClaim(says="x", value=1.0)
     with pytest.raises(ConfigError, match="one bound"):
-        Claim(says="x", value=1.0, at_least=0.0, at_most=2.0)
+        BoundedClaim(says="x", value=1.0, at_least=0.0, at_most=2.0)
 
 
 def test_rounding_errors_are_said_by_their_power_of_ten() -> None:
-    assert [below(error) for error in (3e-10, 1e-9, 0.0, 0.02)] == ["1e-9", "1e-9", "1e-12", "1e-1"]
+    assert [error_bound(error) for error in (3e-10, 1e-9, 0.0, 0.02)] == ["1e-9", "1e-9", "1e-12", "1e-1"]
 
 
-def finding(*claims: Claim, value: float = 1.0) -> Finding:
-    return Finding(
+def finding(*claims: BoundedClaim, value: float = 1.0) -> ExperimentResult:
+    return ExperimentResult(
         header=("a", "b"),
         rows=[("1 < 2", "x")],
         panels=[
-            by_step("steps & more", {"first": [1.0, 2.0, value], "second": [3.0, 2.0, 1.0]}, log_y=True),
-            Bars(title="bars", labels=["p", "q"], values=[1.0, -0.5]),
+            plot_by_step("steps & more", {"first": [1.0, 2.0, value], "second": [3.0, 2.0, 1.0]}, log_y=True),
+            BarPlot(title="bars", labels=["p", "q"], values=[1.0, -0.5]),
         ],
         verdict="It is 1.",
         claims=claims,
@@ -98,7 +109,7 @@ def test_a_finding_is_as_good_as_its_worst_claim() -> None:
 
 def test_a_finding_on_disk(tmp_path) -> None:
     found = finding(at_least("x", math.nan, 1.5), value=math.inf)
-    place = save(found, name="some-name", title="A < B", seed=7, folder=tmp_path)
+    place = save_result(found, name="some-name", title="A < B", seed=7, folder=tmp_path)
     said = json.loads((place / "finding.json").read_text())
     assert said["seed"] == 7
     assert said["holds"] is False
@@ -110,8 +121,8 @@ def test_a_finding_on_disk(tmp_path) -> None:
 
 
 def test_a_line_goes_where_its_values_are() -> None:
-    panel = Lines(title="t", x_label="x", series=[Series(label="a", x=[0, 1, 2], y=[0.0, 10.0, 5.0])])
-    root = ElementTree.fromstring(picture([panel], title="t"))
+    panel = LinePlot(title="t", x_label="x", series=[PlotSeries(label="a", x=[0, 1, 2], y=[0.0, 10.0, 5.0])])
+    root = ElementTree.fromstring(render_panels([panel], title="t"))
     first = next(node for node in root.iter() if node.tag.endswith("polyline"))
     (x0, y0), (x1, y1), (x2, y2) = (map(float, pair.split(",")) for pair in first.attrib["points"].split())
     assert (x0, x1, x2) == (58.0, 252.0, 446.0)  # left edge, middle, right edge
@@ -120,10 +131,10 @@ def test_a_line_goes_where_its_values_are() -> None:
 
 
 def test_pictures_of_nothing_and_of_a_constant() -> None:
-    nothing = Lines(title="t", x_label="x", series=[Series(label="a", x=[0], y=[math.nan])])
-    constant = Lines(title="t", x_label="x", series=[Series(label="a", x=[0, 1], y=[2.0, 2.0])])
+    nothing = LinePlot(title="t", x_label="x", series=[PlotSeries(label="a", x=[0], y=[math.nan])])
+    constant = LinePlot(title="t", x_label="x", series=[PlotSeries(label="a", x=[0, 1], y=[2.0, 2.0])])
     for panel in (nothing, constant):
-        ElementTree.fromstring(picture([panel], title="t"))
+        ElementTree.fromstring(render_panels([panel], title="t"))
 
 
 def test_log_ticks_by_hand() -> None:

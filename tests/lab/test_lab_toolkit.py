@@ -10,24 +10,32 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hone.core.random import generator
-from hone.lab.exact import by_count, chance_of_counts, every_group, judged, scored_episodes
+from hone.lab.exact import all_groups, count_probabilities, group_advantages, scored_episodes, scores_by_count
 from hone.lab.policies import (
-    Table,
-    frozen,
-    imitate,
-    judge,
+    TablePolicy,
+    answer_paths,
+    frozen_copy,
     kl_between,
     log_softmax,
-    network_for,
-    pick,
-    right_paths,
-    solve_rates,
+    make_network,
+    pretrained_network,
+    puzzle_metrics,
+    sample_rows,
+    success_probabilities,
+    train_supervised,
     trainable_copy,
-    warm_network,
 )
 from hone.lab.puzzles import addition, parity
-from hone.lab.training import FAR, Play, Player, Training, answer, averaged, improve
-from hone.objectives.policy import clipped, reinforce
+from hone.lab.training import (
+    DESCENT_EPSILON,
+    DelayedActor,
+    PuzzleTraining,
+    PuzzleWorld,
+    sample_answers,
+    train_policy,
+    train_seeds,
+)
+from hone.objectives.policy import clipped_surrogate, reinforce_loss
 
 
 def test_puzzles_by_hand():
@@ -35,41 +43,43 @@ def test_puzzles_by_hand():
     question = 5 * 6 + 4  # 5 + 4 = 13 in base 6
     assert puzzle.questions[question].tolist() == [5, 4]
     assert puzzle.answers[question].tolist() == [1, 3]
-    assert puzzle.sizes == (6, 6, 2, 7)
+    assert puzzle.feature_sizes == (6, 6, 2, 7)
     assert puzzle.score(np.array([question] * 2), np.array([[1, 3], [1, 4]])).tolist() == [1.0, 0.0]
     assert parity(3).answers[0b011].tolist() == [1, 0, 0]  # bits 1, 1, 0
 
 
 def test_a_policy_is_judged_as_by_asking_it():
     puzzle = addition(3)
-    policy = warm_network(puzzle, seed=1)
+    policy = pretrained_network(puzzle, seed=1)
     count = 40_000
     questions = np.repeat(np.arange(9), count // 9)
-    episodes = answer(policy, puzzle, questions, generator(0, "test"))
+    episodes = sample_answers(policy, puzzle, questions, generator(0, "test"))
     asked = np.array([episodes.score[questions == q].mean() for q in range(9)])
-    assert np.abs(asked - solve_rates(policy, puzzle)).max() < 0.03
-    assert judge(policy, puzzle)["solved"] == pytest.approx(solve_rates(policy, puzzle).mean())
+    assert np.abs(asked - success_probabilities(policy, puzzle)).max() < 0.03
+    assert puzzle_metrics(policy, puzzle)["solved"] == pytest.approx(success_probabilities(policy, puzzle).mean())
 
 
 def test_solve_rates_by_brute_force():
     puzzle = addition(3)
-    policy = network_for(puzzle, seed=2)
+    policy = make_network(puzzle, seed=2)
     question = np.array([7])  # 2 + 1
     total, right = 0.0, 0.0
     for tokens in product(range(3), repeat=2):
-        first = log_softmax(policy, torch.from_numpy(puzzle.seen(question, 0, np.array([3]))))[0, tokens[0]]
-        second = log_softmax(policy, torch.from_numpy(puzzle.seen(question, 1, np.array([tokens[0]]))))[0, tokens[1]]
+        first = log_softmax(policy, torch.from_numpy(puzzle.observation(question, 0, np.array([3]))))[0, tokens[0]]
+        second = log_softmax(policy, torch.from_numpy(puzzle.observation(question, 1, np.array([tokens[0]]))))[
+            0, tokens[1]
+        ]
         chance = float((first + second).exp().detach())
         total += chance
         right += chance * float(puzzle.score(question, np.array([tokens]))[0])
     assert total == pytest.approx(1.0, abs=1e-5)
-    assert solve_rates(policy, puzzle)[7] == pytest.approx(right, rel=1e-4)
+    assert success_probabilities(policy, puzzle)[7] == pytest.approx(right, rel=1e-4)
 
 
 def test_episodes_tell_the_log_probability_of_whoever_acted():
     puzzle = addition(4)
-    policy = network_for(puzzle, seed=0)
-    episodes = answer(policy, puzzle, np.arange(16), generator(1, "test"), version=5)
+    policy = make_network(puzzle, seed=0)
+    episodes = sample_answers(policy, puzzle, np.arange(16), generator(1, "test"), version=5)
     table = log_softmax(policy, torch.from_numpy(episodes.observations.astype(np.int64))).detach().numpy()
     assert np.allclose(table[np.arange(32), episodes.chosen.astype(int)], episodes.logp, atol=1e-6)
     assert set(episodes.version.tolist()) == {5}
@@ -79,93 +89,93 @@ def test_episodes_tell_the_log_probability_of_whoever_acted():
 
 def test_an_engine_that_is_off_says_its_own_log_probability():
     puzzle = addition(4)
-    policy = network_for(puzzle, seed=0)
-    flat = answer(policy, puzzle, np.arange(16), generator(1, "test"), distort=lambda logits, seen: 0 * logits)
+    policy = make_network(puzzle, seed=0)
+    flat = sample_answers(policy, puzzle, np.arange(16), generator(1, "test"), distort=lambda logits, seen: 0 * logits)
     assert np.allclose(flat.logp, -np.log(4))
 
 
 @given(st.lists(st.floats(0.01, 1.0), min_size=2, max_size=6), st.floats(0, 0.999999))
 def test_a_pick_is_the_inverse_of_the_distribution(weights, draw):
     table = np.array([weights]) / np.sum(weights)
-    chosen = pick(table, np.array([draw]))[0]
+    chosen = sample_rows(table, np.array([draw]))[0]
     edges = np.concatenate([[0.0], np.cumsum(table[0])])
     assert edges[chosen] - 1e-9 <= draw <= edges[chosen + 1] + 1e-9
 
 
 def test_a_player_lags_behind():
-    player = Player(delay=2)
+    player = DelayedActor(delay=2)
     for version in range(5):
-        player.publish(Table(torch.full((1, 2), float(version))), version)
+        player.publish(TablePolicy(torch.full((1, 2), float(version))), version)
         policy, acting = player.current
         assert acting == max(version - 2, 0)
         assert float(policy.logits[0, 0]) == acting  # what was published, not a view of what is trained now
 
 
 def test_a_copy_keeps_its_weights():
-    policy = network_for(addition(3), seed=0)
-    twin, trained = frozen(policy), trainable_copy(policy)
-    imitate(policy, addition(3), steps=3)
-    paths = right_paths(addition(3))[0]
+    policy = make_network(addition(3), seed=0)
+    twin, trained = frozen_copy(policy), trainable_copy(policy)
+    train_supervised(policy, addition(3), steps=3)
+    paths = answer_paths(addition(3))[0]
     assert kl_between(twin, trained, paths) == 0.0
     assert kl_between(policy, twin, paths) > 0.0
     assert not any(parameter.requires_grad for parameter in twin.parameters())
     with pytest.raises(TypeError, match="no copy of a Linear"):
-        frozen(torch.nn.Linear(1, 1))
+        frozen_copy(torch.nn.Linear(1, 1))
 
 
 def test_kl_by_hand():
-    one, other = Table(torch.tensor([[0.0, 0.0]])), Table(torch.tensor([[np.log(3.0), 0.0]]))
+    one, other = TablePolicy(torch.tensor([[0.0, 0.0]])), TablePolicy(torch.tensor([[np.log(3.0), 0.0]]))
     assert kl_between(one, other, torch.tensor([[0]])) == pytest.approx(0.5 * np.log(0.5 / 0.75) + 0.5 * np.log(2))
 
 
 def test_enumerations():
-    assert every_group(2, 2).tolist() == [[0, 0], [0, 1], [1, 0], [1, 1]]
-    assert by_count(2).tolist() == [[0, 0], [1, 0], [1, 1]]
-    assert chance_of_counts(np.array([0.25]), 2)[0].tolist() == pytest.approx([0.5625, 0.375, 0.0625])
+    assert all_groups(2, 2).tolist() == [[0, 0], [0, 1], [1, 0], [1, 1]]
+    assert scores_by_count(2).tolist() == [[0, 0], [1, 0], [1, 1]]
+    assert count_probabilities(np.array([0.25]), 2)[0].tolist() == pytest.approx([0.5625, 0.375, 0.0625])
     episodes = scored_episodes(np.array([1.0, 0.0]), np.array([4, 4]), lengths=np.array([2, 1]))
     assert episodes.reward.tolist() == [0, 1, 0]
-    assert judged(lambda e: e.reward, np.array([[1.0, 2.0], [3.0, 4.0]])).tolist() == [[1, 2], [3, 4]]
+    assert group_advantages(lambda e: e.reward, np.array([[1.0, 2.0], [3.0, 4.0]])).tolist() == [[1, 2], [3, 4]]
 
 
 def objective(policy, batch):
-    return clipped(batch.now(policy), batch.before, batch.advantage)
+    return clipped_surrogate(batch.now(policy), batch.before, batch.advantage)
 
 
-PLAN = Training(puzzle=addition(4), objective=objective, steps=6, prompts=8, samples=4)
+PLAN = PuzzleTraining(puzzle=addition(4), objective=objective, steps=6, prompts=8, samples=4)
 
 
 def test_a_training_is_its_seed():
-    found = [improve(network_for(PLAN.puzzle, seed=1), PLAN, seed=seed) for seed in (1, 1, 2)]
+    found = [train_policy(make_network(PLAN.puzzle, seed=1), PLAN, seed=seed) for seed in (1, 1, 2)]
     assert found[0]["reward"].tolist() == found[1]["reward"].tolist()
     assert found[0]["policy/loss"].tolist() == found[1]["policy/loss"].tolist()
     assert found[0]["policy/loss"].tolist() != found[2]["policy/loss"].tolist()
-    told = averaged(partial(_fresh), PLAN, seed=0, runs=2)
+    told = train_seeds(partial(_fresh), PLAN, seed=0, runs=2)
     assert told["solved"].shape == (2, 6)
 
 
 def _fresh(seed):
-    return network_for(PLAN.puzzle, seed=seed)
+    return make_network(PLAN.puzzle, seed=seed)
 
 
 def test_plain_descent_is_a_step_along_the_gradient():
     """One step with `descent` against the gradient of the same batch, worked out without the learner."""
     puzzle, rate = addition(4), 0.5
-    policy = network_for(puzzle, seed=3)
+    policy = make_network(puzzle, seed=3)
     start = trainable_copy(policy)
-    plan = Training(
+    plan = PuzzleTraining(
         puzzle=puzzle,
-        objective=lambda policy, batch: reinforce(batch.now(policy), batch.advantage),
+        objective=lambda policy, batch: reinforce_loss(batch.logp(policy), batch.advantage),
         steps=1,
         prompts=16,
         samples=8,
-        rate=rate,
-        descent=True,
+        learning_rate=rate,
+        gradient_descent=True,
         max_grad_norm=None,
         credit=plain_scores,
     )
-    improve(policy, plan, seed=9)
-    world = Play(puzzle=puzzle, seed=9, prompts=16, samples=8)
-    player = Player()
+    train_policy(policy, plan, seed=9)
+    world = PuzzleWorld(puzzle=puzzle, seed=9, prompts=16, samples=8)
+    player = DelayedActor()
     player.publish(start, 0)
     episodes = world.rollout(player)
     table = log_softmax(start, torch.from_numpy(episodes.observations.astype(np.int64)))
@@ -174,7 +184,7 @@ def test_plain_descent_is_a_step_along_the_gradient():
     (-(score * now).mean()).backward()
     for before, after in zip(start.parameters(), policy.parameters(), strict=True):
         # Adam divides by |g| + FAR instead of FAR
-        assert torch.allclose(after - before, -rate * before.grad, rtol=10 / FAR, atol=1e-7)
+        assert torch.allclose(after - before, -rate * before.grad, rtol=10 / DESCENT_EPSILON, atol=1e-7)
 
 
 def plain_scores(episodes, values):
@@ -184,7 +194,9 @@ def plain_scores(episodes, values):
 
 
 def test_additions_are_learned():
-    told = improve(
-        warm_network(addition(4), seed=0), Training(puzzle=addition(4), objective=objective, steps=40), seed=0
+    told = train_policy(
+        pretrained_network(addition(4), seed=0),
+        PuzzleTraining(puzzle=addition(4), objective=objective, steps=40),
+        seed=0,
     )
     assert told["reward"][-5:].mean() > told["reward"][:3].mean() + 0.2

@@ -26,7 +26,7 @@ def main() -> None:
             cases.test_attention(isa, shape, normed, kind)
         for shape in ((1, 32, 32), (33, 96, 32), (1061, 64, 96)):
             cases.test_the_gradient_of_a_weight(isa, *shape)
-    products._LEAST, products._THINNEST = 0, 1  # pyright: ignore - small products too
+    products._MIN_MULTIPLICATIONS, products._MIN_SIZE = 0, 1  # pyright: ignore - small products too
     for shape in product_cases.SHAPES:
         product_cases.check(*shape)
     print("ok")

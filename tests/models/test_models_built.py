@@ -3,10 +3,10 @@
 import pytest
 
 from hone.models.native import library
-from hone.native.build import find_compiler, switched_off
+from hone.native.build import find_compiler, is_disabled
 
-pytestmark = pytest.mark.skipif(find_compiler() is None or switched_off(), reason="no compiler, or not wanted")
+pytestmark = pytest.mark.skipif(find_compiler() is None or is_disabled(), reason="no compiler, or not wanted")
 
 
 def test_the_kernels_of_layers_are_built() -> None:
-    assert library.why_not() is None
+    assert library.why_unavailable() is None

@@ -3,7 +3,7 @@
 import pytest
 
 from hone.core.errors import DataError
-from hone.models.language.config import ModelConfig, Rope, model_config_from_hf
+from hone.models.language.config import ModelConfig, RopeConfig, model_config_from_hf
 
 BASE = {
     "model_type": "llama",
@@ -48,9 +48,9 @@ def test_old_and_new_spelling_of_rotary_settings_agree():
     old = model_config_from_hf({**BASE, "rope_theta": 500000.0, "rope_scaling": scaling})
     new = model_config_from_hf({**BASE, "rope_parameters": {**scaling, "rope_theta": 500000.0}})
     assert old == new
-    assert old.rope == Rope(theta=500000.0, kind="llama3", factor=8.0, original_max_positions=64)
+    assert old.rope == RopeConfig(theta=500000.0, kind="llama3", factor=8.0, original_max_positions=64)
     legacy = model_config_from_hf({**BASE, "rope_scaling": {"type": "linear", "factor": 2.0}})
-    assert legacy.rope == Rope(kind="linear", factor=2.0)
+    assert legacy.rope == RopeConfig(kind="linear", factor=2.0)
 
 
 def test_biases_by_family():

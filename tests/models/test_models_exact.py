@@ -8,12 +8,12 @@ from hypothesis import strategies as st
 from torch.nn import functional
 
 from hone.core.ragged import offsets_of
-from hone.models.language.batch_invariant import TILE, FixedAttention, RowLinear, padded
+from hone.models.language.batch_invariant import TILE, BatchInvariantAttention, BatchInvariantLinear, round_up_to_tile
 from hone.models.language.fused_ops import gated_silu
 
 
 def test_padding():
-    assert [padded(rows) for rows in (0, 1, TILE, TILE + 1)] == [0, TILE, TILE, 2 * TILE]
+    assert [round_up_to_tile(rows) for rows in (0, 1, TILE, TILE + 1)] == [0, TILE, TILE, 2 * TILE]
 
 
 @pytest.mark.parametrize(("width", "out"), [(32, 40), (1024, 256), (2048, 512), (700, 33)])
@@ -25,7 +25,7 @@ def test_a_row_is_the_same_in_every_number_of_rows_and_place(width, out, dtype):
         torch.randn(out, width, generator=generator).to(dtype),
         torch.randn(out, generator=generator).to(dtype),
     )
-    linear = RowLinear()
+    linear = BatchInvariantLinear()
     row = linear(x[:TILE], weight, bias)[3]
     assert linear.exact
     for rows in (32, 64, 160, 208, 512):
@@ -53,7 +53,7 @@ def test_fixed_attention_is_attention(kv_heads, group):
     sizes = [1, 16, 17, 33, 150, 3]
     query, key, value, sequence, positions, slots = ragged(sizes, kv_heads, group, 8)
     heads = kv_heads * group
-    fixed = FixedAttention(sequence, positions, slots, heads=heads, kv_heads=kv_heads, device=query.device)
+    fixed = BatchInvariantAttention(sequence, positions, slots, heads=heads, kv_heads=kv_heads, device=query.device)
     found = fixed(query, key, value)
     for text in range(len(sizes)):
         here = torch.from_numpy(np.flatnonzero(sequence == text))
@@ -66,10 +66,12 @@ def test_fixed_attention_is_attention(kv_heads, group):
 @settings(max_examples=25)
 def test_any_tokens_asked_alone_give_the_bits_of_all_together(sizes, data):
     query, key, value, sequence, positions, slots = ragged(sizes, 2, 2, 8, seed=len(sizes))
-    whole = FixedAttention(sequence, positions, slots, heads=4, kv_heads=2, device=query.device)(query, key, value)
+    whole = BatchInvariantAttention(sequence, positions, slots, heads=4, kv_heads=2, device=query.device)(
+        query, key, value
+    )
     asked = np.array(data.draw(st.lists(st.integers(0, len(sequence) - 1), min_size=1, unique=True)))
     moved = np.random.default_rng(0).permutation(len(sequence))  # the same keys in other slots
-    part = FixedAttention(
+    part = BatchInvariantAttention(
         sequence[asked], positions[asked], moved[slots], heads=4, kv_heads=2, device=query.device
     )  # fmt: skip
     back = torch.from_numpy(np.argsort(moved))
@@ -86,7 +88,7 @@ def test_a_steady_gate_is_the_same_wherever_it_lies():
 
 def test_a_row_linear_has_the_gradients_of_a_linear():
     generator = torch.Generator().manual_seed(1)
-    rows, plain = RowLinear(), functional.linear
+    rows, plain = BatchInvariantLinear(), functional.linear
     found = []
     for linear in (rows, plain):
         x, weight, bias = (

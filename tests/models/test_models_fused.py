@@ -5,7 +5,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hone.models.language.fused_ops import gated_silu, rms_norm, rotate
+from hone.models.language.fused_ops import apply_rotary, gated_silu, rms_norm
 
 
 def tensor(*shape: int, seed: int = 0) -> Tensor:
@@ -19,7 +19,7 @@ def turns(count: int, pairs: int) -> Tensor:
 
 def test_gradients_are_those_of_finite_differences() -> None:
     assert torch.autograd.gradcheck(lambda x, w: rms_norm(x, w, 1e-6), (tensor(5, 3, 6), tensor(6, seed=1)))
-    assert torch.autograd.gradcheck(lambda x: rotate(x, turns(4, 3)), (tensor(4, 2, 6),))
+    assert torch.autograd.gradcheck(lambda x: apply_rotary(x, turns(4, 3)), (tensor(4, 2, 6),))
     assert torch.autograd.gradcheck(gated_silu, (tensor(4, 10),))
 
 
@@ -28,7 +28,9 @@ def test_values_are_those_of_the_plain_formulas() -> None:
     torch.testing.assert_close(rms_norm(x, weight, 1e-5), functional.rms_norm(x, (6,), weight, 1e-5))
     gate, up = tensor(3, 8).chunk(2, dim=-1)
     torch.testing.assert_close(gated_silu(torch.cat((gate, up), -1)), functional.silu(gate) * up)
-    turned = rotate(torch.tensor([[[1.0, 0.0]]], dtype=torch.float64), torch.tensor([[[1j]]], dtype=torch.complex128))
+    turned = apply_rotary(
+        torch.tensor([[[1.0, 0.0]]], dtype=torch.float64), torch.tensor([[[1j]]], dtype=torch.complex128)
+    )
     torch.testing.assert_close(turned, torch.tensor([[[0.0, 1.0]]], dtype=torch.float64))  # a quarter turn
 
 

@@ -47,7 +47,7 @@ def test_a_small_model_learns_to_copy():
         packed = pack_rows([np.tile(rng.integers(0, 32, size=6), 3).astype(np.int32) for _ in range(24)])
         targets = row_targets(packed)
         known = packed.positions[targets.at] >= 6
-        loss = -model.outlook(model.hidden(packed)[targets.at][known], targets.chosen[known]).logp.mean()
+        loss = -model.token_logprobs(model.hidden(packed)[targets.at][known], targets.chosen[known]).logp.mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()

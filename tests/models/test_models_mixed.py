@@ -56,7 +56,7 @@ def logp_and_gradient(model: Decoder, rows: list[np.ndarray]) -> tuple[torch.Ten
     packed = pack_rows(rows)
     targets = row_targets(packed)
     model.zero_grad()
-    logp = model.outlook(model.hidden(packed)[targets.at], targets.chosen).logp
+    logp = model.token_logprobs(model.hidden(packed)[targets.at], targets.chosen).logp
     logp.mean().backward()
     return logp.detach(), torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
 
@@ -69,7 +69,7 @@ def rows_of(seed: int) -> list[np.ndarray]:
 def test_weights_and_gradients_stay_float32_and_the_policy_nearly_the_same() -> None:
     model = new_model(CONFIG, seed=0)
     logp, gradient = logp_and_gradient(model, rows_of(0))
-    model.compute_in("bfloat16")
+    model.set_compute_dtype("bfloat16")
     low_logp, low_gradient = logp_and_gradient(model, rows_of(0))
     assert low_logp.dtype == low_gradient.dtype == torch.float32
     assert {p.dtype for p in model.parameters()} == {torch.float32}
@@ -82,7 +82,7 @@ def test_weights_and_gradients_stay_float32_and_the_policy_nearly_the_same() -> 
 def test_activation_checkpointing_changes_no_mixed_gradient() -> None:
     plain, checkpointed = new_model(CONFIG, seed=0), new_model(CONFIG, seed=0, checkpoint_activations=True)
     for model in (plain, checkpointed):
-        model.compute_in("bfloat16")
+        model.set_compute_dtype("bfloat16")
     ours, theirs = logp_and_gradient(plain, rows_of(1)), logp_and_gradient(checkpointed, rows_of(1))
     assert torch.equal(ours[0], theirs[0])
     assert torch.equal(ours[1], theirs[1])
@@ -91,4 +91,4 @@ def test_activation_checkpointing_changes_no_mixed_gradient() -> None:
 @pytest.mark.parametrize(("weights", "compute"), [("float64", "bfloat16"), ("bfloat16", "float32"), ("float32", "x")])
 def test_what_cannot_be_computed_is_refused(weights: str, compute: str) -> None:
     with pytest.raises(DataError, match=r"cannot be computed in|not supported"):
-        new_model(CONFIG, seed=0, dtype=weights).compute_in(compute)
+        new_model(CONFIG, seed=0, dtype=weights).set_compute_dtype(compute)

@@ -7,16 +7,18 @@ import pytest
 import torch
 
 from hone.models.control.checkpoint import load_policy, save_policy
-from hone.models.control.mlp import Bounds, Choices, Inputs, MlpConfig, Spaces
+from hone.models.control.mlp import BoxActions, DiscreteActions, MlpConfig, ObservationInputs, PolicySpaces
 from hone.models.control.multitask import MultitaskActorCritic
 
-CHOICES = Spaces(inputs=Inputs(size=4 + 3), actions=Choices(count=2, start=1))
-BOX = Spaces(inputs=Inputs(size=4 + 3), actions=Bounds(low=(-1.0, -1.0), high=(1.0, 1.0), shape=(2,)))
+CHOICES = PolicySpaces(inputs=ObservationInputs(size=4 + 3), actions=DiscreteActions(count=2, start=1))
+BOX = PolicySpaces(
+    inputs=ObservationInputs(size=4 + 3), actions=BoxActions(low=(-1.0, -1.0), high=(1.0, 1.0), shape=(2,))
+)
 
 
-def policy_of(spaces: Spaces, *, told: bool, activation: str = "tanh") -> MultitaskActorCritic:
+def policy_of(spaces: PolicySpaces, *, told: bool, activation: str = "tanh") -> MultitaskActorCritic:
     network = MlpConfig.model_validate({"hidden": [6, 5], "activation": activation})
-    policy = MultitaskActorCritic(spaces, network, seed=1, tasks=3, told=told)
+    policy = MultitaskActorCritic(spaces, network, seed=1, tasks=3, trunk_sees_task=told)
     torch.manual_seed(0)
     with torch.no_grad():
         for parameter in policy.parameters():
@@ -32,19 +34,19 @@ def seen_in(tasks: list[int]) -> np.ndarray:
 @pytest.mark.parametrize("told", [False, True])
 @pytest.mark.parametrize("spaces", [CHOICES, BOX])
 @pytest.mark.parametrize("activation", ["tanh", "relu"])
-def test_acting_is_the_networks_word(spaces: Spaces, told: bool, activation: str) -> None:
+def test_acting_is_the_networks_word(spaces: PolicySpaces, told: bool, activation: str) -> None:
     policy, tasks = policy_of(spaces, told=told, activation=activation), [2, 0, 1, 1, 0, 2, 2]
-    seen, acting = seen_in(tasks), policy.acting()
+    seen, acting = seen_in(tasks), policy.numpy_policy()
     noise = acting.noise(np.random.default_rng(1), (7,))
     chosen, logp = acting.decide(seen, noise)
-    now = policy.judge(torch.from_numpy(seen), torch.from_numpy(chosen))
+    now = policy.evaluate_actions(torch.from_numpy(seen), torch.from_numpy(chosen))
     np.testing.assert_allclose(now.logp.detach().numpy(), logp, atol=1e-5)
     for row, task in enumerate(tasks):  # and so is the acting of a task, which sees no number of it
-        own, own_logp = policy.of_task(task).acting().decide(seen[[row], :4], noise[[row]])
+        own, own_logp = policy.for_task(task).numpy_policy().decide(seen[[row], :4], noise[[row]])
         np.testing.assert_allclose(own[0], chosen[row], atol=1e-6)
         assert own_logp[0] == pytest.approx(logp[row], abs=1e-5)
         np.testing.assert_allclose(
-            acting.best(seen)[row], policy.of_task(task).acting().best(seen[[row], :4])[0], atol=1e-6
+            acting.best(seen)[row], policy.for_task(task).numpy_policy().best(seen[[row], :4])[0], atol=1e-6
         )
     assert now.value is not None
     torch.testing.assert_close(now.value, policy.value(torch.from_numpy(seen)))
@@ -52,7 +54,7 @@ def test_acting_is_the_networks_word(spaces: Spaces, told: bool, activation: str
 
 def test_a_task_teaches_no_head_but_its_own() -> None:
     policy, seen = policy_of(CHOICES, told=False), seen_in([1, 1, 1])
-    now = policy.judge(torch.from_numpy(seen), torch.tensor([1, 2, 1]))
+    now = policy.evaluate_actions(torch.from_numpy(seen), torch.tensor([1, 2, 1]))
     assert now.value is not None
     (now.logp.sum() + now.value.sum()).backward()
     for heads in (policy.actors, policy.critics, policy.actor_biases, policy.critic_biases):
@@ -76,6 +78,6 @@ def test_a_saved_policy_is_the_same(tmp_path: Path) -> None:
     policy = policy_of(BOX, told=True)
     save_policy(policy, tmp_path)
     again = load_policy(tmp_path)
-    assert isinstance(again, MultitaskActorCritic) and again.told and again.tasks == 3
+    assert isinstance(again, MultitaskActorCritic) and again.trunk_sees_task and again.tasks == 3
     seen = seen_in([0, 2, 1])
-    np.testing.assert_array_equal(policy.acting().best(seen), again.acting().best(seen))
+    np.testing.assert_array_equal(policy.numpy_policy().best(seen), again.numpy_policy().best(seen))

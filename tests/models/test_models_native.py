@@ -17,17 +17,17 @@ from torch.nn import functional
 from hone.core.errors import ConfigError
 from hone.models.language.config import ModelConfig
 from hone.models.language.decoder import Decoder
-from hone.models.language.fused_ops import rms_norm, rotate
+from hone.models.language.fused_ops import apply_rotary, rms_norm
 from hone.models.language.init import new_model
 from hone.models.language.packed_attention import PackedAttention
 from hone.models.native import library
-from hone.models.native.attention import LONGEST, NativeAttention, Texts
-from hone.models.native.layers import add_norm, gated
+from hone.models.native.attention import MAX_POSITIONS, KernelTexts, NativeAttention
+from hone.models.native.layers import native_add_norm, native_gated_silu
 from hone.models.native.products import weight_gradient
-from hone.models.packing import Packed, Targets, pack_rows, pack_shared, texts_of
+from hone.models.packing import PackedBatch, TokenTargets, pack_rows, pack_shared_prompts, packed_text_slots
 from hone.native.build import find_compiler
 
-pytestmark = pytest.mark.skipif(library.why_not() is not None, reason=str(library.why_not()))
+pytestmark = pytest.mark.skipif(library.why_unavailable() is not None, reason=str(library.why_unavailable()))
 
 
 @pytest.fixture(params=library.ISA_NAMES)
@@ -59,7 +59,7 @@ def far(found: Tensor, wanted: Tensor) -> float:
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
 def test_a_norm_of_a_sum(isa: str, rows: int, width: int, kind: torch.dtype) -> None:
     x, delta, weight = normal(rows, width), normal(rows, width, seed=1, dtype=kind), normal(width, seed=2)
-    stream, out = add_norm(x, delta, weight, 1e-5, kind)
+    stream, out = native_add_norm(x, delta, weight, 1e-5, kind)
     ours = torch.autograd.grad((stream, out), (x, delta, weight), (stream.detach(), out.detach()))
     x_, delta_, weight_ = doubles(x, delta, weight)
     stream_ = x_ + delta_
@@ -74,11 +74,11 @@ def test_a_norm_of_a_sum(isa: str, rows: int, width: int, kind: torch.dtype) -> 
 
 def test_a_norm_in_bfloat16_and_of_nothing_added(isa: str) -> None:
     x, delta, weight = (normal(9, 48, seed=seed, dtype=torch.bfloat16) for seed in range(3))
-    stream, out = add_norm(x, delta, weight[0], 1e-6, torch.bfloat16)
+    stream, out = native_add_norm(x, delta, weight[0], 1e-6, torch.bfloat16)
     assert torch.equal(stream, x + delta)
     assert far(out, functional.rms_norm(stream.double(), (48,), weight[0].double(), 1e-6)) < 4e-3
     alone, weight = normal(9, 48), normal(48, seed=3)
-    stream, out = add_norm(alone, None, weight, 1e-6, torch.float32)
+    stream, out = native_add_norm(alone, None, weight, 1e-6, torch.float32)
     assert torch.equal(stream, alone)
     (grad,) = torch.autograd.grad(stream.sum(), alone, retain_graph=True)  # nobody read the norm
     assert torch.equal(grad, torch.ones(9, 48))
@@ -92,7 +92,7 @@ def test_a_norm_in_bfloat16_and_of_nothing_added(isa: str) -> None:
 @pytest.mark.parametrize("kind", [torch.float32, torch.bfloat16])
 def test_a_gate(isa: str, rows: int, width: int, kind: torch.dtype) -> None:
     gate_up = normal(rows, 2 * width, dtype=kind)
-    out = gated(gate_up)
+    out = native_gated_silu(gate_up)
     g = normal(rows, width, seed=1, dtype=kind)
     (found,) = torch.autograd.grad(out, gate_up, g)
     (gate_up_,) = doubles(gate_up)
@@ -132,11 +132,11 @@ def test_the_gradient_of_a_weight_for_any_number_of_threads_and_of_odd_widths() 
 
 def test_a_gate_far_out(isa: str) -> None:
     gate = torch.tensor([[-200.0, -90.0, 0.0, 90.0, 200.0]])
-    out = gated(torch.cat((gate, torch.ones_like(gate)), -1))
+    out = native_gated_silu(torch.cat((gate, torch.ones_like(gate)), -1))
     torch.testing.assert_close(out, torch.tensor([[0.0, 0.0, 0.0, 90.0, 200.0]]))
 
 
-def texts(seed: int = 0, *, longest: int = 70) -> tuple[Packed, Targets]:
+def texts(seed: int = 0, *, longest: int = 70) -> tuple[PackedBatch, TokenTargets]:
     """Shared trunks, a text alone, a row without a trunk's company, and tiles that are not full."""
     rng = np.random.default_rng(seed)
 
@@ -146,11 +146,11 @@ def texts(seed: int = 0, *, longest: int = 70) -> tuple[Packed, Targets]:
     groups = [
         (some(int(rng.integers(1, 40))), [some(int(n)) for n in rng.integers(1, longest, k)]) for k in (3, 1, 0, 5)
     ]
-    return pack_shared(groups)
+    return pack_shared_prompts(groups)
 
 
 def plain(
-    packed: Packed, qkv: Tensor, turns: Tensor, shape: tuple[int, int, int], norms: tuple[Tensor | None, ...]
+    packed: PackedBatch, qkv: Tensor, turns: Tensor, shape: tuple[int, int, int], norms: tuple[Tensor | None, ...]
 ) -> Tensor:
     heads, kv_heads, head_dim = shape
     query, key, value = qkv.view(len(qkv), -1, head_dim).split((heads, kv_heads, kv_heads), dim=1)
@@ -158,16 +158,16 @@ def plain(
         query, key = rms_norm(query, norms[0], 1e-6), rms_norm(key, norms[1], 1e-6)
     attend = PackedAttention(packed, heads=heads, kv_heads=kv_heads, head_dim=head_dim, dtype=qkv.dtype)
     unit = torch.view_as_complex(turns.to(qkv.dtype))[:, None]
-    return attend(0, rotate(query, unit), rotate(key, unit), value)
+    return attend(0, apply_rotary(query, unit), apply_rotary(key, unit), value)
 
 
-def plan(packed: Packed, turns: Tensor, shape: tuple[int, int, int]) -> NativeAttention:
-    cut = Texts.of(packed)
+def plan(packed: PackedBatch, turns: Tensor, shape: tuple[int, int, int]) -> NativeAttention:
+    cut = KernelTexts.from_packed(packed)
     assert cut is not None
     return NativeAttention(texts=cut, turns=turns, heads=shape[0], kv_heads=shape[1], head_dim=shape[2])
 
 
-def turns_of(packed: Packed, head_dim: int) -> Tensor:
+def turns_of(packed: PackedBatch, head_dim: int) -> Tensor:
     angles = packed.positions[:, None] / torch.arange(1, head_dim // 2 + 1)
     return torch.stack((angles.cos(), angles.sin()), dim=-1).contiguous()
 
@@ -198,7 +198,7 @@ def test_neither_threads_nor_neighbours_change_a_bit(isa: str) -> None:
     qkv, g = normal(len(packed.tokens), 256), normal(len(packed.tokens), 128, seed=1)
     norms = normal(32, seed=2), normal(32, seed=3)
 
-    def run(part: Packed, first: int, threads: int) -> list[Tensor]:
+    def run(part: PackedBatch, first: int, threads: int) -> list[Tensor]:
         torch.set_num_threads(threads)
         rows = slice(first, first + len(part.tokens))
         wrt = [qkv[rows].detach().requires_grad_(), *norms]
@@ -212,7 +212,7 @@ def test_neither_threads_nor_neighbours_change_a_bit(isa: str) -> None:
         for row, first in enumerate(packed.offsets[:-1].tolist()):
             last = int(packed.offsets[row + 1])
             assert packed.branch is not None
-            part = Packed(
+            part = PackedBatch(
                 tokens=packed.tokens[first:last],
                 positions=packed.positions[first:last],
                 offsets=np.array([0, last - first]),
@@ -232,10 +232,10 @@ def test_rows_are_cut_into_their_texts(groups: list[tuple[int, list[int]]]) -> N
         return np.zeros(count, np.int32)
 
     # A row without a trunk: branches that begin at 0.
-    packed, _ = pack_shared([(some(trunk), [some(n) for n in branches]) for trunk, branches in groups])
-    cut = Texts.of(packed)
+    packed, _ = pack_shared_prompts([(some(trunk), [some(n) for n in branches]) for trunk, branches in groups])
+    cut = KernelTexts.from_packed(packed)
     assert cut is not None
-    sequence, slots = texts_of(packed)
+    sequence, slots = packed_text_slots(packed)
     wanted = {sequence[at]: 0 for at in range(len(sequence))}
     seen: dict[int, list[int]] = {}
     for row in range(len(cut.first) - 1):
@@ -250,18 +250,18 @@ def test_rows_are_cut_into_their_texts(groups: list[tuple[int, list[int]]]) -> N
 
 
 def test_rows_that_the_kernel_does_not_know() -> None:
-    long = pack_rows([np.zeros(LONGEST + 1, np.int32)])
-    assert Texts.of(long) is None
-    packed, _ = pack_shared([(np.zeros(2, np.int32), [np.zeros(2, np.int32)] * 2)])
+    long = pack_rows([np.zeros(MAX_POSITIONS + 1, np.int32)])
+    assert KernelTexts.from_packed(long) is None
+    packed, _ = pack_shared_prompts([(np.zeros(2, np.int32), [np.zeros(2, np.int32)] * 2)])
     order = torch.tensor([0, 1, 2, 4, 3, 5])  # branches take turns
-    mingled = Packed(
+    mingled = PackedBatch(
         tokens=packed.tokens,
         positions=packed.positions[order],
         offsets=packed.offsets,
         branch=None if packed.branch is None else packed.branch[order],
     )
-    assert Texts.of(mingled) is None
-    nothing = Texts.of(pack_rows([]))
+    assert KernelTexts.from_packed(mingled) is None
+    nothing = KernelTexts.from_packed(pack_rows([]))
     assert nothing is not None and nothing.first.tolist() == [0]
 
 
@@ -277,9 +277,9 @@ def models(family: str, seed: int = 0) -> tuple[Decoder, Decoder]:
     return model, exact
 
 
-def gradients(model: Decoder, packed: Packed, targets: Targets) -> tuple[Tensor, dict[str, Tensor]]:
+def gradients(model: Decoder, packed: PackedBatch, targets: TokenTargets) -> tuple[Tensor, dict[str, Tensor]]:
     model.zero_grad()
-    logp = model.outlook(model.hidden(packed)[targets.at], targets.chosen).logp
+    logp = model.token_logprobs(model.hidden(packed)[targets.at], targets.chosen).logp
     (logp * torch.arange(len(logp)).cos()).sum().backward()
     return logp.detach(), {name: value.grad for name, value in model.named_parameters() if value.grad is not None}
 
@@ -305,7 +305,7 @@ def test_a_whole_model(isa: str, family: str, monkeypatch: pytest.MonkeyPatch) -
 def test_mixed_precision_is_no_worse_than_without_the_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     (model, exact), (packed, targets) = models("qwen3"), texts(3)
     wanted, _ = gradients(exact, packed, targets)
-    model.compute_in("bfloat16")
+    model.set_compute_dtype("bfloat16")
     ours = (gradients(model, packed, targets)[0] - wanted).abs().mean()
     monkeypatch.setenv("HONE_NATIVE", "0")
     theirs = (gradients(model, packed, targets)[0] - wanted).abs().mean()
@@ -326,11 +326,11 @@ def test_a_frozen_part_gets_no_gradient() -> None:
 
 def test_why_there_are_none(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HONE_NATIVE", "0")
-    assert library.why_not() == "the compiled training kernels are switched off (HONE_NATIVE=0)"
-    assert library.kernels() is None
+    assert library.why_unavailable() == "the compiled training kernels are switched off (HONE_NATIVE=0)"
+    assert library.available_kernels() is None
     model, exact = models("llama")
     (note,) = model.notes()
-    assert note == f"training uses torch, not the compiled kernels, which are faster: {library.why_not()}"
+    assert note == f"training uses torch, not the compiled kernels, which are faster: {library.why_unavailable()}"
     assert exact.notes() == []
     with pytest.raises(ConfigError, match="unheard"):
         library.open_kernels(library.build().path, "unheard")

@@ -6,7 +6,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hone.models.control.layer_norm_mlp import NormedMlp, layer_normed, layer_normed_array
+from hone.models.control.layer_norm_mlp import LayerNormMlp, layer_normed, layer_normed_array
 from hone.models.control.mlp import Mlp, MlpConfig
 
 CONFIG = MlpConfig(hidden=[8, 6], activation="relu")
@@ -34,7 +34,7 @@ def test_equal_units_are_zeros() -> None:
 def test_a_slow_version(activation: str) -> None:
     """In float64, row by row, and with the weights that a plain network begins with."""
     config = CONFIG.model_copy(update={"activation": activation})
-    network, plain = (made(3, 2, config, seed=4, stream="x") for made in (NormedMlp, Mlp))
+    network, plain = (made(3, 2, config, seed=4, stream="x") for made in (LayerNormMlp, Mlp))
     for ours, theirs in zip(network.parameters(), plain.parameters(), strict=True):
         assert torch.equal(ours, theirs)
     x = np.random.default_rng(0).normal(size=(5, 3)).astype(np.float32)
@@ -51,10 +51,10 @@ def test_a_slow_version(activation: str) -> None:
         slow.append(last.weight.detach().double().numpy() @ hidden)
     with torch.no_grad():
         np.testing.assert_allclose(network(torch.from_numpy(x)).numpy(), slow, atol=1e-5)
-    np.testing.assert_allclose(network.numpy()(x), slow, atol=1e-5)
+    np.testing.assert_allclose(network.to_numpy()(x), slow, atol=1e-5)
 
 
 def test_gradients_of_a_sum() -> None:
-    network = NormedMlp(3, 1, CONFIG, seed=1, stream="x").double()
+    network = LayerNormMlp(3, 1, CONFIG, seed=1, stream="x").double()
     x = torch.randn(4, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(0), requires_grad=True)
     assert torch.autograd.gradcheck(lambda rows: network(rows), (x,))

@@ -8,112 +8,119 @@ import torch
 
 from hone.models.control.checkpoint import load_policy, save_policy
 from hone.models.control.intrinsic_reward import (
-    Counted,
-    CountedConfig,
     CuriousActorCritic,
-    Distilled,
-    DistilledConfig,
-    Foreseen,
-    ForeseenConfig,
-    Moments,
+    HashCountConfig,
+    HashCounts,
+    IcmConfig,
+    IntrinsicCuriosity,
+    RandomNetworkDistillation,
+    RndConfig,
+    TorchMoments,
 )
-from hone.models.control.mlp import Bounds, Choices, Inputs, MlpConfig, Spaces
-from hone.models.control.numpy_options import composed, decomposed, picked, remembered
-from hone.models.control.options import OptionCritic, OptionTable
+from hone.models.control.mlp import BoxActions, DiscreteActions, MlpConfig, ObservationInputs, PolicySpaces
+from hone.models.control.numpy_options import (
+    decode_option_action,
+    encode_option_action,
+    epsilon_greedy,
+    split_option_memory,
+)
+from hone.models.control.options import OptionCriticPolicy, OptionTablePolicy
 
-STATES = Spaces(inputs=Inputs(size=9, one_hot=True), actions=Choices(count=3))
-BOX = Spaces(inputs=Inputs(size=4), actions=Choices(count=3))
-CONTINUOUS = Spaces(inputs=Inputs(size=4), actions=Bounds(low=(-1.0,), high=(1.0,), shape=(1,)))
+STATES = PolicySpaces(inputs=ObservationInputs(size=9, one_hot=True), actions=DiscreteActions(count=3))
+BOX = PolicySpaces(inputs=ObservationInputs(size=4), actions=DiscreteActions(count=3))
+CONTINUOUS = PolicySpaces(inputs=ObservationInputs(size=4), actions=BoxActions(low=(-1.0,), high=(1.0,), shape=(1,)))
 
 
-def steps(space: Spaces, count: int = 32, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def steps(space: PolicySpaces, count: int = 32, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     draws = np.random.default_rng(seed)
     if space.inputs.one_hot:
         seen, after = torch.from_numpy(draws.integers(0, space.inputs.size, (2, count)))
     else:
         seen, after = torch.from_numpy(draws.standard_normal((2, count, space.inputs.size)).astype("float32"))
-    if isinstance(space.actions, Choices):
+    if isinstance(space.actions, DiscreteActions):
         return seen, torch.from_numpy(draws.integers(0, 3, count)), after
     return seen, torch.from_numpy(draws.standard_normal((count, 1)).astype("float32")), after
 
 
 def test_running_moments_are_those_of_all_rows() -> None:
     rows = torch.from_numpy(np.random.default_rng(0).standard_normal((50, 3)) * [1, 10, 0.1] + [5, 0, -3])
-    moments = Moments(3)
-    assert moments.deviation().tolist() == [1, 1, 1]
+    moments = TorchMoments(3)
+    assert moments.std().tolist() == [1, 1, 1]
     for piece in rows.split([1, 7, 42]):
-        moments.observe(piece)
+        moments.update(piece)
     np.testing.assert_allclose(moments.get_buffer("mean"), rows.mean(dim=0), rtol=1e-12)
-    np.testing.assert_allclose(moments.deviation(), rows.std(dim=0, correction=0), rtol=1e-12)
-    white = moments.whitened(rows)
+    np.testing.assert_allclose(moments.std(), rows.std(dim=0, correction=0), rtol=1e-12)
+    white = moments.normalise(rows)
     assert white.abs().max() <= 5
     np.testing.assert_allclose(white.mean(dim=0), np.zeros(3), atol=1e-9)
 
 
 def test_counts_by_hand() -> None:
-    novelty = Counted(STATES, CountedConfig(bits=16), seed=0)
+    novelty = HashCounts(STATES, HashCountConfig(bits=16), seed=0)
     after = torch.tensor([4, 4, 4, 4, 7])
-    novelty.observe(after)
-    found = novelty.surprise(after, after, after)
+    novelty.update(after)
+    found = novelty.bonus(after, after, after)
     np.testing.assert_allclose(found, [0.5, 0.5, 0.5, 0.5, 1.0])
-    assert novelty.surprise(after, after, torch.tensor([1])).tolist() == [1.0]  # never seen
-    assert novelty.learns() == []
+    assert novelty.bonus(after, after, torch.tensor([1])).tolist() == [1.0]  # never seen
+    assert novelty.trainable_parameters() == []
     assert int(novelty.get_buffer("counts").sum()) == 5
 
 
-def learnt(novelty: Distilled | Foreseen, space: Spaces, rounds: int) -> tuple[float, float]:
+def learnt(
+    novelty: RandomNetworkDistillation | IntrinsicCuriosity, space: PolicySpaces, rounds: int
+) -> tuple[float, float]:
     """Mean surprise at what it learns from, before and after."""
     known = steps(space)
-    optimizer = torch.optim.Adam(novelty.learns(), lr=3e-3)
-    first = float(novelty.surprise(*known).mean())
+    optimizer = torch.optim.Adam(novelty.trainable_parameters(), lr=3e-3)
+    first = float(novelty.bonus(*known).mean())
     for _ in range(rounds):
         optimizer.zero_grad()
         novelty.loss(*known).mean().backward()
         optimizer.step()
-    return first, float(novelty.surprise(*known).mean())
+    return first, float(novelty.bonus(*known).mean())
 
 
 @pytest.mark.parametrize("space", [STATES, BOX], ids=["states", "box"])
-def test_what_was_learnt_is_new_no_more(space: Spaces) -> None:
-    novelty = Distilled(space, DistilledConfig(), seed=0)
+def test_what_was_learnt_is_new_no_more(space: PolicySpaces) -> None:
+    novelty = RandomNetworkDistillation(space, RndConfig(), seed=0)
     frozen = [parameter.clone() for parameter in novelty.random.parameters()]
     first, last = learnt(novelty, space, 200)
     assert last < 0.1 * first
     other = steps(space, seed=1)[2] + (0.0 if space.inputs.one_hot else 3.0)
     if not space.inputs.one_hot:
-        assert float(novelty.surprise(other, other, other).mean()) > 3 * last
+        assert float(novelty.bonus(other, other, other).mean()) > 3 * last
     for before, now in zip(frozen, novelty.random.parameters(), strict=True):
         assert torch.equal(before, now)
 
 
 @pytest.mark.parametrize("space", [STATES, BOX, CONTINUOUS], ids=["states", "box", "continuous"])
-def test_curiosity_learns_and_its_forward_loss_leaves_the_encoder_alone(space: Spaces) -> None:
-    novelty = Foreseen(space, ForeseenConfig(forward_share=1.0), seed=0)
+def test_curiosity_learns_and_its_forward_loss_leaves_the_encoder_alone(space: PolicySpaces) -> None:
+    novelty = IntrinsicCuriosity(space, IcmConfig(forward_share=1.0), seed=0)
     novelty.loss(*steps(space)).mean().backward()
     assert all(not parameter.grad.any() for parameter in novelty.encoder.parameters() if parameter.grad is not None)
     first, last = learnt(novelty, space, 300)
     assert last < 0.2 * first
-    novelty = Foreseen(space, ForeseenConfig(forward_share=0.0), seed=0)
+    novelty = IntrinsicCuriosity(space, IcmConfig(forward_share=0.0), seed=0)
     novelty.loss(*steps(space)).mean().backward()
     grads = [parameter.grad for parameter in novelty.encoder.parameters()]
     assert all(grad is not None for grad in grads)
 
 
-@pytest.mark.parametrize("config", [DistilledConfig(), ForeseenConfig(), CountedConfig(bits=8)])
+@pytest.mark.parametrize("config", [RndConfig(), IcmConfig(), HashCountConfig(bits=8)])
 @pytest.mark.parametrize("space", [STATES, BOX], ids=["states", "box"])
-def test_what_is_known_is_saved_with_the_policy(config, space: Spaces, tmp_path: Path) -> None:
+def test_what_is_known_is_saved_with_the_policy(config, space: PolicySpaces, tmp_path: Path) -> None:
     policy = CuriousActorCritic(space, MlpConfig(hidden=[8]), seed=0, novelty=config, lanes=3)
     seen, chosen, after = steps(space)
-    policy.novelty.observe(after)
-    policy.returns.observe(torch.rand(9, 1))
+    policy.novelty.update(after)
+    policy.returns.update(torch.rand(9, 1))
     policy.get_buffer("running").copy_(torch.tensor([1.0, 2.0, 3.0]))
     save_policy(policy, tmp_path)
     again = load_policy(tmp_path)
     assert isinstance(again, CuriousActorCritic)
-    assert torch.equal(again.novelty.surprise(seen, chosen, after), policy.novelty.surprise(seen, chosen, after))
+    assert torch.equal(again.novelty.bonus(seen, chosen, after), policy.novelty.bonus(seen, chosen, after))
     assert again.get_buffer("running").tolist() == [1, 2, 3]
-    assert torch.equal(again.returns.deviation(), policy.returns.deviation())
-    assert policy.acting().best(seen.numpy()).tolist() == again.acting().best(seen.numpy()).tolist()
+    assert torch.equal(again.returns.std(), policy.returns.std())
+    assert policy.numpy_policy().best(seen.numpy()).tolist() == again.numpy_policy().best(seen.numpy()).tolist()
 
 
 # ------------------------------------------------------------------------------------------------- options
@@ -121,13 +128,13 @@ def test_what_is_known_is_saved_with_the_policy(config, space: Spaces, tmp_path:
 
 def test_numbers_of_a_world_with_a_memory_come_apart_again() -> None:
     began, option, action = np.array([True, False]), np.array([2, 1]), np.array([3, 0])
-    chosen = composed(began, option, action, options=3, actions=4)
+    chosen = encode_option_action(began, option, action, options=3, actions=4)
     assert chosen.tolist() == [(3 + 2) * 4 + 3, 1 * 4]
-    for found, wanted in zip(decomposed(chosen, options=3, actions=4), (began, option, action), strict=True):
+    for found, wanted in zip(decode_option_action(chosen, options=3, actions=4), (began, option, action), strict=True):
         assert found.tolist() == wanted.tolist()
-    state, memory = remembered(np.array([0, 7, 35]), Inputs(size=9, one_hot=True), 3)
+    state, memory = split_option_memory(np.array([0, 7, 35]), ObservationInputs(size=9, one_hot=True), 3)
     assert (state.tolist(), memory.tolist()) == ([0, 1, 8], [-1, 2, 2])
-    seen, memory = remembered(np.array([[1.0, 2, 0, 0], [3, 4, 0, 1]]), Inputs(size=2), 2)
+    seen, memory = split_option_memory(np.array([[1.0, 2, 0, 0], [3, 4, 0, 1]]), ObservationInputs(size=2), 2)
     assert (seen.tolist(), memory.tolist()) == ([[1, 2], [3, 4]], [-1, 1])
 
 
@@ -135,8 +142,8 @@ def test_only_allowed_options_are_picked() -> None:
     values = np.array([[9.0, 1.0, 2.0]], np.float32).repeat(1000, axis=0)
     allowed = np.array([[False, True, True]]).repeat(1000, axis=0)
     noise = np.random.default_rng(0).random((1000, 2), dtype=np.float32)
-    assert set(picked(values, allowed, noise, 0.0).tolist()) == {2}
-    drawn = picked(values, allowed, noise, 1.0)
+    assert set(epsilon_greedy(values, allowed, noise, 0.0).tolist()) == {2}
+    drawn = epsilon_greedy(values, allowed, noise, 1.0)
     assert np.bincount(drawn, minlength=3)[1:].min() > 400
     assert 0 not in drawn
 
@@ -144,34 +151,34 @@ def test_only_allowed_options_are_picked() -> None:
 def test_ties_among_options_fall_evenly_and_only_among_the_best() -> None:
     values = np.array([[5.0, 2.0, 2.0, 1.0, 2.0]], np.float32).repeat(3000, axis=0)
     allowed = np.array([[False, True, True, True, True]]).repeat(3000, axis=0)
-    drawn = picked(values, allowed, np.random.default_rng(0).random((3000, 2), dtype=np.float32), 0.0)
+    drawn = epsilon_greedy(values, allowed, np.random.default_rng(0).random((3000, 2), dtype=np.float32), 0.0)
     counts = np.bincount(drawn, minlength=5)
     assert counts[[0, 3]].tolist() == [0, 0]
     assert np.abs(counts[[1, 2, 4]] - 1000).max() < 4 * np.sqrt(3000 * 1 / 3 * 2 / 3)
     rank = np.array([[0.5, 0.0], [0.5, 0.34], [0.5, 0.999]], np.float32)  # the first, second and third of the three
-    assert picked(values[:3], allowed[:3], rank, 0.0).tolist() == [1, 2, 4]
+    assert epsilon_greedy(values[:3], allowed[:3], rank, 0.0).tolist() == [1, 2, 4]
 
 
 def test_a_table_of_options_calls_and_returns(tmp_path: Path) -> None:
     """Two options in three states: option 0 does action 1 and stops in state 2; option 1 does action 2 and stops."""
-    space = Spaces(inputs=Inputs(size=3, one_hot=True), actions=Choices(count=3))
-    policy = OptionTable(space, MlpConfig(), options=2)
+    space = PolicySpaces(inputs=ObservationInputs(size=3, one_hot=True), actions=DiscreteActions(count=3))
+    policy = OptionTablePolicy(space, MlpConfig(), options=2)
     policies, stops = np.array([[1, 1, 1], [2, 2, 2]]), np.array([[0.0, 0.0, 1.0], [1.0, 1.0, 1.0]])
-    policy.give(policies, stops, np.ones((2, 3), np.bool_))
+    policy.set_options(policies, stops, np.ones((2, 3), np.bool_))
     policy.table("values")[:] = [[1.0, 0.0], [0.0, 1.0], [0.0, 1.0]]
     save_policy(policy, tmp_path)
-    best = load_policy(tmp_path).acting().best
+    best = load_policy(tmp_path).numpy_policy().best
     # option 0 is best in state 0 and goes on in state 1, where option 1 would be better; in state 2 it stops
     assert [best(np.array([state]))[0] for state in (0, 1, 2)] == [1, 1, 2]
-    acting = policy.acting()
+    acting = policy.numpy_policy()
     noise = np.full((2, 3), 0.5, np.float32)
     chosen, _ = acting.decide(np.array([0 * 3 + 0, 1 * 3 + 1]), noise)  # state 0, none; state 1, option 0 under way
     assert chosen.tolist() == [(2 + 0) * 3 + 1, (0 + 0) * 3 + 1]
 
 
 @pytest.mark.parametrize("space", [STATES, BOX], ids=["states", "box"])
-def test_the_option_critic_says_in_torch_what_it_does_in_numpy(space: Spaces, tmp_path: Path) -> None:
-    policy = OptionCritic(space, MlpConfig(hidden=[8]), seed=0, options=4, epsilon=0.3)
+def test_the_option_critic_says_in_torch_what_it_does_in_numpy(space: PolicySpaces, tmp_path: Path) -> None:
+    policy = OptionCriticPolicy(space, MlpConfig(hidden=[8]), seed=0, options=4, epsilon=0.3)
     draws = np.random.default_rng(0)
     if space.inputs.one_hot:
         seen = draws.integers(0, 9 * 5, 200)
@@ -181,23 +188,23 @@ def test_the_option_critic_says_in_torch_what_it_does_in_numpy(space: Spaces, tm
         seen = np.concatenate(
             [draws.standard_normal((200, 4)), (memory[:, None] == np.arange(4)).astype(float)], axis=1
         ).astype(np.float32)
-    acting = policy.acting()
+    acting = policy.numpy_policy()
     chosen, logp = acting.decide(seen, acting.noise(draws, (200,)))
-    now = policy.judge(torch.from_numpy(seen), torch.from_numpy(chosen))
+    now = policy.evaluate_actions(torch.from_numpy(seen), torch.from_numpy(chosen))
     np.testing.assert_allclose(now.logp.detach(), logp, atol=1e-5)
-    began, option, _ = decomposed(chosen, options=4, actions=3)
+    began, option, _ = decode_option_action(chosen, options=4, actions=3)
     assert (option[~began] == memory[~began]).all()
     assert began[memory < 0].all()
-    assert (now.stop.detach().numpy()[memory < 0] == 0).all()
+    assert (now.termination.detach().numpy()[memory < 0] == 0).all()
     assert 0.2 < began[memory >= 0].mean() < 0.8  # a fresh policy stops at half of its steps
     save_policy(policy, tmp_path)
-    raw, _ = remembered(seen, space.inputs, 4)
-    assert (load_policy(tmp_path).acting().best(raw) == policy.acting().best(raw)).all()
+    raw, _ = split_option_memory(seen, space.inputs, 4)
+    assert (load_policy(tmp_path).numpy_policy().best(raw) == policy.numpy_policy().best(raw)).all()
 
 
 def test_worth_on_arriving_by_hand() -> None:
     """U = (1 - stop) Q(s, under way) + stop V(s), V epsilon-greedy; V alone where nothing was under way."""
-    policy = OptionCritic(BOX, MlpConfig(hidden=[]), seed=0, options=2, epsilon=0.5)
+    policy = OptionCriticPolicy(BOX, MlpConfig(hidden=[]), seed=0, options=2, epsilon=0.5)
     with torch.no_grad():
         for net, numbers in ((policy.values, [1.0, 3.0]), (policy.ends, [0.0, 0.0])):
             for name, parameter in net.named_parameters():
@@ -206,7 +213,7 @@ def test_worth_on_arriving_by_hand() -> None:
     seen[1, 4], seen[2, 5] = 1.0, 1.0
     anew = 0.5 * 3 + 0.5 * 2
     np.testing.assert_allclose(
-        policy.arriving(seen).detach(), [anew, 0.5 * 1 + 0.5 * anew, 0.5 * 3 + 0.5 * anew], rtol=1e-6
+        policy.value_on_arrival(seen).detach(), [anew, 0.5 * 1 + 0.5 * anew, 0.5 * 3 + 0.5 * anew], rtol=1e-6
     )
-    now = policy.judge(seen, torch.zeros(3, dtype=torch.int64))
-    np.testing.assert_allclose(now.gain, [0.0, 1 - anew, 3 - anew], rtol=1e-6)
+    now = policy.evaluate_actions(seen, torch.zeros(3, dtype=torch.int64))
+    np.testing.assert_allclose(now.termination_advantage, [0.0, 1 - anew, 3 - anew], rtol=1e-6)

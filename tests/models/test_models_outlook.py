@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from hone.models.language import token_logprobs as module
-from hone.models.language.token_logprobs import outlook
+from hone.models.language.token_logprobs import token_logprobs
 
 
 def draws(rows=23, width=6, vocab=11):
@@ -26,7 +26,7 @@ def plain(hidden, weight, chosen, temperature):
 def test_equals_the_plain_formula(monkeypatch, chunk, temperature):
     monkeypatch.setattr(module, "CHUNK_ELEMENTS", chunk)
     hidden, weight, chosen = draws()
-    found = outlook(hidden, weight, chosen, temperature, entropy=True)
+    found = token_logprobs(hidden, weight, chosen, temperature, entropy=True)
     logp, entropy = plain(hidden, weight, chosen, temperature)
     torch.testing.assert_close(found.logp, logp, rtol=0, atol=1e-13)
     torch.testing.assert_close(found.entropy, entropy, rtol=0, atol=1e-13)
@@ -40,22 +40,24 @@ def test_equals_the_plain_formula(monkeypatch, chunk, temperature):
 def test_a_value_worked_out_by_hand():
     # Logits (ln 2, 0) at temperature 1: probabilities 2/3 and 1/3.
     hidden, weight = torch.tensor([[1.0]]), torch.tensor([[math.log(2)], [0.0]])
-    found = outlook(hidden, weight, torch.tensor([1]), 1.0, entropy=True)
+    found = token_logprobs(hidden, weight, torch.tensor([1]), 1.0, entropy=True)
     assert found.logp.item() == pytest.approx(math.log(1 / 3), abs=1e-6)
     assert found.entropy is not None
     assert found.entropy.item() == pytest.approx(math.log(3) - 2 / 3 * math.log(2), abs=1e-6)
     # At temperature 1/2 the odds are squared: 4 to 1.
-    assert outlook(hidden, weight, torch.tensor([1]), 0.5).logp.item() == pytest.approx(math.log(1 / 5), abs=1e-6)
+    assert token_logprobs(hidden, weight, torch.tensor([1]), 0.5).logp.item() == pytest.approx(
+        math.log(1 / 5), abs=1e-6
+    )
 
 
 def test_entropy_only_when_asked():
     hidden, weight, chosen = draws()
-    assert outlook(hidden, weight, chosen, 1.0).entropy is None
+    assert token_logprobs(hidden, weight, chosen, 1.0).entropy is None
 
 
 def test_a_frozen_weight_gets_no_gradient():
     hidden, weight, chosen = draws()
-    outlook(hidden, weight.detach(), chosen, 1.0).logp.sum().backward()
+    token_logprobs(hidden, weight.detach(), chosen, 1.0).logp.sum().backward()
     assert weight.grad is None
     assert hidden.grad is not None
 
@@ -73,13 +75,13 @@ def test_never_more_than_a_chunk_of_logits(monkeypatch):
         return result
 
     monkeypatch.setattr(module, "scaled_logits", watched)
-    outlook(hidden, weight, chosen, 1.0, entropy=True).logp.sum().backward()
+    token_logprobs(hidden, weight, chosen, 1.0, entropy=True).logp.sum().backward()
     assert 0 < largest <= 16 * 11
 
 
 def test_low_precision_answers_in_float32():
     hidden, weight, chosen = (x.bfloat16() if x.is_floating_point() else x for x in draws())
-    found = outlook(hidden, weight, chosen, 1.0)
+    found = token_logprobs(hidden, weight, chosen, 1.0)
     assert found.logp.dtype == torch.float32
     assert torch.isfinite(found.logp).all()
 
@@ -89,15 +91,15 @@ def test_further_tokens_are_answered_with_their_gradient(monkeypatch, chunk):
     monkeypatch.setattr(module, "CHUNK_ELEMENTS", chunk)
     hidden, weight, chosen = draws()
     among = torch.stack((chosen, (chosen + 1) % 11, (chosen + 5) % 11), dim=1)
-    found = outlook(hidden, weight, chosen, 0.7, entropy=True, among=among)
+    found = token_logprobs(hidden, weight, chosen, 0.7, entropy=True, extra_tokens=among)
     logp = torch.log_softmax(hidden @ weight.T / 0.7, dim=-1)
-    torch.testing.assert_close(found.among, logp.gather(1, among), rtol=0, atol=1e-13)
+    torch.testing.assert_close(found.extra_logp, logp.gather(1, among), rtol=0, atol=1e-13)
     mix = torch.linspace(-1, 1, among.numel(), dtype=torch.float64).view(among.shape)
 
     def total(chosen_logp, among_logp):
         return (among_logp * mix).sum() + (chosen_logp * mix[:, 0] ** 2).sum()
 
-    mine = torch.autograd.grad(total(found.logp, found.among), (hidden, weight))
+    mine = torch.autograd.grad(total(found.logp, found.extra_logp), (hidden, weight))
     plainly = total(logp.gather(1, chosen[:, None])[:, 0], logp.gather(1, among))
     for a, b in zip(mine, torch.autograd.grad(plainly, (hidden, weight)), strict=True):
         torch.testing.assert_close(a, b, rtol=0, atol=1e-12)
@@ -113,8 +115,8 @@ def test_what_sampling_kept_is_replayed(monkeypatch, chunk):
     allowed[4] = False  # nothing was cut off at position 4
     counts = allowed.sum(1)
     offsets = torch.cat((torch.zeros(1, dtype=torch.int64), counts.cumsum(0)))
-    kept = module.Kept(ids=allowed.nonzero()[:, 1], offsets=offsets)
-    found = outlook(hidden, weight, chosen, 0.7, entropy=True, kept=kept)
+    kept = module.SamplingMask(ids=allowed.nonzero()[:, 1], offsets=offsets)
+    found = token_logprobs(hidden, weight, chosen, 0.7, entropy=True, sampling_mask=kept)
     everywhere = allowed | (counts == 0)[:, None]
     p = torch.softmax(hidden @ weight.T / 0.7, dim=-1) * everywhere
     p = p / p.sum(1, keepdim=True)
@@ -140,9 +142,9 @@ def test_what_sampling_kept_is_replayed(monkeypatch, chunk):
 def test_the_likeliest_tokens(monkeypatch, chunk):
     monkeypatch.setattr(module, "CHUNK_ELEMENTS", chunk)
     hidden, weight, _ = draws()
-    found = module.likeliest(hidden, weight, 0.7, 4)
+    found = module.top_k_tokens(hidden, weight, 0.7, 4)
     logp, ids = torch.log_softmax(hidden @ weight.T / 0.7, dim=-1).sort(dim=-1, descending=True)
     assert torch.equal(found.ids, ids[:, :4])
     torch.testing.assert_close(found.logp, logp[:, :4].detach(), rtol=0, atol=1e-13)
     assert not found.logp.requires_grad
-    assert module.likeliest(hidden[:0], weight, 0.7, 4).ids.shape == (0, 4)
+    assert module.top_k_tokens(hidden[:0], weight, 0.7, 4).ids.shape == (0, 4)

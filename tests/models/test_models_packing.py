@@ -11,7 +11,7 @@ from hone.models.language.config import ModelConfig
 from hone.models.language.decoder import Decoder
 from hone.models.language.init import new_model
 from hone.models.language.packed_attention import PackedAttention
-from hone.models.packing import pack_rows, pack_shared, row_targets
+from hone.models.packing import pack_rows, pack_shared_prompts, row_targets
 
 CONFIG = ModelConfig(
     family="qwen3", vocab_size=17, hidden_size=16, intermediate_size=24, layers=2, heads=4, kv_heads=2, head_dim=8
@@ -62,7 +62,7 @@ def separate(model: Decoder, groups) -> torch.Tensor:
             packed = pack_rows([np.concatenate([prompt, completion])])
             targets = row_targets(packed)
             chosen, at = targets.chosen[len(prompt) - 1 :], targets.at[len(prompt) - 1 :]
-            found.append(model.outlook(model.hidden(packed)[at], chosen, 0.7).logp)
+            found.append(model.token_logprobs(model.hidden(packed)[at], chosen, 0.7).logp)
     return torch.cat(found)
 
 
@@ -71,8 +71,8 @@ def separate(model: Decoder, groups) -> torch.Tensor:
 def test_shared_prompts_equal_separate_rows(family, seed):
     model = model_of(family)
     groups = texts(seed, 4)
-    packed, targets = pack_shared(groups)
-    shared = model.outlook(model.hidden(packed)[targets.at], targets.chosen, 0.7).logp
+    packed, targets = pack_shared_prompts(groups)
+    shared = model.token_logprobs(model.hidden(packed)[targets.at], targets.chosen, 0.7).logp
     weights = torch.from_numpy(np.random.default_rng(seed).normal(size=len(shared)))
     slow = separate(model, groups)
     torch.testing.assert_close(shared, slow, rtol=0, atol=1e-12)
@@ -88,24 +88,24 @@ def test_rows_in_any_order_and_company_give_the_same(seed, order):
     rng = np.random.default_rng(seed)
     rows = [rng.integers(0, 17, size=rng.integers(2, 30)).astype(np.int32) for _ in range(6)]
     packed = pack_rows(rows)
-    together = model.outlook(model.hidden(packed)[row_targets(packed).at], row_targets(packed).chosen).logp
+    together = model.token_logprobs(model.hidden(packed)[row_targets(packed).at], row_targets(packed).chosen).logp
     parts = torch.split(together, [len(row) - 1 for row in rows])
     shuffled = pack_rows([rows[i] for i in order])
-    again = model.outlook(model.hidden(shuffled)[row_targets(shuffled).at], row_targets(shuffled).chosen).logp
+    again = model.token_logprobs(model.hidden(shuffled)[row_targets(shuffled).at], row_targets(shuffled).chosen).logp
     torch.testing.assert_close(again, torch.cat([parts[i] for i in order]), rtol=0, atol=1e-12)
     alone = pack_rows([rows[order[0]]])
-    single = model.outlook(model.hidden(alone)[row_targets(alone).at], row_targets(alone).chosen).logp
+    single = model.token_logprobs(model.hidden(alone)[row_targets(alone).at], row_targets(alone).chosen).logp
     torch.testing.assert_close(single, parts[order[0]], rtol=0, atol=1e-12)
 
 
 def test_the_future_and_other_branches_are_not_seen():
     model = model_of()
     prompt, first, second = np.array([1, 2], np.int32), np.array([3, 4], np.int32), np.array([5, 6], np.int32)
-    packed, targets = pack_shared([(prompt, [first, second])])
+    packed, targets = pack_shared_prompts([(prompt, [first, second])])
     assert packed.positions.tolist() == [0, 1, 2, 3, 2, 3]
     assert targets.at.tolist() == [1, 2, 1, 4]
     assert targets.chosen.tolist() == [3, 4, 5, 6]
-    other, _ = pack_shared([(prompt, [np.array([9, 10], np.int32), second])])
+    other, _ = pack_shared_prompts([(prompt, [np.array([9, 10], np.int32), second])])
     same = (model.hidden(packed) == model.hidden(other)).all(dim=1)
     assert same.tolist() == [True, True, False, False, True, True]
 
@@ -114,11 +114,11 @@ def test_the_future_and_other_branches_are_not_seen():
 def test_fused_attention_agrees(family):
     """The form that CUDA takes, here on the CPU."""
     model = model_of(family)
-    packed, targets = pack_shared(texts(7, 4))
+    packed, targets = pack_shared_prompts(texts(7, 4))
     fused = PackedAttention(packed, heads=4, kv_heads=2, head_dim=8, dtype=torch.float64, fused=True)
     found = []
     for hidden in (model.hidden(packed), model.run(packed.tokens, packed.positions, fused)):
-        logp = model.outlook(hidden[targets.at], targets.chosen).logp
+        logp = model.token_logprobs(hidden[targets.at], targets.chosen).logp
         found.append((logp.detach(), gradients(model, logp, torch.ones_like(logp))))
     torch.testing.assert_close(found[0][0], found[1][0], rtol=0, atol=1e-12)
     for name, gradient in found[0][1].items():
@@ -127,19 +127,19 @@ def test_fused_attention_agrees(family):
 
 def test_long_rows_agree(monkeypatch):
     model = model_of()
-    packed, targets = pack_shared(texts(7, 4))
-    expected = model.outlook(model.hidden(packed)[targets.at], targets.chosen).logp
+    packed, targets = pack_shared_prompts(texts(7, 4))
+    expected = model.token_logprobs(model.hidden(packed)[targets.at], targets.chosen).logp
     monkeypatch.setattr(attention, "FUSED_FROM", 12)
-    found = model.outlook(model.hidden(packed)[targets.at], targets.chosen).logp
+    found = model.token_logprobs(model.hidden(packed)[targets.at], targets.chosen).logp
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 
 
 def test_activation_checkpointing_changes_no_gradient():
     plain, checkpointed = model_of(), model_of(checkpoint_activations=True)
-    packed, targets = pack_shared(texts(5, 3))
+    packed, targets = pack_shared_prompts(texts(5, 3))
     found = []
     for model in (plain, checkpointed):
-        logp = model.outlook(model.hidden(packed)[targets.at], targets.chosen).logp
+        logp = model.token_logprobs(model.hidden(packed)[targets.at], targets.chosen).logp
         found.append(gradients(model, logp, torch.ones_like(logp)))
     assert all(torch.equal(gradient, found[1][name]) for name, gradient in found[0].items())
 
@@ -167,7 +167,7 @@ def test_empty_completions_and_no_rows():
     none = pack_rows([])
     assert model.hidden(pack_rows([np.array([1], np.int32)])).shape == (1, 16)
     assert len(row_targets(none).at) == 0
-    packed, targets = pack_shared([(np.array([1], np.int32), [np.zeros(0, np.int32)])])
+    packed, targets = pack_shared_prompts([(np.array([1], np.int32), [np.zeros(0, np.int32)])])
     assert len(targets.at) == 0
     assert model.hidden(packed).shape == (1, 16)
 
@@ -175,7 +175,7 @@ def test_empty_completions_and_no_rows():
 def test_what_branches_send_back_to_their_trunk_adds_up_in_float32():
     """300 branches read one key; in bfloat16 a running sum would stop growing at 256."""
     prompt = np.array([1], np.int32)
-    packed, _ = pack_shared([(prompt, [np.array([2], np.int32)] * 300)])
+    packed, _ = pack_shared_prompts([(prompt, [np.array([2], np.int32)] * 300)])
     attend = PackedAttention(packed, heads=1, kv_heads=1, head_dim=2, dtype=torch.bfloat16)
     query, key = torch.zeros(2, 301, 1, 2, dtype=torch.bfloat16)
     value = torch.zeros(301, 1, 2, dtype=torch.bfloat16, requires_grad=True)
@@ -186,6 +186,6 @@ def test_what_branches_send_back_to_their_trunk_adds_up_in_float32():
 
 def test_scores_are_computed_for_what_is_seen_only():
     """Eight answers of 20 tokens to one question of 10: 8 x 20 x 30 scores and the question's, not 170 x 170."""
-    packed, _ = pack_shared([(np.ones(10, np.int32), [np.ones(20, np.int32)] * 8)])
+    packed, _ = pack_shared_prompts([(np.ones(10, np.int32), [np.ones(20, np.int32)] * 8)])
     attend = PackedAttention(packed, heads=1, kv_heads=1, head_dim=2, dtype=torch.float32)
     assert [block.mask.numel() for block in attend._blocks] == [8 * 20 * 30, 10 * 10]

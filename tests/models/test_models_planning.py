@@ -10,28 +10,30 @@ import pytest
 import torch
 
 from hone.core.errors import ConfigError
-from hone.envs.gym.registration import register_own
+from hone.envs.gym.registration import register_builtin_envs
 from hone.envs.suite import cartpole_swing_up as swing_up
 from hone.models.control.checkpoint import load_policy, save_policy
-from hone.models.control.ensemble_dynamics import Ensemble, within
-from hone.models.control.mlp import Bounds, Choices, Inputs, MlpConfig, Spaces
-from hone.models.control.mpc import CemPlanning, Imagination, ModelPlanner, MppiPlanning, refined
-from hone.models.control.reward_functions import KNOWN
+from hone.models.control.ensemble_dynamics import DynamicsEnsemble, soft_clamp
+from hone.models.control.mlp import BoxActions, DiscreteActions, MlpConfig, ObservationInputs, PolicySpaces
+from hone.models.control.mpc import CemPlanning, ImaginedRollouts, ModelPlanner, MppiPlanning, refit_plan_distribution
+from hone.models.control.reward_functions import REWARD_FUNCTIONS
 from hone.objectives.dynamics import gaussian_nll
 
-SPACES = Spaces(inputs=Inputs(size=3), actions=Bounds(low=(-2.0, 0.0), high=(2.0, 1.0), shape=(2,)))
+SPACES = PolicySpaces(
+    inputs=ObservationInputs(size=3), actions=BoxActions(low=(-2.0, 0.0), high=(2.0, 1.0), shape=(2,))
+)
 NETWORK = MlpConfig(hidden=[7, 6], activation="tanh")
 
 
-def shaken(members: int = 4, *, activation: str = "tanh") -> Ensemble:
-    ensemble = Ensemble(
-        members, seen=3, actions=2, network=NETWORK.model_copy(update={"activation": activation}), seed=0
+def shaken(members: int = 4, *, activation: str = "tanh") -> DynamicsEnsemble:
+    ensemble = DynamicsEnsemble(
+        members, observation_size=3, actions=2, network=NETWORK.model_copy(update={"activation": activation}), seed=0
     )
     torch.manual_seed(0)
     with torch.no_grad():
         for parameter in ensemble.parameters():
             parameter.add_(0.3 * torch.randn_like(parameter))
-        ensemble.measure(5, (torch.randn(5), torch.rand(5) + 0.5), (torch.randn(4), torch.rand(4) + 0.5))
+        ensemble.set_statistics(5, (torch.randn(5), torch.rand(5) + 0.5), (torch.randn(4), torch.rand(4) + 0.5))
     return ensemble
 
 
@@ -39,12 +41,12 @@ def shaken(members: int = 4, *, activation: str = "tanh") -> Ensemble:
 def test_folded_is_the_same_function(activation: str) -> None:
     ensemble = shaken(activation=activation)
     seen, action = torch.randn(4, 2, 6, 3), torch.randn(6, 2)
-    x = ensemble.standard_inputs(seen, action.expand(4, 2, 6, 2)).view(4, 12, 5)
+    x = ensemble.standardise_inputs(seen, action.expand(4, 2, 6, 2)).view(4, 12, 5)
     mean, log_variance = ensemble(x)
     scale, offset = ensemble.get_buffer("output_scale"), ensemble.get_buffer("output_mean")
     raw = (mean * scale + offset).view(4, 2, 6, 4)
-    folded = ensemble.folded()
-    change, spread, reward = folded.change(seen, folded.drive(action[None])[0])
+    folded = ensemble.for_planning()
+    change, spread, reward = folded.predict_change(seen, folded.action_features(action[None])[0])
     torch.testing.assert_close(change, raw[..., :3], rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(reward, raw[..., 3], rtol=1e-4, atol=1e-5)
     std = (torch.exp(0.5 * log_variance) * scale).view(4, 2, 6, 4)[..., :3]
@@ -64,9 +66,9 @@ def test_members_are_networks_of_their_own() -> None:
 
 def test_bounds_bend_softly() -> None:
     raw, bounds = torch.linspace(-60, 60, 101)[:, None], torch.tensor([[-10.0], [0.5]])
-    bent = within(raw, bounds).squeeze(1)
+    bent = soft_clamp(raw, bounds).squeeze(1)
     assert (bent[1:] >= bent[:-1]).all() and bent[0] >= -10.0 and bent[-1] <= 0.51
-    assert within(torch.tensor([[-4.0]]), bounds).item() == pytest.approx(-4.0, abs=0.02)
+    assert soft_clamp(torch.tensor([[-4.0]]), bounds).item() == pytest.approx(-4.0, abs=0.02)
 
 
 def test_likelihood_is_torchs() -> None:
@@ -94,7 +96,7 @@ def slow_worth(policy: ModelPlanner, seen: torch.Tensor, plans: torch.Tensor, no
         for t in range(horizon):
             action = low + (plans[b, c, t] + 1) / 2 * (high - low)
             x = torch.zeros(members, 1, 5)
-            x[k, 0] = ensemble.standard_inputs(now, action)
+            x[k, 0] = ensemble.standardise_inputs(now, action)
             mean, log_variance = ensemble(x)
             raw, std = mean[k, 0] * scale + offset, torch.exp(0.5 * log_variance[k, 0]) * scale
             total[place] += float(raw[3])
@@ -105,13 +107,15 @@ def slow_worth(policy: ModelPlanner, seen: torch.Tensor, plans: torch.Tensor, no
 def test_worth_is_a_plain_rollouts() -> None:
     policy = ModelPlanner(SPACES, NETWORK, seed=0, members=4)
     policy.ensemble.load_state_dict(shaken().state_dict())
-    world = policy.acting().world
+    world = policy.numpy_policy().rollouts
     seen, plans = torch.randn(2, 3), torch.rand(2, 3, 4, 2) * 2 - 1
     noise = torch.randn(2, 4, 4, 2, 3)
     with torch.no_grad():
         slow = slow_worth(policy, seen, plans, noise)
-    np.testing.assert_allclose(world.worth(seen, plans, noise, mixing=False).numpy(), slow, rtol=1e-3, atol=1e-3)
-    mixed = world.worth(seen, plans, noise, mixing=True)
+    np.testing.assert_allclose(
+        world.plan_returns(seen, plans, noise, resample_members=False).numpy(), slow, rtol=1e-3, atol=1e-3
+    )
+    mixed = world.plan_returns(seen, plans, noise, resample_members=True)
     assert not np.allclose(mixed.numpy(), slow, atol=1e-3)
 
 
@@ -120,9 +124,9 @@ def test_environments_are_planned_for_apart() -> None:
     policy = ModelPlanner(SPACES, NETWORK, seed=0, members=4)
     policy.ensemble.load_state_dict(shaken().state_dict())
     seen = np.random.default_rng(0).normal(size=(3, 3)).astype(np.float32)
-    keys = policy.acting().noise(np.random.default_rng(1), (3,))
-    together = policy.acting().decide(seen, keys)[0]
-    alone = [policy.acting().decide(seen[[b]], keys[[b]])[0][0] for b in range(3)]
+    keys = policy.numpy_policy().noise(np.random.default_rng(1), (3,))
+    together = policy.numpy_policy().decide(seen, keys)[0]
+    alone = [policy.numpy_policy().decide(seen[[b]], keys[[b]])[0][0] for b in range(3)]
     np.testing.assert_allclose(together, np.stack(alone), rtol=1e-4, atol=1e-4)
 
 
@@ -134,11 +138,13 @@ def test_plans_find_the_best_action(planning: CemPlanning | MppiPlanning, monkey
     """In a world of no change that pays for being close to (1, 0.25) at every step, whatever is learnt."""
     wanted = torch.tensor([1.0, 0.25])
     monkeypatch.setitem(
-        KNOWN, "target", lambda seen, action, after: -(action - wanted).square().sum(dim=-1).expand(seen.shape[:-1])
+        REWARD_FUNCTIONS,
+        "target",
+        lambda seen, action, after: -(action - wanted).square().sum(dim=-1).expand(seen.shape[:-1]),
     )
     policy = ModelPlanner(SPACES, NETWORK, seed=0, members=2, planning=planning, reward="target")
-    policy.ensemble.measure(1, (torch.zeros(5), torch.ones(5)), (torch.zeros(4), torch.ones(4)))
-    acting, seen = policy.acting(), np.zeros((2, 3), np.float32)
+    policy.ensemble.set_statistics(1, (torch.zeros(5), torch.ones(5)), (torch.zeros(4), torch.ones(4)))
+    acting, seen = policy.numpy_policy(), np.zeros((2, 3), np.float32)
     for _ in range(6):
         chosen = acting.best(seen)
     np.testing.assert_allclose(chosen, np.tile(wanted.numpy(), (2, 1)), atol=0.25)
@@ -147,10 +153,10 @@ def test_plans_find_the_best_action(planning: CemPlanning | MppiPlanning, monkey
 def test_elites_and_weights_by_hand() -> None:
     plans = torch.tensor([[[[0.0]], [[1.0]], [[0.5]], [[-1.0]]]])
     worth, std = torch.tensor([[0.0, 3.0, 2.0, -9.0]]), torch.ones(1, 1, 1)
-    mean, spread = refined(CemPlanning(elites=2), plans, worth, std)
+    mean, spread = refit_plan_distribution(CemPlanning(elites=2), plans, worth, std)
     assert mean.item() == 0.75 and spread.item() == 0.25
     mppi = MppiPlanning(kind="mppi", temperature=0.5)
-    mean, spread = refined(mppi, plans, worth, std)
+    mean, spread = refit_plan_distribution(mppi, plans, worth, std)
     weight = np.exp((worth.numpy()[0] - 3.0) / (0.5 * worth.numpy()[0].std(ddof=1)))
     assert mean.item() == pytest.approx(float((weight / weight.sum()) @ [0.0, 1.0, 0.5, -1.0]), rel=1e-5)
     assert spread is std
@@ -159,7 +165,7 @@ def test_elites_and_weights_by_hand() -> None:
 def test_the_last_plan_is_gone_on_with() -> None:
     policy = ModelPlanner(SPACES, NETWORK, seed=0, members=2, planning=CemPlanning(horizon=3, candidates=8, elites=2))
     policy.ensemble.load_state_dict(shaken(2).state_dict())
-    acting, seen = policy.acting(), np.zeros((1, 3), np.float32)
+    acting, seen = policy.numpy_policy(), np.zeros((1, 3), np.float32)
     acting.best(seen)
     assert acting.plan is not None
     begin = acting._begin(1)
@@ -169,7 +175,7 @@ def test_the_last_plan_is_gone_on_with() -> None:
 
 
 def test_an_untaught_planner_acts_at_random() -> None:
-    acting = ModelPlanner(SPACES, NETWORK, seed=0, members=2).acting()
+    acting = ModelPlanner(SPACES, NETWORK, seed=0, members=2).numpy_policy()
     chosen, logp = acting.decide(np.zeros((2000, 3), np.float32), acting.noise(np.random.default_rng(0), (2000,)))
     assert np.isnan(logp).all() and chosen.shape == (2000, 2)
     assert abs(chosen[:, 0].mean()) < 0.1 and abs(chosen[:, 1].mean() - 0.5) < 0.05
@@ -181,18 +187,18 @@ def test_a_saved_planner_plans_alike(tmp_path: Path) -> None:
     policy.ensemble.load_state_dict(shaken(3).state_dict())
     save_policy(policy, tmp_path)
     again = load_policy(tmp_path)
-    assert isinstance(again, ModelPlanner) and again.planning == policy.planning and again.ensemble.ready
+    assert isinstance(again, ModelPlanner) and again.planning == policy.planning and again.ensemble.is_fitted
     seen = np.ones((2, 3), np.float32)
-    np.testing.assert_array_equal(policy.acting().best(seen), again.acting().best(seen))
+    np.testing.assert_array_equal(policy.numpy_policy().best(seen), again.numpy_policy().best(seen))
     description = json.loads((tmp_path / "policy.json").read_text())
     assert description["extras"]["planning"]["kind"] == "mppi"
 
 
 def test_other_spaces_are_refused() -> None:
     for spaces in (
-        replace(SPACES, actions=Choices(count=2)),
-        replace(SPACES, inputs=Inputs(size=4, one_hot=True)),
-        replace(SPACES, actions=Bounds(low=(-np.inf,), high=(1.0,), shape=(1,))),
+        replace(SPACES, actions=DiscreteActions(count=2)),
+        replace(SPACES, inputs=ObservationInputs(size=4, one_hot=True)),
+        replace(SPACES, actions=BoxActions(low=(-np.inf,), high=(1.0,), shape=(1,))),
     ):
         with pytest.raises(ConfigError, match="a box of observations and a box of actions"):
             ModelPlanner(spaces, NETWORK, seed=0)
@@ -206,21 +212,25 @@ def test_other_spaces_are_refused() -> None:
 )
 def test_known_rewards_are_the_worlds(name: str, reward: str) -> None:
     assert swing_up.LENGTH_M == 0.6
-    register_own()
+    register_builtin_envs()
     env = gymnasium.make(name)
     env.action_space.seed(0)
     now, _ = env.reset(seed=0)
     for _ in range(60):
         action = env.action_space.sample()
         after, paid, *_ = env.step(action)
-        told = KNOWN[reward](*(torch.tensor(np.asarray(x), dtype=torch.float64) for x in (now, action, after)))
+        told = REWARD_FUNCTIONS[reward](
+            *(torch.tensor(np.asarray(x), dtype=torch.float64) for x in (now, action, after))
+        )
         assert told.item() == pytest.approx(float(paid), abs=1e-4)
         now = after
 
 
 def test_imagination_needs_no_gradient() -> None:
-    world = Imagination(
-        world=shaken(2).folded(), bounds=Bounds(low=(-1.0, -1.0), high=(1.0, 1.0), shape=(2,)), reward=None
+    world = ImaginedRollouts(
+        dynamics=shaken(2).for_planning(), bounds=BoxActions(low=(-1.0, -1.0), high=(1.0, 1.0), shape=(2,)), reward=None
     )
-    worth = world.worth(torch.zeros(1, 3), torch.zeros(1, 2, 3, 2), torch.zeros(1, 3, 2, 1, 3), mixing=False)
+    worth = world.plan_returns(
+        torch.zeros(1, 3), torch.zeros(1, 2, 3, 2), torch.zeros(1, 3, 2, 1, 3), resample_members=False
+    )
     assert not worth.requires_grad and worth.shape == (1, 2)

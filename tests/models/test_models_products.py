@@ -13,12 +13,12 @@ from hone.models.language.config import ModelConfig
 from hone.models.language.decoder import Decoder
 from hone.models.language.fused_ops import tiled_linear
 from hone.models.language.init import new_model
-from hone.models.language.token_logprobs import outlook
+from hone.models.language.token_logprobs import token_logprobs
 from hone.models.native import products
-from hone.models.native.products import product, tiles_in_use
+from hone.models.native.products import tiled_matmul, uses_amx_tiles
 from hone.models.packing import pack_rows
 
-needs_tiles = pytest.mark.skipif(not tiles_in_use(), reason="takes a processor with AMX")
+needs_tiles = pytest.mark.skipif(not uses_amx_tiles(), reason="takes a processor with AMX")
 SHAPES = [(1, 1, 1), (5, 7, 9), (33, 40, 70), (32, 32, 128), (64, 96, 129), (100, 300, 700), (257, 31, 513)]
 
 
@@ -49,13 +49,13 @@ def error(found: Tensor, left: Tensor, right: Tensor) -> Tensor:
 def check(rows: int, columns: int, depth: int) -> None:
     x, weight, g = normal(rows, depth), normal(columns, depth, seed=1), normal(rows, columns, seed=2)
     for left, right in ((x, weight.t()), (g, weight), (g.t(), x)):
-        found = product(left, right)
+        found = tiled_matmul(left, right)
         assert error(found, left, right).abs().max() < 4e-7
         bias, before = normal(right.shape[1], seed=3), normal(*found.shape, seed=4)
-        assert torch.equal(product(left, right, bias), found + bias) or len(right) > 256
-        torch.testing.assert_close(product(left, right, bias), found + bias, rtol=1e-5, atol=1e-5)
+        assert torch.equal(tiled_matmul(left, right, bias), found + bias) or len(right) > 256
+        torch.testing.assert_close(tiled_matmul(left, right, bias), found + bias, rtol=1e-5, atol=1e-5)
         grown = before.clone()
-        assert product(left, right, out=grown, add=True) is grown
+        assert tiled_matmul(left, right, out=grown, add=True) is grown
         torch.testing.assert_close(grown, before + found, rtol=1e-5, atol=1e-5)
 
 
@@ -68,19 +68,19 @@ def test_the_three_products_of_a_linear_layer(shape: tuple[int, int, int]) -> No
 def test_a_number_times_one_is_itself() -> None:
     """All 24 bits come through the three pieces; a float32 number times a power of two has one answer."""
     x = normal(64, 32) * torch.exp2(torch.randint(-90, 90, (64, 32), generator=torch.Generator().manual_seed(1)))
-    assert torch.equal(product(x, torch.eye(32)), x)
-    assert torch.equal(product(torch.eye(64) * 0.5, x), x * 0.5)
+    assert torch.equal(tiled_matmul(x, torch.eye(32)), x)
+    assert torch.equal(tiled_matmul(torch.eye(64) * 0.5, x), x * 0.5)
     x = torch.tensor([[1.0 + 2.0**-23, 2.0**24 - 1.0, -(2.0 - 2.0**-23), 3.3e38]])
-    assert torch.equal(product(x, torch.eye(4)), x)
+    assert torch.equal(tiled_matmul(x, torch.eye(4)), x)
 
 
 @needs_tiles
 def test_by_hand() -> None:
     # (1 + 2^-12)(1 - 2^-12) = 1 - 2^-24, which is a float32 number; the bfloat16 product alone would be 1.
     left, right = torch.tensor([[1 + 2.0**-12]]), torch.tensor([[1 - 2.0**-12]])
-    assert product(left, right).item() == 1 - 2.0**-24
+    assert tiled_matmul(left, right).item() == 1 - 2.0**-24
     left, right = torch.arange(6.0).view(2, 3), torch.arange(6.0).view(3, 2)
-    assert product(left, right, torch.tensor([100.0, 200.0])).tolist() == [[110, 213], [128, 240]]
+    assert tiled_matmul(left, right, torch.tensor([100.0, 200.0])).tolist() == [[110, 213], [128, 240]]
 
 
 @needs_tiles
@@ -94,7 +94,7 @@ def test_no_less_exact_than_torch(depth: int, kind: str) -> None:
         return x * torch.exp(8 * normal(128, depth, seed=seed + 9)) if kind == "wide" else x
 
     left, right = numbers(0), numbers(1).t()
-    ours, theirs = error(product(left, right), left, right), error(left @ right, left, right)
+    ours, theirs = error(tiled_matmul(left, right), left, right), error(left @ right, left, right)
     assert ours.square().mean() <= theirs.square().mean()
     assert ours.abs().max() <= 1.1 * theirs.abs().max()
     assert ours.mean().abs() < 1e-8  # nothing leans to one side
@@ -106,26 +106,26 @@ def test_what_is_not_finite_is_not_hidden(value: float) -> None:
     """Infinity less its first piece is not a number; 3.4e38 is infinite when it is rounded to 8 bits."""
     x, weight = normal(40, 50), normal(60, 50, seed=1)
     x[7, 30] = value
-    found = product(x, weight.t())
+    found = tiled_matmul(x, weight.t())
     assert found[7].isnan().all()
     found[7] = 0
     assert found.isfinite().all()
     weight[3, 1] = value
-    assert product(x, weight.t())[:, 3].isnan().all()
+    assert tiled_matmul(x, weight.t())[:, 3].isnan().all()
     bits = torch.full((40, 50), -1, dtype=torch.int32).view(torch.float32)  # the NaN of all ones
-    assert product(bits, weight.t()).isnan().all()
+    assert tiled_matmul(bits, weight.t()).isnan().all()
 
 
 @needs_tiles
 def test_tiny_numbers() -> None:
     """Below 2^-126 there is nothing; down to 2^-102 there are all bits, and between them those from 2^-126 on."""
     one = torch.ones(1, 1)
-    assert product(torch.full((1, 1), 2.0**-127), one).item() == 0
+    assert tiled_matmul(torch.full((1, 1), 2.0**-127), one).item() == 0
     for power, bits in ((-102, 24), (-109, 17), (-116, 10), (-125, 1)):
         x = (normal(200, 1).abs() + 1) * 2.0**power
-        found = product(x, one * 2.0**60).double() / 2.0**60
+        found = tiled_matmul(x, one * 2.0**60).double() / 2.0**60
         assert ((found - x.double()) / x.double()).abs().max() <= 2.0**-bits
-    assert product(torch.full((1, 1), 2.0**-120), torch.full((1, 1), 2.0**100)).item() == 2.0**-20
+    assert tiled_matmul(torch.full((1, 1), 2.0**-120), torch.full((1, 1), 2.0**100)).item() == 2.0**-20
 
 
 @needs_tiles
@@ -142,14 +142,14 @@ def test_an_element_depends_on_its_row_and_column_alone(
     before = torch.get_num_threads()
     try:
         torch.set_num_threads(threads)
-        whole = product(left, right)
+        whole = tiled_matmul(left, right)
         torch.set_num_threads(1)
         row, column = seed % rows, seed % columns
-        assert torch.equal(product(left, right), whole)
-        assert torch.equal(product(left[row:], right), whole[row:])
-        assert torch.equal(product(left, right[:, column : column + 1]), whole[:, column : column + 1])
+        assert torch.equal(tiled_matmul(left, right), whole)
+        assert torch.equal(tiled_matmul(left[row:], right), whole[row:])
+        assert torch.equal(tiled_matmul(left, right[:, column : column + 1]), whole[:, column : column + 1])
         other = left.contiguous() if way % 2 == 0 else left.t().contiguous().t()
-        assert torch.equal(product(other, right), whole)
+        assert torch.equal(tiled_matmul(other, right), whole)
     finally:
         torch.set_num_threads(before)
 
@@ -163,36 +163,36 @@ def test_large_products_for_any_number_of_threads(shape: tuple[int, int, int]) -
     left, right, found = normal(rows, depth), normal(depth, columns, seed=1), list[Tensor]()
     for threads in (1, 2, 3):
         torch.set_num_threads(threads)
-        found.append(product(left, right))
+        found.append(tiled_matmul(left, right))
     assert all(torch.equal(found[0], other) for other in found)
     assert error(found[0], left, right).abs().max() < 2e-7
-    assert torch.equal(product(left[5:9], right), found[0][5:9])
+    assert torch.equal(tiled_matmul(left[5:9], right), found[0][5:9])
 
 
 @needs_tiles
 def test_parts_of_larger_matrices() -> None:
     room, many = normal(50, 200), normal(90, 100)
     left, right, out = room[3:40, 5:75], many[10:80, 7:60], torch.zeros(40, 300)
-    product(left, right, out=out[2:39, 100:153])
+    tiled_matmul(left, right, out=out[2:39, 100:153])
     assert error(out[2:39, 100:153], left, right).abs().max() < 2e-7
     out[2:39, 100:153] = 0
     assert not out.any()
 
 
 def test_torch_is_asked_for_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    exact = product(normal(40, 40).double(), normal(40, 40).double())
+    exact = tiled_matmul(normal(40, 40).double(), normal(40, 40).double())
     assert exact.dtype == torch.float64
     every_other = normal(40, 80)[:, ::2]
-    assert error(product(every_other, every_other.t()), every_other, every_other.t()).abs().max() < 4e-7
-    assert torch.equal(product(normal(40, 0), normal(0, 40), torch.ones(40)), torch.ones(40, 40))
-    assert product(normal(0, 40), normal(40, 3)).shape == (0, 3)
+    assert error(tiled_matmul(every_other, every_other.t()), every_other, every_other.t()).abs().max() < 4e-7
+    assert torch.equal(tiled_matmul(normal(40, 0), normal(0, 40), torch.ones(40)), torch.ones(40, 40))
+    assert tiled_matmul(normal(0, 40), normal(40, 3)).shape == (0, 3)
     monkeypatch.undo()
     left, right = normal(40, 40), normal(40, 40, seed=1)
-    assert torch.equal(product(left, right), left @ right), "too small for tiles"
+    assert torch.equal(tiled_matmul(left, right), left @ right), "too small for tiles"
     monkeypatch.setenv("HONE_NATIVE", "0")
     left = normal(300, 300)
-    assert torch.equal(product(left, left), left @ left)
-    assert not tiles_in_use()
+    assert torch.equal(tiled_matmul(left, left), left @ left)
+    assert not uses_amx_tiles()
 
 
 def test_the_gradients_of_a_linear_layer() -> None:
@@ -211,8 +211,8 @@ def test_the_gradients_of_a_head() -> None:
     hidden, weight = normal(130, 40).requires_grad_(), normal(70, 40, seed=1).requires_grad_()
     chosen = torch.arange(130) % 70
     wrt_ = [one.detach().double().requires_grad_() for one in (hidden, weight)]
-    found = outlook(hidden, weight, chosen, 0.7, entropy=True)
-    wanted = outlook(wrt_[0], wrt_[1], chosen, 0.7, entropy=True)
+    found = token_logprobs(hidden, weight, chosen, 0.7, entropy=True)
+    wanted = token_logprobs(wrt_[0], wrt_[1], chosen, 0.7, entropy=True)
     assert found.entropy is not None and wanted.entropy is not None
     torch.testing.assert_close(found.logp.double(), wanted.logp, rtol=0, atol=5e-5)
     ours = torch.autograd.grad((found.logp.sin() + found.entropy).sum(), (hidden, weight))
@@ -231,13 +231,13 @@ def test_a_whole_model() -> None:
     packed, chosen = pack_rows(rows), torch.arange(200) % 60
 
     def gradients(one: Decoder) -> tuple[Tensor, list[Tensor]]:
-        logp = one.outlook(one.hidden(packed), chosen).logp
+        logp = one.token_logprobs(one.hidden(packed), chosen).logp
         return logp, list(torch.autograd.grad(logp.sin().sum(), list(one.parameters())))
 
     (logp, ours), (logp_, theirs) = gradients(model), gradients(exact)
     assert (logp - logp_).abs().max() < 1e-5
     for found, wanted in zip(ours, theirs, strict=True):
         assert (found - wanted).abs().max() < 1e-5 * wanted.abs().max()
-    if tiles_in_use():
-        model.compute_exactly()  # shares its linear layers with the torch runner
-        assert not torch.equal(model.outlook(model.hidden(packed), chosen).logp, logp)
+    if uses_amx_tiles():
+        model.use_bitwise_arithmetic()  # shares its linear layers with the torch runner
+        assert not torch.equal(model.token_logprobs(model.hidden(packed), chosen).logp, logp)

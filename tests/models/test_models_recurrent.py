@@ -8,10 +8,10 @@ import torch
 
 from hone.core.errors import ConfigError
 from hone.models.control.checkpoint import load_policy, save_policy
-from hone.models.control.mlp import Bounds, Choices, Inputs, MlpConfig, Spaces
-from hone.models.control.recurrent import ActRecurrent, RecurrentActorCritic
+from hone.models.control.mlp import BoxActions, DiscreteActions, MlpConfig, ObservationInputs, PolicySpaces
+from hone.models.control.recurrent import NumpyRecurrentPolicy, RecurrentActorCritic
 
-SPACES = Spaces(inputs=Inputs(size=4), actions=Choices(count=3, start=2))
+SPACES = PolicySpaces(inputs=ObservationInputs(size=4), actions=DiscreteActions(count=3, start=2))
 
 
 def policy_of(units: int = 6) -> RecurrentActorCritic:
@@ -33,13 +33,13 @@ def trials(count: int, length: int, *, repeats: int = 1) -> np.ndarray:
 
 def test_acting_step_by_step_is_the_networks_word_on_the_whole() -> None:
     policy, seen = policy_of(), trials(5, 9)
-    acting, draws = policy.acting(), np.random.default_rng(3)
+    acting, draws = policy.numpy_policy(), np.random.default_rng(3)
     noise = acting.noise(draws, (9, 5))
     chosen = np.empty((5, 9), np.int64)
     logp = np.empty((5, 9), np.float32)
     for t in range(9):
         chosen[:, t], logp[:, t] = acting.decide(seen[:, t], noise[t])
-    now = policy.judge(torch.from_numpy(seen), torch.from_numpy(chosen))
+    now = policy.evaluate_actions(torch.from_numpy(seen), torch.from_numpy(chosen))
     np.testing.assert_allclose(now.logp.detach().numpy(), logp.ravel(), atol=1e-5)
     assert set(chosen.ravel()) == {2, 3, 4}
     assert now.value is not None and now.value.shape == (45,)
@@ -50,7 +50,7 @@ def test_acting_step_by_step_is_the_networks_word_on_the_whole() -> None:
 def test_the_state_is_empty_when_a_trial_begins() -> None:
     """Two trials one after another decide as the same trials side by side."""
     policy, seen = policy_of(), trials(1, 4, repeats=2)
-    following, beside = policy.acting(), policy.acting()
+    following, beside = policy.numpy_policy(), policy.numpy_policy()
     one_by_one = np.stack([following.best(seen[:, t]) for t in range(8)], axis=1).reshape(2, 4)
     split = seen.reshape(2, 4, 4)
     together = np.stack([beside.best(split[:, t]) for t in range(4)], axis=1)
@@ -60,8 +60,8 @@ def test_the_state_is_empty_when_a_trial_begins() -> None:
 def test_the_unit_by_hand() -> None:
     """h' = (1 - z) n + z h with n = tanh(W x + b + r (U h + c)), element by element."""
     policy = policy_of(2)
-    acting = policy.acting()
-    assert isinstance(acting, ActRecurrent)
+    acting = policy.numpy_policy()
+    assert isinstance(acting, NumpyRecurrentPolicy)
     x, h = np.array([[0.3, -1.0, 0.2, 0.8]], np.float32), np.array([[0.5, -0.4]], np.float32)
     w, u, b, c = (
         getattr(policy.gru, name).detach().numpy()
@@ -75,12 +75,12 @@ def test_the_unit_by_hand() -> None:
         r = sigmoid(w[unit] @ x[0] + b[unit] + u[unit] @ h[0] + c[unit])
         z = sigmoid(w[2 + unit] @ x[0] + b[2 + unit] + u[2 + unit] @ h[0] + c[2 + unit])
         n = np.tanh(w[4 + unit] @ x[0] + b[4 + unit] + r * (u[4 + unit] @ h[0] + c[4 + unit]))
-        assert acting.unit(x, h)[0, unit] == pytest.approx((1 - z) * n + z * h[0, unit], abs=1e-6)
+        assert acting.gru(x, h)[0, unit] == pytest.approx((1 - z) * n + z * h[0, unit], abs=1e-6)
 
 
 def test_gradients_go_back_through_the_trial() -> None:
     policy, seen = policy_of(), torch.from_numpy(trials(2, 6)).requires_grad_()
-    now = policy.judge(seen, torch.full((2, 6), 2))
+    now = policy.evaluate_actions(seen, torch.full((2, 6), 2))
     now.logp.view(2, 6)[0, -1].backward()
     assert seen.grad is not None
     assert (seen.grad[0].abs().sum(dim=1) > 0).all() and (seen.grad[1] == 0).all()
@@ -89,14 +89,14 @@ def test_gradients_go_back_through_the_trial() -> None:
 def test_a_saved_memory_is_the_same(tmp_path: Path) -> None:
     policy, seen = policy_of(), trials(3, 5)
     save_policy(policy, tmp_path)
-    one, other = policy.acting(), load_policy(tmp_path).acting()
+    one, other = policy.numpy_policy(), load_policy(tmp_path).numpy_policy()
     for t in range(5):
         np.testing.assert_array_equal(one.best(seen[:, t]), other.best(seen[:, t]))
 
 
 def test_what_is_not_served_is_said() -> None:
     with pytest.raises(ConfigError, match="finitely many actions"):
-        box = Bounds(low=(0.0,), high=(1.0,), shape=(1,))
-        RecurrentActorCritic(Spaces(inputs=Inputs(size=2), actions=box), MlpConfig(hidden=[4]), seed=0)
+        box = BoxActions(low=(0.0,), high=(1.0,), shape=(1,))
+        RecurrentActorCritic(PolicySpaces(inputs=ObservationInputs(size=2), actions=box), MlpConfig(hidden=[4]), seed=0)
     with pytest.raises(ConfigError, match="one layer"):
         RecurrentActorCritic(SPACES, MlpConfig(hidden=[4, 4]), seed=0)

@@ -86,7 +86,7 @@ def test_chat_ids_equal_those_of_transformers(tmp_path):
     messages = [{"role": "user", "content": " what? "}, {"role": "assistant", "content": "this"}]
     for open_turn in (True, False):
         expected = theirs.apply_chat_template(messages, add_generation_prompt=open_turn, return_dict=False)
-        assert load_tokenizer(tmp_path).apply_chat(messages, open_turn=open_turn).tolist() == expected
+        assert load_tokenizer(tmp_path).apply_chat(messages, add_generation_prompt=open_turn).tolist() == expected
     assert BYTES.render_chat(messages) == "u:what?<eos>a:this<eos>a:"
 
 

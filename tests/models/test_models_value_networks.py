@@ -9,31 +9,40 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hone.core.errors import DataError
-from hone.models.control.actor_critic import follow
+from hone.models.control.actor_critic import polyak_update
 from hone.models.control.checkpoint import load_policy, save_policy
-from hone.models.control.mlp import Choices, Inputs, Mlp, MlpConfig, Spaces
-from hone.models.control.numpy_q import ActNoisy, NumpyNoisyMlp
-from hone.models.control.q_networks import Atoms, DeepValues, Mean, NoisyMlp, Outcome, Quantiles, Shape, SoftChoices
-from hone.objectives.distributional import Support, expected
+from hone.models.control.mlp import DiscreteActions, Mlp, MlpConfig, ObservationInputs, PolicySpaces
+from hone.models.control.numpy_q import NumpyNoisyMlp, NumpyNoisyPolicy
+from hone.models.control.q_networks import (
+    CategoricalReturn,
+    DiscreteSacPolicy,
+    DqnPolicy,
+    NoisyMlp,
+    QArchitecture,
+    QuantileReturn,
+    ReturnModel,
+    ScalarReturn,
+)
+from hone.objectives.distributional import ValueSupport, logits_mean
 from hone.objectives.td import dueling
 
-SPACES = Spaces(inputs=Inputs(size=3), actions=Choices(count=4, start=2))
+SPACES = PolicySpaces(inputs=ObservationInputs(size=3), actions=DiscreteActions(count=4, start=2))
 SMALL = MlpConfig(hidden=[16, 8])
 RELU = MlpConfig(hidden=[16], activation="relu")
-OUTCOMES: list[Outcome] = [Mean(), Atoms(low=-2.0, high=6.0, size=9), Quantiles(size=5)]
+OUTCOMES: list[ReturnModel] = [ScalarReturn(), CategoricalReturn(low=-2.0, high=6.0, size=9), QuantileReturn(size=5)]
 SHAPES = [
-    Shape(outcome=outcome, dueling=dueled, sigma=sigma)
+    QArchitecture(outcome=outcome, dueling=dueled, sigma=sigma)
     for outcome in OUTCOMES
     for dueled in (False, True)
     for sigma in (0.0, 0.5)
-] + [Shape(layer_norm=True), Shape(layer_norm=True, sigma=0.5, dueling=True)]
+] + [QArchitecture(layer_norm=True), QArchitecture(layer_norm=True, sigma=0.5, dueling=True)]
 
 
 def seen(count: int = 64) -> np.ndarray:
     return np.random.default_rng(2).normal(size=(count, 3)).astype(np.float32)
 
 
-def shaken(policy: DeepValues) -> DeepValues:
+def shaken(policy: DqnPolicy) -> DqnPolicy:
     """Weights away from their calm beginning."""
     with torch.no_grad():
         for parameter in policy.values.parameters():
@@ -43,41 +52,44 @@ def shaken(policy: DeepValues) -> DeepValues:
 
 @pytest.mark.parametrize("network", [SMALL, RELU], ids=["tanh", "relu"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_numpy_says_what_torch_says(shape: Shape, network: MlpConfig) -> None:
-    policy = shaken(DeepValues(SPACES, network, seed=1, shape=shape))
+def test_numpy_says_what_torch_says(shape: QArchitecture, network: MlpConfig) -> None:
+    policy = shaken(DqnPolicy(SPACES, network, seed=1, architecture=shape))
     x = seen()
     with torch.no_grad():
-        table = policy.table(policy.outcomes(torch.from_numpy(x))).numpy()
+        table = policy.q_values(policy.return_outputs(torch.from_numpy(x))).numpy()
     assert table.shape == (64, 4)
-    np.testing.assert_allclose(policy.mirror()(x), table, atol=2e-5)
-    np.testing.assert_array_equal(policy.exploring().best(x), table.argmax(axis=1) + 2)
+    np.testing.assert_allclose(policy.numpy_q_network()(x), table, atol=2e-5)
+    np.testing.assert_array_equal(policy.exploring_policy().best(x), table.argmax(axis=1) + 2)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_the_average_is_what_acts(shape: Shape) -> None:
-    policy = shaken(DeepValues(SPACES, SMALL, seed=1, shape=shape))
+def test_the_average_is_what_acts(shape: QArchitecture) -> None:
+    policy = shaken(DqnPolicy(SPACES, SMALL, seed=1, architecture=shape))
     x = seen()
-    before = policy.acting().best(x)
-    assert (before != policy.exploring().best(x)).any()
-    follow(policy.average.parameters(), policy.values.parameters(), rate=1.0)
-    np.testing.assert_array_equal(policy.acting().best(x), policy.exploring().best(x))
+    before = policy.numpy_policy().best(x)
+    assert (before != policy.exploring_policy().best(x)).any()
+    polyak_update(policy.average.parameters(), policy.values.parameters(), tau=1.0)
+    np.testing.assert_array_equal(policy.numpy_policy().best(x), policy.exploring_policy().best(x))
     with torch.no_grad():
-        table = policy.table(policy.average_outcomes(torch.from_numpy(x)))
-        torch.testing.assert_close(table, policy.table(policy.outcomes(torch.from_numpy(x))), rtol=0, atol=0)
+        table = policy.q_values(policy.average_return_outputs(torch.from_numpy(x)))
+        torch.testing.assert_close(table, policy.q_values(policy.return_outputs(torch.from_numpy(x))), rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("shape", [shape for shape in SHAPES if shape.sigma], ids=str)
-def test_numpy_is_as_noisy_as_torch(shape: Shape) -> None:
+def test_numpy_is_as_noisy_as_torch(shape: QArchitecture) -> None:
     """A draw for each row without writing out its weights, against torch's weights written out row by row."""
-    policy = shaken(DeepValues(SPACES, SMALL, seed=1, shape=shape))
+    policy = shaken(DqnPolicy(SPACES, SMALL, seed=1, architecture=shape))
     x, noise = seen(6), np.random.default_rng(3).normal(size=(6, policy.noise_size)).astype(np.float32)
-    mirror = policy.mirror()
+    mirror = policy.numpy_q_network()
     assert isinstance(mirror.network, NumpyNoisyMlp)
-    fast = mirror.table(mirror.network.drawn(x, noise))
+    fast = mirror.q_values(mirror.network.with_noise(x, noise))
     with torch.no_grad():
-        rows = [policy.table(policy.outcomes(torch.from_numpy(x[[i]]), torch.from_numpy(noise[i]))) for i in range(6)]
+        rows = [
+            policy.q_values(policy.return_outputs(torch.from_numpy(x[[i]]), torch.from_numpy(noise[i])))
+            for i in range(6)
+        ]
     np.testing.assert_allclose(fast, torch.cat(rows).numpy(), atol=3e-5)
-    chosen, _ = policy.exploring().decide(x, noise)
+    chosen, _ = policy.exploring_policy().decide(x, noise)
     np.testing.assert_array_equal(chosen, fast.argmax(axis=1) + 2)
 
 
@@ -130,43 +142,47 @@ def test_a_draw_has_mean_zero_and_the_scale_of_sigma() -> None:
 def test_dueling_is_the_objectives_formula(numbers: list[float]) -> None:
     """And for distributions the same formula atom by atom, over logits (Rainbow)."""
     raw = torch.tensor(numbers, dtype=torch.float32)[None]
-    policy = DeepValues(SPACES, MlpConfig(hidden=[]), seed=1, shape=Shape(outcome=Quantiles(size=2), dueling=True))
-    found = policy._streams(raw)
+    policy = DqnPolicy(
+        SPACES, MlpConfig(hidden=[]), seed=1, architecture=QArchitecture(outcome=QuantileReturn(size=2), dueling=True)
+    )
+    found = policy._combine_dueling(raw)
     for quantile in range(2):
         wanted = dueling(raw[:, quantile], raw[:, 2 + quantile :: 2])
         torch.testing.assert_close(found[:, :, quantile], wanted)
-    plain = DeepValues(SPACES, MlpConfig(hidden=[]), seed=1, shape=Shape(dueling=True))
-    table = plain.table(plain._streams(raw[:, :5]))
+    plain = DqnPolicy(SPACES, MlpConfig(hidden=[]), seed=1, architecture=QArchitecture(dueling=True))
+    table = plain.q_values(plain._combine_dueling(raw[:, :5]))
     torch.testing.assert_close(table.mean(dim=1), raw[:, 0], atol=1e-5, rtol=1e-5)  # advantages are centred
 
 
 def test_expectations_are_the_objectives() -> None:
-    policy = DeepValues(SPACES, SMALL, seed=1, shape=Shape(outcome=Atoms(low=-2.0, high=6.0, size=9)))
+    policy = DqnPolicy(
+        SPACES, SMALL, seed=1, architecture=QArchitecture(outcome=CategoricalReturn(low=-2.0, high=6.0, size=9))
+    )
     logits = torch.randn(7, 4, 9, generator=torch.Generator().manual_seed(0))
-    torch.testing.assert_close(policy.table(logits), expected(logits, Support(low=-2.0, high=6.0, size=9)))
+    torch.testing.assert_close(policy.q_values(logits), logits_mean(logits, ValueSupport(low=-2.0, high=6.0, size=9)))
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_the_slow_copy_begins_as_a_copy_and_learns_nothing(shape: Shape) -> None:
-    policy = DeepValues(SPACES, SMALL, seed=1, shape=shape)
+def test_the_slow_copy_begins_as_a_copy_and_learns_nothing(shape: QArchitecture) -> None:
+    policy = DqnPolicy(SPACES, SMALL, seed=1, architecture=shape)
     x = torch.from_numpy(seen())
-    torch.testing.assert_close(policy.slow_outcomes(x), policy.outcomes(x).detach(), rtol=0, atol=0)
+    torch.testing.assert_close(policy.target_return_outputs(x), policy.return_outputs(x).detach(), rtol=0, atol=0)
     assert not any(parameter.requires_grad for parameter in policy.target.parameters())
-    assert not policy.slow_outcomes(x).requires_grad
+    assert not policy.target_return_outputs(x).requires_grad
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_folders_hold_the_shape(shape: Shape, tmp_path: Path) -> None:
-    policy = shaken(DeepValues(SPACES, SMALL, seed=1, shape=shape))
+def test_folders_hold_the_shape(shape: QArchitecture, tmp_path: Path) -> None:
+    policy = shaken(DqnPolicy(SPACES, SMALL, seed=1, architecture=shape))
     save_policy(policy, tmp_path)
     again = load_policy(tmp_path)
-    assert isinstance(again, DeepValues) and again.shape == shape
-    np.testing.assert_array_equal(again.acting().best(seen()), policy.acting().best(seen()))
-    assert isinstance(again.acting(), ActNoisy) == (shape.sigma > 0)
+    assert isinstance(again, DqnPolicy) and again.architecture == shape
+    np.testing.assert_array_equal(again.numpy_policy().best(seen()), policy.numpy_policy().best(seen()))
+    assert isinstance(again.numpy_policy(), NumpyNoisyPolicy) == (shape.sigma > 0)
 
 
 def test_a_damaged_shape_is_told_of(tmp_path: Path) -> None:
-    save_policy(DeepValues(SPACES, SMALL, seed=1, shape=Shape(outcome=Quantiles(size=3))), tmp_path)
+    save_policy(DqnPolicy(SPACES, SMALL, seed=1, architecture=QArchitecture(outcome=QuantileReturn(size=3))), tmp_path)
     described = (tmp_path / "policy.json").read_text(encoding="utf-8")
     (tmp_path / "policy.json").write_text(described.replace('"quantiles"', '"bins"'), encoding="utf-8")
     with pytest.raises(DataError, match="incomplete or unknown: KeyError"):
@@ -174,17 +190,17 @@ def test_a_damaged_shape_is_told_of(tmp_path: Path) -> None:
 
 
 def test_soft_choices_act_as_torch_says(tmp_path: Path) -> None:
-    policy = SoftChoices(SPACES, SMALL, seed=1)
+    policy = DiscreteSacPolicy(SPACES, SMALL, seed=1)
     with torch.no_grad():
         for parameter in policy.actor.parameters():
             parameter.add_(0.3 * torch.from_numpy(np.random.default_rng(0).normal(size=parameter.shape)).float())
-    acting, x = policy.acting(), seen()
+    acting, x = policy.numpy_policy(), seen()
     chosen, logp = acting.decide(x, acting.noise(np.random.default_rng(3), (64,)))
     with torch.no_grad():
         wanted = policy.logp(torch.from_numpy(x)).numpy()
     np.testing.assert_allclose(logp, wanted[np.arange(64), chosen - 2], atol=1e-5)
     with torch.no_grad():
-        first, second = policy.tables(torch.from_numpy(x))
-    torch.testing.assert_close(policy.slow_table(torch.from_numpy(x)), torch.minimum(first, second))
+        first, second = policy.q_values(torch.from_numpy(x))
+    torch.testing.assert_close(policy.min_target_q_values(torch.from_numpy(x)), torch.minimum(first, second))
     save_policy(policy, tmp_path)
-    np.testing.assert_array_equal(load_policy(tmp_path).acting().best(x), acting.best(x))
+    np.testing.assert_array_equal(load_policy(tmp_path).numpy_policy().best(x), acting.best(x))

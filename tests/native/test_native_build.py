@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from hone.core.errors import ResourceError
-from hone.native.build import BuildInfo, InstructionSet, Source, find_compiler
+from hone.native.build import BuiltLibrary, InstructionSet, NativeSource, find_compiler
 from hone.native.build import build as build_source
-from hone.native.open import functions_of
+from hone.native.open import load_functions
 
 SETS = (
     InstructionSet(name="portable", file="isa.cpp", flags=()),
@@ -16,8 +16,14 @@ SETS = (
 )
 
 
-def source_in(folder: Path) -> Source:
-    return Source(name="small", what="the small library", folder=folder / "source", parts=("pool.cpp",), sets=SETS)
+def source_in(folder: Path) -> NativeSource:
+    return NativeSource(
+        name="small",
+        description="the small library",
+        folder=folder / "source",
+        files=("pool.cpp",),
+        instruction_sets=SETS,
+    )
 
 
 @pytest.fixture
@@ -36,7 +42,7 @@ def small_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def build(small_source: Path, *, force: bool = False) -> BuildInfo:
+def build(small_source: Path, *, force: bool = False) -> BuiltLibrary:
     return build_source(source_in(small_source.parent), force=force)
 
 
@@ -50,10 +56,10 @@ def test_the_second_time_it_lies_in_the_cache(small_source: Path) -> None:
 
 
 def test_what_was_built_answers(small_source: Path) -> None:
-    assert functions_of(build(small_source).path, "the small library", {"up": (int, [])})["up"]() == 8
+    assert load_functions(build(small_source).path, "the small library", {"up": (int, [])})["up"]() == 8
     nothing = small_source / "pool.cpp"
     with pytest.raises(ResourceError, match=r"the small library .*pool\.cpp cannot be loaded"):
-        functions_of(nothing, "the small library", {})
+        load_functions(nothing, "the small library", {})
 
 
 def test_another_source_is_another_library(small_source: Path) -> None:

@@ -24,12 +24,12 @@ from hone.objectives import (
     unpaired,
     value,
 )
-from hone.objectives.distributional import Support
-from hone.objectives.implicit import alpha_link, forward_kl_link, js_link, reweighted
-from hone.objectives.terms import Terms
+from hone.objectives.distributional import ValueSupport
+from hone.objectives.implicit import alpha_link, forward_kl_link, js_link, weighted_terms
+from hone.objectives.terms import LossTerms
 
 ROWS = 14
-SUPPORT = Support(low=-2.0, high=3.0, size=6)
+SUPPORT = ValueSupport(low=-2.0, high=3.0, size=6)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -37,7 +37,7 @@ class Case:
     """A loss, how to draw its columns, and its slow version of one row (the arguments in the same order)."""
 
     name: str
-    loss: Callable[..., Terms]
+    loss: Callable[..., LossTerms]
     slow: Callable[..., float]
     leaves: dict[str, Callable[[], Tensor]]
     data: dict[str, Callable[[], Tensor]] = field(default_factory=dict)
@@ -100,7 +100,7 @@ SCORE = {"score": normal(scale=6.0)}
 KIND = {"desirable": flags}
 
 
-def paired(loss: Callable[..., Terms], **settings: float) -> Case:
+def paired(loss: Callable[..., LossTerms], **settings: float) -> Case:
     """A loss of two scores, under its own name, with settings that its slow version takes too."""
     name = " ".join((loss.__name__, *(f"{key}={number}" for key, number in settings.items())))
     return Case(
@@ -121,7 +121,7 @@ def linked(link: Callable[[Tensor], Tensor], slow_link: Callable[[float], float]
     )
 
 
-def simple(loss: Callable[..., Terms], leaves: dict, data: dict | None = None, **more: object) -> Case:
+def simple(loss: Callable[..., LossTerms], leaves: dict, data: dict | None = None, **more: object) -> Case:
     return Case(
         name=loss.__name__, loss=loss, slow=slow.__dict__[loss.__name__], leaves=leaves, data=data or {}, **more
     )
@@ -146,7 +146,7 @@ PREFERENCE = (
     linked(alpha_link, slow.alpha_link),
     Case(
         name="dpo reweighted",
-        loss=lambda chosen, rejected, weight: reweighted(preference.dpo(chosen, rejected), weight),
+        loss=lambda chosen, rejected, weight: weighted_terms(preference.dpo(chosen, rejected), weight),
         slow=lambda chosen, rejected, weight: weight * slow.dpo(chosen, rejected),
         leaves=PAIR,
         data={"weight": normal()},
@@ -172,9 +172,9 @@ PREFERENCE = (
         leaves={"chosen": normal(), "rejected": normal()},
         data={"margin": normal()},
     ),
-    simple(reward_model.step_classes, {"logits": normal(2)}, {"label": labels}),
-    simple(reward_model.step_scores, {"logit": normal()}, {"label": soft_labels}),
-    simple(reward_model.implicit_process, SCORE, {"correct": flags}),
+    simple(reward_model.step_classification, {"logits": normal(2)}, {"label": labels}),
+    simple(reward_model.step_regression, {"logit": normal()}, {"label": soft_labels}),
+    simple(reward_model.implicit_process_reward, SCORE, {"correct": flags}),
 )
 
 DISTILLATION = (
@@ -182,7 +182,7 @@ DISTILLATION = (
     simple(distill.reverse_kl, {"student": log_distribution(5)}, {"teacher": log_distribution(5)}),
     Case(
         name="generalised_jsd",
-        loss=partial(distill.generalised_jsd, mix=0.3),
+        loss=partial(distill.generalised_jsd, mixture=0.3),
         slow=slow.generalised_jsd,
         leaves={"student": log_distribution(5)},
         data={"teacher": log_distribution(5)},
@@ -190,7 +190,7 @@ DISTILLATION = (
 )
 
 CONTROL = (
-    simple(value.squared, {"value": normal()}, {"target": normal()}),
+    simple(value.squared_error, {"value": normal()}, {"target": normal()}),
     Case(
         name="huber",
         loss=partial(value.huber, delta=0.7),
@@ -201,43 +201,43 @@ CONTROL = (
     simple(value.clipped_value, {"value": normal(scale=0.3)}, {"then": normal(scale=0.3), "target": normal(scale=0.5)}),
     Case(
         name="classified_value two_hot",
-        loss=partial(distributional.classified_value, support=SUPPORT, encode=distributional.two_hot),
+        loss=partial(distributional.cross_entropy_value, support=SUPPORT, encode=distributional.two_hot),
         slow=lambda logits, target: slow.cross_entropy(logits, slow.two_hot(target, -2.0, 3.0, 6)),
         leaves={"logits": normal(6)},
         data={"target": normal()},
     ),
     Case(
         name="classified_value hl_gauss",
-        loss=partial(distributional.classified_value, support=SUPPORT),
+        loss=partial(distributional.cross_entropy_value, support=SUPPORT),
         slow=lambda logits, target: slow.cross_entropy(logits, slow.hl_gauss(target, -2.0, 3.0, 6)),
         leaves={"logits": normal(6)},
         data={"target": normal()},
     ),
     Case(
         name="categorical_values",
-        loss=partial(distributional.categorical_values, support=SUPPORT),
+        loss=partial(distributional.c51_loss, support=SUPPORT),
         slow=slow.cross_entropy,
         leaves={"logits": normal(6)},
         data={"target": lambda: log_distribution(6)().exp()},
     ),
-    simple(distributional.quantile_values, {"quantiles": normal(3)}, {"target": normal(4)}),
+    simple(distributional.quantile_huber_loss, {"quantiles": normal(3)}, {"target": normal(4)}),
     Case(
         name="quantile_values kappa=0",
-        loss=partial(distributional.quantile_values, kappa=0.0),
+        loss=partial(distributional.quantile_huber_loss, kappa=0.0),
         slow=partial(slow.quantile_values, kappa=0.0),
         leaves={"quantiles": normal(3)},
         data={"target": normal(4)},
     ),
-    simple(td.deterministic_policy, {"worth": normal()}),
-    simple(offline.expectile, {"value": normal()}, {"target": normal()}),
-    simple(offline.advantage_weighted, {"logp": negative(0.1, 5.0)}, {"advantage": normal(scale=1.0)}),
+    simple(td.ddpg_actor_loss, {"worth": normal()}),
+    simple(offline.expectile_loss, {"value": normal()}, {"target": normal()}),
+    simple(offline.advantage_weighted_regression, {"logp": negative(0.1, 5.0)}, {"advantage": normal(scale=1.0)}),
     simple(
-        offline.behaviour_regularised,
+        offline.td3_bc_actor_loss,
         {"worth": normal(), "action": normal(3)},
         {"logged": normal(3), "scale": normal()},
     ),
     simple(
-        constraint.generator_loss,
+        constraint.bcq_vae_loss,
         {"rebuilt": normal(3), "mean": normal(2), "log_std": normal(2, scale=0.5)},
         {"action": normal(3)},
         order=("rebuilt", "action", "mean", "log_std"),
@@ -245,47 +245,47 @@ CONTROL = (
     ),
     Case(
         name="mmd",
-        loss=lambda first, second: Terms(loss=constraint.mmd(first, second, width=1.5)),
+        loss=lambda first, second: LossTerms(loss=constraint.mmd(first, second, width=1.5)),
         slow=partial(slow.mmd, width=1.5),
         leaves={"first": normal(3, 2)},
         data={"second": normal(4, 2)},
     ),
     Case(
         name="mmd gaussian",
-        loss=lambda first, second: Terms(loss=constraint.mmd(first, second, width=1.5, kernel=constraint.gaussian)),
+        loss=lambda first, second: LossTerms(loss=constraint.mmd(first, second, width=1.5, kernel=constraint.gaussian)),
         slow=partial(slow.mmd, width=1.5, norm=2),
         leaves={"first": normal(3, 2)},
         data={"second": normal(4, 2)},
     ),
     simple(
-        constraint.constrained_policy,
+        constraint.bear_actor_loss,
         {"worth": normal(), "distance": normal()},
         {"log_multiplier": one(0.4)},
         order=("worth", "distance", "log_multiplier"),
     ),
     simple(
-        constraint.multiplier_loss,
+        constraint.bear_multiplier_loss,
         {},
         {"distance": normal()},
         shared={"log_multiplier": one(0.4)},
         order=("log_multiplier", "distance"),
     ),
-    simple(offline.conservative, {"table": normal(4)}, {"chosen": choices(4)}),
+    simple(offline.cql_penalty, {"table": normal(4)}, {"chosen": choices(4)}),
     simple(
-        offline.conservative_sampled,
+        offline.cql_penalty_sampled,
         {"worth": normal(4), "logged": normal()},
         {"log_density": normal(4, scale=1.0)},
         order=("worth", "log_density", "logged"),
     ),
-    simple(soft.soft_values, {"first": normal(), "second": normal()}, {"target": normal()}),
+    simple(soft.twin_critic_loss, {"first": normal(), "second": normal()}, {"target": normal()}),
     simple(
-        soft.soft_policy,
+        soft.sac_actor_loss,
         {"logp": normal(), "first": normal(), "second": normal()},
         {"alpha": lambda: torch.full((ROWS,), 0.3, dtype=torch.float64)},
     ),
     Case(
         name="temperature",
-        loss=partial(soft.temperature, target_entropy=-1.0),
+        loss=partial(soft.temperature_loss, target_entropy=-1.0),
         slow=slow.temperature,
         leaves={},
         data={"logp": normal()},

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hone.objectives import covariance, entropy, kl, mismatch, policy, selection, sequence, simko, trust, weights
-from hone.objectives.terms import Terms, added, scaled
+from hone.objectives.terms import LossTerms, add_terms, scale_terms
 
 LENGTHS = (3, 1, 5, 2, 6, 4, 1, 5)
 FEATURES, VOCABULARY, TOP = 5, 9, 3
@@ -66,7 +66,7 @@ class Whole:
 @dataclass(frozen=True, kw_only=True)
 class Case:
     name: str
-    loss: Callable[[View], Terms]
+    loss: Callable[[View], LossTerms]
     scheme: Callable[[NDArray[np.int64]], NDArray[np.float64]] = weights.token_mean
     select: Callable[[Whole], NDArray[np.generic]] | None = None
 
@@ -157,85 +157,89 @@ def gradient(case: Case, batch: Batch, scale: Tensor, factor: Tensor, parameters
     return found
 
 
-def token(function: Callable[..., Terms]) -> Callable[[View], Terms]:
+def token(function: Callable[..., LossTerms]) -> Callable[[View], LossTerms]:
     return lambda v: function(v.now, v.batch.then, v.batch.advantage)
 
 
-def by_sequence(function: Callable[..., Terms]) -> Callable[[View], Terms]:
+def by_sequence(function: Callable[..., LossTerms]) -> Callable[[View], LossTerms]:
     return lambda v: function(v.now, v.batch.then, v.batch.advantage, v.sequence)
 
 
-def chosen_by(function: Callable[..., Terms]) -> Callable[[View], Terms]:
+def chosen_by(function: Callable[..., LossTerms]) -> Callable[[View], LossTerms]:
     return lambda v: function(v.now, v.batch.then, v.batch.advantage, v.factor)
 
 
-def weighted(correction: Callable[[View], Tensor]) -> Callable[[View], Terms]:
+def weighted(correction: Callable[[View], Tensor]) -> Callable[[View], LossTerms]:
     """The clipped surrogate against the proximal policy, times a correction of engine against trainer."""
 
-    def loss(v: View) -> Terms:
-        return mismatch.corrected(policy.clipped(v.now, v.batch.proximal, v.batch.advantage), correction(v))
+    def loss(v: View) -> LossTerms:
+        return mismatch.with_mismatch_correction(
+            policy.clipped_surrogate(v.now, v.batch.proximal, v.batch.advantage), correction(v)
+        )
 
     return loss
 
 
-def corrected_by(function: Callable[..., Tensor]) -> Callable[[View], Terms]:
+def corrected_by(function: Callable[..., Tensor]) -> Callable[[View], LossTerms]:
     return weighted(lambda v: function(v.batch.proximal, v.batch.then))
 
 
-def corrected_in_sequence(function: Callable[..., Tensor]) -> Callable[[View], Terms]:
+def corrected_in_sequence(function: Callable[..., Tensor]) -> Callable[[View], LossTerms]:
     return weighted(lambda v: function(v.batch.proximal, v.batch.then, v.sequence))
 
 
-def top_divergence(measure: Callable[..., Tensor], bound: float) -> Callable[[View], Terms]:
-    def loss(v: View) -> Terms:
+def top_divergence(measure: Callable[..., Tensor], bound: float) -> Callable[[View], LossTerms]:
+    def loss(v: View) -> LossTerms:
         b = v.batch
         listed = (b.top == b.chosen[:, None]).any(1)
         divergence = measure(v.now, b.proximal, v.top_now, b.top_then, listed)
-        keep = trust.trusted(v.now, b.proximal, b.advantage, divergence, most_rising=bound, most_falling=bound)
+        keep = trust.trust_region_mask(
+            v.now, b.proximal, b.advantage, divergence, max_increase=bound, max_decrease=bound
+        )
         return trust.dppo(v.now, b.proximal, b.advantage, keep)
 
     return loss
 
 
-def simko_loss(v: View) -> Terms:
+def simko_loss(v: View) -> LossTerms:
     b = v.batch
-    candidates = simko.Candidates(now=v.top_now, then=b.top_then, first=b.top[:, 0] == b.chosen)
-    forks = simko.forking(v.entropy, v.sequence, share=0.4)
-    return simko.simko(v.now, b.proximal, b.advantage, candidates, forks, mix=0.3)
+    candidates = simko.TopKCandidates(logp=v.top_now, old_logp=b.top_then, drawn_is_top=b.top[:, 0] == b.chosen)
+    forks = simko.forking_tokens(v.entropy, v.sequence, quantile=0.4)
+    return simko.simko(v.now, b.proximal, b.advantage, candidates, forks, smoothing=0.3)
 
 
-def vespo_loss(v: View) -> Terms:
+def vespo_loss(v: View) -> LossTerms:
     b = v.batch
     return sequence.vespo(v.now, b.proximal, b.advantage, v.sequence, log_correction=b.proximal - b.then)
 
 
-def kl_loss(name: str) -> Callable[[View], Terms]:
-    return lambda v: added(
-        policy.clipped(v.now, v.batch.then, v.batch.advantage),
-        kl.kl_penalty(v.now, v.batch.anchor, v.batch.then, distance=kl.distance_called(name)),
+def kl_loss(name: str) -> Callable[[View], LossTerms]:
+    return lambda v: add_terms(
+        policy.clipped_surrogate(v.now, v.batch.then, v.batch.advantage),
+        kl.kl_penalty(v.now, v.batch.anchor, v.batch.then, estimator=kl.kl_loss_estimator(name)),
         weight=0.3,
     )
 
 
 def clip_cov_choice(w: Whole) -> NDArray[np.bool_]:
-    stopped = selection.clip_stopped(w.now, w.then, w.advantage)
-    return selection.clip_cov_dropped(w.now, w.advantage, stopped, w.uniform, share=0.15, above=0.1)
+    stopped = selection.clipped_mask(w.now, w.then, w.advantage)
+    return selection.clip_cov_mask(w.now, w.advantage, stopped, w.uniform, fraction=0.15, min_covariance=0.1)
 
 
 LOSSES: tuple[Case, ...] = (
-    Case(name="reinforce", loss=lambda v: policy.reinforce(v.now, v.batch.advantage), scheme=weights.sequence_sum),
-    Case(name="importance", loss=token(policy.importance), scheme=weights.token_sum),
-    Case(name="ppo", loss=token(policy.clipped)),
-    Case(name="grpo", loss=token(policy.clipped), scheme=weights.sequence_mean),
-    Case(name="dr_grpo", loss=token(policy.clipped), scheme=partial(weights.constant_length, length=7)),
-    Case(name="dapo", loss=token(partial(policy.clipped, high=0.28))),
-    Case(name="dual_clip", loss=token(partial(policy.clipped, negative_cap=1.5))),
+    Case(name="reinforce", loss=lambda v: policy.reinforce_loss(v.now, v.batch.advantage), scheme=weights.sequence_sum),
+    Case(name="importance", loss=token(policy.importance_weighted), scheme=weights.token_sum),
+    Case(name="ppo", loss=token(policy.clipped_surrogate)),
+    Case(name="grpo", loss=token(policy.clipped_surrogate), scheme=weights.sequence_mean),
+    Case(name="dr_grpo", loss=token(policy.clipped_surrogate), scheme=partial(weights.constant_length, length=7)),
+    Case(name="dapo", loss=token(partial(policy.clipped_surrogate, high=0.28))),
+    Case(name="dual_clip", loss=token(partial(policy.clipped_surrogate, negative_cap=1.5))),
     Case(name="cispo", loss=token(partial(policy.cispo, ratio_cap=1.3, ratio_floor=0.5))),
     Case(name="sapo", loss=token(policy.sapo), scheme=weights.sequence_mean),
     Case(name="dro", loss=token(partial(policy.dro, beta=0.7))),
     Case(
         name="decoupled",
-        loss=lambda v: policy.decoupled(v.now, v.batch.then, v.batch.proximal, v.batch.advantage, weight_cap=1.5),
+        loss=lambda v: policy.decoupled_ppo(v.now, v.batch.then, v.batch.proximal, v.batch.advantage, weight_cap=1.5),
     ),
     Case(name="gspo", loss=by_sequence(partial(sequence.gspo, low=0.1, high=0.1)), scheme=weights.sequence_mean),
     Case(
@@ -250,51 +254,51 @@ LOSSES: tuple[Case, ...] = (
     Case(name="dppo_kl", loss=token(trust.dppo_kl)),
     Case(
         name="trust_region_masking",
-        loss=lambda v: scaled(
-            token(policy.importance)(v),
-            trust.trusted_sequences(trust.binary_kl(v.now, v.batch.then), v.sequence, most=0.3),
+        loss=lambda v: scale_terms(
+            token(policy.importance_weighted)(v),
+            trust.trust_region_sequence_mask(trust.binary_kl(v.now, v.batch.then), v.sequence, max_divergence=0.3),
         ),
     ),
-    Case(name="dppo_top_tv", loss=top_divergence(trust.top_tv, 0.1)),
-    Case(name="dppo_top_kl", loss=top_divergence(trust.top_kl, 0.03)),
+    Case(name="dppo_top_tv", loss=top_divergence(trust.top_k_tv, 0.1)),
+    Case(name="dppo_top_kl", loss=top_divergence(trust.top_k_kl, 0.03)),
     Case(
         name="m2po",
         loss=chosen_by(trust.m2po),
-        select=lambda w: selection.second_moment_kept(w.now, w.then),
+        select=lambda w: selection.second_moment_mask(w.now, w.then),
     ),
     Case(name="clip_cov", loss=chosen_by(covariance.clip_cov), select=clip_cov_choice),
     Case(
         name="kl_cov",
         loss=chosen_by(covariance.kl_cov),
-        select=lambda w: selection.kl_cov_chosen(w.now, w.advantage, share=0.2),
+        select=lambda w: selection.kl_cov_mask(w.now, w.advantage, fraction=0.2),
     ),
     Case(name="simko", loss=simko_loss),
     Case(
         name="entropy_bonus",
-        loss=lambda v: added(token(policy.clipped)(v), entropy.entropy_bonus(v.entropy), weight=0.2),
+        loss=lambda v: add_terms(token(policy.clipped_surrogate)(v), entropy.entropy_bonus(v.entropy), weight=0.2),
     ),
     Case(
         name="high_entropy",
-        loss=lambda v: scaled(token(policy.clipped)(v), v.factor),
-        select=lambda w: selection.high_entropy(w.entropy),
+        loss=lambda v: scale_terms(token(policy.clipped_surrogate)(v), v.factor),
+        select=lambda w: selection.high_entropy_mask(w.entropy),
     ),
     Case(
         name="off_policy_mask",
-        loss=lambda v: scaled(
-            token(policy.clipped)(v),
-            mismatch.off_policy_kept(v.now, v.batch.then, v.batch.advantage, v.sequence, most_nats=0.1),
+        loss=lambda v: scale_terms(
+            token(policy.clipped_surrogate)(v),
+            mismatch.off_policy_sequence_mask(v.now, v.batch.then, v.batch.advantage, v.sequence, max_kl_nats=0.1),
         ),
     ),
     Case(name="tis", loss=corrected_by(partial(mismatch.truncated_is, weight_cap=1.2))),
     Case(name="mis", loss=corrected_by(partial(mismatch.masked_is, weight_cap=1.2))),
     Case(name="icepop", loss=corrected_by(partial(mismatch.icepop, weight_floor=0.7, weight_cap=1.4))),
-    Case(name="kpop", loss=corrected_by(partial(mismatch.kpop, most_nats=0.05))),
+    Case(name="kpop", loss=corrected_by(partial(mismatch.kpop, max_divergence_nats=0.05))),
     Case(name="sequence_tis", loss=corrected_in_sequence(mismatch.sequence_truncated_is)),
     Case(name="sequence_mis", loss=corrected_in_sequence(mismatch.sequence_masked_is)),
     Case(name="geometric_tis", loss=corrected_in_sequence(partial(mismatch.geometric_truncated_is, weight_cap=1.1))),
     Case(
         name="geometric_rejection",
-        loss=corrected_in_sequence(partial(mismatch.geometric_kept, ratio_floor=0.8, ratio_cap=1.25)),
+        loss=corrected_in_sequence(partial(mismatch.geometric_rejection, ratio_floor=0.8, ratio_cap=1.25)),
     ),
     Case(name="kl_k2", loss=kl_loss("k2")),
     Case(name="kl_k3", loss=kl_loss("k3")),

@@ -15,7 +15,7 @@ from objectives_cases import CASES
 from policy_cases import LOSSES, Batch, View, factors, make_batch, view, weight
 from torch import Tensor
 
-from hone.objectives.terms import Terms
+from hone.objectives.terms import LossTerms
 
 SPREAD = {("soft_policy", "alpha"), ("dpo reweighted", "weight")}
 """One number for all rows: a temperature may be; a weight is not held to the rows of terms that were made before."""
@@ -25,7 +25,7 @@ every = pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 every_policy = pytest.mark.parametrize("case", LOSSES, ids=lambda case: case.name)
 
 
-def run(terms: Terms, rows: int) -> None:
+def run(terms: LossTerms, rows: int) -> None:
     """Loss, gradient and metrics, all of them looked at."""
     assert terms.loss.shape == (rows,)
     if terms.loss.requires_grad:
@@ -69,7 +69,7 @@ def with_column(v: View, place: str, column: Tensor | None) -> View:
     return replace(v, **{place: column})
 
 
-def fails(loss: Callable[[View], Terms], v: View) -> bool:
+def fails(loss: Callable[[View], LossTerms], v: View) -> bool:
     try:
         loss(v)
     except (TypeError, AttributeError, TypeCheckError):

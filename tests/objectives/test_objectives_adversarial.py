@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.autograd import gradcheck
 
-from hone.objectives.adversarial import steepness, told_apart
+from hone.objectives.adversarial import discriminator_loss, gradient_norm_penalty
 
 logits = st.floats(-30, 30)
 
@@ -21,7 +21,7 @@ def column(*values: float, grad: bool = False) -> Tensor:
 def test_telling_apart_by_hand() -> None:
     """D = 1/2 costs log 2 on either side; D(shown) = 3/4, D(own) = 1/4 cost log 4/3 each, the wrong way round log 4."""
     third = math.log(3.0)
-    terms = told_apart(column(0.0, third, -third), column(0.0, -third, third))
+    terms = discriminator_loss(column(0.0, third, -third), column(0.0, -third, third))
     torch.testing.assert_close(terms.loss, column(2 * math.log(2), 2 * math.log(4 / 3), 2 * math.log(4)))
     assert terms.metrics["discriminator/accuracy_expert"].tolist() == [0, 1, 0]
     assert terms.metrics["discriminator/accuracy_policy"].tolist() == [0, 1, 0]
@@ -31,41 +31,42 @@ def test_telling_apart_by_hand() -> None:
 def test_telling_apart_is_cross_entropy_of_the_probabilities(shown: float, own: float) -> None:
     """The slow way: probabilities first, then their logarithms."""
     slow = -math.log(1 / (1 + math.exp(-shown))) - math.log(1 / (1 + math.exp(own)))
-    assert told_apart(column(shown), column(own)).loss.item() == pytest.approx(slow, rel=1e-9, abs=1e-12)
+    assert discriminator_loss(column(shown), column(own)).loss.item() == pytest.approx(slow, rel=1e-9, abs=1e-12)
 
 
 @given(logits, logits)
 def test_the_gradient_is_how_wrong_the_probabilities_are(shown: float, own: float) -> None:
     """-(1 - D(shown)) and D(own)."""
     a, b = column(shown, grad=True), column(own, grad=True)
-    told_apart(a, b).loss.sum().backward()
+    discriminator_loss(a, b).loss.sum().backward()
     assert a.grad is not None and b.grad is not None
     assert a.grad.item() == pytest.approx(-1 / (1 + math.exp(shown)), rel=1e-9)
     assert b.grad.item() == pytest.approx(1 / (1 + math.exp(-own)), rel=1e-9)
 
 
 def test_absurd_logits_stay_finite() -> None:
-    terms = told_apart(torch.tensor([-1e4], requires_grad=True), torch.tensor([1e4]))
+    terms = discriminator_loss(torch.tensor([-1e4], requires_grad=True), torch.tensor([1e4]))
     assert terms.loss.tolist() == [2e4]
 
 
 def test_steepness_by_hand() -> None:
     """Lengths 5, 1 and 0."""
-    terms = steepness(torch.tensor([[3.0, 4.0], [0.6, 0.8], [0.0, 0.0]], dtype=torch.float64))
+    terms = gradient_norm_penalty(torch.tensor([[3.0, 4.0], [0.6, 0.8], [0.0, 0.0]], dtype=torch.float64))
     torch.testing.assert_close(terms.loss, column(16.0, 0.0, 1.0))
     torch.testing.assert_close(terms.metrics["discriminator/slope"], column(5.0, 1.0, 0.0), atol=1e-11, rtol=0)
 
 
 def test_a_flat_place_has_a_gradient_that_is_a_number() -> None:
     slope = torch.zeros(2, 3, requires_grad=True)
-    steepness(slope).loss.sum().backward()
+    gradient_norm_penalty(slope).loss.sum().backward()
     assert slope.grad is not None and slope.grad.tolist() == [[0.0] * 3] * 2
 
 
 def test_gradients() -> None:
     draws = torch.Generator().manual_seed(0)
     slope = torch.randn(5, 3, dtype=torch.float64, generator=draws).requires_grad_()
-    assert gradcheck(lambda x: steepness(x).loss, slope)
+    assert gradcheck(lambda x: gradient_norm_penalty(x).loss, slope)
     assert gradcheck(
-        lambda a, b: told_apart(a, b).loss, (slope[:, 0].detach().requires_grad_(), column(*range(5), grad=True))
+        lambda a, b: discriminator_loss(a, b).loss,
+        (slope[:, 0].detach().requires_grad_(), column(*range(5), grad=True)),
     )

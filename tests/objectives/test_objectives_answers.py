@@ -11,9 +11,15 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from hone.core.errors import DataError
-from hone.objectives.batchwide import RunningShift, kto_baseline, same_rank, worth_scale
+from hone.objectives.batchwide import RunningShift, kto_baseline, q_value_scale, same_rank
 from hone.objectives.preference import apo_zero, bco_pair
-from hone.objectives.reward_model import UNLABELLED, bradley_terry, implicit_process, step_classes, step_scores
+from hone.objectives.reward_model import (
+    UNLABELLED,
+    bradley_terry,
+    implicit_process_reward,
+    step_classification,
+    step_regression,
+)
 from hone.objectives.unpaired import apo_zero_unpaired, bco, kto
 
 L3 = log(3)
@@ -123,9 +129,9 @@ def test_ranks_are_matched(seed: int) -> None:
 
 
 def test_the_scale_of_worth_by_hand() -> None:
-    assert worth_scale(np.array([2.0, -3.0]), alpha=2.5).tolist() == [1.0, 1.0]
-    assert np.isfinite(worth_scale(np.zeros(2))).all()
-    assert worth_scale(np.zeros(0)).shape == (0,)
+    assert q_value_scale(np.array([2.0, -3.0]), alpha=2.5).tolist() == [1.0, 1.0]
+    assert np.isfinite(q_value_scale(np.zeros(2))).all()
+    assert q_value_scale(np.zeros(0)).shape == (0,)
 
 
 # ----------------------------------------------------------------------------------------------- reward models
@@ -148,7 +154,7 @@ def test_centring_draws_the_sum_to_0() -> None:
 def test_steps_by_hand() -> None:
     """Odds of 3 to 1 for good: right, wrong, and a position where no step ends, whose logits are garbage."""
     logits = torch.tensor([[0.0, L3], [0.0, L3], [torch.nan, torch.inf]], dtype=torch.float64, requires_grad=True)
-    terms = step_classes(logits, torch.tensor([1, 0, UNLABELLED]))
+    terms = step_classification(logits, torch.tensor([1, 0, UNLABELLED]))
     torch.testing.assert_close(terms.loss, column(log(4 / 3), log(4), 0.0))
     assert terms.metrics["steps/accuracy"].tolist() == [1.0, 0.0]
     terms.loss.sum().backward()
@@ -160,7 +166,7 @@ def test_steps_by_hand() -> None:
 def test_scored_steps_by_hand() -> None:
     """sigmoid = 3/4 against labels 1, 1/4 and none."""
     logit = torch.tensor([L3, L3, torch.nan], dtype=torch.float64, requires_grad=True)
-    terms = step_scores(logit, column(1.0, 0.25, torch.nan))
+    terms = step_regression(logit, column(1.0, 0.25, torch.nan))
     torch.testing.assert_close(terms.loss, column(log(4 / 3), 0.25 * log(4 / 3) + 0.75 * log(4), 0.0))
     assert terms.metrics["steps/accuracy"].tolist() == [1.0, 0.0]
     terms.loss.sum().backward()
@@ -170,12 +176,12 @@ def test_scored_steps_by_hand() -> None:
 
 def test_two_classes_are_one_score() -> None:
     logits, label = torch.randn(6, 2, dtype=torch.float64), torch.tensor([0, 1, 1, 0, 1, 0])
-    one = step_classes(logits, label).loss
-    torch.testing.assert_close(one, step_scores(logits[:, 1] - logits[:, 0], label.double()).loss)
+    one = step_classification(logits, label).loss
+    torch.testing.assert_close(one, step_regression(logits[:, 1] - logits[:, 0], label.double()).loss)
 
 
 def test_implicit_process_by_hand() -> None:
-    terms = implicit_process(column(L3, L3), column(1.0, 0.0), beta=1.0)
+    terms = implicit_process_reward(column(L3, L3), column(1.0, 0.0), beta=1.0)
     torch.testing.assert_close(terms.loss, column(log(4 / 3), log(4)))
     assert terms.metrics["reward_model/accuracy"].tolist() == [1.0, 0.0]
 
@@ -184,4 +190,4 @@ def test_half_precision_rewards_are_compared_in_float32() -> None:
     chosen, rejected = torch.tensor([1.0]).bfloat16(), torch.tensor([0.9]).bfloat16()
     for loss in (bradley_terry, partial(bradley_terry, centring=0.01)):
         assert loss(chosen, rejected).loss.dtype == torch.float32
-    assert step_classes(torch.zeros(1, 2).bfloat16(), torch.tensor([1])).loss.dtype == torch.float32
+    assert step_classification(torch.zeros(1, 2).bfloat16(), torch.tensor([1])).loss.dtype == torch.float32

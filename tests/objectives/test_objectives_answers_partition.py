@@ -10,10 +10,10 @@ import torch
 from objectives_cases import CASES, ROWS
 from torch import Tensor
 
-from hone.objectives.batchwide import RunningShift, aot_partners, kto_baseline, same_rank, worth_scale
-from hone.objectives.offline import behaviour_regularised
+from hone.objectives.batchwide import RunningShift, aot_partners, kto_baseline, q_value_scale, same_rank
+from hone.objectives.offline import td3_bc_actor_loss
 from hone.objectives.preference import aot, aot_unpaired, bco_pair
-from hone.objectives.terms import Terms
+from hone.objectives.terms import LossTerms
 from hone.objectives.unpaired import bco, kto
 
 Columns = dict[str, Tensor]
@@ -26,7 +26,7 @@ class Step:
 
     name: str
     fix: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]
-    loss: Callable[[Columns], Terms]
+    loss: Callable[[Columns], LossTerms]
 
 
 def seen_before() -> RunningShift:
@@ -61,8 +61,8 @@ STEPS = (
     ),
     Step(
         name="td3_bc",
-        fix=lambda c: {"scale": worth_scale(c["a"])},
-        loss=lambda c: behaviour_regularised(c["a"], c["b"][:, None], c["c"][:, None], c["scale"]),
+        fix=lambda c: {"scale": q_value_scale(c["a"])},
+        loss=lambda c: td3_bc_actor_loss(c["a"], c["b"][:, None], c["c"][:, None], c["scale"]),
     ),
 )
 
@@ -79,7 +79,7 @@ def fixed(step: Step, columns: Columns) -> Columns:
 
 
 def slope(step: Step, columns: Columns, data: Columns, pieces: list[Tensor], place: list[Tensor]) -> Tensor:
-    """Gradient with respect to columns a and b, `[2, ROWS]`; a piece's rows are at `place` in `data`."""
+    """Gradient with respect to columns a and b, `[2, ROWS]`; a piece's rows are at `address_of` in `data`."""
     leaves = {name: columns[name].clone().requires_grad_() for name in "ab"}
     for rows, at in zip(pieces, place, strict=True):
         batch = {name: column[rows] for name, column in {**columns, **leaves}.items()}

@@ -65,7 +65,7 @@ def test_the_generalised_jsd_tends_to_both_kls(seed: int) -> None:
     logits = drawn(seed + 1).requires_grad_()
     leaf = softened(logits)
     for mix, share, limit in ((1e-8, 1e-8, forward_kl), (1 - 1e-8, 1e-8, reverse_kl)):
-        jsd, kl = generalised_jsd(leaf, teacher, mix=mix).loss / share, limit(leaf, teacher).loss
+        jsd, kl = generalised_jsd(leaf, teacher, mixture=mix).loss / share, limit(leaf, teacher).loss
         torch.testing.assert_close(jsd, kl, rtol=1e-3, atol=1e-6)
         torch.testing.assert_close(gradient(jsd, logits), gradient(kl, logits), rtol=1e-3, atol=1e-4)
 
@@ -73,13 +73,15 @@ def test_the_generalised_jsd_tends_to_both_kls(seed: int) -> None:
 @given(seeds, st.floats(0.05, 0.95))
 def test_swapping_teacher_and_student_swaps_the_mix(seed: int, mix: float) -> None:
     one, other = drawn(seed), drawn(seed + 1)
-    torch.testing.assert_close(generalised_jsd(one, other, mix=mix).loss, generalised_jsd(other, one, mix=1 - mix).loss)
+    torch.testing.assert_close(
+        generalised_jsd(one, other, mixture=mix).loss, generalised_jsd(other, one, mixture=1 - mix).loss
+    )
 
 
 @pytest.mark.parametrize("mix", [0.0, 1.0, -0.5, 2.0])
 def test_the_ends_have_their_own_names(mix: float) -> None:
     with pytest.raises(ConfigError, match="forward_kl for 0, reverse_kl for 1"):
-        generalised_jsd(drawn(0), drawn(1), mix=mix)
+        generalised_jsd(drawn(0), drawn(1), mixture=mix)
 
 
 def test_what_cannot_be_written_is_not_nan() -> None:

@@ -13,19 +13,19 @@ from torch import Tensor
 
 from hone.objectives.distributional import (
     Encoding,
-    Support,
+    ValueSupport,
+    c51_loss,
     categorical_target,
-    categorical_values,
-    classified_value,
-    decoded,
-    expected,
+    cross_entropy_value,
+    distribution_mean,
     hl_gauss,
-    quantile_values,
+    logits_mean,
+    quantile_huber_loss,
     two_hot,
 )
 from hone.objectives.td import td_target
 
-SUPPORT = Support(low=-10.0, high=10.0, size=21)
+SUPPORT = ValueSupport(low=-10.0, high=10.0, size=21)
 ENCODINGS = pytest.mark.parametrize("encode", [two_hot, hl_gauss, partial(hl_gauss, spread=2.0)])
 
 
@@ -35,7 +35,7 @@ def column(*values: float, grad: bool = False) -> Tensor:
 
 def test_two_hot_by_hand() -> None:
     """Atoms 0, 1, 2, 3: 1.25 lies a quarter of the way; outside, all is at the end; on an atom, all is there."""
-    support = Support(low=0.0, high=3.0, size=4)
+    support = ValueSupport(low=0.0, high=3.0, size=4)
     found = two_hot(column(1.25, -7.0, 2.0, 99.0), support)
     wanted = [[0, 0.75, 0.25, 0], [1, 0, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1]]
     torch.testing.assert_close(found, torch.tensor(wanted, dtype=torch.float64))
@@ -43,7 +43,7 @@ def test_two_hot_by_hand() -> None:
 
 def test_hl_gauss_by_hand() -> None:
     """Three bins of width 2, target in the middle one, spread 1/2: within 1, 2 ... standard deviations."""
-    support = Support(low=-2.0, high=2.0, size=3)
+    support = ValueSupport(low=-2.0, high=2.0, size=3)
     found = hl_gauss(column(0.0), support, spread=0.5)
     within_1, within_3 = 0.6826894921, 0.9973002039
     wanted = [(within_3 - within_1) / 2 / within_3, within_1 / within_3, (within_3 - within_1) / 2 / within_3]
@@ -60,13 +60,13 @@ def test_encodings_are_distributions(encode: Encoding, target: float) -> None:
 
 @given(target=st.floats(-10, 10))
 def test_two_hot_there_and_back(target: float) -> None:
-    assert decoded(two_hot(column(target), SUPPORT), SUPPORT).item() == pytest.approx(target, abs=1e-9)
+    assert distribution_mean(two_hot(column(target), SUPPORT), SUPPORT).item() == pytest.approx(target, abs=1e-9)
 
 
 @given(target=st.floats(-6, 6))
 def test_hl_gauss_there_and_back(target: float) -> None:
     """Away from the ends; binning a Gaussian of 3/4 of a bin moves its mean by less than 1e-4 of a bin."""
-    assert decoded(hl_gauss(column(target), SUPPORT), SUPPORT).item() == pytest.approx(target, abs=1e-4)
+    assert distribution_mean(hl_gauss(column(target), SUPPORT), SUPPORT).item() == pytest.approx(target, abs=1e-4)
 
 
 @ENCODINGS
@@ -84,14 +84,14 @@ def test_the_minimiser_is_the_mean_of_targets(encode: Encoding) -> None:
     """Two targets seen equally often at one state: the gradient is 0 at their mean encoding, whose value is 1.5."""
     target = column(-2.0, 5.0)
     logits = encode(target, SUPPORT).mean(dim=0, keepdim=True).clamp(min=1e-30).log().requires_grad_()
-    loss = classified_value(logits.expand(2, -1), target, support=SUPPORT, encode=encode).loss.sum()
+    loss = cross_entropy_value(logits.expand(2, -1), target, support=SUPPORT, encode=encode).loss.sum()
     (slope,) = torch.autograd.grad(loss, logits)
     torch.testing.assert_close(slope, torch.zeros_like(slope), rtol=0, atol=1e-12)
-    assert expected(logits.detach(), SUPPORT).item() == pytest.approx(1.5, abs=0.02)
+    assert logits_mean(logits.detach(), SUPPORT).item() == pytest.approx(1.5, abs=0.02)
 
 
 def test_what_a_classified_value_tells() -> None:
-    terms = classified_value(torch.zeros(2, 21), torch.tensor([4.0, 40.0]), support=SUPPORT)
+    terms = cross_entropy_value(torch.zeros(2, 21), torch.tensor([4.0, 40.0]), support=SUPPORT)
     assert terms.loss.tolist() == pytest.approx([log(21)] * 2)
     assert terms.metrics["value/outside_fraction"].tolist() == [0.0, 1.0]
     torch.testing.assert_close(terms.metrics["value/mean"], torch.zeros(2), atol=1e-5, rtol=0)
@@ -103,7 +103,7 @@ def test_what_a_classified_value_tells() -> None:
 
 def test_the_projection_by_hand() -> None:
     """Atoms -1, 0, 1; r = 1/2, discount 1/2: they move to 0, 1/2, 1. An end: all mass at the reward."""
-    support = Support(low=-1.0, high=1.0, size=3)
+    support = ValueSupport(low=-1.0, high=1.0, size=3)
     probability = torch.tensor([[0.2, 0.5, 0.3]] * 2, dtype=torch.float64)
     found = categorical_target(column(0.5, 0.5), column(0.5, 0.0), probability, support=support)
     wanted = [[0.0, 0.2 + 0.25, 0.25 + 0.3], [0.0, 0.5, 0.5]]
@@ -122,8 +122,8 @@ def test_the_projection_keeps_mass_and_mean(seed: int, reward: float, discount: 
     torch.testing.assert_close(found[0], column(*wanted), rtol=1e-9, atol=1e-12)
     inside = column(0.1 * reward)
     moved = categorical_target(inside, column(0.7), probability, support=SUPPORT)
-    mean = 0.1 * reward + 0.7 * decoded(probability, SUPPORT)
-    assert decoded(moved, SUPPORT).item() == pytest.approx(mean.item(), abs=1e-9)
+    mean = 0.1 * reward + 0.7 * distribution_mean(probability, SUPPORT)
+    assert distribution_mean(moved, SUPPORT).item() == pytest.approx(mean.item(), abs=1e-9)
 
 
 def test_atoms_that_land_on_atoms_lose_nothing() -> None:
@@ -138,12 +138,12 @@ def test_categorical_values_rest_at_their_target() -> None:
     """There the divergence is 0, and the loss is the target's entropy."""
     target = torch.softmax(torch.randn(2, 21, dtype=torch.float64), dim=1)
     logits = target.log().requires_grad_()
-    terms = categorical_values(logits, target, support=SUPPORT)
+    terms = c51_loss(logits, target, support=SUPPORT)
     torch.testing.assert_close(terms.metrics["value/kl_nats"], column(0.0, 0.0), atol=1e-12, rtol=0)
     (slope,) = torch.autograd.grad(terms.loss.sum(), logits)
     torch.testing.assert_close(slope, torch.zeros_like(slope), atol=1e-12, rtol=0)
     sure = torch.nn.functional.one_hot(torch.tensor([3]), 21).double()
-    assert torch.isfinite(categorical_values(torch.zeros(1, 21), sure, support=SUPPORT).metrics["value/kl_nats"]).all()
+    assert torch.isfinite(c51_loss(torch.zeros(1, 21), sure, support=SUPPORT).metrics["value/kl_nats"]).all()
 
 
 # ------------------------------------------------------------------------------------------------- quantiles
@@ -151,7 +151,7 @@ def test_categorical_values_rest_at_their_target() -> None:
 
 def test_quantiles_by_hand() -> None:
     """Two quantiles, 1/4 and 3/4, at 0 and 1; targets 1 and 3. Errors 1, 3 and 0, 2; Huber 1/2, 5/2 and 0, 3/2."""
-    terms = quantile_values(torch.tensor([[0.0, 1.0]]), torch.tensor([[1.0, 3.0]]))
+    terms = quantile_huber_loss(torch.tensor([[0.0, 1.0]]), torch.tensor([[1.0, 3.0]]))
     assert terms.loss.item() == pytest.approx(0.25 * (0.5 + 2.5) / 2 + 0.75 * (0.0 + 1.5) / 2)
     assert terms.metrics["value/mean"].item() == 0.5
     assert terms.metrics["value/std"].item() == 0.5
@@ -167,15 +167,15 @@ def test_the_minimisers_are_the_quantiles(seed: int) -> None:
             quantiles = torch.zeros(1, 4, dtype=torch.float64)
             quantiles[0, index] = best + shift
             quantiles.requires_grad_()
-            loss = quantile_values(quantiles, torch.from_numpy(targets)[None], kappa=0.0).loss
+            loss = quantile_huber_loss(quantiles, torch.from_numpy(targets)[None], kappa=0.0).loss
             (slope,) = torch.autograd.grad(loss.sum(), quantiles)
             assert sign * slope[0, index].item() > 0
 
 
 def test_a_small_kappa_is_nearly_none() -> None:
     quantiles, target = torch.randn(5, 4, dtype=torch.float64), torch.randn(5, 6, dtype=torch.float64)
-    smooth = quantile_values(quantiles, target, kappa=1e-7).loss
-    torch.testing.assert_close(smooth, quantile_values(quantiles, target, kappa=0.0).loss, atol=1e-5, rtol=0)
+    smooth = quantile_huber_loss(quantiles, target, kappa=1e-7).loss
+    torch.testing.assert_close(smooth, quantile_huber_loss(quantiles, target, kappa=0.0).loss, atol=1e-5, rtol=0)
 
 
 def test_the_target_of_quantiles_moves_them_alike() -> None:
@@ -187,14 +187,14 @@ def test_the_target_of_quantiles_moves_them_alike() -> None:
 def test_one_quantile_is_median_regression(target: list[float], guess: float) -> None:
     """The only quantile is at 1/2: half the mean absolute error, of which the median is the minimiser."""
     quantile = column(guess, grad=True)
-    loss = quantile_values(quantile[:, None], column(*target)[None, :], kappa=0.0).loss
+    loss = quantile_huber_loss(quantile[:, None], column(*target)[None, :], kappa=0.0).loss
     assert loss.item() == pytest.approx(0.5 * np.abs(np.array(target) - guess).mean(), abs=1e-12)
     (slope,) = torch.autograd.grad(loss.sum(), quantile)
     below, above = sum(y < guess for y in target), sum(y > guess for y in target)
     assert slope.item() == pytest.approx((below - above) / (2 * len(target)), abs=1e-12)
     median = column(float(np.median(target)))[:, None]
-    at_median = quantile_values(median, column(*target)[None, :], kappa=0.0).loss
+    at_median = quantile_huber_loss(median, column(*target)[None, :], kappa=0.0).loss
     assert at_median.item() <= loss.item() + 1e-12
-    smooth = quantile_values(quantile[:, None], column(target[0])[None, :], kappa=1.0).loss
+    smooth = quantile_huber_loss(quantile[:, None], column(target[0])[None, :], kappa=1.0).loss
     size = abs(target[0] - guess)  # with one target, half of Huber's loss of width 1
     assert smooth.item() == pytest.approx(0.5 * (0.5 * size**2 if size < 1 else size - 0.5), abs=1e-12)

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from hone.core.errors import ConfigError
-from hone.objectives.kl import LIMIT, distance_called, k1, k2, k3, k3_valued_k2, kl_penalty, weighted_k3
-from hone.objectives.policy import clipped, reinforce
+from hone.objectives.kl import LIMIT, k1, k2, k3, k3_valued_k2, kl_loss_estimator, kl_penalty, weighted_k3
+from hone.objectives.policy import clipped_surrogate, reinforce_loss
 
 SIZE = 6
 
@@ -101,7 +101,7 @@ def test_clipping_by_hand() -> None:
     r = torch.tensor([1.5, 0.5, 1.5, 0.5, 1.1])
     advantage = torch.tensor([2.0, 2.0, -2.0, -2.0, 1.0])
     now = r.log().requires_grad_()
-    terms = clipped(now, torch.zeros(5), advantage, low=0.2, high=0.28)
+    terms = clipped_surrogate(now, torch.zeros(5), advantage, low=0.2, high=0.28)
     torch.testing.assert_close(terms.loss.detach(), torch.tensor([-2.56, -1.0, 3.0, 1.6, -1.1]))
     (slope,) = torch.autograd.grad(terms.loss.sum(), now)
     torch.testing.assert_close(slope, torch.tensor([0.0, -1.0, 3.0, 0.0, -1.1]))
@@ -115,8 +115,8 @@ def test_clipping_by_hand() -> None:
 def test_at_ratio_one_the_surrogate_is_the_policy_gradient(seed: int) -> None:
     now = logits(seed).requires_grad_()
     advantage = logits(seed + 50)
-    (one,) = torch.autograd.grad(clipped(now, now.detach(), advantage, low=0.2, high=0.2).loss.sum(), now)
-    (other,) = torch.autograd.grad(reinforce(now, advantage).loss.sum(), now)
+    (one,) = torch.autograd.grad(clipped_surrogate(now, now.detach(), advantage, low=0.2, high=0.2).loss.sum(), now)
+    (other,) = torch.autograd.grad(reinforce_loss(now, advantage).loss.sum(), now)
     torch.testing.assert_close(one, other)
     torch.testing.assert_close(other, -advantage)
 
@@ -124,7 +124,7 @@ def test_at_ratio_one_the_surrogate_is_the_policy_gradient(seed: int) -> None:
 @given(st.floats(-600, 600), st.floats(-5, 5))
 def test_an_absurd_ratio_is_a_large_number_and_not_infinity(gap: float, advantage: float) -> None:
     now = torch.tensor([gap], requires_grad=True)
-    loss = clipped(now, torch.zeros(1), torch.tensor([advantage]), low=0.2, high=0.2).loss
+    loss = clipped_surrogate(now, torch.zeros(1), torch.tensor([advantage]), low=0.2, high=0.2).loss
     (slope,) = torch.autograd.grad(loss.sum(), now)
     assert torch.isfinite(loss).all()
     assert torch.isfinite(slope).all()
@@ -144,15 +144,15 @@ def test_the_straight_through_estimator_is_right_in_value_and_gradient(seed: int
 
 def test_k1_is_refused_as_a_loss_with_the_reason() -> None:
     with pytest.raises(ConfigError, match="'k1' cannot be a loss: the expected gradient of logp - logp_ref is 0"):
-        distance_called("k1")
+        kl_loss_estimator("k1")
     with pytest.raises(ConfigError, match="unknown KL estimator 'weighted_k2'; did you mean weighted_k3"):
-        distance_called("weighted_k2")
+        kl_loss_estimator("weighted_k2")
 
 
 @pytest.mark.parametrize("name", ["k2", "k3", "weighted_k3", "k3_valued_k2"])
 def test_a_penalty_is_the_distance_it_names(name: str) -> None:
     now, ref, then = (torch.log_softmax(logits(seed), 0) for seed in range(3))
     direct = {"k2": k2(now, ref), "k3": k3(now, ref), "weighted_k3": weighted_k3(now, ref, logp_old=then)}
-    terms = kl_penalty(now, ref, then, distance=distance_called(name))
+    terms = kl_penalty(now, ref, then, estimator=kl_loss_estimator(name))
     torch.testing.assert_close(terms.loss, direct.get(name, k3_valued_k2(now, ref)))
     torch.testing.assert_close(terms.metrics["policy/kl_reference"], now - ref)

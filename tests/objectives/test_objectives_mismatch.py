@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hone.core.errors import DataError
 from hone.objectives import mismatch
-from hone.objectives.policy import reinforce
+from hone.objectives.policy import reinforce_loss
 from hone.objectives.routing import check_routing, replayed_gates, routing_coverage
 
 
@@ -34,8 +34,8 @@ def test_by_hand() -> None:
         "product": mismatch.sequence_truncated_is(PROXIMAL, THEN, OWNER, weight_cap=1.5),
         "product masked": mismatch.sequence_masked_is(PROXIMAL, THEN, OWNER, weight_floor=0.5),
         "geometric": mismatch.geometric_truncated_is(PROXIMAL, THEN, OWNER),
-        "rejected": mismatch.geometric_kept(PROXIMAL, THEN, OWNER, ratio_floor=0.5, ratio_cap=1.5),
-        "worst": mismatch.worst_gap(PROXIMAL, THEN, OWNER),
+        "rejected": mismatch.geometric_rejection(PROXIMAL, THEN, OWNER, ratio_floor=0.5, ratio_cap=1.5),
+        "worst": mismatch.max_abs_log_ratio(PROXIMAL, THEN, OWNER),
     }
     expected = {
         "truncated": (2, 0.5, 0.1),
@@ -56,23 +56,23 @@ def test_kpop_masks_by_divergence() -> None:
     then, proximal = column(1e-4, 0.5).log(), column(3e-4, 0.9).log()
     divergence = 0.4 * (math.log(0.9 / 0.1) - math.log(0.5 / 0.5))
     assert divergence == pytest.approx(0.8789, abs=1e-4)
-    torch.testing.assert_close(mismatch.kpop(proximal, then, most_nats=0.87), column(3.0, 0.0))
-    torch.testing.assert_close(mismatch.kpop(proximal, then, most_nats=0.88), column(3.0, 1.8))
+    torch.testing.assert_close(mismatch.kpop(proximal, then, max_divergence_nats=0.87), column(3.0, 0.0))
+    torch.testing.assert_close(mismatch.kpop(proximal, then, max_divergence_nats=0.88), column(3.0, 1.8))
 
 
 def test_off_policy_masking_drops_only_blamed_and_distant_answers() -> None:
     """Means of acted - now: 1 nat for the first answer, 0.2 for the second."""
     acted, now = column(-1.0, -2.0, -3.0), column(-2.5, -2.5, -3.2)
     blamed, praised = column(-1, -1, -1), column(1, 1, 1)
-    assert mismatch.off_policy_kept(now, acted, blamed, OWNER).tolist() == [0, 0, 1]
-    assert mismatch.off_policy_kept(now, acted, praised, OWNER).tolist() == [1, 1, 1]
-    assert mismatch.off_policy_kept(now, acted, blamed, OWNER, most_nats=1.1).tolist() == [1, 1, 1]
+    assert mismatch.off_policy_sequence_mask(now, acted, blamed, OWNER).tolist() == [0, 0, 1]
+    assert mismatch.off_policy_sequence_mask(now, acted, praised, OWNER).tolist() == [1, 1, 1]
+    assert mismatch.off_policy_sequence_mask(now, acted, blamed, OWNER, max_kl_nats=1.1).tolist() == [1, 1, 1]
 
 
 def test_a_correction_multiplies_and_is_told() -> None:
     now = column(-1.0, -2.0, -3.0).requires_grad_()
     factor = column(2.0, 0.0, 0.5).requires_grad_()
-    terms = mismatch.corrected(reinforce(now, column(1, 1, 1)), factor)
+    terms = mismatch.with_mismatch_correction(reinforce_loss(now, column(1, 1, 1)), factor)
     torch.testing.assert_close(terms.loss, column(2.0, 0.0, 1.5))
     (found,) = torch.autograd.grad(terms.loss.sum(), now, retain_graph=True)
     torch.testing.assert_close(found, -factor.detach())
@@ -101,8 +101,8 @@ def test_weights_are_bounded_and_equal_policies_get_1(values: list[float], cap: 
         mismatch.icepop(then, then),
         mismatch.kpop(then - 1, then - 1),
         mismatch.sequence_masked_is(then, then, owner),
-        mismatch.geometric_kept(then, then, owner),
-        mismatch.off_policy_kept(then, then, then - 1, owner),
+        mismatch.geometric_rejection(then, then, owner),
+        mismatch.off_policy_sequence_mask(then, then, then - 1, owner),
     ):
         assert (same == 1).all()
 

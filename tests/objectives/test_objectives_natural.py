@@ -9,21 +9,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from hone.models.language.token_logprobs import outlook
+from hone.models.language.token_logprobs import token_logprobs
 from hone.objectives.kl import k2, k3
 from hone.objectives.natural import (
-    Outcome,
     TrustRegion,
+    TrustRegionOutcome,
     conjugate_gradient,
-    difference_product,
+    finite_difference_product,
     fisher_product,
-    natural_direction,
-    natural_step,
+    trust_region_direction,
+    trust_region_step,
 )
-from hone.objectives.policy import importance
+from hone.objectives.policy import importance_weighted
 
 SIZE = 6
-FREE = TrustRegion(damping=0.0, iterations=50, residual=1e-24, least_gain=0.0)
+FREE = TrustRegion(damping=0.0, iterations=50, residual=1e-24, min_gain_share=0.0)
 
 
 def normal(seed: int, *shape: int) -> Tensor:
@@ -71,34 +71,34 @@ def test_products_are_those_of_the_fisher_matrix(seed: int) -> None:
 
     torch.testing.assert_close(fisher_product(lambda: exact_kl(logits, old), [logits])(v), expected)
     torch.testing.assert_close(fisher_product(sampled, [logits])(v), expected)
-    torch.testing.assert_close(difference_product(logits, slope)(v), expected, rtol=1e-5, atol=1e-8)
+    torch.testing.assert_close(finite_difference_product(logits, slope)(v), expected, rtol=1e-5, atol=1e-8)
     assert torch.equal(logits, old)
-    assert (difference_product(logits, slope)(0 * v) == 0).all()
+    assert (finite_difference_product(logits, slope)(0 * v) == 0).all()
 
 
 def test_differences_serve_a_language_model_s_head() -> None:
     """The chunked log-softmax of the decoder: first derivatives agree with the Jacobian's outer products."""
     hidden, weight = normal(0, 7, 4), normal(1, 5, 4).requires_grad_()
     chosen = torch.tensor([0, 4, 2, 2, 1, 3, 0])
-    then = outlook(hidden, weight, chosen, 1.0).logp.detach()
+    then = token_logprobs(hidden, weight, chosen, 1.0).logp.detach()
 
     def slope() -> Tensor:
-        loss = k2(outlook(hidden, weight, chosen, 1.0).logp, then).mean()
+        loss = k2(token_logprobs(hidden, weight, chosen, 1.0).logp, then).mean()
         return torch.autograd.grad(loss, weight)[0].reshape(-1)
 
     def rows() -> Tensor:
-        logp = outlook(hidden, weight, chosen, 1.0).logp
+        logp = token_logprobs(hidden, weight, chosen, 1.0).logp
         return torch.stack([torch.autograd.grad(one, weight, retain_graph=True)[0].reshape(-1) for one in logp])
 
     jacobian, v = rows(), normal(2, 20)
-    found = difference_product(weight.detach().view(-1), slope, radius=1e-4)(v)
+    found = finite_difference_product(weight.detach().view(-1), slope, radius=1e-4)(v)
     torch.testing.assert_close(found, jacobian.T @ (jacobian @ v) / 7, rtol=1e-6, atol=1e-9)
 
 
 def test_the_direction_is_the_natural_gradient_and_meets_the_bound() -> None:
     logits, slope = normal(3, SIZE), normal(4, SIZE)
     slope -= slope.mean()  # a softmax does not feel a common shift
-    step = natural_direction(slope, lambda v: fisher(logits) @ v, FREE)
+    step = trust_region_direction(slope, lambda v: fisher(logits) @ v, FREE)
     step = step - step.mean()
     exact = -torch.linalg.pinv(fisher(logits)) @ slope
     exact -= exact.mean()
@@ -115,16 +115,16 @@ class Softmax:
 
     def loss(self, logits: Tensor) -> Tensor:
         then = torch.log_softmax(self.old, 0)
-        return (then.exp() * importance(torch.log_softmax(logits, 0), then, self.worth).loss).sum()
+        return (then.exp() * importance_weighted(torch.log_softmax(logits, 0), then, self.worth).loss).sum()
 
     def judge(self) -> tuple[float, float]:
         return float(self.loss(self.logits)), float(exact_kl(self.logits, self.old))
 
-    def step(self, region: TrustRegion, judge: Callable[[], tuple[float, float]] | None = None) -> Outcome:
+    def step(self, region: TrustRegion, judge: Callable[[], tuple[float, float]] | None = None) -> TrustRegionOutcome:
         leaf = self.logits.clone().requires_grad_()
         (slope,) = torch.autograd.grad(self.loss(leaf), leaf)
         product = fisher_product(lambda: exact_kl(leaf, self.old), [leaf])
-        return natural_step(self.logits, slope, product, judge or self.judge, region)
+        return trust_region_step(self.logits, slope, product, judge or self.judge, region)
 
 
 @given(seed=st.integers(0, 500), bound=st.sampled_from([1e-4, 0.01, 0.1]))
@@ -133,10 +133,10 @@ def test_an_accepted_step_gains_and_keeps_the_bound(seed: int, bound: float) -> 
     found = policy.step(TrustRegion(max_kl_nats=bound, damping=1e-3))
     assert found.accepted
     loss, kl = policy.judge()
-    assert found.gain == pytest.approx(-loss - float(torch.softmax(policy.old, 0) @ policy.worth))
+    assert found.loss_decrease == pytest.approx(-loss - float(torch.softmax(policy.old, 0) @ policy.worth))
     assert 0 < kl <= bound
     assert kl == pytest.approx(found.kl_nats)
-    assert found.share == pytest.approx(0.8 ** (found.tries - 1))
+    assert found.step_share == pytest.approx(0.8 ** (found.tries - 1))
     assert float(torch.softmax(policy.logits, 0) @ policy.worth) > float(torch.softmax(policy.old, 0) @ policy.worth)
 
 
@@ -155,7 +155,7 @@ def test_parameters_are_restored_when_the_search_fails(verdict: tuple[float, flo
     answers = iter([(0.0, 0.0)] + [verdict] * 10)
     found = policy.step(TrustRegion(), lambda: next(answers))
     assert not found.accepted
-    assert (found.gain, found.kl_nats, found.share, found.tries) == (0, 0, 0, 10)
+    assert (found.loss_decrease, found.kl_nats, found.step_share, found.tries) == (0, 0, 0, 10)
     assert torch.equal(policy.logits, policy.old)
 
 
@@ -179,7 +179,9 @@ def test_nothing_to_follow_is_no_step() -> None:
     policy.worth[:] = 1.0
     assert not policy.step(replace(FREE, residual=1e-20)).accepted
     assert torch.equal(policy.logits, policy.old)
-    broken = natural_step(policy.logits, torch.full((SIZE,), float("nan")).double(), lambda v: v, policy.judge, FREE)
+    broken = trust_region_step(
+        policy.logits, torch.full((SIZE,), float("nan")).double(), lambda v: v, policy.judge, FREE
+    )
     assert not broken.accepted
     assert torch.equal(policy.logits, policy.old)
 
@@ -196,13 +198,13 @@ def test_the_sampled_kl_of_a_language_model_judges_a_step() -> None:
         return torch.log_softmax(of.view(40, 5), 1).gather(1, chosen)[:, 0]
 
     leaf = flat.clone().requires_grad_()
-    (slope,) = torch.autograd.grad(importance(logp(leaf), then, advantage).loss.mean(), leaf)
+    (slope,) = torch.autograd.grad(importance_weighted(logp(leaf), then, advantage).loss.mean(), leaf)
     product = fisher_product(lambda: k2(logp(leaf), then).mean(), [leaf])
 
     def judge() -> tuple[float, float]:
         now = logp(flat)
-        return float(importance(now, then, advantage).loss.mean()), float(k3(then, now).mean())
+        return float(importance_weighted(now, then, advantage).loss.mean()), float(k3(then, now).mean())
 
-    found = natural_step(flat, slope, product, judge, TrustRegion(max_kl_nats=0.02))
+    found = trust_region_step(flat, slope, product, judge, TrustRegion(max_kl_nats=0.02))
     assert found.accepted
     assert judge()[1] <= 0.02

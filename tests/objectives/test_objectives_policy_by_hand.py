@@ -12,7 +12,7 @@ from torch import Tensor
 
 from hone.objectives import covariance, entropy, mismatch, policy, sequence, simko, trust
 from hone.objectives.ratios import quantile, sequence_max, sequence_mean, sequence_quantile, sequence_sum
-from hone.objectives.terms import Terms, added, scaled
+from hone.objectives.terms import LossTerms, add_terms, scale_terms
 
 ONE = torch.tensor([0, 0, 1])
 
@@ -37,15 +37,15 @@ def test_dual_clip() -> None:
     """Ratio 4, A = -2: PPO says 8, capped at 3 it is 6 and the gradient has stopped; praise is not touched."""
     now, then = at(4.0, 2.0, 4.0)
     advantage = column(-2.0, -2.0, 2.0)
-    terms = policy.clipped(now, then, advantage, negative_cap=3.0)
+    terms = policy.clipped_surrogate(now, then, advantage, negative_cap=3.0)
     torch.testing.assert_close(terms.loss, column(6.0, 4.0, -2.4))
     assert terms.metrics["policy/clip_fraction"].tolist() == [1, 0, 1]
-    found = slope(lambda x: policy.clipped(x, then, advantage, negative_cap=3.0).loss, now)
+    found = slope(lambda x: policy.clipped_surrogate(x, then, advantage, negative_cap=3.0).loss, now)
     torch.testing.assert_close(found, column(0.0, 4.0, 0.0))
 
 
 def test_the_numerical_cap_counts_as_stopped() -> None:
-    terms = policy.clipped(column(0.0), column(-30.0), column(-1.0))
+    terms = policy.clipped_surrogate(column(0.0), column(-30.0), column(-1.0))
     assert terms.metrics["policy/clip_fraction"].item() == 1
     assert terms.loss.item() == pytest.approx(math.exp(20))
 
@@ -88,9 +88,9 @@ def test_decoupled() -> None:
     then = column(-3.0, -3.0)
     proximal = then + math.log(3)
     now = proximal + math.log(1.5)
-    loss = policy.decoupled(now, then, proximal, column(1.0, -1.0)).loss
+    loss = policy.decoupled_ppo(now, then, proximal, column(1.0, -1.0)).loss
     torch.testing.assert_close(loss, column(-3 * 1.2, 3 * 1.5))
-    capped = policy.decoupled(now, then, proximal, column(1.0, -1.0), weight_cap=2.0)
+    capped = policy.decoupled_ppo(now, then, proximal, column(1.0, -1.0), weight_cap=2.0)
     torch.testing.assert_close(capped.loss, column(-2 * 1.2, 2 * 1.5))
     assert capped.metrics["policy/clip_fraction"].tolist() == [1, 0]
 
@@ -98,10 +98,10 @@ def test_decoupled() -> None:
 def test_decoupled_from_nothing_is_ppo() -> None:
     now, then = at(1.5, 0.5, 1.1)
     advantage = column(1.0, -1.0, 2.0)
-    one = policy.decoupled(now, then, then, advantage).loss
-    torch.testing.assert_close(one, policy.clipped(now, then, advantage).loss)
-    torch.testing.assert_close(policy.loglinear_proximal(now, then, share=0.0), then)
-    torch.testing.assert_close(policy.loglinear_proximal(now, then, share=1.0), now)
+    one = policy.decoupled_ppo(now, then, then, advantage).loss
+    torch.testing.assert_close(one, policy.clipped_surrogate(now, then, advantage).loss)
+    torch.testing.assert_close(policy.loglinear_proximal(now, then, fraction=0.0), then)
+    torch.testing.assert_close(policy.loglinear_proximal(now, then, fraction=1.0), now)
 
 
 def test_gspo() -> None:
@@ -156,9 +156,9 @@ def test_dppo_masks_by_probability_and_not_by_ratio() -> None:
 
 
 def test_one_distant_decision_condemns_its_sequence() -> None:
-    kept = trust.trusted_sequences(column(0.01, 0.5, 0.02), ONE, most=0.1)
+    kept = trust.trust_region_sequence_mask(column(0.01, 0.5, 0.02), ONE, max_divergence=0.1)
     assert kept.tolist() == [False, False, True]
-    terms = scaled(Terms(loss=column(1, 2, 3)), kept)
+    terms = scale_terms(LossTerms(loss=column(1, 2, 3)), kept)
     torch.testing.assert_close(terms.loss, column(0, 0, 3))
 
 
@@ -171,8 +171,8 @@ def test_finer_outcomes_never_lower_a_divergence(seed: int, listed: int, chosen:
     arguments = (p[:, chosen], q[:, chosen], p.gather(1, top), q.gather(1, top), (top == chosen).any(1))
     full_tv, full_kl = 0.5 * (p.exp() - q.exp()).abs().sum(), (q.exp() * (q - p)).sum()
     for binary, some, whole in (
-        (trust.binary_tv(p[:, chosen], q[:, chosen]), trust.top_tv(*arguments), full_tv),
-        (trust.binary_kl(p[:, chosen], q[:, chosen]), trust.top_kl(*arguments), full_kl),
+        (trust.binary_tv(p[:, chosen], q[:, chosen]), trust.top_k_tv(*arguments), full_tv),
+        (trust.binary_kl(p[:, chosen], q[:, chosen]), trust.top_k_kl(*arguments), full_kl),
     ):
         assert float(binary) <= float(some) + 1e-12
         assert float(some) <= float(whole) + 1e-12
@@ -203,22 +203,28 @@ def test_simko() -> None:
     now, then = at(1.1, 1.1)
     top_then = column(0.5, 0.4, 0.5, 0.1).reshape(2, 2).log()
     top_now = (top_then + column(0.1, -0.1, 0.2, 0.0).reshape(2, 2)).requires_grad_()
-    candidates = simko.Candidates(now=top_now, then=top_then, first=torch.tensor([False, True]))
+    candidates = simko.TopKCandidates(logp=top_now, old_logp=top_then, drawn_is_top=torch.tensor([False, True]))
     terms = simko.simko(now, then, column(1.0, -1.0), candidates, torch.tensor([True, True]))
     torch.testing.assert_close(terms.loss, column(-1.1, 1.21), rtol=1e-7, atol=0)
     (found,) = torch.autograd.grad(terms.loss.sum(), top_now)
     torch.testing.assert_close(found, column(-0.0055, -0.0055, 0, 0).reshape(2, 2), rtol=1e-7, atol=0)
-    assert simko.forking(column(1, 2, 3, 4, 9), torch.tensor([0, 0, 0, 0, 1]), share=0.8).tolist() == [0, 0, 0, 1, 0]
+    assert simko.forking_tokens(column(1, 2, 3, 4, 9), torch.tensor([0, 0, 0, 0, 1]), quantile=0.8).tolist() == [
+        0,
+        0,
+        0,
+        1,
+        0,
+    ]
 
 
 def test_entropy_terms() -> None:
     bonus = entropy.entropy_bonus(column(0.5, 1.0))
-    torch.testing.assert_close(added(Terms(loss=column(1.0, 1.0)), bonus, weight=0.1).loss, column(0.95, 0.9))
-    assert entropy.adapted(0.01, 0.1, step=0.005) == pytest.approx(0.015)
-    assert entropy.adapted(0.002, 0.3, step=0.005) == 0.0
+    torch.testing.assert_close(add_terms(LossTerms(loss=column(1.0, 1.0)), bonus, weight=0.1).loss, column(0.95, 0.9))
+    assert entropy.adapt_entropy_coef(0.01, 0.1, step=0.005) == pytest.approx(0.015)
+    assert entropy.adapt_entropy_coef(0.002, 0.3, step=0.005) == 0.0
     factor = column(0.0, 2.0).requires_grad_()
-    torch.testing.assert_close(scaled(bonus, factor).loss, column(0.0, -2.0))
-    assert not scaled(bonus, factor).loss.requires_grad, "a factor is data"
+    torch.testing.assert_close(scale_terms(bonus, factor).loss, column(0.0, -2.0))
+    assert not scale_terms(bonus, factor).loss.requires_grad, "a factor is data"
 
 
 def test_sums_within_sequences() -> None:
@@ -246,16 +252,16 @@ def softmax(seed: int, size: int = 5) -> Tensor:
     return torch.randn(size, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
-UNBIASED: dict[str, Callable[[Tensor, Tensor, Tensor], Terms]] = {
-    "importance": policy.importance,
-    "ppo without clip": partial(policy.clipped, low=1.0, high=math.inf),
+UNBIASED: dict[str, Callable[[Tensor, Tensor, Tensor], LossTerms]] = {
+    "importance": policy.importance_weighted,
+    "ppo without clip": partial(policy.clipped_surrogate, low=1.0, high=math.inf),
     "cispo without cap": partial(policy.cispo, ratio_cap=math.inf),
-    "dppo without mask": partial(trust.dppo_tv, rise_probability=1.0, fall_probability=1.0),
-    "decoupled without clip": lambda now, then, a: policy.decoupled(
+    "dppo without mask": partial(trust.dppo_tv, max_increase=1.0, max_decrease=1.0),
+    "decoupled without clip": lambda now, then, a: policy.decoupled_ppo(
         now, then, 0.5 * (now.detach() + then), a, low=1.0, high=math.inf
     ),
-    "tis without cap": lambda now, then, a: mismatch.corrected(
-        policy.importance(now, now.detach(), a), mismatch.truncated_is(now.detach(), then, weight_cap=math.inf)
+    "tis without cap": lambda now, then, a: mismatch.with_mismatch_correction(
+        policy.importance_weighted(now, now.detach(), a), mismatch.truncated_is(now.detach(), then, weight_cap=math.inf)
     ),
     "dppo top": lambda now, then, a: trust.dppo(now, then, a, torch.ones(len(a), dtype=torch.bool)),
 }
@@ -281,9 +287,11 @@ def test_clipping_biases_and_on_policy_reinforce_does_not(seed: int) -> None:
     worth, logits = softmax(seed + 10), softmax(seed)
     acted, other = torch.log_softmax(logits, 0), torch.log_softmax(softmax(seed + 20), 0)
     true = slope(lambda x: -(torch.softmax(x, 0) * worth).sum(), logits)
-    found = slope(lambda x: (acted.exp() * policy.reinforce(torch.log_softmax(x, 0), worth).loss).sum(), logits)
+    found = slope(lambda x: (acted.exp() * policy.reinforce_loss(torch.log_softmax(x, 0), worth).loss).sum(), logits)
     torch.testing.assert_close(found, true)
-    cut = slope(lambda x: (other.exp() * policy.clipped(torch.log_softmax(x, 0), other, worth).loss).sum(), logits)
+    cut = slope(
+        lambda x: (other.exp() * policy.clipped_surrogate(torch.log_softmax(x, 0), other, worth).loss).sum(), logits
+    )
     assert not torch.allclose(cut, true, atol=1e-3)
 
 
@@ -299,9 +307,9 @@ def test_the_product_of_a_sequence_s_ratios_makes_stale_answers_unbiased() -> No
                 tables = (torch.log_softmax(logits[0], 0), torch.log_softmax(logits[1], 0))
                 now = torch.stack([tables[0][a], tables[1][b]])
                 then, owner = torch.stack([old[a], old[b]]), torch.zeros(2, dtype=torch.int64)
-                terms = policy.reinforce(now, worth[a, b].expand(2))
+                terms = policy.reinforce_loss(now, worth[a, b].expand(2))
                 factor = correction(now.detach(), then, owner)
-                total = total + then.sum().exp() * mismatch.corrected(terms, factor).loss.sum()
+                total = total + then.sum().exp() * mismatch.with_mismatch_correction(terms, factor).loss.sum()
         return total
 
     logits = torch.stack([first, second])

@@ -197,10 +197,10 @@ def test_widening_of_a_clip_keeps_its_limits() -> None:
     """Clips of infinite width are no clips; a sum of 2000 bfloat16 log-ratios is not stuck at 256."""
     v = seen(BY_NAME["ppo"], 5)
     b = v.batch
-    wide = policy.clipped(v.now, b.then, b.advantage, low=1.0, high=float("inf")).loss
-    torch.testing.assert_close(wide, policy.importance(v.now, b.then, b.advantage).loss)
+    wide = policy.clipped_surrogate(v.now, b.then, b.advantage, low=1.0, high=float("inf")).loss
+    torch.testing.assert_close(wide, policy.importance_weighted(v.now, b.then, b.advantage).loss)
     ones = torch.ones(2000, dtype=torch.bfloat16)
-    assert float(policy.importance(ones, torch.zeros_like(ones), ones).loss.sum()) == pytest.approx(
+    assert float(policy.importance_weighted(ones, torch.zeros_like(ones), ones).loss.sum()) == pytest.approx(
         -2000 * 2.71828, rel=1e-5
     )
     assert LOG_RATIO_LIMIT == 20.0

@@ -13,8 +13,8 @@ from policy_cases import LOSSES, Batch, Case, View, factors, gradient, make_batc
 from torch import Tensor
 
 from hone.objectives import policy
-from hone.objectives.ratios import decided, owners
-from hone.objectives.terms import Terms
+from hone.objectives.ratios import decision_rows, gather_decisions
+from hone.objectives.terms import LossTerms
 
 TOLERANCE = 1e-12
 STOPPING = {"policy/clip_fraction", "policy/capped_fraction", "mismatch/dropped_fraction"}
@@ -22,7 +22,8 @@ cases = pytest.mark.parametrize("case", LOSSES, ids=lambda case: case.name)
 
 
 def pieces(case: Case, batch: Batch, cuts: list[list[int]], order: Tensor) -> Tensor:
-    """Sum of the gradients of the micro-batches `cuts` (numbers of sequences), each in the `order` of its decisions."""
+    """Sum of the gradients of the micro-batches `batch_splits` (numbers of sequences), each in the `order` of its
+    decisions."""
     parameters = weight()
     scale, factor = weights_of(case, batch), factors(case, batch, parameters)
     total = torch.zeros_like(parameters)
@@ -60,8 +61,8 @@ def test_one_sequence_at_a_time(case: Case) -> None:
 
 
 def test_a_loss_that_looks_at_its_micro_batch_is_caught() -> None:
-    def centred(v: View) -> Terms:
-        return policy.reinforce(v.now, v.batch.advantage - v.batch.advantage.mean())
+    def centred(v: View) -> LossTerms:
+        return policy.reinforce_loss(v.now, v.batch.advantage - v.batch.advantage.mean())
 
     case, batch = Case(name="centred", loss=centred), make_batch()
     found = pieces(case, batch, [[number] for number in range(8)], torch.arange(len(batch.x)))
@@ -106,9 +107,9 @@ def test_garbage_where_nothing_was_decided_is_never_read(case: Case, garbage: fl
     """Also not by the backward pass: the padded tensor that carries the gradient gets exact zeros there."""
     batch, parameters = make_batch(), weight()
     mask, rows = padded(batch, garbage)
-    torch.testing.assert_close(owners(mask), batch.sequence)
+    torch.testing.assert_close(decision_rows(mask), batch.sequence)
     rows["x"].requires_grad_()
-    gathered = Batch(**dict(zip(rows, decided(mask, *rows.values()), strict=True)))
+    gathered = Batch(**dict(zip(rows, gather_decisions(mask, *rows.values()), strict=True)))
     leaf = parameters.clone().requires_grad_()
     scale = weights_of(case, batch)
     loss = (scale * case.loss(view(gathered, leaf, factors(case, batch, parameters))).loss).sum()

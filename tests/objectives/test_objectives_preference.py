@@ -13,8 +13,16 @@ from torch.nn import functional as F
 
 from hone.core.errors import ConfigError
 from hone.objectives.batchwide import aot_partners, same_rank
-from hone.objectives.implicit import aligned, alpha_link, forward_kl_link, js_link, log_ratio, reweighted, wpo_weight
-from hone.objectives.numerics import log1mexp, summed, tame_exp
+from hone.objectives.implicit import (
+    alpha_link,
+    forward_kl_link,
+    js_link,
+    reference_log_ratio,
+    weighted_terms,
+    wpo_aligned_logp,
+    wpo_weight,
+)
+from hone.objectives.numerics import linear_tail_exp, log1mexp, sum_by_sequence
 from hone.objectives.preference import (
     aot,
     aot_unpaired,
@@ -30,7 +38,7 @@ from hone.objectives.preference import (
     robust_dpo,
     sppo,
 )
-from hone.objectives.ratios import decided, owners
+from hone.objectives.ratios import decision_rows, gather_decisions
 from hone.objectives.reference_free import cpo, orpo, simpo
 from hone.objectives.reward_model import bradley_terry
 
@@ -201,8 +209,8 @@ def test_simpo_asks_for_a_margin(margin: float) -> None:
 def test_log_ratio_by_hand() -> None:
     """-3 against -5 over 4 tokens; an empty answer is not divided by 0; the reference gets no gradient."""
     now, reference = column(-3.0, 0.0, grad=True), column(-5.0, 0.0, grad=True)
-    assert log_ratio(now, reference).tolist() == [2.0, 0.0]
-    ratio = log_ratio(now, reference, length=torch.tensor([4, 0]))
+    assert reference_log_ratio(now, reference).tolist() == [2.0, 0.0]
+    ratio = reference_log_ratio(now, reference, length=torch.tensor([4, 0]))
     assert ratio.tolist() == [0.5, 0.0]
     ratio.sum().backward()
     assert now.grad is not None
@@ -212,8 +220,8 @@ def test_log_ratio_by_hand() -> None:
 def test_half_precision_is_widened_before_subtracting() -> None:
     """-1000 - (-1000.5): in bfloat16 the reference would be rounded to -1000 again only after this point."""
     now, reference = torch.tensor([-1000.0]).bfloat16(), torch.tensor([-1004.0]).bfloat16()
-    assert log_ratio(now, reference).dtype == torch.float32
-    assert summed(torch.ones(1000).bfloat16(), torch.zeros(1000, dtype=torch.long), count=1).item() == 1000.0
+    assert reference_log_ratio(now, reference).dtype == torch.float32
+    assert sum_by_sequence(torch.ones(1000).bfloat16(), torch.zeros(1000, dtype=torch.long), count=1).item() == 1000.0
 
 
 @given(scores)
@@ -250,13 +258,13 @@ def test_links_by_hand() -> None:
 def test_wpo_by_hand() -> None:
     """p = (1/2, 1/4, 1/4): sum p^2 = 3/8. A token of 1/2 is above the policy's own draws, one of 1/4 below."""
     logits = torch.tensor([[0.5, 0.25, 0.25]] * 2, dtype=torch.float64).log()
-    found = aligned(column(log(0.5), log(0.25)), logits)
+    found = wpo_aligned_logp(column(log(0.5), log(0.25)), logits)
     torch.testing.assert_close(found, column(log(4 / 3), log(2 / 3)))
     weight = wpo_weight(found[:1], found[1:])
     assert weight.item() == pytest.approx(8 / 9)
     assert wpo_weight(found[:1], found[:1]).item() == 1.0, "never above 1"
     assert wpo_weight(found[:1], found[:1], cap=inf).item() == pytest.approx(16 / 9)
-    terms = reweighted(dpo(column(0.0, grad=True), column(0.0)), weight)
+    terms = weighted_terms(dpo(column(0.0, grad=True), column(0.0)), weight)
     assert terms.loss.item() == pytest.approx(8 / 9 * log(2))
     assert terms.metrics["preference/weight"].item() == pytest.approx(8 / 9)
 
@@ -339,7 +347,7 @@ def test_log1mexp_at_its_ends() -> None:
 def test_tame_exp() -> None:
     """exp up to 20, and on along the tangent."""
     x = column(-3.0, 20.0, 21.0, 1e4, grad=True)
-    value = tame_exp(x)
+    value = linear_tail_exp(x)
     torch.testing.assert_close(value[:2], column(e**-3, e**20))
     assert value[2].item() == pytest.approx(2 * e**20)
     (slope,) = torch.autograd.grad(value.sum(), x)
@@ -350,8 +358,8 @@ def test_sums_of_padded_answers() -> None:
     """Three rows of up to three tokens, the second empty; NaN and infinity stand in the padding."""
     mask = torch.tensor([[1, 1, 0], [0, 0, 0], [1, 1, 1]])
     logp = torch.tensor([[-1.0, -2.0, torch.nan], [torch.inf, torch.nan, 0.0], [-1.0, -1.0, -0.5]], requires_grad=True)
-    (kept,) = decided(mask, logp)
-    total = summed(kept, owners(mask), count=3)
+    (kept,) = gather_decisions(mask, logp)
+    total = sum_by_sequence(kept, decision_rows(mask), count=3)
     assert total.tolist() == [-3.0, 0.0, -2.5]
     total.sum().backward()
     assert logp.grad is not None

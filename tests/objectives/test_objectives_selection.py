@@ -25,17 +25,17 @@ def columns(seed: int, count: int) -> Columns:
 
 
 def dropped(c: Columns, *, share: float = 0.1) -> NDArray[np.bool_]:
-    stopped = selection.clip_stopped(c["now"], c["then"], c["advantage"])
-    return selection.clip_cov_dropped(c["now"], c["advantage"], stopped, c["uniform"], share=share, above=0.1)
+    stopped = selection.clipped_mask(c["now"], c["then"], c["advantage"])
+    return selection.clip_cov_mask(c["now"], c["advantage"], stopped, c["uniform"], fraction=share, min_covariance=0.1)
 
 
 CHOICES: dict[str, Callable[[Columns], NDArray[np.generic]]] = {
     "clip_cov": dropped,
-    "kl_cov": lambda c: selection.kl_cov_chosen(c["now"], c["advantage"], share=0.1),
-    "second moment": lambda c: selection.second_moment_kept(c["now"], c["then"], most=0.5),
-    "high entropy": lambda c: selection.high_entropy(c["entropy"]),
+    "kl_cov": lambda c: selection.kl_cov_mask(c["now"], c["advantage"], fraction=0.1),
+    "second moment": lambda c: selection.second_moment_mask(c["now"], c["then"], max_second_moment=0.5),
+    "high entropy": lambda c: selection.high_entropy_mask(c["entropy"]),
     "normalised": lambda c: np.round(selection.batch_normalised(c["entropy"]), 12),
-    "shrunk": lambda c: selection.shrunk_denominator(c["entropy"] > 1),
+    "shrunk": lambda c: selection.rescale_kept(c["entropy"] > 1),
 }
 
 
@@ -54,7 +54,7 @@ def test_covariance_by_hand() -> None:
     found = selection.covariances(np.array([-3.0, -2.0, -1.0]), np.array([0.0, 2.0, 1.0]))
     np.testing.assert_allclose(found, [1.0, 0.0, 0.0])
     np.testing.assert_allclose(found.mean(), np.cov([-3, -2, -1], [0, 2, 1], ddof=0)[0, 1])
-    assert selection.kl_cov_chosen(np.array([-3.0, -2.0, -1.0]), np.array([0.0, 2.0, 1.0])).tolist() == [1, 0, 0]
+    assert selection.kl_cov_mask(np.array([-3.0, -2.0, -1.0]), np.array([0.0, 2.0, 1.0])).tolist() == [1, 0, 0]
 
 
 @given(seed=st.integers(0, 10_000), share=st.sampled_from([0.0, 0.05, 0.3, 1.0]))
@@ -74,7 +74,9 @@ def test_every_candidate_is_drawn_as_often() -> None:
     counts = np.zeros(5)
     for seed in range(2000):
         uniform = np.random.default_rng(seed).random(5)
-        counts += selection.clip_cov_dropped(now, advantage, np.zeros(5, bool), uniform, share=0.0, above=1, below=9)
+        counts += selection.clip_cov_mask(
+            now, advantage, np.zeros(5, bool), uniform, fraction=0.0, min_covariance=1, max_covariance=9
+        )
     np.testing.assert_allclose(counts[:4] / 2000, 0.25, atol=0.04)
     assert counts[4] == 0
 
@@ -82,16 +84,16 @@ def test_every_candidate_is_drawn_as_often() -> None:
 def test_the_second_moment_by_hand() -> None:
     """Squares 0.01, 0.04, 1, 0: means of the smallest k are 0, 0.005, 0.0167, 0.2625; under 0.04 three stay."""
     then = np.zeros(4)
-    kept = selection.second_moment_kept(np.array([0.1, -0.2, 1.0, 0.0]), then)
+    kept = selection.second_moment_mask(np.array([0.1, -0.2, 1.0, 0.0]), then)
     assert kept.tolist() == [True, True, False, True]
-    assert not selection.second_moment_kept(np.array([5.0]), np.zeros(1)).any()
+    assert not selection.second_moment_mask(np.array([5.0]), np.zeros(1)).any()
 
 
 @given(seed=st.integers(0, 10_000), most=st.floats(0.001, 3))
 def test_as_few_as_possible_are_dropped(seed: int, most: float) -> None:
     c = columns(seed, 25)
     square = np.sort((c["now"] - c["then"]) ** 2)
-    kept = selection.second_moment_kept(c["now"], c["then"], most=most)
+    kept = selection.second_moment_mask(c["now"], c["then"], max_second_moment=most)
     count = int(kept.sum())
     assert count == 0 or square[:count].mean() < most
     assert count == 25 or square[: count + 1].mean() >= most
@@ -100,20 +102,20 @@ def test_as_few_as_possible_are_dropped(seed: int, most: float) -> None:
 
 def test_high_entropy_keeps_its_share() -> None:
     entropy = np.random.default_rng(0).permutation(100).astype(np.float64)
-    kept = selection.high_entropy(entropy)
+    kept = selection.high_entropy_mask(entropy)
     assert sorted(entropy[kept].tolist()) == list(range(80, 100))
-    assert selection.high_entropy(entropy, share=1.0).all()
-    assert selection.high_entropy(np.ones(7)).all(), "of equal ones none is left out"
+    assert selection.high_entropy_mask(entropy, fraction=1.0).all()
+    assert selection.high_entropy_mask(np.ones(7)).all(), "of equal ones none is left out"
 
 
 def test_clips_stop_where_the_loss_says() -> None:
     now = np.log([1.29, 1.27, 0.79, 0.81, 1.29])
-    stopped = selection.clip_stopped(now, np.zeros(5), np.array([1.0, 1, -1, -1, -1]), low=0.2, high=0.28)
+    stopped = selection.clipped_mask(now, np.zeros(5), np.array([1.0, 1, -1, -1, -1]), low=0.2, high=0.28)
     assert stopped.tolist() == [True, False, True, False, False]
 
 
 def test_denominators() -> None:
     np.testing.assert_allclose(selection.batch_normalised(np.array([1.0, 3.0])), [0.5, 1.5])
     np.testing.assert_allclose(selection.batch_normalised(np.zeros(2)), [0, 0])
-    np.testing.assert_allclose(selection.shrunk_denominator(np.array([1.0, 0.0, 1.0, 0.0])), [2, 0, 2, 0])
-    np.testing.assert_allclose(selection.shrunk_denominator(np.zeros(3)), [0, 0, 0])
+    np.testing.assert_allclose(selection.rescale_kept(np.array([1.0, 0.0, 1.0, 0.0])), [2, 0, 2, 0])
+    np.testing.assert_allclose(selection.rescale_kept(np.zeros(3)), [0, 0, 0])

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from hone import objectives
 from hone.objectives.selection import Column
 from hone.objectives.shapes import PerDecision
-from hone.objectives.value import squared
+from hone.objectives.value import squared_error
 
 ROOT = Path(__file__).resolve().parents[2]
 CHECKER = "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))"
@@ -99,8 +99,8 @@ def test_every_loss_refuses_what_would_spread() -> None:
 
 def test_a_run_pays_nothing_for_shapes() -> None:
     """Not wrapped: a wrong shape is let through, as in any code on tensors. And the front door does not import it."""
-    if "__wrapped__" in vars(squared):
+    if "__wrapped__" in vars(squared_error):
         pytest.skip("these tests themselves run under the hook")
-    assert squared(torch.zeros(3, 1), torch.zeros(3, 1)).loss.shape == (3, 1)
+    assert squared_error(torch.zeros(3, 1), torch.zeros(3, 1)).loss.shape == (3, 1)
     answer = in_a_new_python("-c", "import hone.cli.main, sys; print('jaxtyping' in sys.modules)")
     assert answer.stdout.strip() == "False", answer.stderr

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hone.objectives.weights import (
-    Scheme,
+    WeightingScheme,
     constant_length,
     prompt_mean,
     prompt_sequence_mean,
@@ -35,7 +35,7 @@ GROUP = np.array([7, 7, 5, 5])
         (partial(prompt_sequence_mean, group=GROUP), [1 / 16, 1 / 4, None, 1 / 6]),
     ],
 )
-def test_by_hand(scheme: Scheme, expected: list[float | None]) -> None:
+def test_by_hand(scheme: WeightingScheme, expected: list[float | None]) -> None:
     """Eight decisions in three sequences that have any; the weight of a sequence without decisions weighs nothing."""
     for found, wanted in zip(scheme(LENGTHS).tolist(), expected, strict=True):
         assert np.isfinite(found)
@@ -46,7 +46,7 @@ lengths_lists = st.lists(st.integers(0, 9), min_size=1, max_size=12).map(np.arra
 
 
 @given(lengths_lists, st.sampled_from([token_mean, sequence_mean]))
-def test_weights_of_all_decisions_sum_to_one(lengths: np.ndarray, scheme: Scheme) -> None:
+def test_weights_of_all_decisions_sum_to_one(lengths: np.ndarray, scheme: WeightingScheme) -> None:
     total = float((scheme(lengths) * lengths).sum())
     assert total == pytest.approx(1.0 if lengths.any() else 0.0)
 
@@ -65,7 +65,7 @@ def test_constant_length_is_the_token_mean_of_full_sequences(lengths: np.ndarray
 
 
 @pytest.mark.parametrize("scheme", [token_mean, sequence_mean, partial(constant_length, length=5)])
-def test_empty_sequences_and_empty_batches(scheme: Scheme) -> None:
+def test_empty_sequences_and_empty_batches(scheme: WeightingScheme) -> None:
     padded = np.array([3, 0, 2, 0, 0])
     kept = padded > 0
     np.testing.assert_allclose(scheme(padded)[kept], scheme(padded[kept]), err_msg="an empty sequence counted")

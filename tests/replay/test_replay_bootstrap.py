@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from hone.core.episodes import Episodes
 from hone.core.errors import ConfigError
 from hone.core.random import generator
-from hone.replay.bootstrap import MOST, Bootstrapped, Moments
-from hone.replay.ring import Ring
+from hone.replay.bootstrap import MOST, BootstrapBuffer, ColumnStatistics
+from hone.replay.ring import RingBuffer
 
 
 def steps(first: int, count: int) -> Episodes:
@@ -31,8 +31,8 @@ def steps(first: int, count: int) -> Episodes:
     )
 
 
-def filled(count: int, *, capacity: int = 10_000, members: int = 3, piece: int = 100) -> Bootstrapped:
-    memory = Bootstrapped(Ring(capacity), members=members, seed=1)
+def filled(count: int, *, capacity: int = 10_000, members: int = 3, piece: int = 100) -> BootstrapBuffer:
+    memory = BootstrapBuffer(RingBuffer(capacity), members=members, seed=1)
     for first in range(0, count, piece):
         memory.add(steps(first, min(piece, count - first)))
     return memory
@@ -69,7 +69,7 @@ def test_a_full_ring_keeps_each_transitions_own_weight() -> None:
 
 
 def test_a_member_without_anything_sees_everything() -> None:
-    memory = Bootstrapped(Ring(10), members=1, seed=0)
+    memory = BootstrapBuffer(RingBuffer(10), members=1, seed=0)
     empty = np.flatnonzero(memory.weights(np.arange(500))[:, 0] == 0)[0]
     memory.ring.added = int(empty)  # as if that many had come and gone
     memory.ring.capacity = 1
@@ -86,7 +86,7 @@ def test_shares_must_be_equal() -> None:
 @settings(max_examples=40, deadline=None)
 def test_moments_against_all_at_once(sizes: list[int], seed: int) -> None:
     rows = np.random.default_rng(seed).normal(1e3, 2.0, (sum(sizes), 2)) * [1.0, 1e-3]
-    moments = Moments()
+    moments = ColumnStatistics()
     for piece in np.split(rows, np.cumsum(sizes)[:-1]):
         moments.add(piece)
     np.testing.assert_allclose(moments.mean, rows.mean(axis=0), rtol=1e-12)
@@ -98,14 +98,14 @@ def test_moments_of_what_was_added() -> None:
     memory = filled(40, piece=7)
     np.testing.assert_allclose(memory.inputs.mean, [19.5, 1.0])
     np.testing.assert_allclose(memory.inputs.std, [np.arange(40).std(), 1.0])  # an action that never varies: 1
-    np.testing.assert_allclose(memory.changes.mean, [3.0, 9.75])
+    np.testing.assert_allclose(memory.targets.mean, [3.0, 9.75])
 
 
 def test_a_restored_memory_goes_on_alike() -> None:
-    memory, other = filled(30), Bootstrapped(Ring(10_000), members=3, seed=1)
+    memory, other = filled(30), BootstrapBuffer(RingBuffer(10_000), members=3, seed=1)
     other.restore(memory.state())
     for one in (memory, other):
         one.add(steps(30, 5))
     ours, theirs = (one.sample(30, generator(0, "x")).observations for one in (memory, other))
     np.testing.assert_array_equal(ours, theirs)
-    np.testing.assert_array_equal(memory.changes.std, other.changes.std)
+    np.testing.assert_array_equal(memory.targets.std, other.targets.std)

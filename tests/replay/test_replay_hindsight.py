@@ -7,9 +7,9 @@ from test_replay_ring import single
 from hone.core.episodes import Episodes, concatenate
 from hone.core.errors import ConfigError, DataError
 from hone.core.random import generator
-from hone.replay.hindsight import Goals, Hindsight, Strategy
-from hone.replay.mixed import Mixed
-from hone.replay.ring import Ring
+from hone.replay.hindsight import GoalSpec, HindsightBuffer, Strategy
+from hone.replay.mixed import DemonstrationMixer
+from hone.replay.ring import RingBuffer
 from hone.replay.store import EpisodeStore
 
 
@@ -41,9 +41,9 @@ def pays(reached: np.ndarray, wanted: np.ndarray) -> np.ndarray:
     return np.where(met(reached, wanted), 0.0, -1.0)
 
 
-def memory(strategy: Strategy, *, share: float = 1.0, ends: bool = False) -> Hindsight:
-    goals = Goals(reached=slice(1, 2), wanted=slice(2, 3), reward=pays, ends=met if ends else None)
-    hindsight = Hindsight(EpisodeStore(100), goals, strategy=strategy, share=share)
+def memory(strategy: Strategy, *, share: float = 1.0, ends: bool = False) -> HindsightBuffer:
+    goals = GoalSpec(achieved=slice(1, 2), desired=slice(2, 3), reward=pays, terminates=met if ends else None)
+    hindsight = HindsightBuffer(EpisodeStore(100), goals, strategy=strategy, share=share)
     hindsight.add(concatenate([walk(0, 5), walk(1, 3), walk(2, 7, terminated=True)]))
     return hindsight
 
@@ -102,17 +102,17 @@ def test_what_is_stored_is_not_changed() -> None:
 
 
 def test_goals_of_another_width_are_refused() -> None:
-    goals = Goals(reached=slice(0, 2), wanted=slice(2, 3), reward=pays)
-    hindsight = Hindsight(EpisodeStore(100), goals)
+    goals = GoalSpec(achieved=slice(0, 2), desired=slice(2, 3), reward=pays)
+    hindsight = HindsightBuffer(EpisodeStore(100), goals)
     hindsight.add(walk(0, 5))
     with pytest.raises(DataError, match="2 columns say what is reached, 1 what is wanted"):
         hindsight.sample(50, generator(0, "x"))
 
 
-def rings(share: float) -> Mixed:
-    lived, shown = Ring(50), Ring(50)
+def rings(share: float) -> DemonstrationMixer:
+    lived, shown = RingBuffer(50), RingBuffer(50)
     shown.add(single(np.arange(1000, 1020)))
-    mixed = Mixed(lived, shown, share=share)
+    mixed = DemonstrationMixer(lived, shown, share=share)
     mixed.add(single(np.arange(30)))
     return mixed
 
@@ -136,6 +136,6 @@ def test_a_restored_mixture_goes_on_as_before() -> None:
     for k in range(4):
         here, there = mixed.sample(5, generator(k, "y")), again.sample(5, generator(k, "y"))
         np.testing.assert_array_equal(here.group, there.group)
-    other = Mixed(Ring(50), Ring(50), share=0.3)
+    other = DemonstrationMixer(RingBuffer(50), RingBuffer(50), share=0.3)
     with pytest.raises(DataError, match="had 20 demonstrations, there are 0 now"):
         other.restore(mixed.state())

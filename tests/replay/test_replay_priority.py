@@ -7,9 +7,9 @@ from test_replay_ring import single
 
 from hone.core.errors import DataError
 from hone.core.random import generator
-from hone.replay.priority import Priorities, Prioritised
-from hone.replay.ring import Ring
-from hone.replay.steps import Steps
+from hone.replay.priority import PrioritizedSampler, PriorityParams
+from hone.replay.ring import RingBuffer
+from hone.replay.steps import StepBuffer
 
 
 class Grid:
@@ -23,12 +23,14 @@ class Grid:
         return np.full(count, (self.at - 0.5) / self.points)
 
 
-def filled(rows: int, errors: np.ndarray, **numbers: float) -> Prioritised:
-    memory = Prioritised(Ring(rows), Priorities(**{"corrected_after": 0, **numbers}))
+def filled(rows: int, errors: np.ndarray, **numbers: float) -> PrioritizedSampler:
+    memory = PrioritizedSampler(RingBuffer(rows), PriorityParams(**{"corrected_after": 0, **numbers}))
     memory.add(single(np.arange(rows)))
     memory.sample(4000, generator(0, "fill"))
-    memory.drawn = type(memory.drawn)(rows=np.arange(rows), weight=np.ones(rows, np.float32), added=rows)
-    memory.learn(errors)
+    memory.last_sample = type(memory.last_sample)(
+        rows=np.arange(rows), importance_weight=np.ones(rows, np.float32), added=rows
+    )
+    memory.update_priorities(errors)
     return memory
 
 
@@ -40,12 +42,15 @@ def test_weights_undo_the_bias_by_enumeration() -> None:
     grid, total = Grid(points), 0.0
     for _ in range(points):
         memory.sample(5, grid)  # type: ignore[arg-type]
-        total += float((memory.drawn.weight * worth[memory.drawn.rows]).mean())
+        total += float((memory.last_sample.importance_weight * worth[memory.last_sample.rows]).mean())
     assert total / points == pytest.approx(worth.mean(), abs=0.02)
     masses = memory.tree.masses
     np.testing.assert_allclose(masses, (errors + 1e-6) ** 0.7, rtol=1e-12)
     chance = masses / masses.sum()
-    exact = {int(row): float(weight) for row, weight in zip(memory.drawn.rows, memory.drawn.weight, strict=True)}
+    exact = {
+        int(row): float(weight)
+        for row, weight in zip(memory.last_sample.rows, memory.last_sample.importance_weight, strict=True)
+    }
     for row, weight in exact.items():
         assert weight == pytest.approx(1 / (7 * chance[row]), rel=1e-6)
 
@@ -54,10 +59,10 @@ def test_bug_weights_are_one_where_priorities_are_equal() -> None:
     """Not 1 / N, not N: others scaled the loss a hundredfold."""
     for rows in (3, 50):
         for exponent in (0.0, 0.6):
-            memory = Prioritised(Ring(64), Priorities(exponent=exponent))
+            memory = PrioritizedSampler(RingBuffer(64), PriorityParams(alpha=exponent))
             memory.add(single(np.arange(rows)))
             memory.sample(20, generator(0, "x"))
-            np.testing.assert_allclose(memory.drawn.weight, 1.0, rtol=1e-6)
+            np.testing.assert_allclose(memory.last_sample.importance_weight, 1.0, rtol=1e-6)
 
 
 def test_bug_newcomers_get_the_largest_mass_and_the_exponent_once() -> None:
@@ -73,7 +78,7 @@ def test_bug_draws_follow_the_power_of_the_error() -> None:
     seen = np.zeros(20)
     for k in range(300):
         memory.sample(32, generator(k, "draw"))
-        seen += np.bincount(memory.drawn.rows, minlength=20)
+        seen += np.bincount(memory.last_sample.rows, minlength=20)
     expected = 300 * 32 * errors**0.6 / (errors**0.6).sum()
     assert ((seen - expected) ** 2 / expected).sum() < 43.8  # the 99.9% point with 19 degrees of freedom
 
@@ -85,25 +90,25 @@ def test_snippet_heap_replay_takes_equal_priorities() -> None:
 
 
 def test_a_row_that_was_overwritten_keeps_the_mass_of_the_newcomer() -> None:
-    memory = Prioritised(Ring(4), Priorities(exponent=1.0, floor=0.0))
+    memory = PrioritizedSampler(RingBuffer(4), PriorityParams(alpha=1.0, epsilon=0.0))
     memory.add(single(np.arange(4)))
     memory.sample(4, generator(0, "x"))
-    assert sorted(memory.drawn.rows.tolist()) == [0, 1, 2, 3]
+    assert sorted(memory.last_sample.rows.tolist()) == [0, 1, 2, 3]
     memory.add(single(np.arange(4, 6)))  # rows 0 and 1 are somebody else now
-    memory.learn(np.full(4, 0.25))
+    memory.update_priorities(np.full(4, 0.25))
     assert memory.tree.masses.tolist() == [1.0, 1.0, 0.25, 0.25]
     memory.sample(4, generator(0, "y"))
     memory.add(single(np.arange(6, 16)))
-    memory.learn(np.full(4, 9.0))
+    memory.update_priorities(np.full(4, 9.0))
     assert memory.tree.masses.tolist() == [1.0] * 4
 
 
 def test_the_correction_grows_to_one() -> None:
-    memory = Prioritised(Ring(8), Priorities(correction=0.4, corrected_after=10))
+    memory = PrioritizedSampler(RingBuffer(8), PriorityParams(beta=0.4, beta_anneal_draws=10))
     memory.add(single(np.arange(8)))
     grown = []
     for k in range(12):
-        grown.append(memory.correction())
+        grown.append(memory.current_beta())
         memory.sample(2, generator(k, "x"))
     assert grown == pytest.approx([0.4 + 0.06 * min(k, 10) for k in range(12)])
 
@@ -111,50 +116,52 @@ def test_the_correction_grows_to_one() -> None:
 def test_weights_by_the_largest_of_the_batch() -> None:
     memory = filled(6, np.array([1.0, 2, 3, 4, 5, 6]), by_largest=True)
     memory.sample(32, generator(0, "x"))
-    assert memory.drawn.weight.max() == 1.0
-    assert memory.drawn.weight.min() < 0.5
+    assert memory.last_sample.importance_weight.max() == 1.0
+    assert memory.last_sample.importance_weight.min() < 0.5
 
 
 @pytest.mark.parametrize("steps", [False, True])
 def test_a_restored_memory_goes_on_as_before(steps: bool) -> None:
-    def made() -> Prioritised:
-        return Prioritised(Steps(40, length=3, discount=0.9) if steps else Ring(40), Priorities(corrected_after=9))
+    def made() -> PrioritizedSampler:
+        return PrioritizedSampler(
+            StepBuffer(40, n_steps=3, discount=0.9) if steps else RingBuffer(40), PriorityParams(beta_anneal_draws=9)
+        )
 
     rollouts, _ = stream(1, envs=3, rollouts=12, steps=5)
     memory, again = made(), made()
     for k, episodes in enumerate(rollouts[:8]):
         memory.add(episodes)
         memory.sample(16, generator(k, "x"))
-        memory.learn(np.linspace(0.1, 2.0 + k, 16))
+        memory.update_priorities(np.linspace(0.1, 2.0 + k, 16))
     again.restore(memory.state())
     for k, episodes in enumerate(rollouts[8:]):
         for one in (memory, again):
             one.add(episodes)
             one.sample(16, generator(k, "y"))
-            one.learn(np.linspace(0.5, 1.0, 16))
-        np.testing.assert_array_equal(memory.drawn.rows, again.drawn.rows)
-        np.testing.assert_array_equal(memory.drawn.weight, again.drawn.weight)
+            one.update_priorities(np.linspace(0.5, 1.0, 16))
+        np.testing.assert_array_equal(memory.last_sample.rows, again.last_sample.rows)
+        np.testing.assert_array_equal(memory.last_sample.importance_weight, again.last_sample.importance_weight)
         np.testing.assert_array_equal(memory.tree.masses, again.tree.masses)
         assert memory.tree.total == again.tree.total
         assert memory.largest == again.largest
 
 
 def test_what_cannot_be_learnt_is_refused() -> None:
-    memory = Prioritised(Ring(4))
+    memory = PrioritizedSampler(RingBuffer(4))
     with pytest.raises(DataError, match="empty"):
         memory.sample(1, generator(0, "x"))
     memory.add(single(np.arange(4)))
     memory.sample(2, generator(0, "x"))
     before = memory.tree.masses
     with pytest.raises(DataError, match=r"\[2, 1\] errors for 2 drawn rows"):
-        memory.learn(np.ones((2, 1)))
+        memory.update_priorities(np.ones((2, 1)))
     with pytest.raises(DataError, match="error nan of drawn row"):
-        memory.learn(np.array([1.0, np.nan]))
+        memory.update_priorities(np.array([1.0, np.nan]))
     np.testing.assert_array_equal(memory.tree.masses, before)
 
 
 def test_rows_without_their_frames_are_not_drawn() -> None:
-    memory = Prioritised(Steps(6, frames=3))
+    memory = PrioritizedSampler(StepBuffer(6, frames=3))
     memory.add(piece(0, 0, 20))
     for k in range(20):
         assert memory.sample(8, generator(k, "x")).observations[:, 0, 1].min() >= 14

@@ -4,7 +4,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hone.replay.records import Records
+from hone.replay.records import RecordArray
 
 KINDS = st.sampled_from(["f4", "f8", "i8", "i4", "u1", "?", "i2"])
 SHAPES = st.sampled_from([(), (1,), (4,), (3, 2), (2, 3, 5), (0,)])
@@ -14,7 +14,7 @@ SHAPES = st.sampled_from([(), (1,), (4,), (3, 2), (2, 3, 5), (0,)])
 def test_columns_hold_what_was_written(columns: list[tuple[str, tuple[int, ...]]], seed: int) -> None:
     rng = np.random.default_rng(seed)
     given_columns = {f"c{k}": rng.integers(0, 2, (9, *shape)).astype(kind) for k, (kind, shape) in enumerate(columns)}
-    records = Records(9, given_columns)
+    records = RecordArray(9, given_columns)
     assert list(records.columns) == list(given_columns)
     for name, column in given_columns.items():
         records.columns[name][:] = column

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hone.core.episodes import Episodes
 from hone.core.errors import DataError
 from hone.core.random import generator
-from hone.replay.ring import Ring
+from hone.replay.ring import RingBuffer
 
 
 def single(numbers: np.ndarray) -> Episodes:
@@ -33,7 +33,7 @@ def single(numbers: np.ndarray) -> Episodes:
 
 @given(capacity=st.integers(1, 12), sizes=st.lists(st.integers(0, 15), min_size=1, max_size=6))
 def test_the_newest_are_kept_whole(capacity: int, sizes: list[int]) -> None:
-    ring, total = Ring(capacity), sum(sizes)
+    ring, total = RingBuffer(capacity), sum(sizes)
     for start, size in zip(np.cumsum([0, *sizes]), sizes, strict=False):
         ring.add(single(np.arange(start, start + size)))
     assert len(ring) == min(total, capacity)
@@ -54,7 +54,7 @@ def test_the_newest_are_kept_whole(capacity: int, sizes: list[int]) -> None:
 
 
 def test_sampling_is_uniform() -> None:
-    ring = Ring(50)
+    ring = RingBuffer(50)
     ring.add(single(np.arange(80)))
     counts = np.bincount(ring.sample(100_000, generator(1, "x")).group - 30, minlength=50)
     chi_squared = ((counts - 2000) ** 2 / 2000).sum()
@@ -62,7 +62,7 @@ def test_sampling_is_uniform() -> None:
 
 
 def test_a_restored_ring_goes_on_as_before() -> None:
-    ring, again = Ring(10), Ring(10)
+    ring, again = RingBuffer(10), RingBuffer(10)
     ring.add(single(np.arange(13)))
     again.restore(ring.state())
     for one in (ring, again):
@@ -78,18 +78,18 @@ def test_pieces_become_their_transitions() -> None:
         "truncated": np.zeros(2, bool), "final": np.array([[9, 9], [8, 8]], np.float32), "score": np.zeros(2),
         "status": np.zeros(2, np.uint8),
     })  # fmt: skip
-    ring = Ring(8)
+    ring = RingBuffer(8)
     rows = ring.add(piece)
     assert rows.tolist() == [0, 1, 2]
     kept = ring.take(rows)
     assert kept.final is not None
     assert kept.final[:, 1].tolist() == [1, 2, 9]
     assert kept.terminated.tolist() == [False, False, True]
-    assert ring.whole(rows).all()
+    assert ring.is_complete(rows).all()
 
 
 def test_what_does_not_fit_is_refused() -> None:
-    ring = Ring(4)
+    ring = RingBuffer(4)
     ring.add(single(np.arange(2)))
     longer = single(np.arange(2)).take(np.array([0, 1]))
     with pytest.raises(DataError, match="no final observations"):
@@ -99,7 +99,7 @@ def test_what_does_not_fit_is_refused() -> None:
     with pytest.raises(DataError, match="1 of 2 transitions have no score"):
         ring.add(Episodes(**columns(longer) | {"status": np.array([0, 2], np.uint8)}))
     with pytest.raises(DataError, match="holds 4 transitions, this one 5"):
-        Ring(5).restore(ring.state())
+        RingBuffer(5).restore(ring.state())
 
 
 def columns(episodes: Episodes) -> dict[str, np.ndarray]:

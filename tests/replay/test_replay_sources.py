@@ -7,16 +7,16 @@ import pytest
 from test_replay_ring import single
 
 from hone.core.episodes import Episodes
-from hone.envs.finite.build import grid
+from hone.envs.finite.build import grid_mdp
 from hone.envs.finite.world import FiniteWorld
-from hone.replay.hindsight import Goals, Hindsight
-from hone.replay.mixed import Mixed
-from hone.replay.priority import Prioritised
-from hone.replay.ring import Ring
-from hone.replay.steps import Steps
+from hone.replay.hindsight import GoalSpec, HindsightBuffer
+from hone.replay.mixed import DemonstrationMixer
+from hone.replay.priority import PrioritizedSampler
+from hone.replay.ring import RingBuffer
+from hone.replay.steps import StepBuffer
 from hone.replay.store import EpisodeStore
-from hone.train.sources.live import Live
-from hone.train.sources.replay import Memory, Replay
+from hone.train.sources.live import LiveSource
+from hone.train.sources.replay import ReplayBuffer, ReplaySource
 
 
 class Wanderer:
@@ -57,32 +57,32 @@ def pairs(states: np.ndarray) -> np.ndarray:
     return np.stack([states, np.full(len(states), 7)], axis=1).astype(np.float32)
 
 
-def hindsight() -> Hindsight:
-    goals = Goals(reached=slice(0, 1), wanted=slice(1, 2), reward=lambda here, there: (here == there)[:, 0] - 1.0)
-    return Hindsight(EpisodeStore(60), goals)
+def hindsight() -> HindsightBuffer:
+    goals = GoalSpec(achieved=slice(0, 1), desired=slice(1, 2), reward=lambda here, there: (here == there)[:, 0] - 1.0)
+    return HindsightBuffer(EpisodeStore(60), goals)
 
 
-MEMORIES: dict[str, Callable[[], Memory]] = {
-    "ring": lambda: Ring(50),
-    "steps": lambda: Steps(50, length=3, discount=0.9, frames=2),
-    "prioritised": lambda: Prioritised(Steps(50, length=3, discount=0.9)),
+MEMORIES: dict[str, Callable[[], ReplayBuffer]] = {
+    "ring": lambda: RingBuffer(50),
+    "steps": lambda: StepBuffer(50, n_steps=3, discount=0.9, frames=2),
+    "prioritised": lambda: PrioritizedSampler(StepBuffer(50, n_steps=3, discount=0.9)),
     "episodes": lambda: EpisodeStore(60),
     "hindsight": hindsight,
-    "mixed": lambda: Mixed(Ring(50), Ring(10), share=0.0),
+    "mixed": lambda: DemonstrationMixer(RingBuffer(50), RingBuffer(10), share=0.0),
 }
 
 
-def source(name: str, memory: Memory) -> Replay[None]:
-    walk = grid(["S..", "..G"], discount=0.9, slip=0.2, limit=9)
+def source(name: str, memory: ReplayBuffer) -> ReplaySource[None]:
+    walk = grid_mdp(["S..", "..G"], discount=0.9, slip=0.2, limit=9)
     world = FiniteWorld(mdp=walk, steps=2, copies=3, seed=4)
-    live = Live(Pairs(world) if name == "hindsight" else world, Wanderer())
-    return Replay(live, ring=memory, sample=16, warmup=12, seed=8)
+    live = LiveSource(Pairs(world) if name == "hindsight" else world, Wanderer())
+    return ReplaySource(live, buffer=memory, sample_size=16, warmup=12, seed=8)
 
 
-def step(name: str, replay: Replay[None], memory: Memory) -> Episodes:
+def step(name: str, replay: ReplaySource[None], memory: ReplayBuffer) -> Episodes:
     sample = replay.collect()
-    if isinstance(memory, Prioritised):
-        memory.learn(np.abs(sample.reward) + 0.01)
+    if isinstance(memory, PrioritizedSampler):
+        memory.update_priorities(np.abs(sample.reward) + 0.01)
     replay.publish(None)
     return sample
 
@@ -107,7 +107,7 @@ def test_a_resumed_source_hands_out_the_same(name: str) -> None:
 
 
 def test_what_is_warmed_up_counts_decisions() -> None:
-    ring = Ring(50)
+    ring = RingBuffer(50)
     replay = source("ring", ring)
     replay.publish(None)
     replay.collect()

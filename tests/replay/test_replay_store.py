@@ -11,7 +11,7 @@ from replay_streams import piece, stream
 from hone.core.episodes import Episodes, concatenate
 from hone.core.errors import DataError
 from hone.core.random import generator
-from hone.replay.spill import Spill, read_spilled
+from hone.replay.spill import ParquetSpill, read_spilled
 from hone.replay.store import EpisodeStore
 
 
@@ -93,7 +93,7 @@ def test_decisions_are_drawn_evenly() -> None:
 
 
 def test_the_oldest_episodes_give_way_and_are_spilled(tmp_path: Path) -> None:
-    store = EpisodeStore(20, spill=Spill(tmp_path / "old"))
+    store = EpisodeStore(20, spill=ParquetSpill(tmp_path / "old"))
     rollouts, told = stream(3, envs=2, rollouts=30, steps=4)
     for episodes in rollouts:
         store.add(episodes)
@@ -110,7 +110,7 @@ def test_the_oldest_episodes_give_way_and_are_spilled(tmp_path: Path) -> None:
 
 def test_a_resumed_run_spills_the_same_files(tmp_path: Path) -> None:
     rollouts, _ = stream(5, envs=2, rollouts=40, steps=4)
-    store, again = (EpisodeStore(20, spill=Spill(tmp_path / name)) for name in ("one", "other"))
+    store, again = (EpisodeStore(20, spill=ParquetSpill(tmp_path / name)) for name in ("one", "other"))
     for k, episodes in enumerate(rollouts):
         store.add(episodes)
         if k == 20:  # from here on two runs go on, and one of them is killed and begun again

@@ -11,12 +11,12 @@ from hypothesis import strategies as st
 from reasoning_gym.factory import create_dataset
 
 from hone.core.errors import ConfigError
-from hone.rewards.answers import AFTER_EQUALS, ANSWER_TAG, exact_match, extract
+from hone.rewards.answers import AFTER_EQUALS, ANSWER_TAG, exact_match, extract_answer
 from hone.rewards.config import RewardsConfig
-from hone.rewards.functions import check_reference, load, told, users_traceback
-from hone.rewards.math_answer import boxed, math_answer, too_much
+from hone.rewards.functions import check_reference, describe_error, load_function, users_traceback
+from hone.rewards.math_answer import last_boxed, math_answer, why_too_large
 from hone.rewards.wire import decode, encode, pack, unpack
-from hone.rewards.workers import RewardBatch, WorkerPool
+from hone.rewards.workers import RewardBatch, RewardWorkerPool
 
 plain = st.recursive(
     st.none()
@@ -72,7 +72,7 @@ def test_numpy_values_arrive_as_plain_ones() -> None:
     ],
 )
 def test_the_answer_inside_a_completion(completion: str, pattern: str, answer: str) -> None:
-    assert extract(completion, pattern) == answer
+    assert extract_answer(completion, pattern) == answer
 
 
 def test_exact_match() -> None:
@@ -134,11 +134,11 @@ def test_hostile_mathematics_is_refused_at_once_and_scores_nothing(hostile: str,
 
 
 def test_what_the_guards_let_through() -> None:
-    assert [too_much(text) for text in ("x^2 + y^2", "2^{10}!", "n != 3", "x^{-3}", "f(x)^2")] == [
+    assert [why_too_large(text) for text in ("x^2 + y^2", "2^{10}!", "n != 3", "x^{-3}", "f(x)^2")] == [
         "", "a factorial of an expression, or of more than 200", "", "", "",
     ]  # fmt: skip
-    assert boxed(r"\boxed{a{b}c}") == "a{b}c"
-    assert boxed("none") == ""
+    assert last_boxed(r"\boxed{a{b}c}") == "a{b}c"
+    assert last_boxed("none") == ""
 
 
 def form_of(source: str, **options: object) -> tuple[str, set[str], set[str]]:
@@ -151,10 +151,10 @@ def form_of(source: str, **options: object) -> tuple[str, set[str], set[str]]:
     vars(module).update(namespace)
     sys.modules["made_up_rewards"] = module
     try:
-        loaded = load("made_up_rewards:f", options)
+        loaded = load_function("made_up_rewards:f", options)
     finally:
         del sys.modules["made_up_rewards"]
-    return loaded.form, set(loaded.takes), set(loaded.needs)
+    return loaded.form, set(loaded.columns), set(loaded.required_columns)
 
 
 def test_forms_are_told_by_the_names_of_the_parameters() -> None:
@@ -178,8 +178,8 @@ def test_references_are_checked_without_importing(tmp_path) -> None:
 
 
 def test_errors_are_told_short() -> None:
-    assert told(ValueError("x" * 500)) == f"ValueError: {'x' * 200}..."
-    assert told(KeyboardInterrupt()) == "KeyboardInterrupt"
+    assert describe_error(ValueError("x" * 500)) == f"ValueError: {'x' * 200}..."
+    assert describe_error(KeyboardInterrupt()) == "KeyboardInterrupt"
     try:
         int("z")
     except ValueError as error:
@@ -199,7 +199,7 @@ def test_a_tasks_own_scorer_says_the_same_in_a_worker() -> None:
     functions = [{"use": "reasoning_gym", "options": {"pattern": r"(?s)^.*$"}}]
     columns = {name: [row[name] for _, _, row in rows] for name in rows[0][2]}
     said = [text for text, _, _ in rows]
-    with WorkerPool(RewardsConfig.model_validate({"functions": functions, "workers": 1})) as pool:
+    with RewardWorkerPool(RewardsConfig.model_validate({"functions": functions, "workers": 1})) as pool:
         scores = pool.score(RewardBatch(prompts=[""] * len(rows), completions=said, columns=columns))
     expected = [score for _, score, _ in rows]
     assert scores.score.tolist() == pytest.approx(expected)
@@ -215,7 +215,7 @@ def test_partial_credit_for_length_can_be_refused() -> None:
         {"use": "reasoning_gym", "options": {"full_marks_only": True}},
         {"use": "reasoning_gym", "options": {"pattern": AFTER_EQUALS}},
     ]
-    with WorkerPool(RewardsConfig.model_validate({"functions": functions, "workers": 1})) as pool:
+    with RewardWorkerPool(RewardsConfig.model_validate({"functions": functions, "workers": 1})) as pool:
         scores = pool.score(batch)
     assert scores.functions["reasoning_gym"].tolist() == pytest.approx([1 / 9])
     assert scores.functions["reasoning_gym#2"].tolist() == [0.0]

@@ -7,32 +7,53 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hone.core.episodes import Status
+from hone.core.episodes import ScoreStatus
 from hone.core.errors import DataError, UserCodeError
-from hone.rewards.budget import Budget
-from hone.rewards.scores import Scores, combine, concatenate, failed, judged
+from hone.rewards.budget import UnscoredBudget
+from hone.rewards.scores import RewardScores, combine_results, concatenate_scores, failed_result, result_from_value
 
 
-def scores_of(*values: float | None) -> Scores:
-    return combine({"f": [judged(value) for value in values]}, [1.0])
+def scores_of(*values: float | None) -> RewardScores:
+    return combine_results({"f": [result_from_value(value) for value in values]}, [1.0])
 
 
 def test_a_weighted_sum_by_hand() -> None:
-    scores = combine({"f": [judged(1.0), judged(0.5)], "g": [judged(2.0), judged(-1.0)]}, [1.0, 0.25])
+    scores = combine_results(
+        {"f": [result_from_value(1.0), result_from_value(0.5)], "g": [result_from_value(2.0), result_from_value(-1.0)]},
+        [1.0, 0.25],
+    )
     assert scores.score.tolist() == [1.5, 0.25]
     assert scores.functions["g"].tolist() == [2.0, -1.0]
-    assert scores.counts() == {"scored": 2, "unscorable": 0, "error": 0, "timeout": 0}
+    assert scores.status_counts() == {"scored": 2, "unscorable": 0, "error": 0, "timeout": 0}
 
 
 def test_none_is_left_out_and_a_failure_is_not() -> None:
-    scores = combine(
+    scores = combine_results(
         {
-            "f": [judged(None), judged(math.nan), judged(None), failed(Status.TIMEOUT, "slow"), judged(1.0)],
-            "g": [judged(2.0), judged(2.0), judged(None), judged(2.0), failed(Status.ERROR, "KeyError")],
+            "f": [
+                result_from_value(None),
+                result_from_value(math.nan),
+                result_from_value(None),
+                failed_result(ScoreStatus.TIMEOUT, "slow"),
+                result_from_value(1.0),
+            ],
+            "g": [
+                result_from_value(2.0),
+                result_from_value(2.0),
+                result_from_value(None),
+                result_from_value(2.0),
+                failed_result(ScoreStatus.ERROR, "KeyError"),
+            ],
         },
         [1.0, 0.5],
     )
-    assert scores.status.tolist() == [Status.SCORED, Status.UNSCORABLE, Status.UNSCORABLE, Status.TIMEOUT, Status.ERROR]
+    assert scores.status.tolist() == [
+        ScoreStatus.SCORED,
+        ScoreStatus.UNSCORABLE,
+        ScoreStatus.UNSCORABLE,
+        ScoreStatus.TIMEOUT,
+        ScoreStatus.ERROR,
+    ]
     assert scores.score[0] == 1.0
     assert np.isnan(scores.score[1:]).all()
     assert scores.reasons[3] == "f: slow"
@@ -40,9 +61,9 @@ def test_none_is_left_out_and_a_failure_is_not() -> None:
 
 
 def test_an_infinite_sum_is_no_score() -> None:
-    assert scores_of(1e308).status.tolist() == [Status.SCORED]
-    doubled = combine({"f": [judged(1e308)], "g": [judged(1e308)]}, [1.0, 1.0])
-    assert doubled.status.tolist() == [Status.UNSCORABLE]
+    assert scores_of(1e308).status.tolist() == [ScoreStatus.SCORED]
+    doubled = combine_results({"f": [result_from_value(1e308)], "g": [result_from_value(1e308)]}, [1.0, 1.0])
+    assert doubled.status.tolist() == [ScoreStatus.UNSCORABLE]
 
 
 @given(st.lists(st.one_of(st.none(), st.floats()), max_size=20))
@@ -50,19 +71,19 @@ def test_missing_is_nan_and_never_a_zero(values: list[float | None]) -> None:
     scores = scores_of(*values)
     finite = np.array([value is not None and math.isfinite(value) for value in values], dtype=bool)
     assert (np.isfinite(scores.score) == finite).all()
-    assert ((scores.status == Status.SCORED) == finite).all()
+    assert ((scores.status == ScoreStatus.SCORED) == finite).all()
     assert all(reason for reason, good in zip(scores.reasons, finite, strict=True) if not good)
 
 
 def test_batches_in_order() -> None:
-    both = concatenate([scores_of(1.0, None), scores_of(3.0)])
+    both = concatenate_scores([scores_of(1.0, None), scores_of(3.0)])
     assert len(both) == 3
     assert both.status.tolist() == [0, 1, 0]
     assert both.functions["f"][2] == 3.0
 
 
 def test_the_budget_counts_the_last_answers_only() -> None:
-    budget = Budget(allowed=0.05, window=200, barren_batches=3)
+    budget = UnscoredBudget(allowed=0.05, window=200, barren_batches=3)
     budget.observe(scores_of(*[None] * 10 + [1.0] * 190))  # 10 of 200 = 5%: still allowed
     budget.observe(scores_of(*[1.0] * 10))  # pushes the ten out
     budget.observe(scores_of(*[None] * 10 + [1.0] * 100))
@@ -75,13 +96,13 @@ def test_the_budget_counts_the_last_answers_only() -> None:
 
 
 def test_a_short_run_is_not_judged_by_its_share() -> None:
-    budget = Budget(window=200)
+    budget = UnscoredBudget(window=200)
     budget.observe(scores_of(None, 1.0))
     budget.observe(scores_of(None, 1.0))
 
 
 def test_nothing_to_learn_from() -> None:
-    budget = Budget(barren_batches=3, window=1000)
+    budget = UnscoredBudget(barren_batches=3, window=1000)
     for values in ([None], [math.nan, None], [1.0], [None], [None]):
         budget.observe(scores_of(*values))
     with pytest.raises(UserCodeError, match="nothing to learn from"):
@@ -89,11 +110,11 @@ def test_nothing_to_learn_from() -> None:
 
 
 def test_a_resumed_budget_stops_at_the_same_answer() -> None:
-    whole, first = Budget(window=20, allowed=0.2), Budget(window=20, allowed=0.2)
+    whole, first = UnscoredBudget(window=20, allowed=0.2), UnscoredBudget(window=20, allowed=0.2)
     early = scores_of(*[None] * 4 + [1.0] * 16)
     whole.observe(early)
     first.observe(early)
-    second = Budget(window=20, allowed=0.2)
+    second = UnscoredBudget(window=20, allowed=0.2)
     second.restore(first.state())
     late = scores_of(*[None] * 5)
     with pytest.raises(UserCodeError) as one:
@@ -107,11 +128,13 @@ def test_a_resumed_budget_stops_at_the_same_answer() -> None:
 
 def test_one_function_that_scored_everything_is_the_general_case() -> None:
     """The short cut against the sum of verdicts, which an answer without a score asks for."""
-    column = [judged(0.1 * i, reason="why" * (i % 2), seconds=0.01 * i) for i in range(7)]
-    short = combine({"f": column}, [0.3], tracebacks=["once"])
-    long = combine({"f": [*column, judged(None)]}, [0.3], tracebacks=["once"])
+    column = [result_from_value(0.1 * i, reason="why" * (i % 2), seconds=0.01 * i) for i in range(7)]
+    short = combine_results({"f": column}, [0.3], tracebacks=["once"])
+    long = combine_results({"f": [*column, result_from_value(None)]}, [0.3], tracebacks=["once"])
     assert np.array_equal(short.score, long.score[:-1]) and np.array_equal(short.status, long.status[:-1])
     assert short.reasons == long.reasons[:-1] and np.array_equal(short.seconds, long.seconds[:-1])
     assert np.array_equal(short.functions["f"], long.functions["f"][:-1]) and short.tracebacks == long.tracebacks
     assert short.status.dtype == long.status.dtype and short.score.dtype == long.score.dtype
-    assert combine({"f": [judged(1e308)]}, [10.0]).counts()["unscorable"] == 1, "a sum that is no number is no score"
+    assert combine_results({"f": [result_from_value(1e308)]}, [10.0]).status_counts()["unscorable"] == 1, (
+        "a sum that is no number is no score"
+    )

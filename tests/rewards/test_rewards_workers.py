@@ -12,10 +12,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hone.core.episodes import Status
+from hone.core.episodes import ScoreStatus
 from hone.core.errors import ConfigError, UserCodeError
 from hone.rewards.config import RewardsConfig
-from hone.rewards.workers import RewardBatch, WorkerPool
+from hone.rewards.workers import RewardBatch, RewardWorkerPool
 
 HOSTILE = Path(__file__).with_name("hostile_functions.py")
 
@@ -26,9 +26,9 @@ def module(tmp_path: Path) -> Path:
     return Path(shutil.copy(HOSTILE, tmp_path / "hostile.py"))
 
 
-def pool_of(module: Path, *names: str, **settings: object) -> WorkerPool:
+def pool_of(module: Path, *names: str, **settings: object) -> RewardWorkerPool:
     functions = settings.pop("functions", None) or [{"use": f"{module}:{name}"} for name in names]
-    return WorkerPool(RewardsConfig.model_validate({"workers": 1, "functions": functions, **settings}))
+    return RewardWorkerPool(RewardsConfig.model_validate({"workers": 1, "functions": functions, **settings}))
 
 
 def batch_of(*completions: object, **columns: list[object]) -> RewardBatch:
@@ -43,18 +43,20 @@ def troubled(*completions: str) -> RewardBatch:
 @pytest.mark.parametrize(
     ("act", "status", "reason"),
     [
-        ("loop", Status.TIMEOUT, "no answer within"),
-        ("gil", Status.TIMEOUT, "no answer within"),
-        ("exit", Status.ERROR, "sys.exit(3)"),
-        ("_exit", Status.ERROR, "left with exit code 0"),
-        ("segfault", Status.ERROR, "killed by SIGSEGV"),
-        ("raise", Status.ERROR, "ValueError: no digits"),
-        ("none", Status.UNSCORABLE, "returned None"),
-        ("nan", Status.UNSCORABLE, "returned nan"),
-        ("inf", Status.UNSCORABLE, "returned inf"),
+        ("loop", ScoreStatus.TIMEOUT, "no answer within"),
+        ("gil", ScoreStatus.TIMEOUT, "no answer within"),
+        ("exit", ScoreStatus.ERROR, "sys.exit(3)"),
+        ("_exit", ScoreStatus.ERROR, "left with exit code 0"),
+        ("segfault", ScoreStatus.ERROR, "killed by SIGSEGV"),
+        ("raise", ScoreStatus.ERROR, "ValueError: no digits"),
+        ("none", ScoreStatus.UNSCORABLE, "returned None"),
+        ("nan", ScoreStatus.UNSCORABLE, "returned nan"),
+        ("inf", ScoreStatus.UNSCORABLE, "returned inf"),
     ],
 )
-def test_only_the_culprit_is_without_a_score(module: Path, name: str, act: str, status: Status, reason: str) -> None:
+def test_only_the_culprit_is_without_a_score(
+    module: Path, name: str, act: str, status: ScoreStatus, reason: str
+) -> None:
     with pool_of(module, name, deadline_s=0.8) as pool:
         pool.score(troubled("fine"))
         scores = pool.score(troubled("a", "b", act, "c", "d"))
@@ -74,7 +76,7 @@ def test_what_a_function_prints_and_reads_cannot_touch_the_channel(module: Path)
 def test_memory_is_limited_where_asked(module: Path) -> None:
     with pool_of(module, "trouble", memory_bytes=2 << 30) as pool:
         scores = pool.score(troubled("fine", "memory", "fine"))
-    assert scores.status.tolist() == [0, Status.ERROR, 0]
+    assert scores.status.tolist() == [0, ScoreStatus.ERROR, 0]
     assert "MemoryError" in scores.reasons[1]
 
 

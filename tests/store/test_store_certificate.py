@@ -1,4 +1,4 @@
-"""`certificate.json`: written and read back, damaged, and shown in the report."""
+"""`build_certificate.json`: written and read back, damaged, and shown in the report."""
 
 from pathlib import Path
 
@@ -7,17 +7,26 @@ import pytest
 from hone.core.clock import ManualClock
 from hone.core.errors import DataError, HoneError
 from hone.report.run_page import write_report
-from hone.store.certificate import CERTIFICATE, TOLERANCE, Certificate, Check, read_certificate, write_certificate
+from hone.store.certificate import (
+    CERTIFICATE,
+    TOLERANCE,
+    GradientCertificate,
+    GradientCheck,
+    read_certificate,
+    write_certificate,
+)
 from hone.store.folder import create_run
-from hone.store.manifest import Facts, Setting
+from hone.store.manifest import ConfigSetting, RunMetadata
 
-GOOD = Check(name="another order", detail="5 rows shuffled", difference=3e-17, relative=2e-16)
-BAD = Check(name="two shares, summed", detail="every other row", difference=0.5, relative=0.25)
-LOST = Check(name="NaN where nothing was decided", detail="prompts", difference=float("nan"), relative=float("nan"))
+GOOD = GradientCheck(name="another order", detail="5 rows shuffled", difference=3e-17, relative=2e-16)
+BAD = GradientCheck(name="two shares, summed", detail="every other row", difference=0.5, relative=0.25)
+LOST = GradientCheck(
+    name="NaN where nothing was decided", detail="prompts", difference=float("nan"), relative=float("nan")
+)
 
 
-def of(*checks: Check) -> Certificate:
-    return Certificate(
+def of(*checks: GradientCheck) -> GradientCertificate:
+    return GradientCertificate(
         recipe="grpo", config_hash="abc", batch="20 sequences", checks=checks, versions={"hone": "0.1.0"}
     )  # fmt: skip
 
@@ -32,16 +41,16 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
 
 
 def test_rounding_passes_and_nothing_else_does() -> None:
-    assert Check(name="", detail="", difference=1.0, relative=TOLERANCE).passed
-    assert not Check(name="", detail="", difference=1.0, relative=1.01 * TOLERANCE).passed
+    assert GradientCheck(name="", detail="", difference=1.0, relative=TOLERANCE).passed
+    assert not GradientCheck(name="", detail="", difference=1.0, relative=1.01 * TOLERANCE).passed
     assert not LOST.passed
     assert of(GOOD).passed and not of(GOOD, BAD).passed and not of(GOOD, LOST).passed
     assert not of().passed, "nothing was tried"
 
 
 def test_the_line_names_what_failed() -> None:
-    assert of(GOOD).line().startswith("the gradient does not depend on how a batch is cut: 1 ways agree to 2.0e-16")
-    line = of(GOOD, BAD, LOST).line()
+    assert of(GOOD).summary().startswith("the gradient does not depend on how a batch is cut: 1 ways agree to 2.0e-16")
+    line = of(GOOD, BAD, LOST).summary()
     assert "two shares, summed (off by 2.5e-01 of it)" in line and "NaN where" in line and "another" not in line
 
 
@@ -54,8 +63,10 @@ def test_damaged(tmp_path: Path, text: str) -> None:
 
 
 def test_the_report_says_it_in_a_line(tmp_path: Path) -> None:
-    config = {"lr": Setting(value=0.5)}
-    with create_run(tmp_path, "r", config=config, facts=Facts(hone_version="1"), clock=ManualClock()) as folder:
+    config = {"lr": ConfigSetting(value=0.5)}
+    with create_run(
+        tmp_path, "r", config=config, metadata=RunMetadata(hone_version="1"), clock=ManualClock()
+    ) as folder:
         assert "checked on a small double" not in write_report(folder.path).read_text(encoding="utf-8")
         write_certificate(folder.path, of(GOOD))
         assert "1 ways agree to 2.0e-16" in write_report(folder.path).read_text(encoding="utf-8")
@@ -64,7 +75,7 @@ def test_the_report_says_it_in_a_line(tmp_path: Path) -> None:
 
 
 def test_a_certificate_alone_does_not_keep_a_run_that_failed(tmp_path: Path) -> None:
-    folder = create_run(tmp_path, "r", config={}, facts=Facts(hone_version="1"), clock=ManualClock())
+    folder = create_run(tmp_path, "r", config={}, metadata=RunMetadata(hone_version="1"), clock=ManualClock())
     write_certificate(folder.path, of(GOOD))
     folder.discard_unused()
     folder.close()

@@ -13,7 +13,7 @@ import pytest
 from hone.core.errors import DataError, ResourceError
 from hone.store import checkpoints as module
 from hone.store import codec, durable
-from hone.store.checkpoints import Checkpoints
+from hone.store.checkpoints import CheckpointFolder
 
 # Version v of a run: state and policy both say v, so that a mix of two versions would show.
 WRITER = """
@@ -57,10 +57,10 @@ def version_of(checkpoint):
 
 def recovered(folder):
     """What a resumer does: clean, then load."""
-    checkpoints = Checkpoints(folder=folder, keep_last=1, keep_best=0)
-    checkpoints.clean()
+    checkpoints = CheckpointFolder(folder=folder, keep_last=1, keep_best=0)
+    checkpoints.remove_leftovers()
     assert not [path for path in folder.iterdir() if path.name.startswith(".")]
-    return checkpoints.newest_whole()
+    return checkpoints.newest_intact()
 
 
 def failpoints():
@@ -95,7 +95,7 @@ def test_killed_at_each_named_boundary(tmp_path, name):
     assert checkpoint.warnings == ()
     save(tmp_path, 3, 3)  # and the run goes on
     assert version_of(recovered(tmp_path)) == 3
-    assert Checkpoints(folder=tmp_path).steps() == [3]
+    assert CheckpointFolder(folder=tmp_path).steps() == [3]
 
 
 # Every file-system call of a save raises an audit event: die before the k-th one, for all k.
@@ -164,7 +164,7 @@ def test_full_disk_at_each_write_keeps_the_previous_checkpoint(tmp_path, monkeyp
             messages.append(str(error))
             assert error.exit_code == 5
             assert [path.name for path in tmp_path.iterdir()] == ["step_00000001"]
-            assert version_of(Checkpoints(folder=tmp_path).newest_whole()) == 1
+            assert version_of(CheckpointFolder(folder=tmp_path).newest_intact()) == 1
         else:
             break
     assert len(messages) == 4  # tensors, tree, policy, manifest
@@ -200,7 +200,7 @@ def test_a_callback_that_fails_leaves_nothing(tmp_path):
         raise RuntimeError("out of memory")
 
     with pytest.raises(RuntimeError, match="out of memory"):
-        Checkpoints(folder=tmp_path).save(1, {}, write_policy=broken)
+        CheckpointFolder(folder=tmp_path).save(1, {}, write_policy=broken)
     assert not list(tmp_path.iterdir())
 
 
@@ -220,12 +220,12 @@ def test_every_kind_of_damage_to_every_file_falls_back_and_says_so(tmp_path):
         flipped[len(whole) // 2] ^= 1
         for damage in (whole[:-2], bytes(flipped), b"", None):
             path.unlink() if damage is None else path.write_bytes(damage)
-            checkpoint = Checkpoints(folder=tmp_path).newest_whole()
+            checkpoint = CheckpointFolder(folder=tmp_path).newest_intact()
             assert version_of(checkpoint) == 1
             assert len(checkpoint.warnings) == 1
             assert name in checkpoint.warnings[0]
             path.write_bytes(whole)
-    assert version_of(Checkpoints(folder=tmp_path).newest_whole()) == 2
+    assert version_of(CheckpointFolder(folder=tmp_path).newest_intact()) == 2
 
 
 def test_a_flipped_bit_is_named_with_both_hashes(tmp_path):
@@ -233,7 +233,7 @@ def test_a_flipped_bit_is_named_with_both_hashes(tmp_path):
     written = durable.sha256(path)
     path.write_bytes(b"\0" * 3000)
     with pytest.raises(DataError) as caught:
-        Checkpoints(folder=tmp_path).at(1)
+        CheckpointFolder(folder=tmp_path).at(1)
     assert str(path) in str(caught.value)
     assert written in str(caught.value)
     assert durable.sha256(path) in str(caught.value)
@@ -247,18 +247,18 @@ def test_any_single_flipped_bit_of_the_manifest_is_noticed(tmp_path):
         flipped[position] ^= 1
         manifest.write_bytes(flipped)
         with pytest.raises(DataError):
-            Checkpoints(folder=tmp_path).newest_whole()
+            CheckpointFolder(folder=tmp_path).newest_intact()
 
 
 def test_never_from_scratch_silently(tmp_path):
     with pytest.raises(DataError, match="no checkpoint in"):
-        Checkpoints(folder=tmp_path / "absent").newest_whole()
+        CheckpointFolder(folder=tmp_path / "absent").newest_intact()
     (tmp_path / "step_00000005").mkdir()
     with pytest.raises(DataError, match="no whole checkpoint") as caught:
-        Checkpoints(folder=tmp_path).newest_whole()
+        CheckpointFolder(folder=tmp_path).newest_intact()
     assert "step_00000005" in str(caught.value)
     with pytest.raises(DataError, match=r"no checkpoint of step 4.*\[5\]"):
-        Checkpoints(folder=tmp_path).at(4)
+        CheckpointFolder(folder=tmp_path).at(4)
 
 
 def test_a_newer_format_is_refused_by_number(tmp_path):
@@ -266,31 +266,31 @@ def test_a_newer_format_is_refused_by_number(tmp_path):
     manifest = save(tmp_path, 2, 2, keep_last=2) / "manifest.json"
     manifest.write_text(json.dumps(json.loads(manifest.read_text()) | {"format": 9}))
     with pytest.raises(DataError, match=r"format 9.*up to 1; upgrade"):
-        Checkpoints(folder=tmp_path).newest_whole()
+        CheckpointFolder(folder=tmp_path).newest_intact()
 
 
 def test_pruning_keeps_the_last_and_the_best(tmp_path):
-    kept = Checkpoints(folder=tmp_path, keep_last=2, keep_best=1)
+    kept = CheckpointFolder(folder=tmp_path, keep_last=2, keep_best=1)
     scores = [0.1, 0.9, float("nan"), 0.9, 0.3, None, 0.2]
     expected = [[1], [1, 2], [2, 3], [3, 4], [4, 5], [4, 5, 6], [4, 6, 7]]  # of two equal scores, the later
     for step, (score, steps) in enumerate(zip(scores, expected, strict=True), start=1):
         kept.save(step, {}, score=score)
         assert kept.steps() == steps
     assert kept.at(4).score == 0.9
-    assert kept.newest_whole().score == 0.2
+    assert kept.newest_intact().score == 0.2
 
 
 def test_pruning_after_a_fallback_does_not_take_the_damaged_future_for_the_newest(tmp_path):
     for step in (1, 2):
         save(tmp_path, step, step, keep_last=2)
     (tmp_path / "step_00000002" / "manifest.json").write_text("{")
-    kept = Checkpoints(folder=tmp_path, keep_last=1, keep_best=0)
-    checkpoint = kept.newest_whole()
+    kept = CheckpointFolder(folder=tmp_path, keep_last=1, keep_best=0)
+    checkpoint = kept.newest_intact()
     assert checkpoint.step == 1
     assert "aside_step_00000002" in kept.set_aside_after(checkpoint.step)[0]
     save(tmp_path, 2, 7)
-    assert version_of(kept.newest_whole()) == 7
-    assert kept.newest_whole().warnings == ()
+    assert version_of(kept.newest_intact()) == 7
+    assert kept.newest_intact().warnings == ()
     save(tmp_path, 1, 5)
     assert kept.steps() == [1, 2]  # a save of step 1 prunes nothing that is later
     assert kept.set_aside_after(1)
@@ -302,12 +302,12 @@ def test_pruning_after_a_fallback_does_not_take_the_damaged_future_for_the_newes
 
 
 def test_clean_says_what_it_removed(tmp_path):
-    assert Checkpoints(folder=tmp_path / "absent").clean() == []
+    assert CheckpointFolder(folder=tmp_path / "absent").remove_leftovers() == []
     save(tmp_path, 1, 1)
     (tmp_path / ".tmp_step_00000002").mkdir()
     (tmp_path / ".trash_step_00000000").mkdir()
     (tmp_path / "notes.txt").write_text("mine")
-    done = Checkpoints(folder=tmp_path).clean()
+    done = CheckpointFolder(folder=tmp_path).remove_leftovers()
     assert len(done) == 2
     assert sorted(path.name for path in tmp_path.iterdir()) == ["notes.txt", "step_00000001"]
 
@@ -347,7 +347,7 @@ def test_failpoint_actions(monkeypatch):
 
 
 def test_large_steps_sort_by_number(tmp_path):
-    kept = Checkpoints(folder=tmp_path, keep_last=3)
+    kept = CheckpointFolder(folder=tmp_path, keep_last=3)
     for step in (99_999_999, 100_000_000):
         kept.save(step, {"x": np.zeros(0)})
-    assert kept.newest_whole().step == 100_000_000
+    assert kept.newest_intact().step == 100_000_000

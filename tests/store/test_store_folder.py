@@ -16,14 +16,16 @@ from hone.core.clock import ManualClock
 from hone.core.errors import ConfigError, DataError, ResourceError
 from hone.store import durable
 from hone.store.folder import check_name, create_run, list_runs, open_run, resume_run
-from hone.store.manifest import Facts, Setting, config_diff, config_hash
+from hone.store.manifest import ConfigSetting, RunMetadata, config_diff, config_hash
 
 CONFIG = {
-    "steps": Setting(value=100, origin="run.toml:3"),
-    "grpo.lr": Setting(value=1e-5, origin="command line"),
-    "env.names": Setting(value=["chain_sum"]),
+    "steps": ConfigSetting(value=100, origin="run.toml:3"),
+    "grpo.lr": ConfigSetting(value=1e-5, origin="command line"),
+    "env.names": ConfigSetting(value=["chain_sum"]),
 }
-FACTS = Facts(hone_version="0.1.0", dataset_fingerprint="abc", versions={"numpy": "2.4"}, machine="toy", recipe="grpo")
+FACTS = RunMetadata(
+    hone_version="0.1.0", dataset_fingerprint="abc", versions={"numpy": "2.4"}, machine="toy", recipe="grpo"
+)
 CLOCK = ManualClock(1_769_860_800.0)  # 2026-01-31T12:00:00Z
 
 
@@ -35,15 +37,15 @@ def snapshot(folder):
 
 
 def create(root, name="run", config=CONFIG, facts=FACTS, **more):
-    return create_run(root, name, config=config, facts=facts, clock=CLOCK, **more)
+    return create_run(root, name, config=config, metadata=facts, clock=CLOCK, **more)
 
 
 def resume(root, name="run", config=CONFIG, facts=FACTS, **more):
-    return resume_run(root, name, config=config, facts=facts, clock=CLOCK, **more)
+    return resume_run(root, name, config=config, metadata=facts, clock=CLOCK, **more)
 
 
 def changed(key, value):
-    return {**CONFIG, key: Setting(value=value)}
+    return {**CONFIG, key: ConfigSetting(value=value)}
 
 
 def test_what_is_written_comes_back(tmp_path):
@@ -51,7 +53,7 @@ def test_what_is_written_comes_back(tmp_path):
         assert run.config() == CONFIG
         assert list(run.config()) == list(CONFIG)
         manifest = run.manifest()
-        assert manifest.facts == FACTS
+        assert manifest.metadata == FACTS
         assert manifest.created_at == "2026-01-31T12:00:00Z"
         assert manifest.config_hash == config_hash(CONFIG)
         assert run.samples_path(10).name == "step_00000010.parquet"
@@ -79,7 +81,7 @@ def test_an_existing_run_with_another_config_is_refused_with_the_difference(tmp_
     create(tmp_path).close()
     before = snapshot(tmp_path)
     other = {key: setting for key, setting in changed("grpo.lr", 3e-4).items() if key != "steps"} | {
-        "kl": Setting(value=0.1)
+        "kl": ConfigSetting(value=0.1)
     }
     with pytest.raises(ConfigError) as caught:
         create(tmp_path, config=other)
@@ -123,11 +125,11 @@ def test_resume_takes_the_same_config_and_listed_changes_only(tmp_path):
     with pytest.raises(ConfigError, match=r"grpo\.lr: 1e-05 -> 1"):
         resume(tmp_path, config=changed("grpo.lr", 1.0), may_change=frozenset({"steps"}))
     with pytest.raises(ConfigError, match="dataset: abc -> xyz"):
-        resume(tmp_path, facts=Facts(hone_version="0.1.0", dataset_fingerprint="xyz"))
+        resume(tmp_path, facts=RunMetadata(hone_version="0.1.0", dataset_fingerprint="xyz"))
     assert {key: value[1] for key, value in snapshot(tmp_path).items()} == {k: v[1] for k, v in before.items()}
     with resume(tmp_path, config=changed("steps", 200), may_change=frozenset({"steps"})) as run:
-        assert run.config()["steps"] == Setting(value=200)
-    other = Facts(hone_version="0.1.0", dataset_fingerprint="xyz")
+        assert run.config()["steps"] == ConfigSetting(value=200)
+    other = RunMetadata(hone_version="0.1.0", dataset_fingerprint="xyz")
     resume(tmp_path, config=changed("steps", 200), facts=other, may_change=frozenset({"dataset"})).close()
 
 
@@ -198,7 +200,7 @@ def test_the_second_holder_is_told_about_the_first(tmp_path):
 
 def test_config_diff_and_hash():
     assert config_diff(CONFIG, dict(reversed(CONFIG.items()))) == []
-    moved = {key: Setting(value=setting.value, origin="elsewhere") for key, setting in CONFIG.items()}
+    moved = {key: ConfigSetting(value=setting.value, origin="elsewhere") for key, setting in CONFIG.items()}
     assert config_hash(CONFIG) == config_hash(dict(reversed(moved.items())))
     assert config_hash(CONFIG) != config_hash(changed("steps", 101))
 
@@ -229,6 +231,6 @@ def test_a_killed_holder_gives_the_lock_back_though_its_forked_worker_lives_on(t
         holder.kill()
         holder.wait()
         try:
-            resume(tmp_path, config={}, facts=Facts(hone_version="0")).close()
+            resume(tmp_path, config={}, facts=RunMetadata(hone_version="0")).close()
         finally:
             os.kill(worker, signal.SIGKILL)

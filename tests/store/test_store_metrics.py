@@ -11,7 +11,14 @@ from hypothesis import strategies as st
 
 from hone.core.errors import DataError, ResourceError
 from hone.store import durable
-from hone.store.metrics import comparable, cut_after, heal, metrics_line, open_metrics, read_metrics
+from hone.store.metrics import (
+    metrics_line,
+    open_metrics,
+    read_metrics,
+    repair_last_line,
+    truncate_after,
+    without_clock_metrics,
+)
 
 
 def write(path, steps):
@@ -65,11 +72,11 @@ def test_every_cut_of_the_last_line_heals_to_the_lines_before(tmp_path):
     first = whole.index(b"\n") + 1
     for length in range(first, len(whole)):
         path.write_bytes(whole[:length])
-        message = heal(path)
+        message = repair_last_line(path)
         assert path.read_bytes() == whole[:first]
         assert (message is None) == (length == first)
     path.write_bytes(whole)
-    assert heal(path) is None
+    assert repair_last_line(path) is None
     assert path.read_bytes() == whole
 
 
@@ -92,15 +99,15 @@ def test_resume_cuts_torn_and_later_lines_and_says_so(tmp_path):
 def test_cut_after_the_end_changes_nothing(tmp_path):
     path = tmp_path / "m"
     write(path, [1, 2])
-    assert cut_after(path, 2) == 0
-    assert cut_after(path, 0) == 2
+    assert truncate_after(path, 2) == 0
+    assert truncate_after(path, 0) == 2
     assert path.read_bytes() == b""
 
 
 def test_a_broken_line_in_the_middle_is_named(tmp_path):
     path = tmp_path / "metrics.jsonl"
     path.write_text('{"step": 1}\n{"ste\n{"step": 3}\n')
-    for action in (lambda: read_metrics(path), lambda: cut_after(path, 3)):
+    for action in (lambda: read_metrics(path), lambda: truncate_after(path, 3)):
         with pytest.raises(DataError, match=r"metrics\.jsonl:2"):
             action()
     path.write_text('{"step": 1}\n{"loss": 1}\n')
@@ -125,9 +132,9 @@ def test_columns(tmp_path):
 def test_comparable_drops_what_depends_on_the_clock():
     one = [metrics_line(1, {"a": 1.5, "time/step_s": 0.1}), metrics_line(2, {"a": math.nan, "time/x": math.inf})]
     other = [metrics_line(1, {"a": 1.5, "time/step_s": 9.0}), metrics_line(2, {"a": math.nan, "time/x": 1})]
-    assert comparable(one) == comparable(other)
-    assert comparable(one) == ['{"step": 1, "a": 1.5}\n', '{"step": 2, "a": null, "non_finite": ["a"]}\n']
-    assert comparable(one) != comparable([metrics_line(1, {"a": 1.6}), other[1]])
+    assert without_clock_metrics(one) == without_clock_metrics(other)
+    assert without_clock_metrics(one) == ['{"step": 1, "a": 1.5}\n', '{"step": 2, "a": null, "non_finite": ["a"]}\n']
+    assert without_clock_metrics(one) != without_clock_metrics([metrics_line(1, {"a": 1.6}), other[1]])
 
 
 def test_a_full_disk_leaves_whole_lines_only(tmp_path, monkeypatch):

@@ -11,19 +11,19 @@ from hypothesis import strategies as st
 
 from hone.core.clock import ManualClock
 from hone.core.errors import DataError
-from hone.report.html import duration, number, text
+from hone.report.html import format_duration, format_number, text
 from hone.report.run_page import write_report
 from hone.store.evaluations import (
-    Evaluation,
-    Paired,
-    Pipeline,
+    EvaluationScore,
+    PairedDifference,
+    PipelineRecord,
     SideBySide,
     write_evaluations,
     write_pipeline,
     write_side_by_side,
 )
 from hone.store.folder import create_run
-from hone.store.manifest import Facts, Setting
+from hone.store.manifest import ConfigSetting, RunMetadata
 from hone.store.metrics import open_metrics
 from hone.store.samples import SampleRow, write_samples
 from hone.store.speed import MatmulRate, write_matmul_rate
@@ -73,9 +73,9 @@ def sample(k, **changes):
 
 
 def make_run(root, name, *, steps=12, recipe="grpo", config=None, extra=None):
-    config = config or {"lr": Setting(value=0.5, origin="run.toml:3"), "seed": Setting(value=None)}
-    facts = Facts(hone_version="0.1.0", recipe=recipe, machine="a toy machine", versions={"numpy": "2.4.6"})
-    with create_run(root, name, config=config, facts=facts, clock=ManualClock(1_769_860_800.0)) as run:
+    config = config or {"lr": ConfigSetting(value=0.5, origin="run.toml:3"), "seed": ConfigSetting(value=None)}
+    facts = RunMetadata(hone_version="0.1.0", recipe=recipe, machine="a toy machine", versions={"numpy": "2.4.6"})
+    with create_run(root, name, config=config, metadata=facts, clock=ManualClock(1_769_860_800.0)) as run:
         writer = open_metrics(run.metrics_path).writer
         for step in range(1, steps + 1):
             row = {"loss/mean": 1 / step, "reward/mean": step / steps, "reward/missing": 0.25}
@@ -91,7 +91,9 @@ def make_run(root, name, *, steps=12, recipe="grpo", config=None, extra=None):
 
 def test_a_single_run(tmp_path):
     folder = make_run(tmp_path, "first-run")
-    write_evaluations(folder, [Evaluation(stage="step 12", metric="accuracy", mean=0.93, low=0.91, high=0.95, n=512)])
+    write_evaluations(
+        folder, [EvaluationScore(stage="step 12", metric="accuracy", mean=0.93, low=0.91, high=0.95, n=512)]
+    )
     page = page_of(folder)
     for words in (
         "run: grpo",
@@ -151,10 +153,10 @@ def make_pipeline(root):
     folder.mkdir()
     make_run(folder, "sft", recipe="sft")
     make_run(folder, "grpo")
-    write_pipeline(folder, Pipeline(name="chain sum", stages=("sft", "grpo")))
+    write_pipeline(folder, PipelineRecord(name="chain sum", stages=("sft", "grpo")))
     accuracy = [("sft", 0.41, 0.37, 0.45), ("grpo", 0.93, 0.91, 0.95)]
-    measured = [Evaluation(stage=s, metric="accuracy", mean=m, low=a, high=b, n=512) for s, m, a, b in accuracy]
-    pair = Paired(before="sft", after="grpo", difference=0.52, low=0.48, high=0.56, p_value=1e-60, n=512)
+    measured = [EvaluationScore(stage=s, metric="accuracy", mean=m, low=a, high=b, n=512) for s, m, a, b in accuracy]
+    pair = PairedDifference(before="sft", after="grpo", difference=0.52, low=0.48, high=0.56, p_value=1e-60, n=512)
     write_evaluations(folder, measured, [pair])
     pairs = [
         SideBySide(
@@ -186,17 +188,17 @@ def test_a_pipeline(tmp_path):
 
 def test_an_interval_that_holds_zero_is_called_no_proof(tmp_path):
     folder = make_run(tmp_path, "r")
-    measured = [Evaluation(stage=s, metric="m", mean=0.5, low=0.4, high=0.6, n=9) for s in ("a", "b")]
-    pair = Paired(before="a", after="b", difference=0.01, low=-0.02, high=0.04, p_value=0.4, n=9)
+    measured = [EvaluationScore(stage=s, metric="m", mean=0.5, low=0.4, high=0.6, n=9) for s in ("a", "b")]
+    pair = PairedDifference(before="a", after="b", difference=0.01, low=-0.02, high=0.04, p_value=0.4, n=9)
     write_evaluations(folder, measured, [pair])
     assert "p = 0.400); the interval holds 0, so this is no proof" in page_of(folder).text
 
 
 def test_hostile_text_everywhere_is_only_text(tmp_path):
-    config = {EVIL: Setting(value=EVIL, origin=EVIL)}
+    config = {EVIL: ConfigSetting(value=EVIL, origin=EVIL)}
     folder = make_run(tmp_path, "r", recipe=EVIL, config=config, extra={EVIL: math.nan, f"x/{EVIL}": 1.0})
     write_samples(folder / "samples" / "step_00000010.parquet", [sample(0, prompt=EVIL, completion=EVIL, finish=EVIL)])
-    write_evaluations(folder, [Evaluation(stage=EVIL, metric=EVIL, mean=1, low=0, high=2, n=1)])
+    write_evaluations(folder, [EvaluationScore(stage=EVIL, metric=EVIL, mean=1, low=0, high=2, n=1)])
     write_side_by_side(
         folder,
         [SideBySide(prompt=EVIL, reference=EVIL, before=EVIL, after=EVIL, before_score=0.0, after_score=math.nan)],
@@ -232,7 +234,7 @@ def test_very_long_text_is_cut_and_counted():
 
 
 def test_a_fresh_run_without_anything_has_a_report(tmp_path):
-    with create_run(tmp_path, "r", config={}, facts=Facts(hone_version="0"), clock=ManualClock()) as run:
+    with create_run(tmp_path, "r", config={}, metadata=RunMetadata(hone_version="0"), clock=ManualClock()) as run:
         pass
     assert "No metrics yet." in page_of(run.path).text
 
@@ -256,7 +258,7 @@ def test_a_folder_that_is_not_there(tmp_path):
 
 def test_a_long_run_stays_a_small_page(tmp_path):
     rng = np.random.default_rng(0)
-    with create_run(tmp_path, "r", config={}, facts=Facts(hone_version="0"), clock=ManualClock()) as run:
+    with create_run(tmp_path, "r", config={}, metadata=RunMetadata(hone_version="0"), clock=ManualClock()) as run:
         writer = open_metrics(run.metrics_path).writer
         for step, row in enumerate(rng.random((5000, 20)).tolist(), start=1):
             writer.append(step, {f"m/{k}": value for k, value in enumerate(row)})
@@ -285,11 +287,11 @@ def test_a_long_run_stays_a_small_page(tmp_path):
     ],
 )
 def test_numbers_are_short(value, shown):
-    assert number(value) == shown
+    assert format_number(value) == shown
 
 
 def test_durations():
-    assert [duration(s) for s in (0.25, 4.04, 59.6, 75.3, 3600, 9000)] == [
+    assert [format_duration(s) for s in (0.25, 4.04, 59.6, 75.3, 3600, 9000)] == [
         "0.25 s",
         "4.0 s",
         "1 min 0 s",

@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 import hone
 from hone.core.errors import DataError
 from hone.store.evaluations import (
-    Evaluation,
-    Paired,
-    Pipeline,
+    EvaluationScore,
+    PairedDifference,
+    PipelineRecord,
     SideBySide,
     read_evaluations,
     read_pipeline,
@@ -95,11 +95,11 @@ def test_importing_the_store_brings_neither_torch_nor_pyarrow():
 
 def test_evaluations_round_trip(tmp_path):
     assert read_evaluations(tmp_path) == ([], [])
-    measured = [Evaluation(stage="sft", metric="accuracy", mean=0.41, low=0.37, high=0.45, n=512)]
-    compared = [Paired(before="sft", after="grpo", difference=0.5, low=0.46, high=0.55, p_value=1e-80, n=512)]
+    measured = [EvaluationScore(stage="sft", metric="accuracy", mean=0.41, low=0.37, high=0.45, n=512)]
+    compared = [PairedDifference(before="sft", after="grpo", difference=0.5, low=0.46, high=0.55, p_value=1e-80, n=512)]
     write_evaluations(tmp_path, measured, compared)
     assert read_evaluations(tmp_path) == (measured, compared)
-    write_evaluations(tmp_path, [Evaluation(stage="a", metric="m", mean=math.nan, low=0.0, high=1.0, n=0)])
+    write_evaluations(tmp_path, [EvaluationScore(stage="a", metric="m", mean=math.nan, low=0.0, high=1.0, n=0)])
     evaluations, paired = read_evaluations(tmp_path)
     assert math.isnan(evaluations[0].mean)
     assert paired == []
@@ -110,9 +110,9 @@ def test_side_by_side_and_pipeline_round_trip(tmp_path):
     assert read_pipeline(tmp_path) is None
     pair = SideBySide(prompt="1+1", reference="2", before="3", after="2", before_score=None, after_score=1.0)
     write_side_by_side(tmp_path, [pair])
-    write_pipeline(tmp_path, Pipeline(name="chain", stages=("sft", "grpo")))
+    write_pipeline(tmp_path, PipelineRecord(name="chain", stages=("sft", "grpo")))
     assert read_side_by_side(tmp_path) == [pair]
-    assert read_pipeline(tmp_path) == Pipeline(name="chain", stages=("sft", "grpo"))
+    assert read_pipeline(tmp_path) == PipelineRecord(name="chain", stages=("sft", "grpo"))
 
 
 @pytest.mark.parametrize(

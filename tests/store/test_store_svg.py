@@ -9,7 +9,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from hone.report import svg
-from hone.report.svg import Interval, Scale, curve, interval_plot, nice_ticks, tick_labels
+from hone.report.svg import IntervalRow, LinearScale, curve_plot, interval_plot, nice_ticks, tick_labels
 
 
 def points(picture, style):
@@ -18,8 +18,8 @@ def points(picture, style):
 
 
 def test_scale():
-    assert Scale(0, 10, 100, 200).at(2.5) == 125
-    assert Scale(0, 1, 110, 8).at(1) == 8  # upside down, as pictures are
+    assert LinearScale(0, 10, 100, 200).at(2.5) == 125
+    assert LinearScale(0, 1, 110, 8).at(1) == 8  # upside down, as pictures are
 
 
 @given(st.floats(-1e9, 1e9), st.floats(1e-6, 1e9), st.integers(1, 8))
@@ -49,7 +49,7 @@ def test_tick_labels_have_the_same_decimals():
 
 
 def test_curve_by_hand():
-    picture = curve(np.array([1, 2, 3]), np.array([0.0, 1.0, 0.5]))
+    picture = curve_plot(np.array([1, 2, 3]), np.array([0.0, 1.0, 0.5]))
     # x from 36 to 292; y from 110 (0) up to 8 (1.06: six hundredths of room above)
     assert points(picture, "line") == [(36.0, 110.0), (164.0, 13.8), (292.0, 61.9)]
     assert "step 2: 1" in picture
@@ -57,14 +57,14 @@ def test_curve_by_hand():
 
 
 def test_a_missing_value_is_left_out():
-    picture = curve(np.array([1, 2, 3]), np.array([0.0, np.nan, 1.0]))
+    picture = curve_plot(np.array([1, 2, 3]), np.array([0.0, np.nan, 1.0]))
     assert points(picture, "line") == [(36.0, 110.0), (292.0, 13.8)]
-    assert curve(np.array([1, 2]), np.array([np.nan, np.inf])) == ""
+    assert curve_plot(np.array([1, 2]), np.array([np.nan, np.inf])) == ""
 
 
 def test_one_point_and_constants_have_a_place():
     for values in ([3.0], [0.0, 0.0], [-2.0, -2.0]):
-        picture = curve(np.arange(1, len(values) + 1), np.array(values))
+        picture = curve_plot(np.arange(1, len(values) + 1), np.array(values))
         assert "nan" not in picture
         assert "<circle" in picture
 
@@ -72,12 +72,12 @@ def test_one_point_and_constants_have_a_place():
 def test_noise_is_smoothed_and_a_schedule_is_not():
     steps = np.arange(1, 101)
     noise = np.random.default_rng(0).random(100)
-    assert points(curve(steps, noise), "raw")
-    smooth = points(curve(steps, noise), "line")
+    assert points(curve_plot(steps, noise), "raw")
+    smooth = points(curve_plot(steps, noise), "line")
     assert smooth
-    assert np.std([y for _, y in smooth]) < 0.5 * np.std([y for _, y in points(curve(steps, noise), "raw") or []])
+    assert np.std([y for _, y in smooth]) < 0.5 * np.std([y for _, y in points(curve_plot(steps, noise), "raw") or []])
     warmup = np.minimum(steps / 10, 1.0)
-    assert points(curve(steps, warmup), "raw") is None
+    assert points(curve_plot(steps, warmup), "raw") is None
 
 
 def test_smoothing_keeps_a_constant_and_thinning_keeps_the_mean():
@@ -89,7 +89,7 @@ def test_smoothing_keeps_a_constant_and_thinning_keeps_the_mean():
 
 
 def test_intervals_by_hand():
-    picture = interval_plot([Interval(label="a", mean=0.5, low=0.25, high=1.0)])
+    picture = interval_plot([IntervalRow(label="a", mean=0.5, low=0.25, high=1.0)])
     # the axis runs from 120 (0) to 890 (1)
     assert 'x1="312.5" x2="890"' in picture
     assert 'cx="505"' in picture
@@ -98,8 +98,8 @@ def test_intervals_by_hand():
 
 def test_intervals_outside_the_unit_range_and_not_finite():
     picture = interval_plot(
-        [Interval(label="a", mean=-200, low=-250, high=-150), Interval(label="b", mean=math.nan, low=0, high=1)]
+        [IntervalRow(label="a", mean=-200, low=-250, high=-150), IntervalRow(label="b", mean=math.nan, low=0, high=1)]
     )
     assert "nan" not in picture
     assert "−200" in picture  # noqa: RUF001
-    assert interval_plot([Interval(label="b", mean=math.nan, low=math.nan, high=math.nan)]) == ""
+    assert interval_plot([IntervalRow(label="b", mean=math.nan, low=math.nan, high=math.nan)]) == ""

@@ -6,12 +6,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hone.core.errors import DataError
-from hone.report.svg import Block, lanes
-from hone.report.timeline import timeline
-from hone.store.metrics import Columns
+from hone.report.svg import LaneBlock, lane_plot
+from hone.report.timeline import step_timeline
+from hone.store.metrics import MetricColumns
 from hone.store.speed import (
     MatmulRate,
-    flops_words,
+    format_flops,
     read_matmul_rate,
     speed_line,
     update_flops_per_s,
@@ -20,7 +20,7 @@ from hone.store.speed import (
 
 
 def columns(steps, **values):
-    return Columns(
+    return MetricColumns(
         np.array(steps, np.int64),
         {name.replace("__", "/"): np.array(value, np.float64) for name, value in values.items()},
     )
@@ -49,7 +49,7 @@ def spans(found):
 
 
 def test_a_step_by_hand():
-    found = timeline(text_run())
+    found = step_timeline(text_run())
     assert found.step_s == pytest.approx(1.0) and found.steps == 10
     assert spans(found.loop) == [
         ("collect", 0.0, 0.5),
@@ -59,18 +59,20 @@ def test_a_step_by_hand():
         ("judge", 0.9, 0.05),
         ("other", 0.95, 0.05),
     ]
-    assert spans(found.inside) == [
+    assert spans(found.collect_parts) == [
         ("prefill", 0.0, 0.075),
         ("decode", 0.075, 0.225),
         ("bookkeeping", 0.3, 0.1),
         ("rewards", 0.4, 0.1),
     ]
-    assert found.beside == ()
+    assert found.overlapping == ()
     assert found.bottleneck() == "The bottleneck is the learner's update (update): 30% of a step, 0.3 s of 1.0 s."
 
 
 def test_generation_that_is_slowest_says_what_its_longest_answers_cost():
-    found = timeline(text_run(time__update_s=[0.1, 0.1], time__generate_prefill_s=[0.5, 0.5], time__step_s=[5.0, 3.0]))
+    found = step_timeline(
+        text_run(time__update_s=[0.1, 0.1], time__generate_prefill_s=[0.5, 0.5], time__step_s=[5.0, 3.0])
+    )
     assert found.bottleneck() == (
         "The bottleneck is generation (decode): 25% of a step, 0.2 s of 0.8 s; 0.1 s of slot time passed while only "
         "the longest answers were being written."
@@ -78,9 +80,9 @@ def test_generation_that_is_slowest_says_what_its_longest_answers_cost():
 
 
 def test_generation_beside_the_loop_is_no_part_of_its_time():
-    found = timeline(text_run(time__collect_s=[0.5, 0.5], time__publish_s=[3.0, 2.0], time__step_s=[6.5, 4.5]))
-    assert found.inside == ()
-    assert spans(found.beside) == [("prefill", 0.0, 0.075), ("decode", 0.075, 0.225), ("bookkeeping", 0.3, 0.1)]
+    found = step_timeline(text_run(time__collect_s=[0.5, 0.5], time__publish_s=[3.0, 2.0], time__step_s=[6.5, 4.5]))
+    assert found.collect_parts == ()
+    assert spans(found.overlapping) == [("prefill", 0.0, 0.075), ("decode", 0.075, 0.225), ("bookkeeping", 0.3, 0.1)]
     assert sum(span.seconds_s for span in found.loop) == pytest.approx(found.step_s)
     assert found.bottleneck().startswith(
         "The bottleneck is waiting for answers that are written beside the loop (collect and publish): 55% of a step"
@@ -88,15 +90,15 @@ def test_generation_beside_the_loop_is_no_part_of_its_time():
 
 
 def test_a_run_without_a_language_model():
-    found = timeline(columns([4], time__collect_s=[3.0], time__update_s=[1.0], time__step_s=[4.0], loss=[1.0]))
+    found = step_timeline(columns([4], time__collect_s=[3.0], time__update_s=[1.0], time__step_s=[4.0], loss=[1.0]))
     assert spans(found.loop) == [("collect", 0.0, 0.75), ("update", 0.75, 0.25)]
-    assert found.inside == found.beside == ()
+    assert found.collect_parts == found.overlapping == ()
     assert found.bottleneck() == "The bottleneck is collecting episodes (collect): 75% of a step, 0.75 s of 1.0 s."
 
 
 @pytest.mark.parametrize("metrics", [columns([]), columns([3], loss=[1.0]), columns([3], time__step_s=[0.0])])
 def test_nothing_was_timed(metrics):
-    assert timeline(metrics) is None
+    assert step_timeline(metrics) is None
 
 
 positive = st.floats(min_value=1e-6, max_value=100)
@@ -104,7 +106,7 @@ positive = st.floats(min_value=1e-6, max_value=100)
 
 @given(positive, positive, positive, positive, st.floats(0, 1), st.floats(0, 1))
 def test_the_finest_parts_sum_up_to_the_step(collect, update, publish, generate, model, prefill):
-    found = timeline(
+    found = step_timeline(
         columns(
             [1],
             time__collect_s=[collect],
@@ -117,18 +119,19 @@ def test_the_finest_parts_sum_up_to_the_step(collect, update, publish, generate,
         )
     )
     # Generation may be measured a little longer than what it lies within.
-    assert sum(seconds for _, seconds in found.leaves()) == pytest.approx(found.step_s, rel=0.06)
-    assert bool(found.beside) != bool(found.inside)
+    assert sum(seconds for _, seconds in found.finest_parts()) == pytest.approx(found.step_s, rel=0.06)
+    assert bool(found.overlapping) != bool(found.collect_parts)
 
 
 def test_lanes_are_drawn_to_scale():
-    block = Block(name="collect", start=100.0, size=50.0, style="p0", title="collect: 50 ms")
-    picture = lanes([("a step", [block])], 200.0, "ms")
+    block = LaneBlock(name="collect", start=100.0, size=50.0, style="p0", title="collect: 50 ms")
+    picture = lane_plot([("a step", [block])], 200.0, "ms")
     left, right = 120.0, 960.0 - 12
     assert f'x="{left + (right - left) / 2:g}"' in picture
     assert f'width="{(right - left) / 4 - 1:g}"' in picture
     assert "<title>collect: 50 ms</title>" in picture and "200 ms" in picture
-    longer = lanes([("a step", [block]), ("beside it", [Block(name="x", start=0, size=400, style="p1", title="x")])],
+    longer = lane_plot([("a step", [block]), ("beside it", [LaneBlock(name="x", start=0, size=400, style="p1",
+    title="x")])],
                    200.0, "ms")  # fmt: skip
     assert "400 ms" in longer, "the axis ends where the last block does"
 
@@ -155,7 +158,7 @@ def test_operations_by_seconds():
     ("rate", "words"), [(4.12e10, "41.2 GFLOP/s"), (9.89e14, "989 TFLOP/s"), (1.2e15, "1.2 PFLOP/s"), (5.0, "5 FLOP/s")]
 )
 def test_rates_in_words(rate, words):
-    assert flops_words(rate) == words
+    assert format_flops(rate) == words
 
 
 def test_the_machines_rate_is_kept(tmp_path):

@@ -13,13 +13,13 @@ from hone.tabular.explore import (
     ExponentialSchedule,
     LinearSchedule,
     SoftmaxActions,
-    UpperConfidence,
+    UpperConfidenceBound,
+    action_probabilities,
     boltzmann,
-    chosen_by,
     count_bonus,
     epsilon_greedy,
-    probabilities,
-    scheduled,
+    sample_actions,
+    schedule_value,
     upper_confidence,
 )
 
@@ -41,7 +41,7 @@ def test_boltzmann_by_hand() -> None:
 def test_upper_confidence_by_hand_and_what_was_never_tried_first() -> None:
     index = upper_confidence(VALUES, COUNTS, 2.0)
     assert index[0, 1] == pytest.approx(3 + 2 * np.sqrt(np.log(16)))
-    chances = probabilities(UpperConfidence(kind="ucb"), VALUES, np.array([[4, 0, 9, 0]]), 0)
+    chances = action_probabilities(UpperConfidenceBound(kind="ucb"), VALUES, np.array([[4, 0, 9, 0]]), 0)
     np.testing.assert_allclose(chances, [[0, 0.5, 0, 0.5]])
 
 
@@ -53,17 +53,17 @@ def test_the_bonus_of_counts_is_paid_to_learning() -> None:
 
 def test_schedules() -> None:
     line = LinearSchedule(kind="linear", begin=1.0, end=0.2, turns=10)
-    assert [scheduled(line, turn) for turn in (0, 5, 10, 99)] == pytest.approx([1.0, 0.6, 0.2, 0.2])
+    assert [schedule_value(line, turn) for turn in (0, 5, 10, 99)] == pytest.approx([1.0, 0.6, 0.2, 0.2])
     falling = ExponentialSchedule(kind="exponential", begin=1.0, end=0.0, half_life=4)
-    assert [scheduled(falling, turn) for turn in (0, 4, 8)] == pytest.approx([1.0, 0.5, 0.25])
-    assert scheduled(ConstantSchedule(value=0.3), 7) == 0.3
+    assert [schedule_value(falling, turn) for turn in (0, 4, 8)] == pytest.approx([1.0, 0.5, 0.25])
+    assert schedule_value(ConstantSchedule(value=0.3), 7) == 0.3
     always = EpsilonGreedy(epsilon=LinearSchedule(kind="linear", begin=1.0, end=0.0, turns=2))
-    np.testing.assert_allclose(probabilities(always, VALUES, COUNTS, 0), np.full((1, 4), 0.25))
-    np.testing.assert_allclose(probabilities(always, VALUES, COUNTS, 2), [[0.0, 0.5, 0.5, 0.0]])
+    np.testing.assert_allclose(action_probabilities(always, VALUES, COUNTS, 0), np.full((1, 4), 0.25))
+    np.testing.assert_allclose(action_probabilities(always, VALUES, COUNTS, 2), [[0.0, 0.5, 0.5, 0.0]])
 
 
 RULES: list[Exploration] = [
-    EpsilonGreedy(), SoftmaxActions(kind="boltzmann"), UpperConfidence(kind="ucb"), CountBonus(kind="counts"),
+    EpsilonGreedy(), SoftmaxActions(kind="boltzmann"), UpperConfidenceBound(kind="ucb"), CountBonus(kind="counts"),
 ]  # fmt: skip
 
 
@@ -71,16 +71,16 @@ RULES: list[Exploration] = [
 @given(seed=st.integers(0, 1000))
 def test_probabilities_add_up(explore: Exploration, seed: int) -> None:
     draws = np.random.default_rng(seed)
-    chances = probabilities(explore, draws.standard_normal((6, 3)), draws.integers(0, 5, (6, 3)), seed)
+    chances = action_probabilities(explore, draws.standard_normal((6, 3)), draws.integers(0, 5, (6, 3)), seed)
     assert (chances >= 0).all()
     np.testing.assert_allclose(chances.sum(axis=1), 1.0)
 
 
 def test_draws_have_the_probabilities_and_say_them() -> None:
     chances = np.tile([[0.0, 0.25, 0.7, 0.05, 0.0]], (100_000, 1))
-    chosen, logp = chosen_by(chances, np.random.default_rng(0).random(100_000, dtype=np.float32))
+    chosen, logp = sample_actions(chances, np.random.default_rng(0).random(100_000, dtype=np.float32))
     share = np.bincount(chosen, minlength=5) / len(chosen)
     np.testing.assert_allclose(share, chances[0], atol=0.005)
     np.testing.assert_allclose(np.exp(logp), chances[0][chosen], rtol=1e-6)
-    edge, _ = chosen_by(chances[:2], np.array([0.0, np.nextafter(np.float32(1), np.float32(0))], np.float32))
+    edge, _ = sample_actions(chances[:2], np.array([0.0, np.nextafter(np.float32(1), np.float32(0))], np.float32))
     assert edge.tolist() == [1, 3]  # never an action of probability 0

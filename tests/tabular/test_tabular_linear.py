@@ -10,14 +10,14 @@ from hone.tabular.batch import RateConfig
 from hone.tabular.learn import TabularLearner
 from hone.tabular.linear import (
     BAIRD_START,
-    Linear,
-    Row,
-    Step,
+    LinearRule,
+    LinearStep,
+    LinearUpdate,
     baird_features,
-    delayed,
     gtd2,
-    projected_error,
+    projected_bellman_error,
     semi_gradient,
+    semi_gradient_with_target,
     tdc,
 )
 from hone.tabular.tables import StateValues
@@ -40,10 +40,12 @@ def wandering(count: int, seed: int) -> Episodes:
     )  # fmt: skip
 
 
-def learned(step: Step, *, rate: float, second: float = 0.0, copy: int = 0, count: int = 20_000) -> StateValues:
+def learned(step: LinearUpdate, *, rate: float, second: float = 0.0, copy: int = 0, count: int = 20_000) -> StateValues:
     values = StateValues(np.tile([0.0, 1.0], (7, 1)), features=FEATURES)
     values.x[:] = BAIRD_START
-    learner = TabularLearner(values, Linear(step, second_rate=second, copy_every=copy), RateConfig(rate=rate))
+    learner = TabularLearner(
+        values, LinearRule(step, second_rate=second, target_update_every=copy), RateConfig(rate=rate)
+    )
     episodes = wandering(count, seed=0)
     discount = np.full(count, DISCOUNT, np.float32)
     learner.update(episodes, Credits(advantage=episodes.reward, discount=discount))
@@ -53,7 +55,7 @@ def learned(step: Step, *, rate: float, second: float = 0.0, copy: int = 0, coun
 def error_of(values: StateValues) -> float:
     """The projected Bellman error, weighted by where the behaviour goes: every state alike."""
     backup = np.full(7, DISCOUNT * values.v[6])
-    return projected_error(FEATURES, values.x, backup, VISITS)
+    return projected_bellman_error(FEATURES, values.x, backup, VISITS)
 
 
 def test_the_features_are_those_of_the_book() -> None:
@@ -76,7 +78,7 @@ def test_a_run_that_diverges_says_so() -> None:
 
 
 @pytest.mark.parametrize("step", [gtd2, tdc])
-def test_the_gradient_of_the_projected_error_mends_it(step: Step) -> None:
+def test_the_gradient_of_the_projected_error_mends_it(step: LinearUpdate) -> None:
     begin = error_of(learned(step, rate=0.005, second=0.05, count=1))
     after = learned(step, rate=0.005, second=0.05)
     assert begin > 2.0
@@ -86,19 +88,24 @@ def test_the_gradient_of_the_projected_error_mends_it(step: Step) -> None:
 
 def test_a_target_network_mends_it_too() -> None:
     """Each copy is a step of exact evaluation, a contraction by the discount, since the features can express it."""
-    early = learned(delayed, rate=0.02, copy=100, count=20_000)
-    late = learned(delayed, rate=0.02, copy=100, count=60_000)
+    early = learned(semi_gradient_with_target, rate=0.02, copy=100, count=20_000)
+    late = learned(semi_gradient_with_target, rate=0.02, copy=100, count=60_000)
     assert np.abs(early.v).max() < 13.0
     assert np.abs(late.v).max() < 0.25 * np.abs(early.v).max()
 
 
 def test_each_rule_by_hand() -> None:
-    row = Row(
-        now=np.array([1.0, 2.0]), ahead=np.array([3.0, -1.0]), reward=1.0, factor=0.5, ratio=2.0, rate=0.1
+    row = LinearStep(
+        features=np.array([1.0, 2.0]),
+        next_features=np.array([3.0, -1.0]),
+        reward=1.0,
+        discount=0.5,
+        ratio=2.0,
+        step_size=0.1,
     )  # error = 1 + 0.5 * (w . ahead) - w . now, with w = (1, 1): 1 + 1 - 3 = -1; x - factor x' = (-0.5, 2.5)
     for step, second, weight_after, second_after in (
         (semi_gradient, [0.0, 0.0], [0.8, 0.6], [0.0, 0.0]),
-        (delayed, [2.0, 0.0], [1.2, 1.4], [2.0, 0.0]),  # error = 1 + 0.5 * 6 - 3 = 1
+        (semi_gradient_with_target, [2.0, 0.0], [1.2, 1.4], [2.0, 0.0]),  # error = 1 + 0.5 * 6 - 3 = 1
         (gtd2, [1.0, 0.0], [0.9, 1.5], [0.2, -1.6]),  # x.v = 1; v += 0.2 * 2 * (-1 - 1) * x
         (tdc, [1.0, 0.0], [0.5, 0.7], [0.2, -1.6]),
     ):

@@ -12,37 +12,39 @@ from hone.core.episodes import Episodes
 from hone.core.errors import ConfigError, DataError
 from hone.tabular.batch import (
     RateConfig,
-    averaged,
+    expected_sarsa_weights,
     first_visits,
-    followed,
-    laid_out,
-    onwards,
     rank_among_equals,
-    rates,
+    sarsa_weights,
+    step_sizes,
+    suffix_products,
+    tabular_batch,
 )
 from hone.tabular.explore import ConstantSchedule, EpsilonGreedy
-from hone.tabular.learn import TabularLearner, Toward
-from hone.tabular.tables import ActionTable, States, StateValues, load_numbers, load_table, save_table
-from hone.tabular.tiles import tile_coder
+from hone.tabular.learn import TabularLearner, TargetRule
+from hone.tabular.tables import ActionTable, StateFeatures, StateValues, load_table, load_table_arrays, save_table
+from hone.tabular.tiles import make_tile_coder
 
-CODER = tile_coder([-1.0, 0.0], [1.0, 10.0], tilings=4, bins=5, actions=3)
+CODER = make_tile_coder([-1.0, 0.0], [1.0, 10.0], tilings=4, bins=5, actions=3)
 
 
 @pytest.mark.parametrize("tables", [1, 2])
 def test_a_saved_table_decides_the_same(tables: int, tmp_path: Path) -> None:
-    features = States(count=7, actions=3, first=2)
+    features = StateFeatures(count=7, actions=3, first=2)
     table = ActionTable(features, initial=1.0, tables=tables, first_action=5)
     table.x += np.random.default_rng(0).standard_normal(len(table.x))
-    table.count += 3
+    table.visits += 3
     save_table(table, tmp_path)
     again = load_table(tmp_path)
     assert isinstance(again, ActionTable)
     seen = np.arange(2, 9)
-    np.testing.assert_array_equal(again.acting().best(seen), table.acting().best(seen))
+    np.testing.assert_array_equal(again.numpy_policy().best(seen), table.numpy_policy().best(seen))
     noise = np.random.default_rng(1).random(7, dtype=np.float32)
-    for one, other in zip(again.acting(3).decide(seen, noise), table.acting(3).decide(seen, noise), strict=True):
+    for one, other in zip(
+        again.numpy_policy(3).decide(seen, noise), table.numpy_policy(3).decide(seen, noise), strict=True
+    ):
         np.testing.assert_array_equal(one, other)
-    assert set(table.acting().best(seen).tolist()) <= {5, 6, 7}
+    assert set(table.numpy_policy().best(seen).tolist()) <= {5, 6, 7}
     np.testing.assert_allclose(table.q, table.x.reshape(tables, 7, 3).mean(axis=0))
 
 
@@ -52,7 +54,7 @@ def test_tiles_and_values_are_saved_too(tmp_path: Path) -> None:
     save_table(table, tmp_path / "tiles")
     seen = np.random.default_rng(1).uniform(-1, 1, (20, 2))
     again = load_table(tmp_path / "tiles")
-    np.testing.assert_array_equal(again.acting().best(seen), table.acting().best(seen))
+    np.testing.assert_array_equal(again.numpy_policy().best(seen), table.numpy_policy().best(seen))
     values = StateValues(np.full((3, 2), 0.5), features=np.eye(3))
     values.x[:] = [1, 2, 3]
     save_table(values, tmp_path / "values")
@@ -64,10 +66,10 @@ def test_tiles_and_values_are_saved_too(tmp_path: Path) -> None:
 def test_a_damaged_folder_is_named(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"table.safetensors: cannot read the table"):
         load_table(tmp_path)
-    table = ActionTable(States(count=2, actions=2))
+    table = ActionTable(StateFeatures(count=2, actions=2))
     save_table(table, tmp_path)
     with pytest.raises(DataError, match=r"the saved table has .*\(4,\).* this run's has .*\(6,\)"):
-        load_numbers(ActionTable(States(count=3, actions=2)), tmp_path)
+        load_table_arrays(ActionTable(StateFeatures(count=3, actions=2)), tmp_path)
     (tmp_path / "policy.json").write_text('{"format": 9, "kind": "action_table"}')
     with pytest.raises(DataError, match="format 9"):
         load_table(tmp_path)
@@ -94,7 +96,7 @@ def test_one_tile_of_each_grid_and_neighbours_share(seed: int) -> None:
 
 def test_tiles_tell_points_apart_by_a_tilings_share_of_a_cell() -> None:
     """Along one dimension a step of a cell's quarter changes one of the four tiles, a whole cell changes all."""
-    line = tile_coder([0.0], [5.0], tilings=4, bins=5, actions=1)
+    line = make_tile_coder([0.0], [5.0], tilings=4, bins=5, actions=1)
     tiles = line.tiles(np.array([[1.05], [1.30], [2.05]]))
     assert (tiles[0] != tiles[1]).sum() == 1
     assert (tiles[0] != tiles[2]).sum() == 4
@@ -102,9 +104,9 @@ def test_tiles_tell_points_apart_by_a_tilings_share_of_a_cell() -> None:
 
 def test_a_box_without_bounds_is_refused() -> None:
     with pytest.raises(ConfigError, match="bounded box"):
-        tile_coder([-np.inf], [1.0], tilings=1, bins=2, actions=1)
+        make_tile_coder([-np.inf], [1.0], tilings=1, bins=2, actions=1)
     with pytest.raises(ConfigError, match="use fewer bins"):
-        tile_coder([0.0] * 8, [1.0] * 8, tilings=8, bins=20, actions=2)
+        make_tile_coder([0.0] * 8, [1.0] * 8, tilings=8, bins=20, actions=2)
 
 
 def pieces() -> Episodes:
@@ -119,28 +121,28 @@ def pieces() -> Episodes:
 
 
 def test_steps_know_what_follows() -> None:
-    table = ActionTable(States(count=3, actions=2), explore=EpsilonGreedy(epsilon=ConstantSchedule(value=0.5)))
+    table = ActionTable(StateFeatures(count=3, actions=2), explore=EpsilonGreedy(epsilon=ConstantSchedule(value=0.5)))
     table.x[:] = [0, 1, 2, 3, 5, 4]
     episodes = pieces()
     credits = Credits(advantage=episodes.reward, discount=np.array([0.9, 0.0, 0.9, 0.9, 0.9], np.float32))
-    batch = laid_out(table, episodes, credits, RateConfig(rate=0.5))
+    batch = tabular_batch(table, episodes, credits, RateConfig(rate=0.5))
     assert batch.steps.cell[:, 0].tolist() == [1, 2, 5, 1, 2]
-    assert batch.steps.ahead[:, 0].tolist() == [2, 4, 0, 2, 4]
+    assert batch.steps.next_cell[:, 0].tolist() == [2, 4, 0, 2, 4]
     assert batch.ended.tolist() == [True, True, False]
     # SARSA: the action that was taken next; at a cut, the probabilities of whoever would have chosen
-    np.testing.assert_allclose(followed(table, batch), [[1, 0], [0.75, 0.25], [0, 1], [0.25, 0.75], [0.75, 0.25]])
-    np.testing.assert_allclose(averaged(table, batch)[[0, 2]], [[0.25, 0.75], [0.25, 0.75]])
-    assert table.count.tolist() == [0, 2, 2, 0, 0, 1]
+    np.testing.assert_allclose(sarsa_weights(table, batch), [[1, 0], [0.75, 0.25], [0, 1], [0.25, 0.75], [0.75, 0.25]])
+    np.testing.assert_allclose(expected_sarsa_weights(table, batch)[[0, 2]], [[0.25, 0.75], [0.25, 0.75]])
+    assert table.visits.tolist() == [0, 2, 2, 0, 0, 1]
 
 
 def test_what_has_no_score_teaches_nothing() -> None:
-    size = rates(np.zeros(3, np.int64), np.array([[0], [1]]), RateConfig(rate=0.4), np.array([True, False]))
+    size = step_sizes(np.zeros(3, np.int64), np.array([[0], [1]]), RateConfig(rate=0.4), np.array([True, False]))
     assert size.tolist() == [0.4, 0.0]
 
 
 def test_step_sizes_fall_with_visits() -> None:
     count = np.array([4, 0, 0])
-    size = rates(count, np.array([[0], [1], [0]]), RateConfig(rate=1.0, power=0.5, least=0.4), np.ones(3, bool))
+    size = step_sizes(count, np.array([[0], [1], [0]]), RateConfig(rate=1.0, power=0.5, least=0.4), np.ones(3, bool))
     np.testing.assert_allclose(size, [5**-0.5, 1.0, 6**-0.5])
     assert count.tolist() == [6, 1, 0]
 
@@ -158,21 +160,21 @@ def test_first_visits_by_hand() -> None:
 
 def test_first_and_every_visit_means_by_hand() -> None:
     """Sutton & Barto, section 5.1: one episode sees a state twice, with returns 3 and 1, another once, with 5."""
-    table, target = ActionTable(States(count=1, actions=1)), np.array([3.0, 1.0, 5.0], np.float32)
+    table, target = ActionTable(StateFeatures(count=1, actions=1)), np.array([3.0, 1.0, 5.0], np.float32)
     for first, mean in ((True, 4.0), (False, 3.0)):
-        table.x[:], table.count[:] = 0.0, 0
+        table.x[:], table.visits[:] = 0.0, 0
         episodes = Episodes(
             offsets=np.array([0, 2, 3]), seen=np.zeros(3, np.int64), chosen=np.zeros(3, np.int64),
             logp=np.zeros(3, np.float32), version=np.zeros(3, np.int32), reward=np.zeros(3, np.float32),
             group=np.arange(2), terminated=np.ones(2, bool), truncated=np.zeros(2, bool), final=np.zeros(2, np.int64),
             score=np.zeros(2), status=np.zeros(2, np.uint8),
         )  # fmt: skip
-        learner = TabularLearner(table, Toward(), RateConfig(rate=1.0, power=1.0), first_visits=first)
+        learner = TabularLearner(table, TargetRule(), RateConfig(rate=1.0, power=1.0), first_visits=first)
         learner.update(episodes, Credits(advantage=target, target=target))
         assert table.x[0] == pytest.approx(mean)
 
 
 def test_ratios_from_a_step_to_the_end() -> None:
     ratio, offsets = np.array([2.0, 3.0, 0.5, 4.0]), np.array([0, 3, 4])
-    assert onwards(ratio, offsets, itself=True).tolist() == [3.0, 1.5, 0.5, 4.0]
-    assert onwards(ratio, offsets, itself=False).tolist() == [1.5, 0.5, 1.0, 1.0]
+    assert suffix_products(ratio, offsets, include_self=True).tolist() == [3.0, 1.5, 0.5, 4.0]
+    assert suffix_products(ratio, offsets, include_self=False).tolist() == [1.5, 0.5, 1.0, 1.0]

@@ -7,15 +7,15 @@ from typing import Any
 import numpy as np
 import tiny_runs
 
-from hone.cli.commands.train import stages_of
+from hone.cli.commands.train import planned_runs
 from hone.config.resolve import read_document
 from hone.core.errors import ConfigError
 from hone.envs.text.task import TaskConfig
-from hone.evaluate.text.open_policy import ModelSource, NewModel, open_policy
+from hone.evaluate.text.open_policy import ModelSource, NewModelConfig, open_policy
 from hone.recipes.registry import load_recipe
 from hone.rewards.config import RewardsConfig
 from hone.train.config import RunConfig
-from hone.train.job import Job
+from hone.train.job import TrainingJob
 
 VALUES = (
     'recipe = "{}"\nsteps = 2\n[env]\nid = "CartPole-v1"\n[network]\nhidden = [16]\n[learner]\nminibatches = 2\n'
@@ -94,7 +94,7 @@ def lay_out(folder: Path) -> None:
     tiny_runs.lay_out(folder)
     for name, text in CONTROL.items():
         (folder / f"{name}.toml").write_text(text, encoding="utf-8")
-    new = NewModel(hidden_size=16, layers=1, heads=2, kv_heads=1, head_dim=8, alphabet="0123456789+=")
+    new = NewModelConfig(hidden_size=16, layers=1, heads=2, kv_heads=1, head_dim=8, alphabet="0123456789+=")
     teacher = open_policy(ModelSource(new=new), seed=7, device="cpu", temperature=1.0)
     (folder / "teacher").mkdir()
     teacher.save(folder / "teacher")
@@ -117,7 +117,7 @@ def text_file(folder: Path, recipe: str) -> Path:
 
 
 def checked(path: Path, *overrides: str) -> RunConfig:
-    (stage,) = stages_of(read_document(path, overrides))
+    (stage,) = planned_runs(read_document(path, overrides))
     return stage.resolved.config
 
 
@@ -130,7 +130,7 @@ def text_config(folder: Path, recipe: str, *overrides: str) -> RunConfig:
         return checked(path, *ONE_UPDATE, *overrides)
 
 
-def built(config: RunConfig) -> Job[Any]:
+def built(config: RunConfig) -> TrainingJob[Any]:
     return load_recipe(config.recipe).build(config)
 
 

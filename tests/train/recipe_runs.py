@@ -11,12 +11,12 @@ import numpy as np
 import pytest
 
 from hone.core.state import State, substate
-from hone.envs.text.world import Answer
+from hone.envs.text.world import ScorerInput
 from hone.recipes.registry import load_recipe, recipe_names
 from hone.rewards.config import RewardsConfig
-from hone.rewards.scores import Scores, combine, concatenate, judged
+from hone.rewards.scores import RewardScores, combine_results, concatenate_scores, result_from_value
 from hone.store.codec import read_state, write_state
-from hone.train.job import Job
+from hone.train.job import TrainingJob
 from hone.train.loop import train
 from hone.train.text import rl_job as text_rl
 
@@ -39,7 +39,7 @@ FULL = {"kl": 0.05, "entropy": 0.01, "kl_in_reward": {"kind": "fixed", "weight":
 
 
 def text_recipes() -> list[str]:
-    return [name for name in recipe_names() if issubclass(load_recipe(name).config, text_rl.TextRun)]
+    return [name for name in recipe_names() if issubclass(load_recipe(name).config, text_rl.TextRunConfig)]
 
 
 @dataclass
@@ -57,15 +57,17 @@ class JudgeHere:
 
     def close(self) -> None: ...
 
-    def submit(self, answers: Sequence[Answer]) -> Scores:
+    def submit(self, answers: Sequence[ScorerInput]) -> RewardScores:
         found = {
             "right": [float(answer.text[:1] == answer.columns["answer"]) for answer in answers],
             "short": [1.0 - 0.25 * len(answer.text) for answer in answers],
         }
-        return combine({name: [judged(score) for score in found[name]] for name in self.names}, self.weights)
+        return combine_results(
+            {name: [result_from_value(score) for score in found[name]] for name in self.names}, self.weights
+        )
 
-    def gather(self, tickets: Sequence[Scores]) -> Scores:
-        return concatenate(tickets)
+    def gather(self, tickets: Sequence[RewardScores]) -> RewardScores:
+        return concatenate_scores(tickets)
 
     def notes(self) -> list[str]:
         return []
@@ -94,7 +96,7 @@ def lay_out(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def settings(name: str, *, steps: int, full: bool = True, **changes: Any) -> dict[str, Any]:
     """A config as a dict; `changes` are tables whose keys are laid over it."""
     config = load_recipe(name).config
-    once = text_rl.one_update in config.requires
+    once = text_rl.require_on_policy in config.requires
     tables: dict[str, Any] = {
         "recipe": name,
         "name": name,
@@ -116,12 +118,12 @@ def settings(name: str, *, steps: int, full: bool = True, **changes: Any) -> dic
     return tables
 
 
-def job_of(name: str, tables: Mapping[str, Any]) -> Job[Any]:
+def job_of(name: str, tables: Mapping[str, Any]) -> TrainingJob[Any]:
     entry = load_recipe(name)
     return entry.build(entry.config.model_validate(tables))
 
 
-def scores_of(job: Job[Any], *, steps: int, first: int = 1) -> list[float]:
+def scores_of(job: TrainingJob[Any], *, steps: int, first: int = 1) -> list[float]:
     """The mean score of all answers of each step, while it trains; every figure must be a number."""
     found: list[float] = []
 
@@ -130,18 +132,18 @@ def scores_of(job: Job[Any], *, steps: int, first: int = 1) -> list[float]:
         assert [name for name, value in told.items() if not np.isfinite(value)] == []
         found.append(told["reward/mean"])
 
-    train(job.recipe, steps=steps, report=report, first=first)
+    train(job.recipe, steps=steps, callback=report, first_step=first)
     return found
 
 
-def saved(job: Job[Any], folder: Path) -> None:
+def saved(job: TrainingJob[Any], folder: Path) -> None:
     (folder / "policy").mkdir(parents=True)
     job.save_policy(folder / "policy")
     recipe = job.recipe
     write_state(folder, {"source": recipe.source.state(), "learner": recipe.learner.state()})
 
 
-def restored(job: Job[Any], folder: Path) -> Job[Any]:
+def restored(job: TrainingJob[Any], folder: Path) -> TrainingJob[Any]:
     job.load_policy(folder / "policy")
     state = read_state(folder)
     job.recipe.learner.restore(substate(state, "learner"))

@@ -13,10 +13,10 @@ from tiny_runs import hone, lay_out, lines_of
 
 from hone.core.episodes import Episodes, Transcript
 from hone.core.errors import UserCodeError
-from hone.core.ragged import Ragged, offsets_of
+from hone.core.ragged import RaggedArray, offsets_of
 from hone.core.state import State, integer
-from hone.train.sources.asynchronous import Ahead, pack, unpack
-from hone.train.sources.live import Live
+from hone.train.sources.asynchronous import AsyncSource, pack_episodes, unpack_episodes
+from hone.train.sources.live import LiveSource
 
 
 @dataclass
@@ -47,11 +47,11 @@ class Actor:
         self.version = version
 
 
-def ahead_of(most: int, *, overlap: bool = False) -> Ahead[None]:
-    return Ahead[None](Live[None](World(), Actor()), most=most, overlap=overlap)
+def ahead_of(most: int, *, overlap: bool = False) -> AsyncSource[None]:
+    return AsyncSource[None](LiveSource[None](World(), Actor()), max_staleness=most, in_background=overlap)
 
 
-def walk(source: Ahead[None], steps: int) -> list[tuple[int, int, float]]:
+def walk(source: AsyncSource[None], steps: int) -> list[tuple[int, int, float]]:
     """Of each step: the batch's number, the version that decided it, and the mean reward told of it."""
     found: list[tuple[int, int, float]] = []
     for _ in range(steps):
@@ -125,7 +125,7 @@ def test_batches_that_are_wholly_too_old_are_passed_over():
 
 def test_overlap_collects_in_one_thread_of_its_own_and_raises_what_happens_there():
     world = World(threads=set())
-    source = Ahead[None](Live[None](world, Actor()), most=1, overlap=True)
+    source = AsyncSource[None](LiveSource[None](world, Actor()), max_staleness=1, in_background=True)
     source.publish(None)
     walk(source, 4)
     source.close()
@@ -136,7 +136,7 @@ def test_overlap_collects_in_one_thread_of_its_own_and_raises_what_happens_there
         def rollout(self, actor: Actor) -> Episodes:
             raise UserCodeError("a reward function failed")
 
-    broken = Ahead[None](Live[None](Broken(), Actor()), most=1, overlap=True)
+    broken = AsyncSource[None](LiveSource[None](Broken(), Actor()), max_staleness=1, in_background=True)
     broken.publish(None)
     with pytest.raises(UserCodeError, match="a reward function"):
         broken.collect()
@@ -149,11 +149,11 @@ def test_packed_episodes_are_the_same_episodes():
         tokens=np.arange(6, dtype=np.int32),
         offsets=offsets_of(np.array([4, 2])),
         at=np.array([2, 3, 5]),
-        kept=Ragged(values=np.array([1, 2, 3], np.int32), offsets=np.array([0, 2, 2, 3])),
+        kept=RaggedArray(values=np.array([1, 2, 3], np.int32), offsets=np.array([0, 2, 2, 3])),
     )
     told = type(plain)(**{**columns(plain), "seen": tokens, "final": None, "baseline": np.array([0.5, np.nan])})
     for episodes in (plain, told):
-        again = unpack(pack(episodes))
+        again = unpack_episodes(pack_episodes(episodes))
         for name, column in columns(episodes).items():
             other = columns(again)[name]
             if name == "seen" and isinstance(column, Transcript):

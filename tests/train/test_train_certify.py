@@ -11,13 +11,13 @@ from certificate_worlds import built, checked, figures, lay_out, text_config
 
 from hone.core.clock import SystemClock
 from hone.core.errors import ResourceError
-from hone.evaluate.text.open_policy import ModelSource, NewModel, open_policy
-from hone.recipes.certify import certify, config_of_run, stand_in, with_models
+from hone.evaluate.text.open_policy import ModelSource, NewModelConfig, open_policy
+from hone.recipes.certify import certify, config_of_run, scaled_down_config, with_stage_models
 from hone.recipes.data_parallel_check import gradients_over_ranks
-from hone.store.certificate import Certificate, read_certificate
+from hone.store.certificate import GradientCertificate, read_certificate
 from hone.store.folder import open_run
 from hone.train.config import RunConfig
-from hone.train.invariance.check import Trial, certificate
+from hone.train.invariance.check import GradientProbe, build_certificate
 from hone.train.runner import run as driver
 
 
@@ -52,9 +52,9 @@ def test_a_run_keeps_its_certificate_and_is_otherwise_the_same(folder: Path) -> 
 def test_a_loss_that_fails_is_told_of_and_trained_by(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def spoilt(found: Sequence[Trial], *, recipe: str, config_hash: str) -> Certificate:
-        first, *_ = certificate(found, recipe=recipe, config_hash=config_hash).checks
-        return Certificate(recipe="", config_hash="", batch="", checks=(replace(first, relative=1.0),))
+    def spoilt(found: Sequence[GradientProbe], *, recipe: str, config_hash: str) -> GradientCertificate:
+        first, *_ = build_certificate(found, recipe=recipe, config_hash=config_hash).checks
+        return GradientCertificate(recipe="", config_hash="", batch="", checks=(replace(first, relative=1.0),))
 
     monkeypatch.setattr(driver, "certificate", spoilt)
     assert tiny_runs.hone("train", "sft.toml", "steps=1") == 0
@@ -71,10 +71,12 @@ def test_a_rank_that_fails_says_why(folder: Path) -> None:
 
 
 def test_the_stand_in_of_a_folder_is_a_small_model_of_its_family(folder: Path) -> None:
-    new = NewModel(family="llama", hidden_size=96, layers=5, heads=6, kv_heads=2, head_dim=16, alphabet="0123456789+=")
+    new = NewModelConfig(
+        family="llama", hidden_size=96, layers=5, heads=6, kv_heads=2, head_dim=16, alphabet="0123456789+="
+    )
     open_policy(ModelSource(new=new), seed=1, device="cpu", temperature=1.0).save(_made(folder / "big"))
     config = text_config(folder, "grpo").model_copy(update={"model": ModelSource(path="big")})
-    light = stand_in(config, _made(folder / "light"))
+    light = scaled_down_config(config, _made(folder / "light"))
     policy = open_policy(model_of(light), seed=0, device="cpu", temperature=1.0)
     shape = policy.decoder.config
     assert (shape.family, shape.layers, shape.hidden_size, shape.heads, shape.kv_heads) == ("llama", 2, 32, 4, 2)
@@ -84,7 +86,7 @@ def test_the_stand_in_of_a_folder_is_a_small_model_of_its_family(folder: Path) -
     )
     assert vars(light)["evaluation"] is None and light.run.device == "cpu"
     assert vars(light)["learner"] == vars(config)["learner"] and vars(light)["rewards"] == vars(config)["rewards"]
-    small = stand_in(text_config(folder, "grpo"), folder)
+    small = scaled_down_config(text_config(folder, "grpo"), folder)
     assert model_of(small).new is not None and model_of(small).compute == "float32"
 
 
@@ -97,7 +99,7 @@ def test_stages_stand_on_the_model_of_the_stage_that_they_start_from(folder: Pat
     first = text_config(folder, "grpo").model_copy(update={"name": "a"})
     second = first.model_copy(update={"name": "b", "model": ModelSource(path="stage:a")})
     third = first.model_copy(update={"name": "c", "model": ModelSource(path="stage:b")})
-    assert [model_of(config) for config in with_models([first, second, third])] == [model_of(first)] * 3
+    assert [model_of(config) for config in with_stage_models([first, second, third])] == [model_of(first)] * 3
 
 
 def test_recipes_that_step_in_their_own_way_have_none(folder: Path) -> None:

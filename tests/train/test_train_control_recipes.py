@@ -14,7 +14,7 @@ from hone.core.errors import ConfigError, DataError
 from hone.core.random import generator
 from hone.core.state import substate
 from hone.envs.gym.world import GymConfig, open_world
-from hone.envs.logs.parquet import Log, write_log
+from hone.envs.logs.parquet import DecisionLog, write_log
 from hone.models.control.checkpoint import load_policy
 from hone.models.control.mlp import MlpConfig
 from hone.recipes.bandits import thompson
@@ -23,17 +23,17 @@ from hone.recipes.offline import bc, cql
 from hone.recipes.on_policy import ppo
 from hone.store.codec import read_state, write_state
 from hone.train.control.acting import NetworkActor
-from hone.train.control.job import JudgeConfig
+from hone.train.control.job import ControlEvaluationConfig
 from hone.train.control.replay_config import ReplayConfig
-from hone.train.control.rows import StepRows, cut_columns
-from hone.train.job import Entry, Job
+from hone.train.control.rows import StepRows, split_decision_rows
+from hone.train.job import RecipeSpec, TrainingJob
 from hone.train.learner.config import LearnerConfig
-from hone.train.learner.gradient import cut_by_rows
+from hone.train.learner.gradient import split_by_rows
 from hone.train.loop import train
 
 SMALL = MlpConfig(hidden=[16])
 CARTPOLE = GymConfig(id="CartPole-v1", num_envs=4)
-JUDGE = JudgeConfig(episodes=3)
+JUDGE = ControlEvaluationConfig(episodes=3)
 
 
 def logged(folder: Path, name: str) -> str:
@@ -45,12 +45,12 @@ def logged(folder: Path, name: str) -> str:
     else:
         job = sac.build(sac.SacConfig(recipe="sac", name="x", steps=1, env=config, network=SMALL))
     world = open_world(config, steps=150, seed=5)
-    actor = NetworkActor(job.recipe.learner.policy.acting())
+    actor = NetworkActor(job.recipe.learner.policy.numpy_policy())
     episodes = concatenate([world.rollout(actor) for _ in range(2)])
     space = world.envs
     write_log(
         path,
-        Log(
+        DecisionLog(
             episodes=episodes,
             observation_space=space.single_observation_space,
             action_space=space.single_action_space,
@@ -59,7 +59,7 @@ def logged(folder: Path, name: str) -> str:
     return str(path)
 
 
-def make_ppo(folder: Path, steps: int) -> Job[Any]:
+def make_ppo(folder: Path, steps: int) -> TrainingJob[Any]:
     learner = LearnerConfig(lr=1e-3, epochs=2, minibatches=3, decay="linear", warmup_steps=2)
     return ppo.build(
         ppo.PpoConfig(
@@ -69,7 +69,7 @@ def make_ppo(folder: Path, steps: int) -> Job[Any]:
     )  # fmt: skip
 
 
-def make_ppo_box(folder: Path, steps: int) -> Job[Any]:
+def make_ppo_box(folder: Path, steps: int) -> TrainingJob[Any]:
     env = GymConfig(id="Pendulum-v1", num_envs=3, clip_actions=True)
     learner = LearnerConfig(lr=1e-3, epochs=2)
     return ppo.build(
@@ -80,7 +80,7 @@ def make_ppo_box(folder: Path, steps: int) -> Job[Any]:
     )  # fmt: skip
 
 
-def make_sac(folder: Path, steps: int) -> Job[Any]:
+def make_sac(folder: Path, steps: int) -> TrainingJob[Any]:
     return sac.build(
         sac.SacConfig(
             recipe="sac", name="x", seed=3, steps=steps, env=GymConfig(id="Pendulum-v1", num_envs=2), network=SMALL,
@@ -90,7 +90,7 @@ def make_sac(folder: Path, steps: int) -> Job[Any]:
     )  # fmt: skip
 
 
-def make_cql(folder: Path, steps: int) -> Job[Any]:
+def make_cql(folder: Path, steps: int) -> TrainingJob[Any]:
     return cql.build(
         cql.CqlConfig(
             recipe="cql", name="x", seed=3, steps=steps, log=logged(folder, "CartPole-v1"), env=CARTPOLE,
@@ -99,7 +99,7 @@ def make_cql(folder: Path, steps: int) -> Job[Any]:
     )  # fmt: skip
 
 
-def make_cql_box(folder: Path, steps: int) -> Job[Any]:
+def make_cql_box(folder: Path, steps: int) -> TrainingJob[Any]:
     return cql.build(
         cql.CqlConfig(
             recipe="cql", name="x", seed=3, steps=steps, log=logged(folder, "Pendulum-v1"),
@@ -109,7 +109,7 @@ def make_cql_box(folder: Path, steps: int) -> Job[Any]:
     )  # fmt: skip
 
 
-def make_bc(folder: Path, steps: int) -> Job[Any]:
+def make_bc(folder: Path, steps: int) -> TrainingJob[Any]:
     return bc.build(
         bc.BcConfig(
             recipe="bc", name="x", seed=3, steps=steps, log=logged(folder, "CartPole-v1"), network=SMALL, batch=32
@@ -117,7 +117,7 @@ def make_bc(folder: Path, steps: int) -> Job[Any]:
     )
 
 
-def make_thompson(folder: Path, steps: int) -> Job[Any]:
+def make_thompson(folder: Path, steps: int) -> TrainingJob[Any]:
     config = {"recipe": "thompson", "name": "x", "seed": 3, "steps": steps, "pulls": 3}
     arms, model = {"kind": "linear", "arms": 3, "features": 2}, {"kind": "linear"}
     return thompson.build(thompson.ThompsonConfig.model_validate({**config, "arms": arms, "model": model}))
@@ -138,13 +138,13 @@ class Diary:
 
 
 @pytest.mark.parametrize("make", MAKERS, ids=[make.__name__.removeprefix("make_") for make in MAKERS])
-def test_a_resumed_run_is_the_uninterrupted_one(make: Callable[[Path, int], Job[Any]], tmp_path: Path) -> None:
+def test_a_resumed_run_is_the_uninterrupted_one(make: Callable[[Path, int], TrainingJob[Any]], tmp_path: Path) -> None:
     steps = 8
     straight, whole = make(tmp_path, steps), Diary()
-    train(straight.recipe, steps=steps, report=whole)
+    train(straight.recipe, steps=steps, callback=whole)
 
     first, begun = make(tmp_path, steps), Diary()
-    train(first.recipe, steps=5, report=begun)
+    train(first.recipe, steps=5, callback=begun)
     (tmp_path / "state").mkdir()
     (tmp_path / "policy").mkdir()
     write_state(tmp_path / "state", {"source": first.recipe.source.state(), "learner": first.recipe.learner.state()})
@@ -155,21 +155,21 @@ def test_a_resumed_run_is_the_uninterrupted_one(make: Callable[[Path, int], Job[
     second.load_policy(tmp_path / "policy")
     second.recipe.learner.restore(substate(state, "learner"))
     second.recipe.source.restore(substate(state, "source"))
-    train(second.recipe, steps=steps, report=begun, first=6)
+    train(second.recipe, steps=steps, callback=begun, first_step=6)
 
     assert begun.lines == whole.lines
     straight.save_policy(tmp_path / "one")
     second.save_policy(tmp_path / "two")
     for file in (tmp_path / "one").iterdir():
         assert file.read_bytes() == (tmp_path / "two" / file.name).read_bytes(), file.name
-    if straight.judge is not None and second.judge is not None:
-        assert straight.judge().metrics == second.judge().metrics
+    if straight.evaluate is not None and second.evaluate is not None:
+        assert straight.evaluate().metrics == second.evaluate().metrics
     for job in (straight, first, second):
         job.close()
 
 
 @pytest.mark.parametrize("make", MAKERS[:3], ids=["ppo", "ppo_box", "sac"])
-def test_a_fresh_policy_explores(make: Callable[[Path, int], Job[Any]], tmp_path: Path) -> None:
+def test_a_fresh_policy_explores(make: Callable[[Path, int], TrainingJob[Any]], tmp_path: Path) -> None:
     job = make(tmp_path, 1)
     episodes = job.recipe.source.collect()
     assert len(np.unique(episodes.observations, axis=0)) > 3
@@ -193,11 +193,11 @@ def test_shipped_policies_play_without_the_recipe(tmp_path: Path) -> None:
     job = make_ppo(tmp_path, 1)
     job.save_policy(tmp_path / "policy")
     policy = load_policy(tmp_path / "policy")
-    assert policy.acting().best(np.zeros((2, 4), np.float32)).shape == (2,)
+    assert policy.numpy_policy().best(np.zeros((2, 4), np.float32)).shape == (2,)
 
 
 @pytest.mark.parametrize("entry", [ppo.ENTRY, sac.ENTRY, cql.ENTRY, bc.ENTRY, thompson.ENTRY])
-def test_entries_derive_without_work(entry: Entry, tmp_path: Path) -> None:
+def test_entries_derive_without_work(entry: RecipeSpec, tmp_path: Path) -> None:
     settings: dict[str, Any] = {"recipe": "x", "name": "x", "steps": 10}
     if "log" in entry.config.model_fields:
         settings["log"] = str(tmp_path / "missing.parquet")
@@ -244,9 +244,9 @@ def test_ppo_learns_cartpole() -> None:
             network=MlpConfig(hidden=[32, 32]),
         )
     )  # fmt: skip
-    train(job.recipe, steps=60, report=Diary())
-    assert job.judge is not None
-    assert job.judge().metrics["eval/score"] > 100
+    train(job.recipe, steps=60, callback=Diary())
+    assert job.evaluate is not None
+    assert job.evaluate().metrics["eval/score"] > 100
 
 
 def test_cloning_recovers_the_logged_choice(tmp_path: Path) -> None:
@@ -272,6 +272,6 @@ def test_columns_are_cut_as_rows_are() -> None:
         target=column(draws, 8),
     )  # fmt: skip
     order = np.array([3, 0, 7, 1, 6, 2, 5, 4])
-    for one, other in zip(cut_columns(rows, order, 4), cut_by_rows(rows, order, 4), strict=True):
+    for one, other in zip(split_decision_rows(rows, order, 4), split_by_rows(rows, order, 4), strict=True):
         for name, values in vars(one).items():
             assert torch.equal(values, vars(other)[name]), name

@@ -6,15 +6,15 @@ import numpy as np
 import pytest
 
 from hone.core.credit import Metrics
-from hone.core.episodes import Episodes, Status
+from hone.core.episodes import Episodes, ScoreStatus
 from hone.core.state import State
 from hone.envs.gym.world import GymConfig, GymWorld, open_world
-from hone.replay.ring import Ring
-from hone.train.control.acting import Scored
-from hone.train.sources.replay import Replay
+from hone.replay.ring import RingBuffer
+from hone.train.control.acting import DropFailedEpisodes
+from hone.train.sources.replay import ReplaySource
 
 
-def pieces(*statuses: Status) -> Episodes:
+def pieces(*statuses: ScoreStatus) -> Episodes:
     """Two decisions each; the observation says which piece it is of."""
     count = len(statuses)
     return Episodes(
@@ -26,9 +26,9 @@ def pieces(*statuses: Status) -> Episodes:
         reward=np.ones(2 * count, np.float32),
         group=np.arange(count),
         terminated=np.zeros(count, np.bool_),
-        truncated=np.array([status != Status.SCORED for status in statuses]),
+        truncated=np.array([status != ScoreStatus.SCORED for status in statuses]),
         final=np.zeros((count, 1), np.float32),
-        score=np.array([1.0 if status == Status.SCORED else np.nan for status in statuses]),
+        score=np.array([1.0 if status == ScoreStatus.SCORED else np.nan for status in statuses]),
         status=np.array(statuses, np.uint8),
     )
 
@@ -62,33 +62,35 @@ def world() -> GymWorld:
 
 
 def test_what_all_was_scored_is_handed_on_as_it_is(world: GymWorld) -> None:
-    whole = pieces(Status.SCORED, Status.SCORED)
-    assert Scored(Script([whole]), world).collect() is whole
+    whole = pieces(ScoreStatus.SCORED, ScoreStatus.SCORED)
+    assert DropFailedEpisodes(Script([whole]), world).collect() is whole
 
 
 def test_what_was_lost_is_left_out(world: GymWorld) -> None:
-    given = pieces(Status.SCORED, Status.ERROR, Status.SCORED, Status.TIMEOUT)
-    found = Scored(Script([given]), world).collect()
+    given = pieces(ScoreStatus.SCORED, ScoreStatus.ERROR, ScoreStatus.SCORED, ScoreStatus.TIMEOUT)
+    found = DropFailedEpisodes(Script([given]), world).collect()
     assert found.observations[:, 0].tolist() == [0, 0, 2, 2]
     assert found.scored.all()
 
 
 def test_a_turn_of_which_nothing_is_left_is_made_again(world: GymWorld) -> None:
-    script = Script([pieces(Status.ERROR, Status.TIMEOUT), pieces(Status.SCORED)])
-    assert Scored(script, world).collect().decisions == 2
+    script = Script([pieces(ScoreStatus.ERROR, ScoreStatus.TIMEOUT), pieces(ScoreStatus.SCORED)])
+    assert DropFailedEpisodes(script, world).collect().decisions == 2
     assert script.given == []
 
 
 def test_nothing_lost_reaches_a_replay_memory(world: GymWorld) -> None:
-    given = pieces(Status.ERROR, Status.SCORED)
-    replay = Replay(Scored(Script([given]), world), ring=Ring(10), sample=8, warmup=1, seed=0)
+    given = pieces(ScoreStatus.ERROR, ScoreStatus.SCORED)
+    replay = ReplaySource(
+        DropFailedEpisodes(Script([given]), world), buffer=RingBuffer(10), sample_size=8, warmup=1, seed=0
+    )
     assert set(replay.collect().observations[:, 0].tolist()) == {1.0}
-    assert len(replay.ring) == 2
+    assert len(replay.buffer) == 2
 
 
 def test_the_rest_is_the_sources(world: GymWorld) -> None:
     script = Script([])
-    source = Scored(script, world)
+    source = DropFailedEpisodes(script, world)
     source.publish("policy")
     source.restore(replace_left(source.state(), 7))
     assert script.heard == ["policy", "left 7"]

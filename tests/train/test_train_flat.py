@@ -20,7 +20,7 @@ def model() -> Decoder:
         family="qwen3", vocab_size=11, hidden_size=32, intermediate_size=64, layers=2, heads=2, kv_heads=1, head_dim=16
     )
     found = new_model(config, seed=1)
-    found.compute_in("bfloat16")
+    found.set_compute_dtype("bfloat16")
     return found
 
 
@@ -28,13 +28,13 @@ def backward(policy: Decoder, seed: int) -> None:
     rows = [np.random.default_rng(seed + n).integers(0, 11, 9).astype(np.int32) for n in range(3)]
     packed = pack_rows(rows)
     targets = row_targets(packed)
-    logp = policy.outlook(policy.hidden(packed)[targets.at], targets.chosen).logp
+    logp = policy.token_logprobs(policy.hidden(packed)[targets.at], targets.chosen).logp
     (logp * torch.arange(len(logp)).sin()).sum().backward()
 
 
 def received(parameters: FlatParameters, passes: Callable[[], None]) -> Tensor:
     parameters.gradient.fill_(float("nan"))  # nothing of before may be left
-    with parameters.receiving():
+    with parameters.collect_gradients():
         passes()
     for parameter, view in zip(parameters.parameters, parameters.views, strict=True):
         assert parameter.grad is view
@@ -64,9 +64,9 @@ def test_gradients_that_are_handed_over_are_those_of_autograd(monkeypatch: pytes
         assert torch.equal(received(parameters, passes(*seeds)), wanted)
     assert received(parameters, passes()).eq(0).all()  # nobody brought any
     assert torch.equal(received(parameters, passes(7)), plain(7))
-    policy.compute_in("float32")
+    policy.set_compute_dtype("float32")
     assert torch.equal(received(parameters, passes(8)), plain(8))
-    policy.compute_in("bfloat16")
+    policy.set_compute_dtype("bfloat16")
     monkeypatch.setenv("HONE_NATIVE", "0")  # and layers that have no kernel
     assert torch.equal(received(parameters, passes(9)), plain(9))
 
@@ -98,7 +98,7 @@ def test_a_pass_that_fails_leaves_the_gradients_in_their_places() -> None:
     policy = model()
     parameters = FlatParameters(policy.parameters())
     received(parameters, lambda: backward(policy, 1))
-    with pytest.raises(RuntimeError, match="half way"), parameters.receiving():
+    with pytest.raises(RuntimeError, match="half way"), parameters.collect_gradients():
         raise RuntimeError("half way")
     for parameter, view in zip(parameters.parameters, parameters.views, strict=True):
         assert parameter.grad is view
@@ -107,7 +107,7 @@ def test_a_pass_that_fails_leaves_the_gradients_in_their_places() -> None:
 
 
 def test_a_gradient_that_is_asked_for_is_returned() -> None:
-    """torch.autograd.grad outside of `receiving` is told what it asked for."""
+    """torch.autograd.grad outside of `receiving_gradients` is told what it asked for."""
     policy = model()
     parameters = FlatParameters(policy.parameters())
     parameters.zero_grad()

@@ -10,22 +10,22 @@ from torch.utils.flop_counter import FlopCounterMode
 from hone.core.clock import ManualClock, SystemClock
 from hone.core.credit import Credits
 from hone.core.errors import ResourceError
-from hone.envs.text.world import supervised
-from hone.evaluate.text.open_policy import ModelSource, NewModel, open_policy
+from hone.envs.text.world import supervised_episodes
+from hone.evaluate.text.open_policy import ModelSource, NewModelConfig, open_policy
 from hone.models.language.config import ModelConfig
 from hone.models.language.init import new_model
 from hone.models.packing import pack_rows
-from hone.objectives.terms import Terms
+from hone.objectives.terms import LossTerms
 from hone.objectives.weights import token_mean
 from hone.store.folder import create_run
-from hone.store.manifest import Facts
+from hone.store.manifest import RunMetadata
 from hone.store.metrics import open_metrics
 from hone.store.speed import read_matmul_rate
 from hone.train.learner.config import LearnerConfig
 from hone.train.runner import summary as closing_module
-from hone.train.runner.summary import closing
+from hone.train.runner.summary import closing_lines
 from hone.train.runner.throughput import matmul_rate
-from hone.train.text.flops import forward_flops, layer_parameters, token_work
+from hone.train.text.flops import forward_flops, layer_parameters, token_compute_cost
 from hone.train.text.learners import token_learner
 from hone.train.text.rows import TokenLayout
 
@@ -36,7 +36,9 @@ CONFIG = ModelConfig(
 
 @pytest.fixture(scope="module")
 def policy():
-    tiny = NewModel(hidden_size=16, layers=2, heads=2, kv_heads=1, head_dim=8, intermediate_size=24, alphabet="0123")
+    tiny = NewModelConfig(
+        hidden_size=16, layers=2, heads=2, kv_heads=1, head_dim=8, intermediate_size=24, alphabet="0123"
+    )
     return open_policy(ModelSource(new=tiny, compute="float32"), seed=1, device="cpu", temperature=1.0)
 
 
@@ -64,7 +66,7 @@ def test_torch_counts_the_same(monkeypatch):
 
 
 def episodes_of(lengths, asked=3):
-    return supervised([np.arange(asked, dtype=np.int32)] * len(lengths),
+    return supervised_episodes([np.arange(asked, dtype=np.int32)] * len(lengths),
                       [np.arange(n, dtype=np.int32) % 4 for n in lengths])  # fmt: skip
 
 
@@ -75,15 +77,19 @@ def rows_of(episodes):
 def test_a_token_is_paired_with_what_it_sees(policy):
     """Two texts of 3 + 4 and 3 + 2 tokens, the last of each not read: 6 and 4 tokens, 21 and 10 pairs."""
     batch = rows_of(episodes_of([4, 2])).tensors()
-    found = token_work(policy, batch, epochs=1)
+    found = token_compute_cost(policy, batch, epochs=1)
     expected = 3 * forward_flops(policy.decoder.config, tokens=10, logits=6, pairs=torch.tensor(31.0))
     assert found.tokens == 10 and float(found.flops) == float(expected)
 
 
 def test_forward_passes_that_were_made_before_are_shared_by_the_epochs(policy):
     batch = rows_of(episodes_of([4, 2])).tensors()
-    plain = token_work(policy, batch, epochs=2)
-    more = token_work(policy, replace(batch, anchor=batch.logp, proximal=batch.logp, factor=batch.logp), epochs=2)
+    plain = token_compute_cost(policy, batch, epochs=2)
+    more = token_compute_cost(
+        policy,
+        replace(batch, ref_logp=batch.behaviour_logp, old_logp=batch.behaviour_logp, token_factor=batch.behaviour_logp),
+        epochs=2,
+    )
     assert more.tokens == 3 * plain.tokens, "one half each of two passes for both epochs, and one for this step"
     assert float(more.flops) == pytest.approx(float(plain.flops) * 5 / 3)
 
@@ -94,7 +100,7 @@ def test_the_learner_tells_its_tokens_however_they_are_cut(policy, budget):
 
     def objective(policy, batch):
         look = policy.outlook(batch.packed, batch.at, batch.chosen)
-        return Terms(loss=-look.logp, told=dict)
+        return LossTerms(loss=-look.logp, compute_metrics=dict)
 
     episodes = episodes_of([4, 2, 9, 1])
     learner = token_learner(
@@ -120,8 +126,8 @@ def test_the_machines_rate(policy):
 
 @pytest.fixture
 def folder(tmp_path):
-    facts = Facts(hone_version="0", dataset_fingerprint=None, recipe="r", machine="m", versions={})
-    with create_run(tmp_path, "run", config={}, facts=facts, clock=ManualClock()) as folder:
+    facts = RunMetadata(hone_version="0", dataset_fingerprint=None, recipe="r", machine="m", versions={})
+    with create_run(tmp_path, "run", config={}, metadata=facts, clock=ManualClock()) as folder:
         writer = open_metrics(folder.metrics_path).writer
         writer.append(1, {"time/update_s": 3.0, "time/collect_s": 1.0, "time/step_s": 4.0, "learner/flops": 3e9})
         writer.close()
@@ -129,7 +135,7 @@ def folder(tmp_path):
 
 
 def test_what_is_said_at_the_end(policy, folder):
-    slowest, speed = closing(folder, policy, SystemClock())
+    slowest, speed = closing_lines(folder, policy, SystemClock())
     assert slowest == "The bottleneck is the learner's update (update): 75% of a step, 3.0 s of 4.0 s."
     assert speed.startswith("updates computed at 1 GFLOP/s, ") and "multiplies float32 matrices" in speed
     rate = read_matmul_rate(folder.path)
@@ -137,7 +143,7 @@ def test_what_is_said_at_the_end(policy, folder):
 
 
 def test_a_policy_that_is_no_language_model_has_no_speed(folder):
-    assert len(closing(folder, object(), SystemClock())) == 1
+    assert len(closing_lines(folder, object(), SystemClock())) == 1
     assert read_matmul_rate(folder.path) is None
 
 
@@ -146,5 +152,5 @@ def test_a_finished_run_does_not_fail_for_want_of_a_figure(policy, folder, monke
         raise ResourceError("the disk is full")
 
     monkeypatch.setattr(closing_module, "write_matmul_rate", full)
-    assert closing(folder, policy, SystemClock()) == []
+    assert closing_lines(folder, policy, SystemClock()) == []
     assert "no figures of speed: the disk is full" in folder.log_path.read_text()

@@ -20,14 +20,14 @@ from hone.core.credit import Credits, Metrics
 from hone.core.episodes import Episodes
 from hone.core.errors import ConfigError, HoneError
 from hone.envs.gym.world import GymConfig, open_world
-from hone.envs.logs.parquet import Log, write_log
+from hone.envs.logs.parquet import DecisionLog, write_log
 from hone.models.control.discriminator import AdversarialActorCritic
-from hone.models.control.mlp import Choices, Inputs, MlpConfig, Spaces
+from hone.models.control.mlp import DiscreteActions, MlpConfig, ObservationInputs, PolicySpaces
 from hone.recipes.imitation import gail
 from hone.train.control.rows import step_rows
-from hone.train.invariance.check import certificate, job_trials
-from hone.train.invariance.probe import control_episodes
-from hone.train.job import Job
+from hone.train.invariance.check import build_certificate, job_gradient_probes
+from hone.train.invariance.probe import synthetic_control_episodes
+from hone.train.job import TrainingJob
 from hone.train.loop import train
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "control"
@@ -84,7 +84,7 @@ def shown(folder: Path, name: str, controller: Controller, *, steps: int = 60) -
     """A log of `steps` decisions in each of two environments."""
     world = open_world(GymConfig(id=name, num_envs=2), steps=steps, seed=11)
     envs, path = world.envs, folder / f"{name.replace('/', '_')}.parquet"
-    log = Log(
+    log = DecisionLog(
         episodes=world.rollout(By(controller)),
         observation_space=envs.single_observation_space,
         action_space=envs.single_action_space,
@@ -129,19 +129,19 @@ def config_of(log: str, **changes: Any) -> gail.GailConfig:
     return gail.GailConfig.model_validate(settings)
 
 
-def made(case: str, folder: Path, **changes: Any) -> Job[AdversarialActorCritic]:
+def made(case: str, folder: Path, **changes: Any) -> TrainingJob[AdversarialActorCritic]:
     name, controller, settings = CASES[case]
     return gail.build(config_of(shown(folder, name, controller), **{**settings, **changes}))
 
 
-def trained(job: Job[AdversarialActorCritic], steps: int) -> list[dict[str, float]]:
+def trained(job: TrainingJob[AdversarialActorCritic], steps: int) -> list[dict[str, float]]:
     told: list[dict[str, float]] = []
     source = job.recipe.source
 
     def report(step: int, episodes: Episodes, credits: Credits, metrics: Metrics) -> None:
         told.append({**metrics, **source.metrics()})
 
-    train(job.recipe, steps=steps, report=report)
+    train(job.recipe, steps=steps, callback=report)
     return told
 
 
@@ -151,20 +151,20 @@ def trained(job: Job[AdversarialActorCritic], steps: int) -> list[dict[str, floa
 @pytest.mark.parametrize("case", CASES)
 def test_a_resumed_run_is_the_uninterrupted_one(case: str, tmp_path: Path) -> None:
     straight, whole = made(case, tmp_path), Diary()
-    train(straight.recipe, steps=8, report=whole)
+    train(straight.recipe, steps=8, callback=whole)
 
     first, begun = made(case, tmp_path), Diary()
-    train(first.recipe, steps=5, report=begun)
+    train(first.recipe, steps=5, callback=begun)
     saved(first, tmp_path / "state")
     second = restored(made(case, tmp_path), tmp_path / "state")
-    train(second.recipe, steps=8, report=begun, first=6)
+    train(second.recipe, steps=8, callback=begun, first_step=6)
 
     assert begun.lines == whole.lines
     straight.save_policy(tmp_path / "one")
     second.save_policy(tmp_path / "two")
     assert files(tmp_path / "one") == files(tmp_path / "two")
-    assert straight.judge is not None and second.judge is not None
-    assert straight.judge().metrics == second.judge().metrics
+    assert straight.evaluate is not None and second.evaluate is not None
+    assert straight.evaluate().metrics == second.evaluate().metrics
     for job in (straight, first, second):
         job.close()
 
@@ -175,9 +175,9 @@ def test_no_cut_changes_a_gradient(case: str, own_credit: bool, tmp_path: Path) 
     name, controller, settings = CASES[case]
     config = config_of(shown(tmp_path, name, controller), **settings)
     job = gail.build(config)
-    found = job_trials(job, config, own_credit=own_credit)
+    found = job_gradient_probes(job, config, own_credit=own_credit)
     assert [trial.name for trial in found] == ["policy", "discriminator"]
-    checks = certificate(found, recipe="gail", config_hash="").checks
+    checks = build_certificate(found, recipe="gail", config_hash="").checks
     assert [check.name for check in checks if not check.passed] == []
     job.close()
 
@@ -200,8 +200,8 @@ def test_judging_leaves_the_discriminator_alone(tmp_path: Path) -> None:
     trained(job, 2)
     policy = job.recipe.learner.policy
     before = {name: tensor.clone() for name, tensor in policy.state_dict().items()}
-    assert job.judge is not None
-    job.judge()
+    assert job.evaluate is not None
+    job.evaluate()
     assert all(torch.equal(tensor, before[name]) for name, tensor in policy.state_dict().items())
     job.close()
 
@@ -211,29 +211,29 @@ def test_judging_leaves_the_discriminator_alone(tmp_path: Path) -> None:
 
 def test_the_discriminators_loss_by_a_slow_version() -> None:
     """Row by row in float64: two logits, and the slope between the two pairs by central differences."""
-    space = Spaces(inputs=Inputs(size=3), actions=Choices(count=2))
+    space = PolicySpaces(inputs=ObservationInputs(size=3), actions=DiscreteActions(count=2))
     network = MlpConfig(hidden=[5])
     policy = AdversarialActorCritic(space, network, seed=0, discriminator=network).double()
-    episodes, theirs = (control_episodes(policy, seed=seed) for seed in (0, 1))
+    episodes, theirs = (synthetic_control_episodes(policy, seed=seed) for seed in (0, 1))
     rows = step_rows(episodes, Credits(advantage=episodes.reward)).weighted()
     seen, chosen = torch.from_numpy(np.array(theirs.observations)), torch.from_numpy(theirs.chosen)
-    policy.discriminator.observe(seen, chosen)
-    pairs = gail.Shown(seen=seen, chosen=chosen, seed=5).beside(policy, rows, 7)
+    policy.discriminator.update_statistics(seen, chosen)
+    pairs = gail.DemonstrationPool(seen=seen, chosen=chosen, seed=5).pair_with_demonstrations(policy, rows, 7)
     found = gail.discriminator_objective(policy, pairs, penalty=2.0).loss
 
     judge = policy.discriminator
-    first, second = (weight.detach().numpy() for weight, _ in judge.network.numbers)
+    first, second = (weight.detach().numpy() for weight, _ in judge.network.layer_parameters)
 
     def logit(pair: np.ndarray) -> float:
-        biases = [bias.detach().numpy() for _, bias in judge.network.numbers]
+        biases = [bias.detach().numpy() for _, bias in judge.network.layer_parameters]
         return float(second[0] @ np.tanh(first @ pair + biases[0]) + biases[1][0])
 
     own, their = (
-        judge.pairs(pairs.seen, pairs.chosen).numpy(),
-        judge.pairs(pairs.shown_seen, pairs.shown_chosen).numpy(),
+        judge.encode_pairs(pairs.seen, pairs.chosen).numpy(),
+        judge.encode_pairs(pairs.expert_seen, pairs.expert_chosen).numpy(),
     )
     for row in range(len(pairs)):
-        middle = own[row] + float(pairs.between[row]) * (their[row] - own[row])
+        middle = own[row] + float(pairs.interpolation[row]) * (their[row] - own[row])
         steps = 1e-6 * np.eye(len(middle))
         slope = np.array([(logit(middle + step) - logit(middle - step)) / 2e-6 for step in steps])
         slow = np.log1p(np.exp(-logit(their[row]))) + np.log1p(np.exp(logit(own[row])))
@@ -242,12 +242,12 @@ def test_the_discriminators_loss_by_a_slow_version() -> None:
 
 
 def test_the_gradient_with_the_penalty_by_differences() -> None:
-    space = Spaces(inputs=Inputs(size=3), actions=Choices(count=2))
+    space = PolicySpaces(inputs=ObservationInputs(size=3), actions=DiscreteActions(count=2))
     policy = AdversarialActorCritic(space, MlpConfig(), seed=0, discriminator=MlpConfig(hidden=[4])).double()
-    episodes = control_episodes(policy, seed=0)
+    episodes = synthetic_control_episodes(policy, seed=0)
     rows = step_rows(episodes, Credits(advantage=episodes.reward)).weighted()
     seen, chosen = torch.from_numpy(np.array(episodes.observations)), torch.from_numpy(episodes.chosen)
-    pairs = gail.Shown(seen=seen.flip(0), chosen=chosen, seed=5).beside(policy, rows, 0)
+    pairs = gail.DemonstrationPool(seen=seen.flip(0), chosen=chosen, seed=5).pair_with_demonstrations(policy, rows, 0)
 
     def loss() -> torch.Tensor:
         return gail.discriminator_objective(policy, pairs, penalty=3.0).loss.mean()
@@ -269,18 +269,21 @@ def test_the_gradient_with_the_penalty_by_differences() -> None:
 
 def test_demonstrations_are_drawn_by_the_number_of_the_update() -> None:
     shown_seen = torch.arange(50.0)[:, None]
-    drawn = gail.Shown(seen=shown_seen, chosen=torch.arange(50), seed=1)
+    drawn = gail.DemonstrationPool(seen=shown_seen, chosen=torch.arange(50), seed=1)
     policy = AdversarialActorCritic(
-        Spaces(inputs=Inputs(size=1), actions=Choices(count=2)), MlpConfig(), seed=0, discriminator=MlpConfig()
+        PolicySpaces(inputs=ObservationInputs(size=1), actions=DiscreteActions(count=2)),
+        MlpConfig(),
+        seed=0,
+        discriminator=MlpConfig(),
     )
-    episodes = control_episodes(policy, seed=0)
+    episodes = synthetic_control_episodes(policy, seed=0)
     rows = step_rows(episodes, Credits(advantage=episodes.reward))
-    one, again, other = (drawn.beside(policy, rows, update) for update in (4, 4, 5))
-    assert torch.equal(one.shown_chosen, again.shown_chosen) and torch.equal(one.between, again.between)
-    assert not torch.equal(one.shown_chosen, other.shown_chosen)
-    assert torch.equal(one.shown_seen[:, 0], one.shown_chosen.float()), "a decision stays with what was seen"
+    one, again, other = (drawn.pair_with_demonstrations(policy, rows, update) for update in (4, 4, 5))
+    assert torch.equal(one.expert_chosen, again.expert_chosen) and torch.equal(one.interpolation, again.interpolation)
+    assert not torch.equal(one.expert_chosen, other.expert_chosen)
+    assert torch.equal(one.expert_seen[:, 0], one.expert_chosen.float()), "a decision stays with what was seen"
     assert torch.equal(one.seen, rows.seen) and torch.equal(one.weight, rows.weight)
-    picks = torch.cat([drawn.beside(policy, rows, update).shown_chosen for update in range(100)])
+    picks = torch.cat([drawn.pair_with_demonstrations(policy, rows, update).expert_chosen for update in range(100)])
     assert len(picks.unique()) == 50
 
 
@@ -300,7 +303,7 @@ def test_it_does_what_was_shown(reward: str, tmp_path: Path) -> None:
     )  # fmt: skip
     told = trained(job, 60)
     seen = np.random.default_rng(0).uniform(-1, 1, (2000, 2)).astype(np.float32)
-    assert (job.recipe.learner.policy.acting().best(seen) == greater(seen)).mean() > 0.9
+    assert (job.recipe.learner.policy.numpy_policy().best(seen) == greater(seen)).mean() > 0.9
     assert all(np.isfinite(value) for line in told for value in line.values())
     job.close()
 
@@ -314,8 +317,8 @@ def test_it_balances_by_demonstrations_alone(tmp_path: Path) -> None:
         )
     )  # fmt: skip
     told = trained(job, 40)
-    assert job.judge is not None
-    assert job.judge().metrics["eval/score"] > 150
+    assert job.evaluate is not None
+    assert job.evaluate().metrics["eval/score"] > 150
     assert {"discriminator/loss", "discriminator/accuracy_expert", "discriminator/accuracy_policy"} <= told[-1].keys()
     job.close()
 
@@ -331,13 +334,13 @@ def test_demonstrations_of_another_world_are_refused(tmp_path: Path) -> None:
     for door in (gail.build, gail.check):
         with pytest.raises(ConfigError, match=said):
             door(config_of(log, env={"id": "CartPole-v1"}))
-    states = Spaces(inputs=Inputs(size=4, one_hot=True), actions=Choices(count=2))
-    numbers = Spaces(inputs=Inputs(size=4), actions=Choices(count=2))
-    shifted = Spaces(inputs=Inputs(size=4), actions=Choices(count=2, start=1))
+    states = PolicySpaces(inputs=ObservationInputs(size=4, one_hot=True), actions=DiscreteActions(count=2))
+    numbers = PolicySpaces(inputs=ObservationInputs(size=4), actions=DiscreteActions(count=2))
+    shifted = PolicySpaces(inputs=ObservationInputs(size=4), actions=DiscreteActions(count=2, start=1))
     for theirs in (states, shifted):
         with pytest.raises(ConfigError, match="is of another world"):
-            gail.require_same_world("log", theirs, numbers)
-    gail.require_same_world("log", numbers, numbers)
+            gail.require_same_spaces("log", theirs, numbers)
+    gail.require_same_spaces("log", numbers, numbers)
 
 
 def test_all_faults_come_at_once_and_before_work(tmp_path: Path) -> None:
@@ -355,7 +358,7 @@ def test_all_faults_come_at_once_and_before_work(tmp_path: Path) -> None:
 def test_a_resume_with_other_demonstrations_is_told_by_the_fingerprint(tmp_path: Path) -> None:
     one = made("choices", tmp_path)
     two = gail.build(config_of(shown(tmp_path, "CartPole-v1", steady, steps=61), **CASES["choices"][2]))
-    assert one.fingerprint is not None and one.fingerprint != two.fingerprint
+    assert one.dataset_fingerprint is not None and one.dataset_fingerprint != two.dataset_fingerprint
     one.close()
     two.close()
 

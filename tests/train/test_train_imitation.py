@@ -14,14 +14,14 @@ from test_train_control_recipes import Diary, logged
 from hone.core.errors import ConfigError, UserCodeError
 from hone.envs.expert_process import ExpertProcess, check_expert
 from hone.envs.gym.world import GymConfig, open_world
-from hone.envs.logs.parquet import Log, write_log
-from hone.models.control.mlp import Bounds, Choices, Inputs, Spaces
+from hone.envs.logs.parquet import DecisionLog, write_log
+from hone.models.control.mlp import BoxActions, DiscreteActions, ObservationInputs, PolicySpaces
 from hone.recipes.imitation import dagger
 from hone.recipes.off_policy import dqn
 from hone.recipes.offline import bc
-from hone.replay.ring import Ring
+from hone.replay.ring import RingBuffer
 from hone.train.control.acting import NetworkActor
-from hone.train.control.experts import Demonstrations, HandingOver, labels, with_demonstrations
+from hone.train.control.experts import DaggerActor, DemonstrationsConfig, expert_labels, with_demonstrations
 from hone.train.loop import train
 
 EXPERTS = """
@@ -120,8 +120,8 @@ def test_an_expert_answers_from_its_process(experts: str) -> None:
     expert = ExpertProcess(f"{experts}:drift")
     seen = np.array([[0, 0, 0], [1, 0, 0], [1, 1, 0], [0, 0, 1]], np.float32)
     assert expert.best(seen).tolist() == [0, 1, 0, 1]
-    child = expert.child
-    assert expert.best(seen[:1]).tolist() == [0] and expert.child is child
+    child = expert.process
+    assert expert.best(seen[:1]).tolist() == [0] and expert.process is child
     expert.close()
     assert child is not None and child.poll() is not None
 
@@ -160,15 +160,15 @@ class Says:
 
 
 def test_labels_are_actions_of_the_world() -> None:
-    seen, choices = np.zeros((2, 3)), Choices(count=2, start=1)
-    assert labels(Says([1, 2]), seen, choices).tolist() == [1, 2]
+    seen, choices = np.zeros((2, 3)), DiscreteActions(count=2, start=1)
+    assert expert_labels(Says([1, 2]), seen, choices).tolist() == [1, 2]
     for wrong in ([0, 1], [1, 3], [1.5, 1], [[1], [2]]):
         with pytest.raises(UserCodeError, match=r"must choose one of 1 .. 2"):
-            labels(Says(wrong), seen, choices)
-    box = Bounds(low=(0.0,), high=(1.0,), shape=(1,))
-    assert labels(Says([[0.5], [1]]), seen, box).dtype == np.float32
+            expert_labels(Says(wrong), seen, choices)
+    box = BoxActions(low=(0.0,), high=(1.0,), shape=(1,))
+    assert expert_labels(Says([[0.5], [1]]), seen, box).dtype == np.float32
     with pytest.raises(UserCodeError, match=r"the expert's actions are \[2\], expected \[2, 1\]"):
-        labels(Says([0.5, 1]), seen, box)
+        expert_labels(Says([0.5, 1]), seen, box)
 
 
 def test_the_expert_decides_less_and_less() -> None:
@@ -188,7 +188,7 @@ def test_the_expert_decides_less_and_less() -> None:
 
     seen = np.zeros((20_000, 1))
     for version, share in ((0, 1.0), (1, 0.5), (3, 0.125)):
-        actor = HandingOver(Never(), version=version, expert=Always(), actions=Choices(count=2), decay=0.5)
+        actor = DaggerActor(Never(), version=version, expert=Always(), actions=DiscreteActions(count=2), beta_decay=0.5)
         chosen, logp = actor.decide(seen, actor.noise(np.random.default_rng(0), (20_000,)))
         assert chosen.mean() == pytest.approx(share, abs=0.01) and np.isnan(logp).all()
 
@@ -224,14 +224,16 @@ def test_regret_is_linear_where_clonings_is_quadratic(experts: str, tmp_path: Pa
             }
         )
     )  # fmt: skip
-    train(asked.recipe, steps=12, report=Diary())
+    train(asked.recipe, steps=12, callback=Diary())
 
     expert = ExpertProcess(f"{experts}:drift")
     world = open_world(env, steps=300, seed=5)
-    actor = HandingOver(asked.recipe.learner.policy.acting(), expert=expert, actions=Choices(count=2), decay=1.0)
+    actor = DaggerActor(
+        asked.recipe.learner.policy.numpy_policy(), expert=expert, actions=DiscreteActions(count=2), beta_decay=1.0
+    )
     episodes = world.rollout(actor)
     assert (episodes.reward == 1).all()
-    log = Log(
+    log = DecisionLog(
         episodes=episodes,
         observation_space=world.envs.single_observation_space,
         action_space=world.envs.single_action_space,
@@ -245,15 +247,15 @@ def test_regret_is_linear_where_clonings_is_quadratic(experts: str, tmp_path: Pa
             }
         )
     )  # fmt: skip
-    train(cloned.recipe, steps=240, report=Diary())
+    train(cloned.recipe, steps=240, callback=Diary())
 
     learner, cloner = asked.recipe.learner.policy, cloned.recipe.learner.policy
     assert regret(learner, 1) == pytest.approx(regret(cloner, 1), abs=HARD) and regret(learner, 1) > 0
     growth = [regret(policy, 16) / regret(policy, 4) for policy in (learner, cloner)]
     assert growth[0] == pytest.approx(4.0, rel=0.1)  # linear: four times the steps, four times the regret
     assert growth[1] > 10.0  # quadratic: sixteen times, less what is already lost
-    assert asked.judge is not None and cloned.judge is not None
-    assert asked.judge().metrics["eval/score"] > cloned.judge().metrics["eval/score"] + 5
+    assert asked.evaluate is not None and cloned.evaluate is not None
+    assert asked.evaluate().metrics["eval/score"] > cloned.evaluate().metrics["eval/score"] + 5
     expert.close()
     asked.close()
 
@@ -271,12 +273,12 @@ def opened(folder: Path) -> str:
         def decide(self, seen: np.ndarray, noise: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
             return seen % 3, np.full(len(seen), np.nan, np.float32)
 
-    policy = dqn.ENTRY.build(dqn.Dqn.model_validate(lock(1))).recipe.learner.policy
+    policy = dqn.ENTRY.build(dqn.DqnConfig.model_validate(lock(1))).recipe.learner.policy
     world = open_world(GymConfig(id="Lock-v0"), steps=100, seed=0)
     episodes = world.rollout(Knows(policy.acting()))
     assert episodes.reward.sum() == 10
     envs = world.envs
-    shown = Log(
+    shown = DecisionLog(
         episodes=episodes,
         observation_space=envs.single_observation_space,
         action_space=envs.single_action_space,
@@ -297,20 +299,22 @@ def test_demonstrations_show_what_nobody_finds(tmp_path: Path) -> None:
     """A lock of ten buttons: by chance it opens once in 3^10 tries."""
     scores: list[float] = []
     for shown in (None, {"log": opened(tmp_path), "share": 0.5}):
-        job = dqn.ENTRY.build(dqn.Dqn.model_validate(lock(60, algorithm={"discount": 0.9, "demonstrations": shown})))
-        train(job.recipe, steps=60, report=Diary())
-        assert job.judge is not None
-        scores.append(job.judge().metrics["eval/score"])
+        job = dqn.ENTRY.build(
+            dqn.DqnConfig.model_validate(lock(60, algorithm={"discount": 0.9, "demonstrations": shown}))
+        )
+        train(job.recipe, steps=60, callback=Diary())
+        assert job.evaluate is not None
+        scores.append(job.evaluate().metrics["eval/score"])
     assert scores == [0.0, 1.0]
 
 
 def test_a_share_of_every_batch(tmp_path: Path) -> None:
-    space = Spaces(inputs=Inputs(size=10, one_hot=True), actions=Choices(count=3))
-    ring = Ring(100)
+    space = PolicySpaces(inputs=ObservationInputs(size=10, one_hot=True), actions=DiscreteActions(count=3))
+    ring = RingBuffer(100)
     assert with_demonstrations(ring, None, space) is ring
-    memory = with_demonstrations(ring, Demonstrations(log=opened(tmp_path), share=0.25), space)
+    memory = with_demonstrations(ring, DemonstrationsConfig(log=opened(tmp_path), share=0.25), space)
     world = open_world(GymConfig(id="Lock-v0"), steps=20, seed=1)
-    policy = dqn.ENTRY.build(dqn.Dqn.model_validate(lock(1))).recipe.learner.policy
+    policy = dqn.ENTRY.build(dqn.DqnConfig.model_validate(lock(1))).recipe.learner.policy
     memory.add(world.rollout(NetworkActor(policy.greedy(epsilon=1.0))))
     sample = memory.sample(40, np.random.default_rng(0))
     shown = sample.chosen == sample.observations % 3
@@ -320,4 +324,4 @@ def test_a_share_of_every_batch(tmp_path: Path) -> None:
 def test_a_log_of_another_world_is_refused(tmp_path: Path) -> None:
     job = lock(1, algorithm={"demonstrations": {"log": logged(tmp_path, "CartPole-v1")}})
     with pytest.raises(ConfigError, match="is of another world"):
-        dqn.ENTRY.build(dqn.Dqn.model_validate(job))
+        dqn.ENTRY.build(dqn.DqnConfig.model_validate(job))

@@ -17,13 +17,13 @@ from hone.core.credit import NO_VALUES, Credits
 from hone.core.episodes import Episodes
 from hone.core.errors import DataError, DivergedError
 from hone.core.ragged import offsets_of
-from hone.objectives.terms import Terms
+from hone.objectives.terms import LossTerms
 from hone.store.codec import read_state, write_state
 from hone.train.learner.adam import Adam
 from hone.train.learner.flat_parameters import FlatParameters
-from hone.train.learner.gradient import GradientLearner, Phase
-from hone.train.learner.metrics import Tally
-from hone.train.learner.micro_batches import within_budget
+from hone.train.learner.gradient import GradientLearner, OptimizerPhase
+from hone.train.learner.metrics import MetricsAccumulator
+from hone.train.learner.micro_batches import split_by_token_budget
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,9 +87,11 @@ def toy(seed: int = 0) -> Toy:
     return policy
 
 
-def squares(policy: Toy, batch: ToyBatch) -> Terms:
+def squares(policy: Toy, batch: ToyBatch) -> LossTerms:
     error = policy(batch.seen) - batch.aim
-    return Terms(loss=error**2, told=lambda: {"toy/error": error.detach(), "toy/error_max": error.detach()})
+    return LossTerms(
+        loss=error**2, compute_metrics=lambda: {"toy/error": error.detach(), "toy/error_max": error.detach()}
+    )
 
 
 def batch_of(count: int, *, seed: int = 0) -> tuple[Episodes, Credits]:
@@ -113,7 +115,7 @@ def batch_of(count: int, *, seed: int = 0) -> tuple[Episodes, Credits]:
 
 def learner_of(
     policy: Toy,
-    objective: Callable[[Toy, ToyBatch], Terms] = squares,
+    objective: Callable[[Toy, ToyBatch], LossTerms] = squares,
     *,
     max_grad_norm: float | None = None,
     rate: float = 0.01,
@@ -127,7 +129,7 @@ def learner_of(
         policy=policy,
         layout=lay,
         phases=[
-            Phase(
+            OptimizerPhase(
                 name="toy",
                 objective=objective,
                 parameters=parameters,
@@ -178,7 +180,7 @@ def test_one_update_is_one_step_of_torchs_own_adamw() -> None:
 def test_every_row_is_stepped_once_an_epoch_in_an_order_of_its_own() -> None:
     seen: list[list[float]] = []
 
-    def watch(policy: Toy, batch: ToyBatch) -> Terms:
+    def watch(policy: Toy, batch: ToyBatch) -> LossTerms:
         seen.append(batch.aim.tolist())
         return squares(policy, batch)
 
@@ -220,28 +222,28 @@ def told_of(column: torch.Tensor) -> dict[str, torch.Tensor]:
 
 
 def test_tally_is_a_mean_over_decisions_whatever_the_pieces() -> None:
-    tally = Tally()
+    tally = MetricsAccumulator()
     for values in ([1.0, 2.0], [6.0], []):
         column = torch.tensor(values)
-        tally.add(Terms(loss=column, told=partial(told_of, column)))
-    tally.add(Terms(loss=torch.ones(1), told=lambda: {"a": torch.tensor([11.0])}))
-    tally.note("n", 1.0)
-    tally.note("n", 4.0)
+        tally.add(LossTerms(loss=column, compute_metrics=partial(told_of, column)))
+    tally.add(LossTerms(loss=torch.ones(1), compute_metrics=lambda: {"a": torch.tensor([11.0])}))
+    tally.add_step_value("n", 1.0)
+    tally.add_step_value("n", 4.0)
     assert tally.means() == {"n": 2.5, "a": 5.0, "b": 6.0, "c_max": 6.0}
-    negative = Tally()
-    negative.add(Terms(loss=torch.ones(1), told=lambda: {"d_max": torch.tensor([-3.0, -2.0])}))
+    negative = MetricsAccumulator()
+    negative.add(LossTerms(loss=torch.ones(1), compute_metrics=lambda: {"d_max": torch.tensor([-3.0, -2.0])}))
     assert negative.means() == {"d_max": -2.0}
 
 
 @pytest.mark.parametrize("poison", [math.nan, math.inf])
 @pytest.mark.parametrize("where", ["loss", "gradient"])
 def test_what_is_not_finite_is_not_stepped(poison: float, where: str) -> None:
-    def bad(policy: Toy, batch: ToyBatch) -> Terms:
+    def bad(policy: Toy, batch: ToyBatch) -> LossTerms:
         error = policy(batch.seen) - batch.aim
         if where == "loss":
-            return Terms(loss=error**2 + poison)
+            return LossTerms(loss=error**2 + poison)
         # finite value, non-finite slope: sqrt at 0
-        return Terms(loss=error**2 + torch.sqrt(error * 0.0) * (1.0 if math.isnan(poison) else 2.0))
+        return LossTerms(loss=error**2 + torch.sqrt(error * 0.0) * (1.0 if math.isnan(poison) else 2.0))
 
     policy = toy()
     learner = learner_of(policy, bad)
@@ -273,12 +275,12 @@ def test_long_gradients_are_shortened_as_torch_does(limit: float | None) -> None
 def test_phases_are_stepped_one_after_another_and_then_the_rest() -> None:
     said: list[str] = []
 
-    def phase(name: str, parameters: FlatParameters) -> Phase[Toy, ToyBatch]:
-        def objective(policy: Toy, batch: ToyBatch) -> Terms:
+    def phase(name: str, parameters: FlatParameters) -> OptimizerPhase[Toy, ToyBatch]:
+        def objective(policy: Toy, batch: ToyBatch) -> LossTerms:
             said.append(name)
             return squares(policy, batch)
 
-        return Phase(name=name, objective=objective, parameters=parameters, optimizer=Adam(parameters))
+        return OptimizerPhase(name=name, objective=objective, parameters=parameters, optimizer=Adam(parameters))
 
     policy = toy()
     learner = learner_of(policy, minibatches=2)
@@ -329,9 +331,9 @@ def test_a_state_that_does_not_fit_is_refused() -> None:
 
 def test_a_resume_against_another_reference_is_refused() -> None:
     learner = learner_of(toy())
-    learner.constants = {"the reference policy": "abc"}
+    learner.fingerprints = {"the reference policy": "abc"}
     learner.restore(state := learner.state())
-    learner.constants = {"the reference policy": "def"}
+    learner.fingerprints = {"the reference policy": "def"}
     with pytest.raises(DataError, match=r"the reference policy is not what .*was abc, is def"):
         learner.restore(state)
 
@@ -378,20 +380,20 @@ def test_flat_parameters_are_views_of_one_buffer() -> None:
     together = torch.cat([p.grad.flatten() for p in policy.parameters() if p.grad is not None])
     assert torch.equal(parameters.gradient, together)
     each = [float(torch.linalg.vector_norm(p.grad)) for p in policy.parameters() if p.grad is not None]
-    assert float(parameters.norm()) == pytest.approx(math.sqrt(sum(one * one for one in each)))
+    assert float(parameters.gradient_norm()) == pytest.approx(math.sqrt(sum(one * one for one in each)))
     parameters.zero_grad()
     assert policy.inner.weight.grad is not None
     assert not policy.inner.weight.grad.any()
 
 
 def test_pieces_are_filled_to_the_budget() -> None:
-    pieces = within_budget(np.array([3, 1, 2, 1, 2]), 4)
+    pieces = split_by_token_budget(np.array([3, 1, 2, 1, 2]), 4)
     assert [piece.tolist() for piece in pieces] == [[1, 3, 2], [4], [0]], "1 + 1 + 2, 2, 3: similar sizes together"
 
 
 @given(st.lists(st.integers(0, 30), max_size=20), st.integers(1, 50))
 def test_pieces_hold_every_row_once_and_keep_to_the_budget(sizes: list[int], budget: int) -> None:
-    pieces = within_budget(np.array(sizes, dtype=np.int64), budget)
+    pieces = split_by_token_budget(np.array(sizes, dtype=np.int64), budget)
     assert sorted(row for piece in pieces for row in piece.tolist()) == list(range(len(sizes)))
     for piece in pieces:
         assert len(piece) > 0

@@ -16,7 +16,7 @@ from hone.core.state import substate
 from hone.models.control.checkpoint import load_policy
 from hone.recipes.registry import load_recipe
 from hone.store.codec import read_state, write_state
-from hone.train.job import Job
+from hone.train.job import TrainingJob
 from hone.train.loop import train
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -108,7 +108,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 COMMANDS = ["pets", "rl2", "reptile", "multitask_ppo", "dagger"]
 
 
-def made(name: str, steps: int, folder: Path, **changes: Any) -> Job[Any]:
+def made(name: str, steps: int, folder: Path, **changes: Any) -> TrainingJob[Any]:
     settings = copy.deepcopy({**CONFIGS[name], "name": "x", "seed": 3, "steps": steps, **changes})
     for table in (settings, settings.get("algorithm", {})):
         if "demonstrations" in table:
@@ -121,10 +121,10 @@ def made(name: str, steps: int, folder: Path, **changes: Any) -> Job[Any]:
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_resumed_run_is_the_uninterrupted_one(name: str, tmp_path: Path) -> None:
     straight, whole = made(name, 8, tmp_path), Diary()
-    train(straight.recipe, steps=8, report=whole)
+    train(straight.recipe, steps=8, callback=whole)
 
     first, begun = made(name, 8, tmp_path), Diary()
-    train(first.recipe, steps=5, report=begun)
+    train(first.recipe, steps=5, callback=begun)
     for folder in ("state", "policy"):
         (tmp_path / folder).mkdir()
     write_state(tmp_path / "state", {"source": first.recipe.source.state(), "learner": first.recipe.learner.state()})
@@ -135,7 +135,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(name: str, tmp_path: Path) -> No
     second.load_policy(tmp_path / "policy")
     second.recipe.learner.restore(substate(state, "learner"))
     second.recipe.source.restore(substate(state, "source"))
-    train(second.recipe, steps=8, report=begun, first=6)
+    train(second.recipe, steps=8, callback=begun, first_step=6)
 
     assert len(begun.lines) == len(whole.lines) == 8
     for ours, theirs in zip(begun.lines, whole.lines, strict=True):
@@ -144,9 +144,9 @@ def test_a_resumed_run_is_the_uninterrupted_one(name: str, tmp_path: Path) -> No
     second.save_policy(tmp_path / "two")
     for file in (tmp_path / "one").iterdir():
         assert file.read_bytes() == (tmp_path / "two" / file.name).read_bytes(), file.name
-    assert straight.judge is not None and second.judge is not None
-    verdict = straight.judge().metrics
-    assert second.judge().metrics == verdict
+    assert straight.evaluate is not None and second.evaluate is not None
+    verdict = straight.evaluate().metrics
+    assert second.evaluate().metrics == verdict
     assert all(np.isfinite(value) for value in verdict.values())
     for job in (straight, first, second):
         job.close()
@@ -157,7 +157,7 @@ def test_another_seed_is_another_run(name: str, tmp_path: Path) -> None:
     found: list[Any] = []
     for seed in (3, 3, 4):
         job, diary = made(name, 2, tmp_path, seed=seed), Diary()
-        train(job.recipe, steps=2, report=diary)
+        train(job.recipe, steps=2, callback=diary)
         found.append(diary.lines)
         job.close()
     assert found[0] == found[1] != found[2]
@@ -197,11 +197,11 @@ def test_a_run_is_trained_resumed_judged_and_shown(
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_saved_policy_acts_without_its_recipe(name: str, tmp_path: Path) -> None:
     job = made(name, 2, tmp_path)
-    train(job.recipe, steps=2, report=Diary())
+    train(job.recipe, steps=2, callback=Diary())
     job.save_policy(tmp_path / "policy")
     policy = load_policy(tmp_path / "policy")
     seen = np.ones((3, policy.spaces.inputs.size), np.float32)
-    ours, theirs = job.recipe.learner.policy.acting().best(seen), policy.acting().best(seen)
+    ours, theirs = job.recipe.learner.policy.acting().best(seen), policy.numpy_policy().best(seen)
     assert len(ours) == 3
     if name != "reptile":  # which saves where to begin, not where the last task led
         np.testing.assert_array_equal(ours, theirs)
@@ -223,7 +223,7 @@ BUILDS: list[tuple[str, dict[str, Any], str]] = [
 @pytest.mark.parametrize(("name", "changes", "said"), BUILDS)
 def test_faults_name_the_key(name: str, changes: dict[str, Any], said: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=said):
-        train(made(name, 1, tmp_path, **changes).recipe, steps=1, report=Diary())
+        train(made(name, 1, tmp_path, **changes).recipe, steps=1, callback=Diary())
 
 
 def test_more_elites_than_candidates_are_refused(tmp_path: Path) -> None:
@@ -231,11 +231,11 @@ def test_more_elites_than_candidates_are_refused(tmp_path: Path) -> None:
         made("pets", 1, tmp_path, planning={**PLAN, "elites": 9})
 
 
-def shortened(job: Callable[[], Job[Any]]) -> None:
+def shortened(job: Callable[[], TrainingJob[Any]]) -> None:
     """Two steps of an example."""
     whole = job()
     diary = Diary()
-    train(whole.recipe, steps=2, report=diary)
+    train(whole.recipe, steps=2, callback=diary)
     assert len(diary.lines) == 2
     whole.close()
 
@@ -260,6 +260,6 @@ def test_a_learnt_world_is_planned_in() -> None:
     known = {"reward": "cartpole_swing_up"}
     entry = load_recipe("pets")
     job = entry.build(entry.config.model_validate({**config, "algorithm": known, "judge": {"episodes": 2}}))
-    train(job.recipe, steps=14, report=Diary())
-    assert job.judge is not None
-    assert job.judge().metrics["eval/score"] > 20
+    train(job.recipe, steps=14, callback=Diary())
+    assert job.evaluate is not None
+    assert job.evaluate().metrics["eval/score"] > 20

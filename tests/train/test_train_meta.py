@@ -16,17 +16,17 @@ from hone.core.errors import ConfigError
 from hone.envs.finite.beliefs import bernoulli_beliefs
 from hone.envs.finite.solve import policy_iteration
 from hone.envs.gym.world import GymConfig, open_world
-from hone.evaluate.control.returns import judged
+from hone.evaluate.control.returns import evaluate_returns
 from hone.recipes.meta import reptile, rl2
 from hone.train.control.acting import NetworkActor
-from hone.train.control.meta_rl import ThompsonTrials, trials_of
+from hone.train.control.meta_rl import ThompsonTrialPolicy, reshape_to_trials
 from hone.train.loop import train
 
 BANDITS = GymConfig(id="hone/BanditTrials-v0", num_envs=100, kwargs={"arms": 2, "pulls": 10})
 
 
 def test_thompson_counts_what_it_sees() -> None:
-    sampler = ThompsonTrials(arms=2)
+    sampler = ThompsonTrialPolicy(arms=2)
     begin = np.array([[1, 0, 0, 0, 0], [1, 0, 0, 0, 0]], np.float32)
     sampler.best(begin)
     sampler.best(np.array([[0, 1, 0, 1, 0], [0, 0, 1, 0, 0]], np.float32))
@@ -37,7 +37,7 @@ def test_thompson_counts_what_it_sees() -> None:
 
 def test_thompson_draws_by_its_posterior() -> None:
     """After one win of arm 0: P(Beta(2, 1) > Beta(1, 1)) = 2/3."""
-    sampler, count = ThompsonTrials(arms=2), 40_000
+    sampler, count = ThompsonTrialPolicy(arms=2), 40_000
     sampler.best(np.tile([1, 0, 0, 0, 0], (count, 1)))
     chosen = sampler.best(np.tile([0, 1, 0, 1, 0], (count, 1)))
     assert (chosen == 0).mean() == pytest.approx(2 / 3, abs=0.01)
@@ -45,7 +45,7 @@ def test_thompson_draws_by_its_posterior() -> None:
 
 def test_thompson_is_below_the_exact_optimum() -> None:
     """Two arms, ten pulls: dynamic programming over beliefs says 6.02, which nobody beats; Thompson comes close."""
-    scores = judged(ThompsonTrials(arms=2), BANDITS, episodes=20_000, seed=0)
+    scores = evaluate_returns(ThompsonTrialPolicy(arms=2), BANDITS, episodes=20_000, seed=0)
     best, error = policy_iteration(bernoulli_beliefs(arms=2, pulls=10)).value[0], scores.std() / np.sqrt(20_000)
     assert best == pytest.approx(6.0218, abs=1e-4)
     assert 5.6 < scores.mean() < best - 3 * error
@@ -60,26 +60,26 @@ def test_the_harness_reaches_the_exact_optimum() -> None:
         if sum(counts) < 10:
             number[counts] = len(number)
 
-    class Optimal(ThompsonTrials):
+    class Optimal(ThompsonTrialPolicy):
         def best(self, seen: np.ndarray) -> np.ndarray:
             super().best(seen)
             counts = self._counts.transpose(0, 2, 1).reshape(len(seen), 4).astype(int)
             return np.array([table[number[tuple(row)]] for row in counts.tolist()])
 
-    scores = judged(Optimal(arms=2), BANDITS, episodes=4_000, seed=0)
+    scores = evaluate_returns(Optimal(arms=2), BANDITS, episodes=4_000, seed=0)
     assert scores.mean() == pytest.approx(policy_iteration(beliefs).value[0], abs=4 * scores.std() / np.sqrt(4_000))
 
 
 def test_trials_are_whole() -> None:
     world = open_world(BANDITS, steps=20, seed=0)
     episodes = world.rollout(ThompsonActor())
-    seen = trials_of(episodes.observations, episodes)
+    seen = reshape_to_trials(episodes.observations, episodes)
     assert seen.shape == (200, 10, 5) and (seen[:, 0, 0] == 1).all() and (seen[:, 1:, 0] == 0).all()
     with pytest.raises(ConfigError, match="no whole trials"):
-        trials_of(episodes.observations, replace(episodes, terminated=np.zeros(200, bool)))
+        reshape_to_trials(episodes.observations, replace(episodes, terminated=np.zeros(200, bool)))
 
 
-class ThompsonActor(ThompsonTrials):
+class ThompsonActor(ThompsonTrialPolicy):
     version = 0
 
     def __init__(self) -> None:
@@ -104,7 +104,7 @@ def test_a_memory_learns_to_explore() -> None:
     """Within a tenth of Thompson in ten CPU-seconds or less, never above the exact optimum, and well above no memory
     (5.0, whatever the arms)."""
     job = rl2_job(100)
-    train(job.recipe, steps=100, report=Diary())
+    train(job.recipe, steps=100, callback=Diary())
     assert job.judge is not None
     found = job.judge().metrics
     assert found["eval/of_thompson"] > 0.9
@@ -139,7 +139,7 @@ def reptile_config(steps: int, **changes: Any) -> reptile.ReptileConfig:
 def test_the_outer_step_by_hand() -> None:
     config = reptile_config(30, algorithm={"inner_steps": 3, "outer_rate": 0.25}, network={"hidden": [4]})
     learner: Any = reptile.build(config).recipe.learner
-    source = open_world(reptile.family(config, trials=3), steps=50, seed=0)
+    source = open_world(reptile.task_family(config, trials=3), steps=50, seed=0)
     begun = [parameter.clone() for parameter in learner.start.parameters()]
     for turn in range(3):
         adapted = [parameter.clone() for parameter in learner.policy.parameters()]
@@ -189,9 +189,9 @@ def test_an_initialisation_is_learnt() -> None:
     """Ten updates from it do more than ten updates from weights that never met the family, and than none."""
     config = reptile_config(600)
     job = reptile.build(config)
-    train(job.recipe, steps=600, report=Diary())
-    assert job.judge is not None
-    found = job.judge().metrics
+    train(job.recipe, steps=600, callback=Diary())
+    assert job.evaluate is not None
+    found = job.evaluate().metrics
     assert found["eval/score"] > found["eval/before"] + 0.03
     assert found["eval/score"] > found["eval/from_scratch"] + 0.04
 

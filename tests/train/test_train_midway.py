@@ -16,12 +16,12 @@ from tiny_runs import hone, lay_out, lines_of
 from hone.core.episodes import Episodes
 from hone.core.generation import Request
 from hone.core.state import State, integer
-from hone.engine.engine import Engine
+from hone.engine.engine import EmbeddedEngine
 from hone.engine.torch_runner import TorchRunner
-from hone.engine.work import Drawn, Pass
+from hone.engine.work import ForwardBatch, SamplerOutput
 from hone.train.loop import Source
-from hone.train.sources.asynchronous import Ahead
-from hone.train.sources.live import Live
+from hone.train.sources.asynchronous import AsyncSource
+from hone.train.sources.live import LiveSource
 
 
 @dataclass
@@ -56,9 +56,9 @@ class World:
         self.told = integer(state, "told")
 
 
-def source_of(most: int, *, midway: bool = True, pauses_s: tuple[float, ...] = (0.0,)) -> Ahead[None]:
-    live = Live[None](World(list(pauses_s)), Actor())
-    return Ahead[None](live, most=most, overlap=True, midway=midway)
+def source_of(most: int, *, midway: bool = True, pauses_s: tuple[float, ...] = (0.0,)) -> AsyncSource[None]:
+    live = LiveSource[None](World(list(pauses_s)), Actor())
+    return AsyncSource[None](live, max_staleness=most, in_background=True, partial_rollouts=midway)
 
 
 def walk(source: Source[None], steps: int) -> list[tuple[int, list[int]]]:
@@ -97,7 +97,7 @@ def test_however_fast_anybody_is_nothing_is_older_than_the_bound_out_of_order_or
 
 
 def test_with_no_step_ahead_it_is_the_synchronous_run():
-    alone = Live[None](World(), Actor())
+    alone = LiveSource[None](World(), Actor())
     alone.publish(None)
     source = source_of(0, pauses_s=(0.001,))
     source.publish(None)
@@ -129,7 +129,9 @@ def test_a_failure_of_the_thread_is_heard_at_the_next_step():
                 raise ValueError("the world ended")
             return super().rollout(actor)
 
-    source = Ahead[None](Live[None](Broken(), Actor()), most=1, overlap=True, midway=True)
+    source = AsyncSource[None](
+        LiveSource[None](Broken(), Actor()), max_staleness=1, in_background=True, partial_rollouts=True
+    )
     source.publish(None)
     with pytest.raises(ValueError, match="the world ended"):
         walk(source, 4)
@@ -149,14 +151,14 @@ class Barrier:
     both: threading.Barrier = field(default_factory=lambda: threading.Barrier(2, timeout=30))
 
     def generate(self, original: Callable) -> Callable:
-        def wrapped(engine: Engine, requests: list[Request], *, round: int = 0) -> object:
+        def wrapped(engine: EmbeddedEngine, requests: list[Request], *, round: int = 0) -> object:
             self.batches, self.passes = self.batches + 1, 0
             return original(engine, requests, round=round)
 
         return wrapped
 
     def publish(self, original: Callable) -> Callable:
-        def wrapped(engine: Engine, version: int) -> None:
+        def wrapped(engine: EmbeddedEngine, version: int) -> None:
             if version == 1:
                 self.engine = engine
                 self.both.wait()
@@ -165,7 +167,7 @@ class Barrier:
         return wrapped
 
     def run(self, original: Callable) -> Callable:
-        def wrapped(runner: TorchRunner, work: Pass) -> Drawn:
+        def wrapped(runner: TorchRunner, work: ForwardBatch) -> SamplerOutput:
             if threading.current_thread().name.startswith("ahead") and self.batches == 2:
                 self.passes += 1
                 if self.passes == self.at:
@@ -187,8 +189,8 @@ def run_with_a_barrier(folder, monkeypatch, on_publish: str) -> list[dict]:
     monkeypatch.chdir(folder)
     lay_out(folder)
     barrier = Barrier(at=9)
-    monkeypatch.setattr(Engine, "generate", barrier.generate(Engine.generate))
-    monkeypatch.setattr(Engine, "publish", barrier.publish(Engine.publish))
+    monkeypatch.setattr(EmbeddedEngine, "generate", barrier.generate(EmbeddedEngine.generate))
+    monkeypatch.setattr(EmbeddedEngine, "publish", barrier.publish(EmbeddedEngine.publish))
     monkeypatch.setattr(TorchRunner, "run", barrier.run(TorchRunner.run))
     asked = f'rollout.ahead={{steps=1, on_publish="{on_publish}"}}'
     assert hone("train", "grpo.toml", asked, *RUN, "name=midway") == 0

@@ -14,16 +14,16 @@ from hone.core.episodes import Episodes
 from hone.core.errors import DivergedError
 from hone.core.state import substate
 from hone.envs.gym.world import GymConfig
-from hone.models.control.actor_critic import ActorCritic, Judgement
+from hone.models.control.actor_critic import ActorCritic, PolicyOutput
 from hone.objectives.natural import TrustRegion
-from hone.objectives.terms import Terms
+from hone.objectives.terms import LossTerms
 from hone.recipes.on_policy import trpo
 from hone.store.codec import read_state, write_state
-from hone.train.control.job import JudgeConfig
+from hone.train.control.job import ControlEvaluationConfig
 from hone.train.control.rows import StepRows, step_rows
-from hone.train.job import Job
+from hone.train.job import TrainingJob
 from hone.train.learner.flat_parameters import FlatParameters
-from hone.train.learner.natural_gradient import NaturalLearner, TrustRegionConfig, distance
+from hone.train.learner.natural_gradient import TrustRegionConfig, TrustRegionLearner, k3_distance
 from hone.train.loop import train
 
 
@@ -35,9 +35,9 @@ class Softmax(nn.Module):
         start = np.random.default_rng(7).normal(size=(4, 2))
         self.slope = nn.Parameter(torch.from_numpy(start))
 
-    def judge(self, seen: Tensor, chosen: Tensor) -> Judgement:
+    def judge(self, seen: Tensor, chosen: Tensor) -> PolicyOutput:
         logp = torch.log_softmax(seen @ self.slope, dim=1).gather(1, chosen[:, None])[:, 0]
-        return Judgement(logp=logp, entropy=lambda: logp, value=None)
+        return PolicyOutput(logp=logp, entropy=lambda: logp, value=None)
 
 
 def network() -> Softmax:
@@ -67,8 +67,8 @@ def batch_of() -> tuple[Episodes, Credits]:
     return episodes, Credits(advantage=draws.normal(size=50))
 
 
-def learner_of(policy: Softmax, **changes: Any) -> NaturalLearner[Softmax, StepRows]:
-    made = NaturalLearner(
+def learner_of(policy: Softmax, **changes: Any) -> TrustRegionLearner[Softmax, StepRows]:
+    made = TrustRegionLearner(
         policy=policy,
         layout=step_rows,
         surrogate=trpo.surrogate,
@@ -116,7 +116,7 @@ def test_micro_batches_do_not_change_the_step(budget: int) -> None:
 def test_a_search_that_fails_puts_every_bit_back_and_says_so() -> None:
     policy = network()
     episodes, credits = batch_of()
-    learner = learner_of(policy, region=TrustRegion(least_gain=5.0, backtracks=4))
+    learner = learner_of(policy, region=TrustRegion(min_gain_share=5.0, max_backtracks=4))
     before = learner.parameters.data.detach().clone()
     told = learner.update(episodes, credits)
     assert torch.equal(learner.parameters.data.detach(), before)
@@ -140,7 +140,7 @@ def test_a_loss_that_is_no_number_stops_the_run_before_the_step() -> None:
 def test_the_distance_by_hand() -> None:
     then = torch.tensor([-1.0, -1.0], dtype=torch.float64)
     now = torch.tensor([-1.0, -0.5], dtype=torch.float64, requires_grad=True)
-    nats = distance(now, then)
+    nats = k3_distance(now, then)
     assert nats.tolist() == pytest.approx([0.0, np.exp(0.5) - 1.5])
     (slope,) = torch.autograd.grad(nats.sum(), now)
     assert slope.tolist() == pytest.approx([0.0, np.exp(0.5) - 1.0])
@@ -153,22 +153,22 @@ def test_the_region_is_the_paper_s() -> None:
 # ------------------------------------------------------------------------------------------------------ control
 
 
-def job_of(steps: int, **changes: Any) -> Job[ActorCritic]:
+def job_of(steps: int, **changes: Any) -> TrainingJob[ActorCritic]:
     return trpo.build(
         trpo.TrpoConfig(
             recipe="trpo", name="x", seed=3, steps=steps, env=GymConfig(id="CartPole-v1", num_envs=8),
-            judge=JudgeConfig(episodes=5), **changes,
+            judge=ControlEvaluationConfig(episodes=5), **changes,
         )
     )  # fmt: skip
 
 
-def run(job: Job[ActorCritic], *, steps: int, first: int = 1) -> list[dict[str, float]]:
+def run(job: TrainingJob[ActorCritic], *, steps: int, first: int = 1) -> list[dict[str, float]]:
     found: list[dict[str, float]] = []
-    train(job.recipe, steps=steps, first=first, report=lambda _s, _e, _c, metrics: found.append(dict(metrics)))
+    train(job.recipe, steps=steps, first_step=first, callback=lambda _s, _e, _c, metrics: found.append(dict(metrics)))
     return found
 
 
-def weights(job: Job[ActorCritic]) -> Tensor:
+def weights(job: TrainingJob[ActorCritic]) -> Tensor:
     return torch.cat([parameter.detach().flatten() for parameter in job.recipe.learner.policy.parameters()])
 
 
@@ -194,8 +194,8 @@ def test_trpo_learns_to_balance() -> None:
     job = job_of(12)
     told = run(job, steps=12)
     assert all(line["natural/kl_nats"] <= 0.01 for line in told)
-    assert job.judge is not None
-    assert job.judge().estimate.mean > 150, "a fresh policy stays up for about 20 steps"
+    assert job.evaluate is not None
+    assert job.evaluate().estimate.mean > 150, "a fresh policy stays up for about 20 steps"
     job.close()
 
 
@@ -204,9 +204,9 @@ def test_a_surrogate_may_be_anything_with_a_distance() -> None:
     policy = network()
     episodes, credits = batch_of()
 
-    def flat(policy: Softmax, rows: StepRows) -> tuple[Terms, Tensor]:
+    def flat(policy: Softmax, rows: StepRows) -> tuple[LossTerms, Tensor]:
         terms, nats = trpo.surrogate(policy, rows)
-        return Terms(loss=terms.loss * 0.0), nats
+        return LossTerms(loss=terms.loss * 0.0), nats
 
     learner = learner_of(policy, surrogate=flat)
     before = learner.parameters.data.detach().clone()

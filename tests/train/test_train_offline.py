@@ -14,9 +14,9 @@ from hone.core.errors import ConfigError
 from hone.envs.logs.parquet import read_log
 from hone.models.control.checkpoint import load_policy
 from hone.recipes.registry import load_recipe
-from hone.train.control.offline import encoded
-from hone.train.invariance.check import certificate, job_trials
-from hone.train.job import Job
+from hone.train.control.offline import logged_rows
+from hone.train.invariance.check import build_certificate, job_gradient_probes
+from hone.train.job import TrainingJob
 from hone.train.learner.gradient import GradientLearner
 from hone.train.loop import train
 
@@ -44,7 +44,7 @@ def logs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     return {kind: logged(folder, name) for kind, name in WORLDS.items()}
 
 
-def job_of(recipe: str, kind: str, logs: dict[str, str], *, steps: int = 8, **more: Any) -> Job[Any]:
+def job_of(recipe: str, kind: str, logs: dict[str, str], *, steps: int = 8, **more: Any) -> TrainingJob[Any]:
     entry = load_recipe(recipe)
     tables = {
         "recipe": recipe, "name": "x", "seed": 3, "steps": steps, "log": logs[kind],
@@ -61,30 +61,30 @@ def test_a_resumed_run_is_the_uninterrupted_one(
     recipe: str, kind: str, logs: dict[str, str], tmp_path: Path
 ) -> None:  # fmt: skip
     straight, whole = job_of(recipe, kind, logs), Diary()
-    train(straight.recipe, steps=8, report=whole)
+    train(straight.recipe, steps=8, callback=whole)
     first, begun = job_of(recipe, kind, logs), Diary()
-    train(first.recipe, steps=5, report=begun)
+    train(first.recipe, steps=5, callback=begun)
     saved(first, tmp_path / "half")
     second = restored(job_of(recipe, kind, logs), tmp_path / "half")
-    train(second.recipe, steps=8, report=begun, first=6)
+    train(second.recipe, steps=8, callback=begun, first_step=6)
     assert begun.lines == whole.lines
     saved(straight, tmp_path / "one")
     saved(second, tmp_path / "two")
     assert files(tmp_path / "one") == files(tmp_path / "two")
-    assert straight.judge is not None
-    assert second.judge is not None
-    assert straight.judge().metrics == second.judge().metrics
+    assert straight.evaluate is not None
+    assert second.evaluate is not None
+    assert straight.evaluate().metrics == second.evaluate().metrics
 
 
 @pytest.mark.parametrize(("recipe", "kind"), CASES)
 def test_no_loss_depends_on_how_a_batch_is_cut(recipe: str, kind: str, logs: dict[str, str]) -> None:
     entry, job = load_recipe(recipe), job_of(recipe, kind, logs)
     config = entry.config.model_validate({"recipe": recipe, "name": "x", "steps": 1, "log": logs[kind]})
-    found = job_trials(job, config, own_credit=True)
+    found = job_gradient_probes(job, config, own_credit=True)
     learner = job.recipe.learner
     assert isinstance(learner, GradientLearner)
     assert [trial.name for trial in found] == [phase.name for phase in learner.phases]
-    checks = certificate(found, recipe=recipe, config_hash="").checks
+    checks = build_certificate(found, recipe=recipe, config_hash="").checks
     assert [check.name for check in checks if not check.passed] == []
 
 
@@ -93,9 +93,9 @@ def test_a_saved_policy_decides_as_the_trained_one(
     recipe: str, kind: str, logs: dict[str, str], tmp_path: Path
 ) -> None:
     job = job_of(recipe, kind, logs)
-    policy = train(job.recipe, steps=2, report=Diary())
+    policy = train(job.recipe, steps=2, callback=Diary())
     job.save_policy(tmp_path / "policy")
-    acting, other = policy.acting(), load_policy(tmp_path / "policy").acting()
+    acting, other = policy.acting(), load_policy(tmp_path / "policy").numpy_policy()
     log = read_log(Path(logs[kind]))
     seen = log.episodes.observations[:6]
     np.testing.assert_array_equal(acting.best(seen), other.best(seen))
@@ -113,14 +113,14 @@ def test_rows_are_what_the_log_says(logs: dict[str, str]) -> None:
     policy = job.recipe.learner.policy
     steps = log.episodes.transitions()
     credits = Credits(advantage=steps.reward, discount=np.full(len(steps), 0.9, np.float32))
-    rows = encoded(steps, credits, np.zeros((len(steps), 1), np.float32), spaces=policy.spaces)
+    rows = logged_rows(steps, credits, np.zeros((len(steps), 1), np.float32), spaces=policy.spaces)
     assert rows.seen.mean(dim=0).abs().max() < 1e-4
     assert (rows.seen.std(dim=0) - 1).abs().max() < 1e-2
     np.testing.assert_allclose(
         rows.chosen.numpy() * 2.0, log.episodes.chosen.astype(np.float32), atol=1e-6
     )  # Pendulum's box is [-2, 2]
     assert torch.equal(rows.seen[1:][log.episodes.owner[1:] == log.episodes.owner[:-1]],
-                       rows.after[:-1][log.episodes.owner[1:] == log.episodes.owner[:-1]])  # fmt: skip
+                       rows.next_seen[:-1][log.episodes.owner[1:] == log.episodes.owner[:-1]])  # fmt: skip
     pieces, order = rows.take(np.arange(5, 9)), np.array([5, 8, 7, 6])
     assert pieces.seen.data_ptr() == rows.seen[5:].data_ptr(), "rows that stand together are not copied"
     assert torch.equal(rows.take(order).seen, rows.seen[torch.from_numpy(order)])

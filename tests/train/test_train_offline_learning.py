@@ -8,15 +8,15 @@ import pytest
 
 from hone.core.credit import Credits, Metrics
 from hone.core.episodes import Episodes
-from hone.envs.finite.solve import evaluate, policy_iteration, worth
-from hone.envs.finite.stitching import stitching, stitching_log
+from hone.envs.finite.solve import evaluate_policy, policy_iteration, start_value
+from hone.envs.finite.stitching import stitching_log, stitching_mdp
 from hone.envs.gym.make import GymConfig
-from hone.envs.logs.parquet import Log, write_log
+from hone.envs.logs.parquet import DecisionLog, write_log
 from hone.models.control.actor_critic import SoftActorCritic
-from hone.models.control.mlp import Bounds, Inputs, MlpConfig, Spaces
+from hone.models.control.mlp import BoxActions, MlpConfig, ObservationInputs, PolicySpaces
 from hone.recipes.registry import load_recipe
-from hone.train.control.behaviour_logs import Part, record
-from hone.train.job import Job
+from hone.train.control.behaviour_logs import LogShare, record_log
+from hone.train.job import TrainingJob
 from hone.train.loop import train
 
 QUICK: dict[str, dict[str, Any]] = {
@@ -33,7 +33,7 @@ def silent(step: int, episodes: Episodes, credits: Credits, metrics: Metrics) ->
     del step, episodes, credits, metrics
 
 
-def learnt(recipe: str, log: Path, *, steps: int, **more: Any) -> Job[Any]:
+def learnt(recipe: str, log: Path, *, steps: int, **more: Any) -> TrainingJob[Any]:
     entry = load_recipe(recipe)
     tables = {
         "recipe": recipe, "name": "x", "steps": steps, "log": str(log), "batch": 64,
@@ -43,7 +43,7 @@ def learnt(recipe: str, log: Path, *, steps: int, **more: Any) -> Job[Any]:
     if "algorithm" in entry.config.model_fields:
         tables["algorithm"] = QUICK[recipe]
     job = entry.build(entry.config.model_validate(tables | more))
-    train(job.recipe, steps=steps, report=silent)
+    train(job.recipe, steps=steps, callback=silent)
     return job
 
 
@@ -58,12 +58,12 @@ def stitched(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_stitching(recipe: str, score: float, stitched: Path) -> None:
     """What a policy is worth is looked up in the table, and found again by whoever tries it out."""
     job = learnt(recipe, stitched, steps=60, env={"id": "hone/Stitching-v0"}, judge={"episodes": 2})
-    mdp = stitching(discount=1.0)
+    mdp = stitching_mdp(discount=1.0)
     best = job.recipe.learner.policy.acting().best(np.arange(mdp.states))
-    assert worth(mdp, evaluate(mdp, best)) == score
-    assert job.judge is not None
-    assert job.judge().metrics["eval/score"] == score
-    assert worth(mdp, policy_iteration(mdp).value) == 2.0
+    assert start_value(mdp, evaluate_policy(mdp, best)) == score
+    assert job.evaluate is not None
+    assert job.evaluate().metrics["eval/score"] == score
+    assert start_value(mdp, policy_iteration(mdp).value) == 2.0
 
 
 def wanted(seen: np.ndarray) -> np.ndarray:
@@ -74,17 +74,21 @@ def wanted(seen: np.ndarray) -> np.ndarray:
 @pytest.fixture(scope="module")
 def braking(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Pendulum with uniform torques, paid for how close they come to braking: the best action is known everywhere."""
-    spaces = Spaces(inputs=Inputs(size=3), actions=Bounds(low=(-2.0,), high=(2.0,), shape=(1,)))
+    spaces = PolicySpaces(inputs=ObservationInputs(size=3), actions=BoxActions(low=(-2.0,), high=(2.0,), shape=(1,)))
     chance = SoftActorCritic(spaces, MlpConfig(hidden=[4]), seed=0)
-    log = record([Part(policy=chance, decisions=3000, epsilon=1.0)], GymConfig(id="Pendulum-v1", num_envs=8), seed=1)
+    log = record_log(
+        [LogShare(policy=chance, min_decisions=3000, epsilon=1.0)], GymConfig(id="Pendulum-v1", num_envs=8), seed=1
+    )
     episodes = log.episodes
     episodes.reward[:] = -np.abs(episodes.chosen - wanted(episodes.observations))[:, 0]
     path = tmp_path_factory.mktemp("braking") / "log.parquet"
-    write_log(path, Log(episodes=episodes, observation_space=log.observation_space, action_space=log.action_space))
+    write_log(
+        path, DecisionLog(episodes=episodes, observation_space=log.observation_space, action_space=log.action_space)
+    )
     return path
 
 
-def distance(job: Job[Any], episodes: Episodes) -> float:
+def distance(job: TrainingJob[Any], episodes: Episodes) -> float:
     seen = episodes.observations[:500]
     return float(np.abs(job.recipe.learner.policy.acting().best(seen) - wanted(seen)).mean())
 

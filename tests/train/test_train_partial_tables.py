@@ -3,7 +3,7 @@
 import pytest
 from pydantic import BaseModel
 
-from hone.core.config import fill
+from hone.core.config import fill_defaults
 from hone.recipes.registry import load_recipe, recipe_names
 
 
@@ -22,6 +22,6 @@ def test_one_key_of_a_table_leaves_the_others_as_the_recipe_has_them(recipe: str
         if not isinstance(default, BaseModel):
             continue
         for key, value in default.model_dump().items():
-            filled = fill(config, {table: {key: value}})[table]
+            filled = fill_defaults(config, {table: {key: value}})[table]
             got = type(default).model_validate(filled)
             assert got == default, f"[{table}] {key} = {value} lost something"

@@ -10,7 +10,7 @@ import torch
 from tiny_runs import MODEL, files_of, hone, lay_out
 
 from hone.api import evaluate, sample, train
-from hone.cli.stages import MARK
+from hone.cli.stages import STAGE_PREFIX
 
 PIPELINE = f"""
 name = "both"
@@ -47,7 +47,7 @@ name = "improve"
 recipe = "grpo"
 steps = 4
 [stage.model]
-path = "{MARK}imitate"
+path = "{STAGE_PREFIX}imitate"
 [stage.task]
 source = "sums.jsonl"
 [stage.rewards]

@@ -23,17 +23,17 @@ from hypothesis import strategies as st
 from hone.core.credit import Values
 from hone.core.episodes import Episodes, concatenate
 from hone.core.random import generator
-from hone.credit.moments import Moments, ReturnScale
-from hone.credit.returns import gae, one_step
-from hone.envs.gym.make import seeds_of, together
-from hone.envs.gym.world import GymConfig, open_world, world_of
+from hone.credit.moments import ReturnScale, RunningMeanStd
+from hone.credit.returns import gae, one_step_target
+from hone.envs.gym.make import env_seeds, sync_vector_env
+from hone.envs.gym.world import GymConfig, open_world, world_from_envs
 from hone.models.control.actor_critic import ActorCritic
 from hone.models.control.mlp import MlpConfig
 from hone.recipes.registry import load_recipe
 from hone.train.control.acting import NetworkActor
-from hone.train.control.spaces import spaces_of
+from hone.train.control.spaces import network_spaces
 from hone.train.loop import train
-from hone.train.sources.whole_episodes import joined
+from hone.train.sources.whole_episodes import join_pieces
 
 MODES = (AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP, AutoresetMode.DISABLED)
 
@@ -75,7 +75,9 @@ class Coin:
 
 
 def lived(mode: AutoresetMode, *, envs: int = 3, steps: int = 11, rollouts: int = 6, seed: int = 4) -> list[Episodes]:
-    world = world_of(together([partial(Numbered, number) for number in range(envs)], mode), steps=steps, seed=seed)
+    world = world_from_envs(
+        sync_vector_env([partial(Numbered, number) for number in range(envs)], mode), steps=steps, seed=seed
+    )
     return [world.rollout(Coin()) for _ in range(rollouts)]
 
 
@@ -87,7 +89,7 @@ def worth(seen: np.ndarray) -> np.ndarray:
 def credited(episodes: Episodes, *, discount: float = 0.9, decay: float = 0.8) -> tuple[np.ndarray, np.ndarray]:
     assert episodes.final is not None
     values = Values(value=worth(episodes.observations), final=worth(episodes.final))
-    credits = gae(episodes, values, discount=discount, decay=decay)
+    credits = gae(episodes, values, discount=discount, gae_lambda=decay)
     assert credits.target is not None
     return credits.advantage, credits.target
 
@@ -101,7 +103,7 @@ def test_no_row_of_a_reset_is_learned_from(mode: AutoresetMode) -> None:
     before, after = single.observations, single.final
     np.testing.assert_array_equal(before[:, :2], after[:, :2])
     np.testing.assert_array_equal(before[:, 2] + 1, after[:, 2])
-    whole, _ = joined(pieces)
+    whole, _ = join_pieces(pieces)
     assert whole.final is not None
     np.testing.assert_array_equal(whole.lengths, whole.final[:, 2])
     assert len(np.unique(before, axis=0)) == len(before), "a decision twice"
@@ -112,7 +114,7 @@ def test_no_row_of_a_reset_is_learned_from(mode: AutoresetMode) -> None:
 def test_the_way_it_is_cut_changes_no_whole_return(mode: AutoresetMode, steps: int, seed: int) -> None:
     """lambda 1: a rollout's borders move nothing but what the critic bridges; with whole episodes, nothing at all."""
     pieces = lived(mode, steps=steps, rollouts=4, seed=seed)
-    whole, _ = joined(concatenate(pieces))
+    whole, _ = join_pieces(concatenate(pieces))
     advantage, _ = credited(whole, decay=1.0)
     for number in range(len(whole)):
         alone = whole.take(np.array([number]))
@@ -125,7 +127,7 @@ def test_the_way_it_is_cut_changes_no_whole_return(mode: AutoresetMode, steps: i
 
 def test_the_value_of_the_state_before_a_terminal_reward_is_that_reward() -> None:
     """lambda 0 on a chain of three: the last target is the reward alone, also where the next row is another episode."""
-    whole, _ = joined(concatenate(lived(AutoresetMode.SAME_STEP)))
+    whole, _ = join_pieces(concatenate(lived(AutoresetMode.SAME_STEP)))
     _, target = credited(whole, decay=0.0)
     last = whole.offsets[1:] - 1
     ended = whole.terminated
@@ -139,10 +141,10 @@ def test_the_value_of_the_state_before_a_terminal_reward_is_that_reward() -> Non
 
 @pytest.mark.parametrize("mode", MODES)
 def test_terminated_and_truncated_together_is_terminated(mode: AutoresetMode) -> None:
-    whole, _ = joined(concatenate(lived(mode, rollouts=12)))
+    whole, _ = join_pieces(concatenate(lived(mode, rollouts=12)))
     both = whole.terminated & whole.truncated
     assert both.any()
-    credits = one_step(whole, Values(value=np.zeros(0, np.float32), final=np.zeros(0, np.float32)), discount=0.9)
+    credits = one_step_target(whole, Values(value=np.zeros(0, np.float32), final=np.zeros(0, np.float32)), discount=0.9)
     assert credits.discount is not None
     assert (credits.discount[whole.offsets[1:][both] - 1] == 0).all()
     _, target = credited(whole, decay=0.0)
@@ -154,21 +156,21 @@ def test_statistics_are_the_same_under_every_way_of_resetting() -> None:
     """Of the first episodes of each environment: what was seen, paid and returned."""
     found: list[tuple[Any, ...]] = []
     for mode in MODES:
-        whole, _ = joined(concatenate(lived(mode, rollouts=15)))
+        whole, _ = join_pieces(concatenate(lived(mode, rollouts=15)))
         early = whole.observations[whole.offsets[:-1]][:, 1] < 9
         kept = whole.take(np.flatnonzero(early))
         order = np.lexsort(kept.observations[kept.offsets[:-1]].T[:2])
         kept = kept.take(order)
-        moments, spread = Moments(3), ReturnScale(0.9)
-        moments.absorb(kept.observations)
-        spread.absorb(kept)
+        moments, spread = RunningMeanStd(3), ReturnScale(0.9)
+        moments.update(kept.observations)
+        spread.update(kept)
         found.append((len(kept), moments.mean.tolist(), moments.std.tolist(), spread.scale, kept.score.sum()))
     assert found[0][0] == 27
     assert found[0] == found[1] == found[2]
 
 
 def test_streams_of_ten_runs_share_no_environment() -> None:
-    seeds = [seed for run in range(10) for seed in seeds_of(run, 64)]
+    seeds = [seed for run in range(10) for seed in env_seeds(run, 64)]
     assert len(set(seeds)) == 640
     begins = [lived(AutoresetMode.SAME_STEP, envs=8, steps=40, rollouts=1, seed=run)[0] for run in range(10)]
     lengths = {tuple(one.lengths[:12].tolist()) for one in begins}
@@ -180,17 +182,17 @@ def test_clipped_actions_are_remembered_as_they_were_drawn() -> None:
     density of the draw would make a ratio of something else."""
     config = GymConfig(id="Pendulum-v1", num_envs=8, clip_actions=True)
     world = open_world(config, steps=50, seed=0)
-    space = spaces_of(world.envs.single_observation_space, world.envs.single_action_space)
+    space = network_spaces(world.envs.single_observation_space, world.envs.single_action_space)
     policy = ActorCritic(space, MlpConfig(hidden=[8]), seed=0)
     assert policy.log_std is not None
     policy.log_std.data.fill_(1.0)
     reached: list[float] = []
     step = world.envs.step
     world.envs.step = lambda action: (reached.append(float(np.abs(action).max())), step(action))[1]  # type: ignore[method-assign]
-    episodes = world.rollout(NetworkActor(policy.acting()))
+    episodes = world.rollout(NetworkActor(policy.numpy_policy()))
     assert np.abs(episodes.chosen).max() > 2.0
     assert max(reached) == 2.0
-    mean = policy.acting().best(episodes.observations)
+    mean = policy.numpy_policy().best(episodes.observations)
     scaled = (episodes.chosen - mean) / np.e
     expected = -0.5 * scaled[:, 0] ** 2 - 1.0 - 0.5 * np.log(2 * np.pi)
     np.testing.assert_allclose(episodes.logp, expected, atol=1e-4)
@@ -211,7 +213,7 @@ def test_a_rerun_is_bitwise_with_its_random_warm_up(recipe: str) -> None:
         train(
             job.recipe,
             steps=4,
-            report=lambda _, episodes, __, metrics, lines=lines: lines.extend(
+            callback=lambda _, episodes, __, metrics, lines=lines: lines.extend(
                 (episodes.observations.tobytes(), episodes.chosen.tobytes(), repr(sorted(metrics.items())).encode())
             ),
         )

@@ -10,21 +10,21 @@ import numpy as np
 import pytest
 import torch
 
-from hone.cli.commands.train import stages_of
+from hone.cli.commands.train import planned_runs
 from hone.config.resolve import read_document
 from hone.core.errors import ConfigError, DataError
 from hone.core.random import generator
 from hone.core.state import substate
 from hone.models.control.checkpoint import load_policy
 from hone.models.control.deterministic import DeterministicActorCritic
-from hone.models.control.mlp import Bounds, Inputs, MlpConfig, Spaces
+from hone.models.control.mlp import BoxActions, MlpConfig, ObservationInputs, PolicySpaces
 from hone.recipes.off_policy import ddpg, td3
-from hone.recipes.on_policy.ppo_kl import Coefficient
+from hone.recipes.on_policy.ppo_kl import KlCoefController
 from hone.recipes.registry import load_recipe
 from hone.store.codec import read_state, write_state
 from hone.train.control.deterministic import GaussianNoise, NoisyActor, OrnsteinUhlenbeckNoise
 from hone.train.control.rows import TransitionRows
-from hone.train.job import Job
+from hone.train.job import TrainingJob
 from hone.train.loop import train
 
 BASE: dict[str, Any] = {"name": "x", "seed": 3, "network": {"hidden": [16]}, "judge": {"episodes": 3}}
@@ -52,7 +52,7 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def made(name: str, steps: int, **changes: Any) -> Job[Any]:
+def made(name: str, steps: int, **changes: Any) -> TrainingJob[Any]:
     settings = {**BASE, **CONFIGS[name], "steps": steps, **changes}
     entry = load_recipe(settings["recipe"])
     return entry.build(entry.config.model_validate(settings))
@@ -69,13 +69,13 @@ class Diary:
         self.lines.append((step, *(column.tobytes() for column in columns), credits.advantage.tobytes(), metrics))
 
 
-def halfway(job: Job[Any], folder: Path) -> None:
+def halfway(job: TrainingJob[Any], folder: Path) -> None:
     (folder / "state").mkdir()
     write_state(folder / "state", {"source": job.recipe.source.state(), "learner": job.recipe.learner.state()})
     job.save_policy(folder / "policy")
 
 
-def taken_up(job: Job[Any], folder: Path) -> None:
+def taken_up(job: TrainingJob[Any], folder: Path) -> None:
     state = read_state(folder / "state")
     job.load_policy(folder / "policy")
     job.recipe.learner.restore(substate(state, "learner"))
@@ -86,24 +86,24 @@ def taken_up(job: Job[Any], folder: Path) -> None:
 def test_a_resumed_run_is_the_uninterrupted_one(name: str, tmp_path: Path) -> None:
     steps = 8
     straight, whole = made(name, steps), Diary()
-    train(straight.recipe, steps=steps, report=whole)
+    train(straight.recipe, steps=steps, callback=whole)
     first, begun = made(name, steps), Diary()
-    train(first.recipe, steps=5, report=begun)
+    train(first.recipe, steps=5, callback=begun)
     halfway(first, tmp_path)
     second = made(name, steps)
     taken_up(second, tmp_path)
-    train(second.recipe, steps=steps, report=begun, first=6)
+    train(second.recipe, steps=steps, callback=begun, first_step=6)
     assert begun.lines == whole.lines
     straight.save_policy(tmp_path / "one")
     second.save_policy(tmp_path / "two")
     for file in (tmp_path / "one").iterdir():
         assert file.read_bytes() == (tmp_path / "two" / file.name).read_bytes(), file.name
-    assert straight.judge is not None
-    assert second.judge is not None
-    assert straight.judge().metrics == second.judge().metrics
+    assert straight.evaluate is not None
+    assert second.evaluate is not None
+    assert straight.evaluate().metrics == second.evaluate().metrics
     shipped = load_policy(tmp_path / "two")
     seen = np.ones((3, second.recipe.learner.policy.spaces.inputs.size), np.float32)
-    np.testing.assert_array_equal(shipped.acting().best(seen), second.recipe.learner.policy.acting().best(seen))
+    np.testing.assert_array_equal(shipped.numpy_policy().best(seen), second.recipe.learner.policy.acting().best(seen))
     for job in (straight, first, second):
         job.close()
 
@@ -114,7 +114,7 @@ def test_a_run_is_the_same_again(name: str) -> None:
     diaries: list[Diary] = []
     for _ in range(2):
         job, diary = made(name, 6), Diary()
-        train(job.recipe, steps=6, report=diary)
+        train(job.recipe, steps=6, callback=diary)
         job.close()
         diaries.append(diary)
     assert diaries[0].lines == diaries[1].lines
@@ -128,7 +128,7 @@ def test_entries_derive_and_check() -> None:
         assert all(isinstance(value, str) for value in entry.derive(config).values())
         assert list(entry.check(config)) == []
         assert entry.limitation
-        assert entry.source
+        assert entry.paper
 
 
 # ---------------------------------------------------------------------------------------------- normalisation
@@ -136,23 +136,23 @@ def test_entries_derive_and_check() -> None:
 
 def test_statistics_are_part_of_the_policy_and_frozen_outside_training(tmp_path: Path) -> None:
     job = made("ppo_normalised", 4)
-    train(job.recipe, steps=4, report=Diary())
-    assert job.judge is not None
+    train(job.recipe, steps=4, callback=Diary())
+    assert job.evaluate is not None
     before = job.recipe.learner.policy.spaces
     assert before.inputs.mean != (0.0,) * 4
-    job.judge()
+    job.evaluate()
     assert job.recipe.learner.policy.spaces == before
     job.save_policy(tmp_path / "policy")
     policy = load_policy(tmp_path / "policy")
     assert policy.spaces == before
-    policy.acting().best(np.full((50, 4), 1e6, np.float32))
+    policy.numpy_policy().best(np.full((50, 4), 1e6, np.float32))
     assert policy.spaces == before, "acting must not move the statistics"
 
 
 def test_statistics_are_those_of_everything_that_was_acted_on() -> None:
     job = made("ppo_normalised", 4)
     seen: list[np.ndarray] = []
-    train(job.recipe, steps=4, report=lambda _, episodes, *__: seen.append(episodes.observations))
+    train(job.recipe, steps=4, callback=lambda _, episodes, *__: seen.append(episodes.observations))
     rows = np.concatenate(seen).astype(np.float64)
     inputs = job.recipe.learner.policy.spaces.inputs
     np.testing.assert_allclose(inputs.mean, rows.mean(axis=0), rtol=1e-9)
@@ -161,7 +161,7 @@ def test_statistics_are_those_of_everything_that_was_acted_on() -> None:
 
 def test_the_first_ratio_is_one_while_statistics_move() -> None:
     job = made("ppo_normalised", 3)
-    train(job.recipe, steps=3, report=Diary())
+    train(job.recipe, steps=3, callback=Diary())
     episodes = job.recipe.source.collect()
     policy = job.recipe.learner.policy
     with torch.no_grad():
@@ -172,7 +172,7 @@ def test_the_first_ratio_is_one_while_statistics_move() -> None:
 def test_scores_stay_as_they_were_paid() -> None:
     job = made("ppo_normalised", 6)
     paid: list[float] = []
-    train(job.recipe, steps=6, report=lambda _, episodes, *__: paid.append(float(np.unique(episodes.reward).size)))
+    train(job.recipe, steps=6, callback=lambda _, episodes, *__: paid.append(float(np.unique(episodes.reward).size)))
     told = job.recipe.source.metrics()
     assert told["reward/mean"] >= 8  # CartPole pays 1 a step
     assert told["reward/scale"] > 1
@@ -193,12 +193,12 @@ def test_numbered_states_have_no_scale() -> None:
 
 
 def test_the_price_of_a_nat_follows_how_far_the_policy_moved() -> None:
-    price = Coefficient(1.0, 0.01)
+    price = KlCoefController(1.0, 0.01)
     expected = {0.0149: 1.0, 0.0151: 2.0, 0.0067: 2.0, 0.0066: 1.0}
     for moved, after in expected.items():
         price.adapt({"policy/kl_nats": moved})
         assert price.value == after
-    other = Coefficient(5.0, 0.01)
+    other = KlCoefController(5.0, 0.01)
     other.restore(price.state())
     assert other.value == price.value
     with pytest.raises(DataError, match="not a number"):
@@ -208,7 +208,7 @@ def test_the_price_of_a_nat_follows_how_far_the_policy_moved() -> None:
 def test_the_price_survives_a_resume(tmp_path: Path) -> None:
     job = made("ppo_kl", 8)
     told: list[float] = []
-    train(job.recipe, steps=5, report=lambda _, __, ___, metrics: told.append(metrics["policy/kl_coefficient"]))
+    train(job.recipe, steps=5, callback=lambda _, __, ___, metrics: told.append(metrics["policy/kl_coefficient"]))
     halfway(job, tmp_path)
     assert len(set(told)) > 1, "it never moved, so this shows nothing"
     other = made("ppo_kl", 8)
@@ -221,12 +221,14 @@ def test_the_price_survives_a_resume(tmp_path: Path) -> None:
 
 
 def deterministic() -> DeterministicActorCritic:
-    box = Bounds(low=(-2.0, 0.0), high=(2.0, 1.0), shape=(2,))
-    return DeterministicActorCritic(Spaces(inputs=Inputs(size=3), actions=box), MlpConfig(hidden=[8]), seed=0)
+    box = BoxActions(low=(-2.0, 0.0), high=(2.0, 1.0), shape=(2,))
+    return DeterministicActorCritic(
+        PolicySpaces(inputs=ObservationInputs(size=3), actions=box), MlpConfig(hidden=[8]), seed=0
+    )
 
 
 def test_noise_before_learning_fills_the_box_evenly() -> None:
-    actor = NoisyActor(deterministic().acting(), GaussianNoise())
+    actor = NoisyActor(deterministic().numpy_policy(), GaussianNoise())
     noise = actor.noise(generator(0, "x"), (4000, 1))
     chosen, logp = actor.decide(np.zeros((4000, 3), np.float32), noise[:, 0])
     for column, low, high in ((0, -2.0, 2.0), (1, 0.0, 1.0)):
@@ -238,7 +240,7 @@ def test_noise_before_learning_fills_the_box_evenly() -> None:
 
 def test_noise_that_remembers_varies_as_it_says() -> None:
     """Correlation 1 - pull from step to step, standard deviation scale / sqrt(1 - (1 - pull)^2), over rollouts too."""
-    actor = NoisyActor(deterministic().acting(), OrnsteinUhlenbeckNoise(scale=0.2, pull=0.15), version=1)
+    actor = NoisyActor(deterministic().numpy_policy(), OrnsteinUhlenbeckNoise(scale=0.2, pull=0.15), version=1)
     path = np.concatenate([actor.noise(generator(0, "x", number), (100, 50))[:, :, 0] for number in range(40)])
     assert path[500:].std() == pytest.approx(0.2 / np.sqrt(1 - 0.85**2), rel=0.03)
     assert np.corrcoef(path[500:-1].ravel(), path[501:].ravel())[0, 1] == pytest.approx(0.85, abs=0.01)
@@ -247,20 +249,20 @@ def test_noise_that_remembers_varies_as_it_says() -> None:
 
 
 def test_noise_stays_within_the_box() -> None:
-    actor = NoisyActor(deterministic().acting(), GaussianNoise(scale=3.0), version=1)
+    actor = NoisyActor(deterministic().numpy_policy(), GaussianNoise(scale=3.0), version=1)
     chosen, logp = actor.decide(np.ones((500, 3), np.float32), actor.noise(generator(1, "x"), (500,)))
     assert (chosen >= [-2.0, 0.0]).all()
     assert (chosen <= [2.0, 1.0]).all()
     assert np.isnan(logp).all(), "a clipped choice has no density"
-    assert not np.allclose(chosen, actor.acting.best(np.ones((500, 3), np.float32)))
+    assert not np.allclose(chosen, actor.numpy_policy.best(np.ones((500, 3), np.float32)))
 
 
 def test_the_numpy_mirror_is_the_network() -> None:
     policy = deterministic()
     seen = generator(2, "x").standard_normal((20, 3)).astype(np.float32)
     with torch.no_grad():
-        unit = policy.unit(torch.from_numpy(policy.acting().best(seen)))
-        np.testing.assert_allclose(unit.numpy(), policy.act(torch.from_numpy(seen)).numpy(), atol=1e-5)
+        unit = policy.to_unit_box(torch.from_numpy(policy.numpy_policy().best(seen)))
+        np.testing.assert_allclose(unit.numpy(), policy.actions_of(torch.from_numpy(seen)).numpy(), atol=1e-5)
 
 
 # ---------------------------------------------------------------------------------------------- delay and learning
@@ -277,7 +279,7 @@ def test_td3_moves_its_policy_on_every_second_update_only() -> None:
         moved.append((not np.array_equal(now[0], before[0][0]), not torch.equal(now[1], before[0][1])))
         before[0] = now
 
-    train(job.recipe, steps=4, report=report)
+    train(job.recipe, steps=4, callback=report)
     assert moved == [(False, False), (True, True)] * 2
 
 
@@ -288,17 +290,18 @@ def test_td3_and_ddpg_look_at_the_target_they_should() -> None:
     algorithm = td3.Td3Algorithm(smoothing=0.2, smoothing_limit=0.1)
     terms = td3.critic_objective(policy, rows, algorithm=algorithm)
     with torch.no_grad():
-        bent = (policy.slow_act(rows.after) + (0.2 * rows.noise).clamp(-0.1, 0.1)).clamp(-1, 1)
-        slow = torch.stack(policy.slow_worth(rows.after, bent)).amin(0)
+        bent = (policy.target_actions(rows.after) + (0.2 * rows.noise).clamp(-0.1, 0.1)).clamp(-1, 1)
+        slow = torch.stack(policy.target_q_values(rows.after, bent)).amin(0)
         target = rows.reward + rows.discount * slow
-        values = policy.worth(rows.seen, policy.unit(rows.chosen))
+        values = policy.q_values(rows.seen, policy.to_unit_box(rows.chosen))
         expected = sum(0.5 * (value - target) ** 2 for value in values)
     torch.testing.assert_close(terms.loss, expected)
     single = DeterministicActorCritic(policy.spaces, policy.network, seed=1, critics=1)
     with torch.no_grad():
-        slow = single.slow_worth(rows.after, single.slow_act(rows.after))[0]
+        slow = single.target_q_values(rows.after, single.target_actions(rows.after))[0]
         expected = (
-            0.5 * (single.worth(rows.seen, single.unit(rows.chosen))[0] - rows.reward - rows.discount * slow) ** 2
+            0.5
+            * (single.q_values(rows.seen, single.to_unit_box(rows.chosen))[0] - rows.reward - rows.discount * slow) ** 2
         )
     torch.testing.assert_close(ddpg.critic_objective(single, rows).loss, expected)
 
@@ -311,7 +314,7 @@ def _rows() -> Any:
 
     return TransitionRows(
         weight=torch.ones(6), seen=column(6, 3), chosen=column(6, 2), reward=column(6), noise=column(6, 2),
-        discount=torch.tensor([0.9, 0.0] * 3), after=column(6, 3),
+        discount=torch.tensor([0.9, 0.0] * 3), next_seen=column(6, 3),
     )  # fmt: skip
 
 
@@ -321,12 +324,12 @@ def _rows() -> Any:
 def test_they_learn_cartpole(name: str, steps: int, score: float) -> None:
     """A random policy reaches 22."""
     epochs = {"learner": {"lr": 1e-3, "decay": "constant", "epochs": 20}} if name == "ppo_kl" else {}
-    quick: Callable[..., Job[Any]] = made
+    quick: Callable[..., TrainingJob[Any]] = made
     changes = {"env": {"id": "CartPole-v1", "num_envs": 8}, "network": {"hidden": [64, 64]}, "rollout_steps": 32}
     job = quick(name, steps, **{**changes, **epochs, **({"rollout_steps": 5} if name == "a2c" else {})})
-    train(job.recipe, steps=steps, report=Diary())
-    assert job.judge is not None
-    assert job.judge().metrics["eval/score"] > score
+    train(job.recipe, steps=steps, callback=Diary())
+    assert job.evaluate is not None
+    assert job.evaluate().metrics["eval/score"] > score
 
 
 def test_the_folder_says_what_it_holds(tmp_path: Path) -> None:
@@ -347,10 +350,10 @@ MINE = (
 @pytest.mark.parametrize("name", MINE)
 def test_examples_run_a_few_steps(name: str) -> None:
     overrides = ["steps=2", "judge.episodes=2", *(["replay.warmup=20"] if "pendulum" in name else [])]
-    (stage,) = stages_of(read_document(EXAMPLES / f"{name}.toml", overrides))
+    (stage,) = planned_runs(read_document(EXAMPLES / f"{name}.toml", overrides))
     config = stage.resolved.config
     job = load_recipe(config.recipe).build(config)
     diary = Diary()
-    train(job.recipe, steps=2, report=diary)
+    train(job.recipe, steps=2, callback=diary)
     job.close()
     assert len(diary.lines) == 2

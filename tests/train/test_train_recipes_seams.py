@@ -14,9 +14,9 @@ from hone.core.errors import DataError
 from hone.core.state import substate
 from hone.models.language.token_policy import TokenPolicy
 from hone.recipes.registry import load_recipe
-from hone.train.job import Job
+from hone.train.job import TrainingJob
 from hone.train.loop import train
-from hone.train.text.reference_policies import Policies, Remembering
+from hone.train.text.reference_policies import TextPolicies, WithState
 
 
 @pytest.fixture
@@ -25,19 +25,19 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def told(job: Job[Any], *, steps: int, first: int = 1) -> list[dict[str, float]]:
+def told(job: TrainingJob[Any], *, steps: int, first: int = 1) -> list[dict[str, float]]:
     """All figures of each step."""
     found: list[dict[str, float]] = []
     train(
         job.recipe,
         steps=steps,
-        first=first,
-        report=lambda _step, _episodes, _credits, metrics: found.append({**metrics, **job.recipe.source.metrics()}),
+        first_step=first,
+        callback=lambda _step, _episodes, _credits, metrics: found.append({**metrics, **job.recipe.source.metrics()}),
     )
     return found
 
 
-def lived(job: Job[Any]) -> tuple[Episodes, Credits]:
+def lived(job: TrainingJob[Any]) -> tuple[Episodes, Credits]:
     job.recipe.source.publish(job.recipe.learner.policy)
     episodes = job.recipe.source.collect()
     return episodes, job.recipe.credit(episodes, job.recipe.learner.values(episodes))
@@ -66,7 +66,7 @@ def test_the_price_of_a_nat_is_part_of_the_run(place: Path) -> None:
 
 def test_a_price_of_nothing_keeps_no_reference(place: Path) -> None:
     free = job_of("reinforce", settings("reinforce", steps=1, full=False))
-    assert not isinstance(free.recipe.source, Remembering)
+    assert not isinstance(free.recipe.source, WithState)
     assert substate(free.recipe.learner.state(), "constants") == {}
     priced = job_of("reinforce", settings("reinforce", steps=1))
     assert list(substate(priced.recipe.learner.state(), "constants")) == ["the reference policy (model.path)"]
@@ -118,8 +118,8 @@ def test_columns_are_what_the_policy_says(place: Path) -> None:
     job = job_of("optimal_token_baseline", settings("optimal_token_baseline", steps=1))
     episodes, _ = lived(job)
     policy: TokenPolicy = job.recipe.learner.policy
-    found = Policies(policy=policy, open_frozen=lambda _path: policy, micro_batch_tokens=7, device="cpu")
-    collision = found.collision()(episodes)
+    found = TextPolicies(policy=policy, open_frozen=lambda _path: policy, micro_batch_tokens=7, device="cpu")
+    collision = found.collision_probability()(episodes)
     logp = found.logp(policy)(episodes)
     seen = episodes.transcript
     for number, at in enumerate(seen.at[:20]):
@@ -132,16 +132,16 @@ def test_columns_are_what_the_policy_says(place: Path) -> None:
 
 @torch.no_grad()
 def next_token(policy: TokenPolicy, tokens: np.ndarray) -> torch.Tensor:
-    from hone.models.packing import Packed
+    from hone.models.packing import PackedBatch
 
-    packed = Packed(
+    packed = PackedBatch(
         tokens=torch.from_numpy(tokens.astype(np.int64)),
         positions=torch.arange(len(tokens)),
         offsets=np.array([0, len(tokens)]),
         branch=None,
     )
     hidden = policy.decoder.hidden(packed)[-1:]
-    return torch.log_softmax(policy.decoder.logits(hidden)[0, : policy.vocabulary], dim=-1)
+    return torch.log_softmax(policy.decoder.logits(hidden)[0, : policy.vocab_size_used], dim=-1)
 
 
 def test_a_teacher_with_other_tokens_is_refused(place: Path) -> None:

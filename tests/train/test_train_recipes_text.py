@@ -11,8 +11,8 @@ from pydantic import ValidationError
 from recipe_runs import files, job_of, lay_out, restored, saved, scores_of, settings, text_recipes
 
 from hone.recipes.registry import load_recipe
-from hone.train.job import Parts
-from hone.train.text.rl_job import groups, one_update
+from hone.train.job import RecipeParts
+from hone.train.text.rl_job import require_groups, require_on_policy
 
 RECIPES = text_recipes()
 
@@ -32,7 +32,7 @@ def teach(place: Path, *, steps: int = 25) -> None:
 
 
 def called(run: Callable[[], Any]) -> set[CodeType]:
-    """The code of every Python function that `run` calls."""
+    """The code of every Python function that `forward_with_tape` calls."""
     found: set[CodeType] = set()
 
     def seen(frame: FrameType, event: str, _argument: object) -> None:
@@ -47,7 +47,7 @@ def called(run: Callable[[], Any]) -> set[CodeType]:
     return found
 
 
-def declared(parts: Parts) -> dict[str, CodeType]:
+def declared(parts: RecipeParts) -> dict[str, CodeType]:
     """The code of each part; of a class, of its instances' call."""
     functions = [*parts.credit, *parts.loss, *parts.weights]
     return {
@@ -94,7 +94,7 @@ def test_it_learns(name: str, place: Path) -> None:
 def test_it_says_what_it_is(name: str) -> None:
     entry = load_recipe(name)
     assert entry.parts.source and entry.parts.credit and entry.parts.loss and entry.parts.weights
-    assert entry.summary and entry.source and entry.limitation.endswith(".")
+    assert entry.summary and entry.paper and entry.limitation.endswith(".")
     assert entry.config.__doc__
 
 
@@ -103,7 +103,7 @@ def test_one_answer_to_compare_is_refused(name: str) -> None:
     """By the recipes that compare answers; the others need none."""
     config = load_recipe(name).config
     one = settings(name, steps=3, rollout={"samples_per_prompt": 1})
-    if groups in config.requires:
+    if require_groups in config.requires:
         with pytest.raises(ValidationError, match=r"rollout.samples_per_prompt"):
             config.model_validate(one)
     else:
@@ -180,7 +180,7 @@ def test_every_key_of_an_algorithm_is_live(name: str, place: Path) -> None:
     if name == "on_policy_distillation":
         teach(place, steps=1)
     config = load_recipe(name).config
-    shape = {} if "learner" not in config.model_fields or one_update in config.requires else {"epochs": 4}
+    shape = {} if "learner" not in config.model_fields or require_on_policy in config.requires else {"epochs": 4}
     length = {"max_tokens": 4}
 
     def policy_with(algorithm: dict[str, Any], folder: str) -> dict[str, bytes]:

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from hone.core.credit import Metrics
 from hone.core.episodes import Episodes
 from hone.core.state import State, integer
-from hone.credit.selection import informative
-from hone.envs.text.world import supervised
-from hone.train.sources.dynamic_sampling import Refill
+from hone.credit.selection import has_score_variance
+from hone.envs.text.world import supervised_episodes
+from hone.train.sources.dynamic_sampling import DynamicSampling
 
 
 @dataclass
@@ -27,7 +27,7 @@ class Scripted:
         first = sum(map(len, self.rounds[: self.place]))
         self.place += 1
         token = np.ones(1, np.int32)
-        episodes = supervised([token] * 2 * len(differs), [token] * 2 * len(differs))
+        episodes = supervised_episodes([token] * 2 * len(differs), [token] * 2 * len(differs))
         score = np.array([[1.0, 0.0] if one else [1.0, 1.0] for one in differs]).reshape(-1)
         return replace(episodes, group=np.repeat(first + np.arange(len(differs)), 2), score=score)
 
@@ -44,8 +44,8 @@ class Scripted:
         self.place = integer(state, "place")
 
 
-def refill(rounds: list[list[bool]], most: int = 10) -> Refill[None]:
-    return Refill(Scripted(rounds), informative, most_rounds=most)
+def refill(rounds: list[list[bool]], most: int = 10) -> DynamicSampling[None]:
+    return DynamicSampling(Scripted(rounds), has_score_variance, max_rounds=most)
 
 
 def test_it_asks_until_the_batch_is_full_and_tells_the_price() -> None:

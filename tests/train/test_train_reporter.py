@@ -16,22 +16,22 @@ from hone.core.credit import NO_VALUES, Credits, Metrics, Values
 from hone.core.episodes import Episodes
 from hone.core.errors import InterruptedRun
 from hone.core.state import State
-from hone.credit.returns import as_paid
-from hone.envs.text.world import supervised
+from hone.credit.returns import reward_as_advantage
+from hone.envs.text.world import supervised_episodes
 from hone.estimators.means import Estimate
 from hone.models.language.tokenizers import character_tokenizer
 from hone.store.folder import RunFolder, create_run
-from hone.store.manifest import Facts
+from hone.store.manifest import RunMetadata
 from hone.store.metrics import open_metrics, read_metrics
 from hone.train.config import RunSettings
-from hone.train.job import Job, Verdict
+from hone.train.job import EvaluationResult, TrainingJob
 from hone.train.loop import Recipe
-from hone.train.runner.reporter import Reporter, Window
+from hone.train.runner.reporter import MetricsWindow, RunReporter
 from hone.train.runner.signals import StopRequest, stop_on_signals
 from hone.train.runner.step_timing import Stopwatch
 from hone.train.text.samples import answer_rows
 
-EPISODES = supervised([np.array([1], np.int32)], [np.array([2, 3], np.int32)])
+EPISODES = supervised_episodes([np.array([1], np.int32)], [np.array([2, 3], np.int32)])
 CREDITS = Credits(advantage=EPISODES.reward)
 
 
@@ -81,21 +81,23 @@ class Silent:
 
 def reporter_of(
     folder: RunFolder, *, settings: RunSettings, steps: int, scores: Sequence[float] = (), every: int = 0
-) -> Reporter:
+) -> RunReporter:
     left = list(scores)
 
-    def judge() -> Verdict:
+    def judge() -> EvaluationResult:
         score = left.pop(0)
-        return Verdict(estimate=Estimate(mean=score, low=score, high=score, n=1), metrics={"eval/score": score})
+        return EvaluationResult(
+            estimate=Estimate(mean=score, low=score, high=score, n=1), metrics={"eval/score": score}
+        )
 
     parts, clock = Nothing(), ManualClock()
-    return Reporter(
-        job=Job(
-            recipe=Recipe(source=parts, credit=as_paid, learner=parts),
+    return RunReporter(
+        job=TrainingJob(
+            recipe=Recipe(source=parts, credit=reward_as_advantage, learner=parts),
             save_policy=lambda place: (place / "weights").touch(),
             load_policy=lambda place: None,
-            judge=judge if scores else None,
-            judge_every=every,
+            evaluate=judge if scores else None,
+            evaluate_every=every,
         ),
         folder=folder,
         checkpoints=folder.checkpoints(keep_last=settings.keep_last, keep_best=settings.keep_best),
@@ -104,15 +106,15 @@ def reporter_of(
         steps=steps,
         progress=Silent(),
         stop=StopRequest(),
-        watch=Stopwatch(clock),
+        stopwatch=Stopwatch(clock),
         clock=clock,
     )
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> RunFolder:
-    facts = Facts(hone_version="0", dataset_fingerprint=None, recipe="r", machine="m", versions={})
-    return create_run(tmp_path, "run", config={}, facts=facts, clock=ManualClock())
+    facts = RunMetadata(hone_version="0", dataset_fingerprint=None, recipe="r", machine="m", versions={})
+    return create_run(tmp_path, "run", config={}, metadata=facts, clock=ManualClock())
 
 
 def test_the_best_checkpoint_is_the_best_judged_one(folder: RunFolder) -> None:
@@ -157,7 +159,7 @@ def test_a_stop_is_heard_at_the_end_of_a_step_and_saved(folder: RunFolder) -> No
 
 
 def test_a_window_put_away_and_taken_up_is_the_same_window() -> None:
-    window, other = Window(), Window()
+    window, other = MetricsWindow(), MetricsWindow()
     for value in (0.1, 0.2, 0.7):
         window.add({"a": value})
     other.restore(window.state())
@@ -169,7 +171,7 @@ def test_a_window_put_away_and_taken_up_is_the_same_window() -> None:
 
 
 def test_the_largest_of_a_window_is_the_largest_of_its_steps() -> None:
-    window = Window()
+    window = MetricsWindow()
     for value in (-3.0, 2.0, -1.0):
         window.add({"ratio_max": value, "ratio": value})
     assert window.means() == {"ratio_max": 2.0, "ratio": pytest.approx(-2 / 3)}
@@ -179,9 +181,9 @@ def test_one_signal_asks_and_handlers_come_back() -> None:
     notes: list[str] = []
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     with stop_on_signals(notes.append) as request:
-        assert not request.asked
+        assert not request.requested
         os.kill(os.getpid(), signal.SIGTERM)
-        assert request.asked
+        assert request.requested
         assert request.exit_code == 143
     assert len(notes) == 1
     assert {number: signal.getsignal(number) for number in before} == before
@@ -201,7 +203,7 @@ def test_a_run_in_a_thread_leaves_signals_alone() -> None:
 
     def work() -> None:
         with stop_on_signals(lambda _text: None) as request:
-            found.append(request.asked)
+            found.append(request.requested)
 
     thread = threading.Thread(target=work)
     thread.start()
@@ -212,7 +214,7 @@ def test_a_run_in_a_thread_leaves_signals_alone() -> None:
 def test_answers_are_numbered_within_their_group_in_whatever_order_groups_come() -> None:
     tokenizer = character_tokenizer(["abc"])
     prompts = [tokenizer.encode(text) for text in ("a", "b", "a", "b", "a")]
-    episodes = replace(supervised(prompts, [tokenizer.encode("cc")] * 5), group=np.array([7, 2, 7, 2, 7]))
+    episodes = replace(supervised_episodes(prompts, [tokenizer.encode("cc")] * 5), group=np.array([7, 2, 7, 2, 7]))
     rows = answer_rows(3, episodes, Credits(advantage=episodes.reward), tokenizer)
     assert [(row.group, row.sample, row.prompt, row.completion) for row in rows] == [
         (7, 0, "a", "cc"),
@@ -222,7 +224,7 @@ def test_answers_are_numbered_within_their_group_in_whatever_order_groups_come()
         (7, 2, "a", "cc"),
     ]
     assert Counter(row.step for row in rows) == {3: 5}
-    assert len(answer_rows(3, episodes, Credits(advantage=episodes.reward), tokenizer, most=2)) == 2
+    assert len(answer_rows(3, episodes, Credits(advantage=episodes.reward), tokenizer, limit=2)) == 2
 
 
 def test_saving_is_timed_with_the_step_that_follows(folder: RunFolder) -> None:

@@ -16,14 +16,14 @@ import pytest
 from tiny_runs import CONFIGS, differences, files_of, hone, lay_out, lines_of, start, steps_logged, wait_for
 
 from hone.models.language.token_policy import TokenPolicy
-from hone.objectives.terms import Terms
+from hone.objectives.terms import LossTerms
 from hone.store.codec import read_state
-from hone.train.learner.gradient import GradientLearner, Phase
-from hone.train.learner.metrics import Tally
+from hone.train.learner.gradient import GradientLearner, OptimizerPhase
+from hone.train.learner.metrics import MetricsAccumulator
 from hone.train.text.rows import TokenBatch, TokenRows
 
 Learner: TypeAlias = GradientLearner[TokenPolicy, TokenBatch]
-Objective: TypeAlias = Callable[[TokenPolicy, TokenBatch], Terms]
+Objective: TypeAlias = Callable[[TokenPolicy, TokenBatch], LossTerms]
 STEPS = 6
 RECIPES = sorted(CONFIGS)
 
@@ -261,22 +261,22 @@ def test_a_run_that_diverges_stops_before_the_step_and_leaves_a_bundle(
 ) -> None:
     """The loss of the third step is made NaN: the bundle holds its batch and the weights that the second step left."""
     seen: list[float] = []
-    original = GradientLearner._step
+    original = GradientLearner._optimizer_step
 
     def poisoned(
         self: Learner,
-        phase: Phase[TokenPolicy, TokenBatch],
+        phase: OptimizerPhase[TokenPolicy, TokenBatch],
         rows: TokenRows,
         rate: float,
-        tally: Tally,
+        tally: MetricsAccumulator,
         *,
         telling: bool,
     ) -> None:
         seen.append(rate)
         per_step = 2 if recipe == "sft" else 4
         if len(seen) == 2 * per_step + 1:
-            original(self, replace(phase, objective=nan_of(phase.objective)), rows, rate, tally, telling=telling)
-        original(self, phase, rows, rate, tally, telling=telling)
+            original(self, replace(phase, objective=nan_of(phase.objective)), rows, rate, tally, with_metrics=telling)
+        original(self, phase, rows, rate, tally, with_metrics=telling)
 
     monkeypatch.setattr(GradientLearner, "_step", poisoned)
     assert hone("train", f"{recipe}.toml") == 6
@@ -297,7 +297,7 @@ def test_a_run_that_diverges_stops_before_the_step_and_leaves_a_bundle(
 
 
 def nan_of(objective: Objective) -> Objective:
-    def bad(policy: TokenPolicy, batch: TokenBatch) -> Terms:
+    def bad(policy: TokenPolicy, batch: TokenBatch) -> LossTerms:
         terms = objective(policy, batch)
         return replace(terms, loss=terms.loss * float("nan"))
 

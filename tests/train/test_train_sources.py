@@ -11,17 +11,17 @@ from hypothesis import strategies as st
 
 from hone.core.clock import ManualClock
 from hone.core.credit import NO_VALUES, Credits, Metrics, Values
-from hone.core.episodes import Episodes, Status
+from hone.core.episodes import Episodes, ScoreStatus
 from hone.core.ragged import offsets_of
 from hone.core.state import State, integer
 from hone.recipes.registry import recipe_names
-from hone.replay.ring import Ring
-from hone.train.learner.config import LearnerConfig, schedule
+from hone.replay.ring import RingBuffer
+from hone.train.learner.config import LearnerConfig, learning_rate_schedule
 from hone.train.loop import Recipe, train
 from hone.train.runner.step_timing import Stopwatch, timed
-from hone.train.sources.live import Live, Lived
-from hone.train.sources.logged import Logged
-from hone.train.sources.replay import Replay
+from hone.train.sources.live import EpisodeStats, LiveSource
+from hone.train.sources.logged import LogSource
+from hone.train.sources.replay import ReplaySource
 
 SOURCE = Path(__file__).resolve().parents[2] / "src" / "hone"
 
@@ -75,7 +75,7 @@ class Actor:
 
 @given(rows=st.integers(1, 12), batch=st.integers(1, 30), epochs=st.integers(1, 4), seed=st.integers(0, 99))
 def test_a_log_is_read_once_an_epoch(rows: int, batch: int, epochs: int, seed: int) -> None:
-    source = Logged[str](log=episodes_of([1] * rows), batch=batch, seed=seed)
+    source = LogSource[str](log=episodes_of([1] * rows), batch_size=batch, seed=seed)
     read: list[float] = []
     while len(read) < rows * epochs:
         episodes = source.collect()
@@ -86,17 +86,19 @@ def test_a_log_is_read_once_an_epoch(rows: int, batch: int, epochs: int, seed: i
 
 
 def test_every_epoch_has_an_order_of_its_own() -> None:
-    source = Logged[str](log=episodes_of([1] * 30), batch=30, seed=0)
+    source = LogSource[str](log=episodes_of([1] * 30), batch_size=30, seed=0)
     first, second = source.collect().score.tolist(), source.collect().score.tolist()
     assert first != second
     assert first != sorted(first)
-    other = Logged[str](log=episodes_of([1] * 30), batch=30, seed=1)
+    other = LogSource[str](log=episodes_of([1] * 30), batch_size=30, seed=1)
     assert other.collect().score.tolist() != first
 
 
 @given(rows=st.integers(1, 9), batch=st.integers(1, 7), stop=st.integers(0, 9))
 def test_a_log_read_on_from_its_cursor_is_the_log_read_through(rows: int, batch: int, stop: int) -> None:
-    straight, stopped, resumed = (Logged[str](log=episodes_of([1] * rows), batch=batch, seed=5) for _ in range(3))
+    straight, stopped, resumed = (
+        LogSource[str](log=episodes_of([1] * rows), batch_size=batch, seed=5) for _ in range(3)
+    )
     for _ in range(stop):
         straight.collect()
         stopped.collect()
@@ -133,13 +135,13 @@ def judge(episodes: Episodes, values: Values) -> Credits:
 
 def test_the_loop_acts_judges_learns_publishes_and_reports() -> None:
     actor, learner = Actor(), Echo()
-    source = Live[str](CountingWorld(), actor)
+    source = LiveSource[str](CountingWorld(), actor)
     said: list[tuple[int, list[int], list[float], Metrics, str]] = []
 
     def report(step: int, episodes: Episodes, credits: Credits, metrics: Metrics) -> None:
         said.append((step, episodes.version.tolist(), credits.advantage.tolist(), metrics, learner.policy))
 
-    policy = train(Recipe(source=source, credit=judge, learner=learner), steps=3, report=report)
+    policy = train(Recipe(source=source, credit=judge, learner=learner), steps=3, callback=report)
     assert policy == "xxx"
     assert actor.published == [("", 0), ("x", 1), ("xx", 2), ("xxx", 3)]
     assert said == [
@@ -152,7 +154,7 @@ def test_the_loop_acts_judges_learns_publishes_and_reports() -> None:
 def test_a_restored_recipe_goes_on_with_the_same_versions_and_episodes() -> None:
     def recipe() -> tuple[Recipe[str], Actor, Echo]:
         actor, learner = Actor(), Echo()
-        return Recipe(source=Live[str](CountingWorld(), actor), credit=judge, learner=learner), actor, learner
+        return Recipe(source=LiveSource[str](CountingWorld(), actor), credit=judge, learner=learner), actor, learner
 
     seen: list[tuple[int, list[int], list[float]]] = []
 
@@ -160,14 +162,14 @@ def test_a_restored_recipe_goes_on_with_the_same_versions_and_episodes() -> None
         seen.append((step, episodes.version.tolist(), episodes.score.tolist()))
 
     straight, _, _ = recipe()
-    train(straight, steps=5, report=report)
+    train(straight, steps=5, callback=report)
     expected, seen = seen, []
     first, _, learner = recipe()
-    train(first, steps=2, report=report)
+    train(first, steps=2, callback=report)
     second, actor, other = recipe()
     second.source.restore(first.source.state())
     other.restore(learner.state())
-    assert train(second, steps=5, report=report, first=3) == "xxxxx"
+    assert train(second, steps=5, callback=report, first_step=3) == "xxxxx"
     assert seen == expected
     assert actor.published[0] == ("xx", 2), "the restored policy is published under the version that it had"
 
@@ -176,7 +178,7 @@ def test_parts_are_timed_and_otherwise_the_same() -> None:
     clock = ManualClock()
     watch = Stopwatch(clock)
     learner = Echo()
-    recipe = timed(Recipe(source=Live[str](CountingWorld(), Actor()), credit=judge, learner=learner), watch)
+    recipe = timed(Recipe(source=LiveSource[str](CountingWorld(), Actor()), credit=judge, learner=learner), watch)
     reported: list[float] = []
 
     def report(step: int, episodes: Episodes, credits: Credits, metrics: Metrics) -> None:
@@ -184,21 +186,23 @@ def test_parts_are_timed_and_otherwise_the_same() -> None:
         assert watch.credits is credits
         reported.extend(credits.advantage.tolist())
 
-    assert train(recipe, steps=2, report=report) == "xx"
+    assert train(recipe, steps=2, callback=report) == "xx"
     assert reported == learner.heard == [0, 0, 1, 1, 2, 2, 3, 3]
     watch.time("slow", lambda: clock.advance(1.5))
     watch.time("slow", lambda: clock.advance(2.0))
-    told = watch.tell()
+    told = watch.pop_metrics()
     assert told["time/slow_s"] == 3.5
     assert {"time/collect_s", "time/credit_s", "time/values_s", "time/update_s", "time/publish_s"} < told.keys()
-    assert watch.tell() == {}
+    assert watch.pop_metrics() == {}
 
 
 @pytest.mark.parametrize(("warmup", "rollouts"), [(0, 1), (4, 1), (5, 2), (17, 5)])
 def test_a_memory_is_warm_before_its_first_sample(warmup: int, rollouts: int) -> None:
     """A rollout of the world is four transitions."""
     world = CountingWorld()
-    source = Replay[str](source=Live[str](world, Actor()), ring=Ring(100), sample=6, warmup=warmup, seed=0)
+    source = ReplaySource[str](
+        source=LiveSource[str](world, Actor()), buffer=RingBuffer(100), sample_size=6, warmup=warmup, seed=0
+    )
     source.publish("p")
     assert len(source.collect()) == 6
     assert world.told == 2 * rollouts
@@ -207,8 +211,10 @@ def test_a_memory_is_warm_before_its_first_sample(warmup: int, rollouts: int) ->
 
 
 def test_a_memory_restored_hands_out_the_same_sample() -> None:
-    def memory() -> Replay[str]:
-        source = Replay[str](source=Live[str](CountingWorld(), Actor()), ring=Ring(11), sample=5, warmup=8, seed=2)
+    def memory() -> ReplaySource[str]:
+        source = ReplaySource[str](
+            source=LiveSource[str](CountingWorld(), Actor()), buffer=RingBuffer(11), sample_size=5, warmup=8, seed=2
+        )
         source.publish("p")
         return source
 
@@ -225,7 +231,9 @@ def test_a_memory_restored_hands_out_the_same_sample() -> None:
 
 def test_every_sample_is_drawn_anew() -> None:
     """The ring holds just one rollout, so what was drawn is told by scores counted from its first episode."""
-    source = Replay[str](source=Live[str](CountingWorld(), Actor()), ring=Ring(4), sample=30, warmup=0, seed=0)
+    source = ReplaySource[str](
+        source=LiveSource[str](CountingWorld(), Actor()), buffer=RingBuffer(4), sample_size=30, warmup=0, seed=0
+    )
     source.publish("p")
     drawn = [(source.collect().score - 2 * step).tolist() for step in range(3)]
     assert all(set(draws) == {0.0, 1.0} for draws in drawn)
@@ -236,11 +244,11 @@ def test_outcomes_are_told_of_episodes_that_ended_and_were_scored() -> None:
     episodes = episodes_of([1, 2, 3, 4], first=10)
     episodes.terminated[:] = [True, False, True, False]
     episodes.truncated[:] = [False, True, False, False]  # the last one is a piece that goes on
-    episodes.status[2] = Status.TIMEOUT
+    episodes.status[2] = ScoreStatus.TIMEOUT
     episodes.score[2] = np.nan
-    lived = Lived()
+    lived = EpisodeStats()
     lived.add(episodes)
-    assert lived.tell() == {
+    assert lived.pop_metrics() == {
         "episodes/decisions": 10.0,
         "episodes/ended": 3.0,
         "reward/mean": 10.5,
@@ -248,7 +256,7 @@ def test_outcomes_are_told_of_episodes_that_ended_and_were_scored() -> None:
         "episodes/truncated": 1 / 3,
         "reward/missing": 1 / 3,
     }
-    assert lived.tell() == {"episodes/decisions": 0.0, "episodes/ended": 0.0}
+    assert lived.pop_metrics() == {"episodes/decisions": 0.0, "episodes/ended": 0.0}
 
 
 @pytest.mark.parametrize(
@@ -262,7 +270,7 @@ def test_outcomes_are_told_of_episodes_that_ended_and_were_scored() -> None:
 def test_schedules_by_hand(decay: str, expected: list[float]) -> None:
     """Four steps of warm-up to 1, four of decay to 0.1."""
     config = LearnerConfig.model_validate({"lr": 1.0, "warmup_steps": 4, "decay": decay, "final_lr": 0.1})
-    rate = schedule(config, 8)
+    rate = learning_rate_schedule(config, 8)
     assert [rate(update) for update in range(9)] == pytest.approx(expected)
     assert rate(1000) == pytest.approx(expected[-1])
 
@@ -270,7 +278,9 @@ def test_schedules_by_hand(decay: str, expected: list[float]) -> None:
 def test_optimizer_steps_are_counted() -> None:
     config = LearnerConfig(lr=1e-3, epochs=3, minibatches=4)
     assert config.optimizer_steps(10) == 120
-    assert schedule(LearnerConfig(lr=1e-3, warmup_steps=50, decay="linear"), 20)(19) == pytest.approx(1e-3 * 20 / 50)
+    assert learning_rate_schedule(LearnerConfig(lr=1e-3, warmup_steps=50, decay="linear"), 20)(19) == pytest.approx(
+        1e-3 * 20 / 50
+    )
 
 
 def test_loop_and_learner_know_no_algorithm() -> None:

@@ -14,17 +14,17 @@ from hone.cli.main import main
 from hone.core.credit import Credits
 from hone.core.errors import ConfigError, DataError
 from hone.core.state import substate
-from hone.envs.finite.build import from_gymnasium
-from hone.envs.finite.options import over_options
+from hone.envs.finite.build import mdp_from_gymnasium
+from hone.envs.finite.options import mdp_over_options
 from hone.envs.finite.solve import policy_iteration
-from hone.envs.suite.grid_worlds import FourRooms
-from hone.models.control.options import OptionTable
+from hone.envs.suite.grid_worlds import FourRoomsEnv
+from hone.models.control.options import OptionTablePolicy
 from hone.recipes.on_policy import option_critic
 from hone.recipes.registry import load_recipe
 from hone.store.codec import read_state, write_state
-from hone.train.control.curriculum import Staged
-from hone.train.control.options import OptionLearner
-from hone.train.job import Job
+from hone.train.control.curriculum import CurriculumSource
+from hone.train.control.options import OptionQLearner
+from hone.train.job import TrainingJob
 from hone.train.loop import train
 
 SMALL: dict[str, Any] = {"hidden": [16]}
@@ -52,7 +52,7 @@ CASES: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-def made(name: str, *, steps: int = 8, **changes: Any) -> Job[Any]:
+def made(name: str, *, steps: int = 8, **changes: Any) -> TrainingJob[Any]:
     entry = load_recipe(name)
     settings: dict[str, Any] = {"recipe": name, "name": "x", "seed": 3, "steps": steps, "judge": {"episodes": 3}}
     fields = entry.config.model_fields
@@ -63,10 +63,10 @@ def made(name: str, *, steps: int = 8, **changes: Any) -> Job[Any]:
 @pytest.mark.parametrize("name", CASES)
 def test_a_resumed_run_is_the_uninterrupted_one(name: str, tmp_path: Path) -> None:
     straight, whole = made(name), Diary()
-    train(straight.recipe, steps=8, report=whole)
+    train(straight.recipe, steps=8, callback=whole)
 
     first, begun = made(name), Diary()
-    train(first.recipe, steps=5, report=begun)
+    train(first.recipe, steps=5, callback=begun)
     (tmp_path / "state").mkdir()
     write_state(tmp_path / "state", {"source": first.recipe.source.state(), "learner": first.recipe.learner.state()})
     first.save_policy(tmp_path / "policy")
@@ -76,15 +76,15 @@ def test_a_resumed_run_is_the_uninterrupted_one(name: str, tmp_path: Path) -> No
     second.load_policy(tmp_path / "policy")
     second.recipe.learner.restore(substate(state, "learner"))
     second.recipe.source.restore(substate(state, "source"))
-    train(second.recipe, steps=8, report=begun, first=6)
+    train(second.recipe, steps=8, callback=begun, first_step=6)
 
     assert begun.lines == whole.lines
     straight.save_policy(tmp_path / "one")
     second.save_policy(tmp_path / "two")
     for file in (tmp_path / "one").iterdir():
         assert file.read_bytes() == (tmp_path / "two" / file.name).read_bytes(), file.name
-    assert straight.judge is not None and second.judge is not None
-    assert straight.judge().metrics == second.judge().metrics
+    assert straight.evaluate is not None and second.evaluate is not None
+    assert straight.evaluate().metrics == second.evaluate().metrics
     for job in (straight, first, second):
         job.close()
 
@@ -93,9 +93,9 @@ def learnt(name: str, *, steps: int, **changes: Any) -> tuple[float, list[dict[s
     """Score of the mode at the end, and the metrics of every step."""
     job = made(name, steps=steps, **{"judge": {"episodes": 40}, "network": {"hidden": [64, 64]}, **changes})
     told: list[dict[str, float]] = []
-    train(job.recipe, steps=steps, report=lambda step, episodes, credits, metrics: told.append(dict(metrics)))
-    assert job.judge is not None
-    score = job.judge().metrics["eval/score"]
+    train(job.recipe, steps=steps, callback=lambda step, episodes, credits, metrics: told.append(dict(metrics)))
+    assert job.evaluate is not None
+    score = job.evaluate().metrics["eval/score"]
     job.close()
     return score, told
 
@@ -128,17 +128,17 @@ def test_novelty_finds_the_way_through_a_maze_that_chance_does_not(name: str, st
 def test_stages_are_passed_and_remembered() -> None:
     job = made("ppo_curriculum", steps=40)
     source = job.recipe.source
-    assert isinstance(source, Staged)
+    assert isinstance(source, CurriculumSource)
     stages: list[int] = []
-    train(job.recipe, steps=40, report=lambda step, episodes, credits, metrics: stages.append(source.stage))
+    train(job.recipe, steps=40, callback=lambda step, episodes, credits, metrics: stages.append(source.stage))
     assert stages == sorted(stages)
     assert stages[0] == 0 and stages[-1] == 2
     assert source.metrics()["curriculum/stage"] == 2.0
     saved, again = source.state(), made("ppo_curriculum")
-    assert isinstance(again.recipe.source, Staged)
+    assert isinstance(again.recipe.source, CurriculumSource)
     again.recipe.source.restore(saved)
     assert again.recipe.source.stage == 2
-    assert again.recipe.source.outcomes.values().tolist() == source.outcomes.values().tolist()
+    assert again.recipe.source.recent_successes.values().tolist() == source.recent_successes.values().tolist()
     starts = {int(again.recipe.source.world.envs.reset(seed=seed)[0][0]) for seed in range(5)}
     assert starts == {0}  # the environment as it is: begun at its far end
 
@@ -158,7 +158,7 @@ def test_the_judge_and_the_score_know_nothing_of_hints() -> None:
     def report(step: int, episodes: Any, credits: Any, metrics: Any) -> None:
         told.append((episodes, credits))
 
-    train(job.recipe, steps=2, report=report)
+    train(job.recipe, steps=2, callback=report)
     episodes, credits = told[-1]
     assert set(np.unique(episodes.reward)) == {1.0}
     assert "reward/shaping_mean" in credits.metrics
@@ -167,11 +167,11 @@ def test_the_judge_and_the_score_know_nothing_of_hints() -> None:
 # ------------------------------------------------------------------------------------------------- options
 
 
-def table_of(steps: int, **changes: Any) -> tuple[OptionTable, OptionLearner]:
+def table_of(steps: int, **changes: Any) -> tuple[OptionTablePolicy, OptionQLearner]:
     job = made("option_q_learning", steps=steps, **changes)
-    train(job.recipe, steps=steps, report=Diary())
+    train(job.recipe, steps=steps, callback=Diary())
     learner = job.recipe.learner
-    assert isinstance(learner, OptionLearner)
+    assert isinstance(learner, OptionQLearner)
     job.close()
     return learner.policy, learner
 
@@ -181,13 +181,13 @@ def test_option_values_come_to_those_of_the_options_exact_model() -> None:
     world = {"id": "hone/FourRooms-v0", "num_envs": 8, "kwargs": {"slip": 0.0}}
     algorithm = {"discount": 0.9, "rate": 1.0, "epsilon": 1.0}
     policy, learner = table_of(250, env=world, rollout_steps=32, algorithm=algorithm, options={"primitive": False})
-    mdp = from_gymnasium("hone/FourRooms-v0", discount=0.9, options={"slip": 0.0})
-    options = FourRooms(slip=0.0).options()
-    exact = policy_iteration(over_options(mdp, options)).q
+    mdp = mdp_from_gymnasium("hone/FourRooms-v0", discount=0.9, options={"slip": 0.0})
+    options = FourRoomsEnv(slip=0.0).options()
+    exact = policy_iteration(mdp_over_options(mdp, options)).q
     tried = policy.table("values")[:, : len(options)] != 0
     legal = np.isfinite(exact)
     known = tried & legal
-    assert learner.learnt > 1500
+    assert learner.updates > 1500
     assert known.sum() > 0.9 * (legal & (exact != 0)).sum()
     np.testing.assert_allclose(policy.table("values")[:, : len(options)][known], exact[known], atol=1e-9)
 
@@ -196,7 +196,7 @@ def test_an_option_goes_on_from_one_rollout_to_the_next_by_hand() -> None:
     """Option 0 begins in state 1, is paid 1, 2 and 4 over three steps in two rollouts, and stops in state 2."""
     job = made("option_q_learning", algorithm={"discount": 0.5, "rate": 1.0})
     learner = job.recipe.learner
-    assert isinstance(learner, OptionLearner)
+    assert isinstance(learner, OptionQLearner)
     episodes = job.recipe.source.collect()
     options = len(learner.policy.table("policies"))
     values, actions = learner.policy.table("values"), 4
@@ -210,12 +210,12 @@ def test_an_option_goes_on_from_one_rollout_to_the_next_by_hand() -> None:
     last.observations[:] = np.array([7, 2]) * (options + 1)
     last.chosen[:] = [0, (options + 1) * actions]  # goes on; then option 1 begins in state 2
     last.reward[:] = [4.0, 0.0]
-    learner.running.clear()
+    learner.running_options.clear()
     learner.update(first, credit_of(first))
-    assert learner.learnt == 0
+    assert learner.updates == 0
     learner.update(last, credit_of(last))
     assert values[1, 0] == 1 + 0.5 * 2 + 0.25 * 4 + 0.125 * 8
-    assert learner.learnt == 1
+    assert learner.updates == 1
     job.close()
 
 

@@ -11,16 +11,16 @@ from hone.core.credit import Credits, Metrics
 from hone.core.episodes import Episodes
 from hone.core.errors import ConfigError
 from hone.core.state import substate
-from hone.envs.finite.config import FiniteConfig, MapWorld, finite_world
+from hone.envs.finite.config import FiniteConfig, GridWorld, build_finite_mdp
 from hone.envs.finite.world import FiniteWorld
 from hone.evaluate.control.returns import evaluate_control
 from hone.recipes.registry import load_recipe
 from hone.store.codec import read_state, write_state
 from hone.tabular.explore import ConstantSchedule, EpsilonGreedy, epsilon_greedy
-from hone.train.job import Job
+from hone.train.job import TrainingJob
 from hone.train.loop import train
-from hone.train.sources.live import Live
-from hone.train.sources.whole_episodes import Whole
+from hone.train.sources.live import LiveSource
+from hone.train.sources.whole_episodes import WholeEpisodes
 
 LAKE: dict[str, Any] = {"world": {"kind": "gymnasium", "id": "FrozenLake-v1"}, "copies": 4}
 CLIFF: dict[str, Any] = {"world": {"kind": "gymnasium", "id": "CliffWalking-v1"}, "copies": 3, "limit": 50}
@@ -54,7 +54,7 @@ def config_of(settings: Mapping[str, Any], **more: Any) -> Any:
     return entry.config.model_validate({"name": "x", "seed": 3, "steps": 8, **JUDGED, **settings, **more})
 
 
-def job_of(settings: Mapping[str, Any], **more: Any) -> Job[Any]:
+def job_of(settings: Mapping[str, Any], **more: Any) -> TrainingJob[Any]:
     return load_recipe(settings["recipe"]).build(config_of(settings, **more))
 
 
@@ -62,9 +62,9 @@ def quiet(*_: object) -> None:
     """A report that says nothing."""
 
 
-def ran(settings: Mapping[str, Any], steps: int, **more: Any) -> Job[Any]:
+def ran(settings: Mapping[str, Any], steps: int, **more: Any) -> TrainingJob[Any]:
     job = job_of(settings, steps=steps, **more)
-    train(job.recipe, steps=steps, report=quiet)
+    train(job.recipe, steps=steps, callback=quiet)
     job.close()
     return job
 
@@ -83,9 +83,9 @@ class Diary:
 @pytest.mark.parametrize("name", SMALL)
 def test_a_resumed_run_is_the_uninterrupted_one(name: str, tmp_path: Path) -> None:
     straight, whole = job_of(SMALL[name]), Diary()
-    train(straight.recipe, steps=8, report=whole)
+    train(straight.recipe, steps=8, callback=whole)
     first, begun = job_of(SMALL[name]), Diary()
-    train(first.recipe, steps=5, report=begun)
+    train(first.recipe, steps=5, callback=begun)
     (tmp_path / "state").mkdir()
     write_state(tmp_path / "state", {"source": first.recipe.source.state(), "learner": first.recipe.learner.state()})
     first.save_policy(tmp_path / "policy")
@@ -93,14 +93,14 @@ def test_a_resumed_run_is_the_uninterrupted_one(name: str, tmp_path: Path) -> No
     second.load_policy(tmp_path / "policy")
     second.recipe.learner.restore(substate(state, "learner"))
     second.recipe.source.restore(substate(state, "source"))
-    train(second.recipe, steps=8, report=begun, first=6)
+    train(second.recipe, steps=8, callback=begun, first_step=6)
     assert begun.lines == whole.lines
     straight.save_policy(tmp_path / "one")
     second.save_policy(tmp_path / "two")
     for file in (tmp_path / "one").iterdir():
         assert file.read_bytes() == (tmp_path / "two" / file.name).read_bytes(), file.name
-    assert straight.judge is not None and second.judge is not None
-    assert straight.judge().metrics == second.judge().metrics
+    assert straight.evaluate is not None and second.evaluate is not None
+    assert straight.evaluate().metrics == second.evaluate().metrics
     for job in (straight, first, second):
         job.close()
 
@@ -112,8 +112,8 @@ def test_a_saved_table_is_judged_as_the_run_judged_it(name: str, tmp_path: Path)
     job.save_policy(tmp_path / "policy")
     tree = config_of(settings).model_dump(mode="json")
     found = evaluate_control(tmp_path / "policy", config=tree, episodes=3, seed=3)
-    assert job.judge is not None
-    assert found == job.judge().metrics
+    assert job.evaluate is not None
+    assert found == job.evaluate().metrics
     assert list(load_recipe(settings["recipe"]).check(config_of(settings))) == []
     assert all(load_recipe(settings["recipe"]).derive(config_of(settings)).values())
 
@@ -125,8 +125,10 @@ def test_whole_episodes_are_the_pieces_put_together() -> None:
     """However the rollout cuts them, the same world gives the same episodes."""
     found = []
     for steps in (1, 3, 40):
-        mdp = finite_world(FiniteConfig(world=MapWorld(kind="grid", rows=["S.G"])), discount=0.9)
-        source = Whole(Live(_Counted(FiniteWorld(mdp=mdp, steps=steps, seed=0, copies=2)), _Walker()), episodes=5)
+        mdp = build_finite_mdp(FiniteConfig(world=GridWorld(kind="grid", rows=["S.G"])), discount=0.9)
+        source = WholeEpisodes(
+            LiveSource(_Counted(FiniteWorld(mdp=mdp, steps=steps, seed=0, copies=2)), _Walker()), min_episodes=5
+        )
         source.publish(None)
         batch = source.collect()
         assert (batch.terminated | batch.truncated).all()
@@ -195,8 +197,8 @@ def test_faults_come_before_training(tmp_path: Path) -> None:
 def test_tiles_learn_the_hill() -> None:
     """A fifth of the example's budget: well above the -200 of a policy that never arrives."""
     job = ran({"recipe": "tile_sarsa", "env": {"id": "MountainCar-v0", "num_envs": 4}}, 700, rollout_steps=8)
-    assert job.judge is not None
-    assert job.judge().metrics["eval/score"] > -170
+    assert job.evaluate is not None
+    assert job.evaluate().metrics["eval/score"] > -170
 
 
 def test_exploration_is_the_schedules() -> None:
@@ -206,7 +208,7 @@ def test_exploration_is_the_schedules() -> None:
     def report(step: int, episodes: Episodes, *_: object) -> None:
         told.append((int(episodes.version[0]), episodes.logp.min()))
 
-    train(job.recipe, steps=8, report=report)
+    train(job.recipe, steps=8, callback=report)
     assert [turn for turn, _ in told] == list(range(8))
     first = epsilon_greedy(np.zeros((1, 4)), 1.0)
     assert told[0][1] == pytest.approx(np.log(first[0, 0]), rel=1e-6)

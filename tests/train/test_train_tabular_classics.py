@@ -9,16 +9,16 @@ import pytest
 from hone.core.credit import Credits
 from hone.core.episodes import Episodes
 from hone.core.errors import ConfigError
-from hone.envs.finite.build import from_table
-from hone.envs.finite.config import FiniteConfig, finite_world
-from hone.envs.finite.solve import evaluate, policy_iteration, within, worth
+from hone.envs.finite.build import mdp_from_table
+from hone.envs.finite.config import FiniteConfig, build_finite_mdp
+from hone.envs.finite.solve import evaluate_policy, finite_horizon_value, policy_iteration, start_value
 from hone.envs.finite.world import FiniteWorld
 from hone.recipes.registry import load_recipe
 from hone.tabular.batch import RateConfig
 from hone.tabular.explore import ConstantSchedule, EpsilonGreedy
-from hone.tabular.learn import Double, Greedy, TabularLearner
-from hone.tabular.tables import ActionTable, States
-from hone.train.job import Job
+from hone.tabular.learn import DoubleQLearning, QLearningRule, TabularLearner
+from hone.tabular.tables import ActionTable, StateFeatures
+from hone.train.job import TrainingJob
 from hone.train.loop import train
 
 LAKE: dict[str, Any] = {"world": {"kind": "gymnasium", "id": "FrozenLake-v1"}, "copies": 4}
@@ -35,7 +35,7 @@ def config_of(settings: Mapping[str, Any], **more: Any) -> Any:
     return entry.config.model_validate({"name": "x", "seed": 3, "steps": 8, **JUDGED, **settings, **more})
 
 
-def job_of(settings: Mapping[str, Any], **more: Any) -> Job[Any]:
+def job_of(settings: Mapping[str, Any], **more: Any) -> TrainingJob[Any]:
     return load_recipe(settings["recipe"]).build(config_of(settings, **more))
 
 
@@ -43,9 +43,9 @@ def quiet(*_: object) -> None:
     """A report that says nothing."""
 
 
-def ran(settings: Mapping[str, Any], steps: int, **more: Any) -> Job[Any]:
+def ran(settings: Mapping[str, Any], steps: int, **more: Any) -> TrainingJob[Any]:
     job = job_of(settings, steps=steps, **more)
-    train(job.recipe, steps=steps, report=quiet)
+    train(job.recipe, steps=steps, callback=quiet)
     job.close()
     return job
 
@@ -56,8 +56,8 @@ def ran(settings: Mapping[str, Any], steps: int, **more: Any) -> Job[Any]:
 def test_prediction_on_the_random_walk_comes_to_the_exact_values() -> None:
     """Sutton & Barto's walk of 19 states: the values are -0.9, -0.8 ... 0.9. Methods that can be said exactly are in
     `test_train_tabular_exact.py`."""
-    mdp = finite_world(FiniteConfig.model_validate(WALK), discount=1.0)
-    truth = evaluate(mdp, np.full((19, 2), 0.5))
+    mdp = build_finite_mdp(FiniteConfig.model_validate(WALK), discount=1.0)
+    truth = evaluate_policy(mdp, np.full((19, 2), 0.5))
     np.testing.assert_allclose(truth, np.linspace(-0.9, 0.9, 19), atol=1e-12)
     falling = {"table": {"rate": {"rate": 1.0, "power": 0.8}}}
     world = {"finite": {**WALK, "copies": 16}, "rollout_steps": 32}
@@ -66,8 +66,8 @@ def test_prediction_on_the_random_walk_comes_to_the_exact_values() -> None:
         ({"kind": "lambda", "decay": 0.8, "trace": "dutch"}, {"table": {"rate": {"rate": 0.003}}}, 0.08),
     ):
         job = ran({"recipe": "td_prediction"}, 250, algorithm={"method": method}, **world, **settings)
-        assert job.judge is not None
-        error = job.judge().metrics["eval/error"]
+        assert job.evaluate is not None
+        error = job.evaluate().metrics["eval/error"]
         assert error < bound, f"{method}: {error}"
         assert error == pytest.approx(np.sqrt(np.mean((job.recipe.learner.policy.v - truth) ** 2)))
 
@@ -85,7 +85,7 @@ def test_off_policy_control_finds_the_best_policy() -> None:
         "explore": {"kind": "epsilon_greedy", "epsilon": {"kind": "constant", "value": 0.5}},
     }  # fmt: skip
     job = ran(settings, 400)
-    mdp = finite_world(FiniteConfig.model_validate(settings["finite"]), discount=0.9)
+    mdp = build_finite_mdp(FiniteConfig.model_validate(settings["finite"]), discount=0.9)
     best = policy_iteration(mdp)
     assert (job.recipe.learner.policy.q.argmax(axis=1) == best.policy).all()
 
@@ -115,16 +115,19 @@ def two_states() -> Any:
     """
     second = {a: [(0.5, 1, 0.9, True), (0.5, 1, -1.1, True)] for a in range(10)}
     first = {a: [(1.0, 1, 0.0, False)] if a == 0 else [(1.0, 0, 0.0, True)] for a in range(10)}
-    return from_table({0: first, 1: second}, start=np.array([1.0, 0.0]), discount=1.0)
+    return mdp_from_table({0: first, 1: second}, start=np.array([1.0, 0.0]), discount=1.0)
 
 
 def test_double_q_does_not_believe_in_luck() -> None:
     """Q-learning thinks the bad state better than nothing for long; double Q does not: its value is near or below 0."""
     believed: dict[str, list[float]] = {"q": [], "double": []}
     for seed in range(12):
-        for name, tables, rule in (("q", 1, Greedy(actions=10)), ("double", 2, Double(actions=10, seed=seed))):
+        for name, tables, rule in (
+            ("q", 1, QLearningRule(actions=10)),
+            ("double", 2, DoubleQLearning(actions=10, seed=seed)),
+        ):
             world = FiniteWorld(mdp=two_states(), steps=1, seed=seed)
-            learner = TabularLearner(ActionTable(States(count=2, actions=10), tables=tables), rule, RateConfig())
+            learner = TabularLearner(ActionTable(StateFeatures(count=2, actions=10), tables=tables), rule, RateConfig())
             for turn in range(300):
                 episodes = world.rollout(_Uniform(turn))
                 discount = (~transitions_end(episodes)).astype(np.float32)
@@ -166,7 +169,7 @@ def steps_of_episodes(settings: Mapping[str, Any], episodes: int, seed: int) -> 
                 raise Enough
 
     with pytest.raises(Enough):
-        train(job.recipe, steps=1_000_000, report=report)
+        train(job.recipe, steps=1_000_000, callback=report)
     return lengths, job.recipe.learner.rule.backups
 
 
@@ -195,8 +198,8 @@ def test_sarsa_takes_the_safe_way_and_q_learning_the_shortest() -> None:
     scores: dict[str, float] = {}
     for recipe, rate in (("sarsa", {"rate": 1.0, "power": 0.3, "least": 0.05}), ("q_learning", {"rate": 0.5})):
         job = ran({"recipe": recipe, **world}, 400, table={"rate": rate})
-        assert job.judge is not None
-        scores[recipe] = job.judge().metrics["eval/score"]
+        assert job.evaluate is not None
+        scores[recipe] = job.evaluate().metrics["eval/score"]
     assert scores["q_learning"] == -13.0
     assert -25 <= scores["sarsa"] <= -15
 
@@ -215,9 +218,11 @@ def test_q_learning_comes_to_the_best_policy(name: str, steps: int, bar: float) 
     if frozen:
         settings["finite"].pop("limit")
     job = ran(settings, steps)
-    assert job.judge is not None
-    metrics = job.judge().metrics
+    assert job.evaluate is not None
+    metrics = job.evaluate().metrics
     assert metrics["eval/of_best"] >= bar
-    mdp = finite_world(FiniteConfig.model_validate(settings["finite"]), discount=1.0)
+    mdp = build_finite_mdp(FiniteConfig.model_validate(settings["finite"]), discount=1.0)
     greedy = job.recipe.learner.policy.q.argmax(axis=1)
-    assert metrics["eval/score"] == pytest.approx(worth(mdp, within(mdp, greedy, mdp.limit or 500)))
+    assert metrics["eval/score"] == pytest.approx(
+        start_value(mdp, finite_horizon_value(mdp, greedy, mdp.step_limit or 500))
+    )

@@ -9,28 +9,28 @@ import pytest
 
 from hone.core.credit import Credits, Metrics
 from hone.core.episodes import Episodes
-from hone.envs.finite.build import from_table
-from hone.envs.finite.model import Finite
-from hone.envs.finite.solve import evaluate, policy_iteration
+from hone.envs.finite.build import mdp_from_table
+from hone.envs.finite.model import FiniteMdp
+from hone.envs.finite.solve import evaluate_policy, policy_iteration
 from hone.recipes.registry import load_recipe
-from hone.tabular.batch import RateConfig, averaged, followed
+from hone.tabular.batch import RateConfig, expected_sarsa_weights, sarsa_weights
 from hone.tabular.explore import ConstantSchedule, EpsilonGreedy
-from hone.tabular.learn import Double, Expected, Greedy, Rule, TabularLearner
-from hone.tabular.tables import ActionTable, States, StateValues
-from hone.train.job import Job
+from hone.tabular.learn import DoubleQLearning, ExpectedSarsa, QLearningRule, TabularLearner, UpdateRule
+from hone.tabular.tables import ActionTable, StateFeatures, StateValues
+from hone.train.job import TrainingJob
 from hone.train.loop import train
 
 ANY = EpsilonGreedy(epsilon=ConstantSchedule(value=1.0))
 STATES, ACTIONS, DISCOUNT = 5, 2, 0.75
 
 
-def job_of(settings: Mapping[str, Any]) -> Job[Any]:
+def job_of(settings: Mapping[str, Any]) -> TrainingJob[Any]:
     entry = load_recipe(settings["recipe"])
     config = entry.config.model_validate({"name": "x", "seed": 3, "steps": 8, "judge": {"episodes": 3}, **settings})
     return entry.build(config)
 
 
-def lived_through(settings: Mapping[str, Any], steps: int) -> tuple[Job[Any], list[Episodes]]:
+def lived_through(settings: Mapping[str, Any], steps: int) -> tuple[TrainingJob[Any], list[Episodes]]:
     """A run and all that it learned from."""
     job, lived = job_of({**settings, "steps": steps}), list[Episodes]()
 
@@ -38,7 +38,7 @@ def lived_through(settings: Mapping[str, Any], steps: int) -> tuple[Job[Any], li
         del step, credits, metrics
         lived.append(episodes)
 
-    train(job.recipe, steps=steps, report=report)
+    train(job.recipe, steps=steps, callback=report)
     job.close()
     return job, lived
 
@@ -46,7 +46,7 @@ def lived_through(settings: Mapping[str, Any], steps: int) -> tuple[Job[Any], li
 # ------------------------------------------------------------------------------- what an update comes to on average
 
 
-def world(seed: int) -> Finite:
+def world(seed: int) -> FiniteMdp:
     """Outcomes whose numbers float32, which credit speaks, holds exactly; three in four go on."""
     draws = np.random.default_rng(seed)
     table = {
@@ -59,7 +59,7 @@ def world(seed: int) -> Finite:
         }
         for state in range(STATES)
     }
-    return from_table(table, start=np.full(STATES, 1 / STATES), discount=DISCOUNT)
+    return mdp_from_table(table, start=np.full(STATES, 1 / STATES), discount=DISCOUNT)
 
 
 def piece(seen: list[int], chosen: list[int], rewards: list[float], final: int, *, ends: bool) -> Episodes:
@@ -72,7 +72,9 @@ def piece(seen: list[int], chosen: list[int], rewards: list[float], final: int, 
     )  # fmt: skip
 
 
-def target_of(rule: Rule, x: np.ndarray, seen: list[int], chosen: list[int], outcome: tuple[float, int, bool]) -> float:
+def target_of(
+    rule: UpdateRule, x: np.ndarray, seen: list[int], chosen: list[int], outcome: tuple[float, int, bool]
+) -> float:
     """What the first step of a piece was moved towards, read off the table after an update of step size 1/2.
 
     A second step's own target is what its cell holds, and its discount 0: where it is the same cell, it undoes half.
@@ -81,7 +83,7 @@ def target_of(rule: Rule, x: np.ndarray, seen: list[int], chosen: list[int], out
     table = (
         StateValues(np.full((STATES, ACTIONS), 0.5))
         if len(x) == STATES
-        else ActionTable(States(count=STATES, actions=ACTIONS), explore=ANY, tables=len(x) // (STATES * ACTIONS))
+        else ActionTable(StateFeatures(count=STATES, actions=ACTIONS), explore=ANY, tables=len(x) // (STATES * ACTIONS))
     )
     table.x[:] = x
     cells = [s if len(x) == STATES else s * ACTIONS + a for s, a in zip(seen, chosen, strict=True)]
@@ -97,14 +99,16 @@ def target_of(rule: Rule, x: np.ndarray, seen: list[int], chosen: list[int], out
     return float(x[cell] + (table.x[cell] - x[cell]) / share)
 
 
-def outcomes_of(mdp: Finite) -> Iterator[tuple[int, float, tuple[float, int, bool]]]:
+def outcomes_of(mdp: FiniteMdp) -> Iterator[tuple[int, float, tuple[float, int, bool]]]:
     for pair, (begin, end) in enumerate(pairwise(mdp.offsets)):
         for k in range(begin, end):
-            outcome = (float(mdp.reward[k]), int(mdp.after[k]), bool(mdp.ends[k]))
+            outcome = (float(mdp.reward[k]), int(mdp.next_state[k]), bool(mdp.terminates[k]))
             yield pair, float(mdp.probability[k]), outcome
 
 
-def expected_update(mdp: Finite, rule: Rule, x: np.ndarray, *, draws_next: bool, of_states: bool) -> np.ndarray:
+def expected_update(
+    mdp: FiniteMdp, rule: UpdateRule, x: np.ndarray, *, draws_next: bool, of_states: bool
+) -> np.ndarray:
     """The mean of an update's targets, over outcomes, and over next actions of the even policy -> like `x`."""
     mean = np.zeros(STATES if of_states else STATES * ACTIONS)
     for pair, probability, (reward, after, ends) in outcomes_of(mdp):
@@ -125,12 +129,12 @@ def expected_update(mdp: Finite, rule: Rule, x: np.ndarray, *, draws_next: bool,
 def test_the_expected_update_is_the_operator_of_dynamic_programming(name: str) -> None:
     """Carried out again and again it comes to q*, to the q or the v of the policy that acts, to 1e-9."""
     mdp, half = world(0), np.full((STATES, ACTIONS), 0.5)
-    value = evaluate(mdp, half)
+    value = evaluate_policy(mdp, half)
     rule, truth = {
-        "q_learning": (Greedy(actions=ACTIONS), policy_iteration(mdp).q.ravel()),
-        "expected_sarsa": (Expected(weigh=averaged), mdp.backup(value).ravel()),
-        "sarsa": (Expected(weigh=followed), mdp.backup(value).ravel()),
-        "td": (Expected(weigh=averaged), value),
+        "q_learning": (QLearningRule(actions=ACTIONS), policy_iteration(mdp).q.ravel()),
+        "expected_sarsa": (ExpectedSarsa(next_weights=expected_sarsa_weights), mdp.backup(value).ravel()),
+        "sarsa": (ExpectedSarsa(next_weights=sarsa_weights), mdp.backup(value).ravel()),
+        "td": (ExpectedSarsa(next_weights=expected_sarsa_weights), value),
     }[name]
     x = np.random.default_rng(0).normal(size=len(truth))
     for _ in range(90):  # 0.75^90 = 6e-12
@@ -147,8 +151,8 @@ def test_the_expected_update_of_double_q_stands_still_at_the_best() -> None:
         state, action = divmod(pair, ACTIONS)
         targets = []
         for k in range(begin, end):
-            outcome = (float(mdp.reward[k]), int(mdp.after[k]), bool(mdp.ends[k]))
-            targets.append(target_of(Double(actions=ACTIONS, seed=k), both, [state], [action], outcome))
+            outcome = (float(mdp.reward[k]), int(mdp.next_state[k]), bool(mdp.terminates[k]))
+            targets.append(target_of(DoubleQLearning(actions=ACTIONS, seed=k), both, [state], [action], outcome))
         assert np.mean(targets) == pytest.approx(best[pair], abs=1e-9)
 
 
@@ -307,8 +311,8 @@ def test_control_is_best_as_exploration_and_steps_fall(name: str, place: str) ->
         "algorithm": {"decay": 0.5} if traced else {},
     }  # fmt: skip
     job, _ = lived_through(settings, 700 if lake else 300)
-    assert job.judge is not None
-    assert job.judge().metrics["eval/of_best"] >= 0.98
+    assert job.evaluate is not None
+    assert job.evaluate().metrics["eval/of_best"] >= 0.98
 
 
 def test_sarsa_walks_along_the_edge_once_it_does_not_err() -> None:
@@ -323,5 +327,5 @@ def test_sarsa_walks_along_the_edge_once_it_does_not_err() -> None:
         },
     }  # fmt: skip
     job, _ = lived_through(settings, 900)
-    assert job.judge is not None
-    assert job.judge().metrics["eval/score"] == -13.0
+    assert job.evaluate is not None
+    assert job.evaluate().metrics["eval/score"] == -13.0

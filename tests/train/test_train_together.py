@@ -5,9 +5,9 @@ import copy
 import torch
 from torch import nn
 
-from hone.models.control.actor_critic import follow
-from hone.train.control.phases import following
-from hone.train.learner.flat_parameters import FlatParameters, laid_together, lying_together
+from hone.models.control.actor_critic import polyak_update
+from hone.train.control.phases import target_update
+from hone.train.learner.flat_parameters import FlatParameters, contiguous_view, make_contiguous
 
 
 def pair() -> tuple[nn.Module, nn.Module]:
@@ -18,20 +18,20 @@ def pair() -> tuple[nn.Module, nn.Module]:
 
 def test_they_lie_together_or_not() -> None:
     _, fast = pair()
-    assert lying_together(list(fast.parameters())) is None
+    assert contiguous_view(list(fast.parameters())) is None
     flat = FlatParameters(fast.parameters())
-    whole = lying_together(list(fast.parameters()))
+    whole = contiguous_view(list(fast.parameters()))
     assert whole is not None
     assert torch.equal(whole, flat.data.detach())
     whole.zero_()
     assert not any(parameter.any() for parameter in fast.parameters())
-    assert lying_together(list(fast.parameters())[::-1]) is None
+    assert contiguous_view(list(fast.parameters())[::-1]) is None
 
 
 def test_moving_keeps_the_numbers() -> None:
     slow, _ = pair()
     before = copy.deepcopy(slow)
-    whole = laid_together(list(slow.parameters()))
+    whole = make_contiguous(list(slow.parameters()))
     for one, other in zip(slow.parameters(), before.parameters(), strict=True):
         assert torch.equal(one, other)
     whole.add_(1.0)
@@ -43,9 +43,9 @@ def test_following_as_one_is_following_one_by_one() -> None:
     slow, fast = pair()
     expected = copy.deepcopy(slow)
     FlatParameters(fast.parameters())
-    after = following([(slow, fast)], rate=0.1)
+    after = target_update([(slow, fast)], tau=0.1)
     for _ in range(3):
         after(slow)
-        follow(expected.parameters(), fast.parameters(), rate=0.1)
+        polyak_update(expected.parameters(), fast.parameters(), tau=0.1)
     for one, other in zip(slow.parameters(), expected.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=1e-6, atol=1e-7)

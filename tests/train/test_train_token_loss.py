@@ -9,27 +9,27 @@ import torch
 from hone.core.credit import Credits
 from hone.core.episodes import Episodes
 from hone.core.errors import DivergedError
-from hone.core.ragged import Ragged, offsets_of
-from hone.envs.text.world import supervised
+from hone.core.ragged import RaggedArray, offsets_of
+from hone.envs.text.world import supervised_episodes
 from hone.models.language.config import ModelConfig
 from hone.models.language.init import new_model
 from hone.models.language.token_policy import TokenPolicy
 from hone.models.language.tokenizers import character_tokenizer
-from hone.objectives.policy import clipped
-from hone.objectives.terms import Terms
+from hone.objectives.policy import clipped_surrogate
+from hone.objectives.terms import LossTerms
 from hone.objectives.weights import token_mean
 from hone.train.learner.gradient import micro_batches
-from hone.train.learner.metrics import Tally, effective_share
+from hone.train.learner.metrics import MetricsAccumulator, effective_sample_share
 from hone.train.text.loss import (
-    Loss,
     RatioConfig,
+    StepColumns,
     TokenLoss,
+    TokenLossSpec,
     TokenView,
-    Whole,
-    alarm,
-    correction_of,
-    denominator_of,
-    mismatch,
+    mismatch_metrics,
+    require_small_mismatch,
+    resolve_correction,
+    resolve_denominator,
 )
 from hone.train.text.rows import TokenLayout, TokenRows
 
@@ -52,22 +52,22 @@ def episodes_of(rng: np.random.Generator, prompts: int = 3, samples: int = 3) ->
         for _ in range(samples):
             asked.append(prompt)
             said.append(rng.integers(0, TOKENIZER.size, rng.integers(1, 6)).astype(np.int32))
-    episodes = supervised(asked, said)
+    episodes = supervised_episodes(asked, said)
     recorded = -2.5 + 0.1 * rng.normal(size=episodes.decisions)
     advantage = rng.normal(size=len(episodes))[episodes.owner].astype(np.float32)
     return replace(episodes, logp=recorded.astype(np.float32)), Credits(advantage=advantage)
 
 
-def ppo(view: TokenView) -> Terms:
-    return clipped(view.now, view.then, view.advantage, low=0.2, high=0.2)
+def ppo(view: TokenView) -> LossTerms:
+    return clipped_surrogate(view.logp, view.denominator_logp, view.advantage, low=0.2, high=0.2)
 
 
-def loss(**changes: object) -> Loss:
-    return replace(Loss(objective=ppo, scheme=token_mean, proportional=False), **changes)
+def loss(**changes: object) -> TokenLossSpec:
+    return replace(TokenLossSpec(objective=ppo, scheme=token_mean, proportional_to_advantage=False), **changes)
 
 
 def whole_view(asked: TokenLoss, network: TokenPolicy, rows: TokenRows) -> TokenView:
-    return asked.view(network, rows.weighted().tensors())
+    return asked.token_view(network, rows.weighted().tensors())
 
 
 @pytest.mark.parametrize("denominator", ["self", "recomputed", "recorded"])
@@ -79,14 +79,14 @@ def test_what_the_ratio_is_taken_against(denominator) -> None:
     first = whole_view(asked, network, rows)
     moved = whole_view(asked, later, rows)
     if denominator == "self":
-        assert torch.equal(first.then, first.now)
-        assert torch.equal(moved.then, moved.now)
+        assert torch.equal(first.denominator_logp, first.logp)
+        assert torch.equal(moved.denominator_logp, moved.logp)
     elif denominator == "recomputed":  # the policy as it was when the update began, whoever is asked now
-        torch.testing.assert_close(moved.then, first.now.detach(), rtol=0, atol=1e-12)
+        torch.testing.assert_close(moved.denominator_logp, first.logp.detach(), rtol=0, atol=1e-12)
     else:
-        assert torch.equal(moved.then, torch.from_numpy(episodes.logp))
-    assert not first.then.requires_grad
-    assert torch.equal(first.acted, torch.from_numpy(episodes.logp))
+        assert torch.equal(moved.denominator_logp, torch.from_numpy(episodes.logp))
+    assert not first.denominator_logp.requires_grad
+    assert torch.equal(first.behaviour_logp, torch.from_numpy(episodes.logp))
 
 
 def test_the_ratio_against_the_policy_itself_is_exactly_one_and_its_gradient_the_policy_gradient() -> None:
@@ -99,19 +99,19 @@ def test_the_ratio_against_the_policy_itself_is_exactly_one_and_its_gradient_the
     (terms.loss * batch.weight).sum().backward()
     surrogate = torch.cat([p.grad.flatten() for p in network.parameters()])
     network.zero_grad()
-    now = network.outlook(batch.packed, batch.at, batch.chosen).logp
+    now = network.token_logprobs(batch.packed, batch.at, batch.chosen).logp
     (-batch.advantage * now * batch.weight).sum().backward()
     plain = torch.cat([p.grad.flatten() for p in network.parameters()])
     torch.testing.assert_close(surrogate, plain, rtol=0, atol=1e-12)
 
 
-def high_half(whole: Whole) -> np.ndarray:
+def high_half(whole: StepColumns) -> np.ndarray:
     return (whole.entropy >= np.quantile(whole.entropy, 0.5)).astype(np.float64)
 
 
-def only_chosen(view: TokenView) -> Terms:
-    assert view.factor is not None
-    return Terms(loss=ppo(view).loss * view.factor)
+def only_chosen(view: TokenView) -> LossTerms:
+    assert view.token_factor is not None
+    return LossTerms(loss=ppo(view).loss * view.token_factor)
 
 
 @pytest.mark.parametrize("budget", [5, 11, 1 << 20])
@@ -121,17 +121,17 @@ def test_a_selection_over_the_whole_batch_does_not_depend_on_micro_batches(budge
     asked = TokenLoss(
         loss=loss(objective=only_chosen, select=high_half), denominator="recorded", micro_batch_tokens=budget
     )
-    rows = asked.select(network, asked.layout(LAYOUT, network)(episodes, credits).weighted(), 0)
+    rows = asked.select_tokens(network, asked.layout(LAYOUT, network)(episodes, credits).weighted(), 0)
     for piece in micro_batches(rows, budget):
         batch = piece.tensors()
         (asked.objective(network, batch).loss * batch.weight).sum().backward()
     found = torch.cat([p.grad.flatten() for p in network.parameters()])
     network.zero_grad()
     batch = rows.tensors()
-    look = network.outlook(batch.packed, batch.at, batch.chosen, entropy=True)
+    look = network.token_logprobs(batch.packed, batch.at, batch.chosen, entropy=True)
     assert look.entropy is not None
     chosen = look.entropy.detach() >= look.entropy.detach().quantile(0.5)
-    terms = clipped(look.logp, batch.logp, batch.advantage, low=0.2, high=0.2)
+    terms = clipped_surrogate(look.logp, batch.behaviour_logp, batch.advantage, low=0.2, high=0.2)
     (terms.loss * chosen * batch.weight).sum().backward()
     expected = torch.cat([p.grad.flatten() for p in network.parameters()])
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
@@ -144,14 +144,14 @@ def test_the_likeliest_tokens_are_those_of_the_policy_at_the_start() -> None:
     rows = asked.layout(LAYOUT, network)(episodes, credits)
     view = whole_view(asked, later, rows)
     batch = rows.tensors()
-    assert view.likeliest is not None
-    assert view.among is not None
+    assert view.old_top_k is not None
+    assert view.top_k_logp is not None
     for place in range(3):
-        of_start = network.outlook(batch.packed, batch.at, view.likeliest.ids[:, place]).logp
-        of_later = later.outlook(batch.packed, batch.at, view.likeliest.ids[:, place]).logp
-        torch.testing.assert_close(view.likeliest.logp[:, place], of_start.detach(), rtol=0, atol=1e-12)
-        torch.testing.assert_close(view.among[:, place], of_later, rtol=0, atol=1e-12)
-    assert (view.likeliest.logp.diff(dim=1) <= 0).all()
+        of_start = network.token_logprobs(batch.packed, batch.at, view.old_top_k.ids[:, place]).logp
+        of_later = later.token_logprobs(batch.packed, batch.at, view.old_top_k.ids[:, place]).logp
+        torch.testing.assert_close(view.old_top_k.logp[:, place], of_start.detach(), rtol=0, atol=1e-12)
+        torch.testing.assert_close(view.top_k_logp[:, place], of_later, rtol=0, atol=1e-12)
+    assert (view.old_top_k.logp.diff(dim=1) <= 0).all()
 
 
 def test_the_sampling_mask_is_replayed() -> None:
@@ -163,7 +163,7 @@ def test_the_sampling_mask_is_replayed() -> None:
         sorted({int(token), (int(token) + 1) % 5, (int(token) + 3) % 5}) if place % 2 else []
         for place, token in enumerate(chosen)
     ]
-    kept = Ragged(
+    kept = RaggedArray(
         values=np.array([token for one in lists for token in one], np.int32),
         offsets=offsets_of(np.array([len(one) for one in lists])),
     )
@@ -174,12 +174,12 @@ def test_the_sampling_mask_is_replayed() -> None:
     batch = rows.tensors()
     for place, tokens in enumerate(lists):
         alone = [
-            network.outlook(batch.packed, batch.at[place : place + 1], torch.tensor([token])).logp
+            network.token_logprobs(batch.packed, batch.at[place : place + 1], torch.tensor([token])).logp
             for token in (tokens or range(TOKENIZER.size))
         ]
         total = torch.cat(alone).logsumexp(0)
-        mine = network.outlook(batch.packed, batch.at[place : place + 1], batch.chosen[place : place + 1]).logp
-        torch.testing.assert_close(view.now[place], mine[0] - total, rtol=0, atol=1e-12)
+        mine = network.token_logprobs(batch.packed, batch.at[place : place + 1], batch.chosen[place : place + 1]).logp
+        torch.testing.assert_close(view.logp[place], mine[0] - total, rtol=0, atol=1e-12)
 
 
 def test_mismatch_is_measured_before_anything_is_clipped() -> None:
@@ -187,9 +187,9 @@ def test_mismatch_is_measured_before_anything_is_clipped() -> None:
     episodes, credits = episodes_of(np.random.default_rng(5))
     asked = TokenLoss(loss=loss(), denominator="recomputed", micro_batch_tokens=9)
     view = whole_view(asked, network, asked.layout(LAYOUT, network)(episodes, credits))
-    gap = (view.start - view.acted.double()).detach().numpy()
-    tally = Tally()
-    tally.add(Terms(loss=view.now, told=lambda: mismatch(view)))
+    gap = (view.old_logp - view.behaviour_logp.double()).detach().numpy()
+    tally = MetricsAccumulator()
+    tally.add(LossTerms(loss=view.logp, compute_metrics=lambda: mismatch_metrics(view)))
     figures = tally.means()
     assert figures["mismatch/mean"] == pytest.approx(np.abs(gap).mean())
     assert figures["mismatch/value_max"] == pytest.approx(np.abs(gap).max())
@@ -200,25 +200,25 @@ def test_mismatch_is_measured_before_anything_is_clipped() -> None:
 
 def test_effective_share_by_hand() -> None:
     # weights 1, 1, 2: (4)^2 / (3 * 6)
-    assert effective_share(3, 4, 6) == pytest.approx(16 / 18)
-    assert effective_share(2, 0, 0) == 0
+    assert effective_sample_share(3, 4, 6) == pytest.approx(16 / 18)
+    assert effective_sample_share(2, 0, 0) == 0
 
 
 def test_the_alarm_names_the_figure_and_the_limit() -> None:
-    alarm(RatioConfig(), {"mismatch/mean": 5.0})
-    alarm(RatioConfig(alarm_nats=0.1), {"mismatch/mean": 0.09})
+    require_small_mismatch(RatioConfig(), {"mismatch/mean": 5.0})
+    require_small_mismatch(RatioConfig(alarm_nats=0.1), {"mismatch/mean": 0.09})
     with pytest.raises(DivergedError, match=r"0\.11 nats.*alarm_nats = 0\.1"):
-        alarm(RatioConfig(alarm_nats=0.1), {"mismatch/mean": 0.11})
+        require_small_mismatch(RatioConfig(alarm_nats=0.1), {"mismatch/mean": 0.11})
 
 
 def test_auto_is_the_first_that_fits() -> None:
     auto = RatioConfig()
-    assert denominator_of(auto, updates_per_rollout=1, stale=False) == "self"
-    assert denominator_of(auto, updates_per_rollout=4, stale=False) == "recomputed"
-    assert denominator_of(auto, updates_per_rollout=1, stale=True) == "recorded"
-    assert denominator_of(RatioConfig(denominator="recorded"), updates_per_rollout=1, stale=False) == "recorded"
+    assert resolve_denominator(auto, updates_per_rollout=1, is_stale=False) == "self"
+    assert resolve_denominator(auto, updates_per_rollout=4, is_stale=False) == "recomputed"
+    assert resolve_denominator(auto, updates_per_rollout=1, is_stale=True) == "recorded"
+    assert resolve_denominator(RatioConfig(denominator="recorded"), updates_per_rollout=1, is_stale=False) == "recorded"
     with pytest.raises(ValueError, match="4 on older answers"):
-        denominator_of(RatioConfig(denominator="self"), updates_per_rollout=4, stale=True)
+        resolve_denominator(RatioConfig(denominator="self"), updates_per_rollout=4, is_stale=True)
 
 
 @pytest.mark.parametrize(
@@ -245,10 +245,10 @@ def test_a_correction_multiplies_the_loss(ratio, expected) -> None:
     plain = TokenLoss(loss=loss(), denominator="recomputed", micro_batch_tokens=1 << 20)
     rows = plain.layout(LAYOUT, network)(episodes, credits)
     batch = rows.weighted().tensors()
-    view = plain.view(network, batch)
-    rho = np.exp((view.start - view.acted.double()).detach().numpy())
+    view = plain.token_view(network, batch)
+    rho = np.exp((view.old_logp - view.behaviour_logp.double()).detach().numpy())
     factor = expected(rho, batch.sequence.numpy())
-    corrected = replace(plain, correction=correction_of(ratio)).objective(network, batch)
+    corrected = replace(plain, correction=resolve_correction(ratio)).objective(network, batch)
     wanted = plain.objective(network, batch).loss.detach().numpy() * factor
     np.testing.assert_allclose(corrected.loss.detach().numpy(), wanted, rtol=0, atol=1e-9)
     assert np.mean(factor != 1.0) > 0
@@ -264,11 +264,11 @@ def test_a_correction_multiplies_the_loss(ratio, expected) -> None:
 )
 def test_bounds_that_a_method_does_not_have(ratio, said) -> None:
     with pytest.raises(ValueError, match=said):
-        correction_of(ratio)
+        resolve_correction(ratio)
 
 
 def test_correcting_twice_is_refused() -> None:
     twice = RatioConfig(correction="icepop", denominator="recorded")
     with pytest.raises(ValueError, match="twice is wrong"):
-        denominator_of(twice, updates_per_rollout=1, stale=False)
-    assert correction_of(RatioConfig()) is None
+        resolve_denominator(twice, updates_per_rollout=1, is_stale=False)
+    assert resolve_correction(RatioConfig()) is None

@@ -8,14 +8,14 @@ from hypothesis import strategies as st
 
 from hone.core.credit import Credits
 from hone.core.episodes import Episodes
-from hone.envs.text.world import supervised
+from hone.envs.text.world import supervised_episodes
 from hone.models.language.config import ModelConfig
 from hone.models.language.decoder import Decoder
 from hone.models.language.init import new_model
 from hone.models.packing import pack_rows
-from hone.objectives.weights import Scheme, constant_length, sequence_mean, token_mean
-from hone.train.learner.micro_batches import within_budget
-from hone.train.text.rows import WORTH_SHARING, TokenBatch, TokenLayout, TokenRows, rounded_up
+from hone.objectives.weights import WeightingScheme, constant_length, sequence_mean, token_mean
+from hone.train.learner.micro_batches import split_by_token_budget
+from hone.train.text.rows import MIN_SHARED_PART, TokenBatch, TokenLayout, TokenRows, padded_size
 
 VOCAB = 13
 
@@ -42,11 +42,11 @@ def groups_of(rng: np.random.Generator, prompts: int, samples: int) -> Episodes:
         for _ in range(samples):
             asked.append(prompt)
             said.append(rng.integers(0, VOCAB, rng.integers(1, 6)).astype(np.int32))
-    return supervised(asked, said)
+    return supervised_episodes(asked, said)
 
 
 def loss_of(network: Decoder, batch: TokenBatch) -> torch.Tensor:
-    now = network.outlook(network.hidden(batch.packed)[batch.at], batch.chosen)
+    now = network.token_logprobs(network.hidden(batch.packed)[batch.at], batch.chosen)
     return -(batch.weight.double() * batch.advantage.double() * now.logp).sum()
 
 
@@ -65,7 +65,7 @@ def advantages(rng: np.random.Generator, episodes: Episodes) -> Credits:
 @settings(max_examples=15, deadline=None)
 @given(seed=st.integers(0, 10_000), budget=st.integers(1, 60), prompts=st.integers(1, 4), samples=st.integers(1, 4))
 def test_no_split_packing_or_sharing_changes_a_gradient(
-    scheme: Scheme, seed: int, budget: int, prompts: int, samples: int
+    scheme: WeightingScheme, seed: int, budget: int, prompts: int, samples: int
 ) -> None:
     rng = np.random.default_rng(seed)
     network = model()
@@ -75,7 +75,7 @@ def test_no_split_packing_or_sharing_changes_a_gradient(
     reference = gradient(network, [alone.take(np.array([row])) for row in range(len(alone))])
     for row_tokens in (0, 12, 1000):
         shared = TokenLayout(scheme=scheme, row_tokens=row_tokens)(episodes, credits).weighted()
-        pieces = [shared.take(rows) for rows in within_budget(shared.sizes(), budget)]
+        pieces = [shared.take(rows) for rows in split_by_token_budget(shared.sizes(), budget)]
         torch.testing.assert_close(gradient(network, pieces), reference, rtol=1e-6, atol=1e-7)
         order = rng.permutation(len(shared))
         torch.testing.assert_close(gradient(network, [shared.take(order)]), reference, rtol=1e-6, atol=1e-7)
@@ -89,7 +89,7 @@ def test_log_probabilities_are_those_of_each_sequence_alone(seed: int) -> None:
     episodes = groups_of(rng, 3, 3)
     rows = TokenLayout(scheme=token_mean)(episodes, advantages(rng, episodes))
     batch = rows.tensors()
-    packed = network.outlook(network.hidden(batch.packed)[batch.at], batch.chosen).logp.detach().numpy()
+    packed = network.token_logprobs(network.hidden(batch.packed)[batch.at], batch.chosen).logp.detach().numpy()
     seen = episodes.transcript
     for number in range(len(episodes)):
         tokens = seen.tokens[seen.offsets[number] : seen.offsets[number + 1]]
@@ -119,9 +119,9 @@ def test_a_common_beginning_is_laid_out_once() -> None:
     system = np.arange(8, dtype=np.int32)
     asked = [np.append(system, [one, 9]).astype(np.int32) for one in (1, 2, 3)]
     said = [np.array([4, 5], dtype=np.int32)] * 3
-    episodes = supervised(asked, said)
+    episodes = supervised_episodes(asked, said)
     rows = TokenLayout(scheme=token_mean)(episodes, Credits(advantage=episodes.reward))
-    assert rows.trunks.tolist() == [8]
+    assert rows.prefix_lengths.tolist() == [8]
     # eight tokens once, then for each sequence: its question (2) and its first answer token (1)
     assert rows.sizes().tolist() == [8 + 3 * 3]
     assert len(rows.tensors().packed.tokens) == 8 + 3 * 3
@@ -138,7 +138,7 @@ def rows_by_comparison(episodes: Episodes, row_tokens: int) -> tuple[list[int], 
             while not np.array_equal(seen.tokens[first : first + alike], seen.tokens[begin : begin + alike]):
                 alike -= 1
             assert alike <= most
-            saves = together * alike > (together - 1) * trunks[-1] and WORTH_SHARING * alike >= end - begin
+            saves = together * alike > (together - 1) * trunks[-1] and MIN_SHARED_PART * alike >= end - begin
             if saves and read + end - begin - together * alike <= row_tokens:
                 trunks[-1], read = alike, read + end - begin
                 continue
@@ -155,10 +155,10 @@ def test_rows_are_those_of_a_comparison_token_by_token(seed: int, row_tokens: in
     stems = [rng.integers(0, 2, int(rng.integers(1, 12))).astype(np.int32) for _ in range(3)]
     prompts = [np.append(stems[int(rng.integers(3))], rng.integers(0, 2, int(rng.integers(0, 4)))) for _ in range(12)]
     answers = [rng.integers(0, 2, int(rng.integers(1, 6))).astype(np.int32) for _ in prompts]
-    episodes = supervised([prompt.astype(np.int32) for prompt in prompts], answers)
+    episodes = supervised_episodes([prompt.astype(np.int32) for prompt in prompts], answers)
     rows = TokenLayout(scheme=token_mean, row_tokens=row_tokens)(episodes, Credits(advantage=episodes.reward))
     starts, trunks = rows_by_comparison(episodes, row_tokens)
-    assert (rows.row_offsets[:-1].tolist(), rows.trunks.tolist()) == (starts, trunks)
+    assert (rows.row_offsets[:-1].tolist(), rows.prefix_lengths.tolist()) == (starts, trunks)
 
 
 def test_anchor_is_the_reference_at_every_decision_whatever_the_budget() -> None:
@@ -168,10 +168,10 @@ def test_anchor_is_the_reference_at_every_decision_whatever_the_budget() -> None
     rows = TokenLayout(scheme=token_mean)(episodes, advantages(rng, episodes))
 
     def logp_of(batch: TokenBatch) -> tuple[torch.Tensor]:
-        return (network.outlook(network.hidden(batch.packed)[batch.at], batch.chosen).logp,)
+        return (network.token_logprobs(network.hidden(batch.packed)[batch.at], batch.chosen).logp,)
 
-    (whole,) = rows.asked(logp_of, 1 << 30)
-    (pieces,) = rows.asked(logp_of, 5)
+    (whole,) = rows.evaluate(logp_of, 1 << 30)
+    (pieces,) = rows.evaluate(logp_of, 5)
     np.testing.assert_allclose(whole, pieces, rtol=0, atol=1e-12)
     np.testing.assert_allclose(logp_of(rows.tensors())[0].detach().numpy(), whole, rtol=0, atol=1e-12)
 
@@ -188,7 +188,7 @@ def test_rows_that_cannot_contribute_are_not_asked() -> None:
         seen.append(len(batch.at))
         return (torch.ones(len(batch.at)),)
 
-    (answer,) = rows.asked(ones, 1 << 30)
+    (answer,) = rows.evaluate(ones, 1 << 30)
     assert sum(seen) < episodes.decisions
     assert (answer[advantage > 0] == 1).all()
     assert answer.sum() == sum(seen)
@@ -200,14 +200,14 @@ def test_a_batch_that_is_filled_up_has_the_same_gradient() -> None:
     episodes = groups_of(rng, 3, 3)
     credits = advantages(rng, episodes)
     plain = TokenLayout(scheme=token_mean)(episodes, credits).weighted()
-    filled = TokenLayout(scheme=token_mean, rounded=True)(episodes, credits).weighted()
+    filled = TokenLayout(scheme=token_mean, pad_to_size=True)(episodes, credits).weighted()
     packed = filled.tensors().packed
-    assert len(packed.tokens) == rounded_up(len(plain.tensors().packed.tokens)) == packed.offsets[-1]
+    assert len(packed.tokens) == padded_size(len(plain.tensors().packed.tokens)) == packed.offsets[-1]
     torch.testing.assert_close(gradient(network, [filled]), gradient(network, [plain]), rtol=0, atol=1e-12)
 
 
 def test_few_sizes_and_little_waste() -> None:
-    sizes = {rounded_up(tokens) for tokens in range(1, 16385)}
+    sizes = {padded_size(tokens) for tokens in range(1, 16385)}
     assert len(sizes) < 60
-    assert all(tokens <= rounded_up(tokens) <= max(64, tokens * 9 / 8 + 1, tokens + 63) for tokens in range(1, 16385))
-    assert [rounded_up(tokens) for tokens in (1, 64, 65, 1024, 1025, 5000)] == [64, 64, 128, 1024, 1152, 5120]
+    assert all(tokens <= padded_size(tokens) <= max(64, tokens * 9 / 8 + 1, tokens + 63) for tokens in range(1, 16385))
+    assert [padded_size(tokens) for tokens in (1, 64, 65, 1024, 1025, 5000)] == [64, 64, 128, 1024, 1152, 5120]

@@ -6,7 +6,7 @@ import pytest
 from pydantic import ValidationError
 from tiny_runs import GRPO, hone, lay_out
 
-from hone.recipes.text.grpo import Grpo
+from hone.recipes.text.grpo import GrpoConfig
 from hone.recipes.text.optimal_token_baseline import ENTRY as OTB
 
 CUT = ("rollout.top_k=6", "rollout.top_p=0.8", "rollout.min_p=0.05")
@@ -39,10 +39,10 @@ def fields(**rollout: object) -> dict[str, object]:
 
 
 def test_where_the_mask_cannot_be_replayed_truncation_is_refused() -> None:
-    Grpo.model_validate(fields(top_k=5))
+    GrpoConfig.model_validate(fields(top_k=5))
     with pytest.raises(ValidationError, match=r"rollout\.top_k = 5: this recipe looks at other tokens"):
         OTB.config.model_validate(fields(top_k=5))
     server = {"kind": "vllm", "url": "http://localhost:1"}
-    Grpo.model_validate(fields(runner=server))
+    GrpoConfig.model_validate(fields(runner=server))
     with pytest.raises(ValidationError, match=r"rollout\.min_p = 0\.1: a server does not say"):
-        Grpo.model_validate(fields(runner=server, min_p=0.1))
+        GrpoConfig.model_validate(fields(runner=server, min_p=0.1))

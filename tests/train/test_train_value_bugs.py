@@ -21,15 +21,15 @@ from hone.core.credit import NO_VALUES
 from hone.core.episodes import Episodes
 from hone.core.errors import DataError
 from hone.core.random import generator
-from hone.envs.gym.world import GymWorld, world_of
-from hone.models.control.mlp import Choices, Inputs, MlpConfig, Spaces
-from hone.models.control.q_networks import Atoms, DeepValues, Shape
-from hone.objectives.distributional import Support
+from hone.envs.gym.world import GymWorld, world_from_envs
+from hone.models.control.mlp import DiscreteActions, MlpConfig, ObservationInputs, PolicySpaces
+from hone.models.control.q_networks import CategoricalReturn, DqnPolicy, QArchitecture
+from hone.objectives.distributional import ValueSupport
 from hone.recipes.off_policy import c51, double_dqn, dqn
 from hone.recipes.registry import load_recipe
-from hone.replay.priority import Priorities, Prioritised
-from hone.replay.ring import Ring
-from hone.train.control.value_rows import Recollection, ValueRows, value_rows
+from hone.replay.priority import PrioritizedSampler, PriorityParams
+from hone.replay.ring import RingBuffer
+from hone.train.control.value_rows import PrioritizedBuffer, ValueRows, value_rows
 
 MODES = pytest.mark.parametrize("mode", list(AutoresetMode), ids=lambda mode: mode.name)
 
@@ -69,14 +69,14 @@ class Anyhow:
 
 def told_world(ends: str, mode: AutoresetMode, *, steps: int, envs: int = 2) -> GymWorld:
     vector = SyncVectorEnv([lambda: Told(ends)] * envs, autoreset_mode=mode)
-    return world_of(vector, steps=steps, seed=0)
+    return world_from_envs(vector, steps=steps, seed=0)
 
 
-def whole(memory: Recollection) -> tuple[Episodes, np.ndarray]:
+def whole(memory: PrioritizedBuffer) -> tuple[Episodes, np.ndarray]:
     """Every row of a memory with its discounts."""
-    kept = memory.kept
+    kept = memory.buffer
     episodes = kept.take(np.arange(len(kept)))
-    memory._handed = episodes
+    memory._last_sample = episodes
     discount = memory.credit(episodes, NO_VALUES).discount
     assert discount is not None
     return episodes, discount
@@ -91,7 +91,7 @@ def whole(memory: Recollection) -> tuple[Episodes, np.ndarray]:
 def test_next_observation_after_an_end_is_not_the_reset(mode: AutoresetMode, steps: int, ends: str) -> None:
     """sb3#934, cleanrl#460: memories that keep observations once took the next episode's first for the last seen."""
     world = told_world(ends, mode, steps=7)
-    memory = Recollection(1000, steps=steps, discount=0.5, priorities=None)
+    memory = PrioritizedBuffer(1000, steps=steps, discount=0.5, priorities=None)
     for _ in range(6):
         memory.add(world.rollout(Anyhow()))
     episodes, discount = whole(memory)
@@ -112,7 +112,7 @@ def test_next_observation_after_an_end_is_not_the_reset(mode: AutoresetMode, ste
 def test_no_junk_transition_is_remembered(mode: AutoresetMode) -> None:
     """Under NEXT_STEP every reset is a row that answers no action; 4 % of stored CartPole data elsewhere."""
     world = told_world("end", mode, steps=60, envs=3)
-    memory = Recollection(1000, steps=1, discount=0.5, priorities=None)
+    memory = PrioritizedBuffer(1000, steps=1, discount=0.5, priorities=None)
     memory.add(world.rollout(Anyhow()))
     episodes, _ = whole(memory)
     pairs = episodes.observations.astype(int)
@@ -129,7 +129,7 @@ def test_n_step_windows_stay_in_their_episode_and_lose_no_state(mode: AutoresetM
     of an episode that terminated. Rewards here carry their episode's number."""
     length, discount = 3, 0.5
     world = told_world(ends, mode, steps=5)
-    memory = Recollection(1000, steps=length, discount=discount, priorities=None)
+    memory = PrioritizedBuffer(1000, steps=length, discount=discount, priorities=None)
     for _ in range(9):
         memory.add(world.rollout(Anyhow()))
     episodes, _ = whole(memory)
@@ -166,17 +166,17 @@ def piece(seen: list[float], reward: list[float], *, terminated: bool, truncated
 @pytest.mark.parametrize("steps", [1, 2, 5])
 def test_terminal_and_timeout_on_the_same_step_is_terminal(steps: int) -> None:
     """d3rlpy 2.8.1 raised on it; others bootstrapped."""
-    memory = Recollection(10, steps=steps, discount=0.9, priorities=None)
+    memory = PrioritizedBuffer(10, steps=steps, discount=0.9, priorities=None)
     memory.add(piece([0, 1, 2, 3], [1, 1, 1], terminated=True, truncated=True))
     _, discount = whole(memory)
     assert discount[-1] == 0.0
     assert (discount == 0.0).sum() == min(steps, 3)
 
 
-def flat(values: dict[int, tuple[float, float]]) -> DeepValues:
+def flat(values: dict[int, tuple[float, float]]) -> DqnPolicy:
     """A network without hidden layers over one-hot states: a table, here the same for the slow copy."""
-    space = Spaces(inputs=Inputs(size=4, one_hot=True), actions=Choices(count=2))
-    policy = DeepValues(space, MlpConfig(hidden=[]), seed=0)
+    space = PolicySpaces(inputs=ObservationInputs(size=4, one_hot=True), actions=DiscreteActions(count=2))
+    policy = DqnPolicy(space, MlpConfig(hidden=[]), seed=0)
     with torch.no_grad():
         for body in (policy.values, policy.target):
             weight, offset = body.parameters()
@@ -194,10 +194,10 @@ def test_targets_along_a_chain(recipe: Any, terminated: bool, truncated: bool, l
     policy = flat(values)
     episodes = piece([0, 1, 2, 3], [0, 0, 10], terminated=terminated, truncated=truncated)
     states = {"seen": episodes.observations[:, 0].astype(np.int64), "final": np.array([3])}
-    memory = Recollection(10, steps=1, discount=0.9, priorities=None)
+    memory = PrioritizedBuffer(10, steps=1, discount=0.9, priorities=None)
     memory.add(replace(episodes, **states))
-    kept = memory.kept.take(np.arange(3))
-    rows = value_rows(policy, memory, 0, kept, memory.credit(kept, NO_VALUES), turn=0)
+    kept = memory.buffer.take(np.arange(3))
+    rows = value_rows(policy, memory, 0, kept, memory.credit(kept, NO_VALUES), iteration=0)
     error = recipe.objective(policy, rows).metrics["value/error_abs"]
     wanted = [abs(1.0 - 0.9 * 3.0), abs(3.0 - 0.9 * 5.0), abs(4.0 - last)]
     assert error.tolist() == pytest.approx(wanted)
@@ -209,11 +209,11 @@ def test_columns_are_refused_where_rows_are_meant() -> None:
     for name in ("terminated", "truncated", "reward", "score"):
         with pytest.raises(AssertionError, match=f"{name} has shape"):
             replace(whole_piece, **{name: vars_of(whole_piece, name)[:, None]})
-    memory = Prioritised(Ring(10))
+    memory = PrioritizedSampler(RingBuffer(10))
     memory.add(whole_piece)
     memory.sample(4, generator(0, "x"))
     with pytest.raises(DataError, match=r"\[4, 1\] errors for 4 drawn rows"):
-        memory.learn(np.ones((4, 1)))
+        memory.update_priorities(np.ones((4, 1)))
 
 
 def vars_of(episodes: Episodes, name: str) -> np.ndarray:
@@ -224,14 +224,14 @@ def vars_of(episodes: Episodes, name: str) -> np.ndarray:
 # ------------------------------------------------------------------------------------------------- priorities
 
 
-def filled(errors: list[float], *, exponent: float, correction: float = 1.0) -> Recollection:
+def filled(errors: list[float], *, exponent: float, correction: float = 1.0) -> PrioritizedBuffer:
     """A memory of as many transitions, each with this error."""
-    given = Priorities(exponent=exponent, correction=correction, corrected_after=0, floor=0.0)
-    memory = Recollection(64, steps=1, discount=0.9, priorities=given)
+    given = PriorityParams(alpha=exponent, beta=correction, beta_anneal_draws=0, epsilon=0.0)
+    memory = PrioritizedBuffer(64, steps=1, discount=0.9, priorities=given)
     count = len(errors)
     memory.add(piece([float(k) for k in range(count + 1)], [1.0] * count, terminated=True, truncated=False))
-    assert memory.prioritised is not None
-    memory.prioritised.tree.change(np.arange(count), np.array(errors) ** exponent)
+    assert memory.prioritised_buffer is not None
+    memory.prioritised_buffer.tree.set_masses(np.arange(count), np.array(errors) ** exponent)
     return memory
 
 
@@ -240,11 +240,11 @@ def test_the_exponent_is_applied_once() -> None:
     freedom, above 24 by chance once in a thousand; squared exponents would give thousands."""
     errors = [0.5, 1.0, 2.0, 3.0, 4.0, 6.0, 8.0, 16.0]
     memory = filled(errors, exponent=0.6)
-    assert memory.prioritised is not None
+    assert memory.prioritised_buffer is not None
     counts = np.zeros(8)
     for k in range(2000):
         memory.sample(32, generator(0, "chi", k))
-        drawn = memory.prioritised.drawn.rows
+        drawn = memory.prioritised_buffer.last_sample.rows
         counts += np.bincount(drawn[generator(1, "chi", k).integers(0, 32, 32)], minlength=8)
     share = np.array(errors) ** 0.6
     wanted = counts.sum() * share / share.sum()
@@ -253,11 +253,11 @@ def test_the_exponent_is_applied_once() -> None:
 
 def test_newcomers_get_the_largest_priority() -> None:
     memory = filled([1.0, 2.0], exponent=0.6)
-    assert memory.prioritised is not None
+    assert memory.prioritised_buffer is not None
     memory.sample(2, generator(0, "x"))
-    memory.prioritised.learn(np.array([32.0, 0.1]))
-    (row,) = memory.prioritised.add(piece([8, 9], [1.0], terminated=True, truncated=False))
-    assert memory.prioritised.tree.masses[row] == pytest.approx(32.0**0.6)
+    memory.prioritised_buffer.update_priorities(np.array([32.0, 0.1]))
+    (row,) = memory.prioritised_buffer.add(piece([8, 9], [1.0], terminated=True, truncated=False))
+    assert memory.prioritised_buffer.tree.masses[row] == pytest.approx(32.0**0.6)
 
 
 @settings(max_examples=30)
@@ -265,9 +265,9 @@ def test_newcomers_get_the_largest_priority() -> None:
 def test_weights_undo_the_bias_at_full_correction(errors: list[float], seed: int) -> None:
     """sum over i of P(i) w(i) f(i) = mean of f, exactly: baselines#1131, XLRON#34 (a loss 150 times too large)."""
     memory = filled(errors, exponent=0.7)
-    assert memory.prioritised is not None
+    assert memory.prioritised_buffer is not None
     handed = memory.sample(256, generator(seed, "x"))
-    weight, rows = memory.importance(handed), memory.prioritised.drawn.rows
+    weight, rows = memory.importance_weights(handed), memory.prioritised_buffer.last_sample.rows
     share = np.array(errors) ** 0.7
     share /= share.sum()
     weights = np.full(len(errors), np.nan)
@@ -279,9 +279,11 @@ def test_weights_undo_the_bias_at_full_correction(errors: list[float], seed: int
 def test_equal_priorities_weigh_one() -> None:
     memory = filled([3.0] * 9, exponent=0.6, correction=0.4)
     handed = memory.sample(32, generator(0, "x"))
-    np.testing.assert_allclose(memory.importance(handed), 1.0, rtol=1e-6)
-    other = memory.kept.take(np.arange(4))
-    np.testing.assert_array_equal(memory.importance(other), np.ones(4))  # not handed out: nothing is known of them
+    np.testing.assert_allclose(memory.importance_weights(handed), 1.0, rtol=1e-6)
+    other = memory.buffer.take(np.arange(4))
+    np.testing.assert_array_equal(
+        memory.importance_weights(other), np.ones(4)
+    )  # not handed out: nothing is known of them
 
 
 def test_priorities_come_back_from_the_update_that_made_them() -> None:
@@ -299,17 +301,17 @@ def test_priorities_come_back_from_the_update_that_made_them() -> None:
     )  # fmt: skip
     source, learner = job.recipe.source, job.recipe.learner
     memory, policy = source.ring, learner.policy
-    assert isinstance(memory, Recollection) and memory.prioritised is not None
+    assert isinstance(memory, PrioritizedBuffer) and memory.prioritised_buffer is not None
     source.publish(policy)
     handed = source.collect()
     credits = job.recipe.credit(handed, NO_VALUES)
     before = copy.deepcopy(policy)
-    drawn = memory.prioritised.drawn
+    drawn = memory.prioritised_buffer.last_sample
     rows: ValueRows = learner.layout(handed, credits)
-    np.testing.assert_allclose(rows.weighted().weight.numpy(), drawn.weight / 16, rtol=1e-6)
+    np.testing.assert_allclose(rows.weighted().weight.numpy(), drawn.importance_weight / 16, rtol=1e-6)
     learner.update(handed, credits)
     error = double_dqn.objective(before, rows).metrics["value/error_abs"].numpy().astype(np.float64)
-    masses = memory.prioritised.tree.masses
+    masses = memory.prioritised_buffer.tree.masses
     by_row = {int(row): (error[k] + 1e-6) ** 0.6 for k, row in enumerate(drawn.rows)}
     for row, mass in by_row.items():
         assert masses[row] == pytest.approx(mass, rel=1e-4)
@@ -320,19 +322,26 @@ def test_priorities_come_back_from_the_update_that_made_them() -> None:
 
 def test_rainbow_asks_again_by_divergence() -> None:
     """What is heard of a distribution is its KL divergence, not the cross-entropy, which has no zero."""
-    support = Support(low=0.0, high=4.0, size=5)
-    space = Spaces(inputs=Inputs(size=1), actions=Choices(count=2))
-    policy = DeepValues(space, MlpConfig(hidden=[4]), seed=0, shape=Shape(outcome=Atoms(low=0.0, high=4.0, size=5)))
-    memory = Recollection(10, steps=1, discount=1.0, priorities=Priorities(exponent=1.0, floor=0.0))
+    support = ValueSupport(low=0.0, high=4.0, size=5)
+    space = PolicySpaces(inputs=ObservationInputs(size=1), actions=DiscreteActions(count=2))
+    policy = DqnPolicy(
+        space,
+        MlpConfig(hidden=[4]),
+        seed=0,
+        architecture=QArchitecture(outcome=CategoricalReturn(low=0.0, high=4.0, size=5)),
+    )
+    memory = PrioritizedBuffer(10, steps=1, discount=1.0, priorities=PriorityParams(alpha=1.0, epsilon=0.0))
     memory.add(piece([0, 1, 2], [0, 0], terminated=False, truncated=False))
     handed = memory.sample(8, generator(0, "x"))
-    rows = value_rows(policy, memory, 0, handed, memory.credit(handed, NO_VALUES), turn=0)
+    rows = value_rows(policy, memory, 0, handed, memory.credit(handed, NO_VALUES), iteration=0)
     terms = c51.objective(policy, rows, support=support)
     for half in (np.arange(4), np.arange(4, 8)):  # in pieces, as micro-batches come
         piece_of = rows.take(half)
-        memory.hear(piece_of, c51.objective(policy, piece_of, support=support))
-    assert memory.prioritised is not None
-    masses = memory.prioritised.tree.masses_of(memory.prioritised.drawn.rows)
-    wanted = dict(zip(memory.prioritised.drawn.rows.tolist(), terms.metrics["value/kl_nats"].tolist(), strict=True))
-    for row, mass in zip(memory.prioritised.drawn.rows.tolist(), masses, strict=True):
+        memory.on_micro_batch(piece_of, c51.objective(policy, piece_of, support=support))
+    assert memory.prioritised_buffer is not None
+    masses = memory.prioritised_buffer.tree.row_masses(memory.prioritised_buffer.last_sample.rows)
+    wanted = dict(
+        zip(memory.prioritised_buffer.last_sample.rows.tolist(), terms.metrics["value/kl_nats"].tolist(), strict=True)
+    )
+    for row, mass in zip(memory.prioritised_buffer.last_sample.rows.tolist(), masses, strict=True):
         assert mass == pytest.approx(abs(wanted[row]), rel=1e-4)

@@ -14,24 +14,24 @@ from hone.cli.main import main
 from hone.core.errors import ConfigError
 from hone.envs.gym.world import GymConfig
 from hone.models.control.checkpoint import load_policy
-from hone.models.control.numpy_policies import ActCategorical, ActGreedy
-from hone.models.control.numpy_q import ActNoisy
-from hone.models.control.q_networks import DeepValues
+from hone.models.control.numpy_policies import NumpyCategoricalPolicy, NumpyGreedyPolicy
+from hone.models.control.numpy_q import NumpyNoisyPolicy
+from hone.models.control.q_networks import DqnPolicy
 from hone.recipes.off_policy import c51, dqn, noisy_dqn
 from hone.recipes.registry import load_recipe
-from hone.train.control.replay_config import TurnReplayConfig
+from hone.train.control.replay_config import IterationReplayConfig
 from hone.train.control.value_based import (
-    Boltzmann,
-    Epsilon,
-    ValueLearner,
-    ValueNetwork,
-    ValueRun,
-    scheduled,
+    LinearBoltzmann,
+    LinearEpsilon,
+    ValueLearnerConfig,
+    ValueNetworkConfig,
+    ValueRunConfig,
+    exploration_level,
     value_job,
 )
-from hone.train.invariance.check import certificate, job_trials
-from hone.train.job import Job
-from hone.train.learner.config import schedule
+from hone.train.invariance.check import build_certificate, job_gradient_probes
+from hone.train.job import TrainingJob
+from hone.train.learner.config import learning_rate_schedule
 from hone.train.loop import train
 
 VALUES = (
@@ -57,7 +57,7 @@ SMALL = {
 CARTPOLE = GymConfig(id="CartPole-v1", num_envs=2)
 
 
-def make(recipe: str, steps: int, **changes: Any) -> Job[Any]:
+def make(recipe: str, steps: int, **changes: Any) -> TrainingJob[Any]:
     entry = load_recipe(recipe)
     config = entry.config.model_validate(
         {"recipe": recipe, "name": "x", "seed": 3, "steps": steps, **{**SMALL, **changes}}
@@ -65,26 +65,26 @@ def make(recipe: str, steps: int, **changes: Any) -> Job[Any]:
     return entry.build(config)
 
 
-def small(**changes: Any) -> dqn.Dqn:
-    return dqn.Dqn.model_validate({"recipe": "dqn", "name": "x", "seed": 3, "steps": 5, **SMALL, **changes})
+def small(**changes: Any) -> dqn.DqnConfig:
+    return dqn.DqnConfig.model_validate({"recipe": "dqn", "name": "x", "seed": 3, "steps": 5, **SMALL, **changes})
 
 
 @pytest.mark.parametrize("recipe", FAMILY)
 def test_a_resumed_run_is_the_uninterrupted_one(recipe: str, tmp_path: Path) -> None:
     straight, whole = make(recipe, 8), Diary()
-    train(straight.recipe, steps=8, report=whole)
+    train(straight.recipe, steps=8, callback=whole)
     first, begun = make(recipe, 8), Diary()
-    train(first.recipe, steps=5, report=begun)
+    train(first.recipe, steps=5, callback=begun)
     saved(first, tmp_path / "state")
     second = restored(make(recipe, 8), tmp_path / "state")
-    train(second.recipe, steps=8, report=begun, first=6)
+    train(second.recipe, steps=8, callback=begun, first_step=6)
     assert begun.lines == whole.lines
     straight.save_policy(tmp_path / "one")
     second.save_policy(tmp_path / "two")
     for file in (tmp_path / "one").iterdir():
         assert file.read_bytes() == (tmp_path / "two" / file.name).read_bytes(), file.name
-    assert straight.judge is not None and second.judge is not None
-    assert straight.judge().metrics == second.judge().metrics
+    assert straight.evaluate is not None and second.evaluate is not None
+    assert straight.evaluate().metrics == second.evaluate().metrics
 
 
 @pytest.mark.parametrize("recipe", FAMILY)
@@ -95,8 +95,8 @@ def test_a_batch_may_be_cut_up(recipe: str, tmp_path: Path) -> None:
     config = checked(path)
     job = built(config)
     for own_credit in (True, False):
-        found = job_trials(job, config, own_credit=own_credit)
-        kept = certificate(found, recipe=recipe, config_hash="")
+        found = job_gradient_probes(job, config, own_credit=own_credit)
+        kept = build_certificate(found, recipe=recipe, config_hash="")
         assert kept.passed, [check.name for check in kept.checks if not check.passed]
     assert [trial.name for trial in found] == (["critic", "actor"] if recipe == "discrete_sac" else ["values"])
     job.close()
@@ -105,11 +105,11 @@ def test_a_batch_may_be_cut_up(recipe: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("recipe", FAMILY)
 def test_a_saved_policy_acts_as_the_trained_one(recipe: str, tmp_path: Path) -> None:
     job = make(recipe, 2)
-    policy = train(job.recipe, steps=2, report=Diary())
+    policy = train(job.recipe, steps=2, callback=Diary())
     job.save_policy(tmp_path / "policy")
     again = load_policy(tmp_path / "policy")
     seen = np.random.default_rng(0).normal(size=(50, 4)).astype(np.float32)
-    np.testing.assert_array_equal(again.acting().best(seen), policy.acting().best(seen))
+    np.testing.assert_array_equal(again.numpy_policy().best(seen), policy.acting().best(seen))
     assert again.extras() == policy.extras()
 
 
@@ -117,7 +117,7 @@ def test_a_saved_policy_acts_as_the_trained_one(recipe: str, tmp_path: Path) -> 
 def test_the_same_seed_is_the_same_run_and_another_is_not(recipe: str) -> None:
     diaries = [Diary() for _ in range(3)]
     for diary, seed in zip(diaries, (3, 3, 4), strict=True):
-        train(make(recipe, 3, seed=seed).recipe, steps=3, report=diary)
+        train(make(recipe, 3, seed=seed).recipe, steps=3, callback=diary)
     assert diaries[0].lines == diaries[1].lines != diaries[2].lines
 
 
@@ -151,14 +151,14 @@ def test_an_example_is_trained_shown_and_judged(
 
 def test_epsilon_falls_evenly_over_decisions() -> None:
     """By hand: warm-up 20, turns of 14, from 1 to 0.04 over 100."""
-    chosen = Epsilon(first=1.0, last=0.04, over=100)
-    assert scheduled(chosen, 0) == 1.0
-    assert scheduled(chosen, 50) == pytest.approx(0.52)
-    assert scheduled(chosen, 100) == scheduled(chosen, 10_000) == pytest.approx(0.04)
+    chosen = LinearEpsilon(first=1.0, last=0.04, over=100)
+    assert exploration_level(chosen, 0) == 1.0
+    assert exploration_level(chosen, 50) == pytest.approx(0.52)
+    assert exploration_level(chosen, 100) == exploration_level(chosen, 10_000) == pytest.approx(0.04)
     config = small(exploration={"kind": "epsilon", "over": 100})
     policy = value_job(config, method=dqn.method).recipe.learner.policy
-    levels = [config.acting(policy, version) for version in range(8)]
-    assert all(isinstance(acting, ActGreedy) for acting in levels)
+    levels = [config.exploration_policy(policy, version) for version in range(8)]
+    assert all(isinstance(acting, NumpyGreedyPolicy) for acting in levels)
     wanted = [1.0, *(1 - 0.96 * (20 + 14 * version) / 100 for version in range(1, 6)), 0.04, 0.04]
     assert [acting.epsilon for acting in levels] == pytest.approx(wanted)  # type: ignore[union-attr]
 
@@ -166,12 +166,12 @@ def test_epsilon_falls_evenly_over_decisions() -> None:
 def test_a_boltzmann_policy_is_a_softmax_of_the_values() -> None:
     config = small(exploration={"kind": "boltzmann", "first": 0.5, "last": 0.5})
     policy = value_job(config, method=dqn.method).recipe.learner.policy
-    acting = config.acting(policy, 3)
-    assert isinstance(acting, ActCategorical) and isinstance(config.exploration, Boltzmann)
+    acting = config.exploration_policy(policy, 3)
+    assert isinstance(acting, NumpyCategoricalPolicy) and isinstance(config.exploration, LinearBoltzmann)
     seen = np.random.default_rng(0).normal(size=(200, 4)).astype(np.float32)
     chosen, logp = acting.decide(seen, acting.noise(np.random.default_rng(1), (200,)))
     with torch.no_grad():
-        wanted = torch.log_softmax(policy.table(policy.outcomes(torch.from_numpy(seen))) / 0.5, dim=1)
+        wanted = torch.log_softmax(policy.q_values(policy.return_outputs(torch.from_numpy(seen))) / 0.5, dim=1)
     np.testing.assert_allclose(logp, wanted.numpy()[np.arange(200), chosen], atol=1e-5)
     assert 0 < chosen.mean() < 1
 
@@ -186,10 +186,10 @@ def test_the_warm_up_acts_at_random_and_knows_its_propensities() -> None:
 
 
 def test_noise_explores_and_the_mode_does_not() -> None:
-    config = noisy_dqn.NoisyDqn.model_validate({"recipe": "noisy_dqn", "name": "x", "steps": 1, **SMALL})
+    config = noisy_dqn.NoisyDqnConfig.model_validate({"recipe": "noisy_dqn", "name": "x", "steps": 1, **SMALL})
     policy = noisy_dqn.ENTRY.build(config).recipe.learner.policy
-    acting = config.acting(policy, 1)
-    assert isinstance(acting, ActNoisy)
+    acting = config.exploration_policy(policy, 1)
+    assert isinstance(acting, NumpyNoisyPolicy)
     seen = np.random.default_rng(0).normal(size=(1, 4)).astype(np.float32).repeat(500, axis=0)
     draws = np.concatenate([acting.noise(np.random.default_rng(k), (1,)) for k in range(500)])
     chosen, logp = acting.decide(seen, draws)
@@ -206,22 +206,22 @@ def test_noise_explores_and_the_mode_does_not() -> None:
 
 def test_the_slow_copy_follows_after_whole_turns() -> None:
     job = make("dqn", 4, algorithm={"target_every": 2})
-    policy: DeepValues = job.recipe.learner.policy
+    policy: DqnPolicy = job.recipe.learner.policy
     apart: list[bool] = []
 
     def report(*_: object) -> None:
         pairs = zip(policy.values.parameters(), policy.target.parameters(), strict=True)
         apart.append(any(not torch.equal(fast, slow) for fast, slow in pairs))
 
-    train(job.recipe, steps=4, report=report)
+    train(job.recipe, steps=4, callback=report)
     assert apart == [True, False, True, False]
 
 
 def test_the_slow_copy_may_follow_softly() -> None:
     job = make("dqn", 1, algorithm={"target_rate": 0.25})
-    policy: DeepValues = job.recipe.learner.policy
+    policy: DqnPolicy = job.recipe.learner.policy
     before = [parameter.clone() for parameter in policy.values.parameters()]
-    train(job.recipe, steps=1, report=Diary())
+    train(job.recipe, steps=1, callback=Diary())
     for old, slow, fast in zip(before, policy.target.parameters(), policy.values.parameters(), strict=True):
         torch.testing.assert_close(slow, 0.75 * old + 0.25 * fast)
 
@@ -271,9 +271,9 @@ def test_it_crosses_the_lake(recipe: str) -> None:
     if recipe in {"c51", "rainbow"}:
         algorithm |= {"low": 0.0, "high": 1.0, "atoms": 21}
     job = make(recipe, 40, **LAKE, algorithm=algorithm)
-    policy = train(job.recipe, steps=40, report=Diary())
-    assert job.judge is not None
-    assert job.judge().metrics["eval/score"] == 1.0
+    policy = train(job.recipe, steps=40, callback=Diary())
+    assert job.evaluate is not None
+    assert job.evaluate().metrics["eval/score"] == 1.0
     if recipe in {"dqn", "double_dqn"}:  # the values are those of dynamic programming
         with torch.no_grad():
             table = policy.table(policy.outcomes(torch.tensor([0, 14])))
@@ -292,24 +292,24 @@ def test_discrete_sac_learns() -> None:
         replay={"collect": 64, "batch": 64, "warmup": 500},
         judge={"episodes": 10},
     )
-    train(job.recipe, steps=60, report=Diary())
-    assert job.judge is not None
-    assert job.judge().metrics["eval/score"] > 80
+    train(job.recipe, steps=60, callback=Diary())
+    assert job.evaluate is not None
+    assert job.evaluate().metrics["eval/score"] > 80
 
 
 def test_defaults_of_a_partial_table_are_the_familys() -> None:
-    config = dqn.Dqn.model_validate({"recipe": "dqn", "name": "x", "steps": 1, "env": {"id": "CartPole-v1"}})
-    partly = dqn.Dqn.model_validate(
+    config = dqn.DqnConfig.model_validate({"recipe": "dqn", "name": "x", "steps": 1, "env": {"id": "CartPole-v1"}})
+    partly = dqn.DqnConfig.model_validate(
         {"recipe": "dqn", "name": "x", "steps": 1, "env": {"id": "CartPole-v1"}, "learner": {"lr": 1e-3}}
     )
-    assert partly.learner == ValueLearner(lr=1e-3)
+    assert partly.learner == ValueLearnerConfig(lr=1e-3)
     assert config.learner.minibatches == partly.learner.minibatches == 8
-    assert (config.replay, config.algorithm) == (TurnReplayConfig(), dqn.DqnAlgorithm())
-    partly = dqn.Dqn.model_validate(
+    assert (config.replay, config.algorithm) == (IterationReplayConfig(), dqn.DqnAlgorithm())
+    partly = dqn.DqnConfig.model_validate(
         {"recipe": "dqn", "name": "x", "steps": 1, "env": {"id": "CartPole-v1"}, "network": {"hidden": [16]}}
     )
-    assert config.network == ValueNetwork(hidden=[256, 256], activation="relu", layer_norm=True)
-    assert partly.network == ValueNetwork(hidden=[16], activation="relu", layer_norm=True)
+    assert config.network == ValueNetworkConfig(hidden=[256, 256], activation="relu", layer_norm=True)
+    assert partly.network == ValueNetworkConfig(hidden=[16], activation="relu", layer_norm=True)
 
 
 @pytest.mark.parametrize("recipe", VALUES)
@@ -317,9 +317,9 @@ def test_by_default_the_rate_stays_and_the_support_is_wide_enough(recipe: str) -
     """The average of weights that stand still is no average."""
     entry = load_recipe(recipe)
     config = entry.config.model_validate({"recipe": recipe, "name": "x", "steps": 1, "env": {"id": "CartPole-v1"}})
-    assert isinstance(config, ValueRun)
+    assert isinstance(config, ValueRunConfig)
     assert config.learner.decay == "constant"
-    assert schedule(config.learner, 100)(100) == config.learner.lr
+    assert learning_rate_schedule(config.learner, 100)(100) == config.learner.lr
     algorithm = config.model_dump()["algorithm"]
     if "high" in algorithm:  # the support ends where the return of a world that pays 1 a step does
         assert algorithm["high"] == pytest.approx(1 / (1 - algorithm["discount"]))
@@ -334,24 +334,24 @@ def test_layer_normalisation_keeps_values_from_growing(normed: bool) -> None:
         algorithm={"discount": 0.98, "normalise_observations": normed},
     )  # fmt: skip
     told = Diary()
-    train(job.recipe, steps=120, report=told)
-    policy: DeepValues = job.recipe.learner.policy
+    train(job.recipe, steps=120, callback=told)
+    policy: DqnPolicy = job.recipe.learner.policy
     with torch.no_grad():
-        worth = policy.table(policy.outcomes(torch.zeros(1, 4))).max().item()
+        worth = policy.q_values(policy.return_outputs(torch.zeros(1, 4))).max().item()
     assert (worth < 60) if normed else (worth > 200)
 
 
 def test_what_is_seen_is_normalised_by_what_was_seen(tmp_path: Path) -> None:
     job = make("dqn", 4)
-    train(job.recipe, steps=4, report=Diary())
+    train(job.recipe, steps=4, callback=Diary())
     inputs = job.recipe.learner.policy.spaces.inputs
     assert len(inputs.mean) == len(inputs.scale) == 4
     assert inputs.scale[2] < inputs.scale[3], "a pole's angle varies less than its speed"
     job.save_policy(tmp_path)
     assert load_policy(tmp_path).spaces.inputs == inputs
     plain = make("dqn", 1, algorithm={"normalise_observations": False})
-    train(plain.recipe, steps=1, report=Diary())
+    train(plain.recipe, steps=1, callback=Diary())
     assert plain.recipe.learner.policy.spaces.inputs.mean == ()
     lake = make("dqn", 1, env={"id": "FrozenLake-v1"})  # numbered states: there is nothing to normalise
-    train(lake.recipe, steps=1, report=Diary())
+    train(lake.recipe, steps=1, callback=Diary())
     assert lake.recipe.learner.policy.spaces.inputs.mean == ()

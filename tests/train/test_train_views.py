@@ -4,20 +4,20 @@ import pytest
 import torch
 
 from hone.objectives.kl import k3, weighted_k3
-from hone.objectives.policy import clipped
+from hone.objectives.policy import clipped_surrogate
 from hone.objectives.sequence import gspo
 from hone.objectives.weights import token_mean
-from hone.train.text.loss import Loss, TokenView
+from hone.train.text.loss import TokenLossSpec, TokenView
 from hone.train.text.loss_adapters import (
-    Clip,
-    Penalties,
+    ClipConfig,
+    PenaltyConfig,
     clip_loss,
-    on_selected,
-    on_sequences,
-    on_tokens,
-    penalised,
+    from_selected_columns,
+    from_sequence_columns,
+    from_token_columns,
+    importance_objective,
     policy_gradient,
-    weighed,
+    with_penalties,
 )
 
 
@@ -27,18 +27,18 @@ def view(*, anchor: bool = True, entropy: bool = True) -> TokenView:
 
     now = column(-1.0, -0.4, -2.0).requires_grad_()
     return TokenView(
-        now=now,
-        then=column(-1.3, -0.5, -1.5),
-        acted=column(-1.2, -0.6, -1.4),
-        start=column(-1.3, -0.5, -1.5),
+        logp=now,
+        denominator_logp=column(-1.3, -0.5, -1.5),
+        behaviour_logp=column(-1.2, -0.6, -1.4),
+        old_logp=column(-1.3, -0.5, -1.5),
         advantage=column(1.0, 1.0, -2.0),
         chosen=torch.tensor([0, 1, 2]),
         sequence=torch.tensor([0, 0, 1]),
         entropy=column(0.5, 0.7, 0.9) if entropy else None,
-        anchor=column(-1.1, -0.1, -2.5) if anchor else None,
-        among=None,
-        likeliest=None,
-        factor=column(1.0, 0.0, 1.0),
+        ref_logp=column(-1.1, -0.1, -2.5) if anchor else None,
+        top_k_logp=None,
+        old_top_k=None,
+        token_factor=column(1.0, 0.0, 1.0),
     )
 
 
@@ -48,50 +48,63 @@ def same(found: torch.Tensor, expected: torch.Tensor) -> None:
 
 def test_each_adapter_hands_over_its_columns() -> None:
     seen = view()
-    same(on_tokens(clipped)(seen).loss, clipped(seen.now, seen.then, seen.advantage).loss)
-    same(on_sequences(gspo)(seen).loss, gspo(seen.now, seen.then, seen.advantage, seen.sequence).loss)
-    same(policy_gradient(seen).loss, -seen.advantage * seen.now)
-    same(weighed(seen).loss, -seen.advantage * (seen.now - seen.then).exp())
-    kept = on_selected(lambda now, then, advantage, factor: weighed(seen) if factor is seen.factor else None)
-    same(kept(seen).loss, weighed(seen).loss)
+    same(
+        from_token_columns(clipped_surrogate)(seen).loss,
+        clipped_surrogate(seen.logp, seen.denominator_logp, seen.advantage).loss,
+    )
+    same(
+        from_sequence_columns(gspo)(seen).loss,
+        gspo(seen.logp, seen.denominator_logp, seen.advantage, seen.sequence).loss,
+    )
+    same(policy_gradient(seen).loss, -seen.advantage * seen.logp)
+    same(importance_objective(seen).loss, -seen.advantage * (seen.logp - seen.denominator_logp).exp())
+    kept = from_selected_columns(
+        lambda now, then, advantage, factor: importance_objective(seen) if factor is seen.token_factor else None
+    )
+    same(kept(seen).loss, importance_objective(seen).loss)
 
 
 def test_penalties_by_hand() -> None:
     seen = view()
-    plain = clip_loss(Clip(), token_mean)
-    both = clip_loss(Clip(kl=0.5, kl_estimator="k3", entropy=0.1), token_mean)
-    expected = plain.objective(seen).loss + 0.5 * k3(seen.now, seen.anchor) - 0.1 * seen.entropy
+    plain = clip_loss(ClipConfig(), token_mean)
+    both = clip_loss(ClipConfig(kl=0.5, kl_estimator="k3", entropy=0.1), token_mean)
+    expected = plain.objective(seen).loss + 0.5 * k3(seen.logp, seen.ref_logp) - 0.1 * seen.entropy
     same(both.objective(seen).loss, expected)
     metrics = both.objective(seen).metrics
-    same(metrics["policy/kl_reference"], (seen.now - seen.anchor).detach())
+    same(metrics["policy/kl_reference"], (seen.logp - seen.ref_logp).detach())
     same(metrics["policy/entropy_nats"], seen.entropy)
     assert "policy/clip_fraction" in metrics
-    weighted = clip_loss(Clip(kl=0.5), token_mean).objective(seen).loss
-    same(weighted, plain.objective(seen).loss + 0.5 * weighted_k3(seen.now, seen.anchor, logp_old=seen.then))
+    weighted = clip_loss(ClipConfig(kl=0.5), token_mean).objective(seen).loss
+    same(
+        weighted,
+        plain.objective(seen).loss + 0.5 * weighted_k3(seen.logp, seen.ref_logp, logp_old=seen.denominator_logp),
+    )
 
 
 @pytest.mark.parametrize(
     ("penalties", "needs"),
     [
-        (Penalties(), (True, False, False)),
-        (Penalties(kl=0.1), (False, True, False)),
-        (Penalties(entropy=0.1), (False, False, True)),
+        (PenaltyConfig(), (True, False, False)),
+        (PenaltyConfig(kl=0.1), (False, True, False)),
+        (PenaltyConfig(entropy=0.1), (False, False, True)),
     ],
 )
-def test_penalties_say_what_they_need(penalties: Penalties, needs: tuple[bool, bool, bool]) -> None:
+def test_penalties_say_what_they_need(penalties: PenaltyConfig, needs: tuple[bool, bool, bool]) -> None:
     """Neither is proportional to the advantage: sequences without one must then be computed."""
-    loss = penalised(Loss(objective=policy_gradient, scheme=token_mean, proportional=True), penalties)
-    assert (loss.proportional, loss.reference, loss.entropy) == needs
+    loss = with_penalties(
+        TokenLossSpec(objective=policy_gradient, scheme=token_mean, proportional_to_advantage=True), penalties
+    )
+    assert (loss.proportional_to_advantage, loss.needs_reference, loss.needs_entropy) == needs
 
 
 def test_clip_widths_are_where_they_belong() -> None:
     """r = e^0.3, e^0.1, e^-0.5 with A = 1, 1, -2: the first is above 1.2, the last below 0.8."""
     seen = view()
     same(
-        clip_loss(Clip(), token_mean).objective(seen).loss,
+        clip_loss(ClipConfig(), token_mean).objective(seen).loss,
         torch.tensor([-1.2, -1.105170918075648, 1.6], dtype=torch.float64),
     )
-    high = clip_loss(Clip(clip_high=0.3), token_mean).objective(seen).loss
+    high = clip_loss(ClipConfig(clip_high=0.3), token_mean).objective(seen).loss
     same(high, torch.tensor([-1.3, -1.105170918075648, 1.6], dtype=torch.float64))
-    low = clip_loss(Clip(clip_low=0.1), token_mean).objective(seen).loss
+    low = clip_loss(ClipConfig(clip_low=0.1), token_mean).objective(seen).loss
     same(low, torch.tensor([-1.2, -1.105170918075648, 1.8], dtype=torch.float64))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from hone.cli.main import main
-from hone.store.metrics import comparable
+from hone.store.metrics import without_clock_metrics
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -138,7 +138,7 @@ def wait_for(ready: Callable[[], bool], process: "subprocess.Popen[str]", *, sec
 
 def lines_of(run: Path) -> list[str]:
     """The metrics without what depends on the clock."""
-    return comparable((run / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
+    return without_clock_metrics((run / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
 
 
 def steps_logged(run: Path) -> int:

@@ -25,9 +25,9 @@ from contract import CHECKS, Subject, promised
 
 from hone.cli.main import main
 from hone.engine.clients.config import ServerEngine
-from hone.engine.clients.connect import connect
+from hone.engine.clients.connect import connect_engine
 from hone.engine.clients.untied import untie
-from hone.engine.stops import TextRules
+from hone.engine.stops import TokenizerRules
 from hone.evaluate.text.engine_actor import make_client
 from hone.evaluate.text.open_policy import ModelSource, open_policy, policy_folder
 from hone.models.language.token_policy import TokenPolicy
@@ -231,11 +231,11 @@ def test_keep_says_which_token_is_whose(subject):
 def test_figures(subject, work, server):
     """Tokens a second, log-probabilities beside ours, and what handing weights over takes."""
     policy = opened(work)
-    engine = connect(
+    engine = connect_engine(
         ServerEngine(kind="vllm", url=server.url),
         model=policy.decoder,
         save=policy.save,
-        text=TextRules(eos=(), vocab=subject.vocab),  # no answer ends before its 64 tokens
+        text=TokenizerRules(eos=(), vocab=subject.vocab),  # no answer ends before its 64 tokens
         slots=64,
         seed=0,
     )
@@ -246,7 +246,7 @@ def test_figures(subject, work, server):
     rate = engine.stats.tokens_per_s
     gaps = []
     for one in asked:
-        mine = sorted((x for x in done if x.request == one.id), key=lambda x: x.sample)
+        mine = sorted((x for x in done if x.request_id == one.id), key=lambda x: x.sample_index)
         gaps.append(np.abs(np.concatenate([x.logp for x in mine]) - subject.logp(one, mine)))
     gap = np.concatenate(gaps)
     took = []

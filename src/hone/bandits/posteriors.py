@@ -35,16 +35,16 @@ class Posterior(Protocol):
         """Learn from decisions `[n, d]`, `[n]`, `[n]`; raises DataError for rewards that the model has no room for."""
         ...
 
-    def numbers(self) -> dict[str, Floats]:
+    def parameters(self) -> dict[str, Floats]:
         """All that it consists of."""
         ...
 
-    def take_up(self, numbers: dict[str, Floats]) -> None:
-        """Become what `numbers()` told; raises DataError for other names or shapes."""
+    def load_parameters(self, numbers: dict[str, Floats]) -> None:
+        """Become what `logp_array()` told; raises DataError for other names or shapes."""
         ...
 
 
-class BetaBernoulli:
+class BetaBernoulliPosterior:
     """Arms that pay 0 or 1, each with a Beta(`alpha`, `beta`) belief about its rate; contexts are ignored."""
 
     kind = "beta_bernoulli"
@@ -71,15 +71,15 @@ class BetaBernoulli:
         self.alpha += np.bincount(arm, weights=reward, minlength=len(self.alpha))
         self.beta += np.bincount(arm, weights=1.0 - reward, minlength=len(self.beta))
 
-    def numbers(self) -> dict[str, Floats]:
+    def parameters(self) -> dict[str, Floats]:
         return {"alpha": self.alpha.copy(), "beta": self.beta.copy()}
 
-    def take_up(self, numbers: dict[str, Floats]) -> None:
-        _require_fit(self.numbers(), numbers)
+    def load_parameters(self, numbers: dict[str, Floats]) -> None:
+        _require_fit(self.parameters(), numbers)
         self.alpha, self.beta = numbers["alpha"].copy(), numbers["beta"].copy()
 
 
-class LinearGaussian:
+class LinearGaussianPosterior:
     """Arms that pay x . theta_k plus Gaussian noise; theta_k ~ N(0, 1 / prior_precision) (Agrawal & Goyal, 2013).
 
     With noise variance s^2 the belief about theta_k is N(A^-1 b, A^-1), A = prior_precision I + sum x x' / s^2 and
@@ -91,12 +91,12 @@ class LinearGaussian:
     def __init__(self, arms: int, features: int, *, noise: float = 1.0, prior_precision: float = 1.0) -> None:
         self.precision = np.repeat(np.eye(features)[None] * prior_precision, arms, axis=0)
         """`[K, d, d]` A."""
-        self.pull = np.zeros((arms, features))
+        self.information = np.zeros((arms, features))
         """`[K, d]` b."""
         self.noise = noise
 
     def draw(self, context: Floats, draws: np.random.Generator) -> Floats:
-        arms, features = self.pull.shape
+        arms, features = self.information.shape
         # With A = L L', theta = A^-1 b + L'^-1 z has covariance A^-1.
         lower = np.linalg.cholesky(self.precision)
         spread = np.linalg.solve(np.swapaxes(lower, 1, 2), np.eye(features))
@@ -113,24 +113,24 @@ class LinearGaussian:
             raise DataError(f"reward {reward[where]} of decision {where} is not finite")
         scaled = context / self.noise**2
         np.add.at(self.precision, arm, np.einsum("ni,nj->nij", scaled, context))
-        np.add.at(self.pull, arm, scaled * reward[:, None])
+        np.add.at(self.information, arm, scaled * reward[:, None])
 
-    def numbers(self) -> dict[str, Floats]:
-        return {"precision": self.precision.copy(), "pull": self.pull.copy(), "noise": np.array(self.noise)}
+    def parameters(self) -> dict[str, Floats]:
+        return {"precision": self.precision.copy(), "pull": self.information.copy(), "noise": np.array(self.noise)}
 
-    def take_up(self, numbers: dict[str, Floats]) -> None:
-        _require_fit(self.numbers(), numbers)
-        self.precision, self.pull = numbers["precision"].copy(), numbers["pull"].copy()
+    def load_parameters(self, numbers: dict[str, Floats]) -> None:
+        _require_fit(self.parameters(), numbers)
+        self.precision, self.information = numbers["precision"].copy(), numbers["pull"].copy()
         self.noise = float(numbers["noise"])
 
     def _center(self) -> Floats:
-        return np.linalg.solve(self.precision, self.pull[:, :, None])[:, :, 0].astype(np.float64, copy=False)
+        return np.linalg.solve(self.precision, self.information[:, :, None])[:, :, 0].astype(np.float64, copy=False)
 
 
 def save_posterior(posterior: Posterior, folder: Path) -> None:
     """Write `policy.json`: kind and numbers, which survive the text exactly."""
     folder.mkdir(parents=True, exist_ok=True)
-    numbers = {name: values.tolist() for name, values in posterior.numbers().items()}
+    numbers = {name: values.tolist() for name, values in posterior.parameters().items()}
     text = json.dumps({"format": FORMAT, "kind": posterior.kind, "numbers": numbers}, indent=1)
     (folder / "policy.json").write_text(text + "\n", encoding="utf-8")
 
@@ -145,7 +145,7 @@ def load_posterior(posterior: Posterior, folder: Path) -> None:
         raise DataError(f"{path}: cannot read the posterior: {error!r}") from error
     if kind != posterior.kind:
         raise DataError(f"{path}: a {kind} posterior; this run's is {posterior.kind}")
-    posterior.take_up({name: np.array(values, dtype=np.float64) for name, values in numbers.items()})
+    posterior.load_parameters({name: np.array(values, dtype=np.float64) for name, values in numbers.items()})
 
 
 def _require_fit(here: dict[str, Floats], saved: dict[str, Floats]) -> None:

@@ -30,7 +30,7 @@ class ThompsonActor:
 
 
 @dataclass
-class ClosedForm:
+class PosteriorLearner:
     """A learner whose update is arithmetic on the posterior; credit is the reward as paid."""
 
     policy: Posterior

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import cast
 
 import hone
-from hone.cli.options import COMMANDS, Call, Command, names, overview, parser_of
+from hone.cli.options import COMMANDS, CommandCall, CommandSpec, build_parser, command_names, overview
 from hone.config.overrides import split_overrides
 from hone.core.errors import ConfigError, HoneError, InterruptedRun, did_you_mean
 
@@ -23,37 +23,39 @@ from hone.core.errors import ConfigError, HoneError, InterruptedRun, did_you_mea
 # cores, that made rollouts many times slower. A short spin loses nothing on an idle machine. Read when torch is loaded.
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
-BUG = 1
-INTERRUPTED = 130
-NOBODY_READS = 141
+EXIT_BUG = 1
+EXIT_INTERRUPTED = 130
+EXIT_BROKEN_PIPE = 141
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command line (the process's own by default) and return its exit code."""
-    _accept_any_text()
+    _escape_unencodable()
     try:
         code = _dispatch(list(sys.argv[1:] if arguments is None else arguments))
         sys.stdout.flush()
     except InterruptedRun as stop:  # asked for, so no error
-        _say(str(stop))
+        _print_error(str(stop))
         return stop.exit_code
     except HoneError as error:
         for message in error.messages:
-            _say(f"error: {message}")
+            _print_error(f"error: {message}")
         return error.exit_code
     except KeyboardInterrupt:
-        _say("interrupted")
-        return INTERRUPTED
+        _print_error("interrupted")
+        return EXIT_INTERRUPTED
     except BrokenPipeError:
         # Python would complain once more when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return NOBODY_READS
+        return EXIT_BROKEN_PIPE
     except SystemExit as stop:  # argparse, after --help
         return stop.code if isinstance(stop.code, int) else 0
     except Exception as error:  # noqa: BLE001 - the last frame: whatever arrives here is said to be what it is
-        _say("".join(traceback.format_exception(error)).rstrip())
-        _say(f"error: this is a bug in hone {hone.__version__}, not in your config: {type(error).__name__}: {error}")
-        return BUG
+        _print_error("".join(traceback.format_exception(error)).rstrip())
+        _print_error(
+            f"error: this is a bug in hone {hone.__version__}, not in your config: {type(error).__name__}: {error}"
+        )
+        return EXIT_BUG
     return code
 
 
@@ -66,26 +68,26 @@ def _dispatch(arguments: list[str]) -> int:
         return 0
     command = next((command for command in COMMANDS if command.name == arguments[0]), None)
     if command is None:
-        raise ConfigError(f"hone has no command {arguments[0]!r}{did_you_mean(arguments[0], names())}")
+        raise ConfigError(f"hone has no command {arguments[0]!r}{did_you_mean(arguments[0], command_names())}")
     call = _call(command, arguments[1:])
     module = importlib.import_module(command.module)
-    return cast("Callable[[Call], int]", vars(module)["run"])(call)
+    return cast("Callable[[CommandCall], int]", vars(module)["run"])(call)
 
 
-def _call(command: Command, arguments: list[str]) -> Call:
+def _call(command: CommandSpec, arguments: list[str]) -> CommandCall:
     overrides: list[str] = []
     if command.overrides:
-        arguments, overrides = split_overrides(arguments, switches=command.switches(), options=command.valued())
-    values = vars(parser_of(command).parse_args(arguments))
-    return Call(command=command.name, values=values, overrides=tuple(overrides))
+        arguments, overrides = split_overrides(arguments, switches=command.switches(), options=command.value_flags())
+    values = vars(build_parser(command).parse_args(arguments))
+    return CommandCall(command=command.name, values=values, overrides=tuple(overrides))
 
 
-def _say(text: str) -> None:
+def _print_error(text: str) -> None:
     """To stderr, with control characters spelled out: what a file says must not steer a terminal."""
     print("".join(char if char.isprintable() or char in "\n\t" else repr(char)[1:-1] for char in text), file=sys.stderr)
 
 
-def _accept_any_text() -> None:
+def _escape_unencodable() -> None:
     """A stream that cannot show a character shows its code instead of failing."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):

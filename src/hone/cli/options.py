@@ -12,7 +12,7 @@ from hone.core.errors import ConfigError
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Option:
+class CommandOption:
     """A flag; with `metavar` it takes a value, without it is a switch."""
 
     flag: str
@@ -24,8 +24,8 @@ class Option:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Command:
-    """A word after `hone`: the function `run` in `module` does it."""
+class CommandSpec:
+    """A word after `hone`: the function `forward_with_tape` in `module` does it."""
 
     name: str
     summary: str
@@ -33,21 +33,21 @@ class Command:
     positionals: tuple[tuple[str, str], ...] = ()
     optional: tuple[tuple[str, str], ...] = ()
     """Positionals that may be left out; they are then empty."""
-    many: tuple[tuple[str, str], ...] = ()
+    variadic: tuple[tuple[str, str], ...] = ()
     """Positionals of which there is at least one."""
-    options: tuple[Option, ...] = ()
+    options: tuple[CommandOption, ...] = ()
     overrides: bool = False
     """Takes `key=value` for keys of the config."""
 
     def switches(self) -> frozenset[str]:
         return frozenset({"-h", "--help", *(option.flag for option in self.options if not option.metavar)})
 
-    def valued(self) -> frozenset[str]:
+    def value_flags(self) -> frozenset[str]:
         return frozenset(option.flag for option in self.options if option.metavar)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Call:
+class CommandCall:
     """A command with its arguments, as they were given."""
 
     command: str
@@ -66,25 +66,27 @@ class Call:
         return bool(self.values[name])
 
 
-RUNS = Option(flag="--runs", metavar="DIR", default="runs", help="folder that holds the runs (default: runs)")
-DEVICE = Option(flag="--device", metavar="DEVICE", help="cpu, cuda or cuda:N; the same as run.device=DEVICE")
-SEED = Option(flag="--seed", metavar="N", default="0", help="seed of all chance (default: 0)")
-NAME = Option(flag="--name", metavar="NAME", help="name of the run; the same as name=NAME")
-YES = Option(flag="--yes", help="run settings that look like a mistake")
+RUNS = CommandOption(flag="--runs", metavar="DIR", default="runs", help="folder that holds the runs (default: runs)")
+DEVICE = CommandOption(flag="--device", metavar="DEVICE", help="cpu, cuda or cuda:N; the same as run.device=DEVICE")
+SEED = CommandOption(flag="--seed", metavar="N", default="0", help="seed of all chance (default: 0)")
+NAME = CommandOption(flag="--name", metavar="NAME", help="name of the run; the same as name=NAME")
+YES = CommandOption(flag="--yes", help="run settings that look like a mistake")
 CHECKPOINT = ("checkpoint", "a checkpoint's folder, or a run's name for its newest checkpoint")
 FILE = ("file", "the config, a TOML file")
 
-COMMANDS: tuple[Command, ...] = (
-    Command(
+COMMANDS: tuple[CommandSpec, ...] = (
+    CommandSpec(
         name="train",
         summary="train what a config file describes",
         module="hone.cli.commands.train",
         positionals=(FILE,),
         options=(
-            Option(flag="--resume", help="go on from the run's newest whole checkpoint"),
-            Option(flag="--dry-run", help="check everything, print what would happen, and stop"),
-            Option(flag="--seeds", metavar="SEEDS", help="a run for each seed, then compared: 5 (0..4), 0..9 or 1,4,7"),
-            Option(flag="--jobs", metavar="N", default="1", help="seeds that run at the same time (default: 1)"),
+            CommandOption(flag="--resume", help="go on from the run's newest whole checkpoint"),
+            CommandOption(flag="--dry-run", help="check everything, print what would happen, and stop"),
+            CommandOption(
+                flag="--seeds", metavar="SEEDS", help="a run for each seed, then compared: 5 (0..4), 0..9 or 1,4,7"
+            ),
+            CommandOption(flag="--jobs", metavar="N", default="1", help="seeds that run at the same time (default: 1)"),
             NAME,
             RUNS,
             DEVICE,
@@ -92,7 +94,7 @@ COMMANDS: tuple[Command, ...] = (
         ),
         overrides=True,
     ),
-    Command(
+    CommandSpec(
         name="plan",
         summary="check a config and print what training it would take",
         module="hone.cli.commands.train",
@@ -100,67 +102,73 @@ COMMANDS: tuple[Command, ...] = (
         options=(NAME, RUNS, DEVICE, YES),
         overrides=True,
     ),
-    Command(
+    CommandSpec(
         name="eval",
         summary="judge a checkpoint on held-out problems, with an interval",
         module="hone.cli.commands.evaluate",
         positionals=(CHECKPOINT,),
         options=(
-            Option(flag="--problems", metavar="N", default="512", help="how many (default: 512)"),
-            Option(
+            CommandOption(flag="--problems", metavar="N", default="512", help="how many (default: 512)"),
+            CommandOption(
                 flag="--perturb",
                 metavar="WHAT",
                 repeated=True,
                 help="control: judge it also with sensor_noise=0.1, action_delay=2, physics.gravity=12, or FILE.toml",
             ),
-            Option(
+            CommandOption(
                 flag="--server", metavar="URL", help="ask this server the questions of the run instead of its model"
             ),
-            Option(flag="--model", metavar="NAME", help="which model of the server (default: the one that it names)"),
+            CommandOption(
+                flag="--model", metavar="NAME", help="which model of the server (default: the one that it names)"
+            ),
             SEED,
             RUNS,
-            Option(flag="--device", metavar="DEVICE", default="cpu", help="cpu, cuda or cuda:N (default: cpu)"),
+            CommandOption(flag="--device", metavar="DEVICE", default="cpu", help="cpu, cuda or cuda:N (default: cpu)"),
         ),
     ),
-    Command(
+    CommandSpec(
         name="sample",
         summary="let a checkpoint answer",
         module="hone.cli.commands.evaluate",
         positionals=(CHECKPOINT,),
         options=(
-            Option(flag="--prompt", metavar="TEXT", help="what to answer (default: problems of its own task)"),
-            Option(flag="--count", metavar="N", default="10", help="how many answers (default: 10)"),
-            Option(flag="--temperature", metavar="T", default="1", help="0 takes the likeliest token (default: 1)"),
+            CommandOption(flag="--prompt", metavar="TEXT", help="what to answer (default: problems of its own task)"),
+            CommandOption(flag="--count", metavar="N", default="10", help="how many answers (default: 10)"),
+            CommandOption(
+                flag="--temperature", metavar="T", default="1", help="0 takes the likeliest token (default: 1)"
+            ),
             SEED,
             RUNS,
-            Option(flag="--device", metavar="DEVICE", default="cpu", help="cpu, cuda or cuda:N (default: cpu)"),
+            CommandOption(flag="--device", metavar="DEVICE", default="cpu", help="cpu, cuda or cuda:N (default: cpu)"),
         ),
     ),
-    Command(
+    CommandSpec(
         name="show",
         summary="what a run did: its settings, metrics and checkpoints",
         module="hone.cli.commands.show",
         positionals=(("run", "a run's name or folder"),),
         options=(
             RUNS,
-            Option(flag="--config", help="every setting, with where it came from"),
-            Option(flag="--map", help="control on a grid: what the policy does in each cell, and what it expects"),
+            CommandOption(flag="--config", help="every setting, with where it came from"),
+            CommandOption(
+                flag="--map", help="control on a grid: what the policy does in each cell, and what it expects"
+            ),
         ),
     ),
-    Command(
+    CommandSpec(
         name="compare",
         summary="hold runs against each other: intervals over seeds, who is better, how surely",
         module="hone.cli.commands.compare",
-        many=(("run", "a run's name or folder, or a folder that holds runs; seeds are gathered by configuration"),),
+        variadic=(("run", "a run's name or folder, or a folder that holds runs; seeds are gathered by configuration"),),
         options=(
-            Option(flag="--metric", metavar="NAME", help="compare this metric (default: the score at the end)"),
-            Option(flag="--threshold", metavar="X", help="time how long runs take to this score"),
-            Option(flag="--html", metavar="FILE", help="where the page goes (default: compare.html in --runs)"),
-            Option(flag="--json", help="print the figures as JSON, and nothing else"),
+            CommandOption(flag="--metric", metavar="NAME", help="compare this metric (default: the score at the end)"),
+            CommandOption(flag="--threshold", metavar="X", help="time how long runs take to this score"),
+            CommandOption(flag="--html", metavar="FILE", help="where the page goes (default: compare.html in --runs)"),
+            CommandOption(flag="--json", help="print the figures as JSON, and nothing else"),
             RUNS,
         ),
     ),
-    Command(
+    CommandSpec(
         name="list",
         summary="list recipes by family, or one with its paper, parts and defaults; or runs",
         module="hone.cli.commands.show",
@@ -168,7 +176,7 @@ COMMANDS: tuple[Command, ...] = (
         optional=(("name", "a recipe, or a family of them, of which all is told"),),
         options=(RUNS,),
     ),
-    Command(
+    CommandSpec(
         name="lab",
         summary="one-minute experiments that show what an idea does",
         module="hone.cli.commands.lab",
@@ -176,11 +184,13 @@ COMMANDS: tuple[Command, ...] = (
         optional=(("experiment", "which experiment, for run"),),
         options=(
             SEED,
-            Option(flag="--out", metavar="DIR", default="runs/lab", help="where findings go (default: runs/lab)"),
-            Option(flag="--quick", help="less of the same, as the tests do"),
+            CommandOption(
+                flag="--out", metavar="DIR", default="runs/lab", help="where findings go (default: runs/lab)"
+            ),
+            CommandOption(flag="--quick", help="less of the same, as the tests do"),
         ),
     ),
-    Command(
+    CommandSpec(
         name="doctor",
         summary="check this machine, its engine (parity, invariance), or a config's loss",
         module="hone.cli.commands.doctor",
@@ -197,20 +207,20 @@ COMMANDS: tuple[Command, ...] = (
 )
 
 
-class Parser(argparse.ArgumentParser):
+class CommandParser(argparse.ArgumentParser):
     """argparse, whose complaints are raised like every other fault of the command line."""
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{message} (see {self.prog} --help)")
 
 
-def parser_of(command: Command) -> Parser:
+def build_parser(command: CommandSpec) -> CommandParser:
     """The parser of one command's own arguments; overrides are taken out before."""
     tail = " [key=value ...]" if command.overrides else ""
     words = " ".join(name.upper() for name, _ in command.positionals)
-    words += "".join(f"{name.upper()} [{name.upper()} ...]" for name, _ in command.many)
+    words += "".join(f"{name.upper()} [{name.upper()} ...]" for name, _ in command.variadic)
     words += "".join(f" [{name.upper()}]" for name, _ in command.optional)
-    parser = Parser(
+    parser = CommandParser(
         prog=f"hone {command.name}",
         usage=f"hone {command.name} {words}{tail} [options]".replace("  ", " "),
         description=command.summary,
@@ -221,7 +231,7 @@ def parser_of(command: Command) -> Parser:
         parser.add_argument(name, help=text)
     for name, text in command.optional:
         parser.add_argument(name, help=text, nargs="?", default="")
-    for name, text in command.many:
+    for name, text in command.variadic:
         parser.add_argument(name, help=text, nargs="+")
     for option in command.options:
         if option.repeated:
@@ -250,7 +260,7 @@ def overview() -> str:
     )
 
 
-def number(text: str, flag: str, *, least: float, whole: bool = True) -> float:
+def parse_number(text: str, flag: str, *, least: float, whole: bool = True) -> float:
     """The number that an option was given. Raises ConfigError naming the option and its range."""
     kind = "a whole number" if whole else "a number"
     try:
@@ -262,5 +272,5 @@ def number(text: str, flag: str, *, least: float, whole: bool = True) -> float:
     return value
 
 
-def names(commands: Sequence[Command] = COMMANDS) -> list[str]:
+def command_names(commands: Sequence[CommandSpec] = COMMANDS) -> list[str]:
     return [command.name for command in commands]

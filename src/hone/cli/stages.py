@@ -10,7 +10,7 @@ from copy import deepcopy
 from pathlib import Path
 from typing import cast
 
-from hone.config.overrides import Document
+from hone.config.overrides import ConfigDocument
 from hone.config.resolve import leaves
 from hone.config.toml import KeyPath
 from hone.core.errors import did_you_mean
@@ -18,60 +18,60 @@ from hone.recipes.registry import load_recipe, recipe_names
 
 STAGE = "stage"
 SHARED = "shared"
-MARK = "stage:"
+STAGE_PREFIX = "stage:"
 """A value `stage:NAME` means the folder of the run that stage NAME leaves behind."""
-KNOWN = ("name", SHARED, STAGE)
+TOP_LEVEL_KEYS = ("name", SHARED, STAGE)
 
 
-def stem_of(document: Document) -> str:
+def default_run_name(document: ConfigDocument) -> str:
     """What a run is called that has no name: like its file."""
     return re.sub(r"[^A-Za-z0-9_-]+", "-", Path(document.name).stem).strip("-") or "run"
 
 
-def pipeline_name(document: Document) -> str:
-    return str(document.values.get("name", stem_of(document)))
+def pipeline_name(document: ConfigDocument) -> str:
+    return str(document.values.get("name", default_run_name(document)))
 
 
-def doubles(names: Sequence[str]) -> list[str]:
+def duplicate_name_faults(names: Sequence[str]) -> list[str]:
     """Stages live in folders of their own, so no two may have one name."""
     twice = [name for name, count in Counter(names).items() if count > 1]
     return [f"two stages are called {name}; give each [[stage]] a name of its own" for name in twice]
 
 
-def spread_shared(document: Document) -> list[str]:
+def apply_shared(document: ConfigDocument) -> list[str]:
     """Give every stage the `[shared]` keys that its recipe knows and it does not set itself; returns what is wrong."""
     faults = [
-        f"unknown key {key} in {document.source((key,))}{did_you_mean(key, KNOWN)}"
+        f"unknown key {key} in {document.source_of((key,))}{did_you_mean(key, TOP_LEVEL_KEYS)}"
         for key in document.values
-        if key not in KNOWN
+        if key not in TOP_LEVEL_KEYS
     ]
     shared = document.values.get(SHARED, {})
     if not isinstance(shared, dict):
-        return [*faults, f"{SHARED} in {document.source((SHARED,))} must be a table"]
+        return [*faults, f"{SHARED} in {document.source_of((SHARED,))} must be a table"]
     unused = set(cast("dict[str, object]", shared))
     for index, known in _stages(document):
         names = sorted(known & set(cast("dict[str, object]", shared)))
         unused -= set(names)
-        faults.extend(fault for name in names for fault in _give(document, index, name, shared[name]))
+        faults.extend(fault for name in names for fault in _apply_shared_key(document, index, name, shared[name]))
     return [
         *faults,
         *(
-            f"unknown key {SHARED}.{name} in {document.source((SHARED, name))}: no stage has it"
+            f"unknown key {SHARED}.{name} in {document.source_of((SHARED, name))}: no stage has it"
             for name in sorted(unused)
         ),
     ]
 
 
-def place_stages(document: Document, folder: Path, names: Sequence[str]) -> None:
+def resolve_stage_references(document: ConfigDocument, folder: Path, names: Sequence[str]) -> None:
     """Replace every `stage:NAME` by that stage's folder."""
     for index in range(len(names)):
         for path, value in list(leaves(_table(document, index), (STAGE, index))):
-            if isinstance(value, str) and value.startswith(MARK) and value[len(MARK) :] in names:
-                source = document.source(path)
-                document.put(path, str(folder / value[len(MARK) :]), source=source)
+            if isinstance(value, str) and value.startswith(STAGE_PREFIX) and value[len(STAGE_PREFIX) :] in names:
+                source = document.source_of(path)
+                document.set_value(path, str(folder / value[len(STAGE_PREFIX) :]), source=source)
 
 
-def _stages(document: Document) -> Iterator[tuple[int, set[str]]]:
+def _stages(document: ConfigDocument) -> Iterator[tuple[int, set[str]]]:
     """Position of each stage whose recipe is known, and the keys of that recipe's config."""
     for index in range(len(cast("list[object]", document.values[STAGE]))):
         recipe = _table(document, index).get("recipe")
@@ -79,18 +79,20 @@ def _stages(document: Document) -> Iterator[tuple[int, set[str]]]:
             yield index, set(load_recipe(recipe).config.model_fields)
 
 
-def _give(document: Document, index: int, name: str, value: object) -> list[str]:
+def _apply_shared_key(document: ConfigDocument, index: int, name: str, value: object) -> list[str]:
     """Lay one shared key over a stage, beneath what it says itself; returns what has no place."""
     stage = _table(document, index)
     if name in stage and not isinstance(stage[name], dict):
         return []
     faults: list[str] = []
     for path, leaf in list(_values(value, (name,))):
-        if _holds(stage, path):
+        if _sets_key(stage, path):
             continue
-        faults.extend(document.put((STAGE, index, *path), deepcopy(leaf), source=document.source((SHARED, *path))))
+        faults.extend(
+            document.set_value((STAGE, index, *path), deepcopy(leaf), source=document.source_of((SHARED, *path)))
+        )
         for inner, _ in leaves(leaf) if isinstance(leaf, list) else ():
-            document.sources[STAGE, index, *path, *inner] = document.source((SHARED, *path, *inner))
+            document.sources[STAGE, index, *path, *inner] = document.source_of((SHARED, *path, *inner))
     return faults
 
 
@@ -103,12 +105,12 @@ def _values(value: object, path: KeyPath) -> Iterator[tuple[KeyPath, object]]:
         yield path, value
 
 
-def _table(document: Document, index: int) -> dict[str, object]:
+def _table(document: ConfigDocument, index: int) -> dict[str, object]:
     table = cast("list[object]", document.values[STAGE])[index]
     return cast("dict[str, object]", table) if isinstance(table, dict) else {}
 
 
-def _holds(table: object, path: KeyPath) -> bool:
+def _sets_key(table: object, path: KeyPath) -> bool:
     """Whether a stage sets this key itself; a list that it sets is its own from end to end."""
     place = table
     for part in path:

@@ -13,8 +13,8 @@ from collections.abc import Mapping
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from hone.config.overrides import COMMAND_LINE, Document, dotted
-from hone.config.schema import Place, Shape, every_key, find, range_of, tags
+from hone.config.overrides import COMMAND_LINE, ConfigDocument, dotted
+from hone.config.schema import KeyLocation, SchemaNode, all_keys, bounds_text, locate_key, tag_values
 from hone.config.toml import KeyPath
 
 # pydantic's name of a type fault -> what was expected
@@ -37,20 +37,24 @@ _KINDS: Mapping[str, str] = {
 _BOUNDS = ("greater_than", "greater_than_equal", "less_than", "less_than_equal", "multiple_of")
 
 
-def explain(error: ValidationError, model: type[BaseModel], document: Document, prefix: KeyPath = ()) -> list[str]:
+def explain(
+    error: ValidationError, model: type[BaseModel], document: ConfigDocument, prefix: KeyPath = ()
+) -> list[str]:
     """One message per fault of a failed validation, in the order of the file; what is said twice is said once.
 
     `prefix` is where `model` stands in the document: `("stage", 0)` for the config of a first stage.
     """
-    faults = [_Fault(details, model, document, prefix) for details in error.errors(include_url=False)]
+    faults = [_ValidationFault(details, model, document, prefix) for details in error.errors(include_url=False)]
     faults.sort(key=lambda fault: fault.line)
     return list(dict.fromkeys(_merge_unions([fault.message() for fault in faults])))
 
 
-class _Fault:
+class _ValidationFault:
     """One fault, and the document that it is found in."""
 
-    def __init__(self, details: ErrorDetails, model: type[BaseModel], document: Document, prefix: KeyPath) -> None:
+    def __init__(
+        self, details: ErrorDetails, model: type[BaseModel], document: ConfigDocument, prefix: KeyPath
+    ) -> None:
         self.kind = details["type"]
         self.value: object = details["input"]
         self.text = details["msg"]
@@ -58,7 +62,7 @@ class _Fault:
         self.model = model
         self.document = document
         self.prefix = prefix
-        self.place: Place = find(model, details["loc"], unknown_key=self.kind == "extra_forbidden")
+        self.place: KeyLocation = locate_key(model, details["loc"], unknown_key=self.kind == "extra_forbidden")
 
     @property
     def key(self) -> str:
@@ -67,7 +71,7 @@ class _Fault:
     @property
     def line(self) -> int:
         """Where to list it: by line, and what the command line says last."""
-        _, _, line = self.document.source((*self.prefix, *self.place.path)).rpartition(":")
+        _, _, line = self.document.source_of((*self.prefix, *self.place.path)).rpartition(":")
         return int(line) if line.isdecimal() else sys.maxsize
 
     @property
@@ -77,7 +81,7 @@ class _Fault:
         return self._at(path, self.key or "the config")
 
     def _at(self, path: KeyPath, name: str) -> str:
-        source = self.document.source(path)
+        source = self.document.source_of(path)
         return f"{name} on the {source}" if source == COMMAND_LINE else f"{name} in {source}"
 
     def message(self) -> str:
@@ -87,31 +91,34 @@ class _Fault:
             case "missing":
                 return self._missing()
             case "union_tag_not_found":
-                return f"{self.where} needs {self.place.here.tag} = {self._alternatives()}"
+                return f"{self.where} needs {self.place.node.tag} = {self._alternatives()}"
             case "union_tag_invalid":
                 return self._unknown_tag()
             case "literal_error" | "enum":
                 return self._literal()
             case "finite_number":
-                return f"{self.where} must be a finite number{self._allowed()}, got {shown(self.value)}"
+                return f"{self.where} must be a finite number{self._allowed()}, got {format_value(self.value)}"
             case kind if kind in _BOUNDS:
-                return f"{self.where} must be {range_of(self.place.info) or self._plain()}, got {shown(self.value)}"
+                return (
+                    f"{self.where} must be {bounds_text(self.place.field_info) or self._plain()}, "
+                    f"got {format_value(self.value)}"
+                )
             case kind if kind in _KINDS:
                 return f"{self.where} must be {_KINDS[kind]}{self._allowed()}, got {self._described()}"
             case "value_error" | "assertion_error":
                 return f"{self.where}: {self._plain()}"
             case _:
-                return f"{self.where}: {self._plain()}, got {shown(self.value)}"
+                return f"{self.where}: {self._plain()}, got {format_value(self.value)}"
 
     def _plain(self) -> str:
         return re.sub(r"^(Value error, |Assertion failed, |Input should be )", "", self.text)
 
     def _allowed(self) -> str:
-        bounds = range_of(self.place.info)
+        bounds = bounds_text(self.place.field_info)
         return f" {bounds}" if bounds else ""
 
     def _missing(self) -> str:
-        info = self.place.info
+        info = self.place.field_info
         reason = f" ({info.description.strip().rstrip('.')})" if info is not None and info.description else ""
         return f"{self.where} is missing{reason}"
 
@@ -119,62 +126,62 @@ class _Fault:
         hint = ""
         if isinstance(self.value, str) and self.kind.startswith(("float", "int", "bool")) and _is_number(self.value):
             hint = "; remove the quotes"
-        return f"{_type_name(self.value)}{shown(self.value)}{hint}"
+        return f"{_type_name(self.value)}{format_value(self.value)}{hint}"
 
     def _alternatives(self) -> str:
-        shape = self.place.here
-        names = [value for model in shape.models for value in tags(model, shape.tag or "")]
-        return " or ".join(shown(name) for name in names)
+        shape = self.place.node
+        names = [value for model in shape.models for value in tag_values(model, shape.tag or "")]
+        return " or ".join(format_value(name) for name in names)
 
     def _unknown_tag(self) -> str:
-        shape = self.place.here
+        shape = self.place.node
         tag_path = (*self.prefix, *self.place.path, shape.tag or "")
         given = str(self.context.get("tag", ""))
-        known = [str(value) for model in shape.models for value in tags(model, shape.tag or "")]
+        known = [str(value) for model in shape.models for value in tag_values(model, shape.tag or "")]
         return (
             f"{self._at(tag_path, dotted(tag_path))} must be {self._alternatives()}, "
-            f"got {shown(given)}{_near(given, known, quoted=True)}"
+            f"got {format_value(given)}{_near(given, known, quoted=True)}"
         )
 
     def _literal(self) -> str:
         expected = str(self.context.get("expected", ""))
         known = re.findall(r"'([^']*)'", expected)
         near = _near(self.value, known, quoted=True) if isinstance(self.value, str) else ""
-        return f"{self.where} must be {expected.replace(chr(39), chr(34))}, got {shown(self.value)}{near}"
+        return f"{self.where} must be {expected.replace(chr(39), chr(34))}, got {format_value(self.value)}{near}"
 
     def _suggestion(self) -> str:
         """The nearest key of the same table, else who else has such a key, else what the table knows."""
         name = str(self.place.path[-1])
-        known = self.place.table.known()
+        known = self.place.table.known_keys()
         table = (*self.prefix, *self.place.path[:-1])
         close = difflib.get_close_matches(name, known, n=1)
         if close:
             return f"; did you mean {dotted((*table, close[0]))}?"
-        if self.place.union is not None and name in self.place.union.known():
+        if self.place.union is not None and name in self.place.union.known_keys():
             return self._other_member(name, self.place.union)
-        elsewhere = [path for path in every_key(self.model) if path[-1] == name]
+        elsewhere = [path for path in all_keys(self.model) if path[-1] == name]
         if elsewhere:
             return f"; did you mean {dotted((*self.prefix, *elsewhere[0]))}?"
         return f"; known here: {', '.join(known)}" if known else ""
 
-    def _other_member(self, name: str, union: Shape) -> str:
+    def _other_member(self, name: str, union: SchemaNode) -> str:
         tag = union.tag or ""
-        owners = [value for model in union.models if name in model.model_fields for value in tags(model, tag)]
-        own = [value for model in self.place.table.models for value in tags(model, tag)]
-        has = " or ".join(f"{tag} = {shown(owner)}" for owner in owners)
-        return f": {tag} = {shown(own[0])} has no {name}, {has} has"
+        owners = [value for model in union.models if name in model.model_fields for value in tag_values(model, tag)]
+        own = [value for model in self.place.table.models for value in tag_values(model, tag)]
+        has = " or ".join(f"{tag} = {format_value(owner)}" for owner in owners)
+        return f": {tag} = {format_value(own[0])} has no {name}, {has} has"
 
 
-def shown(value: object, limit: int = 60) -> str:
+def format_value(value: object, limit: int = 60) -> str:
     """A value as TOML writes it, cut to a length that fits a message."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):
         text = '"' + value.replace("\n", "\\n") + '"'
     elif isinstance(value, dict):
-        text = "{" + ", ".join(f"{key} = {shown(child, 20)}" for key, child in list(value.items())[:10]) + "}"
+        text = "{" + ", ".join(f"{key} = {format_value(child, 20)}" for key, child in list(value.items())[:10]) + "}"
     elif isinstance(value, list):
-        text = "[" + ", ".join(shown(child, 20) for child in value[:10]) + "]"
+        text = "[" + ", ".join(format_value(child, 20) for child in value[:10]) + "]"
     else:
         text = "unset" if value is None else str(value)
     return text if len(text) <= limit else text[: limit - 4] + " ..." + text[-1:]
@@ -203,7 +210,7 @@ def _is_number(text: str) -> bool:
 
 def _near(name: str, known: list[str], *, quoted: bool) -> str:
     close = difflib.get_close_matches(name, known, n=1)
-    return f"; did you mean {shown(close[0]) if quoted else close[0]}?" if close else ""
+    return f"; did you mean {format_value(close[0]) if quoted else close[0]}?" if close else ""
 
 
 def _merge_unions(messages: list[str]) -> list[str]:

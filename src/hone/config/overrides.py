@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from hone.config.toml import KeyPath, TomlFile
-from hone.core.errors import ConfigError, Faults
+from hone.core.errors import ConfigError, ErrorCollector
 
 COMMAND_LINE = "command line"
 Override: TypeAlias = tuple[KeyPath, object]
@@ -54,7 +54,7 @@ def split_overrides(
 def parse_overrides(texts: Sequence[str]) -> list[Override]:
     """Read `a.b=value` texts. A value is TOML; a bare word is a string. Raises ConfigError naming every bad one."""
     found: list[Override] = []
-    faults = Faults(ConfigError)
+    faults = ErrorCollector(ConfigError)
     for text in texts:
         key, equals, value = text.removeprefix("--").partition("=")
         if not equals or not _KEY.fullmatch(key):
@@ -79,7 +79,7 @@ def parse_value(text: str) -> object:
 
 
 @dataclass(slots=True, kw_only=True)
-class Document:
+class ConfigDocument:
     """What was asked for, by file and command line together, before any of it is checked."""
 
     name: str
@@ -87,19 +87,19 @@ class Document:
     sources: dict[KeyPath, str] = field(default_factory=dict[KeyPath, str])
 
     @classmethod
-    def of(cls, file: TomlFile, overrides: Sequence[Override] = ()) -> "Document":
+    def from_file(cls, file: TomlFile, overrides: Sequence[Override] = ()) -> "ConfigDocument":
         """The file with the overrides laid over it. Raises ConfigError for those that have no place there."""
         sources = {path: f"{file.name}:{line}" for path, line in file.lines.items()}
         document = cls(name=file.name, values=copy.deepcopy(file.values), sources=sources)
-        faults = Faults(ConfigError)
+        faults = ErrorCollector(ConfigError)
         for path, value in overrides:
-            faults.extend(document.put(path, value, source=COMMAND_LINE))
+            faults.extend(document.set_value(path, value, source=COMMAND_LINE))
         faults.raise_if_any()
         return document
 
-    def source(self, path: KeyPath) -> str:
-        """`run.toml:7` or `command line`: of the key itself or, when it is missing, of the nearest table around it. A
-        table that only the command line speaks of is the command line's."""
+    def source_of(self, path: KeyPath) -> str:
+        """`forward_with_tape.toml:7` or `command line`: of the key itself or, when it is missing, of the nearest table
+        around it. A table that only the command line speaks of is the command line's."""
         if path in self.sources:
             return self.sources[path]
         inside = {source for known, source in self.sources.items() if path and known[: len(path)] == path}
@@ -110,7 +110,7 @@ class Document:
                 return self.sources[path[:length]]
         return self.name
 
-    def put(self, path: KeyPath, value: object, *, source: str) -> list[str]:
+    def set_value(self, path: KeyPath, value: object, *, source: str) -> list[str]:
         """Set one value, and where it is said to come from; returns what is wrong with the place."""
         place: object = self.values
         for depth, part in enumerate(path):  # a number is a position in a list, and a key in a table
@@ -133,7 +133,7 @@ class Document:
 
     def _no_place(self, path: KeyPath, depth: int, place: object) -> str:
         key, owner = dotted(path), dotted(path[:depth])
-        source = self.source(path[:depth])
+        source = self.source_of(path[:depth])
         if isinstance(place, list):
             return f"cannot set {key} on the command line: {owner} in {source} has {len(place)} entries, counted from 0"
         return f"cannot set {key} on the command line: {owner} in {source} is {place!r}, not a table"

@@ -11,57 +11,57 @@ from typing import Generic, TypeVar, cast
 
 from pydantic import ValidationError
 
-from hone.config.explain import explain, shown
-from hone.config.overrides import Document, dotted, parse_overrides
+from hone.config.explain import explain, format_value
+from hone.config.overrides import ConfigDocument, dotted, parse_overrides
 from hone.config.toml import KeyPath, read_toml
 from hone.core.config import Config
 from hone.core.errors import ConfigError
 from hone.store.durable import Json
-from hone.store.manifest import Setting
+from hone.store.manifest import ConfigSetting
 
 C = TypeVar("C", bound=Config)
 
 HIGH_LEARNING_RATE = 1.0
-WORLDS = ("env.id", "finite.world.id", "finite.world.kind")
+ENVIRONMENT_KEYS = ("env.id", "finite.world.id", "finite.world.kind")
 """Keys that name the world of a config; the first that is given."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Resolved(Generic[C]):
+class ResolvedConfig(Generic[C]):
     """A checked config; per dotted key where its value came from; and what needs `--yes` to be run.
 
-    `origins` says `default`, `run.toml:7` or `command line`.
+    `origins` says `default`, `forward_with_tape.toml:7` or `command line`.
     """
 
     config: C
     origins: Mapping[str, str]
     warnings: tuple[str, ...] = ()
 
-    def settings(self) -> dict[str, Setting]:
+    def settings(self) -> dict[str, ConfigSetting]:
         """Each dotted key with its value and origin, the way a run folder keeps them."""
         values = cast("dict[str, Json]", self.config.model_dump(mode="json"))
         return {
-            (key := dotted(path)): Setting(value=cast("Json", value), origin=self.origins.get(key, "default"))
+            (key := dotted(path)): ConfigSetting(value=cast("Json", value), origin=self.origins.get(key, "default"))
             for path, value in leaves(values)
         }
 
-    def chosen(self) -> dict[str, Setting]:
+    def non_defaults(self) -> dict[str, ConfigSetting]:
         """The settings that are not defaults."""
         return {key: setting for key, setting in self.settings().items() if setting.origin != "default"}
 
-    def kept(self) -> dict[str, Setting]:
+    def recipe_defaults(self) -> dict[str, ConfigSetting]:
         """What tables that are given in part have from the recipe's own default, where their class says otherwise."""
-        given = {tuple(key.split(".")[:-1]) for key in self.chosen()} - {()}
+        given = {tuple(key.split(".")[:-1]) for key in self.non_defaults()} - {()}
         return {
             key: setting
             for key, setting in self.settings().items()
             if setting.origin == "default"
             and tuple((path := key.split("."))[:-1]) in given
-            and _is_of_the_recipe(self.config, path)
+            and _differs_from_class_default(self.config, path)
         }
 
 
-def _is_of_the_recipe(config: Config, path: Sequence[str]) -> bool:
+def _differs_from_class_default(config: Config, path: Sequence[str]) -> bool:
     """Whether a value differs from what a plain instance of its table's class would hold."""
     table: object = config
     for part in path[:-1]:
@@ -72,7 +72,7 @@ def _is_of_the_recipe(config: Config, path: Sequence[str]) -> bool:
     return field.is_required() or field.get_default(call_default_factory=True) != dict(table)[path[-1]]
 
 
-def load(model: type[C], path: str | Path, overrides: Sequence[str] = ()) -> Resolved[C]:
+def load(model: type[C], path: str | Path, overrides: Sequence[str] = ()) -> ResolvedConfig[C]:
     """Read `path`, lay `overrides` (`learner.lr=1e-4`) over it, and check the result against `model`.
 
     Raises ConfigError with one message per fault, all at once.
@@ -80,14 +80,14 @@ def load(model: type[C], path: str | Path, overrides: Sequence[str] = ()) -> Res
     return resolve(model, read_document(path, overrides))
 
 
-def read_document(path: str | Path, overrides: Sequence[str] = ()) -> Document:
+def read_document(path: str | Path, overrides: Sequence[str] = ()) -> ConfigDocument:
     """The file and the overrides together, not checked yet. Raises ConfigError."""
-    return Document.of(read_toml(path), parse_overrides(overrides))
+    return ConfigDocument.from_file(read_toml(path), parse_overrides(overrides))
 
 
 def resolve(
-    model: type[C], document: Document, *, at: KeyPath = (), ignore: frozenset[str] = frozenset()
-) -> Resolved[C]:
+    model: type[C], document: ConfigDocument, *, at: KeyPath = (), ignore: frozenset[str] = frozenset()
+) -> ResolvedConfig[C]:
     """Check the part of a document that stands at `at` (`("stage", 0)`) against `model`.
 
     `ignore` names keys of that table that are somebody else's, such as the recipe's name. Raises ConfigError with one
@@ -95,20 +95,20 @@ def resolve(
     """
     values = table_at(document, at)
     values = {key: value for key, value in values.items() if key not in ignore}
-    warnings = tuple(_risks(values, document, at))
+    warnings = tuple(_suspicious_values(values, document, at))
     try:
         config = model.model_validate(values)
     except ValidationError as error:
         raise ConfigError(*explain(error, model, document, at), *warnings) from None
     given = {path for path, _ in leaves(values)}
     origins = {
-        dotted(path): document.source((*at, *path)) if path in given else "default"
+        dotted(path): document.source_of((*at, *path)) if path in given else "default"
         for path, _ in leaves(config.model_dump(mode="json"))
     }
-    return Resolved(config=config, origins=origins, warnings=warnings)
+    return ResolvedConfig(config=config, origins=origins, warnings=warnings)
 
 
-def table_at(document: Document, at: KeyPath) -> dict[str, object]:
+def table_at(document: ConfigDocument, at: KeyPath) -> dict[str, object]:
     """The table that stands at `at`. Raises ConfigError when something else, or nothing, does."""
     place: object = document.values
     for part in at:
@@ -120,7 +120,7 @@ def table_at(document: Document, at: KeyPath) -> dict[str, object]:
             case _:
                 raise ConfigError(f"{document.name} has no table {dotted(at)}")
     if not isinstance(place, dict):
-        raise ConfigError(f"{dotted(at)} in {document.source(at)} must be a table, got {shown(place)}")
+        raise ConfigError(f"{dotted(at)} in {document.source_of(at)} must be a table, got {format_value(place)}")
     return {str(key): value for key, value in place.items()}
 
 
@@ -136,18 +136,19 @@ def leaves(value: object, path: KeyPath = ()) -> Iterator[tuple[KeyPath, object]
         yield path, value
 
 
-def placed(message: str, origins: Mapping[str, str], values: Mapping[str, Setting]) -> str:
+def with_location(message: str, origins: Mapping[str, str], values: Mapping[str, ConfigSetting]) -> str:
     """A fault or warning found after validation, led by the place in the config that it is about.
 
     It says which by beginning with a key of the config (`env.id = "X": ...`) or with a string that the config gives
-    (`X: ...`): `run.toml:7: env.id = "X": ...`. One that says nothing is about the world that the config names, if any.
+    (`X: ...`): `forward_with_tape.toml:7: env.id = "X": ...`. One that says nothing is about the world that the config
+    names, if any.
     """
     given = {key: setting.value for key, setting in values.items() if origins.get(key, "default") != "default"}
     for key, value in given.items():
         if any(_begins(message, name) for name in (key, value)):
             return f"{origins[key]}: {message}"
-    world = next((key for key in WORLDS if key in given), None)
-    return message if world is None else f"{origins[world]}: {world} = {shown(given[world])}: {message}"
+    world = next((key for key in ENVIRONMENT_KEYS if key in given), None)
+    return message if world is None else f"{origins[world]}: {world} = {format_value(given[world])}: {message}"
 
 
 def _begins(message: str, name: object) -> bool:
@@ -160,12 +161,12 @@ def require_consent(warnings: Sequence[str], *, yes: bool) -> None:
         raise ConfigError(*warnings, "this looks like a mistake; --yes runs it all the same")
 
 
-def _risks(values: Mapping[str, object], document: Document, at: KeyPath) -> Iterator[str]:
+def _suspicious_values(values: Mapping[str, object], document: ConfigDocument, at: KeyPath) -> Iterator[str]:
     for path, value in leaves(values):
         is_rate = path[-1] == "lr" or str(path[-1]).endswith(("_lr", "learning_rate"))
         if is_rate and isinstance(value, int | float) and HIGH_LEARNING_RATE < value < float("inf"):
             key = dotted((*at, *path))
             yield (
-                f"{key} = {shown(value)} ({document.source((*at, *path))}) is above {HIGH_LEARNING_RATE:g}: "
+                f"{key} = {format_value(value)} ({document.source_of((*at, *path))}) is above {HIGH_LEARNING_RATE:g}: "
                 "a learning rate like that nearly always diverges"
             )

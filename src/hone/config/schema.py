@@ -17,100 +17,100 @@ from hone.config.toml import KeyPath
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class SchemaNode:
     """The config classes that may stand at a place; by which key they are told apart; what its elements may be."""
 
     models: list[type[BaseModel]] = field(default_factory=list[type[BaseModel]])
     tag: str | None = None
     element: object = None
-    keyed: bool = False
+    user_keyed: bool = False
     """Elements are found by a key of the user's own choosing, not by a number."""
 
-    def known(self) -> list[str]:
+    def known_keys(self) -> list[str]:
         """The keys of all its models, sorted."""
         return sorted({name for model in self.models for name in model.model_fields})
 
     def field(self, name: str | int) -> FieldInfo | None:
         return next((model.model_fields[str(name)] for model in self.models if name in model.model_fields), None)
 
-    def tagged(self, value: str | int) -> "Shape":
+    def tagged_member(self, value: str | int) -> "SchemaNode":
         """The member of a tagged union that carries this tag."""
-        return Shape(models=[model for model in self.models if value in tags(model, self.tag or "")])
+        return SchemaNode(models=[model for model in self.models if value in tag_values(model, self.tag or "")])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class KeyLocation:
     """Where a fault is: the key as the user writes it, the table around it, and the field if there is one."""
 
     path: KeyPath
-    table: Shape
-    here: Shape
-    info: FieldInfo | None
-    union: Shape | None = None
+    table: SchemaNode
+    node: SchemaNode
+    field_info: FieldInfo | None
+    union: SchemaNode | None = None
     """When the table is one member of a tagged union: all its members."""
 
 
-def shape_of(annotation: object, tag: str | None = None) -> Shape:
+def schema_of(annotation: object, tag: str | None = None) -> SchemaNode:
     """Read an annotation: a config, a union of them, a list or dict of them, or a plain value."""
     origin = get_origin(annotation)
     arguments = get_args(annotation)
     if origin is Annotated:
         notes = [note for note in arguments[1:] if isinstance(note, FieldInfo) and note.discriminator]
-        return shape_of(arguments[0], str(notes[0].discriminator) if notes else tag)
+        return schema_of(arguments[0], str(notes[0].discriminator) if notes else tag)
     if origin in (Union, types.UnionType):
-        members = [shape_of(argument, tag) for argument in arguments]
-        return Shape(
+        members = [schema_of(argument, tag) for argument in arguments]
+        return SchemaNode(
             models=[model for member in members for model in member.models],
             tag=tag or next((member.tag for member in members if member.tag), None),
             element=next((member.element for member in members if member.element is not None), None),
-            keyed=any(member.keyed for member in members),
+            user_keyed=any(member.user_keyed for member in members),
         )
     if origin in (list, tuple, Sequence):
-        return Shape(element=arguments[0])
+        return SchemaNode(element=arguments[0])
     if origin in (dict, Mapping):
-        return Shape(element=arguments[1], keyed=True)
+        return SchemaNode(element=arguments[1], user_keyed=True)
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return Shape(models=[annotation], tag=tag)
-    return Shape()
+        return SchemaNode(models=[annotation], tag=tag)
+    return SchemaNode()
 
 
-def find(model: type[BaseModel], location: Sequence[int | str], *, unknown_key: bool = False) -> Place:
+def locate_key(model: type[BaseModel], location: Sequence[int | str], *, unknown_key: bool = False) -> KeyLocation:
     """Follow pydantic's `loc` through `model`, leaving out the union members that it names on the way."""
     path: KeyPath = ()
-    table = here = Shape(models=[model])
+    table = here = SchemaNode(models=[model])
     info: FieldInfo | None = None
-    union: Shape | None = None
-    around: Shape | None = None
+    union: SchemaNode | None = None
+    around: SchemaNode | None = None
     for depth, part in enumerate(location):
         found = here.field(part)
         if here.tag is not None and here.models:
-            around, here = here, here.tagged(part)
+            around, here = here, here.tagged_member(part)
             continue
         if found is not None:
-            inside = shape_of_field(found)
-        elif here.element is not None and isinstance(part, str) == here.keyed:
-            inside = shape_of(here.element)
+            inside = field_schema(found)
+        elif here.element is not None and isinstance(part, str) == here.user_keyed:
+            inside = schema_of(here.element)
         elif unknown_key and depth == len(location) - 1:
-            inside = Shape()
+            inside = SchemaNode()
         else:
             continue  # pydantic's name for a member of a union, no key
         path, table, info, union = (*path, part), here, found, around
         here, around = inside, None
-    return Place(path=path, table=table, here=here, info=info, union=union)
+    return KeyLocation(path=path, table=table, node=here, field_info=info, union=union)
 
 
-def shape_of_field(info: FieldInfo) -> Shape:
+def field_schema(info: FieldInfo) -> SchemaNode:
     """What a field may hold, its union's tag included, which pydantic keeps apart from the annotation."""
-    return shape_of(info.annotation, str(info.discriminator) if info.discriminator else None)
+    return schema_of(info.annotation, str(info.discriminator) if info.discriminator else None)
 
 
-def tags(model: type[BaseModel], tag: str) -> tuple[Any, ...]:
+def tag_values(model: type[BaseModel], tag: str) -> tuple[Any, ...]:
     """The values of the tag's Literal."""
     info = model.model_fields.get(tag)
     return get_args(info.annotation) if info is not None and get_origin(info.annotation) is Literal else ()
 
 
-def range_of(info: FieldInfo | None) -> str:
+def bounds_text(info: FieldInfo | None) -> str:
     """`> 0 and <= 1`, or nothing where any number will do."""
     bounds: list[str] = []
     for note in _notes(info):
@@ -141,10 +141,10 @@ def _notes(info: FieldInfo | None) -> Iterator[object]:
                 yield from note.metadata if isinstance(note, FieldInfo) else (note,)
 
 
-def every_key(model: type[BaseModel], prefix: KeyPath = (), depth: int = 6) -> Iterator[KeyPath]:
+def all_keys(model: type[BaseModel], prefix: KeyPath = (), depth: int = 6) -> Iterator[KeyPath]:
     """All keys of a config and of the configs in it."""
     for name, info in model.model_fields.items():
         yield (*prefix, name)
         if depth > 0:
-            for child in shape_of_field(info).models:
-                yield from every_key(child, (*prefix, name), depth - 1)
+            for child in field_schema(info).models:
+                yield from all_keys(child, (*prefix, name), depth - 1)

@@ -49,7 +49,7 @@ def parse_toml(text: str, *, name: str) -> TomlFile:
     text = text.replace("\r\n", "\n")
     try:
         values = tomllib.loads(text)
-        lines = _Locator(text=text).locate()
+        lines = _LineLocator(text=text).locate()
     except tomllib.TOMLDecodeError as error:
         raise ConfigError(_explain(text, name, str(error))) from None
     except RecursionError:
@@ -109,7 +109,7 @@ def _explain(text: str, name: str, message: str) -> str:
 
 
 @dataclass(slots=True, kw_only=True)
-class _Locator:
+class _LineLocator:
     """Walks over a text that is known to be valid TOML, and notes the line of every key and array element."""
 
     text: str

@@ -25,10 +25,12 @@ class Config(BaseModel):
     @model_validator(mode="before")
     @classmethod
     def _completed(cls, given: object) -> object:
-        return fill(cls, cast("dict[str, object]", given)) if isinstance(given, dict) else given
+        return fill_defaults(cls, cast("dict[str, object]", given)) if isinstance(given, dict) else given
 
 
-def fill(model: type[BaseModel], values: Mapping[str, object], default: BaseModel | None = None) -> dict[str, object]:
+def fill_defaults(
+    model: type[BaseModel], values: Mapping[str, object], default: BaseModel | None = None
+) -> dict[str, object]:
     """Complete tables that are given in part from the value that the field would have without them.
 
     So `[learner]` with one key changes that key only, although the field's default differs from the class's defaults;
@@ -46,7 +48,7 @@ def fill(model: type[BaseModel], values: Mapping[str, object], default: BaseMode
             own = {tag: dict(inherited)[tag]} if tag is not None else {}
             wanted = {**own, **cast("dict[str, object]", given)}
             if wanted.items() >= own.items():  # nobody names another member
-                filled[name] = fill(type(inherited), wanted, inherited)
+                filled[name] = fill_defaults(type(inherited), wanted, inherited)
     return filled
 
 

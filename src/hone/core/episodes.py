@@ -15,10 +15,10 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from hone.core.ragged import Ints, Ragged, empty_rows, join, offsets_of, owner_of, ranges
+from hone.core.ragged import Ints, RaggedArray, concatenate_rows, empty_rows, offsets_of, owner_of, ranges
 
 
-class Status(IntEnum):
+class ScoreStatus(IntEnum):
     """What became of a reward. Anything but SCORED is a missing value, never a 0."""
 
     SCORED = 0
@@ -41,7 +41,7 @@ class Transcript:
     """`[E+1]` where each episode's tokens begin."""
     at: Ints
     """`[N]` flat position in `tokens` of each chosen token, ascending."""
-    kept: Ragged | None = None
+    kept: RaggedArray | None = None
     """`[N]` rows: the tokens that top-k, top-p and min-p left to choose from; an empty row: all of them. None: all,
     everywhere."""
 
@@ -76,7 +76,7 @@ class Episodes:
     score: NDArray[np.float64]
     """`[E]` outcome of the whole episode so far, undiscounted, earlier pieces included; NaN when missing."""
     status: NDArray[np.uint8]
-    """`[E]` `Status` of the score."""
+    """`[E]` `ScoreStatus` of the score."""
     components: NDArray[np.float64] | None = None
     """`[E, C]` each reward function's own score, unweighted; NaN where it gave none. None where nobody kept them."""
     baseline: NDArray[np.float64] | None = None
@@ -132,7 +132,7 @@ class Episodes:
     @property
     def scored(self) -> NDArray[np.bool_]:
         """`[E]` whose score counts."""
-        return self.status == Status.SCORED
+        return self.status == ScoreStatus.SCORED
 
     def take(self, index: NDArray[np.integer]) -> "Episodes":
         """Episodes `index` `[K]`, in that order (repeats allowed)."""
@@ -198,7 +198,7 @@ def _take_transcript(seen: Transcript, index: NDArray[np.integer], rows: Ints) -
 
 
 def concatenate(pieces: Sequence[Episodes]) -> Episodes:
-    """All episodes of `pieces`, in order; observations and transcripts do not mix."""
+    """All episodes of `checkpoint_pieces`, in order; observations and transcripts do not mix."""
     if len(pieces) == 1:
         return pieces[0]
     finals = [piece.final for piece in pieces if piece.final is not None]
@@ -239,5 +239,5 @@ def _concatenate_transcripts(pieces: Sequence[Transcript]) -> Transcript:
         at=np.concatenate([piece.at + shift for piece, shift in zip(pieces, shifts, strict=True)]),
         kept=None
         if all(piece.kept is None for piece in pieces)
-        else join([piece.kept or empty_rows(len(piece.at)) for piece in pieces]),
+        else concatenate_rows([piece.kept or empty_rows(len(piece.at)) for piece in pieces]),
     )

@@ -61,7 +61,7 @@ class InterruptedRun(HoneError):  # noqa: N818 - it is an outcome the user asked
 
 
 @dataclass
-class Faults:
+class ErrorCollector:
     """Collects problems so that a user sees all of them in one answer, before any work starts.
 
     >>> faults = Faults(ConfigError)
@@ -71,7 +71,7 @@ class Faults:
     hone.core.errors.ConfigError: learner.lr must be > 0, got -1
     """
 
-    kind: type[HoneError] = ConfigError
+    error_type: type[HoneError] = ConfigError
     messages: list[str] = field(default_factory=list[str])
 
     def add(self, message: str) -> None:
@@ -82,7 +82,7 @@ class Faults:
 
     def raise_if_any(self) -> None:
         if self.messages:
-            raise self.kind(*self.messages)
+            raise self.error_type(*self.messages)
 
 
 def did_you_mean(name: str, known: Sequence[str]) -> str:
@@ -93,7 +93,7 @@ def did_you_mean(name: str, known: Sequence[str]) -> str:
     return f"; known: {', '.join(sorted(known))}" if known else ""
 
 
-def all_at_once(checks: Mapping[str, Callable[[], T]]) -> dict[str, T]:
+def run_all_checks(checks: Mapping[str, Callable[[], T]]) -> dict[str, T]:
     """Run every check, and only then raise what went wrong: all messages together, with the first fault's exit code.
 
     Returns each check's result by its name.

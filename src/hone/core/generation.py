@@ -7,9 +7,9 @@ from typing import Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from hone.core.ragged import Ragged
+from hone.core.ragged import RaggedArray
 
-Finish = Literal["eos", "stop", "length"]
+FinishReason = Literal["eos", "stop", "length"]
 OnPublish = Literal["finish", "recompute", "keep"]
 """What becomes of answers that are being written when new weights are published. `finish`: they end under the old
 weights first. `recompute`: they go on under the new weights, which read the whole text so far anew. `keep`: they go on
@@ -17,7 +17,7 @@ under the new weights over keys and values of the old ones: cheaper, and drawn f
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sampling:
+class SamplingParams:
     """How tokens are drawn. The defaults sample from the policy itself."""
 
     max_tokens: int
@@ -47,7 +47,7 @@ class Request:
     """Keys the random draws of its samples; unique among the requests of a run."""
     prompt: NDArray[np.int32]
     samples: int
-    sampling: Sampling
+    sampling: SamplingParams
     expected_tokens: int = 0
     """How long its answers are thought to become; an engine may begin the longest first. Never the result."""
 
@@ -56,8 +56,8 @@ class Request:
 class Completion:
     """One finished answer of n tokens."""
 
-    request: str
-    sample: int
+    request_id: str
+    sample_index: int
     tokens: NDArray[np.int32]
     """`[n]`, the end-of-sequence token included when it was drawn."""
     logp: NDArray[np.float32]
@@ -67,34 +67,34 @@ class Completion:
     sampled_logp` is the log of the mass that was left."""
     version: NDArray[np.int32]
     """`[n]` version of the policy that drew each token."""
-    finish: Finish
-    kept: Ragged | None = None
+    finish_reason: FinishReason
+    sampling_mask: RaggedArray | None = None
     """`[n]` rows, ascending: the tokens that top-k, top-p and min-p left at each draw. None where nothing was
     truncated."""
-    behind: int = 0
+    trailing_characters: int = 0
     """Characters that the last token carries behind the stop string; they are no part of the answer."""
 
     def text(self, decode: Callable[[NDArray[np.int32]], str]) -> str:
         """The answer as a person reads it, up to the end of its stop string."""
         whole = decode(self.tokens)
-        return whole[: len(whole) - self.behind]
+        return whole[: len(whole) - self.trailing_characters]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Given:
+class ScoreRequest:
     """A text to be scored: how likely are `tokens` after `prompt`?"""
 
     prompt: NDArray[np.int32]
     """`[P]`, at least one token."""
     tokens: NDArray[np.int32]
     """`[n]`, at least one token."""
-    sampling: Sampling
+    sampling: SamplingParams
     """Its temperature and truncation; the rest has no effect."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scored:
-    """The answer to a `Given`."""
+class ScoreResult:
+    """The answer to a `ScoreRequest`."""
 
     logp: NDArray[np.float32]
     """`[n]` nats, of the whole policy."""
@@ -128,7 +128,7 @@ class GenerationStats:
     """Answers that had to give up their pages, and were taken up again."""
     stale_tokens: int = 0
     """Tokens drawn with keys and values of older weights before them (`keep`)."""
-    seconds_s: float = 0.0
+    total_s: float = 0.0
     """In all."""
     runner_s: float = 0.0
     """Of it, in passes over the model; the rest is bookkeeping."""
@@ -141,7 +141,7 @@ class GenerationStats:
 
     @property
     def tokens_per_s(self) -> float:
-        return self.tokens / self.seconds_s if self.seconds_s else 0.0
+        return self.tokens / self.total_s if self.total_s else 0.0
 
     @property
     def occupancy(self) -> float:
@@ -159,7 +159,7 @@ class GenerationStats:
         return self.tail_slot_s / (self.runner_s * self.slots) if self.runner_s and self.slots else 0.0
 
     @property
-    def prefix_hits(self) -> float:
+    def prefix_hit_rate(self) -> float:
         """Share of the tokens before answers that had not to be read, 0 to 1."""
         asked = self.cached_tokens + self.prefill_tokens
         return self.cached_tokens / asked if asked else 0.0
@@ -173,7 +173,7 @@ class Generator(Protocol):
         ...
 
 
-class Engine(Generator, Protocol):
+class GenerationEngine(Generator, Protocol):
     """A token generator that others may feed while it runs: the embedded engine, or a client of a server."""
 
     @property
@@ -192,7 +192,7 @@ class Engine(Generator, Protocol):
         """Completions as they finish, until nothing is being written; others may submit meanwhile."""
         ...
 
-    def score(self, texts: Sequence[Given]) -> list[Scored]:
+    def score(self, texts: Sequence[ScoreRequest]) -> list[ScoreResult]:
         """Log-probabilities of given tokens, by the arithmetic that sampling uses."""
         ...
 

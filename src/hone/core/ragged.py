@@ -10,7 +10,7 @@ Ints = NDArray[np.int64]
 
 
 def offsets_of(lengths: NDArray[np.integer]) -> Ints:
-    """Lengths `[R]` -> offsets `[R+1]`: row r is `flat[offsets[r]:offsets[r+1]]`."""
+    """Lengths `[R]` -> offsets `[R+1]`: row r is `flatten[offsets[r]:offsets[r+1]]`."""
     offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
     np.cumsum(lengths, out=offsets[1:])
     return offsets
@@ -31,13 +31,13 @@ def owner_of(offsets: Ints) -> Ints:
     return np.repeat(np.arange(len(offsets) - 1, dtype=np.int64), np.diff(offsets))
 
 
-def sums(values: NDArray[np.floating], offsets: Ints) -> NDArray[np.float64]:
+def row_sums(values: NDArray[np.floating], offsets: Ints) -> NDArray[np.float64]:
     """Sum of each row -> `[R]`, float64; an empty row sums to 0 (np.add.reduceat would repeat its neighbour)."""
     return np.bincount(owner_of(offsets), weights=values, minlength=len(offsets) - 1).astype(np.float64)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ragged:
+class RaggedArray:
     """R rows of integers: row r is `values[offsets[r]:offsets[r+1]]`."""
 
     values: NDArray[np.int32]
@@ -46,18 +46,18 @@ class Ragged:
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
-    def take(self, rows: NDArray[np.integer]) -> "Ragged":
+    def take(self, rows: NDArray[np.integer]) -> "RaggedArray":
         lengths = np.diff(self.offsets)[rows]
-        return Ragged(values=self.values[ranges(self.offsets[:-1][rows], lengths)], offsets=offsets_of(lengths))
+        return RaggedArray(values=self.values[ranges(self.offsets[:-1][rows], lengths)], offsets=offsets_of(lengths))
 
 
-def empty_rows(count: int) -> Ragged:
-    return Ragged(values=np.zeros(0, np.int32), offsets=np.zeros(count + 1, np.int64))
+def empty_rows(count: int) -> RaggedArray:
+    return RaggedArray(values=np.zeros(0, np.int32), offsets=np.zeros(count + 1, np.int64))
 
 
-def join(pieces: Sequence[Ragged]) -> Ragged:
-    """All rows of `pieces`, in order."""
-    return Ragged(
+def concatenate_rows(pieces: Sequence[RaggedArray]) -> RaggedArray:
+    """All rows of `checkpoint_pieces`, in order."""
+    return RaggedArray(
         values=np.concatenate([piece.values for piece in pieces]),
         offsets=offsets_of(np.concatenate([np.diff(piece.offsets) for piece in pieces])),
     )

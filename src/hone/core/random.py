@@ -46,7 +46,7 @@ def keys(seed: int, stream: str, *ids: int | str, count: int) -> NDArray[np.uint
     return np.frombuffer(b"".join(digests), "<u8").astype(np.uint64, copy=False).reshape(count, 2)
 
 
-def uniforms_of(words: NDArray[np.uint64], *, count: int) -> NDArray[np.float64]:
+def uniforms_from_keys(words: NDArray[np.uint64], *, count: int) -> NDArray[np.float64]:
     """`uniforms` of many streams at once: keys `[n, 2]` -> `[n, count]`, the same numbers to the bit.
 
     All streams go through the rounds together; a generator for each costs as much as a few hundred of their numbers.

@@ -16,15 +16,15 @@ from hone.core.state import State, array, integer
 Floats = NDArray[np.float64]
 
 
-class Fenwick:
+class FenwickTree:
     """`size` numbers, all 0 at first, that change one at a time; the sum of the first k of them in log2(size) steps."""
 
     def __init__(self, size: int) -> None:
         self.values = np.zeros(size)
         self._tree = np.zeros(size + 1)
 
-    def change(self, place: int, value: float) -> None:
-        """Set the number at `place`."""
+    def set_value(self, place: int, value: float) -> None:
+        """Set the number at `address_of`."""
         delta = value - self.values[place]
         self.values[place] = value
         node = place + 1
@@ -32,7 +32,7 @@ class Fenwick:
             self._tree[node] += delta
             node += node & -node
 
-    def before(self, place: int) -> float:
+    def prefix_sum(self, place: int) -> float:
         """Sum of the numbers at 0 .. place - 1."""
         total = 0.0
         while place:
@@ -40,11 +40,11 @@ class Fenwick:
             place -= place & -place
         return float(total)
 
-    def between(self, first: int, last: int) -> float:
+    def range_sum(self, first: int, last: int) -> float:
         """Sum of the numbers at first .. last - 1."""
-        return self.before(last) - self.before(first)
+        return self.prefix_sum(last) - self.prefix_sum(first)
 
-    def refresh(self) -> None:
+    def rebuild(self) -> None:
         """Make all sums anew, so that the rounding of many changes does not add up; linear in the size."""
         sums = np.concatenate([[0.0], np.cumsum(self.values)])
         nodes = np.arange(len(self._tree))
@@ -59,26 +59,26 @@ class SlidingMax:
 
     def __init__(self, size: int) -> None:
         self.size = size
-        self.seen = 0
+        self.added = 0
         self._best: deque[tuple[int, float]] = deque()
 
     def add(self, value: float) -> float:
         """One more number -> the largest of the newest `size`, this one among them."""
         while self._best and self._best[-1][1] <= value:
             self._best.pop()
-        self._best.append((self.seen, value))
-        self.seen += 1
-        if self._best[0][0] <= self.seen - 1 - self.size:
+        self._best.append((self.added, value))
+        self.added += 1
+        if self._best[0][0] <= self.added - 1 - self.size:
             self._best.popleft()
         return self._best[0][1]
 
     @property
-    def largest(self) -> float:
+    def maximum(self) -> float:
         """-inf before the first number."""
         return self._best[0][1] if self._best else -np.inf
 
 
-class Window:
+class SlidingWindow:
     """The newest `size` numbers of a stream."""
 
     def __init__(self, size: int) -> None:
@@ -86,30 +86,30 @@ class Window:
         if size < 1:
             raise DataError(f"a window of {size} numbers: it must hold at least 1")
         self.size = size
-        self.seen = 0
+        self.added = 0
         """Numbers ever added."""
-        self._sums = Fenwick(size)
+        self._sums = FenwickTree(size)
         self._largest = SlidingMax(size)
 
     def __len__(self) -> int:
-        return min(self.seen, self.size)
+        return min(self.added, self.size)
 
     @property
     def full(self) -> bool:
-        return self.seen >= self.size
+        return self.added >= self.size
 
     @property
-    def largest(self) -> float:
+    def maximum(self) -> float:
         """Of the numbers in it; -inf while it is empty."""
-        return self._largest.largest
+        return self._largest.maximum
 
     def add(self, values: Iterable[float]) -> None:
         for value in values:
-            self._sums.change(self.seen % self.size, float(value))
+            self._sums.set_value(self.added % self.size, float(value))
             self._largest.add(float(value))
-            self.seen += 1
-            if self.seen % self.size == 0:
-                self._sums.refresh()
+            self.added += 1
+            if self.added % self.size == 0:
+                self._sums.rebuild()
 
     def mean(self, last: int | None = None, *, skip: int = 0) -> float:
         """Of the newest `last` numbers (all, unless said), leaving out the newest `skip`; NaN where there are none."""
@@ -117,23 +117,23 @@ class Window:
         count = end if last is None else min(last, end)
         if count <= 0:
             return float("nan")
-        first = (self.seen - skip - count) % self.size
+        first = (self.added - skip - count) % self.size
         if first + count <= self.size:
-            return self._sums.between(first, first + count) / count
-        return (self._sums.between(first, self.size) + self._sums.before(first + count - self.size)) / count
+            return self._sums.range_sum(first, first + count) / count
+        return (self._sums.range_sum(first, self.size) + self._sums.prefix_sum(first + count - self.size)) / count
 
     def values(self) -> Floats:
         """`[n]`, oldest first."""
-        return np.roll(self._sums.values, -(self.seen % self.size))[self.size - len(self) :].copy()
+        return np.roll(self._sums.values, -(self.added % self.size))[self.size - len(self) :].copy()
 
     def state(self) -> State:
-        return {"size": self.size, "seen": self.seen, "values": self.values()}
+        return {"size": self.size, "seen": self.added, "values": self.values()}
 
     def restore(self, state: State) -> None:
         """Raises DataError for a window of another size."""
         if integer(state, "size") != self.size:
             raise DataError(f"the saved window holds {state['size']} numbers, this one {self.size}")
         values, seen = array(state, "values").astype(np.float64), integer(state, "seen")
-        self._sums, self._largest, self.seen = Fenwick(self.size), SlidingMax(self.size), seen - len(values)
+        self._sums, self._largest, self.added = FenwickTree(self.size), SlidingMax(self.size), seen - len(values)
         self.add(values.tolist())
-        self._sums.refresh()
+        self._sums.rebuild()

@@ -6,9 +6,9 @@ its worth is 0 (Kostrikov et al., Discriminator-Actor-Critic, 2019, on this bias
 
 | pays | sign | asks for a world in which |
 |---|---|---|
-| `positive` | never below 0: living on pays | an end is a failure (a balance, a walk) |
-| `negative` | never above 0: every step costs | the end is the goal (a maze, a reach) |
-| `odds` | either, 0 where nobody can tell | ends are of both kinds, or only a clock ends an episode |
+| `positive_reward` | never below 0: living on pays | an end is a failure (a balance, a walk) |
+| `negative_reward` | never above 0: every step costs | the end is the goal (a maze, a reach) |
+| `log_odds_reward` | either, 0 where nobody can tell | ends are of both kinds, or only a clock ends an episode |
 
 A limit of time is no end: whoever is cut off there is credited with the critic's value of what was seen last, whatever
 the sign.
@@ -22,35 +22,37 @@ import numpy as np
 
 from hone.core.credit import Credits, Values
 from hone.core.episodes import Episodes
-from hone.credit.columns import Column, Credit, Floats, asked
+from hone.credit.columns import CreditFunction, DecisionColumn, Floats, checked_column
 
-Pay: TypeAlias = Callable[[Floats], Floats]
+LogitReward: TypeAlias = Callable[[Floats], Floats]
 """Logits `[N]` -> rewards `[N]`."""
 
 
-def positive(logit: Floats) -> Floats:
+def positive_reward(logit: Floats) -> Floats:
     """-log(1 - D) = softplus(l), above 0: GAIL's own (Ho and Ermon, 2016)."""
     return np.logaddexp(0.0, logit)
 
 
-def negative(logit: Floats) -> Floats:
+def negative_reward(logit: Floats) -> Floats:
     """log D = -softplus(-l), below 0."""
     return -np.logaddexp(0.0, -logit)
 
 
-def odds(logit: Floats) -> Floats:
+def log_odds_reward(logit: Floats) -> Floats:
     """log D - log(1 - D) = l, of either sign (AIRL's form: Fu et al., 2018)."""
     return logit
 
 
-def imitated(episodes: Episodes, values: Values, *, likeness: Column, credit: Credit) -> Credits:
+def with_imitation_reward(
+    episodes: Episodes, values: Values, *, imitation_reward: DecisionColumn, credit: CreditFunction
+) -> Credits:
     """`credit` of r = likeness (GAIL: Ho and Ermon, 2016) in the place of what the world paid, which nothing is learned
     from.
 
     Scores stay the world's own. The mean of what was paid instead is `imitation/reward_mean`. Raises DataError where
     `likeness` does not give one finite number per decision.
     """
-    paid = asked(likeness, episodes, "likeness")
+    paid = checked_column(imitation_reward, episodes, "likeness")
     credits = credit(replace(episodes, reward=paid.astype(np.float32)), values)
     told = {"imitation/reward_mean": float(paid.mean())} if len(paid) else {}
     return replace(credits, metrics={**credits.metrics, **told})

@@ -15,20 +15,20 @@ from hone.core.episodes import Episodes
 from hone.core.errors import DataError
 
 Floats = NDArray[np.float64]
-Credit: TypeAlias = Callable[[Episodes, Values], Credits]
+CreditFunction: TypeAlias = Callable[[Episodes, Values], Credits]
 """What a recipe judges by."""
-Column: TypeAlias = Callable[[Episodes], NDArray[np.floating]]
+DecisionColumn: TypeAlias = Callable[[Episodes], NDArray[np.floating]]
 """One number per decision `[N]`: a log-probability under some policy, a token's implicit reward."""
-Marks: TypeAlias = Callable[[Episodes], NDArray[np.bool_]]
+StepEnds: TypeAlias = Callable[[Episodes], NDArray[np.bool_]]
 """Which decisions end a step `[N]`."""
 
 
-def recorded(episodes: Episodes) -> NDArray[np.floating]:
+def behaviour_logp(episodes: Episodes) -> NDArray[np.floating]:
     """The log-probability under whoever acted, in nats `[N]`."""
     return episodes.logp
 
 
-def asked(column: Column, episodes: Episodes, name: str) -> Floats:
+def checked_column(column: DecisionColumn, episodes: Episodes, name: str) -> Floats:
     """The column as float64 `[N]`; raises DataError when its shape is wrong or a number of it is not finite."""
     found = np.asarray(column(episodes), dtype=np.float64)
     if found.shape != (episodes.decisions,):
@@ -44,21 +44,21 @@ def asked(column: Column, episodes: Episodes, name: str) -> Floats:
     return found
 
 
-def lasts(episodes: Episodes) -> NDArray[np.bool_]:
+def episode_ends(episodes: Episodes) -> NDArray[np.bool_]:
     """Marks the last decision of each episode `[N]`: an episode is one step."""
     marks = np.zeros(episodes.decisions, dtype=np.bool_)
     marks[episodes.offsets[1:][episodes.lengths > 0] - 1] = True
     return marks
 
 
-def turns(episodes: Episodes) -> NDArray[np.bool_]:
+def turn_ends(episodes: Episodes) -> NDArray[np.bool_]:
     """Marks the last decision before the world speaks again, and the last of each episode `[N]`; for transcripts."""
     at = episodes.transcript.at
-    marks = lasts(episodes)
+    marks = episode_ends(episodes)
     marks[:-1] |= np.diff(at) > 1
     return marks
 
 
-def delimited(episodes: Episodes, *, tokens: Sequence[int]) -> NDArray[np.bool_]:
+def delimiter_ends(episodes: Episodes, *, tokens: Sequence[int]) -> NDArray[np.bool_]:
     """Marks each decision that chose one of `tokens` (a line's end), and the last of each episode `[N]`."""
-    return np.isin(episodes.chosen, np.asarray(tokens)) | lasts(episodes)
+    return np.isin(episodes.chosen, np.asarray(tokens)) | episode_ends(episodes)

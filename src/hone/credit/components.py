@@ -8,7 +8,7 @@ from hone.core.credit import Credits, Values
 from hone.core.episodes import Episodes
 from hone.core.errors import ConfigError, DataError
 from hone.core.ragged import Ints
-from hone.credit.grouping import STD_FLOOR, Floats, centred, group_deviation, spread
+from hone.credit.grouping import STD_FLOOR, Floats, broadcast_advantage, centred, group_deviation
 
 
 def gdpo(
@@ -21,11 +21,11 @@ def gdpo(
     """A = z over the batch of sum_c w_c (R_c - mean_g,c) / (std_g,c + epsilon) (GDPO, 2026, 2601.05242).
 
     Normalised per reward function first, so that one with a large range does not drown the others; then over the
-    batch's answers, again with epsilon. Standard deviations have ddof 1. `weights` defaults to 1 each. The source must
-    keep each function's score in `episodes.components`. A component that is missing for an answer leaves that
-    component's statistics and adds nothing; a group is dead if it is dead in every component. Raises DataError without
-    components and ConfigError for a wrong number of weights. Elsewhere: verl's epsilon is 1e-6 and its last step
-    whitens over tokens; TRL's name is `normalize_then_sum`.
+    batch's answers, again with epsilon. Standard deviations have ddof 1. `question_weights` defaults to 1 each. The
+    source must keep each function's score in `episodes.components`. A component that is missing for an answer leaves
+    that component's statistics and adds nothing; a group is dead if it is dead in every component. Raises DataError
+    without components and ConfigError for a wrong number of weights. Elsewhere: verl's epsilon is 1e-6 and its last
+    step whitens over tokens; TRL's name is `normalize_then_sum`.
     """
     components = episodes.components
     if components is None:
@@ -46,7 +46,7 @@ def gdpo(
     deviation = total.std(ddof=1) if len(total) > 1 else 0.0
     if deviation > STD_FLOOR * np.abs(total).max(initial=0.0):
         total = (total - total.mean()) / (deviation + epsilon)
-    return spread(episodes, np.where(alive[numbers], total, 0.0), ~alive)
+    return broadcast_advantage(episodes, np.where(alive[numbers], total, 0.0), ~alive)
 
 
 def _standardised(values: Floats, groups: Ints, *, epsilon: float) -> tuple[Floats, np.ndarray]:

@@ -15,11 +15,11 @@ from hone.core.episodes import Episodes
 from hone.credit.grouping import (
     STD_FLOOR,
     Floats,
+    broadcast_advantage,
     centred,
+    group_credits,
     group_deviation,
     group_numbers,
-    judged,
-    spread,
 )
 
 Scale = Literal["group", "batch", "none"]
@@ -47,7 +47,7 @@ def group_relative(
         advantage /= deviation[numbers] + epsilon
     elif scale == "batch" and len(score) > ddof:
         advantage /= score.std(ddof=ddof) + epsilon
-    return spread(episodes, np.where(dead[numbers], 0.0, advantage), dead)
+    return broadcast_advantage(episodes, np.where(dead[numbers], 0.0, advantage), dead)
 
 
 def batch_relative(
@@ -69,24 +69,25 @@ def batch_relative(
     _, dead = group_deviation(score, numbers, ddof=ddof)
     deviation = score.std(ddof=ddof) if len(score) > 1 else 0.0
     if deviation <= STD_FLOOR * np.abs(score).max(initial=0.0):
-        return spread(episodes, np.zeros(len(score)), dead)
+        return broadcast_advantage(episodes, np.zeros(len(score)), dead)
     advantage = (score - score.mean()) / (deviation + epsilon if scale == "batch" else 1.0)
-    return spread(episodes, advantage, dead)
+    return broadcast_advantage(episodes, advantage, dead)
 
 
 def leave_one_out(episodes: Episodes, _values: Values) -> Credits:
     """A_i = R_i - mean of the other answers' scores = K/(K-1) (R_i - mean_g) (RLOO, Ahmadian et al. 2024, 2402.14740).
 
     Unbiased, because an answer's baseline does not contain it. The paper's R holds the sequence's KL: decorate with
-    `KlInReward`. Elsewhere: OpenRLHF adds the KL after the baseline, so that it has none; TRL clips a sequence-level
-    ratio on top. A single answer gets its raw score in verl's `rloo`; here 0, as in TRL, SkyRL and AReaL.
+    `KlRewardCredit`. Elsewhere: OpenRLHF adds the KL after the baseline, so that it has none; TRL clips a
+    sequence-level ratio on top. A single answer gets its raw score in verl's `rloo`; here 0, as in TRL, SkyRL and
+    AReaL.
     """
 
     def judge(score: Floats) -> Floats:
         count = score.shape[1]
         return (score - score.mean(axis=1, keepdims=True)) * (count / (count - 1))
 
-    return judged(episodes, judge)
+    return group_credits(episodes, judge)
 
 
 def group_policy_gradient(episodes: Episodes, _values: Values, *, norm: float = 1.0) -> Credits:
@@ -102,7 +103,7 @@ def group_policy_gradient(episodes: Episodes, _values: Values, *, norm: float = 
     heard = int((~dead[numbers]).sum())
     alpha = len(score) / heard if heard else 0.0
     advantage = np.where(dead[numbers], 0.0, alpha / norm * centred(score, numbers))
-    return spread(episodes, advantage, dead, metrics={"credit/alpha": alpha})
+    return broadcast_advantage(episodes, advantage, dead, metrics={"credit/alpha": alpha})
 
 
 def length_baseline(episodes: Episodes, _values: Values) -> Credits:
@@ -116,4 +117,4 @@ def length_baseline(episodes: Episodes, _values: Values) -> Credits:
     length = episodes.lengths[episodes.scored].astype(np.float64)
     total = np.maximum(np.bincount(numbers, weights=length), 1.0)  # 0: nobody decided anything, and b reaches nothing
     baseline = np.bincount(numbers, weights=length * score) / total
-    return spread(episodes, np.where(dead[numbers], 0.0, score - baseline[numbers]), dead)
+    return broadcast_advantage(episodes, np.where(dead[numbers], 0.0, score - baseline[numbers]), dead)

@@ -18,13 +18,13 @@ from hone.core.errors import UserCodeError
 from hone.core.ragged import Ints, offsets_of
 
 Floats = NDArray[np.float64]
-Judge: TypeAlias = Callable[[Floats], Floats]
+GroupAdvantage: TypeAlias = Callable[[Floats], Floats]
 """Scores `[g, n]` of g groups of n answers -> advantages `[g, n]`."""
 
 STD_FLOOR = 1e-6
 """A standard deviation below this share of the largest score is rounding, not signal."""
 
-DEAD = "reward/zero_variance_groups"
+ZERO_VARIANCE_GROUPS = "reward/zero_variance_groups"
 """Share of groups with a score that say nothing: a single score, or all equal."""
 
 
@@ -56,7 +56,7 @@ def group_deviation(values: Floats, numbers: Ints, *, ddof: int = 1) -> tuple[Fl
     return deviation, deviation <= STD_FLOOR * size
 
 
-def by_size(values: Floats, numbers: Ints, judge: Judge) -> Floats:
+def apply_by_group_size(values: Floats, numbers: Ints, judge: GroupAdvantage) -> Floats:
     """`judge` applied to all groups, those of one size at a time -> `[S]`, in the order of `values`."""
     found = np.zeros(len(values))
     count = np.bincount(numbers)
@@ -68,27 +68,27 @@ def by_size(values: Floats, numbers: Ints, judge: Judge) -> Floats:
     return found
 
 
-def judged(episodes: Episodes, judge: Judge, *, least: int = 2) -> Credits:
+def group_credits(episodes: Episodes, judge: GroupAdvantage, *, min_scores: int = 2) -> Credits:
     """Each scored answer's advantage by `judge`, on all of its decisions; groups of fewer than `least` scores get 0."""
     numbers = group_numbers(episodes)
     score = episodes.score[episodes.scored]
     _, dead = group_deviation(score, numbers)
-    small = np.bincount(numbers) < least
+    small = np.bincount(numbers) < min_scores
 
     def heard(scores: Floats) -> Floats:
-        return judge(scores) if scores.shape[1] >= least else np.zeros_like(scores)
+        return judge(scores) if scores.shape[1] >= min_scores else np.zeros_like(scores)
 
-    advantage = np.where(dead[numbers], 0.0, by_size(score, numbers, heard))
-    metrics = {"reward/groups_too_small": share(small)} if least > 2 else {}
-    return spread(episodes, advantage, dead, metrics=metrics)
+    advantage = np.where(dead[numbers], 0.0, apply_by_group_size(score, numbers, heard))
+    metrics = {"reward/groups_too_small": fraction_true(small)} if min_scores > 2 else {}
+    return broadcast_advantage(episodes, advantage, dead, metrics=metrics)
 
 
-def share(flags: NDArray[np.bool_]) -> float:
+def fraction_true(flags: NDArray[np.bool_]) -> float:
     """Share of `flags` that are set; 0 of none."""
     return float(flags.mean()) if len(flags) else 0.0
 
 
-def spread(
+def broadcast_advantage(
     episodes: Episodes, advantage: Floats, dead: NDArray[np.bool_], *, metrics: Mapping[str, float] | None = None
 ) -> Credits:
     """The advantage of each scored episode `[S]` on each of its decisions `[N]`; 0 where the score is missing."""
@@ -96,18 +96,19 @@ def spread(
     per_episode[episodes.scored] = advantage
     return Credits(
         advantage=np.repeat(per_episode, episodes.lengths),
-        metrics={DEAD: share(dead), **(metrics or {})},
+        metrics={ZERO_VARIANCE_GROUPS: fraction_true(dead), **(metrics or {})},
     )
 
 
-def require_scores(episodes: Episodes, *, binary: bool, of: str) -> None:
+def require_scores(episodes: Episodes, *, binary: bool, credit_name: str) -> None:
     """Raises UserCodeError, naming the first, for scores that `of` is not defined on: negative, or not 0 or 1."""
     score = np.where(episodes.scored, episodes.score, 0.0)
     bad = np.flatnonzero((score != 0.0) & (score != 1.0) if binary else score < 0)
     if len(bad):
         first = int(bad[0])
         raise UserCodeError(
-            f"{of} needs scores {'of 0 or 1' if binary else 'of at least 0'}: {len(bad)} of {len(episodes)} are not, "
+            f"{credit_name} needs scores {'of 0 or 1' if binary else 'of at least 0'}: {len(bad)} of "
+            f"{len(episodes)} are not, "
             f"the first {score[first]:g} of episode {first} in group {episodes.group[first]}; "
             + ("put `binarised` of credit.shaping before it" if binary else "shift the reward function's scores")
         )

@@ -14,13 +14,13 @@ from numpy.typing import NDArray
 from hone.core.credit import Credits, Values
 from hone.core.episodes import Episodes
 from hone.core.errors import DataError
-from hone.core.ragged import sums
+from hone.core.ragged import row_sums
 from hone.core.state import State
-from hone.credit.columns import Column, Credit, asked, recorded
-from hone.credit.returns import heard_decisions
+from hone.credit.columns import CreditFunction, DecisionColumn, behaviour_logp, checked_column
+from hone.credit.returns import scored_decisions
 
 Floats = NDArray[np.float64]
-Estimator: TypeAlias = Callable[[Floats], Floats]
+KlEstimator: TypeAlias = Callable[[Floats], Floats]
 """log pi - log pi_ref of the choices `[N]` -> estimates of KL(pi || pi_ref) `[N]`, in nats."""
 
 LOG_RATIO_BOUND = 20.0
@@ -46,12 +46,12 @@ def k3(gap: Floats) -> Floats:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Distance:
+class KlEstimate:
     """How far the policy of one batch is from the reference."""
 
-    per_episode: float
+    episode_nats: float
     """Nats: the mean over episodes of the sum over their decisions."""
-    per_decision: float
+    decision_nats: float
     """Nats: the mean over episodes of the mean over their decisions."""
     episodes: int
     """Episodes with a decision."""
@@ -63,7 +63,7 @@ class KlController(Protocol):
     @property
     def weight(self) -> float: ...
 
-    def observe(self, distance: Distance) -> None:
+    def observe(self, distance: KlEstimate) -> None:
         """Hears of a batch after it was paid for at `weight`."""
         ...
 
@@ -72,13 +72,13 @@ class KlController(Protocol):
     def restore(self, state: State) -> None: ...
 
 
-class FixedKl:
+class FixedKlController:
     """The same price at all times. verl's default is 0.001, RLOO's in TRL 0.05."""
 
     def __init__(self, weight: float) -> None:
         self.weight = weight
 
-    def observe(self, distance: Distance) -> None:
+    def observe(self, distance: KlEstimate) -> None:
         del distance
 
     def state(self) -> State:
@@ -88,7 +88,7 @@ class FixedKl:
         del state
 
 
-class AdaptiveKl:
+class AdaptiveKlController:
     """e = clip(KL / target - 1, -0.2, 0.2); weight *= 1 + e * episodes / horizon (Ziegler et al. 2019, 1909.08593).
 
     `target` is in nats per episode, as in the paper, with `unit="episode"`, and per decision with `unit="decision"`,
@@ -109,8 +109,8 @@ class AdaptiveKl:
         self.horizon = horizon
         self.unit = unit
 
-    def observe(self, distance: Distance) -> None:
-        found = distance.per_episode if self.unit == "episode" else distance.per_decision
+    def observe(self, distance: KlEstimate) -> None:
+        found = distance.episode_nats if self.unit == "episode" else distance.decision_nats
         error = min(max(found / self.target - 1.0, -0.2), 0.2)
         self.weight *= 1.0 + error * distance.episodes / self.horizon
 
@@ -125,7 +125,7 @@ class AdaptiveKl:
         self.weight = weight
 
 
-class KlInReward:
+class KlRewardCredit:
     """Decorates a credit: r_t -= weight * k_t at each decision, and so R -= weight * sum of k_t (Ziegler et al. 2019).
 
     The whole credit sees the price: a group's baseline (RLOO, as its paper has it) and returns to go (PPO,
@@ -137,12 +137,12 @@ class KlInReward:
 
     def __init__(
         self,
-        credit: Credit,
+        credit: CreditFunction,
         *,
-        reference: Column,
+        reference: DecisionColumn,
         controller: KlController,
-        current: Column = recorded,
-        estimator: Estimator = k1,
+        current: DecisionColumn = behaviour_logp,
+        estimator: KlEstimator = k1,
     ) -> None:
         self.credit = credit
         self.reference = reference
@@ -151,20 +151,20 @@ class KlInReward:
         self.estimator = estimator
 
     def __call__(self, episodes: Episodes, values: Values) -> Credits:
-        now = asked(self.current, episodes, "the policy's log-probability")
-        gap = now - asked(self.reference, episodes, "the reference's log-probability")
+        now = checked_column(self.current, episodes, "the policy's log-probability")
+        gap = now - checked_column(self.reference, episodes, "the reference's log-probability")
         nats = self.estimator(gap)
         weight = self.controller.weight
-        price = weight * np.where(heard_decisions(episodes), nats, 0.0)
+        price = weight * np.where(scored_decisions(episodes), nats, 0.0)
         shaped = replace(
             episodes,
             reward=(episodes.reward - price).astype(np.float32),
-            score=episodes.score - sums(price, episodes.offsets),
+            score=episodes.score - row_sums(price, episodes.offsets),
         )
         credits = self.credit(shaped, values)
-        distance = distance_of(episodes, nats)
+        distance = estimate_kl(episodes, nats)
         self.controller.observe(distance)
-        told = {"reward/kl_nats": distance.per_episode, "reward/kl_weight": weight}
+        told = {"reward/kl_nats": distance.episode_nats, "reward/kl_weight": weight}
         return replace(credits, metrics={**credits.metrics, **told})
 
     def state(self) -> State:
@@ -174,21 +174,26 @@ class KlInReward:
         self.controller.restore(state)
 
 
-def distance_of(episodes: Episodes, nats: Floats) -> Distance:
+def estimate_kl(episodes: Episodes, nats: Floats) -> KlEstimate:
     """Of estimates `[N]`; answers without a score count: their distance is known all the same."""
     length = episodes.lengths
-    whole = sums(nats, episodes.offsets)[length > 0]
+    whole = row_sums(nats, episodes.offsets)[length > 0]
     if not len(whole):
-        return Distance(per_episode=0.0, per_decision=0.0, episodes=0)
-    return Distance(
-        per_episode=float(whole.mean()),
-        per_decision=float((whole / length[length > 0]).mean()),
+        return KlEstimate(episode_nats=0.0, decision_nats=0.0, episodes=0)
+    return KlEstimate(
+        episode_nats=float(whole.mean()),
+        decision_nats=float((whole / length[length > 0]).mean()),
         episodes=len(whole),
     )
 
 
-def distilled(
-    episodes: Episodes, _values: Values, *, teacher: Column, current: Column = recorded, weight: float = 1.0
+def distillation_credit(
+    episodes: Episodes,
+    _values: Values,
+    *,
+    teacher: DecisionColumn,
+    current: DecisionColumn = behaviour_logp,
+    weight: float = 1.0,
 ) -> Credits:
     """A_t = -weight (log pi - log pi_teacher) of each choice: on-policy distillation, reverse KL with discount 0
     (Thinking Machines, 2025; MiniLLM, Gu et al. 2023, 2306.08543, discounts by 1).
@@ -196,7 +201,7 @@ def distilled(
     A constant to the loss: differentiating it instead would leave no trace of the teacher. Scores play no part, missing
     ones neither. Elsewhere: slime adds it to any other advantage.
     """
-    now = asked(current, episodes, "the policy's log-probability")
-    nats = now - asked(teacher, episodes, "the teacher's log-probability")
-    told = {"distill/kl_nats": distance_of(episodes, nats).per_episode}
+    now = checked_column(current, episodes, "the policy's log-probability")
+    nats = now - checked_column(teacher, episodes, "the teacher's log-probability")
+    told = {"distill/kl_nats": estimate_kl(episodes, nats).episode_nats}
     return Credits(advantage=(-weight * nats).astype(np.float32), metrics=told)

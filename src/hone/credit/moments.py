@@ -9,14 +9,14 @@ from numpy.typing import NDArray
 from hone.core.episodes import Episodes
 from hone.core.errors import DataError
 from hone.core.state import State, array, substate
-from hone.credit.returns import discounted
+from hone.credit.returns import discounted_sums
 
 Floats = NDArray[np.float64]
 LEAST = 1e-8
 """Added to a variance before its root is taken."""
 
 
-class Moments:
+class RunningMeanStd:
     """Mean and variance of all rows seen so far, merged batch by batch (Chan, Golub and LeVeque, 1979)."""
 
     def __init__(self, size: int) -> None:
@@ -26,7 +26,7 @@ class Moments:
         self.squares: Floats = np.zeros(size)
         """`[size]` sum of squared distances from the mean."""
 
-    def absorb(self, rows: NDArray[np.generic]) -> None:
+    def update(self, rows: NDArray[np.generic]) -> None:
         """Take in `rows` `[n, size]`."""
         if len(rows) == 0:
             return
@@ -66,23 +66,23 @@ class ReturnScale:
 
     def __init__(self, discount: float) -> None:
         self.discount = discount
-        self.moments = Moments(1)
-        self.open: dict[int, float] = {}
+        self.moments = RunningMeanStd(1)
+        self.open_returns: dict[int, float] = {}
         """Return so far of episodes that go on, by their number."""
 
-    def absorb(self, episodes: Episodes) -> None:
+    def update(self, episodes: Episodes) -> None:
         """Take in the returns of these pieces; pieces of one episode come in the order of time."""
         offsets, count = episodes.offsets, episodes.decisions
         reward = episodes.reward.astype(np.float64)
         began = offsets[:-1][episodes.lengths > 0]
         kept = episodes.lengths > 0
         numbers = episodes.group[kept].tolist()
-        reward[began] += self.discount * np.array([self.open.pop(number, 0.0) for number in numbers])
-        running = discounted(reward[::-1], count - offsets[::-1], self.discount)[::-1]
-        self.moments.absorb(running[:, None])
+        reward[began] += self.discount * np.array([self.open_returns.pop(number, 0.0) for number in numbers])
+        running = discounted_sums(reward[::-1], count - offsets[::-1], self.discount)[::-1]
+        self.moments.update(running[:, None])
         goes_on = ~(episodes.terminated | episodes.truncated)[kept]
         last = running[offsets[1:][kept] - 1]
-        self.open |= {number: float(last[place]) for place, number in enumerate(numbers) if goes_on[place]}
+        self.open_returns |= {number: float(last[place]) for place, number in enumerate(numbers) if goes_on[place]}
 
     @property
     def scale(self) -> float:
@@ -92,11 +92,11 @@ class ReturnScale:
     def state(self) -> State:
         return {
             "moments": self.moments.state(),
-            "numbers": np.array(list(self.open), dtype=np.int64),
-            "returns": np.array(list(self.open.values()), dtype=np.float64),
+            "numbers": np.array(list(self.open_returns), dtype=np.int64),
+            "returns": np.array(list(self.open_returns.values()), dtype=np.float64),
         }
 
     def restore(self, state: State) -> None:
         self.moments.restore(substate(state, "moments"))
         numbers, returns = array(state, "numbers").tolist(), array(state, "returns").tolist()
-        self.open = dict(zip(numbers, returns, strict=True))
+        self.open_returns = dict(zip(numbers, returns, strict=True))

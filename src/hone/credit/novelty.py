@@ -13,11 +13,11 @@ from hone.core.credit import Credits, Values
 from hone.core.episodes import Episodes
 from hone.core.errors import DataError
 from hone.core.ragged import Ints
-from hone.credit.returns import Floats, discounted
+from hone.credit.returns import Floats, discounted_sums
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CuriousValues(Values):
+class NoveltyValues(Values):
     """What two critics expect: of what the world pays, and of novelty."""
 
     novelty: NDArray[np.float32]
@@ -27,14 +27,14 @@ class CuriousValues(Values):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CuriousCredits(Credits):
+class NoveltyCredits(Credits):
     """Credit for both, with a target for each critic."""
 
     novelty_target: NDArray[np.float32]
     """`[N]`."""
 
 
-def lanes_of(episodes: Episodes, count: int) -> Ints:
+def environment_offsets(episodes: Episodes, count: int) -> Ints:
     """`[L+1]` offsets of the decisions of each of `count` environments that were stepped together.
 
     Pieces stand environment by environment, in the order of time. An environment's first piece goes on with an episode
@@ -50,19 +50,19 @@ def lanes_of(episodes: Episodes, count: int) -> Ints:
 def running_returns(reward: NDArray[np.floating], lanes: Ints, before: Floats, *, discount: float) -> Floats:
     """`[N]` R_t = discount * R_(t-1) + r_t along each lane, which goes on from `before` `[L]`."""
     count = int(lanes[-1])
-    backwards = discounted(reward[::-1], count - lanes[::-1], discount)[::-1]
+    backwards = discounted_sums(reward[::-1], count - lanes[::-1], discount)[::-1]
     place = np.arange(count) - np.repeat(lanes[:-1], np.diff(lanes))
     return backwards + np.repeat(before, np.diff(lanes)) * discount ** (place + 1.0)
 
 
-def continuing_gae(
+def non_episodic_gae(
     episodes: Episodes,
     reward: NDArray[np.floating],
-    values: CuriousValues,
+    values: NoveltyValues,
     *,
-    lanes: Ints,
+    environment_offsets: Ints,
     discount: float,
-    decay: float,
+    gae_lambda: float,
 ) -> tuple[Floats, Floats]:
     """Advantage and target `[N]` of `reward` `[N]`, as `gae`, in a stream that goes on through the ends of episodes.
 
@@ -74,16 +74,18 @@ def continuing_gae(
         raise DataError(f"{len(reward)} rewards for novelty, {episodes.decisions} decisions")
     worth = values.novelty.astype(np.float64)
     after = np.append(worth[1:], 0.0)
-    last = lanes[1:] - 1
+    last = environment_offsets[1:] - 1
     after[last] = values.novelty_final[np.searchsorted(episodes.offsets, last, side="right") - 1]
-    advantage = discounted(reward + discount * after - worth, lanes, discount * decay)
+    advantage = discounted_sums(reward + discount * after - worth, environment_offsets, discount * gae_lambda)
     return advantage, advantage + worth
 
 
-def with_novelty(credits: Credits, advantage: Floats, target: Floats, *, paid: float, new: float) -> CuriousCredits:
+def with_novelty(
+    credits: Credits, advantage: Floats, target: Floats, *, extrinsic_weight: float, intrinsic_weight: float
+) -> NoveltyCredits:
     """A = paid * A of what the world pays + new * A of novelty (Burda et al., 2018: 2 and 1)."""
-    return CuriousCredits(
-        advantage=(paid * credits.advantage + new * advantage).astype(np.float32),
+    return NoveltyCredits(
+        advantage=(extrinsic_weight * credits.advantage + intrinsic_weight * advantage).astype(np.float32),
         target=credits.target,
         discount=credits.discount,
         metrics=credits.metrics,

@@ -15,7 +15,14 @@ from hone.core.credit import Credits, Values
 from hone.core.episodes import Episodes
 from hone.core.errors import ConfigError
 from hone.core.ragged import Ints
-from hone.credit.grouping import Floats, group_deviation, group_numbers, judged, require_scores, spread
+from hone.credit.grouping import (
+    Floats,
+    broadcast_advantage,
+    group_credits,
+    group_deviation,
+    group_numbers,
+    require_scores,
+)
 
 PkpoBaseline = Literal["minus_one", "leave_one_out"]
 
@@ -40,7 +47,7 @@ def best_of_group(
         found[np.arange(len(score)), score.argmax(axis=1)] = margin
         return found
 
-    return judged(episodes, judge)
+    return group_credits(episodes, judge)
 
 
 def pass_at_k(episodes: Episodes, _values: Values, *, k: int, epsilon: float = 1e-6) -> Credits:
@@ -52,8 +59,8 @@ def pass_at_k(episodes: Episodes, _values: Values, *, k: int, epsilon: float = 1
     (`reward/groups_too_small`). Raises UserCodeError for other scores. Elsewhere: the authors' code leaves rewards
     other than exactly 0 and 1 as they are.
     """
-    _require_k(k, least=1)
-    require_scores(episodes, binary=True, of="pass_at_k")
+    _require_k(k, minimum=1)
+    require_scores(episodes, binary=True, credit_name="pass_at_k")
 
     def judge(score: Floats) -> Floats:
         count = score.shape[1]
@@ -63,7 +70,7 @@ def pass_at_k(episodes: Episodes, _values: Values, *, k: int, epsilon: float = 1
         spread_ = np.sqrt(failing * (1 - failing)) + epsilon
         return np.where(score == 1.0, failing[:, None], (failing - failing_rest)[:, None]) / spread_[:, None]
 
-    return judged(episodes, judge, least=max(k, 2))
+    return group_credits(episodes, judge, min_scores=max(k, 2))
 
 
 def pkpo(episodes: Episodes, _values: Values, *, k: int, baseline: PkpoBaseline = "minus_one") -> Credits:
@@ -81,9 +88,9 @@ def pkpo(episodes: Episodes, _values: Values, *, k: int, baseline: PkpoBaseline 
     leave-one-out once more: the first is A_i/k of "minus_one", and the second centring is biased, as the others' terms
     depend on answer i.
     """
-    _require_k(k, least=2 if baseline == "minus_one" else 1)
+    _require_k(k, minimum=2 if baseline == "minus_one" else 1)
     judge = _minus_one if baseline == "minus_one" else _without_i
-    return judged(episodes, partial(judge, k=k), least=k if baseline == "minus_one" else k + 1)
+    return group_credits(episodes, partial(judge, k=k), min_scores=k if baseline == "minus_one" else k + 1)
 
 
 def max_rl(
@@ -104,7 +111,7 @@ def max_rl(
     Elsewhere: a single answer gets R/1e-6 in the authors' code and its raw score in SkyRL; here 0 (a right one, or
     order N - 1) or -1 (a wrong one, order N). prime-rl's docstring says order N of an estimator of order N - 1.
     """
-    require_scores(episodes, binary=False, of="max_rl")
+    require_scores(episodes, binary=False, credit_name="max_rl")
     numbers, score = group_numbers(episodes), episodes.score[episodes.scored]
     _, dead = group_deviation(score, numbers)
     mean = np.bincount(numbers, weights=score) / np.maximum(np.bincount(numbers), 1)
@@ -112,7 +119,7 @@ def max_rl(
     advantage = np.where(dead[numbers], 0.0, (score - mean[numbers]) / expected)
     if order == "n":
         advantage = np.where(mean[numbers] == 0.0, -1.0, advantage)
-    return spread(episodes, advantage, dead)
+    return broadcast_advantage(episodes, advantage, dead)
 
 
 def _minus_one(score: Floats, *, k: int) -> Floats:
@@ -175,6 +182,6 @@ def _ratios(count: int, k: int) -> Floats:
     return np.array([math.comb(wrong, k) / whole for wrong in range(count + 1)])
 
 
-def _require_k(k: int, *, least: int) -> None:
-    if k < least:
-        raise ConfigError(f"k = {k}: it must be at least {least}")
+def _require_k(k: int, *, minimum: int) -> None:
+    if k < minimum:
+        raise ConfigError(f"k = {k}: it must be at least {minimum}")

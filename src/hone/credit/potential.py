@@ -16,7 +16,7 @@ from hone.core.config import Config
 from hone.core.credit import Credits, Values
 from hone.core.episodes import Episodes
 from hone.core.errors import DataError
-from hone.credit.columns import Credit, Floats
+from hone.credit.columns import CreditFunction, Floats
 
 Potential: TypeAlias = Callable[[NDArray[np.generic]], Floats]
 """What is seen `[n, *observation]` -> its potential `[n]`."""
@@ -58,7 +58,7 @@ PotentialConfig: TypeAlias = Annotated[
 ]
 
 
-def potential_of(config: PotentialConfig) -> Potential:
+def build_potential(config: PotentialConfig) -> Potential:
     """The function that a config describes; it raises DataError for observations that it does not fit."""
 
     def table(seen: NDArray[np.generic]) -> Floats:
@@ -104,16 +104,18 @@ def potential_shaped(episodes: Episodes, *, potential: Potential, discount: floa
     return replace(episodes, reward=(episodes.reward + discount * after - worth).astype(np.float32))
 
 
-def naively_shaped(episodes: Episodes, *, potential: Potential) -> Episodes:
+def state_bonus_shaped(episodes: Episodes, *, potential: Potential) -> Episodes:
     """r + Phi(s'): a bonus for being somewhere. It can make it best to go in circles there (Randloev & Alstroem, 1998),
     and is here to show that."""
     _, after = _around(episodes, potential)
     return replace(episodes, reward=(episodes.reward + after).astype(np.float32))
 
 
-def reshaped(episodes: Episodes, values: Values, *, credit: Credit, shape: Callable[[Episodes], Episodes]) -> Credits:
+def with_shaped_rewards(
+    episodes: Episodes, values: Values, *, credit: CreditFunction, shaping: Callable[[Episodes], Episodes]
+) -> Credits:
     """`credit` of r + F, the rewards after `shape`; the mean change of a reward is `reward/shaping_mean`."""
-    changed = shape(episodes)
+    changed = shaping(episodes)
     credits = credit(changed, values)
     moved = float((changed.reward - episodes.reward).mean()) if episodes.decisions else 0.0
     return replace(credits, metrics={**credits.metrics, "reward/shaping_mean": moved})

@@ -8,26 +8,26 @@ import numpy as np
 
 from hone.core.credit import Credits, Values
 from hone.core.episodes import Episodes
-from hone.core.ragged import offsets_of, sums
-from hone.credit.columns import Column, Floats, Marks, asked, lasts
-from hone.credit.grouping import DEAD, centred, group_deviation, group_numbers, share
+from hone.core.ragged import offsets_of, row_sums
+from hone.credit.columns import DecisionColumn, Floats, StepEnds, checked_column, episode_ends
+from hone.credit.grouping import ZERO_VARIANCE_GROUPS, centred, fraction_true, group_deviation, group_numbers
 from hone.credit.reinforce import whiten
-from hone.credit.returns import discounted, heard_decisions
+from hone.credit.returns import discounted_sums, scored_decisions
 
 
-def step_relative(episodes: Episodes, _values: Values, *, ends: Marks, epsilon: float = 1e-6) -> Credits:
+def step_group_relative(episodes: Episodes, _values: Values, *, step_ends: StepEnds, epsilon: float = 1e-6) -> Credits:
     """A_t = sum of the normalised rewards of the steps that end at t or later; each step's reward is normalised with
     the mean and standard deviation (ddof 1) of all steps of its group (GRPO with process supervision, Shao et al.
     2024).
 
-    `ends` marks each step's last decision (`turns`, `delimited`); an answer's last decision always ends one. A step's
-    reward is what was paid during it. Groups whose steps are all equal, or with one step, get 0 and are counted. The
-    formula is known here from secondary descriptions of the paper's section 4.1.3; no other library has it. Answers of
-    many steps collect more terms, and so larger advantages at their beginnings.
+    `ends` marks each step's last decision (`turn_ends`, `delimiter_ends`); an answer's last decision always ends one. A
+    step's reward is what was paid during it. Groups whose steps are all equal, or with one step, get 0 and are counted.
+    The formula is known here from secondary descriptions of the paper's section 4.1.3; no other library has it. Answers
+    of many steps collect more terms, and so larger advantages at their beginnings.
     """
-    marks = ends(episodes) | lasts(episodes)
+    marks = step_ends(episodes) | episode_ends(episodes)
     places = np.flatnonzero(marks)
-    reward = sums(episodes.reward, offsets_of(np.diff(places, prepend=-1)))
+    reward = row_sums(episodes.reward, offsets_of(np.diff(places, prepend=-1)))
     owner = episodes.owner[places]
     heard = episodes.scored[owner]
     numbers = np.unique(episodes.group[owner[heard]], return_inverse=True)[1].astype(np.int64)
@@ -35,17 +35,21 @@ def step_relative(episodes: Episodes, _values: Values, *, ends: Marks, epsilon: 
     normal = centred(reward[heard], numbers) / (deviation[numbers] + epsilon)
     at_ends = np.zeros(episodes.decisions)
     at_ends[places[heard]] = np.where(dead[numbers], 0.0, normal)
-    advantage = discounted(at_ends, episodes.offsets, 1.0).astype(np.float32)
-    return Credits(advantage=advantage, metrics={DEAD: share(dead), "credit/steps": float(len(places))})
+    advantage = discounted_sums(at_ends, episodes.offsets, 1.0).astype(np.float32)
+    return Credits(
+        advantage=advantage, metrics={ZERO_VARIANCE_GROUPS: fraction_true(dead), "credit/steps": float(len(places))}
+    )
 
 
-def implied_reward(episodes: Episodes, *, policy: Column, reference: Column, beta: float = 0.05) -> Floats:
+def implicit_reward(
+    episodes: Episodes, *, policy: DecisionColumn, reference: DecisionColumn, beta: float = 0.05
+) -> Floats:
     """r_t = beta (log pi_phi - log pi_ref) of each choice `[N]`, nats x beta: the reward that a policy trained on
-    outcomes implies (implicit process rewards, PRIME, Cui et al. 2025, 2502.01456). A `Column`, once policies are
-    bound."""
+    outcomes implies (implicit process rewards, PRIME, Cui et al. 2025, 2502.01456). A `DecisionColumn`, once policies
+    are bound."""
     return beta * (
-        asked(policy, episodes, "the reward policy's log-probability")
-        - asked(reference, episodes, "the reference's log-probability")
+        checked_column(policy, episodes, "the reward policy's log-probability")
+        - checked_column(reference, episodes, "the reference's log-probability")
     )
 
 
@@ -53,7 +57,7 @@ def prime(
     episodes: Episodes,
     _values: Values,
     *,
-    implicit: Column,
+    implicit: DecisionColumn,
     implicit_weight: float = 1.0,
     outcome_weight: float = 1.0,
 ) -> Credits:
@@ -64,14 +68,14 @@ def prime(
     the ratio of the weights matters, because of the whitening. A group with one score gets 0; one with equal scores
     still has its implicit rewards, so only single answers count as dead here.
     """
-    reward = asked(implicit, episodes, "the implicit reward")
+    reward = checked_column(implicit, episodes, "the implicit reward")
     numbers, scored = group_numbers(episodes), episodes.scored
     count = np.bincount(numbers).astype(np.float64)
     dead = count < 2
     others = np.maximum(count - 1, 1)
-    heard = heard_decisions(episodes)
+    heard = scored_decisions(episodes)
     length = episodes.lengths[scored]
-    mean = sums(reward, episodes.offsets)[scored] / np.maximum(length, 1)
+    mean = row_sums(reward, episodes.offsets)[scored] / np.maximum(length, 1)
     shift = np.bincount(numbers, weights=mean) / others
     factor = count / others
     tokens = np.zeros(episodes.decisions)
@@ -80,11 +84,11 @@ def prime(
     )
     outcome = np.zeros(len(episodes))
     outcome[scored] = outcome_weight * factor[numbers] * centred(episodes.score[scored], numbers)
-    places = np.flatnonzero(lasts(episodes))
+    places = np.flatnonzero(episode_ends(episodes))
     tokens[places] += outcome[episodes.lengths > 0]
     alive = np.zeros(len(episodes), dtype=np.bool_)
     alive[scored] = ~dead[numbers]
     used = np.repeat(alive, episodes.lengths)
     advantage = np.zeros(episodes.decisions, dtype=np.float32)
-    advantage[used] = whiten(discounted(tokens, episodes.offsets, 1.0)[used])
-    return Credits(advantage=advantage, metrics={DEAD: share(dead)})
+    advantage[used] = whiten(discounted_sums(tokens, episodes.offsets, 1.0)[used])
+    return Credits(advantage=advantage, metrics={ZERO_VARIANCE_GROUPS: fraction_true(dead)})

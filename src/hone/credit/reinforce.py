@@ -1,7 +1,7 @@
 """REINFORCE on the tokens of a batch: whitening, REINFORCE++ and its baseline form, ReMax, the optimal token baseline.
 
 Belongs here: credit that differs from decision to decision of one answer and needs no critic. Rewards are
-`episodes.reward`: a score paid at the last decision, and whatever a decoration (`KlInReward`) put between.
+`episodes.reward`: a score paid at the last decision, and whatever a decoration (`KlRewardCredit`) put between.
 """
 
 from dataclasses import replace
@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 from hone.core.credit import Credits, Values
 from hone.core.episodes import Episodes
 from hone.core.errors import DataError
-from hone.credit.columns import Column, Credit, asked, recorded
+from hone.credit.columns import CreditFunction, DecisionColumn, behaviour_logp, checked_column
 from hone.credit.group import Ddof
-from hone.credit.grouping import DEAD, STD_FLOOR, centred, group_deviation, group_numbers, share
-from hone.credit.returns import discounted, heard_decisions
+from hone.credit.grouping import STD_FLOOR, ZERO_VARIANCE_GROUPS, centred, fraction_true, group_deviation, group_numbers
+from hone.credit.returns import discounted_sums, scored_decisions
 
 Floats = NDArray[np.float64]
 
@@ -30,7 +30,7 @@ def whiten(values: Floats, *, ddof: Ddof = 1, epsilon: float = 1e-8) -> Floats:
     return (values - values.mean()) / (deviation + epsilon)
 
 
-def whitened(episodes: Episodes, values: Values, *, credit: Credit, ddof: Ddof = 1) -> Credits:
+def whitened(episodes: Episodes, values: Values, *, credit: CreditFunction, ddof: Ddof = 1) -> Credits:
     """A = (A - mean) / (std + 1e-8) over all decisions whose episode has a score; 0 on the others. Decorates `credit`.
 
     Elsewhere: verl divides by sqrt(var + 1e-8) with ddof 1, OpenRLHF and NeMo-RL use ddof 0; verl also moves the
@@ -43,12 +43,12 @@ def whitened(episodes: Episodes, values: Values, *, credit: Credit, ddof: Ddof =
 def reinforce_plus_plus(episodes: Episodes, _values: Values, *, discount: float = 1.0, ddof: Ddof = 1) -> Credits:
     """A = whitened over the batch's decisions of G_t = r_t + discount G_{t+1} (REINFORCE++, Hu 2025, 2501.03262).
 
-    The paper's r_t holds -beta k1_t: decorate with `KlInReward`. What the world said between decisions costs no
+    The paper's r_t holds -beta k1_t: decorate with `KlRewardCredit`. What the world said between decisions costs no
     discount and ends no return. Elsewhere: SkyRL and older verl start the return anew at every tool call, so that
     turns before the last one lose the final score; slime discounts over masked positions; the authors' OpenRLHF has
     ddof 0.
     """
-    total = discounted(episodes.reward, episodes.offsets, discount)
+    total = discounted_sums(episodes.reward, episodes.offsets, discount)
     return Credits(advantage=_whitened_where_heard(episodes, total, ddof))
 
 
@@ -64,8 +64,8 @@ def reinforce_plus_plus_baseline(episodes: Episodes, _values: Values, *, ddof: D
     length = episodes.lengths[episodes.scored]
     flat = whiten(np.repeat(np.where(dead[numbers], 0.0, centred(score, numbers)), length), ddof=ddof)
     advantage = np.zeros(episodes.decisions, dtype=np.float32)
-    advantage[heard_decisions(episodes)] = np.where(np.repeat(dead[numbers], length), 0.0, flat)
-    return Credits(advantage=advantage, metrics={DEAD: share(dead)})
+    advantage[scored_decisions(episodes)] = np.where(np.repeat(dead[numbers], length), 0.0, flat)
+    return Credits(advantage=advantage, metrics={ZERO_VARIANCE_GROUPS: fraction_true(dead)})
 
 
 def remax(episodes: Episodes, _values: Values) -> Credits:
@@ -79,19 +79,21 @@ def remax(episodes: Episodes, _values: Values) -> Credits:
     if episodes.baseline is None:
         raise DataError("remax needs episodes.baseline: the source must score a greedy answer to each question")
     known = episodes.scored & np.isfinite(episodes.baseline)
-    ahead = discounted(episodes.reward, episodes.offsets, 1.0)
+    ahead = discounted_sums(episodes.reward, episodes.offsets, 1.0)
     above = ahead - np.repeat(np.where(known, episodes.baseline, 0.0), episodes.lengths)
     advantage = np.where(np.repeat(known, episodes.lengths), above, 0.0).astype(np.float32)
-    return Credits(advantage=advantage, metrics={"reward/baseline_missing": share(~np.isfinite(episodes.baseline))})
+    return Credits(
+        advantage=advantage, metrics={"reward/baseline_missing": fraction_true(~np.isfinite(episodes.baseline))}
+    )
 
 
 def optimal_token_baseline(
     episodes: Episodes,
     _values: Values,
     *,
-    collision: Column,
-    current: Column = recorded,
-    ratio: Column | None = None,
+    collision: DecisionColumn,
+    current: DecisionColumn = behaviour_logp,
+    ratio: DecisionColumn | None = None,
     epsilon: float = 1e-8,
 ) -> Credits:
     """A_{i,t} = G_{i,t} - B_t, B_t = sum_i G_{i,t} W_{i,t} / (sum_i W_{i,t} + epsilon) over the group's answers that
@@ -105,17 +107,17 @@ def optimal_token_baseline(
     answer beyond the length of all others has its own return as baseline there and so gets 0 (up to epsilon); verl's
     `handle_zero_tail`, off in some versions and on in others, gives it the raw return. Dead groups get 0.
     """
-    energy = 1.0 - 2.0 * np.exp(asked(current, episodes, "the log-probability"))
-    energy += asked(collision, episodes, "the collision probability")
+    energy = 1.0 - 2.0 * np.exp(checked_column(current, episodes, "the log-probability"))
+    energy += checked_column(collision, episodes, "the collision probability")
     if ratio is not None:
-        energy *= asked(ratio, episodes, "the importance ratio") ** 2
+        energy *= checked_column(ratio, episodes, "the importance ratio") ** 2
     weight = np.cumsum(energy)
     begin = episodes.offsets[:-1]
     weight -= np.repeat(np.append(0.0, weight)[begin], episodes.lengths)  # each answer's own running sum
-    ahead = discounted(episodes.reward, episodes.offsets, 1.0)
+    ahead = discounted_sums(episodes.reward, episodes.offsets, 1.0)
     numbers = group_numbers(episodes)
     _, dead = group_deviation(episodes.score[episodes.scored], numbers)
-    heard = heard_decisions(episodes)
+    heard = scored_decisions(episodes)
     length = episodes.lengths[episodes.scored]
     # one cell per group and position: a group owns as many cells as its longest answer has decisions
     longest = np.zeros(len(dead), dtype=np.int64)
@@ -126,11 +128,11 @@ def optimal_token_baseline(
     baseline = paid / (np.bincount(cell, weights=weight[heard]) + epsilon)
     advantage = np.zeros(episodes.decisions, dtype=np.float32)
     advantage[heard] = np.where(np.repeat(dead[numbers], length), 0.0, ahead[heard] - baseline[cell])
-    return Credits(advantage=advantage, metrics={DEAD: share(dead)})
+    return Credits(advantage=advantage, metrics={ZERO_VARIANCE_GROUPS: fraction_true(dead)})
 
 
 def _whitened_where_heard(episodes: Episodes, advantage: Floats, ddof: Ddof) -> NDArray[np.float32]:
-    heard = heard_decisions(episodes)
+    heard = scored_decisions(episodes)
     found = np.zeros(len(advantage), dtype=np.float32)
     found[heard] = whiten(advantage[heard], ddof=ddof)
     return found

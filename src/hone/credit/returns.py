@@ -23,7 +23,7 @@ from hone.core.ragged import Ints
 Floats = NDArray[np.float64]
 
 
-def discounted(values: NDArray[np.floating], offsets: Ints, factor: float) -> Floats:
+def discounted_sums(values: NDArray[np.floating], offsets: Ints, factor: float) -> Floats:
     """Sum over k >= 0 of factor^k * values[t + k], within each row of a ragged array -> `[N]`, float64.
 
     By doubling: sums over windows of 1, 2, 4, ... decisions, so the work is N * log2(longest row).
@@ -41,7 +41,7 @@ def discounted(values: NDArray[np.floating], offsets: Ints, factor: float) -> Fl
 def recurrence(values: NDArray[np.floating], factors: NDArray[np.floating]) -> Floats:
     """x_t = values_t + factors_t x_{t+1} -> `[N]`, float64; a factor of 0 ends a row, and the last must be 0.
 
-    By doubling, as `discounted`: after each round an entry spans twice as many decisions.
+    By doubling, as `discounted_sums`: after each round an entry spans twice as many decisions.
     """
     total, reach = values.astype(np.float64), factors.astype(np.float64)
     width = 1
@@ -52,7 +52,7 @@ def recurrence(values: NDArray[np.floating], factors: NDArray[np.floating]) -> F
     return total
 
 
-def gae(episodes: Episodes, values: Values, *, discount: float, decay: float) -> Credits:
+def gae(episodes: Episodes, values: Values, *, discount: float, gae_lambda: float) -> Credits:
     """Generalised advantage estimation (Schulman et al., 2016, 1506.02438).
 
     delta_t = r_t + discount * V_{t+1} - V_t; A_t = sum over k of (discount * decay)^k * delta_{t+k}; target = A + V.
@@ -61,22 +61,22 @@ def gae(episodes: Episodes, values: Values, *, discount: float, decay: float) ->
     Elsewhere: most language-model trainers take a truncated answer for an ended one; AReaL bootstraps it, as here.
     SkyRL reads V of padding after the last token. Whitening is a decoration of its own (`whitened`, `standardised`).
     """
-    worth, after = worth_around(episodes, values, "gae")
-    advantage = discounted(episodes.reward + discount * after - worth, episodes.offsets, discount * decay)
+    worth, after = values_around(episodes, values, "gae")
+    advantage = discounted_sums(episodes.reward + discount * after - worth, episodes.offsets, discount * gae_lambda)
     return _above(episodes, worth, advantage)
 
 
-def td_lambda(episodes: Episodes, values: Values, *, discount: float, decay: float) -> Credits:
+def td_lambda(episodes: Episodes, values: Values, *, discount: float, trace_lambda: float) -> Credits:
     """The lambda-return as target, and how far it is above the value as advantage (Sutton, 1988).
 
     G_t = r_t + discount * [(1 - decay) V_{t+1} + decay G_{t+1}], with G = V beyond the end of a piece. decay 0 is the
     one-step target, 1 the return. The same numbers as `gae`, by another road.
     """
-    worth, after = worth_around(episodes, values, "td_lambda")
-    step = episodes.reward + discount * (1 - decay) * after
+    worth, after = values_around(episodes, values, "td_lambda")
+    step = episodes.reward + discount * (1 - trace_lambda) * after
     last, _ = last_decisions(episodes)
-    step[last] += discount * decay * after[last]
-    return _above(episodes, worth, discounted(step, episodes.offsets, discount * decay) - worth)
+    step[last] += discount * trace_lambda * after[last]
+    return _above(episodes, worth, discounted_sums(step, episodes.offsets, discount * trace_lambda) - worth)
 
 
 def n_step(episodes: Episodes, values: Values, *, discount: float, steps: int) -> Credits:
@@ -87,16 +87,16 @@ def n_step(episodes: Episodes, values: Values, *, discount: float, steps: int) -
     """
     if steps < 1:
         raise ConfigError(f"n_step: steps = {steps}; it must be at least 1")
-    worth, after = worth_around(episodes, values, "n_step")
+    worth, after = values_around(episodes, values, "n_step")
     ahead = np.minimum(steps, _left(episodes.offsets))
     power = discount**ahead
     end = np.arange(episodes.decisions) + ahead
-    whole = np.append(discounted(episodes.reward, episodes.offsets, discount), 0.0)
+    whole = np.append(discounted_sums(episodes.reward, episodes.offsets, discount), 0.0)
     beyond = np.where(ahead == _left(episodes.offsets), 0.0, whole[end])  # what is paid after the window
     return _above(episodes, worth, whole[:-1] - power * beyond + power * after[end - 1] - worth)
 
 
-def returns(episodes: Episodes, values: Values, *, discount: float) -> Credits:
+def discounted_returns(episodes: Episodes, values: Values, *, discount: float) -> Credits:
     """Discounted return to go, as advantage and target; a critic, if any, only continues pieces that did not terminate.
 
     Without a critic (`values` empty) nothing is added beyond the end: a truncated episode then looks as if it ended.
@@ -107,20 +107,20 @@ def returns(episodes: Episodes, values: Values, *, discount: float) -> Credits:
     if len(values.final):
         last, owners = last_decisions(episodes)
         reward[last] += np.where(episodes.terminated[owners], 0.0, discount * values.final[owners])
-    total = discounted(reward, episodes.offsets, discount)
-    heard = heard_decisions(episodes)
+    total = discounted_sums(reward, episodes.offsets, discount)
+    heard = scored_decisions(episodes)
     target = np.where(heard, total, values.value if len(values.value) else 0.0).astype(np.float32)
     return Credits(advantage=np.where(heard, total, 0.0).astype(np.float32), target=target)
 
 
-def as_paid(episodes: Episodes, values: Values) -> Credits:
+def reward_as_advantage(episodes: Episodes, values: Values) -> Credits:
     """A = r: each decision is credited with the reward that followed it (bandits, imitation, and whoever needs no
     more)."""
     del values
     return Credits(advantage=episodes.reward)
 
 
-def one_step(episodes: Episodes, values: Values, *, discount: float) -> Credits:
+def one_step_target(episodes: Episodes, values: Values, *, discount: float) -> Credits:
     """The parts of r + discount * worth(next): reward as advantage, and a discount that is 0 where the world ended
     (Watkins, 1989)."""
     del values
@@ -141,12 +141,12 @@ def standardised(credits: Credits) -> Credits:
     return replace(credits, advantage=(advantage - advantage.mean()) / (advantage.std() + 1e-8))
 
 
-def heard_decisions(episodes: Episodes) -> NDArray[np.bool_]:
+def scored_decisions(episodes: Episodes) -> NDArray[np.bool_]:
     """Decisions of episodes whose score is not missing `[N]`."""
     return np.repeat(episodes.scored, episodes.lengths)
 
 
-def worth_around(episodes: Episodes, values: Values, name: str) -> tuple[Floats, Floats]:
+def values_around(episodes: Episodes, values: Values, name: str) -> tuple[Floats, Floats]:
     """V of what was seen at each decision `[N]` and after it `[N]`; raises ConfigError without a critic."""
     if len(values.value) != episodes.decisions or len(values.final) != len(episodes):
         raise ConfigError(
@@ -164,7 +164,7 @@ def worth_around(episodes: Episodes, values: Values, name: str) -> tuple[Floats,
 def _above(episodes: Episodes, worth: Floats, advantage: Floats) -> Credits:
     """How far a target is above the value; where the score is missing nothing is to be learned."""
     if not episodes.scored.all():
-        advantage = np.where(heard_decisions(episodes), advantage, 0.0)
+        advantage = np.where(scored_decisions(episodes), advantage, 0.0)
     return Credits(advantage=advantage.astype(np.float32), target=(advantage + worth).astype(np.float32))
 
 

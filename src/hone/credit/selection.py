@@ -11,7 +11,7 @@ from hone.core.episodes import Episodes
 from hone.credit.grouping import group_deviation, group_means, group_numbers
 
 
-def informative(episodes: Episodes) -> NDArray[np.bool_]:
+def has_score_variance(episodes: Episodes) -> NDArray[np.bool_]:
     """`[E]` whose group has two scores that differ (dynamic sampling, DAPO, Yu et al. 2025, 2503.14476: 0 < right < G).
 
     Missing scores are left out: a group of one right answer and seven timeouts says nothing. Ask before any shaping: a

@@ -1,8 +1,8 @@
 """Scores changed before they are compared: length, overlong answers, thresholds.
 
 Belongs here: functions `Episodes -> Episodes` that give an answer another score (and pay the difference at its last
-decision), `shaped`, which puts them before a credit, and `without_truncated`. L is the number of decisions (tokens that
-the policy chose). Missing scores stay missing, and leave every statistic.
+decision), `with_shaped_scores`, which puts them before a credit, and `overlong_filtered`. L is the number of decisions
+(tokens that the policy chose). Missing scores stay missing, and leave every statistic.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,21 +13,24 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hone.core.credit import Credits, Values
-from hone.core.episodes import Episodes, Status
+from hone.core.episodes import Episodes, ScoreStatus
 from hone.core.errors import ConfigError
-from hone.credit.columns import Credit, Floats
-from hone.credit.grouping import group_means, group_numbers, share
+from hone.credit.columns import CreditFunction, Floats
+from hone.credit.grouping import fraction_true, group_means, group_numbers
 
-Shape: TypeAlias = Callable[[Episodes], Episodes]
+ScoreShaping: TypeAlias = Callable[[Episodes], Episodes]
 
 
-def shaped(episodes: Episodes, values: Values, *, credit: Credit, shapes: Sequence[Shape]) -> Credits:
+def with_shaped_scores(
+    episodes: Episodes, values: Values, *, credit: CreditFunction, shapings: Sequence[ScoreShaping]
+) -> Credits:
     """A = `credit` of the episodes after each of `shapes`, in order; the mean change is `reward/shaping_mean`.
 
-    Groups that say nothing are counted on the shaped scores; `informative` of credit.selection looks at the others.
+    Groups that say nothing are counted on the shaped scores; `has_score_variance` of credit.selection looks at the
+    others.
     """
     changed = episodes
-    for shape in shapes:
+    for shape in shapings:
         changed = shape(changed)
     credits = credit(changed, values)
     moved = (changed.score - episodes.score)[episodes.scored]
@@ -35,7 +38,7 @@ def shaped(episodes: Episodes, values: Values, *, credit: Credit, shapes: Sequen
     return replace(credits, metrics={**credits.metrics, **told})
 
 
-def rescored(episodes: Episodes, score: Floats) -> Episodes:
+def with_scores(episodes: Episodes, score: Floats) -> Episodes:
     """The same episodes with other scores `[E]`, the difference paid at each one's last decision; missing ones stay."""
     scored = episodes.scored
     told = np.where(scored, score, episodes.score)
@@ -47,17 +50,17 @@ def rescored(episodes: Episodes, score: Floats) -> Episodes:
 
 def binarised(episodes: Episodes, *, threshold: float) -> Episodes:
     """1 for scores of at least `threshold`, 0 below: for credits that are defined on right and wrong."""
-    return rescored(episodes, (episodes.score >= threshold).astype(np.float64))
+    return with_scores(episodes, (episodes.score >= threshold).astype(np.float64))
 
 
-def bounded(episodes: Episodes, *, low: float, high: float) -> Episodes:
+def clip_scores(episodes: Episodes, *, low: float, high: float) -> Episodes:
     """Scores clipped to [low, high]. Raises ConfigError for an empty range."""
     if low > high:
         raise ConfigError(f"bounded: low = {low} is above high = {high}")
-    return rescored(episodes, np.clip(episodes.score, low, high))
+    return with_scores(episodes, np.clip(episodes.score, low, high))
 
 
-def overlong(episodes: Episodes, *, limit: int, cache: int, factor: float = 1.0) -> Episodes:
+def overlong_penalty(episodes: Episodes, *, max_tokens: int, buffer_tokens: int, factor: float = 1.0) -> Episodes:
     """R += factor * p(L), p = 0 for L <= limit - cache, ((limit - cache) - L) / cache up to `limit`, -1 beyond (soft
     overlong punishment, DAPO, Yu et al. 2025, 2503.14476; there limit 20480 and cache 4096 tokens, factor 1).
 
@@ -65,15 +68,18 @@ def overlong(episodes: Episodes, *, limit: int, cache: int, factor: float = 1.0)
     only for answers longer than `limit`. Select groups before it: on the shaped score all-wrong groups of unequal
     lengths look as if they said something.
     """
-    if not 0 < cache <= limit:
-        raise ConfigError(f"overlong: cache = {cache} must be in (0, limit = {limit}]")
-    return rescored(episodes, episodes.score + factor * np.clip((limit - cache - episodes.lengths) / cache, -1.0, 0.0))
+    if not 0 < buffer_tokens <= max_tokens:
+        raise ConfigError(f"overlong: cache = {buffer_tokens} must be in (0, limit = {max_tokens}]")
+    return with_scores(
+        episodes,
+        episodes.score + factor * np.clip((max_tokens - buffer_tokens - episodes.lengths) / buffer_tokens, -1.0, 0.0),
+    )
 
 
-def cosine(
+def cosine_reward(
     episodes: Episodes,
     *,
-    limit: int,
+    max_tokens: int,
     right: tuple[float, float] = (2.0, 1.0),
     wrong: tuple[float, float] = (-10.0, 0.0),
     exceeded: float = -10.0,
@@ -86,14 +92,14 @@ def cosine(
     Short right answers are worth more, short wrong ones less: it pays to think longer only when it did not work. The
     score is replaced, so every scale is the function's own. Raises ConfigError for a limit below 1.
     """
-    if limit < 1:
-        raise ConfigError(f"cosine: limit = {limit}; it must be at least 1")
+    if max_tokens < 1:
+        raise ConfigError(f"cosine: limit = {max_tokens}; it must be at least 1")
     start, end = np.where((episodes.score >= threshold)[:, None], np.array(right), np.array(wrong)).T
-    curve = end + 0.5 * (start - end) * (1.0 + np.cos(np.pi * episodes.lengths / limit))
-    return rescored(episodes, np.where(episodes.lengths >= limit, exceeded, curve))
+    curve = end + 0.5 * (start - end) * (1.0 + np.cos(np.pi * episodes.lengths / max_tokens))
+    return with_scores(episodes, np.where(episodes.lengths >= max_tokens, exceeded, curve))
 
 
-def length_ranked(episodes: Episodes, *, weight: float = 1.0, threshold: float = 1.0) -> Episodes:
+def length_rank_reward(episodes: Episodes, *, weight: float = 1.0, threshold: float = 1.0) -> Episodes:
     """R += weight * l, l = 1/2 - (L - L_min)/(L_max - L_min) over the group's scored answers; min(0, l) for wrong ones
     (length reward, Kimi k1.5, 2025, 2501.12599). Groups of one length get 0."""
     numbers, scored = group_numbers(episodes), episodes.scored
@@ -106,10 +112,10 @@ def length_ranked(episodes: Episodes, *, weight: float = 1.0, threshold: float =
     rank = np.where(span > 0, 0.5 - (length - shortest[numbers]) / np.maximum(span, 1.0), 0.0)
     bonus = np.zeros(len(episodes))
     bonus[scored] = np.where(episodes.score[scored] >= threshold, rank, np.minimum(rank, 0.0))
-    return rescored(episodes, episodes.score + weight * bonus)
+    return with_scores(episodes, episodes.score + weight * bonus)
 
 
-def length_standardised(episodes: Episodes, *, weight: float, threshold: float = 1.0) -> Episodes:
+def length_scaled_reward(episodes: Episodes, *, weight: float, threshold: float = 1.0) -> Episodes:
     """R *= 1 - weight * sigmoid((L - mean) / std) for right answers, mean and std (ddof 0, as numpy's default; the
     paper does not say) of the lengths of the group's right answers (Arora & Zanette 2025, 2502.04463).
 
@@ -126,10 +132,12 @@ def length_standardised(episodes: Episodes, *, weight: float, threshold: float =
     share_of_weight = 1.0 / (1.0 + np.exp(-away / np.where(deviation > 0, deviation, 1.0)))
     factor = np.ones(len(episodes))
     factor[right] = 1.0 - weight * share_of_weight
-    return rescored(episodes, episodes.score * factor)
+    return with_scores(episodes, episodes.score * factor)
 
 
-def without_truncated(episodes: Episodes, values: Values, *, credit: Credit, in_statistics: bool = True) -> Credits:
+def overlong_filtered(
+    episodes: Episodes, values: Values, *, credit: CreditFunction, in_statistics: bool = True
+) -> Credits:
     """A = `credit`, and 0 for truncated answers (overlong filtering, DAPO, 2503.14476; TRL's
     `mask_truncated_completions`).
 
@@ -138,15 +146,15 @@ def without_truncated(episodes: Episodes, values: Values, *, credit: Credit, in_
     """
     credits = credit(episodes if in_statistics else _unheard(episodes, episodes.truncated), values)
     silent = np.repeat(episodes.truncated, episodes.lengths)
-    told = {**credits.metrics, "reward/truncated_dropped": share(episodes.truncated)}
+    told = {**credits.metrics, "reward/truncated_dropped": fraction_true(episodes.truncated)}
     return replace(credits, advantage=np.where(silent, np.float32(0), credits.advantage), metrics=told)
 
 
 def _unheard(episodes: Episodes, silent: NDArray[np.bool_]) -> Episodes:
-    """The same episodes, with the scores of the `silent` `[E]` missing."""
+    """The same episodes, with the scores of the `uninformative_share` `[E]` missing."""
     return replace(
         episodes,
         score=np.where(silent, np.nan, episodes.score),
-        status=np.where(silent & episodes.scored, Status.UNSCORABLE, episodes.status).astype(np.uint8),
+        status=np.where(silent & episodes.scored, ScoreStatus.UNSCORABLE, episodes.status).astype(np.uint8),
         reward=np.where(np.repeat(silent, episodes.lengths), np.float32(0), episodes.reward),
     )

@@ -5,8 +5,8 @@ import numpy as np
 from hone.core.credit import Credits, Values
 from hone.core.episodes import Episodes
 from hone.core.errors import ConfigError
-from hone.credit.columns import Column, asked, recorded
-from hone.credit.returns import heard_decisions, last_decisions, recurrence, worth_around
+from hone.credit.columns import DecisionColumn, behaviour_logp, checked_column
+from hone.credit.returns import last_decisions, recurrence, scored_decisions, values_around
 
 LOG_RATIO_BOUND = 20.0
 
@@ -15,9 +15,9 @@ def v_trace(
     episodes: Episodes,
     values: Values,
     *,
-    current: Column,
+    current: DecisionColumn,
     discount: float,
-    decay: float = 1.0,
+    trace_lambda: float = 1.0,
     ratio_cap: float = 1.0,
     trace_cap: float = 1.0,
 ) -> Credits:
@@ -34,20 +34,20 @@ def v_trace(
     learned, trace_cap the speed. Log-ratios are clamped to +-20 before exp. Raises ConfigError without a critic or for
     a ratio_cap below trace_cap (the paper requires rho-bar >= c-bar), DataError where a log-probability is not finite.
     """
-    worth, after = worth_around(episodes, values, "v_trace")
+    worth, after = values_around(episodes, values, "v_trace")
     if not 0 < trace_cap <= ratio_cap:
         raise ConfigError(f"v_trace: trace_cap = {trace_cap} must be in (0, ratio_cap = {ratio_cap}]")
-    behaviour = asked(recorded, episodes, "the recorded log-probability")
-    gap = asked(current, episodes, "the current log-probability") - behaviour
+    behaviour = checked_column(behaviour_logp, episodes, "the recorded log-probability")
+    gap = checked_column(current, episodes, "the current log-probability") - behaviour
     ratio = np.exp(np.clip(gap, -LOG_RATIO_BOUND, LOG_RATIO_BOUND))
-    rho, trace = np.minimum(ratio_cap, ratio), discount * decay * np.minimum(trace_cap, ratio)
+    rho, trace = np.minimum(ratio_cap, ratio), discount * trace_lambda * np.minimum(trace_cap, ratio)
     last, _ = last_decisions(episodes)
     trace[last] = 0.0
     target = worth + recurrence(rho * (episodes.reward + discount * after - worth), trace)
     corrected = np.append(target[1:], 0.0)[: len(target)]
     corrected[last] = after[last]
     advantage = rho * (episodes.reward + discount * corrected - worth)
-    heard = heard_decisions(episodes)
+    heard = scored_decisions(episodes)
     return Credits(
         advantage=np.where(heard, advantage, 0.0).astype(np.float32),
         target=np.where(heard, target, worth).astype(np.float32),

@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.nn import functional
 
 from hone.core.errors import DivergedError
-from hone.engine.protocol import Model
-from hone.engine.work import Draws, Pass, Runner
+from hone.engine.protocol import GenerationModel
+from hone.engine.work import ForwardBatch, ModelRunner, SamplerInput
 
 _TOKENS: Final = 8
 _SAMPLED: Final = 64
@@ -25,22 +25,22 @@ _TOLERANCE: Final = {torch.float32: 2e-4, torch.float64: 2e-5, torch.bfloat16: 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Fingerprint:
+class WeightFingerprint:
     """What the weights of one version look like."""
 
-    weights: str
+    weight_hash: str
     """Hash of a sample of each parameter, hex."""
-    logp: float
+    mean_logp: float
     """Mean log-probability of the canary's tokens by the runner, nats."""
-    gap: float
+    mean_gap_nats: float
     """Mean |runner - trainer| over the canary's tokens, nats."""
 
 
-class Canary:
+class WeightCanary:
     """A text of a few tokens, the same in every run."""
 
     def __init__(
-        self, model: Model, *, vocab: int, dtype: torch.dtype | None = None, tolerance: float | None = None
+        self, model: GenerationModel, *, vocab: int, dtype: torch.dtype | None = None, tolerance: float | None = None
     ) -> None:
         """`vocab`: ids from there on have probability 0. `tolerance`: nats; if not given, by what the runner multiplies
         in, `dtype`, the model's own by default."""
@@ -48,7 +48,7 @@ class Canary:
         self._tolerance = _TOLERANCE[dtype or model.dtype] if tolerance is None else tolerance
         self._tokens = (np.arange(_TOKENS, dtype=np.int64) * 7919 + 1) % vocab
 
-    def check(self, version: int, runner: Runner, *, page: int) -> Fingerprint:
+    def check(self, version: int, runner: ModelRunner, *, page: int) -> WeightFingerprint:
         """Score the canary on both sides; `page` is the runner's to overwrite.
 
         Raises DivergedError when they differ, or when the weights give no numbers.
@@ -64,19 +64,19 @@ class Canary:
                 f"gives the canary's tokens {ours.mean():.6g} nats on average, the trainer {theirs.mean():.6g}, and "
                 f"they differ by {gap:.3g} where {self._tolerance:g} is allowed; nothing was drawn by this version"
             )
-        return Fingerprint(weights=weights, logp=float(ours.mean()), gap=gap)
+        return WeightFingerprint(weight_hash=weights, mean_logp=float(ours.mean()), mean_gap_nats=gap)
 
-    def _runner_logp(self, runner: Runner, page: int) -> np.ndarray:
+    def _runner_logp(self, runner: ModelRunner, page: int) -> np.ndarray:
         count = min(_TOKENS, runner.page_tokens)
         tokens = self._tokens[:count].astype(np.int32)
-        work = Pass(
+        work = ForwardBatch(
             tokens=tokens[:-1],
             positions=np.arange(count - 1, dtype=np.int32),
             sequence=np.zeros(count - 1, np.int32),
             pages=np.array([[page]], np.int32),
-            draws=Draws(
-                at=np.arange(count - 1, dtype=np.int32),
-                given=tokens[1:],
+            draws=SamplerInput(
+                token_index=np.arange(count - 1, dtype=np.int32),
+                forced_token=tokens[1:],
                 uniform=np.zeros(count - 1),
                 temperature=np.ones(count - 1, np.float32),
                 top_k=np.zeros(count - 1, np.int32),
@@ -107,7 +107,7 @@ def _dense(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
     return out[0].transpose(0, 1).flatten(1)
 
 
-def hash_weights(model: Model) -> str:
+def hash_weights(model: GenerationModel) -> str:
     """Of up to 64 numbers of each parameter, evenly spread; 32 hex digits."""
     digest = blake2b(digest_size=16)
     for name, parameter in model.named_parameters():

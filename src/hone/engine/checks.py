@@ -3,13 +3,13 @@
 import math
 from collections.abc import Sequence
 
-from hone.core.errors import ConfigError, DataError, Faults
-from hone.core.generation import Given, Request, Sampling
+from hone.core.errors import ConfigError, DataError, ErrorCollector
+from hone.core.generation import Request, SamplingParams, ScoreRequest
 
 
-def check_sampling(sampling: Sampling) -> None:
+def check_sampling(sampling: SamplingParams) -> None:
     """Raise ConfigError with every setting that cannot be meant."""
-    faults = Faults(ConfigError)
+    faults = ErrorCollector(ConfigError)
     if sampling.max_tokens < 1:
         faults.add(f"sampling.max_tokens must be at least 1, got {sampling.max_tokens}")
     if not (math.isfinite(sampling.temperature) and sampling.temperature > 0):
@@ -33,7 +33,7 @@ def check_requests(requests: Sequence[Request], *, context: int, vocab: int) -> 
     """
     for sampling in dict.fromkeys(request.sampling for request in requests):
         check_sampling(sampling)
-    faults = Faults(DataError)
+    faults = ErrorCollector(DataError)
     seen: set[str] = set()
     for request in requests:
         name, prompt, most = f"request {request.id!r}", request.prompt, request.sampling.max_tokens
@@ -55,11 +55,11 @@ def check_requests(requests: Sequence[Request], *, context: int, vocab: int) -> 
     faults.raise_if_any()
 
 
-def check_given(texts: Sequence[Given], *, context: int, vocab: int) -> None:
+def check_score_requests(texts: Sequence[ScoreRequest], *, context: int, vocab: int) -> None:
     """Raise DataError naming every text that cannot be scored by its place; ConfigError for settings."""
     for sampling in dict.fromkeys(text.sampling for text in texts):
         check_sampling(sampling)
-    faults = Faults(DataError)
+    faults = ErrorCollector(DataError)
     for place, text in enumerate(texts):
         name, asked, said = f"text {place}", text.prompt, text.tokens
         if not len(asked) or not len(said):

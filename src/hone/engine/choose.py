@@ -8,11 +8,11 @@ import torch
 
 from hone.core.errors import ConfigError, ResourceError
 from hone.engine.native import weights
-from hone.engine.native.library import available
+from hone.engine.native.library import unavailable_reason
 from hone.engine.native.runner import NativeRunner
-from hone.engine.protocol import Model
+from hone.engine.protocol import GenerationModel
 from hone.engine.torch_runner import TorchRunner
-from hone.engine.work import Runner
+from hone.engine.work import ModelRunner
 
 RunnerKind = Literal["auto", "native", "native_bfloat16", "torch", "torch_compiled"]
 """`torch_compiled`: layers written by torch.compile, for GPUs; what a token gets may then depend on its batch.
@@ -21,8 +21,8 @@ tiles (AMX), and off the trainer's log-probabilities by about as much as a bfloa
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Chosen:
-    runner: Runner
+class RunnerChoice:
+    runner: ModelRunner
     own_weights: bool
     """It packs the weights on `publish`; otherwise it reads the trainer's, and sees an update at once."""
     dtype: torch.dtype | None = None
@@ -33,22 +33,22 @@ class Chosen:
 
 def choose_runner(
     kind: RunnerKind,
-    model: Model,
+    model: GenerationModel,
     *,
     vocab_used: int,
     threads: int | None = None,
     fixed_tokens: int | None = None,
-    apart: bool = False,
-) -> Chosen:
+    copy_weights: bool = False,
+) -> RunnerChoice:
     """`auto`: native where it can be built, else torch with a note that says why.
 
     `threads` of the compiled runner; None: as many as torch uses. `fixed_tokens`: on CUDA every pass is padded to so
-    many; a CPU needs no padding to be exact. `apart`: torch reads a copy of the model, which changes on `publish` only:
-    for a learner that steps while answers are being written. Raises ConfigError where `native` cannot run this model,
-    ResourceError where it cannot be built.
+    many; a CPU needs no padding to be exact. `relative_distance`: torch reads a copy of the model, which changes on
+    `publish` only: for a learner that steps while answers are being written. Raises ConfigError where `native` cannot
+    run this model, ResourceError where it cannot be built.
     """
     unfit = _unfit(model)
-    reason = unfit or (None if kind.startswith("torch") else available())
+    reason = unfit or (None if kind.startswith("torch") else unavailable_reason())
     if kind.startswith("native") and reason is not None:
         error = ConfigError if unfit else ResourceError
         raise error(f'runner = "{kind}": {reason}; set runner = "torch" or "auto"')
@@ -57,15 +57,15 @@ def choose_runner(
     if kind.startswith("torch") or reason is not None:
         on_cpu = model.device.type == "cpu"
         runner = TorchRunner(
-            deepcopy(model) if apart else model,
+            deepcopy(model) if copy_weights else model,
             vocab_used=vocab_used,
             fixed_tokens=None if on_cpu else fixed_tokens,
-            trainer=model if apart else None,
+            source_model=model if copy_weights else None,
             compiled=kind == "torch_compiled",
         )
         said = f"generation uses torch, not the compiled runner: {reason}" if kind == "auto" and not unfit else ""
-        return Chosen(runner=runner, own_weights=apart, note=said)
-    readable = cast(weights.Model, model)  # what its layers are called is checked when they are read
+        return RunnerChoice(runner=runner, own_weights=copy_weights, note=said)
+    readable = cast(weights.DecoderWeights, model)  # what its layers are called is checked when they are read
     low = kind == "native_bfloat16" or model.dtype == torch.bfloat16
     native = NativeRunner(
         readable,
@@ -73,10 +73,10 @@ def choose_runner(
         threads=threads or torch.get_num_threads(),
         dtype="bfloat16" if low else "float32",
     )
-    return Chosen(runner=native, own_weights=True, dtype=torch.bfloat16 if low else None)
+    return RunnerChoice(runner=native, own_weights=True, dtype=torch.bfloat16 if low else None)
 
 
-def _unfit(model: Model) -> str | None:
+def _unfit(model: GenerationModel) -> str | None:
     """Why compiled code cannot run this model at all."""
     if model.exactness == "bitwise":
         return 'model.exactness = "bitwise" takes the torch runner, whose arithmetic the trainer shares'

@@ -16,17 +16,17 @@ import numpy as np
 
 from hone.core.clock import Clock, SystemClock
 from hone.core.errors import DivergedError
-from hone.core.generation import Completion, GenerationStats, Given, OnPublish, Request, Scored
-from hone.engine.canary import Canary, Fingerprint
-from hone.engine.checks import check_given, check_requests
-from hone.engine.choose import Chosen
-from hone.engine.limits import Limits, Outcome
-from hone.engine.observe import Observer, drawn_tokens
-from hone.engine.passes import Plan
-from hone.engine.samples import Fill, Sample, Uniforms, scoring_fill
+from hone.core.generation import Completion, GenerationStats, OnPublish, Request, ScoreRequest, ScoreResult
+from hone.engine.canary import WeightCanary, WeightFingerprint
+from hone.engine.checks import check_requests, check_score_requests
+from hone.engine.choose import RunnerChoice
+from hone.engine.limits import PassOutcome, SchedulerLimits
+from hone.engine.observe import TokenObserver, drawn_tokens
+from hone.engine.passes import PassPlan
+from hone.engine.samples import CachedUniforms, PrefillGroup, SampleState, scoring_group
 from hone.engine.scheduler import Scheduler
-from hone.engine.stops import StopRules, TextRules
-from hone.engine.streams import Streams
+from hone.engine.stops import StopRules, TokenizerRules
+from hone.engine.streams import SampleStreams
 
 _POLL_S: Final = 0.005
 """How often a stream of a paused engine looks whether it may go on."""
@@ -34,19 +34,19 @@ _REMEMBERED: Final = 64
 """Versions whose fingerprints are kept."""
 
 
-class Engine:
+class EmbeddedEngine:
     """Implements `core.generation.Engine`. One thread at a time runs a pass. `publish` may come from another one: it
     goes before the next pass, and returns when the weights have been taken up, so that they may change again."""
 
     def __init__(
         self,
-        chosen: Chosen,
-        text: TextRules,
+        chosen: RunnerChoice,
+        text: TokenizerRules,
         *,
-        limits: Limits,
+        limits: SchedulerLimits,
         seed: int,
         on_publish: OnPublish = "recompute",
-        canary: Canary | None = None,
+        canary: WeightCanary | None = None,
         clock: Clock | None = None,
     ) -> None:
         """`canary`: checks after every publish that the runner has the trainer's weights.
@@ -55,17 +55,17 @@ class Engine:
         """
         self.runner, self.own_weights, self.note = chosen.runner, chosen.own_weights, chosen.note
         self.seed, self.on_publish = seed, on_publish
-        self._streams = Streams(seed)
-        self.fingerprints: dict[int, Fingerprint] = {}
+        self._streams = SampleStreams(seed)
+        self.fingerprints: dict[int, WeightFingerprint] = {}
         """Of the latest versions."""
-        self.observer: Observer | None = None
+        self.observer: TokenObserver | None = None
         """Sees tokens as they are drawn; costs nothing where there is none."""
         self.clock: Clock = clock or SystemClock()
         self._limits, self._text, self._canary = limits, text, canary
         self._ends = StopRules(text)
         self._scheduler = Scheduler(limits)
         self._done: deque[Completion] = deque()
-        self._scored: dict[int, Fill] = {}
+        self._scored: dict[int, PrefillGroup] = {}
         self._order = 0
         self._opened = False
         self._refused = ""
@@ -74,7 +74,7 @@ class Engine:
         self._lock = threading.RLock()
         self._door = threading.Lock()
         """Before the lock, for whoever interrupts: a thread that runs passes would take a lock again and again."""
-        self.begin_stats()
+        self.reset_stats()
 
     @property
     def exact(self) -> bool:
@@ -90,7 +90,7 @@ class Engine:
         """Since `begin_stats`, or the latest `generate`."""
         return self._stats
 
-    def begin_stats(self) -> None:
+    def reset_stats(self) -> None:
         self._stats = GenerationStats(slots=self._limits.slots, pages=self._limits.pages)
 
     @property
@@ -123,7 +123,7 @@ class Engine:
     def _generate(self, requests: Sequence[Request], number: int) -> Iterator[Completion]:
         if self._busy:
             raise RuntimeError("this engine is generating already; exhaust or close the earlier iterator first")
-        self.begin_stats()
+        self.reset_stats()
         self._queue(requests, number)
         try:
             while self._busy:
@@ -145,25 +145,26 @@ class Engine:
             else:
                 await asyncio.to_thread(self._step)
 
-    def score(self, texts: Sequence[Given]) -> list[Scored]:
+    def score(self, texts: Sequence[ScoreRequest]) -> list[ScoreResult]:
         """Log-probabilities of given tokens, by the arithmetic that sampling uses: bit for bit what was recorded when
         they were drawn by an exact runner. What is being generated goes on meanwhile.
 
         Raises DataError naming every text that cannot be run.
         """
-        check_given(texts, context=self._limits.sequence_tokens, vocab=self._text.vocab)
+        check_score_requests(texts, context=self._limits.sequence_tokens, vocab=self._text.vocab)
         orders: list[int] = []
         with self._lock:
             for place, text in enumerate(texts):
                 order = self._take_order(1)
                 request = Request(id=f"text {place}", prompt=text.prompt, samples=1, sampling=text.sampling)
-                self._scheduler.add(scoring_fill(order, text, request))
+                self._scheduler.add(scoring_group(order, text, request))
                 orders.append(order)
         while any(order not in self._scored for order in orders):
             self._step()
-        both = [np.concatenate(self._scored.pop(order).scored) for order in orders]
+        both = [np.concatenate(self._scored.pop(order).scored_logp) for order in orders]
         return [
-            Scored(logp=np.ascontiguousarray(one[:, 0]), sampled_logp=np.ascontiguousarray(one[:, 1])) for one in both
+            ScoreResult(logp=np.ascontiguousarray(one[:, 0]), sampled_logp=np.ascontiguousarray(one[:, 1]))
+            for one in both
         ]
 
     def cancel(self) -> None:
@@ -183,7 +184,7 @@ class Engine:
         published. RuntimeError for `finish` while the engine is paused, or reads weights that have changed already.
         """
         with self._door, self._lock:
-            if self.on_publish == "finish" and self._scheduler.begun:
+            if self.on_publish == "finish" and self._scheduler.has_active:
                 if not self.own_weights:
                     raise RuntimeError(
                         "answers that run cannot end under weights that are gone: drain() before they change, or "
@@ -211,7 +212,7 @@ class Engine:
 
     def _finish(self) -> None:
         self._scheduler.admitting = False
-        while self._scheduler.begun:
+        while self._scheduler.has_active:
             self._pass()
 
     # ------------------------------------------------------------------------------------------ passes
@@ -223,16 +224,18 @@ class Engine:
 
     def _queue(self, requests: Sequence[Request], number: int) -> None:
         most = max((request.sampling.max_tokens for request in requests), default=0)
-        asked, draws = [(request.id, request.samples) for request in requests], self._streams.of
+        asked, draws = [(request.id, request.samples) for request in requests], self._streams.stream_of
         with self._lock:
-            known = iter(self._streams.ahead(number, asked, count=most))
+            known = iter(self._streams.prefetch(number, asked, count=most))
             for request in requests:
                 order = self._take_order(1 + request.samples)
                 members = [
-                    Sample(order + 1 + place, request, place, Uniforms(draws(number, request.id, place), row))
+                    SampleState(
+                        order + 1 + place, request, place, CachedUniforms(draws(number, request.id, place), row)
+                    )
                     for place, row in enumerate(islice(known, request.samples))
                 ]
-                self._scheduler.add(Fill(order, np.ascontiguousarray(request.prompt, np.int32), members))
+                self._scheduler.add(PrefillGroup(order, np.ascontiguousarray(request.prompt, np.int32), members))
 
     def _step(self) -> None:
         """A pass, once nobody hands weights over; what ends waits in `_done` and `_scored`."""
@@ -254,25 +257,25 @@ class Engine:
         plan = self._scheduler.plan()
         if plan is None:
             raise RuntimeError("nothing can run; after drain(), publish() lets the rest begin")
-        if len(plan.sources):
-            self.runner.copy(plan.sources, plan.targets)
+        if len(plan.copy_sources):
+            self.runner.copy(plan.copy_sources, plan.copy_targets)
         start = self.clock.monotonic_s()
-        drawn = self.runner.run(plan.work)
+        drawn = self.runner.run(plan.batch)
         spent = self.clock.monotonic_s() - start
         if not np.isfinite(drawn.logp).all():
             self._fail(plan, drawn.logp)
         if self.observer is not None:
             self.observer(drawn_tokens(plan, self._scheduler.table, drawn))
-        outcome = self._scheduler.take(plan, drawn, self._ends)
+        outcome = self._scheduler.apply_results(plan, drawn, self._ends)
         self._hand_out(outcome)
-        self._count(plan.rows, len(plan.work.tokens), spent)
-        self._stats.seconds_s += self.clock.monotonic_s() - began
+        self._count(plan.rows, len(plan.batch.tokens), spent)
+        self._stats.total_s += self.clock.monotonic_s() - began
 
-    def _hand_out(self, outcome: Outcome) -> None:
-        for sample, finish in outcome.samples:
-            behind = (self._ends.cut(sample) or 0) if finish == "stop" else 0
+    def _hand_out(self, outcome: PassOutcome) -> None:
+        for sample, finish in outcome.finished:
+            behind = (self._ends.trailing_characters(sample) or 0) if finish == "stop" else 0
             self._done.append(sample.completion(finish, behind))
-        for fill in outcome.scored:
+        for fill in outcome.scored_groups:
             self._scored[fill.order] = fill
 
     def _count(self, rows: int, tokens: int, spent_s: float) -> None:
@@ -285,18 +288,18 @@ class Engine:
             stats.page_steps += self._limits.pages - scheduler.pool.free
             idle = (self._limits.slots - rows) * spent_s
             stats.idle_slot_s += idle
-            stats.tail_slot_s += 0.0 if scheduler.waits else idle
-        stats.tokens += counts.drawn
-        stats.prefill_tokens += counts.read
-        stats.cached_tokens += counts.cached
-        stats.scored_tokens += counts.scored
+            stats.tail_slot_s += 0.0 if scheduler.has_waiting else idle
+        stats.tokens += counts.drawn_tokens
+        stats.prefill_tokens += counts.prefill_tokens
+        stats.cached_tokens += counts.cached_tokens
+        stats.scored_tokens += counts.scored_tokens
         stats.preempted += counts.preempted
-        stats.stale_tokens += counts.stale
+        stats.stale_tokens += counts.stale_tokens
         counts.reset()
 
-    def _fail(self, plan: Plan, logp: np.ndarray) -> None:
+    def _fail(self, plan: PassPlan, logp: np.ndarray) -> None:
         """Names whose draws were not finite. Non-finite keys would poison whoever takes their pages next."""
-        asked = plan.asked_by(self._scheduler.table, np.flatnonzero(~np.isfinite(logp)))
+        asked = plan.request_ids(self._scheduler.table, np.flatnonzero(~np.isfinite(logp)))
         names, version = map(repr, asked), self.version
         self._scheduler.clear()
         self._done.clear()

@@ -11,23 +11,23 @@ import torch
 from torch import Tensor
 from torch.nn.attention.varlen import varlen_attn
 
-from hone.engine.protocol import Attend, LinearFn, Run, Shape
-from hone.engine.work import Pass
+from hone.engine.protocol import ForwardFn, LinearFn, ModelShape, PagedAttentionFn
+from hone.engine.work import ForwardBatch
 
 PAGE_TOKENS: Final = 256
 """The page size that every version of the kernel takes."""
 
 
 @dataclass(slots=True)
-class Places:
+class FlashInputs:
     """Where one pass's tokens are, on the device; a recorded step reads these tensors again, with new contents."""
 
     tokens: Tensor
     """`[T]` int64, as are the next three."""
     positions: Tensor
-    page_of: Tensor
+    page: Tensor
     """The page that each token's key goes to."""
-    place: Tensor
+    slot: Tensor
     """Its place there."""
     starts: Tensor
     """`[B+1]` int32: sequence b owns the tokens `starts[b]:starts[b+1]`."""
@@ -38,13 +38,13 @@ class Places:
     longest: int
     """Most tokens of a sequence in this pass."""
 
-    def load(self, other: "Places") -> None:
+    def load(self, other: "FlashInputs") -> None:
         """Take up the contents of tensors of the same shapes."""
         for mine, theirs in (
             (self.tokens, other.tokens),
             (self.positions, other.positions),
-            (self.page_of, other.page_of),
-            (self.place, other.place),
+            (self.page, other.page),
+            (self.slot, other.slot),
             (self.starts, other.starts),
             (self.used, other.used),
             (self.pages, other.pages),
@@ -52,10 +52,10 @@ class Places:
             mine.copy_(theirs, non_blocking=True)
 
 
-def places_of(work: Pass, *, rows: int, scratch: int, page_tokens: int, device: torch.device) -> Places:
-    """`work`, its tokens padded to `rows`; each padding token is a sequence of its own on the page `scratch`.
+def flash_inputs(work: ForwardBatch, *, rows: int, scratch: int, page_tokens: int, device: torch.device) -> FlashInputs:
+    """`run_rank`, its tokens padded to `rows`; each padding token is a sequence of its own on the page `scratch`.
 
-    The tokens of one sequence stand together in `work`.
+    The tokens of one sequence stand together in `run_rank`.
     """
     count, padding = len(work.tokens), rows - len(work.tokens)
     pages = np.full((len(work.pages) + padding, work.pages.shape[1]), scratch, np.int32)
@@ -72,11 +72,11 @@ def places_of(work: Pass, *, rows: int, scratch: int, page_tokens: int, device: 
     def there(column: np.ndarray, dtype: torch.dtype) -> Tensor:
         return torch.from_numpy(np.ascontiguousarray(column)).to(device, dtype)
 
-    return Places(
+    return FlashInputs(
         tokens=there(tokens, torch.int64),
         positions=there(positions, torch.int64),
-        page_of=there(pages[sequence, positions // page_tokens], torch.int64),
-        place=there(positions % page_tokens, torch.int64),
+        page=there(pages[sequence, positions // page_tokens], torch.int64),
+        slot=there(positions % page_tokens, torch.int64),
         starts=there(starts, torch.int32),
         used=there(used, torch.int32),
         pages=there(pages, torch.int32),
@@ -84,18 +84,18 @@ def places_of(work: Pass, *, rows: int, scratch: int, page_tokens: int, device: 
     )
 
 
-class FlashPages:
+class FlashPagedAttention:
     """An `Attend` over pages `[layers, 2, pages, page_tokens, kv_heads, head_dim]` in float16 or bfloat16."""
 
-    def __init__(self, shape: Shape, store: Tensor, places: Places, *, splits: int | None) -> None:
+    def __init__(self, shape: ModelShape, store: Tensor, places: FlashInputs, *, splits: int | None) -> None:
         """`splits` = 1: keys are summed in one order, whatever the batch; None: as the kernel likes."""
         self._shape, self._store, self._places, self._splits = shape, store, places, splits
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         places, shape = self._places, self._shape
         keys, values = self._store[layer]
-        keys[places.page_of, places.place] = key
-        values[places.page_of, places.place] = value
+        keys[places.page, places.slot] = key
+        values[places.page, places.slot] = value
         # One order of sums needs one kernel too, and that is chosen by the longest chunk.
         longest = places.longest if self._splits is None else len(places.tokens)
         mixed = varlen_attn(
@@ -107,14 +107,16 @@ class FlashPages:
         return mixed.flatten(1)
 
 
-class RecordedSteps:
+class CudaGraphSteps:
     """Passes of one token each, recorded once for each number of rows and played again."""
 
-    def __init__(self, run: Run, shape: Shape, store: Tensor, linear: LinearFn, *, splits: int | None) -> None:
+    def __init__(
+        self, run: ForwardFn, shape: ModelShape, store: Tensor, linear: LinearFn, *, splits: int | None
+    ) -> None:
         self._run, self._shape, self._store, self._linear, self._splits = run, shape, store, linear, splits
-        self._known: dict[tuple[int, int], tuple[torch.cuda.CUDAGraph, Places, Tensor]] = {}
+        self._known: dict[tuple[int, int], tuple[torch.cuda.CUDAGraph, FlashInputs, Tensor]] = {}
 
-    def run(self, places: Places) -> Tensor:
+    def run(self, places: FlashInputs) -> Tensor:
         """Hidden states `[T, hidden_size]`; they stay valid until the next run."""
         key = (len(places.tokens), places.pages.shape[1])
         if key not in self._known:
@@ -124,8 +126,8 @@ class RecordedSteps:
         graph.replay()
         return hidden
 
-    def _record(self, places: Places) -> tuple[torch.cuda.CUDAGraph, Places, Tensor]:
-        attend: Attend = FlashPages(self._shape, self._store, places, splits=self._splits)
+    def _record(self, places: FlashInputs) -> tuple[torch.cuda.CUDAGraph, FlashInputs, Tensor]:
+        attend: PagedAttentionFn = FlashPagedAttention(self._shape, self._store, places, splits=self._splits)
         aside = torch.cuda.Stream()
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside):  # workspaces are allocated outside of the recording

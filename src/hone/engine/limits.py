@@ -3,25 +3,25 @@
 from dataclasses import dataclass
 from typing import Final, Protocol
 
-from hone.core.generation import Finish
-from hone.engine.samples import Fill, Sample
-from hone.engine.table import Table
+from hone.core.generation import FinishReason
+from hone.engine.samples import PrefillGroup, SampleState
+from hone.engine.table import RunningBatch
 
 
-class Ends(Protocol):
+class FinishRules(Protocol):
     """Who says when a sample ends."""
 
-    def rows(self, table: Table) -> list[tuple[int, Finish]]:
+    def finished_rows(self, table: RunningBatch) -> list[tuple[int, FinishReason]]:
         """Rows, ascending, whose last token ended them."""
         ...
 
-    def one(self, sample: Sample) -> Finish | None:
+    def finish_of(self, sample: SampleState) -> FinishReason | None:
         """The same for a sample without a row."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class SchedulerLimits:
     slots: int
     """Rows."""
     pages: int
@@ -50,10 +50,10 @@ _LOGITS: Final = 1 << 25
 """Numbers that the logits of one pass's prompts may take."""
 
 
-def sized(*, slots: int, page_tokens: int, sequence_tokens: int, vocab: int) -> Limits:
+def default_limits(*, slots: int, page_tokens: int, sequence_tokens: int, vocab: int) -> SchedulerLimits:
     """Room for the longest sequence in every slot, and for the prompts that are read ahead of them."""
     most = -(-sequence_tokens // page_tokens)
-    return Limits(
+    return SchedulerLimits(
         slots=slots,
         pages=most * (slots + max(1, slots // 8)) + 1,
         page_tokens=page_tokens,
@@ -63,23 +63,25 @@ def sized(*, slots: int, page_tokens: int, sequence_tokens: int, vocab: int) -> 
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class PassOutcome:
     """What a pass brought to its end."""
 
-    samples: list[tuple[Sample, Finish]]
-    scored: list[Fill]
+    finished: list[tuple[SampleState, FinishReason]]
+    scored_groups: list[PrefillGroup]
 
 
 @dataclass(slots=True)
-class Counts:
+class SchedulerCounts:
     """What happened since the counts were taken last."""
 
-    cached: int = 0
-    read: int = 0
-    drawn: int = 0
-    scored: int = 0
+    cached_tokens: int = 0
+    prefill_tokens: int = 0
+    drawn_tokens: int = 0
+    scored_tokens: int = 0
     preempted: int = 0
-    stale: int = 0
+    stale_tokens: int = 0
 
     def reset(self) -> None:
-        self.cached = self.read = self.drawn = self.scored = self.preempted = self.stale = 0
+        self.cached_tokens = self.prefill_tokens = self.drawn_tokens = self.scored_tokens = self.preempted = (
+            self.stale_tokens
+        ) = 0

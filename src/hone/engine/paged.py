@@ -4,14 +4,16 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hone.engine.protocol import Model, Shape
-from hone.engine.work import Pass
+from hone.engine.protocol import GenerationModel, ModelShape
+from hone.engine.work import ForwardBatch
 
 
-class PagedKeys:
+class PagedKvCache:
     """`[layers, 2, pages, page_tokens, kv_heads, head_dim]`: keys and values."""
 
-    def __init__(self, shape: Shape, *, pages: int, page_tokens: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, shape: ModelShape, *, pages: int, page_tokens: int, dtype: torch.dtype, device: torch.device
+    ) -> None:
         sizes = (shape.layers, 2, pages, page_tokens, shape.kv_heads, shape.head_dim)
         self.store = torch.zeros(sizes, dtype=dtype, device=device)
 
@@ -20,9 +22,9 @@ class PagedKeys:
 
 
 class PagedAttention:
-    """An `Attend` for one pass, by the model's own arithmetic; tokens beyond `work.tokens` are padding: zeros."""
+    """An `Attend` for one pass, by the model's own arithmetic; tokens beyond `run_rank.tokens` are padding: zeros."""
 
-    def __init__(self, model: Model, keys: PagedKeys, work: Pass) -> None:
+    def __init__(self, model: GenerationModel, keys: PagedKvCache, work: ForwardBatch) -> None:
         size = keys.store.shape[3]
         self._store = keys.store.flatten(2, 3)
         pages = work.pages[:, : int(work.positions.max()) // size + 1].astype(np.int64)

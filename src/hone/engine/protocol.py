@@ -12,7 +12,7 @@ LinearFn: TypeAlias = Callable[[Tensor, Tensor, Tensor | None], Tensor]
 """`(x [N, in], weight [out, in], bias [out] | None) -> [N, out]`."""
 
 
-class Attend(Protocol):
+class PagedAttentionFn(Protocol):
     """Causal attention, owned by the engine because it owns the keys and values."""
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -20,11 +20,11 @@ class Attend(Protocol):
         ...
 
 
-Run: TypeAlias = Callable[[Tensor, Tensor, Attend, LinearFn], Tensor]
+ForwardFn: TypeAlias = Callable[[Tensor, Tensor, PagedAttentionFn, LinearFn], Tensor]
 """Tokens `[T]`, their positions `[T]`, attention, linear layers -> hidden states `[T, hidden_size]`."""
 
 
-class RowLinear(Protocol):
+class BatchInvariantLinearFn(Protocol):
     """Linear layers whose rows do not depend on how many rows there are; their number is a multiple of `tile`."""
 
     @property
@@ -37,7 +37,7 @@ class RowLinear(Protocol):
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor: ...
 
 
-class Shape(Protocol):
+class ModelShape(Protocol):
     @property
     def layers(self) -> int: ...
     @property
@@ -52,17 +52,17 @@ class Shape(Protocol):
     def max_positions(self) -> int: ...
 
 
-class Model(Protocol):
+class GenerationModel(Protocol):
     """Rows of a batch must not influence each other but through `attend` and `linear`."""
 
     @property
-    def config(self) -> Shape: ...
+    def config(self) -> ModelShape: ...
     @property
     def device(self) -> torch.device: ...
     @property
     def dtype(self) -> torch.dtype: ...
     @property
-    def rows(self) -> RowLinear: ...
+    def rows(self) -> BatchInvariantLinearFn: ...
     @property
     def exactness(self) -> Literal["parity", "bitwise"]:
         """`bitwise`: the trainer computes as a runner does that takes `rows` and `fixed_attention`, to the bit."""
@@ -70,12 +70,12 @@ class Model(Protocol):
 
     def named_parameters(self) -> Iterator[tuple[str, Tensor]]: ...
 
-    def run(self, tokens: Tensor, positions: Tensor, attend: Attend, linear: LinearFn) -> Tensor:
+    def run(self, tokens: Tensor, positions: Tensor, attend: PagedAttentionFn, linear: LinearFn) -> Tensor:
         """`tokens` `[T]` at `positions` `[T]` -> hidden states `[T, hidden_size]`."""
         ...
 
-    def compiled_run(self) -> Run:
-        """`run`, its layers as torch's compiler writes them at its first call for each kind of shape."""
+    def compiled_run(self) -> ForwardFn:
+        """`forward_with_tape`, its layers as torch's compiler writes them at its first call for each kind of shape."""
         ...
 
     def logits(self, hidden: Tensor, linear: LinearFn) -> Tensor:

@@ -14,13 +14,13 @@ from hone.engine.pages import PagePool
 
 
 @dataclass(slots=True, eq=False)
-class _Node:
+class _RadixNode:
     """One page of a text; its path from the root is the text up to there."""
 
-    parent: Optional["_Node"]
+    parent: Optional["_RadixNode"]
     key: bytes
     page: int
-    children: dict[bytes, "_Node"] = field(default_factory=dict[bytes, "_Node"])
+    children: dict[bytes, "_RadixNode"] = field(default_factory=dict[bytes, "_RadixNode"])
 
 
 class PrefixCache:
@@ -29,15 +29,15 @@ class PrefixCache:
     def __init__(self, pool: PagePool, page_tokens: int) -> None:
         self._pool, self._page_tokens = pool, page_tokens
         self._version = 0
-        self._root = _Node(None, b"", -1)
-        self._recent: OrderedDict[int, _Node] = OrderedDict()
+        self._root = _RadixNode(None, b"", -1)
+        self._recent: OrderedDict[int, _RadixNode] = OrderedDict()
         """By page, the least recently used first; a page always comes before the one that it continues."""
 
     def __len__(self) -> int:
         """Pages that it knows."""
         return len(self._recent)
 
-    def known(self) -> list[int]:
+    def cached_pages(self) -> list[int]:
         """The pages that it refers to."""
         return list(self._recent)
 
@@ -45,7 +45,7 @@ class PrefixCache:
         """The longest known beginning of `tokens`: up to `most_pages` pages, each given one more reference."""
         if version != self._version:
             return []
-        path: list[_Node] = []
+        path: list[_RadixNode] = []
         node = self._root
         for key in self._keys(tokens, most_pages):
             child = node.children.get(key)
@@ -62,12 +62,12 @@ class PrefixCache:
         """Remember that `pages` hold `tokens` (whole pages of them) as `version` read them. What is known stays."""
         if version != self._version:
             return
-        path: list[_Node] = []
+        path: list[_RadixNode] = []
         node = self._root
         for key, page in zip(self._keys(tokens, len(pages)), pages, strict=False):
             child = node.children.get(key)
             if child is None:
-                child = node.children[key] = _Node(node, key, page)
+                child = node.children[key] = _RadixNode(node, key, page)
                 self._recent[page] = child
                 self._pool.share((page,))
             path.append(child)
@@ -87,10 +87,10 @@ class PrefixCache:
             self._recent.move_to_end(page)
         return False
 
-    def renew(self, version: int) -> None:
+    def reset(self, version: int) -> None:
         """Forget everything: from now on texts are read by `version`."""
         self._version = version
-        self._root = _Node(None, b"", -1)
+        self._root = _RadixNode(None, b"", -1)
         pages = list(self._recent)
         self._recent.clear()
         self._pool.release(pages)
@@ -100,6 +100,6 @@ class PrefixCache:
         count = min(len(tokens) // size, most)
         return [tokens[place * size : (place + 1) * size].tobytes() for place in range(count)]
 
-    def _touch(self, path: list[_Node]) -> None:
+    def _touch(self, path: list[_RadixNode]) -> None:
         for node in reversed(path):
             self._recent.move_to_end(node.page)

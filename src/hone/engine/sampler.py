@@ -6,12 +6,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from hone.engine.work import DRAW, Drawn, Draws
+from hone.engine.work import DRAW, SamplerInput, SamplerOutput
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Settings:
-    """Of each row `[n]`; see `work.Draws`."""
+class SamplingTensors:
+    """Of each row `[n]`; see `run_rank.Draws`."""
 
     given: Tensor
     temperature: Tensor
@@ -24,10 +24,10 @@ class Settings:
     """Whether any row leaves tokens out."""
 
 
-def settings_of(draws: Draws, device: torch.device) -> Settings:
+def sampling_tensors(draws: SamplerInput, device: torch.device) -> SamplingTensors:
     cut = (draws.top_k > 0) | (draws.top_p < 1) | (draws.min_p > 0)
-    return Settings(
-        given=torch.from_numpy(draws.given).to(device, torch.int64),
+    return SamplingTensors(
+        given=torch.from_numpy(draws.forced_token).to(device, torch.int64),
         temperature=torch.from_numpy(draws.temperature).to(device),
         top_k=torch.from_numpy(draws.top_k).to(device, torch.int64),
         top_p=torch.from_numpy(draws.top_p).to(device),
@@ -37,20 +37,20 @@ def settings_of(draws: Draws, device: torch.device) -> Settings:
     )
 
 
-def draw(logits: Tensor, draws: Draws) -> Drawn:
+def sample_tokens(logits: Tensor, draws: SamplerInput) -> SamplerOutput:
     """Inverse-CDF sampling: the first token at which the cumulative probability exceeds `uniform` `[n]`, in [0, 1).
 
     `logits` `[n, vocab]`, float32 at least. The cumulative sum runs in float64, by token id. A given token takes the
     place of the draw; everything else is the same arithmetic.
     """
-    settings = settings_of(draws, logits.device)
+    settings = sampling_tensors(draws, logits.device)
     uniform = torch.from_numpy(draws.uniform).to(logits.device)
     logp = torch.log_softmax(logits / settings.temperature[:, None].to(logits.dtype), dim=-1)
     drawn_from, kept = logp, None
     if settings.truncates:
         cut = ((settings.top_k > 0) | (settings.top_p < 1) | (settings.min_p > 0)) & ~settings.greedy
         rows = cut.nonzero()[:, 0]
-        left = truncate(logp[rows], settings.top_k[rows], settings.top_p[rows], settings.min_p[rows])
+        left = truncate_logp(logp[rows], settings.top_k[rows], settings.top_p[rows], settings.min_p[rows])
         drawn_from = logp.index_copy(0, rows, torch.log_softmax(left, dim=-1))
         bits = np.packbits(torch.isfinite(left).cpu().numpy(), axis=1, bitorder="little")
         kept = np.zeros((len(logp), bits.shape[1]), np.uint8)
@@ -62,11 +62,11 @@ def draw(logits: Tensor, draws: Draws) -> Drawn:
     at = tokens[:, None]
     sampled = drawn_from.gather(1, at)[:, 0]
     certain = torch.where(tokens == best, 0.0, -torch.inf).to(sampled.dtype)
-    return Drawn(
+    return SamplerOutput(
         token=tokens.cpu().numpy().astype(np.int32),
         logp=logp.gather(1, at)[:, 0].float().cpu().numpy(),
         sampled_logp=torch.where(greedy, certain, sampled).float().cpu().numpy(),
-        kept=kept,
+        sampling_mask_bits=kept,
     )
 
 
@@ -79,7 +79,7 @@ def _inverse_cdf(logp: Tensor, uniform: Tensor) -> Tensor:
     return found.clamp_(max=logp.shape[1] - 1)  # only rows of NaN come here beyond the end
 
 
-def truncate(logp: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
+def truncate_logp(logp: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
     """`logp` `[n, vocab]` with -inf for what top-k, then top-p of the rest, then min-p leave out; the likeliest always
     stays. Ties are broken towards the smaller token id.
     """

@@ -8,11 +8,11 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from hone.core.generation import Completion, Finish, Given, Request
-from hone.core.ragged import Ragged, offsets_of
+from hone.core.generation import Completion, FinishReason, Request, ScoreRequest
+from hone.core.ragged import RaggedArray, offsets_of
 
 
-class Phase(IntEnum):
+class SamplePhase(IntEnum):
     WAITING = auto()
     """In the queue; holds no page."""
     FILLING = auto()
@@ -25,7 +25,7 @@ class Phase(IntEnum):
     """Handed out, or cancelled; never seen again."""
 
 
-class Event(IntEnum):
+class SampleEvent(IntEnum):
     ADMIT = auto()
     FILLED = auto()
     SEAT = auto()
@@ -35,32 +35,32 @@ class Event(IntEnum):
     CANCEL = auto()
 
 
-TRANSITIONS: Final[dict[tuple[Phase, Event], Phase]] = {
-    (Phase.WAITING, Event.ADMIT): Phase.FILLING,
-    (Phase.FILLING, Event.FILLED): Phase.READY,
-    (Phase.READY, Event.SEAT): Phase.RUNNING,
-    (Phase.FILLING, Event.PREEMPT): Phase.WAITING,
-    (Phase.READY, Event.PREEMPT): Phase.WAITING,
-    (Phase.RUNNING, Event.PREEMPT): Phase.WAITING,
-    (Phase.FILLING, Event.END): Phase.ENDED,  # a text that was only to be scored
-    (Phase.READY, Event.END): Phase.ENDED,
-    (Phase.RUNNING, Event.END): Phase.ENDED,
-    (Phase.WAITING, Event.CANCEL): Phase.ENDED,
-    (Phase.FILLING, Event.CANCEL): Phase.ENDED,
-    (Phase.READY, Event.CANCEL): Phase.ENDED,
-    (Phase.RUNNING, Event.CANCEL): Phase.ENDED,
+TRANSITIONS: Final[dict[tuple[SamplePhase, SampleEvent], SamplePhase]] = {
+    (SamplePhase.WAITING, SampleEvent.ADMIT): SamplePhase.FILLING,
+    (SamplePhase.FILLING, SampleEvent.FILLED): SamplePhase.READY,
+    (SamplePhase.READY, SampleEvent.SEAT): SamplePhase.RUNNING,
+    (SamplePhase.FILLING, SampleEvent.PREEMPT): SamplePhase.WAITING,
+    (SamplePhase.READY, SampleEvent.PREEMPT): SamplePhase.WAITING,
+    (SamplePhase.RUNNING, SampleEvent.PREEMPT): SamplePhase.WAITING,
+    (SamplePhase.FILLING, SampleEvent.END): SamplePhase.ENDED,  # a text that was only to be scored
+    (SamplePhase.READY, SampleEvent.END): SamplePhase.ENDED,
+    (SamplePhase.RUNNING, SampleEvent.END): SamplePhase.ENDED,
+    (SamplePhase.WAITING, SampleEvent.CANCEL): SamplePhase.ENDED,
+    (SamplePhase.FILLING, SampleEvent.CANCEL): SamplePhase.ENDED,
+    (SamplePhase.READY, SampleEvent.CANCEL): SamplePhase.ENDED,
+    (SamplePhase.RUNNING, SampleEvent.CANCEL): SamplePhase.ENDED,
 }
 """Everything that can happen to a sample; nothing else does."""
 
-Stream = Callable[[int], NDArray[np.float64]]
+UniformStream = Callable[[int], NDArray[np.float64]]
 """The first `count` uniform numbers of a sample; number k decides its token k."""
 
 
 @dataclass(slots=True)
-class Uniforms:
-    """A `Stream` that remembers what it drew."""
+class CachedUniforms:
+    """A `UniformStream` that remembers what it drew."""
 
-    draw: Stream
+    draw: UniformStream
     known: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
 
     def __call__(self, count: int) -> NDArray[np.float64]:
@@ -82,104 +82,108 @@ def _no_logp() -> NDArray[np.float32]:
 
 
 @dataclass(slots=True, eq=False)
-class Sample:
+class SampleState:
     """One answer on its way. What it has drawn stands here, or in its row while it runs."""
 
     order: int
     request: Request
     number: int
-    stream: Stream
-    phase: Phase = Phase.WAITING
+    stream: UniformStream
+    phase: SamplePhase = SamplePhase.WAITING
     tokens: NDArray[np.int32] = field(default_factory=_no_tokens)
     """`[n]`."""
     logp: NDArray[np.float32] = field(default_factory=_no_logp)
     """`[2, n]`: of the policy, and of what was drawn from."""
-    kept: list[NDArray[np.int32]] = field(default_factory=list[NDArray[np.int32]])
+    sampling_mask: list[NDArray[np.int32]] = field(default_factory=list[NDArray[np.int32]])
     versions: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     """(first token, version that draws from there on)."""
     stale: bool = False
     """Some of its keys and values are of older weights."""
 
-    def on(self, event: Event) -> None:
+    def apply_event(self, event: SampleEvent) -> None:
         """Raises KeyError for what cannot happen to it now."""
         self.phase = TRANSITIONS[self.phase, event]
 
-    def mark(self, drawn: int, version: int) -> None:
+    def mark_version(self, drawn: int, version: int) -> None:
         """From token `drawn` on it is drawn by `version`."""
         if not self.versions or self.versions[-1][1] != version:
             self.versions.append((drawn, version))
 
-    def add(
+    def append_token(
         self, token: NDArray[np.int32], logp: NDArray[np.float32], kept: NDArray[np.int32] | None, version: int
     ) -> None:
         """Take up one token `[1]`, with its log-probabilities `[2, 1]`, that was drawn for it outside of a row."""
         before = len(self.tokens)
-        self.mark(before, version)
+        self.mark_version(before, version)
         self.tokens = np.concatenate([self.tokens, token]) if before else token
         self.logp = np.concatenate([self.logp, logp], axis=1) if before else logp
         if kept is not None:
-            self.kept.append(kept)
+            self.sampling_mask.append(kept)
 
-    def undo(self) -> None:
+    def drop_last_token(self) -> None:
         """Give the last token back; counter-based draws will draw it again."""
         count = len(self.tokens) - 1
-        self.tokens, self.logp, self.kept = self.tokens[:count], self.logp[:, :count], self.kept[:count]
+        self.tokens, self.logp, self.sampling_mask = (
+            self.tokens[:count],
+            self.logp[:, :count],
+            self.sampling_mask[:count],
+        )
         self.versions = [mark for mark in self.versions if mark[0] < count]
 
-    def completion(self, finish: Finish, behind: int) -> Completion:
+    def completion(self, finish: FinishReason, behind: int) -> Completion:
         version = np.zeros(len(self.tokens), np.int32)
         for start, number in self.versions:
             version[start:] = number
         return Completion(
-            request=self.request.id,
-            sample=self.number,
+            request_id=self.request.id,
+            sample_index=self.number,
             tokens=self.tokens,
             logp=self.logp[0],
             sampled_logp=self.logp[1],
             version=version,
-            finish=finish,
-            kept=_rows(self.kept) if self.request.sampling.truncates else None,
-            behind=behind,
+            finish_reason=finish,
+            sampling_mask=_rows(self.sampling_mask) if self.request.sampling.truncates else None,
+            trailing_characters=behind,
         )
 
 
-def _rows(kept: list[NDArray[np.int32]]) -> Ragged:
+def _rows(kept: list[NDArray[np.int32]]) -> RaggedArray:
     lengths = np.array([len(ids) for ids in kept], np.int64)
-    return Ragged(values=np.concatenate([*kept, _no_tokens()]), offsets=offsets_of(lengths))
+    return RaggedArray(values=np.concatenate([*kept, _no_tokens()]), offsets=offsets_of(lengths))
 
 
 @dataclass(slots=True, eq=False)
-class Fill:
+class PrefillGroup:
     """A text to be read once, for all `members` that continue it from its end; or a text to be scored."""
 
     order: int
     text: NDArray[np.int32]
     """`[L]`."""
-    members: list[Sample]
+    members: list[SampleState]
     """Those whose next token has not been drawn."""
-    given: NDArray[np.int32] | None = None
+    tokens_to_score: NDArray[np.int32] | None = None
     """`[n]` tokens to be scored, the first after `text[L - n]`; None: draw after the last token."""
-    scored: list[NDArray[np.float32]] = field(default_factory=list[NDArray[np.float32]])
+    scored_logp: list[NDArray[np.float32]] = field(default_factory=list[NDArray[np.float32]])
     """Log-probabilities `[k, 2]` of what was scored so far."""
-    ready: list[Sample] = field(default_factory=list[Sample])
+    ready: list[SampleState] = field(default_factory=list[SampleState])
     """Members whose token was drawn, waiting for a row."""
     pages: list[int] = field(default_factory=list[int])
-    done: int = 0
+    filled_tokens: int = 0
     """Tokens in the pages."""
-    front: bool = False
+    resumed: bool = False
     """It was begun before; nothing that was not overtakes it."""
 
     @property
     def first_draw(self) -> int:
         """The first token after which a draw is wanted."""
-        return len(self.text) - (1 if self.given is None else len(self.given))
+        return len(self.text) - (1 if self.tokens_to_score is None else len(self.tokens_to_score))
 
 
-def scoring_fill(order: int, text: Given, request: Request) -> Fill:
+def scoring_group(order: int, text: ScoreRequest, request: Request) -> PrefillGroup:
     """`text` as one to be scored; `request` stands for it in messages and settings."""
-    member = Sample(order, request, 0, _no_draws)
+    member = SampleState(order, request, 0, _no_draws)
     whole = np.concatenate([text.prompt, text.tokens[:-1]]).astype(np.int32)
-    return Fill(order, whole, [member], given=text.tokens.astype(np.int32))
+    return PrefillGroup(order, whole, [member], tokens_to_score=text.tokens.astype(np.int32))
 
 
 def _no_draws(count: int) -> NDArray[np.float64]:

@@ -7,9 +7,9 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from hone.core.generation import Finish
-from hone.engine.samples import Sample
-from hone.engine.table import Table
+from hone.core.generation import FinishReason
+from hone.engine.samples import SampleState
+from hone.engine.table import RunningBatch
 
 Decode = Callable[[Sequence[int]], str]
 
@@ -20,7 +20,7 @@ _BROKEN: Final = "\N{REPLACEMENT CHARACTER}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TextRules:
+class TokenizerRules:
     """What an engine knows of the tokenizer."""
 
     eos: Sequence[int]
@@ -34,22 +34,25 @@ class TextRules:
 class StopRules:
     """Implements `scheduler.Ends`. A text is decoded only when its last token could complete a stop string."""
 
-    def __init__(self, text: TextRules) -> None:
+    def __init__(self, text: TokenizerRules) -> None:
         self._is_eos = np.zeros(text.vocab, np.bool_)
         self._is_eos[[token for token in text.eos if token < text.vocab]] = True
         self._decode, self._vocab = text.decode, text.vocab
         self._could: dict[tuple[str, ...], NDArray[np.int8]] = {}
         """For each set of stop strings, of each token: 1 it may complete one, 0 it cannot, -1 not known yet."""
 
-    def rows(self, table: Table) -> list[tuple[int, Finish]]:
+    def finished_rows(self, table: RunningBatch) -> list[tuple[int, FinishReason]]:
         count = len(table)
-        eos = self._is_eos[table.token[:count]]
-        full = table.full()
-        found: dict[int, Finish] = {}
-        if bool(table.stops[:count].any()):
-            for row in np.flatnonzero(table.stops[:count] & ~eos).tolist():
+        eos = self._is_eos[table.last_token[:count]]
+        full = table.at_token_limit()
+        found: dict[int, FinishReason] = {}
+        if bool(table.has_stop_strings[:count].any()):
+            for row in np.flatnonzero(table.has_stop_strings[:count] & ~eos).tolist():
                 stops = table.samples[row].request.sampling.stop
-                if self._completes(int(table.token[row]), stops) and self.behind(stops, table.last, row) is not None:
+                if (
+                    self._completes(int(table.last_token[row]), stops)
+                    and self.characters_after_stop(stops, table.last_tokens, row) is not None
+                ):
                     found[row] = "stop"
         ended = eos | full
         if bool(ended.any()):
@@ -57,20 +60,22 @@ class StopRules:
                 found[row] = "eos" if eos[row] else found.get(row, "length")
         return sorted(found.items())
 
-    def one(self, sample: Sample) -> Finish | None:
+    def finish_of(self, sample: SampleState) -> FinishReason | None:
         token, stops = int(sample.tokens[-1]), sample.request.sampling.stop
         if self._is_eos[token]:
             return "eos"
-        if stops and self._completes(token, stops) and self.cut(sample) is not None:
+        if stops and self._completes(token, stops) and self.trailing_characters(sample) is not None:
             return "stop"
         return "length" if len(sample.tokens) >= sample.request.sampling.max_tokens else None
 
-    def cut(self, sample: Sample) -> int | None:
+    def trailing_characters(self, sample: SampleState) -> int | None:
         """Characters of an ended sample behind its stop string; None when it holds none near its end."""
         stops = sample.request.sampling.stop
-        return self.behind(stops, lambda _, count: sample.tokens[-count:], 0) if stops else None
+        return self.characters_after_stop(stops, lambda _, count: sample.tokens[-count:], 0) if stops else None
 
-    def behind(self, stops: tuple[str, ...], last: Callable[[int, int], NDArray[np.int32]], row: int) -> int | None:
+    def characters_after_stop(
+        self, stops: tuple[str, ...], last: Callable[[int, int], NDArray[np.int32]], row: int
+    ) -> int | None:
         """Characters behind the first stop string in the end of a text; None if there is none."""
         assert self._decode is not None
         # A token carries at least a byte of text, special tokens aside: more tokens than this cannot be spanned.

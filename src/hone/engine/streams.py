@@ -7,7 +7,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from hone.core.random import key, keys, uniforms_of
+from hone.core.random import key, keys, uniforms_from_keys
 
 _WORD: Final = (1 << 64) - 1
 _ZEROS: Final = np.zeros(4, np.uint64)
@@ -17,7 +17,7 @@ _MOST: Final = 1 << 18
 """Numbers that are drawn ahead in all."""
 
 
-class Streams:
+class SampleStreams:
     """Making a Philox generator costs three times what winding one to a key does; a rollout has thousands of keys."""
 
     def __init__(self, seed: int) -> None:
@@ -40,14 +40,14 @@ class Streams:
             }
             return self._draws.random(count)
 
-    def of(self, *ids: int | str) -> Callable[[int], NDArray[np.float64]]:
+    def stream_of(self, *ids: int | str) -> Callable[[int], NDArray[np.float64]]:
         """One sample's stream: how many of its numbers -> `[count]`."""
         return lambda count: self.uniforms(*ids, count=count)
 
-    def ahead(self, round_: int, asked: Sequence[tuple[str, int]], *, count: int) -> list[NDArray[np.float64]]:
+    def prefetch(self, round_: int, asked: Sequence[tuple[str, int]], *, count: int) -> list[NDArray[np.float64]]:
         """The first numbers, `count` or as many as are worth it, of `of(round_, id, k)` for k = 0 .. samples - 1, for
         each (id, samples) that is `asked` for."""
         if not asked:
             return []
         words = np.concatenate([keys(self._seed, "sample", round_, id_, count=samples) for id_, samples in asked])
-        return list(uniforms_of(words, count=min(count, _FIRST, _MOST // len(words))))
+        return list(uniforms_from_keys(words, count=min(count, _FIRST, _MOST // len(words))))

@@ -5,18 +5,18 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from hone.engine.samples import Sample
-from hone.engine.work import DRAW, Drawn, Draws, Pass
+from hone.engine.samples import SampleState
+from hone.engine.work import DRAW, ForwardBatch, SamplerInput, SamplerOutput
 
 _WIDTH: Final = 64
 """Tokens that a row has room for at first; doubled when one needs more."""
 
 
-class Table:
+class RunningBatch:
     """State of the samples in up to `slots` rows, each of up to `most_pages` pages."""
 
     def __init__(self, *, slots: int, most_pages: int, page_tokens: int) -> None:
-        self.samples: list[Sample] = []
+        self.samples: list[SampleState] = []
         self._page_tokens = page_tokens
         self.slots = slots
         # Columns of one kind stand in one array, so that a row is written and moved in few strokes.
@@ -24,11 +24,11 @@ class Table:
         self._longs = np.zeros((3, slots), np.int64)
         self._reals = np.ones((3, slots), np.float32)
         self._flags = np.zeros((4, slots), np.bool_)
-        self.token, self.position, self.page_count, self._top_k = self._ints
+        self.last_token, self.position, self.page_count, self._top_k = self._ints
         """`token`: drawn last, and not in the pages yet; `position`: where it goes."""
-        self.drawn, self.limit, self.order = self._longs
+        self.drawn_tokens, self.max_tokens, self.order = self._longs
         self._temperature, self._top_p, self._min_p = self._reals
-        self.stale, self.stops, self.truncates, self._greedy = self._flags
+        self.stale, self.has_stop_strings, self.truncates, self._greedy = self._flags
         self.pages = np.zeros((slots, most_pages), np.int32)
         self._rows = np.arange(slots, dtype=np.int32)
         self._draw = np.full(slots, DRAW, np.int32)
@@ -37,7 +37,7 @@ class Table:
     def __len__(self) -> int:
         return len(self.samples)
 
-    def seat(self, samples: list[Sample], pages: list[list[int]], text_tokens: int) -> None:
+    def insert(self, samples: list[SampleState], pages: list[list[int]], text_tokens: int) -> None:
         """Give the next rows to `samples` of one request. Each has drawn the same number of tokens, at least one; its
         `pages` hold the `text_tokens` before the last."""
         first, count = len(self.samples), len(samples[0].tokens)
@@ -48,7 +48,7 @@ class Table:
         self._tokens[rows, :count] = [sample.tokens for sample in samples]
         for row, sample in enumerate(samples, start=first):
             self._logp[:, row, :count] = sample.logp
-        self.token[rows] = self._tokens[rows, count - 1]
+        self.last_token[rows] = self._tokens[rows, count - 1]
         self._ints[1:, rows] = _column(np.int32, text_tokens, len(pages[0]), sampling.top_k)
         self._longs[:2, rows] = _column(np.int64, count, sampling.max_tokens)
         self.order[rows] = [sample.order for sample in samples]
@@ -59,13 +59,13 @@ class Table:
         need = min(self._width, sampling.max_tokens)
         self._uniform[rows, :need] = [sample.stream(need) for sample in samples]
 
-    def unseat(self, rows: list[int]) -> list[tuple[Sample, list[int]]]:
+    def remove(self, rows: list[int]) -> list[tuple[SampleState, list[int]]]:
         """Take the samples of `rows` out, with what they have drawn and their pages; the last rows that stay move into
         their places."""
-        counts = self.drawn[rows].tolist()
+        counts = self.drawn_tokens[rows].tolist()
         tokens, logp = self._tokens[rows, : max(counts)], self._logp[:, rows, : max(counts)]
         pages, held = self.pages[rows].tolist(), self.page_count[rows].tolist()
-        out: list[tuple[Sample, list[int]]] = []
+        out: list[tuple[SampleState, list[int]]] = []
         for place, (row, count) in enumerate(zip(rows, counts, strict=True)):
             sample = self.samples[row]
             sample.tokens, sample.logp = tokens[place, :count], logp[:, place, :count]
@@ -92,19 +92,19 @@ class Table:
         self.pages[row, self.page_count[row]] = page
         self.page_count[row] += 1
 
-    def work(self) -> Pass:
+    def forward_batch(self) -> ForwardBatch:
         """One token for every row; arrays that stay valid until the table changes."""
         n = len(self.samples)
         rows = self._rows[:n]
-        return Pass(
-            tokens=self.token[:n],
+        return ForwardBatch(
+            tokens=self.last_token[:n],
             positions=self.position[:n],
             sequence=rows,
             pages=self.pages[:n],
-            draws=Draws(
-                at=rows,
-                given=self._draw[:n],
-                uniform=self._uniform.reshape(-1)[self._starts[:n] + self.drawn[:n]],
+            draws=SamplerInput(
+                token_index=rows,
+                forced_token=self._draw[:n],
+                uniform=self._uniform.reshape(-1)[self._starts[:n] + self.drawn_tokens[:n]],
                 temperature=self._temperature[:n],
                 top_k=self._top_k[:n],
                 top_p=self._top_p[:n],
@@ -113,32 +113,32 @@ class Table:
             ),
         )
 
-    def record(self, drawn: Drawn) -> None:
+    def record(self, drawn: SamplerOutput) -> None:
         """Take up what was drawn for rows 0..n-1; `drawn` may hold more."""
         n = len(self.samples)
-        at = self._starts[:n] + self.drawn[:n]
+        at = self._starts[:n] + self.drawn_tokens[:n]
         tokens = drawn.token[:n]
         self._tokens.reshape(-1)[at] = tokens
         both = self._logp.reshape(2, -1)
         both[0, at] = drawn.logp[:n]
         both[1, at] = drawn.sampled_logp[:n]
-        self.token[:n] = tokens
+        self.last_token[:n] = tokens
         self.position[:n] += 1
-        self.drawn[:n] += 1
-        if drawn.kept is not None:
+        self.drawn_tokens[:n] += 1
+        if drawn.sampling_mask_bits is not None:
             for row in np.flatnonzero(self.truncates[:n]).tolist():
-                self.samples[row].kept.append(kept_ids(drawn.kept[row]))
-        if n and int(self.drawn[:n].max()) >= self._width:
+                self.samples[row].sampling_mask.append(mask_token_ids(drawn.sampling_mask_bits[row]))
+        if n and int(self.drawn_tokens[:n].max()) >= self._width:
             self._widen(2 * self._width)
 
-    def full(self) -> NDArray[np.bool_]:
+    def at_token_limit(self) -> NDArray[np.bool_]:
         """`[n]` whether each row has drawn as many tokens as it may."""
         n = len(self.samples)
-        return self.drawn[:n] >= self.limit[:n]
+        return self.drawn_tokens[:n] >= self.max_tokens[:n]
 
-    def last(self, row: int, count: int) -> NDArray[np.int32]:
+    def last_tokens(self, row: int, count: int) -> NDArray[np.int32]:
         """The last `count` tokens (or all of them) that `row` has drawn."""
-        end = int(self.drawn[row])
+        end = int(self.drawn_tokens[row])
         return self._tokens[row, max(0, end - count) : end]
 
     def _widen(self, width: int) -> None:
@@ -162,6 +162,6 @@ def _column(kind: type[np.generic], *values: float) -> NDArray[np.generic]:
     return np.array(values, kind)[:, None]
 
 
-def kept_ids(bits: NDArray[np.uint8]) -> NDArray[np.int32]:
+def mask_token_ids(bits: NDArray[np.uint8]) -> NDArray[np.int32]:
     """`[ceil(vocab / 8)]` little-endian bits -> the ids whose bit is set, ascending."""
     return np.flatnonzero(np.unpackbits(bits, bitorder="little")).astype(np.int32)

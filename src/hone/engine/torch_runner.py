@@ -9,28 +9,29 @@ from torch import Tensor
 from torch.nn import functional
 
 from hone.engine import flash
-from hone.engine.paged import PagedAttention, PagedKeys
-from hone.engine.protocol import Model
-from hone.engine.sampler import draw
-from hone.engine.work import Drawn, Pass
+from hone.engine.paged import PagedAttention, PagedKvCache
+from hone.engine.protocol import GenerationModel
+from hone.engine.sampler import sample_tokens
+from hone.engine.work import ForwardBatch, SamplerOutput
 
 PAGE_TOKENS: Final = 64
 
 
 class TorchRunner:
-    """Implements `Runner`. An update of the model's parameters is seen at once, unless it is a copy of `trainer`'s.
+    """Implements `ModelRunner`. An update of the model's parameters is seen at once, unless it is a copy of
+    `trainer`'s.
 
     On CUDA in half precision it runs torch's paged attention, and records passes that draw one token for each row.
     """
 
     def __init__(
         self,
-        model: Model,
+        model: GenerationModel,
         *,
         vocab_used: int,
         page_tokens: int | None = None,
         fixed_tokens: int | None = None,
-        trainer: Model | None = None,
+        source_model: GenerationModel | None = None,
         compiled: bool = False,
     ) -> None:
         """`vocab_used`: token ids from there on are never drawn and have probability 0.
@@ -42,14 +43,14 @@ class TorchRunner:
 
         `compiled`: layers are written by torch's compiler (`torch.compile`), which takes seconds to minutes at first.
         """
-        self._model, self._vocab, self._fixed, self._trainer = model, vocab_used, fixed_tokens, trainer
+        self._model, self._vocab, self._fixed, self._trainer = model, vocab_used, fixed_tokens, source_model
         self._flash = model.device.type == "cuda" and model.dtype in (torch.bfloat16, torch.float16)
         self._page_tokens = page_tokens or (flash.PAGE_TOKENS if self._flash else PAGE_TOKENS)
         self._compiled, self._tile = compiled, model.rows.tile
         self._run = model.compiled_run() if compiled else model.run
         self._linear = functional.linear if compiled else model.rows
-        self._keys: PagedKeys | None = None
-        self._steps: flash.RecordedSteps | None = None
+        self._keys: PagedKvCache | None = None
+        self._steps: flash.CudaGraphSteps | None = None
         self._scratch = 0
 
     @property
@@ -68,7 +69,7 @@ class TorchRunner:
 
     def reserve(self, pages: int) -> None:
         model, self._scratch = self._model, pages
-        self._keys = PagedKeys(
+        self._keys = PagedKvCache(
             model.config,
             pages=pages + 1,  # the last is where padding goes
             page_tokens=self._page_tokens,
@@ -78,7 +79,7 @@ class TorchRunner:
         splits = 1 if self._fixed else None
         if self._flash:
             store = self._keys.store
-            self._steps = flash.RecordedSteps(self._run, model.config, store, self._linear, splits=splits)
+            self._steps = flash.CudaGraphSteps(self._run, model.config, store, self._linear, splits=splits)
 
     @torch.no_grad()
     def publish(self) -> None:
@@ -89,14 +90,14 @@ class TorchRunner:
                 mine.copy_(theirs)
 
     @torch.inference_mode()
-    def run(self, work: Pass) -> Drawn:
+    def run(self, work: ForwardBatch) -> SamplerOutput:
         assert self._keys is not None, "reserve pages first"
         hidden = self._flashed(work) if self._flash else self._eager(work, self._keys)
-        wanted = len(work.draws.at)
+        wanted = len(work.draws.token_index)
         at = np.zeros(self._rows(wanted), np.int64)
-        at[:wanted] = work.draws.at
+        at[:wanted] = work.draws.token_index
         logits = self._model.logits(hidden[torch.from_numpy(at).to(self._model.device)], self._linear)
-        return draw(logits[:wanted, : self._vocab], work.draws)
+        return sample_tokens(logits[:wanted, : self._vocab], work.draws)
 
     @torch.inference_mode()
     def copy(self, source: NDArray[np.int32], target: NDArray[np.int32]) -> None:
@@ -106,7 +107,7 @@ class TorchRunner:
             torch.from_numpy(source.astype(np.int64)).to(device), torch.from_numpy(target.astype(np.int64)).to(device)
         )
 
-    def _eager(self, work: Pass, keys: PagedKeys) -> Tensor:
+    def _eager(self, work: ForwardBatch, keys: PagedKvCache) -> Tensor:
         device, count = self._model.device, len(work.tokens)
         tokens, positions = np.zeros((2, self._rows(count)), np.int64)
         tokens[:count], positions[:count] = work.tokens, work.positions
@@ -115,18 +116,18 @@ class TorchRunner:
             torch.from_numpy(tokens).to(device), torch.from_numpy(positions).to(device), attend, self._linear
         )
 
-    def _flashed(self, work: Pass) -> Tensor:
+    def _flashed(self, work: ForwardBatch) -> Tensor:
         assert self._keys is not None and self._steps is not None
         single = len(work.tokens) == len(work.pages)
         count = len(work.tokens)
         rows = 1 << (count - 1).bit_length() if single and self._fixed is None else self._rows(count)
-        places = flash.places_of(
+        places = flash.flash_inputs(
             work, rows=rows, scratch=self._scratch, page_tokens=self._page_tokens, device=self._model.device
         )
         if single:
             return self._steps.run(places)
         splits = 1 if self._fixed else None
-        attend = flash.FlashPages(self._model.config, self._keys.store, places, splits=splits)
+        attend = flash.FlashPagedAttention(self._model.config, self._keys.store, places, splits=splits)
         return self._run(places.tokens, places.positions, attend, self._linear)
 
     def _rows(self, count: int) -> int:

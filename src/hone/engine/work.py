@@ -13,16 +13,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 DRAW = -1
-"""In `Draws.given`: draw a token. Any other number is a token to be scored."""
+"""In `SamplerInput.given`: draw a token. Any other number is a token to be scored."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Draws:
+class SamplerInput:
     """R next tokens that are wanted. Several may ask the same hidden state: the samples of a group."""
 
-    at: NDArray[np.int32]
+    token_index: NDArray[np.int32]
     """`[R]` which of the pass's T tokens comes before."""
-    given: NDArray[np.int32]
+    forced_token: NDArray[np.int32]
     """`[R]` DRAW, or the token whose log-probability is wanted; both take the same arithmetic."""
     uniform: NDArray[np.float64]
     """`[R]` in [0, 1); the draw is the first token id at which the cumulative probability exceeds it."""
@@ -39,7 +39,7 @@ class Draws:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pass:
+class ForwardBatch:
     """T tokens to be run. Tokens of one sequence stand in the order of their positions."""
 
     tokens: NDArray[np.int32]
@@ -50,12 +50,12 @@ class Pass:
     """`[T]` row of `pages`."""
     pages: NDArray[np.int32]
     """`[B, most]` the sequence's pages in order: position p lies in page `pages[b, p // page_tokens]`."""
-    draws: Draws
+    draws: SamplerInput
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Drawn:
-    """The answers to `Pass.draws`. NaN in `logp` where the logits were not finite."""
+class SamplerOutput:
+    """The answers to `ForwardBatch.draws`. NaN in `logp` where the logits were not finite."""
 
     token: NDArray[np.int32]
     """`[R]` drawn or given."""
@@ -63,11 +63,11 @@ class Drawn:
     """`[R]` nats, of the whole policy softmax(logits / temperature)."""
     sampled_logp: NDArray[np.float32]
     """`[R]` nats, of what top-k, top-p and min-p left; -inf for a given token that they cut off."""
-    kept: NDArray[np.uint8] | None
+    sampling_mask_bits: NDArray[np.uint8] | None
     """`[R, ceil(vocab / 8)]` bits, little-endian: the tokens that were left; None where no draw truncates."""
 
 
-class Runner(Protocol):
+class ModelRunner(Protocol):
     """Runs a model over paged keys and values. It owns the pages' memory and nothing of the bookkeeping."""
 
     @property
@@ -91,7 +91,7 @@ class Runner(Protocol):
         """Take up the model's weights as they are now."""
         ...
 
-    def run(self, work: Pass) -> Drawn: ...
+    def run(self, work: ForwardBatch) -> SamplerOutput: ...
 
     def copy(self, source: NDArray[np.int32], target: NDArray[np.int32]) -> None:
         """Copy pages `[k]` over others `[k]`: a prompt's unfinished last page for each sample."""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from hone.core.config import Config
-from hone.core.episodes import Episodes, Status
+from hone.core.episodes import Episodes, ScoreStatus
 from hone.core.random import generator
 from hone.core.state import State, integer
 
@@ -42,10 +42,10 @@ class LinearArms(Config):
     """Standard deviation of the noise."""
 
 
-Arms = Annotated[BernoulliArms | LinearArms, Field(discriminator="kind")]
+BanditArms = Annotated[BernoulliArms | LinearArms, Field(discriminator="kind")]
 
 
-class Chooser(Protocol):
+class BanditActor(Protocol):
     """Whoever pulls."""
 
     version: int
@@ -57,7 +57,7 @@ class Chooser(Protocol):
 
 @dataclass
 class ArmsWorld:
-    """`pulls` decisions per rollout, all made before any reward is seen."""
+    """`surrogate_gradients` decisions per rollout, all made before any reward is seen."""
 
     config: BernoulliArms | LinearArms
     pulls: int
@@ -70,12 +70,12 @@ class ArmsWorld:
             self.theta = generator(self.seed, "arms").standard_normal((config.arms, config.features))
             """`[K, d]` what each arm pays per unit of each feature."""
 
-    def rollout(self, actor: Chooser) -> Episodes:
+    def rollout(self, actor: BanditActor) -> Episodes:
         self.rollouts += 1
         luck = generator(self.seed, "pull", self.rollouts)
         context = self._contexts(luck)
         chosen, logp = actor.choose(context, generator(self.seed, "act", self.rollouts))
-        reward = self._pay(context, luck)[np.arange(self.pulls), chosen]
+        reward = self._rewards(context, luck)[np.arange(self.pulls), chosen]
         done = np.ones(self.pulls, dtype=np.bool_)
         return Episodes(
             offsets=np.arange(self.pulls + 1),
@@ -89,10 +89,10 @@ class ArmsWorld:
             truncated=~done,
             final=context,
             score=reward,
-            status=np.full(self.pulls, Status.SCORED, dtype=np.uint8),
+            status=np.full(self.pulls, ScoreStatus.SCORED, dtype=np.uint8),
         )
 
-    def worth(self, context: Floats) -> Floats:
+    def expected_rewards(self, context: Floats) -> Floats:
         """Expected reward of each arm `[n, K]`: the truth, for judging."""
         if isinstance(self.config, BernoulliArms):
             return np.broadcast_to(np.array(self.config.rates), (len(context), len(self.config.rates)))
@@ -108,9 +108,9 @@ class ArmsWorld:
         features = self.config.features if isinstance(self.config, LinearArms) else 0
         return luck.standard_normal((self.pulls, features))
 
-    def _pay(self, context: Floats, luck: np.random.Generator) -> Floats:
+    def _rewards(self, context: Floats, luck: np.random.Generator) -> Floats:
         """What every arm would pay `[n, K]`."""
-        expected = self.worth(context)
+        expected = self.expected_rewards(context)
         if isinstance(self.config, BernoulliArms):
             return (luck.random(expected.shape) < expected).astype(np.float64)
         return expected + self.config.noise * luck.standard_normal(expected.shape)

@@ -43,12 +43,12 @@ def check_expert(use: str) -> None:
 class ExpertProcess:
     """Asks `use`, `path/to/file.py:name`. The process is started with the first question."""
 
-    use: str
+    reference: str
     deadline_s: float = 60.0
     clock: Clock = field(default_factory=SystemClock)
-    child: "subprocess.Popen[bytes] | None" = None
+    process: "subprocess.Popen[bytes] | None" = None
 
-    def acting(self) -> Self:
+    def numpy_policy(self) -> Self:
         return self
 
     def best(self, seen: Array) -> Array:
@@ -56,45 +56,46 @@ class ExpertProcess:
 
         Raises UserCodeError where the function raises, answers something else, or takes too long.
         """
-        child = self._started()
+        child = self._ensure_started()
         assert child.stdin is not None
         try:
             child.stdin.write(json.dumps({"seen": seen.tolist(), "type": str(seen.dtype)}).encode() + b"\n")
             child.stdin.flush()
         except BrokenPipeError:
-            raise UserCodeError(f"expert {self.use!r}: its process ended with code {child.wait()}") from None
+            raise UserCodeError(f"expert {self.reference!r}: its process ended with code {child.wait()}") from None
         answer = self._answer(child)
         if "fault" in answer:
             self.close()
-            raise UserCodeError(f"expert {self.use!r} failed: {answer['fault']}")
+            raise UserCodeError(f"expert {self.reference!r} failed: {answer['fault']}")
         actions = np.array(answer["actions"])
         if len(actions) != len(seen) or actions.dtype.kind not in "if" or not np.isfinite(actions).all():
             raise UserCodeError(
-                f"expert {self.use!r} returned {actions.dtype}{list(actions.shape)} for {len(seen)} observations; it "
+                f"expert {self.reference!r} returned {actions.dtype}{list(actions.shape)} for {len(seen)} "
+                f"observations; it "
                 "must return one action of finite numbers for each"
             )
         return actions
 
     def close(self) -> None:
-        child, self.child = self.child, None
+        child, self.process = self.process, None
         if child is None:
             return
         with contextlib.suppress(ProcessLookupError):  # it is gone already
             os.killpg(child.pid, signal.SIGKILL)
         child.communicate()
 
-    def _started(self) -> "subprocess.Popen[bytes]":
-        if self.child is None:
+    def _ensure_started(self) -> "subprocess.Popen[bytes]":
+        if self.process is None:
             paths = [entry or str(Path.cwd()) for entry in sys.path]
-            self.child = subprocess.Popen(
-                [sys.executable, "-P", "-m", "hone.envs.expert_process", self.use],
+            self.process = subprocess.Popen(
+                [sys.executable, "-P", "-m", "hone.envs.expert_process", self.reference],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
                 start_new_session=True,
                 env={"OMP_NUM_THREADS": "1", **os.environ, "PYTHONPATH": os.pathsep.join(paths)},
             )
-        return self.child
+        return self.process
 
     def _answer(self, child: "subprocess.Popen[bytes]") -> dict[str, Any]:
         assert child.stdout is not None
@@ -104,19 +105,20 @@ class ExpertProcess:
             if not ready:
                 self.close()
                 raise UserCodeError(
-                    f"expert {self.use!r} did not answer within {self.deadline_s:g} s and was killed; make it faster, "
+                    f"expert {self.reference!r} did not answer within {self.deadline_s:g} s and was killed; make it "
+                    f"faster, "
                     "or raise expert.deadline_s"
                 )
             more = os.read(child.stdout.fileno(), READ_BYTES)
             if not more:
                 code = child.wait()
                 self.close()
-                raise UserCodeError(f"expert {self.use!r}: its process ended with code {code}")
+                raise UserCodeError(f"expert {self.reference!r}: its process ended with code {code}")
             said += more
         return json.loads(said)
 
 
-def serve(use: str) -> None:
+def run_expert_worker(use: str) -> None:
     """The child: one line of JSON in, one out, until the trainer goes."""
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what the function prints is no answer
@@ -124,7 +126,7 @@ def serve(use: str) -> None:
     for line in sys.stdin.buffer:
         asked = json.loads(line)
         try:
-            function = function or loaded(use)
+            function = function or load_expert(use)
             actions = np.asarray(function(np.array(asked["seen"], np.dtype(asked["type"])))).tolist()
             answer: dict[str, Any] = {"actions": actions}
         except BaseException as error:  # noqa: BLE001 - whatever the user's code does is told to the trainer
@@ -133,7 +135,7 @@ def serve(use: str) -> None:
         replies.flush()
 
 
-def loaded(use: str) -> Callable[[Array], Any]:
+def load_expert(use: str) -> Callable[[Array], Any]:
     """The function; raises ImportError, KeyError or whatever its file does."""
     place, _, name = use.rpartition(":")
     path = Path(place).resolve()
@@ -151,4 +153,4 @@ def loaded(use: str) -> Callable[[Array], Any]:
 
 
 if __name__ == "__main__":
-    serve(sys.argv[1])
+    run_expert_worker(sys.argv[1])

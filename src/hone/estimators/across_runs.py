@@ -76,7 +76,9 @@ def probability_of_improvement(after: Sequence[Floats], before: Sequence[Floats]
     return np.mean(shares, axis=0)
 
 
-def improvement(after: Strata, before: Strata, *, level: float = 0.95, draws: int = DRAWS, seed: int = 0) -> Estimate:
+def improvement_probability(
+    after: Strata, before: Strata, *, level: float = 0.95, draws: int = DRAWS, seed: int = 0
+) -> Estimate:
     """`probability_of_improvement` with its interval; the same tasks in the same order, and any number of runs of each.
 
     An interval that lies above 1/2 says that `after` is better more often than not; NaN where a task has one run.
@@ -94,7 +96,7 @@ def improvement(after: Strata, before: Strata, *, level: float = 0.95, draws: in
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Profile:
+class PerformanceProfile:
     """For each threshold the share of runs that score more, with its interval. All `[T]`."""
 
     thresholds: Floats
@@ -105,7 +107,7 @@ class Profile:
 
 def performance_profile(
     strata: Strata, thresholds: Floats, *, level: float = 0.95, draws: int = DRAWS, seed: int = 0
-) -> Profile:
+) -> PerformanceProfile:
     """Mean over tasks of the share of runs above each of `thresholds` `[T]` (Agarwal et al., 2021; Dolan & More, 2002).
 
     One profile above another everywhere is stochastic dominance; where they cross, which is better depends on what is
@@ -115,14 +117,14 @@ def performance_profile(
     share = _above(strata, thresholds)
     if min(map(len, strata)) < 2:
         unknown = np.full(len(thresholds), np.nan)
-        return Profile(thresholds=thresholds, share=share, low=unknown, high=unknown)
+        return PerformanceProfile(thresholds=thresholds, share=share, low=unknown, high=unknown)
     drawn = _above(_drawn(strata, draws, seed, "profile"), thresholds)
     low, high = np.quantile(drawn, [(1 - level) / 2, (1 + level) / 2], axis=0)
-    return Profile(thresholds=thresholds, share=share, low=low, high=high)
+    return PerformanceProfile(thresholds=thresholds, share=share, low=low, high=high)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Band:
+class CurveBand:
     """A curve over S places with its interval. All `[S]`; NaN where no run says anything."""
 
     middle: Floats
@@ -130,7 +132,7 @@ class Band:
     high: Floats
 
 
-def curve_band(curves: Floats, *, level: float = 0.95, draws: int = 1000, seed: int = 0) -> Band:
+def curve_band(curves: Floats, *, level: float = 0.95, draws: int = 1000, seed: int = 0) -> CurveBand:
     """Interquartile mean of runs `[n, S]` at each place, with its bootstrap interval: whole runs are drawn again, so
     that the interval of one place goes with that of the next. NaN in a column leaves that run out there."""
     luck = generator(seed, "curve", *curves.shape).random((draws, len(curves)))
@@ -144,14 +146,14 @@ def curve_band(curves: Floats, *, level: float = 0.95, draws: int = 1000, seed: 
         if len(there) > 1:
             picks = (luck[:, : len(there)] * len(there)).astype(np.int64)
             low[place], high[place] = _interval(interquartile_mean([there[picks]]), level)
-    return Band(middle=middle, low=low, high=high)
+    return CurveBand(middle=middle, low=low, high=high)
 
 
 # ------------------------------------------------------------------------------------------ time to a threshold
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Arrival:
+class TimeToThresholdEstimate:
     """When runs got to a threshold: the median with its interval, infinite while half of them have not."""
 
     median: float
@@ -165,8 +167,8 @@ def survival(times: Floats, reached: NDArray[np.bool_]) -> tuple[Floats, Floats]
     """Distinct times of arrival `[k]` and the share of runs that is not there yet after each `[k]`.
 
     S(t) = prod over t_i <= t of 1 - d_i / n_i: d_i arrive at t_i of n_i still under way (Kaplan & Meier, 1958). A run
-    that ended before it arrived (`reached` False at its last step `times`) counts as under way until then, and is not
-    called a failure: leaving it out, or taking its budget for its time, would flatter an algorithm that fails.
+    that ended before it arrived (`goals_reached` False at its last step `times`) counts as under way until then, and is
+    not called a failure: leaving it out, or taking its budget for its time, would flatter an algorithm that fails.
     """
     order = np.unique(times[reached])
     under_way = (times[None, :] >= order[:, None]).sum(axis=1)
@@ -175,27 +177,29 @@ def survival(times: Floats, reached: NDArray[np.bool_]) -> tuple[Floats, Floats]
     return order, np.multiply.accumulate(still)
 
 
-def median_arrival(times: Floats, reached: NDArray[np.bool_]) -> float:
+def median_time(times: Floats, reached: NDArray[np.bool_]) -> float:
     """First time at which at most half of the runs are still under way; infinite when there is none."""
     order, left = survival(times, reached)
     there = np.flatnonzero(left <= 0.5 + 1e-12)
     return float(order[there[0]]) if len(there) else math.inf
 
 
-def arrival(
+def time_to_threshold(
     times: Floats, reached: NDArray[np.bool_], *, level: float = 0.95, draws: int = 1000, seed: int = 0
-) -> Arrival:
-    """`median_arrival` of runs `[n]` with a bootstrap interval; its ends may be infinite, and are NaN for one run."""
+) -> TimeToThresholdEstimate:
+    """`median_time` of runs `[n]` with a bootstrap interval; its ends may be infinite, and are NaN for one run."""
     if not len(times):
         raise ValueError("no runs whose time could be taken")
     low = high = math.nan
     if len(times) > 1:
         picks = generator(seed, "arrival", len(times)).integers(0, len(times), size=(draws, len(times)))
-        drawn = np.sort([median_arrival(times[pick], reached[pick]) for pick in picks])
+        drawn = np.sort([median_time(times[pick], reached[pick]) for pick in picks])
         # Not `quantile`, which would interpolate between a time and infinity.
         low = float(drawn[math.floor((1 - level) / 2 * (draws - 1))])
         high = float(drawn[math.ceil((1 + level) / 2 * (draws - 1))])
-    return Arrival(median=median_arrival(times, reached), low=low, high=high, reached=int(reached.sum()), n=len(times))
+    return TimeToThresholdEstimate(
+        median=median_time(times, reached), low=low, high=high, reached=int(reached.sum()), n=len(times)
+    )
 
 
 # ------------------------------------------------------------------------------------------ drawing again

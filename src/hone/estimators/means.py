@@ -24,7 +24,7 @@ class Estimate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Difference:
+class PairedDifferenceEstimate:
     """after - before on the same questions."""
 
     difference: float
@@ -35,7 +35,7 @@ class Difference:
     n: int
 
 
-def wilson(successes: int, n: int, *, level: float = 0.95) -> Estimate:
+def wilson_interval(successes: int, n: int, *, level: float = 0.95) -> Estimate:
     """Interval of a proportion by inverting the score test (Wilson, 1927); honest near 0 and 1, where +- 2 s.e. is not.
 
     centre = (p + z^2/2n) / (1 + z^2/n), half width = z sqrt(p(1-p)/n + z^2/4n^2) / (1 + z^2/n).
@@ -66,13 +66,15 @@ def bootstrap_mean(scores: NDArray[np.float64], *, level: float = 0.95, draws: i
 
 
 def mean_interval(scores: NDArray[np.float64], *, level: float = 0.95) -> Estimate:
-    """`wilson` where every score is 0 or 1, `bootstrap_mean` otherwise. `scores` `[n]`."""
+    """`wilson_interval` where every score is 0 or 1, `bootstrap_mean` otherwise. `scores` `[n]`."""
     if len(scores) and bool(np.isin(scores, (0.0, 1.0)).all()):
-        return wilson(int(scores.sum()), len(scores), level=level)
+        return wilson_interval(int(scores.sum()), len(scores), level=level)
     return bootstrap_mean(scores, level=level)
 
 
-def paired(before: NDArray[np.float64], after: NDArray[np.float64], *, level: float = 0.95) -> Difference:
+def paired_difference(
+    before: NDArray[np.float64], after: NDArray[np.float64], *, level: float = 0.95
+) -> PairedDifferenceEstimate:
     """Compare two policies question by question: `before`, `after` `[n]`.
 
     The interval is a bootstrap of the mean difference; the p-value is the exact sign test on the questions where the
@@ -83,7 +85,7 @@ def paired(before: NDArray[np.float64], after: NDArray[np.float64], *, level: fl
     differences = after - before
     estimate = bootstrap_mean(differences, level=level)
     better, worse = int((differences > 0).sum()), int((differences < 0).sum())
-    return Difference(
+    return PairedDifferenceEstimate(
         difference=estimate.mean,
         low=estimate.low,
         high=estimate.high,

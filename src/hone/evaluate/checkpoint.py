@@ -14,24 +14,24 @@ from pydantic import ValidationError
 
 from hone.core.clock import SystemClock
 from hone.core.errors import ConfigError, DataError
-from hone.core.generation import Generator, Request, Sampling
+from hone.core.generation import Generator, Request, SamplingParams
 from hone.core.random import permutation
-from hone.engine.clients.http import Address, Link
+from hone.engine.clients.http import HttpClient, ServerAddress
 from hone.engine.clients.openai import OpenAiClient
 from hone.envs.text.task import TaskConfig
 from hone.evaluate.control.multitask import evaluate_tasks
 from hone.evaluate.control.returns import evaluate_control, is_control
 from hone.evaluate.text.engine_actor import EngineActor, make_engine
 from hone.evaluate.text.open_policy import ModelSource, open_policy, open_tokenizer
-from hone.evaluate.text.server import ask_server
-from hone.evaluate.text.streaming import Aloud, Hearer
-from hone.evaluate.text.text_eval import EvaluationConfig, Generated, TextExam, prepare_exam
+from hone.evaluate.text.server import evaluate_text_server
+from hone.evaluate.text.streaming import StreamingEngine, StreamListener
+from hone.evaluate.text.text_eval import EvaluationConfig, GenerationReport, TextEvaluation, prepare_evaluation
 from hone.models.language.token_policy import TokenPolicy
 from hone.models.language.tokenizers import Tokenizer
 from hone.store.durable import Json
 from hone.store.folder import open_run
 
-FRESH_SEED = 1 << 29
+FRESH_SEED_OFFSET = 1 << 29
 """Added to the seed of an evaluation that asks for other problems than the run's own."""
 DEFAULT_MAX_TOKENS = 256
 SERVER_KEY = "HONE_SERVER_KEY"
@@ -39,18 +39,18 @@ SERVER_KEY = "HONE_SERVER_KEY"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Examined:
+class PolicyEvaluation:
     """What an evaluation found, and how its answers were written."""
 
     scores: Mapping[str, float]
-    generated: Generated | None = None
+    generation: GenerationReport | None = None
     """None for a policy that writes no text."""
     notes: Sequence[str] = ()
     """What a person should know about it: episodes that were lost, or did not end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wanted:
+class SampleRequest:
     """Which answers are wanted, and how they are drawn."""
 
     run: Path | None
@@ -64,16 +64,16 @@ class Wanted:
     device: str
 
 
-Answer: TypeAlias = tuple[str, str, float | None]
+SampledAnswer: TypeAlias = tuple[str, str, float | None]
 """Prompt, answer, and score where there is a scorer."""
 
 
 def evaluate(policy: Path, *, run: Path | None, problems: int, seed: int, device: str) -> Mapping[str, float]:
     """The scores of `examine`."""
-    return examine(policy, run=run, problems=problems, seed=seed, device=device).scores
+    return evaluate_checkpoint(policy, run=run, problems=problems, seed=seed, device=device).scores
 
 
-def examine(policy: Path, *, run: Path | None, problems: int, seed: int, device: str) -> Examined:
+def evaluate_checkpoint(policy: Path, *, run: Path | None, problems: int, seed: int, device: str) -> PolicyEvaluation:
     """Score of the policy on held-out work of its run: the run's own with `seed` 0; otherwise other problems where they
     are generated, and others of the same where they stand in a file.
 
@@ -85,21 +85,23 @@ def examine(policy: Path, *, run: Path | None, problems: int, seed: int, device:
         )
     if is_control(policy):
         notes: list[str] = []
-        config = tree_of(run)
+        config = config_tree(run)
         evaluated = evaluate_tasks if "tasks" in config else evaluate_control
-        scores = evaluated(policy, config=config, episodes=problems, seed=seed, tell=notes.append)
-        return Examined(scores=scores, notes=notes)
+        scores = evaluated(policy, config=config, episodes=problems, seed=seed, warn=notes.append)
+        return PolicyEvaluation(scores=scores, notes=notes)
     loaded = _open(policy, device)
-    config = _exam_config(run, problems=problems, seed=seed)
+    config = _evaluation_config(run, problems=problems, seed=seed)
     exam = _prepared(config, loaded.tokenizer, loaded.decoder.config.max_positions, problems, seed)
     try:
-        judged = exam.ask_policy(loaded)
+        judged = exam.evaluate_policy(loaded)
     finally:
         exam.close()
-    return Examined(scores=judged.metrics(), generated=judged.generated)
+    return PolicyEvaluation(scores=judged.metrics(), generation=judged.generation)
 
 
-def examine_server(policy: Path, *, run: Path | None, url: str, model: str, problems: int, seed: int) -> Examined:
+def evaluate_server(
+    policy: Path, *, run: Path | None, url: str, model: str, problems: int, seed: int
+) -> PolicyEvaluation:
     """The same questions, asked of a server of text that speaks OpenAI's protocol; without `model`, of the first one
     that it names.
 
@@ -107,11 +109,11 @@ def examine_server(policy: Path, *, run: Path | None, url: str, model: str, prob
     """
     if run is None or is_control(policy):
         raise ConfigError(f"{policy}: --server takes the questions of a language model's run, and this is none")
-    config = _exam_config(run, problems=problems, seed=seed)
+    config = _evaluation_config(run, problems=problems, seed=seed)
     tokenizer, context = open_tokenizer(ModelSource(path=str(policy)))
     key_from = SERVER_KEY if SERVER_KEY in os.environ else None
-    client = OpenAiClient(Link(Address(url=url, key_from=key_from)), model=model, seed=seed)
-    exam: TextExam | None = None
+    client = OpenAiClient(HttpClient(ServerAddress(url=url, api_key_env=key_from)), model=model, seed=seed)
+    exam: TextEvaluation | None = None
     try:
         if not model:
             served = client.models()
@@ -119,12 +121,12 @@ def examine_server(policy: Path, *, run: Path | None, url: str, model: str, prob
                 raise ConfigError(f"{url} names no model; say with --model which one to ask")
             client.model = served[0]
         exam = _prepared(config, tokenizer, context, problems, seed)
-        judged = ask_server(exam, client)
+        judged = evaluate_text_server(exam, client)
     finally:
         client.close()
         if exam is not None:
             exam.close()
-    return Examined(scores=judged.metrics(), notes=[f"asked {client.model} at {url}, with prompts as text"])
+    return PolicyEvaluation(scores=judged.metrics(), notes=[f"asked {client.model} at {url}, with prompts as text"])
 
 
 def sample(
@@ -136,50 +138,52 @@ def sample(
     temperature: float,
     seed: int,
     device: str,
-) -> Sequence[Answer]:
+) -> Sequence[SampledAnswer]:
     """`count` answers to `prompt`, or one to each of `count` held-out problems of the run."""
-    return answers(
-        policy, Wanted(run=run, prompt=prompt, count=count, temperature=temperature, seed=seed, device=device)
+    return sample_answers(
+        policy, SampleRequest(run=run, prompt=prompt, count=count, temperature=temperature, seed=seed, device=device)
     )
 
 
-def answers(policy: Path, wanted: Wanted, hearer: Hearer | None = None) -> Sequence[Answer]:
+def sample_answers(
+    policy: Path, wanted: SampleRequest, hearer: StreamListener | None = None
+) -> Sequence[SampledAnswer]:
     """The answers that are `wanted`; `hearer` hears them while they are being written."""
     if is_control(policy):
         raise ConfigError(f"{policy} is a control policy: it writes no text; judge it with `hone eval`")
     loaded = _open(policy, wanted.device)
     if wanted.prompt is not None:
-        return [(wanted.prompt, answer, None) for answer in _answers(loaded, wanted.prompt, wanted, hearer)]
+        return [(wanted.prompt, answer, None) for answer in _answer_prompt(loaded, wanted.prompt, wanted, hearer)]
     if wanted.run is None:
         raise ConfigError(f"{policy} belongs to no run: say with --prompt what to answer")
-    config = _exam_config(wanted.run, problems=wanted.count, seed=wanted.seed).model_copy(
+    config = _evaluation_config(wanted.run, problems=wanted.count, seed=wanted.seed).model_copy(
         update={"greedy": wanted.temperature == 0, "temperature": wanted.temperature or 1.0, "seed": wanted.seed}
     )
     exam = _prepared(config, loaded.tokenizer, loaded.decoder.config.max_positions, wanted.count, wanted.seed)
     try:
-        judged = exam.ask_policy(loaded, hearer)
+        judged = exam.evaluate_policy(loaded, hearer)
     finally:
         exam.close()
     scores = [None if np.isnan(score) else float(score) for score in judged.scores]
     return list(zip(judged.prompts, judged.answers, scores, strict=True))
 
 
-def tree_of(run: Path) -> dict[str, Json]:
+def config_tree(run: Path) -> dict[str, Json]:
     """The run's config as nested tables."""
     tree: dict[str, Json] = {}
     for key, setting in open_run(run, clock=SystemClock()).config().items():
-        _plant(tree, key.split("."), setting.value)
+        _insert_nested(tree, key.split("."), setting.value)
     return {name: _lists(value) for name, value in tree.items()}
 
 
-def _plant(tree: dict[str, Json], path: Sequence[str], value: Json) -> None:
+def _insert_nested(tree: dict[str, Json], path: Sequence[str], value: Json) -> None:
     head, *rest = path
     if not rest:
         tree[head] = value
         return
     branch = tree.setdefault(head, {})
     if isinstance(branch, dict):
-        _plant(branch, rest, value)
+        _insert_nested(branch, rest, value)
 
 
 def _lists(value: Json) -> Json:
@@ -196,8 +200,8 @@ def _open(policy: Path, device: str) -> TokenPolicy:
     return open_policy(ModelSource(path=str(policy)), seed=0, device=device, temperature=1.0)
 
 
-def _exam_config(run: Path, *, problems: int, seed: int) -> EvaluationConfig:
-    table = tree_of(run).get("evaluation")
+def _evaluation_config(run: Path, *, problems: int, seed: int) -> EvaluationConfig:
+    table = config_tree(run).get("evaluation")
     if not isinstance(table, dict):
         raise ConfigError(f"{run} was trained without [evaluation], so nothing says how to judge it")
     try:
@@ -205,28 +209,28 @@ def _exam_config(run: Path, *, problems: int, seed: int) -> EvaluationConfig:
     except ValidationError as error:
         raise DataError(f"{run / 'config.json'}: the evaluation table cannot be read: {error}") from None
     task = config.task.model_copy(
-        update={"size": problems, "seed": config.task.seed + (FRESH_SEED + seed if seed else 0)}
+        update={"size": problems, "seed": config.task.seed + (FRESH_SEED_OFFSET + seed if seed else 0)}
     )
     return config.model_copy(update={"task": task})
 
 
-def _prepared(config: EvaluationConfig, tokenizer: Tokenizer, context: int, problems: int, seed: int) -> TextExam:
+def _prepared(config: EvaluationConfig, tokenizer: Tokenizer, context: int, problems: int, seed: int) -> TextEvaluation:
     """The exam, of at most `problems` prompts: a file may hold more, of which the seed picks."""
-    exam = prepare_exam(config, tokenizer, context=context)
-    if config.task.generated or not seed:
+    exam = prepare_evaluation(config, tokenizer, context=context)
+    if config.task.is_generated or not seed:
         return replace(exam, prompts=exam.prompts[:problems])
     order = permutation(seed, "exam", count=len(exam.prompts))[:problems]
     return replace(exam, prompts=[exam.prompts[place] for place in sorted(order.tolist())])
 
 
-def _answers(policy: TokenPolicy, prompt: str, wanted: Wanted, hearer: Hearer | None) -> list[str]:
-    table = {} if wanted.run is None else tree_of(wanted.run).get("evaluation") or {}
+def _answer_prompt(policy: TokenPolicy, prompt: str, wanted: SampleRequest, hearer: StreamListener | None) -> list[str]:
+    table = {} if wanted.run is None else config_tree(wanted.run).get("evaluation") or {}
     told = table if isinstance(table, dict) else {}
     limit = told.get("max_tokens", DEFAULT_MAX_TOKENS)
     task = told.get("task")
     template = TaskConfig.model_validate(task) if isinstance(task, dict) else None
     plain = template is not None and template.template.count("{") == template.template.count("{prompt}")
-    text = template.fill(prompt, {}) if template is not None and plain else prompt
+    text = template.fill_template(prompt, {}) if template is not None and plain else prompt
     tokens = policy.tokenizer.encode(str(text))
     room = policy.decoder.config.max_positions - len(tokens)
     if room < 1:
@@ -235,11 +239,11 @@ def _answers(policy: TokenPolicy, prompt: str, wanted: Wanted, hearer: Hearer | 
     engine = make_engine(
         policy, slots=min(wanted.count, 64), longest_prompt=len(tokens), max_tokens=most, seed=wanted.seed
     )
-    sampling = Sampling(max_tokens=most, greedy=wanted.temperature == 0, temperature=wanted.temperature or 1.0)
+    sampling = SamplingParams(max_tokens=most, greedy=wanted.temperature == 0, temperature=wanted.temperature or 1.0)
     request = Request(id="prompt", prompt=tokens, samples=wanted.count, sampling=sampling)
     actor: Generator = EngineActor(engine)
     if hearer is not None:
-        hearer.asked([prompt] * wanted.count)
-        actor = Aloud(engine, policy.tokenizer.decode, hearer)
-    found = sorted(actor.generate([request]), key=lambda one: one.sample)
+        hearer.on_prompts([prompt] * wanted.count)
+        actor = StreamingEngine(engine, policy.tokenizer.decode, hearer)
+    found = sorted(actor.generate([request]), key=lambda one: one.sample_index)
     return [policy.tokenizer.decode(one.tokens) for one in found]

@@ -18,29 +18,37 @@ from numpy.typing import NDArray
 from hone.core.errors import DataError
 from hone.estimators.across_runs import (
     Statistic,
-    arrival,
     curve_band,
-    improvement,
+    improvement_probability,
     interquartile_mean,
     performance_profile,
     pooled_mean,
     pooled_median,
     stratified_bootstrap,
+    time_to_threshold,
 )
-from hone.estimators.means import Estimate, paired
-from hone.evaluate.run_curves import Curve, RunRead, curves_of, read_runs
-from hone.store.comparison import Comparison, Group, Improvement, Line, OneRun, Range, Reached
-from hone.store.evaluations import Paired
+from hone.estimators.means import Estimate, paired_difference
+from hone.evaluate.run_curves import LoadedRun, ScoreCurve, read_runs, score_curves
+from hone.store.comparison import (
+    Comparison,
+    GroupSummary,
+    ProbabilityOfImprovement,
+    RunCurveBand,
+    RunScore,
+    ScoreInterval,
+    TimeToThreshold,
+)
+from hone.store.evaluations import PairedDifference
 
 Floats = NDArray[np.float64]
 
-PLACES = 100
+CURVE_POINTS = 100
 """Points of a curve, and of a profile."""
-SLACK = 0.03
+EXTENSION_SHARE = 0.03
 """Share of its length by which a curve is drawn out, at its last value."""
-FEW = 5
+MIN_RUNS = 5
 """Runs below which an interval is not to be relied on."""
-APART = re.compile(
+IGNORED_KEYS = re.compile(
     r"^(recipe|name|seed|steps|run\..*|judge\..*|env\.(id|kwargs.*|max_episode_steps)|finite\.(world\..*|limit))$"
 )
 """Keys in which the runs of one configuration may differ: chance, bookkeeping and the task."""
@@ -48,11 +56,11 @@ SEED_ENDING = re.compile(r"[-_.]?(seed)?[-_.]?\d+$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Gathered:
+class RunGroup:
     """Runs of one configuration, under a name."""
 
     name: str
-    runs: Sequence[RunRead]
+    runs: Sequence[LoadedRun]
 
     def strata(self, tasks: Sequence[str], scale: Mapping[str, tuple[float, float]]) -> list[Floats]:
         """Known scores of each task that has any, from 0 to 1 where `scale` holds its extremes."""
@@ -74,31 +82,31 @@ def compare(asked: Sequence[str], *, root: Path, metric: str = "", threshold: fl
     runs = read_runs(asked, root, metric=metric)
     if all(np.isnan(run.score) for run in runs):
         raise DataError(f"none of {len(runs)} runs has a score yet: {', '.join(run.name for run in runs)}")
-    groups = gathered(runs)
+    groups = group_runs(runs)
     tasks = list(dict.fromkeys(run.task for run in runs))
     scale = _extremes(runs, tasks) if len(tasks) > 1 else {}
-    curves = dict(zip((run.path for run in runs), curves_of(runs, metric), strict=False))
+    curves = dict(zip((run.path for run in runs), score_curves(runs, metric), strict=False))
     some = next(iter(curves.values()), None)
     differing = _differing(groups)
-    span = _span(groups, tasks, scale)
+    span = _profile_thresholds(groups, tasks, scale)
     return Comparison(
-        metric=" / ".join(dict.fromkeys(run.score_is for run in runs if np.isfinite(run.score))),
+        metric=" / ".join(dict.fromkeys(run.score_description for run in runs if np.isfinite(run.score))),
         tasks=tuple(tasks),
         normalised=bool(scale),
         curve_metric="" if some is None else some.metric,
         curve_unit="" if some is None else some.unit,
         groups=tuple(
-            Group(
+            GroupSummary(
                 name=group.name,
                 recipe=group.runs[0].recipe,
-                settings={key: _said(group.runs[0], key) for key in differing},
+                settings={key: _setting_text(group.runs[0], key) for key in differing},
                 runs=tuple(
-                    OneRun(name=run.name, task=run.task, score=run.score, seconds=run.seconds) for run in group.runs
+                    RunScore(name=run.name, task=run.task, score=run.score, seconds=run.seconds) for run in group.runs
                 ),
                 **_figures(group.strata(tasks, scale)),
                 curves=_lines(group, tasks, curves, runs),
                 profile=_profile(group.strata(tasks, scale), span),
-                reached=_reached(group, tasks, curves, threshold),
+                reached=_times_to_threshold(group, tasks, curves, threshold),
             )
             for group in groups
         ),
@@ -111,29 +119,29 @@ def compare(asked: Sequence[str], *, root: Path, metric: str = "", threshold: fl
 # ------------------------------------------------------------------------------------------ which belong together
 
 
-def gathered(runs: Sequence[RunRead]) -> list[Gathered]:
+def group_runs(runs: Sequence[LoadedRun]) -> list[RunGroup]:
     """Runs that differ in chance, bookkeeping and task only are one group, in the order in which they were named."""
-    kinds: dict[str, list[RunRead]] = {}
+    kinds: dict[str, list[LoadedRun]] = {}
     for run in runs:
-        kinds.setdefault(_kind(run), []).append(run)
+        kinds.setdefault(_config_key(run), []).append(run)
     names = [_name(members) for members in kinds.values()]
     twice = {name for name, count in Counter(names).items() if count > 1}
-    groups = [Gathered(name=name, runs=members) for name, members in zip(names, kinds.values(), strict=True)]
+    groups = [RunGroup(name=name, runs=members) for name, members in zip(names, kinds.values(), strict=True)]
     if not twice:
         return groups
     differing = _differing(groups)
     return [
-        Gathered(name=_told_apart(group, differing) if group.name in twice else group.name, runs=group.runs)
+        RunGroup(name=_distinct_name(group, differing) if group.name in twice else group.name, runs=group.runs)
         for group in groups
     ]
 
 
-def _kind(run: RunRead) -> str:
-    kept = {key: value for key, value in sorted(run.settings.items()) if not APART.match(key)}
+def _config_key(run: LoadedRun) -> str:
+    kept = {key: value for key, value in sorted(run.settings.items()) if not IGNORED_KEYS.match(key)}
     return json.dumps([run.recipe, kept], sort_keys=True)
 
 
-def _name(runs: Sequence[RunRead]) -> str:
+def _name(runs: Sequence[LoadedRun]) -> str:
     """The folder that holds nothing else of what was asked for, else the names of the runs without their seeds."""
     if len(runs) == 1:
         return runs[0].name
@@ -144,27 +152,27 @@ def _name(runs: Sequence[RunRead]) -> str:
     return parents.pop().name if len(parents) == 1 else runs[0].recipe
 
 
-def _told_apart(group: Gathered, differing: Sequence[str]) -> str:
-    return " ".join([group.name, *(f"{key}={_said(group.runs[0], key)}" for key in differing)])
+def _distinct_name(group: RunGroup, differing: Sequence[str]) -> str:
+    return " ".join([group.name, *(f"{key}={_setting_text(group.runs[0], key)}" for key in differing)])
 
 
-def _differing(groups: Sequence[Gathered]) -> list[str]:
+def _differing(groups: Sequence[RunGroup]) -> list[str]:
     """Keys whose value is not the same in all groups; without the recipes' own tables when the recipes differ."""
     heads = [group.runs[0].settings for group in groups]
-    keys = [key for key in heads[0] if not APART.match(key) and all(key in head for head in heads)]
+    keys = [key for key in heads[0] if not IGNORED_KEYS.match(key) and all(key in head for head in heads)]
     if len({group.runs[0].recipe for group in groups}) == 1:
-        keys = [key for key in dict.fromkeys(key for head in heads for key in head) if not APART.match(key)]
+        keys = [key for key in dict.fromkeys(key for head in heads for key in head) if not IGNORED_KEYS.match(key)]
     return [key for key in keys if len({json.dumps(head.get(key)) for head in heads}) > 1]
 
 
-def _said(run: RunRead, key: str) -> str:
+def _setting_text(run: LoadedRun, key: str) -> str:
     return json.dumps(run.settings[key]) if key in run.settings else "-"
 
 
 # ------------------------------------------------------------------------------------------ what they come to
 
 
-def _extremes(runs: Sequence[RunRead], tasks: Sequence[str]) -> dict[str, tuple[float, float]]:
+def _extremes(runs: Sequence[LoadedRun], tasks: Sequence[str]) -> dict[str, tuple[float, float]]:
     """Lowest and highest score of each task, over all runs."""
     found: dict[str, tuple[float, float]] = {}
     for task in tasks:
@@ -174,22 +182,22 @@ def _extremes(runs: Sequence[RunRead], tasks: Sequence[str]) -> dict[str, tuple[
     return found
 
 
-def _figures(strata: Sequence[Floats]) -> dict[str, Range]:
+def _figures(strata: Sequence[Floats]) -> dict[str, ScoreInterval]:
     statistics: dict[str, Statistic] = {"iqm": interquartile_mean, "median": pooled_median, "mean": pooled_mean}
     if not strata:
-        return {name: Range(mean=float("nan"), low=float("nan"), high=float("nan")) for name in statistics}
-    return {name: _range(stratified_bootstrap(strata, statistic)) for name, statistic in statistics.items()}
+        return {name: ScoreInterval(mean=float("nan"), low=float("nan"), high=float("nan")) for name in statistics}
+    return {name: _score_interval(stratified_bootstrap(strata, statistic)) for name, statistic in statistics.items()}
 
 
-def _range(estimate: Estimate) -> Range:
-    return Range(mean=estimate.mean, low=estimate.low, high=estimate.high)
+def _score_interval(estimate: Estimate) -> ScoreInterval:
+    return ScoreInterval(mean=estimate.mean, low=estimate.low, high=estimate.high)
 
 
 def _lines(
-    group: Gathered, tasks: Sequence[str], curves: Mapping[Path, Curve], runs: Sequence[RunRead]
-) -> dict[str, Line]:
+    group: RunGroup, tasks: Sequence[str], curves: Mapping[Path, ScoreCurve], runs: Sequence[LoadedRun]
+) -> dict[str, RunCurveBand]:
     """Interquartile mean of the runs' curves at common places, per task."""
-    found: dict[str, Line] = {}
+    found: dict[str, RunCurveBand] = {}
     for task in tasks:
         own = [curves[run.path] for run in group.runs if run.task == task and run.path in curves]
         every = [curves[run.path] for run in runs if run.task == task and run.path in curves]
@@ -198,40 +206,42 @@ def _lines(
             continue
         first = min(float(curve.x[0]) for curve in every if len(curve.x))
         last = max(float(curve.x[-1]) for curve in every if len(curve.x))
-        places = np.linspace(first, last, PLACES)
-        known = np.array([_at(curve, places) for curve in own])
+        places = np.linspace(first, last, CURVE_POINTS)
+        known = np.array([_last_known_values(curve, places) for curve in own])
         known[:, np.isnan(known).any(axis=0)] = np.nan  # a mean of the runs that happen to be there would jump
         band = curve_band(known)
-        found[task] = Line(x=places, middle=band.middle, low=band.low, high=band.high)
+        found[task] = RunCurveBand(x=places, middle=band.middle, low=band.low, high=band.high)
     return found
 
 
-def _at(curve: Curve, places: Floats) -> Floats:
+def _last_known_values(curve: ScoreCurve, places: Floats) -> Floats:
     """The latest value known at each place; NaN before the first, and from a little after the end: runs of as many
     steps differ a little in steps of the world."""
     before = np.searchsorted(curve.x, places, side="right") - 1
     values = np.where(before >= 0, curve.y[np.maximum(before, 0)], np.nan)
-    return np.where(places > curve.x[-1] * (1 + SLACK), np.nan, values)
+    return np.where(places > curve.x[-1] * (1 + EXTENSION_SHARE), np.nan, values)
 
 
-def _span(groups: Sequence[Gathered], tasks: Sequence[str], scale: Mapping[str, tuple[float, float]]) -> Floats:
+def _profile_thresholds(
+    groups: Sequence[RunGroup], tasks: Sequence[str], scale: Mapping[str, tuple[float, float]]
+) -> Floats:
     """Thresholds of a profile: from just below the lowest score of all to the highest."""
     scores = np.concatenate([task for group in groups for task in group.strata(tasks, scale)])
     room = 0.02 * ((scores.max() - scores.min()) or 1.0)
-    return np.linspace(scores.min() - room, scores.max() + room, PLACES)
+    return np.linspace(scores.min() - room, scores.max() + room, CURVE_POINTS)
 
 
-def _profile(strata: Sequence[Floats], span: Floats) -> Line | None:
+def _profile(strata: Sequence[Floats], span: Floats) -> RunCurveBand | None:
     if not strata:
         return None
     profile = performance_profile(strata, span)
-    return Line(x=span, middle=profile.share, low=profile.low, high=profile.high)
+    return RunCurveBand(x=span, middle=profile.share, low=profile.low, high=profile.high)
 
 
-def _reached(
-    group: Gathered, tasks: Sequence[str], curves: Mapping[Path, Curve], threshold: float | None
-) -> dict[str, Reached]:
-    found: dict[str, Reached] = {}
+def _times_to_threshold(
+    group: RunGroup, tasks: Sequence[str], curves: Mapping[Path, ScoreCurve], threshold: float | None
+) -> dict[str, TimeToThreshold]:
+    found: dict[str, TimeToThreshold] = {}
     for task in tasks:
         wanted = threshold if threshold is not None else registered_threshold(task)
         own = [curves[run.path] for run in group.runs if run.task == task and run.path in curves]
@@ -242,8 +252,8 @@ def _reached(
         times = np.array(
             [curve.x[first[0]] if len(first) else curve.x[-1] for curve, first in zip(own, there, strict=True)]
         )
-        taken = arrival(times.astype(np.float64), np.array([len(first) > 0 for first in there]))
-        found[task] = Reached(
+        taken = time_to_threshold(times.astype(np.float64), np.array([len(first) > 0 for first in there]))
+        found[task] = TimeToThreshold(
             threshold=wanted, median=taken.median, low=taken.low, high=taken.high, reached=taken.reached, n=taken.n
         )
     return found
@@ -255,31 +265,33 @@ def registered_threshold(task: str) -> float | None:
     return None if spec is None else spec.reward_threshold
 
 
-def _improvements(groups: Sequence[Gathered], tasks: Sequence[str]) -> list[Improvement]:
+def _improvements(groups: Sequence[RunGroup], tasks: Sequence[str]) -> list[ProbabilityOfImprovement]:
     """Of each group over the first, on the tasks that both have; needs no common unit."""
     first, *others = groups
-    found: list[Improvement] = []
+    found: list[ProbabilityOfImprovement] = []
     for other in others:
         common = [task for task in tasks if first.strata([task], {}) and other.strata([task], {})]
         if common:
-            estimate = improvement(other.strata(common, {}), first.strata(common, {}))
-            found.append(Improvement(before=first.name, after=other.name, probability=_range(estimate)))
+            estimate = improvement_probability(other.strata(common, {}), first.strata(common, {}))
+            found.append(
+                ProbabilityOfImprovement(before=first.name, after=other.name, probability=_score_interval(estimate))
+            )
     return found
 
 
-def _paired(groups: Sequence[Gathered]) -> list[Paired]:
+def _paired(groups: Sequence[RunGroup]) -> list[PairedDifference]:
     """Where runs kept their answers: each group against the first, question by question, means over their seeds."""
     first, *others = groups
-    before, found = _answers(first), list[Paired]()
+    before, found = _answers(first), list[PairedDifference]()
     for other in others:
         after = _answers(other)
         common = [question for question in before if question in after]
         if len(common) < 2:
             continue
         one, two = (np.array([scores[question] for question in common], np.float64) for scores in (before, after))
-        difference = paired(one, two)
+        difference = paired_difference(one, two)
         found.append(
-            Paired(
+            PairedDifference(
                 before=first.name,
                 after=other.name,
                 difference=difference.difference,
@@ -292,7 +304,7 @@ def _paired(groups: Sequence[Gathered]) -> list[Paired]:
     return found
 
 
-def _answers(group: Gathered) -> dict[str, float]:
+def _answers(group: RunGroup) -> dict[str, float]:
     """Mean score of each question (its id and its words) over the runs that answered it."""
     scores: dict[str, list[float]] = {}
     for run in group.runs:
@@ -302,10 +314,10 @@ def _answers(group: Gathered) -> dict[str, float]:
     return {question: float(np.mean(values)) for question, values in scores.items()}
 
 
-def _notes(groups: Sequence[Gathered], tasks: Sequence[str], runs: Sequence[RunRead]) -> list[str]:
+def _notes(groups: Sequence[RunGroup], tasks: Sequence[str], runs: Sequence[LoadedRun]) -> list[str]:
     """What a reader should know before believing any of it."""
     notes: list[str] = []
-    kinds = dict.fromkeys(run.score_is for run in runs if np.isfinite(run.score))
+    kinds = dict.fromkeys(run.score_description for run in runs if np.isfinite(run.score))
     if len(kinds) > 1:
         notes.append(f"not all scores are the same thing: {'; '.join(kinds)}")
     for group in groups:
@@ -322,7 +334,7 @@ def _notes(groups: Sequence[Gathered], tasks: Sequence[str], runs: Sequence[RunR
         missing = [task for task in tasks if not any(run.task == task for run in group.runs)]
         if missing:
             notes.append(f"{group.name}: no run of {', '.join(missing)}, so its summary is of other tasks")
-        if len(group.runs) < FEW:
+        if len(group.runs) < MIN_RUNS:
             said = "1 run, and no interval" if len(group.runs) == 1 else f"{len(group.runs)} runs, and a rough interval"
             notes.append(f"{group.name}: {said}; hone train --seeds makes more")
     return notes

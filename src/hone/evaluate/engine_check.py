@@ -13,26 +13,26 @@ import torch
 from numpy.typing import NDArray
 
 from hone.core.errors import DivergedError, ResourceError
-from hone.core.generation import Completion, Given, Request, Sampling
+from hone.core.generation import Completion, Request, SamplingParams, ScoreRequest
 from hone.core.random import generator
-from hone.engine.choose import Chosen, RunnerKind, choose_runner
-from hone.engine.engine import Engine
-from hone.engine.limits import Limits
+from hone.engine.choose import RunnerChoice, RunnerKind, choose_runner
+from hone.engine.engine import EmbeddedEngine
+from hone.engine.limits import SchedulerLimits
 from hone.engine.native import library
-from hone.engine.native.build import SWITCH, build, find_compiler, switched_off
-from hone.engine.stops import TextRules
-from hone.evaluate.text.open_policy import fast_bfloat16
+from hone.engine.native.build import SWITCH, build, find_compiler, is_disabled
+from hone.engine.stops import TokenizerRules
+from hone.evaluate.text.open_policy import has_fast_bfloat16
 from hone.models.language.config import ModelConfig
 from hone.models.language.decoder import Decoder
 from hone.models.language.init import new_model
 from hone.models.native import library as training
-from hone.models.native.products import tiles_in_use
+from hone.models.native.products import uses_amx_tiles
 from hone.models.packing import pack_rows, row_targets
 
-MEAN_NATS: Final = 2e-6
-MOST_NATS: Final = 1e-4
+MAX_MEAN_NATS: Final = 2e-6
+MAX_NATS: Final = 1e-4
 """How far recorded log-probabilities may be from the trainer's, in float32."""
-BFLOAT16_SHARE: Final = 1.1
+MAX_BFLOAT16_RATIO: Final = 1.1
 """In bfloat16 the engine may be so many times as far from float32 on average as the trainer's bfloat16 forward is."""
 _VOCAB: Final = 96
 _CONTEXT: Final = 96
@@ -46,101 +46,107 @@ Dtype = Literal["float32", "bfloat16"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kernel:
+class KernelReport:
     """What there is of compiled code, and why it is or is not used."""
 
     usable: bool
     compiler: str
     """What it says about itself, or that there is none."""
-    built: str
+    build_note: str
     """How long the build took, or where the library lay."""
-    chosen: str
+    runner_note: str
     """Which runner a run gets, and why."""
-    trainer: str = ""
+    trainer_note: str = ""
     """Whether the trainer has kernels of its own, or why it computes in plain torch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class RunnerCheck:
     """One check of one runner."""
 
     runner: str
-    check: str
-    against: str
-    found: str
+    name: str
+    compared_with: str
+    result: str
     passed: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Way:
+class _InvarianceVariant:
     """A way to run the same requests that must not change a bit."""
 
     name: str
-    against: str
-    limits: Limits
-    backwards: bool = False
+    compared_with: str
+    limits: SchedulerLimits
+    reverse_order: bool = False
     threads: int | None = None
 
 
-def kernel() -> Kernel:
+def kernel_report() -> KernelReport:
     """Builds the compiled runner and the trainer's kernels if need be, side by side, and says what came of it. Raises
     nothing: a machine may do without."""
-    if switched_off():
+    if is_disabled():
         said = f"torch: {SWITCH}=0 switches compiled code off"
-        return Kernel(usable=False, compiler="not asked", built="not built", chosen=said, trainer=said)
+        return KernelReport(
+            usable=False, compiler="not asked", build_note="not built", runner_note=said, trainer_note=said
+        )
     if find_compiler() is None:
         said = "torch: without a C++ compiler there is no compiled code; install g++ or clang++ for much faster "
-        return Kernel(
+        return KernelReport(
             usable=False,
             compiler="none found ($CXX, c++, g++, clang++)",
-            built="not built",
-            chosen=f"{said}rollouts",
-            trainer=f"{said}updates",
+            build_note="not built",
+            runner_note=f"{said}rollouts",
+            trainer_note=f"{said}updates",
         )
     with ThreadPoolExecutor(max_workers=1) as beside:
         trainer = beside.submit(_trainer_kernels)
         found = _runner()
-    return replace(found, trainer=trainer.result())
+    return replace(found, trainer_note=trainer.result())
 
 
 def _trainer_kernels() -> str:
-    loaded = training.kernels()
+    loaded = training.available_kernels()
     if loaded is None:
-        return f"torch: {training.why_not()}"
-    by = "the processor's tiles" if tiles_in_use() else "torch"
+        return f"torch: {training.why_unavailable()}"
+    by = "the processor's tiles" if uses_amx_tiles() else "torch"
     return f"compiled, {loaded.isa}: for policies in float32 and bfloat16 on a CPU; products of float32 by {by}"
 
 
-def _runner() -> Kernel:
+def _runner() -> KernelReport:
     try:
         found = build()
-        loaded = library.load(found.path)
+        loaded = library.load_library(found.path)
         runs = loaded.instruction_sets()
         best = loaded.choose(None, bfloat16=False), loaded.choose(None, bfloat16=True)
     except ResourceError as error:
-        return Kernel(usable=False, compiler="failed", built=str(error), chosen="torch: compiled code cannot be had")
+        return KernelReport(
+            usable=False, compiler="failed", build_note=str(error), runner_note="torch: compiled code cannot be had"
+        )
     left = [name for name in library.ISA_NAMES if name not in runs]
     sets = f"{best[0]} in float32" if best[0] == best[1] else f"{best[0]} in float32, {best[1]} in bfloat16"
     why = f"the most capable of what is compiled and runs here ({', '.join(runs)})"
     why += f"; this CPU or compiler lacks {', '.join(left)}" if left else ""
     took = f"in {found.seconds_s:.1f} s" if found.seconds_s else "earlier, taken from the cache"
-    return Kernel(usable=True, compiler=found.compiler, built=f"{took}: {found.path}", chosen=f"native, {sets}: {why}")
+    return KernelReport(
+        usable=True, compiler=found.compiler, build_note=f"{took}: {found.path}", runner_note=f"native, {sets}: {why}"
+    )
 
 
-def check_runners(*, native: bool) -> Iterator[Finding]:
+def check_runners(*, native: bool) -> Iterator[RunnerCheck]:
     """Parity and invariance of the runners on a CPU: the compiled one where it is `native`, and torch's."""
     asked: list[tuple[RunnerKind, Dtype]] = [("torch", "float32")]
     if native:
-        kinds: tuple[Dtype, ...] = ("float32", "bfloat16") if fast_bfloat16("cpu") else ("float32",)
+        kinds: tuple[Dtype, ...] = ("float32", "bfloat16") if has_fast_bfloat16("cpu") else ("float32",)
         asked = [*(("native", dtype) for dtype in kinds), *asked]
     for kind, dtype in asked:
         try:
             yield from _check(kind, _model(dtype), dtype)
         except (DivergedError, ResourceError) as error:
-            yield Finding(runner=f"{kind} {dtype}", check="runs", against="", found=str(error), passed=False)
+            yield RunnerCheck(runner=f"{kind} {dtype}", name="runs", compared_with="", result=str(error), passed=False)
 
 
-def _check(kind: RunnerKind, model: Decoder, dtype: Dtype) -> Iterator[Finding]:
+def _check(kind: RunnerKind, model: Decoder, dtype: Dtype) -> Iterator[RunnerCheck]:
     chosen = _choose(kind, model)
     limits = _limits(chosen)
     requests = _requests()
@@ -150,33 +156,39 @@ def _check(kind: RunnerKind, model: Decoder, dtype: Dtype) -> Iterator[Finding]:
     yield _parity(name, model, requests, first, dtype)
     yield _scores(name, engine, requests, first)
     if not chosen.runner.exact:
-        yield Finding(runner=name, check="invariance", against="", found="not promised on this machine", passed=True)
+        yield RunnerCheck(
+            runner=name, name="invariance", compared_with="", result="not promised on this machine", passed=True
+        )
         return
-    for way in _ways(limits, native=kind == "native"):
+    for way in _invariance_variants(limits, native=kind == "native"):
         other = _choose(kind, model, threads=way.threads)
-        asked = requests[::-1] if way.backwards else requests
+        asked = requests[::-1] if way.reverse_order else requests
         again = _answers(_engine(other, way.limits), asked)
         differ = sum(not _same(first[key], again[key]) for key in first)
         found = "the same bits" if not differ else f"{differ} of {len(first)} answers differ"
-        yield Finding(runner=name, check=way.name, against=way.against, found=found, passed=not differ)
+        yield RunnerCheck(runner=name, name=way.name, compared_with=way.compared_with, result=found, passed=not differ)
 
 
-def _ways(limits: Limits, *, native: bool) -> list[_Way]:
+def _invariance_variants(limits: SchedulerLimits, *, native: bool) -> list[_InvarianceVariant]:
     """One by one for compiled code; all at once for torch, which takes its time."""
     few = limits.least_pages + 2
     slots, chunks, pages = f"{limits.slots} and 3", f"{limits.pass_tokens} and 16 tokens", f"{limits.pages} and {few}"
     if not native:
         everything = replace(limits, slots=3, pass_tokens=16, pages=few)
         said = f"{slots} slots, backwards, chunks of 16, {few} pages"
-        return [_Way(name="slots, order, chunks, preemption", against=said, limits=everything, backwards=True)]
+        return [
+            _InvarianceVariant(
+                name="slots, order, chunks, preemption", compared_with=said, limits=everything, reverse_order=True
+            )
+        ]
     threads = torch.get_num_threads()
     other = 2 if threads == 1 else 1
     return [
-        _Way(name="slots", against=slots, limits=replace(limits, slots=3)),
-        _Way(name="order", against="forwards and backwards", limits=limits, backwards=True),
-        _Way(name="chunks", against=chunks, limits=replace(limits, pass_tokens=16)),
-        _Way(name="preemption", against=f"{pages} pages", limits=replace(limits, pages=few)),
-        _Way(name="threads", against=f"{threads} and {other}", limits=limits, threads=other),
+        _InvarianceVariant(name="slots", compared_with=slots, limits=replace(limits, slots=3)),
+        _InvarianceVariant(name="order", compared_with="forwards and backwards", limits=limits, reverse_order=True),
+        _InvarianceVariant(name="chunks", compared_with=chunks, limits=replace(limits, pass_tokens=16)),
+        _InvarianceVariant(name="preemption", compared_with=f"{pages} pages", limits=replace(limits, pages=few)),
+        _InvarianceVariant(name="threads", compared_with=f"{threads} and {other}", limits=limits, threads=other),
     ]
 
 
@@ -185,17 +197,17 @@ def _model(dtype: Dtype) -> Decoder:
     return new_model(_SHAPE, seed=_SEED, dtype=dtype)
 
 
-def _choose(kind: RunnerKind, model: Decoder, *, threads: int | None = None) -> Chosen:
+def _choose(kind: RunnerKind, model: Decoder, *, threads: int | None = None) -> RunnerChoice:
     return choose_runner(kind, model, vocab_used=_VOCAB, threads=threads)
 
 
-def _limits(chosen: Chosen) -> Limits:
+def _limits(chosen: RunnerChoice) -> SchedulerLimits:
     size = chosen.runner.page_tokens
-    return Limits(slots=8, pages=9 * -(-_CONTEXT // size) + 1, page_tokens=size, sequence_tokens=_CONTEXT)
+    return SchedulerLimits(slots=8, pages=9 * -(-_CONTEXT // size) + 1, page_tokens=size, sequence_tokens=_CONTEXT)
 
 
-def _engine(chosen: Chosen, limits: Limits) -> Engine:
-    return Engine(chosen, TextRules(eos=(0,), vocab=_VOCAB), limits=limits, seed=11)
+def _engine(chosen: RunnerChoice, limits: SchedulerLimits) -> EmbeddedEngine:
+    return EmbeddedEngine(chosen, TokenizerRules(eos=(0,), vocab=_VOCAB), limits=limits, seed=11)
 
 
 def _requests() -> list[Request]:
@@ -203,13 +215,13 @@ def _requests() -> list[Request]:
     made: list[Request] = []
     for number, length in enumerate((3, 17, 40, 69)):
         prompt = generator(7, "selfcheck", number).integers(1, _VOCAB, size=length).astype(np.int32)
-        sampling = Sampling(max_tokens=_ANSWER, temperature=0.8, top_p=0.9 if number == 2 else 1.0)
+        sampling = SamplingParams(max_tokens=_ANSWER, temperature=0.8, top_p=0.9 if number == 2 else 1.0)
         made.append(Request(id=f"prompt {number}", prompt=prompt, samples=2, sampling=sampling))
     return made
 
 
-def _answers(engine: Engine, requests: Sequence[Request]) -> dict[tuple[str, int], Completion]:
-    return {(done.request, done.sample): done for done in engine.generate(requests)}
+def _answers(engine: EmbeddedEngine, requests: Sequence[Request]) -> dict[tuple[str, int], Completion]:
+    return {(done.request_id, done.sample_index): done for done in engine.generate(requests)}
 
 
 def _same(one: Completion, other: Completion) -> bool:
@@ -223,7 +235,7 @@ def _same(one: Completion, other: Completion) -> bool:
 
 def _parity(
     name: str, model: Decoder, requests: Sequence[Request], answers: dict[tuple[str, int], Completion], dtype: Dtype
-) -> Finding:
+) -> RunnerCheck:
     """What was recorded beside the trainer's forward over whole texts."""
     asked = {request.id: request for request in requests}
     exact = new_model(_SHAPE, seed=_SEED)
@@ -239,11 +251,11 @@ def _parity(
     gap, own = np.concatenate(ours), float(np.concatenate(theirs).mean())
     mean, most = float(gap.mean()), float(gap.max())
     found, against = f"mean {mean:.1e}, max {most:.1e} nats", f"the trainer, {len(gap)} tokens"
-    passed = mean <= MEAN_NATS and most <= MOST_NATS
+    passed = mean <= MAX_MEAN_NATS and most <= MAX_NATS
     if dtype == "bfloat16":
-        passed = mean <= BFLOAT16_SHARE * own
+        passed = mean <= MAX_BFLOAT16_RATIO * own
         found = f"mean {mean:.1e} nats from float32; the trainer {own:.1e}"
-    return Finding(runner=name, check="parity", against=against, found=found, passed=passed)
+    return RunnerCheck(runner=name, name="parity", compared_with=against, result=found, passed=passed)
 
 
 @torch.inference_mode()
@@ -251,16 +263,16 @@ def _trainer_logp(model: Decoder, tokens: NDArray[np.int32], temperature: float)
     """`[n - 1]` nats of every token but the first."""
     packed = pack_rows([tokens])
     targets = row_targets(packed)
-    look = model.outlook(model.hidden(packed)[targets.at], targets.chosen, temperature, vocab_size_used=_VOCAB)
+    look = model.token_logprobs(model.hidden(packed)[targets.at], targets.chosen, temperature, vocab_size_used=_VOCAB)
     return look.logp.float().numpy()
 
 
 def _scores(
-    name: str, engine: Engine, requests: Sequence[Request], answers: dict[tuple[str, int], Completion]
-) -> Finding:
+    name: str, engine: EmbeddedEngine, requests: Sequence[Request], answers: dict[tuple[str, int], Completion]
+) -> RunnerCheck:
     asked = {request.id: request for request in requests}
     given = [
-        Given(prompt=asked[request].prompt, tokens=answer.tokens, sampling=asked[request].sampling)
+        ScoreRequest(prompt=asked[request].prompt, tokens=answer.tokens, sampling=asked[request].sampling)
         for (request, _), answer in answers.items()
     ]
     differ = sum(
@@ -268,6 +280,10 @@ def _scores(
         for scored, answer in zip(engine.score(given), answers.values(), strict=True)
     )
     found = "the same bits" if not differ else f"{differ} of {len(answers)} answers differ"
-    return Finding(
-        runner=name, check="scores", against="what was recorded", found=found, passed=not differ or not engine.exact
+    return RunnerCheck(
+        runner=name,
+        name="scores",
+        compared_with="what was recorded",
+        result=found,
+        passed=not differ or not engine.exact,
     )

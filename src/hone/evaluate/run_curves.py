@@ -1,6 +1,6 @@
 """Runs read for a comparison: what each was configured to do, how its score moved, and where it ended.
 
-Belongs here: from folders to `RunRead`. What several of them say together is `comparison.py`'s.
+Belongs here: from folders to `LoadedRun`. What several of them say together is `comparison.py`'s.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,21 +11,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hone.core.clock import SystemClock
-from hone.core.errors import DataError, Faults, did_you_mean
+from hone.core.errors import DataError, ErrorCollector, did_you_mean
 from hone.store.answers import AnswerRow, latest_answers
 from hone.store.durable import Json
 from hone.store.evaluations import read_evaluations
 from hone.store.folder import list_runs, open_run
-from hone.store.metrics import CLOCK_PREFIX, Columns, read_metrics
+from hone.store.metrics import CLOCK_PREFIX, MetricColumns, read_metrics
 
 Floats = NDArray[np.float64]
 
-EVALUATED = "eval/score"
-TRAINING = ("reward/mean", "episodes/return", "return/mean")
+EVALUATION_METRIC = "eval/score"
+TRAINING_METRICS = ("reward/mean", "episodes/return", "return/mean")
 """Scores of training, in the order in which they are taken."""
-TAIL = 0.1
+TAIL_SHARE = 0.1
 """Share of a run, at its end, whose mean is its score where nothing was judged."""
-WINDOW = 0.05
+SMOOTHING_SHARE = 0.05
 """Share of a run over which a training score is averaged for its curve."""
 TASK_KEYS = (
     "env.id",
@@ -38,12 +38,12 @@ TASK_KEYS = (
     "log",
 )
 """What a run worked at, the first that its config has."""
-FEW = 3
+MIN_EVALUATIONS = 3
 """Judgements that make a curve."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Curve:
+class ScoreCurve:
     """How a score moved over a run: `[N]` each."""
 
     metric: str
@@ -54,19 +54,19 @@ class Curve:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RunRead:
+class LoadedRun:
     """A run, as far as a comparison needs it."""
 
     path: Path
     name: str
     recipe: str
-    asked: str
+    argument: str
     """The argument that named it."""
     settings: Mapping[str, Json]
-    columns: Columns
+    columns: MetricColumns
     score: float
     """NaN where there is none."""
-    score_is: str
+    score_description: str
     """What the score is, in words."""
     answers: Sequence[AnswerRow]
 
@@ -77,7 +77,7 @@ class RunRead:
         return next((value for value in said if isinstance(value, str)), "task")
 
     @property
-    def in_a_world(self) -> bool:
+    def has_environment(self) -> bool:
         """Whether its decisions are steps of an environment."""
         return any(key in self.settings for key in ("env.id", "finite.world.kind"))
 
@@ -87,13 +87,13 @@ class RunRead:
         return float(np.nansum(self.columns.values.get("time/step_s", np.zeros(0))))
 
 
-def read_runs(asked: Sequence[str], root: Path, *, metric: str = "") -> list[RunRead]:
+def read_runs(asked: Sequence[str], root: Path, *, metric: str = "") -> list[LoadedRun]:
     """The runs that each argument means: a run's folder, its name under `root`, or a folder whose runs are all meant.
 
     Raises DataError with every argument that means none, and every run whose files cannot be read.
     """
-    faults = Faults(DataError)
-    found: dict[Path, RunRead] = {}
+    faults = ErrorCollector(DataError)
+    found: dict[Path, LoadedRun] = {}
     for text in asked:
         folders = _folders(text, root)
         if not folders:
@@ -117,7 +117,7 @@ def _folders(text: str, root: Path) -> list[Path]:
     return []
 
 
-def _read(folder: Path, asked: str, metric: str) -> RunRead:
+def _read(folder: Path, asked: str, metric: str) -> LoadedRun:
     run = open_run(folder, clock=SystemClock())
     columns = read_metrics(run.metrics_path)
     if metric and metric not in columns.values:
@@ -126,34 +126,34 @@ def _read(folder: Path, asked: str, metric: str) -> RunRead:
             f"{', '.join(name for name in columns.values if not name.startswith(CLOCK_PREFIX)) or 'none'}"
         )
     score, what = _score(folder, columns, metric)
-    return RunRead(
+    return LoadedRun(
         path=folder,
         name=folder.resolve().name,
-        recipe=run.manifest().facts.recipe,
-        asked=asked,
+        recipe=run.manifest().metadata.recipe,
+        argument=asked,
         settings={key: setting.value for key, setting in run.config().items()},
         columns=columns,
         score=score,
-        score_is=what,
+        score_description=what,
         answers=[] if metric else latest_answers(folder),
     )
 
 
-def _score(folder: Path, columns: Columns, metric: str) -> tuple[float, str]:
+def _score(folder: Path, columns: MetricColumns, metric: str) -> tuple[float, str]:
     """The newest judgement of the run; without one, the mean of the last tenth of its training score."""
     evaluations = [] if metric else [one for one in read_evaluations(folder)[0] if one.metric == "score"]
     if evaluations:
         return evaluations[-1].mean, "held-out score at the end of the run"
-    for name in (metric,) if metric else (EVALUATED, *TRAINING):
+    for name in (metric,) if metric else (EVALUATION_METRIC, *TRAINING_METRICS):
         values = columns.values.get(name)
         known = values[np.isfinite(values)] if values is not None else np.zeros(0)
         if len(known):
-            tail = known[-max(1, round(TAIL * len(known))) :]
+            tail = known[-max(1, round(TAIL_SHARE * len(known))) :]
             return float(tail.mean()), f"mean of {name} over the last tenth of the run"
     return float("nan"), "nothing"
 
 
-def curves_of(runs: Sequence[RunRead], metric: str = "") -> list[Curve]:
+def score_curves(runs: Sequence[LoadedRun], metric: str = "") -> list[ScoreCurve]:
     """A curve of each run, all of the same metric; none where no metric is in all of them.
 
     `x` counts steps of the world where every run does, else steps of the run.
@@ -161,33 +161,35 @@ def curves_of(runs: Sequence[RunRead], metric: str = "") -> list[Curve]:
     name = metric or _common_metric(runs)
     if not name:
         return []
-    worldly = all("episodes/decisions" in run.columns.values and run.in_a_world for run in runs)
-    return [_curve(run, name, worldly=worldly) for run in runs]
+    worldly = all("episodes/decisions" in run.columns.values and run.has_environment for run in runs)
+    return [_curve(run, name, by_environment_steps=worldly) for run in runs]
 
 
-def _common_metric(runs: Sequence[RunRead]) -> str:
-    def there(run: RunRead, name: str, least: int) -> bool:
+def _common_metric(runs: Sequence[LoadedRun]) -> str:
+    def there(run: LoadedRun, name: str, least: int) -> bool:
         return name in run.columns.values and int(np.isfinite(run.columns.values[name]).sum()) >= least
 
-    if all(there(run, EVALUATED, FEW) for run in runs):
-        return EVALUATED
-    return next((name for name in TRAINING if all(there(run, name, 1) for run in runs)), "")
+    if all(there(run, EVALUATION_METRIC, MIN_EVALUATIONS) for run in runs):
+        return EVALUATION_METRIC
+    return next((name for name in TRAINING_METRICS if all(there(run, name, 1) for run in runs)), "")
 
 
-def _curve(run: RunRead, name: str, *, worldly: bool) -> Curve:
+def _curve(run: LoadedRun, name: str, *, by_environment_steps: bool) -> ScoreCurve:
     steps, values = run.columns.steps, run.columns.values[name]
     x = steps.astype(np.float64)
-    if worldly:  # a line's figure is a mean over the steps since the line before
+    if by_environment_steps:  # a line's figure is a mean over the steps since the line before
         made = np.nan_to_num(run.columns.values["episodes/decisions"])
         x = np.cumsum(made * np.diff(steps, prepend=0))
     known = np.isfinite(values)
-    curve = Curve(metric=name, unit="steps of the world" if worldly else "steps", x=x[known], y=values[known])
-    return curve if name == EVALUATED else replace(curve, y=_trailing(curve.y))
+    curve = ScoreCurve(
+        metric=name, unit="steps of the world" if by_environment_steps else "steps", x=x[known], y=values[known]
+    )
+    return curve if name == EVALUATION_METRIC else replace(curve, y=_trailing_mean(curve.y))
 
 
-def _trailing(values: Floats) -> Floats:
+def _trailing_mean(values: Floats) -> Floats:
     """Means over the last twentieth of the run, up to each place."""
-    size = max(1, round(WINDOW * len(values)))
+    size = max(1, round(SMOOTHING_SHARE * len(values)))
     total = np.cumsum(np.insert(values, 0, 0.0))
     ends = np.arange(1, len(values) + 1)
     starts = np.maximum(ends - size, 0)

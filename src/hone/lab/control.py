@@ -1,7 +1,7 @@
 """hone's own loop around small worlds: control that is learned in seconds, most of it judged by dynamic programming.
 
 Belongs here: running a wired job and hearing of it, and copies of a finite world side by side. Worlds, tables and rules
-come from `envs`, `tabular` and the recipes; an experiment names them.
+come from `envs`, `tabular_recipe` and the recipes; an experiment names them.
 """
 
 from collections.abc import Callable
@@ -15,61 +15,61 @@ from numpy.typing import NDArray
 from hone.core.credit import Credits, Metrics
 from hone.core.episodes import Episodes
 from hone.core.ragged import owner_of
-from hone.credit.returns import one_step
-from hone.envs.finite.model import Finite, Outcomes, finite
+from hone.credit.returns import one_step_target
+from hone.envs.finite.model import FiniteMdp, MdpOutcomes, make_mdp
 from hone.envs.finite.world import FiniteWorld
 from hone.lab.puzzles import Floats
 from hone.tabular.batch import RateConfig
-from hone.tabular.learn import Rule, TabularLearner
+from hone.tabular.learn import TabularLearner, UpdateRule
 from hone.tabular.tables import ActionTable
-from hone.train.job import Job
+from hone.train.job import TrainingJob
 from hone.train.loop import Recipe, train
-from hone.train.sources.live import Live
-from hone.train.tabular.job import Credit, TableActor
+from hone.train.sources.live import LiveSource
+from hone.train.tabular.job import TableActor, TabularCredit
 
 P = TypeVar("P")
-Watch = Callable[[int, Episodes], None]
+EpisodesCallback = Callable[[int, Episodes], None]
 """Number of the step, from 1, and what was learned from in it."""
 
 
-def learned(recipe: Recipe[P], *, steps: int, watch: Watch | None = None) -> P:
-    """The policy after `steps` turns of the loop; `watch` is called after each."""
+def train_recipe(recipe: Recipe[P], *, steps: int, watch: EpisodesCallback | None = None) -> P:
+    """The policy after `steps` turns of the loop; `record_episode` is called after each."""
 
     def report(step: int, episodes: Episodes, credits: Credits, metrics: Metrics) -> None:
         del credits, metrics
         if watch is not None:
             watch(step, episodes)
 
-    return train(recipe, steps=steps, report=report)
+    return train(recipe, steps=steps, callback=report)
 
 
-def job_learned(job: Job[Any], *, steps: int, watch: Watch | None = None) -> dict[str, float]:
+def train_job(job: TrainingJob[Any], *, steps: int, watch: EpisodesCallback | None = None) -> dict[str, float]:
     """What the judge of a recipe's job says after `steps` turns; the job's environments are closed."""
-    assert job.judge is not None
+    assert job.evaluate is not None
     try:
-        learned(job.recipe, steps=steps, watch=watch)
-        return dict(job.judge().metrics)
+        train_recipe(job.recipe, steps=steps, watch=watch)
+        return dict(job.evaluate().metrics)
     finally:
         job.close()
 
 
-def tabular(
+def tabular_recipe(
     world: FiniteWorld,
     table: ActionTable,
-    rule: Rule,
+    rule: UpdateRule,
     *,
     rate: RateConfig,
-    credit: Credit | None = None,
+    credit: TabularCredit | None = None,
 ) -> Recipe[ActionTable]:
     """A rule on a table in a world that is known; credit is one step's, under the world's discount, unless given."""
     return Recipe(
-        source=Live(world, TableActor(table.acting())),
-        credit=credit or partial(one_step, discount=world.mdp.discount),
+        source=LiveSource(world, TableActor(table.numpy_policy())),
+        credit=credit or partial(one_step_target, discount=world.mdp.discount),
         learner=TabularLearner(table, rule, rate),
     )
 
 
-def side_by_side(mdp: Finite, copies: int) -> Finite:
+def replicate_mdp(mdp: FiniteMdp, copies: int) -> FiniteMdp:
     """`copies` of a world that no step leads between: state s of copy c has the number c * S + s. Episodes begin in
     any of them.
 
@@ -77,25 +77,26 @@ def side_by_side(mdp: Finite, copies: int) -> Finite:
     """
     pair = owner_of(mdp.offsets)
     shift = np.repeat(np.arange(copies) * mdp.states, len(pair))
-    outcomes = Outcomes(
+    outcomes = MdpOutcomes(
         state=np.tile(pair // mdp.actions, copies) + shift,
         action=np.tile(pair % mdp.actions, copies),
-        after=np.tile(mdp.after, copies) + shift,
+        next_state=np.tile(mdp.next_state, copies) + shift,
         probability=np.tile(mdp.probability, copies),
         reward=np.tile(mdp.reward, copies),
-        ends=np.tile(mdp.ends, copies),
+        terminates=np.tile(mdp.terminates, copies),
     )
-    return finite(
-        outcomes, states=copies * mdp.states, actions=mdp.actions, start=np.tile(mdp.start, copies) / copies,
-        discount=mdp.discount, limit=mdp.limit,
+    return make_mdp(
+        outcomes, states=copies * mdp.states, actions=mdp.actions, start=np.tile(mdp.start_distribution,
+        copies) / copies,
+        discount=mdp.discount, limit=mdp.step_limit,
     )  # fmt: skip
 
 
-def paying(mdp: Finite, reward: NDArray[np.floating]) -> Finite:
+def with_rewards(mdp: FiniteMdp, reward: NDArray[np.floating]) -> FiniteMdp:
     """The same world with other rewards `[K]`."""
     return replace(mdp, reward=reward.astype(np.float64))
 
 
-def smooth(values: Floats, width: int) -> Floats:
+def moving_average(values: Floats, width: int) -> Floats:
     """Means over `width` values, `[n - width + 1]`."""
     return np.convolve(values, np.ones(width) / width, mode="valid")

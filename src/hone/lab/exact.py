@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hone.core.episodes import Episodes, Status
+from hone.core.episodes import Episodes, ScoreStatus
 from hone.core.ragged import Ints, offsets_of
 from hone.lab.puzzles import Floats
 from hone.train.learner.adam import Adam
@@ -38,28 +38,28 @@ def scored_episodes(score: Floats, group: Ints, *, lengths: Ints | None = None) 
         truncated=np.zeros(count, bool),
         final=np.zeros((count, 1), np.int64),
         score=score.astype(np.float64),
-        status=np.full(count, Status.SCORED, np.uint8),
+        status=np.full(count, ScoreStatus.SCORED, np.uint8),
     )
 
 
-def every_group(outcomes: int, size: int) -> Ints:
+def all_groups(outcomes: int, size: int) -> Ints:
     """Every ordered group of `size` draws from `outcomes` -> `[outcomes^size, size]`."""
     return np.stack(np.meshgrid(*[np.arange(outcomes)] * size, indexing="ij"), axis=-1).reshape(-1, size)
 
 
-def by_count(size: int) -> Floats:
+def scores_by_count(size: int) -> Floats:
     """A group of `size` scores 0 or 1 for each count of right ones, `[size + 1, size]`: their order changes nothing."""
     return (np.arange(size)[None] < np.arange(size + 1)[:, None]).astype(np.float64)
 
 
-def chance_of_counts(chances: Floats, size: int) -> Floats:
+def count_probabilities(chances: Floats, size: int) -> Floats:
     """Binomial probability of 0 .. `size` right answers for each chance to be right, `[P, size + 1]`."""
     right = np.arange(size + 1)
     ways = np.array([math.comb(size, count) for count in range(size + 1)], np.float64)
     return ways * chances[:, None] ** right * (1 - chances[:, None]) ** (size - right)
 
 
-def judged(credit: Callable[[Episodes], NDArray[np.float32]], scores: Floats) -> Floats:
+def group_advantages(credit: Callable[[Episodes], NDArray[np.float32]], scores: Floats) -> Floats:
     """Advantages of groups of scores `[M, G]` -> `[M, G]`; one call of `credit` for all of them."""
     count, size = scores.shape
     episodes = scored_episodes(scores.reshape(-1), np.repeat(np.arange(count), size))
@@ -72,7 +72,7 @@ def gradient(total: Tensor, logits: Tensor) -> Tensor:
     return slope
 
 
-def descend(
+def minimise(
     loss: Callable[[], Tensor],
     parameters: list[torch.nn.Parameter],
     *,
@@ -80,7 +80,7 @@ def descend(
     rate: float,
     watch: Callable[[], None] | None = None,
 ) -> None:
-    """Adam on `loss()`, which is exact; `watch` is called after each step."""
+    """Adam on `loss()`, which is exact; `record_episode` is called after each step."""
     flat = FlatParameters(parameters)
     optimizer = Adam(flat)
     for _ in range(steps):
@@ -91,6 +91,6 @@ def descend(
             watch()
 
 
-def apart(a: Tensor, b: Tensor) -> float:
+def relative_distance(a: Tensor, b: Tensor) -> float:
     """|a - b| / |b|."""
     return float((a - b).norm() / b.norm())

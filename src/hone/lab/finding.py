@@ -14,7 +14,7 @@ Floats: TypeAlias = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Claim:
+class BoundedClaim:
     """A measured figure and the bound that it has to keep for the verdict to be true."""
 
     says: str
@@ -42,7 +42,7 @@ class Claim:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Series:
+class PlotSeries:
     """One line of a picture: `x` and `y` `[P]`."""
 
     label: str
@@ -51,17 +51,17 @@ class Series:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lines:
+class LinePlot:
     """Series over a common axis."""
 
     title: str
     x_label: str
-    series: Sequence[Series]
+    series: Sequence[PlotSeries]
     log_y: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bars:
+class BarPlot:
     """One horizontal bar a label."""
 
     title: str
@@ -69,18 +69,18 @@ class Bars:
     values: Sequence[float]
 
 
-Panel: TypeAlias = Lines | Bars
+Panel: TypeAlias = LinePlot | BarPlot
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
-    """What was seen. `verdict` is one sentence with its figures; it must not say more than `claims` hold."""
+class ExperimentResult:
+    """What was seen. `evaluation_result` is one sentence with its figures; it must not say more than `claims` hold."""
 
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
     panels: Sequence[Panel]
     verdict: str
-    claims: Sequence[Claim]
+    claims: Sequence[BoundedClaim]
     figures: Mapping[str, float] = field(default_factory=dict[str, float])
     """Further figures by name, for the JSON file."""
 
@@ -95,10 +95,10 @@ class Finding:
         return min(claim.margin for claim in self.claims)
 
 
-class Run(Protocol):
+class ExperimentFunction(Protocol):
     """The experiment itself: deterministic by `seed`; `quick` does less of the same, for the tests."""
 
-    def __call__(self, seed: int, *, quick: bool = False) -> Finding: ...
+    def __call__(self, seed: int, *, quick: bool = False) -> ExperimentResult: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,34 +107,36 @@ class Experiment:
 
     title: str
     question: str
-    run: Run
+    run: ExperimentFunction
     source: str = ""
     """Where the idea is from: paper, year."""
 
 
-def below(error: float) -> str:
+def error_bound(error: float) -> str:
     """The power of ten that a rounding error stays below, at least 1e-12: `3e-10 -> '1e-9'`."""
     return f"1e{math.ceil(math.log10(max(error, 1e-12)))}"
 
 
-def at_least(says: str, value: float, bound: float) -> Claim:
-    return Claim(says=says, value=float(value), at_least=bound)
+def at_least(says: str, value: float, bound: float) -> BoundedClaim:
+    return BoundedClaim(says=says, value=float(value), at_least=bound)
 
 
-def at_most(says: str, value: float, bound: float) -> Claim:
-    return Claim(says=says, value=float(value), at_most=bound)
+def at_most(says: str, value: float, bound: float) -> BoundedClaim:
+    return BoundedClaim(says=says, value=float(value), at_most=bound)
 
 
-def lines(
+def line_plot(
     title: str, x_label: str, x: Iterable[float], paths: Mapping[str, Iterable[float] | Floats], *, log_y: bool = False
-) -> Lines:
+) -> LinePlot:
     """Several paths over the same `x`."""
     where = [float(value) for value in x]
-    drawn = [Series(label=name, x=where, y=[float(value) for value in path]) for name, path in paths.items()]
-    return Lines(title=title, x_label=x_label, series=drawn, log_y=log_y)
+    drawn = [PlotSeries(label=name, x=where, y=[float(value) for value in path]) for name, path in paths.items()]
+    return LinePlot(title=title, x_label=x_label, series=drawn, log_y=log_y)
 
 
-def by_step(title: str, paths: Mapping[str, Sequence[float] | Floats], *, first: int = 1, log_y: bool = False) -> Lines:
+def plot_by_step(
+    title: str, paths: Mapping[str, Sequence[float] | Floats], *, first: int = 1, log_y: bool = False
+) -> LinePlot:
     """Paths over steps that are counted from `first` (0 where the start is on the path)."""
     count = len(next(iter(paths.values())))
-    return lines(title, "step", range(first, first + count), paths, log_y=log_y)
+    return line_plot(title, "step", range(first, first + count), paths, log_y=log_y)

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from hone.lab.finding import Bars, Lines, Panel, Series
-from hone.report.html import Html, element, join, number, text
-from hone.report.svg import Scale, nice_ticks, tick_labels
+from hone.lab.finding import BarPlot, LinePlot, Panel, PlotSeries
+from hone.report.html import Html, element, format_number, join, text
+from hone.report.svg import LinearScale, nice_ticks, tick_labels
 
 Floats = NDArray[np.float64]
 
@@ -19,7 +19,7 @@ WIDTH, HEIGHT = 460.0, 300.0
 LEFT, RIGHT, TOP, BOTTOM = 58.0, 14.0, 34.0, 44.0
 LEGEND_ROW = 17.0
 BAR_LABELS = 150.0
-MOST_POINTS = 240
+MAX_POINTS = 240
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#b8860b", "#aa4499", "#56a0d3", "#777777")
 DASHES = ("", "7 3", "2 3", "9 3 2 3", "4 2", "12 4", "1 2")
 
@@ -32,13 +32,13 @@ svg { font: 12px system-ui, sans-serif; } .back { fill: #ffffff; } text { fill: 
 """
 
 
-def picture(panels: Sequence[Panel], *, title: str) -> str:
+def render_panels(panels: Sequence[Panel], *, title: str) -> str:
     """An SVG document with `panels` from left to right."""
     height = max(map(_height, panels))
     drawn = [
         element(
             "g",
-            _bars(panel) if isinstance(panel, Bars) else _lines(panel),
+            _bars(panel) if isinstance(panel, BarPlot) else _lines(panel),
             attributes={"transform": f"translate({k * WIDTH:.0f} 0)"},
         )
         for k, panel in enumerate(panels)
@@ -52,7 +52,7 @@ def picture(panels: Sequence[Panel], *, title: str) -> str:
 
 
 def _height(panel: Panel) -> float:
-    if isinstance(panel, Bars):
+    if isinstance(panel, BarPlot):
         return max(TOP + 30.0 * len(panel.labels) + 26.0, 120.0)
     return HEIGHT + 8.0 + LEGEND_ROW * math.ceil(len(panel.series) / 2)
 
@@ -60,14 +60,14 @@ def _height(panel: Panel) -> float:
 # ---------------------------------------------------------------------------------------------- lines
 
 
-def _lines(panel: Lines) -> Html:
+def _lines(panel: LinePlot) -> Html:
     lines = [_known(series, positive=panel.log_y) for series in panel.series]
     every_x = np.concatenate([x for x, _ in lines])
     every_y = np.concatenate([y for _, y in lines])
     if not len(every_x):
         return _label(LEFT, TOP, "nothing to draw", "")
-    x = Scale(*_span(every_x), LEFT, WIDTH - RIGHT)
-    y = Scale(*_span(every_y, room=0.05), HEIGHT - BOTTOM, TOP)
+    x = LinearScale(*_span(every_x), LEFT, WIDTH - RIGHT)
+    y = LinearScale(*_span(every_y, room=0.05), HEIGHT - BOTTOM, TOP)
     parts = [_label(LEFT - 44, 18, panel.title, "title"), _grid(x, y, log=panel.log_y)]
     parts.append(_label((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 8, panel.x_label, "tick middle"))
     for k, (xs, ys) in enumerate(lines):
@@ -77,7 +77,7 @@ def _lines(panel: Lines) -> Html:
     return join(parts)
 
 
-def _known(series: Series, *, positive: bool) -> tuple[Floats, Floats]:
+def _known(series: PlotSeries, *, positive: bool) -> tuple[Floats, Floats]:
     """What can be drawn: finite points, and on a logarithmic axis the logarithm of those above 0."""
     x, y = np.asarray(series.x, np.float64), np.asarray(series.y, np.float64)
     if positive:
@@ -94,10 +94,10 @@ def _span(values: Floats, *, room: float = 0.0) -> tuple[float, float]:
     return (low if low == 0 else low - edge), high + edge
 
 
-def _grid(x: Scale, y: Scale, *, log: bool) -> Html:
+def _grid(x: LinearScale, y: LinearScale, *, log: bool) -> Html:
     parts: list[Html] = []
     ticks = log_ticks(y.low, y.high) if log else nice_ticks(y.low, y.high, 6)
-    labels = [number(float(f"{10.0**tick:.3g}")) for tick in ticks] if log else tick_labels(ticks)
+    labels = [format_number(float(f"{10.0**tick:.3g}")) for tick in ticks] if log else tick_labels(ticks)
     for tick, label in zip(ticks, labels, strict=True):
         height = y.at(tick)
         parts.append(_rule(x.start, x.end, height, height))
@@ -142,10 +142,10 @@ def _polyline(points: Sequence[tuple[float, float]], k: int) -> Html:
 
 
 def _thinned(x: Floats, y: Floats) -> tuple[Floats, Floats]:
-    """At most `MOST_POINTS` points: means over equal runs of points."""
-    if len(x) <= MOST_POINTS:
+    """At most `MAX_POINTS` points: means over equal runs of points."""
+    if len(x) <= MAX_POINTS:
         return x, y
-    starts = np.arange(0, len(x), math.ceil(len(x) / MOST_POINTS))
+    starts = np.arange(0, len(x), math.ceil(len(x) / MAX_POINTS))
     counts = np.diff(np.append(starts, len(x)))
     return np.add.reduceat(x, starts) / counts, np.add.reduceat(y, starts) / counts
 
@@ -153,10 +153,10 @@ def _thinned(x: Floats, y: Floats) -> tuple[Floats, Floats]:
 # ----------------------------------------------------------------------------------------------- bars
 
 
-def _bars(panel: Bars) -> Html:
+def _bars(panel: BarPlot) -> Html:
     values = [value if math.isfinite(value) else 0.0 for value in panel.values]
     low, high = min(0.0, *values, 0.0), max(0.0, *values, 0.0)
-    x = Scale(low, high if high > low else low + 1.0, BAR_LABELS, WIDTH - 62)
+    x = LinearScale(low, high if high > low else low + 1.0, BAR_LABELS, WIDTH - 62)
     parts = [_label(LEFT - 44, 18, panel.title, "title")]
     bottom = TOP + 30.0 * len(values)
     parts.append(_rule(x.at(0.0), x.at(0.0), TOP, bottom))
@@ -167,7 +167,7 @@ def _bars(panel: Bars) -> Html:
         box: dict[str, str | float] = {"x": ends[0], "y": top, "width": max(ends[1] - ends[0], 1.0), "height": 18}
         parts.append(element("rect", attributes=box | {"fill": COLOURS[0], "rx": 2}))
         parts.append(_label(BAR_LABELS - 10, top + 13, label, "end"))
-        parts.append(_label(ends[1] + 6, top + 13, number(value), ""))
+        parts.append(_label(ends[1] + 6, top + 13, format_number(value), ""))
     return join(parts)
 
 

@@ -13,12 +13,12 @@ from torch import Tensor, nn
 from hone.core.ragged import Ints
 from hone.core.random import generator
 from hone.lab.puzzles import Floats, Puzzle
-from hone.objectives.offline import imitation
+from hone.objectives.offline import behaviour_cloning
 from hone.train.learner.adam import Adam
 from hone.train.learner.flat_parameters import FlatParameters
 
 
-class Table(nn.Module):
+class TablePolicy(nn.Module):
     """A softmax for every row: `logits` `[rows, V]`, asked for rows `[n]` or `[n, 1]`."""
 
     def __init__(self, logits: Tensor) -> None:
@@ -29,7 +29,7 @@ class Table(nn.Module):
         return self.logits[seen.reshape(len(seen))]
 
 
-class Network(nn.Module):
+class NetworkPolicy(nn.Module):
     """One-hot features -> tanh -> logits `[n, V]`: some 10,000 parameters that share what they learn."""
 
     def __init__(self, sizes: Sequence[int], tokens: int, *, seed: int, width: int = 64) -> None:
@@ -49,8 +49,8 @@ class Network(nn.Module):
         return torch.tanh(hidden @ self.mixing) @ self.out.T
 
 
-def network_for(puzzle: Puzzle, *, seed: int, width: int = 64) -> Network:
-    return Network(puzzle.sizes, puzzle.tokens, seed=seed, width=width)
+def make_network(puzzle: Puzzle, *, seed: int, width: int = 64) -> NetworkPolicy:
+    return NetworkPolicy(puzzle.feature_sizes, puzzle.vocab_size, seed=seed, width=width)
 
 
 def log_softmax(policy: nn.Module, seen: Tensor) -> Tensor:
@@ -58,47 +58,48 @@ def log_softmax(policy: nn.Module, seen: Tensor) -> Tensor:
     return torch.log_softmax(policy(seen), dim=1)
 
 
-def pick(table: NDArray[np.floating], uniforms: Floats) -> Ints:
+def sample_rows(table: NDArray[np.floating], uniforms: Floats) -> Ints:
     """A choice of each row of probabilities `[n, V]` by its uniform draw `[n]` -> `[n]`."""
     edges = np.cumsum(table, axis=1)
     return (uniforms[:, None] * edges[:, -1:] >= edges).sum(axis=1).clip(max=table.shape[1] - 1)
 
 
-def solve_rates(policy: nn.Module, puzzle: Puzzle) -> Floats:
+def success_probabilities(policy: nn.Module, puzzle: Puzzle) -> Floats:
     """Chance of the right answer to each question `[Q]`, exactly: the product of its tokens' probabilities."""
     count, length = puzzle.answers.shape
     every = np.arange(count)
     total = torch.zeros(count)
     with torch.no_grad():
         for position in range(length):
-            before = puzzle.answers[:, position - 1] if position else np.full(count, puzzle.tokens)
-            table = log_softmax(policy, torch.from_numpy(puzzle.seen(every, position, before)))
+            before = puzzle.answers[:, position - 1] if position else np.full(count, puzzle.vocab_size)
+            table = log_softmax(policy, torch.from_numpy(puzzle.observation(every, position, before)))
             total += table.gather(1, torch.from_numpy(puzzle.answers[:, position : position + 1])).squeeze(1)
     return total.exp().double().numpy()
 
 
 def kl_between(policy: nn.Module, other: nn.Module, seen: Tensor) -> float:
-    """Mean of KL(policy || other) over `seen` `[n, F]`, exactly, in nats."""
+    """Mean of KL(policy || other) over `observations_of` `[n, F]`, exactly, in nats."""
     with torch.no_grad():
         mine, theirs = log_softmax(policy, seen), log_softmax(other, seen)
         return float((mine.exp() * (mine - theirs)).sum(dim=1).mean())
 
 
-def right_paths(puzzle: Puzzle) -> tuple[Tensor, Tensor]:
+def answer_paths(puzzle: Puzzle) -> tuple[Tensor, Tensor]:
     """What is seen along every right answer `[Q * L, F]`, and the right tokens `[Q * L]`."""
     count, length = puzzle.answers.shape
     every = np.arange(count)
     seen = [
-        puzzle.seen(every, k, puzzle.answers[:, k - 1] if k else np.full(count, puzzle.tokens)) for k in range(length)
+        puzzle.observation(every, k, puzzle.answers[:, k - 1] if k else np.full(count, puzzle.vocab_size))
+        for k in range(length)
     ]
     return torch.from_numpy(np.concatenate(seen)), torch.from_numpy(puzzle.answers.T.reshape(-1))
 
 
-def imitate(
+def train_supervised(
     policy: nn.Module, puzzle: Puzzle, *, steps: int, rate: float = 0.01, questions: Ints | None = None
 ) -> None:
     """Supervised steps on the right answers to `questions` (all of them by default), every one in each step."""
-    seen, chosen = right_paths(puzzle)
+    seen, chosen = answer_paths(puzzle)
     if questions is not None:
         count, length = puzzle.answers.shape
         kept = torch.from_numpy((np.arange(length)[:, None] * count + questions).reshape(-1))
@@ -108,11 +109,11 @@ def imitate(
     for _ in range(steps):
         parameters.zero_grad()
         logp = log_softmax(policy, seen).gather(1, chosen[:, None]).squeeze(1)
-        imitation(logp).loss.mean().backward()
+        behaviour_cloning(logp).loss.mean().backward()
         optimizer.step(rate)
 
 
-def frozen(policy: nn.Module) -> nn.Module:
+def frozen_copy(policy: nn.Module) -> nn.Module:
     """A copy that will not be trained."""
     twin = trainable_copy(policy)
     return twin.requires_grad_(False)
@@ -121,10 +122,10 @@ def frozen(policy: nn.Module) -> nn.Module:
 def trainable_copy(policy: nn.Module) -> nn.Module:
     """A copy with parameters of its own."""
     match policy:
-        case Table():
-            return Table(policy.logits.detach())
-        case Network():
-            twin = Network([1], 1, seed=0, width=1)
+        case TablePolicy():
+            return TablePolicy(policy.logits.detach())
+        case NetworkPolicy():
+            twin = NetworkPolicy([1], 1, seed=0, width=1)
             twin.starts = policy.starts
             twin.features = nn.Parameter(policy.features.detach().clone())
             twin.mixing = nn.Parameter(policy.mixing.detach().clone())
@@ -134,18 +135,18 @@ def trainable_copy(policy: nn.Module) -> nn.Module:
             raise TypeError(f"the lab has no copy of a {type(policy).__name__}")
 
 
-def warm_network(puzzle: Puzzle, *, seed: int, steps: int = 15) -> Network:
+def pretrained_network(puzzle: Puzzle, *, seed: int, steps: int = 15) -> NetworkPolicy:
     """A network after a few supervised steps: on addition it is right some 4 times in 10."""
-    policy = network_for(puzzle, seed=seed)
-    imitate(policy, puzzle, steps=steps)
+    policy = make_network(puzzle, seed=seed)
+    train_supervised(policy, puzzle, steps=steps)
     return policy
 
 
-def judge(policy: nn.Module, puzzle: Puzzle) -> dict[str, float]:
+def puzzle_metrics(policy: nn.Module, puzzle: Puzzle) -> dict[str, float]:
     """Exact figures of a policy: mean chance to be right, and mean entropy along the right answers in nats."""
     with torch.no_grad():
-        table = log_softmax(policy, right_paths(puzzle)[0])
+        table = log_softmax(policy, answer_paths(puzzle)[0])
     return {
-        "solved": float(solve_rates(policy, puzzle).mean()),
+        "solved": float(success_probabilities(policy, puzzle).mean()),
         "entropy_nats": float(-(table.exp() * table).sum(dim=1).mean()),
     }

@@ -21,15 +21,15 @@ class Puzzle:
     """`[Q, F]` features of each question, small whole numbers."""
     answers: Ints
     """`[Q, L]`."""
-    tokens: int
+    vocab_size: int
     """V."""
 
     @property
-    def sizes(self) -> tuple[int, ...]:
+    def feature_sizes(self) -> tuple[int, ...]:
         """How many values each feature of what is seen can take: the question's, the position, the token before."""
-        return (*(self.questions.max(axis=0) + 1).tolist(), self.answers.shape[1], self.tokens + 1)
+        return (*(self.questions.max(axis=0) + 1).tolist(), self.answers.shape[1], self.vocab_size + 1)
 
-    def seen(self, questions: Ints, position: int, before: Ints) -> Ints:
+    def observation(self, questions: Ints, position: int, before: Ints) -> Ints:
         """`[E, F + 2]` what a policy sees at `position`; `before` `[E]` is the token there was, V at the start."""
         column = np.full(len(questions), position)
         return np.column_stack([self.questions[questions], column, before])
@@ -44,11 +44,11 @@ def addition(base: int = 6) -> Puzzle:
     a, b = np.divmod(np.arange(base * base), base)
     total = a + b
     return Puzzle(
-        questions=np.column_stack([a, b]), answers=np.column_stack([total // base, total % base]), tokens=base
+        questions=np.column_stack([a, b]), answers=np.column_stack([total // base, total % base]), vocab_size=base
     )
 
 
 def parity(bits: int = 4) -> Puzzle:
     """The parity of each prefix of a row of bits: 2^bits questions of `bits` tokens 0 or 1."""
     rows = (np.arange(2**bits)[:, None] >> np.arange(bits)) & 1
-    return Puzzle(questions=rows, answers=np.cumsum(rows, axis=1) % 2, tokens=2)
+    return Puzzle(questions=rows, answers=np.cumsum(rows, axis=1) % 2, vocab_size=2)

@@ -2,22 +2,22 @@
 
 from pathlib import Path
 
-from hone.lab.finding import Bars, Finding, Panel
-from hone.lab.picture import picture
+from hone.lab.finding import BarPlot, ExperimentResult, Panel
+from hone.lab.picture import render_panels
 from hone.store.durable import Json, finite_or_none, replace_file, to_json, writing
 
 
-def save(finding: Finding, *, name: str, title: str, seed: int, folder: Path) -> Path:
+def save_result(finding: ExperimentResult, *, name: str, title: str, seed: int, folder: Path) -> Path:
     """Write both files under `folder / name` and return that folder. Raises ResourceError."""
     place = folder / name
     with writing(place):
         place.mkdir(parents=True, exist_ok=True)
-    replace_file(place / "finding.json", to_json(as_json(finding, name=name, seed=seed), indent=1))
-    replace_file(place / "plot.svg", picture(finding.panels, title=title).encode())
+    replace_file(place / "finding.json", to_json(result_json(finding, name=name, seed=seed), indent=1))
+    replace_file(place / "plot.svg", render_panels(finding.panels, title=title).encode())
     return place
 
 
-def as_json(finding: Finding, *, name: str, seed: int) -> Json:
+def result_json(finding: ExperimentResult, *, name: str, seed: int) -> Json:
     """Everything that the finding says; what is not finite is null."""
     return {
         "experiment": name,
@@ -42,7 +42,7 @@ def as_json(finding: Finding, *, name: str, seed: int) -> Json:
 
 
 def _panel(panel: Panel) -> Json:
-    if isinstance(panel, Bars):
+    if isinstance(panel, BarPlot):
         return {"title": panel.title, "bars": dict(zip(panel.labels, map(float, panel.values), strict=True))}
     return {
         "title": panel.title,

@@ -15,22 +15,22 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from hone.core.credit import Credits, Metrics, Values
-from hone.core.episodes import Episodes, Status
+from hone.core.episodes import Episodes, ScoreStatus
 from hone.core.ragged import Ints, offsets_of, ranges
 from hone.core.random import generator
 from hone.core.state import State, integer
 from hone.credit.group import group_relative
-from hone.lab.policies import frozen, judge, log_softmax, pick
+from hone.lab.policies import frozen_copy, log_softmax, puzzle_metrics, sample_rows
 from hone.lab.puzzles import Floats, Puzzle
-from hone.objectives.terms import Terms
-from hone.objectives.weights import Scheme, token_mean
+from hone.objectives.terms import LossTerms
+from hone.objectives.weights import WeightingScheme, token_mean
 from hone.train.learner.adam import Adam
 from hone.train.learner.flat_parameters import FlatParameters
-from hone.train.learner.gradient import GradientLearner, Phase
+from hone.train.learner.gradient import GradientLearner, OptimizerPhase
 from hone.train.loop import Recipe, train
-from hone.train.sources.live import Live
+from hone.train.sources.live import LiveSource
 
-Distort = Callable[[Tensor, Tensor, int], Tensor]
+LogitDistortion = Callable[[Tensor, Tensor, int], Tensor]
 """`(logits [n, V], seen [n, F], step) -> logits`: how the engine that acts differs from the trainer."""
 
 
@@ -38,40 +38,40 @@ Distort = Callable[[Tensor, Tensor, int], Tensor]
 
 
 @dataclass(slots=True)
-class Player:
+class DelayedActor:
     """Decides by the policy of `delay` publications ago; implements `sources.Actor`."""
 
     delay: int = 0
-    queue: deque[tuple[nn.Module, int]] = field(default_factory=deque[tuple[nn.Module, int]])
+    policies: deque[tuple[nn.Module, int]] = field(default_factory=deque[tuple[nn.Module, int]])
 
     def publish(self, policy: nn.Module, version: int) -> None:
-        self.queue.append((frozen(policy), version))
-        if len(self.queue) > self.delay + 1:
-            self.queue.popleft()
+        self.policies.append((frozen_copy(policy), version))
+        if len(self.policies) > self.delay + 1:
+            self.policies.popleft()
 
     @property
     def current(self) -> tuple[nn.Module, int]:
         """The policy that decides now, and its version."""
-        return self.queue[0]
+        return self.policies[0]
 
 
 @dataclass(slots=True, kw_only=True)
-class Play:
+class PuzzleWorld:
     """Asks `prompts` questions, `samples` times each, and scores the answers; implements `sources.World`."""
 
     puzzle: Puzzle
     seed: int
     prompts: int
     samples: int
-    distort: Distort | None = None
+    distort: LogitDistortion | None = None
     step: int = 0
 
-    def rollout(self, actor: Player) -> Episodes:
+    def rollout(self, actor: DelayedActor) -> Episodes:
         draws = generator(self.seed, "lab/play", self.step)
         count = len(self.puzzle.questions)
         asked = draws.permutation(count)[: self.prompts] if self.prompts < count else np.arange(count)
         policy, version = actor.current
-        episodes = answer(
+        episodes = sample_answers(
             policy, self.puzzle, np.repeat(asked, self.samples), draws, version=version, distort=self._distort
         )
         self.step += 1
@@ -88,7 +88,7 @@ class Play:
 
 
 @torch.no_grad()
-def answer(
+def sample_answers(
     policy: nn.Module,
     puzzle: Puzzle,
     questions: Ints,
@@ -97,18 +97,18 @@ def answer(
     version: int = 0,
     distort: Callable[[Tensor, Tensor], Tensor] | None = None,
 ) -> Episodes:
-    """One sampled and scored answer to each of `questions` `[E]`; `draws` is the chance."""
+    """One sampled and scored answer to each of `questions` `[E]`; `can_render` is the chance."""
     count, length = len(questions), puzzle.answers.shape[1]
-    before = np.full(count, puzzle.tokens)
+    before = np.full(count, puzzle.vocab_size)
     seen = np.empty((count, length, puzzle.questions.shape[1] + 2), dtype=np.int64)
     chosen = np.empty((count, length), dtype=np.int64)
     logp = np.empty((count, length), dtype=np.float32)
     for position in range(length):
-        seen[:, position] = puzzle.seen(questions, position, before)
+        seen[:, position] = puzzle.observation(questions, position, before)
         rows = torch.from_numpy(seen[:, position])
         logits = policy(rows)
         table = torch.log_softmax(logits if distort is None else distort(logits, rows), dim=1).numpy()
-        before = pick(np.exp(table), draws.random(count))
+        before = sample_rows(np.exp(table), draws.random(count))
         chosen[:, position], logp[:, position] = before, table[np.arange(count), before]
     scores = puzzle.score(questions, chosen)
     reward = np.zeros((count, length), dtype=np.float32)
@@ -125,7 +125,7 @@ def answer(
         truncated=np.zeros(count, bool),
         final=seen[:, -1],
         score=scores,
-        status=np.full(count, Status.SCORED, np.uint8),
+        status=np.full(count, ScoreStatus.SCORED, np.uint8),
     )
 
 
@@ -133,37 +133,37 @@ def answer(
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
+class PuzzleBatch:
     """n decisions as tensors; implements `learner.Batch`."""
 
     seen: Tensor
     chosen: Tensor
-    acted: Tensor
+    behaviour_logp: Tensor
     """`[n]` nats, under whoever acted."""
-    before: Tensor
+    old_logp: Tensor
     """`[n]` nats, under the policy as it stood when this batch arrived, computed by the trainer."""
     advantage: Tensor
     weight: Tensor
-    sequence: Tensor
+    episode: Tensor
     """`[n]` number of the decision's episode within this batch."""
 
-    def now(self, policy: nn.Module) -> Tensor:
+    def logp(self, policy: nn.Module) -> Tensor:
         """`[n]` nats, with gradient."""
         return log_softmax(policy, self.seen).gather(1, self.chosen[:, None]).squeeze(1)
 
 
-Objective = Callable[[nn.Module, Batch], Terms]
+Objective = Callable[[nn.Module, PuzzleBatch], LossTerms]
 Credit = Callable[[Episodes, Values], Credits]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answers:
+class PuzzleRows:
     """Rows of whole episodes; implements `learner.Rows`."""
 
     episodes: Episodes
     advantage: NDArray[np.float32]
-    before: NDArray[np.float32]
-    scheme: Scheme
+    old_logp: NDArray[np.float32]
+    scheme: WeightingScheme
     scale: Floats | None = None
 
     def __len__(self) -> int:
@@ -178,102 +178,109 @@ class Answers:
             self,
             episodes=self.episodes.take(rows),
             advantage=self.advantage[where],
-            before=self.before[where],
+            before=self.old_logp[where],
             scale=None if self.scale is None else self.scale[rows],
         )
 
     def weighted(self) -> Self:
         return replace(self, scale=self.scheme(self.episodes.lengths))
 
-    def tensors(self) -> Batch:
+    def tensors(self) -> PuzzleBatch:
         scale = np.zeros(len(self)) if self.scale is None else self.scale
         owner = self.episodes.owner
-        return Batch(
+        return PuzzleBatch(
             seen=torch.from_numpy(np.ascontiguousarray(self.episodes.observations)),
             chosen=torch.from_numpy(self.episodes.chosen.astype(np.int64)),
-            acted=torch.from_numpy(self.episodes.logp),
-            before=torch.from_numpy(self.before),
+            behaviour_logp=torch.from_numpy(self.episodes.logp),
+            old_logp=torch.from_numpy(self.old_logp),
             advantage=torch.from_numpy(self.advantage),
             weight=torch.from_numpy(scale[owner].astype(np.float32)),
-            sequence=torch.from_numpy(owner),
+            episode=torch.from_numpy(owner),
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Training:
+class PuzzleTraining:
     """How a policy is trained on a puzzle; the defaults learn addition in some two seconds."""
 
     puzzle: Puzzle
     objective: Objective
     credit: Credit = group_relative
-    scheme: Scheme = token_mean
+    scheme: WeightingScheme = token_mean
     steps: int = 100
     prompts: int = 36
     samples: int = 8
-    rate: float = 0.005
+    learning_rate: float = 0.005
     epochs: int = 1
     minibatches: int = 1
     max_grad_norm: float | None = 1.0
     delay: int = 0
     """Publications by which the acting policy lags behind."""
-    distort: Distort | None = None
-    descent: bool = False
+    distort: LogitDistortion | None = None
+    gradient_descent: bool = False
     """Plain gradient descent: Adam without moments and with an epsilon far above any gradient."""
 
 
-FAR = 1e4
+DESCENT_EPSILON = 1e4
 """Such an epsilon: Adam's step is then rate / FAR times the gradient."""
 
-Watch = Callable[[nn.Module], Metrics]
+PolicyMetrics = Callable[[nn.Module], Metrics]
 
 
-def averaged(
-    start: Callable[[int], nn.Module], plan: Training, *, seed: int, runs: int, watch: Watch | None = None
+def train_seeds(
+    start: Callable[[int], nn.Module], plan: PuzzleTraining, *, seed: int, runs: int, watch: PolicyMetrics | None = None
 ) -> dict[str, Floats]:
     """Metrics of `runs` trainings of seeds of their own, `[runs, steps]` each; `start(seed)` makes the policy."""
     found = [
-        improve(
-            start(10 * seed + k), plan, seed=10 * seed + k, watch=watch or (lambda policy: judge(policy, plan.puzzle))
+        train_policy(
+            start(10 * seed + k),
+            plan,
+            seed=10 * seed + k,
+            watch=watch or (lambda policy: puzzle_metrics(policy, plan.puzzle)),
         )
         for k in range(runs)
     ]
     return {name: np.stack([each[name] for each in found]) for name in found[0]}
 
 
-def improve(policy: nn.Module, plan: Training, *, seed: int, watch: Watch | None = None) -> dict[str, Floats]:
+def train_policy(
+    policy: nn.Module, plan: PuzzleTraining, *, seed: int, watch: PolicyMetrics | None = None
+) -> dict[str, Floats]:
     """Train `policy` in place by hone's loop; metrics by name, each `[steps]` (NaN where a step did not tell)."""
     parameters = FlatParameters(policy.parameters())
-    phase: Phase[nn.Module, Batch] = Phase(
+    phase: OptimizerPhase[nn.Module, PuzzleBatch] = OptimizerPhase(
         name="policy",
         objective=plan.objective,
         parameters=parameters,
-        optimizer=Adam(parameters, betas=(0.0, 0.0), eps=FAR) if plan.descent else Adam(parameters),
+        optimizer=Adam(parameters, betas=(0.0, 0.0), eps=DESCENT_EPSILON)
+        if plan.gradient_descent
+        else Adam(parameters),
         max_grad_norm=plan.max_grad_norm,
     )
 
-    def layout(episodes: Episodes, credits: Credits) -> Answers:
+    def layout(episodes: Episodes, credits: Credits) -> PuzzleRows:
         with torch.no_grad():
             table = log_softmax(policy, torch.from_numpy(np.ascontiguousarray(episodes.observations)))
         before = table.numpy()[np.arange(episodes.decisions), episodes.chosen.astype(np.int64)]
-        return Answers(episodes=episodes, advantage=credits.advantage, before=before, scheme=plan.scheme)
+        return PuzzleRows(episodes=episodes, advantage=credits.advantage, old_logp=before, scheme=plan.scheme)
 
-    learner: GradientLearner[nn.Module, Batch] = GradientLearner(
+    learner: GradientLearner[nn.Module, PuzzleBatch] = GradientLearner(
         policy=policy,
         layout=layout,
         phases=[phase],
         seed=seed,
-        learning_rate=lambda _: plan.rate * FAR if plan.descent else plan.rate,
+        learning_rate=lambda _: plan.learning_rate * DESCENT_EPSILON if plan.gradient_descent else plan.learning_rate,
         epochs=plan.epochs,
         minibatches=plan.minibatches,
     )
-    world = Play(puzzle=plan.puzzle, seed=seed, prompts=plan.prompts, samples=plan.samples, distort=plan.distort)
+    world = PuzzleWorld(puzzle=plan.puzzle, seed=seed, prompts=plan.prompts, samples=plan.samples, distort=plan.distort)
     told: list[Metrics] = []
 
     def report(step: int, episodes: Episodes, credits: Credits, metrics: Metrics) -> None:
         del step, credits
         told.append({**metrics, "reward": float(episodes.score.mean()), **(watch(policy) if watch else {})})
 
-    source: Live[nn.Module] = Live(world=world, actor=Player(delay=plan.delay))
-    train(Recipe(source=source, credit=plan.credit, learner=learner), steps=plan.steps, report=report)
+    source: LiveSource[nn.Module] = LiveSource(world=world, actor=DelayedActor(delay=plan.delay))
+    train(Recipe(source=source, credit=plan.credit, learner=learner), steps=plan.steps, callback=report)
     names = dict.fromkeys(name for metrics in told for name in metrics)
     return {name: np.array([metrics.get(name, np.nan) for metrics in told]) for name in names}

@@ -14,46 +14,46 @@ from torch import Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Received:
+class GradientBuffers:
     """Where gradients belong, and which of them are there."""
 
-    places: Mapping[int, Tensor]
+    buffers: Mapping[int, Tensor]
     """`[...]` by the identity of their parameters."""
     filled: set[int]
     """Those that hold a gradient, or zeros; in the others is what was left there."""
-    handed: set[int] = field(default_factory=set[int])
+    written: set[int] = field(default_factory=set[int])
     """Those that a layer has written to."""
 
-    def put(self, key: int, gradient: Tensor) -> None:
+    def add(self, key: int, gradient: Tensor) -> None:
         """Of one more part of the loss."""
-        _ = self.places[key].add_(gradient) if key in self.filled else self.places[key].copy_(gradient)
+        _ = self.buffers[key].add_(gradient) if key in self.filled else self.buffers[key].copy_(gradient)
         self.filled.add(key)
 
 
-_OPEN: Final[ContextVar[Received | None]] = ContextVar("_OPEN", default=None)
+_CURRENT: Final[ContextVar[GradientBuffers | None]] = ContextVar("_OPEN", default=None)
 
 
 @contextmanager
-def receiving(received: Received) -> Iterator[None]:
+def receiving_gradients(received: GradientBuffers) -> Iterator[None]:
     """In here layers hand gradients to their places, and None to autograd. On a CPU only: there a backward pass runs on
     the thread that asked for it."""
-    token = _OPEN.set(received)
+    token = _CURRENT.set(received)
     try:
         yield
     finally:
-        _OPEN.reset(token)
+        _CURRENT.reset(token)
 
 
-def handed_over(weight: Tensor, write: Callable[[Tensor], bool], compute: Callable[[], Tensor]) -> Tensor | None:
+def write_gradient(weight: Tensor, write: Callable[[Tensor], bool], compute: Callable[[], Tensor]) -> Tensor | None:
     """The gradient of `weight`, or None where it went to its place.
 
     `write` writes it into a tensor, or returns False where it cannot; `compute` makes a new one.
     """
-    received, key = _OPEN.get(), id(weight)
-    if received is None or key not in received.places:
+    received, key = _CURRENT.get(), id(weight)
+    if received is None or key not in received.buffers:
         return compute()
-    received.handed.add(key)
-    if key in received.filled or not write(received.places[key]):
-        received.put(key, compute())
+    received.written.add(key)
+    if key in received.filled or not write(received.buffers[key]):
+        received.add(key, compute())
     received.filled.add(key)
     return None

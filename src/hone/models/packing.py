@@ -16,7 +16,7 @@ from hone.core.ragged import Ints
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Packed:
+class PackedBatch:
     """`T` tokens in `R` rows; attention never crosses a row."""
 
     tokens: Tensor
@@ -30,7 +30,7 @@ class Packed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Targets:
+class TokenTargets:
     """Which hidden state predicts which token: token `chosen[n]` is predicted by `hidden[at[n]]`."""
 
     at: Tensor
@@ -39,30 +39,30 @@ class Targets:
     """`[N]` int64 token ids."""
 
 
-def pack_rows(rows: Sequence[NDArray[np.int32]], *, device: str = "cpu") -> Packed:
+def pack_rows(rows: Sequence[NDArray[np.int32]], *, device: str = "cpu") -> PackedBatch:
     """Plain causal rows, in the order given."""
     lengths = [len(row) for row in rows]
     tokens = np.concatenate(rows).astype(np.int64) if rows else np.zeros(0, np.int64)
     positions = np.concatenate([np.arange(n) for n in lengths]) if rows else np.zeros(0, np.int64)
-    return Packed(
+    return PackedBatch(
         tokens=torch.from_numpy(tokens).to(device),
         positions=torch.from_numpy(positions).to(device),
         offsets=np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
     )
 
 
-def row_targets(packed: Packed) -> Targets:
+def row_targets(packed: PackedBatch) -> TokenTargets:
     """Every token of plain rows but each row's first: token t is predicted by the hidden state of t - 1."""
     first = torch.from_numpy(packed.offsets[:-1])
     keep = torch.ones(len(packed.tokens), dtype=torch.bool)
     keep[first[first < len(keep)]] = False
     chosen_at = keep.nonzero()[:, 0].to(packed.tokens.device)
-    return Targets(at=chosen_at - 1, chosen=packed.tokens[chosen_at])
+    return TokenTargets(at=chosen_at - 1, chosen=packed.tokens[chosen_at])
 
 
-def pack_shared(
+def pack_shared_prompts(
     groups: Sequence[tuple[NDArray[np.int32], Sequence[NDArray[np.int32]]]], *, device: str = "cpu"
-) -> tuple[Packed, Targets]:
+) -> tuple[PackedBatch, TokenTargets]:
     """One row for each (prompt, completions): the prompt once, then each completion as a branch.
 
     The targets are every completion token, by group, completion and position. Prompts must not be empty.
@@ -88,16 +88,16 @@ def pack_shared(
             start += n
         offsets.append(start)
     chosen = [completion for _, completions in groups for completion in completions]
-    packed = Packed(
+    packed = PackedBatch(
         tokens=_join(tokens).to(device),
         positions=_join(positions).to(device),
         offsets=np.asarray(offsets, np.int64),
         branch=_join(branch).to(device),
     )
-    return packed, Targets(at=_join(at).to(device), chosen=_join(chosen).to(device))
+    return packed, TokenTargets(at=_join(at).to(device), chosen=_join(chosen).to(device))
 
 
-def texts_of(packed: Packed) -> tuple[Ints, Ints]:
+def packed_text_slots(packed: PackedBatch) -> tuple[Ints, Ints]:
     """Of each token `[T]` the text it belongs to, and where the positions of each text `[B, L]` lie.
 
     A row is one text; a row with branches is one text for its trunk and one for each branch.

@@ -43,24 +43,24 @@ class InstructionSet:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Source:
+class NativeSource:
     """What one library is made of."""
 
     name: str
     """Of the library's file."""
-    what: str
+    description: str
     """It is called so where it cannot be built: "the compiled runner"."""
     folder: Path
-    parts: tuple[str, ...]
+    files: tuple[str, ...]
     """Files that are compiled as they are."""
-    sets: tuple[InstructionSet, ...]
+    instruction_sets: tuple[InstructionSet, ...]
     """The first one must compile everywhere."""
-    front: str = "api.cpp"
+    dispatch_file: str = "api.cpp"
     """File that is told, by `-DHONE_HAS_<SET>`, which sets there are."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BuildInfo:
+class BuiltLibrary:
     """A library that lies in the cache."""
 
     path: Path
@@ -76,7 +76,7 @@ def on_x86() -> bool:
     return platform.machine().lower() in ("x86_64", "amd64")
 
 
-def switched_off() -> bool:
+def is_disabled() -> bool:
     return os.environ.get(SWITCH, "1").strip().lower() in ("0", "off", "false", "no")
 
 
@@ -95,7 +95,9 @@ def cache_folder() -> Path:
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "hone"
 
 
-def build(source: Source, *, force: bool = False, checked: bool = False, clock: Clock | None = None) -> BuildInfo:
+def build(
+    source: NativeSource, *, force: bool = False, checked: bool = False, clock: Clock | None = None
+) -> BuiltLibrary:
     """The library, from the cache or compiled now (seconds). `checked`: bounds checks and sanitizers, for tests.
 
     Safe to call from several processes at once: one builds, the others wait for it. Raises ResourceError where there is
@@ -114,14 +116,14 @@ def build(source: Source, *, force: bool = False, checked: bool = False, clock: 
         with _locked(path.with_suffix(".lock")):
             fresh = force or not path.exists()
             if fresh:
-                _Build(source, compiler, flags).to(path)
+                _LibraryBuild(source, compiler, flags).to(path)
             seconds = time.monotonic_s() - began if fresh else 0.0
             names = tuple(path.with_suffix(".sets").read_text(encoding="utf-8").split())
     except OSError as error:
         raise ResourceError(
-            f"{source.what} cannot be kept in {path.parent}: {error}; name another folder by HONE_CACHE"
+            f"{source.description} cannot be kept in {path.parent}: {error}; name another folder by HONE_CACHE"
         ) from error
-    return BuildInfo(path=path, compiler=version, instruction_sets=names, seconds_s=seconds)
+    return BuiltLibrary(path=path, compiler=version, instruction_sets=names, seconds_s=seconds)
 
 
 def _version(compiler: str) -> str:
@@ -132,12 +134,12 @@ def _version(compiler: str) -> str:
     return lines[0]
 
 
-def _key(source: Source, version: str, *, checked: bool) -> str:
+def _key(source: NativeSource, version: str, *, checked: bool) -> str:
     digest = hashlib.sha256()
     for part in [*sorted(INCLUDE.iterdir()), *sorted(source.folder.iterdir())]:
         digest.update(part.name.encode() + b"\0" + part.read_bytes() + b"\0")
     flags = (*_FLAGS, *(_CHECKED if checked else ()))
-    for text in (version, platform.machine(), sys.platform, *flags, repr(source.parts), repr(source.sets)):
+    for text in (version, platform.machine(), sys.platform, *flags, repr(source.files), repr(source.instruction_sets)):
         digest.update(text.encode() + b"\0")
     return digest.hexdigest()[:24]
 
@@ -153,8 +155,8 @@ def _locked(path: Path) -> Iterator[None]:
 
 
 @dataclass(frozen=True, slots=True)
-class _Build:
-    source: Source
+class _LibraryBuild:
+    source: NativeSource
     compiler: str
     flags: tuple[str, ...]
 
@@ -165,21 +167,21 @@ class _Build:
             with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
                 sets = {
                     part.name: pool.submit(self._object, part.file, folder / f"{part.name}.o", *part.flags)
-                    for part in self.source.sets
+                    for part in self.source.instruction_sets
                 }
-                parts = [pool.submit(self._object, name, folder / f"{name}.o") for name in self.source.parts]
+                parts = [pool.submit(self._object, name, folder / f"{name}.o") for name in self.source.files]
             faults = [fault for part in parts if (fault := part.result())]
-            if fault := sets[self.source.sets[0].name].result():
+            if fault := sets[self.source.instruction_sets[0].name].result():
                 faults.append(fault)
             names = [name for name, part in sets.items() if not part.result()]
             has = [f"-DHONE_HAS_{name.upper()}" for name in names]
-            faults += [fault for fault in [self._object(self.source.front, folder / "front.o", *has)] if fault]
+            faults += [fault for fault in [self._object(self.source.dispatch_file, folder / "front.o", *has)] if fault]
             library = folder / "library.so"
             if not faults:
                 objects = [str(file) for file in sorted(folder.glob("*.o"))]
                 faults += _call([self.compiler, *self.flags, "-shared", "-o", str(library), *objects])
             if faults:
-                raise ResourceError(f"{self.compiler} failed on {self.source.what}: {faults[0]}")
+                raise ResourceError(f"{self.compiler} failed on {self.source.description}: {faults[0]}")
             listed = folder / "sets"
             listed.write_text(" ".join(names), encoding="utf-8")
             listed.replace(path.with_suffix(".sets"))

@@ -7,16 +7,16 @@ from typing import Any, TypeAlias
 
 from hone.core.errors import ResourceError
 
-Functions: TypeAlias = "dict[str, Callable[..., Any]]"
+LibraryFunctions: TypeAlias = "dict[str, Callable[..., Any]]"
 
 
-def functions_of(path: Path, what: str, signatures: Mapping[str, tuple[Any, Sequence[Any]]]) -> Functions:
+def load_functions(path: Path, what: str, signatures: Mapping[str, tuple[Any, Sequence[Any]]]) -> LibraryFunctions:
     """name -> (type of the result, types of the arguments). Raises ResourceError where `path` cannot be loaded."""
     try:
         library = ctypes.CDLL(str(path))
     except OSError as error:
         raise ResourceError(f"{what} {path} cannot be loaded: {error}") from error
-    functions: Functions = {}
+    functions: LibraryFunctions = {}
     for name, (result, arguments) in signatures.items():
         function = library[name]
         function.restype, function.argtypes = result, arguments

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hone.objectives.shapes import PerDecision
-from hone.objectives.terms import Terms
+from hone.objectives.terms import LossTerms
 
 LEAST = 1e-24
 """Of a squared length: the root of less has no gradient."""
@@ -19,26 +19,26 @@ Slopes: TypeAlias = Float[Tensor, "n d"]
 """The gradient of each logit by the d numbers that it is about."""
 
 
-def told_apart(shown: PerDecision, own: PerDecision) -> Terms:
+def discriminator_loss(shown: PerDecision, own: PerDecision) -> LossTerms:
     """-log D(shown) - log(1 - D(own)) = softplus(-l shown) + softplus(l own), in nats (GAIL: Ho and Ermon, 2016).
 
     A pair of one demonstration and one decision of the policy; 2 log 2 = 1.39 for a coin. Accuracies are the shares
     that are on their side of l = 0, where 0 itself counts as neither.
     """
-    return Terms(
+    return LossTerms(
         loss=-F.logsigmoid(shown) - F.logsigmoid(-own),
-        told=lambda: {
+        compute_metrics=lambda: {
             "discriminator/accuracy_expert": (shown > 0).to(shown.dtype),
             "discriminator/accuracy_policy": (own < 0).to(own.dtype),
         },
     )
 
 
-def steepness(slope: Slopes) -> Terms:
+def gradient_norm_penalty(slope: Slopes) -> LossTerms:
     """(|slope| - 1)^2: the gradient penalty (Gulrajani et al., 2017, 1704.00028).
 
     Taken between demonstrations and the policy's own decisions, it keeps the logit from jumping from one to the other:
     then a policy that comes nearer is told so, where a discriminator that knows all by heart pays the same everywhere.
     """
     length = slope.square().sum(dim=1).clamp(min=LEAST).sqrt()
-    return Terms(loss=(length - 1.0).square(), told=lambda: {"discriminator/slope": length.detach()})
+    return LossTerms(loss=(length - 1.0).square(), compute_metrics=lambda: {"discriminator/slope": length.detach()})

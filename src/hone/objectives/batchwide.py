@@ -71,7 +71,7 @@ def aot_partners(margin: Column, reference_margin: Column) -> Floats:
     return same_rank(margin, reference_margin)
 
 
-def worth_scale(worth: Column, *, alpha: float = 2.5) -> Floats:
+def q_value_scale(worth: Column, *, alpha: float = 2.5) -> Floats:
     """alpha / mean of |Q| for `offline.behaviour_regularised` (TD3+BC, Fujimoto and Gu, 2021), at every row."""
     mean = float(np.abs(worth, dtype=np.float64).mean()) if len(worth) else 0.0
     return np.full(len(worth), alpha / max(mean, 1e-8))

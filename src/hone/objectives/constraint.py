@@ -12,13 +12,13 @@ from jaxtyping import Bool, Float
 from torch import Tensor
 
 from hone.objectives.shapes import Actions, One, PerDecision, Table
-from hone.objectives.terms import Terms
+from hone.objectives.terms import LossTerms
 
 # ------------------------------------------------------------------------------------------------------- BCQ
 
 
 @torch.no_grad()
-def mixed_target(
+def bcq_target(
     reward: PerDecision,
     discount: PerDecision,
     first: Float[Tensor, "n m"],
@@ -36,14 +36,14 @@ def mixed_target(
     return reward + discount * mixed.amax(dim=1)
 
 
-def generator_loss(
+def bcq_vae_loss(
     rebuilt: Actions,
     action: Actions,
     mean: Float[Tensor, "n z"],
     log_std: Float[Tensor, "n z"],
     *,
     divergence: float = 0.5,
-) -> Terms:
+) -> LossTerms:
     """mean (rebuilt - a)^2 + divergence * mean KL(N(mean, std^2) || N(0, 1)): the autoencoder of logged actions (BCQ,
     Fujimoto et al., 2019; BEAR). `mean`, `log_std` of the latent code.
 
@@ -52,14 +52,14 @@ def generator_loss(
     """
     distance = (rebuilt - action).square().mean(dim=1)
     kl = 0.5 * (mean.square() + torch.exp(2.0 * log_std) - 1.0 - 2.0 * log_std).mean(dim=1)
-    return Terms(
+    return LossTerms(
         loss=distance + divergence * kl,
-        told=lambda: {"generator/distance": distance.detach(), "generator/kl_nats": kl.detach()},
+        compute_metrics=lambda: {"generator/distance": distance.detach(), "generator/kl_nats": kl.detach()},
     )
 
 
 @torch.no_grad()
-def admissible(logp: Table, *, threshold: float = 0.3) -> Bool[Tensor, "n k"]:
+def bcq_admissible_actions(logp: Table, *, threshold: float = 0.3) -> Bool[Tensor, "n k"]:
     """Actions at least `threshold` times as likely in the log as the likeliest (discrete BCQ, Fujimoto et al., 2019).
     `logp` of a model of the log. 0 allows all (Q-learning), 1 the likeliest only (imitation).
 
@@ -104,24 +104,24 @@ def mmd(
     return (gap.clamp(min=0.0) + 1e-6).sqrt()
 
 
-def constrained_policy(worth: PerDecision, distance: PerDecision, log_multiplier: One) -> Terms:
+def bear_actor_loss(worth: PerDecision, distance: PerDecision, log_multiplier: One) -> LossTerms:
     """-Q(s, pi(s)) + exp(log multiplier) * MMD: BEAR's actor (Kumar et al., 2019).
 
-    The multiplier is data here; `multiplier_loss` moves it. Its logarithm is held in [-5, 10].
+    The multiplier is data here; `bear_multiplier_loss` moves it. Its logarithm is held in [-5, 10].
     """
     price = log_multiplier.detach().clamp(LOWEST_PRICE, HIGHEST_PRICE).exp()
-    return Terms(
+    return LossTerms(
         loss=price * distance - worth,
-        told=lambda: {"policy/worth": worth.detach(), "policy/distance": distance.detach()},
+        compute_metrics=lambda: {"policy/worth": worth.detach(), "policy/distance": distance.detach()},
     )
 
 
-def multiplier_loss(log_multiplier: One, distance: PerDecision, *, threshold: float = 0.05) -> Terms:
+def bear_multiplier_loss(log_multiplier: One, distance: PerDecision, *, threshold: float = 0.05) -> LossTerms:
     """-log multiplier * (MMD - threshold): dual descent raises the price while the policy is too far away.
 
-    `log_multiplier` carries the gradient, `distance` is data. BEAR's code differentiates the multiplier itself, whose
-    gradient vanishes with it; the logarithm has the same fixed point, as SAC's temperature does.
+    `log_multiplier` carries the gradient, `k3_distance` is data. BEAR's code differentiates the multiplier itself,
+    whose gradient vanishes with it; the logarithm has the same fixed point, as SAC's temperature does.
     """
     loss = -log_multiplier * (distance.detach() - threshold)
     price = log_multiplier.detach().clamp(LOWEST_PRICE, HIGHEST_PRICE).exp()
-    return Terms(loss=loss, told=lambda: {"policy/multiplier": price.expand(len(distance))})
+    return LossTerms(loss=loss, compute_metrics=lambda: {"policy/multiplier": price.expand(len(distance))})

@@ -8,10 +8,10 @@ and a few tokens make up most of it. Which ones is chosen over the whole batch o
 
 import torch
 
-from hone.objectives.policy import clipped
-from hone.objectives.ratios import drift, gap, ratio
+from hone.objectives.policy import clipped_surrogate
+from hone.objectives.ratios import logp_difference, ratio, ratio_metrics
 from hone.objectives.shapes import Multiplier, PerDecision
-from hone.objectives.terms import Terms
+from hone.objectives.terms import LossTerms
 
 
 def clip_cov(
@@ -22,12 +22,13 @@ def clip_cov(
     *,
     low: float = 0.2,
     high: float = 0.2,
-) -> Terms:
-    """The clipped surrogate, 0 where `dropped` is not 0 (Clip-Cov, 2025); see `selection.clip_cov_dropped`.
+) -> LossTerms:
+    """The clipped surrogate, 0 where `drop_high_covariance` is not 0 (Clip-Cov, 2025); see
+    `selection.clip_cov_dropped`.
 
     Metrics: those of the surrogate, `clip_fraction` with what was dropped, and the share that was dropped.
     """
-    terms = clipped(now, then, advantage, low=low, high=high)
+    terms = clipped_surrogate(now, then, advantage, low=low, high=high)
     left_out = dropped != 0
 
     def told() -> dict[str, PerDecision]:
@@ -35,12 +36,12 @@ def clip_cov(
         metrics["policy/clip_fraction"] = metrics["policy/clip_fraction"].masked_fill(left_out & (advantage != 0), 1.0)
         return metrics | {"policy/covariance_fraction": left_out.to(terms.loss.dtype)}
 
-    return Terms(loss=torch.where(left_out, 0.0, terms.loss), told=told)
+    return LossTerms(loss=torch.where(left_out, 0.0, terms.loss), compute_metrics=told)
 
 
 def kl_cov(
     now: PerDecision, then: PerDecision, advantage: PerDecision, chosen: Multiplier, *, penalty: float = 1.0
-) -> Terms:
+) -> LossTerms:
     """-r A, plus `penalty` * |log r| where `chosen` is not 0 (KL-Cov, 2025); see `selection.kl_cov_chosen`.
 
     No ratio is clipped. At r = 1 the penalty has no slope (its subgradient there is 0), so the first step on a batch is
@@ -48,7 +49,10 @@ def kl_cov(
     """
     r = ratio(now, then)
     held_back = (chosen != 0).to(r.dtype)
-    return Terms(
-        loss=penalty * held_back * gap(now, then).abs() - advantage * r,
-        told=lambda: {"policy/covariance_fraction": held_back, **drift(r, gap(now, then))},
+    return LossTerms(
+        loss=penalty * held_back * logp_difference(now, then).abs() - advantage * r,
+        compute_metrics=lambda: {
+            "policy/covariance_fraction": held_back,
+            **ratio_metrics(r, logp_difference(now, then)),
+        },
     )

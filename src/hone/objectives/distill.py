@@ -13,9 +13,9 @@ from torch import Tensor
 
 from hone.core.errors import ConfigError
 from hone.objectives.numerics import log1mexp
-from hone.objectives.ratios import widened
+from hone.objectives.ratios import at_least_float32
 from hone.objectives.shapes import Elementwise, PerDecision, Table
-from hone.objectives.terms import Terms
+from hone.objectives.terms import LossTerms
 
 LOWEST = -100.0
 """Nats: log-probability at which the impossible is counted, so that 0 * log 0 is 0 and a divergence stays finite."""
@@ -33,7 +33,7 @@ def distillation_advantage(student: PerDecision, teacher: PerDecision, *, coeffi
     token by token. Differentiated directly instead (as one branch of AReaL's KDRL does) log q - log p has an expected
     gradient of 0 whatever the teacher says, so this returns no gradient.
     """
-    return coefficient * (widened(teacher) - widened(student))
+    return coefficient * (at_least_float32(teacher) - at_least_float32(student))
 
 
 # --------------------------------------------------------------------------------------------- distributions
@@ -41,12 +41,12 @@ def distillation_advantage(student: PerDecision, teacher: PerDecision, *, coeffi
 
 def softened(logits: Float[Tensor, "n V"], *, temperature: float = 1.0) -> Float[Tensor, "n V"]:
     """log softmax(logits / temperature), in float32 or wider."""
-    return torch.log_softmax(widened(logits) / temperature, dim=-1)
+    return torch.log_softmax(at_least_float32(logits) / temperature, dim=-1)
 
 
 def renormalised(logp: Table) -> Table:
     """The k entries as a distribution of their own; what lies outside is not looked at, and not held back."""
-    return torch.log_softmax(widened(logp), dim=-1)
+    return torch.log_softmax(at_least_float32(logp), dim=-1)
 
 
 def with_tail(logp: Table) -> Float[Tensor, "n k+1"]:
@@ -55,19 +55,19 @@ def with_tail(logp: Table) -> Float[Tensor, "n k+1"]:
     Merging outcomes can only lower a divergence: one between these is a lower bound of that of the full distributions,
     and 0 where they are equal.
     """
-    logp = widened(logp)
+    logp = at_least_float32(logp)
     return torch.cat((logp, log1mexp(torch.logsumexp(logp, dim=-1, keepdim=True))), dim=-1)
 
 
 def _floored(logp: Elementwise) -> Elementwise:
-    return widened(logp).clamp(min=LOWEST)
+    return at_least_float32(logp).clamp(min=LOWEST)
 
 
 def _kl(log_p: Table, log_q: Table) -> PerDecision:
     return (log_p.exp() * (log_p - log_q)).sum(dim=-1)
 
 
-def forward_kl(student: Table, teacher: Table) -> Terms:
+def forward_kl(student: Table, teacher: Table) -> LossTerms:
     """KL(p || q) = sum_v p (log p - log q) nats: covers all that the teacher might write (Hinton et al., 2015).
 
     On the teacher's bare top k (verl's `forward_kl_topk`, without its clamps) the sum is truncated: it can be negative,
@@ -77,19 +77,19 @@ def forward_kl(student: Table, teacher: Table) -> Terms:
     """
     log_p, log_q = _floored(teacher).detach(), _floored(student)
     loss = _kl(log_p, log_q)
-    return Terms(loss=loss, told=lambda: {"distill/forward_kl_nats": loss.detach()})
+    return LossTerms(loss=loss, compute_metrics=lambda: {"distill/forward_kl_nats": loss.detach()})
 
 
-def reverse_kl(student: Table, teacher: Table) -> Terms:
+def reverse_kl(student: Table, teacher: Table) -> LossTerms:
     """KL(q || p) = sum_v q (log q - log p) nats: avoids what the teacher would not write (MiniLLM, Gu et al., 2023).
     For k entries take the student's top k; those of the teacher miss where the student errs.
     """
     log_p, log_q = _floored(teacher).detach(), _floored(student)
     loss = _kl(log_q, log_p)
-    return Terms(loss=loss, told=lambda: {"distill/reverse_kl_nats": loss.detach()})
+    return LossTerms(loss=loss, compute_metrics=lambda: {"distill/reverse_kl_nats": loss.detach()})
 
 
-def generalised_jsd(student: Table, teacher: Table, *, mix: float = 0.5) -> Terms:
+def generalised_jsd(student: Table, teacher: Table, *, mixture: float = 0.5) -> LossTerms:
     """mix * KL(p || m) + (1 - mix) * KL(q || m), m = mix * p + (1 - mix) * q: GKD (Agarwal et al., 2023). Nats.
 
     Divided by `mix`, it tends to KL(p || q) as mix -> 0; divided by 1 - mix, to KL(q || p) as mix -> 1. The loss itself
@@ -97,9 +97,9 @@ def generalised_jsd(student: Table, teacher: Table, *, mix: float = 0.5) -> Term
     those are `forward_kl` and `reverse_kl`, and ConfigError is raised for a `mix` outside (0, 1). TRL's other defaults:
     temperature 0.9 of both, half of the batches written by the student.
     """
-    if not 0.0 < mix < 1.0:
-        raise ConfigError(f"generalised_jsd needs 0 < mix < 1, got {mix}: use forward_kl for 0, reverse_kl for 1")
+    if not 0.0 < mixture < 1.0:
+        raise ConfigError(f"generalised_jsd needs 0 < mix < 1, got {mixture}: use forward_kl for 0, reverse_kl for 1")
     log_p, log_q = _floored(teacher).detach(), _floored(student)
-    log_m = torch.logaddexp(log_p + math.log(mix), log_q + math.log1p(-mix))
-    loss = mix * _kl(log_p, log_m) + (1.0 - mix) * _kl(log_q, log_m)
-    return Terms(loss=loss, told=lambda: {"distill/jsd_nats": loss.detach()})
+    log_m = torch.logaddexp(log_p + math.log(mixture), log_q + math.log1p(-mixture))
+    loss = mixture * _kl(log_p, log_m) + (1.0 - mixture) * _kl(log_q, log_m)
+    return LossTerms(loss=loss, compute_metrics=lambda: {"distill/jsd_nats": loss.detach()})

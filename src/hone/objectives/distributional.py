@@ -13,13 +13,13 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hone.objectives.ratios import widened
+from hone.objectives.ratios import at_least_float32
 from hone.objectives.shapes import PerDecision, Table
-from hone.objectives.terms import Terms
+from hone.objectives.terms import LossTerms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Support:
+class ValueSupport:
     """`size` >= 2 values at equal distances from `low` to `high`, both included: the atoms, or centres of the bins.
 
     What lies outside is counted at the nearest end, and `value/outside_fraction` tells how often.
@@ -42,27 +42,27 @@ class Support:
 Bins: TypeAlias = Float[Tensor, "n b"]
 """Logits of b bins, or their probabilities."""
 
-Encoding: TypeAlias = Callable[[PerDecision, Support], Bins]
+Encoding: TypeAlias = Callable[[PerDecision, ValueSupport], Bins]
 """Numbers -> distributions over bins."""
 
 
-def two_hot(target: Float[Tensor, " *batch"], support: Support) -> Float[Tensor, "*batch b"]:
+def two_hot(target: Float[Tensor, " *batch"], support: ValueSupport) -> Float[Tensor, "*batch b"]:
     """Each number split between its two neighbouring atoms so that the mean is kept (MuZero, Schrittwieser et al.,
     2020; exact, so decoding it gives the number back).
     """
-    inside = widened(target).clamp(support.low, support.high)
+    inside = at_least_float32(target).clamp(support.low, support.high)
     distance = (inside[..., None] - support.atoms(inside)).abs() / support.width
     return (1.0 - distance).clamp(min=0.0)
 
 
-def hl_gauss(target: PerDecision, support: Support, *, spread: float = 0.75) -> Bins:
+def hl_gauss(target: PerDecision, support: ValueSupport, *, spread: float = 0.75) -> Bins:
     """A Gaussian around each number, cut into bins (Imani and White, 2018; Farebrother et al., 2024).
 
     Bin i's probability is the normal mass within half a width around atom i, divided by the mass of all bins.
     `spread` is the standard deviation in bin widths, 0.75 in the paper. The paper states the outer edges, which here
     lie half a bin beyond `low` and `high`. Near an end the cut Gaussian's mean lies inwards: leave some room.
     """
-    inside = widened(target).clamp(support.low, support.high)
+    inside = at_least_float32(target).clamp(support.low, support.high)
     edges = torch.cat(
         (support.atoms(inside) - 0.5 * support.width, inside.new_tensor([support.high + 0.5 * support.width]))
     )
@@ -74,17 +74,19 @@ HL_GAUSS: Encoding = hl_gauss
 """With the paper's spread; `partial(hl_gauss, spread=...)` for another."""
 
 
-def decoded(probability: Float[Tensor, "*batch b"], support: Support) -> Float[Tensor, " *batch"]:
+def distribution_mean(probability: Float[Tensor, "*batch b"], support: ValueSupport) -> Float[Tensor, " *batch"]:
     """The mean of each distribution over the support."""
-    return widened(probability) @ support.atoms(widened(probability))
+    return at_least_float32(probability) @ support.atoms(at_least_float32(probability))
 
 
-def expected(logits: Float[Tensor, "*batch b"], support: Support) -> Float[Tensor, " *batch"]:
+def logits_mean(logits: Float[Tensor, "*batch b"], support: ValueSupport) -> Float[Tensor, " *batch"]:
     """The value that `logits` stand for."""
-    return decoded(torch.softmax(widened(logits), dim=-1), support)
+    return distribution_mean(torch.softmax(at_least_float32(logits), dim=-1), support)
 
 
-def classified_value(logits: Bins, target: PerDecision, *, support: Support, encode: Encoding = HL_GAUSS) -> Terms:
+def cross_entropy_value(
+    logits: Bins, target: PerDecision, *, support: ValueSupport, encode: Encoding = HL_GAUSS
+) -> LossTerms:
     """-sum_b encode(target)_b * log softmax(logits)_b: regression as classification (Farebrother et al., 2024).
 
     `encode` is `hl_gauss` or `two_hot`. Gradients do not grow with the error.
@@ -92,7 +94,7 @@ def classified_value(logits: Bins, target: PerDecision, *, support: Support, enc
     loss = _cross_entropy(logits, encode(target.detach(), support))
 
     def told() -> Mapping[str, PerDecision]:
-        value = expected(logits, support)
+        value = logits_mean(logits, support)
         outside = (target < support.low) | (target > support.high)
         return {
             "value/mean": value,
@@ -100,39 +102,39 @@ def classified_value(logits: Bins, target: PerDecision, *, support: Support, enc
             "value/outside_fraction": outside.to(value.dtype),
         }
 
-    return Terms(loss=loss, told=told)
+    return LossTerms(loss=loss, compute_metrics=told)
 
 
 def _cross_entropy(logits: Bins, probability: Bins) -> PerDecision:
-    return -(probability * torch.log_softmax(widened(logits), dim=-1)).sum(dim=-1)
+    return -(probability * torch.log_softmax(at_least_float32(logits), dim=-1)).sum(dim=-1)
 
 
 # ------------------------------------------------------------------------------------------------------- C51
 
 
 @torch.no_grad()
-def categorical_target(reward: PerDecision, discount: PerDecision, probability: Bins, *, support: Support) -> Bins:
+def categorical_target(reward: PerDecision, discount: PerDecision, probability: Bins, *, support: ValueSupport) -> Bins:
     """The distribution of r + discount * Z on the same atoms: C51's projection (Bellemare et al., 2017).
 
     `probability` of what follows, at the action chosen there; `discount` is 0 where the world ended. Each moved atom is
     split between its neighbours by a triangle, so no mass is lost where it falls on an atom exactly, and the mean is
     kept unless it left the support.
     """
-    probability = widened(probability)
+    probability = at_least_float32(probability)
     moved = reward[:, None] + discount[:, None] * support.atoms(probability)
     return (probability[:, :, None] * two_hot(moved, support)).sum(dim=1)
 
 
-def categorical_values(logits: Bins, target: Bins, *, support: Support) -> Terms:
+def c51_loss(logits: Bins, target: Bins, *, support: ValueSupport) -> LossTerms:
     """-sum_b target_b * log softmax(logits)_b (C51). `logits` are the chosen action's.
 
     Its excess over the target's entropy is the KL divergence, which is told: the loss itself has no zero.
     """
     loss = _cross_entropy(logits, target)
-    return Terms(
+    return LossTerms(
         loss=loss,
-        told=lambda: {
-            "value/mean": expected(logits, support),
+        compute_metrics=lambda: {
+            "value/mean": logits_mean(logits, support),
             "value/kl_nats": loss + torch.xlogy(target, target).sum(1),
         },
     )
@@ -141,7 +143,7 @@ def categorical_values(logits: Bins, target: Bins, *, support: Support) -> Terms
 # ------------------------------------------------------------------------------------------------- quantiles
 
 
-def quantile_values(quantiles: Table, target: Float[Tensor, "n m"], *, kappa: float = 1.0) -> Terms:
+def quantile_huber_loss(quantiles: Table, target: Float[Tensor, "n m"], *, kappa: float = 1.0) -> LossTerms:
     """sum over i of the mean over j of |tau_i - 1{u_ij < 0}| * L(u_ij) / kappa, u_ij = target_j - quantile_i, tau_i =
     (i - 1/2) / k, L = Huber of width kappa: quantile regression (QR-DQN, Dabney et al., 2018).
 
@@ -149,8 +151,8 @@ def quantile_values(quantiles: Table, target: Float[Tensor, "n m"], *, kappa: fl
     minimisers are the quantiles; kappa > 0 smooths it at 0 and draws them towards expectiles.
     """
     count = quantiles.shape[1]
-    quantiles = widened(quantiles)
-    u = widened(target).detach()[:, None, :] - quantiles[:, :, None]
+    quantiles = at_least_float32(quantiles)
+    u = at_least_float32(target).detach()[:, None, :] - quantiles[:, :, None]
     taus = (torch.arange(count, dtype=u.dtype, device=u.device) + 0.5) / count
     size = u.abs()
     bent = size.clamp(max=kappa)
@@ -161,4 +163,4 @@ def quantile_values(quantiles: Table, target: Float[Tensor, "n m"], *, kappa: fl
         mean = quantiles.mean(dim=1)
         return {"value/mean": mean, "value/std": (quantiles - mean[:, None]).square().mean(dim=1).sqrt()}
 
-    return Terms(loss=(side * height).mean(dim=2).sum(dim=1), told=told)
+    return LossTerms(loss=(side * height).mean(dim=2).sum(dim=1), compute_metrics=told)

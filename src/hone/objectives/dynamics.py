@@ -4,10 +4,10 @@ Belongs here: likelihoods of predicted distributions over numbers. The networks 
 """
 
 from hone.objectives.shapes import Members
-from hone.objectives.terms import Terms
+from hone.objectives.terms import LossTerms
 
 
-def gaussian_nll(mean: Members, log_variance: Members, target: Members) -> Terms:
+def gaussian_nll(mean: Members, log_variance: Members, target: Members) -> LossTerms:
     """1/2 [(target - mean)^2 / variance + log variance], summed over members and numbers (Nix & Weigend, 1994).
 
     All `[K, n, d]` -> loss `[n]` in nats, but for the constant d/2 log 2 pi. Chua et al. (2018) train ensembles by it.
@@ -15,9 +15,9 @@ def gaussian_nll(mean: Members, log_variance: Members, target: Members) -> Terms
     gap = target - mean
     squared = gap * gap
     loss = 0.5 * (squared * (-log_variance).exp() + log_variance).sum(dim=(0, 2))
-    return Terms(
+    return LossTerms(
         loss=loss,
-        told=lambda: {
+        compute_metrics=lambda: {
             "model/squared_error": squared.detach().mean(dim=(0, 2)),
             "model/log_variance_nats": log_variance.detach().mean(dim=(0, 2)),
         },

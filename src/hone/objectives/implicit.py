@@ -2,7 +2,7 @@
 
 Belongs here: what stands before the comparison (log-ratio to a reference, length normalisation, f-divergence links) and
 the weight that may follow it. A loss of `preference.py` or `unpaired.py` takes any of these scores, so variants are
-composed: `dpo(alpha_link(log_ratio(now, ref)), ...)`.
+composed: `dpo(alpha_link(reference_log_ratio(now, ref)), ...)`.
 """
 
 import math
@@ -12,13 +12,13 @@ from jaxtyping import Float, Real
 from torch import Tensor
 from torch.nn import functional as F
 
-from hone.objectives.numerics import tame_exp
-from hone.objectives.ratios import widened
+from hone.objectives.numerics import linear_tail_exp
+from hone.objectives.ratios import at_least_float32
 from hone.objectives.shapes import PerAnswer, PerDecision, PerPair
-from hone.objectives.terms import Terms
+from hone.objectives.terms import LossTerms
 
 
-def log_ratio(now: PerAnswer, reference: PerAnswer, *, length: Real[Tensor, " n"] | None = None) -> PerAnswer:
+def reference_log_ratio(now: PerAnswer, reference: PerAnswer, *, length: Real[Tensor, " n"] | None = None) -> PerAnswer:
     """s = log pi(y | x) - log pi_ref(y | x) of each answer in nats; in nats per token where `length` is given.
 
     `now`, `reference` are sums over the answer's tokens; the reference is data. Length normalisation makes DPO the
@@ -27,7 +27,7 @@ def log_ratio(now: PerAnswer, reference: PerAnswer, *, length: Real[Tensor, " n"
     scale in each: per token it is about the length of an answer times larger. TRL divides by the count of tokens before
     the shift by one; `length` here is the number of summed tokens.
     """
-    difference = widened(now) - widened(reference).detach()
+    difference = at_least_float32(now) - at_least_float32(reference).detach()
     return difference if length is None else difference / length.clamp(min=1)
 
 
@@ -39,7 +39,7 @@ def log_ratio(now: PerAnswer, reference: PerAnswer, *, length: Real[Tensor, " n"
 
 def forward_kl_link(score: PerAnswer) -> PerAnswer:
     """1 - exp(-s): f'(u) = -1/u of the forward KL. Bounded above: a likelier chosen answer soon earns nothing."""
-    return 1.0 - tame_exp(-score)
+    return 1.0 - linear_tail_exp(-score)
 
 
 def js_link(score: PerAnswer) -> PerAnswer:
@@ -53,7 +53,7 @@ def alpha_link(score: PerAnswer, *, alpha: float = 0.5) -> PerAnswer:
     alpha -> 0 is the reverse KL (s itself), 1 the forward KL. TRL >= 1 writes (exp((a - 1) s) - 1) / (a - 1):
     a = 1 - alpha. On mean log-probabilities in the place of s this is AlphaPO's reward (Gupta et al., 2025).
     """
-    return (1.0 - tame_exp(-alpha * score)) / alpha
+    return (1.0 - linear_tail_exp(-alpha * score)) / alpha
 
 
 # ------------------------------------------------------------------------------------------------------ weight
@@ -62,29 +62,29 @@ def alpha_link(score: PerAnswer, *, alpha: float = 0.5) -> PerAnswer:
 def wpo_weight(chosen: PerPair, rejected: PerPair, *, cap: float = 1.0) -> PerPair:
     """WPO (Zhou et al., 2024): how likely the policy is to write this pair itself, in (0, cap], data.
 
-    min(cap, exp(a_w + a_l)), a the mean over an answer's tokens of log p(token) - log sum_v p(v)^2 (`aligned`): 0 nats
-    for a token as likely as the policy's own draws are on average. `chosen`, `rejected` are these means. TRL 0.24 caps
-    at 1, TRL 1.16 does not (`cap=math.inf`).
+    min(cap, exp(a_w + a_l)), a the mean over an answer's tokens of log p(token) - log sum_v p(v)^2
+    (`wpo_aligned_logp`): 0 nats for a token as likely as the policy's own draws are on average. `chosen`, `rejected`
+    are these means. TRL 0.24 caps at 1, TRL 1.16 does not (`cap=math.inf`).
     """
-    return (widened(chosen) + widened(rejected)).detach().clamp(max=math.log(cap)).exp()
+    return (at_least_float32(chosen) + at_least_float32(rejected)).detach().clamp(max=math.log(cap)).exp()
 
 
-def aligned(logp: PerDecision, logits: Float[Tensor, "n V"]) -> PerDecision:
+def wpo_aligned_logp(logp: PerDecision, logits: Float[Tensor, "n V"]) -> PerDecision:
     """log p(token) - log sum_v p(v)^2 in nats, detached: a token against the policy's own draws, for `wpo_weight`.
 
     `logp` of the tokens, `logits` where they stood.
     """
     with torch.no_grad():
-        return widened(logp) - torch.logsumexp(2.0 * torch.log_softmax(widened(logits), dim=1), dim=1)
+        return at_least_float32(logp) - torch.logsumexp(2.0 * torch.log_softmax(at_least_float32(logits), dim=1), dim=1)
 
 
-def reweighted(terms: Terms, weight: PerAnswer) -> Terms:
+def weighted_terms(terms: LossTerms, weight: PerAnswer) -> LossTerms:
     """`terms` with each loss times its `weight`, which is data. Metrics stay unweighted, and the weight is told.
 
     TRL 1.16 multiplies in place, which breaks the backward pass of some of its losses; here the product is new. Not for
     AOT, whose ranks join rows of different weights.
     """
-    return Terms(
+    return LossTerms(
         loss=terms.loss * weight.detach(),
-        told=lambda: {**terms.metrics, "preference/weight": weight},
+        compute_metrics=lambda: {**terms.metrics, "preference/weight": weight},
     )

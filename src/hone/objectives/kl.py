@@ -13,37 +13,37 @@ from typing import Final, TypeAlias
 import torch
 
 from hone.core.errors import ConfigError, did_you_mean
-from hone.objectives.ratios import LOG_RATIO_LIMIT, gap
+from hone.objectives.ratios import LOG_RATIO_LIMIT, logp_difference
 from hone.objectives.shapes import PerDecision
-from hone.objectives.terms import Terms
+from hone.objectives.terms import LossTerms
 
 LIMIT = LOG_RATIO_LIMIT
 """Log-ratios above this are clamped before exp: far beyond it float32 overflows and the backward pass is NaN."""
 
-Distance: TypeAlias = Callable[[PerDecision, PerDecision, PerDecision], PerDecision]
+KlLossEstimator: TypeAlias = Callable[[PerDecision, PerDecision, PerDecision], PerDecision]
 """(now, reference, then) in nats -> nats with gradient; `then` is whoever acted."""
 
 
 def k1(logp: PerDecision, logp_ref: PerDecision) -> PerDecision:
     """d, for reporting and for rewards; nats, detached: as a loss it would only add noise."""
-    return gap(logp, logp_ref).detach()
+    return logp_difference(logp, logp_ref).detach()
 
 
 def k2(logp: PerDecision, logp_ref: PerDecision) -> PerDecision:
     """d^2 / 2 nats."""
-    return 0.5 * gap(logp, logp_ref) ** 2
+    return 0.5 * logp_difference(logp, logp_ref) ** 2
 
 
 def k3(logp: PerDecision, logp_ref: PerDecision) -> PerDecision:
     """exp(-d) + d - 1 nats; never negative. Differentiated, it lowers KL(reference || policy)."""
     # Clamped from above only: below, exp goes to 0 by itself, and there the policy has drifted and must be pulled back.
-    difference = gap(logp_ref, logp).clamp(max=LIMIT)
+    difference = logp_difference(logp_ref, logp).clamp(max=LIMIT)
     return difference.exp() - difference - 1
 
 
 def weighted_k3(logp: PerDecision, logp_ref: PerDecision, *, logp_old: PerDecision) -> PerDecision:
     """exp(logp - logp_old) * k3 nats, the ratio differentiated: unbiased for KL(policy || reference)."""
-    return torch.exp(gap(logp, logp_old).clamp(-LIMIT, LIMIT)) * k3(logp, logp_ref)
+    return torch.exp(logp_difference(logp, logp_old).clamp(-LIMIT, LIMIT)) * k3(logp, logp_ref)
 
 
 def k3_valued_k2(logp: PerDecision, logp_ref: PerDecision) -> PerDecision:
@@ -52,7 +52,7 @@ def k3_valued_k2(logp: PerDecision, logp_ref: PerDecision) -> PerDecision:
     return slope + (k3(logp, logp_ref) - slope).detach()
 
 
-_AS_A_LOSS: Final[Mapping[str, Distance]] = {
+_AS_A_LOSS: Final[Mapping[str, KlLossEstimator]] = {
     "k2": lambda now, reference, _then: k2(now, reference),
     "k3": lambda now, reference, _then: k3(now, reference),
     "weighted_k3": lambda now, reference, then: weighted_k3(now, reference, logp_old=then),
@@ -60,7 +60,7 @@ _AS_A_LOSS: Final[Mapping[str, Distance]] = {
 }
 
 
-def distance_called(name: str) -> Distance:
+def kl_loss_estimator(name: str) -> KlLossEstimator:
     """The estimator that a config names, as a loss. Raises ConfigError for one that is unknown, and for `k1`."""
     if name in _AS_A_LOSS:
         return _AS_A_LOSS[name]
@@ -72,9 +72,11 @@ def distance_called(name: str) -> Distance:
     raise ConfigError(f"unknown KL estimator {name!r}{did_you_mean(name, list(_AS_A_LOSS))}")
 
 
-def kl_penalty(now: PerDecision, reference: PerDecision, then: PerDecision, *, distance: Distance) -> Terms:
-    """`distance` as terms; add it with a weight: `added(loss, penalty, weight=0.001)`. All in nats.
+def kl_penalty(now: PerDecision, reference: PerDecision, then: PerDecision, *, estimator: KlLossEstimator) -> LossTerms:
+    """`k3_distance` as terms; add it with a weight: `add_terms(loss, penalty, weight=0.001)`. All in nats.
 
     Metric: k1, whose mean estimates KL(policy || reference) for samples of the policy.
     """
-    return Terms(loss=distance(now, reference, then), told=lambda: {"policy/kl_reference": k1(now, reference)})
+    return LossTerms(
+        loss=estimator(now, reference, then), compute_metrics=lambda: {"policy/kl_reference": k1(now, reference)}
+    )

@@ -6,8 +6,8 @@ the true loss and the true KL agree. Parameters are one flat vector; sums over m
 
 F v has two makings. `fisher_product` differentiates a KL twice. Its closure may be the exact KL(then || now) of
 distributions (control), or `k2` on sampled decisions (language models), whose second derivative at now = then is the
-Fisher matrix estimated on the sample. `difference_product` needs first derivatives only, for kernels that have no
-second ones.
+Fisher matrix estimated on the sample. `finite_difference_product` needs first derivatives only, for kernels that have
+no second ones.
 """
 
 import math
@@ -22,7 +22,7 @@ from torch import Tensor
 Vector: TypeAlias = Float[Tensor, " P"]
 """All parameters, one after another, or a direction among them."""
 
-Product: TypeAlias = Callable[[Vector], Vector]
+FisherVectorProduct: TypeAlias = Callable[[Vector], Vector]
 """v -> F v."""
 
 
@@ -38,36 +38,38 @@ class TrustRegion:
     """Of conjugate gradients, each of them one product."""
     residual: float = 1e-10
     """Squared norm of the residual at which they end early."""
-    backtracks: int = 10
+    max_backtracks: int = 10
     """Step lengths that are tried."""
     shrink: float = 0.8
     """Each of them this much shorter than the one before."""
-    least_gain: float = 0.1
+    min_gain_share: float = 0.1
     """Share of the gain that the gradient promises below which a step is not taken."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class TrustRegionOutcome:
     """What became of a step."""
 
     accepted: bool
     """False: the parameters are exactly those before the step."""
-    gain: float
+    loss_decrease: float
     """Loss before, minus loss after; 0 where nothing was taken."""
     kl_nats: float
     """Of the policy after the step; 0 where nothing was taken."""
-    share: float
+    step_share: float
     """Of the full step that was taken."""
     tries: int
     """Step lengths that were judged."""
 
 
-def flat(tensors: Sequence[Float[Tensor, "..."]]) -> Vector:
+def flatten(tensors: Sequence[Float[Tensor, "..."]]) -> Vector:
     """All elements, one tensor after another."""
     return torch.cat([tensor.reshape(-1) for tensor in tensors])
 
 
-def conjugate_gradient(product: Product, target: Vector, *, iterations: int = 10, residual: float = 1e-10) -> Vector:
+def conjugate_gradient(
+    product: FisherVectorProduct, target: Vector, *, iterations: int = 10, residual: float = 1e-10
+) -> Vector:
     """x with F x = `target`, after at most `iterations` products; F must be positive definite.
 
     Exact after P iterations (Hestenes & Stiefel, 1952). Ends early at a residual, or where F shows no curvature along
@@ -92,20 +94,24 @@ def conjugate_gradient(product: Product, target: Vector, *, iterations: int = 10
     return x
 
 
-def fisher_product(kl: Callable[[], Float[Tensor, ""]], parameters: Sequence[Float[Tensor, "..."]]) -> Product:
+def fisher_product(
+    kl: Callable[[], Float[Tensor, ""]], parameters: Sequence[Float[Tensor, "..."]]
+) -> FisherVectorProduct:
     """v -> H v, H the second derivative of `kl()` at the parameters as they are now; one graph, kept."""
     slopes = torch.autograd.grad(kl(), parameters, create_graph=True)
-    slope = flat(slopes)
+    slope = flatten(slopes)
 
     def product(v: Vector) -> Vector:
         along = torch.dot(slope, v)
         found = torch.autograd.grad(along, parameters, retain_graph=True, materialize_grads=True)
-        return flat(found).detach()
+        return flatten(found).detach()
 
     return product
 
 
-def difference_product(parameters: Vector, kl_gradient: Callable[[], Vector], *, radius: float = 1e-3) -> Product:
+def finite_difference_product(
+    parameters: Vector, kl_gradient: Callable[[], Vector], *, radius: float = 1e-3
+) -> FisherVectorProduct:
     """v -> (G(x + e v) - G(x - e v)) / 2e, G = `kl_gradient()`, e = radius / |v|: error of order radius^2.
 
     `parameters` are moved in place and put back, whatever happens in between.
@@ -131,7 +137,7 @@ def difference_product(parameters: Vector, kl_gradient: Callable[[], Vector], *,
     return product
 
 
-def natural_direction(gradient: Vector, product: Product, region: TrustRegion) -> Vector:
+def trust_region_direction(gradient: Vector, product: FisherVectorProduct, region: TrustRegion) -> Vector:
     """The full step: -F^-1 g, stretched until x F x / 2 = max_kl_nats; 0 where there is nothing to follow."""
 
     def damped(v: Vector) -> Vector:
@@ -144,22 +150,22 @@ def natural_direction(gradient: Vector, product: Product, region: TrustRegion) -
     return x * math.sqrt(2.0 * region.max_kl_nats / curvature)
 
 
-def natural_step(
+def trust_region_step(
     parameters: Vector,
     gradient: Vector,
-    product: Product,
+    product: FisherVectorProduct,
     judge: Callable[[], tuple[float, float]],
     region: TrustRegion,
-) -> Outcome:
+) -> TrustRegionOutcome:
     """Moves `parameters` (in place) by the longest step that keeps its promise, or leaves them as they were.
 
-    `gradient` of the loss to lower, for instance the mean of `policy.importance`; `product` from one of the two
-    functions above; `judge()` says (loss, mean KL in nats) of the parameters as they are. A step is taken when both are
-    finite, the KL is within its bound, and the loss has fallen by `least_gain` of what the gradient promised. If none
-    of the lengths will do, or anything is raised, the parameters are put back bit for bit.
+    `summed_gradient` of the loss to lower, for instance the mean of `policy.importance`; `tiled_matmul` from one of the
+    two functions above; `judge()` says (loss, mean KL in nats) of the parameters as they are. A step is taken when both
+    are finite, the KL is within its bound, and the loss has fallen by `least_gain` of what the gradient promised. If
+    none of the lengths will do, or anything is raised, the parameters are put back bit for bit.
     """
-    nothing = Outcome(accepted=False, gain=0.0, kl_nats=0.0, share=0.0, tries=0)
-    step = natural_direction(gradient, product, region)
+    nothing = TrustRegionOutcome(accepted=False, loss_decrease=0.0, kl_nats=0.0, step_share=0.0, tries=0)
+    step = trust_region_direction(gradient, product, region)
     promised = -float(torch.dot(gradient, step))
     if not (math.isfinite(promised) and promised > 0):
         return nothing
@@ -168,17 +174,21 @@ def natural_step(
     try:
         before, _ = judge()
         share = 1.0
-        for tries in range(1, region.backtracks + 1):
+        for tries in range(1, region.max_backtracks + 1):
             with torch.no_grad():
                 parameters.copy_(start + share * step)
             after, kl = judge()
             gain = before - after
-            accepted = math.isfinite(gain) and kl <= region.max_kl_nats and gain >= region.least_gain * share * promised
+            accepted = (
+                math.isfinite(gain) and kl <= region.max_kl_nats and gain >= region.min_gain_share * share * promised
+            )
             if accepted:
-                return Outcome(accepted=True, gain=gain, kl_nats=kl, share=share, tries=tries)
+                return TrustRegionOutcome(accepted=True, loss_decrease=gain, kl_nats=kl, step_share=share, tries=tries)
             share *= region.shrink
     finally:
         if not accepted:
             with torch.no_grad():
                 parameters.copy_(start)
-    return Outcome(accepted=False, gain=0.0, kl_nats=0.0, share=0.0, tries=region.backtracks)
+    return TrustRegionOutcome(
+        accepted=False, loss_decrease=0.0, kl_nats=0.0, step_share=0.0, tries=region.max_backtracks
+    )

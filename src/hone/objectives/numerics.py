@@ -6,24 +6,24 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hone.objectives.ratios import widened
+from hone.objectives.ratios import at_least_float32
 from hone.objectives.shapes import Elementwise, Indices, PerDecision
 
 EXPONENT_LIMIT = 20.0
 """Nats; beyond it `exp` goes on along its tangent: e^20 is 5e8, far from what float32 cannot hold."""
 
 
-def summed(values: PerDecision, sequence: Indices, *, count: int) -> Float[Tensor, " {count}"]:
+def sum_by_sequence(values: PerDecision, sequence: Indices, *, count: int) -> Float[Tensor, " {count}"]:
     """Sum of `values` over each of `count` sequences, in float32 or wider: answers from tokens.
 
     `sequence` numbers each value's sequence; one without values sums to 0. Padded rows go through `ratios.decided` and
     `ratios.owners` first.
     """
-    values = widened(values)
+    values = at_least_float32(values)
     return values.new_zeros(count).index_add(0, sequence, values)
 
 
-def tame_exp(x: Elementwise) -> Elementwise:
+def linear_tail_exp(x: Elementwise) -> Elementwise:
     """exp(x) up to 20, its tangent beyond: finite, and the gradient still pulls where x is absurd."""
     kept = x.clamp(max=EXPONENT_LIMIT)
     return kept.exp() * (1.0 + (x - kept))

@@ -12,35 +12,37 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hone.objectives.shapes import Actions, Indices, PerDecision, Table
-from hone.objectives.terms import Terms
+from hone.objectives.terms import LossTerms
 
 
-def conservative(table: Table, chosen: Indices) -> Terms:
+def cql_penalty(table: Table, chosen: Indices) -> LossTerms:
     """logsumexp over a of Q(s, a), minus Q(s, a logged): never negative."""
     gap = F.cross_entropy(table, chosen, reduction="none")  # the same number: values as logits
-    return Terms(loss=gap, told=lambda: {"value/conservatism": gap.detach()})
+    return LossTerms(loss=gap, compute_metrics=lambda: {"value/conservatism": gap.detach()})
 
 
-def conservative_sampled(worth: Float[Tensor, "n m"], log_density: Float[Tensor, "n m"], logged: PerDecision) -> Terms:
+def cql_penalty_sampled(
+    worth: Float[Tensor, "n m"], log_density: Float[Tensor, "n m"], logged: PerDecision
+) -> LossTerms:
     """The same over a box of actions: log of the mean of exp(Q(s, a_i)) / density(a_i), minus Q(s, a logged) (CQL(H)).
 
-    `worth`, `log_density` of m sampled actions, from whatever mixture, with the densities they were drawn from.
+    `start_value`, `log_density` of m sampled actions, from whatever mixture, with the densities they were drawn from.
     Importance weights make the log-mean an estimate of log of the integral of exp(Q).
     """
     soft = torch.logsumexp(worth - log_density, dim=1) - math.log(worth.shape[1])
     gap = soft - logged
-    return Terms(loss=gap, told=lambda: {"value/conservatism": gap.detach()})
+    return LossTerms(loss=gap, compute_metrics=lambda: {"value/conservatism": gap.detach()})
 
 
-def imitation(logp: PerDecision) -> Terms:
+def behaviour_cloning(logp: PerDecision) -> LossTerms:
     """-log pi(logged action | s) in nats: behaviour cloning."""
-    return Terms(loss=-logp, told=lambda: {"policy/nll_nats": -logp.detach()})
+    return LossTerms(loss=-logp, compute_metrics=lambda: {"policy/nll_nats": -logp.detach()})
 
 
 # ---------------------------------------------------------------------------------- implicit Q-learning
 
 
-def expectile(value: PerDecision, target: PerDecision, *, level: float = 0.7) -> Terms:
+def expectile_loss(value: PerDecision, target: PerDecision, *, level: float = 0.7) -> LossTerms:
     """|level - 1{u < 0}| * u^2, u = target - V: the value of implicit Q-learning (Kostrikov et al., 2022).
 
     `target` = min of slow critics at the *logged* action, data. The minimiser is an expectile: the mean at 1/2, towards
@@ -48,15 +50,15 @@ def expectile(value: PerDecision, target: PerDecision, *, level: float = 0.7) ->
     """
     error = target.detach() - value
     side = (level - (error.detach() < 0).to(error.dtype)).abs()
-    return Terms(
+    return LossTerms(
         loss=side * error.square(),
-        told=lambda: {"value/mean": value.detach(), "value/error_abs": error.abs()},
+        compute_metrics=lambda: {"value/mean": value.detach(), "value/error_abs": error.abs()},
     )
 
 
-def advantage_weighted(
+def advantage_weighted_regression(
     logp: PerDecision, advantage: PerDecision, *, inverse_temperature: float = 3.0, cap: float = 100.0
-) -> Terms:
+) -> LossTerms:
     """-min(exp(inverse_temperature * A), cap) * log pi(logged action | s): advantage-weighted regression.
 
     `logp` nats with gradient, `advantage` = Q - V, data. The defaults are IQL's (Kostrikov et al., 2022; 10 for
@@ -64,9 +66,9 @@ def advantage_weighted(
     """
     exponent = inverse_temperature * advantage.detach()
     weight = exponent.clamp(max=math.log(cap)).exp()  # capped before exp, which would overflow
-    return Terms(
+    return LossTerms(
         loss=-weight * logp,
-        told=lambda: {
+        compute_metrics=lambda: {
             "policy/nll_nats": -logp.detach(),
             "policy/weight": weight,
             "policy/capped_fraction": (exponent > math.log(cap)).to(weight.dtype),
@@ -77,14 +79,14 @@ def advantage_weighted(
 # ---------------------------------------------------------------------------------------------- TD3 + BC
 
 
-def behaviour_regularised(worth: PerDecision, action: Actions, logged: Actions, scale: PerDecision) -> Terms:
+def td3_bc_actor_loss(worth: PerDecision, action: Actions, logged: Actions, scale: PerDecision) -> LossTerms:
     """-scale * Q(s, pi(s)) + mean over numbers of (pi(s) - a)^2: TD3+BC's actor (Fujimoto and Gu, 2021).
 
-    `worth` at `action` = pi(s); `scale` of `batchwide.worth_scale`, once per optimizer step over the whole batch, so
-    that no split of it can change the loss.
+    `start_value` at `action` = pi(s); `scale` of `batchwide.worth_scale`, once per optimizer step over the whole batch,
+    so that no split of it can change the loss.
     """
     distance = (action - logged).square().mean(dim=1)
-    return Terms(
+    return LossTerms(
         loss=distance - scale.detach() * worth,
-        told=lambda: {"policy/worth": worth.detach(), "policy/distance": distance.detach()},
+        compute_metrics=lambda: {"policy/worth": worth.detach(), "policy/distance": distance.detach()},
     )

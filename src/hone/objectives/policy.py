@@ -11,9 +11,9 @@ no gradient, so such sequences may be left out; `dro`, penalties and entropy ter
 
 import torch
 
-from hone.objectives.ratios import drift, gap, ratio, saturated, widened
+from hone.objectives.ratios import at_least_float32, is_saturated, logp_difference, ratio, ratio_metrics
 from hone.objectives.shapes import Flags, PerDecision
-from hone.objectives.terms import Terms
+from hone.objectives.terms import LossTerms
 
 
 def surrogate(
@@ -37,7 +37,7 @@ def surrogate(
     return torch.where(stopped, held, free), stopped
 
 
-def clipped(
+def clipped_surrogate(
     now: PerDecision,
     then: PerDecision,
     advantage: PerDecision,
@@ -45,7 +45,7 @@ def clipped(
     low: float = 0.2,
     high: float = 0.2,
     negative_cap: float | None = None,
-) -> Terms:
+) -> LossTerms:
     """Clipped surrogate: -min(r * A, clip(r, 1 - low, 1 + high) * A), r = exp(now - then).
 
     The gradient vanishes exactly where A > 0 and r > 1 + high, or A < 0 and r < 1 - low: there the policy has moved far
@@ -58,34 +58,37 @@ def clipped(
     """
     r = ratio(now, then)
     loss, stopped = surrogate(r, advantage, low=low, high=high, negative_cap=negative_cap)
-    return Terms(
+    return LossTerms(
         loss=loss,
-        told=lambda: {"policy/clip_fraction": _stopped(stopped, gap(now, then), advantage), **drift(r, gap(now, then))},
+        compute_metrics=lambda: {
+            "policy/clip_fraction": _stopped(stopped, logp_difference(now, then), advantage),
+            **ratio_metrics(r, logp_difference(now, then)),
+        },
     )
 
 
 def _stopped(stopped: Flags, log_ratio: PerDecision, advantage: PerDecision) -> PerDecision:
     """Clipped, or past the numerical cap of the log-ratio: no gradient in either case."""
-    return (stopped | (saturated(log_ratio) & (advantage != 0))).to(log_ratio.dtype)
+    return (stopped | (is_saturated(log_ratio) & (advantage != 0))).to(log_ratio.dtype)
 
 
-def reinforce(now: PerDecision, advantage: PerDecision) -> Terms:
+def reinforce_loss(now: PerDecision, advantage: PerDecision) -> LossTerms:
     """-A * log p: the policy gradient itself (Williams, 1992)."""
-    return Terms(loss=-advantage * widened(now))
+    return LossTerms(loss=-advantage * at_least_float32(now))
 
 
-def importance(now: PerDecision, then: PerDecision, advantage: PerDecision) -> Terms:
+def importance_weighted(now: PerDecision, then: PerDecision, advantage: PerDecision) -> LossTerms:
     """-r * A, r = exp(now - then): the surrogate without any clip; what TRPO's step lowers (Schulman et al., 2015).
 
     Its gradient is unbiased off policy, and its variance unbounded.
     """
     r = ratio(now, then)
-    return Terms(loss=-advantage * r, told=lambda: drift(r, gap(now, then)))
+    return LossTerms(loss=-advantage * r, compute_metrics=lambda: ratio_metrics(r, logp_difference(now, then)))
 
 
 def cispo(
     now: PerDecision, then: PerDecision, advantage: PerDecision, *, ratio_cap: float = 5.0, ratio_floor: float = 0.0
-) -> Terms:
+) -> LossTerms:
     """-sg[clip(r, ratio_floor, ratio_cap)] * A * log p (CISPO, MiniMax-M1, 2025): capped, and never without gradient.
 
     The cap is an absolute ratio, 5 as in ScaleRL (Khatri et al., 2025); the paper's own is not published. Other
@@ -93,13 +96,13 @@ def cispo(
     Metrics: share of decisions whose ratio was capped (they keep a gradient), KL, largest ratio.
     """
     r = ratio(now, then).detach()
-    loss = -r.clamp(ratio_floor, ratio_cap) * advantage * widened(now)
+    loss = -r.clamp(ratio_floor, ratio_cap) * advantage * at_least_float32(now)
 
     def told() -> dict[str, PerDecision]:
         outside = (r > ratio_cap) | (r < ratio_floor)
-        return {"policy/capped_fraction": outside.to(r.dtype), **drift(r, gap(now, then))}
+        return {"policy/capped_fraction": outside.to(r.dtype), **ratio_metrics(r, logp_difference(now, then))}
 
-    return Terms(loss=loss, told=told)
+    return LossTerms(loss=loss, compute_metrics=told)
 
 
 def sapo(
@@ -109,7 +112,7 @@ def sapo(
     *,
     positive_steepness: float = 1.0,
     negative_steepness: float = 1.05,
-) -> Terms:
+) -> LossTerms:
     """-A * (4 / t) * sigmoid(t (r - 1)), t by the sign of A (soft adaptive policy optimisation, 2025, 2511.20347).
 
     A smooth gate instead of a clip: the gradient is that of -A * r times 4 s (1 - s), which is 1 at r = 1 and fades on
@@ -119,26 +122,29 @@ def sapo(
     r = ratio(now, then)
     t = torch.full_like(r, negative_steepness).masked_fill(advantage > 0, positive_steepness)
     gate = torch.sigmoid(t * (r - 1.0))
-    return Terms(
+    return LossTerms(
         loss=-advantage * (4.0 / t) * gate,
-        told=lambda: {"policy/gate": 4.0 * gate * (1.0 - gate), **drift(r, gap(now, then))},
+        compute_metrics=lambda: {
+            "policy/gate": 4.0 * gate * (1.0 - gate),
+            **ratio_metrics(r, logp_difference(now, then)),
+        },
     )
 
 
-def dro(now: PerDecision, then: PerDecision, advantage: PerDecision, *, beta: float) -> Terms:
+def dro(now: PerDecision, then: PerDecision, advantage: PerDecision, *, beta: float) -> LossTerms:
     """-(A log p - beta / 2 * (log p - log p_then)^2): direct reward optimisation (Richemond et al., 2024).
 
     `beta` weighs the squared log-ratio, in 1 / nat; there is no published default for token advantages. Off policy
     without a ratio, so nothing can explode; not proportional to the advantage: sequences with A = 0 are pulled back.
     """
-    change = gap(now, then)
-    return Terms(
-        loss=0.5 * beta * change.square() - advantage * widened(now),
-        told=lambda: {"policy/squared_log_ratio": change.square()},
+    change = logp_difference(now, then)
+    return LossTerms(
+        loss=0.5 * beta * change.square() - advantage * at_least_float32(now),
+        compute_metrics=lambda: {"policy/squared_log_ratio": change.square()},
     )
 
 
-def decoupled(
+def decoupled_ppo(
     now: PerDecision,
     then: PerDecision,
     proximal: PerDecision,
@@ -147,7 +153,7 @@ def decoupled(
     low: float = 0.2,
     high: float = 0.2,
     weight_cap: float | None = None,
-) -> Terms:
+) -> LossTerms:
     """w * max(-A u, -A clip(u, 1 - low, 1 + high)), u = now / proximal, w = sg[proximal / then] (decoupled PPO).
 
     Three policies: who acted (`then`), the policy at the start of the update (`proximal`), and the one that learns. The
@@ -159,20 +165,20 @@ def decoupled(
     if weight_cap is not None:
         weight = weight.clamp(max=weight_cap)
     loss, stopped = surrogate(u, advantage, low=low, high=high)
-    return Terms(
+    return LossTerms(
         loss=weight * loss,
-        told=lambda: {
-            "policy/clip_fraction": _stopped(stopped, gap(now, proximal), advantage),
-            **drift(u, gap(now, proximal)),
+        compute_metrics=lambda: {
+            "policy/clip_fraction": _stopped(stopped, logp_difference(now, proximal), advantage),
+            **ratio_metrics(u, logp_difference(now, proximal)),
             "mismatch/weight": weight,
             "mismatch/weight_max": weight,
         },
     )
 
 
-def loglinear_proximal(now: PerDecision, then: PerDecision, *, share: float) -> PerDecision:
+def loglinear_proximal(now: PerDecision, then: PerDecision, *, fraction: float) -> PerDecision:
     """then + share * (now - then), detached: a proximal policy without a pass of its own (A-3PO, 2025).
 
-    `share` is how far the proximal version lies between the acting one (0) and the learning one (1).
+    `fraction_true` is how far the proximal version lies between the acting one (0) and the learning one (1).
     """
-    return (widened(then) + share * gap(now, then)).detach()
+    return (at_least_float32(then) + fraction * logp_difference(now, then)).detach()

@@ -14,12 +14,12 @@ import torch
 from torch.nn import functional as F
 
 from hone.core.errors import ConfigError
-from hone.objectives.numerics import tame_exp
+from hone.objectives.numerics import linear_tail_exp
 from hone.objectives.shapes import PerPair
-from hone.objectives.terms import Terms
+from hone.objectives.terms import LossTerms
 
 
-def compared(chosen: PerPair, rejected: PerPair) -> Mapping[str, PerPair]:
+def preference_metrics(chosen: PerPair, rejected: PerPair) -> Mapping[str, PerPair]:
     """What every pair tells. A tie counts half in the accuracy: at the first step all pairs tie."""
     margin = chosen - rejected
     return {
@@ -30,8 +30,8 @@ def compared(chosen: PerPair, rejected: PerPair) -> Mapping[str, PerPair]:
     }
 
 
-def _terms(loss: PerPair, chosen: PerPair, rejected: PerPair) -> Terms:
-    return Terms(loss=loss, told=lambda: compared(chosen, rejected))
+def _terms(loss: PerPair, chosen: PerPair, rejected: PerPair) -> LossTerms:
+    return LossTerms(loss=loss, compute_metrics=lambda: preference_metrics(chosen, rejected))
 
 
 def _smoothed(scaled: PerPair, smoothing: float) -> PerPair:
@@ -41,7 +41,7 @@ def _smoothed(scaled: PerPair, smoothing: float) -> PerPair:
     return -(1.0 - smoothing) * F.logsigmoid(scaled) - smoothing * F.logsigmoid(-scaled)
 
 
-def dpo(chosen: PerPair, rejected: PerPair, *, beta: float = 0.1, smoothing: float = 0.0) -> Terms:
+def dpo(chosen: PerPair, rejected: PerPair, *, beta: float = 0.1, smoothing: float = 0.0) -> LossTerms:
     """-(1 - e) logsigmoid(beta D) - e logsigmoid(-beta D): DPO (Rafailov et al., 2023); cDPO where e > 0 (Mitchell,
     2023), e the share of labels believed wrong.
 
@@ -51,7 +51,7 @@ def dpo(chosen: PerPair, rejected: PerPair, *, beta: float = 0.1, smoothing: flo
     return _terms(_smoothed(beta * (chosen - rejected), smoothing), chosen, rejected)
 
 
-def robust_dpo(chosen: PerPair, rejected: PerPair, *, beta: float = 0.1, smoothing: float = 0.1) -> Terms:
+def robust_dpo(chosen: PerPair, rejected: PerPair, *, beta: float = 0.1, smoothing: float = 0.1) -> LossTerms:
     """[-(1 - e) logsigmoid(beta D) + e logsigmoid(-beta D)] / (1 - 2e): robust DPO (Chowdhury et al., 2024).
 
     Its mean over labels flipped with probability e is DPO's loss on the true labels. Raises ConfigError for e >= 1/2.
@@ -64,7 +64,7 @@ def robust_dpo(chosen: PerPair, rejected: PerPair, *, beta: float = 0.1, smoothi
     return _terms(loss, chosen, rejected)
 
 
-def ipo(chosen: PerPair, rejected: PerPair, *, beta: float = 0.1) -> Terms:
+def ipo(chosen: PerPair, rejected: PerPair, *, beta: float = 0.1) -> LossTerms:
     """(D - 1 / (2 beta))^2: IPO (Azar et al., 2023); the margin has a target and does not grow beyond it.
 
     On a pair preferred with probability p, the minimiser is D = (2p - 1) / (2 beta). Sums or means over tokens:
@@ -73,12 +73,12 @@ def ipo(chosen: PerPair, rejected: PerPair, *, beta: float = 0.1) -> Terms:
     return _terms((chosen - rejected - 0.5 / beta).square(), chosen, rejected)
 
 
-def hinge(chosen: PerPair, rejected: PerPair, *, beta: float = 0.1) -> Terms:
+def hinge(chosen: PerPair, rejected: PerPair, *, beta: float = 0.1) -> LossTerms:
     """relu(1 - beta D): SLiC-HF's hinge (Zhao et al., 2023) on DPO's margin (Liu et al., 2023); no gradient beyond."""
     return _terms(F.relu(1.0 - beta * (chosen - rejected)), chosen, rejected)
 
 
-def nca_pair(chosen: PerPair, rejected: PerPair, *, beta: float = 0.1) -> Terms:
+def nca_pair(chosen: PerPair, rejected: PerPair, *, beta: float = 0.1) -> LossTerms:
     """-logsigmoid(beta s_w) - logsigmoid(-beta s_w) / 2 - logsigmoid(-beta s_l) / 2: NCA for two answers (Chen et al.,
     2024). Each answer is told from noise, so the chosen one's likelihood is held up and not only the margin.
     """
@@ -87,7 +87,7 @@ def nca_pair(chosen: PerPair, rejected: PerPair, *, beta: float = 0.1) -> Terms:
     return _terms(loss, chosen, rejected)
 
 
-def sppo(chosen: PerPair, rejected: PerPair, *, beta: float = 0.1, probability: PerPair | float = 1.0) -> Terms:
+def sppo(chosen: PerPair, rejected: PerPair, *, beta: float = 0.1, probability: PerPair | float = 1.0) -> LossTerms:
     """(s_w - (P - 1/2) / beta)^2 + (s_l + (P - 1/2) / beta)^2: SPPO (Wu et al., 2024).
 
     `probability` P that the chosen answer beats the rejected one; 1 is the hard label of TRL's `sppo_hard`. beta is the
@@ -97,14 +97,14 @@ def sppo(chosen: PerPair, rejected: PerPair, *, beta: float = 0.1, probability: 
     return _terms((chosen - goal).square() + (rejected + goal).square(), chosen, rejected)
 
 
-def apo_zero(chosen: PerPair, rejected: PerPair, *, beta: float = 0.1) -> Terms:
+def apo_zero(chosen: PerPair, rejected: PerPair, *, beta: float = 0.1) -> LossTerms:
     """1 - sigmoid(beta s_w) + sigmoid(beta s_l): APO-zero (D'Oosterlinck et al., 2024); the chosen answer is better
     than what the policy writes: up with it, down with the other.
     """
     return _terms(torch.sigmoid(-beta * chosen) + torch.sigmoid(beta * rejected), chosen, rejected)
 
 
-def apo_down(chosen: PerPair, rejected: PerPair, *, beta: float = 0.1) -> Terms:
+def apo_down(chosen: PerPair, rejected: PerPair, *, beta: float = 0.1) -> LossTerms:
     """sigmoid(beta s_w) + 1 - sigmoid(beta D): APO-down (D'Oosterlinck et al., 2024); the policy writes better than
     both answers: down with both, with the rejected one more.
     """
@@ -112,7 +112,7 @@ def apo_down(chosen: PerPair, rejected: PerPair, *, beta: float = 0.1) -> Terms:
     return _terms(torch.sigmoid(beta * chosen) + torch.sigmoid(-margin), chosen, rejected)
 
 
-def exo_pair(chosen: PerPair, rejected: PerPair, *, beta: float = 0.1, smoothing: float = 1e-3) -> Terms:
+def exo_pair(chosen: PerPair, rejected: PerPair, *, beta: float = 0.1, smoothing: float = 1e-3) -> LossTerms:
     """KL(sigmoid(beta D) || smoothed label): EXO for pairs (Ji et al., 2024), the reverse KL where DPO has the forward.
 
     p (log p - log(1 - e)) + (1 - p) (log(1 - p) - log e), p = sigmoid(beta D). e = 0 is infinite: TRL 0.24 put 1e-3 in
@@ -127,7 +127,7 @@ def exo_pair(chosen: PerPair, rejected: PerPair, *, beta: float = 0.1, smoothing
     return _terms(right + wrong, chosen, rejected)
 
 
-def discopop(chosen: PerPair, rejected: PerPair, *, beta: float = 0.1, sharpness: float = 0.05) -> Terms:
+def discopop(chosen: PerPair, rejected: PerPair, *, beta: float = 0.1, sharpness: float = 0.05) -> LossTerms:
     """(1 - q) * -logsigmoid(beta D) + q * exp(-beta D), q = sigmoid(beta D / sharpness): DiscoPOP (Lu et al., 2024).
 
     A mixture of the logistic and the exponential loss, found by a language model. Not convex around D = 0.
@@ -135,19 +135,21 @@ def discopop(chosen: PerPair, rejected: PerPair, *, beta: float = 0.1, sharpness
     scaled = beta * (chosen - rejected)
     share = scaled / sharpness
     # exp(-x) * sigmoid(x / tau) as one exponent: apart, one factor overflows where the other vanishes.
-    exponential = tame_exp(F.logsigmoid(share) - scaled)
+    exponential = linear_tail_exp(F.logsigmoid(share) - scaled)
     return _terms(torch.sigmoid(-share) * -F.logsigmoid(scaled) + exponential, chosen, rejected)
 
 
 # --------------------------------------------------------------------------- BCO: a shift from all that came before
 
 
-def bco_pair(chosen: PerPair, rejected: PerPair, shift: PerPair, *, beta: float = 0.1) -> Terms:
+def bco_pair(chosen: PerPair, rejected: PerPair, shift: PerPair, *, beta: float = 0.1) -> LossTerms:
     """-logsigmoid(beta (s_w - shift)) - logsigmoid(-beta (s_l - shift)): BCO (Jung et al., 2024), a classifier of
     single answers. `shift` nats is data, from `batchwide.RunningShift`. TRL 1.16's `bco_pair` has none, 0.24 has.
     """
     loss = -F.logsigmoid(beta * (chosen - shift)) - F.logsigmoid(-beta * (rejected - shift))
-    return Terms(loss=loss, told=lambda: {**compared(chosen, rejected), "preference/shift_nats": shift})
+    return LossTerms(
+        loss=loss, compute_metrics=lambda: {**preference_metrics(chosen, rejected), "preference/shift_nats": shift}
+    )
 
 
 # -------------------------------------------------------------- AOT: whole distributions of margins, not single pairs
@@ -156,14 +158,14 @@ def bco_pair(chosen: PerPair, rejected: PerPair, shift: PerPair, *, beta: float 
 # detached columns; a row then takes its partner's score as data. All pairs must have the same weight.
 
 
-def aot(margin: PerPair, partner: PerPair, *, beta: float = 0.1, smoothing: float = 0.0) -> Terms:
+def aot(margin: PerPair, partner: PerPair, *, beta: float = 0.1, smoothing: float = 0.0) -> LossTerms:
     """-logsigmoid(beta (margin - partner)), smoothed as cDPO: paired AOT. `margin` = log pi(y_w) - log pi(y_l),
     `partner` of `batchwide.aot_partners`, data. Told: the share of ranks where the policy's margins lie above.
     """
     loss = _smoothed(beta * (margin - partner), smoothing)
-    return Terms(
+    return LossTerms(
         loss=loss,
-        told=lambda: {
+        compute_metrics=lambda: {
             "preference/dominance": 0.5 * (1.0 + (margin - partner).sign()),
             "preference/rank_margin_nats": margin - partner,
         },
@@ -178,7 +180,7 @@ def aot_unpaired(
     *,
     beta: float = 0.1,
     smoothing: float = 0.0,
-) -> Terms:
+) -> LossTerms:
     """The same on sorted implicit rewards: sum over ranks k of l(s_w(k) - s_l(k)), l = -logsigmoid(beta .), smoothed.
 
     `chosen_partner` is the rejected score of the rank of this row's chosen one, `batchwide.same_rank` of (chosen,
@@ -188,10 +190,10 @@ def aot_unpaired(
     """
     up = _smoothed(beta * (chosen - chosen_partner.detach()), smoothing)
     down = _smoothed(beta * (rejected_partner.detach() - rejected), smoothing)
-    return Terms(
+    return LossTerms(
         loss=up + (down - down.detach()),
-        told=lambda: {
-            **compared(chosen, rejected),
+        compute_metrics=lambda: {
+            **preference_metrics(chosen, rejected),
             "preference/dominance": 0.5 * (1.0 + (chosen - chosen_partner).sign()),
             "preference/rank_margin_nats": chosen - chosen_partner,
         },

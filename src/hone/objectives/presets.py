@@ -14,47 +14,47 @@ from typing import Any, Final, Literal, TypeAlias
 from hone.core.errors import ConfigError, did_you_mean
 from hone.objectives import covariance, kl, mismatch, policy, selection, sequence, trust, weights
 
-Library = Literal["trl", "verl"]
-Function: TypeAlias = Callable[..., Any]
+PeerLibrary = Literal["trl", "verl"]
+PresetFunction: TypeAlias = Callable[..., Any]
 
 
 @dataclass(frozen=True, slots=True)
-class Preset:
+class LossPreset:
     """One algorithm as one library runs it."""
 
-    library: Library
+    library: PeerLibrary
     algorithm: str
-    function: Function
+    function: PresetFunction
     """Of this folder."""
     values: Mapping[str, float]
     """Keyword arguments that are not the function's own defaults."""
-    scheme: Function | None
-    """Of `weights`; None for what is not aggregated by itself."""
+    scheme: PresetFunction | None
+    """Of `question_weights`; None for what is not aggregated by itself."""
     difference: str
     """In words, against the paper."""
 
 
-PRESETS: Final[tuple[Preset, ...]] = (
-    Preset(
+PRESETS: Final[tuple[LossPreset, ...]] = (
+    LossPreset(
         "trl",
         "grpo",
-        policy.clipped,
+        policy.clipped_surrogate,
         {"low": 0.2, "high": 0.2},
         weights.token_mean,
         "the default loss_type is dapo: token mean over the whole generation batch. loss_type=grpo is a sequence mean "
         "that gradient accumulation averages over micro-batches. `delta` caps the ratio of unclipped branches: dual "
         "clip with the same cap, for delta >= 1 + high. Standard deviations take 1e-4 as their floor",
     ),
-    Preset(
+    LossPreset(
         "trl",
         "dr_grpo",
-        policy.clipped,
+        policy.clipped_surrogate,
         {"low": 0.2, "high": 0.2},
         weights.constant_length,
         "constant_length with max_completion_length; scale_rewards must be set to none besides, or the difficulty "
         "bias that the paper removes stays",
     ),
-    Preset(
+    LossPreset(
         "trl",
         "gspo",
         sequence.gspo,
@@ -63,16 +63,16 @@ PRESETS: Final[tuple[Preset, ...]] = (
         "importance_sampling_level=sequence with loss_type=grpo; the widths stay those of token ratios, some 500 times "
         "wider than the paper's, unless they are set. No GSPO-token",
     ),
-    Preset(
+    LossPreset(
         "trl",
         "luspo",
-        policy.clipped,
+        policy.clipped_surrogate,
         {"low": 0.2, "high": 0.2},
         weights.sequence_sum,
         "importance_sampling_level is token by default, which is another loss; with level sequence and epsilons of "
         "2e-3 and 2.5e-3 it is the paper's",
     ),
-    Preset(
+    LossPreset(
         "trl",
         "cispo",
         policy.cispo,
@@ -81,8 +81,8 @@ PRESETS: Final[tuple[Preset, ...]] = (
         "epsilon_high is the absolute cap and not a width, and defaults to 0.2: every ratio is capped there, so the "
         "whole loss is scaled by about 0.2 until it is set (5 in ScaleRL)",
     ),
-    Preset("trl", "sapo", policy.sapo, {}, weights.sequence_mean, "none in the term; aggregated as loss_type=grpo"),
-    Preset(
+    LossPreset("trl", "sapo", policy.sapo, {}, weights.sequence_mean, "none in the term; aggregated as loss_type=grpo"),
+    LossPreset(
         "trl",
         "vespo",
         sequence.vespo,
@@ -90,7 +90,7 @@ PRESETS: Final[tuple[Preset, ...]] = (
         weights.token_mean,
         "log importance weights are summed over all positions without the mask: they must be 0 at padding",
     ),
-    Preset(
+    LossPreset(
         "trl",
         "mismatch",
         mismatch.sequence_masked_is,
@@ -98,8 +98,15 @@ PRESETS: Final[tuple[Preset, ...]] = (
         None,
         "on by default, at sequence level (product) with a mask; missing engine log-probabilities count as ratio 1",
     ),
-    Preset("trl", "off_policy_mask", mismatch.off_policy_kept, {"most_nats": 0.5}, None, "off unless a bound is set"),
-    Preset(
+    LossPreset(
+        "trl",
+        "off_policy_mask",
+        mismatch.off_policy_sequence_mask,
+        {"most_nats": 0.5},
+        None,
+        "off unless a bound is set",
+    ),
+    LossPreset(
         "trl",
         "kl",
         kl.weighted_k3,
@@ -107,41 +114,41 @@ PRESETS: Final[tuple[Preset, ...]] = (
         None,
         "weight 0 by default; use_bias_correction_kl is on: the ratio-weighted k3. No clamp of the log-ratio",
     ),
-    Preset(
+    LossPreset(
         "trl",
         "high_entropy",
-        selection.high_entropy,
+        selection.high_entropy_mask,
         {"share": 1.0},
         None,
         "top_entropy_quantile is 1 by default (off); the quantile is the global batch's, the denominator counts all",
     ),
-    Preset(
+    LossPreset(
         "verl",
         "grpo",
-        policy.clipped,
+        policy.clipped_surrogate,
         {"low": 0.2, "high": 0.2, "negative_cap": 3.0},
         weights.token_mean,
         "dual clip is always on, at 3. clip_ratio_low and clip_ratio_high have their own default, so that changing "
         "only clip_ratio changes nothing. A singleton group's advantage is its raw score",
     ),
-    Preset(
+    LossPreset(
         "verl",
         "reinforce",
-        policy.reinforce,
+        policy.reinforce_loss,
         {},
         weights.sequence_sum,
         "none in the term; an optional importance weight",
     ),
-    Preset(
+    LossPreset(
         "verl",
         "dr_grpo",
-        policy.clipped,
+        policy.clipped_surrogate,
         {"low": 0.2, "high": 0.2, "negative_cap": 3.0},
         weights.constant_length,
         "without loss_scale_factor the constant is the padded width of the micro-batch, and the gradient depends on "
         "what else is in it",
     ),
-    Preset(
+    LossPreset(
         "verl",
         "gspo",
         sequence.gspo_token,
@@ -150,7 +157,7 @@ PRESETS: Final[tuple[Preset, ...]] = (
         "GSPO-token under the configured aggregation, token mean by default, which is another objective for answers of "
         "unequal length; widths of token ratios. The dual clip that its documentation names is never read",
     ),
-    Preset(
+    LossPreset(
         "verl",
         "cispo",
         policy.cispo,
@@ -158,7 +165,7 @@ PRESETS: Final[tuple[Preset, ...]] = (
         weights.token_mean,
         "clip_ratio_high and _low are widths (cap 1.2), and there is a floor of 0.8 that the paper has not",
     ),
-    Preset(
+    LossPreset(
         "verl",
         "sapo",
         policy.sapo,
@@ -167,7 +174,7 @@ PRESETS: Final[tuple[Preset, ...]] = (
         "always a sequence mean; reads actor.tau_pos and tau_neg, while its documentation sets policy_loss.tau_*, "
         "which is ignored",
     ),
-    Preset(
+    LossPreset(
         "verl",
         "dppo_tv",
         trust.dppo_tv,
@@ -176,7 +183,7 @@ PRESETS: Final[tuple[Preset, ...]] = (
         "the thresholds are clip_ratio's 0.2 (0.15 in its example), the cap is the dual clip's 3 although 20 was "
         "meant, and the anchor is the recomputed policy, not whoever acted, unless bypass mode is on",
     ),
-    Preset(
+    LossPreset(
         "verl",
         "dppo_kl",
         trust.dppo_kl,
@@ -184,7 +191,7 @@ PRESETS: Final[tuple[Preset, ...]] = (
         weights.constant_length,
         "as dppo_tv (0.05 nats in its example)",
     ),
-    Preset(
+    LossPreset(
         "verl",
         "gmpo",
         sequence.gmpo,
@@ -193,7 +200,7 @@ PRESETS: Final[tuple[Preset, ...]] = (
         "clip_ratio is taken as a width in log space; the advantage is averaged over the answer; the mean is over all "
         "rows, empty ones too",
     ),
-    Preset(
+    LossPreset(
         "verl",
         "clip_cov",
         covariance.clip_cov,
@@ -201,7 +208,7 @@ PRESETS: Final[tuple[Preset, ...]] = (
         weights.token_mean,
         "chosen within each micro-batch, at random without a seed of its own: the gradient depends on the cut",
     ),
-    Preset(
+    LossPreset(
         "verl",
         "kl_cov",
         covariance.kl_cov,
@@ -209,8 +216,8 @@ PRESETS: Final[tuple[Preset, ...]] = (
         weights.token_mean,
         "0.1 in the config, 1.0 in the docstring; chosen within each micro-batch",
     ),
-    Preset("verl", "dro", policy.dro, {}, weights.token_mean, "policy_loss.dro_beta has no default either"),
-    Preset(
+    LossPreset("verl", "dro", policy.dro, {}, weights.token_mean, "policy_loss.dro_beta has no default either"),
+    LossPreset(
         "verl",
         "mismatch",
         mismatch.sequence_truncated_is,
@@ -218,16 +225,16 @@ PRESETS: Final[tuple[Preset, ...]] = (
         None,
         "sequence level is the product; a bound lo_hi means IcePop; with every weight 0 it divides by zero",
     ),
-    Preset(
+    LossPreset(
         "verl",
         "rejection",
-        mismatch.geometric_kept,
+        mismatch.geometric_rejection,
         {"ratio_floor": 0.999, "ratio_cap": 1.001},
         None,
         "seq_mean_k1 bounds engine / trainer, so asymmetric bounds lo_hi are 1/hi and 1/lo here; the denominator "
         "shrinks with what is rejected (`selection.shrunk_denominator`)",
     ),
-    Preset(
+    LossPreset(
         "verl",
         "kl",
         kl.k3,
@@ -239,7 +246,7 @@ PRESETS: Final[tuple[Preset, ...]] = (
 )
 
 
-def preset(library: str, algorithm: str) -> Preset:
+def find_preset(library: str, algorithm: str) -> LossPreset:
     """The preset of that name; raises ConfigError where there is none: the library runs the paper's, or not at all."""
     known = [entry for entry in PRESETS if entry.library == library]
     if not known:

@@ -9,10 +9,10 @@ import math
 from typing import Final
 
 from hone.objectives import distill, implicit, preference, reference_free, reward_model, unpaired, value, weights
-from hone.objectives.presets import Preset
+from hone.objectives.presets import LossPreset
 
-PRESETS: Final[tuple[Preset, ...]] = (
-    Preset(
+PRESETS: Final[tuple[LossPreset, ...]] = (
+    LossPreset(
         library="trl",
         algorithm="dpo",
         function=preference.dpo,
@@ -21,7 +21,7 @@ PRESETS: Final[tuple[Preset, ...]] = (
         difference="loss_type=sigmoid ignores label_smoothing (0.24 did not): cDPO cannot be had; "
         "rewards/margins is beta times the margin in nats",
     ),
-    Preset(
+    LossPreset(
         library="trl",
         algorithm="robust_dpo",
         function=preference.robust_dpo,
@@ -29,7 +29,7 @@ PRESETS: Final[tuple[Preset, ...]] = (
         scheme=weights.sequence_mean,
         difference="label_smoothing is 0 by default, which makes it DPO",
     ),
-    Preset(
+    LossPreset(
         library="trl",
         algorithm="ipo",
         function=preference.ipo,
@@ -39,7 +39,7 @@ PRESETS: Final[tuple[Preset, ...]] = (
         "does not do; the length is that of the unshifted completion mask. The default beta of 0.1 is then a target "
         "of 5 nats per token",
     ),
-    Preset(
+    LossPreset(
         library="trl",
         algorithm="exo",
         function=preference.exo_pair,
@@ -47,7 +47,7 @@ PRESETS: Final[tuple[Preset, ...]] = (
         scheme=weights.sequence_mean,
         difference="label_smoothing is 0 by default, which is refused: it must be set; 0.24 put 1e-3 in its place",
     ),
-    Preset(
+    LossPreset(
         library="trl",
         algorithm="bco_pair",
         function=preference.bco_pair,
@@ -55,7 +55,7 @@ PRESETS: Final[tuple[Preset, ...]] = (
         scheme=weights.sequence_mean,
         difference="no running shift (0 in its place); 0.24 had it",
     ),
-    Preset(
+    LossPreset(
         library="trl",
         algorithm="aot",
         function=preference.aot,
@@ -63,7 +63,7 @@ PRESETS: Final[tuple[Preset, ...]] = (
         scheme=weights.sequence_mean,
         difference="sorts each micro-batch by itself, so the loss depends on its size",
     ),
-    Preset(
+    LossPreset(
         library="trl",
         algorithm="kto",
         function=unpaired.kto,
@@ -72,7 +72,7 @@ PRESETS: Final[tuple[Preset, ...]] = (
         difference="the baseline is the mean of the ranks' means over a micro-batch, where the official code takes "
         "one mean over all but those of exactly 0",
     ),
-    Preset(
+    LossPreset(
         library="trl",
         algorithm="simpo",
         function=reference_free.simpo,
@@ -81,7 +81,7 @@ PRESETS: Final[tuple[Preset, ...]] = (
         difference="CPO's trainer with loss_type=simpo; its cpo_alpha is 1 unless set to 0, which adds the likelihood "
         "of the chosen answer",
     ),
-    Preset(
+    LossPreset(
         library="trl",
         algorithm="cpo",
         function=reference_free.cpo,
@@ -89,7 +89,7 @@ PRESETS: Final[tuple[Preset, ...]] = (
         scheme=weights.sequence_mean,
         difference="the likelihood is a mean over the tokens of the micro-batch and not of the pair",
     ),
-    Preset(
+    LossPreset(
         library="trl",
         algorithm="orpo",
         function=reference_free.orpo,
@@ -97,7 +97,7 @@ PRESETS: Final[tuple[Preset, ...]] = (
         scheme=weights.sequence_mean,
         difference="the likelihood is a mean over the tokens of the micro-batch and not of the pair",
     ),
-    Preset(
+    LossPreset(
         library="trl",
         algorithm="wpo",
         function=implicit.wpo_weight,
@@ -105,7 +105,7 @@ PRESETS: Final[tuple[Preset, ...]] = (
         scheme=None,
         difference="use_weighting: not capped at 1 (0.24 was); refused for AOT",
     ),
-    Preset(
+    LossPreset(
         library="trl",
         algorithm="alpha_divergence",
         function=implicit.alpha_link,
@@ -113,15 +113,15 @@ PRESETS: Final[tuple[Preset, ...]] = (
         scheme=None,
         difference="f_alpha_divergence_coef is 1 - alpha; the exponent is cut at 80, without gradient beyond",
     ),
-    Preset(
+    LossPreset(
         library="trl",
         algorithm="process_reward",
-        function=reward_model.step_classes,
+        function=reward_model.step_classification,
         values={},
         scheme=weights.token_mean,
         difference="the mean is over the labelled tokens of the micro-batch",
     ),
-    Preset(
+    LossPreset(
         library="trl",
         algorithm="gkd",
         function=distill.generalised_jsd,
@@ -130,7 +130,7 @@ PRESETS: Final[tuple[Preset, ...]] = (
         difference="temperature 0.9 of both; half of the batches are the student's own; mix 0 and 1 are the forward "
         "and the reverse KL, a jump in scale. Without labels the sum over tokens is divided by the rows alone",
     ),
-    Preset(
+    LossPreset(
         library="trl",
         algorithm="value",
         function=value.clipped_value,
@@ -138,7 +138,7 @@ PRESETS: Final[tuple[Preset, ...]] = (
         scheme=weights.token_mean,
         difference="weighted 0.1 against the policy's loss; the mean is over the tokens of the micro-batch",
     ),
-    Preset(
+    LossPreset(
         library="verl",
         algorithm="value",
         function=value.clipped_value,
@@ -146,7 +146,7 @@ PRESETS: Final[tuple[Preset, ...]] = (
         scheme=weights.token_mean,
         difference="a width of 0.5 where PPO's code had 0.2",
     ),
-    Preset(
+    LossPreset(
         library="verl",
         algorithm="forward_kl_topk",
         function=distill.forward_kl,
@@ -155,7 +155,7 @@ PRESETS: Final[tuple[Preset, ...]] = (
         difference="the truncated sum over the teacher's bare top k (128 in the code, 32 in the YAML), with both "
         "log-probabilities clamped and the sum held at 0 from below",
     ),
-    Preset(
+    LossPreset(
         library="verl",
         algorithm="on_policy_distillation",
         function=distill.distillation_advantage,

@@ -14,27 +14,27 @@ LOG_RATIO_LIMIT = 20.0
 """Log-ratios are capped here before `exp`, so that one absurd decision is a large number and not infinity."""
 
 
-def widened(x: Shaped[Tensor, " *shape"]) -> Elementwise:
+def at_least_float32(x: Shaped[Tensor, " *shape"]) -> Elementwise:
     """float32, or float64 where it is float64: sums of half-precision numbers lose their small ones."""
     return x if x.dtype == torch.float64 else x.float()
 
 
-def gap(now: Elementwise, then: Elementwise) -> Elementwise:
+def logp_difference(now: Elementwise, then: Elementwise) -> Elementwise:
     """now - then in nats, widened and not capped."""
-    return widened(now) - widened(then)
+    return at_least_float32(now) - at_least_float32(then)
 
 
 def ratio(now: Elementwise, then: Elementwise) -> Elementwise:
     """Importance ratio exp(now - then), the log-ratio capped at 20 nats (no gradient beyond)."""
-    return torch.exp(gap(now, then).clamp(max=LOG_RATIO_LIMIT))
+    return torch.exp(logp_difference(now, then).clamp(max=LOG_RATIO_LIMIT))
 
 
-def saturated(log_ratio: PerDecision) -> Flags:
+def is_saturated(log_ratio: PerDecision) -> Flags:
     """Beyond the cap, where a loss that differentiates the ratio has no gradient."""
     return log_ratio.detach() > LOG_RATIO_LIMIT
 
 
-def drift(r: PerDecision, log_ratio: PerDecision) -> dict[str, PerDecision]:
+def ratio_metrics(r: PerDecision, log_ratio: PerDecision) -> dict[str, PerDecision]:
     """Metrics of every loss with a ratio: r - 1 - log r, the estimate of KL(then || now) in nats; the largest ratio."""
     return {"policy/kl_nats": (r - 1.0) - log_ratio.clamp(max=LOG_RATIO_LIMIT), "policy/ratio_max": r.detach()}
 
@@ -64,7 +64,7 @@ def sequence_max(values: PerDecision, sequence: Indices) -> PerDecision:
 
 
 def quantile(values: PerDecision, share: float) -> Float[Tensor, ""]:
-    """The value below which `share` of `values` lie, linear between neighbours, for any n >= 1."""
+    """The value below which `fraction_true` of `values` lie, linear between neighbours, for any n >= 1."""
     return sequence_quantile(values, torch.zeros_like(values, dtype=torch.int64), share)[0]
 
 
@@ -86,7 +86,9 @@ def sequence_quantile(values: PerDecision, sequence: Indices, share: float) -> P
     return low + (place - below)[sequence] * (high - low)
 
 
-def decided(mask: Shaped[Tensor, "B T"], *columns: Shaped[Tensor, "B T ..."]) -> tuple[Shaped[Tensor, "n ..."], ...]:
+def gather_decisions(
+    mask: Shaped[Tensor, "B T"], *columns: Shaped[Tensor, "B T ..."]
+) -> tuple[Shaped[Tensor, "n ..."], ...]:
     """Padded rows -> decisions: of each column what the mask leaves, rows in order.
 
     What stands where the mask is 0 is never read, so it may be NaN, and its gradient is exactly 0: multiplying by the
@@ -96,6 +98,6 @@ def decided(mask: Shaped[Tensor, "B T"], *columns: Shaped[Tensor, "B T ..."]) ->
     return tuple(column[chosen] for column in columns)
 
 
-def owners(mask: Shaped[Tensor, "B T"]) -> Indices:
-    """The row of each decision that `decided` gathers."""
+def decision_rows(mask: Shaped[Tensor, "B T"]) -> Indices:
+    """The row of each decision that `gather_decisions` gathers."""
     return mask.bool().nonzero()[:, 0]

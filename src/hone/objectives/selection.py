@@ -19,7 +19,7 @@ Floats: TypeAlias = Float64[NDArray[np.float64], " N"]
 Mask: TypeAlias = Bool[NDArray[np.bool_], " N"]
 
 
-def clip_stopped(now: Column, then: Column, advantage: Column, *, low: float = 0.2, high: float = 0.2) -> Mask:
+def clipped_mask(now: Column, then: Column, advantage: Column, *, low: float = 0.2, high: float = 0.2) -> Mask:
     """Where the clipped surrogate of these widths has no gradient. `now`, `then` in nats."""
     r = np.exp(np.minimum(np.asarray(now, np.float64) - then, 20.0))
     return ((advantage > 0) & (r > 1.0 + high)) | ((advantage < 0) & (r < 1.0 - low))
@@ -31,34 +31,34 @@ def covariances(now: Column, advantage: Column) -> Floats:
     return (credit - _mean(credit)) * (logp - _mean(logp))
 
 
-def clip_cov_dropped(
+def clip_cov_mask(
     now: Column,
     advantage: Column,
     stopped: Mask,
     uniform: Column,
     *,
-    share: float = 2e-4,
-    above: float = 1.0,
-    below: float = 5.0,
+    fraction: float = 2e-4,
+    min_covariance: float = 1.0,
+    max_covariance: float = 5.0,
 ) -> Mask:
     """Decisions that Clip-Cov leaves out (Cui et al., 2025, 2505.22617).
 
-    Drawn among those with `above` < covariance < `below` that the clip has not `stopped` (`clip_stopped`): as many as
-    max(1, share * N), those with the smallest `uniform` in [0, 1).
+    Drawn among those with `above` < covariance < `error_bound` that the clip has not `stopped` (`clipped_mask`): as
+    many as max(1, share * N), those with the smallest `uniform` in [0, 1).
     """
     covariance = covariances(now, advantage)
-    candidates = np.flatnonzero((covariance > above) & (covariance < below) & ~stopped)
+    candidates = np.flatnonzero((covariance > min_covariance) & (covariance < max_covariance) & ~stopped)
     ranked = candidates[np.argsort(uniform[candidates], kind="stable")]
-    return _mask(len(covariance), ranked[: _count(share, len(covariance))])
+    return _mask(len(covariance), ranked[: _count(fraction, len(covariance))])
 
 
-def kl_cov_chosen(now: Column, advantage: Column, *, share: float = 2e-4) -> Mask:
+def kl_cov_mask(now: Column, advantage: Column, *, fraction: float = 2e-4) -> Mask:
     """The max(1, share * N) decisions of the largest covariance, for KL-Cov (Cui et al., 2025, 2505.22617)."""
     covariance = covariances(now, advantage)
-    return _mask(len(covariance), np.argsort(-covariance, kind="stable")[: _count(share, len(covariance))])
+    return _mask(len(covariance), np.argsort(-covariance, kind="stable")[: _count(fraction, len(covariance))])
 
 
-def second_moment_kept(now: Column, then: Column, *, most: float = 0.04) -> Mask:
+def second_moment_mask(now: Column, then: Column, *, max_second_moment: float = 0.04) -> Mask:
     """What stays when the largest squared log-ratios are dropped until the mean of the rest is below `most`.
 
     As few as possible are dropped. `now`, `then` in nats, `most` nats^2: the bound of M2PO (Zheng et al., 2025,
@@ -67,17 +67,17 @@ def second_moment_kept(now: Column, then: Column, *, most: float = 0.04) -> Mask
     square = (np.asarray(now, np.float64) - then) ** 2
     ranked = np.argsort(square, kind="stable")
     means = np.cumsum(square[ranked]) / np.arange(1, len(square) + 1)
-    return _mask(len(square), ranked[means < most])  # the means rise along the ranks, so this is a prefix
+    return _mask(len(square), ranked[means < max_second_moment])  # the means rise along the ranks, so this is a prefix
 
 
-def high_entropy(entropy: Column, *, share: float = 0.2) -> Mask:
+def high_entropy_mask(entropy: Column, *, fraction: float = 0.2) -> Mask:
     """The decisions whose entropy is at least the (1 - share) quantile of the batch, at least one.
 
     Only those forks carry the gradient (Wang et al., "Beyond the 80/20 Rule", 2025, 2506.01939; 0.2).
     """
     if len(entropy) == 0:
         return np.zeros(0, dtype=np.bool_)
-    return np.asarray(entropy >= np.quantile(entropy, 1.0 - share))
+    return np.asarray(entropy >= np.quantile(entropy, 1.0 - fraction))
 
 
 def batch_normalised(weight: Column) -> Floats:
@@ -87,7 +87,7 @@ def batch_normalised(weight: Column) -> Floats:
     return widened / (mean if mean > 0 else 1.0)
 
 
-def shrunk_denominator(kept: Column | Mask) -> Floats:
+def rescale_kept(kept: Column | Mask) -> Floats:
     """kept * N / (number kept): a rejection whose denominator shrinks with it, as verl's does, for comparison.
 
     hone's own is fixed: use the mask as it is.

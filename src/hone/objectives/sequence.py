@@ -12,19 +12,27 @@ import math
 import torch
 
 from hone.objectives.policy import surrogate
-from hone.objectives.ratios import LOG_RATIO_LIMIT, drift, gap, saturated, sequence_mean, sequence_sum, widened
+from hone.objectives.ratios import (
+    LOG_RATIO_LIMIT,
+    at_least_float32,
+    is_saturated,
+    logp_difference,
+    ratio_metrics,
+    sequence_mean,
+    sequence_sum,
+)
 from hone.objectives.shapes import Flags, Indices, PerDecision
-from hone.objectives.terms import Terms
+from hone.objectives.terms import LossTerms
 
 
 def _geometric(now: PerDecision, then: PerDecision, sequence: Indices) -> PerDecision:
     """Mean log-ratio of the sequence in nats, not capped."""
-    return sequence_mean(gap(now, then), sequence)
+    return sequence_mean(logp_difference(now, then), sequence)
 
 
 def _told(r: PerDecision, log_ratio: PerDecision, stopped: Flags, advantage: PerDecision) -> dict[str, PerDecision]:
-    held = stopped | (saturated(log_ratio) & (advantage != 0))
-    return {"policy/clip_fraction": held.to(r.dtype), **drift(r, log_ratio)}
+    held = stopped | (is_saturated(log_ratio) & (advantage != 0))
+    return {"policy/clip_fraction": held.to(r.dtype), **ratio_metrics(r, log_ratio)}
 
 
 def gspo(
@@ -35,7 +43,7 @@ def gspo(
     *,
     low: float = 3e-4,
     high: float = 4e-4,
-) -> Terms:
+) -> LossTerms:
     """-min(s A, clip(s, 1 - low, 1 + high) A), s = exp(mean over the sequence of now - then) (GSPO, 2025, 2507.18071).
 
     Group sequence policy optimisation: one ratio per answer, the geometric mean of its tokens', so that noise of single
@@ -45,7 +53,7 @@ def gspo(
     log_ratio = _geometric(now, then, sequence)
     s = torch.exp(log_ratio.clamp(max=LOG_RATIO_LIMIT))
     loss, stopped = surrogate(s, advantage, low=low, high=high)
-    return Terms(loss=loss, told=lambda: _told(s, log_ratio, stopped, advantage))
+    return LossTerms(loss=loss, compute_metrics=lambda: _told(s, log_ratio, stopped, advantage))
 
 
 def gspo_token(
@@ -56,19 +64,19 @@ def gspo_token(
     *,
     low: float = 3e-4,
     high: float = 4e-4,
-) -> Terms:
+) -> LossTerms:
     """The clipped surrogate with s_t = sg[s] * p_t / sg[p_t] (GSPO-token, 2025, 2507.18071).
 
     The value of every s_t is the sequence's s; the gradient is each token's own, so advantages may differ by token.
     Equal to `gspo` in gradient where they do not, and the weights are `sequence_mean`.
     """
     log_ratio = _geometric(now, then, sequence).detach()
-    own = widened(now)
+    own = at_least_float32(now)
     s = torch.exp(log_ratio.clamp(max=LOG_RATIO_LIMIT)) * torch.exp(own - own.detach())
     loss, stopped = surrogate(s, advantage, low=low, high=high)
-    return Terms(
+    return LossTerms(
         loss=loss,
-        told=lambda: {"policy/clip_fraction": stopped.to(s.dtype), **drift(s, log_ratio)},
+        compute_metrics=lambda: {"policy/clip_fraction": stopped.to(s.dtype), **ratio_metrics(s, log_ratio)},
     )
 
 
@@ -80,7 +88,7 @@ def luspo(
     *,
     low: float = 2e-3,
     high: float = 2.5e-3,
-) -> Terms:
+) -> LossTerms:
     """`gspo` with wider clips; the weights must be `sequence_sum` (length-unbiased sequence optimisation, 2602.05261).
 
     Each sequence's loss counts once per decision, which undoes GSPO's 1 / length: long answers are not held back.
@@ -97,14 +105,14 @@ def gmpo(
     *,
     log_low: float = 0.4,
     log_high: float = 0.4,
-) -> Terms:
+) -> LossTerms:
     """-A * exp(mean over the sequence of d), d = min(lr, log_high) if A > 0, max(lr, -log_low) if A < 0 (2507.20673).
 
     Geometric-mean policy optimisation: token log-ratios are clipped one-sidedly, in nats (0.4: ratios of 0.67 and
     1.49), and their mean is the sequence's. A = 0 counts as negative. Weights: `sequence_mean`. Metrics: share of
     decisions whose own gradient has stopped, by their clip or by the numerical cap of the mean.
     """
-    change = gap(now, then)
+    change = logp_difference(now, then)
     praised = advantage > 0
     kept = torch.where(praised, change.clamp(max=log_high), change.clamp(min=-log_low))
     log_ratio = sequence_mean(kept, sequence)
@@ -114,7 +122,7 @@ def gmpo(
         stopped = torch.where(praised, change > log_high, (change < -log_low) & (advantage < 0))
         return _told(rho, log_ratio, stopped, advantage)
 
-    return Terms(loss=-advantage * rho, told=told)
+    return LossTerms(loss=-advantage * rho, compute_metrics=told)
 
 
 LOG_WEIGHT_FLOOR = math.log(1e-8)
@@ -130,14 +138,14 @@ def vespo(
     positive: tuple[float, float] = (2.0, 3.0),
     negative: tuple[float, float] = (3.0, 2.0),
     log_correction: PerDecision | None = None,
-) -> Terms:
+) -> LossTerms:
     """-sg[phi(w)] * A * log p, phi(w) = w^k exp(l (1 - w)), w the product of the sequence's ratios (VESPO, 2602.10693).
 
-    The gamma-shaped kernel is 1 at w = 1 and fades on both sides; (k, l) is `positive` where A >= 0, else `negative`.
-    Log-ratios are bounded to 20 nats each, and their sum to [log 1e-8, 20]. `log_correction` nats, data, is added to
-    them (proximal - then, where three policies are told apart). Weights: `token_mean`. Metrics: phi.
+    The gamma-shaped kernel is 1 at w = 1 and fades on both sides; (k, l) is `positive_reward` where A >= 0, else
+    `negative_reward`. Log-ratios are bounded to 20 nats each, and their sum to [log 1e-8, 20]. `log_correction` nats,
+    data, is added to them (proximal - then, where three policies are told apart). Weights: `token_mean`. Metrics: phi.
     """
-    change = gap(now, then).detach().clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
+    change = logp_difference(now, then).detach().clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     if log_correction is not None:
         change = change + log_correction.to(change.dtype)
     log_w = sequence_sum(change, sequence).clamp(LOG_WEIGHT_FLOOR, LOG_RATIO_LIMIT)
@@ -146,7 +154,7 @@ def vespo(
     power = torch.full_like(w, negative[0]).masked_fill(praised, positive[0])
     rate = torch.full_like(w, negative[1]).masked_fill(praised, positive[1])
     phi = torch.exp(power * log_w + rate * (1.0 - w))
-    return Terms(
-        loss=-phi * advantage * widened(now),
-        told=lambda: {"policy/phi": phi, "policy/ratio_max": w},
+    return LossTerms(
+        loss=-phi * advantage * at_least_float32(now),
+        compute_metrics=lambda: {"policy/phi": phi, "policy/ratio_max": w},
     )

@@ -4,7 +4,7 @@ Nothing looks at them while a run is going on, so they cost nothing. The tests r
 (`jaxtyping.install_import_hook`): a column `[n, 1]` where `[n]` is meant would spread to `[n, n]` without a word, and
 is refused there. Axes with the same letter are equally long within one call: n rows of a micro-batch, p pairs of
 answers, k entries of each, K listed tokens, a numbers of an action. Shapes of whole batches are in `selection.py` and
-`weights.py`, which need no torch.
+`question_weights.py`, which need no torch.
 """
 
 from collections.abc import Mapping
@@ -29,7 +29,7 @@ One: TypeAlias = Float[Tensor, "1"]
 
 Table: TypeAlias = Float[Tensor, "n k"]
 """An entry for each of k actions, classes, tokens or quantiles."""
-Top: TypeAlias = Float[Tensor, "n K"]
+TopKLogps: TypeAlias = Float[Tensor, "n K"]
 Actions: TypeAlias = Float[Tensor, "n a"]
 
 Members: TypeAlias = Float[Tensor, "K n d"]

@@ -9,41 +9,41 @@ from dataclasses import dataclass
 import torch
 
 from hone.objectives.policy import surrogate
-from hone.objectives.ratios import drift, gap, ratio, sequence_quantile, widened
-from hone.objectives.shapes import Flags, Indices, PerDecision, Top
-from hone.objectives.terms import Terms
+from hone.objectives.ratios import at_least_float32, logp_difference, ratio, ratio_metrics, sequence_quantile
+from hone.objectives.shapes import Flags, Indices, PerDecision, TopKLogps
+from hone.objectives.terms import LossTerms
 
 TINY = 1e-8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Candidates:
+class TopKCandidates:
     """The K tokens likeliest under the policy at the start of the update, at each decision."""
 
-    now: Top
+    logp: TopKLogps
     """Nats, with gradient."""
-    then: Top
+    old_logp: TopKLogps
     """Nats of the same tokens: they are matched by id, never by rank."""
-    first: Flags
+    drawn_is_top: Flags
     """The chosen token is the likeliest of them."""
 
 
-def forking(entropy: PerDecision, sequence: Indices, *, share: float = 0.8) -> Flags:
+def forking_tokens(entropy: PerDecision, sequence: Indices, *, quantile: float = 0.8) -> Flags:
     """Decisions whose entropy is above that quantile of their own answer."""
-    return widened(entropy).detach() > sequence_quantile(widened(entropy), sequence, share)
+    return at_least_float32(entropy).detach() > sequence_quantile(at_least_float32(entropy), sequence, quantile)
 
 
 def simko(
     now: PerDecision,
     then: PerDecision,
     advantage: PerDecision,
-    candidates: Candidates,
+    candidates: TopKCandidates,
     forks: Flags,
     *,
-    mix: float = 0.01,
-    boost: float = 1.1,
-) -> Terms:
-    """PPO's clip (0.2) of r' and A', at `forks` only; elsewhere of r and A.
+    smoothing: float = 0.01,
+    penalty_scale: float = 1.1,
+) -> LossTerms:
+    """PPO's clip (0.2) of r' and A', at `select_high_entropy` only; elsewhere of r and A.
 
     Right answers (A > 0): r' = (1 - mix) r + mix / K * sum over k of sg[r / r_k] r_k. Its value is r; of the gradient,
     a part `mix` is spread evenly over the K candidates. Wrong answers (A < 0): A' = boost * A where the chosen token is
@@ -51,17 +51,17 @@ def simko(
     stands for right and wrong: in a group with both, it is. Weights: `token_mean`. Metrics as PPO's.
     """
     r = ratio(now, then)
-    others = ratio(candidates.now, candidates.then)
+    others = ratio(candidates.logp, candidates.old_logp)
     share = r.detach()[:, None] / (others.detach() + TINY)
-    spread = (1.0 - mix) * r + mix * (share * others).mean(dim=1)
+    spread = (1.0 - smoothing) * r + smoothing * (share * others).mean(dim=1)
     mixed = torch.where(forks & (advantage > 0), spread, r)
-    pressed = torch.where(forks & (advantage < 0) & candidates.first, boost * advantage, advantage)
+    pressed = torch.where(forks & (advantage < 0) & candidates.drawn_is_top, penalty_scale * advantage, advantage)
     loss, stopped = surrogate(mixed, pressed, low=0.2, high=0.2)
-    return Terms(
+    return LossTerms(
         loss=loss,
-        told=lambda: {
+        compute_metrics=lambda: {
             "policy/clip_fraction": stopped.to(r.dtype),
             "policy/fork_fraction": forks.to(r.dtype),
-            **drift(r, gap(now, then)),
+            **ratio_metrics(r, logp_difference(now, then)),
         },
     )

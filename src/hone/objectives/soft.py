@@ -6,7 +6,7 @@ All per decision. alpha is the temperature, the price of one nat of entropy.
 import torch
 
 from hone.objectives.shapes import One, PerDecision, Shared, Table
-from hone.objectives.terms import Terms
+from hone.objectives.terms import LossTerms
 
 
 @torch.no_grad()
@@ -15,7 +15,8 @@ def soft_target(
 ) -> PerDecision:
     """r + discount * (Q'(s', a') - alpha * log pi(a' | s')); `discount` is 0 where the world ended.
 
-    `worth` is the lesser of two slow critics at an action drawn from the policy now, `logp` that action's density.
+    `start_value` is the lesser of two slow critics at an action drawn from the policy now, `logp` that action's
+    density.
     """
     return reward + discount * (worth - alpha * logp)
 
@@ -30,22 +31,24 @@ def soft_greedy_target(reward: PerDecision, discount: PerDecision, table_slow: T
     return reward + discount * alpha * torch.logsumexp(table_slow / alpha, dim=1)
 
 
-def soft_values(first: PerDecision, second: PerDecision, target: PerDecision) -> Terms:
+def twin_critic_loss(first: PerDecision, second: PerDecision, target: PerDecision) -> LossTerms:
     """Half the squared errors of both critics, added: ((Q1 - y)^2 + (Q2 - y)^2) / 2."""
     loss = 0.5 * ((first - target).square() + (second - target).square())
-    return Terms(loss=loss, told=lambda: {"value/mean": first.detach()})
+    return LossTerms(loss=loss, compute_metrics=lambda: {"value/mean": first.detach()})
 
 
-def soft_policy(logp: PerDecision, first: PerDecision, second: PerDecision, alpha: Shared) -> Terms:
+def sac_actor_loss(logp: PerDecision, first: PerDecision, second: PerDecision, alpha: Shared) -> LossTerms:
     """alpha * log pi(a | s) - min(Q1, Q2)(s, a), reparametrised action; `alpha` is data."""
     loss = alpha.detach() * logp - torch.minimum(first, second)
-    return Terms(loss=loss, told=lambda: {"policy/entropy_nats": -logp.detach()})
+    return LossTerms(loss=loss, compute_metrics=lambda: {"policy/entropy_nats": -logp.detach()})
 
 
-def temperature(log_alpha: One, logp: PerDecision, *, target_entropy: float) -> Terms:
+def temperature_loss(log_alpha: One, logp: PerDecision, *, target_entropy: float) -> LossTerms:
     """-log alpha * (log pi + target entropy): alpha rises while the entropy is below its target, in nats.
 
     `log_alpha` carries the gradient, `logp` is data.
     """
     loss = -log_alpha * (logp.detach() + target_entropy)
-    return Terms(loss=loss, told=lambda: {"policy/temperature": log_alpha.detach().exp().expand(len(logp))})
+    return LossTerms(
+        loss=loss, compute_metrics=lambda: {"policy/temperature": log_alpha.detach().exp().expand(len(logp))}
+    )

@@ -10,7 +10,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from hone.objectives.shapes import Actions, PerDecision, Table
-from hone.objectives.terms import Terms
+from hone.objectives.terms import LossTerms
 
 
 @torch.no_grad()
@@ -55,17 +55,17 @@ def smoothed_action(
 ) -> Actions:
     """clip(pi'(s') + clip(scale * noise, ±limit), low, high): target policy smoothing (TD3).
 
-    `noise` is standard normal, which travels with the rows. The paper's widths are for actions in [-1, 1].
+    `gradient_noise` is standard normal, which travels with the rows. The paper's widths are for actions in [-1, 1].
     """
     return (action + (scale * noise).clamp(-limit, limit)).clamp(low, high)
 
 
-def deterministic_policy(worth: PerDecision) -> Terms:
+def ddpg_actor_loss(worth: PerDecision) -> LossTerms:
     """-Q1(s, pi(s)): the deterministic policy gradient (Silver et al., 2014), TD3's and DDPG's actor.
 
-    `worth` carries the gradient to the actions only. TD3 steps it on every second update of the critics.
+    `start_value` carries the gradient to the actions only. TD3 steps it on every second update of the critics.
     """
-    return Terms(loss=-worth, told=lambda: {"policy/worth": worth.detach()})
+    return LossTerms(loss=-worth, compute_metrics=lambda: {"policy/worth": worth.detach()})
 
 
 def dueling(value: PerDecision, advantage: Table) -> Table:

@@ -13,12 +13,12 @@ def _nothing() -> Metrics:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
+class LossTerms:
     """One number to lower per decision, before weighting, and what can be told of it."""
 
     loss: PerDecision
     """With gradient; the learner sums `weight * loss`."""
-    told: Callable[[], Metrics] = _nothing
+    compute_metrics: Callable[[], Metrics] = _nothing
     """Computes the metrics; called only where somebody listens: a small network's step is short."""
 
     @property
@@ -26,20 +26,21 @@ class Terms:
         """Reported as the mean over decisions, as the largest where the name ends in `_max`, and as the effective share
         of importance weights where it ends in `_ess`."""
         with torch.no_grad():
-            return self.told()
+            return self.compute_metrics()
 
 
-def added(first: Terms, second: Terms, *, weight: float = 1.0) -> Terms:
+def add_terms(first: LossTerms, second: LossTerms, *, weight: float = 1.0) -> LossTerms:
     """first + weight * second, per decision; the metrics of both (the second's where a name stands in both)."""
-    return Terms(
-        loss=torch.add(first.loss, second.loss, alpha=weight), told=lambda: {**first.metrics, **second.metrics}
+    return LossTerms(
+        loss=torch.add(first.loss, second.loss, alpha=weight),
+        compute_metrics=lambda: {**first.metrics, **second.metrics},
     )
 
 
-def scaled(terms: Terms, multiplier: Multiplier) -> Terms:
+def scale_terms(terms: LossTerms, multiplier: Multiplier) -> LossTerms:
     """multiplier * loss: `multiplier` is data (a mask, an importance weight) and gets no gradient.
 
     The weights of the sum stay what they are, so what a mask drops still counts in the denominator: dropping more
     decisions never makes the others count for more.
     """
-    return Terms(loss=terms.loss * multiplier.detach().to(terms.loss.dtype), told=terms.told)
+    return LossTerms(loss=terms.loss * multiplier.detach().to(terms.loss.dtype), compute_metrics=terms.compute_metrics)

@@ -9,9 +9,9 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hone.objectives.ratios import drift, gap, ratio, sequence_max, widened
-from hone.objectives.shapes import Flags, Indices, Multiplier, PerDecision, Top
-from hone.objectives.terms import Terms
+from hone.objectives.ratios import at_least_float32, logp_difference, ratio, ratio_metrics, sequence_max
+from hone.objectives.shapes import Flags, Indices, Multiplier, PerDecision, TopKLogps
+from hone.objectives.terms import LossTerms
 
 LEAST_PROBABILITY = 1e-8
 """Of what remains beside the listed tokens: below it, logarithms are taken of this."""
@@ -30,19 +30,21 @@ def _beside(logp: PerDecision) -> PerDecision:
 @torch.no_grad()
 def binary_tv(now: PerDecision, then: PerDecision) -> PerDecision:
     """|p - q|: total variation between "this token" and "any other", p = exp(now), q = exp(then)."""
-    return (widened(now).exp() - widened(then).exp()).abs()
+    return (at_least_float32(now).exp() - at_least_float32(then).exp()).abs()
 
 
 @torch.no_grad()
 def binary_kl(now: PerDecision, then: PerDecision) -> PerDecision:
     """q log(q / p) + (1 - q) log((1 - q) / (1 - p)) nats: KL(then || now) of the same two outcomes."""
-    p, q = widened(now), widened(then)
+    p, q = at_least_float32(now), at_least_float32(then)
     other = _beside(q)
     return q.exp() * (q - p) + other * (other.log() - _beside(p).log())
 
 
 @torch.no_grad()
-def top_tv(now: PerDecision, then: PerDecision, top_now: Top, top_then: Top, listed: Flags) -> PerDecision:
+def top_k_tv(
+    now: PerDecision, then: PerDecision, top_now: TopKLogps, top_then: TopKLogps, listed: Flags
+) -> PerDecision:
     """Total variation between distributions over: the K listed tokens, the chosen one, and all others as one.
 
     `top_now`, `top_then` nats of the same K tokens (those likeliest under whoever acted); `listed`: the chosen token is
@@ -54,55 +56,58 @@ def top_tv(now: PerDecision, then: PerDecision, top_now: Top, top_then: Top, lis
 
 
 @torch.no_grad()
-def top_kl(now: PerDecision, then: PerDecision, top_now: Top, top_then: Top, listed: Flags) -> PerDecision:
-    """KL(then || now) in nats over the same outcomes as `top_tv`; at most the full distributions' KL."""
+def top_k_kl(
+    now: PerDecision, then: PerDecision, top_now: TopKLogps, top_then: TopKLogps, listed: Flags
+) -> PerDecision:
+    """KL(then || now) in nats over the same outcomes as `top_k_tv`; at most the full distributions' KL."""
     p, q = _buckets(now, top_now, listed), _buckets(then, top_then, listed)
     inside = torch.where(q == -torch.inf, 0.0, q.exp() * (q - p)).sum(dim=1)
     left = _rest(q.exp().sum(dim=1))
     return inside + left * (left.log() - _rest(p.exp().sum(dim=1)).log())
 
 
-def _buckets(chosen: PerDecision, top: Top, listed: Flags) -> Float[Tensor, "n K+1"]:
+def _buckets(chosen: PerDecision, top: TopKLogps, listed: Flags) -> Float[Tensor, "n K+1"]:
     """Nats: the listed tokens, and the chosen one where it is none of them (else probability 0)."""
-    own = widened(chosen).masked_fill(listed, -torch.inf)
-    return torch.cat([widened(top), own[:, None]], dim=1)
+    own = at_least_float32(chosen).masked_fill(listed, -torch.inf)
+    return torch.cat([at_least_float32(top), own[:, None]], dim=1)
 
 
 @torch.no_grad()
-def trusted(
+def trust_region_mask(
     now: PerDecision,
     then: PerDecision,
     advantage: PerDecision,
     divergence: PerDecision,
     *,
-    most_rising: float,
-    most_falling: float,
+    max_increase: float,
+    max_decrease: float,
 ) -> Flags:
     """False where the advantage pushes a decision further that has already moved too far.
 
     That is: A > 0, now > then and divergence > most_rising; or A < 0, now < then and divergence > most_falling. What
     pushes back towards `then` is always trusted.
     """
-    rising = (advantage > 0) & (now > then) & (divergence > most_rising)
-    falling = (advantage < 0) & (now < then) & (divergence > most_falling)
+    rising = (advantage > 0) & (now > then) & (divergence > max_increase)
+    falling = (advantage < 0) & (now < then) & (divergence > max_decrease)
     return ~(rising | falling)
 
 
-def trusted_sequences(divergence: PerDecision, sequence: Indices, *, most: float) -> Flags:
+def trust_region_sequence_mask(divergence: PerDecision, sequence: Indices, *, max_divergence: float) -> Flags:
     """False at every decision of a sequence that holds one with `divergence` above `most`.
 
     Trust region masking (TRM, 2025, 2512.23075) for language models: its bounds are in the largest divergence along an
     answer; its threshold could not be read, so there is no default. Multiply by it: `terms.scaled(terms, kept)`.
     """
-    return sequence_max(divergence, sequence) <= most
+    return sequence_max(divergence, sequence) <= max_divergence
 
 
 def dppo(
     now: PerDecision, then: PerDecision, advantage: PerDecision, keep: Flags, *, ratio_cap: float | None = None
-) -> Terms:
+) -> LossTerms:
     """-keep * sg[min(r, ratio_cap)] * A * log p: divergence proximal policy optimisation (2026, 2602.04879).
 
-    `keep` from `trusted`, with the divergence of one's choice; `then` is whoever acted, for mask and ratio both.
+    `keep` from `trust_region_mask`, with the divergence of one's choice; `then` is whoever acted, for mask and ratio
+    both.
     `ratio_cap` is off: the paper warns of truncation's bias (verl's example runs 10,000). Metrics: share of decisions
     whose gradient is masked, share of ratios capped, KL, largest ratio.
     """
@@ -113,10 +118,10 @@ def dppo(
         return {
             "policy/clip_fraction": (~keep & (advantage != 0)).to(r.dtype),
             "policy/capped_fraction": (bounded < r).to(r.dtype),
-            **drift(r, gap(now, then)),
+            **ratio_metrics(r, logp_difference(now, then)),
         }
 
-    return Terms(loss=-torch.where(keep, bounded, 0.0) * advantage * widened(now), told=told)
+    return LossTerms(loss=-torch.where(keep, bounded, 0.0) * advantage * at_least_float32(now), compute_metrics=told)
 
 
 def dppo_tv(
@@ -124,16 +129,16 @@ def dppo_tv(
     then: PerDecision,
     advantage: PerDecision,
     *,
-    rise_probability: float = 0.15,
-    fall_probability: float = 0.15,
+    max_increase: float = 0.15,
+    max_decrease: float = 0.15,
     ratio_cap: float | None = None,
-) -> Terms:
+) -> LossTerms:
     """`dppo`, masked where the chosen token's probability has changed by more than 0.15 (Binary-TV).
 
     0.15 is verl's example; the paper's own threshold could not be read (prime-rl and SkyRL run 0.2).
     """
-    keep = trusted(
-        now, then, advantage, binary_tv(now, then), most_rising=rise_probability, most_falling=fall_probability
+    keep = trust_region_mask(
+        now, then, advantage, binary_tv(now, then), max_increase=max_increase, max_decrease=max_decrease
     )
     return dppo(now, then, advantage, keep, ratio_cap=ratio_cap)
 
@@ -146,16 +151,16 @@ def dppo_kl(
     rise_nats: float = 0.05,
     fall_nats: float = 0.05,
     ratio_cap: float | None = None,
-) -> Terms:
+) -> LossTerms:
     """`dppo`, masked where KL(then || now) of the chosen token against all others exceeds 0.05 nats (Binary-KL).
 
     0.05 is verl's example; the paper's own threshold could not be read.
     """
-    keep = trusted(now, then, advantage, binary_kl(now, then), most_rising=rise_nats, most_falling=fall_nats)
+    keep = trust_region_mask(now, then, advantage, binary_kl(now, then), max_increase=rise_nats, max_decrease=fall_nats)
     return dppo(now, then, advantage, keep, ratio_cap=ratio_cap)
 
 
-def m2po(now: PerDecision, then: PerDecision, advantage: PerDecision, keep: Multiplier) -> Terms:
+def m2po(now: PerDecision, then: PerDecision, advantage: PerDecision, keep: Multiplier) -> LossTerms:
     """-keep * r * A: second-moment trust policy optimisation (M2PO, Zheng et al., 2025, 2510.01161).
 
     `keep` (0 or 1) from `selection.second_moment_kept`, chosen over the whole batch of the optimizer step; no ratio is
@@ -167,6 +172,6 @@ def m2po(now: PerDecision, then: PerDecision, advantage: PerDecision, keep: Mult
 
     def told() -> dict[str, PerDecision]:
         stopped = (~kept & (advantage != 0)).to(r.dtype)
-        return {"policy/clip_fraction": stopped, **drift(r, gap(now, then))}
+        return {"policy/clip_fraction": stopped, **ratio_metrics(r, logp_difference(now, then))}
 
-    return Terms(loss=torch.where(kept, -advantage * r, 0.0), told=told)
+    return LossTerms(loss=torch.where(kept, -advantage * r, 0.0), compute_metrics=told)

@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional as F
 
 from hone.objectives.shapes import Flags, Metrics, PerAnswer
-from hone.objectives.terms import Terms
+from hone.objectives.terms import LossTerms
 
 
 def _told(score: PerAnswer, desirable: Flags, threshold: PerAnswer) -> Metrics:
@@ -28,7 +28,7 @@ def kto(
     beta: float = 0.1,
     desirable_weight: float = 1.0,
     undesirable_weight: float = 1.0,
-) -> Terms:
+) -> LossTerms:
     """w_D (1 - sigmoid(beta (s - z0))) or w_U (1 - sigmoid(beta (z0 - s))): KTO (Ethayarajh et al., 2024).
 
     `baseline` is z0 of `batchwide.kto_baseline`, data. With unequal numbers of the two kinds, TRL's documentation
@@ -38,29 +38,29 @@ def kto(
     reach = beta * (score - baseline)
     gained = desirable_weight * torch.sigmoid(-reach)
     lost = undesirable_weight * torch.sigmoid(reach)
-    return Terms(
+    return LossTerms(
         loss=torch.where(desirable, gained, lost),
-        told=lambda: {**_told(score, desirable, baseline), "preference/baseline_nats": baseline},
+        compute_metrics=lambda: {**_told(score, desirable, baseline), "preference/baseline_nats": baseline},
     )
 
 
-def bco(score: PerAnswer, desirable: Flags, shift: PerAnswer, *, beta: float = 0.1) -> Terms:
+def bco(score: PerAnswer, desirable: Flags, shift: PerAnswer, *, beta: float = 0.1) -> LossTerms:
     """-logsigmoid(±beta (s - shift)): BCO (Jung et al., 2024), a binary classifier of answers; + where desirable.
 
     `shift` nats is data, from `batchwide.RunningShift`. TRL 0.24 could also weigh undesirable answers by how alike
     their prompts are to desirable ones (UDM): multiply by `implicit.reweighted`.
     """
     reach = beta * (score - shift)
-    return Terms(
+    return LossTerms(
         loss=-F.logsigmoid(torch.where(desirable, reach, -reach)),
-        told=lambda: {**_told(score, desirable, shift), "preference/shift_nats": shift},
+        compute_metrics=lambda: {**_told(score, desirable, shift), "preference/shift_nats": shift},
     )
 
 
-def apo_zero_unpaired(score: PerAnswer, desirable: Flags, *, beta: float = 0.1) -> Terms:
+def apo_zero_unpaired(score: PerAnswer, desirable: Flags, *, beta: float = 0.1) -> LossTerms:
     """1 - sigmoid(±beta s): APO-zero on single answers (D'Oosterlinck et al., 2024): KTO with z0 = 0."""
     reach = beta * score
-    return Terms(
+    return LossTerms(
         loss=torch.sigmoid(torch.where(desirable, -reach, reach)),
-        told=lambda: _told(score, desirable, torch.zeros_like(score)),
+        compute_metrics=lambda: _told(score, desirable, torch.zeros_like(score)),
     )

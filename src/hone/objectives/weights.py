@@ -16,7 +16,7 @@ PerSequence: TypeAlias = Int64[NDArray[np.int64], " E"]
 """Lengths in decisions, or numbers of groups."""
 Weights: TypeAlias = Float64[NDArray[np.float64], " E"]
 
-Scheme: TypeAlias = Callable[[PerSequence], Weights]
+WeightingScheme: TypeAlias = Callable[[PerSequence], Weights]
 
 
 def token_mean(lengths: PerSequence) -> Weights:

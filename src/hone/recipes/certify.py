@@ -1,4 +1,4 @@
-"""The whole certificate of a config, or of a run: every check of `certificate.py`, and real ranks.
+"""The whole certificate of a config, or of a run: every check of `build_certificate.py`, and real ranks.
 
 Belongs here: a config that costs little (a small model of the same family, no evaluation), built as a run would build
 it, so that loss, credit, aggregation and corrections are the config's own.
@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from hone.core.errors import DataError
 from hone.envs.text.task import TaskConfig
-from hone.evaluate.checkpoint import tree_of
+from hone.evaluate.checkpoint import config_tree
 from hone.evaluate.text.open_policy import ModelSource, policy_folder
 from hone.models.language.hf_checkpoint import read_config
 from hone.models.language.init import new_model
@@ -22,82 +22,88 @@ from hone.models.language.token_policy import TokenPolicy
 from hone.models.language.tokenizers import load_tokenizer
 from hone.recipes.data_parallel_check import gradients_over_ranks
 from hone.recipes.registry import load_recipe
-from hone.store.certificate import Certificate
+from hone.store.certificate import GradientCertificate
 from hone.train.config import RunConfig
-from hone.train.invariance.check import certificate, compared, gradient, job_trials, prefix_of
-from hone.train.invariance.probe import small, small_new
+from hone.train.invariance.check import (
+    build_certificate,
+    check_prefix,
+    compare_gradients,
+    job_gradient_probes,
+    summed_gradient,
+)
+from hone.train.invariance.probe import shrunken_model_config, shrunken_new_model
 from hone.train.runner.run import prepare_device
-from hone.train.text.checks import STAGE
+from hone.train.text.checks import STAGE_PREFIX
 
 C = TypeVar("C", bound=RunConfig)
 
-RANKS = 2
-EXAMPLES = 64
+CHECKED_RANKS = 2
+TASK_EXAMPLES = 64
 """Examples of a generated task that are made: they only have to be there."""
 
 
-def certify(config: RunConfig, *, config_hash: str) -> Certificate | None:
+def certify(config: RunConfig, *, config_hash: str) -> GradientCertificate | None:
     """The certificate of what `config` would train by; None where it steps in another way than by the gradient learner.
 
     Raises HoneError for what would keep a run of it from starting.
     """
     with tempfile.TemporaryDirectory(prefix="hone-stand-in-") as name:
-        light = stand_in(config, Path(name))
+        light = scaled_down_config(config, Path(name))
         prepare_device(light)
         job = load_recipe(light.recipe).build(light)
         try:
-            found = job_trials(job, light, own_credit=True)
+            found = job_gradient_probes(job, light, own_credit=True)
         finally:
             job.close()
         if not found:
             return None
-        summed = gradients_over_ranks(light, ranks=RANKS)
+        summed = gradients_over_ranks(light, ranks=CHECKED_RANKS)
     checks = [
-        compared(
-            f"{prefix_of(trial, found)}{RANKS} ranks over gloo",
-            f"{RANKS} processes, gradients summed",
-            gradient(trial, [trial.rows]),
+        compare_gradients(
+            f"{check_prefix(trial, found)}{CHECKED_RANKS} ranks over gloo",
+            f"{CHECKED_RANKS} processes, gradients summed",
+            summed_gradient(trial, [trial.rows]),
             summed[trial.name],
         )
         for trial in found
     ]
-    return certificate(found, recipe=config.recipe, config_hash=config_hash, more=checks)
+    return build_certificate(found, recipe=config.recipe, config_hash=config_hash, extra_checks=checks)
 
 
-def stand_in(config: C, folder: Path) -> C:
+def scaled_down_config(config: C, folder: Path) -> C:
     """The same config on one thread of a CPU, with a small model of the same family (in `folder`, where it has to be
     written) and with nothing to be judged by."""
     parts: Mapping[str, Any] = vars(config)
     changes: dict[str, Any] = {"run": config.run.model_copy(update={"device": "cpu", "threads": 1})}
     model, task = parts.get("model"), parts.get("task")
     if isinstance(model, ModelSource):
-        changes["model"] = _small_source(model, folder)
-    if isinstance(task, TaskConfig) and task.generated:
-        changes["task"] = task.model_copy(update={"size": min(task.size, EXAMPLES)})
+        changes["model"] = _scaled_down_source(model, folder)
+    if isinstance(task, TaskConfig) and task.is_generated:
+        changes["task"] = task.model_copy(update={"size": min(task.size, TASK_EXAMPLES)})
     if "evaluation" in parts:
         changes["evaluation"] = None
     return config.model_copy(update=changes)
 
 
-def _small_source(model: ModelSource, folder: Path) -> ModelSource:
+def _scaled_down_source(model: ModelSource, folder: Path) -> ModelSource:
     if model.new is not None:
-        return ModelSource(new=small_new(model.new), compute="float32")
+        return ModelSource(new=shrunken_new_model(model.new), compute="float32")
     assert model.path is not None
     place = policy_folder(Path(model.path))
     tokenizer = load_tokenizer(place)
-    TokenPolicy(new_model(small(read_config(place)), seed=0), tokenizer).save(folder)
+    TokenPolicy(new_model(shrunken_model_config(read_config(place)), seed=0), tokenizer).save(folder)
     return ModelSource(path=str(folder), compute="float32")
 
 
-def with_models(configs: Sequence[C]) -> list[C]:
+def with_stage_models(configs: Sequence[C]) -> list[C]:
     """Stages of a pipeline, each with the model that the stage it starts from has: so none needs another to be run."""
     models: dict[str, ModelSource] = {}
     found: list[C] = []
     for config in configs:
         model = vars(config).get("model")
         if isinstance(model, ModelSource):
-            origin = models.get((model.path or "").removeprefix(STAGE))
-            if origin is not None and model.path is not None and model.path.startswith(STAGE):
+            origin = models.get((model.path or "").removeprefix(STAGE_PREFIX))
+            if origin is not None and model.path is not None and model.path.startswith(STAGE_PREFIX):
                 model = origin
                 config = config.model_copy(update={"model": model})
             models[config.name] = model
@@ -107,7 +113,7 @@ def with_models(configs: Sequence[C]) -> list[C]:
 
 def config_of_run(folder: Path) -> RunConfig:
     """The config that a run was made with. Raises DataError when this hone cannot read it any more."""
-    tree = tree_of(folder)
+    tree = config_tree(folder)
     try:
         return load_recipe(str(tree.get("recipe"))).config.model_validate_json(json.dumps(tree))
     except ValidationError as error:

@@ -26,11 +26,11 @@ from hone.recipes.registry import load_recipe
 from hone.store.codec import read_state, write_state
 from hone.store.durable import Json
 from hone.train.config import RunConfig
-from hone.train.invariance.check import gradient, job_trials, shares
+from hone.train.invariance.check import job_gradient_probes, rank_shares, summed_gradient
 from hone.train.runner.run import prepare_device
 
-PATIENCE_S = 120.0
-ANSWER = "answer"
+RANK_TIMEOUT_S = 120.0
+ANSWER_FILE = "answer"
 
 
 def gradients_over_ranks(config: RunConfig, *, ranks: int = 2, seed: int = 0) -> Mapping[str, Tensor]:
@@ -40,14 +40,14 @@ def gradients_over_ranks(config: RunConfig, *, ranks: int = 2, seed: int = 0) ->
     """
     with tempfile.TemporaryDirectory(prefix="hone-ranks-") as name:
         folder = Path(name)
-        (folder / ANSWER).mkdir()
+        (folder / ANSWER_FILE).mkdir()
         task = {"recipe": config.recipe, "config": config.model_dump(mode="json"), "seed": seed}
         with contextlib.ExitStack() as stack:
             started = [stack.enter_context(_start(task, folder, rank, ranks)) for rank in range(ranks)]
-            stack.callback(_end, started)
+            stack.callback(_terminate, started)
             for rank, process in enumerate(started):
-                _wait(process, rank, folder)
-        answer = read_state(folder / ANSWER)
+                _wait_for_rank(process, rank, folder)
+        answer = read_state(folder / ANSWER_FILE)
     return {phase: torch.from_numpy(array(answer, phase)) for phase in answer}
 
 
@@ -65,30 +65,30 @@ def _start(task: Mapping[str, object], folder: Path, rank: int, ranks: int) -> "
         )
 
 
-def _wait(process: "subprocess.Popen[bytes]", rank: int, folder: Path) -> None:
+def _wait_for_rank(process: "subprocess.Popen[bytes]", rank: int, folder: Path) -> None:
     try:
-        code = process.wait(PATIENCE_S)
+        code = process.wait(RANK_TIMEOUT_S)
     except subprocess.TimeoutExpired:
-        raise ResourceError(f"rank {rank} of the loss's check was not done after {PATIENCE_S:g} s") from None
+        raise ResourceError(f"rank {rank} of the loss's check was not done after {RANK_TIMEOUT_S:g} s") from None
     if code:
         said = (folder / f"said_{rank}.txt").read_text(encoding="utf-8", errors="replace").strip()
         raise ResourceError(f"rank {rank} of the loss's check ended with code {code}: {said[-2000:]}")
 
 
-def _end(started: "list[subprocess.Popen[bytes]]") -> None:
+def _terminate(started: "list[subprocess.Popen[bytes]]") -> None:
     for process in started:
         if process.poll() is None:
             process.kill()
 
 
-def work(task: Mapping[str, Json]) -> None:
+def run_rank(task: Mapping[str, Json]) -> None:
     """One rank: its share of the gradient of every phase, added to the others'; rank 0 writes the sums."""
-    config = _config(task)
+    config = _task_config(task)
     rank, ranks, folder = int(cast("int", task["rank"])), int(cast("int", task["ranks"])), Path(str(task["folder"]))
     prepare_device(config)
     job = load_recipe(config.recipe).build(config)
     try:
-        found = job_trials(job, config, own_credit=True, seed=int(cast("int", task["seed"])))
+        found = job_gradient_probes(job, config, own_credit=True, seed=int(cast("int", task["seed"])))
     finally:
         job.close()
     dist.init_process_group(
@@ -96,26 +96,26 @@ def work(task: Mapping[str, Json]) -> None:
         init_method=f"file://{folder / 'meeting'}",
         rank=rank,
         world_size=ranks,
-        timeout=timedelta(seconds=PATIENCE_S),
+        timeout=timedelta(seconds=RANK_TIMEOUT_S),
     )
     sums: State = {}
     for trial in found:
-        own = gradient(trial, [shares(trial.rows, ranks)[rank]])
+        own = summed_gradient(trial, [rank_shares(trial.rows, ranks)[rank]])
         dist.all_reduce(own, op=dist.ReduceOp.SUM)
         sums[trial.name] = own.numpy()
     dist.destroy_process_group()
     if rank == 0:
-        write_state(folder / ANSWER, sums)
+        write_state(folder / ANSWER_FILE, sums)
 
 
-def _config(task: Mapping[str, Json]) -> RunConfig:
+def _task_config(task: Mapping[str, Json]) -> RunConfig:
     entry = load_recipe(str(task["recipe"]))
     return entry.config.model_validate_json(json.dumps(task["config"]))
 
 
 def main() -> int:
     try:
-        work(json.load(sys.stdin))
+        run_rank(json.load(sys.stdin))
     except HoneError as error:
         sys.stderr.write("\n".join(error.messages))
         return error.exit_code

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 
 from hone import recipes
 from hone.core.errors import ConfigError, did_you_mean
-from hone.train.job import Entry
+from hone.train.job import RecipeSpec
 
 TITLES: Mapping[str, str] = {
     "text": "language models",
@@ -37,17 +37,17 @@ def recipe_names() -> list[str]:
     return list(recipe_families())
 
 
-def load_recipe(name: str) -> Entry:
+def load_recipe(name: str) -> RecipeSpec:
     """The recipe called `name`. Raises ConfigError for a name that is not a recipe."""
     family = recipe_families().get(name)
     if family is None:
         raise ConfigError(f"unknown recipe {name!r}{did_you_mean(name, recipe_names())}")
     entry = importlib.import_module(f"{recipes.__name__}.{family}.{name}").ENTRY
-    assert isinstance(entry, Entry)
+    assert isinstance(entry, RecipeSpec)
     return entry
 
 
-def families() -> Mapping[str, Mapping[str, Entry]]:
+def recipes_by_family() -> Mapping[str, Mapping[str, RecipeSpec]]:
     """Every recipe by its name, by the title of its family."""
     family = recipe_families()
     order = [*(one for one in TITLES if one in family.values()), *sorted({*family.values()} - {*TITLES})]

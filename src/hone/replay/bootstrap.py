@@ -15,7 +15,7 @@ from hone.core.errors import ConfigError
 from hone.core.ragged import Ints
 from hone.core.random import generator
 from hone.core.state import State, array, integer, substate
-from hone.replay.ring import Ring
+from hone.replay.ring import RingBuffer
 
 Floats = NDArray[np.float64]
 BLOCK = 1024
@@ -25,7 +25,7 @@ MOST = 4
 
 
 @dataclass
-class Moments:
+class ColumnStatistics:
     """Running mean and variance of columns (Welford, 1962; merged as Chan et al., 1979)."""
 
     count: int = 0
@@ -62,16 +62,16 @@ class Moments:
 
 
 @dataclass
-class Bootstrapped:
+class BootstrapBuffer:
     """A ring whose samples are laid out by member: of `count` transitions, the first `count / members` are the first
     member's."""
 
-    ring: Ring
+    ring: RingBuffer
     members: int
     seed: int
-    inputs: Moments = field(default_factory=Moments)
+    inputs: ColumnStatistics = field(default_factory=ColumnStatistics)
     """Of `[observation, action]`."""
-    changes: Moments = field(default_factory=Moments)
+    targets: ColumnStatistics = field(default_factory=ColumnStatistics)
     """Of `[change of the observation, reward]`."""
 
     def __post_init__(self) -> None:
@@ -87,11 +87,11 @@ class Bootstrapped:
         count = len(steps)
         before, after = (side.reshape(count, -1).astype(np.float64) for side in (steps.observations, steps.final))
         self.inputs.add(np.concatenate((before, steps.chosen.reshape(count, -1).astype(np.float64)), axis=1))
-        self.changes.add(np.concatenate((after - before, steps.reward[:, None].astype(np.float64)), axis=1))
+        self.targets.add(np.concatenate((after - before, steps.reward[:, None].astype(np.float64)), axis=1))
         return self.ring.add(steps)
 
     def weights(self, numbers: Ints) -> NDArray[np.uint8]:
-        """How often the transitions that were added as `numbers` `[n]` count for each member -> `[n, members]`."""
+        """How often the transitions that were added as `logp_array` `[n]` count for each member -> `[n, members]`."""
         while len(self._weights) <= int(numbers.max(initial=-1)):
             block = len(self._weights) // BLOCK
             drawn = generator(self.seed, "bootstrap", block).poisson(1.0, (BLOCK, self.members))
@@ -119,13 +119,13 @@ class Bootstrapped:
         return self.ring.take(picked.ravel())
 
     def state(self) -> State:
-        return {"ring": self.ring.state(), "inputs": self.inputs.state(), "changes": self.changes.state()}
+        return {"ring": self.ring.state(), "inputs": self.inputs.state(), "changes": self.targets.state()}
 
     def restore(self, state: State) -> None:
         """Raises DataError where the ring does not fit."""
         self.ring.restore(substate(state, "ring"))
         self.inputs.restore(substate(state, "inputs"))
-        self.changes.restore(substate(state, "changes"))
+        self.targets.restore(substate(state, "changes"))
 
 
 def _zeros(count: int) -> Floats:

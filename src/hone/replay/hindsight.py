@@ -1,7 +1,7 @@
 """Hindsight: what was reached is taken for what was wanted (HER: Andrychowicz et al., 2017, 1707.01495).
 
 Belongs here: relabelling of goals in sampled transitions. Observations are flat; which columns hold the goal and which
-what was reached is said by `Goals`.
+what was reached is said by `GoalSpec`.
 """
 
 from collections.abc import Callable
@@ -18,9 +18,9 @@ from hone.core.state import State
 from hone.replay.store import EpisodeStore
 
 Array: TypeAlias = NDArray[np.generic]
-Judge: TypeAlias = Callable[[Array, Array], NDArray[np.floating]]
+GoalReward: TypeAlias = Callable[[Array, Array], NDArray[np.floating]]
 """What was reached `[n, g]` and what was wanted `[n, g]` -> reward `[n]`."""
-Met: TypeAlias = Callable[[Array, Array], NDArray[np.bool_]]
+GoalReached: TypeAlias = Callable[[Array, Array], NDArray[np.bool_]]
 """The same -> whether the goal is met `[n]`."""
 
 Strategy = Literal["future", "final", "episode"]
@@ -28,24 +28,26 @@ Strategy = Literal["future", "final", "episode"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Goals:
+class GoalSpec:
     """Where goals stand in an observation, and what reaching them pays."""
 
-    reached: slice
+    achieved: slice
     """Columns of the observation that say what is reached there."""
-    wanted: slice
+    desired: slice
     """Columns that say what is wanted."""
-    reward: Judge
+    reward: GoalReward
     """Pays for a step, by what is reached after it."""
-    ends: Met | None = None
+    terminates: GoalReached | None = None
     """Whether meeting a goal ends the world; None: it ends nothing. An end that the old goal does not explain stays."""
 
 
-class Hindsight:
+class HindsightBuffer:
     """An episode store whose samples have some of their goals replaced by what their episode reached."""
 
-    def __init__(self, store: EpisodeStore, goals: Goals, *, strategy: Strategy = "future", share: float = 0.8) -> None:
-        """`share` of the transitions are relabelled: 0.8 is the paper's k = 4."""
+    def __init__(
+        self, store: EpisodeStore, goals: GoalSpec, *, strategy: Strategy = "future", share: float = 0.8
+    ) -> None:
+        """`fraction_true` of the transitions are relabelled: 0.8 is the paper's k = 4."""
         self.store = store
         self.goals = goals
         self.strategy: Strategy = strategy
@@ -59,9 +61,9 @@ class Hindsight:
         return self.store.add(episodes)
 
     def sample(self, count: int, draws: np.random.Generator) -> Episodes:
-        """`count` transitions, uniformly over decisions; each is relabelled with probability `share`."""
-        number, place = self.store.draw(count, draws)
-        transitions = self.store.sequences(number, place, 1)
+        """`count` transitions, uniformly over decisions; each is relabelled with probability `fraction_true`."""
+        number, place = self.store.sample_positions(count, draws)
+        transitions = self.store.windows(number, place, 1)
         chance, luck = draws.random(count), draws.random(count)
         which = np.flatnonzero(chance < self.share)
         goal_place = self._places(number[which], place[which], luck[which])
@@ -83,23 +85,23 @@ class Hindsight:
 
     def _reached(self, number: Ints, place: Ints) -> Array:
         """What these steps reached `[n, g]`."""
-        after = self.store.sequences(number, place, 1).final
+        after = self.store.windows(number, place, 1).final
         assert after is not None
-        return after[:, self.goals.reached]
+        return after[:, self.goals.achieved]
 
     def _relabelled(self, transitions: Episodes, which: Ints, goal: Array) -> Episodes:
         goals, final = self.goals, transitions.final
         assert final is not None
         seen, after = transitions.observations.copy(), final.copy()
-        wanted: Ints = np.arange(seen.shape[1], dtype=np.int64)[goals.wanted]
+        wanted: Ints = np.arange(seen.shape[1], dtype=np.int64)[goals.desired]
         if goal.shape[1] != len(wanted):
             raise DataError(f"{goal.shape[1]} columns say what is reached, {len(wanted)} what is wanted")
         seen[which[:, None], wanted], after[which[:, None], wanted] = goal, goal
         reward, terminated = transitions.reward.copy(), transitions.terminated.copy()
-        reached = after[which][:, goals.reached]
+        reached = after[which][:, goals.achieved]
         reward[which] = goals.reward(reached, goal)
-        if goals.ends is not None:
-            before = transitions.observations[which][:, goals.wanted]
-            otherwise = terminated[which] & ~goals.ends(reached, before)
-            terminated[which] = otherwise | goals.ends(reached, goal)
+        if goals.terminates is not None:
+            before = transitions.observations[which][:, goals.desired]
+            otherwise = terminated[which] & ~goals.terminates(reached, before)
+            terminated[which] = otherwise | goals.terminates(reached, goal)
         return replace(transitions, seen=seen, final=after, reward=reward, terminated=terminated)

@@ -22,17 +22,17 @@ BELOW = 1.0 - 2.0**-52
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kernels:
+class SumTreeKernels:
     """A tree is one array, layer after layer: leaves first; layer l is `nodes[starts[l]:starts[l + 1]]`."""
 
-    change: Callable[[Floats, Ints, Ints, Floats], None]
+    set_leaves: Callable[[Floats, Ints, Ints, Floats], None]
     """`nodes`, `starts`, rows `[n]`, values `[n]`: set these leaves and make the sums above them again."""
-    find: Callable[[Floats, Ints, Floats], Ints]
+    find_leaves: Callable[[Floats, Ints, Floats], Ints]
     """`nodes`, `starts`, targets `[n]` in [0, total] -> the leaves in whose stretch of the running sum they lie."""
     compiled: bool
 
 
-def change(nodes: Floats, starts: Ints, rows: Ints, values: Floats) -> None:
+def set_leaves(nodes: Floats, starts: Ints, rows: Ints, values: Floats) -> None:
     """See `Kernels.change`."""
     nodes[rows] = values
     for layer in range(len(starts) - 2):
@@ -42,7 +42,7 @@ def change(nodes: Floats, starts: Ints, rows: Ints, values: Floats) -> None:
         nodes[high + rows] = children.cumsum(axis=1)[:, -1]
 
 
-def find(nodes: Floats, starts: Ints, targets: Floats) -> Ints:
+def find_leaves(nodes: Floats, starts: Ints, targets: Floats) -> Ints:
     """See `Kernels.find`."""
     running = nodes[starts[-2] : starts[-1]].cumsum()
     left = np.minimum(targets, running[-1] * BELOW)
@@ -60,7 +60,7 @@ def find(nodes: Floats, starts: Ints, targets: Floats) -> Ints:
 
 
 def change_by_loops(nodes: Floats, starts: Ints, rows: Ints, values: Floats) -> None:
-    """What numba compiles for `change`."""
+    """What numba compiles for `set_leaves`."""
     for i in range(len(rows)):
         nodes[rows[i]] = values[i]
     for layer in range(len(starts) - 2):
@@ -109,12 +109,12 @@ def find_by_loops(nodes: Floats, starts: Ints, targets: Floats) -> Ints:
 
 
 @cache
-def kernels() -> Kernels:
+def kernels() -> SumTreeKernels:
     """Compiled where numba is installed (`pip install 'hone-rl[control]'`), else numpy. The first use of a compiled one
     takes seconds, once per machine: numba keeps what it made beside this file."""
     try:
         import numba  # noqa: PLC0415 - optional, and takes half a second to import
     except ImportError:
-        return Kernels(change=change, find=find, compiled=False)
+        return SumTreeKernels(set_leaves=set_leaves, find_leaves=find_leaves, compiled=False)
     compiled: Any = numba.njit(cache=True, nogil=True)  # pyright: ignore[reportUnknownMemberType]
-    return Kernels(change=compiled(change_by_loops), find=compiled(find_by_loops), compiled=True)
+    return SumTreeKernels(set_leaves=compiled(change_by_loops), find_leaves=compiled(find_by_loops), compiled=True)

@@ -9,7 +9,7 @@ from hone.core.errors import ConfigError, DataError
 from hone.core.state import State, integer, substate
 
 
-class Memory(Protocol):
+class MixableBuffer(Protocol):
     """What can be added to and sampled."""
 
     def __len__(self) -> int: ...
@@ -23,45 +23,45 @@ class Memory(Protocol):
     def restore(self, state: State) -> None: ...
 
 
-class Mixed:
+class DemonstrationMixer:
     """Samples of which a share comes from demonstrations; what is lived through goes to `lived` alone.
 
     A sample holds the demonstrations first. Fractions are carried over: a share of 0.1 of 32 is 3, 3, 3, 3, 4, ...
     """
 
-    def __init__(self, lived: Memory, demonstrations: Memory, *, share: float) -> None:
-        self.lived = lived
+    def __init__(self, lived: MixableBuffer, demonstrations: MixableBuffer, *, share: float) -> None:
+        self.online = lived
         self.demonstrations = demonstrations
         self.share = share
-        self.handed = 0
+        self.sampled = 0
         """Transitions handed out."""
 
     def __len__(self) -> int:
-        return len(self.lived)
+        return len(self.online)
 
     def add(self, episodes: Episodes) -> object:
-        return self.lived.add(episodes)
+        return self.online.add(episodes)
 
-    def shown(self, count: int) -> int:
+    def demonstration_count(self, count: int) -> int:
         """How many of the next `count` transitions are demonstrations."""
-        return int((self.handed + count) * self.share) - int(self.handed * self.share)
+        return int((self.sampled + count) * self.share) - int(self.sampled * self.share)
 
     def sample(self, count: int, draws: np.random.Generator) -> Episodes:
         """Raises ConfigError for a share outside [0, 1]."""
         if not 0 <= self.share <= 1:
             raise ConfigError(f"the share of demonstrations is {self.share}, expected 0 .. 1")
-        shown = self.shown(count)
-        self.handed += count
+        shown = self.demonstration_count(count)
+        self.sampled += count
         parts: list[Episodes] = []
         if shown:
             parts.append(self.demonstrations.sample(shown, draws))
         if count > shown:
-            parts.append(self.lived.sample(count - shown, draws))
+            parts.append(self.online.sample(count - shown, draws))
         return concatenate(parts)
 
     def state(self) -> State:
         """Demonstrations are read anew; of them only the number is kept."""
-        return {"handed": self.handed, "demonstrations": len(self.demonstrations), "lived": self.lived.state()}
+        return {"handed": self.sampled, "demonstrations": len(self.demonstrations), "lived": self.online.state()}
 
     def restore(self, state: State) -> None:
         """Raises DataError where there are not as many demonstrations as there were."""
@@ -69,5 +69,5 @@ class Mixed:
             raise DataError(
                 f"the saved run had {state['demonstrations']} demonstrations, there are {len(self.demonstrations)} now"
             )
-        self.handed = integer(state, "handed")
-        self.lived.restore(substate(state, "lived"))
+        self.sampled = integer(state, "handed")
+        self.online.restore(substate(state, "lived"))

@@ -17,24 +17,24 @@ Array: TypeAlias = NDArray[np.generic]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class ColumnLayout:
     """Where a column stands in a row."""
 
     shape: tuple[int, ...]
     """Of one value."""
-    kind: np.dtype[Any]
-    first: int
+    dtype: np.dtype[Any]
+    byte_offset: int
     """Byte."""
     strides: tuple[int, ...]
     """Bytes from row to row, and within a value."""
 
-    def of(self, rows: NDArray[np.uint8]) -> Array:
+    def view(self, rows: NDArray[np.uint8]) -> Array:
         """This column of the rows `[n, width]`: a view."""
         shape = (len(rows), *self.shape)
-        return np.ndarray(shape, self.kind, buffer=rows.data, offset=self.first, strides=self.strides)
+        return np.ndarray(shape, self.dtype, buffer=rows.data, offset=self.byte_offset, strides=self.strides)
 
 
-class Records:
+class RecordArray:
     """`capacity` rows with a column for each of `like` (of its type, and its shape after the first axis)."""
 
     def __init__(self, capacity: int, like: Mapping[str, Array]) -> None:
@@ -47,16 +47,18 @@ class Records:
         width = max(8, -(-width // 8) * 8)
         self._rows = np.zeros((capacity, width), dtype=np.uint8)
         self._places = {
-            name: Place(shape=shape, kind=kind, first=first, strides=(width, *_strides(shape, kind.itemsize)))
+            name: ColumnLayout(
+                shape=shape, dtype=kind, byte_offset=first, strides=(width, *_strides(shape, kind.itemsize))
+            )
             for name, (shape, kind, first) in ((name, places[name]) for name in like)
         }
-        self.columns: dict[str, Array] = {name: place.of(self._rows) for name, place in self._places.items()}
+        self.columns: dict[str, Array] = {name: place.view(self._rows) for name, place in self._places.items()}
         """`[capacity, ...]` views, to be read and written."""
 
     def take(self, rows: Ints) -> dict[str, Array]:
         """Every column at these rows `[n, ...]`, copied."""
         found = self._rows.take(rows, axis=0)
-        return {name: place.of(found).copy() for name, place in self._places.items()}
+        return {name: place.view(found).copy() for name, place in self._places.items()}
 
 
 def _strides(shape: tuple[int, ...], size: int) -> tuple[int, ...]:

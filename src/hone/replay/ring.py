@@ -6,21 +6,21 @@ Belongs here: memory of single decisions. Columns are allocated once, at the fir
 import numpy as np
 from numpy.typing import NDArray
 
-from hone.core.episodes import Episodes, Status
+from hone.core.episodes import Episodes, ScoreStatus
 from hone.core.errors import DataError
 from hone.core.ragged import Ints
 from hone.core.state import State, array, integer
-from hone.replay.records import Records
+from hone.replay.records import RecordArray
 
 
-class Ring:
+class RingBuffer:
     """Holds up to `capacity` transitions; the oldest give way."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
         self.added = 0
         """Transitions ever added; the next one goes to row `added % capacity`."""
-        self._records: Records | None = None
+        self._records: RecordArray | None = None
         self._steps = np.zeros(0, dtype=np.int64)
         self._scored = np.zeros(0, dtype=np.uint8)
 
@@ -47,7 +47,7 @@ class Ring:
             )
         incoming = _columns_of(transitions, transitions.final)
         if self._records is None:
-            self._records = Records(self.capacity, incoming)
+            self._records = RecordArray(self.capacity, incoming)
         kept = min(count, self.capacity)
         rows = np.arange(self.added + count - kept, self.added + count) % self.capacity
         whole = int(rows[-1]) - int(rows[0]) == kept - 1
@@ -69,7 +69,7 @@ class Ring:
             raise DataError("the replay ring is empty: nothing was collected yet")
         return self.take(draws.integers(0, len(self), count))
 
-    def whole(self, rows: Ints) -> NDArray[np.bool_]:
+    def is_complete(self, rows: Ints) -> NDArray[np.bool_]:
         """`[n]` all of them: a transition needs no other row."""
         return np.ones(len(rows), dtype=np.bool_)
 
@@ -78,7 +78,7 @@ class Ring:
         count = len(rows)
         if len(self._steps) != count + 1:
             self._steps = np.arange(count + 1, dtype=np.int64)
-            self._scored = np.full(count, Status.SCORED, dtype=np.uint8)
+            self._scored = np.full(count, ScoreStatus.SCORED, dtype=np.uint8)
         column = {} if self._records is None else self._records.take(rows)
         return Episodes(offsets=self._steps, status=self._scored, **column)  # pyright: ignore[reportArgumentType]
 
@@ -96,7 +96,7 @@ class Ring:
         saved = state["columns"]
         assert isinstance(saved, dict)
         columns = {name: array(saved, name) for name in saved}
-        self._records = Records(self.capacity, columns) if columns else None
+        self._records = RecordArray(self.capacity, columns) if columns else None
         if self._records is not None:
             for name, column in columns.items():
                 self._records.columns[name][: len(column)] = column

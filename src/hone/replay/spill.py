@@ -16,7 +16,7 @@ import pyarrow  # pyright: ignore[reportMissingTypeStubs]
 import pyarrow.parquet  # pyright: ignore[reportMissingTypeStubs]
 from numpy.typing import NDArray
 
-from hone.core.episodes import Episodes, Status
+from hone.core.episodes import Episodes, ScoreStatus
 from hone.core.errors import DataError
 from hone.core.ragged import offsets_of
 
@@ -30,7 +30,7 @@ EPISODES = ("final", "group", "score", "terminated", "truncated")
 
 
 @dataclass(frozen=True, slots=True)
-class Spill:
+class ParquetSpill:
     """Writes `episodes_00000000.parquet` and so on into `folder`; give it to an episode store.
 
     A file's number counts the episodes before it, so a resumed run writes the same files again, and no others over
@@ -107,7 +107,7 @@ def _episodes(table: Any, shapes: dict[str, list[Any]]) -> Episodes:  # noqa: AN
 
     return Episodes(
         offsets=offsets_of(lengths),
-        status=np.full(len(lengths), Status.SCORED, dtype=np.uint8),
+        status=np.full(len(lengths), ScoreStatus.SCORED, dtype=np.uint8),
         **{name: column(name) for name in (*DECISIONS, *EPISODES)},  # pyright: ignore[reportArgumentType]
     )
 

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hone.core.credit import Credits, Values
-from hone.core.episodes import Episodes, Status
+from hone.core.episodes import Episodes, ScoreStatus
 from hone.core.errors import DataError
 from hone.core.ragged import Ints
 from hone.core.state import State, array, integer, substate
@@ -22,21 +22,21 @@ NONE = -1
 """No step, or no slot."""
 
 
-class Steps:
+class StepBuffer:
     """The newest `capacity` steps; `take` makes each the begin of a transition of up to `length` steps.
 
     `frames` > 1: observations are the newest `frames` ones of the episode, oldest first, on a new axis after the rows;
     before an episode's begin its first is repeated.
     """
 
-    def __init__(self, capacity: int, *, length: int = 1, discount: float = 1.0, frames: int = 1) -> None:
+    def __init__(self, capacity: int, *, n_steps: int = 1, discount: float = 1.0, frames: int = 1) -> None:
         self.capacity = capacity
-        self.length = length
+        self.n_steps = n_steps
         self.discount = discount
         self.frames = frames
         self.added = 0
         """Steps ever added; their numbers count on. Step k lives in row `k % capacity`."""
-        self.factor = np.zeros(0, dtype=np.float32)
+        self.bootstrap_discount = np.zeros(0, dtype=np.float32)
         """`[n]` of the rows last taken: discount^(steps covered), 0 where the world ended."""
         self._columns: dict[str, Array] = {}
         self._ahead = np.full(capacity, NONE, dtype=np.int64)
@@ -97,7 +97,7 @@ class Steps:
             raise DataError("the memory of steps is empty: nothing was collected yet")
         rows = draws.integers(0, len(self), count)
         for _ in range(100):
-            whole = self.whole(rows)
+            whole = self.is_complete(rows)
             if whole.all():
                 return self.take(rows)
             rows[~whole] = draws.integers(0, len(self), int(np.count_nonzero(~whole)))
@@ -111,13 +111,13 @@ class Steps:
         """
         reward = self._columns["reward"][rows].astype(np.float64)
         last, span = rows, np.ones(len(rows), dtype=np.int64)
-        for step in range(1, self.length):
+        for step in range(1, self.n_steps):
             goes_on = self._ahead[last] != NONE
             last = np.where(goes_on, self._ahead[last] % self.capacity, last)
             reward += np.where(goes_on, self.discount**step * self._columns["reward"][last].astype(np.float64), 0.0)
             span += goes_on
         terminated = self._ends[0, last]
-        self.factor = np.where(terminated, 0.0, self.discount**span).astype(np.float32)
+        self.bootstrap_discount = np.where(terminated, 0.0, self.discount**span).astype(np.float32)
         named = {name: column[rows] for name, column in self._columns.items() if name not in {"seen", "reward"}}
         return Episodes(
             offsets=np.arange(len(rows) + 1, dtype=np.int64),
@@ -126,7 +126,7 @@ class Steps:
             terminated=terminated,
             truncated=self._ends[1, last] & ~terminated,
             final=self._seen_after(last),
-            status=np.full(len(rows), Status.SCORED, dtype=np.uint8),
+            status=np.full(len(rows), ScoreStatus.SCORED, dtype=np.uint8),
             **named,  # pyright: ignore[reportArgumentType]
         )
 
@@ -136,11 +136,13 @@ class Steps:
         Raises DataError for other episodes than those.
         """
         del values
-        if len(self.factor) != episodes.decisions:
-            raise DataError(f"{episodes.decisions} transitions to credit, but {len(self.factor)} were taken last")
-        return Credits(advantage=episodes.reward, discount=self.factor)
+        if len(self.bootstrap_discount) != episodes.decisions:
+            raise DataError(
+                f"{episodes.decisions} transitions to credit, but {len(self.bootstrap_discount)} were taken last"
+            )
+        return Credits(advantage=episodes.reward, discount=self.bootstrap_discount)
 
-    def whole(self, rows: Ints) -> Flags:
+    def is_complete(self, rows: Ints) -> Flags:
         """`[n]` whose frames are all still there."""
         known, current = np.ones(len(rows), dtype=np.bool_), rows
         for _ in range(self.frames - 1):
@@ -184,7 +186,7 @@ class Steps:
         self._finals, self._free = finals[:0].copy(), np.zeros(0, dtype=np.int64)
         self._keep(array(state, "tails").astype(np.int64), finals)
         self._open = array(state, "open").astype(np.int64)
-        self.factor = np.zeros(0, dtype=np.float32)
+        self.bootstrap_discount = np.zeros(0, dtype=np.float32)
 
     def _joints(self, episodes: Episodes, pieces: Ints) -> tuple[Ints, Ints]:
         """Numbers of the steps after which an episode goes on, and of those with which it does; remembers what is open.

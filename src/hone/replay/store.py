@@ -12,7 +12,7 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from hone.core.episodes import Episodes, Status, concatenate
+from hone.core.episodes import Episodes, ScoreStatus, concatenate
 from hone.core.errors import DataError
 from hone.core.ragged import Ints, offsets_of, ranges
 from hone.core.state import State, array, integer, substate
@@ -22,7 +22,7 @@ Flags: TypeAlias = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Index:
+class EpisodeIndex:
     """The episodes in memory, oldest first."""
 
     start: Ints
@@ -39,8 +39,8 @@ class Index:
     def __len__(self) -> int:
         return len(self.start)
 
-    def take(self, which: Ints | slice) -> "Index":
-        return Index(
+    def take(self, which: Ints | slice) -> "EpisodeIndex":
+        return EpisodeIndex(
             start=self.start[which],
             length=self.length[which],
             group=self.group[which],
@@ -58,7 +58,8 @@ def no_spill(first: int, episodes: Episodes) -> None:
 class EpisodeStore:
     """Up to `capacity` decisions of ended episodes; the oldest episodes give way, as a whole.
 
-    `spill` is handed the episodes that give way, before they do, and how many had before (`Spill` writes parquet).
+    `spill` is handed the episodes that give way, before they do, and how many had before (`ParquetSpill` writes
+    parquet).
     """
 
     def __init__(self, capacity: int, *, spill: Callable[[int, Episodes], None] = no_spill) -> None:
@@ -67,7 +68,7 @@ class EpisodeStore:
         self.added = 0
         """Episodes ever remembered."""
         self._columns: dict[str, Array] = {}
-        self._index: Index | None = None
+        self._index: EpisodeIndex | None = None
         self._waiting: dict[int, list[tuple[Episodes, int]]] = {}
         """Pieces of episodes that have not ended: where they stand in what was added."""
         self._next = 0
@@ -77,7 +78,7 @@ class EpisodeStore:
         return 0 if self._index is None else int(self._index.length.sum())
 
     @property
-    def index(self) -> Index:
+    def index(self) -> EpisodeIndex:
         """Raises DataError while nothing was remembered."""
         if self._index is None:
             raise DataError("the episode store is empty: no episode has ended yet")
@@ -131,11 +132,11 @@ class EpisodeStore:
             truncated=index.truncated[number : number + 1] & ends,
             final=index.final[number : number + 1] if ends else seen[begin + length : begin + length + 1],
             score=index.score[number : number + 1],
-            status=np.full(1, Status.SCORED, dtype=np.uint8),
+            status=np.full(1, ScoreStatus.SCORED, dtype=np.uint8),
             **{name: column[rows] for name, column in self._columns.items()},  # pyright: ignore[reportArgumentType]
         )
 
-    def draw(self, count: int, draws: np.random.Generator) -> tuple[Ints, Ints]:
+    def sample_positions(self, count: int, draws: np.random.Generator) -> tuple[Ints, Ints]:
         """`count` decisions, uniformly with replacement: their episodes' numbers and their places within `[n]`."""
         index = self.index
         offsets = offsets_of(index.length)
@@ -145,14 +146,14 @@ class EpisodeStore:
 
     def sample(self, count: int, draws: np.random.Generator) -> Episodes:
         """`count` transitions, uniformly over decisions, as episodes of one decision."""
-        return self.sequences(*self.draw(count, draws), 1)
+        return self.windows(*self.sample_positions(count, draws), 1)
 
     def sample_sequences(self, count: int, length: int, draws: np.random.Generator) -> Episodes:
         """`count` windows of `length` decisions; each decision is as likely to be the first. At an episode's end a
         window is shorter: nothing is padded."""
-        return self.sequences(*self.draw(count, draws), length)
+        return self.windows(*self.sample_positions(count, draws), length)
 
-    def sequences(self, number: Ints, first: Ints, length: int) -> Episodes:
+    def windows(self, number: Ints, first: Ints, length: int) -> Episodes:
         """The windows of up to `length` decisions that begin at these places `[n]` -> n pieces."""
         index = self.index
         lengths = np.minimum(length, index.length[number] - first)
@@ -168,7 +169,7 @@ class EpisodeStore:
             truncated=index.truncated[number] & ends,
             final=final,
             score=index.score[number],
-            status=np.full(len(number), Status.SCORED, dtype=np.uint8),
+            status=np.full(len(number), ScoreStatus.SCORED, dtype=np.uint8),
             **{name: column[rows] for name, column in self._columns.items()},  # pyright: ignore[reportArgumentType]
         )
 
@@ -243,9 +244,9 @@ def _columns_of(episodes: Episodes) -> dict[str, Array]:
     }
 
 
-def _index_of(episodes: Episodes, starts: Ints) -> Index:
+def _index_of(episodes: Episodes, starts: Ints) -> EpisodeIndex:
     assert episodes.final is not None
-    return Index(
+    return EpisodeIndex(
         start=starts,
         length=episodes.lengths,
         group=episodes.group,
@@ -256,8 +257,8 @@ def _index_of(episodes: Episodes, starts: Ints) -> Index:
     )
 
 
-def _append(one: Index, other: Index) -> Index:
-    return Index(
+def _append(one: EpisodeIndex, other: EpisodeIndex) -> EpisodeIndex:
+    return EpisodeIndex(
         start=np.concatenate([one.start, other.start]),
         length=np.concatenate([one.length, other.length]),
         group=np.concatenate([one.group, other.group]),
@@ -315,5 +316,5 @@ def _episodes_of(state: State) -> Episodes:
         truncated=array(state, "truncated").astype(np.bool_),
         final=array(state, "final"),
         score=array(state, "score").astype(np.float64),
-        status=np.full(len(lengths), Status.SCORED, dtype=np.uint8),
+        status=np.full(len(lengths), ScoreStatus.SCORED, dtype=np.uint8),
     )

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hone.core.errors import DataError
-from hone.replay.kernels import FAN, Kernels, kernels
+from hone.replay.kernels import FAN, SumTreeKernels, kernels
 
 Floats: TypeAlias = NDArray[np.float64]
 Ints: TypeAlias = NDArray[np.int64]
@@ -22,12 +22,12 @@ TOP = 256
 class SumTree:
     """`capacity` masses, all 0 at first."""
 
-    def __init__(self, capacity: int, *, using: Kernels | None = None) -> None:
+    def __init__(self, capacity: int, *, kernels: SumTreeKernels | None = None) -> None:
         """`using`: the loops; None: the fastest that are installed."""
         if capacity < 1:
             raise DataError(f"a sum tree of {capacity} leaves: it must have at least 1")
         self.capacity = capacity
-        self._using = using
+        self._using = kernels
         sizes = [-(-capacity // FAN) * FAN]
         while sizes[-1] > TOP:
             sizes.append(-(-(sizes[-1] // FAN) // FAN) * FAN)
@@ -39,7 +39,7 @@ class SumTree:
         """`[capacity]`, as they stand."""
         return self._nodes[: self.capacity].copy()
 
-    def masses_of(self, rows: Ints) -> Floats:
+    def row_masses(self, rows: Ints) -> Floats:
         """`[n]` of these rows."""
         return self._nodes[rows]
 
@@ -48,7 +48,7 @@ class SumTree:
         """Sum of all masses."""
         return float(self._nodes[self._starts[-2] : self._starts[-1]].sum())
 
-    def change(self, rows: Ints, masses: Floats) -> None:
+    def set_masses(self, rows: Ints, masses: Floats) -> None:
         """Set the masses `[n]` of `rows` `[n]`; of a row that comes twice the last counts. Raises DataError for masses
         that are negative or not finite, and for rows outside the tree; then nothing was changed."""
         if len(rows) == 0:
@@ -58,17 +58,17 @@ class SumTree:
             raise DataError(f"mass {masses[wrong]} of row {rows[wrong]}: masses are finite and not negative")
         if rows.view(np.uint64).max() >= self.capacity:  # as unsigned numbers, negative rows are the largest
             raise DataError(f"rows {rows.min()} .. {rows.max()} of a tree of {self.capacity}")
-        self._loops.change(self._nodes, self._starts, rows, masses)
+        self._loops.set_leaves(self._nodes, self._starts, rows, masses)
 
-    def find(self, targets: Floats) -> Ints:
+    def find_rows(self, targets: Floats) -> Ints:
         """Row i such that the masses before it add up to at most the target, and with its own to more -> `[n]`.
 
         Targets lie in [0, total]; a row of mass 0 is never found. Raises DataError for a tree without mass.
         """
         self._require_mass(self.total)
-        return self._loops.find(self._nodes, self._starts, targets)
+        return self._loops.find_leaves(self._nodes, self._starts, targets)
 
-    def draw(self, count: int, draws: np.random.Generator) -> tuple[Ints, Floats]:
+    def sample_rows(self, count: int, draws: np.random.Generator) -> tuple[Ints, Floats]:
         """`count` rows, one from each of as many equal stretches of the total, and their masses `[n]`.
 
         A row is expected `count * mass / total` times, as if drawn independently, with less spread.
@@ -76,7 +76,7 @@ class SumTree:
         total = self.total
         self._require_mass(total)
         targets = (np.arange(count) + draws.random(count)) * (total / count)
-        rows = self._loops.find(self._nodes, self._starts, targets)
+        rows = self._loops.find_leaves(self._nodes, self._starts, targets)
         return rows, self._nodes[rows]
 
     def _require_mass(self, total: float) -> None:
@@ -84,5 +84,5 @@ class SumTree:
             raise DataError("the sum tree has no mass to draw from")
 
     @property
-    def _loops(self) -> Kernels:
+    def _loops(self) -> SumTreeKernels:
         return kernels() if self._using is None else self._using

@@ -7,10 +7,23 @@ import math
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from hone.report.html import EMPTY, MISSING, Html, duration, element, folded, join, number, page, styled, table, text
-from hone.report.svg import Interval, interval_plot
-from hone.report.svg_lines import Series, bands, legend
-from hone.store.comparison import Comparison, Group, Line, Range, Reached
+from hone.report.html import (
+    EMPTY,
+    MISSING,
+    Html,
+    collapsible,
+    element,
+    format_duration,
+    format_number,
+    join,
+    page,
+    styled,
+    table,
+    text,
+)
+from hone.report.svg import IntervalRow, interval_plot
+from hone.report.svg_lines import CurveSeries, band_plot, legend
+from hone.store.comparison import Comparison, GroupSummary, RunCurveBand, ScoreInterval, TimeToThreshold
 from hone.store.durable import replace_file
 
 
@@ -46,8 +59,8 @@ def _verdicts(found: Comparison) -> Html:
             "p",
             "verdict",
             text(f"{one.after} scores more than {one.before} with probability "),
-            element("b", text(spread(one.probability))),
-            text(said(one.probability)),
+            element("b", text(format_interval(one.probability))),
+            text(significance_note(one.probability)),
         )
         for one in found.improvements
     ]
@@ -56,15 +69,17 @@ def _verdicts(found: Comparison) -> Html:
             "p",
             "verdict",
             text(f"{pair.after} against {pair.before} on the same {pair.n:,} questions: "),
-            element("b", text(signed(pair.difference))),
-            text(f" ({number(pair.low)} to {number(pair.high)}, paired p = {number(pair.p_value)})."),
+            element("b", text(format_signed(pair.difference))),
+            text(
+                f" ({format_number(pair.low)} to {format_number(pair.high)}, paired p = {format_number(pair.p_value)})."
+            ),
         )
         for pair in found.paired
     ]
     return join(lines)
 
 
-def said(probability: Range) -> str:
+def significance_note(probability: ScoreInterval) -> str:
     """What an interval of a probability of improvement comes to, in words."""
     if math.isnan(probability.low):
         return "; with one run there is no interval."
@@ -73,23 +88,23 @@ def said(probability: Range) -> str:
     return "."
 
 
-def signed(value: float) -> str:
-    return f"{'+' if value > 0 else ''}{number(value)}"
+def format_signed(value: float) -> str:
+    return f"{'+' if value > 0 else ''}{format_number(value)}"
 
 
-def spread(value: Range) -> str:
+def format_interval(value: ScoreInterval) -> str:
     """`0.91 (0.88 to 0.94)`."""
     if math.isnan(value.low):
-        return number(value.mean)
-    return f"{number(value.mean)} ({number(value.low)} to {number(value.high)})"
+        return format_number(value.mean)
+    return f"{format_number(value.mean)} ({format_number(value.low)} to {format_number(value.high)})"
 
 
-def when(reached: Reached) -> str:
+def format_threshold_time(reached: TimeToThreshold) -> str:
     """`24,000 (20,000 to 31,000), 9 of 10`."""
     if math.isinf(reached.median):
         return f"not reached, {reached.reached} of {reached.n}"
-    ends = "" if math.isnan(reached.low) else f" ({number(reached.low)} to {number(reached.high)})"
-    return f"{number(reached.median)}{ends}, {reached.reached} of {reached.n}"
+    ends = "" if math.isnan(reached.low) else f" ({format_number(reached.low)} to {format_number(reached.high)})"
+    return f"{format_number(reached.median)}{ends}, {reached.reached} of {reached.n}"
 
 
 def _summary(found: Comparison) -> Html:
@@ -106,9 +121,9 @@ def _summary(found: Comparison) -> Html:
             text(group.name),
             *(text(group.settings.get(key, MISSING)) for key in keys),
             text(str(len(group.runs))),
-            *(text(spread(value)) for value in (group.iqm, group.median, group.mean)),
-            *(text(when(group.reached[task]) if task in group.reached else MISSING) for task in tasks),
-            text(duration(sum(run.seconds for run in group.runs) / len(group.runs))),
+            *(text(format_interval(value)) for value in (group.iqm, group.median, group.mean)),
+            *(text(format_threshold_time(group.reached[task]) if task in group.reached else MISSING) for task in tasks),
+            text(format_duration(sum(run.seconds for run in group.runs) / len(group.runs))),
         ]
         for group in found.groups
     ]
@@ -117,14 +132,14 @@ def _summary(found: Comparison) -> Html:
 
 def _level(found: Comparison, task: str) -> str:
     threshold = next(group.reached[task].threshold for group in found.groups if task in group.reached)
-    return number(threshold) if len(found.tasks) == 1 else f"{number(threshold)} on {task}"
+    return format_number(threshold) if len(found.tasks) == 1 else f"{format_number(threshold)} on {task}"
 
 
-def _interval(group: Group) -> Interval:
+def _interval(group: GroupSummary) -> IntervalRow:
     """Without an interval, a point."""
     mean, low, high = group.iqm.mean, group.iqm.low, group.iqm.high
     known = not math.isnan(low)
-    return Interval(label=group.name, mean=mean, low=low if known else mean, high=high if known else mean)
+    return IntervalRow(label=group.name, mean=mean, low=low if known else mean, high=high if known else mean)
 
 
 def _curves(found: Comparison) -> Html:
@@ -133,7 +148,7 @@ def _curves(found: Comparison) -> Html:
         there = _series(found, {group.name: group.curves.get(task) for group in found.groups})
         if there:
             threshold = next((group.reached[task].threshold for group in found.groups if task in group.reached), None)
-            picture = bands(there, across=found.curve_unit, floor=threshold)
+            picture = band_plot(there, x_label=found.curve_unit, floor=threshold)
             parts.append(styled("div", "card", styled("p", "note", text(f"{task}: {found.curve_metric}")), picture))
     if not parts:
         return EMPTY
@@ -141,10 +156,10 @@ def _curves(found: Comparison) -> Html:
     return join([element("h2", text("Learning curves")), styled("p", "note", text(words)), _legend(found), *parts])
 
 
-def _series(found: Comparison, lines: Mapping[str, Line | None]) -> list[Series]:
+def _series(found: Comparison, lines: Mapping[str, RunCurveBand | None]) -> list[CurveSeries]:
     """Every group has its colour, also where others have nothing to draw."""
     return [
-        Series(name=group.name, colour=colour, x=line.x, middle=line.middle, low=line.low, high=line.high)
+        CurveSeries(name=group.name, colour=colour, x=line.x, middle=line.middle, low=line.low, high=line.high)
         for colour, group in enumerate(found.groups)
         if (line := lines[group.name]) is not None
     ]
@@ -162,15 +177,23 @@ def _profile(found: Comparison) -> Html:
         "for; where they cross, it depends."
     )
     across = "score, from the lowest (0) to the highest (1) of a task" if found.normalised else "score"
-    picture = bands(_series(found, {group.name: group.profile for group in found.groups}), across=across)
+    picture = band_plot(_series(found, {group.name: group.profile for group in found.groups}), x_label=across)
     parts = [styled("p", "note", text(words)), _legend(found), styled("div", "card", picture)]
     return join([element("h2", text("Performance profile")), *parts])
 
 
 def _runs(found: Comparison) -> Html:
     lines: list[Sequence[Html]] = [
-        [text(group.name), text(run.name), text(run.task), text(number(run.score)), text(duration(run.seconds))]
+        [
+            text(group.name),
+            text(run.name),
+            text(run.task),
+            text(format_number(run.score)),
+            text(format_duration(run.seconds)),
+        ]
         for group in found.groups
         for run in group.runs
     ]
-    return folded("Every run", table(("group", "run", "task", "score", "time"), lines, style="fit", numeric=(3, 4)))
+    return collapsible(
+        "Every run", table(("group", "run", "task", "score", "time"), lines, style="fit", numeric=(3, 4))
+    )

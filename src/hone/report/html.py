@@ -54,7 +54,7 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[Html]], *, style: str, n
     return styled("div", "scroll", styled("table", style, head, body))
 
 
-def folded(summary: str, *children: Html) -> Html:
+def collapsible(summary: str, *children: Html) -> Html:
     """Content that is closed until somebody asks for it."""
     return element("details", element("summary", text(summary)), *children)
 
@@ -73,7 +73,7 @@ def page(title: str, *body: Html) -> Html:
     return Html(f"<!doctype html>\n{element('html', head, content, attributes={'lang': 'en'})}\n")
 
 
-def number(value: float) -> str:
+def format_number(value: float) -> str:
     """Three to four telling figures: `0.9034 -> '0.903'`, `12345.6 -> '12,346'`, `3e-06 -> '3e-6'`."""
     if math.isnan(value):
         return MISSING
@@ -89,15 +89,15 @@ def number(value: float) -> str:
         shown = f"{value:,.0f}"
     else:
         shown = f"{value:.{1 if size >= 100 else 2 if size >= 10 else 3}f}"
-    return minus(shown)
+    return with_minus_sign(shown)
 
 
-def minus(shown: str) -> str:
+def with_minus_sign(shown: str) -> str:
     """A printed number with a real minus sign, as wide as the plus."""
     return shown.replace("-", MINUS)
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """`75.3 -> '1 min 15 s'`."""
     if seconds < 10:
         return f"{seconds:.2g} s" if seconds < 1 else f"{seconds:.1f} s"

@@ -7,38 +7,38 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from hone.report.html import Html, element, join, number, styled, text
-from hone.store.maps import Cell, PolicyMap, Slice
+from hone.report.html import Html, element, format_number, join, styled, text
+from hone.store.maps import GridCell, GridSlice, PolicyMap
 
 ARROWS = {"left": "←", "down": "↓", "right": "→", "up": "↑"}
 TURNS = {"right": 0, "down": 90, "left": 180, "up": 270}
 SIDE = 40.0
-MOST_SLICES = 24
+MAX_SLICES = 24
 
 Attributes = dict[str, str | float]
 
 
-def draw(found: PolicyMap) -> Html:
+def draw_policy_map(found: PolicyMap) -> Html:
     """Every grid of the map, all in one scale of colours."""
-    low, high = extremes(found)
-    grids = [_slice(one, low, high) for one in found.slices[:MOST_SLICES]]
+    low, high = value_range(found)
+    grids = [_slice(one, low, high) for one in found.slices[:MAX_SLICES]]
     words = (
-        f"Arrows: what the policy of step {found.step:,} does. Colour: {found.worth_is}, from {number(low)} to "
-        f"{number(high)}."
+        f"Arrows: what the policy of step {found.step:,} does. Colour: {found.worth_is}, from {format_number(low)} to "
+        f"{format_number(high)}."
     )
     parts = [styled("p", "note", text(words)), styled("div", "maps", *grids)]
-    if len(found.slices) > MOST_SLICES:
-        parts.append(styled("p", "note", text(f"{MOST_SLICES} of {len(found.slices)}.")))
+    if len(found.slices) > MAX_SLICES:
+        parts.append(styled("p", "note", text(f"{MAX_SLICES} of {len(found.slices)}.")))
     return join(parts)
 
 
-def extremes(found: PolicyMap) -> tuple[float, float]:
+def value_range(found: PolicyMap) -> tuple[float, float]:
     """The least and the most that is expected anywhere."""
     known = [cell.worth for one in found.slices for cell in one.cells if cell.worth is not None]
     return (min(known), max(known)) if known else (0.0, 0.0)
 
 
-def _slice(one: Slice, low: float, high: float) -> Html:
+def _slice(one: GridSlice, low: float, high: float) -> Html:
     width, height = SIDE * one.columns, SIDE * one.rows
     cells = [
         _cell(cell, SIDE * (place % one.columns), SIDE * (place // one.columns), low, high)
@@ -50,7 +50,7 @@ def _slice(one: Slice, low: float, high: float) -> Html:
     return element("figure", *title, element("svg", *cells, attributes=box))
 
 
-def _cell(cell: Cell, x: float, y: float, low: float, high: float) -> Html:
+def _cell(cell: GridCell, x: float, y: float, low: float, high: float) -> Html:
     square: Attributes = {
         "x": x,
         "y": y,
@@ -61,7 +61,7 @@ def _cell(cell: Cell, x: float, y: float, low: float, high: float) -> Html:
     if cell.worth is not None:
         share = 8 + 72 * (cell.worth - low) / ((high - low) or 1.0)
         square["style"] = f"fill: color-mix(in srgb, var(--plus) {share:.0f}%, var(--card))"
-    parts = [element("title", text(told(cell))), element("rect", attributes=square)]
+    parts = [element("title", text(describe_cell(cell))), element("rect", attributes=square)]
     if cell.mark.strip() and cell.mark != "#":
         parts.append(_words(x + 5, y + 12, cell.mark, "mark"))
     others = [name for name in cell.moves if name not in TURNS]
@@ -82,10 +82,10 @@ def _arrow(x: float, y: float, name: str, share: float, *, alone: bool) -> Html:
     return element("path", attributes=style)
 
 
-def told(cell: Cell) -> str:
+def describe_cell(cell: GridCell) -> str:
     """What a cell holds, in words."""
     moves = ", ".join(f"{name} {share:.0%}" if share < 0.995 else name for name, share in cell.moves.items())
-    worth = "" if cell.worth is None else f"worth {number(cell.worth)}"
+    worth = "" if cell.worth is None else f"worth {format_number(cell.worth)}"
     return "; ".join(part for part in (cell.mark.strip(), worth, moves) if part) or "nothing is decided here"
 
 
@@ -93,15 +93,15 @@ def _words(x: float, y: float, words: str, style: str) -> Html:
     return element("text", text(words), attributes={"x": x, "y": y, "class": style})
 
 
-def text_rows(one: Slice) -> list[list[str]]:
+def text_rows(one: GridSlice) -> list[list[str]]:
     """The grid for a terminal: the likeliest action of each cell, else what stands there."""
     rows: list[list[str]] = []
     for row in np.arange(len(one.cells)).reshape(one.rows, one.columns).tolist():
-        rows.append([sign(one.cells[place]) for place in row])
+        rows.append([cell_symbol(one.cells[place]) for place in row])
     return rows
 
 
-def sign(cell: Cell) -> str:
+def cell_symbol(cell: GridCell) -> str:
     """One character: the likeliest action, `+` where four or more are alike, else what stands there."""
     if not cell.moves:
         return cell.mark.strip() or "·"
@@ -111,6 +111,6 @@ def sign(cell: Cell) -> str:
     return ARROWS.get(name, name[:1].upper())
 
 
-def shares(one: Slice, low: float, high: float) -> Sequence[float | None]:
+def value_shares(one: GridSlice, low: float, high: float) -> Sequence[float | None]:
     """Per cell how much of the scale it is worth, 0 to 1; None where nothing is decided."""
     return [None if cell.worth is None else (cell.worth - low) / ((high - low) or 1.0) for cell in one.cells]

@@ -5,44 +5,47 @@ Belongs here: what the section says. The animation is `animation`'s, the map `ma
 
 import base64
 
-from hone.report.html import EMPTY, Html, element, join, number, styled, table, text
-from hone.report.policy_map import draw
-from hone.report.run_data import Stage
-from hone.report.svg import Interval, interval_plot
-from hone.store.animation import Episode
-from hone.store.robustness import Perturbed
+from hone.report.html import EMPTY, Html, element, format_number, join, styled, table, text
+from hone.report.policy_map import draw_policy_map
+from hone.report.run_data import RunData
+from hone.report.svg import IntervalRow, interval_plot
+from hone.store.animation import EpisodeRecording
+from hone.store.robustness import PerturbedScore
 
 
-def portrait(stage: Stage, level: str) -> Html:
+def policy_section(stage: RunData, level: str) -> Html:
     """What can be seen of the policy; nothing for one that writes text."""
     parts: list[Html] = []
     if stage.episode is not None:
-        parts.append(_film(*stage.episode))
+        parts.append(_episode_animation(*stage.episode))
     if stage.map is not None:
-        parts.append(draw(stage.map))
+        parts.append(draw_policy_map(stage.map))
     head = [element(level, text("The policy"))] if parts else []
     return join([*head, *parts, _robustness(stage.robustness, level)])
 
 
-def _film(about: Episode, png: bytes | None) -> Html:
+def _episode_animation(about: EpisodeRecording, png: bytes | None) -> Html:
     if png is None:
         return styled("p", "note", text(f"No pictures of an episode: {about.note or 'they would be too large'}."))
     source = f"data:image/png;base64,{base64.b64encode(png).decode()}"
-    words = f"An episode of step {about.step:,}: {about.steps:,} steps, return {number(about.score)}"
+    words = f"An episode of step {about.step:,}: {about.steps:,} steps, return {format_number(about.score)}"
     image = Html(f'<img alt="{words}" src="{source}">')  # the only picture that is no SVG; made here, so it is whole
     return styled("div", "card film", styled("p", "note", text(f"{words}.")), image)
 
 
-def _robustness(rows: tuple[Perturbed, ...], level: str) -> Html:
+def _robustness(rows: tuple[PerturbedScore, ...], level: str) -> Html:
     if not rows:
         return EMPTY
-    plot = interval_plot([Interval(label=row.name, mean=row.mean, low=row.low, high=row.high) for row in rows])
+    plot = interval_plot([IntervalRow(label=row.name, mean=row.mean, low=row.low, high=row.high) for row in rows])
     lines = [
         [
             text(row.name),
-            text(f"{number(row.mean)} ({number(row.low)} to {number(row.high)})"),
-            text(f"{number(row.difference)} ({number(row.difference_low)} to {number(row.difference_high)})"),
-            text(number(row.p_value)),
+            text(f"{format_number(row.mean)} ({format_number(row.low)} to {format_number(row.high)})"),
+            text(
+                f"{format_number(row.difference)} ({format_number(row.difference_low)} to "
+                f"{format_number(row.difference_high)})"
+            ),
+            text(format_number(row.p_value)),
         ]
         for row in rows
     ]

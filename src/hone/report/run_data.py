@@ -13,22 +13,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hone.core.errors import DataError
-from hone.report.timeline import is_part
-from hone.store.animation import Episode, read_episode
-from hone.store.certificate import Certificate, read_certificate
+from hone.report.timeline import is_loop_part
+from hone.store.animation import EpisodeRecording, read_episode
+from hone.store.certificate import GradientCertificate, read_certificate
 from hone.store.evaluations import (
-    Evaluation,
-    Paired,
-    Pipeline,
+    EvaluationScore,
+    PairedDifference,
+    PipelineRecord,
     SideBySide,
     read_evaluations,
     read_pipeline,
     read_side_by_side,
 )
-from hone.store.manifest import Manifest, Setting, read_config, read_manifest
+from hone.store.manifest import ConfigSetting, Manifest, read_config, read_manifest
 from hone.store.maps import PolicyMap, read_map
-from hone.store.metrics import CLOCK_PREFIX, Columns, read_metrics
-from hone.store.robustness import Perturbed, read_robustness
+from hone.store.metrics import CLOCK_PREFIX, MetricColumns, read_metrics
+from hone.store.robustness import PerturbedScore, read_robustness
 from hone.store.samples import SampleRow, read_samples
 from hone.store.speed import MatmulRate, read_matmul_rate
 
@@ -36,24 +36,24 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
+class RunData:
     """One run, read. `problems` names what could not be."""
 
     name: str
     manifest: Manifest | None
-    config: Mapping[str, Setting]
-    metrics: Columns
+    config: Mapping[str, ConfigSetting]
+    metrics: MetricColumns
     samples: tuple[SampleRow, ...]
     log: tuple[str, ...]
-    evaluations: tuple[Evaluation, ...]
-    paired: tuple[Paired, ...]
+    evaluations: tuple[EvaluationScore, ...]
+    paired: tuple[PairedDifference, ...]
     side_by_side: tuple[SideBySide, ...]
-    certificate: Certificate | None = None
+    certificate: GradientCertificate | None = None
     matmul: MatmulRate | None = None
-    episode: tuple[Episode, bytes | None] | None = None
+    episode: tuple[EpisodeRecording, bytes | None] | None = None
     """An episode of the policy, and its animation."""
     map: PolicyMap | None = None
-    robustness: tuple[Perturbed, ...] = ()
+    robustness: tuple[PerturbedScore, ...] = ()
     problems: tuple[str, ...] = ()
 
     @property
@@ -65,7 +65,7 @@ class Stage:
         values = self.metrics.values
         if "time/step_s" in values:
             return float(np.nansum(values["time/step_s"]))
-        return sum(float(np.nansum(seconds)) for name, seconds in values.items() if is_part(name))
+        return sum(float(np.nansum(seconds)) for name, seconds in values.items() if is_loop_part(name))
 
     def curves(self) -> tuple[dict[str, NDArray[np.float64]], dict[str, float]]:
         """Metrics that move, in reading order, and the constant ones with their value. Times are in neither."""
@@ -111,25 +111,25 @@ class ReportData:
     """A pipeline with its stages, or a single run as its only stage; `own` is what the folder itself holds."""
 
     name: str
-    pipeline: Pipeline | None
-    own: Stage
-    stages: tuple[Stage, ...]
+    pipeline: PipelineRecord | None
+    folder_data: RunData
+    stages: tuple[RunData, ...]
 
 
-def gather(folder: Path) -> ReportData:
+def read_report_data(folder: Path) -> ReportData:
     """Read a run's folder or a pipeline's. Raises DataError only when `folder` is neither."""
     if not folder.is_dir():
         raise DataError(f"{folder} is not a folder: no run there to report on")
     pipeline = read_pipeline(folder)
-    own = _stage(folder, needs_run=pipeline is None)
+    own = _read_run(folder, needs_run=pipeline is None)
     if pipeline is None:
-        return ReportData(name=folder.resolve().name, pipeline=None, own=own, stages=(own,))
-    stages = tuple(_stage(folder / name, needs_run=True) for name in pipeline.stages)
-    return ReportData(name=pipeline.name, pipeline=pipeline, own=own, stages=stages)
+        return ReportData(name=folder.resolve().name, pipeline=None, folder_data=own, stages=(own,))
+    stages = tuple(_read_run(folder / name, needs_run=True) for name in pipeline.stages)
+    return ReportData(name=pipeline.name, pipeline=pipeline, folder_data=own, stages=stages)
 
 
 @dataclass(slots=True)
-class _Reader:
+class _TolerantReader:
     """Collects the faults of the files that could not be read."""
 
     problems: list[str] = field(default_factory=list[str])
@@ -142,12 +142,12 @@ class _Reader:
             return otherwise
 
 
-def _stage(folder: Path, *, needs_run: bool) -> Stage:
-    reader = _Reader()
+def _read_run(folder: Path, *, needs_run: bool) -> RunData:
+    reader = _TolerantReader()
     is_run = needs_run or (folder / "manifest.json").exists()
-    no_metrics = Columns(np.zeros(0, dtype=np.int64), {})
+    no_metrics = MetricColumns(np.zeros(0, dtype=np.int64), {})
     evaluations, paired = reader.read(lambda: read_evaluations(folder), ([], []))
-    return Stage(
+    return RunData(
         name=folder.resolve().name,
         manifest=reader.read(lambda: read_manifest(folder / "manifest.json"), None) if is_run else None,
         config=reader.read(lambda: read_config(folder / "config.json"), {}) if is_run else {},

@@ -16,30 +16,30 @@ from hone.report.html import (
     EMPTY,
     MISSING,
     Html,
-    duration,
+    collapsible,
     element,
-    folded,
+    format_duration,
+    format_number,
     join,
-    minus,
-    number,
     page,
     styled,
     table,
     text,
+    with_minus_sign,
 )
-from hone.report.policy_section import portrait
-from hone.report.run_data import ReportData, Stage, gather
-from hone.report.svg import Interval, curve, interval_plot
-from hone.report.timing_section import timing
+from hone.report.policy_section import policy_section
+from hone.report.run_data import ReportData, RunData, read_report_data
+from hone.report.svg import IntervalRow, curve_plot, interval_plot
+from hone.report.timing_section import timing_section
 from hone.store.durable import replace_file
-from hone.store.evaluations import Evaluation, Paired, SideBySide
-from hone.store.manifest import Setting
+from hone.store.evaluations import EvaluationScore, PairedDifference, SideBySide
+from hone.store.manifest import ConfigSetting
 from hone.store.samples import SampleRow
 
-_MOST_SAMPLES = 24
-_MOST_PAIRS = 10
+_MAX_SAMPLES = 24
+_MAX_PAIRS = 10
 _LOG_TAIL = 40
-_ALARMS = (" WARNING ", " ERROR ")
+_WARNING_LEVELS = (" WARNING ", " ERROR ")
 
 
 def write_report(folder: Path) -> Path:
@@ -48,40 +48,40 @@ def write_report(folder: Path) -> Path:
     Raises DataError when `folder` is no folder, ResourceError for the disk. Damaged files are named in the report.
     """
     path = folder / "report.html"
-    replace_file(path, render_report(gather(folder)).encode("utf-8", "replace"))
+    replace_file(path, render_report(read_report_data(folder)).encode("utf-8", "replace"))
     return path
 
 
 def render_report(data: ReportData) -> Html:
     """The document."""
     # A pipeline's own figures say what its stages ended with; theirs are shown while it has none.
-    inner = () if data.own.evaluations else _inner(data)
-    measured = [*data.own.evaluations, *(e for stage in inner for e in stage.evaluations)]
-    compared = [*data.own.paired, *(p for stage in inner for p in stage.paired)]
-    body = [_head(data, measured), _evaluation(measured, compared), _side_by_side(data.own.side_by_side)]
+    inner = () if data.folder_data.evaluations else _inner(data)
+    measured = [*data.folder_data.evaluations, *(e for stage in inner for e in stage.evaluations)]
+    compared = [*data.folder_data.paired, *(p for stage in inner for p in stage.paired)]
+    body = [_head(data, measured), _evaluation(measured, compared), _side_by_side(data.folder_data.side_by_side)]
     if data.pipeline is None:
-        body += [*_stage_sections(data.own, "h2")]
+        body += [*_stage_sections(data.folder_data, "h2")]
     else:
         for position, stage in enumerate(data.stages, start=1):
             body += [_stage_title(stage, position), *_stage_sections(stage, "h3")]
-        body += [_log(data.own, "h2"), _problems(data.own, "h2")]
+        body += [_log(data.folder_data, "h2"), _problems(data.folder_data, "h2")]
     return page(data.name, *body)
 
 
-def _inner(data: ReportData) -> tuple[Stage, ...]:
+def _inner(data: ReportData) -> tuple[RunData, ...]:
     return () if data.pipeline is None else data.stages
 
 
-def _head(data: ReportData, measured: Sequence[Evaluation]) -> Html:
-    recipes = [stage.manifest.facts.recipe or stage.name for stage in data.stages if stage.manifest]
+def _head(data: ReportData, measured: Sequence[EvaluationScore]) -> Html:
+    recipes = [stage.manifest.metadata.recipe or stage.name for stage in data.stages if stage.manifest]
     kind = f"pipeline: {' → '.join(recipes)}" if data.pipeline else f"run: {' '.join(recipes)}"
     parts = [styled("p", "kicker", text(kind)), element("h1", text(data.name)), _tiles(data, measured)]
     newest = next((stage.manifest for stage in reversed(data.stages) if stage.manifest), None)
     if newest:
-        versions = [f"{name} {version}" for name, version in newest.facts.versions.items()]
-        about = [newest.created_at, newest.facts.machine, f"hone {newest.facts.hone_version}", *versions]
-        if newest.facts.dataset_fingerprint:
-            about.append(f"data {newest.facts.dataset_fingerprint[:12]}")
+        versions = [f"{name} {version}" for name, version in newest.metadata.versions.items()]
+        about = [newest.created_at, newest.metadata.machine, f"hone {newest.metadata.hone_version}", *versions]
+        if newest.metadata.dataset_fingerprint:
+            about.append(f"data {newest.metadata.dataset_fingerprint[:12]}")
         parts.append(styled("p", "about", text("  ·  ".join(part for part in about if part))))
     if data.pipeline:
         links = (element("a", text(s.name), attributes={"href": f"#{_anchor(s)}"}) for s in data.stages)
@@ -89,11 +89,15 @@ def _head(data: ReportData, measured: Sequence[Evaluation]) -> Html:
     return element("header", *parts)
 
 
-def _tiles(data: ReportData, measured: Sequence[Evaluation]) -> Html:
+def _tiles(data: ReportData, measured: Sequence[EvaluationScore]) -> Html:
     tiles: list[Html] = []
     for metric in dict.fromkeys(e.metric for e in measured):
         means = [e for e in measured if e.metric == metric]
-        words = [number(means[0].mean), number(means[-1].mean)] if len(means) > 1 else [number(means[0].mean)]
+        words = (
+            [format_number(means[0].mean), format_number(means[-1].mean)]
+            if len(means) > 1
+            else [format_number(means[0].mean)]
+        )
         names = f"{means[0].stage} to {means[-1].stage}" if len(means) > 1 else means[0].stage
         tiles.append(_tile(words, f"{metric}, {names}"))
     for name in ("reward/mean", "return/mean", "loss/mean", "loss"):
@@ -101,11 +105,11 @@ def _tiles(data: ReportData, measured: Sequence[Evaluation]) -> Html:
         known = values[np.isfinite(values)] if values is not None else np.zeros(0)
         if len(known):
             size = max(len(known) // 20, 1)
-            ends = [number(float(known[:size].mean())), number(float(known[-size:].mean()))]
+            ends = [format_number(float(known[:size].mean())), format_number(float(known[-size:].mean()))]
             tiles.append(_tile(ends, f"{name}, first to last"))
             break
     tiles.append(_tile([" + ".join(f"{stage.steps:,}" for stage in data.stages)], "steps"))
-    tiles.append(_tile([duration(sum(stage.wall_s() for stage in data.stages))], "training time"))
+    tiles.append(_tile([format_duration(sum(stage.wall_s() for stage in data.stages))], "training time"))
     return styled("div", "tiles", *tiles)
 
 
@@ -118,33 +122,36 @@ def _tile(words: Sequence[str], caption: str) -> Html:
 # ---------------------------------------------------------------------------------------- what was measured
 
 
-def _evaluation(measured: Sequence[Evaluation], compared: Sequence[Paired]) -> Html:
+def _evaluation(measured: Sequence[EvaluationScore], compared: Sequence[PairedDifference]) -> Html:
     if not measured:
         return EMPTY
     parts = [element("h2", text("Evaluation"))]
     parts += [styled("p", "verdict", *_verdict(pair)) for pair in compared]
     for metric in dict.fromkeys(e.metric for e in measured):
         rows = [e for e in measured if e.metric == metric]
-        plot = interval_plot([Interval(label=e.stage, mean=e.mean, low=e.low, high=e.high) for e in rows])
+        plot = interval_plot([IntervalRow(label=e.stage, mean=e.mean, low=e.low, high=e.high) for e in rows])
         parts.append(styled("div", "card", styled("p", "note", text(f"{metric}: mean and 95% interval")), plot))
     rows = [
         [
             text(e.stage),
             text(e.metric),
-            *map(text, (number(e.mean), f"{number(e.low)} to {number(e.high)}", f"{e.n:,}")),
+            *map(text, (format_number(e.mean), f"{format_number(e.low)} to {format_number(e.high)}", f"{e.n:,}")),
         ]
         for e in measured
     ]
     heads = ("policy", "metric", "mean", "95% interval", "problems")
-    parts.append(folded("As a table", table(heads, rows, style="fit", numeric=(2, 3, 4))))
+    parts.append(collapsible("As a table", table(heads, rows, style="fit", numeric=(2, 3, 4))))
     return join(parts)
 
 
-def _verdict(pair: Paired) -> list[Html]:
+def _verdict(pair: PairedDifference) -> list[Html]:
     change = f"{pair.after} against {pair.before}: "
-    size = f"{'+' if pair.difference > 0 else ''}{number(pair.difference)}"
-    chance = "p < 0.001" if pair.p_value < 0.001 else f"p = {number(pair.p_value)}"
-    rest = f" on the same {pair.n:,} problems (95% interval {number(pair.low)} to {number(pair.high)}, {chance})"
+    size = f"{'+' if pair.difference > 0 else ''}{format_number(pair.difference)}"
+    chance = "p < 0.001" if pair.p_value < 0.001 else f"p = {format_number(pair.p_value)}"
+    rest = (
+        f" on the same {pair.n:,} problems (95% interval {format_number(pair.low)} to "
+        f"{format_number(pair.high)}, {chance})"
+    )
     sure = not (pair.low <= 0 <= pair.high)
     judged = "." if sure else "; the interval holds 0, so this is no proof of a difference."
     return [text(change), element("b", text(size)), text(rest + judged)]
@@ -153,8 +160,8 @@ def _verdict(pair: Paired) -> list[Html]:
 def _side_by_side(pairs: Sequence[SideBySide]) -> Html:
     if not pairs:
         return EMPTY
-    shown = [_pair(pair) for pair in pairs[:_MOST_PAIRS]]
-    rest = f"{_MOST_PAIRS} of {len(pairs)}" if len(pairs) > _MOST_PAIRS else f"{len(pairs)}"
+    shown = [_pair(pair) for pair in pairs[:_MAX_PAIRS]]
+    rest = f"{_MAX_PAIRS} of {len(pairs)}" if len(pairs) > _MAX_PAIRS else f"{len(pairs)}"
     return join([element("h2", text("Before and after")), styled("p", "note", text(f"{rest} prompts")), *shown])
 
 
@@ -174,7 +181,7 @@ def _pair(pair: SideBySide) -> Html:
 
 
 def _answer(title: str, words: str, score: float | None, best: float) -> Html:
-    shown = "no score" if score is None else f"score {number(score)}"
+    shown = "no score" if score is None else f"score {format_number(score)}"
     style = "answer plus" if score is not None and score >= best and score > 0 else "answer minus"
     head = element("header", element("span", text(title)), element("b", text(shown)))
     return styled("div", style, head, _words(words))
@@ -187,30 +194,30 @@ def _words(words: str) -> Html:
 # ------------------------------------------------------------------------------------------------ one stage
 
 
-def _anchor(stage: Stage) -> str:
+def _anchor(stage: RunData) -> str:
     return f"stage-{stage.name}"
 
 
-def _stage_title(stage: Stage, position: int) -> Html:
-    recipe = stage.manifest.facts.recipe if stage.manifest else ""
-    words = ", ".join([*({recipe} - {"", stage.name}), f"{stage.steps:,} steps", duration(stage.wall_s())])
+def _stage_title(stage: RunData, position: int) -> Html:
+    recipe = stage.manifest.metadata.recipe if stage.manifest else ""
+    words = ", ".join([*({recipe} - {"", stage.name}), f"{stage.steps:,} steps", format_duration(stage.wall_s())])
     title = join([text(f"{position}. {stage.name}"), element("small", text(words))])
     return element("h2", title, attributes={"class": "stage", "id": _anchor(stage)})
 
 
-def _stage_sections(stage: Stage, level: str) -> list[Html]:
+def _stage_sections(stage: RunData, level: str) -> list[Html]:
     return [
         _problems(stage, level),
-        portrait(stage, level),
+        policy_section(stage, level),
         _curves(stage, level),
-        timing(stage, level),
+        timing_section(stage, level),
         _samples(stage.samples, level),
         _config(stage, level),
         _log(stage, level),
     ]
 
 
-def _curves(stage: Stage, level: str) -> Html:
+def _curves(stage: RunData, level: str) -> Html:
     moving, constant = stage.curves()
     if not moving and not constant:
         return join([element(level, text("Curves")), styled("p", "note", text("No metrics yet."))])
@@ -220,11 +227,13 @@ def _curves(stage: Stage, level: str) -> Html:
         prefix, _, rest = name.rpartition("/")
         title = join([element("i", text(f"{prefix}/" if prefix else "metric")), text(rest)])
         full: dict[str, str | float] = {"title": name}
-        head = element("header", element("span", title, attributes=full), element("b", text(number(float(known[-1])))))
-        cards.append(styled("div", "curve", head, curve(stage.metrics.steps, values)))
+        head = element(
+            "header", element("span", title, attributes=full), element("b", text(format_number(float(known[-1]))))
+        )
+        cards.append(styled("div", "curve", head, curve_plot(stage.metrics.steps, values)))
     parts = [element(level, text("Curves")), styled("div", "curves", *cards)]
     if constant:
-        words = ", ".join(f"{name} {number(value)}" for name, value in constant.items())
+        words = ", ".join(f"{name} {format_number(value)}" for name, value in constant.items())
         parts.append(styled("p", "note", text(f"Constant: {words}.")))
     return join(parts)
 
@@ -241,13 +250,13 @@ def _samples(samples: Sequence[SampleRow], level: str) -> Html:
         "The advantage colours the score: blue was made likelier, red less likely. Groups with the widest spread first."
     )
     parts.append(styled("p", "note", text(legend)))
-    left = _MOST_SAMPLES
+    left = _MAX_SAMPLES
     for group in groups:
         if left > 0:
             parts.append(_group(group[:left], largest))
             left -= len(group)
-    if len(samples) > _MOST_SAMPLES:
-        parts.append(styled("p", "note", text(f"{_MOST_SAMPLES} of {len(samples):,} samples of this step.")))
+    if len(samples) > _MAX_SAMPLES:
+        parts.append(styled("p", "note", text(f"{_MAX_SAMPLES} of {len(samples):,} samples of this step.")))
     return join(parts)
 
 
@@ -264,7 +273,7 @@ def _group(rows: Sequence[SampleRow], largest: float) -> Html:
     lines = [
         [
             _advantage(row.advantage, largest),
-            text(number(row.score) if row.score is not None else row.status),
+            text(format_number(row.score) if row.score is not None else row.status),
             _words(row.completion),
             text(f"{row.tokens:,}"),
             text(row.finish),
@@ -281,30 +290,30 @@ def _advantage(value: float | None, largest: float) -> Html:
         return styled("span", "chip", text(MISSING))
     share = 55 * abs(value) / largest if largest else 0.0
     colour = f"color-mix(in srgb, var(--{'plus' if value > 0 else 'minus'}) {share:.0f}%, transparent)"
-    shown = minus(f"{value:+.2f}")
+    shown = with_minus_sign(f"{value:+.2f}")
     return element("span", text(shown), attributes={"class": "chip", "style": f"background: {colour}"})
 
 
-def _config(stage: Stage, level: str) -> Html:
+def _config(stage: RunData, level: str) -> Html:
     if not stage.config:
         return EMPTY
     given = {key: setting for key, setting in stage.config.items() if setting.origin != "default"}
     defaults = {key: setting for key, setting in stage.config.items() if setting.origin == "default"}
     parts = [element(level, text("Configuration"))]
     parts += [_settings(given)] if given else []
-    parts += [folded(f"{len(defaults)} defaults", _settings(defaults))] if defaults else []
+    parts += [collapsible(f"{len(defaults)} defaults", _settings(defaults))] if defaults else []
     if stage.certificate is not None:
         style = "note" if stage.certificate.passed else "bad"
-        parts.append(styled("p", style, text(f"Loss, checked on a small double: {stage.certificate.line()}.")))
+        parts.append(styled("p", style, text(f"Loss, checked on a small double: {stage.certificate.summary()}.")))
     return join(parts)
 
 
-def _settings(config: dict[str, Setting]) -> Html:
+def _settings(config: dict[str, ConfigSetting]) -> Html:
     rows = [[text(key), text(_value(setting)), text(setting.origin)] for key, setting in config.items()]
     return table(("key", "value", "from"), rows, style="config")
 
 
-def _value(setting: Setting) -> str:
+def _value(setting: ConfigSetting) -> str:
     match setting.value:
         case str(words):
             return words
@@ -314,10 +323,10 @@ def _value(setting: Setting) -> str:
             return json.dumps(other)
 
 
-def _log(stage: Stage, level: str) -> Html:
+def _log(stage: RunData, level: str) -> Html:
     if not stage.log:
         return EMPTY
-    alarms = [line for line in stage.log if any(alarm in line for alarm in _ALARMS)]
+    alarms = [line for line in stage.log if any(alarm in line for alarm in _WARNING_LEVELS)]
     parts = [element(level, text("Log"))]
     earlier = [line for line in alarms if line not in stage.log[-_LOG_TAIL:]]
     if earlier:
@@ -328,11 +337,14 @@ def _log(stage: Stage, level: str) -> Html:
 
 
 def _lines(lines: Sequence[str]) -> Html:
-    shown = (styled("div", "bad" if any(alarm in line for alarm in _ALARMS) else "line", text(line)) for line in lines)
+    shown = (
+        styled("div", "bad" if any(alarm in line for alarm in _WARNING_LEVELS) else "line", text(line))
+        for line in lines
+    )
     return styled("div", "log words", *shown)
 
 
-def _problems(stage: Stage, level: str) -> Html:
+def _problems(stage: RunData, level: str) -> Html:
     if not stage.problems:
         return EMPTY
     lines = (styled("div", "bad", text(problem)) for problem in stage.problems)

@@ -11,20 +11,20 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hone.report.html import EMPTY, Html, element, join, minus, number, styled, text
+from hone.report.html import EMPTY, Html, element, format_number, join, styled, text, with_minus_sign
 
 _WIDTH, _HEIGHT = 300.0, 128.0
 _WIDE = 960.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 36.0, 8.0, 8.0, 18.0
-_MOST_POINTS = 400
-_MOST_HOVERS = 60
+_MAX_POINTS = 400
+_MAX_HOVERS = 60
 _SMOOTH_FROM = 40
 
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class Scale:
+class LinearScale:
     """A straight map from data to the picture."""
 
     low: float
@@ -53,29 +53,29 @@ def tick_labels(ticks: Sequence[float]) -> list[str]:
     """The ticks in as few figures as tell them apart, all with the same decimals."""
     largest = max(map(abs, ticks), default=0.0)
     if not largest or largest >= 1e6 or largest < 1e-3:
-        return [number(tick) for tick in ticks]
+        return [format_number(tick) for tick in ticks]
     decimals = next(count for count in range(13) if all(math.isclose(tick, round(tick, count)) for tick in ticks))
-    return [minus(f"{tick:,.{decimals}f}") for tick in ticks]
+    return [with_minus_sign(f"{tick:,.{decimals}f}") for tick in ticks]
 
 
-def curve(steps: NDArray[np.int64], values: Floats) -> Html:
+def curve_plot(steps: NDArray[np.int64], values: Floats) -> Html:
     """One metric over the steps; `steps` `[N]`, `values` `[N]`, NaN left out. Noise is drawn faint, its mean above."""
     known = np.isfinite(values)
     if not known.any():
         return EMPTY
     first, last = float(steps[0]), float(steps[-1])
     steps, values = steps[known], values[known]
-    x = Scale(first, max(last, first + 1), _LEFT, _WIDTH - _RIGHT)
+    x = LinearScale(first, max(last, first + 1), _LEFT, _WIDTH - _RIGHT)
     y = _value_scale(values)
     parts = [_axes(x, y)]
     where, means = _thinned(steps.astype(np.float64), values)
     smooth = _smoothed(means)
-    noisy = len(values) >= _SMOOTH_FROM and _travel(means) > 2 * _travel(smooth)
+    noisy = len(values) >= _SMOOTH_FROM and _total_variation(means) > 2 * _total_variation(smooth)
     if noisy:
         parts += [_polyline(where, means, x, y, "raw"), _polyline(where, smooth, x, y, "line")]
     else:
         parts += [_polyline(where, means, x, y, "line")]
-    for index in np.unique(np.linspace(0, len(values) - 1, _MOST_HOVERS).astype(int)):
+    for index in np.unique(np.linspace(0, len(values) - 1, _MAX_HOVERS).astype(int)):
         parts.append(_hover(int(steps[index]), float(values[index]), x, y))
     if not noisy:
         parts.append(_dot(x.at(float(steps[-1])), y.at(float(values[-1])), "end", 2.6))
@@ -83,7 +83,7 @@ def curve(steps: NDArray[np.int64], values: Floats) -> Html:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Interval:
+class IntervalRow:
     """A mean with its interval, as one row of an interval plot."""
 
     label: str
@@ -92,7 +92,7 @@ class Interval:
     high: float
 
 
-def interval_plot(rows: Sequence[Interval]) -> Html:
+def interval_plot(rows: Sequence[IntervalRow]) -> Html:
     """Means with their intervals on one axis; from 0 to 1 when everything lies there."""
     ends = [value for row in rows for value in (row.low, row.mean, row.high) if math.isfinite(value)]
     if not ends:
@@ -106,7 +106,7 @@ def interval_plot(rows: Sequence[Interval]) -> Html:
     width, row_height = _WIDE, 34.0
     left = min(max(120.0, 7.0 * max(len(row.label) for row in rows) + 20), 0.4 * width)  # room for the longest name
     bottom = row_height * len(rows) + 6
-    x = Scale(low, high, left, width - 70)
+    x = LinearScale(low, high, left, width - 70)
     ticks = nice_ticks(low, high, 5)
     parts = [_grid_line(x.at(tick), bottom, label) for tick, label in zip(ticks, tick_labels(ticks), strict=True)]
     for index, row in enumerate(rows):
@@ -117,7 +117,7 @@ def interval_plot(rows: Sequence[Interval]) -> Html:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Block:
+class LaneBlock:
     """A stretch of a lane."""
 
     name: str
@@ -128,12 +128,12 @@ class Block:
     """Shown on hovering."""
 
 
-def lanes(rows: Sequence[tuple[str, Sequence[Block]]], total: float, unit: str) -> Html:
+def lane_plot(rows: Sequence[tuple[str, Sequence[LaneBlock]]], total: float, unit: str) -> Html:
     """Labelled lanes of blocks on one axis from 0 to `total` (or to where the last block ends), ticks in `unit`."""
     end = max([total, *(block.start + block.size for _, blocks in rows for block in blocks)])
     left, row_height, height = 120.0, 34.0, 22.0
     bottom = row_height * len(rows) + 4
-    x = Scale(0.0, end, left, _WIDE - 12)
+    x = LinearScale(0.0, end, left, _WIDE - 12)
     ticks = nice_ticks(0.0, end, 6)
     parts = [
         _grid_line(x.at(tick), bottom, f"{label} {unit}") for tick, label in zip(ticks, tick_labels(ticks), strict=True)
@@ -156,17 +156,17 @@ def part_style(name: str, index: int) -> str:
     return "p7" if name == "other" else f"p{index % 7}"
 
 
-def _value_scale(values: Floats) -> Scale:
+def _value_scale(values: Floats) -> LinearScale:
     low, high = float(values.min()), float(values.max())
     if low == high:
         low, high = low - (abs(low) or 1.0) * 0.5, high + (abs(high) or 1.0) * 0.5
     if 0 <= low < 0.35 * high:  # near enough to zero: show how near
         low = 0.0
     room = 0.06 * (high - low)
-    return Scale(low - (0.0 if low == 0 else room), high + room, _HEIGHT - _BOTTOM, _TOP)
+    return LinearScale(low - (0.0 if low == 0 else room), high + room, _HEIGHT - _BOTTOM, _TOP)
 
 
-def _axes(x: Scale, y: Scale) -> Html:
+def _axes(x: LinearScale, y: LinearScale) -> Html:
     parts: list[Html] = []
     ticks = nice_ticks(y.low, y.high, 4)
     for tick, label in zip(ticks, tick_labels(ticks), strict=True):
@@ -177,15 +177,15 @@ def _axes(x: Scale, y: Scale) -> Html:
     for tick in nice_ticks(x.low, x.high, 4):
         if tick == int(tick):
             anchor = "tick end" if x.at(tick) > _WIDTH - _RIGHT - 8 else "tick middle"
-            parts.append(_label(min(x.at(tick), _WIDTH - 2), _HEIGHT - 4, number(tick), anchor))
+            parts.append(_label(min(x.at(tick), _WIDTH - 2), _HEIGHT - 4, format_number(tick), anchor))
     return join(parts)
 
 
 def _thinned(steps: Floats, values: Floats) -> tuple[Floats, Floats]:
     """At most `_MOST_POINTS` points: means over equal runs of points."""
-    if len(values) <= _MOST_POINTS:
+    if len(values) <= _MAX_POINTS:
         return steps, values
-    starts = np.arange(0, len(values), math.ceil(len(values) / _MOST_POINTS))
+    starts = np.arange(0, len(values), math.ceil(len(values) / _MAX_POINTS))
     counts = np.diff(np.append(starts, len(values)))
     return np.add.reduceat(steps, starts) / counts, np.add.reduceat(values, starts) / counts
 
@@ -196,30 +196,32 @@ def _smoothed(values: Floats) -> Floats:
     return np.convolve(values, window, "same") / np.convolve(np.ones_like(values), window, "same")
 
 
-def _travel(values: Floats) -> float:
+def _total_variation(values: Floats) -> float:
     """How far a curve goes up and down in all: a schedule travels no further than its smoothed self, noise does."""
     return float(np.abs(np.diff(values)).sum())
 
 
-def _polyline(steps: Floats, values: Floats, x: Scale, y: Scale, style: str) -> Html:
+def _polyline(steps: Floats, values: Floats, x: LinearScale, y: LinearScale, style: str) -> Html:
     points = " ".join(
         f"{x.at(float(step)):.1f},{y.at(float(value)):.1f}" for step, value in zip(steps, values, strict=True)
     )
     return element("polyline", attributes={"points": points, "class": style})
 
 
-def _hover(step: int, value: float, x: Scale, y: Scale) -> Html:
-    width = (_WIDTH - _LEFT - _RIGHT) / _MOST_HOVERS
+def _hover(step: int, value: float, x: LinearScale, y: LinearScale) -> Html:
+    width = (_WIDTH - _LEFT - _RIGHT) / _MAX_HOVERS
     middle = x.at(step)
     box: dict[str, str | float] = {"x": middle - width / 2, "y": _TOP, "width": width}
     target = element("rect", attributes=box | {"height": _HEIGHT - _TOP - _BOTTOM})
-    title = element("title", text(f"step {step:,}: {number(value)}"))
+    title = element("title", text(f"step {step:,}: {format_number(value)}"))
     return styled("g", "hover", title, target, _dot(middle, y.at(value), "", 2.6))
 
 
-def _interval_row(row: Interval, x: Scale, middle: float, *, last: bool) -> Html:
+def _interval_row(row: IntervalRow, x: LinearScale, middle: float, *, last: bool) -> Html:
     style = "interval now" if last else "interval"
-    title = element("title", text(f"{row.label}: {number(row.mean)} ({number(row.low)} to {number(row.high)})"))
+    title = element(
+        "title", text(f"{row.label}: {format_number(row.mean)} ({format_number(row.low)} to {format_number(row.high)})")
+    )
     if not all(map(math.isfinite, (row.mean, row.low, row.high))):
         return styled("g", style, title)
     line: dict[str, str | float] = {"x1": x.at(row.low), "x2": x.at(row.high), "y1": middle, "y2": middle}
@@ -227,7 +229,7 @@ def _interval_row(row: Interval, x: Scale, middle: float, *, last: bool) -> Html
         element("line", attributes={"x1": x.at(end), "x2": x.at(end), "y1": middle - 5, "y2": middle + 5})
         for end in (row.low, row.high)
     ]
-    value = _label(x.at(row.high) + 10, middle + 4, number(row.mean), "value")
+    value = _label(x.at(row.high) + 10, middle + 4, format_number(row.mean), "value")
     return styled(
         "g", style, title, element("line", attributes=line), *caps, _dot(x.at(row.mean), middle, "", 5), value
     )

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hone.report.html import EMPTY, Html, element, number, styled, text
-from hone.report.svg import Scale, nice_ticks, tick_labels
+from hone.report.html import EMPTY, Html, element, format_number, styled, text
+from hone.report.svg import LinearScale, nice_ticks, tick_labels
 
 _WIDTH, _HEIGHT = 960.0, 320.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64.0, 16.0, 10.0, 40.0
@@ -21,7 +21,7 @@ Attributes = dict[str, str | float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Series:
+class CurveSeries:
     """A curve with its interval: `[S]` each, NaN where nothing is known."""
 
     name: str
@@ -32,7 +32,7 @@ class Series:
     high: Floats
 
 
-def bands(series: Sequence[Series], *, across: str, floor: float | None = None) -> Html:
+def band_plot(series: Sequence[CurveSeries], *, x_label: str, floor: float | None = None) -> Html:
     """The curves over one axis named `across`; `floor` is a level to be drawn, such as a threshold."""
     known = [values[np.isfinite(values)] for one in series for values in (one.middle, one.low, one.high)]
     every = np.concatenate(known) if known else np.zeros(0)
@@ -43,9 +43,9 @@ def bands(series: Sequence[Series], *, across: str, floor: float | None = None) 
         low, high = min(low, floor), max(high, floor)
     room = 0.05 * (high - low) or 0.5
     first, last = min(float(one.x[0]) for one in series), max(float(one.x[-1]) for one in series)
-    x = Scale(first, max(last, first + 1e-9), _LEFT, _WIDTH - _RIGHT)
-    y = Scale(low - room, high + room, _HEIGHT - _BOTTOM, _TOP)
-    parts = [*_axes(x, y, across)]
+    x = LinearScale(first, max(last, first + 1e-9), _LEFT, _WIDTH - _RIGHT)
+    y = LinearScale(low - room, high + room, _HEIGHT - _BOTTOM, _TOP)
+    parts = [*_axes(x, y, x_label)]
     if floor is not None:
         parts.append(_level(x, y, floor))
     parts += [_band(one, x, y) for one in series]
@@ -60,7 +60,7 @@ def legend(names: Sequence[str]) -> Html:
     return styled("p", "legend", *rows)
 
 
-def _axes(x: Scale, y: Scale, across: str) -> list[Html]:
+def _axes(x: LinearScale, y: LinearScale, across: str) -> list[Html]:
     parts: list[Html] = []
     ticks = nice_ticks(y.low, y.high, 5)
     for tick, label in zip(ticks, tick_labels(ticks), strict=True):
@@ -73,12 +73,12 @@ def _axes(x: Scale, y: Scale, across: str) -> list[Html]:
     return parts
 
 
-def _level(x: Scale, y: Scale, value: float) -> Html:
+def _level(x: LinearScale, y: LinearScale, value: float) -> Html:
     line: Attributes = {"x1": x.start, "x2": x.end, "y1": y.at(value), "y2": y.at(value), "class": "level"}
-    return element("line", element("title", text(f"threshold {number(value)}")), attributes=line)
+    return element("line", element("title", text(f"threshold {format_number(value)}")), attributes=line)
 
 
-def _band(one: Series, x: Scale, y: Scale) -> Html:
+def _band(one: CurveSeries, x: LinearScale, y: LinearScale) -> Html:
     """The area between low and high, in pieces where something is unknown."""
     there = np.isfinite(one.low) & np.isfinite(one.high)
     pieces: list[Html] = []
@@ -90,7 +90,7 @@ def _band(one: Series, x: Scale, y: Scale) -> Html:
     return element("g", *pieces)
 
 
-def _line(one: Series, x: Scale, y: Scale) -> Html:
+def _line(one: CurveSeries, x: LinearScale, y: LinearScale) -> Html:
     pieces: list[Html] = [element("title", text(_told(one)))]
     for places in _pieces(np.isfinite(one.middle)):
         points = " ".join(f"{x.at(float(one.x[k])):.1f},{y.at(float(one.middle[k])):.1f}" for k in places)
@@ -98,9 +98,9 @@ def _line(one: Series, x: Scale, y: Scale) -> Html:
     return element("g", *pieces)
 
 
-def _told(one: Series) -> str:
+def _told(one: CurveSeries) -> str:
     known = one.middle[np.isfinite(one.middle)]
-    return f"{one.name}: {number(float(known[-1]))} at the end" if len(known) else one.name
+    return f"{one.name}: {format_number(float(known[-1]))} at the end" if len(known) else one.name
 
 
 def _pieces(there: NDArray[np.bool_]) -> list[list[int]]:

@@ -10,22 +10,22 @@ from typing import Final
 
 import numpy as np
 
-from hone.report.html import duration
-from hone.store.metrics import CLOCK_PREFIX, Columns
+from hone.report.html import format_duration
+from hone.store.metrics import CLOCK_PREFIX, MetricColumns
 
 _LOOP: Final = ("collect", "values", "credit", "update", "publish", "judge", "save")
 """The parts of a step in the order in which they come; any other one that was timed comes behind them."""
-_WHOLE: Final = ("step", "total", "elapsed")
+_TOTALS: Final = ("step", "total", "elapsed")
 """Totals of the others, not parts of a step."""
-_INSIDE: Final = "generate"
+_ENGINE_PREFIX: Final = "generate"
 """Times that begin so are of the engine: parts of `collect`, or beside the loop when it collects ahead."""
 OTHER: Final = "other"
-_LEAST: Final = 0.0005
+_MIN_SHARE: Final = 0.0005
 """Share of a step below which a part is not shown."""
-_BESIDE: Final = 1.05
+_OVERLAP_RATIO: Final = 1.05
 """Generation that took so many times what the loop waited for, as a share of it, went on beside the loop."""
 
-_SAID: Final = {
+_PART_DESCRIPTIONS: Final = {
     "collect": "collecting episodes (collect)",
     "values": "the critic's values (values)",
     "credit": "assigning credit (credit)",
@@ -43,7 +43,7 @@ _SAID: Final = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Span:
+class TimelineSpan:
     """A part of the mean step."""
 
     name: str
@@ -61,39 +61,43 @@ class Timeline:
 
     step_s: float
     steps: int
-    loop: tuple[Span, ...]
+    loop: tuple[TimelineSpan, ...]
     """One after another, from 0 to `step_s`."""
-    inside: tuple[Span, ...] = ()
+    collect_parts: tuple[TimelineSpan, ...] = ()
     """What `collect` is made of, where it is known. The order within it is not: passes mix reading and drawing."""
-    beside: tuple[Span, ...] = ()
+    overlapping: tuple[TimelineSpan, ...] = ()
     """What went on in a thread at the same time; no part of the step's own time."""
     tail_s: float = 0.0
     """Of the generation: slots without an answer, because only the longest were still being written."""
 
-    def leaves(self) -> list[tuple[str, float]]:
+    def finest_parts(self) -> list[tuple[str, float]]:
         """Name and seconds of the finest parts whose sum is the step, largest first."""
         parts: dict[str, float] = {}
         for span in self.loop:
-            if self.inside and span.name == "collect":
+            if self.collect_parts and span.name == "collect":
                 continue
-            name = "waiting" if self.beside and span.name in {"collect", "publish"} else span.name
+            name = "waiting" if self.overlapping and span.name in {"collect", "publish"} else span.name
             parts[name] = parts.get(name, 0.0) + span.seconds_s
-        parts |= {span.name: span.seconds_s for span in self.inside}
+        parts |= {span.name: span.seconds_s for span in self.collect_parts}
         return sorted(parts.items(), key=lambda part: -part[1])
 
     def bottleneck(self) -> str:
         """What takes most of a step, in a sentence with its share."""
-        name, seconds = self.leaves()[0]
+        name, seconds = self.finest_parts()[0]
         line = (
-            f"The bottleneck is {_SAID.get(name, name)}: {seconds / self.step_s:.0%} of a step, {duration(seconds)} of "
-            f"{duration(self.step_s)}"
+            f"The bottleneck is {_PART_DESCRIPTIONS.get(name, name)}: {seconds / self.step_s:.0%} of a step, "
+            f"{format_duration(seconds)} of "
+            f"{format_duration(self.step_s)}"
         )
         if name in {"decode", "waiting"} and self.tail_s >= 0.05 * self.step_s:
-            line += f"; {duration(self.tail_s)} of slot time passed while only the longest answers were being written"
+            line += (
+                f"; {format_duration(self.tail_s)} of slot time passed while only the longest "
+                f"answers were being written"
+            )
         return f"{line}."
 
 
-def timeline(metrics: Columns) -> Timeline | None:
+def step_timeline(metrics: MetricColumns) -> Timeline | None:
     """The mean step; None where nothing was timed. Lines of metrics hold totals of times over their steps."""
     seconds = {
         name.removeprefix(CLOCK_PREFIX).removesuffix("_s"): float(np.nansum(values))
@@ -101,37 +105,37 @@ def timeline(metrics: Columns) -> Timeline | None:
         if name.startswith(CLOCK_PREFIX) and name.endswith("_s")
     }
     steps = int(metrics.steps[-1]) if len(metrics.steps) else 0
-    parts = {name: spent for name, spent in seconds.items() if name not in _WHOLE and not _of_engine(name)}
+    parts = {name: spent for name, spent in seconds.items() if name not in _TOTALS and not _of_engine(name)}
     whole = max(seconds.get("step", 0.0), sum(parts.values()))
     if not steps or whole <= 0:
         return None
     step_s = whole / steps
-    loop = _loop({name: spent / steps for name, spent in parts.items() if spent > _LEAST * whole}, step_s)
+    loop = _loop({name: spent / steps for name, spent in parts.items() if spent > _MIN_SHARE * whole}, step_s)
     engine = {name: spent / steps for name, spent in seconds.items() if _of_engine(name)}
     collect = next((span for span in loop if span.name == "collect"), None)
     made = _generation(engine)
     total = sum(spent for _, spent in made)
-    tail_s = engine.get(f"{_INSIDE}_tail", 0.0)
-    if not made or collect is None or total > _BESIDE * collect.seconds_s:
+    tail_s = engine.get(f"{_ENGINE_PREFIX}_tail", 0.0)
+    if not made or collect is None or total > _OVERLAP_RATIO * collect.seconds_s:
         beside = _chain(made, 0.0)
-        return Timeline(step_s=step_s, steps=steps, loop=loop, beside=beside, tail_s=tail_s if made else 0.0)
+        return Timeline(step_s=step_s, steps=steps, loop=loop, overlapping=beside, tail_s=tail_s if made else 0.0)
     rest = max(0.0, collect.seconds_s - total)
     inside = _chain([*made, ("rewards", rest)], collect.start_s)
-    return Timeline(step_s=step_s, steps=steps, loop=loop, inside=inside, tail_s=tail_s)
+    return Timeline(step_s=step_s, steps=steps, loop=loop, collect_parts=inside, tail_s=tail_s)
 
 
-def is_part(name: str) -> bool:
+def is_loop_part(name: str) -> bool:
     """Whether a metric is the time of a part of the loop: no total, and nothing that lies inside or beside a part."""
     short = name.removeprefix(CLOCK_PREFIX).removesuffix("_s")
     timed = name.startswith(CLOCK_PREFIX) and name.endswith("_s")
-    return timed and short not in _WHOLE and not _of_engine(short)
+    return timed and short not in _TOTALS and not _of_engine(short)
 
 
 def _of_engine(name: str) -> bool:
-    return name == _INSIDE or name.startswith(f"{_INSIDE}_")
+    return name == _ENGINE_PREFIX or name.startswith(f"{_ENGINE_PREFIX}_")
 
 
-def _loop(parts: dict[str, float], step_s: float) -> tuple[Span, ...]:
+def _loop(parts: dict[str, float], step_s: float) -> tuple[TimelineSpan, ...]:
     known = [name for name in _LOOP if name in parts]
     ordered = [(name, parts[name]) for name in (*known, *(name for name in parts if name not in known))]
     rest = step_s - sum(parts.values())
@@ -140,15 +144,15 @@ def _loop(parts: dict[str, float], step_s: float) -> tuple[Span, ...]:
 
 def _generation(engine: dict[str, float]) -> list[tuple[str, float]]:
     """Reading, drawing and bookkeeping: what `time/generate_s` is made of."""
-    total, model = engine.get(_INSIDE, 0.0), engine.get(f"{_INSIDE}_model", 0.0)
-    prefill = engine.get(f"{_INSIDE}_prefill", 0.0)
+    total, model = engine.get(_ENGINE_PREFIX, 0.0), engine.get(f"{_ENGINE_PREFIX}_model", 0.0)
+    prefill = engine.get(f"{_ENGINE_PREFIX}_prefill", 0.0)
     parts = [("prefill", prefill), ("decode", model - prefill), ("bookkeeping", total - model)]
     return [(name, spent) for name, spent in parts if spent > 0]
 
 
-def _chain(parts: Sequence[tuple[str, float]], start_s: float) -> tuple[Span, ...]:
-    spans: list[Span] = []
+def _chain(parts: Sequence[tuple[str, float]], start_s: float) -> tuple[TimelineSpan, ...]:
+    spans: list[TimelineSpan] = []
     for name, spent in parts:
-        spans.append(Span(name=name, start_s=start_s, seconds_s=spent))
+        spans.append(TimelineSpan(name=name, start_s=start_s, seconds_s=spent))
         start_s += spent
     return tuple(spans)

@@ -2,16 +2,16 @@
 
 from collections.abc import Sequence
 
-from hone.report.html import EMPTY, Html, duration, element, join, styled, table, text
-from hone.report.run_data import Stage
-from hone.report.svg import Block, lanes, part_style
-from hone.report.timeline import OTHER, Span, Timeline, timeline
+from hone.report.html import EMPTY, Html, element, format_duration, join, styled, table, text
+from hone.report.run_data import RunData
+from hone.report.svg import LaneBlock, lane_plot, part_style
+from hone.report.timeline import OTHER, Timeline, TimelineSpan, step_timeline
 from hone.store.speed import speed_line
 
 
-def timing(stage: Stage, level: str) -> Html:
+def timing_section(stage: RunData, level: str) -> Html:
     """The section; nothing where nothing was timed."""
-    found = timeline(stage.metrics)
+    found = step_timeline(stage.metrics)
     if found is None:
         return EMPTY
     parts = [
@@ -30,32 +30,32 @@ def _picture(found: Timeline) -> list[Html]:
     scale, unit = (1000.0, "ms") if found.step_s < 2 else (1.0, "s")
     styles = _styles(found)
 
-    def blocks(spans: Sequence[Span]) -> list[Block]:
+    def blocks(spans: Sequence[TimelineSpan]) -> list[LaneBlock]:
         return [
-            Block(
+            LaneBlock(
                 name=span.name,
                 start=span.start_s * scale,
                 size=span.seconds_s * scale,
                 style=styles[span.name],
-                title=f"{span.name}: {duration(span.seconds_s)}, {span.seconds_s / found.step_s:.1%} of a step",
+                title=f"{span.name}: {format_duration(span.seconds_s)}, {span.seconds_s / found.step_s:.1%} of a step",
             )
             for span in spans
         ]
 
     rows = [("a step", blocks(found.loop))]
     words = f"The mean of {found.steps:,} steps, one part after another"
-    if found.inside:
-        rows.append(("collect", blocks(found.inside)))
+    if found.collect_parts:
+        rows.append(("collect", blocks(found.collect_parts)))
         words += "; below, what collecting is made of (passes over the model mix reading and drawing)"
-    if found.beside:
-        rows.append(("beside it", blocks(found.beside)))
+    if found.overlapping:
+        rows.append(("beside it", blocks(found.overlapping)))
         words += "; below, what went on in a thread meanwhile: it overlaps the step, and is no part of its time"
-    return [styled("p", "note", text(f"{words}.")), lanes(rows, found.step_s * scale, unit)]
+    return [styled("p", "note", text(f"{words}.")), lane_plot(rows, found.step_s * scale, unit)]
 
 
 def _styles(found: Timeline) -> dict[str, str]:
     """One colour a name, in the order of appearance."""
-    names = dict.fromkeys(span.name for spans in (found.loop, found.inside, found.beside) for span in spans)
+    names = dict.fromkeys(span.name for spans in (found.loop, found.collect_parts, found.overlapping) for span in spans)
     return {name: part_style(name, index) for index, name in enumerate(names)}
 
 
@@ -64,20 +64,20 @@ def _table(found: Timeline) -> Html:
     styles = _styles(found)
     rows: list[list[Html]] = []
 
-    def row(span: Span, words: str) -> None:
+    def row(span: TimelineSpan, words: str) -> None:
         rows.append(
             [
                 join([element("span", attributes={"class": f"swatch {styles[span.name]}"}), text(words)]),
                 text(f"{span.seconds_s / found.step_s:.1%}"),
-                text(duration(span.seconds_s * found.steps)),
+                text(format_duration(span.seconds_s * found.steps)),
                 text(f"{1000 * span.seconds_s:,.1f} ms"),
             ]
         )
 
     for span in sorted(found.loop, key=lambda part: (part.name == OTHER, -part.seconds_s)):
         row(span, span.name)
-        for part in found.inside if span.name == "collect" else ():
+        for part in found.collect_parts if span.name == "collect" else ():
             row(part, f"of it {part.name}")
-    for span in found.beside:
+    for span in found.overlapping:
         row(span, f"beside it {span.name}")
     return table(("part", "share", "in all", "a step"), rows, style="fit", numeric=(1, 2, 3))

@@ -2,13 +2,13 @@
 
 import re
 
-from hone.rewards.functions import text_of
+from hone.rewards.functions import completion_text
 
 ANSWER_TAG = r"(?s)<answer>(.*?)</answer>"
 AFTER_EQUALS = r"=([^=\n]*)$"
 
 
-def extract(completion: str, pattern: str = "") -> str:
+def extract_answer(completion: str, pattern: str = "") -> str:
     """The answer in a completion, without surrounding whitespace.
 
     Without a pattern: the last line that is not blank. With one: its last match (the first group where it has one).
@@ -24,5 +24,5 @@ def extract(completion: str, pattern: str = "") -> str:
 
 
 def exact_match(completion: object, answer: object, pattern: str = "") -> float:
-    """1.0 when the extracted answer is the column `answer`, letter for letter, else 0.0."""
-    return float(extract(text_of(completion), pattern) == str(answer).strip())
+    """1.0 when the extracted answer is the column `sample_answers`, letter for letter, else 0.0."""
+    return float(extract_answer(completion_text(completion), pattern) == str(answer).strip())

@@ -4,55 +4,55 @@ from collections import deque
 
 import numpy as np
 
-from hone.core.episodes import Status
+from hone.core.episodes import ScoreStatus
 from hone.core.errors import DataError, UserCodeError
 from hone.core.state import State
-from hone.rewards.scores import Scores
+from hone.rewards.scores import RewardScores
 
 _EXAMPLES = 3
 
 
-class Budget:
+class UnscoredBudget:
     """Stops a run whose rewards fail: more than a share of the last answers, or every one in several batches."""
 
     def __init__(self, *, allowed: float = 0.05, window: int = 200, barren_batches: int = 3) -> None:
         self.allowed = allowed
         self.window = window
-        self.barren_batches = barren_batches
+        self.max_unscored_batches = barren_batches
         self._missing: deque[bool] = deque(maxlen=window)
         self._examples: deque[str] = deque(maxlen=_EXAMPLES)
-        self._barren = 0
+        self._unscored_batches = 0
 
-    def observe(self, scores: Scores) -> None:
+    def observe(self, scores: RewardScores) -> None:
         """Take a batch into account.
 
         Raises UserCodeError with three examples when more than `allowed` of the last `window` answers are missing
         (judged once the window is full), or when `barren_batches` batches in a row hold no score at all.
         """
-        missing = scores.status != Status.SCORED
+        missing = scores.status != ScoreStatus.SCORED
         for index in np.flatnonzero(missing):
-            name = Status(int(scores.status[index])).name.lower()
+            name = ScoreStatus(int(scores.status[index])).name.lower()
             self._examples.append(f"{name}: {scores.reasons[index] or 'no reason given'}")
         self._missing.extend(missing.tolist())
-        self._barren = self._barren + 1 if len(scores) and missing.all() else 0
+        self._unscored_batches = self._unscored_batches + 1 if len(scores) and missing.all() else 0
         count = sum(self._missing)
-        if self._barren >= self.barren_batches:
+        if self._unscored_batches >= self.max_unscored_batches:
             raise UserCodeError(
-                f"no answer in {self._barren} batches in a row has a score: there is nothing to learn from",
-                *self._shown(),
+                f"no answer in {self._unscored_batches} batches in a row has a score: there is nothing to learn from",
+                *self._example_lines(),
             )
         if len(self._missing) == self.window and count > self.allowed * self.window:
             raise UserCodeError(
                 f"{count} of the last {self.window} answers have no score ({count / self.window:.1%}, allowed "
                 f"{self.allowed:.1%}); mend the reward function, or raise rewards.missing_allowed",
-                *self._shown(),
+                *self._example_lines(),
             )
 
     def state(self) -> State:
         return {
             "missing": np.array(self._missing, dtype=np.uint8),
             "examples": list(self._examples),
-            "barren": self._barren,
+            "barren": self._unscored_batches,
         }
 
     def restore(self, state: State) -> None:
@@ -61,7 +61,7 @@ class Budget:
             raise DataError("the checkpoint's reward budget needs missing, examples and barren")
         self._missing = deque(missing.astype(bool).tolist(), maxlen=self.window)
         self._examples = deque(map(str, examples), maxlen=_EXAMPLES)
-        self._barren = barren
+        self._unscored_batches = barren
 
-    def _shown(self) -> list[str]:
+    def _example_lines(self) -> list[str]:
         return [f"  for example {text}" for text in self._examples]

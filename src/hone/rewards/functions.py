@@ -25,10 +25,10 @@ from typing import Any, Literal, TypeAlias
 
 from hone.core.errors import ConfigError, UserCodeError, did_you_mean
 
-Form: TypeAlias = Literal["batch", "sample", "verl"]
-Score: TypeAlias = float | None
+FunctionForm: TypeAlias = Literal["batch", "sample", "verl"]
+OptionalScore: TypeAlias = float | None
 
-BUILTIN = {
+BUILTIN_FUNCTIONS = {
     "exact_match": "hone.rewards.answers:exact_match",
     "math_answer": "hone.rewards.math_answer:math_answer",
     "reasoning_gym": "hone.rewards.task_scorer:reasoning_gym",
@@ -39,34 +39,34 @@ _VERL = ("solution_str", "ground_truth")
 _VERL_DEFAULTS = {"data_source": "", "extra_info": None}
 
 
-def _dropped(*_: object, **__: object) -> None:
+def _ignore_log(*_: object, **__: object) -> None:
     """Takes what a function logs through TRL's hooks."""
 
 
-_HOOKS: dict[str, object] = {"log_extra": _dropped, "log_metric": _dropped, "trainer_state": None}
+_HOOKS: dict[str, object] = {"log_extra": _ignore_log, "log_metric": _ignore_log, "trainer_state": None}
 """TRL's hooks: accepted, so that such functions run; what they log is dropped."""
 
 
-class ContractError(Exception):
+class RewardContractError(Exception):
     """The function returned something that is no score; the message says what."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Loaded:
+class LoadedFunction:
     """A function ready to be called."""
 
     name: str
     call: Callable[..., object]
-    form: Form
-    takes: frozenset[str]
+    form: FunctionForm
+    columns: frozenset[str]
     """Columns that it names."""
-    needs: frozenset[str]
+    required_columns: frozenset[str]
     """Those of them without a default."""
-    takes_all: bool
+    takes_any_column: bool
     """It has `**kwargs`: every column is passed."""
     options: Mapping[str, object]
     """Passed in each call."""
-    spoken: tuple[str, ...]
+    text_arguments: tuple[str, ...]
     """Those of `prompts`, `completions`, `prompt`, `completion` that it is given."""
     hooks: Mapping[str, object]
     """What it is given in place of TRL's hooks."""
@@ -74,11 +74,11 @@ class Loaded:
 
 def check_reference(use: str) -> None:
     """Raises ConfigError when `use` is neither a function that comes along nor a reference to one."""
-    if use in BUILTIN:
+    if use in BUILTIN_FUNCTIONS:
         return
     module, colon, name = use.rpartition(":")
     if not colon:
-        near = did_you_mean(use, list(BUILTIN))
+        near = did_you_mean(use, list(BUILTIN_FUNCTIONS))
         raise ConfigError(
             f"reward function {use!r} is not one that comes along{near} "
             "A function of your own is written path/to/file.py:name or package.module:name"
@@ -91,13 +91,13 @@ def check_reference(use: str) -> None:
         raise ConfigError(f"reward function {use!r}: no such file {module}{near}")
 
 
-def load(use: str, options: Mapping[str, object]) -> Loaded:
+def load_function(use: str, options: Mapping[str, object]) -> LoadedFunction:
     """Import a function and tell its form.
 
     Raises UserCodeError: the import raises (with the user's part of the traceback), no such name, an unknown form,
     options that it does not take.
     """
-    place, _, name = BUILTIN.get(use, use).rpartition(":")
+    place, _, name = BUILTIN_FUNCTIONS.get(use, use).rpartition(":")
     module = _module(place, use)
     if name not in vars(module):
         known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
@@ -105,7 +105,7 @@ def load(use: str, options: Mapping[str, object]) -> Loaded:
     function = vars(module)[name]
     if not callable(function):
         raise UserCodeError(f"reward function {use!r}: {name} is a {type(function).__name__}, not a function")
-    return _described(use, name, function, options)
+    return _inspect_function(use, name, function, options)
 
 
 def _module(place: str, use: str) -> ModuleType:
@@ -113,7 +113,7 @@ def _module(place: str, use: str) -> ModuleType:
         return importlib.import_module(place) if not place.endswith(".py") else _file_module(Path(place).resolve())
     except BaseException as error:  # noqa: BLE001 - whatever the user's module does is reported, not ours to pass on
         raise UserCodeError(
-            f"reward function {use!r}: importing {place} failed with {told(error)}", users_traceback(error)
+            f"reward function {use!r}: importing {place} failed with {describe_error(error)}", users_traceback(error)
         ) from None
 
 
@@ -129,7 +129,9 @@ def _file_module(path: Path) -> ModuleType:
     return module
 
 
-def _described(use: str, name: str, function: Callable[..., object], options: Mapping[str, object]) -> Loaded:
+def _inspect_function(
+    use: str, name: str, function: Callable[..., object], options: Mapping[str, object]
+) -> LoadedFunction:
     try:
         parameters = inspect.signature(function).parameters.values()
     except ValueError:  # written in C, without one
@@ -154,20 +156,20 @@ def _described(use: str, name: str, function: Callable[..., object], options: Ma
     needs = frozenset(key for key in takes if named[key].default is inspect.Parameter.empty)
     if form == "verl":
         needs = frozenset({"ground_truth"})
-    return Loaded(
+    return LoadedFunction(
         name=name,
         call=function,
         form=form,
-        takes=takes,
-        needs=needs,
-        takes_all=takes_all,
+        columns=takes,
+        required_columns=needs,
+        takes_any_column=takes_all,
         options=options,
-        spoken=tuple(key for key in spoken if takes_all or key in named),
+        text_arguments=tuple(key for key in spoken if takes_all or key in named),
         hooks={key: value for key, value in _HOOKS.items() if key in named},
     )
 
 
-def _form(named: frozenset[str], *, takes_all: bool) -> Form | None:
+def _form(named: frozenset[str], *, takes_all: bool) -> FunctionForm | None:
     if named.issuperset(_VERL):
         return "verl"
     if "completions" in named:
@@ -177,55 +179,62 @@ def _form(named: frozenset[str], *, takes_all: bool) -> Form | None:
     return "batch" if takes_all or "prompts" in named else None
 
 
-def arguments(
-    loaded: Loaded, prompts: Sequence[object], completions: Sequence[object], columns: Mapping[str, Sequence[object]]
+def call_arguments(
+    loaded: LoadedFunction,
+    prompts: Sequence[object],
+    completions: Sequence[object],
+    columns: Mapping[str, Sequence[object]],
 ) -> dict[str, object]:
     """What one call is given, by name. Forms `sample` and `verl` take the first sample."""
-    passed = {name: values for name, values in columns.items() if loaded.takes_all or name in loaded.takes}
+    passed = {name: values for name, values in columns.items() if loaded.takes_any_column or name in loaded.columns}
     if loaded.form == "batch":
         said: dict[str, object] = {"prompts": list(prompts), "completions": list(completions)}
-        return {**passed, **_only(loaded.spoken, said), **loaded.hooks, **loaded.options}
+        return {**passed, **_select_arguments(loaded.text_arguments, said), **loaded.hooks, **loaded.options}
     first = {name: values[0] for name, values in passed.items()}
     if loaded.form == "sample":
         said = {"prompt": prompts[0], "completion": completions[0]}
-        return {**first, **_only(loaded.spoken, said), **loaded.hooks, **loaded.options}
-    defaults = {name: value for name, value in _VERL_DEFAULTS.items() if name in loaded.takes}
-    return {**defaults, **first, "solution_str": text_of(completions[0]), **loaded.hooks, **loaded.options}
+        return {**first, **_select_arguments(loaded.text_arguments, said), **loaded.hooks, **loaded.options}
+    defaults = {name: value for name, value in _VERL_DEFAULTS.items() if name in loaded.columns}
+    return {**defaults, **first, "solution_str": completion_text(completions[0]), **loaded.hooks, **loaded.options}
 
 
-def _only(names: Sequence[str], said: Mapping[str, object]) -> dict[str, object]:
+def _select_arguments(names: Sequence[str], said: Mapping[str, object]) -> dict[str, object]:
     return {name: said[name] for name in names}
 
 
-def text_of(completion: object) -> str:
+def completion_text(completion: object) -> str:
     """A completion as text: its last message where it is a conversation."""
     if isinstance(completion, list) and completion and isinstance(completion[-1], dict):
         return str(completion[-1].get("content") or "")
     return str(completion)
 
 
-def batch_scores(result: object, count: int) -> list[tuple[Score, str]]:
-    """What a batch function returned as `count` scores with their reasons; raises ContractError."""
+def batch_scores(result: object, count: int) -> list[tuple[OptionalScore, str]]:
+    """What a batch function returned as `count` scores with their reasons; raises RewardContractError."""
     plain = _plain(result)
     if not isinstance(plain, list | tuple):
-        raise ContractError(f"returned a {type(result).__name__} for {count} completions; expected a list of numbers")
+        raise RewardContractError(
+            f"returned a {type(result).__name__} for {count} completions; expected a list of numbers"
+        )
     if len(plain) != count:
-        raise ContractError(f"returned {len(plain)} values for {count} completions")
+        raise RewardContractError(f"returned {len(plain)} values for {count} completions")
     return [sample_score(value) for value in plain]
 
 
-def sample_score(result: object) -> tuple[Score, str]:
-    """One score and its reason; raises ContractError. NaN and infinity pass, and are judged by the trainer."""
+def sample_score(result: object) -> tuple[OptionalScore, str]:
+    """One score and its reason; raises RewardContractError. NaN and infinity pass, and are judged by the trainer."""
     value, reason = _plain(result), ""
     if isinstance(value, dict):
         if "score" not in value:
-            raise ContractError(f"returned a dict without 'score' (keys: {', '.join(map(str, value))})")
+            raise RewardContractError(f"returned a dict without 'score' (keys: {', '.join(map(str, value))})")
         reason, value = str(value.get("reason") or ""), _plain(value["score"])
     if value is None:
         return None, reason
     if isinstance(value, numbers.Real | decimal.Decimal):
         return _float(value), reason
-    raise ContractError(f"returned a {type(result).__name__} ({_short(result)}) where a number or None is expected")
+    raise RewardContractError(
+        f"returned a {type(result).__name__} ({_short(result)}) where a number or None is expected"
+    )
 
 
 def _float(value: numbers.Real | decimal.Decimal) -> float:
@@ -247,7 +256,7 @@ def _plain(value: object) -> object:
     return value
 
 
-def told(error: BaseException) -> str:
+def describe_error(error: BaseException) -> str:
     """`ValueError: no digits`, short."""
     if isinstance(error, SystemExit):
         return f"sys.exit({error.code!r})"

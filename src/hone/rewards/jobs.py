@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import Literal, cast
 
-from hone.core.episodes import Status
+from hone.core.episodes import ScoreStatus
 from hone.core.errors import HoneError
-from hone.rewards.scores import Verdict, judged
+from hone.rewards.scores import RewardResult, result_from_value
 from hone.rewards.wire import decode
 
 _JOB_S = 0.25
@@ -35,19 +35,19 @@ class RewardBatch:
 
 
 @dataclass(slots=True)
-class Ticket:
-    """A batch on its way; `WorkerPool.gather` waits for it."""
+class RewardTicket:
+    """A batch on its way; `RewardWorkerPool.gather` waits for it."""
 
     batch: RewardBatch
-    verdicts: list[list[Verdict | None]]
+    results: list[list[RewardResult | None]]
     pending: int
     tracebacks: list[str] = field(default_factory=list[str])
     fatal: HoneError | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
-    ticket: Ticket
+class RewardJob:
+    ticket: RewardTicket
     function: int
     pieces: tuple[tuple[int, ...], ...]
     """Samples of each call, as places in the batch."""
@@ -58,40 +58,44 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Taken:
+class FunctionSignature:
     """What a worker said that a function takes."""
 
     form: str
-    takes: frozenset[str]
-    needs: frozenset[str]
-    takes_all: bool
+    columns: frozenset[str]
+    required_columns: frozenset[str]
+    takes_any_column: bool
 
 
 @dataclass(slots=True)
-class Record:
+class FunctionStats:
     """What is known of a function from its calls so far."""
 
-    seconds: float | None = None
+    seconds_per_sample: float | None = None
     """Of one sample, smoothed."""
-    proven: bool = False
+    has_succeeded: bool = False
     """It answered at least once without failing."""
-    casualties: int = 0
+    workers_lost: int = 0
     errors: Counter[str] = field(default_factory=Counter[str])
 
     def job_size(self) -> int:
-        if self.seconds is None:
+        if self.seconds_per_sample is None:
             return _FIRST_JOB
-        return max(1, min(_MAX_JOB, int(_JOB_S / max(self.seconds, 1e-9))))
+        return max(1, min(_MAX_JOB, int(_JOB_S / max(self.seconds_per_sample, 1e-9))))
 
-    def room(self) -> int:
+    def max_samples(self) -> int:
         """Samples that a worker may be sent at once; one job where nothing is known yet."""
-        return 0 if self.seconds is None else self.job_size()
+        return 0 if self.seconds_per_sample is None else self.job_size()
 
-    def took(self, seconds: float) -> None:
-        self.seconds = seconds if self.seconds is None else 0.8 * self.seconds + 0.2 * seconds
+    def add_duration(self, seconds: float) -> None:
+        self.seconds_per_sample = (
+            seconds if self.seconds_per_sample is None else 0.8 * self.seconds_per_sample + 0.2 * seconds
+        )
 
 
-def units_of(batch: RewardBatch, unit: Literal["sample", "group"], samples: Collection[int]) -> list[tuple[int, ...]]:
+def split_into_units(
+    batch: RewardBatch, unit: Literal["sample", "group"], samples: Collection[int]
+) -> list[tuple[int, ...]]:
     """The least that a function with this unit may be called with; without groups each sample stands for itself."""
     groups = batch.groups
     if unit == "group" and groups is not None:
@@ -99,18 +103,18 @@ def units_of(batch: RewardBatch, unit: Literal["sample", "group"], samples: Coll
     return [(index,) for index in samples]
 
 
-def planned(
-    ticket: Ticket, function: int, *, unit: Literal["sample", "group"], form: str, job_size: int, workers: int
-) -> list[Job]:
+def plan_jobs(
+    ticket: RewardTicket, function: int, *, unit: Literal["sample", "group"], form: str, job_size: int, workers: int
+) -> list[RewardJob]:
     """Jobs for a batch: small enough to keep all workers busy, and to know soon when something hangs."""
     count = len(ticket.batch.completions)
     size = max(1, min(job_size, -(-count // workers)))
     blocks: list[list[tuple[int, ...]]] = [[]]
-    for one in units_of(ticket.batch, unit, range(count)):
+    for one in split_into_units(ticket.batch, unit, range(count)):
         if sum(map(len, blocks[-1])) >= size:
             blocks.append([])
         blocks[-1].append(one)
-    return [Job(ticket, function, _pieces(block, form)) for block in blocks if block]
+    return [RewardJob(ticket, function, _pieces(block, form)) for block in blocks if block]
 
 
 def _pieces(units: Sequence[tuple[int, ...]], form: str) -> tuple[tuple[int, ...], ...]:
@@ -119,7 +123,7 @@ def _pieces(units: Sequence[tuple[int, ...]], form: str) -> tuple[tuple[int, ...
     return (samples,) if form == "batch" else tuple((index,) for index in samples)
 
 
-def message_of(line: bytes) -> dict[str, object]:
+def parse_message(line: bytes) -> dict[str, object]:
     """A worker's line as a message; a line that is none is an empty one, which no reader accepts."""
     try:
         said = decode(line)
@@ -128,39 +132,39 @@ def message_of(line: bytes) -> dict[str, object]:
     return cast("dict[str, object]", said) if isinstance(said, dict) else {}
 
 
-def verdicts_of(said: Mapping[str, object], count: int) -> list[Verdict] | None:
+def parse_results(said: Mapping[str, object], count: int) -> list[RewardResult] | None:
     scores, reasons = said.get("scores"), said.get("reasons")
     if not (isinstance(scores, list) and isinstance(reasons, list) and len(scores) == len(reasons) == count):
         return None
     if not all(score is None or isinstance(score, int | float) for score in scores):
         return None
-    seconds = seconds_of(said) / count
-    return [judged(s, reason=str(r), seconds=seconds) for s, r in zip(scores, reasons, strict=True)]
+    seconds = parse_seconds(said) / count
+    return [result_from_value(s, reason=str(r), seconds=seconds) for s, r in zip(scores, reasons, strict=True)]
 
 
-def outside(verdicts: Sequence[Verdict], bounds: Sequence[float] | None) -> float | None:
+def first_out_of_bounds(verdicts: Sequence[RewardResult], bounds: Sequence[float] | None) -> float | None:
     """The first score that is not within `bounds` (lowest, highest); None when all are."""
     if bounds is None:
         return None
-    scores = [verdict.score for verdict in verdicts if verdict.status is Status.SCORED]
+    scores = [verdict.score for verdict in verdicts if verdict.status is ScoreStatus.SCORED]
     return next((score for score in scores if not bounds[0] <= score <= bounds[1]), None)
 
 
-def seconds_of(said: Mapping[str, object]) -> float:
+def parse_seconds(said: Mapping[str, object]) -> float:
     seconds = said.get("seconds")
     return float(seconds) if isinstance(seconds, int | float) else 0.0
 
 
-def taken_of(said: Mapping[str, object]) -> Taken:
-    return Taken(
+def parse_signature(said: Mapping[str, object]) -> FunctionSignature:
+    return FunctionSignature(
         form=str(said["form"]),
-        takes=frozenset(cast("list[str]", said["takes"])),
-        needs=frozenset(cast("list[str]", said["needs"])),
-        takes_all=bool(said["takes_all"]),
+        columns=frozenset(cast("list[str]", said["takes"])),
+        required_columns=frozenset(cast("list[str]", said["needs"])),
+        takes_any_column=bool(said["takes_all"]),
     )
 
 
-def told_apart(names: Sequence[str]) -> tuple[str, ...]:
+def unique_names(names: Sequence[str]) -> tuple[str, ...]:
     """Names told apart: a, b, a#2."""
     seen: Counter[str] = Counter()
     told: list[str] = []

@@ -13,8 +13,8 @@ from typing import Any
 
 from math_verify import parse, verify
 
-from hone.rewards.answers import extract
-from hone.rewards.functions import text_of
+from hone.rewards.answers import extract_answer
+from hone.rewards.functions import completion_text
 
 MAX_CHARS = 2000
 MAX_NESTING = 50
@@ -34,22 +34,23 @@ _PROSE = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}\s")
 
 
 def math_answer(completion: object, answer: object, pattern: str = "") -> dict[str, object]:
-    """`{"score", "reason"}`: 1.0 when the completion's answer equals the column `answer` as mathematics, else 0.0.
+    """`{"score", "reason"}`: 1.0 when the completion's answer equals the column `sample_answers` as mathematics, else
+    0.0.
 
-    The answer is the last `\\boxed{...}`, or what `extract(completion, pattern)` finds where a pattern is given or
-    nothing is boxed. The score is None when the reference itself cannot be read.
+    The answer is the last `\\boxed{...}`, or what `extract_answer(completion, pattern)` finds where a pattern is given
+    or nothing is boxed. The score is None when the reference itself cannot be read.
     """
-    gold, text = _bare(str(answer)), text_of(completion)
-    found = "" if pattern else boxed(text)
-    found = _bare(found or extract(text, pattern))
-    if reason := too_much(gold):
+    gold, text = _without_decoration(str(answer)), completion_text(completion)
+    found = "" if pattern else last_boxed(text)
+    found = _without_decoration(found or extract_answer(text, pattern))
+    if reason := why_too_large(gold):
         return {"score": None, "reason": f"the reference answer is refused: {reason}"}
     if not found:
         return {"score": 0.0, "reason": "no answer found"}
-    same = _same_plainly(gold, found)
+    same = _equal_without_sympy(gold, found)
     if same is not None:
         return {"score": float(same), "reason": ""}
-    if reason := too_much(found):
+    if reason := why_too_large(found):
         return {"score": 0.0, "reason": f"the answer is refused: {reason}"}
     wanted = _parsed(gold)
     if not wanted:
@@ -60,7 +61,7 @@ def math_answer(completion: object, answer: object, pattern: str = "") -> dict[s
     return {"score": float(verify(wanted, given, timeout_seconds=_ALARM_S)), "reason": ""}
 
 
-def boxed(text: str) -> str:
+def last_boxed(text: str) -> str:
     r"""The content of the last `\boxed{...}`, braces balanced; empty when there is none."""
     start = text.rfind("\\boxed{")
     if start < 0:
@@ -76,7 +77,7 @@ def boxed(text: str) -> str:
     return ""
 
 
-def too_much(expression: str) -> str:
+def why_too_large(expression: str) -> str:
     """Why an expression is not given to sympy; empty when it may be."""
     if len(expression) > MAX_CHARS:
         return f"{len(expression)} characters, at most {MAX_CHARS}"
@@ -102,7 +103,7 @@ def _nesting(expression: str) -> int:
     return deepest
 
 
-def _same_plainly(gold: str, found: str) -> bool | None:
+def _equal_without_sympy(gold: str, found: str) -> bool | None:
     """Equality that needs no sympy: the same text, or two plain numbers. None when neither can be told."""
     one, other = _plain(gold), _plain(found)
     if one == other:
@@ -123,8 +124,8 @@ def _plain(text: str) -> str:
     return text.replace(",", "") if _THOUSANDS.fullmatch(text) else text
 
 
-def _bare(text: str) -> str:
-    inner = boxed(text) or text
+def _without_decoration(text: str) -> str:
+    inner = last_boxed(text) or text
     return inner.strip().strip("$").strip()
 
 

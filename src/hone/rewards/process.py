@@ -22,7 +22,7 @@ _READ_BYTES = 1 << 16
 _MAX_PENDING_BYTES = 1 << 28
 _TAIL_BYTES = 4000
 _FATAL = "Fatal Python error"
-_LAST_BREATH_S = 1.0
+_EXIT_GRACE_S = 1.0
 _PROC = Path("/proc")
 
 
@@ -91,7 +91,7 @@ class WorkerProcess:
             if not self._open or self._exited():
                 self._pump(0.0)
                 if not self._lines:
-                    raise WorkerDiedError(self._how())
+                    raise WorkerDiedError(self._exit_reason())
                 break
             if self._abandoned():
                 raise WorkerDiedError("the worker pool was closed")
@@ -110,12 +110,12 @@ class WorkerProcess:
         if process.poll() is None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(process.pid, signal.SIGSTOP)  # it starts nothing more while its children are counted
-            _kill_family(process.pid, self._token)
+            _kill_descendants(process.pid, self._token)
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
             process.kill()
             process.wait()
-        _kill_family(None, self._token)
+        _kill_descendants(None, self._token)
         self._close()
 
     def _exited(self) -> bool:
@@ -171,12 +171,12 @@ class WorkerProcess:
                 os.close(self._log_fd)
                 self._log_fd = -1
 
-    def _how(self) -> str:
+    def _exit_reason(self) -> str:
         """How the process ended, with the last thing that it printed."""
         code = None
         if self._process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):  # its channel is closed a moment before it is gone
-                code = self._process.wait(timeout=_LAST_BREATH_S)
+                code = self._process.wait(timeout=_EXIT_GRACE_S)
         if code is None:
             how = "closed its channel"
         elif code < 0:
@@ -195,10 +195,10 @@ class WorkerProcess:
         self._request_fd = self._reply_fd = self._log_fd = -1
 
 
-def _kill_family(worker: int | None, token: str) -> None:
+def _kill_descendants(worker: int | None, token: str) -> None:
     """SIGKILL to all descendants of a worker, until none is found."""
     for _ in range(50):
-        members = list(_family(worker, token))
+        members = list(_living_descendants(worker, token))
         if not members:
             return
         for pid in members:
@@ -206,7 +206,7 @@ def _kill_family(worker: int | None, token: str) -> None:
                 os.kill(pid, signal.SIGKILL)
 
 
-def _family(worker: int | None, token: str) -> Iterator[int]:
+def _living_descendants(worker: int | None, token: str) -> Iterator[int]:
     """Living processes that carry the token, or descend from a worker that still lives (not the worker itself)."""
     if not _PROC.is_dir():
         return

@@ -10,30 +10,30 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from hone.core.episodes import Status
+from hone.core.episodes import ScoreStatus
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class RewardResult:
     """What one function said of one answer, as judged by the trainer."""
 
     score: float
     """NaN unless scored."""
-    status: Status
+    status: ScoreStatus
     reason: str = ""
     seconds: float = 0.0
-    silent: bool = False
+    not_applicable: bool = False
     """The function returned None: it does not apply to this answer. Not a failure where another function scores it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Scores:
+class RewardScores:
     """Verdicts on n answers."""
 
     score: NDArray[np.float64]
     """`[n]` weighted sum over the functions; NaN where missing."""
     status: NDArray[np.uint8]
-    """`[n]` values of `Status`."""
+    """`[n]` values of `ScoreStatus`."""
     reasons: tuple[str, ...]
     """`[n]` why: what a function gave as its reason, or what went wrong; empty where there is nothing to say."""
     seconds: NDArray[np.float64]
@@ -46,29 +46,31 @@ class Scores:
     def __len__(self) -> int:
         return len(self.score)
 
-    def counts(self) -> dict[str, int]:
+    def status_counts(self) -> dict[str, int]:
         """How many answers have each status, by its name in small letters."""
-        return {status.name.lower(): int((self.status == status).sum()) for status in Status}
+        return {status.name.lower(): int((self.status == status).sum()) for status in ScoreStatus}
 
 
-def judged(value: float | None, *, reason: str = "", seconds: float = 0.0) -> Verdict:
+def result_from_value(value: float | None, *, reason: str = "", seconds: float = 0.0) -> RewardResult:
     """The verdict on what a function returned: only a finite number is a score."""
     if value is None:
         missing = reason or "the function returned None"
-        return Verdict(score=np.nan, status=Status.UNSCORABLE, reason=missing, seconds=seconds, silent=True)
+        return RewardResult(
+            score=np.nan, status=ScoreStatus.UNSCORABLE, reason=missing, seconds=seconds, not_applicable=True
+        )
     if not math.isfinite(value):
         missing = f"the function returned {value}"
-        return Verdict(score=np.nan, status=Status.UNSCORABLE, reason=missing, seconds=seconds)
-    return Verdict(score=value, status=Status.SCORED, reason=reason, seconds=seconds)
+        return RewardResult(score=np.nan, status=ScoreStatus.UNSCORABLE, reason=missing, seconds=seconds)
+    return RewardResult(score=value, status=ScoreStatus.SCORED, reason=reason, seconds=seconds)
 
 
-def failed(status: Status, reason: str, *, seconds: float = 0.0) -> Verdict:
-    return Verdict(score=np.nan, status=status, reason=reason, seconds=seconds)
+def failed_result(status: ScoreStatus, reason: str, *, seconds: float = 0.0) -> RewardResult:
+    return RewardResult(score=np.nan, status=status, reason=reason, seconds=seconds)
 
 
-def combine(
-    by_function: Mapping[str, Sequence[Verdict]], weights: Sequence[float], *, tracebacks: Sequence[str] = ()
-) -> Scores:
+def combine_results(
+    by_function: Mapping[str, Sequence[RewardResult]], weights: Sequence[float], *, tracebacks: Sequence[str] = ()
+) -> RewardScores:
     """Several functions' verdicts on the same n answers as one: the sum of `weight * score`.
 
     A function that returned None does not apply, and is left out of the sum. A function that failed (exception, hang,
@@ -76,12 +78,12 @@ def combine(
     """
     if len(by_function) == 1:
         ((name, column),) = by_function.items()
-        if (alone := _of_one(name, column, weights[0], tracebacks)) is not None:
+        if (alone := _combine_single(name, column, weights[0], tracebacks)) is not None:
             return alone
     names = list(by_function)
     rows = list(zip(*by_function.values(), strict=True))
-    totals = [_total(row, names, weights) for row in rows]
-    return Scores(
+    totals = [_combine_row(row, names, weights) for row in rows]
+    return RewardScores(
         score=np.array([total.score for total in totals], dtype=np.float64),
         status=np.array([total.status for total in totals], dtype=np.uint8),
         reasons=tuple(total.reason for total in totals),
@@ -91,11 +93,11 @@ def combine(
     )
 
 
-def concatenate(parts: Sequence[Scores]) -> Scores:
+def concatenate_scores(parts: Sequence[RewardScores]) -> RewardScores:
     """The scores of several batches as one, in order; all were made by the same functions."""
     if len(parts) == 1:
         return parts[0]
-    return Scores(
+    return RewardScores(
         score=np.concatenate([part.score for part in parts]),
         status=np.concatenate([part.status for part in parts]),
         reasons=tuple(reason for part in parts for reason in part.reasons),
@@ -105,14 +107,17 @@ def concatenate(parts: Sequence[Scores]) -> Scores:
     )
 
 
-def _of_one(name: str, column: Sequence[Verdict], weight: float, tracebacks: Sequence[str]) -> Scores | None:
-    """`combine` for one function that scored every answer, without a verdict for each sum; None where it did not."""
+def _combine_single(
+    name: str, column: Sequence[RewardResult], weight: float, tracebacks: Sequence[str]
+) -> RewardScores | None:
+    """`combine_results` for one function that scored every answer, without a verdict for each sum; None where it did
+    not."""
     score = np.array([0.0 + weight * verdict.score for verdict in column], np.float64)
-    if not np.isfinite(score).all() or any(verdict.status is not Status.SCORED for verdict in column):
+    if not np.isfinite(score).all() or any(verdict.status is not ScoreStatus.SCORED for verdict in column):
         return None
-    return Scores(
+    return RewardScores(
         score=score,
-        status=np.full(len(column), Status.SCORED, np.uint8),
+        status=np.full(len(column), ScoreStatus.SCORED, np.uint8),
         reasons=tuple(verdict.reason for verdict in column),
         seconds=np.array([verdict.seconds for verdict in column], np.float64),
         functions={name: np.array([verdict.score for verdict in column], np.float64)},
@@ -120,14 +125,16 @@ def _of_one(name: str, column: Sequence[Verdict], weight: float, tracebacks: Seq
     )
 
 
-def _total(row: Sequence[Verdict], names: Sequence[str], weights: Sequence[float]) -> Verdict:
+def _combine_row(row: Sequence[RewardResult], names: Sequence[str], weights: Sequence[float]) -> RewardResult:
     seconds = sum(verdict.seconds for verdict in row)
     spoken = [(name, verdict.reason) for name, verdict in zip(names, row, strict=True) if verdict.reason]
     reason = spoken[0][1] if len(row) == 1 and spoken else "; ".join(f"{name}: {text}" for name, text in spoken)
-    failures = [verdict.status for verdict in row if verdict.status is not Status.SCORED and not verdict.silent]
+    failures = [
+        verdict.status for verdict in row if verdict.status is not ScoreStatus.SCORED and not verdict.not_applicable
+    ]
     if failures:
-        return failed(max(failures), reason, seconds=seconds)
-    parts = [weight * verdict.score for weight, verdict in zip(weights, row, strict=True) if not verdict.silent]
+        return failed_result(max(failures), reason, seconds=seconds)
+    parts = [weight * verdict.score for weight, verdict in zip(weights, row, strict=True) if not verdict.not_applicable]
     if not parts:
-        return failed(Status.UNSCORABLE, reason, seconds=seconds)
-    return judged(float(sum(parts)), reason=reason, seconds=seconds)
+        return failed_result(ScoreStatus.UNSCORABLE, reason, seconds=seconds)
+    return result_from_value(float(sum(parts)), reason=reason, seconds=seconds)

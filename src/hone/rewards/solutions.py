@@ -18,7 +18,7 @@ from types import ModuleType
 from typing import cast
 
 from hone.core.errors import ConfigError, DataError, UserCodeError, did_you_mean
-from hone.rewards.functions import told, users_traceback
+from hone.rewards.functions import describe_error, users_traceback
 from hone.rewards.wire import decode, encode
 
 
@@ -32,15 +32,15 @@ def check_solution(use: str) -> None:
         raise ConfigError(f"solution function {use!r}: no such file {place}{near}")
 
 
-def solve(use: str, rows: Sequence[dict[str, object]], *, deadline_s: float) -> list[str]:
+def run_solutions(reference: str, rows: Sequence[dict[str, object]], *, deadline_s: float) -> list[str]:
     """One completion per row. Raises UserCodeError: it raises, returns something else than text, or takes too long;
     DataError: a column holds what no message can."""
-    command = [sys.executable, "-P", "-m", "hone.rewards.solutions", use]
+    command = [sys.executable, "-P", "-m", "hone.rewards.solutions", reference]
     paths = [*(entry or str(Path.cwd()) for entry in sys.path), str(Path.cwd())]
     try:
         question = encode({"rows": list(rows)}).decode()
     except TypeError as error:
-        raise DataError(f"the columns cannot be handed to solution function {use!r}: {error}") from None
+        raise DataError(f"the columns cannot be handed to solution function {reference!r}: {error}") from None
     try:
         child = subprocess.run(
             command,
@@ -53,12 +53,12 @@ def solve(use: str, rows: Sequence[dict[str, object]], *, deadline_s: float) -> 
         )
     except subprocess.TimeoutExpired:
         raise UserCodeError(
-            f"solution function {use!r} was killed after {deadline_s:g} s for {len(rows)} examples; "
+            f"solution function {reference!r} was killed after {deadline_s:g} s for {len(rows)} examples; "
             "make it faster, or raise solution.deadline_s"
         ) from None
     if child.returncode != 0:
         last = child.stderr.strip().splitlines()[-30:]
-        raise UserCodeError(f"solution function {use!r} failed (exit code {child.returncode}):", *last)
+        raise UserCodeError(f"solution function {reference!r} failed (exit code {child.returncode}):", *last)
     answers = json.loads(child.stdout.rpartition("\n")[2])
     if "fault" in answers:
         raise UserCodeError(*answers["fault"])
@@ -80,7 +80,7 @@ def _child(use: str, rows: Sequence[dict[str, object]]) -> dict[str, list[str]]:
     except UserCodeError as fault:
         return {"fault": list(fault.messages)}
     except BaseException as error:  # noqa: BLE001 - whatever the user's code does is reported to the parent
-        return {"fault": [f"solution function {use!r} failed with {told(error)}", users_traceback(error)]}
+        return {"fault": [f"solution function {use!r} failed with {describe_error(error)}", users_traceback(error)]}
     return {"completions": completions}
 
 

@@ -6,12 +6,12 @@ from typing import Any, Protocol, cast
 
 from reasoning_gym.factory import create_dataset
 
-from hone.rewards.answers import extract
-from hone.rewards.functions import text_of
+from hone.rewards.answers import extract_answer
+from hone.rewards.functions import completion_text
 from hone.rewards.wire import decode, encode
 
 
-class _Scorer(Protocol):
+class _TaskScorer(Protocol):
     # reasoning-gym's own signature
     def score_answer(self, answer: str | None, entry: dict[str, Any]) -> float: ...
 
@@ -26,19 +26,19 @@ def reasoning_gym(  # noqa: PLR0913 - the columns of its examples, by name
     pattern: str = "",
     full_marks_only: bool = False,  # noqa: FBT001, FBT002 - passed by name from the config's options
 ) -> float:
-    """The task's own score of the answer that `extract(completion, pattern)` finds, in [0, 1].
+    """The task's own score of the answer that `extract_answer(completion, pattern)` finds, in [0, 1].
 
     Many tasks give partial credit, and some of it is for length only: `chain_sum` gives a wrong answer that contains
     the right one `len(right) / len(answer)`. `full_marks_only` turns everything below 1 into 0.
     """
-    found = extract(text_of(completion), pattern)
+    found = extract_answer(completion_text(completion), pattern)
     entry = {"question": question, "answer": answer, "metadata": metadata}
     score = float(_scorer(task, encode(task_config)).score_answer(found, entry))
     return float(score >= 1.0) if full_marks_only else score
 
 
 @lru_cache(maxsize=64)
-def _scorer(task: str, config: bytes) -> _Scorer:
+def _scorer(task: str, config: bytes) -> _TaskScorer:
     """The task's dataset object, which holds its scorer; its items are never drawn here."""
     settings = cast("dict[str, object]", decode(config))
     return create_dataset(task, **{**settings, "seed": 0, "size": 1})

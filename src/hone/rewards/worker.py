@@ -17,14 +17,14 @@ from typing import BinaryIO, cast
 
 from hone.core.errors import UserCodeError
 from hone.rewards.functions import (
-    ContractError,
-    Loaded,
-    Score,
-    arguments,
+    LoadedFunction,
+    OptionalScore,
+    RewardContractError,
     batch_scores,
-    load,
+    call_arguments,
+    describe_error,
+    load_function,
     sample_score,
-    told,
     users_traceback,
 )
 from hone.rewards.wire import decode
@@ -41,8 +41,8 @@ def main() -> int:
         os.set_inheritable(fd, False)  # programs that a function starts must not hold the channel open
     with os.fdopen(request_fd, "rb") as requests, asyncio.Runner() as runner:
         hello = cast("dict[str, object]", decode(requests.readline()))
-        _limit(cast("int | None", hello["memory_bytes"]))
-        functions = _loaded(cast("list[dict[str, object]]", hello["functions"]), reply_fd)
+        _limit_memory(cast("int | None", hello["memory_bytes"]))
+        functions = _load_functions(cast("list[dict[str, object]]", hello["functions"]), reply_fd)
         if functions is not None:
             _serve(requests, reply_fd, functions, runner)
     return 0
@@ -58,33 +58,38 @@ def _bind_to(parent: int) -> None:
         sys.exit(1)
 
 
-def _limit(memory_bytes: int | None) -> None:
+def _limit_memory(memory_bytes: int | None) -> None:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if memory_bytes is not None:
         resource.setrlimit(resource.RLIMIT_AS, (memory_bytes, memory_bytes))
 
 
-def _loaded(specs: Sequence[Mapping[str, object]], reply_fd: int) -> list[Loaded] | None:
+def _load_functions(specs: Sequence[Mapping[str, object]], reply_fd: int) -> list[LoadedFunction] | None:
     """The functions, after saying what they take; None after saying what is wrong with all that cannot be used."""
-    functions: list[Loaded] = []
+    functions: list[LoadedFunction] = []
     refused: list[str] = []
     for spec in specs:
         try:
-            functions.append(load(str(spec["use"]), cast("Mapping[str, object]", spec["options"])))
+            functions.append(load_function(str(spec["use"]), cast("Mapping[str, object]", spec["options"])))
         except UserCodeError as error:
             refused.extend(error.messages)
     if refused:
         _reply(reply_fd, {"refused": refused})
         return None
     ready = [
-        {"form": f.form, "takes": sorted(f.takes), "needs": sorted(f.needs), "takes_all": f.takes_all}
+        {
+            "form": f.form,
+            "takes": sorted(f.columns),
+            "needs": sorted(f.required_columns),
+            "takes_all": f.takes_any_column,
+        }
         for f in functions
     ]
     _reply(reply_fd, {"ready": ready})
     return functions
 
 
-def _serve(requests: BinaryIO, reply_fd: int, functions: Sequence[Loaded], runner: asyncio.Runner) -> None:
+def _serve(requests: BinaryIO, reply_fd: int, functions: Sequence[LoadedFunction], runner: asyncio.Runner) -> None:
     while line := requests.readline():
         job = cast("dict[str, object]", decode(line))
         loaded = functions[cast("int", job["function"])]
@@ -94,12 +99,12 @@ def _serve(requests: BinaryIO, reply_fd: int, functions: Sequence[Loaded], runne
         for size in cast("list[int]", job["sizes"]):
             piece = slice(start, start + size)
             part = {name: values[piece] for name, values in columns.items()}
-            _reply(reply_fd, _judged(loaded, prompts[piece], completions[piece], part, runner))
+            _reply(reply_fd, _score_piece(loaded, prompts[piece], completions[piece], part, runner))
             start += size
 
 
-def _judged(
-    loaded: Loaded,
+def _score_piece(
+    loaded: LoadedFunction,
     prompts: Sequence[object],
     completions: Sequence[object],
     columns: Mapping[str, Sequence[object]],
@@ -108,16 +113,20 @@ def _judged(
     """The reply for one piece: scores, or the function's exception, or how it broke its contract."""
     began = time.perf_counter()
     try:
-        result = loaded.call(**arguments(loaded, prompts, completions, columns))
+        result = loaded.call(**call_arguments(loaded, prompts, completions, columns))
         if inspect.iscoroutine(result):
             result = runner.run(result)
-        scores: list[tuple[Score, str]] = (
+        scores: list[tuple[OptionalScore, str]] = (
             batch_scores(result, len(completions)) if loaded.form == "batch" else [sample_score(result)]
         )
-    except ContractError as error:
+    except RewardContractError as error:
         return {"contract": str(error)}
     except BaseException as error:  # noqa: BLE001 - sys.exit and timeouts derived from BaseException are answers too
-        return {"error": told(error), "traceback": users_traceback(error), "seconds": time.perf_counter() - began}
+        return {
+            "error": describe_error(error),
+            "traceback": users_traceback(error),
+            "seconds": time.perf_counter() - began,
+        }
     seconds = time.perf_counter() - began
     return {"scores": [score for score, _ in scores], "reasons": [reason for _, reason in scores], "seconds": seconds}
 

@@ -15,43 +15,43 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import cast
 
 from hone.core.clock import Clock, SystemClock
-from hone.core.episodes import Status
+from hone.core.episodes import ScoreStatus
 from hone.core.errors import ConfigError, HoneError, UserCodeError, did_you_mean
 from hone.rewards.config import RewardsConfig
 from hone.rewards.functions import check_reference
 from hone.rewards.jobs import (
-    Job,
-    Record,
+    FunctionSignature,
+    FunctionStats,
     RewardBatch,
-    Taken,
-    Ticket,
-    message_of,
-    outside,
-    planned,
-    seconds_of,
-    taken_of,
-    told_apart,
-    units_of,
-    verdicts_of,
+    RewardJob,
+    RewardTicket,
+    first_out_of_bounds,
+    parse_message,
+    parse_results,
+    parse_seconds,
+    parse_signature,
+    plan_jobs,
+    split_into_units,
+    unique_names,
 )
 from hone.rewards.process import WorkerDiedError, WorkerHungError, WorkerProcess
-from hone.rewards.scores import Scores, Verdict, combine, concatenate, failed
+from hone.rewards.scores import RewardResult, RewardScores, combine_results, concatenate_scores, failed_result
 from hone.rewards.wire import encode
 
-_HOPELESS = 8
+_MAX_START_FAILURES = 8
 """Hangs and crashes of a function that never gave a score, after which it is not tried further."""
 
 
 def check_functions(config: RewardsConfig, columns: Collection[str]) -> None:
     """Import all functions once, in a process of their own, and see that the dataset has the columns that they name.
 
-    Raises as `WorkerPool.check`.
+    Raises as `RewardWorkerPool.check`.
     """
-    with WorkerPool(config.model_copy(update={"workers": 1})) as pool:
+    with RewardWorkerPool(config.model_copy(update={"workers": 1})) as pool:
         pool.check(columns)
 
 
-class WorkerPool:
+class RewardWorkerPool:
     """Scores batches with all functions of a config, in `config.workers` processes.
 
     Processes start with the first `check` or `submit`. Use it as a context manager, or call `close`: nothing that a
@@ -61,16 +61,16 @@ class WorkerPool:
     def __init__(self, config: RewardsConfig, *, clock: Clock | None = None) -> None:
         self._config = config
         self._clock = clock or SystemClock()
-        self._names = told_apart([function.use.rpartition(":")[2] for function in config.functions])
-        self._records = [Record() for _ in config.functions]
+        self._names = unique_names([function.use.rpartition(":")[2] for function in config.functions])
+        self._stats = [FunctionStats() for _ in config.functions]
         self._changed = threading.Condition()
-        self._jobs: deque[Job] = deque()
+        self._jobs: deque[RewardJob] = deque()
         self._threads: list[threading.Thread] = []
-        self._taken: list[Taken] = []
+        self._signatures: list[FunctionSignature] = []
         self._fatal: HoneError | None = None
         self._closing = False
 
-    def __enter__(self) -> "WorkerPool":
+    def __enter__(self) -> "RewardWorkerPool":
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -78,7 +78,7 @@ class WorkerPool:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The functions' names, as in `Scores.functions`."""
+        """The functions' names, as in `RewardScores.functions`."""
         return self._names
 
     def check(self, columns: Collection[str]) -> None:
@@ -89,8 +89,8 @@ class WorkerPool:
         """
         self._start()
         faults: list[str] = []
-        for name, taken in zip(self._names, self._taken, strict=True):
-            for column in sorted(taken.needs - set(columns)):
+        for name, taken in zip(self._names, self._signatures, strict=True):
+            for column in sorted(taken.required_columns - set(columns)):
                 near = did_you_mean(column, sorted(columns)) or "; the dataset has no columns beside the prompt"
                 faults.append(
                     f"reward function {name!r} asks for a column {column!r} that the dataset does not have{near}"
@@ -98,7 +98,7 @@ class WorkerPool:
         if faults:
             raise UserCodeError(*faults)
 
-    def submit(self, batch: RewardBatch) -> Ticket:
+    def submit(self, batch: RewardBatch) -> RewardTicket:
         """Begin to score a batch; returns at once (the first call waits for a worker to start). Raises as `check`."""
         self.check(batch.columns.keys())
         count = len(batch.completions)
@@ -106,38 +106,38 @@ class WorkerPool:
         if wrong := [f"{name} has {len(values)}" for name, values in said.items() if len(values) != count]:
             raise ValueError(f"a batch of {count} completions needs {count} values of everything: {', '.join(wrong)}")
         functions = len(self._names)
-        ticket = Ticket(batch, [[None] * count for _ in range(functions)], count * functions)
+        ticket = RewardTicket(batch, [[None] * count for _ in range(functions)], count * functions)
         with self._changed:
             for function in range(functions):
                 self._jobs.extend(
-                    planned(
+                    plan_jobs(
                         ticket,
                         function,
                         unit=self._config.functions[function].unit,
-                        form=self._taken[function].form,
-                        job_size=self._records[function].job_size(),
+                        form=self._signatures[function].form,
+                        job_size=self._stats[function].job_size(),
                         workers=self._config.workers,
                     )
                 )
             self._changed.notify_all()
         return ticket
 
-    def gather(self, *tickets: Ticket) -> Scores:
+    def gather(self, *tickets: RewardTicket) -> RewardScores:
         """Wait for batches; their scores in the order of the tickets.
 
         Raises UserCodeError: a function broke its contract (wrong length, not numbers), or failed on every answer
         although it never worked before.
         """
-        return concatenate([self._finished(ticket) for ticket in tickets])
+        return concatenate_scores([self._finished(ticket) for ticket in tickets])
 
-    def score(self, batch: RewardBatch) -> Scores:
+    def score(self, batch: RewardBatch) -> RewardScores:
         """`gather(submit(batch))`."""
         return self.gather(self.submit(batch))
 
     def error_counts(self) -> dict[str, int]:
         """How often each distinct error of the user's code was seen, as `function: ValueError: text`."""
         with self._changed:
-            pairs = zip(self._names, self._records, strict=True)
+            pairs = zip(self._names, self._stats, strict=True)
             return {f"{name}: {text}": count for name, record in pairs for text, count in record.errors.items()}
 
     def close(self) -> None:
@@ -162,20 +162,20 @@ class WorkerPool:
                     name = f"reward-worker-{number}"
                     self._threads.append(threading.Thread(target=self._serve, name=name, daemon=True))
                     self._threads[-1].start()
-            self._changed.wait_for(lambda: self._taken or self._fatal)
+            self._changed.wait_for(lambda: self._signatures or self._fatal)
             if self._fatal:
                 raise self._fatal
 
-    def _finished(self, ticket: Ticket) -> Scores:
+    def _finished(self, ticket: RewardTicket) -> RewardScores:
         with self._changed:
             self._changed.wait_for(lambda: ticket.pending == 0 or ticket.fatal or self._fatal or self._closing)
             if fatal := ticket.fatal or self._fatal:
                 raise fatal
             if ticket.pending:
                 raise ConfigError("the worker pool was closed before these scores were ready")
-        columns = [cast("list[Verdict]", column) for column in ticket.verdicts]
-        for name, record, column in zip(self._names, self._records, columns, strict=True):
-            if column and not record.proven:
+        columns = [cast("list[RewardResult]", column) for column in ticket.results]
+        for name, record, column in zip(self._names, self._stats, columns, strict=True):
+            if column and not record.has_succeeded:
                 reasons = dict.fromkeys(verdict.reason for verdict in column)
                 raise UserCodeError(
                     f"reward function {name!r} failed on all {len(column)} answers of its first batch:",
@@ -183,30 +183,30 @@ class WorkerPool:
                     *ticket.tracebacks[:1],
                 )
         weights = [function.weight for function in self._config.functions]
-        return combine(dict(zip(self._names, columns, strict=True)), weights, tracebacks=ticket.tracebacks)
+        return combine_results(dict(zip(self._names, columns, strict=True)), weights, tracebacks=ticket.tracebacks)
 
     # ------------------------------------------------------------------ from here on: in the thread of one worker
 
     def _serve(self) -> None:
         process: WorkerProcess | None = None
         try:
-            process = self._started()
+            process = self._start_worker()
             while jobs := self._next_jobs():
-                process = self._run(jobs, process or self._started())
+                process = self._run(jobs, process or self._start_worker())
         except HoneError as error:
-            self._give_up(error)
+            self._fail(error)
         except BaseException as error:  # noqa: BLE001 - a thread that died without a word would leave `gather` waiting
-            self._give_up(HoneError(f"the reward pool failed: {error!r}", traceback.format_exc()))
+            self._fail(HoneError(f"the reward pool failed: {error!r}", traceback.format_exc()))
         finally:
             if process is not None:
                 process.kill()
 
-    def _give_up(self, error: HoneError) -> None:
+    def _fail(self, error: HoneError) -> None:
         with self._changed:
             self._fatal = self._fatal or error
             self._changed.notify_all()
 
-    def _next_jobs(self) -> list[Job]:
+    def _next_jobs(self) -> list[RewardJob]:
         """What a worker is sent at once: a share of the queue that is little work; none when the pool closes."""
         with self._changed:
             self._changed.wait_for(lambda: self._jobs or self._closing or self._fatal)
@@ -214,7 +214,7 @@ class WorkerPool:
                 return []
             most = -(-len(self._jobs) // self._config.workers)
             taken = [self._jobs.popleft()]
-            room = self._records[taken[0].function].room() - taken[0].samples
+            room = self._stats[taken[0].function].max_samples() - taken[0].samples
             while len(taken) < most and self._jobs[0].function == taken[0].function:
                 room -= self._jobs[0].samples
                 if room < 0:
@@ -222,14 +222,14 @@ class WorkerPool:
                 taken.append(self._jobs.popleft())
             return taken
 
-    def _started(self) -> WorkerProcess:
+    def _start_worker(self) -> WorkerProcess:
         """A worker that has imported all functions. Raises UserCodeError, ResourceError."""
         process = WorkerProcess(self._clock, abandoned=lambda: self._closing)
         process.start()
         functions = [{"use": function.use, "options": function.options} for function in self._config.functions]
         process.send(encode({"functions": functions, "memory_bytes": self._config.memory_bytes}))
         try:
-            hello = message_of(process.receive(self._config.start_deadline_s))
+            hello = parse_message(process.receive(self._config.start_deadline_s))
         except (WorkerHungError, WorkerDiedError) as error:
             process.kill()
             slow = f"took longer than rewards.start_deadline_s = {self._config.start_deadline_s:g} s"
@@ -240,16 +240,18 @@ class WorkerPool:
             process.kill()
             raise UserCodeError(*cast("list[str]", hello.get("refused", ["the worker did not start"])))
         with self._changed:
-            self._taken = self._taken or [taken_of(said) for said in cast("list[dict[str, object]]", hello["ready"])]
+            self._signatures = self._signatures or [
+                parse_signature(said) for said in cast("list[dict[str, object]]", hello["ready"])
+            ]
             self._changed.notify_all()
         return process
 
-    def _run(self, jobs: Sequence[Job], process: WorkerProcess) -> WorkerProcess | None:
+    def _run(self, jobs: Sequence[RewardJob], process: WorkerProcess) -> WorkerProcess | None:
         """Do jobs, which are sent at once and answered in order; the worker, or None when it had to be killed (what is
         left is queued again)."""
-        sent = deque(job for job in jobs if self._sent(job, process))
+        sent = deque(job for job in jobs if self._send_job(job, process))
         while sent:
-            if not self._answered(sent.popleft(), process):
+            if not self._read_answers(sent.popleft(), process):
                 with self._changed:
                     self._jobs.extendleft(reversed(sent))
                     self._changed.notify_all()
@@ -257,35 +259,41 @@ class WorkerPool:
                 return None
         return process
 
-    def _sent(self, job: Job, process: WorkerProcess) -> bool:
+    def _send_job(self, job: RewardJob, process: WorkerProcess) -> bool:
         if job.ticket.fatal:
             return False
         try:
             process.send(self._request(job))
         except (TypeError, ValueError, RecursionError) as error:
-            self._stop(job, f"cannot be called: {error}; columns must be numbers, text, or lists and dicts of them")
+            self._abort_ticket(
+                job, f"cannot be called: {error}; columns must be numbers, text, or lists and dicts of them"
+            )
             return False
         return True
 
-    def _answered(self, job: Job, process: WorkerProcess) -> bool:
+    def _read_answers(self, job: RewardJob, process: WorkerProcess) -> bool:
         """Take up the answers to a job; False when a piece of it took the worker down."""
         for number, piece in enumerate(job.pieces):
             try:
-                self._record(job, piece, message_of(process.receive(self._config.deadline_s)))
+                self._record_reply(job, piece, parse_message(process.receive(self._config.deadline_s)))
             except WorkerHungError:
                 reason = f"no answer within rewards.deadline_s = {self._config.deadline_s:g} s; the worker was killed"
-                self._casualty(job, number, failed(Status.TIMEOUT, reason, seconds=self._config.deadline_s))
+                self._record_lost_worker(
+                    job, number, failed_result(ScoreStatus.TIMEOUT, reason, seconds=self._config.deadline_s)
+                )
             except WorkerDiedError as error:
-                self._casualty(job, number, failed(Status.ERROR, str(error)))
+                self._record_lost_worker(job, number, failed_result(ScoreStatus.ERROR, str(error)))
             else:
                 continue
             return False
         return True
 
-    def _request(self, job: Job) -> bytes:
-        batch, taken = job.ticket.batch, self._taken[job.function]
+    def _request(self, job: RewardJob) -> bytes:
+        batch, taken = job.ticket.batch, self._signatures[job.function]
         samples = [index for piece in job.pieces for index in piece]
-        columns = {name: values for name, values in batch.columns.items() if taken.takes_all or name in taken.takes}
+        columns = {
+            name: values for name, values in batch.columns.items() if taken.takes_any_column or name in taken.columns
+        }
         return encode(
             {
                 "function": job.function,
@@ -296,73 +304,75 @@ class WorkerPool:
             }
         )
 
-    def _record(self, job: Job, piece: tuple[int, ...], said: Mapping[str, object]) -> None:
+    def _record_reply(self, job: RewardJob, piece: tuple[int, ...], said: Mapping[str, object]) -> None:
         """Judge a worker's reply to one piece."""
         if "contract" in said:
-            self._stop(job, str(said["contract"]))
+            self._abort_ticket(job, str(said["contract"]))
         elif "error" in said:
-            self._failed(job, piece, said)
-        elif (verdicts := verdicts_of(said, len(piece))) is None:
-            self._stop(job, f"sent no valid reply for {len(piece)} completions")
-        elif (score := outside(verdicts, self._config.functions[job.function].bounds)) is not None:
-            self._stop(job, f"gave {score:g}, outside its bounds {self._config.functions[job.function].bounds}")
+            self._record_failure(job, piece, said)
+        elif (verdicts := parse_results(said, len(piece))) is None:
+            self._abort_ticket(job, f"sent no valid reply for {len(piece)} completions")
+        elif (score := first_out_of_bounds(verdicts, self._config.functions[job.function].bounds)) is not None:
+            self._abort_ticket(job, f"gave {score:g}, outside its bounds {self._config.functions[job.function].bounds}")
         else:
             self._settle(job, piece, verdicts)
 
-    def _failed(self, job: Job, piece: tuple[int, ...], said: Mapping[str, object]) -> None:
+    def _record_failure(self, job: RewardJob, piece: tuple[int, ...], said: Mapping[str, object]) -> None:
         """The function raised: find out for which units, and keep one traceback of each distinct error."""
-        if self._cut(job, piece):
+        if self._requeue_by_unit(job, piece):
             return
         reason = str(said["error"])
-        verdict = failed(Status.ERROR, reason, seconds=seconds_of(said))
+        verdict = failed_result(ScoreStatus.ERROR, reason, seconds=parse_seconds(said))
         with self._changed:
-            errors = self._records[job.function].errors
+            errors = self._stats[job.function].errors
             errors[reason] += len(piece)
             if errors[reason] == len(piece):
                 job.ticket.tracebacks.append(f"{self._names[job.function]}: {said.get('traceback', reason)}")
         self._settle(job, piece, [verdict] * len(piece))
 
-    def _cut(self, job: Job, piece: tuple[int, ...]) -> bool:
+    def _requeue_by_unit(self, job: RewardJob, piece: tuple[int, ...]) -> bool:
         """Queue a failed piece again unit by unit; False when it is a single one."""
-        units = units_of(job.ticket.batch, self._config.functions[job.function].unit, piece)
+        units = split_into_units(job.ticket.batch, self._config.functions[job.function].unit, piece)
         if len(units) == 1:
             return False
         with self._changed:
-            self._jobs.extendleft(Job(job.ticket, job.function, (unit,)) for unit in reversed(units))
+            self._jobs.extendleft(RewardJob(job.ticket, job.function, (unit,)) for unit in reversed(units))
             self._changed.notify_all()
         return True
 
-    def _casualty(self, job: Job, number: int, verdict: Verdict) -> None:
+    def _record_lost_worker(self, job: RewardJob, number: int, verdict: RewardResult) -> None:
         """A piece took its worker down: the pieces after it are queued again, and it is cut or has no score."""
         if self._closing:
             return
         piece, rest = job.pieces[number], job.pieces[number + 1 :]
-        record = self._records[job.function]
+        record = self._stats[job.function]
         with self._changed:
-            record.casualties += 1
-            record.seconds = None  # what was known of its speed is no longer worth much
+            record.workers_lost += 1
+            record.seconds_per_sample = None  # what was known of its speed is no longer worth much
             if rest:
-                self._jobs.appendleft(Job(job.ticket, job.function, rest))
+                self._jobs.appendleft(RewardJob(job.ticket, job.function, rest))
                 self._changed.notify_all()
-            hopeless = record.casualties >= _HOPELESS and not record.proven
+            hopeless = record.workers_lost >= _MAX_START_FAILURES and not record.has_succeeded
         if hopeless:
-            self._stop(job, f"never gave a score and took down {record.casualties} workers; the last: {verdict.reason}")
-        elif not self._cut(job, piece):
+            self._abort_ticket(
+                job, f"never gave a score and took down {record.workers_lost} workers; the last: {verdict.reason}"
+            )
+        elif not self._requeue_by_unit(job, piece):
             self._settle(job, piece, [verdict] * len(piece))
 
-    def _settle(self, job: Job, piece: tuple[int, ...], verdicts: Sequence[Verdict]) -> None:
-        record = self._records[job.function]
+    def _settle(self, job: RewardJob, piece: tuple[int, ...], verdicts: Sequence[RewardResult]) -> None:
+        record = self._stats[job.function]
         with self._changed:
             for index, verdict in zip(piece, verdicts, strict=True):
-                job.ticket.verdicts[job.function][index] = verdict
-            if any(verdict.status in (Status.SCORED, Status.UNSCORABLE) for verdict in verdicts):
-                record.proven = True
-                record.took(sum(verdict.seconds for verdict in verdicts) / len(verdicts))
+                job.ticket.results[job.function][index] = verdict
+            if any(verdict.status in (ScoreStatus.SCORED, ScoreStatus.UNSCORABLE) for verdict in verdicts):
+                record.has_succeeded = True
+                record.add_duration(sum(verdict.seconds for verdict in verdicts) / len(verdicts))
             job.ticket.pending -= len(piece)
             if job.ticket.pending == 0:
                 self._changed.notify_all()
 
-    def _stop(self, job: Job, message: str) -> None:
+    def _abort_ticket(self, job: RewardJob, message: str) -> None:
         """The ticket cannot be finished: what is still queued of it is dropped, and `gather` raises."""
         with self._changed:
             job.ticket.fatal = job.ticket.fatal or UserCodeError(

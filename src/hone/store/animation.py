@@ -17,8 +17,8 @@ from numpy.typing import NDArray
 from hone.core.errors import DataError
 from hone.store.durable import read_json_object, replace_file, to_json
 
-EPISODE = "episode.png"
-ABOUT = "episode.json"
+EPISODE_PNG = "episode.png"
+EPISODE_JSON = "episode.json"
 
 Frames = NDArray[np.uint8]
 
@@ -28,7 +28,7 @@ _UP = b"\x02"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Episode:
+class EpisodeRecording:
     """What an animation shows."""
 
     step: int
@@ -72,42 +72,42 @@ def _chunk(kind: bytes, data: bytes) -> bytes:
     return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
 
 
-def write_episode(folder: Path, about: Episode, png: bytes | None) -> None:
+def write_episode(folder: Path, about: EpisodeRecording, png: bytes | None) -> None:
     """Write what is known of an episode, and its animation where there is one. Raises ResourceError."""
     if png is not None:
-        replace_file(folder / EPISODE, png)
+        replace_file(folder / EPISODE_PNG, png)
     else:
-        (folder / EPISODE).unlink(missing_ok=True)
+        (folder / EPISODE_PNG).unlink(missing_ok=True)
     score = about.score if math.isfinite(about.score) else None
     document = to_json({"step": about.step, "score": score, "steps": about.steps, "note": about.note})
-    replace_file(folder / ABOUT, document)
+    replace_file(folder / EPISODE_JSON, document)
 
 
-def read_episode(folder: Path) -> tuple[Episode, bytes | None] | None:
+def read_episode(folder: Path) -> tuple[EpisodeRecording, bytes | None] | None:
     """What was written; None where nothing was. Raises DataError for a damaged file."""
-    path = folder / ABOUT
+    path = folder / EPISODE_JSON
     if not path.exists():
         return None
     match read_json_object(path):
         case {"step": int(step), "score": score, "steps": int(steps), "note": str(note)}:
             known = float(score) if isinstance(score, int | float) else math.nan
-            about = Episode(step=step, score=known, steps=steps, note=note)
+            about = EpisodeRecording(step=step, score=known, steps=steps, note=note)
         case _:
             raise DataError(f"{path} should hold a step, a score, steps and a note")
-    picture = folder / EPISODE
+    picture = folder / EPISODE_PNG
     png = picture.read_bytes() if picture.exists() else None
     if png is not None and not png.startswith(_SIGNATURE):
         raise DataError(f"{picture} is no PNG file")
     return about, png
 
 
-def frames_in(png: bytes) -> int:
+def frame_count(png: bytes) -> int:
     """How many frames an animation says that it has."""
     at = png.find(b"acTL")
     return int(struct.unpack(">I", png[at + 4 : at + 8])[0]) if at > 0 else 1
 
 
-def shrunk(frame: Frames, *, width: int) -> Frames:
+def downscale(frame: Frames, *, width: int) -> Frames:
     """`[height, width, 3]` -> at most `width` wide: means of whole blocks of pixels."""
     size = math.ceil(frame.shape[1] / width)
     if size < 2:
@@ -117,7 +117,7 @@ def shrunk(frame: Frames, *, width: int) -> Frames:
     return blocks.mean(axis=(1, 3)).astype(np.uint8)
 
 
-def thinned(frames: Sequence[Frames], most: int) -> list[Frames]:
+def subsample_frames(frames: Sequence[Frames], most: int) -> list[Frames]:
     """At most `most` of them, evenly, the first and the last among them."""
     if len(frames) <= most:
         return list(frames)

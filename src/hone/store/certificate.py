@@ -1,4 +1,4 @@
-"""`certificate.json`: what was found when a run's loss was cut up in many ways and its gradients were compared.
+"""`build_certificate.json`: what was found when a run's loss was cut up in many ways and its gradients were compared.
 
 Belongs here: the figures and their file. How they are found is `train/invariance/check.py`.
 """
@@ -17,7 +17,7 @@ TOLERANCE = 1e-12
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Check:
+class GradientCheck:
     """The gradient of one batch, taken once whole and once cut up."""
 
     name: str
@@ -35,7 +35,7 @@ class Check:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Certificate:
+class GradientCertificate:
     """The checks of one config."""
 
     recipe: str
@@ -43,14 +43,14 @@ class Certificate:
     """Of the settings, as in `manifest.json`."""
     batch: str
     """What the gradients were taken of."""
-    checks: tuple[Check, ...]
+    checks: tuple[GradientCheck, ...]
     versions: Mapping[str, str] = field(default_factory=dict[str, str])
 
     @property
     def passed(self) -> bool:
         return bool(self.checks) and all(check.passed for check in self.checks)
 
-    def line(self) -> str:
+    def summary(self) -> str:
         """The whole of it in a sentence."""
         failed = [check for check in self.checks if not check.passed]
         if failed:
@@ -63,8 +63,8 @@ class Certificate:
         )
 
 
-def write_certificate(folder: Path, certificate: Certificate) -> None:
-    """Write `certificate.json`, whole or not at all. Raises ResourceError."""
+def write_certificate(folder: Path, certificate: GradientCertificate) -> None:
+    """Write `build_certificate.json`, whole or not at all. Raises ResourceError."""
     checks: list[Json] = [
         {
             "name": check.name,
@@ -88,7 +88,7 @@ def write_certificate(folder: Path, certificate: Certificate) -> None:
     replace_file(folder / CERTIFICATE, to_json(document, indent=1))
 
 
-def read_certificate(folder: Path) -> Certificate | None:
+def read_certificate(folder: Path) -> GradientCertificate | None:
     """What `write_certificate` wrote; None when there is no file. Raises DataError for a damaged one."""
     path = folder / CERTIFICATE
     if not path.exists():
@@ -101,7 +101,7 @@ def read_certificate(folder: Path) -> Certificate | None:
             "checks": list(rows),
             "versions": dict(versions),
         }:
-            return Certificate(
+            return GradientCertificate(
                 recipe=recipe,
                 config_hash=digest,
                 batch=batch,
@@ -112,7 +112,7 @@ def read_certificate(folder: Path) -> Certificate | None:
             raise DataError(f"{path} is not the certificate of a loss; `hone doctor loss` writes a new one")
 
 
-def _check(row: Json, path: Path) -> Check:
+def _check(row: Json, path: Path) -> GradientCheck:
     match row:
         case {
             "name": str(name),
@@ -120,7 +120,7 @@ def _check(row: Json, path: Path) -> Check:
             "difference": (int() | float() | None) as difference,
             "relative": (int() | float() | None) as relative,
         }:
-            return Check(
+            return GradientCheck(
                 name=name,
                 detail=detail,
                 difference=float("nan") if difference is None else float(difference),

@@ -66,7 +66,7 @@ class Checkpoint:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Checkpoints:
+class CheckpointFolder:
     """The `checkpoints/` folder of a run. One process writes (the run's lock sees to that), any number read.
 
     After a save, the last `keep_last` checkpoints stay, and besides them the `keep_best` with the highest score.
@@ -112,7 +112,7 @@ class Checkpoints:
         matches = (_STEP_NAME.fullmatch(entry.name) for entry in self.folder.iterdir())
         return sorted(int(match[1]) for match in matches if match)
 
-    def newest_whole(self) -> Checkpoint:
+    def newest_intact(self) -> Checkpoint:
         """The newest checkpoint whose every byte is as it was written.
 
         Raises DataError when there is none (a run never starts from scratch by itself), and when the newest was
@@ -120,7 +120,7 @@ class Checkpoints:
         """
         warnings: list[str] = []
         for step in reversed(self.steps()):
-            checkpoint, fault = self._examine(step)
+            checkpoint, fault = self._verify(step)
             if checkpoint is not None:
                 return Checkpoint(step=step, folder=checkpoint.folder, score=checkpoint.score, warnings=tuple(warnings))
             warnings.append(f"checkpoint passed over: {fault}")
@@ -138,12 +138,12 @@ class Checkpoints:
         known = self.steps()
         if step not in known:
             raise DataError(f"no checkpoint of step {step} in {self.folder}; there are: {known or 'none'}")
-        checkpoint, fault = self._examine(step)
+        checkpoint, fault = self._verify(step)
         if checkpoint is None:
             raise DataError(fault)
         return checkpoint
 
-    def clean(self) -> list[str]:
+    def remove_leftovers(self) -> list[str]:
         """Remove what a kill left behind; call it at start, under the run's lock. Returns what was done, in words."""
         if not self.folder.is_dir():
             return []
@@ -198,7 +198,7 @@ class Checkpoints:
                 (folder / POLICY).mkdir()
                 write_policy(folder / POLICY)
             failpoint("ckpt.after_policy")
-        files = _described(folder)
+        files = _file_hashes(folder)
         failpoint("ckpt.before_manifest")
         manifest: dict[str, Json] = {"format": CHECKPOINT_FORMAT, "step": step, "score": finite_or_none(score)}
         manifest |= {"files": files}
@@ -244,7 +244,7 @@ class Checkpoints:
         names = (name if number == 1 else f"{name}_{number}" for number in range(1, 1_000_000))
         return next(path for path in map(self.folder.joinpath, names) if not path.exists())
 
-    def _examine(self, step: int) -> tuple[Checkpoint | None, str]:
+    def _verify(self, step: int) -> tuple[Checkpoint | None, str]:
         folder = self.folder / step_name(step)
         try:
             manifest = read_json_object(folder / MANIFEST)
@@ -267,7 +267,7 @@ def _rename(source: Path, target: Path) -> None:
         source.rename(target)
 
 
-def _described(folder: Path) -> dict[str, Json]:
+def _file_hashes(folder: Path) -> dict[str, Json]:
     """Sync every file below `folder`; path -> size and hash."""
     files: dict[str, Json] = {}
     for path in sorted(entry for entry in folder.rglob("*") if entry.is_file()):

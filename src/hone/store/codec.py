@@ -23,7 +23,7 @@ STATE_FORMAT = 1
 ARRAYS = "state.safetensors"
 TREE = "state.json"
 
-Arrays: TypeAlias = dict[str, NDArray[np.generic]]
+StateArrays: TypeAlias = dict[str, NDArray[np.generic]]
 _KINDS = "biuf"  # bool, signed, unsigned, float
 _FLOATS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
@@ -33,7 +33,7 @@ def write_state(folder: Path, state: State) -> None:
 
     Raises TypeError naming every leaf that is not of the kinds of `StateLeaf`, and ResourceError for the disk.
     """
-    arrays: Arrays = {}
+    arrays: StateArrays = {}
     faults: list[str] = []
     tree = _encode(state, "", arrays, faults)
     if faults:
@@ -58,7 +58,7 @@ def read_state(folder: Path) -> State:
         raise DataError(f"{folder / TREE} has format {version}, this hone reads format {STATE_FORMAT}; upgrade hone")
     path = folder / ARRAYS
     try:
-        arrays = cast("Arrays", load_file(path))
+        arrays = cast("StateArrays", load_file(path))
     except (OSError, SafetensorError) as error:
         raise DataError(f"cannot read {path}: {error}") from error
     tree = document.get("tree")
@@ -67,7 +67,7 @@ def read_state(folder: Path) -> State:
     return _decode_tree(tree, arrays, folder)
 
 
-def _encode(tree: State, at: str, arrays: Arrays, faults: list[str]) -> dict[str, Json]:
+def _encode(tree: State, at: str, arrays: StateArrays, faults: list[str]) -> dict[str, Json]:
     encoded: dict[str, Json] = {}
     for key, value in tree.items():
         here = f"{at}/{key.replace('~', '~0').replace('/', '~1')}"
@@ -82,7 +82,7 @@ def _encode(tree: State, at: str, arrays: Arrays, faults: list[str]) -> dict[str
     return encoded
 
 
-def _take_array(value: NDArray[np.generic], here: str, arrays: Arrays, faults: list[str]) -> None:
+def _take_array(value: NDArray[np.generic], here: str, arrays: StateArrays, faults: list[str]) -> None:
     if value.dtype.kind not in _KINDS or value.dtype.itemsize > 8:
         faults.append(f"{here} is an array of {value.dtype}")
         return
@@ -111,7 +111,7 @@ def _encode_float(value: float) -> Json:
     return value if math.isfinite(value) else {"$float": repr(value)}
 
 
-def _decode_tree(tree: Mapping[str, Json], arrays: Arrays, folder: Path) -> State:
+def _decode_tree(tree: Mapping[str, Json], arrays: StateArrays, folder: Path) -> State:
     decoded: State = {}
     for name, value in tree.items():
         key = name[1:] if name.startswith("$") else name
@@ -119,7 +119,7 @@ def _decode_tree(tree: Mapping[str, Json], arrays: Arrays, folder: Path) -> Stat
     return decoded
 
 
-def _decode(value: Json, arrays: Arrays, folder: Path) -> "StateLeaf | State":
+def _decode(value: Json, arrays: StateArrays, folder: Path) -> "StateLeaf | State":
     match value:
         case {"$array": str(name)}:
             if name not in arrays:

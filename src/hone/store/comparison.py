@@ -11,13 +11,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hone.store.durable import Json, finite_or_none
-from hone.store.evaluations import Paired
+from hone.store.evaluations import PairedDifference
 
 Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Range:
+class ScoreInterval:
     """A figure with its 95% interval; NaN ends where one run gives none."""
 
     mean: float
@@ -29,7 +29,7 @@ class Range:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Line:
+class RunCurveBand:
     """A curve with its interval over runs: `x`, `middle`, `low`, `high` `[S]`; NaN where nothing is known."""
 
     x: Floats
@@ -43,7 +43,7 @@ class Line:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Reached:
+class TimeToThreshold:
     """Steps until a threshold was reached: Kaplan-Meier median with its interval, infinite while half have not."""
 
     threshold: float
@@ -65,7 +65,7 @@ class Reached:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OneRun:
+class RunScore:
     """A run as it entered."""
 
     name: str
@@ -85,22 +85,22 @@ class OneRun:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class GroupSummary:
     """Runs of one configuration."""
 
     name: str
     recipe: str
     settings: Mapping[str, str]
     """Those in which the groups differ."""
-    runs: tuple[OneRun, ...]
-    iqm: Range
-    median: Range
-    mean: Range
-    curves: Mapping[str, Line]
+    runs: tuple[RunScore, ...]
+    iqm: ScoreInterval
+    median: ScoreInterval
+    mean: ScoreInterval
+    curves: Mapping[str, RunCurveBand]
     """Per task, where it has one."""
-    profile: Line | None
+    profile: RunCurveBand | None
     """Share of runs above each score; None where no run has a score."""
-    reached: Mapping[str, Reached]
+    reached: Mapping[str, TimeToThreshold]
     """Per task that has a threshold."""
 
     def to_json(self) -> Json:
@@ -119,12 +119,12 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Improvement:
+class ProbabilityOfImprovement:
     """How often a run of `after` scores more than one of `before`, with its interval."""
 
     before: str
     after: str
-    probability: Range
+    probability: ScoreInterval
 
     def to_json(self) -> Json:
         return {"before": self.before, "after": self.after, "probability": self.probability.to_json()}
@@ -143,10 +143,10 @@ class Comparison:
     """Empty where there are no curves."""
     curve_unit: str
     """What the curves' x counts."""
-    groups: tuple[Group, ...]
-    improvements: tuple[Improvement, ...]
+    groups: tuple[GroupSummary, ...]
+    improvements: tuple[ProbabilityOfImprovement, ...]
     """Of each group over the first."""
-    paired: tuple[Paired, ...]
+    paired: tuple[PairedDifference, ...]
     """Where the same questions were answered."""
     notes: tuple[str, ...]
 

@@ -72,7 +72,7 @@ def human_bytes(count: int) -> str:
     return f"{size:.1f} TiB"
 
 
-def refuse(path: Path, error: OSError, size_bytes: int | None = None) -> NoReturn:
+def raise_write_error(path: Path, error: OSError, size_bytes: int | None = None) -> NoReturn:
     """Raise the ResourceError for what the operating system refused at `path`, or at the file that it names."""
     path = Path(error.filename) if isinstance(error.filename, str) else path
     size = "" if size_bytes is None else f" ({human_bytes(size_bytes)} to write)"
@@ -89,7 +89,7 @@ def writing(path: Path, size_bytes: int | None = None) -> Generator[None]:
     try:
         yield
     except OSError as error:
-        refuse(path, error, size_bytes)
+        raise_write_error(path, error, size_bytes)
 
 
 @contextmanager

@@ -1,6 +1,6 @@
 """What was measured about a policy, and how a pipeline's stages follow one another: small JSON files.
 
-Belongs here: `evaluations.json` (means with 95% intervals, and paired comparisons), `side_by_side.json` (the same
+Belongs here: `evaluations.json` (means with 95% intervals, and paired comparisons), `replicate_mdp.json` (the same
 prompt answered before and after) and `pipeline.json` (the stages of a pipeline, in order). A run folder may hold the
 first two, a pipeline's folder all three.
 """
@@ -18,7 +18,7 @@ PIPELINE = "pipeline.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Evaluation:
+class EvaluationScore:
     """A mean over `n` problems with its 95% interval; `stage` names the policy that was measured."""
 
     stage: str
@@ -30,7 +30,7 @@ class Evaluation:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Paired:
+class PairedDifference:
     """`after - before` over the same `n` problems, with its 95% interval and the p-value of the paired test."""
 
     before: str
@@ -55,14 +55,16 @@ class SideBySide:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Pipeline:
+class PipelineRecord:
     """A pipeline's folder: its stages' run folders lie inside it, in this order."""
 
     name: str
     stages: tuple[str, ...]
 
 
-def write_evaluations(folder: Path, evaluations: Sequence[Evaluation], paired: Sequence[Paired] = ()) -> None:
+def write_evaluations(
+    folder: Path, evaluations: Sequence[EvaluationScore], paired: Sequence[PairedDifference] = ()
+) -> None:
     """Write `evaluations.json`, whole or not at all. Raises ResourceError."""
     measured: list[Json] = [
         {"stage": e.stage, "metric": e.metric, "mean": _n(e.mean), "low": _n(e.low), "high": _n(e.high), "n": e.n}
@@ -83,14 +85,14 @@ def write_evaluations(folder: Path, evaluations: Sequence[Evaluation], paired: S
     replace_file(folder / EVALUATIONS, to_json({"evaluations": measured, "paired": compared}, indent=1))
 
 
-def read_evaluations(folder: Path) -> tuple[list[Evaluation], list[Paired]]:
+def read_evaluations(folder: Path) -> tuple[list[EvaluationScore], list[PairedDifference]]:
     """What `write_evaluations` wrote; nothing when there is no file. Raises DataError for a damaged one."""
     path = folder / EVALUATIONS
     if not path.exists():
         return [], []
     document = read_json_object(path)
     evaluations = [
-        Evaluation(
+        EvaluationScore(
             stage=_text(row, "stage", path),
             metric=_text(row, "metric", path),
             mean=_number(row, "mean", path),
@@ -101,7 +103,7 @@ def read_evaluations(folder: Path) -> tuple[list[Evaluation], list[Paired]]:
         for row in _rows(document.get("evaluations"), path)
     ]
     paired = [
-        Paired(
+        PairedDifference(
             before=_text(row, "before", path),
             after=_text(row, "after", path),
             difference=_number(row, "difference", path),
@@ -116,7 +118,7 @@ def read_evaluations(folder: Path) -> tuple[list[Evaluation], list[Paired]]:
 
 
 def write_side_by_side(folder: Path, rows: Sequence[SideBySide]) -> None:
-    """Write `side_by_side.json`, whole or not at all. Raises ResourceError."""
+    """Write `replicate_mdp.json`, whole or not at all. Raises ResourceError."""
     document: list[Json] = [
         {
             "prompt": row.prompt,
@@ -142,27 +144,27 @@ def read_side_by_side(folder: Path) -> list[SideBySide]:
             reference=_text(row, "reference", path),
             before=_text(row, "before", path),
             after=_text(row, "after", path),
-            before_score=_maybe(row, "before_score", path),
-            after_score=_maybe(row, "after_score", path),
+            before_score=_optional_number(row, "before_score", path),
+            after_score=_optional_number(row, "after_score", path),
         )
         for row in _rows(read_json(path), path)
     ]
 
 
-def write_pipeline(folder: Path, pipeline: Pipeline) -> None:
+def write_pipeline(folder: Path, pipeline: PipelineRecord) -> None:
     """Write `pipeline.json`, whole or not at all. Raises ResourceError."""
     stages: list[Json] = list(pipeline.stages)
     replace_file(folder / PIPELINE, to_json({"name": pipeline.name, "stages": stages}, indent=1))
 
 
-def read_pipeline(folder: Path) -> Pipeline | None:
+def read_pipeline(folder: Path) -> PipelineRecord | None:
     """The pipeline of a folder, or None when it holds none. Raises DataError for a damaged file."""
     path = folder / PIPELINE
     if not path.exists():
         return None
     match read_json(path):
         case {"name": str(name), "stages": list(stages)}:
-            return Pipeline(name=name, stages=tuple(str(stage) for stage in stages))
+            return PipelineRecord(name=name, stages=tuple(str(stage) for stage in stages))
         case _:
             raise DataError(f"{path} should hold a name and a list of stages")
 
@@ -186,11 +188,11 @@ def _text(row: Mapping[str, Json], key: str, path: Path) -> str:
 
 
 def _number(row: Mapping[str, Json], key: str, path: Path) -> float:
-    value = _maybe(row, key, path)
+    value = _optional_number(row, key, path)
     return float("nan") if value is None else value
 
 
-def _maybe(row: Mapping[str, Json], key: str, path: Path) -> float | None:
+def _optional_number(row: Mapping[str, Json], key: str, path: Path) -> float | None:
     value = row.get(key)
     if value is not None and not isinstance(value, int | float):
         raise DataError(f"{path}: {key} should be a number, is {value!r}")

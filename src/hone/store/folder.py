@@ -1,8 +1,8 @@
 """`runs/<name>/`: one run on disk.
 
 Belongs here: making, finding, locking and naming what a run keeps (`config.json`, `manifest.json`, `metrics.jsonl`,
-`samples/`, `checkpoints/`, `certificate.json`, `speed.json`, `lock`, `log.txt`, `report.html`), and refusing whatever
-would overwrite another run.
+`samples/`, `checkpoints/`, `build_certificate.json`, `speed.json`, `lock`, `log.txt`, `report.html`), and refusing
+whatever would overwrite another run.
 """
 
 import os
@@ -15,14 +15,14 @@ from pathlib import Path
 from hone.core.clock import Clock
 from hone.core.errors import ConfigError, DataError, ResourceError
 from hone.store.certificate import CERTIFICATE
-from hone.store.checkpoints import Checkpoints, step_name
-from hone.store.durable import refuse, remove_tree, replace_file, require_space, to_json, writing
+from hone.store.checkpoints import CheckpointFolder, step_name
+from hone.store.durable import raise_write_error, remove_tree, replace_file, require_space, to_json, writing
 from hone.store.lock import RunLock
 from hone.store.manifest import (
     RUN_FORMAT,
-    Facts,
+    ConfigSetting,
     Manifest,
-    Setting,
+    RunMetadata,
     config_diff,
     config_hash,
     read_config,
@@ -87,10 +87,10 @@ class RunFolder:
     def samples_path(self, step: int) -> Path:
         return self.samples_folder / f"{step_name(step)}.parquet"
 
-    def checkpoints(self, *, keep_last: int = 2, keep_best: int = 1) -> Checkpoints:
-        return Checkpoints(folder=self.checkpoints_folder, keep_last=keep_last, keep_best=keep_best)
+    def checkpoints(self, *, keep_last: int = 2, keep_best: int = 1) -> CheckpointFolder:
+        return CheckpointFolder(folder=self.checkpoints_folder, keep_last=keep_last, keep_best=keep_best)
 
-    def config(self) -> dict[str, Setting]:
+    def config(self) -> dict[str, ConfigSetting]:
         """The resolved config with the origin of each value. Raises DataError."""
         return read_config(self.config_path)
 
@@ -130,7 +130,13 @@ class RunFolder:
 
 
 def create_run(
-    root: Path, name: str, *, config: Mapping[str, Setting], facts: Facts, clock: Clock, need_bytes: int = 0
+    root: Path,
+    name: str,
+    *,
+    config: Mapping[str, ConfigSetting],
+    metadata: RunMetadata,
+    clock: Clock,
+    need_bytes: int = 0,
 ) -> RunFolder:
     """Make `root/name` for a new run and lock it.
 
@@ -150,7 +156,9 @@ def create_run(
         _refuse_existing(path, config)
         lock.write_holder(_iso(clock))
         replace_file(path / CONFIG, to_json(settings_json(config), indent=1))
-        manifest = Manifest(format=RUN_FORMAT, config_hash=config_hash(config), created_at=_iso(clock), facts=facts)
+        manifest = Manifest(
+            format=RUN_FORMAT, config_hash=config_hash(config), created_at=_iso(clock), metadata=metadata
+        )
         replace_file(path / MANIFEST, to_json(manifest.to_json(), indent=1))
     except BaseException:
         lock.release()
@@ -162,8 +170,8 @@ def resume_run(
     root: Path,
     name: str,
     *,
-    config: Mapping[str, Setting],
-    facts: Facts,
+    config: Mapping[str, ConfigSetting],
+    metadata: RunMetadata,
     clock: Clock,
     may_change: frozenset[str] = frozenset(),
 ) -> RunFolder:
@@ -181,7 +189,7 @@ def resume_run(
     lock = RunLock.acquire(path / LOCK, name)
     try:
         old = read_config(path / CONFIG)
-        _refuse_changes(name, old, config, manifest, facts, may_change)
+        _refuse_changes(name, old, config, manifest, metadata, may_change)
         lock.write_holder(_iso(clock))
         if config_hash(old) != config_hash(config):
             replace_file(path / CONFIG, to_json(settings_json(config), indent=1))
@@ -192,7 +200,12 @@ def resume_run(
 
 
 def check_run(
-    root: Path, name: str, *, config: Mapping[str, Setting], resume: bool, may_change: frozenset[str] = frozenset()
+    root: Path,
+    name: str,
+    *,
+    config: Mapping[str, ConfigSetting],
+    resume: bool,
+    may_change: frozenset[str] = frozenset(),
 ) -> None:
     """Raises now, before any work is done, what `create_run` or `resume_run` would raise later. Changes nothing."""
     check_name(name)
@@ -206,7 +219,7 @@ def check_run(
         RunLock.acquire(path / LOCK, name).release()
     if resume:
         manifest = read_manifest(path / MANIFEST)
-        _refuse_changes(name, read_config(path / CONFIG), config, manifest, manifest.facts, may_change)
+        _refuse_changes(name, read_config(path / CONFIG), config, manifest, manifest.metadata, may_change)
     else:
         _refuse_existing(path, config)
 
@@ -253,12 +266,12 @@ def _refuse_foreign(path: Path) -> None:
     try:
         others = sorted(entry.name for entry in path.iterdir() if entry.name not in ours)
     except OSError as error:
-        refuse(path, error)
+        raise_write_error(path, error)
     if others:
         raise ConfigError(f"{path} exists, is not a run, and holds {', '.join(others[:5])}; give another --name")
 
 
-def _refuse_existing(path: Path, config: Mapping[str, Setting]) -> None:
+def _refuse_existing(path: Path, config: Mapping[str, ConfigSetting]) -> None:
     if not (path / MANIFEST).exists():
         return
     differences = config_diff(read_config(path / CONFIG), config)
@@ -276,14 +289,14 @@ def _refuse_existing(path: Path, config: Mapping[str, Setting]) -> None:
 
 def _refuse_changes(
     name: str,
-    old: Mapping[str, Setting],
-    new: Mapping[str, Setting],
+    old: Mapping[str, ConfigSetting],
+    new: Mapping[str, ConfigSetting],
     manifest: Manifest,
-    facts: Facts,
+    facts: RunMetadata,
     may_change: frozenset[str],
 ) -> None:
     differences = [line for line in config_diff(old, new) if line.split(":", 1)[0] not in may_change]
-    before, now = manifest.facts.dataset_fingerprint, facts.dataset_fingerprint
+    before, now = manifest.metadata.dataset_fingerprint, facts.dataset_fingerprint
     if before != now and "dataset" not in may_change:
         differences.append(f"dataset: {before} -> {now}")
     if differences:

@@ -35,7 +35,7 @@ class RunLock:
             raise ResourceError(f"run {run} is in use by {_holder(path)}; wait for it, or give a new --name") from error
         lock = cls(path, descriptor)
         # A forked worker that outlives a killed trainer would hold on to the run: it lets go as soon as it is born.
-        os.register_at_fork(after_in_child=lock.forget)
+        os.register_at_fork(after_in_child=lock.close)
         return lock
 
     def write_holder(self, since: str) -> None:
@@ -52,9 +52,9 @@ class RunLock:
         """Give the lock back; a second call does nothing."""
         if self.descriptor is not None:
             fcntl.flock(self.descriptor, fcntl.LOCK_UN)
-        self.forget()
+        self.close()
 
-    def forget(self) -> None:
+    def close(self) -> None:
         """Close this process's handle; the lock stays with whoever else has it open."""
         if self.descriptor is not None:
             os.close(self.descriptor)

@@ -16,15 +16,15 @@ RUN_FORMAT = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Setting:
-    """One resolved value and where it came from: `default`, `run.toml:7` or `command line`."""
+class ConfigSetting:
+    """One resolved value and where it came from: `default`, `forward_with_tape.toml:7` or `command line`."""
 
     value: Json
     origin: str = "default"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Facts:
+class RunMetadata:
     """What the caller knows about a run besides its config: recorded, shown in the report, compared at a resume."""
 
     hone_version: str
@@ -41,33 +41,33 @@ class Manifest:
     format: int
     config_hash: str
     created_at: str
-    facts: Facts
+    metadata: RunMetadata
 
     def to_json(self) -> dict[str, Json]:
         return {
             "format": self.format,
-            "hone_version": self.facts.hone_version,
+            "hone_version": self.metadata.hone_version,
             "config_hash": self.config_hash,
-            "dataset_fingerprint": self.facts.dataset_fingerprint,
-            "recipe": self.facts.recipe,
-            "machine": self.facts.machine,
-            "versions": dict(self.facts.versions),
+            "dataset_fingerprint": self.metadata.dataset_fingerprint,
+            "recipe": self.metadata.recipe,
+            "machine": self.metadata.machine,
+            "versions": dict(self.metadata.versions),
             "created_at": self.created_at,
         }
 
 
-def settings_json(config: Mapping[str, Setting]) -> dict[str, Json]:
+def settings_json(config: Mapping[str, ConfigSetting]) -> dict[str, Json]:
     """The contents of `config.json`: dotted key -> value and origin."""
     return {key: {"value": setting.value, "origin": setting.origin} for key, setting in config.items()}
 
 
-def config_hash(config: Mapping[str, Setting]) -> str:
+def config_hash(config: Mapping[str, ConfigSetting]) -> str:
     """sha256 of keys and values; neither their order nor their origins count."""
     values = {key: config[key].value for key in sorted(config)}
     return hashlib.sha256(to_json(values)).hexdigest()
 
 
-def config_diff(old: Mapping[str, Setting], new: Mapping[str, Setting]) -> list[str]:
+def config_diff(old: Mapping[str, ConfigSetting], new: Mapping[str, ConfigSetting]) -> list[str]:
     """`key: old -> new` for every key whose value differs, sorted; `(absent)` where one side lacks it."""
     lines: list[str] = []
     for key in sorted({*old, *new}):
@@ -78,17 +78,17 @@ def config_diff(old: Mapping[str, Setting], new: Mapping[str, Setting]) -> list[
     return lines
 
 
-def _shown(config: Mapping[str, Setting], key: str) -> str:
+def _shown(config: Mapping[str, ConfigSetting], key: str) -> str:
     return json.dumps(config[key].value) if key in config else "(absent)"
 
 
-def read_config(path: Path) -> dict[str, Setting]:
+def read_config(path: Path) -> dict[str, ConfigSetting]:
     """Raises DataError naming the file and the key."""
-    settings: dict[str, Setting] = {}
+    settings: dict[str, ConfigSetting] = {}
     for key, entry in read_json_object(path).items():
         match entry:
             case {"value": value, "origin": str(origin)}:
-                settings[key] = Setting(value=value, origin=origin)
+                settings[key] = ConfigSetting(value=value, origin=origin)
             case _:
                 raise DataError(f"{path}: {key} should hold a value and its origin")
     return settings
@@ -109,13 +109,13 @@ def read_manifest(path: Path) -> Manifest:
             "created_at": str(created_at),
             "versions": dict(versions),
         }:
-            facts = Facts(
+            facts = RunMetadata(
                 hone_version=hone_version,
                 dataset_fingerprint=fingerprint,
                 recipe=str(document.get("recipe", "")),
                 machine=str(document.get("machine", "")),
                 versions={name: str(value) for name, value in versions.items()},
             )
-            return Manifest(format=version, config_hash=digest, created_at=created_at, facts=facts)
+            return Manifest(format=version, config_hash=digest, created_at=created_at, metadata=facts)
         case _:
             raise DataError(f"{path} is not the manifest of a run")

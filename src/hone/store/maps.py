@@ -14,7 +14,7 @@ MAP = "map.json"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cell:
+class GridCell:
     """A place of a grid."""
 
     mark: str
@@ -26,13 +26,13 @@ class Cell:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Slice:
+class GridSlice:
     """One grid; an environment with more than places in its state has several."""
 
     title: str
     rows: int
     columns: int
-    cells: Sequence[Cell]
+    cells: Sequence[GridCell]
     """`rows * columns`, row by row."""
 
 
@@ -44,7 +44,7 @@ class PolicyMap:
     """Of the checkpoint."""
     worth_is: str
     """What the colours are, in words."""
-    slices: Sequence[Slice]
+    slices: Sequence[GridSlice]
 
 
 def write_map(folder: Path, found: PolicyMap) -> Path:
@@ -75,25 +75,25 @@ def read_map(folder: Path) -> PolicyMap | None:
             raise DataError(f"{path} should hold a step, what the worth is, and slices")
 
 
-def _cell_json(cell: Cell) -> Json:
+def _cell_json(cell: GridCell) -> Json:
     return {"mark": cell.mark, "worth": finite_or_none(cell.worth), "moves": dict(cell.moves)}
 
 
-def _slice(entry: Json, path: Path) -> Slice:
+def _slice(entry: Json, path: Path) -> GridSlice:
     match entry:
         case {"title": str(title), "rows": int(rows), "columns": int(columns), "cells": list(cells)}:
             if len(cells) != rows * columns:
                 raise DataError(f"{path}: {title!r} has {len(cells)} cells, expected {rows} x {columns}")
-            return Slice(title=title, rows=rows, columns=columns, cells=[_cell(cell, path) for cell in cells])
+            return GridSlice(title=title, rows=rows, columns=columns, cells=[_cell(cell, path) for cell in cells])
         case _:
             raise DataError(f"{path}: a slice should hold a title, rows, columns and cells")
 
 
-def _cell(entry: Json, path: Path) -> Cell:
+def _cell(entry: Json, path: Path) -> GridCell:
     match entry:
         case {"mark": str(mark), "worth": worth, "moves": dict(moves)}:
             shares = {name: float(share) for name, share in moves.items() if isinstance(share, int | float)}
             known = float(worth) if isinstance(worth, int | float) else None
-            return Cell(mark=mark, worth=known, moves=shares)
+            return GridCell(mark=mark, worth=known, moves=shares)
         case _:
             raise DataError(f"{path}: a cell should hold a mark, a worth and moves")

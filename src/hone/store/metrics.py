@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hone.core.errors import DataError
-from hone.store.durable import Json, from_json, refuse, sync_path, write_all, writing
+from hone.store.durable import Json, from_json, raise_write_error, sync_path, write_all, writing
 
 CLOCK_PREFIX = "time/"
 STEP = "step"
@@ -46,7 +46,7 @@ class MetricsWriter:
             write_all(self.descriptor, data)
         except OSError as error:
             os.ftruncate(self.descriptor, whole_bytes)
-            refuse(self.path, error, len(data))
+            raise_write_error(self.path, error, len(data))
         self.last_step = step
 
     def sync(self) -> None:
@@ -61,27 +61,27 @@ class MetricsWriter:
             os.close(self.descriptor)
 
 
-class Opened(NamedTuple):
+class OpenedMetrics(NamedTuple):
     """A writer, and what had to be repaired (one sentence each, for the log)."""
 
     writer: MetricsWriter
     repairs: list[str]
 
 
-def open_metrics(path: Path, *, after_step: int = 0) -> Opened:
+def open_metrics(path: Path, *, after_step: int = 0) -> OpenedMetrics:
     """Open for appending after `after_step`: a torn last line is healed, lines of later steps are cut.
 
     Raises DataError for a line in the middle that cannot be read, ResourceError for the disk.
     """
     repairs: list[str] = []
     if path.exists():
-        torn = heal(path)
-        removed = cut_after(path, after_step)
+        torn = repair_last_line(path)
+        removed = truncate_after(path, after_step)
         repairs += [torn] if torn else []
         repairs += [f"{path.name}: {removed} lines after step {after_step} cut"] if removed else []
     with writing(path):
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
-    return Opened(MetricsWriter(path=path, descriptor=descriptor, last_step=after_step), repairs)
+    return OpenedMetrics(MetricsWriter(path=path, descriptor=descriptor, last_step=after_step), repairs)
 
 
 def metrics_line(step: int, metrics: Mapping[str, float]) -> str:
@@ -101,7 +101,7 @@ def metrics_line(step: int, metrics: Mapping[str, float]) -> str:
     return json.dumps(line, allow_nan=False) + "\n"
 
 
-def heal(path: Path) -> str | None:
+def repair_last_line(path: Path) -> str | None:
     """Cut a last line that a kill left half written; returns what was cut, in words, or None."""
     data = path.read_bytes()
     whole = data.rfind(b"\n") + 1
@@ -112,7 +112,7 @@ def heal(path: Path) -> str | None:
     return f"{path.name}: torn last line cut ({len(torn)} bytes: {torn[:40].decode('utf-8', 'replace')!r})"
 
 
-def cut_after(path: Path, step: int) -> int:
+def truncate_after(path: Path, step: int) -> int:
     """Cut the lines of steps after `step`; returns how many. Raises DataError for a line that cannot be read."""
     data = path.read_bytes()
     keep = kept_lines = 0
@@ -133,14 +133,14 @@ def _truncate(path: Path, size_bytes: int) -> None:
     sync_path(path)
 
 
-class Columns(NamedTuple):
+class MetricColumns(NamedTuple):
     """Metrics as columns: `steps` `[N]`, and each metric `[N]` with NaN where a line lacks it or it was not finite."""
 
     steps: NDArray[np.int64]
     values: dict[str, NDArray[np.float64]]
 
 
-def read_metrics(path: Path) -> Columns:
+def read_metrics(path: Path) -> MetricColumns:
     """Read the file into columns, in order of first appearance; a torn last line (a run still writing) is left out.
 
     Raises DataError naming file and line for a line in the middle that is not JSON or has no step.
@@ -159,10 +159,10 @@ def read_metrics(path: Path) -> Columns:
                 values[name] = np.full(len(lines), np.nan)
             if isinstance(value, int | float):
                 values[name][row] = value
-    return Columns(steps, values)
+    return MetricColumns(steps, values)
 
 
-def comparable(lines: Iterable[str]) -> list[str]:
+def without_clock_metrics(lines: Iterable[str]) -> list[str]:
     """The lines without what depends on the clock: equal for two runs that are the same run."""
     return [_without_clock(line) for line in lines]
 

@@ -1,4 +1,4 @@
-"""`robustness.json`: what a control policy scored in worlds that were made worse, on the same seeds.
+"""`evaluate_robustness.json`: what a control policy scored in worlds that were made worse, on the same seeds.
 
 Belongs here: the file.
 """
@@ -11,11 +11,11 @@ from hone.core.errors import DataError
 from hone.store.durable import Json, finite_or_none, read_json, replace_file, to_json
 
 ROBUSTNESS = "robustness.json"
-AS_IT_WAS = "as it was"
+UNPERTURBED = "as it was"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Perturbed:
+class PerturbedScore:
     """A score under one perturbation, and its difference to the score as it was, with 95% intervals; `n` episodes."""
 
     name: str
@@ -29,10 +29,10 @@ class Perturbed:
     n: int
 
 
-FIGURES = ("mean", "low", "high", "difference", "difference_low", "difference_high", "p_value")
+NUMERIC_FIELDS = ("mean", "low", "high", "difference", "difference_low", "difference_high", "p_value")
 
 
-def write_robustness(folder: Path, rows: Sequence[Perturbed]) -> None:
+def write_robustness(folder: Path, rows: Sequence[PerturbedScore]) -> None:
     """Write the file, whole or not at all. Raises ResourceError."""
     document: list[Json] = [
         {
@@ -51,7 +51,7 @@ def write_robustness(folder: Path, rows: Sequence[Perturbed]) -> None:
     replace_file(folder / ROBUSTNESS, to_json(document, indent=1))
 
 
-def read_robustness(folder: Path) -> list[Perturbed]:
+def read_robustness(folder: Path) -> list[PerturbedScore]:
     """What was written; nothing where there is no file. Raises DataError for a damaged one."""
     path = folder / ROBUSTNESS
     if not path.exists():
@@ -62,17 +62,17 @@ def read_robustness(folder: Path) -> list[Perturbed]:
     return [_row(entry, path) for entry in document]
 
 
-def _row(entry: Json, path: Path) -> Perturbed:
+def _row(entry: Json, path: Path) -> PerturbedScore:
     match entry:
         case {"name": str(name), "n": int(n)}:
-            figures = [entry.get(key) for key in FIGURES]
+            figures = [entry.get(key) for key in NUMERIC_FIELDS]
             if not all(value is None or isinstance(value, int | float) for value in figures):
                 raise DataError(f"{path}: the figures of {name} should be numbers, are {figures}")
             known = [float(value) if isinstance(value, int | float) else float("nan") for value in figures]
             mean, low, high, difference, difference_low, difference_high, p_value = known
         case _:
             raise DataError(f"{path} should hold objects with a name and a number of episodes")
-    return Perturbed(
+    return PerturbedScore(
         name=name,
         mean=mean,
         low=low,

@@ -11,7 +11,7 @@ import numpy as np
 
 from hone.core.errors import DataError
 from hone.store.durable import Json, read_json_object, replace_file, to_json
-from hone.store.metrics import Columns
+from hone.store.metrics import MetricColumns
 
 SPEED: Final = "speed.json"
 SPEED_FORMAT: Final = 1
@@ -58,7 +58,7 @@ def read_matmul_rate(folder: Path) -> MatmulRate | None:
             raise DataError(f"{path} does not hold a machine's speed; remove it: the end of a run writes a new one")
 
 
-def update_flops_per_s(metrics: Columns) -> float | None:
+def update_flops_per_s(metrics: MetricColumns) -> float | None:
     """Floating-point operations of all updates (`learner/flops`, a mean over the steps of each line) by the seconds
     that they took (`time/update_s`, a total); None where nobody counted them."""
     flops, seconds = metrics.values.get("learner/flops"), metrics.values.get("time/update_s")
@@ -70,21 +70,21 @@ def update_flops_per_s(metrics: Columns) -> float | None:
     return float((flops[known] * steps).sum()) / spent if spent > 0 else None
 
 
-def speed_line(metrics: Columns, rate: MatmulRate | None) -> str:
+def speed_line(metrics: MetricColumns, rate: MatmulRate | None) -> str:
     """What the updates reached, in a sentence; empty where nobody counted."""
     reached = update_flops_per_s(metrics)
     if reached is None:
         return ""
-    line = f"updates computed at {flops_words(reached)}"
+    line = f"updates computed at {format_flops(reached)}"
     if rate is None or not rate.flops_per_s > 0:
         return line
     return (
-        f"{line}, {reached / rate.flops_per_s:.0%} of the {flops_words(rate.flops_per_s)} at which this machine "
+        f"{line}, {reached / rate.flops_per_s:.0%} of the {format_flops(rate.flops_per_s)} at which this machine "
         f"multiplies {rate.dtype} matrices ({rate.device}, {rate.threads} threads)"
     )
 
 
-def flops_words(rate: float) -> str:
+def format_flops(rate: float) -> str:
     """`4.12e10 -> '41.2 GFLOP/s'`."""
     for size, prefix in _PREFIXES:
         if rate >= size:

@@ -14,7 +14,7 @@ from hone.core.credit import Credits
 from hone.core.episodes import Episodes
 from hone.core.ragged import Ints, owner_of
 from hone.tabular.explore import count_bonus
-from hone.tabular.kernels import Flags, Floats, Steps
+from hone.tabular.kernels import Flags, Floats, TabularSteps
 from hone.tabular.tables import ActionTable, StateValues, Table
 
 
@@ -30,11 +30,11 @@ class RateConfig(Config):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Batch:
+class TabularBatch:
     """Steps of E pieces of episodes, one piece after another."""
 
-    steps: Steps
-    taken: Ints
+    steps: TabularSteps
+    action: Ints
     """`[N]` action of each step; in a table of actions counted from 0."""
     offsets: Ints
     """`[E+1]`"""
@@ -46,18 +46,20 @@ class Batch:
     """`[N]` what credit aims at; empty where it says none."""
     logp: Floats
     """`[N]` nats, under whoever acted."""
-    known: Flags
+    scored: Flags
     """`[N]` what is learned from; not what was lost with its environment, and has no score."""
-    turn: int
+    iteration: int
     """Of the loop, that acted."""
 
     @property
-    def last(self) -> Ints:
+    def last_steps(self) -> Ints:
         """`[E]` last step of each piece."""
         return self.offsets[1:] - 1
 
 
-def laid_out(table: Table, episodes: Episodes, credits: Credits, rate: RateConfig, *, first: bool = False) -> Batch:
+def tabular_batch(
+    table: Table, episodes: Episodes, credits: Credits, rate: RateConfig, *, first_visits_only: bool = False
+) -> TabularBatch:
     """Steps of `episodes`, each with its step size; counts the visits. `first`: only the first of a cell in each
     episode is one, and known."""
     assert episodes.final is not None
@@ -70,32 +72,32 @@ def laid_out(table: Table, episodes: Episodes, credits: Credits, rate: RateConfi
     ahead[:-1] = now[1:]
     ahead[episodes.offsets[1:] - 1] = last
     known = episodes.scored[episodes.owner]
-    if first:
+    if first_visits_only:
         known = known & first_visits(cell[:, 0], episodes.offsets)
     nothing = np.zeros(0)
-    steps = Steps(
+    steps = TabularSteps(
         cell=np.ascontiguousarray(cell),
-        ahead=ahead,
+        next_cell=ahead,
         reward=credits.advantage.astype(np.float64),
-        factor=np.zeros(len(cell)) if credits.discount is None else credits.discount.astype(np.float64),
-        rate=rates(table.count, cell, rate, known),
+        discount=np.zeros(len(cell)) if credits.discount is None else credits.discount.astype(np.float64),
+        step_size=step_sizes(table.visits, cell, rate, known),
     )
     if isinstance(table, ActionTable):
         steps = _with_bonus(table, steps)
-    return Batch(
+    return TabularBatch(
         steps=steps,
-        taken=taken,
+        action=taken,
         offsets=episodes.offsets,
         group=episodes.group,
         ended=episodes.terminated | episodes.truncated,
         target=nothing if credits.target is None else credits.target.astype(np.float64),
         logp=episodes.logp.astype(np.float64),
-        known=known,
-        turn=int(episodes.version[0]),
+        scored=known,
+        iteration=int(episodes.version[0]),
     )
 
 
-def rates(count: Ints, cell: Ints, rate: RateConfig, known: Flags) -> Floats:
+def step_sizes(count: Ints, cell: Ints, rate: RateConfig, known: Flags) -> Floats:
     """`[N]` step sizes for cells `[N, M]`, divided by M; adds the visits to `count` `[K]`. Unknown steps have 0."""
     first = cell[:, 0]
     size = np.full(len(first), rate.rate)
@@ -120,22 +122,22 @@ def rank_among_equals(values: Ints) -> Ints:
     return rank
 
 
-def averaged(table: Table, batch: Batch) -> Floats:
+def expected_sarsa_weights(table: Table, batch: TabularBatch) -> Floats:
     """`[N, J]` probabilities of the next action under the policy that acted: expected SARSA."""
     if isinstance(table, StateValues):
-        return np.ones((len(batch.taken), 1))
-    return np.ascontiguousarray(table.chances(batch.steps.ahead, batch.turn))
+        return np.ones((len(batch.action), 1))
+    return np.ascontiguousarray(table.exploration_probabilities(batch.steps.next_cell, batch.iteration))
 
 
-def followed(table: Table, batch: Batch) -> Floats:
+def sarsa_weights(table: Table, batch: TabularBatch) -> Floats:
     """`[N, J]` a 1 at the action that was taken next: SARSA. Where a piece ends and the world does not, nobody has
     chosen yet: there the probabilities stand, of which the choice would be a draw."""
     if isinstance(table, StateValues):
-        return np.ones((len(batch.taken), 1))
-    weight = np.zeros((len(batch.taken), table.features.actions))
-    weight[np.arange(len(weight) - 1), batch.taken[1:]] = 1.0
-    last = batch.last
-    weight[last] = table.chances(batch.steps.ahead[last], batch.turn)
+        return np.ones((len(batch.action), 1))
+    weight = np.zeros((len(batch.action), table.features.actions))
+    weight[np.arange(len(weight) - 1), batch.action[1:]] = 1.0
+    last = batch.last_steps
+    weight[last] = table.exploration_probabilities(batch.steps.next_cell[last], batch.iteration)
     return weight
 
 
@@ -147,12 +149,12 @@ def first_visits(cell: Ints, offsets: Ints) -> Flags:
     return first
 
 
-def onwards(ratio: Floats, offsets: Ints, *, itself: bool) -> Floats:
+def suffix_products(ratio: Floats, offsets: Ints, *, include_self: bool) -> Floats:
     """`[N]` product of the ratios from each step to the end of its episode, with or without its own."""
     product = np.empty_like(ratio)
     for begin, end in pairwise(offsets):
         product[begin:end] = ratio[begin:end][::-1].cumprod()[::-1]
-        if not itself:
+        if not include_self:
             product[begin : end - 1] = product[begin + 1 : end]
             product[end - 1] = 1.0
     return product
@@ -164,6 +166,6 @@ def _cells(table: Table, seen: np.ndarray) -> Ints:
     return seen.astype(np.int64)[:, None]
 
 
-def _with_bonus(table: ActionTable, steps: Steps) -> Steps:
-    bonus = count_bonus(table.explore, table.count[steps.cell].min(axis=1))
+def _with_bonus(table: ActionTable, steps: TabularSteps) -> TabularSteps:
+    bonus = count_bonus(table.explore, table.visits[steps.cell].min(axis=1))
     return steps if bonus is None else steps._replace(reward=steps.reward + bonus)

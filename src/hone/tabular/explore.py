@@ -2,7 +2,7 @@
 
 Belongs here: rules on numpy arrays that do not care where the values came from, a table or a network. Equal values
 share their probability, so that a table of zeros explores. Optimistic values are no rule of their own: begin with
-values above all that can be reached (`table.initial`) and be greedy (Sutton & Barto, 2018, section 2.6).
+values above all that can be reached (`json_object.initial`) and be greedy (Sutton & Barto, 2018, section 2.6).
 """
 
 from typing import Annotated, Literal, TypeAlias
@@ -34,7 +34,7 @@ class LinearSchedule(Config):
     begin: float = Field(default=1.0, ge=0)
     """In the first turn."""
     end: float = Field(default=0.05, ge=0)
-    """After `turns` turns."""
+    """After `turn_ends` turns."""
     turns: int = Field(ge=1)
     """Turns of the loop from `begin` to `end`."""
 
@@ -73,7 +73,7 @@ class SoftmaxActions(Config):
     """In the units of the values; towards 0 it is greedy."""
 
 
-class UpperConfidence(Config):
+class UpperConfidenceBound(Config):
     """UCB1 in every state: value + weight * sqrt(ln N(s) / N(s, a)); what was never tried comes first."""
 
     kind: Literal["ucb"]
@@ -94,11 +94,11 @@ class CountBonus(Config):
 
 
 Exploration: TypeAlias = Annotated[
-    EpsilonGreedy | SoftmaxActions | UpperConfidence | CountBonus, Field(discriminator="kind")
+    EpsilonGreedy | SoftmaxActions | UpperConfidenceBound | CountBonus, Field(discriminator="kind")
 ]
 
 
-def scheduled(schedule: Schedule, turn: int) -> float:
+def schedule_value(schedule: Schedule, turn: int) -> float:
     """The value in a turn of the loop, counted from 0."""
     match schedule:
         case ConstantSchedule():
@@ -110,14 +110,14 @@ def scheduled(schedule: Schedule, turn: int) -> float:
             return float(schedule.end + (schedule.begin - schedule.end) * 2.0 ** (-turn / schedule.half_life))
 
 
-def probabilities(explore: Exploration, values: Floats, counts: Ints, turn: int) -> Floats:
+def action_probabilities(explore: Exploration, values: Floats, counts: Ints, turn: int) -> Floats:
     """Of each action `[n, A]`, given values `[n, A]` and how often each was taken `[n, A]`."""
     match explore:
         case EpsilonGreedy():
-            return epsilon_greedy(values, min(1.0, scheduled(explore.epsilon, turn)))
+            return epsilon_greedy(values, min(1.0, schedule_value(explore.epsilon, turn)))
         case SoftmaxActions():
-            return boltzmann(values, scheduled(explore.temperature, turn))
-        case UpperConfidence():
+            return boltzmann(values, schedule_value(explore.temperature, turn))
+        case UpperConfidenceBound():
             return epsilon_greedy(upper_confidence(values, counts, explore.weight), 0.0)
         case CountBonus():
             return epsilon_greedy(values, explore.epsilon)
@@ -152,7 +152,7 @@ def count_bonus(explore: Exploration, counts: Ints) -> Floats | None:
     return explore.weight / np.sqrt(np.maximum(counts, 1))
 
 
-def chosen_by(probability: Floats, noise: NDArray[np.floating]) -> tuple[Ints, NDArray[np.float32]]:
+def sample_actions(probability: Floats, noise: NDArray[np.floating]) -> tuple[Ints, NDArray[np.float32]]:
     """Actions `[n]` by inverse CDF from one uniform number each, and their log-probabilities `[n]` in nats."""
     running = probability.cumsum(axis=1)
     chosen = (running[:, :-1] <= (noise * running[:, -1])[:, None]).sum(axis=1)

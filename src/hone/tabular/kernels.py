@@ -26,48 +26,48 @@ NEGLIGIBLE = 1e-15
 """A trace below this is forgotten."""
 
 
-class Steps(NamedTuple):
+class TabularSteps(NamedTuple):
     """N steps in the order in which they are learned from."""
 
     cell: Ints
     """`[N, M]` cells of what was seen and chosen."""
-    ahead: Ints
+    next_cell: Ints
     """`[N, M]` cells of the first action in what was seen next."""
     reward: Floats
     """`[N]`"""
-    factor: Floats
+    discount: Floats
     """`[N]` discount on what follows; 0 where the world ended."""
-    rate: Floats
+    step_size: Floats
     """`[N]` step size; already divided by M."""
 
 
-class Fading(NamedTuple):
+class TraceDecay(NamedTuple):
     """How traces fade."""
 
     decay: float
     """discount * lambda."""
     kind: int
     """`ACCUMULATING`, `REPLACING` or `DUTCH`."""
-    before: float
+    previous_value: float
     """What the first step's value was thought to be one step earlier (dutch traces); NaN: as it is now."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kernels:
+class TabularKernels:
     """The loops below, compiled or not."""
 
-    toward: Callable[[Floats, Ints, Floats, Floats], float]
-    weighed: Callable[[Floats, Floats, Ints, Floats, Floats], float]
-    expected: Callable[[Floats, Steps, Floats], float]
-    greedy: Callable[[Floats, Steps, int], float]
-    double: Callable[[Floats, Steps, int, Flags], float]
-    traced: Callable[[Floats, Floats, Steps, Floats, Fading], tuple[float, float]]
-    plan: Callable[..., float]
-    sweep: Callable[..., int]
+    target_update: Callable[[Floats, Ints, Floats, Floats], float]
+    weighted_importance_update: Callable[[Floats, Floats, Ints, Floats, Floats], float]
+    expected_sarsa: Callable[[Floats, TabularSteps, Floats], float]
+    q_learning: Callable[[Floats, TabularSteps, int], float]
+    double_q_learning: Callable[[Floats, TabularSteps, int, Flags], float]
+    eligibility_traces: Callable[[Floats, Floats, TabularSteps, Floats, TraceDecay], tuple[float, float]]
+    dyna_planning: Callable[..., float]
+    prioritised_sweeping: Callable[..., int]
     compiled: bool
 
 
-def toward(x: Floats, cell: Ints, target: Floats, rate: Floats) -> float:
+def target_update(x: Floats, cell: Ints, target: Floats, rate: Floats) -> float:
     """x(cell) += rate * (target - x(cell)), step by step -> sum of |target - x|."""
     total = 0.0
     for n in range(len(target)):
@@ -80,7 +80,7 @@ def toward(x: Floats, cell: Ints, target: Floats, rate: Floats) -> float:
     return total
 
 
-def weighed(x: Floats, mass: Floats, cell: Ints, target: Floats, weight: Floats) -> float:
+def weighted_importance_update(x: Floats, mass: Floats, cell: Ints, target: Floats, weight: Floats) -> float:
     """Weighted mean of targets: mass(cell) += w; x(cell) += w / mass * (target - x) -> sum of |target - x|.
 
     Weighted importance sampling, in steps (Sutton & Barto, 2018, section 5.6). `cell` `[N]`; a weight of 0 is no step.
@@ -95,7 +95,7 @@ def weighed(x: Floats, mass: Floats, cell: Ints, target: Floats, weight: Floats)
     return total
 
 
-def expected(x: Floats, steps: Steps, weight: Floats) -> float:
+def expected_sarsa(x: Floats, steps: TabularSteps, weight: Floats) -> float:
     """error = r + factor * sum over j of weight_j * x(ahead + j) - x(cell); x(cell) += rate * error -> sum of |error|.
 
     `weight` `[N, J]`: the probabilities of the next action are expected SARSA, a 1 at the one taken is SARSA, J = 1 is
@@ -108,17 +108,17 @@ def expected(x: Floats, steps: Steps, weight: Floats) -> float:
         for j in range(actions):
             value = 0.0
             for m in range(features):
-                value += x[steps.ahead[n, m] + j]
-            error += steps.factor[n] * weight[n, j] * value
+                value += x[steps.next_cell[n, m] + j]
+            error += steps.discount[n] * weight[n, j] * value
         for m in range(features):
             error -= x[steps.cell[n, m]]
         for m in range(features):
-            x[steps.cell[n, m]] += steps.rate[n] * error
+            x[steps.cell[n, m]] += steps.step_size[n] * error
         total += abs(error)
     return total
 
 
-def greedy(x: Floats, steps: Steps, actions: int) -> float:
+def q_learning(x: Floats, steps: TabularSteps, actions: int) -> float:
     """error = r + factor * max over j of x(ahead + j) - x(cell); x(cell) += rate * error -> sum of |error| (Watkins,
     1989)."""
     total = 0.0
@@ -128,18 +128,18 @@ def greedy(x: Floats, steps: Steps, actions: int) -> float:
         for j in range(actions):
             value = 0.0
             for m in range(features):
-                value += x[steps.ahead[n, m] + j]
+                value += x[steps.next_cell[n, m] + j]
             best = max(best, value)
-        error = steps.reward[n] + steps.factor[n] * best
+        error = steps.reward[n] + steps.discount[n] * best
         for m in range(features):
             error -= x[steps.cell[n, m]]
         for m in range(features):
-            x[steps.cell[n, m]] += steps.rate[n] * error
+            x[steps.cell[n, m]] += steps.step_size[n] * error
         total += abs(error)
     return total
 
 
-def double(x: Floats, steps: Steps, actions: int, coin: Flags) -> float:
+def double_q_learning(x: Floats, steps: TabularSteps, actions: int, coin: Flags) -> float:
     """Two tables in one array `[2K]`: a coin `[N]` says which one learns; it chooses the next action, and the other
     says what that is worth -> sum of |error| (van Hasselt, 2010). M = 1."""
     total = 0.0
@@ -147,18 +147,20 @@ def double(x: Floats, steps: Steps, actions: int, coin: Flags) -> float:
     for n in range(len(steps.reward)):
         mine = half if coin[n] else 0
         other = half - mine
-        first = steps.ahead[n, 0]
+        first = steps.next_cell[n, 0]
         best = 0
         for j in range(1, actions):
             if x[mine + first + j] > x[mine + first + best]:
                 best = j
-        error = steps.reward[n] + steps.factor[n] * x[other + first + best] - x[mine + steps.cell[n, 0]]
-        x[mine + steps.cell[n, 0]] += steps.rate[n] * error
+        error = steps.reward[n] + steps.discount[n] * x[other + first + best] - x[mine + steps.cell[n, 0]]
+        x[mine + steps.cell[n, 0]] += steps.step_size[n] * error
         total += abs(error)
     return total
 
 
-def traced(x: Floats, trace: Floats, steps: Steps, weight: Floats, fading: Fading) -> tuple[float, float]:  # noqa: C901, PLR0912 - one loop
+def eligibility_traces(  # noqa: C901, PLR0912 - one loop
+    x: Floats, trace: Floats, steps: TabularSteps, weight: Floats, fading: TraceDecay
+) -> tuple[float, float]:
     """`expected` with eligibility traces `[K]`, of one episode or a piece of it -> sum of |error|, `before` for the
     next piece.
 
@@ -166,7 +168,7 @@ def traced(x: Floats, trace: Floats, steps: Steps, weight: Floats, fading: Fadin
     x += rate * (error + v - before) * e and x(cell) -= rate * (v - before): true online TD(lambda) (van Seijen &
     Sutton, 2014; van Seijen et al., 2016).
     """
-    total, before = 0.0, fading.before
+    total, before = 0.0, fading.previous_value
     features = steps.cell.shape[1]
     active = np.empty(len(x), dtype=np.int64)
     count = 0
@@ -174,7 +176,7 @@ def traced(x: Floats, trace: Floats, steps: Steps, weight: Floats, fading: Fadin
         active[count] = i
         count += 1
     for n in range(len(steps.reward)):
-        rate, now, beyond, marks = steps.rate[n], 0.0, 0.0, 0.0
+        rate, now, beyond, marks = steps.step_size[n], 0.0, 0.0, 0.0
         k = 0
         while k < count:
             trace[active[k]] *= fading.decay
@@ -200,8 +202,8 @@ def traced(x: Floats, trace: Floats, steps: Steps, weight: Floats, fading: Fadin
                 trace[i] += 1.0 - rate * marks
         for j in range(weight.shape[1]):
             for m in range(features):
-                beyond += weight[n, j] * x[steps.ahead[n, m] + j]
-        error = steps.reward[n] + steps.factor[n] * beyond - now
+                beyond += weight[n, j] * x[steps.next_cell[n, m] + j]
+        error = steps.reward[n] + steps.discount[n] * beyond - now
         late = now - before if fading.kind == DUTCH and not np.isnan(before) else 0.0
         for k in range(count):
             x[active[k]] += rate * (error + late) * trace[active[k]]
@@ -212,7 +214,7 @@ def traced(x: Floats, trace: Floats, steps: Steps, weight: Floats, fading: Fadin
     return total, before
 
 
-def plan(x: Floats, model: Any, picks: Floats, actions: int, rate: float) -> float:  # noqa: ANN401 - `models.Seen`, which imports this file
+def dyna_planning(x: Floats, model: Any, picks: Floats, actions: int, rate: float) -> float:  # noqa: ANN401 - `models.Seen`, which imports this file
     """One imagined step of Q-learning per pick `[P, 2]` in [0, 1): a pair out of those seen, one of its outcomes by how
     often it came -> sum of |error| (Sutton, 1990)."""
     total = 0.0
@@ -230,7 +232,7 @@ def plan(x: Floats, model: Any, picks: Floats, actions: int, rate: float) -> flo
     return total
 
 
-def sweep(x: Floats, priority: Floats, model: Any, actions: int, most: int, least: float) -> int:  # noqa: ANN401
+def prioritised_sweeping(x: Floats, priority: Floats, model: Any, actions: int, most: int, least: float) -> int:  # noqa: ANN401
     """Expected backups of the pairs of highest priority `[K]`, at most `most` -> how many (Moore & Atkeson, 1993).
 
     What changes a state's value by d raises the priority of each pair before it to p(it leads there) * factor * d, if
@@ -262,37 +264,37 @@ def sweep(x: Floats, priority: Floats, model: Any, actions: int, most: int, leas
 
 
 @cache
-def kernels() -> Kernels:
+def kernels() -> TabularKernels:
     """Compiled where numba is installed (`pip install 'hone-rl[control]'`), else as they stand. The first use of a
     compiled one takes a second or two, once per machine: numba keeps what it made beside this file."""
     try:
         import numba  # noqa: PLC0415 - optional, and takes half a second to import
     except ImportError:
-        return plain()
+        return python_kernels()
     compiled: Any = numba.njit(cache=True, nogil=True)
-    return Kernels(
-        toward=compiled(toward),
-        weighed=compiled(weighed),
-        expected=compiled(expected),
-        greedy=compiled(greedy),
-        double=compiled(double),
-        traced=compiled(traced),
-        plan=compiled(plan),
-        sweep=compiled(sweep),
+    return TabularKernels(
+        target_update=compiled(target_update),
+        weighted_importance_update=compiled(weighted_importance_update),
+        expected_sarsa=compiled(expected_sarsa),
+        q_learning=compiled(q_learning),
+        double_q_learning=compiled(double_q_learning),
+        eligibility_traces=compiled(eligibility_traces),
+        dyna_planning=compiled(dyna_planning),
+        prioritised_sweeping=compiled(prioritised_sweeping),
         compiled=True,
     )
 
 
-def plain() -> Kernels:
+def python_kernels() -> TabularKernels:
     """The loops as Python runs them."""
-    return Kernels(
-        toward=toward,
-        weighed=weighed,
-        expected=expected,
-        greedy=greedy,
-        double=double,
-        traced=traced,
-        plan=plan,
-        sweep=sweep,
+    return TabularKernels(
+        target_update=target_update,
+        weighted_importance_update=weighted_importance_update,
+        expected_sarsa=expected_sarsa,
+        q_learning=q_learning,
+        double_q_learning=double_q_learning,
+        eligibility_traces=eligibility_traces,
+        dyna_planning=dyna_planning,
+        prioritised_sweeping=prioritised_sweeping,
         compiled=False,
     )

@@ -14,23 +14,30 @@ from hone.core.episodes import Episodes
 from hone.core.errors import DivergedError
 from hone.core.random import generator
 from hone.core.state import State, array, integer, substate
-from hone.tabular.batch import Batch, RateConfig, averaged, followed, laid_out, onwards
-from hone.tabular.kernels import Fading, Floats, Kernels, Steps, kernels
-from hone.tabular.models import LearntModel
+from hone.tabular.batch import (
+    RateConfig,
+    TabularBatch,
+    expected_sarsa_weights,
+    sarsa_weights,
+    suffix_products,
+    tabular_batch,
+)
+from hone.tabular.kernels import Floats, TabularKernels, TabularSteps, TraceDecay, kernels
+from hone.tabular.models import TabularModel
 from hone.tabular.tables import StateValues, Table
 
 T = TypeVar("T", bound=Table)
-Weigh: TypeAlias = Callable[[Table, Batch], Floats]
+NextActionWeights: TypeAlias = Callable[[Table, TabularBatch], Floats]
 """Probabilities `[N, J]` of what is done next."""
 
 
-class Rule(Protocol):
+class UpdateRule(Protocol):
     """How a table learns from a batch."""
 
     backups: int
     """Values changed so far, imagined steps included."""
 
-    def learn(self, table: Table, batch: Batch) -> float:
+    def learn(self, table: Table, batch: TabularBatch) -> float:
         """Change the table in place -> sum of |error| over the steps."""
         ...
 
@@ -44,9 +51,9 @@ class TabularLearner(Generic[T]):
     """A learner in closed form on a table."""
 
     policy: T
-    rule: Rule
+    rule: UpdateRule
     rate: RateConfig
-    foresees: bool = False
+    predicts_values: bool = False
     """Whether credit asks what the table expects."""
     first_visits: bool = False
     """Learn from the first visit of a cell in each episode only; episodes must be whole."""
@@ -54,11 +61,11 @@ class TabularLearner(Generic[T]):
 
     def values(self, episodes: Episodes) -> Values:
         """What was chosen is worth, `[N]`, and what was seen last, `[E]`, by the policy that acted."""
-        return foreseen(self.policy, episodes) if self.foresees else NO_VALUES
+        return predict_table_values(self.policy, episodes) if self.predicts_values else NO_VALUES
 
     def update(self, episodes: Episodes, credits: Credits) -> Metrics:
         """Raises DivergedError when a value is not finite any more."""
-        batch = laid_out(self.policy, episodes, credits, self.rate, first=self.first_visits)
+        batch = tabular_batch(self.policy, episodes, credits, self.rate, first_visits_only=self.first_visits)
         error = self.rule.learn(self.policy, batch)
         if not np.isfinite(error):
             raise DivergedError(
@@ -81,7 +88,7 @@ class TabularLearner(Generic[T]):
         self.rule.restore(substate(state, "rule"))
 
 
-def foreseen(table: Table, episodes: Episodes) -> Values:
+def predict_table_values(table: Table, episodes: Episodes) -> Values:
     """Values of what was seen and chosen `[N]`, and of what was seen last `[E]` by the policy that acted."""
     assert episodes.final is not None
     if isinstance(table, StateValues):
@@ -90,7 +97,7 @@ def foreseen(table: Table, episodes: Episodes) -> Values:
         turn, last = int(episodes.version[0]), table.features.cell(episodes.final)
         taken = episodes.chosen.astype(np.int64) - table.first_action
         value = table.values(table.features.cell(episodes.observations))[np.arange(len(taken)), taken]
-        final = (table.chances(last, turn) * table.values(last)).sum(axis=1)
+        final = (table.exploration_probabilities(last, turn) * table.values(last)).sum(axis=1)
     return Values(value=value.astype(np.float32), final=final.astype(np.float32))
 
 
@@ -98,16 +105,18 @@ def foreseen(table: Table, episodes: Episodes) -> Values:
 
 
 @dataclass
-class Toward:
+class TargetRule:
     """x += rate * (target - x): Monte Carlo, n-step returns, lambda-returns."""
 
     backups: int = 0
-    loops: Kernels = field(default_factory=kernels)
+    loops: TabularKernels = field(default_factory=kernels)
 
-    def learn(self, table: Table, batch: Batch) -> float:
-        rows = np.flatnonzero(batch.known)
+    def learn(self, table: Table, batch: TabularBatch) -> float:
+        rows = np.flatnonzero(batch.scored)
         self.backups += len(rows)
-        return self.loops.toward(table.x, batch.steps.cell[rows], batch.target[rows], batch.steps.rate[rows])
+        return self.loops.target_update(
+            table.x, batch.steps.cell[rows], batch.target[rows], batch.steps.step_size[rows]
+        )
 
     def state(self) -> State:
         return {"backups": self.backups}
@@ -117,7 +126,7 @@ class Toward:
 
 
 @dataclass
-class Weighted:
+class WeightedImportanceSampling:
     """Monte Carlo off policy: means of returns, weighted by how much likelier the target policy is to act like that.
 
     Values of actions learn of the greedy policy, with w_t = product over k > t of [a_k is greedy] / b(a_k); values of
@@ -127,21 +136,25 @@ class Weighted:
     backups: int = 0
     mass: Floats = field(default_factory=lambda: np.zeros(0))
     """`[K]` weight seen so far."""
-    loops: Kernels = field(default_factory=kernels)
+    loops: TabularKernels = field(default_factory=kernels)
 
-    def learn(self, table: Table, batch: Batch) -> float:
+    def learn(self, table: Table, batch: TabularBatch) -> float:
         if not len(self.mass):
             self.mass = np.zeros(len(table.x))
         cell = batch.steps.cell[:, 0]
         if isinstance(table, StateValues):
-            wanted, itself = table.followed[cell, batch.taken], True
+            wanted, itself = table.target_policy[cell, batch.action], True
         else:
-            wanted = (table.values(batch.steps.cell - batch.taken[:, None]).argmax(axis=1) == batch.taken).astype(float)
+            wanted = (table.values(batch.steps.cell - batch.action[:, None]).argmax(axis=1) == batch.action).astype(
+                float
+            )
             itself = False
-        weight = onwards(wanted / np.exp(batch.logp), batch.offsets, itself=itself) * batch.known
+        weight = suffix_products(wanted / np.exp(batch.logp), batch.offsets, include_self=itself) * batch.scored
         backwards = np.arange(len(cell))[::-1].copy()  # the end of an episode is learned first, as in the source
         self.backups += int((weight > 0).sum())
-        return self.loops.weighed(table.x, self.mass, cell[backwards], batch.target[backwards], weight[backwards])
+        return self.loops.weighted_importance_update(
+            table.x, self.mass, cell[backwards], batch.target[backwards], weight[backwards]
+        )
 
     def state(self) -> State:
         return {"backups": self.backups, "mass": self.mass}
@@ -154,16 +167,16 @@ class Weighted:
 
 
 @dataclass
-class Expected:
+class ExpectedSarsa:
     """TD(0), SARSA and expected SARSA: they differ in the weights of what is done next."""
 
-    weigh: Weigh = averaged
+    next_weights: NextActionWeights = expected_sarsa_weights
     backups: int = 0
-    loops: Kernels = field(default_factory=kernels)
+    loops: TabularKernels = field(default_factory=kernels)
 
-    def learn(self, table: Table, batch: Batch) -> float:
-        self.backups += len(batch.taken)
-        return self.loops.expected(table.x, batch.steps, self.weigh(table, batch))
+    def learn(self, table: Table, batch: TabularBatch) -> float:
+        self.backups += len(batch.action)
+        return self.loops.expected_sarsa(table.x, batch.steps, self.next_weights(table, batch))
 
     def state(self) -> State:
         return {"backups": self.backups}
@@ -173,16 +186,16 @@ class Expected:
 
 
 @dataclass
-class Greedy:
+class QLearningRule:
     """Q-learning (Watkins, 1989)."""
 
     actions: int
     backups: int = 0
-    loops: Kernels = field(default_factory=kernels)
+    loops: TabularKernels = field(default_factory=kernels)
 
-    def learn(self, table: Table, batch: Batch) -> float:
-        self.backups += len(batch.taken)
-        return self.loops.greedy(table.x, batch.steps, self.actions)
+    def learn(self, table: Table, batch: TabularBatch) -> float:
+        self.backups += len(batch.action)
+        return self.loops.q_learning(table.x, batch.steps, self.actions)
 
     def state(self) -> State:
         return {"backups": self.backups}
@@ -192,20 +205,20 @@ class Greedy:
 
 
 @dataclass
-class Double:
+class DoubleQLearning:
     """Double Q-learning (van Hasselt, 2010); the table has two tables."""
 
     actions: int
     seed: int
     updates: int = 0
     backups: int = 0
-    loops: Kernels = field(default_factory=kernels)
+    loops: TabularKernels = field(default_factory=kernels)
 
-    def learn(self, table: Table, batch: Batch) -> float:
+    def learn(self, table: Table, batch: TabularBatch) -> float:
         self.updates += 1
-        self.backups += len(batch.taken)
-        coin = generator(self.seed, "coin", self.updates).random(len(batch.taken)) < 0.5
-        return self.loops.double(table.x, batch.steps, self.actions, coin)
+        self.backups += len(batch.action)
+        coin = generator(self.seed, "coin", self.updates).random(len(batch.action)) < 0.5
+        return self.loops.double_q_learning(table.x, batch.steps, self.actions, coin)
 
     def state(self) -> State:
         return {"updates": self.updates, "backups": self.backups}
@@ -214,88 +227,89 @@ class Double:
         self.updates, self.backups = integer(state, "updates"), integer(state, "backups")
 
 
-def part_of(steps: Steps, rows: slice) -> Steps:
+def slice_steps(steps: TabularSteps, rows: slice) -> TabularSteps:
     """Some of the steps, in order; views."""
-    return Steps(
-        cell=steps.cell[rows], ahead=steps.ahead[rows], reward=steps.reward[rows], factor=steps.factor[rows],
-        rate=steps.rate[rows],
+    return TabularSteps(
+        cell=steps.cell[rows], next_cell=steps.next_cell[rows], reward=steps.reward[rows],
+        discount=steps.discount[rows],
+        step_size=steps.step_size[rows],
     )  # fmt: skip
 
 
 @dataclass
-class Traced:
+class EligibilityTraces:
     """TD(lambda) and SARSA(lambda), online; an episode's traces are kept from one piece of it to the next."""
 
     decay: float
     """discount * lambda."""
     trace: int
     """`ACCUMULATING`, `REPLACING` or `DUTCH`."""
-    weigh: Weigh = followed
+    next_weights: NextActionWeights = sarsa_weights
     backups: int = 0
-    kept: dict[int, tuple[Floats, float]] = field(default_factory=dict[int, "tuple[Floats, float]"])
+    open_traces: dict[int, tuple[Floats, float]] = field(default_factory=dict[int, "tuple[Floats, float]"])
     """Traces `[K]` of episodes that go on, and what their next value was thought to be."""
-    loops: Kernels = field(default_factory=kernels)
+    loops: TabularKernels = field(default_factory=kernels)
 
-    def learn(self, table: Table, batch: Batch) -> float:
-        weight, total = self.weigh(table, batch), 0.0
+    def learn(self, table: Table, batch: TabularBatch) -> float:
+        weight, total = self.next_weights(table, batch), 0.0
         kept: dict[int, tuple[Floats, float]] = {}
         for piece in range(len(batch.group)):
             rows = slice(int(batch.offsets[piece]), int(batch.offsets[piece + 1]))
             group = int(batch.group[piece])
-            trace, before = self.kept.get(group) or (np.zeros(len(table.x)), np.nan)
-            part = part_of(batch.steps, rows)
-            fading = Fading(decay=self.decay, kind=self.trace, before=before)
-            error, before = self.loops.traced(table.x, trace, part, weight[rows], fading)
+            trace, before = self.open_traces.get(group) or (np.zeros(len(table.x)), np.nan)
+            part = slice_steps(batch.steps, rows)
+            fading = TraceDecay(decay=self.decay, kind=self.trace, previous_value=before)
+            error, before = self.loops.eligibility_traces(table.x, trace, part, weight[rows], fading)
             total += error
             if not batch.ended[piece]:
                 # where the next action was not known, no single value was foreseen for it
                 kept[group] = trace, before if weight.shape[1] == 1 else np.nan
-        self.kept = kept
-        self.backups += len(batch.taken)
+        self.open_traces = kept
+        self.backups += len(batch.action)
         return total
 
     def state(self) -> State:
-        groups = sorted(self.kept)
-        traces = [self.kept[group][0] for group in groups]
+        groups = sorted(self.open_traces)
+        traces = [self.open_traces[group][0] for group in groups]
         return {
             "backups": self.backups,
             "groups": np.array(groups, dtype=np.int64),
             "traces": np.stack(traces) if traces else np.zeros((0, 0)),
-            "before": np.array([self.kept[group][1] for group in groups], dtype=np.float64),
+            "before": np.array([self.open_traces[group][1] for group in groups], dtype=np.float64),
         }
 
     def restore(self, state: State) -> None:
         self.backups = integer(state, "backups")
         traces, before = array(state, "traces").astype(np.float64), array(state, "before").astype(np.float64)
         groups = array(state, "groups").astype(np.int64).tolist()
-        self.kept = {group: (traces[k].copy(), float(before[k])) for k, group in enumerate(groups)}
+        self.open_traces = {group: (traces[k].copy(), float(before[k])) for k, group in enumerate(groups)}
 
 
 # ------------------------------------------------------------------------------------------------- planning
 
 
 @dataclass
-class Dyna:
+class DynaQ:
     """Dyna-Q (Sutton, 1990): Q-learning on each step, and `planning` imagined ones for it."""
 
     actions: int
     seed: int
     planning: int
     rate: float
-    model: LearntModel
+    model: TabularModel
     updates: int = 0
     backups: int = 0
-    loops: Kernels = field(default_factory=kernels)
+    loops: TabularKernels = field(default_factory=kernels)
 
-    def learn(self, table: Table, batch: Batch) -> float:
-        steps, known = batch.steps, batch.known
-        error = self.loops.greedy(table.x, steps, self.actions)
-        self.model.observe(steps.cell[known, 0], steps.ahead[known, 0], steps.reward[known], steps.factor[known])
+    def learn(self, table: Table, batch: TabularBatch) -> float:
+        steps, known = batch.steps, batch.scored
+        error = self.loops.q_learning(table.x, steps, self.actions)
+        self.model.observe(steps.cell[known, 0], steps.next_cell[known, 0], steps.reward[known], steps.discount[known])
         self.updates += 1
-        imagined = self.planning * len(batch.taken) if self.model.taken else 0
+        imagined = self.planning * len(batch.action) if self.model.taken else 0
         picks = generator(self.seed, "imagine", self.updates).random((imagined, 2))
-        self.loops.plan(table.x, self.model.seen(), picks, self.actions, self.rate)
-        self.backups += len(batch.taken) + imagined
+        self.loops.dyna_planning(table.x, self.model.arrays(), picks, self.actions, self.rate)
+        self.backups += len(batch.action) + imagined
         return error
 
     def state(self) -> State:
@@ -307,28 +321,30 @@ class Dyna:
 
 
 @dataclass
-class Sweeping:
+class PrioritisedSweeping:
     """Prioritised sweeping (Moore & Atkeson, 1993): expected backups of a learnt model, the most urgent first."""
 
     actions: int
     planning: int
-    least: float
-    model: LearntModel
+    min_priority: float
+    model: TabularModel
     backups: int = 0
     priority: Floats = field(default_factory=lambda: np.zeros(0))
     """`[K]` how far each pair's value is thought to be from its backup."""
-    loops: Kernels = field(default_factory=kernels)
+    loops: TabularKernels = field(default_factory=kernels)
 
-    def learn(self, table: Table, batch: Batch) -> float:
+    def learn(self, table: Table, batch: TabularBatch) -> float:
         if not len(self.priority):
             self.priority = np.zeros(len(table.x))
-        steps, known = batch.steps, batch.known
-        self.model.observe(steps.cell[known, 0], steps.ahead[known, 0], steps.reward[known], steps.factor[known])
+        steps, known = batch.steps, batch.scored
+        self.model.observe(steps.cell[known, 0], steps.next_cell[known, 0], steps.reward[known], steps.discount[known])
         cells = np.unique(steps.cell[known])
-        urgency = np.abs(self.model.backup(table.x, cells) - table.x[cells])
-        self.priority[cells] = np.maximum(self.priority[cells], np.where(urgency > self.least, urgency, 0.0))
-        most = self.planning * len(batch.taken)
-        self.backups += self.loops.sweep(table.x, self.priority, self.model.seen(), self.actions, most, self.least)
+        urgency = np.abs(self.model.expected_backup(table.x, cells) - table.x[cells])
+        self.priority[cells] = np.maximum(self.priority[cells], np.where(urgency > self.min_priority, urgency, 0.0))
+        most = self.planning * len(batch.action)
+        self.backups += self.loops.prioritised_sweeping(
+            table.x, self.priority, self.model.arrays(), self.actions, most, self.min_priority
+        )
         return float(urgency.sum())
 
     def state(self) -> State:

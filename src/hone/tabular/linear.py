@@ -12,7 +12,7 @@ from typing import NamedTuple, TypeAlias
 import numpy as np
 
 from hone.core.state import State, array, integer
-from hone.tabular.batch import Batch
+from hone.tabular.batch import TabularBatch
 from hone.tabular.kernels import Floats
 from hone.tabular.tables import StateValues, Table
 
@@ -20,85 +20,86 @@ BAIRD_START = (1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 10.0, 1.0)
 """Weights from which the counterexample is usually begun."""
 
 
-class Row(NamedTuple):
+class LinearStep(NamedTuple):
     """One step."""
 
-    now: Floats
+    features: Floats
     """`[d]` features of what was seen."""
-    ahead: Floats
+    next_features: Floats
     """`[d]` of what was seen next."""
     reward: float
-    factor: float
+    discount: float
     ratio: float
     """How much likelier the followed policy was to choose what was chosen."""
-    rate: float
+    step_size: float
 
 
-Step: TypeAlias = Callable[[Floats, Floats, Row, float], float]
+LinearUpdate: TypeAlias = Callable[[Floats, Floats, LinearStep, float], float]
 """Weights `[d]`, second weights `[d]`, a row, step size of the second weights -> error; both change in place."""
 
 
-def semi_gradient(weight: Floats, second: Floats, row: Row, second_rate: float) -> float:
+def semi_gradient(weight: Floats, second: Floats, row: LinearStep, second_rate: float) -> float:
     """w += rate * ratio * error * x, error = r + factor * w.x' - w.x (Sutton, 1988, with a ratio)."""
     del second, second_rate
-    error = row.reward + row.factor * (weight @ row.ahead) - weight @ row.now
-    weight += row.rate * row.ratio * error * row.now
+    error = row.reward + row.discount * (weight @ row.next_features) - weight @ row.features
+    weight += row.step_size * row.ratio * error * row.features
     return float(error)
 
 
-def delayed(weight: Floats, second: Floats, row: Row, second_rate: float) -> float:
+def semi_gradient_with_target(weight: Floats, second: Floats, row: LinearStep, second_rate: float) -> float:
     """`semi_gradient`, but what follows is worth what `second`, an older copy of the weights, says of it."""
     del second_rate
-    error = row.reward + row.factor * (second @ row.ahead) - weight @ row.now
-    weight += row.rate * row.ratio * error * row.now
+    error = row.reward + row.discount * (second @ row.next_features) - weight @ row.features
+    weight += row.step_size * row.ratio * error * row.features
     return float(error)
 
 
-def gtd2(weight: Floats, second: Floats, row: Row, second_rate: float) -> float:
+def gtd2(weight: Floats, second: Floats, row: LinearStep, second_rate: float) -> float:
     """w += rate * ratio * (x - factor x') (x.v); v += second_rate * ratio * (error - x.v) x (Sutton et al., 2009)."""
-    error = row.reward + row.factor * (weight @ row.ahead) - weight @ row.now
-    guess = second @ row.now
-    weight += row.rate * row.ratio * (row.now - row.factor * row.ahead) * guess
-    second += second_rate * row.ratio * (error - guess) * row.now
+    error = row.reward + row.discount * (weight @ row.next_features) - weight @ row.features
+    guess = second @ row.features
+    weight += row.step_size * row.ratio * (row.features - row.discount * row.next_features) * guess
+    second += second_rate * row.ratio * (error - guess) * row.features
     return float(error)
 
 
-def tdc(weight: Floats, second: Floats, row: Row, second_rate: float) -> float:
+def tdc(weight: Floats, second: Floats, row: LinearStep, second_rate: float) -> float:
     """w += rate * ratio * (error x - factor x' (x.v)); v as in `gtd2` (Sutton et al., 2009): TD(0), corrected."""
-    error = row.reward + row.factor * (weight @ row.ahead) - weight @ row.now
-    guess = second @ row.now
-    weight += row.rate * row.ratio * (error * row.now - row.factor * row.ahead * guess)
-    second += second_rate * row.ratio * (error - guess) * row.now
+    error = row.reward + row.discount * (weight @ row.next_features) - weight @ row.features
+    guess = second @ row.features
+    weight += row.step_size * row.ratio * (error * row.features - row.discount * row.next_features * guess)
+    second += second_rate * row.ratio * (error - guess) * row.features
     return float(error)
 
 
 @dataclass
-class Linear:
+class LinearRule:
     """A rule on `StateValues` that are linear in features."""
 
-    step: Step
+    update_weights: LinearUpdate
     second_rate: float = 0.0
-    copy_every: int = 0
+    target_update_every: int = 0
     """Steps after which `second` becomes a copy of the weights; 0: never."""
     second: Floats = field(default_factory=lambda: np.zeros(0))
     backups: int = 0
 
-    def learn(self, table: Table, batch: Batch) -> float:
+    def learn(self, table: Table, batch: TabularBatch) -> float:
         assert isinstance(table, StateValues)
-        features = np.eye(len(table.followed)) if table.features is None else table.features
+        features = np.eye(len(table.target_policy)) if table.features is None else table.features
         if not len(self.second):
-            self.second = table.x.copy() if self.copy_every else np.zeros_like(table.x)
-        now, ahead = batch.steps.cell[:, 0], batch.steps.ahead[:, 0]
-        ratio = table.followed[now, batch.taken] / np.exp(batch.logp)
+            self.second = table.x.copy() if self.target_update_every else np.zeros_like(table.x)
+        now, ahead = batch.steps.cell[:, 0], batch.steps.next_cell[:, 0]
+        ratio = table.target_policy[now, batch.action] / np.exp(batch.logp)
         total = 0.0
         for n in range(len(now)):
-            if self.copy_every and self.backups % self.copy_every == 0:
+            if self.target_update_every and self.backups % self.target_update_every == 0:
                 self.second[:] = table.x
-            row = Row(
-                now=features[now[n]], ahead=features[ahead[n]], reward=float(batch.steps.reward[n]),
-                factor=float(batch.steps.factor[n]), ratio=float(ratio[n]), rate=float(batch.steps.rate[n]),
+            row = LinearStep(
+                features=features[now[n]], next_features=features[ahead[n]], reward=float(batch.steps.reward[n]),
+                discount=float(batch.steps.discount[n]), ratio=float(ratio[n]),
+                step_size=float(batch.steps.step_size[n]),
             )  # fmt: skip
-            total += abs(self.step(table.x, self.second, row, self.second_rate))
+            total += abs(self.update_weights(table.x, self.second, row, self.second_rate))
             self.backups += 1
         return total
 
@@ -118,7 +119,7 @@ def baird_features() -> Floats:
     return features
 
 
-def projected_error(features: Floats, weight: Floats, backup: Floats, visits: Floats) -> float:
+def projected_bellman_error(features: Floats, weight: Floats, backup: Floats, visits: Floats) -> float:
     """||Pi (T v - v)||: root of the mean, over `visits` `[S]`, of the squared Bellman error `[S]` of v = X w that the
     features can express. `backup` `[S]` is T v. 0 at the fixed point of TD(0)."""
     share = visits / visits.sum()

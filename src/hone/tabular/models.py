@@ -1,6 +1,6 @@
 """A model of the world learnt by counting: what followed each pair of state and action, how often, and what it paid.
 
-Belongs here: what Dyna and prioritised sweeping plan with. The loops that plan are in `kernels.py`.
+Belongs here: what Dyna and prioritised sweeping plan with. The loops that plan are in `available_kernels.py`.
 """
 
 from typing import NamedTuple
@@ -11,28 +11,28 @@ from hone.core.state import State, array, integer
 from hone.tabular.kernels import Floats, Ints
 
 
-class Seen(NamedTuple):
+class ModelArrays(NamedTuple):
     """The model as the loops read it. D is the most different outcomes that a pair has had."""
 
-    known: Ints
+    taken_cells: Ints
     """`[P]` cells of the pairs that were taken, in the order of their first time."""
-    ahead: Ints
+    next_cell: Ints
     """`[K, D]` cell of the first action in the state that followed."""
     reward: Floats
     """`[K, D]` mean of what was paid with it."""
-    factor: Floats
+    discount: Floats
     """`[K, D]` discount on what follows; 0 where the world ended."""
-    times: Ints
+    counts: Ints
     """`[K, D]` how often."""
-    total: Ints
+    visits: Ints
     """`[K]` how often the pair was taken."""
-    head: Ints
+    first_predecessor: Ints
     """`[S]` first entry that leads to each state; -1: none. An entry is cell * D + slot."""
     link: Ints
     """`[K * D]` the next entry that leads to the same state; -1: none."""
 
 
-class LearntModel:
+class TabularModel:
     """Counts of outcomes of `cells` pairs, `actions` to a state. A deterministic world is one outcome to a pair."""
 
     def __init__(self, cells: int, actions: int) -> None:
@@ -66,14 +66,15 @@ class LearntModel:
                 self.taken += 1
             self.total[row] += times[place]
 
-    def seen(self) -> Seen:
+    def arrays(self) -> ModelArrays:
         """What is known now; shares memory with this model."""
-        return Seen(
-            known=self.known[: self.taken], ahead=self.ahead, reward=self.reward, factor=self.factor, times=self.times,
-            total=self.total, head=self.head, link=self.link,
+        return ModelArrays(
+            taken_cells=self.known[: self.taken], next_cell=self.ahead, reward=self.reward, discount=self.factor,
+            counts=self.times,
+            visits=self.total, first_predecessor=self.head, link=self.link,
         )  # fmt: skip
 
-    def backup(self, x: Floats, cells: Ints) -> Floats:
+    def expected_backup(self, x: Floats, cells: Ints) -> Floats:
         """Expected r + factor * max over actions of x, of pairs that were taken `[n]` -> `[n]`."""
         beyond = x[self.ahead[cells][..., None] + np.arange(self.actions)].max(axis=-1)
         share = self.times[cells] / self.total[cells][:, None]

@@ -1,6 +1,6 @@
 """Policies that are tables: values of actions in numbered states, alone or over tiles, and values of states.
 
-Belongs here: what a table is, how it acts, and the folder that holds one (`policy.json` + `table.safetensors`).
+Belongs here: what a table is, how it acts, and the folder that holds one (`policy.json` + `json_object.safetensors`).
 Learning is in `learn.py`.
 """
 
@@ -16,7 +16,7 @@ from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file  # pyright: ignore[reportUnknownVariableType] - PathLike of anything
 
 from hone.core.errors import DataError
-from hone.tabular.explore import EpsilonGreedy, Exploration, chosen_by, probabilities
+from hone.tabular.explore import EpsilonGreedy, Exploration, action_probabilities, sample_actions
 from hone.tabular.kernels import Floats, Ints
 from hone.tabular.tiles import TileCoder
 
@@ -25,7 +25,7 @@ Array: TypeAlias = NDArray[np.generic]
 EXPLORATION: TypeAdapter[Exploration] = TypeAdapter(Exploration)
 
 
-class Features(Protocol):
+class TableFeatures(Protocol):
     """What is seen -> the cells in which the values of its first action stand."""
 
     cells: int
@@ -36,13 +36,13 @@ class Features(Protocol):
         """`[n, *observation]` -> `[n, M]`; the values of action j stand at cell + j."""
         ...
 
-    def described(self) -> dict[str, Any]:
+    def description(self) -> dict[str, Any]:
         """All that it consists of, as JSON."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class States:
+class StateFeatures:
     """Numbered states `first .. first + count - 1`; one cell to each pair of state and action."""
 
     count: int
@@ -57,7 +57,7 @@ class States:
     def cell(self, seen: Array) -> Ints:
         return ((seen.astype(np.int64) - self.first) * self.actions)[:, None]
 
-    def described(self) -> dict[str, Any]:
+    def description(self) -> dict[str, Any]:
         return {"kind": "states", "count": self.count, "actions": self.actions, "first": self.first}
 
 
@@ -68,7 +68,7 @@ class ActionTable:
 
     def __init__(
         self,
-        features: "States | TileCoder",
+        features: "StateFeatures | TileCoder",
         *,
         explore: Exploration | None = None,
         initial: float = 0.0,
@@ -81,7 +81,7 @@ class ActionTable:
         share = initial / features.tilings if isinstance(features, TileCoder) else initial
         self.x: Floats = np.full(tables * features.cells, share)
         """`[tables * K]` flat."""
-        self.count: Ints = np.zeros(features.cells, dtype=np.int64)
+        self.visits: Ints = np.zeros(features.cells, dtype=np.int64)
         """`[K]` how often each cell was learned from."""
 
     @property
@@ -91,7 +91,7 @@ class ActionTable:
     @property
     def q(self) -> Floats:
         """`[S, A]` values of a table of numbered states; the mean of the tables."""
-        assert isinstance(self.features, States), "tiles have no states to list"
+        assert isinstance(self.features, StateFeatures), "tiles have no states to list"
         return self.x.reshape(self.tables, -1, self.features.actions).mean(axis=0)
 
     def values(self, cell: Ints) -> Floats:
@@ -102,27 +102,27 @@ class ActionTable:
 
     def counts(self, cell: Ints) -> Ints:
         """`[n, A]` how often each action was taken in what has the first cells `[n, M]` (its rarest feature)."""
-        return self.count.reshape(-1, self.features.actions)[cell // self.features.actions].min(axis=1)
+        return self.visits.reshape(-1, self.features.actions)[cell // self.features.actions].min(axis=1)
 
-    def chances(self, cell: Ints, turn: int) -> Floats:
+    def exploration_probabilities(self, cell: Ints, turn: int) -> Floats:
         """`[n, A]` probabilities of the exploring policy."""
-        return probabilities(self.explore, self.values(cell), self.counts(cell), turn)
+        return action_probabilities(self.explore, self.values(cell), self.counts(cell), turn)
 
-    def acting(self, turn: int = 0) -> "TableActing":
+    def numpy_policy(self, turn: int = 0) -> "TablePolicyActor":
         """Whoever decides by this table, in a turn of the loop; it sees what is learned at once."""
-        return TableActing(table=self, turn=turn)
+        return TablePolicyActor(table=self, iteration=turn)
 
-    def numbers(self) -> dict[str, Array]:
+    def arrays(self) -> dict[str, Array]:
         """Arrays of the folder."""
-        return {"x": self.x, "count": self.count}
+        return {"x": self.x, "count": self.visits}
 
-    def take_up(self, numbers: dict[str, Array]) -> None:
+    def load_arrays(self, numbers: dict[str, Array]) -> None:
         self.x[:] = numbers["x"]
-        self.count[:] = numbers["count"]
+        self.visits[:] = numbers["count"]
 
-    def described(self) -> dict[str, Any]:
+    def description(self) -> dict[str, Any]:
         return {
-            "features": self.features.described(),
+            "features": self.features.description(),
             "tables": self.tables,
             "first_action": self.first_action,
             "explore": self.explore.model_dump(mode="json"),
@@ -130,19 +130,19 @@ class ActionTable:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class TableActing:
+class TablePolicyActor:
     """Decides by a table. One random number to a decision."""
 
     table: ActionTable
-    turn: int
+    iteration: int
 
     def noise(self, draws: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.float32]:
         return draws.random(shape, dtype=np.float32)
 
     def decide(self, seen: Array, noise: NDArray[np.float32]) -> tuple[Ints, NDArray[np.float32]]:
         """`[n, *observation]` -> actions `[n]` and their log-probabilities `[n]` in nats."""
-        chances = self.table.chances(self.table.features.cell(seen), self.turn)
-        chosen, logp = chosen_by(chances, noise)
+        chances = self.table.exploration_probabilities(self.table.features.cell(seen), self.iteration)
+        chosen, logp = sample_actions(chances, noise)
         return chosen + self.table.first_action, logp
 
     def best(self, seen: Array) -> Ints:
@@ -156,38 +156,38 @@ class StateValues:
     kind = "state_values"
 
     def __init__(self, followed: Floats, *, initial: float = 0.0, features: Floats | None = None) -> None:
-        self.followed = followed
+        self.target_policy = followed
         """`[S, A]` probabilities of the policy whose values these are."""
         self.features = features
         """`[S, d]`; None: a number to each state."""
         self.x: Floats = np.full(len(followed) if features is None else features.shape[1], initial)
         """`[S]` or `[d]`."""
-        self.count: Ints = np.zeros(len(followed), dtype=np.int64)
+        self.visits: Ints = np.zeros(len(followed), dtype=np.int64)
 
     @property
     def v(self) -> Floats:
         """`[S]`"""
         return self.x if self.features is None else self.features @ self.x
 
-    def acting(self, turn: int = 0, behaviour: Floats | None = None) -> "FollowActing":
+    def numpy_policy(self, turn: int = 0, behaviour: Floats | None = None) -> "FixedPolicyActor":
         """Whoever decides by the followed policy, or by `behaviour` `[S, A]` in its place."""
         del turn
-        return FollowActing(probability=self.followed if behaviour is None else behaviour)
+        return FixedPolicyActor(probability=self.target_policy if behaviour is None else behaviour)
 
-    def numbers(self) -> dict[str, Array]:
-        kept: dict[str, Array] = {"x": self.x, "count": self.count, "followed": self.followed}
+    def arrays(self) -> dict[str, Array]:
+        kept: dict[str, Array] = {"x": self.x, "count": self.visits, "followed": self.target_policy}
         return kept if self.features is None else {**kept, "features": self.features}
 
-    def take_up(self, numbers: dict[str, Array]) -> None:
+    def load_arrays(self, numbers: dict[str, Array]) -> None:
         self.x[:] = numbers["x"]
-        self.count[:] = numbers["count"]
+        self.visits[:] = numbers["count"]
 
-    def described(self) -> dict[str, Any]:
+    def description(self) -> dict[str, Any]:
         return {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FollowActing:
+class FixedPolicyActor:
     """Decides by probabilities `[S, A]` that never change."""
 
     probability: Floats
@@ -196,7 +196,7 @@ class FollowActing:
         return draws.random(shape, dtype=np.float32)
 
     def decide(self, seen: Array, noise: NDArray[np.float32]) -> tuple[Ints, NDArray[np.float32]]:
-        return chosen_by(self.probability[seen.astype(np.int64)], noise)
+        return sample_actions(self.probability[seen.astype(np.int64)], noise)
 
     def best(self, seen: Array) -> Ints:
         return self.probability[seen.astype(np.int64)].argmax(axis=1)
@@ -207,15 +207,15 @@ KINDS = (ActionTable.kind, StateValues.kind)
 
 
 def save_table(table: Table, folder: Path) -> None:
-    """Write `table.safetensors` and `policy.json` into `folder`, which is made if need be."""
+    """Write `json_object.safetensors` and `policy.json` into `folder`, which is made if need be."""
     folder.mkdir(parents=True, exist_ok=True)
-    arrays = {name: np.ascontiguousarray(numbers) for name, numbers in table.numbers().items()}
+    arrays = {name: np.ascontiguousarray(numbers) for name, numbers in table.arrays().items()}
     save_file(arrays, folder / "table.safetensors")
-    text = json.dumps({"format": FORMAT, "kind": table.kind, **table.described()}, indent=2)
+    text = json.dumps({"format": FORMAT, "kind": table.kind, **table.description()}, indent=2)
     (folder / "policy.json").write_text(text + "\n", encoding="utf-8")
 
 
-def kind_of(folder: Path) -> str:
+def policy_kind(folder: Path) -> str:
     """What kind of policy a folder says that it holds; "" where it says nothing that can be read."""
     try:
         description = json.loads((folder / "policy.json").read_text(encoding="utf-8"))
@@ -234,18 +234,18 @@ def load_table(folder: Path) -> Table:
         table = _empty(description, arrays)
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise DataError(f"{path}: incomplete or unknown: {error!r}") from error
-    load_numbers(table, folder)
+    load_table_arrays(table, folder)
     return table
 
 
-def load_numbers(table: Table, folder: Path) -> None:
-    """Read the numbers of `folder` into `table`, in place; raises DataError when they do not fit."""
-    found, wanted = _arrays(folder), table.numbers()
+def load_table_arrays(table: Table, folder: Path) -> None:
+    """Read the numbers of `folder` into `json_object`, in place; raises DataError when they do not fit."""
+    found, wanted = _arrays(folder), table.arrays()
     shapes = {name: numbers.shape for name, numbers in wanted.items()}
     others = {name: numbers.shape for name, numbers in found.items()}
     if shapes != others:
         raise DataError(f"{folder / 'table.safetensors'}: the saved table has {others}, this run's has {shapes}")
-    table.take_up(found)
+    table.load_arrays(found)
 
 
 def _arrays(folder: Path) -> dict[str, Array]:
@@ -264,7 +264,7 @@ def _empty(description: dict[str, Any], arrays: dict[str, Array]) -> Table:
         raise ValueError(f"a policy of kind {description['kind']!r} is no table")
     told = dict(description["features"])
     kind = told.pop("kind")
-    features = States(**told) if kind == "states" else TileCoder.made(told)
+    features = StateFeatures(**told) if kind == "states" else TileCoder.from_description(told)
     return ActionTable(
         features, explore=EXPLORATION.validate_python(description["explore"]), tables=description["tables"],
         first_action=description["first_action"],

@@ -21,7 +21,8 @@ MOST_CELLS = 50_000_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TileCoder:
-    """`tilings` grids of `bins` cells along each of d dimensions of a box `low` .. `high`; make it with `tile_coder`.
+    """`tilings` grids of `bins` cells along each of d dimensions of a box `low` .. `high`; make it with
+    `make_tile_coder`.
 
     What lies outside the box is as if it lay on its border.
     """
@@ -53,7 +54,7 @@ class TileCoder:
         place = (np.minimum(where, self.bins) * (self.bins + 1) ** np.arange(size)).sum(axis=2)
         return place + np.arange(self.tilings) * (self.bins + 1) ** size
 
-    def described(self) -> dict[str, Any]:
+    def description(self) -> dict[str, Any]:
         return {
             "kind": "tiles",
             "low": list(self.low),
@@ -64,12 +65,12 @@ class TileCoder:
         }
 
     @staticmethod
-    def made(told: Mapping[str, Any]) -> "TileCoder":
-        """From what `described` told. Raises KeyError, TypeError, ValueError."""
+    def from_description(told: Mapping[str, Any]) -> "TileCoder":
+        """From what `describe_spaces` told. Raises KeyError, TypeError, ValueError."""
         return TileCoder(**{**told, "low": tuple(told["low"]), "high": tuple(told["high"])})
 
 
-def tile_coder(low: Sequence[float], high: Sequence[float], *, tilings: int, bins: int, actions: int) -> TileCoder:
+def make_tile_coder(low: Sequence[float], high: Sequence[float], *, tilings: int, bins: int, actions: int) -> TileCoder:
     """Raises ConfigError for a box without bounds, and for more cells than fit into memory."""
     bounds = np.array([low, high], dtype=np.float64)
     if not np.isfinite(bounds).all() or not (bounds[0] < bounds[1]).all() or (np.abs(bounds) > 1e6).any():

@@ -1,4 +1,4 @@
-"""What a recipe file offers (`Entry`), and what it hands to the driver once built (`Job`)."""
+"""What a recipe file offers (`RecipeSpec`), and what it hands to the driver once built (`Job`)."""
 
 import json
 from collections.abc import Callable, Mapping, Sequence
@@ -18,17 +18,17 @@ from hone.train.loop import Recipe
 P = TypeVar("P")
 
 
-def nothing() -> None:
+def close_nothing() -> None:
     """Nothing to close."""
 
 
-def no_notes() -> list[str]:
+def no_notices() -> list[str]:
     """Nothing to say."""
     return []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class EvaluationResult:
     """What an evaluation found."""
 
     estimate: Estimate
@@ -40,7 +40,7 @@ class Verdict:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Job(Generic[P]):
+class TrainingJob(Generic[P]):
     """A recipe, ready to be run."""
 
     recipe: Recipe[P]
@@ -48,23 +48,23 @@ class Job(Generic[P]):
     """Writes the policy, as it is shipped, into an empty folder."""
     load_policy: Callable[[Path], None]
     """Takes up, in place, the weights that `save_policy` wrote."""
-    view: Callable[[int, Episodes, Credits], Sequence[SampleRow]] | None = None
+    sample_rows: Callable[[int, Episodes, Credits], Sequence[SampleRow]] | None = None
     """Step and its episodes -> the answers as a person reads them."""
-    judge: Callable[[], Verdict] | None = None
+    evaluate: Callable[[], EvaluationResult] | None = None
     """Scores the policy on held-out work."""
-    judge_every: int = 0
+    evaluate_every: int = 0
     """Steps between judgements; 0: at the end only."""
-    fingerprint: str | None = None
+    dataset_fingerprint: str | None = None
     """Of the dataset; a resume with another one is refused."""
     warnings: Sequence[str] = ()
-    notes: Callable[[], Sequence[str]] = no_notes
+    pop_notices: Callable[[], Sequence[str]] = no_notices
     """What came up since the last call that a person should read; asked for after every step."""
-    close: Callable[[], None] = nothing
+    close: Callable[[], None] = close_nothing
     """Ends worker processes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
+class RecipeParts:
     """What a recipe is made of, for people to read: the functions themselves, so that they can be looked up."""
 
     source: str = ""
@@ -76,8 +76,8 @@ class Parts:
     weights: Sequence[Callable[..., Any]] = ()
     """How terms become one number."""
 
-    def said(self) -> str:
-        """`Live(text task, engine) -> group_relative -> clipped + kl_penalty, token_mean`."""
+    def describe(self) -> str:
+        """`LiveSource(text task, engine) -> group_relative -> clipped + kl_penalty, token_mean`."""
         credit, loss, weights = (
             mark.join(part.__name__ for part in parts)
             for mark, parts in (("(", self.credit), (" + ", self.loss), (", ", self.weights))
@@ -87,7 +87,7 @@ class Parts:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Examination:
+class EvaluationRequest:
     """What `hone eval` asks of a saved policy."""
 
     policy: Path
@@ -97,23 +97,23 @@ class Examination:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Entry:
+class RecipeSpec:
     """What a recipe file offers."""
 
     summary: str
     """One line for `hone list recipes`."""
-    source: str
+    paper: str
     """Paper and year."""
     config: type[RunConfig]
-    build: Callable[[Any], Job[Any]]
+    build: Callable[[Any], TrainingJob[Any]]
     """Data first, then models: data faults come before anything is allocated."""
     check: Callable[[Any], Sequence[str]]
     """Reads what can be read without a model and returns warnings; raises HoneError with all faults at once."""
     derive: Callable[[Any], Mapping[str, str]]
     """What the config comes to, for `--dry-run`: no model, no work."""
-    parts: Parts = Parts()
+    parts: RecipeParts = RecipeParts()
     """What it is made of, with its defaults."""
-    examine: "Callable[[Any, Examination], Metrics] | None" = None
+    evaluate: "Callable[[Any, EvaluationRequest], Metrics] | None" = None
     """How `hone eval` judges what a run with this config saved, where playing its mode says little of it; None: so."""
     limitation: str = ""
     """When not to use it, in a sentence."""
@@ -121,19 +121,19 @@ class Entry:
     """Names under which `objectives.presets` says what TRL and verl run in its place."""
 
 
-def defaults_of(config: type[RunConfig]) -> dict[str, str]:
+def algorithm_defaults(config: type[RunConfig]) -> dict[str, str]:
     """The keys of a recipe's `algorithm` table with their defaults, as they are written in a config."""
     table = config.model_fields.get("algorithm")
     if table is None or not isinstance(table.annotation, type) or not issubclass(table.annotation, Config):
         return {}
     return {
-        name: "required" if field.is_required() else _written(field.get_default(call_default_factory=True))
+        name: "required" if field.is_required() else _toml_text(field.get_default(call_default_factory=True))
         for name, field in table.annotation.model_fields.items()
     }
 
 
-def _written(value: object) -> str:
+def _toml_text(value: object) -> str:
     if isinstance(value, Config):
-        inside = {name: _written(item) for name, item in dict(value).items()}
+        inside = {name: _toml_text(item) for name, item in dict(value).items()}
         return "{ " + ", ".join(f"{name} = {item}" for name, item in inside.items()) + " }"
     return "unset" if value is None else json.dumps(value)

@@ -18,7 +18,7 @@ P_contra = TypeVar("P_contra", contravariant=True)
 
 
 class Source(Protocol[P_contra]):
-    """Acts: where episodes come from (`Live`, `Logged`, `Replay(source)`)."""
+    """Acts: where episodes come from (`LiveSource`, `LogSource`, `ReplaySource(source)`)."""
 
     def collect(self) -> Episodes: ...
 
@@ -52,7 +52,7 @@ class Learner(Protocol[P_co]):
     def restore(self, state: State) -> None: ...
 
 
-class Report(Protocol):
+class StepCallback(Protocol):
     """Hears of every finished step; logs, checkpoints, shows. May raise to stop the run."""
 
     def __call__(self, step: int, episodes: Episodes, credits: Credits, metrics: Metrics) -> None: ...
@@ -67,14 +67,14 @@ class Recipe(Generic[P]):
     learner: Learner[P]
 
 
-def train(recipe: Recipe[P], *, steps: int, report: Report, first: int = 1) -> P:
+def train(recipe: Recipe[P], *, steps: int, callback: StepCallback, first_step: int = 1) -> P:
     """Run steps `first..steps` and return the policy; `first > 1` continues a restored recipe."""
     source, learner = recipe.source, recipe.learner
     source.publish(learner.policy)  # the policy as it stands: new, or restored
-    for step in range(first, steps + 1):
+    for step in range(first_step, steps + 1):
         episodes = source.collect()  # act
         credits = recipe.credit(episodes, learner.values(episodes))  # judge
         metrics = learner.update(episodes, credits)  # learn
         source.publish(learner.policy)  # publish
-        report(step, episodes, credits, metrics)  # report
+        callback(step, episodes, credits, metrics)  # report
     return learner.policy

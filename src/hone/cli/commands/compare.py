@@ -9,13 +9,13 @@ from pathlib import Path
 
 import numpy as np
 
-from hone.cli.options import Call
-from hone.cli.terminal.progress import duration, figure
-from hone.cli.terminal.screen import Screen, standard_screen
+from hone.cli.options import CommandCall
+from hone.cli.terminal.progress import compact_duration, compact_number
+from hone.cli.terminal.screen import TerminalScreen, standard_screen
 from hone.core.errors import ConfigError
 from hone.evaluate.comparison import compare
-from hone.report.comparison_page import said, write_comparison
-from hone.store.comparison import Comparison, Group, Range, Reached
+from hone.report.comparison_page import significance_note, write_comparison
+from hone.store.comparison import Comparison, GroupSummary, ScoreInterval, TimeToThreshold
 from hone.store.durable import to_json
 
 QUARTERS = (0.25, 0.5, 0.75, 1.0)
@@ -24,7 +24,7 @@ BARS = " ▁▂▃▄▅▆▇█"
 SHOWN_POINTS = 24
 
 
-def run(call: Call) -> int:
+def run(call: CommandCall) -> int:
     text = call.text("threshold")
     root = Path(call.text("runs"))
     found = compare(call.texts("run"), root=root, metric=call.text("metric"), threshold=_number(text) if text else None)
@@ -54,7 +54,7 @@ def _page(asked: Sequence[str], root: Path) -> Path:
     return (root if root.is_dir() else Path(asked[0]).parent) / "compare.html"
 
 
-def show_comparison(screen: Screen, found: Comparison) -> None:
+def show_comparison(screen: TerminalScreen, found: Comparison) -> None:
     """Scores, curves, and who is better."""
     screen.title(f"score: {found.metric}")
     if found.normalised:
@@ -64,8 +64,8 @@ def show_comparison(screen: Screen, found: Comparison) -> None:
     _show_curves(screen, found)
     for one in found.improvements:
         screen.line(
-            f"{one.after} scores more than {one.before} with probability {ranged(one.probability)}"
-            f"{said(one.probability)}"
+            f"{one.after} scores more than {one.before} with probability {format_interval(one.probability)}"
+            f"{significance_note(one.probability)}"
         )
     for pair in found.paired:
         screen.line(
@@ -76,7 +76,7 @@ def show_comparison(screen: Screen, found: Comparison) -> None:
         screen.line(f"note: {note}")
 
 
-def _show_scores(screen: Screen, found: Comparison) -> None:
+def _show_scores(screen: TerminalScreen, found: Comparison) -> None:
     keys = list(dict.fromkeys(key for group in found.groups for key in group.settings))
     tasks = list(dict.fromkeys(task for group in found.groups for task in group.reached))
     heads = ["", *keys, "runs", "IQM (95% interval)", "median", "mean", *(_to(found, task) for task in tasks), "time"]
@@ -85,11 +85,11 @@ def _show_scores(screen: Screen, found: Comparison) -> None:
             group.name,
             *(group.settings.get(key, "-") for key in keys),
             str(len(group.runs)),
-            ranged(group.iqm),
-            figure(group.median.mean),
-            figure(group.mean.mean),
+            format_interval(group.iqm),
+            compact_number(group.median.mean),
+            compact_number(group.mean.mean),
             *(_when(group.reached.get(task)) for task in tasks),
-            duration(sum(run.seconds for run in group.runs) / len(group.runs)),
+            compact_duration(sum(run.seconds for run in group.runs) / len(group.runs)),
         ]
         for group in found.groups
     ]
@@ -103,14 +103,14 @@ def _to(found: Comparison, task: str) -> str:
     return f"{found.curve_unit} to {threshold:g}{where}"
 
 
-def _when(reached: Reached | None) -> str:
+def _when(reached: TimeToThreshold | None) -> str:
     if reached is None:
         return "-"
     share = f"{reached.reached} of {reached.n}"
-    return f"never ({share})" if np.isinf(reached.median) else f"{figure(reached.median)} ({share})"
+    return f"never ({share})" if np.isinf(reached.median) else f"{compact_number(reached.median)} ({share})"
 
 
-def _show_curves(screen: Screen, found: Comparison) -> None:
+def _show_curves(screen: TerminalScreen, found: Comparison) -> None:
     if not found.curve_metric:
         return
     for task in found.tasks:
@@ -121,7 +121,7 @@ def _show_curves(screen: Screen, found: Comparison) -> None:
             screen.line()
 
 
-def _curve_row(group: Group, task: str, found: Comparison) -> list[str] | None:
+def _curve_row(group: GroupSummary, task: str, found: Comparison) -> list[str] | None:
     line = group.curves.get(task)
     if line is None:
         return None
@@ -130,7 +130,7 @@ def _curve_row(group: Group, task: str, found: Comparison) -> list[str] | None:
     known = known[np.isfinite(known)]
     low, high = float(known.min()), float(known.max())
     places = [round(share * (len(line.middle) - 1)) for share in QUARTERS]
-    cells = [figure(float(line.middle[place])) if np.isfinite(line.middle[place]) else "" for place in places]
+    cells = [compact_number(float(line.middle[place])) if np.isfinite(line.middle[place]) else "" for place in places]
     drawn = line.middle[np.linspace(0, len(line.middle) - 1, SHOWN_POINTS).astype(int)]
     heights = np.nan_to_num((drawn - low) / ((high - low) or 1.0), nan=0.0) * (len(BARS) - 2)
     bars = "".join(
@@ -139,8 +139,8 @@ def _curve_row(group: Group, task: str, found: Comparison) -> list[str] | None:
     return [group.name, *cells, bars]
 
 
-def ranged(value: Range) -> str:
+def format_interval(value: ScoreInterval) -> str:
     """`0.910 (0.880 to 0.940)`, and the figure alone where there is no interval."""
     if np.isnan(value.low):
-        return figure(value.mean)
-    return f"{figure(value.mean)} ({figure(value.low)} to {figure(value.high)})"
+        return compact_number(value.mean)
+    return f"{compact_number(value.mean)} ({compact_number(value.low)} to {compact_number(value.high)})"

@@ -1,7 +1,7 @@
 """`hone doctor`: what this machine has, what on it would keep a run from starting, and whether its engine is exact.
 
 Belongs here: checks of the machine that need no config, exit code 5 when one of them fails; and the way to the others,
-`hone doctor engine` (`engine.py`) and `hone doctor loss` (`loss.py`).
+`hone doctor engine` (`noisy_engine.py`) and `hone doctor loss` (`loss.py`).
 """
 
 import importlib.metadata
@@ -15,8 +15,8 @@ from pathlib import Path
 from typing import TypeAlias
 
 import hone
-from hone.cli.options import Call
-from hone.cli.terminal.screen import Screen, standard_screen
+from hone.cli.options import CommandCall
+from hone.cli.terminal.screen import TerminalScreen, standard_screen
 from hone.core.errors import ConfigError, ResourceError, did_you_mean
 
 LIBRARIES = ("torch", "numpy", "transformers", "tokenizers", "safetensors", "gymnasium", "reasoning-gym", "pyarrow")
@@ -24,11 +24,11 @@ CHECKS = ("", "machine", "engine", "loss")
 LOW_DISK_BYTES = 2 * 2**30
 LOW_MEMORY_BYTES = 4 * 2**30
 
-Finding: TypeAlias = tuple[str, str, str]
+MachineFact: TypeAlias = tuple[str, str, str]
 """What was looked at, what was found, and `ok`, `warn` or `fail`."""
 
 
-def run(call: Call) -> int:
+def run(call: CommandCall) -> int:
     screen = standard_screen()
     what = call.text("what")
     if what == "loss":
@@ -50,10 +50,10 @@ def run(call: Call) -> int:
     return check_engine(screen)
 
 
-def check_machine(screen: Screen, runs: Path) -> int:
+def check_machine(screen: TerminalScreen, runs: Path) -> int:
     """A row for everything that a run needs; returns the exit code."""
     screen.title(f"hone {hone.__version__}")
-    checks: list[Callable[[], Iterator[Finding]]] = [python, libraries, machine, devices, lambda: disk(runs)]
+    checks: list[Callable[[], Iterator[MachineFact]]] = [python, libraries, machine, devices, lambda: disk(runs)]
     findings = [finding for check in checks for finding in check()]
     screen.rows([(what, found, "" if verdict == "ok" else verdict) for what, found, verdict in findings])
     failed = any(verdict == "fail" for _, _, verdict in findings)
@@ -62,12 +62,12 @@ def check_machine(screen: Screen, runs: Path) -> int:
     return ResourceError.exit_code if failed else 0
 
 
-def python() -> Iterator[Finding]:
+def python() -> Iterator[MachineFact]:
     good = sys.version_info >= (3, 11)
     yield "python", f"{platform.python_version()} ({sys.executable})", "ok" if good else "fail"
 
 
-def libraries() -> Iterator[Finding]:
+def libraries() -> Iterator[MachineFact]:
     for name in LIBRARIES:
         try:
             yield name, importlib.metadata.version(name), "ok"
@@ -75,7 +75,7 @@ def libraries() -> Iterator[Finding]:
             yield name, "not installed: pip install hone-rl", "fail"
 
 
-def machine() -> Iterator[Finding]:
+def machine() -> Iterator[MachineFact]:
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     yield "system", platform.platform(), "ok"
     yield "cores", str(cores), "ok"
@@ -83,7 +83,7 @@ def machine() -> Iterator[Finding]:
     yield "memory", f"{total_bytes / 2**30:.1f} GiB", "ok" if total_bytes >= LOW_MEMORY_BYTES else "warn"
 
 
-def devices() -> Iterator[Finding]:
+def devices() -> Iterator[MachineFact]:
     try:
         import torch  # noqa: PLC0415 - takes seconds, and may be what is broken
     except (ImportError, OSError) as error:
@@ -99,7 +99,7 @@ def devices() -> Iterator[Finding]:
         yield "device", "cpu only: torch sees no CUDA device", "ok"
 
 
-def disk(runs: Path) -> Iterator[Finding]:
+def disk(runs: Path) -> Iterator[MachineFact]:
     """Whether run folders can be written, tried by writing one byte where the folder is or would be made."""
     existing = next(place for place in (runs, *runs.absolute().parents) if place.exists())
     try:

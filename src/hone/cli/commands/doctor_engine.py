@@ -3,25 +3,30 @@
 Belongs here: the table. What is built and tried is `hone.evaluate.engine_check`'s.
 """
 
-from hone.cli.terminal.screen import Screen
+from hone.cli.terminal.screen import TerminalScreen
 from hone.core.clock import SystemClock
 from hone.core.errors import HoneError
-from hone.evaluate.engine_check import check_runners, kernel
+from hone.evaluate.engine_check import check_runners, kernel_report
 
 
-def check_engine(screen: Screen) -> int:
+def check_engine(screen: TerminalScreen) -> int:
     """Build, look and try; returns the exit code: 1 when a runner is not what it promises to be."""
     clock = SystemClock()
     began_s = clock.monotonic_s()
     screen.title("engine")
-    found = kernel()
-    rows = [("runner", found.chosen), ("trainer", found.trainer), ("compiler", found.compiler), ("built", found.built)]
+    found = kernel_report()
+    rows = [
+        ("runner", found.runner_note),
+        ("trainer", found.trainer_note),
+        ("compiler", found.compiler),
+        ("built", found.build_note),
+    ]
     screen.rows(rows)
     screen.line()
     findings = list(check_runners(native=found.usable))
     screen.table(
         ("runner", "check", "against", "found", ""),
-        [(one.runner, one.check, one.against, one.found, "ok" if one.passed else "fail") for one in findings],
+        [(one.runner, one.name, one.compared_with, one.result, "ok" if one.passed else "fail") for one in findings],
     )
     screen.line()
     failed = {one.runner for one in findings if not one.passed}

@@ -5,21 +5,21 @@ Belongs here: laying out what an experiment found. What it does is in `hone.lab`
 
 from pathlib import Path
 
-from hone.cli.options import Call, number
-from hone.cli.terminal.progress import duration, figure
-from hone.cli.terminal.screen import Screen, standard_screen
+from hone.cli.options import CommandCall, parse_number
+from hone.cli.terminal.progress import compact_duration, compact_number
+from hone.cli.terminal.screen import TerminalScreen, standard_screen
 from hone.core.clock import Clock, SystemClock
 from hone.core.errors import ConfigError, did_you_mean
-from hone.lab.finding import Claim, Experiment, Finding
+from hone.lab.finding import BoundedClaim, Experiment, ExperimentResult
 from hone.lab.registry import experiment_names, load_experiment
-from hone.lab.results import save
+from hone.lab.results import save_result
 
 WHAT = ("all", "list", "run")
 FAILED = 1
 """Exit code when a verdict does not hold."""
 
 
-def run(call: Call) -> int:
+def run(call: CommandCall) -> int:
     what, name = call.text("what"), call.text("experiment")
     if what not in WHAT:
         raise ConfigError(f"hone lab has no {what!r}{did_you_mean(what, WHAT)}")
@@ -29,7 +29,7 @@ def run(call: Call) -> int:
         raise ConfigError(f"hone lab {what} takes no experiment, got {name!r}; did you mean hone lab run {name}?")
     screen = standard_screen()
     seed, folder, quick = (
-        int(number(call.text("seed"), "--seed", least=0)),
+        int(parse_number(call.text("seed"), "--seed", least=0)),
         Path(call.text("out")),
         call.switch("quick"),
     )
@@ -39,25 +39,25 @@ def run(call: Call) -> int:
         )
     elif what == "run":
         experiment = load_experiment(name)
-        finding, seconds = measured(experiment, seed=seed, quick=quick, clock=SystemClock())
-        show(screen, experiment, finding)
+        finding, seconds = run_timed(experiment, seed=seed, quick=quick, clock=SystemClock())
+        show_experiment(screen, experiment, finding)
         screen.line()
-        place = save(finding, name=name, title=experiment.title, seed=seed, folder=folder)
-        screen.line(f"{duration(seconds)}; plot and figures in {place}")
+        place = save_result(finding, name=name, title=experiment.title, seed=seed, folder=folder)
+        screen.line(f"{compact_duration(seconds)}; plot and figures in {place}")
         return 0 if finding.holds else FAILED
     else:
         return 0 if run_all(screen, seed=seed, folder=folder, quick=quick) else FAILED
     return 0
 
 
-def measured(experiment: Experiment, *, seed: int, quick: bool, clock: Clock) -> tuple[Finding, float]:
+def run_timed(experiment: Experiment, *, seed: int, quick: bool, clock: Clock) -> tuple[ExperimentResult, float]:
     """The finding, and the seconds that it took."""
     began_s = clock.monotonic_s()
     finding = experiment.run(seed, quick=quick)
     return finding, clock.monotonic_s() - began_s
 
 
-def show(screen: Screen, experiment: Experiment, finding: Finding) -> None:
+def show_experiment(screen: TerminalScreen, experiment: Experiment, finding: ExperimentResult) -> None:
     """Question, table, verdict, and each claim with its bound."""
     screen.title(experiment.title)
     screen.line(experiment.question + (f" ({experiment.source})" if experiment.source else ""))
@@ -66,16 +66,16 @@ def show(screen: Screen, experiment: Experiment, finding: Finding) -> None:
     screen.line()
     screen.line(finding.verdict)
     screen.line()
-    screen.rows([(_word(claim.holds), claim.says, bounded(claim)) for claim in finding.claims])
+    screen.rows([(_word(claim.holds), claim.says, format_claim(claim)) for claim in finding.claims])
 
 
-def bounded(claim: Claim) -> str:
+def format_claim(claim: BoundedClaim) -> str:
     """`6.88, at least 3`."""
     words = "at least" if claim.at_least is not None else "at most"
-    return f"{figure(claim.value)}, {words} {claim.bound:g}"
+    return f"{compact_number(claim.value)}, {words} {claim.bound:g}"
 
 
-def run_all(screen: Screen, *, seed: int, folder: Path, quick: bool) -> bool:
+def run_all(screen: TerminalScreen, *, seed: int, folder: Path, quick: bool) -> bool:
     """Every experiment, one line each while they run; the verdicts that do not hold are said again at the end.
 
     Returns whether all of them hold.
@@ -84,14 +84,16 @@ def run_all(screen: Screen, *, seed: int, folder: Path, quick: bool) -> bool:
     began_s, failed = clock.monotonic_s(), list[str]()
     for position, name in enumerate(names, start=1):
         experiment = load_experiment(name)
-        finding, seconds = measured(experiment, seed=seed, quick=quick, clock=clock)
-        save(finding, name=name, title=experiment.title, seed=seed, folder=folder)
-        screen.line(f"{position:>2}/{len(names)}  {_word(finding.holds)}  {name}  ({duration(seconds)})")
+        finding, seconds = run_timed(experiment, seed=seed, quick=quick, clock=clock)
+        save_result(finding, name=name, title=experiment.title, seed=seed, folder=folder)
+        screen.line(f"{position:>2}/{len(names)}  {_word(finding.holds)}  {name}  ({compact_duration(seconds)})")
         screen.line(f"       {finding.verdict}")
         if not finding.holds:
-            failed.append(f"{name}: " + "; ".join(f"{c.says}: {bounded(c)}" for c in finding.claims if not c.holds))
+            failed.append(
+                f"{name}: " + "; ".join(f"{c.says}: {format_claim(c)}" for c in finding.claims if not c.holds)
+            )
     screen.line()
-    taken = duration(clock.monotonic_s() - began_s)
+    taken = compact_duration(clock.monotonic_s() - began_s)
     screen.line(f"{len(names) - len(failed)} of {len(names)} verdicts hold; {taken}; plots and figures in {folder}")
     for line in failed:
         screen.line(f"does not hold: {line}")

@@ -6,36 +6,36 @@ Belongs here: reading and laying out. What a perturbation does is `hone.evaluate
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from hone.cli.terminal.progress import figure
-from hone.cli.terminal.screen import Screen
-from hone.config.overrides import Document, parse_overrides
+from hone.cli.terminal.progress import compact_number
+from hone.cli.terminal.screen import TerminalScreen
+from hone.config.overrides import ConfigDocument, parse_overrides
 from hone.config.resolve import read_document, resolve
 from hone.core.errors import ConfigError
-from hone.store.robustness import AS_IT_WAS, Perturbed
+from hone.store.robustness import UNPERTURBED, PerturbedScore
 
 if TYPE_CHECKING:
-    from hone.evaluate.control.perturbations import Perturbation
+    from hone.evaluate.control.perturbations import PerturbationConfig
 
 OPTION = "--perturb"
 
 
-def wanted_changes(texts: Sequence[str]) -> "list[Perturbation]":
+def parse_perturbations(texts: Sequence[str]) -> "list[PerturbationConfig]":
     """Each text is a row: `action_delay=2`, several together as `action_delay=2,sensor_noise=0.1`, several rows as
-    `action_delay=[1,2,4]`, or all those of a `FILE.toml` with `[[perturb]]` tables.
+    `action_delay=[1,2,4]`, or all those of a `DATA_FILE.toml` with `[[perturb]]` tables.
 
     Raises ConfigError with every fault.
     """
-    from hone.evaluate.control.perturbations import Perturbations  # noqa: PLC0415 - torch: not needed to parse options
+    from hone.evaluate.control.perturbations import PerturbationFile  # noqa: PLC0415 - torch: not needed to parse options
 
-    found: list[Perturbation] = []
+    found: list[PerturbationConfig] = []
     rows: list[object] = []
     for text in texts:
         if text.endswith(".toml"):
-            found += resolve(Perturbations, read_document(text)).config.perturb
+            found += resolve(PerturbationFile, read_document(text)).config.perturb
         else:
             rows += _rows(text)
     if rows:
-        found += resolve(Perturbations, Document(name=OPTION, values={"perturb": rows})).config.perturb
+        found += resolve(PerturbationFile, ConfigDocument(name=OPTION, values={"perturb": rows})).config.perturb
     return found
 
 
@@ -52,18 +52,18 @@ def _rows(text: str) -> list[dict[str, object]]:
 
 
 def _table(values: Sequence[tuple[tuple[str | int, ...], object]]) -> dict[str, object]:
-    document = Document(name=OPTION, values={})
+    document = ConfigDocument(name=OPTION, values={})
     for path, value in values:
-        document.put(path, value, source=OPTION)
+        document.set_value(path, value, source=OPTION)
     return document.values
 
 
-def show_robustness(screen: Screen, rows: Sequence[Perturbed]) -> None:
+def show_robustness(screen: TerminalScreen, rows: Sequence[PerturbedScore]) -> None:
     """Score, and difference to the score as it was, on the same seeds."""
     lines: list[tuple[str, ...]] = []
     for row in rows:
-        score = f"{figure(row.mean)} ({figure(row.low)} to {figure(row.high)})"
-        if row.name == AS_IT_WAS:
+        score = f"{compact_number(row.mean)} ({compact_number(row.low)} to {compact_number(row.high)})"
+        if row.name == UNPERTURBED:
             lines.append((row.name, score, "", ""))
             continue
         change = f"{_signed(row.difference)} ({_signed(row.difference_low)} to {_signed(row.difference_high)})"
@@ -73,4 +73,4 @@ def show_robustness(screen: Screen, rows: Sequence[Perturbed]) -> None:
 
 
 def _signed(value: float) -> str:
-    return f"{'+' if value > 0 else ''}{figure(value)}"
+    return f"{'+' if value > 0 else ''}{compact_number(value)}"

@@ -14,8 +14,8 @@ from typing import IO
 
 from hone.cli.commands.compare import show_comparison
 from hone.cli.stages import STAGE
-from hone.cli.terminal.screen import Screen
-from hone.config.overrides import COMMAND_LINE, Document
+from hone.cli.terminal.screen import TerminalScreen
+from hone.config.overrides import COMMAND_LINE, ConfigDocument
 from hone.core.clock import SystemClock
 from hone.core.errors import ConfigError, DataError, HoneError, InterruptedRun
 from hone.evaluate.comparison import compare
@@ -23,9 +23,9 @@ from hone.report.comparison_page import write_comparison
 from hone.store.folder import open_run
 from hone.train.runner.signals import stop_on_signals
 
-MOST = 1000
-PAUSE_S = 0.1
-TAIL = 12
+MAX_SEEDS = 1000
+POLL_INTERVAL_S = 0.1
+OUTPUT_TAIL_LINES = 12
 """Lines of a failed run's output that are shown."""
 
 
@@ -34,34 +34,34 @@ def parse_seeds(text: str) -> list[int]:
     try:
         if ".." in text:
             first, last = (int(end) for end in text.split("..", 1))
-            seeds = list(range(first, last + 1))[: MOST + 1]
+            seeds = list(range(first, last + 1))[: MAX_SEEDS + 1]
         elif "," in text:
             seeds = [int(part) for part in text.split(",") if part.strip()]
         else:
-            seeds = list(range(min(int(text), MOST + 1)))
+            seeds = list(range(min(int(text), MAX_SEEDS + 1)))
     except ValueError:
         raise ConfigError(f"--seeds must be a count (5), a range (0..9) or a list (1,4,7), got {text!r}") from None
-    if not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds) or len(seeds) > MOST:
-        raise ConfigError(f"--seeds must name 1 to {MOST} different seeds >= 0, got {text!r}")
+    if not seeds or min(seeds) < 0 or len(set(seeds)) < len(seeds) or len(seeds) > MAX_SEEDS:
+        raise ConfigError(f"--seeds must name 1 to {MAX_SEEDS} different seeds >= 0, got {text!r}")
     return seeds
 
 
-def seeded(document: Document, seed: int) -> None:
+def set_seed(document: ConfigDocument, seed: int) -> None:
     """Make the document that of the run with this seed. Raises ConfigError for a pipeline, or a seed given twice."""
     if STAGE in document.values:
         raise ConfigError("--seeds is for a single run, and this file has [[stage]] tables")
     if document.sources.get(("seed",)) == COMMAND_LINE:
         raise ConfigError("both --seeds and seed=... were given; leave one of them out")
-    document.put(("seed",), seed, source="--seeds")
-    document.put(("name",), folder_of(seed), source="--seeds")
+    document.set_value(("seed",), seed, source="--seeds")
+    document.set_value(("name",), seed_folder(seed), source="--seeds")
 
 
-def folder_of(seed: int) -> str:
+def seed_folder(seed: int) -> str:
     return f"seed_{seed}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Turns:
+class SeedRuns:
     """The runs that are to be made."""
 
     root: Path
@@ -70,14 +70,14 @@ class Turns:
     steps: int
     resume: bool
 
-    def waiting(self) -> dict[int, bool]:
+    def pending(self) -> dict[int, bool]:
         """Seeds that are not done yet, and whether each has begun.
 
         Raises ConfigError where one exists and nobody said `--resume`.
         """
         begun = [seed for seed in self.seeds if (self._path(seed) / "manifest.json").is_file()]
         if begun and not self.resume:
-            there = ", ".join(folder_of(seed) for seed in begun)
+            there = ", ".join(seed_folder(seed) for seed in begun)
             raise ConfigError(
                 f"{self.root} holds {there} already; --resume goes on with them, a new --name begins anew. Nothing "
                 "was changed."
@@ -85,100 +85,102 @@ class Turns:
         return {seed: seed in begun for seed in self.seeds if not (seed in begun and self._done(seed))}
 
     def _path(self, seed: int) -> Path:
-        return self.root / folder_of(seed)
+        return self.root / seed_folder(seed)
 
     def _done(self, seed: int) -> bool:
         steps = open_run(self._path(seed), clock=SystemClock()).checkpoints().steps()
         return bool(steps) and steps[-1] >= self.steps
 
 
-def one_after_another(turns: Turns, make: Callable[[int, bool], object], screen: Screen) -> None:
+def run_sequentially(turns: SeedRuns, make: Callable[[int, bool], object], screen: TerminalScreen) -> None:
     """`make(seed, resume)` for each seed; a run that fails does not keep the others from running.
 
     Raises what the first one raised, with the messages of all, once all are through; InterruptedRun at once.
     """
     faults: list[tuple[int, HoneError]] = []
-    for seed, begun in turns.waiting().items():
+    for seed, begun in turns.pending().items():
         try:
             make(seed, begun)
         except InterruptedRun:
             raise
         except HoneError as fault:
-            screen.line(f"{folder_of(seed)} failed: {fault.messages[0]}")
+            screen.line(f"{seed_folder(seed)} failed: {fault.messages[0]}")
             faults.append((seed, fault))
     if faults:
-        raise type(faults[0][1])(*(f"{folder_of(seed)}: {text}" for seed, fault in faults for text in fault.messages))
+        raise type(faults[0][1])(*(f"{seed_folder(seed)}: {text}" for seed, fault in faults for text in fault.messages))
 
 
-def at_the_same_time(turns: Turns, command: Callable[[int, bool], Sequence[str]], *, jobs: int, screen: Screen) -> None:
+def run_in_parallel(
+    turns: SeedRuns, command: Callable[[int, bool], Sequence[str]], *, jobs: int, screen: TerminalScreen
+) -> None:
     """The same in processes of their own, `jobs` at a time; `command(seed, resume)` are the words after `hone`.
 
     Raises InterruptedRun after a signal, once every run has saved itself; else HoneError as above.
     """
-    waiting = list(turns.waiting().items())
-    running: list[_Running] = []
+    waiting = list(turns.pending().items())
+    running: list[_SeedProcess] = []
     failed: dict[int, tuple[int, list[str]]] = {}
     with stop_on_signals(screen.line) as stop:
-        while (waiting and not stop.asked) or running:
-            while waiting and len(running) < jobs and not stop.asked:
+        while (waiting and not stop.requested) or running:
+            while waiting and len(running) < jobs and not stop.requested:
                 seed, begun = waiting.pop(0)
-                running.append(_Running.begin(seed, command(seed, begun)))
-                screen.line(f"{folder_of(seed)} begins")
+                running.append(_SeedProcess.start(seed, command(seed, begun)))
+                screen.line(f"{seed_folder(seed)} begins")
             ended = [one for one in running if one.process.poll() is not None]
             running = [one for one in running if one not in ended]
             for one in ended:
-                outcome = "is done" if one.process.returncode == 0 else "stopped" if stop.asked else "failed"
-                screen.line(f"{folder_of(one.seed)} {outcome}")
-            failed |= {one.seed: (one.process.returncode, one.last_words()) for one in ended if one.process.returncode}
+                outcome = "is done" if one.process.returncode == 0 else "stopped" if stop.requested else "failed"
+                screen.line(f"{seed_folder(one.seed)} {outcome}")
+            failed |= {one.seed: (one.process.returncode, one.error_lines()) for one in ended if one.process.returncode}
             for one in ended:
-                one.said.close()
-            if stop.asked:
-                _tell(running)
-            time.sleep(PAUSE_S)
-        if stop.asked:
+                one.output.close()
+            if stop.requested:
+                _stop_all(running)
+            time.sleep(POLL_INTERVAL_S)
+        if stop.requested:
             raise InterruptedRun("stopped; --resume goes on with every seed", exit_code=stop.exit_code)
     if failed:
-        fault = DataError(*(f"{folder_of(seed)}: {line}" for seed, (_, lines) in failed.items() for line in lines))
+        fault = DataError(*(f"{seed_folder(seed)}: {line}" for seed, (_, lines) in failed.items() for line in lines))
         fault.exit_code = next(code for code, _ in failed.values())
         raise fault
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Running:
+class _SeedProcess:
     """A run in a process of its own."""
 
     seed: int
     process: subprocess.Popen[bytes]
-    said: IO[bytes]
-    told: list[bool]
+    output: IO[bytes]
+    stop_sent: list[bool]
     """Holds something once it was asked to stop."""
 
     @staticmethod
-    def begin(seed: int, words: Sequence[str]) -> "_Running":
+    def start(seed: int, words: Sequence[str]) -> "_SeedProcess":
         said = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
         command = [sys.executable, "-m", "hone.cli.main", *words]
         # In a session of its own, so that Ctrl-C reaches it once, from here, and not from the terminal as well.
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT, start_new_session=True
         )
-        return _Running(seed=seed, process=process, said=said, told=[])
+        return _SeedProcess(seed=seed, process=process, output=said, stop_sent=[])
 
-    def last_words(self) -> list[str]:
-        self.said.seek(0)
-        lines = self.said.read().decode("utf-8", "replace").splitlines()
+    def error_lines(self) -> list[str]:
+        self.output.seek(0)
+        lines = self.output.read().decode("utf-8", "replace").splitlines()
         errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-        return errors or lines[-TAIL:] or [f"ended with code {self.process.returncode} and said nothing"]
+        return errors or lines[-OUTPUT_TAIL_LINES:] or [f"ended with code {self.process.returncode} and said nothing"]
 
 
-def _tell(running: Sequence[_Running]) -> None:
+def _stop_all(running: Sequence[_SeedProcess]) -> None:
     """Ask every run to save itself, once: the second time they would leave at once."""
     for one in running:
-        if not one.told:
-            one.told.append(True)
+        if not one.stop_sent:
+            one.stop_sent.append(True)
             one.process.terminate()
 
 
-def show_seeds(screen: Screen, turns: Turns) -> None:
+def show_seeds(screen: TerminalScreen, turns: SeedRuns) -> None:
     """What the seeds come to together."""
     found = compare([str(turns.root)], root=turns.root)
     screen.line()

@@ -7,23 +7,23 @@ import math
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from hone.cli.options import Call
-from hone.cli.terminal.progress import figure
-from hone.cli.terminal.screen import Screen, standard_screen
-from hone.config.explain import shown
+from hone.cli.options import CommandCall
+from hone.cli.terminal.progress import compact_number
+from hone.cli.terminal.screen import TerminalScreen, standard_screen
+from hone.config.explain import format_value
 from hone.core.clock import SystemClock
 from hone.core.errors import ConfigError, DataError, did_you_mean
-from hone.report.policy_map import extremes, shares, text_rows
+from hone.report.policy_map import text_rows, value_range, value_shares
 from hone.store.folder import RunFolder, list_runs, open_run
 from hone.store.metrics import read_metrics
 
 if TYPE_CHECKING:
-    from hone.train.job import Entry
+    from hone.train.job import RecipeSpec
 
 METRICS_SHOWN = 40
 
 
-def run(call: Call) -> int:
+def run(call: CommandCall) -> int:
     screen = standard_screen()
     runs = Path(call.text("runs"))
     if call.command == "show":
@@ -52,43 +52,43 @@ def find_run(text: str, runs: Path) -> RunFolder:
     raise DataError(f"no run {text!r} in {runs}{did_you_mean(text, known) or ', which holds no runs'}")
 
 
-def show_run(screen: Screen, folder: RunFolder, *, whole: bool) -> None:
+def show_run(screen: TerminalScreen, folder: RunFolder, *, whole: bool) -> None:
     """Facts, settings, checkpoints and the last figures of a run."""
     manifest = folder.manifest()
-    versions = ", ".join(f"{name} {version}" for name, version in manifest.facts.versions.items())
+    versions = ", ".join(f"{name} {version}" for name, version in manifest.metadata.versions.items())
     steps = folder.checkpoints().steps()
-    screen.title(f"{folder.name}: {manifest.facts.recipe}")
+    screen.title(f"{folder.name}: {manifest.metadata.recipe}")
     screen.rows(
         [
             ("folder", str(folder.path)),
             ("created", manifest.created_at),
-            ("machine", manifest.facts.machine),
-            ("versions", f"hone {manifest.facts.hone_version}, {versions}".rstrip(", ")),
+            ("machine", manifest.metadata.machine),
+            ("versions", f"hone {manifest.metadata.hone_version}, {versions}".rstrip(", ")),
             ("checkpoints", ", ".join(str(step) for step in steps) or "none yet"),
             ("report", str(folder.report_path) if folder.report_path.exists() else "not written yet"),
         ]
     )
     screen.line()
     settings = {key: item for key, item in folder.config().items() if whole or item.origin != "default"}
-    screen.rows([(key, shown(item.value), item.origin) for key, item in settings.items()])
+    screen.rows([(key, format_value(item.value), item.origin) for key, item in settings.items()])
     screen.line()
     _show_metrics(screen, folder)
 
 
-def show_map(screen: Screen, folder: RunFolder) -> None:
+def show_map(screen: TerminalScreen, folder: RunFolder) -> None:
     """What the newest policy does in each cell of its grid; on a terminal the background says what it expects."""
     from hone.evaluate.pictures import newest_map  # noqa: PLC0415 - torch: not needed to show a run
 
     found = newest_map(folder.path)
-    low, high = extremes(found)
+    low, high = value_range(found)
     screen.title(f"{folder.name}, step {found.step}")
     for one in found.slices:
         screen.line(one.title)
-        screen.cells(text_rows(one), shares(one, low, high))
-    screen.line(f"{found.worth_is}: {figure(low)} to {figure(high)}")
+        screen.shaded_grid(text_rows(one), value_shares(one, low, high))
+    screen.line(f"{found.worth_is}: {compact_number(low)} to {compact_number(high)}")
 
 
-def _show_metrics(screen: Screen, folder: RunFolder) -> None:
+def _show_metrics(screen: TerminalScreen, folder: RunFolder) -> None:
     columns = read_metrics(folder.metrics_path)
     if not len(columns.steps):
         screen.line("no steps yet")
@@ -97,14 +97,14 @@ def _show_metrics(screen: Screen, folder: RunFolder) -> None:
     for name, values in list(columns.values.items())[:METRICS_SHOWN]:
         there = [float(value) for value in values if not math.isnan(value)]
         if there:
-            rows.append((name, figure(there[0]), figure(there[-1])))
+            rows.append((name, compact_number(there[0]), compact_number(there[-1])))
     screen.table(("metric", "first", f"last (step {int(columns.steps[-1])})"), rows)
     left_out = len(columns.values) - METRICS_SHOWN
     if left_out > 0:
         screen.line(f"and {left_out} more in {folder.metrics_path}")
 
 
-def show_runs(screen: Screen, runs: Path) -> None:
+def show_runs(screen: TerminalScreen, runs: Path) -> None:
     """One line a run."""
     paths = list_runs(runs)
     if not paths:
@@ -119,18 +119,18 @@ def show_runs(screen: Screen, runs: Path) -> None:
         except DataError as error:
             rows.append((path.name, "damaged", "", str(error)))
             continue
-        rows.append((path.name, manifest.facts.recipe, str(steps[-1]) if steps else "-", manifest.created_at))
+        rows.append((path.name, manifest.metadata.recipe, str(steps[-1]) if steps else "-", manifest.created_at))
     screen.table(("run", "recipe", "saved step", "created"), rows)
 
 
-def list_recipes(screen: Screen, wanted: str = "") -> None:
+def list_recipes(screen: TerminalScreen, wanted: str = "") -> None:
     """A line an algorithm, by family; of a recipe or a family that is `wanted`, all that there is to say of it.
 
     Raises ConfigError for a name that is neither.
     """
-    from hone.recipes.registry import families  # noqa: PLC0415 - torch: not needed to show a run
+    from hone.recipes.registry import recipes_by_family  # noqa: PLC0415 - torch: not needed to show a run
 
-    grouped = families()
+    grouped = recipes_by_family()
     known = {name: entry for members in grouped.values() for name, entry in members.items()}
     if wanted:
         members = grouped.get(wanted) or {name: entry for name, entry in known.items() if name == wanted}
@@ -149,12 +149,12 @@ def list_recipes(screen: Screen, wanted: str = "") -> None:
     screen.line("hone list recipes NAME tells of its paper, parts and defaults; NAME may be a family")
 
 
-def show_recipe(screen: Screen, name: str, entry: "Entry") -> None:
+def show_recipe(screen: TerminalScreen, name: str, entry: "RecipeSpec") -> None:
     """What it is, where it comes from, what it is made of, its numbers, and when not to use it."""
-    from hone.train.job import defaults_of  # noqa: PLC0415 - torch: not needed to show a run
+    from hone.train.job import algorithm_defaults  # noqa: PLC0415 - torch: not needed to show a run
 
     screen.line(f"{name}  {entry.summary}")
-    defaults = ", ".join(f"{key} = {value}" for key, value in defaults_of(entry.config).items())
+    defaults = ", ".join(f"{key} = {value}" for key, value in algorithm_defaults(entry.config).items())
     limit = f"when not to use it: {entry.limitation}" if entry.limitation else ""
-    for line in filter(None, (entry.source, entry.parts.said(), defaults, limit)):
+    for line in filter(None, (entry.paper, entry.parts.describe(), defaults, limit)):
         screen.line(f"{'':{len(name)}}  {line}")

@@ -12,59 +12,66 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hone.cli.commands.seeds import (
-    Turns,
-    at_the_same_time,
-    folder_of,
-    one_after_another,
+    SeedRuns,
     parse_seeds,
-    seeded,
+    run_in_parallel,
+    run_sequentially,
+    seed_folder,
+    set_seed,
     show_seeds,
 )
-from hone.cli.options import Call, number
-from hone.cli.stages import STAGE, doubles, pipeline_name, place_stages, spread_shared, stem_of
+from hone.cli.options import CommandCall, parse_number
+from hone.cli.stages import (
+    STAGE,
+    apply_shared,
+    default_run_name,
+    duplicate_name_faults,
+    pipeline_name,
+    resolve_stage_references,
+)
 from hone.cli.terminal.progress import RunProgress
-from hone.cli.terminal.screen import Screen, is_plain, standard_screen
-from hone.config.explain import shown
-from hone.config.overrides import Document
-from hone.config.resolve import Resolved, placed, read_document, require_consent, resolve, table_at
+from hone.cli.terminal.screen import TerminalScreen, is_plain, standard_screen
+from hone.config.explain import format_value
+from hone.config.overrides import ConfigDocument
+from hone.config.resolve import ResolvedConfig, read_document, require_consent, resolve, table_at, with_location
 from hone.config.toml import KeyPath
 from hone.core.clock import SystemClock
-from hone.core.errors import ConfigError, Faults, HoneError, all_at_once, did_you_mean
+from hone.core.errors import ConfigError, ErrorCollector, HoneError, did_you_mean, run_all_checks
 from hone.recipes.registry import load_recipe, recipe_names
 from hone.report.run_page import write_report
 from hone.store.folder import RunFolder, check_name
 from hone.train.config import RunConfig
-from hone.train.job import Entry
+from hone.train.job import RecipeSpec
 
 if TYPE_CHECKING:
-    from hone.train.runner.pipeline import Outcome
-    from hone.train.runner.reporter import Progress
-    from hone.train.runner.run import Order
+    from hone.train.runner.pipeline import PipelineResult
+    from hone.train.runner.reporter import ProgressDisplay
+    from hone.train.runner.run import RunRequest
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
+class PlannedRun:
     """One run to be made: its recipe and its checked config."""
 
-    entry: Entry
-    resolved: Resolved[RunConfig]
+    spec: RecipeSpec
+    resolved: ResolvedConfig[RunConfig]
 
-    def said(self, message: str) -> str:
+    def with_location(self, message: str) -> str:
         """Led by its place in the config."""
-        return placed(message, self.resolved.origins, self.resolved.settings())
+        return with_location(message, self.resolved.origins, self.resolved.settings())
 
 
-def run(call: Call) -> int:
+def run(call: CommandCall) -> int:
     """Check everything; then train, or only say what would be trained."""
     screen = standard_screen()
     if call.text("name"):
         check_name(call.text("name"))
-    document = read_document(call.text("file"), [*call.overrides, *_asked(call)])
+    document = read_document(call.text("file"), [*call.overrides, *_option_overrides(call)])
     seeds = _seeds(call)
     name = pipeline_name(document)
     if seeds:
-        seeded(document, seeds[0])
-    stages = stages_of(document)
+        set_seed(document, seeds[0])
+    stages = planned_runs(document)
     warnings = [warning for stage in stages for warning in stage.resolved.warnings]
     require_consent(warnings, yes=call.switch("yes"))
     for stage in stages:
@@ -74,79 +81,79 @@ def run(call: Call) -> int:
     if call.command == "plan" or call.switch("dry_run"):
         return 0
     if seeds:
-        turns = Turns(
+        turns = SeedRuns(
             root=Path(call.text("runs")) / name,
             seeds=seeds,
             steps=stages[0].resolved.config.steps,
             resume=call.switch("resume"),
         )
-        carry_out_seeds(call, document, turns, screen)
+        train_each_seed(call, document, turns, screen)
         return 0
-    carry_out(document, stages, root=Path(call.text("runs")), resume=call.switch("resume"), screen=screen)
+    train_document(document, stages, root=Path(call.text("runs")), resume=call.switch("resume"), screen=screen)
     return 0
 
 
-def _seeds(call: Call) -> list[int]:
+def _seeds(call: CommandCall) -> list[int]:
     """The seeds that are asked for, none for a single run. Raises ConfigError."""
     if call.command != "train" or not call.text("seeds"):
         if call.command == "train" and call.text("jobs") != "1":
             raise ConfigError("--jobs says how many seeds run at the same time; it needs --seeds")
         return []
-    number(call.text("jobs"), "--jobs", least=1)
+    parse_number(call.text("jobs"), "--jobs", least=1)
     return parse_seeds(call.text("seeds"))
 
 
-def carry_out_seeds(call: Call, document: Document, turns: Turns, screen: Screen) -> None:
+def train_each_seed(call: CommandCall, document: ConfigDocument, turns: SeedRuns, screen: TerminalScreen) -> None:
     """A run for each seed, and what they come to together."""
     check_name(turns.root.name)
     progress = RunProgress(console=screen.console, clock=SystemClock(), live=not is_plain(sys.stdout))
 
     def make(seed: int, begun: bool) -> None:  # noqa: FBT001 - called by position
-        seeded(document, seed)
-        train_one(stages_of(document)[0], root=turns.root, resume=begun, progress=progress)
+        set_seed(document, seed)
+        train_one(planned_runs(document)[0], root=turns.root, resume=begun, progress=progress)
 
     def command(seed: int, begun: bool) -> list[str]:  # noqa: FBT001 - called by position
-        own = [f"name={folder_of(seed)}", f"seed={seed}"]
+        own = [f"name={seed_folder(seed)}", f"seed={seed}"]
         device = [f'run.device="{call.text("device")}"'] if call.text("device") else []
         switches = [flag for flag, asked in (("--resume", begun), ("--yes", call.switch("yes"))) if asked]
         overrides = [one for one in call.overrides if one.removeprefix("--").partition("=")[0] != "name"]
         return ["train", call.text("file"), *overrides, *device, *own, "--runs", str(turns.root), *switches]
 
-    jobs = int(number(call.text("jobs"), "--jobs", least=1))
+    jobs = int(parse_number(call.text("jobs"), "--jobs", least=1))
     if jobs == 1:
-        one_after_another(turns, make, screen)
+        run_sequentially(turns, make, screen)
     else:
-        at_the_same_time(turns, command, jobs=jobs, screen=screen)
+        run_in_parallel(turns, command, jobs=jobs, screen=screen)
     show_seeds(screen, turns)
 
 
-def check_data(stages: Sequence[Stage]) -> list[str]:
+def check_data(stages: Sequence[PlannedRun]) -> list[str]:
     """Everything that can be found wrong before a model is loaded, of all stages at once; returns warnings."""
-    checks = {stage.resolved.config.name: partial(_checked, stage) for stage in stages}
-    return [warning for warnings in all_at_once(checks).values() for warning in warnings]
+    checks = {stage.resolved.config.name: partial(_stage_warnings, stage) for stage in stages}
+    return [warning for warnings in run_all_checks(checks).values() for warning in warnings]
 
 
-def _checked(stage: Stage) -> list[str]:
-    with _placing(stage):
-        return [stage.said(warning) for warning in stage.entry.check(stage.resolved.config)]
+def _stage_warnings(stage: PlannedRun) -> list[str]:
+    with _locating_errors(stage):
+        return [stage.with_location(warning) for warning in stage.spec.check(stage.resolved.config)]
 
 
 @contextlib.contextmanager
-def _placing(stage: Stage) -> Iterator[None]:
+def _locating_errors(stage: PlannedRun) -> Iterator[None]:
     """Lead what a recipe finds wrong by the line of the config that it is about."""
     try:
         yield
     except HoneError as fault:
-        raise type(fault)(*map(stage.said, fault.messages)) from fault
+        raise type(fault)(*map(stage.with_location, fault.messages)) from fault
 
 
-def _asked(call: Call) -> list[str]:
+def _option_overrides(call: CommandCall) -> list[str]:
     """Options that are short for a key of the config."""
     keys = {"name": call.text("name"), "run.device": call.text("device")}
     return [f'{key}="{value}"' for key, value in keys.items() if value]
 
 
-def stages_of(document: Document) -> list[Stage]:
+def planned_runs(document: ConfigDocument) -> list[PlannedRun]:
     """The runs that a file asks for: one, or one for each `[[stage]]`.
 
     Raises ConfigError with the faults of all of them.
@@ -154,57 +161,62 @@ def stages_of(document: Document) -> list[Stage]:
     stages = document.values.get(STAGE)
     if not isinstance(stages, list):
         return [_stage(document, ())]
-    faults = Faults(ConfigError)
-    faults.extend(spread_shared(document))
-    found: list[Stage] = []
+    faults = ErrorCollector(ConfigError)
+    faults.extend(apply_shared(document))
+    found: list[PlannedRun] = []
     for index in range(len(stages)):
         try:
             found.append(_stage(document, (STAGE, index)))
         except ConfigError as error:
             faults.extend(error.messages)
-    faults.extend(doubles([stage.resolved.config.name for stage in found]))
+    faults.extend(duplicate_name_faults([stage.resolved.config.name for stage in found]))
     faults.raise_if_any()
     return found
 
 
-def _stage(document: Document, place: KeyPath) -> Stage:
+def _stage(document: ConfigDocument, place: KeyPath) -> PlannedRun:
     table = table_at(document, place)
     recipe = table.get("recipe")
     path = (*place, "recipe")
     if not isinstance(recipe, str):
-        what = "is missing" if recipe is None else f"must be a string, got {shown(recipe)}"
-        raise ConfigError(f"recipe in {document.source(path)} {what}; known: {', '.join(recipe_names())}")
+        what = "is missing" if recipe is None else f"must be a string, got {format_value(recipe)}"
+        raise ConfigError(f"recipe in {document.source_of(path)} {what}; known: {', '.join(recipe_names())}")
     if recipe not in recipe_names():
         near = did_you_mean(recipe, recipe_names())
-        raise ConfigError(f"recipe = {shown(recipe)} in {document.source(path)} is not known{near}")
+        raise ConfigError(f"recipe = {format_value(recipe)} in {document.source_of(path)} is not known{near}")
     entry = load_recipe(recipe)
     if "name" not in table:
         _name_after_file(document, place, recipe)
-    return Stage(entry=entry, resolved=resolve(entry.config, document, at=place))
+    return PlannedRun(spec=entry, resolved=resolve(entry.config, document, at=place))
 
 
-def _name_after_file(document: Document, place: KeyPath, recipe: str) -> None:
+def _name_after_file(document: ConfigDocument, place: KeyPath, recipe: str) -> None:
     """A run without a name is called like its file, a stage like its recipe."""
-    document.put((*place, "name"), recipe if place else stem_of(document), source="the file's name")
+    document.set_value((*place, "name"), recipe if place else default_run_name(document), source="the file's name")
 
 
-def show_plan(screen: Screen, stage: Stage) -> None:
+def show_plan(screen: TerminalScreen, stage: PlannedRun) -> None:
     """The settings that are not defaults, with where they came from, what stays beside them in the same tables, and
     what they come to."""
     config = stage.resolved.config
-    screen.title(f"{config.name}: {config.recipe} ({stage.entry.source})")
-    rows = [(key, shown(item.value), item.origin) for key, item in stage.resolved.chosen().items()]
-    kept = [(key, shown(item.value), f"default of {config.recipe}") for key, item in stage.resolved.kept().items()]
+    screen.title(f"{config.name}: {config.recipe} ({stage.spec.paper})")
+    rows = [(key, format_value(item.value), item.origin) for key, item in stage.resolved.non_defaults().items()]
+    kept = [
+        (key, format_value(item.value), f"default of {config.recipe}")
+        for key, item in stage.resolved.recipe_defaults().items()
+    ]
     screen.rows([*rows, *kept])
-    with _placing(stage):
-        derived = stage.entry.derive(config)
+    with _locating_errors(stage):
+        derived = stage.spec.derive(config)
     if derived:
         screen.line()
         screen.rows(list(derived.items()))
     screen.line()
 
 
-def carry_out(document: Document, stages: Sequence[Stage], *, root: Path, resume: bool, screen: Screen) -> None:
+def train_document(
+    document: ConfigDocument, stages: Sequence[PlannedRun], *, root: Path, resume: bool, screen: TerminalScreen
+) -> None:
     """Run what the file asks for; each run ends with its folder complete."""
     progress = RunProgress(console=screen.console, clock=SystemClock(), live=not is_plain(sys.stdout))
     if STAGE in document.values:
@@ -215,55 +227,55 @@ def carry_out(document: Document, stages: Sequence[Stage], *, root: Path, resume
     screen.line(f"finished {folder.name}: {folder.path}, report in {folder.report_path}")
 
 
-def train_one(stage: Stage, *, root: Path, resume: bool, progress: "Progress") -> RunFolder:
+def train_one(stage: PlannedRun, *, root: Path, resume: bool, progress: "ProgressDisplay") -> RunFolder:
     """One run, from its checked config to its finished folder."""
-    from hone.evaluate.pictures import picture  # noqa: PLC0415 - torch: not needed to refuse a config
+    from hone.evaluate.pictures import write_policy_pictures  # noqa: PLC0415 - torch: not needed to refuse a config
     from hone.train.runner.run import run as drive  # noqa: PLC0415 - as above
 
-    folder = drive(order_of(stage, root=root, resume=resume), progress=progress)
+    folder = drive(run_request(stage, root=root, resume=resume), progress=progress)
     try:
-        if picture(folder.path):
+        if write_policy_pictures(folder.path):
             write_report(folder.path)
     except HoneError as fault:  # the run itself is whole
         folder.log(f"no picture of the policy: {fault}", level="WARNING")
     return folder
 
 
-def order_of(stage: Stage, *, root: Path, resume: bool) -> "Order":
-    from hone.train.runner.run import Order  # noqa: PLC0415 - as above
+def run_request(stage: PlannedRun, *, root: Path, resume: bool) -> "RunRequest":
+    from hone.train.runner.run import RunRequest  # noqa: PLC0415 - as above
 
     resolved = stage.resolved
-    return Order(
-        config=resolved.config, settings=resolved.settings(), build=stage.entry.build, root=root, resume=resume
+    return RunRequest(
+        config=resolved.config, settings=resolved.settings(), build=stage.spec.build, root=root, resume=resume
     )
 
 
 def train_pipeline(
-    document: Document, stages: Sequence[Stage], *, root: Path, resume: bool, progress: "Progress"
-) -> "Outcome":
+    document: ConfigDocument, stages: Sequence[PlannedRun], *, root: Path, resume: bool, progress: "ProgressDisplay"
+) -> "PipelineResult":
     """The stages one after another; a stage's `stage:NAME` is the folder that stage NAME left behind."""
-    from hone.train.runner.pipeline import Stage as Turn  # noqa: PLC0415 - as above
+    from hone.train.runner.pipeline import PipelineStage as Turn  # noqa: PLC0415 - as above
     from hone.train.runner.pipeline import run_pipeline  # noqa: PLC0415
 
     name = pipeline_name(document)
     folder = root / name
     names = [stage.resolved.config.name for stage in stages]
-    place_stages(document, folder, names)
-    placed = stages_of(document)
+    resolve_stage_references(document, folder, names)
+    placed = planned_runs(document)
 
-    def turn(stage: Stage) -> Turn:
+    def turn(stage: PlannedRun) -> Turn:
         config = stage.resolved.config
         begun = (folder / config.name / "manifest.json").is_file()
         return Turn(
             name=config.name,
             steps=config.steps,
-            order=lambda: order_of(stage, root=folder, resume=resume and begun),
+            make_request=lambda: run_request(stage, root=folder, resume=resume and begun),
         )
 
     return run_pipeline(name, [turn(stage) for stage in placed], root=root, resume=resume, progress=progress)
 
 
-def show_outcome(screen: Screen, outcome: "Outcome") -> None:
+def show_outcome(screen: TerminalScreen, outcome: "PipelineResult") -> None:
     """How the stages compare, and ten answers before and after."""
     screen.line()
     screen.title("on the same held-out questions")
@@ -283,9 +295,9 @@ def show_outcome(screen: Screen, outcome: "Outcome") -> None:
                     one.prompt.strip(),
                     one.reference,
                     one.before,
-                    mark(one.before_score),
+                    score_mark(one.before_score),
                     one.after,
-                    mark(one.after_score),
+                    score_mark(one.after_score),
                 )
                 for one in outcome.side_by_side
             ],
@@ -293,6 +305,6 @@ def show_outcome(screen: Screen, outcome: "Outcome") -> None:
     screen.line(f"finished in {outcome.seconds:.0f} s: {outcome.folder}, report in {outcome.folder / 'report.html'}")
 
 
-def mark(score: float | None) -> str:
+def score_mark(score: float | None) -> str:
     """Right, wrong, or not scored."""
     return "?" if score is None else "ok" if score >= 1 else "x"

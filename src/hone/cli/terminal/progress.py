@@ -1,6 +1,6 @@
 """A run while it is under way: one live line on a terminal, a plain line every few seconds anywhere else.
 
-Belongs here: what of a step's metrics fits on a line. Implements `hone.train.runner.reporter.Progress`.
+Belongs here: what of a step's metrics fits on a line. Implements `hone.train.runner.reporter.ProgressDisplay`.
 """
 
 import math
@@ -80,7 +80,7 @@ class RunProgress:
             return
         now_s = self.clock.monotonic_s()
         width = len(str(self._total))
-        line = f"step {step:>{width}}/{self._total}  {figures}{self._left(now_s)}".rstrip()
+        line = f"step {step:>{width}}/{self._total}  {figures}{self._time_left(now_s)}".rstrip()
         if step == self._total or now_s - self._shown_s >= self.plain_every_s:
             self._shown_s = now_s
             self._pending = ""
@@ -113,16 +113,18 @@ class RunProgress:
             if count is not None and step_s > 0 and not values.keys() & SPEED.keys():
                 values[name] = count * steps / step_s  # the count is a mean over the steps, the time their total
         self._columns += [name for name in values if name not in self._columns]
-        return "  ".join(f"{name} {figure(values[name]) if name in values else '':>6}" for name in self._columns)
+        return "  ".join(
+            f"{name} {compact_number(values[name]) if name in values else '':>6}" for name in self._columns
+        )
 
-    def _left(self, now_s: float) -> str:
+    def _time_left(self, now_s: float) -> str:
         done = self._step - (self._first or 0)
         if self._step >= self._total or done < 1:
-            return f"  {duration(now_s - self._began_s)} in all" if self._step >= self._total else ""
-        return f"  {duration((now_s - self._began_s) / done * (self._total - self._step))} left"
+            return f"  {compact_duration(now_s - self._began_s)} in all" if self._step >= self._total else ""
+        return f"  {compact_duration((now_s - self._began_s) / done * (self._total - self._step))} left"
 
 
-def figure(value: float) -> str:
+def compact_number(value: float) -> str:
     """At most six characters for the figures that runs have: 0.123, 12.3, 1234, 1.2e+06, nan."""
     if not math.isfinite(value):
         return str(value)
@@ -134,7 +136,7 @@ def figure(value: float) -> str:
     return f"{value:.3f}" if size < 10 else f"{value:.1f}" if size < 1000 else f"{value:.0f}"
 
 
-def duration(seconds: float) -> str:
+def compact_duration(seconds: float) -> str:
     """9s, 1m 09s, 2h 03m."""
     whole = max(0, round(seconds))
     if whole < 60:

@@ -28,7 +28,7 @@ class PipeConsole(Console):
         raise BrokenPipeError
 
 
-def console_of(stream: TextIO, environment: Mapping[str, str] = os.environ) -> Console:
+def make_console(stream: TextIO, environment: Mapping[str, str] = os.environ) -> Console:
     """A console that writes control codes only where they are wanted."""
     if not is_plain(stream, environment):
         return PipeConsole(file=stream, highlight=False)
@@ -42,7 +42,7 @@ def console_of(stream: TextIO, environment: Mapping[str, str] = os.environ) -> C
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Screen:
+class TerminalScreen:
     """Where a command says what it found."""
 
     console: Console
@@ -74,7 +74,7 @@ class Screen:
             table.add_row(*(Text(printable(cell)) for cell in row))
         self.console.print(table)
 
-    def cells(self, rows: Sequence[Sequence[str]], shares: Sequence[float | None]) -> None:
+    def shaded_grid(self, rows: Sequence[Sequence[str]], shares: Sequence[float | None]) -> None:
         """A grid of signs; where there is colour, the larger a cell's share (0 to 1) the bluer its background."""
         places = iter(shares)
         for row in rows:
@@ -90,8 +90,8 @@ def _shade(share: float) -> str:
     return f"black on rgb({dark},{min(255, dark + 20)},255)"
 
 
-def standard_screen() -> Screen:
-    return Screen(console=console_of(sys.stdout))
+def standard_screen() -> TerminalScreen:
+    return TerminalScreen(console=make_console(sys.stdout))
 
 
 def printable(text: str) -> str:

@@ -3,20 +3,20 @@
 import numpy as np
 from numpy.typing import NDArray
 
-from hone.core.generation import Given, Sampling
-from hone.engine.clients.wire import Wire
-from hone.engine.work import Drawn, Pass
+from hone.core.generation import SamplingParams, ScoreRequest
+from hone.engine.clients.wire import ServerProtocol
+from hone.engine.work import ForwardBatch, SamplerOutput
 
 _TOKENS = 64
 
 
 class ScoringRunner:
-    """Implements `work.Runner` as far as `Canary.check` uses it."""
+    """Implements `run_rank.Runner` as far as `WeightCanary.check` uses it."""
 
     exact = False
     page_tokens = _TOKENS
 
-    def __init__(self, wire: Wire, name: str) -> None:
+    def __init__(self, wire: ServerProtocol, name: str) -> None:
         self.name = name
         self._wire = wire
 
@@ -29,8 +29,10 @@ class ScoringRunner:
     def copy(self, source: NDArray[np.int32], target: NDArray[np.int32]) -> None:
         """A server has its own pages."""
 
-    def run(self, work: Pass) -> Drawn:
+    def run(self, work: ForwardBatch) -> SamplerOutput:
         """The given tokens of one text, at temperature 1."""
-        given = Given(prompt=work.tokens[:1], tokens=work.draws.given, sampling=Sampling(max_tokens=1))
+        given = ScoreRequest(
+            prompt=work.tokens[:1], tokens=work.draws.forced_token, sampling=SamplingParams(max_tokens=1)
+        )
         logp = self._wire.score(given)
-        return Drawn(token=work.draws.given, logp=logp, sampled_logp=logp, kept=None)
+        return SamplerOutput(token=work.draws.forced_token, logp=logp, sampled_logp=logp, sampling_mask_bits=None)

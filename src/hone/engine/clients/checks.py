@@ -2,14 +2,14 @@
 
 from collections.abc import Iterable
 
-from hone.core.errors import ConfigError, Faults
-from hone.core.generation import Given, Sampling
-from hone.engine.clients.wire import ABILITIES, Abilities
+from hone.core.errors import ConfigError, ErrorCollector
+from hone.core.generation import SamplingParams, ScoreRequest
+from hone.engine.clients.wire import FEATURE_DESCRIPTIONS, ServerFeatures
 
 
-def check_askable(samplings: Iterable[Sampling], abilities: Abilities) -> None:
+def check_sampling_supported(samplings: Iterable[SamplingParams], abilities: ServerFeatures) -> None:
     """Raise ConfigError with every setting under which the server could not report the policy's log-probabilities."""
-    faults = Faults(ConfigError)
+    faults = ErrorCollector(ConfigError)
     for sampling in dict.fromkeys(samplings):
         if sampling.truncates:
             faults.add(
@@ -24,19 +24,19 @@ def check_askable(samplings: Iterable[Sampling], abilities: Abilities) -> None:
                 f"{abilities.server} reports greedy answers at temperature 1, not {sampling.temperature}; leave the "
                 "temperature out"
             )
-        elif "temperature" not in abilities.has:
+        elif "temperature" not in abilities.supported:
             faults.add(
-                f"temperature = {sampling.temperature}: {abilities.lacking(['temperature'])[0]}; start it with flags "
+                f"temperature = {sampling.temperature}: {abilities.missing(['temperature'])[0]}; start it with flags "
                 "under which it does (docs/howto/servers.md)"
             )
     faults.raise_if_any()
 
 
-def check_scorable(texts: Iterable[Given], abilities: Abilities) -> None:
+def check_scoring_supported(texts: Iterable[ScoreRequest], abilities: ServerFeatures) -> None:
     """Raise ConfigError with everything about scoring that the server cannot do."""
-    faults = Faults(ConfigError)
-    if "score" not in abilities.has:
-        faults.extend(abilities.lacking(["score"]))
+    faults = ErrorCollector(ConfigError)
+    if "score" not in abilities.supported:
+        faults.extend(abilities.missing(["score"]))
     for sampling in dict.fromkeys(text.sampling for text in texts):
         if sampling.temperature != 1 or sampling.truncates or sampling.greedy:
             faults.add(
@@ -47,6 +47,6 @@ def check_scorable(texts: Iterable[Given], abilities: Abilities) -> None:
     faults.raise_if_any()
 
 
-def consequences(abilities: Abilities) -> list[str]:
+def missing_features(abilities: ServerFeatures) -> list[str]:
     """A sentence for everything the server lacks, for a person."""
-    return abilities.lacking(ABILITIES)
+    return abilities.missing(FEATURE_DESCRIPTIONS)

@@ -6,7 +6,7 @@ from pydantic import Field
 
 from hone.core.config import Config
 from hone.core.generation import OnPublish
-from hone.engine.clients.http import Address
+from hone.engine.clients.http import ServerAddress
 
 
 class ServerEngine(Config):
@@ -32,5 +32,5 @@ class ServerEngine(Config):
     patience_s: float = Field(default=300.0, ge=0)
     """How long a server that went away is waited for; what it was writing is asked for again."""
 
-    def address(self) -> Address:
-        return Address(url=self.url, key_from=self.key_from, timeout_s=self.timeout_s)
+    def address(self) -> ServerAddress:
+        return ServerAddress(url=self.url, api_key_env=self.key_from, timeout_s=self.timeout_s)

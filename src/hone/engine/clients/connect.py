@@ -5,48 +5,49 @@ from collections.abc import Callable
 from pathlib import Path
 from uuid import uuid4
 
-from hone.engine.canary import Canary
+from hone.engine.canary import WeightCanary
 from hone.engine.clients.config import ServerEngine
-from hone.engine.clients.handover import Handover
-from hone.engine.clients.http import Link
+from hone.engine.clients.handover import WeightTransfer
+from hone.engine.clients.http import HttpClient
 from hone.engine.clients.remote import RemoteEngine
-from hone.engine.clients.sglang import SglangWire
-from hone.engine.clients.vllm import VllmWire
-from hone.engine.clients.wire import Wire
-from hone.engine.protocol import Model
-from hone.engine.stops import TextRules
+from hone.engine.clients.sglang import SglangProtocol
+from hone.engine.clients.vllm import VllmProtocol
+from hone.engine.clients.wire import ServerProtocol
+from hone.engine.protocol import GenerationModel
+from hone.engine.stops import TokenizerRules
 
 
-def wire_to(config: ServerEngine) -> Wire:
+def open_protocol(config: ServerEngine) -> ServerProtocol:
     """The protocol of a server. Raises ConfigError for an address that cannot be one."""
-    link = Link(config.address())
-    return VllmWire(link) if config.kind == "vllm" else SglangWire(link)
+    link = HttpClient(config.address())
+    return VllmProtocol(link) if config.kind == "vllm" else SglangProtocol(link)
 
 
-def connect(
+def connect_engine(
     config: ServerEngine,
     *,
-    model: Model,
+    model: GenerationModel,
     save: Callable[[Path], None],
-    text: TextRules,
+    text: TokenizerRules,
     slots: int,
     seed: int,
 ) -> RemoteEngine:
-    """An engine whose weights are those of `model`, as `save` writes them. Nothing is asked of the server yet."""
+    """An engine whose weights are those of `model`, as `save_result` writes them. Nothing is asked of the server
+    yet."""
     own = config.weights_folder is None
     folder = Path(tempfile.mkdtemp(prefix="hone-weights-") if config.weights_folder is None else config.weights_folder)
     return RemoteEngine(
-        wire_to(config),
+        open_protocol(config),
         text,
         slots=slots,
         seed=seed,
-        handover=Handover(
+        weight_transfer=WeightTransfer(
             save=save,
             folder=folder,
             session=f"hone-{uuid4().hex[:12]}",  # an identity, no chance: no draw depends on it
-            canary=Canary(model, vocab=text.vocab, tolerance=config.canary_nats),
+            canary=WeightCanary(model, vocab=text.vocab, tolerance=config.canary_nats),
             keep_folder=not own,
         ),
         on_publish=config.on_publish,
-        patience_s=config.patience_s,
+        reconnect_timeout_s=config.patience_s,
     )

@@ -10,11 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hone.core.errors import DivergedError
-from hone.engine.canary import Canary, Fingerprint
+from hone.engine.canary import WeightCanary, WeightFingerprint
 from hone.engine.clients.canary import ScoringRunner
 from hone.engine.clients.http import ServerError
 from hone.engine.clients.untied import untie
-from hone.engine.clients.wire import Abilities, Told, Wire
+from hone.engine.clients.wire import GenerateResponse, ServerFeatures, ServerProtocol
 
 _REMEMBERED: Final = 64
 
@@ -24,7 +24,7 @@ class ForeignWeightsError(ServerError):
 
 
 @dataclass(slots=True, kw_only=True)
-class Handover:
+class WeightTransfer:
     """Weights go through a folder that this machine writes and the server reads by the same name."""
 
     save: Callable[[Path], None]
@@ -32,26 +32,26 @@ class Handover:
     folder: Path
     session: str
     """Tells this run's weights from another's on the same server."""
-    canary: Canary | None = None
+    canary: WeightCanary | None = None
     keep_folder: bool = True
     """Whether the folder outlives the engine; its weights do not."""
-    fingerprints: dict[int, Fingerprint] = field(default_factory=dict[int, Fingerprint])
+    fingerprints: dict[int, WeightFingerprint] = field(default_factory=dict[int, WeightFingerprint])
     """Of the latest versions."""
-    written: int | None = None
+    saved_version: int | None = None
     """The version whose weights lie in the folder."""
 
-    def write(self, version: int) -> None:
+    def save_weights(self, version: int) -> None:
         """Write the weights as they are now; those of the version before are removed once these lie there."""
         place = self._place(version)
         shutil.rmtree(place, ignore_errors=True)
         place.mkdir(parents=True)
         self.save(place)
         untie(place)
-        if self.written not in (None, version):
-            shutil.rmtree(self._place(self.written), ignore_errors=True)
-        self.written = version
+        if self.saved_version not in (None, version):
+            shutil.rmtree(self._place(self.saved_version), ignore_errors=True)
+        self.saved_version = version
 
-    def give(self, wire: Wire, abilities: Abilities, *, stopped: bool = False) -> None:
+    def send(self, wire: ServerProtocol, abilities: ServerFeatures, *, stopped: bool = False) -> None:
         """Have the server take up what lies in the folder, and see that it did; `stopped`: it waits for `resume`.
 
         Raises ServerError where it does not take them, DivergedError where it then has others all the same.
@@ -66,17 +66,17 @@ class Handover:
             self._hand(wire)
             self._check(wire, abilities)
 
-    def _hand(self, wire: Wire) -> None:
-        assert self.written is not None
-        wire.load(self._place(self.written).absolute(), self._label(self.written))
+    def _hand(self, wire: ServerProtocol) -> None:
+        assert self.saved_version is not None
+        wire.load(self._place(self.saved_version).absolute(), self._label(self.saved_version))
 
-    def _check(self, wire: Wire, abilities: Abilities) -> None:
+    def _check(self, wire: ServerProtocol, abilities: ServerFeatures) -> None:
         """Whether the server gives the canary's tokens the trainer's log-probabilities."""
-        if self.canary is None or self.written is None or "score" not in abilities.has:
+        if self.canary is None or self.saved_version is None or "score" not in abilities.supported:
             return
         runner = ScoringRunner(wire, abilities.server)
         try:
-            self.fingerprints[self.written] = self.canary.check(self.written, runner, page=0)
+            self.fingerprints[self.saved_version] = self.canary.check(self.saved_version, runner, page=0)
         except DivergedError as error:
             raise DivergedError(
                 *error.messages,
@@ -87,13 +87,13 @@ class Handover:
         while len(self.fingerprints) > _REMEMBERED:
             del self.fingerprints[next(iter(self.fingerprints))]
 
-    def versions(self, told: Told, asked: int, place: str) -> NDArray[np.int32]:
+    def token_versions(self, told: GenerateResponse, asked: int, place: str) -> NDArray[np.int32]:
         """The version that drew each token `[n]`, of an answer asked for under version `asked`.
 
         Raises ForeignWeightsError for weights that are not of this run, DivergedError for older ones than asked.
         """
         found = np.full(len(told.tokens), asked, np.int32)
-        for start, label in told.labels or ():
+        for start, label in told.weight_labels or ():
             session, _, number = label.rpartition(".")
             if session != self.session or not number.isdecimal():
                 raise ForeignWeightsError(f"{place}: it draws from weights {label!r}, not from {self._label(asked)!r}")
@@ -107,8 +107,8 @@ class Handover:
 
     def close(self) -> None:
         """Remove the weights."""
-        if self.written is not None:
-            shutil.rmtree(self._place(self.written), ignore_errors=True)
+        if self.saved_version is not None:
+            shutil.rmtree(self._place(self.saved_version), ignore_errors=True)
         if not self.keep_folder:
             shutil.rmtree(self.folder, ignore_errors=True)
 

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 from hone.core.errors import ConfigError, ResourceError
 
 Json = Mapping[str, object]
-Repeat = Literal["never", "refused", "always"]
+RetryRule = Literal["never", "refused", "always"]
 """When a request is sent again: `refused`: after a status that passes (429, 5xx); `always`: also when no answer came,
 for requests that do no more when they are done twice."""
 
@@ -39,17 +39,17 @@ class UnreachableError(ServerError):
     """No whole answer came: nobody listens, the connection broke, or the deadline passed."""
 
 
-class BrokenOffError(UnreachableError):
+class RequestCancelledError(UnreachableError):
     """This side broke the request off."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Address:
+class ServerAddress:
     """Where a server listens, and how long it is given."""
 
     url: str
     """`http://host:port`, with a path before the endpoints' own if there is one."""
-    key_from: str | None = None
+    api_key_env: str | None = None
     """Environment variable that holds the key, sent as a bearer token; the key itself stands in no config."""
     connect_s: float = 10.0
     timeout_s: float = 600.0
@@ -60,10 +60,10 @@ class Address:
     """Wait before the second attempt; it doubles each time."""
 
 
-class Link:
+class HttpClient:
     """Speaks to one server, from any number of threads. Nothing is opened before the first request."""
 
-    def __init__(self, address: Address) -> None:
+    def __init__(self, address: ServerAddress) -> None:
         """Raises ConfigError for a URL that cannot be one, or a key that the environment lacks."""
         parts = urlsplit(address.url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
@@ -81,19 +81,20 @@ class Link:
     def get(self, path: str) -> Json:
         return self._call("GET", path, None, "always")
 
-    def post(self, path: str, body: Json | None = None, *, repeat: Repeat) -> Json:
+    def post(self, path: str, body: Json | None = None, *, retry: RetryRule) -> Json:
         """The reply's JSON object, `{}` where it has no body.
 
         Raises UnreachableError when no whole answer came, ServerError otherwise, after the last attempt.
         """
-        return self._call("POST", path, body or {}, repeat)
+        return self._call("POST", path, body or {}, retry)
 
     def status(self, path: str) -> int:
         """The status of a GET, whatever it is: 405 tells that something else than GET is served there."""
         return self._exchange("GET", path, None)[0]
 
-    def interrupt(self) -> None:
-        """Break off every request that is under way; their callers see BrokenOffError. Servers stop working on them."""
+    def cancel_all(self) -> None:
+        """Break off every request that is under way; their callers see RequestCancelledError. Servers stop working on
+        them."""
         with self._lock:
             for connection in self._open:
                 self._broken.add(connection)
@@ -102,9 +103,9 @@ class Link:
     def close(self) -> None:
         """Break off what is under way, and send nothing any more."""
         self._closed.set()
-        self.interrupt()
+        self.cancel_all()
 
-    def _call(self, method: Literal["GET", "POST"], path: str, body: Json | None, repeat: Repeat) -> Json:
+    def _call(self, method: Literal["GET", "POST"], path: str, body: Json | None, repeat: RetryRule) -> Json:
         wait, attempt = self.address.backoff_s, 1
         while True:
             try:
@@ -156,7 +157,7 @@ class Link:
 
     def _failure(self, place: str, connection: http.client.HTTPConnection, error: Exception) -> UnreachableError:
         if connection in self._broken:
-            return BrokenOffError(f"{place}: broken off by this side")
+            return RequestCancelledError(f"{place}: broken off by this side")
         if isinstance(error, TimeoutError):
             connected = connection.sock is not None
             spent_s = self.address.timeout_s if connected else self.address.connect_s
@@ -166,20 +167,20 @@ class Link:
         return UnreachableError(f"{place}: {type(error).__name__}: {error}")
 
 
-def _worth(error: ServerError, repeat: Repeat) -> bool:
+def _worth(error: ServerError, repeat: RetryRule) -> bool:
     """Whether sending it again is allowed, and may help."""
     if isinstance(error, UnreachableError):
-        return repeat == "always" and not isinstance(error, BrokenOffError)
+        return repeat == "always" and not isinstance(error, RequestCancelledError)
     return repeat != "never" and error.status in _AGAIN
 
 
-def _bearer(address: Address) -> dict[str, str]:
-    if address.key_from is None:
+def _bearer(address: ServerAddress) -> dict[str, str]:
+    if address.api_key_env is None:
         return {}
-    key = os.environ.get(address.key_from, "")
+    key = os.environ.get(address.api_key_env, "")
     if not key:
         raise ConfigError(
-            f"key_from = {address.key_from!r}: the environment holds no such variable; set it, or leave key_from out"
+            f"key_from = {address.api_key_env!r}: the environment holds no such variable; set it, or leave key_from out"
         )
     return {"Authorization": f"Bearer {key}"}
 

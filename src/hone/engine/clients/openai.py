@@ -9,44 +9,44 @@ from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from hone.core.errors import ConfigError, DataError, Faults
-from hone.core.generation import Sampling
+from hone.core.errors import ConfigError, DataError, ErrorCollector
+from hone.core.generation import SamplingParams
 from hone.core.random import key
-from hone.engine.clients.http import Json, Link, ServerError
-from hone.engine.clients.wire import listed, table
+from hone.engine.clients.http import HttpClient, Json, ServerError
+from hone.engine.clients.wire import json_object, list_field
 from hone.engine.clients.writing import MOST_SEED
 
-Turns = str | Sequence[Mapping[str, Any]]
+TextOrMessages = str | Sequence[Mapping[str, Any]]
 """A text to go on with, or a conversation to answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Question:
+class OpenAiRequest:
     """One prompt, and how many answers to it are wanted."""
 
     id: str
-    turns: Turns
-    sampling: Sampling
+    prompt: TextOrMessages
+    sampling: SamplingParams
     samples: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Said:
+class OpenAiCompletion:
     """One answer, as text."""
 
-    question: str
-    sample: int
+    request_id: str
+    sample_index: int
     text: str
-    finish: str
+    finish_reason: str
     """In the server's words: `stop`, `length`, `content_filter` ..."""
-    tokens: int
+    completion_tokens: int
     """As the server counts them; 0 where it does not say."""
 
 
 class OpenAiClient:
     """Asks many questions at once. Nothing is sent before the first."""
 
-    def __init__(self, link: Link, *, model: str, slots: int = 16, seed: int = 0) -> None:
+    def __init__(self, link: HttpClient, *, model: str, slots: int = 16, seed: int = 0) -> None:
         """`slots`: most requests at the same time."""
         self.link, self.model, self.seed = link, model, seed
         self._slots = slots
@@ -55,10 +55,11 @@ class OpenAiClient:
         """What the server serves."""
         place = f"{self.link.url}/v1/models"
         return [
-            str(table(row, "a model", place).get("id")) for row in listed(self.link.get("/v1/models"), "data", place)
+            str(json_object(row, "a model", place).get("id"))
+            for row in list_field(self.link.get("/v1/models"), "data", place)
         ]
 
-    def ask(self, questions: Sequence[Question]) -> Iterator[Said]:
+    def generate(self, questions: Sequence[OpenAiRequest]) -> Iterator[OpenAiCompletion]:
         """Answers as they come; closing the iterator breaks off the rest.
 
         Raises DataError and ConfigError, with every fault, before anything is sent; ServerError for a refusal or an
@@ -67,7 +68,7 @@ class OpenAiClient:
         _check(questions)
         return self._ask(questions)
 
-    def refuse_training(self) -> NoReturn:
+    def raise_untrainable(self) -> NoReturn:
         """Raise ConfigError: what such a server gives is not enough to train on."""
         raise ConfigError(
             f"{self.link.url} is asked by OpenAI's protocol, which gives text and no token ids: no policy can be "
@@ -78,9 +79,9 @@ class OpenAiClient:
     def close(self) -> None:
         self.link.close()
 
-    def _ask(self, questions: Sequence[Question]) -> Iterator[Said]:
+    def _ask(self, questions: Sequence[OpenAiRequest]) -> Iterator[OpenAiCompletion]:
         pool = ThreadPoolExecutor(self._slots, thread_name_prefix="hone-openai")
-        waiting: list[Future[Said]] = [
+        waiting: list[Future[OpenAiCompletion]] = [
             pool.submit(self._one, question, number) for question in questions for number in range(question.samples)
         ]
         try:
@@ -89,17 +90,17 @@ class OpenAiClient:
         finally:
             for future in waiting:
                 future.cancel()
-            self.link.interrupt()
+            self.link.cancel_all()
             pool.shutdown()
 
-    def _one(self, question: Question, number: int) -> Said:
-        sampling, chat = question.sampling, not isinstance(question.turns, str)
+    def _one(self, question: OpenAiRequest, number: int) -> OpenAiCompletion:
+        sampling, chat = question.sampling, not isinstance(question.prompt, str)
         path = "/v1/chat/completions" if chat else "/v1/completions"
         body: dict[str, object] = {
             "model": self.model,
-            "messages" if chat else "prompt": question.turns
-            if isinstance(question.turns, str)
-            else list(question.turns),
+            "messages" if chat else "prompt": question.prompt
+            if isinstance(question.prompt, str)
+            else list(question.prompt),
             "max_tokens": sampling.max_tokens,
             "temperature": 0.0 if sampling.greedy else sampling.temperature,
             "top_p": sampling.top_p,
@@ -107,30 +108,30 @@ class OpenAiClient:
         }
         if sampling.stop:
             body["stop"] = list(sampling.stop)
-        reply = self.link.post(path, body, repeat="refused")
+        reply = self.link.post(path, body, retry="refused")
         return self._said(question, number, reply, f"{self.link.url}{path}: question {question.id!r}", chat=chat)
 
-    def _said(self, question: Question, number: int, reply: Json, place: str, *, chat: bool) -> Said:
-        choices = listed(reply, "choices", place)
+    def _said(self, question: OpenAiRequest, number: int, reply: Json, place: str, *, chat: bool) -> OpenAiCompletion:
+        choices = list_field(reply, "choices", place)
         if len(choices) != 1:
             raise ServerError(f"{place}: {len(choices)} answers came where one was asked for")
-        choice = table(choices[0], "the answer", place)
-        text = table(choice.get("message"), "message", place).get("content") if chat else choice.get("text")
+        choice = json_object(choices[0], "the answer", place)
+        text = json_object(choice.get("message"), "message", place).get("content") if chat else choice.get("text")
         if not isinstance(text, str):
             raise ServerError(f"{place}: the answer is {text!r}, which is no text")
         usage = reply.get("usage")
         count = usage.get("completion_tokens") if isinstance(usage, dict) else 0
-        return Said(
-            question=question.id,
-            sample=number,
+        return OpenAiCompletion(
+            request_id=question.id,
+            sample_index=number,
             text=text,
-            finish=str(choice.get("finish_reason")),
-            tokens=count if isinstance(count, int) else 0,
+            finish_reason=str(choice.get("finish_reason")),
+            completion_tokens=count if isinstance(count, int) else 0,
         )
 
 
-def _check(questions: Sequence[Question]) -> None:
-    settings = Faults(ConfigError)
+def _check(questions: Sequence[OpenAiRequest]) -> None:
+    settings = ErrorCollector(ConfigError)
     for sampling in dict.fromkeys(question.sampling for question in questions):
         if sampling.top_k or sampling.min_p:
             settings.add(
@@ -138,12 +139,12 @@ def _check(questions: Sequence[Question]) -> None:
                 "them out"
             )
     settings.raise_if_any()
-    faults = Faults(DataError)
+    faults = ErrorCollector(DataError)
     seen: set[str] = set()
     for question in questions:
         if question.id in seen:
             faults.add(f"question {question.id!r}: the id is given twice in one call")
         seen.add(question.id)
-        if not question.turns or question.samples < 1:
+        if not question.prompt or question.samples < 1:
             faults.add(f"question {question.id!r}: it is empty, or asked {question.samples} times")
     faults.raise_if_any()

@@ -18,15 +18,15 @@ import numpy as np
 
 from hone.core.clock import Clock, SystemClock
 from hone.core.errors import ConfigError
-from hone.core.generation import Completion, GenerationStats, Given, OnPublish, Request, Scored
-from hone.engine.canary import Fingerprint
-from hone.engine.checks import check_given, check_requests
-from hone.engine.clients.checks import check_askable, check_scorable, consequences
-from hone.engine.clients.handover import ForeignWeightsError, Handover
-from hone.engine.clients.http import BrokenOffError, ServerError, UnreachableError
-from hone.engine.clients.wire import Abilities, Ability, Told, Wire
-from hone.engine.clients.writing import Ends, UnderWay, Writing
-from hone.engine.stops import TextRules
+from hone.core.generation import Completion, GenerationStats, OnPublish, Request, ScoreRequest, ScoreResult
+from hone.engine.canary import WeightFingerprint
+from hone.engine.checks import check_requests, check_score_requests
+from hone.engine.clients.checks import check_sampling_supported, check_scoring_supported, missing_features
+from hone.engine.clients.handover import ForeignWeightsError, WeightTransfer
+from hone.engine.clients.http import RequestCancelledError, ServerError, UnreachableError
+from hone.engine.clients.wire import GenerateResponse, ServerFeature, ServerFeatures, ServerProtocol
+from hone.engine.clients.writing import InFlight, PartialCompletion, ResponseRules
+from hone.engine.stops import TokenizerRules
 
 T = TypeVar("T")
 
@@ -36,7 +36,8 @@ _LOSSES: Final = 5
 
 
 class RemoteEngine:
-    """Implements `core.generation.Engine` over a `Wire`. Nothing is asked of the server before the first use."""
+    """Implements `core.generation.Engine` over a `ServerProtocol`. Nothing is asked of the server before the first
+    use."""
 
     own_weights = True
     """They change on `publish` only."""
@@ -45,36 +46,36 @@ class RemoteEngine:
 
     def __init__(
         self,
-        wire: Wire,
-        text: TextRules,
+        wire: ServerProtocol,
+        text: TokenizerRules,
         *,
         slots: int,
         seed: int,
-        handover: Handover | None = None,
+        weight_transfer: WeightTransfer | None = None,
         on_publish: OnPublish = "finish",
-        patience_s: float = 300.0,
+        reconnect_timeout_s: float = 300.0,
     ) -> None:
         """`slots`: most answers asked for at the same time. Without a `handover` the server's weights are its own.
 
         `patience_s`: how long a server that does not answer is waited for.
         """
-        self.wire, self.seed, self.on_publish, self.handover = wire, seed, on_publish, handover
+        self.protocol, self.seed, self.on_publish, self.weight_transfer = wire, seed, on_publish, weight_transfer
         self.clock: Clock = SystemClock()
-        self.lost = 0
+        self.disconnects = 0
         """Times that the server went away."""
-        self._text, self._slots, self._patience_s = text, slots, patience_s
-        self._ends, self._eos = Ends(text), tuple(text.eos)
+        self._text, self._slots, self._patience_s = text, slots, reconnect_timeout_s
+        self._ends, self._eos = ResponseRules(text), tuple(text.eos)
         self._version = 0
-        self._abilities: Abilities | None = None
-        self._waiting: deque[Writing] = deque()
+        self._abilities: ServerFeatures | None = None
+        self._waiting: deque[PartialCompletion] = deque()
         self._done: deque[Completion] = deque()
-        self._under_way: dict[Future[Told], UnderWay] = {}
-        self._landed: deque[Future[Told]] = deque()
+        self._under_way: dict[Future[GenerateResponse], InFlight] = {}
+        self._landed: deque[Future[GenerateResponse]] = deque()
         self._turn = threading.Condition(threading.RLock())
         self._pool: ThreadPoolExecutor | None = None
         self._losses, self._why = 0, ""
         self._paused = False
-        self.begin_stats()
+        self.reset_stats()
 
     @property
     def version(self) -> int:
@@ -86,33 +87,36 @@ class RemoteEngine:
         return self._stats
 
     @property
-    def fingerprints(self) -> dict[int, Fingerprint]:
+    def fingerprints(self) -> dict[int, WeightFingerprint]:
         """Of the latest versions that were handed over."""
-        return {} if self.handover is None else self.handover.fingerprints
+        return {} if self.weight_transfer is None else self.weight_transfer.fingerprints
 
     @property
     def note(self) -> str:
         """What a person should read about the server: what it lacks, and how often it went away."""
-        told = [] if self._abilities is None else consequences(self._abilities)
+        told = [] if self._abilities is None else missing_features(self._abilities)
         return "; ".join(
-            [*told, *([f"it went away {self.lost} times, the last time: {self._why}"] if self.lost else [])]
+            [
+                *told,
+                *([f"it went away {self.disconnects} times, the last time: {self._why}"] if self.disconnects else []),
+            ]
         )
 
-    def begin_stats(self) -> None:
+    def reset_stats(self) -> None:
         self._stats = GenerationStats(slots=self._slots)
 
-    def abilities(self) -> Abilities:
+    def features(self) -> ServerFeatures:
         """What the server can do, asked once. Raises ServerError, and ConfigError where it lacks what is needed."""
         with self._turn:
             if self._abilities is None:
-                found = self._patiently(self.wire.probe)
-                wanted: list[Ability] = ["tokens"]
-                if self.handover is not None:
+                found = self._patiently(self.protocol.probe)
+                wanted: list[ServerFeature] = ["tokens"]
+                if self.weight_transfer is not None:
                     wanted.append("load")
                 if self.on_publish == "keep":
                     wanted.append("spans")
-                if lacking := found.lacking(wanted):
-                    raise ConfigError(*lacking, *([self.wire.refusal] if self.wire.refusal else []))
+                if lacking := found.missing(wanted):
+                    raise ConfigError(*lacking, *([self.protocol.refusal] if self.protocol.refusal else []))
                 self._abilities = found
             return self._abilities
 
@@ -124,7 +128,7 @@ class RemoteEngine:
         self._check(requests)
         with self._turn:
             self._waiting.extend(
-                Writing(request, number, round) for request in requests for number in range(request.samples)
+                PartialCompletion(request, number, round) for request in requests for number in range(request.samples)
             )
 
     def generate(self, requests: Sequence[Request], *, round: int = 0) -> Iterator[Completion]:
@@ -139,7 +143,7 @@ class RemoteEngine:
     def _generate(self, requests: Sequence[Request], number: int) -> Iterator[Completion]:
         if self._busy:
             raise RuntimeError("this engine is generating already; exhaust or close the earlier iterator first")
-        self.begin_stats()
+        self.reset_stats()
         self.submit(requests, round=number)
         try:
             while self._busy:
@@ -162,26 +166,26 @@ class RemoteEngine:
             else:
                 await asyncio.to_thread(self._step)
 
-    def score(self, texts: Sequence[Given]) -> list[Scored]:
+    def score(self, texts: Sequence[ScoreRequest]) -> list[ScoreResult]:
         """Log-probabilities of given tokens at temperature 1. Raises as `submit` does."""
-        abilities = self.abilities()
-        check_given(texts, context=self._context(abilities), vocab=self._text.vocab)
-        check_scorable(texts, abilities)
+        abilities = self.features()
+        check_score_requests(texts, context=self._context(abilities), vocab=self._text.vocab)
+        check_scoring_supported(texts, abilities)
         try:
-            found = list(self._executor().map(self.wire.score, texts))
+            found = list(self._executor().map(self.protocol.score, texts))
         except UnreachableError as error:
             with self._turn:
                 self._recover(error)
-            found = list(self._executor().map(self.wire.score, texts))
+            found = list(self._executor().map(self.protocol.score, texts))
         self._stats.scored_tokens += sum(len(text.tokens) for text in texts)
-        return [Scored(logp=np.minimum(logp, 0), sampled_logp=np.minimum(logp, 0)) for logp in found]
+        return [ScoreResult(logp=np.minimum(logp, 0), sampled_logp=np.minimum(logp, 0)) for logp in found]
 
     def cancel(self) -> None:
         """Drop whatever is queued, under way, or finished and not fetched; the server stops working on it."""
         with self._turn:
             self._waiting.clear()
             while self._under_way:
-                self.wire.link.interrupt()
+                self.protocol.link.cancel_all()
                 self._turn.wait(_POLL_S)
                 while self._landed:
                     del self._under_way[self._landed.popleft()]
@@ -189,12 +193,12 @@ class RemoteEngine:
 
     def close(self) -> None:
         """End all requests and threads, and remove the weights that were handed over."""
-        self.wire.link.close()
+        self.protocol.link.close()
         self.cancel()
         if self._pool is not None:
             self._pool.shutdown(cancel_futures=True)
-        if self.handover is not None:
-            self.handover.close()
+        if self.weight_transfer is not None:
+            self.weight_transfer.close()
 
     # ---------------------------------------------------------------------------------------- weights
 
@@ -205,49 +209,49 @@ class RemoteEngine:
         Raises ServerError when the server does not take them, DivergedError when it has others all the same, and
         RuntimeError for `finish` while answers are frozen by `pause`.
         """
-        if self.handover is None:
+        if self.weight_transfer is None:
             raise ConfigError("this server's weights are its own: nothing can be published to it")
-        abilities = self.abilities()
+        abilities = self.features()
         with self._turn:
             if self._paused and self._under_way and self.on_publish == "finish":
                 raise RuntimeError('answers that are frozen cannot end: resume first, or on_publish = "recompute"')
-            self.handover.write(version)
+            self.weight_transfer.save_weights(version)
             stopped = self._hold_back(abilities)
             self._patiently(partial(self._hand_over, stopped=stopped))
             self._version = version
             if self._paused and self._under_way:
-                self.wire.freeze()
+                self.protocol.freeze()
 
     def pause(self) -> None:
         """Begin nothing until `resume`, and freeze what is being written where the server can."""
         with self._turn:
             self._paused = True
-            if self._under_way and "freeze" in self.abilities().has:
-                self.wire.freeze()
+            if self._under_way and "freeze" in self.features().supported:
+                self.protocol.freeze()
 
     def resume(self) -> None:
         with self._turn:
             self._paused = False
-            if self._under_way and "freeze" in self.abilities().has:
-                self.wire.resume()
+            if self._under_way and "freeze" in self.features().supported:
+                self.protocol.resume()
 
-    def _hold_back(self, abilities: Abilities) -> bool:
+    def _hold_back(self, abilities: ServerFeatures) -> bool:
         """What `on_publish` asks for with the answers under way; whether the server begins nothing until `resume`."""
         if not self._under_way:
             return False
         if self.on_publish == "keep":
-            self.wire.freeze()
+            self.protocol.freeze()
             return True
-        if self.on_publish == "recompute" and "abort" in abilities.has:
-            self.wire.abort()
+        if self.on_publish == "recompute" and "abort" in abilities.supported:
+            self.protocol.abort()
             self._settle(interrupt=False)
             return True
         self._settle(interrupt=self.on_publish == "recompute")
         return False
 
     def _hand_over(self, *, stopped: bool = False) -> None:
-        if self.handover is not None and self.handover.written is not None:
-            self.handover.give(self.wire, self.abilities(), stopped=stopped)
+        if self.weight_transfer is not None and self.weight_transfer.saved_version is not None:
+            self.weight_transfer.send(self.protocol, self.features(), stopped=stopped)
 
     # ---------------------------------------------------------------------------------------- replies
 
@@ -258,13 +262,13 @@ class RemoteEngine:
             return bool(self._waiting or self._under_way or self._done)
 
     def _check(self, requests: Sequence[Request]) -> None:
-        abilities = self.abilities()
+        abilities = self.features()
         check_requests(requests, context=self._context(abilities), vocab=self._text.vocab)
-        check_askable((request.sampling for request in requests), abilities)
+        check_sampling_supported((request.sampling for request in requests), abilities)
         if self._text.decode is None and any(request.sampling.stop for request in requests):
             raise ValueError("stop strings need a decode function; give one to the engine")
 
-    def _context(self, abilities: Abilities) -> int:
+    def _context(self, abilities: ServerFeatures) -> int:
         return 2**31 - 1 if abilities.context is None else abilities.context
 
     def _executor(self) -> ThreadPoolExecutor:
@@ -287,7 +291,7 @@ class RemoteEngine:
                 raise
             finally:
                 spent = self.clock.monotonic_s() - began
-                self._stats.seconds_s += spent
+                self._stats.total_s += spent
             self._stats.runner_s += spent
             self._stats.idle_slot_s += (self._slots - running) * spent
             self._stats.tail_slot_s += 0.0 if waits else (self._slots - running) * spent
@@ -295,13 +299,13 @@ class RemoteEngine:
     def _fill(self) -> None:
         while self._waiting and len(self._under_way) < self._slots and not self._paused:
             writing = self._waiting.popleft()
-            ask = writing.ask(self.seed, self._eos)
-            self._stats.prefill_tokens += len(ask.text)
-            future = self._executor().submit(self.wire.write, ask)
-            self._under_way[future] = UnderWay(writing=writing, ask=ask, version=self._version)
+            ask = writing.next_request(self.seed, self._eos)
+            self._stats.prefill_tokens += len(ask.prefix)
+            future = self._executor().submit(self.protocol.write, ask)
+            self._under_way[future] = InFlight(partial=writing, request=ask, version=self._version)
             future.add_done_callback(self._arrived)
 
-    def _arrived(self, future: Future[Told]) -> None:
+    def _arrived(self, future: Future[GenerateResponse]) -> None:
         with self._turn:
             self._landed.append(future)
             self._turn.notify_all()
@@ -313,32 +317,32 @@ class RemoteEngine:
             try:
                 self._take(future.result(), here)
             except (UnreachableError, ForeignWeightsError) as error:
-                self._again(here.writing)
-                if not isinstance(error, BrokenOffError):
+                self._again(here.partial)
+                if not isinstance(error, RequestCancelledError):
                     self._recover(error)
 
-    def _take(self, told: Told, here: UnderWay) -> None:
-        writing, place = here.writing, self.wire.link.url
-        self._ends.check(here.ask, told, place)
-        if self.handover is None:
+    def _take(self, told: GenerateResponse, here: InFlight) -> None:
+        writing, place = here.partial, self.protocol.link.url
+        self._ends.check_response(here.request, told, place)
+        if self.weight_transfer is None:
             version = np.full(len(told.tokens), here.version, np.int32)
         else:
-            version = self.handover.versions(told, here.version, f"{place}: {writing.name}")
-        writing.add(told, version)
+            version = self.weight_transfer.token_versions(told, here.version, f"{place}: {writing.name}")
+        writing.append_response(told, version)
         self._stats.tokens += len(told.tokens)
-        end = self._ends.of(writing)
+        end = self._ends.finish_of(writing)
         if end is not None:
             self._losses = 0
             self._done.append(writing.completion(*end))
-        elif told.ended == "abort":
+        elif told.finish_reason == "abort":
             self._again(writing)
         else:
             raise ServerError(
-                f"{place}: {writing.name}: it ended by {told.ended!r} after {len(writing.tokens)} of "
+                f"{place}: {writing.name}: it ended by {told.finish_reason!r} after {len(writing.tokens)} of "
                 f"{writing.request.sampling.max_tokens} tokens, with none of the ends that were asked for"
             )
 
-    def _again(self, writing: Writing) -> None:
+    def _again(self, writing: PartialCompletion) -> None:
         """Ask for the rest of it before anything new."""
         self._waiting.appendleft(writing)
         self._stats.preempted += 1
@@ -347,7 +351,7 @@ class RemoteEngine:
         """Until nothing is under way: what ended is kept, what was broken off waits to be asked again."""
         while self._under_way:
             if interrupt:
-                self.wire.link.interrupt()
+                self.protocol.link.cancel_all()
             self._turn.wait(_POLL_S)
             while self._landed:
                 future = self._landed.popleft()
@@ -355,7 +359,7 @@ class RemoteEngine:
                 try:
                     self._take(future.result(), here)
                 except (UnreachableError, ForeignWeightsError):
-                    self._again(here.writing)
+                    self._again(here.partial)
 
     # --------------------------------------------------------------------------------- a server that goes
 
@@ -363,7 +367,7 @@ class RemoteEngine:
         """Wait for the server and give it the weights anew; what it was writing is asked for again."""
         self._settle(interrupt=True)
         while True:
-            self.lost, self._losses, self._why = self.lost + 1, self._losses + 1, str(error)
+            self.disconnects, self._losses, self._why = self.disconnects + 1, self._losses + 1, str(error)
             if self._losses > _LOSSES:
                 said = f"it went away {_LOSSES} times without finishing an answer in between"
                 raise type(error)(*error.messages, said)
@@ -374,25 +378,25 @@ class RemoteEngine:
                 error = again
 
     def _patiently(self, call: Callable[[], T]) -> T:
-        """`call`, and once more after a server that could not be reached is there again."""
+        """`call_kernel`, and once more after a server that could not be reached is there again."""
         try:
             return call()
-        except BrokenOffError:
+        except RequestCancelledError:
             raise
         except UnreachableError as error:
             if self._abilities is not None:  # it was there before
-                self.lost, self._why = self.lost + 1, str(error)
+                self.disconnects, self._why = self.disconnects + 1, str(error)
             self._await_server(error)
         return call()
 
     def _await_server(self, error: ServerError) -> None:
         began, wait = self.clock.monotonic_s(), 0.05
-        while not self.wire.alive():
+        while not self.protocol.alive():
             waited = self.clock.monotonic_s() - began
             if waited >= self._patience_s:
                 raise type(error)(
                     *error.messages,
-                    f"{self.wire.link.url} did not answer for {waited:.0f} s (patience_s); {len(self._done)} "
+                    f"{self.protocol.link.url} did not answer for {waited:.0f} s (patience_s); {len(self._done)} "
                     f"answers were finished and not yet taken, {len(self._waiting)} were not",
                 )
             time.sleep(min(wait, self._patience_s - waited))

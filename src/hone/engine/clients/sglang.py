@@ -11,27 +11,36 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from hone.core.generation import Given
-from hone.engine.clients.http import Json, Link, ServerError
-from hone.engine.clients.wire import Abilities, Ability, Ask, Told, integers, listed, numbers, table
+from hone.core.generation import ScoreRequest
+from hone.engine.clients.http import HttpClient, Json, ServerError
+from hone.engine.clients.wire import (
+    GenerateRequest,
+    GenerateResponse,
+    ServerFeature,
+    ServerFeatures,
+    json_object,
+    list_field,
+    logp_array,
+    token_id_array,
+)
 
 _GENERATE: Final = "/generate"
 _LOAD: Final = "/update_weights_from_disk"
 _OTHER_METHOD: Final = 405
 
 
-class SglangWire:
+class SglangProtocol:
     """Implements `wire.Wire`."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: HttpClient) -> None:
         self.link = link
         self.refusal = ""
 
-    def probe(self) -> Abilities:
+    def probe(self) -> ServerFeatures:
         info = self.link.get("/get_server_info")
         version, context = info.get("version", "of unknown version"), info.get("context_length")
         cold, warm = self._likeliest(0.25), self._likeliest(1.0)
-        has: set[Ability] = {"tokens", "score"}
+        has: set[ServerFeature] = {"tokens", "score"}
         if cold[1] > warm[1] or warm[1] > -1e-6:  # a colder policy is surer of its likeliest token
             has.add("temperature")
         if warm[0]:
@@ -40,13 +49,13 @@ class SglangWire:
             has.add("load")
         if self.link.status("/pause_generation") == self.link.status("/continue_generation") == _OTHER_METHOD:
             has |= {"abort", "freeze"}
-        return Abilities(
+        return ServerFeatures(
             server=f"SGLang {version} at {self.link.url}",
-            has=frozenset(has),
+            supported=frozenset(has),
             context=context if isinstance(context, int) else None,
         )
 
-    def write(self, ask: Ask) -> Told:
+    def write(self, ask: GenerateRequest) -> GenerateResponse:
         params: dict[str, object] = {
             "max_new_tokens": ask.max_tokens,
             "temperature": 0.0 if ask.sampling.greedy else ask.sampling.temperature,
@@ -58,10 +67,10 @@ class SglangWire:
         }
         if ask.sampling.stop:
             params["stop"] = list(ask.sampling.stop)
-        body = {"input_ids": ask.text.tolist(), "sampling_params": params, "return_logprob": True}
-        return self._told(self.link.post(_GENERATE, body, repeat="refused"))
+        body = {"input_ids": ask.prefix.tolist(), "sampling_params": params, "return_logprob": True}
+        return self._told(self.link.post(_GENERATE, body, retry="refused"))
 
-    def score(self, text: Given) -> NDArray[np.float32]:
+    def score(self, text: ScoreRequest) -> NDArray[np.float32]:
         tokens = [*text.prompt.tolist(), *text.tokens.tolist()]
         body = {
             "input_ids": tokens,
@@ -70,26 +79,26 @@ class SglangWire:
             "logprob_start_len": 0,
         }
         place = self.link.url + _GENERATE
-        meta = table(self.link.post(_GENERATE, body, repeat="refused").get("meta_info"), "meta_info", place)
-        ids, logp = _pairs(listed(meta, "input_token_logprobs", place)[-len(text.tokens) :], place)
+        meta = json_object(self.link.post(_GENERATE, body, retry="refused").get("meta_info"), "meta_info", place)
+        ids, logp = _pairs(list_field(meta, "input_token_logprobs", place)[-len(text.tokens) :], place)
         if ids.tolist() != text.tokens.tolist():
             raise ServerError(f"{place}: {len(text.tokens)} tokens were to be scored, and others came back: {ids}")
         return logp
 
     def load(self, folder: Path, label: str) -> None:
         body = {"model_path": str(folder), "weight_version": label, "flush_cache": True}
-        reply = self.link.post(_LOAD, body, repeat="always")
+        reply = self.link.post(_LOAD, body, retry="always")
         if reply.get("success") is not True:
             raise ServerError(f"{self.link.url}{_LOAD}: it did not take up {folder}: {reply.get('message')}")
 
     def abort(self) -> None:
-        self.link.post("/pause_generation", {"mode": "abort"}, repeat="always")
+        self.link.post("/pause_generation", {"mode": "abort"}, retry="always")
 
     def freeze(self) -> None:
-        self.link.post("/pause_generation", {"mode": "in_place"}, repeat="always")
+        self.link.post("/pause_generation", {"mode": "in_place"}, retry="always")
 
     def resume(self) -> None:
-        self.link.post("/continue_generation", {}, repeat="always")
+        self.link.post("/continue_generation", {}, retry="always")
 
     def alive(self) -> bool:
         try:
@@ -97,20 +106,20 @@ class SglangWire:
         except ServerError:
             return False
 
-    def _told(self, reply: Json) -> Told:
+    def _told(self, reply: Json) -> GenerateResponse:
         place = self.link.url + _GENERATE
-        meta = table(reply.get("meta_info"), "meta_info", place)
-        tokens = integers(listed(reply, "output_ids", place), "output_ids", place)
-        rows = listed(meta, "output_token_logprobs", place)
+        meta = json_object(reply.get("meta_info"), "meta_info", place)
+        tokens = token_id_array(list_field(reply, "output_ids", place), "output_ids", place)
+        rows = list_field(meta, "output_token_logprobs", place)
         ids, logp = _pairs(rows, place)
         if len(ids) == len(tokens) and (ids != tokens).any():
             raise ServerError(f"{place}: the log-probabilities are those of other tokens")
         label, reason = meta.get("weight_version"), meta.get("finish_reason")
-        return Told(
+        return GenerateResponse(
             tokens=tokens,
             logp=logp,
-            labels=None if label is None else ((0, str(label)),),
-            ended=str(table(reason, "finish_reason", place).get("type")),
+            weight_labels=None if label is None else ((0, str(label)),),
+            finish_reason=str(json_object(reason, "finish_reason", place).get("type")),
         )
 
     def _likeliest(self, temperature: float) -> tuple[bool, float]:
@@ -122,8 +131,8 @@ class SglangWire:
             "top_logprobs_num": 1,
         }
         place = self.link.url + _GENERATE
-        meta = table(self.link.post(_GENERATE, body, repeat="always").get("meta_info"), "meta_info", place)
-        first = listed(meta, "output_top_logprobs", place)[0]
+        meta = json_object(self.link.post(_GENERATE, body, retry="always").get("meta_info"), "meta_info", place)
+        first = list_field(meta, "output_top_logprobs", place)[0]
         _, logp = _pairs(first if isinstance(first, list) else [], place)
         return meta.get("weight_version") is not None, float(logp.max())
 
@@ -134,6 +143,6 @@ def _pairs(rows: object, place: str) -> tuple[NDArray[np.int32], NDArray[np.floa
     if pairs is None or not isinstance(rows, list) or len(pairs) != len(rows):
         raise ServerError(f"{place}: {rows!r} are no pairs of log-probability and token")
     return (
-        integers([row[1] for row in pairs], "the tokens of log-probabilities", place),
-        numbers([row[0] for row in pairs], "log-probabilities", place),
+        token_id_array([row[1] for row in pairs], "the tokens of log-probabilities", place),
+        logp_array([row[0] for row in pairs], "log-probabilities", place),
     )

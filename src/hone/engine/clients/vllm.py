@@ -12,14 +12,23 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from hone.core.generation import Given
-from hone.engine.clients.http import Json, Link, ServerError
-from hone.engine.clients.wire import Abilities, Ability, Ask, Told, integers, listed, numbers, table
+from hone.core.generation import ScoreRequest
+from hone.engine.clients.http import HttpClient, Json, ServerError
+from hone.engine.clients.wire import (
+    GenerateRequest,
+    GenerateResponse,
+    ServerFeature,
+    ServerFeatures,
+    json_object,
+    list_field,
+    logp_array,
+    token_id_array,
+)
 
 _GENERATE: Final = "/inference/v1/generate"
 _RPC: Final = "/collective_rpc"
 _LABEL: Final = "/update_weight_version"
-_NEEDED: Final[Mapping[Ability, tuple[str, ...]]] = {
+_NEEDED: Final[Mapping[ServerFeature, tuple[str, ...]]] = {
     "load": (_RPC, "/reset_prefix_cache"),
     "abort": ("/pause", "/resume"),
     "freeze": ("/pause", "/resume"),
@@ -27,31 +36,31 @@ _NEEDED: Final[Mapping[Ability, tuple[str, ...]]] = {
 _OTHER_METHOD: Final = 405
 
 
-class VllmWire:
+class VllmProtocol:
     """Implements `wire.Wire`."""
 
-    def __init__(self, link: Link) -> None:
+    def __init__(self, link: HttpClient) -> None:
         self.link = link
         self.refusal = ""
         """Why it takes no token ids, in the server's words."""
         self._salt, self._labels = "hone", False
 
-    def probe(self) -> Abilities:
+    def probe(self) -> ServerFeatures:
         version = self.link.get("/version").get("version", "of unknown version")
-        models = listed(self.link.get("/v1/models"), "data", f"{self.link.url}/v1/models")
-        context = table(models[0], "the first model", self.link.url).get("max_model_len") if models else None
-        has: set[Ability] = {
+        models = list_field(self.link.get("/v1/models"), "data", f"{self.link.url}/v1/models")
+        context = json_object(models[0], "the first model", self.link.url).get("max_model_len") if models else None
+        has: set[ServerFeature] = {
             name for name, paths in _NEEDED.items() if all(self.link.status(path) == _OTHER_METHOD for path in paths)
         }
         self._labels = self.link.status(_LABEL) == _OTHER_METHOD
         has |= self._drawing()
-        return Abilities(
+        return ServerFeatures(
             server=f"vLLM {version} at {self.link.url}",
-            has=frozenset(has),
+            supported=frozenset(has),
             context=context if isinstance(context, int) else None,
         )
 
-    def write(self, ask: Ask) -> Told:
+    def write(self, ask: GenerateRequest) -> GenerateResponse:
         params: dict[str, object] = {
             "max_tokens": ask.max_tokens,
             "temperature": 0.0 if ask.sampling.greedy else ask.sampling.temperature,
@@ -63,40 +72,40 @@ class VllmWire:
         }
         if ask.sampling.stop:
             params |= {"stop": list(ask.sampling.stop), "skip_special_tokens": False}
-        body = {"token_ids": ask.text.tolist(), "sampling_params": params, "cache_salt": self._salt}
-        return self._told(self.link.post(_GENERATE, body, repeat="refused"))
+        body = {"token_ids": ask.prefix.tolist(), "sampling_params": params, "cache_salt": self._salt}
+        return self._told(self.link.post(_GENERATE, body, retry="refused"))
 
-    def score(self, text: Given) -> NDArray[np.float32]:
+    def score(self, text: ScoreRequest) -> NDArray[np.float32]:
         tokens = [*text.prompt.tolist(), *text.tokens.tolist()]
         params = {"max_tokens": 1, "temperature": 0.0, "seed": 0, "prompt_logprobs": 0, "detokenize": False}
         place = self.link.url + _GENERATE
-        reply = self.link.post(_GENERATE, {"token_ids": tokens, "sampling_params": params}, repeat="refused")
-        rows = listed(reply, "prompt_logprobs", place)
+        reply = self.link.post(_GENERATE, {"token_ids": tokens, "sampling_params": params}, retry="refused")
+        rows = list_field(reply, "prompt_logprobs", place)
         if len(rows) != len(tokens):
             raise ServerError(f"{place}: {len(tokens)} tokens were to be scored, and {len(rows)} scores came")
         scored: list[object] = []
         for token, row in zip(text.tokens.tolist(), rows[len(text.prompt) :], strict=True):
-            found = table(row, "a row of prompt_logprobs", place).get(str(token))
-            scored.append(table(found, f"the log-probability of token {token}", place).get("logprob"))
-        return numbers(scored, "prompt_logprobs", place)
+            found = json_object(row, "a row of prompt_logprobs", place).get(str(token))
+            scored.append(json_object(found, f"the log-probability of token {token}", place).get("logprob"))
+        return logp_array(scored, "prompt_logprobs", place)
 
     def load(self, folder: Path, label: str) -> None:
         body = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
-        self.link.post(_RPC, body, repeat="always")
+        self.link.post(_RPC, body, retry="always")
         # Keys and values are kept under a salt, so that those of older weights are never read; the reset frees them.
         self._salt = f"hone {label}"
-        self.link.post("/reset_prefix_cache", repeat="always")
+        self.link.post("/reset_prefix_cache", retry="always")
         if self._labels:
-            self.link.post(_LABEL, {"new_version": label}, repeat="always")
+            self.link.post(_LABEL, {"new_version": label}, retry="always")
 
     def abort(self) -> None:
-        self.link.post("/pause?mode=abort", repeat="always")
+        self.link.post("/pause?mode=abort", retry="always")
 
     def freeze(self) -> None:
-        self.link.post("/pause?mode=keep", repeat="always")
+        self.link.post("/pause?mode=keep", retry="always")
 
     def resume(self) -> None:
-        self.link.post("/resume", repeat="always")
+        self.link.post("/resume", retry="always")
 
     def alive(self) -> bool:
         try:
@@ -104,27 +113,27 @@ class VllmWire:
         except ServerError:
             return False
 
-    def _told(self, reply: Json) -> Told:
+    def _told(self, reply: Json) -> GenerateResponse:
         place = self.link.url + _GENERATE
-        choices = listed(reply, "choices", place)
+        choices = list_field(reply, "choices", place)
         if len(choices) != 1:
             raise ServerError(f"{place}: {len(choices)} answers came where one was asked for")
-        choice = table(choices[0], "the answer", place)
-        tokens = integers(listed(choice, "token_ids", place), "token_ids", place)
-        content = table(choice.get("logprobs"), "logprobs", place).get("content")
-        rows = [table(row, "a log-probability", place) for row in (content if isinstance(content, list) else [])]
+        choice = json_object(choices[0], "the answer", place)
+        tokens = token_id_array(list_field(choice, "token_ids", place), "token_ids", place)
+        content = json_object(choice.get("logprobs"), "logprobs", place).get("content")
+        rows = [json_object(row, "a log-probability", place) for row in (content if isinstance(content, list) else [])]
         if len(rows) == len(tokens) and any(
             row.get("token_id") != token for row, token in zip(rows, tokens, strict=True)
         ):
             raise ServerError(f"{place}: the log-probabilities are those of other tokens")
-        return Told(
+        return GenerateResponse(
             tokens=tokens,
-            logp=numbers([row.get("logprob") for row in rows], "logprobs", place),
-            labels=_labels(choice.get("weight_versions"), len(tokens), place),
-            ended=str(choice.get("finish_reason")),
+            logp=logp_array([row.get("logprob") for row in rows], "logprobs", place),
+            weight_labels=_labels(choice.get("weight_versions"), len(tokens), place),
+            finish_reason=str(choice.get("finish_reason")),
         )
 
-    def _drawing(self) -> set[Ability]:
+    def _drawing(self) -> set[ServerFeature]:
         """What two short answers show: that token ids are taken and given, at which temperature, by which weights."""
         try:
             cold, warm = self._likeliest(0.25), self._likeliest(1.0)
@@ -133,7 +142,7 @@ class VllmWire:
                 raise
             self.refusal = str(error)
             return set()
-        has: set[Ability] = {"tokens", "score"}
+        has: set[ServerFeature] = {"tokens", "score"}
         if cold[1] > warm[1] or warm[1] > -1e-6:  # a colder policy is surer of its likeliest token
             has.add("temperature")
         if self._labels and warm[0]:
@@ -143,12 +152,12 @@ class VllmWire:
     def _likeliest(self, temperature: float) -> tuple[bool, float]:
         """Whether the answer names its weights, and the log-probability of the likeliest first token."""
         params = {"max_tokens": 1, "temperature": temperature, "seed": 0, "logprobs": 1, "detokenize": False}
-        reply = self.link.post(_GENERATE, {"token_ids": [0, 0], "sampling_params": params}, repeat="always")
-        choice = table(listed(reply, "choices", self.link.url)[0], "the answer", self.link.url)
-        content = listed(table(choice.get("logprobs"), "logprobs", self.link.url), "content", self.link.url)
-        top = listed(table(content[0], "a log-probability", self.link.url), "top_logprobs", self.link.url)
-        found = [table(row, "a log-probability", self.link.url).get("logprob") for row in top]
-        return choice.get("weight_versions") is not None, float(numbers(found, "top_logprobs", self.link.url).max())
+        reply = self.link.post(_GENERATE, {"token_ids": [0, 0], "sampling_params": params}, retry="always")
+        choice = json_object(list_field(reply, "choices", self.link.url)[0], "the answer", self.link.url)
+        content = list_field(json_object(choice.get("logprobs"), "logprobs", self.link.url), "content", self.link.url)
+        top = list_field(json_object(content[0], "a log-probability", self.link.url), "top_logprobs", self.link.url)
+        found = [json_object(row, "a log-probability", self.link.url).get("logprob") for row in top]
+        return choice.get("weight_versions") is not None, float(logp_array(found, "top_logprobs", self.link.url).max())
 
 
 def _labels(spans: object, count: int, place: str) -> tuple[tuple[int, str], ...] | None:
@@ -159,7 +168,7 @@ def _labels(spans: object, count: int, place: str) -> tuple[tuple[int, str], ...
     found: list[tuple[int, str]] = []
     expected = 0
     for span in spans:
-        row = table(span, "a span of weight_versions", place)
+        row = json_object(span, "a span of weight_versions", place)
         start, end = row.get("start"), row.get("end")
         if start != expected or not isinstance(end, int):
             raise ServerError(f"{place}: weight_versions do not cover the answer: {spans}")

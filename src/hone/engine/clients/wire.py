@@ -8,11 +8,11 @@ from typing import Final, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from hone.core.generation import Given, Sampling
-from hone.engine.clients.http import Json, Link, ServerError
+from hone.core.generation import SamplingParams, ScoreRequest
+from hone.engine.clients.http import HttpClient, Json, ServerError
 
-Ability = Literal["tokens", "temperature", "score", "load", "labels", "spans", "abort", "freeze"]
-ABILITIES: Final[Mapping[Ability, tuple[str, str]]] = {
+ServerFeature = Literal["tokens", "temperature", "score", "load", "labels", "spans", "abort", "freeze"]
+FEATURE_DESCRIPTIONS: Final[Mapping[ServerFeature, tuple[str, str]]] = {
     "tokens": (
         "takes and gives token ids with log-probabilities",
         "no policy can be trained on its answers: text would have to be tokenised again",
@@ -35,72 +35,72 @@ ABILITIES: Final[Mapping[Ability, tuple[str, str]]] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Abilities:
+class ServerFeatures:
     """What a server was found to be able to do; asked once."""
 
     server: str
     """Name and version."""
-    has: frozenset[Ability]
+    supported: frozenset[ServerFeature]
     context: int | None
     """Most tokens of a prompt and its answer; None where the server does not say."""
 
-    def lacking(self, wanted: Iterable[Ability]) -> list[str]:
+    def missing(self, wanted: Iterable[ServerFeature]) -> list[str]:
         """A sentence for each of `wanted` that is missing."""
         return [
-            f"{self.server} lacks {name!r} ({ABILITIES[name][0]}): {ABILITIES[name][1]}"
+            f"{self.server} lacks {name!r} ({FEATURE_DESCRIPTIONS[name][0]}): {FEATURE_DESCRIPTIONS[name][1]}"
             for name in wanted
-            if name not in self.has
+            if name not in self.supported
         ]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Ask:
+class GenerateRequest:
     """One answer, or the rest of one, to be written."""
 
     name: str
     """For messages."""
-    text: NDArray[np.int32]
+    prefix: NDArray[np.int32]
     """`[P]` the prompt, and what was drawn of the answer so far."""
     max_tokens: int
     """Most tokens of the rest."""
-    sampling: Sampling
+    sampling: SamplingParams
     seed: int
     """In [0, 2^31). Every request is given one: vLLM ignores seeds where a request beside it has none."""
     eos: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
-    """A server's reply to an `Ask`."""
+class GenerateResponse:
+    """A server's reply to an `GenerateRequest`."""
 
     tokens: NDArray[np.int32]
     """`[n]`."""
     logp: NDArray[np.float32]
     """`[n]` nats, of softmax(logits / temperature)."""
-    labels: tuple[tuple[int, str], ...] | None
+    weight_labels: tuple[tuple[int, str], ...] | None
     """(first token, label of the weights that drew it and those after it); None where the server does not say."""
-    ended: str
+    finish_reason: str
     """Why, in the server's words: `stop`, `length`, `abort`."""
 
 
-class Wire(Protocol):
+class ServerProtocol(Protocol):
     """One server's protocol. Every call blocks until the server has answered, and raises ServerError."""
 
     @property
-    def link(self) -> Link: ...
+    def link(self) -> HttpClient: ...
 
     @property
     def refusal(self) -> str:
         """Why `probe` found that it takes no token ids, in the server's words; empty where it does."""
         ...
 
-    def probe(self) -> Abilities:
+    def probe(self) -> ServerFeatures:
         """Ask what the server can do; changes nothing there."""
         ...
 
-    def write(self, ask: Ask) -> Told: ...
+    def write(self, ask: GenerateRequest) -> GenerateResponse: ...
 
-    def score(self, text: Given) -> NDArray[np.float32]:
+    def score(self, text: ScoreRequest) -> NDArray[np.float32]:
         """Log-probabilities `[n]`, nats, at temperature 1."""
         ...
 
@@ -121,7 +121,7 @@ class Wire(Protocol):
     def alive(self) -> bool: ...
 
 
-def listed(reply: Json, key: str, place: str) -> Sequence[object]:
+def list_field(reply: Json, key: str, place: str) -> Sequence[object]:
     """A list of a reply. Raises ServerError that names what is there instead."""
     value = reply.get(key)
     if not isinstance(value, list):
@@ -129,14 +129,14 @@ def listed(reply: Json, key: str, place: str) -> Sequence[object]:
     return value
 
 
-def table(value: object, what: str, place: str) -> Json:
+def json_object(value: object, what: str, place: str) -> Json:
     """A JSON object within a reply. Raises ServerError."""
     if not isinstance(value, dict):
         raise ServerError(f"{place}: {what} is {_shown(value)}; expected an object")
     return value
 
 
-def integers(values: Sequence[object], what: str, place: str) -> NDArray[np.int32]:
+def token_id_array(values: Sequence[object], what: str, place: str) -> NDArray[np.int32]:
     """Token ids of a reply. Raises ServerError."""
     wrong = [value for value in values if type(value) is not int or not 0 <= value < 2**31]
     if wrong:
@@ -144,7 +144,7 @@ def integers(values: Sequence[object], what: str, place: str) -> NDArray[np.int3
     return np.array(values, np.int32).reshape(len(values))
 
 
-def numbers(values: Sequence[object], what: str, place: str) -> NDArray[np.float32]:
+def logp_array(values: Sequence[object], what: str, place: str) -> NDArray[np.float32]:
     """Log-probabilities of a reply, of which none is above 0 but for rounding. Raises ServerError."""
     kinds = [value for value in values if isinstance(value, bool) or not isinstance(value, int | float)]
     if kinds:

@@ -10,18 +10,18 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from hone.core.generation import Completion, Finish, Request
+from hone.core.generation import Completion, FinishReason, Request
 from hone.core.random import key
 from hone.engine.clients.http import ServerError
-from hone.engine.clients.wire import Ask, Told
-from hone.engine.stops import StopRules, TextRules
+from hone.engine.clients.wire import GenerateRequest, GenerateResponse
+from hone.engine.stops import StopRules, TokenizerRules
 
 MOST_SEED = 2**31
 """SGLang takes no larger one."""
 
 
 @dataclass(slots=True, eq=False)
-class Writing:
+class PartialCompletion:
     """Sample `number` of `request` in `round`."""
 
     request: Request
@@ -35,57 +35,57 @@ class Writing:
     def name(self) -> str:
         return f"request {self.request.id!r}, sample {self.number}"
 
-    def ask(self, seed: int, eos: tuple[int, ...]) -> Ask:
+    def next_request(self, seed: int, eos: tuple[int, ...]) -> GenerateRequest:
         """What is still to be written."""
         drawn = len(self.tokens)
-        return Ask(
+        return GenerateRequest(
             name=self.name,
-            text=np.concatenate([self.request.prompt, self.tokens]).astype(np.int32),
+            prefix=np.concatenate([self.request.prompt, self.tokens]).astype(np.int32),
             max_tokens=self.request.sampling.max_tokens - drawn,
             sampling=self.request.sampling,
             seed=key(seed, "sample", self.round, self.request.id, self.number, drawn) % MOST_SEED,
             eos=eos,
         )
 
-    def add(self, told: Told, version: NDArray[np.int32]) -> None:
+    def append_response(self, told: GenerateResponse, version: NDArray[np.int32]) -> None:
         """Take up a reply that `check` found nothing wrong with; `version` `[n]`."""
         self.tokens = np.concatenate([self.tokens, told.tokens])
         self.logp = np.concatenate([self.logp, told.logp])
         self.version = np.concatenate([self.version, version])
 
-    def completion(self, finish: Finish, behind: int) -> Completion:
+    def completion(self, finish: FinishReason, behind: int) -> Completion:
         logp = np.minimum(self.logp, 0.0)
         return Completion(
-            request=self.request.id,
-            sample=self.number,
+            request_id=self.request.id,
+            sample_index=self.number,
             tokens=self.tokens,
             logp=logp,
             sampled_logp=np.zeros_like(logp) if self.request.sampling.greedy else logp,
             version=self.version,
-            finish=finish,
-            behind=behind,
+            finish_reason=finish,
+            trailing_characters=behind,
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class UnderWay:
+class InFlight:
     """A piece that was asked for and has not come."""
 
-    writing: Writing
-    ask: Ask
+    partial: PartialCompletion
+    request: GenerateRequest
     version: int
     """Published when it was asked for."""
 
 
-class Ends:
+class ResponseRules:
     """When an answer ended, by hone's own rules; what a server says about it is only compared."""
 
-    def __init__(self, text: TextRules) -> None:
+    def __init__(self, text: TokenizerRules) -> None:
         self.text = text
         self._eos = frozenset(text.eos)
         self._rules = StopRules(text)
 
-    def of(self, writing: Writing) -> tuple[Finish, int] | None:
+    def finish_of(self, writing: PartialCompletion) -> tuple[FinishReason, int] | None:
         """How it ended, and the characters behind its stop string; None while it has not."""
         if not len(writing.tokens):
             return None
@@ -93,12 +93,12 @@ class Ends:
         if int(writing.tokens[-1]) in self._eos:
             return "eos", 0
         if sampling.stop:
-            behind = self._rules.behind(sampling.stop, lambda _, count: writing.tokens[-count:], 0)
+            behind = self._rules.characters_after_stop(sampling.stop, lambda _, count: writing.tokens[-count:], 0)
             if behind is not None:
                 return "stop", behind
         return ("length", 0) if len(writing.tokens) >= sampling.max_tokens else None
 
-    def check(self, ask: Ask, told: Told, place: str) -> None:
+    def check_response(self, ask: GenerateRequest, told: GenerateResponse, place: str) -> None:
         """Raise ServerError, naming the request and the first thing about a reply that cannot be right."""
         count, most, vocab = len(told.tokens), ask.max_tokens, self.text.vocab
         said = f"{place}: {ask.name}"
@@ -106,8 +106,8 @@ class Ends:
             raise ServerError(f"{said}: {count} tokens came with {len(told.logp)} log-probabilities")
         if count > most:
             raise ServerError(f"{said}: {count} tokens came where at most {most} were asked for")
-        if not count and told.ended != "abort":
-            raise ServerError(f"{said}: no token came, and the server says it ended by {told.ended!r}")
+        if not count and told.finish_reason != "abort":
+            raise ServerError(f"{said}: no token came, and the server says it ended by {told.finish_reason!r}")
         if count and int(told.tokens.max()) >= vocab:
             raise ServerError(
                 f"{said}: it drew token {int(told.tokens.max())}, and the tokenizer knows 0 to {vocab - 1}; the "

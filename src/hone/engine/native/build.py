@@ -4,12 +4,12 @@ from pathlib import Path
 from typing import Final
 
 from hone.core.clock import Clock
-from hone.native.build import AVX2, AVX512, InstructionSet, Source, on_x86
+from hone.native.build import AVX2, AVX512, InstructionSet, NativeSource, on_x86
 from hone.native.build import SWITCH as SWITCH
-from hone.native.build import BuildInfo as BuildInfo
+from hone.native.build import BuiltLibrary as BuiltLibrary
 from hone.native.build import build as build_source
 from hone.native.build import find_compiler as find_compiler
-from hone.native.build import switched_off as switched_off
+from hone.native.build import is_disabled as is_disabled
 
 SOURCE: Final = Path(__file__).parent / "source"
 WHAT: Final = "the compiled runner"
@@ -24,8 +24,8 @@ _X86: Final = (
 )
 
 
-def build(*, force: bool = False, checked: bool = False, clock: Clock | None = None) -> BuildInfo:
+def build(*, force: bool = False, checked: bool = False, clock: Clock | None = None) -> BuiltLibrary:
     """The library of `SOURCE`, as `hone.native.build.build` makes it."""
     sets = (_PORTABLE, *(_X86 if on_x86() else ()))
-    source = Source(name="hone", what=WHAT, folder=SOURCE, parts=_PARTS, sets=sets)
+    source = NativeSource(name="hone", description=WHAT, folder=SOURCE, files=_PARTS, instruction_sets=sets)
     return build_source(source, force=force, checked=checked, clock=clock)

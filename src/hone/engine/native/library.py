@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hone.core.errors import ConfigError, ResourceError
-from hone.engine.native.build import SWITCH, WHAT, build, switched_off
-from hone.engine.work import Drawn, Pass
-from hone.native.open import Functions, functions_of
+from hone.engine.native.build import SWITCH, WHAT, build, is_disabled
+from hone.engine.work import ForwardBatch, SamplerOutput
+from hone.native.open import LibraryFunctions, load_functions
 
 ISA_NAMES: Final = ("portable", "avx2", "avx512", "avx512_bf16", "amx")
 """Each more capable than the one before; a CPU runs a selection of them."""
@@ -25,7 +25,7 @@ _Int = ctypes.c_int32
 _At = ctypes.c_void_p
 
 
-class Shape(ctypes.Structure):
+class NativeShape(ctypes.Structure):
     """HoneShape."""
 
     _fields_ = [
@@ -35,13 +35,13 @@ class Shape(ctypes.Structure):
     ]
 
 
-class Tensor(ctypes.Structure):
+class NativeTensor(ctypes.Structure):
     """HoneTensor."""
 
     _fields_ = [("data", _At), ("size", ctypes.c_int64), ("bfloat16", _Int)]
 
 
-class _Pass(ctypes.Structure):
+class _NativePass(ctypes.Structure):
     _fields_ = [
         *((name, _Int) for name in ("tokens_count", "sequences", "most_pages", "draws")),
         *((name, _At) for name in ("tokens", "positions", "sequence", "pages", "at", "given", "uniform")),
@@ -53,11 +53,11 @@ class _Pass(ctypes.Structure):
 _SIGNATURES: Final = {
     "hone_instruction_sets": (ctypes.c_uint32, []),
     "hone_page_tokens": (_Int, []),
-    "hone_new": (_At, [ctypes.POINTER(Shape), _Int, _Int]),
+    "hone_new": (_At, [ctypes.POINTER(NativeShape), _Int, _Int]),
     "hone_free": (None, [_At]),
-    "hone_publish": (_Int, [_At, ctypes.POINTER(Tensor), _Int]),
+    "hone_publish": (_Int, [_At, ctypes.POINTER(NativeTensor), _Int]),
     "hone_reserve": (_Int, [_At, ctypes.c_int64]),
-    "hone_run": (_Int, [_At, ctypes.POINTER(_Pass)]),
+    "hone_run": (_Int, [_At, ctypes.POINTER(_NativePass)]),
     "hone_copy": (_Int, [_At, _At, _At, _Int]),
     "hone_error": (ctypes.c_char_p, [_At]),
     "hone_page_bytes": (ctypes.c_int64, [_At]),
@@ -65,8 +65,8 @@ _SIGNATURES: Final = {
 
 
 @cache
-def _open(path: Path) -> Functions:
-    return functions_of(path, WHAT, _SIGNATURES)
+def _open(path: Path) -> LibraryFunctions:
+    return load_functions(path, WHAT, _SIGNATURES)
 
 
 @cache
@@ -78,30 +78,30 @@ def _built() -> Path | ResourceError:
         return error
 
 
-def load(path: Path | None = None) -> "Library":
+def load_library(path: Path | None = None) -> "RunnerLibrary":
     """The library of this source, built if need be. Raises ResourceError where that fails or is switched off."""
-    if path is None and switched_off():
+    if path is None and is_disabled():
         raise ResourceError(f"{WHAT} is switched off ({SWITCH}=0)")
     found = path or _built()
     if isinstance(found, ResourceError):
         raise found
-    return Library(_open(found))
+    return RunnerLibrary(_open(found))
 
 
-def available() -> str | None:
+def unavailable_reason() -> str | None:
     """Why the compiled runner cannot be used, or None: then it is built. The first call may take seconds."""
     try:
-        load()
+        load_library()
     except ResourceError as error:
         return str(error)
     return None
 
 
 @dataclass(frozen=True, slots=True)
-class Library:
+class RunnerLibrary:
     """What is loaded, and which of its instruction sets this CPU runs."""
 
-    functions: Functions
+    functions: LibraryFunctions
 
     @property
     def page_tokens(self) -> int:
@@ -120,18 +120,18 @@ class Library:
         useful = runs if bfloat16 else [name for name in runs if name not in _BFLOAT16_ONLY]
         return isa or useful[-1]
 
-    def open(self, shape: Shape, *, isa: str, threads: int) -> "Native":
+    def open(self, shape: NativeShape, *, isa: str, threads: int) -> "NativeEngine":
         """Raises ResourceError where there is no memory, or `threads` is not within 1 .. 256."""
         engine = self.functions["hone_new"](ctypes.byref(shape), ISA_NAMES.index(isa), threads)
         if not engine:
             raise ResourceError(f"the compiled runner does not start with {threads} threads ({isa})")
-        return Native(self.functions, engine, vocab=int(shape.vocab_used))
+        return NativeEngine(self.functions, engine, vocab=int(shape.vocab_used))
 
 
-class Native:
+class NativeEngine:
     """One engine of the library. Free it by `close`; a forked child may use it, on one thread."""
 
-    def __init__(self, functions: Functions, engine: int, *, vocab: int) -> None:
+    def __init__(self, functions: LibraryFunctions, engine: int, *, vocab: int) -> None:
         self._functions, self._engine, self._vocab = functions, engine, vocab
         self._run = functions["hone_run"]
 
@@ -140,9 +140,11 @@ class Native:
         if engine:
             self._functions["hone_free"](engine)
 
-    def publish(self, tensors: Sequence[Tensor]) -> None:
+    def publish(self, tensors: Sequence[NativeTensor]) -> None:
         """In the order of abi.h. What they point to is read before this returns, and not afterwards."""
-        self._check(self._functions["hone_publish"](self._engine, (Tensor * len(tensors))(*tensors), len(tensors)))
+        self._check(
+            self._functions["hone_publish"](self._engine, (NativeTensor * len(tensors))(*tensors), len(tensors))
+        )
 
     def reserve(self, pages: int) -> None:
         self._check(self._functions["hone_reserve"](self._engine, pages))
@@ -156,9 +158,9 @@ class Native:
             raise ValueError(f"copy takes as many target pages as source pages, got {source.shape} and {target.shape}")
         self._check(self._functions["hone_copy"](self._engine, source.ctypes.data, target.ctypes.data, len(source)))
 
-    def run(self, work: Pass) -> Drawn:
+    def run(self, work: ForwardBatch) -> SamplerOutput:
         """Raises ValueError for a pass that does not hold together; nothing was run then."""
-        draws, count = work.draws, len(work.draws.at)
+        draws, count = work.draws, len(work.draws.token_index)
         truncates = bool((((draws.top_k > 0) | (draws.top_p < 1) | (draws.min_p > 0)) & ~draws.greedy).any())
         token, logp, sampled = np.empty(count, np.int32), np.empty(count, np.float32), np.empty(count, np.float32)
         kept = np.zeros((count, (self._vocab + 7) // 8), np.uint8) if truncates else None
@@ -168,8 +170,8 @@ class Native:
             _flat(work.positions, np.int32, tokens, "positions"),
             _flat(work.sequence, np.int32, tokens, "sequence"),
             _flat(work.pages, np.int32, work.pages.size, "pages"),
-            _flat(draws.at, np.int32, count, "at"),
-            _flat(draws.given, np.int32, count, "given"),
+            _flat(draws.token_index, np.int32, count, "at"),
+            _flat(draws.forced_token, np.int32, count, "given"),
             _flat(draws.uniform, np.float64, count, "uniform"),
             _flat(draws.temperature, np.float32, count, "temperature"),
             _flat(draws.top_k, np.int32, count, "top_k"),
@@ -182,9 +184,9 @@ class Native:
         )
         pointers = [array.__array_interface__["data"][0] for array in held]
         pages = work.pages.shape
-        question = _Pass(tokens, pages[0], pages[1], count, *pointers, None if kept is None else kept.ctypes.data)
+        question = _NativePass(tokens, pages[0], pages[1], count, *pointers, None if kept is None else kept.ctypes.data)
         self._check(self._run(self._engine, ctypes.byref(question)))
-        return Drawn(token=token, logp=logp, sampled_logp=sampled, kept=kept)
+        return SamplerOutput(token=token, logp=logp, sampled_logp=sampled, sampling_mask_bits=kept)
 
     def _check(self, status: int) -> None:
         if status == 0:

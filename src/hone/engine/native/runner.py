@@ -1,4 +1,4 @@
-"""The `Runner` of engine/work.py on a CPU, by compiled code that reads the trainer's weights in place."""
+"""The `ModelRunner` of engine/work.py on a CPU, by compiled code that reads the trainer's weights in place."""
 
 import weakref
 
@@ -6,9 +6,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hone.engine.native.library import Library, Native, load
-from hone.engine.native.weights import Kind, Model, pointers, shape_of, tensors_of
-from hone.engine.work import Drawn, Pass
+from hone.engine.native.library import NativeEngine, RunnerLibrary, load_library
+from hone.engine.native.weights import DecoderWeights, WeightDtype, native_shape, native_tensors, tensor_pointers
+from hone.engine.work import ForwardBatch, SamplerOutput
 
 
 class NativeRunner:
@@ -17,7 +17,13 @@ class NativeRunner:
     exact = True
 
     def __init__(
-        self, model: Model, *, vocab_used: int, threads: int, isa: str | None = None, dtype: Kind | None = None
+        self,
+        model: DecoderWeights,
+        *,
+        vocab_used: int,
+        threads: int,
+        isa: str | None = None,
+        dtype: WeightDtype | None = None,
     ) -> None:
         """`vocab_used`: ids from there on have probability 0. `isa`: an instruction set of library.py; None: the best.
 
@@ -25,9 +31,9 @@ class NativeRunner:
         softmax and the residual stream are float32 always.
         """
         self._model, self._vocab, self._threads, self._wanted = model, vocab_used, threads, isa
-        own: Kind = "bfloat16" if model.embedding.weight.dtype == torch.bfloat16 else "float32"
-        self._kind: Kind = dtype or own
-        self._native: Native | None = None
+        own: WeightDtype = "bfloat16" if model.embedding.weight.dtype == torch.bfloat16 else "float32"
+        self._kind: WeightDtype = dtype or own
+        self._native: NativeEngine | None = None
 
     @property
     def name(self) -> str:
@@ -53,21 +59,21 @@ class NativeRunner:
 
     def publish(self) -> None:
         """Packs the weights as they are now. Raises ConfigError for weights that cannot be read in place."""
-        self._opened().publish(pointers(tensors_of(self._model)))
+        self._opened().publish(tensor_pointers(native_tensors(self._model)))
 
-    def run(self, work: Pass) -> Drawn:
+    def run(self, work: ForwardBatch) -> SamplerOutput:
         """Raises ValueError for a pass that does not hold together."""
         return self._opened().run(work)
 
     def copy(self, source: NDArray[np.int32], target: NDArray[np.int32]) -> None:
         self._opened().copy(source, target)
 
-    def _library(self) -> Library:
-        return load()
+    def _library(self) -> RunnerLibrary:
+        return load_library()
 
-    def _opened(self) -> Native:
+    def _opened(self) -> NativeEngine:
         if self._native is None:
-            shape = shape_of(self._model.config, vocab_used=self._vocab, kind=self._kind)
+            shape = native_shape(self._model.config, vocab_used=self._vocab, kind=self._kind)
             self._native = self._library().open(shape, isa=self.isa, threads=self._threads)
             weakref.finalize(self, self._native.close)
         return self._native

@@ -9,10 +9,10 @@ from torch import Tensor
 from hone.core.errors import ConfigError
 from hone.engine.native import library
 
-Kind: TypeAlias = Literal["float32", "bfloat16"]
+WeightDtype: TypeAlias = Literal["float32", "bfloat16"]
 
 
-class Config(Protocol):
+class DecoderSizes(Protocol):
     """The numbers of a model."""
 
     @property
@@ -33,46 +33,46 @@ class Config(Protocol):
     def norm_eps(self) -> float: ...
 
 
-class Projection(Protocol):
+class ProjectionWeights(Protocol):
     """`weight` `[out, in]`, `bias` `[out]` or None."""
 
     weight: Tensor
     bias: Tensor | None
 
 
-class Norm(Protocol):
+class NormWeights(Protocol):
     weight: Tensor
 
 
-class Layer(Protocol):
+class LayerWeights(Protocol):
     """`qkv` stacks queries, keys and values, `gate_up` gates and ups; features of a head stand in rotary pairs."""
 
-    attention_norm: Norm
-    qkv: Projection
-    q_norm: Norm | None
-    k_norm: Norm | None
-    out: Projection
-    mlp_norm: Norm
-    gate_up: Projection
-    down: Projection
+    attention_norm: NormWeights
+    qkv: ProjectionWeights
+    q_norm: NormWeights | None
+    k_norm: NormWeights | None
+    out: ProjectionWeights
+    mlp_norm: NormWeights
+    gate_up: ProjectionWeights
+    down: ProjectionWeights
 
 
-class Model(Protocol):
+class DecoderWeights(Protocol):
     """A decoder whose parameters can be read in place."""
 
-    embedding: Projection
-    norm: Norm
-    head: Projection | None
+    embedding: ProjectionWeights
+    norm: NormWeights
+    head: ProjectionWeights | None
     frequencies: Tensor
 
     @property
-    def config(self) -> Config: ...
+    def config(self) -> DecoderSizes: ...
     @property
-    def layers(self) -> Sequence[Layer]: ...
+    def layers(self) -> Sequence[LayerWeights]: ...
 
 
-def shape_of(config: Config, *, vocab_used: int, kind: Kind) -> library.Shape:
-    return library.Shape(
+def native_shape(config: DecoderSizes, *, vocab_used: int, kind: WeightDtype) -> library.NativeShape:
+    return library.NativeShape(
         layers=config.layers,
         hidden=config.hidden_size,
         intermediate=config.intermediate_size,
@@ -86,13 +86,13 @@ def shape_of(config: Config, *, vocab_used: int, kind: Kind) -> library.Shape:
     )
 
 
-def tensors_of(model: Model) -> list[Tensor | None]:
+def native_tensors(model: DecoderWeights) -> list[Tensor | None]:
     """In the order of abi.h."""
     head = None if model.head is None else model.head.weight
     return [model.embedding.weight, model.norm.weight, head, model.frequencies, *_of_layers(model)]
 
 
-def _of_layers(model: Model) -> Iterator[Tensor | None]:
+def _of_layers(model: DecoderWeights) -> Iterator[Tensor | None]:
     for layer in model.layers:
         yield from (layer.attention_norm.weight, layer.qkv.weight, layer.qkv.bias)
         yield from (None if norm is None else norm.weight for norm in (layer.q_norm, layer.k_norm))
@@ -100,14 +100,14 @@ def _of_layers(model: Model) -> Iterator[Tensor | None]:
         yield from (layer.gate_up.weight, layer.gate_up.bias, layer.down.weight, layer.down.bias)
 
 
-def pointers(tensors: Sequence[Tensor | None]) -> list[library.Tensor]:
+def tensor_pointers(tensors: Sequence[Tensor | None]) -> list[library.NativeTensor]:
     """What the library reads. Raises ConfigError for a tensor that it cannot read in place."""
     return [_pointer(tensor) for tensor in tensors]
 
 
-def _pointer(tensor: Tensor | None) -> library.Tensor:
+def _pointer(tensor: Tensor | None) -> library.NativeTensor:
     if tensor is None:
-        return library.Tensor(None, 0, 0)
+        return library.NativeTensor(None, 0, 0)
     if tensor.dtype not in (torch.float32, torch.bfloat16) or tensor.device.type != "cpu":
         raise ConfigError(
             f"the compiled runner reads float32 and bfloat16 weights on a CPU, got {tensor.dtype} on {tensor.device}; "
@@ -115,4 +115,4 @@ def _pointer(tensor: Tensor | None) -> library.Tensor:
         )
     if not tensor.is_contiguous():
         raise ConfigError(f"the compiled runner reads contiguous weights, got strides {tensor.stride()}")
-    return library.Tensor(tensor.data_ptr(), tensor.numel(), int(tensor.dtype == torch.bfloat16))
+    return library.NativeTensor(tensor.data_ptr(), tensor.numel(), int(tensor.dtype == torch.bfloat16))

@@ -8,11 +8,12 @@ from itertools import product
 
 import numpy as np
 
-from hone.envs.finite.model import Finite, Outcomes, finite
+from hone.envs.finite.model import FiniteMdp, MdpOutcomes, make_mdp
 
 
-def bernoulli_beliefs(*, arms: int, pulls: int) -> Finite:
-    """Every (successes, failures) of each of `arms` arms after at most `pulls` pulls; a pull pays 1 or 0.
+def bernoulli_beliefs(*, arms: int, pulls: int) -> FiniteMdp:
+    """Every (successes, failures) of each of `bandit_mdp` arms after at most `surrogate_gradients` pulls; a pull pays 1
+    or 0.
 
     The last pull ends the episode. State 0 is the beginning, where nothing is known. States: C(pulls - 1 + 2 arms,
     2 arms).
@@ -31,5 +32,7 @@ def bernoulli_beliefs(*, arms: int, pulls: int) -> Finite:
     state, action, after, probability, reward, ends = (np.array(column) for column in zip(*rows, strict=True))
     start = np.zeros(len(every))
     start[0] = 1.0
-    outcomes = Outcomes(state=state, action=action, after=after, probability=probability, reward=reward, ends=ends)
-    return finite(outcomes, states=len(every), actions=arms, start=start, discount=1.0)
+    outcomes = MdpOutcomes(
+        state=state, action=action, next_state=after, probability=probability, reward=reward, terminates=ends
+    )
+    return make_mdp(outcomes, states=len(every), actions=arms, start=start, discount=1.0)

@@ -1,7 +1,7 @@
 """Finite Markov decision processes from elsewhere: Gymnasium's tables, maps of grids, chains, draws, logs.
 
-Belongs here: everything that makes a `Finite`. States of a grid are numbered row by row, so that a value `[S]` can be
-laid out as a picture again.
+Belongs here: everything that makes a `FiniteMdp`. States of a grid are numbered row by row, so that a value `[S]` can
+be laid out as a picture again.
 """
 
 from collections.abc import Mapping, Sequence
@@ -11,20 +11,20 @@ import gymnasium
 import numpy as np
 
 from hone.core.episodes import Episodes
-from hone.core.errors import DataError, Faults
+from hone.core.errors import DataError, ErrorCollector
 from hone.core.ragged import Ints
 from hone.core.random import generator
-from hone.envs.finite.model import Finite, Floats, Outcomes, finite
-from hone.envs.gym.make import guarded, registered
+from hone.envs.finite.model import FiniteMdp, Floats, MdpOutcomes, make_mdp
+from hone.envs.gym.make import call_user_code, find_spec
 
-Table: TypeAlias = "Mapping[int, Mapping[int, Sequence[tuple[float, int, float, bool]]]]"
+GymnasiumTable: TypeAlias = "Mapping[int, Mapping[int, Sequence[tuple[float, int, float, bool]]]]"
 """Gymnasium's `P`: state -> action -> [(probability, next state, reward, terminated)]."""
 
 MOVES = ((0, -1), (1, 0), (0, 1), (-1, 0))
 """Left, down, right, up, as in Gymnasium's grids: change of row and column."""
 
 
-def from_table(table: Table, *, start: Floats, discount: float, limit: int | None = None) -> Finite:
+def mdp_from_table(table: GymnasiumTable, *, start: Floats, discount: float, limit: int | None = None) -> FiniteMdp:
     """Of Gymnasium's `P` and `initial_state_distrib`. Raises DataError for numbers that are no such process."""
     rows = [
         (state, action, *outcome)
@@ -35,14 +35,14 @@ def from_table(table: Table, *, start: Floats, discount: float, limit: int | Non
     if not rows:
         raise DataError("the table has no outcomes")
     state, action, probability, after, reward, ends = (np.array(column) for column in zip(*rows, strict=True))
-    return finite(
-        Outcomes(
+    return make_mdp(
+        MdpOutcomes(
             state=state.astype(np.int64),
             action=action.astype(np.int64),
-            after=after.astype(np.int64),
+            next_state=after.astype(np.int64),
             probability=probability.astype(np.float64),
             reward=reward.astype(np.float64),
-            ends=ends.astype(np.bool_),
+            terminates=ends.astype(np.bool_),
         ),
         states=len(table),
         actions=int(action.max()) + 1,
@@ -52,14 +52,14 @@ def from_table(table: Table, *, start: Floats, discount: float, limit: int | Non
     )
 
 
-def from_gymnasium(name: str, *, discount: float, options: Mapping[str, Any] | None = None) -> Finite:
+def mdp_from_gymnasium(name: str, *, discount: float, options: Mapping[str, Any] | None = None) -> FiniteMdp:
     """One of Gymnasium's tabular environments (FrozenLake, Taxi, CliffWalking) or hone's, with its time limit.
 
     Raises ConfigError for a name that nobody registered, UserCodeError where it cannot be made, DataError for an
     environment that keeps no table.
     """
-    spec = registered(name, key="finite.world.id")
-    env = guarded(name, lambda: gymnasium.make(spec.id, **(options or {})))
+    spec = find_spec(name, key="finite.world.id")
+    env = call_user_code(name, lambda: gymnasium.make(spec.id, **(options or {})))
     try:
         inside: Any = env.unwrapped
         try:
@@ -70,31 +70,31 @@ def from_gymnasium(name: str, *, discount: float, options: Mapping[str, Any] | N
                 "give it as [env] id, which is stepped"
             ) from missing
         limit = None if env.spec is None else env.spec.max_episode_steps
-        return from_table(table, start=start, discount=discount, limit=limit)
+        return mdp_from_table(table, start=start, discount=discount, limit=limit)
     finally:
         env.close()
 
 
-def grid(
+def grid_mdp(
     rows: Sequence[str],
     *,
     discount: float,
     step: float = 0.0,
-    pays: Mapping[str, float] | None = None,
+    rewards: Mapping[str, float] | None = None,
     slip: float = 0.0,
     limit: int | None = None,
-) -> Finite:
+) -> FiniteMdp:
     """A grid from its map: `#` wall, `S` start, `.` floor, and letters that end the episode and pay what `pays` says.
 
     Moves are left, down, right, up; with probability `slip` the move is one of the two at right angles; a move into a
     wall or out of the map stays. `step` is paid for every move besides. Raises DataError for a map that is no grid.
     """
-    prizes = {"G": 1.0} if pays is None else dict(pays)
+    prizes = {"G": 1.0} if rewards is None else dict(rewards)
     if not rows or len({len(row) for row in rows}) != 1:
         raise DataError(f"the rows of the map have lengths {[len(row) for row in rows]}: they must be equal")
     cells = np.array([list(row) for row in rows])
     unknown = sorted(set(cells.ravel().tolist()) - {"#", "S", ".", *prizes})
-    faults = Faults(DataError)
+    faults = ErrorCollector(DataError)
     if unknown:
         faults.add(f"the map has the marks {''.join(unknown)!r}, which are neither #, S, . nor in `pays`")
     if "S" not in cells:
@@ -114,19 +114,20 @@ def grid(
                 number, after = row * width + column, there[0] * width + there[1]
                 columns.append((number, action, after, chance, step + prizes.get(mark, 0.0), mark in prizes))
     starts = (cells == "S").astype(np.float64).ravel()
-    return finite(
+    return make_mdp(
         _outcomes(columns), states=height * width, actions=4, start=starts / starts.sum(), discount=discount,
         limit=limit,
     )  # fmt: skip
 
 
-def chain(
+def chain_mdp(
     length: int, *, discount: float, slip: float = 0.0, small: float = 0.0, large: float = 1.0, limit: int | None = None
-) -> Finite:
+) -> FiniteMdp:
     """`length` states in a row, begun in the middle: action 0 goes left, 1 right, and slips to the other side.
 
-    Beyond the left end the episode ends with `small`, beyond the right end with `large`. Under the uniform policy with
-    slip 0 it is the random walk of Sutton & Barto (2018, example 6.2): state i is worth (i + 1) / (length + 1).
+    Beyond the left end the episode ends with `shrunken_model_config`, beyond the right end with `large`. Under the
+    uniform policy with slip 0 it is the random walk of Sutton & Barto (2018, example 6.2): state i is worth (i + 1) /
+    (length + 1).
     """
     columns: list[tuple[int, int, int, float, float, bool]] = []
     for state in range(length):
@@ -138,10 +139,12 @@ def chain(
                                 (large if side else small) if ends else 0.0, ends))  # fmt: skip
     start = np.zeros(length)
     start[length // 2] = 1.0
-    return finite(_outcomes(columns), states=length, actions=2, start=start, discount=discount, limit=limit)
+    return make_mdp(_outcomes(columns), states=length, actions=2, start=start, discount=discount, limit=limit)
 
 
-def drawn(*, states: int, actions: int, branching: int, seed: int, discount: float, ending: float = 0.0) -> Finite:
+def garnet_mdp(
+    *, states: int, actions: int, branching: int, seed: int, discount: float, ending: float = 0.0
+) -> FiniteMdp:
     """A process drawn at random (Garnet: Archibald, McKinnon & Thomas, 1995).
 
     Each pair leads to `branching` different states with probabilities from a uniform Dirichlet, pays a standard normal
@@ -154,20 +157,22 @@ def drawn(*, states: int, actions: int, branching: int, seed: int, discount: flo
     paid = np.repeat(draws.standard_normal(pairs), branching)
     pair = np.repeat(np.arange(pairs), branching)
     parts = [(weight.ravel() * (1 - ending), False), (weight.ravel() * ending, True)]
-    return finite(
-        Outcomes(
+    return make_mdp(
+        MdpOutcomes(
             state=np.tile(pair // actions, 2),
             action=np.tile(pair % actions, 2),
-            after=np.tile(after.ravel(), 2),
+            next_state=np.tile(after.ravel(), 2),
             probability=np.concatenate([part for part, _ in parts]),
             reward=np.tile(paid, 2),
-            ends=np.repeat([ends for _, ends in parts], pairs * branching),
+            terminates=np.repeat([ends for _, ends in parts], pairs * branching),
         ),
         states=states, actions=actions, start=np.full(states, 1 / states), discount=discount,
     )  # fmt: skip
 
 
-def counted(episodes: Episodes, *, states: int, actions: int, discount: float, limit: int | None = None) -> Finite:
+def mdp_from_log(
+    episodes: Episodes, *, states: int, actions: int, discount: float, limit: int | None = None
+) -> FiniteMdp:
     """The most likely process behind a log of numbered states `[N]` and actions `[N]`: frequencies and mean rewards.
 
     What was never tried cannot be taken. A state that was reached, but never acted in, is unknown beyond: an outcome
@@ -188,23 +193,25 @@ def counted(episodes: Episodes, *, states: int, actions: int, discount: float, l
     paid = np.bincount(kind, weights=steps.reward) / seen
     pair, rest = np.divmod(kinds, 2 * states)
     first = _numbers(episodes.observations[episodes.offsets[:-1][episodes.lengths > 0]], states, "state")
-    return finite(
-        Outcomes(
+    return make_mdp(
+        MdpOutcomes(
             state=pair // actions,
             action=pair % actions,
-            after=rest // 2,
+            next_state=rest // 2,
             probability=seen / np.bincount(pair, weights=seen)[pair],
             reward=paid,
-            ends=(rest % 2).astype(np.bool_),
+            terminates=(rest % 2).astype(np.bool_),
         ),
         states=states, actions=actions, start=np.bincount(first, minlength=states) / len(first), discount=discount,
         limit=limit,
     )  # fmt: skip
 
 
-def _outcomes(columns: Sequence[tuple[int, int, int, float, float, bool]]) -> Outcomes:
+def _outcomes(columns: Sequence[tuple[int, int, int, float, float, bool]]) -> MdpOutcomes:
     state, action, after, probability, reward, ends = (np.array(column) for column in zip(*columns, strict=True))
-    return Outcomes(state=state, action=action, after=after, probability=probability, reward=reward, ends=ends)
+    return MdpOutcomes(
+        state=state, action=action, next_state=after, probability=probability, reward=reward, terminates=ends
+    )
 
 
 def _numbers(values: Any, count: int, name: str) -> Ints:  # noqa: ANN401 - any array of numbers

@@ -1,6 +1,6 @@
 """Finite worlds named in a config file: Gymnasium's tables, maps, chains, draws, and the counterexample of Baird.
 
-Belongs here: from a config to a `Finite`. What the worlds are is `build.py`.
+Belongs here: from a config to a `FiniteMdp`. What the worlds are is `build.py`.
 """
 
 from typing import Annotated, Literal, TypeAlias
@@ -10,8 +10,8 @@ from pydantic import Field, JsonValue
 
 from hone.core.config import Config
 from hone.core.errors import ConfigError, DataError
-from hone.envs.finite.build import chain, drawn, from_gymnasium, grid
-from hone.envs.finite.model import Finite, Outcomes, finite
+from hone.envs.finite.build import chain_mdp, garnet_mdp, grid_mdp, mdp_from_gymnasium
+from hone.envs.finite.model import FiniteMdp, MdpOutcomes, make_mdp
 
 MAZE = [
     ".......#G",
@@ -24,7 +24,7 @@ MAZE = [
 """The maze of 6 x 9 of Sutton (1990); the shortest way is 14 steps."""
 
 
-class GymTable(Config):
+class GymTableWorld(Config):
     """A Gymnasium environment that keeps a table (FrozenLake, Taxi, CliffWalking), stepped as that table."""
 
     kind: Literal["gymnasium"]
@@ -35,7 +35,7 @@ class GymTable(Config):
     """Passed to the environment's constructor."""
 
 
-class MapWorld(Config):
+class GridWorld(Config):
     """A map: `#` wall, `S` start, `.` floor; letters that end the episode and pay what `pays` says."""
 
     kind: Literal["grid"]
@@ -65,7 +65,7 @@ class ChainWorld(Config):
     """Paid at the right end."""
 
 
-class DrawnWorld(Config):
+class GarnetWorld(Config):
     """A process drawn at random (Garnet)."""
 
     kind: Literal["drawn"]
@@ -90,8 +90,8 @@ class BairdWorld(Config):
     """Names this alternative."""
 
 
-Named: TypeAlias = GymTable | MapWorld | ChainWorld | DrawnWorld | BairdWorld
-TableWorld: TypeAlias = Annotated[Named, Field(discriminator="kind")]
+NamedWorld: TypeAlias = GymTableWorld | GridWorld | ChainWorld | GarnetWorld | BairdWorld
+TableWorld: TypeAlias = Annotated[NamedWorld, Field(discriminator="kind")]
 
 
 class FiniteConfig(Config):
@@ -105,56 +105,60 @@ class FiniteConfig(Config):
     """Truncate episodes here; None keeps the world's own limit, if any."""
 
 
-def finite_world(config: FiniteConfig, *, discount: float) -> Finite:
+def build_finite_mdp(config: FiniteConfig, *, discount: float) -> FiniteMdp:
     """The process. Raises ConfigError for what is none, and UserCodeError where its environment cannot be made."""
     try:
         mdp = _named(config.world, discount=discount)
     except DataError as fault:  # the numbers of a log are data, those of a config are not
         key = {"grid": "finite.world.rows: ", "gymnasium": ""}.get(config.world.kind, "finite.world.kind: ")
         raise ConfigError(*(f"{key}{message}" for message in fault.messages)) from fault
-    return mdp if config.limit is None else limited(mdp, config.limit)
+    return mdp if config.limit is None else with_step_limit(mdp, config.limit)
 
 
-def _named(world: Named, *, discount: float) -> Finite:
+def _named(world: NamedWorld, *, discount: float) -> FiniteMdp:
     match world:
-        case GymTable():
-            return from_gymnasium(world.id, discount=discount, options=world.kwargs)
-        case MapWorld():
-            return grid(world.rows, discount=discount, step=world.step, pays=world.pays, slip=world.slip)
+        case GymTableWorld():
+            return mdp_from_gymnasium(world.id, discount=discount, options=world.kwargs)
+        case GridWorld():
+            return grid_mdp(world.rows, discount=discount, step=world.step, rewards=world.pays, slip=world.slip)
         case ChainWorld():
-            return chain(world.length, discount=discount, slip=world.slip, small=world.small, large=world.large)
-        case DrawnWorld():
-            return drawn(
+            return chain_mdp(world.length, discount=discount, slip=world.slip, small=world.small, large=world.large)
+        case GarnetWorld():
+            return garnet_mdp(
                 states=world.states, actions=world.actions, branching=world.branching, seed=world.seed,
                 discount=discount, ending=world.ending,
             )  # fmt: skip
         case BairdWorld():
-            return baird(discount=discount)
+            return baird_mdp(discount=discount)
 
 
-def limited(mdp: Finite, limit: int) -> Finite:
+def with_step_limit(mdp: FiniteMdp, limit: int) -> FiniteMdp:
     """The same world, whose episodes are truncated after `limit` steps."""
-    return Finite(
-        states=mdp.states, actions=mdp.actions, offsets=mdp.offsets, after=mdp.after, probability=mdp.probability,
-        reward=mdp.reward, ends=mdp.ends, start=mdp.start, discount=mdp.discount, limit=limit,
+    return FiniteMdp(
+        states=mdp.states, actions=mdp.actions, offsets=mdp.offsets, next_state=mdp.next_state,
+        probability=mdp.probability,
+        reward=mdp.reward, terminates=mdp.terminates, start_distribution=mdp.start_distribution,
+        discount=mdp.discount, step_limit=limit,
     )  # fmt: skip
 
 
-def baird(*, discount: float) -> Finite:
+def baird_mdp(*, discount: float) -> FiniteMdp:
     """The world of Baird's counterexample; episodes begin anywhere."""
     state = np.repeat(np.arange(7), 7)
     to = np.tile(np.arange(7), 7)
-    return finite(
-        Outcomes(
-            state=state, action=(to == 6).astype(np.int64), after=to, probability=np.where(to == 6, 1.0, 1 / 6),
-            reward=np.zeros(49), ends=np.zeros(49, dtype=np.bool_),
+    return make_mdp(
+        MdpOutcomes(
+            state=state, action=(to == 6).astype(np.int64), next_state=to, probability=np.where(to == 6, 1.0, 1 / 6),
+            reward=np.zeros(49), terminates=np.zeros(49, dtype=np.bool_),
         ),
         states=7, actions=2, start=np.full(7, 1 / 7), discount=discount,
     )  # fmt: skip
 
 
-def require_all_actions(mdp: Finite) -> None:
+def require_all_actions(mdp: FiniteMdp) -> None:
     """Raises ConfigError for a state in which only some of the actions can be taken: a table would try the others."""
-    some = np.flatnonzero(mdp.legal.any(axis=1) & ~mdp.legal.all(axis=1))
+    some = np.flatnonzero(mdp.available.any(axis=1) & ~mdp.available.all(axis=1))
     if len(some):
-        raise ConfigError(f"state {some[0]}: only actions {np.flatnonzero(mdp.legal[some[0]]).tolist()} can be taken")
+        raise ConfigError(
+            f"state {some[0]}: only actions {np.flatnonzero(mdp.available[some[0]]).tolist()} can be taken"
+        )

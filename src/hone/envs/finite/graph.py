@@ -9,45 +9,49 @@ import numpy as np
 from hone.core.errors import ResourceError
 from hone.core.ragged import Ints
 from hone.envs.finite.linear import NEEDS_SCIPY
-from hone.envs.finite.model import Finite, Flags, Policy, probabilities
+from hone.envs.finite.model import FiniteMdp, Flags, TabularPolicy, policy_probabilities
 
 
-def edges(mdp: Finite, policy: Policy | None = None) -> tuple[Ints, Ints]:
+def transition_edges(mdp: FiniteMdp, policy: TabularPolicy | None = None) -> tuple[Ints, Ints]:
     """From and to `[M]` of what can follow what without an end; under a policy: of what it may do. May repeat."""
-    goes_on = ~mdp.ends
+    goes_on = ~mdp.terminates
     if policy is not None:
-        goes_on &= probabilities(mdp, policy).ravel()[mdp.owner] > 0
-    return (mdp.owner // mdp.actions)[goes_on], mdp.after[goes_on]
+        goes_on &= policy_probabilities(mdp, policy).ravel()[mdp.pair_of_outcome] > 0
+    return (mdp.pair_of_outcome // mdp.actions)[goes_on], mdp.next_state[goes_on]
 
 
-def reachable(mdp: Finite, policy: Policy | None = None) -> Flags:
+def reachable_states(mdp: FiniteMdp, policy: TabularPolicy | None = None) -> Flags:
     """`[S]` which states an episode can come to."""
-    seen = mdp.start > 0
-    source, target = edges(mdp, policy)
+    seen = mdp.start_distribution > 0
+    source, target = transition_edges(mdp, policy)
     while (more := target[seen[source] & ~seen[target]]).size:
         seen[more] = True
     return seen
 
 
-def components(mdp: Finite, policy: Policy | None = None) -> Ints:
+def strong_components(mdp: FiniteMdp, policy: TabularPolicy | None = None) -> Ints:
     """`[S]` number of each state's strongly connected component: two states share it if each can lead to the other."""
-    return component_labels(*edges(mdp, policy), mdp.states)
+    return component_labels(*transition_edges(mdp, policy), mdp.states)
 
 
-def cyclic(mdp: Finite, policy: Policy | None = None) -> Flags:
+def cyclic_states(mdp: FiniteMdp, policy: TabularPolicy | None = None) -> Flags:
     """`[S]` states that can be come back to without an end."""
-    return on_cycles(*edges(mdp, policy), mdp.states)
+    return on_cycles(*transition_edges(mdp, policy), mdp.states)
 
 
-def closed(mdp: Finite, policy: Policy | None = None) -> Flags:
+def closed_class_states(mdp: FiniteMdp, policy: TabularPolicy | None = None) -> Flags:
     """`[S]` states in components that, once entered, are never left and never end: where a policy stays for ever."""
-    source, target = edges(mdp, policy)
+    source, target = transition_edges(mdp, policy)
     label = component_labels(source, target, mdp.states)
     left = np.zeros(int(label.max()) + 1, dtype=np.bool_)
     left[label[mdp.terminal]] = True
     left[label[source[label[source] != label[target]]]] = True
-    ending = mdp.ends if policy is None else mdp.ends & (probabilities(mdp, policy).ravel()[mdp.owner] > 0)
-    left[label[(mdp.owner // mdp.actions)[ending]]] = True
+    ending = (
+        mdp.terminates
+        if policy is None
+        else mdp.terminates & (policy_probabilities(mdp, policy).ravel()[mdp.pair_of_outcome] > 0)
+    )
+    left[label[(mdp.pair_of_outcome // mdp.actions)[ending]]] = True
     return ~left[label]
 
 
@@ -72,7 +76,7 @@ def on_cycles(source: Ints, target: Ints, count: int) -> Flags:
     return found
 
 
-def joined(first: Ints, second: Ints, count: int) -> Ints:
+def union_find_labels(first: Ints, second: Ints, count: int) -> Ints:
     """`[count]` number of each item's class, after saying `first[k]` and `second[k]` are the same (union-find).
 
     Classes are numbered by their first item. Union by size, paths halved (Tarjan & van Leeuwen, 1984).

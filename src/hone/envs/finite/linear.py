@@ -11,7 +11,7 @@ DENSE_STATES = 1500
 NEEDS_SCIPY = "this needs scipy, which is not installed: pip install 'hone-rl[control]'"
 
 
-def solve(edges: tuple[Ints, Ints, Floats], right: Floats, known: Flags) -> Floats:
+def solve_linear(edges: tuple[Ints, Ints, Floats], right: Floats, known: Flags) -> Floats:
     """x = right + W x where W[i, j] is the summed weight of the edges i -> j, and x = 0 in `known` states -> `[S]`.
 
     Raises ResourceError for more than 1500 states without scipy.

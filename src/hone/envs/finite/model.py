@@ -10,12 +10,12 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from hone.core.errors import DataError, Faults
+from hone.core.errors import DataError, ErrorCollector
 from hone.core.ragged import Ints, owner_of
 
 Floats: TypeAlias = NDArray[np.float64]
 Flags: TypeAlias = NDArray[np.bool_]
-Policy: TypeAlias = NDArray[np.integer] | NDArray[np.floating]
+TabularPolicy: TypeAlias = NDArray[np.integer] | NDArray[np.floating]
 """`[S]` the action of each state, or `[S, A]` probabilities."""
 
 SUM_TOLERANCE = 1e-9
@@ -23,7 +23,7 @@ SUM_TOLERANCE = 1e-9
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finite:
+class FiniteMdp:
     """S states, A actions, K outcomes. Pair (s, a) has the number s * A + a.
 
     A pair without outcomes is an action that cannot be taken; a state without any is terminal and worth 0. Whether an
@@ -34,44 +34,44 @@ class Finite:
     actions: int
     offsets: Ints
     """`[S*A+1]` outcomes of each pair."""
-    after: Ints
+    next_state: Ints
     """`[K]` the state that follows."""
     probability: Floats
     """`[K]` given the pair; a row adds up to 1."""
     reward: Floats
     """`[K]` paid with the outcome."""
-    ends: Flags
+    terminates: Flags
     """`[K]` the world terminates with this outcome."""
-    start: Floats
+    start_distribution: Floats
     """`[S]` probability that an episode begins there."""
     discount: float
     """Of a reward one step later, in (0, 1]."""
-    limit: int | None = None
+    step_limit: int | None = None
     """Steps after which an episode is truncated; None: never. Only worlds and finite horizons look at it."""
 
     @property
-    def owner(self) -> Ints:
+    def pair_of_outcome(self) -> Ints:
         """`[K]` pair of each outcome."""
         return owner_of(self.offsets)
 
     @property
-    def legal(self) -> Flags:
+    def available(self) -> Flags:
         """`[S, A]` which actions can be taken."""
         return (np.diff(self.offsets) > 0).reshape(self.states, self.actions)
 
     @property
     def terminal(self) -> Flags:
         """`[S]` states in which nothing can be done."""
-        return np.logical_not(self.legal.any(axis=1))
+        return np.logical_not(self.available.any(axis=1))
 
     @property
-    def paid(self) -> Floats:
+    def expected_reward(self) -> Floats:
         """`[S, A]` expected reward of a pair; 0 where it cannot be taken."""
-        return self.of_pairs(self.probability * self.reward)
+        return self.sum_by_pair(self.probability * self.reward)
 
-    def of_pairs(self, outcomes: Floats) -> Floats:
+    def sum_by_pair(self, outcomes: Floats) -> Floats:
         """Sum over the outcomes `[K]` of each pair -> `[S, A]`."""
-        sums = np.bincount(self.owner, weights=outcomes, minlength=self.states * self.actions)
+        sums = np.bincount(self.pair_of_outcome, weights=outcomes, minlength=self.states * self.actions)
         return sums.astype(np.float64).reshape(self.states, self.actions)
 
     def backup(self, value: Floats) -> Floats:
@@ -79,49 +79,49 @@ class Finite:
 
         -inf where the action cannot be taken.
         """
-        beyond = np.where(self.ends, 0.0, value[self.after])
-        q = self.of_pairs(self.probability * (self.reward + self.discount * beyond))
-        return np.where(self.legal, q, -np.inf)
+        beyond = np.where(self.terminates, 0.0, value[self.next_state])
+        q = self.sum_by_pair(self.probability * (self.reward + self.discount * beyond))
+        return np.where(self.available, q, -np.inf)
 
-    def best(self, q: Floats) -> Floats:
+    def greedy_values(self, q: Floats) -> Floats:
         """max over actions of q `[S, A]` -> `[S]`; 0 in terminal states."""
         return np.where(self.terminal, 0.0, q.max(axis=1))
 
     def dense(self) -> tuple[Floats, Floats]:
         """`[S, A, S]` probability of going on in a state (what is missing to 1 ends), `[S, A]` expected reward."""
-        goes_on = ~self.ends
-        cells = self.owner[goes_on] * self.states + self.after[goes_on]
+        goes_on = ~self.terminates
+        cells = self.pair_of_outcome[goes_on] * self.states + self.next_state[goes_on]
         size = self.states * self.actions * self.states
         flat = np.bincount(cells, weights=self.probability[goes_on], minlength=size).astype(np.float64)
-        return flat.reshape(self.states, self.actions, self.states), self.paid
+        return flat.reshape(self.states, self.actions, self.states), self.expected_reward
 
-    def discounted_by(self, discount: float) -> "Finite":
+    def with_discount(self, discount: float) -> "FiniteMdp":
         """The same world, under another discount. Raises DataError outside (0, 1]."""
-        return checked(replace(self, discount=discount))
+        return validated_mdp(replace(self, discount=discount))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcomes:
+class MdpOutcomes:
     """K outcomes in any order, as a builder collects them."""
 
     state: Ints
     action: Ints
-    after: Ints
+    next_state: Ints
     probability: Floats
     reward: Floats
-    ends: Flags
+    terminates: Flags
     """All `[K]`."""
 
 
-def finite(
-    outcomes: Outcomes, *, states: int, actions: int, start: Floats, discount: float, limit: int | None = None
-) -> Finite:
+def make_mdp(
+    outcomes: MdpOutcomes, *, states: int, actions: int, start: Floats, discount: float, limit: int | None = None
+) -> FiniteMdp:
     """The table of these outcomes; those of probability 0 are left out. Raises DataError with every fault."""
-    faults = Faults(DataError)
+    faults = ErrorCollector(DataError)
     for name, column, count in (
         ("state", outcomes.state, states),
         ("action", outcomes.action, actions),
-        ("after", outcomes.after, states),
+        ("after", outcomes.next_state, states),
     ):
         outside = np.flatnonzero((column < 0) | (column >= count))
         if len(outside):
@@ -133,57 +133,64 @@ def finite(
     kept = np.flatnonzero(outcomes.probability > 0)
     pair = outcomes.state[kept] * actions + outcomes.action[kept]
     order = kept[np.argsort(pair, kind="stable")]
-    return checked(
-        Finite(
+    return validated_mdp(
+        FiniteMdp(
             states=states,
             actions=actions,
             offsets=np.concatenate([[0], np.cumsum(np.bincount(pair, minlength=states * actions))]).astype(np.int64),
-            after=outcomes.after[order],
+            next_state=outcomes.next_state[order],
             probability=outcomes.probability[order].astype(np.float64),
             reward=outcomes.reward[order].astype(np.float64),
-            ends=outcomes.ends[order],
-            start=start.astype(np.float64),
+            terminates=outcomes.terminates[order],
+            start_distribution=start.astype(np.float64),
             discount=discount,
-            limit=limit,
+            step_limit=limit,
         )
     )
 
 
-def checked(mdp: Finite) -> Finite:
+def validated_mdp(mdp: FiniteMdp) -> FiniteMdp:
     """`mdp` itself; raises DataError with every fault of its numbers."""
-    faults = Faults(DataError)
+    faults = ErrorCollector(DataError)
     if not 0 < mdp.discount <= 1:
         faults.add(f"discount is {mdp.discount}, expected more than 0 and at most 1")
-    if mdp.limit is not None and mdp.limit < 1:
-        faults.add(f"limit is {mdp.limit} steps, expected at least 1")
-    if mdp.start.shape != (mdp.states,) or not (mdp.start >= 0).all() or abs(mdp.start.sum() - 1) > SUM_TOLERANCE:
-        faults.add(f"start must be {mdp.states} probabilities that add up to 1; they add up to {mdp.start.sum()}")
-    elif (lost := np.flatnonzero((mdp.start > 0) & mdp.terminal)).size:
+    if mdp.step_limit is not None and mdp.step_limit < 1:
+        faults.add(f"limit is {mdp.step_limit} steps, expected at least 1")
+    if (
+        mdp.start_distribution.shape != (mdp.states,)
+        or not (mdp.start_distribution >= 0).all()
+        or abs(mdp.start_distribution.sum() - 1) > SUM_TOLERANCE
+    ):
+        faults.add(
+            f"start must be {mdp.states} probabilities that add up to 1; they add up to {mdp.start_distribution.sum()}"
+        )
+    elif (lost := np.flatnonzero((mdp.start_distribution > 0) & mdp.terminal)).size:
         faults.add(f"state {lost[0]} is a start and has no action")
-    sums = mdp.of_pairs(mdp.probability)
-    wrong = np.argwhere(mdp.legal & (np.abs(sums - 1) > SUM_TOLERANCE))
+    sums = mdp.sum_by_pair(mdp.probability)
+    wrong = np.argwhere(mdp.available & (np.abs(sums - 1) > SUM_TOLERANCE))
     if len(wrong):
         state, action = wrong[0]
         faults.add(f"state {state}, action {action}: probabilities add up to {sums[state, action]:.12g}, expected 1")
     if not np.isfinite(mdp.reward).all():
         faults.add(f"outcome {np.flatnonzero(~np.isfinite(mdp.reward))[0]}: the reward is not finite")
-    stuck = np.flatnonzero(~mdp.ends & mdp.terminal[mdp.after])
+    stuck = np.flatnonzero(~mdp.terminates & mdp.terminal[mdp.next_state])
     if len(stuck):
-        pair = int(mdp.owner[stuck[0]])
+        pair = int(mdp.pair_of_outcome[stuck[0]])
         faults.add(
-            f"state {pair // mdp.actions}, action {pair % mdp.actions}: leads to state {mdp.after[stuck[0]]}, where "
+            f"state {pair // mdp.actions}, action {pair % mdp.actions}: leads to state {mdp.next_state[stuck[0]]}, "
+            f"where "
             "nothing can be done, and does not end there"
         )
     faults.raise_if_any()
     return mdp
 
 
-def probabilities(mdp: Finite, policy: Policy) -> Floats:
+def policy_probabilities(mdp: FiniteMdp, policy: TabularPolicy) -> Floats:
     """A policy as probabilities `[S, A]`; rows of terminal states are 0.
 
     Raises DataError where it takes an action that cannot be taken, or its probabilities do not add up to 1.
     """
-    legal, terminal = mdp.legal, mdp.terminal
+    legal, terminal = mdp.available, mdp.terminal
     if policy.ndim == 1:
         table = np.zeros((mdp.states, mdp.actions))
         table[np.arange(mdp.states), policy.astype(np.int64)] = 1.0
@@ -192,7 +199,7 @@ def probabilities(mdp: Finite, policy: Policy) -> Floats:
     if table.shape != (mdp.states, mdp.actions):
         raise DataError(f"the policy is {list(policy.shape)}, expected [{mdp.states}] or [{mdp.states}, {mdp.actions}]")
     table = np.where(terminal[:, None], 0.0, table)
-    faults = Faults(DataError)
+    faults = ErrorCollector(DataError)
     illegal = np.argwhere((table != 0) & ~legal)
     if len(illegal):
         faults.add(f"the policy takes action {illegal[0][1]} in state {illegal[0][0]}, which cannot be taken there")

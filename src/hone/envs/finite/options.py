@@ -1,6 +1,6 @@
 """Options: courses of action with an end of their own, and the process that somebody sees who only chooses among them.
 
-Belongs here: the model of an option, exactly (Sutton, Precup & Singh, 1999). The process over options is a `Finite`
+Belongs here: the model of an option, exactly (Sutton, Precup & Singh, 1999). The process over options is a `FiniteMdp`
 again: the discount spent on the way is a probability of ending, so everything that solves one solves the other.
 """
 
@@ -10,22 +10,22 @@ from dataclasses import dataclass
 import numpy as np
 
 from hone.core.errors import DataError
-from hone.envs.finite.linear import solve
-from hone.envs.finite.model import Finite, Flags, Floats, Outcomes, Policy, finite, probabilities
+from hone.envs.finite.linear import solve_linear
+from hone.envs.finite.model import FiniteMdp, Flags, Floats, MdpOutcomes, TabularPolicy, make_mdp, policy_probabilities
 
 NEGLIGIBLE = 1e-15
 """Outcomes less likely than this are left out of a process over options."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Option:
+class MarkovOption:
     """What to do once it is chosen, until it stops."""
 
-    policy: Policy
+    policy: TabularPolicy
     """`[S]` or `[S, A]`."""
-    stops: Floats
+    termination: Floats
     """`[S]` probability that it stops on arriving there."""
-    begins: Flags | None = None
+    initiation_set: Flags | None = None
     """`[S]` where it can be chosen; None: wherever anything can be done."""
 
 
@@ -35,81 +35,88 @@ class OptionModel:
 
     reward: Floats
     """`[S]` discounted reward until it stops."""
-    after: Floats
+    next_state: Floats
     """`[S, S]` sum over durations k of discount^k P(it stops after k steps, there)."""
 
 
-def primitive(mdp: Finite, action: int) -> Option:
+def primitive_option(mdp: FiniteMdp, action: int) -> MarkovOption:
     """The option that takes one action and stops."""
-    others = mdp.legal.argmax(axis=1)
-    policy = np.where(mdp.legal[:, action], action, others)
-    return Option(policy=policy, stops=np.ones(mdp.states), begins=mdp.legal[:, action])
+    others = mdp.available.argmax(axis=1)
+    policy = np.where(mdp.available[:, action], action, others)
+    return MarkovOption(policy=policy, termination=np.ones(mdp.states), initiation_set=mdp.available[:, action])
 
 
-def option_model(mdp: Finite, option: Option) -> OptionModel:
+def option_model(mdp: FiniteMdp, option: MarkovOption) -> OptionModel:
     """R = r + discount * P (1 - stops) R, and likewise where it stops, by linear solves.
 
     Raises DataError where it may go on for ever with discount 1.
     """
-    weight = probabilities(mdp, option.policy).ravel()[mdp.owner] * mdp.probability
-    goes_on = ~mdp.ends & (weight > 0)
-    source, target = (mdp.owner // mdp.actions)[goes_on], mdp.after[goes_on]
+    weight = policy_probabilities(mdp, option.policy).ravel()[mdp.pair_of_outcome] * mdp.probability
+    goes_on = ~mdp.terminates & (weight > 0)
+    source, target = (mdp.pair_of_outcome // mdp.actions)[goes_on], mdp.next_state[goes_on]
     step = mdp.discount * weight[goes_on]
     _require_end(mdp, option, (source, target), weight)
-    inside = (source, target, step * (1 - option.stops[target]))
+    inside = (source, target, step * (1 - option.termination[target]))
     nowhere = np.zeros(mdp.states, dtype=np.bool_)
     arrives = np.zeros((mdp.states, mdp.states))
-    np.add.at(arrives, (source, target), step * option.stops[target])
-    reward = solve(inside, mdp.of_pairs(weight * mdp.reward).sum(axis=1), nowhere)
-    stopping = np.flatnonzero(option.stops > 0)
+    np.add.at(arrives, (source, target), step * option.termination[target])
+    reward = solve_linear(inside, mdp.sum_by_pair(weight * mdp.reward).sum(axis=1), nowhere)
+    stopping = np.flatnonzero(option.termination > 0)
     after = np.zeros((mdp.states, mdp.states))
     for state in stopping:
-        after[:, state] = solve(inside, arrives[:, state], nowhere)
-    return OptionModel(reward=reward, after=after)
+        after[:, state] = solve_linear(inside, arrives[:, state], nowhere)
+    return OptionModel(reward=reward, next_state=after)
 
 
-def over_options(mdp: Finite, options: Sequence[Option]) -> Finite:
+def mdp_over_options(mdp: FiniteMdp, options: Sequence[MarkovOption]) -> FiniteMdp:
     """The process whose action o is the whole option o; its discount is 1, for its outcomes carry the discount.
 
     Its best values are those of always choosing the best option and keeping to it (call and return).
     """
-    parts: list[Outcomes] = []
+    parts: list[MdpOutcomes] = []
     for number, option in enumerate(options):
         model = option_model(mdp, option)
-        begins = ~mdp.terminal if option.begins is None else option.begins & ~mdp.terminal
-        after = np.where(model.after > NEGLIGIBLE, model.after, 0.0)
+        begins = ~mdp.terminal if option.initiation_set is None else option.initiation_set & ~mdp.terminal
+        after = np.where(model.next_state > NEGLIGIBLE, model.next_state, 0.0)
         gone = np.maximum(1.0 - after.sum(axis=1), 0.0)
         state, target = np.nonzero(after * begins[:, None])
         ending = np.flatnonzero(begins & (gone > NEGLIGIBLE))
         parts.append(
-            Outcomes(
+            MdpOutcomes(
                 state=np.concatenate([state, ending]),
                 action=np.full(len(state) + len(ending), number),
-                after=np.concatenate([target, ending]),
+                next_state=np.concatenate([target, ending]),
                 probability=np.concatenate([after[state, target], gone[ending]]),
                 reward=np.concatenate([model.reward[state], model.reward[ending]]),
-                ends=np.repeat([False, True], [len(state), len(ending)]),
+                terminates=np.repeat([False, True], [len(state), len(ending)]),
             )
         )
     columns = [
         np.concatenate(column)
         for column in zip(
-            *((part.state, part.action, part.after, part.probability, part.reward, part.ends) for part in parts),
+            *(
+                (part.state, part.action, part.next_state, part.probability, part.reward, part.terminates)
+                for part in parts
+            ),
             strict=True,
         )
     ]
     state, action, after, probability, reward, ends = columns
-    joined = Outcomes(state=state, action=action, after=after, probability=probability, reward=reward, ends=ends)
-    return finite(joined, states=mdp.states, actions=len(options), start=mdp.start, discount=1.0, limit=None)
+    joined = MdpOutcomes(
+        state=state, action=action, next_state=after, probability=probability, reward=reward, terminates=ends
+    )
+    return make_mdp(
+        joined, states=mdp.states, actions=len(options), start=mdp.start_distribution, discount=1.0, limit=None
+    )
 
 
-def _require_end(mdp: Finite, option: Option, edges: tuple[np.ndarray, np.ndarray], weight: Floats) -> None:
+def _require_end(mdp: FiniteMdp, option: MarkovOption, edges: tuple[np.ndarray, np.ndarray], weight: Floats) -> None:
     if mdp.discount < 1:
         return
     source, target = edges
     reached = mdp.terminal.copy()
-    reached[(mdp.owner // mdp.actions)[mdp.ends & (weight > 0)]] = True
-    reached[source[option.stops[target] > 0]] = True
+    reached[(mdp.pair_of_outcome // mdp.actions)[mdp.terminates & (weight > 0)]] = True
+    reached[source[option.termination[target] > 0]] = True
     while (more := source[reached[target] & ~reached[source]]).size:
         reached[more] = True
     if not reached.all():

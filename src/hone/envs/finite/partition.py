@@ -8,18 +8,18 @@ import numpy as np
 
 from hone.core.errors import DataError
 from hone.core.ragged import Ints
-from hone.envs.finite.model import Finite, Floats, Outcomes, finite
+from hone.envs.finite.model import FiniteMdp, Floats, MdpOutcomes, make_mdp
 
-SAME = 1e-9
+SAME_TOLERANCE = 1e-9
 """Numbers closer than this are taken for equal; chains of such numbers too, so that no boundary can part them."""
 
 
-def bisimulation(mdp: Finite, *, tolerance: float = SAME) -> Ints:
+def bisimulation(mdp: FiniteMdp, *, tolerance: float = SAME_TOLERANCE) -> Ints:
     """`[S]` block of each state, numbered by their first states: the coarsest partition that loses nothing.
 
     States of one block pay the same for each action, end as often, and lead to each block as often.
     """
-    paid = clusters(np.where(mdp.legal, mdp.paid, np.inf).ravel(), tolerance).reshape(mdp.states, -1)
+    paid = clusters(np.where(mdp.available, mdp.expected_reward, np.inf).ravel(), tolerance).reshape(mdp.states, -1)
     blocks = _numbered(paid)
     while True:
         finer = _numbered(np.concatenate([blocks[:, None], _leads(mdp, blocks, tolerance)], axis=1))
@@ -28,14 +28,14 @@ def bisimulation(mdp: Finite, *, tolerance: float = SAME) -> Ints:
         blocks = finer
 
 
-def is_bisimulation(mdp: Finite, blocks: Ints, *, tolerance: float = SAME) -> bool:
+def is_bisimulation(mdp: FiniteMdp, blocks: Ints, *, tolerance: float = SAME_TOLERANCE) -> bool:
     """Whether states of one block cannot be told apart."""
-    paid = clusters(np.where(mdp.legal, mdp.paid, np.inf).ravel(), tolerance).reshape(mdp.states, -1)
+    paid = clusters(np.where(mdp.available, mdp.expected_reward, np.inf).ravel(), tolerance).reshape(mdp.states, -1)
     told = np.concatenate([blocks[:, None], paid, _leads(mdp, blocks, tolerance)], axis=1)
     return int(_numbered(told).max()) == int(_numbered(blocks[:, None]).max())
 
 
-def quotient(mdp: Finite, blocks: Ints) -> Finite:
+def quotient_mdp(mdp: FiniteMdp, blocks: Ints) -> FiniteMdp:
     """The process over blocks `0 .. B-1`; what is worth v there is worth v in every state of the block.
 
     Raises DataError for blocks that are no bisimulation.
@@ -44,22 +44,22 @@ def quotient(mdp: Finite, blocks: Ints) -> Finite:
         raise DataError("these blocks join states that pay or lead differently: make them with `bisimulation`")
     count = int(blocks.max()) + 1
     _, representative = np.unique(blocks, return_index=True)
-    state, action = np.divmod(mdp.owner, mdp.actions)
+    state, action = np.divmod(mdp.pair_of_outcome, mdp.actions)
     kept = np.isin(state, representative)
-    return finite(
-        Outcomes(
+    return make_mdp(
+        MdpOutcomes(
             state=blocks[state[kept]],
             action=action[kept],
-            after=blocks[mdp.after[kept]],
+            next_state=blocks[mdp.next_state[kept]],
             probability=mdp.probability[kept],
             reward=mdp.reward[kept],
-            ends=mdp.ends[kept],
+            terminates=mdp.terminates[kept],
         ),
         states=count,
         actions=mdp.actions,
-        start=np.bincount(blocks, weights=mdp.start, minlength=count).astype(np.float64),
+        start=np.bincount(blocks, weights=mdp.start_distribution, minlength=count).astype(np.float64),
         discount=mdp.discount,
-        limit=mdp.limit,
+        limit=mdp.step_limit,
     )
 
 
@@ -74,10 +74,10 @@ def clusters(values: Floats, tolerance: float) -> Ints:
     return label
 
 
-def _leads(mdp: Finite, blocks: Ints, tolerance: float) -> Ints:
+def _leads(mdp: FiniteMdp, blocks: Ints, tolerance: float) -> Ints:
     """`[S, 1]` kind of each state by how often each action leads to each block, or ends."""
     count = int(blocks.max()) + 2
-    cell = mdp.owner * count + np.where(mdp.ends, count - 1, blocks[mdp.after])
+    cell = mdp.pair_of_outcome * count + np.where(mdp.terminates, count - 1, blocks[mdp.next_state])
     cells, where = np.unique(cell, return_inverse=True)
     chance = clusters(np.bincount(where, weights=mdp.probability).astype(np.float64), tolerance)
     pair, block = np.divmod(cells, count)

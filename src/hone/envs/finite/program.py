@@ -9,25 +9,25 @@ import numpy as np
 
 from hone.core.errors import DataError, ResourceError
 from hone.envs.finite.linear import NEEDS_SCIPY
-from hone.envs.finite.model import Finite, Floats
+from hone.envs.finite.model import FiniteMdp, Floats
 from hone.envs.finite.solve import can_end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Program:
+class LinearProgramSolution:
     """Both sides of it."""
 
     value: Floats
     """`[S]` the best values."""
-    visits: Floats
-    """`[S, A]` discounted visits of a best policy whose episodes begin by `weights` (the dual)."""
+    occupancy: Floats
+    """`[S, A]` discounted visits of a best policy whose episodes begin by `question_weights` (the dual)."""
 
 
-def solve_program(mdp: Finite, weights: Floats | None = None) -> Program:
+def solve_linear_program(mdp: FiniteMdp, weights: Floats | None = None) -> LinearProgramSolution:
     """min sum of w(s) v(s) with v(s) >= r(s, a) + discount * sum of p v for every pair (d'Epenoux, 1963).
 
-    `weights` `[S]`, all positive; None: uniform. Raises DataError where no finite values satisfy it, ResourceError
-    without scipy.
+    `question_weights` `[S]`, all positive; None: uniform. Raises DataError where no finite values satisfy it,
+    ResourceError without scipy.
     """
     try:
         from scipy import sparse  # noqa: PLC0415 - optional, and slow to import
@@ -35,18 +35,18 @@ def solve_program(mdp: Finite, weights: Floats | None = None) -> Program:
     except ImportError as missing:
         raise ResourceError(f"linear programme: {NEEDS_SCIPY}") from missing
     weights = np.full(mdp.states, 1 / mdp.states) if weights is None else weights
-    pairs = np.flatnonzero(mdp.legal)
-    row = np.cumsum(mdp.legal.ravel()) - 1
-    goes_on = ~mdp.ends
-    rows = np.concatenate([np.arange(len(pairs)), row[mdp.owner[goes_on]]])
-    columns = np.concatenate([pairs // mdp.actions, mdp.after[goes_on]])
+    pairs = np.flatnonzero(mdp.available)
+    row = np.cumsum(mdp.available.ravel()) - 1
+    goes_on = ~mdp.terminates
+    rows = np.concatenate([np.arange(len(pairs)), row[mdp.pair_of_outcome[goes_on]]])
+    columns = np.concatenate([pairs // mdp.actions, mdp.next_state[goes_on]])
     cells = np.concatenate([-np.ones(len(pairs)), mdp.discount * mdp.probability[goes_on]])
     matrix = sparse.coo_matrix((cells, (rows, columns)), shape=(len(pairs), mdp.states)).tocsr()
     nothing = mdp.terminal if mdp.discount < 1 else mdp.terminal | ~can_end(mdp)
     bounds = [(0.0, 0.0) if zero else (None, None) for zero in nothing]
-    answer = linprog(weights, A_ub=matrix, b_ub=-mdp.paid.ravel()[pairs], bounds=bounds, method="highs")
+    answer = linprog(weights, A_ub=matrix, b_ub=-mdp.expected_reward.ravel()[pairs], bounds=bounds, method="highs")
     if answer.status != 0:
         raise DataError(f"the linear programme has no finite solution: {answer.message}")
     visits = np.zeros(mdp.states * mdp.actions)
     visits[pairs] = -np.asarray(answer.ineqlin.marginals)
-    return Program(value=np.asarray(answer.x), visits=visits.reshape(mdp.states, mdp.actions))
+    return LinearProgramSolution(value=np.asarray(answer.x), occupancy=visits.reshape(mdp.states, mdp.actions))

@@ -12,11 +12,11 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from hone.core.episodes import Episodes, Status
+from hone.core.episodes import Episodes, ScoreStatus
 from hone.core.errors import ConfigError
 from hone.core.random import generator
-from hone.envs.finite.model import Finite, Outcomes, finite
-from hone.envs.logs.parquet import Log
+from hone.envs.finite.model import FiniteMdp, MdpOutcomes, make_mdp
+from hone.envs.logs.parquet import DecisionLog
 
 FORWARD = 1
 """In a lane; the other action leaves it, and ends the episode. The log never does."""
@@ -24,14 +24,14 @@ PAYING = (1, 0)
 """The lane of each half that pays."""
 
 
-def states_of(length: int) -> int:
+def state_count(length: int) -> int:
     """Two forks and four lanes. Raises ConfigError for a lane without length."""
     if length < 1:
         raise ConfigError(f"the lanes have length {length}, expected at least 1")
     return 2 * (1 + 2 * length)
 
 
-def moved(state: int, action: int, length: int) -> tuple[int, float, bool]:
+def stitching_step(state: int, action: int, length: int) -> tuple[int, float, bool]:
     """Where it leads, what it pays, and whether it ends."""
     half, place = divmod(state, 1 + 2 * length)
     fork = half * (1 + 2 * length)
@@ -46,33 +46,36 @@ def moved(state: int, action: int, length: int) -> tuple[int, float, bool]:
     return (1 + 2 * length, paid, False) if half == 0 else (state, paid, True)
 
 
-def stitching(*, length: int = 3, discount: float = 0.99) -> Finite:
+def stitching_mdp(*, length: int = 3, discount: float = 0.99) -> FiniteMdp:
     """The table. Its best policy is worth discount^length + discount^(2 length + 1) at the start."""
-    count = states_of(length)
+    count = state_count(length)
     pairs = [(state, action) for state in range(count) for action in range(2)]
-    after, reward, ends = zip(*(moved(state, action, length) for state, action in pairs), strict=True)
+    after, reward, ends = zip(*(stitching_step(state, action, length) for state, action in pairs), strict=True)
     state, action = (np.array(column) for column in zip(*pairs, strict=True))
     start = np.zeros(count)
     start[0] = 1.0
-    outcomes = Outcomes(
+    outcomes = MdpOutcomes(
         state=state,
         action=action,
-        after=np.array(after),
+        next_state=np.array(after),
         probability=np.ones(len(pairs)),
         reward=np.array(reward),
-        ends=np.array(ends),
+        terminates=np.array(ends),
     )
-    return finite(outcomes, states=count, actions=2, start=start, discount=discount)
+    return make_mdp(outcomes, states=count, actions=2, start=start, discount=discount)
 
 
-def stitching_log(*, length: int = 3, episodes: int = 200, share: float = 0.6, seed: int = 0) -> Log:
-    """`episodes` episodes; `share` of them (0.5 < share < 1) are paid in the first half, the others in the second.
+def stitching_log(*, length: int = 3, episodes: int = 200, first_half_share: float = 0.6, seed: int = 0) -> DecisionLog:
+    """`episodes` episodes; `fraction_true` of them (0.5 < share < 1) are paid in the first half, the others in the
+    second.
 
     Raises ConfigError for a share that would make the likeliest actions the best ones.
     """
-    if not 0.5 < share < 1:
-        raise ConfigError(f"share = {share}: with 0.5 < share < 1 the log's likeliest actions are not the best ones")
-    first = round(share * episodes)
+    if not 0.5 < first_half_share < 1:
+        raise ConfigError(
+            f"share = {first_half_share}: with 0.5 < share < 1 the log's likeliest actions are not the best ones"
+        )
+    first = round(first_half_share * episodes)
     kind = generator(seed, "stitching").permutation(np.arange(episodes) < first)
     lanes = {True: (PAYING[0], 1 - PAYING[1]), False: (1 - PAYING[0], PAYING[1])}
     paths = {bool(paid): _path(lanes[bool(paid)], length) for paid in (True, False)}
@@ -80,9 +83,9 @@ def stitching_log(*, length: int = 3, episodes: int = 200, share: float = 0.6, s
     seen, chosen, reward, after = (np.array(column) for column in zip(*steps, strict=True))
     each = 2 * (1 + length)
     density = np.zeros(len(steps), np.float32)
-    took = {True: np.log(share), False: np.log1p(-share)}
+    took = {True: np.log(first_half_share), False: np.log1p(-first_half_share)}
     density[::each] = [took[bool(paid)] for paid in kind]
-    return Log(
+    return DecisionLog(
         episodes=Episodes(
             offsets=np.arange(0, episodes * each + 1, each, dtype=np.int64),
             seen=seen,
@@ -95,9 +98,9 @@ def stitching_log(*, length: int = 3, episodes: int = 200, share: float = 0.6, s
             truncated=np.zeros(episodes, np.bool_),
             final=after[each - 1 :: each],
             score=reward.reshape(episodes, each).sum(axis=1).astype(np.float64),
-            status=np.full(episodes, Status.SCORED, np.uint8),
+            status=np.full(episodes, ScoreStatus.SCORED, np.uint8),
         ),
-        observation_space=spaces.Discrete(states_of(length)),
+        observation_space=spaces.Discrete(state_count(length)),
         action_space=spaces.Discrete(2),
     )
 
@@ -108,18 +111,18 @@ def _path(lanes: tuple[int, int], length: int) -> list[tuple[int, int, float, in
     while not ended:
         half, place = divmod(state, 1 + 2 * length)
         action = FORWARD if place else lanes[half]
-        after, reward, ended = moved(state, action, length)
+        after, reward, ended = stitching_step(state, action, length)
         found.append((state, action, reward, after))
         state = after
     return found
 
 
-class Stitching(gymnasium.Env[Any, Any]):
+class StitchingEnv(gymnasium.Env[Any, Any]):
     """The same as a Gymnasium environment, `hone/Stitching-v0`. An episode has at most 2 (1 + length) steps."""
 
     def __init__(self, length: int = 3) -> None:
         self.length = length
-        self.observation_space = spaces.Discrete(states_of(length))
+        self.observation_space = spaces.Discrete(state_count(length))
         self.action_space = spaces.Discrete(2)
         self.state = 0
 
@@ -129,5 +132,5 @@ class Stitching(gymnasium.Env[Any, Any]):
         return self.state, {}
 
     def step(self, action: int) -> tuple[int, float, bool, bool, dict[str, Any]]:
-        self.state, reward, ended = moved(self.state, int(action), self.length)
+        self.state, reward, ended = stitching_step(self.state, int(action), self.length)
         return self.state, reward, ended, False, {}

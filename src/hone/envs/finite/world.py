@@ -9,18 +9,18 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from hone.core.episodes import Episodes, Status
+from hone.core.episodes import Episodes, ScoreStatus
 from hone.core.errors import ConfigError, DataError
-from hone.core.ragged import Ints, offsets_of, sums
+from hone.core.ragged import Ints, offsets_of, row_sums
 from hone.core.random import generator
 from hone.core.state import State, array, integer
-from hone.envs.finite.model import Finite, Flags, Floats
-from hone.envs.gym.world import Decider
+from hone.envs.finite.model import FiniteMdp, Flags, Floats
+from hone.envs.gym.world import VectorActor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rows:
-    """T steps of B copies, before they are cut into episodes; `[T, B]`, `seen` `[T+1, B]`."""
+class FiniteRollout:
+    """T steps of B copies, before they are cut into episodes; `[T, B]`, `observations_of` `[T+1, B]`."""
 
     seen: Ints
     chosen: Ints
@@ -40,12 +40,12 @@ class FiniteWorld:
     the next one, as a piece with the same `group`.
     """
 
-    mdp: Finite
+    mdp: FiniteMdp
     steps: int
     seed: int
     copies: int = 1
     rollouts: int = 0
-    begun: int = 0
+    episodes_begun: int = 0
     """Episodes begun; numbers them."""
     seen: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     """`[B]` what will be decided on next."""
@@ -53,26 +53,26 @@ class FiniteWorld:
     def __post_init__(self) -> None:
         mdp = self.mdp
         within = np.cumsum(mdp.probability)
-        first = np.concatenate([[0.0], within])[mdp.offsets[mdp.owner]]
-        ladder = mdp.owner + np.minimum(within - first, 1.0)
-        ladder[mdp.offsets[1:][np.diff(mdp.offsets) > 0] - 1] = 1.0 + np.unique(mdp.owner)
+        first = np.concatenate([[0.0], within])[mdp.offsets[mdp.pair_of_outcome]]
+        ladder = mdp.pair_of_outcome + np.minimum(within - first, 1.0)
+        ladder[mdp.offsets[1:][np.diff(mdp.offsets) > 0] - 1] = 1.0 + np.unique(mdp.pair_of_outcome)
         self._ladder = ladder
         """`[K]` pair number plus the probability so far: one search finds the outcomes of any number of pairs."""
-        self._starts = np.cumsum(mdp.start) / mdp.start.sum()
-        self._legal = mdp.legal
+        self._starts = np.cumsum(mdp.start_distribution) / mdp.start_distribution.sum()
+        self._legal = mdp.available
         self.age = np.zeros(self.copies, dtype=np.int64)
         self.returns = np.zeros(self.copies)
         self.episode = np.arange(self.copies)
-        self.begun = self.copies
+        self.episodes_begun = self.copies
         self.seen = self._begin(generator(self.seed, "finite", 0).random(self.copies))
 
-    def rollout(self, actor: Decider) -> Episodes:
+    def rollout(self, actor: VectorActor) -> Episodes:
         """`steps * copies` decisions. Raises ConfigError for an action that the table does not allow."""
         self.rollouts += 1
         shape = (self.steps, self.copies)
         luck = generator(self.seed, "finite", self.rollouts).random((2, *shape))
         noise = actor.noise(generator(self.seed, "act", self.rollouts), shape)
-        rows = Rows(
+        rows = FiniteRollout(
             seen=np.empty((self.steps + 1, self.copies), dtype=np.int64),
             chosen=np.empty(shape, dtype=np.int64),
             logp=np.empty(shape, dtype=np.float32),
@@ -91,7 +91,7 @@ class FiniteWorld:
     def state(self) -> State:
         return {
             "rollouts": self.rollouts,
-            "begun": self.begun,
+            "begun": self.episodes_begun,
             "seen": self.seen,
             "age": self.age.copy(),
             "returns": self.returns,
@@ -103,13 +103,13 @@ class FiniteWorld:
         seen = array(state, "seen")
         if seen.shape != (self.copies,):
             raise DataError(f"the saved world has {len(seen)} copies, this one {self.copies}")
-        self.rollouts, self.begun = integer(state, "rollouts"), integer(state, "begun")
+        self.rollouts, self.episodes_begun = integer(state, "rollouts"), integer(state, "begun")
         self.seen = seen.astype(np.int64)
         self.age = array(state, "age").astype(np.int64)
         self.returns = array(state, "returns").astype(np.float64)
         self.episode = array(state, "episode").astype(np.int64)
 
-    def _step(self, rows: Rows, t: int, luck: Floats) -> None:
+    def _step(self, rows: FiniteRollout, t: int, luck: Floats) -> None:
         mdp, chosen = self.mdp, rows.chosen[t]
         allowed = (chosen >= 0) & (chosen < mdp.actions)
         allowed[allowed] = self._legal[self.seen[allowed], chosen[allowed]]
@@ -121,11 +121,11 @@ class FiniteWorld:
         found = np.searchsorted(self._ladder, pair + luck[0], side="right")
         outcome = np.minimum(found, mdp.offsets[pair + 1] - 1)  # the sum may have been rounded up to the next pair
         rows.reward[t] = mdp.reward[outcome]
-        rows.terminated[t] = mdp.ends[outcome]
-        rows.final[t] = mdp.after[outcome]
+        rows.terminated[t] = mdp.terminates[outcome]
+        rows.final[t] = mdp.next_state[outcome]
         self.age += 1
-        if mdp.limit is not None:
-            rows.truncated[t] = (self.age >= mdp.limit) & ~rows.terminated[t]
+        if mdp.step_limit is not None:
+            rows.truncated[t] = (self.age >= mdp.step_limit) & ~rows.terminated[t]
         over = rows.terminated[t] | rows.truncated[t]
         self.seen = np.where(over, self._begin(luck[1]), rows.final[t]) if over.any() else rows.final[t].copy()
         self.age[over] = 0
@@ -134,7 +134,7 @@ class FiniteWorld:
         """Where episodes begin."""
         return np.searchsorted(self._starts, luck, side="right").astype(np.int64)
 
-    def _episodes(self, rows: Rows, version: int) -> Episodes:
+    def _episodes(self, rows: FiniteRollout, version: int) -> Episodes:
         done = (rows.terminated | rows.truncated).T  # the decisions of a copy stand together, in the order of time
         ends = done.copy()
         ends[:, -1] = True
@@ -142,7 +142,7 @@ class FiniteWorld:
         copy, time = np.divmod(last, self.steps)
         offsets = offsets_of(np.diff(last, prepend=-1))
         reward = rows.reward.T.ravel()
-        score, group = self._running(sums(reward, offsets), copy, done.ravel()[last])
+        score, group = self._returns_and_numbers(row_sums(reward, offsets), copy, done.ravel()[last])
         return Episodes(
             offsets=offsets,
             seen=rows.seen[:-1].T.ravel(),
@@ -155,10 +155,10 @@ class FiniteWorld:
             truncated=rows.truncated[time, copy],
             final=rows.final[time, copy],
             score=score,
-            status=np.full(len(last), Status.SCORED, dtype=np.uint8),
+            status=np.full(len(last), ScoreStatus.SCORED, dtype=np.uint8),
         )
 
-    def _running(self, paid: Floats, copy: Ints, done: Flags) -> tuple[Floats, Ints]:
+    def _returns_and_numbers(self, paid: Floats, copy: Ints, done: Flags) -> tuple[Floats, Ints]:
         """Return so far and number of the episode of each piece; the first of a copy may have begun earlier."""
         first = np.ones(len(copy), dtype=np.bool_)
         first[1:] = copy[1:] != copy[:-1]
@@ -166,12 +166,12 @@ class FiniteWorld:
         group[first] = self.episode
         score = paid + np.where(first, self.returns[copy], 0.0)
         fresh = np.flatnonzero(~first)
-        group[fresh] = self.begun + np.arange(len(fresh))
-        self.begun += len(fresh)
+        group[fresh] = self.episodes_begun + np.arange(len(fresh))
+        self.episodes_begun += len(fresh)
         final = np.append(first[1:], True)
         self.returns = np.where(done[final], 0.0, score[final])
         self.episode = group[final].copy()
         over = np.flatnonzero(done[final])
-        self.episode[over] = self.begun + np.arange(len(over))
-        self.begun += len(over)
+        self.episode[over] = self.episodes_begun + np.arange(len(over))
+        self.episodes_begun += len(over)
         return score, group

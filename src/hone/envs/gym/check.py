@@ -12,27 +12,27 @@ import numpy as np
 from gymnasium import spaces
 
 from hone.core.errors import ConfigError, UserCodeError
-from hone.envs.gym.make import Maker, Single, seeds_of, told
+from hone.envs.gym.make import EnvFactory, GymEnv, describe_exception, env_seeds
 
 TRIAL_STEPS = 200
-HISTORY = 8
+HISTORY_ACTIONS = 8
 
 
-def try_out(making: Maker, *, seed: int) -> list[str]:
+def check_env(making: EnvFactory, *, seed: int) -> list[str]:
     """Play one environment with random actions. Returns warnings.
 
     Raises UserCodeError for an environment that fails or breaks Gymnasium's contract.
     """
-    env = making.single()
+    env = making.make_one()
     try:
         env.action_space.seed(seed)
-        trial = _Trial(env, making.name, seeds_of(seed, 1)[0])
+        trial = _EnvTrial(env, making.name, env_seeds(seed, 1)[0])
         faults = trial.faults()
     finally:
         env.close()
     if faults:
         raise UserCodeError(*(f"{making.name}: {fault}" for fault in faults))
-    if not trial.ended and not making.limited:
+    if not trial.ended and not making.has_time_limit:
         return [
             f"{making.name}: no end within {TRIAL_STEPS} random steps and no time limit; if episodes never end, set "
             "env.max_episode_steps"
@@ -71,10 +71,10 @@ def check_spaces(
 
 
 @dataclass
-class _Trial:
+class _EnvTrial:
     """One environment played with random actions; remembers where it is, for the message."""
 
-    env: Single
+    env: GymEnv
     name: str
     """Of the environment, as the config gives it."""
     seed: int
@@ -90,7 +90,7 @@ class _Trial:
                 if faults:
                     return [f"{self.place} {fault}" for fault in faults]
         except Exception as fault:
-            raise UserCodeError(f"{self.name}: {self.place} failed: {told(fault)}") from fault
+            raise UserCodeError(f"{self.name}: {self.place} failed: {describe_exception(fault)}") from fault
         return []
 
     def _calls(self) -> Iterator[list[str]]:
@@ -99,7 +99,7 @@ class _Trial:
         yield _reset_faults(self.env.reset(seed=self.seed), space)
         for step in range(TRIAL_STEPS):
             action = self.env.action_space.sample()
-            self.history = [*self.history[1 - HISTORY :], np.asarray(action).tolist()]
+            self.history = [*self.history[1 - HISTORY_ACTIONS :], np.asarray(action).tolist()]
             self.place = f"step {step} (environment 0, seed {self.seed}, last actions {self.history}):"
             answer = self.env.step(action)
             yield _step_faults(answer, space)

@@ -14,25 +14,25 @@ class LostTooOftenError(ResourceError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Loss:
+class EnvProcessLoss:
     """A process of environments that died or was killed, and what is known of it."""
 
-    environments: str
+    env_range: str
     """`environment 3`, or `environments 0 to 7` where they are stepped as one."""
     seeds: str
     """What they were reset with: `seed 17`, or `seeds 17, 18 ...`."""
     step: int
     """Steps since that seed."""
-    what: str
+    reason: str
     """How the process ended."""
-    lost: int
+    lost_episodes: int
     """Environments whose running episodes went with it."""
     timeout: bool = False
     """It was killed because nothing came before the deadline."""
 
-    def told(self) -> str:
-        others = f" with the running episodes of {self.lost} environments" if self.lost > 1 else ""
-        return f"{self.environments} ({self.seeds}, step {self.step} since then){others} was lost: {self.what}"
+    def message(self) -> str:
+        others = f" with the running episodes of {self.lost_episodes} environments" if self.lost_episodes > 1 else ""
+        return f"{self.env_range} ({self.seeds}, step {self.step} since then){others} was lost: {self.reason}"
 
 
 @dataclass(kw_only=True)
@@ -48,20 +48,20 @@ class FaultBudget:
     recent: deque[int] = field(default_factory=deque[int])
     """Steps at which processes were lost, within the window."""
 
-    def stepped(self) -> None:
+    def count_step(self) -> None:
         self.steps += 1
 
-    def lost(self, loss: Loss) -> None:
+    def count_loss(self, loss: EnvProcessLoss) -> None:
         """Take a loss into account. Raises LostTooOftenError with the last one where they are too many."""
         self.losses += 1
         self.recent.append(self.steps)
         while self.recent and self.recent[0] <= self.steps - self.window:
             self.recent.popleft()
         if len(self.recent) > self.allowed:
-            times, steps = counted(len(self.recent), "time"), counted(self.window, "step")
+            times, steps = with_unit(len(self.recent), "time"), with_unit(self.window, "step")
             raise LostTooOftenError(
                 f"processes of environments were lost {times} within {steps}, allowed are {self.allowed} "
-                f"(env.faults_allowed); the last: {loss.told()}",
+                f"(env.faults_allowed); the last: {loss.message()}",
                 "mend the environment, then go on from the newest checkpoint with --resume",
             )
 
@@ -73,6 +73,6 @@ class FaultBudget:
         self.recent = deque(array(state, "recent").tolist())
 
 
-def counted(count: int, word: str) -> str:
+def with_unit(count: int, word: str) -> str:
     """`1 step`, `2 steps`."""
     return f"{count} {word}{'' if count == 1 else 's'}"

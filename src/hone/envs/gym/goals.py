@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 Floats: TypeAlias = NDArray[np.float32]
 
 
-Seen: TypeAlias = dict[str, Floats]
+GoalObservation: TypeAlias = dict[str, Floats]
 
 
 ACHIEVED, DESIRED, OBSERVATION = "achieved_goal", "desired_goal", "observation"

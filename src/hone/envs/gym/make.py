@@ -22,10 +22,10 @@ from hone.core.config import Config
 from hone.core.errors import ConfigError, HoneError, UserCodeError, did_you_mean
 from hone.core.random import key
 from hone.envs.gym.goals import has_goals
-from hone.envs.gym.registration import WRAPS_ANOTHER, register_own
+from hone.envs.gym.registration import OPTION_MEMORY_ID, register_builtin_envs
 
-Vector: TypeAlias = VectorEnv[Any, Any, Any]
-Single: TypeAlias = gymnasium.Env[Any, Any]
+GymVectorEnv: TypeAlias = VectorEnv[Any, Any, Any]
+GymEnv: TypeAlias = gymnasium.Env[Any, Any]
 
 
 class GymConfig(Config):
@@ -46,7 +46,8 @@ class GymConfig(Config):
     """Try the environment out, one at a time, before the run."""
     isolation: Literal["auto", "process", "none"] = "auto"
     """`process`: environments run in processes of their own, so that one that crashes or hangs does not take the run
-    down. `none`: in the trainer's. `auto`: `none` for what comes with Gymnasium or hone, `process` for the rest."""
+    down. `no_correction`: in the trainer's. `auto`: `no_correction` for what comes with Gymnasium or hone, `process`
+    for the rest."""
     workers: int = Field(default=2, ge=1)
     """Processes that the environments are spread over, at most one for each environment. A native vector form stays in
     one."""
@@ -59,51 +60,51 @@ class GymConfig(Config):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Maker:
+class EnvFactory:
     """How to make one environment, and many."""
 
     name: str
-    single: Callable[[], Single]
-    native: Callable[[int], Vector] | None
+    make_one: Callable[[], GymEnv]
+    make_native: Callable[[int], GymVectorEnv] | None
     """Many at once in the environment's own vector form, where it has one."""
-    limited: bool
+    has_time_limit: bool
     """Whether episodes are known to end: a time limit is set."""
 
-    def many(self, count: int) -> Vector:
+    def make_many(self, count: int) -> GymVectorEnv:
         """Raises UserCodeError when they cannot be made."""
-        return self.of([self.single] * count)
+        return self.make_from([self.make_one] * count)
 
-    def of(self, singles: Sequence[Callable[[], Single]]) -> Vector:
+    def make_from(self, singles: Sequence[Callable[[], GymEnv]]) -> GymVectorEnv:
         """As many as `singles`, made by them unless there is a native form."""
-        native = self.native
-        return guarded(self.name, lambda: together(singles) if native is None else native(len(singles)))
+        native = self.make_native
+        return call_user_code(self.name, lambda: sync_vector_env(singles) if native is None else native(len(singles)))
 
 
-def maker(config: GymConfig) -> Maker:
+def env_factory(config: GymConfig) -> EnvFactory:
     """Raises ConfigError for an unknown id, file or class."""
     if ".py:" in config.id:
         return _from_class(config, _user_class(config.id))
-    return _from_spec(config, registered(config.id))
+    return _from_spec(config, find_spec(config.id))
 
 
-def isolated(config: GymConfig) -> bool:
+def runs_isolated(config: GymConfig) -> bool:
     """Whether the environments run in processes of their own. Raises ConfigError for an unknown id."""
     if config.isolation != "auto":
         return config.isolation == "process"
     if ":" in config.id:
         return True
-    spec = registered(config.id)
+    spec = find_spec(config.id)
     return not _is_known(spec) and not callable(spec.entry_point)
 
 
-def registration(config: GymConfig) -> str | None:
+def export_registration(config: GymConfig) -> str | None:
     """What another process must know to make an id that was registered in this one; None where it finds it by itself.
 
     Raises ConfigError for an id whose class has no name that another process could import.
     """
     if ":" in config.id:
         return None
-    spec = registered(config.id)
+    spec = find_spec(config.id)
     if callable(spec.entry_point) or callable(spec.vector_entry_point):
         raise ConfigError(
             f"env.id = {config.id!r} was registered with a class, which another process cannot find; register it as "
@@ -112,39 +113,39 @@ def registration(config: GymConfig) -> str | None:
     return spec.to_json()
 
 
-def register(told: str | None) -> None:
-    """Take up what `registration` gave in another process."""
+def import_registration(told: str | None) -> None:
+    """Take up what `export_registration` gave in another process."""
     if told is not None:
         spec = EnvSpec.from_json(told)
         gymnasium.registry.setdefault(spec.id, spec)
 
 
-def placed(config: GymConfig) -> str:
+def describe_placement(config: GymConfig) -> str:
     """Where the environments run, in words."""
-    if not isolated(config):
+    if not runs_isolated(config):
         return "in the trainer's process"
     count = min(config.workers, config.num_envs)
     return "in a process of their own" if count == 1 else f"in {count} processes of their own"
 
 
-def seeds_of(seed: int, count: int) -> list[int]:
+def env_seeds(seed: int, count: int) -> list[int]:
     """A seed of 32 bits for each environment, unrelated for neighbouring run seeds (seed + i would share streams)."""
     return [key(seed, "env", number) & 0xFFFFFFFF for number in range(count)]
 
 
-def reset_each(envs: Vector, seeds: Sequence[int]) -> Any:  # noqa: ANN401 - whatever the space holds
+def reset_each(envs: GymVectorEnv, seeds: Sequence[int]) -> Any:  # noqa: ANN401 - whatever the space holds
     """Reset with a seed for each environment and return the observations `[B, *observation]`."""
     if isinstance(envs, SyncVectorEnv):
         return envs.reset(seed=cast("list[int | None]", list(seeds)))[0]
     return envs.reset(seed=seeds[0])[0]  # a native vector environment draws for all of its own
 
 
-def reset_all(envs: Vector, seed: int) -> Any:  # noqa: ANN401 - whatever the space holds
+def reset_all(envs: GymVectorEnv, seed: int) -> Any:  # noqa: ANN401 - whatever the space holds
     """Reset with seeds made from `seed` and return the observations `[B, *observation]`."""
-    return reset_each(envs, seeds_of(seed, envs.num_envs))
+    return reset_each(envs, env_seeds(seed, envs.num_envs))
 
 
-def autoreset_of(envs: Vector) -> AutoresetMode:
+def autoreset_mode(envs: GymVectorEnv) -> AutoresetMode:
     """Raises ConfigError where the environment does not say how it resets: its data could not be read rightly."""
     mode = envs.metadata.get("autoreset_mode")
     if isinstance(mode, AutoresetMode):
@@ -155,14 +156,14 @@ def autoreset_of(envs: Vector) -> AutoresetMode:
     )
 
 
-def told(fault: BaseException) -> str:
+def describe_exception(fault: BaseException) -> str:
     """A user's exception, with its traceback below the first line."""
     return f"{type(fault).__name__}: {fault}\n{''.join(traceback.format_exception(fault)).rstrip()}"
 
 
-def registered(name: str, *, key: str = "env.id") -> EnvSpec:
+def find_spec(name: str, *, key: str = "env.id") -> EnvSpec:
     """What Gymnasium knows under a name. Raises ConfigError that speaks of `key`."""
-    register_own()
+    register_builtin_envs()
     try:
         return gymnasium.spec(name)
     except gymnasium.error.Error as error:
@@ -173,38 +174,38 @@ def registered(name: str, *, key: str = "env.id") -> EnvSpec:
         raise ConfigError(f"{key} = {name!r}: {error}") from error
 
 
-def _from_spec(config: GymConfig, spec: EnvSpec) -> Maker:
+def _from_spec(config: GymConfig, spec: EnvSpec) -> EnvFactory:
     limit = config.max_episode_steps if config.max_episode_steps is not None else spec.max_episode_steps
 
-    def single() -> Single:
-        return _flat(
+    def single() -> GymEnv:
+        return _flatten_goals(
             gymnasium.make(
                 spec.id, max_episode_steps=config.max_episode_steps, disable_env_checker=True, **_kwargs(config)
             )
         )
 
-    def native(count: int) -> Vector:
+    def native(count: int) -> GymVectorEnv:
         # Whatever limit the id is registered with holds for single environments only; a native one has its own.
         limits = {} if config.max_episode_steps is None else {"max_episode_steps": config.max_episode_steps}
         made = gymnasium.make_vec(spec, count, vectorization_mode="vector_entry_point", **limits, **_kwargs(config))
-        return cast("Vector", made)
+        return cast("GymVectorEnv", made)
 
-    return Maker(
+    return EnvFactory(
         name=config.id,
-        single=lambda: guarded(config.id, single),
-        native=native if _is_native(spec) else None,
-        limited=limit is not None,
+        make_one=lambda: call_user_code(config.id, single),
+        make_native=native if _is_native(spec) else None,
+        has_time_limit=limit is not None,
     )
 
 
-def _flat(env: Single) -> Single:
+def _flatten_goals(env: GymEnv) -> GymEnv:
     """Observations with goals are one row for a network: what is achieved, what is desired, what else is seen."""
     return gymnasium.wrappers.FlattenObservation(env) if has_goals(env.observation_space) else env
 
 
 def _is_known(spec: EnvSpec) -> bool:
     """Gymnasium's own, or hone's."""
-    if spec.id == WRAPS_ANOTHER:
+    if spec.id == OPTION_MEMORY_ID:
         return False
     points = [spec.entry_point, spec.vector_entry_point, *(wrapper.entry_point for wrapper in spec.additional_wrappers)]
     known = ("gymnasium.", "hone.envs.")
@@ -215,41 +216,43 @@ def _is_native(spec: EnvSpec) -> bool:
     return spec.vector_entry_point is not None and not spec.additional_wrappers and "phys2d" not in spec.id
 
 
-def _from_class(config: GymConfig, made: Callable[..., Single]) -> Maker:
+def _from_class(config: GymConfig, made: Callable[..., GymEnv]) -> EnvFactory:
     limit = config.max_episode_steps
 
-    def single() -> Single:
-        env = _flat(made(**_kwargs(config)))
+    def single() -> GymEnv:
+        env = _flatten_goals(made(**_kwargs(config)))
         return env if limit is None else gymnasium.wrappers.TimeLimit(env, limit)
 
-    return Maker(
+    return EnvFactory(
         name=config.id,
-        single=lambda: guarded(config.id, single),
-        native=None,
-        limited=limit is not None,
+        make_one=lambda: call_user_code(config.id, single),
+        make_native=None,
+        has_time_limit=limit is not None,
     )
 
 
-def together(makers: Sequence[Callable[[], Single]], mode: AutoresetMode = AutoresetMode.SAME_STEP) -> Vector:
+def sync_vector_env(
+    makers: Sequence[Callable[[], GymEnv]], mode: AutoresetMode = AutoresetMode.SAME_STEP
+) -> GymVectorEnv:
     """Single environments stepped one after another; SAME_STEP wastes no step on a reset."""
     return SyncVectorEnv(list(makers), autoreset_mode=mode)
 
 
-def guarded(name: str, make: Callable[[], Any]) -> Any:  # noqa: ANN401 - one or many environments
+def call_user_code(name: str, make: Callable[[], Any]) -> Any:  # noqa: ANN401 - one or many environments
     """Run a constructor of the user's; whatever it raises becomes UserCodeError with the traceback."""
     try:
         return make()
     except HoneError:
         raise
     except Exception as error:
-        raise UserCodeError(f"{name}: the environment cannot be made: {told(error)}") from error
+        raise UserCodeError(f"{name}: the environment cannot be made: {describe_exception(error)}") from error
 
 
 def _kwargs(config: GymConfig) -> dict[str, Any]:
     return dict(config.kwargs)
 
 
-def _user_class(path_and_name: str) -> Callable[..., Single]:
+def _user_class(path_and_name: str) -> Callable[..., GymEnv]:
     file, _, name = path_and_name.rpartition(":")
     path = Path(file)
     if not path.is_file():
@@ -263,10 +266,10 @@ def _user_class(path_and_name: str) -> Callable[..., Single]:
     try:
         spec.loader.exec_module(module)
     except Exception as error:
-        raise UserCodeError(f"{path}: cannot be imported: {told(error)}") from error
+        raise UserCodeError(f"{path}: cannot be imported: {describe_exception(error)}") from error
     classes = {key: value for key, value in vars(module).items() if inspect.isclass(value)}
     if name not in classes:
         raise ConfigError(
             f"env.id = {path_and_name!r}: {path} has no class {name!r}{did_you_mean(name, list(classes))}"
         )
-    return cast("Callable[..., Single]", classes[name])
+    return cast("Callable[..., GymEnv]", classes[name])

@@ -12,16 +12,17 @@ from gymnasium import spaces
 from pydantic import JsonValue
 
 from hone.core.errors import ConfigError
-from hone.envs.gym.make import GymConfig, isolated, maker
-from hone.envs.gym.registration import WRAPS_ANOTHER
+from hone.envs.gym.make import GymConfig, env_factory, runs_isolated
+from hone.envs.gym.registration import OPTION_MEMORY_ID
 
 
-class Remembering(gymnasium.Wrapper[Any, np.int64, Any, np.int64]):
+class OptionMemoryWrapper(gymnasium.Wrapper[Any, np.int64, Any, np.int64]):
     """Shows which of `options` is under way beside what is seen; an action says it, and what to do.
 
     Action `((begun * options) + option) * actions + action`. What is seen is `state * (options + 1) + memory` of a
     finite observation space and the observation with `options` columns more of a box; memory 0 (all columns 0) is none,
-    at an episode's begin. Whether an option was `begun` with this action, or goes on, is for whoever learns.
+    at an episode's begin. Whether an option was `with_start_distance` with this action, or goes on, is for whoever
+    learns.
     """
 
     def __init__(self, env: gymnasium.Env[Any, np.int64], options: int) -> None:
@@ -62,22 +63,22 @@ class Remembering(gymnasium.Wrapper[Any, np.int64, Any, np.int64]):
         return np.concatenate([np.asarray(seen, np.float32), columns])
 
 
-def remembering(
+def make_option_memory_env(
     env: str, options: int, env_kwargs: dict[str, JsonValue] | None = None, env_steps: int | None = None
-) -> Remembering:
+) -> OptionMemoryWrapper:
     """The environment of this id, its arguments and its `max_episode_steps`, with a memory for one of `options`."""
     inner = GymConfig(id=env, kwargs=env_kwargs or {}, max_episode_steps=env_steps)
-    return Remembering(maker(inner).single(), options)
+    return OptionMemoryWrapper(env_factory(inner).make_one(), options)
 
 
-def with_memory(config: GymConfig, options: int) -> GymConfig:
+def with_option_memory(config: GymConfig, options: int) -> GymConfig:
     """The same environments, each with such a memory; where they run does not change."""
     changed = {
-        "id": WRAPS_ANOTHER,
+        "id": OPTION_MEMORY_ID,
         "kwargs": {
             "env": config.id, "options": options, "env_kwargs": config.kwargs, "env_steps": config.max_episode_steps
         },
         "max_episode_steps": None,
-        "isolation": "process" if isolated(config) else "none",
+        "isolation": "process" if runs_isolated(config) else "none",
     }  # fmt: skip
     return config.model_copy(update=changed)

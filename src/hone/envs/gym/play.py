@@ -13,29 +13,29 @@ from gymnasium import spaces
 from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
-from hone.core.episodes import Status
+from hone.core.episodes import ScoreStatus
 from hone.core.errors import HoneError, UserCodeError
-from hone.envs.gym.make import GymConfig, Vector, autoreset_of, isolated, maker, told
+from hone.envs.gym.make import GymConfig, GymVectorEnv, autoreset_mode, describe_exception, env_factory, runs_isolated
 from hone.envs.gym.subprocess_env import ProcessVectorEnv, reset_seeded
 
 STEP_LIMIT = 100_000
-Best = Callable[[NDArray[np.generic]], NDArray[np.generic]]
+ActionFn = Callable[[NDArray[np.generic]], NDArray[np.generic]]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Played:
+class EpisodeReturns:
     """What a judgement came to."""
 
     returns: NDArray[np.float64]
     """`[n]` undiscounted, of the episodes that were not lost."""
-    lost: int
+    lost_episodes: int
     """Episodes whose environment was lost; they have no return."""
-    cut: int
+    truncated_episodes: int
     """Episodes that did not end within `limit` steps; their return is that of those steps."""
-    limit: int
+    step_limit: int
 
 
-def play(envs: Vector, best: Best, *, seed: int) -> Played:
+def play_episodes(envs: GymVectorEnv, best: ActionFn, *, seed: int) -> EpisodeReturns:
     """The first episode of each environment after a reset from `seed`.
 
     `best`: `[B, *observation]` -> actions `[B, *action]`, clipped to the box. Raises UserCodeError where an environment
@@ -46,12 +46,12 @@ def play(envs: Vector, best: Best, *, seed: int) -> Played:
     except HoneError:
         raise
     except Exception as fault:
-        raise UserCodeError(f"the environment failed while a policy was judged: {told(fault)}") from fault
+        raise UserCodeError(f"the environment failed while a policy was judged: {describe_exception(fault)}") from fault
 
 
-def _play(envs: Vector, best: Best, *, seed: int) -> Played:
+def _play(envs: GymVectorEnv, best: ActionFn, *, seed: int) -> EpisodeReturns:
     space = envs.single_action_space
-    disabled = autoreset_of(envs) is AutoresetMode.DISABLED
+    disabled = autoreset_mode(envs) is AutoresetMode.DISABLED
     seen = reset_seeded(envs, seed)
     total, running = np.zeros(envs.num_envs), np.ones(envs.num_envs, dtype=np.bool_)
     lost = np.zeros_like(running)
@@ -73,18 +73,23 @@ def _play(envs: Vector, best: Best, *, seed: int) -> Played:
     if not np.isfinite(total[~lost]).all():
         number = int(np.flatnonzero(~np.isfinite(total) & ~lost)[0])
         raise UserCodeError(f"environment {number} of a judgement paid {total[number]} in one episode (seed {seed})")
-    return Played(returns=total[~lost], lost=int(lost.sum()), cut=int(running.sum()), limit=STEP_LIMIT)
+    return EpisodeReturns(
+        returns=total[~lost],
+        lost_episodes=int(lost.sum()),
+        truncated_episodes=int(running.sum()),
+        step_limit=STEP_LIMIT,
+    )
 
 
 def _lost(info: dict[str, Any], like: NDArray[np.bool_]) -> NDArray[np.bool_]:
     """`[B]` environments that were lost just now."""
-    return info["lost"] != Status.SCORED if "lost" in info else np.zeros_like(like)
+    return info["lost"] != ScoreStatus.SCORED if "lost" in info else np.zeros_like(like)
 
 
-def open_arena(config: GymConfig, *, episodes: int) -> Vector:
+def open_evaluation_envs(config: GymConfig, *, episodes: int) -> GymVectorEnv:
     """Environments to judge in: as many as episodes."""
-    if not isolated(config):
-        return maker(config).many(episodes)
+    if not runs_isolated(config):
+        return env_factory(config).make_many(episodes)
     envs = ProcessVectorEnv(config, num_envs=episodes)
     try:
         envs.start()

@@ -20,7 +20,7 @@ Json: TypeAlias = Any
 Array: TypeAlias = NDArray[np.generic]
 MAX_BYTES = 1 << 30
 """Of one message; more is no message."""
-HEAD_BYTES = mmap.ALLOCATIONGRANULARITY
+HEADER_BYTES = mmap.ALLOCATIONGRANULARITY
 """Of the shared memory, before the arrays. Two integers: calls of environments so far, and which one is called."""
 _ARRAYS = "arrays"
 _ALIGNED_BYTES = 64
@@ -28,7 +28,7 @@ _WIDEST_BYTES = 8
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Message:
+class WorkerMessage:
     """One thing said."""
 
     head: Mapping[str, Json]
@@ -43,13 +43,13 @@ def encode(head: Mapping[str, Json], arrays: Mapping[str, Array] | None = None) 
     return b"".join([line.encode(), b"\n", *(value.tobytes() for value in held.values())])
 
 
-class Parser:
+class MessageParser:
     """Cuts a stream of bytes into messages."""
 
     def __init__(self) -> None:
         self._data = bytearray()
 
-    def feed(self, data: bytes) -> Iterator[Message]:
+    def feed(self, data: bytes) -> Iterator[WorkerMessage]:
         """The messages that are whole now. Raises ValueError for bytes that are none."""
         self._data += data
         while (message := self._next()) is not None:
@@ -57,7 +57,7 @@ class Parser:
         if len(self._data) > MAX_BYTES:
             raise ValueError(f"a message of more than {MAX_BYTES} bytes")
 
-    def _next(self) -> Message | None:
+    def _next(self) -> WorkerMessage | None:
         end = self._data.find(b"\n")
         if end < 0:
             return None
@@ -74,7 +74,7 @@ class Parser:
             arrays[name] = np.frombuffer(bytes(self._data[place : place + size]), dtype).reshape(shape).copy()
             place += size
         del self._data[:place]
-        return Message(head=head, arrays=arrays)
+        return WorkerMessage(head=head, arrays=arrays)
 
 
 def space_to_json(space: spaces.Space[Any]) -> Json:
@@ -100,18 +100,18 @@ def space_from_json(told: Json) -> spaces.Space[Any]:
     return spaces.Box(low, high, dtype=dtype.type)
 
 
-def message_of_state(state: State) -> Message:
+def state_to_message(state: State) -> WorkerMessage:
     """A snapshot of environments (`tree`, `arrays`), to be sent."""
     arrays = substate(state, "arrays")
-    return Message(head={"tree": state["tree"]}, arrays={name: array(arrays, name) for name in arrays})
+    return WorkerMessage(head={"tree": state["tree"]}, arrays={name: array(arrays, name) for name in arrays})
 
 
-def state_of_message(message: Message) -> State:
+def state_from_message(message: WorkerMessage) -> State:
     return {"tree": message.head["tree"], "arrays": dict(message.arrays)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class SharedMemoryLayout:
     """What the shared memory holds for k environments of one process."""
 
     count: int
@@ -123,20 +123,20 @@ class Layout:
     action: list[int]
     """Shape of one action."""
 
-    def parts(self) -> list[tuple[str, str, list[int]]]:
+    def array_specs(self) -> list[tuple[str, str, list[int]]]:
         """Name, type and shape of each array; actions are read as what a step's order says they are."""
         seen, flags = [self.count, *self.shape], [self.count]
         width = self.count * _WIDEST_BYTES * int(np.prod(self.action, dtype=np.int64))
         rows = [("chosen", "|u1", [width]), ("seen", self.kind, seen), ("final", self.kind, seen)]
         return [*rows, ("reward", "<f8", flags), ("terminated", "|b1", flags), ("truncated", "|b1", flags)]
 
-    def bytes(self) -> int:
+    def total_bytes(self) -> int:
         """Of the whole memory, its head included."""
-        return HEAD_BYTES + sum(_aligned(kind, shape) for _, kind, shape in self.parts())
+        return HEADER_BYTES + sum(_aligned(kind, shape) for _, kind, shape in self.array_specs())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shared:
+class SharedStep:
     """One step of k environments, in memory that both ends see."""
 
     chosen: Array
@@ -144,13 +144,13 @@ class Shared:
     seen: Array
     """`[k, *observation]`"""
     final: Array
-    """`[k, *observation]` the last observation of episodes that ended, where `seen` is of the next one."""
+    """`[k, *observation]` the last observation of episodes that ended, where `observations_of` is of the next one."""
     reward: Array
     """`[k]`"""
     terminated: NDArray[np.bool_]
     truncated: NDArray[np.bool_]
 
-    def named(self, name: str) -> Array:
+    def array(self, name: str) -> Array:
         """One of the arrays of steps."""
         return {
             "seen": self.seen,
@@ -167,15 +167,15 @@ class Shared:
         return self.chosen[:size].view(dtype).reshape(len(self.reward), *shape)
 
 
-def shared(memory: mmap.mmap, layout: Layout) -> Shared:
+def map_shared_step(memory: mmap.mmap, layout: SharedMemoryLayout) -> SharedStep:
     """Views of the memory."""
-    place = HEAD_BYTES
+    place = HEADER_BYTES
     arrays: dict[str, Any] = {}
-    for name, kind, shape in layout.parts():
+    for name, kind, shape in layout.array_specs():
         count = int(np.prod(shape, dtype=np.int64))
         arrays[name] = np.frombuffer(memory, np.dtype(kind), count=count, offset=place).reshape(shape)
         place += _aligned(kind, shape)
-    return Shared(**arrays)
+    return SharedStep(**arrays)
 
 
 def _aligned(kind: str, shape: list[int]) -> int:

@@ -18,7 +18,7 @@ Flags = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Steps:
+class RolloutBuffer:
     """What T steps of B environments were. Filled in row by row."""
 
     seen: Array
@@ -28,32 +28,32 @@ class Steps:
     reward: Floats
     terminated: Flags
     truncated: Flags
-    junk: Flags
+    reset_rows: Flags
     """`[T, B]` rows that were a reset and no decision."""
-    lost: NDArray[np.uint8]
-    """`[T, B]` `Status` of episodes that ended because their environment was lost; 0 where none was."""
-    lasts: list[tuple[Ints, Array]] = field(default_factory=list[tuple[Ints, Array]])
-    """Flat `[*]` positions in `[T * B]` of ends whose last observation is not the next row of `seen`, and those
-    observations `[*, *observation]`."""
+    lost_status: NDArray[np.uint8]
+    """`[T, B]` `ScoreStatus` of episodes that ended because their environment was lost; 0 where none was."""
+    final_overrides: list[tuple[Ints, Array]] = field(default_factory=list[tuple[Ints, Array]])
+    """Flat `[*]` positions in `[T * B]` of ends whose last observation is not the next row of `observations_of`, and
+    those observations `[*, *observation]`."""
 
-    def end(self, t: int, which: Ints, last: Array) -> None:
+    def end_episodes(self, t: int, which: Ints, last: Array) -> None:
         """The episodes of the environments `which` ended in step `t`; they saw `last` `[*, *observation]` then."""
-        self.lasts.append((t * self.reward.shape[1] + which, last))
+        self.final_overrides.append((t * self.reward.shape[1] + which, last))
 
-    def lose(self, t: int, status: NDArray[np.uint8], last: Array) -> None:
+    def end_lost_episodes(self, t: int, status: NDArray[np.uint8], last: Array) -> None:
         """The environments with a `status` `[B]` were lost in step `t`, and saw `last` `[B, *observation]` before."""
         which = np.flatnonzero(status)
-        self.lost[t, which] = status[which]
+        self.lost_status[t, which] = status[which]
         self.terminated[t, which], self.truncated[t, which] = False, True
-        self.end(t, which, last[which].copy())
+        self.end_episodes(t, which, last[which].copy())
 
-    def finals(self, env: Ints, time: Ints) -> Array:
+    def final_observations(self, env: Ints, time: Ints) -> Array:
         """What was seen after each end: the next row, unless that is of a new episode already."""
         final = self.seen[time + 1, env]
-        if self.lasts:
-            rows = np.concatenate([rows for rows, _ in self.lasts])
+        if self.final_overrides:
+            rows = np.concatenate([rows for rows, _ in self.final_overrides])
             order = np.argsort(rows)
-            rows, last = rows[order], np.concatenate([last for _, last in self.lasts])[order]
+            rows, last = rows[order], np.concatenate([last for _, last in self.final_overrides])[order]
             flat = time * self.reward.shape[1] + env
             place = np.searchsorted(rows, flat).clip(max=len(rows) - 1)
             known = rows[place] == flat
@@ -61,18 +61,18 @@ class Steps:
         return final
 
 
-def blank_steps(count: int, seen: Array, action: spaces.Space) -> Steps:
-    """Room for `count` steps of the environments that saw `seen` `[B, *observation]`."""
+def empty_rollout_buffer(count: int, seen: Array, action: spaces.Space) -> RolloutBuffer:
+    """Room for `count` steps of the environments that saw `observations_of` `[B, *observation]`."""
     shape = (count, len(seen))
     kind = np.int64 if isinstance(action, spaces.Discrete) else np.float32
     terminated, truncated, junk = (np.zeros(shape, np.bool_) for _ in range(3))
-    return Steps(
+    return RolloutBuffer(
         seen=np.empty((count + 1, *seen.shape), seen.dtype),
         chosen=np.empty((*shape, *(action.shape or ())), kind),
         logp=np.zeros(shape, np.float32),
         reward=np.zeros(shape, np.float32),
         terminated=terminated,
         truncated=truncated,
-        junk=junk,
-        lost=np.zeros(shape, np.uint8),
+        reset_rows=junk,
+        lost_status=np.zeros(shape, np.uint8),
     )

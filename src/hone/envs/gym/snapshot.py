@@ -2,7 +2,7 @@
 
 Belongs here: reading and writing the attributes of an environment, its wrappers and the objects it owns. Gymnasium has
 no protocol for it, so a snapshot is a generic reading of attributes; whether that is enough for an environment is not
-believed but tried out (`resumes_exactly`), because one that hides state elsewhere (a physics engine, a subprocess)
+believed but tried out (`why_inexact_resume`), because one that hides state elsewhere (a physics engine, a subprocess)
 cannot be told from one that does not.
 """
 
@@ -23,10 +23,10 @@ from numpy.typing import NDArray
 from hone.core.errors import DataError
 from hone.core.random import generator
 from hone.core.state import State, array, substate
-from hone.envs.gym.make import Vector, reset_all
+from hone.envs.gym.make import GymVectorEnv, reset_all
 
 Json: TypeAlias = Any
-Encoded: TypeAlias = dict[str, dict[str, Any]]
+EncodedAttributes: TypeAlias = dict[str, dict[str, Any]]
 """Path of an object -> its attributes."""
 
 BIT_GENERATORS: dict[str, Callable[[], np.random.BitGenerator]] = {
@@ -36,29 +36,30 @@ BIT_GENERATORS: dict[str, Callable[[], np.random.BitGenerator]] = {
     "SFC64": np.random.SFC64,
     "MT19937": np.random.MT19937,
 }
-FOREIGN = ("gymnasium.", "pygame", "numpy", "builtins", "torch", "jax", "mujoco", "Box2D")
+FOREIGN_MODULES = ("gymnasium.", "pygame", "numpy", "builtins", "torch", "jax", "mujoco", "Box2D")
 """Objects of these libraries are not read attribute by attribute."""
 
 
-class Unreadable(Exception):  # noqa: N818 - never leaves this module
+class UnreadableValueError(Exception):
     """A value that is no data: a function, a window, a physics engine."""
 
 
 @dataclass
-class Arrays:
+class ArrayCollector:
     """Arrays set aside while a tree becomes JSON."""
 
-    held: dict[str, NDArray[np.generic]] = field(default_factory=dict[str, NDArray[np.generic]])
+    arrays: dict[str, NDArray[np.generic]] = field(default_factory=dict[str, NDArray[np.generic]])
 
-    def put(self, value: NDArray[np.generic]) -> str:
-        name = str(len(self.held))
-        self.held[name] = value.copy()
+    def add(self, value: NDArray[np.generic]) -> str:
+        name = str(len(self.arrays))
+        self.arrays[name] = value.copy()
         return name
 
 
-def snapshot(envs: Vector, constant: Encoded | None = None) -> State:
-    """Attributes that differ from those in `constant` (`attributes` of a fresh environment), which need no saving."""
-    arrays = Arrays()
+def snapshot(envs: GymVectorEnv, constant: EncodedAttributes | None = None) -> State:
+    """Attributes that differ from those in `constant` (`attribute_texts` of a fresh environment), which need no
+    saving."""
+    arrays = ArrayCollector()
     changed: dict[str, dict[str, Json]] = {}
     for path, owner in _objects(envs):
         before = (constant or {}).get(path, {})
@@ -66,19 +67,19 @@ def snapshot(envs: Vector, constant: Encoded | None = None) -> State:
             code = _text(value)
             if code is not None and before.get(name) != code:
                 changed.setdefault(path, {})[name] = _encode(value, arrays)
-    return {"tree": json.dumps(changed), "arrays": dict(arrays.held)}
+    return {"tree": json.dumps(changed), "arrays": dict(arrays.arrays)}
 
 
-def attributes(envs: Vector) -> Encoded:
+def attribute_texts(envs: GymVectorEnv) -> EncodedAttributes:
     """A comparable text for each readable attribute of each object."""
-    found: Encoded = {}
+    found: EncodedAttributes = {}
     for path, owner in _objects(envs):
         texts = {name: _text(value) for name, value in vars(owner).items()}
         found[path] = {name: text for name, text in texts.items() if text is not None}
     return found
 
 
-def restore(envs: Vector, state: State) -> None:
+def restore(envs: GymVectorEnv, state: State) -> None:
     """Put a snapshot into environments made and reset in the same way; raises DataError when they are others."""
     tree = state.get("tree")
     if not isinstance(tree, str):
@@ -95,12 +96,14 @@ def restore(envs: Vector, state: State) -> None:
             held[name] = _decode(code, arrays, held.get(name))
 
 
-def resumes_exactly(make: Callable[[int], Vector], *, seed: int, count: int = 2, steps: int = 24) -> str | None:
+def why_inexact_resume(
+    make: Callable[[int], GymVectorEnv], *, seed: int, count: int = 2, steps: int = 24
+) -> str | None:
     """Try it: step, snapshot, step on; restore into a fresh one, step the same. None, or why it is not the same."""
     first, second = make(count), make(count)
     try:
         reset_all(first, seed)
-        constant = attributes(first)
+        constant = attribute_texts(first)
         first.action_space.seed(seed)
         actions = [first.action_space.sample() for _ in range(2 * steps)]
         for action in actions[:steps]:
@@ -120,7 +123,7 @@ def resumes_exactly(make: Callable[[int], Vector], *, seed: int, count: int = 2,
     return None
 
 
-def _step(envs: Vector, action: Any) -> tuple[Any, ...]:  # noqa: ANN401 - whatever the space holds
+def _step(envs: GymVectorEnv, action: Any) -> tuple[Any, ...]:  # noqa: ANN401 - whatever the space holds
     seen, reward, terminated, truncated, _ = envs.step(action)
     done = np.logical_or(terminated, truncated)
     if envs.metadata["autoreset_mode"] == gymnasium.vector.AutoresetMode.DISABLED and done.any():
@@ -132,7 +135,7 @@ def _same(one: NDArray[np.generic], other: NDArray[np.generic]) -> bool:
     return one.dtype == other.dtype and one.tobytes() == other.tobytes()
 
 
-def _objects(envs: Vector) -> Iterator[tuple[str, Any]]:
+def _objects(envs: GymVectorEnv) -> Iterator[tuple[str, Any]]:
     """The vector environment, each environment in it, the wrappers around them, and plain objects they own."""
     seen: set[int] = set()
     roots: list[tuple[str, Any]] = [("vector", envs)]
@@ -154,29 +157,29 @@ def _is_plain_object(value: object) -> bool:
     ignored = (FunctionType, MethodType, ModuleType, type, gymnasium.Space, EnvSpec, random.Random)
     if isinstance(value, ignored) or callable(value) or isinstance(value, np.random.Generator):
         return False
-    return "__dict__" in dir(value) and not f"{type(value).__module__}.".startswith(FOREIGN)
+    return "__dict__" in dir(value) and not f"{type(value).__module__}.".startswith(FOREIGN_MODULES)
 
 
 def _text(value: object) -> str | None:
     """A text that is equal for equal values; None for what is no data."""
-    arrays = Arrays()
+    arrays = ArrayCollector()
     try:
         code = json.dumps(_encode(value, arrays))
-    except (Unreadable, TypeError, ValueError):
+    except (UnreadableValueError, TypeError, ValueError):
         return None
-    return code + "".join(f"{held.dtype}{held.shape}{held.tobytes().hex()}" for held in arrays.held.values())
+    return code + "".join(f"{held.dtype}{held.shape}{held.tobytes().hex()}" for held in arrays.arrays.values())
 
 
-def _encode(value: object, arrays: Arrays) -> Json:  # noqa: C901, PLR0912 - one case a type
+def _encode(value: object, arrays: ArrayCollector) -> Json:  # noqa: C901, PLR0912 - one case a type
     match value:
         case None | bool() | str():
             return value
         case np.generic():
-            return {"scalar": arrays.put(np.asarray(value))}
+            return {"scalar": arrays.add(np.asarray(value))}
         case int() | float():
             return value
         case np.ndarray() if value.dtype.kind in "biuf":
-            return {"array": arrays.put(value)}
+            return {"array": arrays.add(value)}
         case np.random.Generator():
             return {"generator": _encode(value.bit_generator.state, arrays)}
         case random.Random():
@@ -190,7 +193,7 @@ def _encode(value: object, arrays: Arrays) -> Json:  # noqa: C901, PLR0912 - one
         case bytes():
             return {"bytes": value.hex()}
         case _:
-            raise Unreadable(type(value).__name__)
+            raise UnreadableValueError(type(value).__name__)
 
 
 def _decode(code: Json, arrays: State, now: object) -> Any:  # noqa: ANN401 - whatever was encoded

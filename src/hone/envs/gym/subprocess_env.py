@@ -2,8 +2,8 @@
 
 Belongs here: who is asked for what, and what happens when a process is lost. A process that dies or hangs is killed and
 started again with seeds that follow from the first one and from how often it was lost. The step then says in
-`info["lost"]` which environments lost their running episode (`Status` of each; 0: none); their observations are of new
-episodes. An exception of an environment is the user's to mend, and is raised.
+`info["lost"]` which environments lost their running episode (`ScoreStatus` of each; 0: none); their observations are of
+new episodes. An exception of an environment is the user's to mend, and is raised.
 """
 
 import mmap
@@ -20,28 +20,28 @@ from gymnasium.vector.utils import batch_space
 from numpy.typing import NDArray
 
 from hone.core.clock import Clock, SystemClock
-from hone.core.episodes import Status
+from hone.core.episodes import ScoreStatus
 from hone.core.errors import ConfigError, DataError, HoneError, ResourceError, UserCodeError
 from hone.core.state import State, array, integer, substate
-from hone.envs.gym.blocks import Block, spread
+from hone.envs.gym.blocks import EnvBlock, split_into_blocks
 from hone.envs.gym.fault_budget import FaultBudget
-from hone.envs.gym.make import GymConfig, Vector, registration, reset_all, seeds_of
+from hone.envs.gym.make import GymConfig, GymVectorEnv, env_seeds, export_registration, reset_all
 from hone.envs.gym.protocol import (
     Array,
     Json,
-    Layout,
-    Message,
+    SharedMemoryLayout,
+    WorkerMessage,
     encode,
-    message_of_state,
-    shared,
+    map_shared_step,
     space_from_json,
-    state_of_message,
+    state_from_message,
+    state_to_message,
 )
-from hone.envs.gym.worker_process import START_S, EnvProcess, LostError, gather
+from hone.envs.gym.worker_process import START_S, EnvProcess, ProcessLostError, gather_replies
 
-Both: TypeAlias = tuple[spaces.Space[Any], spaces.Space[Any]]
-Order: TypeAlias = Callable[[Block], bytes]
-Step: TypeAlias = tuple[Array, Array, Array, Array, dict[str, Any]]
+SpacePair: TypeAlias = tuple[spaces.Space[Any], spaces.Space[Any]]
+RequestFn: TypeAlias = Callable[[EnvBlock], bytes]
+StepResult: TypeAlias = tuple[Array, Array, Array, Array, dict[str, Any]]
 _PATIENCE_S = 2.0
 _FAULTS: dict[str, type[HoneError]] = {kind.__name__: kind for kind in (ConfigError, DataError, UserCodeError)}
 
@@ -57,88 +57,90 @@ class ProcessVectorEnv(VectorEnv[Any, Any, Any]):
         """Class of the vector environment in each process."""
         self.budget = FaultBudget(allowed=config.faults_allowed, window=config.fault_window)
         self._clock = clock or SystemClock()
-        self._blocks = [Block(0, 0, num_envs, EnvProcess(self._clock))]
+        self._blocks = [EnvBlock(0, 0, num_envs, EnvProcess(self._clock))]
         self._base = 0
-        self._orders: dict[tuple[str, tuple[int, ...]], bytes] = {}
-        self._told: list[str] = []
+        self._step_requests: dict[tuple[str, tuple[int, ...]], bytes] = {}
+        self._pending_notices: list[str] = []
         self._ending = weakref.finalize(self, _end, self._blocks, self._clock)  # also for whoever forgets to close
 
     # ------------------------------------------------------------------------------------------ before the run
 
-    def inspect(self, *, seed: int) -> tuple[Both, list[str]]:
-        """Spaces and warnings of one environment, tried out unless `check` is off. Raises as `check_spaces`, `try_out`.
+    def inspect_env(self, *, seed: int) -> tuple[SpacePair, list[str]]:
+        """Spaces and warnings of one environment, tried out unless `check` is off. Raises as `check_spaces`,
+        `check_env`.
 
         A process that dies is given a second chance, since it may be one that does so rarely; then ResourceError.
         """
         asked = {"do": "inspect", "seed": seed, "squashed": self.squashed, "check": self.config.check}
-        head = self._at_the_door(asked).head
+        head = self._ask_first_process(asked).head
         seen, action = (space_from_json(told) for told in head["spaces"])
         return (seen, action), list(head["notes"])
 
-    def inexact(self, *, seed: int) -> str | None:
-        """`resumes_exactly`, tried in a process."""
-        return self._at_the_door({"do": "exact", "seed": seed}).head["inexact"]
+    def inexact_reason(self, *, seed: int) -> str | None:
+        """`why_inexact_resume`, tried in a process."""
+        return self._ask_first_process({"do": "exact", "seed": seed}).head["inexact"]
 
     def start(self) -> None:
         """Make all environments, each in its process. Raises UserCodeError, ConfigError, ResourceError."""
         try:
             first = self._blocks[0]
-            self._ready([first])
+            self._start_blocks([first])
             processes = 1 if first.native else min(self.config.workers, self.num_envs)
-            self._blocks[:] = spread(first, num_envs=self.num_envs, processes=processes, clock=self._clock)
-            self._ready(self._blocks[1:])
-            made = [_sound(reply).head for reply in self._ask(self._blocks, self._make_order)]
-        except LostError as lost:
-            raise self._refused(lost) from None
+            self._blocks[:] = split_into_blocks(first, num_envs=self.num_envs, processes=processes, clock=self._clock)
+            self._start_blocks(self._blocks[1:])
+            made = [_checked_reply(reply).head for reply in self._ask(self._blocks, self._make_request)]
+        except ProcessLostError as lost:
+            raise self._start_failure(lost) from None
         for number, head in enumerate(made):
             if head["spaces"] != made[0]["spaces"]:
                 raise UserCodeError(
                     f"{self.config.id}: single_observation_space or single_action_space differs between environments: "
                     f"{made[0]['spaces']} in process 0, {head['spaces']} in process {number}"
                 )
-        self._take_form(made[0])
+        self._read_form(made[0])
 
-    def remember(self) -> None:
+    def mark_baseline(self) -> None:
         """Take the environments as they are for fresh ones: what does not change from now on need not be saved."""
         for reply in self._ask(self._blocks, lambda _: encode({"do": "remember"})):
-            if isinstance(reply, LostError):
-                raise self._refused(reply)
-            _sound(reply)
+            if isinstance(reply, ProcessLostError):
+                raise self._start_failure(reply)
+            _checked_reply(reply)
 
-    def _at_the_door(self, request: Mapping[str, Json]) -> Message:
+    def _ask_first_process(self, request: Mapping[str, Json]) -> WorkerMessage:
         """The first process's answer, before the run has begun."""
         block = self._blocks[0]
         for last in (False, True):
             try:
-                self._ready([block])
-                return _sound(self._ask([block], lambda _: encode(request))[0])
-            except LostError as lost:
+                self._start_blocks([block])
+                return _checked_reply(self._ask([block], lambda _: encode(request))[0])
+            except ProcessLostError as lost:
                 block.process.kill()
                 if last or lost.timeout:
-                    raise self._refused(lost) from None
+                    raise self._start_failure(lost) from None
         raise AssertionError("the second try answers or raises")
 
-    def _refused(self, lost: LostError) -> ResourceError:
+    def _start_failure(self, lost: ProcessLostError) -> ResourceError:
         return ResourceError(f"{self.config.id}: the environment cannot be used: {lost}")
 
-    def _ready(self, blocks: Sequence[Block]) -> None:
-        """Start the processes that do not run, all at once. Raises LostError, ResourceError, what loading raises."""
+    def _start_blocks(self, blocks: Sequence[EnvBlock]) -> None:
+        """Start the processes that do not run, all at once. Raises ProcessLostError, ResourceError, what loading
+        raises."""
         fresh = [block for block in blocks if not block.process.alive]
         if not fresh:
             return
-        known = {"config": self.config.model_dump(mode="json"), "registration": registration(self.config)}
+        known = {"config": self.config.model_dump(mode="json"), "registration": export_registration(self.config)}
         for block in fresh:
             block.process.kill()
             block.process = EnvProcess(self._clock)
             block.process.start()
         replies = self._ask(fresh, lambda block: encode({"do": "load", "first": block.first, **known}))
         for block, reply in zip(fresh, replies, strict=True):
-            block.native = _sound(reply).head["native"]
+            block.native = _checked_reply(reply).head["native"]
 
-    def _make_order(self, block: Block) -> bytes:
+    def _make_request(self, block: EnvBlock) -> bytes:
         return encode({"do": "make", "count": block.count, "squashed": self.squashed})
 
-    def _take_form(self, head: Mapping[str, Json]) -> None:
+    def _read_form(self, head: Mapping[str, Json]) -> None:
         self.form = head["form"]
         self.single_observation_space, self.single_action_space = map(space_from_json, head["spaces"])
         self.observation_space = batch_space(self.single_observation_space, self.num_envs)
@@ -163,95 +165,101 @@ class ProcessVectorEnv(VectorEnv[Any, Any, Any]):
             assert not isinstance(seed, int), "a seed for each environment"
             self._base = seed[0]
             for block in blocks:
-                block.seeded(list(seed[block.rows]))
-        orders = {block.number: _reset_order(block, arrays.get(block.number)) for block in blocks}
+                block.set_seeds(list(seed[block.rows]))
+        orders = {block.number: _reset_request(block, arrays.get(block.number)) for block in blocks}
         lost = np.zeros(self.num_envs, np.uint8)
         for block, reply in zip(blocks, self._ask(blocks, lambda block: orders[block.number]), strict=True):
-            if isinstance(reply, LostError):
-                self._revive(block, reply, lost)
+            if isinstance(reply, ProcessLostError):
+                self._restart_block(block, reply, lost)
             else:
-                self._take_reset(block, _sound(reply))
-        return self._all("seen"), {"lost": lost} if lost.any() else {}
+                self._take_reset(block, _checked_reply(reply))
+        return self._gather_arrays("seen"), {"lost": lost} if lost.any() else {}
 
-    def step(self, actions: Array) -> Step:
+    def step(self, actions: Array) -> StepResult:
         """Raises UserCodeError where an environment does, and ResourceError past the budget."""
-        order = self._step_order(actions)
+        order = self._step_request(actions)
         for block in self._blocks:
-            block.shared.actions(actions.dtype.str, list(actions.shape[1:]))[:] = actions[block.rows]
+            block.require_shared_step.actions(actions.dtype.str, list(actions.shape[1:]))[:] = actions[block.rows]
             block.process.send(order)
-            block.since += 1
+            block.steps_since_reset += 1
         processes = [block.process for block in self._blocks]
-        replies = gather(processes, clock=self._clock, call_s=self.config.step_timeout_s)
+        replies = gather_replies(processes, clock=self._clock, call_s=self.config.step_timeout_s)
         lost = np.zeros(self.num_envs, np.uint8)
-        self.budget.stepped()
+        self.budget.count_step()
         for reply in replies:
-            if isinstance(reply, Message):
-                _sound(reply)
-        gone = [(block, how) for block, how in zip(self._blocks, replies, strict=True) if isinstance(how, LostError)]
+            if isinstance(reply, WorkerMessage):
+                _checked_reply(reply)
+        gone = [
+            (block, how) for block, how in zip(self._blocks, replies, strict=True) if isinstance(how, ProcessLostError)
+        ]
         for block, _ in gone:
             block.process.kill()  # all of them first: one loss too many ends the run
         for block, how in gone:
-            self._revive(block, how, lost)
-        terminated, truncated = self._all("terminated"), self._all("truncated")
+            self._restart_block(block, how, lost)
+        terminated, truncated = self._gather_arrays("terminated"), self._gather_arrays("truncated")
         info: dict[str, Any] = {"lost": lost} if lost.any() else {}
         if terminated.any() or truncated.any():
-            info["final_obs"] = self._all("final")
-        return self._all("seen"), self._all("reward"), terminated, truncated, info
+            info["final_obs"] = self._gather_arrays("final")
+        return self._gather_arrays("seen"), self._gather_arrays("reward"), terminated, truncated, info
 
-    def notes(self) -> list[str]:
+    def pop_notices(self) -> list[str]:
         """What was lost since the last call, one line each."""
-        told, self._told = self._told, []
+        told, self._pending_notices = self._pending_notices, []
         return told
 
     def close_extras(self) -> None:
         """End the processes; those that do not go by themselves are killed."""
         self._ending()
 
-    def _revive(self, block: Block, how: LostError, lost: NDArray[np.uint8]) -> None:
+    def _restart_block(self, block: EnvBlock, how: ProcessLostError, lost: NDArray[np.uint8]) -> None:
         """A new process for the environments of a lost one. Raises ResourceError past the budget."""
-        lost[block.rows] = Status.TIMEOUT if how.timeout else Status.ERROR
+        lost[block.rows] = ScoreStatus.TIMEOUT if how.timeout else ScoreStatus.ERROR
         while True:
             block.process.kill()
-            loss = block.loss(how)
-            self.budget.lost(loss)
-            self._told.append(f"{loss.told()}. They begin anew with other seeds; what was lost is not learned from.")
-            block.seeded(block.next_seeds(self._base))
+            loss = block.describe_loss(how)
+            self.budget.count_loss(loss)
+            self._pending_notices.append(
+                f"{loss.message()}. They begin anew with other seeds; what was lost is not learned from."
+            )
+            block.set_seeds(block.next_seeds(self._base))
             block.restarts += 1
-            block.view = None
+            block.shared_step = None
             try:
-                self._ready([block])
-                _sound(self._ask([block], self._make_order)[0])
-                self._take_reset(block, _sound(self._ask([block], _reset_order)[0]))
-            except LostError as again:
+                self._start_blocks([block])
+                _checked_reply(self._ask([block], self._make_request)[0])
+                self._take_reset(block, _checked_reply(self._ask([block], _reset_request)[0]))
+            except ProcessLostError as again:
                 how = again
             else:
                 return
 
-    def _take_reset(self, block: Block, reply: Message) -> None:
+    def _take_reset(self, block: EnvBlock, reply: WorkerMessage) -> None:
         seen = reply.arrays["seen"]
-        if block.view is None:
+        if block.shared_step is None:
             action = list(self.single_action_space.shape or ())
-            layout = Layout(count=block.count, kind=seen.dtype.str, shape=list(seen.shape[1:]), action=action)
-            os.ftruncate(block.process.memory_fd, layout.bytes())
-            block.view = shared(mmap.mmap(block.process.memory_fd, layout.bytes()), layout)
-            _sound(self._ask([block], lambda _: encode({"do": "map", "layout": asdict(layout)}))[0])
-        block.shared.seen[:] = seen
+            layout = SharedMemoryLayout(
+                count=block.count, kind=seen.dtype.str, shape=list(seen.shape[1:]), action=action
+            )
+            os.ftruncate(block.process.memory_fd, layout.total_bytes())
+            block.shared_step = map_shared_step(mmap.mmap(block.process.memory_fd, layout.total_bytes()), layout)
+            _checked_reply(self._ask([block], lambda _: encode({"do": "map", "layout": asdict(layout)}))[0])
+        block.require_shared_step.seen[:] = seen
 
-    def _step_order(self, actions: Array) -> bytes:
+    def _step_request(self, actions: Array) -> bytes:
         form = (actions.dtype.str, actions.shape[1:])
-        if form not in self._orders:
-            self._orders[form] = encode({"do": "step", "kind": form[0], "shape": list(form[1])})
-        return self._orders[form]
+        if form not in self._step_requests:
+            self._step_requests[form] = encode({"do": "step", "kind": form[0], "shape": list(form[1])})
+        return self._step_requests[form]
 
-    def _all(self, name: str) -> Array:
+    def _gather_arrays(self, name: str) -> Array:
         """`[B, ...]` a copy of what the processes wrote."""
-        return np.concatenate([block.shared.named(name) for block in self._blocks])
+        return np.concatenate([block.require_shared_step.array(name) for block in self._blocks])
 
-    def _ask(self, blocks: Sequence[Block], order: Order) -> list[Message | LostError]:
+    def _ask(self, blocks: Sequence[EnvBlock], order: RequestFn) -> list[WorkerMessage | ProcessLostError]:
         for block in blocks:
             block.process.send(order(block))
         processes = [block.process for block in blocks]
-        return gather(processes, clock=self._clock, call_s=self.config.step_timeout_s, start_s=START_S)
+        return gather_replies(processes, clock=self._clock, call_s=self.config.step_timeout_s, start_s=START_S)
 
     # ------------------------------------------------------------------------------------------ a resume
 
@@ -260,27 +268,27 @@ class ProcessVectorEnv(VectorEnv[Any, Any, Any]):
         saved: State = {}
         replies = self._ask(self._blocks, lambda _: encode({"do": "snapshot"}))
         for block, reply in zip(self._blocks, replies, strict=True):
-            if isinstance(reply, LostError):
+            if isinstance(reply, ProcessLostError):
                 block.process.kill(str(reply))
                 return {}
-            saved[str(block.number)] = state_of_message(_sound(reply))
+            saved[str(block.number)] = state_from_message(_checked_reply(reply))
         return saved
 
     def restore(self, state: State) -> None:
         """Into environments started and reset in the same way. Raises DataError when they are others."""
-        messages = [message_of_state(substate(state, str(block.number))) for block in self._blocks]
+        messages = [state_to_message(substate(state, str(block.number))) for block in self._blocks]
         orders = [encode({"do": "restore", **message.head}, message.arrays) for message in messages]
         for reply in self._ask(self._blocks, lambda block: orders[block.number]):
-            if isinstance(reply, LostError):
-                raise self._refused(reply)
-            _sound(reply)
+            if isinstance(reply, ProcessLostError):
+                raise self._start_failure(reply)
+            _checked_reply(reply)
 
     def history(self) -> State:
         """Seeds, losses, and how long ago they were; without asking the processes."""
         return {
             "base": self._base,
             "seeds": np.array([seed for block in self._blocks for seed in block.seeds], dtype=np.int64),
-            "since": np.array([block.since for block in self._blocks], dtype=np.int64),
+            "since": np.array([block.steps_since_reset for block in self._blocks], dtype=np.int64),
             "restarts": np.array([block.restarts for block in self._blocks], dtype=np.int64),
             "budget": self.budget.state(),
         }
@@ -293,40 +301,40 @@ class ProcessVectorEnv(VectorEnv[Any, Any, Any]):
         seeds: list[int] = array(state, "seeds").tolist()
         self._base = integer(state, "base")
         for block, steps, lost in zip(self._blocks, since, restarts, strict=True):
-            block.seeds, block.since, block.restarts = seeds[block.rows], steps, lost
+            block.seeds, block.steps_since_reset, block.restarts = seeds[block.rows], steps, lost
         self.budget.restore(substate(state, "budget"))
 
 
-def _end(blocks: Sequence[Block], clock: Clock) -> None:
+def _end(blocks: Sequence[EnvBlock], clock: Clock) -> None:
     for block in blocks:
-        block.process.hang_up()
+        block.process.request_exit()
     limit = clock.monotonic_s() + _PATIENCE_S
     for block in blocks:
-        block.process.end(max(0.0, limit - clock.monotonic_s()))
+        block.process.shut_down(max(0.0, limit - clock.monotonic_s()))
 
 
-def reset_seeded(envs: Vector, seed: int) -> Any:  # noqa: ANN401 - whatever the space holds
+def reset_seeded(envs: GymVectorEnv, seed: int) -> Any:  # noqa: ANN401 - whatever the space holds
     """Reset with seeds made from `seed`, the same wherever the environments run; the observations `[B, *observation]`.
 
     Raises ResourceError where their processes are lost too often.
     """
     if isinstance(envs, ProcessVectorEnv):
-        return envs.reset(seed=seeds_of(seed, envs.num_envs))[0]
+        return envs.reset(seed=env_seeds(seed, envs.num_envs))[0]
     return reset_all(envs, seed)
 
 
-def _reset_order(block: Block, arrays: Mapping[str, Array] | None = None) -> bytes:
+def _reset_request(block: EnvBlock, arrays: Mapping[str, Array] | None = None) -> bytes:
     return encode({"do": "reset"} if arrays else {"do": "reset", "seeds": block.seeds}, arrays)
 
 
-def _sound(reply: Message | LostError) -> Message:
+def _checked_reply(reply: WorkerMessage | ProcessLostError) -> WorkerMessage:
     """A reply that is none of a loss or of a fault; raises what it is otherwise."""
-    if isinstance(reply, LostError):
+    if isinstance(reply, ProcessLostError):
         raise reply
     if "fault" in reply.head:
-        _raise(reply.head)
+        _raise_fault(reply.head)
     return reply
 
 
-def _raise(head: Mapping[str, Json]) -> NoReturn:
+def _raise_fault(head: Mapping[str, Json]) -> NoReturn:
     raise _FAULTS.get(head["fault"], UserCodeError)(*head["messages"])

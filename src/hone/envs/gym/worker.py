@@ -21,29 +21,39 @@ import gymnasium
 import numpy as np
 
 from hone.core.errors import HoneError, UserCodeError
-from hone.envs.gym.check import check_spaces, try_out
-from hone.envs.gym.make import GymConfig, Maker, Single, Vector, autoreset_of, maker, register, reset_each, told
-from hone.envs.gym.protocol import (
-    HEAD_BYTES,
-    Layout,
-    Message,
-    Parser,
-    Shared,
-    encode,
-    message_of_state,
-    shared,
-    space_to_json,
-    state_of_message,
+from hone.envs.gym.check import check_env, check_spaces
+from hone.envs.gym.make import (
+    EnvFactory,
+    GymConfig,
+    GymEnv,
+    GymVectorEnv,
+    autoreset_mode,
+    describe_exception,
+    env_factory,
+    import_registration,
+    reset_each,
 )
-from hone.envs.gym.snapshot import Encoded, attributes, restore, resumes_exactly, snapshot
+from hone.envs.gym.protocol import (
+    HEADER_BYTES,
+    MessageParser,
+    SharedMemoryLayout,
+    SharedStep,
+    WorkerMessage,
+    encode,
+    map_shared_step,
+    space_to_json,
+    state_from_message,
+    state_to_message,
+)
+from hone.envs.gym.snapshot import EncodedAttributes, attribute_texts, restore, snapshot, why_inexact_resume
 
 _READ_BYTES = 1 << 18
 
 
-class Marked(gymnasium.Env[Any, Any]):
+class CallMarkingEnv(gymnasium.Env[Any, Any]):
     """An environment that tells before each call that it is being called."""
 
-    def __init__(self, env: Single, mark: Callable[[], None]) -> None:
+    def __init__(self, env: GymEnv, mark: Callable[[], None]) -> None:
         self.env = env
         self.observation_space, self.action_space = env.observation_space, env.action_space
         self.metadata, self.render_mode = env.metadata, env.render_mode
@@ -61,18 +71,18 @@ class Marked(gymnasium.Env[Any, Any]):
         self.env.close()
 
 
-class Worker:
+class EnvWorker:
     """Answers the trainer's messages; `k` environments once `make` was asked for."""
 
     def __init__(self, memory_fd: int) -> None:
         self._memory_fd = memory_fd
-        self._calls = np.frombuffer(mmap.mmap(memory_fd, HEAD_BYTES), np.int64, count=2)
+        self._calls = np.frombuffer(mmap.mmap(memory_fd, HEADER_BYTES), np.int64, count=2)
         self._first = 0
-        self._making: Maker | None = None
-        self._envs: Vector | None = None
-        self._shared: Shared | None = None
-        self._constant: Encoded = {}
-        self._answers: dict[str, Callable[[Message], bytes]] = {
+        self._factory: EnvFactory | None = None
+        self._envs: GymVectorEnv | None = None
+        self._shared: SharedStep | None = None
+        self._constant: EncodedAttributes = {}
+        self._answers: dict[str, Callable[[WorkerMessage], bytes]] = {
             "load": self._load,
             "inspect": self._inspect,
             "exact": self._exact,
@@ -85,98 +95,100 @@ class Worker:
             "restore": self._restore,
         }
 
-    def answer(self, message: Message) -> bytes:
+    def answer(self, message: WorkerMessage) -> bytes:
         """Whatever the user's code raises is an answer too."""
         try:
             return self._answers[message.head["do"]](message)
         except HoneError as fault:
             return encode({"fault": type(fault).__name__, "messages": fault.messages})
         except Exception as fault:  # noqa: BLE001 - the user's
-            where = f"{self._which()} failed: {told(fault)}"
+            where = f"{self._running_env()} failed: {describe_exception(fault)}"
             return encode({"fault": UserCodeError.__name__, "messages": [where]})
 
     def close(self) -> None:
         if self._envs is not None:
             self._envs.close()
 
-    def _which(self) -> str:
+    def _running_env(self) -> str:
         number = int(self._calls[1])
         return "they" if number < 0 else f"environment {self._first + number}"
 
-    def _mark(self, number: int) -> None:
+    def _mark_call(self, number: int) -> None:
         self._calls[1] = number
         self._calls[0] += 1
 
-    def _one(self, number: int, single: Callable[[], Single]) -> Single:
-        self._mark(number)
-        return Marked(single(), partial(self._mark, number))
+    def _make_one(self, number: int, single: Callable[[], GymEnv]) -> GymEnv:
+        self._mark_call(number)
+        return CallMarkingEnv(single(), partial(self._mark_call, number))
 
-    def _load(self, message: Message) -> bytes:
-        register(message.head["registration"])
+    def _load(self, message: WorkerMessage) -> bytes:
+        import_registration(message.head["registration"])
         self._first = message.head["first"]
-        self._making = maker(GymConfig.model_validate(message.head["config"]))
+        self._factory = env_factory(GymConfig.model_validate(message.head["config"]))
         return encode({"native": self._is_native()})
 
-    def _made(self) -> Maker:
+    def _marked_factory(self) -> EnvFactory:
         """As the user's, but marked."""
-        assert self._making is not None
-        return replace(self._making, single=partial(self._one, 0, self._making.single))
+        assert self._factory is not None
+        return replace(self._factory, make_one=partial(self._make_one, 0, self._factory.make_one))
 
-    def _inspect(self, message: Message) -> bytes:
-        making, asked = self._made(), message.head
-        env = making.single()
+    def _inspect(self, message: WorkerMessage) -> bytes:
+        making, asked = self._marked_factory(), message.head
+        env = making.make_one()
         try:
             check_spaces(making.name, env.observation_space, env.action_space, squashed=asked["squashed"])
             spaces = [space_to_json(env.observation_space), space_to_json(env.action_space)]
         finally:
             env.close()
-        return encode({"spaces": spaces, "notes": try_out(making, seed=asked["seed"]) if asked["check"] else []})
+        return encode({"spaces": spaces, "notes": check_env(making, seed=asked["seed"]) if asked["check"] else []})
 
-    def _exact(self, message: Message) -> bytes:
-        self._mark(0)
-        return encode({"inexact": resumes_exactly(self._made().many, seed=message.head["seed"])})
+    def _exact(self, message: WorkerMessage) -> bytes:
+        self._mark_call(0)
+        return encode({"inexact": why_inexact_resume(self._marked_factory().make_many, seed=message.head["seed"])})
 
-    def _make(self, message: Message) -> bytes:
-        making, count = self._made(), message.head["count"]
-        self._mark(-1)
-        assert self._making is not None
-        self._envs = making.of([partial(self._one, number, self._making.single) for number in range(count)])
+    def _make(self, message: WorkerMessage) -> bytes:
+        making, count = self._marked_factory(), message.head["count"]
+        self._mark_call(-1)
+        assert self._factory is not None
+        self._envs = making.make_from(
+            [partial(self._make_one, number, self._factory.make_one) for number in range(count)]
+        )
         seen, action = self._envs.single_observation_space, self._envs.single_action_space
         check_spaces(making.name, seen, action, squashed=message.head["squashed"])
         return encode(
             {
                 "spaces": [space_to_json(seen), space_to_json(action)],
-                "autoreset": autoreset_of(self._envs).value,
+                "autoreset": autoreset_mode(self._envs).value,
                 "form": type(self._envs).__name__,
             }
         )
 
-    def _reset(self, message: Message) -> bytes:
+    def _reset(self, message: WorkerMessage) -> bytes:
         envs, mask = self._made_envs(), message.arrays.get("mask")
         if self._is_native():
-            self._mark(-1)
+            self._mark_call(-1)
         if mask is not None:
             seen, _ = envs.reset(options={"reset_mask": mask})
         else:
             seen = reset_each(envs, message.head["seeds"])
         return encode({}, {"seen": np.asarray(seen)})
 
-    def _remember(self, message: Message) -> bytes:
+    def _remember(self, message: WorkerMessage) -> bytes:
         del message
-        self._mark(0)
-        self._constant = attributes(self._made_envs())
+        self._mark_call(0)
+        self._constant = attribute_texts(self._made_envs())
         return encode({})
 
-    def _map(self, message: Message) -> bytes:
-        layout = Layout(**message.head["layout"])
-        self._shared = shared(mmap.mmap(self._memory_fd, layout.bytes()), layout)
+    def _map(self, message: WorkerMessage) -> bytes:
+        layout = SharedMemoryLayout(**message.head["layout"])
+        self._shared = map_shared_step(mmap.mmap(self._memory_fd, layout.total_bytes()), layout)
         return encode({})
 
-    def _step(self, message: Message) -> bytes:
+    def _step(self, message: WorkerMessage) -> bytes:
         envs, here = self._made_envs(), self._shared
         assert here is not None
         if self._is_native():
-            self._mark(-1)
+            self._mark_call(-1)
         action = here.actions(message.head["kind"], message.head["shape"]).copy()  # an environment may keep it
         seen, reward, terminated, truncated, info = envs.step(action)
         here.seen[:], here.reward[:], here.terminated[:], here.truncated[:] = seen, reward, terminated, truncated
@@ -185,24 +197,24 @@ class Worker:
                 here.final[number] = info["final_obs"][number]
         return _DONE
 
-    def _snapshot(self, message: Message) -> bytes:
+    def _snapshot(self, message: WorkerMessage) -> bytes:
         del message
-        self._mark(0)
-        told = message_of_state(snapshot(self._made_envs(), self._constant))
+        self._mark_call(0)
+        told = state_to_message(snapshot(self._made_envs(), self._constant))
         return encode(told.head, told.arrays)
 
-    def _restore(self, message: Message) -> bytes:
-        self._mark(0)
-        restore(self._made_envs(), state_of_message(message))
+    def _restore(self, message: WorkerMessage) -> bytes:
+        self._mark_call(0)
+        restore(self._made_envs(), state_from_message(message))
         return encode({})
 
-    def _made_envs(self) -> Vector:
+    def _made_envs(self) -> GymVectorEnv:
         assert self._envs is not None
         return self._envs
 
     def _is_native(self) -> bool:
-        assert self._making is not None
-        return self._making.native is not None
+        assert self._factory is not None
+        return self._factory.make_native is not None
 
 
 _DONE = encode({})
@@ -210,11 +222,11 @@ _DONE = encode({})
 
 def main() -> NoReturn:
     request_fd, reply_fd, life_fd, memory_fd = (int(argument) for argument in sys.argv[1:5])
-    _die_with(life_fd)
+    _die_with_trainer(life_fd)
     for fd in (request_fd, reply_fd, life_fd, memory_fd):
         os.set_inheritable(fd, False)  # programs that an environment starts must not hold the channel open
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    worker, parser = Worker(memory_fd), Parser()
+    worker, parser = EnvWorker(memory_fd), MessageParser()
     while data := os.read(request_fd, _READ_BYTES):
         for message in parser.feed(data):
             _reply(reply_fd, worker.answer(message))
@@ -222,7 +234,7 @@ def main() -> NoReturn:
     os._exit(0)  # nothing that a user's library left running may keep this process
 
 
-def _die_with(life_fd: int) -> None:
+def _die_with_trainer(life_fd: int) -> None:
     """SIGKILL to this process group when the other end of `life_fd` is closed, even while an environment hangs."""
     if sys.platform == "linux":
         fcntl.fcntl(life_fd, fcntl.F_SETOWN, -os.getpgrp())

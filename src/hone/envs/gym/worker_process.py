@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from hone.core.clock import Clock
 from hone.core.errors import ResourceError
-from hone.envs.gym.protocol import HEAD_BYTES, Message, Parser
+from hone.envs.gym.protocol import HEADER_BYTES, MessageParser, WorkerMessage
 
 START_S = 120.0
 """Until the process is up and the user's module is imported."""
@@ -32,14 +32,14 @@ _TOKEN = "HONE_ENV_WORKER"
 _TICK_S = 0.25
 _READ_BYTES = 1 << 18
 _TAIL_BYTES = 4000
-_TOLD_CHARACTERS = 400
+_OUTPUT_CHARACTERS = 400
 _FATAL = "Fatal Python error"
-_OURS = "gym_worker.py"
-_LAST_BREATH_S = 1.0
+_OWN_FRAMES_FILE = "gym_worker.py"
+_EXIT_GRACE_S = 1.0
 _PROC = Path("/proc")
 
 
-class LostError(Exception):
+class ProcessLostError(Exception):
     """The process is gone, or had to be killed; the message says how."""
 
     def __init__(self, message: str, *, timeout: bool = False) -> None:
@@ -56,8 +56,8 @@ class EnvProcess:
         self._process: subprocess.Popen[bytes] | None = None
         self._request_fd = self._reply_fd = self._log_fd = self._life_fd = self.memory_fd = -1
         self._out = memoryview(b"")
-        self._parser = Parser()
-        self._messages: deque[Message] = deque()
+        self._parser = MessageParser()
+        self._messages: deque[WorkerMessage] = deque()
         self._tail = b""
         self._broken = ""
         self.calls: NDArray[np.int64] = np.zeros(2, np.int64)
@@ -70,8 +70,8 @@ class EnvProcess:
         self._log_fd, log_write = os.pipe()
         life_read, self._life_fd = os.pipe()  # nobody writes here: its end is what a child hears when we are gone
         self.memory_fd = _memory()
-        os.ftruncate(self.memory_fd, HEAD_BYTES)
-        self.calls = np.frombuffer(mmap.mmap(self.memory_fd, HEAD_BYTES), np.int64, count=2)
+        os.ftruncate(self.memory_fd, HEADER_BYTES)
+        self.calls = np.frombuffer(mmap.mmap(self.memory_fd, HEADER_BYTES), np.int64, count=2)
         given = (request_read, reply_write, life_read, self.memory_fd)
         paths = [entry or str(Path.cwd()) for entry in sys.path]
         defaults = {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0", **os.environ}
@@ -121,19 +121,19 @@ class EnvProcess:
                 os.killpg(process.pid, signal.SIGKILL)
             process.kill()
             process.wait()
-            _kill_family(self._token)
+            _kill_descendants(self._token)
         self._close()
 
-    def hang_up(self) -> None:
+    def request_exit(self) -> None:
         """Ask the child to close its environments and go."""
         if self._request_fd >= 0:
             os.close(self._request_fd)
             self._request_fd = -1
             self._out = memoryview(b"")
 
-    def end(self, patience_s: float) -> None:
+    def shut_down(self, patience_s: float) -> None:
         """Hang up, and kill the child where it does not go."""
-        self.hang_up()
+        self.request_exit()
         if self._process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 self._process.wait(timeout=patience_s)
@@ -141,7 +141,7 @@ class EnvProcess:
 
     # ------------------------------------------------------------------------------------------ for `gather`
 
-    def watch(self, poll: select.poll) -> None:
+    def register_with(self, poll: select.poll) -> None:
         """Register what is to be looked at."""
         for fd in (self._reply_fd, self._log_fd):
             if fd >= 0:
@@ -159,19 +159,19 @@ class EnvProcess:
         if ready is None or self._log_fd in ready:
             self._drain()
 
-    def next_message(self) -> Message | None:
+    def next_message(self) -> WorkerMessage | None:
         return self._messages.popleft() if self._messages else None
 
-    def ended(self) -> bool:
+    def is_drained(self) -> bool:
         """Whether nothing more can come."""
         return bool(self._broken) or not self.alive
 
-    def how(self) -> str:
+    def exit_reason(self) -> str:
         """How the process ended, with the last thing that it printed."""
         code = None
         if self._process is not None:
             with contextlib.suppress(subprocess.TimeoutExpired):  # its channel is closed a moment before it is gone
-                code = self._process.wait(timeout=_LAST_BREATH_S)
+                code = self._process.wait(timeout=_EXIT_GRACE_S)
         self._drain()
         if code is None:
             how = self._broken or "it closed its channel"
@@ -179,16 +179,16 @@ class EnvProcess:
             how = f"its process was killed by {signal.Signals(-code).name}"
         else:
             how = f"its process left with exit code {code}"
-        return how if code is None and self._process is None else how + self.printed()
+        return how if code is None and self._process is None else how + self.last_output()
 
-    def printed(self) -> str:
+    def last_output(self) -> str:
         """`; it printed: ...`, or nothing. Of a fatal error the user's own frames."""
         said = self._tail.decode(errors="replace").strip()
         start = said.rfind(_FATAL)
-        told = said[start:] if start >= 0 else said[-_TOLD_CHARACTERS:]
+        told = said[start:] if start >= 0 else said[-_OUTPUT_CHARACTERS:]
         lines = [line.strip() for line in told.splitlines() if line.strip()]
-        ours = [number for number, line in enumerate(lines) if start >= 0 and _OURS in line]
-        shown = " | ".join(lines[: ours[0]] if ours else lines)[:_TOLD_CHARACTERS]
+        ours = [number for number, line in enumerate(lines) if start >= 0 and _OWN_FRAMES_FILE in line]
+        shown = " | ".join(lines[: ours[0]] if ours else lines)[:_OUTPUT_CHARACTERS]
         return f"; it printed: {shown}" if shown else ""
 
     # ------------------------------------------------------------------------------------------ inside
@@ -234,59 +234,61 @@ class EnvProcess:
         self._out = memoryview(b"")
 
 
-def gather(
+def gather_replies(
     processes: Sequence[EnvProcess], *, clock: Clock, call_s: float, start_s: float | None = None
-) -> list[Message | LostError]:
+) -> list[WorkerMessage | ProcessLostError]:
     """The next message of each, in order; for those that ended or hang, how.
 
     A process hangs when none of its environments came back from a call for `call_s`; until the first call of all,
     `start_s` stands in for that. Processes that hang are not killed here.
     """
-    answers = [_Answer(process, clock.monotonic_s()) for process in processes]
+    answers = [_PendingReply(process, clock.monotonic_s()) for process in processes]
     while True:
         waiting = [answer for answer in answers if not answer.complete()]
         if not waiting:
-            return [answer.found for answer in answers if answer.found is not None]
+            return [answer.reply for answer in answers if answer.reply is not None]
         poll = select.poll()
         for answer in waiting:
-            answer.process.watch(poll)
+            answer.process.register_with(poll)
         heard = {fd for fd, _ in poll.poll(min(_TICK_S, call_s / 4) * 1000)}
         now_s = clock.monotonic_s()
         for answer in waiting:
             if heard:
                 answer.process.pump(heard)
             allowed_s = start_s if start_s is not None and answer.process.calls[0] == 0 else call_s
-            answer.judge(now_s, allowed_s)
+            answer.check_deadline(now_s, allowed_s)
 
 
 @dataclass
-class _Answer:
+class _PendingReply:
     """What is waited for from one process."""
 
     process: EnvProcess
-    moved_s: float
+    last_progress_s: float
     """When an environment last came back from a call, or we began to wait."""
     calls: int = -1
-    found: Message | LostError | None = None
+    reply: WorkerMessage | ProcessLostError | None = None
 
     def complete(self) -> bool:
         """Whether its message is there, or can never come."""
-        if self.found is None:
-            self.found = self.process.next_message()
-        if self.found is None and self.process.ended():
+        if self.reply is None:
+            self.reply = self.process.next_message()
+        if self.reply is None and self.process.is_drained():
             self.process.pump()
-            self.found = self.process.next_message() or LostError(self.process.how())
-        return self.found is not None
+            self.reply = self.process.next_message() or ProcessLostError(self.process.exit_reason())
+        return self.reply is not None
 
-    def judge(self, now_s: float, allowed_s: float) -> None:
+    def check_deadline(self, now_s: float, allowed_s: float) -> None:
         """Give up a process that made no call for longer than allowed."""
         made = int(self.process.calls[0])
         if made != self.calls:
-            self.calls, self.moved_s = made, now_s
-        if now_s - self.moved_s > allowed_s:
+            self.calls, self.last_progress_s = made, now_s
+        if now_s - self.last_progress_s > allowed_s:
             self.process.pump()  # once more: we may have slept while the answer lay ready
-            told = f"no answer within {allowed_s:g} s (env.step_timeout_s), so it was killed{self.process.printed()}"
-            self.found = self.process.next_message() or LostError(told, timeout=True)
+            told = (
+                f"no answer within {allowed_s:g} s (env.step_timeout_s), so it was killed{self.process.last_output()}"
+            )
+            self.reply = self.process.next_message() or ProcessLostError(told, timeout=True)
 
 
 def _memory() -> int:
@@ -297,7 +299,7 @@ def _memory() -> int:
         return os.dup(file.fileno())
 
 
-def _kill_family(token: str) -> None:
+def _kill_descendants(token: str) -> None:
     """SIGKILL to all that carries the token, until nothing is found; a daemon leaves the group, not its environment."""
     mark = f"{_TOKEN}={token}".encode()
     for _ in range(50 if _PROC.is_dir() else 0):

@@ -15,25 +15,32 @@ from gymnasium.vector import AutoresetMode
 from numpy.typing import NDArray
 
 from hone.core.credit import Metrics
-from hone.core.episodes import Episodes, Status
+from hone.core.episodes import Episodes, ScoreStatus
 from hone.core.errors import ConfigError, HoneError, ResourceError, UserCodeError
-from hone.core.ragged import Ints, offsets_of, owner_of, sums
+from hone.core.ragged import Ints, offsets_of, owner_of, row_sums
 from hone.core.random import generator, key
 from hone.core.state import State, array, integer, substate
-from hone.envs.gym.check import check_spaces, try_out
-from hone.envs.gym.make import GymConfig, Vector, autoreset_of, isolated, maker, told
-from hone.envs.gym.rollout import Array, Flags, Floats, Steps, blank_steps
-from hone.envs.gym.snapshot import Encoded, attributes, restart_seed, restore, resumes_exactly, snapshot
+from hone.envs.gym.check import check_env, check_spaces
+from hone.envs.gym.make import GymConfig, GymVectorEnv, autoreset_mode, describe_exception, env_factory, runs_isolated
+from hone.envs.gym.rollout import Array, Flags, Floats, RolloutBuffer, empty_rollout_buffer
+from hone.envs.gym.snapshot import (
+    EncodedAttributes,
+    attribute_texts,
+    restart_seed,
+    restore,
+    snapshot,
+    why_inexact_resume,
+)
 from hone.envs.gym.subprocess_env import ProcessVectorEnv, reset_seeded
 
-Spaces: TypeAlias = tuple[spaces.Space[Any], spaces.Space[Any]]
+GymSpaces: TypeAlias = tuple[spaces.Space[Any], spaces.Space[Any]]
 
 
-LONG_STEPS = 20_000
+UNENDED_WARNING_STEPS = 20_000
 """Without an end; longer than the episodes of any environment that comes with Gymnasium."""
 
 
-class Decider(Protocol):
+class VectorActor(Protocol):
     """Whoever acts."""
 
     version: int
@@ -52,41 +59,41 @@ class Decider(Protocol):
 class GymWorld:
     """`steps` steps of each environment per rollout. Make it with `open_world`."""
 
-    envs: Vector
-    mode: AutoresetMode
+    envs: GymVectorEnv
+    autoreset_mode: AutoresetMode
     steps: int
     seed: int
-    clip: bool
+    clip_actions: bool
     seen: Array
     """`[B, *observation]` what will be decided on next."""
-    constant: Encoded = field(default_factory=dict[str, dict[str, Any]])
-    inexact: str | None = None
+    constant_attributes: EncodedAttributes = field(default_factory=dict[str, dict[str, Any]])
+    inexact_reason: str | None = None
     """Why a resumed run would not be the same run; None when it would."""
-    notes: list[str] = field(default_factory=list[str])
+    warnings: list[str] = field(default_factory=list[str])
     """Warnings for whoever runs this."""
     rollouts: int = 0
-    losses: int = 0
+    processes_lost: int = 0
     """Processes of environments that were lost, as far as told."""
-    begun: int = 0
+    episodes_begun: int = 0
     """Episodes begun; numbers them."""
-    unended: int = 0
+    steps_without_end: int = 0
     """Steps of each environment since an episode ended."""
     warned: bool = False
-    heard: list[str] = field(default_factory=list[str])
+    pending_notices: list[str] = field(default_factory=list[str])
 
     def __post_init__(self) -> None:
         count = self.envs.num_envs
         self.returns = np.zeros(count)
-        self.episode = np.arange(self.begun, self.begun + count)
-        self.begun += count
+        self.episode = np.arange(self.episodes_begun, self.episodes_begun + count)
+        self.episodes_begun += count
         self.ended = np.zeros(count, dtype=np.bool_)
 
     @property
-    def resume(self) -> str:
+    def resume_exactness(self) -> str:
         """`exact`, or `approximate`: then a resumed run starts its running episodes anew."""
-        return "exact" if self.inexact is None else "approximate"
+        return "exact" if self.inexact_reason is None else "approximate"
 
-    def rollout(self, actor: Decider) -> Episodes:
+    def rollout(self, actor: VectorActor) -> Episodes:
         """At least one decision; a row that was only a reset does not count as a step.
 
         Episodes whose environment was lost end truncated, without a score, and with why as `status`. Raises
@@ -99,70 +106,75 @@ class GymWorld:
                 episodes = self._episodes(self._steps(actor), actor.version)
             except ResourceError:
                 self.rollouts -= 1  # of this one nothing is left; what is saved now begins it anew
-                self.inexact = "the environments were lost"
+                self.inexact_reason = "the environments were lost"
                 raise
             if episodes.decisions:
-                self._look_for_ends(episodes)
+                self._warn_if_nothing_ends(episodes)
                 return episodes
 
-    def _look_for_ends(self, episodes: Episodes) -> None:
+    def _warn_if_nothing_ends(self, episodes: Episodes) -> None:
         """Warns once when no episode ends any more: scores are of episodes that ended."""
         ended = episodes.terminated | episodes.truncated
-        self.unended = 0 if ended.any() else self.unended + self.steps
-        if self.unended >= LONG_STEPS and not self.warned:
+        self.steps_without_end = 0 if ended.any() else self.steps_without_end + self.steps
+        if self.steps_without_end >= UNENDED_WARNING_STEPS and not self.warned:
             self.warned = True
-            self.heard.append(
-                f"no episode ended in the last {self.unended} steps of each environment, so there is no score; if "
+            self.pending_notices.append(
+                f"no episode ended in the last {self.steps_without_end} steps of each environment, so there is no "
+                f"score; if "
                 "episodes never end, set env.max_episode_steps"
             )
 
-    def _steps(self, actor: Decider) -> Steps:
-        steps = blank_steps(self.steps, self.seen, self.envs.single_action_space)
+    def _steps(self, actor: VectorActor) -> RolloutBuffer:
+        steps = empty_rollout_buffer(self.steps, self.seen, self.envs.single_action_space)
         noise = actor.noise(generator(self.seed, "act", self.rollouts), steps.reward.shape)
         now = self.seen
         for t in range(self.steps):
             steps.seen[t] = now
             steps.chosen[t], steps.logp[t] = actor.decide(now, noise[t])
-            steps.junk[t] = self.ended
-            action = self._legal(steps.chosen[t])
+            steps.reset_rows[t] = self.ended
+            action = self._within_bounds(steps.chosen[t])
             try:
                 now, steps.reward[t], steps.terminated[t], steps.truncated[t], info = self.envs.step(action)
-                now = self._turned(steps, t, now, info)
+                now = self._record_step_ends(steps, t, now, info)
             except ResourceError:
                 raise
             except Exception as fault:
                 self._require_finite(steps.seen[: t + 1], steps.reward[:t], steps.chosen[: t + 1])
-                what = str(fault) if isinstance(fault, UserCodeError) else told(fault)
+                what = str(fault) if isinstance(fault, UserCodeError) else describe_exception(fault)
                 raise UserCodeError(f"{self._place(t, steps.chosen[: t + 1])}: {what}") from fault
         steps.seen[-1] = self.seen = np.array(now)
         self._require_finite(steps.seen, steps.reward, steps.chosen)
         return steps
 
-    def _turned(self, steps: Steps, t: int, now: Array, info: dict[str, Any]) -> Array:
+    def _record_step_ends(self, steps: RolloutBuffer, t: int, now: Array, info: dict[str, Any]) -> Array:
         """Notes which episodes ended in step `t`, and resets where nobody else does -> what is seen next."""
         done = itself = steps.terminated[t] | steps.truncated[t]
         if "lost" in info:
-            steps.lose(t, info["lost"], steps.seen[t])
+            steps.end_lost_episodes(t, info["lost"], steps.seen[t])
             done = itself | steps.truncated[t]
-        if self.mode is AutoresetMode.NEXT_STEP:
+        if self.autoreset_mode is AutoresetMode.NEXT_STEP:
             self.ended = itself
         elif itself.any():
             which = np.flatnonzero(itself)
-            steps.end(t, which, self._last_seen(now, info, which))
-            if self.mode is AutoresetMode.DISABLED:
+            steps.end_episodes(t, which, self._final_observations(now, info, which))
+            if self.autoreset_mode is AutoresetMode.DISABLED:
                 before = now
                 now, info = self.envs.reset(options={"reset_mask": itself})
                 if "lost" in info:
-                    steps.lose(t, np.where(done, Status.SCORED, info["lost"]).astype(np.uint8), before)
+                    steps.end_lost_episodes(
+                        t, np.where(done, ScoreStatus.SCORED, info["lost"]).astype(np.uint8), before
+                    )
         return now
 
-    def _last_seen(self, now: Array, info: dict[str, Any], which: Ints) -> Array:
-        if self.mode is AutoresetMode.SAME_STEP:
+    def _final_observations(self, now: Array, info: dict[str, Any], which: Ints) -> Array:
+        if self.autoreset_mode is AutoresetMode.SAME_STEP:
             return np.stack([np.asarray(info["final_obs"][number], self.seen.dtype) for number in which])
         return now[which].copy()
 
-    def _episodes(self, steps: Steps, version: int) -> Episodes:
-        env, time = np.nonzero(~steps.junk.T)  # the decisions of an environment stand together, in the order of time
+    def _episodes(self, steps: RolloutBuffer, version: int) -> Episodes:
+        env, time = np.nonzero(
+            ~steps.reset_rows.T
+        )  # the decisions of an environment stand together, in the order of time
         done = (steps.terminated | steps.truncated)[time, env]
         ends = done.copy()
         ends[:-1] |= env[1:] != env[:-1]
@@ -171,9 +183,9 @@ class GymWorld:
         offsets = offsets_of(np.diff(last, prepend=-1))
         end_env, end_time = env[last], time[last]
         reward = steps.reward[time, env]
-        score, group = self._running(sums(reward, offsets), end_env, done[last])
-        status = steps.lost[end_time, end_env]
-        missing = status != Status.SCORED
+        score, group = self._returns_and_numbers(row_sums(reward, offsets), end_env, done[last])
+        status = steps.lost_status[end_time, end_env]
+        missing = status != ScoreStatus.SCORED
         if missing.any():
             score[missing], reward[missing[owner_of(offsets)]] = np.nan, 0.0
         return Episodes(
@@ -186,35 +198,37 @@ class GymWorld:
             group=group,
             terminated=steps.terminated[end_time, end_env],
             truncated=steps.truncated[end_time, end_env],
-            final=steps.finals(end_env, end_time),
+            final=steps.final_observations(end_env, end_time),
             score=score,
             status=status,
         )
 
-    def _running(self, paid: NDArray[np.float64], env: Ints, done: Flags) -> tuple[NDArray[np.float64], Ints]:
+    def _returns_and_numbers(
+        self, paid: NDArray[np.float64], env: Ints, done: Flags
+    ) -> tuple[NDArray[np.float64], Ints]:
         """Return so far and number of the episode of each piece; an episode may have begun in an earlier rollout."""
         first = np.ones(len(env), dtype=np.bool_)
         first[1:] = env[1:] != env[:-1]
         number = np.empty(len(env), dtype=np.int64)
         number[first] = self.episode[env[first]]
         fresh = int(np.count_nonzero(~first))
-        number[~first] = self.begun + np.arange(fresh)
-        self.begun += fresh
+        number[~first] = self.episodes_begun + np.arange(fresh)
+        self.episodes_begun += fresh
         score = paid + np.where(first, self.returns[env], 0.0)
         final = np.ones(len(env), dtype=np.bool_)
         final[:-1] = env[1:] != env[:-1]
         self.returns[env[final]] = np.where(done[final], 0.0, score[final])
         self.episode[env[final]] = number[final]
         over = env[final & done]
-        self.episode[over] = self.begun + np.arange(len(over))
-        self.begun += len(over)
+        self.episode[over] = self.episodes_begun + np.arange(len(over))
+        self.episodes_begun += len(over)
         return score, number
 
-    def _legal(self, chosen: Array) -> Array:
+    def _within_bounds(self, chosen: Array) -> Array:
         space = self.envs.single_action_space
         if not isinstance(space, spaces.Box):
             return chosen
-        if self.clip:
+        if self.clip_actions:
             return np.clip(chosen, space.low, space.high)
         outside = ~((chosen >= space.low) & (chosen <= space.high))
         if outside.any():
@@ -244,40 +258,47 @@ class GymWorld:
 
     def metrics(self) -> Metrics:
         """`env/faults`: processes of environments that were lost since the last call."""
-        known, self.losses = self.losses, self.envs.budget.losses if isinstance(self.envs, ProcessVectorEnv) else 0
-        return {"env/faults": float(self.losses - known)}
+        known, self.processes_lost = (
+            self.processes_lost,
+            self.envs.budget.losses if isinstance(self.envs, ProcessVectorEnv) else 0,
+        )
+        return {"env/faults": float(self.processes_lost - known)}
 
-    def lately(self) -> list[str]:
+    def pop_notices(self) -> list[str]:
         """What came up since the last call that a person should read, one line each."""
-        told = [*self.heard, *(self.envs.notes() if isinstance(self.envs, ProcessVectorEnv) else [])]
-        self.heard.clear()
+        told = [*self.pending_notices, *(self.envs.pop_notices() if isinstance(self.envs, ProcessVectorEnv) else [])]
+        self.pending_notices.clear()
         return told
 
     def state(self) -> State:
-        envs = {} if self.inexact else self._snapshot()
+        envs = {} if self.inexact_reason else self._snapshot()
         return {
             "rollouts": self.rollouts,
-            "begun": self.begun,
+            "begun": self.episodes_begun,
             "returns": self.returns.copy(),
             "episode": self.episode.copy(),
             "ended": self.ended.copy(),
             "seen": self.seen.copy(),
-            "inexact": None if envs else self.inexact or "a process of environments was lost",
+            "inexact": None if envs else self.inexact_reason or "a process of environments was lost",
             "envs": envs,
-            "losses": self.losses,
+            "losses": self.processes_lost,
             "history": self.envs.history() if isinstance(self.envs, ProcessVectorEnv) else {},
         }
 
     def _snapshot(self) -> State:
-        return self.envs.state() if isinstance(self.envs, ProcessVectorEnv) else snapshot(self.envs, self.constant)
+        return (
+            self.envs.state()
+            if isinstance(self.envs, ProcessVectorEnv)
+            else snapshot(self.envs, self.constant_attributes)
+        )
 
     def restore(self, state: State) -> None:
         """Into environments just opened with the same config and seed; see `resume` for how exact it is."""
-        self.rollouts, self.begun = integer(state, "rollouts"), integer(state, "begun")
-        self.losses = integer(state, "losses") if "losses" in state else 0  # older checkpoints knew of none
+        self.rollouts, self.episodes_begun = integer(state, "rollouts"), integer(state, "begun")
+        self.processes_lost = integer(state, "losses") if "losses" in state else 0  # older checkpoints knew of none
         if isinstance(self.envs, ProcessVectorEnv):
             self.envs.restore_history(substate(state, "history"))
-        if self.inexact is None and state["inexact"] is None:
+        if self.inexact_reason is None and state["inexact"] is None:
             restore_envs(self.envs, substate(state, "envs"))
             self.returns = array(state, "returns").astype(np.float64)
             self.episode = array(state, "episode").astype(np.int64)
@@ -285,14 +306,14 @@ class GymWorld:
             self.seen = array(state, "seen").astype(self.seen.dtype)
             return
         self.seen = np.array(reset_seeded(self.envs, restart_seed(self.seed, self.rollouts)))
-        self.episode = np.arange(self.begun, self.begun + self.envs.num_envs)
-        self.begun += self.envs.num_envs
+        self.episode = np.arange(self.episodes_begun, self.episodes_begun + self.envs.num_envs)
+        self.episodes_begun += self.envs.num_envs
 
     def close(self) -> None:
         self.envs.close()
 
 
-def restore_envs(envs: Vector, state: State) -> None:
+def restore_envs(envs: GymVectorEnv, state: State) -> None:
     """A snapshot into environments made and reset in the same way."""
     if isinstance(envs, ProcessVectorEnv):
         envs.restore(state)
@@ -300,20 +321,22 @@ def restore_envs(envs: Vector, state: State) -> None:
         restore(envs, state)
 
 
-def inspect_world(config: GymConfig, *, seed: int, squashed: bool = False) -> tuple[Spaces, list[str]]:
+def inspect_world(config: GymConfig, *, seed: int, squashed: bool = False) -> tuple[GymSpaces, list[str]]:
     """Try one environment out: its observation and action space, and warnings.
 
-    `squashed`: the policy reaches the bounds of its actions, so they must be finite. Raises ConfigError or
+    `squashed_gaussian`: the policy reaches the bounds of its actions, so they must be finite. Raises ConfigError or
     UserCodeError with all faults found, ResourceError for an environment that takes its process down.
     """
-    if isolated(config):
+    if runs_isolated(config):
         envs = ProcessVectorEnv(config, num_envs=1, squashed=squashed)
         with contextlib.closing(envs):
-            return envs.inspect(seed=seed)
-    env = maker(config).single()
+            return envs.inspect_env(seed=seed)
+    env = env_factory(config).make_one()
     try:
         check_spaces(config.id, env.observation_space, env.action_space, squashed=squashed)
-        return (env.observation_space, env.action_space), try_out(maker(config), seed=seed) if config.check else []
+        return (env.observation_space, env.action_space), check_env(
+            env_factory(config), seed=seed
+        ) if config.check else []
     finally:
         env.close()
 
@@ -323,45 +346,53 @@ def open_world(config: GymConfig, *, steps: int, seed: int, squashed: bool = Fal
 
     Raises as `inspect_world`; what is only odd is in `GymWorld.notes`.
     """
-    if isolated(config):
+    if runs_isolated(config):
         return _open_processes(config, steps=steps, seed=seed, squashed=squashed)
-    making = maker(config)
+    making = env_factory(config)
     _, notes = inspect_world(config, seed=seed, squashed=squashed)
-    envs = making.many(config.num_envs)
+    envs = making.make_many(config.num_envs)
     check_spaces(config.id, envs.single_observation_space, envs.single_action_space, squashed=squashed)
-    inexact = resumes_exactly(making.many, seed=seed) if config.check else None
-    world = world_of(envs, steps=steps, seed=seed, clip=config.clip_actions)
-    return _judged(world, config, inexact, notes)
+    inexact = why_inexact_resume(making.make_many, seed=seed) if config.check else None
+    world = world_from_envs(envs, steps=steps, seed=seed, clip=config.clip_actions)
+    return _with_resume_check(world, config, inexact, notes)
 
 
 def _open_processes(config: GymConfig, *, steps: int, seed: int, squashed: bool) -> GymWorld:
     envs = ProcessVectorEnv(config, num_envs=config.num_envs, squashed=squashed)
     try:
-        _, notes = envs.inspect(seed=seed)
-        inexact = envs.inexact(seed=seed) if config.check else None
+        _, notes = envs.inspect_env(seed=seed)
+        inexact = envs.inexact_reason(seed=seed) if config.check else None
         envs.start()
-        world = world_of(envs, steps=steps, seed=seed, clip=config.clip_actions)
+        world = world_from_envs(envs, steps=steps, seed=seed, clip=config.clip_actions)
         if inexact is None:
-            envs.remember()
+            envs.mark_baseline()
     except HoneError:
         envs.close()
         raise
-    return _judged(world, config, inexact, notes)
+    return _with_resume_check(world, config, inexact, notes)
 
 
-def _judged(world: GymWorld, config: GymConfig, inexact: str | None, notes: list[str]) -> GymWorld:
+def _with_resume_check(world: GymWorld, config: GymConfig, inexact: str | None, notes: list[str]) -> GymWorld:
     if inexact is not None:
         notes = [*notes, f"{config.id}: resuming will be approximate, the running episodes begin anew: {inexact}"]
-    world.inexact, world.notes = inexact, notes
+    world.inexact_reason, world.warnings = inexact, notes
     return world
 
 
-def world_of(envs: Vector, *, steps: int, seed: int, clip: bool = False) -> GymWorld:
+def world_from_envs(envs: GymVectorEnv, *, steps: int, seed: int, clip: bool = False) -> GymWorld:
     """A world of these environments, reset by seeds of their own."""
-    mode = autoreset_of(envs)
+    mode = autoreset_mode(envs)
     seen = np.array(reset_seeded(envs, key(seed, "world") & 0xFFFFFFFF))
-    constant = {} if isinstance(envs, ProcessVectorEnv) else attributes(envs)
-    return GymWorld(envs=envs, mode=mode, steps=steps, seed=seed, clip=clip, seen=seen, constant=constant)
+    constant = {} if isinstance(envs, ProcessVectorEnv) else attribute_texts(envs)
+    return GymWorld(
+        envs=envs,
+        autoreset_mode=mode,
+        steps=steps,
+        seed=seed,
+        clip_actions=clip,
+        seen=seen,
+        constant_attributes=constant,
+    )
 
 
-__all__ = ["Decider", "GymConfig", "GymWorld", "inspect_world", "open_world", "world_of"]
+__all__ = ["GymConfig", "GymWorld", "VectorActor", "inspect_world", "open_world", "world_from_envs"]

@@ -13,15 +13,15 @@ from typing import Any
 
 import numpy as np
 
-from hone.core.episodes import Episodes, Status
+from hone.core.episodes import Episodes, ScoreStatus
 from hone.core.errors import DataError, ResourceError
 from hone.core.ragged import offsets_of
 
-FILE = "main_data.hdf5"
-NAMES = ("observations", "actions", "rewards", "terminations", "truncations")
-LOGP = "behaviour_logp"
+DATA_FILE = "main_data.hdf5"
+DATASET_NAMES = ("observations", "actions", "rewards", "terminations", "truncations")
+LOGP_NAME = "behaviour_logp"
 """Of an episode's `infos`: `[T+1]` nats, the last of which belongs to no decision, as infos begin with the reset."""
-VERSION = "0.5.4"
+MINARI_VERSION = "0.5.4"
 """Minari's own release whose layout is written."""
 
 
@@ -55,7 +55,7 @@ def write_minari(folder: Path, episodes: Episodes, observation: dict[str, Any], 
     assert episodes.final is not None
     data = folder / "data"
     data.mkdir(parents=True, exist_ok=True)
-    with _h5py().File(data / FILE, "w") as file:
+    with _h5py().File(data / DATA_FILE, "w") as file:
         for number in range(len(episodes)):
             one = episodes.take(np.array([number]))
             steps = one.decisions
@@ -65,13 +65,13 @@ def write_minari(folder: Path, episodes: Episodes, observation: dict[str, Any], 
             group["observations"] = np.concatenate([one.observations, episodes.final[number : number + 1]])
             group["actions"], group["rewards"] = one.chosen, one.reward
             group["terminations"], group["truncations"] = last & one.terminated[0], last & one.truncated[0]
-            group[f"infos/{LOGP}"] = np.append(one.logp, np.float32(np.nan))
+            group[f"infos/{LOGP_NAME}"] = np.append(one.logp, np.float32(np.nan))
     metadata = {
         "total_episodes": len(episodes),
         "total_steps": episodes.decisions,
         "data_format": "hdf5",
         "dataset_id": folder.name,
-        "minari_version": VERSION,
+        "minari_version": MINARI_VERSION,
         "observation_space": json.dumps(observation),
         "action_space": json.dumps(action),
     }
@@ -86,7 +86,7 @@ def _h5py() -> Any:  # noqa: ANN401 - an optional library without types
 
 
 def _file(path: Path) -> Path:
-    for candidate in (path, path / FILE, path / "data" / FILE):
+    for candidate in (path, path / DATA_FILE, path / "data" / DATA_FILE):
         if candidate.is_file():
             return candidate
     for beside in (path / "metadata.json", path / "data" / "metadata.json"):
@@ -95,7 +95,7 @@ def _file(path: Path) -> Path:
                 f"{beside}: the data set is kept as {_metadata(beside)['data_format']!r}, and only 'hdf5' is read; "
                 'write it again with data_format="hdf5"'
             )
-    raise DataError(f"{path}: there is no {FILE} here, nor in {path / 'data'}")
+    raise DataError(f"{path}: there is no {DATA_FILE} here, nor in {path / 'data'}")
 
 
 def _spaces(path: Path, attributes: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
@@ -118,23 +118,23 @@ def _metadata(path: Path) -> dict[str, Any]:
 
 
 def _episode(group: Any, place: str) -> dict[str, np.ndarray]:  # noqa: ANN401 - an h5py group
-    missing = [name for name in NAMES if name not in group]
+    missing = [name for name in DATASET_NAMES if name not in group]
     if missing:
         raise DataError(f"{place} has no {', '.join(missing)}")
     nested = [name for name in ("observations", "actions") if not _is_array(group[name])]
     if nested:
         raise DataError(f"{place}: {' and '.join(nested)} are dictionaries or tuples: only Box and Discrete are served")
-    columns = {name: np.asarray(group[name]) for name in NAMES}
+    columns = {name: np.asarray(group[name]) for name in DATASET_NAMES}
     steps = len(columns["rewards"])
     wrong = [
         f"{place}: {name} has {len(columns[name])} rows, expected {steps + (name == 'observations')}"
-        for name in NAMES
+        for name in DATASET_NAMES
         if len(columns[name]) != steps + (name == "observations")
     ]
     if wrong:
         raise DataError(*wrong)
-    known = f"infos/{LOGP}" in group
-    columns["logp"] = np.asarray(group[f"infos/{LOGP}"])[:steps] if known else np.full(steps, np.nan)
+    known = f"infos/{LOGP_NAME}" in group
+    columns["logp"] = np.asarray(group[f"infos/{LOGP_NAME}"])[:steps] if known else np.full(steps, np.nan)
     return columns
 
 
@@ -158,5 +158,5 @@ def _joined(columns: list[dict[str, np.ndarray]]) -> Episodes:
         truncated=np.array([column["truncations"][-1] for column in columns], dtype=np.bool_),
         final=np.stack([column["observations"][-1] for column in columns]),
         score=np.array([column["rewards"].sum(dtype=np.float64) for column in columns]),
-        status=np.full(len(columns), Status.SCORED, dtype=np.uint8),
+        status=np.full(len(columns), ScoreStatus.SCORED, dtype=np.uint8),
     )

@@ -2,8 +2,8 @@
 
 Belongs here: the two formats and their faults. Parquet columns: `episode` (rows of one piece of an episode stand
 together), `group`, `version`, `observation`, `action`, `logp` (nats; NaN where unknown), `reward`, `terminated`,
-`truncated` and `final` (what was seen last; null but in the last row of a piece), `score`. The spaces are in the file's
-metadata under `hone`, as JSON in Minari's own notation.
+`truncated_weight` and `final` (what was seen last; null but in the last row of a piece), `score`. The spaces are in the
+file's metadata under `hone`, as JSON in Minari's own notation.
 """
 
 import json
@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from hone.core.episodes import Episodes, Status
+from hone.core.episodes import Episodes, ScoreStatus
 from hone.core.errors import DataError
 from hone.core.ragged import Ints, offsets_of
 from hone.envs.logs.minari import read_minari, write_minari
@@ -28,7 +28,7 @@ Array = NDArray[np.generic]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Log:
+class DecisionLog:
     """Decisions, and the spaces that they were taken in."""
 
     episodes: Episodes
@@ -36,7 +36,7 @@ class Log:
     action_space: spaces.Space[Any]
 
 
-def write_log(path: Path, log: Log) -> None:
+def write_log(path: Path, log: DecisionLog) -> None:
     """Write parquet, or a Minari data set where `path` has no suffix: a folder, best named as `cartpole/mixed-v0`.
 
     Only scored episodes with recorded final observations can be written. Raises DataError otherwise, and ResourceError
@@ -46,7 +46,7 @@ def write_log(path: Path, log: Log) -> None:
     if episodes.final is None or not episodes.scored.all():
         raise DataError(f"{path}: a log holds scored episodes with their final observations")
     if not path.suffix:
-        write_minari(path, episodes, describe(log.observation_space), describe(log.action_space))
+        write_minari(path, episodes, space_to_minari(log.observation_space), space_to_minari(log.action_space))
         return
     owner, last = episodes.owner, np.zeros(episodes.decisions, dtype=np.bool_)
     last[episodes.offsets[1:][episodes.lengths > 0] - 1] = True
@@ -68,22 +68,29 @@ def write_log(path: Path, log: Log) -> None:
             "score": episodes.score[owner],
         }
     )
-    notes = {"observation_space": describe(log.observation_space), "action_space": describe(log.action_space)}
+    notes = {
+        "observation_space": space_to_minari(log.observation_space),
+        "action_space": space_to_minari(log.action_space),
+    }
     pq.write_table(table.replace_schema_metadata({"hone": json.dumps(notes)}), path)
 
 
-def read_log(path: Path) -> Log:
+def read_log(path: Path) -> DecisionLog:
     """Read parquet, or Minari's folder or `.hdf5` file. Raises DataError that names file, row and value."""
     if path.is_dir() or path.suffix in {".hdf5", ".h5"}:
         episodes, observation, action = read_minari(path)
-        log = Log(episodes=episodes, observation_space=space_of(observation, path), action_space=space_of(action, path))
+        log = DecisionLog(
+            episodes=episodes,
+            observation_space=space_from_minari(observation, path),
+            action_space=space_from_minari(action, path),
+        )
     else:
         log = _read_parquet(path)
     _require_sound(log, path)
     return log
 
 
-def _read_parquet(path: Path) -> Log:
+def _read_parquet(path: Path) -> DecisionLog:
     if not path.is_file():
         raise DataError(f"{path}: there is no such file; a path is taken from where hone is started, here {Path.cwd()}")
     try:
@@ -98,7 +105,10 @@ def _read_parquet(path: Path) -> Log:
     notes = json.loads((table.schema.metadata or {}).get(b"hone", b"null"))
     if notes is None:
         raise DataError(f"{path}: no spaces in the file's metadata (key `hone`): it was not written by write_log")
-    observation, action = space_of(notes["observation_space"], path), space_of(notes["action_space"], path)
+    observation, action = (
+        space_from_minari(notes["observation_space"], path),
+        space_from_minari(notes["action_space"], path),
+    )
     owner = table["episode"].to_numpy()
     ends = np.append(np.flatnonzero(np.diff(owner)), len(owner) - 1)
     offsets = offsets_of(np.diff(ends, prepend=-1))
@@ -118,12 +128,12 @@ def _read_parquet(path: Path) -> Log:
         truncated=table["truncated"].to_numpy()[ends].astype(np.bool_),
         final=_values(final, observation),
         score=table["score"].to_numpy()[ends].astype(np.float64),
-        status=np.full(len(ends), Status.SCORED, dtype=np.uint8),
+        status=np.full(len(ends), ScoreStatus.SCORED, dtype=np.uint8),
     )
-    return Log(episodes=episodes, observation_space=observation, action_space=action)
+    return DecisionLog(episodes=episodes, observation_space=observation, action_space=action)
 
 
-def describe(space: spaces.Space[Any]) -> dict[str, Any]:
+def space_to_minari(space: spaces.Space[Any]) -> dict[str, Any]:
     """A space in Minari's notation. Raises DataError for kinds that are not served."""
     if isinstance(space, spaces.Discrete):
         return {"type": "Discrete", "dtype": "int64", "start": int(space.start), "n": int(space.n)}
@@ -138,8 +148,8 @@ def describe(space: spaces.Space[Any]) -> dict[str, Any]:
     raise DataError(f"space {space} cannot be logged: only Box and Discrete are served")
 
 
-def space_of(description: dict[str, Any], path: Path) -> spaces.Space[Any]:
-    """The space that `describe` described; raises DataError."""
+def space_from_minari(description: dict[str, Any], path: Path) -> spaces.Space[Any]:
+    """The space that `space_to_minari` described; raises DataError."""
     try:
         if description["type"] == "Discrete":
             return spaces.Discrete(int(description["n"]), start=int(description.get("start", 0)))
@@ -166,7 +176,7 @@ def _values(column: pa.ChunkedArray, space: spaces.Space[Any]) -> Array:
     return flat.to_numpy(zero_copy_only=False).astype(space.dtype).reshape(-1, *(space.shape or ()))
 
 
-def _require_sound(log: Log, path: Path) -> None:
+def _require_sound(log: DecisionLog, path: Path) -> None:
     """Finite numbers, and actions inside their space."""
     episodes = log.episodes
     faults: list[str] = []

@@ -1,8 +1,8 @@
 """Cart-pole swing-up: a pole that hangs from a cart must be swung up and held, with a push and nothing else.
 
-Belongs here: this world, alone (`CartPoleSwingUp`) and many at a time (`CartPoleSwingUpVector`), with its equations. A
-uniform rod of half a kilogram on a cart of half a kilogram, as in PILCO (Deisenroth & Rasmussen, 2011). Nothing ends an
-episode but the clock; at the ends of its rail the cart stops.
+Belongs here: this world, alone (`CartPoleSwingUpEnv`) and many at a time (`CartPoleSwingUpVectorEnv`), with its
+equations. A uniform rod of half a kilogram on a cart of half a kilogram, as in PILCO (Deisenroth & Rasmussen, 2011).
+Nothing ends an episode but the clock; at the ends of its rail the cart stops.
 
 Seen are `[x, x', cos, sin, angle']` with the angle from upright; the action is a push in [-1, 1] times 10 newtons; the
 reward in [0, 1] is exp(-(distance of the pole's tip to its place above the middle / length)^2).
@@ -27,7 +27,7 @@ CART_KG, POLE_KG, LENGTH_M, FRICTION, GRAVITY = 0.5, 0.5, 0.6, 0.1, 9.82
 PUSH_N = 10.0
 RAIL_M = 2.4
 """The cart stops this far from the middle."""
-SPREAD = 0.1
+INITIAL_STD = 0.1
 """Standard deviation of the four numbers of a state when an episode begins, around hanging still in the middle."""
 
 OBSERVATION = spaces.Box(
@@ -36,7 +36,7 @@ OBSERVATION = spaces.Box(
 ACTION = spaces.Box(-1.0, 1.0, (1,), np.float32)
 
 
-def motion(state: Floats, force: Floats, *, friction: float = FRICTION) -> Floats:
+def state_derivative(state: Floats, force: Floats, *, friction: float = FRICTION) -> Floats:
     """d/dt of states `[n, 4]` = (x, x', angle from hanging, angle') under forces `[n]` in newtons."""
     speed, angle, turn = state[:, 1], state[:, 2], state[:, 3]
     sine, cosine, total = np.sin(angle), np.cos(angle), CART_KG + POLE_KG
@@ -48,38 +48,38 @@ def motion(state: Floats, force: Floats, *, friction: float = FRICTION) -> Float
     return np.stack((speed, cart, turn, pole), axis=1)
 
 
-def moved(state: Floats, action: NDArray[np.generic]) -> Floats:
+def next_states(state: Floats, action: NDArray[np.generic]) -> Floats:
     """States `[n, 4]` one step of `STEP_S` later, by Runge and Kutta's fourth order; actions `[n, 1]` are clipped."""
     force = PUSH_N * np.clip(action.astype(np.float64).reshape(len(state)), -1.0, 1.0)
-    first = motion(state, force)
-    second = motion(state + 0.5 * STEP_S * first, force)
-    third = motion(state + 0.5 * STEP_S * second, force)
-    fourth = motion(state + STEP_S * third, force)
+    first = state_derivative(state, force)
+    second = state_derivative(state + 0.5 * STEP_S * first, force)
+    third = state_derivative(state + 0.5 * STEP_S * second, force)
+    fourth = state_derivative(state + STEP_S * third, force)
     after = state + STEP_S / 6.0 * (first + 2.0 * second + 2.0 * third + fourth)
     stopped = np.abs(after[:, 0]) >= RAIL_M
     after[stopped, 0], after[stopped, 1] = np.sign(after[stopped, 0]) * RAIL_M, 0.0
     return after
 
 
-def seen(state: Floats) -> Seen:
+def observations_of(state: Floats) -> Seen:
     """What is seen of states `[n, 4]` -> `[n, 5]`."""
     upright = (-np.cos(state[:, 2]), -np.sin(state[:, 2]))
     return np.stack((state[:, 0], state[:, 1], *upright, state[:, 3]), axis=1).astype(np.float32)
 
 
-def paid(state: Floats) -> Floats:
+def rewards_of(state: Floats) -> Floats:
     """`[n]` for being in states `[n, 4]`."""
     sideways = state[:, 0] + LENGTH_M * np.sin(state[:, 2])
     below = LENGTH_M * (1.0 + np.cos(state[:, 2]))
     return np.exp(-(sideways * sideways + below * below) / LENGTH_M**2)
 
 
-def hanging(draws: np.random.Generator, count: int) -> Floats:
+def initial_states(draws: np.random.Generator, count: int) -> Floats:
     """`[n, 4]` states in which episodes begin."""
-    return SPREAD * draws.standard_normal((count, 4))
+    return INITIAL_STD * draws.standard_normal((count, 4))
 
 
-class CartPoleSwingUp(gymnasium.Env[Seen, Seen]):
+class CartPoleSwingUpEnv(gymnasium.Env[Seen, Seen]):
     """One of them; a time limit is Gymnasium's own wrapper."""
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": []}  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -91,15 +91,15 @@ class CartPoleSwingUp(gymnasium.Env[Seen, Seen]):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Seen, dict[str, Any]]:
         super().reset(seed=seed, options=options)
-        self.state = hanging(self.np_random, 1)
-        return seen(self.state)[0], {}
+        self.state = initial_states(self.np_random, 1)
+        return observations_of(self.state)[0], {}
 
     def step(self, action: Seen) -> tuple[Seen, float, bool, bool, dict[str, Any]]:
-        self.state = moved(self.state, np.asarray(action)[None])
-        return seen(self.state)[0], float(paid(self.state)[0]), False, False, {}
+        self.state = next_states(self.state, np.asarray(action)[None])
+        return observations_of(self.state)[0], float(rewards_of(self.state)[0]), False, False, {}
 
 
-class CartPoleSwingUpVector(VectorEnv[Seen, Seen, NDArray[np.generic]]):
+class CartPoleSwingUpVectorEnv(VectorEnv[Seen, Seen, NDArray[np.generic]]):
     """`num_envs` of them in one array; whoever steps it resets what ended, by `reset_mask`."""
 
     metadata: ClassVar[dict[str, Any]] = {"autoreset_mode": AutoresetMode.DISABLED, "render_modes": []}  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -116,13 +116,19 @@ class CartPoleSwingUpVector(VectorEnv[Seen, Seen, NDArray[np.generic]]):
     ) -> tuple[Seen, dict[str, Any]]:
         super().reset(seed=seed if isinstance(seed, int) else None)
         begins = np.ones(self.num_envs, np.bool_) if options is None else np.asarray(options["reset_mask"], np.bool_)
-        self.state[begins] = hanging(self.np_random, self.num_envs)[begins]
+        self.state[begins] = initial_states(self.np_random, self.num_envs)[begins]
         self.age[begins] = 0
-        return seen(self.state), {}
+        return observations_of(self.state), {}
 
     def step(
         self, actions: Seen
     ) -> tuple[Seen, NDArray[np.generic], NDArray[np.generic], NDArray[np.generic], dict[str, Any]]:
-        self.state = moved(self.state, np.asarray(actions))
+        self.state = next_states(self.state, np.asarray(actions))
         self.age += 1
-        return seen(self.state), paid(self.state), np.zeros(self.num_envs, np.bool_), self.age >= self.limit, {}
+        return (
+            observations_of(self.state),
+            rewards_of(self.state),
+            np.zeros(self.num_envs, np.bool_),
+            self.age >= self.limit,
+            {},
+        )

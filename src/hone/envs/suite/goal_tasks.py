@@ -7,10 +7,10 @@ import numpy as np
 from gymnasium import spaces
 
 from hone.core.errors import ConfigError
-from hone.envs.gym.goals import ACHIEVED, DESIRED, OBSERVATION, Floats, Seen, goal_space
+from hone.envs.gym.goals import ACHIEVED, DESIRED, OBSERVATION, Floats, GoalObservation, goal_space
 
 
-class BitFlip(gymnasium.Env[Any, np.int64]):
+class BitFlipEnv(gymnasium.Env[Any, np.int64]):
     """`bits` bits; an action flips one. Pays 1 and ends when all are as wanted; truncated after `bits` steps.
 
     The task of Andrychowicz et al. (2017, 1707.01495): with 15 bits, an episode of a random policy meets its goal once
@@ -28,7 +28,9 @@ class BitFlip(gymnasium.Env[Any, np.int64]):
         self.goal: Floats = np.ones(bits, np.float32)
         self.taken = 0
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Seen, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[GoalObservation, dict[str, Any]]:
         del options
         super().reset(seed=seed)
         self.now, self.goal = (2 * self.np_random.integers(0, 2, (2, self.bits)) - 1).astype(np.float32)
@@ -37,7 +39,7 @@ class BitFlip(gymnasium.Env[Any, np.int64]):
         self.taken = 0
         return self._seen(), {}
 
-    def step(self, action: np.int64) -> tuple[Seen, float, bool, bool, dict[str, Any]]:
+    def step(self, action: np.int64) -> tuple[GoalObservation, float, bool, bool, dict[str, Any]]:
         self.now = self.now.copy()
         self.now[action] *= -1.0
         self.taken += 1
@@ -55,11 +57,11 @@ class BitFlip(gymnasium.Env[Any, np.int64]):
         del info
         return (np.asarray(achieved_goal) == np.asarray(desired_goal)).all(axis=-1)
 
-    def _seen(self) -> Seen:
+    def _seen(self) -> GoalObservation:
         return {OBSERVATION: self.now.copy(), ACHIEVED: self.now.copy(), DESIRED: self.goal.copy()}
 
 
-class Reach(gymnasium.Env[Any, Floats]):
+class ReachEnv(gymnasium.Env[Any, Floats]):
     """A point with inertia in the cube [-1, 1]^d is to come within `radius` of a place.
 
     Actions push it, in [-1, 1]^d: velocity = 0.7 * velocity + 0.1 * action. Pays 1 and ends there; truncated after
@@ -80,7 +82,9 @@ class Reach(gymnasium.Env[Any, Floats]):
         self.goal: Floats = np.zeros(dimensions, np.float32)
         self.taken = 0
 
-    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[Seen, dict[str, Any]]:
+    def reset(
+        self, *, seed: int | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[GoalObservation, dict[str, Any]]:
         del options
         super().reset(seed=seed)
         self.place, self.goal = self.np_random.uniform(-1.0, 1.0, (2, self.dimensions)).astype(np.float32)
@@ -88,7 +92,7 @@ class Reach(gymnasium.Env[Any, Floats]):
         self.taken = 0
         return self._seen(), {}
 
-    def step(self, action: Floats) -> tuple[Seen, float, bool, bool, dict[str, Any]]:
+    def step(self, action: Floats) -> tuple[GoalObservation, float, bool, bool, dict[str, Any]]:
         push = np.clip(np.asarray(action, np.float32), -1.0, 1.0)
         self.velocity = (0.7 * self.velocity + 0.1 * push).astype(np.float32)
         self.place = np.clip(self.place + self.velocity, np.float32(-1), np.float32(1))
@@ -108,5 +112,5 @@ class Reach(gymnasium.Env[Any, Floats]):
         away = np.asarray(achieved_goal, np.float64) - np.asarray(desired_goal, np.float64)
         return np.linalg.norm(away, axis=-1) <= self.radius
 
-    def _seen(self) -> Seen:
+    def _seen(self) -> GoalObservation:
         return {OBSERVATION: self.velocity.copy(), ACHIEVED: self.place.copy(), DESIRED: self.goal.copy()}

@@ -1,7 +1,7 @@
 """Grid worlds as Gymnasium environments whose table is known: a winding maze, with or without a key, and four rooms.
 
-Belongs here: worlds that pay once, far away. `from_gymnasium("hone/Maze-v0", ...)` solves them exactly; `desc` is the
-map, as in Gymnasium's own grids.
+Belongs here: worlds that pay once, far away. `mdp_from_gymnasium("hone/Maze-v0", ...)` solves them exactly; `desc` is
+the map, as in Gymnasium's own grids.
 """
 
 from collections.abc import Sequence
@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 
 from hone.core.errors import ConfigError
 from hone.core.ragged import Ints
-from hone.envs.finite.build import MOVES, Table, grid
-from hone.envs.finite.model import Finite, Floats, Outcomes, finite
-from hone.envs.finite.options import Option
+from hone.envs.finite.build import MOVES, GymnasiumTable, grid_mdp
+from hone.envs.finite.model import FiniteMdp, Floats, MdpOutcomes, make_mdp
+from hone.envs.finite.options import MarkovOption
 
 ROOMS = (
     "#############",
@@ -36,10 +36,10 @@ ROOMS = (
 """Four rooms of Sutton, Precup & Singh (1999); `+` are the hallways."""
 
 
-class Grid(gymnasium.Env[np.int64, np.int64]):
+class GridEnv(gymnasium.Env[np.int64, np.int64]):
     """A finite process, played: states are its numbers, and outcomes are drawn from its table."""
 
-    def __init__(self, mdp: Finite, rows: Sequence[str]) -> None:
+    def __init__(self, mdp: FiniteMdp, rows: Sequence[str]) -> None:
         self.mdp, self.rows = mdp, tuple(rows)
         self.observation_space = spaces.Discrete(mdp.states)
         self.action_space = spaces.Discrete(mdp.actions)
@@ -51,13 +51,18 @@ class Grid(gymnasium.Env[np.int64, np.int64]):
         return np.array([list(row) for row in self.rows], dtype="S1")
 
     @property
-    def P(self) -> Table:  # noqa: N802 - Gymnasium's name for it
+    def P(self) -> GymnasiumTable:  # noqa: N802 - Gymnasium's name for it
         """state -> action -> [(probability, next state, reward, terminated)]; a wall leads nowhere."""
         mdp = self.mdp
         table: dict[int, dict[int, list[tuple[float, int, float, bool]]]] = {s: {} for s in range(mdp.states)}
         for pair in range(mdp.states * mdp.actions):
             outcomes = slice(mdp.offsets[pair], mdp.offsets[pair + 1])
-            columns = (mdp.probability[outcomes], mdp.after[outcomes], mdp.reward[outcomes], mdp.ends[outcomes])
+            columns = (
+                mdp.probability[outcomes],
+                mdp.next_state[outcomes],
+                mdp.reward[outcomes],
+                mdp.terminates[outcomes],
+            )
             rows = list(zip(*(column.tolist() for column in columns), strict=True))
             if rows:
                 table[pair // mdp.actions][pair % mdp.actions] = rows
@@ -66,14 +71,14 @@ class Grid(gymnasium.Env[np.int64, np.int64]):
     @property
     def initial_state_distrib(self) -> Floats:
         """`[S]`."""
-        return self.mdp.start
+        return self.mdp.start_distribution
 
     def reset(
         self, *, seed: int | None = None, options: dict[str, Any] | None = None
     ) -> tuple[np.int64, dict[str, Any]]:
         del options
         super().reset(seed=seed)
-        self.state = _drawn(self.mdp.start, self.np_random.random())
+        self.state = _drawn(self.mdp.start_distribution, self.np_random.random())
         return np.int64(self.state), {}
 
     def step(self, action: np.int64) -> tuple[np.int64, float, bool, bool, dict[str, Any]]:
@@ -82,28 +87,29 @@ class Grid(gymnasium.Env[np.int64, np.int64]):
         found = first
         if last - first > 1:  # a certain outcome needs no draw
             found += _drawn(mdp.probability[first:last], self.np_random.random())
-        self.state = int(mdp.after[found])
-        return np.int64(self.state), float(mdp.reward[found]), bool(mdp.ends[found]), False, {}
+        self.state = int(mdp.next_state[found])
+        return np.int64(self.state), float(mdp.reward[found]), bool(mdp.terminates[found]), False, {}
 
 
-class Maze(Grid):
+class MazeEnv(GridEnv):
     """One winding corridor through a square of `size` rows, 1 paid at its far end and nothing anywhere else.
 
     The way is (size + 1)^2 / 2 - 2 steps long (48 for size 9), of four actions at each; a random walk of 200 steps
-    comes there in none of a million episodes. `distance`: begin that many steps before the goal instead (a curriculum).
+    comes there in none of a million episodes. `k3_distance`: begin that many steps before the goal instead (a
+    curriculum).
     `key`: begin in the middle, fetch a key at one end (which pays nothing), and bring it to the other.
     """
 
     def __init__(self, size: int = 9, *, key: bool = False, distance: int | None = None, slip: float = 0.0) -> None:
         if size < 3 or size % 2 == 0:
             raise ConfigError(f"hone/Maze-v0: size = {size}; it must be odd, and at least 3")
-        rows = winding(size, key=key)
-        plain = grid(rows, discount=0.99, slip=slip, pays={"G": 1.0})
-        mdp = with_key(plain, rows) if key else plain
-        super().__init__(mdp if distance is None else begun(mdp, distance), rows)
+        rows = winding_map(size, key=key)
+        plain = grid_mdp(rows, discount=0.99, slip=slip, rewards={"G": 1.0})
+        mdp = mdp_with_key(plain, rows) if key else plain
+        super().__init__(mdp if distance is None else with_start_distance(mdp, distance), rows)
 
 
-class FourRooms(Grid):
+class FourRoomsEnv(GridEnv):
     """Four rooms, joined by four hallways; begins anywhere, pays 1 and ends at `goal` (row, column; a hallway).
 
     With probability `slip` a move goes to one of the sides instead (1/3 in the paper).
@@ -117,9 +123,9 @@ class FourRooms(Grid):
         marked = [list(line.replace(".", "S").replace("+", "S")) for line in ROOMS]
         marked[row][column] = "G"
         rows = ["".join(line) for line in marked]
-        super().__init__(grid(rows, discount=0.99, slip=slip), rows)
+        super().__init__(grid_mdp(rows, discount=0.99, slip=slip), rows)
 
-    def options(self) -> list[Option]:
+    def options(self) -> list[MarkovOption]:
         """The eight ways out: for each room and each of its hallways, the shortest way there."""
         return hallway_options(ROOMS, actions=self.mdp.actions)
 
@@ -128,11 +134,11 @@ class FourRooms(Grid):
 class HasOptions(Protocol):
     """An environment with courses of action to offer."""
 
-    def options(self) -> list[Option]: ...
+    def options(self) -> list[MarkovOption]: ...
 
 
-def winding(size: int, *, key: bool = False) -> list[str]:
-    """The map of `Maze`: corridors in the even rows, gaps at alternate ends of the walls between them."""
+def winding_map(size: int, *, key: bool = False) -> list[str]:
+    """The map of `MazeEnv`: corridors in the even rows, gaps at alternate ends of the walls between them."""
     rows: list[list[str]] = []
     for number in range(size):
         corridor = number % 2 == 0
@@ -148,67 +154,68 @@ def winding(size: int, *, key: bool = False) -> list[str]:
     return ["".join(line).replace("K", ".") for line in rows]
 
 
-def with_key(mdp: Finite, rows: Sequence[str]) -> Finite:
+def mdp_with_key(mdp: FiniteMdp, rows: Sequence[str]) -> FiniteMdp:
     """Twice the states: without the key (the goal is then a floor that ends nothing), and with it.
 
     The key lies in the upper left corner, and is taken by going there.
     """
     goal = int(np.flatnonzero(np.array([mark == "G" for row in rows for mark in row]))[0])
-    cells, owner = mdp.states, mdp.owner
+    cells, owner = mdp.states, mdp.pair_of_outcome
     state, action = owner // mdp.actions, owner % mdp.actions
     moves = [(goal, move, _there(rows, goal, move)) for move in range(mdp.actions)]  # the way back from a barred goal
     back_state, back_action, back = (np.array(column, dtype=np.int64) for column in zip(*moves, strict=True))
-    taken = mdp.after == 0
-    return finite(
-        Outcomes(
+    taken = mdp.next_state == 0
+    return make_mdp(
+        MdpOutcomes(
             state=np.concatenate([state, back_state, state + cells]),
             action=np.concatenate([action, back_action, action]),
-            after=np.concatenate([np.where(taken, cells, mdp.after), back, mdp.after + cells]),
+            next_state=np.concatenate([np.where(taken, cells, mdp.next_state), back, mdp.next_state + cells]),
             probability=np.concatenate([mdp.probability, np.ones(len(back)), mdp.probability]),
             reward=np.concatenate([np.zeros(len(state) + len(back)), mdp.reward]),
-            ends=np.concatenate([np.zeros(len(state) + len(back), np.bool_), mdp.ends]),
+            terminates=np.concatenate([np.zeros(len(state) + len(back), np.bool_), mdp.terminates]),
         ),
-        states=2 * cells, actions=mdp.actions, start=np.concatenate([mdp.start, np.zeros(cells)]),
-        discount=mdp.discount, limit=mdp.limit,
+        states=2 * cells, actions=mdp.actions, start=np.concatenate([mdp.start_distribution, np.zeros(cells)]),
+        discount=mdp.discount, limit=mdp.step_limit,
     )  # fmt: skip
 
 
-def begun(mdp: Finite, distance: int) -> Finite:
-    """The same process, begun anywhere `distance` steps before its end. Raises ConfigError where that is nowhere."""
+def with_start_distance(mdp: FiniteMdp, distance: int) -> FiniteMdp:
+    """The same process, begun anywhere `k3_distance` steps before its end. Raises ConfigError where that is nowhere."""
     away = steps_to_end(mdp)
     start = (away == distance).astype(np.float64)
     if not start.any():
         raise ConfigError(f"hone/Maze-v0: distance = {distance}; the furthest place is {away.max()} steps from its end")
-    return finite(
-        Outcomes(
-            state=mdp.owner // mdp.actions, action=mdp.owner % mdp.actions, after=mdp.after,
-            probability=mdp.probability, reward=mdp.reward, ends=mdp.ends,
+    return make_mdp(
+        MdpOutcomes(
+            state=mdp.pair_of_outcome // mdp.actions, action=mdp.pair_of_outcome % mdp.actions,
+            next_state=mdp.next_state,
+            probability=mdp.probability, reward=mdp.reward, terminates=mdp.terminates,
         ),
-        states=mdp.states, actions=mdp.actions, start=start / start.sum(), discount=mdp.discount, limit=mdp.limit,
+        states=mdp.states, actions=mdp.actions, start=start / start.sum(), discount=mdp.discount, limit=mdp.step_limit,
     )  # fmt: skip
 
 
-def steps_to_end(mdp: Finite) -> Ints:
+def steps_to_end(mdp: FiniteMdp) -> Ints:
     """`[S]` fewest steps in which an episode can end; -1 where it cannot."""
     away = np.full(mdp.states, -1, dtype=np.int64)
-    source = mdp.owner // mdp.actions
-    new = np.unique(source[mdp.ends])
+    source = mdp.pair_of_outcome // mdp.actions
+    new = np.unique(source[mdp.terminates])
     steps = 1
     while len(new):
         away[new] = steps
-        reaches = ~mdp.ends & np.isin(mdp.after, new) & (away[source] < 0)
+        reaches = ~mdp.terminates & np.isin(mdp.next_state, new) & (away[source] < 0)
         new = np.unique(source[reaches])
         steps += 1
     return away
 
 
-def hallway_options(rows: Sequence[str], *, actions: int) -> list[Option]:
+def hallway_options(rows: Sequence[str], *, actions: int) -> list[MarkovOption]:
     """For each room (cells joined without `+`) and each `+` beside it: the shortest way there, stopping on leaving the
     room. It can be begun in the room and in its other hallways."""
     cells = np.array([list(row) for row in rows])
     width = cells.shape[1]
     halls: list[int] = [int(row * width + column) for row, column in np.argwhere(cells == "+")]
-    options: list[Option] = []
+    options: list[MarkovOption] = []
     for room in _rooms(rows):
         beside = [hall for hall in halls if any(_there(rows, hall, move) in room for move in range(actions))]
         for target in beside:
@@ -217,7 +224,9 @@ def hallway_options(rows: Sequence[str], *, actions: int) -> list[Option]:
             begins = inside.copy()
             begins[[hall for hall in beside if hall != target]] = True
             policy = _shortest(rows, begins, target, actions)
-            options.append(Option(policy=policy, stops=1.0 - inside.astype(np.float64), begins=begins))
+            options.append(
+                MarkovOption(policy=policy, termination=1.0 - inside.astype(np.float64), initiation_set=begins)
+            )
     return options
 
 

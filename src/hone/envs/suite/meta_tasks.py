@@ -1,9 +1,10 @@
 """Trials for learning to learn: a bandit or a small world is drawn, met for a while, and exchanged for another.
 
-Belongs here: families of tasks in one array form (`BanditTrials`, `ChainTrials`, `SineTrials`), as vector environments
-of Gymnasium's. A trial is one episode of `pulls` steps, whatever ends inside of it. What is seen says what whoever acts
-has just lived through, and nothing of the task: `[begins, last action (one-hot), last reward, last end, what the task
-shows]` (Duan et al., 2016). `begins` is 1 before the first decision of a trial: a memory is to be empty then.
+Belongs here: families of tasks in one array form (`BanditTrialsVectorEnv`, `ChainTrialsVectorEnv`,
+`SineTrialsVectorEnv`), as vector environments of Gymnasium's. A trial is one episode of `surrogate_gradients` steps,
+whatever ends inside of it. What is seen says what whoever acts has just lived through, and nothing of the task:
+`[begins, last action (one-hot), last reward, last end, what the task shows]` (Duan et al., 2016). `begins` is 1 before
+the first decision of a trial: a memory is to be empty then.
 
 What the arms of a trial would pay is drawn when it begins: two policies judged from one seed meet the same tasks and
 the same luck.
@@ -21,16 +22,17 @@ from numpy.typing import NDArray
 
 Seen: TypeAlias = NDArray[np.float32]
 Floats: TypeAlias = NDArray[np.float64]
-Answer: TypeAlias = tuple[Seen, NDArray[np.generic], NDArray[np.generic], NDArray[np.generic], dict[str, Any]]
+TrialStep: TypeAlias = tuple[Seen, NDArray[np.generic], NDArray[np.generic], NDArray[np.generic], dict[str, Any]]
 
 
-class Trials(VectorEnv[Seen, NDArray[np.int64], NDArray[np.generic]]):
+class TrialsVectorEnv(VectorEnv[Seen, NDArray[np.int64], NDArray[np.generic]]):
     """`num_envs` trials side by side; whoever steps it resets what ended, by `reset_mask`."""
 
     metadata: ClassVar[dict[str, Any]] = {"autoreset_mode": AutoresetMode.DISABLED, "render_modes": []}  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def __init__(self, num_envs: int, *, actions: int, shown: int, length: int, trials: int = 0) -> None:
-        """`trials`: all share a task, which stays for so many trials; 0: each has its own, drawn for every trial."""
+        """`gradient_probes`: all share a task, which stays for so many trials; 0: each has its own, drawn for every
+        trial."""
         self.num_envs, self.actions, self.length = num_envs, actions, length
         self.trials, self.begun = trials, 0
         self.size = 1 + actions + 2 + shown
@@ -46,13 +48,13 @@ class Trials(VectorEnv[Seen, NDArray[np.int64], NDArray[np.generic]]):
     ) -> tuple[Seen, dict[str, Any]]:
         super().reset(seed=seed if isinstance(seed, int) else None)
         begins = np.ones(self.num_envs, np.bool_) if options is None else np.asarray(options["reset_mask"], np.bool_)
-        self.draw(begins)
+        self.draw_tasks(begins)
         self.age[begins] = 0
         return self._seen(begins), {}
 
-    def step(self, actions: NDArray[np.int64]) -> Answer:
+    def step(self, actions: NDArray[np.int64]) -> TrialStep:
         chosen = np.asarray(actions, np.int64)
-        reward, ended = self.answer(chosen)
+        reward, ended = self.task_step(chosen)
         self.age += 1
         over = self.age >= self.length
         seen = self._seen(np.zeros(self.num_envs, np.bool_), chosen, reward, ended)
@@ -71,29 +73,29 @@ class Trials(VectorEnv[Seen, NDArray[np.int64], NDArray[np.generic]]):
             seen[np.arange(self.num_envs), 1 + chosen] = 1.0
             seen[:, 1 + self.actions] = reward
             seen[:, 2 + self.actions] = ended
-        seen[:, 3 + self.actions :] = self.shown()
+        seen[:, 3 + self.actions :] = self.task_observation()
         return seen
 
-    def stays(self) -> bool:
+    def keeps_task(self) -> bool:
         """Whether the trials that begin now meet the task of those before."""
         self.begun += 1
         return self.trials > 0 and (self.begun - 1) % self.trials > 0
 
     @abstractmethod
-    def draw(self, begins: NDArray[np.bool_]) -> None:
+    def draw_tasks(self, begins: NDArray[np.bool_]) -> None:
         """New tasks, and new luck, where a trial begins; the others keep theirs."""
 
     @abstractmethod
-    def answer(self, chosen: NDArray[np.int64]) -> tuple[Floats, NDArray[np.bool_]]:
+    def task_step(self, chosen: NDArray[np.int64]) -> tuple[Floats, NDArray[np.bool_]]:
         """Rewards `[B]`, and whether an episode of the task ended and begins anew."""
 
-    def shown(self) -> Floats:
+    def task_observation(self) -> Floats:
         """`[B, *]` what the task shows of itself."""
         return np.zeros((self.num_envs, 0))
 
 
-class BanditTrials(Trials):
-    """Arms that pay 1 with probabilities drawn uniformly for each trial, `pulls` times."""
+class BanditTrialsVectorEnv(TrialsVectorEnv):
+    """Arms that pay 1 with probabilities drawn uniformly for each trial, `surrogate_gradients` times."""
 
     def __init__(self, num_envs: int, arms: int = 5, pulls: int = 50) -> None:
         super().__init__(num_envs, actions=arms, shown=0, length=pulls)
@@ -101,21 +103,21 @@ class BanditTrials(Trials):
         """`[B, arms]` the truth, for judging."""
         self.luck = np.zeros((num_envs, pulls, arms))
 
-    def draw(self, begins: NDArray[np.bool_]) -> None:
+    def draw_tasks(self, begins: NDArray[np.bool_]) -> None:
         self.rates[begins] = self.np_random.random(self.rates.shape)[begins]
         self.luck[begins] = self.np_random.random(self.luck.shape)[begins]
 
-    def answer(self, chosen: NDArray[np.int64]) -> tuple[Floats, NDArray[np.bool_]]:
+    def task_step(self, chosen: NDArray[np.int64]) -> tuple[Floats, NDArray[np.bool_]]:
         row = np.arange(self.num_envs)
         paid = self.luck[row, self.age, chosen] < self.rates[row, chosen]
         return paid.astype(np.float64), np.zeros(self.num_envs, np.bool_)
 
 
-class ChainTrials(Trials):
+class ChainTrialsVectorEnv(TrialsVectorEnv):
     """A row of `states`; a prize lies at one of its ends, and whoever reaches an end begins anew in the middle.
 
     Which end pays (1, the other 0) is drawn for each trial and seen by nobody, and so is which of the two actions goes
-    left. What is shown is the state, one-hot. An episode ends at an end; a trial has `pulls` steps.
+    left. What is shown is the state, one-hot. An episode ends at an end; a trial has `surrogate_gradients` steps.
     """
 
     def __init__(self, num_envs: int, states: int = 5, pulls: int = 30, trials: int = 0) -> None:
@@ -127,14 +129,14 @@ class ChainTrials(Trials):
         self.swapped = np.zeros(num_envs, dtype=np.bool_)
         """`[B]` whether action 0 goes right."""
 
-    def draw(self, begins: NDArray[np.bool_]) -> None:
-        if not self.stays():
+    def draw_tasks(self, begins: NDArray[np.bool_]) -> None:
+        if not self.keeps_task():
             drawn = self.np_random.random((1 if self.trials else self.num_envs, 2)) < 0.5
             drawn = np.broadcast_to(drawn, (self.num_envs, 2))
             self.prize[begins], self.swapped[begins] = drawn[begins, 0], drawn[begins, 1]
         self.place[begins] = self.states // 2
 
-    def answer(self, chosen: NDArray[np.int64]) -> tuple[Floats, NDArray[np.bool_]]:
+    def task_step(self, chosen: NDArray[np.int64]) -> tuple[Floats, NDArray[np.bool_]]:
         right = (chosen == 1) ^ self.swapped
         self.place += np.where(right, 1, -1)
         ended = (self.place == 0) | (self.place == self.states - 1)
@@ -142,15 +144,16 @@ class ChainTrials(Trials):
         self.place[ended] = self.states // 2
         return paid.astype(np.float64), ended
 
-    def shown(self) -> Floats:
+    def task_observation(self) -> Floats:
         return np.eye(self.states)[self.place]
 
 
-class SineTrials(Trials):
-    """A number x in [-5, 5] is shown; the best of `arms` levels between -5 and 5 is nearest to height * sin(x + phase)
-    (the family of Finn et al., 2017, paid as a bandit: 1 less the distance / 5).
+class SineTrialsVectorEnv(TrialsVectorEnv):
+    """A number x in [-5, 5] is shown; the best of `bandit_mdp` levels between -5 and 5 is nearest to height * sin(x +
+    phase) (the family of Finn et al., 2017, paid as a bandit: 1 less the distance / 5).
 
-    All environments share a task, which stays for `trials` trials: what one update teaches is of use in the next.
+    All environments share a task, which stays for `gradient_probes` trials: what one update teaches is of use in the
+    next.
     """
 
     def __init__(self, num_envs: int, arms: int = 11, pulls: int = 50, trials: int = 1) -> None:
@@ -158,26 +161,26 @@ class SineTrials(Trials):
         self.height, self.phase = 1.0, 0.0
         self.x = np.zeros((num_envs, pulls + 1))
 
-    def draw(self, begins: NDArray[np.bool_]) -> None:
-        if not self.stays():
+    def draw_tasks(self, begins: NDArray[np.bool_]) -> None:
+        if not self.keeps_task():
             drawn = self.np_random.random(2)
             self.height, self.phase = float(1.0 + 4.0 * drawn[0]), float(np.pi * drawn[1])
         self.x[begins] = self.np_random.uniform(-5.0, 5.0, self.x.shape)[begins]
 
-    def answer(self, chosen: NDArray[np.int64]) -> tuple[Floats, NDArray[np.bool_]]:
+    def task_step(self, chosen: NDArray[np.int64]) -> tuple[Floats, NDArray[np.bool_]]:
         x = self.x[np.arange(self.num_envs), self.age]
         level = -5.0 + 10.0 * chosen / (self.actions - 1)
         paid = 1.0 - np.abs(level - self.height * np.sin(x + self.phase)) / 5.0
         return paid, np.zeros(self.num_envs, np.bool_)
 
-    def shown(self) -> Floats:
+    def task_observation(self) -> Floats:
         return self.x[np.arange(self.num_envs), self.age, None] / 5.0
 
 
-class Alone(gymnasium.Env[Seen, np.int64]):
+class SingleTrialEnv(gymnasium.Env[Seen, np.int64]):
     """One trial at a time."""
 
-    def __init__(self, trials: Trials) -> None:
+    def __init__(self, trials: TrialsVectorEnv) -> None:
         self.trials = trials
         self.observation_space = trials.single_observation_space
         self.action_space = trials.single_action_space  # pyright: ignore[reportAttributeAccessIssue] - of numpy's int
@@ -192,16 +195,16 @@ class Alone(gymnasium.Env[Seen, np.int64]):
         return seen[0], float(reward[0]), bool(over[0]), False, {}
 
 
-def bandit(arms: int = 5, pulls: int = 50) -> Alone:
-    """One `BanditTrials`."""
-    return Alone(BanditTrials(1, arms=arms, pulls=pulls))
+def make_bandit_trial(arms: int = 5, pulls: int = 50) -> SingleTrialEnv:
+    """One `BanditTrialsVectorEnv`."""
+    return SingleTrialEnv(BanditTrialsVectorEnv(1, arms=arms, pulls=pulls))
 
 
-def chain(states: int = 5, pulls: int = 30, trials: int = 0) -> Alone:
-    """One `ChainTrials`."""
-    return Alone(ChainTrials(1, states=states, pulls=pulls, trials=trials))
+def make_chain_trial(states: int = 5, pulls: int = 30, trials: int = 0) -> SingleTrialEnv:
+    """One `ChainTrialsVectorEnv`."""
+    return SingleTrialEnv(ChainTrialsVectorEnv(1, states=states, pulls=pulls, trials=trials))
 
 
-def sine(arms: int = 11, pulls: int = 50, trials: int = 1) -> Alone:
-    """One `SineTrials`."""
-    return Alone(SineTrials(1, arms=arms, pulls=pulls, trials=trials))
+def make_sine_trial(arms: int = 11, pulls: int = 50, trials: int = 1) -> SingleTrialEnv:
+    """One `SineTrialsVectorEnv`."""
+    return SingleTrialEnv(SineTrialsVectorEnv(1, arms=arms, pulls=pulls, trials=trials))

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, TypeAlias
 
-from hone.core.errors import DataError, Faults, did_you_mean
-from hone.envs.text.files import SHOWN, Row, read_rows
+from hone.core.errors import DataError, ErrorCollector, did_you_mean
+from hone.envs.text.files import MAX_FAULTS_SHOWN, FileRow, read_rows
 
-Message: TypeAlias = dict[str, object]
-Turns: TypeAlias = str | list[Message]
-Need: TypeAlias = Literal["prompt", "prompt-completion", "text"]
+ChatMessage: TypeAlias = dict[str, object]
+PromptContent: TypeAlias = str | list[ChatMessage]
+DatasetKind: TypeAlias = Literal["prompt", "prompt-completion", "text"]
 MAX_ROW_BYTES = 16 * 2**20
 
 _NEEDS: dict[str, tuple[str, ...]] = {
@@ -35,9 +35,9 @@ class Example:
 
     id: str
     """The row's own `id`, else a hash of its content; keys random streams and joins, so unique in a dataset."""
-    prompt: Turns
+    prompt: PromptContent
     """Text, or messages `{"role", "content", ...}`."""
-    completion: Turns | None
+    completion: PromptContent | None
     """What should be answered, in the prompt's form; None where the dataset has prompts only."""
     columns: Mapping[str, object]
     """All other columns, the same names in every example (None where a row lacks one); rewards get them by name."""
@@ -48,7 +48,7 @@ class Example:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Examples:
+class ExampleDataset:
     """A dataset in memory, in file order."""
 
     rows: tuple[Example, ...]
@@ -71,7 +71,7 @@ class Examples:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Overlap:
+class DatasetOverlap:
     """Prompts that stand in two datasets, as ids of the second one."""
 
     count: int
@@ -81,11 +81,11 @@ class Overlap:
 def read_examples(
     path: str | Path,
     *,
-    need: Need,
+    need: DatasetKind,
     on_bad_row: Literal["error", "drop"] = "error",
     on_duplicate_id: Literal["error", "drop"] = "error",
     max_row_bytes: int = MAX_ROW_BYTES,
-) -> Examples:
+) -> ExampleDataset:
     """Read a `.jsonl`, `.json` or `.parquet` dataset in any known format.
 
     `need="text"` gives an empty prompt and the whole text (or conversation) as the completion.
@@ -101,7 +101,7 @@ def read_examples(
     if kind not in _NEEDS[need]:
         raise DataError(_wrong_kind(path, kind=kind, need=need, names=names))
     drafts: list[Example] = []
-    bad = _BadRows(path)
+    bad = _BadRowTally(path)
     for row in rows:
         try:
             drafts.append(_example(row, kind=kind, need=need, names=names, source=str(path)))
@@ -119,7 +119,7 @@ def read_examples(
 
 def build_examples(
     drafts: Sequence[Example], *, source: str, warnings: Iterable[str] = (), ids_given: bool = True
-) -> Examples:
+) -> ExampleDataset:
     """Settle ids and the fingerprint. Without given ids, an example's id is a hash of its content.
 
     Raises DataError when given ids repeat: ids key random streams and joins.
@@ -136,22 +136,22 @@ def build_examples(
     whole = hashlib.sha256()
     for row, content in zip(rows, contents, strict=True):
         whole.update(json.dumps([row.id, content]).encode())
-    return Examples(rows=rows, source=source, fingerprint=whole.hexdigest(), warnings=tuple(notes))
+    return ExampleDataset(rows=rows, source=source, fingerprint=whole.hexdigest(), warnings=tuple(notes))
 
 
-def overlap(train: Examples, evaluation: Examples) -> Overlap:
+def find_overlap(train: ExampleDataset, evaluation: ExampleDataset) -> DatasetOverlap:
     """Which of `evaluation`'s prompts also stand in `train` (compared as text, surrounding whitespace aside)."""
     seen = {prompt_key(example.prompt) for example in train}
     ids = tuple(example.id for example in evaluation if prompt_key(example.prompt) in seen)
-    return Overlap(count=len(ids), ids=ids)
+    return DatasetOverlap(count=len(ids), ids=ids)
 
 
-def prompt_key(prompt: Turns) -> str:
+def prompt_key(prompt: PromptContent) -> str:
     """What makes two prompts the same prompt."""
     return prompt.strip() if isinstance(prompt, str) else json.dumps(prompt, sort_keys=True, default=str)
 
 
-def _kind(rows: Sequence[Row], names: Sequence[str]) -> str:
+def _kind(rows: Sequence[FileRow], names: Sequence[str]) -> str:
     have = set(names)
     if "chosen" in have and "rejected" in have:
         return "preference"
@@ -183,7 +183,7 @@ class _BadRowError(Exception):
     """This row cannot be used; the message says why, without the row's number."""
 
 
-class _BadRows:
+class _BadRowTally:
     """Rows by what is wrong with them."""
 
     def __init__(self, path: Path) -> None:
@@ -197,7 +197,9 @@ class _BadRows:
         """Warnings for what was dropped; raises DataError when rows are bad and may not be dropped, or none is left."""
         said: list[str] = []
         for reason, numbers in self.by_reason.items():
-            shown = ", ".join(map(str, numbers[:SHOWN])) + (", ..." if len(numbers) > SHOWN else "")
+            shown = ", ".join(map(str, numbers[:MAX_FAULTS_SHOWN])) + (
+                ", ..." if len(numbers) > MAX_FAULTS_SHOWN else ""
+            )
             said.append(f"{self.path}: {reason} in {len(numbers)} of {total} rows: {shown}")
         dropped = sum(map(len, self.by_reason.values()))
         if dropped and on_bad_row == "error":
@@ -207,7 +209,7 @@ class _BadRows:
         return [f"{line} (dropped)" for line in said]
 
 
-def _example(row: Row, *, kind: str, need: str, names: Sequence[str], source: str) -> Example:
+def _example(row: FileRow, *, kind: str, need: str, names: Sequence[str], source: str) -> Example:
     columns = {name: row.columns.get(name) for name in names}
     prompt, completion = _turns(columns, kind)
     if need == "text":
@@ -222,7 +224,7 @@ def _example(row: Row, *, kind: str, need: str, names: Sequence[str], source: st
     return Example(id=identity, prompt=prompt, completion=completion, columns=rest, row=row.number, source=source)
 
 
-def _turns(columns: Mapping[str, object], kind: str) -> tuple[Turns, Turns | None]:
+def _turns(columns: Mapping[str, object], kind: str) -> tuple[PromptContent, PromptContent | None]:
     if kind == "text":
         return "", _checked(columns["text"], "text")
     if kind == "messages":
@@ -238,7 +240,7 @@ def _turns(columns: Mapping[str, object], kind: str) -> tuple[Turns, Turns | Non
     return prompt, _checked(columns["completion"], "completion") if kind == "prompt-completion" else None
 
 
-def _whole(prompt: Turns, completion: Turns | None) -> tuple[Turns, Turns]:
+def _whole(prompt: PromptContent, completion: PromptContent | None) -> tuple[PromptContent, PromptContent]:
     if isinstance(prompt, str) and isinstance(completion, str):
         return "", prompt + completion
     if isinstance(prompt, list) and (completion is None or isinstance(completion, list)):
@@ -246,7 +248,7 @@ def _whole(prompt: Turns, completion: Turns | None) -> tuple[Turns, Turns]:
     raise _BadRowError("`prompt` and `completion` are not of one form (both text, or both messages)")
 
 
-def _checked(value: object, name: str) -> Turns:
+def _checked(value: object, name: str) -> PromptContent:
     """Text with something in it, or well-formed messages."""
     if value is None:
         raise _BadRowError(f"`{name}` is null or missing")
@@ -264,11 +266,11 @@ def _checked(value: object, name: str) -> Turns:
     return turns
 
 
-def _message(value: object, name: str) -> Message:
+def _message(value: object, name: str) -> ChatMessage:
     if not isinstance(value, dict):
         raise _BadRowError(f"`{name}` holds a {type(value).__name__}, expected a message with role and content")
     # Parquet gives every message all keys that any message has: null says that this one lacks it.
-    turn: Message = {str(key): part for key, part in value.items() if part is not None}
+    turn: ChatMessage = {str(key): part for key, part in value.items() if part is not None}
     if not isinstance(turn.get("role"), str):
         raise _BadRowError(f"`{name}` holds a message without a role")
     if not isinstance(turn.setdefault("content", ""), str):
@@ -296,11 +298,11 @@ def _check_ids(drafts: Sequence[Example], source: str) -> None:
         if draft.id in first:
             twice.append(f"{draft.id!r} in rows {first[draft.id]} and {draft.row}")
         first.setdefault(draft.id, draft.row)
-    faults = Faults(DataError)
+    faults = ErrorCollector(DataError)
     if twice:
-        more = f" (and {len(twice) - SHOWN} more)" if len(twice) > SHOWN else ""
+        more = f" (and {len(twice) - MAX_FAULTS_SHOWN} more)" if len(twice) > MAX_FAULTS_SHOWN else ""
         faults.add(
-            f"{source}: {len(twice)} ids repeat: {'; '.join(twice[:SHOWN])}{more}; "
+            f"{source}: {len(twice)} ids repeat: {'; '.join(twice[:MAX_FAULTS_SHOWN])}{more}; "
             'ids must be unique: mend them, keep the first of each with task.on_duplicate_id = "drop", or remove the '
             "column `id` to have the content hashed"
         )

@@ -12,42 +12,42 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from hone.core.errors import DataError, Faults, did_you_mean
+from hone.core.errors import DataError, ErrorCollector, did_you_mean
 
 SUFFIXES = (".jsonl", ".json", ".parquet")
-SHOWN = 5
+MAX_FAULTS_SHOWN = 5
 """Faults of one kind that are spelled out; the rest are counted."""
 _BATCH_ROWS = 256
 _MAGIC = b"PAR1"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Row:
+class FileRow:
     number: int
     """Counted from 1; the line in a JSONL file."""
     columns: dict[str, object]
 
 
-class _Places:
+class _FileFaults:
     """Collects faults of a file; those beyond the first few are counted."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
         self.count = 0
-        self.faults = Faults(DataError)
+        self.faults = ErrorCollector(DataError)
 
     def add(self, place: str, message: str) -> None:
         self.count += 1
-        if self.count <= SHOWN:
+        if self.count <= MAX_FAULTS_SHOWN:
             self.faults.add(f"{self.path}{place}: {message}")
 
     def raise_if_any(self) -> None:
-        if self.count > SHOWN:
-            self.faults.add(f"{self.path}: ... and {self.count - SHOWN} more rows that cannot be read")
+        if self.count > MAX_FAULTS_SHOWN:
+            self.faults.add(f"{self.path}: ... and {self.count - MAX_FAULTS_SHOWN} more rows that cannot be read")
         self.faults.raise_if_any()
 
 
-def read_rows(path: Path, *, max_row_bytes: int) -> list[Row]:
+def read_rows(path: Path, *, max_row_bytes: int) -> list[FileRow]:
     """All rows of a file, in order.
 
     Raises DataError with all faults at once: no such file, unknown suffix, empty file, bytes that are not UTF-8,
@@ -55,12 +55,12 @@ def read_rows(path: Path, *, max_row_bytes: int) -> list[Row]:
     `max_row_bytes`, parquet without its footer.
     """
     _check_path(path)
-    readers: dict[str, Callable[[Path, _Places, int], Iterator[Row]]] = {
+    readers: dict[str, Callable[[Path, _FileFaults, int], Iterator[FileRow]]] = {
         ".jsonl": _read_jsonl,
         ".json": _read_json,
         ".parquet": _read_parquet,
     }
-    places = _Places(path)
+    places = _FileFaults(path)
     rows = list(readers[path.suffix.lower()](path, places, max_row_bytes))
     places.raise_if_any()
     if not rows:
@@ -81,7 +81,7 @@ def _check_path(path: Path) -> None:
         raise DataError(f"{path}: the file is empty (0 bytes)")
 
 
-def _read_jsonl(path: Path, places: _Places, max_row_bytes: int) -> Iterator[Row]:
+def _read_jsonl(path: Path, places: _FileFaults, max_row_bytes: int) -> Iterator[FileRow]:
     number = 0
     for start, raw in _lines(path, max_row_bytes):
         offset = start
@@ -107,7 +107,7 @@ def _lines(path: Path, limit: int) -> Iterator[tuple[int, bytes]]:
             whole = line.endswith(b"\n")
 
 
-def _jsonl_row(part: bytes, *, number: int, offset: int, places: _Places, max_row_bytes: int) -> Row | None:
+def _jsonl_row(part: bytes, *, number: int, offset: int, places: _FileFaults, max_row_bytes: int) -> FileRow | None:
     body = part.rstrip(b"\r\n")
     if len(body) > max_row_bytes:
         places.add(f":{number}:{offset}", f"the row is larger than max_row_bytes = {max_row_bytes}")
@@ -130,14 +130,14 @@ def _jsonl_row(part: bytes, *, number: int, offset: int, places: _Places, max_ro
     return None
 
 
-def _as_row(value: object, *, number: int, place: str, places: _Places) -> Row | None:
+def _as_row(value: object, *, number: int, place: str, places: _FileFaults) -> FileRow | None:
     if not isinstance(value, dict):
         places.add(place, f"row {number} is a {type(value).__name__}; expected an object with named columns")
         return None
-    return Row(number=number, columns=value)
+    return FileRow(number=number, columns=value)
 
 
-def _read_json(path: Path, places: _Places, max_row_bytes: int) -> Iterator[Row]:
+def _read_json(path: Path, places: _FileFaults, max_row_bytes: int) -> Iterator[FileRow]:
     data = path.read_bytes()
     try:
         rows = json.loads(data.decode("utf-8-sig"))
@@ -157,7 +157,7 @@ def _read_json(path: Path, places: _Places, max_row_bytes: int) -> Iterator[Row]
             yield row
 
 
-def _read_parquet(path: Path, places: _Places, max_row_bytes: int) -> Iterator[Row]:
+def _read_parquet(path: Path, places: _FileFaults, max_row_bytes: int) -> Iterator[FileRow]:
     _check_parquet_ends(path)
     number = 0
     try:
@@ -166,7 +166,7 @@ def _read_parquet(path: Path, places: _Places, max_row_bytes: int) -> Iterator[R
             if columns is None:
                 places.add("", f"row {number} is larger than max_row_bytes = {max_row_bytes}")
             else:
-                yield Row(number=number, columns=columns)
+                yield FileRow(number=number, columns=columns)
     except (pa.ArrowException, OSError) as error:
         raise DataError(f"{path}: damaged parquet after row {number}: {error}") from None
 

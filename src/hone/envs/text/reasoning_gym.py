@@ -11,18 +11,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Protocol
 
-from hone.core.errors import ConfigError, DataError, Faults, did_you_mean
-from hone.envs.text.dataset import Example, Examples, build_examples, prompt_key
+from hone.core.errors import ConfigError, DataError, ErrorCollector, did_you_mean
+from hone.envs.text.dataset import Example, ExampleDataset, build_examples, prompt_key
 
 PREFIX = "reasoning_gym:"
 EVALUATION_OFFSET = 2**30
-"""What `split` adds to the seed of the evaluation set: far beyond any training set's size."""
+"""What `train_evaluation_split` adds to the seed of the evaluation set: far beyond any training set's size."""
 _SEEDS = 2**32
-_PATIENCE = 50
+_MAX_REPEATS = 50
 """Items drawn per item wanted before a search for distinct ones is given up."""
 
 
-class _Dataset(Protocol):
+class _ReasoningGymDataset(Protocol):
     def __getitem__(self, idx: int) -> dict[str, object]: ...
 
 
@@ -33,8 +33,8 @@ def reasoning_gym_examples(
     seed: int,
     config: Mapping[str, object] | None = None,
     distinct: bool = False,
-    apart_from: Sequence[Examples] = (),
-) -> Examples:
+    exclude: Sequence[ExampleDataset] = (),
+) -> ExampleDataset:
     """`size` examples of a task, e.g. `chain_sum` or `reasoning_gym:chain_sum`.
 
     Args:
@@ -42,16 +42,16 @@ def reasoning_gym_examples(
         distinct: leave out items whose question stands earlier in this set; more are drawn until there are `size`.
         apart_from: leave out items whose question stands in one of these sets, likewise.
 
-    Columns: `question`, `answer`, `metadata`, `task`, `task_config`. The id is `task:seed:index`.
+    Columns: `question`, `sample_answers`, `metadata`, `task`, `task_config`. The id is `task:seed:index`.
     Raises ConfigError (unknown task, key or value), DataError (the task has fewer distinct items than asked for).
     """
     name = task.removeprefix(PREFIX)
     settings = checked_config(name, config or {}, size=size, seed=seed)
-    taken = {prompt_key(example.prompt) for other in apart_from for example in other}
+    taken = {prompt_key(example.prompt) for other in exclude for example in other}
     rows: list[Example] = []
     drawn = 0
-    filtered = distinct or bool(apart_from)
-    for index, entry in enumerate(islice(_entries(name, settings, size=size, seed=seed), size * _PATIENCE)):
+    filtered = distinct or bool(exclude)
+    for index, entry in enumerate(islice(_entries(name, settings, size=size, seed=seed), size * _MAX_REPEATS)):
         drawn = index + 1
         key = prompt_key(str(entry["question"]))
         if filtered and key in taken:
@@ -69,9 +69,9 @@ def reasoning_gym_examples(
     return build_examples(rows, source=f"{PREFIX}{name}")
 
 
-def split(
+def train_evaluation_split(
     task: str, *, train_size: int, evaluation_size: int, seed: int, config: Mapping[str, object] | None = None
-) -> tuple[Examples, Examples]:
+) -> tuple[ExampleDataset, ExampleDataset]:
     """A training and an evaluation set that share no question.
 
     The evaluation set is drawn `EVALUATION_OFFSET` seeds away, distinct, and does not depend on `train_size`;
@@ -80,7 +80,7 @@ def split(
     evaluation = reasoning_gym_examples(
         task, size=evaluation_size, seed=seed + EVALUATION_OFFSET, config=config, distinct=True
     )
-    train = reasoning_gym_examples(task, size=train_size, seed=seed, config=config, apart_from=(evaluation,))
+    train = reasoning_gym_examples(task, size=train_size, seed=seed, config=config, exclude=(evaluation,))
     return train, evaluation
 
 
@@ -93,11 +93,11 @@ def checked_config(task: str, config: Mapping[str, object], *, size: int, seed: 
         raise ConfigError(f"unknown task {PREFIX}{task}{did_you_mean(task, names)}")
     fields = {field.name: field for field in dataclasses.fields(DATASETS[task][1])}
     own = [name for name in fields if name not in ("seed", "size")]
-    faults = Faults(ConfigError)
+    faults = ErrorCollector(ConfigError)
     if size < 1:
         faults.add(f"{PREFIX}{task}: size must be at least 1, got {size}")
-    if not 0 <= seed < _SEEDS - size * _PATIENCE:
-        faults.add(f"{PREFIX}{task}: seed must be in 0 .. {_SEEDS - size * _PATIENCE - 1}, got {seed}")
+    if not 0 <= seed < _SEEDS - size * _MAX_REPEATS:
+        faults.add(f"{PREFIX}{task}: seed must be in 0 .. {_SEEDS - size * _MAX_REPEATS - 1}, got {seed}")
     for name in config:
         if name in ("seed", "size"):
             faults.add(f"{PREFIX}{task}: give {name} beside the task's config, not in it")
@@ -120,7 +120,7 @@ def _entries(task: str, settings: Mapping[str, object], *, size: int, seed: int)
         seed += size
 
 
-def _dataset(task: str, settings: Mapping[str, object]) -> _Dataset:
+def _dataset(task: str, settings: Mapping[str, object]) -> _ReasoningGymDataset:
     from reasoning_gym.factory import create_dataset  # noqa: PLC0415 - takes 2 s to import
 
     try:

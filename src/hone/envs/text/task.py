@@ -9,7 +9,7 @@ from pydantic import Field, JsonValue, model_validator
 
 from hone.core.config import Config
 from hone.core.errors import DataError, did_you_mean
-from hone.envs.text.dataset import Examples, Need, Turns, read_examples
+from hone.envs.text.dataset import DatasetKind, ExampleDataset, PromptContent, read_examples
 from hone.envs.text.reasoning_gym import PREFIX, reasoning_gym_examples
 
 _FIELD = re.compile(r"\{([A-Za-z_][\w.]*)\}")
@@ -36,39 +36,39 @@ class TaskConfig(Config):
     on_duplicate_id: Literal["error", "drop"] = "error"
     """What to do with rows of a file whose `id` stood in an earlier row."""
     on_long_prompt: Literal["error", "drop", "truncate"] = "error"
-    """What to do with prompts that the model's context has no room for; `truncate` keeps their last tokens."""
+    """What to do with prompts that the model's context has no room for; `truncate_logp` keeps their last tokens."""
 
     @property
-    def generated(self) -> bool:
+    def is_generated(self) -> bool:
         return self.source.startswith(PREFIX)
 
     @model_validator(mode="after")
     def _no_settings_for_files(self) -> "TaskConfig":
-        if not self.generated and self.config:
+        if not self.is_generated and self.config:
             raise ValueError(f"config is for {PREFIX}TASK sources, but source is the file {self.source}")
         if not _FIELD.search(self.template):
             raise ValueError("template must contain {prompt} or another column in braces")
         return self
 
-    def examples(self, *, need: Need = "prompt", apart_from: Sequence[Examples] = ()) -> Examples:
+    def examples(self, *, need: DatasetKind = "prompt", exclude: Sequence[ExampleDataset] = ()) -> ExampleDataset:
         """Make or read them. Questions of `apart_from` are left out of a made set, so that it is held out for real.
 
         Raises ConfigError or DataError.
         """
-        if self.generated:
+        if self.is_generated:
             return reasoning_gym_examples(
                 self.source,
                 size=self.size,
                 seed=self.seed,
                 config=self.config,
                 distinct=self.distinct,
-                apart_from=apart_from,
+                exclude=exclude,
             )
         return read_examples(
             Path(self.source), need=need, on_bad_row=self.on_bad_row, on_duplicate_id=self.on_duplicate_id
         )
 
-    def fill(self, prompt: Turns, columns: Mapping[str, object]) -> Turns:
+    def fill_template(self, prompt: PromptContent, columns: Mapping[str, object]) -> PromptContent:
         """The prompt in its template; conversations as they are. Raises DataError for a column that is not there."""
         if not isinstance(prompt, str):
             return prompt

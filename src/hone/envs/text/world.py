@@ -1,7 +1,7 @@
 """The text world: prompts are asked, an engine answers, rewards judge; the answers come back as episodes.
 
 Belongs here: which prompts a step asks, and how answers and scores become columns. Does not: how tokens are drawn
-(`engine`), what an answer is worth (`rewards`).
+(`noisy_engine`), what an answer is worth (`rewards`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -11,12 +11,12 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from hone.core.episodes import Episodes, Status, Transcript
-from hone.core.generation import Completion, Generator, Request, Sampling
-from hone.core.ragged import empty_rows, join, offsets_of, owner_of, ranges
+from hone.core.episodes import Episodes, ScoreStatus, Transcript
+from hone.core.generation import Completion, Generator, Request, SamplingParams
+from hone.core.ragged import concatenate_rows, empty_rows, offsets_of, owner_of, ranges
 from hone.core.random import permutation
 from hone.core.state import State, integer, substate
-from hone.envs.text.dataset import Turns
+from hone.envs.text.dataset import PromptContent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -24,22 +24,22 @@ class Prompt:
     """One question, ready to be asked."""
 
     id: str
-    turns: Turns
+    content: PromptContent
     tokens: NDArray[np.int32]
     columns: Mapping[str, object]
     """Passed to the reward functions by name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class ScorerInput:
     """What is to be scored."""
 
-    prompt: Turns
+    prompt: PromptContent
     text: str
     columns: Mapping[str, object]
 
 
-class Judgement(Protocol):
+class ScoreBatch(Protocol):
     """Scores of some answers, in their order."""
 
     @property
@@ -54,14 +54,14 @@ class Judgement(Protocol):
         ...
 
 
-class Judge(Protocol):
+class Scorer(Protocol):
     """Scores answers; `submit` returns at once, so that scoring runs while other answers are still being written."""
 
-    def submit(self, answers: Sequence[Answer]) -> object:
-        """A ticket for the scores of `answers`, which all answer one prompt."""
+    def submit(self, answers: Sequence[ScorerInput]) -> object:
+        """A ticket for the scores of `sample_answers`, which all answer one prompt."""
         ...
 
-    def gather(self, tickets: Sequence[Any]) -> Judgement:
+    def gather(self, tickets: Sequence[Any]) -> ScoreBatch:
         """Wait for the scores of all tickets, in their order."""
         ...
 
@@ -80,15 +80,15 @@ class TextWorld:
     """
 
     prompts: Sequence[Prompt]
-    judge: Judge
+    scorer: Scorer
     decode: Callable[[NDArray[np.int32]], str]
-    sampling: Sampling
+    sampling: SamplingParams
     prompts_per_step: int
     samples: int
     seed: int
     shuffle: bool = True
-    baseline: bool = False
-    asked: int = 0
+    greedy_baseline: bool = False
+    prompts_asked: int = 0
 
     def rollout(self, actor: Generator) -> Episodes:
         """Episodes in the order asked: prompt by prompt, sample by sample, whatever order they finished in."""
@@ -98,14 +98,14 @@ class TextWorld:
         groups: list[list[Completion]] = [[] for _ in requests]
         tickets: list[object] = [None] * len(requests)
         for completion in actor.generate(requests):
-            place = places[completion.request]
+            place = places[completion.request_id]
             groups[place].append(completion)
             if len(groups[place]) == requests[place].samples:
-                groups[place].sort(key=lambda one: one.sample)
-                tickets[place] = self.judge.submit(self._answers(chosen[place % len(chosen)], groups[place]))
-        judgement = self.judge.gather(tickets)
-        first = self.asked
-        self.asked += len(chosen)
+                groups[place].sort(key=lambda one: one.sample_index)
+                tickets[place] = self.scorer.submit(self._scorer_inputs(chosen[place % len(chosen)], groups[place]))
+        judgement = self.scorer.gather(tickets)
+        first = self.prompts_asked
+        self.prompts_asked += len(chosen)
         return _episodes(
             prompts=[prompt.tokens for prompt in chosen for _ in range(self.samples)],
             completions=[completion for group in groups[: len(chosen)] for completion in group],
@@ -114,15 +114,15 @@ class TextWorld:
         )
 
     def state(self) -> State:
-        return {"asked": self.asked, "judge": self.judge.state()}
+        return {"asked": self.prompts_asked, "judge": self.scorer.state()}
 
     def restore(self, state: State) -> None:
-        self.asked = integer(state, "asked")
-        self.judge.restore(substate(state, "judge"))
+        self.prompts_asked = integer(state, "asked")
+        self.scorer.restore(substate(state, "judge"))
 
     def _rows(self) -> list[int]:
         rows: list[int] = []
-        asked = self.asked
+        asked = self.prompts_asked
         while len(rows) < self.prompts_per_step:
             epoch, start = divmod(asked, len(self.prompts))
             order = (
@@ -137,20 +137,20 @@ class TextWorld:
 
     def _requests(self, chosen: Sequence[Prompt]) -> list[Request]:
         """The prompts in order; then, with `baseline`, the same prompts in the same order for their greedy answers."""
-        ids = [f"{prompt.id}#{self.asked + place}" for place, prompt in enumerate(chosen)]
+        ids = [f"{prompt.id}#{self.prompts_asked + place}" for place, prompt in enumerate(chosen)]
         asked = list(zip(ids, chosen, strict=True))
         requests = [
             Request(id=id_, prompt=prompt.tokens, samples=self.samples, sampling=self.sampling) for id_, prompt in asked
         ]
-        if self.baseline:
+        if self.greedy_baseline:
             greedy = replace(self.sampling, greedy=True, top_k=0, top_p=1.0, min_p=0.0)
             requests += [
                 Request(id=f"{id_} greedy", prompt=prompt.tokens, samples=1, sampling=greedy) for id_, prompt in asked
             ]
         return requests
 
-    def _answers(self, prompt: Prompt, group: Sequence[Completion]) -> list[Answer]:
-        return [Answer(prompt=prompt.turns, text=one.text(self.decode), columns=prompt.columns) for one in group]
+    def _scorer_inputs(self, prompt: Prompt, group: Sequence[Completion]) -> list[ScorerInput]:
+        return [ScorerInput(prompt=prompt.content, text=one.text(self.decode), columns=prompt.columns) for one in group]
 
 
 def _episodes(
@@ -158,7 +158,7 @@ def _episodes(
     prompts: Sequence[NDArray[np.int32]],
     completions: Sequence[Completion],
     group: NDArray[np.int64],
-    judgement: Judgement,
+    judgement: ScoreBatch,
 ) -> Episodes:
     """The score is paid at the last decision; a completion that ran into its limit is truncated.
 
@@ -166,27 +166,27 @@ def _episodes(
     """
     count = len(completions)
     score, status = judgement.score[:count], judgement.status[:count]
-    greedy = np.where(judgement.status[count:] == Status.SCORED, judgement.score[count:], np.nan)
+    greedy = np.where(judgement.status[count:] == ScoreStatus.SCORED, judgement.score[count:], np.nan)
     said = np.array([len(completion.tokens) for completion in completions], dtype=np.int64)
     asked = np.array([len(prompt) for prompt in prompts], dtype=np.int64)
     offsets, starts = offsets_of(said), offsets_of(asked + said)
     pieces = [piece for pair in zip(prompts, (one.tokens for one in completions), strict=True) for piece in pair]
     reward = np.zeros(offsets[-1], dtype=np.float32)
-    reward[offsets[1:] - 1] = np.where(status == Status.SCORED, score, 0.0)
-    truncated = np.array([completion.finish == "length" for completion in completions])
+    reward[offsets[1:] - 1] = np.where(status == ScoreStatus.SCORED, score, 0.0)
+    truncated = np.array([completion.finish_reason == "length" for completion in completions])
     return Episodes(
         offsets=offsets,
         seen=Transcript(
             tokens=np.concatenate(pieces).astype(np.int32),
             offsets=starts,
             at=ranges(starts[:-1] + asked, said),
-            kept=join([one.kept or empty_rows(len(one.tokens)) for one in completions])
-            if any(one.kept is not None for one in completions)
+            kept=concatenate_rows([one.sampling_mask or empty_rows(len(one.tokens)) for one in completions])
+            if any(one.sampling_mask is not None for one in completions)
             else None,
         ),
         chosen=np.concatenate([completion.tokens for completion in completions]),
         # Where some tokens were left out, the policy is what is left: the trainer draws the same line.
-        logp=np.concatenate([one.logp if one.kept is None else one.sampled_logp for one in completions]),
+        logp=np.concatenate([one.logp if one.sampling_mask is None else one.sampled_logp for one in completions]),
         version=np.concatenate([completion.version for completion in completions]),
         reward=reward,
         group=group,
@@ -200,7 +200,7 @@ def _episodes(
     )
 
 
-def supervised(prompts: Sequence[NDArray[np.int32]], completions: Sequence[NDArray[np.int32]]) -> Episodes:
+def supervised_episodes(prompts: Sequence[NDArray[np.int32]], completions: Sequence[NDArray[np.int32]]) -> Episodes:
     """Examples to imitate, as episodes of a log: each completion token is a decision that was worth 1.
 
     An example without a prompt (plain text) is seen from its first token on and imitated from the second.

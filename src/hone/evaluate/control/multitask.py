@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from hone.core.credit import Metrics
 from hone.core.errors import DataError
 from hone.envs.gym.make import GymConfig
-from hone.evaluate.control.returns import judged, score_metrics, unheard
+from hone.evaluate.control.returns import evaluate_returns, ignore_warning, score_metrics
 from hone.models.control.checkpoint import load_policy
 from hone.models.control.multitask import MultitaskActorCritic
 from hone.store.durable import Json
@@ -22,12 +22,12 @@ def task_scores(
     *,
     episodes: int,
     seed: int,
-    tell: Callable[[str], None] = unheard,
+    warn: Callable[[str], None] = ignore_warning,
 ) -> tuple[NDArray[np.float64], Metrics]:
     """Returns `[tasks * episodes]` of the policy's mode, task by task (fewer where environments were lost), and the
     means as `eval/task0` .. in the order of `tasks`."""
     scores = [
-        judged(policy.of_task(number), task, episodes=episodes, seed=seed, tell=tell)
+        evaluate_returns(policy.for_task(number), task, episodes=episodes, seed=seed, warn=warn)
         for number, task in enumerate(tasks)
     ]
     return np.concatenate(scores), {f"eval/task{number}": float(own.mean()) for number, own in enumerate(scores)}
@@ -39,7 +39,7 @@ def evaluate_tasks(
     config: Mapping[str, Json],
     episodes: int,
     seed: int,
-    tell: Callable[[str], None] = unheard,
+    warn: Callable[[str], None] = ignore_warning,
 ) -> Metrics:
     """Judge a saved policy in the tasks that its run's `config` names. Raises DataError."""
     policy, tables = load_policy(folder), config.get("tasks")
@@ -49,5 +49,5 @@ def evaluate_tasks(
         tasks = [GymConfig.model_validate(table) for table in tables]
     except ValidationError as error:
         raise DataError(f"{folder}: the tasks of its run cannot be read: {error}") from None
-    scores, each = task_scores(policy, tasks, episodes=episodes, seed=seed, tell=tell)
+    scores, each = task_scores(policy, tasks, episodes=episodes, seed=seed, warn=warn)
     return {**score_metrics(scores)[1], **each}

@@ -1,6 +1,6 @@
 """What may be wrong with a world: noisy sensors, late or stuck actions, other physics.
 
-Belongs here: how a judgement is disturbed. What a policy makes of it is `robustness.py`'s.
+Belongs here: how a judgement is disturbed. What a policy makes of it is `evaluate_robustness.py`'s.
 """
 
 import inspect
@@ -19,13 +19,13 @@ from pydantic import Field, JsonValue, model_validator
 from hone.core.config import Config
 from hone.core.errors import ConfigError, did_you_mean
 from hone.core.random import generator
-from hone.envs.gym.make import GymConfig, Single, Vector, isolated, maker, together
-from hone.envs.gym.play import Best, open_arena
+from hone.envs.gym.make import GymConfig, GymEnv, GymVectorEnv, env_factory, runs_isolated, sync_vector_env
+from hone.envs.gym.play import ActionFn, open_evaluation_envs
 
 Array = NDArray[np.generic]
 Floats = NDArray[np.float64]
 
-DERIVED = {
+DERIVED_ATTRIBUTES = {
     "CartPoleEnv": {
         "total_mass": lambda known: known["masspole"] + known["masscart"],
         "polemass_length": lambda known: known["masspole"] * known["length"],
@@ -34,7 +34,7 @@ DERIVED = {
 """Attributes that an environment computes from others once, when it is made: class -> attribute -> how."""
 
 
-class Perturbation(Config):
+class PerturbationConfig(Config):
     """How the world of a judgement differs from the one that the policy was trained in."""
 
     name: str = ""
@@ -53,9 +53,9 @@ class Perturbation(Config):
     """Arguments of the environment's constructor, or attributes of the environment."""
 
     @model_validator(mode="after")
-    def _changes_something(self) -> "Perturbation":
+    def _changes_something(self) -> "PerturbationConfig":
         if not self.changes:
-            raise ValueError("nothing is changed: give one of " + ", ".join(sorted(KEYS)))
+            raise ValueError("nothing is changed: give one of " + ", ".join(sorted(PERTURBATION_KEYS)))
         return self
 
     @property
@@ -70,21 +70,21 @@ class Perturbation(Config):
         return self.name or ", ".join(f"{key}={value:g}" if isinstance(value, float) else f"{key}={value}" for key, value in self.changes.items())  # fmt: skip  # noqa: E501
 
 
-KEYS = tuple(key for key in Perturbation.model_fields if key != "name")
+PERTURBATION_KEYS = tuple(key for key in PerturbationConfig.model_fields if key != "name")
 
 
-class Perturbations(Config):
+class PerturbationFile(Config):
     """A file of perturbations."""
 
-    perturb: list[Perturbation] = Field(min_length=1)
+    perturb: list[PerturbationConfig] = Field(min_length=1)
     """Each is judged by itself, on the same seeds."""
 
 
 @dataclass
-class Spread:
+class ObservationSpread:
     """Hears what a policy sees, for its standard deviation."""
 
-    best: Best
+    greedy_action: ActionFn
     count: int = 0
     total: Floats | float = 0.0
     squares: Floats | float = 0.0
@@ -94,63 +94,65 @@ class Spread:
         self.count += len(values)
         self.total = self.total + values.sum(axis=0)
         self.squares = self.squares + np.square(values).sum(axis=0)
-        return self.best(seen)
+        return self.greedy_action(seen)
 
-    def deviation(self) -> Floats:
+    def std(self) -> Floats:
         """`[*observation]` standard deviation of all that was seen."""
         mean = np.asarray(self.total) / self.count
         return np.sqrt(np.maximum(np.asarray(self.squares) / self.count - mean * mean, 0.0))
 
 
 @dataclass
-class Disturbed:
+class PerturbedPolicy:
     """A policy behind bad sensors and bad motors. Chance is a function of (seed, step), whatever is disturbed."""
 
-    best: Best
-    change: Perturbation
-    deviation: Floats
+    greedy_action: ActionFn
+    perturbation: PerturbationConfig
+    observation_std: Floats
     """`[*observation]` of undisturbed episodes."""
-    space: spaces.Space[Any]
+    action_space: spaces.Space[Any]
     """Of actions."""
     seed: int
-    time: int = 0
-    late: deque[Array] = field(default_factory=deque[Array])
-    before: Array | None = None
+    step: int = 0
+    pending_actions: deque[Array] = field(default_factory=deque[Array])
+    last_action: Array | None = None
     """What was carried out last."""
 
     def __call__(self, seen: Array) -> Array:
-        self.late.append(np.array(self.best(self._sensed(seen))))
-        if len(self.late) > self.change.action_delay + 1:
-            self.late.popleft()
-        self.before = self._carried_out(self.late[0])
-        self.time += 1
-        return self.before
+        self.pending_actions.append(np.array(self.greedy_action(self._noisy_observation(seen))))
+        if len(self.pending_actions) > self.perturbation.action_delay + 1:
+            self.pending_actions.popleft()
+        self.last_action = self._executed_action(self.pending_actions[0])
+        self.step += 1
+        return self.last_action
 
-    def _sensed(self, seen: Array) -> Array:
-        scale = self.change.sensor_noise * self.deviation + self.change.sensor_noise_absolute
+    def _noisy_observation(self, seen: Array) -> Array:
+        scale = self.perturbation.sensor_noise * self.observation_std + self.perturbation.sensor_noise_absolute
         if not np.any(scale):
             return seen
-        draws = generator(self.seed, "perturb", "sensor", self.time).standard_normal(seen.shape)
+        draws = generator(self.seed, "perturb", "sensor", self.step).standard_normal(seen.shape)
         return (seen.astype(np.float64) + scale * draws).astype(seen.dtype)
 
-    def _carried_out(self, action: Array) -> Array:
-        luck = generator(self.seed, "perturb", "motor", self.time).random((2, len(action)))
+    def _executed_action(self, action: Array) -> Array:
+        luck = generator(self.seed, "perturb", "motor", self.step).random((2, len(action)))
         across = (slice(None), *(None,) * (action.ndim - 1))
-        if self.change.random_actions:
-            action = np.where((luck[0] < self.change.random_actions)[across], self._any(action), action)
-        if self.change.sticky_actions and self.before is not None:
-            action = np.where((luck[1] < self.change.sticky_actions)[across], self.before, action)
+        if self.perturbation.random_actions:
+            action = np.where((luck[0] < self.perturbation.random_actions)[across], self._random_action(action), action)
+        if self.perturbation.sticky_actions and self.last_action is not None:
+            action = np.where((luck[1] < self.perturbation.sticky_actions)[across], self.last_action, action)
         return action
 
-    def _any(self, like: Array) -> Array:
-        share = generator(self.seed, "perturb", "any", self.time).random(like.shape)
-        if isinstance(self.space, spaces.Discrete):
-            return (self.space.start + np.floor(share * self.space.n)).astype(like.dtype)
-        assert isinstance(self.space, spaces.Box)
-        return (self.space.low + share * (self.space.high - self.space.low)).astype(like.dtype)
+    def _random_action(self, like: Array) -> Array:
+        share = generator(self.seed, "perturb", "any", self.step).random(like.shape)
+        if isinstance(self.action_space, spaces.Discrete):
+            return (self.action_space.start + np.floor(share * self.action_space.n)).astype(like.dtype)
+        assert isinstance(self.action_space, spaces.Box)
+        return (self.action_space.low + share * (self.action_space.high - self.action_space.low)).astype(like.dtype)
 
 
-def refuse_what_cannot_be(change: Perturbation, seen: spaces.Space[Any], action: spaces.Space[Any]) -> list[str]:
+def incompatible_perturbations(
+    change: PerturbationConfig, seen: spaces.Space[Any], action: spaces.Space[Any]
+) -> list[str]:
     """What of a perturbation makes no sense for these spaces."""
     faults: list[str] = []
     if (change.sensor_noise or change.sensor_noise_absolute) and not isinstance(seen, spaces.Box):
@@ -164,31 +166,35 @@ def refuse_what_cannot_be(change: Perturbation, seen: spaces.Space[Any], action:
 # ------------------------------------------------------------------------------------------ physics
 
 
-def disturbed_arena(config: GymConfig, *, episodes: int, physics: Mapping[str, JsonValue], alone: bool) -> Vector:
+def open_perturbed_envs(
+    config: GymConfig, *, episodes: int, physics: Mapping[str, JsonValue], single_envs: bool
+) -> GymVectorEnv:
     """Environments with other physics; `alone` makes single ones also where there is a vector form, whose attributes
     are others. Raises ConfigError for a name that the environment does not know."""
-    if isolated(config):
-        return open_arena(_with(config, physics), episodes=episodes)
-    if not alone:
-        return open_arena(config, episodes=episodes)
-    arguments, attributes = _sorted_out(config, physics)
-    making = maker(_with(config, arguments))
-    return together([partial(_changed, making.single, attributes)] * episodes)
+    if runs_isolated(config):
+        return open_evaluation_envs(_with(config, physics), episodes=episodes)
+    if not single_envs:
+        return open_evaluation_envs(config, episodes=episodes)
+    arguments, attributes = _split_physics(config, physics)
+    making = env_factory(_with(config, arguments))
+    return sync_vector_env([partial(_make_with_attributes, making.make_one, attributes)] * episodes)
 
 
 def _with(config: GymConfig, arguments: Mapping[str, JsonValue]) -> GymConfig:
     return config.model_copy(update={"kwargs": {**config.kwargs, **arguments}})
 
 
-def _sorted_out(
+def _split_physics(
     config: GymConfig, physics: Mapping[str, JsonValue]
 ) -> tuple[dict[str, JsonValue], dict[str, JsonValue]]:
     """Arguments of the constructor, and attributes. Raises ConfigError with every name that is neither."""
-    env = maker(config).single()
+    env = env_factory(config).make_one()
     try:
         inside = env.unwrapped
-        accepted = [name for name in inspect.signature(type(inside).__init__).parameters if name not in NO_PHYSICS]
-        numbers = numbers_of(inside)
+        accepted = [
+            name for name in inspect.signature(type(inside).__init__).parameters if name not in NON_PHYSICS_ARGUMENTS
+        ]
+        numbers = numeric_attributes(inside)
     finally:
         env.close()
     known = [*accepted, *numbers]
@@ -204,10 +210,10 @@ def _sorted_out(
     return arguments, {name: value for name, value in physics.items() if name not in accepted}
 
 
-NO_PHYSICS = ("self", "render_mode", "args", "kwargs")
+NON_PHYSICS_ARGUMENTS = ("self", "render_mode", "args", "kwargs")
 
 
-def numbers_of(env: gymnasium.Env[Any, Any]) -> dict[str, float]:
+def numeric_attributes(env: gymnasium.Env[Any, Any]) -> dict[str, float]:
     """Public attributes of an environment that are numbers, its class's constants among them."""
     found: dict[str, object] = {}
     for owner in reversed(type(env).__mro__):
@@ -220,16 +226,16 @@ def numbers_of(env: gymnasium.Env[Any, Any]) -> dict[str, float]:
     }
 
 
-def _changed(single: Any, attributes: Mapping[str, JsonValue]) -> Single:  # noqa: ANN401 - a constructor
-    env: Single = single()
+def _make_with_attributes(single: Any, attributes: Mapping[str, JsonValue]) -> GymEnv:  # noqa: ANN401 - a constructor
+    env: GymEnv = single()
     held = vars(env.unwrapped)
     held.update(attributes)
-    for name, derive in DERIVED.get(type(env.unwrapped).__name__, {}).items():
+    for name, derive in DERIVED_ATTRIBUTES.get(type(env.unwrapped).__name__, {}).items():
         if name not in attributes:
-            held[name] = derive(numbers_of(env.unwrapped))
+            held[name] = derive(numeric_attributes(env.unwrapped))
     return env
 
 
-def needs_singles(changes: Sequence[Perturbation]) -> bool:
+def needs_single_envs(changes: Sequence[PerturbationConfig]) -> bool:
     """Whether any of them reaches into the environments."""
     return any(change.physics for change in changes)

@@ -16,23 +16,23 @@ from numpy.typing import NDArray
 from pydantic import ValidationError
 
 from hone.core.errors import DataError
-from hone.envs.finite.build import from_gymnasium
-from hone.envs.finite.config import FiniteConfig, GymTable, MapWorld, finite_world
-from hone.envs.finite.model import Finite
-from hone.envs.finite.solve import evaluate
-from hone.envs.gym.make import GymConfig, isolated, maker
-from hone.envs.suite.grid_worlds import Grid
-from hone.evaluate.control.returns import load_decider
-from hone.models.control.actor_critic import ActionValues, ActorCritic
-from hone.models.control.numpy_policies import ActCategorical, Decides
-from hone.models.control.q_networks import DeepValues
+from hone.envs.finite.build import mdp_from_gymnasium
+from hone.envs.finite.config import FiniteConfig, GridWorld, GymTableWorld, build_finite_mdp
+from hone.envs.finite.model import FiniteMdp
+from hone.envs.finite.solve import evaluate_policy
+from hone.envs.gym.make import GymConfig, env_factory, runs_isolated
+from hone.envs.suite.grid_worlds import GridEnv
+from hone.evaluate.control.returns import load_control_policy
+from hone.models.control.actor_critic import ActorCritic, QNetworkPolicy
+from hone.models.control.numpy_policies import HasNumpyPolicy, NumpyCategoricalPolicy
+from hone.models.control.q_networks import DqnPolicy
 from hone.store.durable import Json
-from hone.store.maps import Cell, PolicyMap, Slice
+from hone.store.maps import GridCell, GridSlice, PolicyMap
 from hone.tabular.tables import ActionTable, StateValues
 
 Floats = NDArray[np.float64]
 
-LEAST_SHARE = 0.1
+MIN_SHARE = 0.1
 """Below it an action of a policy with chance is not drawn."""
 LAKE = ("left", "down", "right", "up")
 CLIFF = ("up", "right", "down", "left")
@@ -41,12 +41,12 @@ TAXI_PLACES = ("waits at red", "waits at green", "waits at yellow", "waits at bl
 """Of the passenger; captions stand above grids of 200 pixels, so they are short."""
 
 
-DISCOUNT = 0.99
+DEFAULT_DISCOUNT = 0.99
 """Where a run's config names none below 1: of what a policy that knows no values is worth."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Layout:
+class GridLayout:
     """How the states of an environment lie on a grid."""
 
     rows: int
@@ -54,31 +54,31 @@ class Layout:
     actions: Sequence[str]
     marks: Sequence[str]
     """`[rows * columns]` what stands there; a space for plain floor."""
-    idle: frozenset[str]
+    inactive_marks: frozenset[str]
     """Marks of cells in which nothing is decided."""
     slices: Sequence[tuple[str, NDArray[np.int64]]]
     """Title, and the state `[rows * columns]` of each cell."""
-    mdp: Finite
+    mdp: FiniteMdp
     """The environment's table."""
 
 
-def map_of(folder: Path, config: Mapping[str, Json], *, step: int) -> PolicyMap:
+def policy_map(folder: Path, config: Mapping[str, Json], *, step: int) -> PolicyMap:
     """The map of a saved policy, by its run's `config`. Raises DataError for a world that is no grid, or a policy that
     is not of its states."""
-    layout = layout_of(folder, config)
+    layout = grid_layout(folder, config)
     if layout is None:
         raise DataError(f"{folder}: its world is no grid that can be drawn (FrozenLake, CliffWalking, Taxi, a map)")
-    return map_on(layout, folder, step=step)
+    return policy_map_on(layout, folder, step=step)
 
 
-def map_on(layout: Layout, folder: Path, *, step: int) -> PolicyMap:
+def policy_map_on(layout: GridLayout, folder: Path, *, step: int) -> PolicyMap:
     """The same, of a world that is known to be a grid."""
-    shares, worth, worth_is = outlook(load_decider(folder), layout.mdp, str(folder))
+    shares, worth, worth_is = policy_and_values(load_control_policy(folder), layout.mdp, str(folder))
     return PolicyMap(
         step=step,
         worth_is=worth_is,
         slices=[
-            Slice(
+            GridSlice(
                 title=title,
                 rows=layout.rows,
                 columns=layout.columns,
@@ -89,77 +89,77 @@ def map_on(layout: Layout, folder: Path, *, step: int) -> PolicyMap:
     )
 
 
-def _cell(layout: Layout, place: int, state: int, shares: Floats, worth: Floats) -> Cell:
+def _cell(layout: GridLayout, place: int, state: int, shares: Floats, worth: Floats) -> GridCell:
     mark = layout.marks[place]
-    if mark in layout.idle:
-        return Cell(mark=mark, worth=None, moves={})
+    if mark in layout.inactive_marks:
+        return GridCell(mark=mark, worth=None, moves={})
     order: list[int] = np.argsort(-shares[state], kind="stable").tolist()
     moves = {layout.actions[action]: float(shares[state, action]) for action in order}
-    return Cell(
+    return GridCell(
         mark=mark,
         worth=float(worth[state]) if np.isfinite(worth[state]) else None,
-        moves={name: share for name, share in moves.items() if share >= LEAST_SHARE},
+        moves={name: share for name, share in moves.items() if share >= MIN_SHARE},
     )
 
 
 # ------------------------------------------------------------------------------------------ what the policy says
 
 
-def outlook(policy: Decides, mdp: Finite, name: str) -> tuple[Floats, Floats, str]:
+def policy_and_values(policy: HasNumpyPolicy, mdp: FiniteMdp, name: str) -> tuple[Floats, Floats, str]:
     """`[S, A]` what the policy does, `[S]` what it expects, and what that is in words.
 
     A policy that knows no values is given the exact ones of what it does. Raises DataError where it is of other states.
     """
     states = np.arange(mdp.states)
     try:
-        shares = shares_of(policy, states, mdp.actions)
-        found = worth_of(policy, states)
+        shares = action_probabilities(policy, states, mdp.actions)
+        found = state_values(policy, states)
     except (IndexError, ValueError, RuntimeError) as fault:
         raise DataError(f"{name}: the policy is not of the {mdp.states} states of its world: {fault}") from None
     if shares.shape != (mdp.states, mdp.actions):
         raise DataError(f"{name}: the policy is {list(shares.shape)}, its world {[mdp.states, mdp.actions]}")
     if found is not None:
         return shares, *found
-    discount = mdp.discount if mdp.discount < 1 else DISCOUNT
-    exact = evaluate(mdp.discounted_by(discount), shares)
+    discount = mdp.discount if mdp.discount < 1 else DEFAULT_DISCOUNT
+    exact = evaluate_policy(mdp.with_discount(discount), shares)
     return shares, exact, f"what the policy is worth, exactly (discount {discount:g})"
 
 
-def shares_of(policy: Decides, states: NDArray[np.int64], actions: int) -> Floats:
+def action_probabilities(policy: HasNumpyPolicy, states: NDArray[np.int64], actions: int) -> Floats:
     """`[S, A]` probabilities where the policy has them; else the best actions, alike where several are."""
-    acting = policy.acting()
-    if isinstance(acting, ActCategorical):
+    acting = policy.numpy_policy()
+    if isinstance(acting, NumpyCategoricalPolicy):
         logits = acting.network(acting.inputs.array(states)).astype(np.float64)
         weights = np.exp(logits - logits.max(axis=1, keepdims=True))
         return weights / weights.sum(axis=1, keepdims=True)
-    values = values_of(policy, states)
+    values = action_values(policy, states)
     if values is not None:
         best = values >= values.max(axis=1, keepdims=True) - 1e-9 * np.maximum(1.0, np.abs(values).max())
         return best / best.sum(axis=1, keepdims=True)
     if isinstance(policy, StateValues):
-        return policy.followed
+        return policy.target_policy
     chosen = acting.best(states).astype(np.int64)
     return np.eye(actions)[chosen]
 
 
-def values_of(policy: Decides, states: NDArray[np.int64]) -> Floats | None:
+def action_values(policy: HasNumpyPolicy, states: NDArray[np.int64]) -> Floats | None:
     """`[S, A]` values of actions, where the policy has any."""
     match policy:
         case ActionTable():
             return policy.q
-        case ActionValues():
+        case QNetworkPolicy():
             with torch.no_grad():
-                return policy.table(torch.from_numpy(states)).double().numpy()
-        case DeepValues():
+                return policy.q_values(torch.from_numpy(states)).double().numpy()
+        case DqnPolicy():
             with torch.no_grad():
-                return policy.table(policy.average_outcomes(torch.from_numpy(states))).double().numpy()
+                return policy.q_values(policy.average_return_outputs(torch.from_numpy(states))).double().numpy()
         case _:
             return None
 
 
-def worth_of(policy: Decides, states: NDArray[np.int64]) -> tuple[Floats, str] | None:
+def state_values(policy: HasNumpyPolicy, states: NDArray[np.int64]) -> tuple[Floats, str] | None:
     """`[S]` what the policy expects, and what that is; None where it does not say."""
-    values = values_of(policy, states)
+    values = action_values(policy, states)
     if values is not None:
         return values.max(axis=1), "the value of its best action"
     if isinstance(policy, StateValues):
@@ -173,11 +173,11 @@ def worth_of(policy: Decides, states: NDArray[np.int64]) -> tuple[Floats, str] |
 # ------------------------------------------------------------------------------------------ where states lie
 
 
-def layout_of(folder: Path, config: Mapping[str, Json]) -> Layout | None:
+def grid_layout(folder: Path, config: Mapping[str, Json]) -> GridLayout | None:
     """None for a world that is no grid. Raises DataError for a config that is none."""
     algorithm = config.get("algorithm")
     told = algorithm.get("discount") if isinstance(algorithm, dict) else None
-    discount = float(told) if isinstance(told, int | float) and 0 < told < 1 else DISCOUNT
+    discount = float(told) if isinstance(told, int | float) and 0 < told < 1 else DEFAULT_DISCOUNT
     finite, env = config.get("finite"), config.get("env")
     try:
         if isinstance(finite, dict):
@@ -187,43 +187,45 @@ def layout_of(folder: Path, config: Mapping[str, Json]) -> Layout | None:
         raise DataError(f"{folder}: the world of its run cannot be read: {error}") from None
 
 
-def _of_finite(config: FiniteConfig, discount: float) -> Layout | None:
+def _of_finite(config: FiniteConfig, discount: float) -> GridLayout | None:
     match config.world:
-        case GymTable(id=name, kwargs=kwargs):
+        case GymTableWorld(id=name, kwargs=kwargs):
             return _of_gym(GymConfig(id=name, kwargs=kwargs), discount)
-        case MapWorld(rows=rows, pays=pays):
-            return _plain(rows, finite_world(config, discount=discount), idle=frozenset({"#", *pays}))
+        case GridWorld(rows=rows, pays=pays):
+            return _rectangular_layout(rows, build_finite_mdp(config, discount=discount), idle=frozenset({"#", *pays}))
         case _:
             return None
 
 
-def _of_gym(config: GymConfig, discount: float) -> Layout | None:
-    if isolated(config):  # a user's: it is not run in this process
+def _of_gym(config: GymConfig, discount: float) -> GridLayout | None:
+    if runs_isolated(config):  # a user's: it is not run in this process
         return None
-    env = maker(config).single()
+    env = env_factory(config).make_one()
     try:
         inside = env.unwrapped
         match inside:
             case FrozenLakeEnv():
                 rows = [bytes(row).decode() for row in inside.desc]
-                return _plain(rows, _table(config, discount), actions=LAKE, idle=frozenset("HG"))
+                return _rectangular_layout(rows, _table(config, discount), actions=LAKE, idle=frozenset("HG"))
             case CliffWalkingEnv():
                 return _cliff(_table(config, discount))
             case TaxiEnv():
                 return _taxi(_table(config, discount))
-            case Grid():
-                return _plain(inside.rows, inside.mdp.discounted_by(discount), idle=frozenset("#G"))
+            case GridEnv():
+                return _rectangular_layout(inside.rows, inside.mdp.with_discount(discount), idle=frozenset("#G"))
             case _:
                 return None
     finally:
         env.close()
 
 
-def _table(config: GymConfig, discount: float) -> Finite:
-    return from_gymnasium(config.id, discount=discount, options=config.kwargs)
+def _table(config: GymConfig, discount: float) -> FiniteMdp:
+    return mdp_from_gymnasium(config.id, discount=discount, options=config.kwargs)
 
 
-def _plain(rows: Sequence[str], mdp: Finite, *, idle: frozenset[str], actions: Sequence[str] = LAKE) -> Layout:
+def _rectangular_layout(
+    rows: Sequence[str], mdp: FiniteMdp, *, idle: frozenset[str], actions: Sequence[str] = LAKE
+) -> GridLayout:
     """States in the order of the map, once or several times over."""
     height, width = len(rows), len(rows[0])
     cells = height * width
@@ -232,15 +234,17 @@ def _plain(rows: Sequence[str], mdp: Finite, *, idle: frozenset[str], actions: S
         (f"{part + 1} of {several}" if several > 1 else "", part * cells + np.arange(cells)) for part in range(several)
     ]
     marks = [mark if mark not in ".F" else " " for row in rows for mark in row]
-    return Layout(rows=height, columns=width, actions=actions, marks=marks, idle=idle, slices=slices, mdp=mdp)
+    return GridLayout(
+        rows=height, columns=width, actions=actions, marks=marks, inactive_marks=idle, slices=slices, mdp=mdp
+    )
 
 
-def _cliff(mdp: Finite) -> Layout:
+def _cliff(mdp: FiniteMdp) -> GridLayout:
     rows = ["." * 12] * 3 + ["S" + "C" * 10 + "G"]
-    return _plain(rows, mdp, idle=frozenset("CG"), actions=CLIFF)
+    return _rectangular_layout(rows, mdp, idle=frozenset("CG"), actions=CLIFF)
 
 
-def _taxi(mdp: Finite) -> Layout:
+def _taxi(mdp: FiniteMdp) -> GridLayout:
     """A grid for each place of the passenger and each destination; ((row * 5 + column) * 5 + passenger) * 4 + goal."""
     marks = [" "] * 25
     for mark, place in zip("RGYB", (0, 4, 20, 23), strict=True):
@@ -252,4 +256,4 @@ def _taxi(mdp: Finite) -> Layout:
         for goal in range(4)
         if passenger != goal
     ]  # fmt: skip
-    return Layout(rows=5, columns=5, actions=TAXI, marks=marks, idle=frozenset(), slices=slices, mdp=mdp)
+    return GridLayout(rows=5, columns=5, actions=TAXI, marks=marks, inactive_marks=frozenset(), slices=slices, mdp=mdp)

@@ -10,16 +10,16 @@ from pydantic import ValidationError
 from hone.core.credit import Metrics
 from hone.core.errors import ConfigError, DataError, ResourceError
 from hone.core.random import key
-from hone.envs.finite.config import FiniteConfig, finite_world
-from hone.envs.finite.model import Finite
+from hone.envs.finite.config import FiniteConfig, build_finite_mdp
+from hone.envs.finite.model import FiniteMdp
 from hone.envs.gym.make import GymConfig
-from hone.envs.gym.play import open_arena, play
+from hone.envs.gym.play import open_evaluation_envs, play_episodes
 from hone.estimators.means import Estimate, bootstrap_mean
 from hone.evaluate.control.dynamic_programming import exact_metrics
 from hone.models.control.checkpoint import load_policy
-from hone.models.control.numpy_policies import Decides
+from hone.models.control.numpy_policies import HasNumpyPolicy
 from hone.store.durable import Json
-from hone.tabular.tables import KINDS, kind_of, load_table
+from hone.tabular.tables import KINDS, load_table, policy_kind
 
 
 def is_control(policy: Path) -> bool:
@@ -27,32 +27,36 @@ def is_control(policy: Path) -> bool:
     return (policy / "policy.json").is_file()
 
 
-def unheard(text: str) -> None:
+def ignore_warning(text: str) -> None:
     """Nobody listens."""
     del text
 
 
-def judged(
-    policy: Decides, config: GymConfig, *, episodes: int, seed: int, tell: Callable[[str], None] = unheard
+def evaluate_returns(
+    policy: HasNumpyPolicy, config: GymConfig, *, episodes: int, seed: int, warn: Callable[[str], None] = ignore_warning
 ) -> NDArray[np.float64]:
     """Returns `[n]` of the policy's mode in `episodes` environments opened for it, n = episodes but for those whose
     environment was lost. `tell` hears of them, and of episodes that did not end.
 
     Raises UserCodeError where an environment does, ResourceError when no episode is left.
     """
-    arena = open_arena(config, episodes=episodes)
+    arena = open_evaluation_envs(config, episodes=episodes)
     try:
-        played = play(arena, policy.acting().best, seed=key(seed, "judge") & 0xFFFFFFFF)
+        played = play_episodes(arena, policy.numpy_policy().best, seed=key(seed, "judge") & 0xFFFFFFFF)
     finally:
         arena.close()
-    if played.lost:
-        tell(f"{played.lost} of {episodes} episodes of a judgement were lost with their environments and are not in it")
-    if played.cut:
-        tell(
-            f"{played.cut} of {episodes} episodes of a judgement did not end within {played.limit} steps and were "
+    if played.lost_episodes:
+        warn(
+            f"{played.lost_episodes} of {episodes} episodes of a judgement were lost with their environments and "
+            f"are not in it"
+        )
+    if played.truncated_episodes:
+        warn(
+            f"{played.truncated_episodes} of {episodes} episodes of a judgement did not end within "
+            f"{played.step_limit} steps and were "
             "cut there; set env.max_episode_steps"
         )
-    if played.lost == episodes:
+    if played.lost_episodes == episodes:
         raise ResourceError(f"{config.id}: the environments of all {episodes} episodes of a judgement were lost")
     return played.returns
 
@@ -69,9 +73,9 @@ def score_metrics(scores: NDArray[np.float64]) -> tuple[Estimate, Metrics]:
     }
 
 
-def load_decider(folder: Path) -> Decides:
+def load_control_policy(folder: Path) -> HasNumpyPolicy:
     """The network or the table that a folder holds; raises DataError."""
-    return load_table(folder) if kind_of(folder) in KINDS else load_policy(folder)
+    return load_table(folder) if policy_kind(folder) in KINDS else load_policy(folder)
 
 
 def evaluate_control(
@@ -80,20 +84,20 @@ def evaluate_control(
     config: Mapping[str, Json],
     episodes: int,
     seed: int,
-    tell: Callable[[str], None] = unheard,
+    warn: Callable[[str], None] = ignore_warning,
 ) -> Metrics:
     """Judge a saved policy in the environment that its run's `config` names, or exactly in its finite world; `tell` as
     in `judged`.
 
     Raises ConfigError, DataError.
     """
-    if isinstance(config.get("finite"), dict) and kind_of(folder) in KINDS:
-        return exact_metrics(load_table(folder), finite_of(folder, config))
-    policy, env = load_judged(folder, config)
-    return score_metrics(judged(policy, env, episodes=episodes, seed=seed, tell=tell))[1]
+    if isinstance(config.get("finite"), dict) and policy_kind(folder) in KINDS:
+        return exact_metrics(load_table(folder), finite_mdp(folder, config))
+    policy, env = load_policy_and_env(folder, config)
+    return score_metrics(evaluate_returns(policy, env, episodes=episodes, seed=seed, warn=warn))[1]
 
 
-def finite_of(folder: Path, config: Mapping[str, Json]) -> Finite:
+def finite_mdp(folder: Path, config: Mapping[str, Json]) -> FiniteMdp:
     """The finite world of a run's `config`, under the discount of its algorithm. Raises DataError."""
     algorithm = config.get("algorithm")
     discount = algorithm.get("discount", 1.0) if isinstance(algorithm, dict) else 1.0
@@ -101,10 +105,10 @@ def finite_of(folder: Path, config: Mapping[str, Json]) -> Finite:
         world = FiniteConfig.model_validate(config["finite"])
     except ValidationError as error:
         raise DataError(f"{folder}: the world of its run cannot be read: {error}") from None
-    return finite_world(world, discount=float(discount) if isinstance(discount, int | float) else 1.0)
+    return build_finite_mdp(world, discount=float(discount) if isinstance(discount, int | float) else 1.0)
 
 
-def load_judged(folder: Path, config: Mapping[str, Json]) -> tuple[Decides, GymConfig]:
+def load_policy_and_env(folder: Path, config: Mapping[str, Json]) -> tuple[HasNumpyPolicy, GymConfig]:
     """A saved policy, and the environment that its run's `config` names. Raises ConfigError, DataError."""
     table = config.get("env")
     if not isinstance(table, dict):
@@ -114,4 +118,4 @@ def load_judged(folder: Path, config: Mapping[str, Json]) -> tuple[Decides, GymC
         env = GymConfig.model_validate(table)
     except ValidationError as error:
         raise DataError(f"{folder}: the environment of its run cannot be read: {error}") from None
-    return load_decider(folder), env
+    return load_control_policy(folder), env

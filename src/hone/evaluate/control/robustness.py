@@ -11,95 +11,105 @@ from numpy.typing import NDArray
 
 from hone.core.errors import ConfigError, ResourceError
 from hone.core.random import key
-from hone.envs.gym.make import GymConfig, Vector
-from hone.envs.gym.play import Best, play
-from hone.estimators.means import bootstrap_mean, paired
+from hone.envs.gym.make import GymConfig, GymVectorEnv
+from hone.envs.gym.play import ActionFn, play_episodes
+from hone.estimators.means import bootstrap_mean, paired_difference
 from hone.evaluate.control.perturbations import (
-    Disturbed,
-    Perturbation,
-    Spread,
-    disturbed_arena,
-    needs_singles,
-    refuse_what_cannot_be,
+    ObservationSpread,
+    PerturbationConfig,
+    PerturbedPolicy,
+    incompatible_perturbations,
+    needs_single_envs,
+    open_perturbed_envs,
 )
-from hone.evaluate.control.returns import load_judged, unheard
-from hone.models.control.numpy_policies import Decides
+from hone.evaluate.control.returns import ignore_warning, load_policy_and_env
+from hone.models.control.numpy_policies import HasNumpyPolicy
 from hone.store.durable import Json
-from hone.store.robustness import AS_IT_WAS, Perturbed
+from hone.store.robustness import UNPERTURBED, PerturbedScore
 
 Floats = NDArray[np.float64]
 
 
-def robustness(
+def evaluate_robustness(
     folder: Path,
-    changes: Sequence[Perturbation],
+    changes: Sequence[PerturbationConfig],
     *,
     config: Mapping[str, Json],
     episodes: int,
     seed: int,
-    tell: Callable[[str], None] = unheard,
-) -> list[Perturbed]:
+    warn: Callable[[str], None] = ignore_warning,
+) -> list[PerturbedScore]:
     """The saved policy's mode in the environment of its run's `config`: as it was, then under each perturbation.
 
     Raises ConfigError for perturbations that make no sense there, all of them at once, and what `evaluate_control`
     raises.
     """
-    policy, env = load_judged(folder, config)
-    return against_itself(policy, env, changes, episodes=episodes, seed=seed, tell=tell)
+    policy, env = load_policy_and_env(folder, config)
+    return compare_with_unperturbed(policy, env, changes, episodes=episodes, seed=seed, warn=warn)
 
 
-def against_itself(
-    policy: Decides,
+def compare_with_unperturbed(
+    policy: HasNumpyPolicy,
     env: GymConfig,
-    changes: Sequence[Perturbation],
+    changes: Sequence[PerturbationConfig],
     *,
     episodes: int,
     seed: int,
-    tell: Callable[[str], None] = unheard,
-) -> list[Perturbed]:
+    warn: Callable[[str], None] = ignore_warning,
+) -> list[PerturbedScore]:
     """As it was, and under each perturbation. Episode k begins in the same state and meets the same luck in all."""
-    alone = needs_singles(changes)
-    usual = disturbed_arena(env, episodes=episodes, physics={}, alone=alone)
+    alone = needs_single_envs(changes)
+    usual = open_perturbed_envs(env, episodes=episodes, physics={}, single_envs=alone)
     faults = [
         fault
         for change in changes
-        for fault in refuse_what_cannot_be(change, usual.single_observation_space, usual.single_action_space)
+        for fault in incompatible_perturbations(change, usual.single_observation_space, usual.single_action_space)
     ]
     if faults:
         usual.close()
         raise ConfigError(*faults)
     space = usual.single_action_space
-    heard = Spread(policy.acting().best)
-    before = _returns(usual, heard, AS_IT_WAS, episodes=episodes, seed=seed, tell=tell)
-    rows = [_row(AS_IT_WAS, before, before)]
+    heard = ObservationSpread(policy.numpy_policy().best)
+    before = _returns(usual, heard, UNPERTURBED, episodes=episodes, seed=seed, tell=warn)
+    rows = [_row(UNPERTURBED, before, before)]
     for change in changes:
-        arena = disturbed_arena(env, episodes=episodes, physics=change.physics, alone=alone)
-        best = Disturbed(
-            best=policy.acting().best, change=change, deviation=heard.deviation(), space=space, seed=key(seed, "judge")
+        arena = open_perturbed_envs(env, episodes=episodes, physics=change.physics, single_envs=alone)
+        best = PerturbedPolicy(
+            greedy_action=policy.numpy_policy().best,
+            perturbation=change,
+            observation_std=heard.std(),
+            action_space=space,
+            seed=key(seed, "judge"),
         )
-        after = _returns(arena, best, change.label, episodes=episodes, seed=seed, tell=tell)
+        after = _returns(arena, best, change.label, episodes=episodes, seed=seed, tell=warn)
         rows.append(_row(change.label, before, after))
     return rows
 
 
-def _returns(arena: Vector, best: Best, name: str, *, episodes: int, seed: int, tell: Callable[[str], None]) -> Floats:
+def _returns(
+    arena: GymVectorEnv, best: ActionFn, name: str, *, episodes: int, seed: int, tell: Callable[[str], None]
+) -> Floats:
     try:
-        played = play(arena, best, seed=key(seed, "judge") & 0xFFFFFFFF)
+        played = play_episodes(arena, best, seed=key(seed, "judge") & 0xFFFFFFFF)
     finally:
         arena.close()
-    if played.lost:
+    if played.lost_episodes:
         raise ResourceError(
-            f"{name}: {played.lost} of {episodes} episodes were lost with their environments, so what is left cannot "
+            f"{name}: {played.lost_episodes} of {episodes} episodes were lost with their environments, so what is "
+            f"left cannot "
             "be held against the others pair by pair"
         )
-    if played.cut:
-        tell(f"{name}: {played.cut} of {episodes} episodes did not end within {played.limit} steps and were cut there")
+    if played.truncated_episodes:
+        tell(
+            f"{name}: {played.truncated_episodes} of {episodes} episodes did not end within {played.step_limit} "
+            f"steps and were cut there"
+        )
     return played.returns
 
 
-def _row(name: str, before: Floats, after: Floats) -> Perturbed:
-    estimate, difference = bootstrap_mean(after), paired(before, after)
-    return Perturbed(
+def _row(name: str, before: Floats, after: Floats) -> PerturbedScore:
+    estimate, difference = bootstrap_mean(after), paired_difference(before, after)
+    return PerturbedScore(
         name=name,
         mean=estimate.mean,
         low=estimate.low,

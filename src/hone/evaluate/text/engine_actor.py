@@ -8,25 +8,25 @@ from hone.core.credit import Metrics
 from hone.core.errors import ConfigError, DataError
 from hone.core.generation import Completion, OnPublish, Request
 from hone.core.state import State
-from hone.engine.canary import Canary
+from hone.engine.canary import WeightCanary
 from hone.engine.choose import RunnerKind, choose_runner
 from hone.engine.clients.config import ServerEngine
-from hone.engine.clients.connect import connect
+from hone.engine.clients.connect import connect_engine
 from hone.engine.clients.remote import RemoteEngine
-from hone.engine.engine import Engine
-from hone.engine.limits import sized
-from hone.engine.stops import TextRules
-from hone.envs.text.dataset import Example, Examples
-from hone.envs.text.files import SHOWN
+from hone.engine.engine import EmbeddedEngine
+from hone.engine.limits import default_limits
+from hone.engine.stops import TokenizerRules
+from hone.envs.text.dataset import Example, ExampleDataset
+from hone.envs.text.files import MAX_FAULTS_SHOWN
 from hone.envs.text.task import TaskConfig
-from hone.envs.text.world import Answer, Prompt
+from hone.envs.text.world import Prompt, ScorerInput
 from hone.models.language.token_policy import TokenPolicy
 from hone.models.language.tokenizers import Tokenizer
-from hone.rewards.budget import Budget
+from hone.rewards.budget import UnscoredBudget
 from hone.rewards.config import RewardsConfig
-from hone.rewards.jobs import RewardBatch, Ticket
-from hone.rewards.scores import Scores
-from hone.rewards.workers import WorkerPool
+from hone.rewards.jobs import RewardBatch, RewardTicket
+from hone.rewards.scores import RewardScores
+from hone.rewards.workers import RewardWorkerPool
 
 FIXED_TOKENS: Final = 512
 """Of a pass that must not depend on its batch."""
@@ -36,8 +36,8 @@ FIXED_TOKENS: Final = 512
 class EngineActor:
     """An engine as an actor: the embedded one over the trainer's weights, or a server that is given them."""
 
-    engine: Engine | RemoteEngine
-    said: set[str] = field(default_factory=set[str])
+    engine: EmbeddedEngine | RemoteEngine
+    reported_notes: set[str] = field(default_factory=set[str])
 
     def generate(self, requests: Sequence[Request]) -> Iterator[Completion]:
         return self.engine.generate(requests)
@@ -46,23 +46,23 @@ class EngineActor:
         """Of the latest `generate`: where the time went. What depends on slots or pages is no figure of a run."""
         stats = self.engine.stats
         told: Metrics = {
-            "time/generate_s": stats.seconds_s,
+            "time/generate_s": stats.total_s,
             "time/generate_model_s": stats.runner_s,
             "time/generate_prefill_s": stats.prefill_s,
             "time/generate_idle_s": stats.idle_slot_s / stats.slots,
             "time/generate_tail_s": stats.tail_slot_s / stats.slots,
             "rollout/tokens": float(stats.tokens),
         }
-        if isinstance(self.engine, Engine) and self.engine.on_publish == "keep":
+        if isinstance(self.engine, EmbeddedEngine) and self.engine.on_publish == "keep":
             told["rollout/stale_keys"] = stats.stale_tokens / max(stats.tokens, 1)
         fingerprint = self.engine.fingerprints.get(self.engine.version)
-        return told if fingerprint is None else {**told, "rollout/canary_gap": fingerprint.gap}
+        return told if fingerprint is None else {**told, "rollout/canary_gap": fingerprint.mean_gap_nats}
 
     def notes(self) -> list[str]:
         """What a person should read about how answers are generated, each of it once; a server is known after its
         first publication."""
-        fresh = {self.engine.note} - self.said - {""}
-        self.said |= fresh
+        fresh = {self.engine.note} - self.reported_notes - {""}
+        self.reported_notes |= fresh
         return sorted(fresh)
 
     def publish(self, policy: TokenPolicy, version: int) -> None:
@@ -77,14 +77,14 @@ class EngineActor:
 
 
 @dataclass
-class PoolJudge:
+class RewardPoolScorer:
     """Reward functions in their worker processes, and the budget of answers that may go unscored."""
 
-    pool: WorkerPool
-    budget: Budget
-    unsaid: list[str] = field(default_factory=list[str])
+    pool: RewardWorkerPool
+    budget: UnscoredBudget
+    pending_notes: list[str] = field(default_factory=list[str])
 
-    def submit(self, answers: Sequence[Answer]) -> Ticket:
+    def submit(self, answers: Sequence[ScorerInput]) -> RewardTicket:
         names = answers[0].columns.keys()
         chat = not isinstance(answers[0].prompt, str)
         return self.pool.submit(
@@ -104,9 +104,9 @@ class PoolJudge:
     def restore(self, state: State) -> None:
         self.budget.restore(state)
 
-    def gather(self, tickets: Sequence[Ticket]) -> Scores:
+    def gather(self, tickets: Sequence[RewardTicket]) -> RewardScores:
         scores = self.pool.gather(*tickets)
-        self.unsaid.extend(
+        self.pending_notes.extend(
             f"a reward function failed, and will do so silently from now on: {text}" for text in scores.tracebacks
         )
         self.budget.observe(scores)
@@ -114,17 +114,19 @@ class PoolJudge:
 
     def notes(self) -> list[str]:
         """What the functions' authors should read: one traceback for each distinct error, said once."""
-        notes, self.unsaid = self.unsaid, []
+        notes, self.pending_notes = self.pending_notes, []
         return notes
 
 
-def pool_judge(config: RewardsConfig) -> PoolJudge:
-    budget = Budget(allowed=config.missing_allowed, window=config.missing_window, barren_batches=config.barren_batches)
-    return PoolJudge(WorkerPool(config), budget)
+def reward_pool_scorer(config: RewardsConfig) -> RewardPoolScorer:
+    budget = UnscoredBudget(
+        allowed=config.missing_allowed, window=config.missing_window, barren_batches=config.barren_batches
+    )
+    return RewardPoolScorer(RewardWorkerPool(config), budget)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Promises:
+class EngineGuarantees:
     """What a training run asks of its engine beyond answers."""
 
     batch_invariant: bool = False
@@ -142,30 +144,30 @@ def make_engine(
     max_tokens: int,
     seed: int,
     runner: RunnerKind = "auto",
-    promises: Promises = Promises(),
-) -> Engine:
+    guarantees: EngineGuarantees = EngineGuarantees(),
+) -> EmbeddedEngine:
     """An engine over the policy's own module, with room for its longest prompt and answer in every slot.
 
     Raises ConfigError or ResourceError where the `runner` asked for cannot be had.
     """
     tokenizer, decoder = policy.tokenizer, policy.decoder
     vocab = min(tokenizer.size, decoder.config.vocab_size)
-    fixed = max(FIXED_TOKENS, 2 * slots) if promises.batch_invariant else None
-    apart = promises.on_publish is not None
-    chosen = choose_runner(runner, decoder, vocab_used=vocab, fixed_tokens=fixed, apart=apart)
-    limits = sized(
+    fixed = max(FIXED_TOKENS, 2 * slots) if guarantees.batch_invariant else None
+    apart = guarantees.on_publish is not None
+    chosen = choose_runner(runner, decoder, vocab_used=vocab, fixed_tokens=fixed, copy_weights=apart)
+    limits = default_limits(
         slots=slots,
         page_tokens=chosen.runner.page_tokens,
         sequence_tokens=min(longest_prompt + max_tokens, decoder.config.max_positions),
         vocab=vocab,
     )
-    return Engine(
+    return EmbeddedEngine(
         chosen,
-        TextRules(eos=tokenizer.eos_ids, vocab=vocab, decode=tokenizer.decode),
+        TokenizerRules(eos=tokenizer.eos_ids, vocab=vocab, decode=tokenizer.decode),
         limits=limits,
         seed=seed,
-        on_publish=promises.on_publish or "recompute",
-        canary=Canary(decoder, vocab=vocab, dtype=chosen.dtype),
+        on_publish=guarantees.on_publish or "recompute",
+        canary=WeightCanary(decoder, vocab=vocab, dtype=chosen.dtype),
     )
 
 
@@ -176,18 +178,18 @@ def make_client(policy: TokenPolicy, config: ServerEngine, *, slots: int, seed: 
         raise ConfigError('model.exactness = "bitwise" takes the torch runner: a server computes in ways of its own')
     tokenizer = policy.tokenizer
     vocab = min(tokenizer.size, policy.decoder.config.vocab_size)
-    return connect(
+    return connect_engine(
         config,
         model=policy.decoder,
         save=policy.save,
-        text=TextRules(eos=tokenizer.eos_ids, vocab=vocab, decode=tokenizer.decode),
+        text=TokenizerRules(eos=tokenizer.eos_ids, vocab=vocab, decode=tokenizer.decode),
         slots=slots,
         seed=seed,
     )
 
 
 def make_prompts(
-    examples: Examples, task: TaskConfig, tokenizer: Tokenizer, *, room: int
+    examples: ExampleDataset, task: TaskConfig, tokenizer: Tokenizer, *, room: int
 ) -> tuple[list[Prompt], list[str]]:
     """Prompts as tokens, and warnings.
 
@@ -203,10 +205,10 @@ def make_prompts(
     long = [prompt for prompt in prompts if len(prompt.tokens) > room]
     if not long:
         return prompts, []
-    shown = ", ".join(f"{prompt.id} ({len(prompt.tokens)} tokens)" for prompt in long[:SHOWN])
+    shown = ", ".join(f"{prompt.id} ({len(prompt.tokens)} tokens)" for prompt in long[:MAX_FAULTS_SHOWN])
     said = (
         f"{examples.source}: {len(long)} of {len(prompts)} prompts are longer than the {room} tokens that the model's "
-        f"context leaves for a prompt: {shown}{', ...' if len(long) > SHOWN else ''}"
+        f"context leaves for a prompt: {shown}{', ...' if len(long) > MAX_FAULTS_SHOWN else ''}"
     )
     if task.on_long_prompt == "truncate":
         return [replace(prompt, tokens=prompt.tokens[-room:]) for prompt in prompts], [f"{said} (their ends are kept)"]
@@ -219,6 +221,6 @@ def make_prompts(
 
 
 def _prompt(example: Example, task: TaskConfig, tokenizer: Tokenizer) -> Prompt:
-    turns = task.fill(example.prompt, example.columns)
+    turns = task.fill_template(example.prompt, example.columns)
     tokens = tokenizer.encode(turns) if isinstance(turns, str) else tokenizer.apply_chat(turns)
-    return Prompt(id=example.id, turns=turns, tokens=tokens, columns=example.columns)
+    return Prompt(id=example.id, content=turns, tokens=tokens, columns=example.columns)

@@ -9,7 +9,7 @@ from pydantic import Field, model_validator
 from hone.core.clock import SystemClock
 from hone.core.config import Config
 from hone.core.errors import ConfigError, DataError
-from hone.models.language.config import Family, ModelConfig
+from hone.models.language.config import ModelConfig, ModelFamily
 from hone.models.language.hf_checkpoint import load_model, read_config
 from hone.models.language.init import new_model
 from hone.models.language.token_policy import TokenPolicy
@@ -19,10 +19,10 @@ from hone.store.folder import open_run
 PRINTABLE = "\n" + "".join(chr(code) for code in range(32, 127))
 
 
-class NewModel(Config):
+class NewModelConfig(Config):
     """A network to start from nothing."""
 
-    family: Family = "qwen3"
+    family: ModelFamily = "qwen3"
     """Architecture; the saved folder is one of this family to every other tool."""
     hidden_size: int = Field(default=128, ge=8)
     """Width of the residual stream."""
@@ -44,7 +44,7 @@ class NewModel(Config):
     """Characters that have a token (default: printable ASCII and the newline)."""
 
     @model_validator(mode="after")
-    def _shapes_fit(self) -> "NewModel":
+    def _shapes_fit(self) -> "NewModelConfig":
         if self.heads % self.kv_heads:
             raise ValueError(f"heads ({self.heads}) must be a multiple of kv_heads ({self.kv_heads})")
         if self.head_dim % 2:
@@ -57,7 +57,7 @@ class ModelSource(Config):
 
     path: str | None = None
     """A Hugging Face folder, a run of hone (its newest checkpoint), or one of its checkpoints."""
-    new: NewModel | None = None
+    new: NewModelConfig | None = None
     """Start from random weights."""
     weights: Literal["float32", "bfloat16"] = "float32"
     """What weights are kept in. In bfloat16 a step at a usual learning rate rounds to nothing for most of them."""
@@ -102,11 +102,11 @@ def open_policy(source: ModelSource, *, seed: int, device: str, temperature: flo
             folder, device=device, dtype=source.weights, checkpoint_activations=source.activation_checkpointing
         )
         tokenizer.check_fits(decoder.config.vocab_size)
-    decoder.compute_in(_compute(source, device))
+    decoder.set_compute_dtype(_compute(source, device))
     if source.exactness == "bitwise":
         if not device.startswith("cpu"):
             raise ConfigError(f'model.exactness = "bitwise" needs run.device = "cpu"; it is {device!r}')
-        decoder.compute_exactly()
+        decoder.use_bitwise_arithmetic()
     return TokenPolicy(decoder, tokenizer, temperature)
 
 
@@ -116,10 +116,10 @@ def _compute(source: ModelSource, device: str) -> str:
         return source.compute
     if source.weights == "bfloat16" or source.exactness == "bitwise":
         return source.weights
-    return "bfloat16" if fast_bfloat16(device) else "float32"
+    return "bfloat16" if has_fast_bfloat16(device) else "float32"
 
 
-def fast_bfloat16(device: str) -> bool:
+def has_fast_bfloat16(device: str) -> bool:
     """Whether the device has instructions that multiply bfloat16."""
     if device.startswith("cuda"):
         return torch.cuda.is_bf16_supported(including_emulation=False)
@@ -147,15 +147,15 @@ def policy_folder(path: Path) -> Path:
     if (path / "policy").is_dir():
         return path / "policy"
     if (path / "checkpoints").is_dir():
-        return open_run(path, clock=SystemClock()).checkpoints().newest_whole().policy_folder
+        return open_run(path, clock=SystemClock()).checkpoints().newest_intact().policy_folder
     return path
 
 
-def _new_tokenizer(new: NewModel) -> Tokenizer:
+def _new_tokenizer(new: NewModelConfig) -> Tokenizer:
     return byte_tokenizer() if new.tokenizer == "bytes" else character_tokenizer([new.alphabet])
 
 
-def _architecture(new: NewModel, tokenizer: Tokenizer) -> ModelConfig:
+def _architecture(new: NewModelConfig, tokenizer: Tokenizer) -> ModelConfig:
     return ModelConfig(
         family=new.family,
         vocab_size=tokenizer.size,  # no padding: other tools draw from every row that there is

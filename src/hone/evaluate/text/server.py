@@ -12,64 +12,64 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hone.core.generation import Completion, Request
-from hone.engine.clients.openai import OpenAiClient, Question, Said
+from hone.engine.clients.openai import OpenAiClient, OpenAiCompletion, OpenAiRequest
 from hone.envs.text.world import Prompt
-from hone.evaluate.text.text_eval import Judged, TextExam
+from hone.evaluate.text.text_eval import ScoredAnswers, TextEvaluation
 
 _END: Final = 256
 """Behind the bytes of an answer, so that an empty one is a decision as well."""
 
 
-def ask_server(exam: TextExam, client: OpenAiClient) -> Judged:
+def evaluate_text_server(exam: TextEvaluation, client: OpenAiClient) -> ScoredAnswers:
     """Ask a server every prompt once, as text or as a conversation, and score its answers.
 
     `lengths` are tokens as the server counts them. Raises ServerError as the client does.
     """
-    server = TextServer(client, exam.prompts)
-    judged = exam.ask(server, read)
-    counted = [server.tokens[f"{prompt.id}#{place}"] for place, prompt in enumerate(exam.prompts)]
+    server = ServerGenerator(client, exam.prompts)
+    judged = exam.evaluate(server, decode_bytes)
+    counted = [server.token_counts[f"{prompt.id}#{place}"] for place, prompt in enumerate(exam.prompts)]
     return replace(judged, lengths=np.array(counted, np.int64))
 
 
 @dataclass
-class TextServer:
+class ServerGenerator:
     """Implements `core.generation.Generator`, for evaluation alone."""
 
     client: OpenAiClient
     prompts: Sequence[Prompt]
-    tokens: dict[str, int] = field(default_factory=dict[str, int])
+    token_counts: dict[str, int] = field(default_factory=dict[str, int])
     """Of each request's latest answer, as the server counts them."""
 
     def generate(self, requests: Sequence[Request]) -> Iterator[Completion]:
-        turns = {prompt.id: prompt.turns for prompt in self.prompts}
+        turns = {prompt.id: prompt.content for prompt in self.prompts}
         questions = [
-            Question(
+            OpenAiRequest(
                 id=request.id,
-                turns=turns[request.id.rpartition("#")[0]],
+                prompt=turns[request.id.rpartition("#")[0]],
                 sampling=request.sampling,
                 samples=request.samples,
             )
             for request in requests
         ]
-        for said in self.client.ask(questions):
-            self.tokens[said.question] = said.tokens
+        for said in self.client.generate(questions):
+            self.token_counts[said.request_id] = said.completion_tokens
             yield _completion(said)
 
 
-def read(tokens: NDArray[np.int32]) -> str:
+def decode_bytes(tokens: NDArray[np.int32]) -> str:
     """The text of an answer."""
     return bytes(tokens[tokens != _END].astype(np.uint8)).decode("utf-8", errors="replace")
 
 
-def _completion(said: Said) -> Completion:
+def _completion(said: OpenAiCompletion) -> Completion:
     tokens = np.array([*said.text.encode(), _END], np.int32)
     nothing = np.full(len(tokens), np.nan, np.float32)
     return Completion(
-        request=said.question,
-        sample=said.sample,
+        request_id=said.request_id,
+        sample_index=said.sample_index,
         tokens=tokens,
         logp=nothing,
         sampled_logp=nothing,
         version=np.zeros(len(tokens), np.int32),
-        finish="length" if said.finish == "length" else "stop",
+        finish_reason="length" if said.finish_reason == "length" else "stop",
     )

@@ -11,86 +11,86 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hone.core.generation import Completion, Request
-from hone.engine.engine import Engine
+from hone.engine.engine import EmbeddedEngine
 from hone.engine.observe import DrawnToken
 
 Decode: TypeAlias = Callable[[NDArray[np.int32]], str]
-HALF_A_CHARACTER = "\N{REPLACEMENT CHARACTER}"
+INCOMPLETE_CHARACTER = "\N{REPLACEMENT CHARACTER}"
 
 
-class Hearer(Protocol):
+class StreamListener(Protocol):
     """Who hears answers grow. What was heard is never taken back."""
 
-    def asked(self, prompts: Sequence[str]) -> None:
+    def on_prompts(self, prompts: Sequence[str]) -> None:
         """Answer number k, of those to come, is to `prompts[k]`; a prompt may stand there more than once."""
         ...
 
-    def heard(self, answer: int, text: str) -> None:
-        """Answer number `answer` goes on with `text`."""
+    def on_text(self, answer: int, text: str) -> None:
+        """Answer number `sample_answers` goes on with `text`."""
         ...
 
-    def ended(self, answer: int, text: str) -> None:
-        """Answer number `answer` ends with `text`."""
+    def on_end(self, answer: int, text: str) -> None:
+        """Answer number `sample_answers` ends with `text`."""
         ...
 
 
 @dataclass(slots=True)
-class Growing:
+class IncrementalDetokenizer:
     """The text of one answer. Its last token is held back: a stop string may end within it, or it is drawn anew."""
 
     decode: Decode
-    shown: str = ""
+    emitted: str = ""
     tokens: list[int] = field(default_factory=list[int])
-    _from: int = 0
+    _prefix_start: int = 0
     """Tokens from here to `_known` are what the next ones are decoded after: a character may take several."""
-    _known: int = 0
+    _prefix_end: int = 0
 
     def add(self, place: int, token: int) -> str:
-        """Token number `place` is `token`; returns what can be shown now."""
+        """Token number `address_of` is `token`; returns what can be shown now."""
         self.tokens[place:] = [token]
         end = len(self.tokens) - 1
-        before = self._text(self._known)
+        before = self._text(self._prefix_end)
         now = self._text(end)
-        if now.endswith(HALF_A_CHARACTER) or not now.startswith(before):
+        if now.endswith(INCOMPLETE_CHARACTER) or not now.startswith(before):
             return ""
-        self._from, self._known = self._known, end
+        self._prefix_start, self._prefix_end = self._prefix_end, end
         piece = now[len(before) :]
-        self.shown += piece
+        self.emitted += piece
         return piece
 
-    def rest(self, whole: str) -> str:
+    def finish(self, whole: str) -> str:
         """What is missing of the finished answer; all of it, on a line of its own, where its beginning changed."""
-        return whole[len(self.shown) :] if whole.startswith(self.shown) else f"\n{whole}"
+        return whole[len(self.emitted) :] if whole.startswith(self.emitted) else f"\n{whole}"
 
     def _text(self, end: int) -> str:
-        return self.decode(np.array(self.tokens[self._from : end], np.int32))
+        return self.decode(np.array(self.tokens[self._prefix_start : end], np.int32))
 
 
 @dataclass
-class Aloud:
+class StreamingEngine:
     """An engine as an actor that is heard; implements `core.generation.Generator`."""
 
-    engine: Engine
+    engine: EmbeddedEngine
     decode: Decode
-    hearer: Hearer
+    listener: StreamListener
 
     def generate(self, requests: Sequence[Request]) -> Iterator[Completion]:
         """Answers are numbered in the order of `requests` and of their samples."""
         names = [(request.id, sample) for request in requests for sample in range(request.samples)]
         numbers = {name: number for number, name in enumerate(names)}
-        texts = [Growing(self.decode) for _ in names]
+        texts = [IncrementalDetokenizer(self.decode) for _ in names]
 
         def observe(tokens: Sequence[DrawnToken]) -> None:
             for one in tokens:
-                number = numbers[one.request, one.sample]
-                if piece := texts[number].add(one.place, one.token):
-                    self.hearer.heard(number, piece)
+                number = numbers[one.request_id, one.sample_index]
+                if piece := texts[number].add(one.position, one.token):
+                    self.listener.on_text(number, piece)
 
         self.engine.observer = observe
         try:
             for completion in self.engine.generate(requests):
-                number = numbers[completion.request, completion.sample]
-                self.hearer.ended(number, texts[number].rest(completion.text(self.decode)))
+                number = numbers[completion.request_id, completion.sample_index]
+                self.listener.on_end(number, texts[number].finish(completion.text(self.decode)))
                 yield completion
         finally:
             self.engine.observer = None

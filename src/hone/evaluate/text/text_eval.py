@@ -11,13 +11,13 @@ from pydantic import Field, model_validator
 from hone.core.config import Config
 from hone.core.credit import Metrics
 from hone.core.errors import DataError
-from hone.core.generation import GenerationStats, Generator, Sampling
-from hone.envs.text.dataset import Examples
+from hone.core.generation import GenerationStats, Generator, SamplingParams
+from hone.envs.text.dataset import ExampleDataset
 from hone.envs.text.task import TaskConfig
-from hone.envs.text.world import Judge, Prompt, TextWorld
+from hone.envs.text.world import Prompt, Scorer, TextWorld
 from hone.estimators.means import Estimate, mean_interval
-from hone.evaluate.text.engine_actor import EngineActor, make_engine, make_prompts, pool_judge
-from hone.evaluate.text.streaming import Aloud, Hearer
+from hone.evaluate.text.engine_actor import EngineActor, make_engine, make_prompts, reward_pool_scorer
+from hone.evaluate.text.streaming import StreamingEngine, StreamListener
 from hone.models.language.token_policy import TokenPolicy
 from hone.models.language.tokenizers import Tokenizer
 from hone.rewards.config import RewardsConfig
@@ -36,7 +36,7 @@ class EvaluationConfig(Config):
     every: int = Field(default=0, ge=0)
     """Steps between judgements during training; 0 judges at the end only."""
     greedy: bool = True
-    """Take the likeliest tokens; otherwise sample at `temperature`."""
+    """Take the likeliest tokens; otherwise sample at `temperature_loss`."""
     temperature: float = Field(default=1.0, gt=0)
     """Of sampled answers."""
     stop: list[Annotated[str, Field(min_length=1)]] = []
@@ -54,14 +54,14 @@ class EvaluationConfig(Config):
             )
         return self
 
-    def sampling(self) -> Sampling:
-        return Sampling(
+    def sampling(self) -> SamplingParams:
+        return SamplingParams(
             max_tokens=self.max_tokens, temperature=self.temperature, greedy=self.greedy, stop=tuple(self.stop)
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Generated:
+class GenerationReport:
     """How the answers of an evaluation were written."""
 
     runner: str
@@ -72,7 +72,7 @@ class Generated:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Judged:
+class ScoredAnswers:
     """Every answer of an evaluation, in the order of the prompts."""
 
     ids: Sequence[str]
@@ -83,7 +83,7 @@ class Judged:
     """`[n]`; NaN where the answer could not be scored."""
     lengths: NDArray[np.int64]
     """`[n]` tokens."""
-    generated: Generated | None = None
+    generation: GenerationReport | None = None
     """Known where the policy was asked through an engine of its own."""
 
     @property
@@ -117,21 +117,21 @@ class Judged:
 
 
 @dataclass
-class TextExam:
+class TextEvaluation:
     """An evaluation made ready: the same questions, asked of whatever policy as often as wanted."""
 
     config: EvaluationConfig
-    examples: Examples
+    examples: ExampleDataset
     prompts: Sequence[Prompt]
-    judge: Judge
+    scorer: Scorer
     close: Callable[[], None]
     warnings: list[str]
 
-    def ask(self, generator: Generator, decode: Callable[[NDArray[np.int32]], str]) -> Judged:
+    def evaluate(self, generator: Generator, decode: Callable[[NDArray[np.int32]], str]) -> ScoredAnswers:
         """Ask every prompt once and score the answers."""
         world = TextWorld(
             prompts=self.prompts,
-            judge=self.judge,
+            scorer=self.scorer,
             decode=decode,
             sampling=self.config.sampling(),
             prompts_per_step=len(self.prompts),
@@ -142,16 +142,16 @@ class TextExam:
         episodes = world.rollout(generator)
         said = np.split(episodes.chosen.astype(np.int32), episodes.offsets[1:-1])
         columns = [prompt.columns for prompt in self.prompts]
-        return Judged(
+        return ScoredAnswers(
             ids=[prompt.id for prompt in self.prompts],
-            prompts=[_words(prompt) for prompt in self.prompts],
+            prompts=[_prompt_text(prompt) for prompt in self.prompts],
             references=[str(one.get("answer", one.get("ground_truth", ""))) for one in columns],
             answers=[decode(tokens) for tokens in said],
             scores=episodes.score,
             lengths=episodes.lengths,
         )
 
-    def ask_policy(self, policy: TokenPolicy, hearer: Hearer | None = None) -> Judged:
+    def evaluate_policy(self, policy: TokenPolicy, hearer: StreamListener | None = None) -> ScoredAnswers:
         """Ask a policy through an engine of its own; `hearer` hears the answers while they are being written."""
         engine = make_engine(
             policy,
@@ -163,22 +163,24 @@ class TextExam:
         decode = policy.tokenizer.decode
         actor: Generator = EngineActor(engine)
         if hearer is not None:
-            hearer.asked([_words(prompt) for prompt in self.prompts])
-            actor = Aloud(engine, decode, hearer)
-        judged = self.ask(actor, decode)
-        return replace(judged, generated=Generated(runner=engine.runner.name, stats=engine.stats, note=engine.note))
+            hearer.on_prompts([_prompt_text(prompt) for prompt in self.prompts])
+            actor = StreamingEngine(engine, decode, hearer)
+        judged = self.evaluate(actor, decode)
+        return replace(
+            judged, generation=GenerationReport(runner=engine.runner.name, stats=engine.stats, note=engine.note)
+        )
 
 
-def _words(prompt: Prompt) -> str:
-    return prompt.turns if isinstance(prompt.turns, str) else str(prompt.turns)
+def _prompt_text(prompt: Prompt) -> str:
+    return prompt.content if isinstance(prompt.content, str) else str(prompt.content)
 
 
-def prepare_exam(config: EvaluationConfig, tokenizer: Tokenizer, *, context: int) -> TextExam:
+def prepare_evaluation(config: EvaluationConfig, tokenizer: Tokenizer, *, context: int) -> TextEvaluation:
     """Make or read the prompts and start nothing yet. Raises ConfigError, DataError."""
     examples = config.task.examples()
     room = context - config.max_tokens
     prompts, notes = make_prompts(examples, config.task, tokenizer, room=room)
-    judge = pool_judge(config.rewards)
-    return TextExam(
-        config=config, examples=examples, prompts=prompts, judge=judge, close=judge.pool.close, warnings=notes
+    judge = reward_pool_scorer(config.rewards)
+    return TextEvaluation(
+        config=config, examples=examples, prompts=prompts, scorer=judge, close=judge.pool.close, warnings=notes
     )

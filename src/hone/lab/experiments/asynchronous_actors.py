@@ -4,8 +4,8 @@ import numpy as np
 
 from hone.core.episodes import Episodes
 from hone.envs.gym.world import GymConfig
-from hone.lab.control import learned, smooth
-from hone.lab.finding import Experiment, Finding, at_least, at_most, lines
+from hone.lab.control import moving_average, train_recipe
+from hone.lab.finding import Experiment, ExperimentResult, at_least, at_most, line_plot
 from hone.lab.puzzles import Floats
 from hone.recipes.on_policy.ppo import PpoAlgorithm, PpoConfig, build
 
@@ -13,7 +13,7 @@ AGES = (0, 1, 4, 16)
 ENVS, EACH, WINDOW = 8, 32, 10
 
 
-def balanced(age: int, *, seed: int, turns: int) -> tuple[Floats, Floats]:
+def train_cartpole(age: int, *, seed: int, turns: int) -> tuple[Floats, Floats]:
     """Steps per fall in each turn `[turns]`, of what was learned from; and the parameters at last, flat."""
     job = build(
         PpoConfig(
@@ -27,18 +27,18 @@ def balanced(age: int, *, seed: int, turns: int) -> tuple[Floats, Floats]:
         held[step - 1] = episodes.decisions / max(1, int(episodes.terminated.sum()))
 
     try:
-        policy = learned(job.recipe, steps=turns, watch=watch)
+        policy = train_recipe(job.recipe, steps=turns, watch=watch)
         return held, np.concatenate([number.detach().double().numpy().reshape(-1) for number in policy.parameters()])
     finally:
         job.close()
 
 
-def run(seed: int, *, quick: bool = False) -> Finding:
+def run(seed: int, *, quick: bool = False) -> ExperimentResult:
     turns, runs, ages = (35, 1, (0, 1, 16)) if quick else (80, 3, AGES)
-    found = {age: [balanced(age, seed=10 * seed + k, turns=turns) for k in range(runs)] for age in ages}
+    found = {age: [train_cartpole(age, seed=10 * seed + k, turns=turns) for k in range(runs)] for age in ages}
     path = {age: np.mean([held for held, _ in each], axis=0) for age, each in found.items()}
     mean = {age: float(held.mean()) for age, held in path.items()}
-    again = balanced(1, seed=10 * seed, turns=turns)[1]
+    again = train_cartpole(1, seed=10 * seed, turns=turns)[1]
     apart = float(np.abs(again - found[1][0][1]).max())
     oldest = ages[-1]
     claims = [
@@ -47,12 +47,12 @@ def run(seed: int, *, quick: bool = False) -> Finding:
         at_most(f"the same, {oldest} turns old", mean[oldest] / mean[0], 0.8),
     ]
     x = ENVS * EACH * np.arange(1, turns + 1)
-    return Finding(
+    return ExperimentResult(
         header=("age, turns", "steps per fall, over learning", "in the last tenth"),
         rows=[(str(age), f"{mean[age]:.1f}", f"{path[age][-turns // 10 :].mean():.1f}") for age in ages],
         panels=[
-            lines(f"steps per fall, means over {WINDOW} turns", "steps of the world", x[WINDOW - 1 :],
-                  {f"{age} turns old": smooth(path[age], WINDOW) for age in ages})
+            line_plot(f"steps per fall, means over {WINDOW} turns", "steps of the world", x[WINDOW - 1 :],
+                  {f"{age} turns old": moving_average(path[age], WINDOW) for age in ages})
         ],
         verdict=(
             f"PPO that learns from steps one turn old keeps the pole up {mean[1]:.0f} steps a fall over {x[-1]:,} "

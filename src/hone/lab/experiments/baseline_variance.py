@@ -9,33 +9,35 @@ from hone.core.credit import NO_VALUES, Values
 from hone.core.episodes import Episodes
 from hone.core.random import generator
 from hone.credit.group import group_relative, leave_one_out
-from hone.credit.returns import as_paid, gae
-from hone.lab.exact import every_group, judged
-from hone.lab.finding import Experiment, Finding, Lines, Series, at_least, at_most
+from hone.credit.returns import gae, reward_as_advantage
+from hone.lab.exact import all_groups, group_advantages
+from hone.lab.finding import Experiment, ExperimentResult, LinePlot, PlotSeries, at_least, at_most
 from hone.lab.puzzles import Floats
-from hone.report.html import number
+from hone.report.html import format_number
 
 ANSWERS, SIZE, FILLER = 5, 4, 16
 CHANCES = np.round(np.arange(0.05, 1.0, 0.05), 2)
-Judge = Callable[[Episodes], NDArray[np.float32]]
+AdvantageFunction = Callable[[Episodes], NDArray[np.float32]]
 
 
-def judges(chance: float) -> dict[str, Judge]:
+def baselines(chance: float) -> dict[str, AdvantageFunction]:
     """The critic is a perfect one: it expects the chance to be right."""
 
     def critic(episodes: Episodes) -> NDArray[np.float32]:
         expected = np.full(len(episodes), chance, np.float32)
-        return gae(episodes, Values(value=expected, final=np.zeros_like(expected)), discount=1.0, decay=1.0).advantage
+        return gae(
+            episodes, Values(value=expected, final=np.zeros_like(expected)), discount=1.0, gae_lambda=1.0
+        ).advantage
 
     return {
-        "none (REINFORCE)": lambda episodes: as_paid(episodes, NO_VALUES).advantage,
+        "none (REINFORCE)": lambda episodes: reward_as_advantage(episodes, NO_VALUES).advantage,
         "group mean": lambda episodes: group_relative(episodes, NO_VALUES, scale="none").advantage,
         "leave one out": lambda episodes: leave_one_out(episodes, NO_VALUES).advantage,
         "perfect critic": critic,
     }
 
 
-def moments(chance: float, wrong: Floats, *, filler: int) -> dict[str, tuple[float, float]]:
+def gradient_moments(chance: float, wrong: Floats, *, filler: int) -> dict[str, tuple[float, float]]:
     """Share of the true gradient that is expected, and variance of a group's gradient when scaled to that mean.
 
     The first token decides: the policy picks the right one with `chance`, and `wrong` `[ANSWERS - 1]` shares out the
@@ -43,13 +45,13 @@ def moments(chance: float, wrong: Floats, *, filler: int) -> dict[str, tuple[flo
     has mean 0, squared length 1 - 1/ANSWERS each, and is independent of the advantage.
     """
     policy = np.concatenate([[chance], (1 - chance) * wrong])
-    groups = every_group(ANSWERS, SIZE)
+    groups = all_groups(ANSWERS, SIZE)
     weight = policy[groups].prod(axis=1)
     scores = (np.eye(ANSWERS) - policy)[groups]  # gradient of each answer's log-probability
     true = chance * (np.eye(ANSWERS)[0] - policy)
     found: dict[str, tuple[float, float]] = {}
-    for name, judge in judges(chance).items():
-        advantage = judged(judge, (groups == 0).astype(np.float64))
+    for name, judge in baselines(chance).items():
+        advantage = group_advantages(judge, (groups == 0).astype(np.float64))
         slopes = (advantage[:, :, None] * scores).mean(axis=1)
         share = float((weight @ slopes) @ true / (true @ true))
         deciding = weight @ ((slopes / share - true) ** 2).sum(axis=1)
@@ -58,12 +60,15 @@ def moments(chance: float, wrong: Floats, *, filler: int) -> dict[str, tuple[flo
     return found
 
 
-def run(seed: int, *, quick: bool = False) -> Finding:
+def run(seed: int, *, quick: bool = False) -> ExperimentResult:
     chances = CHANCES[1::4] if quick else CHANCES
     wrong = generator(seed, "lab/baseline").dirichlet(np.ones(ANSWERS - 1))
-    found = [moments(float(chance), wrong, filler=FILLER) for chance in chances]
-    (_, hard), (_, easy) = _of(moments(0.1, wrong, filler=FILLER)), _of(moments(0.9, wrong, filler=FILLER))
-    shares, alone = _of(moments(0.9, wrong, filler=0))
+    found = [gradient_moments(float(chance), wrong, filler=FILLER) for chance in chances]
+    (_, hard), (_, easy) = (
+        _by_name(gradient_moments(0.1, wrong, filler=FILLER)),
+        _by_name(gradient_moments(0.9, wrong, filler=FILLER)),
+    )
+    shares, alone = _by_name(gradient_moments(0.9, wrong, filler=0))
     raw, mean, loo, critic = shares
     claims = [
         at_most(
@@ -76,14 +81,18 @@ def run(seed: int, *, quick: bool = False) -> Finding:
         at_most("variance without a baseline over leave-one-out, p = 0.1", hard[raw] / hard[loo], 1),
         at_most("variance of a perfect critic over leave-one-out", easy[critic] / easy[loo], 0.9),
     ]
-    return Finding(
+    return ExperimentResult(
         header=("baseline", "share of true gradient", "variance, p = 0.1", "p = 0.9", "p = 0.9, one token alone"),
-        rows=[(name, f"{shares[name]:.3f}", *map(number, (hard[name], easy[name], alone[name]))) for name in shares],
+        rows=[
+            (name, f"{shares[name]:.3f}", *map(format_number, (hard[name], easy[name], alone[name]))) for name in shares
+        ],
         panels=[
-            Lines(
+            LinePlot(
                 title=f"variance of a group's gradient at equal mean, {FILLER + 1} tokens",
                 x_label="chance to be right",
-                series=[Series(label=name, x=chances.tolist(), y=[each[name][1] for each in found]) for name in shares],
+                series=[
+                    PlotSeries(label=name, x=chances.tolist(), y=[each[name][1] for each in found]) for name in shares
+                ],
                 log_y=True,
             )
         ],
@@ -98,7 +107,7 @@ def run(seed: int, *, quick: bool = False) -> Finding:
     )
 
 
-def _of(found: dict[str, tuple[float, float]]) -> tuple[dict[str, float], dict[str, float]]:
+def _by_name(found: dict[str, tuple[float, float]]) -> tuple[dict[str, float], dict[str, float]]:
     """Shares and variances by name."""
     return {name: pair[0] for name, pair in found.items()}, {name: pair[1] for name, pair in found.items()}
 

@@ -4,21 +4,21 @@ import torch
 from torch import Tensor, nn
 
 from hone.lab.exact import gradient
-from hone.lab.finding import Experiment, Finding, at_least, at_most, lines
-from hone.lab.policies import warm_network
+from hone.lab.finding import Experiment, ExperimentResult, at_least, at_most, line_plot
+from hone.lab.policies import pretrained_network
 from hone.lab.puzzles import addition
-from hone.lab.training import Batch, Objective, Training, averaged
-from hone.objectives.policy import cispo, clipped
-from hone.objectives.terms import Terms
+from hone.lab.training import Objective, PuzzleBatch, PuzzleTraining, train_seeds
+from hone.objectives.policy import cispo, clipped_surrogate
+from hone.objectives.terms import LossTerms
 
 RARE = 0.5
 """Tokens that had less than this chance are called unlikely."""
 
 
-def _with_rare(terms: Terms, batch: Batch, silent: Tensor) -> Terms:
+def _with_silenced_shares(terms: LossTerms, batch: PuzzleBatch, silent: Tensor) -> LossTerms:
     """Adds what share of praised unlikely and likely tokens has lost its gradient (numerators and denominators)."""
     praised = (batch.advantage > 0).float()
-    rare = praised * (batch.before.exp() < RARE)
+    rare = praised * (batch.old_logp.exp() < RARE)
     common = praised - rare
 
     def told() -> dict[str, Tensor]:
@@ -30,39 +30,39 @@ def _with_rare(terms: Terms, batch: Batch, silent: Tensor) -> Terms:
             "lab/common_silent": common * silent,
         }
 
-    return Terms(loss=terms.loss, told=told)
+    return LossTerms(loss=terms.loss, compute_metrics=told)
 
 
-def by_clip(policy: nn.Module, batch: Batch) -> Terms:
-    terms = clipped(batch.now(policy), batch.before, batch.advantage)
-    return _with_rare(terms, batch, terms.metrics["policy/clip_fraction"])
+def by_clip(policy: nn.Module, batch: PuzzleBatch) -> LossTerms:
+    terms = clipped_surrogate(batch.logp(policy), batch.old_logp, batch.advantage)
+    return _with_silenced_shares(terms, batch, terms.metrics["policy/clip_fraction"])
 
 
-def by_cispo(policy: nn.Module, batch: Batch) -> Terms:
-    terms = cispo(batch.now(policy), batch.before, batch.advantage)
-    return _with_rare(terms, batch, torch.zeros_like(batch.advantage))
+def by_cispo(policy: nn.Module, batch: PuzzleBatch) -> LossTerms:
+    terms = cispo(batch.logp(policy), batch.old_logp, batch.advantage)
+    return _with_silenced_shares(terms, batch, torch.zeros_like(batch.advantage))
 
 
 OBJECTIVES: dict[str, Objective] = {"clipped at 0.2": by_clip, "CISPO, cap 5": by_cispo}
 
 
-def multipliers(advantage: float, ratios: Tensor) -> dict[str, list[float]]:
+def gradient_multipliers(advantage: float, ratios: Tensor) -> dict[str, list[float]]:
     """Factor on A * grad log p at each ratio `[R]`: 1 is the plain policy gradient."""
     then, credit = torch.zeros_like(ratios), torch.full_like(ratios, advantage)
     found: dict[str, list[float]] = {}
-    for name, loss in (("clipped at 0.2", clipped), ("CISPO, cap 5", cispo)):
+    for name, loss in (("clipped at 0.2", clipped_surrogate), ("CISPO, cap 5", cispo)):
         now = ratios.log().requires_grad_(True)
         found[name] = (-gradient(loss(now, then, credit).loss.sum(), now) / credit).tolist()
     return found
 
 
-def run(seed: int, *, quick: bool = False) -> Finding:
+def run(seed: int, *, quick: bool = False) -> ExperimentResult:
     steps, runs = (15, 1) if quick else (40, 2)
     puzzle = addition()
     found = {
-        name: averaged(
-            lambda number: warm_network(puzzle, seed=number),
-            Training(puzzle=puzzle, objective=objective, steps=steps, epochs=4, rate=0.004),
+        name: train_seeds(
+            lambda number: pretrained_network(puzzle, seed=number),
+            PuzzleTraining(puzzle=puzzle, objective=objective, steps=steps, epochs=4, learning_rate=0.004),
             seed=seed,
             runs=runs,
         )
@@ -75,7 +75,7 @@ def run(seed: int, *, quick: bool = False) -> Finding:
     }
     solved = {name: float(each["solved"][:, -1].mean()) for name, each in found.items()}
     ratios = torch.linspace(0.05, 8, 160)
-    praised, blamed = multipliers(1.0, ratios), multipliers(-1.0, ratios)
+    praised, blamed = gradient_multipliers(1.0, ratios), gradient_multipliers(-1.0, ratios)
     beyond = range(int((ratios <= 1.25).sum()), len(ratios))
     claims = [
         at_most("gradient of a praised decision beyond the clip", max(abs(praised[clip][k]) for k in beyond), 1e-6),
@@ -88,12 +88,12 @@ def run(seed: int, *, quick: bool = False) -> Finding:
         at_least("unlikely over likely tokens without gradient, clip", silent[clip][0] / silent[clip][1], 1.5),
         at_most("share of praised unlikely tokens without gradient, CISPO", silent[capped][0], 1e-6),
     ]
-    return Finding(
+    return ExperimentResult(
         header=("objective", "unlikely praised tokens silent", "likely praised tokens silent", "solved"),
         rows=[(name, f"{silent[name][0]:.1%}", f"{silent[name][1]:.1%}", f"{solved[name]:.1%}") for name in OBJECTIVES],
         panels=[
-            lines("factor on the gradient, praised decisions", "ratio", ratios.tolist(), praised),
-            lines("factor on the gradient, blamed decisions", "ratio", ratios.tolist(), blamed),
+            line_plot("factor on the gradient, praised decisions", "ratio", ratios.tolist(), praised),
+            line_plot("factor on the gradient, blamed decisions", "ratio", ratios.tolist(), blamed),
         ],
         verdict=(
             f"In the last of four passes the clip leaves {silent[clip][0]:.0%} of praised unlikely tokens (chance "

@@ -5,14 +5,14 @@ from functools import partial
 import torch
 from torch import nn
 
-from hone.lab.exact import descend
-from hone.lab.finding import Experiment, Finding, Lines, Series, at_least, at_most, by_step
-from hone.lab.policies import Table, warm_network
+from hone.lab.exact import minimise
+from hone.lab.finding import Experiment, ExperimentResult, LinePlot, PlotSeries, at_least, at_most, plot_by_step
+from hone.lab.policies import TablePolicy, pretrained_network
 from hone.lab.puzzles import addition
-from hone.lab.training import Batch, Training, averaged
-from hone.objectives.policy import clipped
-from hone.objectives.terms import Terms
-from hone.report.html import number
+from hone.lab.training import PuzzleBatch, PuzzleTraining, train_seeds
+from hone.objectives.policy import clipped_surrogate
+from hone.objectives.terms import LossTerms
+from hone.report.html import format_number
 
 LOW = 0.2
 HIGHS = (0.2, 0.28, 0.5)
@@ -23,36 +23,38 @@ def batches_to_half(chance: float, high: float, *, inner: int) -> list[float]:
     """Chance of the right token after each batch, until it is 1/2; a batch is the whole distribution, used until the
     clip has stopped it."""
     rest = (1 - chance) / (TOKENS - 1)
-    policy = Table(torch.tensor([[chance] + [rest] * (TOKENS - 1)]).log())
+    policy = TablePolicy(torch.tensor([[chance] + [rest] * (TOKENS - 1)]).log())
     right = torch.zeros(TOKENS)
     right[0] = 1.0
     path = [chance]
     while path[-1] < 0.5 and len(path) < 90:
         then = torch.log_softmax(policy.logits.detach()[0], dim=0)
-        descend(partial(_surrogate, policy, then, right, high), list(policy.parameters()), steps=inner, rate=0.003)
+        minimise(partial(_surrogate, policy, then, right, high), list(policy.parameters()), steps=inner, rate=0.003)
         path.append(float(torch.softmax(policy.logits.detach()[0], dim=0)[0]))
     return path
 
 
-def _surrogate(policy: Table, then: torch.Tensor, right: torch.Tensor, high: float) -> torch.Tensor:
+def _surrogate(policy: TablePolicy, then: torch.Tensor, right: torch.Tensor, high: float) -> torch.Tensor:
     """The clipped surrogate of all tokens `[TOKENS]`, each as often as `then` draws it."""
     chance = then.exp()
-    terms = clipped(torch.log_softmax(policy.logits[0], dim=0), then, right - chance[0], low=LOW, high=high)
+    terms = clipped_surrogate(torch.log_softmax(policy.logits[0], dim=0), then, right - chance[0], low=LOW, high=high)
     return (chance * terms.loss).sum()
 
 
-def objective(policy: nn.Module, batch: Batch, *, high: float) -> Terms:
-    return clipped(batch.now(policy), batch.before, batch.advantage, low=LOW, high=high)
+def objective(policy: nn.Module, batch: PuzzleBatch, *, high: float) -> LossTerms:
+    return clipped_surrogate(batch.logp(policy), batch.old_logp, batch.advantage, low=LOW, high=high)
 
 
-def run(seed: int, *, quick: bool = False) -> Finding:
+def run(seed: int, *, quick: bool = False) -> ExperimentResult:
     steps, runs = (15, 1) if quick else (30, 2)
     puzzle = addition()
     paths = {high: batches_to_half(RARE, high, inner=120) for high in HIGHS}
     found = {
-        high: averaged(
-            lambda number: warm_network(puzzle, seed=number),
-            Training(puzzle=puzzle, objective=partial(objective, high=high), steps=steps, epochs=8, rate=0.004),
+        high: train_seeds(
+            lambda number: pretrained_network(puzzle, seed=number),
+            PuzzleTraining(
+                puzzle=puzzle, objective=partial(objective, high=high), steps=steps, epochs=8, learning_rate=0.004
+            ),
             seed=seed,
             runs=runs,
         )
@@ -69,16 +71,18 @@ def run(seed: int, *, quick: bool = False) -> Finding:
         at_most("the same, 0.5 over 0.2", batches[wide] / batches[narrow], 0.7),
         at_most("entropy in training, 0.28 over 0.2, differs by", abs(change), 0.25),
     ]
-    return Finding(
+    return ExperimentResult(
         header=("upper clip", "batches from 0.2% to 50%", "solved in training", "mean entropy in training, nats"),
-        rows=[(number(h), str(batches[h]), number(solved[h]), number(entropy[h])) for h in HIGHS],
+        rows=[(format_number(h), str(batches[h]), format_number(solved[h]), format_number(entropy[h])) for h in HIGHS],
         panels=[
-            Lines(
+            LinePlot(
                 title="chance of a rare right answer, each batch used up",
                 x_label="batch",
-                series=[Series(label=f"upper clip {h}", x=list(range(len(path))), y=path) for h, path in paths.items()],
+                series=[
+                    PlotSeries(label=f"upper clip {h}", x=list(range(len(path))), y=path) for h, path in paths.items()
+                ],
             ),
-            by_step(
+            plot_by_step(
                 "entropy while additions are learned, nats",
                 {f"upper clip {h}": each["entropy_nats"].mean(axis=0) for h, each in found.items()},
             ),

@@ -3,11 +3,11 @@
 import numpy as np
 
 from hone.core.episodes import Episodes
-from hone.lab.control import learned
-from hone.lab.finding import Experiment, Finding, at_least, at_most, lines
+from hone.lab.control import train_recipe
+from hone.lab.finding import Experiment, ExperimentResult, at_least, at_most, line_plot
 from hone.lab.puzzles import Floats
 from hone.recipes.tabular.gradient_td import GradientTdAlgorithm, GradientTdConfig, build
-from hone.report.html import number
+from hone.report.html import format_number
 
 TURNS_OF = 10
 START = 12.0
@@ -24,7 +24,7 @@ CASES: dict[str, tuple[GradientTdAlgorithm, list[float]]] = {
 }
 
 
-def errors(algorithm: GradientTdAlgorithm, behave: list[float], *, seed: int, turns: int) -> Floats:
+def value_errors(algorithm: GradientTdAlgorithm, behave: list[float], *, seed: int, turns: int) -> Floats:
     """Greatest |value| of the seven states `[turns + 1]`; nothing is paid, so the truth is 0."""
     config = GradientTdConfig(
         recipe="gradient_td", name="lab", seed=seed, steps=turns, rollout_steps=TURNS_OF, algorithm=algorithm,
@@ -40,30 +40,37 @@ def errors(algorithm: GradientTdAlgorithm, behave: list[float], *, seed: int, tu
         del step, episodes
         path.append(float(np.abs(values.v).max()))
 
-    learned(recipe, steps=turns, watch=watch)
+    train_recipe(recipe, steps=turns, watch=watch)
     return np.array(path)
 
 
-def run(seed: int, *, quick: bool = False) -> Finding:
+def run(seed: int, *, quick: bool = False) -> ExperimentResult:
     turns = 300 if quick else 1000
-    path = {name: errors(*case, seed=seed, turns=turns) for name, case in CASES.items()}
+    path = {name: value_errors(*case, seed=seed, turns=turns) for name, case in CASES.items()}
     grown = {name: float(values[-1] / values[0]) for name, values in path.items()}
     claims = [
         at_least("error of all three at last over at first", grown["all three"], 2.0),
         *(at_most(f"the same, {name}", grown[name], 1.0) for name in ("own steps", "a table", "GTD2", "TDC")),
         at_most("greatest error with an older copy over that at first", path["older copy"].max() / START, 3.0),
     ]
-    return Finding(
+    return ExperimentResult(
         header=("what is learned with", "error at first", "error at last", "grown by"),
-        rows=[(name, number(v[0]), number(v[-1]), number(grown[name])) for name, v in path.items()],
+        rows=[
+            (name, format_number(v[0]), format_number(v[-1]), format_number(grown[name])) for name, v in path.items()
+        ],
         panels=[
-            lines("greatest error of a value", "steps of the world", TURNS_OF * np.arange(turns + 1), path, log_y=True),
+            line_plot(
+                "greatest error of a value", "steps of the world", TURNS_OF * np.arange(turns + 1), path, log_y=True
+            ),
         ],
         verdict=(
             f"In Baird's world, where every value is 0, {turns * TURNS_OF:,} steps multiply the greatest error of the "
-            f"semi-gradient by {number(grown['all three'])} when it bootstraps, generalises and learns from another "
-            f"policy's steps; by {number(grown['own steps'])} with its own steps, {number(grown['a table'])} with a "
-            f"table, {number(grown['GTD2'])} by GTD2 and {number(grown['TDC'])} by TDC; an older copy as target "
+            f"semi-gradient by {format_number(grown['all three'])} when it bootstraps, generalises and learns from "
+            f"another "
+            f"policy's steps; by {format_number(grown['own steps'])} with its own steps, "
+            f"{format_number(grown['a table'])} with a "
+            f"table, {format_number(grown['GTD2'])} by GTD2 and {format_number(grown['TDC'])} by TDC; an older copy "
+            f"as target "
             f"holds it below {path['older copy'].max() / START:.1f} times what it was, and no more than holds it."
         ),
         claims=claims,

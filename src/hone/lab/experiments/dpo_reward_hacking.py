@@ -13,17 +13,17 @@ import torch
 from torch import Tensor, nn
 
 from hone.core.random import generator
-from hone.lab.exact import descend
-from hone.lab.finding import Experiment, Finding, Lines, Series, at_least, at_most
-from hone.lab.policies import pick
+from hone.lab.exact import minimise
+from hone.lab.finding import Experiment, ExperimentResult, LinePlot, PlotSeries, at_least, at_most
+from hone.lab.policies import sample_rows
 from hone.objectives.preference import dpo, ipo
-from hone.objectives.terms import Terms
-from hone.report.html import number
+from hone.objectives.terms import LossTerms
+from hone.report.html import format_number
 
 ANSWERS, IDLE, PAIRS = 120, 4, 400
 TURN = 1.5
 """Where more of the trait begins to be worse."""
-Loss = Callable[[Tensor, Tensor], Terms]
+Loss = Callable[[Tensor, Tensor], LossTerms]
 LOSSES: dict[str, Loss] = {
     "DPO, beta 0.1": partial(dpo, beta=0.1),
     "DPO, beta 1": partial(dpo, beta=1.0),
@@ -33,7 +33,7 @@ LOSSES: dict[str, Loss] = {
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class World:
+class PreferenceProblem:
     traits: Tensor
     """`[ANSWERS, 1 + IDLE]`."""
     reference: Tensor
@@ -42,19 +42,19 @@ class World:
     """`[ANSWERS]` what people think of each answer."""
 
 
-def world(seed: int) -> World:
+def make_problem(seed: int) -> PreferenceProblem:
     draws = generator(seed, "lab/dpo")
     traits = np.column_stack([np.linspace(-3, 5, ANSWERS), draws.standard_normal((ANSWERS, IDLE))])
     x = traits[:, 0]
     reference = torch.log_softmax(torch.from_numpy(-(x**2) / (2 * 0.8**2)), dim=0)
     worth = np.where(x < TURN, x, TURN - 1.5 * (x - TURN))
-    return World(traits=torch.from_numpy(traits), reference=reference, worth=torch.from_numpy(2 * worth))
+    return PreferenceProblem(traits=torch.from_numpy(traits), reference=reference, worth=torch.from_numpy(2 * worth))
 
 
-class Tilted(nn.Module):
+class TiltedPolicy(nn.Module):
     """log pi(y) = log reference(y) + theta * traits(y) - log Z."""
 
-    def __init__(self, place: World) -> None:
+    def __init__(self, place: PreferenceProblem) -> None:
         super().__init__()
         self.theta = nn.Parameter(torch.zeros(place.traits.shape[1], dtype=torch.float64))
         self.place = place
@@ -65,7 +65,7 @@ class Tilted(nn.Module):
         return logp - self.place.reference
 
 
-def preferred(place: World, score: Tensor) -> float:
+def win_rate(place: PreferenceProblem, score: Tensor) -> float:
     """Chance that people prefer an answer of the policy to one of the reference, exactly."""
     reference = place.reference.exp()
     policy = (place.reference + score).exp()
@@ -73,15 +73,15 @@ def preferred(place: World, score: Tensor) -> float:
     return float(policy @ wins @ reference)
 
 
-def train_pairs(loss: Loss, place: World, *, seed: int, steps: int) -> tuple[list[float], list[float]]:
+def train_pairs(loss: Loss, place: PreferenceProblem, *, seed: int, steps: int) -> tuple[list[float], list[float]]:
     """Mean margin of the implicit reward on the pairs, and held-out preference, over the steps."""
     draws = generator(seed, "lab/pairs")
     chance = place.reference.exp().numpy()
-    first, second = (pick(np.broadcast_to(chance, (PAIRS, ANSWERS)), draws.random(PAIRS)) for _ in range(2))
+    first, second = (sample_rows(np.broadcast_to(chance, (PAIRS, ANSWERS)), draws.random(PAIRS)) for _ in range(2))
     likes = torch.sigmoid(place.worth[first] - place.worth[second]).numpy() > draws.random(PAIRS)
     won = torch.from_numpy(np.where(likes, first, second))
     lost = torch.from_numpy(np.where(likes, second, first))
-    policy = Tilted(place)
+    policy = TiltedPolicy(place)
     margins: list[float] = []
     held: list[float] = []
 
@@ -89,19 +89,19 @@ def train_pairs(loss: Loss, place: World, *, seed: int, steps: int) -> tuple[lis
         with torch.no_grad():
             score = policy()
             margins.append(float((score[won] - score[lost]).mean()))
-            held.append(preferred(place, score))
+            held.append(win_rate(place, score))
 
     def total() -> Tensor:
         score = policy()
         return loss(score[won], score[lost]).loss.mean()
 
-    descend(total, list(policy.parameters()), steps=steps, rate=0.03, watch=watch)
+    minimise(total, list(policy.parameters()), steps=steps, rate=0.03, watch=watch)
     return margins, held
 
 
-def run(seed: int, *, quick: bool = False) -> Finding:
+def run(seed: int, *, quick: bool = False) -> ExperimentResult:
     steps = 400 if quick else 1000
-    place = world(seed)
+    place = make_problem(seed)
     found = {name: train_pairs(loss, place, seed=seed, steps=steps) for name, loss in LOSSES.items()}
     plain, firm, smooth, bounded = LOSSES
     best = {name: max(held) for name, (_, held) in found.items()}
@@ -118,7 +118,7 @@ def run(seed: int, *, quick: bool = False) -> Finding:
         at_least("held-out preference at last, IPO", last[bounded], 0.52),
         at_most("smoothing alone: at last over at its best", last[smooth] / best[smooth], 0.7),
     ]
-    return Finding(
+    return ExperimentResult(
         header=("loss", "preferred at best", "at step", "preferred at last", "margin there", "margin at last"),
         rows=[
             (
@@ -126,16 +126,16 @@ def run(seed: int, *, quick: bool = False) -> Finding:
                 f"{best[name]:.0%}",
                 str(int(np.argmax(held)) + 1),
                 f"{last[name]:.0%}",
-                number(path[int(np.argmax(held))]),
-                number(path[-1]),
+                format_number(path[int(np.argmax(held))]),
+                format_number(path[-1]),
             )
             for name, (path, held) in found.items()
         ],
         panels=[
-            Lines(
+            LinePlot(
                 title=title,
                 x_label="step",
-                series=[Series(label=n, x=list(range(1, steps + 1)), y=pair[k]) for n, pair in found.items()],
+                series=[PlotSeries(label=n, x=list(range(1, steps + 1)), y=pair[k]) for n, pair in found.items()],
             )
             for k, title in enumerate(("implicit reward's margin on the pairs, nats", "preferred over the reference"))
         ],

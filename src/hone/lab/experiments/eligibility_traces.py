@@ -5,20 +5,20 @@ import numpy as np
 from hone.core.credit import NO_VALUES
 from hone.core.episodes import Episodes
 from hone.core.errors import DivergedError
-from hone.credit.returns import one_step
-from hone.envs.finite.build import chain
-from hone.envs.finite.model import Finite
-from hone.envs.finite.solve import evaluate
+from hone.credit.returns import one_step_target
+from hone.envs.finite.build import chain_mdp
+from hone.envs.finite.model import FiniteMdp
+from hone.envs.finite.solve import evaluate_policy
 from hone.envs.finite.world import FiniteWorld
-from hone.lab.finding import Experiment, Finding, Lines, Series, at_least, at_most
+from hone.lab.finding import Experiment, ExperimentResult, LinePlot, PlotSeries, at_least, at_most
 from hone.lab.puzzles import Floats
-from hone.report.html import number
-from hone.tabular.batch import RateConfig, averaged
+from hone.report.html import format_number
+from hone.tabular.batch import RateConfig, expected_sarsa_weights
 from hone.tabular.kernels import ACCUMULATING, DUTCH
-from hone.tabular.learn import TabularLearner, Traced
+from hone.tabular.learn import EligibilityTraces, TabularLearner
 from hone.tabular.tables import StateValues
-from hone.train.sources.live import Live
-from hone.train.tabular.job import FixedActor
+from hone.train.sources.live import LiveSource
+from hone.train.tabular.job import StationaryActor
 
 STATES, EPISODES = 19, 10
 DECAYS = (0.0, 0.4, 0.8, 0.9, 0.95, 1.0)
@@ -28,25 +28,31 @@ FAR = 1.0
 """Errors are not counted beyond this: what diverges is as bad as 1, the error of guessing a value at its end."""
 
 
-def walks(mdp: Finite, *, seed: int, runs: int) -> list[list[Episodes]]:
+def random_walks(mdp: FiniteMdp, *, seed: int, runs: int) -> list[list[Episodes]]:
     """`EPISODES` walks to an end for each of `runs` runs, under the uniform policy; they are shared by all methods."""
     uniform = StateValues(np.full((mdp.states, 2), 0.5))
     world = FiniteWorld(mdp=mdp, steps=400 * EPISODES, seed=seed, copies=runs)
-    lived = Live(world, FixedActor(uniform.acting())).collect()
+    lived = LiveSource(world, StationaryActor(uniform.numpy_policy())).collect()
     # Pieces of a copy stand together: the first that is numbered as a copy is where its walks begin.
     begins = np.flatnonzero(lived.group < runs)
     return [[lived.take(np.array([begin + k])) for k in range(EPISODES)] for begin in begins]
 
 
-def error(mdp: Finite, runs: list[list[Episodes]], true: Floats, *, decay: float, trace: int, rate: float) -> float:
+def walk_error(
+    mdp: FiniteMdp, runs: list[list[Episodes]], true: Floats, *, decay: float, trace: int, rate: float
+) -> float:
     """Root mean squared error over states after each walk, a mean over walks and runs."""
     found = np.empty((len(runs), EPISODES))
     for number_, walks_ in enumerate(runs):
         values = StateValues(np.full((mdp.states, 2), 0.5))
-        learner = TabularLearner(values, Traced(decay=decay, trace=trace, weigh=averaged), RateConfig(rate=rate))
+        learner = TabularLearner(
+            values,
+            EligibilityTraces(decay=decay, trace=trace, next_weights=expected_sarsa_weights),
+            RateConfig(rate=rate),
+        )
         for k, walk in enumerate(walks_):
             try:
-                learner.update(walk, one_step(walk, NO_VALUES, discount=1.0))
+                learner.update(walk, one_step_target(walk, NO_VALUES, discount=1.0))
             except DivergedError:
                 found[number_, k:] = FAR
                 break
@@ -55,12 +61,12 @@ def error(mdp: Finite, runs: list[list[Episodes]], true: Floats, *, decay: float
     return float(found.mean())
 
 
-def run(seed: int, *, quick: bool = False) -> Finding:
-    mdp = chain(STATES, discount=1.0, small=-1.0, large=1.0)
-    true = evaluate(mdp, np.full((mdp.states, 2), 0.5))
-    runs = walks(mdp, seed=seed, runs=4 if quick else 30)
+def run(seed: int, *, quick: bool = False) -> ExperimentResult:
+    mdp = chain_mdp(STATES, discount=1.0, small=-1.0, large=1.0)
+    true = evaluate_policy(mdp, np.full((mdp.states, 2), 0.5))
+    runs = random_walks(mdp, seed=seed, runs=4 if quick else 30)
     table = {
-        name: np.array([[error(mdp, runs, true, decay=d, trace=kind, rate=r) for r in RATES] for d in DECAYS])
+        name: np.array([[walk_error(mdp, runs, true, decay=d, trace=kind, rate=r) for r in RATES] for d in DECAYS])
         for name, kind in KINDS.items()
     }
     best = {name: errors.min(axis=1) for name, errors in table.items()}
@@ -77,23 +83,24 @@ def run(seed: int, *, quick: bool = False) -> Finding:
         ),
     ]
     rows = [
-        (number(d), *(text for row in by_decay for text in (f"{row.min():.3f}", f"{RATES[row.argmin()]:g}")))
+        (format_number(d), *(text for row in by_decay for text in (f"{row.min():.3f}", f"{RATES[row.argmin()]:g}")))
         for d, by_decay in zip(DECAYS, zip(*table.values(), strict=True), strict=True)
     ]
-    return Finding(
+    return ExperimentResult(
         header=("lambda", *(text for name in table for text in (f"least error, {name}", "at rate"))),
         rows=rows,
         panels=[
-            Lines(
+            LinePlot(
                 title="least error over rates",
                 x_label="lambda (0: one step, 1: Monte Carlo)",
-                series=[Series(label=name, x=DECAYS, y=errors.tolist()) for name, errors in best.items()],
+                series=[PlotSeries(label=name, x=DECAYS, y=errors.tolist()) for name, errors in best.items()],
             ),
-            Lines(
+            LinePlot(
                 title="error by rate, dutch traces",
                 x_label="rate",
                 series=[
-                    Series(label=f"lambda = {d:g}", x=RATES, y=table["dutch"][k].tolist()) for k, d in enumerate(DECAYS)
+                    PlotSeries(label=f"lambda = {d:g}", x=RATES, y=table["dutch"][k].tolist())
+                    for k, d in enumerate(DECAYS)
                 ],
             ),
         ],

@@ -6,25 +6,25 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from hone.bandits.posteriors import BetaBernoulli
+from hone.bandits.posteriors import BetaBernoulliPosterior
 from hone.core.credit import NO_VALUES, Credits, Metrics, Values
 from hone.core.episodes import Episodes
 from hone.core.ragged import Ints
 from hone.core.state import State
-from hone.credit.returns import as_paid
-from hone.envs.finite.model import Finite, Outcomes, finite
+from hone.credit.returns import reward_as_advantage
+from hone.envs.finite.model import FiniteMdp, MdpOutcomes, make_mdp
 from hone.envs.finite.world import FiniteWorld
-from hone.lab.control import learned, side_by_side, tabular
-from hone.lab.finding import Experiment, Finding, at_least, at_most, lines
+from hone.lab.control import replicate_mdp, tabular_recipe, train_recipe
+from hone.lab.finding import Experiment, ExperimentResult, at_least, at_most, line_plot
 from hone.lab.puzzles import Floats
-from hone.report.html import number
+from hone.report.html import format_number
 from hone.tabular.batch import RateConfig
 from hone.tabular.explore import ConstantSchedule, EpsilonGreedy, Exploration, ExponentialSchedule, SoftmaxActions
-from hone.tabular.explore import UpperConfidence as Ucb
-from hone.tabular.learn import Greedy
-from hone.tabular.tables import ActionTable, States
+from hone.tabular.explore import UpperConfidenceBound as Ucb
+from hone.tabular.learn import QLearningRule
+from hone.tabular.tables import ActionTable, StateFeatures
 from hone.train.loop import Recipe
-from hone.train.sources.live import Live
+from hone.train.sources.live import LiveSource
 
 RATES = np.array([0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.55, 0.6, 0.7])
 """Chance of each arm to pay 1."""
@@ -35,52 +35,54 @@ RECENT = RateConfig(rate=0.1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Way:
+class ExplorationMethod:
     """A table, and how it is acted on."""
 
-    explore: Exploration
+    exploration: Exploration
     initial: float = 0.0
     rate: RateConfig = field(default=MEAN)
 
 
-def falling(begin: float, half_life: float) -> ExponentialSchedule:
+def exponential_decay(begin: float, half_life: float) -> ExponentialSchedule:
     return ExponentialSchedule(kind="exponential", begin=begin, end=0.0, half_life=half_life)
 
 
 GREEDY = EpsilonGreedy(epsilon=ConstantSchedule(value=0.0))
-WAYS: Mapping[str, Way | None] = {
-    "greedy": Way(explore=GREEDY),
-    "epsilon 0.1": Way(explore=EpsilonGreedy(epsilon=ConstantSchedule(value=0.1))),
-    "epsilon falling": Way(explore=EpsilonGreedy(epsilon=falling(1.0, 60.0))),
-    "optimistic": Way(explore=GREEDY, initial=2.0, rate=RECENT),
-    "Boltzmann": Way(explore=SoftmaxActions(kind="boltzmann", temperature=ConstantSchedule(value=0.1))),
-    "UCB": Way(explore=Ucb(kind="ucb", weight=0.5)),
+METHODS: Mapping[str, ExplorationMethod | None] = {
+    "greedy": ExplorationMethod(exploration=GREEDY),
+    "epsilon 0.1": ExplorationMethod(exploration=EpsilonGreedy(epsilon=ConstantSchedule(value=0.1))),
+    "epsilon falling": ExplorationMethod(exploration=EpsilonGreedy(epsilon=exponential_decay(1.0, 60.0))),
+    "optimistic": ExplorationMethod(exploration=GREEDY, initial=2.0, rate=RECENT),
+    "Boltzmann": ExplorationMethod(
+        exploration=SoftmaxActions(kind="boltzmann", temperature=ConstantSchedule(value=0.1))
+    ),
+    "UCB": ExplorationMethod(exploration=Ucb(kind="ucb", weight=0.5)),
     "Thompson": None,
 }
 """Thompson sampling keeps beliefs, not a table."""
 
 
-def arms() -> Finite:
+def bandit_mdp() -> FiniteMdp:
     """One state; an arm pays 1 or 0, and there one stands again."""
     arm = np.repeat(np.arange(ARMS), 2)
     nothing = np.zeros(2 * ARMS, np.int64)
-    return finite(
-        Outcomes(
-            state=nothing, action=arm, after=nothing, probability=np.column_stack([RATES, 1 - RATES]).reshape(-1),
-            reward=np.tile([1.0, 0.0], ARMS), ends=np.zeros(2 * ARMS, np.bool_),
+    return make_mdp(
+        MdpOutcomes(
+            state=nothing, action=arm, next_state=nothing, probability=np.column_stack([RATES, 1 - RATES]).reshape(-1),
+            reward=np.tile([1.0, 0.0], ARMS), terminates=np.zeros(2 * ARMS, np.bool_),
         ),
         states=1, actions=ARMS, start=np.ones(1), discount=0.9,
     )  # fmt: skip
 
 
 @dataclass
-class Believing:
+class ThompsonSampler:
     """Thompson sampling for every copy of the bandit: acts, and learns in closed form."""
 
-    policy: BetaBernoulli
+    policy: BetaBernoulliPosterior
     version: int = 0
 
-    def publish(self, policy: BetaBernoulli, version: int) -> None:
+    def publish(self, policy: BetaBernoulliPosterior, version: int) -> None:
         self.policy, self.version = policy, version
 
     def noise(self, draws: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.float32]:
@@ -109,9 +111,11 @@ class Believing:
         del state
 
 
-def regret(way: Way | None, *, seed: int, pulls: int, copies: int) -> tuple[Floats, Floats]:
+def regret(way: ExplorationMethod | None, *, seed: int, pulls: int, copies: int) -> tuple[Floats, Floats]:
     """Expected regret of each pull, a mean over copies `[pulls]`, and of all pulls of each copy `[copies]`."""
-    world = FiniteWorld(mdp=side_by_side(arms(), copies), steps=1, seed=seed, copies=copies, seen=np.arange(copies))
+    world = FiniteWorld(
+        mdp=replicate_mdp(bandit_mdp(), copies), steps=1, seed=seed, copies=copies, seen=np.arange(copies)
+    )
     world.restore({**world.state(), "seen": np.arange(copies)})  # one player to each bandit
     lost, by_copy = np.empty(pulls), np.zeros(copies)
 
@@ -121,17 +125,25 @@ def regret(way: Way | None, *, seed: int, pulls: int, copies: int) -> tuple[Floa
         by_copy[episodes.observations.astype(np.int64)] += short
 
     if way is None:
-        player = Believing(BetaBernoulli(copies * ARMS))
-        learned(Recipe(source=Live(world, player), credit=as_paid, learner=player), steps=pulls, watch=watch)
+        player = ThompsonSampler(BetaBernoulliPosterior(copies * ARMS))
+        train_recipe(
+            Recipe(source=LiveSource(world, player), credit=reward_as_advantage, learner=player),
+            steps=pulls,
+            watch=watch,
+        )
     else:
-        table = ActionTable(States(count=copies, actions=ARMS), explore=way.explore, initial=way.initial)
-        learned(tabular(world, table, Greedy(actions=ARMS), rate=way.rate, credit=as_paid), steps=pulls, watch=watch)
+        table = ActionTable(StateFeatures(count=copies, actions=ARMS), explore=way.exploration, initial=way.initial)
+        train_recipe(
+            tabular_recipe(world, table, QLearningRule(actions=ARMS), rate=way.rate, credit=reward_as_advantage),
+            steps=pulls,
+            watch=watch,
+        )
     return lost, by_copy
 
 
-def run(seed: int, *, quick: bool = False) -> Finding:
+def run(seed: int, *, quick: bool = False) -> ExperimentResult:
     pulls, copies = (800, 120) if quick else (1000, 300)
-    found = {name: regret(way, seed=seed, pulls=pulls, copies=copies) for name, way in WAYS.items()}
+    found = {name: regret(way, seed=seed, pulls=pulls, copies=copies) for name, way in METHODS.items()}
     total = {name: float(lost.sum()) for name, (lost, _) in found.items()}
     late = {name: float(lost[-pulls // 10 :].mean()) for name, (lost, _) in found.items()}
     spread = {name: float(by_copy.std()) for name, (_, by_copy) in found.items()}
@@ -142,11 +154,11 @@ def run(seed: int, *, quick: bool = False) -> Finding:
         at_most("late regret of Thompson over its mean", late["Thompson"] * pulls / total["Thompson"], 0.7),
         at_least("late regret of greedy over its mean", late["greedy"] * pulls / total["greedy"], 0.8),
     ]
-    return Finding(
+    return ExperimentResult(
         header=("way", f"regret of {pulls} pulls", "spread over players", "regret of a late pull"),
-        rows=[(name, number(total[name]), number(spread[name]), f"{late[name]:.3f}") for name in WAYS],
+        rows=[(name, format_number(total[name]), format_number(spread[name]), f"{late[name]:.3f}") for name in METHODS],
         panels=[
-            lines(
+            line_plot(
                 "regret so far",
                 "pulls",
                 range(1, pulls + 1),

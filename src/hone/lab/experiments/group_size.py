@@ -5,57 +5,59 @@ from torch import nn
 
 from hone.core.credit import NO_VALUES
 from hone.credit.group import leave_one_out
-from hone.lab.exact import by_count, chance_of_counts, judged
-from hone.lab.finding import Experiment, Finding, at_least, at_most, by_step, lines
-from hone.lab.policies import warm_network
+from hone.lab.exact import count_probabilities, group_advantages, scores_by_count
+from hone.lab.finding import Experiment, ExperimentResult, at_least, at_most, line_plot, plot_by_step
+from hone.lab.policies import pretrained_network
 from hone.lab.puzzles import Floats, addition
-from hone.lab.training import Batch, Training, averaged
-from hone.objectives.policy import clipped
-from hone.objectives.terms import Terms
-from hone.report.html import number
+from hone.lab.training import PuzzleBatch, PuzzleTraining, train_seeds
+from hone.objectives.policy import clipped_surrogate
+from hone.objectives.terms import LossTerms
+from hone.report.html import format_number
 
 SIZES = (2, 4, 8, 16, 32)
 ANSWERS = 288
 
 
-def silent(chance: Floats, size: int) -> Floats:
+def uninformative_share(chance: Floats, size: int) -> Floats:
     """Share of groups that are all right or all wrong `[P]`."""
     return chance**size + (1 - chance) ** size
 
 
-def noise(chance: float, size: int) -> float:
+def gradient_noise(chance: float, size: int) -> float:
     """Squared noise of the gradient from `ANSWERS` answers in groups of `size`, in squared lengths of the true one.
 
     By the number of right answers in a group, with leave-one-out; the gradient is that of the chance to be right.
     """
-    patterns = by_count(size)
-    advantage = judged(lambda episodes: leave_one_out(episodes, NO_VALUES).advantage, patterns)
-    weight = chance_of_counts(np.array([chance]), size)[0]
+    patterns = scores_by_count(size)
+    advantage = group_advantages(lambda episodes: leave_one_out(episodes, NO_VALUES).advantage, patterns)
+    weight = count_probabilities(np.array([chance]), size)[0]
     slope = (advantage * (patterns - chance)).mean(axis=1) / (chance * (1 - chance))
     mean = float(weight @ slope)
     return float(weight @ (slope - mean) ** 2) / mean**2 * size / ANSWERS
 
 
-def objective(policy: nn.Module, batch: Batch) -> Terms:
-    return clipped(batch.now(policy), batch.before, batch.advantage)
+def objective(policy: nn.Module, batch: PuzzleBatch) -> LossTerms:
+    return clipped_surrogate(batch.logp(policy), batch.old_logp, batch.advantage)
 
 
-def by_groups(size: int, *, seed: int, steps: int, runs: int) -> dict[str, Floats]:
+def train_by_group_size(size: int, *, seed: int, steps: int, runs: int) -> dict[str, Floats]:
     """Trainings with `ANSWERS` answers a step in groups of `size`."""
     puzzle = addition(12)
-    plan = Training(puzzle=puzzle, objective=objective, steps=steps, prompts=ANSWERS // size, samples=size, rate=0.004)
-    return averaged(lambda number: warm_network(puzzle, seed=number, steps=12), plan, seed=seed, runs=runs)
+    plan = PuzzleTraining(
+        puzzle=puzzle, objective=objective, steps=steps, prompts=ANSWERS // size, samples=size, learning_rate=0.004
+    )
+    return train_seeds(lambda number: pretrained_network(puzzle, seed=number, steps=12), plan, seed=seed, runs=runs)
 
 
-def run(seed: int, *, quick: bool = False) -> Finding:
+def run(seed: int, *, quick: bool = False) -> ExperimentResult:
     steps, runs, sizes = (30, 1, (8, 32)) if quick else (60, 2, SIZES)
-    found = {size: by_groups(size, seed=seed, steps=steps, runs=runs) for size in sizes}
+    found = {size: train_by_group_size(size, seed=seed, steps=steps, runs=runs) for size in sizes}
     solved = {size: float(each["solved"][:, -1].mean()) for size, each in found.items()}
     first = {size: float(each["solved"][:, 0].mean()) for size, each in found.items()}
     gain = {size: solved[size] - first[size] for size in sizes}
     hard = np.array([0.1])
-    dumb = {size: float(silent(hard, size)[0]) for size in SIZES}
-    noises = {size: noise(0.1, size) for size in SIZES}
+    dumb = {size: float(uninformative_share(hard, size)[0]) for size in SIZES}
+    noises = {size: gradient_noise(0.1, size) for size in SIZES}
     best = max(sizes, key=lambda size: solved[size])
     small, large = SIZES[0], SIZES[-1]
     claims = [
@@ -65,20 +67,20 @@ def run(seed: int, *, quick: bool = False) -> Finding:
         at_least("learned with groups of 8 over 32, as many answers", gain[8] / max(gain[large], 1e-6), 1.1),
     ]
     grid = np.linspace(0.01, 0.99, 50)
-    return Finding(
+    return ExperimentResult(
         header=("group", "no signal, p = 0.1", "noise of the gradient", "solved at first", "solved at last"),
         rows=[
-            (str(size), f"{dumb[size]:.0%}", number(noises[size]), f"{first[size]:.1%}", f"{solved[size]:.1%}")
+            (str(size), f"{dumb[size]:.0%}", format_number(noises[size]), f"{first[size]:.1%}", f"{solved[size]:.1%}")
             for size in sizes
         ],
         panels=[
-            lines(
+            line_plot(
                 "share of groups that say nothing",
                 "chance to be right",
                 grid,
-                {f"{n} answers": silent(grid, n) for n in SIZES},
+                {f"{n} answers": uninformative_share(grid, n) for n in SIZES},
             ),
-            by_step(
+            plot_by_step(
                 f"additions solved, {ANSWERS} answers a step",
                 {f"{n} answers": found[n]["solved"].mean(axis=0) for n in sizes},
             ),

@@ -3,56 +3,56 @@
 from typing import Any
 
 from hone.envs.gym.world import GymConfig
-from hone.lab.control import job_learned
-from hone.lab.finding import Experiment, Finding, Lines, Series, at_least, at_most
+from hone.lab.control import train_job
+from hone.lab.finding import Experiment, ExperimentResult, LinePlot, PlotSeries, at_least, at_most
 from hone.models.control.mlp import MlpConfig
 from hone.recipes.off_policy.her_dqn import HerDqnConfig, build
 from hone.train.control.hindsight import HindsightConfig
-from hone.train.control.job import JudgeConfig
-from hone.train.control.replay_config import TurnReplayConfig
-from hone.train.job import Job
+from hone.train.control.job import ControlEvaluationConfig
+from hone.train.control.replay_config import IterationReplayConfig
+from hone.train.job import TrainingJob
 from hone.train.learner.config import LearnerConfig
 
 SHARES = {"with hindsight": 0.8, "without": 0.0}
 TRIES = 100
 
 
-def job_of(bits: int, share: float, *, seed: int, turns: int) -> Job[Any]:
+def make_job(bits: int, share: float, *, seed: int, turns: int) -> TrainingJob[Any]:
     return build(
         HerDqnConfig(
             recipe="her_dqn", name="lab", seed=seed, steps=turns,
             env=GymConfig(id="hone/BitFlip-v0", num_envs=16, kwargs={"bits": bits}),
             network=MlpConfig(hidden=[64], activation="relu"),
             learner=LearnerConfig(lr=2e-3, minibatches=4, max_grad_norm=None),
-            replay=TurnReplayConfig(collect=1, warmup=500, batch=128, memory=200_000),
+            replay=IterationReplayConfig(collect=1, warmup=500, batch=128, memory=200_000),
             hindsight=HindsightConfig(share=share),
-            judge=JudgeConfig(episodes=TRIES),
+            judge=ControlEvaluationConfig(episodes=TRIES),
         )
     )  # fmt: skip
 
 
-def solved(bits: int, share: float, *, seed: int, turns: int) -> float:
+def success_rate(bits: int, share: float, *, seed: int, turns: int) -> float:
     """Share of `TRIES` patterns that the greedy policy reaches."""
-    return job_learned(job_of(bits, share, seed=seed, turns=turns), steps=turns)["eval/score"]
+    return train_job(make_job(bits, share, seed=seed, turns=turns), steps=turns)["eval/score"]
 
 
-def run(seed: int, *, quick: bool = False) -> Finding:
+def run(seed: int, *, quick: bool = False) -> ExperimentResult:
     turns, sizes = (240, (8,)) if quick else (300, (4, 6, 8, 10))
-    found = {name: [solved(n, share, seed=seed, turns=turns) for n in sizes] for name, share in SHARES.items()}
+    found = {name: [success_rate(n, share, seed=seed, turns=turns) for n in sizes] for name, share in SHARES.items()}
     at = sizes.index(8)
     on, off = found["with hindsight"], found["without"]
     claims = [
         at_least("patterns of 8 bits reached with hindsight", on[at], 0.7),
         at_most("the same without", off[at], 0.4),
     ]
-    return Finding(
+    return ExperimentResult(
         header=("replay", *(f"{n} bits" for n in sizes)),
         rows=[(name, *(f"{share:.0%}" for share in values)) for name, values in found.items()],
         panels=[
-            Lines(
+            LinePlot(
                 title=f"patterns reached after {turns} turns",
                 x_label="bits",
-                series=[Series(label=name, x=list(sizes), y=values) for name, values in found.items()],
+                series=[PlotSeries(label=name, x=list(sizes), y=values) for name, values in found.items()],
             )
         ],
         verdict=(

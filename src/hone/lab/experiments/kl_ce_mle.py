@@ -5,15 +5,15 @@ import torch
 from torch import Tensor, nn
 
 from hone.core.random import generator
-from hone.lab.exact import apart, descend, gradient
-from hone.lab.finding import Experiment, Finding, Lines, Series, at_least, at_most, below
-from hone.objectives.offline import imitation
-from hone.report.html import number
+from hone.lab.exact import gradient, minimise, relative_distance
+from hone.lab.finding import Experiment, ExperimentResult, LinePlot, PlotSeries, at_least, at_most, error_bound
+from hone.objectives.offline import behaviour_cloning
+from hone.report.html import format_number
 
 POINTS = 61
 
 
-def two_hills(seed: int) -> Tensor:
+def bimodal_data(seed: int) -> Tensor:
     """Probabilities `[POINTS]` of data with two modes of unequal weight."""
     draws = generator(seed, "lab/hills")
     left, right = draws.uniform(14, 20), draws.uniform(40, 46)
@@ -22,7 +22,7 @@ def two_hills(seed: int) -> Tensor:
     return torch.from_numpy(hills / hills.sum())
 
 
-class Hill(nn.Module):
+class UnimodalModel(nn.Module):
     """One bump: softmax of -(x - centre)^2 / (2 width^2)."""
 
     def __init__(self, centre: float) -> None:
@@ -45,21 +45,21 @@ def identity_errors(seed: int, data: Tensor) -> tuple[float, float, float]:
     model = torch.log_softmax(logits, dim=0)
     entropy, divergence = -(data * data.log()).sum(), (data * (data.log() - model)).sum()
     cross = -(data * model).sum()
-    likelihood = (data * imitation(model).loss).sum()
+    likelihood = (data * behaviour_cloning(model).loss).sum()
     off = float((cross - entropy - divergence).abs().detach())
     by_kl = gradient(divergence, logits)
     model = torch.log_softmax(logits, dim=0)
-    by_likelihood = gradient((data * imitation(model).loss).sum(), logits)
-    return off, float((likelihood - cross).abs().detach()), apart(by_likelihood, by_kl)
+    by_likelihood = gradient((data * behaviour_cloning(model).loss).sum(), logits)
+    return off, float((likelihood - cross).abs().detach()), relative_distance(by_likelihood, by_kl)
 
 
-def run(seed: int, *, quick: bool = False) -> Finding:
+def run(seed: int, *, quick: bool = False) -> ExperimentResult:
     steps = 250 if quick else 1000
-    data = two_hills(seed)
+    data = bimodal_data(seed)
     off, off_likelihood, off_gradient = identity_errors(seed, data)
-    likely, greedy = Hill(25.0), Hill(25.0)
-    descend(lambda: (data * imitation(likely()).loss).sum(), list(likely.parameters()), steps=steps, rate=0.02)
-    descend(lambda: _reverse(greedy(), data), list(greedy.parameters()), steps=steps, rate=0.02)
+    likely, greedy = UnimodalModel(25.0), UnimodalModel(25.0)
+    minimise(lambda: (data * behaviour_cloning(likely()).loss).sum(), list(likely.parameters()), steps=steps, rate=0.02)
+    minimise(lambda: _reverse_kl(greedy(), data), list(greedy.parameters()), steps=steps, rate=0.02)
     fits = {"likelihood: KL(data || model)": likely, "reward: KL(model || data)": greedy}
     valley = slice(27, 34)
     chances = {name: fit().detach().exp() for name, fit in fits.items()}
@@ -73,30 +73,33 @@ def run(seed: int, *, quick: bool = False) -> Finding:
         at_least("chance of the valley, likelihood fit", held[forward], 0.1),
         at_most("chance of the valley, reward fit", held[reverse], 0.05),
     ]
-    return Finding(
+    return ExperimentResult(
         header=("one bump fitted by", "width", "chance of the valley between the modes"),
-        rows=[(name, number(fit.width), number(held[name])) for name, fit in fits.items()],
+        rows=[(name, format_number(fit.width), format_number(held[name])) for name, fit in fits.items()],
         panels=[
-            Lines(
+            LinePlot(
                 title="what each direction of the KL fits",
                 x_label="outcome",
                 series=[
-                    Series(label="data", x=list(range(POINTS)), y=data.tolist()),
-                    *(Series(label=name, x=list(range(POINTS)), y=chance.tolist()) for name, chance in chances.items()),
+                    PlotSeries(label="data", x=list(range(POINTS)), y=data.tolist()),
+                    *(
+                        PlotSeries(label=name, x=list(range(POINTS)), y=chance.tolist())
+                        for name, chance in chances.items()
+                    ),
                 ],
             )
         ],
         verdict=(
-            f"Cross-entropy is entropy plus KL(data || model) to less than {below(off)} nats, so maximum "
+            f"Cross-entropy is entropy plus KL(data || model) to less than {error_bound(off)} nats, so maximum "
             "likelihood, cross-entropy and that KL have the same gradient (apart by less than "
-            f"{below(off_gradient)}); it covers both modes with width {likely.width:.1f}, while the other "
+            f"{error_bound(off_gradient)}); it covers both modes with width {likely.width:.1f}, while the other "
             f"direction, the one of RL with a KL penalty, picks one mode with width {greedy.width:.1f}."
         ),
         claims=claims,
     )
 
 
-def _reverse(model: Tensor, data: Tensor) -> Tensor:
+def _reverse_kl(model: Tensor, data: Tensor) -> Tensor:
     return (model.exp() * (model - data.log())).sum()
 
 

@@ -5,17 +5,17 @@ import torch
 from torch import Tensor
 
 from hone.core.random import generator
-from hone.lab.exact import apart, gradient
-from hone.lab.finding import Experiment, Finding, Lines, Series, at_least, at_most, below
+from hone.lab.exact import gradient, relative_distance
+from hone.lab.finding import Experiment, ExperimentResult, LinePlot, PlotSeries, at_least, at_most, error_bound
 from hone.objectives.kl import k1, k2, k3, weighted_k3
-from hone.objectives.policy import reinforce
+from hone.objectives.policy import reinforce_loss
 
 TOKENS = 8
 VALUES = {"k1": k1, "k2": k2, "k3": k3}
 
 
-def policies(seed: int, distance: float) -> tuple[Tensor, Tensor]:
-    """Logits of a policy, and the log-probabilities of its reference, `distance` away. Both `[TOKENS]`, float64."""
+def policy_and_reference(seed: int, distance: float) -> tuple[Tensor, Tensor]:
+    """Logits of a policy, and the log-probabilities of its reference, `k3_distance` away. Both `[TOKENS]`, float64."""
     draws = generator(seed, "lab/kl")
     start = torch.from_numpy(draws.standard_normal(TOKENS))
     move = torch.from_numpy(draws.standard_normal(TOKENS))
@@ -24,7 +24,7 @@ def policies(seed: int, distance: float) -> tuple[Tensor, Tensor]:
 
 def value_errors(seed: int, distance: float) -> tuple[float, dict[str, tuple[float, float]]]:
     """KL(policy || reference), and of each estimator the bias and the standard deviation, as shares of it."""
-    logits, reference = policies(seed, distance)
+    logits, reference = policy_and_reference(seed, distance)
     now = torch.log_softmax(logits.detach(), dim=0)
     chance = now.exp()
     true = float((chance * (now - reference)).sum())
@@ -37,10 +37,10 @@ def value_errors(seed: int, distance: float) -> tuple[float, dict[str, tuple[flo
     return true, found
 
 
-def directions(seed: int, distance: float) -> dict[str, tuple[float, float, float]]:
+def gradient_directions(seed: int, distance: float) -> dict[str, tuple[float, float, float]]:
     """Of each estimator as a loss: size of its expected gradient over that of KL(policy || reference), and how far it
     is from the gradients of KL(policy || reference) and of KL(reference || policy), relative to their lengths."""
-    logits, reference = policies(seed, distance)
+    logits, reference = policy_and_reference(seed, distance)
     now = torch.log_softmax(logits, dim=0)
     chance = now.detach().exp()  # samples are data: no gradient through who was drawn
     backward = gradient((now.exp() * (now - reference)).sum(), logits)
@@ -48,7 +48,7 @@ def directions(seed: int, distance: float) -> dict[str, tuple[float, float, floa
     forward = gradient((reference.exp() * (reference - now)).sum(), logits)
     losses = {
         # hone's k1 carries no gradient; log-probability with advantage -1 is what differentiating it would come to
-        "k1": lambda now: reinforce(now, -torch.ones_like(now)).loss,
+        "k1": lambda now: reinforce_loss(now, -torch.ones_like(now)).loss,
         "k2": lambda now: k2(now, reference),
         "k3": lambda now: k3(now, reference),
         "ratio * k3": lambda now: weighted_k3(now, reference, logp_old=now.detach()),
@@ -56,15 +56,19 @@ def directions(seed: int, distance: float) -> dict[str, tuple[float, float, floa
     found: dict[str, tuple[float, float, float]] = {}
     for name, loss in losses.items():
         slope = gradient((chance * loss(torch.log_softmax(logits, dim=0))).sum(), logits)
-        found[name] = (float(slope.norm() / backward.norm()), apart(slope, backward), apart(slope, forward))
+        found[name] = (
+            float(slope.norm() / backward.norm()),
+            relative_distance(slope, backward),
+            relative_distance(slope, forward),
+        )
     return found
 
 
-def run(seed: int, *, quick: bool = False) -> Finding:
+def run(seed: int, *, quick: bool = False) -> ExperimentResult:
     distances = np.array([0.1, 0.3, 1.0, 2.0]) if quick else np.linspace(0.05, 2.0, 40)
     errors = [value_errors(seed, float(distance)) for distance in distances]
     kls = [true for true, _ in errors]
-    slopes = directions(seed, 1.0)
+    slopes = gradient_directions(seed, 1.0)
     _, near = value_errors(seed, 0.1)
     far_kl, far = value_errors(seed, 1.5)
     claims = [
@@ -77,14 +81,14 @@ def run(seed: int, *, quick: bool = False) -> Finding:
         at_least("k3 as a loss misses KL(policy || reference) by", slopes["k3"][1], 0.05),
         at_most("ratio * k3 as a loss misses KL(policy || reference) by", slopes["ratio * k3"][1], 1e-9),
     ]
-    return Finding(
+    return ExperimentResult(
         header=("as a loss", "size of the gradient", "off grad KL(policy || ref)", "off grad KL(ref || policy)"),
         rows=[(name, *(f"{figure:.3f}" for figure in figures)) for name, figures in slopes.items()],
         panels=[
-            Lines(
+            LinePlot(
                 title=title,
                 x_label="KL(policy || reference), nats",
-                series=[Series(label=name, x=kls, y=[each[name][column] for _, each in errors]) for name in VALUES],
+                series=[PlotSeries(label=name, x=kls, y=[each[name][column] for _, each in errors]) for name in VALUES],
                 log_y=column == 1,
             )
             for column, title in enumerate(
@@ -94,7 +98,8 @@ def run(seed: int, *, quick: bool = False) -> Finding:
         verdict=(
             f"As a value k3 is unbiased and close by has {near['k3'][1] / near['k1'][1]:.2f} times the noise of "
             f"k1, k2 is off by {far['k2'][0]:+.0%} at {far_kl:.2f} nats; as a loss k1 has no gradient at all "
-            f"(less than {below(slopes['k1'][0])} of it), k2 and ratio-weighted k3 have exactly that of KL(policy "
+            f"(less than {error_bound(slopes['k1'][0])} of it), k2 and ratio-weighted k3 have exactly that of "
+            f"KL(policy "
             f"|| reference), and plain k3 that of KL(reference || policy), {slopes['k3'][1]:.0%} away."
         ),
         claims=claims,

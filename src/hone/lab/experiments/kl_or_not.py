@@ -5,57 +5,61 @@ from functools import partial
 import numpy as np
 from torch import nn
 
-from hone.lab.finding import Experiment, Finding, at_least, at_most, by_step
-from hone.lab.policies import frozen, judge, kl_between, right_paths, warm_network
+from hone.lab.finding import Experiment, ExperimentResult, at_least, at_most, plot_by_step
+from hone.lab.policies import answer_paths, frozen_copy, kl_between, pretrained_network, puzzle_metrics
 from hone.lab.puzzles import Floats, Puzzle, addition
-from hone.lab.training import Batch, Training, improve
-from hone.objectives.kl import Distance, distance_called, kl_penalty
-from hone.objectives.policy import clipped
-from hone.objectives.terms import Terms, added
-from hone.report.html import number
+from hone.lab.training import PuzzleBatch, PuzzleTraining, train_policy
+from hone.objectives.kl import KlLossEstimator, kl_loss_estimator, kl_penalty
+from hone.objectives.policy import clipped_surrogate
+from hone.objectives.terms import LossTerms, add_terms
+from hone.report.html import format_number
 
 WEIGHTS = (0.0, 0.1, 0.3)
 
 
-def halves(puzzle: Puzzle) -> tuple[Puzzle, Puzzle]:
+def split_questions(puzzle: Puzzle) -> tuple[Puzzle, Puzzle]:
     """Questions to train on, and questions to leave alone."""
     even = np.arange(len(puzzle.questions)) % 2 == 0
     parts = [
-        Puzzle(questions=puzzle.questions[rows], answers=puzzle.answers[rows], tokens=puzzle.tokens)
+        Puzzle(questions=puzzle.questions[rows], answers=puzzle.answers[rows], vocab_size=puzzle.vocab_size)
         for rows in (even, ~even)
     ]
     return parts[0], parts[1]
 
 
-def objective(policy: nn.Module, batch: Batch, *, reference: nn.Module, weight: float, distance: Distance) -> Terms:
-    now = batch.now(policy)
-    terms = clipped(now, batch.before, batch.advantage)
+def objective(
+    policy: nn.Module, batch: PuzzleBatch, *, reference: nn.Module, weight: float, distance: KlLossEstimator
+) -> LossTerms:
+    now = batch.logp(policy)
+    terms = clipped_surrogate(now, batch.old_logp, batch.advantage)
     if weight == 0:
         return terms
-    return added(terms, kl_penalty(now, batch.now(reference), batch.before, distance=distance), weight=weight)
+    return add_terms(terms, kl_penalty(now, batch.logp(reference), batch.old_logp, estimator=distance), weight=weight)
 
 
 def train_half(weight: float, *, seed: int, steps: int) -> tuple[nn.Module, Floats]:
     """A policy trained on half of the additions, and KL(policy || reference) on the others after each step."""
-    trained, left = halves(addition())
-    policy = warm_network(addition(), seed=seed)
-    reference, elsewhere = frozen(policy), right_paths(left)[0]
-    plan = Training(
+    trained, left = split_questions(addition())
+    policy = pretrained_network(addition(), seed=seed)
+    reference, elsewhere = frozen_copy(policy), answer_paths(left)[0]
+    plan = PuzzleTraining(
         puzzle=trained,
-        objective=partial(objective, reference=reference, weight=weight, distance=distance_called("k3")),
+        objective=partial(objective, reference=reference, weight=weight, distance=kl_loss_estimator("k3")),
         steps=steps,
         prompts=18,
         samples=16,
     )
-    told = improve(policy, plan, seed=seed, watch=lambda now: {"drift": kl_between(now, reference, elsewhere)})
+    told = train_policy(policy, plan, seed=seed, watch=lambda now: {"drift": kl_between(now, reference, elsewhere)})
     return policy, told["drift"]
 
 
-def run(seed: int, *, quick: bool = False) -> Finding:
+def run(seed: int, *, quick: bool = False) -> ExperimentResult:
     steps, runs, weights = (40, 1, (0.0, 0.3)) if quick else (80, 2, WEIGHTS)
     whole = addition()
-    trained, left = halves(whole)
-    before = float(np.mean([judge(warm_network(whole, seed=10 * seed + k), left)["solved"] for k in range(runs)]))
+    trained, left = split_questions(whole)
+    before = float(
+        np.mean([puzzle_metrics(pretrained_network(whole, seed=10 * seed + k), left)["solved"] for k in range(runs)])
+    )
     solved: dict[float, list[float]] = {weight: [] for weight in weights}
     kept: dict[float, list[float]] = {weight: [] for weight in weights}
     drift: dict[float, list[np.ndarray]] = {weight: [] for weight in weights}
@@ -63,8 +67,8 @@ def run(seed: int, *, quick: bool = False) -> Finding:
         for run_seed in range(10 * seed, 10 * seed + runs):
             policy, path = train_half(weight, seed=run_seed, steps=steps)
             drift[weight].append(path)
-            solved[weight].append(judge(policy, trained)["solved"])
-            kept[weight].append(judge(policy, left)["solved"])
+            solved[weight].append(puzzle_metrics(policy, trained)["solved"])
+            kept[weight].append(puzzle_metrics(policy, left)["solved"])
     free, tight = weights[0], weights[-1]
     far = {weight: float(np.mean([path[-1] for path in paths])) for weight, paths in drift.items()}
     here = {weight: float(np.mean(values)) for weight, values in solved.items()}
@@ -74,11 +78,11 @@ def run(seed: int, *, quick: bool = False) -> Finding:
         at_most("solved without the KL term minus with it", here[free] - here[tight], 0.1),
         at_least("solved elsewhere with the KL term over without", there[tight] / there[free], 1.05),
     ]
-    return Finding(
+    return ExperimentResult(
         header=("weight of KL", "solved, trained on", "solved, left alone", "drift there, nats"),
-        rows=[(number(w), f"{here[w]:.1%}", f"{there[w]:.1%}", number(far[w])) for w in weights],
+        rows=[(format_number(w), f"{here[w]:.1%}", f"{there[w]:.1%}", format_number(far[w])) for w in weights],
         panels=[
-            by_step(
+            plot_by_step(
                 "KL(policy || reference) on questions left alone, nats",
                 {f"weight {w}" if w else "no KL term": np.mean(paths, axis=0) for w, paths in drift.items()},
             )

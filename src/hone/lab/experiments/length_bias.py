@@ -14,15 +14,15 @@ from hone.core.ragged import owner_of
 from hone.core.random import generator
 from hone.credit.group import group_relative
 from hone.lab.exact import gradient, scored_episodes
-from hone.lab.finding import Experiment, Finding, Lines, Series, at_least, at_most
+from hone.lab.finding import Experiment, ExperimentResult, LinePlot, PlotSeries, at_least, at_most
 from hone.lab.puzzles import Floats
-from hone.objectives.policy import reinforce
-from hone.objectives.weights import Scheme, constant_length, sequence_mean, token_mean
-from hone.report.html import number
+from hone.objectives.policy import reinforce_loss
+from hone.objectives.weights import WeightingScheme, constant_length, sequence_mean, token_mean
+from hone.report.html import format_number
 
 LONGEST, STOP = 16, 0.2
 RATE = 12.0
-SCHEMES: dict[str, Scheme] = {
+SCHEMES: dict[str, WeightingScheme] = {
     "sequence mean (GRPO)": sequence_mean,
     "token mean (DAPO)": token_mean,
     "constant (Dr.GRPO)": partial(constant_length, length=LONGEST),
@@ -35,7 +35,7 @@ def mean_lengths(logits: torch.Tensor) -> Floats:
     return 1 + np.cumprod(go, axis=1).sum(axis=1)
 
 
-def train_lengths(scheme: Scheme, *, seed: int, steps: int, answers: int) -> Floats:
+def train_lengths(scheme: WeightingScheme, *, seed: int, steps: int, answers: int) -> Floats:
     """Mean length of wrong and right answers over the steps `[steps + 1, 2]`, by plain gradient descent."""
     logits = torch.full((2, LONGEST - 1), float(np.log(STOP / (1 - STOP))))
     found = [mean_lengths(logits)]
@@ -59,7 +59,7 @@ def train_lengths(scheme: Scheme, *, seed: int, steps: int, answers: int) -> Flo
         table = logits.clone().requires_grad_(True)
         going = torch.where(torch.from_numpy(place == lengths[owner] - 1), 1.0, -1.0)
         now = torch.nn.functional.logsigmoid(going * table[torch.from_numpy(right[owner]), torch.from_numpy(place)])
-        terms = reinforce(now, torch.from_numpy(credits.advantage[free]))
+        terms = reinforce_loss(now, torch.from_numpy(credits.advantage[free]))
         total = (terms.loss * torch.from_numpy(weight[owner]).float()).sum()
         # the same size of step for all: a constant divides by the longest answer, the others by lengths there are
         size = LONGEST / at_start if isinstance(scheme, partial) else 1.0
@@ -68,7 +68,7 @@ def train_lengths(scheme: Scheme, *, seed: int, steps: int, answers: int) -> Flo
     return np.array(found)
 
 
-def run(seed: int, *, quick: bool = False) -> Finding:
+def run(seed: int, *, quick: bool = False) -> ExperimentResult:
     steps, answers = (20, 1024) if quick else (60, 2048)
     found = {name: train_lengths(scheme, seed=seed, steps=steps, answers=answers) for name, scheme in SCHEMES.items()}
     start = float(found["token mean (DAPO)"][0].mean())
@@ -81,18 +81,18 @@ def run(seed: int, *, quick: bool = False) -> Finding:
         at_most("drift of lengths, token mean over sequence mean", drift[mean] / drift[biased], 0.5),
         at_most("drift of lengths, constant over sequence mean", drift[constant] / drift[biased], 0.5),
     ]
-    return Finding(
+    return ExperimentResult(
         header=("aggregation", "wrong answers at first", "wrong at last", "right at first", "right at last"),
         rows=[
-            (name, *(number(float(path[step, kind])) for kind in (0, 1) for step in (0, -1)))
+            (name, *(format_number(float(path[step, kind])) for kind in (0, 1) for step in (0, -1)))
             for name, path in found.items()
         ],
         panels=[
-            Lines(
+            LinePlot(
                 title=f"mean length of {kind} answers, tokens",
                 x_label="step",
                 series=[
-                    Series(label=name, x=list(range(steps + 1)), y=path[:, column].tolist())
+                    PlotSeries(label=name, x=list(range(steps + 1)), y=path[:, column].tolist())
                     for name, path in found.items()
                 ],
             )

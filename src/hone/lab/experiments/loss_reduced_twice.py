@@ -7,15 +7,15 @@ import torch
 from numpy.typing import NDArray
 from torch import nn
 
-from hone.lab.finding import Bars, Experiment, Finding, at_least, at_most
-from hone.lab.policies import frozen, judge, kl_between, right_paths, warm_network
+from hone.lab.finding import BarPlot, Experiment, ExperimentResult, at_least, at_most
+from hone.lab.policies import answer_paths, frozen_copy, kl_between, pretrained_network, puzzle_metrics
 from hone.lab.puzzles import Floats, addition
-from hone.lab.training import Batch, Training, improve
-from hone.objectives.kl import distance_called, kl_penalty
-from hone.objectives.policy import clipped
-from hone.objectives.terms import Terms, added, scaled
+from hone.lab.training import PuzzleBatch, PuzzleTraining, train_policy
+from hone.objectives.kl import kl_loss_estimator, kl_penalty
+from hone.objectives.policy import clipped_surrogate
+from hone.objectives.terms import LossTerms, add_terms, scale_terms
 from hone.objectives.weights import token_mean
-from hone.report.html import number
+from hone.report.html import format_number
 
 RANKS = 8.0
 PULL = 0.3
@@ -26,52 +26,52 @@ CASES = ("Adam", "Adam, gradients shortened", "gradient descent", "Adam, the KL 
 LABELS = ("Adam", "with clipped norm", "gradient descent", "KL term once")
 
 
-def reduced(lengths: NDArray[np.int64], *, times: float) -> Floats:
+def inflated_token_mean(lengths: NDArray[np.int64], *, times: float) -> Floats:
     """The weights of a token mean, all of them `times` too large."""
     return times * token_mean(lengths)
 
 
-def objective(policy: nn.Module, batch: Batch, *, reference: nn.Module, pull: float, times: float) -> Terms:
+def objective(policy: nn.Module, batch: PuzzleBatch, *, reference: nn.Module, pull: float, times: float) -> LossTerms:
     """The clipped surrogate, `times` too large, and a KL term that is not."""
-    now = batch.now(policy)
-    terms = scaled(clipped(now, batch.before, batch.advantage), torch.full_like(now.detach(), times))
+    now = batch.logp(policy)
+    terms = scale_terms(clipped_surrogate(now, batch.old_logp, batch.advantage), torch.full_like(now.detach(), times))
     if not pull:
         return terms
-    penalty = kl_penalty(now, batch.now(reference), batch.before, distance=distance_called("k3"))
-    return added(terms, penalty, weight=pull)
+    penalty = kl_penalty(now, batch.logp(reference), batch.old_logp, estimator=kl_loss_estimator("k3"))
+    return add_terms(terms, penalty, weight=pull)
 
 
-def outcome(case: str, times: float, *, seed: int, steps: int) -> tuple[torch.Tensor, dict[str, float]]:
+def train_case(case: str, times: float, *, seed: int, steps: int) -> tuple[torch.Tensor, dict[str, float]]:
     """How far the weights have moved, and where the training ends, with the loss `times` too large."""
     puzzle = addition()
-    policy = warm_network(puzzle, seed=seed)
-    start = frozen(policy)
+    policy = pretrained_network(puzzle, seed=seed)
+    start = frozen_copy(policy)
     partly = case == CASES[3]
-    plan = Training(
+    plan = PuzzleTraining(
         puzzle=puzzle,
         objective=partial(objective, reference=start, pull=PULL if partly else 0.0, times=times if partly else 1.0),
-        scheme=partial(reduced, times=1.0 if partly else times),
+        scheme=partial(inflated_token_mean, times=1.0 if partly else times),
         steps=steps,
-        rate=0.5 if case == CASES[2] else 0.003,
+        learning_rate=0.5 if case == CASES[2] else 0.003,
         max_grad_norm=NORM if case == CASES[1] else None,
-        descent=case == CASES[2],
+        gradient_descent=case == CASES[2],
     )
-    told = improve(policy, plan, seed=seed)
+    told = train_policy(policy, plan, seed=seed)
     moved = [now.detach() - then for now, then in zip(policy.parameters(), start.parameters(), strict=True)]
     return torch.cat([piece.flatten() for piece in moved]), {
-        "solved": judge(policy, puzzle)["solved"],
-        "drift": kl_between(policy, start, right_paths(puzzle)[0]),
+        "solved": puzzle_metrics(policy, puzzle)["solved"],
+        "drift": kl_between(policy, start, answer_paths(puzzle)[0]),
         "shortened": float((told["policy/grad_norm"] > NORM).mean()),
     }
 
 
-def run(seed: int, *, quick: bool = False) -> Finding:
+def run(seed: int, *, quick: bool = False) -> ExperimentResult:
     steps = 25 if quick else 60
     apart: dict[str, float] = {}
     ends: dict[str, tuple[dict[str, float], dict[str, float]]] = {}
     for case in CASES:
-        once, right = outcome(case, 1.0, seed=seed, steps=steps)
-        often, wrong = outcome(case, RANKS, seed=seed, steps=steps)
+        once, right = train_case(case, 1.0, seed=seed, steps=steps)
+        often, wrong = train_case(case, RANKS, seed=seed, steps=steps)
         apart[case] = float((often - once).norm() / once.norm())
         ends[case] = (right, wrong)
     adam, cut, descent, partly = CASES
@@ -84,19 +84,19 @@ def run(seed: int, *, quick: bool = False) -> Finding:
         at_least("drift, KL term reduced once, over the right loss", wrong["drift"] / right["drift"], 1.02),
         at_least("steps shortened, eight times over once", ends[cut][1]["shortened"] - ends[cut][0]["shortened"], 0.5),
     ]
-    return Finding(
+    return ExperimentResult(
         header=("optimizer", "weights apart", "solved, once", "eight times", "drift, once", "eight times"),
         rows=[
             (
                 case,
                 f"{apart[case]:.1%}",
                 *(f"{end['solved']:.1%}" for end in ends[case]),
-                *(number(end["drift"]) for end in ends[case]),
+                *(format_number(end["drift"]) for end in ends[case]),
             )
             for case in CASES
         ],
         panels=[
-            Bars(
+            BarPlot(
                 title="distance between the trained weights, share of the way",
                 labels=LABELS,
                 values=[apart[case] for case in CASES],

@@ -3,13 +3,13 @@
 import numpy as np
 
 from hone.core.credit import Values
-from hone.core.episodes import Episodes, Status
+from hone.core.episodes import Episodes, ScoreStatus
 from hone.core.ragged import offsets_of
 from hone.core.random import generator
 from hone.credit.returns import gae
-from hone.lab.finding import Experiment, Finding, Lines, Series, at_least, at_most
+from hone.lab.finding import Experiment, ExperimentResult, LinePlot, PlotSeries, at_least, at_most
 from hone.lab.puzzles import Floats
-from hone.report.html import number
+from hone.report.html import format_number
 
 STATES, FORWARD, NOISE, DISCOUNT = 8, 0.6, 1.0, 0.98
 CRITIC_ERROR, CASES = 2.0, 8
@@ -19,13 +19,13 @@ DECAYS = (0.0, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 1.0)
 def exact_values(pay: Floats) -> Floats:
     """Worth of each state `[STATES]`, V = (I - discount P)^-1 pay.
 
-    A step goes forward with chance `FORWARD` and stays otherwise; past the last state the world ends.
+    A step goes forward with chance `FLOPS_PER_MULTIPLY_ADD` and stays otherwise; past the last state the world ends.
     """
     moves = (1 - FORWARD) * np.eye(STATES) + FORWARD * np.eye(STATES, k=1)
     return np.asarray(np.linalg.solve(np.eye(STATES) - DISCOUNT * moves, pay), np.float64)
 
 
-def walk(pay: Floats, *, seed: int, case: int, count: int) -> Episodes:
+def random_walks(pay: Floats, *, seed: int, case: int, count: int) -> Episodes:
     """`count` walks from evenly spread first states to the end; rewards are `pay` of the state plus noise."""
     draws = generator(seed, "lab/walk", case)
     first = np.arange(count) % STATES
@@ -47,22 +47,22 @@ def walk(pay: Floats, *, seed: int, case: int, count: int) -> Episodes:
         truncated=np.zeros(count, bool),
         final=np.zeros((count, 1), np.int64),
         score=np.zeros(count),
-        status=np.full(count, Status.SCORED, np.uint8),
+        status=np.full(count, ScoreStatus.SCORED, np.uint8),
     )
 
 
-def errors(*, seed: int, case: int, count: int) -> tuple[Floats, Floats]:
+def bias_and_variance(*, seed: int, case: int, count: int) -> tuple[Floats, Floats]:
     """Squared bias and variance of the value target of first states, for each of `DECAYS`, in one world of its own."""
     draws = generator(seed, "lab/chain", case)
     pay, error = draws.uniform(-1, 1, STATES), CRITIC_ERROR * draws.standard_normal(STATES)
     true = exact_values(pay)
-    episodes = walk(pay, seed=seed, case=case, count=count)
+    episodes = random_walks(pay, seed=seed, case=case, count=count)
     states = episodes.observations[:, 0].astype(np.int64)
     critic = Values(value=(true + error)[states].astype(np.float32), final=np.zeros(count, np.float32))
     first = episodes.offsets[:-1]
     bias, variance = np.empty(len(DECAYS)), np.empty(len(DECAYS))
     for k, decay in enumerate(DECAYS):
-        target = gae(episodes, critic, discount=DISCOUNT, decay=decay).target
+        target = gae(episodes, critic, discount=DISCOUNT, gae_lambda=decay).target
         assert target is not None
         off = target[first].astype(np.float64) - true[states[first]]
         by_state = [off[episodes.group == state] for state in range(STATES)]
@@ -71,9 +71,9 @@ def errors(*, seed: int, case: int, count: int) -> tuple[Floats, Floats]:
     return bias, variance
 
 
-def run(seed: int, *, quick: bool = False) -> Finding:
+def run(seed: int, *, quick: bool = False) -> ExperimentResult:
     count = 4000 if quick else 20_000
-    found = [errors(seed=seed, case=case, count=count) for case in range(CASES)]
+    found = [bias_and_variance(seed=seed, case=case, count=count) for case in range(CASES)]
     bias, variance = np.mean([b for b, _ in found], axis=0), np.mean([v for _, v in found], axis=0)
     total = bias + variance
     best = int(total.argmin())
@@ -83,20 +83,20 @@ def run(seed: int, *, quick: bool = False) -> Finding:
         at_most("best squared error over one-step", total[best] / total[0], 0.98),
         at_most("best squared error over Monte Carlo", total[best] / total[-1], 0.9),
     ]
-    return Finding(
+    return ExperimentResult(
         header=("lambda", "squared bias", "variance", "squared error"),
         rows=[
-            (number(decay), number(float(b)), number(float(v)), number(float(b + v)))
+            (format_number(decay), format_number(float(b)), format_number(float(v)), format_number(float(b + v)))
             for decay, b, v in zip(DECAYS, bias, variance, strict=True)
         ],
         panels=[
-            Lines(
+            LinePlot(
                 title="error of a value target, with a critic that is off",
                 x_label="lambda (0: one step, 1: Monte Carlo)",
                 series=[
-                    Series(label="squared bias", x=DECAYS, y=bias.tolist()),
-                    Series(label="variance", x=DECAYS, y=variance.tolist()),
-                    Series(label="squared error", x=DECAYS, y=total.tolist()),
+                    PlotSeries(label="squared bias", x=DECAYS, y=bias.tolist()),
+                    PlotSeries(label="variance", x=DECAYS, y=variance.tolist()),
+                    PlotSeries(label="squared error", x=DECAYS, y=total.tolist()),
                 ],
             )
         ],

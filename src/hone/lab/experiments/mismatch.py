@@ -8,27 +8,27 @@ from torch import Tensor, nn
 
 from hone.core.random import generator
 from hone.lab.exact import gradient
-from hone.lab.finding import Bars, Experiment, Finding, Lines, Series, at_least, at_most
-from hone.lab.policies import warm_network
+from hone.lab.finding import BarPlot, Experiment, ExperimentResult, LinePlot, PlotSeries, at_least, at_most
+from hone.lab.policies import pretrained_network
 from hone.lab.puzzles import addition
-from hone.lab.training import Batch, Objective, Training, averaged
-from hone.objectives.mismatch import corrected, icepop, masked_is, truncated_is
-from hone.objectives.policy import clipped, reinforce
-from hone.objectives.terms import Terms
-from hone.report.html import number
+from hone.lab.training import Objective, PuzzleBatch, PuzzleTraining, train_seeds
+from hone.objectives.mismatch import icepop, masked_is, truncated_is, with_mismatch_correction
+from hone.objectives.policy import clipped_surrogate, reinforce_loss
+from hone.objectives.terms import LossTerms
+from hone.report.html import format_number
 
 TOKENS, NOISE = 12, 1.5
 """Standard deviation of the engine's error on each logit, in nats: far more than a healthy engine has."""
-Weigh = Callable[[Tensor, Tensor], Tensor]
+CorrectionWeight = Callable[[Tensor, Tensor], Tensor]
 
 
-def none(proximal: Tensor, acted: Tensor) -> Tensor:
+def no_correction(proximal: Tensor, acted: Tensor) -> Tensor:
     """What is run when nobody looks: the engine's tokens count as the trainer's own."""
     return torch.ones_like(proximal - acted)
 
 
-CORRECTIONS: dict[str, Weigh] = {
-    "none": none,
+CORRECTIONS: dict[str, CorrectionWeight] = {
+    "none": no_correction,
     "truncated (TIS)": truncated_is,
     "masked (MIS)": masked_is,
     "IcePop": icepop,
@@ -49,7 +49,7 @@ def gradient_errors(seed: int, *, cases: int) -> dict[str, tuple[float, float]]:
         acted = torch.log_softmax(logits.detach() + NOISE * torch.from_numpy(draws.standard_normal(TOKENS)), dim=0)
         reward = torch.from_numpy((draws.random(TOKENS) < 0.3).astype(np.float64))
         advantage = reward - (acted.exp() * reward).sum()
-        true = gradient((now.detach().exp() * reinforce(now, advantage).loss).sum(), logits)
+        true = gradient((now.detach().exp() * reinforce_loss(now, advantage).loss).sum(), logits)
         slopes = torch.eye(TOKENS, dtype=torch.float64) - now.detach().exp()
         for name, weigh in CORRECTIONS.items():
             each = -(weigh(now.detach(), acted) * advantage)[:, None] * slopes
@@ -60,30 +60,35 @@ def gradient_errors(seed: int, *, cases: int) -> dict[str, tuple[float, float]]:
     return {name: (sum(b for b, _ in x) / size, sum(v for _, v in x) / size) for name, x in found.items()}
 
 
-def engine(logits: Tensor, seen: Tensor, step: int) -> Tensor:
+def noisy_engine(logits: Tensor, seen: Tensor, step: int) -> Tensor:
     """The trainer's logits with an error of the step's own, the same for all that look the same."""
     draws = generator(step, "lab/engine", int(seen[0, -2]))
     error = torch.from_numpy(draws.standard_normal(logits.shape, dtype=np.float32))
     return logits + NOISE * error
 
 
-def objective_with(weigh: Weigh) -> Objective:
-    def objective(policy: nn.Module, batch: Batch) -> Terms:
-        terms = clipped(batch.now(policy), batch.before, batch.advantage)
-        return corrected(terms, weigh(batch.before, batch.acted))
+def objective_with(weigh: CorrectionWeight) -> Objective:
+    def objective(policy: nn.Module, batch: PuzzleBatch) -> LossTerms:
+        terms = clipped_surrogate(batch.logp(policy), batch.old_logp, batch.advantage)
+        return with_mismatch_correction(terms, weigh(batch.old_logp, batch.behaviour_logp))
 
     return objective
 
 
-def run(seed: int, *, quick: bool = False) -> Finding:
+def run(seed: int, *, quick: bool = False) -> ExperimentResult:
     steps, runs, cases = (20, 1, 40) if quick else (60, 2, 300)
     puzzle = addition()
     errors = gradient_errors(seed, cases=cases)
     found = {
-        name: averaged(
-            lambda number: warm_network(puzzle, seed=number),
-            Training(
-                puzzle=puzzle, objective=objective_with(weigh), steps=steps, rate=0.003, minibatches=2, distort=engine
+        name: train_seeds(
+            lambda number: pretrained_network(puzzle, seed=number),
+            PuzzleTraining(
+                puzzle=puzzle,
+                objective=objective_with(weigh),
+                steps=steps,
+                learning_rate=0.003,
+                minibatches=2,
+                distort=noisy_engine,
             ),
             seed=seed,
             runs=runs,
@@ -98,20 +103,23 @@ def run(seed: int, *, quick: bool = False) -> Finding:
         at_most("variance, MIS over none", errors[mis][1] / errors[plain][1], 0.95),
         at_least("variance, IcePop over none", errors[pop][1] / errors[plain][1], 1.1),
     ]
-    return Finding(
+    return ExperimentResult(
         header=("correction", "squared bias of the gradient", "its variance", "solved in training"),
-        rows=[(name, number(errors[name][0]), number(errors[name][1]), f"{solved[name]:.1%}") for name in CORRECTIONS],
+        rows=[
+            (name, format_number(errors[name][0]), format_number(errors[name][1]), f"{solved[name]:.1%}")
+            for name in CORRECTIONS
+        ],
         panels=[
-            Bars(
+            BarPlot(
                 title="squared bias of the expected gradient, share of its square",
                 labels=list(errors),
                 values=[bias for bias, _ in errors.values()],
             ),
-            Lines(
+            LinePlot(
                 title="additions solved, drawn by the noisy engine",
                 x_label="step",
                 series=[
-                    Series(label=name, x=list(range(1, steps + 1)), y=each["solved"].mean(axis=0).tolist())
+                    PlotSeries(label=name, x=list(range(1, steps + 1)), y=each["solved"].mean(axis=0).tolist())
                     for name, each in found.items()
                 ],
             ),

@@ -4,51 +4,53 @@ import torch
 from torch import Tensor, nn
 
 from hone.lab.exact import gradient
-from hone.lab.finding import Experiment, Finding, at_least, at_most, by_step
-from hone.lab.policies import warm_network
+from hone.lab.finding import Experiment, ExperimentResult, at_least, at_most, plot_by_step
+from hone.lab.policies import pretrained_network
 from hone.lab.puzzles import addition
-from hone.lab.training import Batch, Objective, Training, averaged
-from hone.objectives.policy import clipped, importance
+from hone.lab.training import Objective, PuzzleBatch, PuzzleTraining, train_seeds
+from hone.objectives.policy import clipped_surrogate, importance_weighted
 from hone.objectives.ratios import ratio
-from hone.objectives.terms import Terms
-from hone.report.html import number
+from hone.objectives.terms import LossTerms
+from hone.report.html import format_number
 
 WIDTH = 0.2
 EPOCHS, RATE = 8, 0.004
 
 
-def with_clip(policy: nn.Module, batch: Batch) -> Terms:
-    return clipped(batch.now(policy), batch.before, batch.advantage, low=WIDTH, high=WIDTH)
+def with_clip(policy: nn.Module, batch: PuzzleBatch) -> LossTerms:
+    return clipped_surrogate(batch.logp(policy), batch.old_logp, batch.advantage, low=WIDTH, high=WIDTH)
 
 
-def without_clip(policy: nn.Module, batch: Batch) -> Terms:
-    return importance(batch.now(policy), batch.before, batch.advantage)
+def without_clip(policy: nn.Module, batch: PuzzleBatch) -> LossTerms:
+    return importance_weighted(batch.logp(policy), batch.old_logp, batch.advantage)
 
 
 OBJECTIVES: dict[str, Objective] = {"clipped at 0.2": with_clip, "no clip": without_clip}
 
 
-def pulls(log_ratio: float, advantage: float) -> tuple[float, float]:
-    """Gradient on a log-probability that has moved by `log_ratio`: of the clipped surrogate, and of the clipped term
-    alone, which is not a loss that anybody should use."""
+def surrogate_gradients(log_ratio: float, advantage: float) -> tuple[float, float]:
+    """Gradient on a log-probability that has moved by `reference_log_ratio`: of the clipped surrogate, and of the
+    clipped term alone, which is not a loss that anybody should use."""
     now = torch.tensor([log_ratio], requires_grad=True)
     then, credit = torch.zeros(1), torch.tensor([advantage])
-    smaller = gradient(clipped(now, then, credit, low=WIDTH, high=WIDTH).loss.sum(), now)
+    smaller = gradient(clipped_surrogate(now, then, credit, low=WIDTH, high=WIDTH).loss.sum(), now)
     bare = -credit * ratio(now, then).clamp(1 - WIDTH, 1 + WIDTH)
-    return -float(smaller), -float(_slope(bare, now))
+    return -float(smaller), -float(_gradient(bare, now))
 
 
-def _slope(total: Tensor, at: Tensor) -> Tensor:
+def _gradient(total: Tensor, at: Tensor) -> Tensor:
     return gradient(total.sum(), at)
 
 
-def run(seed: int, *, quick: bool = False) -> Finding:
+def run(seed: int, *, quick: bool = False) -> ExperimentResult:
     steps, runs = (20, 1) if quick else (40, 3)
     puzzle = addition()
     found = {
-        name: averaged(
-            lambda number: warm_network(puzzle, seed=number),
-            Training(puzzle=puzzle, objective=objective, steps=steps, epochs=EPOCHS, rate=RATE, max_grad_norm=None),
+        name: train_seeds(
+            lambda number: pretrained_network(puzzle, seed=number),
+            PuzzleTraining(
+                puzzle=puzzle, objective=objective, steps=steps, epochs=EPOCHS, learning_rate=RATE, max_grad_norm=None
+            ),
             seed=seed,
             runs=runs,
         )
@@ -59,7 +61,7 @@ def run(seed: int, *, quick: bool = False) -> Finding:
     kl = {name: float(each["policy/kl_nats"].mean()) for name, each in found.items()}
     most = {name: float(each["policy/ratio_max"].max()) for name, each in found.items()}
     entropy = {name: float(each["entropy_nats"][:, steps // 2].mean()) for name, each in found.items()}
-    wrong_way, bare = pulls(0.5, -1.0)
+    wrong_way, bare = surrogate_gradients(0.5, -1.0)
     claims = [
         at_least("KL of an update, no clip over clipped", kl[free] / kl[kept], 1.5),
         at_least("largest ratio, no clip over clipped", most[free] / most[kept], 1.0),
@@ -67,13 +69,20 @@ def run(seed: int, *, quick: bool = False) -> Finding:
         at_least("pull back on a bad token that became likelier, with the minimum", -wrong_way, 1.0),
         at_most("the same, clipped term alone", abs(bare), 1e-6),
     ]
-    return Finding(
+    return ExperimentResult(
         header=("objective", "solved", "KL of an update, nats", "largest ratio", "entropy half-way, nats"),
         rows=[
-            (name, number(last[name]), number(kl[name]), number(most[name]), number(entropy[name])) for name in found
+            (
+                name,
+                format_number(last[name]),
+                format_number(kl[name]),
+                format_number(most[name]),
+                format_number(entropy[name]),
+            )
+            for name in found
         ],
         panels=[
-            by_step(title, {name: each[metric].mean(axis=0) for name, each in found.items()}, log_y=log)
+            plot_by_step(title, {name: each[metric].mean(axis=0) for name, each in found.items()}, log_y=log)
             for title, metric, log in (
                 ("share of additions solved", "solved", False),
                 ("largest ratio of an update", "policy/ratio_max", True),

@@ -6,21 +6,21 @@ from gymnasium import spaces
 from torch import nn
 
 from hone.core.episodes import Episodes
-from hone.envs.finite.build import counted, drawn
-from hone.envs.finite.model import Finite
-from hone.envs.finite.solve import evaluate, policy_iteration, worth
+from hone.envs.finite.build import garnet_mdp, mdp_from_log
+from hone.envs.finite.model import FiniteMdp
+from hone.envs.finite.solve import evaluate_policy, policy_iteration, start_value
 from hone.envs.finite.world import FiniteWorld
-from hone.envs.logs.parquet import Log
-from hone.lab.control import learned
-from hone.lab.finding import Experiment, Finding, at_least, at_most, lines
+from hone.envs.logs.parquet import DecisionLog
+from hone.lab.control import train_recipe
+from hone.lab.finding import Experiment, ExperimentResult, at_least, at_most, line_plot
 from hone.lab.puzzles import Floats
 from hone.models.control.mlp import MlpConfig
-from hone.recipes.offline.cql import CqlAlgorithm, CqlConfig, build_table
-from hone.report.html import number
-from hone.tabular.tables import FollowActing
+from hone.recipes.offline.cql import CqlAlgorithm, CqlConfig, build_discrete
+from hone.report.html import format_number
+from hone.tabular.tables import FixedPolicyActor
 from hone.train.control.spaces import log_spaces
 from hone.train.learner.config import LearnerConfig
-from hone.train.tabular.job import FixedActor
+from hone.train.tabular.job import StationaryActor
 
 STATES, ACTIONS, TRIED, DISCOUNT = 30, 8, 2, 0.9
 KEYS = ("thought", "true", "untried")
@@ -30,22 +30,22 @@ METHODS = {"Q-learning": 0.0, "CQL": 1.0}
 """Weight of the conservative gap."""
 
 
-def logged(mdp: Finite, behaviour: Floats, *, seed: int, steps: int) -> Log:
+def collect_log(mdp: FiniteMdp, behaviour: Floats, *, seed: int, steps: int) -> DecisionLog:
     """What `behaviour` `[S, A]` did."""
     world = FiniteWorld(mdp=mdp, steps=steps // 50, seed=seed, copies=50)
-    episodes = world.rollout(FixedActor(FollowActing(probability=behaviour)))
-    return Log(
+    episodes = world.rollout(StationaryActor(FixedPolicyActor(probability=behaviour)))
+    return DecisionLog(
         episodes=episodes, observation_space=spaces.Discrete(mdp.states), action_space=spaces.Discrete(mdp.actions)
     )
 
 
-def habits(mdp: Finite) -> Floats:
+def behaviour_policy(mdp: FiniteMdp) -> Floats:
     """Somebody who knows the world: takes the `TRIED` best actions of each state, either as often `[S, A]`."""
     rank = (-policy_iteration(mdp).q).argsort(axis=1).argsort(axis=1)
     return (rank < TRIED) / TRIED
 
 
-def learnt(log: Log, mdp: Finite, conservatism: float, *, seed: int, turns: int) -> dict[str, Floats]:
+def train_offline(log: DecisionLog, mdp: FiniteMdp, conservatism: float, *, seed: int, turns: int) -> dict[str, Floats]:
     """Of the greedy policy after each turn `[turns]`, at the start: what it is thought to be worth, what it is worth,
     and the share of states in which it does what nobody tried."""
     config = CqlConfig(
@@ -54,44 +54,46 @@ def learnt(log: Log, mdp: Finite, conservatism: float, *, seed: int, turns: int)
         algorithm=CqlAlgorithm(discount=DISCOUNT, conservatism=conservatism),
     )  # fmt: skip
     spaces_ = log_spaces(log)
-    job = build_table(config, log, spaces_)
+    job = build_discrete(config, log, spaces_)
     policy = job.recipe.learner.policy
     every = torch.from_numpy(spaces_.inputs.array(np.arange(STATES)))
-    tried = counted(log.episodes, states=STATES, actions=ACTIONS, discount=DISCOUNT).legal
+    tried = mdp_from_log(log.episodes, states=STATES, actions=ACTIONS, discount=DISCOUNT).available
     found = {name: np.empty(turns) for name in KEYS}
 
     def watch(step: int, episodes: Episodes) -> None:
         del episodes
-        table = values_of(policy.values, every)
+        table = action_values(policy.values, every)
         choice = table.argmax(axis=1)
-        found["thought"][step - 1] = worth(mdp, table.max(axis=1))
-        found["true"][step - 1] = worth(mdp, evaluate(mdp, choice))
+        found["thought"][step - 1] = start_value(mdp, table.max(axis=1))
+        found["true"][step - 1] = start_value(mdp, evaluate_policy(mdp, choice))
         found["untried"][step - 1] = 1.0 - tried[np.arange(STATES), choice].mean()
 
-    learned(job.recipe, steps=turns, watch=watch)
+    train_recipe(job.recipe, steps=turns, watch=watch)
     return found
 
 
 @torch.no_grad()
-def values_of(values: nn.Module, every: torch.Tensor) -> Floats:
+def action_values(values: nn.Module, every: torch.Tensor) -> Floats:
     """`[S, A]`"""
     return np.asarray(values(every).numpy(), np.float64)
 
 
-def compared(seed: int, number_: int, *, turns: int, steps: int) -> tuple[dict[str, dict[str, Floats]], Floats]:
+def compare_methods(seed: int, number_: int, *, turns: int, steps: int) -> tuple[dict[str, dict[str, Floats]], Floats]:
     """Both methods on the log of one drawn world; and what the best policy that the log knows and whoever acted are
     worth `[2]`."""
-    mdp = drawn(states=STATES, actions=ACTIONS, branching=3, seed=100 * seed + number_, discount=DISCOUNT, ending=0.02)
-    behaviour = habits(mdp)
-    log = logged(mdp, behaviour, seed=seed, steps=steps)
-    known = policy_iteration(counted(log.episodes, states=STATES, actions=ACTIONS, discount=DISCOUNT)).policy
-    bars = np.array([worth(mdp, evaluate(mdp, known)), worth(mdp, evaluate(mdp, behaviour))])
-    return {name: learnt(log, mdp, weight, seed=seed, turns=turns) for name, weight in METHODS.items()}, bars
+    mdp = garnet_mdp(
+        states=STATES, actions=ACTIONS, branching=3, seed=100 * seed + number_, discount=DISCOUNT, ending=0.02
+    )
+    behaviour = behaviour_policy(mdp)
+    log = collect_log(mdp, behaviour, seed=seed, steps=steps)
+    known = policy_iteration(mdp_from_log(log.episodes, states=STATES, actions=ACTIONS, discount=DISCOUNT)).policy
+    bars = np.array([start_value(mdp, evaluate_policy(mdp, known)), start_value(mdp, evaluate_policy(mdp, behaviour))])
+    return {name: train_offline(log, mdp, weight, seed=seed, turns=turns) for name, weight in METHODS.items()}, bars
 
 
-def run(seed: int, *, quick: bool = False) -> Finding:
+def run(seed: int, *, quick: bool = False) -> ExperimentResult:
     turns, worlds = (60, 2) if quick else (60, 3)
-    each_world = [compared(seed, k, turns=turns, steps=2000 if quick else 5000) for k in range(worlds)]
+    each_world = [compare_methods(seed, k, turns=turns, steps=2000 if quick else 5000) for k in range(worlds)]
     by_log, by_habit = np.mean([bars for _, bars in each_world], axis=0).tolist()
     found = {
         name: {key: np.mean([paths[name][key] for paths, _ in each_world], axis=0) for key in KEYS} for name in METHODS
@@ -107,20 +109,20 @@ def run(seed: int, *, quick: bool = False) -> Finding:
         at_most("untried actions, CQL", wary["untried"], 0.05),
     ]
     x = UPDATES * np.arange(1, turns + 1)
-    return Finding(
+    return ExperimentResult(
         header=("method", "thought to be worth", "is worth", "untried actions"),
         rows=[
-            *((name, number(each["thought"]), number(each["true"]), f"{each['untried']:.0%}")
+            *((name, format_number(each["thought"]), format_number(each["true"]), f"{each['untried']:.0%}")
               for name, each in last.items()),
-            ("dynamic programming on the log", "", number(by_log), "0%"),
-            ("whoever acted", "", number(by_habit), "0%"),
+            ("dynamic programming on the log", "", format_number(by_log), "0%"),
+            ("whoever acted", "", format_number(by_habit), "0%"),
         ],
         panels=[
-            lines("worth of the policy", "updates", x, {
+            line_plot("worth of the policy", "updates", x, {
                 f"{name}, {words}": each[key]
                 for name, each in found.items() for key, words in (("thought", "thought"), ("true", "true"))
             }),
-            lines("share of states with an untried action", "updates", x,
+            line_plot("share of states with an untried action", "updates", x,
                   {name: each["untried"] for name, each in found.items()}),
         ],
         verdict=(

@@ -3,15 +3,15 @@
 import numpy as np
 
 from hone.core.episodes import Episodes
-from hone.envs.finite.model import Finite, Outcomes, finite
+from hone.envs.finite.model import FiniteMdp, MdpOutcomes, make_mdp
 from hone.envs.finite.world import FiniteWorld
-from hone.lab.control import learned, side_by_side, smooth, tabular
-from hone.lab.finding import Experiment, Finding, at_least, at_most, lines
+from hone.lab.control import moving_average, replicate_mdp, tabular_recipe, train_recipe
+from hone.lab.finding import Experiment, ExperimentResult, at_least, at_most, line_plot
 from hone.lab.puzzles import Floats
-from hone.report.html import number
+from hone.report.html import format_number
 from hone.tabular.batch import RateConfig
-from hone.tabular.learn import Double, Greedy, Rule
-from hone.tabular.tables import ActionTable, States
+from hone.tabular.learn import DoubleQLearning, QLearningRule, UpdateRule
+from hone.tabular.tables import ActionTable, StateFeatures
 
 ACTIONS, HALF = 10, 5
 TRUTH = -0.1
@@ -20,29 +20,31 @@ WINDOW = 20
 METHODS = ("Q-learning", "double Q-learning")
 
 
-def fork() -> Finite:
+def maximisation_bias_mdp() -> FiniteMdp:
     """The first five actions end the episode with 0; the others lead to a state of ten bets, each worth `TRUTH`."""
     action = np.arange(ACTIONS)
     bets = np.repeat(action, 2)
-    return finite(
-        Outcomes(
+    return make_mdp(
+        MdpOutcomes(
             state=np.concatenate([np.zeros(ACTIONS, np.int64), np.ones(2 * ACTIONS, np.int64)]),
             action=np.concatenate([action, bets]),
-            after=np.ones(3 * ACTIONS, np.int64),
+            next_state=np.ones(3 * ACTIONS, np.int64),
             probability=np.concatenate([np.ones(ACTIONS), np.tile([0.45, 0.55], ACTIONS)]),
             reward=np.concatenate([np.zeros(ACTIONS), np.tile([1.0, -1.0], ACTIONS)]),
-            ends=np.concatenate([action < HALF, np.ones(2 * ACTIONS, np.bool_)]),
+            terminates=np.concatenate([action < HALF, np.ones(2 * ACTIONS, np.bool_)]),
         ),
         states=2, actions=ACTIONS, start=np.array([1.0, 0.0]), discount=1.0,
     )  # fmt: skip
 
 
-def learnt(name: str, *, seed: int, turns: int, learners: int) -> tuple[Floats, Floats]:
+def train_learners(name: str, *, seed: int, turns: int, learners: int) -> tuple[Floats, Floats]:
     """Of each turn `[turns]`: share of first decisions that lead to the bets, and what these seem to be worth."""
-    mdp = side_by_side(fork(), learners)
+    mdp = replicate_mdp(maximisation_bias_mdp(), learners)
     world = FiniteWorld(mdp=mdp, steps=1, seed=seed, copies=learners)
-    table = ActionTable(States(count=mdp.states, actions=ACTIONS), tables=1 if name == METHODS[0] else 2)
-    rule: Rule = Greedy(actions=ACTIONS) if name == METHODS[0] else Double(actions=ACTIONS, seed=seed)
+    table = ActionTable(StateFeatures(count=mdp.states, actions=ACTIONS), tables=1 if name == METHODS[0] else 2)
+    rule: UpdateRule = (
+        QLearningRule(actions=ACTIONS) if name == METHODS[0] else DoubleQLearning(actions=ACTIONS, seed=seed)
+    )
     wrong, believed = np.empty(turns), np.empty(turns)
 
     def watch(step: int, episodes: Episodes) -> None:
@@ -53,15 +55,15 @@ def learnt(name: str, *, seed: int, turns: int, learners: int) -> tuple[Floats, 
         pick = tables[0].argmax(axis=1)
         believed[step - 1] = tables[-1][np.arange(learners), pick].mean()
 
-    learned(tabular(world, table, rule, rate=RateConfig(rate=0.1)), steps=turns, watch=watch)
+    train_recipe(tabular_recipe(world, table, rule, rate=RateConfig(rate=0.1)), steps=turns, watch=watch)
     return wrong, believed
 
 
-def run(seed: int, *, quick: bool = False) -> Finding:
+def run(seed: int, *, quick: bool = False) -> ExperimentResult:
     turns, learners = (400, 300) if quick else (800, 1000)
-    found = {name: learnt(name, seed=seed, turns=turns, learners=learners) for name in METHODS}
+    found = {name: train_learners(name, seed=seed, turns=turns, learners=learners) for name in METHODS}
     share = {name: float(wrong.mean()) for name, (wrong, _) in found.items()}
-    peak = {name: float(smooth(wrong, WINDOW).max()) for name, (wrong, _) in found.items()}
+    peak = {name: float(moving_average(wrong, WINDOW).max()) for name, (wrong, _) in found.items()}
     bias = {name: float(believed.max()) - TRUTH for name, (_, believed) in found.items()}
     last = {name: float(believed[-turns // 10 :].mean()) for name, (_, believed) in found.items()}
     single, double = METHODS
@@ -72,24 +74,27 @@ def run(seed: int, *, quick: bool = False) -> Finding:
         at_most("what double Q-learning takes them for at last over the truth, below it", last[double] - TRUTH, 0.0),
     ]
     after = np.arange(WINDOW, turns + 1)
-    return Finding(
+    return ExperimentResult(
         header=("method", "wrong ways", "at worst", "bets seem worth, at most", "at last", "truth"),
         rows=[
-            (name, f"{share[name]:.0%}", f"{peak[name]:.0%}", *map(number, (bias[name] + TRUTH, last[name], TRUTH)))
+            (name, f"{share[name]:.0%}", f"{peak[name]:.0%}", *map(format_number, (bias[name] + TRUTH, last[name],
+            TRUTH)))
             for name in METHODS
         ],
         panels=[
-            lines("share of decisions for the losing way", "steps of each learner", after,
-                  {name: smooth(wrong, WINDOW) for name, (wrong, _) in found.items()}),
-            lines("what the bets are thought to be worth", "steps of each learner", np.arange(1, turns + 1),
+            line_plot("share of decisions for the losing way", "steps of each learner", after,
+                  {name: moving_average(wrong, WINDOW) for name, (wrong, _) in found.items()}),
+            line_plot("what the bets are thought to be worth", "steps of each learner", np.arange(1, turns + 1),
                   {**{name: believed for name, (_, believed) in found.items()}, "truth": np.full(turns, TRUTH)}),
         ],
         verdict=(
             f"Where one way pays 0 and the other leads to ten bets that are each worth {TRUTH}, Q-learning thinks them "
-            f"worth up to {number(bias[single] + TRUTH)} and goes there in {peak[single]:.0%} of its decisions at "
-            f"worst, {share[single]:.0%} over all; double Q-learning thinks up to {number(bias[double] + TRUTH)}, "
+            f"worth up to {format_number(bias[single] + TRUTH)} and goes there in {peak[single]:.0%} of its "
+            f"decisions at "
+            f"worst, {share[single]:.0%} over all; double Q-learning thinks up to "
+            f"{format_number(bias[double] + TRUTH)}, "
             f"{peak[double]:.0%} at worst and {share[double]:.0%} over all, and errs to the other side at last "
-            f"({number(last[double])}; Q-learning {number(last[single])})."
+            f"({format_number(last[double])}; Q-learning {format_number(last[single])})."
         ),
         claims=claims,
     )  # fmt: skip

@@ -12,21 +12,21 @@ from hone.core.random import generator
 from hone.credit.group import group_relative
 from hone.credit.passk import max_rl, pass_at_k
 from hone.lab.exact import gradient, scored_episodes
-from hone.lab.finding import Experiment, Finding, Lines, Series, at_least, at_most
-from hone.lab.policies import pick
+from hone.lab.finding import Experiment, ExperimentResult, LinePlot, PlotSeries, at_least, at_most
+from hone.lab.policies import sample_rows
 from hone.lab.puzzles import Floats
-from hone.objectives.policy import reinforce
+from hone.objectives.policy import reinforce_loss
 
 WAYS, QUESTIONS, K, SIZE, RATE = 5, 40, 8, 16, 0.5
-Judge = Callable[[Episodes, Values], Credits]
-CREDITS: dict[str, Judge] = {
+CreditAssigner = Callable[[Episodes, Values], Credits]
+CREDITS: dict[str, CreditAssigner] = {
     "GRPO": group_relative,
     f"pass@{K} advantages": partial(pass_at_k, k=K),
     "MaxRL": max_rl,
 }
 
 
-def world(seed: int) -> Floats:
+def solution_table(seed: int) -> Floats:
     """Whether way w solves question q `[QUESTIONS, WAYS]`: the first solves 6 in 10, each other one its own tenth."""
     order = generator(seed, "lab/ways").permutation(QUESTIONS)
     solves = np.zeros((QUESTIONS, WAYS))
@@ -37,33 +37,33 @@ def world(seed: int) -> Floats:
     return solves
 
 
-def passes(logits: torch.Tensor, solves: Floats, k: int) -> float:
+def mean_pass_at_k(logits: torch.Tensor, solves: Floats, k: int) -> float:
     """Mean chance that one of `k` answers to a question is right, exactly."""
     chance = solves @ torch.softmax(logits.double(), dim=0).numpy()
     return float((1 - (1 - chance) ** k).mean())
 
 
-def train_ways(credit: Judge, solves: Floats, *, seed: int, steps: int) -> Floats:
+def train_ways(credit: CreditAssigner, solves: Floats, *, seed: int, steps: int) -> Floats:
     """pass@1 and pass@K over the steps `[steps + 1, 2]`: plain gradient steps, every question asked `SIZE` times."""
     logits = torch.zeros(WAYS)
-    found = [(passes(logits, solves, 1), passes(logits, solves, K))]
+    found = [(mean_pass_at_k(logits, solves, 1), mean_pass_at_k(logits, solves, K))]
     asked = np.repeat(np.arange(QUESTIONS), SIZE)
     for step in range(steps):
         draws = generator(seed, "lab/passk", step)
         chance = np.broadcast_to(torch.softmax(logits, dim=0).numpy(), (len(asked), WAYS))
-        way = pick(chance, draws.random(len(asked)))
+        way = sample_rows(chance, draws.random(len(asked)))
         credits = credit(scored_episodes(solves[asked, way], asked), NO_VALUES)
         table = logits.clone().requires_grad_(True)
         now = torch.log_softmax(table, dim=0)[torch.from_numpy(way)]
-        slope = gradient(reinforce(now, torch.from_numpy(credits.advantage)).loss.mean(), table)
+        slope = gradient(reinforce_loss(now, torch.from_numpy(credits.advantage)).loss.mean(), table)
         logits = logits - RATE * slope
-        found.append((passes(logits, solves, 1), passes(logits, solves, K)))
+        found.append((mean_pass_at_k(logits, solves, 1), mean_pass_at_k(logits, solves, K)))
     return np.array(found)
 
 
-def run(seed: int, *, quick: bool = False) -> Finding:
+def run(seed: int, *, quick: bool = False) -> ExperimentResult:
     steps = 60 if quick else 200
-    solves = world(seed)
+    solves = solution_table(seed)
     paths = {name: train_ways(credit, solves, seed=seed, steps=steps) for name, credit in CREDITS.items()}
     grpo, many, likely = CREDITS
     start = paths[grpo][0]
@@ -75,16 +75,16 @@ def run(seed: int, *, quick: bool = False) -> Finding:
         at_least(f"pass@{K} of MaxRL minus GRPO", float(end[likely][1] - end[grpo][1]), 0.03),
         at_least(f"pass@1 of GRPO minus pass@{K} advantages", float(end[grpo][0] - end[many][0]), 0.03),
     ]
-    return Finding(
+    return ExperimentResult(
         header=("credit", "pass@1", f"pass@{K}"),
         rows=[("before training", *(f"{value:.1%}" for value in start))]
         + [(name, *(f"{value:.1%}" for value in values)) for name, values in end.items()],
         panels=[
-            Lines(
+            LinePlot(
                 title=f"pass@{k}",
                 x_label="step",
                 series=[
-                    Series(label=name, x=list(range(steps + 1)), y=path[:, column].tolist())
+                    PlotSeries(label=name, x=list(range(steps + 1)), y=path[:, column].tolist())
                     for name, path in paths.items()
                 ],
             )

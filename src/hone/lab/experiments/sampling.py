@@ -4,36 +4,36 @@ import numpy as np
 import torch
 
 from hone.core.random import generator
-from hone.lab.finding import Experiment, Finding, at_least, at_most, lines
-from hone.lab.policies import pick
+from hone.lab.finding import Experiment, ExperimentResult, at_least, at_most, line_plot
+from hone.lab.policies import sample_rows
 from hone.lab.puzzles import Floats
 from hone.objectives.policy import ratio
-from hone.report.html import number
+from hone.report.html import format_number
 
 OUTCOMES, DRAWS = 30, 64
-WAYS = ("Monte Carlo (fresh draws)", "importance", "self-normalised", "truncated at 2", "rejection")
+ESTIMATORS = ("Monte Carlo (fresh draws)", "importance", "self-normalised", "truncated at 2", "rejection")
 
 
 def estimates(now: Floats, then: Floats, worth: Floats, *, draws: np.random.Generator, tries: int) -> dict[str, Floats]:
     """`[tries]` estimates of E_now[worth] each way, from `DRAWS` outcomes; the log-probabilities are `[OUTCOMES]`."""
     size = tries * DRAWS
-    fresh = pick(np.broadcast_to(np.exp(now), (size, OUTCOMES)), draws.random(size)).reshape(tries, DRAWS)
-    old = pick(np.broadcast_to(np.exp(then), (size, OUTCOMES)), draws.random(size)).reshape(tries, DRAWS)
+    fresh = sample_rows(np.broadcast_to(np.exp(now), (size, OUTCOMES)), draws.random(size)).reshape(tries, DRAWS)
+    old = sample_rows(np.broadcast_to(np.exp(then), (size, OUTCOMES)), draws.random(size)).reshape(tries, DRAWS)
     weight = ratio(torch.from_numpy(now[old]), torch.from_numpy(then[old])).numpy()
     most = float(np.exp(now - then).max())
     kept = draws.random((tries, DRAWS)) * most < weight
     accepted = np.maximum(kept.sum(axis=1), 1)
     paid = worth[old]
     return {
-        WAYS[0]: worth[fresh].mean(axis=1),
-        WAYS[1]: (weight * paid).mean(axis=1),
-        WAYS[2]: (weight * paid).sum(axis=1) / weight.sum(axis=1),
-        WAYS[3]: (np.minimum(weight, 2.0) * paid).mean(axis=1),
-        WAYS[4]: np.where(kept.any(axis=1), (kept * paid).sum(axis=1) / accepted, paid.mean(axis=1)),
+        ESTIMATORS[0]: worth[fresh].mean(axis=1),
+        ESTIMATORS[1]: (weight * paid).mean(axis=1),
+        ESTIMATORS[2]: (weight * paid).sum(axis=1) / weight.sum(axis=1),
+        ESTIMATORS[3]: (np.minimum(weight, 2.0) * paid).mean(axis=1),
+        ESTIMATORS[4]: np.where(kept.any(axis=1), (kept * paid).sum(axis=1) / accepted, paid.mean(axis=1)),
     }
 
 
-def run(seed: int, *, quick: bool = False) -> Finding:
+def run(seed: int, *, quick: bool = False) -> ExperimentResult:
     tries = 400 if quick else 4000
     moves = np.array([0.0, 0.5, 1.0, 1.8]) if quick else np.linspace(0, 1.8, 10)
     chance = generator(seed, "lab/sampling")
@@ -41,7 +41,7 @@ def run(seed: int, *, quick: bool = False) -> Finding:
     worth = 1.0 + chance.standard_normal(OUTCOMES)
     then = start - np.log(np.exp(start).sum())
     kls: list[float] = []
-    errors: dict[str, list[float]] = {way: [] for way in WAYS}
+    errors: dict[str, list[float]] = {way: [] for way in ESTIMATORS}
     bias: dict[str, float] = {}
     effective, accepted = 1.0, 1.0
     for k, move in enumerate(moves):
@@ -54,8 +54,8 @@ def run(seed: int, *, quick: bool = False) -> Finding:
             bias[way] = float((found.mean() - true) / (found.std() / np.sqrt(tries)))
         effective = float(1 / (np.exp(now) @ np.exp(now - then)))
         accepted = float(1 / np.exp(now - then).max())
-    last = {way: errors[way][-1] for way in WAYS}
-    fresh, weighted, normalised, truncated, rejected = WAYS
+    last = {way: errors[way][-1] for way in ESTIMATORS}
+    fresh, weighted, normalised, truncated, rejected = ESTIMATORS
     claims = [
         at_most("bias of importance sampling, in standard errors", abs(bias[weighted]), 4.0),
         at_least("bias of truncated weights, in standard errors", abs(bias[truncated]), 5.0),
@@ -64,11 +64,14 @@ def run(seed: int, *, quick: bool = False) -> Finding:
         at_least("error of rejection over fresh draws, far away", last[rejected] / last[fresh], 1.5),
         at_most("all ways agree where the policy has not moved: spread of errors", _spread(errors), 0.2),
     ]
-    return Finding(
+    return ExperimentResult(
         header=("way", f"error at {kls[0]:.2f} nats", f"error at {kls[-1]:.2f} nats", "bias there, standard errors"),
-        rows=[(way, number(errors[way][0]), number(last[way]), number(round(bias[way], 1))) for way in WAYS],
+        rows=[
+            (way, format_number(errors[way][0]), format_number(last[way]), format_number(round(bias[way], 1)))
+            for way in ESTIMATORS
+        ],
         panels=[
-            lines(f"error of the estimate from {DRAWS} draws", "KL(policy || the one that drew), nats", kls, errors)
+            line_plot(f"error of the estimate from {DRAWS} draws", "KL(policy || the one that drew), nats", kls, errors)
         ],
         verdict=(
             f"{kls[-1]:.2f} nats away from the policy that drew, {DRAWS} weighted draws are worth "

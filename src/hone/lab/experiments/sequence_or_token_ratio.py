@@ -5,22 +5,22 @@ import torch
 from torch import nn
 
 from hone.core.random import generator
-from hone.lab.finding import Experiment, Finding, at_least, at_most, lines
-from hone.lab.policies import warm_network
+from hone.lab.finding import Experiment, ExperimentResult, at_least, at_most, line_plot
+from hone.lab.policies import pretrained_network
 from hone.lab.puzzles import parity
-from hone.lab.training import Batch, Objective, Training, averaged
-from hone.objectives.policy import clipped
+from hone.lab.training import Objective, PuzzleBatch, PuzzleTraining, train_seeds
+from hone.objectives.policy import clipped_surrogate
 from hone.objectives.sequence import gspo
-from hone.objectives.terms import Terms
+from hone.objectives.terms import LossTerms
 from hone.objectives.weights import sequence_mean
-from hone.report.html import number
+from hone.report.html import format_number
 
 LENGTHS = (1, 4, 16, 64, 256)
 SHARE, SIZE = 0.1, 1.0
 """One token in ten is routed to other experts, and its log-probability is then off by a nat or so."""
 
 
-def routed(shape: int, *, seed: int, step: int) -> torch.Tensor:
+def routing_noise(shape: int, *, seed: int, step: int) -> torch.Tensor:
     """Errors of log-probabilities `[shape]`, in nats."""
     draws = generator(seed, "lab/routing", step)
     return torch.from_numpy(np.where(draws.random(shape) < SHARE, SIZE * draws.standard_normal(shape), 0.0)).float()
@@ -29,14 +29,14 @@ def routed(shape: int, *, seed: int, step: int) -> torch.Tensor:
 def distortion(length: int, *, seed: int) -> dict[str, tuple[float, float]]:
     """Of answers on which nothing has changed but noise: spread of the factor on the gradient, share without one."""
     count = 4096 // length * length
-    noise = routed(count, seed=seed, step=length)
+    noise = routing_noise(count, seed=seed, step=length)
     advantage = torch.where(torch.arange(count) // length % 2 == 0, 1.0, -1.0)
     sequence = torch.arange(count) // length
     found: dict[str, tuple[float, float]] = {}
     for name in ("token ratios", "sequence ratio"):
         now = torch.zeros(count, requires_grad=True)
         if name == "token ratios":
-            terms = clipped(now, noise, advantage)
+            terms = clipped_surrogate(now, noise, advantage)
         else:
             terms = gspo(now, noise, advantage, sequence, low=0.2, high=0.2)
         terms.loss.sum().backward()
@@ -47,15 +47,15 @@ def distortion(length: int, *, seed: int) -> dict[str, tuple[float, float]]:
 
 
 def objective_with(*, by_sequence: bool, noisy: bool, seed: int) -> Objective:
-    def objective(policy: nn.Module, batch: Batch) -> Terms:
-        now = batch.now(policy)
+    def objective(policy: nn.Module, batch: PuzzleBatch) -> LossTerms:
+        now = batch.logp(policy)
         # the errors belong to the tokens: the same tokens with the same old log-probabilities are off alike
-        then = batch.before
+        then = batch.old_logp
         if noisy:
-            then = then + routed(len(then), seed=seed, step=int(batch.before.sum().abs() * 1000))
+            then = then + routing_noise(len(then), seed=seed, step=int(batch.old_logp.sum().abs() * 1000))
         if by_sequence:
-            return gspo(now, then, batch.advantage, batch.sequence, low=0.2, high=0.2)
-        return clipped(now, then, batch.advantage)
+            return gspo(now, then, batch.advantage, batch.episode, low=0.2, high=0.2)
+        return clipped_surrogate(now, then, batch.advantage)
 
     return objective
 
@@ -63,18 +63,18 @@ def objective_with(*, by_sequence: bool, noisy: bool, seed: int) -> Objective:
 def train_parity(*, by_sequence: bool, noisy: bool, seed: int, steps: int, runs: int) -> float:
     """Share of parities solved at last."""
     puzzle = parity(6)
-    plan = Training(
+    plan = PuzzleTraining(
         puzzle=puzzle,
         objective=objective_with(by_sequence=by_sequence, noisy=noisy, seed=seed),
         scheme=sequence_mean,
         steps=steps,
         prompts=32,
     )
-    found = averaged(lambda number: warm_network(puzzle, seed=number), plan, seed=seed, runs=runs)
+    found = train_seeds(lambda number: pretrained_network(puzzle, seed=number), plan, seed=seed, runs=runs)
     return float(found["solved"][:, -1].mean())
 
 
-def run(seed: int, *, quick: bool = False) -> Finding:
+def run(seed: int, *, quick: bool = False) -> ExperimentResult:
     steps, runs, lengths = (10, 1, (1, 16, 256)) if quick else (60, 2, LENGTHS)
     noise = {length: distortion(length, seed=seed) for length in lengths}
     solved = {
@@ -90,19 +90,19 @@ def run(seed: int, *, quick: bool = False) -> Finding:
         at_least("without gradient for no reason, token ratios", noise[long][token][1], 0.01),
         at_most("without gradient for no reason, sequence ratio", noise[long][sequence][1], 0.001),
     ]
-    return Finding(
+    return ExperimentResult(
         header=("ratio", *(f"spread, {n} tokens" for n in lengths), "solved, no noise", "solved, noise"),
         rows=[
             (
                 name,
-                *(number(noise[n][name][0]) for n in lengths),
+                *(format_number(noise[n][name][0]) for n in lengths),
                 f"{solved[name, False]:.1%}",
                 f"{solved[name, True]:.1%}",
             )
             for name in (token, sequence)
         ],
         panels=[
-            lines(
+            line_plot(
                 "spread of the factor on the gradient, from noise alone",
                 "length of the answer, log2 of tokens",
                 np.log2(lengths),

@@ -4,23 +4,23 @@ import numpy as np
 from torch import nn
 
 from hone.core.random import permutation
-from hone.lab.finding import Experiment, Finding, Lines, Series, at_least
-from hone.lab.policies import imitate, judge, network_for
+from hone.lab.finding import Experiment, ExperimentResult, LinePlot, PlotSeries, at_least
+from hone.lab.policies import make_network, puzzle_metrics, train_supervised
 from hone.lab.puzzles import addition
-from hone.lab.training import Batch, Training, improve
-from hone.objectives.policy import clipped
-from hone.objectives.terms import Terms
-from hone.report.html import number
+from hone.lab.training import PuzzleBatch, PuzzleTraining, train_policy
+from hone.objectives.policy import clipped_surrogate
+from hone.objectives.terms import LossTerms
+from hone.report.html import format_number
 
 BASE, EXAMPLES = 14, 48
 STARTS = {"nothing": 0, "12 steps on examples": 12, "400 steps on examples": 400}
 
 
-def objective(policy: nn.Module, batch: Batch) -> Terms:
-    return clipped(batch.now(policy), batch.before, batch.advantage)
+def objective(policy: nn.Module, batch: PuzzleBatch) -> LossTerms:
+    return clipped_surrogate(batch.logp(policy), batch.old_logp, batch.advantage)
 
 
-def run(seed: int, *, quick: bool = False) -> Finding:
+def run(seed: int, *, quick: bool = False) -> ExperimentResult:
     steps, runs = (90, 1) if quick else (150, 2)
     puzzle = addition(BASE)
     solved: dict[str, list[np.ndarray]] = {name: [] for name in STARTS}
@@ -28,12 +28,12 @@ def run(seed: int, *, quick: bool = False) -> Finding:
     for run_seed in range(10 * seed, 10 * seed + runs):
         shown = permutation(run_seed, "lab/examples", count=len(puzzle.questions))[:EXAMPLES]
         for name, cold in STARTS.items():
-            policy = network_for(puzzle, seed=run_seed)
-            imitate(policy, puzzle, steps=cold, questions=shown)
-            start = judge(policy, puzzle)
+            policy = make_network(puzzle, seed=run_seed)
+            train_supervised(policy, puzzle, steps=cold, questions=shown)
+            start = puzzle_metrics(policy, puzzle)
             entropy[name] = start["entropy_nats"]
-            plan = Training(puzzle=puzzle, objective=objective, steps=steps, prompts=36)
-            told = improve(policy, plan, seed=run_seed, watch=lambda now: judge(now, puzzle))
+            plan = PuzzleTraining(puzzle=puzzle, objective=objective, steps=steps, prompts=36)
+            told = train_policy(policy, plan, seed=run_seed, watch=lambda now: puzzle_metrics(now, puzzle))
             solved[name].append(np.append(start["solved"], told["solved"]))
     paths = {name: np.mean(each, axis=0) for name, each in solved.items()}
     nothing, cold, long = STARTS
@@ -43,14 +43,16 @@ def run(seed: int, *, quick: bool = False) -> Finding:
         at_least("gained by RL after the short cold start", gain[cold], 0.1),
         at_least("gained by RL, short cold start over long", gain[cold] / gain[long], 1.3),
     ]
-    return Finding(
+    return ExperimentResult(
         header=("start", "entropy before RL, nats", "solved before RL", "solved after RL"),
-        rows=[(name, number(entropy[name]), f"{path[0]:.1%}", f"{path[-1]:.1%}") for name, path in paths.items()],
+        rows=[
+            (name, format_number(entropy[name]), f"{path[0]:.1%}", f"{path[-1]:.1%}") for name, path in paths.items()
+        ],
         panels=[
-            Lines(
+            LinePlot(
                 title="additions solved",
                 x_label="step of RL",
-                series=[Series(label=n, x=list(range(steps + 1)), y=path.tolist()) for n, path in paths.items()],
+                series=[PlotSeries(label=n, x=list(range(steps + 1)), y=path.tolist()) for n, path in paths.items()],
             )
         ],
         verdict=(

@@ -2,43 +2,43 @@
 
 from torch import nn
 
-from hone.lab.finding import Experiment, Finding, Lines, Series, at_least, at_most
-from hone.lab.policies import warm_network
+from hone.lab.finding import Experiment, ExperimentResult, LinePlot, PlotSeries, at_least, at_most
+from hone.lab.policies import pretrained_network
 from hone.lab.puzzles import addition
-from hone.lab.training import Batch, Objective, Training, averaged
-from hone.objectives.policy import clipped, importance, reinforce
-from hone.objectives.terms import Terms
+from hone.lab.training import Objective, PuzzleBatch, PuzzleTraining, train_seeds
+from hone.objectives.policy import clipped_surrogate, importance_weighted, reinforce_loss
+from hone.objectives.terms import LossTerms
 
 DELAYS = (0, 2, 4, 8, 16)
 RATE = 0.003
 
 
-def with_clip(policy: nn.Module, batch: Batch) -> Terms:
+def with_clip(policy: nn.Module, batch: PuzzleBatch) -> LossTerms:
     """The ratio is taken against whoever acted."""
-    return clipped(batch.now(policy), batch.acted, batch.advantage)
+    return clipped_surrogate(batch.logp(policy), batch.behaviour_logp, batch.advantage)
 
 
-def with_ratio(policy: nn.Module, batch: Batch) -> Terms:
-    return importance(batch.now(policy), batch.acted, batch.advantage)
+def without_clip(policy: nn.Module, batch: PuzzleBatch) -> LossTerms:
+    return importance_weighted(batch.logp(policy), batch.behaviour_logp, batch.advantage)
 
 
-def as_if_fresh(policy: nn.Module, batch: Batch) -> Terms:
-    return reinforce(batch.now(policy), batch.advantage)
+def without_ratio(policy: nn.Module, batch: PuzzleBatch) -> LossTerms:
+    return reinforce_loss(batch.logp(policy), batch.advantage)
 
 
-OBJECTIVES: dict[str, Objective] = {"clipped": with_clip, "ratio, no clip": with_ratio, "as if fresh": as_if_fresh}
+OBJECTIVES: dict[str, Objective] = {"clipped": with_clip, "ratio, no clip": without_clip, "as if fresh": without_ratio}
 
 
-def run(seed: int, *, quick: bool = False) -> Finding:
+def run(seed: int, *, quick: bool = False) -> ExperimentResult:
     steps, runs, delays = (40, 1, (0, 2, 16)) if quick else (60, 2, DELAYS)
     puzzle = addition()
     solved: dict[str, list[float]] = {}
     for name, objective in OBJECTIVES.items():
         solved[name] = []
         for delay in delays:
-            found = averaged(
-                lambda number: warm_network(puzzle, seed=number),
-                Training(puzzle=puzzle, objective=objective, steps=steps, rate=RATE, delay=delay),
+            found = train_seeds(
+                lambda number: pretrained_network(puzzle, seed=number),
+                PuzzleTraining(puzzle=puzzle, objective=objective, steps=steps, learning_rate=RATE, delay=delay),
                 seed=seed,
                 runs=runs,
             )
@@ -52,14 +52,14 @@ def run(seed: int, *, quick: bool = False) -> Finding:
         at_least("the same, ratio without clip", share["ratio, no clip"], 0.9),
         at_least(f"clipped, {delays[little]} versions old over fresh", solved["clipped"][little] / fresh, 0.9),
     ]
-    return Finding(
+    return ExperimentResult(
         header=("objective", *(f"k = {delay}" for delay in delays)),
         rows=[(name, *(f"{value:.1%}" for value in values)) for name, values in solved.items()],
         panels=[
-            Lines(
+            LinePlot(
                 title=f"additions solved after {steps} steps",
                 x_label="age of the answers, versions",
-                series=[Series(label=name, x=list(delays), y=values) for name, values in solved.items()],
+                series=[PlotSeries(label=name, x=list(delays), y=values) for name, values in solved.items()],
             )
         ],
         verdict=(

@@ -9,10 +9,10 @@ from hone.core.credit import NO_VALUES
 from hone.core.episodes import Episodes
 from hone.core.random import generator
 from hone.credit.group import Scale, group_relative
-from hone.lab.exact import by_count, chance_of_counts, judged
-from hone.lab.finding import Experiment, Finding, Lines, Series, at_least, at_most
+from hone.lab.exact import count_probabilities, group_advantages, scores_by_count
+from hone.lab.finding import Experiment, ExperimentResult, LinePlot, PlotSeries, at_least, at_most
 from hone.lab.puzzles import Floats
-from hone.report.html import number
+from hone.report.html import format_number
 
 SIZE = 16
 SCALES: dict[str, Scale] = {"divided by std (GRPO)": "group", "not divided (Dr.GRPO)": "none"}
@@ -22,46 +22,48 @@ def advantages(episodes: Episodes, *, scale: Scale) -> NDArray[np.float32]:
     return group_relative(episodes, NO_VALUES, scale=scale).advantage
 
 
-def weights(chances: Floats, scale: Scale) -> Floats:
+def question_weights(chances: Floats, scale: Scale) -> Floats:
     """Factor on the gradient of each question's chance to be right `[Q]`; the true gradient has the factor 1.
 
     E[mean over the group of A_i (R_i - p)] / (p (1 - p)), exactly.
     """
-    patterns = by_count(SIZE)
-    advantage = judged(partial(advantages, scale=scale), patterns)
-    weight = chance_of_counts(chances, SIZE)
+    patterns = scores_by_count(SIZE)
+    advantage = group_advantages(partial(advantages, scale=scale), patterns)
+    weight = count_probabilities(chances, SIZE)
     pull = (advantage[None] * (patterns[None] - chances[:, None, None])).mean(axis=2)
     return (weight * pull).sum(axis=1) / (chances * (1 - chances))
 
 
-def run(seed: int, *, quick: bool = False) -> Finding:
+def run(seed: int, *, quick: bool = False) -> ExperimentResult:
     grid = np.linspace(0.02, 0.98, 13 if quick else 49)
-    curves = {name: weights(grid, scale) for name, scale in SCALES.items()}
+    curves = {name: question_weights(grid, scale) for name, scale in SCALES.items()}
     asked = generator(seed, "lab/difficulty").beta(1.0, 1.0, size=200).clip(0.02, 0.98)
     extreme = (asked < 0.15) | (asked > 0.85)
     shares: dict[str, float] = {}
     for name, scale in SCALES.items():
-        pull = weights(asked, scale) * asked * (1 - asked)  # what moves a question's logit
+        pull = question_weights(asked, scale) * asked * (1 - asked)  # what moves a question's logit
         shares[name] = float(pull[extreme].sum() / pull.sum())
     grpo, plain = SCALES
-    middle = {name: float(weights(np.array([0.5]), scale)[0]) for name, scale in SCALES.items()}
-    edge = {name: float(weights(np.array([0.9]), scale)[0]) for name, scale in SCALES.items()}
+    middle = {name: float(question_weights(np.array([0.5]), scale)[0]) for name, scale in SCALES.items()}
+    edge = {name: float(question_weights(np.array([0.9]), scale)[0]) for name, scale in SCALES.items()}
     preference = edge[grpo] / middle[grpo]
-    close = judged(partial(advantages, scale="group"), np.array([[0.50, 0.51, 0.50, 0.51], [0.0, 1.0, 0.0, 1.0]]))
+    close = group_advantages(
+        partial(advantages, scale="group"), np.array([[0.50, 0.51, 0.50, 0.51], [0.0, 1.0, 0.0, 1.0]])
+    )
     claims = [
         at_least("weight of a question with p = 0.9 over one with p = 0.5, divided", preference, 1.3),
         at_most("the same, not divided: off 1 by", abs(edge[plain] / middle[plain] - 1), 1e-5),
         at_least("share of very easy and very hard questions, divided over not", shares[grpo] / shares[plain], 1.1),
         at_least("advantage of scores 0.01 apart over scores 1 apart, divided", abs(close[0] / close[1]).min(), 0.95),
     ]
-    return Finding(
+    return ExperimentResult(
         header=("advantage", "weight at p = 0.5", "weight at p = 0.9", "share of p < 0.15 or p > 0.85"),
-        rows=[(name, number(middle[name]), number(edge[name]), f"{shares[name]:.0%}") for name in SCALES],
+        rows=[(name, format_number(middle[name]), format_number(edge[name]), f"{shares[name]:.0%}") for name in SCALES],
         panels=[
-            Lines(
+            LinePlot(
                 title="weight of a question in the gradient (truth: the same for all)",
                 x_label="chance to be right",
-                series=[Series(label=name, x=grid.tolist(), y=curve.tolist()) for name, curve in curves.items()],
+                series=[PlotSeries(label=name, x=grid.tolist(), y=curve.tolist()) for name, curve in curves.items()],
             )
         ],
         verdict=(

@@ -8,21 +8,21 @@ from gymnasium import spaces
 
 from hone.core.episodes import Episodes
 from hone.core.random import generator
-from hone.envs.finite.build import drawn
-from hone.envs.finite.model import Finite
-from hone.envs.finite.solve import evaluate, policy_iteration, worth
+from hone.envs.finite.build import garnet_mdp
+from hone.envs.finite.model import FiniteMdp
+from hone.envs.finite.solve import evaluate_policy, policy_iteration, start_value
 from hone.envs.finite.world import FiniteWorld
-from hone.envs.logs.parquet import Log
-from hone.lab.control import learned
-from hone.lab.finding import Experiment, Finding, at_least, lines
+from hone.envs.logs.parquet import DecisionLog
+from hone.lab.control import train_recipe
+from hone.lab.finding import Experiment, ExperimentResult, at_least, line_plot
 from hone.lab.puzzles import Floats
 from hone.models.control.mlp import MlpConfig
-from hone.recipes.offline.cql import CqlAlgorithm, CqlConfig, build_table
-from hone.report.html import number
-from hone.tabular.tables import FollowActing
+from hone.recipes.offline.cql import CqlAlgorithm, CqlConfig, build_discrete
+from hone.report.html import format_number
+from hone.tabular.tables import FixedPolicyActor
 from hone.train.control.spaces import log_spaces
 from hone.train.learner.config import LearnerConfig
-from hone.train.tabular.job import FixedActor
+from hone.train.tabular.job import StationaryActor
 
 STATES, ACTIONS, SIZE, DISCOUNT, UPDATES = 40, 4, 6, 0.97, 10
 RATES = (0.001, 0.003, 0.01)
@@ -30,37 +30,37 @@ SHARES = {"copied at once": 1.0, "takes on 10%": 0.1, "takes on 2%": 0.02}
 """Of the values, that their slow copy takes on after each update."""
 
 
-def seen_as(*, seed: int) -> Floats:
+def observation_features(*, seed: int) -> Floats:
     """`[S, SIZE]` what a state looks like: numbers that it shares with others, so that a network must generalise."""
     return generator(seed, "lab/looks").standard_normal((STATES, SIZE))
 
 
-def logged(mdp: Finite, looks: Floats, *, seed: int, steps: int) -> Log:
+def collect_log(mdp: FiniteMdp, looks: Floats, *, seed: int, steps: int) -> DecisionLog:
     """What somebody did who chooses blindly; every action is tried everywhere."""
     world = FiniteWorld(mdp=mdp, steps=steps // 50, seed=seed, copies=50)
-    lived = world.rollout(FixedActor(FollowActing(probability=np.full((STATES, ACTIONS), 1 / ACTIONS))))
+    lived = world.rollout(StationaryActor(FixedPolicyActor(probability=np.full((STATES, ACTIONS), 1 / ACTIONS))))
     assert lived.final is not None
     shown = looks.astype(np.float32)
     episodes = replace(
         lived, seen=shown[lived.observations.astype(np.int64)], final=shown[lived.final.astype(np.int64)]
     )
     box = spaces.Box(-np.inf, np.inf, (SIZE,), np.float32)
-    return Log(episodes=episodes, observation_space=box, action_space=spaces.Discrete(ACTIONS))
+    return DecisionLog(episodes=episodes, observation_space=box, action_space=spaces.Discrete(ACTIONS))
 
 
-def learnt(share: float, *, rate: float, seed: int, world: int, turns: int) -> tuple[Floats, Floats]:
+def train_network(share: float, *, rate: float, seed: int, world: int, turns: int) -> tuple[Floats, Floats]:
     """Of each turn `[turns]`: root mean squared error of the values over their own size, and worth of the greedy policy
     over the best."""
-    mdp = drawn(states=STATES, actions=ACTIONS, branching=3, seed=100 * seed + world, discount=DISCOUNT)
-    true, looks = policy_iteration(mdp), seen_as(seed=100 * seed + world)
-    log = logged(mdp, looks, seed=seed, steps=5000)
+    mdp = garnet_mdp(states=STATES, actions=ACTIONS, branching=3, seed=100 * seed + world, discount=DISCOUNT)
+    true, looks = policy_iteration(mdp), observation_features(seed=100 * seed + world)
+    log = collect_log(mdp, looks, seed=seed, steps=5000)
     config = CqlConfig(
         recipe="cql", name="lab", log="", seed=seed, steps=turns, network=MlpConfig(hidden=[64], activation="relu"),
         learner=LearnerConfig(lr=rate, minibatches=UPDATES, max_grad_norm=None), batch=64,
         algorithm=CqlAlgorithm(discount=DISCOUNT, conservatism=0.0, target_rate=share),
     )  # fmt: skip
     spaces_ = log_spaces(log)
-    job = build_table(config, log, spaces_)
+    job = build_discrete(config, log, spaces_)
     policy = job.recipe.learner.policy
     every = torch.from_numpy(spaces_.inputs.array(looks.astype(np.float32)))
     off, found = np.empty(turns), np.empty(turns)
@@ -70,17 +70,17 @@ def learnt(share: float, *, rate: float, seed: int, world: int, turns: int) -> t
         with torch.no_grad():
             table = policy.values(every).numpy().astype(np.float64)
         off[step - 1] = np.linalg.norm(table - true.q) / np.linalg.norm(true.q)
-        found[step - 1] = worth(mdp, evaluate(mdp, table.argmax(axis=1))) / worth(mdp, true.value)
+        found[step - 1] = start_value(mdp, evaluate_policy(mdp, table.argmax(axis=1))) / start_value(mdp, true.value)
 
-    learned(job.recipe, steps=turns, watch=watch)
+    train_recipe(job.recipe, steps=turns, watch=watch)
     return off, found
 
 
-def run(seed: int, *, quick: bool = False) -> Finding:
+def run(seed: int, *, quick: bool = False) -> ExperimentResult:
     turns, worlds, rates = (60, 1, RATES[1:]) if quick else (100, 2, RATES)
     found = {
         (name, rate): np.mean(
-            [learnt(share, rate=rate, seed=seed, world=k, turns=turns) for k in range(worlds)], axis=0
+            [train_network(share, rate=rate, seed=seed, world=k, turns=turns) for k in range(worlds)], axis=0
         )
         for name, share in SHARES.items()
         for rate in rates
@@ -97,15 +97,16 @@ def run(seed: int, *, quick: bool = False) -> Finding:
         at_least("error of the values at last, slowest copy over none", off[slow, fast] / off[once, fast], 1.5),
     ]
     x = UPDATES * np.arange(1, turns + 1)
-    return Finding(
+    return ExperimentResult(
         header=("slow copy", *(f"worth, rate {rate:g}" for rate in rates), f"error of the values, rate {fast:g}"),
         rows=[
-            (name, *(f"{late[name, rate]:.0%}" for rate in rates), number(off[name, fast])) for name in SHARES
+            (name, *(f"{late[name, rate]:.0%}" for rate in rates), format_number(off[name, fast])) for name in SHARES
         ],
         panels=[
-            lines(f"worth of the policy over the best, rate {fast:g}", "updates", x,
+            line_plot(f"worth of the policy over the best, rate {fast:g}", "updates", x,
                   {name: found[name, fast][1] for name in SHARES}),
-            lines("error of the values over their size", "updates", x, {name: found[name, fast][0] for name in SHARES}),
+            line_plot("error of the values over their size", "updates", x, {name: found[name,
+            fast][0] for name in SHARES}),
         ],
         verdict=(
             f"A network that learns from its own next guess (rate {fast:g}) has a policy worth {late[once, fast]:.0%} "

@@ -10,18 +10,18 @@ from hone.core.credit import NO_VALUES, Credits, Metrics, Values
 from hone.core.episodes import Episodes
 from hone.core.state import State
 from hone.credit.group import group_relative
-from hone.lab.finding import Experiment, Finding, Lines, Series, at_least, at_most, by_step
-from hone.lab.policies import frozen, judge, kl_between, log_softmax, right_paths, warm_network
+from hone.lab.finding import Experiment, ExperimentResult, LinePlot, PlotSeries, at_least, at_most, plot_by_step
+from hone.lab.policies import answer_paths, frozen_copy, kl_between, log_softmax, pretrained_network, puzzle_metrics
 from hone.lab.puzzles import Floats, Puzzle, addition
-from hone.lab.training import Batch, Play, Player, Training, improve
-from hone.objectives.natural import TrustRegion, fisher_product, flat, natural_step
-from hone.objectives.policy import clipped, importance
-from hone.objectives.terms import Terms
+from hone.lab.training import DelayedActor, PuzzleBatch, PuzzleTraining, PuzzleWorld, train_policy
+from hone.objectives.natural import TrustRegion, fisher_product, flatten, trust_region_step
+from hone.objectives.policy import clipped_surrogate, importance_weighted
+from hone.objectives.terms import LossTerms
 from hone.objectives.trust import dppo_tv
-from hone.report.html import number
+from hone.report.html import format_number
 from hone.train.learner.flat_parameters import FlatParameters
 from hone.train.loop import Recipe, train
-from hone.train.sources.live import Live
+from hone.train.sources.live import LiveSource
 
 REGION = TrustRegion(max_kl_nats=0.02, damping=0.01)
 GOAL = 0.8
@@ -29,7 +29,7 @@ EPOCHS, RATE = 4, 0.004
 
 
 @dataclass(slots=True)
-class Natural:
+class NaturalGradientLearner:
     """One natural step a batch; implements `loop.Learner`."""
 
     policy: nn.Module
@@ -47,7 +47,9 @@ class Natural:
             before = log_softmax(self.policy, seen)
 
         def loss() -> Tensor:
-            return importance(log_softmax(self.policy, seen).gather(1, chosen).squeeze(1), then, advantage).loss.mean()
+            return importance_weighted(
+                log_softmax(self.policy, seen).gather(1, chosen).squeeze(1), then, advantage
+            ).loss.mean()
 
         def kl() -> Tensor:
             return (before.exp() * (before - log_softmax(self.policy, seen))).sum(dim=1).mean()
@@ -57,8 +59,8 @@ class Natural:
                 return float(loss()), float(kl())
 
         weights = self.parameters.parameters
-        slope = flat(torch.autograd.grad(loss(), weights)).detach()
-        outcome = natural_step(self.parameters.data.detach(), slope, fisher_product(kl, weights), told, REGION)
+        slope = flatten(torch.autograd.grad(loss(), weights)).detach()
+        outcome = trust_region_step(self.parameters.data.detach(), slope, fisher_product(kl, weights), told, REGION)
         return {"policy/kl_nats": outcome.kl_nats, "accepted": float(outcome.accepted)}
 
     def state(self) -> State:
@@ -68,28 +70,30 @@ class Natural:
         del state
 
 
-def by_clip(policy: nn.Module, batch: Batch) -> Terms:
-    return clipped(batch.now(policy), batch.before, batch.advantage)
+def by_clip(policy: nn.Module, batch: PuzzleBatch) -> LossTerms:
+    return clipped_surrogate(batch.logp(policy), batch.old_logp, batch.advantage)
 
 
-def by_probability(policy: nn.Module, batch: Batch) -> Terms:
-    return dppo_tv(batch.now(policy), batch.before, batch.advantage)
+def by_probability(policy: nn.Module, batch: PuzzleBatch) -> LossTerms:
+    return dppo_tv(batch.logp(policy), batch.old_logp, batch.advantage)
 
 
 @dataclass(slots=True)
-class Meter:
+class StepKlMeter:
     """Solved, and the exact KL(before || after) of each step along the right answers."""
 
     puzzle: Puzzle
-    last: nn.Module
+    previous: nn.Module
 
     def __call__(self, policy: nn.Module) -> Metrics:
-        moved = kl_between(self.last, policy, right_paths(self.puzzle)[0])
-        self.last = frozen(policy)
-        return {**judge(policy, self.puzzle), "step_kl": moved}
+        moved = kl_between(self.previous, policy, answer_paths(self.puzzle)[0])
+        self.previous = frozen_copy(policy)
+        return {**puzzle_metrics(policy, self.puzzle), "step_kl": moved}
 
 
-def by_natural_steps(policy: nn.Module, puzzle: Puzzle, *, seed: int, steps: int, watch: Meter) -> dict[str, Floats]:
+def train_natural_gradient(
+    policy: nn.Module, puzzle: Puzzle, *, seed: int, steps: int, watch: StepKlMeter
+) -> dict[str, Floats]:
     """`training.improve` with another learner."""
     told: list[Metrics] = []
 
@@ -97,26 +101,30 @@ def by_natural_steps(policy: nn.Module, puzzle: Puzzle, *, seed: int, steps: int
         del step, episodes, credits
         told.append({**metrics, **watch(policy)})
 
-    learner = Natural(policy, FlatParameters(policy.parameters()))
-    source: Live[nn.Module] = Live(world=Play(puzzle=puzzle, seed=seed, prompts=36, samples=8), actor=Player())
-    train(Recipe(source=source, credit=group_relative, learner=learner), steps=steps, report=report)
+    learner = NaturalGradientLearner(policy, FlatParameters(policy.parameters()))
+    source: LiveSource[nn.Module] = LiveSource(
+        world=PuzzleWorld(puzzle=puzzle, seed=seed, prompts=36, samples=8), actor=DelayedActor()
+    )
+    train(Recipe(source=source, credit=group_relative, learner=learner), steps=steps, callback=report)
     return {name: np.array([metrics[name] for metrics in told]) for name in told[0]}
 
 
-def run(seed: int, *, quick: bool = False) -> Finding:
+def run(seed: int, *, quick: bool = False) -> ExperimentResult:
     steps, runs = (25, 1) if quick else (50, 2)
     puzzle = addition()
     found: dict[str, list[dict[str, Floats]]] = {"TRPO": [], "PPO": [], "DPPO": []}
     for run_seed in range(10 * seed, 10 * seed + runs):
-        policy = warm_network(puzzle, seed=run_seed)
-        meter = Meter(puzzle, frozen(policy))
-        found["TRPO"].append(by_natural_steps(policy, puzzle, seed=run_seed, steps=steps, watch=meter))
+        policy = pretrained_network(puzzle, seed=run_seed)
+        meter = StepKlMeter(puzzle, frozen_copy(policy))
+        found["TRPO"].append(train_natural_gradient(policy, puzzle, seed=run_seed, steps=steps, watch=meter))
         for name, objective in (("PPO", by_clip), ("DPPO", by_probability)):
-            policy = warm_network(puzzle, seed=run_seed)
-            plan = Training(puzzle=puzzle, objective=objective, steps=steps, epochs=EPOCHS, rate=RATE)
-            found[name].append(improve(policy, plan, seed=run_seed, watch=Meter(puzzle, frozen(policy))))
-    paid = {name: float(np.mean([_to_goal(told)[1] for told in each])) for name, each in found.items()}
-    needed = {name: float(np.mean([_to_goal(told)[0] for told in each])) for name, each in found.items()}
+            policy = pretrained_network(puzzle, seed=run_seed)
+            plan = PuzzleTraining(puzzle=puzzle, objective=objective, steps=steps, epochs=EPOCHS, learning_rate=RATE)
+            found[name].append(
+                train_policy(policy, plan, seed=run_seed, watch=StepKlMeter(puzzle, frozen_copy(policy)))
+            )
+    paid = {name: float(np.mean([_steps_to_goal(told)[1] for told in each])) for name, each in found.items()}
+    needed = {name: float(np.mean([_steps_to_goal(told)[0] for told in each])) for name, each in found.items()}
     most = {name: max(float(told["step_kl"].max()) for told in each) for name, each in found.items()}
     last = {name: float(np.mean([told["solved"][-1] for told in each])) for name, each in found.items()}
     within = max(float(told["policy/kl_nats"].max()) for told in found["TRPO"])
@@ -126,21 +134,28 @@ def run(seed: int, *, quick: bool = False) -> Finding:
         at_least("KL paid for the same gain, DPPO over PPO", paid["DPPO"] / paid["PPO"], 1.3),
         at_least("largest step, DPPO over PPO", most["DPPO"] / most["PPO"], 1.3),
     ]
-    return Finding(
+    return ExperimentResult(
         header=("method", f"steps to {GOAL:.0%}", "KL paid until then, nats", "largest step, nats", "solved at last"),
         rows=[
-            (name, number(needed[name]), number(paid[name]), number(most[name]), f"{last[name]:.1%}") for name in found
+            (
+                name,
+                format_number(needed[name]),
+                format_number(paid[name]),
+                format_number(most[name]),
+                f"{last[name]:.1%}",
+            )
+            for name in found
         ],
         panels=[
-            Lines(
+            LinePlot(
                 title="additions solved against the way gone",
                 x_label="sum of the steps' KL, nats",
                 series=[
-                    Series(label=name, x=np.cumsum(each[0]["step_kl"]).tolist(), y=each[0]["solved"].tolist())
+                    PlotSeries(label=name, x=np.cumsum(each[0]["step_kl"]).tolist(), y=each[0]["solved"].tolist())
                     for name, each in found.items()
                 ],
             ),
-            by_step("KL of each step, nats", {name: each[0]["step_kl"] for name, each in found.items()}),
+            plot_by_step("KL of each step, nats", {name: each[0]["step_kl"] for name, each in found.items()}),
         ],
         verdict=(
             f"To {GOAL:.0%} solved TRPO pays {paid['TRPO']:.3f} nats of KL in {needed['TRPO']:.0f} steps, PPO "
@@ -152,7 +167,7 @@ def run(seed: int, *, quick: bool = False) -> Finding:
     )
 
 
-def _to_goal(told: dict[str, Floats]) -> tuple[int, float]:
+def _steps_to_goal(told: dict[str, Floats]) -> tuple[int, float]:
     """Steps until the goal (all of them if it is missed), and the KL paid until then."""
     reached = np.flatnonzero(told["solved"] >= GOAL)
     steps = int(reached[0]) + 1 if len(reached) else len(told["solved"])

@@ -15,30 +15,30 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hone.core.errors import ConfigError
-from hone.models.control.mlp import Bounds, Choices, Mlp, MlpConfig, Spaces
+from hone.models.control.mlp import BoxActions, DiscreteActions, Mlp, MlpConfig, PolicySpaces
 from hone.models.control.numpy_policies import (
     LOG_STD_RANGE,
     LOG_TWO_PI,
-    ActCategorical,
-    ActGaussian,
-    ActGreedy,
-    Acting,
-    ActSquashed,
+    NumpyCategoricalPolicy,
+    NumpyGaussianPolicy,
+    NumpyGreedyPolicy,
+    NumpyPolicy,
+    NumpySquashedGaussianPolicy,
 )
 
 
-class Policy(nn.Module, ABC):
+class ControlPolicy(nn.Module, ABC):
     """A small network that decides. A subclass names its `kind`, and is listed in `control_folder.KINDS`."""
 
     kind: ClassVar[str]
     """Its name on disk."""
 
-    def __init__(self, spaces: Spaces, network: MlpConfig) -> None:
+    def __init__(self, spaces: PolicySpaces, network: MlpConfig) -> None:
         super().__init__()
         self.spaces, self.network = spaces, network
 
     @abstractmethod
-    def acting(self) -> Acting:
+    def numpy_policy(self) -> NumpyPolicy:
         """Whoever decides by these weights, in numpy; on a CPU it shares their memory."""
 
     def extras(self) -> Mapping[str, Any]:
@@ -46,13 +46,13 @@ class Policy(nn.Module, ABC):
         return {}
 
     @classmethod
-    def made(cls, spaces: Spaces, network: MlpConfig, extras: Mapping[str, Any]) -> Self:
+    def from_extras(cls, spaces: PolicySpaces, network: MlpConfig, extras: Mapping[str, Any]) -> Self:
         """A policy of this kind with whatever weights, to be loaded into. Raises KeyError, TypeError, ValueError."""
         del extras
         return cls(spaces, network, seed=0)  # pyright: ignore[reportCallIssue] - every subclass takes a seed
 
 
-class ActorCritic(Policy):
+class ActorCritic(ControlPolicy):
     """A softmax over choices or a Gaussian over a box, and a value of what is seen; two networks of the same shape.
 
     The Gaussian's log standard deviation is one parameter per action, the same everywhere. Without `critic` it is a
@@ -61,50 +61,52 @@ class ActorCritic(Policy):
 
     kind = "actor_critic"
 
-    def __init__(self, spaces: Spaces, network: MlpConfig, *, seed: int, critic: bool = True) -> None:
+    def __init__(self, spaces: PolicySpaces, network: MlpConfig, *, seed: int, critic: bool = True) -> None:
         super().__init__(spaces, network)
         actions, size = spaces.actions, spaces.inputs.size
-        outputs = actions.count if isinstance(actions, Choices) else actions.size
+        outputs = actions.count if isinstance(actions, DiscreteActions) else actions.size
         self.actor = Mlp(size, outputs, network, seed=seed, stream="actor", gain=0.01)
         self.critic = Mlp(size, 1, network, seed=seed, stream="critic") if critic else None
-        self.log_std = None if isinstance(actions, Choices) else nn.Parameter(torch.zeros(actions.size))
+        self.log_std = None if isinstance(actions, DiscreteActions) else nn.Parameter(torch.zeros(actions.size))
 
-    def judge(self, seen: Tensor, chosen: Tensor) -> "Judgement":
+    def evaluate_actions(self, seen: Tensor, chosen: Tensor) -> "PolicyOutput":
         """What the policy says now of what was chosen then."""
         x = self.spaces.inputs.tensor(seen)
-        logp, entropy = self._weigh(self.actor(x), chosen)
-        return Judgement(logp=logp, entropy=entropy, value=None if self.critic is None else self.critic(x).squeeze(-1))
+        logp, entropy = self._logp_and_entropy(self.actor(x), chosen)
+        return PolicyOutput(
+            logp=logp, entropy=entropy, value=None if self.critic is None else self.critic(x).squeeze(-1)
+        )
 
     def value(self, seen: Tensor) -> Tensor:
         """`[n]` worth of what is seen."""
         assert self.critic is not None, "this policy was made without a critic"
         return self.critic(self.spaces.inputs.tensor(seen)).squeeze(-1)
 
-    def acting(self) -> Acting:
-        actions, inputs, network = self.spaces.actions, self.spaces.inputs, self.actor.numpy()
-        if isinstance(actions, Choices):
-            return ActCategorical(network=network, inputs=inputs, actions=actions)
+    def numpy_policy(self) -> NumpyPolicy:
+        actions, inputs, network = self.spaces.actions, self.spaces.inputs, self.actor.to_numpy()
+        if isinstance(actions, DiscreteActions):
+            return NumpyCategoricalPolicy(network=network, inputs=inputs, actions=actions)
         assert self.log_std is not None
         log_std = self.log_std.detach().cpu().numpy()
-        return ActGaussian(network=network, inputs=inputs, actions=actions, log_std=log_std)
+        return NumpyGaussianPolicy(network=network, inputs=inputs, actions=actions, log_std=log_std)
 
     def extras(self) -> Mapping[str, Any]:
         return {"critic": self.critic is not None}
 
     @classmethod
-    def made(cls, spaces: Spaces, network: MlpConfig, extras: Mapping[str, Any]) -> Self:
+    def from_extras(cls, spaces: PolicySpaces, network: MlpConfig, extras: Mapping[str, Any]) -> Self:
         return cls(spaces, network, seed=0, critic=bool(extras["critic"]))
 
-    def _weigh(self, outputs: Tensor, chosen: Tensor) -> tuple[Tensor, Callable[[], Tensor]]:
+    def _logp_and_entropy(self, outputs: Tensor, chosen: Tensor) -> tuple[Tensor, Callable[[], Tensor]]:
         actions = self.spaces.actions
-        if isinstance(actions, Choices):
+        if isinstance(actions, DiscreteActions):
             return categorical(outputs, chosen - actions.start if actions.start else chosen)
         assert self.log_std is not None
         return gaussian(outputs, self.log_std, chosen.reshape(outputs.shape))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Judgement:
+class PolicyOutput:
     """A policy's word on decisions taken."""
 
     logp: Tensor
@@ -115,14 +117,14 @@ class Judgement:
     """`[n]` worth of what was seen; None without a critic."""
 
 
-class SoftActorCritic(Policy):
+class SoftActorCritic(ControlPolicy):
     """A tanh-squashed Gaussian, two action values with slow copies, and a temperature (Haarnoja et al., 2018)."""
 
     kind = "soft_actor_critic"
 
-    def __init__(self, spaces: Spaces, network: MlpConfig, *, seed: int) -> None:
+    def __init__(self, spaces: PolicySpaces, network: MlpConfig, *, seed: int) -> None:
         super().__init__(spaces, network)
-        if not isinstance(spaces.actions, Bounds) or not spaces.actions.finite:
+        if not isinstance(spaces.actions, BoxActions) or not spaces.actions.is_finite:
             raise ConfigError(f"a squashed Gaussian needs a box of actions with finite bounds, got {spaces.actions}")
         size, actions = spaces.inputs.size, spaces.actions.size
         self.actor = Mlp(size, 2 * actions, network, seed=seed, stream="actor", gain=0.01)
@@ -135,71 +137,71 @@ class SoftActorCritic(Policy):
         self.register_buffer("reach", 0.5 * (high - low), persistent=False)
 
     @property
-    def actions(self) -> int:
+    def action_size(self) -> int:
         """Numbers in an action."""
         return self.get_buffer("reach").numel()
 
-    def unit(self, chosen: Tensor) -> Tensor:
+    def to_unit_box(self, chosen: Tensor) -> Tensor:
         """Actions of the world `[n, *action]` -> `[n, actions]` in [-1, 1], the scale of critics and densities."""
         middle, reach = self.get_buffer("middle"), self.get_buffer("reach")
         return (chosen.reshape(len(chosen), -1) - middle) / reach
 
-    def draw(self, seen: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
+    def sample_actions(self, seen: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
         """Reparametrised actions `[n, actions]` in [-1, 1] and the logarithm of their density there `[n]` nats."""
         mean, log_std = self._outputs(seen)
-        return squashed(mean, log_std, mean + log_std.exp() * noise)
+        return squashed_gaussian(mean, log_std, mean + log_std.exp() * noise)
 
-    def worth(self, seen: Tensor, unit: Tensor, *, frozen: bool = False) -> tuple[Tensor, Tensor]:
-        """Both critics' values `[n]`; `frozen` lets gradients through to the actions only."""
+    def q_values(self, seen: Tensor, unit: Tensor, *, frozen: bool = False) -> tuple[Tensor, Tensor]:
+        """Both critics' values `[n]`; `frozen_copy` lets gradients through to the actions only."""
         x = torch.cat((self.spaces.inputs.tensor(seen), unit), dim=1)
-        first, second = (critic.frozen(x) if frozen else critic(x) for critic in mlps(self.critics))
+        first, second = (critic.forward_frozen(x) if frozen else critic(x) for critic in as_mlps(self.critics))
         return first.squeeze(-1), second.squeeze(-1)
 
     @torch.no_grad()
-    def target_worth(self, seen: Tensor, unit: Tensor) -> Tensor:
+    def min_target_q_values(self, seen: Tensor, unit: Tensor) -> Tensor:
         """The lesser of the slow critics' values `[n]`."""
         x = torch.cat((self.spaces.inputs.tensor(seen), unit), dim=1)
-        first, second = (critic(x) for critic in mlps(self.targets))
+        first, second = (critic(x) for critic in as_mlps(self.targets))
         return torch.minimum(first, second).squeeze(-1)
 
-    def acting(self) -> Acting:
+    def numpy_policy(self) -> NumpyPolicy:
         actions = self.spaces.actions
-        assert isinstance(actions, Bounds)
-        return ActSquashed(network=self.actor.numpy(), inputs=self.spaces.inputs, actions=actions)
+        assert isinstance(actions, BoxActions)
+        return NumpySquashedGaussianPolicy(network=self.actor.to_numpy(), inputs=self.spaces.inputs, actions=actions)
 
     def _outputs(self, seen: Tensor) -> tuple[Tensor, Tensor]:
         mean, log_std = self.actor(self.spaces.inputs.tensor(seen)).chunk(2, dim=1)
         return mean, log_std.clamp(*LOG_STD_RANGE)
 
 
-class ActionValues(Policy):
+class QNetworkPolicy(ControlPolicy):
     """A value for every choice, and a slow copy of it; acts on the greatest."""
 
     kind = "action_values"
 
-    def __init__(self, spaces: Spaces, network: MlpConfig, *, seed: int) -> None:
+    def __init__(self, spaces: PolicySpaces, network: MlpConfig, *, seed: int) -> None:
         super().__init__(spaces, network)
-        assert isinstance(spaces.actions, Choices), "a table of action values needs a finite set of actions"
+        assert isinstance(spaces.actions, DiscreteActions), "a table of action values needs a finite set of actions"
         self.values = Mlp(spaces.inputs.size, spaces.actions.count, network, seed=seed, stream="values")
         self.target = Mlp(spaces.inputs.size, spaces.actions.count, network, seed=seed, stream="values")
         self.target.requires_grad_(requires_grad=False)
 
-    def table(self, seen: Tensor) -> Tensor:
+    def q_values(self, seen: Tensor) -> Tensor:
         """`[n, choices]`"""
         return self.values(self.spaces.inputs.tensor(seen))
 
     @torch.no_grad()
-    def target_table(self, seen: Tensor) -> Tensor:
+    def target_q_values(self, seen: Tensor) -> Tensor:
         """`[n, choices]` of the slow copy."""
         return self.target(self.spaces.inputs.tensor(seen))
 
-    def acting(self) -> Acting:
+    def numpy_policy(self) -> NumpyPolicy:
         actions = self.spaces.actions
-        assert isinstance(actions, Choices)
-        return ActGreedy(network=self.values.numpy(), inputs=self.spaces.inputs, actions=actions)
+        assert isinstance(actions, DiscreteActions)
+        return NumpyGreedyPolicy(network=self.values.to_numpy(), inputs=self.spaces.inputs, actions=actions)
 
 
-def mlps(modules: nn.ModuleList) -> list[Mlp]:
+def as_mlps(modules: nn.ModuleList) -> list[Mlp]:
     return [module for module in modules if isinstance(module, Mlp)]
 
 
@@ -217,7 +219,7 @@ def gaussian(mean: Tensor, log_std: Tensor, chosen: Tensor) -> tuple[Tensor, Cal
     return logp, lambda: (log_std.sum() + 0.5 * (1.0 + LOG_TWO_PI) * size).expand(len(mean))
 
 
-def squashed(mean: Tensor, log_std: Tensor, raw: Tensor) -> tuple[Tensor, Tensor]:
+def squashed_gaussian(mean: Tensor, log_std: Tensor, raw: Tensor) -> tuple[Tensor, Tensor]:
     """tanh(`raw` `[n, a]`), and its log density `[n]` where raw ~ N(mean, exp(log_std)^2)."""
     scaled = (raw - mean) * torch.exp(-log_std)
     # log(1 - tanh(x)^2) = 2 (log 2 - x - softplus(-2x)), which neither overflows nor cancels
@@ -226,6 +228,6 @@ def squashed(mean: Tensor, log_std: Tensor, raw: Tensor) -> tuple[Tensor, Tensor
 
 
 @torch.no_grad()
-def follow(slow: Iterable[Tensor], fast: Iterable[Tensor], *, rate: float) -> None:
+def polyak_update(target: Iterable[Tensor], online: Iterable[Tensor], *, tau: float) -> None:
     """Polyak averaging, slow += rate * (fast - slow), in one pass over all parameters."""
-    torch._foreach_lerp_(list(slow), list(fast), rate)  # pyright: ignore[reportPrivateImportUsage] - the fused form
+    torch._foreach_lerp_(list(target), list(online), tau)  # pyright: ignore[reportPrivateImportUsage] - the fused form

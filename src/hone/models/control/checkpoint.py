@@ -12,44 +12,44 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from hone.core.errors import DataError
-from hone.models.control.actor_critic import ActionValues, ActorCritic, Policy, SoftActorCritic
+from hone.models.control.actor_critic import ActorCritic, ControlPolicy, QNetworkPolicy, SoftActorCritic
 from hone.models.control.deterministic import DeterministicActorCritic
 from hone.models.control.discriminator import AdversarialActorCritic
 from hone.models.control.intrinsic_reward import CuriousActorCritic
-from hone.models.control.mlp import Bounds, Choices, Inputs, MlpConfig, Spaces
+from hone.models.control.mlp import BoxActions, DiscreteActions, MlpConfig, ObservationInputs, PolicySpaces
 from hone.models.control.mpc import ModelPlanner
 from hone.models.control.multitask import MultitaskActorCritic
-from hone.models.control.offline import AdmissibleValues, BatchConstrained, ImplicitValues, SupportConstrained
-from hone.models.control.options import OptionCritic, OptionTable
-from hone.models.control.q_networks import DeepValues, SoftChoices
+from hone.models.control.offline import BcqPolicy, BearPolicy, DiscreteBcqPolicy, IqlPolicy
+from hone.models.control.options import OptionCriticPolicy, OptionTablePolicy
+from hone.models.control.q_networks import DiscreteSacPolicy, DqnPolicy
 from hone.models.control.recurrent import RecurrentActorCritic
 
 FORMAT = 2
-KINDS: dict[str, type[Policy]] = {
+POLICY_KINDS: dict[str, type[ControlPolicy]] = {
     kind.kind: kind
     for kind in (
         ActorCritic,
         SoftActorCritic,
-        ActionValues,
+        QNetworkPolicy,
         ModelPlanner,
         RecurrentActorCritic,
         MultitaskActorCritic,
-        DeepValues,
-        SoftChoices,
-        AdmissibleValues,
-        BatchConstrained,
-        ImplicitValues,
-        SupportConstrained,
+        DqnPolicy,
+        DiscreteSacPolicy,
+        DiscreteBcqPolicy,
+        BcqPolicy,
+        IqlPolicy,
+        BearPolicy,
         DeterministicActorCritic,
         CuriousActorCritic,
         AdversarialActorCritic,
-        OptionTable,
-        OptionCritic,
+        OptionTablePolicy,
+        OptionCriticPolicy,
     )
 }
 
 
-def save_policy(policy: Policy, folder: Path) -> None:
+def save_policy(policy: ControlPolicy, folder: Path) -> None:
     """Write `model.safetensors` and `policy.json` into `folder`, which is made if need be."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in policy.state_dict().items()}
@@ -65,14 +65,14 @@ def save_policy(policy: Policy, folder: Path) -> None:
     (folder / "policy.json").write_text(json.dumps(description, indent=2) + "\n", encoding="utf-8")
 
 
-def load_policy(folder: Path) -> Policy:
+def load_policy(folder: Path) -> ControlPolicy:
     """The policy that `save_policy` wrote; raises DataError that names what is missing, damaged or unknown."""
-    policy = _empty(_description(folder / "policy.json"), folder / "policy.json")
+    policy = _uninitialised_policy(_description(folder / "policy.json"), folder / "policy.json")
     load_weights(policy, folder)
     return policy
 
 
-def load_weights(policy: Policy, folder: Path) -> None:
+def load_weights(policy: ControlPolicy, folder: Path) -> None:
     """Read the weights of `folder` into `policy`, in place; raises DataError when they do not fit."""
     path = folder / "model.safetensors"
     try:
@@ -102,16 +102,16 @@ def _description(path: Path) -> dict[str, Any]:
     return description
 
 
-def _empty(description: dict[str, Any], path: Path) -> Policy:
+def _uninitialised_policy(description: dict[str, Any], path: Path) -> ControlPolicy:
     try:
         actions, seen = description["actions"], description["inputs"]
-        spaces = Spaces(
-            inputs=Inputs(**(seen | {"mean": tuple(seen["mean"]), "scale": tuple(seen["scale"])})),
-            actions=Choices(**actions)
+        spaces = PolicySpaces(
+            inputs=ObservationInputs(**(seen | {"mean": tuple(seen["mean"]), "scale": tuple(seen["scale"])})),
+            actions=DiscreteActions(**actions)
             if "count" in actions
-            else Bounds(low=tuple(actions["low"]), high=tuple(actions["high"]), shape=tuple(actions["shape"])),
+            else BoxActions(low=tuple(actions["low"]), high=tuple(actions["high"]), shape=tuple(actions["shape"])),
         )
         network = MlpConfig.model_validate(description["network"])
-        return KINDS[description["kind"]].made(spaces, network, description["extras"])
+        return POLICY_KINDS[description["kind"]].from_extras(spaces, network, description["extras"])
     except (KeyError, TypeError, ValueError) as error:
         raise DataError(f"{path}: incomplete or unknown: {error!r}") from error

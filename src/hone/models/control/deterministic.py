@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from hone.core.errors import ConfigError
-from hone.models.control.actor_critic import Policy, mlps
-from hone.models.control.mlp import Bounds, Floats, Inputs, Mlp, MlpConfig, NumpyMlp, Spaces
+from hone.models.control.actor_critic import ControlPolicy, as_mlps
+from hone.models.control.mlp import BoxActions, Floats, Mlp, MlpConfig, NumpyMlp, ObservationInputs, PolicySpaces
 from hone.models.control.numpy_policies import Array
 
 
-class DeterministicActorCritic(Policy):
+class DeterministicActorCritic(ControlPolicy):
     """tanh of a network, scaled to the box; `critics` values of what is seen and done; slow copies of all of them.
 
     Two critics are TD3's (Fujimoto et al., 2018), one is DDPG's (Lillicrap et al., 2016).
@@ -27,9 +27,9 @@ class DeterministicActorCritic(Policy):
 
     kind = "deterministic_actor_critic"
 
-    def __init__(self, spaces: Spaces, network: MlpConfig, *, seed: int, critics: int = 2) -> None:
+    def __init__(self, spaces: PolicySpaces, network: MlpConfig, *, seed: int, critics: int = 2) -> None:
         super().__init__(spaces, network)
-        if not isinstance(spaces.actions, Bounds) or not spaces.actions.finite:
+        if not isinstance(spaces.actions, BoxActions) or not spaces.actions.is_finite:
             raise ConfigError(f"a deterministic policy needs a box of actions with finite bounds, got {spaces.actions}")
         size, actions = spaces.inputs.size, spaces.actions.size
         streams = [f"critic{number}" for number in range(1, critics + 1)]
@@ -44,59 +44,59 @@ class DeterministicActorCritic(Policy):
         self.register_buffer("reach", 0.5 * (high - low), persistent=False)
 
     @property
-    def actions(self) -> int:
+    def action_size(self) -> int:
         """Numbers in an action."""
         return self.get_buffer("reach").numel()
 
-    def unit(self, chosen: Tensor) -> Tensor:
+    def to_unit_box(self, chosen: Tensor) -> Tensor:
         """Actions of the world `[n, *action]` -> `[n, actions]` in [-1, 1], the scale of the critics."""
         return (chosen.reshape(len(chosen), -1) - self.get_buffer("middle")) / self.get_buffer("reach")
 
-    def act(self, seen: Tensor) -> Tensor:
+    def actions_of(self, seen: Tensor) -> Tensor:
         """`[n, actions]` in [-1, 1]."""
         return torch.tanh(self.actor(self.spaces.inputs.tensor(seen)))
 
     @torch.no_grad()
-    def slow_act(self, seen: Tensor) -> Tensor:
+    def target_actions(self, seen: Tensor) -> Tensor:
         """`[n, actions]` in [-1, 1], of the slow copy."""
         return torch.tanh(self.slow_actor(self.spaces.inputs.tensor(seen)))
 
-    def worth(self, seen: Tensor, unit: Tensor) -> list[Tensor]:
+    def q_values(self, seen: Tensor, unit: Tensor) -> list[Tensor]:
         """Each critic's values `[n]`."""
         x = torch.cat((self.spaces.inputs.tensor(seen), unit), dim=1)
-        return [critic(x).squeeze(-1) for critic in mlps(self.critics)]
+        return [critic(x).squeeze(-1) for critic in as_mlps(self.critics)]
 
-    def worth_of_actions(self, seen: Tensor, unit: Tensor) -> Tensor:
+    def first_q_value(self, seen: Tensor, unit: Tensor) -> Tensor:
         """The first critic's values `[n]`; gradients reach the actions only."""
         x = torch.cat((self.spaces.inputs.tensor(seen), unit), dim=1)
-        return mlps(self.critics)[0].frozen(x).squeeze(-1)
+        return as_mlps(self.critics)[0].forward_frozen(x).squeeze(-1)
 
     @torch.no_grad()
-    def slow_worth(self, seen: Tensor, unit: Tensor) -> list[Tensor]:
+    def target_q_values(self, seen: Tensor, unit: Tensor) -> list[Tensor]:
         """Each slow critic's values `[n]`."""
         x = torch.cat((self.spaces.inputs.tensor(seen), unit), dim=1)
-        return [critic(x).squeeze(-1) for critic in mlps(self.slow_critics)]
+        return [critic(x).squeeze(-1) for critic in as_mlps(self.slow_critics)]
 
-    def acting(self) -> "ActDeterministic":
+    def numpy_policy(self) -> "NumpyDeterministicPolicy":
         actions = self.spaces.actions
-        assert isinstance(actions, Bounds)
-        return ActDeterministic(network=self.actor.numpy(), inputs=self.spaces.inputs, actions=actions)
+        assert isinstance(actions, BoxActions)
+        return NumpyDeterministicPolicy(network=self.actor.to_numpy(), inputs=self.spaces.inputs, actions=actions)
 
     def extras(self) -> Mapping[str, Any]:
         return {"critics": len(self.critics)}
 
     @classmethod
-    def made(cls, spaces: Spaces, network: MlpConfig, extras: Mapping[str, Any]) -> Self:
+    def from_extras(cls, spaces: PolicySpaces, network: MlpConfig, extras: Mapping[str, Any]) -> Self:
         return cls(spaces, network, seed=0, critics=int(extras["critics"]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ActDeterministic:
+class NumpyDeterministicPolicy:
     """tanh of the outputs, scaled to the box. Numbers added before that scaling explore."""
 
     network: NumpyMlp
-    inputs: Inputs
-    actions: Bounds
+    inputs: ObservationInputs
+    actions: BoxActions
 
     def noise(self, draws: np.random.Generator, shape: tuple[int, ...]) -> Floats:
         """Zeros: by itself it does not explore."""
@@ -104,14 +104,15 @@ class ActDeterministic:
         return np.zeros((*shape, self.actions.size), np.float32)
 
     def decide(self, seen: Array, noise: Floats) -> tuple[Array, Floats]:
-        """`noise` `[n, actions]` is added on the scale [-1, 1], and clipped there: the choice has no density."""
+        """`gradient_noise` `[n, actions]` is added on the scale [-1, 1], and clipped there: the choice has no
+        density."""
         unit = np.clip(np.tanh(self.network(self.inputs.array(seen))) + noise, -1.0, 1.0)
-        return self.scaled(unit), np.full(len(unit), math.nan, np.float32)
+        return self.scale_to_box(unit), np.full(len(unit), math.nan, np.float32)
 
     def best(self, seen: Array) -> Array:
-        return self.scaled(np.tanh(self.network(self.inputs.array(seen))))
+        return self.scale_to_box(np.tanh(self.network(self.inputs.array(seen))))
 
-    def scaled(self, unit: Floats) -> Array:
+    def scale_to_box(self, unit: Floats) -> Array:
         """`[n, actions]` in [-1, 1] -> `[n, *action]` within the box."""
         low, high = np.asarray(self.actions.low, np.float32), np.asarray(self.actions.high, np.float32)
         chosen = low + 0.5 * (high - low) * (unit + np.float32(1.0))

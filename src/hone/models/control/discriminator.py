@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from hone.models.control.actor_critic import ActorCritic
-from hone.models.control.intrinsic_reward import Moments
-from hone.models.control.mlp import Choices, Mlp, MlpConfig, Spaces
+from hone.models.control.intrinsic_reward import TorchMoments
+from hone.models.control.mlp import DiscreteActions, Mlp, MlpConfig, PolicySpaces
 
 
 class Discriminator(nn.Module):
@@ -25,47 +25,47 @@ class Discriminator(nn.Module):
     would give the policy away.
     """
 
-    def __init__(self, spaces: Spaces, network: MlpConfig, *, seed: int) -> None:
+    def __init__(self, spaces: PolicySpaces, network: MlpConfig, *, seed: int) -> None:
         super().__init__()
         self.inputs = replace(spaces.inputs, mean=(), scale=(), limit=0.0)  # as seen: it has statistics of its own
         self.actions = spaces.actions
         numbers = 0 if self.inputs.one_hot else self.inputs.size
         marks = self.inputs.size - numbers
-        if isinstance(self.actions, Choices):
+        if isinstance(self.actions, DiscreteActions):
             marks += self.actions.count
         else:
             numbers += self.actions.size
             self.register_buffer("low", torch.tensor(self.actions.low), persistent=False)
             self.register_buffer("high", torch.tensor(self.actions.high), persistent=False)
-        self.moments = Moments(numbers) if numbers else None
+        self.moments = TorchMoments(numbers) if numbers else None
         self.network = Mlp(numbers + marks, 1, network, seed=seed, stream="discriminator")
 
-    def pairs(self, seen: Tensor, chosen: Tensor) -> Tensor:
+    def encode_pairs(self, seen: Tensor, chosen: Tensor) -> Tensor:
         """`[n, *observation]`, `[n, *action]` -> `[n, size]` as the network reads them, without gradient."""
-        numbers, marks = self._parts(seen, chosen)
-        whitened = numbers if self.moments is None else self.moments.whitened(numbers)
-        return torch.cat((whitened, marks), dim=1).to(self.network.numbers[0][0].dtype)
+        numbers, marks = self._continuous_and_one_hot(seen, chosen)
+        whitened = numbers if self.moments is None else self.moments.normalise(numbers)
+        return torch.cat((whitened, marks), dim=1).to(self.network.layer_parameters[0][0].dtype)
 
-    def observe(self, seen: Tensor, chosen: Tensor) -> None:
+    def update_statistics(self, seen: Tensor, chosen: Tensor) -> None:
         """Take pairs into the statistics that all pairs are read by."""
         if self.moments is not None:
-            self.moments.observe(self._parts(seen, chosen)[0])
+            self.moments.update(self._continuous_and_one_hot(seen, chosen)[0])
 
     def logit(self, pairs: Tensor) -> Tensor:
         """`[n, size]` -> `[n]`."""
         return self.network(pairs).squeeze(-1)
 
-    def slope(self, pairs: Tensor) -> Tensor:
+    def logit_gradient(self, pairs: Tensor) -> Tensor:
         """Gradient of each logit by its own pair `[n, size]`; itself with a gradient by the weights."""
         at = pairs.detach().requires_grad_()
         return torch.autograd.grad(self.logit(at).sum(), at, create_graph=True)[0]
 
-    def _parts(self, seen: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
+    def _continuous_and_one_hot(self, seen: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
         """Numbers `[n, d]`, and what stands one-hot `[n, k]`; one of them may be of width 0."""
         state = self.inputs.tensor(seen)
         nothing = state.new_zeros(len(state), 0)
         numbers, marks = (nothing, state) if self.inputs.one_hot else (state, nothing)
-        if isinstance(self.actions, Choices):
+        if isinstance(self.actions, DiscreteActions):
             action = F.one_hot(chosen.long() - self.actions.start, self.actions.count).to(state.dtype)
             return numbers, torch.cat((marks, action), dim=1)
         felt = chosen.reshape(len(chosen), -1).clamp(self.get_buffer("low"), self.get_buffer("high"))
@@ -77,12 +77,12 @@ class AdversarialActorCritic(ActorCritic):
 
     kind = "adversarial_actor_critic"
 
-    def __init__(self, spaces: Spaces, network: MlpConfig, *, seed: int, discriminator: MlpConfig) -> None:
+    def __init__(self, spaces: PolicySpaces, network: MlpConfig, *, seed: int, discriminator: MlpConfig) -> None:
         super().__init__(spaces, network, seed=seed)
         self.discriminator = Discriminator(spaces, discriminator, seed=seed)
         self.discriminator_network = discriminator
 
-    def deciding(self) -> list[nn.Parameter]:
+    def policy_parameters(self) -> list[nn.Parameter]:
         """All but the discriminator's."""
         assert self.critic is not None
         own = [*self.actor.parameters(), *self.critic.parameters()]
@@ -92,5 +92,5 @@ class AdversarialActorCritic(ActorCritic):
         return {"discriminator": self.discriminator_network.model_dump()}
 
     @classmethod
-    def made(cls, spaces: Spaces, network: MlpConfig, extras: Mapping[str, Any]) -> Self:
+    def from_extras(cls, spaces: PolicySpaces, network: MlpConfig, extras: Mapping[str, Any]) -> Self:
         return cls(spaces, network, seed=0, discriminator=MlpConfig.model_validate(extras["discriminator"]))

@@ -17,27 +17,27 @@ from torch.nn import functional as F
 
 from hone.models.control.mlp import Floats, MlpConfig, orthogonal
 
-LOG_VARIANCE = (-10.0, 0.5)
+LOG_VARIANCE_RANGE = (-10.0, 0.5)
 """Where the learnt bounds begin, in units of the standardised targets."""
 
 
-class Ensemble(nn.Module):
+class DynamicsEnsemble(nn.Module):
     """`members` perceptrons side by side; weights `[K, in, out]`."""
 
-    def __init__(self, members: int, *, seen: int, actions: int, network: MlpConfig, seed: int) -> None:
+    def __init__(self, members: int, *, observation_size: int, actions: int, network: MlpConfig, seed: int) -> None:
         super().__init__()
-        self.members, self.seen, self.actions = members, seen, actions
+        self.members, self.observation_size, self.actions = members, observation_size, actions
         self.relu = network.activation == "relu"
-        sizes = [seen + actions, *network.hidden, 2 * (seen + 1)]
+        sizes = [observation_size + actions, *network.hidden, 2 * (observation_size + 1)]
         self.weights = nn.ParameterList(
             torch.stack([torch.from_numpy(_weight(a, b, seed, f"{k}/{layer}")) for k in range(members)])
             for layer, (a, b) in enumerate(pairwise(sizes))
         )
         self.biases = nn.ParameterList(torch.zeros(members, 1, size) for size in sizes[1:])
-        self.bounds = nn.Parameter(torch.tensor(LOG_VARIANCE)[:, None].repeat(1, seen + 1))
+        self.bounds = nn.Parameter(torch.tensor(LOG_VARIANCE_RANGE)[:, None].repeat(1, observation_size + 1))
         """`[2, D]` least and greatest log variance."""
         self.register_buffer("measured", torch.zeros(1, dtype=torch.int64))
-        for name, size in (("input", seen + actions), ("output", seen + 1)):
+        for name, size in (("input", observation_size + actions), ("output", observation_size + 1)):
             self.register_buffer(f"{name}_mean", torch.zeros(size))
             self.register_buffer(f"{name}_scale", torch.ones(size))
 
@@ -48,19 +48,19 @@ class Ensemble(nn.Module):
             x = torch.baddbmm(bias, x, weight)
             x = x.relu_() if self.relu else x.tanh_()
         mean, raw = torch.baddbmm(last[1], x, last[0]).chunk(2, dim=2)
-        return mean, within(raw, self.bounds)
+        return mean, soft_clamp(raw, self.bounds)
 
-    def standard_inputs(self, seen: Tensor, action: Tensor) -> Tensor:
+    def standardise_inputs(self, seen: Tensor, action: Tensor) -> Tensor:
         """`[..., seen]`, `[..., actions]` -> `[..., seen + actions]`."""
         return (torch.cat((seen, action), dim=-1) - self.get_buffer("input_mean")) / self.get_buffer("input_scale")
 
-    def standard_changes(self, seen: Tensor, after: Tensor, reward: Tensor) -> Tensor:
+    def standardise_targets(self, seen: Tensor, after: Tensor, reward: Tensor) -> Tensor:
         """`[..., seen]`, `[..., seen]`, `[...]` -> `[..., seen + 1]`."""
         change = torch.cat((after - seen, reward.unsqueeze(-1)), dim=-1)
         return (change - self.get_buffer("output_mean")) / self.get_buffer("output_scale")
 
     @torch.no_grad()
-    def measure(self, count: int, inputs: tuple[Tensor, Tensor], outputs: tuple[Tensor, Tensor]) -> None:
+    def set_statistics(self, count: int, inputs: tuple[Tensor, Tensor], outputs: tuple[Tensor, Tensor]) -> None:
         """Take up mean and scale of `[seen + actions]` inputs and `[seen + 1]` outputs, of `count` transitions."""
         self.get_buffer("measured").fill_(count)
         for name, (mean, scale) in (("input", inputs), ("output", outputs)):
@@ -68,69 +68,71 @@ class Ensemble(nn.Module):
             self.get_buffer(f"{name}_scale").copy_(scale)
 
     @property
-    def ready(self) -> bool:
+    def is_fitted(self) -> bool:
         """Whether it has ever been shown anything."""
         return int(self.get_buffer("measured")) > 0
 
     @torch.no_grad()
-    def folded(self) -> "Folded":
+    def for_planning(self) -> "PlanningDynamics":
         """The same function of raw observations and actions, with copies of the weights."""
         weights = [weight.detach().clone() for weight in self.weights]
         biases = [bias.detach().clone() for bias in self.biases]
         mean, scale = self.get_buffer("input_mean"), self.get_buffer("input_scale")
         weights[0] = weights[0] / scale[:, None]
         biases[0] = biases[0] - (mean @ weights[0]).unsqueeze(1)
-        size, out = self.seen + 1, self.get_buffer("output_scale")
+        size, out = self.observation_size + 1, self.get_buffer("output_scale")
         weights[-1][:, :, :size] *= out
         biases[-1][:, :, :size] = biases[-1][:, :, :size] * out + self.get_buffer("output_mean")
-        return Folded(
-            of_seen=weights[0][:, : self.seen].contiguous(),
-            of_action=weights[0][:, self.seen :].contiguous(),
-            first=biases[0],
-            later=tuple(zip(weights[1:], biases[1:], strict=True)),
-            bounds=self.bounds.detach()[:, : self.seen].clone(),
-            scale=out[: self.seen].clone(),
+        return PlanningDynamics(
+            observation_weight=weights[0][:, : self.observation_size].contiguous(),
+            action_weight=weights[0][:, self.observation_size :].contiguous(),
+            first_bias=biases[0],
+            other_layers=tuple(zip(weights[1:], biases[1:], strict=True)),
+            log_variance_bounds=self.bounds.detach()[:, : self.observation_size].clone(),
+            change_scale=out[: self.observation_size].clone(),
             relu=self.relu,
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Folded:
+class PlanningDynamics:
     """An ensemble for planning: raw numbers in, raw numbers out."""
 
-    of_seen: Tensor
+    observation_weight: Tensor
     """`[K, seen, h]` first layer."""
-    of_action: Tensor
+    action_weight: Tensor
     """`[K, actions, h]`"""
-    first: Tensor
+    first_bias: Tensor
     """`[K, 1, h]`"""
-    later: tuple[tuple[Tensor, Tensor], ...]
+    other_layers: tuple[tuple[Tensor, Tensor], ...]
     """Weight `[K, in, out]` and bias `[K, 1, out]` of the other layers."""
-    bounds: Tensor
+    log_variance_bounds: Tensor
     """`[2, seen]`"""
-    scale: Tensor
+    change_scale: Tensor
     """`[seen]` of a standardised change."""
     relu: bool
 
-    def drive(self, plans: Tensor) -> Tensor:
+    def action_features(self, plans: Tensor) -> Tensor:
         """What the actions `[H, m, actions]` add to the first layer, for all steps at once -> `[H, K, m, h]`."""
-        return torch.matmul(plans.unsqueeze(1), self.of_action) + self.first
+        return torch.matmul(plans.unsqueeze(1), self.action_weight) + self.first_bias
 
-    def change(self, seen: Tensor, drive: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def predict_change(self, seen: Tensor, drive: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """`[K, p, m, seen]` particles, `[K, m, h]` -> mean and standard deviation of the change `[K, p, m, seen]`, and
         the mean reward `[K, p, m]`."""
         members, particles, count, size = seen.shape
-        x = torch.bmm(seen.reshape(members, particles * count, size), self.of_seen)
+        x = torch.bmm(seen.reshape(members, particles * count, size), self.observation_weight)
         x = x.view(members, particles, count, -1).add_(drive.unsqueeze(1)).view(members, particles * count, -1)
-        for weight, bias in self.later:
+        for weight, bias in self.other_layers:
             x = x.relu_() if self.relu else x.tanh_()
             x = torch.baddbmm(bias, x, weight)
         x = x.view(members, particles, count, -1)
-        spread = (0.5 * within(x[..., size + 1 : 2 * size + 1], self.bounds)).exp_().mul_(self.scale)
+        spread = (
+            (0.5 * soft_clamp(x[..., size + 1 : 2 * size + 1], self.log_variance_bounds)).exp_().mul_(self.change_scale)
+        )
         return x[..., :size], spread, x[..., size]
 
 
-def within(raw: Tensor, bounds: Tensor) -> Tensor:
+def soft_clamp(raw: Tensor, bounds: Tensor) -> Tensor:
     """`raw` `[..., D]` bent into `bounds` `[2, D]`: greatest - softplus(greatest - raw), and the same from below."""
     least, greatest = bounds[0], bounds[1]
     raw = greatest - F.softplus(greatest - raw)

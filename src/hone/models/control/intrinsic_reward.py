@@ -16,15 +16,15 @@ from torch.nn import functional as F
 
 from hone.core.config import Config
 from hone.core.random import generator
-from hone.models.control.actor_critic import Judgement, Policy, categorical, gaussian
-from hone.models.control.mlp import Bounds, Choices, Mlp, MlpConfig, Spaces
-from hone.models.control.numpy_policies import ActCategorical, ActGaussian, Acting
+from hone.models.control.actor_critic import ControlPolicy, PolicyOutput, categorical, gaussian
+from hone.models.control.mlp import BoxActions, DiscreteActions, Mlp, MlpConfig, PolicySpaces
+from hone.models.control.numpy_policies import NumpyCategoricalPolicy, NumpyGaussianPolicy, NumpyPolicy
 
-LIMIT = 5.0
+CLIP_DEVIATIONS = 5.0
 """Whitened observations are clipped to it (Burda et al., 2018)."""
 
 
-class DistilledConfig(Config):
+class RndConfig(Config):
     """Random network distillation: novelty is the error of a network that learns what a random one says."""
 
     kind: Literal["rnd"] = "rnd"
@@ -37,7 +37,7 @@ class DistilledConfig(Config):
     """How large they are: the larger, the longer it takes to learn them, and the longer something stays new."""
 
 
-class ForeseenConfig(Config):
+class IcmConfig(Config):
     """Intrinsic curiosity: novelty is the error of foreseeing features that matter for telling what was done."""
 
     kind: Literal["icm"] = "icm"
@@ -51,7 +51,7 @@ class ForeseenConfig(Config):
     changes slowly makes steadier novelty."""
 
 
-class CountedConfig(Config):
+class HashCountConfig(Config):
     """Hash counts: novelty is 1 / sqrt(how often something with the same code was seen)."""
 
     kind: Literal["counts"] = "counts"
@@ -60,10 +60,10 @@ class CountedConfig(Config):
     """Length of the code; the table has 2^bits entries."""
 
 
-NoveltyConfig: TypeAlias = Annotated[DistilledConfig | ForeseenConfig | CountedConfig, Field(discriminator="kind")]
+NoveltyConfig: TypeAlias = Annotated[RndConfig | IcmConfig | HashCountConfig, Field(discriminator="kind")]
 
 
-class Moments(nn.Module):
+class TorchMoments(nn.Module):
     """Running mean and variance of rows `[n, size]` (Chan, Golub & LeVeque, 1979)."""
 
     def __init__(self, size: int) -> None:
@@ -73,7 +73,7 @@ class Moments(nn.Module):
         self.register_buffer("spread", torch.zeros(size, dtype=torch.float64))
 
     @torch.no_grad()
-    def observe(self, rows: Tensor, *, keep: float = 1.0) -> None:
+    def update(self, rows: Tensor, *, keep: float = 1.0) -> None:
         """Take `rows` into account, and what was seen before with the weight `keep`."""
         count, mean, spread = (self.get_buffer(name) for name in ("count", "mean", "spread"))
         count *= keep
@@ -85,52 +85,52 @@ class Moments(nn.Module):
         mean += away * (len(rows) / total)
         count += len(rows)
 
-    def deviation(self) -> Tensor:
+    def std(self) -> Tensor:
         """`[size]` standard deviation so far (of a population); 1 before anything was seen."""
         count, spread = self.get_buffer("count"), self.get_buffer("spread")
         return (spread / count).sqrt() if count > 0 else torch.ones_like(spread)
 
-    def whitened(self, rows: Tensor) -> Tensor:
+    def normalise(self, rows: Tensor) -> Tensor:
         """`[n, size]` without mean, in deviations, clipped."""
-        mean, deviation = self.get_buffer("mean"), self.deviation()
-        return ((rows - mean) / (deviation + 1e-8)).clamp(-LIMIT, LIMIT).to(rows.dtype)
+        mean, deviation = self.get_buffer("mean"), self.std()
+        return ((rows - mean) / (deviation + 1e-8)).clamp(-CLIP_DEVIATIONS, CLIP_DEVIATIONS).to(rows.dtype)
 
 
-class Novelty(nn.Module, ABC):
+class IntrinsicReward(nn.Module, ABC):
     """Says how new each step was, and learns that it is not so any more."""
 
-    def __init__(self, spaces: Spaces) -> None:
+    def __init__(self, spaces: PolicySpaces) -> None:
         super().__init__()
         self.spaces = spaces
-        self.seen_so_far = None if spaces.inputs.one_hot else Moments(spaces.inputs.size)
+        self.seen_so_far = None if spaces.inputs.one_hot else TorchMoments(spaces.inputs.size)
         self.register_buffer("unit", torch.ones(()), persistent=False)  # of the type that the networks compute in
 
     @abstractmethod
-    def surprise(self, seen: Tensor, chosen: Tensor, after: Tensor) -> Tensor:
+    def bonus(self, seen: Tensor, chosen: Tensor, after: Tensor) -> Tensor:
         """`[n]` of each step, without gradient."""
 
     @abstractmethod
     def loss(self, seen: Tensor, chosen: Tensor, after: Tensor) -> Tensor:
         """`[n]` what its parameters are to lower; not asked where it has none."""
 
-    def observe(self, after: Tensor) -> None:
+    def update(self, after: Tensor) -> None:
         """Was seen, and counts from now on."""
         if self.seen_so_far is not None:
-            self.seen_so_far.observe(self.spaces.inputs.tensor(after))
+            self.seen_so_far.update(self.spaces.inputs.tensor(after))
 
-    def learns(self) -> list[nn.Parameter]:
+    def trainable_parameters(self) -> list[nn.Parameter]:
         """What a gradient changes."""
         return [parameter for parameter in self.parameters() if parameter.requires_grad]
 
     def _read(self, seen: Tensor) -> Tensor:
         flat = self.spaces.inputs.tensor(seen).to(self.get_buffer("unit").dtype)
-        return flat if self.seen_so_far is None else self.seen_so_far.whitened(flat)
+        return flat if self.seen_so_far is None else self.seen_so_far.normalise(flat)
 
 
-class Distilled(Novelty):
+class RandomNetworkDistillation(IntrinsicReward):
     """mean over features of (predictor(s') - random(s'))^2 (RND: Burda et al., 2018, 1810.12894)."""
 
-    def __init__(self, spaces: Spaces, config: DistilledConfig, *, seed: int) -> None:
+    def __init__(self, spaces: PolicySpaces, config: RndConfig, *, seed: int) -> None:
         super().__init__(spaces)
         size = spaces.inputs.size
         fixed = MlpConfig(hidden=config.hidden, activation="relu")
@@ -140,7 +140,7 @@ class Distilled(Novelty):
         self.predictor = Mlp(size, config.features, learnt, seed=seed, stream="predictor")
 
     @torch.no_grad()
-    def surprise(self, seen: Tensor, chosen: Tensor, after: Tensor) -> Tensor:
+    def bonus(self, seen: Tensor, chosen: Tensor, after: Tensor) -> Tensor:
         return self.loss(seen, chosen, after)
 
     def loss(self, seen: Tensor, chosen: Tensor, after: Tensor) -> Tensor:
@@ -151,32 +151,32 @@ class Distilled(Novelty):
         return (self.predictor(x) - wanted).square().mean(dim=1)
 
 
-class Foreseen(Novelty):
+class IntrinsicCuriosity(IntrinsicReward):
     """1/2 |forward(phi(s), a) - phi(s')|^2 (ICM: Pathak et al., 2017, 1705.05363).
 
     phi is learnt by telling a from phi(s) and phi(s'), so that what the agent cannot influence is nothing new. The
     forward loss leaves phi alone; where it does not, phi may become a constant.
     """
 
-    def __init__(self, spaces: Spaces, config: ForeseenConfig, *, seed: int) -> None:
+    def __init__(self, spaces: PolicySpaces, config: IcmConfig, *, seed: int) -> None:
         super().__init__(spaces)
         actions, size, wide = spaces.actions, spaces.inputs.size, config.features
         network = MlpConfig(hidden=config.hidden, activation="relu")
-        count = actions.count if isinstance(actions, Choices) else actions.size
+        count = actions.count if isinstance(actions, DiscreteActions) else actions.size
         self.forward_share = config.forward_share
         self.encoder = Mlp(size, wide, network, seed=seed, stream="encoder")
         self.inverse = Mlp(2 * wide, count, network, seed=seed, stream="inverse")
         self.ahead = Mlp(wide + count, wide, network, seed=seed, stream="ahead")
 
     @torch.no_grad()
-    def surprise(self, seen: Tensor, chosen: Tensor, after: Tensor) -> Tensor:
+    def bonus(self, seen: Tensor, chosen: Tensor, after: Tensor) -> Tensor:
         now, then = self.encoder(self._read(seen)), self.encoder(self._read(after))
         return self._error(now, self._action(chosen, now), then)
 
     def loss(self, seen: Tensor, chosen: Tensor, after: Tensor) -> Tensor:
         now, then = self.encoder(self._read(seen)), self.encoder(self._read(after))
         told, action = self.inverse(torch.cat((now, then), dim=1)), self._action(chosen, now)
-        if isinstance(self.spaces.actions, Choices):
+        if isinstance(self.spaces.actions, DiscreteActions):
             wrong = -(F.log_softmax(told, dim=1) * action).sum(dim=1)
         else:
             wrong = 0.5 * (told - action).square().sum(dim=1)
@@ -188,15 +188,15 @@ class Foreseen(Novelty):
 
     def _action(self, chosen: Tensor, like: Tensor) -> Tensor:
         actions = self.spaces.actions
-        if isinstance(actions, Choices):
+        if isinstance(actions, DiscreteActions):
             return F.one_hot(chosen.long() - actions.start, actions.count).to(like.dtype)
         return chosen.reshape(len(chosen), -1).to(like.dtype)
 
 
-class Counted(Novelty):
+class HashCounts(IntrinsicReward):
     """1 / sqrt(n(code(s'))), code by the signs of random projections (SimHash: Tang et al., 2017, 1611.04717)."""
 
-    def __init__(self, spaces: Spaces, config: CountedConfig, *, seed: int) -> None:
+    def __init__(self, spaces: PolicySpaces, config: HashCountConfig, *, seed: int) -> None:
         super().__init__(spaces)
         draws = generator(seed, "weights", "hash").standard_normal((spaces.inputs.size, config.bits))
         self.register_buffer("projection", torch.from_numpy(draws.astype("float32")))
@@ -204,7 +204,7 @@ class Counted(Novelty):
         self.register_buffer("counts", torch.zeros(2**config.bits, dtype=torch.int64))
 
     @torch.no_grad()
-    def surprise(self, seen: Tensor, chosen: Tensor, after: Tensor) -> Tensor:
+    def bonus(self, seen: Tensor, chosen: Tensor, after: Tensor) -> Tensor:
         del seen, chosen
         found = self.get_buffer("counts")[self._codes(after)]
         return found.clamp(min=1).to(torch.float32).rsqrt()
@@ -214,8 +214,8 @@ class Counted(Novelty):
         raise AssertionError("counts are not learnt by a gradient")
 
     @torch.no_grad()
-    def observe(self, after: Tensor) -> None:
-        super().observe(after)
+    def update(self, after: Tensor) -> None:
+        super().update(after)
         counts = self.get_buffer("counts")
         counts += torch.bincount(self._codes(after), minlength=len(counts))
 
@@ -225,73 +225,77 @@ class Counted(Novelty):
         return ((x @ self.get_buffer("projection").to(x.dtype) > 0) * self.get_buffer("place")).sum(dim=1)
 
 
-def novelty_of(config: NoveltyConfig, spaces: Spaces, *, seed: int) -> Novelty:
+def make_intrinsic_reward(config: NoveltyConfig, spaces: PolicySpaces, *, seed: int) -> IntrinsicReward:
     """The one that a config describes."""
     match config:
-        case DistilledConfig():
-            return Distilled(spaces, config, seed=seed)
-        case ForeseenConfig():
-            return Foreseen(spaces, config, seed=seed)
-        case CountedConfig():
-            return Counted(spaces, config, seed=seed)
+        case RndConfig():
+            return RandomNetworkDistillation(spaces, config, seed=seed)
+        case IcmConfig():
+            return IntrinsicCuriosity(spaces, config, seed=seed)
+        case HashCountConfig():
+            return HashCounts(spaces, config, seed=seed)
 
 
-class CuriousActorCritic(Policy):
+class CuriousActorCritic(ControlPolicy):
     """An actor, a critic of what the world pays, a critic of novelty, and what novelty is measured by.
 
-    `lanes`: environments that are stepped together; the running return of novelty in each is part of the policy, for
-    its deviation is what novelty is divided by.
+    `lane_plot`: environments that are stepped together; the running return of novelty in each is part of the policy,
+    for its deviation is what novelty is divided by.
     """
 
     kind = "curious_actor_critic"
 
-    def __init__(self, spaces: Spaces, network: MlpConfig, *, seed: int, novelty: NoveltyConfig, lanes: int) -> None:
+    def __init__(
+        self, spaces: PolicySpaces, network: MlpConfig, *, seed: int, novelty: NoveltyConfig, lanes: int
+    ) -> None:
         super().__init__(spaces, network)
         actions, size = spaces.actions, spaces.inputs.size
-        outputs = actions.count if isinstance(actions, Choices) else actions.size
+        outputs = actions.count if isinstance(actions, DiscreteActions) else actions.size
         self.actor = Mlp(size, outputs, network, seed=seed, stream="actor", gain=0.01)
         self.critic = Mlp(size, 1, network, seed=seed, stream="critic")
         self.novelty_critic = Mlp(size, 1, network, seed=seed, stream="novelty_critic")
-        self.log_std = None if isinstance(actions, Choices) else nn.Parameter(torch.zeros(actions.size))
+        self.log_std = None if isinstance(actions, DiscreteActions) else nn.Parameter(torch.zeros(actions.size))
         self.novelty_config = novelty
-        self.novelty = novelty_of(novelty, spaces, seed=seed)
-        self.returns = Moments(1)
+        self.novelty = make_intrinsic_reward(novelty, spaces, seed=seed)
+        self.returns = TorchMoments(1)
         self.register_buffer("running", torch.zeros(lanes, dtype=torch.float64))
 
-    def judge(self, seen: Tensor, chosen: Tensor) -> Judgement:
+    def evaluate_actions(self, seen: Tensor, chosen: Tensor) -> PolicyOutput:
         """What the policy says now of what was chosen then; `value` is of what the world pays."""
         x, actions = self.spaces.inputs.tensor(seen), self.spaces.actions
         outputs = self.actor(x)
-        if isinstance(actions, Choices):
+        if isinstance(actions, DiscreteActions):
             logp, entropy = categorical(outputs, chosen - actions.start if actions.start else chosen)
         else:
             assert self.log_std is not None
             logp, entropy = gaussian(outputs, self.log_std, chosen.reshape(outputs.shape))
-        return Judgement(logp=logp, entropy=entropy, value=self.critic(x).squeeze(-1))
+        return PolicyOutput(logp=logp, entropy=entropy, value=self.critic(x).squeeze(-1))
 
     def values(self, seen: Tensor) -> tuple[Tensor, Tensor]:
         """`[n]` of what the world pays, `[n]` of novelty."""
         x = self.spaces.inputs.tensor(seen)
         return self.critic(x).squeeze(-1), self.novelty_critic(x).squeeze(-1)
 
-    def deciding(self) -> list[nn.Parameter]:
+    def policy_parameters(self) -> list[nn.Parameter]:
         """All but what novelty is measured by."""
         modules = [self.actor, self.critic, self.novelty_critic]
         found = [parameter for module in modules for parameter in module.parameters()]
         return found if self.log_std is None else [*found, self.log_std]
 
-    def acting(self) -> Acting:
-        actions, inputs, network = self.spaces.actions, self.spaces.inputs, self.actor.numpy()
-        if isinstance(actions, Choices):
-            return ActCategorical(network=network, inputs=inputs, actions=actions)
-        assert isinstance(actions, Bounds)
+    def numpy_policy(self) -> NumpyPolicy:
+        actions, inputs, network = self.spaces.actions, self.spaces.inputs, self.actor.to_numpy()
+        if isinstance(actions, DiscreteActions):
+            return NumpyCategoricalPolicy(network=network, inputs=inputs, actions=actions)
+        assert isinstance(actions, BoxActions)
         assert self.log_std is not None
-        return ActGaussian(network=network, inputs=inputs, actions=actions, log_std=self.log_std.detach().cpu().numpy())
+        return NumpyGaussianPolicy(
+            network=network, inputs=inputs, actions=actions, log_std=self.log_std.detach().cpu().numpy()
+        )
 
     def extras(self) -> Mapping[str, Any]:
         return {"novelty": self.novelty_config.model_dump(), "lanes": len(self.get_buffer("running"))}
 
     @classmethod
-    def made(cls, spaces: Spaces, network: MlpConfig, extras: Mapping[str, Any]) -> Self:
+    def from_extras(cls, spaces: PolicySpaces, network: MlpConfig, extras: Mapping[str, Any]) -> Self:
         novelty: NoveltyConfig = TypeAdapter(NoveltyConfig).validate_python(extras["novelty"])
         return cls(spaces, network, seed=0, novelty=novelty, lanes=int(extras["lanes"]))

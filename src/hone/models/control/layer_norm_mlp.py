@@ -29,21 +29,21 @@ def layer_normed_array(x: Floats) -> Floats:
     return x
 
 
-class NormedMlp(Mlp):
+class LayerNormMlp(Mlp):
     """An `Mlp` with layer normalisation; initial weights are the same."""
 
-    def activated(self, x: Tensor) -> Tensor:
-        return super().activated(layer_normed(x))
+    def activate(self, x: Tensor) -> Tensor:
+        return super().activate(layer_normed(x))
 
-    def numpy(self) -> "NumpyNormedMlp":
-        plain = super().numpy()
-        return NumpyNormedMlp(layers=plain.layers, relu=plain.relu)
+    def to_numpy(self) -> "NumpyLayerNormMlp":
+        plain = super().to_numpy()
+        return NumpyLayerNormMlp(layers=plain.layers, relu=plain.relu)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NumpyNormedMlp(NumpyMlp):
-    """A `NormedMlp` in numpy."""
+class NumpyLayerNormMlp(NumpyMlp):
+    """A `LayerNormMlp` in numpy."""
 
-    def activated(self, x: Floats) -> Floats:
+    def activate(self, x: Floats) -> Floats:
         x = layer_normed_array(x)
         return np.maximum(x, 0.0, out=x) if self.relu else np.tanh(x, out=x)

@@ -34,7 +34,7 @@ class MlpConfig(Config):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Inputs:
+class ObservationInputs:
     """What a network sees: a box of numbers, flattened, or one of `size` states, one-hot."""
 
     size: int
@@ -70,8 +70,8 @@ class Inputs:
             flat = flat.clip(-self.limit, self.limit, out=flat) if self.limit else flat
         return flat
 
-    def standardised(self, seen: NDArray[np.generic]) -> "Inputs":
-        """The same inputs with the mean and standard deviation of `seen` `[N, *observation]` taken out.
+    def standardised_by(self, seen: NDArray[np.generic]) -> "ObservationInputs":
+        """The same inputs with the mean and standard deviation of `observations_of` `[N, *observation]` taken out.
 
         A number that never varied keeps its scale: nobody knows how far from its mean it will be one day.
         """
@@ -84,7 +84,7 @@ class Inputs:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Choices:
+class DiscreteActions:
     """A finite set of actions `start .. start + count - 1`."""
 
     count: int
@@ -95,7 +95,7 @@ class Choices:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Bounds:
+class BoxActions:
     """A box of actions; `shape` is that of one action, `low` and `high` are flattened."""
 
     low: tuple[float, ...]
@@ -110,16 +110,16 @@ class Bounds:
         return len(self.low)
 
     @property
-    def finite(self) -> bool:
+    def is_finite(self) -> bool:
         return all(math.isfinite(bound) for bound in (*self.low, *self.high))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Spaces:
+class PolicySpaces:
     """What a policy reads and writes."""
 
-    inputs: Inputs
-    actions: Choices | Bounds
+    inputs: ObservationInputs
+    actions: DiscreteActions | BoxActions
 
 
 class Mlp(nn.Module):
@@ -136,7 +136,7 @@ class Mlp(nn.Module):
         linear = [nn.Linear(a, b) for a, b in pairwise([inputs, *config.hidden, outputs])]
         self.layers = nn.ModuleList(linear)
         # Beside the modules, which are slow to look up: a small network's step is mostly overhead.
-        self.numbers = [(layer.weight, layer.bias) for layer in linear]
+        self.layer_parameters = [(layer.weight, layer.bias) for layer in linear]
         """Weight `[out, in]` and bias `[out]` of each layer."""
         with torch.no_grad():
             for number, layer in enumerate(linear):
@@ -147,25 +147,25 @@ class Mlp(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """`[n, inputs]` -> `[n, outputs]`."""
-        *hidden, (last, offset) = self.numbers
+        *hidden, (last, offset) = self.layer_parameters
         for weight, bias in hidden:
-            x = self.activated(F.linear(x, weight, bias))
+            x = self.activate(F.linear(x, weight, bias))
         return F.linear(x, last, offset)
 
-    def activated(self, x: Tensor) -> Tensor:
+    def activate(self, x: Tensor) -> Tensor:
         """What a hidden layer `[n, units]` hands on; in place, for nothing else needs what the linear layer put out."""
         return x.relu_() if self.relu else x.tanh_()
 
-    def frozen(self, x: Tensor) -> Tensor:
+    def forward_frozen(self, x: Tensor) -> Tensor:
         """`forward` that lets gradients through to `x`, and computes none for the weights."""
-        *hidden, (last, offset) = self.numbers
+        *hidden, (last, offset) = self.layer_parameters
         for weight, bias in hidden:
-            x = self.activated(F.linear(x, weight.detach(), bias.detach()))
+            x = self.activate(F.linear(x, weight.detach(), bias.detach()))
         return F.linear(x, last.detach(), offset.detach())
 
-    def numpy(self) -> "NumpyMlp":
+    def to_numpy(self) -> "NumpyMlp":
         """The mirror for acting; on a CPU it shares memory, and follows every later step of the weights."""
-        views = [(_view(weight).T, _view(bias)) for weight, bias in self.numbers]
+        views = [(_view(weight).T, _view(bias)) for weight, bias in self.layer_parameters]
         return NumpyMlp(layers=tuple(views), relu=self.relu)
 
 
@@ -187,10 +187,10 @@ class NumpyMlp:
         for weight, bias in hidden:
             x = x @ weight
             x += bias
-            x = self.activated(x)
+            x = self.activate(x)
         return x @ last + offset
 
-    def activated(self, x: Floats) -> Floats:
+    def activate(self, x: Floats) -> Floats:
         """What a hidden layer hands on, in place."""
         return np.maximum(x, 0.0, out=x) if self.relu else np.tanh(x, out=x)
 

@@ -17,15 +17,15 @@ from torch import Tensor
 from hone.core.config import Config
 from hone.core.errors import ConfigError
 from hone.core.random import generator
-from hone.models.control.actor_critic import Policy
-from hone.models.control.ensemble_dynamics import Ensemble, Folded
-from hone.models.control.mlp import Bounds, Floats, MlpConfig, Spaces
-from hone.models.control.reward_functions import KNOWN
+from hone.models.control.actor_critic import ControlPolicy
+from hone.models.control.ensemble_dynamics import DynamicsEnsemble, PlanningDynamics
+from hone.models.control.mlp import BoxActions, Floats, MlpConfig, PolicySpaces
+from hone.models.control.reward_functions import REWARD_FUNCTIONS
 
 Array = NDArray[np.generic]
-FRESH = 8
+INITIAL_PLAN_STEPS = 8
 """One in so many of the first candidates is drawn around the middle, not around the last plan."""
-KEYS = 1 << 24
+KEY_RANGE = 1 << 24
 """Whole numbers that a float32 holds."""
 
 
@@ -78,18 +78,18 @@ class MppiPlanning(Config):
     """Standard deviation of the draws, as a share of half the range of an action."""
 
 
-Planning = Annotated[CemPlanning | MppiPlanning, Field(discriminator="kind")]
-PLANNING: TypeAdapter[CemPlanning | MppiPlanning] = TypeAdapter(Planning)
+PlanningConfig = Annotated[CemPlanning | MppiPlanning, Field(discriminator="kind")]
+PLANNING_ADAPTER: TypeAdapter[CemPlanning | MppiPlanning] = TypeAdapter(PlanningConfig)
 
 
-class ModelPlanner(Policy):
+class ModelPlanner(ControlPolicy):
     """An ensemble of worlds and a planner in them. Until the ensemble has been shown anything it acts at random."""
 
     kind: ClassVar[str] = "model_planner"
 
     def __init__(
         self,
-        spaces: Spaces,
+        spaces: PolicySpaces,
         network: MlpConfig,
         *,
         seed: int,
@@ -99,117 +99,120 @@ class ModelPlanner(Policy):
     ) -> None:
         super().__init__(spaces, network)
         actions = spaces.actions
-        if not isinstance(actions, Bounds) or not actions.finite or spaces.inputs.one_hot:
+        if not isinstance(actions, BoxActions) or not actions.is_finite or spaces.inputs.one_hot:
             seen = "numbered states" if spaces.inputs.one_hot else f"observations of {spaces.inputs.size} numbers"
             raise ConfigError(
                 f"a planner in a learnt world needs a box of observations and a box of actions with finite bounds, "
                 f"got {seen} and {actions}"
             )
-        if reward is not None and reward not in KNOWN:
-            raise ConfigError(f"reward {reward!r} is not known; known: {', '.join(KNOWN)}")
+        if reward is not None and reward not in REWARD_FUNCTIONS:
+            raise ConfigError(f"reward {reward!r} is not known; known: {', '.join(REWARD_FUNCTIONS)}")
         self.planning, self.reward = planning or CemPlanning(), reward
         size = spaces.inputs.size
-        self.ensemble = Ensemble(members, seen=size, actions=actions.size, network=network, seed=seed)
+        self.ensemble = DynamicsEnsemble(
+            members, observation_size=size, actions=actions.size, network=network, seed=seed
+        )
 
-    def acting(self) -> "ActPlanning":
+    def numpy_policy(self) -> "MpcPolicy":
         actions = self.spaces.actions
-        assert isinstance(actions, Bounds)
-        world = Imagination(world=self.ensemble.folded(), bounds=actions, reward=self.reward)
-        return ActPlanning(world=world, planning=self.planning, ready=self.ensemble.ready)
+        assert isinstance(actions, BoxActions)
+        world = ImaginedRollouts(dynamics=self.ensemble.for_planning(), bounds=actions, reward=self.reward)
+        return MpcPolicy(rollouts=world, planning=self.planning, is_fitted=self.ensemble.is_fitted)
 
     def extras(self) -> Mapping[str, Any]:
         return {"members": self.ensemble.members, "planning": self.planning.model_dump(), "reward": self.reward}
 
     @classmethod
-    def made(cls, spaces: Spaces, network: MlpConfig, extras: Mapping[str, Any]) -> Self:
+    def from_extras(cls, spaces: PolicySpaces, network: MlpConfig, extras: Mapping[str, Any]) -> Self:
         return cls(
             spaces,
             network,
             seed=0,
             members=extras["members"],
-            planning=PLANNING.validate_python(extras["planning"]),
+            planning=PLANNING_ADAPTER.validate_python(extras["planning"]),
             reward=extras["reward"],
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Imagination:
+class ImaginedRollouts:
     """A learnt world in which plans are tried."""
 
-    world: Folded
-    bounds: Bounds
+    dynamics: PlanningDynamics
+    bounds: BoxActions
     reward: str | None
     """A known one, by name; None: the learnt one."""
 
     @torch.no_grad()
-    def worth(self, seen: Tensor, plans: Tensor, noise: Tensor, *, mixing: bool) -> Tensor:
-        """What plans `[B, C, H, A]` in [-1, 1] are paid from `seen` `[B, O]` on, mean over particles -> `[B, C]`.
+    def plan_returns(self, seen: Tensor, plans: Tensor, noise: Tensor, *, resample_members: bool) -> Tensor:
+        """What plans `[B, C, H, A]` in [-1, 1] are paid from `observations_of` `[B, O]` on, mean over particles -> `[B,
+        C]`.
 
-        `noise` `[B, H, K, p, O]`, standard normal, is the same for all plans, so that they differ by what they do
-        (common random numbers). `mixing`: particles change members at every step.
+        `gradient_noise` `[B, H, K, p, O]`, standard normal, is the same for all plans, so that they differ by what they
+        do (common random numbers). `mixing`: particles change members at every step.
         """
         environments, candidates, horizon, size = plans.shape
         members, particles = noise.shape[2:4]
         count = environments * candidates
-        actions = self.scaled(plans).permute(2, 0, 1, 3).reshape(horizon, count, size)
-        drive = self.world.drive(actions)
+        actions = self.scale_to_box(plans).permute(2, 0, 1, 3).reshape(horizon, count, size)
+        drive = self.dynamics.action_features(actions)
         now = seen.repeat_interleave(candidates, dim=0).expand(members, particles, count, -1).contiguous()
         luck = noise.permute(1, 2, 3, 0, 4)  # [H, K, p, B, O]
         total = seen.new_zeros(count)
         for step in range(horizon):
-            mean, spread, paid = self.world.change(now, drive[step])
+            mean, spread, paid = self.dynamics.predict_change(now, drive[step])
             drawn = spread.view(members, particles, environments, candidates, -1) * luck[step].unsqueeze(3)
             after = now + mean + drawn.view_as(mean)
             if self.reward is not None:
-                paid = KNOWN[self.reward](now, actions[step], after)
+                paid = REWARD_FUNCTIONS[self.reward](now, actions[step], after)
             total += paid.mean(dim=(0, 1))
-            now = after.roll(1, dims=0) if mixing else after
+            now = after.roll(1, dims=0) if resample_members else after
         return total.view(environments, candidates)
 
-    def scaled(self, plans: Tensor) -> Tensor:
+    def scale_to_box(self, plans: Tensor) -> Tensor:
         """[-1, 1] -> the box of actions."""
         low, high = plans.new_tensor(self.bounds.low), plans.new_tensor(self.bounds.high)
         return low + 0.5 * (high - low) * (plans + 1.0)
 
 
 @dataclass
-class ActPlanning:
+class MpcPolicy:
     """Plans before every decision, beginning with the rest of the last plan; `best` draws as `decide` does, from random
     numbers of its own."""
 
-    world: Imagination
+    rollouts: ImaginedRollouts
     planning: CemPlanning | MppiPlanning
-    ready: bool
+    is_fitted: bool
     plan: Tensor | None = None
     """`[B, H, A]` in [-1, 1]: what was planned last."""
-    asked: int = field(default=0)
+    decisions: int = field(default=0)
     """Calls of `best`."""
 
     def noise(self, draws: np.random.Generator, shape: tuple[int, ...]) -> Floats:
         """Two whole numbers, of which a decision's draws are made."""
-        return draws.integers(0, KEYS, (*shape, 2)).astype(np.float32)
+        return draws.integers(0, KEY_RANGE, (*shape, 2)).astype(np.float32)
 
     def decide(self, seen: Array, noise: Floats) -> tuple[Array, Floats]:
         """Nobody knows how likely a plan was: log-probabilities are NaN."""
-        first = self._planned(seen, noise) if self.ready else self._at_random(noise)
-        chosen = self.world.scaled(first).numpy().reshape(-1, *self.world.bounds.shape)
+        first = self._plan_actions(seen, noise) if self.is_fitted else self._at_random(noise)
+        chosen = self.rollouts.scale_to_box(first).numpy().reshape(-1, *self.rollouts.bounds.shape)
         return chosen, np.full(len(seen), np.nan, np.float32)
 
     def best(self, seen: Array) -> Array:
-        self.asked += 1
-        keys = generator(0, "best", self.asked).integers(0, KEYS, (len(seen), 2))
+        self.decisions += 1
+        keys = generator(0, "best", self.decisions).integers(0, KEY_RANGE, (len(seen), 2))
         return self.decide(seen, keys.astype(np.float32))[0]
 
     def _at_random(self, noise: Floats) -> Tensor:
-        drawn = [_draws(row).uniform(-1.0, 1.0, self.world.bounds.size) for row in noise]
+        drawn = [_draws(row).uniform(-1.0, 1.0, self.rollouts.bounds.size) for row in noise]
         return torch.from_numpy(np.stack(drawn).astype(np.float32))
 
     @torch.no_grad()
-    def _planned(self, seen: Array, noise: Floats) -> Tensor:
+    def _plan_actions(self, seen: Array, noise: Floats) -> Tensor:
         planning, count = self.planning, len(seen)
         flat = torch.from_numpy(np.ascontiguousarray(seen.reshape(count, -1), dtype=np.float32))
         draws, luck = self._drawn(noise)
-        mean, fresh = self._begin(count), max(1, planning.candidates // FRESH)
+        mean, fresh = self._begin(count), max(1, planning.candidates // INITIAL_PLAN_STEPS)
         std = torch.full_like(mean, planning.width)
         for iteration in range(planning.iterations):
             middle = mean.unsqueeze(1).repeat(1, planning.candidates, 1, 1)
@@ -219,14 +222,14 @@ class ActPlanning:
             step = draws[:, iteration] * std.unsqueeze(1)
             step[:, fresh] = 0.0  # the mean itself is among them
             plans = (middle + step).clamp_(-1.0, 1.0)
-            worth = self.world.worth(flat, plans, luck, mixing=planning.propagation == "ts_1")
-            mean, std = refined(planning, plans, worth, std)
+            worth = self.rollouts.plan_returns(flat, plans, luck, resample_members=planning.propagation == "ts_1")
+            mean, std = refit_plan_distribution(planning, plans, worth, std)
         self.plan = mean
         return mean[:, 0]
 
     def _begin(self, count: int) -> Tensor:
         """The rest of the last plan, and nothing at its end; nothing at all without one of as many environments."""
-        shape = (count, self.planning.horizon, self.world.bounds.size)
+        shape = (count, self.planning.horizon, self.rollouts.bounds.size)
         if self.plan is None or self.plan.shape != shape:
             return torch.zeros(shape)
         return torch.cat((self.plan[:, 1:], torch.zeros_like(self.plan[:, :1])), dim=1)
@@ -234,9 +237,9 @@ class ActPlanning:
     def _drawn(self, noise: Floats) -> tuple[Tensor, Tensor]:
         """Standard normal draws for plans `[B, iterations, C, H, A]`, correlated along H, and for worlds
         `[B, H, K, p, O]`."""
-        planning, world = self.planning, self.world.world
-        members, size = world.of_seen.shape[:2]
-        plans = (planning.iterations, planning.candidates, planning.horizon, self.world.bounds.size)
+        planning, world = self.planning, self.rollouts.dynamics
+        members, size = world.observation_weight.shape[:2]
+        plans = (planning.iterations, planning.candidates, planning.horizon, self.rollouts.bounds.size)
         worlds = (planning.horizon, members, planning.particles, size)
         pairs = [
             (draws.standard_normal(plans, np.float32), draws.standard_normal(worlds, np.float32))
@@ -249,7 +252,9 @@ class ActPlanning:
         return torch.from_numpy(steps), torch.from_numpy(np.stack([luck for _, luck in pairs]))
 
 
-def refined(planning: CemPlanning | MppiPlanning, plans: Tensor, worth: Tensor, std: Tensor) -> tuple[Tensor, Tensor]:
+def refit_plan_distribution(
+    planning: CemPlanning | MppiPlanning, plans: Tensor, worth: Tensor, std: Tensor
+) -> tuple[Tensor, Tensor]:
     """Mean and standard deviation `[B, H, A]` of the next draws, given plans `[B, C, H, A]` worth `[B, C]`."""
     if isinstance(planning, MppiPlanning):
         scale = planning.temperature * worth.std(dim=1, keepdim=True).clamp_min(1e-6)

@@ -1,6 +1,6 @@
 """Deciding in numpy by networks that learnt from a log: within a box, within what the log did, by the best of several.
 
-Belongs here: the kinds of `offline_networks.py` as `Acting`. The protocol and the common kinds are in `acting.py`.
+Belongs here: the kinds of `offline_networks.py` as `NumpyPolicy`. The protocol and the common kinds are in `acting.py`.
 """
 
 from collections.abc import Callable
@@ -10,13 +10,13 @@ from typing import Protocol
 import numpy as np
 
 from hone.core.random import generator
-from hone.models.control.mlp import Bounds, Choices, Floats, Inputs
+from hone.models.control.mlp import BoxActions, DiscreteActions, Floats, ObservationInputs
 from hone.models.control.numpy_policies import LOG_TWO_PI, Array
 
-Network = Callable[[Floats], Floats]
+NumpyNetwork = Callable[[Floats], Floats]
 
 
-def scaled(unit: Floats, actions: Bounds) -> Array:
+def scale_to_box(unit: Floats, actions: BoxActions) -> Array:
     """Points in [-1, 1] `[n, a]` -> actions of the world `[n, *action]`, never outside its bounds."""
     low, high = np.asarray(actions.low, np.float32), np.asarray(actions.high, np.float32)
     chosen = low + 0.5 * (high - low) * (unit + np.float32(1.0))
@@ -24,12 +24,12 @@ def scaled(unit: Floats, actions: Bounds) -> Array:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ActBounded:
+class NumpyTanhGaussianPolicy:
     """A normal distribution around tanh of the outputs, cut off at the bounds of the box."""
 
-    network: Network
-    inputs: Inputs
-    actions: Bounds
+    network: NumpyNetwork
+    inputs: ObservationInputs
+    actions: BoxActions
     log_std: Floats
     """`[actions]` on the scale where the box is [-1, 1]."""
 
@@ -43,20 +43,20 @@ class ActBounded:
         offset = self.log_std.sum() + np.log(reach).sum() + 0.5 * LOG_TWO_PI * self.actions.size
         logp = -0.5 * (noise * noise).sum(axis=1) - offset
         unit = np.clip(mean + np.exp(self.log_std) * noise, -1.0, 1.0)
-        return scaled(unit, self.actions), logp.astype(np.float32)
+        return scale_to_box(unit, self.actions), logp.astype(np.float32)
 
     def best(self, seen: Array) -> Array:
-        return scaled(np.tanh(self.network(self.inputs.array(seen))), self.actions)
+        return scale_to_box(np.tanh(self.network(self.inputs.array(seen))), self.actions)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ActAdmissible:
+class NumpyDiscreteBcqPolicy:
     """The action of the highest value among those at least `threshold` times as likely as the likeliest in the log."""
 
-    network: Network
-    behaviour: Network
-    inputs: Inputs
-    actions: Choices
+    network: NumpyNetwork
+    behaviour: NumpyNetwork
+    inputs: ObservationInputs
+    actions: DiscreteActions
     threshold: float
 
     def noise(self, draws: np.random.Generator, shape: tuple[int, ...]) -> Floats:
@@ -72,7 +72,7 @@ class ActAdmissible:
         return np.where(allowed, self.network(x), -np.inf).argmax(axis=1) + self.actions.start
 
 
-class Proposes(Protocol):
+class ActionProposer(Protocol):
     """Actions to choose among."""
 
     def __call__(self, x: Floats, noise: Floats) -> Floats:
@@ -81,27 +81,27 @@ class Proposes(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Generated:
+class VaeProposer:
     """Decoded from codes of the log's actions, then moved by at most `reach`."""
 
-    decoder: Network
-    perturbation: Network
-    reach: float
-    limit: float
+    decoder: NumpyNetwork
+    perturbation: NumpyNetwork
+    max_perturbation: float
+    latent_limit: float
     """Of the codes."""
 
     def __call__(self, x: Floats, noise: Floats) -> Floats:
-        code = np.clip(noise, -self.limit, self.limit)
+        code = np.clip(noise, -self.latent_limit, self.latent_limit)
         unit = np.tanh(self.decoder(np.concatenate((x, code), axis=1)))
-        by = self.reach * np.tanh(self.perturbation(np.concatenate((x, unit), axis=1)))
+        by = self.max_perturbation * np.tanh(self.perturbation(np.concatenate((x, unit), axis=1)))
         return np.clip(unit + by, -1.0, 1.0).astype(np.float32)
 
 
 @dataclass(frozen=True, slots=True)
-class Squashed:
+class SquashedGaussianProposer:
     """Drawn from a squashed Gaussian."""
 
-    network: Network
+    network: NumpyNetwork
     log_std: tuple[float, float]
     """Bounds of its log standard deviation."""
 
@@ -111,30 +111,30 @@ class Squashed:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ActBestOf:
+class NumpyBestOfSamplesPolicy:
     """Proposes `samples` actions, and takes the one that the critic finds best. Nobody knows its density: NaN."""
 
-    proposes: Proposes
-    critic: Network
-    inputs: Inputs
-    actions: Bounds
+    proposer: ActionProposer
+    critic: NumpyNetwork
+    inputs: ObservationInputs
+    actions: BoxActions
     samples: int
-    width: int
+    noise_size: int
     """Random numbers of one proposal."""
 
     def noise(self, draws: np.random.Generator, shape: tuple[int, ...]) -> Floats:
-        return draws.standard_normal((*shape, self.samples, self.width), dtype=np.float32)
+        return draws.standard_normal((*shape, self.samples, self.noise_size), dtype=np.float32)
 
     def decide(self, seen: Array, noise: Floats) -> tuple[Array, Floats]:
         count = len(noise)
         x = np.repeat(self.inputs.array(seen), self.samples, axis=0)
-        unit = self.proposes(x, noise.reshape(count * self.samples, self.width))
+        unit = self.proposer(x, noise.reshape(count * self.samples, self.noise_size))
         worth = self.critic(np.concatenate((x, unit), axis=1)).reshape(count, self.samples)
         best = unit.reshape(count, self.samples, -1)[np.arange(count), worth.argmax(axis=1)]
-        return scaled(best, self.actions), np.full(count, np.nan, np.float32)
+        return scale_to_box(best, self.actions), np.full(count, np.nan, np.float32)
 
     def best(self, seen: Array) -> Array:
         """By the same proposals everywhere, so that a judgement is repeatable."""
         draws = generator(0, "best of", self.samples)
-        noise = draws.standard_normal((self.samples, self.width), dtype=np.float32)
+        noise = draws.standard_normal((self.samples, self.noise_size), dtype=np.float32)
         return self.decide(seen, np.broadcast_to(noise, (len(seen), *noise.shape)))[0]

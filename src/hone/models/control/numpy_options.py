@@ -12,18 +12,18 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from hone.models.control.mlp import Choices, Floats, Inputs
+from hone.models.control.mlp import DiscreteActions, Floats, ObservationInputs
 
 Array: TypeAlias = NDArray[np.generic]
 Ints: TypeAlias = NDArray[np.int64]
 
 
-def numbers_of(state: Array, inputs: Inputs) -> Ints:
+def state_indices(state: Array, inputs: ObservationInputs) -> Ints:
     """`[n]` the numbers of states, from 0."""
     return state.astype(np.int64) - inputs.start
 
 
-def remembered(seen: Array, inputs: Inputs, options: int) -> tuple[Array, Ints]:
+def split_option_memory(seen: Array, inputs: ObservationInputs, options: int) -> tuple[Array, Ints]:
     """`[n, ...]` of a world with a memory -> what is seen `[n, ...]`, option under way `[n]`, or -1."""
     if inputs.one_hot:
         state, memory = np.divmod(seen.astype(np.int64), options + 1)
@@ -34,23 +34,23 @@ def remembered(seen: Array, inputs: Inputs, options: int) -> tuple[Array, Ints]:
     return seen[:, : inputs.size], np.where(columns.any(axis=1), columns.argmax(axis=1), -1)
 
 
-def composed(began: NDArray[np.bool_], option: Ints, action: Ints, *, options: int, actions: int) -> Ints:
+def encode_option_action(began: NDArray[np.bool_], option: Ints, action: Ints, *, options: int, actions: int) -> Ints:
     """`[n]` the action of a world with a memory."""
     return (began * options + option) * actions + action
 
 
-def decomposed(chosen: Array, *, options: int, actions: int) -> tuple[NDArray[np.bool_], Ints, Ints]:
+def decode_option_action(chosen: Array, *, options: int, actions: int) -> tuple[NDArray[np.bool_], Ints, Ints]:
     """Whether the option began, the option, the action, `[n]` each."""
     said, action = np.divmod(chosen.astype(np.int64), actions)
     began, option = np.divmod(said, options)
     return began.astype(np.bool_), option, action
 
 
-def picked(values: NDArray[np.floating], allowed: NDArray[np.bool_], noise: Floats, epsilon: float) -> Ints:
+def epsilon_greedy(values: NDArray[np.floating], allowed: NDArray[np.bool_], noise: Floats, epsilon: float) -> Ints:
     """`[n]` an allowed column of `values` `[n, k]`: any of the best, evenly, or with probability `epsilon` any at all.
 
-    `noise` `[n, 2]` in [0, 1): whether to explore, and which. Ties are broken by chance: a table that knows nothing yet
-    would otherwise call its first option again and again.
+    `gradient_noise` `[n, 2]` in [0, 1): whether to explore, and which. Ties are broken by chance: a table that knows
+    nothing yet would otherwise call its first option again and again.
     """
     within = np.where(allowed, values, -np.inf)
     best = within == within.max(axis=1, keepdims=True)
@@ -61,21 +61,21 @@ def picked(values: NDArray[np.floating], allowed: NDArray[np.bool_], noise: Floa
 
 
 @dataclass(slots=True, kw_only=True)
-class ActCalled:
+class NumpyCallAndReturnPolicy:
     """Call and return: an option, once chosen, decides until it stops."""
 
     values: NDArray[np.float64]
     """`[S, options]`."""
     policies: Ints
     """`[options, S]`."""
-    stops: NDArray[np.float64]
+    termination: NDArray[np.float64]
     """`[options, S]`."""
-    begins: NDArray[np.bool_]
+    initiation_set: NDArray[np.bool_]
     """`[options, S]`."""
-    inputs: Inputs
-    actions: Choices
+    inputs: ObservationInputs
+    actions: DiscreteActions
     epsilon: float = 0.0
-    memory: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    active_options: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     """`[n]` options under way in a judgement."""
 
     def noise(self, draws: np.random.Generator, shape: tuple[int, ...]) -> Floats:
@@ -83,68 +83,70 @@ class ActCalled:
 
     def decide(self, seen: Array, noise: Floats) -> tuple[Array, Floats]:
         options = len(self.policies)
-        state, memory = remembered(seen, self.inputs, options)
-        place = numbers_of(state, self.inputs)
+        state, memory = split_option_memory(seen, self.inputs, options)
+        place = state_indices(state, self.inputs)
         option, began = self._options(place, memory, noise, self.epsilon)
         action = self.policies[option, place]
-        chosen = composed(began, option, action, options=options, actions=self.actions.count)
+        chosen = encode_option_action(began, option, action, options=options, actions=self.actions.count)
         return chosen, np.full(len(chosen), np.nan, dtype=np.float32)
 
     def best(self, seen: Array) -> Array:
-        if len(self.memory) != len(seen):
-            self.memory = np.full(len(seen), -1, dtype=np.int64)
-        state = numbers_of(seen, self.inputs)
-        self.memory, _ = self._options(state, self.memory, np.full((len(seen), 3), 0.5, np.float32), 0.0)
-        return self.policies[self.memory, state] + self.actions.start
+        if len(self.active_options) != len(seen):
+            self.active_options = np.full(len(seen), -1, dtype=np.int64)
+        state = state_indices(seen, self.inputs)
+        self.active_options, _ = self._options(
+            state, self.active_options, np.full((len(seen), 3), 0.5, np.float32), 0.0
+        )
+        return self.policies[self.active_options, state] + self.actions.start
 
     def _options(self, state: Ints, memory: Ints, noise: Floats, epsilon: float) -> tuple[Ints, NDArray[np.bool_]]:
-        began = (memory < 0) | (noise[:, 0] < self.stops[memory, state])
-        fresh = picked(self.values[state], self.begins[:, state].T, noise[:, 1:], epsilon)
+        began = (memory < 0) | (noise[:, 0] < self.termination[memory, state])
+        fresh = epsilon_greedy(self.values[state], self.initiation_set[:, state].T, noise[:, 1:], epsilon)
         return np.where(began, fresh, memory), began
 
 
 @dataclass(slots=True, kw_only=True)
-class ActOptionCritic:
+class NumpyOptionCriticPolicy:
     """Learnt options: epsilon-greedy among them, a softmax within, and a chance of stopping at each step."""
 
     values: Callable[[Floats], Floats]
-    within: Callable[[Floats], Floats]
-    ends: Callable[[Floats], Floats]
-    inputs: Inputs
-    actions: Choices
+    action_logits: Callable[[Floats], Floats]
+    termination_logits: Callable[[Floats], Floats]
+    inputs: ObservationInputs
+    actions: DiscreteActions
     options: int
     epsilon: float
-    memory: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
+    active_options: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
     """`[n]` options under way in a judgement."""
 
     def noise(self, draws: np.random.Generator, shape: tuple[int, ...]) -> Floats:
         return draws.random((*shape, 4), dtype=np.float32)
 
     def decide(self, seen: Array, noise: Floats) -> tuple[Array, Floats]:
-        raw, memory = remembered(seen, self.inputs, self.options)
+        raw, memory = split_option_memory(seen, self.inputs, self.options)
         x = self.inputs.array(raw)
         option, began = self._options(x, memory, noise[:, :3], self.epsilon)
         logits = self._logits(x, option)
         cumulated = np.exp(logits).cumsum(axis=1)
         action = (cumulated[:, :-1] <= (noise[:, 3] * cumulated[:, -1])[:, None]).sum(axis=1)
-        chosen = composed(began, option, action, options=self.options, actions=self.actions.count)
+        chosen = encode_option_action(began, option, action, options=self.options, actions=self.actions.count)
         return chosen, logits[np.arange(len(action)), action] - np.log(cumulated[:, -1])
 
     def best(self, seen: Array) -> Array:
-        if len(self.memory) != len(seen):
-            self.memory = np.full(len(seen), -1, dtype=np.int64)
+        if len(self.active_options) != len(seen):
+            self.active_options = np.full(len(seen), -1, dtype=np.int64)
         x = self.inputs.array(seen)
-        self.memory, _ = self._options(x, self.memory, np.full((len(seen), 3), 0.5, np.float32), 0.0)
-        return self._logits(x, self.memory).argmax(axis=1) + self.actions.start
+        self.active_options, _ = self._options(x, self.active_options, np.full((len(seen), 3), 0.5, np.float32), 0.0)
+        return self._logits(x, self.active_options).argmax(axis=1) + self.actions.start
 
     def _options(self, x: Floats, memory: Ints, noise: Floats, epsilon: float) -> tuple[Ints, NDArray[np.bool_]]:
-        chance = 1.0 / (1.0 + np.exp(-self.ends(x)[np.arange(len(x)), memory]))
+        chance = 1.0 / (1.0 + np.exp(-self.termination_logits(x)[np.arange(len(x)), memory]))
         began = (memory < 0) | (noise[:, 0] < chance)
         values = self.values(x)
-        fresh = picked(values, np.ones(values.shape, np.bool_), noise[:, 1:], epsilon)
+        fresh = epsilon_greedy(values, np.ones(values.shape, np.bool_), noise[:, 1:], epsilon)
         return np.where(began, fresh, memory), began
 
     def _logits(self, x: Floats, option: Ints) -> Floats:
-        table = self.within(x).reshape(len(x), self.options, self.actions.count)
+        table = self.action_logits(x).reshape(len(x), self.options, self.actions.count)
         logits = table[np.arange(len(x)), option]
         return logits - logits.max(axis=1, keepdims=True)

@@ -1,7 +1,7 @@
 """Deciding in numpy: one class per kind of policy, all of them with the same three methods.
 
 Belongs here: turning the outputs of a small network into a choice and its log-probability, without torch and without
-global randomness: `noise` makes the random numbers for a whole rollout, `decide` uses one row of them.
+global randomness: `gradient_noise` makes the random numbers for a whole rollout, `decide` uses one row of them.
 """
 
 import math
@@ -12,7 +12,7 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from hone.models.control.mlp import Bounds, Choices, Floats, Inputs
+from hone.models.control.mlp import BoxActions, DiscreteActions, Floats, ObservationInputs
 
 LOG_TWO_PI = math.log(2.0 * math.pi)
 LOG_STD_RANGE = (-20.0, 2.0)
@@ -21,7 +21,7 @@ LOG_STD_RANGE = (-20.0, 2.0)
 Array = NDArray[np.generic]
 
 
-class Acting(Protocol):
+class NumpyPolicy(Protocol):
     """Whoever decides, `n` observations at a time."""
 
     def noise(self, draws: np.random.Generator, shape: tuple[int, ...]) -> Floats:
@@ -37,21 +37,21 @@ class Acting(Protocol):
         ...
 
 
-class Decides(Protocol):
+class HasNumpyPolicy(Protocol):
     """A policy of any make: a network, a table."""
 
-    def acting(self) -> Acting:
+    def numpy_policy(self) -> NumpyPolicy:
         """Whoever decides by it."""
         ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ActCategorical:
+class NumpyCategoricalPolicy:
     """Softmax of the outputs, sampled by inverse CDF."""
 
     network: Callable[[Floats], Floats]
-    inputs: Inputs
-    actions: Choices
+    inputs: ObservationInputs
+    actions: DiscreteActions
 
     def noise(self, draws: np.random.Generator, shape: tuple[int, ...]) -> Floats:
         return draws.random(shape, dtype=np.float32)
@@ -69,12 +69,12 @@ class ActCategorical:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ActGreedy:
+class NumpyGreedyPolicy:
     """The action of the highest value, or with probability `epsilon` any action."""
 
     network: Callable[[Floats], Floats]
-    inputs: Inputs
-    actions: Choices
+    inputs: ObservationInputs
+    actions: DiscreteActions
     epsilon: float = 0.0
 
     def noise(self, draws: np.random.Generator, shape: tuple[int, ...]) -> Floats:
@@ -92,12 +92,12 @@ class ActGreedy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ActGaussian:
+class NumpyGaussianPolicy:
     """A normal distribution around the outputs; its choices may lie outside any box, so the world clips them."""
 
     network: Callable[[Floats], Floats]
-    inputs: Inputs
-    actions: Bounds
+    inputs: ObservationInputs
+    actions: BoxActions
     log_std: Floats
     """`[actions]`"""
 
@@ -115,12 +115,12 @@ class ActGaussian:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ActSquashed:
+class NumpySquashedGaussianPolicy:
     """tanh of a normal distribution, scaled to the box. Outputs are means, then log standard deviations."""
 
     network: Callable[[Floats], Floats]
-    inputs: Inputs
-    actions: Bounds
+    inputs: ObservationInputs
+    actions: BoxActions
 
     def noise(self, draws: np.random.Generator, shape: tuple[int, ...]) -> Floats:
         return draws.standard_normal((*shape, self.actions.size), dtype=np.float32)

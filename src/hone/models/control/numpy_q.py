@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hone.models.control.mlp import Choices, Floats, Inputs, NumpyMlp
+from hone.models.control.mlp import DiscreteActions, Floats, NumpyMlp, ObservationInputs
 from hone.models.control.numpy_policies import Array
 
 
@@ -23,8 +23,8 @@ class NumpyNoisyMlp:
         """`[n, inputs]` -> `[n, outputs]` by the means."""
         return self.mean(x)
 
-    def drawn(self, x: Floats, noise: Floats) -> Floats:
-        """The same with a draw of all weights for each row, `noise` `[n, noise_size]`.
+    def with_noise(self, x: Floats, noise: Floats) -> Floats:
+        """The same with a draw of all weights for each row, `gradient_noise` `[n, noise_size]`.
 
         x (W + S o f_in f_out') = x W + ((x o f_in) S) o f_out: no row's weights are ever written out.
         """
@@ -38,12 +38,12 @@ class NumpyNoisyMlp:
             x = x @ weight
             x += offset + (spreading + shift) * after
             if number < last:
-                x = self.mean.activated(x)
+                x = self.mean.activate(x)
         return x
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NumpyValues:
+class NumpyQNetwork:
     """The outputs of a network as expected returns of choices."""
 
     network: NumpyMlp | NumpyNoisyMlp
@@ -55,9 +55,9 @@ class NumpyValues:
 
     def __call__(self, x: Floats) -> Floats:
         """`[n, inputs]` -> `[n, choices]`."""
-        return self.table(self.network(x))
+        return self.q_values(self.network(x))
 
-    def table(self, raw: Floats) -> Floats:
+    def q_values(self, raw: Floats) -> Floats:
         """`[n, outputs]` -> `[n, choices]`."""
         if self.size == 1 and not self.dueling:
             return raw
@@ -72,13 +72,13 @@ class NumpyValues:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ActNoisy:
+class NumpyNoisyPolicy:
     """The greatest value by weights with noise in them, drawn once for all the decisions of a rollout: so the policy
     explores in one direction for a while (Fortunato et al., 2018). Its mode acts by the means."""
 
-    values: NumpyValues
-    inputs: Inputs
-    actions: Choices
+    values: NumpyQNetwork
+    inputs: ObservationInputs
+    actions: DiscreteActions
     noise_size: int
 
     def noise(self, draws: np.random.Generator, shape: tuple[int, ...]) -> Floats:
@@ -89,7 +89,7 @@ class ActNoisy:
         """The probability of a choice is an integral over the weights that nobody takes: NaN."""
         network = self.values.network
         assert isinstance(network, NumpyNoisyMlp)
-        best = self.values.table(network.drawn(self.inputs.array(seen), noise)).argmax(axis=1)
+        best = self.values.q_values(network.with_noise(self.inputs.array(seen), noise)).argmax(axis=1)
         return best + self.actions.start, np.full(len(best), np.nan, dtype=np.float32)
 
     def best(self, seen: Array) -> Array:
@@ -97,10 +97,10 @@ class ActNoisy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sharpened:
+class BoltzmannLogits:
     """Values over a temperature: the logits of a Boltzmann policy."""
 
-    values: NumpyValues
+    values: NumpyQNetwork
     temperature: float
 
     def __call__(self, x: Floats) -> Floats:

@@ -13,21 +13,21 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hone.core.errors import ConfigError
-from hone.models.control.actor_critic import Policy, categorical
-from hone.models.control.mlp import Choices, Mlp, MlpConfig, Spaces
-from hone.models.control.numpy_options import ActCalled, ActOptionCritic
-from hone.models.control.numpy_policies import Acting
+from hone.models.control.actor_critic import ControlPolicy, categorical
+from hone.models.control.mlp import DiscreteActions, Mlp, MlpConfig, PolicySpaces
+from hone.models.control.numpy_options import NumpyCallAndReturnPolicy, NumpyOptionCriticPolicy
+from hone.models.control.numpy_policies import NumpyPolicy
 
 
-class OptionTable(Policy):
+class OptionTablePolicy(ControlPolicy):
     """Values of `options` given courses of action in `inputs.size` states, and the courses themselves, as a table."""
 
     kind = "option_table"
 
-    def __init__(self, spaces: Spaces, network: MlpConfig, *, options: int) -> None:
+    def __init__(self, spaces: PolicySpaces, network: MlpConfig, *, options: int) -> None:
         super().__init__(spaces, network)
         states = spaces.inputs.size
-        if not spaces.inputs.one_hot or not isinstance(spaces.actions, Choices):
+        if not spaces.inputs.one_hot or not isinstance(spaces.actions, DiscreteActions):
             raise ConfigError("a table of options needs numbered states and actions")
         self.register_buffer("values", torch.zeros(states, options, dtype=torch.float64))
         self.register_buffer("policies", torch.zeros(options, states, dtype=torch.int64))
@@ -35,7 +35,7 @@ class OptionTable(Policy):
         self.register_buffer("begins", torch.ones(options, states, dtype=torch.bool))
         self.epsilon = 0.0
 
-    def give(self, policies: NDArray[np.int64], stops: NDArray[np.float64], begins: NDArray[np.bool_]) -> None:
+    def set_options(self, policies: NDArray[np.int64], stops: NDArray[np.float64], begins: NDArray[np.bool_]) -> None:
         """The courses of action, `[options, S]` each."""
         for name, given in (("policies", policies), ("stops", stops), ("begins", begins)):
             self.get_buffer(name).copy_(torch.from_numpy(given))
@@ -44,13 +44,13 @@ class OptionTable(Policy):
         """`values` `[S, options]`, or `policies`, `stops`, `begins` `[options, S]`; shares the policy's memory."""
         return self.get_buffer(name).numpy()
 
-    def acting(self) -> Acting:
-        assert isinstance(self.spaces.actions, Choices)
-        return ActCalled(
+    def numpy_policy(self) -> NumpyPolicy:
+        assert isinstance(self.spaces.actions, DiscreteActions)
+        return NumpyCallAndReturnPolicy(
             values=self.table("values"),
             policies=self.table("policies"),
-            stops=self.table("stops"),
-            begins=self.table("begins"),
+            termination=self.table("stops"),
+            initiation_set=self.table("begins"),
             inputs=self.spaces.inputs,
             actions=self.spaces.actions,
             epsilon=self.epsilon,
@@ -60,42 +60,42 @@ class OptionTable(Policy):
         return {"options": len(self.get_buffer("policies"))}
 
     @classmethod
-    def made(cls, spaces: Spaces, network: MlpConfig, extras: Mapping[str, Any]) -> Self:
+    def from_extras(cls, spaces: PolicySpaces, network: MlpConfig, extras: Mapping[str, Any]) -> Self:
         return cls(spaces, network, options=int(extras["options"]))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OptionJudgement:
+class OptionCriticOutput:
     """What the option-critic says of decisions taken."""
 
     logp: Tensor
     """`[n]` nats, of the action within its option."""
     entropy: Tensor
     """`[n]` nats."""
-    worth: Tensor
+    q_value: Tensor
     """`[n]` Q(s, option)."""
-    stop: Tensor
+    termination: Tensor
     """`[n]` chance that the option that was under way stops here; 0 where none was."""
-    gain: Tensor
+    termination_advantage: Tensor
     """`[n]` what going on with it is worth more than choosing anew: Q(s, under way) - V(s); 0 where none was."""
 
 
-class OptionCritic(Policy):
+class OptionCriticPolicy(ControlPolicy):
     """Values of `options`, a policy within each, and where each stops (Bacon, Harb & Precup, 2017, 1609.05140)."""
 
     kind = "option_critic"
 
-    def __init__(self, spaces: Spaces, network: MlpConfig, *, seed: int, options: int, epsilon: float) -> None:
+    def __init__(self, spaces: PolicySpaces, network: MlpConfig, *, seed: int, options: int, epsilon: float) -> None:
         super().__init__(spaces, network)
-        if not isinstance(spaces.actions, Choices):
+        if not isinstance(spaces.actions, DiscreteActions):
             raise ConfigError(f"option_critic acts on a finite set of actions, got {spaces.actions}")
         size, self.options, self.epsilon = spaces.inputs.size, options, epsilon
-        self.actions = spaces.actions.count
+        self.action_count = spaces.actions.count
         self.values = Mlp(size, options, network, seed=seed, stream="option_values")
-        self.within = Mlp(size, options * self.actions, network, seed=seed, stream="within", gain=0.01)
+        self.within = Mlp(size, options * self.action_count, network, seed=seed, stream="within", gain=0.01)
         self.ends = Mlp(size, options, network, seed=seed, stream="ends", gain=0.01)
 
-    def read(self, seen: Tensor) -> tuple[Tensor, Tensor]:
+    def split_observation(self, seen: Tensor) -> tuple[Tensor, Tensor]:
         """`[n, ...]` of a world with a memory -> network inputs `[n, size]`, option under way `[n]`, or -1."""
         inputs = self.spaces.inputs
         if inputs.one_hot:
@@ -107,53 +107,53 @@ class OptionCritic(Policy):
         under_way = torch.where(columns.any(dim=1), columns.argmax(dim=1), -1)
         return inputs.tensor(seen[:, : inputs.size]), under_way
 
-    def choices(self, chosen: Tensor) -> tuple[Tensor, Tensor]:
+    def split_choice(self, chosen: Tensor) -> tuple[Tensor, Tensor]:
         """Option and action `[n]` of what was done in a world with a memory."""
-        said = chosen.long() // self.actions
-        return said % self.options, chosen.long() % self.actions
+        said = chosen.long() // self.action_count
+        return said % self.options, chosen.long() % self.action_count
 
-    def judge(self, seen: Tensor, chosen: Tensor) -> OptionJudgement:
+    def evaluate_actions(self, seen: Tensor, chosen: Tensor) -> OptionCriticOutput:
         """What the policy says now of what was chosen then."""
-        x, memory = self.read(seen)
-        option, action = self.choices(chosen)
+        x, memory = self.split_observation(seen)
+        option, action = self.split_choice(chosen)
         values = self.values(x)
-        table = self.within(x).view(len(x), self.options, self.actions)
-        logits = table.gather(1, option[:, None, None].expand(-1, 1, self.actions)).squeeze(1)
+        table = self.within(x).view(len(x), self.options, self.action_count)
+        logits = table.gather(1, option[:, None, None].expand(-1, 1, self.action_count)).squeeze(1)
         logp, entropy = categorical(logits, action)
         under_way, place = memory >= 0, memory.clamp(min=0)[:, None]
         stop = torch.sigmoid(self.ends(x).gather(1, place).squeeze(1))
         now = values.detach()
-        gain = now.gather(1, place).squeeze(1) - self.anew(now)
-        return OptionJudgement(
+        gain = now.gather(1, place).squeeze(1) - self.epsilon_greedy_value(now)
+        return OptionCriticOutput(
             logp=logp,
             entropy=entropy(),
-            worth=values.gather(1, option[:, None]).squeeze(1),
-            stop=torch.where(under_way, stop, torch.zeros_like(stop)),
-            gain=torch.where(under_way, gain, torch.zeros_like(gain)),
+            q_value=values.gather(1, option[:, None]).squeeze(1),
+            termination=torch.where(under_way, stop, torch.zeros_like(stop)),
+            termination_advantage=torch.where(under_way, gain, torch.zeros_like(gain)),
         )
 
-    def anew(self, values: Tensor) -> Tensor:
+    def epsilon_greedy_value(self, values: Tensor) -> Tensor:
         """V(s) `[n]` of choosing among `values` `[n, options]`, epsilon-greedily."""
         return (1.0 - self.epsilon) * values.amax(dim=1) + self.epsilon * values.mean(dim=1)
 
-    def worth(self, seen: Tensor, chosen: Tensor) -> Tensor:
+    def q_value(self, seen: Tensor, chosen: Tensor) -> Tensor:
         """Q(s, option) `[n]` of what was chosen."""
-        x, _ = self.read(seen)
-        return self.values(x).gather(1, self.choices(chosen)[0][:, None]).squeeze(1)
+        x, _ = self.split_observation(seen)
+        return self.values(x).gather(1, self.split_choice(chosen)[0][:, None]).squeeze(1)
 
-    def arriving(self, seen: Tensor) -> Tensor:
+    def value_on_arrival(self, seen: Tensor) -> Tensor:
         """U(s, under way) `[n]` = (1 - stop) Q(s, under way) + stop V(s): worth before it is known who decides."""
-        x, memory = self.read(seen)
+        x, memory = self.split_observation(seen)
         values, place = self.values(x), memory.clamp(min=0)[:, None]
         stop = torch.where(memory >= 0, torch.sigmoid(self.ends(x).gather(1, place).squeeze(1)), 1.0)
-        return (1.0 - stop) * values.gather(1, place).squeeze(1) + stop * self.anew(values)
+        return (1.0 - stop) * values.gather(1, place).squeeze(1) + stop * self.epsilon_greedy_value(values)
 
-    def acting(self) -> Acting:
-        assert isinstance(self.spaces.actions, Choices)
-        return ActOptionCritic(
-            values=self.values.numpy(),
-            within=self.within.numpy(),
-            ends=self.ends.numpy(),
+    def numpy_policy(self) -> NumpyPolicy:
+        assert isinstance(self.spaces.actions, DiscreteActions)
+        return NumpyOptionCriticPolicy(
+            values=self.values.to_numpy(),
+            action_logits=self.within.to_numpy(),
+            termination_logits=self.ends.to_numpy(),
             inputs=self.spaces.inputs,
             actions=self.spaces.actions,
             options=self.options,
@@ -164,5 +164,5 @@ class OptionCritic(Policy):
         return {"options": self.options, "epsilon": self.epsilon}
 
     @classmethod
-    def made(cls, spaces: Spaces, network: MlpConfig, extras: Mapping[str, Any]) -> Self:
+    def from_extras(cls, spaces: PolicySpaces, network: MlpConfig, extras: Mapping[str, Any]) -> Self:
         return cls(spaces, network, seed=0, options=int(extras["options"]), epsilon=float(extras["epsilon"]))

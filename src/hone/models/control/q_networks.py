@@ -14,22 +14,22 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from hone.models.control.actor_critic import Policy
-from hone.models.control.layer_norm_mlp import NormedMlp
-from hone.models.control.mlp import Choices, Mlp, MlpConfig, Spaces
-from hone.models.control.numpy_policies import ActCategorical, ActGreedy, Acting
-from hone.models.control.numpy_q import ActNoisy, NumpyNoisyMlp, NumpyValues
+from hone.models.control.actor_critic import ControlPolicy
+from hone.models.control.layer_norm_mlp import LayerNormMlp
+from hone.models.control.mlp import DiscreteActions, Mlp, MlpConfig, PolicySpaces
+from hone.models.control.numpy_policies import NumpyCategoricalPolicy, NumpyGreedyPolicy, NumpyPolicy
+from hone.models.control.numpy_q import NumpyNoisyMlp, NumpyNoisyPolicy, NumpyQNetwork
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Mean:
+class ScalarReturn:
     """The expected return, one number."""
 
     size: int = 1
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Atoms:
+class CategoricalReturn:
     """Logits of `size` returns at equal distances from `low` to `high` (C51, Bellemare et al., 2017)."""
 
     low: float
@@ -37,27 +37,31 @@ class Atoms:
     size: int = 51
 
     @property
-    def values(self) -> list[float]:
+    def support(self) -> list[float]:
         width = (self.high - self.low) / (self.size - 1)
         return [self.low + number * width for number in range(self.size)]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Quantiles:
+class QuantileReturn:
     """`size` quantiles of the return, at (i - 1/2) / size (QR-DQN, Dabney et al., 2018)."""
 
     size: int
 
 
-Outcome: TypeAlias = Mean | Atoms | Quantiles
-OUTCOMES: dict[str, type[Outcome]] = {"mean": Mean, "atoms": Atoms, "quantiles": Quantiles}
+ReturnModel: TypeAlias = ScalarReturn | CategoricalReturn | QuantileReturn
+RETURN_MODELS: dict[str, type[ReturnModel]] = {
+    "mean": ScalarReturn,
+    "atoms": CategoricalReturn,
+    "quantiles": QuantileReturn,
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shape:
+class QArchitecture:
     """How action values are made."""
 
-    outcome: Outcome = Mean()
+    outcome: ReturnModel = ScalarReturn()
     """What is said of the return of a choice."""
     dueling: bool = False
     """Value and advantages are two streams of the last layer (Wang et al., 2016)."""
@@ -66,12 +70,12 @@ class Shape:
     layer_norm: bool = False
     """Whether each hidden layer is normalised, before its activation."""
 
-    def outputs(self, choices: int) -> int:
+    def output_size(self, choices: int) -> int:
         """Numbers that the last layer gives."""
         return (choices + self.dueling) * self.outcome.size
 
 
-PLAIN = Shape()
+PLAIN_ARCHITECTURE = QArchitecture()
 
 
 class NoisyMlp(nn.Module):
@@ -85,7 +89,7 @@ class NoisyMlp(nn.Module):
         """`mean` is the network without noise."""
         super().__init__()
         self.mean = mean
-        self.sizes = [mean.numbers[0][0].shape[1], *(len(bias) for _, bias in mean.numbers)]
+        self.sizes = [mean.layer_parameters[0][0].shape[1], *(len(bias) for _, bias in mean.layer_parameters)]
         scales = [sigma / math.sqrt(size) for size in self.sizes[:-1]]
         shapes = list(zip(self.sizes[1:], self.sizes[:-1], scales, strict=True))
         self.weights = nn.ParameterList(torch.full((rows, columns), scale) for rows, columns, scale in shapes)
@@ -109,7 +113,7 @@ class NoisyMlp(nn.Module):
             drawn = torch.addcmul(layer.weight, weight, torch.outer(after, before))
             x = F.linear(x, drawn, torch.addcmul(layer.bias, offset, after))
             if number < len(layers) - 1:
-                x = self.mean.activated(x)
+                x = self.mean.activate(x)
         return x
 
     def numpy(self) -> NumpyNoisyMlp:
@@ -118,10 +122,10 @@ class NoisyMlp(nn.Module):
             (weight.detach().cpu().numpy().T, offset.detach().cpu().numpy())
             for weight, offset in zip(self.weights, self.offsets, strict=True)
         ]
-        return NumpyNoisyMlp(mean=self.mean.numpy(), sigma=tuple(views))
+        return NumpyNoisyMlp(mean=self.mean.to_numpy(), sigma=tuple(views))
 
 
-class DeepValues(Policy):
+class DqnPolicy(ControlPolicy):
     """What every choice is worth, as its `shape` says, a slow copy of it, and an average of it over the updates.
 
     It is the average that acts: values that chase their own targets sway from update to update, and the greatest of
@@ -130,133 +134,142 @@ class DeepValues(Policy):
 
     kind = "deep_values"
 
-    def __init__(self, spaces: Spaces, network: MlpConfig, *, seed: int, shape: Shape = PLAIN) -> None:
+    def __init__(
+        self, spaces: PolicySpaces, network: MlpConfig, *, seed: int, architecture: QArchitecture = PLAIN_ARCHITECTURE
+    ) -> None:
         super().__init__(spaces, network)
-        assert isinstance(spaces.actions, Choices), "action values need a finite set of actions"
-        self.shape = shape
-        self.choices = spaces.actions.count
-        self.values = self._body(seed)
-        self.target = self._body(seed).requires_grad_(requires_grad=False)
-        self.average = self._body(seed).requires_grad_(requires_grad=False)
-        outcome = shape.outcome
-        atoms = torch.tensor(outcome.values) if isinstance(outcome, Atoms) else torch.zeros(0)
+        assert isinstance(spaces.actions, DiscreteActions), "action values need a finite set of actions"
+        self.architecture = architecture
+        self.action_count = spaces.actions.count
+        self.values = self._make_network(seed)
+        self.target = self._make_network(seed).requires_grad_(requires_grad=False)
+        self.average = self._make_network(seed).requires_grad_(requires_grad=False)
+        outcome = architecture.outcome
+        atoms = torch.tensor(outcome.support) if isinstance(outcome, CategoricalReturn) else torch.zeros(0)
         self.register_buffer("atoms", atoms, persistent=False)
 
-    def _body(self, seed: int) -> Mlp | NoisyMlp:
-        size, outputs = self.spaces.inputs.size, self.shape.outputs(self.choices)
-        made = NormedMlp if self.shape.layer_norm else Mlp
+    def _make_network(self, seed: int) -> Mlp | NoisyMlp:
+        size, outputs = self.spaces.inputs.size, self.architecture.output_size(self.action_count)
+        made = LayerNormMlp if self.architecture.layer_norm else Mlp
         body = made(size, outputs, self.network, seed=seed, stream="values")
-        return NoisyMlp(body, sigma=self.shape.sigma) if self.shape.sigma > 0 else body
+        return NoisyMlp(body, sigma=self.architecture.sigma) if self.architecture.sigma > 0 else body
 
     @property
     def noise_size(self) -> int:
         """Random numbers of one draw of all weights; 0 without noise."""
         return self.values.noise_size if isinstance(self.values, NoisyMlp) else 0
 
-    def outcomes(self, seen: Tensor, noise: Tensor | None = None) -> Tensor:
-        """`[n, choices, size]`: what is said of each choice's return; `noise` `[noise_size]`, None: the means."""
-        return self._outcomes(self.values, seen, noise)
+    def return_outputs(self, seen: Tensor, noise: Tensor | None = None) -> Tensor:
+        """`[n, choices, size]`: what is said of each choice's return; `gradient_noise` `[noise_size]`, None: the
+        means."""
+        return self._return_outputs(self.values, seen, noise)
 
     @torch.no_grad()
-    def slow_outcomes(self, seen: Tensor, noise: Tensor | None = None) -> Tensor:
+    def target_return_outputs(self, seen: Tensor, noise: Tensor | None = None) -> Tensor:
         """The same of the slow copy."""
-        return self._outcomes(self.target, seen, noise)
+        return self._return_outputs(self.target, seen, noise)
 
     @torch.no_grad()
-    def average_outcomes(self, seen: Tensor) -> Tensor:
+    def average_return_outputs(self, seen: Tensor) -> Tensor:
         """The same of the average, which acts, by the means of its weights."""
-        return self._outcomes(self.average, seen, None)
+        return self._return_outputs(self.average, seen, None)
 
-    def table(self, outcomes: Tensor) -> Tensor:
+    def q_values(self, outcomes: Tensor) -> Tensor:
         """`[n, choices]` expected returns."""
-        match self.shape.outcome:
-            case Mean():
+        match self.architecture.outcome:
+            case ScalarReturn():
                 return outcomes.squeeze(-1)
-            case Atoms():
+            case CategoricalReturn():
                 return torch.softmax(outcomes, dim=-1) @ self.get_buffer("atoms").to(outcomes.dtype)
-            case Quantiles():
+            case QuantileReturn():
                 return outcomes.mean(dim=-1)
 
-    def number(self, chosen: Tensor) -> Tensor:
+    def action_indices(self, chosen: Tensor) -> Tensor:
         """`[n]` actions of the world -> places 0 .. choices - 1."""
-        assert isinstance(self.spaces.actions, Choices)
+        assert isinstance(self.spaces.actions, DiscreteActions)
         return chosen - self.spaces.actions.start if self.spaces.actions.start else chosen
 
-    def _outcomes(self, body: nn.Module, seen: Tensor, noise: Tensor | None) -> Tensor:
+    def _return_outputs(self, body: nn.Module, seen: Tensor, noise: Tensor | None) -> Tensor:
         x = self.spaces.inputs.tensor(seen)
         if isinstance(body, NoisyMlp) and noise is None:
             body = body.mean
-        return self._streams(body(x) if noise is None else body(x, noise))
+        return self._combine_dueling(body(x) if noise is None else body(x, noise))
 
-    def _streams(self, raw: Tensor) -> Tensor:
+    def _combine_dueling(self, raw: Tensor) -> Tensor:
         """`[n, outputs]` of the last layer -> `[n, choices, size]`."""
-        streams = raw.view(len(raw), -1, self.shape.outcome.size)
-        if not self.shape.dueling:
+        streams = raw.view(len(raw), -1, self.architecture.outcome.size)
+        if not self.architecture.dueling:
             return streams
         value, advantage = streams[:, :1], streams[:, 1:]
         return value + (advantage - advantage.mean(dim=1, keepdim=True))
 
-    def mirror(self) -> NumpyValues:
+    def numpy_q_network(self) -> NumpyQNetwork:
         """Observations as numbers `[n, inputs]` -> `[n, choices]`, in numpy: the values of now."""
-        return self._mirror(self.values)
+        return self._numpy_q_network(self.values)
 
-    def greedy(self, epsilon: float = 0.0) -> ActGreedy:
+    def epsilon_greedy_policy(self, epsilon: float = 0.0) -> NumpyGreedyPolicy:
         """Whoever acts by the means of the weights of now, or with probability `epsilon` at random."""
         return self._greedy(self.values, epsilon)
 
-    def exploring(self) -> Acting:
+    def exploring_policy(self) -> NumpyPolicy:
         """Whoever acts by the weights of now, with their noise."""
-        return self._acting(self.values)
+        return self._numpy_policy(self.values)
 
-    def acting(self) -> Acting:
-        return self._acting(self.average)
+    def numpy_policy(self) -> NumpyPolicy:
+        return self._numpy_policy(self.average)
 
-    def _acting(self, body: Mlp | NoisyMlp) -> Acting:
+    def _numpy_policy(self, body: Mlp | NoisyMlp) -> NumpyPolicy:
         if not isinstance(body, NoisyMlp):
             return self._greedy(body)
-        assert isinstance(self.spaces.actions, Choices)
-        return ActNoisy(
-            values=self._mirror(body), inputs=self.spaces.inputs, actions=self.spaces.actions,
+        assert isinstance(self.spaces.actions, DiscreteActions)
+        return NumpyNoisyPolicy(
+            values=self._numpy_q_network(body), inputs=self.spaces.inputs, actions=self.spaces.actions,
             noise_size=self.noise_size,
         )  # fmt: skip
 
-    def _greedy(self, body: Mlp | NoisyMlp, epsilon: float = 0.0) -> ActGreedy:
+    def _greedy(self, body: Mlp | NoisyMlp, epsilon: float = 0.0) -> NumpyGreedyPolicy:
         actions = self.spaces.actions
-        assert isinstance(actions, Choices)
-        return ActGreedy(network=self._mirror(body), inputs=self.spaces.inputs, actions=actions, epsilon=epsilon)
+        assert isinstance(actions, DiscreteActions)
+        return NumpyGreedyPolicy(
+            network=self._numpy_q_network(body), inputs=self.spaces.inputs, actions=actions, epsilon=epsilon
+        )
 
-    def _mirror(self, body: Mlp | NoisyMlp) -> NumpyValues:
-        atoms = self.get_buffer("atoms").cpu().numpy() if isinstance(self.shape.outcome, Atoms) else None
-        return NumpyValues(network=body.numpy(), size=self.shape.outcome.size, dueling=self.shape.dueling, atoms=atoms)
+    def _numpy_q_network(self, body: Mlp | NoisyMlp) -> NumpyQNetwork:
+        atoms = (
+            self.get_buffer("atoms").cpu().numpy() if isinstance(self.architecture.outcome, CategoricalReturn) else None
+        )
+        return NumpyQNetwork(
+            network=body.to_numpy(), size=self.architecture.outcome.size, dueling=self.architecture.dueling, atoms=atoms
+        )
 
     def extras(self) -> Mapping[str, Any]:
-        shape = self.shape
-        (kind,) = (name for name, made in OUTCOMES.items() if isinstance(shape.outcome, made))
+        shape = self.architecture
+        (kind,) = (name for name, made in RETURN_MODELS.items() if isinstance(shape.outcome, made))
         outcome = {"kind": kind, **asdict(shape.outcome)}
         return {**asdict(shape), "outcome": outcome}
 
     @classmethod
-    def made(cls, spaces: Spaces, network: MlpConfig, extras: Mapping[str, Any]) -> Self:
+    def from_extras(cls, spaces: PolicySpaces, network: MlpConfig, extras: Mapping[str, Any]) -> Self:
         outcome = dict(extras["outcome"])
-        made = OUTCOMES[outcome.pop("kind")]
-        shape = Shape(
+        made = RETURN_MODELS[outcome.pop("kind")]
+        shape = QArchitecture(
             outcome=made(**outcome),
             dueling=bool(extras["dueling"]),
             sigma=float(extras["sigma"]),
             layer_norm=bool(extras.get("layer_norm", False)),  # folders of before it was there
         )
-        return cls(spaces, network, seed=0, shape=shape)
+        return cls(spaces, network, seed=0, architecture=shape)
 
 
-class SoftChoices(Policy):
+class DiscreteSacPolicy(ControlPolicy):
     """A softmax over choices, two tables of action values with slow copies, and a temperature (discrete SAC,
     Christodoulou, 2019)."""
 
     kind = "soft_choices"
 
-    def __init__(self, spaces: Spaces, network: MlpConfig, *, seed: int) -> None:
+    def __init__(self, spaces: PolicySpaces, network: MlpConfig, *, seed: int) -> None:
         super().__init__(spaces, network)
-        assert isinstance(spaces.actions, Choices), "a softmax needs a finite set of actions"
+        assert isinstance(spaces.actions, DiscreteActions), "a softmax needs a finite set of actions"
         size, count = spaces.inputs.size, spaces.actions.count
         self.actor = Mlp(size, count, network, seed=seed, stream="actor", gain=0.01)
         self.critics = nn.ModuleList(Mlp(size, count, network, seed=seed, stream=f"critic{i}") for i in (1, 2))
@@ -268,25 +281,27 @@ class SoftChoices(Policy):
         """`[n, choices]` nats."""
         return F.log_softmax(self.actor(self.spaces.inputs.tensor(seen)), dim=1)
 
-    def tables(self, seen: Tensor) -> tuple[Tensor, Tensor]:
+    def q_values(self, seen: Tensor) -> tuple[Tensor, Tensor]:
         """Both critics' values `[n, choices]`."""
-        return self._both(self.critics, seen)
+        return self._twin_q_values(self.critics, seen)
 
     @torch.no_grad()
-    def slow_table(self, seen: Tensor) -> Tensor:
+    def min_target_q_values(self, seen: Tensor) -> Tensor:
         """`[n, choices]` the lesser of the slow critics' values."""
-        return torch.minimum(*self._both(self.targets, seen))
+        return torch.minimum(*self._twin_q_values(self.targets, seen))
 
-    def number(self, chosen: Tensor) -> Tensor:
+    def action_indices(self, chosen: Tensor) -> Tensor:
         """`[n]` actions of the world -> places 0 .. choices - 1."""
-        assert isinstance(self.spaces.actions, Choices)
+        assert isinstance(self.spaces.actions, DiscreteActions)
         return chosen - self.spaces.actions.start if self.spaces.actions.start else chosen
 
-    def acting(self) -> Acting:
-        assert isinstance(self.spaces.actions, Choices)
-        return ActCategorical(network=self.actor.numpy(), inputs=self.spaces.inputs, actions=self.spaces.actions)
+    def numpy_policy(self) -> NumpyPolicy:
+        assert isinstance(self.spaces.actions, DiscreteActions)
+        return NumpyCategoricalPolicy(
+            network=self.actor.to_numpy(), inputs=self.spaces.inputs, actions=self.spaces.actions
+        )
 
-    def _both(self, critics: nn.ModuleList, seen: Tensor) -> tuple[Tensor, Tensor]:
+    def _twin_q_values(self, critics: nn.ModuleList, seen: Tensor) -> tuple[Tensor, Tensor]:
         x = self.spaces.inputs.tensor(seen)
         first, second = critics
         return first(x), second(x)

@@ -14,14 +14,14 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from hone.core.errors import ConfigError
-from hone.models.control.actor_critic import Judgement, Policy, categorical
-from hone.models.control.mlp import Choices, Floats, Inputs, MlpConfig, Spaces, orthogonal
-from hone.models.control.numpy_policies import ActCategorical, Acting
+from hone.models.control.actor_critic import ControlPolicy, PolicyOutput, categorical
+from hone.models.control.mlp import DiscreteActions, Floats, MlpConfig, ObservationInputs, PolicySpaces, orthogonal
+from hone.models.control.numpy_policies import NumpyCategoricalPolicy, NumpyPolicy
 
 Array = NDArray[np.generic]
 
 
-class RecurrentActorCritic(Policy):
+class RecurrentActorCritic(ControlPolicy):
     """A softmax over choices and a value, both linear in the state of a gated recurrent unit (Cho et al., 2014).
 
     `network.hidden` is its one layer. Raises ConfigError for other actions than choices.
@@ -29,9 +29,9 @@ class RecurrentActorCritic(Policy):
 
     kind: ClassVar[str] = "recurrent_actor_critic"
 
-    def __init__(self, spaces: Spaces, network: MlpConfig, *, seed: int) -> None:
+    def __init__(self, spaces: PolicySpaces, network: MlpConfig, *, seed: int) -> None:
         super().__init__(spaces, network)
-        if not isinstance(spaces.actions, Choices):
+        if not isinstance(spaces.actions, DiscreteActions):
             raise ConfigError(f"a recurrent policy chooses among finitely many actions, got {spaces.actions}")
         if len(network.hidden) != 1:
             raise ConfigError(f"network.hidden = {network.hidden}: a recurrent policy has one layer, as in [48]")
@@ -48,30 +48,30 @@ class RecurrentActorCritic(Policy):
                 rows, columns = parameter.shape
                 parameter.copy_(torch.from_numpy(gain * orthogonal(rows, columns, seed=seed, stream=name)))
 
-    def judge(self, seen: Tensor, chosen: Tensor) -> Judgement:
+    def evaluate_actions(self, seen: Tensor, chosen: Tensor) -> PolicyOutput:
         """Of whole trials `[n, T, *observation]` and choices `[n, T]` -> `[n * T]` each, trial by trial."""
         actions = self.spaces.actions
-        assert isinstance(actions, Choices)
+        assert isinstance(actions, DiscreteActions)
         logits, value = self._outputs(seen)
         logp, entropy = categorical(logits, chosen.flatten() - actions.start)
-        return Judgement(logp=logp, entropy=entropy, value=value)
+        return PolicyOutput(logp=logp, entropy=entropy, value=value)
 
     def value(self, seen: Tensor) -> Tensor:
         """Of whole trials `[n, T, *observation]` -> `[n * T]`."""
         return self._outputs(seen)[1]
 
-    def acting(self) -> Acting:
+    def numpy_policy(self) -> NumpyPolicy:
         actions = self.spaces.actions
-        assert isinstance(actions, Choices)
+        assert isinstance(actions, DiscreteActions)
         weights = {name: tensor.detach().cpu().numpy() for name, tensor in self.named_parameters()}
         unit = NumpyGru(
-            of_input=weights["gru.weight_ih_l0"].T,
-            of_state=weights["gru.weight_hh_l0"].T,
+            input_weight=weights["gru.weight_ih_l0"].T,
+            state_weight=weights["gru.weight_hh_l0"].T,
             input_bias=weights["gru.bias_ih_l0"],
             state_bias=weights["gru.bias_hh_l0"],
         )
         head = (weights["actor.weight"].T, weights["actor.bias"])
-        return ActRecurrent(unit=unit, head=head, inputs=self.spaces.inputs, actions=actions)
+        return NumpyRecurrentPolicy(gru=unit, head=head, inputs=self.spaces.inputs, actions=actions)
 
     def _outputs(self, seen: Tensor) -> tuple[Tensor, Tensor]:
         trials, length = seen.shape[:2]
@@ -84,9 +84,9 @@ class RecurrentActorCritic(Policy):
 class NumpyGru:
     """torch's gated recurrent unit: gates in the order reset, update, new."""
 
-    of_input: Floats
+    input_weight: Floats
     """`[inputs, 3 * units]`"""
-    of_state: Floats
+    state_weight: Floats
     """`[units, 3 * units]`"""
     input_bias: Floats
     state_bias: Floats
@@ -94,12 +94,12 @@ class NumpyGru:
 
     @property
     def units(self) -> int:
-        return len(self.of_state)
+        return len(self.state_weight)
 
     def __call__(self, x: Floats, state: Floats) -> Floats:
         """`[n, inputs]`, `[n, units]` -> the next state `[n, units]`."""
         units = self.units
-        given, kept = x @ self.of_input + self.input_bias, state @ self.of_state + self.state_bias
+        given, kept = x @ self.input_weight + self.input_bias, state @ self.state_weight + self.state_bias
         one = np.float32(1.0)
         gates: Floats = one / (one + np.exp(-(given[:, : 2 * units] + kept[:, : 2 * units])))
         reset, update = gates[:, :units], gates[:, units:]
@@ -108,14 +108,14 @@ class NumpyGru:
 
 
 @dataclass
-class ActRecurrent:
+class NumpyRecurrentPolicy:
     """Decides for `n` trials at a time, and remembers each until it begins anew."""
 
-    unit: Callable[[Floats, Floats], Floats]
+    gru: Callable[[Floats, Floats], Floats]
     head: tuple[Floats, Floats]
     """Weight `[units, choices]` and bias `[choices]`."""
-    inputs: Inputs
-    actions: Choices
+    inputs: ObservationInputs
+    actions: DiscreteActions
     state: Floats = field(default_factory=lambda: np.zeros((0, 0), np.float32))
     """`[n, units]`"""
 
@@ -128,11 +128,11 @@ class ActRecurrent:
     def best(self, seen: Array) -> Array:
         return self._softmax(seen).best(seen)
 
-    def _softmax(self, seen: Array) -> ActCategorical:
+    def _softmax(self, seen: Array) -> NumpyCategoricalPolicy:
         x = self.inputs.array(seen)
         weight, bias = self.head
         if len(self.state) != len(x):
             self.state = np.zeros((len(x), len(weight)), np.float32)
-        self.state = self.unit(x, np.where(x[:, :1] != 0.0, np.float32(0.0), self.state))
+        self.state = self.gru(x, np.where(x[:, :1] != 0.0, np.float32(0.0), self.state))
         logits = self.state @ weight + bias
-        return ActCategorical(network=lambda _: logits, inputs=self.inputs, actions=self.actions)
+        return NumpyCategoricalPolicy(network=lambda _: logits, inputs=self.inputs, actions=self.actions)

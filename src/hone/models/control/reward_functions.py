@@ -9,11 +9,11 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-Reward: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
+RewardFunctionOfStep: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Seen `[..., O]`, actions `[..., A]` in the world's own units, seen next `[..., O]` -> `[...]`."""
 
 
-def pendulum(seen: Tensor, action: Tensor, after: Tensor) -> Tensor:
+def pendulum_reward(seen: Tensor, action: Tensor, after: Tensor) -> Tensor:
     """Gymnasium's Pendulum: -(angle^2 + 0.1 speed^2 + 0.001 torque^2), of the state before the step."""
     del after
     angle = torch.atan2(seen[..., 1], seen[..., 0])
@@ -21,12 +21,15 @@ def pendulum(seen: Tensor, action: Tensor, after: Tensor) -> Tensor:
     return -(angle.square() + 0.1 * seen[..., 2].square() + 0.001 * torque.square())
 
 
-def cartpole_swing_up(seen: Tensor, action: Tensor, after: Tensor) -> Tensor:
-    """hone's CartPoleSwingUp: exp(-(distance of the tip to its place / length)^2), of the state after the step."""
+def cartpole_swing_up_reward(seen: Tensor, action: Tensor, after: Tensor) -> Tensor:
+    """hone's CartPoleSwingUpEnv: exp(-(distance of the tip to its place / length)^2), of the state after the step."""
     del seen, action
     length = 0.6
     sideways, below = after[..., 0] - length * after[..., 3], length * (1.0 - after[..., 2])
     return torch.exp(-(sideways.square() + below.square()) / length**2)
 
 
-KNOWN: dict[str, Reward] = {"pendulum": pendulum, "cartpole_swing_up": cartpole_swing_up}
+REWARD_FUNCTIONS: dict[str, RewardFunctionOfStep] = {
+    "pendulum": pendulum_reward,
+    "cartpole_swing_up": cartpole_swing_up_reward,
+}

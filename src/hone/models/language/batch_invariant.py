@@ -15,14 +15,14 @@ from torch import Tensor
 from torch.nn import functional
 
 from hone.core.ragged import Ints
-from hone.models.language.packed_attention import Attend, PackedAttention
-from hone.models.packing import Packed, texts_of
+from hone.models.language.packed_attention import LayerAttention, PackedAttention
+from hone.models.packing import PackedBatch, packed_text_slots
 
 TILE: Final = 16
 """Rows of a product are padded to multiples of it. MKL switches kernels below 11 to 16 rows, depending on the shape."""
 STRIDE: Final = 32
 """Keys are read in multiples of so many; a multiple of TILE."""
-_MOST: Final = 256
+_MAX_ROWS: Final = 256
 """Rows of the largest linear product that is tried."""
 _PROBE_ELEMENTS: Final = 1 << 24
 """Weights up to this size are replaced by random numbers for the measurement."""
@@ -30,19 +30,19 @@ _SCORES: Final = 1 << 22
 """Scores that live at once."""
 
 
-def padded(rows: int) -> int:
+def round_up_to_tile(rows: int) -> int:
     """The next multiple of TILE."""
     return -(-rows // TILE) * TILE
 
 
-def to_tiles(x: Tensor) -> Tensor:
+def pad_to_tile(x: Tensor) -> Tensor:
     """`x` `[n, ...]` with zeros behind it, up to a multiple of TILE."""
-    missing = padded(len(x)) - len(x)
+    missing = round_up_to_tile(len(x)) - len(x)
     return torch.cat((x, x.new_zeros(missing, *x.shape[1:]))) if missing else x
 
 
 @dataclass
-class RowLinear:
+class BatchInvariantLinear:
     """`F.linear` for a number of rows that is a multiple of TILE; on CUDA it is `F.linear` itself.
 
     A row's value is, by definition, what a product of TILE rows gives; larger products are used up to the size at which
@@ -58,7 +58,7 @@ class RowLinear:
         return TILE
 
     def __call__(self, x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-        return _Linear.apply(x, weight, bias, self)
+        return _BatchInvariantLinearFunction.apply(x, weight, bias, self)
 
     def product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         # The way a product is split over threads is part of how it adds.
@@ -76,21 +76,21 @@ class RowLinear:
             self.exact = False
             return 1 << 62
         draws = torch.Generator().manual_seed(0)
-        x = torch.randn(_MOST, weight.shape[1], generator=draws).to(weight.dtype)
+        x = torch.randn(_MAX_ROWS, weight.shape[1], generator=draws).to(weight.dtype)
         if weight.numel() <= _PROBE_ELEMENTS:
             weight = torch.randn(weight.shape, generator=draws).to(weight.dtype)
         tiles = torch.cat([functional.linear(part, weight, bias) for part in x.split(TILE)])
         turned = functional.linear(x[:TILE].flip(0).contiguous(), weight, bias).flip(0)
         if not torch.equal(turned, tiles[:TILE]):
             self.exact = False
-        for rows in range(2 * TILE, _MOST + 1, TILE):
+        for rows in range(2 * TILE, _MAX_ROWS + 1, TILE):
             if not torch.equal(functional.linear(x[:rows], weight, bias), tiles[:rows]):
                 return rows - TILE
-        return _MOST
+        return _MAX_ROWS
 
 
 @dataclass(frozen=True, slots=True)
-class _Tiles:
+class _QueryTiles:
     """Query tiles that read the same number of keys, in one pair of products."""
 
     take: Tensor
@@ -101,7 +101,7 @@ class _Tiles:
     """`[m, 1, TILE, STRIDE]` additive, for the last STRIDE keys; all earlier ones are seen."""
 
 
-class FixedAttention:
+class BatchInvariantAttention:
     """Causal attention of T queries over keys that lie in slots.
 
     TILE positions of a sequence are one tile, in which position p has row p % TILE and no other; a tile that ends at
@@ -126,7 +126,7 @@ class FixedAttention:
         take[place.reshape(-1)] = np.arange(place.size)
         self._give = torch.from_numpy(place.reshape(-1)).to(device)
         self._groups = [
-            _Tiles(
+            _QueryTiles(
                 take=torch.from_numpy(take[start * heads * TILE : stop * heads * TILE]).to(device),
                 read=_read(slots, owner[order[start:stop]], int(width[order[start]]), kv_heads).to(device),
                 mask=_mask(base[order[start:stop]]).to(device),
@@ -142,7 +142,7 @@ class FixedAttention:
         mixed = torch.cat([self._attend(q, k, v, group) for group in self._groups])
         return mixed.index_select(0, self._give).view(len(query), -1)
 
-    def _attend(self, query: Tensor, keys: Tensor, values: Tensor, group: _Tiles) -> Tensor:
+    def _attend(self, query: Tensor, keys: Tensor, values: Tensor, group: _QueryTiles) -> Tensor:
         items, size = len(group.mask) * self._kv_heads, query.shape[-1]
         q = query.index_select(0, group.take).view(items, -1, size)
         k = keys.index_select(0, group.read).view(items, -1, size)
@@ -157,34 +157,34 @@ class FixedAttention:
         return torch.bmm(weights, v)[:items].view(-1, size)
 
 
-class ExactAttention:
-    """An `Attend` for one Packed batch: the values are FixedAttention's, the gradient that of PackedAttention.
+class BatchInvariantPackedAttention:
+    """An `Attend` for one Packed batch: the values are BatchInvariantAttention's, the gradient that of PackedAttention.
 
     A branch is a text of its own that begins with the trunk, so that shared prompts change no bit. Rows beyond the
     packed tokens are padding, and get zeros.
     """
 
-    def __init__(self, packed: Packed, *, heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> None:
-        sequence, slots = texts_of(packed)
+    def __init__(self, packed: PackedBatch, *, heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype) -> None:
+        sequence, slots = packed_text_slots(packed)
         positions, device = packed.positions.cpu().numpy(), packed.tokens.device
-        self._fixed = FixedAttention(sequence, positions, slots, heads=heads, kv_heads=kv_heads, device=device)
+        self._fixed = BatchInvariantAttention(sequence, positions, slots, heads=heads, kv_heads=kv_heads, device=device)
         self._usual = PackedAttention(packed, heads=heads, kv_heads=kv_heads, head_dim=head_dim, dtype=dtype)
         self._count = len(positions)
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         del layer
         seen = (x[: self._count].contiguous() for x in (query, key, value))
-        out = _Attention.apply(*seen, self._fixed, self._usual)
+        out = _BatchInvariantAttentionFunction.apply(*seen, self._fixed, self._usual)
         return functional.pad(out, (0, 0, 0, len(query) - self._count))
 
 
-def exact_product(rows: RowLinear, weight: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
+def batch_invariant_logits(rows: BatchInvariantLinear, weight: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
     """`(hidden [n, D], used) -> [n, len(used)]` logits as an engine computes them: over the whole output `weight`,
     which may have more rows than the `used` part of the vocabulary."""
     whole = weight.detach()
 
     def product(hidden: Tensor, used: Tensor) -> Tensor:
-        return rows.product(to_tiles(hidden), whole, None)[: len(hidden), : len(used)]
+        return rows.product(pad_to_tile(hidden), whole, None)[: len(hidden), : len(used)]
 
     return product
 
@@ -196,11 +196,13 @@ class _LinearContext(Protocol):
     def save_for_backward(self, *tensors: Tensor) -> None: ...
 
 
-class _Linear(torch.autograd.Function):
+class _BatchInvariantLinearFunction(torch.autograd.Function):
     """y = x w^T + b by rows;  dx = g w,  dw = g^T x,  db = sum g."""
 
     @staticmethod
-    def forward(ctx: _LinearContext, x: Tensor, weight: Tensor, bias: Tensor | None, rows: RowLinear) -> Tensor:
+    def forward(
+        ctx: _LinearContext, x: Tensor, weight: Tensor, bias: Tensor | None, rows: BatchInvariantLinear
+    ) -> Tensor:
         ctx.save_for_backward(x, weight)
         return rows.product(x, weight, bias)
 
@@ -212,16 +214,21 @@ class _Linear(torch.autograd.Function):
 
 
 class _AttentionContext(Protocol):
-    usual: Attend
+    usual: LayerAttention
     saved_tensors: tuple[Tensor, ...]
 
     def save_for_backward(self, *tensors: Tensor) -> None: ...
 
 
-class _Attention(torch.autograd.Function):
+class _BatchInvariantAttentionFunction(torch.autograd.Function):
     @staticmethod
     def forward(
-        ctx: _AttentionContext, query: Tensor, key: Tensor, value: Tensor, fixed: FixedAttention, usual: Attend
+        ctx: _AttentionContext,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        fixed: BatchInvariantAttention,
+        usual: LayerAttention,
     ) -> Tensor:
         ctx.save_for_backward(query, key, value)
         ctx.usual = usual

@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal, TypeAlias, cast
 
-from hone.core.errors import DataError, Faults
+from hone.core.errors import DataError, ErrorCollector
 
-Family: TypeAlias = Literal["llama", "mistral", "qwen2", "qwen3"]
+ModelFamily: TypeAlias = Literal["llama", "mistral", "qwen2", "qwen3"]
 Json: TypeAlias = "dict[str, object]"
 
 FAMILIES: Final = ("llama", "mistral", "qwen2", "qwen3")
@@ -40,11 +40,11 @@ _KNOWN: Final = frozenset(
         "dtype",
     )
 )
-_EXPERTS: Final = ("num_experts", "num_local_experts", "n_routed_experts")
+_MOE_KEYS: Final = ("num_experts", "num_local_experts", "n_routed_experts")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Rope:
+class RopeConfig:
     """Rotary positions (Su et al., 2021); `llama3` is the length scaling of Llama 3.1 (Dubey et al., 2024)."""
 
     theta: float = 10000.0
@@ -73,7 +73,7 @@ class ModelConfig:
     Raises DataError, with every fault, when the numbers do not make a model.
     """
 
-    family: Family = "qwen3"
+    family: ModelFamily = "qwen3"
     vocab_size: int
     hidden_size: int
     intermediate_size: int
@@ -83,7 +83,7 @@ class ModelConfig:
     head_dim: int = 0
     max_positions: int = 2048
     norm_eps: float = 1e-6
-    rope: Rope = field(default_factory=Rope)
+    rope: RopeConfig = field(default_factory=RopeConfig)
     tie_embeddings: bool = True
     attention_bias: bool = False
     mlp_bias: bool = False
@@ -91,7 +91,7 @@ class ModelConfig:
     """Keys of a `config.json` that hone has no use for, kept to be written back."""
 
     def __post_init__(self) -> None:
-        faults = Faults(DataError)
+        faults = ErrorCollector(DataError)
         if self.family not in FAMILIES:
             faults.add(f"model family {self.family!r} is not supported; known: {', '.join(FAMILIES)}")
         for name in ("vocab_size", "hidden_size", "intermediate_size", "layers", "heads", "max_positions"):
@@ -169,7 +169,7 @@ def model_config_from_hf(config: Mapping[str, object], *, where: str = "config.j
 
     Raises DataError with every fault at once, each naming the key and its value.
     """
-    faults = Faults(DataError)
+    faults = ErrorCollector(DataError)
     family = config.get("model_type")
     if family not in FAMILIES:
         faults.add(f"{where}: model_type {family!r} is not supported; known: {', '.join(FAMILIES)}")
@@ -185,7 +185,7 @@ def model_config_from_hf(config: Mapping[str, object], *, where: str = "config.j
     default_kv = 8 if family == "mistral" else heads
     default_dim = 128 if family == "qwen3" else cast(int, config["hidden_size"]) // heads
     return ModelConfig(
-        family=cast(Family, family),
+        family=cast(ModelFamily, family),
         vocab_size=cast(int, config["vocab_size"]),
         hidden_size=cast(int, config["hidden_size"]),
         intermediate_size=cast(int, config["intermediate_size"]),
@@ -199,11 +199,13 @@ def model_config_from_hf(config: Mapping[str, object], *, where: str = "config.j
         tie_embeddings=bool(config.get("tie_word_embeddings", False)),
         attention_bias=family in ("llama", "qwen3") and bool(config.get("attention_bias", False)),
         mlp_bias=family == "llama" and bool(config.get("mlp_bias", False)),
-        extra={key: value for key, value in config.items() if key not in _KNOWN and (key, value) not in _UNSAID},
+        extra={
+            key: value for key, value in config.items() if key not in _KNOWN and (key, value) not in _UNSET_DEFAULTS
+        },
     )
 
 
-_UNSAID: Final = (("bos_token_id", None), ("eos_token_id", None))
+_UNSET_DEFAULTS: Final = (("bos_token_id", None), ("eos_token_id", None))
 """What `to_hf` writes where `extra` is silent."""
 _DEFAULT_POSITIONS: Final = {"llama": 2048, "mistral": 131072, "qwen2": 32768, "qwen3": 32768}
 
@@ -212,7 +214,7 @@ def _is_positive(value: object) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 1
 
 
-def _refuse_unsupported(config: Mapping[str, object], where: str, faults: Faults) -> None:
+def _refuse_unsupported(config: Mapping[str, object], where: str, faults: ErrorCollector) -> None:
     if "auto_map" in config:
         faults.add(
             f"{where}: auto_map {json.dumps(config['auto_map'])} asks to run Python code that came with the model "
@@ -226,7 +228,7 @@ def _refuse_unsupported(config: Mapping[str, object], where: str, faults: Faults
         faults.add(f"{where}: partial_rotary_factor {config['partial_rotary_factor']!r} is not supported (only 1.0)")
     faults.extend(
         f"{where}: {key} {config[key]!r}: mixtures of experts are not supported; give a dense model"
-        for key in _EXPERTS
+        for key in _MOE_KEYS
         if config.get(key)
     )
     window = _active_window(config)
@@ -255,18 +257,18 @@ def _active_window(config: Mapping[str, object]) -> str:
     return f"sliding_window {window} of {limit} positions" if family == "mistral" else ""
 
 
-def _rope(config: Mapping[str, object], where: str, faults: Faults) -> Rope:
+def _rope(config: Mapping[str, object], where: str, faults: ErrorCollector) -> RopeConfig:
     """`rope_parameters` (transformers 5), else `rope_theta` and `rope_scaling` (transformers 4)."""
     key = "rope_parameters" if config.get("rope_parameters") else "rope_scaling"
     given = config.get(key) or {}
     if not isinstance(given, dict):
         faults.add(f"{where}: {key} must be an object, got {given!r}")
-        return Rope()
+        return RopeConfig()
     settings = cast("dict[str, object]", given)
     kind = settings.get("rope_type", settings.get("type", "default"))
     if kind not in ("default", "linear", "llama3"):
         faults.add(f"{where}: {key}: rope type {kind!r} is not supported; known: default, linear, llama3")
-        return Rope()
+        return RopeConfig()
     needed = {
         "default": (),
         "linear": ("factor",),
@@ -277,13 +279,13 @@ def _rope(config: Mapping[str, object], where: str, faults: Faults) -> Rope:
     theta = settings.get("rope_theta", config.get("rope_theta", 10000.0))
     if not isinstance(theta, int | float) or theta <= 0:
         faults.add(f"{where}: rope_theta must be a number > 0, got {theta!r}")
-        return Rope()
+        return RopeConfig()
     if bad or kind == "default":
-        return Rope(theta=float(theta))
+        return RopeConfig(theta=float(theta))
     number = {name: float(cast(float, settings[name])) for name in needed}
     if kind == "linear":
-        return Rope(theta=float(theta), kind="linear", factor=number["factor"])
-    return Rope(
+        return RopeConfig(theta=float(theta), kind="linear", factor=number["factor"])
+    return RopeConfig(
         theta=float(theta),
         kind="llama3",
         factor=number["factor"],

@@ -20,16 +20,30 @@ from torch.utils.checkpoint import checkpoint
 
 from hone.core.errors import DataError
 from hone.core.ragged import Ints
-from hone.models.language.batch_invariant import ExactAttention, FixedAttention, RowLinear, exact_product, to_tiles
-from hone.models.language.config import ModelConfig, Rope
-from hone.models.language.fused_ops import gated_silu, mixed_linear, rms_norm, rotate, tiled_linear
-from hone.models.language.packed_attention import Attend, PackedAttention
-from hone.models.language.token_logprobs import Kept, Likeliest, Outlook, Question, answered, likeliest, widened
-from hone.models.native.attention import NativeAttention, Texts
-from hone.models.native.layers import TYPES, add_norm, gated
-from hone.models.native.library import kernels, why_not
-from hone.models.native.products import tiles_in_use
-from hone.models.packing import Packed
+from hone.models.language.batch_invariant import (
+    BatchInvariantAttention,
+    BatchInvariantLinear,
+    BatchInvariantPackedAttention,
+    batch_invariant_logits,
+    pad_to_tile,
+)
+from hone.models.language.config import ModelConfig, RopeConfig
+from hone.models.language.fused_ops import apply_rotary, gated_silu, mixed_linear, rms_norm, tiled_linear
+from hone.models.language.packed_attention import LayerAttention, PackedAttention
+from hone.models.language.token_logprobs import (
+    LogprobQuery,
+    SamplingMask,
+    TokenLogprobs,
+    TopKTokens,
+    at_least_float32,
+    query_logprobs,
+    top_k_tokens,
+)
+from hone.models.native.attention import KernelTexts, NativeAttention
+from hone.models.native.layers import DTYPE_CODES, native_add_norm, native_gated_silu
+from hone.models.native.library import available_kernels, why_unavailable
+from hone.models.native.products import uses_amx_tiles
+from hone.models.packing import PackedBatch
 
 DTYPES: Final = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16}
 LinearFn: TypeAlias = Callable[[Tensor, Tensor, Tensor | None], Tensor]
@@ -38,11 +52,11 @@ Exactness = Literal["parity", "bitwise"]
 
 
 @dataclass(frozen=True, slots=True)
-class _Arithmetic:
+class _ForwardArithmetic:
     linear: LinearFn
-    kind: torch.dtype
+    dtype: torch.dtype
     """What lies between the stream's additions; the stream itself keeps the weights' type."""
-    steady: bool
+    position_invariant: bool
     """An element's bits do not depend on where in a tensor it lies."""
 
 
@@ -53,7 +67,7 @@ def torch_dtype(name: str) -> torch.dtype:
     return DTYPES[name]
 
 
-class Projection(nn.Module):
+class LinearProjection(nn.Module):
     """A weight `[out, in]` and perhaps a bias; zero until `init` or `folder` fill it."""
 
     def __init__(self, features_in: int, features_out: int, *, bias: bool, dtype: torch.dtype) -> None:
@@ -62,7 +76,7 @@ class Projection(nn.Module):
         self.bias = nn.Parameter(torch.zeros(features_out, dtype=dtype)) if bias else None
 
 
-class Norm(nn.Module):
+class RmsNorm(nn.Module):
     """`x / sqrt(mean(x^2) + eps) * weight`, computed in float32 at least (Zhang and Sennrich, 2019)."""
 
     def __init__(self, features: int, *, eps: float, dtype: torch.dtype) -> None:
@@ -74,7 +88,7 @@ class Norm(nn.Module):
         return rms_norm(x, self.weight, self.eps, kind)
 
 
-class Layer(nn.Module):
+class DecoderLayer(nn.Module):
     """Pre-norm attention and gated MLP, each added to the stream."""
 
     def __init__(self, config: ModelConfig, number: int, dtype: torch.dtype) -> None:
@@ -82,61 +96,70 @@ class Layer(nn.Module):
         c, width = config, config.heads * config.head_dim
         self.number, self.head_dim = number, c.head_dim
         self.heads, self.kv_heads = c.heads, c.kv_heads
-        self.attention_norm = Norm(c.hidden_size, eps=c.norm_eps, dtype=dtype)
-        self.qkv = Projection(c.hidden_size, width + 2 * c.kv_heads * c.head_dim, bias=c.qkv_bias, dtype=dtype)
-        self.q_norm = Norm(c.head_dim, eps=c.norm_eps, dtype=dtype) if c.qk_norm else None
-        self.k_norm = Norm(c.head_dim, eps=c.norm_eps, dtype=dtype) if c.qk_norm else None
-        self.out = Projection(width, c.hidden_size, bias=c.output_bias, dtype=dtype)
-        self.mlp_norm = Norm(c.hidden_size, eps=c.norm_eps, dtype=dtype)
-        self.gate_up = Projection(c.hidden_size, 2 * c.intermediate_size, bias=c.mlp_bias, dtype=dtype)
-        self.down = Projection(c.intermediate_size, c.hidden_size, bias=c.mlp_bias, dtype=dtype)
+        self.attention_norm = RmsNorm(c.hidden_size, eps=c.norm_eps, dtype=dtype)
+        self.qkv = LinearProjection(c.hidden_size, width + 2 * c.kv_heads * c.head_dim, bias=c.qkv_bias, dtype=dtype)
+        self.q_norm = RmsNorm(c.head_dim, eps=c.norm_eps, dtype=dtype) if c.qk_norm else None
+        self.k_norm = RmsNorm(c.head_dim, eps=c.norm_eps, dtype=dtype) if c.qk_norm else None
+        self.out = LinearProjection(width, c.hidden_size, bias=c.output_bias, dtype=dtype)
+        self.mlp_norm = RmsNorm(c.hidden_size, eps=c.norm_eps, dtype=dtype)
+        self.gate_up = LinearProjection(c.hidden_size, 2 * c.intermediate_size, bias=c.mlp_bias, dtype=dtype)
+        self.down = LinearProjection(c.intermediate_size, c.hidden_size, bias=c.mlp_bias, dtype=dtype)
 
     def forward(
-        self, x: Tensor, turns: Tensor, attend: Attend, by: _Arithmetic, halves: "Halves | None" = None
+        self, x: Tensor, turns: Tensor, attend: LayerAttention, by: _ForwardArithmetic,
+        halves: "CompiledLayerHalves | None" = None
     ) -> Tensor:  # fmt: skip
-        enter, leave = (Layer.enter, Layer.leave) if halves is None else (halves.enter, halves.leave)
+        enter, leave = (
+            (DecoderLayer.project_qkv, DecoderLayer.add_attention_and_mlp)
+            if halves is None
+            else (halves.project_qkv, halves.add_attention_and_mlp)
+        )
         query, key, value = enter(self, x, by)
-        mixed = attend(self.number, rotate(query, turns), rotate(key, turns), value)
+        mixed = attend(self.number, apply_rotary(query, turns), apply_rotary(key, turns), value)
         return leave(self, x, mixed, by)
 
-    def enter(self, x: Tensor, by: _Arithmetic) -> tuple[Tensor, Tensor, Tensor]:
+    def project_qkv(self, x: Tensor, by: _ForwardArithmetic) -> tuple[Tensor, Tensor, Tensor]:
         """Query, key and value, not turned yet."""
-        qkv = by.linear(self.attention_norm(x, by.kind), self.qkv.weight, self.qkv.bias).view(len(x), -1, self.head_dim)
+        qkv = by.linear(self.attention_norm(x, by.dtype), self.qkv.weight, self.qkv.bias).view(
+            len(x), -1, self.head_dim
+        )
         query, key, value = qkv.split((self.heads, self.kv_heads, self.kv_heads), dim=1)
         if self.q_norm is not None and self.k_norm is not None:
             query, key = self.q_norm(query), self.k_norm(key)
         return query, key, value
 
-    def leave(self, x: Tensor, mixed: Tensor, by: _Arithmetic) -> Tensor:
-        """The stream, to which what attention `mixed` and then the MLP are added."""
+    def add_attention_and_mlp(self, x: Tensor, mixed: Tensor, by: _ForwardArithmetic) -> Tensor:
+        """The stream, to which what attention `mixed_batch` and then the MLP are added."""
         linear = by.linear
         x = x + linear(mixed, self.out.weight, self.out.bias)
-        gate_up = linear(self.mlp_norm(x, by.kind), self.gate_up.weight, self.gate_up.bias)
-        return x + linear(gated_silu(gate_up, steady=by.steady), self.down.weight, self.down.bias)
+        gate_up = linear(self.mlp_norm(x, by.dtype), self.gate_up.weight, self.gate_up.bias)
+        return x + linear(gated_silu(gate_up, steady=by.position_invariant), self.down.weight, self.down.bias)
 
-    def compiled(
-        self, x: Tensor, delta: Tensor | None, attend: NativeAttention, by: _Arithmetic
+    def forward_native(
+        self, x: Tensor, delta: Tensor | None, attend: NativeAttention, by: _ForwardArithmetic
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
         """`forward` by compiled kernels. `delta` is still to be added to the stream, and so is what comes second."""
         linear, eps = by.linear, self.attention_norm.eps
-        x, normed = add_norm(x, delta, self.attention_norm.weight, eps, by.kind)
+        x, normed = native_add_norm(x, delta, self.attention_norm.weight, eps, by.dtype)
         qkv = linear(normed, self.qkv.weight, self.qkv.bias)
         q_norm, k_norm = (None if norm is None else norm.weight for norm in (self.q_norm, self.k_norm))
         mixed = attend(qkv, q_norm, k_norm, eps)
-        x, normed = add_norm(x, linear(mixed, self.out.weight, self.out.bias), self.mlp_norm.weight, eps, by.kind)
+        x, normed = native_add_norm(
+            x, linear(mixed, self.out.weight, self.out.bias), self.mlp_norm.weight, eps, by.dtype
+        )
         gate_up = linear(normed, self.gate_up.weight, self.gate_up.bias)
-        return x, linear(gated(gate_up), self.down.weight, self.down.bias)
+        return x, linear(native_gated_silu(gate_up), self.down.weight, self.down.bias)
 
 
-class Halves:
+class CompiledLayerHalves:
     """What a layer does before and after attention, as torch's compiler writes it: for layers of one shape, once.
 
     The first run of each takes seconds, or minutes on a GPU; the number of tokens may change from run to run.
     """
 
     def __init__(self) -> None:
-        self.enter = torch.compile(Layer.enter, dynamic=True, fullgraph=True)
-        self.leave = torch.compile(Layer.leave, dynamic=True, fullgraph=True)
+        self.project_qkv = torch.compile(DecoderLayer.project_qkv, dynamic=True, fullgraph=True)
+        self.add_attention_and_mlp = torch.compile(DecoderLayer.add_attention_and_mlp, dynamic=True, fullgraph=True)
 
 
 class Decoder(nn.Module):
@@ -149,15 +172,17 @@ class Decoder(nn.Module):
         """What `hidden` multiplies in; see `compute_in`."""
         self.exactness: Exactness = "parity"
         """Whether `hidden` and `outlook` give the bits of an engine that runs this model; see `compute_exactly`."""
-        self.rows = RowLinear()
+        self.rows = BatchInvariantLinear()
         """Linear layers for such an engine."""
         self.config = config
         self.checkpoint_activations = checkpoint_activations
-        self.embedding = Projection(config.hidden_size, config.vocab_size, bias=False, dtype=kind)
-        self.layers = nn.ModuleList(Layer(config, number, kind) for number in range(config.layers))
-        self.norm = Norm(config.hidden_size, eps=config.norm_eps, dtype=kind)
+        self.embedding = LinearProjection(config.hidden_size, config.vocab_size, bias=False, dtype=kind)
+        self.layers = nn.ModuleList(DecoderLayer(config, number, kind) for number in range(config.layers))
+        self.norm = RmsNorm(config.hidden_size, eps=config.norm_eps, dtype=kind)
         self.head = (
-            None if config.tie_embeddings else Projection(config.hidden_size, config.vocab_size, bias=False, dtype=kind)
+            None
+            if config.tie_embeddings
+            else LinearProjection(config.hidden_size, config.vocab_size, bias=False, dtype=kind)
         )
         self.frequencies = nn.Buffer(rope_frequencies(config.rope, config.head_dim), persistent=False)
 
@@ -175,21 +200,22 @@ class Decoder(nn.Module):
         return self.embedding.weight.dtype
 
     @property
-    def mixed(self) -> bool:
+    def is_mixed_precision(self) -> bool:
         """Whether `hidden` multiplies in another type than the weights have."""
         return self.compute != self.dtype
 
-    def compute_in(self, dtype: str) -> None:
+    def set_compute_dtype(self, dtype: str) -> None:
         """Let `hidden` multiply in the weights' own type, or in bfloat16: mixed precision where weights are float32.
 
-        `run` with a `linear` of the caller's own computes as that does. Raises DataError for any other type.
+        `forward_with_tape` with a `linear` of the caller's own computes as that does. Raises DataError for any other
+        type.
         """
         kind = torch_dtype(dtype)
         if kind not in {self.dtype, torch.bfloat16} or self.dtype == torch.float64 != kind:
             raise DataError(f"{str(self.dtype).removeprefix('torch.')} weights cannot be computed in {dtype}")
         self.compute = kind
 
-    def compute_exactly(self) -> None:
+    def use_bitwise_arithmetic(self) -> None:
         """From now on `hidden` and `outlook` are, bit for bit, what a torch engine over this model computes, in any
         batch; gradients are those of the usual arithmetic. Raises DataError where that is not float32 on a CPU.
         """
@@ -202,18 +228,18 @@ class Decoder(nn.Module):
         self,
         tokens: Tensor,
         positions: Tensor,
-        attend: Attend,
+        attend: LayerAttention,
         linear: LinearFn = functional.linear,
         kind: torch.dtype | None = None,
-        halves: Halves | None = None,
+        halves: CompiledLayerHalves | None = None,
     ) -> Tensor:
         """The stream after the last norm, `[T, hidden_size]`, for `tokens` `[T]` at `positions` `[T]`.
 
-        `halves`: layers as torch's compiler writes them; theirs is a `linear` that it can read.
+        `split_questions`: layers as torch's compiler writes them; theirs is a `linear` that it can read.
         """
         x = functional.embedding(tokens, self.embedding.weight)
-        turns = self._turns(positions)
-        by = _Arithmetic(linear, kind or self.dtype, self.exactness == "bitwise")
+        turns = self._rotations(positions)
+        by = _ForwardArithmetic(linear, kind or self.dtype, self.exactness == "bitwise")
         for layer in self.layers:
             if self.checkpoint_activations and torch.is_grad_enabled():
                 x = checkpoint(layer, x, turns, attend, by, use_reentrant=False, preserve_rng_state=False)
@@ -221,22 +247,24 @@ class Decoder(nn.Module):
                 x = layer(x, turns, attend, by, halves)
         return self.norm(x)
 
-    def compiled_run(self) -> Callable[[Tensor, Tensor, Attend, LinearFn], Tensor]:
-        """`run`, its layers as torch's compiler writes them."""
-        return partial(self.run, halves=Halves())
+    def compiled_run(self) -> Callable[[Tensor, Tensor, LayerAttention, LinearFn], Tensor]:
+        """`forward_with_tape`, its layers as torch's compiler writes them."""
+        return partial(self.run, halves=CompiledLayerHalves())
 
-    def hidden(self, packed: Packed) -> Tensor:
+    def hidden(self, packed: PackedBatch) -> Tensor:
         """`[T, hidden_size]`: hidden state t has seen tokens up to t of its row (and branch), and predicts the next."""
         c = self.config
         if self.exactness == "bitwise":
-            fixed = ExactAttention(
+            fixed = BatchInvariantPackedAttention(
                 packed, heads=c.heads, kv_heads=c.kv_heads, head_dim=c.head_dim, dtype=self.compute
             )  # fmt: skip
-            tokens, positions = to_tiles(packed.tokens), to_tiles(packed.positions)
+            tokens, positions = pad_to_tile(packed.tokens), pad_to_tile(packed.positions)
             return self.run(tokens, positions, fixed, self.rows)[: len(packed.tokens)]
         linear = self._linear()
         if (texts := self._kernel_texts(packed)) is not None:
-            return self._compiled(packed, texts, _Arithmetic(linear, self.compute, steady=False))
+            return self._forward_native(
+                packed, texts, _ForwardArithmetic(linear, self.compute, position_invariant=False)
+            )
         attend = PackedAttention(
             packed,
             heads=c.heads,
@@ -248,82 +276,84 @@ class Decoder(nn.Module):
         return self.run(packed.tokens, packed.positions, attend, linear, self.compute)
 
     def _linear(self) -> LinearFn:
-        if self.mixed:
+        if self.is_mixed_precision:
             return mixed_linear
-        tiled = self.dtype == torch.float32 and self.device.type == "cpu" and tiles_in_use()
+        tiled = self.dtype == torch.float32 and self.device.type == "cpu" and uses_amx_tiles()
         return tiled_linear if tiled else functional.linear
 
-    def _kernel_texts(self, packed: Packed) -> Texts | None:
+    def _kernel_texts(self, packed: PackedBatch) -> KernelTexts | None:
         """None where compiled kernels cannot be used: another device or type, no compiler, rows they do not know."""
-        return Texts.of(packed) if self._fits_kernels() and kernels() is not None else None
+        return KernelTexts.from_packed(packed) if self._fits_kernels() and available_kernels() is not None else None
 
     def _fits_kernels(self) -> bool:
         usual = self.exactness == "parity" and self.device.type == "cpu"
-        return usual and self.dtype in TYPES and self.compute in TYPES
+        return usual and self.dtype in DTYPE_CODES and self.compute in DTYPE_CODES
 
     def notes(self) -> list[str]:
         """What somebody who trains this model should know. The first call may compile the kernels (seconds)."""
-        reason = why_not() if self._fits_kernels() else None
+        reason = why_unavailable() if self._fits_kernels() else None
         return [] if reason is None else [f"training uses torch, not the compiled kernels, which are faster: {reason}"]
 
-    def _compiled(self, packed: Packed, texts: Texts, by: _Arithmetic) -> Tensor:
+    def _forward_native(self, packed: PackedBatch, texts: KernelTexts, by: _ForwardArithmetic) -> Tensor:
         c = self.config
-        turns = torch.view_as_real(self._turns(packed.positions)[:, 0]).contiguous()
+        turns = torch.view_as_real(self._rotations(packed.positions)[:, 0]).contiguous()
         attend = NativeAttention(texts=texts, turns=turns, heads=c.heads, kv_heads=c.kv_heads, head_dim=c.head_dim)
         x, delta = functional.embedding(packed.tokens, self.embedding.weight), None
         for layer in self.layers:
-            assert isinstance(layer, Layer)
+            assert isinstance(layer, DecoderLayer)
             if self.checkpoint_activations and torch.is_grad_enabled():
                 x, delta = checkpoint(
-                    layer.compiled, x, delta, attend, by, use_reentrant=False, preserve_rng_state=False
+                    layer.forward_native, x, delta, attend, by, use_reentrant=False, preserve_rng_state=False
                 )  # fmt: skip
             else:
-                x, delta = layer.compiled(x, delta, attend, by)
-        return add_norm(x, delta, self.norm.weight, self.norm.eps, self.dtype)[1]
+                x, delta = layer.forward_native(x, delta, attend, by)
+        return native_add_norm(x, delta, self.norm.weight, self.norm.eps, self.dtype)[1]
 
-    def outlook(
+    def token_logprobs(
         self,
         hidden: Tensor,
         chosen: Tensor,
         temperature: float = 1.0,
         *,
         entropy: bool = False,
-        among: Tensor | None = None,
-        kept: Kept | None = None,
+        extra_tokens: Tensor | None = None,
+        sampling_mask: SamplingMask | None = None,
         vocab_size_used: int | None = None,
-    ) -> Outlook:  # fmt: skip
+    ) -> TokenLogprobs:  # fmt: skip
         """log pi(chosen) of `softmax(logits / temperature)`, `[N]`, and what else is asked for (see outlook.py).
 
         `hidden` `[N, hidden_size]` are the states that predict `chosen` `[N]`. Logits from `vocab_size_used` on (a
         vocabulary padded beyond its tokenizer) have probability 0.
         """
         weight = self.output_weight
-        question = Question(temperature, entropy, kept)
+        question = LogprobQuery(temperature, entropy, sampling_mask)
         if self.exactness == "bitwise":
-            question = replace(question, product=exact_product(self.rows, weight))
-        return answered(hidden, weight[:vocab_size_used], chosen, among, question)
+            question = replace(question, matmul=batch_invariant_logits(self.rows, weight))
+        return query_logprobs(hidden, weight[:vocab_size_used], chosen, extra_tokens, question)
 
-    def likeliest(self, hidden: Tensor, count: int, temperature: float, *, vocab_size_used: int) -> Likeliest:
+    def top_k_tokens(self, hidden: Tensor, count: int, temperature: float, *, vocab_size_used: int) -> TopKTokens:
         """The `count` likeliest tokens after each of `hidden` `[N, hidden_size]`, as data."""
-        return likeliest(hidden, self.output_weight[:vocab_size_used], temperature, min(count, vocab_size_used))
+        return top_k_tokens(hidden, self.output_weight[:vocab_size_used], temperature, min(count, vocab_size_used))
 
     def logits(self, hidden: Tensor, linear: LinearFn = functional.linear) -> Tensor:
         """`[N, vocab_size]`, float32 (float64 for a float64 model), not divided by a temperature."""
-        return widened(linear(hidden, self.output_weight, None))
+        return at_least_float32(linear(hidden, self.output_weight, None))
 
-    def fixed_attention(self, sequence: Ints, positions: Ints, slots: Ints) -> FixedAttention:
+    def fixed_attention(self, sequence: Ints, positions: Ints, slots: Ints) -> BatchInvariantAttention:
         """For an engine: attention of tokens of `sequence` `[T]` at `positions` `[T]` over keys in `slots` `[B, L]`."""
         c = self.config
-        return FixedAttention(sequence, positions, slots, heads=c.heads, kv_heads=c.kv_heads, device=self.device)
+        return BatchInvariantAttention(
+            sequence, positions, slots, heads=c.heads, kv_heads=c.kv_heads, device=self.device
+        )
 
-    def _turns(self, positions: Tensor) -> Tensor:
+    def _rotations(self, positions: Tensor) -> Tensor:
         """Unit complex numbers `[T, 1, head_dim / 2]`, one rotation for each pair of features."""
         angles = positions[:, None, None].to(self.frequencies.dtype) * self.frequencies
         turns = torch.polar(torch.ones_like(angles), angles)
         return turns.to(torch.complex128) if self.dtype == torch.float64 else turns
 
 
-def rope_frequencies(rope: Rope, head_dim: int) -> Tensor:
+def rope_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
     """Radians a position turns each pair, `[head_dim / 2]` float32.
 
     theta^(-2i/d) (Su et al., 2021). `llama3` divides the frequencies whose wavelength exceeds the original context by

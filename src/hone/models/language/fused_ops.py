@@ -12,12 +12,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hone.models.gradient_buffers import handed_over
-from hone.models.language.token_logprobs import widened
-from hone.models.native.products import product, weight_gradient
+from hone.models.gradient_buffers import write_gradient
+from hone.models.language.token_logprobs import at_least_float32
+from hone.models.native.products import tiled_matmul, weight_gradient
 
 
-class _Context(Protocol):
+class _FusedContext(Protocol):
     """What torch hands to both passes."""
 
     saved_tensors: tuple[Tensor, ...]
@@ -32,8 +32,8 @@ class _RmsNorm(torch.autograd.Function):
     """y = x r w with r = (mean(x^2) + eps)^-1/2;  dx = r (g w - x r^2 mean(g w x)),  dw = sum(g x r)."""
 
     @staticmethod
-    def forward(ctx: _Context, x: Tensor, weight: Tensor, eps: float, kind: torch.dtype) -> Tensor:
-        wide = widened(x)
+    def forward(ctx: _FusedContext, x: Tensor, weight: Tensor, eps: float, kind: torch.dtype) -> Tensor:
+        wide = at_least_float32(x)
         r = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square_().div_(x.shape[-1]).add_(eps).rsqrt_()
         ctx.save_for_backward(x, weight, r)
         if kind == x.dtype:
@@ -41,11 +41,11 @@ class _RmsNorm(torch.autograd.Function):
         return (wide * r).mul_(weight).to(kind)
 
     @staticmethod
-    def backward(ctx: _Context, *grads: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
+    def backward(ctx: _FusedContext, *grads: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
         x, weight, r = ctx.saved_tensors
-        wide, g = widened(x), widened(grads[0])
+        wide, g = at_least_float32(x), at_least_float32(grads[0])
         normed = wide * r
-        gw = g * widened(weight)
+        gw = g * at_least_float32(weight)
         dot = torch.linalg.vecdot(gw, normed)[..., None].div_(x.shape[-1])
         dx = torch.addcmul(gw, normed, dot, value=-1).mul_(r).to(x.dtype)
         dw = None
@@ -58,21 +58,23 @@ class _MixedLinear(torch.autograd.Function):
     """y = x w^T + b in bfloat16 with sums in float32;  dx = g w,  dw = g^T x, the latter kept in the weight's type."""
 
     @staticmethod
-    def forward(ctx: _Context, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def forward(ctx: _FusedContext, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         low, rounded = x.to(torch.bfloat16), weight.to(torch.bfloat16)
         ctx.save_for_backward(low, rounded)
         ctx.kinds, ctx.weight = (x.dtype, weight.dtype), weight
         return functional.linear(low, rounded, None if bias is None else bias.to(torch.bfloat16))
 
     @staticmethod
-    def backward(ctx: _Context, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    def backward(ctx: _FusedContext, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         low, rounded = ctx.saved_tensors
         to_x, to_weight, to_bias = ctx.needs_input_grad
         input_kind, weight_kind = ctx.kinds
         g = grads[0]
         return (
             (g @ rounded).to(input_kind) if to_x else None,
-            handed_over(ctx.weight, partial(_written, g, low), partial(_weight_gradient, g, low, weight_kind))
+            write_gradient(
+                ctx.weight, partial(_write_weight_gradient, g, low), partial(_weight_gradient, g, low, weight_kind)
+            )
             if to_weight
             else None,
             g.sum(0, dtype=weight_kind) if to_bias else None,
@@ -83,19 +85,21 @@ class _TiledLinear(torch.autograd.Function):
     """y = x w^T + b in float32, by tiles;  dx = g w,  dw = g^T x,  db = sum g."""
 
     @staticmethod
-    def forward(ctx: _Context, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def forward(ctx: _FusedContext, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(x, weight)
         ctx.weight = weight
-        return product(x, weight.t(), bias)
+        return tiled_matmul(x, weight.t(), bias)
 
     @staticmethod
-    def backward(ctx: _Context, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
+    def backward(ctx: _FusedContext, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
         x, weight = ctx.saved_tensors
         to_x, to_weight, to_bias = ctx.needs_input_grad
         g = grads[0]
         return (
-            product(g, weight) if to_x else None,
-            handed_over(ctx.weight, partial(_multiplied, g.t(), x), partial(product, g.t(), x)) if to_weight else None,
+            tiled_matmul(g, weight) if to_x else None,
+            write_gradient(ctx.weight, partial(_matmul_into, g.t(), x), partial(tiled_matmul, g.t(), x))
+            if to_weight
+            else None,
             g.sum(0) if to_bias else None,
         )
 
@@ -107,32 +111,32 @@ def _weight_gradient(g: Tensor, x: Tensor, kind: torch.dtype) -> Tensor:
     return ((x.t() @ g).t() if g.shape[1] > x.shape[1] else g.t() @ x).to(kind)
 
 
-def _multiplied(left: Tensor, right: Tensor, place: Tensor) -> bool:
-    """Writes the product of the two to `place`."""
-    return product(left, right, out=place) is place
+def _matmul_into(left: Tensor, right: Tensor, place: Tensor) -> bool:
+    """Writes the product of the two to `address_of`."""
+    return tiled_matmul(left, right, out=place) is place
 
 
-def _written(g: Tensor, x: Tensor, place: Tensor) -> bool:
-    """Whether `g^T x` could be written to `place`."""
+def _write_weight_gradient(g: Tensor, x: Tensor, place: Tensor) -> bool:
+    """Whether `g^T x` could be written to `address_of`."""
     return place.dtype == torch.float32 and weight_gradient(g, x, place) is not None
 
 
-class _Rotate(torch.autograd.Function):
+class _RotaryFunction(torch.autograd.Function):
     """Each adjacent pair of features as a complex number, times a unit number; backward turns the other way."""
 
     @staticmethod
-    def forward(ctx: _Context, x: Tensor, turns: Tensor) -> Tensor:
+    def forward(ctx: _FusedContext, x: Tensor, turns: Tensor) -> Tensor:
         ctx.save_for_backward(turns)
-        return _turned(x, turns)
+        return _rotated(x, turns)
 
     @staticmethod
-    def backward(ctx: _Context, *grads: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: _FusedContext, *grads: Tensor) -> tuple[Tensor, None]:
         (turns,) = ctx.saved_tensors
-        return _turned(grads[0], turns.conj().resolve_conj()), None
+        return _rotated(grads[0], turns.conj().resolve_conj()), None
 
 
-def _turned(x: Tensor, turns: Tensor) -> Tensor:
-    pairs = torch.view_as_complex(widened(x).contiguous().unflatten(-1, (-1, 2)))
+def _rotated(x: Tensor, turns: Tensor) -> Tensor:
+    pairs = torch.view_as_complex(at_least_float32(x).contiguous().unflatten(-1, (-1, 2)))
     return torch.view_as_real(pairs * turns).flatten(-2).to(x.dtype)
 
 
@@ -140,7 +144,7 @@ class _GatedSilu(torch.autograd.Function):
     """silu(gate) * up with `[gate, up]` in one tensor;  d silu(x) = s (1 + x (1 - s)), s = sigmoid(x)."""
 
     @staticmethod
-    def forward(ctx: _Context, gate_up: Tensor, steady: bool) -> Tensor:  # noqa: FBT001 - autograd takes no keywords
+    def forward(ctx: _FusedContext, gate_up: Tensor, steady: bool) -> Tensor:  # noqa: FBT001 - autograd takes no keywords
         ctx.save_for_backward(gate_up)
         gate, up = gate_up.chunk(2, dim=-1)
         if steady:
@@ -148,7 +152,7 @@ class _GatedSilu(torch.autograd.Function):
         return functional.silu(gate).mul_(up)
 
     @staticmethod
-    def backward(ctx: _Context, *grads: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: _FusedContext, *grads: Tensor) -> tuple[Tensor, None]:
         (gate_up,) = ctx.saved_tensors
         gate, up = gate_up.chunk(2, dim=-1)
         out = torch.empty_like(gate_up)
@@ -165,8 +169,8 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, kind: torch.dtype | None = N
     """
     kind = x.dtype if kind is None else kind
     if torch.compiler.is_compiling():  # which fuses this by itself, and does not see into a Function
-        wide = widened(x)
-        return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * widened(weight)).to(kind)
+        wide = at_least_float32(x)
+        return (wide * torch.rsqrt(wide.square().mean(-1, keepdim=True) + eps) * at_least_float32(weight)).to(kind)
     return _RmsNorm.apply(x, weight, eps, kind)
 
 
@@ -185,9 +189,9 @@ def tiled_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tenso
     return _TiledLinear.apply(x, weight, bias)
 
 
-def rotate(x: Tensor, turns: Tensor) -> Tensor:
-    """Rotary positions: `x` `[T, heads, head_dim]` turned by the unit complex `turns` `[T, 1, head_dim / 2]`."""
-    return _Rotate.apply(x, turns)
+def apply_rotary(x: Tensor, turns: Tensor) -> Tensor:
+    """Rotary positions: `x` `[T, heads, head_dim]` turned by the unit complex `turn_ends` `[T, 1, head_dim / 2]`."""
+    return _RotaryFunction.apply(x, turns)
 
 
 def gated_silu(gate_up: Tensor, *, steady: bool = False) -> Tensor:

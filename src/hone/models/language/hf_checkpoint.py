@@ -13,16 +13,16 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from hone.core.errors import DataError, Faults, did_you_mean
+from hone.core.errors import DataError, ErrorCollector, did_you_mean
 from hone.models.language.config import ModelConfig, model_config_from_hf
 from hone.models.language.decoder import Decoder
 from hone.models.language.tokenizers import read_json, tokenizer_files
-from hone.models.language.weight_names import Piece, pieces
+from hone.models.language.weight_names import CheckpointPiece, checkpoint_pieces
 
-SINGLE: Final = "model.safetensors"
-INDEX: Final = "model.safetensors.index.json"
+WEIGHTS_FILE: Final = "model.safetensors"
+INDEX_FILE: Final = "model.safetensors.index.json"
 _PICKLES: Final = ("*.bin", "*.pt", "*.pth", "*.ckpt")
-_SHOWN: Final = 10
+_MAX_SHOWN: Final = 10
 
 
 def read_config(folder: Path | str) -> ModelConfig:
@@ -48,18 +48,22 @@ def load_model(
 def load_weights(model: Decoder, folder: Path | str) -> None:
     """Take up a folder's weights in place. Raises DataError as `load_model` does; the model may be half filled then."""
     folder = _existing(Path(folder))
-    faults = Faults(DataError)
+    faults = ErrorCollector(DataError)
     parameters = dict(model.named_parameters())
-    wanted = {piece.theirs: piece for piece in pieces(model.config)}
+    wanted = {piece.checkpoint_name: piece for piece in checkpoint_pieces(model.config)}
     files = _weight_files(folder, faults)
     faults.raise_if_any()
     found: dict[str, Path] = {}
     for file in files:
         _read_file(file, wanted, parameters, found, faults)
     lost = [name for name in wanted if name not in found]
-    surplus = [name for name in found if name not in wanted and not _harmless(name, model.config)]
-    faults.extend(_listed(lost, lambda name: f"{folder}: tensor {name} is missing{did_you_mean(name, surplus)}"))
-    faults.extend(_listed(surplus, lambda name: f"{found[name]}: tensor {name} is not part of a {model.config.family}"))
+    surplus = [name for name in found if name not in wanted and not _is_redundant(name, model.config)]
+    faults.extend(
+        _shortened_list(lost, lambda name: f"{folder}: tensor {name} is missing{did_you_mean(name, surplus)}")
+    )
+    faults.extend(
+        _shortened_list(surplus, lambda name: f"{found[name]}: tensor {name} is not part of a {model.config.family}")
+    )
     faults.raise_if_any()
 
 
@@ -83,22 +87,24 @@ def save_model(
 
 def _save_weights(model: Decoder, folder: Path, shard_bytes: int) -> None:
     parameters = dict(model.named_parameters())
-    parts = _shards(list(pieces(model.config)), parameters, shard_bytes)
-    for stale in (*folder.glob("model-*-of-*.safetensors"), folder / INDEX, folder / SINGLE):
+    parts = _shards(list(checkpoint_pieces(model.config)), parameters, shard_bytes)
+    for stale in (*folder.glob("model-*-of-*.safetensors"), folder / INDEX_FILE, folder / WEIGHTS_FILE):
         stale.unlink(missing_ok=True)
     places: dict[str, str] = {}
     for number, part in enumerate(parts, start=1):
-        name = SINGLE if len(parts) == 1 else f"model-{number:05}-of-{len(parts):05}.safetensors"
-        tensors = {piece.theirs: piece.outward(_rows(parameters, piece)).cpu() for piece in part}
+        name = WEIGHTS_FILE if len(parts) == 1 else f"model-{number:05}-of-{len(parts):05}.safetensors"
+        tensors = {piece.checkpoint_name: piece.to_checkpoint(_rows(parameters, piece)).cpu() for piece in part}
         save_file(tensors, folder / name, metadata={"format": "pt"})
-        places.update((piece.theirs, name) for piece in part)
+        places.update((piece.checkpoint_name, name) for piece in part)
     if len(parts) > 1:
         total = sum(_bytes(parameters, piece) for part in parts for piece in part)
-        _write_json(folder / INDEX, {"metadata": {"total_size": total}, "weight_map": places})
+        _write_json(folder / INDEX_FILE, {"metadata": {"total_size": total}, "weight_map": places})
 
 
-def _shards(everything: Sequence[Piece], parameters: Mapping[str, nn.Parameter], limit: int) -> list[list[Piece]]:
-    parts: list[list[Piece]] = [[]]
+def _shards(
+    everything: Sequence[CheckpointPiece], parameters: Mapping[str, nn.Parameter], limit: int
+) -> list[list[CheckpointPiece]]:
+    parts: list[list[CheckpointPiece]] = [[]]
     filled = 0
     for piece in everything:
         size = _bytes(parameters, piece)
@@ -110,11 +116,11 @@ def _shards(everything: Sequence[Piece], parameters: Mapping[str, nn.Parameter],
     return parts
 
 
-def _rows(parameters: Mapping[str, nn.Parameter], piece: Piece) -> Tensor:
-    return parameters[piece.ours].detach()[piece.start : piece.start + piece.rows]
+def _rows(parameters: Mapping[str, nn.Parameter], piece: CheckpointPiece) -> Tensor:
+    return parameters[piece.parameter_name].detach()[piece.start : piece.start + piece.rows]
 
 
-def _bytes(parameters: Mapping[str, nn.Parameter], piece: Piece) -> int:
+def _bytes(parameters: Mapping[str, nn.Parameter], piece: CheckpointPiece) -> int:
     rows = _rows(parameters, piece)
     return rows.numel() * rows.element_size()
 
@@ -138,23 +144,23 @@ def _existing(folder: Path) -> Path:
     raise DataError(f"model folder {name!r} does not exist (looked at {folder.absolute()}){hub}")
 
 
-def _weight_files(folder: Path, faults: Faults) -> list[Path]:
+def _weight_files(folder: Path, faults: ErrorCollector) -> list[Path]:
     """The files that hold weights; faults name what is missing."""
-    if (folder / INDEX).is_file():
-        places = read_json(folder / INDEX).get("weight_map")
+    if (folder / INDEX_FILE).is_file():
+        places = read_json(folder / INDEX_FILE).get("weight_map")
         if not isinstance(places, dict) or not places:
-            faults.add(f"{folder / INDEX}: weight_map must name the file of each tensor")
+            faults.add(f"{folder / INDEX_FILE}: weight_map must name the file of each tensor")
             return []
         names = sorted({str(name) for name in cast("dict[str, object]", places).values()})
         outside = [name for name in names if Path(name).name != name]
-        faults.extend(f"{folder / INDEX}: {name!r} is not a file of this folder" for name in outside)
+        faults.extend(f"{folder / INDEX_FILE}: {name!r} is not a file of this folder" for name in outside)
         missing = [name for name in names if name not in outside and not (folder / name).is_file()]
         faults.extend(
-            f"{folder / name} does not exist, but {INDEX} lists it: fetch the folder again" for name in missing
+            f"{folder / name} does not exist, but {INDEX_FILE} lists it: fetch the folder again" for name in missing
         )
         return [folder / name for name in names if name not in missing and name not in outside]
-    if (folder / SINGLE).is_file():
-        return [folder / SINGLE]
+    if (folder / WEIGHTS_FILE).is_file():
+        return [folder / WEIGHTS_FILE]
     pickles = sorted(file.name for pattern in _PICKLES for file in folder.glob(pattern))
     if pickles:
         faults.add(
@@ -163,16 +169,16 @@ def _weight_files(folder: Path, faults: Faults) -> list[Path]:
             "AutoModelForCausalLM.from_pretrained(FOLDER).save_pretrained(NEW_FOLDER) writes safetensors"
         )
     else:
-        faults.add(f"{folder}: no weights; expected {SINGLE}, or {INDEX} and the files that it lists")
+        faults.add(f"{folder}: no weights; expected {WEIGHTS_FILE}, or {INDEX_FILE} and the files that it lists")
     return []
 
 
 def _read_file(
     file: Path,
-    wanted: Mapping[str, Piece],
+    wanted: Mapping[str, CheckpointPiece],
     parameters: Mapping[str, nn.Parameter],
     found: dict[str, Path],
-    faults: Faults,
+    faults: ErrorCollector,
 ) -> None:
     """Copy the wanted tensors of a file into their parameters."""
     try:
@@ -185,26 +191,26 @@ def _read_file(
         faults.add(f"{file} ({file.stat().st_size} bytes) is damaged or cut short: {error}; fetch it again")
 
 
-def _fill(file: Path, piece: Piece, tensor: Tensor, parameters: Mapping[str, nn.Parameter]) -> Iterator[str]:
+def _fill(file: Path, piece: CheckpointPiece, tensor: Tensor, parameters: Mapping[str, nn.Parameter]) -> Iterator[str]:
     target = _rows(parameters, piece)
     if tensor.shape != target.shape:
         given, asked = tuple(tensor.shape), tuple(target.shape)
-        yield f"{file}: tensor {piece.theirs} has shape {given}; config.json asks for {asked}"
+        yield f"{file}: tensor {piece.checkpoint_name} has shape {given}; config.json asks for {asked}"
     elif not tensor.is_floating_point():
-        yield f"{file}: tensor {piece.theirs} holds {tensor.dtype}; quantised weights are not supported"
+        yield f"{file}: tensor {piece.checkpoint_name} holds {tensor.dtype}; quantised weights are not supported"
     elif not bool(torch.isfinite(tensor).all()):
         count = int((~torch.isfinite(tensor)).sum())
-        yield f"{file}: tensor {piece.theirs} holds {count} NaN or infinite numbers; the checkpoint is broken"
+        yield f"{file}: tensor {piece.checkpoint_name} holds {count} NaN or infinite numbers; the checkpoint is broken"
     else:
-        target.copy_(piece.inward(tensor))
+        target.copy_(piece.from_checkpoint(tensor))
 
 
-def _harmless(name: str, config: ModelConfig) -> bool:
+def _is_redundant(name: str, config: ModelConfig) -> bool:
     """Tensors that older writers add though they follow from the rest."""
     return name.endswith("rotary_emb.inv_freq") or (name == "lm_head.weight" and config.tie_embeddings)
 
 
-def _listed(names: Sequence[str], say: Callable[[str], str]) -> Iterator[str]:
-    yield from (say(name) for name in names[:_SHOWN])
-    if len(names) > _SHOWN:
-        yield f"... and {len(names) - _SHOWN} more tensors"
+def _shortened_list(names: Sequence[str], say: Callable[[str], str]) -> Iterator[str]:
+    yield from (say(name) for name in names[:_MAX_SHOWN])
+    if len(names) > _MAX_SHOWN:
+        yield f"... and {len(names) - _MAX_SHOWN} more tensors"

@@ -15,15 +15,15 @@ from torch import Tensor
 from torch.nn import functional
 
 from hone.core.ragged import Ints
-from hone.models.packing import Packed, texts_of
+from hone.models.packing import PackedBatch, packed_text_slots
 
-FUSED_FROM: Final = 1024
+FUSED_MIN_KEYS: Final = 1024
 """Longer texts are never given a `[heads, length, length]` tensor of scores."""
-_FILLED: Final = 0.7
+_MIN_FILL: Final = 0.7
 """A text joins a block while it fills so much of its length, in queries and in keys."""
 
 
-class Attend(Protocol):
+class LayerAttention(Protocol):
     """Causal attention, owned by whoever knows where the keys are (packed rows here, cache slots in an engine)."""
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -32,7 +32,7 @@ class Attend(Protocol):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Texts:
+class _PackedTexts:
     """B texts: which tokens they own, and what they read."""
 
     slots: Ints
@@ -42,12 +42,12 @@ class _Texts:
     ends: Ints
     """`[B]` position behind its last."""
 
-    def take(self, index: Ints) -> "_Texts":
-        return _Texts(slots=self.slots[index], begins=self.begins[index], ends=self.ends[index])
+    def take(self, index: Ints) -> "_PackedTexts":
+        return _PackedTexts(slots=self.slots[index], begins=self.begins[index], ends=self.ends[index])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Block:
+class _PaddedBlock:
     """Texts of similar length, padded to `queries` and `keys`."""
 
     texts: int
@@ -58,16 +58,16 @@ class _Block:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Table:
+class _PaddingTable:
     """Where token-head pairs lie in the padded blocks, for one number of heads."""
 
-    take: Tensor
+    gather: Tensor
     """`[M]`: padded place -> row of `x.view(T * heads, head_dim)`; padding takes row 0, and is never seen."""
-    give: Tensor
+    scatter: Tensor
     """`[T * heads]`: the way back, to the place where a token is its text's own."""
     padding: Tensor
     """`[P]`: padded places that hold no token."""
-    again: Tensor
+    shared_trunk: Tensor
     """`[S]`: padded places of tokens that a branch reads from its trunk."""
     sizes: list[int]
     """Padded places of each block."""
@@ -77,16 +77,16 @@ class PackedAttention:
     """An `Attend` for one Packed batch."""
 
     def __init__(
-        self, packed: Packed, *, heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, fused: bool = False
+        self, packed: PackedBatch, *, heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, fused: bool = False
     ) -> None:
         """`fused`: torch's own attention instead of matrix products; for CUDA."""
         texts = _texts(packed)
-        blocks = [texts.take(index) for index in _group(texts.ends - texts.begins, texts.ends)]
+        blocks = [texts.take(index) for index in _group_by_length(texts.ends - texts.begins, texts.ends)]
         device, total = packed.tokens.device, len(packed.tokens)
         self._heads, self._kv_heads, self._head_dim, self._fused = heads, kv_heads, head_dim, fused
         self._blocks = [_block(block, dtype, device) for block in blocks]
-        owned = [_places(block.slots, block.begins, block.ends) for block in blocks]
-        read = [_places(block.slots, np.zeros_like(block.ends), block.ends) for block in blocks]
+        owned = [_padded_positions(block.slots, block.begins, block.ends) for block in blocks]
+        read = [_padded_positions(block.slots, np.zeros_like(block.ends), block.ends) for block in blocks]
         self._query = _table(owned, [block.begins * 0 for block in blocks], total, heads, device)
         self._key = _table(read, [block.begins for block in blocks], total, kv_heads, device)
 
@@ -98,15 +98,15 @@ class PackedAttention:
             strict=True,
         )  # fmt: skip
         mixed = torch.cat([self._attend(*part) for part in parts])
-        return _Unpad.apply(mixed, self._query).view(tokens, -1)
+        return _UnpadFunction.apply(mixed, self._query).view(tokens, -1)
 
-    def _pad(self, x: Tensor, table: _Table) -> tuple[Tensor, ...]:
+    def _pad(self, x: Tensor, table: _PaddingTable) -> tuple[Tensor, ...]:
         flat = x.reshape(-1, self._head_dim)
-        return torch.split(_Pad.apply(flat, table), table.sizes)
+        return torch.split(_PadFunction.apply(flat, table), table.sizes)
 
-    def _attend(self, block: _Block, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+    def _attend(self, block: _PaddedBlock, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         texts, queries, keys, group = block.texts, block.queries, block.keys, self._heads // self._kv_heads
-        if self._fused or keys > FUSED_FROM:
+        if self._fused or keys > FUSED_MIN_KEYS:
             out = functional.scaled_dot_product_attention(
                 query.view(texts, -1, queries, self._head_dim),
                 key.view(texts, -1, keys, self._head_dim),
@@ -124,69 +124,69 @@ class PackedAttention:
         return torch.bmm(weights.view(texts * self._kv_heads, group * queries, keys), v).view(-1, self._head_dim)
 
 
-class _Context(Protocol):
-    table: _Table
+class _PaddingContext(Protocol):
+    table: _PaddingTable
 
 
-class _Pad(torch.autograd.Function):
+class _PadFunction(torch.autograd.Function):
     """`x[take]`, whose gradient is a copy as well (what padding read is never seen), but for what is read again."""
 
     @staticmethod
-    def forward(ctx: _Context, x: Tensor, table: _Table) -> Tensor:
+    def forward(ctx: _PaddingContext, x: Tensor, table: _PaddingTable) -> Tensor:
         ctx.table = table
-        return x.index_select(0, table.take)
+        return x.index_select(0, table.gather)
 
     @staticmethod
-    def backward(ctx: _Context, *grads: Tensor) -> tuple[Tensor, None]:
+    def backward(ctx: _PaddingContext, *grads: Tensor) -> tuple[Tensor, None]:
         table, grad = ctx.table, grads[0]
-        own = grad.index_select(0, table.give)
-        if not len(table.again):
+        own = grad.index_select(0, table.scatter)
+        if not len(table.shared_trunk):
             return own, None
         wide = own.float() if own.dtype == torch.bfloat16 else own  # branches add up: rounded once
-        wide.index_add_(0, table.take[table.again], grad.index_select(0, table.again).to(wide.dtype))
+        wide.index_add_(0, table.gather[table.shared_trunk], grad.index_select(0, table.shared_trunk).to(wide.dtype))
         return wide.to(own.dtype), None
 
 
-class _Unpad(torch.autograd.Function):
+class _UnpadFunction(torch.autograd.Function):
     """`x[give]`; the gradient of a padded place is 0."""
 
     @staticmethod
-    def forward(ctx: _Context, x: Tensor, table: _Table) -> Tensor:
+    def forward(ctx: _PaddingContext, x: Tensor, table: _PaddingTable) -> Tensor:
         ctx.table = table
-        return x.index_select(0, table.give)
+        return x.index_select(0, table.scatter)
 
     @staticmethod
-    def backward(ctx: _Context, *grads: Tensor) -> tuple[Tensor, None]:
-        padded = grads[0].index_select(0, ctx.table.take)
+    def backward(ctx: _PaddingContext, *grads: Tensor) -> tuple[Tensor, None]:
+        padded = grads[0].index_select(0, ctx.table.gather)
         return padded.index_fill_(0, ctx.table.padding, 0.0), None
 
 
-def _texts(packed: Packed) -> _Texts:
-    sequence, slots = texts_of(packed)
+def _texts(packed: PackedBatch) -> _PackedTexts:
+    sequence, slots = packed_text_slots(packed)
     count, positions = len(slots), packed.positions.cpu().numpy()
     begins, ends = np.full(count, slots.shape[1]), np.zeros(count, np.int64)
     np.minimum.at(begins, sequence, positions)
     np.maximum.at(ends, sequence, positions + 1)
-    return _Texts(slots=slots, begins=begins, ends=ends)
+    return _PackedTexts(slots=slots, begins=begins, ends=ends)
 
 
-def _group(queries: Ints, keys: Ints) -> list[Ints]:
+def _group_by_length(queries: Ints, keys: Ints) -> list[Ints]:
     """Text numbers in blocks of similar lengths `[B]` of queries, and within them of keys."""
-    return [some[part] for some in _alike(queries) for part in _alike(keys[some])]
+    return [some[part] for some in _similar_lengths(queries) for part in _similar_lengths(keys[some])]
 
 
-def _alike(lengths: Ints) -> list[Ints]:
+def _similar_lengths(lengths: Ints) -> list[Ints]:
     order = np.argsort(-lengths, kind="stable")
     starts: list[int] = []
     longest = 0
     for place, length in enumerate(lengths[order].tolist()):
-        if not starts or length < _FILLED * longest:
+        if not starts or length < _MIN_FILL * longest:
             starts.append(place)
             longest = length
     return np.split(order, starts[1:]) if starts else []
 
 
-def _places(slots: Ints, first: Ints, ends: Ints) -> tuple[Ints, Ints]:
+def _padded_positions(slots: Ints, first: Ints, ends: Ints) -> tuple[Ints, Ints]:
     """Tokens at the positions `first:ends` of each text, padded to `[texts, length]`; and these positions, -1: none."""
     length = int((ends - first).max())
     positions = first[:, None] + np.arange(length)
@@ -197,7 +197,7 @@ def _places(slots: Ints, first: Ints, ends: Ints) -> tuple[Ints, Ints]:
 
 def _table(
     places: list[tuple[Ints, Ints]], begins: list[Ints], total: int, heads: int, device: torch.device
-) -> _Table:  # fmt: skip
+) -> _PaddingTable:  # fmt: skip
     """`begins`: positions before it belong to another text."""
     give = np.zeros(total * heads, np.int64)
     takes: list[Ints] = []
@@ -215,20 +215,20 @@ def _table(
         again.append(start + np.flatnonzero(~mine & ~none))
         start += len(take)
     nothing = np.zeros(0, np.int64)
-    return _Table(
-        take=torch.from_numpy(np.concatenate([nothing, *takes])).to(device),
+    return _PaddingTable(
+        gather=torch.from_numpy(np.concatenate([nothing, *takes])).to(device),
         padding=torch.from_numpy(np.concatenate([nothing, *padding])).to(device),
-        again=torch.from_numpy(np.concatenate([nothing, *again])).to(device),
-        give=torch.from_numpy(give).to(device),
+        shared_trunk=torch.from_numpy(np.concatenate([nothing, *again])).to(device),
+        scatter=torch.from_numpy(give).to(device),
         sizes=[len(take) for take in takes],
     )
 
 
-def _block(texts: _Texts, dtype: torch.dtype, device: torch.device) -> _Block:
+def _block(texts: _PackedTexts, dtype: torch.dtype, device: torch.device) -> _PaddedBlock:
     queries, keys = int((texts.ends - texts.begins).max()), int(texts.ends.max())
     positions = texts.begins[:, None] + np.arange(queries)
     hidden = np.arange(keys) > positions[:, :, None]
     hidden[:, :, 0] = False  # a padding query must see something, or its softmax is 0/0
     mask = torch.zeros(hidden.shape, dtype=dtype, device=device)
     mask.masked_fill_(torch.from_numpy(hidden).to(device), -torch.inf)
-    return _Block(texts=len(texts.ends), queries=queries, keys=keys, mask=mask[:, None, None])
+    return _PaddedBlock(texts=len(texts.ends), queries=queries, keys=keys, mask=mask[:, None, None])

@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from hone.models.native.products import product as tiled
+from hone.models.native.products import tiled_matmul as tiled
 
 CHUNK_ELEMENTS: Final = 1 << 22
 """Logits that live at once: 16 MiB in float32."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Kept:
+class SamplingMask:
     """The tokens that sampling left at each of N positions (top-k, top-p, min-p), one list after another.
 
     Replayed by the trainer, both policies of a ratio choose from the same tokens, which is what keeps it unbiased
@@ -32,19 +32,19 @@ class Kept:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outlook:
+class TokenLogprobs:
     """float32 (float64 for a float64 model), differentiable."""
 
     logp: Tensor
     """`[N]` log pi(chosen), nats."""
     entropy: Tensor | None = None
     """`[N]` nats; None unless asked for."""
-    among: Tensor | None = None
+    extra_logp: Tensor | None = None
     """`[N, K]` log pi of the tokens that were asked about besides, nats; None unless asked for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Likeliest:
+class TopKTokens:
     """The K likeliest next tokens, likeliest first."""
 
     ids: Tensor
@@ -60,29 +60,29 @@ def scaled_logits(
     product: Callable[[Tensor, Tensor], Tensor] = functional.linear,
 ) -> Tensor:
     """`hidden @ weight.T / temperature` -> `[N, vocab]`, float32 or wider. The one formula of trainer and engine."""
-    return widened(product(hidden, weight)) / temperature
+    return at_least_float32(product(hidden, weight)) / temperature
 
 
-def widened(x: Tensor) -> Tensor:
+def at_least_float32(x: Tensor) -> Tensor:
     return x if x.dtype == torch.float64 else x.float()
 
 
-def outlook(
+def token_logprobs(
     hidden: Tensor,
     weight: Tensor,
     chosen: Tensor,
     temperature: float,
     *,
     entropy: bool = False,
-    among: Tensor | None = None,
-    kept: Kept | None = None,
-) -> Outlook:
+    extra_tokens: Tensor | None = None,
+    sampling_mask: SamplingMask | None = None,
+) -> TokenLogprobs:
     """Log-probabilities (and entropies) of `softmax(hidden @ weight.T / temperature)`.
 
     `hidden` `[N, D]`, `weight` `[vocab, D]`, `chosen` `[N]`; `among` `[N, K]` asks about further tokens; `kept`
     renormalises over the tokens that sampling left. Memory beyond the inputs: one chunk of logits.
     """
-    return answered(hidden, weight, chosen, among, Question(temperature, entropy, kept))
+    return query_logprobs(hidden, weight, chosen, extra_tokens, LogprobQuery(temperature, entropy, sampling_mask))
 
 
 def _by_tiles(hidden: Tensor, weight: Tensor) -> Tensor:
@@ -90,45 +90,47 @@ def _by_tiles(hidden: Tensor, weight: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class LogprobQuery:
     """What is asked of all positions alike."""
 
     temperature: float
     entropy: bool = False
-    kept: Kept | None = None
-    product: Callable[[Tensor, Tensor], Tensor] = _by_tiles
+    sampling_mask: SamplingMask | None = None
+    matmul: Callable[[Tensor, Tensor], Tensor] = _by_tiles
     """`(hidden [n, D], weight [vocab, D]) -> [n, vocab]`: by which arithmetic logits are computed."""
 
-    def answer(self, hidden: Tensor, weight: Tensor, part: slice) -> Tensor:
+    def log_softmax(self, hidden: Tensor, weight: Tensor, part: slice) -> Tensor:
         """Log-probabilities of all tokens `[rows of part, vocab]`; -inf for those that sampling cut off."""
-        logits = scaled_logits(hidden[part], weight, self.temperature, self.product)
-        if self.kept is not None:
-            logits = logits.masked_fill_(_cut_off(self.kept, part, logits), -torch.inf)
+        logits = scaled_logits(hidden[part], weight, self.temperature, self.matmul)
+        if self.sampling_mask is not None:
+            logits = logits.masked_fill_(_masked_tokens(self.sampling_mask, part, logits), -torch.inf)
         return torch.log_softmax(logits, dim=-1)
 
 
-def answered(hidden: Tensor, weight: Tensor, chosen: Tensor, among: Tensor | None, question: Question) -> Outlook:
+def query_logprobs(
+    hidden: Tensor, weight: Tensor, chosen: Tensor, among: Tensor | None, question: LogprobQuery
+) -> TokenLogprobs:
     """`outlook`, with everything that may be asked."""
     asked = chosen[:, None] if among is None else torch.cat((chosen[:, None], among), dim=1)
-    logp, entropies = _Outlook.apply(hidden, weight, asked, question)
-    return Outlook(
+    logp, entropies = _TokenLogprobsFunction.apply(hidden, weight, asked, question)
+    return TokenLogprobs(
         logp=logp[:, 0],
         entropy=entropies if question.entropy else None,
-        among=None if among is None else logp[:, 1:],
+        extra_logp=None if among is None else logp[:, 1:],
     )
 
 
 @torch.no_grad()
-def likeliest(hidden: Tensor, weight: Tensor, temperature: float, count: int) -> Likeliest:
+def top_k_tokens(hidden: Tensor, weight: Tensor, temperature: float, count: int) -> TopKTokens:
     """The `count` likeliest tokens of each row of `hidden` `[N, D]`, as data."""
     found = [
-        Question(temperature).answer(hidden, weight, part).topk(count, dim=-1)
+        LogprobQuery(temperature).log_softmax(hidden, weight, part).topk(count, dim=-1)
         for part in _chunks(len(hidden), len(weight))
     ]
     if not found:
-        nothing = widened(hidden.new_zeros(0, count))
-        return Likeliest(ids=nothing.long(), logp=nothing)
-    return Likeliest(
+        nothing = at_least_float32(hidden.new_zeros(0, count))
+        return TopKTokens(ids=nothing.long(), logp=nothing)
+    return TopKTokens(
         ids=torch.cat([part.indices for part in found]), logp=torch.cat([part.values for part in found])
     )  # fmt: skip
 
@@ -138,7 +140,7 @@ def _chunks(rows: int, vocab: int) -> list[slice]:
     return [slice(start, min(start + size, rows)) for start in range(0, rows, size)]
 
 
-def _cut_off(kept: Kept, part: slice, logits: Tensor) -> Tensor:
+def _masked_tokens(kept: SamplingMask, part: slice, logits: Tensor) -> Tensor:
     bounds = kept.offsets[part.start : part.stop + 1]
     counts = bounds.diff()
     cut = (counts > 0)[:, None].expand(logits.shape).clone()
@@ -147,28 +149,28 @@ def _cut_off(kept: Kept, part: slice, logits: Tensor) -> Tensor:
     return cut
 
 
-class _Context(Protocol):
+class _LogprobContext(Protocol):
     """What autograd keeps between forward and backward."""
 
-    question: Question
+    question: LogprobQuery
     saved_tensors: tuple[Tensor, Tensor, Tensor]
     needs_input_grad: tuple[bool, ...]
 
     def save_for_backward(self, *tensors: Tensor) -> None: ...
 
 
-class _Outlook(torch.autograd.Function):
+class _TokenLogprobsFunction(torch.autograd.Function):
     """With `l = hidden @ weight.T / t`: d logp(k) / d l_j = [j = k] - p_j, and d H / d l_j = -p_j (log p_j + H)."""
 
     @staticmethod
     def forward(
-        ctx: _Context, hidden: Tensor, weight: Tensor, asked: Tensor, question: Question
+        ctx: _LogprobContext, hidden: Tensor, weight: Tensor, asked: Tensor, question: LogprobQuery
     ) -> tuple[Tensor, Tensor]:
         dtype = torch.float64 if hidden.dtype == torch.float64 else torch.float32
         logp = torch.empty(asked.shape, dtype=dtype, device=hidden.device)
         entropies = torch.zeros(len(hidden) if question.entropy else 0, dtype=dtype, device=hidden.device)
         for part in _chunks(len(hidden), len(weight)):
-            all_logp = question.answer(hidden, weight, part)
+            all_logp = question.log_softmax(hidden, weight, part)
             logp[part] = all_logp.gather(1, asked[part])
             if question.entropy:
                 entropies[part] = _entropy(all_logp.exp(), all_logp)
@@ -177,7 +179,7 @@ class _Outlook(torch.autograd.Function):
         return logp, entropies
 
     @staticmethod
-    def backward(ctx: _Context, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
+    def backward(ctx: _LogprobContext, *grads: Tensor) -> tuple[Tensor | None, Tensor | None, None, None]:
         hidden, weight, asked = ctx.saved_tensors
         question = ctx.question
         to_logp, to_entropy = grads
@@ -185,7 +187,7 @@ class _Outlook(torch.autograd.Function):
         grad_hidden = torch.empty_like(hidden) if wants_hidden else None
         grad_weight = torch.zeros_like(weight) if wants_weight else None
         for part in _chunks(len(hidden), len(weight)):
-            all_logp = question.answer(hidden, weight, part)
+            all_logp = question.log_softmax(hidden, weight, part)
             p = all_logp.exp()
             grad = -p * to_logp[part].sum(1, keepdim=True)
             grad.scatter_add_(1, asked[part], to_logp[part])

@@ -8,9 +8,9 @@ from torch import Tensor, nn
 
 from hone.models.language.decoder import Decoder
 from hone.models.language.hf_checkpoint import load_weights, save_model
-from hone.models.language.token_logprobs import Kept, Likeliest, Outlook
+from hone.models.language.token_logprobs import SamplingMask, TokenLogprobs, TopKTokens
 from hone.models.language.tokenizers import Tokenizer
-from hone.models.packing import Packed
+from hone.models.packing import PackedBatch
 
 
 class TokenPolicy(nn.Module):
@@ -18,38 +18,38 @@ class TokenPolicy(nn.Module):
 
     def __init__(self, decoder: Decoder, tokenizer: Tokenizer, temperature: float = 1.0) -> None:
         super().__init__()
-        self.vocabulary = tokenizer.size
+        self.vocab_size_used = tokenizer.size
         self.decoder = decoder
         self.tokenizer = tokenizer
         self.temperature = temperature
 
-    def outlook(
+    def token_logprobs(
         self,
-        packed: Packed,
+        packed: PackedBatch,
         at: Tensor,
         chosen: Tensor,
         *,
         entropy: bool = False,
-        among: Tensor | None = None,
-        kept: Kept | None = None,
-    ) -> Outlook:
+        extra_tokens: Tensor | None = None,
+        sampling_mask: SamplingMask | None = None,
+    ) -> TokenLogprobs:
         """Log-probabilities, in nats, of the tokens `chosen` `[n]` after positions `at` `[n]`; if asked for, entropies,
         log-probabilities of further tokens `among` `[n, K]`, and all of it renormalised over what sampling `kept`."""
         hidden = self.decoder.hidden(packed)[at]
-        return self.decoder.outlook(
+        return self.decoder.token_logprobs(
             hidden,
             chosen,
             self.temperature,
             entropy=entropy,
-            among=among,
-            kept=kept,
-            vocab_size_used=self.vocabulary,
+            extra_tokens=extra_tokens,
+            sampling_mask=sampling_mask,
+            vocab_size_used=self.vocab_size_used,
         )
 
-    def likeliest(self, packed: Packed, at: Tensor, count: int) -> Likeliest:
+    def top_k_tokens(self, packed: PackedBatch, at: Tensor, count: int) -> TopKTokens:
         """The `count` likeliest tokens after positions `at` `[n]`, as data."""
         hidden = self.decoder.hidden(packed)[at]
-        return self.decoder.likeliest(hidden, count, self.temperature, vocab_size_used=self.vocabulary)
+        return self.decoder.top_k_tokens(hidden, count, self.temperature, vocab_size_used=self.vocab_size_used)
 
     def fingerprint(self) -> str:
         """sha256 of all weights."""
@@ -64,5 +64,6 @@ class TokenPolicy(nn.Module):
         self.tokenizer.save(folder)
 
     def load(self, folder: Path) -> None:
-        """Take up, in place, the weights of a folder that `save` wrote. Raises DataError when they do not fit."""
+        """Take up, in place, the weights of a folder that `save_result` wrote. Raises DataError when they do not
+        fit."""
         load_weights(self.decoder, folder)

@@ -14,7 +14,7 @@ import numpy as np
 import tokenizers as hf
 from numpy.typing import NDArray
 
-from hone.core.errors import DataError, Faults
+from hone.core.errors import DataError, ErrorCollector
 from hone.models.language.config import Json
 
 PAD: Final = "<pad>"
@@ -73,17 +73,19 @@ class Tokenizer:
         """Text of the ids; special tokens are left out unless `special`."""
         return self.backend.decode([int(i) for i in ids], skip_special_tokens=not special)
 
-    def render_chat(self, messages: Sequence[Message], *, open_turn: bool = True) -> str:
+    def render_chat(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
         """The conversation as text, by the folder's chat template; `open_turn` begins the assistant's answer.
 
         Raises DataError when there is no template or it does not take these messages.
         """
-        return "".join(text for text, _ in self._chat_parts(messages, open_turn=open_turn))
+        return "".join(text for text, _ in self._chat_parts(messages, add_generation_prompt=add_generation_prompt))
 
-    def apply_chat(self, messages: Sequence[Message], *, open_turn: bool = True) -> NDArray[np.int32]:
+    def apply_chat(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> NDArray[np.int32]:
         """`[n]` ids of the rendered conversation: special tokens where the template writes them, and nowhere else."""
         parts = [
-            self._encode(text, plain=plain) for text, plain in self._chat_parts(messages, open_turn=open_turn) if text
+            self._encode(text, plain=plain)
+            for text, plain in self._chat_parts(messages, add_generation_prompt=add_generation_prompt)
+            if text
         ]
         return np.concatenate([np.zeros(0, np.int32), *parts])
 
@@ -116,7 +118,7 @@ class Tokenizer:
             )
         return ids
 
-    def _chat_parts(self, messages: Sequence[Message], *, open_turn: bool) -> list[tuple[str, bool]]:
+    def _chat_parts(self, messages: Sequence[Message], *, add_generation_prompt: bool) -> list[tuple[str, bool]]:
         """Pieces of the rendered conversation, and whether a piece is plain text of a user."""
         if self.chat_template is None:
             raise DataError(
@@ -127,14 +129,14 @@ class Tokenizer:
             render_jinja_template,
         )
 
-        mark = _unused_mark(messages)
+        mark = _unused_character(messages)
         names = [token.content for token in self.backend.get_added_tokens_decoder().values()]
         guarded = [_guard(message, names, mark) for message in messages]
         try:
             (rendered,), _ = render_jinja_template(
                 conversations=[guarded],
                 chat_template=self.chat_template,
-                add_generation_prompt=open_turn,
+                add_generation_prompt=add_generation_prompt,
                 **self.special,  # pyright: ignore[reportArgumentType] - their names end in _token
             )
         except (ValueError, TypeError, KeyError, _template_error()) as error:
@@ -205,7 +207,7 @@ def tokenizer_files(folder: Path) -> dict[str, bytes]:
 def load_tokenizer(folder: Path | str) -> Tokenizer:
     """The tokenizer of a Hugging Face folder. Raises DataError, with every fault, naming the file."""
     folder = Path(folder)
-    faults = Faults(DataError)
+    faults = ErrorCollector(DataError)
     file = folder / "tokenizer.json"
     if not file.is_file():
         faults.add(
@@ -284,7 +286,7 @@ def _chat_template(folder: Path) -> str | None:
     return template if isinstance(template, str) else None
 
 
-def _unused_mark(messages: Sequence[Message]) -> str:
+def _unused_character(messages: Sequence[Message]) -> str:
     """A private-use character that no message contains."""
     text = str(messages)
     return next(mark for mark in map(chr, range(0xE000, 0xF8FF)) if mark not in text)

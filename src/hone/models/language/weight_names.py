@@ -13,23 +13,23 @@ from hone.models.language.config import ModelConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Piece:
+class CheckpointPiece:
     """A checkpoint's tensor `theirs` is rows `start` to `start + rows` of the parameter `ours`."""
 
-    theirs: str
-    ours: str
+    checkpoint_name: str
+    parameter_name: str
     start: int
     rows: int
     rotary_heads: int = 0
     """Heads whose features are rotated, which the decoder keeps in interleaved pairs; 0: rows as they are."""
 
-    def inward(self, tensor: Tensor) -> Tensor:
+    def from_checkpoint(self, tensor: Tensor) -> Tensor:
         """The checkpoint's order (first halves of all pairs, then second halves) -> pairs side by side."""
         if not self.rotary_heads:
             return tensor
         return tensor.reshape(self.rotary_heads, 2, -1, *tensor.shape[1:]).transpose(1, 2).reshape(tensor.shape)
 
-    def outward(self, rows: Tensor) -> Tensor:
+    def to_checkpoint(self, rows: Tensor) -> Tensor:
         """The inverse of `inward`."""
         if not self.rotary_heads:
             return rows.clone(memory_format=torch.contiguous_format)
@@ -37,18 +37,24 @@ class Piece:
         return pairs.transpose(1, 2).reshape(rows.shape).contiguous()
 
 
-def pieces(config: ModelConfig) -> Iterator[Piece]:
+def checkpoint_pieces(config: ModelConfig) -> Iterator[CheckpointPiece]:
     """Every tensor of a checkpoint of this architecture."""
     c = config
-    yield Piece(theirs="model.embed_tokens.weight", ours="embedding.weight", start=0, rows=c.vocab_size)
+    yield CheckpointPiece(
+        checkpoint_name="model.embed_tokens.weight", parameter_name="embedding.weight", start=0, rows=c.vocab_size
+    )
     for number in range(c.layers):
         yield from _layer(c, f"model.layers.{number}.", f"layers.{number}.")
-    yield Piece(theirs="model.norm.weight", ours="norm.weight", start=0, rows=c.hidden_size)
+    yield CheckpointPiece(
+        checkpoint_name="model.norm.weight", parameter_name="norm.weight", start=0, rows=c.hidden_size
+    )
     if not c.tie_embeddings:
-        yield Piece(theirs="lm_head.weight", ours="head.weight", start=0, rows=c.vocab_size)
+        yield CheckpointPiece(
+            checkpoint_name="lm_head.weight", parameter_name="head.weight", start=0, rows=c.vocab_size
+        )
 
 
-def _layer(c: ModelConfig, theirs: str, ours: str) -> Iterator[Piece]:
+def _layer(c: ModelConfig, theirs: str, ours: str) -> Iterator[CheckpointPiece]:
     query, key = c.heads * c.head_dim, c.kv_heads * c.head_dim
     stacks = (
         ("qkv", "self_attn", (("q_proj", query, c.heads), ("k_proj", key, c.kv_heads), ("v_proj", key, 0)), c.qkv_bias),
@@ -60,9 +66,9 @@ def _layer(c: ModelConfig, theirs: str, ours: str) -> Iterator[Piece]:
         for kind in ("weight", "bias") if has_bias else ("weight",):
             start = 0
             for name, rows, heads in members:
-                yield Piece(
-                    theirs=f"{theirs}{block}.{name}.{kind}",
-                    ours=f"{ours}{stack}.{kind}",
+                yield CheckpointPiece(
+                    checkpoint_name=f"{theirs}{block}.{name}.{kind}",
+                    parameter_name=f"{ours}{stack}.{kind}",
                     start=start,
                     rows=rows,
                     rotary_heads=heads,
@@ -75,6 +81,10 @@ def _layer(c: ModelConfig, theirs: str, ours: str) -> Iterator[Piece]:
     if c.qk_norm:
         norms += [("self_attn.q_norm", "q_norm", c.head_dim, 1), ("self_attn.k_norm", "k_norm", c.head_dim, 1)]
     for name, norm, rows, heads in norms:
-        yield Piece(
-            theirs=f"{theirs}{name}.weight", ours=f"{ours}{norm}.weight", start=0, rows=rows, rotary_heads=heads
+        yield CheckpointPiece(
+            checkpoint_name=f"{theirs}{name}.weight",
+            parameter_name=f"{ours}{norm}.weight",
+            start=0,
+            rows=rows,
+            rotary_heads=heads,
         )

@@ -12,16 +12,16 @@ import torch
 from torch import Tensor
 
 from hone.core.ragged import Ints
-from hone.models.native.layers import TYPES, call, place
-from hone.models.native.library import Attention
-from hone.models.packing import Packed
+from hone.models.native.layers import DTYPE_CODES, address_of, call_kernel
+from hone.models.native.library import HoneAttention
+from hone.models.packing import PackedBatch
 
-LONGEST: Final = 2048
+MAX_POSITIONS: Final = 2048
 """Positions; for longer texts the scores of a tile leave the cache, and one text is the work of too few threads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Texts:
+class KernelTexts:
     """Rows of texts, the costliest first; each begins with its trunk, which may be empty."""
 
     first: Ints
@@ -32,7 +32,7 @@ class Texts:
     """`[texts]` how many they are."""
 
     @classmethod
-    def of(cls, packed: Packed) -> Self | None:
+    def from_packed(cls, packed: PackedBatch) -> Self | None:
         """None for rows that the kernel does not know: longer than LONGEST, or with branches in pieces."""
         positions, count = packed.positions.numpy(), len(packed.positions)
         lengths = np.diff(packed.offsets)
@@ -49,7 +49,7 @@ class Texts:
             len(np.unique(row[at] * (int(branch.max(initial=0)) + 1) + branch[at])) == len(at)
             and bool((at[is_trunk] == packed.offsets[row[at[is_trunk]]]).all())
             and np.array_equal(positions, np.arange(count) + np.repeat(begin - at, length))
-            and int(positions.max(initial=0)) < LONGEST
+            and int(positions.max(initial=0)) < MAX_POSITIONS
         )
         if not known:
             return None
@@ -78,7 +78,7 @@ class Texts:
 class NativeAttention:
     """Causal attention of one Packed batch, at head_dim^-1/2."""
 
-    texts: Texts
+    texts: KernelTexts
     turns: Tensor
     """`[T, head_dim / 2, 2]` float32: cosine and sine of each pair of features."""
     heads: int
@@ -87,17 +87,17 @@ class NativeAttention:
 
     def __call__(self, qkv: Tensor, q_norm: Tensor | None, k_norm: Tensor | None, eps: float) -> Tensor:
         """`[T, (heads + 2 kv_heads) head_dim]` -> `[T, heads head_dim]`; the norms `[head_dim]`, both or none."""
-        return _Attend.apply(qkv, q_norm, k_norm, eps, self)
+        return _NativeAttentionFunction.apply(qkv, q_norm, k_norm, eps, self)
 
-    def question(self, qkv: Tensor, norms: tuple[Tensor | None, Tensor | None], eps: float) -> Attention:
-        texts, kind = self.texts, TYPES[qkv.dtype if norms[0] is None else norms[0].dtype]
+    def kernel_arguments(self, qkv: Tensor, norms: tuple[Tensor | None, Tensor | None], eps: float) -> HoneAttention:
+        texts, kind = self.texts, DTYPE_CODES[qkv.dtype if norms[0] is None else norms[0].dtype]
         arrays = (array.ctypes.data for array in (texts.first, texts.at, texts.length))
-        sizes = self.heads, self.kv_heads, self.head_dim, TYPES[qkv.dtype], torch.get_num_threads()
-        pointers = (place(tensor) for tensor in (qkv, self.turns, *norms))
-        return Attention(*sizes, len(texts.first) - 1, *arrays, *pointers, kind, eps)
+        sizes = self.heads, self.kv_heads, self.head_dim, DTYPE_CODES[qkv.dtype], torch.get_num_threads()
+        pointers = (address_of(tensor) for tensor in (qkv, self.turns, *norms))
+        return HoneAttention(*sizes, len(texts.first) - 1, *arrays, *pointers, kind, eps)
 
 
-class _Context(Protocol):
+class _NativeAttentionContext(Protocol):
     """What torch hands to both passes."""
 
     saved_tensors: tuple[Tensor, ...]
@@ -108,33 +108,38 @@ class _Context(Protocol):
     def save_for_backward(self, *tensors: Tensor | None) -> None: ...
 
 
-class _Attend(torch.autograd.Function):
+class _NativeAttentionFunction(torch.autograd.Function):
     """Saves its input and two numbers a query: scores are computed again (Dao et al., "FlashAttention", 2022)."""
 
     @staticmethod
     def forward(
-        ctx: _Context, qkv: Tensor, q_norm: Tensor | None, k_norm: Tensor | None, eps: float, plan: NativeAttention
+        ctx: _NativeAttentionContext,
+        qkv: Tensor,
+        q_norm: Tensor | None,
+        k_norm: Tensor | None,
+        eps: float,
+        plan: NativeAttention,
     ) -> Tensor:
         qkv = qkv.contiguous()
         out, shares = qkv.new_empty(len(qkv), plan.heads * plan.head_dim), torch.empty(len(qkv), plan.heads, 2)
         ctx.save_for_backward(qkv, q_norm, k_norm, shares)
         ctx.plan, ctx.eps = plan, eps
-        question = plan.question(qkv, (q_norm, k_norm), eps)
-        question.mixed, question.shares = place(out), place(shares)
-        call("hone_attend", question)
+        question = plan.kernel_arguments(qkv, (q_norm, k_norm), eps)
+        question.mixed, question.shares = address_of(out), address_of(shares)
+        call_kernel("hone_attend", question)
         return out
 
     @staticmethod
-    def backward(ctx: _Context, *grads: Tensor) -> tuple[Tensor | None, ...]:
+    def backward(ctx: _NativeAttentionContext, *grads: Tensor) -> tuple[Tensor | None, ...]:
         (qkv, q_norm, k_norm, shares), plan, g = ctx.saved_tensors, ctx.plan, grads[0].contiguous()
-        question, out = plan.question(qkv, (q_norm, k_norm), ctx.eps), torch.empty_like(qkv)
-        question.mixed, question.shares, question.d_qkv = place(g), place(shares), place(out)
+        question, out = plan.kernel_arguments(qkv, (q_norm, k_norm), ctx.eps), torch.empty_like(qkv)
+        question.mixed, question.shares, question.d_qkv = address_of(g), address_of(shares), address_of(out)
         if not any(ctx.needs_input_grad[1:3]):
-            call("hone_attend_back", question)
+            call_kernel("hone_attend_back", question)
             return out, None, None, None, None
         partial = torch.empty(question.tasks, plan.kv_heads, 2, plan.head_dim)
         norms = torch.empty(2, plan.head_dim)
-        question.partial, question.d_norms = place(partial), place(norms)
-        call("hone_attend_back", question)
+        question.partial, question.d_norms = address_of(partial), address_of(norms)
+        call_kernel("hone_attend_back", question)
         to_query, to_key = norms.to(q_norm.dtype)
         return out, to_query, to_key, None, None

@@ -7,12 +7,12 @@ from typing import Any, Final, Protocol
 import torch
 from torch import Tensor
 
-from hone.models.native.library import Gate, Kernels, Norm, NormBack, kernels
+from hone.models.native.library import HoneGate, HoneNorm, HoneNormBack, TrainingKernels, available_kernels
 
-TYPES: Final = {torch.float32: 0, torch.bfloat16: 1}
+DTYPE_CODES: Final = {torch.float32: 0, torch.bfloat16: 1}
 
 
-class _Context(Protocol):
+class _KernelLayerContext(Protocol):
     """What torch hands to both passes."""
 
     saved_tensors: tuple[Tensor, ...]
@@ -23,28 +23,28 @@ class _Context(Protocol):
     def set_materialize_grads(self, value: bool) -> None: ...  # noqa: FBT001 - torch's own signature
 
 
-def loaded() -> Kernels:
+def require_kernels() -> TrainingKernels:
     """For code that was told that there are kernels."""
-    found = kernels()
+    found = available_kernels()
     assert found is not None
     return found
 
 
-def call(name: str, question: ctypes.Structure) -> None:
-    function: Callable[..., Any] = loaded().functions[name]
+def call_kernel(name: str, question: ctypes.Structure) -> None:
+    function: Callable[..., Any] = require_kernels().functions[name]
     function(ctypes.byref(question))
 
 
-def place(x: Tensor | None) -> int | None:
+def address_of(x: Tensor | None) -> int | None:
     return None if x is None else x.data_ptr()
 
 
-class _AddNorm(torch.autograd.Function):
+class _AddNormFunction(torch.autograd.Function):
     """s = x + delta, out = s r w;  dx = d delta = ds + r (g w - s r^2 mean(g w s)),  dw = sum(g s r)."""
 
     @staticmethod
     def forward(
-        ctx: _Context, x: Tensor, delta: Tensor | None, weight: Tensor, eps: float, kind: torch.dtype
+        ctx: _KernelLayerContext, x: Tensor, delta: Tensor | None, weight: Tensor, eps: float, kind: torch.dtype
     ) -> tuple[Tensor, Tensor]:
         x, weight = x.contiguous(), weight.contiguous()
         delta = None if delta is None else delta.contiguous()
@@ -52,15 +52,15 @@ class _AddNorm(torch.autograd.Function):
         out = torch.empty(x.shape, dtype=kind)
         r = torch.empty(len(x), dtype=torch.float32)
         ctx.delta_type = x.dtype if delta is None else delta.dtype
-        types = TYPES[x.dtype], TYPES[ctx.delta_type], TYPES[kind], torch.get_num_threads()
-        pointers = (place(tensor) for tensor in (x, weight, delta, stream, out, r))
-        call("hone_norm", Norm(*x.shape, *types, eps, *pointers))
+        types = DTYPE_CODES[x.dtype], DTYPE_CODES[ctx.delta_type], DTYPE_CODES[kind], torch.get_num_threads()
+        pointers = (address_of(tensor) for tensor in (x, weight, delta, stream, out, r))
+        call_kernel("hone_norm", HoneNorm(*x.shape, *types, eps, *pointers))
         ctx.save_for_backward(stream, weight, r)
         ctx.set_materialize_grads(False)
         return stream.view_as(stream), out
 
     @staticmethod
-    def backward(ctx: _Context, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
+    def backward(ctx: _KernelLayerContext, *grads: Tensor | None) -> tuple[Tensor | None, ...]:
         stream, weight, r = ctx.saved_tensors
         above, g = grads
         if g is None:  # nobody read the norm
@@ -71,45 +71,47 @@ class _AddNorm(torch.autograd.Function):
         if ctx.needs_input_grad[1] and ctx.delta_type != stream.dtype:
             d_delta = torch.empty(stream.shape, dtype=ctx.delta_type)
         if ctx.needs_input_grad[2]:
-            blocks = -(-len(stream) // loaded().block)
+            blocks = -(-len(stream) // require_kernels().block)
             partial, d_weight = torch.empty(blocks, len(weight)), torch.empty(len(weight))
-        types = TYPES[stream.dtype], TYPES[ctx.delta_type], TYPES[g.dtype], torch.get_num_threads()
-        read = (place(tensor) for tensor in (stream, weight, g, r, above))
-        written = (place(tensor) for tensor in (d_stream, d_delta, partial, d_weight))
-        call("hone_norm_back", NormBack(*stream.shape, *types, *read, *written))
+        types = DTYPE_CODES[stream.dtype], DTYPE_CODES[ctx.delta_type], DTYPE_CODES[g.dtype], torch.get_num_threads()
+        read = (address_of(tensor) for tensor in (stream, weight, g, r, above))
+        written = (address_of(tensor) for tensor in (d_stream, d_delta, partial, d_weight))
+        call_kernel("hone_norm_back", HoneNormBack(*stream.shape, *types, *read, *written))
         to_weight = None if d_weight is None else d_weight.to(weight.dtype)
         to_delta = (d_stream if d_delta is None else d_delta) if ctx.needs_input_grad[1] else None
         return d_stream, to_delta, to_weight, None, None
 
 
-class _Gated(torch.autograd.Function):
+class _NativeGateFunction(torch.autograd.Function):
     @staticmethod
-    def forward(ctx: _Context, gate_up: Tensor) -> Tensor:
+    def forward(ctx: _KernelLayerContext, gate_up: Tensor) -> Tensor:
         gate_up = gate_up.contiguous()
         ctx.save_for_backward(gate_up)
         rows, width = gate_up.shape
         out = gate_up.new_empty(rows, width // 2)
-        kind = TYPES[gate_up.dtype], torch.get_num_threads()
-        call("hone_gate", Gate(rows, width // 2, *kind, place(gate_up), None, place(out)))
+        kind = DTYPE_CODES[gate_up.dtype], torch.get_num_threads()
+        call_kernel("hone_gate", HoneGate(rows, width // 2, *kind, address_of(gate_up), None, address_of(out)))
         return out
 
     @staticmethod
-    def backward(ctx: _Context, *grads: Tensor) -> Tensor:
+    def backward(ctx: _KernelLayerContext, *grads: Tensor) -> Tensor:
         (gate_up,) = ctx.saved_tensors
         g, out = grads[0].contiguous(), torch.empty_like(gate_up)
-        kind = TYPES[gate_up.dtype], torch.get_num_threads()
-        call("hone_gate_back", Gate(*g.shape, *kind, place(gate_up), place(g), place(out)))
+        kind = DTYPE_CODES[gate_up.dtype], torch.get_num_threads()
+        call_kernel("hone_gate_back", HoneGate(*g.shape, *kind, address_of(gate_up), address_of(g), address_of(out)))
         return out
 
 
-def add_norm(x: Tensor, delta: Tensor | None, weight: Tensor, eps: float, kind: torch.dtype) -> tuple[Tensor, Tensor]:
+def native_add_norm(
+    x: Tensor, delta: Tensor | None, weight: Tensor, eps: float, kind: torch.dtype
+) -> tuple[Tensor, Tensor]:
     """`x + delta` `[T, D]`, and its RMSNorm `[T, D]` of type `kind` (Zhang and Sennrich, 2019).
 
     `x` and `weight` `[D]` are of one type; without `delta` the stream is `x` itself. Sums are in float32.
     """
-    return _AddNorm.apply(x, delta, weight, eps, kind)
+    return _AddNormFunction.apply(x, delta, weight, eps, kind)
 
 
-def gated(gate_up: Tensor) -> Tensor:
+def native_gated_silu(gate_up: Tensor) -> Tensor:
     """`[T, 2 n]` -> silu of the first half times the second, `[T, n]` (Shazeer, 2020)."""
-    return _Gated.apply(gate_up)
+    return _NativeGateFunction.apply(gate_up)

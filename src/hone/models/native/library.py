@@ -9,12 +9,12 @@ from typing import Final
 import torch  # noqa: F401 - brings the OpenMP library with it that `_torch_threads` finds
 
 from hone.core.errors import ConfigError, ResourceError
-from hone.native.build import AVX2, AVX512, SWITCH, BuildInfo, InstructionSet, Source, on_x86, switched_off
+from hone.native.build import AVX2, AVX512, SWITCH, BuiltLibrary, InstructionSet, NativeSource, is_disabled, on_x86
 from hone.native.build import build as build_source
-from hone.native.open import Functions, functions_of
+from hone.native.open import LibraryFunctions, load_functions
 
 ISA_NAMES: Final = ("portable", "avx2", "avx512", "amx")
-WHAT: Final = "the compiled training kernels"
+LIBRARY_LABEL: Final = "the compiled training kernels"
 FOLDER: Final = Path(__file__).parent / "source"
 
 _FLAGS: Final = {
@@ -28,7 +28,7 @@ _FILES: Final = {"amx": "amx.cpp"}
 _Int, _Long, _At, _Real = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p, ctypes.c_float
 
 
-class Norm(ctypes.Structure):
+class HoneNorm(ctypes.Structure):
     """HoneNorm."""
 
     _fields_ = [
@@ -39,7 +39,7 @@ class Norm(ctypes.Structure):
     ]
 
 
-class NormBack(ctypes.Structure):
+class HoneNormBack(ctypes.Structure):
     """HoneNormBack."""
 
     _fields_ = [
@@ -50,7 +50,7 @@ class NormBack(ctypes.Structure):
     ]
 
 
-class Gate(ctypes.Structure):
+class HoneGate(ctypes.Structure):
     """HoneGate."""
 
     _fields_ = [
@@ -60,7 +60,7 @@ class Gate(ctypes.Structure):
     ]
 
 
-class Attention(ctypes.Structure):
+class HoneAttention(ctypes.Structure):
     """HoneAttention."""
 
     _fields_ = [
@@ -72,7 +72,7 @@ class Attention(ctypes.Structure):
     ]
 
 
-class Slope(ctypes.Structure):
+class HoneSlope(ctypes.Structure):
     """HoneSlope."""
 
     _fields_ = [
@@ -82,7 +82,7 @@ class Slope(ctypes.Structure):
     ]
 
 
-class Product(ctypes.Structure):
+class HoneProduct(ctypes.Structure):
     """HoneProduct."""
 
     _fields_ = [
@@ -96,57 +96,57 @@ _SIGNATURES: Final = {
     "hone_instruction_sets": (ctypes.c_uint32, []),
     "hone_use": (None, [_Int, _At]),
     "hone_block": (_Int, []),
-    "hone_norm": (None, [ctypes.POINTER(Norm)]),
-    "hone_norm_back": (None, [ctypes.POINTER(NormBack)]),
-    "hone_gate": (None, [ctypes.POINTER(Gate)]),
-    "hone_gate_back": (None, [ctypes.POINTER(Gate)]),
-    "hone_attend": (None, [ctypes.POINTER(Attention)]),
-    "hone_attend_back": (None, [ctypes.POINTER(Attention)]),
+    "hone_norm": (None, [ctypes.POINTER(HoneNorm)]),
+    "hone_norm_back": (None, [ctypes.POINTER(HoneNormBack)]),
+    "hone_gate": (None, [ctypes.POINTER(HoneGate)]),
+    "hone_gate_back": (None, [ctypes.POINTER(HoneGate)]),
+    "hone_attend": (None, [ctypes.POINTER(HoneAttention)]),
+    "hone_attend_back": (None, [ctypes.POINTER(HoneAttention)]),
     "hone_has_tiles": (_Int, []),
-    "hone_slope": (None, [ctypes.POINTER(Slope)]),
-    "hone_product": (None, [ctypes.POINTER(Product)]),
+    "hone_slope": (None, [ctypes.POINTER(HoneSlope)]),
+    "hone_product": (None, [ctypes.POINTER(HoneProduct)]),
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Kernels:
+class TrainingKernels:
     """What is loaded, and which of its instruction sets is in use."""
 
-    functions: Functions
+    functions: LibraryFunctions
     isa: str
     block: int
     """Rows of one partial sum of a norm's weight gradient."""
 
 
-def build(*, force: bool = False, checked: bool = False) -> BuildInfo:
+def build(*, force: bool = False, checked: bool = False) -> BuiltLibrary:
     """The library, as `hone.native.build.build` makes it."""
     names = ISA_NAMES if on_x86() else ISA_NAMES[:1]
     sets = tuple(
         InstructionSet(name=name, file=_FILES.get(name, "isa.cpp"), flags=(f"-DHONE_ISA={name}", *_FLAGS[name]))
         for name in names
     )
-    source = Source(name="train", what=WHAT, folder=FOLDER, parts=(), sets=sets)
+    source = NativeSource(name="train", description=LIBRARY_LABEL, folder=FOLDER, files=(), instruction_sets=sets)
     return build_source(source, force=force, checked=checked)
 
 
-def open_kernels(path: Path, isa: str | None = None) -> Kernels:
+def open_kernels(path: Path, isa: str | None = None) -> TrainingKernels:
     """The library at `path`, set to `isa` or the most capable set that runs here. One set at a time is in use.
 
     Raises ResourceError where it cannot be loaded, or where torch's threads are not to be found; ConfigError for an
     instruction set that does not run here.
     """
-    functions = functions_of(path, WHAT, _SIGNATURES)
+    functions = load_functions(path, LIBRARY_LABEL, _SIGNATURES)
     bits = int(functions["hone_instruction_sets"]())
     runs = [name for number, name in enumerate(ISA_NAMES) if bits >> number & 1]
     if isa is not None and isa not in runs:
         raise ConfigError(f"instruction set {isa!r} does not run here; what does: {', '.join(runs)}")
     chosen = isa or runs[-1]
     functions["hone_use"](ISA_NAMES.index(chosen), _torch_threads())
-    return Kernels(functions, chosen, int(functions["hone_block"]()))
+    return TrainingKernels(functions, chosen, int(functions["hone_block"]()))
 
 
 @cache
-def _loaded() -> Kernels | ResourceError:
+def _loaded() -> TrainingKernels | ResourceError:
     """Or why there are none: a compiler that failed is not asked again."""
     try:
         return open_kernels(build().path)
@@ -154,16 +154,16 @@ def _loaded() -> Kernels | ResourceError:
         return error
 
 
-def kernels() -> Kernels | None:
+def available_kernels() -> TrainingKernels | None:
     """Built and loaded at the first call, which may take seconds; None where that fails or is switched off."""
-    found = None if switched_off() else _loaded()
-    return found if isinstance(found, Kernels) else None
+    found = None if is_disabled() else _loaded()
+    return found if isinstance(found, TrainingKernels) else None
 
 
-def why_not() -> str | None:
+def why_unavailable() -> str | None:
     """Why there are no kernels, or None."""
-    if switched_off():
-        return f"{WHAT} are switched off ({SWITCH}=0)"
+    if is_disabled():
+        return f"{LIBRARY_LABEL} are switched off ({SWITCH}=0)"
     found = _loaded()
     return str(found) if isinstance(found, ResourceError) else None
 
@@ -173,5 +173,5 @@ def _torch_threads() -> int:
     try:
         function = ctypes.CDLL(None).GOMP_parallel
     except AttributeError as error:
-        raise ResourceError(f"{WHAT} share torch's threads, and this torch has no GOMP_parallel") from error
+        raise ResourceError(f"{LIBRARY_LABEL} share torch's threads, and this torch has no GOMP_parallel") from error
     return ctypes.cast(function, ctypes.c_void_p).value or 0

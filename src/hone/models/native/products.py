@@ -9,26 +9,26 @@ from typing import Final
 import torch
 from torch import Tensor
 
-from hone.models.native.layers import call, place
-from hone.models.native.library import Product, Slope, kernels
+from hone.models.native.layers import address_of, call_kernel
+from hone.models.native.library import HoneProduct, HoneSlope, available_kernels
 
 _WIDTH: Final = 32
 """Widths are multiples of it."""
-_ROOM: Final = 512
+_SCRATCH_ROWS: Final = 512
 """Tokens that are laid out at once: SLOPE_ROOM."""
-_LEAST: Final = 6 << 20
+_MIN_MULTIPLICATIONS: Final = 6 << 20
 """Multiplications below which torch is faster: laying numbers out and the call itself weigh more than the products."""
-_THINNEST: Final = 32
+_MIN_SIZE: Final = 32
 """Of a product's three sizes; they are padded to multiples of 32."""
 
 
-def tiles_in_use() -> bool:
+def uses_amx_tiles() -> bool:
     """Whether float32 products are by tiles here. The first call may compile the kernels (seconds)."""
-    found = kernels()
+    found = available_kernels()
     return found is not None and bool(found.functions["hone_has_tiles"]())
 
 
-def product(
+def tiled_matmul(
     left: Tensor, right: Tensor, bias: Tensor | None = None, *, out: Tensor | None = None, add: bool = False
 ) -> Tensor:
     """`left [M, K] @ right [K, N] + bias [N]` -> `[M, N]`; to `out` where it is given, and with `add` added to it.
@@ -40,15 +40,15 @@ def product(
     """
     threads = torch.get_num_threads()
     rows, depth, columns = *left.shape, right.shape[1]
-    ways = _way(left), _way(right)
+    ways = _memory_order(left), _memory_order(right)
     if (
-        min(rows, columns, depth) < _THINNEST
-        or rows * columns * depth < _LEAST
+        min(rows, columns, depth) < _MIN_SIZE
+        or rows * columns * depth < _MIN_MULTIPLICATIONS
         or left.dtype != torch.float32
         or right.dtype != torch.float32
         or None in ways
         or left.device.type != "cpu"
-        or not tiles_in_use()
+        or not uses_amx_tiles()
     ):
         return _by_torch(left, right, bias, out, add=add)
     if out is None:
@@ -57,11 +57,11 @@ def product(
     bias = None if bias is None else bias.contiguous()
     (left_first, left_stride), (right_first, right_stride) = (way for way in ways if way is not None)
     numbers = rows, columns, depth, left_stride, right_stride, out.stride(0), left_first, 1 - right_first, add, threads
-    call("hone_product", Product(*numbers, *(place(tensor) for tensor in (left, right, bias, out))))
+    call_kernel("hone_product", HoneProduct(*numbers, *(address_of(tensor) for tensor in (left, right, bias, out))))
     return out
 
 
-def _way(x: Tensor) -> tuple[int, int] | None:
+def _memory_order(x: Tensor) -> tuple[int, int] | None:
     """Whether the first dimension is the one that lies side by side, and the step of the other; None: neither does."""
     along, across = x.stride()
     if across == 1 and along >= x.shape[1]:
@@ -83,12 +83,12 @@ def weight_gradient(g: Tensor, x: Tensor, out: Tensor | None = None) -> Tensor |
     Written into `out` where that is given. None where there is no kernel for it: it takes a processor with AMX.
     """
     fits = g.shape[1] % _WIDTH == 0 and x.shape[1] % _WIDTH == 0 and len(x) > 0 and x.device.type == "cpu"
-    found = kernels() if fits else None
+    found = available_kernels() if fits else None
     if found is None or not found.functions["hone_has_tiles"]():
         return None
     g, x = g.contiguous(), x.contiguous()
     out = torch.empty(g.shape[1], x.shape[1]) if out is None else out
-    room = torch.empty(_ROOM, x.shape[1], dtype=torch.bfloat16)
-    pointers = (place(tensor) for tensor in (g, x, room, out))
-    call("hone_slope", Slope(*g.shape, x.shape[1], torch.get_num_threads(), *pointers))
+    room = torch.empty(_SCRATCH_ROWS, x.shape[1], dtype=torch.bfloat16)
+    pointers = (address_of(tensor) for tensor in (g, x, room, out))
+    call_kernel("hone_slope", HoneSlope(*g.shape, x.shape[1], torch.get_num_threads(), *pointers))
     return out

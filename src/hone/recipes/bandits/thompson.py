@@ -8,20 +8,26 @@ from typing import Annotated, Literal
 import numpy as np
 from pydantic import Field
 
-from hone.bandits.posteriors import BetaBernoulli, LinearGaussian, Posterior, load_posterior, save_posterior
-from hone.bandits.thompson import ClosedForm, ThompsonActor
+from hone.bandits.posteriors import (
+    BetaBernoulliPosterior,
+    LinearGaussianPosterior,
+    Posterior,
+    load_posterior,
+    save_posterior,
+)
+from hone.bandits.thompson import PosteriorLearner, ThompsonActor
 from hone.core.config import Config
 from hone.core.errors import ConfigError
 from hone.core.random import generator
-from hone.credit.returns import as_paid
-from hone.envs.bandit_arms import Arms, ArmsWorld, BernoulliArms, LinearArms
+from hone.credit.returns import reward_as_advantage
+from hone.envs.bandit_arms import ArmsWorld, BanditArms, BernoulliArms, LinearArms
 from hone.estimators.means import bootstrap_mean
 from hone.train.config import RunConfig, RunSettings
-from hone.train.job import Entry, Job, Parts, Verdict
+from hone.train.job import EvaluationResult, RecipeParts, RecipeSpec, TrainingJob
 from hone.train.loop import Recipe
-from hone.train.sources.live import Live
+from hone.train.sources.live import LiveSource
 
-JUDGED_CONTEXTS = 1000
+EVALUATION_CONTEXTS = 1000
 
 
 class BetaModel(Config):
@@ -51,7 +57,7 @@ class ThompsonConfig(RunConfig):
 
     run: RunSettings = RunSettings(threads=1, log_every=20)
     """How the run is carried out."""
-    arms: Arms
+    arms: BanditArms
     """What pays."""
     model: Annotated[BetaModel | LinearModel, Field(discriminator="kind")] = BetaModel()
     """What is believed."""
@@ -59,47 +65,49 @@ class ThompsonConfig(RunConfig):
     """Decisions per turn of the loop, made before any of their rewards is seen."""
 
 
-def build(config: ThompsonConfig) -> Job[Posterior]:
+def build(config: ThompsonConfig) -> TrainingJob[Posterior]:
     """Raises ConfigError where the model has no room for what the arms pay."""
     world = ArmsWorld(config.arms, pulls=config.pulls, seed=config.seed)
-    policy = posterior_of(config)
-    recipe = Recipe(source=Live(world, ThompsonActor(policy)), credit=as_paid, learner=ClosedForm(policy))
+    policy = make_posterior(config)
+    recipe = Recipe(
+        source=LiveSource(world, ThompsonActor(policy)), credit=reward_as_advantage, learner=PosteriorLearner(policy)
+    )
 
-    def judge() -> Verdict:
+    def judge() -> EvaluationResult:
         """Expected reward of the arm believed best, and as a share of the truly best."""
         features = world.theta.shape[1] if isinstance(config.arms, LinearArms) else 0
-        context = generator(config.seed, "judge").standard_normal((JUDGED_CONTEXTS, features))
-        worth = world.worth(context)
-        chosen = worth[np.arange(JUDGED_CONTEXTS), policy.mean(context).argmax(axis=1)]
+        context = generator(config.seed, "judge").standard_normal((EVALUATION_CONTEXTS, features))
+        worth = world.expected_rewards(context)
+        chosen = worth[np.arange(EVALUATION_CONTEXTS), policy.mean(context).argmax(axis=1)]
         estimate = bootstrap_mean(chosen)
         share = float(chosen.mean() / worth.max(axis=1).mean())
-        return Verdict(estimate=estimate, metrics={"eval/score": estimate.mean, "eval/of_best": share})
+        return EvaluationResult(estimate=estimate, metrics={"eval/score": estimate.mean, "eval/of_best": share})
 
-    return Job(
+    return TrainingJob(
         recipe=recipe,
         save_policy=lambda folder: save_posterior(policy, folder),
         load_policy=lambda folder: load_posterior(policy, folder),
-        judge=judge,
+        evaluate=judge,
     )
 
 
-def posterior_of(config: ThompsonConfig) -> Posterior:
+def make_posterior(config: ThompsonConfig) -> Posterior:
     model = config.model
     if isinstance(config.arms, BernoulliArms):
         if isinstance(model, BetaModel):
-            return BetaBernoulli(len(config.arms.rates), alpha=model.alpha, beta=model.beta)
+            return BetaBernoulliPosterior(len(config.arms.rates), alpha=model.alpha, beta=model.beta)
         raise ConfigError('model.kind = "linear" needs contexts, and arms.kind = "bernoulli" has none; use "beta"')
     if isinstance(model, BetaModel):
         raise ConfigError(
             'model.kind = "beta" learns from 0 and 1; arms.kind = "linear" pays other rewards: use "linear"'
         )
-    return LinearGaussian(
+    return LinearGaussianPosterior(
         config.arms.arms, config.arms.features, noise=model.noise, prior_precision=model.prior_precision
     )
 
 
 def check(config: ThompsonConfig) -> list[str]:
-    posterior_of(config)
+    make_posterior(config)
     return []
 
 
@@ -107,13 +115,13 @@ def derive(config: ThompsonConfig) -> dict[str, str]:
     return {"pulls": f"{config.steps} turns x {config.pulls} = {config.steps * config.pulls}"}
 
 
-ENTRY = Entry(
+ENTRY = RecipeSpec(
     summary="bandits: act on a draw from the posterior",
-    source="Thompson, On the likelihood that one unknown probability exceeds another, 1933",
+    paper="Thompson, On the likelihood that one unknown probability exceeds another, 1933",
     config=ThompsonConfig,
     build=build,
     check=check,
     derive=derive,
-    parts=Parts(source="Live(arms)", credit=(as_paid,), loss=(ClosedForm.update,)),
+    parts=RecipeParts(source="Live(arms)", credit=(reward_as_advantage,), loss=(PosteriorLearner.update,)),
     limitation="the model must be of the arms' kind: a posterior that cannot be right is sure of something wrong.",
 )

@@ -12,28 +12,28 @@ from functools import partial
 from pydantic import Field
 
 from hone.core.config import Config
-from hone.credit.returns import as_paid
-from hone.envs.gym.make import placed
+from hone.credit.returns import reward_as_advantage
+from hone.envs.gym.make import describe_placement
 from hone.envs.gym.world import GymConfig, inspect_world, open_world
 from hone.models.control.actor_critic import ActorCritic
 from hone.models.control.mlp import MlpConfig
-from hone.objectives.offline import imitation
+from hone.objectives.offline import behaviour_cloning
 from hone.objectives.weights import token_mean
 from hone.recipes.offline.bc import objective
 from hone.recipes.on_policy.ppo import require_clipping
-from hone.replay.ring import Ring
+from hone.replay.ring import RingBuffer
 from hone.train.config import RunConfig, RunSettings
-from hone.train.control.acting import Scored
-from hone.train.control.experts import Expert, ExpertProgram, HandingOver, Labelled, open_expert
-from hone.train.control.job import JudgeConfig, control_job
+from hone.train.control.acting import DropFailedEpisodes
+from hone.train.control.experts import DaggerActor, ExpertConfig, ExpertLabelledSource, ExpertProgram, open_expert
+from hone.train.control.job import ControlEvaluationConfig, control_job
 from hone.train.control.rows import step_rows
-from hone.train.control.spaces import spaces_of
-from hone.train.job import Entry, Job, Parts
-from hone.train.learner.config import LearnerConfig, policy_phase, schedule
+from hone.train.control.spaces import network_spaces
+from hone.train.job import RecipeParts, RecipeSpec, TrainingJob
+from hone.train.learner.config import LearnerConfig, learning_rate_schedule, policy_phase
 from hone.train.learner.gradient import GradientLearner
 from hone.train.loop import Recipe
-from hone.train.sources.live import Live
-from hone.train.sources.replay import Replay
+from hone.train.sources.live import LiveSource
+from hone.train.sources.replay import ReplaySource
 
 
 class DaggerAlgorithm(Config):
@@ -55,7 +55,7 @@ class DaggerConfig(RunConfig):
     """How the run is carried out."""
     env: GymConfig
     """The environments."""
-    expert: Expert
+    expert: ExpertConfig
     """Who is asked."""
     rollout_steps: int = Field(default=100, ge=1)
     """Steps of each environment per turn of the loop, every one of them labelled."""
@@ -65,15 +65,15 @@ class DaggerConfig(RunConfig):
     """The policy."""
     learner: LearnerConfig = LearnerConfig(lr=1e-3, minibatches=50, max_grad_norm=None)
     """The optimizer; `minibatches` is the number of updates per turn of the loop."""
-    judge: JudgeConfig = JudgeConfig()
+    judge: ControlEvaluationConfig = ControlEvaluationConfig()
     """How the policy is tried."""
 
 
-def build(config: DaggerConfig) -> Job[ActorCritic]:
+def build(config: DaggerConfig) -> TrainingJob[ActorCritic]:
     """Raises ConfigError, DataError and UserCodeError for what is wrong with the expert and the environment."""
     expert, close = open_expert(config.expert)
     world = open_world(config.env, steps=config.rollout_steps, seed=config.seed)
-    space = spaces_of(world.envs.single_observation_space, world.envs.single_action_space)
+    space = network_spaces(world.envs.single_observation_space, world.envs.single_action_space)
     require_clipping(config.env, space)
     policy = ActorCritic(space, config.network, seed=config.seed, critic=False).to(config.run.device)
     updates = config.learner.minibatches
@@ -82,21 +82,23 @@ def build(config: DaggerConfig) -> Job[ActorCritic]:
         layout=partial(step_rows, device=config.run.device),
         phases=[policy_phase(policy, objective, config.learner)],
         seed=config.seed,
-        learning_rate=schedule(config.learner, config.learner.optimizer_steps(config.steps)),
+        learning_rate=learning_rate_schedule(config.learner, config.learner.optimizer_steps(config.steps)),
         minibatches=updates,
         epochs=config.learner.epochs,
         shuffle=False,
     )
-    actor = HandingOver(policy.acting(), expert=expert, actions=space.actions, decay=config.algorithm.beta_decay)
-    source = Replay(
-        Labelled(Scored(Live(world, actor), world), expert, space.actions),
-        ring=Ring(config.algorithm.memory),
-        sample=config.algorithm.batch * updates,
+    actor = DaggerActor(
+        policy.numpy_policy(), expert=expert, actions=space.actions, beta_decay=config.algorithm.beta_decay
+    )
+    source = ReplaySource(
+        ExpertLabelledSource(DropFailedEpisodes(LiveSource(world, actor), world), expert, space.actions),
+        buffer=RingBuffer(config.algorithm.memory),
+        sample_size=config.algorithm.batch * updates,
         warmup=1,
         seed=config.seed,
     )
-    recipe = Recipe(source=source, credit=as_paid, learner=learner)
-    job = control_job(recipe, env=config.env, judge=config.judge, seed=config.seed, world=world)
+    recipe = Recipe(source=source, credit=reward_as_advantage, learner=learner)
+    job = control_job(recipe, env=config.env, evaluation=config.judge, seed=config.seed, world=world)
 
     def end() -> None:
         close()
@@ -109,7 +111,7 @@ def check(config: DaggerConfig) -> list[str]:
     _, close = open_expert(config.expert)
     close()
     found, warnings = inspect_world(config.env, seed=config.seed)
-    require_clipping(config.env, spaces_of(*found))
+    require_clipping(config.env, network_spaces(*found))
     return warnings
 
 
@@ -119,20 +121,23 @@ def derive(config: DaggerConfig) -> dict[str, str]:
     return {
         "expert": where,
         "states labelled": f"{config.steps} turns x {asked} = {config.steps * asked}",
-        "environments": placed(config.env),
+        "environments": describe_placement(config.env),
         "updates": f"{config.learner.optimizer_steps(config.steps)} of {config.algorithm.batch} decisions",
     }
 
 
-ENTRY = Entry(
+ENTRY = RecipeSpec(
     summary="imitation of an expert that can be asked, in the states that the learner reaches",
-    source="Ross et al., A Reduction of Imitation Learning ... to No-Regret Online Learning, 2011",
+    paper="Ross et al., A Reduction of Imitation Learning ... to No-Regret Online Learning, 2011",
     config=DaggerConfig,
     build=build,
     check=check,
     derive=derive,
-    parts=Parts(
-        source="Replay(Labelled(Live(Gymnasium)))", credit=(as_paid,), loss=(imitation,), weights=(token_mean,)
+    parts=RecipeParts(
+        source="Replay(Labelled(Live(Gymnasium)))",
+        credit=(reward_as_advantage,),
+        loss=(behaviour_cloning,),
+        weights=(token_mean,),
     ),
     limitation="the expert is asked about every state, also where the learner's mistakes are dangerous to make.",
 )

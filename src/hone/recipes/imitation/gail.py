@@ -6,9 +6,10 @@ done where the expert has been; here the policy is also paid for being there, so
 acting.
 
 `algorithm.reward` is a function of the logit l = log D - log(1 - D). Its sign is a bias about the end of an episode
-(Kostrikov et al., 2019): `positive` = softplus(l) never pays less than 0, so living on pays, which suits a world whose
-end is a failure; `negative` = -softplus(-l) never pays more, so an end is a relief, which suits a world whose end is
-the goal; `odds` = l is of either sign, and suits ends of both kinds and worlds that only a clock ends.
+(Kostrikov et al., 2019): `positive_reward` = softplus(l) never pays less than 0, so living on pays, which suits a world
+whose end is a failure; `negative_reward` = -softplus(-l) never pays more, so an end is a relief, which suits a world
+whose end is the goal; `log_odds_reward` = l is of either sign, and suits ends of both kinds and worlds that only a
+clock ends.
 
 A turn is paid by the discriminator as the turns before left it; then both learn from the same steps. Each step stands
 beside a demonstration drawn for it, so a minibatch, however it is cut, holds as many of one kind as of the other.
@@ -29,35 +30,45 @@ from torch import Tensor
 from hone.core.config import Config
 from hone.core.credit import Credits, Values
 from hone.core.episodes import Episodes
-from hone.core.errors import ConfigError, DataError, all_at_once
+from hone.core.errors import ConfigError, DataError, run_all_checks
 from hone.core.random import generator
-from hone.credit.adversarial import Pay, imitated, negative, odds, positive
+from hone.credit.adversarial import (
+    LogitReward,
+    log_odds_reward,
+    negative_reward,
+    positive_reward,
+    with_imitation_reward,
+)
 from hone.credit.returns import gae, standardised
 from hone.envs.gym.world import inspect_world, open_world
 from hone.envs.logs.parquet import read_log
 from hone.models.control.discriminator import AdversarialActorCritic
-from hone.models.control.mlp import Choices, MlpConfig, Spaces
-from hone.objectives.adversarial import steepness, told_apart
-from hone.objectives.policy import clipped
-from hone.objectives.terms import Terms, added
-from hone.objectives.value import squared
+from hone.models.control.mlp import DiscreteActions, MlpConfig, PolicySpaces
+from hone.objectives.adversarial import discriminator_loss, gradient_norm_penalty
+from hone.objectives.policy import clipped_surrogate
+from hone.objectives.terms import LossTerms, add_terms
+from hone.objectives.value import squared_error
 from hone.objectives.weights import token_mean
 from hone.recipes.on_policy import ppo
-from hone.train.control.acting import NetworkActor, Scored, foresee
-from hone.train.control.job import control_job, fingerprint
-from hone.train.control.on_policy import OnPolicyRun, require_fit
-from hone.train.control.on_policy import derive as on_policy_table
-from hone.train.control.phases import phase
-from hone.train.control.rows import Columns, StepRows, cut_columns, step_rows
-from hone.train.control.spaces import spaces_of
-from hone.train.job import Entry, Job, Parts
-from hone.train.learner.config import LearnerConfig, schedule
-from hone.train.learner.gradient import GradientLearner, Phase
+from hone.train.control.acting import DropFailedEpisodes, NetworkActor, predict_values
+from hone.train.control.job import control_job, decisions_fingerprint
+from hone.train.control.on_policy import OnPolicyRunConfig, require_supported_spaces
+from hone.train.control.on_policy import derive_on_policy as on_policy_table
+from hone.train.control.phases import optimizer_phase
+from hone.train.control.rows import DecisionRows, StepRows, split_decision_rows, step_rows
+from hone.train.control.spaces import network_spaces
+from hone.train.job import RecipeParts, RecipeSpec, TrainingJob
+from hone.train.learner.config import LearnerConfig, learning_rate_schedule
+from hone.train.learner.gradient import GradientLearner, OptimizerPhase
 from hone.train.loop import Recipe
-from hone.train.sources.live import Live
-from hone.train.sources.normalise import Normalise, normalised
+from hone.train.sources.live import LiveSource
+from hone.train.sources.normalise import NormaliseConfig, with_normalisation
 
-PAYS: Mapping[str, Pay] = {"positive": positive, "negative": negative, "odds": odds}
+DISCRIMINATOR_REWARDS: Mapping[str, LogitReward] = {
+    "positive": positive_reward,
+    "negative": negative_reward,
+    "odds": log_odds_reward,
+}
 
 
 class DiscriminatorConfig(Config):
@@ -95,7 +106,7 @@ class GailAlgorithm(Config):
     """Who pays."""
 
 
-class GailConfig(OnPolicyRun):
+class GailConfig(OnPolicyRunConfig):
     """A policy from a log of decisions and a world to try them in."""
 
     log: str
@@ -112,27 +123,27 @@ class GailConfig(OnPolicyRun):
 
 
 @dataclass(frozen=True, kw_only=True)
-class PairRows(Columns):
+class PairRows(DecisionRows):
     """Decisions of the policy, each beside one that was shown."""
 
     seen: Tensor
     chosen: Tensor
-    shown_seen: Tensor
-    shown_chosen: Tensor
-    between: Tensor
+    expert_seen: Tensor
+    expert_chosen: Tensor
+    interpolation: Tensor
     """`[n]` in [0, 1): where on the way from the policy's to the shown one the slope is taken; it travels with the row,
     so that no split can change it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Shown:
+class DemonstrationPool:
     """Decisions of a log, as they lie on the learner's device; which are drawn is a function of the update's number."""
 
     seen: Tensor
     chosen: Tensor
     seed: int
 
-    def beside(self, policy: AdversarialActorCritic, rows: Any, update: int) -> PairRows:  # noqa: ANN401 - any rows
+    def pair_with_demonstrations(self, policy: AdversarialActorCritic, rows: Any, update: int) -> PairRows:  # noqa: ANN401 - any rows
         """A demonstration for every row, with replacement."""
         del policy
         assert isinstance(rows, StepRows)
@@ -143,41 +154,42 @@ class Shown:
             weight=rows.weight,
             seen=rows.seen,
             chosen=rows.chosen,
-            shown_seen=self.seen[picks],
-            shown_chosen=self.chosen[picks],
-            between=between,
+            expert_seen=self.seen[picks],
+            expert_chosen=self.chosen[picks],
+            interpolation=between,
         )
 
 
-def shown_by(log: str) -> tuple[Episodes, Spaces]:
+def demonstrations_of(log: str) -> tuple[Episodes, PolicySpaces]:
     """Every decision of a log as an episode of its own, and the spaces it was taken in. Raises DataError."""
     read = read_log(Path(log))
     steps = read.episodes.transitions()
     if not len(steps):
         raise DataError(f"{log}: there are no decisions in it")
-    return steps, spaces_of(read.observation_space, read.action_space)
+    return steps, network_spaces(read.observation_space, read.action_space)
 
 
-def require_same_world(log: str, theirs: Spaces, ours: Spaces) -> None:
+def require_same_spaces(log: str, theirs: PolicySpaces, ours: PolicySpaces) -> None:
     """Raises ConfigError for demonstrations of another world."""
     if theirs != ours:
         raise ConfigError(
-            f"log = {log!r} is of another world: it has {described(theirs)}, the environment {described(ours)}"
+            f"log = {log!r} is of another world: it has {describe_spaces(theirs)}, the environment "
+            f"{describe_spaces(ours)}"
         )
 
 
-def described(space: Spaces) -> str:
+def describe_spaces(space: PolicySpaces) -> str:
     """What is seen and done, in words."""
     inputs, actions = space.inputs, space.actions
     seen = f"{inputs.size} states from {inputs.start}" if inputs.one_hot else f"{inputs.size} numbers seen"
-    return f"{seen} and {actions}" + (f" from {actions.start}" if isinstance(actions, Choices) else "")
+    return f"{seen} and {actions}" + (f" from {actions.start}" if isinstance(actions, DiscreteActions) else "")
 
 
 # ---------------------------------------------------------------------------------------------- credit and losses
 
 
 @dataclass
-class Judged:
+class DiscriminatorCredit:
     """The credit: PPO's, of what the discriminator pays. It keeps the statistics that the discriminator reads by, once
     for every batch that it is asked about."""
 
@@ -185,40 +197,42 @@ class Judged:
     algorithm: GailAlgorithm
 
     def __call__(self, episodes: Episodes, values: Values) -> Credits:
-        return imitated(episodes, values, likeness=self._likeness, credit=self._standard)
+        return with_imitation_reward(
+            episodes, values, imitation_reward=self._discriminator_reward, credit=self._standardised_gae
+        )
 
-    def _standard(self, episodes: Episodes, values: Values) -> Credits:
+    def _standardised_gae(self, episodes: Episodes, values: Values) -> Credits:
         algorithm = self.algorithm
-        return standardised(gae(episodes, values, discount=algorithm.discount, decay=algorithm.decay))
+        return standardised(gae(episodes, values, discount=algorithm.discount, gae_lambda=algorithm.decay))
 
     @torch.no_grad()
-    def _likeness(self, episodes: Episodes) -> NDArray[np.float64]:
+    def _discriminator_reward(self, episodes: Episodes) -> NDArray[np.float64]:
         """`[N]`."""
         discriminator, device = self.policy.discriminator, next(self.policy.parameters()).device
         columns = (episodes.observations, episodes.chosen)
         seen, chosen = (torch.from_numpy(np.ascontiguousarray(column)).to(device) for column in columns)
-        discriminator.observe(seen, chosen)
-        logit = discriminator.logit(discriminator.pairs(seen, chosen))
-        return PAYS[self.algorithm.reward](logit.double().cpu().numpy())
+        discriminator.update_statistics(seen, chosen)
+        logit = discriminator.logit(discriminator.encode_pairs(seen, chosen))
+        return DISCRIMINATOR_REWARDS[self.algorithm.reward](logit.double().cpu().numpy())
 
 
-def discriminator_objective(policy: AdversarialActorCritic, rows: PairRows, *, penalty: float) -> Terms:
+def discriminator_objective(policy: AdversarialActorCritic, rows: PairRows, *, penalty: float) -> LossTerms:
     """-log D(shown) - log(1 - D(own)) + penalty * (|slope between them| - 1)^2."""
     judge = policy.discriminator
-    shown, own = judge.pairs(rows.shown_seen, rows.shown_chosen), judge.pairs(rows.seen, rows.chosen)
-    apart = told_apart(judge.logit(shown), judge.logit(own))
+    shown, own = judge.encode_pairs(rows.expert_seen, rows.expert_chosen), judge.encode_pairs(rows.seen, rows.chosen)
+    apart = discriminator_loss(judge.logit(shown), judge.logit(own))
     if not penalty:
         return apart
-    middle = torch.lerp(own, shown, rows.between.to(own.dtype)[:, None])
-    return added(apart, steepness(judge.slope(middle)), weight=penalty)
+    middle = torch.lerp(own, shown, rows.interpolation.to(own.dtype)[:, None])
+    return add_terms(apart, gradient_norm_penalty(judge.logit_gradient(middle)), weight=penalty)
 
 
 # ---------------------------------------------------------------------------------------------- the job
 
 
-def phases_of(
-    policy: AdversarialActorCritic, shown: Shown, config: GailConfig
-) -> list[Phase[AdversarialActorCritic, Any]]:
+def optimizer_phases(
+    policy: AdversarialActorCritic, shown: DemonstrationPool, config: GailConfig
+) -> list[OptimizerPhase[AdversarialActorCritic, Any]]:
     """PPO's step, and the discriminator's on some of the minibatches."""
     algorithm, told = config.algorithm, config.algorithm.discriminator
     numbers = ppo.PpoAlgorithm(
@@ -227,69 +241,76 @@ def phases_of(
         value_weight=algorithm.value_weight,
         entropy_weight=algorithm.entropy_weight,
     )
-    deciding: Phase[AdversarialActorCritic, Any] = phase(
-        "policy", partial(ppo.objective, algorithm=numbers), policy.deciding(), config.learner
+    deciding: OptimizerPhase[AdversarialActorCritic, Any] = optimizer_phase(
+        "policy", partial(ppo.objective, algorithm=numbers), policy.policy_parameters(), config.learner
     )
-    telling: Phase[AdversarialActorCritic, Any] = phase(
+    telling: OptimizerPhase[AdversarialActorCritic, Any] = optimizer_phase(
         "discriminator",
         partial(discriminator_objective, penalty=told.gradient_penalty),
         policy.discriminator.parameters(),
         config.learner,
     )
-    telling.prepare, telling.every = shown.beside, told.every
+    telling.prepare, telling.update_every = shown.pair_with_demonstrations, told.every
     return [deciding, telling]
 
 
-def build(config: GailConfig) -> Job[AdversarialActorCritic]:
+def build(config: GailConfig) -> TrainingJob[AdversarialActorCritic]:
     """Raises DataError for what is wrong with the log; ConfigError and UserCodeError for the environment."""
     algorithm, device = config.algorithm, config.run.device
-    steps, theirs = shown_by(config.log)
+    steps, theirs = demonstrations_of(config.log)
     world = open_world(config.env, steps=config.rollout_steps, seed=config.seed)
-    space = spaces_of(world.envs.single_observation_space, world.envs.single_action_space)
-    normalise = Normalise(observations=algorithm.normalise_observations)
-    require_fit(config.env, space, normalise)
-    require_same_world(config.log, theirs, space)
+    space = network_spaces(world.envs.single_observation_space, world.envs.single_action_space)
+    normalise = NormaliseConfig(observations=algorithm.normalise_observations)
+    require_supported_spaces(config.env, space, normalise)
+    require_same_spaces(config.log, theirs, space)
     policy = AdversarialActorCritic(
         space, config.network, seed=config.seed, discriminator=algorithm.discriminator.network
     ).to(device)
     seen, chosen = (torch.from_numpy(np.ascontiguousarray(it)).to(device) for it in (steps.observations, steps.chosen))
-    policy.discriminator.observe(seen, chosen)
-    shown = Shown(seen=seen, chosen=chosen, seed=config.seed)
+    policy.discriminator.update_statistics(seen, chosen)
+    shown = DemonstrationPool(seen=seen, chosen=chosen, seed=config.seed)
     learner: GradientLearner[AdversarialActorCritic, Any] = GradientLearner(
         policy=policy,
         layout=partial(step_rows, device=device),
-        phases=phases_of(policy, shown, config),
+        phases=optimizer_phases(policy, shown, config),
         seed=config.seed,
-        learning_rate=schedule(config.learner, config.learner.optimizer_steps(config.steps)),
-        foresee=foresee,
+        learning_rate=learning_rate_schedule(config.learner, config.learner.optimizer_steps(config.steps)),
+        predict_values=predict_values,
         epochs=config.learner.epochs,
         minibatches=config.learner.minibatches,
         shuffle=config.learner.minibatches > 1,
-        cut=cut_columns,
+        split=split_decision_rows,
     )
-    source = Scored(Live(world, NetworkActor(policy.acting())), world)
+    source = DropFailedEpisodes(LiveSource(world, NetworkActor(policy.numpy_policy())), world)
     recipe = Recipe(
-        source=normalised(source, normalise, size=space.inputs.size, discount=algorithm.discount),
-        credit=Judged(policy, algorithm),
+        source=with_normalisation(source, normalise, size=space.inputs.size, discount=algorithm.discount),
+        credit=DiscriminatorCredit(policy, algorithm),
         learner=learner,
     )
     return control_job(
-        recipe, env=config.env, judge=config.judge, seed=config.seed, fingerprint=fingerprint(steps), world=world
+        recipe,
+        env=config.env,
+        evaluation=config.judge,
+        seed=config.seed,
+        dataset_fingerprint=decisions_fingerprint(steps),
+        world=world,
     )
 
 
 def check(config: GailConfig) -> list[str]:
     warnings: list[str] = []
 
-    def world() -> Spaces:
+    def world() -> PolicySpaces:
         found, told = inspect_world(config.env, seed=config.seed)
-        space = spaces_of(*found)
-        require_fit(config.env, space, Normalise(observations=config.algorithm.normalise_observations))
+        space = network_spaces(*found)
+        require_supported_spaces(
+            config.env, space, NormaliseConfig(observations=config.algorithm.normalise_observations)
+        )
         warnings.extend(told)
         return space
 
-    found = all_at_once({"log": lambda: shown_by(config.log)[1], "env": world})
-    require_same_world(config.log, found["log"], found["env"])
+    found = run_all_checks({"log": lambda: demonstrations_of(config.log)[1], "env": world})
+    require_same_spaces(config.log, found["log"], found["env"])
     return warnings
 
 
@@ -303,17 +324,17 @@ def derive(config: GailConfig) -> dict[str, str]:
     }
 
 
-ENTRY = Entry(
+ENTRY = RecipeSpec(
     summary="imitation of a log by acting: PPO paid by a discriminator for looking like the demonstrations",
-    source="Ho and Ermon, Generative Adversarial Imitation Learning, 2016",
+    paper="Ho and Ermon, Generative Adversarial Imitation Learning, 2016",
     config=GailConfig,
     build=build,
     check=check,
     derive=derive,
-    parts=Parts(
+    parts=RecipeParts(
         source="Live(Gymnasium)",
-        credit=(imitated, positive, standardised, gae),
-        loss=(clipped, squared, told_apart, steepness),
+        credit=(with_imitation_reward, positive_reward, standardised, gae),
+        loss=(clipped_surrogate, squared_error, discriminator_loss, gradient_norm_penalty),
         weights=(token_mean,),
     ),
     limitation="needs many steps of the world and a reward whose sign suits its ends; no loss says how good it is.",

@@ -20,28 +20,28 @@ from hone.core.episodes import Episodes
 from hone.core.errors import ConfigError
 from hone.core.random import key
 from hone.credit.returns import gae
-from hone.envs.gym.make import placed
+from hone.envs.gym.make import describe_placement
 from hone.envs.gym.world import GymConfig, GymWorld, inspect_world, open_world
 from hone.evaluate.control.multitask import task_scores
 from hone.evaluate.control.returns import score_metrics
-from hone.models.control.mlp import Inputs, MlpConfig, Spaces
+from hone.models.control.mlp import MlpConfig, ObservationInputs, PolicySpaces
 from hone.models.control.multitask import MultitaskActorCritic
-from hone.objectives.policy import clipped
-from hone.objectives.terms import Terms
-from hone.objectives.value import squared
+from hone.objectives.policy import clipped_surrogate
+from hone.objectives.terms import LossTerms
+from hone.objectives.value import squared_error
 from hone.objectives.weights import token_mean
 from hone.recipes.on_policy.ppo import require_clipping
 from hone.train.config import RunConfig, RunSettings
-from hone.train.control.acting import Scored
-from hone.train.control.job import JudgeConfig, control_job
-from hone.train.control.multitask import TaskActor, Together, by_task
+from hone.train.control.acting import DropFailedEpisodes
+from hone.train.control.job import ControlEvaluationConfig, control_job
+from hone.train.control.multitask import MultitaskSource, TaskActor, standardised_by_task
 from hone.train.control.rows import StepRows, step_rows
-from hone.train.control.spaces import spaces_of
-from hone.train.job import Entry, Job, Parts, Verdict
-from hone.train.learner.config import LearnerConfig, policy_phase, require_whole_minibatches, schedule
+from hone.train.control.spaces import network_spaces
+from hone.train.job import EvaluationResult, RecipeParts, RecipeSpec, TrainingJob
+from hone.train.learner.config import LearnerConfig, learning_rate_schedule, policy_phase, require_whole_minibatches
 from hone.train.learner.gradient import GradientLearner
 from hone.train.loop import Recipe
-from hone.train.sources.live import Live
+from hone.train.sources.live import LiveSource
 
 
 class MultitaskAlgorithm(Config):
@@ -76,35 +76,35 @@ class MultitaskConfig(RunConfig):
     """The optimizer; `minibatches` per epoch."""
     algorithm: MultitaskAlgorithm = MultitaskAlgorithm()
     """Credit and loss."""
-    judge: JudgeConfig = JudgeConfig()
+    judge: ControlEvaluationConfig = ControlEvaluationConfig()
     """How the policy is tried, in each task."""
 
     @property
-    def turn(self) -> int:
+    def iteration_steps(self) -> int:
         """Steps of all worlds per turn."""
         return self.rollout_steps * sum(task.num_envs for task in self.tasks)
 
     @model_validator(mode="after")
     def _parts_fit(self) -> "MultitaskConfig":
-        require_whole_minibatches(self.learner, self.turn, "rollout_steps x num_envs of all tasks")
+        require_whole_minibatches(self.learner, self.iteration_steps, "rollout_steps x num_envs of all tasks")
         return self
 
 
-def objective(policy: MultitaskActorCritic, rows: StepRows, *, algorithm: MultitaskAlgorithm) -> Terms:
+def objective(policy: MultitaskActorCritic, rows: StepRows, *, algorithm: MultitaskAlgorithm) -> LossTerms:
     """Clipped surrogate + value_weight * value error - entropy_weight * entropy."""
-    now = policy.judge(rows.seen, rows.chosen)
+    now = policy.evaluate_actions(rows.seen, rows.chosen)
     assert now.value is not None
-    surrogate = clipped(now.logp, rows.logp, rows.advantage, low=algorithm.clip, high=algorithm.clip)
-    critic, entropy = squared(now.value, rows.target), now.entropy()
+    surrogate = clipped_surrogate(now.logp, rows.logp, rows.advantage, low=algorithm.clip, high=algorithm.clip)
+    critic, entropy = squared_error(now.value, rows.target), now.entropy()
     loss = torch.add(surrogate.loss, critic.loss, alpha=algorithm.value_weight)
-    return Terms(
+    return LossTerms(
         loss=torch.sub(loss, entropy, alpha=algorithm.entropy_weight),
-        told=lambda: {**surrogate.metrics, **critic.metrics, "policy/entropy_nats": entropy.detach()},
+        compute_metrics=lambda: {**surrogate.metrics, **critic.metrics, "policy/entropy_nats": entropy.detach()},
     )
 
 
 @torch.no_grad()
-def foresee(policy: MultitaskActorCritic, episodes: Episodes) -> Values:
+def predict_values(policy: MultitaskActorCritic, episodes: Episodes) -> Values:
     """The critics' values of everything seen, and of what was seen last."""
     assert episodes.final is not None
     both = torch.from_numpy(np.concatenate((episodes.observations, episodes.final)))
@@ -112,7 +112,7 @@ def foresee(policy: MultitaskActorCritic, episodes: Episodes) -> Values:
     return Values(value=values[: episodes.decisions], final=values[episodes.decisions :])
 
 
-def shared(found: list[Spaces], tasks: list[GymConfig]) -> Spaces:
+def common_spaces(found: list[PolicySpaces], tasks: list[GymConfig]) -> PolicySpaces:
     """What all tasks see and do, with the task at its end. Raises ConfigError where they do not fit."""
     first = found[0]
     for space, task in zip(found, tasks, strict=True):
@@ -123,56 +123,65 @@ def shared(found: list[Spaces], tasks: list[GymConfig]) -> Spaces:
                 f"tasks: {task.id} sees {space.inputs.size} numbers and does {space.actions}, {tasks[0].id} "
                 f"{first.inputs.size} and {first.actions}; they must be boxes of one size, and the same actions"
             )
-    return replace(first, inputs=Inputs(size=first.inputs.size + len(tasks)))
+    return replace(first, inputs=ObservationInputs(size=first.inputs.size + len(tasks)))
 
 
-def build(config: MultitaskConfig) -> Job[MultitaskActorCritic]:
+def build(config: MultitaskConfig) -> TrainingJob[MultitaskActorCritic]:
     """Raises ConfigError and UserCodeError for what is wrong with the environments."""
     tasks, algorithm = config.tasks, config.algorithm
     worlds = [
         open_world(task, steps=config.rollout_steps, seed=key(config.seed, "task", number) & 0xFFFFFFFF)
         for number, task in enumerate(tasks)
     ]
-    found = [spaces_of(world.envs.single_observation_space, world.envs.single_action_space) for world in worlds]
+    found = [network_spaces(world.envs.single_observation_space, world.envs.single_action_space) for world in worlds]
     policy = MultitaskActorCritic(
-        shared(found, tasks), config.network, seed=config.seed, tasks=len(tasks), told=algorithm.tell_trunk
+        common_spaces(found, tasks),
+        config.network,
+        seed=config.seed,
+        tasks=len(tasks),
+        trunk_sees_task=algorithm.tell_trunk,
     ).to(config.run.device)
-    credit = by_task(partial(gae, discount=algorithm.discount, decay=algorithm.decay), tasks=len(tasks))
+    credit = standardised_by_task(
+        partial(gae, discount=algorithm.discount, gae_lambda=algorithm.decay), tasks=len(tasks)
+    )
     learner: GradientLearner[Any, Any] = GradientLearner(
         policy=policy,
         layout=partial(step_rows, device=config.run.device),
         phases=[policy_phase(policy, partial(objective, algorithm=algorithm), config.learner)],
         seed=config.seed,
-        learning_rate=schedule(config.learner, config.learner.optimizer_steps(config.steps)),
-        foresee=foresee,
+        learning_rate=learning_rate_schedule(config.learner, config.learner.optimizer_steps(config.steps)),
+        predict_values=predict_values,
         epochs=config.learner.epochs,
         minibatches=config.learner.minibatches,
     )
     sources = [
-        Scored(Live(world, TaskActor(policy.of_task(number).acting(), task=number)), world)
+        DropFailedEpisodes(LiveSource(world, TaskActor(policy.for_task(number).numpy_policy(), task=number)), world)
         for number, world in enumerate(worlds)
     ]
     job = control_job(
-        Recipe(source=Together(sources), credit=credit, learner=learner), env=None, judge=config.judge, seed=config.seed
+        Recipe(source=MultitaskSource(sources), credit=credit, learner=learner),
+        env=None,
+        evaluation=config.judge,
+        seed=config.seed,
     )
-    return judged_job(job, config, worlds)
+    return with_task_evaluations(job, config, worlds)
 
 
-def judged_job(
-    job: Job[MultitaskActorCritic], config: MultitaskConfig, worlds: list[GymWorld]
-) -> Job[MultitaskActorCritic]:
+def with_task_evaluations(
+    job: TrainingJob[MultitaskActorCritic], config: MultitaskConfig, worlds: list[GymWorld]
+) -> TrainingJob[MultitaskActorCritic]:
     """`job` with a judgement in every task, and what its worlds have to say."""
     policy, heard = job.recipe.learner.policy, list[str]()
 
-    def judge() -> Verdict:
+    def judge() -> EvaluationResult:
         scores, each = task_scores(
-            policy, config.tasks, episodes=config.judge.episodes, seed=config.seed, tell=heard.append
+            policy, config.tasks, episodes=config.judge.episodes, seed=config.seed, warn=heard.append
         )
         estimate, metrics = score_metrics(scores)
-        return Verdict(estimate=estimate, metrics={**metrics, **each})
+        return EvaluationResult(estimate=estimate, metrics={**metrics, **each})
 
     def notes() -> list[str]:
-        told = [*heard, *(line for world in worlds for line in world.lately())]
+        told = [*heard, *(line for world in worlds for line in world.pop_notices())]
         heard.clear()
         return told
 
@@ -180,13 +189,15 @@ def judged_job(
         for world in worlds:
             world.close()
 
-    warnings = [note for world in worlds for note in world.notes]
-    return replace(job, judge=judge, judge_every=config.judge.every, warnings=warnings, notes=notes, close=close)
+    warnings = [note for world in worlds for note in world.warnings]
+    return replace(
+        job, evaluate=judge, evaluate_every=config.judge.every, warnings=warnings, pop_notices=notes, close=close
+    )
 
 
 def check(config: MultitaskConfig) -> list[str]:
     inspected = [inspect_world(task, seed=config.seed) for task in config.tasks]
-    shared([spaces_of(*found) for found, _ in inspected], config.tasks)
+    common_spaces([network_spaces(*found) for found, _ in inspected], config.tasks)
     return [warning for _, warnings in inspected for warning in warnings]
 
 
@@ -194,24 +205,24 @@ def derive(config: MultitaskConfig) -> dict[str, str]:
     each = " + ".join(str(task.num_envs * config.rollout_steps) for task in config.tasks)
     return {
         "tasks": ", ".join(f"{number}: {task.id}" for number, task in enumerate(config.tasks)),
-        "steps of the worlds per turn": f"{each} = {config.turn}",
-        "steps of the worlds": f"{config.steps * config.turn}",
-        "environments": "; ".join(placed(task) for task in config.tasks),
+        "steps of the worlds per turn": f"{each} = {config.iteration_steps}",
+        "steps of the worlds": f"{config.steps * config.iteration_steps}",
+        "environments": "; ".join(describe_placement(task) for task in config.tasks),
         "optimizer steps": f"{config.learner.optimizer_steps(config.steps)}",
     }
 
 
-ENTRY = Entry(
+ENTRY = RecipeSpec(
     summary="several tasks at once: a shared trunk, a head per task, fair advantages",
-    source="Caruana, Multitask Learning, 1997; Schulman et al., Proximal Policy Optimization Algorithms, 2017",
+    paper="Caruana, Multitask Learning, 1997; Schulman et al., Proximal Policy Optimization Algorithms, 2017",
     config=MultitaskConfig,
     build=build,
     check=check,
     derive=derive,
-    parts=Parts(
+    parts=RecipeParts(
         source="Together(Live(Gymnasium), ...)",
-        credit=(by_task, gae),
-        loss=(clipped, squared),
+        credit=(standardised_by_task, gae),
+        loss=(clipped_surrogate, squared_error),
         weights=(token_mean,),
     ),
     limitation="tasks that need opposite features share a trunk badly; a policy each is then better.",

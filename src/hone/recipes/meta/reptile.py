@@ -19,28 +19,28 @@ from hone.core.credit import NO_VALUES, Credits, Metrics, Values
 from hone.core.episodes import Episodes
 from hone.core.errors import DataError
 from hone.core.random import key
-from hone.credit.returns import returns, standardised
-from hone.envs.gym.make import placed
+from hone.credit.returns import discounted_returns, standardised
+from hone.envs.gym.make import describe_placement
 from hone.envs.gym.world import GymConfig, inspect_world, open_world
 from hone.evaluate.control.returns import score_metrics
 from hone.models.control.actor_critic import ActorCritic
 from hone.models.control.checkpoint import load_policy, load_weights, save_policy
 from hone.models.control.mlp import MlpConfig
-from hone.objectives.policy import reinforce
-from hone.objectives.terms import Terms
+from hone.objectives.policy import reinforce_loss
+from hone.objectives.terms import LossTerms
 from hone.objectives.weights import token_mean
 from hone.recipes.on_policy.ppo import require_clipping
 from hone.train.config import RunConfig, RunSettings
-from hone.train.control.acting import NetworkActor, Scored
-from hone.train.control.job import JudgeConfig, control_job
+from hone.train.control.acting import DropFailedEpisodes, NetworkActor
+from hone.train.control.job import ControlEvaluationConfig, control_job
 from hone.train.control.meta_rl import Reptile
 from hone.train.control.rows import StepRows, step_rows
-from hone.train.control.spaces import spaces_of
-from hone.train.job import Entry, Examination, Job, Parts, Verdict
+from hone.train.control.spaces import network_spaces
+from hone.train.job import EvaluationRequest, EvaluationResult, RecipeParts, RecipeSpec, TrainingJob
 from hone.train.learner.config import LearnerConfig, policy_phase
 from hone.train.learner.gradient import GradientLearner
 from hone.train.loop import Recipe, Source
-from hone.train.sources.live import Live
+from hone.train.sources.live import LiveSource
 
 
 class ReptileAlgorithm(Config):
@@ -62,35 +62,36 @@ class ReptileConfig(RunConfig):
     run: RunSettings = RunSettings(threads=1, log_every=50, checkpoint_every=500)
     """How the run is carried out."""
     env: GymConfig
-    """A family whose tasks stay for `kwargs.trials` trials: `hone/SineTrials-v0`, `hone/ChainTrials-v0`."""
+    """A family whose tasks stay for `kwargs.trials` trials: `hone/SineTrialsVectorEnv-v0`,
+    `hone/ChainTrialsVectorEnv-v0`."""
     rollout_steps: int = Field(default=50, ge=1)
-    """Steps of each environment per turn of the loop: a trial's `pulls`."""
+    """Steps of each environment per turn of the loop: a trial's `surrogate_gradients`."""
     network: MlpConfig = MlpConfig(hidden=[64, 64])
     """The policy."""
     learner: LearnerConfig = LearnerConfig(lr=1e-2, betas=[0.0, 0.999], max_grad_norm=None)
     """The inner optimizer, at rest when a task begins."""
     algorithm: ReptileAlgorithm = ReptileAlgorithm()
     """The inner and the outer loop."""
-    judge: JudgeConfig = JudgeConfig()
+    judge: ControlEvaluationConfig = ControlEvaluationConfig()
     """How many new tasks it is tried on."""
 
 
-def objective(policy: ActorCritic, rows: StepRows, *, entropy_weight: float) -> Terms:
+def objective(policy: ActorCritic, rows: StepRows, *, entropy_weight: float) -> LossTerms:
     """-A log pi - entropy_weight * entropy."""
-    now = policy.judge(rows.seen, rows.chosen)
-    terms, entropy = reinforce(now.logp, rows.advantage), now.entropy()
-    return Terms(
+    now = policy.evaluate_actions(rows.seen, rows.chosen)
+    terms, entropy = reinforce_loss(now.logp, rows.advantage), now.entropy()
+    return LossTerms(
         loss=torch.sub(terms.loss, entropy, alpha=entropy_weight),
-        told=lambda: {**terms.metrics, "policy/entropy_nats": entropy.detach()},
+        compute_metrics=lambda: {**terms.metrics, "policy/entropy_nats": entropy.detach()},
     )
 
 
 def credit(episodes: Episodes, values: Values, *, discount: float) -> Credits:
     """Standardised returns."""
-    return standardised(returns(episodes, values, discount=discount))
+    return standardised(discounted_returns(episodes, values, discount=discount))
 
 
-def inner(policy: ActorCritic, config: ReptileConfig) -> GradientLearner[ActorCritic, StepRows]:
+def inner_learner(policy: ActorCritic, config: ReptileConfig) -> GradientLearner[ActorCritic, StepRows]:
     """Whoever adapts `policy`."""
     loss = partial(objective, entropy_weight=config.algorithm.entropy_weight)
     return GradientLearner(
@@ -104,68 +105,68 @@ def inner(policy: ActorCritic, config: ReptileConfig) -> GradientLearner[ActorCr
     )
 
 
-def family(config: ReptileConfig, *, trials: int) -> GymConfig:
+def task_family(config: ReptileConfig, *, trials: int) -> GymConfig:
     """The environment, with tasks that stay for so many trials."""
     return config.env.model_copy(update={"kwargs": {**config.env.kwargs, "trials": trials}})
 
 
-def build(config: ReptileConfig) -> Job[ActorCritic]:
+def build(config: ReptileConfig) -> TrainingJob[ActorCritic]:
     """Raises ConfigError and UserCodeError for what is wrong with the environment."""
     algorithm = config.algorithm
-    world = open_world(family(config, trials=algorithm.inner_steps), steps=config.rollout_steps, seed=config.seed)
-    space = spaces_of(world.envs.single_observation_space, world.envs.single_action_space)
+    world = open_world(task_family(config, trials=algorithm.inner_steps), steps=config.rollout_steps, seed=config.seed)
+    space = network_spaces(world.envs.single_observation_space, world.envs.single_action_space)
     require_clipping(config.env, space)
     start = ActorCritic(space, config.network, seed=config.seed, critic=False)
     adapting = ActorCritic(space, config.network, seed=config.seed, critic=False)
     tasks = max(1, config.steps // algorithm.inner_steps)
     learner = Reptile(
-        inner=inner(adapting, config),
-        start=start,
-        every=algorithm.inner_steps,
-        rate=lambda task: algorithm.outer_rate * max(0.0, 1.0 - task / tasks),
+        inner=inner_learner(adapting, config),
+        initialisation=start,
+        inner_iterations=algorithm.inner_steps,
+        outer_rate=lambda task: algorithm.outer_rate * max(0.0, 1.0 - task / tasks),
     )
-    source: Source[ActorCritic] = Scored(Live(world, NetworkActor(adapting.acting())), world)
+    source: Source[ActorCritic] = DropFailedEpisodes(LiveSource(world, NetworkActor(adapting.numpy_policy())), world)
     recipe = Recipe(source=source, credit=partial(credit, discount=algorithm.discount), learner=learner)
-    job = control_job(recipe, env=None, judge=config.judge, seed=config.seed, world=world)
+    job = control_job(recipe, env=None, evaluation=config.judge, seed=config.seed, world=world)
     return replace(
         job,
         save_policy=lambda folder: save_policy(start, folder),
         load_policy=lambda folder: load_weights(start, folder),
-        judge=partial(judge, start, config),
-        judge_every=config.judge.every,
+        evaluate=partial(evaluate_adaptation, start, config),
+        evaluate_every=config.judge.every,
     )
 
 
-def examine(config: ReptileConfig, asked: Examination) -> Metrics:
+def evaluate_saved(config: ReptileConfig, asked: EvaluationRequest) -> Metrics:
     """A saved initialisation in `asked.episodes` new tasks, as a run judges its own. Raises DataError for a policy that
     is none."""
     start = load_policy(asked.policy)
     if not isinstance(start, ActorCritic):
         raise DataError(f"{asked.policy}: not an initialisation of reptile's")
-    asking = {"seed": asked.seed, "judge": JudgeConfig(episodes=asked.episodes)}
-    return judge(start, config.model_copy(update=asking)).metrics
+    asking = {"seed": asked.seed, "judge": ControlEvaluationConfig(episodes=asked.episodes)}
+    return evaluate_adaptation(start, config.model_copy(update=asking)).metrics
 
 
-def judge(start: ActorCritic, config: ReptileConfig) -> Verdict:
+def evaluate_adaptation(start: ActorCritic, config: ReptileConfig) -> EvaluationResult:
     """Mean reward of a step in new tasks, after adapting to each; before it as `eval/before`, and after as many updates
     of weights that never met the family as `eval/from_scratch`."""
     fresh = ActorCritic(start.spaces, config.network, seed=config.seed + 1, critic=False)
-    before, after = adapted(start, config)
+    before, after = rewards_by_task(start, config)
     estimate, metrics = score_metrics(after)
-    scratch = adapted(fresh, config)[1]
+    scratch = rewards_by_task(fresh, config)[1]
     more = {"eval/before": float(before.mean()), "eval/from_scratch": float(scratch.mean())}
-    return Verdict(estimate=estimate, metrics={**metrics, **more})
+    return EvaluationResult(estimate=estimate, metrics={**metrics, **more})
 
 
-def adapted(start: ActorCritic, config: ReptileConfig) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def rewards_by_task(start: ActorCritic, config: ReptileConfig) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Mean reward of a step in each of `judge.episodes` new tasks: from `start` as it is, and after the inner loop."""
     rewards = np.empty((2, config.judge.episodes))
     steps = config.algorithm.inner_steps
     for number in range(config.judge.episodes):
         policy = copy.deepcopy(start)
-        learner, actor = inner(policy, config), NetworkActor(policy.acting())
+        learner, actor = inner_learner(policy, config), NetworkActor(policy.numpy_policy())
         world = open_world(
-            family(config, trials=steps + 1).model_copy(update={"check": False}),
+            task_family(config, trials=steps + 1).model_copy(update={"check": False}),
             steps=config.rollout_steps,
             seed=key(config.seed, "judge", number) & 0xFFFFFFFF,
         )
@@ -179,8 +180,8 @@ def adapted(start: ActorCritic, config: ReptileConfig) -> tuple[NDArray[np.float
 
 
 def check(config: ReptileConfig) -> list[str]:
-    found, warnings = inspect_world(family(config, trials=config.algorithm.inner_steps), seed=config.seed)
-    require_clipping(config.env, spaces_of(*found))
+    found, warnings = inspect_world(task_family(config, trials=config.algorithm.inner_steps), seed=config.seed)
+    require_clipping(config.env, network_spaces(*found))
     return warnings
 
 
@@ -189,19 +190,21 @@ def derive(config: ReptileConfig) -> dict[str, str]:
     return {
         "tasks": f"{config.steps} turns / {inner_steps} = {config.steps // inner_steps}",
         "steps of the world per turn": f"{config.env.num_envs} environments x {config.rollout_steps} = {batch}",
-        "environments": placed(config.env),
+        "environments": describe_placement(config.env),
         "optimizer steps": f"{config.learner.optimizer_steps(config.steps)}",
     }
 
 
-ENTRY = Entry(
+ENTRY = RecipeSpec(
     summary="learning where to begin: an initialisation that a few updates suit to a new task",
-    source="Nichol et al., On First-Order Meta-Learning Algorithms, 2018",
+    paper="Nichol et al., On First-Order Meta-Learning Algorithms, 2018",
     config=ReptileConfig,
     build=build,
     check=check,
     derive=derive,
-    examine=examine,
-    parts=Parts(source="Live(trials)", credit=(standardised, returns), loss=(reinforce,), weights=(token_mean,)),
+    evaluate=evaluate_saved,
+    parts=RecipeParts(
+        source="Live(trials)", credit=(standardised, discounted_returns), loss=(reinforce_loss,), weights=(token_mean,)
+    ),
     limitation="a family whose tasks want opposite weights has no good beginning; a memory (rl2) adapts faster.",
 )

@@ -14,24 +14,24 @@ from hone.core.config import Config
 from hone.core.credit import Credits, Values
 from hone.core.episodes import Episodes
 from hone.credit.returns import gae, standardised
-from hone.envs.gym.make import placed
+from hone.envs.gym.make import describe_placement
 from hone.envs.gym.world import GymConfig, inspect_world, open_world
 from hone.models.control.mlp import MlpConfig
 from hone.models.control.recurrent import RecurrentActorCritic
-from hone.objectives.policy import clipped
-from hone.objectives.terms import Terms
-from hone.objectives.value import squared
+from hone.objectives.policy import clipped_surrogate
+from hone.objectives.terms import LossTerms
+from hone.objectives.value import squared_error
 from hone.objectives.weights import token_mean
 from hone.train.config import RunConfig, RunSettings
-from hone.train.control.acting import NetworkActor, Scored
-from hone.train.control.job import JudgeConfig, control_job
-from hone.train.control.meta_rl import TrialRows, beside_thompson, foresee_trials, trial_rows
-from hone.train.control.spaces import spaces_of
-from hone.train.job import Entry, Job, Parts
-from hone.train.learner.config import LearnerConfig, policy_phase, schedule
+from hone.train.control.acting import DropFailedEpisodes, NetworkActor
+from hone.train.control.job import ControlEvaluationConfig, control_job
+from hone.train.control.meta_rl import TrialRows, predict_trial_values, trial_rows, with_thompson_baseline
+from hone.train.control.spaces import network_spaces
+from hone.train.job import RecipeParts, RecipeSpec, TrainingJob
+from hone.train.learner.config import LearnerConfig, learning_rate_schedule, policy_phase
 from hone.train.learner.gradient import GradientLearner
 from hone.train.loop import Recipe
-from hone.train.sources.live import Live
+from hone.train.sources.live import LiveSource
 
 
 class Rl2Algorithm(Config):
@@ -55,63 +55,68 @@ class Rl2Config(RunConfig):
     run: RunSettings = RunSettings(threads=1, certify=False, log_every=10, checkpoint_every=100)
     """How the run is carried out; `certify` makes up episodes of uneven lengths, which are no trials."""
     env: GymConfig
-    """The family of tasks: `hone/BanditTrials-v0`, `hone/ChainTrials-v0`, or one that says when a trial begins."""
+    """The family of tasks: `hone/BanditTrialsVectorEnv-v0`, `hone/ChainTrialsVectorEnv-v0`, or one that says when a
+    trial begins."""
     rollout_steps: int = Field(default=50, ge=1)
-    """Steps of each environment per turn of the loop: a trial's `pulls`, or a multiple."""
+    """Steps of each environment per turn of the loop: a trial's `surrogate_gradients`, or a multiple."""
     network: MlpConfig = MlpConfig(hidden=[48])
     """The recurrent unit: one layer."""
     learner: LearnerConfig = LearnerConfig(lr=1e-2, decay="linear", epochs=3, minibatches=4, max_grad_norm=0.5)
     """The optimizer; `minibatches` of whole trials per epoch."""
     algorithm: Rl2Algorithm = Rl2Algorithm()
     """Credit and loss."""
-    judge: JudgeConfig = JudgeConfig(episodes=1000)
+    judge: ControlEvaluationConfig = ControlEvaluationConfig(episodes=1000)
     """Trials of a judgement, each with a task of its own."""
 
 
-def objective(policy: RecurrentActorCritic, rows: TrialRows, *, algorithm: Rl2Algorithm) -> Terms:
+def objective(policy: RecurrentActorCritic, rows: TrialRows, *, algorithm: Rl2Algorithm) -> LossTerms:
     """Clipped surrogate + value_weight * value error - entropy_weight * entropy, through time."""
-    now = policy.judge(rows.seen, rows.chosen)
+    now = policy.evaluate_actions(rows.seen, rows.chosen)
     assert now.value is not None
     clip = algorithm.clip
-    surrogate = clipped(now.logp, rows.logp.flatten(), rows.advantage.flatten(), low=clip, high=clip)
-    critic = squared(now.value, rows.target.flatten())
+    surrogate = clipped_surrogate(now.logp, rows.logp.flatten(), rows.advantage.flatten(), low=clip, high=clip)
+    critic = squared_error(now.value, rows.target.flatten())
     entropy = now.entropy()
     loss = torch.add(surrogate.loss, critic.loss, alpha=algorithm.value_weight)
-    return Terms(
+    return LossTerms(
         loss=torch.sub(loss, entropy, alpha=algorithm.entropy_weight),
-        told=lambda: {**surrogate.metrics, **critic.metrics, "policy/entropy_nats": entropy.detach()},
+        compute_metrics=lambda: {**surrogate.metrics, **critic.metrics, "policy/entropy_nats": entropy.detach()},
     )
 
 
-def build(config: Rl2Config) -> Job[RecurrentActorCritic]:
+def build(config: Rl2Config) -> TrainingJob[RecurrentActorCritic]:
     """Raises ConfigError and UserCodeError for what is wrong with the environment."""
     world = open_world(config.env, steps=config.rollout_steps, seed=config.seed)
-    space = spaces_of(world.envs.single_observation_space, world.envs.single_action_space)
+    space = network_spaces(world.envs.single_observation_space, world.envs.single_action_space)
     policy = RecurrentActorCritic(space, config.network, seed=config.seed)
     algorithm, learning = config.algorithm, config.learner
 
     def credit(episodes: Episodes, values: Values) -> Credits:
-        return standardised(gae(episodes, values, discount=algorithm.discount, decay=algorithm.decay))
+        return standardised(gae(episodes, values, discount=algorithm.discount, gae_lambda=algorithm.decay))
 
     learner = GradientLearner(
         policy=policy,
         layout=trial_rows,
         phases=[policy_phase(policy, partial(objective, algorithm=algorithm), learning)],
         seed=config.seed,
-        learning_rate=schedule(learning, learning.optimizer_steps(config.steps)),
-        foresee=foresee_trials,
+        learning_rate=learning_rate_schedule(learning, learning.optimizer_steps(config.steps)),
+        predict_values=predict_trial_values,
         epochs=learning.epochs,
         minibatches=learning.minibatches,
         micro_batch_tokens=1 << 62,
     )
-    recipe = Recipe(source=Scored(Live(world, NetworkActor(policy.acting())), world), credit=credit, learner=learner)
-    job = control_job(recipe, env=config.env, judge=config.judge, seed=config.seed, world=world)
-    return beside_thompson(job, config.env, episodes=config.judge.episodes, seed=config.seed)
+    recipe = Recipe(
+        source=DropFailedEpisodes(LiveSource(world, NetworkActor(policy.numpy_policy())), world),
+        credit=credit,
+        learner=learner,
+    )
+    job = control_job(recipe, env=config.env, evaluation=config.judge, seed=config.seed, world=world)
+    return with_thompson_baseline(job, config.env, episodes=config.judge.episodes, seed=config.seed)
 
 
 def check(config: Rl2Config) -> list[str]:
     found, warnings = inspect_world(config.env, seed=config.seed)
-    RecurrentActorCritic(spaces_of(*found), config.network, seed=0)
+    RecurrentActorCritic(network_spaces(*found), config.network, seed=0)
     return warnings
 
 
@@ -120,18 +125,23 @@ def derive(config: Rl2Config) -> dict[str, str]:
     return {
         "steps of the world per turn": f"{config.env.num_envs} environments x {config.rollout_steps} = {batch}",
         "steps of the world": f"{config.steps * batch}",
-        "environments": placed(config.env),
+        "environments": describe_placement(config.env),
         "optimizer steps": f"{config.learner.optimizer_steps(config.steps)}",
     }
 
 
-ENTRY = Entry(
+ENTRY = RecipeSpec(
     summary="learning to learn: a recurrent policy over whole trials",
-    source="Duan et al., RL^2: Fast Reinforcement Learning via Slow Reinforcement Learning, 2016",
+    paper="Duan et al., RL^2: Fast Reinforcement Learning via Slow Reinforcement Learning, 2016",
     config=Rl2Config,
     build=build,
     check=check,
     derive=derive,
-    parts=Parts(source="Live(trials)", credit=(standardised, gae), loss=(clipped, squared), weights=(token_mean,)),
+    parts=RecipeParts(
+        source="Live(trials)",
+        credit=(standardised, gae),
+        loss=(clipped_surrogate, squared_error),
+        weights=(token_mean,),
+    ),
     limitation="learns the family that it was trained on, for as many steps as a trial had; on others it is lost.",
 )

@@ -9,11 +9,11 @@ from functools import partial
 import torch
 from pydantic import Field, model_validator
 
-from hone.models.control.q_networks import Atoms, DeepValues, Shape
-from hone.objectives.distributional import Support, categorical_target, categorical_values
-from hone.objectives.terms import Terms
-from hone.train.control.value_based import Exploring, Method, ValueAlgorithm, value_entry
-from hone.train.control.value_rows import Choice, ValueRows, best_by_slow, drawn, of_choice
+from hone.models.control.q_networks import CategoricalReturn, DqnPolicy, QArchitecture
+from hone.objectives.distributional import ValueSupport, c51_loss, categorical_target
+from hone.objectives.terms import LossTerms
+from hone.train.control.value_based import ScheduledValueRunConfig, ValueAlgorithm, ValueMethod, value_recipe_spec
+from hone.train.control.value_rows import ActionSelector, ValueRows, argmax_target, outcomes_of_action, weight_noise
 
 
 class CategoricalAlgorithm(ValueAlgorithm):
@@ -32,40 +32,44 @@ class CategoricalAlgorithm(ValueAlgorithm):
             raise ValueError(f"algorithm.low = {self.low} must be below algorithm.high = {self.high}")
         return self
 
-    def support(self) -> Support:
-        return Support(low=self.low, high=self.high, size=self.atoms)
+    def support(self) -> ValueSupport:
+        return ValueSupport(low=self.low, high=self.high, size=self.atoms)
 
-    def outcome(self) -> Atoms:
-        return Atoms(low=self.low, high=self.high, size=self.atoms)
+    def outcome(self) -> CategoricalReturn:
+        return CategoricalReturn(low=self.low, high=self.high, size=self.atoms)
 
 
-class C51(Exploring):
+class C51Config(ScheduledValueRunConfig):
     """Deep Q-learning of whole distributions."""
 
     algorithm: CategoricalAlgorithm = CategoricalAlgorithm()
     """Discount, slow copy and support."""
 
 
-def objective(policy: DeepValues, rows: ValueRows, *, support: Support, choose: Choice = best_by_slow) -> Terms:
+def objective(
+    policy: DqnPolicy, rows: ValueRows, *, support: ValueSupport, choose: ActionSelector = argmax_target
+) -> LossTerms:
     """Cross-entropy of the chosen action's distribution to the projected one of the best action that follows."""
-    logits = of_choice(policy.outcomes(rows.seen, drawn(rows, 0)), rows.chosen)
-    ahead = torch.softmax(of_choice(rows.slow, choose(policy, rows)), dim=1)
+    logits = outcomes_of_action(policy.return_outputs(rows.seen, weight_noise(rows, 0)), rows.chosen)
+    ahead = torch.softmax(outcomes_of_action(rows.target_outcomes, choose(policy, rows)), dim=1)
     target = categorical_target(rows.reward, rows.discount, ahead, support=support)
-    return categorical_values(logits, target, support=support)
+    return c51_loss(logits, target, support=support)
 
 
-def method(config: C51) -> Method:
+def method(config: C51Config) -> ValueMethod:
     chosen = config.algorithm
-    return Method(
-        algorithm=chosen, objective=partial(objective, support=chosen.support()), shape=Shape(outcome=chosen.outcome())
+    return ValueMethod(
+        algorithm=chosen,
+        objective=partial(objective, support=chosen.support()),
+        network_shape=QArchitecture(outcome=chosen.outcome()),
     )
 
 
-ENTRY = value_entry(
+ENTRY = value_recipe_spec(
     summary="deep Q-learning of the distribution of the return, on fixed atoms",
-    source="Bellemare et al., A Distributional Perspective on Reinforcement Learning, 2017",
-    config=C51,
+    paper="Bellemare et al., A Distributional Perspective on Reinforcement Learning, 2017",
+    config=C51Config,
     method=method,
-    loss=(categorical_values, categorical_target),
+    loss=(c51_loss, categorical_target),
     limitation="the range of returns must be known beforehand; what lies outside is counted at its ends.",
 )

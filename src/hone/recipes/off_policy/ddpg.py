@@ -8,15 +8,22 @@ from pydantic import Field
 from torch import Tensor
 
 from hone.core.config import Config
-from hone.credit.returns import one_step
+from hone.credit.returns import one_step_target
 from hone.models.control.deterministic import DeterministicActorCritic
-from hone.objectives.td import deterministic_policy, td_target
-from hone.objectives.terms import Terms
-from hone.objectives.value import squared
+from hone.objectives.td import ddpg_actor_loss, td_target
+from hone.objectives.terms import LossTerms
+from hone.objectives.value import squared_error
 from hone.objectives.weights import token_mean
-from hone.train.control.deterministic import DeterministicRun, Method, check, chosen_worth, derive, deterministic_job
+from hone.train.control.deterministic import (
+    DeterministicMethod,
+    DeterministicRunConfig,
+    check_deterministic,
+    chosen_action_values,
+    derive_deterministic,
+    deterministic_job,
+)
 from hone.train.control.rows import TransitionRows
-from hone.train.job import Entry, Job, Parts
+from hone.train.job import RecipeParts, RecipeSpec, TrainingJob
 
 
 class DdpgAlgorithm(Config):
@@ -28,50 +35,50 @@ class DdpgAlgorithm(Config):
     """Share of the networks that their slow copies take on per update."""
 
 
-class DdpgConfig(DeterministicRun):
+class DdpgConfig(DeterministicRunConfig):
     """A deterministic policy with one critic on Gymnasium environments with a box of actions."""
 
     algorithm: DdpgAlgorithm = DdpgAlgorithm()
     """Targets."""
 
 
-def target_of(policy: DeterministicActorCritic, rows: TransitionRows) -> Tensor:
+def value_target(policy: DeterministicActorCritic, rows: TransitionRows) -> Tensor:
     """`[n]` by the slow critic's value of the slow policy's action."""
-    (worth,) = policy.slow_worth(rows.after, policy.slow_act(rows.after))
+    (worth,) = policy.target_q_values(rows.next_seen, policy.target_actions(rows.next_seen))
     return td_target(rows.reward, rows.discount, worth)
 
 
-def critic_objective(policy: DeterministicActorCritic, rows: TransitionRows) -> Terms:
+def critic_objective(policy: DeterministicActorCritic, rows: TransitionRows) -> LossTerms:
     """Squared error against that target."""
-    (value,) = chosen_worth(policy, rows)
-    return squared(value, target_of(policy, rows))
+    (value,) = chosen_action_values(policy, rows)
+    return squared_error(value, value_target(policy, rows))
 
 
-def build(config: DdpgConfig) -> Job[DeterministicActorCritic]:
+def build(config: DdpgConfig) -> TrainingJob[DeterministicActorCritic]:
     """Raises ConfigError and UserCodeError for what is wrong with the environment."""
     algorithm = config.algorithm
     return deterministic_job(
         config,
-        Method(
-            critics=1,
+        DeterministicMethod(
+            critic_count=1,
             critic_objective=critic_objective,
             discount=algorithm.discount,
-            target_rate=algorithm.target_rate,
+            tau=algorithm.target_rate,
         ),
     )
 
 
-ENTRY = Entry(
+ENTRY = RecipeSpec(
     summary="off-policy control of continuous actions: deterministic policy, one critic, replay",
-    source="Lillicrap et al., Continuous Control with Deep Reinforcement Learning, 2016",
+    paper="Lillicrap et al., Continuous Control with Deep Reinforcement Learning, 2016",
     config=DdpgConfig,
     build=build,
-    check=check,
-    derive=derive,
-    parts=Parts(
+    check=check_deterministic,
+    derive=derive_deterministic,
+    parts=RecipeParts(
         source="Replay(Live(Gymnasium))",
-        credit=(one_step,),
-        loss=(squared, td_target, deterministic_policy),
+        credit=(one_step_target,),
+        loss=(squared_error, td_target, ddpg_actor_loss),
         weights=(token_mean,),
     ),
     limitation="boxes of actions only; one critic that errs upwards misleads the policy, which TD3 mends.",

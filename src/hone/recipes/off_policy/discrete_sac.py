@@ -16,29 +16,35 @@ from torch import Tensor
 from hone.core.config import Config
 from hone.core.credit import Credits
 from hone.core.episodes import Episodes
-from hone.credit.returns import one_step
+from hone.credit.returns import one_step_target
 from hone.envs.gym.world import open_world
-from hone.models.control.mlp import Choices, MlpConfig
-from hone.models.control.q_networks import SoftChoices
-from hone.objectives.soft import soft_policy, soft_target, soft_values, temperature
-from hone.objectives.terms import Terms
+from hone.models.control.mlp import DiscreteActions, MlpConfig
+from hone.models.control.q_networks import DiscreteSacPolicy
+from hone.objectives.soft import sac_actor_loss, soft_target, temperature_loss, twin_critic_loss
+from hone.objectives.terms import LossTerms
 from hone.objectives.weights import token_mean
-from hone.replay.ring import Ring
-from hone.train.control.acting import NetworkActor, Scored
+from hone.replay.ring import RingBuffer
+from hone.train.control.acting import DropFailedEpisodes, NetworkActor
 from hone.train.control.job import control_job
-from hone.train.control.phases import following, phase
-from hone.train.control.replay_config import TurnReplayConfig
+from hone.train.control.phases import optimizer_phase, target_update
+from hone.train.control.replay_config import IterationReplayConfig
 from hone.train.control.rows import TransitionRows, transition_rows
-from hone.train.control.value_based import Turns, ValueLearner, checked, derived, space_of
-from hone.train.job import Entry, Job, Parts
-from hone.train.learner.config import schedule
+from hone.train.control.value_based import (
+    ReplayRunConfig,
+    ValueLearnerConfig,
+    check_replay_run,
+    derive_replay_run,
+    finite_action_spaces,
+)
+from hone.train.job import RecipeParts, RecipeSpec, TrainingJob
+from hone.train.learner.config import learning_rate_schedule
 from hone.train.learner.gradient import GradientLearner
 from hone.train.loop import Recipe
-from hone.train.sources.live import Live
-from hone.train.sources.replay import Replay
+from hone.train.sources.live import LiveSource
+from hone.train.sources.replay import ReplaySource
 
 
-class SoftAlgorithm(Config):
+class DiscreteSacAlgorithm(Config):
     """Targets and temperature."""
 
     discount: float = Field(default=0.99, ge=0, le=1)
@@ -49,51 +55,51 @@ class SoftAlgorithm(Config):
     """Target of the policy's entropy, as a share of log k, the most that k choices can have."""
 
 
-class DiscreteSac(Turns):
+class DiscreteSacConfig(ReplayRunConfig):
     """A softmax policy with twin critics on Gymnasium environments with finitely many actions."""
 
     network: MlpConfig = MlpConfig(hidden=[64, 64], activation="relu")
     """The policy and each critic have one."""
-    learner: ValueLearner = ValueLearner(lr=1e-3, minibatches=32)
+    learner: ValueLearnerConfig = ValueLearnerConfig(lr=1e-3, minibatches=32)
     """The optimizers; `minibatches` is the number of updates per turn of the loop."""
-    replay: TurnReplayConfig = TurnReplayConfig(collect=64)
+    replay: IterationReplayConfig = IterationReplayConfig(collect=64)
     """The memory, and how often it is asked."""
-    algorithm: SoftAlgorithm = SoftAlgorithm()
+    algorithm: DiscreteSacAlgorithm = DiscreteSacAlgorithm()
     """Targets and temperature."""
 
 
-def critic_objective(policy: SoftChoices, rows: TransitionRows) -> Terms:
+def critic_objective(policy: DiscreteSacPolicy, rows: TransitionRows) -> LossTerms:
     """Squared error of both critics against the soft target, its expectation over actions written out."""
     with torch.no_grad():
-        logp = policy.logp(rows.after)
+        logp = policy.logp(rows.next_seen)
         share = logp.exp()
-        worth = (share * policy.slow_table(rows.after)).sum(dim=1)
+        worth = (share * policy.min_target_q_values(rows.next_seen)).sum(dim=1)
         target = soft_target(rows.reward, rows.discount, worth, (share * logp).sum(dim=1), policy.log_temperature.exp())
-    chosen = policy.number(rows.chosen)[:, None]
-    first, second = (table.gather(1, chosen).squeeze(1) for table in policy.tables(rows.seen))
-    return soft_values(first, second, target)
+    chosen = policy.action_indices(rows.chosen)[:, None]
+    first, second = (table.gather(1, chosen).squeeze(1) for table in policy.q_values(rows.seen))
+    return twin_critic_loss(first, second, target)
 
 
-def actor_objective(policy: SoftChoices, rows: TransitionRows, *, target_entropy: float) -> Terms:
+def actor_objective(policy: DiscreteSacPolicy, rows: TransitionRows, *, target_entropy: float) -> LossTerms:
     """The policy's loss and the temperature's, both as expectations over actions; critics are data."""
     logp = policy.logp(rows.seen)
     share = logp.exp()
     minus_entropy = (share * logp).sum(dim=1)
     with torch.no_grad():
-        lesser: Tensor = torch.minimum(*policy.tables(rows.seen))
+        lesser: Tensor = torch.minimum(*policy.q_values(rows.seen))
     worth = (share * lesser).sum(dim=1)
-    actor = soft_policy(minus_entropy, worth, worth, policy.log_temperature.exp())
-    heat = temperature(policy.log_temperature, minus_entropy, target_entropy=target_entropy)
-    return Terms(loss=actor.loss + heat.loss, told=lambda: {**actor.metrics, **heat.metrics})
+    actor = sac_actor_loss(minus_entropy, worth, worth, policy.log_temperature.exp())
+    heat = temperature_loss(policy.log_temperature, minus_entropy, target_entropy=target_entropy)
+    return LossTerms(loss=actor.loss + heat.loss, compute_metrics=lambda: {**actor.metrics, **heat.metrics})
 
 
-def build(config: DiscreteSac) -> Job[SoftChoices]:
+def build(config: DiscreteSacConfig) -> TrainingJob[DiscreteSacPolicy]:
     """Raises ConfigError and UserCodeError for what is wrong with the environment."""
     replay, algorithm = config.replay, config.algorithm
     world = open_world(config.env, steps=replay.collect, seed=config.seed)
-    space = space_of(world.envs.single_observation_space, world.envs.single_action_space)
-    policy = SoftChoices(space, config.network, seed=config.seed).to(config.run.device)
-    assert isinstance(space.actions, Choices)
+    space = finite_action_spaces(world.envs.single_observation_space, world.envs.single_action_space)
+    policy = DiscreteSacPolicy(space, config.network, seed=config.seed).to(config.run.device)
+    assert isinstance(space.actions, DiscreteActions)
     entropy = algorithm.entropy * math.log(space.actions.count)
 
     def layout(transitions: Episodes, credits: Credits) -> TransitionRows:
@@ -104,8 +110,8 @@ def build(config: DiscreteSac) -> Job[SoftChoices]:
         policy=policy,
         layout=layout,
         phases=[
-            phase("critic", critic_objective, policy.critics.parameters(), config.learner),
-            phase(
+            optimizer_phase("critic", critic_objective, policy.critics.parameters(), config.learner),
+            optimizer_phase(
                 "actor",
                 partial(actor_objective, target_entropy=entropy),
                 [*policy.actor.parameters(), policy.log_temperature],
@@ -113,34 +119,34 @@ def build(config: DiscreteSac) -> Job[SoftChoices]:
             ),
         ],
         seed=config.seed,
-        learning_rate=schedule(config.learner, config.learner.optimizer_steps(config.steps)),
+        learning_rate=learning_rate_schedule(config.learner, config.learner.optimizer_steps(config.steps)),
         epochs=config.learner.epochs,
         minibatches=config.learner.minibatches,
         shuffle=False,
-        after_step=following([(policy.targets, policy.critics)], rate=algorithm.target_rate),
+        after_step=target_update([(policy.targets, policy.critics)], tau=algorithm.target_rate),
     )
-    source = Replay(
-        Scored(Live(world, NetworkActor(policy.acting())), world),
-        ring=Ring(replay.memory),
-        sample=replay.batch * config.learner.minibatches,
+    source = ReplaySource(
+        DropFailedEpisodes(LiveSource(world, NetworkActor(policy.numpy_policy())), world),
+        buffer=RingBuffer(replay.memory),
+        sample_size=replay.batch * config.learner.minibatches,
         warmup=replay.warmup,
         seed=config.seed,
     )
-    recipe = Recipe(source=source, credit=partial(one_step, discount=algorithm.discount), learner=learner)
-    return control_job(recipe, env=config.env, judge=config.judge, seed=config.seed, world=world)
+    recipe = Recipe(source=source, credit=partial(one_step_target, discount=algorithm.discount), learner=learner)
+    return control_job(recipe, env=config.env, evaluation=config.judge, seed=config.seed, world=world)
 
 
-ENTRY = Entry(
+ENTRY = RecipeSpec(
     summary="maximum entropy over finitely many actions: softmax policy, twin critics, replay",
-    source="Christodoulou, Soft Actor-Critic for Discrete Action Settings, 2019",
-    config=DiscreteSac,
+    paper="Christodoulou, Soft Actor-Critic for Discrete Action Settings, 2019",
+    config=DiscreteSacConfig,
     build=build,
-    check=checked,
-    derive=derived,
-    parts=Parts(
+    check=check_replay_run,
+    derive=derive_replay_run,
+    parts=RecipeParts(
         source="Replay(Live(Gymnasium))",
-        credit=(one_step,),
-        loss=(soft_values, soft_target, soft_policy, temperature),
+        credit=(one_step_target,),
+        loss=(twin_critic_loss, soft_target, sac_actor_loss, temperature_loss),
         weights=(token_mean,),
     ),
     limitation="what the right entropy is differs by task; where one action matters much, it has to be low.",

@@ -6,38 +6,38 @@ average; a choice by other numbers than those that value it is not.
 
 import torch
 
-from hone.models.control.q_networks import DeepValues
+from hone.models.control.q_networks import DqnPolicy
 from hone.objectives.td import double_target
-from hone.objectives.terms import Terms
+from hone.objectives.terms import LossTerms
 from hone.objectives.value import huber
-from hone.train.control.value_based import Exploring, Method, ValueAlgorithm, value_entry
-from hone.train.control.value_rows import ValueRows, drawn
+from hone.train.control.value_based import ScheduledValueRunConfig, ValueAlgorithm, ValueMethod, value_recipe_spec
+from hone.train.control.value_rows import ValueRows, weight_noise
 
 
-class DoubleDqn(Exploring):
+class DoubleDqnConfig(ScheduledValueRunConfig):
     """Deep Q-learning that does not overrate."""
 
     algorithm: ValueAlgorithm = ValueAlgorithm()
     """Discount and slow copy."""
 
 
-def objective(policy: DeepValues, rows: ValueRows) -> Terms:
+def objective(policy: DqnPolicy, rows: ValueRows) -> LossTerms:
     """Huber's loss of the chosen action's value against the double target."""
-    table = policy.table(policy.outcomes(rows.seen, drawn(rows, 0)))
+    table = policy.q_values(policy.return_outputs(rows.seen, weight_noise(rows, 0)))
     with torch.no_grad():
-        ahead = policy.table(policy.outcomes(rows.after, drawn(rows, 1)))
-    target = double_target(rows.reward, rows.discount, ahead, policy.table(rows.slow))
+        ahead = policy.q_values(policy.return_outputs(rows.next_seen, weight_noise(rows, 1)))
+    target = double_target(rows.reward, rows.discount, ahead, policy.q_values(rows.target_outcomes))
     return huber(table.gather(1, rows.chosen[:, None]).squeeze(1), target)
 
 
-def method(config: DoubleDqn) -> Method:
-    return Method(algorithm=config.algorithm, objective=objective)
+def method(config: DoubleDqnConfig) -> ValueMethod:
+    return ValueMethod(algorithm=config.algorithm, objective=objective)
 
 
-ENTRY = value_entry(
+ENTRY = value_recipe_spec(
     summary="deep Q-learning whose target is chosen by other values than those that judge it",
-    source="van Hasselt et al., Deep Reinforcement Learning with Double Q-learning, 2016",
-    config=DoubleDqn,
+    paper="van Hasselt et al., Deep Reinforcement Learning with Double Q-learning, 2016",
+    config=DoubleDqnConfig,
     method=method,
     loss=(huber, double_target),
     limitation="finite actions only; a third pass through the network per update, and values may now be too low.",

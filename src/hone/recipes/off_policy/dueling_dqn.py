@@ -4,28 +4,28 @@ Q(s, a) = V(s) + A(s, a) - mean over a of A(s, .), two streams of one last layer
 gives each stream a hidden layer of its own. The target is the double one, as in the paper.
 """
 
-from hone.models.control.q_networks import Shape
+from hone.models.control.q_networks import QArchitecture
 from hone.objectives.td import double_target, dueling
 from hone.objectives.value import huber
 from hone.recipes.off_policy.double_dqn import objective
-from hone.train.control.value_based import Exploring, Method, ValueAlgorithm, value_entry
+from hone.train.control.value_based import ScheduledValueRunConfig, ValueAlgorithm, ValueMethod, value_recipe_spec
 
 
-class DuelingDqn(Exploring):
+class DuelingDqnConfig(ScheduledValueRunConfig):
     """Deep Q-learning with two streams."""
 
     algorithm: ValueAlgorithm = ValueAlgorithm()
     """Discount and slow copy."""
 
 
-def method(config: DuelingDqn) -> Method:
-    return Method(algorithm=config.algorithm, objective=objective, shape=Shape(dueling=True))
+def method(config: DuelingDqnConfig) -> ValueMethod:
+    return ValueMethod(algorithm=config.algorithm, objective=objective, network_shape=QArchitecture(dueling=True))
 
 
-ENTRY = value_entry(
+ENTRY = value_recipe_spec(
     summary="double DQN whose network tells the worth of a situation from the advantages of choices",
-    source="Wang et al., Dueling Network Architectures for Deep Reinforcement Learning, 2016",
-    config=DuelingDqn,
+    paper="Wang et al., Dueling Network Architectures for Deep Reinforcement Learning, 2016",
+    config=DuelingDqnConfig,
     method=method,
     loss=(huber, double_target, dueling),
     limitation="helps where many choices are much alike; with two actions there is little to gain.",

@@ -1,8 +1,8 @@
 """Hindsight experience replay with action values (Andrychowicz et al., 2017, 1707.01495).
 
 Off-policy control of environments with goals: what an episode reached is taken for what it wanted, so that every
-episode met some goal. Double Q-learning below. The defaults are those that solve `hone/BitFlip-v0` with 15 bits, where
-the same learner without hindsight (`hindsight.share = 0`) stays at 0.
+episode met some goal. Double Q-learning below. The defaults are those that solve `hone/BitFlipEnv-v0` with 15 bits,
+where the same learner without hindsight (`hindsight.share = 0`) stays at 0.
 """
 
 from dataclasses import dataclass, field, replace
@@ -17,30 +17,30 @@ from hone.core.config import Config
 from hone.core.credit import Credits
 from hone.core.episodes import Episodes
 from hone.core.errors import ConfigError
-from hone.credit.returns import one_step
+from hone.credit.returns import one_step_target
 from hone.envs.gym.world import GymConfig, inspect_world, open_world
-from hone.models.control.actor_critic import ActionValues, follow
-from hone.models.control.mlp import Choices, MlpConfig
-from hone.models.control.numpy_policies import ActGreedy, Decides
+from hone.models.control.actor_critic import QNetworkPolicy, polyak_update
+from hone.models.control.mlp import DiscreteActions, MlpConfig
+from hone.models.control.numpy_policies import HasNumpyPolicy, NumpyGreedyPolicy
 from hone.objectives.td import double_target
-from hone.objectives.terms import Terms
-from hone.objectives.value import squared
+from hone.objectives.terms import LossTerms
+from hone.objectives.value import squared_error
 from hone.objectives.weights import token_mean
-from hone.replay.hindsight import Hindsight
+from hone.replay.hindsight import HindsightBuffer
 from hone.train.config import RunConfig, RunSettings
-from hone.train.control.acting import NetworkActor, Scored
-from hone.train.control.hindsight import HindsightConfig, goals_of, hindsight_memory, hindsight_table
-from hone.train.control.job import JudgeConfig, control_job
-from hone.train.control.phases import phase
-from hone.train.control.replay_config import TurnReplayConfig
+from hone.train.control.acting import DropFailedEpisodes, NetworkActor
+from hone.train.control.hindsight import HindsightConfig, derive_hindsight, goal_spec, hindsight_buffer
+from hone.train.control.job import ControlEvaluationConfig, control_job
+from hone.train.control.phases import optimizer_phase
+from hone.train.control.replay_config import IterationReplayConfig
 from hone.train.control.rows import TransitionRows, transition_rows
-from hone.train.control.spaces import spaces_of
-from hone.train.job import Entry, Job, Parts
-from hone.train.learner.config import LearnerConfig, schedule
+from hone.train.control.spaces import network_spaces
+from hone.train.job import RecipeParts, RecipeSpec, TrainingJob
+from hone.train.learner.config import LearnerConfig, learning_rate_schedule
 from hone.train.learner.gradient import GradientLearner
 from hone.train.loop import Recipe
-from hone.train.sources.live import Live
-from hone.train.sources.replay import Replay
+from hone.train.sources.live import LiveSource
+from hone.train.sources.replay import ReplaySource
 
 
 class HerDqnAlgorithm(Config):
@@ -68,83 +68,89 @@ class HerDqnConfig(RunConfig):
     """The values have one, and their slow copy."""
     learner: LearnerConfig = LearnerConfig(lr=1e-3, minibatches=4, max_grad_norm=None)
     """The optimizer; `minibatches` is the number of updates per turn of the loop."""
-    replay: TurnReplayConfig = TurnReplayConfig(collect=1, batch=256, memory=200_000)
+    replay: IterationReplayConfig = IterationReplayConfig(collect=1, batch=256, memory=200_000)
     """The memory."""
     hindsight: HindsightConfig = HindsightConfig()
     """What is relabelled."""
     algorithm: HerDqnAlgorithm = HerDqnAlgorithm()
     """Targets and exploration."""
-    judge: JudgeConfig = JudgeConfig(episodes=100)
+    judge: ControlEvaluationConfig = ControlEvaluationConfig(episodes=100)
     """How the policy is tried."""
 
 
 @dataclass
-class Exploring(NetworkActor):
+class EpsilonActor(NetworkActor):
     """Greedy, but for a share of its decisions."""
 
     epsilon: float = field(kw_only=True, default=0.0)
 
-    def publish(self, policy: Decides, version: int) -> None:
-        acting = policy.acting()
-        assert isinstance(acting, ActGreedy)
+    def publish(self, policy: HasNumpyPolicy, version: int) -> None:
+        acting = policy.numpy_policy()
+        assert isinstance(acting, NumpyGreedyPolicy)
         self.acting, self.version = replace(acting, epsilon=self.epsilon), version
 
 
-def objective(policy: ActionValues, rows: TransitionRows, *, low: float, high: float) -> Terms:
+def objective(policy: QNetworkPolicy, rows: TransitionRows, *, low: float, high: float) -> LossTerms:
     """Squared error of the value of what was done against the double Q-learning target."""
     actions = policy.spaces.actions
-    assert isinstance(actions, Choices)
+    assert isinstance(actions, DiscreteActions)
     with torch.no_grad():
-        now, slow = policy.table(rows.after), policy.target_table(rows.after)
+        now, slow = policy.q_values(rows.next_seen), policy.target_q_values(rows.next_seen)
     target = double_target(rows.reward, rows.discount, now, slow).clamp(low, high)
-    value = policy.table(rows.seen).gather(1, (rows.chosen - actions.start)[:, None]).squeeze(1)
-    return squared(value, target)
+    value = policy.q_values(rows.seen).gather(1, (rows.chosen - actions.start)[:, None]).squeeze(1)
+    return squared_error(value, target)
 
 
-def rows_of(transitions: Episodes, credits: Credits, *, device: str) -> TransitionRows:
+def transition_rows_without_noise(transitions: Episodes, credits: Credits, *, device: str) -> TransitionRows:
     """No random numbers travel with them."""
     nothing: NDArray[np.float32] = np.zeros((len(transitions), 0), dtype=np.float32)
     return transition_rows(transitions, credits, nothing, device=device)
 
 
-def build(config: HerDqnConfig) -> Job[ActionValues]:
+def build(config: HerDqnConfig) -> TrainingJob[QNetworkPolicy]:
     """Raises ConfigError and UserCodeError for what is wrong with the environment."""
-    memory = hindsight_memory(config.env, config.replay, config.hindsight)
+    memory = hindsight_buffer(config.env, config.replay, config.hindsight)
     world = open_world(config.env, steps=config.replay.collect, seed=config.seed)
-    space = spaces_of(world.envs.single_observation_space, world.envs.single_action_space)
-    if not isinstance(space.actions, Choices):
+    space = network_spaces(world.envs.single_observation_space, world.envs.single_action_space)
+    if not isinstance(space.actions, DiscreteActions):
         raise ConfigError(f"her_dqn needs a finite set of actions, got {space.actions}; for a box of them use her_sac")
-    policy = ActionValues(space, config.network, seed=config.seed).to(config.run.device)
+    policy = QNetworkPolicy(space, config.network, seed=config.seed).to(config.run.device)
     low, high = config.algorithm.value_range
     learner = GradientLearner(
         policy=policy,
-        layout=partial(rows_of, device=config.run.device),
-        phases=[phase("values", partial(objective, low=low, high=high), policy.values.parameters(), config.learner)],
+        layout=partial(transition_rows_without_noise, device=config.run.device),
+        phases=[
+            optimizer_phase(
+                "values", partial(objective, low=low, high=high), policy.values.parameters(), config.learner
+            )
+        ],
         seed=config.seed,
-        learning_rate=schedule(config.learner, config.learner.optimizer_steps(config.steps)),
+        learning_rate=learning_rate_schedule(config.learner, config.learner.optimizer_steps(config.steps)),
         minibatches=config.learner.minibatches,
         shuffle=False,
-        after_step=lambda it: follow(it.target.parameters(), it.values.parameters(), rate=config.algorithm.target_rate),
+        after_step=lambda it: polyak_update(
+            it.target.parameters(), it.values.parameters(), tau=config.algorithm.target_rate
+        ),
     )
-    actor = Exploring(policy.acting(), epsilon=config.algorithm.epsilon)
-    source = Replay(
-        Scored(Live(world, actor), world),
-        ring=memory,
-        sample=config.replay.batch * config.learner.minibatches,
+    actor = EpsilonActor(policy.numpy_policy(), epsilon=config.algorithm.epsilon)
+    source = ReplaySource(
+        DropFailedEpisodes(LiveSource(world, actor), world),
+        buffer=memory,
+        sample_size=config.replay.batch * config.learner.minibatches,
         warmup=config.replay.warmup,
         seed=config.seed,
     )
-    recipe = Recipe(source=source, credit=partial(one_step, discount=config.algorithm.discount), learner=learner)
-    return control_job(recipe, env=config.env, judge=config.judge, seed=config.seed, world=world)
+    recipe = Recipe(source=source, credit=partial(one_step_target, discount=config.algorithm.discount), learner=learner)
+    return control_job(recipe, env=config.env, evaluation=config.judge, seed=config.seed, world=world)
 
 
 def check(config: HerDqnConfig) -> list[str]:
-    goals_of(config.env)
+    goal_spec(config.env)
     return inspect_world(config.env, seed=config.seed)[1]
 
 
 def derive(config: HerDqnConfig) -> dict[str, str]:
-    return hindsight_table(
+    return derive_hindsight(
         config.env,
         steps=config.steps,
         updates=config.learner.minibatches,
@@ -153,17 +159,17 @@ def derive(config: HerDqnConfig) -> dict[str, str]:
     )
 
 
-ENTRY = Entry(
+ENTRY = RecipeSpec(
     summary="off-policy control with goals, finite actions: what was reached is taken for what was wanted",
-    source="Andrychowicz et al., Hindsight Experience Replay, 2017",
+    paper="Andrychowicz et al., Hindsight Experience Replay, 2017",
     config=HerDqnConfig,
     build=build,
     check=check,
     derive=derive,
-    parts=Parts(
+    parts=RecipeParts(
         source="Replay(Live(Gymnasium with goals), Hindsight)",
-        credit=(one_step,),
-        loss=(squared, double_target, Hindsight),
+        credit=(one_step_target,),
+        loss=(squared_error, double_target, HindsightBuffer),
         weights=(token_mean,),
     ),
     limitation="needs goals that are reached by what is seen, and a reward that can be computed for any of them.",

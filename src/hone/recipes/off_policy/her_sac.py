@@ -15,28 +15,28 @@ from hone.core.config import Config
 from hone.core.credit import Credits
 from hone.core.episodes import Episodes
 from hone.core.random import generator
-from hone.credit.returns import one_step
+from hone.credit.returns import one_step_target
 from hone.envs.gym.world import GymConfig, inspect_world, open_world
 from hone.models.control.actor_critic import SoftActorCritic
 from hone.models.control.mlp import MlpConfig
-from hone.objectives.soft import soft_policy, soft_target, soft_values, temperature
+from hone.objectives.soft import sac_actor_loss, soft_target, temperature_loss, twin_critic_loss
 from hone.objectives.weights import token_mean
 from hone.recipes.off_policy.sac import actor_objective, critic_objective
-from hone.replay.hindsight import Hindsight
+from hone.replay.hindsight import HindsightBuffer
 from hone.train.config import RunConfig, RunSettings
-from hone.train.control.acting import NetworkActor, Scored
-from hone.train.control.hindsight import HindsightConfig, goals_of, hindsight_memory, hindsight_table
-from hone.train.control.job import JudgeConfig, control_job
-from hone.train.control.phases import following, phase
-from hone.train.control.replay_config import TurnReplayConfig
+from hone.train.control.acting import DropFailedEpisodes, NetworkActor
+from hone.train.control.hindsight import HindsightConfig, derive_hindsight, goal_spec, hindsight_buffer
+from hone.train.control.job import ControlEvaluationConfig, control_job
+from hone.train.control.phases import optimizer_phase, target_update
+from hone.train.control.replay_config import IterationReplayConfig
 from hone.train.control.rows import TransitionRows, transition_rows
-from hone.train.control.spaces import spaces_of
-from hone.train.job import Entry, Job, Parts
-from hone.train.learner.config import LearnerConfig, schedule
+from hone.train.control.spaces import network_spaces
+from hone.train.job import RecipeParts, RecipeSpec, TrainingJob
+from hone.train.learner.config import LearnerConfig, learning_rate_schedule
 from hone.train.learner.gradient import GradientLearner
 from hone.train.loop import Recipe
-from hone.train.sources.live import Live
-from hone.train.sources.replay import Replay
+from hone.train.sources.live import LiveSource
+from hone.train.sources.replay import ReplaySource
 
 
 class HerSacAlgorithm(Config):
@@ -64,23 +64,23 @@ class HerSacConfig(RunConfig):
     """The policy and each critic have one."""
     learner: LearnerConfig = LearnerConfig(lr=1e-3, max_grad_norm=None)
     """The optimizers; `minibatches` is the number of updates per turn of the loop."""
-    replay: TurnReplayConfig = TurnReplayConfig(collect=1, batch=256, memory=200_000)
+    replay: IterationReplayConfig = IterationReplayConfig(collect=1, batch=256, memory=200_000)
     """The memory."""
     hindsight: HindsightConfig = HindsightConfig()
     """What is relabelled."""
     algorithm: HerSacAlgorithm = HerSacAlgorithm()
     """Targets and temperature."""
-    judge: JudgeConfig = JudgeConfig(episodes=100)
+    judge: ControlEvaluationConfig = ControlEvaluationConfig(episodes=100)
     """How the policy is tried."""
 
 
-def build(config: HerSacConfig) -> Job[SoftActorCritic]:
+def build(config: HerSacConfig) -> TrainingJob[SoftActorCritic]:
     """Raises ConfigError and UserCodeError for what is wrong with the environment."""
-    memory = hindsight_memory(config.env, config.replay, config.hindsight)
+    memory = hindsight_buffer(config.env, config.replay, config.hindsight)
     world = open_world(config.env, steps=config.replay.collect, seed=config.seed, squashed=True)
-    space = spaces_of(world.envs.single_observation_space, world.envs.single_action_space)
+    space = network_spaces(world.envs.single_observation_space, world.envs.single_action_space)
     policy = SoftActorCritic(space, config.network, seed=config.seed).to(config.run.device)
-    actions, algorithm = policy.actions, config.algorithm
+    actions, algorithm = policy.action_size, config.algorithm
     with torch.no_grad():
         policy.log_temperature.fill_(math.log(algorithm.first_temperature))
 
@@ -95,33 +95,33 @@ def build(config: HerSacConfig) -> Job[SoftActorCritic]:
         policy=policy,
         layout=layout,
         phases=[
-            phase("critic", critic_objective, policy.critics.parameters(), config.learner),
-            phase("actor", partial(actor_objective, target_entropy=target_entropy), heated, config.learner),
+            optimizer_phase("critic", critic_objective, policy.critics.parameters(), config.learner),
+            optimizer_phase("actor", partial(actor_objective, target_entropy=target_entropy), heated, config.learner),
         ],
         seed=config.seed,
-        learning_rate=schedule(config.learner, config.learner.optimizer_steps(config.steps)),
+        learning_rate=learning_rate_schedule(config.learner, config.learner.optimizer_steps(config.steps)),
         minibatches=config.learner.minibatches,
         shuffle=False,
-        after_step=following([(policy.targets, policy.critics)], rate=algorithm.target_rate),
+        after_step=target_update([(policy.targets, policy.critics)], tau=algorithm.target_rate),
     )
-    source = Replay(
-        Scored(Live(world, NetworkActor(policy.acting())), world),
-        ring=memory,
-        sample=config.replay.batch * config.learner.minibatches,
+    source = ReplaySource(
+        DropFailedEpisodes(LiveSource(world, NetworkActor(policy.numpy_policy())), world),
+        buffer=memory,
+        sample_size=config.replay.batch * config.learner.minibatches,
         warmup=config.replay.warmup,
         seed=config.seed,
     )
-    recipe = Recipe(source=source, credit=partial(one_step, discount=algorithm.discount), learner=learner)
-    return control_job(recipe, env=config.env, judge=config.judge, seed=config.seed, world=world)
+    recipe = Recipe(source=source, credit=partial(one_step_target, discount=algorithm.discount), learner=learner)
+    return control_job(recipe, env=config.env, evaluation=config.judge, seed=config.seed, world=world)
 
 
 def check(config: HerSacConfig) -> list[str]:
-    goals_of(config.env)
+    goal_spec(config.env)
     return inspect_world(config.env, seed=config.seed, squashed=True)[1]
 
 
 def derive(config: HerSacConfig) -> dict[str, str]:
-    return hindsight_table(
+    return derive_hindsight(
         config.env,
         steps=config.steps,
         updates=config.learner.minibatches,
@@ -130,17 +130,17 @@ def derive(config: HerSacConfig) -> dict[str, str]:
     )
 
 
-ENTRY = Entry(
+ENTRY = RecipeSpec(
     summary="off-policy control with goals, continuous actions: what was reached is taken for what was wanted",
-    source="Andrychowicz et al., Hindsight Experience Replay, 2017",
+    paper="Andrychowicz et al., Hindsight Experience Replay, 2017",
     config=HerSacConfig,
     build=build,
     check=check,
     derive=derive,
-    parts=Parts(
+    parts=RecipeParts(
         source="Replay(Live(Gymnasium with goals), Hindsight)",
-        credit=(one_step,),
-        loss=(soft_values, soft_target, soft_policy, temperature, Hindsight),
+        credit=(one_step_target,),
+        loss=(twin_critic_loss, soft_target, sac_actor_loss, temperature_loss, HindsightBuffer),
         weights=(token_mean,),
     ),
     limitation="needs goals that are reached by what is seen, and a reward that can be computed for any of them.",

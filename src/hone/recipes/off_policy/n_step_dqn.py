@@ -9,7 +9,7 @@ from pydantic import Field
 from hone.objectives.td import double_target
 from hone.objectives.value import huber
 from hone.recipes.off_policy.double_dqn import objective
-from hone.train.control.value_based import Exploring, Method, ValueAlgorithm, value_entry
+from hone.train.control.value_based import ScheduledValueRunConfig, ValueAlgorithm, ValueMethod, value_recipe_spec
 
 
 class NStepAlgorithm(ValueAlgorithm):
@@ -19,23 +19,23 @@ class NStepAlgorithm(ValueAlgorithm):
     """Steps that a target looks ahead."""
 
 
-class NStepDqn(Exploring):
+class NStepDqnConfig(ScheduledValueRunConfig):
     """Deep Q-learning that looks several steps ahead."""
 
     algorithm: NStepAlgorithm = NStepAlgorithm()
     """Discount, slow copy and length."""
 
 
-def method(config: NStepDqn) -> Method:
-    return Method(algorithm=config.algorithm, objective=objective, steps=config.algorithm.length)
+def method(config: NStepDqnConfig) -> ValueMethod:
+    return ValueMethod(algorithm=config.algorithm, objective=objective, n_steps=config.algorithm.length)
 
 
-ENTRY = value_entry(
+ENTRY = value_recipe_spec(
     summary="double DQN with targets over several steps",
-    source="Sutton, Learning to Predict by the Methods of Temporal Differences, 1988; Hessel et al., 2018",
-    config=NStepDqn,
+    paper="Sutton, Learning to Predict by the Methods of Temporal Differences, 1988; Hessel et al., 2018",
+    config=NStepDqnConfig,
     method=method,
     loss=(huber, double_target),
     limitation="the longer the target, the more it is that of the policies that acted, not of the greedy one.",
-    memory="Replay(Live(Gymnasium)), n steps",
+    episode_source="Replay(Live(Gymnasium)), n steps",
 )

@@ -6,13 +6,19 @@ the slow copy has one a turn. The policy's mode acts by the means. Only the warm
 
 from pydantic import Field
 
-from hone.models.control.q_networks import Shape
+from hone.models.control.q_networks import QArchitecture
 from hone.objectives.td import greedy_target
 from hone.objectives.value import huber
 from hone.recipes.off_policy.dqn import objective
 from hone.train.config import RunSettings
-from hone.train.control.replay_config import TurnReplayConfig
-from hone.train.control.value_based import Method, ValueAlgorithm, ValueLearner, ValueRun, value_entry
+from hone.train.control.replay_config import IterationReplayConfig
+from hone.train.control.value_based import (
+    ValueAlgorithm,
+    ValueLearnerConfig,
+    ValueMethod,
+    ValueRunConfig,
+    value_recipe_spec,
+)
 
 
 class NoisyAlgorithm(ValueAlgorithm):
@@ -22,27 +28,29 @@ class NoisyAlgorithm(ValueAlgorithm):
     """Initial scale of the noise, over the square root of a layer's inputs."""
 
 
-class NoisyDqn(ValueRun):
+class NoisyDqnConfig(ValueRunConfig):
     """Deep Q-learning that explores by its weights."""
 
     run: RunSettings = RunSettings(threads=1, log_every=25, checkpoint_every=250)
     """How the run is carried out."""
-    learner: ValueLearner = ValueLearner(minibatches=32)
+    learner: ValueLearnerConfig = ValueLearnerConfig(minibatches=32)
     """The optimizer."""
-    replay: TurnReplayConfig = TurnReplayConfig(collect=64)
+    replay: IterationReplayConfig = IterationReplayConfig(collect=64)
     """The memory, and how often it is asked. A turn acts by one draw of the weights: short ones explore nothing."""
     algorithm: NoisyAlgorithm = NoisyAlgorithm()
     """Discount, slow copy and noise."""
 
 
-def method(config: NoisyDqn) -> Method:
-    return Method(algorithm=config.algorithm, objective=objective, shape=Shape(sigma=config.algorithm.sigma))
+def method(config: NoisyDqnConfig) -> ValueMethod:
+    return ValueMethod(
+        algorithm=config.algorithm, objective=objective, network_shape=QArchitecture(sigma=config.algorithm.sigma)
+    )
 
 
-ENTRY = value_entry(
+ENTRY = value_recipe_spec(
     summary="deep Q-learning that explores by learned noise in its weights",
-    source="Fortunato et al., Noisy Networks for Exploration, 2018",
-    config=NoisyDqn,
+    paper="Fortunato et al., Noisy Networks for Exploration, 2018",
+    config=NoisyDqnConfig,
     method=method,
     loss=(huber, greedy_target),
     limitation="an update costs more than twice; its logs have no propensities, so they cannot be reweighed.",

@@ -17,27 +17,27 @@ from hone.core.config import Config
 from hone.core.credit import Credits, Metrics
 from hone.core.episodes import Episodes
 from hone.core.state import State, array, substate
-from hone.credit.returns import as_paid
-from hone.envs.gym.make import placed
+from hone.credit.returns import reward_as_advantage
+from hone.envs.gym.make import describe_placement
 from hone.envs.gym.world import GymConfig, inspect_world, open_world
 from hone.models.control.mlp import MlpConfig
-from hone.models.control.mpc import ActPlanning, CemPlanning, ModelPlanner, MppiPlanning, Planning
+from hone.models.control.mpc import CemPlanning, ModelPlanner, MpcPolicy, MppiPlanning, PlanningConfig
 from hone.objectives.dynamics import gaussian_nll
-from hone.objectives.terms import Terms
+from hone.objectives.terms import LossTerms
 from hone.objectives.weights import token_mean
-from hone.replay.bootstrap import Bootstrapped, Moments
-from hone.replay.ring import Ring
+from hone.replay.bootstrap import BootstrapBuffer, ColumnStatistics
+from hone.replay.ring import RingBuffer
 from hone.train.config import RunConfig, RunSettings
-from hone.train.control.acting import NetworkActor, Scored
-from hone.train.control.job import JudgeConfig, control_job
-from hone.train.control.rows import Columns
-from hone.train.control.spaces import spaces_of
-from hone.train.job import Entry, Job, Parts
-from hone.train.learner.config import LearnerConfig, policy_phase, schedule
+from hone.train.control.acting import DropFailedEpisodes, NetworkActor
+from hone.train.control.job import ControlEvaluationConfig, control_job
+from hone.train.control.rows import DecisionRows
+from hone.train.control.spaces import network_spaces
+from hone.train.job import RecipeParts, RecipeSpec, TrainingJob
+from hone.train.learner.config import LearnerConfig, learning_rate_schedule, policy_phase
 from hone.train.learner.gradient import GradientLearner
 from hone.train.loop import Recipe, Source
-from hone.train.sources.live import Live
-from hone.train.sources.replay import Replay
+from hone.train.sources.live import LiveSource
+from hone.train.sources.replay import ReplaySource
 
 
 class PetsAlgorithm(Config):
@@ -50,7 +50,7 @@ class PetsAlgorithm(Config):
     bounds_weight: float = Field(default=0.01, ge=0)
     """Of the distance between the learnt bounds of the log variance, which is kept small."""
     reward: str | None = None
-    """`pendulum` or `cartpole_swing_up`: the reward is known; None: it is learnt with the world."""
+    """`pendulum_reward` or `cartpole_swing_up_reward`: the reward is known; None: it is learnt with the world."""
     warmup: int = Field(default=200, ge=1)
     """Steps taken at random before the first update."""
     memory: int = Field(default=100_000, ge=1)
@@ -70,11 +70,11 @@ class PetsConfig(RunConfig):
     """Each member of the ensemble."""
     learner: LearnerConfig = LearnerConfig(lr=2e-3, minibatches=100, max_grad_norm=None)
     """The optimizer; `minibatches` is the number of updates per turn of the loop."""
-    planning: Planning = CemPlanning()
+    planning: PlanningConfig = CemPlanning()
     """How a decision is planned."""
     algorithm: PetsAlgorithm = PetsAlgorithm()
     """The learnt world."""
-    judge: JudgeConfig = JudgeConfig(episodes=5)
+    judge: ControlEvaluationConfig = ControlEvaluationConfig(episodes=5)
     """How the planner is tried."""
 
     @model_validator(mode="after")
@@ -88,7 +88,7 @@ class PetsConfig(RunConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class WorldRows(Columns):
+class DynamicsRows(DecisionRows):
     """Transitions for an ensemble: each row holds one of every member's."""
 
     inputs: Tensor
@@ -97,20 +97,22 @@ class WorldRows(Columns):
     """`[n, K, observation + 1]`: change and reward, standardised."""
 
 
-def objective(policy: ModelPlanner, rows: WorldRows, *, bounds_weight: float) -> Terms:
+def objective(policy: ModelPlanner, rows: DynamicsRows, *, bounds_weight: float) -> LossTerms:
     """Negative log-likelihood of what followed + bounds_weight * distance of the bounds."""
     least, greatest = policy.ensemble.bounds.unbind()
     mean, log_variance = policy.ensemble(rows.inputs.transpose(0, 1).to(least.dtype))
     terms = gaussian_nll(mean, log_variance, rows.target.transpose(0, 1))
-    return Terms(loss=terms.loss + bounds_weight * (greatest - least).sum(), told=terms.told)
+    return LossTerms(loss=terms.loss + bounds_weight * (greatest - least).sum(), compute_metrics=terms.compute_metrics)
 
 
-def layout(transitions: Episodes, credits: Credits, *, policy: ModelPlanner, memory: Bootstrapped) -> WorldRows:
+def dynamics_rows(
+    transitions: Episodes, credits: Credits, *, policy: ModelPlanner, memory: BootstrapBuffer
+) -> DynamicsRows:
     """Rows of a bootstrapped sample, standardised by all that is remembered."""
     del credits
     ensemble, members = policy.ensemble, memory.members
     if memory.inputs.count:
-        ensemble.measure(memory.inputs.count, _of(memory.inputs), _of(memory.changes))
+        ensemble.set_statistics(memory.inputs.count, _mean_and_scale(memory.inputs), _mean_and_scale(memory.targets))
     count = len(transitions) // members * members
     transitions = transitions.take(np.arange(count))
     assert transitions.final is not None
@@ -118,16 +120,16 @@ def layout(transitions: Episodes, credits: Credits, *, policy: ModelPlanner, mem
         torch.from_numpy(np.ascontiguousarray(column.reshape(count, -1), dtype=np.float32))
         for column in (transitions.observations, transitions.chosen, transitions.final)
     )
-    target = ensemble.standard_changes(seen, after, torch.from_numpy(transitions.reward))
-    inputs = ensemble.standard_inputs(seen, chosen)
-    return WorldRows(
+    target = ensemble.standardise_targets(seen, after, torch.from_numpy(transitions.reward))
+    inputs = ensemble.standardise_inputs(seen, chosen)
+    return DynamicsRows(
         weight=torch.ones(count // members),
         inputs=inputs.view(members, count // members, -1).transpose(0, 1).contiguous(),
         target=target.view(members, count // members, -1).transpose(0, 1).contiguous(),
     )
 
 
-def _of(moments: Moments) -> tuple[Tensor, Tensor]:
+def _mean_and_scale(moments: ColumnStatistics) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(moments.mean).float(), torch.from_numpy(moments.std).float()
 
 
@@ -136,14 +138,14 @@ class PlanningActor(NetworkActor):
     """Keeps its plans when a better world is published."""
 
     def publish(self, policy: ModelPlanner, version: int) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        acting, before = policy.acting(), self.acting
-        assert isinstance(before, ActPlanning)
+        acting, before = policy.numpy_policy(), self.numpy_policy
+        assert isinstance(before, MpcPolicy)
         acting.plan = before.plan
-        self.acting, self.version = acting, version
+        self.numpy_policy, self.version = acting, version
 
 
 @dataclass
-class Planned:
+class WithPlannerState:
     """A source whose plans are saved with it: a resumed run goes on with them."""
 
     source: Source[ModelPlanner]
@@ -167,16 +169,16 @@ class Planned:
         plan = substate(state, "plan")
         self._planning().plan = torch.from_numpy(array(plan, "mean").astype(np.float32)) if plan else None
 
-    def _planning(self) -> ActPlanning:
-        assert isinstance(self.actor.acting, ActPlanning)
-        return self.actor.acting
+    def _planning(self) -> MpcPolicy:
+        assert isinstance(self.actor.numpy_policy, MpcPolicy)
+        return self.actor.numpy_policy
 
 
-def build(config: PetsConfig) -> Job[ModelPlanner]:
+def build(config: PetsConfig) -> TrainingJob[ModelPlanner]:
     """Raises ConfigError and UserCodeError for what is wrong with the environment."""
     algorithm, learning = config.algorithm, config.learner
     world = open_world(config.env, steps=config.rollout_steps, seed=config.seed, squashed=True)
-    space = spaces_of(world.envs.single_observation_space, world.envs.single_action_space)
+    space = network_spaces(world.envs.single_observation_space, world.envs.single_action_space)
     policy = ModelPlanner(
         space,
         config.network,
@@ -185,32 +187,32 @@ def build(config: PetsConfig) -> Job[ModelPlanner]:
         planning=config.planning,
         reward=algorithm.reward,
     )
-    memory = Bootstrapped(Ring(algorithm.memory), members=algorithm.members, seed=config.seed)
-    loss: Callable[[ModelPlanner, WorldRows], Terms] = partial(objective, bounds_weight=algorithm.bounds_weight)
+    memory = BootstrapBuffer(RingBuffer(algorithm.memory), members=algorithm.members, seed=config.seed)
+    loss: Callable[[ModelPlanner, DynamicsRows], LossTerms] = partial(objective, bounds_weight=algorithm.bounds_weight)
     learner = GradientLearner(
         policy=policy,
-        layout=partial(layout, policy=policy, memory=memory),
+        layout=partial(dynamics_rows, policy=policy, memory=memory),
         phases=[policy_phase(policy, loss, learning)],
         seed=config.seed,
-        learning_rate=schedule(learning, learning.optimizer_steps(config.steps)),
+        learning_rate=learning_rate_schedule(learning, learning.optimizer_steps(config.steps)),
         minibatches=learning.minibatches,
         epochs=learning.epochs,
     )
-    actor = PlanningActor(policy.acting())
-    source = Replay(
-        Scored(Planned(Live(world, actor), actor), world),
-        ring=memory,
-        sample=algorithm.members * algorithm.batch * learning.minibatches,
+    actor = PlanningActor(policy.numpy_policy())
+    source = ReplaySource(
+        DropFailedEpisodes(WithPlannerState(LiveSource(world, actor), actor), world),
+        buffer=memory,
+        sample_size=algorithm.members * algorithm.batch * learning.minibatches,
         warmup=algorithm.warmup,
         seed=config.seed,
     )
-    recipe = Recipe(source=source, credit=as_paid, learner=learner)
-    return control_job(recipe, env=config.env, judge=config.judge, seed=config.seed, world=world)
+    recipe = Recipe(source=source, credit=reward_as_advantage, learner=learner)
+    return control_job(recipe, env=config.env, evaluation=config.judge, seed=config.seed, world=world)
 
 
 def check(config: PetsConfig) -> list[str]:
     found, warnings = inspect_world(config.env, seed=config.seed, squashed=True)
-    ModelPlanner(spaces_of(*found), MlpConfig(hidden=[1]), seed=0, members=1, reward=config.algorithm.reward)
+    ModelPlanner(network_spaces(*found), MlpConfig(hidden=[1]), seed=0, members=1, reward=config.algorithm.reward)
     return warnings
 
 
@@ -220,23 +222,23 @@ def derive(config: PetsConfig) -> dict[str, str]:
     kind = "path integral" if isinstance(planning, MppiPlanning) else "cross-entropy"
     return {
         "steps of the world": f"{config.steps} turns x {steps} = {config.steps * steps}",
-        "environments": placed(config.env),
+        "environments": describe_placement(config.env),
         "imagined steps per decision": f"{kind}: {planning.iterations} x {imagined} = {planning.iterations * imagined}",
         "updates": f"{config.learner.optimizer_steps(config.steps)}",
         "update": f"{config.algorithm.members} members x {config.algorithm.batch} transitions",
     }
 
 
-ENTRY = Entry(
+ENTRY = RecipeSpec(
     summary="model-based control: plans in an ensemble of learnt worlds",
-    source="Chua et al., Deep Reinforcement Learning in a Handful of Trials using Probabilistic Dynamics Models, 2018",
+    paper="Chua et al., Deep Reinforcement Learning in a Handful of Trials using Probabilistic Dynamics Models, 2018",
     config=PetsConfig,
     build=build,
     check=check,
     derive=derive,
-    parts=Parts(
+    parts=RecipeParts(
         source="Replay(Live(Gymnasium))",
-        credit=(as_paid,),
+        credit=(reward_as_advantage,),
         loss=(gaussian_nll,),
         weights=(token_mean,),
     ),

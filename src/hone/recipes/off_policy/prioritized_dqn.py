@@ -10,8 +10,8 @@ from pydantic import Field
 from hone.objectives.td import double_target
 from hone.objectives.value import huber
 from hone.recipes.off_policy.double_dqn import objective
-from hone.train.control.value_based import Exploring, Method, ValueAlgorithm, value_entry
-from hone.train.control.value_rows import priorities_of
+from hone.train.control.value_based import ScheduledValueRunConfig, ValueAlgorithm, ValueMethod, value_recipe_spec
+from hone.train.control.value_rows import priority_schedule
 
 
 class PrioritizedAlgorithm(ValueAlgorithm):
@@ -23,25 +23,25 @@ class PrioritizedAlgorithm(ValueAlgorithm):
     """Exponent of the importance weights at the first turn; at the last it is 1."""
 
 
-class PrioritizedDqn(Exploring):
+class PrioritizedDqnConfig(ScheduledValueRunConfig):
     """Deep Q-learning on what surprises most."""
 
     algorithm: PrioritizedAlgorithm = PrioritizedAlgorithm()
     """Discount, slow copy and priorities."""
 
 
-def method(config: PrioritizedDqn) -> Method:
+def method(config: PrioritizedDqnConfig) -> ValueMethod:
     chosen = config.algorithm
-    priorities = priorities_of(chosen.exponent, chosen.correction, turns=config.steps)
-    return Method(algorithm=chosen, objective=objective, priorities=priorities)
+    priorities = priority_schedule(chosen.exponent, chosen.correction, iterations=config.steps)
+    return ValueMethod(algorithm=chosen, objective=objective, priorities=priorities)
 
 
-ENTRY = value_entry(
+ENTRY = value_recipe_spec(
     summary="double DQN that looks again at what it was most wrong about",
-    source="Schaul et al., Prioritized Experience Replay, 2016",
-    config=PrioritizedDqn,
+    paper="Schaul et al., Prioritized Experience Replay, 2016",
+    config=PrioritizedDqnConfig,
     method=method,
     loss=(huber, double_target),
     limitation="where rewards are noise, it looks at noise; a priority is as old as the last look at its transition.",
-    memory="Replay(Live(Gymnasium)), by priority",
+    episode_source="Replay(Live(Gymnasium)), by priority",
 )

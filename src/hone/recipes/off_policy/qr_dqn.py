@@ -8,12 +8,12 @@ from functools import partial
 
 from pydantic import Field
 
-from hone.models.control.q_networks import DeepValues, Quantiles, Shape
-from hone.objectives.distributional import quantile_values
+from hone.models.control.q_networks import DqnPolicy, QArchitecture, QuantileReturn
+from hone.objectives.distributional import quantile_huber_loss
 from hone.objectives.td import td_target
-from hone.objectives.terms import Terms
-from hone.train.control.value_based import Exploring, Method, ValueAlgorithm, value_entry
-from hone.train.control.value_rows import ValueRows, best_by_slow, drawn, of_choice
+from hone.objectives.terms import LossTerms
+from hone.train.control.value_based import ScheduledValueRunConfig, ValueAlgorithm, ValueMethod, value_recipe_spec
+from hone.train.control.value_rows import ValueRows, argmax_target, outcomes_of_action, weight_noise
 
 
 class QuantileAlgorithm(ValueAlgorithm):
@@ -25,34 +25,34 @@ class QuantileAlgorithm(ValueAlgorithm):
     """Width within which the loss is smooth; 0: the bare quantile loss."""
 
 
-class QrDqn(Exploring):
+class QrDqnConfig(ScheduledValueRunConfig):
     """Deep Q-learning of quantiles."""
 
     algorithm: QuantileAlgorithm = QuantileAlgorithm()
     """Discount, slow copy and quantiles."""
 
 
-def objective(policy: DeepValues, rows: ValueRows, *, kappa: float) -> Terms:
+def objective(policy: DqnPolicy, rows: ValueRows, *, kappa: float) -> LossTerms:
     """Quantile regression of the chosen action's quantiles on the moved ones of the best action that follows."""
-    quantiles = of_choice(policy.outcomes(rows.seen, drawn(rows, 0)), rows.chosen)
-    ahead = of_choice(rows.slow, best_by_slow(policy, rows))
-    return quantile_values(quantiles, td_target(rows.reward, rows.discount, ahead), kappa=kappa)
+    quantiles = outcomes_of_action(policy.return_outputs(rows.seen, weight_noise(rows, 0)), rows.chosen)
+    ahead = outcomes_of_action(rows.target_outcomes, argmax_target(policy, rows))
+    return quantile_huber_loss(quantiles, td_target(rows.reward, rows.discount, ahead), kappa=kappa)
 
 
-def method(config: QrDqn) -> Method:
+def method(config: QrDqnConfig) -> ValueMethod:
     chosen = config.algorithm
-    return Method(
+    return ValueMethod(
         algorithm=chosen,
         objective=partial(objective, kappa=chosen.kappa),
-        shape=Shape(outcome=Quantiles(size=chosen.quantiles)),
+        network_shape=QArchitecture(outcome=QuantileReturn(size=chosen.quantiles)),
     )
 
 
-ENTRY = value_entry(
+ENTRY = value_recipe_spec(
     summary="deep Q-learning of the quantiles of the return",
-    source="Dabney et al., Distributional Reinforcement Learning with Quantile Regression, 2018",
-    config=QrDqn,
+    paper="Dabney et al., Distributional Reinforcement Learning with Quantile Regression, 2018",
+    config=QrDqnConfig,
     method=method,
-    loss=(quantile_values, td_target),
+    loss=(quantile_huber_loss, td_target),
     limitation="work grows with the square of the quantiles; quantiles may cross.",
 )

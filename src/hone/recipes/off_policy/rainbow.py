@@ -8,12 +8,12 @@ from functools import partial
 
 from pydantic import Field
 
-from hone.models.control.q_networks import Shape
-from hone.objectives.distributional import categorical_target, categorical_values
+from hone.models.control.q_networks import QArchitecture
+from hone.objectives.distributional import c51_loss, categorical_target
 from hone.objectives.td import dueling
 from hone.recipes.off_policy.c51 import CategoricalAlgorithm, objective
-from hone.train.control.value_based import Method, ValueRun, value_entry
-from hone.train.control.value_rows import best_by_now, priorities_of
+from hone.train.control.value_based import ValueMethod, ValueRunConfig, value_recipe_spec
+from hone.train.control.value_rows import argmax_online, priority_schedule
 
 
 class RainbowAlgorithm(CategoricalAlgorithm):
@@ -29,30 +29,30 @@ class RainbowAlgorithm(CategoricalAlgorithm):
     """Exponent of the importance weights at the first turn; at the last it is 1."""
 
 
-class Rainbow(ValueRun):
+class RainbowConfig(ValueRunConfig):
     """The six extensions of deep Q-learning together."""
 
     algorithm: RainbowAlgorithm = RainbowAlgorithm()
     """Discount, slow copy, support, length, noise and priorities."""
 
 
-def method(config: Rainbow) -> Method:
+def method(config: RainbowConfig) -> ValueMethod:
     chosen = config.algorithm
-    return Method(
+    return ValueMethod(
         algorithm=chosen,
-        objective=partial(objective, support=chosen.support(), choose=best_by_now),
-        shape=Shape(outcome=chosen.outcome(), dueling=True, sigma=chosen.sigma),
-        steps=chosen.length,
-        priorities=priorities_of(chosen.exponent, chosen.correction, turns=config.steps),
+        objective=partial(objective, support=chosen.support(), choose=argmax_online),
+        network_shape=QArchitecture(outcome=chosen.outcome(), dueling=True, sigma=chosen.sigma),
+        n_steps=chosen.length,
+        priorities=priority_schedule(chosen.exponent, chosen.correction, iterations=config.steps),
     )
 
 
-ENTRY = value_entry(
+ENTRY = value_recipe_spec(
     summary="six extensions of deep Q-learning together",
-    source="Hessel et al., Rainbow: Combining Improvements in Deep Reinforcement Learning, 2018",
-    config=Rainbow,
+    paper="Hessel et al., Rainbow: Combining Improvements in Deep Reinforcement Learning, 2018",
+    config=RainbowConfig,
     method=method,
-    loss=(categorical_values, categorical_target, dueling),
+    loss=(c51_loss, categorical_target, dueling),
     limitation="an update costs several of DQN's; the range of returns must be known; its two streams share layers.",
-    memory="Replay(Live(Gymnasium)), n steps, by priority",
+    episode_source="Replay(Live(Gymnasium)), n steps, by priority",
 )

@@ -14,29 +14,29 @@ from hone.core.config import Config
 from hone.core.credit import Credits
 from hone.core.episodes import Episodes
 from hone.core.random import generator
-from hone.credit.returns import one_step
-from hone.envs.gym.make import placed
+from hone.credit.returns import one_step_target
+from hone.envs.gym.make import describe_placement
 from hone.envs.gym.world import GymConfig, inspect_world, open_world
 from hone.models.control.actor_critic import SoftActorCritic
 from hone.models.control.mlp import MlpConfig
-from hone.objectives.soft import soft_policy, soft_target, soft_values, temperature
-from hone.objectives.terms import Terms
+from hone.objectives.soft import sac_actor_loss, soft_target, temperature_loss, twin_critic_loss
+from hone.objectives.terms import LossTerms
 from hone.objectives.weights import token_mean
-from hone.replay.ring import Ring
+from hone.replay.ring import RingBuffer
 from hone.train.config import RunConfig, RunSettings
-from hone.train.control.acting import NetworkActor, Scored
-from hone.train.control.experts import Demonstrations, with_demonstrations
-from hone.train.control.job import JudgeConfig, control_job
-from hone.train.control.phases import following, phase
+from hone.train.control.acting import DropFailedEpisodes, NetworkActor
+from hone.train.control.experts import DemonstrationsConfig, with_demonstrations
+from hone.train.control.job import ControlEvaluationConfig, control_job
+from hone.train.control.phases import optimizer_phase, target_update
 from hone.train.control.replay_config import ReplayConfig
 from hone.train.control.rows import TransitionRows, transition_rows
-from hone.train.control.spaces import spaces_of
-from hone.train.job import Entry, Job, Parts
-from hone.train.learner.config import LearnerConfig, schedule
-from hone.train.learner.gradient import GradientLearner, Phase
+from hone.train.control.spaces import network_spaces
+from hone.train.job import RecipeParts, RecipeSpec, TrainingJob
+from hone.train.learner.config import LearnerConfig, learning_rate_schedule
+from hone.train.learner.gradient import GradientLearner, OptimizerPhase
 from hone.train.loop import Recipe
-from hone.train.sources.live import Live
-from hone.train.sources.replay import Replay
+from hone.train.sources.live import LiveSource
+from hone.train.sources.replay import ReplaySource
 
 
 class SacAlgorithm(Config):
@@ -63,41 +63,45 @@ class SacConfig(RunConfig):
     """The optimizers; `minibatches` is the number of updates per turn of the loop."""
     replay: ReplayConfig = ReplayConfig()
     """The memory."""
-    demonstrations: Demonstrations | None = None
+    demonstrations: DemonstrationsConfig | None = None
     """A log that is replayed beside what is lived through."""
     algorithm: SacAlgorithm = SacAlgorithm()
     """Targets and temperature."""
-    judge: JudgeConfig = JudgeConfig()
+    judge: ControlEvaluationConfig = ControlEvaluationConfig()
     """How the policy is tried."""
 
 
 @torch.no_grad()
-def looked_ahead(policy: SoftActorCritic, rows: TransitionRows) -> Tensor:
+def soft_value_target(policy: SoftActorCritic, rows: TransitionRows) -> Tensor:
     """`[n]` the soft target."""
-    action, logp = policy.draw(rows.after, rows.noise[:, 0])
-    worth = policy.target_worth(rows.after, action)
+    action, logp = policy.sample_actions(rows.next_seen, rows.noise[:, 0])
+    worth = policy.min_target_q_values(rows.next_seen, action)
     return soft_target(rows.reward, rows.discount, worth, logp, policy.log_temperature.exp())
 
 
-def critic_objective(policy: SoftActorCritic, rows: TransitionRows) -> Terms:
+def critic_objective(policy: SoftActorCritic, rows: TransitionRows) -> LossTerms:
     """Squared error of both critics against the soft target."""
-    return soft_values(*policy.worth(rows.seen, policy.unit(rows.chosen)), looked_ahead(policy, rows))
+    return twin_critic_loss(
+        *policy.q_values(rows.seen, policy.to_unit_box(rows.chosen)), soft_value_target(policy, rows)
+    )
 
 
-def actor_objective(policy: SoftActorCritic, rows: TransitionRows, *, target_entropy: float) -> Terms:
+def actor_objective(policy: SoftActorCritic, rows: TransitionRows, *, target_entropy: float) -> LossTerms:
     """The policy's loss and the temperature's: they share the draw, and no parameter."""
-    action, logp = policy.draw(rows.seen, rows.noise[:, 1])
-    first, second = policy.worth(rows.seen, action, frozen=True)
-    actor = soft_policy(logp, first, second, policy.log_temperature.exp())
-    heat = temperature(policy.log_temperature, logp, target_entropy=target_entropy)
-    return Terms(loss=actor.loss + heat.loss, told=lambda: {**actor.metrics, **heat.metrics})
+    action, logp = policy.sample_actions(rows.seen, rows.noise[:, 1])
+    first, second = policy.q_values(rows.seen, action, frozen=True)
+    actor = sac_actor_loss(logp, first, second, policy.log_temperature.exp())
+    heat = temperature_loss(policy.log_temperature, logp, target_entropy=target_entropy)
+    return LossTerms(loss=actor.loss + heat.loss, compute_metrics=lambda: {**actor.metrics, **heat.metrics})
 
 
-def phases_of(policy: SoftActorCritic, config: SacConfig) -> list[Phase[SoftActorCritic, TransitionRows]]:
+def optimizer_phases(
+    policy: SoftActorCritic, config: SacConfig
+) -> list[OptimizerPhase[SoftActorCritic, TransitionRows]]:
     """Critics, then actor and temperature."""
-    entropy = config.algorithm.entropy_per_action * policy.actions
-    critic = phase("critic", critic_objective, policy.critics.parameters(), config.learner)
-    actor = phase(
+    entropy = config.algorithm.entropy_per_action * policy.action_size
+    critic = optimizer_phase("critic", critic_objective, policy.critics.parameters(), config.learner)
+    actor = optimizer_phase(
         "actor",
         partial(actor_objective, target_entropy=entropy),
         [*policy.actor.parameters(), policy.log_temperature],
@@ -106,12 +110,12 @@ def phases_of(policy: SoftActorCritic, config: SacConfig) -> list[Phase[SoftActo
     return [critic, actor]
 
 
-def build(config: SacConfig) -> Job[SoftActorCritic]:
+def build(config: SacConfig) -> TrainingJob[SoftActorCritic]:
     """Raises ConfigError and UserCodeError for what is wrong with the environment."""
     world = open_world(config.env, steps=1, seed=config.seed, squashed=True)
-    space = spaces_of(world.envs.single_observation_space, world.envs.single_action_space)
+    space = network_spaces(world.envs.single_observation_space, world.envs.single_action_space)
     policy = SoftActorCritic(space, config.network, seed=config.seed).to(config.run.device)
-    actions = policy.actions
+    actions = policy.action_size
 
     def layout(transitions: Episodes, credits: Credits) -> TransitionRows:
         noise = generator(config.seed, "sac", learner.updates).standard_normal(
@@ -122,25 +126,25 @@ def build(config: SacConfig) -> Job[SoftActorCritic]:
     learner = GradientLearner(
         policy=policy,
         layout=layout,
-        phases=phases_of(policy, config),
+        phases=optimizer_phases(policy, config),
         seed=config.seed,
-        learning_rate=schedule(config.learner, config.learner.optimizer_steps(config.steps)),
+        learning_rate=learning_rate_schedule(config.learner, config.learner.optimizer_steps(config.steps)),
         minibatches=config.learner.minibatches,
         shuffle=config.demonstrations is not None,  # they come first in a sample
-        after_step=following([(policy.targets, policy.critics)], rate=config.algorithm.target_rate),
+        after_step=target_update([(policy.targets, policy.critics)], tau=config.algorithm.target_rate),
     )
-    source = Replay(
-        Scored(Live(world, NetworkActor(policy.acting())), world),
-        ring=with_demonstrations(Ring(config.replay.memory), config.demonstrations, space),
-        sample=config.replay.batch * config.learner.minibatches,
+    source = ReplaySource(
+        DropFailedEpisodes(LiveSource(world, NetworkActor(policy.numpy_policy())), world),
+        buffer=with_demonstrations(RingBuffer(config.replay.memory), config.demonstrations, space),
+        sample_size=config.replay.batch * config.learner.minibatches,
         warmup=config.replay.warmup,
         seed=config.seed,
     )
-    recipe = Recipe(source=source, credit=partial(one_step, discount=config.algorithm.discount), learner=learner)
+    recipe = Recipe(source=source, credit=partial(one_step_target, discount=config.algorithm.discount), learner=learner)
     return control_job(
         recipe,
         env=config.env,
-        judge=config.judge,
+        evaluation=config.judge,
         seed=config.seed,
         world=world,
     )
@@ -153,23 +157,23 @@ def check(config: SacConfig) -> list[str]:
 def derive(config: SacConfig) -> dict[str, str]:
     return {
         "steps of the world": f"{config.replay.warmup} + {config.steps} x {config.env.num_envs}",
-        "environments": placed(config.env),
+        "environments": describe_placement(config.env),
         "updates": f"{config.steps} x {config.learner.minibatches} = {config.steps * config.learner.minibatches}",
         "update": f"{config.replay.batch} transitions",
     }
 
 
-ENTRY = Entry(
+ENTRY = RecipeSpec(
     summary="off-policy control of continuous actions: maximum entropy, twin critics, replay",
-    source="Haarnoja et al., Soft Actor-Critic Algorithms and Applications, 2018",
+    paper="Haarnoja et al., Soft Actor-Critic Algorithms and Applications, 2018",
     config=SacConfig,
     build=build,
     check=check,
     derive=derive,
-    parts=Parts(
+    parts=RecipeParts(
         source="Replay(Live(Gymnasium))",
-        credit=(one_step,),
-        loss=(soft_values, soft_target, soft_policy, temperature),
+        credit=(one_step_target,),
+        loss=(twin_critic_loss, soft_target, sac_actor_loss, temperature_loss),
         weights=(token_mean,),
     ),
     limitation="boxes of actions only; the values of actions that were never tried are guesses.",

@@ -10,15 +10,22 @@ from pydantic import Field
 from torch import Tensor
 
 from hone.core.config import Config
-from hone.credit.returns import one_step
+from hone.credit.returns import one_step_target
 from hone.models.control.deterministic import DeterministicActorCritic
-from hone.objectives.soft import soft_values
-from hone.objectives.td import deterministic_policy, smoothed_action, twin_target
-from hone.objectives.terms import Terms
+from hone.objectives.soft import twin_critic_loss
+from hone.objectives.td import ddpg_actor_loss, smoothed_action, twin_target
+from hone.objectives.terms import LossTerms
 from hone.objectives.weights import token_mean
-from hone.train.control.deterministic import DeterministicRun, Method, check, chosen_worth, derive, deterministic_job
+from hone.train.control.deterministic import (
+    DeterministicMethod,
+    DeterministicRunConfig,
+    check_deterministic,
+    chosen_action_values,
+    derive_deterministic,
+    deterministic_job,
+)
 from hone.train.control.rows import TransitionRows
-from hone.train.job import Entry, Job, Parts
+from hone.train.job import RecipeParts, RecipeSpec, TrainingJob
 
 
 class Td3Algorithm(Config):
@@ -36,53 +43,53 @@ class Td3Algorithm(Config):
     """Where that noise is cut off."""
 
 
-class Td3Config(DeterministicRun):
+class Td3Config(DeterministicRunConfig):
     """A deterministic policy with two critics on Gymnasium environments with a box of actions."""
 
     algorithm: Td3Algorithm = Td3Algorithm()
     """Targets and delay."""
 
 
-def target_of(policy: DeterministicActorCritic, rows: TransitionRows, *, algorithm: Td3Algorithm) -> Tensor:
+def value_target(policy: DeterministicActorCritic, rows: TransitionRows, *, algorithm: Td3Algorithm) -> Tensor:
     """`[n]` by the lesser slow value of a smoothed action."""
     scale, limit = algorithm.smoothing, algorithm.smoothing_limit
-    action = smoothed_action(policy.slow_act(rows.after), rows.noise, scale=scale, limit=limit)
-    low, other = policy.slow_worth(rows.after, action)
+    action = smoothed_action(policy.target_actions(rows.next_seen), rows.noise, scale=scale, limit=limit)
+    low, other = policy.target_q_values(rows.next_seen, action)
     return twin_target(rows.reward, rows.discount, low, other)
 
 
-def critic_objective(policy: DeterministicActorCritic, rows: TransitionRows, *, algorithm: Td3Algorithm) -> Terms:
+def critic_objective(policy: DeterministicActorCritic, rows: TransitionRows, *, algorithm: Td3Algorithm) -> LossTerms:
     """Squared error of both critics against that target."""
-    first, second = chosen_worth(policy, rows)
-    return soft_values(first, second, target_of(policy, rows, algorithm=algorithm))
+    first, second = chosen_action_values(policy, rows)
+    return twin_critic_loss(first, second, value_target(policy, rows, algorithm=algorithm))
 
 
-def build(config: Td3Config) -> Job[DeterministicActorCritic]:
+def build(config: Td3Config) -> TrainingJob[DeterministicActorCritic]:
     """Raises ConfigError and UserCodeError for what is wrong with the environment."""
     algorithm = config.algorithm
     return deterministic_job(
         config,
-        Method(
-            critics=2,
+        DeterministicMethod(
+            critic_count=2,
             critic_objective=partial(critic_objective, algorithm=algorithm),
             discount=algorithm.discount,
-            target_rate=algorithm.target_rate,
-            policy_every=algorithm.policy_every,
+            tau=algorithm.target_rate,
+            policy_update_every=algorithm.policy_every,
         ),
     )
 
 
-ENTRY = Entry(
+ENTRY = RecipeSpec(
     summary="off-policy control of continuous actions: deterministic policy, twin critics, delayed and smoothed",
-    source="Fujimoto et al., Addressing Function Approximation Error in Actor-Critic Methods, 2018",
+    paper="Fujimoto et al., Addressing Function Approximation Error in Actor-Critic Methods, 2018",
     config=Td3Config,
     build=build,
-    check=check,
-    derive=derive,
-    parts=Parts(
+    check=check_deterministic,
+    derive=derive_deterministic,
+    parts=RecipeParts(
         source="Replay(Live(Gymnasium))",
-        credit=(one_step,),
-        loss=(soft_values, twin_target, smoothed_action, deterministic_policy),
+        credit=(one_step_target,),
+        loss=(twin_critic_loss, twin_target, smoothed_action, ddpg_actor_loss),
         weights=(token_mean,),
     ),
     limitation="boxes of actions only; it explores no further than the noise that is added to its actions.",

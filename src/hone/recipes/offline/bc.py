@@ -5,23 +5,23 @@ from pathlib import Path
 
 from pydantic import Field
 
-from hone.credit.returns import as_paid
+from hone.credit.returns import reward_as_advantage
 from hone.envs.gym.world import GymConfig, inspect_world
 from hone.envs.logs.parquet import read_log
 from hone.models.control.actor_critic import ActorCritic
 from hone.models.control.mlp import MlpConfig
-from hone.objectives.offline import imitation
-from hone.objectives.terms import Terms
+from hone.objectives.offline import behaviour_cloning
+from hone.objectives.terms import LossTerms
 from hone.objectives.weights import token_mean
 from hone.train.config import RunConfig, RunSettings
-from hone.train.control.job import JudgeConfig, control_job, fingerprint
+from hone.train.control.job import ControlEvaluationConfig, control_job, decisions_fingerprint
 from hone.train.control.rows import StepRows, step_rows
 from hone.train.control.spaces import log_spaces
-from hone.train.job import Entry, Job, Parts
-from hone.train.learner.config import LearnerConfig, policy_phase, schedule
+from hone.train.job import RecipeParts, RecipeSpec, TrainingJob
+from hone.train.learner.config import LearnerConfig, learning_rate_schedule, policy_phase
 from hone.train.learner.gradient import GradientLearner
 from hone.train.loop import Recipe
-from hone.train.sources.logged import Logged
+from hone.train.sources.logged import LogSource
 
 
 class BcConfig(RunConfig):
@@ -39,18 +39,20 @@ class BcConfig(RunConfig):
     """The optimizer; `minibatches` is the number of updates per turn of the loop."""
     batch: int = Field(default=256, ge=1)
     """Decisions per update."""
-    judge: JudgeConfig = JudgeConfig()
+    judge: ControlEvaluationConfig = ControlEvaluationConfig()
     """How the policy is tried."""
 
 
-def objective(policy: ActorCritic, rows: StepRows) -> Terms:
+def objective(policy: ActorCritic, rows: StepRows) -> LossTerms:
     """-log probability of the logged action."""
-    now = policy.judge(rows.seen, rows.chosen)
-    terms = imitation(now.logp)
-    return Terms(loss=terms.loss, told=lambda: {**terms.metrics, "policy/entropy_nats": now.entropy().detach()})
+    now = policy.evaluate_actions(rows.seen, rows.chosen)
+    terms = behaviour_cloning(now.logp)
+    return LossTerms(
+        loss=terms.loss, compute_metrics=lambda: {**terms.metrics, "policy/entropy_nats": now.entropy().detach()}
+    )
 
 
-def build(config: BcConfig) -> Job[ActorCritic]:
+def build(config: BcConfig) -> TrainingJob[ActorCritic]:
     """Raises DataError for what is wrong with the log."""
     log = read_log(Path(config.log))
     space = log_spaces(log)
@@ -60,18 +62,18 @@ def build(config: BcConfig) -> Job[ActorCritic]:
         layout=partial(step_rows, device=config.run.device),
         phases=[policy_phase(policy, objective, config.learner)],
         seed=config.seed,
-        learning_rate=schedule(config.learner, config.learner.optimizer_steps(config.steps)),
+        learning_rate=learning_rate_schedule(config.learner, config.learner.optimizer_steps(config.steps)),
         minibatches=config.learner.minibatches,
         shuffle=False,
     )
     decisions = log.episodes.transitions()
-    source = Logged(decisions, batch=config.batch * config.learner.minibatches, seed=config.seed)
+    source = LogSource(decisions, batch_size=config.batch * config.learner.minibatches, seed=config.seed)
     return control_job(
-        Recipe(source=source, credit=as_paid, learner=learner),
+        Recipe(source=source, credit=reward_as_advantage, learner=learner),
         env=config.env,
-        judge=config.judge,
+        evaluation=config.judge,
         seed=config.seed,
-        fingerprint=fingerprint(log.episodes),
+        dataset_fingerprint=decisions_fingerprint(log.episodes),
     )
 
 
@@ -85,13 +87,15 @@ def derive(config: BcConfig) -> dict[str, str]:
     return {"updates": f"{updates}", "update": f"{config.batch} decisions"}
 
 
-ENTRY = Entry(
+ENTRY = RecipeSpec(
     summary="imitation of a log",
-    source="Pomerleau, ALVINN: An Autonomous Land Vehicle in a Neural Network, 1989",
+    paper="Pomerleau, ALVINN: An Autonomous Land Vehicle in a Neural Network, 1989",
     config=BcConfig,
     build=build,
     check=check,
     derive=derive,
-    parts=Parts(source="Logged(log)", credit=(as_paid,), loss=(imitation,), weights=(token_mean,)),
+    parts=RecipeParts(
+        source="Logged(log)", credit=(reward_as_advantage,), loss=(behaviour_cloning,), weights=(token_mean,)
+    ),
     limitation="as good as the log's own policy, and lost where the log has never been.",
 )

@@ -12,20 +12,29 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from hone.core.config import Config
-from hone.credit.returns import one_step
-from hone.envs.logs.parquet import Log
-from hone.models.control.mlp import Choices, Spaces
-from hone.models.control.offline import AdmissibleValues, BatchConstrained, first_worth, worths
-from hone.objectives.constraint import admissible, generator_loss, mixed_target
-from hone.objectives.offline import imitation
-from hone.objectives.soft import soft_values
-from hone.objectives.td import deterministic_policy, double_target
-from hone.objectives.terms import Terms, added
+from hone.credit.returns import one_step_target
+from hone.envs.logs.parquet import DecisionLog
+from hone.models.control.mlp import DiscreteActions, PolicySpaces
+from hone.models.control.offline import BcqPolicy, DiscreteBcqPolicy, first_q_value, twin_q_values
+from hone.objectives.constraint import bcq_admissible_actions, bcq_target, bcq_vae_loss
+from hone.objectives.offline import behaviour_cloning
+from hone.objectives.soft import twin_critic_loss
+from hone.objectives.td import ddpg_actor_loss, double_target
+from hone.objectives.terms import LossTerms, add_terms
 from hone.objectives.value import huber
 from hone.objectives.weights import token_mean
-from hone.train.control.offline import LoggedRows, OfflineRun, Wiring, check, derive, offline_job, opened, phase
-from hone.train.control.phases import following
-from hone.train.job import Entry, Job, Parts
+from hone.train.control.offline import (
+    LoggedRows,
+    OfflineMethod,
+    OfflineRunConfig,
+    check_offline,
+    derive_offline,
+    offline_job,
+    offline_phase,
+    open_log,
+)
+from hone.train.control.phases import target_update
+from hone.train.job import RecipeParts, RecipeSpec, TrainingJob
 
 
 class BcqAlgorithm(Config):
@@ -47,7 +56,7 @@ class BcqAlgorithm(Config):
     """Boxes: generated actions that a decision takes the best of."""
 
 
-class BcqConfig(OfflineRun):
+class BcqConfig(OfflineRunConfig):
     """Batch-constrained Q-learning from a log, over finite actions or a box."""
 
     algorithm: BcqAlgorithm = BcqAlgorithm()
@@ -57,31 +66,33 @@ class BcqConfig(OfflineRun):
 # ---------------------------------------------------------------------------------------------- finite actions
 
 
-def table_objective(policy: AdmissibleValues, rows: LoggedRows) -> Terms:
+def discrete_objective(policy: DiscreteBcqPolicy, rows: LoggedRows) -> LossTerms:
     """Huber's error of Q against the best admissible action + imitation by the model of the log."""
     with torch.no_grad():
-        allowed = admissible(F.log_softmax(policy.behaviour(rows.after), dim=1), threshold=policy.threshold)
-        ahead = policy.values(rows.after).masked_fill(~allowed, -torch.inf)
-        target = double_target(rows.reward, rows.discount, ahead, policy.target(rows.after))
-    error = huber(chosen_of(policy.values(rows.seen), rows.chosen), target)
-    likely = imitation(chosen_of(F.log_softmax(policy.behaviour(rows.seen), dim=1), rows.chosen))
-    return added(error, likely)
+        allowed = bcq_admissible_actions(
+            F.log_softmax(policy.behaviour(rows.next_seen), dim=1), threshold=policy.threshold
+        )
+        ahead = policy.values(rows.next_seen).masked_fill(~allowed, -torch.inf)
+        target = double_target(rows.reward, rows.discount, ahead, policy.target(rows.next_seen))
+    error = huber(value_of_chosen(policy.values(rows.seen), rows.chosen), target)
+    likely = behaviour_cloning(value_of_chosen(F.log_softmax(policy.behaviour(rows.seen), dim=1), rows.chosen))
+    return add_terms(error, likely)
 
 
-def chosen_of(table: Tensor, chosen: Tensor) -> Tensor:
+def value_of_chosen(table: Tensor, chosen: Tensor) -> Tensor:
     """`[n, k]` at `[n]`."""
     return table.gather(1, chosen[:, None]).squeeze(1)
 
 
-def build_table(config: BcqConfig, log: Log, spaces: Spaces) -> Job[AdmissibleValues]:
+def build_discrete(config: BcqConfig, log: DecisionLog, spaces: PolicySpaces) -> TrainingJob[DiscreteBcqPolicy]:
     algorithm = config.algorithm
-    policy = AdmissibleValues(spaces, config.network, seed=config.seed, threshold=algorithm.threshold)
+    policy = DiscreteBcqPolicy(spaces, config.network, seed=config.seed, threshold=algorithm.threshold)
     policy = policy.to(config.run.device)
     numbers = [*policy.values.parameters(), *policy.behaviour.parameters()]
-    wiring = Wiring(
-        phases=[phase("values", table_objective, numbers, config.learner)],
+    wiring = OfflineMethod(
+        phases=[offline_phase("values", discrete_objective, numbers, config.learner)],
         discount=algorithm.discount,
-        after_step=following([(policy.target, policy.values)], rate=algorithm.target_rate),
+        after_step=target_update([(policy.target, policy.values)], tau=algorithm.target_rate),
     )
     return offline_job(config, log, policy, wiring)
 
@@ -89,75 +100,83 @@ def build_table(config: BcqConfig, log: Log, spaces: Spaces) -> Job[AdmissibleVa
 # ---------------------------------------------------------------------------------------------- boxes
 
 
-def generator_objective(policy: BatchConstrained, rows: LoggedRows) -> Terms:
+def generator_objective(policy: BcqPolicy, rows: LoggedRows) -> LossTerms:
     """How badly logged actions are rebuilt, and how far their codes are from standard normal."""
-    rebuilt, mean, log_std = policy.generator.rebuilt(rows.seen, rows.chosen, rows.noise[:, : policy.latent])
-    return generator_loss(rebuilt, rows.chosen, mean, log_std)
+    rebuilt, mean, log_std = policy.generator.reconstruct(rows.seen, rows.chosen, rows.noise[:, : policy.latent_size])
+    return bcq_vae_loss(rebuilt, rows.chosen, mean, log_std)
 
 
 @torch.no_grad()
-def target_of(policy: BatchConstrained, rows: LoggedRows, *, pessimism: float) -> Tensor:
+def value_target(policy: BcqPolicy, rows: LoggedRows, *, pessimism: float) -> Tensor:
     """`[n]` by the best of several perturbed actions of the generator."""
     count = len(rows)
-    codes = rows.noise[:, 2 * policy.latent :].reshape(-1, policy.latent)
-    after = rows.after.repeat_interleave(len(codes) // count, dim=0)
-    action = policy.perturbed(after, policy.generated(after, codes), slow=True)
-    first, second = (worth.view(count, -1) for worth in worths(policy.targets, after, action))
-    return mixed_target(rows.reward, rows.discount, first, second, pessimism=pessimism)
+    codes = rows.noise[:, 2 * policy.latent_size :].reshape(-1, policy.latent_size)
+    after = rows.next_seen.repeat_interleave(len(codes) // count, dim=0)
+    action = policy.perturb_actions(after, policy.generate_actions(after, codes), use_target=True)
+    first, second = (worth.view(count, -1) for worth in twin_q_values(policy.targets, after, action))
+    return bcq_target(rows.reward, rows.discount, first, second, pessimism=pessimism)
 
 
-def critic_objective(policy: BatchConstrained, rows: LoggedRows, *, pessimism: float) -> Terms:
+def critic_objective(policy: BcqPolicy, rows: LoggedRows, *, pessimism: float) -> LossTerms:
     """Squared errors of both critics against the best of several perturbed actions of the generator."""
-    target = target_of(policy, rows, pessimism=pessimism)
-    return soft_values(*worths(policy.critics, rows.seen, rows.chosen), target)
+    target = value_target(policy, rows, pessimism=pessimism)
+    return twin_critic_loss(*twin_q_values(policy.critics, rows.seen, rows.chosen), target)
 
 
-def perturbation_objective(policy: BatchConstrained, rows: LoggedRows) -> Terms:
+def perturbation_objective(policy: BcqPolicy, rows: LoggedRows) -> LossTerms:
     """Generated actions, moved to where the first critic finds them better."""
-    code = rows.noise[:, policy.latent : 2 * policy.latent]
-    action = policy.perturbed(rows.seen, policy.generated(rows.seen, code))
-    return deterministic_policy(first_worth(policy.critics, rows.seen, action))
+    code = rows.noise[:, policy.latent_size : 2 * policy.latent_size]
+    action = policy.perturb_actions(rows.seen, policy.generate_actions(rows.seen, code))
+    return ddpg_actor_loss(first_q_value(policy.critics, rows.seen, action))
 
 
-def build_box(config: BcqConfig, log: Log, spaces: Spaces) -> Job[BatchConstrained]:
+def build_continuous(config: BcqConfig, log: DecisionLog, spaces: PolicySpaces) -> TrainingJob[BcqPolicy]:
     algorithm = config.algorithm
-    policy = BatchConstrained(
-        spaces, config.network, seed=config.seed, reach=algorithm.reach, samples=algorithm.samples
+    policy = BcqPolicy(
+        spaces, config.network, seed=config.seed, max_perturbation=algorithm.reach, samples=algorithm.samples
     ).to(config.run.device)
     critic = partial(critic_objective, pessimism=algorithm.pessimism)
-    wiring = Wiring(
+    wiring = OfflineMethod(
         phases=[
-            phase("generator", generator_objective, [*policy.generator.parameters()], config.learner),
-            phase("critic", critic, [*policy.critics.parameters()], config.learner),
-            phase("perturbation", perturbation_objective, [*policy.perturbation.parameters()], config.learner),
+            offline_phase("generator", generator_objective, [*policy.generator.parameters()], config.learner),
+            offline_phase("critic", critic, [*policy.critics.parameters()], config.learner),
+            offline_phase("perturbation", perturbation_objective, [*policy.perturbation.parameters()], config.learner),
         ],
-        draws=(2 + algorithm.proposals) * policy.latent,
+        noise_size=(2 + algorithm.proposals) * policy.latent_size,
         discount=algorithm.discount,
-        after_step=following(
+        after_step=target_update(
             [(policy.targets, policy.critics), (policy.slow, policy.perturbation)],
-            rate=algorithm.target_rate,
+            tau=algorithm.target_rate,
         ),
     )
     return offline_job(config, log, policy, wiring)
 
 
-def build(config: BcqConfig) -> Job[AdmissibleValues] | Job[BatchConstrained]:
+def build(config: BcqConfig) -> TrainingJob[DiscreteBcqPolicy] | TrainingJob[BcqPolicy]:
     """Raises DataError for what is wrong with the log, ConfigError for a box of actions without bounds."""
-    log, spaces = opened(config)
-    return (build_table if isinstance(spaces.actions, Choices) else build_box)(config, log, spaces)
+    log, spaces = open_log(config)
+    return (build_discrete if isinstance(spaces.actions, DiscreteActions) else build_continuous)(config, log, spaces)
 
 
-ENTRY = Entry(
+ENTRY = RecipeSpec(
     summary="offline control: the best of the actions that the log would have taken",
-    source="Fujimoto et al., Off-Policy Deep Reinforcement Learning without Exploration, 2019",
+    paper="Fujimoto et al., Off-Policy Deep Reinforcement Learning without Exploration, 2019",
     config=BcqConfig,
     build=build,
-    check=check,
-    derive=derive,
-    parts=Parts(
+    check=check_offline,
+    derive=derive_offline,
+    parts=RecipeParts(
         source="Logged(log)",
-        credit=(one_step,),
-        loss=(huber, double_target, admissible, imitation, soft_values, mixed_target, generator_loss),
+        credit=(one_step_target,),
+        loss=(
+            huber,
+            double_target,
+            bcq_admissible_actions,
+            behaviour_cloning,
+            twin_critic_loss,
+            bcq_target,
+            bcq_vae_loss,
+        ),
         weights=(token_mean,),
     ),
     limitation="as good as the model of the log: what that cannot tell apart, the constraint lets through.",

@@ -12,23 +12,32 @@ from pydantic import Field
 from torch import Tensor
 
 from hone.core.config import Config
-from hone.credit.returns import one_step
-from hone.models.control.offline import SupportConstrained, worths
+from hone.credit.returns import one_step_target
+from hone.models.control.offline import BearPolicy, twin_q_values
 from hone.objectives.constraint import (
-    constrained_policy,
+    bcq_target,
+    bcq_vae_loss,
+    bear_actor_loss,
+    bear_multiplier_loss,
     gaussian,
-    generator_loss,
     laplacian,
-    mixed_target,
     mmd,
-    multiplier_loss,
 )
-from hone.objectives.soft import soft_values
-from hone.objectives.terms import Terms, added
+from hone.objectives.soft import twin_critic_loss
+from hone.objectives.terms import LossTerms, add_terms
 from hone.objectives.weights import token_mean
-from hone.train.control.offline import LoggedRows, OfflineRun, Wiring, check, derive, offline_job, opened, phase
-from hone.train.control.phases import following
-from hone.train.job import Entry, Job, Parts
+from hone.train.control.offline import (
+    LoggedRows,
+    OfflineMethod,
+    OfflineRunConfig,
+    check_offline,
+    derive_offline,
+    offline_job,
+    offline_phase,
+    open_log,
+)
+from hone.train.control.phases import target_update
+from hone.train.job import RecipeParts, RecipeSpec, TrainingJob
 
 KERNELS = {"laplacian": laplacian, "gaussian": gaussian}
 
@@ -56,85 +65,85 @@ class BearAlgorithm(Config):
     """Draws of the policy that a decision takes the best of."""
 
 
-class BearConfig(OfflineRun):
+class BearConfig(OfflineRunConfig):
     """BEAR from a log, over a box of actions."""
 
     algorithm: BearAlgorithm = BearAlgorithm()
     """Constraint and targets."""
 
 
-def generator_objective(policy: SupportConstrained, rows: LoggedRows) -> Terms:
+def generator_objective(policy: BearPolicy, rows: LoggedRows) -> LossTerms:
     """How badly logged actions are rebuilt, and how far their codes are from standard normal."""
-    rebuilt, mean, log_std = policy.generator.rebuilt(rows.seen, rows.chosen, rows.noise[:, : policy.latent])
-    return generator_loss(rebuilt, rows.chosen, mean, log_std)
+    rebuilt, mean, log_std = policy.generator.reconstruct(rows.seen, rows.chosen, rows.noise[:, : policy.latent_size])
+    return bcq_vae_loss(rebuilt, rows.chosen, mean, log_std)
 
 
 @torch.no_grad()
-def target_of(policy: SupportConstrained, rows: LoggedRows, *, algorithm: BearAlgorithm) -> Tensor:
+def value_target(policy: BearPolicy, rows: LoggedRows, *, algorithm: BearAlgorithm) -> Tensor:
     """`[n]` by the best of several draws of the policy."""
     count, many = len(rows), algorithm.proposals
-    noise = rows.noise[:, policy.latent : policy.latent + many * policy.actions].reshape(count, many, -1)
-    action = torch.tanh(policy.drawn(rows.after, noise)).flatten(0, 1)
-    after = rows.after.repeat_interleave(many, dim=0)
-    first, second = (worth.view(count, many) for worth in worths(policy.targets, after, action))
-    return mixed_target(rows.reward, rows.discount, first, second, pessimism=algorithm.pessimism)
+    noise = rows.noise[:, policy.latent_size : policy.latent_size + many * policy.action_size].reshape(count, many, -1)
+    action = torch.tanh(policy.sample_pre_tanh(rows.next_seen, noise)).flatten(0, 1)
+    after = rows.next_seen.repeat_interleave(many, dim=0)
+    first, second = (worth.view(count, many) for worth in twin_q_values(policy.targets, after, action))
+    return bcq_target(rows.reward, rows.discount, first, second, pessimism=algorithm.pessimism)
 
 
-def critic_objective(policy: SupportConstrained, rows: LoggedRows, *, algorithm: BearAlgorithm) -> Terms:
+def critic_objective(policy: BearPolicy, rows: LoggedRows, *, algorithm: BearAlgorithm) -> LossTerms:
     """Squared errors of both critics against the best of several draws of the policy."""
-    target = target_of(policy, rows, algorithm=algorithm)
-    return soft_values(*worths(policy.critics, rows.seen, rows.chosen), target)
+    target = value_target(policy, rows, algorithm=algorithm)
+    return twin_critic_loss(*twin_q_values(policy.critics, rows.seen, rows.chosen), target)
 
 
-def actor_objective(policy: SupportConstrained, rows: LoggedRows, *, algorithm: BearAlgorithm) -> Terms:
+def actor_objective(policy: BearPolicy, rows: LoggedRows, *, algorithm: BearAlgorithm) -> LossTerms:
     """Worth of a draw, the distance of several from the generator's at its price, and the price.
 
     Distances are taken before tanh, as in the authors' code, for which the threshold was found.
     """
     count, many = len(rows), algorithm.matched
     ours, theirs = rows.noise.split(
-        [rows.noise.shape[1] - many * policy.latent, many * policy.latent], dim=1
+        [rows.noise.shape[1] - many * policy.latent_size, many * policy.latent_size], dim=1
     )  # fmt: skip
-    raw = policy.drawn(rows.seen, ours[:, -many * policy.actions :].reshape(count, many, -1))
-    imitated = policy.imitated(rows.seen, theirs.reshape(count, many, -1))
+    raw = policy.sample_pre_tanh(rows.seen, ours[:, -many * policy.action_size :].reshape(count, many, -1))
+    imitated = policy.sample_behaviour_pre_tanh(rows.seen, theirs.reshape(count, many, -1))
     distance = mmd(imitated, raw, width=algorithm.width, kernel=KERNELS[algorithm.kernel])
-    worth = torch.minimum(*worths(policy.critics, rows.seen, torch.tanh(raw[:, 0]), frozen=True))
-    price = multiplier_loss(policy.log_multiplier, distance, threshold=algorithm.threshold)
-    return added(constrained_policy(worth, distance, policy.log_multiplier), price)
+    worth = torch.minimum(*twin_q_values(policy.critics, rows.seen, torch.tanh(raw[:, 0]), frozen=True))
+    price = bear_multiplier_loss(policy.log_multiplier, distance, threshold=algorithm.threshold)
+    return add_terms(bear_actor_loss(worth, distance, policy.log_multiplier), price)
 
 
-def build(config: BearConfig) -> Job[SupportConstrained]:
+def build(config: BearConfig) -> TrainingJob[BearPolicy]:
     """Raises DataError for what is wrong with the log, ConfigError for other actions than a box with bounds."""
-    log, spaces = opened(config)
+    log, spaces = open_log(config)
     algorithm = config.algorithm
-    policy = SupportConstrained(spaces, config.network, seed=config.seed, samples=algorithm.samples)
+    policy = BearPolicy(spaces, config.network, seed=config.seed, samples=algorithm.samples)
     policy = policy.to(config.run.device)
     actor, critic = (partial(one, algorithm=algorithm) for one in (actor_objective, critic_objective))
-    latent, actions = policy.latent, policy.actions
-    wiring = Wiring(
+    latent, actions = policy.latent_size, policy.action_size
+    wiring = OfflineMethod(
         phases=[
-            phase("generator", generator_objective, [*policy.generator.parameters()], config.learner),
-            phase("critic", critic, [*policy.critics.parameters()], config.learner),
-            phase("actor", actor, [*policy.actor.parameters(), policy.log_multiplier], config.learner),
+            offline_phase("generator", generator_objective, [*policy.generator.parameters()], config.learner),
+            offline_phase("critic", critic, [*policy.critics.parameters()], config.learner),
+            offline_phase("actor", actor, [*policy.actor.parameters(), policy.log_multiplier], config.learner),
         ],
-        draws=latent + (algorithm.proposals + algorithm.matched) * actions + algorithm.matched * latent,
+        noise_size=latent + (algorithm.proposals + algorithm.matched) * actions + algorithm.matched * latent,
         discount=algorithm.discount,
-        after_step=following([(policy.targets, policy.critics)], rate=algorithm.target_rate),
+        after_step=target_update([(policy.targets, policy.critics)], tau=algorithm.target_rate),
     )
     return offline_job(config, log, policy, wiring)
 
 
-ENTRY = Entry(
+ENTRY = RecipeSpec(
     summary="offline control of continuous actions: within the support of the log, by a distance with a price",
-    source="Kumar et al., Stabilizing Off-Policy Q-Learning via Bootstrapping Error Reduction, 2019",
+    paper="Kumar et al., Stabilizing Off-Policy Q-Learning via Bootstrapping Error Reduction, 2019",
     config=BearConfig,
     build=build,
-    check=check,
-    derive=derive,
-    parts=Parts(
+    check=check_offline,
+    derive=derive_offline,
+    parts=RecipeParts(
         source="Logged(log)",
-        credit=(one_step,),
-        loss=(soft_values, mixed_target, constrained_policy, mmd, multiplier_loss, generator_loss),
+        credit=(one_step_target,),
+        loss=(twin_critic_loss, bcq_target, bear_actor_loss, mmd, bear_multiplier_loss, bcq_vae_loss),
         weights=(token_mean,),
     ),
     limitation="boxes of actions only; its threshold must be found per log, and a generator is trained besides.",

@@ -11,16 +11,25 @@ import torch
 from pydantic import Field
 
 from hone.core.config import Config
-from hone.credit.returns import one_step
-from hone.models.control.offline import ImplicitValues, worths
-from hone.objectives.offline import advantage_weighted, expectile
-from hone.objectives.soft import soft_values
+from hone.credit.returns import one_step_target
+from hone.models.control.offline import IqlPolicy, twin_q_values
+from hone.objectives.offline import advantage_weighted_regression, expectile_loss
+from hone.objectives.soft import twin_critic_loss
 from hone.objectives.td import td_target
-from hone.objectives.terms import Terms
+from hone.objectives.terms import LossTerms
 from hone.objectives.weights import token_mean
-from hone.train.control.offline import LoggedRows, OfflineRun, Wiring, check, derive, offline_job, opened, phase
-from hone.train.control.phases import following
-from hone.train.job import Entry, Job, Parts
+from hone.train.control.offline import (
+    LoggedRows,
+    OfflineMethod,
+    OfflineRunConfig,
+    check_offline,
+    derive_offline,
+    offline_job,
+    offline_phase,
+    open_log,
+)
+from hone.train.control.phases import target_update
+from hone.train.job import RecipeParts, RecipeSpec, TrainingJob
 
 
 class IqlAlgorithm(Config):
@@ -38,43 +47,43 @@ class IqlAlgorithm(Config):
     """Share of the critics that their slow copies take on per update."""
 
 
-class IqlConfig(OfflineRun):
+class IqlConfig(OfflineRunConfig):
     """Implicit Q-learning from a log, over finite actions or a box."""
 
     algorithm: IqlAlgorithm = IqlAlgorithm()
     """Expectile and extraction."""
 
 
-def objective(policy: ImplicitValues, rows: LoggedRows, *, algorithm: IqlAlgorithm) -> Terms:
+def objective(policy: IqlPolicy, rows: LoggedRows, *, algorithm: IqlAlgorithm) -> LossTerms:
     """Expectile loss of V + squared errors of both Q + weighted imitation."""
     with torch.no_grad():
-        slow = torch.minimum(*worths(policy.targets, rows.seen, rows.chosen))
-        after = policy.value(rows.after).squeeze(1)
+        slow = torch.minimum(*twin_q_values(policy.targets, rows.seen, rows.chosen))
+        after = policy.value(rows.next_seen).squeeze(1)
     value = policy.value(rows.seen).squeeze(1)
-    level = expectile(value, slow, level=algorithm.expectile)
-    error = soft_values(
-        *worths(policy.critics, rows.seen, rows.chosen), td_target(rows.reward, rows.discount, after)
+    level = expectile_loss(value, slow, level=algorithm.expectile)
+    error = twin_critic_loss(
+        *twin_q_values(policy.critics, rows.seen, rows.chosen), td_target(rows.reward, rows.discount, after)
     )  # fmt: skip
-    extracted = advantage_weighted(
-        policy.judge(rows.seen, rows.chosen),
+    extracted = advantage_weighted_regression(
+        policy.log_prob(rows.seen, rows.chosen),
         slow - value.detach(),
         inverse_temperature=algorithm.inverse_temperature,
         cap=algorithm.cap,
     )
-    return Terms(
+    return LossTerms(
         loss=level.loss + error.loss + extracted.loss,
-        told=lambda: {**error.metrics, **level.metrics, **extracted.metrics},
+        compute_metrics=lambda: {**error.metrics, **level.metrics, **extracted.metrics},
     )
 
 
-def build(config: IqlConfig) -> Job[ImplicitValues]:
+def build(config: IqlConfig) -> TrainingJob[IqlPolicy]:
     """Raises DataError for what is wrong with the log, ConfigError for a box of actions without bounds."""
-    log, spaces = opened(config)
-    policy = ImplicitValues(spaces, config.network, seed=config.seed).to(config.run.device)
+    log, spaces = open_log(config)
+    policy = IqlPolicy(spaces, config.network, seed=config.seed).to(config.run.device)
     numbers = [number for number in policy.parameters() if number.requires_grad]
-    wiring = Wiring(
+    wiring = OfflineMethod(
         phases=[
-            phase(
+            offline_phase(
                 "all",
                 partial(objective, algorithm=config.algorithm),
                 numbers,
@@ -82,22 +91,22 @@ def build(config: IqlConfig) -> Job[ImplicitValues]:
             )
         ],
         discount=config.algorithm.discount,
-        after_step=following([(policy.targets, policy.critics)], rate=config.algorithm.target_rate),
+        after_step=target_update([(policy.targets, policy.critics)], tau=config.algorithm.target_rate),
     )
     return offline_job(config, log, policy, wiring)
 
 
-ENTRY = Entry(
+ENTRY = RecipeSpec(
     summary="offline control: values within the log, weighted imitation",
-    source="Kostrikov et al., Offline Reinforcement Learning with Implicit Q-Learning, 2022",
+    paper="Kostrikov et al., Offline Reinforcement Learning with Implicit Q-Learning, 2022",
     config=IqlConfig,
     build=build,
-    check=check,
-    derive=derive,
-    parts=Parts(
+    check=check_offline,
+    derive=derive_offline,
+    parts=RecipeParts(
         source="Logged(log)",
-        credit=(one_step,),
-        loss=(expectile, soft_values, td_target, advantage_weighted),
+        credit=(one_step_target,),
+        loss=(expectile_loss, twin_critic_loss, td_target, advantage_weighted_regression),
         weights=(token_mean,),
     ),
     limitation="only combines actions of the log; the expectile also takes a lucky outcome for a good action.",

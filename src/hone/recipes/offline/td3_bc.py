@@ -12,28 +12,28 @@ from pydantic import Field
 from torch import Tensor
 
 from hone.core.config import Config
-from hone.credit.returns import one_step
+from hone.credit.returns import one_step_target
 from hone.models.control.deterministic import DeterministicActorCritic
-from hone.models.control.offline import first_worth, worths
-from hone.objectives.batchwide import worth_scale
-from hone.objectives.offline import behaviour_regularised
-from hone.objectives.soft import soft_values
+from hone.models.control.offline import first_q_value, twin_q_values
+from hone.objectives.batchwide import q_value_scale
+from hone.objectives.offline import td3_bc_actor_loss
+from hone.objectives.soft import twin_critic_loss
 from hone.objectives.td import smoothed_action, twin_target
-from hone.objectives.terms import Terms
+from hone.objectives.terms import LossTerms
 from hone.objectives.weights import token_mean
 from hone.train.control.offline import (
     LoggedRows,
-    OfflineRun,
-    Wiring,
-    check,
-    derive,
-    in_precision,
+    OfflineMethod,
+    OfflineRunConfig,
+    check_offline,
+    derive_offline,
     offline_job,
-    opened,
-    phase,
+    offline_phase,
+    open_log,
+    rows_in_dtype,
 )
-from hone.train.control.phases import following
-from hone.train.job import Entry, Job, Parts
+from hone.train.control.phases import target_update
+from hone.train.job import RecipeParts, RecipeSpec, TrainingJob
 
 
 class Td3BcAlgorithm(Config):
@@ -53,7 +53,7 @@ class Td3BcAlgorithm(Config):
     """Share of the networks that their slow copies take on."""
 
 
-class Td3BcConfig(OfflineRun):
+class Td3BcConfig(OfflineRunConfig):
     """TD3 + BC from a log, over a box of actions."""
 
     algorithm: Td3BcAlgorithm = Td3BcAlgorithm()
@@ -69,68 +69,68 @@ class ScaledRows(LoggedRows):
 
 
 @torch.no_grad()
-def target_of(policy: DeterministicActorCritic, rows: LoggedRows, *, algorithm: Td3BcAlgorithm) -> Tensor:
+def value_target(policy: DeterministicActorCritic, rows: LoggedRows, *, algorithm: Td3BcAlgorithm) -> Tensor:
     """`[n]` by the lesser slow value of a smoothed action."""
-    action = torch.tanh(policy.slow_actor(rows.after))
+    action = torch.tanh(policy.slow_actor(rows.next_seen))
     action = smoothed_action(action, rows.noise, scale=algorithm.smoothing, limit=algorithm.smoothing_limit)
-    return twin_target(rows.reward, rows.discount, *worths(policy.slow_critics, rows.after, action))
+    return twin_target(rows.reward, rows.discount, *twin_q_values(policy.slow_critics, rows.next_seen, action))
 
 
-def critic_objective(policy: DeterministicActorCritic, rows: LoggedRows, *, algorithm: Td3BcAlgorithm) -> Terms:
+def critic_objective(policy: DeterministicActorCritic, rows: LoggedRows, *, algorithm: Td3BcAlgorithm) -> LossTerms:
     """Squared errors of both critics against the lesser slow one at a smoothed action."""
-    target = target_of(policy, rows, algorithm=algorithm)
-    return soft_values(*worths(policy.critics, rows.seen, rows.chosen), target)
+    target = value_target(policy, rows, algorithm=algorithm)
+    return twin_critic_loss(*twin_q_values(policy.critics, rows.seen, rows.chosen), target)
 
 
-def actor_objective(policy: DeterministicActorCritic, rows: ScaledRows) -> Terms:
+def actor_objective(policy: DeterministicActorCritic, rows: ScaledRows) -> LossTerms:
     """The first critic's word, scaled, against the distance to the logged action."""
     action = torch.tanh(policy.actor(rows.seen))
-    return behaviour_regularised(first_worth(policy.critics, rows.seen, action), action, rows.chosen, rows.scale)
+    return td3_bc_actor_loss(first_q_value(policy.critics, rows.seen, action), action, rows.chosen, rows.scale)
 
 
 @torch.no_grad()
 def scaled(policy: DeterministicActorCritic, rows: LoggedRows, update: int, *, alpha: float) -> ScaledRows:
     """`rows` with alpha / mean |Q(s, pi(s))| over all of them, before they are cut into micro-batches."""
     del update
-    alike = in_precision(rows, policy.actor.numbers[0][0].dtype)
-    value = first_worth(policy.critics, alike.seen, torch.tanh(policy.actor(alike.seen)))
-    scale = torch.from_numpy(worth_scale(value.cpu().numpy(), alpha=alpha)).to(alike.reward)
+    alike = rows_in_dtype(rows, policy.actor.layer_parameters[0][0].dtype)
+    value = first_q_value(policy.critics, alike.seen, torch.tanh(policy.actor(alike.seen)))
+    scale = torch.from_numpy(q_value_scale(value.cpu().numpy(), alpha=alpha)).to(alike.reward)
     return ScaledRows(**vars(alike), scale=scale)
 
 
-def build(config: Td3BcConfig) -> Job[DeterministicActorCritic]:
+def build(config: Td3BcConfig) -> TrainingJob[DeterministicActorCritic]:
     """Raises DataError for what is wrong with the log, ConfigError for other actions than a box with bounds."""
-    log, spaces = opened(config)
+    log, spaces = open_log(config)
     algorithm = config.algorithm
     policy = DeterministicActorCritic(spaces, config.network, seed=config.seed).to(config.run.device)
     critic = partial(critic_objective, algorithm=algorithm)
-    actor = phase("actor", actor_objective, [*policy.actor.parameters()], config.learner)
-    wiring = Wiring(
+    actor = offline_phase("actor", actor_objective, [*policy.actor.parameters()], config.learner)
+    wiring = OfflineMethod(
         phases=[
-            phase("critic", critic, [*policy.critics.parameters()], config.learner),
-            replace(actor, prepare=partial(scaled, alpha=algorithm.alpha), every=algorithm.policy_every),
+            offline_phase("critic", critic, [*policy.critics.parameters()], config.learner),
+            replace(actor, prepare=partial(scaled, alpha=algorithm.alpha), update_every=algorithm.policy_every),
         ],
-        draws=policy.actions,
+        noise_size=policy.action_size,
         discount=algorithm.discount,
-        after_step=following(
-            [(policy.slow_critics, policy.critics), (policy.slow_actor, policy.actor)], rate=algorithm.target_rate
+        after_step=target_update(
+            [(policy.slow_critics, policy.critics), (policy.slow_actor, policy.actor)], tau=algorithm.target_rate
         ),
-        after_every=algorithm.policy_every,
+        after_step_every=algorithm.policy_every,
     )
     return offline_job(config, log, policy, wiring)
 
 
-ENTRY = Entry(
+ENTRY = RecipeSpec(
     summary="offline control of continuous actions: TD3, drawn to the logged actions",
-    source="Fujimoto and Gu, A Minimalist Approach to Offline Reinforcement Learning, 2021",
+    paper="Fujimoto and Gu, A Minimalist Approach to Offline Reinforcement Learning, 2021",
     config=Td3BcConfig,
     build=build,
-    check=check,
-    derive=derive,
-    parts=Parts(
+    check=check_offline,
+    derive=derive_offline,
+    parts=RecipeParts(
         source="Logged(log)",
-        credit=(one_step,),
-        loss=(soft_values, twin_target, smoothed_action, behaviour_regularised),
+        credit=(one_step_target,),
+        loss=(twin_critic_loss, twin_target, smoothed_action, td3_bc_actor_loss),
         weights=(token_mean,),
     ),
     limitation="boxes of actions only; one weight decides between the critic and the log, wherever it stands.",

@@ -15,15 +15,22 @@ from hone.core.credit import Credits, Values
 from hone.core.episodes import Episodes
 from hone.credit.returns import gae
 from hone.models.control.actor_critic import ActorCritic
-from hone.objectives.policy import cispo, reinforce
-from hone.objectives.terms import Terms
-from hone.objectives.value import squared
+from hone.objectives.policy import cispo, reinforce_loss
+from hone.objectives.terms import LossTerms
+from hone.objectives.value import squared_error
 from hone.objectives.weights import token_mean
-from hone.train.control.on_policy import Method, OnPolicyRun, check_on_policy, derive, on_policy_job, told_of
+from hone.train.control.on_policy import (
+    OnPolicyMethod,
+    OnPolicyRunConfig,
+    check_on_policy,
+    derive_on_policy,
+    merged_metrics,
+    on_policy_job,
+)
 from hone.train.control.rows import StepRows
-from hone.train.job import Entry, Job, Parts
+from hone.train.job import RecipeParts, RecipeSpec, TrainingJob
 from hone.train.learner.config import LearnerConfig
-from hone.train.sources.normalise import Normalise
+from hone.train.sources.normalise import NormaliseConfig
 
 
 class A2cAlgorithm(Config):
@@ -42,11 +49,11 @@ class A2cAlgorithm(Config):
     ahead: int = Field(default=0, ge=0, le=16)
     """Turns that steps may be older than the policy that learns from them; above 0, a thread collects the next ones
     meanwhile (asynchronous actors)."""
-    normalise: Normalise = Normalise()
+    normalise: NormaliseConfig = NormaliseConfig()
     """Running scales of what is seen and paid."""
 
 
-class A2cConfig(OnPolicyRun):
+class A2cConfig(OnPolicyRunConfig):
     """A policy and a critic on Gymnasium environments."""
 
     rollout_steps: int = Field(default=5, ge=1)
@@ -57,33 +64,33 @@ class A2cConfig(OnPolicyRun):
     """Credit and loss."""
 
 
-def objective(policy: ActorCritic, rows: StepRows, *, algorithm: A2cAlgorithm, stale: bool) -> Terms:
+def objective(policy: ActorCritic, rows: StepRows, *, algorithm: A2cAlgorithm, is_stale: bool) -> LossTerms:
     """-A log p (weighted by the cut ratio where steps are older than the policy) + value error - entropy."""
-    now = policy.judge(rows.seen, rows.chosen)
+    now = policy.evaluate_actions(rows.seen, rows.chosen)
     assert now.value is not None
-    if stale:
+    if is_stale:
         actor = cispo(now.logp, rows.logp, rows.advantage, ratio_cap=algorithm.ratio_cap)
     else:
-        actor = reinforce(now.logp, rows.advantage)
-    critic = squared(now.value, rows.target)
+        actor = reinforce_loss(now.logp, rows.advantage)
+    critic = squared_error(now.value, rows.target)
     loss = torch.add(actor.loss, critic.loss, alpha=algorithm.value_weight)
     if algorithm.entropy_weight:
         loss = torch.sub(loss, now.entropy(), alpha=algorithm.entropy_weight)
-    return Terms(loss=loss, told=lambda: told_of(now.entropy(), actor, critic))
+    return LossTerms(loss=loss, compute_metrics=lambda: merged_metrics(now.entropy(), actor, critic))
 
 
-def build(config: A2cConfig) -> Job[ActorCritic]:
+def build(config: A2cConfig) -> TrainingJob[ActorCritic]:
     """Raises ConfigError and UserCodeError for what is wrong with the environment."""
     algorithm = config.algorithm
 
     def credit(episodes: Episodes, values: Values) -> Credits:
-        return gae(episodes, values, discount=algorithm.discount, decay=algorithm.decay)
+        return gae(episodes, values, discount=algorithm.discount, gae_lambda=algorithm.decay)
 
-    method = Method(
+    method = OnPolicyMethod(
         credit=credit,
-        objective=partial(objective, algorithm=algorithm, stale=algorithm.ahead > 0),
+        objective=partial(objective, algorithm=algorithm, is_stale=algorithm.ahead > 0),
         normalise=algorithm.normalise,
-        ahead=algorithm.ahead,
+        max_staleness=algorithm.ahead,
         discount=algorithm.discount,
     )
     return on_policy_job(config, method)
@@ -93,13 +100,15 @@ def check(config: A2cConfig) -> list[str]:
     return check_on_policy(config, config.algorithm.normalise)
 
 
-ENTRY = Entry(
+ENTRY = RecipeSpec(
     summary="on-policy control: one policy-gradient step on a few steps of many environments, with a critic",
-    source="Mnih et al., Asynchronous Methods for Deep Reinforcement Learning, 2016",
+    paper="Mnih et al., Asynchronous Methods for Deep Reinforcement Learning, 2016",
     config=A2cConfig,
     build=build,
     check=check,
-    derive=derive,
-    parts=Parts(source="Live(Gymnasium)", credit=(gae,), loss=(reinforce, squared), weights=(token_mean,)),
+    derive=derive_on_policy,
+    parts=RecipeParts(
+        source="Live(Gymnasium)", credit=(gae,), loss=(reinforce_loss, squared_error), weights=(token_mean,)
+    ),
     limitation="each step is looked at once, so it needs many of them; nothing bounds how far a gradient goes.",
 )

@@ -15,25 +15,25 @@ from hone.core.config import Config
 from hone.core.credit import Credits, Values
 from hone.core.episodes import Episodes
 from hone.credit.returns import gae, standardised
-from hone.envs.gym.make import placed
-from hone.envs.gym.option_wrapper import with_memory
+from hone.envs.gym.make import describe_placement
+from hone.envs.gym.option_wrapper import with_option_memory
 from hone.envs.gym.world import GymConfig, inspect_world, open_world
 from hone.models.control.mlp import MlpConfig
-from hone.models.control.options import OptionCritic
-from hone.objectives.policy import clipped
-from hone.objectives.terms import Terms
-from hone.objectives.value import squared
+from hone.models.control.options import OptionCriticPolicy
+from hone.objectives.policy import clipped_surrogate
+from hone.objectives.terms import LossTerms
+from hone.objectives.value import squared_error
 from hone.objectives.weights import token_mean
 from hone.train.config import RunConfig, RunSettings
-from hone.train.control.acting import NetworkActor, Scored
-from hone.train.control.job import JudgeConfig, control_job
+from hone.train.control.acting import DropFailedEpisodes, NetworkActor
+from hone.train.control.job import ControlEvaluationConfig, control_job
 from hone.train.control.rows import StepRows, step_rows
-from hone.train.control.spaces import spaces_of
-from hone.train.job import Entry, Job, Parts
-from hone.train.learner.config import LearnerConfig, policy_phase, require_whole_minibatches, schedule
+from hone.train.control.spaces import network_spaces
+from hone.train.job import RecipeParts, RecipeSpec, TrainingJob
+from hone.train.learner.config import LearnerConfig, learning_rate_schedule, policy_phase, require_whole_minibatches
 from hone.train.learner.gradient import GradientLearner
 from hone.train.loop import Recipe
-from hone.train.sources.live import Live
+from hone.train.sources.live import LiveSource
 
 
 class OptionCriticAlgorithm(Config):
@@ -74,7 +74,7 @@ class OptionCriticConfig(RunConfig):
     """The optimizer; `minibatches` per epoch."""
     algorithm: OptionCriticAlgorithm = OptionCriticAlgorithm()
     """Credit and loss."""
-    judge: JudgeConfig = JudgeConfig()
+    judge: ControlEvaluationConfig = ControlEvaluationConfig()
     """How the policy is tried."""
 
     @model_validator(mode="after")
@@ -83,69 +83,69 @@ class OptionCriticConfig(RunConfig):
         return self
 
 
-def objective(policy: OptionCritic, rows: StepRows, *, algorithm: OptionCriticAlgorithm) -> Terms:
+def objective(policy: OptionCriticPolicy, rows: StepRows, *, algorithm: OptionCriticAlgorithm) -> LossTerms:
     """Clipped surrogate within + value error of the option + stop * (gain + deliberation cost) - entropy.
 
     The last but one is the termination gradient: an option is to stop where choosing anew is worth more than going on
     with it, and the more so the more there is to gain; `gain` is data.
     """
-    now = policy.judge(rows.seen, rows.chosen)
-    surrogate = clipped(now.logp, rows.logp, rows.advantage, low=algorithm.clip, high=algorithm.clip)
-    critic = squared(now.worth, rows.target)
-    ends = now.stop * (now.gain + algorithm.deliberation_cost)
+    now = policy.evaluate_actions(rows.seen, rows.chosen)
+    surrogate = clipped_surrogate(now.logp, rows.logp, rows.advantage, low=algorithm.clip, high=algorithm.clip)
+    critic = squared_error(now.q_value, rows.target)
+    ends = now.termination * (now.termination_advantage + algorithm.deliberation_cost)
     loss = surrogate.loss + algorithm.value_weight * critic.loss + algorithm.stop_weight * ends
-    return Terms(
+    return LossTerms(
         loss=loss - algorithm.entropy_weight * now.entropy,
-        told=lambda: {
+        compute_metrics=lambda: {
             **surrogate.metrics,
             **critic.metrics,
-            "options/stop": now.stop.detach(),
+            "options/stop": now.termination.detach(),
             "policy/entropy_nats": now.entropy.detach(),
         },
     )
 
 
 @torch.no_grad()
-def foresee(policy: OptionCritic, episodes: Episodes) -> Values:
+def predict_values(policy: OptionCriticPolicy, episodes: Episodes) -> Values:
     """Q of what was seen and the option that decided; U of what was seen last and the option then under way."""
     assert episodes.final is not None
     device = next(policy.parameters()).device
     columns = (episodes.observations, episodes.chosen, episodes.final)
     seen, chosen, final = (torch.from_numpy(np.ascontiguousarray(column)).to(device) for column in columns)
-    return Values(value=policy.worth(seen, chosen).cpu().numpy(), final=policy.arriving(final).cpu().numpy())
+    return Values(value=policy.q_value(seen, chosen).cpu().numpy(), final=policy.value_on_arrival(final).cpu().numpy())
 
 
-def build(config: OptionCriticConfig) -> Job[OptionCritic]:
+def build(config: OptionCriticConfig) -> TrainingJob[OptionCriticPolicy]:
     """Raises ConfigError and UserCodeError for what is wrong with the environment."""
     algorithm = config.algorithm
-    space = spaces_of(*inspect_world(config.env, seed=config.seed)[0])
-    policy = OptionCritic(
+    space = network_spaces(*inspect_world(config.env, seed=config.seed)[0])
+    policy = OptionCriticPolicy(
         space, config.network, seed=config.seed, options=algorithm.options, epsilon=algorithm.epsilon
     ).to(config.run.device)
-    remembering = with_memory(config.env, algorithm.options)
+    remembering = with_option_memory(config.env, algorithm.options)
     world = open_world(remembering, steps=config.rollout_steps, seed=config.seed)
 
     def credit(episodes: Episodes, values: Values) -> Credits:
-        return standardised(gae(episodes, values, discount=algorithm.discount, decay=algorithm.decay))
+        return standardised(gae(episodes, values, discount=algorithm.discount, gae_lambda=algorithm.decay))
 
     learner = GradientLearner(
         policy=policy,
         layout=partial(step_rows, device=config.run.device),
         phases=[policy_phase(policy, partial(objective, algorithm=algorithm), config.learner)],
         seed=config.seed,
-        learning_rate=schedule(config.learner, config.learner.optimizer_steps(config.steps)),
-        foresee=foresee,
+        learning_rate=learning_rate_schedule(config.learner, config.learner.optimizer_steps(config.steps)),
+        predict_values=predict_values,
         epochs=config.learner.epochs,
         minibatches=config.learner.minibatches,
     )
-    source = Scored(Live(world, NetworkActor(policy.acting())), world)
+    source = DropFailedEpisodes(LiveSource(world, NetworkActor(policy.numpy_policy())), world)
     recipe = Recipe(source=source, credit=credit, learner=learner)
-    return control_job(recipe, env=config.env, judge=config.judge, seed=config.seed, world=world)
+    return control_job(recipe, env=config.env, evaluation=config.judge, seed=config.seed, world=world)
 
 
 def check(config: OptionCriticConfig) -> list[str]:
     found, warnings = inspect_world(config.env, seed=config.seed)
-    OptionCritic(spaces_of(*found), config.network, seed=0, options=1, epsilon=0.0)
+    OptionCriticPolicy(network_spaces(*found), config.network, seed=0, options=1, epsilon=0.0)
     return warnings
 
 
@@ -155,22 +155,22 @@ def derive(config: OptionCriticConfig) -> dict[str, str]:
         "steps of the world per turn": f"{config.env.num_envs} environments x {config.rollout_steps} = {batch}",
         "steps of the world": f"{config.steps * batch}",
         "minibatch": f"{batch} / {config.learner.minibatches} = {batch // config.learner.minibatches} steps",
-        "environments": placed(config.env),
+        "environments": describe_placement(config.env),
         "optimizer steps": f"{config.learner.optimizer_steps(config.steps)}",
     }
 
 
-ENTRY = Entry(
+ENTRY = RecipeSpec(
     summary="courses of action learnt by gradient: values, policies within, and ends",
-    source="Bacon, Harb and Precup, The Option-Critic Architecture, 2017",
+    paper="Bacon, Harb and Precup, The Option-Critic Architecture, 2017",
     config=OptionCriticConfig,
     build=build,
     check=check,
     derive=derive,
-    parts=Parts(
+    parts=RecipeParts(
         source="Live(Gymnasium with a memory)",
         credit=(standardised, gae),
-        loss=(clipped, squared, objective),
+        loss=(clipped_surrogate, squared_error, objective),
         weights=(token_mean,),
     ),
     limitation="without a cost of deliberating options end at every step or one does everything; finite actions only.",

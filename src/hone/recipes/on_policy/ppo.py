@@ -16,16 +16,23 @@ from hone.core.credit import Credits, Values
 from hone.core.episodes import Episodes
 from hone.credit.returns import gae, standardised
 from hone.models.control.actor_critic import ActorCritic
-from hone.objectives.policy import clipped
-from hone.objectives.terms import Terms
-from hone.objectives.value import squared
+from hone.objectives.policy import clipped_surrogate
+from hone.objectives.terms import LossTerms
+from hone.objectives.value import squared_error
 from hone.objectives.weights import token_mean
-from hone.train.control.on_policy import Method, OnPolicyRun, check_on_policy, derive, on_policy_job, require_clipping
+from hone.train.control.on_policy import (
+    OnPolicyMethod,
+    OnPolicyRunConfig,
+    check_on_policy,
+    derive_on_policy,
+    on_policy_job,
+    require_clipping,
+)
 from hone.train.control.rows import StepRows
-from hone.train.job import Entry, Job, Parts
+from hone.train.job import RecipeParts, RecipeSpec, TrainingJob
 from hone.train.learner.config import LearnerConfig
-from hone.train.learner.gradient import Rows
-from hone.train.sources.normalise import Normalise
+from hone.train.learner.gradient import TrainingRows
+from hone.train.sources.normalise import NormaliseConfig
 
 
 class PpoAlgorithm(Config):
@@ -48,11 +55,11 @@ class PpoAlgorithm(Config):
     ahead: int = Field(default=0, ge=0, le=16)
     """Turns that steps may be older than the policy that learns from them; above 0, a thread collects the next ones
     meanwhile (asynchronous actors)."""
-    normalise: Normalise = Normalise()
+    normalise: NormaliseConfig = NormaliseConfig()
     """Running scales of what is seen and paid."""
 
 
-class PpoConfig(OnPolicyRun):
+class PpoConfig(OnPolicyRunConfig):
     """A policy and a critic on Gymnasium environments."""
 
     learner: LearnerConfig = LearnerConfig(lr=1e-3, decay="linear", epochs=20, max_grad_norm=0.5)
@@ -62,51 +69,52 @@ class PpoConfig(OnPolicyRun):
 
 
 @dataclass
-class Width:
+class ClipSchedule:
     """What is left of the clip's width: a function of the optimizer step's number, so there is no state to save."""
 
-    total: int
+    decay_updates: int
     """Optimizer steps over which it shrinks to 0; 0: it stays."""
-    share: float = 1.0
+    clip_factor: float = 1.0
 
-    def prepare(self, policy: ActorCritic, rows: Any, update: int) -> Rows[StepRows]:  # noqa: ANN401 - any rows
+    def prepare(self, policy: ActorCritic, rows: Any, update: int) -> TrainingRows[StepRows]:  # noqa: ANN401 - any rows
         del policy
-        self.share = max(1.0 - update / self.total, 0.0) if self.total else 1.0
+        self.clip_factor = max(1.0 - update / self.decay_updates, 0.0) if self.decay_updates else 1.0
         return rows
 
 
 def objective(
-    policy: ActorCritic, rows: StepRows, *, algorithm: PpoAlgorithm, width: Width | None = None
-) -> Terms:  # fmt: skip
+    policy: ActorCritic, rows: StepRows, *, algorithm: PpoAlgorithm, clip_schedule: ClipSchedule | None = None
+) -> LossTerms:  # fmt: skip
     """Clipped surrogate + value_weight * value error - entropy_weight * entropy."""
-    now = policy.judge(rows.seen, rows.chosen)
+    now = policy.evaluate_actions(rows.seen, rows.chosen)
     assert now.value is not None
-    share = 1.0 if width is None else width.share
+    share = 1.0 if clip_schedule is None else clip_schedule.clip_factor
     low, high = share * algorithm.clip_low, share * algorithm.clip_high
-    surrogate = clipped(now.logp, rows.logp, rows.advantage, low=low, high=high)
-    critic = squared(now.value, rows.target)
+    surrogate = clipped_surrogate(now.logp, rows.logp, rows.advantage, low=low, high=high)
+    critic = squared_error(now.value, rows.target)
     loss = torch.add(surrogate.loss, critic.loss, alpha=algorithm.value_weight)
     if algorithm.entropy_weight:
         loss = torch.sub(loss, now.entropy(), alpha=algorithm.entropy_weight)
-    return Terms(
-        loss=loss, told=lambda: {**surrogate.metrics, **critic.metrics, "policy/entropy_nats": now.entropy().detach()}
+    return LossTerms(
+        loss=loss,
+        compute_metrics=lambda: {**surrogate.metrics, **critic.metrics, "policy/entropy_nats": now.entropy().detach()},
     )
 
 
-def build(config: PpoConfig) -> Job[ActorCritic]:
+def build(config: PpoConfig) -> TrainingJob[ActorCritic]:
     """Raises ConfigError and UserCodeError for what is wrong with the environment."""
     algorithm = config.algorithm
     shrinks = algorithm.clip_decay == "linear"
-    width = Width(total=config.learner.optimizer_steps(config.steps) if shrinks else 0)
+    width = ClipSchedule(decay_updates=config.learner.optimizer_steps(config.steps) if shrinks else 0)
 
     def credit(episodes: Episodes, values: Values) -> Credits:
-        return standardised(gae(episodes, values, discount=algorithm.discount, decay=algorithm.decay))
+        return standardised(gae(episodes, values, discount=algorithm.discount, gae_lambda=algorithm.decay))
 
-    method = Method(
+    method = OnPolicyMethod(
         credit=credit,
-        objective=partial(objective, algorithm=algorithm, width=width),
+        objective=partial(objective, algorithm=algorithm, clip_schedule=width),
         normalise=algorithm.normalise,
-        ahead=algorithm.ahead,
+        max_staleness=algorithm.ahead,
         discount=algorithm.discount,
         prepare=width.prepare if shrinks else None,
     )
@@ -117,15 +125,20 @@ def check(config: PpoConfig) -> list[str]:
     return check_on_policy(config, config.algorithm.normalise)
 
 
-ENTRY = Entry(
+ENTRY = RecipeSpec(
     summary="on-policy control: clipped policy gradient with a critic",
-    source="Schulman et al., Proximal Policy Optimization Algorithms, 2017",
+    paper="Schulman et al., Proximal Policy Optimization Algorithms, 2017",
     config=PpoConfig,
     build=build,
     check=check,
-    derive=derive,
-    parts=Parts(source="Live(Gymnasium)", credit=(standardised, gae), loss=(clipped, squared), weights=(token_mean,)),
+    derive=derive_on_policy,
+    parts=RecipeParts(
+        source="Live(Gymnasium)",
+        credit=(standardised, gae),
+        loss=(clipped_surrogate, squared_error),
+        weights=(token_mean,),
+    ),
     limitation="several passes over the same steps: a clip bounds the gradient, not the change of the policy.",
 )
 
-__all__ = ["ENTRY", "PpoAlgorithm", "PpoConfig", "build", "check", "derive", "objective", "require_clipping"]
+__all__ = ["ENTRY", "PpoAlgorithm", "PpoConfig", "build", "check", "derive_on_policy", "objective", "require_clipping"]

@@ -5,36 +5,36 @@ defaults are those that solve `hone/Maze-v0`, where PPO without it (`algorithm.n
 stays at 0.
 """
 
-from hone.models.control.intrinsic_reward import Counted, CountedConfig, CuriousActorCritic
+from hone.models.control.intrinsic_reward import CuriousActorCritic, HashCountConfig, HashCounts
 from hone.train.control.intrinsic_reward import (
-    CuriousConfig,
-    curious_check,
-    curious_job,
-    curious_parts,
-    curious_table,
+    IntrinsicRewardRunConfig,
+    check_intrinsic_reward,
+    derive_intrinsic_reward,
+    intrinsic_reward_job,
+    intrinsic_reward_parts,
 )
-from hone.train.job import Entry, Job
+from hone.train.job import RecipeSpec, TrainingJob
 
 
-class PpoCountsConfig(CuriousConfig):
+class PpoCountsConfig(IntrinsicRewardRunConfig):
     """PPO with two critics; hash counts."""
 
-    novelty: CountedConfig = CountedConfig()
+    novelty: HashCountConfig = HashCountConfig()
     """What novelty is measured by."""
 
 
-def build(config: PpoCountsConfig) -> Job[CuriousActorCritic]:
+def build(config: PpoCountsConfig) -> TrainingJob[CuriousActorCritic]:
     """Raises ConfigError and UserCodeError for what is wrong with the environment."""
-    return curious_job(config, config.novelty)
+    return intrinsic_reward_job(config, config.novelty)
 
 
-ENTRY = Entry(
+ENTRY = RecipeSpec(
     summary="on-policy control where reward is rare: hash counts",
-    source="Tang et al., #Exploration",
+    paper="Tang et al., #Exploration",
     config=PpoCountsConfig,
     build=build,
-    check=curious_check,
-    derive=curious_table,
-    parts=curious_parts(Counted),
+    check=check_intrinsic_reward,
+    derive=derive_intrinsic_reward,
+    parts=intrinsic_reward_parts(HashCounts),
     limitation="codes must tell apart what matters: pictures need an encoder before the hash.",
 )

@@ -13,20 +13,20 @@ from pydantic import Field, model_validator
 from hone.core.errors import ConfigError
 from hone.credit.returns import gae, standardised
 from hone.envs.gym.world import GymConfig, GymWorld, inspect_world, open_world
-from hone.evaluate.control.returns import judged
+from hone.evaluate.control.returns import evaluate_returns
 from hone.models.control.actor_critic import ActorCritic
 from hone.models.control.mlp import MlpConfig
-from hone.objectives.policy import clipped
-from hone.objectives.value import squared
+from hone.objectives.policy import clipped_surrogate
+from hone.objectives.value import squared_error
 from hone.objectives.weights import token_mean
 from hone.recipes.on_policy import ppo
 from hone.train.config import RunConfig, RunSettings
-from hone.train.control.acting import Scored
-from hone.train.control.curriculum import CurriculumConfig, Staged, stage_of
-from hone.train.control.job import JudgeConfig, verdict
-from hone.train.job import Entry, Job, Parts, Verdict
+from hone.train.control.acting import DropFailedEpisodes
+from hone.train.control.curriculum import CurriculumConfig, CurriculumSource, stage_env
+from hone.train.control.job import ControlEvaluationConfig, evaluation_result
+from hone.train.job import EvaluationResult, RecipeParts, RecipeSpec, TrainingJob
 from hone.train.learner.config import LearnerConfig, require_whole_minibatches
-from hone.train.sources.live import Live
+from hone.train.sources.live import LiveSource
 
 
 class PpoCurriculumConfig(RunConfig):
@@ -44,7 +44,7 @@ class PpoCurriculumConfig(RunConfig):
     """The optimizer; `minibatches` per epoch."""
     algorithm: ppo.PpoAlgorithm = ppo.PpoAlgorithm(discount=0.99, decay=0.95, entropy_weight=0.01)
     """Credit and loss."""
-    judge: JudgeConfig = JudgeConfig()
+    judge: ControlEvaluationConfig = ControlEvaluationConfig()
     """How the policy is tried, in the last stage."""
     curriculum: CurriculumConfig
     """The stages before it."""
@@ -55,36 +55,36 @@ class PpoCurriculumConfig(RunConfig):
         return self
 
 
-def plain(config: PpoCurriculumConfig, stage: int) -> ppo.PpoConfig:
+def stage_config(config: PpoCurriculumConfig, stage: int) -> ppo.PpoConfig:
     """The same run in one stage."""
     kept = {name: value for name, value in config if name != "curriculum"}
-    return ppo.PpoConfig.model_validate({**kept, "env": stage_of(config.env, config.curriculum, stage)})
+    return ppo.PpoConfig.model_validate({**kept, "env": stage_env(config.env, config.curriculum, stage)})
 
 
-def build(config: PpoCurriculumConfig) -> Job[ActorCritic]:
+def build(config: PpoCurriculumConfig) -> TrainingJob[ActorCritic]:
     """Raises ConfigError and UserCodeError for what is wrong with the environment of the first stage."""
-    job = ppo.build(plain(config, 0))
+    job = ppo.build(stage_config(config, 0))
     inner, policy = job.recipe.source, job.recipe.learner.policy
-    assert isinstance(inner, Scored)
-    assert isinstance(inner.source, Live)
+    assert isinstance(inner, DropFailedEpisodes)
+    assert isinstance(inner.source, LiveSource)
     heard: list[str] = []
 
     def opened(stage: int) -> GymWorld:
-        env = stage_of(config.env, config.curriculum, stage)
+        env = stage_env(config.env, config.curriculum, stage)
         return open_world(env, steps=config.rollout_steps, seed=config.seed)
 
-    def judge() -> Verdict:
-        played = partial(judged, episodes=config.judge.episodes, seed=config.seed, tell=heard.append)
-        return verdict(played(policy, config.env))
+    def judge() -> EvaluationResult:
+        played = partial(evaluate_returns, episodes=config.judge.episodes, seed=config.seed, warn=heard.append)
+        return evaluation_result(played(policy, config.env))
 
     def notes() -> list[str]:
         told = [*heard, *source.notes()]
         heard.clear()
         return told
 
-    source = Staged(live=inner.source, open_stage=opened, curriculum=config.curriculum)
+    source = CurriculumSource(live=inner.source, open_stage=opened, curriculum=config.curriculum)
     recipe = replace(job.recipe, source=source)
-    return replace(job, recipe=recipe, judge=judge, notes=notes, close=source.close)
+    return replace(job, recipe=recipe, evaluate=judge, pop_notices=notes, close=source.close)
 
 
 def check(config: PpoCurriculumConfig) -> list[str]:
@@ -92,10 +92,10 @@ def check(config: PpoCurriculumConfig) -> list[str]:
     warnings: list[str] = []
     found: list[str] = []
     for stage in range(len(config.curriculum.stages) + 1):
-        spaces, told = inspect_world(stage_of(config.env, config.curriculum, stage), seed=config.seed)
+        spaces, told = inspect_world(stage_env(config.env, config.curriculum, stage), seed=config.seed)
         found.append(f"{spaces[0]} and {spaces[1]}")
         warnings += [warning for warning in told if warning not in warnings]
-    ppo.check(plain(config, 0))
+    ppo.check(stage_config(config, 0))
     other = next((stage for stage, spaces in enumerate(found) if spaces != found[-1]), None)
     if other is not None:
         raise ConfigError(
@@ -109,22 +109,22 @@ def derive(config: PpoCurriculumConfig) -> dict[str, str]:
     stages = len(config.curriculum.stages)
     asked = config.curriculum
     return {
-        **ppo.derive(plain(config, stages)),
+        **ppo.derive_on_policy(stage_config(config, stages)),
         "stages": f"{stages} and the environment as it is; each passed at {asked.threshold:.0%} of {asked.window}",
     }
 
 
-ENTRY = Entry(
+ENTRY = RecipeSpec(
     summary="on-policy control, from easy to hard: stages passed by success",
-    source="Bengio et al., Curriculum Learning, 2009; Florensa et al., Reverse Curriculum Generation, 2017",
+    paper="Bengio et al., Curriculum Learning, 2009; Florensa et al., Reverse Curriculum Generation, 2017",
     config=PpoCurriculumConfig,
     build=build,
     check=check,
     derive=derive,
-    parts=Parts(
+    parts=RecipeParts(
         source="Staged(Live(Gymnasium))",
         credit=(standardised, gae),
-        loss=(clipped, squared),
+        loss=(clipped_surrogate, squared_error),
         weights=(token_mean,),
     ),
     limitation="somebody must know what makes the environment easier; a stage that is never passed is the last.",

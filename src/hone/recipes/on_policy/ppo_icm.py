@@ -5,36 +5,36 @@ defaults are those that solve `hone/Maze-v0`, where PPO without it (`algorithm.n
 stays at 0.
 """
 
-from hone.models.control.intrinsic_reward import CuriousActorCritic, Foreseen, ForeseenConfig
+from hone.models.control.intrinsic_reward import CuriousActorCritic, IcmConfig, IntrinsicCuriosity
 from hone.train.control.intrinsic_reward import (
-    CuriousConfig,
-    curious_check,
-    curious_job,
-    curious_parts,
-    curious_table,
+    IntrinsicRewardRunConfig,
+    check_intrinsic_reward,
+    derive_intrinsic_reward,
+    intrinsic_reward_job,
+    intrinsic_reward_parts,
 )
-from hone.train.job import Entry, Job
+from hone.train.job import RecipeSpec, TrainingJob
 
 
-class PpoIcmConfig(CuriousConfig):
+class PpoIcmConfig(IntrinsicRewardRunConfig):
     """PPO with two critics; intrinsic curiosity."""
 
-    novelty: ForeseenConfig = ForeseenConfig()
+    novelty: IcmConfig = IcmConfig()
     """What novelty is measured by."""
 
 
-def build(config: PpoIcmConfig) -> Job[CuriousActorCritic]:
+def build(config: PpoIcmConfig) -> TrainingJob[CuriousActorCritic]:
     """Raises ConfigError and UserCodeError for what is wrong with the environment."""
-    return curious_job(config, config.novelty)
+    return intrinsic_reward_job(config, config.novelty)
 
 
-ENTRY = Entry(
+ENTRY = RecipeSpec(
     summary="on-policy control where reward is rare: intrinsic curiosity",
-    source="Pathak et al., Curiosity-driven Exploration by Self-supervised Prediction, 2017",
+    paper="Pathak et al., Curiosity-driven Exploration by Self-supervised Prediction, 2017",
     config=PpoIcmConfig,
     build=build,
-    check=curious_check,
-    derive=curious_table,
-    parts=curious_parts(Foreseen),
+    check=check_intrinsic_reward,
+    derive=derive_intrinsic_reward,
+    parts=intrinsic_reward_parts(IntrinsicCuriosity),
     limitation="chance that actions do influence stays new for ever.",
 )

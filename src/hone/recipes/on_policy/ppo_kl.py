@@ -19,15 +19,22 @@ from hone.core.state import State
 from hone.credit.returns import gae, standardised
 from hone.models.control.actor_critic import ActorCritic
 from hone.objectives.kl import k3
-from hone.objectives.policy import importance
-from hone.objectives.terms import Terms
-from hone.objectives.value import squared
+from hone.objectives.policy import importance_weighted
+from hone.objectives.terms import LossTerms
+from hone.objectives.value import squared_error
 from hone.objectives.weights import token_mean
-from hone.train.control.on_policy import Method, OnPolicyRun, check_on_policy, derive, on_policy_job, told_of
+from hone.train.control.on_policy import (
+    OnPolicyMethod,
+    OnPolicyRunConfig,
+    check_on_policy,
+    derive_on_policy,
+    merged_metrics,
+    on_policy_job,
+)
 from hone.train.control.rows import StepRows
-from hone.train.job import Entry, Job, Parts
+from hone.train.job import RecipeParts, RecipeSpec, TrainingJob
 from hone.train.learner.config import LearnerConfig
-from hone.train.sources.normalise import Normalise
+from hone.train.sources.normalise import NormaliseConfig
 
 TOLERANCE, FACTOR = 1.5, 2.0
 """The paper's: within this ratio of the target the coefficient stays; outside it changes by this factor."""
@@ -48,11 +55,11 @@ class PpoKlAlgorithm(Config):
     """Of the critic's squared error."""
     entropy_weight: float = Field(default=0.0, ge=0)
     """Of the policy's entropy, which is kept up."""
-    normalise: Normalise = Normalise()
+    normalise: NormaliseConfig = NormaliseConfig()
     """Running scales of what is seen and paid."""
 
 
-class PpoKlConfig(OnPolicyRun):
+class PpoKlConfig(OnPolicyRunConfig):
     """A policy and a critic on Gymnasium environments."""
 
     learner: LearnerConfig = LearnerConfig(lr=1e-3, decay="linear", epochs=20, max_grad_norm=0.5)
@@ -62,7 +69,7 @@ class PpoKlConfig(OnPolicyRun):
 
 
 @dataclass
-class Coefficient:
+class KlCoefController:
     """The price of a nat, which follows how far the policy moved."""
 
     value: float
@@ -87,36 +94,38 @@ class Coefficient:
         self.value = value
 
 
-def objective(policy: ActorCritic, rows: StepRows, *, algorithm: PpoKlAlgorithm, price: Coefficient) -> Terms:
+def objective(
+    policy: ActorCritic, rows: StepRows, *, algorithm: PpoKlAlgorithm, kl_coef: KlCoefController
+) -> LossTerms:
     """-r A + coefficient * KL(before || now) + value_weight * value error - entropy_weight * entropy.
 
     The KL is estimated on the decisions of whoever acted, with the gradient of KL(before || now).
     """
-    now = policy.judge(rows.seen, rows.chosen)
+    now = policy.evaluate_actions(rows.seen, rows.chosen)
     assert now.value is not None
-    actor, critic = importance(now.logp, rows.logp, rows.advantage), squared(now.value, rows.target)
-    loss = torch.add(actor.loss, k3(rows.logp, now.logp), alpha=price.value)
+    actor, critic = importance_weighted(now.logp, rows.logp, rows.advantage), squared_error(now.value, rows.target)
+    loss = torch.add(actor.loss, k3(rows.logp, now.logp), alpha=kl_coef.value)
     loss = torch.add(loss, critic.loss, alpha=algorithm.value_weight)
     if algorithm.entropy_weight:
         loss = torch.sub(loss, now.entropy(), alpha=algorithm.entropy_weight)
-    return Terms(loss=loss, told=lambda: told_of(now.entropy(), actor, critic))
+    return LossTerms(loss=loss, compute_metrics=lambda: merged_metrics(now.entropy(), actor, critic))
 
 
-def build(config: PpoKlConfig) -> Job[ActorCritic]:
+def build(config: PpoKlConfig) -> TrainingJob[ActorCritic]:
     """Raises ConfigError and UserCodeError for what is wrong with the environment."""
     algorithm = config.algorithm
-    price = Coefficient(algorithm.coefficient, algorithm.target_nats)
+    price = KlCoefController(algorithm.coefficient, algorithm.target_nats)
 
     def credit(episodes: Episodes, values: Values) -> Credits:
-        return standardised(gae(episodes, values, discount=algorithm.discount, decay=algorithm.decay))
+        return standardised(gae(episodes, values, discount=algorithm.discount, gae_lambda=algorithm.decay))
 
-    method = Method(
+    method = OnPolicyMethod(
         credit=credit,
-        objective=partial(objective, algorithm=algorithm, price=price),
+        objective=partial(objective, algorithm=algorithm, kl_coef=price),
         normalise=algorithm.normalise,
         discount=algorithm.discount,
-        watch=price.adapt,
-        kept={"kl_coefficient": price},
+        on_metrics=price.adapt,
+        extra_state={"kl_coefficient": price},
     )
     return on_policy_job(config, method)
 
@@ -125,15 +134,18 @@ def check(config: PpoKlConfig) -> list[str]:
     return check_on_policy(config, config.algorithm.normalise)
 
 
-ENTRY = Entry(
+ENTRY = RecipeSpec(
     summary="on-policy control: policy gradient with a price of moving that adapts itself",
-    source="Schulman et al., Proximal Policy Optimization Algorithms, 2017, section 4",
+    paper="Schulman et al., Proximal Policy Optimization Algorithms, 2017, section 4",
     config=PpoKlConfig,
     build=build,
     check=check,
-    derive=derive,
-    parts=Parts(
-        source="Live(Gymnasium)", credit=(standardised, gae), loss=(importance, k3, squared), weights=(token_mean,)
+    derive=derive_on_policy,
+    parts=RecipeParts(
+        source="Live(Gymnasium)",
+        credit=(standardised, gae),
+        loss=(importance_weighted, k3, squared_error),
+        weights=(token_mean,),
     ),
     limitation="the price reacts one turn late; the clip usually does better (the paper's own comparison).",
 )

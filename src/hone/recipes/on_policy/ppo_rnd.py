@@ -5,36 +5,36 @@ defaults are those that solve `hone/Maze-v0`, where PPO without it (`algorithm.n
 stays at 0.
 """
 
-from hone.models.control.intrinsic_reward import CuriousActorCritic, Distilled, DistilledConfig
+from hone.models.control.intrinsic_reward import CuriousActorCritic, RandomNetworkDistillation, RndConfig
 from hone.train.control.intrinsic_reward import (
-    CuriousConfig,
-    curious_check,
-    curious_job,
-    curious_parts,
-    curious_table,
+    IntrinsicRewardRunConfig,
+    check_intrinsic_reward,
+    derive_intrinsic_reward,
+    intrinsic_reward_job,
+    intrinsic_reward_parts,
 )
-from hone.train.job import Entry, Job
+from hone.train.job import RecipeSpec, TrainingJob
 
 
-class PpoRndConfig(CuriousConfig):
+class PpoRndConfig(IntrinsicRewardRunConfig):
     """PPO with two critics; random network distillation."""
 
-    novelty: DistilledConfig = DistilledConfig()
+    novelty: RndConfig = RndConfig()
     """What novelty is measured by."""
 
 
-def build(config: PpoRndConfig) -> Job[CuriousActorCritic]:
+def build(config: PpoRndConfig) -> TrainingJob[CuriousActorCritic]:
     """Raises ConfigError and UserCodeError for what is wrong with the environment."""
-    return curious_job(config, config.novelty)
+    return intrinsic_reward_job(config, config.novelty)
 
 
-ENTRY = Entry(
+ENTRY = RecipeSpec(
     summary="on-policy control where reward is rare: random network distillation",
-    source="Burda et al., Exploration by Random Network Distillation, 2018",
+    paper="Burda et al., Exploration by Random Network Distillation, 2018",
     config=PpoRndConfig,
     build=build,
-    check=curious_check,
-    derive=curious_table,
-    parts=curious_parts(Distilled),
+    check=check_intrinsic_reward,
+    derive=derive_intrinsic_reward,
+    parts=intrinsic_reward_parts(RandomNetworkDistillation),
     limitation="noise that never repeats stays new for ever.",
 )

@@ -12,18 +12,24 @@ from pydantic import Field, model_validator
 
 from hone.core.config import Config
 from hone.core.episodes import Episodes
-from hone.credit.potential import PotentialConfig, naively_shaped, potential_of, potential_shaped, reshaped
+from hone.credit.potential import (
+    PotentialConfig,
+    build_potential,
+    potential_shaped,
+    state_bonus_shaped,
+    with_shaped_rewards,
+)
 from hone.credit.returns import gae, standardised
 from hone.envs.gym.world import GymConfig
 from hone.models.control.actor_critic import ActorCritic
 from hone.models.control.mlp import MlpConfig
-from hone.objectives.policy import clipped
-from hone.objectives.value import squared
+from hone.objectives.policy import clipped_surrogate
+from hone.objectives.value import squared_error
 from hone.objectives.weights import token_mean
 from hone.recipes.on_policy import ppo
 from hone.train.config import RunConfig, RunSettings
-from hone.train.control.job import JudgeConfig
-from hone.train.job import Entry, Job, Parts
+from hone.train.control.job import ControlEvaluationConfig
+from hone.train.job import RecipeParts, RecipeSpec, TrainingJob
 from hone.train.learner.config import LearnerConfig, require_whole_minibatches
 
 
@@ -51,7 +57,7 @@ class PpoShapedConfig(RunConfig):
     """The optimizer; `minibatches` per epoch."""
     algorithm: ppo.PpoAlgorithm = ppo.PpoAlgorithm(discount=0.99, decay=0.95, entropy_weight=0.01)
     """Credit and loss; its discount is the potential's."""
-    judge: JudgeConfig = JudgeConfig()
+    judge: ControlEvaluationConfig = ControlEvaluationConfig()
     """How the policy is tried, by the world's own reward."""
     hints: HintsConfig
     """Where it is worth going."""
@@ -62,46 +68,46 @@ class PpoShapedConfig(RunConfig):
         return self
 
 
-def plain(config: PpoShapedConfig) -> ppo.PpoConfig:
+def without_hints(config: PpoShapedConfig) -> ppo.PpoConfig:
     """The same run without hints."""
     kept = {name: value for name, value in config if name != "hints"}
     return ppo.PpoConfig.model_validate(kept)
 
 
-def shape_of(config: PpoShapedConfig) -> Callable[[Episodes], Episodes]:
+def shaping_wrapper(config: PpoShapedConfig) -> Callable[[Episodes], Episodes]:
     """What is done to the rewards."""
-    potential = potential_of(config.hints.potential)
+    potential = build_potential(config.hints.potential)
     if config.hints.naive:
-        return partial(naively_shaped, potential=potential)
+        return partial(state_bonus_shaped, potential=potential)
     return partial(potential_shaped, potential=potential, discount=config.algorithm.discount)
 
 
-def build(config: PpoShapedConfig) -> Job[ActorCritic]:
+def build(config: PpoShapedConfig) -> TrainingJob[ActorCritic]:
     """Raises ConfigError and UserCodeError for what is wrong with the environment."""
-    job = ppo.build(plain(config))
-    credit = partial(reshaped, credit=job.recipe.credit, shape=shape_of(config))
+    job = ppo.build(without_hints(config))
+    credit = partial(with_shaped_rewards, credit=job.recipe.credit, shaping=shaping_wrapper(config))
     return replace(job, recipe=replace(job.recipe, credit=credit))
 
 
 def check(config: PpoShapedConfig) -> list[str]:
-    return ppo.check(plain(config))
+    return ppo.check(without_hints(config))
 
 
 def derive(config: PpoShapedConfig) -> dict[str, str]:
-    return ppo.derive(plain(config))
+    return ppo.derive_on_policy(without_hints(config))
 
 
-ENTRY = Entry(
+ENTRY = RecipeSpec(
     summary="on-policy control with hints: rewards shaped by a potential",
-    source="Ng, Harada and Russell, Policy Invariance under Reward Transformations, 1999",
+    paper="Ng, Harada and Russell, Policy Invariance under Reward Transformations, 1999",
     config=PpoShapedConfig,
     build=build,
     check=check,
     derive=derive,
-    parts=Parts(
+    parts=RecipeParts(
         source="Live(Gymnasium)",
-        credit=(reshaped, potential_shaped, standardised, gae),
-        loss=(clipped, squared),
+        credit=(with_shaped_rewards, potential_shaped, standardised, gae),
+        loss=(clipped_surrogate, squared_error),
         weights=(token_mean,),
     ),
     limitation="needs somebody who knows where it is worth going; a potential that is wrong costs time, not the goal.",

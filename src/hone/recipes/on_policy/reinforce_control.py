@@ -15,18 +15,25 @@ from pydantic import Field
 from hone.core.config import Config
 from hone.core.credit import NO_VALUES, Credits, Values
 from hone.core.episodes import Episodes
-from hone.credit.returns import gae, returns, standardised
+from hone.credit.returns import discounted_returns, gae, standardised
 from hone.models.control.actor_critic import ActorCritic
-from hone.objectives.policy import reinforce
-from hone.objectives.terms import Terms
-from hone.objectives.value import squared
+from hone.objectives.policy import reinforce_loss
+from hone.objectives.terms import LossTerms
+from hone.objectives.value import squared_error
 from hone.objectives.weights import token_mean
-from hone.train.control.on_policy import Method, OnPolicyRun, check_on_policy, derive, on_policy_job, told_of
+from hone.train.control.on_policy import (
+    OnPolicyMethod,
+    OnPolicyRunConfig,
+    check_on_policy,
+    derive_on_policy,
+    merged_metrics,
+    on_policy_job,
+)
 from hone.train.control.rows import StepRows
-from hone.train.job import Entry, Job, Parts
+from hone.train.job import RecipeParts, RecipeSpec, TrainingJob
 from hone.train.learner.config import LearnerConfig
-from hone.train.sources.normalise import Normalise
-from hone.train.sources.whole_episodes import Whole
+from hone.train.sources.normalise import NormaliseConfig
+from hone.train.sources.whole_episodes import WholeEpisodes
 
 
 class ReinforceControlAlgorithm(Config):
@@ -35,18 +42,18 @@ class ReinforceControlAlgorithm(Config):
     discount: float = Field(default=0.99, ge=0, le=1)
     """Of a reward one step later."""
     baseline: Literal["value", "mean", "none"] = "value"
-    """`value`: a critic's; `mean`: of the batch's returns; `none`: returns as they are."""
+    """`value`: a critic's; `mean`: of the batch's returns; `no_correction`: returns as they are."""
     episodes: int = Field(default=4, ge=1)
     """Episodes that must have ended before an update."""
     value_weight: float = Field(default=1.0, ge=0)
     """Of the critic's squared error, halved."""
     entropy_weight: float = Field(default=0.0, ge=0)
     """Of the policy's entropy, which is kept up."""
-    normalise: Normalise = Normalise()
+    normalise: NormaliseConfig = NormaliseConfig()
     """Running scales of what is seen and paid."""
 
 
-class ReinforceControlConfig(OnPolicyRun):
+class ReinforceControlConfig(OnPolicyRunConfig):
     """A policy, and a critic as its baseline, on Gymnasium environments."""
 
     rollout_steps: int = Field(default=64, ge=1)
@@ -57,39 +64,39 @@ class ReinforceControlConfig(OnPolicyRun):
     """Credit and loss."""
 
 
-def credited(episodes: Episodes, values: Values, *, algorithm: ReinforceControlAlgorithm) -> Credits:
+def return_credit(episodes: Episodes, values: Values, *, algorithm: ReinforceControlAlgorithm) -> Credits:
     """Returns to the end of the episode, above the baseline; a time limit is no end where a critic can look beyond."""
     if algorithm.baseline == "value":
-        return standardised(gae(episodes, values, discount=algorithm.discount, decay=1.0))
-    paid = returns(episodes, NO_VALUES, discount=algorithm.discount)
+        return standardised(gae(episodes, values, discount=algorithm.discount, gae_lambda=1.0))
+    paid = discounted_returns(episodes, NO_VALUES, discount=algorithm.discount)
     if algorithm.baseline == "none":
         return paid
     return replace(paid, advantage=paid.advantage - paid.advantage.mean())
 
 
-def objective(policy: ActorCritic, rows: StepRows, *, algorithm: ReinforceControlAlgorithm) -> Terms:
+def objective(policy: ActorCritic, rows: StepRows, *, algorithm: ReinforceControlAlgorithm) -> LossTerms:
     """-A log p + value_weight * value error - entropy_weight * entropy."""
-    now = policy.judge(rows.seen, rows.chosen)
-    parts = [reinforce(now.logp, rows.advantage)]
+    now = policy.evaluate_actions(rows.seen, rows.chosen)
+    parts = [reinforce_loss(now.logp, rows.advantage)]
     loss = parts[0].loss
     if now.value is not None:
-        parts.append(squared(now.value, rows.target))
+        parts.append(squared_error(now.value, rows.target))
         loss = torch.add(loss, parts[1].loss, alpha=algorithm.value_weight)
     if algorithm.entropy_weight:
         loss = torch.sub(loss, now.entropy(), alpha=algorithm.entropy_weight)
-    return Terms(loss=loss, told=lambda: told_of(now.entropy(), *parts))
+    return LossTerms(loss=loss, compute_metrics=lambda: merged_metrics(now.entropy(), *parts))
 
 
-def build(config: ReinforceControlConfig) -> Job[ActorCritic]:
+def build(config: ReinforceControlConfig) -> TrainingJob[ActorCritic]:
     """Raises ConfigError and UserCodeError for what is wrong with the environment."""
     algorithm = config.algorithm
-    method = Method(
-        credit=partial(credited, algorithm=algorithm),
+    method = OnPolicyMethod(
+        credit=partial(return_credit, algorithm=algorithm),
         objective=partial(objective, algorithm=algorithm),
         normalise=algorithm.normalise,
         discount=algorithm.discount,
-        critic=algorithm.baseline == "value",
-        decorate=partial(Whole, episodes=algorithm.episodes),
+        use_critic=algorithm.baseline == "value",
+        wrap_source=partial(WholeEpisodes, min_episodes=algorithm.episodes),
     )
     return on_policy_job(config, method)
 
@@ -98,15 +105,18 @@ def check(config: ReinforceControlConfig) -> list[str]:
     return check_on_policy(config, config.algorithm.normalise)
 
 
-ENTRY = Entry(
+ENTRY = RecipeSpec(
     summary="on-policy control: Monte-Carlo policy gradient on whole episodes, with or without a baseline",
-    source="Williams, Simple Statistical Gradient-Following Algorithms, 1992",
+    paper="Williams, Simple Statistical Gradient-Following Algorithms, 1992",
     config=ReinforceControlConfig,
     build=build,
     check=check,
-    derive=derive,
-    parts=Parts(
-        source="Whole(Live(Gymnasium))", credit=(standardised, gae), loss=(reinforce, squared), weights=(token_mean,)
+    derive=derive_on_policy,
+    parts=RecipeParts(
+        source="Whole(Live(Gymnasium))",
+        credit=(standardised, gae),
+        loss=(reinforce_loss, squared_error),
+        weights=(token_mean,),
     ),
     limitation="waits for the ends of episodes, and returns scatter more the longer they are.",
 )

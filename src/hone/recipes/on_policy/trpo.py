@@ -15,29 +15,29 @@ from hone.core.config import Config
 from hone.core.credit import Credits, Values
 from hone.core.episodes import Episodes
 from hone.credit.returns import gae, standardised
-from hone.envs.gym.make import placed
+from hone.envs.gym.make import describe_placement
 from hone.envs.gym.world import GymConfig, inspect_world, open_world
 from hone.models.control.actor_critic import ActorCritic
 from hone.models.control.mlp import MlpConfig
-from hone.objectives.natural import natural_step
-from hone.objectives.policy import importance
-from hone.objectives.terms import Terms
-from hone.objectives.value import squared
+from hone.objectives.natural import trust_region_step
+from hone.objectives.policy import importance_weighted
+from hone.objectives.terms import LossTerms
+from hone.objectives.value import squared_error
 from hone.objectives.weights import token_mean
 from hone.recipes.on_policy.ppo import require_clipping
 from hone.train.config import RunConfig, RunSettings
-from hone.train.control.acting import NetworkActor, Scored, foresee
-from hone.train.control.job import JudgeConfig, control_job
-from hone.train.control.phases import phase
+from hone.train.control.acting import DropFailedEpisodes, NetworkActor, predict_values
+from hone.train.control.job import ControlEvaluationConfig, control_job
+from hone.train.control.phases import optimizer_phase
 from hone.train.control.rows import StepRows, step_rows
-from hone.train.control.spaces import spaces_of
-from hone.train.job import Entry, Job, Parts
-from hone.train.learner.config import LearnerConfig, require_whole_minibatches, schedule
+from hone.train.control.spaces import network_spaces
+from hone.train.job import RecipeParts, RecipeSpec, TrainingJob
+from hone.train.learner.config import LearnerConfig, learning_rate_schedule, require_whole_minibatches
 from hone.train.learner.flat_parameters import FlatParameters
 from hone.train.learner.gradient import GradientLearner
-from hone.train.learner.natural_gradient import NaturalLearner, TrustRegionConfig, distance
+from hone.train.learner.natural_gradient import TrustRegionConfig, TrustRegionLearner, k3_distance
 from hone.train.loop import Recipe
-from hone.train.sources.live import Live
+from hone.train.sources.live import LiveSource
 
 
 class TrpoAlgorithm(Config):
@@ -66,7 +66,7 @@ class TrpoConfig(RunConfig):
     """How the critic is stepped; the policy has no learning rate."""
     algorithm: TrpoAlgorithm = TrpoAlgorithm()
     """Credit and trust region."""
-    judge: JudgeConfig = JudgeConfig()
+    judge: ControlEvaluationConfig = ControlEvaluationConfig()
     """How the policy is tried."""
 
     @model_validator(mode="after")
@@ -75,58 +75,60 @@ class TrpoConfig(RunConfig):
         return self
 
 
-def surrogate(policy: ActorCritic, rows: StepRows) -> tuple[Terms, Tensor]:
+def surrogate(policy: ActorCritic, rows: StepRows) -> tuple[LossTerms, Tensor]:
     """-r A, and the distance from the policy that acted."""
-    now = policy.judge(rows.seen, rows.chosen).logp
-    return importance(now, rows.logp, rows.advantage), distance(now, rows.logp)
+    now = policy.evaluate_actions(rows.seen, rows.chosen).logp
+    return importance_weighted(now, rows.logp, rows.advantage), k3_distance(now, rows.logp)
 
 
-def critic_loss(policy: ActorCritic, rows: StepRows) -> Terms:
-    return squared(policy.value(rows.seen), rows.target)
+def critic_loss(policy: ActorCritic, rows: StepRows) -> LossTerms:
+    return squared_error(policy.value(rows.seen), rows.target)
 
 
-def learner_of(config: TrpoConfig, policy: ActorCritic) -> NaturalLearner[ActorCritic, StepRows]:
+def make_learner(config: TrpoConfig, policy: ActorCritic) -> TrustRegionLearner[ActorCritic, StepRows]:
     assert policy.critic is not None
     layout = partial(step_rows, device=config.run.device)
     own = {id(parameter) for parameter in policy.critic.parameters()}
     critic = GradientLearner(
         policy=policy,
         layout=layout,
-        phases=[phase("critic", critic_loss, policy.critic.parameters(), config.learner)],
+        phases=[optimizer_phase("critic", critic_loss, policy.critic.parameters(), config.learner)],
         seed=config.seed,
-        learning_rate=schedule(config.learner, config.learner.optimizer_steps(config.steps)),
+        learning_rate=learning_rate_schedule(config.learner, config.learner.optimizer_steps(config.steps)),
         epochs=config.learner.epochs,
         minibatches=config.learner.minibatches,
     )
-    return NaturalLearner(
+    return TrustRegionLearner(
         policy=policy,
         layout=layout,
         surrogate=surrogate,
         parameters=FlatParameters(parameter for parameter in policy.parameters() if id(parameter) not in own),
         region=config.algorithm.region.region(),
         critic=critic,
-        foresee=foresee,
+        predict_values=predict_values,
     )
 
 
-def build(config: TrpoConfig) -> Job[ActorCritic]:
+def build(config: TrpoConfig) -> TrainingJob[ActorCritic]:
     """Raises ConfigError and UserCodeError for what is wrong with the environment."""
     world = open_world(config.env, steps=config.rollout_steps, seed=config.seed)
-    space = spaces_of(world.envs.single_observation_space, world.envs.single_action_space)
+    space = network_spaces(world.envs.single_observation_space, world.envs.single_action_space)
     require_clipping(config.env, space)
     policy = ActorCritic(space, config.network, seed=config.seed).to(config.run.device)
 
     def credit(episodes: Episodes, values: Values) -> Credits:
-        return standardised(gae(episodes, values, discount=config.algorithm.discount, decay=config.algorithm.decay))
+        return standardised(
+            gae(episodes, values, discount=config.algorithm.discount, gae_lambda=config.algorithm.decay)
+        )
 
-    source = Scored(Live(world, NetworkActor(policy.acting())), world)
-    recipe = Recipe(source=source, credit=credit, learner=learner_of(config, policy))
-    return control_job(recipe, env=config.env, judge=config.judge, seed=config.seed, world=world)
+    source = DropFailedEpisodes(LiveSource(world, NetworkActor(policy.numpy_policy())), world)
+    recipe = Recipe(source=source, credit=credit, learner=make_learner(config, policy))
+    return control_job(recipe, env=config.env, evaluation=config.judge, seed=config.seed, world=world)
 
 
 def check(config: TrpoConfig) -> list[str]:
     found, warnings = inspect_world(config.env, seed=config.seed)
-    require_clipping(config.env, spaces_of(*found))
+    require_clipping(config.env, network_spaces(*found))
     return warnings
 
 
@@ -136,23 +138,23 @@ def derive(config: TrpoConfig) -> dict[str, str]:
     return {
         "steps of the world per turn": f"{config.env.num_envs} environments x {config.rollout_steps} = {batch}",
         "steps of the world": f"{config.steps * batch}",
-        "environments": placed(config.env),
+        "environments": describe_placement(config.env),
         "gradients per step": f"1 + 2 x {region.iterations}, and up to {region.backtracks} looks at the loss",
         "steps of the critic": f"{config.learner.optimizer_steps(config.steps)}",
     }
 
 
-ENTRY = Entry(
+ENTRY = RecipeSpec(
     summary="on-policy control: the longest natural-gradient step that a bound on the KL allows",
-    source="Schulman et al., Trust Region Policy Optimization, 2015",
+    paper="Schulman et al., Trust Region Policy Optimization, 2015",
     config=TrpoConfig,
     build=build,
     check=check,
     derive=derive,
-    parts=Parts(
+    parts=RecipeParts(
         source="Live(Gymnasium)",
         credit=(standardised, gae),
-        loss=(importance, natural_step, squared),
+        loss=(importance_weighted, trust_region_step, squared_error),
         weights=(token_mean,),
     ),
     limitation="one step per batch, with some twenty gradients; the KL is estimated on the batch, not integrated.",

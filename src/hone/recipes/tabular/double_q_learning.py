@@ -7,12 +7,12 @@ tables is acted on.
 from pydantic import Field
 
 from hone.core.config import Config
-from hone.credit.returns import one_step
-from hone.tabular.kernels import double
-from hone.tabular.learn import Double
+from hone.credit.returns import one_step_target
+from hone.tabular.kernels import double_q_learning
+from hone.tabular.learn import DoubleQLearning
 from hone.tabular.tables import ActionTable
-from hone.train.job import Entry, Job, Parts
-from hone.train.tabular.job import Method, TabularRun, check_tabular, derive_tabular, table_job
+from hone.train.job import RecipeParts, RecipeSpec, TrainingJob
+from hone.train.tabular.job import TabularMethod, TabularRunConfig, check_tabular, derive_tabular, table_job
 
 
 class DoubleQLearningAlgorithm(Config):
@@ -22,31 +22,31 @@ class DoubleQLearningAlgorithm(Config):
     """Of a reward one step later."""
 
 
-class DoubleQLearningConfig(TabularRun):
+class DoubleQLearningConfig(TabularRunConfig):
     """Double Q-learning on two tables."""
 
     algorithm: DoubleQLearningAlgorithm = DoubleQLearningAlgorithm()
     """What is aimed at."""
 
 
-def build(config: DoubleQLearningConfig) -> Job[ActionTable]:
-    def rule(table: ActionTable) -> Double:
-        return Double(actions=table.features.actions, seed=config.seed)
+def build(config: DoubleQLearningConfig) -> TrainingJob[ActionTable]:
+    def rule(table: ActionTable) -> DoubleQLearning:
+        return DoubleQLearning(actions=table.features.actions, seed=config.seed)
 
-    return table_job(config, Method(rule=rule, discount=config.algorithm.discount, tables=2))
+    return table_job(config, TabularMethod(make_rule=rule, discount=config.algorithm.discount, table_count=2))
 
 
 def check(config: DoubleQLearningConfig) -> list[str]:
     return check_tabular(config, discount=config.algorithm.discount)
 
 
-ENTRY = Entry(
+ENTRY = RecipeSpec(
     summary="tables: two of them, so that luck is not believed",
-    source="van Hasselt, Double Q-learning, 2010",
+    paper="van Hasselt, Double Q-learning, 2010",
     config=DoubleQLearningConfig,
     build=build,
     check=check,
     derive=derive_tabular,
-    parts=Parts(source="Live(numbered states)", credit=(one_step,), loss=(double,)),
+    parts=RecipeParts(source="Live(numbered states)", credit=(one_step_target,), loss=(double_q_learning,)),
     limitation="each table learns from half of the steps, and errs to the low side where Q-learning errs to the high.",
 )

@@ -7,13 +7,13 @@ table of the paper. Imagined steps are drawn uniformly from the pairs that were 
 from pydantic import Field
 
 from hone.core.config import Config
-from hone.credit.returns import one_step
-from hone.tabular.kernels import greedy, plan
-from hone.tabular.learn import Dyna
-from hone.tabular.models import LearntModel
+from hone.credit.returns import one_step_target
+from hone.tabular.kernels import dyna_planning, q_learning
+from hone.tabular.learn import DynaQ
+from hone.tabular.models import TabularModel
 from hone.tabular.tables import ActionTable
-from hone.train.job import Entry, Job, Parts
-from hone.train.tabular.job import Method, TabularRun, check_tabular, derive_tabular, table_job
+from hone.train.job import RecipeParts, RecipeSpec, TrainingJob
+from hone.train.tabular.job import TabularMethod, TabularRunConfig, check_tabular, derive_tabular, table_job
 
 
 class DynaQAlgorithm(Config):
@@ -27,7 +27,7 @@ class DynaQAlgorithm(Config):
     """Step size of imagined steps."""
 
 
-class DynaQConfig(TabularRun):
+class DynaQConfig(TabularRunConfig):
     """Dyna-Q on a table."""
 
     rollout_steps: int = Field(default=1, ge=1)
@@ -36,16 +36,16 @@ class DynaQConfig(TabularRun):
     """What is aimed at."""
 
 
-def build(config: DynaQConfig) -> Job[ActionTable]:
+def build(config: DynaQConfig) -> TrainingJob[ActionTable]:
     algorithm = config.algorithm
 
-    def rule(table: ActionTable) -> Dyna:
-        return Dyna(
+    def rule(table: ActionTable) -> DynaQ:
+        return DynaQ(
             actions=table.features.actions, seed=config.seed, planning=algorithm.planning,
-            rate=algorithm.planning_rate, model=LearntModel(table.features.cells, table.features.actions),
+            rate=algorithm.planning_rate, model=TabularModel(table.features.cells, table.features.actions),
         )  # fmt: skip
 
-    return table_job(config, Method(rule=rule, discount=algorithm.discount))
+    return table_job(config, TabularMethod(make_rule=rule, discount=algorithm.discount))
 
 
 def check(config: DynaQConfig) -> list[str]:
@@ -56,14 +56,14 @@ def derive(config: DynaQConfig) -> dict[str, str]:
     return {**derive_tabular(config), "imagined steps": f"{config.algorithm.planning} for each step of the world"}
 
 
-ENTRY = Entry(
+ENTRY = RecipeSpec(
     summary="tables: learning, and imagining more of the same with a learnt model",
-    source="Sutton, Integrated Architectures for Learning, Planning, and Reacting, 1990",
+    paper="Sutton, Integrated Architectures for Learning, Planning, and Reacting, 1990",
     config=DynaQConfig,
     build=build,
     check=check,
     derive=derive,
-    parts=Parts(source="Live(numbered states)", credit=(one_step,), loss=(greedy, plan)),
+    parts=RecipeParts(source="Live(numbered states)", credit=(one_step_target,), loss=(q_learning, dyna_planning)),
     limitation="a model of a world that changes is believed until its pairs are met again; most imagined steps change "
     "nothing (see prioritized_sweeping).",
 )

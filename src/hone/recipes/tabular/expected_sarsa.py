@@ -6,13 +6,13 @@ The same fixed point with less variance, so that larger steps are sound; under a
 from pydantic import Field
 
 from hone.core.config import Config
-from hone.credit.returns import one_step
-from hone.tabular.batch import averaged
-from hone.tabular.kernels import expected
-from hone.tabular.learn import Expected
+from hone.credit.returns import one_step_target
+from hone.tabular.batch import expected_sarsa_weights
+from hone.tabular.kernels import expected_sarsa
+from hone.tabular.learn import ExpectedSarsa
 from hone.tabular.tables import ActionTable
-from hone.train.job import Entry, Job, Parts
-from hone.train.tabular.job import Method, TabularRun, check_tabular, derive_tabular, table_job
+from hone.train.job import RecipeParts, RecipeSpec, TrainingJob
+from hone.train.tabular.job import TabularMethod, TabularRunConfig, check_tabular, derive_tabular, table_job
 
 
 class ExpectedSarsaAlgorithm(Config):
@@ -22,31 +22,31 @@ class ExpectedSarsaAlgorithm(Config):
     """Of a reward one step later."""
 
 
-class ExpectedSarsaConfig(TabularRun):
+class ExpectedSarsaConfig(TabularRunConfig):
     """Expected SARSA on a table."""
 
     algorithm: ExpectedSarsaAlgorithm = ExpectedSarsaAlgorithm()
     """What is aimed at."""
 
 
-def build(config: ExpectedSarsaConfig) -> Job[ActionTable]:
-    def rule(_: ActionTable) -> Expected:
-        return Expected(weigh=averaged)
+def build(config: ExpectedSarsaConfig) -> TrainingJob[ActionTable]:
+    def rule(_: ActionTable) -> ExpectedSarsa:
+        return ExpectedSarsa(next_weights=expected_sarsa_weights)
 
-    return table_job(config, Method(rule=rule, discount=config.algorithm.discount))
+    return table_job(config, TabularMethod(make_rule=rule, discount=config.algorithm.discount))
 
 
 def check(config: ExpectedSarsaConfig) -> list[str]:
     return check_tabular(config, discount=config.algorithm.discount)
 
 
-ENTRY = Entry(
+ENTRY = RecipeSpec(
     summary="tables: SARSA with the expectation over the next action",
-    source="van Seijen, van Hasselt, Whiteson & Wiering, A Theoretical and Empirical Analysis of Expected Sarsa, 2009",
+    paper="van Seijen, van Hasselt, Whiteson & Wiering, A Theoretical and Empirical Analysis of Expected Sarsa, 2009",
     config=ExpectedSarsaConfig,
     build=build,
     check=check,
     derive=derive_tabular,
-    parts=Parts(source="Live(numbered states)", credit=(one_step,), loss=(expected,)),
+    parts=RecipeParts(source="Live(numbered states)", credit=(one_step_target,), loss=(expected_sarsa,)),
     limitation="an update costs a pass over the actions; with very many of them a draw is cheaper.",
 )

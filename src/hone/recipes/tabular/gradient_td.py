@@ -13,22 +13,30 @@ from pydantic import Field
 
 from hone.core.config import Config
 from hone.core.errors import ConfigError
-from hone.credit.returns import one_step
+from hone.credit.returns import one_step_target
 from hone.envs.finite.config import BairdWorld, FiniteConfig
-from hone.envs.finite.model import Finite
+from hone.envs.finite.model import FiniteMdp
 from hone.tabular.batch import RateConfig
 from hone.tabular.kernels import Floats
 from hone.tabular.learn import TabularLearner
-from hone.tabular.linear import BAIRD_START, Linear, baird_features, delayed, gtd2, semi_gradient, tdc
+from hone.tabular.linear import (
+    BAIRD_START,
+    LinearRule,
+    baird_features,
+    gtd2,
+    semi_gradient,
+    semi_gradient_with_target,
+    tdc,
+)
 from hone.tabular.tables import StateValues
 from hone.train.config import RunConfig, RunSettings
-from hone.train.control.job import JudgeConfig
-from hone.train.job import Entry, Job, Parts
+from hone.train.control.job import ControlEvaluationConfig
+from hone.train.job import RecipeParts, RecipeSpec, TrainingJob
 from hone.train.loop import Recipe
-from hone.train.sources.live import Live
-from hone.train.tabular.job import FixedActor, open_finite, values_job
+from hone.train.sources.live import LiveSource
+from hone.train.tabular.job import StationaryActor, open_finite, state_values_job
 
-STEPS = {"semi_gradient": semi_gradient, "gtd2": gtd2, "tdc": tdc, "target_network": delayed}
+UPDATE_RULES = {"semi_gradient": semi_gradient, "gtd2": gtd2, "tdc": tdc, "target_network": semi_gradient_with_target}
 
 
 class GradientTdAlgorithm(Config):
@@ -63,32 +71,32 @@ class GradientTdConfig(RunConfig):
     """Step sizes of the weights."""
     algorithm: GradientTdAlgorithm = GradientTdAlgorithm()
     """The method."""
-    judge: JudgeConfig = JudgeConfig()
+    judge: ControlEvaluationConfig = ControlEvaluationConfig()
     """How often the error is computed."""
 
 
-def build(config: GradientTdConfig) -> Job[StateValues]:
+def build(config: GradientTdConfig) -> TrainingJob[StateValues]:
     """Raises ConfigError for policies and features of another world."""
     algorithm = config.algorithm
     mdp, world = open_finite(config.finite, steps=config.rollout_steps, seed=config.seed, discount=algorithm.discount)
-    follow, behave = policies(config, mdp)
+    follow, behave = target_and_behaviour_policy(config, mdp)
     values = StateValues(follow, features=baird_features() if config.algorithm.features == "baird" else None)
     if config.algorithm.features == "baird":
         values.x[:] = BAIRD_START
-    rule = Linear(
-        STEPS[algorithm.method],
+    rule = LinearRule(
+        UPDATE_RULES[algorithm.method],
         second_rate=algorithm.second_rate,
-        copy_every=algorithm.copy_every if algorithm.method == "target_network" else 0,
+        target_update_every=algorithm.copy_every if algorithm.method == "target_network" else 0,
     )
     recipe = Recipe(
-        source=Live(world, FixedActor(values.acting(behaviour=behave))),
-        credit=partial(one_step, discount=algorithm.discount),
+        source=LiveSource(world, StationaryActor(values.numpy_policy(behaviour=behave))),
+        credit=partial(one_step_target, discount=algorithm.discount),
         learner=TabularLearner(values, rule, config.rate),
     )
-    return values_job(recipe, world=world, judge=config.judge)
+    return state_values_job(recipe, world=world, evaluation=config.judge)
 
 
-def policies(config: GradientTdConfig, mdp: Finite) -> tuple[Floats, Floats]:
+def target_and_behaviour_policy(config: GradientTdConfig, mdp: FiniteMdp) -> tuple[Floats, Floats]:
     """Probabilities `[S, A]` of who is followed and who acts."""
     for name, found in (("follow", config.follow), ("behave", config.behave)):
         if len(found) != mdp.actions or min(found) < 0 or abs(sum(found) - 1) > 1e-9:
@@ -103,7 +111,7 @@ def policies(config: GradientTdConfig, mdp: Finite) -> tuple[Floats, Floats]:
 
 def check(config: GradientTdConfig) -> list[str]:
     mdp, _ = open_finite(config.finite, steps=1, seed=config.seed, discount=config.algorithm.discount)
-    policies(config, mdp)
+    target_and_behaviour_policy(config, mdp)
     return []
 
 
@@ -115,13 +123,17 @@ def derive(config: GradientTdConfig) -> dict[str, str]:
     }
 
 
-ENTRY = Entry(
+ENTRY = RecipeSpec(
     summary="linear values off policy: what diverges, and what mends it",
-    source="Sutton et al., Fast Gradient-Descent Methods for Temporal-Difference Learning, 2009",
+    paper="Sutton et al., Fast Gradient-Descent Methods for Temporal-Difference Learning, 2009",
     config=GradientTdConfig,
     build=build,
     check=check,
     derive=derive,
-    parts=Parts(source="Live(finite world)", credit=(one_step,), loss=(semi_gradient, gtd2, tdc, delayed)),
+    parts=RecipeParts(
+        source="Live(finite world)",
+        credit=(one_step_target,),
+        loss=(semi_gradient, gtd2, tdc, semi_gradient_with_target),
+    ),
     limitation="two step sizes to choose, and slow where features are nearly dependent, as Baird's are.",
 )

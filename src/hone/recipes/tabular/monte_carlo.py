@@ -12,12 +12,12 @@ from typing import Literal
 from pydantic import Field
 
 from hone.core.config import Config
-from hone.credit.returns import returns
-from hone.tabular.kernels import toward, weighed
-from hone.tabular.learn import Rule, Toward, Weighted
+from hone.credit.returns import discounted_returns
+from hone.tabular.kernels import target_update, weighted_importance_update
+from hone.tabular.learn import TargetRule, UpdateRule, WeightedImportanceSampling
 from hone.tabular.tables import ActionTable
-from hone.train.job import Entry, Job, Parts
-from hone.train.tabular.job import Method, TabularRun, check_tabular, derive_tabular, table_job
+from hone.train.job import RecipeParts, RecipeSpec, TrainingJob
+from hone.train.tabular.job import TabularMethod, TabularRunConfig, check_tabular, derive_tabular, table_job
 
 
 class MonteCarloAlgorithm(Config):
@@ -31,22 +31,22 @@ class MonteCarloAlgorithm(Config):
     """Learn of the greedy policy, by weighted importance sampling; step sizes are then those of the weights."""
 
 
-class MonteCarloConfig(TabularRun):
+class MonteCarloConfig(TabularRunConfig):
     """Monte Carlo control on a table."""
 
     algorithm: MonteCarloAlgorithm = MonteCarloAlgorithm()
     """What is aimed at."""
 
 
-def build(config: MonteCarloConfig) -> Job[ActionTable]:
+def build(config: MonteCarloConfig) -> TrainingJob[ActionTable]:
     algorithm = config.algorithm
 
-    def rule(_: ActionTable) -> Rule:
-        return Weighted() if algorithm.off_policy else Toward()
+    def rule(_: ActionTable) -> UpdateRule:
+        return WeightedImportanceSampling() if algorithm.off_policy else TargetRule()
 
-    credit = partial(returns, discount=algorithm.discount)
-    method = Method(
-        rule=rule, discount=algorithm.discount, credit=credit, foresees=True, whole=True,
+    credit = partial(discounted_returns, discount=algorithm.discount)
+    method = TabularMethod(
+        make_rule=rule, discount=algorithm.discount, credit=credit, needs_values=True, whole_episodes=True,
         first_visits=algorithm.visits == "first" and not algorithm.off_policy,
     )  # fmt: skip
     return table_job(config, method)
@@ -56,14 +56,18 @@ def check(config: MonteCarloConfig) -> list[str]:
     return check_tabular(config, discount=config.algorithm.discount)
 
 
-ENTRY = Entry(
+ENTRY = RecipeSpec(
     summary="tables: means of the returns of whole episodes",
-    source="Sutton & Barto, Reinforcement Learning: An Introduction, 2nd edition, 2018, chapter 5",
+    paper="Sutton & Barto, Reinforcement Learning: An Introduction, 2nd edition, 2018, chapter 5",
     config=MonteCarloConfig,
     build=build,
     check=check,
     derive=derive_tabular,
-    parts=Parts(source="Whole(Live(numbered states))", credit=(returns,), loss=(toward, weighed)),
+    parts=RecipeParts(
+        source="Whole(Live(numbered states))",
+        credit=(discounted_returns,),
+        loss=(target_update, weighted_importance_update),
+    ),
     limitation="nothing is learned before an episode ends, and returns of long episodes are noisy; off policy, weights "
     "vanish with every step that the greedy policy would not take.",
 )

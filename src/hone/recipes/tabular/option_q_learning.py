@@ -1,27 +1,27 @@
 """Q-learning over given options, call and return (Sutton, Precup & Singh, 1999; Bradtke & Duff, 1995).
 
 Whoever chooses sees only where options begin and stop; an option decides in between. The values come to those of the
-exact model of the options (`envs.finite.options`). The defaults solve `hone/FourRooms-v0`.
+exact model of the options (`envs.finite.options`). The defaults solve `hone/FourRoomsEnv-v0`.
 """
 
 from pydantic import Field
 
 from hone.core.config import Config
 from hone.core.errors import ConfigError
-from hone.credit.returns import as_paid
-from hone.envs.gym.make import placed
-from hone.envs.gym.option_wrapper import with_memory
+from hone.credit.returns import reward_as_advantage
+from hone.envs.gym.make import describe_placement
+from hone.envs.gym.option_wrapper import with_option_memory
 from hone.envs.gym.world import GymConfig, inspect_world, open_world
-from hone.models.control.mlp import Choices, MlpConfig, Spaces
-from hone.models.control.options import OptionTable
+from hone.models.control.mlp import DiscreteActions, MlpConfig, PolicySpaces
+from hone.models.control.options import OptionTablePolicy
 from hone.train.config import RunConfig, RunSettings
-from hone.train.control.acting import NetworkActor, Scored
-from hone.train.control.job import JudgeConfig, control_job
-from hone.train.control.options import OptionLearner, OptionsConfig, courses_of
-from hone.train.control.spaces import spaces_of
-from hone.train.job import Entry, Job, Parts
+from hone.train.control.acting import DropFailedEpisodes, NetworkActor
+from hone.train.control.job import ControlEvaluationConfig, control_job
+from hone.train.control.options import OptionQLearner, OptionsConfig, load_options
+from hone.train.control.spaces import network_spaces
+from hone.train.job import RecipeParts, RecipeSpec, TrainingJob
 from hone.train.loop import Recipe
-from hone.train.sources.live import Live
+from hone.train.sources.live import LiveSource
 
 
 class OptionQAlgorithm(Config):
@@ -48,13 +48,13 @@ class OptionQConfig(RunConfig):
     """What is chosen among."""
     algorithm: OptionQAlgorithm = OptionQAlgorithm()
     """How values are learnt."""
-    judge: JudgeConfig = JudgeConfig()
+    judge: ControlEvaluationConfig = ControlEvaluationConfig()
     """How the greedy policy over options is tried."""
 
 
-def numbered(config: OptionQConfig, space: Spaces) -> tuple[int, int]:
+def discrete_sizes(config: OptionQConfig, space: PolicySpaces) -> tuple[int, int]:
     """How many states and actions. Raises ConfigError where they are not numbered."""
-    if not space.inputs.one_hot or not isinstance(space.actions, Choices):
+    if not space.inputs.one_hot or not isinstance(space.actions, DiscreteActions):
         raise ConfigError(
             f"option_q_learning keeps a table, and {config.env.id} has inputs {space.inputs} and actions "
             f"{space.actions}; for networks there is option_critic"
@@ -62,26 +62,26 @@ def numbered(config: OptionQConfig, space: Spaces) -> tuple[int, int]:
     return space.inputs.size, space.actions.count
 
 
-def build(config: OptionQConfig) -> Job[OptionTable]:
+def build(config: OptionQConfig) -> TrainingJob[OptionTablePolicy]:
     """Raises ConfigError, DataError and UserCodeError for what is wrong with the environment or the options."""
-    space = spaces_of(*inspect_world(config.env, seed=config.seed)[0])
-    states, actions = numbered(config, space)
-    courses = courses_of(config.options, config.env, states=states, actions=actions)
-    policy = OptionTable(space, MlpConfig(), options=len(courses[0]))
-    policy.give(*courses)
+    space = network_spaces(*inspect_world(config.env, seed=config.seed)[0])
+    states, actions = discrete_sizes(config, space)
+    courses = load_options(config.options, config.env, states=states, actions=actions)
+    policy = OptionTablePolicy(space, MlpConfig(), options=len(courses[0]))
+    policy.set_options(*courses)
     policy.epsilon = config.algorithm.epsilon
-    remembering = with_memory(config.env, len(courses[0]))
+    remembering = with_option_memory(config.env, len(courses[0]))
     world = open_world(remembering, steps=config.rollout_steps, seed=config.seed)
-    learner = OptionLearner(policy=policy, discount=config.algorithm.discount, rate=config.algorithm.rate)
-    source = Scored(Live(world, NetworkActor(policy.acting())), world)
-    recipe = Recipe(source=source, credit=as_paid, learner=learner)
-    return control_job(recipe, env=config.env, judge=config.judge, seed=config.seed, world=world)
+    learner = OptionQLearner(policy=policy, discount=config.algorithm.discount, rate=config.algorithm.rate)
+    source = DropFailedEpisodes(LiveSource(world, NetworkActor(policy.numpy_policy())), world)
+    recipe = Recipe(source=source, credit=reward_as_advantage, learner=learner)
+    return control_job(recipe, env=config.env, evaluation=config.judge, seed=config.seed, world=world)
 
 
 def check(config: OptionQConfig) -> list[str]:
     found, warnings = inspect_world(config.env, seed=config.seed)
-    states, actions = numbered(config, spaces_of(*found))
-    courses_of(config.options, config.env, states=states, actions=actions)
+    states, actions = discrete_sizes(config, network_spaces(*found))
+    load_options(config.options, config.env, states=states, actions=actions)
     return warnings
 
 
@@ -90,17 +90,19 @@ def derive(config: OptionQConfig) -> dict[str, str]:
     return {
         "steps of the world per turn": f"{config.env.num_envs} environments x {config.rollout_steps} = {batch}",
         "steps of the world": f"{config.steps * batch}",
-        "environments": placed(config.env),
+        "environments": describe_placement(config.env),
     }
 
 
-ENTRY = Entry(
+ENTRY = RecipeSpec(
     summary="a table over given courses of action, each kept to until it stops",
-    source="Sutton, Precup and Singh, Between MDPs and Semi-MDPs, 1999",
+    paper="Sutton, Precup and Singh, Between MDPs and Semi-MDPs, 1999",
     config=OptionQConfig,
     build=build,
     check=check,
     derive=derive,
-    parts=Parts(source="Live(Gymnasium with a memory)", credit=(as_paid,), loss=(OptionLearner.update,)),
+    parts=RecipeParts(
+        source="Live(Gymnasium with a memory)", credit=(reward_as_advantage,), loss=(OptionQLearner.update,)
+    ),
     limitation="somebody must give the options; call and return cannot leave one that has become a bad idea.",
 )

@@ -7,13 +7,13 @@ the outcomes that were counted, so there is no step size.
 from pydantic import Field
 
 from hone.core.config import Config
-from hone.credit.returns import one_step
-from hone.tabular.kernels import sweep
-from hone.tabular.learn import Sweeping
-from hone.tabular.models import LearntModel
+from hone.credit.returns import one_step_target
+from hone.tabular.kernels import prioritised_sweeping
+from hone.tabular.learn import PrioritisedSweeping
+from hone.tabular.models import TabularModel
 from hone.tabular.tables import ActionTable
-from hone.train.job import Entry, Job, Parts
-from hone.train.tabular.job import Method, TabularRun, check_tabular, derive_tabular, table_job
+from hone.train.job import RecipeParts, RecipeSpec, TrainingJob
+from hone.train.tabular.job import TabularMethod, TabularRunConfig, check_tabular, derive_tabular, table_job
 
 
 class PrioritizedSweepingAlgorithm(Config):
@@ -27,7 +27,7 @@ class PrioritizedSweepingAlgorithm(Config):
     """A change smaller than this is not followed up."""
 
 
-class PrioritizedSweepingConfig(TabularRun):
+class PrioritizedSweepingConfig(TabularRunConfig):
     """Prioritised sweeping on a table."""
 
     rollout_steps: int = Field(default=1, ge=1)
@@ -36,14 +36,16 @@ class PrioritizedSweepingConfig(TabularRun):
     """What is aimed at."""
 
 
-def build(config: PrioritizedSweepingConfig) -> Job[ActionTable]:
+def build(config: PrioritizedSweepingConfig) -> TrainingJob[ActionTable]:
     algorithm = config.algorithm
 
-    def rule(table: ActionTable) -> Sweeping:
-        model = LearntModel(table.features.cells, table.features.actions)
-        return Sweeping(actions=table.features.actions, planning=algorithm.planning, least=algorithm.least, model=model)
+    def rule(table: ActionTable) -> PrioritisedSweeping:
+        model = TabularModel(table.features.cells, table.features.actions)
+        return PrioritisedSweeping(
+            actions=table.features.actions, planning=algorithm.planning, min_priority=algorithm.least, model=model
+        )
 
-    return table_job(config, Method(rule=rule, discount=algorithm.discount))
+    return table_job(config, TabularMethod(make_rule=rule, discount=algorithm.discount))
 
 
 def check(config: PrioritizedSweepingConfig) -> list[str]:
@@ -54,13 +56,13 @@ def derive(config: PrioritizedSweepingConfig) -> dict[str, str]:
     return {**derive_tabular(config), "backups": f"at most {config.algorithm.planning} for each step of the world"}
 
 
-ENTRY = Entry(
+ENTRY = RecipeSpec(
     summary="tables: a learnt model, swept where values would change most",
-    source="Moore & Atkeson, Prioritized Sweeping: Reinforcement Learning With Less Data and Less Time, 1993",
+    paper="Moore & Atkeson, Prioritized Sweeping: Reinforcement Learning With Less Data and Less Time, 1993",
     config=PrioritizedSweepingConfig,
     build=build,
     check=check,
     derive=derive,
-    parts=Parts(source="Live(numbered states)", credit=(one_step,), loss=(sweep,)),
+    parts=RecipeParts(source="Live(numbered states)", credit=(one_step_target,), loss=(prioritised_sweeping,)),
     limitation="it needs every outcome of a pair in memory, and early counts are taken for the truth: explore.",
 )

@@ -7,12 +7,12 @@ It learns of the greedy policy whatever is done, and with step sizes that fall i
 from pydantic import Field
 
 from hone.core.config import Config
-from hone.credit.returns import one_step
-from hone.tabular.kernels import greedy
-from hone.tabular.learn import Greedy
+from hone.credit.returns import one_step_target
+from hone.tabular.kernels import q_learning
+from hone.tabular.learn import QLearningRule
 from hone.tabular.tables import ActionTable
-from hone.train.job import Entry, Job, Parts
-from hone.train.tabular.job import Method, TabularRun, check_tabular, derive_tabular, table_job
+from hone.train.job import RecipeParts, RecipeSpec, TrainingJob
+from hone.train.tabular.job import TabularMethod, TabularRunConfig, check_tabular, derive_tabular, table_job
 
 
 class QLearningAlgorithm(Config):
@@ -22,31 +22,31 @@ class QLearningAlgorithm(Config):
     """Of a reward one step later."""
 
 
-class QLearningConfig(TabularRun):
+class QLearningConfig(TabularRunConfig):
     """Q-learning on a table."""
 
     algorithm: QLearningAlgorithm = QLearningAlgorithm()
     """What is aimed at."""
 
 
-def build(config: QLearningConfig) -> Job[ActionTable]:
-    def rule(table: ActionTable) -> Greedy:
-        return Greedy(actions=table.features.actions)
+def build(config: QLearningConfig) -> TrainingJob[ActionTable]:
+    def rule(table: ActionTable) -> QLearningRule:
+        return QLearningRule(actions=table.features.actions)
 
-    return table_job(config, Method(rule=rule, discount=config.algorithm.discount))
+    return table_job(config, TabularMethod(make_rule=rule, discount=config.algorithm.discount))
 
 
 def check(config: QLearningConfig) -> list[str]:
     return check_tabular(config, discount=config.algorithm.discount)
 
 
-ENTRY = Entry(
+ENTRY = RecipeSpec(
     summary="tables: towards the best of what is seen next, whatever is done",
-    source="Watkins, Learning from Delayed Rewards, 1989",
+    paper="Watkins, Learning from Delayed Rewards, 1989",
     config=QLearningConfig,
     build=build,
     check=check,
     derive=derive_tabular,
-    parts=Parts(source="Live(numbered states)", credit=(one_step,), loss=(greedy,)),
+    parts=RecipeParts(source="Live(numbered states)", credit=(one_step_target,), loss=(q_learning,)),
     limitation="the greatest of noisy values is too great: early on it believes in luck (see double_q_learning).",
 )

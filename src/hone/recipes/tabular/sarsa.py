@@ -9,13 +9,13 @@ from functools import partial
 from pydantic import Field
 
 from hone.core.config import Config
-from hone.credit.returns import n_step, one_step
-from hone.tabular.batch import followed
-from hone.tabular.kernels import expected, toward
-from hone.tabular.learn import Expected, Rule, Toward
+from hone.credit.returns import n_step, one_step_target
+from hone.tabular.batch import sarsa_weights
+from hone.tabular.kernels import expected_sarsa, target_update
+from hone.tabular.learn import ExpectedSarsa, TargetRule, UpdateRule
 from hone.tabular.tables import ActionTable
-from hone.train.job import Entry, Job, Parts
-from hone.train.tabular.job import Method, TabularRun, check_tabular, derive_tabular, table_job
+from hone.train.job import RecipeParts, RecipeSpec, TrainingJob
+from hone.train.tabular.job import TabularMethod, TabularRunConfig, check_tabular, derive_tabular, table_job
 
 
 class SarsaAlgorithm(Config):
@@ -27,23 +27,23 @@ class SarsaAlgorithm(Config):
     """Rewards that are looked at before a value is; `rollout_steps` should be more."""
 
 
-class SarsaConfig(TabularRun):
+class SarsaConfig(TabularRunConfig):
     """SARSA on a table."""
 
     algorithm: SarsaAlgorithm = SarsaAlgorithm()
     """What is aimed at."""
 
 
-def build(config: SarsaConfig) -> Job[ActionTable]:
+def build(config: SarsaConfig) -> TrainingJob[ActionTable]:
     algorithm = config.algorithm
 
-    def rule(_: ActionTable) -> Rule:
-        return Expected(weigh=followed) if algorithm.steps == 1 else Toward()
+    def rule(_: ActionTable) -> UpdateRule:
+        return ExpectedSarsa(next_weights=sarsa_weights) if algorithm.steps == 1 else TargetRule()
 
-    method = Method(rule=rule, discount=algorithm.discount)
+    method = TabularMethod(make_rule=rule, discount=algorithm.discount)
     if algorithm.steps > 1:
         credit = partial(n_step, discount=algorithm.discount, steps=algorithm.steps)
-        method = Method(rule=rule, discount=algorithm.discount, credit=credit, foresees=True)
+        method = TabularMethod(make_rule=rule, discount=algorithm.discount, credit=credit, needs_values=True)
     return table_job(config, method)
 
 
@@ -58,13 +58,15 @@ def check(config: SarsaConfig) -> list[str]:
     return warnings
 
 
-ENTRY = Entry(
+ENTRY = RecipeSpec(
     summary="tables: values of the policy that acts, exploration and all",
-    source="Rummery & Niranjan, On-line Q-Learning Using Connectionist Systems, 1994",
+    paper="Rummery & Niranjan, On-line Q-Learning Using Connectionist Systems, 1994",
     config=SarsaConfig,
     build=build,
     check=check,
     derive=derive_tabular,
-    parts=Parts(source="Live(numbered states)", credit=(one_step, n_step), loss=(expected, toward)),
+    parts=RecipeParts(
+        source="Live(numbered states)", credit=(one_step_target, n_step), loss=(expected_sarsa, target_update)
+    ),
     limitation="while epsilon stays, it learns what is best for somebody who errs: the safe path along the cliff.",
 )

@@ -11,15 +11,15 @@ from pydantic import Field
 
 from hone.core.config import Config
 from hone.core.errors import ConfigError
-from hone.credit.returns import one_step
-from hone.tabular.batch import followed
-from hone.tabular.kernels import ACCUMULATING, DUTCH, REPLACING, traced
-from hone.tabular.learn import Traced
+from hone.credit.returns import one_step_target
+from hone.tabular.batch import sarsa_weights
+from hone.tabular.kernels import ACCUMULATING, DUTCH, REPLACING, eligibility_traces
+from hone.tabular.learn import EligibilityTraces
 from hone.tabular.tables import ActionTable
-from hone.train.job import Entry, Job, Parts
-from hone.train.tabular.job import Method, TabularRun, check_tabular, derive_tabular, table_job
+from hone.train.job import RecipeParts, RecipeSpec, TrainingJob
+from hone.train.tabular.job import TabularMethod, TabularRunConfig, check_tabular, derive_tabular, table_job
 
-KINDS = {"accumulating": ACCUMULATING, "replacing": REPLACING, "dutch": DUTCH}
+TRACE_KINDS = {"accumulating": ACCUMULATING, "replacing": REPLACING, "dutch": DUTCH}
 
 
 class SarsaLambdaAlgorithm(Config):
@@ -33,22 +33,22 @@ class SarsaLambdaAlgorithm(Config):
     """What a visit does to the trace of its pair."""
 
 
-class SarsaLambdaConfig(TabularRun):
+class SarsaLambdaConfig(TabularRunConfig):
     """SARSA(lambda) on a table."""
 
     algorithm: SarsaLambdaAlgorithm = SarsaLambdaAlgorithm()
     """What is aimed at."""
 
 
-def build(config: SarsaLambdaConfig) -> Job[ActionTable]:
+def build(config: SarsaLambdaConfig) -> TrainingJob[ActionTable]:
     algorithm = config.algorithm
     require_constant_rate(config)
 
-    def rule(_: ActionTable) -> Traced:
+    def rule(_: ActionTable) -> EligibilityTraces:
         decay = algorithm.discount * algorithm.decay
-        return Traced(decay=decay, trace=KINDS[algorithm.trace], weigh=followed)
+        return EligibilityTraces(decay=decay, trace=TRACE_KINDS[algorithm.trace], next_weights=sarsa_weights)
 
-    return table_job(config, Method(rule=rule, discount=algorithm.discount))
+    return table_job(config, TabularMethod(make_rule=rule, discount=algorithm.discount))
 
 
 def require_constant_rate(config: SarsaLambdaConfig) -> None:
@@ -61,14 +61,14 @@ def check(config: SarsaLambdaConfig) -> list[str]:
     return check_tabular(config, discount=config.algorithm.discount)
 
 
-ENTRY = Entry(
+ENTRY = RecipeSpec(
     summary="tables: SARSA with eligibility traces",
-    source="van Seijen, Mahmood, Pilarski, Machado & Sutton, True Online Temporal-Difference Learning, 2016",
+    paper="van Seijen, Mahmood, Pilarski, Machado & Sutton, True Online Temporal-Difference Learning, 2016",
     config=SarsaLambdaConfig,
     build=build,
     check=check,
     derive=derive_tabular,
-    parts=Parts(source="Live(numbered states)", credit=(one_step,), loss=(traced,)),
+    parts=RecipeParts(source="Live(numbered states)", credit=(one_step_target,), loss=(eligibility_traces,)),
     limitation="accumulating traces and a step size that suits one visit can blow up where a pair is met again and "
     "again.",
 )

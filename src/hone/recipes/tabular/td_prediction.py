@@ -12,23 +12,39 @@ from pydantic import Field
 
 from hone.core.config import Config
 from hone.core.errors import ConfigError
-from hone.credit.returns import n_step, one_step, returns
+from hone.credit.returns import discounted_returns, n_step, one_step_target
 from hone.envs.finite.config import FiniteConfig
-from hone.envs.finite.model import Finite
+from hone.envs.finite.model import FiniteMdp
 from hone.envs.finite.solve import policy_iteration
-from hone.tabular.batch import averaged
-from hone.tabular.kernels import ACCUMULATING, DUTCH, REPLACING, Floats, expected, toward, traced, weighed
-from hone.tabular.learn import Expected, Rule, TabularLearner, Toward, Traced, Weighted
+from hone.tabular.batch import expected_sarsa_weights
+from hone.tabular.kernels import (
+    ACCUMULATING,
+    DUTCH,
+    REPLACING,
+    Floats,
+    eligibility_traces,
+    expected_sarsa,
+    target_update,
+    weighted_importance_update,
+)
+from hone.tabular.learn import (
+    EligibilityTraces,
+    ExpectedSarsa,
+    TabularLearner,
+    TargetRule,
+    UpdateRule,
+    WeightedImportanceSampling,
+)
 from hone.tabular.tables import StateValues
 from hone.train.config import RunConfig, RunSettings
-from hone.train.control.job import JudgeConfig
-from hone.train.job import Entry, Job, Parts
+from hone.train.control.job import ControlEvaluationConfig
+from hone.train.job import RecipeParts, RecipeSpec, TrainingJob
 from hone.train.loop import Recipe
-from hone.train.sources.live import Live
-from hone.train.sources.whole_episodes import Whole
-from hone.train.tabular.job import Credit, FixedActor, TableConfig, open_finite, values_job
+from hone.train.sources.live import LiveSource
+from hone.train.sources.whole_episodes import WholeEpisodes
+from hone.train.tabular.job import StationaryActor, TableConfig, TabularCredit, open_finite, state_values_job
 
-KINDS = {"accumulating": ACCUMULATING, "replacing": REPLACING, "dutch": DUTCH}
+TRACE_KINDS = {"accumulating": ACCUMULATING, "replacing": REPLACING, "dutch": DUTCH}
 
 
 class OneStepTd(Config):
@@ -66,10 +82,10 @@ class MonteCarloReturns(Config):
     visits: Literal["first", "every"] = "every"
     """Which visits of a state in an episode count; on policy only."""
     off_policy: bool = False
-    """Weigh returns by importance, where `behave` is not `follow`."""
+    """Weigh returns by importance, where `behave` is not `polyak_update`."""
 
 
-Method: TypeAlias = Annotated[OneStepTd | NStepTd | LambdaTd | MonteCarloReturns, Field(discriminator="kind")]
+PredictionMethod: TypeAlias = Annotated[OneStepTd | NStepTd | LambdaTd | MonteCarloReturns, Field(discriminator="kind")]
 
 
 class TdPredictionAlgorithm(Config):
@@ -77,11 +93,11 @@ class TdPredictionAlgorithm(Config):
 
     discount: float = Field(default=1.0, gt=0, le=1)
     """Of a reward one step later."""
-    method: Method = OneStepTd()
+    method: PredictionMethod = OneStepTd()
     """What a value is moved towards."""
 
 
-class FollowedPolicy(Config):
+class EpsilonPolicyConfig(Config):
     """A policy to be valued, or to act by: the best one with a share of chance."""
 
     epsilon: float = Field(default=1.0, ge=0, le=1)
@@ -99,55 +115,61 @@ class TdPredictionConfig(RunConfig):
     """Steps of each copy per turn of the loop."""
     table: TableConfig = TableConfig()
     """Values and step sizes."""
-    follow: FollowedPolicy = FollowedPolicy()
+    follow: EpsilonPolicyConfig = EpsilonPolicyConfig()
     """The policy whose values are learned."""
-    behave: FollowedPolicy | None = None
+    behave: EpsilonPolicyConfig | None = None
     """The policy that acts; None: the one that is followed."""
     algorithm: TdPredictionAlgorithm = TdPredictionAlgorithm()
     """What is aimed at."""
-    judge: JudgeConfig = JudgeConfig()
+    judge: ControlEvaluationConfig = ControlEvaluationConfig()
     """How often the error is computed."""
 
 
-def build(config: TdPredictionConfig) -> Job[StateValues]:
+def build(config: TdPredictionConfig) -> TrainingJob[StateValues]:
     """Raises ConfigError for numbers that do not fit together."""
-    require_fitting(config)
+    require_consistent(config)
     algorithm = config.algorithm
     mdp, world = open_finite(
         config.finite, steps=config.rollout_steps, seed=config.seed, discount=algorithm.discount
     )  # fmt: skip
-    values = StateValues(chances(mdp, config.follow), initial=config.table.initial)
+    values = StateValues(action_probabilities(mdp, config.follow), initial=config.table.initial)
     values.x[mdp.terminal] = 0.0
-    behaviour = None if config.behave is None else chances(mdp, config.behave)
-    live = Live(world, FixedActor(values.acting(behaviour=behaviour)))
-    rule, credit, whole = wired(algorithm)
+    behaviour = None if config.behave is None else action_probabilities(mdp, config.behave)
+    live = LiveSource(world, StationaryActor(values.numpy_policy(behaviour=behaviour)))
+    rule, credit, whole = rule_and_credit(algorithm)
     method = algorithm.method
     first = isinstance(method, MonteCarloReturns) and method.visits == "first" and not method.off_policy
     recipe = Recipe(
-        source=Whole(live) if whole else live,
+        source=WholeEpisodes(live) if whole else live,
         credit=credit,
-        learner=TabularLearner(values, rule, config.table.rate, foresees=True, first_visits=first),
+        learner=TabularLearner(values, rule, config.table.rate, predicts_values=True, first_visits=first),
     )
-    return values_job(recipe, world=world, judge=config.judge)
+    return state_values_job(recipe, world=world, evaluation=config.judge)
 
 
-def wired(algorithm: TdPredictionAlgorithm) -> tuple[Rule, Credit, bool]:
+def rule_and_credit(algorithm: TdPredictionAlgorithm) -> tuple[UpdateRule, TabularCredit, bool]:
     """Rule and credit of a method, and whether it needs whole episodes."""
     discount = algorithm.discount
     match algorithm.method:
         case OneStepTd():
-            return Expected(weigh=averaged), partial(one_step, discount=discount), False
+            return (
+                ExpectedSarsa(next_weights=expected_sarsa_weights),
+                partial(one_step_target, discount=discount),
+                False,
+            )
         case NStepTd(steps=steps):
-            return Toward(), partial(n_step, discount=discount, steps=steps), False
+            return TargetRule(), partial(n_step, discount=discount, steps=steps), False
         case LambdaTd(decay=decay, trace=trace):
-            rule = Traced(decay=discount * decay, trace=KINDS[trace], weigh=averaged)
-            return rule, partial(one_step, discount=discount), False
+            rule = EligibilityTraces(
+                decay=discount * decay, trace=TRACE_KINDS[trace], next_weights=expected_sarsa_weights
+            )
+            return rule, partial(one_step_target, discount=discount), False
         case MonteCarloReturns(off_policy=off_policy):
-            rule = Weighted() if off_policy else Toward()
-            return rule, partial(returns, discount=discount), True
+            rule = WeightedImportanceSampling() if off_policy else TargetRule()
+            return rule, partial(discounted_returns, discount=discount), True
 
 
-def chances(mdp: Finite, policy: FollowedPolicy) -> Floats:
+def action_probabilities(mdp: FiniteMdp, policy: EpsilonPolicyConfig) -> Floats:
     """`[S, A]`; rows of states in which nothing can be done are uniform."""
     uniform = np.full((mdp.states, mdp.actions), 1.0 / mdp.actions)
     if policy.epsilon == 1.0:
@@ -155,7 +177,7 @@ def chances(mdp: Finite, policy: FollowedPolicy) -> Floats:
     return policy.epsilon * uniform + (1.0 - policy.epsilon) * np.eye(mdp.actions)[policy_iteration(mdp).policy]
 
 
-def require_fitting(config: TdPredictionConfig) -> None:
+def require_consistent(config: TdPredictionConfig) -> None:
     method = config.algorithm.method
     weighted = isinstance(method, MonteCarloReturns) and method.off_policy
     if config.behave is not None and not weighted:
@@ -168,7 +190,7 @@ def require_fitting(config: TdPredictionConfig) -> None:
 
 
 def check(config: TdPredictionConfig) -> list[str]:
-    require_fitting(config)
+    require_consistent(config)
     open_finite(config.finite, steps=config.rollout_steps, seed=config.seed, discount=config.algorithm.discount)
     return []
 
@@ -181,15 +203,17 @@ def derive(config: TdPredictionConfig) -> dict[str, str]:
     }
 
 
-ENTRY = Entry(
+ENTRY = RecipeSpec(
     summary="values of states under a given policy: TD(0), n-step, TD(lambda), Monte Carlo",
-    source="Sutton, Learning to Predict by the Methods of Temporal Differences, 1988",
+    paper="Sutton, Learning to Predict by the Methods of Temporal Differences, 1988",
     config=TdPredictionConfig,
     build=build,
     check=check,
     derive=derive,
-    parts=Parts(
-        source="Live(finite world)", credit=(one_step, n_step, returns), loss=(expected, toward, traced, weighed)
+    parts=RecipeParts(
+        source="Live(finite world)",
+        credit=(one_step_target, n_step, discounted_returns),
+        loss=(expected_sarsa, target_update, eligibility_traces, weighted_importance_update),
     ),
     limitation="it improves no policy; a constant step size leaves noise in the values.",
 )

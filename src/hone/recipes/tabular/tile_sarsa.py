@@ -12,21 +12,21 @@ from pydantic import Field
 
 from hone.core.config import Config
 from hone.core.errors import ConfigError
-from hone.credit.returns import one_step
-from hone.envs.gym.make import placed
-from hone.envs.gym.world import GymConfig, Spaces, inspect_world, open_world
-from hone.tabular.batch import RateConfig, followed
+from hone.credit.returns import one_step_target
+from hone.envs.gym.make import describe_placement
+from hone.envs.gym.world import GymConfig, GymSpaces, inspect_world, open_world
+from hone.tabular.batch import RateConfig, sarsa_weights
 from hone.tabular.explore import ConstantSchedule, EpsilonGreedy, Exploration
-from hone.tabular.kernels import ACCUMULATING, DUTCH, REPLACING, traced
-from hone.tabular.learn import Traced
+from hone.tabular.kernels import ACCUMULATING, DUTCH, REPLACING, eligibility_traces
+from hone.tabular.learn import EligibilityTraces
 from hone.tabular.tables import ActionTable
-from hone.tabular.tiles import TileCoder, tile_coder
+from hone.tabular.tiles import TileCoder, make_tile_coder
 from hone.train.config import RunConfig, RunSettings
-from hone.train.control.job import JudgeConfig
-from hone.train.job import Entry, Job, Parts
-from hone.train.tabular.job import Method, action_job, played_verdict
+from hone.train.control.job import ControlEvaluationConfig
+from hone.train.job import RecipeParts, RecipeSpec, TrainingJob
+from hone.train.tabular.job import TabularMethod, action_values_job, played_evaluation
 
-KINDS = {"accumulating": ACCUMULATING, "replacing": REPLACING, "dutch": DUTCH}
+TRACE_KINDS = {"accumulating": ACCUMULATING, "replacing": REPLACING, "dutch": DUTCH}
 
 
 class TilesConfig(Config):
@@ -72,30 +72,34 @@ class TileSarsaConfig(RunConfig):
     """How it departs from the best action."""
     algorithm: TileSarsaAlgorithm = TileSarsaAlgorithm()
     """What is aimed at."""
-    judge: JudgeConfig = JudgeConfig()
+    judge: ControlEvaluationConfig = ControlEvaluationConfig()
     """How the greedy policy is tried."""
 
 
-def build(config: TileSarsaConfig) -> Job[ActionTable]:
+def build(config: TileSarsaConfig) -> TrainingJob[ActionTable]:
     """Raises ConfigError for spaces that tiles do not fit."""
     algorithm = config.algorithm
     world = open_world(config.env, steps=config.rollout_steps, seed=config.seed)
     try:
-        coder, first = tiled(config, (world.envs.single_observation_space, world.envs.single_action_space))
+        coder, first = tile_features(config, (world.envs.single_observation_space, world.envs.single_action_space))
     except ConfigError:
         world.close()
         raise
     table = ActionTable(coder, explore=config.explore, initial=algorithm.initial, first_action=first)
 
-    def rule(_: ActionTable) -> Traced:
-        return Traced(decay=algorithm.discount * algorithm.decay, trace=KINDS[algorithm.trace], weigh=followed)
+    def rule(_: ActionTable) -> EligibilityTraces:
+        return EligibilityTraces(
+            decay=algorithm.discount * algorithm.decay, trace=TRACE_KINDS[algorithm.trace], next_weights=sarsa_weights
+        )
 
-    judge = partial(played_verdict, table, config.env, episodes=config.judge.episodes, seed=config.seed)
-    method = Method(rule=rule, discount=algorithm.discount)
-    return action_job(table, method, world=world, rate=config.rate, judge=judge, judge_every=config.judge.every)
+    judge = partial(played_evaluation, table, config.env, episodes=config.judge.episodes, seed=config.seed)
+    method = TabularMethod(make_rule=rule, discount=algorithm.discount)
+    return action_values_job(
+        table, method, world=world, rate=config.rate, evaluate=judge, evaluate_every=config.judge.every
+    )
 
 
-def tiled(config: TileSarsaConfig, found: Spaces) -> tuple[TileCoder, int]:
+def tile_features(config: TileSarsaConfig, found: GymSpaces) -> tuple[TileCoder, int]:
     """Tiles over the observations, and the number of the first action. Raises ConfigError."""
     seen, chosen = found
     if not isinstance(seen, spaces.Box) or not isinstance(chosen, spaces.Discrete):
@@ -107,13 +111,13 @@ def tiled(config: TileSarsaConfig, found: Spaces) -> tuple[TileCoder, int]:
     high = seen.high.ravel().tolist() if tiles.high is None else tiles.high
     if {len(low), len(high)} != {seen.low.size}:
         raise ConfigError(f"tiles.low and tiles.high have {len(low)} and {len(high)} numbers, expected {seen.low.size}")
-    coder = tile_coder(low, high, tilings=tiles.tilings, bins=tiles.bins, actions=int(chosen.n))
+    coder = make_tile_coder(low, high, tilings=tiles.tilings, bins=tiles.bins, actions=int(chosen.n))
     return coder, int(chosen.start)
 
 
 def check(config: TileSarsaConfig) -> list[str]:
     found, warnings = inspect_world(config.env, seed=config.seed)
-    tiled(config, found)
+    tile_features(config, found)
     return warnings
 
 
@@ -122,17 +126,17 @@ def derive(config: TileSarsaConfig) -> dict[str, str]:
     return {
         "steps of the world per turn": f"{config.env.num_envs} environments x {config.rollout_steps} = {batch}",
         "steps of the world": f"{config.steps * batch}",
-        "environments": placed(config.env),
+        "environments": describe_placement(config.env),
     }
 
 
-ENTRY = Entry(
+ENTRY = RecipeSpec(
     summary="tables over tiles: SARSA(lambda) on a box of observations",
-    source="Sutton, Generalization in Reinforcement Learning: Successful Examples Using Sparse Coarse Coding, 1996",
+    paper="Sutton, Generalization in Reinforcement Learning: Successful Examples Using Sparse Coarse Coding, 1996",
     config=TileSarsaConfig,
     build=build,
     check=check,
     derive=derive,
-    parts=Parts(source="Live(Gymnasium)", credit=(one_step,), loss=(traced,)),
+    parts=RecipeParts(source="Live(Gymnasium)", credit=(one_step_target,), loss=(eligibility_traces,)),
     limitation="cells grow with the power of the dimensions: past four or five, a network is smaller.",
 )

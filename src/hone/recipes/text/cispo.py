@@ -12,14 +12,14 @@ from hone.credit.group import group_relative
 from hone.objectives.kl import kl_penalty
 from hone.objectives.policy import cispo
 from hone.objectives.weights import token_mean
-from hone.train.job import Parts
-from hone.train.text.loss import Loss
-from hone.train.text.loss_adapters import Penalties, on_tokens, penalised
-from hone.train.text.reference_policies import Policies
-from hone.train.text.rl_job import Method, TextRl, by_gradient, groups, text_entry
+from hone.train.job import RecipeParts
+from hone.train.text.loss import TokenLossSpec
+from hone.train.text.loss_adapters import PenaltyConfig, from_token_columns, with_penalties
+from hone.train.text.reference_policies import TextPolicies
+from hone.train.text.rl_job import TextGradientRunConfig, TextMethod, gradient_learner, require_groups, text_recipe_spec
 
 
-class CispoAlgorithm(Penalties):
+class CispoAlgorithm(PenaltyConfig):
     """Bounds of the weight."""
 
     ratio_cap: float = Field(default=5.0, gt=0)
@@ -28,27 +28,27 @@ class CispoAlgorithm(Penalties):
     """Least weight of a token; the paper has none."""
 
 
-class Cispo(TextRl):
+class CispoConfig(TextGradientRunConfig):
     """Clipped importance sampling policy optimisation."""
 
-    requires = (groups,)
+    requires = (require_groups,)
     algorithm: CispoAlgorithm = CispoAlgorithm()
     """Bounds and penalties."""
 
 
-def method(config: Cispo, policies: Policies) -> Method:
+def method(config: CispoConfig, policies: TextPolicies) -> TextMethod:
     chosen = config.algorithm
-    objective = on_tokens(partial(cispo, ratio_cap=chosen.ratio_cap, ratio_floor=chosen.ratio_floor))
-    loss = penalised(Loss(objective=objective, scheme=token_mean, proportional=True), chosen)
-    return Method(credit=group_relative, learner=by_gradient(config, policies, loss))
+    objective = from_token_columns(partial(cispo, ratio_cap=chosen.ratio_cap, ratio_floor=chosen.ratio_floor))
+    loss = with_penalties(TokenLossSpec(objective=objective, scheme=token_mean, proportional_to_advantage=True), chosen)
+    return TextMethod(credit=group_relative, learner=gradient_learner(config, policies, loss))
 
 
-ENTRY = text_entry(
+ENTRY = text_recipe_spec(
     summary="importance weights capped instead of gradients clipped",
-    source="MiniMax, MiniMax-M1, 2025",
-    config=Cispo,
+    paper="MiniMax, MiniMax-M1, 2025",
+    config=CispoConfig,
     method=method,
-    parts=Parts(credit=(group_relative,), loss=(cispo, kl_penalty), weights=(token_mean,)),
+    parts=RecipeParts(credit=(group_relative,), loss=(cispo, kl_penalty), weights=(token_mean,)),
     limitation="nothing stops a token that has moved far: the step size alone bounds the change of the policy.",
     presets=("cispo",),
 )

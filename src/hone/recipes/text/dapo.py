@@ -10,19 +10,19 @@ from functools import partial
 from pydantic import Field
 
 from hone.credit.group import group_relative
-from hone.credit.selection import informative
-from hone.credit.shaping import overlong, shaped
+from hone.credit.selection import has_score_variance
+from hone.credit.shaping import overlong_penalty, with_shaped_scores
 from hone.objectives.kl import kl_penalty
-from hone.objectives.policy import clipped
+from hone.objectives.policy import clipped_surrogate
 from hone.objectives.weights import token_mean
-from hone.train.job import Parts
-from hone.train.sources.dynamic_sampling import Refill
-from hone.train.text.loss_adapters import Clip, clip_loss
-from hone.train.text.reference_policies import Policies
-from hone.train.text.rl_job import Method, TextRl, by_gradient, groups, text_entry
+from hone.train.job import RecipeParts
+from hone.train.sources.dynamic_sampling import DynamicSampling
+from hone.train.text.loss_adapters import ClipConfig, clip_loss
+from hone.train.text.reference_policies import TextPolicies
+from hone.train.text.rl_job import TextGradientRunConfig, TextMethod, gradient_learner, require_groups, text_recipe_spec
 
 
-class DapoAlgorithm(Clip):
+class DapoAlgorithm(ClipConfig):
     """The numbers of the paper."""
 
     clip_high: float = Field(default=0.28, gt=0)
@@ -33,35 +33,35 @@ class DapoAlgorithm(Clip):
     """Rollouts that a step may take to find enough groups of unequal scores."""
 
 
-class Dapo(TextRl):
+class DapoConfig(TextGradientRunConfig):
     """Decoupled clip and dynamic sampling policy optimisation."""
 
-    requires = (groups,)
+    requires = (require_groups,)
     algorithm: DapoAlgorithm = DapoAlgorithm()
     """Clip widths, length, sampling."""
 
 
-def method(config: Dapo, policies: Policies) -> Method:
+def method(config: DapoConfig, policies: TextPolicies) -> TextMethod:
     chosen, limit = config.algorithm, config.rollout.max_tokens
     cache = max(1, round(chosen.overlong_share * limit))
-    shapes = [partial(overlong, limit=limit, cache=cache)] if chosen.overlong_share else []
+    shapes = [partial(overlong_penalty, max_tokens=limit, buffer_tokens=cache)] if chosen.overlong_share else []
     loss = clip_loss(chosen, token_mean)
-    return Method(
-        credit=partial(shaped, credit=group_relative, shapes=shapes),
-        learner=by_gradient(config, policies, loss),
-        decorate=partial(Refill, wanted=informative, most_rounds=chosen.most_rounds),
+    return TextMethod(
+        credit=partial(with_shaped_scores, credit=group_relative, shapings=shapes),
+        learner=gradient_learner(config, policies, loss),
+        wrap_source=partial(DynamicSampling, is_informative=has_score_variance, max_rounds=chosen.most_rounds),
     )
 
 
-ENTRY = text_entry(
+ENTRY = text_recipe_spec(
     summary="GRPO with clip-higher, token mean, dynamic sampling and overlong shaping",
-    source="Yu et al., DAPO, 2025",
-    config=Dapo,
+    paper="Yu et al., DAPO, 2025",
+    config=DapoConfig,
     method=method,
-    parts=Parts(
+    parts=RecipeParts(
         source="Refill(Live(text task, engine), informative)",
-        credit=(shaped, overlong, group_relative),
-        loss=(clipped, kl_penalty),
+        credit=(with_shaped_scores, overlong_penalty, group_relative),
+        loss=(clipped_surrogate, kl_penalty),
         weights=(token_mean,),
     ),
     limitation="dynamic sampling multiplies the cost of generation where most questions are all right or all wrong.",

@@ -8,24 +8,24 @@ from pydantic import Field
 
 from hone.credit.group import group_relative
 from hone.objectives.kl import kl_penalty
-from hone.objectives.policy import decoupled
-from hone.objectives.terms import Terms
+from hone.objectives.policy import decoupled_ppo
+from hone.objectives.terms import LossTerms
 from hone.objectives.weights import token_mean
-from hone.train.job import Parts
-from hone.train.text.loss import Loss, TokenView
-from hone.train.text.loss_adapters import Clip, penalised
-from hone.train.text.reference_policies import Policies
-from hone.train.text.rl_job import Method, TextRl, by_gradient, groups, text_entry
+from hone.train.job import RecipeParts
+from hone.train.text.loss import TokenLossSpec, TokenView
+from hone.train.text.loss_adapters import ClipConfig, with_penalties
+from hone.train.text.reference_policies import TextPolicies
+from hone.train.text.rl_job import TextGradientRunConfig, TextMethod, gradient_learner, require_groups, text_recipe_spec
 
 
-class DecoupledAlgorithm(Clip):
+class DecoupledAlgorithm(ClipConfig):
     """Clip widths, and a bound on the correction."""
 
     weight_cap: float | None = Field(default=None, gt=0)
     """Largest w; unset: none."""
 
 
-def three_policies(config: TextRl) -> None:
+def require_no_correction(config: TextGradientRunConfig) -> None:
     """Both ratios are this loss's own."""
     ratio = config.learner.ratio
     if ratio.denominator != "auto" or ratio.correction != "none":
@@ -36,32 +36,32 @@ def three_policies(config: TextRl) -> None:
         )
 
 
-class DecoupledPpo(TextRl):
+class DecoupledPpoConfig(TextGradientRunConfig):
     """PPO with three policies."""
 
-    requires = (groups, three_policies)
+    requires = (require_groups, require_no_correction)
     algorithm: DecoupledAlgorithm = DecoupledAlgorithm()
     """Clip widths, bound, penalties."""
 
 
-def method(config: DecoupledPpo, policies: Policies) -> Method:
+def method(config: DecoupledPpoConfig, policies: TextPolicies) -> TextMethod:
     chosen = config.algorithm
 
-    def objective(view: TokenView) -> Terms:
-        return decoupled(
-            view.now, view.acted, view.start, view.advantage,
+    def objective(view: TokenView) -> LossTerms:
+        return decoupled_ppo(
+            view.logp, view.behaviour_logp, view.old_logp, view.advantage,
             low=chosen.clip_low, high=chosen.clip_high, weight_cap=chosen.weight_cap,
         )  # fmt: skip
 
-    loss = Loss(objective=objective, scheme=token_mean, proportional=True, start=True)
-    return Method(credit=group_relative, learner=by_gradient(config, policies, penalised(loss, chosen)))
+    loss = TokenLossSpec(objective=objective, scheme=token_mean, proportional_to_advantage=True, needs_old_logp=True)
+    return TextMethod(credit=group_relative, learner=gradient_learner(config, policies, with_penalties(loss, chosen)))
 
 
-ENTRY = text_entry(
+ENTRY = text_recipe_spec(
     summary="PPO's clip against the newest policy, corrected for whoever acted",
-    source="Hilton et al., Batch Size-Invariance for Policy Optimization, 2021; AReaL, 2025",
-    config=DecoupledPpo,
+    paper="Hilton et al., Batch Size-Invariance for Policy Optimization, 2021; AReaL, 2025",
+    config=DecoupledPpoConfig,
     method=method,
-    parts=Parts(credit=(group_relative,), loss=(decoupled, kl_penalty), weights=(token_mean,)),
+    parts=RecipeParts(credit=(group_relative,), loss=(decoupled_ppo, kl_penalty), weights=(token_mean,)),
     limitation="one more forward pass per step; w is unbounded unless weight_cap is set.",
 )

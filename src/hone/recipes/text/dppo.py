@@ -15,14 +15,22 @@ from torch import Tensor
 from hone.core.config import Config
 from hone.credit.group import Scale, group_relative
 from hone.objectives.kl import kl_penalty
-from hone.objectives.terms import Terms
-from hone.objectives.trust import binary_kl, binary_tv, dppo, top_kl, top_tv, trusted
+from hone.objectives.terms import LossTerms
+from hone.objectives.trust import binary_kl, binary_tv, dppo, top_k_kl, top_k_tv, trust_region_mask
 from hone.objectives.weights import constant_length
-from hone.train.job import Parts
-from hone.train.text.loss import Denominator, Loss, TokenView, denominator_of
-from hone.train.text.loss_adapters import Penalties, penalised
-from hone.train.text.reference_policies import Policies
-from hone.train.text.rl_job import Method, TextRl, TextRun, by_gradient, groups, text_entry, untruncated
+from hone.train.job import RecipeParts
+from hone.train.text.loss import Denominator, TokenLossSpec, TokenView, resolve_denominator
+from hone.train.text.loss_adapters import PenaltyConfig, with_penalties
+from hone.train.text.reference_policies import TextPolicies
+from hone.train.text.rl_job import (
+    TextGradientRunConfig,
+    TextMethod,
+    TextRunConfig,
+    gradient_learner,
+    require_full_distribution,
+    require_groups,
+    text_recipe_spec,
+)
 
 
 class BinaryTv(Config):
@@ -39,7 +47,7 @@ class BinaryTv(Config):
 
     def measure(self, view: TokenView) -> tuple[Tensor, float, float]:
         """Divergence `[n]`, and what is trusted upwards and downwards."""
-        found = top_tv(*listed(view)) if self.top else binary_tv(view.now, view.acted)
+        found = top_k_tv(*top_k_distributions(view)) if self.top else binary_tv(view.logp, view.behaviour_logp)
         return found, self.rise_probability, self.fall_probability
 
 
@@ -57,11 +65,11 @@ class BinaryKl(Config):
 
     def measure(self, view: TokenView) -> tuple[Tensor, float, float]:
         """Divergence `[n]`, and what is trusted upwards and downwards."""
-        found = top_kl(*listed(view)) if self.top else binary_kl(view.now, view.acted)
+        found = top_k_kl(*top_k_distributions(view)) if self.top else binary_kl(view.logp, view.behaviour_logp)
         return found, self.rise_nats, self.fall_nats
 
 
-class DppoAlgorithm(Penalties):
+class DppoAlgorithm(PenaltyConfig):
     """How far tokens are trusted."""
 
     trust: Annotated[BinaryTv | BinaryKl, Field(discriminator="kind")] = BinaryTv()
@@ -72,17 +80,17 @@ class DppoAlgorithm(Penalties):
     """What centred scores are divided by: the group's standard deviation, the batch's, or nothing."""
 
 
-def all_tokens(config: TextRun) -> None:
+def require_all_tokens(config: TextRunConfig) -> None:
     """A divergence over the likeliest tokens needs them all."""
-    assert isinstance(config, Dppo)
+    assert isinstance(config, DppoConfig)
     if config.algorithm.trust.top:
-        untruncated(config)
+        require_full_distribution(config)
 
 
-class Dppo(TextRl):
+class DppoConfig(TextGradientRunConfig):
     """Divergence proximal policy optimisation."""
 
-    requires = (groups, all_tokens)
+    requires = (require_groups, require_all_tokens)
     algorithm: DppoAlgorithm = DppoAlgorithm()
     """Trust region and penalties."""
 
@@ -90,46 +98,50 @@ class Dppo(TextRl):
         """The paper's anchor, unless another one is asked for: whoever acted."""
         asked: Denominator = self.learner.ratio.denominator
         anchor: Denominator = "recorded" if asked == "auto" else asked
-        return denominator_of(
+        return resolve_denominator(
             self.learner.ratio.model_copy(update={"denominator": anchor}),
             updates_per_rollout=self.learner.optimizer_steps(1),
-            stale=self.rollout.collecting.steps > 0,
+            is_stale=self.rollout.asynchrony.steps > 0,
         )
 
 
-def listed(view: TokenView) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def top_k_distributions(view: TokenView) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """What divergences over the likeliest tokens are made of; both policies are the trainer's, which knows them all."""
-    assert view.among is not None
-    assert view.likeliest is not None
-    chosen_too = (view.likeliest.ids == view.chosen[:, None]).any(dim=1)
-    return view.now, view.start, view.among, view.likeliest.logp, chosen_too
+    assert view.top_k_logp is not None
+    assert view.old_top_k is not None
+    chosen_too = (view.old_top_k.ids == view.chosen[:, None]).any(dim=1)
+    return view.logp, view.old_logp, view.top_k_logp, view.old_top_k.logp, chosen_too
 
 
-def method(config: Dppo, policies: Policies) -> Method:
+def method(config: DppoConfig, policies: TextPolicies) -> TextMethod:
     chosen = config.algorithm
 
-    def objective(view: TokenView) -> Terms:
+    def objective(view: TokenView) -> LossTerms:
         divergence, rise, fall = chosen.trust.measure(view)
-        keep = trusted(view.now, view.then, view.advantage, divergence, most_rising=rise, most_falling=fall)
-        return dppo(view.now, view.then, view.advantage, keep, ratio_cap=chosen.ratio_cap)
+        keep = trust_region_mask(
+            view.logp, view.denominator_logp, view.advantage, divergence, max_increase=rise, max_decrease=fall
+        )
+        return dppo(view.logp, view.denominator_logp, view.advantage, keep, ratio_cap=chosen.ratio_cap)
 
-    loss = Loss(
+    loss = TokenLossSpec(
         objective=objective,
         scheme=partial(constant_length, length=config.rollout.max_tokens),
-        proportional=True,
-        likeliest=chosen.trust.top,
-        start=chosen.trust.top > 0,
+        proportional_to_advantage=True,
+        top_k=chosen.trust.top,
+        needs_old_logp=chosen.trust.top > 0,
     )
-    learner = by_gradient(config, policies, penalised(loss, chosen))
-    return Method(credit=partial(group_relative, scale=chosen.scale), learner=learner)
+    learner = gradient_learner(config, policies, with_penalties(loss, chosen))
+    return TextMethod(credit=partial(group_relative, scale=chosen.scale), learner=learner)
 
 
-ENTRY = text_entry(
+ENTRY = text_recipe_spec(
     summary="a trust region in probability instead of a clip of the ratio",
-    source="Rethinking the Trust Region in LLM Reinforcement Learning, 2602.04879, 2026",
-    config=Dppo,
+    paper="Rethinking the Trust Region in LLM Reinforcement Learning, 2602.04879, 2026",
+    config=DppoConfig,
     method=method,
-    parts=Parts(credit=(group_relative,), loss=(dppo, trusted, binary_tv, kl_penalty), weights=(constant_length,)),
+    parts=RecipeParts(
+        credit=(group_relative,), loss=(dppo, trust_region_mask, binary_tv, kl_penalty), weights=(constant_length,)
+    ),
     limitation="tokens outside are dropped, not corrected; the likeliest tokens are the trainer's, not the engine's.",
     presets=("dppo_tv", "dppo_kl"),
 )

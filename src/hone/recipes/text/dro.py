@@ -12,11 +12,11 @@ from hone.core.config import Config
 from hone.credit.group import group_relative
 from hone.objectives.policy import dro
 from hone.objectives.weights import token_mean
-from hone.train.job import Parts
-from hone.train.text.loss import Loss
-from hone.train.text.loss_adapters import on_tokens
-from hone.train.text.reference_policies import Policies
-from hone.train.text.rl_job import Method, TextRl, by_gradient, groups, text_entry
+from hone.train.job import RecipeParts
+from hone.train.text.loss import TokenLossSpec
+from hone.train.text.loss_adapters import from_token_columns
+from hone.train.text.reference_policies import TextPolicies
+from hone.train.text.rl_job import TextGradientRunConfig, TextMethod, gradient_learner, require_groups, text_recipe_spec
 
 
 class DroAlgorithm(Config):
@@ -26,26 +26,26 @@ class DroAlgorithm(Config):
     """Weight of the squared log-ratio, 1 / nat. There is no published default for advantages of tokens."""
 
 
-class Dro(TextRl):
+class DroConfig(TextGradientRunConfig):
     """Direct reward optimisation."""
 
-    requires = (groups,)
+    requires = (require_groups,)
     algorithm: DroAlgorithm
     """How strongly the policy is held."""
 
 
-def method(config: Dro, policies: Policies) -> Method:
-    objective = on_tokens(partial(dro, beta=config.algorithm.beta))
-    loss = Loss(objective=objective, scheme=token_mean, proportional=False)
-    return Method(credit=group_relative, learner=by_gradient(config, policies, loss))
+def method(config: DroConfig, policies: TextPolicies) -> TextMethod:
+    objective = from_token_columns(partial(dro, beta=config.algorithm.beta))
+    loss = TokenLossSpec(objective=objective, scheme=token_mean, proportional_to_advantage=False)
+    return TextMethod(credit=group_relative, learner=gradient_learner(config, policies, loss))
 
 
-ENTRY = text_entry(
+ENTRY = text_recipe_spec(
     summary="off-policy without a ratio: a squared log-ratio holds the policy back",
-    source="Richemond et al., Offline Regularised RL for LLMs Alignment, 2024",
-    config=Dro,
+    paper="Richemond et al., Offline Regularised RL for LLMs Alignment, 2024",
+    config=DroConfig,
     method=method,
-    parts=Parts(credit=(group_relative,), loss=(dro,), weights=(token_mean,)),
+    parts=RecipeParts(credit=(group_relative,), loss=(dro,), weights=(token_mean,)),
     limitation="beta must be found per task; the group's mean stands in for the paper's value network, as in verl.",
     presets=("dro",),
 )

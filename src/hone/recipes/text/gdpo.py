@@ -8,33 +8,33 @@ from functools import partial
 
 from hone.credit.components import gdpo
 from hone.objectives.kl import kl_penalty
-from hone.objectives.policy import clipped
+from hone.objectives.policy import clipped_surrogate
 from hone.objectives.weights import token_mean
-from hone.train.job import Parts
-from hone.train.text.loss_adapters import Clip, clip_loss
-from hone.train.text.reference_policies import Policies
-from hone.train.text.rl_job import Method, TextRl, by_gradient, groups, text_entry
+from hone.train.job import RecipeParts
+from hone.train.text.loss_adapters import ClipConfig, clip_loss
+from hone.train.text.reference_policies import TextPolicies
+from hone.train.text.rl_job import TextGradientRunConfig, TextMethod, gradient_learner, require_groups, text_recipe_spec
 
 
-class Gdpo(TextRl):
+class GdpoConfig(TextGradientRunConfig):
     """Group reward-decoupled normalisation policy optimisation."""
 
-    requires = (groups,)
-    algorithm: Clip = Clip()
+    requires = (require_groups,)
+    algorithm: ClipConfig = ClipConfig()
     """Clip widths and penalties."""
 
 
-def method(config: Gdpo, policies: Policies) -> Method:
+def method(config: GdpoConfig, policies: TextPolicies) -> TextMethod:
     weights = [function.weight for function in config.rewards.functions]
-    learner = by_gradient(config, policies, clip_loss(config.algorithm, token_mean))
-    return Method(credit=partial(gdpo, weights=weights), learner=learner)
+    learner = gradient_learner(config, policies, clip_loss(config.algorithm, token_mean))
+    return TextMethod(credit=partial(gdpo, weights=weights), learner=learner)
 
 
-ENTRY = text_entry(
+ENTRY = text_recipe_spec(
     summary="GRPO with each reward function normalised by itself",
-    source="GDPO, 2601.05242, 2026",
-    config=Gdpo,
+    paper="GDPO, 2601.05242, 2026",
+    config=GdpoConfig,
     method=method,
-    parts=Parts(credit=(gdpo,), loss=(clipped, kl_penalty), weights=(token_mean,)),
+    parts=RecipeParts(credit=(gdpo,), loss=(clipped_surrogate, kl_penalty), weights=(token_mean,)),
     limitation="a reward that hardly differs within a group counts as much as one that does.",
 )

@@ -12,14 +12,14 @@ from hone.credit.group import group_relative
 from hone.objectives.kl import kl_penalty
 from hone.objectives.sequence import gmpo
 from hone.objectives.weights import sequence_mean
-from hone.train.job import Parts
-from hone.train.text.loss import Loss
-from hone.train.text.loss_adapters import Penalties, on_sequences, penalised
-from hone.train.text.reference_policies import Policies
-from hone.train.text.rl_job import Method, TextRl, by_gradient, groups, text_entry
+from hone.train.job import RecipeParts
+from hone.train.text.loss import TokenLossSpec
+from hone.train.text.loss_adapters import PenaltyConfig, from_sequence_columns, with_penalties
+from hone.train.text.reference_policies import TextPolicies
+from hone.train.text.rl_job import TextGradientRunConfig, TextMethod, gradient_learner, require_groups, text_recipe_spec
 
 
-class GmpoAlgorithm(Penalties):
+class GmpoAlgorithm(PenaltyConfig):
     """Clip widths in nats."""
 
     log_low: float = Field(default=0.4, gt=0)
@@ -28,27 +28,29 @@ class GmpoAlgorithm(Penalties):
     """How far that of a praised one may rise, nats."""
 
 
-class Gmpo(TextRl):
+class GmpoConfig(TextGradientRunConfig):
     """Geometric-mean policy optimisation."""
 
-    requires = (groups,)
+    requires = (require_groups,)
     algorithm: GmpoAlgorithm = GmpoAlgorithm()
     """Clip widths and penalties."""
 
 
-def method(config: Gmpo, policies: Policies) -> Method:
+def method(config: GmpoConfig, policies: TextPolicies) -> TextMethod:
     chosen = config.algorithm
-    objective = on_sequences(partial(gmpo, log_low=chosen.log_low, log_high=chosen.log_high))
-    loss = penalised(Loss(objective=objective, scheme=sequence_mean, proportional=True), chosen)
-    return Method(credit=group_relative, learner=by_gradient(config, policies, loss))
+    objective = from_sequence_columns(partial(gmpo, log_low=chosen.log_low, log_high=chosen.log_high))
+    loss = with_penalties(
+        TokenLossSpec(objective=objective, scheme=sequence_mean, proportional_to_advantage=True), chosen
+    )
+    return TextMethod(credit=group_relative, learner=gradient_learner(config, policies, loss))
 
 
-ENTRY = text_entry(
+ENTRY = text_recipe_spec(
     summary="the geometric mean of an answer's clipped token ratios",
-    source="GMPO, 2507.20673, 2025",
-    config=Gmpo,
+    paper="GMPO, 2507.20673, 2025",
+    config=GmpoConfig,
     method=method,
-    parts=Parts(credit=(group_relative,), loss=(gmpo, kl_penalty), weights=(sequence_mean,)),
+    parts=RecipeParts(credit=(group_relative,), loss=(gmpo, kl_penalty), weights=(sequence_mean,)),
     limitation="no credit within an answer: one factor for all of its tokens.",
     presets=("gmpo",),
 )

@@ -10,13 +10,20 @@ from pydantic import Field
 
 from hone.core.config import Config
 from hone.credit.group import group_policy_gradient
-from hone.objectives.policy import reinforce
+from hone.objectives.policy import reinforce_loss
 from hone.objectives.weights import token_mean
-from hone.train.job import Parts
-from hone.train.text.loss import Loss
+from hone.train.job import RecipeParts
+from hone.train.text.loss import TokenLossSpec
 from hone.train.text.loss_adapters import policy_gradient
-from hone.train.text.reference_policies import Policies
-from hone.train.text.rl_job import Method, TextRl, by_gradient, groups, one_update, text_entry
+from hone.train.text.reference_policies import TextPolicies
+from hone.train.text.rl_job import (
+    TextGradientRunConfig,
+    TextMethod,
+    gradient_learner,
+    require_groups,
+    require_on_policy,
+    text_recipe_spec,
+)
 
 
 class GpgAlgorithm(Config):
@@ -26,25 +33,25 @@ class GpgAlgorithm(Config):
     """What centred scores are divided by."""
 
 
-class Gpg(TextRl):
+class GpgConfig(TextGradientRunConfig):
     """Group policy gradient."""
 
-    requires = (groups, one_update)
+    requires = (require_groups, require_on_policy)
     algorithm: GpgAlgorithm = GpgAlgorithm()
     """Scale."""
 
 
-def method(config: Gpg, policies: Policies) -> Method:
-    loss = Loss(objective=policy_gradient, scheme=token_mean, proportional=True)
-    learner = by_gradient(config, policies, loss)
-    return Method(credit=partial(group_policy_gradient, norm=config.algorithm.norm), learner=learner)
+def method(config: GpgConfig, policies: TextPolicies) -> TextMethod:
+    loss = TokenLossSpec(objective=policy_gradient, scheme=token_mean, proportional_to_advantage=True)
+    learner = gradient_learner(config, policies, loss)
+    return TextMethod(credit=partial(group_policy_gradient, norm=config.algorithm.norm), learner=learner)
 
 
-ENTRY = text_entry(
+ENTRY = text_recipe_spec(
     summary="the plain policy gradient of groups, scaled up for those that say nothing",
-    source="Chu et al., GPG, 2025",
-    config=Gpg,
+    paper="Chu et al., GPG, 2025",
+    config=GpgConfig,
     method=method,
-    parts=Parts(credit=(group_policy_gradient,), loss=(reinforce,), weights=(token_mean,)),
+    parts=RecipeParts(credit=(group_policy_gradient,), loss=(reinforce_loss,), weights=(token_mean,)),
     limitation="where few groups say something, alpha makes their gradient large; one update per rollout.",
 )

@@ -9,15 +9,23 @@ from functools import partial
 
 from hone.credit.group import Scale, group_relative
 from hone.objectives.kl import kl_penalty
-from hone.objectives.policy import clipped
+from hone.objectives.policy import clipped_surrogate
 from hone.objectives.weights import token_mean
-from hone.train.job import Parts
-from hone.train.text.loss_adapters import Clip, clip_loss
-from hone.train.text.reference_policies import Policies
-from hone.train.text.rl_job import Aggregation, Method, TextRl, by_gradient, groups, scheme_of, text_entry
+from hone.train.job import RecipeParts
+from hone.train.text.loss_adapters import ClipConfig, clip_loss
+from hone.train.text.reference_policies import TextPolicies
+from hone.train.text.rl_job import (
+    Aggregation,
+    TextGradientRunConfig,
+    TextMethod,
+    aggregation_scheme,
+    gradient_learner,
+    require_groups,
+    text_recipe_spec,
+)
 
 
-class GrpoAlgorithm(Clip):
+class GrpoAlgorithm(ClipConfig):
     """The numbers of the paper, and where later ones changed them."""
 
     scale: Scale = "group"
@@ -26,27 +34,27 @@ class GrpoAlgorithm(Clip):
     """Weight of a token in the loss."""
 
 
-class Grpo(TextRl):
+class GrpoConfig(TextGradientRunConfig):
     """Group-relative policy optimisation."""
 
-    requires = (groups,)
+    requires = (require_groups,)
     algorithm: GrpoAlgorithm = GrpoAlgorithm()
     """Clip widths, scaling, KL."""
 
 
-def method(config: Grpo, policies: Policies) -> Method:
+def method(config: GrpoConfig, policies: TextPolicies) -> TextMethod:
     chosen = config.algorithm
-    loss = clip_loss(chosen, scheme_of(chosen.aggregation, config.rollout.max_tokens))
-    learner = by_gradient(config, policies, loss)
-    return Method(credit=partial(group_relative, scale=chosen.scale), learner=learner)
+    loss = clip_loss(chosen, aggregation_scheme(chosen.aggregation, config.rollout.max_tokens))
+    learner = gradient_learner(config, policies, loss)
+    return TextMethod(credit=partial(group_relative, scale=chosen.scale), learner=learner)
 
 
-ENTRY = text_entry(
+ENTRY = text_recipe_spec(
     summary="group-relative policy optimisation: answers to one question judge each other",
-    source="Shao et al., DeepSeekMath, 2024",
-    config=Grpo,
+    paper="Shao et al., DeepSeekMath, 2024",
+    config=GrpoConfig,
     method=method,
-    parts=Parts(credit=(group_relative,), loss=(clipped, kl_penalty), weights=(token_mean,)),
+    parts=RecipeParts(credit=(group_relative,), loss=(clipped_surrogate, kl_penalty), weights=(token_mean,)),
     limitation="dividing by the group's deviation weighs very easy and very hard questions up; groups of equal scores "
     "teach nothing; entropy falls where clip_high is not above clip_low.",
     presets=("grpo", "kl"),

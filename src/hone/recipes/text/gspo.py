@@ -12,14 +12,14 @@ from hone.credit.group import group_relative
 from hone.objectives.kl import kl_penalty
 from hone.objectives.sequence import gspo
 from hone.objectives.weights import sequence_mean
-from hone.train.job import Parts
-from hone.train.text.loss import Loss
-from hone.train.text.loss_adapters import Penalties, on_sequences, penalised
-from hone.train.text.reference_policies import Policies
-from hone.train.text.rl_job import Method, TextRl, by_gradient, groups, text_entry
+from hone.train.job import RecipeParts
+from hone.train.text.loss import TokenLossSpec
+from hone.train.text.loss_adapters import PenaltyConfig, from_sequence_columns, with_penalties
+from hone.train.text.reference_policies import TextPolicies
+from hone.train.text.rl_job import TextGradientRunConfig, TextMethod, gradient_learner, require_groups, text_recipe_spec
 
 
-class GspoAlgorithm(Penalties):
+class GspoAlgorithm(PenaltyConfig):
     """Clip widths of a whole answer's ratio, hundreds of times narrower than a token's."""
 
     clip_low: float = Field(default=3e-4, gt=0, lt=1)
@@ -28,27 +28,29 @@ class GspoAlgorithm(Penalties):
     """An answer's ratio is clipped above 1 + clip_high where its advantage is positive."""
 
 
-class Gspo(TextRl):
+class GspoConfig(TextGradientRunConfig):
     """Group sequence policy optimisation."""
 
-    requires = (groups,)
+    requires = (require_groups,)
     algorithm: GspoAlgorithm = GspoAlgorithm()
     """Clip widths and penalties."""
 
 
-def method(config: Gspo, policies: Policies) -> Method:
+def method(config: GspoConfig, policies: TextPolicies) -> TextMethod:
     chosen = config.algorithm
-    objective = on_sequences(partial(gspo, low=chosen.clip_low, high=chosen.clip_high))
-    loss = penalised(Loss(objective=objective, scheme=sequence_mean, proportional=True), chosen)
-    return Method(credit=group_relative, learner=by_gradient(config, policies, loss))
+    objective = from_sequence_columns(partial(gspo, low=chosen.clip_low, high=chosen.clip_high))
+    loss = with_penalties(
+        TokenLossSpec(objective=objective, scheme=sequence_mean, proportional_to_advantage=True), chosen
+    )
+    return TextMethod(credit=group_relative, learner=gradient_learner(config, policies, loss))
 
 
-ENTRY = text_entry(
+ENTRY = text_recipe_spec(
     summary="one clipped ratio per answer: the geometric mean of its tokens'",
-    source="Zheng et al., Group Sequence Policy Optimization, 2025",
-    config=Gspo,
+    paper="Zheng et al., Group Sequence Policy Optimization, 2025",
+    config=GspoConfig,
     method=method,
-    parts=Parts(credit=(group_relative,), loss=(gspo, kl_penalty), weights=(sequence_mean,)),
+    parts=RecipeParts(credit=(group_relative,), loss=(gspo, kl_penalty), weights=(sequence_mean,)),
     limitation="no credit within an answer; widths of token ratios (0.2) switch its clip off.",
     presets=("gspo",),
 )

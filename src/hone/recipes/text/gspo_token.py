@@ -12,34 +12,36 @@ from hone.objectives.kl import kl_penalty
 from hone.objectives.sequence import gspo_token
 from hone.objectives.weights import sequence_mean
 from hone.recipes.text.gspo import GspoAlgorithm
-from hone.train.job import Parts
-from hone.train.text.loss import Loss
-from hone.train.text.loss_adapters import on_sequences, penalised
-from hone.train.text.reference_policies import Policies
-from hone.train.text.rl_job import Method, TextRl, by_gradient, groups, text_entry
+from hone.train.job import RecipeParts
+from hone.train.text.loss import TokenLossSpec
+from hone.train.text.loss_adapters import from_sequence_columns, with_penalties
+from hone.train.text.reference_policies import TextPolicies
+from hone.train.text.rl_job import TextGradientRunConfig, TextMethod, gradient_learner, require_groups, text_recipe_spec
 
 
-class GspoToken(TextRl):
+class GspoTokenConfig(TextGradientRunConfig):
     """Group sequence policy optimisation, token by token."""
 
-    requires = (groups,)
+    requires = (require_groups,)
     algorithm: GspoAlgorithm = GspoAlgorithm()
     """Clip widths and penalties."""
 
 
-def method(config: GspoToken, policies: Policies) -> Method:
+def method(config: GspoTokenConfig, policies: TextPolicies) -> TextMethod:
     chosen = config.algorithm
-    objective = on_sequences(partial(gspo_token, low=chosen.clip_low, high=chosen.clip_high))
-    loss = penalised(Loss(objective=objective, scheme=sequence_mean, proportional=True), chosen)
-    return Method(credit=group_relative, learner=by_gradient(config, policies, loss))
+    objective = from_sequence_columns(partial(gspo_token, low=chosen.clip_low, high=chosen.clip_high))
+    loss = with_penalties(
+        TokenLossSpec(objective=objective, scheme=sequence_mean, proportional_to_advantage=True), chosen
+    )
+    return TextMethod(credit=group_relative, learner=gradient_learner(config, policies, loss))
 
 
-ENTRY = text_entry(
+ENTRY = text_recipe_spec(
     summary="GSPO with a gradient, and if wanted an advantage, of each token",
-    source="Zheng et al., Group Sequence Policy Optimization, 2025",
-    config=GspoToken,
+    paper="Zheng et al., Group Sequence Policy Optimization, 2025",
+    config=GspoTokenConfig,
     method=method,
-    parts=Parts(credit=(group_relative,), loss=(gspo_token, kl_penalty), weights=(sequence_mean,)),
+    parts=RecipeParts(credit=(group_relative,), loss=(gspo_token, kl_penalty), weights=(sequence_mean,)),
     limitation="as GSPO: widths of token ratios switch its clip off; under a token mean it is another objective.",
     presets=("gspo",),
 )

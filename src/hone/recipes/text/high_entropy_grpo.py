@@ -12,18 +12,18 @@ from pydantic import Field
 
 from hone.credit.group import group_relative
 from hone.objectives.kl import kl_penalty
-from hone.objectives.policy import clipped
-from hone.objectives.selection import high_entropy
-from hone.objectives.terms import Terms, scaled
+from hone.objectives.policy import clipped_surrogate
+from hone.objectives.selection import high_entropy_mask
+from hone.objectives.terms import LossTerms, scale_terms
 from hone.objectives.weights import token_mean
-from hone.train.job import Parts
-from hone.train.text.loss import Loss, TokenView, Whole
-from hone.train.text.loss_adapters import Clip, penalised
-from hone.train.text.reference_policies import Policies
-from hone.train.text.rl_job import Method, TextRl, by_gradient, groups, text_entry
+from hone.train.job import RecipeParts
+from hone.train.text.loss import StepColumns, TokenLossSpec, TokenView
+from hone.train.text.loss_adapters import ClipConfig, with_penalties
+from hone.train.text.reference_policies import TextPolicies
+from hone.train.text.rl_job import TextGradientRunConfig, TextMethod, gradient_learner, require_groups, text_recipe_spec
 
 
-class HighEntropyAlgorithm(Clip):
+class HighEntropyAlgorithm(ClipConfig):
     """Which tokens are learned from."""
 
     clip_high: float = Field(default=0.28, gt=0)
@@ -32,41 +32,45 @@ class HighEntropyAlgorithm(Clip):
     """Of a step's tokens, those of the highest entropy."""
 
 
-class HighEntropyGrpo(TextRl):
+class HighEntropyGrpoConfig(TextGradientRunConfig):
     """GRPO on the tokens of highest entropy."""
 
-    requires = (groups,)
+    requires = (require_groups,)
     algorithm: HighEntropyAlgorithm = HighEntropyAlgorithm()
     """Clip widths, share, penalties."""
 
 
-def forks(whole: Whole, *, share: float) -> NDArray[np.floating]:
-    return high_entropy(whole.entropy, share=share).astype(np.float64)
+def select_high_entropy(columns: StepColumns, *, share: float) -> NDArray[np.floating]:
+    return high_entropy_mask(columns.entropy, fraction=share).astype(np.float64)
 
 
-def objective(view: TokenView, *, chosen: HighEntropyAlgorithm) -> Terms:
-    assert view.factor is not None
-    terms = clipped(view.now, view.then, view.advantage, low=chosen.clip_low, high=chosen.clip_high)
-    return scaled(terms, view.factor)
+def objective(view: TokenView, *, chosen: HighEntropyAlgorithm) -> LossTerms:
+    assert view.token_factor is not None
+    terms = clipped_surrogate(
+        view.logp, view.denominator_logp, view.advantage, low=chosen.clip_low, high=chosen.clip_high
+    )
+    return scale_terms(terms, view.token_factor)
 
 
-def method(config: HighEntropyGrpo, policies: Policies) -> Method:
+def method(config: HighEntropyGrpoConfig, policies: TextPolicies) -> TextMethod:
     chosen = config.algorithm
-    loss = Loss(
+    loss = TokenLossSpec(
         objective=partial(objective, chosen=chosen),
         scheme=token_mean,
-        proportional=False,
-        select=partial(forks, share=chosen.share),
+        proportional_to_advantage=False,
+        select_tokens=partial(select_high_entropy, share=chosen.share),
     )
-    return Method(credit=group_relative, learner=by_gradient(config, policies, penalised(loss, chosen)))
+    return TextMethod(credit=group_relative, learner=gradient_learner(config, policies, with_penalties(loss, chosen)))
 
 
-ENTRY = text_entry(
+ENTRY = text_recipe_spec(
     summary="GRPO on the fifth of the tokens with the highest entropy",
-    source="Wang et al., Beyond the 80/20 Rule, 2025",
-    config=HighEntropyGrpo,
+    paper="Wang et al., Beyond the 80/20 Rule, 2025",
+    config=HighEntropyGrpoConfig,
     method=method,
-    parts=Parts(credit=(group_relative,), loss=(clipped, high_entropy, kl_penalty), weights=(token_mean,)),
+    parts=RecipeParts(
+        credit=(group_relative,), loss=(clipped_surrogate, high_entropy_mask, kl_penalty), weights=(token_mean,)
+    ),
     limitation="shown to help large models; small ones miss the other tokens; one more forward pass per update.",
     presets=("high_entropy",),
 )

@@ -13,13 +13,13 @@ from pydantic import Field
 from hone.core.config import Config
 from hone.credit.group import group_relative
 from hone.objectives.covariance import kl_cov
-from hone.objectives.selection import kl_cov_chosen
+from hone.objectives.selection import kl_cov_mask
 from hone.objectives.weights import token_mean
-from hone.train.job import Parts
-from hone.train.text.loss import Loss, Whole
-from hone.train.text.loss_adapters import on_selected
-from hone.train.text.reference_policies import Policies
-from hone.train.text.rl_job import Method, TextRl, by_gradient, groups, text_entry
+from hone.train.job import RecipeParts
+from hone.train.text.loss import StepColumns, TokenLossSpec
+from hone.train.text.loss_adapters import from_selected_columns
+from hone.train.text.reference_policies import TextPolicies
+from hone.train.text.rl_job import TextGradientRunConfig, TextMethod, gradient_learner, require_groups, text_recipe_spec
 
 
 class KlCovAlgorithm(Config):
@@ -31,34 +31,34 @@ class KlCovAlgorithm(Config):
     """Weight of |log r| at these tokens."""
 
 
-class KlCov(TextRl):
+class KlCovConfig(TextGradientRunConfig):
     """GRPO that holds back the tokens that make entropy fall."""
 
-    requires = (groups,)
+    requires = (require_groups,)
     algorithm: KlCovAlgorithm = KlCovAlgorithm()
     """Tokens that are held back."""
 
 
-def largest(whole: Whole, *, share: float) -> NDArray[np.floating]:
-    return kl_cov_chosen(whole.now, whole.advantage, share=share).astype(np.float64)
+def select_high_covariance(columns: StepColumns, *, share: float) -> NDArray[np.floating]:
+    return kl_cov_mask(columns.logp, columns.advantage, fraction=share).astype(np.float64)
 
 
-def method(config: KlCov, policies: Policies) -> Method:
-    loss = Loss(
-        objective=on_selected(partial(kl_cov, penalty=config.algorithm.penalty)),
+def method(config: KlCovConfig, policies: TextPolicies) -> TextMethod:
+    loss = TokenLossSpec(
+        objective=from_selected_columns(partial(kl_cov, penalty=config.algorithm.penalty)),
         scheme=token_mean,
-        proportional=False,
-        select=partial(largest, share=config.algorithm.share),
+        proportional_to_advantage=False,
+        select_tokens=partial(select_high_covariance, share=config.algorithm.share),
     )
-    return Method(credit=group_relative, learner=by_gradient(config, policies, loss))
+    return TextMethod(credit=group_relative, learner=gradient_learner(config, policies, loss))
 
 
-ENTRY = text_entry(
+ENTRY = text_recipe_spec(
     summary="GRPO; a few tokens of large covariance are penalised, which keeps entropy up",
-    source="Cui et al., The Entropy Mechanism of RL for Reasoning Language Models, 2025",
-    config=KlCov,
+    paper="Cui et al., The Entropy Mechanism of RL for Reasoning Language Models, 2025",
+    config=KlCovConfig,
     method=method,
-    parts=Parts(credit=(group_relative,), loss=(kl_cov, kl_cov_chosen), weights=(token_mean,)),
+    parts=RecipeParts(credit=(group_relative,), loss=(kl_cov, kl_cov_mask), weights=(token_mean,)),
     limitation="no clip on all other tokens; without several updates per rollout the penalty has no slope.",
     presets=("kl_cov",),
 )

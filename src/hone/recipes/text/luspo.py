@@ -12,14 +12,14 @@ from hone.credit.group import group_relative
 from hone.objectives.kl import kl_penalty
 from hone.objectives.sequence import luspo
 from hone.objectives.weights import sequence_sum
-from hone.train.job import Parts
-from hone.train.text.loss import Loss
-from hone.train.text.loss_adapters import Penalties, on_sequences, penalised
-from hone.train.text.reference_policies import Policies
-from hone.train.text.rl_job import Method, TextRl, by_gradient, groups, text_entry
+from hone.train.job import RecipeParts
+from hone.train.text.loss import TokenLossSpec
+from hone.train.text.loss_adapters import PenaltyConfig, from_sequence_columns, with_penalties
+from hone.train.text.reference_policies import TextPolicies
+from hone.train.text.rl_job import TextGradientRunConfig, TextMethod, gradient_learner, require_groups, text_recipe_spec
 
 
-class LuspoAlgorithm(Penalties):
+class LuspoAlgorithm(PenaltyConfig):
     """Clip widths of a whole answer's ratio."""
 
     clip_low: float = Field(default=2e-3, gt=0, lt=1)
@@ -28,27 +28,29 @@ class LuspoAlgorithm(Penalties):
     """An answer's ratio is clipped above 1 + clip_high where its advantage is positive."""
 
 
-class Luspo(TextRl):
+class LuspoConfig(TextGradientRunConfig):
     """Length-unbiased sequence policy optimisation."""
 
-    requires = (groups,)
+    requires = (require_groups,)
     algorithm: LuspoAlgorithm = LuspoAlgorithm()
     """Clip widths and penalties."""
 
 
-def method(config: Luspo, policies: Policies) -> Method:
+def method(config: LuspoConfig, policies: TextPolicies) -> TextMethod:
     chosen = config.algorithm
-    objective = on_sequences(partial(luspo, low=chosen.clip_low, high=chosen.clip_high))
-    loss = penalised(Loss(objective=objective, scheme=sequence_sum, proportional=True), chosen)
-    return Method(credit=group_relative, learner=by_gradient(config, policies, loss))
+    objective = from_sequence_columns(partial(luspo, low=chosen.clip_low, high=chosen.clip_high))
+    loss = with_penalties(
+        TokenLossSpec(objective=objective, scheme=sequence_sum, proportional_to_advantage=True), chosen
+    )
+    return TextMethod(credit=group_relative, learner=gradient_learner(config, policies, loss))
 
 
-ENTRY = text_entry(
+ENTRY = text_recipe_spec(
     summary="sequence ratios, with answers counted by their length",
-    source="LUSPO, 2602.05261, 2026",
-    config=Luspo,
+    paper="LUSPO, 2602.05261, 2026",
+    config=LuspoConfig,
     method=method,
-    parts=Parts(credit=(group_relative,), loss=(luspo, kl_penalty), weights=(sequence_sum,)),
+    parts=RecipeParts(credit=(group_relative,), loss=(luspo, kl_penalty), weights=(sequence_sum,)),
     limitation="the gradient grows with length: a learning rate of GSPO is too large; one ratio for all tokens.",
     presets=("luspo",),
 )

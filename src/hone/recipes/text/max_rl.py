@@ -10,40 +10,40 @@ from typing import Literal
 
 from hone.credit.passk import max_rl
 from hone.objectives.kl import kl_penalty
-from hone.objectives.policy import clipped
+from hone.objectives.policy import clipped_surrogate
 from hone.objectives.weights import constant_length
-from hone.train.job import Parts
-from hone.train.text.loss_adapters import Clip, clip_loss
-from hone.train.text.reference_policies import Policies
-from hone.train.text.rl_job import Method, TextRl, by_gradient, groups, text_entry
+from hone.train.job import RecipeParts
+from hone.train.text.loss_adapters import ClipConfig, clip_loss
+from hone.train.text.reference_policies import TextPolicies
+from hone.train.text.rl_job import TextGradientRunConfig, TextMethod, gradient_learner, require_groups, text_recipe_spec
 
 
-class MaxRlAlgorithm(Clip):
+class MaxRlAlgorithm(ClipConfig):
     """How far the logarithm is followed."""
 
     order: Literal["n_minus_one", "n"] = "n_minus_one"
     """Terms of log p for N answers; the authors' main code runs N - 1."""
 
 
-class MaxRl(TextRl):
+class MaxRlConfig(TextGradientRunConfig):
     """Maximum likelihood reinforcement learning."""
 
-    requires = (groups,)
+    requires = (require_groups,)
     algorithm: MaxRlAlgorithm = MaxRlAlgorithm()
     """Order, clip widths, penalties."""
 
 
-def method(config: MaxRl, policies: Policies) -> Method:
+def method(config: MaxRlConfig, policies: TextPolicies) -> TextMethod:
     scheme = partial(constant_length, length=config.rollout.max_tokens)
-    learner = by_gradient(config, policies, clip_loss(config.algorithm, scheme))
-    return Method(credit=partial(max_rl, order=config.algorithm.order), learner=learner)
+    learner = gradient_learner(config, policies, clip_loss(config.algorithm, scheme))
+    return TextMethod(credit=partial(max_rl, order=config.algorithm.order), learner=learner)
 
 
-ENTRY = text_entry(
+ENTRY = text_recipe_spec(
     summary="advantages divided by the group's mean: the likelihood of being right",
-    source="MaxRL, 2602.02710, 2026",
-    config=MaxRl,
+    paper="MaxRL, 2602.02710, 2026",
+    config=MaxRlConfig,
     method=method,
-    parts=Parts(credit=(max_rl,), loss=(clipped, kl_penalty), weights=(constant_length,)),
+    parts=RecipeParts(credit=(max_rl,), loss=(clipped_surrogate, kl_penalty), weights=(constant_length,)),
     limitation="scores must be 0 or above; one right answer of many gets an advantage of almost N.",
 )

@@ -10,16 +10,23 @@ from functools import partial
 from pydantic import Field
 
 from hone.core.config import Config
-from hone.core.errors import all_at_once
-from hone.credit.kl_reward import distilled
+from hone.core.errors import run_all_checks
+from hone.credit.kl_reward import distillation_credit
 from hone.evaluate.text.open_policy import ModelSource, open_tokenizer
-from hone.objectives.policy import importance
+from hone.objectives.policy import importance_weighted
 from hone.objectives.weights import token_mean
-from hone.train.job import Parts
-from hone.train.text.loss import Loss
-from hone.train.text.loss_adapters import weighed
-from hone.train.text.reference_policies import Policies
-from hone.train.text.rl_job import Method, TextRl, by_gradient, check_rl, text_entry, untruncated
+from hone.train.job import RecipeParts
+from hone.train.text.loss import TokenLossSpec
+from hone.train.text.loss_adapters import importance_objective
+from hone.train.text.reference_policies import TextPolicies
+from hone.train.text.rl_job import (
+    TextGradientRunConfig,
+    TextMethod,
+    check_text_run,
+    gradient_learner,
+    require_full_distribution,
+    text_recipe_spec,
+)
 
 
 class DistillationAlgorithm(Config):
@@ -31,39 +38,39 @@ class DistillationAlgorithm(Config):
     """What the difference in nats is multiplied by."""
 
 
-class OnPolicyDistillation(TextRl):
+class OnPolicyDistillationConfig(TextGradientRunConfig):
     """A student on its own answers, token by token."""
 
-    requires = (untruncated,)
+    requires = (require_full_distribution,)
     algorithm: DistillationAlgorithm
     """The teacher."""
 
 
-def method(config: OnPolicyDistillation, policies: Policies) -> Method:
+def method(config: OnPolicyDistillationConfig, policies: TextPolicies) -> TextMethod:
     teacher = policies.logp(policies.teacher(config.algorithm.teacher, key="algorithm.teacher"))
-    credit = partial(distilled, teacher=teacher, weight=config.algorithm.weight)
-    loss = Loss(objective=weighed, scheme=token_mean, proportional=True)
-    return Method(credit=credit, learner=by_gradient(config, policies, loss))
+    credit = partial(distillation_credit, teacher=teacher, weight=config.algorithm.weight)
+    loss = TokenLossSpec(objective=importance_objective, scheme=token_mean, proportional_to_advantage=True)
+    return TextMethod(credit=credit, learner=gradient_learner(config, policies, loss))
 
 
-def check(config: OnPolicyDistillation) -> list[str]:
+def check(config: OnPolicyDistillationConfig) -> list[str]:
     """Faults of data and rewards, and of both policies' folders."""
 
     def teacher_can_be_read() -> list[str]:
         open_tokenizer(ModelSource(path=config.algorithm.teacher))
         return []
 
-    found = all_at_once({"run": partial(check_rl, config), "teacher": teacher_can_be_read})
+    found = run_all_checks({"run": partial(check_text_run, config), "teacher": teacher_can_be_read})
     return found["run"]
 
 
 ENTRY = replace(
-    text_entry(
+    text_recipe_spec(
         summary="a teacher grades every token of the student's own answers",
-        source="Agarwal et al., On-Policy Distillation of Language Models, 2023; Lu, On-Policy Distillation, 2025",
-        config=OnPolicyDistillation,
+        paper="Agarwal et al., On-Policy Distillation of Language Models, 2023; Lu, On-Policy Distillation, 2025",
+        config=OnPolicyDistillationConfig,
         method=method,
-        parts=Parts(credit=(distilled,), loss=(importance,), weights=(token_mean,)),
+        parts=RecipeParts(credit=(distillation_credit,), loss=(importance_weighted,), weights=(token_mean,)),
         limitation="the student must have the teacher's vocabulary, and never becomes better than the teacher.",
     ),
     check=check,

@@ -5,32 +5,39 @@ tokens, averaged over answers. Exactly on-policy: one update per rollout, no rat
 """
 
 from hone.credit.group import length_baseline
-from hone.objectives.policy import reinforce
+from hone.objectives.policy import reinforce_loss
 from hone.objectives.weights import sequence_sum
-from hone.train.job import Parts
-from hone.train.text.loss import Loss
+from hone.train.job import RecipeParts
+from hone.train.text.loss import TokenLossSpec
 from hone.train.text.loss_adapters import policy_gradient
-from hone.train.text.reference_policies import Policies
-from hone.train.text.rl_job import Method, TextRl, by_gradient, groups, one_update, text_entry
+from hone.train.text.reference_policies import TextPolicies
+from hone.train.text.rl_job import (
+    TextGradientRunConfig,
+    TextMethod,
+    gradient_learner,
+    require_groups,
+    require_on_policy,
+    text_recipe_spec,
+)
 
 
-class Opo(TextRl):
+class OpoConfig(TextGradientRunConfig):
     """On-policy optimisation with the optimal baseline."""
 
-    requires = (groups, one_update)
+    requires = (require_groups, require_on_policy)
 
 
-def method(config: Opo, policies: Policies) -> Method:
-    loss = Loss(objective=policy_gradient, scheme=sequence_sum, proportional=True)
-    return Method(credit=length_baseline, learner=by_gradient(config, policies, loss))
+def method(config: OpoConfig, policies: TextPolicies) -> TextMethod:
+    loss = TokenLossSpec(objective=policy_gradient, scheme=sequence_sum, proportional_to_advantage=True)
+    return TextMethod(credit=length_baseline, learner=gradient_learner(config, policies, loss))
 
 
-ENTRY = text_entry(
+ENTRY = text_recipe_spec(
     summary="exactly on-policy REINFORCE with a length-weighted baseline",
-    source="Hao et al., On-Policy RL with Optimal Reward Baseline, 2025",
-    config=Opo,
+    paper="Hao et al., On-Policy RL with Optimal Reward Baseline, 2025",
+    config=OpoConfig,
     method=method,
-    parts=Parts(credit=(length_baseline,), loss=(reinforce,), weights=(sequence_sum,)),
+    parts=RecipeParts(credit=(length_baseline,), loss=(reinforce_loss,), weights=(sequence_sum,)),
     limitation="the baseline is optimal only where an answer's squared gradient grows with its length; one update per "
     "rollout.",
 )

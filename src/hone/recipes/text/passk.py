@@ -9,17 +9,17 @@ from functools import partial
 from pydantic import Field
 
 from hone.credit.passk import pass_at_k
-from hone.credit.shaping import binarised, shaped
+from hone.credit.shaping import binarised, with_shaped_scores
 from hone.objectives.kl import kl_penalty
-from hone.objectives.policy import clipped
+from hone.objectives.policy import clipped_surrogate
 from hone.objectives.weights import token_mean
-from hone.train.job import Parts
-from hone.train.text.loss_adapters import Clip, clip_loss
-from hone.train.text.reference_policies import Policies
-from hone.train.text.rl_job import Method, TextRl, by_gradient, groups, text_entry
+from hone.train.job import RecipeParts
+from hone.train.text.loss_adapters import ClipConfig, clip_loss
+from hone.train.text.reference_policies import TextPolicies
+from hone.train.text.rl_job import TextGradientRunConfig, TextMethod, gradient_learner, require_groups, text_recipe_spec
 
 
-class PasskAlgorithm(Clip):
+class PasskAlgorithm(ClipConfig):
     """How many attempts count."""
 
     k: int = Field(ge=1)
@@ -28,7 +28,7 @@ class PasskAlgorithm(Clip):
     """An answer is right from this score on."""
 
 
-def enough_answers(config: "Passk") -> None:
+def require_k_answers(config: "PasskConfig") -> None:
     samples = config.rollout.samples_per_prompt
     if samples < config.algorithm.k:
         raise ValueError(
@@ -37,27 +37,31 @@ def enough_answers(config: "Passk") -> None:
         )
 
 
-class Passk(TextRl):
+class PasskConfig(TextGradientRunConfig):
     """Training for the best of k answers."""
 
-    requires = (groups, enough_answers)
+    requires = (require_groups, require_k_answers)
     algorithm: PasskAlgorithm
     """Attempts, clip widths, penalties."""
 
 
-def method(config: Passk, policies: Policies) -> Method:
+def method(config: PasskConfig, policies: TextPolicies) -> TextMethod:
     chosen = config.algorithm
     credit = partial(
-        shaped, credit=partial(pass_at_k, k=chosen.k), shapes=[partial(binarised, threshold=chosen.threshold)]
+        with_shaped_scores,
+        credit=partial(pass_at_k, k=chosen.k),
+        shapings=[partial(binarised, threshold=chosen.threshold)],
     )
-    return Method(credit=credit, learner=by_gradient(config, policies, clip_loss(chosen, token_mean)))
+    return TextMethod(credit=credit, learner=gradient_learner(config, policies, clip_loss(chosen, token_mean)))
 
 
-ENTRY = text_entry(
+ENTRY = text_recipe_spec(
     summary="the advantage of all subsets of k answers, for scores of right and wrong",
-    source="Chen et al., Pass@k Training, 2025",
-    config=Passk,
+    paper="Chen et al., Pass@k Training, 2025",
+    config=PasskConfig,
     method=method,
-    parts=Parts(credit=(shaped, binarised, pass_at_k), loss=(clipped, kl_penalty), weights=(token_mean,)),
+    parts=RecipeParts(
+        credit=(with_shaped_scores, binarised, pass_at_k), loss=(clipped_surrogate, kl_penalty), weights=(token_mean,)
+    ),
     limitation="easy questions, which most subsets of k solve, teach next to nothing; pass@1 may suffer.",
 )

@@ -10,40 +10,40 @@ from typing import Literal
 
 from hone.credit.passk import best_of_group
 from hone.objectives.kl import kl_penalty
-from hone.objectives.policy import clipped
+from hone.objectives.policy import clipped_surrogate
 from hone.objectives.weights import token_mean
-from hone.train.job import Parts
-from hone.train.text.loss_adapters import Clip, clip_loss
-from hone.train.text.reference_policies import Policies
-from hone.train.text.rl_job import Method, TextRl, by_gradient, groups, text_entry
+from hone.train.job import RecipeParts
+from hone.train.text.loss_adapters import ClipConfig, clip_loss
+from hone.train.text.reference_policies import TextPolicies
+from hone.train.text.rl_job import TextGradientRunConfig, TextMethod, gradient_learner, require_groups, text_recipe_spec
 
 
-class PasskBestAlgorithm(Clip):
+class PasskBestAlgorithm(ClipConfig):
     """Clip widths and the scale of advantages."""
 
     scale: Literal["group", "none"] = "group"
     """What the margin is divided by: the group's standard deviation, or nothing, which is the unbiased form."""
 
 
-class PasskBest(TextRl):
+class PasskBestConfig(TextGradientRunConfig):
     """Training for the best of a group."""
 
-    requires = (groups,)
+    requires = (require_groups,)
     algorithm: PasskBestAlgorithm = PasskBestAlgorithm()
     """Clip widths, scale, penalties."""
 
 
-def method(config: PasskBest, policies: Policies) -> Method:
+def method(config: PasskBestConfig, policies: TextPolicies) -> TextMethod:
     chosen = config.algorithm
-    learner = by_gradient(config, policies, clip_loss(chosen, token_mean))
-    return Method(credit=partial(best_of_group, scale=chosen.scale), learner=learner)
+    learner = gradient_learner(config, policies, clip_loss(chosen, token_mean))
+    return TextMethod(credit=partial(best_of_group, scale=chosen.scale), learner=learner)
 
 
-ENTRY = text_entry(
+ENTRY = text_recipe_spec(
     summary="only a group's best answer learns, from its margin over the second",
-    source="Tang et al., Optimizing Language Models for Inference Time Objectives, 2025",
-    config=PasskBest,
+    paper="Tang et al., Optimizing Language Models for Inference Time Objectives, 2025",
+    config=PasskBestConfig,
     method=method,
-    parts=Parts(credit=(best_of_group,), loss=(clipped, kl_penalty), weights=(token_mean,)),
+    parts=RecipeParts(credit=(best_of_group,), loss=(clipped_surrogate, kl_penalty), weights=(token_mean,)),
     limitation="two right answers in a group teach nothing, so it learns only where being right is rare.",
 )

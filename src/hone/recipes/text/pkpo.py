@@ -12,15 +12,15 @@ from pydantic import Field
 
 from hone.credit.passk import pkpo
 from hone.objectives.kl import kl_penalty
-from hone.objectives.policy import clipped
+from hone.objectives.policy import clipped_surrogate
 from hone.objectives.weights import constant_length
-from hone.train.job import Parts
-from hone.train.text.loss_adapters import Clip, clip_loss
-from hone.train.text.reference_policies import Policies
-from hone.train.text.rl_job import Method, TextRl, by_gradient, groups, text_entry
+from hone.train.job import RecipeParts
+from hone.train.text.loss_adapters import ClipConfig, clip_loss
+from hone.train.text.reference_policies import TextPolicies
+from hone.train.text.rl_job import TextGradientRunConfig, TextMethod, gradient_learner, require_groups, text_recipe_spec
 
 
-class PkpoAlgorithm(Clip):
+class PkpoAlgorithm(ClipConfig):
     """How many attempts count."""
 
     k: int = Field(ge=1)
@@ -29,7 +29,7 @@ class PkpoAlgorithm(Clip):
     """What is taken off: the maximum of a subset without the answer, or the mean maximum of the others."""
 
 
-def enough_answers(config: "Pkpo") -> None:
+def require_k_answers(config: "PkpoConfig") -> None:
     chosen, samples = config.algorithm, config.rollout.samples_per_prompt
     if chosen.baseline == "minus_one" and chosen.k < 2:
         raise ValueError('algorithm.k = 1 with algorithm.baseline = "minus_one": nothing is left without the answer')
@@ -41,26 +41,26 @@ def enough_answers(config: "Pkpo") -> None:
         )
 
 
-class Pkpo(TextRl):
+class PkpoConfig(TextGradientRunConfig):
     """Pass@k policy optimisation."""
 
-    requires = (groups, enough_answers)
+    requires = (require_groups, require_k_answers)
     algorithm: PkpoAlgorithm
     """Attempts, baseline, clip widths, penalties."""
 
 
-def method(config: Pkpo, policies: Policies) -> Method:
+def method(config: PkpoConfig, policies: TextPolicies) -> TextMethod:
     chosen = config.algorithm
     scheme = partial(constant_length, length=config.rollout.max_tokens)
-    learner = by_gradient(config, policies, clip_loss(chosen, scheme))
-    return Method(credit=partial(pkpo, k=chosen.k, baseline=chosen.baseline), learner=learner)
+    learner = gradient_learner(config, policies, clip_loss(chosen, scheme))
+    return TextMethod(credit=partial(pkpo, k=chosen.k, baseline=chosen.baseline), learner=learner)
 
 
-ENTRY = text_entry(
+ENTRY = text_recipe_spec(
     summary="unbiased gradient of the expected maximum of k scores of any kind",
-    source="Walder & Karkhanis, Pass@K Policy Optimization, 2025",
-    config=Pkpo,
+    paper="Walder & Karkhanis, Pass@K Policy Optimization, 2025",
+    config=PkpoConfig,
     method=method,
-    parts=Parts(credit=(pkpo,), loss=(clipped, kl_penalty), weights=(constant_length,)),
+    parts=RecipeParts(credit=(pkpo,), loss=(clipped_surrogate, kl_penalty), weights=(constant_length,)),
     limitation="the variance grows with k: take a small one, or one that falls along the run.",
 )

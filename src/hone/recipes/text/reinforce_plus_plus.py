@@ -4,43 +4,45 @@ A = whitened over the step's tokens of the return to go, whose rewards hold -wei
 loss = -min(r A, clip(r, 1 - low, 1 + high) A), every token alike. The weight is verl's default, 0.001.
 """
 
-from hone.credit.kl_reward import KlInReward
+from hone.credit.kl_reward import KlRewardCredit
 from hone.credit.reinforce import reinforce_plus_plus
 from hone.objectives.kl import kl_penalty
-from hone.objectives.policy import clipped
+from hone.objectives.policy import clipped_surrogate
 from hone.objectives.weights import token_mean
-from hone.train.job import Parts
-from hone.train.text.loss_adapters import Clip, clip_loss
-from hone.train.text.reference_policies import FixedPrice, Policies, Price, priced
-from hone.train.text.rl_job import Method, TextRl, by_gradient, text_entry
+from hone.train.job import RecipeParts
+from hone.train.text.loss_adapters import ClipConfig, clip_loss
+from hone.train.text.reference_policies import FixedKlCoef, KlCoef, TextPolicies, with_kl_reward
+from hone.train.text.rl_job import TextGradientRunConfig, TextMethod, gradient_learner, text_recipe_spec
 
 
-class ReinforcePlusPlusAlgorithm(Clip):
+class ReinforcePlusPlusAlgorithm(ClipConfig):
     """Clip widths, and the price of leaving the reference."""
 
-    kl_in_reward: Price = FixedPrice(weight=0.001)
+    kl_in_reward: KlCoef = FixedKlCoef(weight=0.001)
     """Price of a nat of distance to the policy that the run started from, paid in the reward, token by token."""
 
 
-class ReinforcePlusPlus(TextRl):
+class ReinforcePlusPlusConfig(TextGradientRunConfig):
     """REINFORCE++."""
 
     algorithm: ReinforcePlusPlusAlgorithm = ReinforcePlusPlusAlgorithm()
     """Clip widths and KL."""
 
 
-def method(config: ReinforcePlusPlus, policies: Policies) -> Method:
+def method(config: ReinforcePlusPlusConfig, policies: TextPolicies) -> TextMethod:
     chosen = config.algorithm
-    credit, memory = priced(reinforce_plus_plus, chosen.kl_in_reward, policies)
+    credit, memory = with_kl_reward(reinforce_plus_plus, chosen.kl_in_reward, policies)
     loss = clip_loss(chosen, token_mean)
-    return Method(credit=credit, learner=by_gradient(config, policies, loss), memory=memory)
+    return TextMethod(credit=credit, learner=gradient_learner(config, policies, loss), credit_state=memory)
 
 
-ENTRY = text_entry(
+ENTRY = text_recipe_spec(
     summary="PPO's clip on returns whitened over the batch, without a critic",
-    source="Hu, REINFORCE++, 2025",
-    config=ReinforcePlusPlus,
+    paper="Hu, REINFORCE++, 2025",
+    config=ReinforcePlusPlusConfig,
     method=method,
-    parts=Parts(credit=(KlInReward, reinforce_plus_plus), loss=(clipped, kl_penalty), weights=(token_mean,)),
+    parts=RecipeParts(
+        credit=(KlRewardCredit, reinforce_plus_plus), loss=(clipped_surrogate, kl_penalty), weights=(token_mean,)
+    ),
     limitation="questions of unequal difficulty share one baseline; long answers weigh more in it.",
 )

@@ -6,34 +6,36 @@ token alike.
 
 from hone.credit.reinforce import reinforce_plus_plus_baseline
 from hone.objectives.kl import kl_penalty
-from hone.objectives.policy import clipped
+from hone.objectives.policy import clipped_surrogate
 from hone.objectives.weights import token_mean
-from hone.train.job import Parts
-from hone.train.text.loss_adapters import Clip, clip_loss
-from hone.train.text.reference_policies import Policies
-from hone.train.text.rl_job import Method, TextRl, by_gradient, groups, text_entry
+from hone.train.job import RecipeParts
+from hone.train.text.loss_adapters import ClipConfig, clip_loss
+from hone.train.text.reference_policies import TextPolicies
+from hone.train.text.rl_job import TextGradientRunConfig, TextMethod, gradient_learner, require_groups, text_recipe_spec
 
 
-class ReinforcePlusPlusBaseline(TextRl):
+class ReinforcePlusPlusBaselineConfig(TextGradientRunConfig):
     """REINFORCE++ with a baseline per group."""
 
-    requires = (groups,)
-    algorithm: Clip = Clip()
+    requires = (require_groups,)
+    algorithm: ClipConfig = ClipConfig()
     """Clip widths and penalties."""
 
 
-def method(config: ReinforcePlusPlusBaseline, policies: Policies) -> Method:
+def method(config: ReinforcePlusPlusBaselineConfig, policies: TextPolicies) -> TextMethod:
     chosen = config.algorithm
     loss = clip_loss(chosen, token_mean)
-    return Method(credit=reinforce_plus_plus_baseline, learner=by_gradient(config, policies, loss))
+    return TextMethod(credit=reinforce_plus_plus_baseline, learner=gradient_learner(config, policies, loss))
 
 
-ENTRY = text_entry(
+ENTRY = text_recipe_spec(
     summary="scores centred in their group and whitened over the batch, PPO's clip",
-    source="Hu, REINFORCE++, 2025",
-    config=ReinforcePlusPlusBaseline,
+    paper="Hu, REINFORCE++, 2025",
+    config=ReinforcePlusPlusBaselineConfig,
     method=method,
-    parts=Parts(credit=(reinforce_plus_plus_baseline,), loss=(clipped, kl_penalty), weights=(token_mean,)),
+    parts=RecipeParts(
+        credit=(reinforce_plus_plus_baseline,), loss=(clipped_surrogate, kl_penalty), weights=(token_mean,)
+    ),
     limitation="one deviation for all questions: those with the widest scores weigh most; groups of equal scores teach "
     "nothing.",
 )

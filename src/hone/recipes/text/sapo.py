@@ -12,14 +12,14 @@ from hone.credit.group import group_relative
 from hone.objectives.kl import kl_penalty
 from hone.objectives.policy import sapo
 from hone.objectives.weights import sequence_mean
-from hone.train.job import Parts
-from hone.train.text.loss import Loss
-from hone.train.text.loss_adapters import Penalties, on_tokens, penalised
-from hone.train.text.reference_policies import Policies
-from hone.train.text.rl_job import Method, TextRl, by_gradient, groups, text_entry
+from hone.train.job import RecipeParts
+from hone.train.text.loss import TokenLossSpec
+from hone.train.text.loss_adapters import PenaltyConfig, from_token_columns, with_penalties
+from hone.train.text.reference_policies import TextPolicies
+from hone.train.text.rl_job import TextGradientRunConfig, TextMethod, gradient_learner, require_groups, text_recipe_spec
 
 
-class SapoAlgorithm(Penalties):
+class SapoAlgorithm(PenaltyConfig):
     """How fast gradients fade."""
 
     positive_steepness: float = Field(default=1.0, gt=0)
@@ -28,29 +28,31 @@ class SapoAlgorithm(Penalties):
     """Of the gate of punished tokens."""
 
 
-class Sapo(TextRl):
+class SapoConfig(TextGradientRunConfig):
     """Soft adaptive policy optimisation."""
 
-    requires = (groups,)
+    requires = (require_groups,)
     algorithm: SapoAlgorithm = SapoAlgorithm()
     """Steepness and penalties."""
 
 
-def method(config: Sapo, policies: Policies) -> Method:
+def method(config: SapoConfig, policies: TextPolicies) -> TextMethod:
     chosen = config.algorithm
     gate = partial(
         sapo, positive_steepness=chosen.positive_steepness, negative_steepness=chosen.negative_steepness
     )  # fmt: skip
-    loss = penalised(Loss(objective=on_tokens(gate), scheme=sequence_mean, proportional=True), chosen)
-    return Method(credit=group_relative, learner=by_gradient(config, policies, loss))
+    loss = with_penalties(
+        TokenLossSpec(objective=from_token_columns(gate), scheme=sequence_mean, proportional_to_advantage=True), chosen
+    )
+    return TextMethod(credit=group_relative, learner=gradient_learner(config, policies, loss))
 
 
-ENTRY = text_entry(
+ENTRY = text_recipe_spec(
     summary="a sigmoid gate around a ratio of 1 instead of a clip",
-    source="SAPO, 2511.20347, 2025",
-    config=Sapo,
+    paper="SAPO, 2511.20347, 2025",
+    config=SapoConfig,
     method=method,
-    parts=Parts(credit=(group_relative,), loss=(sapo, kl_penalty), weights=(sequence_mean,)),
+    parts=RecipeParts(credit=(group_relative,), loss=(sapo, kl_penalty), weights=(sequence_mean,)),
     limitation="the loss's value is not comparable with PPO's (2 / t at a ratio of 1); gradients never quite end.",
     presets=("sapo",),
 )

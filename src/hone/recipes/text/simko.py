@@ -9,13 +9,20 @@ from pydantic import Field
 
 from hone.core.config import Config
 from hone.credit.group import group_relative
-from hone.objectives.simko import Candidates, forking, simko
-from hone.objectives.terms import Terms
+from hone.objectives.simko import TopKCandidates, forking_tokens, simko
+from hone.objectives.terms import LossTerms
 from hone.objectives.weights import token_mean
-from hone.train.job import Parts
-from hone.train.text.loss import Loss, TokenView
-from hone.train.text.reference_policies import Policies
-from hone.train.text.rl_job import Method, TextRl, by_gradient, groups, text_entry, untruncated
+from hone.train.job import RecipeParts
+from hone.train.text.loss import TokenLossSpec, TokenView
+from hone.train.text.reference_policies import TextPolicies
+from hone.train.text.rl_job import (
+    TextGradientRunConfig,
+    TextMethod,
+    gradient_learner,
+    require_full_distribution,
+    require_groups,
+    text_recipe_spec,
+)
 
 
 class SimkoAlgorithm(Config):
@@ -31,37 +38,46 @@ class SimkoAlgorithm(Config):
     """What the advantage of wrong answers is multiplied by where the likeliest token was chosen."""
 
 
-class Simko(TextRl):
+class SimkoConfig(TextGradientRunConfig):
     """Simple pass@k optimisation."""
 
-    requires = (groups, untruncated)
+    requires = (require_groups, require_full_distribution)
     algorithm: SimkoAlgorithm = SimkoAlgorithm()
     """Forks, candidates and weights."""
 
 
-def method(config: Simko, policies: Policies) -> Method:
+def method(config: SimkoConfig, policies: TextPolicies) -> TextMethod:
     chosen = config.algorithm
 
-    def objective(view: TokenView) -> Terms:
-        assert view.among is not None
-        assert view.likeliest is not None
+    def objective(view: TokenView) -> LossTerms:
+        assert view.top_k_logp is not None
+        assert view.old_top_k is not None
         assert view.entropy is not None
-        first = view.chosen == view.likeliest.ids[:, 0]
-        candidates = Candidates(now=view.among, then=view.likeliest.logp, first=first)
-        forks = forking(view.entropy, view.sequence, share=chosen.fork_share)
-        return simko(view.now, view.then, view.advantage, candidates, forks, mix=chosen.mix, boost=chosen.boost)
+        first = view.chosen == view.old_top_k.ids[:, 0]
+        candidates = TopKCandidates(logp=view.top_k_logp, old_logp=view.old_top_k.logp, drawn_is_top=first)
+        forks = forking_tokens(view.entropy, view.sequence, quantile=chosen.fork_share)
+        return simko(
+            view.logp,
+            view.denominator_logp,
+            view.advantage,
+            candidates,
+            forks,
+            smoothing=chosen.mix,
+            penalty_scale=chosen.boost,
+        )
 
-    loss = Loss(
-        objective=objective, scheme=token_mean, proportional=True, entropy=True, likeliest=chosen.likeliest
+    loss = TokenLossSpec(
+        objective=objective, scheme=token_mean, proportional_to_advantage=True, needs_entropy=True,
+        top_k=chosen.likeliest
     )  # fmt: skip
-    return Method(credit=group_relative, learner=by_gradient(config, policies, loss))
+    return TextMethod(credit=group_relative, learner=gradient_learner(config, policies, loss))
 
 
-ENTRY = text_entry(
+ENTRY = text_recipe_spec(
     summary="probability spread over the top candidates of right answers, for pass@k",
-    source="Peng et al., SimKO: Simple Pass@K Policy Optimization, 2025",
-    config=Simko,
+    paper="Peng et al., SimKO: Simple Pass@K Policy Optimization, 2025",
+    config=SimkoConfig,
     method=method,
-    parts=Parts(credit=(group_relative,), loss=(simko, forking), weights=(token_mean,)),
+    parts=RecipeParts(credit=(group_relative,), loss=(simko, forking_tokens), weights=(token_mean,)),
     limitation="the sign of the advantage stands for right and wrong: meant for scores of 0 and 1.",
 )

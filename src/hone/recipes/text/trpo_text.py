@@ -13,17 +13,17 @@ from torch import Tensor
 from hone.core.config import Config
 from hone.credit.group import Scale, group_relative
 from hone.models.language.token_policy import TokenPolicy
-from hone.objectives.natural import natural_step
-from hone.objectives.policy import importance
-from hone.objectives.terms import Terms
+from hone.objectives.natural import trust_region_step
+from hone.objectives.policy import importance_weighted
+from hone.objectives.terms import LossTerms
 from hone.objectives.weights import token_mean
-from hone.train.job import Parts
+from hone.train.job import RecipeParts
 from hone.train.learner.flat_parameters import FlatParameters
-from hone.train.learner.natural_gradient import NaturalLearner, TrustRegionConfig, distance
-from hone.train.text.loss import Loss, TokenLoss
-from hone.train.text.loss_adapters import weighed
-from hone.train.text.reference_policies import Policies
-from hone.train.text.rl_job import Method, TextRun, groups, text_entry
+from hone.train.learner.natural_gradient import TrustRegionConfig, TrustRegionLearner, k3_distance
+from hone.train.text.loss import TokenLoss, TokenLossSpec
+from hone.train.text.loss_adapters import importance_objective
+from hone.train.text.reference_policies import TextPolicies
+from hone.train.text.rl_job import TextMethod, TextRunConfig, require_groups, text_recipe_spec
 from hone.train.text.rows import TokenBatch, TokenLayout
 
 
@@ -38,7 +38,7 @@ class TrpoTextAlgorithm(Config):
     """Tokens that go through the network at a time: memory, never the result."""
 
 
-def exact_arithmetic(config: TextRun) -> None:
+def require_exact_arithmetic(config: TextRunConfig) -> None:
     """Curvature is a difference of gradients a thousandth of a step apart."""
     if config.model.compute != "float32":
         raise ValueError(
@@ -47,40 +47,40 @@ def exact_arithmetic(config: TextRun) -> None:
         )
 
 
-def newest_answers(config: TextRun) -> None:
+def require_fresh_answers(config: TextRunConfig) -> None:
     """The trust region is around the policy that answered."""
-    if steps := config.rollout.collecting.steps:
+    if steps := config.rollout.asynchrony.steps:
         raise ValueError(
             f"rollout.ahead = {steps}: trpo_text bounds the distance from the policy that answered, "
             "which must be the newest one; leave it out"
         )
 
 
-class TrpoText(TextRun):
+class TrpoTextConfig(TextRunConfig):
     """Trust region policy optimisation of a language model."""
 
-    requires = (groups, exact_arithmetic, newest_answers)
+    requires = (require_groups, require_exact_arithmetic, require_fresh_answers)
     algorithm: TrpoTextAlgorithm = TrpoTextAlgorithm()
     """The trust region."""
 
     def micro_batch_tokens(self) -> int:
         return self.algorithm.micro_batch_tokens
 
-    def updates(self) -> dict[str, str]:
+    def derive_updates(self) -> dict[str, str]:
         region = self.algorithm.region
         return {"gradients per step": f"1 + 2 x {region.iterations}, and up to {region.backtracks} looks at the loss"}
 
 
-def method(config: TrpoText, policies: Policies) -> Method:
+def method(config: TrpoTextConfig, policies: TextPolicies) -> TextMethod:
     policy = policies.policy
-    loss = Loss(objective=weighed, scheme=token_mean, proportional=False)
+    loss = TokenLossSpec(objective=importance_objective, scheme=token_mean, proportional_to_advantage=False)
     token_loss = TokenLoss(loss=loss, denominator="recomputed", micro_batch_tokens=config.micro_batch_tokens())
 
-    def surrogate(policy: TokenPolicy, batch: TokenBatch) -> tuple[Terms, Tensor]:
-        view = token_loss.view(policy, batch)
-        return weighed(view), distance(view.now, view.then)
+    def surrogate(policy: TokenPolicy, batch: TokenBatch) -> tuple[LossTerms, Tensor]:
+        view = token_loss.token_view(policy, batch)
+        return importance_objective(view), k3_distance(view.logp, view.denominator_logp)
 
-    learner = NaturalLearner(
+    learner = TrustRegionLearner(
         policy=policy,
         layout=token_loss.layout(TokenLayout(scheme=token_mean, device=config.run.device), policy),
         surrogate=surrogate,
@@ -88,14 +88,14 @@ def method(config: TrpoText, policies: Policies) -> Method:
         region=config.algorithm.region.region(),
         micro_batch_tokens=config.micro_batch_tokens(),
     )
-    return Method(credit=partial(group_relative, scale=config.algorithm.scale), learner=learner)
+    return TextMethod(credit=partial(group_relative, scale=config.algorithm.scale), learner=learner)
 
 
-ENTRY = text_entry(
+ENTRY = text_recipe_spec(
     summary="the longest natural-gradient step that a bound on the KL allows, for language models",
-    source="Schulman et al., Trust Region Policy Optimization, 2015",
-    config=TrpoText,
+    paper="Schulman et al., Trust Region Policy Optimization, 2015",
+    config=TrpoTextConfig,
     method=method,
-    parts=Parts(credit=(group_relative,), loss=(importance, natural_step), weights=(token_mean,)),
+    parts=RecipeParts(credit=(group_relative,), loss=(importance_weighted, trust_region_step), weights=(token_mean,)),
     limitation="some thirty times the gradients of one AdamW step, in float32; neither TRL nor verl has it.",
 )

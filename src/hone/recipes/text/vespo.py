@@ -12,14 +12,14 @@ from hone.credit.group import group_relative
 from hone.objectives.kl import kl_penalty
 from hone.objectives.sequence import vespo
 from hone.objectives.weights import token_mean
-from hone.train.job import Parts
-from hone.train.text.loss import Loss
-from hone.train.text.loss_adapters import Penalties, on_sequences, penalised
-from hone.train.text.reference_policies import Policies
-from hone.train.text.rl_job import Method, TextRl, by_gradient, groups, text_entry
+from hone.train.job import RecipeParts
+from hone.train.text.loss import TokenLossSpec
+from hone.train.text.loss_adapters import PenaltyConfig, from_sequence_columns, with_penalties
+from hone.train.text.reference_policies import TextPolicies
+from hone.train.text.rl_job import TextGradientRunConfig, TextMethod, gradient_learner, require_groups, text_recipe_spec
 
 
-class VespoAlgorithm(Penalties):
+class VespoAlgorithm(PenaltyConfig):
     """The kernel's shape."""
 
     positive_power: float = Field(default=2.0, gt=0)
@@ -32,29 +32,29 @@ class VespoAlgorithm(Penalties):
     """l of punished answers."""
 
 
-class Vespo(TextRl):
+class VespoConfig(TextGradientRunConfig):
     """Variational sequence-level soft policy optimisation."""
 
-    requires = (groups,)
+    requires = (require_groups,)
     algorithm: VespoAlgorithm = VespoAlgorithm()
     """Kernel and penalties."""
 
 
-def method(config: Vespo, policies: Policies) -> Method:
+def method(config: VespoConfig, policies: TextPolicies) -> TextMethod:
     chosen = config.algorithm
     positive = (chosen.positive_power, chosen.positive_rate)
     negative = (chosen.negative_power, chosen.negative_rate)
-    objective = on_sequences(partial(vespo, positive=positive, negative=negative))
-    loss = penalised(Loss(objective=objective, scheme=token_mean, proportional=True), chosen)
-    return Method(credit=group_relative, learner=by_gradient(config, policies, loss))
+    objective = from_sequence_columns(partial(vespo, positive=positive, negative=negative))
+    loss = with_penalties(TokenLossSpec(objective=objective, scheme=token_mean, proportional_to_advantage=True), chosen)
+    return TextMethod(credit=group_relative, learner=gradient_learner(config, policies, loss))
 
 
-ENTRY = text_entry(
+ENTRY = text_recipe_spec(
     summary="a smooth kernel of the sequence ratio instead of a clip",
-    source="VESPO, 2602.10693, 2026",
-    config=Vespo,
+    paper="VESPO, 2602.10693, 2026",
+    config=VespoConfig,
     method=method,
-    parts=Parts(credit=(group_relative,), loss=(vespo, kl_penalty), weights=(token_mean,)),
+    parts=RecipeParts(credit=(group_relative,), loss=(vespo, kl_penalty), weights=(token_mean,)),
     limitation="the product of ratios of a long answer is soon far from 1, and then the answer teaches almost nothing.",
     presets=("vespo",),
 )

@@ -11,16 +11,16 @@ from hone.core.credit import Metrics, Values
 from hone.core.episodes import Episodes
 from hone.core.state import State
 from hone.envs.gym.world import GymWorld
-from hone.models.control.actor_critic import ActorCritic, Policy
-from hone.models.control.numpy_policies import Acting, Decides
+from hone.models.control.actor_critic import ActorCritic, ControlPolicy
+from hone.models.control.numpy_policies import HasNumpyPolicy, NumpyPolicy
 from hone.train.control.rows import _tensor
 from hone.train.loop import Source
 
-P = TypeVar("P", bound=Policy)
+P = TypeVar("P", bound=ControlPolicy)
 
 
 @torch.no_grad()
-def foresee(policy: ActorCritic, episodes: Episodes) -> Values:
+def predict_values(policy: ActorCritic, episodes: Episodes) -> Values:
     """The critic's values of everything seen, and of what was seen last."""
     assert episodes.final is not None
     device = str(next(policy.parameters()).device)
@@ -33,23 +33,23 @@ def foresee(policy: ActorCritic, episodes: Episodes) -> Values:
 class NetworkActor:
     """Decides by the numpy mirror of a small network."""
 
-    acting: Acting
+    numpy_policy: NumpyPolicy
     version: int = 0
 
-    def publish(self, policy: Decides, version: int) -> None:
-        self.acting, self.version = policy.acting(), version
+    def publish(self, policy: HasNumpyPolicy, version: int) -> None:
+        self.numpy_policy, self.version = policy.numpy_policy(), version
 
     def noise(self, draws: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.float32]:
-        return self.acting.noise(draws, shape)
+        return self.numpy_policy.noise(draws, shape)
 
     def decide(
         self, seen: NDArray[np.generic], noise: NDArray[np.float32]
     ) -> tuple[NDArray[np.generic], NDArray[np.float32]]:
-        return self.acting.decide(seen, noise)
+        return self.numpy_policy.decide(seen, noise)
 
 
 @dataclass
-class Scored(Generic[P]):
+class DropFailedEpisodes(Generic[P]):
     """Hands on the episodes of another source that have a score: what ended with a lost environment is not learned
     from. Its losses become `env/faults`."""
 

@@ -15,10 +15,10 @@ from hone.core.config import Config
 from hone.core.credit import Metrics
 from hone.core.episodes import Episodes
 from hone.core.state import State, integer, substate
-from hone.core.windows import Window
+from hone.core.windows import SlidingWindow
 from hone.envs.gym.world import GymConfig, GymWorld
-from hone.train.control.acting import Scored
-from hone.train.sources.live import Live
+from hone.train.control.acting import DropFailedEpisodes
+from hone.train.sources.live import LiveSource
 
 P = TypeVar("P")
 
@@ -36,7 +36,7 @@ class CurriculumConfig(Config):
     """Newest episodes of a stage over which the share is taken."""
 
 
-def stage_of(env: GymConfig, curriculum: CurriculumConfig, stage: int) -> GymConfig:
+def stage_env(env: GymConfig, curriculum: CurriculumConfig, stage: int) -> GymConfig:
     """The environments of a stage, 0 the easiest."""
     if stage == len(curriculum.stages):
         return env
@@ -44,19 +44,19 @@ def stage_of(env: GymConfig, curriculum: CurriculumConfig, stage: int) -> GymCon
 
 
 @dataclass
-class Staged(Generic[P]):
+class CurriculumSource(Generic[P]):
     """Acts in the world of the stage; `live` is made for stage 0."""
 
-    live: Live[P]
-    scored: Scored[Any] = field(init=False)  # a policy of any kind: `live` knows which
+    live: LiveSource[P]
+    filtered: DropFailedEpisodes[Any] = field(init=False)  # a policy of any kind: `live` knows which
     open_stage: Callable[[int], GymWorld]
     curriculum: CurriculumConfig
     stage: int = 0
-    outcomes: Window = field(init=False)
+    recent_successes: SlidingWindow = field(init=False)
 
     def __post_init__(self) -> None:
-        self.outcomes = Window(self.curriculum.window)
-        self.scored = Scored(self.live, self.world)
+        self.recent_successes = SlidingWindow(self.curriculum.window)
+        self.filtered = DropFailedEpisodes(self.live, self.world)
 
     @property
     def world(self) -> GymWorld:
@@ -67,18 +67,18 @@ class Staged(Generic[P]):
 
     def collect(self) -> Episodes:
         """A rollout in the stage; the next one may be in the stage after it."""
-        if self.passed:
-            self._enter(self.stage + 1)
-        episodes = self.scored.collect()
+        if self.stage_passed:
+            self._switch_stage(self.stage + 1)
+        episodes = self.filtered.collect()
         ended = (episodes.terminated | episodes.truncated) & episodes.scored
-        self.outcomes.add((episodes.score[ended] >= self.curriculum.success).astype(np.float64).tolist())
+        self.recent_successes.add((episodes.score[ended] >= self.curriculum.success).astype(np.float64).tolist())
         return episodes
 
     @property
-    def passed(self) -> bool:
+    def stage_passed(self) -> bool:
         """Whether there is a harder stage, and this one was met often enough."""
         harder = self.stage < len(self.curriculum.stages)
-        return harder and self.outcomes.full and self.outcomes.mean() >= self.curriculum.threshold
+        return harder and self.recent_successes.full and self.recent_successes.mean() >= self.curriculum.threshold
 
     def publish(self, policy: P) -> None:
         self.live.publish(policy)
@@ -86,33 +86,33 @@ class Staged(Generic[P]):
     def metrics(self) -> Metrics:
         """Beside the world's: the stage, the share of successes in the window, and its rise within it."""
         told = {**self.live.metrics(), **self.world.metrics(), "curriculum/stage": float(self.stage)}
-        half = len(self.outcomes) // 2
+        half = len(self.recent_successes) // 2
         if half:
-            told["curriculum/success"] = self.outcomes.mean()
-            told["curriculum/progress"] = self.outcomes.mean(half) - self.outcomes.mean(half, skip=half)
+            told["curriculum/success"] = self.recent_successes.mean()
+            told["curriculum/progress"] = self.recent_successes.mean(half) - self.recent_successes.mean(half, skip=half)
         return told
 
     def state(self) -> State:
-        return {"stage": self.stage, "outcomes": self.outcomes.state(), "live": self.live.state()}
+        return {"stage": self.stage, "outcomes": self.recent_successes.state(), "live": self.live.state()}
 
     def restore(self, state: State) -> None:
         stage = integer(state, "stage")
         if stage != self.stage:
-            self._enter(stage)
-        self.outcomes.restore(substate(state, "outcomes"))
+            self._switch_stage(stage)
+        self.recent_successes.restore(substate(state, "outcomes"))
         self.live.restore(substate(state, "live"))
 
     def notes(self) -> list[str]:
-        return self.world.lately()
+        return self.world.pop_notices()
 
     def close(self) -> None:
         self.world.close()
 
-    def _enter(self, stage: int) -> None:
+    def _switch_stage(self, stage: int) -> None:
         """Leave the world for that of another stage; its rollouts are numbered on, so that no draw comes twice."""
         before = self.world
         before.close()
         world = self.open_stage(stage)
         world.rollouts = before.rollouts
-        self.live.world = self.scored.world = world
-        self.stage, self.outcomes = stage, Window(self.curriculum.window)
+        self.live.world = self.filtered.world = world
+        self.stage, self.recent_successes = stage, SlidingWindow(self.curriculum.window)

@@ -19,31 +19,31 @@ from hone.core.credit import Credits, Metrics
 from hone.core.episodes import Episodes
 from hone.core.random import generator
 from hone.core.state import State, array, substate
-from hone.credit.returns import one_step
-from hone.envs.gym.make import placed
+from hone.credit.returns import one_step_target
+from hone.envs.gym.make import describe_placement
 from hone.envs.gym.world import GymConfig, inspect_world, open_world
-from hone.models.control.deterministic import ActDeterministic, DeterministicActorCritic
+from hone.models.control.deterministic import DeterministicActorCritic, NumpyDeterministicPolicy
 from hone.models.control.mlp import MlpConfig
-from hone.objectives.td import deterministic_policy
-from hone.objectives.terms import Terms
-from hone.replay.ring import Ring
+from hone.objectives.td import ddpg_actor_loss
+from hone.objectives.terms import LossTerms
+from hone.replay.ring import RingBuffer
 from hone.train.config import RunConfig, RunSettings
-from hone.train.control.acting import Scored
-from hone.train.control.job import JudgeConfig, control_job
-from hone.train.control.phases import following, phase
+from hone.train.control.acting import DropFailedEpisodes
+from hone.train.control.job import ControlEvaluationConfig, control_job
+from hone.train.control.phases import optimizer_phase, target_update
 from hone.train.control.replay_config import ReplayConfig
 from hone.train.control.rows import TransitionRows, transition_rows
-from hone.train.control.spaces import spaces_of
-from hone.train.job import Job
-from hone.train.learner.config import LearnerConfig, schedule
+from hone.train.control.spaces import network_spaces
+from hone.train.job import TrainingJob
+from hone.train.learner.config import LearnerConfig, learning_rate_schedule
 from hone.train.learner.gradient import GradientLearner
 from hone.train.loop import Recipe, Source
-from hone.train.sources.live import Live
-from hone.train.sources.replay import Replay
+from hone.train.sources.live import LiveSource
+from hone.train.sources.replay import ReplaySource
 
 P = TypeVar("P")
 Floats = NDArray[np.float32]
-Objective: TypeAlias = Callable[[DeterministicActorCritic, TransitionRows], Terms]
+TransitionObjective: TypeAlias = Callable[[DeterministicActorCritic, TransitionRows], LossTerms]
 
 
 class GaussianNoise(Config):
@@ -67,10 +67,10 @@ class OrnsteinUhlenbeckNoise(Config):
     """Share that is forgotten at each step; 1 is Gaussian noise."""
 
 
-Noise: TypeAlias = Annotated[GaussianNoise | OrnsteinUhlenbeckNoise, Field(discriminator="kind")]
+ActionNoiseConfig: TypeAlias = Annotated[GaussianNoise | OrnsteinUhlenbeckNoise, Field(discriminator="kind")]
 
 
-class DeterministicRun(RunConfig):
+class DeterministicRunConfig(RunConfig):
     """A deterministic policy on Gymnasium environments with a box of actions."""
 
     run: RunSettings = RunSettings(threads=1, log_every=100, checkpoint_every=5000)
@@ -83,9 +83,9 @@ class DeterministicRun(RunConfig):
     """The optimizers; `minibatches` is the number of updates per turn of the loop."""
     replay: ReplayConfig = ReplayConfig(memory=200_000, warmup=1000)
     """The memory."""
-    exploration: Noise = GaussianNoise()
+    exploration: ActionNoiseConfig = GaussianNoise()
     """What is added to actions while learning."""
-    judge: JudgeConfig = JudgeConfig()
+    judge: ControlEvaluationConfig = ControlEvaluationConfig()
     """How the policy is tried."""
 
 
@@ -96,40 +96,40 @@ class DeterministicRun(RunConfig):
 class NoisyActor:
     """Decides by a deterministic policy with noise; evenly at random before it learned anything (version 0)."""
 
-    acting: ActDeterministic
+    numpy_policy: NumpyDeterministicPolicy
     exploration: GaussianNoise | OrnsteinUhlenbeckNoise
     version: int = 0
-    strayed: Floats = field(default_factory=lambda: np.zeros((0, 0), np.float32))
+    noise_state: Floats = field(default_factory=lambda: np.zeros((0, 0), np.float32))
     """`[B, actions]` where each environment's noise stands, for noise that remembers."""
 
     def publish(self, policy: DeterministicActorCritic, version: int) -> None:
-        self.acting, self.version = policy.acting(), version
+        self.numpy_policy, self.version = policy.numpy_policy(), version
 
     def noise(self, draws: np.random.Generator, shape: tuple[int, ...]) -> Floats:
         """`[T, B, actions]` on the scale [-1, 1]."""
-        whole = (*shape, self.acting.actions.size)
+        whole = (*shape, self.numpy_policy.actions.size)
         if self.version == 0:
             return draws.uniform(-1.0, 1.0, whole).astype(np.float32)
         fresh = np.float32(self.exploration.scale) * draws.standard_normal(whole, np.float32)
         if isinstance(self.exploration, GaussianNoise):
             return fresh
-        if self.strayed.shape != whole[1:]:
-            self.strayed = np.zeros(whole[1:], np.float32)
+        if self.noise_state.shape != whole[1:]:
+            self.noise_state = np.zeros(whole[1:], np.float32)
         for row in fresh:
-            row += np.float32(1.0 - self.exploration.pull) * self.strayed
-            self.strayed = row.copy()
+            row += np.float32(1.0 - self.exploration.pull) * self.noise_state
+            self.noise_state = row.copy()
         return fresh
 
     def decide(self, seen: NDArray[np.generic], noise: Floats) -> tuple[NDArray[np.generic], Floats]:
         if self.version > 0:
-            return self.acting.decide(seen, noise)
-        actions = self.acting.actions
+            return self.numpy_policy.decide(seen, noise)
+        actions = self.numpy_policy.actions
         reach = np.asarray(actions.high, np.float64) - np.asarray(actions.low, np.float64)
-        return self.acting.scaled(noise), np.full(len(noise), -np.log(reach).sum(), np.float32)
+        return self.numpy_policy.scale_to_box(noise), np.full(len(noise), -np.log(reach).sum(), np.float32)
 
 
 @dataclass
-class Strayed(Generic[P]):
+class WithNoiseState(Generic[P]):
     """Another source, with where its actor's noise stands: a resumed run goes on from there."""
 
     source: Source[P]
@@ -145,87 +145,89 @@ class Strayed(Generic[P]):
         return self.source.metrics()
 
     def state(self) -> State:
-        return {"source": self.source.state(), "strayed": self.actor.strayed.copy()}
+        return {"source": self.source.state(), "strayed": self.actor.noise_state.copy()}
 
     def restore(self, state: State) -> None:
         self.source.restore(substate(state, "source"))
-        self.actor.strayed = array(state, "strayed").astype(np.float32)
+        self.actor.noise_state = array(state, "strayed").astype(np.float32)
 
 
 # ---------------------------------------------------------------------------------------------- learning
 
 
-def actor_objective(policy: DeterministicActorCritic, rows: TransitionRows) -> Terms:
+def actor_objective(policy: DeterministicActorCritic, rows: TransitionRows) -> LossTerms:
     """-Q1(s, pi(s))."""
-    return deterministic_policy(policy.worth_of_actions(rows.seen, policy.act(rows.seen)))
+    return ddpg_actor_loss(policy.first_q_value(rows.seen, policy.actions_of(rows.seen)))
 
 
-def chosen_worth(policy: DeterministicActorCritic, rows: TransitionRows) -> list[Tensor]:
+def chosen_action_values(policy: DeterministicActorCritic, rows: TransitionRows) -> list[Tensor]:
     """What each critic thinks of what was done `[n]`."""
-    return policy.worth(rows.seen, policy.unit(rows.chosen))
+    return policy.q_values(rows.seen, policy.to_unit_box(rows.chosen))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Method:
+class DeterministicMethod:
     """What makes one algorithm of the family."""
 
-    critics: int
+    critic_count: int
     """How many."""
-    critic_objective: Objective
+    critic_objective: TransitionObjective
     discount: float
-    target_rate: float
+    tau: float
     """Share of the networks that their slow copies take on each time."""
-    policy_every: int = 1
+    policy_update_every: int = 1
     """Updates of the critics per update of the policy, and of the slow copies."""
 
 
-def deterministic_job(config: DeterministicRun, method: Method) -> Job[DeterministicActorCritic]:
+def deterministic_job(
+    config: DeterministicRunConfig, method: DeterministicMethod
+) -> TrainingJob[DeterministicActorCritic]:
     """Raises ConfigError and UserCodeError for what is wrong with the environment."""
     world = open_world(config.env, steps=1, seed=config.seed, squashed=True)
-    space = spaces_of(world.envs.single_observation_space, world.envs.single_action_space)
-    policy = DeterministicActorCritic(space, config.network, seed=config.seed, critics=method.critics)
+    space = network_spaces(world.envs.single_observation_space, world.envs.single_action_space)
+    policy = DeterministicActorCritic(space, config.network, seed=config.seed, critics=method.critic_count)
     policy = policy.to(config.run.device)
-    actions = policy.actions
+    actions = policy.action_size
 
     def layout(transitions: Episodes, credits: Credits) -> TransitionRows:
         draws = generator(config.seed, config.recipe, learner.updates)
         noise = draws.standard_normal((len(transitions), actions), np.float32)
         return transition_rows(transitions, credits, noise, device=config.run.device)
 
-    critic_phase = phase("critic", method.critic_objective, policy.critics.parameters(), config.learner)
-    actor_phase = phase("actor", actor_objective, policy.actor.parameters(), config.learner)
+    critic_phase = optimizer_phase("critic", method.critic_objective, policy.critics.parameters(), config.learner)
+    actor_phase = optimizer_phase("actor", actor_objective, policy.actor.parameters(), config.learner)
     pairs = [(policy.slow_actor, policy.actor), (policy.slow_critics, policy.critics)]
-    actor_phase.every, actor_phase.after = method.policy_every, following(pairs, rate=method.target_rate)
+    actor_phase.update_every, actor_phase.after_step = method.policy_update_every, target_update(pairs, tau=method.tau)
     learner = GradientLearner(
         policy=policy,
         layout=layout,
         phases=[critic_phase, actor_phase],
         seed=config.seed,
-        learning_rate=schedule(config.learner, config.learner.optimizer_steps(config.steps)),
+        learning_rate=learning_rate_schedule(config.learner, config.learner.optimizer_steps(config.steps)),
         minibatches=config.learner.minibatches,
         shuffle=False,
     )
-    actor = NoisyActor(policy.acting(), config.exploration)
-    source = Replay(
-        Strayed(Scored(Live(world, actor), world), actor),
-        ring=Ring(config.replay.memory),
-        sample=config.replay.batch * config.learner.minibatches,
+    actor = NoisyActor(policy.numpy_policy(), config.exploration)
+    source = ReplaySource(
+        WithNoiseState(DropFailedEpisodes(LiveSource(world, actor), world), actor),
+        buffer=RingBuffer(config.replay.memory),
+        sample_size=config.replay.batch * config.learner.minibatches,
         warmup=config.replay.warmup,
         seed=config.seed,
     )
-    recipe = Recipe(source=source, credit=partial(one_step, discount=method.discount), learner=learner)
-    return control_job(recipe, env=config.env, judge=config.judge, seed=config.seed, world=world)
+    recipe = Recipe(source=source, credit=partial(one_step_target, discount=method.discount), learner=learner)
+    return control_job(recipe, env=config.env, evaluation=config.judge, seed=config.seed, world=world)
 
 
-def check(config: DeterministicRun) -> list[str]:
+def check_deterministic(config: DeterministicRunConfig) -> list[str]:
     return inspect_world(config.env, seed=config.seed, squashed=True)[1]
 
 
-def derive(config: DeterministicRun) -> dict[str, str]:
+def derive_deterministic(config: DeterministicRunConfig) -> dict[str, str]:
     updates = config.steps * config.learner.minibatches
     return {
         "steps of the world": f"{config.replay.warmup} at random + {config.steps} x {config.env.num_envs}",
-        "environments": placed(config.env),
+        "environments": describe_placement(config.env),
         "updates": f"{config.steps} x {config.learner.minibatches} = {updates}",
         "update": f"{config.replay.batch} transitions",
     }

@@ -20,16 +20,16 @@ from hone.core.errors import ConfigError, DataError, UserCodeError
 from hone.core.state import State, substate
 from hone.envs.expert_process import ExpertProcess, check_expert
 from hone.envs.logs.parquet import read_log
-from hone.evaluate.control.returns import load_decider
+from hone.evaluate.control.returns import load_control_policy
 from hone.evaluate.text.open_policy import policy_folder
 from hone.models.control.actor_critic import ActorCritic
-from hone.models.control.mlp import Bounds, Choices, Floats, Spaces
-from hone.models.control.numpy_policies import Decides
-from hone.replay.mixed import Memory, Mixed
-from hone.replay.ring import Ring
+from hone.models.control.mlp import BoxActions, DiscreteActions, Floats, PolicySpaces
+from hone.models.control.numpy_policies import HasNumpyPolicy
+from hone.replay.mixed import DemonstrationMixer, MixableBuffer
+from hone.replay.ring import RingBuffer
 from hone.train.control.acting import NetworkActor
 from hone.train.control.spaces import log_spaces
-from hone.train.job import nothing
+from hone.train.job import close_nothing
 from hone.train.loop import Source
 
 Array = NDArray[np.generic]
@@ -55,10 +55,10 @@ class ExpertProgram(Config):
     """Seconds that an answer may take."""
 
 
-Expert = Annotated[ExpertPolicy | ExpertProgram, Field(discriminator="kind")]
+ExpertConfig = Annotated[ExpertPolicy | ExpertProgram, Field(discriminator="kind")]
 
 
-class Best(Protocol):
+class ExpertActor(Protocol):
     """Whoever can be asked."""
 
     def best(self, seen: Array) -> Array:
@@ -66,23 +66,23 @@ class Best(Protocol):
         ...
 
 
-def open_expert(config: ExpertPolicy | ExpertProgram) -> tuple[Best, Callable[[], None]]:
+def open_expert(config: ExpertPolicy | ExpertProgram) -> tuple[ExpertActor, Callable[[], None]]:
     """The expert, and what ends it. Raises ConfigError, DataError."""
     if isinstance(config, ExpertPolicy):
-        policy: Decides = load_decider(policy_folder(Path(config.policy)))
-        return policy.acting(), nothing
+        policy: HasNumpyPolicy = load_control_policy(policy_folder(Path(config.policy)))
+        return policy.numpy_policy(), close_nothing
     check_expert(config.use)
     process = ExpertProcess(config.use, deadline_s=config.deadline_s)
     return process, process.close
 
 
-def labels(expert: Best, seen: Array, actions: Choices | Bounds) -> Array:
-    """What the expert does in `seen` `[n, *observation]`, as the network's actions `[n, *action]`.
+def expert_labels(expert: ExpertActor, seen: Array, actions: DiscreteActions | BoxActions) -> Array:
+    """What the expert does in `observations_of` `[n, *observation]`, as the network's actions `[n, *action]`.
 
     Raises UserCodeError where it is no such action.
     """
     asked = expert.best(seen)
-    if isinstance(actions, Choices):
+    if isinstance(actions, DiscreteActions):
         chosen = asked.astype(np.int64)
         wrong = (chosen < actions.start) | (chosen >= actions.start + actions.count) | (chosen != asked)
         if asked.shape != (len(seen),) or wrong.any():
@@ -98,46 +98,46 @@ def labels(expert: Best, seen: Array, actions: Choices | Bounds) -> Array:
 
 
 @dataclass
-class HandingOver(NetworkActor):
+class DaggerActor(NetworkActor):
     """Each decision is the expert's with probability `decay` to the power of the turns so far, else the learner's."""
 
-    expert: Best | None = None
-    actions: Choices | Bounds | None = None
-    decay: float = 0.0
+    expert: ExpertActor | None = None
+    actions: DiscreteActions | BoxActions | None = None
+    beta_decay: float = 0.0
 
     def noise(self, draws: np.random.Generator, shape: tuple[int, ...]) -> Floats:
         """The learner's random numbers, and a coin as the last."""
-        own = self.acting.noise(draws, shape).reshape(*shape, -1)
+        own = self.numpy_policy.noise(draws, shape).reshape(*shape, -1)
         return np.concatenate((own, draws.random((*shape, 1), dtype=np.float32)), axis=-1)
 
     def decide(self, seen: Array, noise: Floats) -> tuple[Array, Floats]:
         """Nobody knows how likely a mixture was: log-probabilities are NaN."""
-        own = noise[:, 0] if isinstance(self.actions, Choices) else noise[:, :-1]
-        chosen = self.acting.decide(seen, own)[0]
-        asked = np.flatnonzero(noise[:, -1] < self.decay**self.version)
+        own = noise[:, 0] if isinstance(self.actions, DiscreteActions) else noise[:, :-1]
+        chosen = self.numpy_policy.decide(seen, own)[0]
+        asked = np.flatnonzero(noise[:, -1] < self.beta_decay**self.version)
         if len(asked):
             assert self.expert is not None
             assert self.actions is not None
-            chosen[asked] = labels(self.expert, seen[asked], self.actions)
+            chosen[asked] = expert_labels(self.expert, seen[asked], self.actions)
         return chosen, np.full(len(seen), np.nan, np.float32)
 
 
 @dataclass
-class Labelled:
+class ExpertLabelledSource:
     """Hands on what another source lives through, with what the expert would have done in each state."""
 
     source: Source[ActorCritic]
-    expert: Best
-    actions: Choices | Bounds
-    asked: int = 0
-    agreed: float = 0.0
+    expert: ExpertActor
+    actions: DiscreteActions | BoxActions
+    labelled_states: int = 0
+    agreements: float = 0.0
 
     def collect(self) -> Episodes:
         episodes = self.source.collect()
-        told = labels(self.expert, episodes.observations, self.actions)
-        self.asked += len(told)
+        told = expert_labels(self.expert, episodes.observations, self.actions)
+        self.labelled_states += len(told)
         same = np.isclose(told, episodes.chosen).reshape(len(told), -1).all(axis=1)
-        self.agreed += float(same.sum())
+        self.agreements += float(same.sum())
         return replace(episodes, chosen=told)
 
     def publish(self, policy: ActorCritic) -> None:
@@ -145,24 +145,24 @@ class Labelled:
 
     def metrics(self) -> Metrics:
         """`expert/asked` states since the last call, and the share in which the expert would have done the same."""
-        asked, agreed, self.asked, self.agreed = self.asked, self.agreed, 0, 0.0
+        asked, agreed, self.labelled_states, self.agreements = self.labelled_states, self.agreements, 0, 0.0
         return {**self.source.metrics(), "expert/asked": float(asked), "expert/agreed": agreed / max(asked, 1)}
 
     def state(self) -> State:
-        return {"source": self.source.state(), "asked": self.asked, "agreed": self.agreed}
+        return {"source": self.source.state(), "asked": self.labelled_states, "agreed": self.agreements}
 
     def restore(self, state: State) -> None:
         self.source.restore(substate(state, "source"))
         asked, agreed = state["asked"], state["agreed"]
         assert isinstance(asked, int)
         assert isinstance(agreed, float)
-        self.asked, self.agreed = asked, agreed
+        self.labelled_states, self.agreements = asked, agreed
 
 
 # ---------------------------------------------------------------------------------------------- demonstrations
 
 
-class Demonstrations(Config):
+class DemonstrationsConfig(Config):
     """A log of somebody else's decisions, replayed beside what is lived through (Ball et al., 2023)."""
 
     log: str
@@ -171,23 +171,25 @@ class Demonstrations(Config):
     """Of every batch."""
 
 
-def with_demonstrations(lived: Memory, config: Demonstrations | None, space: Spaces) -> Memory:
+def with_demonstrations(
+    buffer: MixableBuffer, config: DemonstrationsConfig | None, spaces: PolicySpaces
+) -> MixableBuffer:
     """`lived`, with demonstrations mixed into its samples.
 
     Raises DataError for what is wrong with the log, ConfigError where it is of another world.
     """
     if config is None:
-        return lived
+        return buffer
     log = read_log(Path(config.log))
     theirs = log_spaces(log)
-    if theirs.actions != space.actions or theirs.inputs.size != space.inputs.size:
+    if theirs.actions != spaces.actions or theirs.inputs.size != spaces.inputs.size:
         raise ConfigError(
             f"demonstrations.log = {config.log!r} is of another world: it has {theirs.inputs.size} numbers seen and "
-            f"{theirs.actions}, the environment {space.inputs.size} and {space.actions}"
+            f"{theirs.actions}, the environment {spaces.inputs.size} and {spaces.actions}"
         )
     steps = log.episodes.transitions()
     if not len(steps):
         raise DataError(f"{config.log}: there are no decisions in it")
-    shown = Ring(len(steps))
+    shown = RingBuffer(len(steps))
     shown.add(steps)
-    return Mixed(lived, shown, share=config.share)
+    return DemonstrationMixer(buffer, shown, share=config.share)

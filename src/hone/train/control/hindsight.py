@@ -13,10 +13,10 @@ from pydantic import Field
 from hone.core.config import Config
 from hone.core.errors import ConfigError
 from hone.envs.gym.goals import GoalEnv, goal_columns, has_goals
-from hone.envs.gym.make import GymConfig, isolated, maker, placed
-from hone.replay.hindsight import Goals, Hindsight, Judge, Met, Strategy
+from hone.envs.gym.make import GymConfig, describe_placement, env_factory, runs_isolated
+from hone.replay.hindsight import GoalReached, GoalReward, GoalSpec, HindsightBuffer, Strategy
 from hone.replay.store import EpisodeStore
-from hone.train.control.replay_config import TurnReplayConfig
+from hone.train.control.replay_config import IterationReplayConfig
 
 
 class HindsightConfig(Config):
@@ -31,17 +31,17 @@ class HindsightConfig(Config):
 Array: TypeAlias = NDArray[np.generic]
 
 
-def goals_of(config: GymConfig) -> Goals:
+def goal_spec(config: GymConfig) -> GoalSpec:
     """Where goals stand in a flattened observation, and what meeting them pays and ends.
 
     Asks an environment made for it, in this process. Raises ConfigError for one that runs in others, or has no goals.
     """
-    if isolated(config):
+    if runs_isolated(config):
         raise ConfigError(
             f"env.id = {config.id!r} runs in processes of its own, and hindsight asks its compute_reward and "
             'compute_terminated in the trainer; if you trust it, set env.isolation = "none"'
         )
-    env = maker(config).single()
+    env = env_factory(config).make_one()
     inside, space = env.unwrapped, env.unwrapped.observation_space
     if not has_goals(space) or not isinstance(inside, GoalEnv):
         env.close()
@@ -52,29 +52,31 @@ def goals_of(config: GymConfig) -> Goals:
         )
     assert isinstance(space, spaces.Dict)
     reached, wanted = goal_columns(space)
-    return Goals(reached=reached, wanted=wanted, reward=_pays(inside), ends=_ends(inside))
+    return GoalSpec(
+        achieved=reached, desired=wanted, reward=_reward_function(inside), terminates=_termination_function(inside)
+    )
 
 
-def hindsight_memory(config: GymConfig, memory: TurnReplayConfig, hindsight: HindsightConfig) -> Hindsight:
+def hindsight_buffer(config: GymConfig, replay: IterationReplayConfig, hindsight: HindsightConfig) -> HindsightBuffer:
     """A store of whole episodes whose samples have some of their goals replaced."""
-    goals = goals_of(config)
-    return Hindsight(EpisodeStore(memory.memory), goals, strategy=hindsight.strategy, share=hindsight.share)
+    goals = goal_spec(config)
+    return HindsightBuffer(EpisodeStore(replay.memory), goals, strategy=hindsight.strategy, share=hindsight.share)
 
 
-def hindsight_table(
-    env: GymConfig, *, steps: int, updates: int, replay: TurnReplayConfig, hindsight: HindsightConfig
+def derive_hindsight(
+    env: GymConfig, *, steps: int, updates: int, replay: IterationReplayConfig, hindsight: HindsightConfig
 ) -> dict[str, str]:
     """What a config comes to: `steps` turns of `updates` updates."""
     batch = env.num_envs * replay.collect
     return {
         "steps of the world": f"{replay.warmup} + {steps} x {batch}",
-        "environments": placed(env),
+        "environments": describe_placement(env),
         "updates": f"{steps} x {updates} = {steps * updates}",
         "update": f"{replay.batch} transitions, {hindsight.share:.0%} of them with another goal",
     }
 
 
-def _pays(env: GoalEnv) -> Judge:
+def _reward_function(env: GoalEnv) -> GoalReward:
     def reward(reached: Array, wanted: Array) -> NDArray[np.floating]:
         paid = np.asarray(env.compute_reward(reached, wanted, {}), dtype=np.float32)
         return np.broadcast_to(paid, (len(reached),))
@@ -82,7 +84,7 @@ def _pays(env: GoalEnv) -> Judge:
     return reward
 
 
-def _ends(env: GoalEnv) -> Met:
+def _termination_function(env: GoalEnv) -> GoalReached:
     def met(reached: Array, wanted: Array) -> NDArray[np.bool_]:
         ended = np.asarray(env.compute_terminated(reached, wanted, {}), dtype=np.bool_)
         return np.broadcast_to(ended, (len(reached),))

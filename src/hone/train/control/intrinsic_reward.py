@@ -17,41 +17,41 @@ from hone.core.config import Config
 from hone.core.credit import Credits, Values
 from hone.core.episodes import Episodes
 from hone.credit.novelty import (
-    CuriousCredits,
-    CuriousValues,
-    continuing_gae,
-    lanes_of,
+    NoveltyCredits,
+    NoveltyValues,
+    environment_offsets,
+    non_episodic_gae,
     running_returns,
     with_novelty,
 )
 from hone.credit.returns import gae, standardised
-from hone.envs.gym.make import placed
+from hone.envs.gym.make import describe_placement
 from hone.envs.gym.world import GymConfig, inspect_world, open_world
 from hone.models.control.intrinsic_reward import CuriousActorCritic, NoveltyConfig
 from hone.models.control.mlp import MlpConfig
-from hone.objectives.policy import clipped
-from hone.objectives.terms import Terms
-from hone.objectives.value import squared
+from hone.objectives.policy import clipped_surrogate
+from hone.objectives.terms import LossTerms
+from hone.objectives.value import squared_error
 from hone.objectives.weights import token_mean
 from hone.train.config import RunConfig, RunSettings
-from hone.train.control.acting import NetworkActor, Scored
-from hone.train.control.job import JudgeConfig, control_job
+from hone.train.control.acting import DropFailedEpisodes, NetworkActor
+from hone.train.control.job import ControlEvaluationConfig, control_job
 from hone.train.control.on_policy import require_clipping
-from hone.train.control.phases import phase
+from hone.train.control.phases import optimizer_phase
 from hone.train.control.rows import StepRows, step_rows
-from hone.train.control.spaces import spaces_of
-from hone.train.job import Job, Parts
-from hone.train.learner.config import LearnerConfig, require_whole_minibatches, schedule
+from hone.train.control.spaces import network_spaces
+from hone.train.job import RecipeParts, TrainingJob
+from hone.train.learner.config import LearnerConfig, learning_rate_schedule, require_whole_minibatches
 from hone.train.learner.gradient import GradientLearner
 from hone.train.loop import Recipe
-from hone.train.sources.live import Live
+from hone.train.sources.live import LiveSource
 
-KEEP = 0.9
+RETURN_STATISTICS_DECAY = 0.9
 """Weight of what novelty came to before, a turn later. The paper forgets nothing; then a network that learns fast makes
 novelty so small that the second critic's errors hide it."""
 
 
-class CuriousAlgorithm(Config):
+class IntrinsicRewardAlgorithm(Config):
     """PPO's numbers, and those of the second stream."""
 
     discount: float = Field(default=0.99, ge=0, le=1)
@@ -72,7 +72,7 @@ class CuriousAlgorithm(Config):
     """Of the policy's entropy, which is kept up: whoever stands beside what pays must still try it."""
 
 
-class CuriousConfig(RunConfig):
+class IntrinsicRewardRunConfig(RunConfig):
     """A policy, two critics, and a measure of novelty on Gymnasium environments."""
 
     run: RunSettings = RunSettings(threads=1)
@@ -85,44 +85,46 @@ class CuriousConfig(RunConfig):
     """Policy and critics have one each."""
     learner: LearnerConfig = LearnerConfig(lr=1e-3, epochs=4, minibatches=4, max_grad_norm=0.5)
     """The optimizers; `minibatches` per epoch."""
-    algorithm: CuriousAlgorithm = CuriousAlgorithm()
+    algorithm: IntrinsicRewardAlgorithm = IntrinsicRewardAlgorithm()
     """Credit and loss."""
-    judge: JudgeConfig = JudgeConfig()
+    judge: ControlEvaluationConfig = ControlEvaluationConfig()
     """How the policy is tried."""
 
     @model_validator(mode="after")
-    def _parts_fit(self) -> "CuriousConfig":
+    def _parts_fit(self) -> "IntrinsicRewardRunConfig":
         require_whole_minibatches(self.learner, self.env.num_envs * self.rollout_steps, "env.num_envs x rollout_steps")
         return self
 
 
 @dataclass(frozen=True, kw_only=True)
-class CuriousRows(StepRows):
+class IntrinsicRewardRows(StepRows):
     """On-policy steps, with what was seen next and the second critic's target."""
 
-    after: Tensor
+    next_seen: Tensor
     novelty_target: Tensor
 
 
 @dataclass
-class Curiosity:
+class IntrinsicRewardCredit:
     """The credit: what is new is paid beside what the world pays, in units of its own running return.
 
     It keeps count of what was seen in the policy's own buffers, once for every batch that it is asked about.
     """
 
     policy: CuriousActorCritic
-    algorithm: CuriousAlgorithm
+    algorithm: IntrinsicRewardAlgorithm
 
     def __call__(self, episodes: Episodes, values: Values) -> Credits:
-        assert isinstance(values, CuriousValues)
-        asked, lanes = self.algorithm, lanes_of(episodes, len(self.policy.get_buffer("running")))
+        assert isinstance(values, NoveltyValues)
+        asked, lanes = self.algorithm, environment_offsets(episodes, len(self.policy.get_buffer("running")))
         bonus = self._bonus(episodes, lanes)
-        paid = gae(episodes, values, discount=asked.discount, decay=asked.decay)
-        advantage, target = continuing_gae(
-            episodes, bonus, values, lanes=lanes, discount=asked.novelty_discount, decay=asked.decay
+        paid = gae(episodes, values, discount=asked.discount, gae_lambda=asked.decay)
+        advantage, target = non_episodic_gae(
+            episodes, bonus, values, environment_offsets=lanes, discount=asked.novelty_discount, gae_lambda=asked.decay
         )
-        both = with_novelty(paid, advantage, target, paid=asked.paid_weight, new=asked.novelty_weight)
+        both = with_novelty(
+            paid, advantage, target, extrinsic_weight=asked.paid_weight, intrinsic_weight=asked.novelty_weight
+        )
         told = {"novelty/mean": float(bonus.mean()), "novelty/largest": float(bonus.max())}
         return replace(standardised(both), metrics={**both.metrics, **told})
 
@@ -134,49 +136,51 @@ class Curiosity:
         assert steps.final is not None
         columns = (steps.observations, steps.chosen, steps.final)
         seen, chosen, after = (torch.from_numpy(np.ascontiguousarray(column)).to(device) for column in columns)
-        policy.novelty.observe(after)
-        raw = policy.novelty.surprise(seen, chosen, after).double().cpu().numpy()
+        policy.novelty.update(after)
+        raw = policy.novelty.bonus(seen, chosen, after).double().cpu().numpy()
         before = np.zeros(len(lanes) - 1)
         before[: len(running)] = running.cpu().numpy()[: len(before)]
         returns = running_returns(raw, lanes, before, discount=self.algorithm.novelty_discount)
         running[: len(before)] = torch.from_numpy(returns[lanes[1:] - 1][: len(running)]).to(device)
-        policy.returns.observe(torch.from_numpy(returns[:, None]).to(device), keep=KEEP)
-        return raw / (float(policy.returns.deviation()[0]) + 1e-8)
+        policy.returns.update(torch.from_numpy(returns[:, None]).to(device), keep=RETURN_STATISTICS_DECAY)
+        return raw / (float(policy.returns.std()[0]) + 1e-8)
 
 
 @torch.no_grad()
-def foresee(policy: CuriousActorCritic, episodes: Episodes) -> CuriousValues:
+def predict_values(policy: CuriousActorCritic, episodes: Episodes) -> NoveltyValues:
     """Both critics' values of everything seen, and of what was seen last."""
     assert episodes.final is not None
     device, count = next(policy.parameters()).device, episodes.decisions
     both = (torch.from_numpy(np.ascontiguousarray(part)).to(device) for part in (episodes.observations, episodes.final))
     paid, new = (value.cpu().numpy() for value in policy.values(torch.cat(list(both))))
-    return CuriousValues(value=paid[:count], final=paid[count:], novelty=new[:count], novelty_final=new[count:])
+    return NoveltyValues(value=paid[:count], final=paid[count:], novelty=new[:count], novelty_final=new[count:])
 
 
-def curious_rows(episodes: Episodes, credits: Credits, *, device: str = "cpu") -> CuriousRows:
+def intrinsic_reward_rows(episodes: Episodes, credits: Credits, *, device: str = "cpu") -> IntrinsicRewardRows:
     """On-policy rows; a credit without novelty asks the second critic for nothing."""
     rows, steps = step_rows(episodes, credits, device=device), episodes.transitions()
     assert steps.final is not None
-    target = credits.novelty_target if isinstance(credits, CuriousCredits) else np.zeros(len(rows), np.float32)
-    return CuriousRows(
+    target = credits.novelty_target if isinstance(credits, NoveltyCredits) else np.zeros(len(rows), np.float32)
+    return IntrinsicRewardRows(
         **vars(rows),
-        after=torch.from_numpy(np.ascontiguousarray(steps.final)).to(device),
+        next_seen=torch.from_numpy(np.ascontiguousarray(steps.final)).to(device),
         novelty_target=torch.from_numpy(target).to(device),
     )
 
 
-def policy_objective(policy: CuriousActorCritic, rows: CuriousRows, *, algorithm: CuriousAlgorithm) -> Terms:
+def policy_objective(
+    policy: CuriousActorCritic, rows: IntrinsicRewardRows, *, algorithm: IntrinsicRewardAlgorithm
+) -> LossTerms:
     """Clipped surrogate + value_weight * (both critics' errors) - entropy_weight * entropy."""
-    now = policy.judge(rows.seen, rows.chosen)
+    now = policy.evaluate_actions(rows.seen, rows.chosen)
     paid, new = policy.values(rows.seen)
-    surrogate = clipped(now.logp, rows.logp, rows.advantage, low=algorithm.clip, high=algorithm.clip)
-    critic, second = squared(paid, rows.target), squared(new, rows.novelty_target)
+    surrogate = clipped_surrogate(now.logp, rows.logp, rows.advantage, low=algorithm.clip, high=algorithm.clip)
+    critic, second = squared_error(paid, rows.target), squared_error(new, rows.novelty_target)
     entropy = now.entropy()
     errors = critic.loss + second.loss
-    return Terms(
+    return LossTerms(
         loss=surrogate.loss + algorithm.value_weight * errors - algorithm.entropy_weight * entropy,
-        told=lambda: {
+        compute_metrics=lambda: {
             **surrogate.metrics,
             **critic.metrics,
             "novelty/error_abs": second.metrics["value/error_abs"],
@@ -185,64 +189,64 @@ def policy_objective(policy: CuriousActorCritic, rows: CuriousRows, *, algorithm
     )
 
 
-def novelty_objective(policy: CuriousActorCritic, rows: CuriousRows) -> Terms:
+def novelty_objective(policy: CuriousActorCritic, rows: IntrinsicRewardRows) -> LossTerms:
     """What novelty is measured by learns that this is not new any more."""
-    return Terms(loss=policy.novelty.loss(rows.seen, rows.chosen, rows.after))
+    return LossTerms(loss=policy.novelty.loss(rows.seen, rows.chosen, rows.next_seen))
 
 
-def curious_job(config: CuriousConfig, novelty: NoveltyConfig) -> Job[CuriousActorCritic]:
+def intrinsic_reward_job(config: IntrinsicRewardRunConfig, novelty: NoveltyConfig) -> TrainingJob[CuriousActorCritic]:
     """Raises ConfigError and UserCodeError for what is wrong with the environment."""
     world = open_world(config.env, steps=config.rollout_steps, seed=config.seed)
-    space = spaces_of(world.envs.single_observation_space, world.envs.single_action_space)
+    space = network_spaces(world.envs.single_observation_space, world.envs.single_action_space)
     require_clipping(config.env, space)
     policy = CuriousActorCritic(space, config.network, seed=config.seed, novelty=novelty, lanes=config.env.num_envs).to(
         config.run.device
     )
     objective = partial(policy_objective, algorithm=config.algorithm)
-    phases = [phase("policy", objective, policy.deciding(), config.learner)]
-    learnt = policy.novelty.learns()
+    phases = [optimizer_phase("policy", objective, policy.policy_parameters(), config.learner)]
+    learnt = policy.novelty.trainable_parameters()
     if learnt:
-        phases.append(phase("novelty", novelty_objective, learnt, config.learner))
+        phases.append(optimizer_phase("novelty", novelty_objective, learnt, config.learner))
     learner = GradientLearner(
         policy=policy,
-        layout=partial(curious_rows, device=config.run.device),
+        layout=partial(intrinsic_reward_rows, device=config.run.device),
         phases=phases,
         seed=config.seed,
-        learning_rate=schedule(config.learner, config.learner.optimizer_steps(config.steps)),
-        foresee=foresee,
+        learning_rate=learning_rate_schedule(config.learner, config.learner.optimizer_steps(config.steps)),
+        predict_values=predict_values,
         epochs=config.learner.epochs,
         minibatches=config.learner.minibatches,
     )
     recipe = Recipe(
-        source=Scored(Live(world, NetworkActor(policy.acting())), world),
-        credit=Curiosity(policy, config.algorithm),
+        source=DropFailedEpisodes(LiveSource(world, NetworkActor(policy.numpy_policy())), world),
+        credit=IntrinsicRewardCredit(policy, config.algorithm),
         learner=learner,
     )
-    return control_job(recipe, env=config.env, judge=config.judge, seed=config.seed, world=world)
+    return control_job(recipe, env=config.env, evaluation=config.judge, seed=config.seed, world=world)
 
 
-def curious_check(config: CuriousConfig) -> list[str]:
+def check_intrinsic_reward(config: IntrinsicRewardRunConfig) -> list[str]:
     found, warnings = inspect_world(config.env, seed=config.seed)
-    require_clipping(config.env, spaces_of(*found))
+    require_clipping(config.env, network_spaces(*found))
     return warnings
 
 
-def curious_table(config: CuriousConfig) -> dict[str, str]:
+def derive_intrinsic_reward(config: IntrinsicRewardRunConfig) -> dict[str, str]:
     batch = config.env.num_envs * config.rollout_steps
     return {
         "steps of the world per turn": f"{config.env.num_envs} environments x {config.rollout_steps} = {batch}",
         "steps of the world": f"{config.steps * batch}",
         "minibatch": f"{batch} / {config.learner.minibatches} = {batch // config.learner.minibatches} steps",
-        "environments": placed(config.env),
+        "environments": describe_placement(config.env),
         "optimizer steps": f"{config.learner.optimizer_steps(config.steps)}",
     }
 
 
-def curious_parts(*novelty: Callable[..., object]) -> Parts:
+def intrinsic_reward_parts(*novelty: Callable[..., object]) -> RecipeParts:
     """What such a recipe is made of; `novelty` is what it is measured by."""
-    return Parts(
+    return RecipeParts(
         source="Live(Gymnasium)",
-        credit=(standardised, with_novelty, continuing_gae),
-        loss=(clipped, squared, *novelty),
+        credit=(standardised, with_novelty, non_episodic_gae),
+        loss=(clipped_surrogate, squared_error, *novelty),
         weights=(token_mean,),
     )

@@ -14,16 +14,16 @@ from pydantic import Field
 from hone.core.config import Config
 from hone.core.episodes import Episodes
 from hone.envs.gym.world import GymConfig, GymWorld
-from hone.evaluate.control.returns import judged, score_metrics
-from hone.models.control.actor_critic import Policy
+from hone.evaluate.control.returns import evaluate_returns, score_metrics
+from hone.models.control.actor_critic import ControlPolicy
 from hone.models.control.checkpoint import load_weights, save_policy
-from hone.train.job import Job, Verdict, nothing
+from hone.train.job import EvaluationResult, TrainingJob, close_nothing
 from hone.train.loop import Recipe
 
-P = TypeVar("P", bound=Policy)
+P = TypeVar("P", bound=ControlPolicy)
 
 
-class JudgeConfig(Config):
+class ControlEvaluationConfig(Config):
     """How often the policy is tried without exploration."""
 
     episodes: int = Field(default=20, ge=1)
@@ -32,7 +32,7 @@ class JudgeConfig(Config):
     """Steps between judgements; 0: at the end only."""
 
 
-def fingerprint(episodes: Episodes) -> str:
+def decisions_fingerprint(episodes: Episodes) -> str:
     """Of a log's decisions; a resume with another log is refused."""
     digest = blake2b(digest_size=16)
     for column in (episodes.offsets, episodes.observations, episodes.chosen, episodes.reward):
@@ -40,46 +40,48 @@ def fingerprint(episodes: Episodes) -> str:
     return digest.hexdigest()
 
 
-def verdict(scores: NDArray[np.float64]) -> Verdict:
+def evaluation_result(scores: NDArray[np.float64]) -> EvaluationResult:
     """Scores `[n]` of episodes or questions, with the interval of their mean."""
     estimate, metrics = score_metrics(scores)
-    return Verdict(estimate=estimate, metrics=metrics)
+    return EvaluationResult(estimate=estimate, metrics=metrics)
 
 
 def control_job(
     recipe: Recipe[P],
     *,
     env: GymConfig | None,
-    judge: JudgeConfig,
+    evaluation: ControlEvaluationConfig,
     seed: int,
-    fingerprint: str | None = None,
+    dataset_fingerprint: str | None = None,
     world: GymWorld | None = None,
-) -> Job[P]:
+) -> TrainingJob[P]:
     """A recipe around a small network, ready to be run; without `env` there is nothing to judge it in. `world` is the
     one that it acts in, if any."""
     policy = recipe.learner.policy
     heard: list[str] = []
 
-    def score() -> Verdict:
+    def score() -> EvaluationResult:
         assert env is not None
-        return verdict(judged(policy, env, episodes=judge.episodes, seed=seed, tell=heard.append))
+        return evaluation_result(
+            evaluate_returns(policy, env, episodes=evaluation.episodes, seed=seed, warn=heard.append)
+        )
 
     def load(folder: Path) -> None:
         load_weights(policy, folder)
 
     def notes() -> list[str]:
-        told = [*heard, *(world.lately() if world is not None else [])]
+        told = [*heard, *(world.pop_notices() if world is not None else [])]
         heard.clear()
         return told
 
-    return Job(
+    return TrainingJob(
         recipe=recipe,
         save_policy=lambda folder: save_policy(policy, folder),
         load_policy=load,
-        judge=None if env is None else score,
-        judge_every=judge.every,
-        fingerprint=fingerprint,
-        warnings=world.notes if world is not None else (),
-        notes=notes,
-        close=world.close if world is not None else nothing,
+        evaluate=None if env is None else score,
+        evaluate_every=evaluation.every,
+        dataset_fingerprint=dataset_fingerprint,
+        warnings=world.warnings if world is not None else (),
+        pop_notices=notes,
+        close=world.close if world is not None else close_nothing,
     )

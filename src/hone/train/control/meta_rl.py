@@ -20,15 +20,15 @@ from hone.core.random import generator
 from hone.core.state import State, array, integer, substate
 from hone.envs.gym.world import GymConfig
 from hone.estimators.means import bootstrap_mean
-from hone.evaluate.control.returns import judged, score_metrics
+from hone.evaluate.control.returns import evaluate_returns, score_metrics
 from hone.models.control.actor_critic import ActorCritic
 from hone.models.control.mlp import Floats
 from hone.models.control.recurrent import RecurrentActorCritic
-from hone.train.job import Job, Verdict
+from hone.train.job import EvaluationResult, TrainingJob
 from hone.train.learner.gradient import GradientLearner
 
 Array = NDArray[np.generic]
-BANDITS = "hone/BanditTrials-v0"
+BANDIT_TRIALS = "hone/BanditTrials-v0"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +65,7 @@ class TrialRows:
         return self
 
 
-def trials_of(column: Array, episodes: Episodes) -> Tensor:
+def reshape_to_trials(column: Array, episodes: Episodes) -> Tensor:
     """`[N, ...]` of `episodes` -> `[E, T, ...]`.
 
     Raises ConfigError where they are not whole trials of one length.
@@ -86,21 +86,21 @@ def trials_of(column: Array, episodes: Episodes) -> Tensor:
 def trial_rows(episodes: Episodes, credits: Credits) -> TrialRows:
     """On-policy rows; the weight is set by the learner."""
     assert credits.target is not None
-    advantage = trials_of(credits.advantage, episodes)
+    advantage = reshape_to_trials(credits.advantage, episodes)
     return TrialRows(
         weights=torch.ones_like(advantage),
-        seen=trials_of(episodes.observations, episodes),
-        chosen=trials_of(episodes.chosen, episodes),
-        logp=trials_of(episodes.logp, episodes),
+        seen=reshape_to_trials(episodes.observations, episodes),
+        chosen=reshape_to_trials(episodes.chosen, episodes),
+        logp=reshape_to_trials(episodes.logp, episodes),
         advantage=advantage,
-        target=trials_of(credits.target, episodes),
+        target=reshape_to_trials(credits.target, episodes),
     )
 
 
 @torch.no_grad()
-def foresee_trials(policy: RecurrentActorCritic, episodes: Episodes) -> Values:
+def predict_trial_values(policy: RecurrentActorCritic, episodes: Episodes) -> Values:
     """The critic's values of everything seen; a trial is worth nothing beyond its end."""
-    values = policy.value(trials_of(episodes.observations, episodes)).numpy()
+    values = policy.value(reshape_to_trials(episodes.observations, episodes)).numpy()
     return Values(value=values, final=np.zeros(len(episodes), np.float32))
 
 
@@ -108,19 +108,19 @@ def foresee_trials(policy: RecurrentActorCritic, episodes: Episodes) -> Values:
 
 
 @dataclass
-class ThompsonTrials:
-    """Thompson sampling with the family's own prior, Beta(1, 1), on what `BanditTrials` shows: it acts as a policy does
-    (Thompson, 1933)."""
+class ThompsonTrialPolicy:
+    """Thompson sampling with the family's own prior, Beta(1, 1), on what `BanditTrialsVectorEnv` shows: it acts as a
+    policy does (Thompson, 1933)."""
 
     arms: int
     seed: int = 0
-    asked: int = 0
+    draws_made: int = 0
 
     def __post_init__(self) -> None:
         self._counts = np.zeros((0, 2, self.arms))
         """`[n, 2, arms]` successes and failures."""
 
-    def acting(self) -> Self:
+    def numpy_policy(self) -> Self:
         return self
 
     def noise(self, draws: np.random.Generator, shape: tuple[int, ...]) -> Floats:
@@ -132,32 +132,32 @@ class ThompsonTrials:
 
     def best(self, seen: Array) -> Array:
         """Arms for observations `[n, 3 + arms]`."""
-        self.asked += 1
+        self.draws_made += 1
         flat = seen.reshape(len(seen), -1).astype(np.float64)
         if len(self._counts) != len(flat):
             self._counts = np.zeros((len(flat), 2, self.arms))
         self._counts[flat[:, 0] == 1] = 0.0
         pulled, paid = flat[:, 1 : 1 + self.arms], flat[:, 1 + self.arms, None]
         self._counts += np.stack((pulled * paid, pulled * (1.0 - paid)), axis=1)
-        draws = generator(self.seed, "thompson", self.asked)
+        draws = generator(self.seed, "thompson", self.draws_made)
         return draws.beta(1.0 + self._counts[:, 0], 1.0 + self._counts[:, 1]).argmax(axis=1)
 
 
-def beside_thompson(job: Job[Any], env: GymConfig, *, episodes: int, seed: int) -> Job[Any]:
+def with_thompson_baseline(job: TrainingJob[Any], env: GymConfig, *, episodes: int, seed: int) -> TrainingJob[Any]:
     """`job`, judged with Thompson sampling beside it where it plays hone's bandits: same tasks, same luck.
 
     `eval/of_thompson` is the share of its reward, `eval/regret` what is lost to whoever knows the best arm, whose rate
     is arms / (arms + 1) on average.
     """
-    if env.id != BANDITS:
+    if env.id != BANDIT_TRIALS:
         return job
     arms, pulls = (env.kwargs.get(name, default) for name, default in (("arms", 5), ("pulls", 50)))
     assert isinstance(arms, int)
     assert isinstance(pulls, int)
 
-    def judge() -> Verdict:
-        scores = judged(job.recipe.learner.policy, env, episodes=episodes, seed=seed)
-        others = judged(ThompsonTrials(arms, seed=seed), env, episodes=episodes, seed=seed)
+    def judge() -> EvaluationResult:
+        scores = evaluate_returns(job.recipe.learner.policy, env, episodes=episodes, seed=seed)
+        others = evaluate_returns(ThompsonTrialPolicy(arms, seed=seed), env, episodes=episodes, seed=seed)
         estimate, metrics = score_metrics(scores)
         ahead = bootstrap_mean(scores - others)
         best = pulls * arms / (arms + 1)
@@ -169,9 +169,9 @@ def beside_thompson(job: Job[Any], env: GymConfig, *, episodes: int, seed: int) 
             "eval/regret": best - estimate.mean,
             "eval/thompson_regret": best - float(others.mean()),
         }
-        return Verdict(estimate=estimate, metrics={**metrics, **more})
+        return EvaluationResult(estimate=estimate, metrics={**metrics, **more})
 
-    return replace(job, judge=judge)
+    return replace(job, evaluate=judge)
 
 
 # ---------------------------------------------------------------------------------------------- first order
@@ -183,15 +183,15 @@ class Reptile:
     came: start += rate * (adapted - start) (Nichol et al., 2018). Its policy is the one that adapts."""
 
     inner: GradientLearner[ActorCritic, Any]
-    start: ActorCritic
+    initialisation: ActorCritic
     """The initialisation: what is learned in the long run."""
-    every: int
-    rate: Callable[[int], float]
+    inner_iterations: int
+    outer_rate: Callable[[int], float]
     """Task (0-based) -> share of the way."""
-    turns: int = 0
+    iterations: int = 0
 
     def __post_init__(self) -> None:
-        self._rested = [phase.optimizer.state() for phase in self.inner.phases]
+        self._initial_optimizer_states = [phase.optimizer.state() for phase in self.inner.phases]
 
     @property
     def policy(self) -> ActorCritic:
@@ -202,31 +202,31 @@ class Reptile:
 
     def update(self, episodes: Episodes, credits: Credits) -> Metrics:
         metrics = self.inner.update(episodes, credits)
-        turn = self.turns % self.every
-        self.turns += 1
-        if self.turns % self.every == 0:
-            metrics["meta/moved"] = self._moved()
+        turn = self.iterations % self.inner_iterations
+        self.iterations += 1
+        if self.iterations % self.inner_iterations == 0:
+            metrics["meta/moved"] = self._outer_step()
         return {**metrics, f"meta/reward_after_{turn}": float(episodes.reward.mean())}
 
     @torch.no_grad()
-    def _moved(self) -> float:
+    def _outer_step(self) -> float:
         """Take the step -> how far the initialisation went; the next task begins there, with an optimizer at rest."""
-        rate, squares = self.rate(self.turns // self.every - 1), 0.0
-        for slow, fast in zip(self.start.parameters(), self.policy.parameters(), strict=True):
+        rate, squares = self.outer_rate(self.iterations // self.inner_iterations - 1), 0.0
+        for slow, fast in zip(self.initialisation.parameters(), self.policy.parameters(), strict=True):
             change = rate * (fast - slow)
             slow.add_(change)
             fast.copy_(slow)
             squares += float(change.square().sum())
-        for phase, state in zip(self.inner.phases, self._rested, strict=True):
+        for phase, state in zip(self.inner.phases, self._initial_optimizer_states, strict=True):
             phase.optimizer.restore(state)
         return squares**0.5
 
     def state(self) -> State:
         adapted = {name: tensor.detach().cpu().numpy().copy() for name, tensor in self.policy.state_dict().items()}
-        return {"turns": self.turns, "inner": self.inner.state(), "adapted": {**adapted}}
+        return {"turns": self.iterations, "inner": self.inner.state(), "adapted": {**adapted}}
 
     def restore(self, state: State) -> None:
-        self.turns = integer(state, "turns")
+        self.iterations = integer(state, "turns")
         self.inner.restore(substate(state, "inner"))
         saved = substate(state, "adapted")
         with torch.no_grad():

@@ -26,17 +26,17 @@ class TaskActor(NetworkActor):
     task: int = 0
 
     def publish(self, policy: MultitaskActorCritic, version: int) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        self.acting, self.version = policy.of_task(self.task).acting(), version
+        self.numpy_policy, self.version = policy.for_task(self.task).numpy_policy(), version
 
 
 @dataclass
-class Together:
+class MultitaskSource:
     """Collects from every task in turn; what is seen ends in the task, one-hot."""
 
     sources: Sequence[Source[MultitaskActorCritic]]
 
     def collect(self) -> Episodes:
-        return concatenate([self._marked(source.collect(), task) for task, source in enumerate(self.sources)])
+        return concatenate([self._with_task_id(source.collect(), task) for task, source in enumerate(self.sources)])
 
     def publish(self, policy: MultitaskActorCritic) -> None:
         for source in self.sources:
@@ -57,24 +57,26 @@ class Together:
         for task, source in enumerate(self.sources):
             source.restore(substate(state, str(task)))
 
-    def _marked(self, episodes: Episodes, task: int) -> Episodes:
+    def _with_task_id(self, episodes: Episodes, task: int) -> Episodes:
         assert episodes.final is not None
         count = len(self.sources)
         return replace(
             episodes,
-            seen=marked(episodes.observations, task, count),
-            final=marked(episodes.final, task, count),
+            seen=with_task_id(episodes.observations, task, count),
+            final=with_task_id(episodes.final, task, count),
             group=episodes.group * count + task,
         )
 
 
-def marked(seen: Array, task: int, tasks: int) -> NDArray[np.float32]:
+def with_task_id(seen: Array, task: int, tasks: int) -> NDArray[np.float32]:
     """`[n, *observation]` -> `[n, numbers + tasks]`."""
     flat = seen.reshape(len(seen), -1).astype(np.float32)
     return np.concatenate((flat, np.broadcast_to(np.eye(tasks, dtype=np.float32)[task], (len(flat), tasks))), axis=1)
 
 
-def by_task(credit: Callable[[Episodes, Values], Credits], *, tasks: int) -> Callable[[Episodes, Values], Credits]:
+def standardised_by_task(
+    credit: Callable[[Episodes, Values], Credits], *, tasks: int
+) -> Callable[[Episodes, Values], Credits]:
     """`credit` with advantages standardised within each task: one that pays in hundreds does not drown one that pays
     in ones (mean 0, standard deviation 1 each, as `standardised`)."""
 

@@ -21,28 +21,28 @@ from torch import Tensor, nn
 from hone.core.credit import Credits
 from hone.core.episodes import Episodes
 from hone.core.random import generator
-from hone.credit.returns import one_step
+from hone.credit.returns import one_step_target
 from hone.envs.gym.world import GymConfig, inspect_world
-from hone.envs.logs.parquet import Log, read_log
-from hone.models.control.actor_critic import Policy
-from hone.models.control.mlp import Bounds, Choices, MlpConfig, Spaces
-from hone.objectives.terms import Terms
+from hone.envs.logs.parquet import DecisionLog, read_log
+from hone.models.control.actor_critic import ControlPolicy
+from hone.models.control.mlp import BoxActions, DiscreteActions, MlpConfig, PolicySpaces
+from hone.objectives.terms import LossTerms
 from hone.train.config import RunConfig, RunSettings
-from hone.train.control.job import JudgeConfig, control_job, fingerprint
-from hone.train.control.phases import phase as plain_phase
-from hone.train.control.rows import Columns, cut_columns
+from hone.train.control.job import ControlEvaluationConfig, control_job, decisions_fingerprint
+from hone.train.control.phases import optimizer_phase as plain_phase
+from hone.train.control.rows import DecisionRows, split_decision_rows
 from hone.train.control.spaces import log_spaces
-from hone.train.job import Job
-from hone.train.learner.config import LearnerConfig, schedule
-from hone.train.learner.gradient import GradientLearner, Phase
+from hone.train.job import TrainingJob
+from hone.train.learner.config import LearnerConfig, learning_rate_schedule
+from hone.train.learner.gradient import GradientLearner, OptimizerPhase
 from hone.train.loop import Recipe
-from hone.train.sources.logged import Logged
+from hone.train.sources.logged import LogSource
 
-P = TypeVar("P", bound=Policy)
+P = TypeVar("P", bound=ControlPolicy)
 Q = TypeVar("Q", bound=nn.Module)
 
 
-class OfflineRun(RunConfig):
+class OfflineRunConfig(RunConfig):
     """A policy from a log of decisions. There is no picking of a best checkpoint: the last update is what is judged."""
 
     run: RunSettings = RunSettings(threads=1, log_every=100, checkpoint_every=1000)
@@ -57,7 +57,7 @@ class OfflineRun(RunConfig):
     """The optimizers; `minibatches` is the number of updates per turn of the loop."""
     batch: int = Field(default=256, ge=1)
     """Transitions per update."""
-    judge: JudgeConfig = JudgeConfig()
+    judge: ControlEvaluationConfig = ControlEvaluationConfig()
     """How the policy is tried."""
 
 
@@ -65,7 +65,7 @@ class OfflineRun(RunConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LoggedRows(Columns):
+class LoggedRows(DecisionRows):
     """Decisions of a log, encoded."""
 
     seen: Tensor
@@ -75,7 +75,7 @@ class LoggedRows(Columns):
     reward: Tensor
     discount: Tensor
     """`[n]` on the worth of `after`; 0 where the world ended."""
-    after: Tensor
+    next_seen: Tensor
     """`[n, size]` what was seen next."""
     noise: Tensor
     """`[n, draws]` standard normal numbers of this update; they travel with the row, so that no split can change
@@ -89,24 +89,24 @@ class LoggedRows(Columns):
         columns = {name: column[first : first + count] for name, column in vars(self).items() if name != "weight"}
         return type(self)(weight=self.weight[:count], **columns)
 
-    def to(self, kind: torch.dtype) -> Self:
+    def to(self, dtype: torch.dtype) -> Self:
         """The same in another precision."""
         columns: dict[str, Tensor] = vars(self)
         return type(self)(
-            **{name: column.to(kind) if column.is_floating_point() else column for name, column in columns.items()}
+            **{name: column.to(dtype) if column.is_floating_point() else column for name, column in columns.items()}
         )
 
 
-def encoded(
-    transitions: Episodes, credits: Credits, noise: NDArray[np.float32], *, spaces: Spaces, device: str = "cpu"
+def logged_rows(
+    transitions: Episodes, credits: Credits, noise: NDArray[np.float32], *, spaces: PolicySpaces, device: str = "cpu"
 ) -> LoggedRows:
-    """Rows of single-decision episodes; `credits` from `one_step`."""
+    """Rows of single-decision episodes; `credits` from `one_step_target`."""
     assert credits.discount is not None
     assert transitions.final is not None
     columns = {
         "weight": np.ones(transitions.decisions, np.float32),
         "seen": spaces.inputs.array(transitions.observations),
-        "chosen": numbered(transitions.chosen, spaces.actions),
+        "chosen": encode_actions(transitions.chosen, spaces.actions),
         "reward": credits.advantage,
         "discount": credits.discount,
         "after": spaces.inputs.array(transitions.final),
@@ -117,12 +117,12 @@ def encoded(
     )
 
 
-def numbered(chosen: NDArray[np.generic], actions: Choices | Bounds) -> NDArray[np.generic]:
+def encode_actions(chosen: NDArray[np.generic], actions: DiscreteActions | BoxActions) -> NDArray[np.generic]:
     """Finite actions from 0 `[n]`, points of a box on the scale [-1, 1] `[n, a]`; an unbounded box as it is."""
-    if isinstance(actions, Choices):
+    if isinstance(actions, DiscreteActions):
         return chosen.astype(np.int64) - actions.start
     flat = chosen.reshape(len(chosen), -1).astype(np.float32)
-    if not actions.finite:
+    if not actions.is_finite:
         return flat
     low, high = np.asarray(actions.low, np.float32), np.asarray(actions.high, np.float32)
     return np.clip((flat - 0.5 * (low + high)) / (0.5 * (high - low)), -1.0, 1.0)
@@ -134,86 +134,88 @@ R = TypeVar("R", bound=LoggedRows)
 # ---------------------------------------------------------------------------------------------- learning
 
 
-def phase(
+def offline_phase(
     name: str,
-    objective: Callable[[Q, R], Terms],
+    objective: Callable[[Q, R], LossTerms],
     parameters: Sequence[nn.Parameter],
     config: LearnerConfig,
-) -> Phase[Q, R]:
+) -> OptimizerPhase[Q, R]:
     """One of several optimizer steps per minibatch; rows come in the precision of the policy that is stepped."""
-    return plain_phase(name, partial(_alike, objective), parameters, config)
+    return plain_phase(name, partial(_objective_in_policy_dtype, objective), parameters, config)
 
 
-def _alike(objective: Callable[[Q, R], Terms], policy: Q, rows: R) -> Terms:
-    return objective(policy, in_precision(rows, next(policy.parameters()).dtype))
+def _objective_in_policy_dtype(objective: Callable[[Q, R], LossTerms], policy: Q, rows: R) -> LossTerms:
+    return objective(policy, rows_in_dtype(rows, next(policy.parameters()).dtype))
 
 
-def in_precision(rows: R, kind: torch.dtype) -> R:
+def rows_in_dtype(rows: R, dtype: torch.dtype) -> R:
     """`rows`, converted where they are not so already."""
-    return rows if rows.reward.dtype == kind else rows.to(kind)
+    return rows if rows.reward.dtype == dtype else rows.to(dtype)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Wiring:
+class OfflineMethod:
     """What a recipe adds to the job that all of them share."""
 
-    phases: Sequence[Phase[Any, Any]]
-    draws: int = 0
+    phases: Sequence[OptimizerPhase[Any, Any]]
+    noise_size: int = 0
     """Random numbers of a row."""
     discount: float
     """Of a reward one step later."""
     after_step: Callable[[Any], None] | None = None
-    after_every: int = 1
+    after_step_every: int = 1
     """Updates between calls of `after_step`."""
 
 
-def opened(config: OfflineRun) -> tuple[Log, Spaces]:
+def open_log(config: OfflineRunConfig) -> tuple[DecisionLog, PolicySpaces]:
     """The log and its spaces, standardised by it. Raises DataError for what is wrong with it."""
     log = read_log(Path(config.log))
     return log, log_spaces(log)
 
 
-def offline_job(config: OfflineRun, log: Log, policy: P, wiring: Wiring) -> Job[P]:
+def offline_job(config: OfflineRunConfig, log: DecisionLog, policy: P, method: OfflineMethod) -> TrainingJob[P]:
     """The job of `policy` on the log."""
 
     def layout(transitions: Episodes, credits: Credits) -> LoggedRows:
-        shape = (transitions.decisions, wiring.draws)
+        shape = (transitions.decisions, method.noise_size)
         noise = generator(config.seed, "offline", learner.updates).standard_normal(shape, "float32")
-        return encoded(transitions, credits, noise, spaces=policy.spaces, device=config.run.device)
+        return logged_rows(transitions, credits, noise, spaces=policy.spaces, device=config.run.device)
 
     def after_step(policy: P) -> None:
-        if wiring.after_step is not None and (learner.updates + 1) % wiring.after_every == 0:
-            wiring.after_step(policy)
+        if method.after_step is not None and (learner.updates + 1) % method.after_step_every == 0:
+            method.after_step(policy)
 
     learner = GradientLearner(
         policy=policy,
         layout=layout,
-        phases=wiring.phases,
+        phases=method.phases,
         seed=config.seed,
-        learning_rate=schedule(config.learner, config.learner.optimizer_steps(config.steps)),
+        learning_rate=learning_rate_schedule(config.learner, config.learner.optimizer_steps(config.steps)),
         epochs=config.learner.epochs,
         minibatches=config.learner.minibatches,
         shuffle=False,
         after_step=after_step,
-        cut=cut_columns,
+        split=split_decision_rows,
     )
-    source = Logged(log.episodes.transitions(), batch=config.batch * config.learner.minibatches, seed=config.seed)
+    source = LogSource(
+        log.episodes.transitions(), batch_size=config.batch * config.learner.minibatches, seed=config.seed
+    )
     return control_job(
-        Recipe(source=source, credit=partial(one_step, discount=wiring.discount), learner=learner),
+        Recipe(source=source, credit=partial(one_step_target, discount=method.discount), learner=learner),
         env=config.env,
-        judge=config.judge,
+        evaluation=config.judge,
         seed=config.seed,
-        fingerprint=fingerprint(log.episodes),
+        dataset_fingerprint=decisions_fingerprint(log.episodes),
     )
 
 
-def check(config: OfflineRun) -> list[str]:
+def check_offline(config: OfflineRunConfig) -> list[str]:
     """Warnings about the log and the environment that the policy is judged in. Raises HoneError."""
     read_log(Path(config.log))
     return [] if config.env is None else inspect_world(config.env, seed=config.seed)[1]
 
 
-def derive(config: OfflineRun) -> dict[str, str]:
+def derive_offline(config: OfflineRunConfig) -> dict[str, str]:
     updates = config.learner.optimizer_steps(config.steps)
     return {
         "updates": f"{config.steps} turns x {config.learner.epochs * config.learner.minibatches} = {updates}",

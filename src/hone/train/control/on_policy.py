@@ -16,27 +16,27 @@ from hone.core.credit import Credits, Metrics, Values
 from hone.core.episodes import Episodes
 from hone.core.errors import ConfigError
 from hone.core.state import Stateful
-from hone.envs.gym.make import placed
+from hone.envs.gym.make import describe_placement
 from hone.envs.gym.world import GymConfig, inspect_world, open_world
 from hone.models.control.actor_critic import ActorCritic
-from hone.models.control.mlp import Bounds, MlpConfig, NumpyMlp, Spaces
-from hone.models.control.numpy_policies import ActCategorical, ActGaussian, Acting
-from hone.objectives.terms import Terms
+from hone.models.control.mlp import BoxActions, MlpConfig, NumpyMlp, PolicySpaces
+from hone.models.control.numpy_policies import NumpyCategoricalPolicy, NumpyGaussianPolicy, NumpyPolicy
+from hone.objectives.terms import LossTerms
 from hone.train.config import RunConfig, RunSettings
-from hone.train.control.acting import NetworkActor, Scored, foresee
-from hone.train.control.job import JudgeConfig, control_job
-from hone.train.control.rows import StepRows, cut_columns, step_rows
-from hone.train.control.spaces import spaces_of
-from hone.train.job import Job
-from hone.train.learner.config import LearnerConfig, policy_phase, require_whole_minibatches, schedule
-from hone.train.learner.gradient import GradientLearner, Rows
+from hone.train.control.acting import DropFailedEpisodes, NetworkActor, predict_values
+from hone.train.control.job import ControlEvaluationConfig, control_job
+from hone.train.control.rows import StepRows, split_decision_rows, step_rows
+from hone.train.control.spaces import network_spaces
+from hone.train.job import TrainingJob
+from hone.train.learner.config import LearnerConfig, learning_rate_schedule, policy_phase, require_whole_minibatches
+from hone.train.learner.gradient import GradientLearner, TrainingRows
 from hone.train.loop import Recipe, Source
-from hone.train.sources.asynchronous import Ahead
-from hone.train.sources.live import Live
-from hone.train.sources.normalise import Normalise, normalised
+from hone.train.sources.asynchronous import AsyncSource
+from hone.train.sources.live import LiveSource
+from hone.train.sources.normalise import NormaliseConfig, with_normalisation
 
 
-class OnPolicyRun(RunConfig):
+class OnPolicyRunConfig(RunConfig):
     """A policy and a critic on Gymnasium environments."""
 
     run: RunSettings = RunSettings(threads=1)
@@ -49,7 +49,7 @@ class OnPolicyRun(RunConfig):
     """Policy and critic have one each."""
     learner: LearnerConfig = LearnerConfig(lr=1e-3, max_grad_norm=0.5)
     """The optimizer; `minibatches` per epoch."""
-    judge: JudgeConfig = JudgeConfig()
+    judge: ControlEvaluationConfig = ControlEvaluationConfig()
     """How the policy is tried."""
 
     @model_validator(mode="after")
@@ -59,51 +59,51 @@ class OnPolicyRun(RunConfig):
 
 
 @dataclass
-class ApartActor(NetworkActor):
+class SnapshotActor(NetworkActor):
     """Decides by weights that change on publication only, so that a thread may act while the policy learns."""
 
     def publish(self, policy: ActorCritic, version: int) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        self.acting, self.version = _apart(policy.acting()), version
+        self.numpy_policy, self.version = _snapshot(policy.numpy_policy()), version
 
 
-def _apart(acting: Acting) -> Acting:
-    if isinstance(acting, ActCategorical | ActGaussian):
+def _snapshot(acting: NumpyPolicy) -> NumpyPolicy:
+    if isinstance(acting, NumpyCategoricalPolicy | NumpyGaussianPolicy):
         network = acting.network
         assert isinstance(network, NumpyMlp)
         layers = tuple((weight.copy(order="K"), bias.copy()) for weight, bias in network.layers)
         acting = replace(acting, network=replace(network, layers=layers))
-    return replace(acting, log_std=acting.log_std.copy()) if isinstance(acting, ActGaussian) else acting
+    return replace(acting, log_std=acting.log_std.copy()) if isinstance(acting, NumpyGaussianPolicy) else acting
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Method:
+class OnPolicyMethod:
     """What makes one algorithm of the family."""
 
     credit: Callable[[Episodes, Values], Credits]
-    objective: Callable[[ActorCritic, StepRows], Terms]
-    normalise: Normalise
+    objective: Callable[[ActorCritic, StepRows], LossTerms]
+    normalise: NormaliseConfig
     discount: float
     """Of the returns by whose spread rewards are divided."""
-    ahead: int = 0
+    max_staleness: int = 0
     """Turns that steps may be older than the policy that learns from them; above 0, a thread collects the next ones
     meanwhile."""
-    critic: bool = True
-    decorate: Callable[[Source[ActorCritic]], Source[ActorCritic]] | None = None
+    use_critic: bool = True
+    wrap_source: Callable[[Source[ActorCritic]], Source[ActorCritic]] | None = None
     """Of what was acted, before it is collected ahead."""
-    prepare: Callable[[ActorCritic, Any, int], Rows[StepRows]] | None = None
+    prepare: Callable[[ActorCritic, Any, int], TrainingRows[StepRows]] | None = None
     """See `Phase.prepare`."""
-    watch: Callable[[Metrics], None] | None = None
+    on_metrics: Callable[[Metrics], None] | None = None
     """See `GradientLearner.watch`."""
-    kept: Mapping[str, Stateful] = field(default_factory=dict[str, Stateful])
+    extra_state: Mapping[str, Stateful] = field(default_factory=dict[str, Stateful])
     """See `GradientLearner.kept`."""
 
 
-def on_policy_job(config: OnPolicyRun, method: Method) -> Job[ActorCritic]:
+def on_policy_job(config: OnPolicyRunConfig, method: OnPolicyMethod) -> TrainingJob[ActorCritic]:
     """Raises ConfigError and UserCodeError for what is wrong with the environment."""
     world = open_world(config.env, steps=config.rollout_steps, seed=config.seed)
-    space = spaces_of(world.envs.single_observation_space, world.envs.single_action_space)
-    require_fit(config.env, space, method.normalise)
-    policy = ActorCritic(space, config.network, seed=config.seed, critic=method.critic).to(config.run.device)
+    space = network_spaces(world.envs.single_observation_space, world.envs.single_action_space)
+    require_supported_spaces(config.env, space, method.normalise)
+    policy = ActorCritic(space, config.network, seed=config.seed, critic=method.use_critic).to(config.run.device)
     policy_step = policy_phase(policy, method.objective, config.learner)
     policy_step.prepare = method.prepare
     learner = GradientLearner(
@@ -111,22 +111,24 @@ def on_policy_job(config: OnPolicyRun, method: Method) -> Job[ActorCritic]:
         layout=partial(step_rows, device=config.run.device),
         phases=[policy_step],
         seed=config.seed,
-        learning_rate=schedule(config.learner, config.learner.optimizer_steps(config.steps)),
-        foresee=foresee if method.critic else None,
+        learning_rate=learning_rate_schedule(config.learner, config.learner.optimizer_steps(config.steps)),
+        predict_values=predict_values if method.use_critic else None,
         epochs=config.learner.epochs,
         minibatches=config.learner.minibatches,
         shuffle=config.learner.minibatches > 1,
-        cut=cut_columns,
-        watch=method.watch,
-        kept=method.kept,
+        split=split_decision_rows,
+        on_metrics=method.on_metrics,
+        extra_state=method.extra_state,
     )
-    actor = ApartActor(_apart(policy.acting())) if method.ahead else NetworkActor(policy.acting())
-    source: Source[ActorCritic] = Scored(Live(world, actor), world)
-    source = source if method.decorate is None else method.decorate(source)
-    source = normalised(source, method.normalise, size=space.inputs.size, discount=method.discount)
-    ahead = Ahead(source, most=method.ahead, overlap=method.ahead > 0)
-    recipe = Recipe(source=ahead if method.ahead else source, credit=method.credit, learner=learner)
-    job = control_job(recipe, env=config.env, judge=config.judge, seed=config.seed, world=world)
+    actor = (
+        SnapshotActor(_snapshot(policy.numpy_policy())) if method.max_staleness else NetworkActor(policy.numpy_policy())
+    )
+    source: Source[ActorCritic] = DropFailedEpisodes(LiveSource(world, actor), world)
+    source = source if method.wrap_source is None else method.wrap_source(source)
+    source = with_normalisation(source, method.normalise, size=space.inputs.size, discount=method.discount)
+    ahead = AsyncSource(source, max_staleness=method.max_staleness, in_background=method.max_staleness > 0)
+    recipe = Recipe(source=ahead if method.max_staleness else source, credit=method.credit, learner=learner)
+    job = control_job(recipe, env=config.env, evaluation=config.judge, seed=config.seed, world=world)
 
     def close() -> None:
         ahead.close()
@@ -135,7 +137,7 @@ def on_policy_job(config: OnPolicyRun, method: Method) -> Job[ActorCritic]:
     return replace(job, close=close)
 
 
-def require_fit(env: GymConfig, space: Spaces, normalise: Normalise) -> None:
+def require_supported_spaces(env: GymConfig, space: PolicySpaces, normalise: NormaliseConfig) -> None:
     """Raises ConfigError for what these spaces do not go with."""
     require_clipping(env, space)
     if normalise.observations and space.inputs.one_hot:
@@ -145,30 +147,30 @@ def require_fit(env: GymConfig, space: Spaces, normalise: Normalise) -> None:
         )
 
 
-def require_clipping(env: GymConfig, space: Spaces) -> None:
+def require_clipping(env: GymConfig, space: PolicySpaces) -> None:
     """Raises ConfigError where a policy without bounds meets actions with bounds, and nobody clips."""
-    if isinstance(space.actions, Bounds) and not env.clip_actions:
+    if isinstance(space.actions, BoxActions) and not env.clip_actions:
         raise ConfigError("env.clip_actions = false: a Gaussian policy reaches outside any box; set it to true")
 
 
-def check_on_policy(config: OnPolicyRun, normalise: Normalise) -> list[str]:
+def check_on_policy(config: OnPolicyRunConfig, normalise: NormaliseConfig) -> list[str]:
     found, warnings = inspect_world(config.env, seed=config.seed)
-    require_fit(config.env, spaces_of(*found), normalise)
+    require_supported_spaces(config.env, network_spaces(*found), normalise)
     return warnings
 
 
-def derive(config: OnPolicyRun) -> dict[str, str]:
+def derive_on_policy(config: OnPolicyRunConfig) -> dict[str, str]:
     batch = config.env.num_envs * config.rollout_steps
     return {
         "steps of the world per turn": f"{config.env.num_envs} environments x {config.rollout_steps} = {batch}",
         "steps of the world": f"{config.steps * batch}",
         "minibatch": f"{batch} / {config.learner.minibatches} = {batch // config.learner.minibatches} steps",
-        "environments": placed(config.env),
+        "environments": describe_placement(config.env),
         "optimizer steps": f"{config.learner.optimizer_steps(config.steps)}",
     }
 
 
-def told_of(now_entropy: Tensor, *parts: Terms) -> dict[str, Tensor]:
+def merged_metrics(now_entropy: Tensor, *parts: LossTerms) -> dict[str, Tensor]:
     """Metrics of `parts`, and the policy's entropy `[n]` nats."""
     found: dict[str, Tensor] = {}
     for part in parts:
@@ -177,13 +179,13 @@ def told_of(now_entropy: Tensor, *parts: Terms) -> dict[str, Tensor]:
 
 
 __all__ = [
-    "ApartActor",
-    "Method",
-    "OnPolicyRun",
+    "OnPolicyMethod",
+    "OnPolicyRunConfig",
+    "SnapshotActor",
     "check_on_policy",
-    "derive",
+    "derive_on_policy",
+    "merged_metrics",
     "on_policy_job",
     "require_clipping",
-    "require_fit",
-    "told_of",
+    "require_supported_spaces",
 ]

@@ -5,29 +5,29 @@ from typing import TypeVar
 
 from torch import Tensor, nn
 
-from hone.models.control.actor_critic import follow
-from hone.objectives.terms import Terms
+from hone.models.control.actor_critic import polyak_update
+from hone.objectives.terms import LossTerms
 from hone.train.learner.adam import Adam
 from hone.train.learner.config import LearnerConfig
-from hone.train.learner.flat_parameters import FlatParameters, laid_together, lying_together
-from hone.train.learner.gradient import Batch, Phase
+from hone.train.learner.flat_parameters import FlatParameters, contiguous_view, make_contiguous
+from hone.train.learner.gradient import OptimizerPhase, TensorBatch
 
 Q = TypeVar("Q", bound=nn.Module)
 
 
-R = TypeVar("R", bound=Batch)
+R = TypeVar("R", bound=TensorBatch)
 
 
-def phase(
+def optimizer_phase(
     name: str,
-    objective: Callable[[Q, R], Terms],
+    objective: Callable[[Q, R], LossTerms],
     parameters: Iterable[nn.Parameter],
     config: LearnerConfig,
-) -> Phase[Q, R]:
+) -> OptimizerPhase[Q, R]:
     """One of several optimizer steps per minibatch, over its own parameters."""
     flat = FlatParameters(parameters)
     first, second = config.betas
-    return Phase(
+    return OptimizerPhase(
         name=name,
         objective=objective,
         parameters=flat,
@@ -36,19 +36,19 @@ def phase(
     )
 
 
-def following(pairs: Iterable[tuple[nn.Module, nn.Module]], *, rate: float) -> Callable[[nn.Module], None]:
+def target_update(pairs: Iterable[tuple[nn.Module, nn.Module]], *, tau: float) -> Callable[[nn.Module], None]:
     """After an update the slow one of each pair (slow, fast) takes on a share `rate` of the fast one. Their parameters
     are looked up once, and moved as one where those of the fast one lie together (`phase` sees to that)."""
     slow: list[Tensor] = []
     fast: list[Tensor] = []
     for copy, original in pairs:
         both = list(copy.parameters()), list(original.parameters())
-        as_one = lying_together(both[1])
-        slow += both[0] if as_one is None else [laid_together(both[0])]
+        as_one = contiguous_view(both[1])
+        slow += both[0] if as_one is None else [make_contiguous(both[0])]
         fast += both[1] if as_one is None else [as_one]
 
     def after(policy: nn.Module) -> None:
         del policy
-        follow(slow, fast, rate=rate)
+        polyak_update(slow, fast, tau=tau)
 
     return after

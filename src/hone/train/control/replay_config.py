@@ -19,7 +19,7 @@ class ReplayConfig(Config):
     """Decisions before the first update; a policy without chance of its own takes them evenly at random."""
 
 
-class TurnReplayConfig(Config):
+class IterationReplayConfig(Config):
     """What is remembered, how much is added in a turn of the loop, and how much of it is looked at again: many steps,
     then many updates."""
 

@@ -14,7 +14,7 @@ from hone.core.episodes import Episodes
 
 
 @dataclass(frozen=True, kw_only=True)
-class Columns:
+class DecisionRows:
     """Rows of single decisions; every field is a tensor with one entry per decision."""
 
     weight: Tensor
@@ -40,12 +40,12 @@ class Columns:
         return self
 
 
-C = TypeVar("C", bound=Columns)
+C = TypeVar("C", bound=DecisionRows)
 
 
-def cut_columns(rows: C, order: NDArray[np.int64], count: int) -> Iterator[C]:
-    """`cut_by_rows` for columns: each column is gathered once for all `count` minibatches, which are views of it."""
-    size = -(-len(order) // count)
+def split_decision_rows(rows: C, order: NDArray[np.int64], minibatches: int) -> Iterator[C]:
+    """`split_by_rows` for columns: each column is gathered once for all `count` minibatches, which are views of it."""
+    size = -(-len(order) // minibatches)
     gathered = rows.take(order)
     parts = {name: column.split(size) for name, column in vars(gathered).items() if name != "weight"}
     for number in range(-(-len(order) // size)):
@@ -55,7 +55,7 @@ def cut_columns(rows: C, order: NDArray[np.int64], count: int) -> Iterator[C]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepRows(Columns):
+class StepRows(DecisionRows):
     """Decisions with what they are credited with: on-policy control, imitation."""
 
     seen: Tensor
@@ -68,7 +68,7 @@ class StepRows(Columns):
 
 
 @dataclass(frozen=True, kw_only=True)
-class TransitionRows(Columns):
+class TransitionRows(DecisionRows):
     """Decisions with what was seen next: learning from replay and logs."""
 
     seen: Tensor
@@ -76,7 +76,7 @@ class TransitionRows(Columns):
     reward: Tensor
     discount: Tensor
     """`[n]` on the worth of `after`; 0 where the world ended."""
-    after: Tensor
+    next_seen: Tensor
     """`[n, *observation]` what was seen next."""
     noise: Tensor
     """`[n, ...]` random numbers of this update; they travel with the row, so that no split can change them."""
@@ -98,7 +98,7 @@ def step_rows(episodes: Episodes, credits: Credits, *, device: str = "cpu") -> S
 def transition_rows(
     transitions: Episodes, credits: Credits, noise: NDArray[np.float32], *, device: str = "cpu"
 ) -> TransitionRows:
-    """Rows of single-decision episodes; `credits` from `one_step`."""
+    """Rows of single-decision episodes; `credits` from `one_step_target`."""
     assert credits.discount is not None
     assert transitions.final is not None
     reward = _tensor(credits.advantage, device)
@@ -108,7 +108,7 @@ def transition_rows(
         chosen=_tensor(transitions.chosen, device),
         reward=reward,
         discount=_tensor(credits.discount, device),
-        after=_tensor(transitions.final, device),
+        next_seen=_tensor(transitions.final, device),
         noise=_tensor(noise, device),
     )
 

@@ -7,33 +7,33 @@ import numpy as np
 from gymnasium import spaces
 
 from hone.core.errors import ConfigError
-from hone.envs.logs.parquet import Log
-from hone.models.control.mlp import Bounds, Choices, Inputs, Spaces
+from hone.envs.logs.parquet import DecisionLog
+from hone.models.control.mlp import BoxActions, DiscreteActions, ObservationInputs, PolicySpaces
 
 
-def spaces_of(observation: spaces.Space[Any], action: spaces.Space[Any]) -> Spaces:
+def network_spaces(observation: spaces.Space[Any], action: spaces.Space[Any]) -> PolicySpaces:
     """Gymnasium's spaces as networks take them. Raises ConfigError for kinds that are not served."""
-    return Spaces(inputs=_inputs(observation), actions=_actions(action))
+    return PolicySpaces(inputs=_network_inputs(observation), actions=_network_actions(action))
 
 
-def log_spaces(log: Log) -> Spaces:
+def log_spaces(log: DecisionLog) -> PolicySpaces:
     """Of a log, with observations standardised by it."""
-    space = spaces_of(log.observation_space, log.action_space)
-    return replace(space, inputs=space.inputs.standardised(log.episodes.observations))
+    space = network_spaces(log.observation_space, log.action_space)
+    return replace(space, inputs=space.inputs.standardised_by(log.episodes.observations))
 
 
-def _inputs(space: spaces.Space[Any]) -> Inputs:
+def _network_inputs(space: spaces.Space[Any]) -> ObservationInputs:
     if isinstance(space, spaces.Discrete):
-        return Inputs(size=int(space.n), one_hot=True, start=int(space.start))
+        return ObservationInputs(size=int(space.n), one_hot=True, start=int(space.start))
     if isinstance(space, spaces.Box):
-        return Inputs(size=int(np.prod(space.shape)))
+        return ObservationInputs(size=int(np.prod(space.shape)))
     raise ConfigError(f"observation space {space} is not served: only Box and Discrete are")
 
 
-def _actions(space: spaces.Space[Any]) -> Choices | Bounds:
+def _network_actions(space: spaces.Space[Any]) -> DiscreteActions | BoxActions:
     if isinstance(space, spaces.Discrete):
-        return Choices(count=int(space.n), start=int(space.start))
+        return DiscreteActions(count=int(space.n), start=int(space.start))
     if isinstance(space, spaces.Box):
         low, high = space.low.ravel().tolist(), space.high.ravel().tolist()
-        return Bounds(low=tuple(low), high=tuple(high), shape=tuple(space.shape))
+        return BoxActions(low=tuple(low), high=tuple(high), shape=tuple(space.shape))
     raise ConfigError(f"action space {space} is not served: only Box and Discrete are")

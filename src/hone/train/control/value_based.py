@@ -1,6 +1,6 @@
 """What the recipes of the value-based family share: their config, who explores, the job.
 
-Belongs here: wiring of `DeepValues` to Gymnasium, replay and the gradient learner. Does not: any branch about which
+Belongs here: wiring of `DqnPolicy` to Gymnasium, replay and the gradient learner. Does not: any branch about which
 algorithm runs. A recipe says its `Method`: the shape of the network, the loss, the memory.
 """
 
@@ -18,37 +18,37 @@ from hone.core.config import Config
 from hone.core.credit import Credits
 from hone.core.episodes import Episodes
 from hone.core.errors import ConfigError
-from hone.credit.returns import one_step
-from hone.envs.gym.make import placed
+from hone.credit.returns import one_step_target
+from hone.envs.gym.make import describe_placement
 from hone.envs.gym.world import GymConfig, inspect_world, open_world
-from hone.models.control.actor_critic import follow
-from hone.models.control.mlp import Choices, MlpConfig, Spaces
-from hone.models.control.numpy_policies import ActCategorical, Acting
-from hone.models.control.numpy_q import Sharpened
-from hone.models.control.q_networks import PLAIN, DeepValues, Shape
-from hone.objectives.terms import Terms
+from hone.models.control.actor_critic import polyak_update
+from hone.models.control.mlp import DiscreteActions, MlpConfig, PolicySpaces
+from hone.models.control.numpy_policies import NumpyCategoricalPolicy, NumpyPolicy
+from hone.models.control.numpy_q import BoltzmannLogits
+from hone.models.control.q_networks import PLAIN_ARCHITECTURE, DqnPolicy, QArchitecture
+from hone.objectives.terms import LossTerms
 from hone.objectives.weights import token_mean
-from hone.replay.priority import Priorities
+from hone.replay.priority import PriorityParams
 from hone.train.config import RunConfig, RunSettings
-from hone.train.control.acting import NetworkActor, Scored
-from hone.train.control.experts import Demonstrations, with_demonstrations
-from hone.train.control.job import JudgeConfig, control_job
-from hone.train.control.phases import phase
-from hone.train.control.replay_config import TurnReplayConfig
-from hone.train.control.spaces import spaces_of
-from hone.train.control.value_rows import Recollection, ValueRows, shaken, value_rows
-from hone.train.job import Entry, Job, Parts
-from hone.train.learner.config import LearnerConfig, schedule
-from hone.train.learner.gradient import GradientLearner, Phase
+from hone.train.control.acting import DropFailedEpisodes, NetworkActor
+from hone.train.control.experts import DemonstrationsConfig, with_demonstrations
+from hone.train.control.job import ControlEvaluationConfig, control_job
+from hone.train.control.phases import optimizer_phase
+from hone.train.control.replay_config import IterationReplayConfig
+from hone.train.control.spaces import network_spaces
+from hone.train.control.value_rows import PrioritizedBuffer, ValueRows, value_rows, with_weight_noise
+from hone.train.job import RecipeParts, RecipeSpec, TrainingJob
+from hone.train.learner.config import LearnerConfig, learning_rate_schedule
+from hone.train.learner.gradient import GradientLearner, OptimizerPhase
 from hone.train.loop import Recipe, Source
-from hone.train.sources.live import Live
-from hone.train.sources.normalise import Normalise, normalised
-from hone.train.sources.replay import Replay
+from hone.train.sources.live import LiveSource
+from hone.train.sources.normalise import NormaliseConfig, with_normalisation
+from hone.train.sources.replay import ReplaySource
 
 # ---------------------------------------------------------------------------------------------- configs
 
 
-class Epsilon(Config):
+class LinearEpsilon(Config):
     """Any action with probability epsilon, which falls evenly."""
 
     kind: Literal["epsilon"] = "epsilon"
@@ -61,7 +61,7 @@ class Epsilon(Config):
     """Decisions of the run, warm-up included, after which it has got there."""
 
 
-class Boltzmann(Config):
+class LinearBoltzmann(Config):
     """A softmax of the values over a temperature, which falls evenly."""
 
     kind: Literal["boltzmann"] = "boltzmann"
@@ -74,10 +74,10 @@ class Boltzmann(Config):
     """Decisions of the run, warm-up included, after which it has got there."""
 
 
-Exploration: TypeAlias = Annotated[Epsilon | Boltzmann, Field(discriminator="kind")]
+ValueExploration: TypeAlias = Annotated[LinearEpsilon | LinearBoltzmann, Field(discriminator="kind")]
 
 
-class ValueLearner(LearnerConfig):
+class ValueLearnerConfig(LearnerConfig):
     """AdamW, and how many updates follow what a turn of the loop collected."""
 
     lr: float = Field(default=3e-4, gt=0)
@@ -88,7 +88,7 @@ class ValueLearner(LearnerConfig):
     """Updates per turn of the loop."""
 
 
-class ValueNetwork(MlpConfig):
+class ValueNetworkConfig(MlpConfig):
     """A multilayer perceptron that says what choices are worth."""
 
     layer_norm: bool = True
@@ -113,51 +113,51 @@ class ValueAlgorithm(Config):
     (Polyak & Juditsky, 1992); 1: the last weights."""
 
 
-class Turns(RunConfig):
+class ReplayRunConfig(RunConfig):
     """Networks over finitely many actions that learn from replay, a turn at a time."""
 
     run: RunSettings = RunSettings(threads=1, log_every=10, checkpoint_every=100)
     """How the run is carried out."""
     env: GymConfig
     """The environments."""
-    learner: ValueLearner = ValueLearner()
+    learner: ValueLearnerConfig = ValueLearnerConfig()
     """The optimizer."""
-    replay: TurnReplayConfig = TurnReplayConfig()
+    replay: IterationReplayConfig = IterationReplayConfig()
     """The memory, and how often it is asked."""
-    judge: JudgeConfig = JudgeConfig()
+    judge: ControlEvaluationConfig = ControlEvaluationConfig()
     """How the policy is tried."""
 
     @property
-    def turn(self) -> int:
+    def iteration_steps(self) -> int:
         """Decisions of a turn."""
         return self.replay.collect * self.env.num_envs
 
-    def worries(self) -> list[str]:
+    def warnings(self) -> list[str]:
         """What is odd about the numbers."""
         return []
 
 
-class ValueRun(Turns):
+class ValueRunConfig(ReplayRunConfig):
     """Action values on Gymnasium environments with finitely many actions."""
 
     run: RunSettings = RunSettings(threads=1, log_every=100, checkpoint_every=1000)
     """How the run is carried out; its turns are short."""
-    network: ValueNetwork = ValueNetwork(hidden=[256, 256], activation="relu")
+    network: ValueNetworkConfig = ValueNetworkConfig(hidden=[256, 256], activation="relu")
     """What every choice is worth."""
 
-    def acting(self, policy: DeepValues, version: int) -> Acting:
+    def exploration_policy(self, policy: DqnPolicy, version: int) -> NumpyPolicy:
         """Who decides in the turn that `version` begins: the policy as it acts by itself, at random before it learned
         anything."""
-        return policy.greedy(epsilon=1.0) if version == 0 else policy.exploring()
+        return policy.epsilon_greedy_policy(epsilon=1.0) if version == 0 else policy.exploring_policy()
 
 
-class Exploring(ValueRun):
+class ScheduledValueRunConfig(ValueRunConfig):
     """The same with an exploration that a schedule lowers."""
 
-    exploration: Exploration = Epsilon()
+    exploration: ValueExploration = LinearEpsilon()
     """How other actions than the best are tried."""
 
-    def worries(self) -> list[str]:
+    def warnings(self) -> list[str]:
         if self.exploration.over > self.replay.warmup:
             return []
         return [
@@ -165,20 +165,20 @@ class Exploring(ValueRun):
             f"(replay.warmup = {self.replay.warmup}): exploration is at its least before anything is learned"
         ]
 
-    def acting(self, policy: DeepValues, version: int) -> Acting:
+    def exploration_policy(self, policy: DqnPolicy, version: int) -> NumpyPolicy:
         if version == 0:
-            return policy.greedy(epsilon=1.0)
+            return policy.epsilon_greedy_policy(epsilon=1.0)
         chosen = self.exploration
-        level = scheduled(chosen, self.replay.warmup + version * self.turn)
-        if isinstance(chosen, Epsilon):
-            return policy.greedy(epsilon=level)
+        level = exploration_level(chosen, self.replay.warmup + version * self.iteration_steps)
+        if isinstance(chosen, LinearEpsilon):
+            return policy.epsilon_greedy_policy(epsilon=level)
         actions = policy.spaces.actions
-        assert isinstance(actions, Choices)
-        sharpened = Sharpened(values=policy.mirror(), temperature=level)
-        return ActCategorical(network=sharpened, inputs=policy.spaces.inputs, actions=actions)
+        assert isinstance(actions, DiscreteActions)
+        sharpened = BoltzmannLogits(values=policy.numpy_q_network(), temperature=level)
+        return NumpyCategoricalPolicy(network=sharpened, inputs=policy.spaces.inputs, actions=actions)
 
 
-def scheduled(exploration: Epsilon | Boltzmann, decisions: int) -> float:
+def exploration_level(exploration: LinearEpsilon | LinearBoltzmann, decisions: int) -> float:
     """Epsilon or temperature after so many decisions."""
     done = min(1.0, decisions / exploration.over)
     return exploration.first + done * (exploration.last - exploration.first)
@@ -188,38 +188,38 @@ def scheduled(exploration: Epsilon | Boltzmann, decisions: int) -> float:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Method:
+class ValueMethod:
     """What makes one recipe of the family differ from another."""
 
     algorithm: ValueAlgorithm
     """Discount and slow copy."""
-    objective: Callable[[DeepValues, ValueRows], Terms]
-    shape: Shape = PLAIN
+    objective: Callable[[DqnPolicy, ValueRows], LossTerms]
+    network_shape: QArchitecture = PLAIN_ARCHITECTURE
     """Of the network."""
-    steps: int = 1
+    n_steps: int = 1
     """That a transition covers."""
-    priorities: Priorities | None = None
+    priorities: PriorityParams | None = None
     """None: every transition is as likely to be looked at again."""
-    demonstrations: Demonstrations | None = None
+    demonstrations: DemonstrationsConfig | None = None
     """Mixed into what is sampled; for transitions of one step, without priorities."""
 
 
-C = TypeVar("C", bound=ValueRun)
+C = TypeVar("C", bound=ValueRunConfig)
 
 
 @dataclass
-class Explorer:
+class ScheduledExplorer:
     """Decides as `acting` says of the turn that a version begins."""
 
-    choose: Callable[[DeepValues, int], Acting]
+    exploration_policy: Callable[[DqnPolicy, int], NumpyPolicy]
     actor: NetworkActor
 
     @property
     def version(self) -> int:
         return self.actor.version
 
-    def publish(self, policy: DeepValues, version: int) -> None:
-        self.actor.acting, self.actor.version = self.choose(policy, version), version
+    def publish(self, policy: DqnPolicy, version: int) -> None:
+        self.actor.numpy_policy, self.actor.version = self.exploration_policy(policy, version), version
 
     def noise(self, draws: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.float32]:
         return self.actor.noise(draws, shape)
@@ -230,101 +230,108 @@ class Explorer:
         return self.actor.decide(seen, noise)
 
 
-def value_job(config: C, *, method: Callable[[C], Method]) -> Job[DeepValues]:
+def value_job(config: C, *, method: Callable[[C], ValueMethod]) -> TrainingJob[DqnPolicy]:
     """The parts, wired. Raises ConfigError and UserCodeError for what is wrong with the environment."""
     chosen, replay = method(config), config.replay
     algorithm = chosen.algorithm
     world = open_world(config.env, steps=replay.collect, seed=config.seed)
-    space = space_of(world.envs.single_observation_space, world.envs.single_action_space)
-    network, shape = config.network, replace(chosen.shape, layer_norm=config.network.layer_norm)
+    space = finite_action_spaces(world.envs.single_observation_space, world.envs.single_action_space)
+    network, shape = config.network, replace(chosen.network_shape, layer_norm=config.network.layer_norm)
     plain = MlpConfig(hidden=network.hidden, activation=network.activation)
-    policy = DeepValues(space, plain, seed=config.seed, shape=shape).to(config.run.device)
-    memory = Recollection(replay.memory, steps=chosen.steps, discount=algorithm.discount, priorities=chosen.priorities)
+    policy = DqnPolicy(space, plain, seed=config.seed, architecture=shape).to(config.run.device)
+    memory = PrioritizedBuffer(
+        replay.memory, steps=chosen.n_steps, discount=algorithm.discount, priorities=chosen.priorities
+    )
     updates = config.learner.optimizer_steps(1)
 
     def layout(transitions: Episodes, credits: Credits) -> ValueRows:
-        return value_rows(policy, memory, config.seed, transitions, credits, turn=learner.updates // updates)
+        return value_rows(policy, memory, config.seed, transitions, credits, iteration=learner.updates // updates)
 
-    def after_step(policy: DeepValues) -> None:
+    def after_step(policy: DqnPolicy) -> None:
         if (learner.updates + 1) % (updates * algorithm.target_every) == 0:
-            follow(policy.target.parameters(), policy.values.parameters(), rate=algorithm.target_rate)
+            polyak_update(policy.target.parameters(), policy.values.parameters(), tau=algorithm.target_rate)
         # Of the latest eighth of the updates until there are enough of them (Shamir & Zhang, 2013): the first weights
         # must not linger in a short run.
         rate = max(algorithm.average_rate, 8.0 / (learner.updates + 8))
-        follow(policy.average.parameters(), policy.values.parameters(), rate=rate)
+        polyak_update(policy.average.parameters(), policy.values.parameters(), tau=rate)
 
-    step: Phase[DeepValues, ValueRows] = phase("values", chosen.objective, policy.values.parameters(), config.learner)
-    step.hear = None if chosen.priorities is None else memory.hear
-    step.prepare = partial(shaken, seed=config.seed) if policy.noise_size else None
+    step: OptimizerPhase[DqnPolicy, ValueRows] = optimizer_phase(
+        "values", chosen.objective, policy.values.parameters(), config.learner
+    )
+    step.on_micro_batch = None if chosen.priorities is None else memory.on_micro_batch
+    step.prepare = partial(with_weight_noise, seed=config.seed) if policy.noise_size else None
     learner = GradientLearner(
         policy=policy,
         layout=layout,
         phases=[step],
         seed=config.seed,
-        learning_rate=schedule(config.learner, config.learner.optimizer_steps(config.steps)),
+        learning_rate=learning_rate_schedule(config.learner, config.learner.optimizer_steps(config.steps)),
         epochs=config.learner.epochs,
         minibatches=config.learner.minibatches,
         # Priorities are drawn in the order of the memory, which is that of time; demonstrations come first.
         shuffle=chosen.priorities is not None or chosen.demonstrations is not None,
         after_step=after_step,
     )
-    seen: Source[DeepValues] = Scored(Live(world, Explorer(config.acting, NetworkActor(policy.acting()))), world)
-    normalise = Normalise(observations=algorithm.normalise_observations and not space.inputs.one_hot)
-    source = Replay(
-        normalised(seen, normalise, size=space.inputs.size, discount=algorithm.discount),
-        ring=with_demonstrations(memory, chosen.demonstrations, space),
-        sample=replay.batch * config.learner.minibatches,
+    seen: Source[DqnPolicy] = DropFailedEpisodes(
+        LiveSource(world, ScheduledExplorer(config.exploration_policy, NetworkActor(policy.numpy_policy()))), world
+    )
+    normalise = NormaliseConfig(observations=algorithm.normalise_observations and not space.inputs.one_hot)
+    source = ReplaySource(
+        with_normalisation(seen, normalise, size=space.inputs.size, discount=algorithm.discount),
+        buffer=with_demonstrations(memory, chosen.demonstrations, space),
+        sample_size=replay.batch * config.learner.minibatches,
         warmup=replay.warmup,
         seed=config.seed,
     )
     recipe = Recipe(source=source, credit=memory.credit, learner=learner)
-    return control_job(recipe, env=config.env, judge=config.judge, seed=config.seed, world=world)
+    return control_job(recipe, env=config.env, evaluation=config.judge, seed=config.seed, world=world)
 
 
-def space_of(observation: spaces.Space[Any], action: spaces.Space[Any]) -> Spaces:
+def finite_action_spaces(observation: spaces.Space[Any], action: spaces.Space[Any]) -> PolicySpaces:
     """Raises ConfigError for actions that cannot be counted."""
-    found = spaces_of(observation, action)
-    if not isinstance(found.actions, Choices):
+    found = network_spaces(observation, action)
+    if not isinstance(found.actions, DiscreteActions):
         raise ConfigError(f"a table of action values needs a finite set of actions, got {action}; take sac or td3")
     return found
 
 
-def checked(config: Turns) -> list[str]:
+def check_replay_run(config: ReplayRunConfig) -> list[str]:
     """Faults of the environment, before anything is allocated; an exploration that ends before anything is learned."""
     (observation, action), notes = inspect_world(config.env, seed=config.seed)
-    space_of(observation, action)
-    return [*notes, *config.worries()]
+    finite_action_spaces(observation, action)
+    return [*notes, *config.warnings()]
 
 
-def derived(config: Turns) -> dict[str, str]:
+def derive_replay_run(config: ReplayRunConfig) -> dict[str, str]:
     """What a config comes to."""
     replay, updates = config.replay, config.learner.optimizer_steps(1)
     return {
-        "steps of the world": f"{replay.warmup} or a little more at random, and {config.steps} x {config.turn}",
-        "environments": placed(config.env),
+        "steps of the world": f"{replay.warmup} or a little more at random, and {config.steps} x "
+        "{config.iteration_steps}",
+        "environments": describe_placement(config.env),
         "updates": f"{config.steps} turns x {updates} = {config.steps * updates}",
         "update": f"{replay.batch} transitions",
     }
 
 
-def value_entry(
+def value_recipe_spec(
     *,
     summary: str,
-    source: str,
+    paper: str,
     config: type[C],
-    method: Callable[[C], Method],
+    method: Callable[[C], ValueMethod],
     loss: Sequence[Callable[..., Any]],
     limitation: str,
-    memory: str = "Replay(Live(Gymnasium))",
-) -> Entry:
+    episode_source: str = "Replay(Live(Gymnasium))",
+) -> RecipeSpec:
     """What the file of a recipe of this family offers: its method, and what people should know of it."""
-    return Entry(
+    return RecipeSpec(
         summary=summary,
-        source=source,
+        paper=paper,
         config=config,
         build=partial(value_job, method=method),
-        check=checked,
-        derive=derived,
-        parts=Parts(source=memory, credit=(one_step,), loss=loss, weights=(token_mean,)),
+        check=check_replay_run,
+        derive=derive_replay_run,
+        parts=RecipeParts(source=episode_source, credit=(one_step_target,), loss=loss, weights=(token_mean,)),
         limitation=limitation,
     )

@@ -17,17 +17,17 @@ from hone.core.credit import Credits, Values
 from hone.core.episodes import Episodes
 from hone.core.random import generator
 from hone.core.state import State
-from hone.credit.returns import one_step
-from hone.models.control.q_networks import DeepValues
-from hone.objectives.terms import Terms
-from hone.replay.priority import Priorities, Prioritised
-from hone.replay.ring import Ring
-from hone.replay.steps import Steps
-from hone.train.control.rows import Columns
+from hone.credit.returns import one_step_target
+from hone.models.control.q_networks import DqnPolicy
+from hone.objectives.terms import LossTerms
+from hone.replay.priority import PrioritizedSampler, PriorityParams
+from hone.replay.ring import RingBuffer
+from hone.replay.steps import StepBuffer
+from hone.train.control.rows import DecisionRows
 
 
 @dataclass(frozen=True, kw_only=True)
-class ValueRows(Columns):
+class ValueRows(DecisionRows):
     """Transitions from a memory. The weight holds importance weights; `weighted` divides it by the number of rows."""
 
     seen: Tensor
@@ -37,13 +37,13 @@ class ValueRows(Columns):
     """`[n]` of all steps that the transition covers, discounted."""
     discount: Tensor
     """`[n]` on the worth of `after`; 0 where the world ended."""
-    after: Tensor
+    next_seen: Tensor
     """`[n, *observation]` what was seen next."""
-    slow: Tensor
+    target_outcomes: Tensor
     """`[n, choices, size]` what the slow copy says of `after`."""
-    place: Tensor
+    sample_index: Tensor
     """`[n]` among the transitions that the memory handed out."""
-    noise: Tensor
+    weight_noise: Tensor
     """`[n, 2, noise]` numbers of this update's two draws of the weights, the same in every row; noise is 0 without."""
 
     def take(self, rows: NDArray[np.int64]) -> Self:
@@ -58,74 +58,74 @@ class ValueRows(Columns):
         return replace(self, weight=self.weight / len(self))
 
 
-class Recollection:
+class PrioritizedBuffer:
     """A memory of transitions, or of steps that make them; what it last handed out, and how wrong the policy was on
     that: priorities are handed back once all of it was heard of."""
 
-    def __init__(self, capacity: int, *, steps: int, discount: float, priorities: Priorities | None) -> None:
+    def __init__(self, capacity: int, *, steps: int, discount: float, priorities: PriorityParams | None) -> None:
         """`steps` > 1: transitions cover so many of them. Without `priorities` all are as likely."""
-        self.kept = Ring(capacity) if steps == 1 else Steps(capacity, length=steps, discount=discount)
-        self.prioritised = None if priorities is None else Prioritised(self.kept, priorities)
+        self.buffer = RingBuffer(capacity) if steps == 1 else StepBuffer(capacity, n_steps=steps, discount=discount)
+        self.prioritised_buffer = None if priorities is None else PrioritizedSampler(self.buffer, priorities)
         self.discount = discount
-        self._handed: Episodes | None = None
-        self._surprise = np.zeros(0, np.float32)
-        self._heard = 0
+        self._last_sample: Episodes | None = None
+        self._errors = np.zeros(0, np.float32)
+        self._reported = 0
 
     def __len__(self) -> int:
-        return len(self.kept)
+        return len(self.buffer)
 
     def add(self, episodes: Episodes) -> object:
-        return self._memory.add(episodes)
+        return self._sampled_buffer.add(episodes)
 
     def sample(self, count: int, draws: np.random.Generator) -> Episodes:
-        self._handed = self._memory.sample(count, draws)
-        self._surprise, self._heard = np.zeros(count, np.float32), 0
-        return self._handed
+        self._last_sample = self._sampled_buffer.sample(count, draws)
+        self._errors, self._reported = np.zeros(count, np.float32), 0
+        return self._last_sample
 
     def credit(self, episodes: Episodes, values: Values) -> Credits:
         """Rewards and discounts of what was handed out last; other transitions cover one step."""
-        if isinstance(self.kept, Steps) and episodes is self._handed:
-            return self.kept.credit(episodes, values)
-        return one_step(episodes, values, discount=self.discount)
+        if isinstance(self.buffer, StepBuffer) and episodes is self._last_sample:
+            return self.buffer.credit(episodes, values)
+        return one_step_target(episodes, values, discount=self.discount)
 
-    def importance(self, episodes: Episodes) -> NDArray[np.float32]:
+    def importance_weights(self, episodes: Episodes) -> NDArray[np.float32]:
         """`[n]` weights of what was handed out last; of other transitions 1."""
-        if self.prioritised is not None and episodes is self._handed:
-            return self.prioritised.drawn.weight
+        if self.prioritised_buffer is not None and episodes is self._last_sample:
+            return self.prioritised_buffer.last_sample.importance_weight
         return np.ones(len(episodes), np.float32)
 
-    def hear(self, rows: ValueRows, terms: Terms) -> None:
+    def on_micro_batch(self, rows: ValueRows, terms: LossTerms) -> None:
         """How wrong the policy was on these rows: the absolute error of a value, the KL divergence of a distribution,
         else the loss."""
-        if self.prioritised is None:
+        if self.prioritised_buffer is None:
             return
         told = terms.metrics
         wrong = next((told[name] for name in ("value/error_abs", "value/kl_nats") if name in told), terms.loss)
-        self._surprise[rows.place.cpu().numpy()] = wrong.detach().cpu().numpy()
-        self._heard += len(rows.place)
-        if self._heard == len(self._surprise):
-            self.prioritised.learn(self._surprise)
-            self._heard = 0
+        self._errors[rows.sample_index.cpu().numpy()] = wrong.detach().cpu().numpy()
+        self._reported += len(rows.sample_index)
+        if self._reported == len(self._errors):
+            self.prioritised_buffer.update_priorities(self._errors)
+            self._reported = 0
 
     def state(self) -> State:
-        return self._memory.state()
+        return self._sampled_buffer.state()
 
     def restore(self, state: State) -> None:
-        self._memory.restore(state)
-        self._handed = None
+        self._sampled_buffer.restore(state)
+        self._last_sample = None
 
     @property
-    def _memory(self) -> Ring | Steps | Prioritised:
-        return self.kept if self.prioritised is None else self.prioritised
+    def _sampled_buffer(self) -> RingBuffer | StepBuffer | PrioritizedSampler:
+        return self.buffer if self.prioritised_buffer is None else self.prioritised_buffer
 
 
-def priorities_of(exponent: float, correction: float, *, turns: int) -> Priorities:
+def priority_schedule(exponent: float, correction: float, *, iterations: int) -> PriorityParams:
     """Of a run of so many turns, each of which draws once; in the last the weights undo the bias."""
-    return Priorities(exponent=exponent, correction=correction, corrected_after=max(1, turns - 1))
+    return PriorityParams(alpha=exponent, beta=correction, beta_anneal_draws=max(1, iterations - 1))
 
 
 def value_rows(
-    policy: DeepValues, recollection: Recollection, seed: int, transitions: Episodes, credits: Credits, *, turn: int
+    policy: DqnPolicy, buffer: PrioritizedBuffer, seed: int, transitions: Episodes, credits: Credits, *, iteration: int
 ) -> ValueRows:
     """All rows of a turn, with what the slow copy says of what was seen next."""
     assert credits.discount is not None
@@ -139,48 +139,48 @@ def value_rows(
     after = tensor(transitions.final)
     drawn = None
     if policy.noise_size:
-        drawn = tensor(generator(seed, "slow weights", turn).standard_normal(policy.noise_size, "float32"))
+        drawn = tensor(generator(seed, "slow weights", iteration).standard_normal(policy.noise_size, "float32"))
     return ValueRows(
-        weight=tensor(recollection.importance(transitions)),
+        weight=tensor(buffer.importance_weights(transitions)),
         seen=tensor(transitions.observations),
-        chosen=policy.number(tensor(transitions.chosen)),
+        chosen=policy.action_indices(tensor(transitions.chosen)),
         reward=tensor(credits.advantage),
         discount=tensor(credits.discount),
-        after=after,
-        slow=policy.slow_outcomes(after, drawn),
-        place=torch.arange(count, device=device),
-        noise=after.new_zeros((count, 2, 0)),
+        next_seen=after,
+        target_outcomes=policy.target_return_outputs(after, drawn),
+        sample_index=torch.arange(count, device=device),
+        weight_noise=after.new_zeros((count, 2, 0)),
     )
 
 
-def shaken(policy: DeepValues, rows: ValueRows, number: int, *, seed: int) -> ValueRows:
+def with_weight_noise(policy: DqnPolicy, rows: ValueRows, number: int, *, seed: int) -> ValueRows:
     """The rows of an update with the numbers of its draws of the weights."""
     drawn = generator(seed, "weights of an update", number).standard_normal((2, policy.noise_size), "float32")
     noise = torch.from_numpy(drawn).to(rows.weight.device)
-    return replace(rows, noise=noise.expand(len(rows), *noise.shape))
+    return replace(rows, weight_noise=noise.expand(len(rows), *noise.shape))
 
 
-def drawn(rows: ValueRows, which: int) -> Tensor | None:
+def weight_noise(rows: ValueRows, which: int) -> Tensor | None:
     """`[noise]` numbers of one draw of the weights; None: the network has no noise, or acts by its means."""
-    return rows.noise[0, which] if rows.noise.shape[2] else None
+    return rows.weight_noise[0, which] if rows.weight_noise.shape[2] else None
 
 
-def of_choice(outcomes: Tensor, number: Tensor) -> Tensor:
+def outcomes_of_action(outcomes: Tensor, number: Tensor) -> Tensor:
     """`[n, choices, size]` at the choices `[n]` -> `[n, size]`."""
     index = number[:, None, None].expand(-1, 1, outcomes.shape[2])
     return outcomes.gather(1, index).squeeze(1)
 
 
-Choice: TypeAlias = Callable[[DeepValues, ValueRows], Tensor]
+ActionSelector: TypeAlias = Callable[[DqnPolicy, ValueRows], Tensor]
 """`[n]` who chooses among what may follow."""
 
 
-def best_by_slow(policy: DeepValues, rows: ValueRows) -> Tensor:
+def argmax_target(policy: DqnPolicy, rows: ValueRows) -> Tensor:
     """`[n]` the choice that the slow copy thinks best of what was seen next."""
-    return policy.table(rows.slow).argmax(dim=1)
+    return policy.q_values(rows.target_outcomes).argmax(dim=1)
 
 
 @torch.no_grad()
-def best_by_now(policy: DeepValues, rows: ValueRows) -> Tensor:
+def argmax_online(policy: DqnPolicy, rows: ValueRows) -> Tensor:
     """`[n]` the choice that the values of now think best of what was seen next (double Q-learning)."""
-    return policy.table(policy.outcomes(rows.after, drawn(rows, 1))).argmax(dim=1)
+    return policy.q_values(policy.return_outputs(rows.next_seen, weight_noise(rows, 1))).argmax(dim=1)

@@ -13,24 +13,24 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from hone.core.credit import Credits
-from hone.core.episodes import Episodes, Status, Transcript
+from hone.core.episodes import Episodes, ScoreStatus, Transcript
 from hone.core.ragged import offsets_of, owner_of, ranges
 from hone.core.random import generator
-from hone.evaluate.text.open_policy import NewModel
-from hone.models.control.actor_critic import Policy
-from hone.models.control.mlp import Inputs
+from hone.evaluate.text.open_policy import NewModelConfig
+from hone.models.control.actor_critic import ControlPolicy
+from hone.models.control.mlp import ObservationInputs
 from hone.models.language.config import ModelConfig
 from hone.models.language.init import new_model
-from hone.models.language.token_logprobs import Likeliest
+from hone.models.language.token_logprobs import TopKTokens
 from hone.models.language.token_policy import TokenPolicy
 from hone.objectives.weights import token_mean
-from hone.train.text.rows import Known, TokenBatch, TokenLayout, TokenRows
+from hone.train.text.rows import PrecomputedColumns, TokenBatch, TokenLayout, TokenRows
 
 VOCABULARY = 64
 """Tokens that a double speaks, of a vocabulary however large."""
-STEPS = 24
+CONTROL_STEPS = 24
 """Decisions of control."""
-LONGEST = 12
+MAX_ANSWER_TOKENS = 12
 """Tokens of an answer."""
 GROUPS = 5
 
@@ -39,27 +39,27 @@ GROUPS = 5
 class AnswerShape:
     """What a config says about the answers that its loss will meet."""
 
-    samples: int = 4
+    group_size: int = 4
     """Answers of a group."""
-    max_tokens: int = LONGEST
-    components: int = 1
+    max_tokens: int = MAX_ANSWER_TOKENS
+    reward_functions: int = 1
     """Reward functions."""
-    imitated: bool = False
+    from_log: bool = False
     """They come from a log: every token was worth 1, and nobody recorded a log-probability."""
 
 
-def double_of(policy: nn.Module, *, seed: int) -> nn.Module:
+def shrunken_copy(policy: nn.Module, *, seed: int) -> nn.Module:
     """A float64 policy of the same kind, the given one untouched: a decoder of the same family with two narrow layers,
     or a copy of a small network whose weights are shaken."""
     if isinstance(policy, TokenPolicy):
-        decoder = new_model(small(policy.decoder.config), seed=seed).double()
-        decoder.compute_in("float64")
+        decoder = new_model(shrunken_model_config(policy.decoder.config), seed=seed).double()
+        decoder.set_compute_dtype("float64")
         double = TokenPolicy(decoder, policy.tokenizer, policy.temperature)
-        double.vocabulary = min(policy.vocabulary, VOCABULARY)
+        double.vocab_size_used = min(policy.vocab_size_used, VOCABULARY)
         return double
     other = copy.deepcopy(policy).double()
-    if isinstance(other, Policy):
-        other.spaces = replace(other.spaces, inputs=WideInputs(**asdict(other.spaces.inputs)))
+    if isinstance(other, ControlPolicy):
+        other.spaces = replace(other.spaces, inputs=Float64Inputs(**asdict(other.spaces.inputs)))
     draws = generator(seed, "certificate", "weights")
     with torch.no_grad():
         for parameter in other.parameters():
@@ -68,17 +68,17 @@ def double_of(policy: nn.Module, *, seed: int) -> nn.Module:
     return other
 
 
-def small(config: ModelConfig) -> ModelConfig:
+def shrunken_model_config(config: ModelConfig) -> ModelConfig:
     """The same architecture with fewer and narrower layers."""
-    return replace(config, **_sizes(config.heads, config.kv_heads, config.layers))
+    return replace(config, **_shrunken_sizes(config.heads, config.kv_heads, config.layers))
 
 
-def small_new(new: NewModel) -> NewModel:
+def shrunken_new_model(new: NewModelConfig) -> NewModelConfig:
     """The same for a model that does not exist yet."""
-    return new.model_copy(update=_sizes(new.heads, new.kv_heads, new.layers))
+    return new.model_copy(update=_shrunken_sizes(new.heads, new.kv_heads, new.layers))
 
 
-def _sizes(heads: int, kv_heads: int, layers: int) -> dict[str, int]:
+def _shrunken_sizes(heads: int, kv_heads: int, layers: int) -> dict[str, int]:
     """Four heads, which share keys if those of the real model do."""
     shared = 4 if kv_heads == heads else 2
     return {
@@ -91,14 +91,14 @@ def _sizes(heads: int, kv_heads: int, layers: int) -> dict[str, int]:
     }
 
 
-class WideInputs(Inputs):
+class Float64Inputs(ObservationInputs):
     """Inputs that reach the network in float64."""
 
     def tensor(self, seen: Tensor) -> Tensor:
-        return Inputs.tensor(self, seen).double()
+        return ObservationInputs.tensor(self, seen).double()
 
 
-def counterparts(parameters: list[nn.Parameter], policy: nn.Module, double: nn.Module) -> list[nn.Parameter]:
+def matching_parameters(parameters: list[nn.Parameter], policy: nn.Module, double: nn.Module) -> list[nn.Parameter]:
     """The double's parameters that have the names that `parameters` have in `policy`."""
     wanted = {id(parameter) for parameter in parameters}
     names = {name for name, parameter in policy.named_parameters() if id(parameter) in wanted}
@@ -108,28 +108,28 @@ def counterparts(parameters: list[nn.Parameter], policy: nn.Module, double: nn.M
 # ------------------------------------------------------------------------------------------------- tokens
 
 
-def token_episodes(policy: TokenPolicy, shape: AnswerShape, *, seed: int) -> Episodes:
+def synthetic_token_episodes(policy: TokenPolicy, shape: AnswerShape, *, seed: int) -> Episodes:
     """GROUPS groups of answers to a question each.
 
     Group 1 lacks some scores, group 2 scored the same throughout, group 4 has one score only. Every third answer hears
     three tokens of a tool in its middle.
     """
     draws = generator(seed, "certificate", "answers")
-    count = GROUPS * shape.samples
-    group = np.repeat(np.arange(GROUPS, dtype=np.int64), shape.samples)
-    lengths = draws.integers(1, min(LONGEST, shape.max_tokens) + 1, count)
+    count = GROUPS * shape.group_size
+    group = np.repeat(np.arange(GROUPS, dtype=np.int64), shape.group_size)
+    lengths = draws.integers(1, min(MAX_ANSWER_TOKENS, shape.max_tokens) + 1, count)
     asked = draws.integers(10, 17, GROUPS)[group]
     tool = np.where((np.arange(count) % 3 == 0) & (lengths > 3), 3, 0)
     starts, offsets = offsets_of(asked + lengths + tool), offsets_of(lengths)
-    tokens = draws.integers(0, policy.vocabulary, int(starts[-1])).astype(np.int32)
+    tokens = draws.integers(0, policy.vocab_size_used, int(starts[-1])).astype(np.int32)
     for number in np.flatnonzero(np.diff(group, prepend=-1) == 0):  # one question a group
         here, before, size = starts[number], starts[number - 1], asked[number]
         tokens[here : here + size] = tokens[before : before + size]
     owner = owner_of(offsets)
     within = ranges(np.zeros(count, np.int64), lengths)
     at = starts[:-1][owner] + asked[owner] + within + np.where(within > 1, tool[owner], 0)
-    components, status = _scores(shape, group, draws)
-    score = np.where(status == Status.SCORED, components.sum(axis=1), np.nan)
+    components, status = _synthetic_scores(shape, group, draws)
+    score = np.where(status == ScoreStatus.SCORED, components.sum(axis=1), np.nan)
     last = np.zeros(len(at), np.bool_)
     last[offsets[1:] - 1] = True
     truncated = lengths == lengths.max()
@@ -139,8 +139,8 @@ def token_episodes(policy: TokenPolicy, shape: AnswerShape, *, seed: int) -> Epi
         chosen=tokens[at],
         logp=np.full(len(at), np.nan, np.float32),
         version=np.zeros(len(at), np.int32),
-        reward=(np.ones(len(at)) if shape.imitated else np.where(last, np.nan_to_num(score)[owner], 0.0)).astype("f4"),
-        group=np.arange(count, dtype=np.int64) if shape.imitated else group,
+        reward=(np.ones(len(at)) if shape.from_log else np.where(last, np.nan_to_num(score)[owner], 0.0)).astype("f4"),
+        group=np.arange(count, dtype=np.int64) if shape.from_log else group,
         terminated=~truncated,
         truncated=truncated,
         final=None,
@@ -149,96 +149,100 @@ def token_episodes(policy: TokenPolicy, shape: AnswerShape, *, seed: int) -> Epi
         components=components,
         baseline=draws.integers(0, 2, count).astype(np.float64),
     )
-    if shape.imitated:
+    if shape.from_log:
         return replace(episodes, score=lengths.astype(np.float64), status=np.zeros(count, np.uint8))
-    acted = _earlier(policy, episodes, seed=seed) + _noise(episodes, "acted", nearly=2, seed=seed)
+    acted = _old_policy_logp(policy, episodes, seed=seed) + _logp_noise(episodes, "acted", quiet_every=2, seed=seed)
     return replace(episodes, logp=acted.astype(np.float32))
 
 
-def _scores(
+def _synthetic_scores(
     shape: AnswerShape, group: NDArray[np.int64], draws: np.random.Generator
 ) -> tuple[NDArray[np.float64], NDArray[np.uint8]]:
-    """0 or 1 from each reward function `[E, C]`, with what the groups of `token_episodes` are told to have, and `[E]`
-    statuses."""
-    count, samples = len(group), shape.samples
+    """0 or 1 from each reward function `[E, C]`, with what the groups of `synthetic_token_episodes` are told to have,
+    and `[E]` statuses."""
+    count, samples = len(group), shape.group_size
     place = np.arange(count) % samples
-    components = draws.integers(0, 2, (count, shape.components)).astype(np.float64)
+    components = draws.integers(0, 2, (count, shape.reward_functions)).astype(np.float64)
     components[place == 0] = 0.0
     components[place == samples - 1] = 1.0
     components[group == 2] = 1.0
     missing = ((group == 1) & (place % 4 == 1)) | ((group == 4) & (place > 0))
     components[missing] = np.nan
-    return components, np.where(missing, Status.TIMEOUT, Status.SCORED).astype(np.uint8)
+    return components, np.where(missing, ScoreStatus.TIMEOUT, ScoreStatus.SCORED).astype(np.uint8)
 
 
-def plain_rows(episodes: Episodes) -> TokenRows:
+def unweighted_token_rows(episodes: Episodes) -> TokenRows:
     """The episodes as rows that know nothing of an algorithm."""
     return TokenLayout(scheme=token_mean)(episodes, Credits(advantage=np.ones(episodes.decisions, np.float32)))
 
 
-def _asked(policy: TokenPolicy, rows: TokenRows) -> NDArray[np.float64]:
+def _chosen_logp(policy: TokenPolicy, rows: TokenRows) -> NDArray[np.float64]:
     """`[N]` nats, of the policy as it is."""
 
     def question(batch: TokenBatch) -> tuple[Tensor]:
-        return (policy.outlook(batch.packed, batch.at, batch.chosen, kept=batch.kept).logp,)
+        return (policy.token_logprobs(batch.packed, batch.at, batch.chosen, sampling_mask=batch.sampling_mask).logp,)
 
-    (logp,) = rows.asked(question, 1 << 40)
+    (logp,) = rows.evaluate(question, 1 << 40)
     return logp.astype(np.float64)
 
 
-def _earlier(policy: TokenPolicy, episodes: Episodes, *, seed: int) -> NDArray[np.float64]:
+def _old_policy_logp(policy: TokenPolicy, episodes: Episodes, *, seed: int) -> NDArray[np.float64]:
     """`[N]` nats, of a policy that `policy` might have been when the update began."""
-    return _asked(policy, plain_rows(episodes)) + _noise(episodes, "earlier", nearly=4, seed=seed)
+    return _chosen_logp(policy, unweighted_token_rows(episodes)) + _logp_noise(
+        episodes, "earlier", quiet_every=4, seed=seed
+    )
 
 
-def _noise(episodes: Episodes, what: str, *, nearly: int, seed: int) -> NDArray[np.float64]:
+def _logp_noise(episodes: Episodes, stream: str, *, quiet_every: int, seed: int) -> NDArray[np.float64]:
     """`[N]` nats: 0.3 as a rule, and next to nothing in every `nearly`-th answer, so that there are ratios to clip and
     to correct, and even the strictest rejection keeps something."""
-    draws = generator(seed, "certificate", what).standard_normal(episodes.decisions)
-    return draws * np.where(np.arange(len(episodes)) % nearly == 0, 1e-4, 0.3)[episodes.owner]
+    draws = generator(seed, "certificate", stream).standard_normal(episodes.decisions)
+    return draws * np.where(np.arange(len(episodes)) % quiet_every == 0, 1e-4, 0.3)[episodes.owner]
 
 
-def acquainted(rows: TokenRows, double: TokenPolicy, *, seed: int) -> TokenRows:
+def with_copy_logprobs(rows: TokenRows, double: TokenPolicy, *, seed: int) -> TokenRows:
     """`rows` that know of the double what they knew of the real policy, as other policies near it would have it."""
-    known, episodes = rows.known, rows.episodes
-    if known.anchor is not None:
-        anchor = _asked(double, plain_rows(episodes)) + _noise(episodes, "anchor", nearly=5, seed=seed)
-        known = replace(known, anchor=anchor)
-    if known.proximal is not None:
-        known = replace(known, proximal=_earlier(double, episodes, seed=seed))
-    if known.likeliest_ids is not None:
-        known = _likeliest(known, double, plain_rows(episodes), known.likeliest_ids.shape[1])
-    return replace(rows, layout=replace(rows.layout, device="cpu"), known=known)
+    known, episodes = rows.precomputed, rows.episodes
+    if known.ref_logp is not None:
+        anchor = _chosen_logp(double, unweighted_token_rows(episodes)) + _logp_noise(
+            episodes, "anchor", quiet_every=5, seed=seed
+        )
+        known = replace(known, ref_logp=anchor)
+    if known.old_logp is not None:
+        known = replace(known, old_logp=_old_policy_logp(double, episodes, seed=seed))
+    if known.top_k_ids is not None:
+        known = _with_top_k(known, double, unweighted_token_rows(episodes), known.top_k_ids.shape[1])
+    return replace(rows, layout=replace(rows.layout, device="cpu"), precomputed=known)
 
 
-def _likeliest(known: Known, double: TokenPolicy, rows: TokenRows, count: int) -> Known:
+def _with_top_k(known: PrecomputedColumns, double: TokenPolicy, rows: TokenRows, count: int) -> PrecomputedColumns:
     def question(batch: TokenBatch) -> tuple[Tensor, Tensor]:
-        found: Likeliest = double.likeliest(batch.packed, batch.at, count)
+        found: TopKTokens = double.top_k_tokens(batch.packed, batch.at, count)
         return found.ids, found.logp
 
-    ids, logp = rows.asked(question, 1 << 40)
-    return replace(known, likeliest_ids=ids.astype(np.int64), likeliest_logp=logp.astype(np.float64))
+    ids, logp = rows.evaluate(question, 1 << 40)
+    return replace(known, top_k_ids=ids.astype(np.int64), top_k_logp=logp.astype(np.float64))
 
 
 # ------------------------------------------------------------------------------------------------- control
 
 
-def control_episodes(policy: Policy, *, seed: int) -> Episodes:
+def synthetic_control_episodes(policy: ControlPolicy, *, seed: int) -> Episodes:
     """STEPS decisions of the policy in episodes of uneven lengths: some ended, some were cut, some go on."""
     draws = generator(seed, "certificate", "steps")
     lengths = np.array([1, 5, 7, 2, 6, 3], np.int64)
     inputs, count = policy.spaces.inputs, len(lengths)
-    seen, final = (_observations(inputs, size, draws) for size in (STEPS, count))
-    acting = policy.acting()
-    chosen, logp = acting.decide(seen, acting.noise(draws, (STEPS,)))
+    seen, final = (_synthetic_observations(inputs, size, draws) for size in (CONTROL_STEPS, count))
+    acting = policy.numpy_policy()
+    chosen, logp = acting.decide(seen, acting.noise(draws, (CONTROL_STEPS,)))
     kind = np.arange(count) % 3
     return Episodes(
         offsets=offsets_of(lengths),
         seen=seen,
         chosen=chosen,
-        logp=(logp + 0.2 * draws.standard_normal(STEPS)).astype(np.float32),
-        version=np.zeros(STEPS, np.int32),
-        reward=draws.standard_normal(STEPS, np.float32),
+        logp=(logp + 0.2 * draws.standard_normal(CONTROL_STEPS)).astype(np.float32),
+        version=np.zeros(CONTROL_STEPS, np.int32),
+        reward=draws.standard_normal(CONTROL_STEPS, np.float32),
         group=np.arange(count, dtype=np.int64),
         terminated=kind == 0,
         truncated=kind == 1,
@@ -248,13 +252,13 @@ def control_episodes(policy: Policy, *, seed: int) -> Episodes:
     )
 
 
-def _observations(inputs: Inputs, count: int, draws: np.random.Generator) -> NDArray[np.generic]:
+def _synthetic_observations(inputs: ObservationInputs, count: int, draws: np.random.Generator) -> NDArray[np.generic]:
     if inputs.one_hot:
         return draws.integers(inputs.start, inputs.start + inputs.size, count)
     return draws.standard_normal((count, inputs.size), np.float32)
 
 
-def made_up_credits(episodes: Episodes, *, seed: int) -> Credits:
+def synthetic_credits(episodes: Episodes, *, seed: int) -> Credits:
     """Credits of every kind that a layout may read, where the config's own must not be asked (it may remember)."""
     draws = generator(seed, "certificate", "credits")
     advantage, target = draws.standard_normal((2, episodes.decisions))

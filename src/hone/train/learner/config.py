@@ -8,13 +8,13 @@ from pydantic import Field
 from torch import nn
 
 from hone.core.config import Config
-from hone.objectives.terms import Terms
+from hone.objectives.terms import LossTerms
 from hone.train.learner.adam import Adam
 from hone.train.learner.flat_parameters import FlatParameters
-from hone.train.learner.gradient import Batch, Phase
+from hone.train.learner.gradient import OptimizerPhase, TensorBatch
 
 P = TypeVar("P", bound=nn.Module)
-B = TypeVar("B", bound=Batch)
+B = TypeVar("B", bound=TensorBatch)
 
 
 class LearnerConfig(Config):
@@ -45,7 +45,7 @@ class LearnerConfig(Config):
         return steps * self.epochs * self.minibatches
 
 
-def require_whole_minibatches(config: LearnerConfig, count: int, what: str) -> None:
+def require_whole_minibatches(config: LearnerConfig, count: int, keys: str) -> None:
     """Minibatches of one size: an optimizer step over fewer would weigh its rows more.
 
     `count` is what a pass is cut up from, `what` the keys it comes from. Raises ValueError with the nearest values.
@@ -57,27 +57,27 @@ def require_whole_minibatches(config: LearnerConfig, count: int, what: str) -> N
     below = count // config.minibatches * config.minibatches
     sizes = [str(size) for size in (below, below + config.minibatches) if size]
     raise ValueError(
-        f"{what} = {count} cannot be cut into learner.minibatches = {config.minibatches} of one size; nearest: "
-        f"learner.minibatches = {' or '.join(map(str, near))}, or {what} = {' or '.join(sizes)}"
+        f"{keys} = {count} cannot be cut into learner.minibatches = {config.minibatches} of one size; nearest: "
+        f"learner.minibatches = {' or '.join(map(str, near))}, or {keys} = {' or '.join(sizes)}"
     )
 
 
-MASTERLESS_LR = 1e-4
+MIN_LR_WITHOUT_MASTER_WEIGHTS = 1e-4
 """A bfloat16 weight has 8 significant bits: at 1e-4 a step of Adam still moves 88% of weights of std 0.02, at 1e-5 15%,
 at 1e-6 2%."""
 
 
 def require_master_weights(config: LearnerConfig, weights: str) -> None:
     """Raises ValueError for steps that weights of this type would round away."""
-    if weights == "bfloat16" and config.lr < MASTERLESS_LR:
+    if weights == "bfloat16" and config.lr < MIN_LR_WITHOUT_MASTER_WEIGHTS:
         raise ValueError(
             f'learner.lr = {config.lr:g} with model.weights = "bfloat16": such steps are smaller than the rounding of '
             'most weights (8 significant bits), so that the policy would hardly train; keep model.weights = "float32" '
-            f'(model.compute = "bfloat16" is as fast), or take an lr of at least {MASTERLESS_LR:g}'
+            f'(model.compute = "bfloat16" is as fast), or take an lr of at least {MIN_LR_WITHOUT_MASTER_WEIGHTS:g}'
         )
 
 
-def schedule(config: LearnerConfig, total: int) -> Callable[[int], float]:
+def learning_rate_schedule(config: LearnerConfig, total: int) -> Callable[[int], float]:
     """Optimizer step (0-based) of `total` -> learning rate."""
 
     def rate(update: int) -> float:
@@ -92,11 +92,11 @@ def schedule(config: LearnerConfig, total: int) -> Callable[[int], float]:
     return rate
 
 
-def policy_phase(policy: P, objective: Callable[[P, B], Terms], config: LearnerConfig) -> Phase[P, B]:
+def policy_phase(policy: P, objective: Callable[[P, B], LossTerms], config: LearnerConfig) -> OptimizerPhase[P, B]:
     """The one phase of a policy-gradient or supervised learner: every parameter of `policy`, AdamW."""
     parameters = FlatParameters(policy.parameters())
     first, second = config.betas
-    return Phase(
+    return OptimizerPhase(
         name="policy",
         objective=objective,
         parameters=parameters,

@@ -11,9 +11,9 @@ from typing import Final
 import torch
 from torch import Tensor, nn
 
-from hone.models.gradient_buffers import Received, receiving
+from hone.models.gradient_buffers import GradientBuffers, receiving_gradients
 
-WORTH_RECEIVING: Final = 1 << 20
+MIN_PARAMETERS_TO_RECEIVE: Final = 1 << 20
 """Parameters from which a pass over them costs more than a few words of Python for each tensor."""
 
 
@@ -28,7 +28,7 @@ class FlatParameters:
         self.gradient = torch.zeros_like(self.data.detach())
         self.data.grad = self.gradient
         self.views: list[Tensor] = []
-        """Of `gradient`, one for each parameter."""
+        """Of `summed_gradient`, one for each parameter."""
         self._handed: set[int] = set()
         """Parameters whose gradients layers wrote here themselves, the last time."""
         start = 0
@@ -45,13 +45,13 @@ class FlatParameters:
         self.gradient.zero_()
 
     @contextmanager
-    def receiving(self) -> Iterator[None]:
-        """In here backward passes take place; afterwards `gradient` is the sum of theirs, and nothing of before.
+    def collect_gradients(self) -> Iterator[None]:
+        """In here backward passes take place; afterwards `summed_gradient` is the sum of theirs, and nothing of before.
 
         Gradients that layers write here themselves need no zeros first; should autograd bring one all the same, it is
         added.
         """
-        if self.gradient.device.type != "cpu" or len(self.gradient) < WORTH_RECEIVING:
+        if self.gradient.device.type != "cpu" or len(self.gradient) < MIN_PARAMETERS_TO_RECEIVE:
             self.zero_grad()
             yield
             return
@@ -62,36 +62,36 @@ class FlatParameters:
             else:
                 view.zero_()
         places = {key: view for key, _, view in pairs}
-        received = Received(places=places, filled=set(places) - self._handed)
+        received = GradientBuffers(buffers=places, filled=set(places) - self._handed)
         try:
-            with receiving(received):
+            with receiving_gradients(received):
                 yield
         finally:
             for key, parameter, view in pairs:
                 if parameter.grad is not None and key in self._handed:
-                    received.put(key, parameter.grad)
+                    received.add(key, parameter.grad)
                 elif key not in received.filled:
                     view.zero_()
                 parameter.grad = view
-            self._handed = received.handed
+            self._handed = received.written
 
-    def norm(self) -> Tensor:
+    def gradient_norm(self) -> Tensor:
         """L2 norm of the whole gradient, `[]`."""
         return torch.linalg.vector_norm(self.gradient)
 
 
-def lying_together(parameters: Sequence[nn.Parameter]) -> Tensor | None:
+def contiguous_view(parameters: Sequence[nn.Parameter]) -> Tensor | None:
     """All of them as one `[P]` that shares their memory, or None where something lies between them."""
     at, first = parameters[0].data_ptr(), parameters[0].detach()
     for parameter in parameters:
         fits = parameter.is_contiguous() and parameter.dtype == first.dtype and parameter.device == first.device
-        if not fits or parameter.data_ptr() != at or parameter.untyped_storage().data_ptr() != _begin(first):
+        if not fits or parameter.data_ptr() != at or parameter.untyped_storage().data_ptr() != _storage_address(first):
             return None
         at += parameter.numel() * parameter.element_size()
     return first.as_strided((sum(parameter.numel() for parameter in parameters),), (1,))
 
 
-def laid_together(parameters: Sequence[nn.Parameter]) -> Tensor:
+def make_contiguous(parameters: Sequence[nn.Parameter]) -> Tensor:
     """Moves `parameters`, of one type and device, into one `[P]`, which is returned; each becomes a view of it."""
     whole = torch.cat([parameter.detach().flatten() for parameter in parameters])
     start = 0
@@ -102,5 +102,5 @@ def laid_together(parameters: Sequence[nn.Parameter]) -> Tensor:
     return whole
 
 
-def _begin(tensor: Tensor) -> int:
+def _storage_address(tensor: Tensor) -> int:
     return tensor.untyped_storage().data_ptr()

@@ -1,8 +1,8 @@
 """The gradient learner: epochs of minibatches, micro-batches under a token budget, one optimizer step each.
 
-Belongs here: how a gradient is taken. Does not: any branch about which algorithm runs. An algorithm is the `layout`
-that lays episodes out in rows, and the `phases` that are stepped one after another on each minibatch (one for a policy
-gradient; critics, actor and temperature for SAC).
+Belongs here: how a gradient is taken. Does not: any branch about which algorithm runs. An algorithm is the
+`dynamics_rows` that lays episodes out in rows, and the `phases` that are stepped one after another on each minibatch
+(one for a policy gradient; critics, actor and temperature for SAC).
 """
 
 import math
@@ -20,11 +20,11 @@ from hone.core.episodes import Episodes
 from hone.core.errors import DataError, DivergedError
 from hone.core.random import permutation
 from hone.core.state import State, Stateful, integer, substate
-from hone.objectives.terms import Terms
+from hone.objectives.terms import LossTerms
 from hone.train.learner.adam import Adam
 from hone.train.learner.flat_parameters import FlatParameters
-from hone.train.learner.metrics import Tally, Work
-from hone.train.learner.micro_batches import within_budget
+from hone.train.learner.metrics import ComputeCost, MetricsAccumulator
+from hone.train.learner.micro_batches import split_by_token_budget
 
 P = TypeVar("P", bound=nn.Module)
 
@@ -33,7 +33,7 @@ UNBOUNDED = 1 << 62
 """Tokens of a micro-batch, where it is as large as the minibatch."""
 
 
-class Batch(Protocol):
+class TensorBatch(Protocol):
     """Rows as a network reads them: tensors on its device."""
 
     @property
@@ -42,13 +42,13 @@ class Batch(Protocol):
         ...
 
 
-B = TypeVar("B", bound=Batch)
+B = TypeVar("B", bound=TensorBatch)
 
 
-B_co = TypeVar("B_co", bound=Batch, covariant=True)
+B_co = TypeVar("B_co", bound=TensorBatch, covariant=True)
 
 
-class Rows(Protocol[B_co]):
+class TrainingRows(Protocol[B_co]):
     """A batch laid out for a network. A row is the least unit of a minibatch: a sequence, a group of them, a step."""
 
     def __len__(self) -> int: ...
@@ -67,43 +67,43 @@ class Rows(Protocol[B_co]):
     def tensors(self) -> B_co: ...
 
 
-def cut_by_rows(rows: Rows[B], order: NDArray[np.int64], count: int) -> Iterator[Rows[B]]:
+def split_by_rows(rows: TrainingRows[B], order: NDArray[np.int64], count: int) -> Iterator[TrainingRows[B]]:
     """`count` minibatches of `rows` in `order`, as even as they come, each of them weighted."""
     for part in np.array_split(order, count):
         yield rows.take(part).weighted()
 
 
 @dataclass
-class Phase(Generic[P, B]):
+class OptimizerPhase(Generic[P, B]):
     """One optimizer step per minibatch: a loss over `parameters`, with its own Adam."""
 
     name: str
-    objective: Callable[[P, B], Terms]
+    objective: Callable[[P, B], LossTerms]
     parameters: FlatParameters
     optimizer: Adam
     max_grad_norm: float | None = None
-    prepare: Callable[[P, Any, int], Rows[B]] | None = None
+    prepare: Callable[[P, Any, int], TrainingRows[B]] | None = None
     """Policy, rows of one optimizer step and its number -> the same rows with what has to be chosen among all of them,
     before they are cut into micro-batches."""
-    hear: Callable[[B, Terms], None] | None = None
+    on_micro_batch: Callable[[B, LossTerms], None] | None = None
     """Told of every micro-batch of a step and of its terms: for a memory that asks how wrong the policy was."""
-    every: int = 1
+    update_every: int = 1
     """Stepped on every `every`-th minibatch only: TD3's delayed policy."""
-    after: Callable[[P], None] | None = None
+    after_step: Callable[[P], None] | None = None
     """Runs after each of its steps: slow copies that follow no more often than it."""
 
 
 @dataclass
 class GradientLearner(Generic[P, B]):
-    """`policy` is improved by `phases`, on rows made by `layout`."""
+    """`policy` is improved by `phases`, on rows made by `dynamics_rows`."""
 
     policy: P
-    layout: Callable[[Episodes, Credits], Rows[B]]
-    phases: Sequence[Phase[P, B]]
+    layout: Callable[[Episodes, Credits], TrainingRows[B]]
+    phases: Sequence[OptimizerPhase[P, B]]
     seed: int
     learning_rate: Callable[[int], float]
     """Update number (0-based) -> learning rate of every phase."""
-    foresee: Callable[[P, Episodes], Values] | None = None
+    predict_values: Callable[[P, Episodes], Values] | None = None
     """The critic, where there is one."""
     epochs: int = 1
     minibatches: int = 1
@@ -113,39 +113,39 @@ class GradientLearner(Generic[P, B]):
     """Rows are stepped through the network this many tokens at a time; memory, not mathematics."""
     after_step: Callable[[P], None] | None = None
     """Runs after the phases of each minibatch: target networks."""
-    watch: Callable[[Metrics], None] | None = None
+    on_metrics: Callable[[Metrics], None] | None = None
     """Looks at the metrics of every update; may raise to stop the run."""
-    work: Callable[[P, B], Work] | None = None
+    compute_cost: Callable[[P, B], ComputeCost] | None = None
     """What a micro-batch takes, where somebody counts: `learner/tokens` and `learner/flops` of an update."""
-    constants: Mapping[str, str] = field(default_factory=dict[str, str])
+    fingerprints: Mapping[str, str] = field(default_factory=dict[str, str])
     """Fingerprints of what the loss was computed against; a resume must find them unchanged."""
-    cut: Callable[[Any, NDArray[np.int64], int], Iterator[Any]] = cut_by_rows
+    split: Callable[[Any, NDArray[np.int64], int], Iterator[Any]] = split_by_rows
     """Rows, their order `[rows]` and a number -> that many minibatches, each of them weighted."""
-    kept: Mapping[str, Stateful] = field(default_factory=dict[str, Stateful])
+    extra_state: Mapping[str, Stateful] = field(default_factory=dict[str, Stateful])
     """What else the loss remembers from update to update: saved and restored with the learner."""
     updates: int = 0
 
     def values(self, episodes: Episodes) -> Values:
-        return NO_VALUES if self.foresee is None else self.foresee(self.policy, episodes)
+        return NO_VALUES if self.predict_values is None else self.predict_values(self.policy, episodes)
 
     def update(self, episodes: Episodes, credits: Credits) -> Metrics:
         everything = self.layout(episodes, credits)
-        tally = Tally()
-        for telling, rows in self._minibatches(everything):
+        tally = MetricsAccumulator()
+        for telling, rows in self._split_into_minibatches(everything):
             rate = self.learning_rate(self.updates)
-            for phase in (one for one in self.phases if (self.updates + 1) % one.every == 0):
-                self._step(phase, rows, rate, tally, telling=telling)
-                if phase.after is not None:
-                    phase.after(self.policy)
+            for phase in (one for one in self.phases if (self.updates + 1) % one.update_every == 0):
+                self._optimizer_step(phase, rows, rate, tally, with_metrics=telling)
+                if phase.after_step is not None:
+                    phase.after_step(self.policy)
             if self.after_step is not None:
                 self.after_step(self.policy)
             self.updates += 1
         metrics = {**credits.metrics, **tally.means(), "learner/lr": self.learning_rate(self.updates - 1)}
-        if self.watch is not None:
-            self.watch(metrics)
+        if self.on_metrics is not None:
+            self.on_metrics(metrics)
         return metrics
 
-    def _minibatches(self, everything: Rows[B]) -> Iterator[tuple[bool, Rows[B]]]:
+    def _split_into_minibatches(self, everything: TrainingRows[B]) -> Iterator[tuple[bool, TrainingRows[B]]]:
         """The minibatches, and whether metrics are taken of each: they are of the last epoch, where the step ends."""
         count = len(everything)
         whole = everything.weighted() if self.minibatches == 1 and not self.shuffle else None
@@ -159,25 +159,33 @@ class GradientLearner(Generic[P, B]):
                 if self.shuffle
                 else np.arange(count, dtype=np.int64)
             )
-            for rows in self.cut(everything, order, min(self.minibatches, count)):
+            for rows in self.split(everything, order, min(self.minibatches, count)):
                 yield telling, rows
 
-    def _step(self, phase: Phase[P, B], rows: Rows[B], rate: float, tally: "Tally", *, telling: bool) -> None:
+    def _optimizer_step(
+        self,
+        phase: OptimizerPhase[P, B],
+        rows: TrainingRows[B],
+        rate: float,
+        tally: "MetricsAccumulator",
+        *,
+        with_metrics: bool,
+    ) -> None:
         if phase.prepare is not None:
             rows = phase.prepare(self.policy, rows, self.updates)
         losses: list[Tensor] = []
-        with phase.parameters.receiving():
+        with phase.parameters.collect_gradients():
             for piece in micro_batches(rows, self.micro_batch_tokens):
                 batch = piece.tensors()
-                terms, loss = _differentiated(phase, self.policy, batch)
+                terms, loss = _backward(phase, self.policy, batch)
                 losses.append(loss)
-                if phase.hear is not None:
-                    phase.hear(batch, terms)
-                if self.work is not None:
-                    tally.count(self.work(self.policy, batch))
-                if telling:
+                if phase.on_micro_batch is not None:
+                    phase.on_micro_batch(batch, terms)
+                if self.compute_cost is not None:
+                    tally.add_cost(self.compute_cost(self.policy, batch))
+                if with_metrics:
                     tally.add(terms)
-        *totals, norm = torch.stack([*losses, phase.parameters.norm()]).tolist()
+        *totals, norm = torch.stack([*losses, phase.parameters.gradient_norm()]).tolist()
         total = sum(totals)
         if not (math.isfinite(total) and math.isfinite(norm)):
             raise DivergedError(
@@ -188,21 +196,21 @@ class GradientLearner(Generic[P, B]):
         if phase.max_grad_norm is not None and norm > phase.max_grad_norm:
             phase.parameters.gradient.mul_(phase.max_grad_norm / (norm + 1e-6))
         phase.optimizer.step(rate)
-        tally.note(f"{phase.name}/loss", total)
-        tally.note(f"{phase.name}/grad_norm", norm)
+        tally.add_step_value(f"{phase.name}/loss", total)
+        tally.add_step_value(f"{phase.name}/grad_norm", norm)
 
     def state(self) -> State:
         return {
             "updates": self.updates,
             "phases": {phase.name: phase.optimizer.state() for phase in self.phases},
-            "constants": dict(self.constants),
-            "kept": {name: part.state() for name, part in self.kept.items()},
+            "constants": dict(self.fingerprints),
+            "kept": {name: part.state() for name, part in self.extra_state.items()},
         }
 
     def restore(self, state: State) -> None:
         """Raises DataError when something that the loss is computed against is not what it was."""
-        before = substate(state, "constants") if self.constants else {}
-        for name, now in self.constants.items():
+        before = substate(state, "constants") if self.fingerprints else {}
+        for name, now in self.fingerprints.items():
             if before.get(name) != now:
                 raise DataError(
                     f"{name} is not what this run was started with (was {before.get(name)}, is {now}): a resumed run "
@@ -211,11 +219,11 @@ class GradientLearner(Generic[P, B]):
         self.updates = integer(state, "updates")
         for phase in self.phases:
             phase.optimizer.restore(substate(substate(state, "phases"), phase.name))
-        for name, part in self.kept.items():
+        for name, part in self.extra_state.items():
             part.restore(substate(substate(state, "kept"), name))
 
 
-def _differentiated(phase: Phase[P, B], policy: P, batch: B) -> tuple[Terms, Tensor]:
+def _backward(phase: OptimizerPhase[P, B], policy: P, batch: B) -> tuple[LossTerms, Tensor]:
     """Adds the gradient of a micro-batch's loss -> its terms, and the loss `[]`."""
     terms = phase.objective(policy, batch)
     loss = (terms.loss * batch.weight).sum()
@@ -223,7 +231,7 @@ def _differentiated(phase: Phase[P, B], policy: P, batch: B) -> tuple[Terms, Ten
     return terms, loss.detach()
 
 
-def micro_batches(rows: Rows[B], budget_tokens: int) -> Iterator[Rows[B]]:
+def micro_batches(rows: TrainingRows[B], budget_tokens: int) -> Iterator[TrainingRows[B]]:
     """`rows`, in pieces of at most `budget_tokens` where they are more."""
     if budget_tokens >= UNBOUNDED and len(rows):
         yield rows
@@ -232,5 +240,5 @@ def micro_batches(rows: Rows[B], budget_tokens: int) -> Iterator[Rows[B]]:
     if 0 < int(sizes.sum()) <= budget_tokens:
         yield rows
         return
-    for piece in within_budget(sizes, budget_tokens):
+    for piece in split_by_token_budget(sizes, budget_tokens):
         yield rows.take(piece)

@@ -6,11 +6,11 @@ import torch
 from torch import Tensor
 
 from hone.core.credit import Metrics
-from hone.objectives.terms import Terms
+from hone.objectives.terms import LossTerms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Work:
+class ComputeCost:
     """What a micro-batch took."""
 
     tokens: float
@@ -20,29 +20,31 @@ class Work:
 
 
 @dataclass
-class Tally:
+class MetricsAccumulator:
     """Sums the metrics of a step's minibatches; O(1) per term."""
 
     sums: dict[tuple[str, ...], Tensor] = field(default_factory=dict[tuple[str, ...], Tensor])
     counts: dict[tuple[str, ...], int] = field(default_factory=dict[tuple[str, ...], int])
-    largest: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
-    moments: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
+    maxima: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
+    weight_moments: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
     """Of weights w: their number, sum w, sum w^2."""
-    notes: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
+    step_values: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
     tokens: float = 0.0
     flops: Tensor | None = None
 
-    def add(self, terms: Terms) -> None:
+    def add(self, terms: LossTerms) -> None:
         """One stacked sum for all metrics of a size: a small network's step is mostly the number of its kernels."""
         sizes: dict[int, list[str]] = {}
         told = terms.metrics
         for name, value in told.items():
             if name.endswith("_max"):
                 largest = value.max() if value.numel() else torch.zeros(())
-                self.largest[name] = torch.maximum(self.largest[name], largest) if name in self.largest else largest
+                self.maxima[name] = torch.maximum(self.maxima[name], largest) if name in self.maxima else largest
             elif name.endswith("_ess"):
                 moments = torch.stack((torch.ones_like(value).sum(), value.sum(), value.square().sum()))
-                self.moments[name] = self.moments[name] + moments if name in self.moments else moments
+                self.weight_moments[name] = (
+                    self.weight_moments[name] + moments if name in self.weight_moments else moments
+                )
             else:
                 sizes.setdefault(value.numel(), []).append(name)
         for size, names in sizes.items():
@@ -51,16 +53,16 @@ class Tally:
             self.sums[key] = self.sums[key] + total if key in self.sums else total
             self.counts[key] = self.counts.get(key, 0) + size
 
-    def note(self, name: str, value: float) -> None:
-        self.notes.setdefault(name, []).append(value)
+    def add_step_value(self, name: str, value: float) -> None:
+        self.step_values.setdefault(name, []).append(value)
 
-    def count(self, work: Work) -> None:
+    def add_cost(self, work: ComputeCost) -> None:
         self.tokens += work.tokens
         self.flops = work.flops if self.flops is None else self.flops + work.flops
 
     def means(self) -> Metrics:
         """One figure a name: terms by decision, notes by optimizer step, work in all."""
-        noted = {name: sum(values) / len(values) for name, values in self.notes.items()}
+        noted = {name: sum(values) / len(values) for name, values in self.step_values.items()}
         totals: dict[str, float] = {}
         counts: dict[str, int] = {}
         for names, sums in self.sums.items():
@@ -68,12 +70,12 @@ class Tally:
                 totals[name] = totals.get(name, 0.0) + total
                 counts[name] = counts.get(name, 0) + self.counts[names]
         means = {name: total / max(counts[name], 1) for name, total in totals.items()}
-        largest = {name: float(value) for name, value in self.largest.items()}
-        shares = {name: effective_share(*row.tolist()) for name, row in self.moments.items()}
+        largest = {name: float(value) for name, value in self.maxima.items()}
+        shares = {name: effective_sample_share(*row.tolist()) for name, row in self.weight_moments.items()}
         work = {} if self.flops is None else {"learner/tokens": self.tokens, "learner/flops": float(self.flops)}
         return noted | means | largest | shares | work
 
 
-def effective_share(count: float, total: float, squares: float) -> float:
+def effective_sample_share(count: float, total: float, squares: float) -> float:
     """Effective sample size of importance weights as a share of their number, (sum w)^2 / (n sum w^2) (Kong, 1992)."""
     return total * total / (count * squares) if squares > 0 else 0.0

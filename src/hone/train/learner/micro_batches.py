@@ -5,7 +5,7 @@ import numpy as np
 from hone.core.ragged import Ints
 
 
-def within_budget(sizes: Ints, budget_tokens: int) -> list[Ints]:
+def split_by_token_budget(sizes: Ints, budget_tokens: int) -> list[Ints]:
     """Row numbers in pieces of at most `budget_tokens`, similar sizes together; a row above the budget goes alone.
 
     `sizes` `[rows]` tokens. Everything fits: one piece in the given order. No rows: no pieces.

@@ -1,8 +1,8 @@
 """The natural-gradient learner: one step a batch, as long as a bound on the change of the policy allows (TRPO).
 
 Belongs here: how `objectives.natural` is given its closures: gradients summed over micro-batches, and the loss and the
-distance of a policy as it stands. An algorithm is the `layout` and the `surrogate`. A critic, if there is one, is
-stepped by a learner of its own afterwards.
+distance of a policy as it stands. An algorithm is the `dynamics_rows` and the `surrogate`. A critic, if there is one,
+is stepped by a learner of its own afterwards.
 """
 
 import math
@@ -20,14 +20,14 @@ from hone.core.episodes import Episodes
 from hone.core.errors import DivergedError
 from hone.core.state import State, integer, substate
 from hone.objectives.kl import k3
-from hone.objectives.natural import TrustRegion, difference_product, natural_step
-from hone.objectives.terms import Terms
+from hone.objectives.natural import TrustRegion, finite_difference_product, trust_region_step
+from hone.objectives.terms import LossTerms
 from hone.train.learner.flat_parameters import FlatParameters
-from hone.train.learner.gradient import Batch, GradientLearner, Rows, micro_batches
-from hone.train.learner.metrics import Tally
+from hone.train.learner.gradient import GradientLearner, TensorBatch, TrainingRows, micro_batches
+from hone.train.learner.metrics import MetricsAccumulator
 
 P = TypeVar("P", bound=nn.Module)
-B = TypeVar("B", bound=Batch)
+B = TypeVar("B", bound=TensorBatch)
 
 
 class TrustRegionConfig(Config):
@@ -51,44 +51,44 @@ class TrustRegionConfig(Config):
             max_kl_nats=self.max_kl_nats,
             damping=self.damping,
             iterations=self.iterations,
-            backtracks=self.backtracks,
+            max_backtracks=self.backtracks,
             shrink=self.shrink,
-            least_gain=self.least_gain,
+            min_gain_share=self.least_gain,
         )
 
 
-def distance(now: Tensor, then: Tensor) -> Tensor:
+def k3_distance(logp: Tensor, old_logp: Tensor) -> Tensor:
     """exp(d) - 1 - d `[n]` nats, d = now - then: on decisions of `then`, the estimate of KL(then || now).
 
     Never negative, 0 with slope 0 at now = then, where its second derivative is the Fisher matrix on the sample.
     """
-    return k3(then, now)
+    return k3(old_logp, logp)
 
 
 @dataclass
-class NaturalLearner(Generic[P, B]):
-    """`policy` is improved by natural gradient steps of `parameters`, on rows made by `layout`."""
+class TrustRegionLearner(Generic[P, B]):
+    """`policy` is improved by natural gradient steps of `parameters`, on rows made by `dynamics_rows`."""
 
     policy: P
-    layout: Callable[[Episodes, Credits], Rows[B]]
-    surrogate: Callable[[P, B], tuple[Terms, Tensor]]
-    """The loss to lower, and the distance `[n]` nats from the policy as it was before the step (`distance`)."""
+    layout: Callable[[Episodes, Credits], TrainingRows[B]]
+    surrogate: Callable[[P, B], tuple[LossTerms, Tensor]]
+    """The loss to lower, and the distance `[n]` nats from the policy as it was before the step (`k3_distance`)."""
     parameters: FlatParameters
     region: TrustRegion
     critic: GradientLearner[P, B] | None = None
     """Stepped on the same episodes after the policy."""
-    foresee: Callable[[P, Episodes], Values] | None = None
+    predict_values: Callable[[P, Episodes], Values] | None = None
     micro_batch_tokens: int = 1 << 62
     updates: int = 0
 
     def values(self, episodes: Episodes) -> Values:
-        return NO_VALUES if self.foresee is None else self.foresee(self.policy, episodes)
+        return NO_VALUES if self.predict_values is None else self.predict_values(self.policy, episodes)
 
     def update(self, episodes: Episodes, credits: Credits) -> Metrics:
         """Raises DivergedError for a loss or gradient that is no number; the weights are then those before."""
         rows = self.layout(episodes, credits).weighted()
         count = sum(len(piece.tensors().weight) for piece in micro_batches(rows, self.micro_batch_tokens))
-        tally = Tally()
+        tally = MetricsAccumulator()
         loss, gradient = self._loss_gradient(rows, tally)
         norm = float(torch.linalg.vector_norm(gradient))
         if not (math.isfinite(loss) and math.isfinite(norm)):
@@ -97,11 +97,11 @@ class NaturalLearner(Generic[P, B]):
                 "was not taken: the weights are those before it. Look at the saved batch."
             )
         data = self.parameters.data.detach()
-        outcome = natural_step(
+        outcome = trust_region_step(
             data,
             gradient,
-            difference_product(data, lambda: self._distance_gradient(rows, count)),
-            lambda: self._judged(rows, count),
+            finite_difference_product(data, lambda: self._kl_gradient(rows, count)),
+            lambda: self._loss_and_kl(rows, count),
             self.region,
         )
         self.updates += 1
@@ -109,15 +109,15 @@ class NaturalLearner(Generic[P, B]):
             "policy/loss": loss,
             "policy/grad_norm": norm,
             "natural/accepted": float(outcome.accepted),
-            "natural/gain": outcome.gain,
+            "natural/gain": outcome.loss_decrease,
             "natural/kl_nats": outcome.kl_nats,
-            "natural/share": outcome.share,
+            "natural/share": outcome.step_share,
             "natural/tries": float(outcome.tries),
         }
         after = {} if self.critic is None else self.critic.update(episodes, credits)
         return {**credits.metrics, **after, **tally.means(), **told}
 
-    def _loss_gradient(self, rows: Rows[B], tally: Tally) -> tuple[float, Tensor]:
+    def _loss_gradient(self, rows: TrainingRows[B], tally: MetricsAccumulator) -> tuple[float, Tensor]:
         self.parameters.zero_grad()
         total = 0.0
         for piece in micro_batches(rows, self.micro_batch_tokens):
@@ -129,7 +129,7 @@ class NaturalLearner(Generic[P, B]):
             tally.add(terms)
         return total, self.parameters.gradient.clone()
 
-    def _distance_gradient(self, rows: Rows[B], count: int) -> Tensor:
+    def _kl_gradient(self, rows: TrainingRows[B], count: int) -> Tensor:
         self.parameters.zero_grad()
         for piece in micro_batches(rows, self.micro_batch_tokens):
             _, nats = self.surrogate(self.policy, piece.tensors())
@@ -137,7 +137,7 @@ class NaturalLearner(Generic[P, B]):
         return self.parameters.gradient
 
     @torch.no_grad()
-    def _judged(self, rows: Rows[B], count: int) -> tuple[float, float]:
+    def _loss_and_kl(self, rows: TrainingRows[B], count: int) -> tuple[float, float]:
         """Loss, and mean distance in nats, of the policy as it stands."""
         loss, nats = 0.0, 0.0
         for piece in micro_batches(rows, self.micro_batch_tokens):

@@ -14,13 +14,13 @@ import numpy as np
 from hone.core.clock import Clock, SystemClock
 from hone.core.errors import ConfigError, DataError
 from hone.core.random import permutation
-from hone.estimators.means import mean_interval, paired
+from hone.estimators.means import mean_interval, paired_difference
 from hone.report.run_page import write_report
 from hone.store.answers import AnswerRow, latest_answers
 from hone.store.evaluations import (
-    Evaluation,
-    Paired,
-    Pipeline,
+    EvaluationScore,
+    PairedDifference,
+    PipelineRecord,
     SideBySide,
     write_evaluations,
     write_pipeline,
@@ -28,42 +28,42 @@ from hone.store.evaluations import (
 )
 from hone.store.folder import check_name, open_run
 from hone.store.manifest import config_diff
-from hone.train.runner.reporter import Progress
-from hone.train.runner.run import MAY_CHANGE, Order, run
+from hone.train.runner.reporter import ProgressDisplay
+from hone.train.runner.run import RESUME_MAY_CHANGE, RunRequest, run
 
-SHOWN = 10
+SHOWN_QUESTIONS = 10
 """Questions shown side by side."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
+class PipelineStage:
     """One run of a pipeline; its order is made when its turn comes, because it may start from an earlier stage."""
 
     name: str
     steps: int
-    order: Callable[[], Order]
+    make_request: Callable[[], RunRequest]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Outcome:
+class PipelineResult:
     """Where a pipeline ended, and how its stages compare."""
 
     folder: Path
-    evaluations: Sequence[Evaluation]
-    comparisons: Sequence[Paired]
+    evaluations: Sequence[EvaluationScore]
+    comparisons: Sequence[PairedDifference]
     side_by_side: Sequence[SideBySide]
     seconds: float
 
 
 def run_pipeline(
     name: str,
-    stages: Sequence[Stage],
+    stages: Sequence[PipelineStage],
     *,
     root: Path,
     resume: bool,
-    progress: Progress,
+    progress: ProgressDisplay,
     clock: Clock | None = None,
-) -> Outcome:
+) -> PipelineResult:
     """Run the stages into `root/name` and compare them. With `resume`, stages that are done are passed over.
 
     Raises ConfigError when the pipeline was run before and is not to be resumed, or is to be resumed with other
@@ -77,34 +77,34 @@ def run_pipeline(
     if resume and not folder.exists():
         raise DataError(f"no pipeline {name} in {root} to resume: leave out --resume to start it")
     folder.mkdir(parents=True, exist_ok=True)
-    write_pipeline(folder, Pipeline(name=name, stages=tuple(stage.name for stage in stages)))
+    write_pipeline(folder, PipelineRecord(name=name, stages=tuple(stage.name for stage in stages)))
     began_s = clock.monotonic_s()
     for place, stage in enumerate(stages):
-        if _finished(folder / stage.name, stage.steps, clock):
+        if _is_finished(folder / stage.name, stage.steps, clock):
             _refuse_changes(folder / stage.name, stage, clock)
             progress.note(f"stage {stage.name} is done: passed over")
             continue
         _refuse_successors(folder, stage, stages[place + 1 :])
-        run(stage.order(), progress=progress, clock=clock)
+        run(stage.make_request(), progress=progress, clock=clock)
     answers = {stage.name: latest_answers(folder / stage.name) for stage in stages}
-    outcome = _compared(folder, answers, clock.monotonic_s() - began_s)
+    outcome = _compare_stages(folder, answers, clock.monotonic_s() - began_s)
     write_evaluations(folder, outcome.evaluations, outcome.comparisons)
     write_side_by_side(folder, outcome.side_by_side)
     write_report(folder)
     return outcome
 
 
-def _finished(folder: Path, steps: int, clock: Clock) -> bool:
+def _is_finished(folder: Path, steps: int, clock: Clock) -> bool:
     if not (folder / "manifest.json").is_file():
         return False
     saved = open_run(folder, clock=clock).checkpoints().steps()
     return bool(saved) and saved[-1] >= steps
 
 
-def _refuse_changes(folder: Path, stage: Stage, clock: Clock) -> None:
+def _refuse_changes(folder: Path, stage: PipelineStage, clock: Clock) -> None:
     """A stage that is passed over must be the one that the file describes."""
-    changes = config_diff(open_run(folder, clock=clock).config(), stage.order().settings)
-    changes = [line for line in changes if line.split(":", 1)[0] not in MAY_CHANGE]
+    changes = config_diff(open_run(folder, clock=clock).config(), stage.make_request().settings)
+    changes = [line for line in changes if line.split(":", 1)[0] not in RESUME_MAY_CHANGE]
     if changes:
         raise ConfigError(
             f"stage {stage.name} is done, with other settings than the file has now; undo these, or give the "
@@ -113,7 +113,7 @@ def _refuse_changes(folder: Path, stage: Stage, clock: Clock) -> None:
         )
 
 
-def _refuse_successors(folder: Path, stage: Stage, later: Sequence[Stage]) -> None:
+def _refuse_successors(folder: Path, stage: PipelineStage, later: Sequence[PipelineStage]) -> None:
     """What came after a stage began from where it stood: it cannot go on behind their backs."""
     begun = [one.name for one in later if (folder / one.name / "manifest.json").is_file()]
     if begun:
@@ -123,38 +123,40 @@ def _refuse_successors(folder: Path, stage: Stage, later: Sequence[Stage]) -> No
         )
 
 
-def _compared(folder: Path, answers: dict[str, list[AnswerRow]], seconds: float) -> Outcome:
+def _compare_stages(folder: Path, answers: dict[str, list[AnswerRow]], seconds: float) -> PipelineResult:
     names = [name for name, rows in answers.items() if any(row.score is not None for row in rows)]
     evaluations = [_evaluation(name, answers[name]) for name in names]
-    comparisons: list[Paired] = []
+    comparisons: list[PairedDifference] = []
     shown: list[SideBySide] = []
     for before, after in pairwise(names):
-        pairs = _pairs(answers[before], answers[after])
+        pairs = _paired_scores(answers[before], answers[after])
         if pairs:
             comparisons.append(_comparison(before, after, pairs))
             shown = _side_by_side(pairs)
-    return Outcome(folder=folder, evaluations=evaluations, comparisons=comparisons, side_by_side=shown, seconds=seconds)
+    return PipelineResult(
+        folder=folder, evaluations=evaluations, comparisons=comparisons, side_by_side=shown, seconds=seconds
+    )
 
 
-def _evaluation(stage: str, rows: Sequence[AnswerRow]) -> Evaluation:
+def _evaluation(stage: str, rows: Sequence[AnswerRow]) -> EvaluationScore:
     estimate = mean_interval(np.array([row.score for row in rows if row.score is not None], dtype=np.float64))
-    return Evaluation(
+    return EvaluationScore(
         stage=stage, metric="score", mean=estimate.mean, low=estimate.low, high=estimate.high, n=estimate.n
     )
 
 
-def _pairs(before: Sequence[AnswerRow], after: Sequence[AnswerRow]) -> list[tuple[AnswerRow, AnswerRow]]:
+def _paired_scores(before: Sequence[AnswerRow], after: Sequence[AnswerRow]) -> list[tuple[AnswerRow, AnswerRow]]:
     """Only questions that were scored both times count."""
     later = {row.id: row for row in after if row.score is not None}
     return [(row, later[row.id]) for row in before if row.score is not None and row.id in later]
 
 
-def _comparison(before: str, after: str, pairs: Sequence[tuple[AnswerRow, AnswerRow]]) -> Paired:
+def _comparison(before: str, after: str, pairs: Sequence[tuple[AnswerRow, AnswerRow]]) -> PairedDifference:
     scores = np.array(
         [(one.score, other.score) for one, other in pairs if one.score is not None and other.score is not None]
     ).reshape(-1, 2)
-    difference = paired(scores[:, 0], scores[:, 1])
-    return Paired(
+    difference = paired_difference(scores[:, 0], scores[:, 1])
+    return PairedDifference(
         before=before,
         after=after,
         difference=difference.difference,
@@ -167,7 +169,7 @@ def _comparison(before: str, after: str, pairs: Sequence[tuple[AnswerRow, Answer
 
 def _side_by_side(pairs: Sequence[tuple[AnswerRow, AnswerRow]]) -> list[SideBySide]:
     """Ten questions picked by a fixed draw, so that nobody picked the pretty ones."""
-    order = permutation(0, "side by side", count=len(pairs))[:SHOWN]
+    order = permutation(0, "side by side", count=len(pairs))[:SHOWN_QUESTIONS]
     return [
         SideBySide(
             prompt=pairs[place][0].prompt,

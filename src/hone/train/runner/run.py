@@ -22,21 +22,21 @@ from hone.envs.gym.fault_budget import LostTooOftenError
 from hone.native.memory import keep_freed_memory
 from hone.report.run_page import write_report
 from hone.store.certificate import CERTIFICATE, write_certificate
-from hone.store.checkpoints import Checkpoints
+from hone.store.checkpoints import CheckpointFolder
 from hone.store.codec import write_state
 from hone.store.folder import RunFolder, check_run, create_run, resume_run
-from hone.store.manifest import Facts, Setting, config_hash
+from hone.store.manifest import ConfigSetting, RunMetadata, config_hash
 from hone.store.metrics import open_metrics
 from hone.train.config import RunConfig
-from hone.train.invariance.check import certificate, job_trials
-from hone.train.job import Job
+from hone.train.invariance.check import build_certificate, job_gradient_probes
+from hone.train.job import TrainingJob
 from hone.train.loop import train
-from hone.train.runner.reporter import Progress, Reporter
+from hone.train.runner.reporter import ProgressDisplay, RunReporter
 from hone.train.runner.signals import StopRequest, stop_on_signals
 from hone.train.runner.step_timing import Stopwatch, timed
-from hone.train.runner.summary import closing
+from hone.train.runner.summary import closing_lines
 
-MAY_CHANGE = frozenset(
+RESUME_MAY_CHANGE = frozenset(
     {
         "steps",
         "run.log_every",
@@ -52,43 +52,46 @@ not change what a step computes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class RunRequest:
     """What is to be run, and how it was asked for."""
 
     config: RunConfig
-    settings: Mapping[str, Setting]
+    settings: Mapping[str, ConfigSetting]
     """Every dotted key of the config with its value and origin."""
-    build: Callable[[RunConfig], Job[Any]]
+    build: Callable[[RunConfig], TrainingJob[Any]]
     root: Path
     """The folder of all runs."""
     resume: bool = False
 
 
-def run(order: Order, *, progress: Progress, clock: Clock | None = None) -> RunFolder:
+def run(request: RunRequest, *, progress: ProgressDisplay, clock: Clock | None = None) -> RunFolder:
     """Carry out a run and return its folder, unlocked.
 
     Raises HoneError: data and resource faults before anything is written; DivergedError with a saved bundle;
     InterruptedRun after a signal, with a checkpoint.
     """
     clock = clock or SystemClock()
-    config = order.config
+    config = request.config
     prepare_device(config)
-    check_run(order.root, config.name, config=order.settings, resume=order.resume, may_change=MAY_CHANGE)
-    job = order.build(config)
+    check_run(request.root, config.name, config=request.settings, resume=request.resume, may_change=RESUME_MAY_CHANGE)
+    job = request.build(config)
     with contextlib.ExitStack() as stack:
         stack.callback(job.close)
-        facts = Facts(
+        facts = RunMetadata(
             hone_version=__version__,
-            dataset_fingerprint=job.fingerprint,
+            dataset_fingerprint=job.dataset_fingerprint,
             recipe=config.recipe,
             machine=f"{platform.machine()}, {config.run.threads} threads, {config.run.device}",
             versions={"python": platform.python_version(), "torch": torch.__version__, "numpy": np.__version__},
         )
-        with _folder(order, facts, clock, space_bytes(job, config)) as folder, stop_on_signals(progress.note) as stop:
-            _certify(order, job, folder, progress)
-            _train(order, job, folder, progress, stop, clock)
+        with (
+            _open_folder(request, facts, clock, checkpoints_bytes(job, config)) as folder,
+            stop_on_signals(progress.note) as stop,
+        ):
+            _certify(request, job, folder, progress)
+            _train(request, job, folder, progress, stop, clock)
             folder.log(f"finished step {config.steps}")
-            for line in closing(folder, job.recipe.learner.policy, clock):
+            for line in closing_lines(folder, job.recipe.learner.policy, clock):
                 folder.log(line)
                 progress.note(line)
             write_report(folder.path)
@@ -106,7 +109,7 @@ def prepare_device(config: RunConfig) -> None:
     keep_freed_memory()
 
 
-def space_bytes(job: Job[Any], config: RunConfig) -> int:
+def checkpoints_bytes(job: TrainingJob[Any], config: RunConfig) -> int:
     """What the checkpoints of a run will take: weights and two moments each, and one more while it is written."""
     policy = job.recipe.learner.policy
     if not isinstance(policy, torch.nn.Module):
@@ -116,12 +119,14 @@ def space_bytes(job: Job[Any], config: RunConfig) -> int:
 
 
 @contextlib.contextmanager
-def _folder(order: Order, facts: Facts, clock: Clock, need_bytes: int) -> Iterator[RunFolder]:
+def _open_folder(order: RunRequest, facts: RunMetadata, clock: Clock, need_bytes: int) -> Iterator[RunFolder]:
     name = order.config.name
     if order.resume:
-        folder = resume_run(order.root, name, config=order.settings, facts=facts, clock=clock, may_change=MAY_CHANGE)
+        folder = resume_run(
+            order.root, name, config=order.settings, metadata=facts, clock=clock, may_change=RESUME_MAY_CHANGE
+        )
     else:
-        folder = create_run(order.root, name, config=order.settings, facts=facts, clock=clock, need_bytes=need_bytes)
+        folder = create_run(order.root, name, config=order.settings, metadata=facts, clock=clock, need_bytes=need_bytes)
     try:
         yield folder
     except HoneError:
@@ -132,34 +137,41 @@ def _folder(order: Order, facts: Facts, clock: Clock, need_bytes: int) -> Iterat
         folder.close()
 
 
-def _certify(order: Order, job: Job[Any], folder: RunFolder, progress: Progress) -> None:
+def _certify(order: RunRequest, job: TrainingJob[Any], folder: RunFolder, progress: ProgressDisplay) -> None:
     """Keep with the run what its loss does when a batch is cut up; a loss that fails is told of, and trained by."""
     if order.resume or not order.config.run.certify:
         return
     try:
-        found = job_trials(job, order.config, own_credit=False)
+        found = job_gradient_probes(job, order.config, own_credit=False)
         if not found:
             return
-        kept = certificate(found, recipe=order.config.recipe, config_hash=config_hash(order.settings))
+        kept = build_certificate(found, recipe=order.config.recipe, config_hash=config_hash(order.settings))
     except HoneError as fault:
         folder.log(f"no certificate of the loss: {fault}", level="WARNING")
         return
     write_certificate(folder.path, kept)
-    folder.log(kept.line(), level="INFO" if kept.passed else "WARNING")
+    folder.log(kept.summary(), level="INFO" if kept.passed else "WARNING")
     if not kept.passed:
-        progress.note(f"{kept.line()}; see {folder.path / CERTIFICATE}")
+        progress.note(f"{kept.summary()}; see {folder.path / CERTIFICATE}")
 
 
-def _train(order: Order, job: Job[Any], folder: RunFolder, progress: Progress, stop: StopRequest, clock: Clock) -> None:
+def _train(
+    order: RunRequest,
+    job: TrainingJob[Any],
+    folder: RunFolder,
+    progress: ProgressDisplay,
+    stop: StopRequest,
+    clock: Clock,
+) -> None:
     config = order.config
     checkpoints = folder.checkpoints(keep_last=config.run.keep_last, keep_best=config.run.keep_best)
-    state, done, notes = _beginning(order, job, checkpoints)
+    state, done, notes = _initial_state(order, job, checkpoints)
     metrics, repairs = open_metrics(folder.metrics_path, after_step=done)
     for note in [*notes, *repairs]:
         folder.log(note, level="WARNING")
         progress.note(note)
     watch = Stopwatch(clock)
-    reporter = Reporter(
+    reporter = RunReporter(
         job=job,
         folder=folder,
         checkpoints=checkpoints,
@@ -168,24 +180,24 @@ def _train(order: Order, job: Job[Any], folder: RunFolder, progress: Progress, s
         steps=config.steps,
         progress=progress,
         stop=stop,
-        watch=watch,
+        stopwatch=watch,
         clock=clock,
         saved_step=done,
-        told_step=done,
+        last_step=done,
     )
     if state is not None:
         reporter.restore(substate(state, "report"))
     progress.start(config.steps, f"{config.name} ({config.recipe})")
     try:
-        train(timed(job.recipe, watch), steps=config.steps, report=reporter, first=done + 1)
+        train(timed(job.recipe, watch), steps=config.steps, callback=reporter, first_step=done + 1)
     except DivergedError as fault:
         raise DivergedError(
-            *fault.messages, f"the batch and the weights are in {_bundle(job, folder, watch)}"
+            *fault.messages, f"the batch and the weights are in {_save_divergence(job, folder, watch)}"
         ) from fault
     except LostTooOftenError:
-        reporter.tell_notes()
-        if reporter.told_step:
-            reporter.save(reporter.told_step)  # whole but for the running episodes, which begin anew
+        reporter.report_notices()
+        if reporter.last_step:
+            reporter.save(reporter.last_step)  # whole but for the running episodes, which begin anew
         raise
     except UserCodeError as fault:
         for message in fault.messages:  # the answers that could not be scored are among them
@@ -196,9 +208,11 @@ def _train(order: Order, job: Job[Any], folder: RunFolder, progress: Progress, s
         metrics.close()
 
 
-def _beginning(order: Order, job: Job[Any], checkpoints: Checkpoints) -> "tuple[State | None, int, list[str]]":
+def _initial_state(
+    order: RunRequest, job: TrainingJob[Any], checkpoints: CheckpointFolder
+) -> "tuple[State | None, int, list[str]]":
     """The state to go on from, if any, the steps that are done, and what is to be told."""
-    cleaned = checkpoints.clean()
+    cleaned = checkpoints.remove_leftovers()
     notes = [*job.warnings, *cleaned]
     never_saved = not checkpoints.steps() and (bool(cleaned) or not checkpoints.folder.exists())
     if not order.resume:
@@ -211,9 +225,9 @@ def _beginning(order: Order, job: Job[Any], checkpoints: Checkpoints) -> "tuple[
     return state, done, notes + told
 
 
-def _restore(job: Job[Any], checkpoints: Checkpoints, steps: int) -> tuple[State, int, list[str]]:
+def _restore(job: TrainingJob[Any], checkpoints: CheckpointFolder, steps: int) -> tuple[State, int, list[str]]:
     """Put the recipe where the newest whole checkpoint stands; returns its state, its step, and what is to be told."""
-    checkpoint = checkpoints.newest_whole()
+    checkpoint = checkpoints.newest_intact()
     notes = [*checkpoint.warnings, f"going on from {checkpoint.folder}"]
     job.load_policy(checkpoint.policy_folder)
     state = checkpoint.state()
@@ -229,7 +243,7 @@ def _restore(job: Job[Any], checkpoints: Checkpoints, steps: int) -> tuple[State
     return state, done, notes
 
 
-def _bundle(job: Job[Any], folder: RunFolder, watch: Stopwatch) -> Path:
+def _save_divergence(job: TrainingJob[Any], folder: RunFolder, watch: Stopwatch) -> Path:
     """What is needed to see why a step failed: its episodes, its credits, and the policy before it."""
     place = folder.path / "diverged"
     (place / "policy").mkdir(parents=True, exist_ok=True)
@@ -237,7 +251,7 @@ def _bundle(job: Job[Any], folder: RunFolder, watch: Stopwatch) -> Path:
     episodes, credits = watch.episodes, watch.credits
     if episodes is not None and credits is not None:
         batch: State = {
-            "seen": _seen(episodes),
+            "seen": _observations_state(episodes),
             "chosen": episodes.chosen,
             "logp": episodes.logp,
             "reward": episodes.reward,
@@ -251,7 +265,7 @@ def _bundle(job: Job[Any], folder: RunFolder, watch: Stopwatch) -> Path:
     return place
 
 
-def _seen(episodes: Episodes) -> State:
+def _observations_state(episodes: Episodes) -> State:
     if isinstance(episodes.seen, Transcript):
         return {"tokens": episodes.seen.tokens, "offsets": episodes.seen.offsets, "at": episodes.seen.at}
     return {"observations": episodes.seen}

@@ -18,7 +18,7 @@ class StopRequest:
     signal_number: int | None = None
 
     @property
-    def asked(self) -> bool:
+    def requested(self) -> bool:
         return self.signal_number is not None
 
     @property
@@ -38,7 +38,7 @@ def stop_on_signals(note: Callable[[str], None]) -> Iterator[StopRequest]:
         return
 
     def handle(number: int, _frame: FrameType | None) -> None:
-        if request.asked:
+        if request.requested:
             os._exit(EXIT_CODES[signal.Signals(number)])  # the last checkpoint is whole; nothing else needs us
         request.signal_number = number
         with suppress(RuntimeError):  # the signal came in the middle of a write to the same stream

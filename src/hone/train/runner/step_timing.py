@@ -29,7 +29,7 @@ class Stopwatch:
         self.seconds[name] = self.seconds.get(name, 0.0) + self.clock.monotonic_s() - start
         return result
 
-    def tell(self) -> Metrics:
+    def pop_metrics(self) -> Metrics:
         told = {f"time/{name}_s": seconds for name, seconds in self.seconds.items()}
         self.seconds.clear()
         return told
@@ -38,14 +38,14 @@ class Stopwatch:
 @dataclass
 class TimedSource(Generic[P]):
     source: Source[P]
-    watch: Stopwatch
+    stopwatch: Stopwatch
 
     def collect(self) -> Episodes:
-        self.watch.episodes = self.watch.time("collect", self.source.collect)
-        return self.watch.episodes
+        self.stopwatch.episodes = self.stopwatch.time("collect", self.source.collect)
+        return self.stopwatch.episodes
 
     def publish(self, policy: P) -> None:
-        self.watch.time("publish", lambda: self.source.publish(policy))
+        self.stopwatch.time("publish", lambda: self.source.publish(policy))
 
     def metrics(self) -> Metrics:
         return self.source.metrics()
@@ -60,18 +60,18 @@ class TimedSource(Generic[P]):
 @dataclass
 class TimedLearner(Generic[P]):
     learner: Learner[P]
-    watch: Stopwatch
+    stopwatch: Stopwatch
 
     @property
     def policy(self) -> P:
         return self.learner.policy
 
     def values(self, episodes: Episodes) -> Values:
-        return self.watch.time("values", lambda: self.learner.values(episodes))
+        return self.stopwatch.time("values", lambda: self.learner.values(episodes))
 
     def update(self, episodes: Episodes, credits: Credits) -> Metrics:
-        self.watch.credits = credits
-        return self.watch.time("update", lambda: self.learner.update(episodes, credits))
+        self.stopwatch.credits = credits
+        return self.stopwatch.time("update", lambda: self.learner.update(episodes, credits))
 
     def state(self) -> State:
         return self.learner.state()
@@ -80,10 +80,10 @@ class TimedLearner(Generic[P]):
         self.learner.restore(state)
 
 
-def timed(recipe: Recipe[P], watch: Stopwatch) -> Recipe[P]:
+def timed(recipe: Recipe[P], stopwatch: Stopwatch) -> Recipe[P]:
     """The same recipe, its parts timed."""
     return Recipe(
-        source=TimedSource(recipe.source, watch),
-        credit=lambda episodes, values: watch.time("credit", lambda: recipe.credit(episodes, values)),
-        learner=TimedLearner(recipe.learner, watch),
+        source=TimedSource(recipe.source, stopwatch),
+        credit=lambda episodes, values: stopwatch.time("credit", lambda: recipe.credit(episodes, values)),
+        learner=TimedLearner(recipe.learner, stopwatch),
     )

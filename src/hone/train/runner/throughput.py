@@ -8,26 +8,26 @@ from hone.core.clock import Clock
 from hone.models.language.token_policy import TokenPolicy
 from hone.store.speed import MatmulRate
 
-MEASURE_S: Final = 0.1
+MATMUL_MEASURE_S: Final = 0.1
 
 
-_SIZE: Final = {"cpu": 1024, "cuda": 8192}
+_MATMUL_SIZE: Final = {"cpu": 1024, "cuda": 8192}
 
 
-def matmul_rate(policy: TokenPolicy, *, clock: Clock, seconds_s: float = MEASURE_S) -> MatmulRate:
+def matmul_rate(policy: TokenPolicy, *, clock: Clock, seconds_s: float = MATMUL_MEASURE_S) -> MatmulRate:
     """What products of large square matrices reach, where and in what the policy computes: the best of those that fit
     in `seconds_s`, three at least."""
     device, dtype = policy.decoder.device, policy.decoder.compute
-    size = _SIZE.get(device.type, _SIZE["cpu"])
+    size = _MATMUL_SIZE.get(device.type, _MATMUL_SIZE["cpu"])
     left, right = torch.randn(2, size, size, device=device, dtype=torch.float32).to(dtype)
     best_s, spent_s, count = float("inf"), 0.0, 0
     with torch.inference_mode():
         torch.mm(left, right)  # threads and kernels are made ready
-        _wait_for(device)
+        _synchronise(device)
         while count < 3 or spent_s < seconds_s:
             start = clock.monotonic_s()
             torch.mm(left, right)
-            _wait_for(device)
+            _synchronise(device)
             took_s = clock.monotonic_s() - start
             best_s, spent_s, count = min(best_s, took_s), spent_s + max(took_s, 1e-6), count + 1
     return MatmulRate(
@@ -38,6 +38,6 @@ def matmul_rate(policy: TokenPolicy, *, clock: Clock, seconds_s: float = MEASURE
     )
 
 
-def _wait_for(device: torch.device) -> None:
+def _synchronise(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.synchronize(device)

@@ -1,10 +1,10 @@
 """Collecting ahead of the learner: asynchrony as a source.
 
 The batch of step n is begun under the policy that step n - 1 - k left behind (the first one, in the first k steps).
-With `overlap` it is collected in a thread while the learner works. `publish` then waits for its end: the schedule is
-fixed, a run does not depend on how fast anything is, and a resumed run is the same run. Or, with `midway`, it hands the
-new policy to the batch that is being collected (partial rollouts): nobody waits for the longest answer, an episode may
-be of several versions, and which of them decided what depends on time.
+With `find_overlap` it is collected in a thread while the learner works. `publish` then waits for its end: the schedule
+is fixed, a run does not depend on how fast anything is, and a resumed run is the same run. Or, with `midway`, it hands
+the new policy to the batch that is being collected (partial rollouts): nobody waits for the longest answer, an episode
+may be of several versions, and which of them decided what depends on time.
 """
 
 from collections import deque
@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from hone.core.credit import Metrics
 from hone.core.episodes import Episodes, Transcript
 from hone.core.errors import DataError
-from hone.core.ragged import Ragged
+from hone.core.ragged import RaggedArray
 from hone.core.state import State, array, integer, substate
 from hone.train.loop import Source
 
@@ -27,17 +27,18 @@ P = TypeVar("P")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Batch:
+class _CollectedBatch:
     episodes: Episodes
     metrics: Metrics
     """What its source told of it."""
 
 
 @dataclass
-class Ahead(Generic[P]):
+class AsyncSource(Generic[P]):
     """Hands out batches that are at most `most` versions old: an episode in which any decision is older is dropped.
 
-    `overlap` needs an actor whose weights change on `publish` only, and a source that one thread at a time may use;
+    `find_overlap` needs an actor whose weights change on `publish` only, and a source that one thread at a time may
+    use;
     `midway` needs one whose `publish` may be called by another thread than the one that collects.
 
     A batch is begun when fewer than `most + 1` are begun and not handed out, so that none grows too old by waiting its
@@ -45,101 +46,104 @@ class Ahead(Generic[P]):
     """
 
     source: Source[P]
-    most: int
-    overlap: bool = False
-    midway: bool = False
+    max_staleness: int
+    in_background: bool = False
+    partial_rollouts: bool = False
     version: int = -1
     """Of the policy that learns."""
-    _ready: deque[_Batch] = field(default_factory=deque[_Batch])
-    _told: Metrics = field(default_factory=dict[str, float])
-    _threads: ThreadPoolExecutor | None = None
-    _running: "deque[Future[None]]" = field(default_factory=deque["Future[None]"])
-    _owed: int = 0
+    _ready: deque[_CollectedBatch] = field(default_factory=deque[_CollectedBatch])
+    _last_metrics: Metrics = field(default_factory=dict[str, float])
+    _executor: ThreadPoolExecutor | None = None
+    _futures: "deque[Future[None]]" = field(default_factory=deque["Future[None]"])
+    _outstanding: int = 0
     """Batches that are begun, or will be, and not handed out."""
 
     def collect(self) -> Episodes:
-        if not self.overlap:
-            for _ in range(self._missing()):
-                self._gather()
+        if not self.in_background:
+            for _ in range(self._reserve_batches()):
+                self._collect_batch()
         dropped: list[NDArray[np.int64]] = []
         while True:
-            if not self._owed:
-                self._missing(least=1)
-                self._gather()
+            if not self._outstanding:
+                self._reserve_batches(minimum=1)
+                self._collect_batch()
             while not self._ready:
-                self._running.popleft().result()
-            self._owed -= 1
+                self._futures.popleft().result()
+            self._outstanding -= 1
             batch = self._ready.popleft()
-            fresh = self._fresh(batch.episodes)
+            fresh = self._is_fresh(batch.episodes)
             dropped.append(batch.episodes.lengths[~fresh])
             if fresh.any():
                 episodes = batch.episodes if fresh.all() else batch.episodes.take(np.flatnonzero(fresh))
-                self._told = {**batch.metrics, **self._figures(episodes, np.concatenate(dropped))}
+                self._last_metrics = {**batch.metrics, **self._staleness_metrics(episodes, np.concatenate(dropped))}
                 return episodes
 
     def publish(self, policy: P) -> None:
         """Waits for what is being collected, so that its policy does not change under it; with `midway` what is being
         collected goes on under the new one."""
-        self._wait(done_only=self.midway)
+        self._wait_for_batches(done_only=self.partial_rollouts)
         self.version += 1
         self.source.publish(policy)
-        if self.overlap:
-            self._threads = self._threads or ThreadPoolExecutor(1, thread_name_prefix="ahead")
-            self._running.extend(self._threads.submit(self._gather) for _ in range(self._missing()))
+        if self.in_background:
+            self._executor = self._executor or ThreadPoolExecutor(1, thread_name_prefix="ahead")
+            self._futures.extend(self._executor.submit(self._collect_batch) for _ in range(self._reserve_batches()))
 
     def metrics(self) -> Metrics:
         """What was told of the batch that was handed out last, and how old it was."""
-        told, self._told = self._told, {}
+        told, self._last_metrics = self._last_metrics, {}
         return told
 
     def state(self) -> State:
         """Waits for what is being collected: it is part of the state, so that no answer is asked for twice."""
-        self._wait()
+        self._wait_for_batches()
         batches: State = {
-            str(place): {"episodes": pack(batch.episodes), "metrics": {**batch.metrics}}
+            str(place): {"episodes": pack_episodes(batch.episodes), "metrics": {**batch.metrics}}
             for place, batch in enumerate(self._ready)
         }
         return {"version": self.version, "count": len(batches), "batches": batches, "source": self.source.state()}
 
     def restore(self, state: State) -> None:
-        self._wait()
+        self._wait_for_batches()
         self.version = integer(state, "version") - 1  # the loop publishes the restored policy before its first step
         self.source.restore(substate(state, "source"))
         batches = substate(state, "batches") if integer(state, "count") else {}
         saved = [substate(batches, str(place)) for place in range(integer(state, "count"))]
         self._ready = deque(
-            _Batch(episodes=unpack(substate(one, "episodes")), metrics=_numbers(one.get("metrics"))) for one in saved
+            _CollectedBatch(
+                episodes=unpack_episodes(substate(one, "episodes")), metrics=_metrics_of(one.get("metrics"))
+            )
+            for one in saved
         )
-        self._owed = len(self._ready)
+        self._outstanding = len(self._ready)
 
     def close(self) -> None:
         """End the thread, once what it collects is there. Raises nothing: nobody will use what it collected."""
-        if self._threads is not None:
-            self._threads.shutdown(wait=True, cancel_futures=True)
-        self._threads = None
-        self._running.clear()
+        if self._executor is not None:
+            self._executor.shutdown(wait=True, cancel_futures=True)
+        self._executor = None
+        self._futures.clear()
 
-    def _missing(self, *, least: int = 0) -> int:
+    def _reserve_batches(self, *, minimum: int = 0) -> int:
         """How many batches are to be begun now; they count as owed from here on."""
-        count = max(least, self.most + 1 - self._owed)
-        self._owed += count
+        count = max(minimum, self.max_staleness + 1 - self._outstanding)
+        self._outstanding += count
         return count
 
-    def _gather(self) -> None:
+    def _collect_batch(self) -> None:
         episodes = self.source.collect()
-        self._ready.append(_Batch(episodes=episodes, metrics=self.source.metrics()))
+        self._ready.append(_CollectedBatch(episodes=episodes, metrics=self.source.metrics()))
 
-    def _wait(self, *, done_only: bool = False) -> None:
+    def _wait_for_batches(self, *, done_only: bool = False) -> None:
         """Raises what went wrong in the thread."""
-        while self._running and (not done_only or self._running[0].done()):
-            self._running.popleft().result()
+        while self._futures and (not done_only or self._futures[0].done()):
+            self._futures.popleft().result()
 
-    def _fresh(self, episodes: Episodes) -> NDArray[np.bool_]:
+    def _is_fresh(self, episodes: Episodes) -> NDArray[np.bool_]:
         """`[E]` whether no decision of the episode is too old."""
-        old = episodes.version < self.version - self.most
+        old = episodes.version < self.version - self.max_staleness
         return np.bincount(episodes.owner[old], minlength=len(episodes)) == 0
 
-    def _figures(self, episodes: Episodes, dropped: NDArray[np.int64]) -> Metrics:
+    def _staleness_metrics(self, episodes: Episodes, dropped: NDArray[np.int64]) -> Metrics:
         age = self.version - episodes.version
         kept = episodes.lengths
         told: Metrics = {
@@ -147,7 +151,7 @@ class Ahead(Generic[P]):
             "ahead/staleness_max": float(age.max()),
             "ahead/dropped": len(dropped) / (len(dropped) + len(kept)),
         }
-        if self.midway:
+        if self.partial_rollouts:
             turned = (episodes.version[1:] != episodes.version[:-1]) & (episodes.owner[1:] == episodes.owner[:-1])
             mixed = np.bincount(episodes.owner[1:][turned], minlength=len(kept)) > 0
             told["ahead/several_versions"] = float(mixed.mean())
@@ -158,7 +162,7 @@ class Ahead(Generic[P]):
         return told
 
 
-def pack(episodes: Episodes) -> State:
+def pack_episodes(episodes: Episodes) -> State:
     """Every column, as a state tree."""
     seen = episodes.seen
     saved: State = {
@@ -184,8 +188,8 @@ def pack(episodes: Episodes) -> State:
     return {**saved, "transcript": transcript}
 
 
-def unpack(state: State) -> Episodes:
-    """What `pack` packed. Raises DataError where a column is missing."""
+def unpack_episodes(state: State) -> Episodes:
+    """What `pack_episodes` packed. Raises DataError where a column is missing."""
     return Episodes(
         offsets=array(state, "offsets").astype(np.int64),
         seen=_transcript(substate(state, "transcript")) if "transcript" in state else array(state, "seen"),
@@ -196,18 +200,18 @@ def unpack(state: State) -> Episodes:
         group=array(state, "group").astype(np.int64),
         terminated=array(state, "terminated").astype(np.bool_),
         truncated=array(state, "truncated").astype(np.bool_),
-        final=_optional(state, "final", lambda column: column),
+        final=_optional_column(state, "final", lambda column: column),
         score=array(state, "score").astype(np.float64),
         status=array(state, "status").astype(np.uint8),
-        components=_optional(state, "components", lambda column: column.astype(np.float64)),
-        baseline=_optional(state, "baseline", lambda column: column.astype(np.float64)),
+        components=_optional_column(state, "components", lambda column: column.astype(np.float64)),
+        baseline=_optional_column(state, "baseline", lambda column: column.astype(np.float64)),
     )
 
 
 C = TypeVar("C", bound=np.generic)
 
 
-def _optional(
+def _optional_column(
     state: State, name: str, made: Callable[[NDArray[np.generic]], NDArray[C]]
 ) -> NDArray[C] | None:  # fmt: skip
     return None if state.get(name) is None else made(array(state, name))
@@ -221,14 +225,14 @@ def _transcript(state: State) -> Transcript:
         at=array(state, "at").astype(np.int64),
         kept=None
         if kept is None
-        else Ragged(
+        else RaggedArray(
             values=array(kept, "values").astype(np.int32),
             offsets=array(kept, "offsets").astype(np.int64),
         ),
     )
 
 
-def _numbers(state: object) -> Metrics:
+def _metrics_of(state: object) -> Metrics:
     if not isinstance(state, dict):
         raise DataError("a batch that was collected ahead has no metrics in the saved state")
     return {str(name): float(value) for name, value in state.items()}

@@ -20,7 +20,7 @@ P = TypeVar("P")
 
 
 @dataclass
-class Refill(Generic[P]):
+class DynamicSampling(Generic[P]):
     """As many groups as one `collect` of `source` yields, those that are `wanted` first (DAPO, Yu et al., 2025).
 
     At most `most_rounds` collections; if they do not suffice, unwanted groups fill the batch up, so that its size, and
@@ -29,27 +29,27 @@ class Refill(Generic[P]):
     """
 
     source: Source[P]
-    wanted: Callable[[Episodes], NDArray[np.bool_]]
+    is_informative: Callable[[Episodes], NDArray[np.bool_]]
     """Episodes -> `[E]`, all of a group alike."""
-    most_rounds: int = 10
-    told: Metrics = field(default_factory=dict[str, float])
+    max_rounds: int = 10
+    last_metrics: Metrics = field(default_factory=dict[str, float])
 
     def collect(self) -> Episodes:
         rounds = [self.source.collect()]
         size = len(np.unique(rounds[0].group))
-        found, asked = np.unique(rounds[0].group[self.wanted(rounds[0])]), size
-        while len(found) < size and len(rounds) < self.most_rounds:
+        found, asked = np.unique(rounds[0].group[self.is_informative(rounds[0])]), size
+        while len(found) < size and len(rounds) < self.max_rounds:
             more = self.source.collect()
             rounds.append(more)
             asked += len(np.unique(more.group))
-            found = np.concatenate((found, np.unique(more.group[self.wanted(more)])))
+            found = np.concatenate((found, np.unique(more.group[self.is_informative(more)])))
         everything = concatenate(rounds)
         kept = found[:size]
         if len(kept) < size:
             others = np.setdiff1d(everything.group, kept)
             kept = np.concatenate((kept, others[: size - len(kept)]))
         batch = everything.take(np.flatnonzero(np.isin(everything.group, kept)))
-        self.told = {
+        self.last_metrics = {
             "refill/rounds": float(len(rounds)),
             "refill/informative_groups": len(found) / asked,
             "refill/filled_up_groups": float(max(0, size - len(found))),
@@ -61,7 +61,7 @@ class Refill(Generic[P]):
         self.source.publish(policy)
 
     def metrics(self) -> Metrics:
-        told, self.told = self.told, {}
+        told, self.last_metrics = self.last_metrics, {}
         return {**self.source.metrics(), **told}
 
     def state(self) -> State:

@@ -19,7 +19,7 @@ A_contra = TypeVar("A_contra", contravariant=True)
 P_contra = TypeVar("P_contra", contravariant=True)
 
 
-class World(Protocol[A_contra]):
+class RolloutEnvironment(Protocol[A_contra]):
     """What answers an action: a text task, a Gymnasium vector environment, bandit arms."""
 
     def rollout(self, actor: A_contra) -> Episodes:
@@ -40,59 +40,59 @@ class Actor(Protocol[P_contra]):
 
 
 @dataclass
-class Lived:
+class EpisodeStats:
     """Outcomes of the episodes that ended since they were last told; pieces that were cut have no outcome yet."""
 
     scores: list[np.ndarray] = field(default_factory=list[np.ndarray])
     truncated: int = 0
     decisions: int = 0
-    missing: int = 0
+    unscored: int = 0
 
     def add(self, episodes: Episodes) -> None:
         ended = episodes.terminated | episodes.truncated
         counted = ended & episodes.scored
         self.decisions += episodes.decisions
-        self.missing += int((ended & ~episodes.scored).sum())
+        self.unscored += int((ended & ~episodes.scored).sum())
         if counted.any():
             self.scores.append(episodes.score[counted])
         self.truncated += int(episodes.truncated.sum())
 
-    def tell(self) -> Metrics:
+    def pop_metrics(self) -> Metrics:
         """`reward/mean` and `reward/std` over episodes that ended, counts beside them; then forget."""
         metrics: Metrics = {"episodes/decisions": float(self.decisions)}
         scores = np.concatenate(self.scores) if self.scores else np.zeros(0)
-        ended = len(scores) + self.missing
+        ended = len(scores) + self.unscored
         metrics["episodes/ended"] = float(ended)
         if len(scores):
             metrics |= {"reward/mean": float(scores.mean()), "reward/std": float(scores.std())}
         if ended:
             metrics |= {
                 "episodes/truncated": self.truncated / ended,
-                "reward/missing": self.missing / ended,
+                "reward/missing": self.unscored / ended,
             }
-        self.scores, self.truncated, self.decisions, self.missing = [], 0, 0, 0
+        self.scores, self.truncated, self.decisions, self.unscored = [], 0, 0, 0
         return metrics
 
 
-def no_figures() -> Metrics:
+def no_metrics() -> Metrics:
     """Nothing to tell."""
     return {}
 
 
 @dataclass
-class Live(Generic[P]):
+class LiveSource(Generic[P]):
     """Acts in a world. `version` counts publications: the episodes of step n are decided by version n - 1."""
 
-    world: World[Any]  # the recipe pairs a world with an actor that it can ask
+    world: RolloutEnvironment[Any]  # the recipe pairs a world with an actor that it can ask
     actor: Actor[P]
     version: int = -1
-    figures: Callable[[], Metrics] = no_figures
+    actor_metrics: Callable[[], Metrics] = no_metrics
     """What the actor has to tell of its latest episodes."""
-    lived: Lived = field(default_factory=Lived)
+    episode_stats: EpisodeStats = field(default_factory=EpisodeStats)
 
     def collect(self) -> Episodes:
         episodes = self.world.rollout(self.actor)
-        self.lived.add(episodes)
+        self.episode_stats.add(episodes)
         return episodes
 
     def publish(self, policy: P) -> None:
@@ -100,7 +100,7 @@ class Live(Generic[P]):
         self.actor.publish(policy, self.version)
 
     def metrics(self) -> Metrics:
-        return {**self.lived.tell(), **self.figures()}
+        return {**self.episode_stats.pop_metrics(), **self.actor_metrics()}
 
     def state(self) -> State:
         return {"version": self.version, "world": self.world.state()}

@@ -14,25 +14,25 @@ P = TypeVar("P")
 
 
 @dataclass
-class Logged(Generic[P]):
+class LogSource(Generic[P]):
     """Reads a log back, `batch` episodes at a time, in a fresh permutation each epoch; no row is ever skipped.
 
     The cursor is one integer: the order is recomputed from (seed, epoch), so an exact resume costs nothing.
     """
 
     log: Episodes
-    batch: int
+    batch_size: int
     seed: int
-    drawn: int = 0
+    rows_drawn: int = 0
 
     def collect(self) -> Episodes:
         picks: list[np.ndarray] = []
-        wanted = self.batch
+        wanted = self.batch_size
         while wanted:
-            epoch, start = divmod(self.drawn, len(self.log))
+            epoch, start = divmod(self.rows_drawn, len(self.log))
             order = self._order(epoch)[start : start + wanted]
             picks.append(order)
-            self.drawn += len(order)
+            self.rows_drawn += len(order)
             wanted -= len(order)
         return self.log.take(np.concatenate(picks))
 
@@ -43,10 +43,10 @@ class Logged(Generic[P]):
         return {}
 
     def state(self) -> State:
-        return {"drawn": self.drawn}
+        return {"drawn": self.rows_drawn}
 
     def restore(self, state: State) -> None:
-        self.drawn = integer(state, "drawn")
+        self.rows_drawn = integer(state, "drawn")
 
     def _order(self, epoch: int) -> np.ndarray:
         if self._cached_epoch != epoch:

@@ -16,14 +16,14 @@ from hone.core.credit import Metrics
 from hone.core.episodes import Episodes
 from hone.core.errors import ConfigError
 from hone.core.state import State, array, substate
-from hone.credit.moments import Floats, Moments, ReturnScale
-from hone.models.control.actor_critic import Policy
+from hone.credit.moments import Floats, ReturnScale, RunningMeanStd
+from hone.models.control.actor_critic import ControlPolicy
 from hone.train.loop import Source
 
-P = TypeVar("P", bound=Policy)
+P = TypeVar("P", bound=ControlPolicy)
 
 
-class Normalise(Config):
+class NormaliseConfig(Config):
     """What is brought to a common scale by running statistics; MountainCar and MuJoCo need it."""
 
     observations: bool = False
@@ -35,20 +35,20 @@ class Normalise(Config):
 
 
 @dataclass
-class Normalised(Generic[P]):
+class NormalisedObservations(Generic[P]):
     """Another source, whose observations the policy sees normalised by what was seen before its publication."""
 
     source: Source[P]
-    moments: Moments
+    moments: RunningMeanStd
     limit: float
-    taken: tuple[Floats, Floats] | None = None
+    published_statistics: tuple[Floats, Floats] | None = None
     """Mean and scale that the policy has taken up; more may have been seen since, by a source that runs ahead."""
-    again: bool = False
+    just_restored: bool = False
     """Whether the next publication is that of a restored policy."""
 
     def collect(self) -> Episodes:
         episodes = self.source.collect()
-        self.moments.absorb(episodes.observations.reshape(episodes.decisions, -1))
+        self.moments.update(episodes.observations.reshape(episodes.decisions, -1))
         return episodes
 
     def publish(self, policy: P) -> None:
@@ -58,10 +58,10 @@ class Normalised(Generic[P]):
             raise ConfigError(
                 "normalise.observations = true: these observations are numbers of states; set it to false"
             )
-        if self.taken is None or not self.again:
-            self.taken = self.moments.mean, self.moments.std
-        self.again = False
-        mean, scale = (tuple(numbers.tolist()) for numbers in self.taken)
+        if self.published_statistics is None or not self.just_restored:
+            self.published_statistics = self.moments.mean, self.moments.std
+        self.just_restored = False
+        mean, scale = (tuple(numbers.tolist()) for numbers in self.published_statistics)
         policy.spaces = replace(policy.spaces, inputs=replace(inputs, mean=mean, scale=scale, limit=self.limit))
         self.source.publish(policy)
 
@@ -70,48 +70,48 @@ class Normalised(Generic[P]):
 
     def state(self) -> State:
         source = self.source.state()
-        mean, scale = self.taken or (self.moments.mean, self.moments.std)
+        mean, scale = self.published_statistics or (self.moments.mean, self.moments.std)
         return {"source": source, "seen": self.moments.state(), "mean": mean.copy(), "scale": scale.copy()}
 
     def restore(self, state: State) -> None:
         self.source.restore(substate(state, "source"))
         self.moments.restore(substate(state, "seen"))
-        self.taken = array(state, "mean").astype(np.float64), array(state, "scale").astype(np.float64)
-        self.again = True
+        self.published_statistics = array(state, "mean").astype(np.float64), array(state, "scale").astype(np.float64)
+        self.just_restored = True
 
 
 @dataclass
-class Rescaled(Generic[P]):
+class RescaledRewards(Generic[P]):
     """Another source, with rewards in units of the spread of returns so far. Scores stay as they were paid."""
 
     source: Source[P]
-    spread: ReturnScale
+    return_scale: ReturnScale
     limit: float
 
     def collect(self) -> Episodes:
         episodes = self.source.collect()
-        self.spread.absorb(episodes)
-        reward = (episodes.reward / self.spread.scale).clip(-self.limit, self.limit)
+        self.return_scale.update(episodes)
+        reward = (episodes.reward / self.return_scale.scale).clip(-self.limit, self.limit)
         return replace(episodes, reward=reward.astype(np.float32))
 
     def publish(self, policy: P) -> None:
         self.source.publish(policy)
 
     def metrics(self) -> Metrics:
-        return {**self.source.metrics(), "reward/scale": self.spread.scale}
+        return {**self.source.metrics(), "reward/scale": self.return_scale.scale}
 
     def state(self) -> State:
-        return {"source": self.source.state(), "paid": self.spread.state()}
+        return {"source": self.source.state(), "paid": self.return_scale.state()}
 
     def restore(self, state: State) -> None:
         self.source.restore(substate(state, "source"))
-        self.spread.restore(substate(state, "paid"))
+        self.return_scale.restore(substate(state, "paid"))
 
 
-def normalised(source: Source[P], config: Normalise, *, size: int, discount: float) -> Source[P]:
+def with_normalisation(source: Source[P], config: NormaliseConfig, *, size: int, discount: float) -> Source[P]:
     """`source` with what `config` asks for; `size` numbers make an observation."""
     if config.rewards:
-        source = Rescaled(source, ReturnScale(discount), config.limit)
+        source = RescaledRewards(source, ReturnScale(discount), config.limit)
     if config.observations:
-        source = Normalised(source, Moments(size), config.limit)
+        source = NormalisedObservations(source, RunningMeanStd(size), config.limit)
     return source

@@ -14,7 +14,7 @@ from hone.train.loop import Source
 P = TypeVar("P")
 
 
-class Memory(Protocol):
+class ReplayBuffer(Protocol):
     """What was lived through, kept (`hone.replay`): transitions or steps, by priority or not, or whole episodes."""
 
     def __len__(self) -> int:
@@ -35,29 +35,29 @@ class Memory(Protocol):
 
 
 @dataclass
-class Replay(Generic[P]):
+class ReplaySource(Generic[P]):
     """Remembers what another source lives through and hands out a sample of it, as its memory draws it.
 
     Until `warmup` decisions are in memory it goes on collecting, so the first update already sees that many.
     """
 
     source: Source[P]
-    ring: Memory
-    sample: int
+    buffer: ReplayBuffer
+    sample_size: int
     """Transitions handed out per step."""
     warmup: int
     seed: int
-    drawn: int = 0
+    samples_drawn: int = 0
 
     def collect(self) -> Episodes:
         fresh = [self.source.collect()]
-        while len(self.ring) + sum(episodes.decisions for episodes in fresh) < self.warmup:
+        while len(self.buffer) + sum(episodes.decisions for episodes in fresh) < self.warmup:
             fresh.append(self.source.collect())
-        self.ring.add(concatenate(fresh))
-        while len(self.ring) == 0:  # a memory of whole episodes waits for the first end
-            self.ring.add(self.source.collect())
-        self.drawn += 1
-        return self.ring.sample(self.sample, generator(self.seed, "replay", self.drawn))
+        self.buffer.add(concatenate(fresh))
+        while len(self.buffer) == 0:  # a memory of whole episodes waits for the first end
+            self.buffer.add(self.source.collect())
+        self.samples_drawn += 1
+        return self.buffer.sample(self.sample_size, generator(self.seed, "replay", self.samples_drawn))
 
     def publish(self, policy: P) -> None:
         self.source.publish(policy)
@@ -66,9 +66,9 @@ class Replay(Generic[P]):
         return self.source.metrics()
 
     def state(self) -> State:
-        return {"drawn": self.drawn, "source": self.source.state(), "ring": self.ring.state()}
+        return {"drawn": self.samples_drawn, "source": self.source.state(), "ring": self.buffer.state()}
 
     def restore(self, state: State) -> None:
-        self.drawn = integer(state, "drawn")
+        self.samples_drawn = integer(state, "drawn")
         self.source.restore(substate(state, "source"))
-        self.ring.restore(substate(state, "ring"))
+        self.buffer.restore(substate(state, "ring"))

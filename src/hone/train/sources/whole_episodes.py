@@ -17,24 +17,24 @@ P = TypeVar("P")
 
 
 @dataclass
-class Whole(Generic[P]):
+class WholeEpisodes(Generic[P]):
     """Hands on the episodes of another source that have ended, each in one piece, in the order of their numbers.
 
     Collects until at least `episodes` of them have ended. Decisions keep the version that took them.
     """
 
     source: Source[P]
-    episodes: int = 1
-    pending: Episodes | None = None
+    min_episodes: int = 1
+    open_pieces: Episodes | None = None
     """Pieces of episodes that go on."""
 
     def collect(self) -> Episodes:
         ended = 0
-        pieces = [] if self.pending is None else [self.pending]
-        while ended < self.episodes:
+        pieces = [] if self.open_pieces is None else [self.open_pieces]
+        while ended < self.min_episodes:
             pieces.append(self.source.collect())
             ended += int((pieces[-1].terminated | pieces[-1].truncated).sum())
-        whole, self.pending = joined(concatenate(pieces))
+        whole, self.open_pieces = join_pieces(concatenate(pieces))
         return whole
 
     def publish(self, policy: P) -> None:
@@ -44,15 +44,18 @@ class Whole(Generic[P]):
         return self.source.metrics()
 
     def state(self) -> State:
-        return {"source": self.source.state(), "pending": {} if self.pending is None else _columns(self.pending)}
+        return {
+            "source": self.source.state(),
+            "pending": {} if self.open_pieces is None else _episodes_state(self.open_pieces),
+        }
 
     def restore(self, state: State) -> None:
         self.source.restore(substate(state, "source"))
         kept = substate(state, "pending")
-        self.pending = _episodes(kept) if kept else None
+        self.open_pieces = _episodes_of_state(kept) if kept else None
 
 
-def joined(pieces: Episodes) -> tuple[Episodes, Episodes | None]:
+def join_pieces(pieces: Episodes) -> tuple[Episodes, Episodes | None]:
     """Episodes that ended, each in one piece, and the pieces of those that go on; pieces stand in the order of time."""
     order = np.argsort(pieces.group, kind="stable")
     sorted_pieces = pieces.take(order)
@@ -79,7 +82,7 @@ def joined(pieces: Episodes) -> tuple[Episodes, Episodes | None]:
     return whole, sorted_pieces.take(open_pieces) if len(open_pieces) else None
 
 
-def _columns(episodes: Episodes) -> State:
+def _episodes_state(episodes: Episodes) -> State:
     assert episodes.final is not None
     return {
         "offsets": episodes.offsets, "seen": episodes.observations, "chosen": episodes.chosen, "logp": episodes.logp,
@@ -89,7 +92,7 @@ def _columns(episodes: Episodes) -> State:
     }  # fmt: skip
 
 
-def _episodes(kept: State) -> Episodes:
+def _episodes_of_state(kept: State) -> Episodes:
     return Episodes(
         offsets=array(kept, "offsets").astype(np.int64), seen=array(kept, "seen"), chosen=array(kept, "chosen"),
         logp=array(kept, "logp").astype(np.float32), version=array(kept, "version").astype(np.int32),

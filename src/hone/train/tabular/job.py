@@ -18,38 +18,38 @@ from hone.core.config import Config
 from hone.core.credit import Credits, Values
 from hone.core.episodes import Episodes
 from hone.core.errors import ConfigError
-from hone.credit.returns import one_step
-from hone.envs.finite.config import FiniteConfig, finite_world, require_all_actions
-from hone.envs.finite.model import Finite
+from hone.credit.returns import one_step_target
+from hone.envs.finite.config import FiniteConfig, build_finite_mdp, require_all_actions
+from hone.envs.finite.model import FiniteMdp
 from hone.envs.finite.world import FiniteWorld
-from hone.envs.gym.make import placed
-from hone.envs.gym.world import GymConfig, GymWorld, Spaces, inspect_world, open_world
+from hone.envs.gym.make import describe_placement
+from hone.envs.gym.world import GymConfig, GymSpaces, GymWorld, inspect_world, open_world
 from hone.estimators.means import Estimate
 from hone.evaluate.control.dynamic_programming import exact_metrics
-from hone.evaluate.control.returns import judged
+from hone.evaluate.control.returns import evaluate_returns
 from hone.tabular.batch import RateConfig
 from hone.tabular.explore import ConstantSchedule, EpsilonGreedy, Exploration
-from hone.tabular.learn import Rule, TabularLearner
+from hone.tabular.learn import TabularLearner, UpdateRule
 from hone.tabular.tables import (
     ActionTable,
-    FollowActing,
-    States,
+    FixedPolicyActor,
+    StateFeatures,
     StateValues,
     Table,
-    TableActing,
-    load_numbers,
+    TablePolicyActor,
+    load_table_arrays,
     save_table,
 )
 from hone.train.config import RunConfig, RunSettings
-from hone.train.control.job import JudgeConfig, verdict
-from hone.train.job import Job, Verdict, no_notes, nothing
+from hone.train.control.job import ControlEvaluationConfig, evaluation_result
+from hone.train.job import EvaluationResult, TrainingJob, close_nothing, no_notices
 from hone.train.loop import Recipe, Source
-from hone.train.sources.live import Live
-from hone.train.sources.whole_episodes import Whole
+from hone.train.sources.live import LiveSource
+from hone.train.sources.whole_episodes import WholeEpisodes
 
 Array: TypeAlias = NDArray[np.generic]
-Noise: TypeAlias = NDArray[np.float32]
-Credit: TypeAlias = Callable[[Episodes, Values], Credits]
+NoiseArray: TypeAlias = NDArray[np.float32]
+TabularCredit: TypeAlias = Callable[[Episodes, Values], Credits]
 T = TypeVar("T", bound=Table)
 
 
@@ -62,13 +62,13 @@ class TableConfig(Config):
     """Step sizes."""
 
 
-class TabularRun(RunConfig):
+class TabularRunConfig(RunConfig):
     """A table of action values, in a Gymnasium world of numbered states or in a finite world."""
 
     run: RunSettings = RunSettings(threads=1, log_every=20)
     """How the run is carried out."""
     env: GymConfig | None = None
-    """Gymnasium environments; exactly one of `env` and `finite`."""
+    """Gymnasium environments; exactly one of `env` and `make_mdp`."""
     finite: FiniteConfig | None = None
     """A world whose table is known."""
     rollout_steps: int = Field(default=8, ge=1)
@@ -77,11 +77,11 @@ class TabularRun(RunConfig):
     """Values and step sizes."""
     explore: Exploration = EpsilonGreedy(epsilon=ConstantSchedule(value=0.1))
     """How it departs from the best action."""
-    judge: JudgeConfig = JudgeConfig()
+    judge: ControlEvaluationConfig = ControlEvaluationConfig()
     """How the greedy policy is tried; in a finite world it is computed."""
 
     @model_validator(mode="after")
-    def _one_world(self) -> "TabularRun":
+    def _one_world(self) -> "TabularRunConfig":
         if (self.env is None) == (self.finite is None):
             raise ValueError("give exactly one of env and finite")
         return self
@@ -91,39 +91,41 @@ class TabularRun(RunConfig):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Opened:
+class TabularWorld:
     """A world to act in."""
 
     world: GymWorld | FiniteWorld
-    states: States
+    states: StateFeatures
     first_action: int
-    mdp: Finite | None
+    mdp: FiniteMdp | None
     """Where it is known."""
 
 
-def open_tabular(config: TabularRun, *, discount: float) -> Opened:
+def open_tabular(config: TabularRunConfig, *, discount: float) -> TabularWorld:
     """Raises ConfigError for spaces that are not numbered, and as the worlds do."""
     if config.finite is not None:
         mdp, world = open_finite(config.finite, steps=config.rollout_steps, seed=config.seed, discount=discount)
-        return Opened(world=world, states=States(count=mdp.states, actions=mdp.actions), first_action=0, mdp=mdp)
+        return TabularWorld(
+            world=world, states=StateFeatures(count=mdp.states, actions=mdp.actions), first_action=0, mdp=mdp
+        )
     assert config.env is not None
     world = open_world(config.env, steps=config.rollout_steps, seed=config.seed)
     try:
-        states, first = numbered((world.envs.single_observation_space, world.envs.single_action_space))
+        states, first = discrete_spaces((world.envs.single_observation_space, world.envs.single_action_space))
     except ConfigError:
         world.close()
         raise
-    return Opened(world=world, states=states, first_action=first, mdp=None)
+    return TabularWorld(world=world, states=states, first_action=first, mdp=None)
 
 
-def open_finite(config: FiniteConfig, *, steps: int, seed: int, discount: float) -> tuple[Finite, FiniteWorld]:
+def open_finite(config: FiniteConfig, *, steps: int, seed: int, discount: float) -> tuple[FiniteMdp, FiniteWorld]:
     """Raises ConfigError and DataError for a world that is none."""
-    mdp = finite_world(config, discount=discount)
+    mdp = build_finite_mdp(config, discount=discount)
     require_all_actions(mdp)
     return mdp, FiniteWorld(mdp=mdp, steps=steps, seed=seed, copies=config.copies)
 
 
-def numbered(found: Spaces) -> tuple[States, int]:
+def discrete_spaces(found: GymSpaces) -> tuple[StateFeatures, int]:
     """Numbered states and actions of Gymnasium's spaces, and the number of the first action. Raises ConfigError."""
     seen, chosen = found
     if not isinstance(seen, spaces.Discrete) or not isinstance(chosen, spaces.Discrete):
@@ -131,25 +133,25 @@ def numbered(found: Spaces) -> tuple[States, int]:
             f"a table needs numbered states and actions, got {seen} and {chosen}; recipe tile_sarsa takes a box of "
             "observations, dqn and ppo take more"
         )
-    return States(count=int(seen.n), actions=int(chosen.n), first=int(seen.start)), int(chosen.start)
+    return StateFeatures(count=int(seen.n), actions=int(chosen.n), first=int(seen.start)), int(chosen.start)
 
 
-def check_tabular(config: TabularRun, *, discount: float) -> list[str]:
+def check_tabular(config: TabularRunConfig, *, discount: float) -> list[str]:
     """Warnings; raises as `open_tabular`, without a run."""
     if config.finite is not None:
-        require_all_actions(finite_world(config.finite, discount=discount))
+        require_all_actions(build_finite_mdp(config.finite, discount=discount))
         return []
     assert config.env is not None
     found, warnings = inspect_world(config.env, seed=config.seed)
-    numbered(found)
+    discrete_spaces(found)
     return warnings
 
 
-def derive_tabular(config: TabularRun) -> dict[str, str]:
+def derive_tabular(config: TabularRunConfig) -> dict[str, str]:
     """What a config comes to."""
     copies = config.finite.copies if config.finite is not None else config.env.num_envs if config.env is not None else 0
     batch = copies * config.rollout_steps
-    where = "a table, stepped at once" if config.env is None else placed(config.env)
+    where = "a table, stepped at once" if config.env is None else describe_placement(config.env)
     return {
         "steps of the world per turn": f"{copies} environments x {config.rollout_steps} = {batch}",
         "steps of the world": f"{config.steps * batch}",
@@ -164,130 +166,138 @@ def derive_tabular(config: TabularRun) -> dict[str, str]:
 class TableActor:
     """Decides by a table; the turn of its exploration is the version that it was published as."""
 
-    acting: TableActing
+    numpy_policy: TablePolicyActor
     version: int = 0
 
     def publish(self, policy: ActionTable, version: int) -> None:
-        self.acting, self.version = policy.acting(version), version
+        self.numpy_policy, self.version = policy.numpy_policy(version), version
 
-    def noise(self, draws: np.random.Generator, shape: tuple[int, ...]) -> Noise:
-        return self.acting.noise(draws, shape)
+    def noise(self, draws: np.random.Generator, shape: tuple[int, ...]) -> NoiseArray:
+        return self.numpy_policy.noise(draws, shape)
 
-    def decide(self, seen: Array, noise: Noise) -> tuple[NDArray[np.int64], Noise]:
-        return self.acting.decide(seen, noise)
+    def decide(self, seen: Array, noise: NoiseArray) -> tuple[NDArray[np.int64], NoiseArray]:
+        return self.numpy_policy.decide(seen, noise)
 
 
 @dataclass
-class FixedActor:
+class StationaryActor:
     """Decides by probabilities that never change."""
 
-    acting: FollowActing
+    numpy_policy: FixedPolicyActor
     version: int = 0
 
     def publish(self, policy: StateValues, version: int) -> None:
         del policy
         self.version = version
 
-    def noise(self, draws: np.random.Generator, shape: tuple[int, ...]) -> Noise:
-        return self.acting.noise(draws, shape)
+    def noise(self, draws: np.random.Generator, shape: tuple[int, ...]) -> NoiseArray:
+        return self.numpy_policy.noise(draws, shape)
 
-    def decide(self, seen: Array, noise: Noise) -> tuple[NDArray[np.int64], Noise]:
-        return self.acting.decide(seen, noise)
+    def decide(self, seen: Array, noise: NoiseArray) -> tuple[NDArray[np.int64], NoiseArray]:
+        return self.numpy_policy.decide(seen, noise)
 
 
 # --------------------------------------------------------------------------------------------------- the job
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Method:
+class TabularMethod:
     """What one method is, for `table_job`."""
 
-    rule: Callable[[ActionTable], Rule]
+    make_rule: Callable[[ActionTable], UpdateRule]
     discount: float
-    credit: Credit | None = None
+    credit: TabularCredit | None = None
     """None: the parts of a one-step target."""
-    foresees: bool = False
+    needs_values: bool = False
     """Whether credit asks what the table expects."""
-    whole: bool = False
+    whole_episodes: bool = False
     """Whether it learns from whole episodes only."""
     first_visits: bool = False
     """And there from the first visit of a pair only."""
-    tables: int = 1
+    table_count: int = 1
 
 
-def table_job(config: TabularRun, method: Method) -> Job[ActionTable]:
+def table_job(config: TabularRunConfig, method: TabularMethod) -> TrainingJob[ActionTable]:
     """A method on a table of numbered states, ready to be run. Raises as `open_tabular`."""
     opened = open_tabular(config, discount=method.discount)
     table = ActionTable(
-        opened.states, explore=config.explore, initial=config.table.initial, tables=method.tables,
+        opened.states, explore=config.explore, initial=config.table.initial, tables=method.table_count,
         first_action=opened.first_action,
     )  # fmt: skip
-    return action_job(
+    return action_values_job(
         table, method, world=opened.world, rate=config.table.rate,
-        judge=_judge_of(table, config.env, config.judge, config.seed, opened.mdp), judge_every=config.judge.every,
+        evaluate=_evaluation_of(table, config.env, config.judge, config.seed, opened.mdp),
+        evaluate_every=config.judge.every,
     )  # fmt: skip
 
 
-def action_job(
+def action_values_job(
     table: ActionTable,
-    method: Method,
+    method: TabularMethod,
     *,
     world: GymWorld | FiniteWorld,
     rate: RateConfig,
-    judge: Callable[[], Verdict],
-    judge_every: int,
-) -> Job[ActionTable]:
+    evaluate: Callable[[], EvaluationResult],
+    evaluate_every: int,
+) -> TrainingJob[ActionTable]:
     """A method on any table of action values."""
-    live: Source[ActionTable] = Live(world, TableActor(table.acting()))
-    return _job(
+    live: Source[ActionTable] = LiveSource(world, TableActor(table.numpy_policy()))
+    return _table_training_job(
         Recipe(
-            source=Whole(live) if method.whole else live,
-            credit=method.credit or partial(one_step, discount=method.discount),
+            source=WholeEpisodes(live) if method.whole_episodes else live,
+            credit=method.credit or partial(one_step_target, discount=method.discount),
             learner=TabularLearner(
-                table, method.rule(table), rate, foresees=method.foresees, first_visits=method.first_visits
+                table, method.make_rule(table), rate, predicts_values=method.needs_values,
+                first_visits=method.first_visits
             ),
         ),
-        world=world, judge=judge, judge_every=judge_every,
+        world=world, judge=evaluate, judge_every=evaluate_every,
     )  # fmt: skip
 
 
-def values_job(recipe: Recipe[StateValues], *, world: FiniteWorld, judge: JudgeConfig) -> Job[StateValues]:
+def state_values_job(
+    recipe: Recipe[StateValues], *, world: FiniteWorld, evaluation: ControlEvaluationConfig
+) -> TrainingJob[StateValues]:
     """Values of states, judged by how far they are from the truth."""
     values = recipe.learner.policy
-    return _job(recipe, world=world, judge=partial(exact_verdict, values, world.mdp), judge_every=judge.every)
+    return _table_training_job(
+        recipe, world=world, judge=partial(exact_evaluation, values, world.mdp), judge_every=evaluation.every
+    )
 
 
-def exact_verdict(table: Table, mdp: Finite) -> Verdict:
+def exact_evaluation(table: Table, mdp: FiniteMdp) -> EvaluationResult:
     """Of a table in a world that is known; nothing is sampled, so its interval is a point."""
     metrics = exact_metrics(table, mdp)
     score = metrics["eval/score"]
-    return Verdict(estimate=Estimate(mean=score, low=score, high=score, n=1), metrics=metrics)
+    return EvaluationResult(estimate=Estimate(mean=score, low=score, high=score, n=1), metrics=metrics)
 
 
-def played_verdict(table: ActionTable, env: GymConfig, *, episodes: int, seed: int) -> Verdict:
+def played_evaluation(table: ActionTable, env: GymConfig, *, episodes: int, seed: int) -> EvaluationResult:
     """Of a table whose world can only be played in."""
-    return verdict(judged(table, env, episodes=episodes, seed=seed))
+    return evaluation_result(evaluate_returns(table, env, episodes=episodes, seed=seed))
 
 
-def _judge_of(
-    table: ActionTable, env: GymConfig | None, judge: JudgeConfig, seed: int, mdp: Finite | None
-) -> Callable[[], Verdict]:
+def _evaluation_of(
+    table: ActionTable, env: GymConfig | None, judge: ControlEvaluationConfig, seed: int, mdp: FiniteMdp | None
+) -> Callable[[], EvaluationResult]:
     if mdp is not None:
-        return partial(exact_verdict, table, mdp)
+        return partial(exact_evaluation, table, mdp)
     assert env is not None
-    return partial(played_verdict, table, env, episodes=judge.episodes, seed=seed)
+    return partial(played_evaluation, table, env, episodes=judge.episodes, seed=seed)
 
 
-def _job(recipe: Recipe[T], *, world: GymWorld | FiniteWorld, judge: Callable[[], Verdict], judge_every: int) -> Job[T]:
+def _table_training_job(
+    recipe: Recipe[T], *, world: GymWorld | FiniteWorld, judge: Callable[[], EvaluationResult], judge_every: int
+) -> TrainingJob[T]:
     table = recipe.learner.policy
     gym = world if isinstance(world, GymWorld) else None
-    return Job(
+    return TrainingJob(
         recipe=recipe,
         save_policy=lambda folder: save_table(table, folder),
-        load_policy=lambda folder: load_numbers(table, folder),
-        judge=judge,
-        judge_every=judge_every,
-        warnings=gym.notes if gym is not None else (),
-        notes=gym.lately if gym is not None else no_notes,
-        close=gym.close if gym is not None else nothing,
+        load_policy=lambda folder: load_table_arrays(table, folder),
+        evaluate=judge,
+        evaluate_every=judge_every,
+        warnings=gym.warnings if gym is not None else (),
+        pop_notices=gym.pop_notices if gym is not None else no_notices,
+        close=gym.close if gym is not None else close_nothing,
     )

@@ -6,10 +6,10 @@ from torch import Tensor
 
 from hone.models.language.config import ModelConfig
 from hone.models.language.token_policy import TokenPolicy
-from hone.train.learner.metrics import Work
+from hone.train.learner.metrics import ComputeCost
 from hone.train.text.rows import TokenBatch
 
-FORWARD: Final = 2
+FLOPS_PER_MULTIPLY_ADD: Final = 2
 """Floating-point operations a weight and token, in a forward pass; the backward pass takes twice that."""
 
 
@@ -25,19 +25,19 @@ def forward_flops(config: ModelConfig, *, tokens: int, logits: int, pairs: Tenso
     (itself among them). P: `layer_parameters`. (Kaplan et al., 2020; attention as in Chowdhery et al., 2022.)"""
     head = config.hidden_size * config.vocab_size
     attention = 2 * config.layers * config.heads * config.head_dim
-    return FORWARD * (layer_parameters(config) * tokens + head * logits + attention * pairs)
+    return FLOPS_PER_MULTIPLY_ADD * (layer_parameters(config) * tokens + head * logits + attention * pairs)
 
 
-def token_work(policy: TokenPolicy, batch: TokenBatch, *, epochs: int) -> Work:
+def token_compute_cost(policy: TokenPolicy, batch: TokenBatch, *, epochs: int) -> ComputeCost:
     """A forward and a backward pass over `batch`, and its share of the forward passes that were made before: by the
     reference, by the policy as it was (once for all `epochs`), and to choose among the decisions of a step.
 
     Activations that are computed twice to save memory count once: what is not needed is no achievement.
     """
-    before = sum(known is not None for known in (batch.anchor, batch.proximal, batch.likeliest)) / epochs
-    before += batch.factor is not None
+    before = sum(known is not None for known in (batch.ref_logp, batch.old_logp, batch.old_top_k)) / epochs
+    before += batch.token_factor is not None
     tokens = len(batch.packed.tokens)
     # A token sees its trunk and its own branch: as many tokens as its position says, and itself.
     pairs = batch.packed.positions.sum().double() + tokens
     forward = forward_flops(policy.decoder.config, tokens=tokens, logits=len(batch.at), pairs=pairs)
-    return Work(tokens=tokens * (1 + before), flops=forward * (3 + before))
+    return ComputeCost(tokens=tokens * (1 + before), flops=forward * (3 + before))

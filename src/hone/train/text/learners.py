@@ -5,20 +5,20 @@ from functools import partial
 
 from hone.core.credit import Credits
 from hone.core.episodes import Episodes
-from hone.evaluate.text.text_eval import TextExam
+from hone.evaluate.text.text_eval import TextEvaluation
 from hone.models.language.token_policy import TokenPolicy
-from hone.objectives.terms import Terms
-from hone.train.job import Verdict
-from hone.train.learner.config import LearnerConfig, policy_phase, schedule
+from hone.objectives.terms import LossTerms
+from hone.train.job import EvaluationResult
+from hone.train.learner.config import LearnerConfig, learning_rate_schedule, policy_phase
 from hone.train.learner.gradient import GradientLearner
-from hone.train.text.flops import token_work
+from hone.train.text.flops import token_compute_cost
 from hone.train.text.rows import TokenBatch, TokenRows
 
 
-def judge_policy(exam: TextExam, policy: TokenPolicy) -> Verdict:
+def evaluate_policy(evaluation: TextEvaluation, policy: TokenPolicy) -> EvaluationResult:
     """The policy as it stands, on the held-out prompts."""
-    judged = exam.ask_policy(policy)
-    return Verdict(estimate=judged.estimate, metrics=judged.metrics(), answers=judged.rows())
+    judged = evaluation.evaluate_policy(policy)
+    return EvaluationResult(estimate=judged.estimate, metrics=judged.metrics(), answers=judged.rows())
 
 
 def token_learner(
@@ -26,7 +26,7 @@ def token_learner(
     policy: TokenPolicy,
     *,
     layout: Callable[[Episodes, Credits], TokenRows],
-    objective: Callable[[TokenPolicy, TokenBatch], Terms],
+    objective: Callable[[TokenPolicy, TokenBatch], LossTerms],
     seed: int,
     steps: int,
 ) -> GradientLearner[TokenPolicy, TokenBatch]:
@@ -36,10 +36,10 @@ def token_learner(
         layout=layout,
         phases=[policy_phase(policy, objective, config)],
         seed=seed,
-        learning_rate=schedule(config, config.optimizer_steps(steps)),
+        learning_rate=learning_rate_schedule(config, config.optimizer_steps(steps)),
         epochs=config.epochs,
         minibatches=config.minibatches,
         shuffle=config.minibatches > 1,
         micro_batch_tokens=config.micro_batch_tokens,
-        work=partial(token_work, epochs=config.epochs),
+        compute_cost=partial(token_compute_cost, epochs=config.epochs),
     )

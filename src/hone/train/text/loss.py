@@ -20,11 +20,10 @@ from hone.core.config import Config
 from hone.core.credit import Credits, Metrics
 from hone.core.episodes import Episodes
 from hone.core.errors import DivergedError
-from hone.models.language.token_logprobs import Likeliest
+from hone.models.language.token_logprobs import TopKTokens
 from hone.models.language.token_policy import TokenPolicy
 from hone.objectives.mismatch import (
-    corrected,
-    geometric_kept,
+    geometric_rejection,
     geometric_truncated_is,
     icepop,
     kpop,
@@ -32,11 +31,12 @@ from hone.objectives.mismatch import (
     sequence_masked_is,
     sequence_truncated_is,
     truncated_is,
+    with_mismatch_correction,
 )
-from hone.objectives.terms import Terms
-from hone.objectives.weights import Scheme
+from hone.objectives.terms import LossTerms
+from hone.objectives.weights import WeightingScheme
 from hone.train.learner.config import LearnerConfig
-from hone.train.text.rows import Known, TokenBatch, TokenLayout, TokenRows
+from hone.train.text.rows import PrecomputedColumns, TokenBatch, TokenLayout, TokenRows
 
 Denominator = Literal["auto", "self", "recomputed", "recorded"]
 Correction = Literal[
@@ -50,7 +50,7 @@ Correction = Literal[
     "geometric_truncated_is",
     "geometric_kept",
 ]
-Factor = Callable[[Tensor, Tensor, Tensor], Tensor]
+CorrectionFactor = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Log-probabilities of the trainer and of whoever acted `[n]`, and the decisions' sequences `[n]` -> factor `[n]`."""
 
 
@@ -59,8 +59,9 @@ class RatioConfig(Config):
 
     denominator: Denominator = "auto"
     """`self`: the policy as it is, so that the ratio is exactly 1 (one optimizer step per rollout); `recomputed`: the
-    trainer's own log-probability before the update, one more forward pass; `recorded`: that of whoever acted. `auto` is
-    the first that fits: `self`, else `recomputed`, and `recorded` where answers may be older than the policy."""
+    trainer's own log-probability before the update, one more forward pass; `behaviour_logp`: that of whoever acted.
+    `auto` is the first that fits: `self`, else `recomputed`, and `behaviour_logp` where answers may be older than the
+    policy."""
     correction: Correction = "none"
     """Factor on each token's loss for what lies between whoever acted and the trainer's policy before the update."""
     weight_cap: float | None = Field(default=None, gt=0)
@@ -82,13 +83,13 @@ class RatioLearnerConfig(LearnerConfig):
 class TokenView:
     """What is known of n decisions when a loss is computed; only `now`, `entropy` and `among` carry a gradient."""
 
-    now: Tensor
+    logp: Tensor
     """`[n]` nats, of the policy being stepped."""
-    then: Tensor
+    denominator_logp: Tensor
     """`[n]` nats, of the policy that the ratio is taken against."""
-    acted: Tensor
+    behaviour_logp: Tensor
     """`[n]` nats, of whoever acted, as recorded."""
-    start: Tensor
+    old_logp: Tensor
     """`[n]` nats, of the trainer's policy when the update began, where it was asked; otherwise `now` as data."""
     advantage: Tensor
     """`[n]`."""
@@ -98,22 +99,22 @@ class TokenView:
     """`[n]` number of the decision's sequence among those of this micro-batch, which holds whole sequences."""
     entropy: Tensor | None
     """`[n]` nats."""
-    anchor: Tensor | None
+    ref_logp: Tensor | None
     """`[n]` nats, of the reference policy."""
-    among: Tensor | None
-    """`[n, K]` nats, of the policy being stepped, for the tokens in `likeliest`."""
-    likeliest: Likeliest | None
+    top_k_logp: Tensor | None
+    """`[n, K]` nats, of the policy being stepped, for the tokens in `top_k_tokens`."""
+    old_top_k: TopKTokens | None
     """`[n, K]` of the policy when the update began."""
-    factor: Tensor | None
+    token_factor: Tensor | None
     """`[n]` what `Loss.select` returned."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Whole:
+class StepColumns:
     """All N decisions of one optimizer step, as data: what a selection over the whole batch may look at."""
 
-    now: NDArray[np.floating]
-    then: NDArray[np.floating]
+    logp: NDArray[np.floating]
+    denominator_logp: NDArray[np.floating]
     advantage: NDArray[np.floating]
     entropy: NDArray[np.floating]
     offsets: NDArray[np.int64]
@@ -123,22 +124,22 @@ class Whole:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Loss:
+class TokenLossSpec:
     """One loss on tokens: how it is computed, aggregated, and what it needs."""
 
-    objective: Callable[[TokenView], Terms]
-    scheme: Scheme
-    proportional: bool
+    objective: Callable[[TokenView], LossTerms]
+    scheme: WeightingScheme
+    proportional_to_advantage: bool
     """The loss is proportional to the advantage, so that sequences with advantage 0 need not be computed."""
-    reference: bool = False
+    needs_reference: bool = False
     """It compares with the policy as it was at the start of the run: a frozen copy is kept."""
-    entropy: bool = False
+    needs_entropy: bool = False
     """It looks at entropies."""
-    likeliest: int = 0
+    top_k: int = 0
     """It looks at this many of the likeliest tokens."""
-    start: bool = False
+    needs_old_logp: bool = False
     """It looks at the policy as it was when the update began, whatever its ratio is taken against."""
-    select: Callable[[Whole], NDArray[np.floating]] | None = None
+    select_tokens: Callable[[StepColumns], NDArray[np.floating]] | None = None
     """Chooses among all decisions of an optimizer step, before it is cut into micro-batches: a factor for each, `[N]`.
     Costs a forward pass per optimizer step."""
 
@@ -147,11 +148,11 @@ class Loss:
 class TokenLoss:
     """A `Loss`, ready to be stepped: questions are put to the policy here, and nowhere else."""
 
-    loss: Loss
+    loss: TokenLossSpec
     denominator: Literal["self", "recomputed", "recorded"]
     micro_batch_tokens: int
     reference: TokenPolicy | None = None
-    correction: Factor | None = None
+    correction: CorrectionFactor | None = None
 
     def layout(
         self, layout: TokenLayout, policy: TokenPolicy
@@ -160,106 +161,106 @@ class TokenLoss:
 
         def lay(episodes: Episodes, credits: Credits) -> TokenRows:
             rows = layout(episodes, credits)
-            return rows.knowing(self._known(rows, policy))
+            return rows.with_precomputed(self._precompute(rows, policy))
 
         return lay
 
-    def objective(self, policy: TokenPolicy, batch: TokenBatch) -> Terms:
-        view = self.view(policy, batch)
+    def objective(self, policy: TokenPolicy, batch: TokenBatch) -> LossTerms:
+        view = self.token_view(policy, batch)
         terms = self.loss.objective(view)
         if self.correction is not None:
-            terms = corrected(terms, self.correction(view.start, view.acted, view.sequence))
-        return Terms(loss=terms.loss, told=lambda: {**terms.metrics, **mismatch(view)})
+            terms = with_mismatch_correction(terms, self.correction(view.old_logp, view.behaviour_logp, view.sequence))
+        return LossTerms(loss=terms.loss, compute_metrics=lambda: {**terms.metrics, **mismatch_metrics(view)})
 
-    def view(self, policy: TokenPolicy, batch: TokenBatch) -> TokenView:
-        look = policy.outlook(
+    def token_view(self, policy: TokenPolicy, batch: TokenBatch) -> TokenView:
+        look = policy.token_logprobs(
             batch.packed,
             batch.at,
             batch.chosen,
-            entropy=self.loss.entropy,
-            among=None if batch.likeliest is None else batch.likeliest.ids,
-            kept=batch.kept,
+            entropy=self.loss.needs_entropy,
+            extra_tokens=None if batch.old_top_k is None else batch.old_top_k.ids,
+            sampling_mask=batch.sampling_mask,
         )
-        start = look.logp.detach() if batch.proximal is None else batch.proximal
+        start = look.logp.detach() if batch.old_logp is None else batch.old_logp
         return TokenView(
-            now=look.logp,
-            then=batch.logp if self.denominator == "recorded" else start,
-            acted=batch.logp,
-            start=start,
+            logp=look.logp,
+            denominator_logp=batch.behaviour_logp if self.denominator == "recorded" else start,
+            behaviour_logp=batch.behaviour_logp,
+            old_logp=start,
             advantage=batch.advantage,
             chosen=batch.chosen,
             sequence=batch.sequence,
             entropy=look.entropy,
-            anchor=batch.anchor,
-            among=look.among,
-            likeliest=batch.likeliest,
-            factor=batch.factor,
+            ref_logp=batch.ref_logp,
+            top_k_logp=look.extra_logp,
+            old_top_k=batch.old_top_k,
+            token_factor=batch.token_factor,
         )
 
-    def select(self, policy: TokenPolicy, rows: TokenRows, update: int) -> TokenRows:
+    def select_tokens(self, policy: TokenPolicy, rows: TokenRows, update: int) -> TokenRows:
         """`rows` of one optimizer step with the factors that `Loss.select` gives them."""
-        choose = self.loss.select
+        choose = self.loss.select_tokens
         if choose is None:
             return rows
         episodes = rows.episodes
-        now, entropy = rows.asked(partial(_logp_and_entropy, policy), self.micro_batch_tokens)
-        then = rows.known.proximal
+        now, entropy = rows.evaluate(partial(_logp_and_entropy, policy), self.micro_batch_tokens)
+        then = rows.precomputed.old_logp
         if self.denominator == "recorded":
             then = episodes.logp
         factor = choose(
-            Whole(
-                now=now.astype(np.float64),
-                then=(now if then is None else then).astype(np.float64),
+            StepColumns(
+                logp=now.astype(np.float64),
+                denominator_logp=(now if then is None else then).astype(np.float64),
                 advantage=rows.advantage,
                 entropy=entropy.astype(np.float64),
                 offsets=episodes.offsets,
                 update=update,
             )
         )
-        return rows.knowing(replace(rows.known, factor=factor.astype(now.dtype)))
+        return rows.with_precomputed(replace(rows.precomputed, token_factor=factor.astype(now.dtype)))
 
-    def _known(self, rows: TokenRows, policy: TokenPolicy) -> Known:
-        budget, known = self.micro_batch_tokens, Known()
+    def _precompute(self, rows: TokenRows, policy: TokenPolicy) -> PrecomputedColumns:
+        budget, known = self.micro_batch_tokens, PrecomputedColumns()
         if self.reference is not None:
-            (anchor,) = rows.asked(partial(logp_of, self.reference), budget)
-            known = replace(known, anchor=anchor)
-        if self.denominator == "recomputed" or self.loss.start:
-            (proximal,) = rows.asked(partial(logp_of, policy), budget)
-            known = replace(known, proximal=proximal)
-        if self.loss.likeliest:
-            ids, logp = rows.asked(partial(_likeliest, policy, self.loss.likeliest), budget)
-            known = replace(known, likeliest_ids=ids.astype(np.int64), likeliest_logp=logp)
+            (anchor,) = rows.evaluate(partial(chosen_logp, self.reference), budget)
+            known = replace(known, ref_logp=anchor)
+        if self.denominator == "recomputed" or self.loss.needs_old_logp:
+            (proximal,) = rows.evaluate(partial(chosen_logp, policy), budget)
+            known = replace(known, old_logp=proximal)
+        if self.loss.top_k:
+            ids, logp = rows.evaluate(partial(_top_k, policy, self.loss.top_k), budget)
+            known = replace(known, top_k_ids=ids.astype(np.int64), top_k_logp=logp)
         return known
 
 
-def logp_of(policy: TokenPolicy, batch: TokenBatch) -> tuple[Tensor]:
+def chosen_logp(policy: TokenPolicy, batch: TokenBatch) -> tuple[Tensor]:
     """`[n]` nats of what was chosen: a question for `TokenRows.asked`."""
-    return (policy.outlook(batch.packed, batch.at, batch.chosen, kept=batch.kept).logp,)
+    return (policy.token_logprobs(batch.packed, batch.at, batch.chosen, sampling_mask=batch.sampling_mask).logp,)
 
 
 def _logp_and_entropy(policy: TokenPolicy, batch: TokenBatch) -> tuple[Tensor, Tensor]:
-    look = policy.outlook(batch.packed, batch.at, batch.chosen, entropy=True, kept=batch.kept)
+    look = policy.token_logprobs(batch.packed, batch.at, batch.chosen, entropy=True, sampling_mask=batch.sampling_mask)
     assert look.entropy is not None
     return look.logp, look.entropy
 
 
-def _likeliest(policy: TokenPolicy, count: int, batch: TokenBatch) -> tuple[Tensor, Tensor]:
-    found = policy.likeliest(batch.packed, batch.at, count)
+def _top_k(policy: TokenPolicy, count: int, batch: TokenBatch) -> tuple[Tensor, Tensor]:
+    found = policy.top_k_tokens(batch.packed, batch.at, count)
     return found.ids, found.logp
 
 
-def denominator_of(
-    config: RatioConfig, *, updates_per_rollout: int, stale: bool
+def resolve_denominator(
+    config: RatioConfig, *, updates_per_rollout: int, is_stale: bool
 ) -> Literal["self", "recomputed", "recorded"]:
     """What `auto` comes to; raises ValueError for `self` where the policy moves between rollouts."""
-    if config.denominator == "self" and (updates_per_rollout > 1 or stale):
+    if config.denominator == "self" and (updates_per_rollout > 1 or is_stale):
         raise ValueError(
             'learner.ratio.denominator = "self" fits one optimizer step per rollout of the newest policy; here are '
-            f'{updates_per_rollout}{" on older answers" if stale else ""}; take "recomputed", "recorded" or "auto"'
+            f'{updates_per_rollout}{" on older answers" if is_stale else ""}; take "recomputed", "recorded" or "auto"'
         )
     found = config.denominator
     if found == "auto":
-        found = "recorded" if stale else "self" if updates_per_rollout == 1 else "recomputed"
+        found = "recorded" if is_stale else "self" if updates_per_rollout == 1 else "recomputed"
     if found == "recorded" and config.correction != "none":
         raise ValueError(
             f'learner.ratio.correction = "{config.correction}" corrects for whoever acted, and so does a ratio against '
@@ -268,7 +269,7 @@ def denominator_of(
     return found
 
 
-def correction_of(config: RatioConfig) -> Factor | None:
+def resolve_correction(config: RatioConfig) -> CorrectionFactor | None:
     """The name in a config, resolved; raises ValueError for a bound that the method does not have."""
     token: dict[str, tuple[Callable[..., Tensor], tuple[str, ...]]] = {
         "truncated_is": (truncated_is, ("weight_cap",)),
@@ -280,7 +281,7 @@ def correction_of(config: RatioConfig) -> Factor | None:
         "sequence_truncated_is": (sequence_truncated_is, ("weight_cap",)),
         "sequence_masked_is": (sequence_masked_is, ("weight_floor", "weight_cap")),
         "geometric_truncated_is": (geometric_truncated_is, ("weight_cap",)),
-        "geometric_kept": (geometric_kept, ("ratio_floor", "ratio_cap")),
+        "geometric_kept": (geometric_rejection, ("ratio_floor", "ratio_cap")),
     }
     if config.correction == "none":
         if config.weight_cap is not None or config.weight_floor is not None:
@@ -300,13 +301,13 @@ def correction_of(config: RatioConfig) -> Factor | None:
     return lambda trainer, acted, _sequence: factor(trainer, acted)
 
 
-def mismatch(view: TokenView) -> Mapping[str, Tensor]:
+def mismatch_metrics(view: TokenView) -> Mapping[str, Tensor]:
     """How far the trainer's policy at the start of the update is from whoever acted, before any clipping; `[n]` each.
 
     |difference| in nats (mean and largest), the share of ratios above 2, and the ratio itself, of which the learner
     reports the effective sample size (sum w)^2 / (n sum w^2): 1 when nothing has to be corrected.
     """
-    gap = (view.start - view.acted).double()
+    gap = (view.old_logp - view.behaviour_logp).double()
     weight = gap.clamp(max=20.0).exp()
     size = gap.abs()
     return {
@@ -317,7 +318,7 @@ def mismatch(view: TokenView) -> Mapping[str, Tensor]:
     }
 
 
-def alarm(config: RatioConfig, metrics: Metrics) -> None:
+def require_small_mismatch(config: RatioConfig, metrics: Metrics) -> None:
     """Raises DivergedError when engine and trainer differ by more than the config allows."""
     found, limit = metrics.get("mismatch/mean"), config.alarm_nats
     if limit is None or found is None or found <= limit:

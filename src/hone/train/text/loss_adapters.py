@@ -14,52 +14,52 @@ from torch import Tensor
 from hone.core.config import Config
 from hone.core.errors import ConfigError
 from hone.objectives.entropy import entropy_bonus
-from hone.objectives.kl import distance_called, kl_penalty
-from hone.objectives.policy import clipped, importance, reinforce
-from hone.objectives.terms import Terms, added
-from hone.objectives.weights import Scheme
-from hone.train.text.loss import Loss, TokenView
+from hone.objectives.kl import kl_loss_estimator, kl_penalty
+from hone.objectives.policy import clipped_surrogate, importance_weighted, reinforce_loss
+from hone.objectives.terms import LossTerms, add_terms
+from hone.objectives.weights import WeightingScheme
+from hone.train.text.loss import TokenLossSpec, TokenView
 
-Objective: TypeAlias = Callable[[TokenView], Terms]
-Estimator = Literal["k2", "k3", "weighted_k3", "k3_valued_k2"]
+TokenObjective: TypeAlias = Callable[[TokenView], LossTerms]
+KlEstimator = Literal["k2", "k3", "weighted_k3", "k3_valued_k2"]
 
 
-def policy_gradient(view: TokenView) -> Terms:
+def policy_gradient(view: TokenView) -> LossTerms:
     """-A log pi of each token: right for answers of the policy as it stands, and for one step on them."""
-    return reinforce(view.now, view.advantage)
+    return reinforce_loss(view.logp, view.advantage)
 
 
-def weighed(view: TokenView) -> Terms:
+def importance_objective(view: TokenView) -> LossTerms:
     """-r A of each token."""
-    return importance(view.now, view.then, view.advantage)
+    return importance_weighted(view.logp, view.denominator_logp, view.advantage)
 
 
-def on_tokens(loss: Callable[[Tensor, Tensor, Tensor], Terms]) -> Objective:
+def from_token_columns(loss: Callable[[Tensor, Tensor, Tensor], LossTerms]) -> TokenObjective:
     """`loss(now, then, advantage)` on views."""
-    return lambda view: loss(view.now, view.then, view.advantage)
+    return lambda view: loss(view.logp, view.denominator_logp, view.advantage)
 
 
-def on_sequences(loss: Callable[[Tensor, Tensor, Tensor, Tensor], Terms]) -> Objective:
+def from_sequence_columns(loss: Callable[[Tensor, Tensor, Tensor, Tensor], LossTerms]) -> TokenObjective:
     """`loss(now, then, advantage, sequence)` on views."""
-    return lambda view: loss(view.now, view.then, view.advantage, view.sequence)
+    return lambda view: loss(view.logp, view.denominator_logp, view.advantage, view.sequence)
 
 
-def on_selected(loss: Callable[[Tensor, Tensor, Tensor, Tensor], Terms]) -> Objective:
+def from_selected_columns(loss: Callable[[Tensor, Tensor, Tensor, Tensor], LossTerms]) -> TokenObjective:
     """`loss(now, then, advantage, factor)` on views: the factor is what `Loss.select` chose."""
 
-    def objective(view: TokenView) -> Terms:
-        assert view.factor is not None
-        return loss(view.now, view.then, view.advantage, view.factor)
+    def objective(view: TokenView) -> LossTerms:
+        assert view.token_factor is not None
+        return loss(view.logp, view.denominator_logp, view.advantage, view.token_factor)
 
     return objective
 
 
-class Penalties(Config):
+class PenaltyConfig(Config):
     """What may be added to a recipe's loss: distance to the reference policy, and the policy's own entropy."""
 
     kl: float = Field(default=0.0, ge=0)
     """Weight of the distance to the policy that the run started from; 0 keeps no reference."""
-    kl_estimator: Estimator = "weighted_k3"
+    kl_estimator: KlEstimator = "weighted_k3"
     """What is differentiated; k1 is refused, because its gradient is 0 in expectation."""
     entropy: float = Field(default=0.0, ge=0)
     """Weight of the policy's entropy, which is kept up; 0 is off, as in most papers on language models."""
@@ -69,13 +69,13 @@ class Penalties(Config):
     def _with_a_gradient(cls, value: object) -> object:
         if value == "k1":
             try:
-                distance_called("k1")
+                kl_loss_estimator("k1")
             except ConfigError as fault:
                 raise ValueError(str(fault)) from None
         return value
 
 
-class Clip(Penalties):
+class ClipConfig(PenaltyConfig):
     """Clip widths around a ratio of 1, and penalties."""
 
     clip_low: float = Field(default=0.2, gt=0, lt=1)
@@ -84,29 +84,29 @@ class Clip(Penalties):
     """A token's ratio is clipped above 1 + clip_high where its advantage is positive."""
 
 
-def penalised(loss: Loss, penalties: Penalties) -> Loss:
+def with_penalties(loss: TokenLossSpec, penalties: PenaltyConfig) -> TokenLossSpec:
     """loss + kl * distance - entropy * H; the same loss where both weights are 0."""
-    distance = distance_called(penalties.kl_estimator)
+    distance = kl_loss_estimator(penalties.kl_estimator)
 
-    def objective(view: TokenView) -> Terms:
+    def objective(view: TokenView) -> LossTerms:
         terms = loss.objective(view)
-        if view.anchor is not None:
-            penalty = kl_penalty(view.now, view.anchor, view.then, distance=distance)
-            terms = added(terms, penalty, weight=penalties.kl)
+        if view.ref_logp is not None:
+            penalty = kl_penalty(view.logp, view.ref_logp, view.denominator_logp, estimator=distance)
+            terms = add_terms(terms, penalty, weight=penalties.kl)
         if penalties.entropy and view.entropy is not None:
-            terms = added(terms, entropy_bonus(view.entropy), weight=penalties.entropy)
+            terms = add_terms(terms, entropy_bonus(view.entropy), weight=penalties.entropy)
         return terms
 
     return replace(
         loss,
         objective=objective,
-        proportional=loss.proportional and penalties.kl == 0 and penalties.entropy == 0,
-        reference=loss.reference or penalties.kl > 0,
-        entropy=loss.entropy or penalties.entropy > 0,
+        proportional_to_advantage=loss.proportional_to_advantage and penalties.kl == 0 and penalties.entropy == 0,
+        needs_reference=loss.needs_reference or penalties.kl > 0,
+        needs_entropy=loss.needs_entropy or penalties.entropy > 0,
     )
 
 
-def clip_loss(clip: Clip, scheme: Scheme) -> Loss:
+def clip_loss(clip: ClipConfig, scheme: WeightingScheme) -> TokenLossSpec:
     """PPO's clipped surrogate on tokens, with its penalties."""
-    objective = on_tokens(partial(clipped, low=clip.clip_low, high=clip.clip_high))
-    return penalised(Loss(objective=objective, scheme=scheme, proportional=True), clip)
+    objective = from_token_columns(partial(clipped_surrogate, low=clip.clip_low, high=clip.clip_high))
+    return with_penalties(TokenLossSpec(objective=objective, scheme=scheme, proportional_to_advantage=True), clip)

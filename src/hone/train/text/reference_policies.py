@@ -20,21 +20,21 @@ from hone.core.credit import Credits
 from hone.core.episodes import Episodes
 from hone.core.errors import DataError
 from hone.core.state import State, Stateful, substate
-from hone.credit.columns import Column, Credit
-from hone.credit.kl_reward import AdaptiveKl, FixedKl, KlController, KlInReward, k1, k2, k3
+from hone.credit.columns import CreditFunction, DecisionColumn
+from hone.credit.kl_reward import AdaptiveKlController, FixedKlController, KlController, KlRewardCredit, k1, k2, k3
 from hone.models.language.token_logprobs import CHUNK_ELEMENTS
 from hone.models.language.token_policy import TokenPolicy
 from hone.objectives.weights import token_sum
 from hone.train.loop import Source
-from hone.train.text.loss import logp_of
+from hone.train.text.loss import chosen_logp
 from hone.train.text.rows import TokenBatch, TokenLayout
 
-ESTIMATORS = {"k1": k1, "k2": k2, "k3": k3}
-REFERENCE = "the reference policy (model.path)"
+KL_ESTIMATORS = {"k1": k1, "k2": k2, "k3": k3}
+REFERENCE_NAME = "the reference policy (model.path)"
 
 
 @dataclass
-class Policies:
+class TextPolicies:
     """The policy that learns, and those that it is compared with."""
 
     policy: TokenPolicy
@@ -42,17 +42,17 @@ class Policies:
     """A policy folder, or None for the policy that the run started from -> that policy, never stepped."""
     micro_batch_tokens: int
     device: str
-    constants: dict[str, str] = field(default_factory=dict[str, str])
+    fingerprints: dict[str, str] = field(default_factory=dict[str, str])
     """Fingerprints of the frozen ones; a resume must find them unchanged."""
-    frozen: dict[str | None, TokenPolicy] = field(default_factory=dict[str | None, TokenPolicy])
+    frozen_policies: dict[str | None, TokenPolicy] = field(default_factory=dict[str | None, TokenPolicy])
 
     def reference(self) -> TokenPolicy:
         """The policy as it was when the run started."""
-        return self._frozen(None, REFERENCE)
+        return self._open_frozen_once(None, REFERENCE_NAME)
 
     def teacher(self, path: str, *, key: str) -> TokenPolicy:
         """The policy in a folder. Raises DataError, naming the config's `key`, where its tokens are not ours."""
-        found = self._frozen(path, f"the teacher ({key})")
+        found = self._open_frozen_once(path, f"the teacher ({key})")
         ours, theirs = self.policy.tokenizer, found.tokenizer
         if ours.backend.get_vocab(with_added_tokens=True) != theirs.backend.get_vocab(with_added_tokens=True):
             raise DataError(
@@ -61,34 +61,36 @@ class Policies:
             )
         return found
 
-    def logp(self, policy: TokenPolicy) -> Column:
+    def logp(self, policy: TokenPolicy) -> DecisionColumn:
         """The log-probability of each choice under `policy`, nats."""
-        return partial(self._asked, question=partial(logp_of, policy))
+        return partial(self._evaluate_tokens, question=partial(chosen_logp, policy))
 
-    def collision(self) -> Column:
+    def collision_probability(self) -> DecisionColumn:
         """sum over the vocabulary of pi(v)^2 at each decision, of the policy as it stands."""
-        return partial(self._asked, question=partial(_collision, self.policy))
+        return partial(self._evaluate_tokens, question=partial(_collision_probability, self.policy))
 
-    def _asked(
+    def _evaluate_tokens(
         self, episodes: Episodes, *, question: Callable[[TokenBatch], tuple[Tensor]]
     ) -> NDArray[np.floating]:  # fmt: skip
         layout = TokenLayout(scheme=token_sum, device=self.device)
         rows = layout(episodes, Credits(advantage=np.ones(episodes.decisions, np.float32)))
-        return rows.asked(question, self.micro_batch_tokens)[0].astype(np.float64)
+        return rows.evaluate(question, self.micro_batch_tokens)[0].astype(np.float64)
 
-    def _frozen(self, path: str | None, name: str) -> TokenPolicy:
-        if path not in self.frozen:
-            self.frozen[path] = self.open_frozen(path).requires_grad_(requires_grad=False)
-        self.constants[name] = self.frozen[path].fingerprint()
-        return self.frozen[path]
+    def _open_frozen_once(self, path: str | None, name: str) -> TokenPolicy:
+        if path not in self.frozen_policies:
+            self.frozen_policies[path] = self.open_frozen(path).requires_grad_(requires_grad=False)
+        self.fingerprints[name] = self.frozen_policies[path].fingerprint()
+        return self.frozen_policies[path]
 
 
-def _collision(policy: TokenPolicy, batch: TokenBatch) -> tuple[Tensor]:
+def _collision_probability(policy: TokenPolicy, batch: TokenBatch) -> tuple[Tensor]:
     """`[n]`; as many rows at a time as a chunk of logits has room for."""
     hidden = policy.decoder.hidden(batch.packed)[batch.at]
     found = [
-        policy.decoder.likeliest(part, policy.vocabulary, policy.temperature, vocab_size_used=policy.vocabulary)
-        for part in hidden.split(max(16, CHUNK_ELEMENTS // policy.vocabulary))
+        policy.decoder.top_k_tokens(
+            part, policy.vocab_size_used, policy.temperature, vocab_size_used=policy.vocab_size_used
+        )
+        for part in hidden.split(max(16, CHUNK_ELEMENTS // policy.vocab_size_used))
     ]
     return (torch.cat([part.logp.exp().square().sum(dim=1) for part in found]),)
 
@@ -96,7 +98,7 @@ def _collision(policy: TokenPolicy, batch: TokenBatch) -> tuple[Tensor]:
 # ------------------------------------------------------------------------------------ the price of a distance
 
 
-class FixedPrice(Config):
+class FixedKlCoef(Config):
     """What a nat of distance to the reference costs in the reward: always the same."""
 
     kind: Literal["fixed"] = "fixed"
@@ -107,10 +109,10 @@ class FixedPrice(Config):
     """How the distance is estimated on the tokens that were drawn; in a reward, k1 has the gradient of the KL."""
 
     def controller(self) -> KlController:
-        return FixedKl(self.weight)
+        return FixedKlController(self.weight)
 
 
-class AdaptivePrice(Config):
+class AdaptiveKlCoef(Config):
     """What a nat of distance to the reference costs in the reward: steered towards a distance."""
 
     kind: Literal["adaptive"]
@@ -127,34 +129,34 @@ class AdaptivePrice(Config):
     """How the distance is estimated on the tokens that were drawn."""
 
     def controller(self) -> KlController:
-        return AdaptiveKl(weight=self.weight, target=self.target_nats, horizon=self.horizon, unit=self.unit)
+        return AdaptiveKlController(weight=self.weight, target=self.target_nats, horizon=self.horizon, unit=self.unit)
 
 
-Price = Annotated[FixedPrice | AdaptivePrice, Field(discriminator="kind")]
+KlCoef = Annotated[FixedKlCoef | AdaptiveKlCoef, Field(discriminator="kind")]
 
 
-def priced(
-    credit: Credit, price: FixedPrice | AdaptivePrice, policies: Policies
-) -> tuple[Credit, Stateful | None]:  # fmt: skip
+def with_kl_reward(
+    credit: CreditFunction, kl_coef: FixedKlCoef | AdaptiveKlCoef, policies: TextPolicies
+) -> tuple[CreditFunction, Stateful | None]:  # fmt: skip
     """`credit` with the distance to the reference paid in the reward, and what of it is part of a run's state."""
-    if isinstance(price, FixedPrice) and price.weight == 0:
+    if isinstance(kl_coef, FixedKlCoef) and kl_coef.weight == 0:
         return credit, None
-    found = KlInReward(
+    found = KlRewardCredit(
         credit,
         reference=policies.logp(policies.reference()),
-        controller=price.controller(),
-        estimator=ESTIMATORS[price.estimator],
+        controller=kl_coef.controller(),
+        estimator=KL_ESTIMATORS[kl_coef.estimator],
     )
     return found, found
 
 
 @dataclass
-class Remembering:
+class WithState:
     """Another source, with whose state that of a stateful credit travels: the price of a nat is part of the run, as
     the cursor of its data is."""
 
     source: Source[TokenPolicy]
-    memory: Stateful
+    part: Stateful
 
     def collect(self) -> Episodes:
         return self.source.collect()
@@ -166,8 +168,8 @@ class Remembering:
         return self.source.metrics()
 
     def state(self) -> State:
-        return {"source": self.source.state(), "credit": self.memory.state()}
+        return {"source": self.source.state(), "credit": self.part.state()}
 
     def restore(self, state: State) -> None:
         self.source.restore(substate(state, "source"))
-        self.memory.restore(substate(state, "credit"))
+        self.part.restore(substate(state, "credit"))

@@ -1,7 +1,7 @@
 """Reinforcement learning of a language model, wired: prompts, engine, rewards, credit, one loss, evaluation.
 
 Belongs here: what every recipe that learns from its own scored answers has in common. A recipe file says its `Method`
-(credit, loss, learner), the config of its numbers, and ends in `text_entry`; see `recipes/text/grpo.py`.
+(credit, loss, learner), the config of its numbers, and ends in `text_recipe_spec`; see `recipes/text/grpo.py`.
 """
 
 from abc import abstractmethod
@@ -16,44 +16,51 @@ from hone.core.credit import Credits, Values
 from hone.core.episodes import Episodes
 from hone.core.state import Stateful
 from hone.engine.clients.config import ServerEngine
-from hone.envs.text.dataset import Examples
+from hone.envs.text.dataset import ExampleDataset
 from hone.envs.text.task import TaskConfig
 from hone.envs.text.world import Prompt, TextWorld
 from hone.evaluate.text.engine_actor import (
     EngineActor,
-    PoolJudge,
-    Promises,
+    EngineGuarantees,
+    RewardPoolScorer,
     make_client,
     make_engine,
     make_prompts,
-    pool_judge,
+    reward_pool_scorer,
 )
 from hone.evaluate.text.open_policy import ModelSource, open_policy, open_tokenizer
-from hone.evaluate.text.text_eval import EvaluationConfig, prepare_exam
+from hone.evaluate.text.text_eval import EvaluationConfig, prepare_evaluation
 from hone.models.language.token_policy import TokenPolicy
 from hone.models.language.tokenizers import Tokenizer
-from hone.objectives.weights import Scheme, constant_length, sequence_mean, token_mean
+from hone.objectives.weights import WeightingScheme, constant_length, sequence_mean, token_mean
 from hone.rewards.config import RewardsConfig
 from hone.train.config import RunConfig
-from hone.train.job import Entry, Job, Parts
+from hone.train.job import RecipeParts, RecipeSpec, TrainingJob
 from hone.train.learner.config import require_master_weights, require_whole_minibatches
 from hone.train.learner.gradient import GradientLearner
 from hone.train.loop import Learner, Recipe, Source
-from hone.train.sources.asynchronous import Ahead
-from hone.train.sources.live import Live
+from hone.train.sources.asynchronous import AsyncSource
+from hone.train.sources.live import LiveSource
 from hone.train.text.checks import check_text
-from hone.train.text.learners import judge_policy, token_learner
-from hone.train.text.loss import Loss, RatioLearnerConfig, TokenLoss, alarm, correction_of, denominator_of
-from hone.train.text.reference_policies import Policies, Remembering
+from hone.train.text.learners import evaluate_policy, token_learner
+from hone.train.text.loss import (
+    RatioLearnerConfig,
+    TokenLoss,
+    TokenLossSpec,
+    require_small_mismatch,
+    resolve_correction,
+    resolve_denominator,
+)
+from hone.train.text.reference_policies import TextPolicies, WithState
 from hone.train.text.rollout_config import RolloutConfig
 from hone.train.text.rows import TokenBatch, TokenLayout
 from hone.train.text.samples import answer_metrics, answer_rows
 
 Aggregation = Literal["token_mean", "sequence_mean", "constant_length"]
-Credit = Callable[[Episodes, Values], Credits]
+TextCredit = Callable[[Episodes, Values], Credits]
 
 
-class TextRun(RunConfig):
+class TextRunConfig(RunConfig):
     """What every recipe that learns from scored answers is configured by, however it steps."""
 
     requires: ClassVar[Sequence[Callable[..., None]]] = ()
@@ -71,9 +78,9 @@ class TextRun(RunConfig):
     """Held-out prompts, judged along the way and at the end."""
 
     @model_validator(mode="after")
-    def _rollout_fits(self) -> "TextRun":
+    def _check_rollout(self) -> "TextRunConfig":
         if isinstance(self.rollout.runner, ServerEngine):
-            untruncated(self, why="a server does not say which tokens it left, so that ratios are biased")
+            require_full_distribution(self, why="a server does not say which tokens it left, so that ratios are biased")
         for requirement in self.requires:
             requirement(self)
         return self
@@ -83,29 +90,29 @@ class TextRun(RunConfig):
         """Tokens that go through the network at a time."""
 
     @abstractmethod
-    def updates(self) -> dict[str, str]:
+    def derive_updates(self) -> dict[str, str]:
         """What a step's answers are cut into, for `hone plan`."""
 
 
-class TextRl(TextRun):
+class TextGradientRunConfig(TextRunConfig):
     """What every recipe that learns from scored answers by gradient is configured by."""
 
     learner: RatioLearnerConfig
     """How the policy is stepped."""
 
     @model_validator(mode="after")
-    def _learner_fits(self) -> "TextRl":
+    def _check_learner(self) -> "TextGradientRunConfig":
         rollout = self.rollout
         require_whole_minibatches(self.learner, rollout.prompts_per_step, "rollout.prompts_per_step")
         require_master_weights(self.learner, self.model.weights)
         self.denominator()
-        correction_of(self.learner.ratio)
+        resolve_correction(self.learner.ratio)
         return self
 
     def micro_batch_tokens(self) -> int:
         return self.learner.micro_batch_tokens
 
-    def updates(self) -> dict[str, str]:
+    def derive_updates(self) -> dict[str, str]:
         learner = self.learner
         return {
             "minibatches": f"{learner.minibatches} of {self.rollout.prompts_per_step // learner.minibatches} prompts, "
@@ -117,12 +124,14 @@ class TextRl(TextRun):
 
     def denominator(self) -> Literal["self", "recomputed", "recorded"]:
         """What `ratio.denominator` comes to."""
-        stale = self.rollout.collecting.steps > 0
-        return denominator_of(self.learner.ratio, updates_per_rollout=self.learner.optimizer_steps(1), stale=stale)
+        stale = self.rollout.asynchrony.steps > 0
+        return resolve_denominator(
+            self.learner.ratio, updates_per_rollout=self.learner.optimizer_steps(1), is_stale=stale
+        )
 
 
-def untruncated(
-    config: TextRun, *, why: str = "this recipe looks at other tokens than the chosen one, and needs them all"
+def require_full_distribution(
+    config: TextRunConfig, *, why: str = "this recipe looks at other tokens than the chosen one, and needs them all"
 ) -> None:
     """The embedded engine records what top-k, top-p and min-p left, and the trainer draws the same line: ratios stay
     unbiased. Where that cannot be done, truncation is refused."""
@@ -134,15 +143,15 @@ def untruncated(
         raise ValueError(f"{' and '.join(cut)}: {why}; leave it out, and lower rollout.temperature instead")
 
 
-def groups(config: TextRun) -> None:
+def require_groups(config: TextRunConfig) -> None:
     """Credit that compares the answers to one question needs two of them."""
     if config.rollout.samples_per_prompt < 2:
         raise ValueError("rollout.samples_per_prompt must be at least 2: answers are judged by each other")
 
 
-def one_update(config: TextRl) -> None:
+def require_on_policy(config: TextGradientRunConfig) -> None:
     """A loss without a ratio is the policy gradient of the policy that answered, and of no later one."""
-    if steps := config.rollout.collecting.steps:
+    if steps := config.rollout.asynchrony.steps:
         raise ValueError(
             f"rollout.ahead = {steps}: this loss has no ratio, and would be biased on the answers of an "
             "older policy; leave it out, or take a recipe with a ratio such as grpo"
@@ -155,9 +164,9 @@ def one_update(config: TextRl) -> None:
         )
 
 
-def scheme_of(aggregation: Aggregation, max_tokens: int) -> Scheme:
+def aggregation_scheme(aggregation: Aggregation, max_tokens: int) -> WeightingScheme:
     """Names become functions here, at the edge."""
-    schemes: Mapping[str, Scheme] = {
+    schemes: Mapping[str, WeightingScheme] = {
         "token_mean": token_mean,
         "sequence_mean": sequence_mean,
         "constant_length": partial(constant_length, length=max_tokens),
@@ -166,38 +175,40 @@ def scheme_of(aggregation: Aggregation, max_tokens: int) -> Scheme:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Method:
+class TextMethod:
     """What makes one recipe differ from another."""
 
-    credit: Credit
+    credit: TextCredit
     learner: Learner[TokenPolicy]
-    decorate: Callable[[Source[TokenPolicy]], Source[TokenPolicy]] | None = None
+    wrap_source: Callable[[Source[TokenPolicy]], Source[TokenPolicy]] | None = None
     """Wraps the source."""
-    baseline: bool = False
+    greedy_baseline: bool = False
     """Every prompt is answered greedily as well, for credit that compares with that."""
-    memory: Stateful | None = None
+    credit_state: Stateful | None = None
     """The credit's, where it has one."""
 
 
-C = TypeVar("C", bound=TextRun)
+C = TypeVar("C", bound=TextRunConfig)
 
 
-def text_job(config: C, *, method: Callable[[C, Policies], Method]) -> Job[TokenPolicy]:
+def text_job(config: C, *, method: Callable[[C, TextPolicies], TextMethod]) -> TrainingJob[TokenPolicy]:
     """The recipe's parts, wired. Data are read and checked before the model is loaded."""
     tokenizer, context = open_tokenizer(config.model)
-    exam = None if config.evaluation is None else prepare_exam(config.evaluation, tokenizer, context=context)
+    exam = None if config.evaluation is None else prepare_evaluation(config.evaluation, tokenizer, context=context)
     held_out = () if exam is None else (exam.examples,)
-    examples = config.task.examples(apart_from=held_out)
+    examples = config.task.examples(exclude=held_out)
     prompts, notes = make_prompts(examples, config.task, tokenizer, room=context - config.rollout.max_tokens)
     policy = open_policy(
         config.model, seed=config.seed, device=config.run.device, temperature=config.rollout.temperature
     )
-    judge = pool_judge(config.rewards)
+    judge = reward_pool_scorer(config.rewards)
     judge.pool.check(examples.column_names())
-    chosen = method(config, _policies(config, policy))
-    world = _world(config, policy, prompts, judge, baseline=chosen.baseline)
-    actor = _actor(config, policy, prompts)
-    ahead, source = _source(Live[TokenPolicy](world, actor, figures=actor.metrics), actor, chosen, config.rollout)
+    chosen = method(config, _text_policies(config, policy))
+    world = _text_world(config, policy, prompts, judge, baseline=chosen.greedy_baseline)
+    actor = _engine_actor(config, policy, prompts)
+    ahead, source = _wrapped_source(
+        LiveSource[TokenPolicy](world, actor, actor_metrics=actor.metrics), actor, chosen, config.rollout
+    )
 
     def judged(episodes: Episodes, values: Values) -> Credits:
         credits = chosen.credit(episodes, values)
@@ -210,108 +221,113 @@ def text_job(config: C, *, method: Callable[[C, Policies], Method]) -> Job[Token
         if exam is not None:
             exam.close()
 
-    return Job(
+    return TrainingJob(
         recipe=Recipe(source=source, credit=judged, learner=chosen.learner),
         save_policy=policy.save,
         load_policy=policy.load,
-        view=partial(answer_rows, tokenizer=policy.tokenizer),
-        judge=None if exam is None else partial(judge_policy, exam, policy),
-        judge_every=0 if config.evaluation is None else config.evaluation.every,
-        fingerprint=examples.fingerprint,
+        sample_rows=partial(answer_rows, tokenizer=policy.tokenizer),
+        evaluate=None if exam is None else partial(evaluate_policy, exam, policy),
+        evaluate_every=0 if config.evaluation is None else config.evaluation.every,
+        dataset_fingerprint=examples.fingerprint,
         warnings=[
             *examples.warnings,
             *notes,
             *policy.decoder.notes(),
-            *config.rollout.notes(),
+            *config.rollout.warnings(),
             *actor.notes(),
             *([] if exam is None else exam.warnings),
         ],
-        notes=lambda: [*judge.notes(), *actor.notes()],
+        pop_notices=lambda: [*judge.notes(), *actor.notes()],
         close=close,
     )
 
 
-def _source(
-    live: Live[TokenPolicy], actor: EngineActor, chosen: Method, rollout: RolloutConfig
-) -> tuple[Ahead[TokenPolicy], Source[TokenPolicy]]:
+def _wrapped_source(
+    live: LiveSource[TokenPolicy], actor: EngineActor, chosen: TextMethod, rollout: RolloutConfig
+) -> tuple[AsyncSource[TokenPolicy], Source[TokenPolicy]]:
     """What collects ahead, and what the loop asks: that, or with no step ahead the live source itself."""
-    steps = rollout.collecting.steps
-    source: Source[TokenPolicy] = live if chosen.decorate is None else chosen.decorate(live)
-    ahead = Ahead[TokenPolicy](source, most=steps, overlap=actor.engine.own_weights, midway=rollout.midway is not None)
+    steps = rollout.asynchrony.steps
+    source: Source[TokenPolicy] = live if chosen.wrap_source is None else chosen.wrap_source(live)
+    ahead = AsyncSource[TokenPolicy](
+        source,
+        max_staleness=steps,
+        in_background=actor.engine.own_weights,
+        partial_rollouts=rollout.mid_rollout_publish is not None,
+    )
     if steps:
         source = ahead
-    return ahead, source if chosen.memory is None else Remembering(source, chosen.memory)
+    return ahead, source if chosen.credit_state is None else WithState(source, chosen.credit_state)
 
 
-def text_entry(
+def text_recipe_spec(
     *,
     summary: str,
-    source: str,
+    paper: str,
     config: type[C],
-    method: Callable[[C, Policies], Method],
-    parts: Parts,
+    method: Callable[[C, TextPolicies], TextMethod],
+    parts: RecipeParts,
     limitation: str,
     presets: Sequence[str] = (),
-) -> Entry:
+) -> RecipeSpec:
     """What the file of a recipe on text offers: its method, and what people should know of it."""
-    return Entry(
+    return RecipeSpec(
         summary=summary,
-        source=source,
+        paper=paper,
         config=config,
         build=partial(text_job, method=method),
-        check=check_rl,
-        derive=derived,
+        check=check_text_run,
+        derive=derive_text_run,
         parts=replace(parts, source=parts.source or "Live(text task, engine)"),
         limitation=limitation,
         presets=presets,
     )
 
 
-def check_rl(config: TextRun) -> list[str]:
+def check_text_run(config: TextRunConfig) -> list[str]:
     """Faults of data, rewards and model folder, before a model is loaded."""
     return check_text(
         config.model,
         config.task.examples,
-        partial(_fitting, config),
+        partial(_prompt_warnings, config),
         evaluation=config.evaluation,
         rewards=config.rewards,
     )
 
 
-def _fitting(config: TextRun, examples: Examples, tokenizer: Tokenizer, context: int) -> list[str]:
+def _prompt_warnings(config: TextRunConfig, examples: ExampleDataset, tokenizer: Tokenizer, context: int) -> list[str]:
     return make_prompts(examples, config.task, tokenizer, room=context - config.rollout.max_tokens)[1]
 
 
-def derived(config: TextRun) -> dict[str, str]:
+def derive_text_run(config: TextRunConfig) -> dict[str, str]:
     """prompts x samples -> sequences -> minibatches -> optimizer steps -> micro-batch tokens."""
     rollout = config.rollout
     sequences = rollout.prompts_per_step * rollout.samples_per_prompt
     return {
         "sequences per step": f"{rollout.prompts_per_step} prompts x {rollout.samples_per_prompt} samples "
         f"= {sequences}",
-        **config.updates(),
-        **rollout.collecting.derived(),
+        **config.derive_updates(),
+        **rollout.asynchrony.derive(),
         "answers": f"{config.steps * sequences} of at most {rollout.max_tokens} tokens",
         "slots": str(rollout.slots),
     }
 
 
-def _world(
-    config: TextRun, policy: TokenPolicy, prompts: Sequence[Prompt], judge: PoolJudge, *, baseline: bool
+def _text_world(
+    config: TextRunConfig, policy: TokenPolicy, prompts: Sequence[Prompt], judge: RewardPoolScorer, *, baseline: bool
 ) -> TextWorld:
     return TextWorld(
         prompts=prompts,
-        judge=judge,
+        scorer=judge,
         decode=policy.tokenizer.decode,
         sampling=config.rollout.sampling(),
         prompts_per_step=config.rollout.prompts_per_step,
         samples=config.rollout.samples_per_prompt,
         seed=config.seed,
-        baseline=baseline,
+        greedy_baseline=baseline,
     )
 
 
-def _actor(config: TextRun, policy: TokenPolicy, prompts: Sequence[Prompt]) -> EngineActor:
+def _engine_actor(config: TextRunConfig, policy: TokenPolicy, prompts: Sequence[Prompt]) -> EngineActor:
     longest = max(len(prompt.tokens) for prompt in prompts)
     rollout = config.rollout
     if isinstance(rollout.runner, ServerEngine):
@@ -324,26 +340,30 @@ def _actor(config: TextRun, policy: TokenPolicy, prompts: Sequence[Prompt]) -> E
             max_tokens=rollout.max_tokens,
             seed=config.seed,
             runner=rollout.runner,
-            promises=Promises(batch_invariant=rollout.deterministic == "batch", on_publish=rollout.midway),
+            guarantees=EngineGuarantees(
+                batch_invariant=rollout.deterministic == "batch", on_publish=rollout.mid_rollout_publish
+            ),
         )
     )
 
 
-def by_gradient(config: TextRl, policies: Policies, loss: Loss) -> GradientLearner[TokenPolicy, TokenBatch]:
+def gradient_learner(
+    config: TextGradientRunConfig, policies: TextPolicies, loss: TokenLossSpec
+) -> GradientLearner[TokenPolicy, TokenBatch]:
     """The learner of every recipe that steps its loss by AdamW."""
     policy = policies.policy
     layout = TokenLayout(
         scheme=loss.scheme,
-        skip_zero_advantage=loss.proportional,
-        rounded=policy.decoder.mixed,
+        skip_zero_advantage=loss.proportional_to_advantage,
+        pad_to_size=policy.decoder.is_mixed_precision,
         device=config.run.device,
     )
     token_loss = TokenLoss(
         loss=loss,
         denominator=config.denominator(),
         micro_batch_tokens=config.learner.micro_batch_tokens,
-        reference=policies.reference() if loss.reference else None,
-        correction=correction_of(config.learner.ratio),
+        reference=policies.reference() if loss.needs_reference else None,
+        correction=resolve_correction(config.learner.ratio),
     )
     learner = token_learner(
         config.learner,
@@ -353,21 +373,21 @@ def by_gradient(config: TextRl, policies: Policies, loss: Loss) -> GradientLearn
         seed=config.seed,
         steps=config.steps,
     )
-    learner.watch = partial(alarm, config.learner.ratio)
-    learner.constants = policies.constants
-    if loss.select is not None:
-        learner.phases[0].prepare = token_loss.select
+    learner.on_metrics = partial(require_small_mismatch, config.learner.ratio)
+    learner.fingerprints = policies.fingerprints
+    if loss.select_tokens is not None:
+        learner.phases[0].prepare = token_loss.select_tokens
     return learner
 
 
-def _policies(config: TextRun, policy: TokenPolicy) -> Policies:
+def _text_policies(config: TextRunConfig, policy: TokenPolicy) -> TextPolicies:
     def frozen(path: str | None) -> TokenPolicy:
         """Another folder, or the policy that the run started from, loaded once more."""
         changed = {} if path is None else {"path": path, "new": None}
         source = config.model.model_copy(update=changed)
         return open_policy(source, seed=config.seed, device=config.run.device, temperature=policy.temperature)
 
-    return Policies(
+    return TextPolicies(
         policy=policy,
         open_frozen=frozen,
         micro_batch_tokens=config.micro_batch_tokens(),

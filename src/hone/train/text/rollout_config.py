@@ -8,12 +8,12 @@ from typing import Annotated, Literal
 from pydantic import Field, model_validator
 
 from hone.core.config import Config
-from hone.core.generation import OnPublish, Sampling
+from hone.core.generation import OnPublish, SamplingParams
 from hone.engine.choose import RunnerKind
 from hone.engine.clients.config import ServerEngine
 
 
-class AheadConfig(Config):
+class AsyncRolloutConfig(Config):
     """Answers that are written while the policy learns from earlier ones."""
 
     steps: int = Field(ge=0, le=16)
@@ -23,7 +23,7 @@ class AheadConfig(Config):
     of them, and the run can be repeated to the bit. `finish`: it waits for those that have been begun. `recompute`:
     they go on under the new weights, which read the text so far anew. `keep`: they go on over old keys and values."""
 
-    def derived(self) -> dict[str, str]:
+    def derive(self) -> dict[str, str]:
         """What it comes to, for `hone plan`."""
         if self.steps == 0:
             return {}
@@ -55,49 +55,50 @@ class RolloutConfig(Config):
     (docs/howto/servers.md)."""
     deterministic: Literal["off", "batch"] = "off"
     """`batch`: on CUDA too no answer depends on what is written beside it; on a CPU none ever does."""
-    ahead: Annotated[int, Field(ge=0, le=16)] | AheadConfig = 0
+    ahead: Annotated[int, Field(ge=0, le=16)] | AsyncRolloutConfig = 0
     """Steps that answers may be older than the policy that learns from them: they are collected so far ahead. A table
     instead also says what becomes of them when it changes (docs/concepts/generation.md)."""
     slots: int = Field(default=64, ge=1)
     """Answers that are written at the same time: memory and speed, never the result."""
 
     @property
-    def collecting(self) -> AheadConfig:
+    def asynchrony(self) -> AsyncRolloutConfig:
         """What `ahead` comes to."""
-        return self.ahead if isinstance(self.ahead, AheadConfig) else AheadConfig(steps=self.ahead)
+        return self.ahead if isinstance(self.ahead, AsyncRolloutConfig) else AsyncRolloutConfig(steps=self.ahead)
 
     @property
-    def midway(self) -> OnPublish | None:
+    def mid_rollout_publish(self) -> OnPublish | None:
         """What becomes of answers that are being written at a publication; None where none is."""
-        found = self.collecting
+        found = self.asynchrony
         return None if found.steps == 0 or found.on_publish == "wait" else found.on_publish
 
-    def notes(self) -> list[str]:
+    def warnings(self) -> list[str]:
         """What a person should know before a run."""
-        if self.midway is None:
+        if self.mid_rollout_publish is None:
             return []
         return [
-            f'rollout.ahead.on_publish = "{self.midway}": which weights drew which token depends on time, so this run '
+            f'rollout.ahead.on_publish = "{self.mid_rollout_publish}": which weights drew which token depends on '
+            f"time, so this run "
             'cannot be repeated to the bit (with "wait" it can)'
         ]
 
     @model_validator(mode="after")
-    def _a_server_has_its_own_batches(self) -> "RolloutConfig":
+    def _check_server_options(self) -> "RolloutConfig":
         if isinstance(self.runner, ServerEngine) and self.deterministic != "off":
             raise ValueError(
                 f'deterministic = "{self.deterministic}" is a promise of the embedded engine, not of a server '
                 "(docs/howto/servers.md); leave it out, or rollout.runner"
             )
-        if isinstance(self.runner, ServerEngine) and self.midway:
+        if isinstance(self.runner, ServerEngine) and self.mid_rollout_publish:
             raise ValueError(
-                f'rollout.ahead.on_publish = "{self.midway}" is for the embedded engine; a step waits '
+                f'rollout.ahead.on_publish = "{self.mid_rollout_publish}" is for the embedded engine; a step waits '
                 'for the answers of a server: set it to "wait"'
             )
         return self
 
-    def sampling(self, *, greedy: bool = False) -> Sampling:
+    def sampling(self, *, greedy: bool = False) -> SamplingParams:
         """The rollout's sampling, or its greedy counterpart for evaluation."""
-        return Sampling(
+        return SamplingParams(
             max_tokens=self.max_tokens,
             temperature=self.temperature,
             top_k=0 if greedy else self.top_k,

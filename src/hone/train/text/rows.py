@@ -18,14 +18,14 @@ from torch import Tensor
 from hone.core.credit import Credits
 from hone.core.episodes import Episodes
 from hone.core.ragged import Ints, offsets_of, owner_of, ranges
-from hone.models.language.token_logprobs import Kept, Likeliest
-from hone.models.packing import Packed
-from hone.objectives.weights import Scheme
-from hone.train.learner.micro_batches import within_budget
+from hone.models.language.token_logprobs import SamplingMask, TopKTokens
+from hone.models.packing import PackedBatch
+from hone.objectives.weights import WeightingScheme
+from hone.train.learner.micro_batches import split_by_token_budget
 
-_SPARE_ROW = 32
+_PADDING_ROW_TOKENS = 32
 """Tokens of a row that only fills a batch up: attention within a row costs the square of its length."""
-WORTH_SHARING = 3
+MIN_SHARED_PART = 3
 """A sequence shares a row's trunk when that is at least one part in so many of it."""
 
 
@@ -33,53 +33,53 @@ WORTH_SHARING = 3
 class TokenBatch:
     """n decisions of some rows, as tensors."""
 
-    packed: Packed
+    packed: PackedBatch
     at: Tensor
     """`[n]` position in the packed tokens whose hidden state decided."""
     chosen: Tensor
     """`[n]` int64."""
-    logp: Tensor
+    behaviour_logp: Tensor
     """`[n]` nats, of whoever acted."""
     advantage: Tensor
     """`[n]`."""
     weight: Tensor
     """`[n]`."""
-    anchor: Tensor | None
+    ref_logp: Tensor | None
     """`[n]` nats, of the reference policy."""
     sequence: Tensor
     """`[n]` number of the decision's sequence within this batch."""
-    proximal: Tensor | None = None
+    old_logp: Tensor | None = None
     """`[n]` nats, of the policy as it was when the update began."""
-    likeliest: Likeliest | None = None
+    old_top_k: TopKTokens | None = None
     """`[n, K]` of the policy as it was when the update began."""
-    factor: Tensor | None = None
+    token_factor: Tensor | None = None
     """`[n]` what a selection over the whole optimizer batch decided."""
-    kept: Kept | None = None
+    sampling_mask: SamplingMask | None = None
     """What sampling left to choose from, where it cut anything off."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Known:
+class PrecomputedColumns:
     """What was found out about each decision before a gradient is taken; None: was not asked."""
 
-    anchor: NDArray[np.floating] | None = None
+    ref_logp: NDArray[np.floating] | None = None
     """`[N]` log-probability under the reference policy, nats."""
-    proximal: NDArray[np.floating] | None = None
+    old_logp: NDArray[np.floating] | None = None
     """`[N]` log-probability under the policy as it was when the update began, nats."""
-    likeliest_ids: NDArray[np.int64] | None = None
+    top_k_ids: NDArray[np.int64] | None = None
     """`[N, K]` the tokens that policy found likeliest."""
-    likeliest_logp: NDArray[np.floating] | None = None
+    top_k_logp: NDArray[np.floating] | None = None
     """`[N, K]` their log-probabilities, nats."""
-    factor: NDArray[np.floating] | None = None
+    token_factor: NDArray[np.floating] | None = None
     """`[N]` of a selection over the whole optimizer batch."""
 
-    def take(self, where: Ints) -> "Known":
-        return Known(
-            anchor=None if self.anchor is None else self.anchor[where],
-            proximal=None if self.proximal is None else self.proximal[where],
-            likeliest_ids=None if self.likeliest_ids is None else self.likeliest_ids[where],
-            likeliest_logp=None if self.likeliest_logp is None else self.likeliest_logp[where],
-            factor=None if self.factor is None else self.factor[where],
+    def take(self, where: Ints) -> "PrecomputedColumns":
+        return PrecomputedColumns(
+            ref_logp=None if self.ref_logp is None else self.ref_logp[where],
+            old_logp=None if self.old_logp is None else self.old_logp[where],
+            top_k_ids=None if self.top_k_ids is None else self.top_k_ids[where],
+            top_k_logp=None if self.top_k_logp is None else self.top_k_logp[where],
+            token_factor=None if self.token_factor is None else self.token_factor[where],
         )
 
 
@@ -87,7 +87,7 @@ class Known:
 class TokenLayout:
     """What all rows of a run have in common."""
 
-    scheme: Scheme
+    scheme: WeightingScheme
     """Aggregation: lengths of the step's sequences -> weight of a decision of each."""
     share_prefixes: bool = True
     """Lay sequences that begin alike in one row; the result is the same, the work is less."""
@@ -95,7 +95,7 @@ class TokenLayout:
     """Leave out sequences whose advantages are all 0. Right only for losses that are proportional to the advantage."""
     row_tokens: int = 512
     """A row takes no further sequence beyond this: attention within a row costs the square of its length."""
-    rounded: bool = False
+    pad_to_size: bool = False
     """Fill a batch up to one of a few sizes with tokens that nobody looks at: libraries that compile a product for each
     size, as those for bfloat16 do, then meet the same sizes again and again."""
     device: str = "cpu"
@@ -107,7 +107,7 @@ class TokenLayout:
             episodes=episodes,
             advantage=credits.advantage,
             row_offsets=np.append(starts, len(episodes)).astype(np.int64),
-            trunks=trunks,
+            prefix_lengths=trunks,
         )
 
 
@@ -121,23 +121,25 @@ class TokenRows:
     """`[N]`."""
     row_offsets: Ints
     """`[R+1]` sequences of each row."""
-    trunks: Ints
+    prefix_lengths: Ints
     """`[R]` tokens that all sequences of a row begin with."""
-    scale: NDArray[np.float64] | None = None
+    sequence_weight: NDArray[np.float64] | None = None
     """`[E]` weight of each decision of a sequence, once fixed."""
-    known: Known = Known()
+    precomputed: PrecomputedColumns = PrecomputedColumns()
 
     def __len__(self) -> int:
         return len(self.row_offsets) - 1
 
     def sizes(self) -> NDArray[np.int64]:
-        return self.trunks + np.bincount(
-            owner_of(self.row_offsets), weights=self._bodies(), minlength=len(self)
+        return self.prefix_lengths + np.bincount(
+            owner_of(self.row_offsets), weights=self._suffix_lengths(), minlength=len(self)
         ).astype(np.int64)
 
     def take(self, rows: NDArray[np.int64]) -> Self:
         counts = np.diff(self.row_offsets)[rows]
-        return self._sequences(ranges(self.row_offsets[:-1][rows], counts), offsets_of(counts), self.trunks[rows])
+        return self._take_sequences(
+            ranges(self.row_offsets[:-1][rows], counts), offsets_of(counts), self.prefix_lengths[rows]
+        )
 
     def weighted(self) -> Self:
         lengths = self.episodes.lengths
@@ -147,9 +149,9 @@ class TokenRows:
         size = np.bincount(self.episodes.owner, weights=np.abs(self.advantage), minlength=len(lengths))
         kept = np.flatnonzero(size > 0)
         per_row = np.bincount(owner_of(self.row_offsets)[kept], minlength=len(self))
-        return rows._sequences(kept, offsets_of(per_row[per_row > 0]), self.trunks[per_row > 0])
+        return rows._take_sequences(kept, offsets_of(per_row[per_row > 0]), self.prefix_lengths[per_row > 0])
 
-    def asked(
+    def evaluate(
         self, question: Callable[[TokenBatch], Sequence[Tensor]], budget_tokens: int
     ) -> list[NDArray[np.generic]]:
         """The answers `[N, ...]` to `question` (of `[n, ...]` tensors), put without gradient to all decisions.
@@ -157,11 +159,11 @@ class TokenRows:
         Rows that cannot contribute to a gradient are not asked: their answers are 0. Where none can, the first one is
         asked all the same, for the shapes of the answers.
         """
-        rows = np.arange(len(self)) if not self.layout.skip_zero_advantage else self._contributing()
+        rows = np.arange(len(self)) if not self.layout.skip_zero_advantage else self._rows_with_advantage()
         rows = rows if len(rows) else np.arange(min(1, len(self)))
         answers: list[NDArray[np.generic]] = []
         with torch.no_grad():
-            for piece in within_budget(self.sizes()[rows], budget_tokens):
+            for piece in split_by_token_budget(self.sizes()[rows], budget_tokens):
                 said = [tensor.cpu().numpy() for tensor in question(self.take(rows[piece]).tensors())]
                 if not answers:
                     answers = [np.zeros((self.episodes.decisions, *one.shape[1:]), one.dtype) for one in said]
@@ -172,10 +174,10 @@ class TokenRows:
                     answer[where] = one
         return answers
 
-    def knowing(self, known: Known) -> Self:
+    def with_precomputed(self, known: PrecomputedColumns) -> Self:
         return replace(self, known=known)
 
-    def _contributing(self) -> Ints:
+    def _rows_with_advantage(self) -> Ints:
         """Rows with an advantage other than 0."""
         size = np.bincount(self.episodes.owner, weights=np.abs(self.advantage), minlength=len(self.episodes))
         return np.flatnonzero(np.bincount(owner_of(self.row_offsets), weights=size, minlength=len(self)) > 0)
@@ -183,31 +185,33 @@ class TokenRows:
     def tensors(self) -> TokenBatch:
         packed, at = self._pack()
         owner = self.episodes.owner
-        scale = np.zeros(len(self.episodes)) if self.scale is None else self.scale
+        scale = np.zeros(len(self.episodes)) if self.sequence_weight is None else self.sequence_weight
         device = self.layout.device
 
         def column(values: NDArray[np.generic]) -> Tensor:
             return torch.from_numpy(np.ascontiguousarray(values)).to(device)
 
-        known, kept = self.known, self.episodes.transcript.kept
+        known, kept = self.precomputed, self.episodes.transcript.kept
         return TokenBatch(
             packed=packed,
             at=column(at),
             chosen=column(self.episodes.chosen.astype(np.int64)),
-            logp=column(self.episodes.logp),
+            behaviour_logp=column(self.episodes.logp),
             advantage=column(self.advantage),
             weight=column(scale[owner].astype(np.float32)),
-            anchor=None if known.anchor is None else column(known.anchor),
+            ref_logp=None if known.ref_logp is None else column(known.ref_logp),
             sequence=column(owner),
-            proximal=None if known.proximal is None else column(known.proximal),
-            likeliest=None
-            if known.likeliest_ids is None or known.likeliest_logp is None
-            else Likeliest(ids=column(known.likeliest_ids), logp=column(known.likeliest_logp)),
-            factor=None if known.factor is None else column(known.factor),
-            kept=None if kept is None else Kept(ids=column(kept.values.astype(np.int64)), offsets=column(kept.offsets)),
+            old_logp=None if known.old_logp is None else column(known.old_logp),
+            old_top_k=None
+            if known.top_k_ids is None or known.top_k_logp is None
+            else TopKTokens(ids=column(known.top_k_ids), logp=column(known.top_k_logp)),
+            token_factor=None if known.token_factor is None else column(known.token_factor),
+            sampling_mask=None
+            if kept is None
+            else SamplingMask(ids=column(kept.values.astype(np.int64)), offsets=column(kept.offsets)),
         )
 
-    def _sequences(self, index: Ints, row_offsets: Ints, trunks: Ints) -> Self:
+    def _take_sequences(self, index: Ints, row_offsets: Ints, trunks: Ints) -> Self:
         where = ranges(self.episodes.offsets[:-1][index], self.episodes.lengths[index])
         return replace(
             self,
@@ -215,42 +219,45 @@ class TokenRows:
             advantage=self.advantage[where],
             row_offsets=row_offsets,
             trunks=trunks,
-            scale=None if self.scale is None else self.scale[index],
-            known=self.known.take(where),
+            scale=None if self.sequence_weight is None else self.sequence_weight[index],
+            known=self.precomputed.take(where),
         )
 
-    def _bodies(self) -> Ints:
+    def _suffix_lengths(self) -> Ints:
         """`[E]` tokens of each sequence after its trunk that have to be read (the last one predicts nothing)."""
         lengths = np.diff(self.episodes.transcript.offsets)
-        return lengths - np.repeat(self.trunks, np.diff(self.row_offsets)) - 1
+        return lengths - np.repeat(self.prefix_lengths, np.diff(self.row_offsets)) - 1
 
-    def _pack(self) -> tuple[Packed, Ints]:
+    def _pack(self) -> tuple[PackedBatch, Ints]:
         """The rows' tokens, and for each decision where in them it was decided.
 
         A row is laid out as its trunk (branch 0) and then, for each of its sequences, what follows (branch 1, 2, ...).
         """
         seen, offsets = self.episodes.transcript, self.row_offsets
         first, row = offsets[:-1], owner_of(offsets)
-        shared = self.trunks[row]
+        shared = self.prefix_lengths[row]
         trunk = first + np.arange(len(self))  # where each row's trunk stands among all segments
         body = np.arange(len(self.episodes)) + row + 1
         starts, lengths, positions, branches = np.zeros((4, len(trunk) + len(body)), dtype=np.int64)
-        starts[trunk], lengths[trunk] = seen.offsets[:-1][first], self.trunks
-        starts[body], lengths[body] = seen.offsets[:-1] + shared, self._bodies()
+        starts[trunk], lengths[trunk] = seen.offsets[:-1][first], self.prefix_lengths
+        starts[body], lengths[body] = seen.offsets[:-1] + shared, self._suffix_lengths()
         positions[body] = shared
         branches[body] = np.arange(len(self.episodes)) - first[row] + 1
         segments = offsets_of(lengths)
         branched = len(self) < len(self.episodes)
         tokens, places = seen.tokens[ranges(starts, lengths)].astype(np.int64), ranges(positions, lengths)
         branch, offsets = np.repeat(branches, lengths), segments[np.append(trunk, len(lengths))]
-        if self.layout.rounded:
-            spare = rounded_up(len(tokens)) - len(tokens)
-            ends = [*range(len(tokens) + _SPARE_ROW, len(tokens) + spare, _SPARE_ROW), len(tokens) + spare]
+        if self.layout.pad_to_size:
+            spare = padded_size(len(tokens)) - len(tokens)
+            ends = [
+                *range(len(tokens) + _PADDING_ROW_TOKENS, len(tokens) + spare, _PADDING_ROW_TOKENS),
+                len(tokens) + spare,
+            ]
             tokens, branch = np.pad(tokens, (0, spare)), np.pad(branch, (0, spare))
-            places = np.append(places, np.arange(spare) % _SPARE_ROW)
+            places = np.append(places, np.arange(spare) % _PADDING_ROW_TOKENS)
             offsets = np.append(offsets, np.array(ends, dtype=np.int64)) if spare else offsets
         device = self.layout.device
-        packed = Packed(
+        packed = PackedBatch(
             tokens=torch.from_numpy(tokens).to(device),
             positions=torch.from_numpy(places).to(device),
             offsets=offsets,
@@ -262,7 +269,7 @@ class TokenRows:
         return packed, at
 
 
-def rounded_up(tokens: int) -> int:
+def padded_size(tokens: int) -> int:
     """The next of eight sizes per power of two, and at least 64: at most an eighth more work, few different sizes."""
     step = max(64, 1 << max(0, tokens.bit_length() - 4))
     return -(-tokens // step) * step
@@ -278,7 +285,7 @@ def _rows(episodes: Episodes, row_tokens: int) -> tuple[Ints, Ints]:
     seen = episodes.transcript
     asked = seen.at[episodes.offsets[:-1]] - seen.offsets[:-1]
     prompts, lengths = asked.tolist(), np.diff(seen.offsets).tolist()
-    like_before = _like_before(seen.tokens, seen.offsets[:-1], asked).tolist()
+    like_before = _common_prefix_lengths(seen.tokens, seen.offsets[:-1], asked).tolist()
     starts: list[int] = []
     trunks: list[int] = []
     together, read = 0, 0
@@ -286,7 +293,7 @@ def _rows(episodes: Episodes, row_tokens: int) -> tuple[Ints, Ints]:
         if together:
             alike = min(trunks[-1], alike)  # the one before begins with the trunk, as the row's first does
             grown = read + length - (together + 1) * alike
-            pays = together * alike > (together - 1) * trunks[-1] and WORTH_SHARING * alike >= length
+            pays = together * alike > (together - 1) * trunks[-1] and MIN_SHARED_PART * alike >= length
             if pays and alike + grown <= row_tokens:
                 trunks[-1], together, read = alike, together + 1, read + length
                 continue
@@ -296,7 +303,7 @@ def _rows(episodes: Episodes, row_tokens: int) -> tuple[Ints, Ints]:
     return np.array(starts, dtype=np.int64), np.array(trunks, dtype=np.int64)
 
 
-def _like_before(tokens: NDArray[np.integer], begins: Ints, most: Ints) -> Ints:
+def _common_prefix_lengths(tokens: NDArray[np.integer], begins: Ints, most: Ints) -> Ints:
     """`[E]` tokens in which each sequence and the one before it begin alike, of the first `most` `[E]` of both."""
     alike = np.minimum(most, np.roll(most, 1))
     alike[:1] = 0

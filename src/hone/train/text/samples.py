@@ -5,7 +5,7 @@ from collections import Counter
 import numpy as np
 
 from hone.core.credit import Credits, Metrics
-from hone.core.episodes import Episodes, Status
+from hone.core.episodes import Episodes, ScoreStatus
 from hone.models.language.tokenizers import Tokenizer
 from hone.store.samples import SampleRow
 
@@ -24,17 +24,17 @@ def answer_metrics(episodes: Episodes) -> Metrics:
 
 
 def answer_rows(
-    step: int, episodes: Episodes, credits: Credits, tokenizer: Tokenizer, *, most: int = 64
+    step: int, episodes: Episodes, credits: Credits, tokenizer: Tokenizer, *, limit: int = 64
 ) -> list[SampleRow]:
     """The first `most` answers of a step as a person reads them."""
-    shown = episodes.take(np.arange(min(most, len(episodes))))
+    shown = episodes.take(np.arange(min(limit, len(episodes))))
     seen = shown.transcript
     prompt_ends = seen.at[shown.offsets[:-1]]
     asked: Counter[int] = Counter()
     rows: list[SampleRow] = []
     for place in range(len(shown)):
         start, stop = int(shown.offsets[place]), int(shown.offsets[place + 1])
-        scored = shown.status[place] == Status.SCORED
+        scored = shown.status[place] == ScoreStatus.SCORED
         group = int(shown.group[place])
         asked[group] += 1
         rows.append(
@@ -45,7 +45,7 @@ def answer_rows(
                 prompt=tokenizer.decode(seen.tokens[seen.offsets[place] : prompt_ends[place]]),
                 completion=tokenizer.decode(shown.chosen[start:stop].astype(np.int32)),
                 score=float(shown.score[place]) if scored else None,
-                status=Status(int(shown.status[place])).name.lower(),
+                status=ScoreStatus(int(shown.status[place])).name.lower(),
                 advantage=float(credits.advantage[start]),
                 tokens=stop - start,
                 finish="length" if shown.truncated[place] else "stop",

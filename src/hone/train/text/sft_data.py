@@ -9,11 +9,11 @@ from pydantic import Field
 
 from hone.core.config import Config
 from hone.core.errors import DataError
-from hone.envs.text.dataset import Example, Examples, build_examples
-from hone.envs.text.files import SHOWN
+from hone.envs.text.dataset import Example, ExampleDataset, build_examples
+from hone.envs.text.files import MAX_FAULTS_SHOWN
 from hone.envs.text.task import TaskConfig
 from hone.models.language.tokenizers import Tokenizer
-from hone.rewards.solutions import check_solution, solve
+from hone.rewards.solutions import check_solution, run_solutions
 
 Tokens = NDArray[np.int32]
 
@@ -27,19 +27,19 @@ class SolutionConfig(Config):
     """Seconds that it may take for the whole dataset."""
 
 
-def worked_examples(
-    task: TaskConfig, solution: SolutionConfig | None, *, apart_from: Sequence[Examples] = ()
-) -> Examples:
+def solved_examples(
+    task: TaskConfig, solution: SolutionConfig | None, *, apart_from: Sequence[ExampleDataset] = ()
+) -> ExampleDataset:
     """The task's examples, each with a completion. Raises ConfigError, DataError or UserCodeError."""
     if solution is None:
-        examples = task.examples(need="prompt-completion", apart_from=apart_from)
+        examples = task.examples(need="prompt-completion", exclude=apart_from)
         if any(example.completion is None for example in examples):
             raise DataError(f"{task.source} has no completions to imitate; give [solution] use = 'file.py:function'")
         return examples
     check_solution(solution.use)
-    examples = task.examples(apart_from=apart_from)
+    examples = task.examples(exclude=apart_from)
     rows = [{"prompt": example.prompt, **example.columns} for example in examples]
-    completions = solve(solution.use, rows, deadline_s=solution.deadline_s)
+    completions = run_solutions(solution.use, rows, deadline_s=solution.deadline_s)
     drafts = [
         replace(example, completion=completion) for example, completion in zip(examples, completions, strict=True)
     ]
@@ -47,7 +47,7 @@ def worked_examples(
 
 
 def encode_examples(
-    examples: Examples, task: TaskConfig, tokenizer: Tokenizer, *, context: int
+    examples: ExampleDataset, task: TaskConfig, tokenizer: Tokenizer, *, context: int
 ) -> tuple[list[Tokens], list[Tokens], list[str]]:
     """Prompts and completions as tokens, and warnings; the end of sequence is part of a completion.
 
@@ -63,7 +63,7 @@ def encode_examples(
         kept = [pair for pair in pairs if (len(pair[1]) if cut else len(pair[0]) + len(pair[1])) <= context]
         said = (
             f"{examples.source}: {len(long)} of {len(examples)} examples are longer than the model's context of "
-            f"{context} tokens: {', '.join(long[:SHOWN])}{', ...' if len(long) > SHOWN else ''}"
+            f"{context} tokens: {', '.join(long[:MAX_FAULTS_SHOWN])}{', ...' if len(long) > MAX_FAULTS_SHOWN else ''}"
         )
         if task.on_long_prompt == "error" or not kept:
             raise DataError(
@@ -76,7 +76,7 @@ def encode_examples(
 
 
 def _encode(example: Example, task: TaskConfig, tokenizer: Tokenizer) -> tuple[Tokens, Tokens]:
-    prompt, completion = task.fill(example.prompt, example.columns), example.completion
+    prompt, completion = task.fill_template(example.prompt, example.columns), example.completion
     assert completion is not None
     if isinstance(prompt, str) and isinstance(completion, str):
         said = np.append(tokenizer.encode(completion), np.int32(tokenizer.eos_id))
@@ -84,7 +84,7 @@ def _encode(example: Example, task: TaskConfig, tokenizer: Tokenizer) -> tuple[T
     turns = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
     answer = [{"role": "assistant", "content": completion}] if isinstance(completion, str) else completion
     asked = tokenizer.apply_chat(turns)
-    whole = tokenizer.apply_chat([*turns, *answer], open_turn=False)
+    whole = tokenizer.apply_chat([*turns, *answer], add_generation_prompt=False)
     if not np.array_equal(whole[: len(asked)], asked):
         raise DataError(
             f"{example.source}, {example.id}: the chat template writes the prompt differently once an answer follows, "
