@@ -219,14 +219,14 @@ def dyna_planning(x: Floats, model: Any, picks: Floats, actions: int, rate: floa
     often it came -> sum of |error| (Sutton, 1990)."""
     total = 0.0
     for n in range(len(picks)):
-        cell = model.known[int(picks[n, 0] * len(model.known))]
-        left = picks[n, 1] * model.total[cell]
+        cell = model.taken_cells[int(picks[n, 0] * len(model.taken_cells))]
+        left = picks[n, 1] * model.visits[cell]
         slot = 0
-        while left >= model.times[cell, slot]:
-            left -= model.times[cell, slot]
+        while left >= model.counts[cell, slot]:
+            left -= model.counts[cell, slot]
             slot += 1
-        first = model.ahead[cell, slot]
-        error = model.reward[cell, slot] + model.factor[cell, slot] * x[first : first + actions].max() - x[cell]
+        first = model.next_cell[cell, slot]
+        error = model.reward[cell, slot] + model.discount[cell, slot] * x[first : first + actions].max() - x[cell]
         x[cell] += rate * error
         total += abs(error)
     return total
@@ -246,17 +246,17 @@ def prioritised_sweeping(x: Floats, priority: Floats, model: Any, actions: int, 
         state = cell // actions * actions
         was = x[state : state + actions].max()
         value = 0.0
-        for slot in range(model.times.shape[1]):
-            first = model.ahead[cell, slot]
-            target = model.reward[cell, slot] + model.factor[cell, slot] * x[first : first + actions].max()
-            value += model.times[cell, slot] / model.total[cell] * target
+        for slot in range(model.counts.shape[1]):
+            first = model.next_cell[cell, slot]
+            target = model.reward[cell, slot] + model.discount[cell, slot] * x[first : first + actions].max()
+            value += model.counts[cell, slot] / model.visits[cell] * target
         x[cell] = value
         change = abs(x[state : state + actions].max() - was)
-        entry = model.head[state // actions]
+        entry = model.first_predecessor[state // actions]
         while entry >= 0:
-            slots = model.times.shape[1]
+            slots = model.counts.shape[1]
             earlier, slot = entry // slots, entry % slots
-            share = model.times[earlier, slot] / model.total[earlier] * model.factor[earlier, slot]
+            share = model.counts[earlier, slot] / model.visits[earlier] * model.discount[earlier, slot]
             if share * change > max(least, priority[earlier]):
                 priority[earlier] = share * change
             entry = model.link[entry]
