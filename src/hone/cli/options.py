@@ -68,23 +68,23 @@ class CommandCall:
 
 RUNS = CommandOption(flag="--runs", metavar="DIR", default="runs", help="folder that holds the runs (default: runs)")
 DEVICE = CommandOption(flag="--device", metavar="DEVICE", help="cpu, cuda or cuda:N; the same as run.device=DEVICE")
-SEED = CommandOption(flag="--seed", metavar="N", default="0", help="seed of all chance (default: 0)")
+SEED = CommandOption(flag="--seed", metavar="N", default="0", help="random seed (default: 0)")
 NAME = CommandOption(flag="--name", metavar="NAME", help="name of the run; the same as name=NAME")
-YES = CommandOption(flag="--yes", help="run settings that look like a mistake")
+YES = CommandOption(flag="--yes", help="accept settings that look like a mistake")
 CHECKPOINT = ("checkpoint", "a checkpoint's folder, or a run's name for its newest checkpoint")
 FILE = ("file", "the config, a TOML file")
 
 COMMANDS: tuple[CommandSpec, ...] = (
     CommandSpec(
         name="train",
-        summary="train what a config file describes",
+        summary="train a policy as a config file describes it",
         module="hone.cli.commands.train",
         positionals=(FILE,),
         options=(
-            CommandOption(flag="--resume", help="go on from the run's newest whole checkpoint"),
-            CommandOption(flag="--dry-run", help="check everything, print what would happen, and stop"),
+            CommandOption(flag="--resume", help="continue from the run's newest undamaged checkpoint"),
+            CommandOption(flag="--dry-run", help="check everything, print the plan, and stop"),
             CommandOption(
-                flag="--seeds", metavar="SEEDS", help="a run for each seed, then compared: 5 (0..4), 0..9 or 1,4,7"
+                flag="--seeds", metavar="SEEDS", help="one run per seed, and a comparison: 5 (0..4), 0..9 or 1,4,7"
             ),
             CommandOption(flag="--jobs", metavar="N", default="1", help="seeds that run at the same time (default: 1)"),
             NAME,
@@ -96,7 +96,7 @@ COMMANDS: tuple[CommandSpec, ...] = (
     ),
     CommandSpec(
         name="plan",
-        summary="check a config and print what training it would take",
+        summary="check a config and print its derived numbers, without training",
         module="hone.cli.commands.train",
         positionals=(FILE,),
         options=(NAME, RUNS, DEVICE, YES),
@@ -104,23 +104,23 @@ COMMANDS: tuple[CommandSpec, ...] = (
     ),
     CommandSpec(
         name="eval",
-        summary="judge a checkpoint on held-out problems, with an interval",
+        summary="evaluate a checkpoint on held-out problems or episodes, with an interval",
         module="hone.cli.commands.evaluate",
         positionals=(CHECKPOINT,),
         options=(
-            CommandOption(flag="--problems", metavar="N", default="512", help="how many (default: 512)"),
+            CommandOption(
+                flag="--problems", metavar="N", default="512", help="number of problems or episodes (default: 512)"
+            ),
             CommandOption(
                 flag="--perturb",
-                metavar="WHAT",
+                metavar="SETTING",
                 repeated=True,
-                help="control: judge it also with sensor_noise=0.1, action_delay=2, physics.gravity=12, or FILE.toml",
+                help="control: also evaluate with sensor_noise=0.1, action_delay=2, physics.gravity=12, or FILE.toml",
             ),
             CommandOption(
-                flag="--server", metavar="URL", help="ask this server the questions of the run instead of its model"
+                flag="--server", metavar="URL", help="send the questions of the run to this server instead of its model"
             ),
-            CommandOption(
-                flag="--model", metavar="NAME", help="which model of the server (default: the one that it names)"
-            ),
+            CommandOption(flag="--model", metavar="NAME", help="model of the server (default: its only one)"),
             SEED,
             RUNS,
             CommandOption(flag="--device", metavar="DEVICE", default="cpu", help="cpu, cuda or cuda:N (default: cpu)"),
@@ -128,15 +128,13 @@ COMMANDS: tuple[CommandSpec, ...] = (
     ),
     CommandSpec(
         name="sample",
-        summary="let a checkpoint answer",
+        summary="print answers of a checkpoint",
         module="hone.cli.commands.evaluate",
         positionals=(CHECKPOINT,),
         options=(
-            CommandOption(flag="--prompt", metavar="TEXT", help="what to answer (default: problems of its own task)"),
-            CommandOption(flag="--count", metavar="N", default="10", help="how many answers (default: 10)"),
-            CommandOption(
-                flag="--temperature", metavar="T", default="1", help="0 takes the likeliest token (default: 1)"
-            ),
+            CommandOption(flag="--prompt", metavar="TEXT", help="the prompt (default: problems of its own task)"),
+            CommandOption(flag="--count", metavar="N", default="10", help="number of answers (default: 10)"),
+            CommandOption(flag="--temperature", metavar="T", default="1", help="temperature; 0 is greedy (default: 1)"),
             SEED,
             RUNS,
             CommandOption(flag="--device", metavar="DEVICE", default="cpu", help="cpu, cuda or cuda:N (default: cpu)"),
@@ -144,26 +142,24 @@ COMMANDS: tuple[CommandSpec, ...] = (
     ),
     CommandSpec(
         name="show",
-        summary="what a run did: its settings, metrics and checkpoints",
+        summary="show a run: its settings, metrics and checkpoints",
         module="hone.cli.commands.show",
         positionals=(("run", "a run's name or folder"),),
         options=(
             RUNS,
-            CommandOption(flag="--config", help="every setting, with where it came from"),
-            CommandOption(
-                flag="--map", help="control on a grid: what the policy does in each cell, and what it expects"
-            ),
+            CommandOption(flag="--config", help="every setting with its origin"),
+            CommandOption(flag="--map", help="control on a grid: action and value of the policy in each cell"),
         ),
     ),
     CommandSpec(
         name="compare",
-        summary="hold runs against each other: intervals over seeds, who is better, how surely",
+        summary="compare runs: intervals over seeds, and the probability that one is better",
         module="hone.cli.commands.compare",
-        variadic=(("run", "a run's name or folder, or a folder that holds runs; seeds are gathered by configuration"),),
+        variadic=(("run", "a run's name or folder, or a folder with runs; runs are grouped by configuration"),),
         options=(
             CommandOption(flag="--metric", metavar="NAME", help="compare this metric (default: the score at the end)"),
-            CommandOption(flag="--threshold", metavar="X", help="time how long runs take to this score"),
-            CommandOption(flag="--html", metavar="FILE", help="where the page goes (default: compare.html in --runs)"),
+            CommandOption(flag="--threshold", metavar="X", help="report the steps until runs reach this score"),
+            CommandOption(flag="--html", metavar="FILE", help="file of the page (default: compare.html in --runs)"),
             CommandOption(flag="--json", help="print the figures as JSON, and nothing else"),
             RUNS,
         ),
@@ -173,33 +169,33 @@ COMMANDS: tuple[CommandSpec, ...] = (
         summary="list recipes by family, or one with its paper, parts and defaults; or runs",
         module="hone.cli.commands.show",
         positionals=(("what", "recipes or runs"),),
-        optional=(("name", "a recipe, or a family of them, of which all is told"),),
+        optional=(("name", "a recipe or a family, for its details"),),
         options=(RUNS,),
     ),
     CommandSpec(
         name="lab",
-        summary="one-minute experiments that show what an idea does",
+        summary="run one-minute experiments about ideas of reinforcement learning",
         module="hone.cli.commands.lab",
         positionals=(("what", "list, run or all"),),
-        optional=(("experiment", "which experiment, for run"),),
+        optional=(("experiment", "name of the experiment, for run"),),
         options=(
             SEED,
             CommandOption(
-                flag="--out", metavar="DIR", default="runs/lab", help="where findings go (default: runs/lab)"
+                flag="--out", metavar="DIR", default="runs/lab", help="folder of the findings (default: runs/lab)"
             ),
-            CommandOption(flag="--quick", help="less of the same, as the tests do"),
+            CommandOption(flag="--quick", help="a smaller version, as in the tests"),
         ),
     ),
     CommandSpec(
         name="doctor",
-        summary="check this machine, its engine (parity, invariance), or a config's loss",
+        summary="check this machine, its generation engine, or the loss of a config",
         module="hone.cli.commands.doctor",
         optional=(
             (
                 "what",
-                "machine, engine, loss (does a gradient depend on how a batch is cut up?); nothing: the first two",
+                "machine, engine, or loss (does the gradient depend on micro-batches?); default: the first two",
             ),
-            ("file", "for loss: a config, or a run, which then keeps the certificate"),
+            ("file", "for loss: a config, or a run, which then stores the certificate"),
         ),
         options=(RUNS,),
         overrides=True,
@@ -224,7 +220,7 @@ def build_parser(command: CommandSpec) -> CommandParser:
         prog=f"hone {command.name}",
         usage=f"hone {command.name} {words}{tail} [options]".replace("  ", " "),
         description=command.summary,
-        epilog="A key of the config is set by key=value or --key value: learner.lr=1e-4" if command.overrides else None,
+        epilog="key=value or --key value sets a key of the config: learner.lr=1e-4" if command.overrides else None,
         allow_abbrev=False,
     )
     for name, text in command.positionals:
@@ -251,11 +247,11 @@ def overview() -> str:
         [
             "usage: hone COMMAND ...",
             "",
-            "Train a policy, prove that it got better, ship it safely, keep it good.",
+            "Train policies by reinforcement learning, evaluate and compare them.",
             "",
             *lines,
             "",
-            "`hone COMMAND --help` tells more. `hone --version` tells which hone this is.",
+            "`hone COMMAND --help` prints its options. `hone --version` prints the version.",
         ]
     )
 
