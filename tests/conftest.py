@@ -13,7 +13,7 @@ os.environ.setdefault("HF_HUB_OFFLINE", "1")
 from hypothesis import settings
 
 from hone.store import metrics
-from hone.store.metrics import Opened
+from hone.store.metrics import OpenedMetrics
 
 sys.path.append(str(Path(__file__).parent / "docs"))
 from metric_names import listed
@@ -27,14 +27,14 @@ DRIVER = "hone.train.runner.run"
 """The module that opens the metrics file of a run."""
 
 
-def checked_writers(opening: Callable[..., Opened]) -> Callable[..., Opened]:
+def checked_writers(opening: Callable[..., OpenedMetrics]) -> Callable[..., OpenedMetrics]:
     """`open_metrics`, of which the driver of runs gets a writer that refuses metrics that are not documented."""
 
-    def open_metrics(path: Path, *, after_step: int = 0) -> Opened:
+    def open_metrics(path: Path, *, after_step: int = 0) -> OpenedMetrics:
         writer, repairs = opening(path, after_step=after_step)
         if sys._getframe(1).f_globals["__name__"] == DRIVER:  # tests write metrics of their own, too
             writer = CheckedWriter(path=path, descriptor=writer.descriptor, last_step=writer.last_step)
-        return Opened(writer, repairs)
+        return OpenedMetrics(writer, repairs)
 
     return open_metrics
 

@@ -108,9 +108,7 @@ COMMANDS: tuple[CommandSpec, ...] = (
         module="hone.cli.commands.evaluate",
         positionals=(CHECKPOINT,),
         options=(
-            CommandOption(
-                flag="--problems", metavar="N", default="512", help="number of problems or episodes (default: 512)"
-            ),
+            CommandOption(flag="--problems", metavar="N", default="512", help="problems or episodes (default: 512)"),
             CommandOption(
                 flag="--perturb",
                 metavar="SETTING",
