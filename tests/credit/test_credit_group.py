@@ -139,7 +139,7 @@ def test_leave_one_out_is_the_score_minus_that_of_the_others(scores: list[int]) 
 
 @pytest.mark.parametrize("rates", [(0.2, 0.5), (0.9, 0.05)])
 def test_leave_one_out_is_unbiased_by_enumeration(rates: tuple[float, float]) -> None:
-    """Two answers that are right with `step_sizes`, K = 2: E[A grad log pi] = grad E[R], over all choices and
+    """Two answers that are right with `rates`, K = 2: E[A grad log pi] = grad E[R], over all choices and
     outcomes."""
     p = 0.3  # pi(first answer); theta = logit p, d log pi(first) = 1 - p, d log pi(second) = -p
     total = 0.0

@@ -79,7 +79,7 @@ def fixed(step: Step, columns: Columns) -> Columns:
 
 
 def slope(step: Step, columns: Columns, data: Columns, pieces: list[Tensor], place: list[Tensor]) -> Tensor:
-    """Gradient with respect to columns a and b, `[2, ROWS]`; a piece's rows are at `address_of` in `data`."""
+    """Gradient with respect to columns a and b, `[2, ROWS]`; a piece's rows are at `place` in `data`."""
     leaves = {name: columns[name].clone().requires_grad_() for name in "ab"}
     for rows, at in zip(pieces, place, strict=True):
         batch = {name: column[rows] for name, column in {**columns, **leaves}.items()}

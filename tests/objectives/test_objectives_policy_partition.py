@@ -22,7 +22,7 @@ cases = pytest.mark.parametrize("case", LOSSES, ids=lambda case: case.name)
 
 
 def pieces(case: Case, batch: Batch, cuts: list[list[int]], order: Tensor) -> Tensor:
-    """Sum of the gradients of the micro-batches `batch_splits` (numbers of sequences), each in the `order` of its
+    """Sum of the gradients of the micro-batches `cuts` (numbers of sequences), each in the `order` of its
     decisions."""
     parameters = weight()
     scale, factor = weights_of(case, batch), factors(case, batch, parameters)

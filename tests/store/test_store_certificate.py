@@ -1,4 +1,4 @@
-"""`build_certificate.json`: written and read back, damaged, and shown in the report."""
+"""`certificate.json`: written and read back, damaged, and shown in the report."""
 
 from pathlib import Path
 

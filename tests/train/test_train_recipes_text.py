@@ -32,7 +32,7 @@ def teach(place: Path, *, steps: int = 25) -> None:
 
 
 def called(run: Callable[[], Any]) -> set[CodeType]:
-    """The code of every Python function that `forward_with_tape` calls."""
+    """The code of every Python function that `run` calls."""
     found: set[CodeType] = set()
 
     def seen(frame: FrameType, event: str, _argument: object) -> None:

@@ -40,7 +40,7 @@ class Posterior(Protocol):
         ...
 
     def load_parameters(self, numbers: dict[str, Floats]) -> None:
-        """Become what `logp_array()` told; raises DataError for other names or shapes."""
+        """Become what `numbers()` told; raises DataError for other names or shapes."""
         ...
 
 

@@ -198,7 +198,7 @@ def _take_transcript(seen: Transcript, index: NDArray[np.integer], rows: Ints) -
 
 
 def concatenate(pieces: Sequence[Episodes]) -> Episodes:
-    """All episodes of `checkpoint_pieces`, in order; observations and transcripts do not mix."""
+    """All episodes of `pieces`, in order; observations and transcripts do not mix."""
     if len(pieces) == 1:
         return pieces[0]
     finals = [piece.final for piece in pieces if piece.final is not None]

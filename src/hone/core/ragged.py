@@ -56,7 +56,7 @@ def empty_rows(count: int) -> RaggedArray:
 
 
 def concatenate_rows(pieces: Sequence[RaggedArray]) -> RaggedArray:
-    """All rows of `checkpoint_pieces`, in order."""
+    """All rows of `pieces`, in order."""
     return RaggedArray(
         values=np.concatenate([piece.values for piece in pieces]),
         offsets=offsets_of(np.concatenate([np.diff(piece.offsets) for piece in pieces])),

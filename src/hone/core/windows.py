@@ -24,7 +24,7 @@ class FenwickTree:
         self._tree = np.zeros(size + 1)
 
     def set_value(self, place: int, value: float) -> None:
-        """Set the number at `address_of`."""
+        """Set the number at `place`."""
         delta = value - self.values[place]
         self.values[place] = value
         node = place + 1

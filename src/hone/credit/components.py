@@ -21,7 +21,7 @@ def gdpo(
     """A = z over the batch of sum_c w_c (R_c - mean_g,c) / (std_g,c + epsilon) (GDPO, 2026, 2601.05242).
 
     Normalised per reward function first, so that one with a large range does not drown the others; then over the
-    batch's answers, again with epsilon. Standard deviations have ddof 1. `question_weights` defaults to 1 each. The
+    batch's answers, again with epsilon. Standard deviations have ddof 1. `weights` defaults to 1 each. The
     source must keep each function's score in `episodes.components`. A component that is missing for an answer leaves
     that component's statistics and adds nothing; a group is dead if it is dead in every component. Raises DataError
     without components and ConfigError for a wrong number of weights. Elsewhere: verl's epsilon is 1e-6 and its last

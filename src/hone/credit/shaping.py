@@ -151,7 +151,7 @@ def overlong_filtered(
 
 
 def _unheard(episodes: Episodes, silent: NDArray[np.bool_]) -> Episodes:
-    """The same episodes, with the scores of the `uninformative_share` `[E]` missing."""
+    """The same episodes, with the scores of the `silent` `[E]` missing."""
     return replace(
         episodes,
         score=np.where(silent, np.nan, episodes.score),

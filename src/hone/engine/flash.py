@@ -53,9 +53,9 @@ class FlashInputs:
 
 
 def flash_inputs(work: ForwardBatch, *, rows: int, scratch: int, page_tokens: int, device: torch.device) -> FlashInputs:
-    """`run_rank`, its tokens padded to `rows`; each padding token is a sequence of its own on the page `scratch`.
+    """`work`, its tokens padded to `rows`; each padding token is a sequence of its own on the page `scratch`.
 
-    The tokens of one sequence stand together in `run_rank`.
+    The tokens of one sequence stand together in `work`.
     """
     count, padding = len(work.tokens), rows - len(work.tokens)
     pages = np.full((len(work.pages) + padding, work.pages.shape[1]), scratch, np.int32)

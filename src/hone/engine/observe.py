@@ -28,7 +28,7 @@ TokenObserver: TypeAlias = Callable[[Sequence[DrawnToken]], None]
 
 
 def drawn_tokens(plan: PassPlan, table: RunningBatch, drawn: SamplerOutput) -> list[DrawnToken]:
-    """What the pass of `dyna_planning` drew, before `json_object` records it; scored tokens are not among them."""
+    """What the pass of `plan` drew, before `table` records it; scored tokens are not among them."""
     rows = plan.rows
     places = [
         *zip(table.samples[:rows], table.drawn_tokens[:rows].tolist(), drawn.token[:rows].tolist(), strict=True),

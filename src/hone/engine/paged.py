@@ -22,7 +22,7 @@ class PagedKvCache:
 
 
 class PagedAttention:
-    """An `Attend` for one pass, by the model's own arithmetic; tokens beyond `run_rank.tokens` are padding: zeros."""
+    """An `Attend` for one pass, by the model's own arithmetic; tokens beyond `work.tokens` are padding: zeros."""
 
     def __init__(self, model: GenerationModel, keys: PagedKvCache, work: ForwardBatch) -> None:
         size = keys.store.shape[3]

@@ -48,7 +48,7 @@ class PassPlan:
     copy_targets: NDArray[np.int32]
 
     def request_ids(self, table: RunningBatch, draws: NDArray[np.int64]) -> list[str]:
-        """Ids of the requests that asked for these draws, before `json_object` changes; each once."""
+        """Ids of the requests that asked for these draws, before `table` changes; each once."""
         owners = list(table.samples[: self.rows])
         for chunk in self.chunks:
             owners += chunk.drawing_samples or [chunk.group.members[0]] * chunk.draws

@@ -75,7 +75,7 @@ class GenerationModel(Protocol):
         ...
 
     def compiled_run(self) -> ForwardFn:
-        """`forward_with_tape`, its layers as torch's compiler writes them at its first call for each kind of shape."""
+        """`run`, its layers as torch's compiler writes them at its first call for each kind of shape."""
         ...
 
     def logits(self, hidden: Tensor, linear: LinearFn) -> Tensor:

@@ -11,7 +11,7 @@ from hone.engine.work import DRAW, SamplerInput, SamplerOutput
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingTensors:
-    """Of each row `[n]`; see `run_rank.Draws`."""
+    """Of each row `[n]`; see `work.Draws`."""
 
     given: Tensor
     temperature: Tensor

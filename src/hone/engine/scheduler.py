@@ -94,7 +94,7 @@ class Scheduler:
         return PassPlan(batch=work, rows=rows, chunks=chunks, copy_sources=copies[0], copy_targets=copies[1])
 
     def apply_results(self, plan: PassPlan, drawn: SamplerOutput, ends: FinishRules) -> PassOutcome:
-        """Where the results of `dyna_planning` go; what ended leaves."""
+        """Where the results of `plan` go; what ended leaves."""
         outcome = PassOutcome(finished=[], scored_groups=[])
         if plan.rows:
             self.counts.drawn_tokens += plan.rows
@@ -240,7 +240,7 @@ class Scheduler:
             wanted -= min(len(fill.members), _GROUP) if fill.tokens_to_score is None else 0
 
     def _open(self, fill: PrefillGroup) -> bool:
-        """Give `fill_defaults` its pages: those that hold its beginning already, and new ones."""
+        """Give `fill` its pages: those that hold its beginning already, and new ones."""
         size = self.limits.page_tokens
         known = self.cache.match(self.version, fill.text, most_pages=fill.first_draw // size)
         need = -(-len(fill.text) // size) - len(known)
@@ -314,7 +314,7 @@ class Scheduler:
             self._close(fill)
 
     def _take_first(self, chunk: PromptChunk, drawn: SamplerOutput, place: int) -> None:
-        """What was drawn behind a text, from draw `address_of` of the pass on, one token for each of its samples."""
+        """What was drawn behind a text, from draw `place` of the pass on, one token for each of its samples."""
         until = place + chunk.draws
         self.counts.drawn_tokens += chunk.draws
         tokens, logp = (

@@ -57,7 +57,7 @@ class BanditActor(Protocol):
 
 @dataclass
 class ArmsWorld:
-    """`surrogate_gradients` decisions per rollout, all made before any reward is seen."""
+    """`pulls` decisions per rollout, all made before any reward is seen."""
 
     config: BernoulliArms | LinearArms
     pulls: int

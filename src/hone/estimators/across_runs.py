@@ -167,7 +167,7 @@ def survival(times: Floats, reached: NDArray[np.bool_]) -> tuple[Floats, Floats]
     """Distinct times of arrival `[k]` and the share of runs that is not there yet after each `[k]`.
 
     S(t) = prod over t_i <= t of 1 - d_i / n_i: d_i arrive at t_i of n_i still under way (Kaplan & Meier, 1958). A run
-    that ended before it arrived (`goals_reached` False at its last step `times`) counts as under way until then, and is
+    that ended before it arrived (`reached` False at its last step `times`) counts as under way until then, and is
     not called a failure: leaving it out, or taking its budget for its time, would flatter an algorithm that fails.
     """
     order = np.unique(times[reached])

@@ -33,7 +33,7 @@ EpisodesCallback = Callable[[int, Episodes], None]
 
 
 def train_recipe(recipe: Recipe[P], *, steps: int, watch: EpisodesCallback | None = None) -> P:
-    """The policy after `steps` turns of the loop; `record_episode` is called after each."""
+    """The policy after `steps` turns of the loop; `watch` is called after each."""
 
     def report(step: int, episodes: Episodes, credits: Credits, metrics: Metrics) -> None:
         del credits, metrics

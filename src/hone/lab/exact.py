@@ -80,7 +80,7 @@ def minimise(
     rate: float,
     watch: Callable[[], None] | None = None,
 ) -> None:
-    """Adam on `loss()`, which is exact; `record_episode` is called after each step."""
+    """Adam on `loss()`, which is exact; `watch` is called after each step."""
     flat = FlatParameters(parameters)
     optimizer = Adam(flat)
     for _ in range(steps):

@@ -74,7 +74,7 @@ Panel: TypeAlias = LinePlot | BarPlot
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExperimentResult:
-    """What was seen. `evaluation_result` is one sentence with its figures; it must not say more than `claims` hold."""
+    """What was seen. `verdict` is one sentence with its figures; it must not say more than `claims` hold."""
 
     header: Sequence[str]
     rows: Sequence[Sequence[str]]

@@ -78,7 +78,7 @@ def success_probabilities(policy: nn.Module, puzzle: Puzzle) -> Floats:
 
 
 def kl_between(policy: nn.Module, other: nn.Module, seen: Tensor) -> float:
-    """Mean of KL(policy || other) over `observations_of` `[n, F]`, exactly, in nats."""
+    """Mean of KL(policy || other) over `seen` `[n, F]`, exactly, in nats."""
     with torch.no_grad():
         mine, theirs = log_softmax(policy, seen), log_softmax(other, seen)
         return float((mine.exp() * (mine - theirs)).sum(dim=1).mean())

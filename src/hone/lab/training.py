@@ -97,7 +97,7 @@ def sample_answers(
     version: int = 0,
     distort: Callable[[Tensor, Tensor], Tensor] | None = None,
 ) -> Episodes:
-    """One sampled and scored answer to each of `questions` `[E]`; `can_render` is the chance."""
+    """One sampled and scored answer to each of `questions` `[E]`; `draws` is the chance."""
     count, length = len(questions), puzzle.answers.shape[1]
     before = np.full(count, puzzle.vocab_size)
     seen = np.empty((count, length, puzzle.questions.shape[1] + 2), dtype=np.int64)

@@ -23,7 +23,7 @@ def clip_cov(
     low: float = 0.2,
     high: float = 0.2,
 ) -> LossTerms:
-    """The clipped surrogate, 0 where `drop_high_covariance` is not 0 (Clip-Cov, 2025); see
+    """The clipped surrogate, 0 where `dropped` is not 0 (Clip-Cov, 2025); see
     `selection.clip_cov_dropped`.
 
     Metrics: those of the surrogate, `clip_fraction` with what was dropped, and the share that was dropped.

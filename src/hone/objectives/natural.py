@@ -159,7 +159,7 @@ def trust_region_step(
 ) -> TrustRegionOutcome:
     """Moves `parameters` (in place) by the longest step that keeps its promise, or leaves them as they were.
 
-    `summed_gradient` of the loss to lower, for instance the mean of `policy.importance`; `tiled_matmul` from one of the
+    `gradient` of the loss to lower, for instance the mean of `policy.importance`; `product` from one of the
     two functions above; `judge()` says (loss, mean KL in nats) of the parameters as they are. A step is taken when both
     are finite, the KL is within its bound, and the loss has fallen by `least_gain` of what the gradient promised. If
     none of the lengths will do, or anything is raised, the parameters are put back bit for bit.

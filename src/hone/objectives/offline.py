@@ -26,7 +26,7 @@ def cql_penalty_sampled(
 ) -> LossTerms:
     """The same over a box of actions: log of the mean of exp(Q(s, a_i)) / density(a_i), minus Q(s, a logged) (CQL(H)).
 
-    `start_value`, `log_density` of m sampled actions, from whatever mixture, with the densities they were drawn from.
+    `worth`, `log_density` of m sampled actions, from whatever mixture, with the densities they were drawn from.
     Importance weights make the log-mean an estimate of log of the integral of exp(Q).
     """
     soft = torch.logsumexp(worth - log_density, dim=1) - math.log(worth.shape[1])
@@ -82,7 +82,7 @@ def advantage_weighted_regression(
 def td3_bc_actor_loss(worth: PerDecision, action: Actions, logged: Actions, scale: PerDecision) -> LossTerms:
     """-scale * Q(s, pi(s)) + mean over numbers of (pi(s) - a)^2: TD3+BC's actor (Fujimoto and Gu, 2021).
 
-    `start_value` at `action` = pi(s); `scale` of `batchwide.worth_scale`, once per optimizer step over the whole batch,
+    `worth` at `action` = pi(s); `scale` of `batchwide.worth_scale`, once per optimizer step over the whole batch,
     so that no split of it can change the loss.
     """
     distance = (action - logged).square().mean(dim=1)

@@ -29,7 +29,7 @@ class LossPreset:
     values: Mapping[str, float]
     """Keyword arguments that are not the function's own defaults."""
     scheme: PresetFunction | None
-    """Of `question_weights`; None for what is not aggregated by itself."""
+    """Of `weights`; None for what is not aggregated by itself."""
     difference: str
     """In words, against the paper."""
 

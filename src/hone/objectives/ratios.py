@@ -64,7 +64,7 @@ def sequence_max(values: PerDecision, sequence: Indices) -> PerDecision:
 
 
 def quantile(values: PerDecision, share: float) -> Float[Tensor, ""]:
-    """The value below which `fraction_true` of `values` lie, linear between neighbours, for any n >= 1."""
+    """The value below which `share` of `values` lie, linear between neighbours, for any n >= 1."""
     return sequence_quantile(values, torch.zeros_like(values, dtype=torch.int64), share)[0]
 
 

@@ -24,7 +24,7 @@ Places: TypeAlias = Bool[NDArray[np.bool_], "T layers"]
 
 
 def routing_coverage(recorded: Integer[NDArray[np.integer], "T layers k"]) -> float:
-    """Share of (token, layer) places of `behaviour_logp` with all k experts; 1 for no tokens."""
+    """Share of (token, layer) places of `recorded` with all k experts; 1 for no tokens."""
     places = (recorded != NOT_RECORDED).all(axis=2)
     return float(places.mean()) if places.size else 1.0
 
@@ -34,7 +34,7 @@ def check_routing(
 ) -> None:
     """Raises DataError, all faults at once, unless each token (prompt, answer, tool output) was recorded in each layer.
 
-    `behaviour_logp` `[tokens, layers, chosen]`: the numbers (0 <= e < `experts`) of the experts that the engine chose,
+    `recorded` `[tokens, layers, chosen]`: the numbers (0 <= e < `experts`) of the experts that the engine chose,
     in any order, -1 where it recorded none. A single missing place makes the trainer route by itself there, and what
     follows it in the sequence differs: coverage must be 1.
     """

@@ -141,8 +141,8 @@ def vespo(
 ) -> LossTerms:
     """-sg[phi(w)] * A * log p, phi(w) = w^k exp(l (1 - w)), w the product of the sequence's ratios (VESPO, 2602.10693).
 
-    The gamma-shaped kernel is 1 at w = 1 and fades on both sides; (k, l) is `positive_reward` where A >= 0, else
-    `negative_reward`. Log-ratios are bounded to 20 nats each, and their sum to [log 1e-8, 20]. `log_correction` nats,
+    The gamma-shaped kernel is 1 at w = 1 and fades on both sides; (k, l) is `positive` where A >= 0, else
+    `negative`. Log-ratios are bounded to 20 nats each, and their sum to [log 1e-8, 20]. `log_correction` nats,
     data, is added to them (proximal - then, where three policies are told apart). Weights: `token_mean`. Metrics: phi.
     """
     change = logp_difference(now, then).detach().clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)

@@ -43,7 +43,7 @@ def simko(
     smoothing: float = 0.01,
     penalty_scale: float = 1.1,
 ) -> LossTerms:
-    """PPO's clip (0.2) of r' and A', at `select_high_entropy` only; elsewhere of r and A.
+    """PPO's clip (0.2) of r' and A', at `forks` only; elsewhere of r and A.
 
     Right answers (A > 0): r' = (1 - mix) r + mix / K * sum over k of sg[r / r_k] r_k. Its value is r; of the gradient,
     a part `mix` is spread evenly over the K candidates. Wrong answers (A < 0): A' = boost * A where the chosen token is

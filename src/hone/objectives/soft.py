@@ -15,7 +15,7 @@ def soft_target(
 ) -> PerDecision:
     """r + discount * (Q'(s', a') - alpha * log pi(a' | s')); `discount` is 0 where the world ended.
 
-    `start_value` is the lesser of two slow critics at an action drawn from the policy now, `logp` that action's
+    `worth` is the lesser of two slow critics at an action drawn from the policy now, `logp` that action's
     density.
     """
     return reward + discount * (worth - alpha * logp)

@@ -55,7 +55,7 @@ def smoothed_action(
 ) -> Actions:
     """clip(pi'(s') + clip(scale * noise, ±limit), low, high): target policy smoothing (TD3).
 
-    `gradient_noise` is standard normal, which travels with the rows. The paper's widths are for actions in [-1, 1].
+    `noise` is standard normal, which travels with the rows. The paper's widths are for actions in [-1, 1].
     """
     return (action + (scale * noise).clamp(-limit, limit)).clamp(low, high)
 
@@ -63,7 +63,7 @@ def smoothed_action(
 def ddpg_actor_loss(worth: PerDecision) -> LossTerms:
     """-Q1(s, pi(s)): the deterministic policy gradient (Silver et al., 2014), TD3's and DDPG's actor.
 
-    `start_value` carries the gradient to the actions only. TD3 steps it on every second update of the critics.
+    `worth` carries the gradient to the actions only. TD3 steps it on every second update of the critics.
     """
     return LossTerms(loss=-worth, compute_metrics=lambda: {"policy/worth": worth.detach()})
 

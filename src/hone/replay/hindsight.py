@@ -47,7 +47,7 @@ class HindsightBuffer:
     def __init__(
         self, store: EpisodeStore, goals: GoalSpec, *, strategy: Strategy = "future", share: float = 0.8
     ) -> None:
-        """`fraction_true` of the transitions are relabelled: 0.8 is the paper's k = 4."""
+        """`share` of the transitions are relabelled: 0.8 is the paper's k = 4."""
         self.store = store
         self.goals = goals
         self.strategy: Strategy = strategy
@@ -61,7 +61,7 @@ class HindsightBuffer:
         return self.store.add(episodes)
 
     def sample(self, count: int, draws: np.random.Generator) -> Episodes:
-        """`count` transitions, uniformly over decisions; each is relabelled with probability `fraction_true`."""
+        """`count` transitions, uniformly over decisions; each is relabelled with probability `share`."""
         number, place = self.store.sample_positions(count, draws)
         transitions = self.store.windows(number, place, 1)
         chance, luck = draws.random(count), draws.random(count)

@@ -34,7 +34,7 @@ _PROSE = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}\s")
 
 
 def math_answer(completion: object, answer: object, pattern: str = "") -> dict[str, object]:
-    """`{"score", "reason"}`: 1.0 when the completion's answer equals the column `sample_answers` as mathematics, else
+    """`{"score", "reason"}`: 1.0 when the completion's answer equals the column `answers` as mathematics, else
     0.0.
 
     The answer is the last `\\boxed{...}`, or what `extract_answer(completion, pattern)` finds where a pattern is given

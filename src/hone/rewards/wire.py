@@ -63,7 +63,7 @@ def _pack_rare(value: object) -> object:
 
 
 def unpack(value: object) -> object:
-    """What `pack_episodes` was given."""
+    """What `pack` was given."""
     if isinstance(value, list):
         return [unpack(item) for item in value]
     if not isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""`build_certificate.json`: what was found when a run's loss was cut up in many ways and its gradients were compared.
+"""`certificate.json`: what was found when a run's loss was cut up in many ways and its gradients were compared.
 
 Belongs here: the figures and their file. How they are found is `train/invariance/check.py`.
 """
@@ -64,7 +64,7 @@ class GradientCertificate:
 
 
 def write_certificate(folder: Path, certificate: GradientCertificate) -> None:
-    """Write `build_certificate.json`, whole or not at all. Raises ResourceError."""
+    """Write `certificate.json`, whole or not at all. Raises ResourceError."""
     checks: list[Json] = [
         {
             "name": check.name,

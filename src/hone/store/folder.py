@@ -1,7 +1,7 @@
 """`runs/<name>/`: one run on disk.
 
 Belongs here: making, finding, locking and naming what a run keeps (`config.json`, `manifest.json`, `metrics.jsonl`,
-`samples/`, `checkpoints/`, `build_certificate.json`, `speed.json`, `lock`, `log.txt`, `report.html`), and refusing
+`samples/`, `checkpoints/`, `certificate.json`, `speed.json`, `lock`, `log.txt`, `report.html`), and refusing
 whatever would overwrite another run.
 """
 

@@ -34,7 +34,7 @@ class LinearSchedule(Config):
     begin: float = Field(default=1.0, ge=0)
     """In the first turn."""
     end: float = Field(default=0.05, ge=0)
-    """After `turn_ends` turns."""
+    """After `turns` turns."""
     turns: int = Field(ge=1)
     """Turns of the loop from `begin` to `end`."""
 

@@ -1,6 +1,6 @@
 """A model of the world learnt by counting: what followed each pair of state and action, how often, and what it paid.
 
-Belongs here: what Dyna and prioritised sweeping plan with. The loops that plan are in `available_kernels.py`.
+Belongs here: what Dyna and prioritised sweeping plan with. The loops that plan are in `kernels.py`.
 """
 
 from typing import NamedTuple

@@ -1,6 +1,6 @@
 """Policies that are tables: values of actions in numbered states, alone or over tiles, and values of states.
 
-Belongs here: what a table is, how it acts, and the folder that holds one (`policy.json` + `json_object.safetensors`).
+Belongs here: what a table is, how it acts, and the folder that holds one (`policy.json` + `table.safetensors`).
 Learning is in `learn.py`.
 """
 
@@ -207,7 +207,7 @@ KINDS = (ActionTable.kind, StateValues.kind)
 
 
 def save_table(table: Table, folder: Path) -> None:
-    """Write `json_object.safetensors` and `policy.json` into `folder`, which is made if need be."""
+    """Write `table.safetensors` and `policy.json` into `folder`, which is made if need be."""
     folder.mkdir(parents=True, exist_ok=True)
     arrays = {name: np.ascontiguousarray(numbers) for name, numbers in table.arrays().items()}
     save_file(arrays, folder / "table.safetensors")
@@ -239,7 +239,7 @@ def load_table(folder: Path) -> Table:
 
 
 def load_table_arrays(table: Table, folder: Path) -> None:
-    """Read the numbers of `folder` into `json_object`, in place; raises DataError when they do not fit."""
+    """Read the numbers of `folder` into `table`, in place; raises DataError when they do not fit."""
     found, wanted = _arrays(folder), table.arrays()
     shapes = {name: numbers.shape for name, numbers in wanted.items()}
     others = {name: numbers.shape for name, numbers in found.items()}

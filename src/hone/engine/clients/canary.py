@@ -11,7 +11,7 @@ _TOKENS = 64
 
 
 class ScoringRunner:
-    """Implements `run_rank.Runner` as far as `WeightCanary.check` uses it."""
+    """Implements `work.Runner` as far as `WeightCanary.check` uses it."""
 
     exact = False
     page_tokens = _TOKENS

@@ -32,7 +32,7 @@ def connect_engine(
     slots: int,
     seed: int,
 ) -> RemoteEngine:
-    """An engine whose weights are those of `model`, as `save_result` writes them. Nothing is asked of the server
+    """An engine whose weights are those of `model`, as `save` writes them. Nothing is asked of the server
     yet."""
     own = config.weights_folder is None
     folder = Path(tempfile.mkdtemp(prefix="hone-weights-") if config.weights_folder is None else config.weights_folder)

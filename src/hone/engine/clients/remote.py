@@ -378,7 +378,7 @@ class RemoteEngine:
                 error = again
 
     def _patiently(self, call: Callable[[], T]) -> T:
-        """`call_kernel`, and once more after a server that could not be reached is there again."""
+        """`call`, and once more after a server that could not be reached is there again."""
         try:
             return call()
         except RequestCancelledError:

@@ -12,7 +12,7 @@ from hone.envs.finite.model import FiniteMdp, MdpOutcomes, make_mdp
 
 
 def bernoulli_beliefs(*, arms: int, pulls: int) -> FiniteMdp:
-    """Every (successes, failures) of each of `bandit_mdp` arms after at most `surrogate_gradients` pulls; a pull pays 1
+    """Every (successes, failures) of each of `arms` arms after at most `pulls` pulls; a pull pays 1
     or 0.
 
     The last pull ends the episode. State 0 is the beginning, where nothing is known. States: C(pulls - 1 + 2 arms,

@@ -125,7 +125,7 @@ def chain_mdp(
 ) -> FiniteMdp:
     """`length` states in a row, begun in the middle: action 0 goes left, 1 right, and slips to the other side.
 
-    Beyond the left end the episode ends with `shrunken_model_config`, beyond the right end with `large`. Under the
+    Beyond the left end the episode ends with `small`, beyond the right end with `large`. Under the
     uniform policy with slip 0 it is the random walk of Sutton & Barto (2018, example 6.2): state i is worth (i + 1) /
     (length + 1).
     """

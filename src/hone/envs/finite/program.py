@@ -20,13 +20,13 @@ class LinearProgramSolution:
     value: Floats
     """`[S]` the best values."""
     occupancy: Floats
-    """`[S, A]` discounted visits of a best policy whose episodes begin by `question_weights` (the dual)."""
+    """`[S, A]` discounted visits of a best policy whose episodes begin by `weights` (the dual)."""
 
 
 def solve_linear_program(mdp: FiniteMdp, weights: Floats | None = None) -> LinearProgramSolution:
     """min sum of w(s) v(s) with v(s) >= r(s, a) + discount * sum of p v for every pair (d'Epenoux, 1963).
 
-    `question_weights` `[S]`, all positive; None: uniform. Raises DataError where no finite values satisfy it,
+    `weights` `[S]`, all positive; None: uniform. Raises DataError where no finite values satisfy it,
     ResourceError without scipy.
     """
     try:

@@ -20,7 +20,7 @@ from hone.envs.gym.world import VectorActor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FiniteRollout:
-    """T steps of B copies, before they are cut into episodes; `[T, B]`, `observations_of` `[T+1, B]`."""
+    """T steps of B copies, before they are cut into episodes; `[T, B]`, `seen` `[T+1, B]`."""
 
     seen: Ints
     chosen: Ints

@@ -144,7 +144,7 @@ class SharedStep:
     seen: Array
     """`[k, *observation]`"""
     final: Array
-    """`[k, *observation]` the last observation of episodes that ended, where `observations_of` is of the next one."""
+    """`[k, *observation]` the last observation of episodes that ended, where `seen` is of the next one."""
     reward: Array
     """`[k]`"""
     terminated: NDArray[np.bool_]

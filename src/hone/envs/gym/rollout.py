@@ -33,7 +33,7 @@ class RolloutBuffer:
     lost_status: NDArray[np.uint8]
     """`[T, B]` `ScoreStatus` of episodes that ended because their environment was lost; 0 where none was."""
     final_overrides: list[tuple[Ints, Array]] = field(default_factory=list[tuple[Ints, Array]])
-    """Flat `[*]` positions in `[T * B]` of ends whose last observation is not the next row of `observations_of`, and
+    """Flat `[*]` positions in `[T * B]` of ends whose last observation is not the next row of `seen`, and
     those observations `[*, *observation]`."""
 
     def end_episodes(self, t: int, which: Ints, last: Array) -> None:
@@ -62,7 +62,7 @@ class RolloutBuffer:
 
 
 def empty_rollout_buffer(count: int, seen: Array, action: spaces.Space) -> RolloutBuffer:
-    """Room for `count` steps of the environments that saw `observations_of` `[B, *observation]`."""
+    """Room for `count` steps of the environments that saw `seen` `[B, *observation]`."""
     shape = (count, len(seen))
     kind = np.int64 if isinstance(action, spaces.Discrete) else np.float32
     terminated, truncated, junk = (np.zeros(shape, np.bool_) for _ in range(3))

@@ -324,7 +324,7 @@ def restore_envs(envs: GymVectorEnv, state: State) -> None:
 def inspect_world(config: GymConfig, *, seed: int, squashed: bool = False) -> tuple[GymSpaces, list[str]]:
     """Try one environment out: its observation and action space, and warnings.
 
-    `squashed_gaussian`: the policy reaches the bounds of its actions, so they must be finite. Raises ConfigError or
+    `squashed`: the policy reaches the bounds of its actions, so they must be finite. Raises ConfigError or
     UserCodeError with all faults found, ResourceError for an environment that takes its process down.
     """
     if runs_isolated(config):

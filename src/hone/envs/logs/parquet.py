@@ -2,7 +2,7 @@
 
 Belongs here: the two formats and their faults. Parquet columns: `episode` (rows of one piece of an episode stand
 together), `group`, `version`, `observation`, `action`, `logp` (nats; NaN where unknown), `reward`, `terminated`,
-`truncated_weight` and `final` (what was seen last; null but in the last row of a piece), `score`. The spaces are in the
+`truncated` and `final` (what was seen last; null but in the last row of a piece), `score`. The spaces are in the
 file's metadata under `hone`, as JSON in Minari's own notation.
 """
 

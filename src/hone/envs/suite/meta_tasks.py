@@ -1,7 +1,7 @@
 """Trials for learning to learn: a bandit or a small world is drawn, met for a while, and exchanged for another.
 
 Belongs here: families of tasks in one array form (`BanditTrialsVectorEnv`, `ChainTrialsVectorEnv`,
-`SineTrialsVectorEnv`), as vector environments of Gymnasium's. A trial is one episode of `surrogate_gradients` steps,
+`SineTrialsVectorEnv`), as vector environments of Gymnasium's. A trial is one episode of `pulls` steps,
 whatever ends inside of it. What is seen says what whoever acts has just lived through, and nothing of the task:
 `[begins, last action (one-hot), last reward, last end, what the task shows]` (Duan et al., 2016). `begins` is 1 before
 the first decision of a trial: a memory is to be empty then.
@@ -31,7 +31,7 @@ class TrialsVectorEnv(VectorEnv[Seen, NDArray[np.int64], NDArray[np.generic]]):
     metadata: ClassVar[dict[str, Any]] = {"autoreset_mode": AutoresetMode.DISABLED, "render_modes": []}  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def __init__(self, num_envs: int, *, actions: int, shown: int, length: int, trials: int = 0) -> None:
-        """`gradient_probes`: all share a task, which stays for so many trials; 0: each has its own, drawn for every
+        """`trials`: all share a task, which stays for so many trials; 0: each has its own, drawn for every
         trial."""
         self.num_envs, self.actions, self.length = num_envs, actions, length
         self.trials, self.begun = trials, 0
@@ -95,7 +95,7 @@ class TrialsVectorEnv(VectorEnv[Seen, NDArray[np.int64], NDArray[np.generic]]):
 
 
 class BanditTrialsVectorEnv(TrialsVectorEnv):
-    """Arms that pay 1 with probabilities drawn uniformly for each trial, `surrogate_gradients` times."""
+    """Arms that pay 1 with probabilities drawn uniformly for each trial, `pulls` times."""
 
     def __init__(self, num_envs: int, arms: int = 5, pulls: int = 50) -> None:
         super().__init__(num_envs, actions=arms, shown=0, length=pulls)
@@ -117,7 +117,7 @@ class ChainTrialsVectorEnv(TrialsVectorEnv):
     """A row of `states`; a prize lies at one of its ends, and whoever reaches an end begins anew in the middle.
 
     Which end pays (1, the other 0) is drawn for each trial and seen by nobody, and so is which of the two actions goes
-    left. What is shown is the state, one-hot. An episode ends at an end; a trial has `surrogate_gradients` steps.
+    left. What is shown is the state, one-hot. An episode ends at an end; a trial has `pulls` steps.
     """
 
     def __init__(self, num_envs: int, states: int = 5, pulls: int = 30, trials: int = 0) -> None:
@@ -149,10 +149,10 @@ class ChainTrialsVectorEnv(TrialsVectorEnv):
 
 
 class SineTrialsVectorEnv(TrialsVectorEnv):
-    """A number x in [-5, 5] is shown; the best of `bandit_mdp` levels between -5 and 5 is nearest to height * sin(x +
+    """A number x in [-5, 5] is shown; the best of `arms` levels between -5 and 5 is nearest to height * sin(x +
     phase) (the family of Finn et al., 2017, paid as a bandit: 1 less the distance / 5).
 
-    All environments share a task, which stays for `gradient_probes` trials: what one update teaches is of use in the
+    All environments share a task, which stays for `trials` trials: what one update teaches is of use in the
     next.
     """
 

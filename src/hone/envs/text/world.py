@@ -58,7 +58,7 @@ class Scorer(Protocol):
     """Scores answers; `submit` returns at once, so that scoring runs while other answers are still being written."""
 
     def submit(self, answers: Sequence[ScorerInput]) -> object:
-        """A ticket for the scores of `sample_answers`, which all answer one prompt."""
+        """A ticket for the scores of `answers`, which all answer one prompt."""
         ...
 
     def gather(self, tickets: Sequence[Any]) -> ScoreBatch:

@@ -46,7 +46,7 @@ class IncrementalDetokenizer:
     _prefix_end: int = 0
 
     def add(self, place: int, token: int) -> str:
-        """Token number `address_of` is `token`; returns what can be shown now."""
+        """Token number `place` is `token`; returns what can be shown now."""
         self.tokens[place:] = [token]
         end = len(self.tokens) - 1
         before = self._text(self._prefix_end)

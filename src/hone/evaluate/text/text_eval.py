@@ -36,7 +36,7 @@ class EvaluationConfig(Config):
     every: int = Field(default=0, ge=0)
     """Steps between judgements during training; 0 judges at the end only."""
     greedy: bool = True
-    """Take the likeliest tokens; otherwise sample at `temperature_loss`."""
+    """Take the likeliest tokens; otherwise sample at `temperature`."""
     temperature: float = Field(default=1.0, gt=0)
     """Of sampled answers."""
     stop: list[Annotated[str, Field(min_length=1)]] = []

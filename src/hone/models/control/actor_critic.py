@@ -152,7 +152,7 @@ class SoftActorCritic(ControlPolicy):
         return squashed_gaussian(mean, log_std, mean + log_std.exp() * noise)
 
     def q_values(self, seen: Tensor, unit: Tensor, *, frozen: bool = False) -> tuple[Tensor, Tensor]:
-        """Both critics' values `[n]`; `frozen_copy` lets gradients through to the actions only."""
+        """Both critics' values `[n]`; `frozen` lets gradients through to the actions only."""
         x = torch.cat((self.spaces.inputs.tensor(seen), unit), dim=1)
         first, second = (critic.forward_frozen(x) if frozen else critic(x) for critic in as_mlps(self.critics))
         return first.squeeze(-1), second.squeeze(-1)

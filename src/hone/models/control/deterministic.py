@@ -104,7 +104,7 @@ class NumpyDeterministicPolicy:
         return np.zeros((*shape, self.actions.size), np.float32)
 
     def decide(self, seen: Array, noise: Floats) -> tuple[Array, Floats]:
-        """`gradient_noise` `[n, actions]` is added on the scale [-1, 1], and clipped there: the choice has no
+        """`noise` `[n, actions]` is added on the scale [-1, 1], and clipped there: the choice has no
         density."""
         unit = np.clip(np.tanh(self.network(self.inputs.array(seen))) + noise, -1.0, 1.0)
         return self.scale_to_box(unit), np.full(len(unit), math.nan, np.float32)

@@ -239,7 +239,7 @@ def make_intrinsic_reward(config: NoveltyConfig, spaces: PolicySpaces, *, seed: 
 class CuriousActorCritic(ControlPolicy):
     """An actor, a critic of what the world pays, a critic of novelty, and what novelty is measured by.
 
-    `lane_plot`: environments that are stepped together; the running return of novelty in each is part of the policy,
+    `lanes`: environments that are stepped together; the running return of novelty in each is part of the policy,
     for its deviation is what novelty is divided by.
     """
 

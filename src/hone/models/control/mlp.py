@@ -71,7 +71,7 @@ class ObservationInputs:
         return flat
 
     def standardised_by(self, seen: NDArray[np.generic]) -> "ObservationInputs":
-        """The same inputs with the mean and standard deviation of `observations_of` `[N, *observation]` taken out.
+        """The same inputs with the mean and standard deviation of `seen` `[N, *observation]` taken out.
 
         A number that never varied keeps its scale: nobody knows how far from its mean it will be one day.
         """

@@ -145,10 +145,10 @@ class ImaginedRollouts:
 
     @torch.no_grad()
     def plan_returns(self, seen: Tensor, plans: Tensor, noise: Tensor, *, resample_members: bool) -> Tensor:
-        """What plans `[B, C, H, A]` in [-1, 1] are paid from `observations_of` `[B, O]` on, mean over particles -> `[B,
+        """What plans `[B, C, H, A]` in [-1, 1] are paid from `seen` `[B, O]` on, mean over particles -> `[B,
         C]`.
 
-        `gradient_noise` `[B, H, K, p, O]`, standard normal, is the same for all plans, so that they differ by what they
+        `noise` `[B, H, K, p, O]`, standard normal, is the same for all plans, so that they differ by what they
         do (common random numbers). `mixing`: particles change members at every step.
         """
         environments, candidates, horizon, size = plans.shape

@@ -49,7 +49,7 @@ def decode_option_action(chosen: Array, *, options: int, actions: int) -> tuple[
 def epsilon_greedy(values: NDArray[np.floating], allowed: NDArray[np.bool_], noise: Floats, epsilon: float) -> Ints:
     """`[n]` an allowed column of `values` `[n, k]`: any of the best, evenly, or with probability `epsilon` any at all.
 
-    `gradient_noise` `[n, 2]` in [0, 1): whether to explore, and which. Ties are broken by chance: a table that knows
+    `noise` `[n, 2]` in [0, 1): whether to explore, and which. Ties are broken by chance: a table that knows
     nothing yet would otherwise call its first option again and again.
     """
     within = np.where(allowed, values, -np.inf)

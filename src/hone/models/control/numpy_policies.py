@@ -1,7 +1,7 @@
 """Deciding in numpy: one class per kind of policy, all of them with the same three methods.
 
 Belongs here: turning the outputs of a small network into a choice and its log-probability, without torch and without
-global randomness: `gradient_noise` makes the random numbers for a whole rollout, `decide` uses one row of them.
+global randomness: `noise` makes the random numbers for a whole rollout, `decide` uses one row of them.
 """
 
 import math

@@ -24,7 +24,7 @@ class NumpyNoisyMlp:
         return self.mean(x)
 
     def with_noise(self, x: Floats, noise: Floats) -> Floats:
-        """The same with a draw of all weights for each row, `gradient_noise` `[n, noise_size]`.
+        """The same with a draw of all weights for each row, `noise` `[n, noise_size]`.
 
         x (W + S o f_in f_out') = x W + ((x o f_in) S) o f_out: no row's weights are ever written out.
         """

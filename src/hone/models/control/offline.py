@@ -49,7 +49,7 @@ def twin_q_values(
 ) -> tuple[Tensor, Tensor]:
     """Both critics' values `[n]` of what was chosen: numbers `[n]` from 0, or points `[n, a]` in [-1, 1].
 
-    `frozen_copy` lets gradients through to the actions only.
+    `frozen` lets gradients through to the actions only.
     """
     if chosen.dim() == 1:
         first, second = (critic(seen).gather(1, chosen[:, None]) for critic in as_mlps(critics))
@@ -238,13 +238,13 @@ class BearPolicy(ControlPolicy):
         return self.generator.latent_size
 
     def sample_pre_tanh(self, seen: Tensor, noise: Tensor) -> Tensor:
-        """Reparametrised actions before tanh `[n, m, a]`, from standard normal `gradient_noise` `[n, m, a]`."""
+        """Reparametrised actions before tanh `[n, m, a]`, from standard normal `noise` `[n, m, a]`."""
         mean, log_std = self.actor(seen).chunk(2, dim=1)
         return mean[:, None] + log_std.clamp(*LOG_STD_RANGE).exp()[:, None] * noise
 
     @torch.no_grad()
     def sample_behaviour_pre_tanh(self, seen: Tensor, noise: Tensor) -> Tensor:
-        """Actions as in the log, before tanh `[n, m, a]`, from `gradient_noise` `[n, m, latent]`: data."""
+        """Actions as in the log, before tanh `[n, m, a]`, from `noise` `[n, m, latent]`: data."""
         count = noise.shape[1]
         codes = noise.clamp(-LATENT_LIMIT, LATENT_LIMIT).flatten(0, 1)
         return self.generator.decode_pre_tanh(seen.repeat_interleave(count, dim=0), codes).view(len(seen), count, -1)

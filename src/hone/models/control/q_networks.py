@@ -116,7 +116,7 @@ class NoisyMlp(nn.Module):
                 x = self.mean.activate(x)
         return x
 
-    def numpy(self) -> NumpyNoisyMlp:
+    def to_numpy(self) -> NumpyNoisyMlp:
         """The mirror for acting; on a CPU it shares memory."""
         views = [
             (weight.detach().cpu().numpy().T, offset.detach().cpu().numpy())
@@ -160,7 +160,7 @@ class DqnPolicy(ControlPolicy):
         return self.values.noise_size if isinstance(self.values, NoisyMlp) else 0
 
     def return_outputs(self, seen: Tensor, noise: Tensor | None = None) -> Tensor:
-        """`[n, choices, size]`: what is said of each choice's return; `gradient_noise` `[noise_size]`, None: the
+        """`[n, choices, size]`: what is said of each choice's return; `noise` `[noise_size]`, None: the
         means."""
         return self._return_outputs(self.values, seen, noise)
 

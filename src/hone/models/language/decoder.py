@@ -129,7 +129,7 @@ class DecoderLayer(nn.Module):
         return query, key, value
 
     def add_attention_and_mlp(self, x: Tensor, mixed: Tensor, by: _ForwardArithmetic) -> Tensor:
-        """The stream, to which what attention `mixed_batch` and then the MLP are added."""
+        """The stream, to which what attention `mixed` and then the MLP are added."""
         linear = by.linear
         x = x + linear(mixed, self.out.weight, self.out.bias)
         gate_up = linear(self.mlp_norm(x, by.dtype), self.gate_up.weight, self.gate_up.bias)
@@ -207,7 +207,7 @@ class Decoder(nn.Module):
     def set_compute_dtype(self, dtype: str) -> None:
         """Let `hidden` multiply in the weights' own type, or in bfloat16: mixed precision where weights are float32.
 
-        `forward_with_tape` with a `linear` of the caller's own computes as that does. Raises DataError for any other
+        `run` with a `linear` of the caller's own computes as that does. Raises DataError for any other
         type.
         """
         kind = torch_dtype(dtype)
@@ -235,7 +235,7 @@ class Decoder(nn.Module):
     ) -> Tensor:
         """The stream after the last norm, `[T, hidden_size]`, for `tokens` `[T]` at `positions` `[T]`.
 
-        `split_questions`: layers as torch's compiler writes them; theirs is a `linear` that it can read.
+        `halves`: layers as torch's compiler writes them; theirs is a `linear` that it can read.
         """
         x = functional.embedding(tokens, self.embedding.weight)
         turns = self._rotations(positions)
@@ -248,7 +248,7 @@ class Decoder(nn.Module):
         return self.norm(x)
 
     def compiled_run(self) -> Callable[[Tensor, Tensor, LayerAttention, LinearFn], Tensor]:
-        """`forward_with_tape`, its layers as torch's compiler writes them."""
+        """`run`, its layers as torch's compiler writes them."""
         return partial(self.run, halves=CompiledLayerHalves())
 
     def hidden(self, packed: PackedBatch) -> Tensor:

@@ -112,12 +112,12 @@ def _weight_gradient(g: Tensor, x: Tensor, kind: torch.dtype) -> Tensor:
 
 
 def _matmul_into(left: Tensor, right: Tensor, place: Tensor) -> bool:
-    """Writes the product of the two to `address_of`."""
+    """Writes the product of the two to `place`."""
     return tiled_matmul(left, right, out=place) is place
 
 
 def _write_weight_gradient(g: Tensor, x: Tensor, place: Tensor) -> bool:
-    """Whether `g^T x` could be written to `address_of`."""
+    """Whether `g^T x` could be written to `place`."""
     return place.dtype == torch.float32 and weight_gradient(g, x, place) is not None
 
 
@@ -190,7 +190,7 @@ def tiled_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tenso
 
 
 def apply_rotary(x: Tensor, turns: Tensor) -> Tensor:
-    """Rotary positions: `x` `[T, heads, head_dim]` turned by the unit complex `turn_ends` `[T, 1, head_dim / 2]`."""
+    """Rotary positions: `x` `[T, heads, head_dim]` turned by the unit complex `turns` `[T, 1, head_dim / 2]`."""
     return _RotaryFunction.apply(x, turns)
 
 

@@ -64,6 +64,6 @@ class TokenPolicy(nn.Module):
         self.tokenizer.save(folder)
 
     def load(self, folder: Path) -> None:
-        """Take up, in place, the weights of a folder that `save_result` wrote. Raises DataError when they do not
+        """Take up, in place, the weights of a folder that `save` wrote. Raises DataError when they do not
         fit."""
         load_weights(self.decoder, folder)

@@ -87,7 +87,7 @@ class EpsilonActor(NetworkActor):
     def publish(self, policy: HasNumpyPolicy, version: int) -> None:
         acting = policy.numpy_policy()
         assert isinstance(acting, NumpyGreedyPolicy)
-        self.acting, self.version = replace(acting, epsilon=self.epsilon), version
+        self.numpy_policy, self.version = replace(acting, epsilon=self.epsilon), version
 
 
 def objective(policy: QNetworkPolicy, rows: TransitionRows, *, low: float, high: float) -> LossTerms:

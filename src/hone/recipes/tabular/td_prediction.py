@@ -82,7 +82,7 @@ class MonteCarloReturns(Config):
     visits: Literal["first", "every"] = "every"
     """Which visits of a state in an episode count; on policy only."""
     off_policy: bool = False
-    """Weigh returns by importance, where `behave` is not `polyak_update`."""
+    """Weigh returns by importance, where `behave` is not `follow`."""
 
 
 PredictionMethod: TypeAlias = Annotated[OneStepTd | NStepTd | LambdaTd | MonteCarloReturns, Field(discriminator="kind")]

@@ -1,7 +1,7 @@
 """Clip-Cov: the few tokens that make entropy fall get no gradient (Cui et al., "The Entropy Mechanism", 2025).
 
 GRPO's clipped loss, 0 at a few tokens: of those whose (A - mean A)(log pi - mean log pi) over the step lies between
-`above` and `error_bound` and that the clip has not stopped, a share of all tokens is drawn.
+`above` and `below` and that the clip has not stopped, a share of all tokens is drawn.
 """
 
 from functools import partial

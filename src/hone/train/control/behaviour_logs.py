@@ -8,9 +8,9 @@ after. The formats on disk are `envs/logs/parquet.py`.
 | `random` | chance |
 | `medium` | the policy when it had made half of the way that its training made |
 | `expert` | the best policy of its training |
-| `mixed_batch` | a quarter chance, 60% the policies on the way to the medium one, 15% the expert |
+| `mixed` | a quarter chance, 60% the policies on the way to the medium one, 15% the expert |
 
-What imitation does with `mixed_batch` is what most of it did, and most of it was bad in ways of its own: chance alone
+What imitation does with `mixed` is what most of it did, and most of it was bad in ways of its own: chance alone
 would be averaged out, and a single policy, however weak, shows values one side of the world only.
 """
 

@@ -77,7 +77,7 @@ def open_expert(config: ExpertPolicy | ExpertProgram) -> tuple[ExpertActor, Call
 
 
 def expert_labels(expert: ExpertActor, seen: Array, actions: DiscreteActions | BoxActions) -> Array:
-    """What the expert does in `observations_of` `[n, *observation]`, as the network's actions `[n, *action]`.
+    """What the expert does in `seen` `[n, *observation]`, as the network's actions `[n, *action]`.
 
     Raises UserCodeError where it is no such action.
     """

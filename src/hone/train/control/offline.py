@@ -109,7 +109,7 @@ def logged_rows(
         "chosen": encode_actions(transitions.chosen, spaces.actions),
         "reward": credits.advantage,
         "discount": credits.discount,
-        "after": spaces.inputs.array(transitions.final),
+        "next_seen": spaces.inputs.array(transitions.final),
         "noise": noise,
     }
     return LoggedRows(

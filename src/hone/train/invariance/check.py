@@ -66,7 +66,7 @@ BatchSplit = tuple[str, str, Sequence[TrainingRows[Any]]]
 
 
 def summed_gradient(trial: GradientProbe, pieces: Sequence[TrainingRows[Any]]) -> Tensor:
-    """`[P]` float64: the sum over `checkpoint_pieces` of the gradient of sum(weight * loss), as the learner takes
+    """`[P]` float64: the sum over `pieces` of the gradient of sum(weight * loss), as the learner takes
     it."""
     total = torch.zeros(sum(parameter.numel() for parameter in trial.parameters), dtype=torch.float64)
     for piece in pieces:
@@ -80,7 +80,7 @@ def summed_gradient(trial: GradientProbe, pieces: Sequence[TrainingRows[Any]]) -
 def gradient_probes(
     learner: GradientLearner[Any, Any], double: nn.Module, episodes: Episodes, credits: Credits, *, seed: int = 0
 ) -> list[GradientProbe]:
-    """The learner's phases on `episodes`, with `double_q_learning` in the policy's place."""
+    """The learner's phases on `episodes`, with `double` in the policy's place."""
     laid = learner.layout(episodes, credits)
     if isinstance(laid, TokenRows) and isinstance(double, TokenPolicy):
         laid = with_copy_logprobs(laid, double, seed=seed)

@@ -28,7 +28,7 @@ class FlatParameters:
         self.gradient = torch.zeros_like(self.data.detach())
         self.data.grad = self.gradient
         self.views: list[Tensor] = []
-        """Of `summed_gradient`, one for each parameter."""
+        """Of `gradient`, one for each parameter."""
         self._handed: set[int] = set()
         """Parameters whose gradients layers wrote here themselves, the last time."""
         start = 0
@@ -46,7 +46,7 @@ class FlatParameters:
 
     @contextmanager
     def collect_gradients(self) -> Iterator[None]:
-        """In here backward passes take place; afterwards `summed_gradient` is the sum of theirs, and nothing of before.
+        """In here backward passes take place; afterwards `gradient` is the sum of theirs, and nothing of before.
 
         Gradients that layers write here themselves need no zeros first; should autograd bring one all the same, it is
         added.

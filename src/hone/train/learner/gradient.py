@@ -1,7 +1,7 @@
 """The gradient learner: epochs of minibatches, micro-batches under a token budget, one optimizer step each.
 
 Belongs here: how a gradient is taken. Does not: any branch about which algorithm runs. An algorithm is the
-`dynamics_rows` that lays episodes out in rows, and the `phases` that are stepped one after another on each minibatch
+`layout` that lays episodes out in rows, and the `phases` that are stepped one after another on each minibatch
 (one for a policy gradient; critics, actor and temperature for SAC).
 """
 
@@ -95,7 +95,7 @@ class OptimizerPhase(Generic[P, B]):
 
 @dataclass
 class GradientLearner(Generic[P, B]):
-    """`policy` is improved by `phases`, on rows made by `dynamics_rows`."""
+    """`policy` is improved by `phases`, on rows made by `layout`."""
 
     policy: P
     layout: Callable[[Episodes, Credits], TrainingRows[B]]

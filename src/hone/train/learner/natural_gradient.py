@@ -1,7 +1,7 @@
 """The natural-gradient learner: one step a batch, as long as a bound on the change of the policy allows (TRPO).
 
 Belongs here: how `objectives.natural` is given its closures: gradients summed over micro-batches, and the loss and the
-distance of a policy as it stands. An algorithm is the `dynamics_rows` and the `surrogate`. A critic, if there is one,
+distance of a policy as it stands. An algorithm is the `layout` and the `surrogate`. A critic, if there is one,
 is stepped by a learner of its own afterwards.
 """
 
@@ -67,7 +67,7 @@ def k3_distance(logp: Tensor, old_logp: Tensor) -> Tensor:
 
 @dataclass
 class TrustRegionLearner(Generic[P, B]):
-    """`policy` is improved by natural gradient steps of `parameters`, on rows made by `dynamics_rows`."""
+    """`policy` is improved by natural gradient steps of `parameters`, on rows made by `layout`."""
 
     policy: P
     layout: Callable[[Episodes, Credits], TrainingRows[B]]

@@ -68,7 +68,7 @@ class TabularRunConfig(RunConfig):
     run: RunSettings = RunSettings(threads=1, log_every=20)
     """How the run is carried out."""
     env: GymConfig | None = None
-    """Gymnasium environments; exactly one of `env` and `make_mdp`."""
+    """Gymnasium environments; exactly one of `env` and `finite`."""
     finite: FiniteConfig | None = None
     """A world whose table is known."""
     rollout_steps: int = Field(default=8, ge=1)

@@ -143,7 +143,7 @@ class TokenRows:
 
     def weighted(self) -> Self:
         lengths = self.episodes.lengths
-        rows = replace(self, scale=self.layout.scheme(lengths))
+        rows = replace(self, sequence_weight=self.layout.scheme(lengths))
         if not self.layout.skip_zero_advantage:
             return rows
         size = np.bincount(self.episodes.owner, weights=np.abs(self.advantage), minlength=len(lengths))
@@ -175,7 +175,7 @@ class TokenRows:
         return answers
 
     def with_precomputed(self, known: PrecomputedColumns) -> Self:
-        return replace(self, known=known)
+        return replace(self, precomputed=known)
 
     def _rows_with_advantage(self) -> Ints:
         """Rows with an advantage other than 0."""
@@ -218,9 +218,9 @@ class TokenRows:
             episodes=self.episodes.take(index),
             advantage=self.advantage[where],
             row_offsets=row_offsets,
-            trunks=trunks,
-            scale=None if self.sequence_weight is None else self.sequence_weight[index],
-            known=self.precomputed.take(where),
+            prefix_lengths=trunks,
+            sequence_weight=None if self.sequence_weight is None else self.sequence_weight[index],
+            precomputed=self.precomputed.take(where),
         )
 
     def _suffix_lengths(self) -> Ints:
