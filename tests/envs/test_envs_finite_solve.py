@@ -7,11 +7,11 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from linear_program import solve_linear_program
 
 from hone.core.errors import DataError
 from hone.envs.finite.build import chain_mdp, garnet_mdp, grid_mdp, mdp_from_gymnasium, mdp_from_table
 from hone.envs.finite.model import FiniteMdp
-from hone.envs.finite.program import solve_linear_program
 from hone.envs.finite.solve import (
     backward_induction,
     bellman_residual,

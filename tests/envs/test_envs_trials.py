@@ -4,9 +4,9 @@ import itertools
 
 import numpy as np
 import pytest
+from bandit_beliefs import bernoulli_beliefs
 
 from hone.core.errors import DataError
-from hone.envs.finite.beliefs import bernoulli_beliefs
 from hone.envs.finite.solve import backward_induction, evaluate_policy, policy_iteration
 from hone.envs.gym.world import GymConfig, open_world
 from hone.envs.suite.meta_tasks import (

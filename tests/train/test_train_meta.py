@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from bandit_beliefs import bernoulli_beliefs
 from test_train_control_recipes import Diary
 
 from hone import api
 from hone.core.credit import NO_VALUES
 from hone.core.errors import ConfigError
-from hone.envs.finite.beliefs import bernoulli_beliefs
 from hone.envs.finite.solve import policy_iteration
 from hone.envs.gym.world import GymConfig, open_world
 from hone.evaluate.control.returns import evaluate_returns

@@ -1,7 +1,6 @@
-"""Bandits as what is known of them: the process whose states are counts of successes and failures.
+"""Bayes-optimal exploration of Bernoulli bandits, solved exactly.
 
-Belongs here: the exact best way to explore. A Bayesian's belief about arms with rates ~ Beta(1, 1) is a Markov state
-(Bellman, 1956), so that dynamic programming says what the best learner can expect of a trial.
+The posterior of arms with rates ~ Beta(1, 1) is a Markov state (Bellman, 1956): the counts of successes and failures.
 """
 
 from itertools import product
@@ -12,11 +11,9 @@ from hone.envs.finite.model import FiniteMdp, MdpOutcomes, make_mdp
 
 
 def bernoulli_beliefs(*, arms: int, pulls: int) -> FiniteMdp:
-    """Every (successes, failures) of each of `arms` arms after at most `pulls` pulls; a pull pays 1
-    or 0.
+    """Belief process of `arms` arms and `pulls` pulls with rewards 0 or 1; the last pull terminates.
 
-    The last pull ends the episode. State 0 is the beginning, where nothing is known. States: C(pulls - 1 + 2 arms,
-    2 arms).
+    State 0 is the prior. Number of states: C(pulls - 1 + 2 arms, 2 arms).
     """
     every = [counts for counts in product(range(pulls), repeat=2 * arms) if sum(counts) < pulls]
     number = {counts: state for state, counts in enumerate(every)}

@@ -1,39 +1,31 @@
-"""Best values as a linear programme: a second road to them, which shares no line with dynamic programming.
-
-scipy is in the extra `control`; it is imported when a programme is solved.
-"""
+"""Optimal values by linear programming: a reference that shares no line with dynamic programming."""
 
 from dataclasses import dataclass
 
 import numpy as np
+from scipy import sparse
+from scipy.optimize import linprog
 
-from hone.core.errors import DataError, ResourceError
-from hone.envs.finite.linear import NEEDS_SCIPY
+from hone.core.errors import DataError
 from hone.envs.finite.model import FiniteMdp, Floats
 from hone.envs.finite.solve import can_end
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinearProgramSolution:
-    """Both sides of it."""
+    """Primal and dual solution."""
 
     value: Floats
-    """`[S]` the best values."""
+    """`[S]` the optimal values."""
     occupancy: Floats
-    """`[S, A]` discounted visits of a best policy whose episodes begin by `weights` (the dual)."""
+    """`[S, A]` discounted visits of an optimal policy whose episodes begin by `weights` (the dual)."""
 
 
 def solve_linear_program(mdp: FiniteMdp, weights: Floats | None = None) -> LinearProgramSolution:
     """min sum of w(s) v(s) with v(s) >= r(s, a) + discount * sum of p v for every pair (d'Epenoux, 1963).
 
-    `weights` `[S]`, all positive; None: uniform. Raises DataError where no finite values satisfy it,
-    ResourceError without scipy.
+    `weights` `[S]`, all positive; None: uniform. Raises DataError where no finite values satisfy it.
     """
-    try:
-        from scipy import sparse  # noqa: PLC0415 - optional, and slow to import
-        from scipy.optimize import linprog  # noqa: PLC0415
-    except ImportError as missing:
-        raise ResourceError(f"linear programme: {NEEDS_SCIPY}") from missing
     weights = np.full(mdp.states, 1 / mdp.states) if weights is None else weights
     pairs = np.flatnonzero(mdp.available)
     row = np.cumsum(mdp.available.ravel()) - 1
