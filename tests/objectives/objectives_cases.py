@@ -224,7 +224,7 @@ CONTROL = (
     Case(
         name="quantile_values kappa=0",
         loss=partial(distributional.quantile_huber_loss, kappa=0.0),
-        slow=partial(slow.quantile_values, kappa=0.0),
+        slow=partial(slow.quantile_huber_loss, kappa=0.0),
         leaves={"quantiles": normal(3)},
         data={"target": normal(4)},
     ),
@@ -286,7 +286,7 @@ CONTROL = (
     Case(
         name="temperature",
         loss=partial(soft.temperature_loss, target_entropy=-1.0),
-        slow=slow.temperature,
+        slow=slow.temperature_loss,
         leaves={},
         data={"logp": normal()},
         shared={"log_alpha": one(0.3)},

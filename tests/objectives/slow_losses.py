@@ -109,15 +109,15 @@ def bradley_terry(chosen, rejected, margin, *, centring=0.01):
     return -log(sigmoid(chosen - rejected - margin)) + centring * (chosen + rejected) ** 2
 
 
-def step_classes(logits, label):
+def step_classification(logits, label):
     return 0.0 if label == -100 else -log(softmax(logits)[label])
 
 
-def step_scores(logit, label):
+def step_regression(logit, label):
     return 0.0 if label != label else -label * log(sigmoid(logit)) - (1 - label) * log(1 - sigmoid(logit))
 
 
-def implicit_process(score, correct, *, beta=0.05):
+def implicit_process_reward(score, correct, *, beta=0.05):
     p = sigmoid(beta * score)
     return -log(p) if correct else -log(1 - p)
 
@@ -141,7 +141,7 @@ def generalised_jsd(student, teacher, *, mix=0.3):
 # ------------------------------------------------------------------------------------------------- control
 
 
-def squared(value, target):
+def squared_error(value, target):
     return (value - target) ** 2 / 2
 
 
@@ -188,7 +188,7 @@ def c51_target(reward, discount, probability, low, high):
     return total
 
 
-def quantile_values(quantiles, target, *, kappa=1.0):
+def quantile_huber_loss(quantiles, target, *, kappa=1.0):
     loss = 0.0
     for i, quantile in enumerate(quantiles):
         tau = (i + 0.5) / len(quantiles)
@@ -199,23 +199,23 @@ def quantile_values(quantiles, target, *, kappa=1.0):
     return loss
 
 
-def deterministic_policy(worth):
+def ddpg_actor_loss(worth):
     return -worth
 
 
-def expectile(value, target, *, level=0.7):
+def expectile_loss(value, target, *, level=0.7):
     return (level if target >= value else 1 - level) * (target - value) ** 2
 
 
-def advantage_weighted(logp, advantage, *, inverse_temperature=3.0, cap=100.0):
+def advantage_weighted_regression(logp, advantage, *, inverse_temperature=3.0, cap=100.0):
     return -min(exp(inverse_temperature * advantage), cap) * logp
 
 
-def behaviour_regularised(worth, action, logged, scale):
+def td3_bc_actor_loss(worth, action, logged, scale):
     return -scale * worth + sum((a - b) ** 2 for a, b in zip(action, logged, strict=True)) / len(action)
 
 
-def generator_loss(rebuilt, action, mean, log_std, *, divergence=0.5):
+def bcq_vae_loss(rebuilt, action, mean, log_std, *, divergence=0.5):
     distance = sum((a - b) ** 2 for a, b in zip(rebuilt, action, strict=True)) / len(action)
     kls = [(m**2 + exp(s) ** 2 - 1) / 2 - s for m, s in zip(mean, log_std, strict=True)]
     return distance + divergence * sum(kls) / len(kls)
@@ -231,32 +231,32 @@ def mmd(first, second, *, width=20.0, norm=1):
     return sqrt(alike(first, first) + alike(second, second) - 2 * alike(first, second) + 1e-6)
 
 
-def constrained_policy(worth, distance, log_multiplier):
+def bear_actor_loss(worth, distance, log_multiplier):
     return exp(min(max(log_multiplier, -5), 10)) * distance - worth
 
 
-def multiplier_loss(log_multiplier, distance, *, threshold=0.05):
+def bear_multiplier_loss(log_multiplier, distance, *, threshold=0.05):
     return -log_multiplier * (distance - threshold)
 
 
-def conservative(table, chosen):
+def cql_penalty(table, chosen):
     return -log(softmax(table)[chosen])
 
 
-def conservative_sampled(worth, log_density, logged):
+def cql_penalty_sampled(worth, log_density, logged):
     terms = [exp(q) / exp(d) for q, d in zip(worth, log_density, strict=True)]
     return log(sum(terms) / len(terms)) - logged
 
 
-def soft_values(first, second, target):
-    return squared(first, target) + squared(second, target)
+def twin_critic_loss(first, second, target):
+    return squared_error(first, target) + squared_error(second, target)
 
 
-def soft_policy(logp, first, second, alpha):
+def sac_actor_loss(logp, first, second, alpha):
     return alpha * logp - min(first, second)
 
 
-def temperature(log_alpha, logp, *, target_entropy=-1.0):
+def temperature_loss(log_alpha, logp, *, target_entropy=-1.0):
     return -log_alpha * (logp + target_entropy)
 
 

@@ -20,7 +20,7 @@ WRITER = """
 import sys
 from pathlib import Path
 import numpy as np
-from hone.store.checkpoints import Checkpoints
+from hone.store.checkpoints import CheckpointFolder
 
 
 def state_of(v):
@@ -33,7 +33,7 @@ def save(folder, step, v, **more):
         (place / "shards").mkdir()
         (place / "shards" / "config.json").write_text(str(v))
     more.setdefault("keep_last", 1)
-    return Checkpoints(folder=Path(folder), keep_last=more["keep_last"], keep_best=0).save(
+    return CheckpointFolder(folder=Path(folder), keep_last=more["keep_last"], keep_best=0).save(
         step, state_of(v), write_policy=write_policy)
 """
 scope: dict = {}

@@ -11,9 +11,9 @@ import gymnasium
 import numpy as np
 import pytest
 import torch
+from control_runs import StepRecorder
 from gymnasium import spaces
 from recipe_runs import files, restored, saved
-from test_train_control_recipes import Diary
 
 from hone.cli.main import main
 from hone.core.credit import Credits, Metrics
@@ -30,7 +30,7 @@ from hone.train.invariance.probe import synthetic_control_episodes
 from hone.train.job import TrainingJob
 from hone.train.loop import train
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "control"
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples" / "control"
 Controller = Callable[[np.ndarray], np.ndarray]
 
 
@@ -150,10 +150,10 @@ def trained(job: TrainingJob[AdversarialActorCritic], steps: int) -> list[dict[s
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_resumed_run_is_the_uninterrupted_one(case: str, tmp_path: Path) -> None:
-    straight, whole = made(case, tmp_path), Diary()
+    straight, whole = made(case, tmp_path), StepRecorder()
     train(straight.recipe, steps=8, callback=whole)
 
-    first, begun = made(case, tmp_path), Diary()
+    first, begun = made(case, tmp_path), StepRecorder()
     train(first.recipe, steps=5, callback=begun)
     saved(first, tmp_path / "state")
     second = restored(made(case, tmp_path), tmp_path / "state")

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from scripted_episodes import episodes_of
 
 from hone.core.clock import ManualClock
 from hone.core.credit import NO_VALUES, Credits, Metrics, Values
 from hone.core.episodes import Episodes, ScoreStatus
-from hone.core.ragged import offsets_of
 from hone.core.state import State, integer
 from hone.recipes.registry import recipe_names
 from hone.replay.ring import RingBuffer
@@ -23,26 +23,7 @@ from hone.train.sources.live import EpisodeStats, LiveSource
 from hone.train.sources.logged import LogSource
 from hone.train.sources.replay import ReplaySource
 
-SOURCE = Path(__file__).resolve().parents[2] / "src" / "hone"
-
-
-def episodes_of(lengths: list[int], *, first: int = 0, version: int = 0) -> Episodes:
-    """Episode number e carries the score `first + e`."""
-    total, count = sum(lengths), len(lengths)
-    return Episodes(
-        offsets=offsets_of(np.array(lengths)),
-        seen=np.arange(total, dtype=np.float32).reshape(-1, 1),
-        chosen=np.zeros(total, np.int64),
-        logp=np.zeros(total, np.float32),
-        version=np.full(total, version, np.int32),
-        reward=np.ones(total, np.float32),
-        group=np.arange(first, first + count),
-        terminated=np.ones(count, np.bool_),
-        truncated=np.zeros(count, np.bool_),
-        final=np.zeros((count, 1), np.float32),
-        score=np.arange(first, first + count, dtype=np.float64),
-        status=np.zeros(count, np.uint8),
-    )
+SOURCE = Path(__file__).resolve().parents[3] / "src" / "hone"
 
 
 @dataclass

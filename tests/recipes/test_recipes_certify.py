@@ -1,5 +1,5 @@
 """A run keeps its certificate, and is the same run without; a stand-in is what it stands for. Ranks that work are tried
-in `tests/cli/test_cli_doctor_loss.py`, because they take long to start."""
+in `tests/cli/commands/test_cli_doctor_loss.py`, because they take long to start."""
 
 from collections.abc import Sequence
 from dataclasses import replace

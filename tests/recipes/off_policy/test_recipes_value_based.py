@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 from certificate_worlds import CONTROL, built, checked
+from control_runs import StepRecorder
 from recipe_runs import restored, saved
-from test_train_control_recipes import Diary
 
 from hone.cli.main import main
 from hone.core.errors import ConfigError
@@ -71,9 +71,9 @@ def small(**changes: Any) -> dqn.DqnConfig:
 
 @pytest.mark.parametrize("recipe", FAMILY)
 def test_a_resumed_run_is_the_uninterrupted_one(recipe: str, tmp_path: Path) -> None:
-    straight, whole = make(recipe, 8), Diary()
+    straight, whole = make(recipe, 8), StepRecorder()
     train(straight.recipe, steps=8, callback=whole)
-    first, begun = make(recipe, 8), Diary()
+    first, begun = make(recipe, 8), StepRecorder()
     train(first.recipe, steps=5, callback=begun)
     saved(first, tmp_path / "state")
     second = restored(make(recipe, 8), tmp_path / "state")
@@ -105,7 +105,7 @@ def test_a_batch_may_be_cut_up(recipe: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("recipe", FAMILY)
 def test_a_saved_policy_acts_as_the_trained_one(recipe: str, tmp_path: Path) -> None:
     job = make(recipe, 2)
-    policy = train(job.recipe, steps=2, callback=Diary())
+    policy = train(job.recipe, steps=2, callback=StepRecorder())
     job.save_policy(tmp_path / "policy")
     again = load_policy(tmp_path / "policy")
     seen = np.random.default_rng(0).normal(size=(50, 4)).astype(np.float32)
@@ -115,7 +115,7 @@ def test_a_saved_policy_acts_as_the_trained_one(recipe: str, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("recipe", ["dqn", "rainbow"])
 def test_the_same_seed_is_the_same_run_and_another_is_not(recipe: str) -> None:
-    diaries = [Diary() for _ in range(3)]
+    diaries = [StepRecorder() for _ in range(3)]
     for diary, seed in zip(diaries, (3, 3, 4), strict=True):
         train(make(recipe, 3, seed=seed).recipe, steps=3, callback=diary)
     assert diaries[0].lines == diaries[1].lines != diaries[2].lines
@@ -124,7 +124,7 @@ def test_the_same_seed_is_the_same_run_and_another_is_not(recipe: str) -> None:
 EXAMPLES = sorted(
     path
     for recipe in FAMILY
-    for path in (Path(__file__).resolve().parents[2] / "examples" / "control").glob(f"{recipe}_cartpole.toml")
+    for path in (Path(__file__).resolve().parents[3] / "examples" / "control").glob(f"{recipe}_cartpole.toml")
 )
 
 
@@ -221,7 +221,7 @@ def test_the_slow_copy_may_follow_softly() -> None:
     job = make("dqn", 1, algorithm={"target_rate": 0.25})
     policy: DqnPolicy = job.recipe.learner.policy
     before = [parameter.clone() for parameter in policy.values.parameters()]
-    train(job.recipe, steps=1, callback=Diary())
+    train(job.recipe, steps=1, callback=StepRecorder())
     for old, slow, fast in zip(before, policy.target.parameters(), policy.values.parameters(), strict=True):
         torch.testing.assert_close(slow, 0.75 * old + 0.25 * fast)
 
@@ -271,7 +271,7 @@ def test_it_crosses_the_lake(recipe: str) -> None:
     if recipe in {"c51", "rainbow"}:
         algorithm |= {"low": 0.0, "high": 1.0, "atoms": 21}
     job = make(recipe, 40, **LAKE, algorithm=algorithm)
-    policy = train(job.recipe, steps=40, callback=Diary())
+    policy = train(job.recipe, steps=40, callback=StepRecorder())
     assert job.evaluate is not None
     assert job.evaluate().metrics["eval/score"] == 1.0
     if recipe in {"dqn", "double_dqn"}:  # the values are those of dynamic programming
@@ -292,7 +292,7 @@ def test_discrete_sac_learns() -> None:
         replay={"collect": 64, "batch": 64, "warmup": 500},
         judge={"episodes": 10},
     )
-    train(job.recipe, steps=60, callback=Diary())
+    train(job.recipe, steps=60, callback=StepRecorder())
     assert job.evaluate is not None
     assert job.evaluate().metrics["eval/score"] > 80
 
@@ -333,7 +333,7 @@ def test_layer_normalisation_keeps_values_from_growing(normed: bool) -> None:
         learner={"lr": 1e-3, "minibatches": 4}, replay={"collect": 8, "batch": 64, "warmup": 200},
         algorithm={"discount": 0.98, "normalise_observations": normed},
     )  # fmt: skip
-    told = Diary()
+    told = StepRecorder()
     train(job.recipe, steps=120, callback=told)
     policy: DqnPolicy = job.recipe.learner.policy
     with torch.no_grad():
@@ -343,15 +343,15 @@ def test_layer_normalisation_keeps_values_from_growing(normed: bool) -> None:
 
 def test_what_is_seen_is_normalised_by_what_was_seen(tmp_path: Path) -> None:
     job = make("dqn", 4)
-    train(job.recipe, steps=4, callback=Diary())
+    train(job.recipe, steps=4, callback=StepRecorder())
     inputs = job.recipe.learner.policy.spaces.inputs
     assert len(inputs.mean) == len(inputs.scale) == 4
     assert inputs.scale[2] < inputs.scale[3], "a pole's angle varies less than its speed"
     job.save_policy(tmp_path)
     assert load_policy(tmp_path).spaces.inputs == inputs
     plain = make("dqn", 1, algorithm={"normalise_observations": False})
-    train(plain.recipe, steps=1, callback=Diary())
+    train(plain.recipe, steps=1, callback=StepRecorder())
     assert plain.recipe.learner.policy.spaces.inputs.mean == ()
     lake = make("dqn", 1, env={"id": "FrozenLake-v1"})  # numbered states: there is nothing to normalise
-    train(lake.recipe, steps=1, callback=Diary())
+    train(lake.recipe, steps=1, callback=StepRecorder())
     assert lake.recipe.learner.policy.spaces.inputs.mean == ()

@@ -340,7 +340,7 @@ def test_the_folder_says_what_it_holds(tmp_path: Path) -> None:
     assert told["extras"] == {"critics": 2}
 
 
-EXAMPLES = Path(__file__).resolve().parents[2] / "examples" / "control"
+EXAMPLES = Path(__file__).resolve().parents[3] / "examples" / "control"
 MINE = (
     "a2c_cartpole", "ddpg_pendulum", "ppo_ahead_cartpole", "ppo_kl_cartpole", "ppo_mountain_car",
     "reinforce_control_cartpole", "td3_pendulum",

@@ -20,7 +20,7 @@ from certificate_worlds import (
     learns_from_answers,
     text_config,
 )
-from test_train_control_recipes import logged
+from control_runs import write_short_log
 from torch import Tensor
 
 from hone.core.episodes import ScoreStatus
@@ -144,7 +144,7 @@ def test_control_and_imitation(recipe: str, own_credit: bool, folder: Path) -> N
 
 
 def test_a_log_is_taken_as_it_is(folder: Path) -> None:
-    log = logged(folder, "CartPole-v1")
+    log = write_short_log(folder, "CartPole-v1")
     for recipe in ("bc", "cql"):
         config = checked(folder / f"{recipe}.toml", f'log="{log}"')
         assert faults(checks_of(job_gradient_probes(built(config), config, own_credit=True))) == []

@@ -55,7 +55,7 @@ def ran(settings: Mapping[str, Any], steps: int, **more: Any) -> TrainingJob[Any
 
 def test_prediction_on_the_random_walk_comes_to_the_exact_values() -> None:
     """Sutton & Barto's walk of 19 states: the values are -0.9, -0.8 ... 0.9. Methods that can be said exactly are in
-    `test_train_tabular_exact.py`."""
+    `test_recipes_tabular_exact.py`."""
     mdp = build_finite_mdp(FiniteConfig.model_validate(WALK), discount=1.0)
     truth = evaluate_policy(mdp, np.full((19, 2), 0.5))
     np.testing.assert_allclose(truth, np.linspace(-0.9, 0.9, 19), atol=1e-12)

@@ -14,7 +14,7 @@ from hone.evaluate.control.returns import evaluate_returns
 from hone.models.control.actor_critic import ActorCritic
 from hone.models.control.mlp import DiscreteActions, MlpConfig, ObservationInputs, PolicySpaces
 
-WALK = f"{Path(__file__).parents[1] / 'envs' / 'hostile_envs.py'}:Walk"
+WALK = f"{Path(__file__).parents[2] / 'envs' / 'gym' / 'hostile_envs.py'}:Walk"
 POLICY = ActorCritic(
     PolicySpaces(inputs=ObservationInputs(size=3), actions=DiscreteActions(count=2)), MlpConfig(hidden=[4]), seed=0
 )

@@ -1,6 +1,6 @@
 """The table of ceilings in docs/control/exact_solutions.md, computed.
 
-`python tests/envs/finite_ceilings.py` writes it; a test fails while the page says something else.
+`python tests/envs/finite/finite_ceilings.py` writes it; a test fails while the page says something else.
 """
 
 from pathlib import Path
@@ -9,7 +9,7 @@ from hone.envs.finite.build import mdp_from_gymnasium
 from hone.envs.finite.model import FiniteMdp
 from hone.envs.finite.solve import backward_induction, finite_horizon_value, policy_iteration, start_value
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "control" / "exact_solutions.md"
+PAGE = Path(__file__).resolve().parents[3] / "docs" / "control" / "exact_solutions.md"
 BEGIN, END = "<!-- ceilings:begin -->\n", "<!-- ceilings:end -->"
 HORIZON = 500
 """Where Gymnasium sets no limit."""

@@ -166,7 +166,9 @@ def test_ceilings_in_the_real_environment(name: str) -> None:
 
 
 def test_the_page_says_what_is_computed() -> None:
-    assert ceilings.table() in ceilings.PAGE.read_text(encoding="utf-8"), "run python tests/envs/finite_ceilings.py"
+    assert ceilings.table() in ceilings.PAGE.read_text(encoding="utf-8"), (
+        "run python tests/envs/finite/finite_ceilings.py"
+    )
 
 
 def test_totals_that_are_not_defined_are_refused() -> None:

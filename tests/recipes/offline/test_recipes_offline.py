@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from control_runs import StepRecorder, write_short_log
 from recipe_runs import files, restored, saved
-from test_train_control_recipes import Diary, logged
 
 from hone.core.credit import Credits
 from hone.core.errors import ConfigError
@@ -41,7 +41,7 @@ SMALLER = {
 @pytest.fixture(scope="module")
 def logs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
     folder = tmp_path_factory.mktemp("logs")
-    return {kind: logged(folder, name) for kind, name in WORLDS.items()}
+    return {kind: write_short_log(folder, name) for kind, name in WORLDS.items()}
 
 
 def job_of(recipe: str, kind: str, logs: dict[str, str], *, steps: int = 8, **more: Any) -> TrainingJob[Any]:
@@ -60,9 +60,9 @@ def job_of(recipe: str, kind: str, logs: dict[str, str], *, steps: int = 8, **mo
 def test_a_resumed_run_is_the_uninterrupted_one(
     recipe: str, kind: str, logs: dict[str, str], tmp_path: Path
 ) -> None:  # fmt: skip
-    straight, whole = job_of(recipe, kind, logs), Diary()
+    straight, whole = job_of(recipe, kind, logs), StepRecorder()
     train(straight.recipe, steps=8, callback=whole)
-    first, begun = job_of(recipe, kind, logs), Diary()
+    first, begun = job_of(recipe, kind, logs), StepRecorder()
     train(first.recipe, steps=5, callback=begun)
     saved(first, tmp_path / "half")
     second = restored(job_of(recipe, kind, logs), tmp_path / "half")
@@ -93,7 +93,7 @@ def test_a_saved_policy_decides_as_the_trained_one(
     recipe: str, kind: str, logs: dict[str, str], tmp_path: Path
 ) -> None:
     job = job_of(recipe, kind, logs)
-    policy = train(job.recipe, steps=2, callback=Diary())
+    policy = train(job.recipe, steps=2, callback=StepRecorder())
     job.save_policy(tmp_path / "policy")
     acting, other = policy.acting(), load_policy(tmp_path / "policy").numpy_policy()
     log = read_log(Path(logs[kind]))

@@ -8,8 +8,8 @@ from typing import Any
 import gymnasium
 import numpy as np
 import pytest
+from control_runs import StepRecorder, write_short_log
 from gymnasium import spaces
-from test_train_control_recipes import Diary, logged
 
 from hone.core.errors import ConfigError, UserCodeError
 from hone.envs.expert_process import ExpertProcess, check_expert
@@ -224,7 +224,7 @@ def test_regret_is_linear_where_clonings_is_quadratic(experts: str, tmp_path: Pa
             }
         )
     )  # fmt: skip
-    train(asked.recipe, steps=12, callback=Diary())
+    train(asked.recipe, steps=12, callback=StepRecorder())
 
     expert = ExpertProcess(f"{experts}:drift")
     world = open_world(env, steps=300, seed=5)
@@ -247,7 +247,7 @@ def test_regret_is_linear_where_clonings_is_quadratic(experts: str, tmp_path: Pa
             }
         )
     )  # fmt: skip
-    train(cloned.recipe, steps=240, callback=Diary())
+    train(cloned.recipe, steps=240, callback=StepRecorder())
 
     learner, cloner = asked.recipe.learner.policy, cloned.recipe.learner.policy
     assert regret(learner, 1) == pytest.approx(regret(cloner, 1), abs=HARD) and regret(learner, 1) > 0
@@ -302,7 +302,7 @@ def test_demonstrations_show_what_nobody_finds(tmp_path: Path) -> None:
         job = dqn.ENTRY.build(
             dqn.DqnConfig.model_validate(lock(60, algorithm={"discount": 0.9, "demonstrations": shown}))
         )
-        train(job.recipe, steps=60, callback=Diary())
+        train(job.recipe, steps=60, callback=StepRecorder())
         assert job.evaluate is not None
         scores.append(job.evaluate().metrics["eval/score"])
     assert scores == [0.0, 1.0]
@@ -322,6 +322,6 @@ def test_a_share_of_every_batch(tmp_path: Path) -> None:
 
 
 def test_a_log_of_another_world_is_refused(tmp_path: Path) -> None:
-    job = lock(1, algorithm={"demonstrations": {"log": logged(tmp_path, "CartPole-v1")}})
+    job = lock(1, algorithm={"demonstrations": {"log": write_short_log(tmp_path, "CartPole-v1")}})
     with pytest.raises(ConfigError, match="is of another world"):
         dqn.ENTRY.build(dqn.DqnConfig.model_validate(job))

@@ -7,14 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from control_runs import StepRecorder, write_short_log
 
-from hone.core.credit import Credits, Metrics
-from hone.core.episodes import Episodes, concatenate
+from hone.core.credit import Credits
 from hone.core.errors import ConfigError, DataError
 from hone.core.random import generator
 from hone.core.state import substate
-from hone.envs.gym.world import GymConfig, open_world
-from hone.envs.logs.parquet import DecisionLog, write_log
+from hone.envs.gym.world import GymConfig
 from hone.models.control.checkpoint import load_policy
 from hone.models.control.mlp import MlpConfig
 from hone.recipes.bandits import thompson
@@ -22,7 +21,6 @@ from hone.recipes.off_policy import sac
 from hone.recipes.offline import bc, cql
 from hone.recipes.on_policy import ppo
 from hone.store.codec import read_state, write_state
-from hone.train.control.acting import NetworkActor
 from hone.train.control.job import ControlEvaluationConfig
 from hone.train.control.replay_config import ReplayConfig
 from hone.train.control.rows import StepRows, split_decision_rows
@@ -34,29 +32,6 @@ from hone.train.loop import train
 SMALL = MlpConfig(hidden=[16])
 CARTPOLE = GymConfig(id="CartPole-v1", num_envs=4)
 JUDGE = ControlEvaluationConfig(episodes=3)
-
-
-def logged(folder: Path, name: str) -> str:
-    """A short log of a fresh policy."""
-    config = GymConfig(id=name, num_envs=2, clip_actions=False)
-    path = folder / f"{name}.parquet"
-    if name == "CartPole-v1":
-        job = ppo.build(ppo.PpoConfig(recipe="ppo", name="x", steps=1, env=config, network=SMALL, rollout_steps=40))
-    else:
-        job = sac.build(sac.SacConfig(recipe="sac", name="x", steps=1, env=config, network=SMALL))
-    world = open_world(config, steps=150, seed=5)
-    actor = NetworkActor(job.recipe.learner.policy.numpy_policy())
-    episodes = concatenate([world.rollout(actor) for _ in range(2)])
-    space = world.envs
-    write_log(
-        path,
-        DecisionLog(
-            episodes=episodes,
-            observation_space=space.single_observation_space,
-            action_space=space.single_action_space,
-        ),
-    )
-    return str(path)
 
 
 def make_ppo(folder: Path, steps: int) -> TrainingJob[Any]:
@@ -93,7 +68,7 @@ def make_sac(folder: Path, steps: int) -> TrainingJob[Any]:
 def make_cql(folder: Path, steps: int) -> TrainingJob[Any]:
     return cql.build(
         cql.CqlConfig(
-            recipe="cql", name="x", seed=3, steps=steps, log=logged(folder, "CartPole-v1"), env=CARTPOLE,
+            recipe="cql", name="x", seed=3, steps=steps, log=write_short_log(folder, "CartPole-v1"), env=CARTPOLE,
             network=SMALL, batch=32, judge=JUDGE,
         )
     )  # fmt: skip
@@ -102,7 +77,7 @@ def make_cql(folder: Path, steps: int) -> TrainingJob[Any]:
 def make_cql_box(folder: Path, steps: int) -> TrainingJob[Any]:
     return cql.build(
         cql.CqlConfig(
-            recipe="cql", name="x", seed=3, steps=steps, log=logged(folder, "Pendulum-v1"),
+            recipe="cql", name="x", seed=3, steps=steps, log=write_short_log(folder, "Pendulum-v1"),
             env=GymConfig(id="Pendulum-v1"), network=SMALL, batch=32, judge=JUDGE,
             algorithm=cql.CqlAlgorithm(samples=3),
         )
@@ -112,7 +87,13 @@ def make_cql_box(folder: Path, steps: int) -> TrainingJob[Any]:
 def make_bc(folder: Path, steps: int) -> TrainingJob[Any]:
     return bc.build(
         bc.BcConfig(
-            recipe="bc", name="x", seed=3, steps=steps, log=logged(folder, "CartPole-v1"), network=SMALL, batch=32
+            recipe="bc",
+            name="x",
+            seed=3,
+            steps=steps,
+            log=write_short_log(folder, "CartPole-v1"),
+            network=SMALL,
+            batch=32,
         )
     )
 
@@ -126,24 +107,13 @@ def make_thompson(folder: Path, steps: int) -> TrainingJob[Any]:
 MAKERS = [make_ppo, make_ppo_box, make_sac, make_cql, make_cql_box, make_bc, make_thompson]
 
 
-class Diary:
-    """Everything that a step produced."""
-
-    def __init__(self) -> None:
-        self.lines: list[tuple[Any, ...]] = []
-
-    def __call__(self, step: int, episodes: Episodes, credits: Credits, metrics: Metrics) -> None:
-        columns = (episodes.observations, episodes.chosen, episodes.version, episodes.reward, episodes.score)
-        self.lines.append((step, *(column.tobytes() for column in columns), credits.advantage.tobytes(), metrics))
-
-
 @pytest.mark.parametrize("make", MAKERS, ids=[make.__name__.removeprefix("make_") for make in MAKERS])
 def test_a_resumed_run_is_the_uninterrupted_one(make: Callable[[Path, int], TrainingJob[Any]], tmp_path: Path) -> None:
     steps = 8
-    straight, whole = make(tmp_path, steps), Diary()
+    straight, whole = make(tmp_path, steps), StepRecorder()
     train(straight.recipe, steps=steps, callback=whole)
 
-    first, begun = make(tmp_path, steps), Diary()
+    first, begun = make(tmp_path, steps), StepRecorder()
     train(first.recipe, steps=5, callback=begun)
     (tmp_path / "state").mkdir()
     (tmp_path / "policy").mkdir()
@@ -244,14 +214,14 @@ def test_ppo_learns_cartpole() -> None:
             network=MlpConfig(hidden=[32, 32]),
         )
     )  # fmt: skip
-    train(job.recipe, steps=60, callback=Diary())
+    train(job.recipe, steps=60, callback=StepRecorder())
     assert job.evaluate is not None
     assert job.evaluate().metrics["eval/score"] > 100
 
 
 def test_cloning_recovers_the_logged_choice(tmp_path: Path) -> None:
     job = make_bc(tmp_path, 300)
-    diary = Diary()
+    diary = StepRecorder()
     episodes = job.recipe.source.collect()
     episodes.chosen[:] = 0
     before = job.recipe.learner.update(episodes, Credits(advantage=episodes.reward))

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from bandit_beliefs import bernoulli_beliefs
-from test_train_control_recipes import Diary
+from control_runs import StepRecorder
 
 from hone import api
 from hone.core.credit import NO_VALUES
@@ -104,7 +104,7 @@ def test_a_memory_learns_to_explore() -> None:
     """Within a tenth of Thompson in ten CPU-seconds or less, never above the exact optimum, and well above no memory
     (5.0, whatever the arms)."""
     job = rl2_job(100)
-    train(job.recipe, steps=100, callback=Diary())
+    train(job.recipe, steps=100, callback=StepRecorder())
     assert job.judge is not None
     found = job.judge().metrics
     assert found["eval/of_thompson"] > 0.9
@@ -189,7 +189,7 @@ def test_an_initialisation_is_learnt() -> None:
     """Ten updates from it do more than ten updates from weights that never met the family, and than none."""
     config = reptile_config(600)
     job = reptile.build(config)
-    train(job.recipe, steps=600, callback=Diary())
+    train(job.recipe, steps=600, callback=StepRecorder())
     assert job.evaluate is not None
     found = job.evaluate().metrics
     assert found["eval/score"] > found["eval/before"] + 0.03

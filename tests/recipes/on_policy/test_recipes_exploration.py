@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from test_train_control_recipes import Diary
+from control_runs import StepRecorder
 
 from hone.cli.main import main
 from hone.core.credit import Credits
@@ -62,10 +62,10 @@ def made(name: str, *, steps: int = 8, **changes: Any) -> TrainingJob[Any]:
 
 @pytest.mark.parametrize("name", CASES)
 def test_a_resumed_run_is_the_uninterrupted_one(name: str, tmp_path: Path) -> None:
-    straight, whole = made(name), Diary()
+    straight, whole = made(name), StepRecorder()
     train(straight.recipe, steps=8, callback=whole)
 
-    first, begun = made(name), Diary()
+    first, begun = made(name), StepRecorder()
     train(first.recipe, steps=5, callback=begun)
     (tmp_path / "state").mkdir()
     write_state(tmp_path / "state", {"source": first.recipe.source.state(), "learner": first.recipe.learner.state()})
@@ -169,7 +169,7 @@ def test_the_judge_and_the_score_know_nothing_of_hints() -> None:
 
 def table_of(steps: int, **changes: Any) -> tuple[OptionTablePolicy, OptionQLearner]:
     job = made("option_q_learning", steps=steps, **changes)
-    train(job.recipe, steps=steps, callback=Diary())
+    train(job.recipe, steps=steps, callback=StepRecorder())
     learner = job.recipe.learner
     assert isinstance(learner, OptionQLearner)
     job.close()
@@ -318,7 +318,7 @@ EXAMPLES = {
 def test_an_example_trains_is_shown_and_is_judged_again(
     name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    example = Path(__file__).resolve().parents[2] / "examples" / "control" / f"{name}.toml"
+    example = Path(__file__).resolve().parents[3] / "examples" / "control" / f"{name}.toml"
     monkeypatch.chdir(tmp_path)
     assert main(["train", str(example), "steps=2", "judge.episodes=2", *EXAMPLES[name], "--name", "short"]) == 0, (
         capsys.readouterr().err

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from test_train_control_recipes import Diary, logged
+from control_runs import StepRecorder, write_short_log
 
 from hone.cli.main import main
 from hone.core.errors import ConfigError
@@ -19,7 +19,7 @@ from hone.store.codec import read_state, write_state
 from hone.train.job import TrainingJob
 from hone.train.loop import train
 
-ROOT = Path(__file__).resolve().parents[2]
+ROOT = Path(__file__).resolve().parents[3]
 EXPERT = str(ROOT / "examples/control/cartpole_expert.py") + ":steady"
 SMALL = {"hidden": [8], "activation": "relu"}
 PLAN = {"kind": "cem", "horizon": 4, "candidates": 8, "elites": 2, "iterations": 2}
@@ -113,17 +113,17 @@ def made(name: str, steps: int, folder: Path, **changes: Any) -> TrainingJob[Any
     for table in (settings, settings.get("algorithm", {})):
         if "demonstrations" in table:
             shown = table["demonstrations"]
-            shown["log"] = logged(folder, shown["log"])
+            shown["log"] = write_short_log(folder, shown["log"])
     entry = load_recipe(settings["recipe"])
     return entry.build(entry.config.model_validate(settings))
 
 
 @pytest.mark.parametrize("name", CONFIGS)
 def test_a_resumed_run_is_the_uninterrupted_one(name: str, tmp_path: Path) -> None:
-    straight, whole = made(name, 8, tmp_path), Diary()
+    straight, whole = made(name, 8, tmp_path), StepRecorder()
     train(straight.recipe, steps=8, callback=whole)
 
-    first, begun = made(name, 8, tmp_path), Diary()
+    first, begun = made(name, 8, tmp_path), StepRecorder()
     train(first.recipe, steps=5, callback=begun)
     for folder in ("state", "policy"):
         (tmp_path / folder).mkdir()
@@ -156,7 +156,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(name: str, tmp_path: Path) -> No
 def test_another_seed_is_another_run(name: str, tmp_path: Path) -> None:
     found: list[Any] = []
     for seed in (3, 3, 4):
-        job, diary = made(name, 2, tmp_path, seed=seed), Diary()
+        job, diary = made(name, 2, tmp_path, seed=seed), StepRecorder()
         train(job.recipe, steps=2, callback=diary)
         found.append(diary.lines)
         job.close()
@@ -197,7 +197,7 @@ def test_a_run_is_trained_resumed_judged_and_shown(
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_saved_policy_acts_without_its_recipe(name: str, tmp_path: Path) -> None:
     job = made(name, 2, tmp_path)
-    train(job.recipe, steps=2, callback=Diary())
+    train(job.recipe, steps=2, callback=StepRecorder())
     job.save_policy(tmp_path / "policy")
     policy = load_policy(tmp_path / "policy")
     seen = np.ones((3, policy.spaces.inputs.size), np.float32)
@@ -223,7 +223,7 @@ BUILDS: list[tuple[str, dict[str, Any], str]] = [
 @pytest.mark.parametrize(("name", "changes", "said"), BUILDS)
 def test_faults_name_the_key(name: str, changes: dict[str, Any], said: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=said):
-        train(made(name, 1, tmp_path, **changes).recipe, steps=1, callback=Diary())
+        train(made(name, 1, tmp_path, **changes).recipe, steps=1, callback=StepRecorder())
 
 
 def test_more_elites_than_candidates_are_refused(tmp_path: Path) -> None:
@@ -234,7 +234,7 @@ def test_more_elites_than_candidates_are_refused(tmp_path: Path) -> None:
 def shortened(job: Callable[[], TrainingJob[Any]]) -> None:
     """Two steps of an example."""
     whole = job()
-    diary = Diary()
+    diary = StepRecorder()
     train(whole.recipe, steps=2, callback=diary)
     assert len(diary.lines) == 2
     whole.close()
@@ -260,6 +260,6 @@ def test_a_learnt_world_is_planned_in() -> None:
     known = {"reward": "cartpole_swing_up"}
     entry = load_recipe("pets")
     job = entry.build(entry.config.model_validate({**config, "algorithm": known, "judge": {"episodes": 2}}))
-    train(job.recipe, steps=14, callback=Diary())
+    train(job.recipe, steps=14, callback=StepRecorder())
     assert job.evaluate is not None
     assert job.evaluate().metrics["eval/score"] > 20

@@ -347,7 +347,7 @@ def test_sanitizers_find_nothing() -> None:
         pytest.skip("no address sanitizer beside the compiler")
     environment = {
         **os.environ,
-        "PYTHONPATH": str(Path(__file__).resolve().parents[2] / "src"),
+        "PYTHONPATH": str(Path(__file__).resolve().parents[3] / "src"),
         "LD_PRELOAD": str(Path(sanitizer).resolve()),
         "ASAN_OPTIONS": "detect_leaks=0",
     }

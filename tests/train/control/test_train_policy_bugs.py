@@ -4,8 +4,8 @@ Where one is held off by a part alone, its test stands there:
 GAE over a batch == its episodes one by one, recursion by hand: tests/credit/test_credit_returns.py
   (`test_a_batch_is_its_episodes_one_by_one`, `test_gae_equals_the_recursion`);
 unknown autoreset mode refused, native CartPole's junk rows, seeds of neighbouring runs, the checker before training
-  (4-tuple API, NaN, shapes, types, unbounded actions): tests/envs/test_envs_gym.py;
-TRPO puts every bit back where its search fails: tests/train/test_train_natural.py
+  (4-tuple API, NaN, shapes, types, unbounded actions): tests/envs/gym/test_envs_gym_world.py;
+TRPO puts every bit back where its search fails: tests/train/learner/test_train_natural_gradient.py
   (`test_a_search_that_fails_puts_every_bit_back_and_says_so`).
 """
 
