@@ -178,7 +178,7 @@ class PuzzleRows:
             self,
             episodes=self.episodes.take(rows),
             advantage=self.advantage[where],
-            before=self.old_logp[where],
+            old_logp=self.old_logp[where],
             scale=None if self.scale is None else self.scale[rows],
         )
 

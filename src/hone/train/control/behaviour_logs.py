@@ -182,7 +182,7 @@ def train_snapshots(
 
     train(job.recipe, steps=steps, callback=report)
     job.close()
-    low = mean_return(EpsilonMixture(fresh.acting(), fresh.spaces, 1.0), env, seed=seed)
+    low = mean_return(EpsilonMixture(fresh.numpy_policy(), fresh.spaces, 1.0), env, seed=seed)
     scores = [
         mean_return(EpsilonMixture(policy.numpy_policy(), policy.spaces, epsilon), env, seed=seed) for policy in caught
     ]
