@@ -95,7 +95,7 @@ def test_a_saved_policy_decides_as_the_trained_one(
     job = job_of(recipe, kind, logs)
     policy = train(job.recipe, steps=2, callback=StepRecorder())
     job.save_policy(tmp_path / "policy")
-    acting, other = policy.acting(), load_policy(tmp_path / "policy").numpy_policy()
+    acting, other = policy.numpy_policy(), load_policy(tmp_path / "policy").numpy_policy()
     log = read_log(Path(logs[kind]))
     seen = log.episodes.observations[:6]
     np.testing.assert_array_equal(acting.best(seen), other.best(seen))

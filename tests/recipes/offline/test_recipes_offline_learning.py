@@ -59,7 +59,7 @@ def test_stitching(recipe: str, score: float, stitched: Path) -> None:
     """What a policy is worth is looked up in the table, and found again by whoever tries it out."""
     job = learnt(recipe, stitched, steps=60, env={"id": "hone/Stitching-v0"}, judge={"episodes": 2})
     mdp = stitching_mdp(discount=1.0)
-    best = job.recipe.learner.policy.acting().best(np.arange(mdp.states))
+    best = job.recipe.learner.policy.numpy_policy().best(np.arange(mdp.states))
     assert start_value(mdp, evaluate_policy(mdp, best)) == score
     assert job.evaluate is not None
     assert job.evaluate().metrics["eval/score"] == score
@@ -90,7 +90,7 @@ def braking(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def distance(job: TrainingJob[Any], episodes: Episodes) -> float:
     seen = episodes.observations[:500]
-    return float(np.abs(job.recipe.learner.policy.acting().best(seen) - wanted(seen)).mean())
+    return float(np.abs(job.recipe.learner.policy.numpy_policy().best(seen) - wanted(seen)).mean())
 
 
 @pytest.mark.parametrize("recipe", ["iql", "bcq", "cql", "td3_bc", "bear"])

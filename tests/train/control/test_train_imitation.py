@@ -198,7 +198,7 @@ def test_the_expert_decides_less_and_less() -> None:
 
 def regret(policy: Any, horizon: int) -> float:
     """Expected number of the first `horizon` steps that end off the road under the policy's mode, by its chain."""
-    best = policy.acting().best
+    best = policy.numpy_policy().best
     every = np.array([[0, 0, 0], [1, 0, 0], [0, 1, 0], [1, 1, 0], [0, 0, 1]], np.float32)
     chosen = best(every)
     chance = np.array([1 - HARD, HARD / 3, HARD / 3, HARD / 3])
@@ -275,7 +275,7 @@ def opened(folder: Path) -> str:
 
     policy = dqn.ENTRY.build(dqn.DqnConfig.model_validate(lock(1))).recipe.learner.policy
     world = open_world(GymConfig(id="Lock-v0"), steps=100, seed=0)
-    episodes = world.rollout(Knows(policy.acting()))
+    episodes = world.rollout(Knows(policy.numpy_policy()))
     assert episodes.reward.sum() == 10
     envs = world.envs
     shown = DecisionLog(

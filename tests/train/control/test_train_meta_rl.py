@@ -143,7 +143,7 @@ def test_the_outer_step_by_hand() -> None:
     begun = [parameter.clone() for parameter in learner.start.parameters()]
     for turn in range(3):
         adapted = [parameter.clone() for parameter in learner.policy.parameters()]
-        episodes = source.rollout(NetworkActor(learner.policy.acting()))
+        episodes = source.rollout(NetworkActor(learner.policy.numpy_policy()))
         credits = reptile.credit(episodes, NO_VALUES, discount=0.0)
         told = learner.update(episodes, credits)
         assert ("meta/moved" in told) == (turn == 2) and f"meta/reward_after_{turn}" in told
@@ -154,7 +154,7 @@ def test_the_outer_step_by_hand() -> None:
         assert torch.equal(slow, fast)
         assert not torch.equal(slow, first)
     # One inner step from `start`: the optimizer is at rest again, so that Adam moves every weight by at most lr.
-    episodes = source.rollout(NetworkActor(learner.policy.acting()))
+    episodes = source.rollout(NetworkActor(learner.policy.numpy_policy()))
     learner.update(episodes, reptile.credit(episodes, NO_VALUES, discount=0.0))
     moved = max(
         float((fast - slow).detach().abs().max())
