@@ -94,7 +94,7 @@ def test_what_does_not_fit_is_refused() -> None:
     longer = single(np.arange(2)).take(np.array([0, 1]))
     with pytest.raises(DataError, match="no final observations"):
         ring.add(Episodes(**columns(longer) | {"final": None}))
-    with pytest.raises(DataError, match=r"seen is float32\[3\], the ring holds float32\[2\]"):
+    with pytest.raises(DataError, match=r"seen is float32\[3\], the buffer holds float32\[2\]"):
         ring.add(Episodes(**columns(longer) | {"seen": np.zeros((2, 3), np.float32)}))
     with pytest.raises(DataError, match="1 of 2 transitions have no score"):
         ring.add(Episodes(**columns(longer) | {"status": np.array([0, 2], np.uint8)}))

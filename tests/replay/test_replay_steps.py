@@ -174,7 +174,7 @@ def test_what_does_not_fit_is_refused() -> None:
         memory.sample(1, generator(0, "x"))
     memory.add(piece(0, 0, 2))
     wrong = single_column(piece(1, 0, 1))
-    with pytest.raises(DataError, match=r"seen is float32\[1\], the memory holds float32\[2\]"):
+    with pytest.raises(DataError, match=r"seen is float32\[1\], the buffer holds float32\[2\]"):
         memory.add(wrong)
 
 

@@ -1,25 +1,30 @@
-"""Episodes: what was lived through, in columns.
-
-Worlds make them, credit weighs them, learners eat them, the store keeps them.
+"""Episodes: trajectories, stored as a table of columns.
 
 E episodes hold N decisions; episode e owns the decisions `offsets[e]:offsets[e+1]`. A million environment steps and a
-batch of token sequences are both a dozen flat arrays. An episode may be a *piece* of a longer one (a rollout that stops
-in the middle): then it is neither terminated nor truncated, and its worth beyond the cut is the value of `final`.
+batch of token sequences are both a dozen flat arrays. An episode may be a *piece* of a longer one (a rollout that was
+cut): it is then neither terminated nor truncated, and the value of `final` stands for the rewards after the cut.
+
+A column is declared once, as an annotated field of `Episodes`. Selecting, joining, concatenating, saving and replaying
+derive from the declarations, so a new column is one line.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
-from typing import TypeAlias
+from functools import cache
+from operator import attrgetter
+from typing import Annotated, Any, Literal, Self, TypeAlias, get_args, get_origin, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hone.core.ragged import Ints, RaggedArray, concatenate_rows, empty_rows, offsets_of, owner_of, ranges
 
+Array: TypeAlias = NDArray[np.generic]
+
 
 class ScoreStatus(IntEnum):
-    """What became of a reward. Anything but SCORED is a missing value, never a 0."""
+    """Outcome of scoring an episode. Anything but SCORED is a missing value, never a 0."""
 
     SCORED = 0
     UNSCORABLE = 1
@@ -27,18 +32,39 @@ class ScoreStatus(IntEnum):
     TIMEOUT = 3
 
 
+@dataclass(frozen=True, slots=True)
+class Column:
+    """Declaration of a column of `Episodes`."""
+
+    unit: Literal["decision", "episode"]
+    """Rows of the column: N or E."""
+    dtype: type[np.generic] | None = None
+    """Type of its values; None: that of the spaces."""
+    scalar: bool = True
+    """One number a row; otherwise rows may have further axes."""
+    optional: bool = False
+    """May be None: nobody recorded it."""
+    default: int | None = None
+    """Value of every row of an absent column; None: the column must be there."""
+
+    @property
+    def required(self) -> bool:
+        """Whether a table must have the column."""
+        return not self.optional and self.default is None
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Transcript:
-    """What a token policy saw: the tokens of each episode once, and where decisions were taken.
+    """Token sequences of a language model: the tokens of each episode once, and the positions of its decisions.
 
-    Decision n chose `tokens[at[n]]` after seeing the tokens of its episode before `at[n]`. Tokens at which no decision
-    was taken (prompt, tool output) were spoken by the world.
+    Decision n chose `tokens[at[n]]` given the tokens of its episode before `at[n]`. All other tokens (prompt, tool
+    output) came from the environment.
     """
 
     tokens: NDArray[np.int32]
-    """`[T]` all episodes' tokens, one after another."""
+    """`[T]` tokens of all episodes, one episode after another."""
     offsets: Ints
-    """`[E+1]` where each episode's tokens begin."""
+    """`[E+1]` first token of each episode."""
     at: Ints
     """`[N]` flat position in `tokens` of each chosen token, ascending."""
     kept: RaggedArray | None = None
@@ -46,7 +72,7 @@ class Transcript:
     everywhere."""
 
 
-Seen: TypeAlias = "NDArray[np.generic] | Transcript"
+Seen: TypeAlias = Array | Transcript
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,51 +80,66 @@ class Episodes:
     """E episodes of N decisions."""
 
     offsets: Ints
-    """`[E+1]` decisions of each episode."""
-    seen: Seen
+    """`[E+1]` first decision of each episode."""
+    seen: Annotated[Seen, Column("decision", scalar=False)]
     """`[N, *observation]`, or the transcript."""
-    chosen: NDArray[np.generic]
-    """`[N]` or `[N, *action]` what was decided."""
-    logp: NDArray[np.float32]
-    """`[N]` nats: log-probability (density) of the choice under whoever acted; NaN where nobody recorded it."""
-    version: NDArray[np.int32]
-    """`[N]` version of the policy that decided."""
-    reward: NDArray[np.float32]
-    """`[N]` reward that followed each decision; 0 where the score of the episode is missing."""
-    group: Ints
+    chosen: Annotated[Array, Column("decision", scalar=False)]
+    """`[N]` or `[N, *action]` actions."""
+    logp: Annotated[NDArray[np.float32], Column("decision", np.float32)]
+    """`[N]` nats: log-probability (density) of the action under the behaviour policy; NaN where it is unknown."""
+    version: Annotated[NDArray[np.int32], Column("decision", np.int32)]
+    """`[N]` version of the policy that acted."""
+    reward: Annotated[NDArray[np.float32], Column("decision", np.float32)]
+    """`[N]` reward after each action; 0 where the score of the episode is missing."""
+    group: Annotated[Ints, Column("episode", np.int64)]
     """`[E]` episodes of one group answer the same question (same prompt, same start)."""
-    terminated: NDArray[np.bool_]
-    """`[E]` the world ended: nothing of worth can follow."""
-    truncated: NDArray[np.bool_]
-    """`[E]` a limit cut the episode (time, length): worth may follow."""
-    final: NDArray[np.generic] | None
-    """`[E, *observation]` what was seen after the last decision; None for transcripts."""
-    score: NDArray[np.float64]
-    """`[E]` outcome of the whole episode so far, undiscounted, earlier pieces included; NaN when missing."""
-    status: NDArray[np.uint8]
+    terminated: Annotated[NDArray[np.bool_], Column("episode", np.bool_)]
+    """`[E]` the environment ended the episode: no bootstrapping."""
+    truncated: Annotated[NDArray[np.bool_], Column("episode", np.bool_)]
+    """`[E]` a limit cut the episode (time, length): bootstrap from `final`."""
+    final: Annotated[Array | None, Column("episode", scalar=False, optional=True)]
+    """`[E, *observation]` observation after the last decision; None for transcripts."""
+    score: Annotated[NDArray[np.float64], Column("episode", np.float64)]
+    """`[E]` undiscounted return of the whole episode so far, earlier pieces included; NaN when missing."""
+    status: Annotated[NDArray[np.uint8], Column("episode", np.uint8, default=ScoreStatus.SCORED)]
     """`[E]` `ScoreStatus` of the score."""
-    components: NDArray[np.float64] | None = None
-    """`[E, C]` each reward function's own score, unweighted; NaN where it gave none. None where nobody kept them."""
-    baseline: NDArray[np.float64] | None = None
-    """`[E]` what a fixed answer to the same question scored (ReMax: the greedy one), itself not among the episodes; NaN
-    when missing. None where nobody asked for one."""
+    components: Annotated[NDArray[np.float64] | None, Column("episode", np.float64, scalar=False, optional=True)] = None
+    """`[E, C]` score of each reward function, unweighted; NaN where it gave none."""
+    baseline: Annotated[NDArray[np.float64] | None, Column("episode", np.float64, optional=True)] = None
+    """`[E]` score of a fixed answer to the same question (ReMax: the greedy one), which is not among the episodes; NaN
+    when missing."""
+    id: Annotated[Ints | None, Column("episode", np.int64, optional=True)] = None
+    """`[E]` stable identity of the episode, the same for all its pieces."""
+    time: Annotated[NDArray[np.float64] | None, Column("decision", np.float64, optional=True)] = None
+    """`[N]` seconds at which each action was taken."""
 
     def __post_init__(self) -> None:
-        count, decisions = len(self.offsets) - 1, int(self.offsets[-1])
-        per_episode = (
-            ("group", self.group),
-            ("terminated", self.terminated),
-            ("truncated", self.truncated),
-            ("score", self.score),
-            ("status", self.status),
-        )
-        for name, column in per_episode:
-            assert column.shape == (count,), f"{name} has shape {column.shape}, expected ({count},)"
-        for name, column in (("logp", self.logp), ("version", self.version), ("reward", self.reward)):
-            assert column.shape == (decisions,), f"{name} has shape {column.shape}, expected ({decisions},)"
-        for name, column in (("components", self.components), ("baseline", self.baseline)):
-            assert column is None or len(column) == count, f"{name} has {len(column)} rows, expected {count}"
-        assert len(self.chosen) == decisions, f"{len(self.chosen)} choices for {decisions} decisions"
+        sizes = {"decision": int(self.offsets[-1]), "episode": len(self.offsets) - 1}
+        for name, column, values in self._present():
+            size = sizes[column.unit]
+            fits = values.shape == (size,) if column.scalar else len(values) == size
+            assert fits, f"{name} has shape {values.shape}, expected ({size}{',' if column.scalar else ', ...'})"
+
+    @classmethod
+    def from_columns(cls, offsets: Ints, columns: Mapping[str, Seen]) -> Self:
+        """A table of these columns. Absent ones have their default, or None where they are optional."""
+        sizes = {"decision": int(offsets[-1]), "episode": len(offsets) - 1}
+        absent = {name: column for name, column in column_table(cls).items() if name not in columns}
+        filled: dict[str, Any] = {
+            name: None if column.default is None else np.full(sizes[column.unit], column.default, column.dtype)
+            for name, column in absent.items()
+            if not column.required
+        }
+        return cls(offsets=offsets, **filled, **columns)  # pyright: ignore[reportArgumentType] - checked by name
+
+    def columns(self) -> dict[str, Array]:
+        """Every column that is there, by name, in the order of declaration; a transcript is none."""
+        return {name: values for name, _, values in self._present()}
+
+    def _present(self) -> list[tuple[str, Column, Array]]:
+        cls = type(self)
+        rows = zip(column_table(cls).items(), _reader(cls)(self), strict=True)
+        return [(name, column, values) for (name, column), values in rows if isinstance(values, np.ndarray)]
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -126,62 +167,66 @@ class Episodes:
 
     @property
     def transcript(self) -> Transcript:
+        """Token sequences; these episodes must be transcripts."""
         assert isinstance(self.seen, Transcript), "these episodes hold observations, not a transcript"
         return self.seen
 
     @property
     def scored(self) -> NDArray[np.bool_]:
-        """`[E]` whose score counts."""
+        """`[E]` whether the score counts."""
         return self.status == ScoreStatus.SCORED
 
-    def take(self, index: NDArray[np.integer]) -> "Episodes":
+    def take(self, index: NDArray[np.integer]) -> Self:
         """Episodes `index` `[K]`, in that order (repeats allowed)."""
         lengths = self.lengths[index]
         rows = ranges(self.offsets[:-1][index], lengths)
-        return Episodes(
-            offsets=offsets_of(lengths),
-            seen=_take_transcript(self.seen, index, rows) if isinstance(self.seen, Transcript) else self.seen[rows],
-            chosen=self.chosen[rows],
-            logp=self.logp[rows],
-            version=self.version[rows],
-            reward=self.reward[rows],
-            group=self.group[index],
-            terminated=self.terminated[index],
-            truncated=self.truncated[index],
-            final=None if self.final is None else self.final[index],
-            score=self.score[index],
-            status=self.status[index],
-            components=None if self.components is None else self.components[index],
-            baseline=None if self.baseline is None else self.baseline[index],
+        transcript = {"seen": _take_transcript(self.seen, index, rows)} if isinstance(self.seen, Transcript) else {}
+        return self._gather(offsets_of(lengths), rows, index, transcript)
+
+    def join_pieces(self, last: NDArray[np.bool_]) -> Self:
+        """Merges neighbouring pieces of one episode. `last` `[E]` marks the final piece of each; what is recorded per
+        episode is taken from it."""
+        return self._gather(
+            np.append(0, self.offsets[1:][last]), slice(None), np.flatnonzero(last), {"seen": self.observations}
         )
 
-    def transitions(self) -> "Episodes":
-        """Every decision as an episode of length one: what was seen, chosen, paid and seen next (E becomes N)."""
+    def transitions(self) -> Self:
+        """Every decision as an episode of length one, with its observation, action, reward and next observation (E
+        becomes N)."""
         seen, count = self.observations, self.decisions
         assert self.final is not None
         last = self.offsets[1:][self.lengths > 0] - 1
         after = np.empty_like(seen)
         after[:-1] = seen[1:]
         after[last] = self.final[self.lengths > 0]
-        ends = np.zeros(count, dtype=np.int64)
-        ends[last] = 1
+        ends = np.zeros(count, dtype=np.bool_)
+        ends[last] = True
         owner = self.owner
-        return Episodes(
-            offsets=np.arange(count + 1, dtype=np.int64),
-            seen=seen,
-            chosen=self.chosen,
-            logp=self.logp,
-            version=self.version,
-            reward=self.reward,
-            group=self.group[owner],
-            terminated=self.terminated[owner] & (ends == 1),
-            truncated=self.truncated[owner] & (ends == 1),
-            final=after,
-            score=self.score[owner],
-            status=self.status[owner],
-            components=None if self.components is None else self.components[owner],
-            baseline=None if self.baseline is None else self.baseline[owner],
-        )
+        changed = {"terminated": self.terminated[owner] & ends, "truncated": self.truncated[owner] & ends}
+        return self._gather(np.arange(count + 1, dtype=np.int64), slice(None), owner, {**changed, "final": after})
+
+    def _gather(
+        self, offsets: Ints, rows: Ints | slice, index: NDArray[np.integer], changed: Mapping[str, Seen]
+    ) -> Self:
+        """Decisions `rows` and episodes `index`, but for the columns that `changed` holds."""
+        taken = {
+            name: values[rows if column.unit == "decision" else index]
+            for name, column, values in self._present()
+            if name not in changed
+        }
+        return self.from_columns(offsets, {**taken, **changed})
+
+
+@cache
+def column_table(cls: type[Episodes] = Episodes) -> Mapping[str, Column]:
+    """Declared columns by name."""
+    hints = get_type_hints(cls, include_extras=True)
+    return {name: get_args(hint)[1] for name, hint in hints.items() if get_origin(hint) is Annotated}
+
+
+@cache
+def _reader(cls: type[Episodes]) -> "attrgetter[tuple[Seen | None, ...]]":
+    return attrgetter(*column_table(cls))
 
 
 def _take_transcript(seen: Transcript, index: NDArray[np.integer], rows: Ints) -> Transcript:
@@ -198,37 +243,20 @@ def _take_transcript(seen: Transcript, index: NDArray[np.integer], rows: Ints) -
 
 
 def concatenate(pieces: Sequence[Episodes]) -> Episodes:
-    """All episodes of `pieces`, in order; observations and transcripts do not mix."""
+    """All episodes of `pieces`, in order. A column must be in all pieces or in none; observations and transcripts do
+    not mix."""
     if len(pieces) == 1:
         return pieces[0]
-    finals = [piece.final for piece in pieces if piece.final is not None]
-    seen: Seen
+    tables = [piece.columns() for piece in pieces]
+    columns: dict[str, Seen] = {}
     if isinstance(pieces[0].seen, Transcript):
-        seen = _concatenate_transcripts([piece.transcript for piece in pieces])
-    else:
-        seen = np.concatenate([piece.observations for piece in pieces])
-    return Episodes(
-        offsets=offsets_of(np.concatenate([piece.lengths for piece in pieces])),
-        seen=seen,
-        chosen=np.concatenate([piece.chosen for piece in pieces]),
-        logp=np.concatenate([piece.logp for piece in pieces]),
-        version=np.concatenate([piece.version for piece in pieces]),
-        reward=np.concatenate([piece.reward for piece in pieces]),
-        group=np.concatenate([piece.group for piece in pieces]),
-        terminated=np.concatenate([piece.terminated for piece in pieces]),
-        truncated=np.concatenate([piece.truncated for piece in pieces]),
-        final=np.concatenate(finals) if finals else None,
-        score=np.concatenate([piece.score for piece in pieces]),
-        status=np.concatenate([piece.status for piece in pieces]),
-        components=_concatenate_known([piece.components for piece in pieces], "components"),
-        baseline=_concatenate_known([piece.baseline for piece in pieces], "baseline"),
-    )
-
-
-def _concatenate_known(columns: Sequence[NDArray[np.float64] | None], name: str) -> NDArray[np.float64] | None:
-    known = [column for column in columns if column is not None]
-    assert len(known) in {0, len(columns)}, f"{len(known)} of {len(columns)} pieces have {name}: all or none must"
-    return np.concatenate(known) if known else None
+        columns["seen"] = _concatenate_transcripts([piece.transcript for piece in pieces])
+    for name in column_table(type(pieces[0])):
+        known = [table[name] for table in tables if name in table]
+        assert len(known) in {0, len(pieces)}, f"{len(known)} of {len(pieces)} pieces have {name}: all or none must"
+        if known:
+            columns[name] = np.concatenate(known)
+    return type(pieces[0]).from_columns(offsets_of(np.concatenate([piece.lengths for piece in pieces])), columns)
 
 
 def _concatenate_transcripts(pieces: Sequence[Transcript]) -> Transcript:

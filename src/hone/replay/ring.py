@@ -1,6 +1,6 @@
-"""A ring of transitions: the newest `capacity` of them, sampled uniformly.
+"""Replay buffer of single transitions: the newest `capacity`, sampled uniformly.
 
-Belongs here: memory of single decisions. Columns are allocated once, at the first `add`; nothing is done row by row.
+Columns are allocated once, at the first `add`; nothing is done row by row.
 """
 
 import numpy as np
@@ -10,11 +10,11 @@ from hone.core.episodes import Episodes, ScoreStatus
 from hone.core.errors import DataError
 from hone.core.ragged import Ints
 from hone.core.state import State, array, integer
-from hone.replay.records import RecordArray
+from hone.replay.records import RecordArray, require_same_columns
 
 
 class RingBuffer:
-    """Holds up to `capacity` transitions; the oldest give way."""
+    """Replay buffer of up to `capacity` transitions; the oldest are overwritten."""
 
     def __init__(self, capacity: int) -> None:
         self.capacity = capacity
@@ -28,10 +28,10 @@ class RingBuffer:
         return min(self.added, self.capacity)
 
     def add(self, episodes: Episodes) -> Ints:
-        """Remember every decision, of which the last `capacity` if there are more -> the rows that were written.
+        """Store every decision (the last `capacity` if there are more) -> the rows that were written.
 
-        Raises DataError for episodes without a score or without final observations, or whose observations or actions
-        are not of the shape and type of those before.
+        Raises DataError for episodes without a score or without final observations, and for columns that are not
+        those of the first call, in name, shape and type.
         """
         if episodes.final is None:
             raise DataError("a replay ring holds transitions: these episodes have no final observations")
@@ -40,26 +40,21 @@ class RingBuffer:
         count = len(transitions)
         if count == 0:
             return np.zeros(0, dtype=np.int64)
-        assert transitions.final is not None
         if transitions.status.any():
             raise DataError(
                 f"{np.count_nonzero(transitions.status)} of {count} transitions have no score: leave them out"
             )
-        incoming = _columns_of(transitions, transitions.final)
+        incoming = transitions.columns()
+        del incoming["status"]  # all are scored
         if self._records is None:
             self._records = RecordArray(self.capacity, incoming)
+        require_same_columns(incoming, self._records.columns)
         kept = min(count, self.capacity)
         rows = np.arange(self.added + count - kept, self.added + count) % self.capacity
         whole = int(rows[-1]) - int(rows[0]) == kept - 1
         place = slice(int(rows[0]), int(rows[-1]) + 1) if whole else rows  # a slice is copied at once
         for name, column in incoming.items():
-            memory = self._records.columns[name]
-            if memory.shape[1:] != column.shape[1:] or memory.dtype != column.dtype:
-                raise DataError(
-                    f"{name} is {column.dtype}{list(column.shape[1:])}, "
-                    f"the ring holds {memory.dtype}{list(memory.shape[1:])}"
-                )
-            memory[place] = column[count - kept :]
+            self._records.columns[name][place] = column[count - kept :]
         self.added += count
         return rows
 
@@ -70,26 +65,26 @@ class RingBuffer:
         return self.take(draws.integers(0, len(self), count))
 
     def is_complete(self, rows: Ints) -> NDArray[np.bool_]:
-        """`[n]` all of them: a transition needs no other row."""
+        """`[n]` True: a transition needs no other row."""
         return np.ones(len(rows), dtype=np.bool_)
 
     def take(self, rows: Ints) -> Episodes:
-        """These rows `[n]`, as episodes of one decision."""
+        """Transitions in these rows `[n]`, as episodes of one decision."""
         count = len(rows)
         if len(self._steps) != count + 1:
             self._steps = np.arange(count + 1, dtype=np.int64)
             self._scored = np.full(count, ScoreStatus.SCORED, dtype=np.uint8)
         column = {} if self._records is None else self._records.take(rows)
-        return Episodes(offsets=self._steps, status=self._scored, **column)  # pyright: ignore[reportArgumentType]
+        return Episodes.from_columns(self._steps, {"status": self._scored, **column})
 
     def state(self) -> State:
-        """The rows in use, and how many were ever added."""
+        """Rows in use, and the number of transitions ever added."""
         columns = {} if self._records is None else self._records.columns
         kept = {name: memory[: len(self)].copy() for name, memory in columns.items()}
         return {"added": self.added, "capacity": self.capacity, "columns": {**kept}}
 
     def restore(self, state: State) -> None:
-        """Take up a saved ring; raises DataError when its capacity is another one."""
+        """Raises DataError for the state of another capacity."""
         if integer(state, "capacity") != self.capacity:
             raise DataError(f"the saved replay ring holds {state['capacity']} transitions, this one {self.capacity}")
         self.added = integer(state, "added")
@@ -100,18 +95,3 @@ class RingBuffer:
         if self._records is not None:
             for name, column in columns.items():
                 self._records.columns[name][: len(column)] = column
-
-
-def _columns_of(transitions: Episodes, final: NDArray[np.generic]) -> dict[str, NDArray[np.generic]]:
-    return {
-        "seen": transitions.observations,
-        "chosen": transitions.chosen,
-        "logp": transitions.logp,
-        "version": transitions.version,
-        "reward": transitions.reward,
-        "group": transitions.group,
-        "terminated": transitions.terminated,
-        "truncated": transitions.truncated,
-        "final": final,
-        "score": transitions.score,
-    }

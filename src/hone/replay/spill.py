@@ -16,7 +16,7 @@ import pyarrow  # pyright: ignore[reportMissingTypeStubs]
 import pyarrow.parquet  # pyright: ignore[reportMissingTypeStubs]
 from numpy.typing import NDArray
 
-from hone.core.episodes import Episodes, ScoreStatus
+from hone.core.episodes import Episodes, column_table
 from hone.core.errors import DataError
 from hone.core.ragged import offsets_of
 
@@ -24,9 +24,7 @@ Array = NDArray[np.generic]
 arrow: Any = pyarrow  # it ships no types
 parquet: Any = pyarrow.parquet
 
-DECISIONS = ("seen", "chosen", "logp", "version", "reward")
-"""Columns of lists."""
-EPISODES = ("final", "group", "score", "terminated", "truncated")
+REQUIRED = tuple(name for name, column in column_table().items() if column.required or name == "final")
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,18 +40,15 @@ class ParquetSpill:
     def __call__(self, first: int, episodes: Episodes) -> None:
         """Write one file, whose first episode is number `first`. Raises DataError for episodes without final
         observations."""
-        if episodes.final is None:
-            raise DataError("episodes without final observations cannot be spilled")
+        if episodes.final is None or not episodes.scored.all():
+            raise DataError("only scored episodes with final observations can be spilled")
         self.folder.mkdir(parents=True, exist_ok=True)
         path = self.folder / f"episodes_{first:08d}.parquet"
-        columns = columns_of(episodes, episodes.final)
+        columns = {name: values for name, values in episodes.columns().items() if name != "status"}
         offsets = arrow.array(episodes.offsets.astype(np.int32))
-        table = arrow.table(
-            {
-                **{name: arrow.ListArray.from_arrays(offsets, _cells(columns[name])) for name in DECISIONS},
-                **{name: _cells(columns[name]) for name in EPISODES},
-            }
-        )
+        cells = {name: _cells(values) for name, values in columns.items()}
+        of_decisions = {name: arrow.ListArray.from_arrays(offsets, cells[name]) for name in cells if _is_list(name)}
+        table = arrow.table({**cells, **of_decisions})
         shapes = {name: [str(column.dtype), *column.shape[1:]] for name, column in columns.items()}
         partial = path.with_suffix(".partial")
         parquet.write_table(table.replace_schema_metadata({"hone": json.dumps(shapes)}), partial)
@@ -71,26 +66,15 @@ def read_spilled(folder: Path) -> Iterator[Episodes]:
             raise DataError(f"{path}: not a whole parquet file: {error}") from error
         metadata: dict[bytes, bytes] = table.schema.metadata or {}
         notes = metadata.get(b"hone")
-        missing = [name for name in (*DECISIONS, *EPISODES) if name not in table.column_names]
+        missing = [name for name in REQUIRED if name not in table.column_names]
         if notes is None or missing:
             raise DataError(f"{path}: not written by Spill: no {', '.join(missing) or 'metadata under `hone`'}")
         yield _episodes(table, json.loads(notes))
 
 
-def columns_of(episodes: Episodes, final: Array) -> dict[str, Array]:
-    """Every column that is written, by name."""
-    return {
-        "seen": episodes.observations,
-        "chosen": episodes.chosen,
-        "logp": episodes.logp,
-        "version": episodes.version,
-        "reward": episodes.reward,
-        "final": final,
-        "group": episodes.group,
-        "score": episodes.score,
-        "terminated": episodes.terminated,
-        "truncated": episodes.truncated,
-    }
+def _is_list(name: str) -> bool:
+    """Whether a cell of the column holds a list, with one entry for each decision of the episode."""
+    return column_table()[name].unit == "decision"
 
 
 def _episodes(table: Any, shapes: dict[str, list[Any]]) -> Episodes:  # noqa: ANN401 - pyarrow ships no types
@@ -100,16 +84,12 @@ def _episodes(table: Any, shapes: dict[str, list[Any]]) -> Episodes:  # noqa: AN
     def column(name: str) -> Array:
         kind, *shape = shapes[name]
         cells = table[name].combine_chunks()
-        cells = cells.flatten() if name in DECISIONS else cells
+        cells = cells.flatten() if _is_list(name) else cells
         for _ in shape[:1]:
             cells = cells.flatten()
         return np.asarray(cells.to_numpy(zero_copy_only=False)).astype(kind).reshape(-1, *shape)
 
-    return Episodes(
-        offsets=offsets_of(lengths),
-        status=np.full(len(lengths), ScoreStatus.SCORED, dtype=np.uint8),
-        **{name: column(name) for name in (*DECISIONS, *EPISODES)},  # pyright: ignore[reportArgumentType]
-    )
+    return Episodes.from_columns(offsets_of(lengths), {name: column(name) for name in shapes})
 
 
 def _cells(column: Array) -> Any:  # noqa: ANN401 - pyarrow ships no types

@@ -1,8 +1,8 @@
-"""A ring of steps that know what came before and after them: n-step transitions and stacked frames, stored once.
+"""Replay buffer of linked steps: n-step transitions and stacked frames, each observation stored once.
 
-Belongs here: memory in which an observation is kept a single time, however many windows it is part of. A step points
-at the next one of its episode; only where nothing follows (yet) is what was seen last kept beside it. So a window can
-neither cross into another episode nor take a reset for what was seen last, and no step of an episode is left out.
+A step points at the next one of its episode; only where nothing follows (yet) is the final observation kept beside it.
+So a window can neither cross into another episode nor take a reset for a final observation, and no step of an episode
+is left out.
 """
 
 from typing import TypeAlias
@@ -11,19 +11,20 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hone.core.credit import Credits, Values
-from hone.core.episodes import Episodes, ScoreStatus
+from hone.core.episodes import Episodes, column_table
 from hone.core.errors import DataError
 from hone.core.ragged import Ints
 from hone.core.state import State, array, integer, substate
+from hone.replay.records import require_same_columns
 
 Array: TypeAlias = NDArray[np.generic]
 Flags: TypeAlias = NDArray[np.bool_]
 NONE = -1
-"""No step, or no slot."""
+"""Marks a missing step or slot."""
 
 
 class StepBuffer:
-    """The newest `capacity` steps; `take` makes each the begin of a transition of up to `length` steps.
+    """Replay buffer of the newest `capacity` steps; `take` makes transitions of up to `n_steps` steps.
 
     `frames` > 1: observations are the newest `frames` ones of the episode, oldest first, on a new axis after the rows;
     before an episode's begin its first is repeated.
@@ -37,13 +38,13 @@ class StepBuffer:
         self.added = 0
         """Steps ever added; their numbers count on. Step k lives in row `k % capacity`."""
         self.bootstrap_discount = np.zeros(0, dtype=np.float32)
-        """`[n]` of the rows last taken: discount^(steps covered), 0 where the world ended."""
+        """`[n]` discount^(steps covered) of the rows last taken, 0 where the environment terminated."""
         self._columns: dict[str, Array] = {}
         self._ahead = np.full(capacity, NONE, dtype=np.int64)
         self._behind = np.full(capacity, NONE, dtype=np.int64)
         self._ends = np.zeros((2, capacity), dtype=np.bool_)
         self._slot = np.full(capacity, NONE, dtype=np.int64)
-        """Where in `_finals` stands what was seen after a step that nothing follows."""
+        """Row in `_finals` of the observation after a step that nothing follows."""
         self._finals: Array = np.zeros(0)
         self._free = np.zeros(0, dtype=np.int64)
         self._open = np.zeros((2, 0), dtype=np.int64)
@@ -53,14 +54,14 @@ class StepBuffer:
         return min(self.added, self.capacity)
 
     def add(self, episodes: Episodes) -> Ints:
-        """Remember pieces of episodes, of whose steps the last `capacity`; a piece goes on where one of the same
-        `group` was cut -> rows.
+        """Store pieces of episodes (the last `capacity` steps); a piece continues the one of the same `group` that was
+        cut -> rows.
 
-        A piece that does not begin with what was seen when it was cut begins anew. Raises DataError for episodes
-        without scores or final observations, or of other shapes and types than before.
+        A piece that does not begin with the final observation of the one before begins anew. Raises DataError for
+        episodes without scores or final observations, or with other columns, shapes or types than before.
         """
         if episodes.final is None or not episodes.scored.all():
-            raise DataError("a memory of steps holds scored episodes with their final observations")
+            raise DataError("a step buffer holds scored episodes with their final observations")
         count = episodes.decisions
         if count == 0:
             return np.zeros(0, dtype=np.int64)
@@ -94,20 +95,21 @@ class StepBuffer:
     def sample(self, count: int, draws: np.random.Generator) -> Episodes:
         """`count` transitions, uniformly with replacement from those whose frames are still there."""
         if self.added == 0:
-            raise DataError("the memory of steps is empty: nothing was collected yet")
+            raise DataError("the step buffer is empty: nothing was collected yet")
         rows = draws.integers(0, len(self), count)
         for _ in range(100):
             whole = self.is_complete(rows)
             if whole.all():
                 return self.take(rows)
             rows[~whole] = draws.integers(0, len(self), int(np.count_nonzero(~whole)))
-        raise DataError(f"hardly a step still has its {self.frames} frames: enlarge the memory of {self.capacity}")
+        raise DataError(f"hardly a step still has its {self.frames} frames: enlarge the buffer of {self.capacity}")
 
     def take(self, rows: Ints) -> Episodes:
-        """The transitions that begin with these rows `[n]`, as episodes of one decision; sets `factor`.
+        """Transitions that begin with these rows `[n]`, as episodes of one decision; sets `bootstrap_discount`.
 
-        reward = r_0 + discount r_1 + ... over up to `length` steps of the episode, `final` what was seen after them,
-        the flags those of the last. Fewer steps are covered where the episode ends, or what follows is not known yet.
+        reward = r_0 + discount r_1 + ... over up to `n_steps` steps of the episode; `final` is the observation after
+        them, and the flags are those of the last step. Fewer steps are covered where the episode ends, or where the
+        next steps are not known yet.
         """
         reward = self._columns["reward"][rows].astype(np.float64)
         last, span = rows, np.ones(len(rows), dtype=np.int64)
@@ -119,19 +121,17 @@ class StepBuffer:
         terminated = self._ends[0, last]
         self.bootstrap_discount = np.where(terminated, 0.0, self.discount**span).astype(np.float32)
         named = {name: column[rows] for name, column in self._columns.items() if name not in {"seen", "reward"}}
-        return Episodes(
-            offsets=np.arange(len(rows) + 1, dtype=np.int64),
-            seen=self._columns["seen"][self._window(rows) if self.frames > 1 else rows],
-            reward=reward.astype(np.float32),
-            terminated=terminated,
-            truncated=self._ends[1, last] & ~terminated,
-            final=self._seen_after(last),
-            status=np.full(len(rows), ScoreStatus.SCORED, dtype=np.uint8),
-            **named,  # pyright: ignore[reportArgumentType]
-        )
+        made = {
+            "seen": self._columns["seen"][self._window(rows) if self.frames > 1 else rows],
+            "reward": reward.astype(np.float32),
+            "terminated": terminated,
+            "truncated": self._ends[1, last] & ~terminated,
+            "final": self._seen_after(last),
+        }
+        return Episodes.from_columns(np.arange(len(rows) + 1, dtype=np.int64), {**named, **made})
 
     def credit(self, episodes: Episodes, values: Values) -> Credits:
-        """The parts of the n-step target: reward + factor * worth(final). Of the rows last taken (Sutton, 1988).
+        """Parts of the n-step target of the rows last taken: reward + bootstrap_discount * V(final) (Sutton, 1988).
 
         Raises DataError for other episodes than those.
         """
@@ -143,7 +143,7 @@ class StepBuffer:
         return Credits(advantage=episodes.reward, discount=self.bootstrap_discount)
 
     def is_complete(self, rows: Ints) -> Flags:
-        """`[n]` whose frames are all still there."""
+        """`[n]` whether all frames of a row are still there."""
         known, current = np.ones(len(rows), dtype=np.bool_), rows
         for _ in range(self.frames - 1):
             behind = self._behind[current]
@@ -152,7 +152,7 @@ class StepBuffer:
         return known
 
     def state(self) -> State:
-        """The rows in use, their links, and what was seen last where nothing follows."""
+        """Rows in use, their links, and the final observations where nothing follows."""
         used = len(self)
         tails = np.flatnonzero(self._slot[:used] != NONE)
         return {
@@ -170,7 +170,7 @@ class StepBuffer:
     def restore(self, state: State) -> None:
         """Raises DataError for the state of another capacity."""
         if integer(state, "capacity") != self.capacity:
-            raise DataError(f"the saved memory holds {state['capacity']} steps, this one {self.capacity}")
+            raise DataError(f"the saved buffer holds {state['capacity']} steps, this one {self.capacity}")
         self.added = integer(state, "added")
         used = len(self)
         self._columns = {}
@@ -217,7 +217,7 @@ class StepBuffer:
         return end[one[fits]], first[next_one[fits]]
 
     def _seen_after(self, rows: Ints) -> Array:
-        """What was seen after these rows, with its frames."""
+        """Next observations of these rows, with their frames."""
         ahead = self._ahead[rows]
         alone = ahead == NONE
         newest = self._columns["seen"][np.where(alone, 0, ahead) % self.capacity]
@@ -238,13 +238,13 @@ class StepBuffer:
         return window
 
     def _release(self, rows: Ints) -> None:
-        """Forget what was seen after these rows."""
+        """Free the final observations of these rows."""
         slots = self._slot[rows]
         self._free = np.concatenate([self._free, slots[slots != NONE]])
         self._slot[rows] = NONE
 
     def _keep(self, rows: Ints, finals: Array) -> None:
-        """Keep what was seen after these rows."""
+        """Keep the final observations of these rows."""
         missing = len(rows) - len(self._free)
         if missing > 0:
             held = len(self._finals)
@@ -262,23 +262,14 @@ class StepBuffer:
                 name: np.zeros((self.capacity, *column.shape[1:]), column.dtype) for name, column in incoming.items()
             }
             self._finals = np.zeros((0, *final.shape[1:]), final.dtype)
-        for name, column in incoming.items():
-            memory = self._columns[name]
-            if memory.shape[1:] != column.shape[1:] or memory.dtype != column.dtype:
-                raise DataError(
-                    f"{name} is {column.dtype}{list(column.shape[1:])}, "
-                    f"the memory holds {memory.dtype}{list(memory.shape[1:])}"
-                )
+        require_same_columns(incoming, self._columns)
 
 
 def _columns_of(episodes: Episodes) -> dict[str, Array]:
-    owner = episodes.owner
+    """Every column by decision; a step's end is stored apart, and all steps are scored."""
+    table, owner = column_table(), episodes.owner
     return {
-        "seen": episodes.observations,
-        "chosen": episodes.chosen,
-        "logp": episodes.logp,
-        "version": episodes.version,
-        "reward": episodes.reward,
-        "group": episodes.group[owner],
-        "score": episodes.score[owner],
+        name: values if table[name].unit == "decision" else values[owner]
+        for name, values in episodes.columns().items()
+        if name not in {"terminated", "truncated", "final", "status"}
     }

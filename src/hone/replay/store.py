@@ -5,17 +5,19 @@ is remembered once it has ended; its pieces wait until then. It never wraps arou
 every episode, and every window of one, is a slice.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hone.core.episodes import Episodes, ScoreStatus, concatenate
+from hone.core.episode_state import pack_episodes, unpack_episodes
+from hone.core.episodes import Episodes, column_table, concatenate
 from hone.core.errors import DataError
 from hone.core.ragged import Ints, offsets_of, ranges
 from hone.core.state import State, array, integer, substate
+from hone.replay.records import require_same_columns
 
 Array: TypeAlias = NDArray[np.generic]
 Flags: TypeAlias = NDArray[np.bool_]
@@ -23,18 +25,14 @@ Flags: TypeAlias = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeIndex:
-    """The episodes in memory, oldest first."""
+    """Episodes in the store, oldest first."""
 
     start: Ints
     """`[E]` row of the first decision."""
     length: Ints
     """`[E]` decisions."""
-    group: Ints
-    score: NDArray[np.float64]
-    terminated: Flags
-    truncated: Flags
-    final: Array
-    """`[E, ...]` as in `Episodes`."""
+    columns: Mapping[str, Array]
+    """`[E, ...]` every column of `Episodes` that is recorded per episode."""
 
     def __len__(self) -> int:
         return len(self.start)
@@ -43,11 +41,7 @@ class EpisodeIndex:
         return EpisodeIndex(
             start=self.start[which],
             length=self.length[which],
-            group=self.group[which],
-            score=self.score[which],
-            terminated=self.terminated[which],
-            truncated=self.truncated[which],
-            final=self.final[which],
+            columns={name: values[which] for name, values in self.columns.items()},
         )
 
 
@@ -95,7 +89,7 @@ class EpisodeStore:
         if not self._columns:
             self._columns = {
                 name: np.zeros((self.capacity, *column.shape[1:]), column.dtype)
-                for name, column in _columns_of(episodes).items()
+                for name, column in _columns_of(episodes, "decision").items()
             }
         over = episodes.terminated | episodes.truncated
         completed = 0
@@ -124,17 +118,9 @@ class EpisodeStore:
             raise DataError(f"decisions {first} .. {first + length - 1} of an episode of {whole}")
         begin = int(index.start[number]) + first
         rows, ends = slice(begin, begin + length), first + length == whole
-        seen = self._columns["seen"]
-        return Episodes(
-            offsets=np.array([0, length], dtype=np.int64),
-            group=index.group[number : number + 1],
-            terminated=index.terminated[number : number + 1] & ends,
-            truncated=index.truncated[number : number + 1] & ends,
-            final=index.final[number : number + 1] if ends else seen[begin + length : begin + length + 1],
-            score=index.score[number : number + 1],
-            status=np.full(1, ScoreStatus.SCORED, dtype=np.uint8),
-            **{name: column[rows] for name, column in self._columns.items()},  # pyright: ignore[reportArgumentType]
-        )
+        seen, here = self._columns["seen"], index.take(slice(number, number + 1))
+        final = here.columns["final"] if ends else seen[begin + length : begin + length + 1]
+        return self._pieces(np.array([0, length], dtype=np.int64), rows, here, np.array([ends]), final)
 
     def sample_positions(self, count: int, draws: np.random.Generator) -> tuple[Ints, Ints]:
         """`count` decisions, uniformly with replacement: their episodes' numbers and their places within `[n]`."""
@@ -159,19 +145,16 @@ class EpisodeStore:
         lengths = np.minimum(length, index.length[number] - first)
         ends = first + lengths == index.length[number]
         begin = index.start[number] + first
-        rows = ranges(begin, lengths)
+        here = index.take(number)
         final = self._columns["seen"][np.where(ends, 0, begin + lengths)]
-        final[ends] = index.final[number[ends]]
-        return Episodes(
-            offsets=offsets_of(lengths),
-            group=index.group[number],
-            terminated=index.terminated[number] & ends,
-            truncated=index.truncated[number] & ends,
-            final=final,
-            score=index.score[number],
-            status=np.full(len(number), ScoreStatus.SCORED, dtype=np.uint8),
-            **{name: column[rows] for name, column in self._columns.items()},  # pyright: ignore[reportArgumentType]
-        )
+        final[ends] = here.columns["final"][ends]
+        return self._pieces(offsets_of(lengths), ranges(begin, lengths), here, ends, final)
+
+    def _pieces(self, offsets: Ints, rows: Ints | slice, here: EpisodeIndex, ends: Flags, final: Array) -> Episodes:
+        """Decisions `rows` of the episodes `here`; those that do not reach their episode's end (`ends`) are pieces."""
+        flags = {name: here.columns[name].astype(np.bool_) & ends for name in ("terminated", "truncated")}
+        decisions = {name: column[rows] for name, column in self._columns.items()}
+        return Episodes.from_columns(offsets, {**decisions, **here.columns, **flags, "final": final})
 
     def state(self) -> State:
         """Episodes in memory, and the pieces that wait for their ends."""
@@ -190,9 +173,9 @@ class EpisodeStore:
             raise DataError(f"the saved store holds {state['capacity']} decisions, this one {self.capacity}")
         self._columns, self._index, self._waiting = {}, None, {}
         if "episodes" in state:
-            self._lay_out(_episodes_of(substate(state, "episodes")), array(state, "starts").astype(np.int64))
+            self._lay_out(unpack_episodes(substate(state, "episodes")), array(state, "starts").astype(np.int64))
         if "waiting" in state:
-            waiting = _episodes_of(substate(state, "waiting"))
+            waiting = unpack_episodes(substate(state, "waiting"))
             for number in range(len(waiting)):
                 self._waiting[int(waiting.group[number])] = [(waiting, number)]
         self.added, self._next = integer(state, "added"), integer(state, "next")
@@ -200,7 +183,7 @@ class EpisodeStore:
     def _lay_out(self, episodes: Episodes, starts: Ints) -> None:
         """Put restored episodes where they were."""
         rows = ranges(starts, episodes.lengths)
-        for name, column in _columns_of(episodes).items():
+        for name, column in _columns_of(episodes, "decision").items():
             self._columns[name] = np.zeros((self.capacity, *column.shape[1:]), column.dtype)
             self._columns[name][rows] = column
         self._index = _index_of(episodes, starts)
@@ -215,7 +198,9 @@ class EpisodeStore:
             self._make_room(self._next, self.capacity)
             self._next = 0
         self._make_room(self._next, self._next + length)
-        for name, column in _columns_of(episode).items():
+        columns = _columns_of(episode, "decision")
+        require_same_columns(columns, self._columns)
+        for name, column in columns.items():
             self._columns[name][self._next : self._next + length] = column
         entry = _index_of(episode, np.array([self._next]))
         self._index = entry if self._index is None else _append(self._index, entry)
@@ -234,87 +219,30 @@ class EpisodeStore:
             self._index = index.take(slice(gone, None)) if gone < len(index) else None
 
 
-def _columns_of(episodes: Episodes) -> dict[str, Array]:
-    return {
-        "seen": episodes.observations,
-        "chosen": episodes.chosen,
-        "logp": episodes.logp,
-        "version": episodes.version,
-        "reward": episodes.reward,
-    }
+def _columns_of(episodes: Episodes, unit: str) -> dict[str, Array]:
+    return {name: values for name, values in episodes.columns().items() if column_table()[name].unit == unit}
 
 
 def _index_of(episodes: Episodes, starts: Ints) -> EpisodeIndex:
-    assert episodes.final is not None
-    return EpisodeIndex(
-        start=starts,
-        length=episodes.lengths,
-        group=episodes.group,
-        score=episodes.score,
-        terminated=episodes.terminated,
-        truncated=episodes.truncated,
-        final=episodes.final,
-    )
+    return EpisodeIndex(start=starts, length=episodes.lengths, columns=_columns_of(episodes, "episode"))
 
 
 def _append(one: EpisodeIndex, other: EpisodeIndex) -> EpisodeIndex:
+    require_same_columns(other.columns, one.columns)
     return EpisodeIndex(
         start=np.concatenate([one.start, other.start]),
         length=np.concatenate([one.length, other.length]),
-        group=np.concatenate([one.group, other.group]),
-        score=np.concatenate([one.score, other.score]),
-        terminated=np.concatenate([one.terminated, other.terminated]),
-        truncated=np.concatenate([one.truncated, other.truncated]),
-        final=np.concatenate([one.final, other.final]),
+        columns={name: np.concatenate([values, other.columns[name]]) for name, values in one.columns.items()},
     )
 
 
 def _join(pieces: Sequence[tuple[Episodes, int]]) -> Episodes:
-    """The pieces of one episode as one; the last knows how it ended and what it scored."""
-    parts = [episodes.take(np.array([number])) for episodes, number in pieces]
-    both, last = concatenate(parts), parts[-1]
-    return Episodes(
-        offsets=np.array([0, both.decisions], dtype=np.int64),
-        seen=both.seen,
-        chosen=both.chosen,
-        logp=both.logp,
-        version=both.version,
-        reward=both.reward,
-        group=last.group,
-        terminated=last.terminated,
-        truncated=last.truncated,
-        final=last.final,
-        score=last.score,
-        status=last.status,
-    )
+    """Merges the pieces of one episode; the last knows how it ended and what it scored."""
+    whole = concatenate([episodes.take(np.array([number])) for episodes, number in pieces])
+    return whole.join_pieces(np.arange(len(pieces)) == len(pieces) - 1)
 
 
 def _state_of(episodes: Episodes) -> State:
-    index = _index_of(episodes, episodes.offsets[:-1])
-    return {
-        **_columns_of(episodes),
-        "lengths": index.length,
-        "group": index.group,
-        "score": index.score,
-        "terminated": index.terminated,
-        "truncated": index.truncated,
-        "final": index.final,
-    }
-
-
-def _episodes_of(state: State) -> Episodes:
-    lengths = array(state, "lengths").astype(np.int64)
-    return Episodes(
-        offsets=offsets_of(lengths),
-        seen=array(state, "seen"),
-        chosen=array(state, "chosen"),
-        logp=array(state, "logp").astype(np.float32),
-        version=array(state, "version").astype(np.int32),
-        reward=array(state, "reward").astype(np.float32),
-        group=array(state, "group").astype(np.int64),
-        terminated=array(state, "terminated").astype(np.bool_),
-        truncated=array(state, "truncated").astype(np.bool_),
-        final=array(state, "final"),
-        score=array(state, "score").astype(np.float64),
-        status=np.full(len(lengths), ScoreStatus.SCORED, dtype=np.uint8),
-    )
+    """Packed episodes, by `lengths` instead of `offsets`, without `status`: all are scored."""
+    saved = {name: leaf for name, leaf in pack_episodes(episodes).items() if name not in {"offsets", "status"}}
+    return {**saved, "lengths": episodes.lengths}

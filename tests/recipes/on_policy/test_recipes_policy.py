@@ -103,7 +103,9 @@ def test_a_resumed_run_is_the_uninterrupted_one(name: str, tmp_path: Path) -> No
     assert straight.evaluate().metrics == second.evaluate().metrics
     shipped = load_policy(tmp_path / "two")
     seen = np.ones((3, second.recipe.learner.policy.spaces.inputs.size), np.float32)
-    np.testing.assert_array_equal(shipped.numpy_policy().best(seen), second.recipe.learner.policy.numpy_policy().best(seen))
+    np.testing.assert_array_equal(
+        shipped.numpy_policy().best(seen), second.recipe.learner.policy.numpy_policy().best(seen)
+    )
     for job in (straight, first, second):
         job.close()
 

@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 from test_train_sources import episodes_of
 from tiny_runs import hone, lay_out, lines_of
 
+from hone.core.episode_state import pack_episodes, unpack_episodes
 from hone.core.episodes import Episodes, Transcript
 from hone.core.errors import UserCodeError
 from hone.core.ragged import RaggedArray, offsets_of
 from hone.core.state import State, integer
-from hone.train.sources.asynchronous import AsyncSource, pack_episodes, unpack_episodes
+from hone.train.sources.asynchronous import AsyncSource
 from hone.train.sources.live import LiveSource
 
 

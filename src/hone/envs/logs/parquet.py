@@ -7,6 +7,7 @@ file's metadata under `hone`, as JSON in Minari's own notation.
 """
 
 import json
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,13 +18,15 @@ import pyarrow.parquet as pq
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from hone.core.episodes import Episodes, ScoreStatus
+from hone.core.episodes import Episodes, ScoreStatus, column_table
 from hone.core.errors import DataError
 from hone.core.ragged import Ints, offsets_of
 from hone.envs.logs.minari import read_minari, write_minari
 
 COLUMNS = ("episode", "group", "version", "observation", "action", "logp", "reward")
 ENDS = ("terminated", "truncated", "final", "score")
+EXTRA = {name: column for name, column in column_table().items() if column.optional and name != "final"}
+"""Columns that are written under their own names where they are there; the metadata holds their shapes."""
 Array = NDArray[np.generic]
 
 
@@ -45,7 +48,10 @@ def write_log(path: Path, log: DecisionLog) -> None:
     episodes = log.episodes
     if episodes.final is None or not episodes.scored.all():
         raise DataError(f"{path}: a log holds scored episodes with their final observations")
+    extra = {name: values for name, values in episodes.columns().items() if name in EXTRA}
     if not path.suffix:
+        if extra:
+            raise DataError(f"{path}: a Minari data set has no place for {', '.join(extra)}: write parquet")
         write_minari(path, episodes, space_to_minari(log.observation_space), space_to_minari(log.action_space))
         return
     owner, last = episodes.owner, np.zeros(episodes.decisions, dtype=np.bool_)
@@ -66,11 +72,16 @@ def write_log(path: Path, log: DecisionLog) -> None:
                 [value if end else None for value, end in zip(finals.to_pylist(), last, strict=True)], type=finals.type
             ),
             "score": episodes.score[owner],
+            **{
+                name: _list_column(values[owner] if EXTRA[name].unit == "episode" else values)
+                for name, values in extra.items()
+            },
         }
     )
     notes = {
         "observation_space": space_to_minari(log.observation_space),
         "action_space": space_to_minari(log.action_space),
+        **({"columns": {name: values.shape[1:] for name, values in extra.items()}} if extra else {}),
     }
     pq.write_table(table.replace_schema_metadata({"hone": json.dumps(notes)}), path)
 
@@ -118,17 +129,18 @@ def _read_parquet(path: Path) -> DecisionLog:
         raise DataError(f"{path}: row {row} is the last of its episode and has no `final` observation")
     episodes = Episodes(
         offsets=offsets,
-        seen=_values(table["observation"], observation),
-        chosen=_values(table["action"], action),
+        seen=_values(table["observation"], observation.dtype, observation.shape),
+        chosen=_values(table["action"], action.dtype, action.shape),
         logp=table["logp"].to_numpy().astype(np.float32),
         version=table["version"].to_numpy().astype(np.int32),
         reward=table["reward"].to_numpy().astype(np.float32),
         group=table["group"].to_numpy()[ends].astype(np.int64),
         terminated=table["terminated"].to_numpy()[ends].astype(np.bool_),
         truncated=table["truncated"].to_numpy()[ends].astype(np.bool_),
-        final=_values(final, observation),
+        final=_values(final, observation.dtype, observation.shape),
         score=table["score"].to_numpy()[ends].astype(np.float64),
         status=np.full(len(ends), ScoreStatus.SCORED, dtype=np.uint8),
+        **_extra_columns(table, notes.get("columns", {}), ends),
     )
     return DecisionLog(episodes=episodes, observation_space=observation, action_space=action)
 
@@ -169,15 +181,24 @@ def _list_column(values: Array) -> pa.Array:
     return pa.FixedSizeListArray.from_arrays(pa.array(flat.ravel()), flat.shape[1])
 
 
-def _values(column: pa.ChunkedArray, space: spaces.Space[Any]) -> Array:
+def _values(column: pa.ChunkedArray, dtype: Any, shape: Sequence[int] | None) -> Array:  # noqa: ANN401 - numpy's own
     flat = column.combine_chunks()
     if isinstance(flat.type, pa.FixedSizeListType):
         flat = flat.flatten()
-    return flat.to_numpy(zero_copy_only=False).astype(space.dtype).reshape(-1, *(space.shape or ()))
+    return flat.to_numpy(zero_copy_only=False).astype(dtype).reshape(-1, *(shape or ()))
+
+
+def _extra_columns(table: pa.Table, shapes: dict[str, list[int]], ends: Ints) -> dict[str, Any]:
+    """Optional columns that the file holds: by decision, or the rows `ends` where they are by episode."""
+    read: dict[str, Array] = {}
+    for name, shape in shapes.items():
+        values = _values(table[name], EXTRA[name].dtype, shape)
+        read[name] = values[ends] if EXTRA[name].unit == "episode" else values
+    return read
 
 
 def _require_sound(log: DecisionLog, path: Path) -> None:
-    """Finite numbers, and actions inside their space."""
+    """Raises DataError for numbers that are not finite and for actions outside their space."""
     episodes = log.episodes
     faults: list[str] = []
     for name, values in (("observation", episodes.observations), ("reward", episodes.reward)):

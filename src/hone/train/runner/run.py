@@ -15,7 +15,7 @@ import torch
 
 from hone import __version__
 from hone.core.clock import Clock, SystemClock
-from hone.core.episodes import Episodes, Transcript
+from hone.core.episode_state import pack_episodes
 from hone.core.errors import DivergedError, HoneError, ResourceError, UserCodeError
 from hone.core.state import State, integer, substate
 from hone.envs.gym.fault_budget import LostTooOftenError
@@ -250,22 +250,5 @@ def _save_divergence(job: TrainingJob[Any], folder: RunFolder, watch: Stopwatch)
     job.save_policy(place / "policy")
     episodes, credits = watch.episodes, watch.credits
     if episodes is not None and credits is not None:
-        batch: State = {
-            "seen": _observations_state(episodes),
-            "chosen": episodes.chosen,
-            "logp": episodes.logp,
-            "reward": episodes.reward,
-            "offsets": episodes.offsets,
-            "group": episodes.group,
-            "version": episodes.version,
-            "score": episodes.score,
-            "advantage": credits.advantage,
-        }
-        write_state(place, batch)
+        write_state(place, {**pack_episodes(episodes), "advantage": credits.advantage})
     return place
-
-
-def _observations_state(episodes: Episodes) -> State:
-    if isinstance(episodes.seen, Transcript):
-        return {"tokens": episodes.seen.tokens, "offsets": episodes.seen.offsets, "at": episodes.seen.at}
-    return {"observations": episodes.seen}

@@ -8,7 +8,6 @@ may be of several versions, and which of them decided what depends on time.
 """
 
 from collections import deque
-from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Generic, TypeVar
@@ -17,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hone.core.credit import Metrics
-from hone.core.episodes import Episodes, Transcript
+from hone.core.episode_state import pack_episodes, unpack_episodes
+from hone.core.episodes import Episodes
 from hone.core.errors import DataError
-from hone.core.ragged import RaggedArray
-from hone.core.state import State, array, integer, substate
+from hone.core.state import State, integer, substate
 from hone.train.loop import Source
 
 P = TypeVar("P")
@@ -160,76 +159,6 @@ class AsyncSource(Generic[P]):
             everything = np.concatenate([kept, dropped])
             told["ahead/length_bias_tokens"] = float(kept.mean() - everything.mean())
         return told
-
-
-def pack_episodes(episodes: Episodes) -> State:
-    """Every column, as a state tree."""
-    seen = episodes.seen
-    saved: State = {
-        "offsets": episodes.offsets,
-        "chosen": episodes.chosen,
-        "logp": episodes.logp,
-        "version": episodes.version,
-        "reward": episodes.reward,
-        "group": episodes.group,
-        "terminated": episodes.terminated,
-        "truncated": episodes.truncated,
-        "final": episodes.final,
-        "score": episodes.score,
-        "status": episodes.status,
-        "components": episodes.components,
-        "baseline": episodes.baseline,
-    }
-    if not isinstance(seen, Transcript):
-        return {**saved, "seen": seen}
-    transcript: State = {"tokens": seen.tokens, "offsets": seen.offsets, "at": seen.at}
-    if seen.kept is not None:
-        transcript["kept"] = {"values": seen.kept.values, "offsets": seen.kept.offsets}
-    return {**saved, "transcript": transcript}
-
-
-def unpack_episodes(state: State) -> Episodes:
-    """What `pack_episodes` packed. Raises DataError where a column is missing."""
-    return Episodes(
-        offsets=array(state, "offsets").astype(np.int64),
-        seen=_transcript(substate(state, "transcript")) if "transcript" in state else array(state, "seen"),
-        chosen=array(state, "chosen"),
-        logp=array(state, "logp").astype(np.float32),
-        version=array(state, "version").astype(np.int32),
-        reward=array(state, "reward").astype(np.float32),
-        group=array(state, "group").astype(np.int64),
-        terminated=array(state, "terminated").astype(np.bool_),
-        truncated=array(state, "truncated").astype(np.bool_),
-        final=_optional_column(state, "final", lambda column: column),
-        score=array(state, "score").astype(np.float64),
-        status=array(state, "status").astype(np.uint8),
-        components=_optional_column(state, "components", lambda column: column.astype(np.float64)),
-        baseline=_optional_column(state, "baseline", lambda column: column.astype(np.float64)),
-    )
-
-
-C = TypeVar("C", bound=np.generic)
-
-
-def _optional_column(
-    state: State, name: str, made: Callable[[NDArray[np.generic]], NDArray[C]]
-) -> NDArray[C] | None:  # fmt: skip
-    return None if state.get(name) is None else made(array(state, name))
-
-
-def _transcript(state: State) -> Transcript:
-    kept = substate(state, "kept") if "kept" in state else None
-    return Transcript(
-        tokens=array(state, "tokens").astype(np.int32),
-        offsets=array(state, "offsets").astype(np.int64),
-        at=array(state, "at").astype(np.int64),
-        kept=None
-        if kept is None
-        else RaggedArray(
-            values=array(kept, "values").astype(np.int32),
-            offsets=array(kept, "offsets").astype(np.int64),
-        ),
-    )
 
 
 def _metrics_of(state: object) -> Metrics:

@@ -9,8 +9,9 @@ from typing import Generic, TypeVar
 import numpy as np
 
 from hone.core.credit import Metrics
+from hone.core.episode_state import pack_episodes, unpack_episodes
 from hone.core.episodes import Episodes, concatenate
-from hone.core.state import State, array, substate
+from hone.core.state import State, substate
 from hone.train.loop import Source
 
 P = TypeVar("P")
@@ -46,13 +47,13 @@ class WholeEpisodes(Generic[P]):
     def state(self) -> State:
         return {
             "source": self.source.state(),
-            "pending": {} if self.open_pieces is None else _episodes_state(self.open_pieces),
+            "pending": {} if self.open_pieces is None else pack_episodes(self.open_pieces),
         }
 
     def restore(self, state: State) -> None:
         self.source.restore(substate(state, "source"))
         kept = substate(state, "pending")
-        self.open_pieces = _episodes_of_state(kept) if kept else None
+        self.open_pieces = unpack_episodes(kept) if kept else None
 
 
 def join_pieces(pieces: Episodes) -> tuple[Episodes, Episodes | None]:
@@ -64,40 +65,5 @@ def join_pieces(pieces: Episodes) -> tuple[Episodes, Episodes | None]:
     ended = (sorted_pieces.terminated | sorted_pieces.truncated)[final]
     over = ended[np.cumsum(final) - final]
     finished, open_pieces = sorted_pieces.take(np.flatnonzero(over)), np.flatnonzero(~over)
-    last = final[over]
-    whole = Episodes(
-        offsets=np.append(0, finished.offsets[1:][last]),
-        seen=finished.seen,
-        chosen=finished.chosen,
-        logp=finished.logp,
-        version=finished.version,
-        reward=finished.reward,
-        group=finished.group[last],
-        terminated=finished.terminated[last],
-        truncated=finished.truncated[last],
-        final=None if finished.final is None else finished.final[last],
-        score=finished.score[last],
-        status=finished.status[last],
-    )
+    whole = finished.join_pieces(final[over])
     return whole, sorted_pieces.take(open_pieces) if len(open_pieces) else None
-
-
-def _episodes_state(episodes: Episodes) -> State:
-    assert episodes.final is not None
-    return {
-        "offsets": episodes.offsets, "seen": episodes.observations, "chosen": episodes.chosen, "logp": episodes.logp,
-        "version": episodes.version, "reward": episodes.reward, "group": episodes.group,
-        "terminated": episodes.terminated, "truncated": episodes.truncated, "final": episodes.final,
-        "score": episodes.score, "status": episodes.status,
-    }  # fmt: skip
-
-
-def _episodes_of_state(kept: State) -> Episodes:
-    return Episodes(
-        offsets=array(kept, "offsets").astype(np.int64), seen=array(kept, "seen"), chosen=array(kept, "chosen"),
-        logp=array(kept, "logp").astype(np.float32), version=array(kept, "version").astype(np.int32),
-        reward=array(kept, "reward").astype(np.float32), group=array(kept, "group").astype(np.int64),
-        terminated=array(kept, "terminated").astype(np.bool_), truncated=array(kept, "truncated").astype(np.bool_),
-        final=array(kept, "final"), score=array(kept, "score").astype(np.float64),
-        status=array(kept, "status").astype(np.uint8),
-    )  # fmt: skip
