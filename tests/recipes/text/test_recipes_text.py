@@ -1,5 +1,7 @@
 """Every recipe on text: it runs the parts that it declares, a resume is bitwise the straight run, and it learns."""
 
+import ast
+import inspect
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -77,6 +79,28 @@ def test_it_runs_what_it_declares_and_a_resume_is_the_same_run(name: str, place:
 
 LEARNED = 0.25
 """The rise of the mean score (0 to 1) over 25 steps that is asked for; the least that was seen is 0.3."""
+
+
+OTHER_WIRING = {"dppo", "on_policy_distillation", "trpo_text"}
+"""Recipes with a config union, a check or a learner of their own."""
+
+
+@pytest.mark.parametrize("name", [name for name in RECIPES if name not in OTHER_WIRING])
+def test_a_recipe_file_has_at_most_six_imports(name: str) -> None:
+    tree = ast.parse(inspect.getsource(sys.modules[load_recipe(name).config.__module__]))
+    assert sum(isinstance(node, ast.Import | ast.ImportFrom) for node in ast.walk(tree)) <= 6
+
+
+def test_parts_are_read_from_the_method() -> None:
+    """Through closures, helpers, partials and tables of alternatives; estimators and sums of terms are no parts."""
+    made = {name: load_recipe(name).parts.describe() for name in ("dapo", "gspo", "kl_cov", "reinforce")}
+    assert made == {
+        "dapo": "DynamicSampling(Live(text task, engine)) -> with_shaped_scores(overlong_penalty(group_relative)) -> "
+        "clipped_surrogate + kl_penalty + entropy_bonus, token_mean",
+        "gspo": "Live(text task, engine) -> group_relative -> gspo + kl_penalty + entropy_bonus, sequence_mean",
+        "kl_cov": "Live(text task, engine) -> group_relative -> kl_cov_mask + kl_cov, token_mean",
+        "reinforce": "Live(text task, engine) -> KlRewardCredit(batch_relative) -> reinforce_loss, sequence_sum",
+    }
 
 
 @pytest.mark.parametrize("name", RECIPES)

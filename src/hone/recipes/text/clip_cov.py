@@ -6,27 +6,17 @@ GRPO's clipped loss, 0 at a few tokens: of those whose (A - mean A)(log pi - mea
 
 from functools import partial
 
-import numpy as np
-from numpy.typing import NDArray
-from pydantic import Field
-
-from hone.core.random import generator
 from hone.credit.group import group_relative
 from hone.objectives.covariance import clip_cov
-from hone.objectives.kl import kl_penalty
 from hone.objectives.selection import clip_cov_mask, clipped_mask
 from hone.objectives.weights import token_mean
-from hone.train.job import RecipeParts
-from hone.train.text.loss import StepColumns, TokenLossSpec
-from hone.train.text.loss_adapters import ClipConfig, from_selected_columns, with_penalties
-from hone.train.text.reference_policies import TextPolicies
-from hone.train.text.rl_job import TextGradientRunConfig, TextMethod, gradient_learner, require_groups, text_recipe_spec
+from hone.train.text import recipe
 
 
-class ClipCovAlgorithm(ClipConfig):
+class ClipCovAlgorithm(recipe.ClipConfig):
     """Which tokens are left out."""
 
-    share: float = Field(default=2e-4, gt=0, le=1)
+    share: float = recipe.Field(default=2e-4, gt=0, le=1)
     """Of a step's tokens; at least one."""
     above: float = 1.0
     """Least covariance of a token that may be left out."""
@@ -34,20 +24,20 @@ class ClipCovAlgorithm(ClipConfig):
     """Largest covariance of a token that may be left out."""
 
 
-class ClipCovConfig(TextGradientRunConfig):
+class ClipCovConfig(recipe.TextGradientRunConfig):
     """GRPO without the tokens that make entropy fall."""
 
-    requires = (require_groups,)
+    requires = (recipe.require_groups,)
     algorithm: ClipCovAlgorithm = ClipCovAlgorithm()
     """Clip widths, tokens that are left out, penalties."""
 
 
-def drop_high_covariance(columns: StepColumns, *, chosen: ClipCovAlgorithm, seed: int) -> NDArray[np.floating]:
+def drop_high_covariance(columns: recipe.StepColumns, *, chosen: ClipCovAlgorithm, seed: int) -> recipe.TokenFactors:
     stopped = clipped_mask(
         columns.logp, columns.denominator_logp, columns.advantage, low=chosen.clip_low, high=chosen.clip_high
     )
-    uniform = generator(seed, "clip_cov", columns.update).random(len(columns.logp))
-    mask = clip_cov_mask(
+    uniform = recipe.generator(seed, "clip_cov", columns.update).random(len(columns.logp))
+    return clip_cov_mask(
         columns.logp,
         columns.advantage,
         stopped,
@@ -56,26 +46,26 @@ def drop_high_covariance(columns: StepColumns, *, chosen: ClipCovAlgorithm, seed
         min_covariance=chosen.above,
         max_covariance=chosen.below,
     )
-    return mask.astype(np.float64)
 
 
-def method(config: ClipCovConfig, policies: TextPolicies) -> TextMethod:
+def method(config: ClipCovConfig, policies: recipe.TextPolicies) -> recipe.TextMethod:
     chosen = config.algorithm
-    loss = TokenLossSpec(
-        objective=from_selected_columns(partial(clip_cov, low=chosen.clip_low, high=chosen.clip_high)),
+    loss = recipe.TokenLossSpec(
+        objective=recipe.from_selected_columns(partial(clip_cov, low=chosen.clip_low, high=chosen.clip_high)),
         scheme=token_mean,
         proportional_to_advantage=False,
         select_tokens=partial(drop_high_covariance, chosen=chosen, seed=config.seed),
     )
-    return TextMethod(credit=group_relative, learner=gradient_learner(config, policies, with_penalties(loss, chosen)))
+    return recipe.TextMethod(
+        credit=group_relative, learner=recipe.gradient_learner(config, policies, recipe.with_penalties(loss, chosen))
+    )
 
 
-ENTRY = text_recipe_spec(
+ENTRY = recipe.text_recipe_spec(
     summary="GRPO; a few tokens of large covariance get no gradient, which keeps entropy up",
     paper="Cui et al., The Entropy Mechanism of RL for Reasoning Language Models, 2025",
     config=ClipCovConfig,
     method=method,
-    parts=RecipeParts(credit=(group_relative,), loss=(clip_cov, clip_cov_mask, kl_penalty), weights=(token_mean,)),
     limitation="bounds and share are in the scale of one task's covariances; one more forward pass per update.",
     presets=("clip_cov",),
 )

@@ -7,63 +7,53 @@ up to `most_rounds` times, and tells what that cost (`refill/*`). They are chose
 
 from functools import partial
 
-from pydantic import Field
-
 from hone.credit.group import group_relative
 from hone.credit.selection import has_score_variance
 from hone.credit.shaping import overlong_penalty, with_shaped_scores
-from hone.objectives.kl import kl_penalty
-from hone.objectives.policy import clipped_surrogate
 from hone.objectives.weights import token_mean
-from hone.train.job import RecipeParts
-from hone.train.sources.dynamic_sampling import DynamicSampling
-from hone.train.text.loss_adapters import ClipConfig, clip_loss
-from hone.train.text.reference_policies import TextPolicies
-from hone.train.text.rl_job import TextGradientRunConfig, TextMethod, gradient_learner, require_groups, text_recipe_spec
+from hone.train.text import recipe
 
 
-class DapoAlgorithm(ClipConfig):
+class DapoAlgorithm(recipe.ClipConfig):
     """The numbers of the paper."""
 
-    clip_high: float = Field(default=0.28, gt=0)
+    clip_high: float = recipe.Field(default=0.28, gt=0)
     """A token's ratio is clipped above 1 + clip_high where its advantage is positive."""
-    overlong_share: float = Field(default=0.2, ge=0, le=1)
+    overlong_share: float = recipe.Field(default=0.2, ge=0, le=1)
     """Share of `rollout.max_tokens` over which the punishment of long answers rises (4096 of 20480); 0 is off."""
-    most_rounds: int = Field(default=10, ge=1)
+    most_rounds: int = recipe.Field(default=10, ge=1)
     """Rollouts that a step may take to find enough groups of unequal scores."""
 
 
-class DapoConfig(TextGradientRunConfig):
+class DapoConfig(recipe.TextGradientRunConfig):
     """Decoupled clip and dynamic sampling policy optimisation."""
 
-    requires = (require_groups,)
+    requires = (recipe.require_groups,)
     algorithm: DapoAlgorithm = DapoAlgorithm()
     """Clip widths, length, sampling."""
 
 
-def method(config: DapoConfig, policies: TextPolicies) -> TextMethod:
+def method(config: DapoConfig, policies: recipe.TextPolicies) -> recipe.TextMethod:
     chosen, limit = config.algorithm, config.rollout.max_tokens
     cache = max(1, round(chosen.overlong_share * limit))
-    shapes = [partial(overlong_penalty, max_tokens=limit, buffer_tokens=cache)] if chosen.overlong_share else []
-    loss = clip_loss(chosen, token_mean)
-    return TextMethod(
-        credit=partial(with_shaped_scores, credit=group_relative, shapings=shapes),
-        learner=gradient_learner(config, policies, loss),
-        wrap_source=partial(DynamicSampling, is_informative=has_score_variance, max_rounds=chosen.most_rounds),
+    return recipe.TextMethod(
+        credit=partial(
+            with_shaped_scores,
+            shapings=[partial(overlong_penalty, max_tokens=limit, buffer_tokens=cache)]
+            if chosen.overlong_share
+            else [],
+            credit=group_relative,
+        ),
+        learner=recipe.gradient_learner(config, policies, recipe.clip_loss(chosen, token_mean)),
+        wrap_source=partial(recipe.DynamicSampling, is_informative=has_score_variance, max_rounds=chosen.most_rounds),
     )
 
 
-ENTRY = text_recipe_spec(
+ENTRY = recipe.text_recipe_spec(
     summary="GRPO with clip-higher, token mean, dynamic sampling and overlong shaping",
     paper="Yu et al., DAPO, 2025",
     config=DapoConfig,
     method=method,
-    parts=RecipeParts(
-        source="Refill(Live(text task, engine), informative)",
-        credit=(with_shaped_scores, overlong_penalty, group_relative),
-        loss=(clipped_surrogate, kl_penalty),
-        weights=(token_mean,),
-    ),
     limitation="dynamic sampling multiplies the cost of generation where most questions are all right or all wrong.",
     presets=("grpo",),
 )

@@ -9,88 +9,73 @@ off.
 from functools import partial
 from typing import Annotated, Literal
 
-from pydantic import Field
 from torch import Tensor
 
-from hone.core.config import Config
 from hone.credit.group import Scale, group_relative
-from hone.objectives.kl import kl_penalty
-from hone.objectives.terms import LossTerms
 from hone.objectives.trust import binary_kl, binary_tv, dppo, top_k_kl, top_k_tv, trust_region_mask
 from hone.objectives.weights import constant_length
-from hone.train.job import RecipeParts
-from hone.train.text.loss import Denominator, TokenLossSpec, TokenView, resolve_denominator
-from hone.train.text.loss_adapters import PenaltyConfig, with_penalties
-from hone.train.text.reference_policies import TextPolicies
-from hone.train.text.rl_job import (
-    TextGradientRunConfig,
-    TextMethod,
-    TextRunConfig,
-    gradient_learner,
-    require_full_distribution,
-    require_groups,
-    text_recipe_spec,
-)
+from hone.train.text import recipe
+from hone.train.text.loss import Denominator, resolve_denominator
 
 
-class BinaryTv(Config):
+class BinaryTv(recipe.Config):
     """|p - q| of the chosen token."""
 
     kind: Literal["tv"] = "tv"
     """Names this alternative."""
-    rise_probability: float = Field(default=0.15, gt=0, lt=1)
+    rise_probability: float = recipe.Field(default=0.15, gt=0, lt=1)
     """A praised token is trusted to rise this far."""
-    fall_probability: float = Field(default=0.15, gt=0, lt=1)
+    fall_probability: float = recipe.Field(default=0.15, gt=0, lt=1)
     """A punished token is trusted to fall this far."""
-    top: int = Field(default=0, ge=0)
+    top: int = recipe.Field(default=0, ge=0)
     """Take the distance over this many of the likeliest tokens as well; 0: of the chosen one against all others."""
 
-    def measure(self, view: TokenView) -> tuple[Tensor, float, float]:
+    def measure(self, view: recipe.TokenView) -> tuple[Tensor, float, float]:
         """Divergence `[n]`, and what is trusted upwards and downwards."""
         found = top_k_tv(*top_k_distributions(view)) if self.top else binary_tv(view.logp, view.behaviour_logp)
         return found, self.rise_probability, self.fall_probability
 
 
-class BinaryKl(Config):
+class BinaryKl(recipe.Config):
     """KL of the chosen token against all others."""
 
     kind: Literal["kl"]
     """Names this alternative."""
-    rise_nats: float = Field(default=0.05, gt=0)
+    rise_nats: float = recipe.Field(default=0.05, gt=0)
     """A praised token is trusted this far upwards."""
-    fall_nats: float = Field(default=0.05, gt=0)
+    fall_nats: float = recipe.Field(default=0.05, gt=0)
     """A punished token is trusted this far downwards."""
-    top: int = Field(default=0, ge=0)
+    top: int = recipe.Field(default=0, ge=0)
     """Take the distance over this many of the likeliest tokens as well; 0: of the chosen one against all others."""
 
-    def measure(self, view: TokenView) -> tuple[Tensor, float, float]:
+    def measure(self, view: recipe.TokenView) -> tuple[Tensor, float, float]:
         """Divergence `[n]`, and what is trusted upwards and downwards."""
         found = top_k_kl(*top_k_distributions(view)) if self.top else binary_kl(view.logp, view.behaviour_logp)
         return found, self.rise_nats, self.fall_nats
 
 
-class DppoAlgorithm(PenaltyConfig):
+class DppoAlgorithm(recipe.PenaltyConfig):
     """How far tokens are trusted."""
 
-    trust: Annotated[BinaryTv | BinaryKl, Field(discriminator="kind")] = BinaryTv()
+    trust: Annotated[BinaryTv | BinaryKl, recipe.Field(discriminator="kind")] = BinaryTv()
     """The divergence and its thresholds."""
-    ratio_cap: float | None = Field(default=None, gt=0)
+    ratio_cap: float | None = recipe.Field(default=None, gt=0)
     """Largest weight of a token; unset: none, because truncation is biased."""
     scale: Scale = "none"
     """What centred scores are divided by: the group's standard deviation, the batch's, or nothing."""
 
 
-def require_all_tokens(config: TextRunConfig) -> None:
+def require_all_tokens(config: recipe.TextRunConfig) -> None:
     """A divergence over the likeliest tokens needs them all."""
     assert isinstance(config, DppoConfig)
     if config.algorithm.trust.top:
-        require_full_distribution(config)
+        recipe.require_full_distribution(config)
 
 
-class DppoConfig(TextGradientRunConfig):
+class DppoConfig(recipe.TextGradientRunConfig):
     """Divergence proximal policy optimisation."""
 
-    requires = (require_groups, require_all_tokens)
+    requires = (recipe.require_groups, require_all_tokens)
     algorithm: DppoAlgorithm = DppoAlgorithm()
     """Trust region and penalties."""
 
@@ -105,7 +90,7 @@ class DppoConfig(TextGradientRunConfig):
         )
 
 
-def top_k_distributions(view: TokenView) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
+def top_k_distributions(view: recipe.TokenView) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
     """What divergences over the likeliest tokens are made of; both policies are the trainer's, which knows them all."""
     assert view.top_k_logp is not None
     assert view.old_top_k is not None
@@ -113,35 +98,33 @@ def top_k_distributions(view: TokenView) -> tuple[Tensor, Tensor, Tensor, Tensor
     return view.logp, view.old_logp, view.top_k_logp, view.old_top_k.logp, chosen_too
 
 
-def method(config: DppoConfig, policies: TextPolicies) -> TextMethod:
+def method(config: DppoConfig, policies: recipe.TextPolicies) -> recipe.TextMethod:
     chosen = config.algorithm
 
-    def objective(view: TokenView) -> LossTerms:
+    def objective(view: recipe.TokenView) -> recipe.LossTerms:
         divergence, rise, fall = chosen.trust.measure(view)
         keep = trust_region_mask(
             view.logp, view.denominator_logp, view.advantage, divergence, max_increase=rise, max_decrease=fall
         )
         return dppo(view.logp, view.denominator_logp, view.advantage, keep, ratio_cap=chosen.ratio_cap)
 
-    loss = TokenLossSpec(
+    loss = recipe.TokenLossSpec(
         objective=objective,
         scheme=partial(constant_length, length=config.rollout.max_tokens),
         proportional_to_advantage=True,
         top_k=chosen.trust.top,
         needs_old_logp=chosen.trust.top > 0,
     )
-    learner = gradient_learner(config, policies, with_penalties(loss, chosen))
-    return TextMethod(credit=partial(group_relative, scale=chosen.scale), learner=learner)
+    learner = recipe.gradient_learner(config, policies, recipe.with_penalties(loss, chosen))
+    return recipe.TextMethod(credit=partial(group_relative, scale=chosen.scale), learner=learner)
 
 
-ENTRY = text_recipe_spec(
+ENTRY = recipe.text_recipe_spec(
     summary="a trust region in probability instead of a clip of the ratio",
     paper="Rethinking the Trust Region in LLM Reinforcement Learning, 2602.04879, 2026",
     config=DppoConfig,
     method=method,
-    parts=RecipeParts(
-        credit=(group_relative,), loss=(dppo, trust_region_mask, binary_tv, kl_penalty), weights=(constant_length,)
-    ),
+    parts=recipe.recipe_parts(method, binary_tv),
     limitation="tokens outside are dropped, not corrected; the likeliest tokens are the trainer's, not the engine's.",
     presets=("dppo_tv", "dppo_kl"),
 )

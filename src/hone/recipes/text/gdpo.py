@@ -7,34 +7,28 @@ those of `rewards.functions`; loss = GRPO's clipped surrogate, every token alike
 from functools import partial
 
 from hone.credit.components import gdpo
-from hone.objectives.kl import kl_penalty
-from hone.objectives.policy import clipped_surrogate
 from hone.objectives.weights import token_mean
-from hone.train.job import RecipeParts
-from hone.train.text.loss_adapters import ClipConfig, clip_loss
-from hone.train.text.reference_policies import TextPolicies
-from hone.train.text.rl_job import TextGradientRunConfig, TextMethod, gradient_learner, require_groups, text_recipe_spec
+from hone.train.text import recipe
 
 
-class GdpoConfig(TextGradientRunConfig):
+class GdpoConfig(recipe.TextGradientRunConfig):
     """Group reward-decoupled normalisation policy optimisation."""
 
-    requires = (require_groups,)
-    algorithm: ClipConfig = ClipConfig()
+    requires = (recipe.require_groups,)
+    algorithm: recipe.ClipConfig = recipe.ClipConfig()
     """Clip widths and penalties."""
 
 
-def method(config: GdpoConfig, policies: TextPolicies) -> TextMethod:
+def method(config: GdpoConfig, policies: recipe.TextPolicies) -> recipe.TextMethod:
     weights = [function.weight for function in config.rewards.functions]
-    learner = gradient_learner(config, policies, clip_loss(config.algorithm, token_mean))
-    return TextMethod(credit=partial(gdpo, weights=weights), learner=learner)
+    learner = recipe.gradient_learner(config, policies, recipe.clip_loss(config.algorithm, token_mean))
+    return recipe.TextMethod(credit=partial(gdpo, weights=weights), learner=learner)
 
 
-ENTRY = text_recipe_spec(
+ENTRY = recipe.text_recipe_spec(
     summary="GRPO with each reward function normalised by itself",
     paper="GDPO, 2601.05242, 2026",
     config=GdpoConfig,
     method=method,
-    parts=RecipeParts(credit=(gdpo,), loss=(clipped_surrogate, kl_penalty), weights=(token_mean,)),
     limitation="a reward that hardly differs within a group counts as much as one that does.",
 )

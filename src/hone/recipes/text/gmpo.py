@@ -6,51 +6,43 @@ where A < 0, every answer alike. Widths are in nats: 0.4 are ratios of 0.67 and 
 
 from functools import partial
 
-from pydantic import Field
-
 from hone.credit.group import group_relative
-from hone.objectives.kl import kl_penalty
 from hone.objectives.sequence import gmpo
 from hone.objectives.weights import sequence_mean
-from hone.train.job import RecipeParts
-from hone.train.text.loss import TokenLossSpec
-from hone.train.text.loss_adapters import PenaltyConfig, from_sequence_columns, with_penalties
-from hone.train.text.reference_policies import TextPolicies
-from hone.train.text.rl_job import TextGradientRunConfig, TextMethod, gradient_learner, require_groups, text_recipe_spec
+from hone.train.text import recipe
 
 
-class GmpoAlgorithm(PenaltyConfig):
+class GmpoAlgorithm(recipe.PenaltyConfig):
     """Clip widths in nats."""
 
-    log_low: float = Field(default=0.4, gt=0)
+    log_low: float = recipe.Field(default=0.4, gt=0)
     """How far the log-probability of a punished token may fall before its gradient stops, nats."""
-    log_high: float = Field(default=0.4, gt=0)
+    log_high: float = recipe.Field(default=0.4, gt=0)
     """How far that of a praised one may rise, nats."""
 
 
-class GmpoConfig(TextGradientRunConfig):
+class GmpoConfig(recipe.TextGradientRunConfig):
     """Geometric-mean policy optimisation."""
 
-    requires = (require_groups,)
+    requires = (recipe.require_groups,)
     algorithm: GmpoAlgorithm = GmpoAlgorithm()
     """Clip widths and penalties."""
 
 
-def method(config: GmpoConfig, policies: TextPolicies) -> TextMethod:
+def method(config: GmpoConfig, policies: recipe.TextPolicies) -> recipe.TextMethod:
     chosen = config.algorithm
-    objective = from_sequence_columns(partial(gmpo, log_low=chosen.log_low, log_high=chosen.log_high))
-    loss = with_penalties(
-        TokenLossSpec(objective=objective, scheme=sequence_mean, proportional_to_advantage=True), chosen
+    objective = recipe.from_sequence_columns(partial(gmpo, log_low=chosen.log_low, log_high=chosen.log_high))
+    loss = recipe.with_penalties(
+        recipe.TokenLossSpec(objective=objective, scheme=sequence_mean, proportional_to_advantage=True), chosen
     )
-    return TextMethod(credit=group_relative, learner=gradient_learner(config, policies, loss))
+    return recipe.TextMethod(credit=group_relative, learner=recipe.gradient_learner(config, policies, loss))
 
 
-ENTRY = text_recipe_spec(
+ENTRY = recipe.text_recipe_spec(
     summary="the geometric mean of an answer's clipped token ratios",
     paper="GMPO, 2507.20673, 2025",
     config=GmpoConfig,
     method=method,
-    parts=RecipeParts(credit=(group_relative,), loss=(gmpo, kl_penalty), weights=(sequence_mean,)),
     limitation="no credit within an answer: one factor for all of its tokens.",
     presets=("gmpo",),
 )

@@ -6,51 +6,43 @@ answer alike. Noise of single tokens, as from expert routing, averages out.
 
 from functools import partial
 
-from pydantic import Field
-
 from hone.credit.group import group_relative
-from hone.objectives.kl import kl_penalty
 from hone.objectives.sequence import gspo
 from hone.objectives.weights import sequence_mean
-from hone.train.job import RecipeParts
-from hone.train.text.loss import TokenLossSpec
-from hone.train.text.loss_adapters import PenaltyConfig, from_sequence_columns, with_penalties
-from hone.train.text.reference_policies import TextPolicies
-from hone.train.text.rl_job import TextGradientRunConfig, TextMethod, gradient_learner, require_groups, text_recipe_spec
+from hone.train.text import recipe
 
 
-class GspoAlgorithm(PenaltyConfig):
+class GspoAlgorithm(recipe.PenaltyConfig):
     """Clip widths of a whole answer's ratio, hundreds of times narrower than a token's."""
 
-    clip_low: float = Field(default=3e-4, gt=0, lt=1)
+    clip_low: float = recipe.Field(default=3e-4, gt=0, lt=1)
     """An answer's ratio is clipped below 1 - clip_low where its advantage is negative."""
-    clip_high: float = Field(default=4e-4, gt=0)
+    clip_high: float = recipe.Field(default=4e-4, gt=0)
     """An answer's ratio is clipped above 1 + clip_high where its advantage is positive."""
 
 
-class GspoConfig(TextGradientRunConfig):
+class GspoConfig(recipe.TextGradientRunConfig):
     """Group sequence policy optimisation."""
 
-    requires = (require_groups,)
+    requires = (recipe.require_groups,)
     algorithm: GspoAlgorithm = GspoAlgorithm()
     """Clip widths and penalties."""
 
 
-def method(config: GspoConfig, policies: TextPolicies) -> TextMethod:
+def method(config: GspoConfig, policies: recipe.TextPolicies) -> recipe.TextMethod:
     chosen = config.algorithm
-    objective = from_sequence_columns(partial(gspo, low=chosen.clip_low, high=chosen.clip_high))
-    loss = with_penalties(
-        TokenLossSpec(objective=objective, scheme=sequence_mean, proportional_to_advantage=True), chosen
+    objective = recipe.from_sequence_columns(partial(gspo, low=chosen.clip_low, high=chosen.clip_high))
+    loss = recipe.with_penalties(
+        recipe.TokenLossSpec(objective=objective, scheme=sequence_mean, proportional_to_advantage=True), chosen
     )
-    return TextMethod(credit=group_relative, learner=gradient_learner(config, policies, loss))
+    return recipe.TextMethod(credit=group_relative, learner=recipe.gradient_learner(config, policies, loss))
 
 
-ENTRY = text_recipe_spec(
+ENTRY = recipe.text_recipe_spec(
     summary="one clipped ratio per answer: the geometric mean of its tokens'",
     paper="Zheng et al., Group Sequence Policy Optimization, 2025",
     config=GspoConfig,
     method=method,
-    parts=RecipeParts(credit=(group_relative,), loss=(gspo, kl_penalty), weights=(sequence_mean,)),
     limitation="no credit within an answer; widths of token ratios (0.2) switch its clip off.",
     presets=("gspo",),
 )

@@ -8,40 +8,34 @@ all tokens of an answer have one advantage; they may have their own.
 from functools import partial
 
 from hone.credit.group import group_relative
-from hone.objectives.kl import kl_penalty
 from hone.objectives.sequence import gspo_token
 from hone.objectives.weights import sequence_mean
 from hone.recipes.text.gspo import GspoAlgorithm
-from hone.train.job import RecipeParts
-from hone.train.text.loss import TokenLossSpec
-from hone.train.text.loss_adapters import from_sequence_columns, with_penalties
-from hone.train.text.reference_policies import TextPolicies
-from hone.train.text.rl_job import TextGradientRunConfig, TextMethod, gradient_learner, require_groups, text_recipe_spec
+from hone.train.text import recipe
 
 
-class GspoTokenConfig(TextGradientRunConfig):
+class GspoTokenConfig(recipe.TextGradientRunConfig):
     """Group sequence policy optimisation, token by token."""
 
-    requires = (require_groups,)
+    requires = (recipe.require_groups,)
     algorithm: GspoAlgorithm = GspoAlgorithm()
     """Clip widths and penalties."""
 
 
-def method(config: GspoTokenConfig, policies: TextPolicies) -> TextMethod:
+def method(config: GspoTokenConfig, policies: recipe.TextPolicies) -> recipe.TextMethod:
     chosen = config.algorithm
-    objective = from_sequence_columns(partial(gspo_token, low=chosen.clip_low, high=chosen.clip_high))
-    loss = with_penalties(
-        TokenLossSpec(objective=objective, scheme=sequence_mean, proportional_to_advantage=True), chosen
+    objective = recipe.from_sequence_columns(partial(gspo_token, low=chosen.clip_low, high=chosen.clip_high))
+    loss = recipe.with_penalties(
+        recipe.TokenLossSpec(objective=objective, scheme=sequence_mean, proportional_to_advantage=True), chosen
     )
-    return TextMethod(credit=group_relative, learner=gradient_learner(config, policies, loss))
+    return recipe.TextMethod(credit=group_relative, learner=recipe.gradient_learner(config, policies, loss))
 
 
-ENTRY = text_recipe_spec(
+ENTRY = recipe.text_recipe_spec(
     summary="GSPO with a gradient, and if wanted an advantage, of each token",
     paper="Zheng et al., Group Sequence Policy Optimization, 2025",
     config=GspoTokenConfig,
     method=method,
-    parts=RecipeParts(credit=(group_relative,), loss=(gspo_token, kl_penalty), weights=(sequence_mean,)),
     limitation="as GSPO: widths of token ratios switch its clip off; under a token mean it is another objective.",
     presets=("gspo",),
 )

@@ -6,51 +6,43 @@ over an answer's tokens, averaged over answers.
 
 from functools import partial
 
-from pydantic import Field
-
 from hone.credit.group import group_relative
-from hone.objectives.kl import kl_penalty
 from hone.objectives.sequence import luspo
 from hone.objectives.weights import sequence_sum
-from hone.train.job import RecipeParts
-from hone.train.text.loss import TokenLossSpec
-from hone.train.text.loss_adapters import PenaltyConfig, from_sequence_columns, with_penalties
-from hone.train.text.reference_policies import TextPolicies
-from hone.train.text.rl_job import TextGradientRunConfig, TextMethod, gradient_learner, require_groups, text_recipe_spec
+from hone.train.text import recipe
 
 
-class LuspoAlgorithm(PenaltyConfig):
+class LuspoAlgorithm(recipe.PenaltyConfig):
     """Clip widths of a whole answer's ratio."""
 
-    clip_low: float = Field(default=2e-3, gt=0, lt=1)
+    clip_low: float = recipe.Field(default=2e-3, gt=0, lt=1)
     """An answer's ratio is clipped below 1 - clip_low where its advantage is negative."""
-    clip_high: float = Field(default=2.5e-3, gt=0)
+    clip_high: float = recipe.Field(default=2.5e-3, gt=0)
     """An answer's ratio is clipped above 1 + clip_high where its advantage is positive."""
 
 
-class LuspoConfig(TextGradientRunConfig):
+class LuspoConfig(recipe.TextGradientRunConfig):
     """Length-unbiased sequence policy optimisation."""
 
-    requires = (require_groups,)
+    requires = (recipe.require_groups,)
     algorithm: LuspoAlgorithm = LuspoAlgorithm()
     """Clip widths and penalties."""
 
 
-def method(config: LuspoConfig, policies: TextPolicies) -> TextMethod:
+def method(config: LuspoConfig, policies: recipe.TextPolicies) -> recipe.TextMethod:
     chosen = config.algorithm
-    objective = from_sequence_columns(partial(luspo, low=chosen.clip_low, high=chosen.clip_high))
-    loss = with_penalties(
-        TokenLossSpec(objective=objective, scheme=sequence_sum, proportional_to_advantage=True), chosen
+    objective = recipe.from_sequence_columns(partial(luspo, low=chosen.clip_low, high=chosen.clip_high))
+    loss = recipe.with_penalties(
+        recipe.TokenLossSpec(objective=objective, scheme=sequence_sum, proportional_to_advantage=True), chosen
     )
-    return TextMethod(credit=group_relative, learner=gradient_learner(config, policies, loss))
+    return recipe.TextMethod(credit=group_relative, learner=recipe.gradient_learner(config, policies, loss))
 
 
-ENTRY = text_recipe_spec(
+ENTRY = recipe.text_recipe_spec(
     summary="sequence ratios, with answers counted by their length",
     paper="LUSPO, 2602.05261, 2026",
     config=LuspoConfig,
     method=method,
-    parts=RecipeParts(credit=(group_relative,), loss=(luspo, kl_penalty), weights=(sequence_sum,)),
     limitation="the gradient grows with length: a learning rate of GSPO is too large; one ratio for all tokens.",
     presets=("luspo",),
 )

@@ -7,50 +7,37 @@ gradient of the reverse KL, token by token. Scores play no part; they are told, 
 from dataclasses import replace
 from functools import partial
 
-from pydantic import Field
-
-from hone.core.config import Config
 from hone.core.errors import run_all_checks
 from hone.credit.kl_reward import distillation_credit
 from hone.evaluate.text.open_policy import ModelSource, open_tokenizer
-from hone.objectives.policy import importance_weighted
 from hone.objectives.weights import token_mean
-from hone.train.job import RecipeParts
-from hone.train.text.loss import TokenLossSpec
-from hone.train.text.loss_adapters import importance_objective
-from hone.train.text.reference_policies import TextPolicies
-from hone.train.text.rl_job import (
-    TextGradientRunConfig,
-    TextMethod,
-    check_text_run,
-    gradient_learner,
-    require_full_distribution,
-    text_recipe_spec,
-)
+from hone.train.text import recipe
 
 
-class DistillationAlgorithm(Config):
+class DistillationAlgorithm(recipe.Config):
     """The teacher."""
 
-    teacher: str = Field(min_length=1)
+    teacher: str = recipe.Field(min_length=1)
     """A Hugging Face folder, a run of hone, or one of its checkpoints, with the student's vocabulary."""
-    weight: float = Field(default=1.0, gt=0)
+    weight: float = recipe.Field(default=1.0, gt=0)
     """What the difference in nats is multiplied by."""
 
 
-class OnPolicyDistillationConfig(TextGradientRunConfig):
+class OnPolicyDistillationConfig(recipe.TextGradientRunConfig):
     """A student on its own answers, token by token."""
 
-    requires = (require_full_distribution,)
+    requires = (recipe.require_full_distribution,)
     algorithm: DistillationAlgorithm
     """The teacher."""
 
 
-def method(config: OnPolicyDistillationConfig, policies: TextPolicies) -> TextMethod:
+def method(config: OnPolicyDistillationConfig, policies: recipe.TextPolicies) -> recipe.TextMethod:
     teacher = policies.logp(policies.teacher(config.algorithm.teacher, key="algorithm.teacher"))
     credit = partial(distillation_credit, teacher=teacher, weight=config.algorithm.weight)
-    loss = TokenLossSpec(objective=importance_objective, scheme=token_mean, proportional_to_advantage=True)
-    return TextMethod(credit=credit, learner=gradient_learner(config, policies, loss))
+    loss = recipe.TokenLossSpec(
+        objective=recipe.importance_objective, scheme=token_mean, proportional_to_advantage=True
+    )
+    return recipe.TextMethod(credit=credit, learner=recipe.gradient_learner(config, policies, loss))
 
 
 def check(config: OnPolicyDistillationConfig) -> list[str]:
@@ -60,17 +47,16 @@ def check(config: OnPolicyDistillationConfig) -> list[str]:
         open_tokenizer(ModelSource(path=config.algorithm.teacher))
         return []
 
-    found = run_all_checks({"run": partial(check_text_run, config), "teacher": teacher_can_be_read})
+    found = run_all_checks({"run": partial(recipe.check_text_run, config), "teacher": teacher_can_be_read})
     return found["run"]
 
 
 ENTRY = replace(
-    text_recipe_spec(
+    recipe.text_recipe_spec(
         summary="a teacher grades every token of the student's own answers",
         paper="Agarwal et al., On-Policy Distillation of Language Models, 2023; Lu, On-Policy Distillation, 2025",
         config=OnPolicyDistillationConfig,
         method=method,
-        parts=RecipeParts(credit=(distillation_credit,), loss=(importance_weighted,), weights=(token_mean,)),
         limitation="the student must have the teacher's vocabulary, and never becomes better than the teacher.",
     ),
     check=check,

@@ -8,42 +8,28 @@ over an answer's tokens, averaged over answers, over `max_tokens`.
 from functools import partial
 
 from hone.credit.reinforce import optimal_token_baseline
-from hone.objectives.policy import reinforce_loss
 from hone.objectives.weights import constant_length
-from hone.train.job import RecipeParts
-from hone.train.text.loss import TokenLossSpec
-from hone.train.text.loss_adapters import policy_gradient
-from hone.train.text.reference_policies import TextPolicies
-from hone.train.text.rl_job import (
-    TextGradientRunConfig,
-    TextMethod,
-    gradient_learner,
-    require_full_distribution,
-    require_groups,
-    require_on_policy,
-    text_recipe_spec,
-)
+from hone.train.text import recipe
 
 
-class OptimalTokenBaselineConfig(TextGradientRunConfig):
+class OptimalTokenBaselineConfig(recipe.TextGradientRunConfig):
     """REINFORCE with the optimal token baseline."""
 
-    requires = (require_groups, require_on_policy, require_full_distribution)
+    requires = (recipe.require_groups, recipe.require_on_policy, recipe.require_full_distribution)
 
 
-def method(config: OptimalTokenBaselineConfig, policies: TextPolicies) -> TextMethod:
+def method(config: OptimalTokenBaselineConfig, policies: recipe.TextPolicies) -> recipe.TextMethod:
     scheme = partial(constant_length, length=config.rollout.max_tokens)
-    loss = TokenLossSpec(objective=policy_gradient, scheme=scheme, proportional_to_advantage=True)
+    loss = recipe.TokenLossSpec(objective=recipe.policy_gradient, scheme=scheme, proportional_to_advantage=True)
     credit = partial(optimal_token_baseline, collision=policies.collision_probability())
-    return TextMethod(credit=credit, learner=gradient_learner(config, policies, loss))
+    return recipe.TextMethod(credit=credit, learner=recipe.gradient_learner(config, policies, loss))
 
 
-ENTRY = text_recipe_spec(
+ENTRY = recipe.text_recipe_spec(
     summary="REINFORCE with a baseline of least variance at each position of an answer",
     paper="optimal token baseline, as in verl, 2026",
     config=OptimalTokenBaselineConfig,
     method=method,
-    parts=RecipeParts(credit=(optimal_token_baseline,), loss=(reinforce_loss,), weights=(constant_length,)),
     limitation="beyond the length of all other answers nothing is learned; one more forward pass over the whole "
     "vocabulary; one update per rollout.",
 )

@@ -9,41 +9,35 @@ from functools import partial
 from typing import Literal
 
 from hone.credit.passk import best_of_group
-from hone.objectives.kl import kl_penalty
-from hone.objectives.policy import clipped_surrogate
 from hone.objectives.weights import token_mean
-from hone.train.job import RecipeParts
-from hone.train.text.loss_adapters import ClipConfig, clip_loss
-from hone.train.text.reference_policies import TextPolicies
-from hone.train.text.rl_job import TextGradientRunConfig, TextMethod, gradient_learner, require_groups, text_recipe_spec
+from hone.train.text import recipe
 
 
-class PasskBestAlgorithm(ClipConfig):
+class PasskBestAlgorithm(recipe.ClipConfig):
     """Clip widths and the scale of advantages."""
 
     scale: Literal["group", "none"] = "group"
     """What the margin is divided by: the group's standard deviation, or nothing, which is the unbiased form."""
 
 
-class PasskBestConfig(TextGradientRunConfig):
+class PasskBestConfig(recipe.TextGradientRunConfig):
     """Training for the best of a group."""
 
-    requires = (require_groups,)
+    requires = (recipe.require_groups,)
     algorithm: PasskBestAlgorithm = PasskBestAlgorithm()
     """Clip widths, scale, penalties."""
 
 
-def method(config: PasskBestConfig, policies: TextPolicies) -> TextMethod:
+def method(config: PasskBestConfig, policies: recipe.TextPolicies) -> recipe.TextMethod:
     chosen = config.algorithm
-    learner = gradient_learner(config, policies, clip_loss(chosen, token_mean))
-    return TextMethod(credit=partial(best_of_group, scale=chosen.scale), learner=learner)
+    learner = recipe.gradient_learner(config, policies, recipe.clip_loss(chosen, token_mean))
+    return recipe.TextMethod(credit=partial(best_of_group, scale=chosen.scale), learner=learner)
 
 
-ENTRY = text_recipe_spec(
+ENTRY = recipe.text_recipe_spec(
     summary="only a group's best answer learns, from its margin over the second",
     paper="Tang et al., Optimizing Language Models for Inference Time Objectives, 2025",
     config=PasskBestConfig,
     method=method,
-    parts=RecipeParts(credit=(best_of_group,), loss=(clipped_surrogate, kl_penalty), weights=(token_mean,)),
     limitation="two right answers in a group teach nothing, so it learns only where being right is rare.",
 )

@@ -5,37 +5,31 @@ token alike.
 """
 
 from hone.credit.reinforce import reinforce_plus_plus_baseline
-from hone.objectives.kl import kl_penalty
-from hone.objectives.policy import clipped_surrogate
 from hone.objectives.weights import token_mean
-from hone.train.job import RecipeParts
-from hone.train.text.loss_adapters import ClipConfig, clip_loss
-from hone.train.text.reference_policies import TextPolicies
-from hone.train.text.rl_job import TextGradientRunConfig, TextMethod, gradient_learner, require_groups, text_recipe_spec
+from hone.train.text import recipe
 
 
-class ReinforcePlusPlusBaselineConfig(TextGradientRunConfig):
+class ReinforcePlusPlusBaselineConfig(recipe.TextGradientRunConfig):
     """REINFORCE++ with a baseline per group."""
 
-    requires = (require_groups,)
-    algorithm: ClipConfig = ClipConfig()
+    requires = (recipe.require_groups,)
+    algorithm: recipe.ClipConfig = recipe.ClipConfig()
     """Clip widths and penalties."""
 
 
-def method(config: ReinforcePlusPlusBaselineConfig, policies: TextPolicies) -> TextMethod:
+def method(config: ReinforcePlusPlusBaselineConfig, policies: recipe.TextPolicies) -> recipe.TextMethod:
     chosen = config.algorithm
-    loss = clip_loss(chosen, token_mean)
-    return TextMethod(credit=reinforce_plus_plus_baseline, learner=gradient_learner(config, policies, loss))
+    loss = recipe.clip_loss(chosen, token_mean)
+    return recipe.TextMethod(
+        credit=reinforce_plus_plus_baseline, learner=recipe.gradient_learner(config, policies, loss)
+    )
 
 
-ENTRY = text_recipe_spec(
+ENTRY = recipe.text_recipe_spec(
     summary="scores centred in their group and whitened over the batch, PPO's clip",
     paper="Hu, REINFORCE++, 2025",
     config=ReinforcePlusPlusBaselineConfig,
     method=method,
-    parts=RecipeParts(
-        credit=(reinforce_plus_plus_baseline,), loss=(clipped_surrogate, kl_penalty), weights=(token_mean,)
-    ),
     limitation="one deviation for all questions: those with the widest scores weigh most; groups of equal scores teach "
     "nothing.",
 )

@@ -5,51 +5,37 @@ and A elsewhere. Right answers: r' = (1 - mix) r + mix / K sum over the K likeli
 r. Wrong answers: A' = boost A where the likeliest token was chosen. Every token alike.
 """
 
-from pydantic import Field
-
-from hone.core.config import Config
 from hone.credit.group import group_relative
 from hone.objectives.simko import TopKCandidates, forking_tokens, simko
-from hone.objectives.terms import LossTerms
 from hone.objectives.weights import token_mean
-from hone.train.job import RecipeParts
-from hone.train.text.loss import TokenLossSpec, TokenView
-from hone.train.text.reference_policies import TextPolicies
-from hone.train.text.rl_job import (
-    TextGradientRunConfig,
-    TextMethod,
-    gradient_learner,
-    require_full_distribution,
-    require_groups,
-    text_recipe_spec,
-)
+from hone.train.text import recipe
 
 
-class SimkoAlgorithm(Config):
+class SimkoAlgorithm(recipe.Config):
     """The numbers of the authors' scripts."""
 
-    likeliest: int = Field(default=3, ge=1)
+    likeliest: int = recipe.Field(default=3, ge=1)
     """K: tokens over which the gradient of right answers is spread."""
-    fork_share: float = Field(default=0.8, ge=0, lt=1)
+    fork_share: float = recipe.Field(default=0.8, ge=0, lt=1)
     """Quantile of an answer's entropies above which a token is a fork."""
-    mix: float = Field(default=0.01, ge=0, le=1)
+    mix: float = recipe.Field(default=0.01, ge=0, le=1)
     """Part of the gradient that is spread."""
-    boost: float = Field(default=1.1, ge=1)
+    boost: float = recipe.Field(default=1.1, ge=1)
     """What the advantage of wrong answers is multiplied by where the likeliest token was chosen."""
 
 
-class SimkoConfig(TextGradientRunConfig):
+class SimkoConfig(recipe.TextGradientRunConfig):
     """Simple pass@k optimisation."""
 
-    requires = (require_groups, require_full_distribution)
+    requires = (recipe.require_groups, recipe.require_full_distribution)
     algorithm: SimkoAlgorithm = SimkoAlgorithm()
     """Forks, candidates and weights."""
 
 
-def method(config: SimkoConfig, policies: TextPolicies) -> TextMethod:
+def method(config: SimkoConfig, policies: recipe.TextPolicies) -> recipe.TextMethod:
     chosen = config.algorithm
 
-    def objective(view: TokenView) -> LossTerms:
+    def objective(view: recipe.TokenView) -> recipe.LossTerms:
         assert view.top_k_logp is not None
         assert view.old_top_k is not None
         assert view.entropy is not None
@@ -66,18 +52,17 @@ def method(config: SimkoConfig, policies: TextPolicies) -> TextMethod:
             penalty_scale=chosen.boost,
         )
 
-    loss = TokenLossSpec(
+    loss = recipe.TokenLossSpec(
         objective=objective, scheme=token_mean, proportional_to_advantage=True, needs_entropy=True,
         top_k=chosen.likeliest
     )  # fmt: skip
-    return TextMethod(credit=group_relative, learner=gradient_learner(config, policies, loss))
+    return recipe.TextMethod(credit=group_relative, learner=recipe.gradient_learner(config, policies, loss))
 
 
-ENTRY = text_recipe_spec(
+ENTRY = recipe.text_recipe_spec(
     summary="probability spread over the top candidates of right answers, for pass@k",
     paper="Peng et al., SimKO: Simple Pass@K Policy Optimization, 2025",
     config=SimkoConfig,
     method=method,
-    parts=RecipeParts(credit=(group_relative,), loss=(simko, forking_tokens), weights=(token_mean,)),
     limitation="the sign of the advantage stands for right and wrong: meant for scores of 0 and 1.",
 )

@@ -7,38 +7,31 @@ Where no length does, the weights are put back bit for bit (`natural/accepted` i
 
 from functools import partial
 
-from pydantic import Field
 from torch import Tensor
 
-from hone.core.config import Config
 from hone.credit.group import Scale, group_relative
 from hone.models.language.token_policy import TokenPolicy
 from hone.objectives.natural import trust_region_step
-from hone.objectives.policy import importance_weighted
-from hone.objectives.terms import LossTerms
 from hone.objectives.weights import token_mean
-from hone.train.job import RecipeParts
 from hone.train.learner.flat_parameters import FlatParameters
 from hone.train.learner.natural_gradient import TrustRegionConfig, TrustRegionLearner, k3_distance
-from hone.train.text.loss import TokenLoss, TokenLossSpec
-from hone.train.text.loss_adapters import importance_objective
-from hone.train.text.reference_policies import TextPolicies
-from hone.train.text.rl_job import TextMethod, TextRunConfig, require_groups, text_recipe_spec
+from hone.train.text import recipe
+from hone.train.text.loss import TokenLoss
 from hone.train.text.rows import TokenBatch, TokenLayout
 
 
-class TrpoTextAlgorithm(Config):
+class TrpoTextAlgorithm(recipe.Config):
     """The trust region."""
 
     region: TrustRegionConfig = TrustRegionConfig()
     """How far a step may go, and how it is looked for."""
     scale: Scale = "group"
     """What centred scores are divided by: the group's standard deviation, the batch's, or nothing."""
-    micro_batch_tokens: int = Field(default=16384, ge=1)
+    micro_batch_tokens: int = recipe.Field(default=16384, ge=1)
     """Tokens that go through the network at a time: memory, never the result."""
 
 
-def require_exact_arithmetic(config: TextRunConfig) -> None:
+def require_exact_arithmetic(config: recipe.TextRunConfig) -> None:
     """Curvature is a difference of gradients a thousandth of a step apart."""
     if config.model.compute != "float32":
         raise ValueError(
@@ -47,7 +40,7 @@ def require_exact_arithmetic(config: TextRunConfig) -> None:
         )
 
 
-def require_fresh_answers(config: TextRunConfig) -> None:
+def require_fresh_answers(config: recipe.TextRunConfig) -> None:
     """The trust region is around the policy that answered."""
     if steps := config.rollout.asynchrony.steps:
         raise ValueError(
@@ -56,10 +49,10 @@ def require_fresh_answers(config: TextRunConfig) -> None:
         )
 
 
-class TrpoTextConfig(TextRunConfig):
+class TrpoTextConfig(recipe.TextRunConfig):
     """Trust region policy optimisation of a language model."""
 
-    requires = (require_groups, require_exact_arithmetic, require_fresh_answers)
+    requires = (recipe.require_groups, require_exact_arithmetic, require_fresh_answers)
     algorithm: TrpoTextAlgorithm = TrpoTextAlgorithm()
     """The trust region."""
 
@@ -71,14 +64,16 @@ class TrpoTextConfig(TextRunConfig):
         return {"gradients per step": f"1 + 2 x {region.iterations}, and up to {region.backtracks} looks at the loss"}
 
 
-def method(config: TrpoTextConfig, policies: TextPolicies) -> TextMethod:
+def method(config: TrpoTextConfig, policies: recipe.TextPolicies) -> recipe.TextMethod:
     policy = policies.policy
-    loss = TokenLossSpec(objective=importance_objective, scheme=token_mean, proportional_to_advantage=False)
+    loss = recipe.TokenLossSpec(
+        objective=recipe.importance_objective, scheme=token_mean, proportional_to_advantage=False
+    )
     token_loss = TokenLoss(loss=loss, denominator="recomputed", micro_batch_tokens=config.micro_batch_tokens())
 
-    def surrogate(policy: TokenPolicy, batch: TokenBatch) -> tuple[LossTerms, Tensor]:
+    def surrogate(policy: TokenPolicy, batch: TokenBatch) -> tuple[recipe.LossTerms, Tensor]:
         view = token_loss.token_view(policy, batch)
-        return importance_objective(view), k3_distance(view.logp, view.denominator_logp)
+        return recipe.importance_objective(view), k3_distance(view.logp, view.denominator_logp)
 
     learner = TrustRegionLearner(
         policy=policy,
@@ -88,14 +83,14 @@ def method(config: TrpoTextConfig, policies: TextPolicies) -> TextMethod:
         region=config.algorithm.region.region(),
         micro_batch_tokens=config.micro_batch_tokens(),
     )
-    return TextMethod(credit=partial(group_relative, scale=config.algorithm.scale), learner=learner)
+    return recipe.TextMethod(credit=partial(group_relative, scale=config.algorithm.scale), learner=learner)
 
 
-ENTRY = text_recipe_spec(
+ENTRY = recipe.text_recipe_spec(
     summary="the longest natural-gradient step that a bound on the KL allows, for language models",
     paper="Schulman et al., Trust Region Policy Optimization, 2015",
     config=TrpoTextConfig,
     method=method,
-    parts=RecipeParts(credit=(group_relative,), loss=(importance_weighted, trust_region_step), weights=(token_mean,)),
+    parts=recipe.recipe_parts(method, trust_region_step),
     limitation="some thirty times the gradients of one AdamW step, in float32; neither TRL nor verl has it.",
 )

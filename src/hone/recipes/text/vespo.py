@@ -6,55 +6,49 @@ token alike. phi is 1 at w = 1 and fades on both sides; (k, l) is (2, 3) where A
 
 from functools import partial
 
-from pydantic import Field
-
 from hone.credit.group import group_relative
-from hone.objectives.kl import kl_penalty
 from hone.objectives.sequence import vespo
 from hone.objectives.weights import token_mean
-from hone.train.job import RecipeParts
-from hone.train.text.loss import TokenLossSpec
-from hone.train.text.loss_adapters import PenaltyConfig, from_sequence_columns, with_penalties
-from hone.train.text.reference_policies import TextPolicies
-from hone.train.text.rl_job import TextGradientRunConfig, TextMethod, gradient_learner, require_groups, text_recipe_spec
+from hone.train.text import recipe
 
 
-class VespoAlgorithm(PenaltyConfig):
+class VespoAlgorithm(recipe.PenaltyConfig):
     """The kernel's shape."""
 
-    positive_power: float = Field(default=2.0, gt=0)
+    positive_power: float = recipe.Field(default=2.0, gt=0)
     """k of praised answers."""
-    positive_rate: float = Field(default=3.0, gt=0)
+    positive_rate: float = recipe.Field(default=3.0, gt=0)
     """l of praised answers."""
-    negative_power: float = Field(default=3.0, gt=0)
+    negative_power: float = recipe.Field(default=3.0, gt=0)
     """k of punished answers."""
-    negative_rate: float = Field(default=2.0, gt=0)
+    negative_rate: float = recipe.Field(default=2.0, gt=0)
     """l of punished answers."""
 
 
-class VespoConfig(TextGradientRunConfig):
+class VespoConfig(recipe.TextGradientRunConfig):
     """Variational sequence-level soft policy optimisation."""
 
-    requires = (require_groups,)
+    requires = (recipe.require_groups,)
     algorithm: VespoAlgorithm = VespoAlgorithm()
     """Kernel and penalties."""
 
 
-def method(config: VespoConfig, policies: TextPolicies) -> TextMethod:
+def method(config: VespoConfig, policies: recipe.TextPolicies) -> recipe.TextMethod:
     chosen = config.algorithm
     positive = (chosen.positive_power, chosen.positive_rate)
     negative = (chosen.negative_power, chosen.negative_rate)
-    objective = from_sequence_columns(partial(vespo, positive=positive, negative=negative))
-    loss = with_penalties(TokenLossSpec(objective=objective, scheme=token_mean, proportional_to_advantage=True), chosen)
-    return TextMethod(credit=group_relative, learner=gradient_learner(config, policies, loss))
+    objective = recipe.from_sequence_columns(partial(vespo, positive=positive, negative=negative))
+    loss = recipe.with_penalties(
+        recipe.TokenLossSpec(objective=objective, scheme=token_mean, proportional_to_advantage=True), chosen
+    )
+    return recipe.TextMethod(credit=group_relative, learner=recipe.gradient_learner(config, policies, loss))
 
 
-ENTRY = text_recipe_spec(
+ENTRY = recipe.text_recipe_spec(
     summary="a smooth kernel of the sequence ratio instead of a clip",
     paper="VESPO, 2602.10693, 2026",
     config=VespoConfig,
     method=method,
-    parts=RecipeParts(credit=(group_relative,), loss=(vespo, kl_penalty), weights=(token_mean,)),
     limitation="the product of ratios of a long answer is soon far from 1, and then the answer teaches almost nothing.",
     presets=("vespo",),
 )

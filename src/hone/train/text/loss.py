@@ -50,6 +50,8 @@ Correction = Literal[
     "geometric_truncated_is",
     "geometric_kept",
 ]
+TokenFactors = NDArray[np.floating] | NDArray[np.bool_]
+"""`[N]` factor on the loss of each decision of an optimizer step, or whether it is kept."""
 CorrectionFactor = Callable[[Tensor, Tensor, Tensor], Tensor]
 """Log-probabilities of the trainer and of whoever acted `[n]`, and the decisions' sequences `[n]` -> factor `[n]`."""
 
@@ -139,9 +141,9 @@ class TokenLossSpec:
     """It looks at this many of the likeliest tokens."""
     needs_old_logp: bool = False
     """It looks at the policy as it was when the update began, whatever its ratio is taken against."""
-    select_tokens: Callable[[StepColumns], NDArray[np.floating]] | None = None
-    """Chooses among all decisions of an optimizer step, before it is cut into micro-batches: a factor for each, `[N]`.
-    Costs a forward pass per optimizer step."""
+    select_tokens: Callable[[StepColumns], TokenFactors] | None = None
+    """Selects among all decisions of an optimizer step, before it is split into micro-batches. Costs a forward pass per
+    optimizer step."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -17,10 +17,12 @@ from hone.objectives.entropy import entropy_bonus
 from hone.objectives.kl import kl_loss_estimator, kl_penalty
 from hone.objectives.policy import clipped_surrogate, importance_weighted, reinforce_loss
 from hone.objectives.terms import LossTerms, add_terms
-from hone.objectives.weights import WeightingScheme
+from hone.objectives.weights import WeightingScheme, constant_length, sequence_mean, token_mean
 from hone.train.text.loss import TokenLossSpec, TokenView
 
 TokenObjective: TypeAlias = Callable[[TokenView], LossTerms]
+Aggregation = Literal["token_mean", "sequence_mean", "constant_length"]
+AGGREGATIONS = {"token_mean": token_mean, "sequence_mean": sequence_mean, "constant_length": constant_length}
 KlEstimator = Literal["k2", "k3", "weighted_k3", "k3_valued_k2"]
 
 
@@ -110,3 +112,9 @@ def clip_loss(clip: ClipConfig, scheme: WeightingScheme) -> TokenLossSpec:
     """PPO's clipped surrogate on tokens, with its penalties."""
     objective = from_token_columns(partial(clipped_surrogate, low=clip.clip_low, high=clip.clip_high))
     return with_penalties(TokenLossSpec(objective=objective, scheme=scheme, proportional_to_advantage=True), clip)
+
+
+def aggregation_scheme(aggregation: Aggregation, max_tokens: int) -> WeightingScheme:
+    """The scheme of that name; `max_tokens` is the length that `constant_length` divides by."""
+    scheme = AGGREGATIONS[aggregation]
+    return partial(scheme, length=max_tokens) if aggregation == "constant_length" else scheme

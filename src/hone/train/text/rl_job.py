@@ -5,7 +5,7 @@ Belongs here: what every recipe that learns from its own scored answers has in c
 """
 
 from abc import abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import ClassVar, Literal, TypeVar
@@ -32,7 +32,6 @@ from hone.evaluate.text.open_policy import ModelSource, open_policy, open_tokeni
 from hone.evaluate.text.text_eval import EvaluationConfig, prepare_evaluation
 from hone.models.language.token_policy import TokenPolicy
 from hone.models.language.tokenizers import Tokenizer
-from hone.objectives.weights import WeightingScheme, constant_length, sequence_mean, token_mean
 from hone.rewards.config import RewardsConfig
 from hone.train.config import RunConfig
 from hone.train.job import RecipeParts, RecipeSpec, TrainingJob
@@ -51,12 +50,12 @@ from hone.train.text.loss import (
     resolve_correction,
     resolve_denominator,
 )
+from hone.train.text.recipe_parts import recipe_parts
 from hone.train.text.reference_policies import TextPolicies, WithState
 from hone.train.text.rollout_config import RolloutConfig
 from hone.train.text.rows import TokenBatch, TokenLayout
 from hone.train.text.samples import answer_metrics, answer_rows
 
-Aggregation = Literal["token_mean", "sequence_mean", "constant_length"]
 TextCredit = Callable[[Episodes, Values], Credits]
 
 
@@ -164,16 +163,6 @@ def require_on_policy(config: TextGradientRunConfig) -> None:
         )
 
 
-def aggregation_scheme(aggregation: Aggregation, max_tokens: int) -> WeightingScheme:
-    """Names become functions here, at the edge."""
-    schemes: Mapping[str, WeightingScheme] = {
-        "token_mean": token_mean,
-        "sequence_mean": sequence_mean,
-        "constant_length": partial(constant_length, length=max_tokens),
-    }
-    return schemes[aggregation]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TextMethod:
     """What makes one recipe differ from another."""
@@ -265,9 +254,9 @@ def text_recipe_spec(
     paper: str,
     config: type[C],
     method: Callable[[C, TextPolicies], TextMethod],
-    parts: RecipeParts,
     limitation: str,
     presets: Sequence[str] = (),
+    parts: RecipeParts | None = None,
 ) -> RecipeSpec:
     """What the file of a recipe on text offers: its method, and what people should know of it."""
     return RecipeSpec(
@@ -277,7 +266,7 @@ def text_recipe_spec(
         build=partial(text_job, method=method),
         check=check_text_run,
         derive=derive_text_run,
-        parts=replace(parts, source=parts.source or "Live(text task, engine)"),
+        parts=parts or recipe_parts(method),
         limitation=limitation,
         presets=presets,
     )

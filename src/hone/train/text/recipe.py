@@ -1,0 +1,40 @@
+"""Everything of this folder that the file of a text recipe uses, under one name: `from hone.train.text import recipe`.
+
+Losses come from `hone.objectives`, advantages from `hone.credit`, weights from `hone.objectives.weights`.
+"""
+
+# ruff: noqa: F401 - recipe files take these names from here
+
+from pydantic import Field
+
+from hone.core.config import Config
+from hone.core.random import generator
+from hone.objectives.terms import LossTerms, add_terms, scale_terms
+from hone.train.sources.dynamic_sampling import DynamicSampling
+from hone.train.text.loss import StepColumns, TokenFactors, TokenLossSpec, TokenView
+from hone.train.text.loss_adapters import (
+    Aggregation,
+    ClipConfig,
+    PenaltyConfig,
+    aggregation_scheme,
+    clip_loss,
+    from_selected_columns,
+    from_sequence_columns,
+    from_token_columns,
+    importance_objective,
+    policy_gradient,
+    with_penalties,
+)
+from hone.train.text.recipe_parts import LIVE_SOURCE, recipe_parts
+from hone.train.text.reference_policies import FixedKlCoef, KlCoef, TextPolicies, with_kl_reward
+from hone.train.text.rl_job import (
+    TextGradientRunConfig,
+    TextMethod,
+    TextRunConfig,
+    check_text_run,
+    gradient_learner,
+    require_full_distribution,
+    require_groups,
+    require_on_policy,
+    text_recipe_spec,
+)
