@@ -90,7 +90,7 @@ def lay_out(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [{"prompt": a, "answer": b} for a, b in ("ab", "bc", "cd", "de")]
     (folder / "letters.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     monkeypatch.chdir(folder)
-    monkeypatch.setattr(text_rl, "pool_judge", judge_here)
+    monkeypatch.setattr(text_rl, "reward_pool_scorer", judge_here)
 
 
 def settings(name: str, *, steps: int, full: bool = True, **changes: Any) -> dict[str, Any]:
