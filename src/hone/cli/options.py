@@ -25,7 +25,7 @@ class CommandOption:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandSpec:
-    """A word after `hone`: the function `forward_with_tape` in `module` does it."""
+    """A word after `hone`: the function `run` in `module` does it."""
 
     name: str
     summary: str

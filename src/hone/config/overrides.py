@@ -98,7 +98,7 @@ class ConfigDocument:
         return document
 
     def source_of(self, path: KeyPath) -> str:
-        """`forward_with_tape.toml:7` or `command line`: of the key itself or, when it is missing, of the nearest table
+        """`run.toml:7` or `command line`: of the key itself or, when it is missing, of the nearest table
         around it. A table that only the command line speaks of is the command line's."""
         if path in self.sources:
             return self.sources[path]

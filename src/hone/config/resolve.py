@@ -30,7 +30,7 @@ ENVIRONMENT_KEYS = ("env.id", "finite.world.id", "finite.world.kind")
 class ResolvedConfig(Generic[C]):
     """A checked config; per dotted key where its value came from; and what needs `--yes` to be run.
 
-    `origins` says `default`, `forward_with_tape.toml:7` or `command line`.
+    `origins` says `default`, `run.toml:7` or `command line`.
     """
 
     config: C
@@ -140,7 +140,7 @@ def with_location(message: str, origins: Mapping[str, str], values: Mapping[str,
     """A fault or warning found after validation, led by the place in the config that it is about.
 
     It says which by beginning with a key of the config (`env.id = "X": ...`) or with a string that the config gives
-    (`X: ...`): `forward_with_tape.toml:7: env.id = "X": ...`. One that says nothing is about the world that the config
+    (`X: ...`): `run.toml:7: env.id = "X": ...`. One that says nothing is about the world that the config
     names, if any.
     """
     given = {key: setting.value for key, setting in values.items() if origins.get(key, "default") != "default"}

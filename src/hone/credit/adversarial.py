@@ -6,9 +6,9 @@ its worth is 0 (Kostrikov et al., Discriminator-Actor-Critic, 2019, on this bias
 
 | pays | sign | asks for a world in which |
 |---|---|---|
-| `positive_reward` | never below 0: living on pays | an end is a failure (a balance, a walk) |
-| `negative_reward` | never above 0: every step costs | the end is the goal (a maze, a reach) |
-| `log_odds_reward` | either, 0 where nobody can tell | ends are of both kinds, or only a clock ends an episode |
+| `positive` | never below 0: living on pays | an end is a failure (a balance, a walk) |
+| `negative` | never above 0: every step costs | the end is the goal (a maze, a reach) |
+| `odds` | either, 0 where nobody can tell | ends are of both kinds, or only a clock ends an episode |
 
 A limit of time is no end: whoever is cut off there is credited with the critic's value of what was seen last, whatever
 the sign.

@@ -1,7 +1,7 @@
 """hone's own loop around small worlds: control that is learned in seconds, most of it judged by dynamic programming.
 
 Belongs here: running a wired job and hearing of it, and copies of a finite world side by side. Worlds, tables and rules
-come from `envs`, `tabular_recipe` and the recipes; an experiment names them.
+come from `envs`, `tabular` and the recipes; an experiment names them.
 """
 
 from collections.abc import Callable

@@ -119,7 +119,7 @@ def bear_actor_loss(worth: PerDecision, distance: PerDecision, log_multiplier: O
 def bear_multiplier_loss(log_multiplier: One, distance: PerDecision, *, threshold: float = 0.05) -> LossTerms:
     """-log multiplier * (MMD - threshold): dual descent raises the price while the policy is too far away.
 
-    `log_multiplier` carries the gradient, `k3_distance` is data. BEAR's code differentiates the multiplier itself,
+    `log_multiplier` carries the gradient, `distance` is data. BEAR's code differentiates the multiplier itself,
     whose gradient vanishes with it; the logarithm has the same fixed point, as SAC's temperature does.
     """
     loss = -log_multiplier * (distance.detach() - threshold)

@@ -177,8 +177,8 @@ def decoupled_ppo(
 
 
 def loglinear_proximal(now: PerDecision, then: PerDecision, *, fraction: float) -> PerDecision:
-    """then + share * (now - then), detached: a proximal policy without a pass of its own (A-3PO, 2025).
+    """then + fraction * (now - then), detached: a proximal policy without a pass of its own (A-3PO, 2025).
 
-    `fraction_true` is how far the proximal version lies between the acting one (0) and the learning one (1).
+    `fraction` is how far the proximal version lies between the acting one (0) and the learning one (1).
     """
     return (at_least_float32(then) + fraction * logp_difference(now, then)).detach()

@@ -4,7 +4,7 @@ Nothing looks at them while a run is going on, so they cost nothing. The tests r
 (`jaxtyping.install_import_hook`): a column `[n, 1]` where `[n]` is meant would spread to `[n, n]` without a word, and
 is refused there. Axes with the same letter are equally long within one call: n rows of a micro-batch, p pairs of
 answers, k entries of each, K listed tokens, a numbers of an action. Shapes of whole batches are in `selection.py` and
-`question_weights.py`, which need no torch.
+`weights.py`, which need no torch.
 """
 
 from collections.abc import Mapping

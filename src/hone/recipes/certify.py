@@ -1,4 +1,4 @@
-"""The whole certificate of a config, or of a run: every check of `build_certificate.py`, and real ranks.
+"""The whole certificate of a config, or of a run: every check of `certificate.py`, and real ranks.
 
 Belongs here: a config that costs little (a small model of the same family, no evaluation), built as a run would build
 it, so that loss, credit, aggregation and corrections are the config's own.

@@ -24,5 +24,5 @@ def extract_answer(completion: str, pattern: str = "") -> str:
 
 
 def exact_match(completion: object, answer: object, pattern: str = "") -> float:
-    """1.0 when the extracted answer is the column `sample_answers`, letter for letter, else 0.0."""
+    """1.0 when the extracted answer is the column `answer`, letter for letter, else 0.0."""
     return float(extract_answer(completion_text(completion), pattern) == str(answer).strip())

@@ -1,6 +1,6 @@
 """What was measured about a policy, and how a pipeline's stages follow one another: small JSON files.
 
-Belongs here: `evaluations.json` (means with 95% intervals, and paired comparisons), `replicate_mdp.json` (the same
+Belongs here: `evaluations.json` (means with 95% intervals, and paired comparisons), `side_by_side.json` (the same
 prompt answered before and after) and `pipeline.json` (the stages of a pipeline, in order). A run folder may hold the
 first two, a pipeline's folder all three.
 """
@@ -118,7 +118,7 @@ def read_evaluations(folder: Path) -> tuple[list[EvaluationScore], list[PairedDi
 
 
 def write_side_by_side(folder: Path, rows: Sequence[SideBySide]) -> None:
-    """Write `replicate_mdp.json`, whole or not at all. Raises ResourceError."""
+    """Write `side_by_side.json`, whole or not at all. Raises ResourceError."""
     document: list[Json] = [
         {
             "prompt": row.prompt,

@@ -17,7 +17,7 @@ RUN_FORMAT = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigSetting:
-    """One resolved value and where it came from: `default`, `forward_with_tape.toml:7` or `command line`."""
+    """One resolved value and where it came from: `default`, `run.toml:7` or `command line`."""
 
     value: Json
     origin: str = "default"

@@ -1,4 +1,4 @@
-"""`evaluate_robustness.json`: what a control policy scored in worlds that were made worse, on the same seeds.
+"""`robustness.json`: what a control policy scored in worlds that were made worse, on the same seeds.
 
 Belongs here: the file.
 """

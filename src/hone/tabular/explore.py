@@ -2,7 +2,7 @@
 
 Belongs here: rules on numpy arrays that do not care where the values came from, a table or a network. Equal values
 share their probability, so that a table of zeros explores. Optimistic values are no rule of their own: begin with
-values above all that can be reached (`json_object.initial`) and be greedy (Sutton & Barto, 2018, section 2.6).
+values above all that can be reached (`table.initial`) and be greedy (Sutton & Barto, 2018, section 2.6).
 """
 
 from typing import Annotated, Literal, TypeAlias

@@ -22,7 +22,7 @@ class RunSettings(Config):
     """How long a run waits for space when the disk is full, before it ends."""
     certify: bool = True
     """Before the first step, see on a small double that the loss's gradient does not depend on how a batch is cut up,
-    and keep what was found in `build_certificate.json`."""
+    and keep what was found in `certificate.json`."""
     keep_last: int = Field(default=2, ge=1)
     """Newest checkpoints kept."""
     keep_best: int = Field(default=0, ge=0)

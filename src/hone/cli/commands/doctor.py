@@ -1,7 +1,7 @@
 """`hone doctor`: what this machine has, what on it would keep a run from starting, and whether its engine is exact.
 
 Belongs here: checks of the machine that need no config, exit code 5 when one of them fails; and the way to the others,
-`hone doctor engine` (`noisy_engine.py`) and `hone doctor loss` (`loss.py`).
+`hone doctor engine` (`engine.py`) and `hone doctor loss` (`loss.py`).
 """
 
 import importlib.metadata

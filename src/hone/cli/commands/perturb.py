@@ -21,7 +21,7 @@ OPTION = "--perturb"
 
 def parse_perturbations(texts: Sequence[str]) -> "list[PerturbationConfig]":
     """Each text is a row: `action_delay=2`, several together as `action_delay=2,sensor_noise=0.1`, several rows as
-    `action_delay=[1,2,4]`, or all those of a `DATA_FILE.toml` with `[[perturb]]` tables.
+    `action_delay=[1,2,4]`, or all those of a `FILE.toml` with `[[perturb]]` tables.
 
     Raises ConfigError with every fault.
     """

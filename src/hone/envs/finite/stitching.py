@@ -66,7 +66,7 @@ def stitching_mdp(*, length: int = 3, discount: float = 0.99) -> FiniteMdp:
 
 
 def stitching_log(*, length: int = 3, episodes: int = 200, first_half_share: float = 0.6, seed: int = 0) -> DecisionLog:
-    """`episodes` episodes; `fraction_true` of them (0.5 < share < 1) are paid in the first half, the others in the
+    """`episodes` episodes; `share` of them (0.5 < share < 1) are paid in the first half, the others in the
     second.
 
     Raises ConfigError for a share that would make the likeliest actions the best ones.

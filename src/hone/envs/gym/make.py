@@ -46,7 +46,7 @@ class GymConfig(Config):
     """Try the environment out, one at a time, before the run."""
     isolation: Literal["auto", "process", "none"] = "auto"
     """`process`: environments run in processes of their own, so that one that crashes or hangs does not take the run
-    down. `no_correction`: in the trainer's. `auto`: `no_correction` for what comes with Gymnasium or hone, `process`
+    down. `none`: in the trainer's. `auto`: `none` for what comes with Gymnasium or hone, `process`
     for the rest."""
     workers: int = Field(default=2, ge=1)
     """Processes that the environments are spread over, at most one for each environment. A native vector form stays in

@@ -21,7 +21,7 @@ class OptionMemoryWrapper(gymnasium.Wrapper[Any, np.int64, Any, np.int64]):
 
     Action `((begun * options) + option) * actions + action`. What is seen is `state * (options + 1) + memory` of a
     finite observation space and the observation with `options` columns more of a box; memory 0 (all columns 0) is none,
-    at an episode's begin. Whether an option was `with_start_distance` with this action, or goes on, is for whoever
+    at an episode's begin. Whether an option was `begun` with this action, or goes on, is for whoever
     learns.
     """
 

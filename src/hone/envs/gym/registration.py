@@ -1,4 +1,4 @@
-"""The environments that come with hone, under Gymnasium's kind of name: `hone/BitFlipEnv-v0`.
+"""The environments that come with hone, under Gymnasium's kind of name: `hone/BitFlip-v0`.
 
 Belongs here: their registration, by the names of their classes, so that nothing is imported before it is asked for.
 Whoever imports this module can also `gymnasium.make` them.

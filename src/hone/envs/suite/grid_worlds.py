@@ -95,7 +95,7 @@ class MazeEnv(GridEnv):
     """One winding corridor through a square of `size` rows, 1 paid at its far end and nothing anywhere else.
 
     The way is (size + 1)^2 / 2 - 2 steps long (48 for size 9), of four actions at each; a random walk of 200 steps
-    comes there in none of a million episodes. `k3_distance`: begin that many steps before the goal instead (a
+    comes there in none of a million episodes. `distance`: begin that many steps before the goal instead (a
     curriculum).
     `key`: begin in the middle, fetch a key at one end (which pays nothing), and bring it to the other.
     """
@@ -180,7 +180,7 @@ def mdp_with_key(mdp: FiniteMdp, rows: Sequence[str]) -> FiniteMdp:
 
 
 def with_start_distance(mdp: FiniteMdp, distance: int) -> FiniteMdp:
-    """The same process, begun anywhere `k3_distance` steps before its end. Raises ConfigError where that is nowhere."""
+    """The same process, begun anywhere `distance` steps before its end. Raises ConfigError where that is nowhere."""
     away = steps_to_end(mdp)
     start = (away == distance).astype(np.float64)
     if not start.any():

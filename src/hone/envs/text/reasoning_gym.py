@@ -42,7 +42,7 @@ def reasoning_gym_examples(
         distinct: leave out items whose question stands earlier in this set; more are drawn until there are `size`.
         apart_from: leave out items whose question stands in one of these sets, likewise.
 
-    Columns: `question`, `sample_answers`, `metadata`, `task`, `task_config`. The id is `task:seed:index`.
+    Columns: `question`, `answer`, `metadata`, `task`, `task_config`. The id is `task:seed:index`.
     Raises ConfigError (unknown task, key or value), DataError (the task has fewer distinct items than asked for).
     """
     name = task.removeprefix(PREFIX)

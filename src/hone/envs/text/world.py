@@ -1,7 +1,7 @@
 """The text world: prompts are asked, an engine answers, rewards judge; the answers come back as episodes.
 
 Belongs here: which prompts a step asks, and how answers and scores become columns. Does not: how tokens are drawn
-(`noisy_engine`), what an answer is worth (`rewards`).
+(`engine`), what an answer is worth (`rewards`).
 """
 
 from collections.abc import Callable, Mapping, Sequence

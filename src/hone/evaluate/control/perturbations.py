@@ -1,6 +1,6 @@
 """What may be wrong with a world: noisy sensors, late or stuck actions, other physics.
 
-Belongs here: how a judgement is disturbed. What a policy makes of it is `evaluate_robustness.py`'s.
+Belongs here: how a judgement is disturbed. What a policy makes of it is `robustness.py`'s.
 """
 
 import inspect

@@ -26,11 +26,11 @@ class StreamListener(Protocol):
         ...
 
     def on_text(self, answer: int, text: str) -> None:
-        """Answer number `sample_answers` goes on with `text`."""
+        """Answer number `answer` goes on with `text`."""
         ...
 
     def on_end(self, answer: int, text: str) -> None:
-        """Answer number `sample_answers` ends with `text`."""
+        """Answer number `answer` ends with `text`."""
         ...
 
 

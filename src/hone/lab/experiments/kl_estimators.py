@@ -15,7 +15,7 @@ VALUES = {"k1": k1, "k2": k2, "k3": k3}
 
 
 def policy_and_reference(seed: int, distance: float) -> tuple[Tensor, Tensor]:
-    """Logits of a policy, and the log-probabilities of its reference, `k3_distance` away. Both `[TOKENS]`, float64."""
+    """Logits of a policy, and the log-probabilities of its reference, `distance` away. Both `[TOKENS]`, float64."""
     draws = generator(seed, "lab/kl")
     start = torch.from_numpy(draws.standard_normal(TOKENS))
     move = torch.from_numpy(draws.standard_normal(TOKENS))

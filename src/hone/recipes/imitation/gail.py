@@ -6,9 +6,9 @@ done where the expert has been; here the policy is also paid for being there, so
 acting.
 
 `algorithm.reward` is a function of the logit l = log D - log(1 - D). Its sign is a bias about the end of an episode
-(Kostrikov et al., 2019): `positive_reward` = softplus(l) never pays less than 0, so living on pays, which suits a world
-whose end is a failure; `negative_reward` = -softplus(-l) never pays more, so an end is a relief, which suits a world
-whose end is the goal; `log_odds_reward` = l is of either sign, and suits ends of both kinds and worlds that only a
+(Kostrikov et al., 2019): `positive` = softplus(l) never pays less than 0, so living on pays, which suits a world
+whose end is a failure; `negative` = -softplus(-l) never pays more, so an end is a relief, which suits a world
+whose end is the goal; `odds` = l is of either sign, and suits ends of both kinds and worlds that only a
 clock ends.
 
 A turn is paid by the discriminator as the turns before left it; then both learn from the same steps. Each step stands

@@ -62,10 +62,10 @@ class ReptileConfig(RunConfig):
     run: RunSettings = RunSettings(threads=1, log_every=50, checkpoint_every=500)
     """How the run is carried out."""
     env: GymConfig
-    """A family whose tasks stay for `kwargs.trials` trials: `hone/SineTrialsVectorEnv-v0`,
-    `hone/ChainTrialsVectorEnv-v0`."""
+    """A family whose tasks stay for `kwargs.trials` trials: `hone/SineTrials-v0`,
+    `hone/ChainTrials-v0`."""
     rollout_steps: int = Field(default=50, ge=1)
-    """Steps of each environment per turn of the loop: a trial's `surrogate_gradients`."""
+    """Steps of each environment per turn of the loop: a trial's `pulls`."""
     network: MlpConfig = MlpConfig(hidden=[64, 64])
     """The policy."""
     learner: LearnerConfig = LearnerConfig(lr=1e-2, betas=[0.0, 0.999], max_grad_norm=None)

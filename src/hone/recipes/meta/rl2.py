@@ -55,10 +55,10 @@ class Rl2Config(RunConfig):
     run: RunSettings = RunSettings(threads=1, certify=False, log_every=10, checkpoint_every=100)
     """How the run is carried out; `certify` makes up episodes of uneven lengths, which are no trials."""
     env: GymConfig
-    """The family of tasks: `hone/BanditTrialsVectorEnv-v0`, `hone/ChainTrialsVectorEnv-v0`, or one that says when a
+    """The family of tasks: `hone/BanditTrials-v0`, `hone/ChainTrials-v0`, or one that says when a
     trial begins."""
     rollout_steps: int = Field(default=50, ge=1)
-    """Steps of each environment per turn of the loop: a trial's `surrogate_gradients`, or a multiple."""
+    """Steps of each environment per turn of the loop: a trial's `pulls`, or a multiple."""
     network: MlpConfig = MlpConfig(hidden=[48])
     """The recurrent unit: one layer."""
     learner: LearnerConfig = LearnerConfig(lr=1e-2, decay="linear", epochs=3, minibatches=4, max_grad_norm=0.5)

@@ -1,7 +1,7 @@
 """Hindsight experience replay with action values (Andrychowicz et al., 2017, 1707.01495).
 
 Off-policy control of environments with goals: what an episode reached is taken for what it wanted, so that every
-episode met some goal. Double Q-learning below. The defaults are those that solve `hone/BitFlipEnv-v0` with 15 bits,
+episode met some goal. Double Q-learning below. The defaults are those that solve `hone/BitFlip-v0` with 15 bits,
 where the same learner without hindsight (`hindsight.share = 0`) stays at 0.
 """
 

@@ -50,7 +50,7 @@ class PetsAlgorithm(Config):
     bounds_weight: float = Field(default=0.01, ge=0)
     """Of the distance between the learnt bounds of the log variance, which is kept small."""
     reward: str | None = None
-    """`pendulum_reward` or `cartpole_swing_up_reward`: the reward is known; None: it is learnt with the world."""
+    """`pendulum` or `cartpole_swing_up`: the reward is known; None: it is learnt with the world."""
     warmup: int = Field(default=200, ge=1)
     """Steps taken at random before the first update."""
     memory: int = Field(default=100_000, ge=1)

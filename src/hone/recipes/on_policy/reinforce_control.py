@@ -42,7 +42,7 @@ class ReinforceControlAlgorithm(Config):
     discount: float = Field(default=0.99, ge=0, le=1)
     """Of a reward one step later."""
     baseline: Literal["value", "mean", "none"] = "value"
-    """`value`: a critic's; `mean`: of the batch's returns; `no_correction`: returns as they are."""
+    """`value`: a critic's; `mean`: of the batch's returns; `none`: returns as they are."""
     episodes: int = Field(default=4, ge=1)
     """Episodes that must have ended before an update."""
     value_weight: float = Field(default=1.0, ge=0)

@@ -1,7 +1,7 @@
 """Q-learning over given options, call and return (Sutton, Precup & Singh, 1999; Bradtke & Duff, 1995).
 
 Whoever chooses sees only where options begin and stop; an option decides in between. The values come to those of the
-exact model of the options (`envs.finite.options`). The defaults solve `hone/FourRoomsEnv-v0`.
+exact model of the options (`envs.finite.options`). The defaults solve `hone/FourRooms-v0`.
 """
 
 from pydantic import Field
