@@ -11,9 +11,10 @@ from hypothesis import strategies as st
 from reasoning_gym.factory import create_dataset
 
 from hone.core.errors import ConfigError
+from hone.process.user_files import describe_error, user_traceback
 from hone.rewards.answers import AFTER_EQUALS, ANSWER_TAG, exact_match, extract_answer
 from hone.rewards.config import RewardsConfig
-from hone.rewards.functions import check_reference, describe_error, load_function, users_traceback
+from hone.rewards.functions import check_reference, load_function
 from hone.rewards.math_answer import last_boxed, math_answer, why_too_large
 from hone.rewards.wire import decode, encode, pack, unpack
 from hone.rewards.workers import RewardBatch, RewardWorkerPool
@@ -183,7 +184,7 @@ def test_errors_are_told_short() -> None:
     try:
         int("z")
     except ValueError as error:
-        assert "test_rewards_functions.py" in users_traceback(error)
+        assert "test_rewards_functions.py" in user_traceback(error)
 
 
 def test_a_tasks_own_scorer_says_the_same_in_a_worker() -> None:

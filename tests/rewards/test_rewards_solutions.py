@@ -60,7 +60,7 @@ def test_columns_arrive_as_the_dataset_holds_them(file: str) -> None:
     [
         ("number", "returned int 3 for example 0, not text"),
         ("fails", "KeyError"),
-        ("leaves", "exit code 7"),
+        ("leaves", "exited with code 7"),
         ("everythin", "did you mean everything"),
     ],
 )

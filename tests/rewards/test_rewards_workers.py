@@ -46,7 +46,7 @@ def troubled(*completions: str) -> RewardBatch:
         ("loop", ScoreStatus.TIMEOUT, "no answer within"),
         ("gil", ScoreStatus.TIMEOUT, "no answer within"),
         ("exit", ScoreStatus.ERROR, "sys.exit(3)"),
-        ("_exit", ScoreStatus.ERROR, "left with exit code 0"),
+        ("_exit", ScoreStatus.ERROR, "exited with code 0"),
         ("segfault", ScoreStatus.ERROR, "killed by SIGSEGV"),
         ("raise", ScoreStatus.ERROR, "ValueError: no digits"),
         ("none", ScoreStatus.UNSCORABLE, "returned None"),
@@ -137,9 +137,9 @@ def test_busy_workers_die_with_a_killed_trainer(module: Path, tmp_path: Path) ->
     program = f"""
         import os, pathlib, signal, time
         from hone.rewards.config import RewardsConfig
-        from hone.rewards.workers import RewardBatch, WorkerPool
+        from hone.rewards.workers import RewardBatch, RewardWorkerPool
         config = RewardsConfig.model_validate({{"functions": [{{"use": "{module}:busy"}}], "workers": 1}})
-        WorkerPool(config).submit(RewardBatch(prompts=["?"], completions=["a"], columns={{"path": ["{path}"]}}))
+        RewardWorkerPool(config).submit(RewardBatch(prompts=["?"], completions=["a"], columns={{"path": ["{path}"]}}))
         while not (pathlib.Path("{path}").exists() and pathlib.Path("{path}").read_text()):
             time.sleep(0.01)
         os.kill(os.getpid(), signal.SIGKILL)

@@ -10,21 +10,18 @@ A function gets the columns that it names, or all with `**kwargs`.
 """
 
 import decimal
-import importlib
-import importlib.util
 import inspect
 import math
 import numbers
 import sys
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
-from types import ModuleType
 from typing import Any, Literal, TypeAlias
 
 from hone.core.errors import ConfigError, UserCodeError, did_you_mean
+from hone.process import user_files
 
+_KIND = "reward function"
 FunctionForm: TypeAlias = Literal["batch", "sample", "verl"]
 OptionalScore: TypeAlias = float | None
 
@@ -76,19 +73,13 @@ def check_reference(use: str) -> None:
     """Raises ConfigError when `use` is neither a function that comes along nor a reference to one."""
     if use in BUILTIN_FUNCTIONS:
         return
-    module, colon, name = use.rpartition(":")
-    if not colon:
+    if ":" not in use:
         near = did_you_mean(use, list(BUILTIN_FUNCTIONS))
         raise ConfigError(
-            f"reward function {use!r} is not one that comes along{near} "
+            f"reward function {use!r} is not built in{near} "
             "A function of your own is written path/to/file.py:name or package.module:name"
         )
-    if not module or not name.isidentifier():
-        raise ConfigError(f"reward function {use!r}: write path/to/file.py:name or package.module:name")
-    if module.endswith(".py") and not Path(module).is_file():
-        folder = Path(module).parent
-        near = did_you_mean(Path(module).name, [entry.name for entry in folder.glob("*.py")])
-        raise ConfigError(f"reward function {use!r}: no such file {module}{near}")
+    user_files.check_reference(use, kind=_KIND)
 
 
 def load_function(use: str, options: Mapping[str, object]) -> LoadedFunction:
@@ -97,36 +88,11 @@ def load_function(use: str, options: Mapping[str, object]) -> LoadedFunction:
     Raises UserCodeError: the import raises (with the user's part of the traceback), no such name, an unknown form,
     options that it does not take.
     """
-    place, _, name = BUILTIN_FUNCTIONS.get(use, use).rpartition(":")
-    module = _module(place, use)
-    if name not in vars(module):
-        known = [key for key, value in vars(module).items() if callable(value) and not key.startswith("_")]
-        raise UserCodeError(f"reward function {use!r}: {place} has no {name!r}{did_you_mean(name, known)}")
-    function = vars(module)[name]
+    reference = BUILTIN_FUNCTIONS.get(use, use)
+    function, name = user_files.load_reference(reference, kind=_KIND), reference.rpartition(":")[2]
     if not callable(function):
         raise UserCodeError(f"reward function {use!r}: {name} is a {type(function).__name__}, not a function")
     return _inspect_function(use, name, function, options)
-
-
-def _module(place: str, use: str) -> ModuleType:
-    try:
-        return importlib.import_module(place) if not place.endswith(".py") else _file_module(Path(place).resolve())
-    except BaseException as error:  # noqa: BLE001 - whatever the user's module does is reported, not ours to pass on
-        raise UserCodeError(
-            f"reward function {use!r}: importing {place} failed with {describe_error(error)}", users_traceback(error)
-        ) from None
-
-
-def _file_module(path: Path) -> ModuleType:
-    # Its neighbours are importable, but never in place of a library of the same name.
-    sys.path.append(str(path.parent))
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None:
-        raise ImportError(f"{path} is not a Python file")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
-    spec.loader.exec_module(module)
-    return module
 
 
 def _inspect_function(
@@ -233,7 +199,7 @@ def sample_score(result: object) -> tuple[OptionalScore, str]:
     if isinstance(value, numbers.Real | decimal.Decimal):
         return _float(value), reason
     raise RewardContractError(
-        f"returned a {type(result).__name__} ({_short(result)}) where a number or None is expected"
+        f"returned a {type(result).__name__} ({user_files.shorten(result)}) where a number or None is expected"
     )
 
 
@@ -254,25 +220,3 @@ def _plain(value: object) -> object:
     if torch is not None and isinstance(value, torch.Tensor):
         return array.detach().cpu().tolist()
     return value
-
-
-def describe_error(error: BaseException) -> str:
-    """`ValueError: no digits`, short."""
-    if isinstance(error, SystemExit):
-        return f"sys.exit({error.code!r})"
-    return f"{type(error).__name__}: {_short(str(error))}" if str(error) else type(error).__name__
-
-
-def users_traceback(error: BaseException) -> str:
-    """The traceback from the user's first line on: our own frames say nothing to the user."""
-    frames = traceback.extract_tb(error.__traceback__)
-    ours = (str(Path(__file__).parent), "<frozen importlib")
-    while frames and frames[0].filename.startswith(ours):
-        frames.pop(0)
-    lines = ["Traceback (most recent call last):\n", *frames.format(), *traceback.format_exception_only(error)]
-    return "".join(lines).rstrip()
-
-
-def _short(value: object) -> str:
-    text = str(value)
-    return text if len(text) <= 200 else f"{text[:200]}..."

@@ -12,11 +12,12 @@ import threading
 import traceback
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
-from typing import cast
+from typing import TypeAlias, cast
 
 from hone.core.clock import Clock, SystemClock
 from hone.core.episodes import ScoreStatus
 from hone.core.errors import ConfigError, HoneError, UserCodeError, did_you_mean
+from hone.process.child import ChildLostError, ChildProcess, LineParser
 from hone.rewards.config import RewardsConfig
 from hone.rewards.functions import check_reference
 from hone.rewards.jobs import (
@@ -34,10 +35,10 @@ from hone.rewards.jobs import (
     split_into_units,
     unique_names,
 )
-from hone.rewards.process import WorkerDiedError, WorkerHungError, WorkerProcess
 from hone.rewards.scores import RewardResult, RewardScores, combine_results, concatenate_scores, failed_result
 from hone.rewards.wire import encode
 
+_Worker: TypeAlias = ChildProcess[bytes]
 _MAX_START_FAILURES = 8
 """Hangs and crashes of a function that never gave a score, after which it is not tried further."""
 
@@ -188,7 +189,7 @@ class RewardWorkerPool:
     # ------------------------------------------------------------------ from here on: in the thread of one worker
 
     def _serve(self) -> None:
-        process: WorkerProcess | None = None
+        process: _Worker | None = None
         try:
             process = self._start_worker()
             while jobs := self._next_jobs():
@@ -222,19 +223,19 @@ class RewardWorkerPool:
                 taken.append(self._jobs.popleft())
             return taken
 
-    def _start_worker(self) -> WorkerProcess:
+    def _start_worker(self) -> _Worker:
         """A worker that has imported all functions. Raises UserCodeError, ResourceError."""
-        process = WorkerProcess(self._clock, abandoned=lambda: self._closing)
+        process = ChildProcess("hone.rewards.worker", LineParser(), clock=self._clock, abandoned=lambda: self._closing)
         process.start()
         functions = [{"use": function.use, "options": function.options} for function in self._config.functions]
         process.send(encode({"functions": functions, "memory_bytes": self._config.memory_bytes}))
         try:
             hello = parse_message(process.receive(self._config.start_deadline_s))
-        except (WorkerHungError, WorkerDiedError) as error:
+        except ChildLostError as lost:
             process.kill()
             slow = f"took longer than rewards.start_deadline_s = {self._config.start_deadline_s:g} s"
             raise UserCodeError(
-                f"importing the reward functions ({', '.join(self._names)}): {str(error) or slow}"
+                f"importing the reward functions ({', '.join(self._names)}): {slow if lost.timeout else lost}"
             ) from None
         if "ready" not in hello:
             process.kill()
@@ -246,7 +247,7 @@ class RewardWorkerPool:
             self._changed.notify_all()
         return process
 
-    def _run(self, jobs: Sequence[RewardJob], process: WorkerProcess) -> WorkerProcess | None:
+    def _run(self, jobs: Sequence[RewardJob], process: _Worker) -> _Worker | None:
         """Do jobs, which are sent at once and answered in order; the worker, or None when it had to be killed (what is
         left is queued again)."""
         sent = deque(job for job in jobs if self._send_job(job, process))
@@ -259,7 +260,7 @@ class RewardWorkerPool:
                 return None
         return process
 
-    def _send_job(self, job: RewardJob, process: WorkerProcess) -> bool:
+    def _send_job(self, job: RewardJob, process: _Worker) -> bool:
         if job.ticket.fatal:
             return False
         try:
@@ -271,22 +272,24 @@ class RewardWorkerPool:
             return False
         return True
 
-    def _read_answers(self, job: RewardJob, process: WorkerProcess) -> bool:
+    def _read_answers(self, job: RewardJob, process: _Worker) -> bool:
         """Take up the answers to a job; False when a piece of it took the worker down."""
         for number, piece in enumerate(job.pieces):
             try:
                 self._record_reply(job, piece, parse_message(process.receive(self._config.deadline_s)))
-            except WorkerHungError:
-                reason = f"no answer within rewards.deadline_s = {self._config.deadline_s:g} s; the worker was killed"
-                self._record_lost_worker(
-                    job, number, failed_result(ScoreStatus.TIMEOUT, reason, seconds=self._config.deadline_s)
-                )
-            except WorkerDiedError as error:
-                self._record_lost_worker(job, number, failed_result(ScoreStatus.ERROR, str(error)))
+            except ChildLostError as lost:
+                self._record_lost_worker(job, number, self._lost_result(lost))
             else:
                 continue
             return False
         return True
+
+    def _lost_result(self, lost: ChildLostError) -> RewardResult:
+        if not lost.timeout:
+            return failed_result(ScoreStatus.ERROR, str(lost))
+        limit_s = self._config.deadline_s
+        reason = f"no answer within rewards.deadline_s = {limit_s:g} s; the worker was killed"
+        return failed_result(ScoreStatus.TIMEOUT, reason, seconds=limit_s)
 
     def _request(self, job: RewardJob) -> bytes:
         batch, taken = job.ticket.batch, self._signatures[job.function]

@@ -116,7 +116,7 @@ def test_a_killed_trainer_leaves_nothing_even_while_an_environment_hangs(tmp_pat
     script.write_text(
         textwrap.dedent(f"""
         import numpy as np
-        from hone.envs.gym import GymConfig, open_world
+        from hone.envs.gym.world import GymConfig, open_world
         config = GymConfig(id={WALK!r}, num_envs=2, workers=2, check=False, kwargs={{"act": "loop", "at": 1}})
         world = open_world(config, steps=4, seed=3)
         print(*[block.process.pid for block in world.envs._blocks], flush=True)

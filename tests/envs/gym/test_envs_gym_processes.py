@@ -58,8 +58,8 @@ def test_a_judgement_is_the_same_wherever_its_environments_run(name: str) -> Non
 
 DEADLY = [
     ("segfault", ScoreStatus.ERROR, ["killed by SIGSEGV", "Segmentation fault", "hostile_envs.py"]),
-    ("_exit", ScoreStatus.ERROR, ["left with exit code 7", "licence server gone"]),
-    ("exit", ScoreStatus.ERROR, ["left with exit code 3"]),
+    ("_exit", ScoreStatus.ERROR, ["exited with code 7", "licence server gone"]),
+    ("exit", ScoreStatus.ERROR, ["exited with code 3"]),
     ("term", ScoreStatus.ERROR, ["killed by SIGTERM"]),
     ("loop", ScoreStatus.TIMEOUT, ["no answer within 0.5 s", "env.step_timeout_s"]),
     ("gil", ScoreStatus.TIMEOUT, ["no answer within 0.5 s"]),
@@ -165,12 +165,12 @@ def test_a_type_that_changes_later_is_converted_as_it_always_was() -> None:
 
 @pytest.mark.parametrize("name", ["DiesWhenMade", "DiesAtReset"])
 def test_what_takes_its_process_down_at_once_is_refused_at_the_door(name: str) -> None:
-    with pytest.raises(ResourceError, match=rf"{name}: the environment cannot be used: .* left with exit code 9"):
+    with pytest.raises(ResourceError, match=rf"{name}: the environment cannot be used: .* exited with code 9"):
         inspect_world(GymConfig(id=f"{HOSTILE}:{name}"), seed=0)
 
 
 def test_without_a_check_dying_at_the_first_reset_falls_to_the_budget() -> None:
-    with pytest.raises(ResourceError, match=r"lost 1 time .*exit code 9"):
+    with pytest.raises(ResourceError, match=r"lost 1 time .*exited with code 9"):
         opened(f"{HOSTILE}:DiesAtReset", num_envs=1, faults_allowed=0)
 
 

@@ -120,18 +120,18 @@ def test_an_expert_answers_from_its_process(experts: str) -> None:
     expert = ExpertProcess(f"{experts}:drift")
     seen = np.array([[0, 0, 0], [1, 0, 0], [1, 1, 0], [0, 0, 1]], np.float32)
     assert expert.best(seen).tolist() == [0, 1, 0, 1]
-    child = expert.process
-    assert expert.best(seen[:1]).tolist() == [0] and expert.process is child
+    child = expert.process.child
+    assert expert.best(seen[:1]).tolist() == [0] and expert.process.child is child
     expert.close()
-    assert child is not None and child.poll() is not None
+    assert child is not None and not child.alive
 
 
 @pytest.mark.parametrize(
     ("name", "said"),
     [
         ("lost", r"LookupError: never seen \(2, 3\)"),
-        ("gone", "ended with code 3"),
-        ("slow", "did not answer within 2 s"),
+        ("gone", "exited with code 3"),
+        ("slow", "no answer within 2 s"),
         ("few", r"float64\[1\] for 2 observations"),
         ("nobody", "has no 'nobody'"),
     ],

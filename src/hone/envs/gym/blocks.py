@@ -9,7 +9,8 @@ from hone.core.random import key
 from hone.envs.gym.fault_budget import EnvProcessLoss
 from hone.envs.gym.make import env_seeds
 from hone.envs.gym.protocol import SharedStep
-from hone.envs.gym.worker_process import EnvProcess, ProcessLostError
+from hone.envs.gym.worker_process import EnvProcess
+from hone.process.child import ChildLostError
 
 
 @dataclass
@@ -48,7 +49,7 @@ class EnvBlock:
         again = key(base, "restart", self.number, self.restarts + 1) & 0xFFFFFFFF
         return env_seeds(again, self.first + self.count)[self.rows]
 
-    def describe_loss(self, how: ProcessLostError) -> EnvProcessLoss:
+    def describe_loss(self, how: ChildLostError) -> EnvProcessLoss:
         """What is known of the end of its process."""
         number = int(self.process.calls[1])
         alone = self.count == 1 or (not self.native and number >= 0)

@@ -4,13 +4,10 @@ Belongs here: finding and building environments, and what they are made with. Ru
 before a run is `gym_check.py`.
 """
 
-import importlib.util
 import inspect
-import sys
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal, TypeAlias, cast
 
 import gymnasium
@@ -23,6 +20,7 @@ from hone.core.errors import ConfigError, HoneError, UserCodeError, did_you_mean
 from hone.core.random import key
 from hone.envs.gym.goals import has_goals
 from hone.envs.gym.registration import OPTION_MEMORY_ID, register_builtin_envs
+from hone.process.user_files import check_reference, load_module
 
 GymVectorEnv: TypeAlias = VectorEnv[Any, Any, Any]
 GymEnv: TypeAlias = gymnasium.Env[Any, Any]
@@ -253,20 +251,10 @@ def _kwargs(config: GymConfig) -> dict[str, Any]:
 
 
 def _user_class(path_and_name: str) -> Callable[..., GymEnv]:
-    file, _, name = path_and_name.rpartition(":")
-    path = Path(file)
-    if not path.is_file():
-        raise ConfigError(f"env.id = {path_and_name!r}: there is no file {path}")
-    module_name = f"hone_user_{path.stem}"
-    spec = importlib.util.spec_from_file_location(module_name, path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[module_name] = module  # so that classes of the file find their module again
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        raise UserCodeError(f"{path}: cannot be imported: {describe_exception(error)}") from error
+    path, _, name = path_and_name.rpartition(":")
+    check_reference(path_and_name, kind="env.id =")
+    # The prefix keeps a file named like a library from replacing it in the trainer.
+    module = load_module(path_and_name, kind="env.id =", prefix="hone_user_")
     classes = {key: value for key, value in vars(module).items() if inspect.isclass(value)}
     if name not in classes:
         raise ConfigError(

@@ -37,7 +37,8 @@ from hone.envs.gym.protocol import (
     state_from_message,
     state_to_message,
 )
-from hone.envs.gym.worker_process import START_S, EnvProcess, ProcessLostError, gather_replies
+from hone.envs.gym.worker_process import START_S, EnvProcess, gather_replies
+from hone.process.child import ChildLostError
 
 SpacePair: TypeAlias = tuple[spaces.Space[Any], spaces.Space[Any]]
 RequestFn: TypeAlias = Callable[[EnvBlock], bytes]
@@ -89,7 +90,7 @@ class ProcessVectorEnv(VectorEnv[Any, Any, Any]):
             self._blocks[:] = split_into_blocks(first, num_envs=self.num_envs, processes=processes, clock=self._clock)
             self._start_blocks(self._blocks[1:])
             made = [_checked_reply(reply).head for reply in self._ask(self._blocks, self._make_request)]
-        except ProcessLostError as lost:
+        except ChildLostError as lost:
             raise self._start_failure(lost) from None
         for number, head in enumerate(made):
             if head["spaces"] != made[0]["spaces"]:
@@ -102,7 +103,7 @@ class ProcessVectorEnv(VectorEnv[Any, Any, Any]):
     def mark_baseline(self) -> None:
         """Take the environments as they are for fresh ones: what does not change from now on need not be saved."""
         for reply in self._ask(self._blocks, lambda _: encode({"do": "remember"})):
-            if isinstance(reply, ProcessLostError):
+            if isinstance(reply, ChildLostError):
                 raise self._start_failure(reply)
             _checked_reply(reply)
 
@@ -113,17 +114,17 @@ class ProcessVectorEnv(VectorEnv[Any, Any, Any]):
             try:
                 self._start_blocks([block])
                 return _checked_reply(self._ask([block], lambda _: encode(request))[0])
-            except ProcessLostError as lost:
+            except ChildLostError as lost:
                 block.process.kill()
                 if last or lost.timeout:
                     raise self._start_failure(lost) from None
         raise AssertionError("the second try answers or raises")
 
-    def _start_failure(self, lost: ProcessLostError) -> ResourceError:
+    def _start_failure(self, lost: ChildLostError) -> ResourceError:
         return ResourceError(f"{self.config.id}: the environment cannot be used: {lost}")
 
     def _start_blocks(self, blocks: Sequence[EnvBlock]) -> None:
-        """Start the processes that do not run, all at once. Raises ProcessLostError, ResourceError, what loading
+        """Start the processes that do not run, all at once. Raises ChildLostError, ResourceError, what loading
         raises."""
         fresh = [block for block in blocks if not block.process.alive]
         if not fresh:
@@ -169,7 +170,7 @@ class ProcessVectorEnv(VectorEnv[Any, Any, Any]):
         orders = {block.number: _reset_request(block, arrays.get(block.number)) for block in blocks}
         lost = np.zeros(self.num_envs, np.uint8)
         for block, reply in zip(blocks, self._ask(blocks, lambda block: orders[block.number]), strict=True):
-            if isinstance(reply, ProcessLostError):
+            if isinstance(reply, ChildLostError):
                 self._restart_block(block, reply, lost)
             else:
                 self._take_reset(block, _checked_reply(reply))
@@ -190,7 +191,7 @@ class ProcessVectorEnv(VectorEnv[Any, Any, Any]):
             if isinstance(reply, WorkerMessage):
                 _checked_reply(reply)
         gone = [
-            (block, how) for block, how in zip(self._blocks, replies, strict=True) if isinstance(how, ProcessLostError)
+            (block, how) for block, how in zip(self._blocks, replies, strict=True) if isinstance(how, ChildLostError)
         ]
         for block, _ in gone:
             block.process.kill()  # all of them first: one loss too many ends the run
@@ -211,7 +212,7 @@ class ProcessVectorEnv(VectorEnv[Any, Any, Any]):
         """End the processes; those that do not go by themselves are killed."""
         self._ending()
 
-    def _restart_block(self, block: EnvBlock, how: ProcessLostError, lost: NDArray[np.uint8]) -> None:
+    def _restart_block(self, block: EnvBlock, how: ChildLostError, lost: NDArray[np.uint8]) -> None:
         """A new process for the environments of a lost one. Raises ResourceError past the budget."""
         lost[block.rows] = ScoreStatus.TIMEOUT if how.timeout else ScoreStatus.ERROR
         while True:
@@ -228,7 +229,7 @@ class ProcessVectorEnv(VectorEnv[Any, Any, Any]):
                 self._start_blocks([block])
                 _checked_reply(self._ask([block], self._make_request)[0])
                 self._take_reset(block, _checked_reply(self._ask([block], _reset_request)[0]))
-            except ProcessLostError as again:
+            except ChildLostError as again:
                 how = again
             else:
                 return
@@ -255,7 +256,7 @@ class ProcessVectorEnv(VectorEnv[Any, Any, Any]):
         """`[B, ...]` a copy of what the processes wrote."""
         return np.concatenate([block.require_shared_step.array(name) for block in self._blocks])
 
-    def _ask(self, blocks: Sequence[EnvBlock], order: RequestFn) -> list[WorkerMessage | ProcessLostError]:
+    def _ask(self, blocks: Sequence[EnvBlock], order: RequestFn) -> list[WorkerMessage | ChildLostError]:
         for block in blocks:
             block.process.send(order(block))
         processes = [block.process for block in blocks]
@@ -268,7 +269,7 @@ class ProcessVectorEnv(VectorEnv[Any, Any, Any]):
         saved: State = {}
         replies = self._ask(self._blocks, lambda _: encode({"do": "snapshot"}))
         for block, reply in zip(self._blocks, replies, strict=True):
-            if isinstance(reply, ProcessLostError):
+            if isinstance(reply, ChildLostError):
                 block.process.kill(str(reply))
                 return {}
             saved[str(block.number)] = state_from_message(_checked_reply(reply))
@@ -279,7 +280,7 @@ class ProcessVectorEnv(VectorEnv[Any, Any, Any]):
         messages = [state_to_message(substate(state, str(block.number))) for block in self._blocks]
         orders = [encode({"do": "restore", **message.head}, message.arrays) for message in messages]
         for reply in self._ask(self._blocks, lambda block: orders[block.number]):
-            if isinstance(reply, ProcessLostError):
+            if isinstance(reply, ChildLostError):
                 raise self._start_failure(reply)
             _checked_reply(reply)
 
@@ -327,9 +328,9 @@ def _reset_request(block: EnvBlock, arrays: Mapping[str, Array] | None = None) -
     return encode({"do": "reset"} if arrays else {"do": "reset", "seeds": block.seeds}, arrays)
 
 
-def _checked_reply(reply: WorkerMessage | ProcessLostError) -> WorkerMessage:
+def _checked_reply(reply: WorkerMessage | ChildLostError) -> WorkerMessage:
     """A reply that is none of a loss or of a fault; raises what it is otherwise."""
-    if isinstance(reply, ProcessLostError):
+    if isinstance(reply, ChildLostError):
         raise reply
     if "fault" in reply.head:
         _raise_fault(reply.head)

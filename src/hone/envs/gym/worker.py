@@ -1,17 +1,11 @@
-"""The process that runs environments: `python -m hone.envs.gym.worker REQUEST_FD REPLY_FD LIFE_FD MEMORY_FD`.
+"""The process that runs environments: `python -m hone.envs.gym.worker`, started by `process.child`.
 
-It answers one message with one message. Before each call of an environment it writes into the shared memory which one
-it is, so that the trainer knows whom a crash or a hang belongs to. When the trainer is gone, however it went, the
-kernel kills this process with all of its group.
+It answers one message with one message. Before each call of an environment it writes the environment's number into the
+shared memory, so that the trainer knows which one crashed or hung.
 """
 
-import fcntl
 import mmap
 import os
-import resource
-import select
-import signal
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -46,8 +40,7 @@ from hone.envs.gym.protocol import (
     state_to_message,
 )
 from hone.envs.gym.snapshot import EncodedAttributes, attribute_texts, restore, snapshot, why_inexact_resume
-
-_READ_BYTES = 1 << 18
+from hone.process.parent import connect_to_parent
 
 
 class CallMarkingEnv(gymnasium.Env[Any, Any]):
@@ -221,33 +214,15 @@ _DONE = encode({})
 
 
 def main() -> NoReturn:
-    request_fd, reply_fd, life_fd, memory_fd = (int(argument) for argument in sys.argv[1:5])
-    _die_with_trainer(life_fd)
-    for fd in (request_fd, reply_fd, life_fd, memory_fd):
-        os.set_inheritable(fd, False)  # programs that an environment starts must not hold the channel open
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    channel = connect_to_parent()
+    memory_fd = int(channel.arguments[0])
+    os.set_inheritable(memory_fd, False)
     worker, parser = EnvWorker(memory_fd), MessageParser()
-    while data := os.read(request_fd, _READ_BYTES):
+    for data in channel.chunks():
         for message in parser.feed(data):
-            _reply(reply_fd, worker.answer(message))
+            channel.reply(worker.answer(message))
     worker.close()
     os._exit(0)  # nothing that a user's library left running may keep this process
-
-
-def _die_with_trainer(life_fd: int) -> None:
-    """SIGKILL to this process group when the other end of `life_fd` is closed, even while an environment hangs."""
-    if sys.platform == "linux":
-        fcntl.fcntl(life_fd, fcntl.F_SETOWN, -os.getpgrp())
-        fcntl.fcntl(life_fd, fcntl.F_SETSIG, signal.SIGKILL)
-        fcntl.fcntl(life_fd, fcntl.F_SETFL, fcntl.fcntl(life_fd, fcntl.F_GETFL) | os.O_ASYNC)
-    if select.select([life_fd], [], [], 0)[0]:  # it was closed before the lines above
-        os._exit(1)
-
-
-def _reply(fd: int, data: bytes) -> None:
-    left = memoryview(data)
-    while left:
-        left = left[os.write(fd, left) :]
 
 
 if __name__ == "__main__":

@@ -1,0 +1,5 @@
+"""Child processes that run user code, and the loader of the user's files.
+
+Belongs here: the life of a child and its channel (`child`), the end of all its descendants (`descendants`), the child's
+own end of the channel (`parent`), and names of the form `file.py:name` (`user_files`). Does not: what is sent.
+"""
