@@ -45,7 +45,7 @@ def test_overlong_by_hand() -> None:
     assert overlong_penalty(episodes, max_tokens=10, buffer_tokens=4).score.tolist() == [1, 0.75, 0.25, 0, 0]
     assert overlong_penalty(episodes, max_tokens=10, buffer_tokens=4, factor=2).score.tolist() == [1, 0.5, -0.5, -1, -1]
     for limit, cache in ((10, 0), (10, 11)):
-        with pytest.raises(ConfigError, match=f"cache = {cache}"):
+        with pytest.raises(ConfigError, match=f"buffer_tokens = {cache}"):
             overlong_penalty(episodes, max_tokens=limit, buffer_tokens=cache)
 
 
@@ -53,7 +53,7 @@ def test_cosine_by_hand() -> None:
     """Right: 2 at length 0, 3/2 at half the limit; wrong: -10, -5; at the limit -10 either way."""
     found = cosine_reward(answers([1, 1, 0, 0, 1, 0], lengths=[0, 4, 0, 4, 8, 9]), max_tokens=8).score
     np.testing.assert_allclose(found, [2, 1.5, -10, -5, -10, -10])
-    with pytest.raises(ConfigError, match="limit = 0"):
+    with pytest.raises(ConfigError, match="max_tokens = 0"):
         cosine_reward(answers([1]), max_tokens=0)
 
 

@@ -9,9 +9,9 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from loss_presets import PRESETS, LossPreset
 from pages import anchor, fenced, made_by, slug, table, write
 
-from hone.objectives.presets import PRESETS, LossPreset
 from hone.recipes.registry import recipe_families, recipes_by_family
 from hone.train.job import RecipeSpec, algorithm_defaults
 

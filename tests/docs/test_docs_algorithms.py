@@ -2,8 +2,8 @@
 
 import pytest
 from algorithm_page import parts_of, presets_of
+from loss_presets import PRESETS
 
-from hone.objectives.presets import PRESETS
 from hone.recipes.registry import load_recipe, recipe_names
 from hone.train.job import RecipeParts, RecipeSpec, algorithm_defaults
 from hone.train.text.rl_job import TextRunConfig

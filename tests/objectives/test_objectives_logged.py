@@ -18,7 +18,6 @@ from hone.objectives.constraint import (
     mmd,
 )
 from hone.objectives.offline import advantage_weighted_regression, behaviour_cloning, expectile_loss, td3_bc_actor_loss
-from hone.objectives.soft import soft_greedy_target
 from hone.objectives.td import (
     ddpg_actor_loss,
     double_target,
@@ -55,13 +54,6 @@ def test_targets_by_hand() -> None:
         assert target.tolist() == [2.0]
 
 
-@given(st.lists(numbers, min_size=2, max_size=5), st.floats(0.01, 5))
-def test_the_soft_maximum_lies_just_above_the_greedy_one(values: list[float], alpha: float) -> None:
-    table, reward, discount = column(*values)[None], column(1.0), column(0.9)
-    soft, hard = soft_greedy_target(reward, discount, table, alpha=alpha), greedy_target(reward, discount, table)
-    assert hard.item() - 1e-9 <= soft.item() <= hard.item() + 0.9 * alpha * log(len(values)) + 1e-9
-
-
 def test_double_learning_is_not_fooled_by_one_lucky_value() -> None:
     lucky = torch.tensor([[1.0, 5.0, 30.0]], dtype=torch.float64)
     assert double_target(column(0.0), column(1.0), TABLE, lucky).item() == 5.0
@@ -71,7 +63,6 @@ def test_double_learning_is_not_fooled_by_one_lucky_value() -> None:
 def test_targets_carry_no_gradient() -> None:
     table = TABLE.clone().requires_grad_()
     assert not greedy_target(column(0.0), column(1.0), table).requires_grad
-    assert not soft_greedy_target(column(0.0), column(1.0), table, alpha=1.0).requires_grad
 
 
 def test_smoothing_by_hand() -> None:

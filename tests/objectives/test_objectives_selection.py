@@ -34,8 +34,6 @@ CHOICES: dict[str, Callable[[Columns], NDArray[np.generic]]] = {
     "kl_cov": lambda c: selection.kl_cov_mask(c["now"], c["advantage"], fraction=0.1),
     "second moment": lambda c: selection.second_moment_mask(c["now"], c["then"], max_second_moment=0.5),
     "high entropy": lambda c: selection.high_entropy_mask(c["entropy"]),
-    "normalised": lambda c: np.round(selection.batch_normalised(c["entropy"]), 12),
-    "shrunk": lambda c: selection.rescale_kept(c["entropy"] > 1),
 }
 
 
@@ -112,10 +110,3 @@ def test_clips_stop_where_the_loss_says() -> None:
     now = np.log([1.29, 1.27, 0.79, 0.81, 1.29])
     stopped = selection.clipped_mask(now, np.zeros(5), np.array([1.0, 1, -1, -1, -1]), low=0.2, high=0.28)
     assert stopped.tolist() == [True, False, True, False, False]
-
-
-def test_denominators() -> None:
-    np.testing.assert_allclose(selection.batch_normalised(np.array([1.0, 3.0])), [0.5, 1.5])
-    np.testing.assert_allclose(selection.batch_normalised(np.zeros(2)), [0, 0])
-    np.testing.assert_allclose(selection.rescale_kept(np.array([1.0, 0.0, 1.0, 0.0])), [2, 0, 2, 0])
-    np.testing.assert_allclose(selection.rescale_kept(np.zeros(3)), [0, 0, 0])

@@ -1,17 +1,16 @@
-"""Credit for being taken for the expert: what a discriminator's logit pays, in the place of what the world pays.
+"""Rewards from a discriminator's logit, which replace the environment's rewards in adversarial imitation (GAIL).
 
-The logit l = log D - log(1 - D) is high where a decision looks like one of the expert's. Three functions of it rise
-together, and differ in their sign, which is what they say of the end of an episode: beyond an end nothing is paid, so
-its worth is 0 (Kostrikov et al., Discriminator-Actor-Critic, 2019, on this bias).
+The logit l = log D - log(1 - D) is high where a decision resembles the expert's. Three increasing functions of it
+differ in sign, which decides whether the end of an episode is favoured, because terminal states have value 0
+(Kostrikov et al., Discriminator-Actor-Critic, 2019, on this bias).
 
-| pays | sign | asks for a world in which |
+| reward | sign | for environments in which |
 |---|---|---|
-| `positive` | never below 0: living on pays | an end is a failure (a balance, a walk) |
-| `negative` | never above 0: every step costs | the end is the goal (a maze, a reach) |
-| `odds` | either, 0 where nobody can tell | ends are of both kinds, or only a clock ends an episode |
+| `positive_reward` | never below 0: favours long episodes | an end is a failure (a balance, a walk) |
+| `negative_reward` | never above 0: favours termination | the end is the goal (a maze, a reach) |
+| `log_odds_reward` | either, 0 at D = 1/2 | ends are of both kinds, or only a time limit ends an episode |
 
-A limit of time is no end: whoever is cut off there is credited with the critic's value of what was seen last, whatever
-the sign.
+A time limit does not terminate: truncated episodes bootstrap from the critic's value of the final observation.
 """
 
 from collections.abc import Callable
@@ -46,11 +45,10 @@ def log_odds_reward(logit: Floats) -> Floats:
 def with_imitation_reward(
     episodes: Episodes, values: Values, *, imitation_reward: DecisionColumn, credit: CreditFunction
 ) -> Credits:
-    """`credit` of r = likeness (GAIL: Ho and Ermon, 2016) in the place of what the world paid, which nothing is learned
-    from.
+    """`credit` with r = the imitation reward (GAIL: Ho and Ermon, 2016) in place of the environment's reward.
 
-    Scores stay the world's own. The mean of what was paid instead is `imitation/reward_mean`. Raises DataError where
-    `likeness` does not give one finite number per decision.
+    Scores remain the environment's. Metric: `imitation/reward_mean`. Raises DataError where `imitation_reward` does not
+    give one finite number per decision.
     """
     paid = checked_column(imitation_reward, episodes, "likeness")
     credits = credit(replace(episodes, reward=paid.astype(np.float32)), values)

@@ -1,7 +1,6 @@
-"""What a credit function may ask for beyond the episodes, and where steps end within an episode.
+"""Further inputs of credit functions: columns (one number per decision) and marks (decisions that end a step).
 
-Belongs here: columns (one number per decision, computed by whoever has a network: a recipe passes a function), marks
-(which decisions end a step), and the check that what came back fits.
+Columns need a network, so a recipe passes a function that computes them; `checked_column` checks its result.
 """
 
 from collections.abc import Callable, Sequence
@@ -16,20 +15,20 @@ from hone.core.errors import DataError
 
 Floats = NDArray[np.float64]
 CreditFunction: TypeAlias = Callable[[Episodes, Values], Credits]
-"""What a recipe judges by."""
+"""Episodes and critic values -> advantages and value targets."""
 DecisionColumn: TypeAlias = Callable[[Episodes], NDArray[np.floating]]
 """One number per decision `[N]`: a log-probability under some policy, a token's implicit reward."""
 StepEnds: TypeAlias = Callable[[Episodes], NDArray[np.bool_]]
-"""Which decisions end a step `[N]`."""
+"""Flags of the decisions that end a step `[N]`."""
 
 
 def behaviour_logp(episodes: Episodes) -> NDArray[np.floating]:
-    """The log-probability under whoever acted, in nats `[N]`."""
+    """The log-probability under the behaviour policy, in nats `[N]`."""
     return episodes.logp
 
 
 def checked_column(column: DecisionColumn, episodes: Episodes, name: str) -> Floats:
-    """The column as float64 `[N]`; raises DataError when its shape is wrong or a number of it is not finite."""
+    """The column as float64 `[N]`; raises DataError for a wrong shape or a number that is not finite."""
     found = np.asarray(column(episodes), dtype=np.float64)
     if found.shape != (episodes.decisions,):
         raise DataError(f"{name} has shape {list(found.shape)}, expected [{episodes.decisions}]: one per decision")
@@ -52,7 +51,7 @@ def episode_ends(episodes: Episodes) -> NDArray[np.bool_]:
 
 
 def turn_ends(episodes: Episodes) -> NDArray[np.bool_]:
-    """Marks the last decision before the world speaks again, and the last of each episode `[N]`; for transcripts."""
+    """Marks `[N]` the last decision before each environment turn, and the last of each episode; for transcripts."""
     at = episodes.transcript.at
     marks = episode_ends(episodes)
     marks[:-1] |= np.diff(at) > 1

@@ -1,4 +1,4 @@
-"""Several rewards at once: each reward function's scores are compared among themselves before they are added."""
+"""Several reward functions at once: scores are normalised per reward function before they are added."""
 
 from collections.abc import Sequence
 
@@ -20,12 +20,12 @@ def gdpo(
 ) -> Credits:
     """A = z over the batch of sum_c w_c (R_c - mean_g,c) / (std_g,c + epsilon) (GDPO, 2026, 2601.05242).
 
-    Normalised per reward function first, so that one with a large range does not drown the others; then over the
-    batch's answers, again with epsilon. Standard deviations have ddof 1. `weights` defaults to 1 each. The
-    source must keep each function's score in `episodes.components`. A component that is missing for an answer leaves
-    that component's statistics and adds nothing; a group is dead if it is dead in every component. Raises DataError
-    without components and ConfigError for a wrong number of weights. Elsewhere: verl's epsilon is 1e-6 and its last
-    step whitens over tokens; TRL's name is `normalize_then_sum`.
+    Normalised per reward function first, so that one with a large range does not dominate the others; then over the
+    batch's answers, again with epsilon. Standard deviations have ddof 1. `weights` defaults to 1 each. The source must
+    keep each function's score in `episodes.components`. A component that is missing for an answer leaves that
+    component's statistics and adds nothing; a group is dead if it is dead in every component. Raises DataError without
+    components and ConfigError for a wrong number of weights. Elsewhere: verl's epsilon is 1e-6 and its last step
+    whitens over tokens; TRL's name is `normalize_then_sum`.
     """
     components = episodes.components
     if components is None:
@@ -50,7 +50,7 @@ def gdpo(
 
 
 def _standardised(values: Floats, groups: Ints, *, epsilon: float) -> tuple[Floats, np.ndarray]:
-    """One component's z-scores within its groups `[K]`, and which of its answers say nothing `[K]`."""
+    """One component's z-scores within its groups `[K]`, and the flags of its answers in dead groups `[K]`."""
     numbers = np.unique(groups, return_inverse=True)[1].astype(np.int64)
     deviation, dead = group_deviation(values, numbers)
     silent = dead[numbers]

@@ -1,9 +1,8 @@
-"""Group-relative credit: answers to the same question judge each other, and no critic is needed.
+"""Group-relative advantages: one number per answer, from the scores of its group or batch, without a critic.
 
-Belongs here: advantages that are one number per answer, from the scores of its group or batch. Everywhere: missing
-scores leave the statistics and get no credit; groups with a single score or equal scores get 0 and are counted;
-standard deviations are of a sample (ddof 1) unless said otherwise; epsilon is added to the deviation, outside the
-root.
+Everywhere: missing scores leave the statistics and get no credit; groups with a single score or equal scores get 0 and
+are counted; standard deviations are of a sample (ddof 1) unless stated otherwise; epsilon is added to the deviation,
+outside the root.
 """
 
 from typing import Literal
@@ -33,8 +32,8 @@ def group_relative(
     2402.03300).
 
     `scale="group"`: std of the answer's group. `"none"`: no division (Dr.GRPO, Liu et al. 2025, 2503.20783). `"batch"`:
-    std of all scores of the batch (LitePPO, 2025, 2508.08221). The paper of GRPO does not say its ddof; ddof 1 is what
-    TRL, verl, slime, OpenRLHF and SkyRL run, and 0 is smaller by sqrt((K-1)/K), which makes A larger.
+    std of all scores of the batch (LitePPO, 2025, 2508.08221). The paper of GRPO does not state its ddof; ddof 1 is
+    used by TRL, verl, slime, OpenRLHF and SkyRL, and 0 is smaller by sqrt((K-1)/K), which makes A larger.
 
     Elsewhere: epsilon is 1e-4 in TRL, 1e-6 in verl, slime, SkyRL and ROLL, 1e-8 in Dr.GRPO's code, 1e-9 in OpenRLHF. A
     single answer gets its raw score in verl and SkyRL and NaN in OpenRLHF; here 0. NeMo-RL divides by a leave-one-out
@@ -58,12 +57,12 @@ def batch_relative(
     ddof: Ddof = 1,
     epsilon: float = 1e-6,
 ) -> Credits:
-    """A = (R - mean) / (std + epsilon) over all scores of the batch; groups play no part (REINFORCE with a mean
-    baseline, Williams 1992).
+    """A = (R - mean) / (std + epsilon) over all scores of the batch, ignoring groups (REINFORCE with a mean baseline,
+    Williams 1992).
 
     A batch of equal scores gets 0. The baseline contains the answer itself, which scales the expected gradient by
-    (B-1)/B. Elsewhere: AReaL's default `reward_norm`; verl and OpenRLHF standardise over tokens instead, where long
-    answers weigh more (see `reinforce_plus_plus`).
+    (B-1)/B. Elsewhere: AReaL's default `reward_norm`; verl and OpenRLHF standardise over tokens instead, so that long
+    answers have larger weights (see `reinforce_plus_plus`).
     """
     numbers, score = group_numbers(episodes), episodes.score[episodes.scored]
     _, dead = group_deviation(score, numbers, ddof=ddof)
@@ -91,12 +90,12 @@ def leave_one_out(episodes: Episodes, _values: Values) -> Credits:
 
 
 def group_policy_gradient(episodes: Episodes, _values: Values, *, norm: float = 1.0) -> Credits:
-    """A = alpha (R - mean_g) / norm, alpha = answers / answers in groups that say something (GPG, Chu et al. 2025,
+    """A = alpha (R - mean_g) / norm, alpha = answers / answers in groups that are not dead (GPG, Chu et al. 2025,
     2504.02546); for the loss -A log pi.
 
-    alpha makes up for the answers of dead groups, which are averaged over but have no gradient. Elsewhere: verl's
-    alpha is answers / non-zero scores, so all-right groups count as useful and wrong answers of good groups as
-    useless; it also overwrites the configured alpha.
+    alpha compensates for the answers of dead groups, which are averaged over but have no gradient. Elsewhere: verl's
+    alpha is answers / non-zero scores, so all-right groups count as useful and wrong answers of good groups as useless;
+    it also overwrites the configured alpha.
     """
     numbers, score = group_numbers(episodes), episodes.score[episodes.scored]
     _, dead = group_deviation(score, numbers)

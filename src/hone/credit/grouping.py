@@ -1,9 +1,8 @@
-"""Groups of scored answers: how credit is computed group by group without a loop over groups.
+"""Groups of scored answers: computes advantages group by group without a loop over groups.
 
-Belongs here: what every group-relative credit shares. Groups of equal size are stacked as a matrix `[g, n]`, so an
-estimator is written for a matrix of scores, one row per question, and runs once per distinct size. Scores that are
-missing never enter; a group with a single score, or whose scores are all equal, is *dead*: it says nothing about which
-answer was better, its advantage is 0, and it is counted.
+Groups of equal size are stacked as a matrix `[g, n]`, so an estimator is written for a matrix of scores, one row per
+question, and runs once per distinct size. Missing scores never enter; a group with a single score, or with equal
+scores, is *dead*: it has no information about which answer was better, its advantage is 0, and it is counted.
 """
 
 from collections.abc import Callable, Mapping
@@ -22,10 +21,10 @@ GroupAdvantage: TypeAlias = Callable[[Floats], Floats]
 """Scores `[g, n]` of g groups of n answers -> advantages `[g, n]`."""
 
 STD_FLOOR = 1e-6
-"""A standard deviation below this share of the largest score is rounding, not signal."""
+"""Standard deviations below this share of the largest score are treated as rounding errors."""
 
 ZERO_VARIANCE_GROUPS = "reward/zero_variance_groups"
-"""Share of groups with a score that say nothing: a single score, or all equal."""
+"""Share of dead groups among those with a score: a single score, or all equal."""
 
 
 def group_numbers(episodes: Episodes) -> Ints:
@@ -44,9 +43,9 @@ def centred(values: Floats, numbers: Ints) -> Floats:
 
 
 def group_deviation(values: Floats, numbers: Ints, *, ddof: int = 1) -> tuple[Floats, NDArray[np.bool_]]:
-    """Standard deviation of each group `[G]` (0 for a single value), and which groups are dead `[G]`.
+    """Standard deviation of each group `[G]` (0 for a single value), and the flags of dead groups `[G]`.
 
-    A deviation is held against the group's own values: a large penalty elsewhere in the batch silences no group.
+    A deviation is compared with the group's own values, so a large penalty elsewhere in the batch makes no group dead.
     """
     count = np.bincount(numbers)
     squares = np.bincount(numbers, weights=centred(values, numbers) ** 2)
@@ -57,7 +56,7 @@ def group_deviation(values: Floats, numbers: Ints, *, ddof: int = 1) -> tuple[Fl
 
 
 def apply_by_group_size(values: Floats, numbers: Ints, judge: GroupAdvantage) -> Floats:
-    """`judge` applied to all groups, those of one size at a time -> `[S]`, in the order of `values`."""
+    """`judge` applied to all groups, one size at a time -> `[S]`, in the order of `values`."""
     found = np.zeros(len(values))
     count = np.bincount(numbers)
     order = np.argsort(numbers, kind="stable")
@@ -69,7 +68,7 @@ def apply_by_group_size(values: Floats, numbers: Ints, judge: GroupAdvantage) ->
 
 
 def group_credits(episodes: Episodes, judge: GroupAdvantage, *, min_scores: int = 2) -> Credits:
-    """Each scored answer's advantage by `judge`, on all of its decisions; groups of fewer than `least` scores get 0."""
+    """Each scored answer's advantage by `judge`, on all of its decisions; groups of fewer than `min_scores` get 0."""
     numbers = group_numbers(episodes)
     score = episodes.score[episodes.scored]
     _, dead = group_deviation(score, numbers)
@@ -84,7 +83,7 @@ def group_credits(episodes: Episodes, judge: GroupAdvantage, *, min_scores: int 
 
 
 def fraction_true(flags: NDArray[np.bool_]) -> float:
-    """Share of `flags` that are set; 0 of none."""
+    """Share of `flags` that are set; 0 for an empty array."""
     return float(flags.mean()) if len(flags) else 0.0
 
 
@@ -101,7 +100,7 @@ def broadcast_advantage(
 
 
 def require_scores(episodes: Episodes, *, binary: bool, credit_name: str) -> None:
-    """Raises UserCodeError, naming the first, for scores that `of` is not defined on: negative, or not 0 or 1."""
+    """Raises UserCodeError, naming the first, for scores on which a credit is undefined: negative, or not 0 or 1."""
     score = np.where(episodes.scored, episodes.score, 0.0)
     bad = np.flatnonzero((score != 0.0) & (score != 1.0) if binary else score < 0)
     if len(bad):

@@ -1,7 +1,6 @@
-"""The distance to a reference policy, paid for in the reward, and how much it costs.
+"""KL to a reference policy as part of the reward, with fixed and adaptive coefficients, and distillation.
 
-Belongs here: KL as a reward (as a loss it stands in objectives), its fixed and adaptive weights, and distillation,
-where the distance to a teacher is the whole reward. Distances are estimates on the choices that were made, in nats.
+KL as a loss is in `objectives.kl`. Estimates are on sampled actions, in nats.
 """
 
 from collections.abc import Callable
@@ -21,7 +20,7 @@ from hone.credit.returns import scored_decisions
 
 Floats = NDArray[np.float64]
 KlEstimator: TypeAlias = Callable[[Floats], Floats]
-"""log pi - log pi_ref of the choices `[N]` -> estimates of KL(pi || pi_ref) `[N]`, in nats."""
+"""log pi - log pi_ref of the actions `[N]` -> estimates of KL(pi || pi_ref) `[N]`, in nats."""
 
 LOG_RATIO_BOUND = 20.0
 
@@ -47,7 +46,7 @@ def k3(gap: Floats) -> Floats:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KlEstimate:
-    """How far the policy of one batch is from the reference."""
+    """KL of the policy of one batch to the reference."""
 
     episode_nats: float
     """Nats: the mean over episodes of the sum over their decisions."""
@@ -58,22 +57,25 @@ class KlEstimate:
 
 
 class KlController(Protocol):
-    """Says what a nat costs."""
+    """Chooses the coefficient of the KL reward, per nat."""
 
     @property
-    def weight(self) -> float: ...
+    def weight(self) -> float:
+        """Coefficient for the next batch."""
 
     def observe(self, distance: KlEstimate) -> None:
-        """Hears of a batch after it was paid for at `weight`."""
+        """Updates the coefficient after a batch that was rewarded with `weight`."""
         ...
 
-    def state(self) -> State: ...
+    def state(self) -> State:
+        """Everything a resumed run needs."""
 
-    def restore(self, state: State) -> None: ...
+    def restore(self, state: State) -> None:
+        """Load a state that `state` returned."""
 
 
 class FixedKlController:
-    """The same price at all times. verl's default is 0.001, RLOO's in TRL 0.05."""
+    """A constant coefficient. verl's default is 0.001, RLOO's in TRL 0.05."""
 
     def __init__(self, weight: float) -> None:
         self.weight = weight
@@ -91,9 +93,8 @@ class FixedKlController:
 class AdaptiveKlController:
     """e = clip(KL / target - 1, -0.2, 0.2); weight *= 1 + e * episodes / horizon (Ziegler et al. 2019, 1909.08593).
 
-    `target` is in nats per episode, as in the paper, with `unit="episode"`, and per decision with `unit="decision"`,
-    which is what verl feeds (with target 0.1, horizon 10000, first weight 0.001). The two differ by the length of an
-    answer.
+    `target` is in nats per episode, as in the paper, with `unit="episode"`, and per decision with `unit="decision"`, as
+    in verl (with target 0.1, horizon 10000, first weight 0.001). The two differ by the length of an answer.
     """
 
     def __init__(
@@ -118,7 +119,7 @@ class AdaptiveKlController:
         return {"weight": self.weight}
 
     def restore(self, state: State) -> None:
-        """Raises DataError for a state without a weight."""
+        """Load the coefficient; raises DataError for a state without one."""
         weight = state.get("weight")
         if not isinstance(weight, float):
             raise DataError(f"the saved state has no number 'weight' (it holds {', '.join(sorted(state))})")
@@ -126,13 +127,13 @@ class AdaptiveKlController:
 
 
 class KlRewardCredit:
-    """Decorates a credit: r_t -= weight * k_t at each decision, and so R -= weight * sum of k_t (Ziegler et al. 2019).
+    """Wraps a credit: r_t -= weight * k_t at each decision, and so R -= weight * sum of k_t (Ziegler et al. 2019).
 
-    The whole credit sees the price: a group's baseline (RLOO, as its paper has it) and returns to go (PPO,
-    REINFORCE++). Elsewhere: OpenRLHF's RLOO adds it after the baseline, slime's REINFORCE++-baseline per token, not
-    summed. An answer without a score stays without. `current` gives log pi of each choice, by default as recorded by
-    whoever acted; `reference` that of the reference, both in nats `[N]`; DataError where one is not finite. Keep its
-    `state()` with a checkpoint: an adaptive weight is part of the run.
+    A group's baseline (RLOO, as in its paper) and returns to go (PPO, REINFORCE++) include the KL. Elsewhere:
+    OpenRLHF's RLOO adds it after the baseline, slime's REINFORCE++-baseline per token, not summed. An answer without a
+    score stays without. `current` gives log pi of each action, by default as recorded by the behaviour policy;
+    `reference` that of the reference, both in nats `[N]`; DataError where one is not finite. Keep its `state()` with a
+    checkpoint: an adaptive weight is part of the run.
     """
 
     def __init__(
@@ -175,7 +176,7 @@ class KlRewardCredit:
 
 
 def estimate_kl(episodes: Episodes, nats: Floats) -> KlEstimate:
-    """Of estimates `[N]`; answers without a score count: their distance is known all the same."""
+    """KL of a batch from estimates `[N]`; answers without a score count too."""
     length = episodes.lengths
     whole = row_sums(nats, episodes.offsets)[length > 0]
     if not len(whole):
@@ -195,11 +196,11 @@ def distillation_credit(
     current: DecisionColumn = behaviour_logp,
     weight: float = 1.0,
 ) -> Credits:
-    """A_t = -weight (log pi - log pi_teacher) of each choice: on-policy distillation, reverse KL with discount 0
+    """A_t = -weight (log pi - log pi_teacher) of each action: on-policy distillation, reverse KL with discount 0
     (Thinking Machines, 2025; MiniLLM, Gu et al. 2023, 2306.08543, discounts by 1).
 
-    A constant to the loss: differentiating it instead would leave no trace of the teacher. Scores play no part, missing
-    ones neither. Elsewhere: slime adds it to any other advantage.
+    A constant to the loss: differentiated instead, its expected gradient would not depend on the teacher. Scores, also
+    missing ones, are ignored. Elsewhere: slime adds it to any other advantage.
     """
     now = checked_column(current, episodes, "the policy's log-probability")
     nats = now - checked_column(teacher, episodes, "the teacher's log-probability")

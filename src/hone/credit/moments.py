@@ -1,7 +1,4 @@
-"""Running mean and variance of rows, and of discounted returns: what observations and rewards are scaled by.
-
-Belongs here: the statistics and their state. Whose they are, and when they are taken up, is the caller's.
-"""
+"""Running mean and variance of rows, and of discounted returns, for normalising observations and rewards."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -17,7 +14,7 @@ LEAST = 1e-8
 
 
 class RunningMeanStd:
-    """Mean and variance of all rows seen so far, merged batch by batch (Chan, Golub and LeVeque, 1979)."""
+    """Mean and variance of all rows so far, merged batch by batch (Chan, Golub and LeVeque, 1979)."""
 
     def __init__(self, size: int) -> None:
         self.count = 0.0
@@ -27,7 +24,7 @@ class RunningMeanStd:
         """`[size]` sum of squared distances from the mean."""
 
     def update(self, rows: NDArray[np.generic]) -> None:
-        """Take in `rows` `[n, size]`."""
+        """Include `rows` `[n, size]`."""
         if len(rows) == 0:
             return
         fresh = rows.astype(np.float64)
@@ -40,16 +37,17 @@ class RunningMeanStd:
 
     @property
     def std(self) -> Floats:
-        """`[size]`, of a population; ones before anything was seen."""
+        """Population standard deviation `[size]`; ones before the first update."""
         if self.count == 0:
             return np.ones_like(self.mean)
         return np.sqrt(self.squares / self.count + LEAST)
 
     def state(self) -> State:
+        """Count, mean and squared distances, for a checkpoint."""
         return {"count": np.array([self.count]), "mean": self.mean.copy(), "squares": self.squares.copy()}
 
     def restore(self, state: State) -> None:
-        """Raises DataError for statistics of another size."""
+        """Load a state; raises DataError for statistics of another size."""
         saved = array(state, "mean").astype(np.float64)
         if saved.shape != self.mean.shape:
             raise DataError(f"saved statistics are of {saved.size} numbers, these of {self.mean.size}")
@@ -58,20 +56,20 @@ class RunningMeanStd:
 
 
 class ReturnScale:
-    """The running spread of discounted returns R_t = discount R_(t-1) + r_t, by which rewards are divided.
+    """Running standard deviation of discounted returns R_t = discount R_(t-1) + r_t, by which rewards are divided.
 
-    R begins at 0 with each episode, also where a rollout cut it into pieces. Rewards keep their sign and their zero:
-    only the scale is taken out (Engstrom et al., "Implementation matters in deep policy gradients", 2020).
+    R starts at 0 with each episode, and continues where a rollout cut it into pieces. Rewards keep their sign and their
+    zero: only the scale is removed (Engstrom et al., "Implementation matters in deep policy gradients", 2020).
     """
 
     def __init__(self, discount: float) -> None:
         self.discount = discount
         self.moments = RunningMeanStd(1)
         self.open_returns: dict[int, float] = {}
-        """Return so far of episodes that go on, by their number."""
+        """Return so far of unfinished episodes, by their number."""
 
     def update(self, episodes: Episodes) -> None:
-        """Take in the returns of these pieces; pieces of one episode come in the order of time."""
+        """Include the returns of these pieces; pieces of one episode come in the order of time."""
         offsets, count = episodes.offsets, episodes.decisions
         reward = episodes.reward.astype(np.float64)
         began = offsets[:-1][episodes.lengths > 0]
@@ -90,6 +88,7 @@ class ReturnScale:
         return float(self.moments.std[0])
 
     def state(self) -> State:
+        """Statistics and unfinished returns, for a checkpoint."""
         return {
             "moments": self.moments.state(),
             "numbers": np.array(list(self.open_returns), dtype=np.int64),

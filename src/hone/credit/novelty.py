@@ -1,7 +1,7 @@
-"""Credit for what is new: a stream of its own beside what the world pays, that does not end with an episode.
+"""Advantages of an intrinsic reward stream besides the extrinsic one, not cut at the ends of episodes (RND).
 
-Belongs here: where the stream of each environment begins and ends in a batch, its advantages, and the sum of both. What
-is new, and how new, is for `models.control.intrinsic_reward`.
+The stream of each environment in a batch, its advantages, and their sum with the extrinsic ones. The intrinsic rewards
+are in `models.control.intrinsic_reward`.
 """
 
 from dataclasses import dataclass
@@ -18,7 +18,7 @@ from hone.credit.returns import Floats, discounted_sums
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoveltyValues(Values):
-    """What two critics expect: of what the world pays, and of novelty."""
+    """Values of two critics: of extrinsic and of intrinsic returns."""
 
     novelty: NDArray[np.float32]
     """`[N]`."""
@@ -28,17 +28,17 @@ class NoveltyValues(Values):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NoveltyCredits(Credits):
-    """Credit for both, with a target for each critic."""
+    """Combined advantages, with a value target for each critic."""
 
     novelty_target: NDArray[np.float32]
     """`[N]`."""
 
 
 def environment_offsets(episodes: Episodes, count: int) -> Ints:
-    """`[L+1]` offsets of the decisions of each of `count` environments that were stepped together.
+    """Offsets `[L+1]` of the decisions of each of `count` environments that were stepped together.
 
-    Pieces stand environment by environment, in the order of time. An environment's first piece goes on with an episode
-    that was numbered in an earlier rollout, so those pieces have the smallest numbers.
+    Pieces are ordered by environment, then by time. An environment's first piece continues an episode that was numbered
+    in an earlier rollout, so those pieces have the smallest numbers.
     """
     pieces = len(episodes)
     if pieces <= count:
@@ -48,7 +48,7 @@ def environment_offsets(episodes: Episodes, count: int) -> Ints:
 
 
 def running_returns(reward: NDArray[np.floating], lanes: Ints, before: Floats, *, discount: float) -> Floats:
-    """`[N]` R_t = discount * R_(t-1) + r_t along each lane, which goes on from `before` `[L]`."""
+    """R_t = discount * R_(t-1) + r_t `[N]` along each lane, which continues from `before` `[L]`."""
     count = int(lanes[-1])
     backwards = discounted_sums(reward[::-1], count - lanes[::-1], discount)[::-1]
     place = np.arange(count) - np.repeat(lanes[:-1], np.diff(lanes))
@@ -64,10 +64,10 @@ def non_episodic_gae(
     discount: float,
     gae_lambda: float,
 ) -> tuple[Floats, Floats]:
-    """Advantage and target `[N]` of `reward` `[N]`, as `gae`, in a stream that goes on through the ends of episodes.
+    """Advantage and target `[N]` of `reward` `[N]`, as `gae`, in a stream that continues through the ends of episodes.
 
-    What follows an end is the next episode's begin, so an end costs novelty nothing (Burda et al., 2018, section 2.3:
-    otherwise an agent that explores would be afraid of dying). Only a lane's last step looks at `novelty_final`. Raises
+    The state after an end is the first of the next episode, so an end costs no novelty (Burda et al., 2018, section
+    2.3: otherwise exploration would be penalised by terminations). Only a lane's last step uses `novelty_final`. Raises
     DataError for another number of rewards than decisions.
     """
     if len(reward) != episodes.decisions:
@@ -83,7 +83,7 @@ def non_episodic_gae(
 def with_novelty(
     credits: Credits, advantage: Floats, target: Floats, *, extrinsic_weight: float, intrinsic_weight: float
 ) -> NoveltyCredits:
-    """A = paid * A of what the world pays + new * A of novelty (Burda et al., 2018: 2 and 1)."""
+    """A = extrinsic_weight * A_extrinsic + intrinsic_weight * A_intrinsic (Burda et al., 2018: 2 and 1)."""
     return NoveltyCredits(
         advantage=(extrinsic_weight * credits.advantage + intrinsic_weight * advantage).astype(np.float32),
         target=credits.target,

@@ -1,8 +1,8 @@
-"""Credit for the best of k answers, and for the logarithm of the chance of being right.
+"""Advantages for the best of k answers, and for the logarithm of the probability of a right answer.
 
-Belongs here: advantages whose expected gradient is that of pass@k, of the expected maximum of k scores, or of sums of
-these. All are per answer and meant for a loss that averages over answers: the estimate of the gradient is
-(1/N) sum A_i grad log pi(answer i) for a group of N.
+Their expected gradient is that of pass@k, of the expected maximum of k scores, or of sums of these. All are per answer
+and meant for a loss that averages over answers: the estimate of the gradient is (1/N) sum A_i grad log pi(answer i) for
+a group of N.
 """
 
 import math
@@ -82,11 +82,11 @@ def pkpo(episodes: Episodes, _values: Values, *, k: int, baseline: PkpoBaseline 
     and is RLOO for k = 1. Scores may be any numbers. Groups with fewer scores than that get 0 and are counted
     (`reward/groups_too_small`).
 
-    Elsewhere: the paper's code returns s_i; the factor N belongs to the average over answers. Its leave-one-out
-    baseline is k/(N-1) of that mean where k/N would centre s_i: as unbiased, but groups of equal scores then push, and
-    k = 1 is not RLOO; here it is k/N. MaxRL's code has, for scores of 0 and 1, R_i C(W,k-1)/C(N-1,k-1) centred by
-    leave-one-out once more: the first is A_i/k of "minus_one", and the second centring is biased, as the others' terms
-    depend on answer i.
+    Elsewhere: the paper's code returns s_i; the factor N comes from the average over answers. Its leave-one-out
+    baseline is k/(N-1) of that mean where k/N would centre s_i: as unbiased, but groups of equal scores then have a
+    gradient, and k = 1 is not RLOO; here it is k/N. MaxRL's code has, for scores of 0 and 1, R_i C(W,k-1)/C(N-1,k-1)
+    centred by leave-one-out once more: the first is A_i/k of "minus_one", and the second centring is biased, as the
+    others' terms depend on answer i.
     """
     _require_k(k, minimum=2 if baseline == "minus_one" else 1)
     judge = _minus_one if baseline == "minus_one" else _without_i
@@ -103,13 +103,13 @@ def max_rl(
     """A = (R - mean_g) / (mean_g + epsilon): maximum likelihood of being right (MaxRL, 2026, 2602.02710).
 
     With N answers the expected gradient is that of -sum over m = 1..M of (1-p)^m / m, the first M terms of log p.
-    "n_minus_one" (M = N - 1): groups without a right answer get 0, which is what the authors' main code and prime-rl
-    run. "n" (M = N): every answer of such a group, single answers included, gets -1 (the authors' `VR_COND` weights);
-    these groups still count as dead. Exact for epsilon = 0 and scores of 0 or 1, by enumeration. Scores may be any
-    number >= 0 (below, the sign would turn); raises UserCodeError otherwise.
+    "n_minus_one" (M = N - 1): groups without a right answer get 0, as in the authors' main code and prime-rl. "n" (M =
+    N): every answer of such a group, single answers included, gets -1 (the authors' `VR_COND` weights); these groups
+    still count as dead. Exact for epsilon = 0 and scores of 0 or 1, by enumeration. Scores may be any number >= 0;
+    raises UserCodeError for negative ones, which would flip the sign.
 
     Elsewhere: a single answer gets R/1e-6 in the authors' code and its raw score in SkyRL; here 0 (a right one, or
-    order N - 1) or -1 (a wrong one, order N). prime-rl's docstring says order N of an estimator of order N - 1.
+    order N - 1) or -1 (a wrong one, order N). prime-rl's docstring gives order N for an estimator of order N - 1.
     """
     require_scores(episodes, binary=False, credit_name="max_rl")
     numbers, score = group_numbers(episodes), episodes.score[episodes.scored]

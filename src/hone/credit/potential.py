@@ -1,7 +1,7 @@
-"""Rewards shaped by a potential, which changes no best policy, and by a bonus for being somewhere, which can.
+"""Reward shaping by a potential, which keeps the optimal policies, and by a state bonus, which may not.
 
-Belongs here: functions `Episodes -> Episodes` that change what was paid and leave the score alone, so that what is
-judged and reported is the world's own return. Potentials are functions of what is seen.
+Functions `Episodes -> Episodes` that change rewards and not scores, so that metrics and evaluation show the
+environment's own return. Potentials are functions of the observation.
 """
 
 from collections.abc import Callable
@@ -19,38 +19,38 @@ from hone.core.errors import DataError
 from hone.credit.columns import CreditFunction, Floats
 
 Potential: TypeAlias = Callable[[NDArray[np.generic]], Floats]
-"""What is seen `[n, *observation]` -> its potential `[n]`."""
+"""Observations `[n, *observation]` -> potentials `[n]`."""
 
 
 class TablePotential(Config):
     """A number for every state of a finite observation space."""
 
     kind: Literal["table"]
-    """Which one."""
+    """Selects this alternative."""
     values: list[float] = Field(min_length=1)
-    """By the number of the state, from 0."""
+    """Potentials by the number of the state, from 0."""
 
 
 class LinearPotential(Config):
-    """A weighted sum of what is seen."""
+    """A weighted sum of the observation."""
 
     kind: Literal["linear"]
-    """Which one."""
+    """Selects this alternative."""
     weights: list[float] = Field(min_length=1)
-    """One for each number of a flattened observation."""
+    """One weight for each number of the flattened observation."""
 
 
 class DistancePotential(Config):
-    """Minus the distance between some columns of what is seen and a place."""
+    """Minus the distance between some columns of the observation and a target."""
 
     kind: Literal["distance"]
-    """Which one."""
+    """Selects this alternative."""
     columns: list[int] = Field(min_length=1)
-    """Of a flattened observation."""
+    """Columns of the flattened observation."""
     target: list[float]
-    """The place, one number a column."""
+    """Target, one number per column."""
     weight: float = 1.0
-    """What the distance is multiplied by."""
+    """Factor of the distance."""
 
 
 PotentialConfig: TypeAlias = Annotated[
@@ -59,7 +59,7 @@ PotentialConfig: TypeAlias = Annotated[
 
 
 def build_potential(config: PotentialConfig) -> Potential:
-    """The function that a config describes; it raises DataError for observations that it does not fit."""
+    """Potential function of a config; it raises DataError for observations that it does not fit."""
 
     def table(seen: NDArray[np.generic]) -> Floats:
         assert isinstance(config, TablePotential)
@@ -94,19 +94,20 @@ def build_potential(config: PotentialConfig) -> Potential:
 
 
 def potential_shaped(episodes: Episodes, *, potential: Potential, discount: float) -> Episodes:
-    """r + discount * Phi(s') - Phi(s), with Phi = 0 where the world ended (Ng, Harada & Russell, 1999).
+    """r + discount * Phi(s') - Phi(s), with Phi = 0 at terminal states (Ng, Harada & Russell, 1999).
 
-    Along an episode the terms telescope, so every return from s changes by -Phi(s) whatever is done, and with it no
-    preference. That holds for this discount only: take the one that the credit uses. A truncated episode is not ended,
-    and keeps the potential of what was seen last.
+    Along an episode the terms telescope, so every return from s changes by -Phi(s) for every policy, and the order of
+    policies stays. That holds for this discount only: take the credit's discount. A truncated episode keeps the
+    potential of its final observation.
     """
     worth, after = _around(episodes, potential)
     return replace(episodes, reward=(episodes.reward + discount * after - worth).astype(np.float32))
 
 
 def state_bonus_shaped(episodes: Episodes, *, potential: Potential) -> Episodes:
-    """r + Phi(s'): a bonus for being somewhere. It can make it best to go in circles there (Randloev & Alstroem, 1998),
-    and is here to show that."""
+    """r + Phi(s'): a bonus per state. It can make circling optimal (Randloev & Alstroem, 1998), and is here to show
+    that.
+    """
     _, after = _around(episodes, potential)
     return replace(episodes, reward=(episodes.reward + after).astype(np.float32))
 
@@ -114,7 +115,7 @@ def state_bonus_shaped(episodes: Episodes, *, potential: Potential) -> Episodes:
 def with_shaped_rewards(
     episodes: Episodes, values: Values, *, credit: CreditFunction, shaping: Callable[[Episodes], Episodes]
 ) -> Credits:
-    """`credit` of r + F, the rewards after `shape`; the mean change of a reward is `reward/shaping_mean`."""
+    """A = `credit` of the rewards after `shaping`; the mean change of a reward is `reward/shaping_mean`."""
     changed = shaping(episodes)
     credits = credit(changed, values)
     moved = float((changed.reward - episodes.reward).mean()) if episodes.decisions else 0.0
@@ -122,7 +123,7 @@ def with_shaped_rewards(
 
 
 def _around(episodes: Episodes, potential: Potential) -> tuple[Floats, Floats]:
-    """Phi of what was seen before `[N]` and after `[N]` each decision; 0 after an end of the world."""
+    """Phi of the observation before `[N]` and after `[N]` each decision; 0 after a termination."""
     steps = episodes.transitions()
     assert steps.final is not None
     worth, after = (np.asarray(potential(seen), np.float64) for seen in (steps.observations, steps.final))

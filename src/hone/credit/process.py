@@ -1,7 +1,6 @@
-"""Process rewards: credit for the steps of an answer, by a step's own reward or by what a policy ratio implies.
+"""Process rewards: advantages from rewards within an answer, of explicit step scorers or implied by a policy ratio.
 
-Belongs here: advantages from rewards within an answer. The rewards of explicit step judges stand in `episodes.reward`;
-implicit ones come as a column.
+Explicit step rewards are in `episodes.reward`; implicit ones are passed as a column.
 """
 
 import numpy as np
@@ -20,10 +19,10 @@ def step_group_relative(episodes: Episodes, _values: Values, *, step_ends: StepE
     the mean and standard deviation (ddof 1) of all steps of its group (GRPO with process supervision, Shao et al.
     2024).
 
-    `ends` marks each step's last decision (`turn_ends`, `delimiter_ends`); an answer's last decision always ends one. A
-    step's reward is what was paid during it. Groups whose steps are all equal, or with one step, get 0 and are counted.
-    The formula is known here from secondary descriptions of the paper's section 4.1.3; no other library has it. Answers
-    of many steps collect more terms, and so larger advantages at their beginnings.
+    `step_ends` marks each step's last decision (`turn_ends`, `delimiter_ends`); an answer's last decision always ends
+    one. A step's reward is the sum of rewards within it. Groups whose steps are all equal, or with one step, get 0 and
+    are counted. The formula is taken from secondary descriptions of the paper's section 4.1.3; no other library has it.
+    Answers of many steps sum more terms, and so have larger advantages at their beginnings.
     """
     marks = step_ends(episodes) | episode_ends(episodes)
     places = np.flatnonzero(marks)
@@ -44,9 +43,10 @@ def step_group_relative(episodes: Episodes, _values: Values, *, step_ends: StepE
 def implicit_reward(
     episodes: Episodes, *, policy: DecisionColumn, reference: DecisionColumn, beta: float = 0.05
 ) -> Floats:
-    """r_t = beta (log pi_phi - log pi_ref) of each choice `[N]`, nats x beta: the reward that a policy trained on
-    outcomes implies (implicit process rewards, PRIME, Cui et al. 2025, 2502.01456). A `DecisionColumn`, once policies
-    are bound."""
+    """r_t = beta (log pi_phi - log pi_ref) of each action `[N]`, nats x beta: the reward implied by a policy trained on
+    outcomes (implicit process rewards, PRIME, Cui et al. 2025, 2502.01456). A `DecisionColumn`, once policies are
+    bound.
+    """
     return beta * (
         checked_column(policy, episodes, "the reward policy's log-probability")
         - checked_column(reference, episodes, "the reference's log-probability")

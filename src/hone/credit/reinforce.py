@@ -1,7 +1,7 @@
 """REINFORCE on the tokens of a batch: whitening, REINFORCE++ and its baseline form, ReMax, the optimal token baseline.
 
-Belongs here: credit that differs from decision to decision of one answer and needs no critic. Rewards are
-`episodes.reward`: a score paid at the last decision, and whatever a decoration (`KlRewardCredit`) put between.
+Advantages that differ within an answer, without a critic. Rewards are `episodes.reward`: a score at the last decision,
+and a KL reward (`KlRewardCredit`) at each.
 """
 
 from dataclasses import replace
@@ -31,10 +31,10 @@ def whiten(values: Floats, *, ddof: Ddof = 1, epsilon: float = 1e-8) -> Floats:
 
 
 def whitened(episodes: Episodes, values: Values, *, credit: CreditFunction, ddof: Ddof = 1) -> Credits:
-    """A = (A - mean) / (std + 1e-8) over all decisions whose episode has a score; 0 on the others. Decorates `credit`.
+    """A = (A - mean) / (std + 1e-8) over all decisions whose episode has a score; 0 on the others. Wraps `credit`.
 
-    Elsewhere: verl divides by sqrt(var + 1e-8) with ddof 1, OpenRLHF and NeMo-RL use ddof 0; verl also moves the
-    advantages of masked tokens. Long answers weigh more, because tokens are counted.
+    Elsewhere: verl divides by sqrt(var + 1e-8) with ddof 1, OpenRLHF and NeMo-RL use ddof 0; verl also shifts the
+    advantages of masked tokens. Long answers have larger weights, because tokens are counted.
     """
     credits = credit(episodes, values)
     return replace(credits, advantage=_whitened_where_heard(episodes, credits.advantage.astype(np.float64), ddof))
@@ -43,10 +43,9 @@ def whitened(episodes: Episodes, values: Values, *, credit: CreditFunction, ddof
 def reinforce_plus_plus(episodes: Episodes, _values: Values, *, discount: float = 1.0, ddof: Ddof = 1) -> Credits:
     """A = whitened over the batch's decisions of G_t = r_t + discount G_{t+1} (REINFORCE++, Hu 2025, 2501.03262).
 
-    The paper's r_t holds -beta k1_t: decorate with `KlRewardCredit`. What the world said between decisions costs no
-    discount and ends no return. Elsewhere: SkyRL and older verl start the return anew at every tool call, so that
-    turns before the last one lose the final score; slime discounts over masked positions; the authors' OpenRLHF has
-    ddof 0.
+    The paper's r_t includes -beta k1_t: wrap with `KlRewardCredit`. Environment turns between decisions are not
+    discounted and end no return. Elsewhere: SkyRL and older verl restart the return at every tool call, so that turns
+    before the last one lose the final score; slime discounts over masked positions; the authors' OpenRLHF has ddof 0.
     """
     total = discounted_sums(episodes.reward, episodes.offsets, discount)
     return Credits(advantage=_whitened_where_heard(episodes, total, ddof))
@@ -71,10 +70,10 @@ def reinforce_plus_plus_baseline(episodes: Episodes, _values: Values, *, ddof: D
 def remax(episodes: Episodes, _values: Values) -> Credits:
     """A_t = sum of r from t on - score of the greedy answer to the same question (ReMax, Li et al. 2023, 2310.10505).
 
-    The source answers each question once more, greedily, scores that, and puts the score into `episodes.baseline` of
-    the answers to it; the greedy answer itself is not learned from. Where it has no score (NaN), the advantage is 0
-    and the share is `reward/baseline_missing`. Raises DataError without any baseline. Elsewhere: the authors' code
-    subtracts it from the whole return at every token, which is the same for a score paid at the end.
+    The source generates a greedy answer to each question, scores it, and puts the score into `episodes.baseline` of the
+    other answers; the greedy answer is not trained on. Where it has no score (NaN), the advantage is 0 and the share is
+    `reward/baseline_missing`. Raises DataError without any baseline. Elsewhere: the authors' code subtracts it from the
+    whole return at every token, which is the same for a score at the end.
     """
     if episodes.baseline is None:
         raise DataError("remax needs episodes.baseline: the source must score a greedy answer to each question")
@@ -101,11 +100,11 @@ def optimal_token_baseline(
     verl.
 
     G is the undiscounted return to go; the summand is the squared gradient of log pi with respect to the logits, so W
-    says how much an answer's gradient weighs so far. `collision` gives sum_v pi_v^2 of each decision `[N]`, `current`
-    the log-probability of its choice in nats; `ratio`, where the loss weighs decisions by an importance ratio, that
-    weight, whose square the summand is multiplied by. Position t counts decisions only (verl's form for tools). An
-    answer beyond the length of all others has its own return as baseline there and so gets 0 (up to epsilon); verl's
-    `handle_zero_tail`, off in some versions and on in others, gives it the raw return. Dead groups get 0.
+    is the squared gradient norm of the answer up to t. `collision` gives sum_v pi_v^2 of each decision `[N]`, `current`
+    the log-probability of its action in nats; `ratio`, for losses with importance weights, the weight, whose square
+    multiplies the summand. Position t counts decisions only (verl's form for tools). An answer beyond the length of all
+    others has its own return as baseline there and so gets 0 (up to epsilon); verl's `handle_zero_tail`, off in some
+    versions and on in others, gives it the raw return. Dead groups get 0.
     """
     energy = 1.0 - 2.0 * np.exp(checked_column(current, episodes, "the log-probability"))
     energy += checked_column(collision, episodes, "the collision probability")

@@ -1,13 +1,13 @@
-"""Credit from rewards over time: returns, generalised advantages, n-step and one-step targets.
+"""Advantages and value targets from rewards over time: returns, GAE, n-step and one-step targets.
 
-Belongs here: arithmetic on rewards and values, over pieces of episodes of any lengths at once. A piece that terminated
-is worth nothing beyond its end; any other (truncated by a limit, or cut because a rollout stopped) is worth the value
-of its final observation. Where a piece both terminated and was truncated, termination wins.
+Arithmetic on rewards and values, over pieces of episodes of any lengths at once. A terminated piece has value 0 beyond
+its end; any other (truncated by a limit, or cut by the end of a rollout) has the value of its final observation. Where
+a piece both terminated and was truncated, termination wins.
 
-Only decisions are steps. What the world says between two decisions of a conversation (tool output) is no step: value
-and advantage are carried over it, and no discount is spent on it, as in verl, AReaL and NeMo-RL; slime, SkyRL and TRL
-recur over those positions too. An episode whose score is missing has advantage 0 and, with a critic, its own value as
-target: a reward that failed is not a reward of 0.
+Only decisions are steps. Environment turns between two decisions of a conversation (tool output) are no step: value and
+advantage are carried over them without discount, as in verl, AReaL and NeMo-RL; slime, SkyRL and TRL recur over those
+positions too. An episode with a missing score has advantage 0 and, with a critic, its own value as target: a failed
+reward function does not mean a reward of 0.
 """
 
 from dataclasses import replace
@@ -33,7 +33,7 @@ def discounted_sums(values: NDArray[np.floating], offsets: Ints, factor: float) 
     longest, width, weight = int(np.diff(offsets).max(initial=0)), 1, factor
     while width < longest and weight != 0.0:
         reaches = left[:-width] > width
-        total[:-width] += np.where(reaches, weight * total[width:], 0.0)  # the right side is made before it is added
+        total[:-width] += np.where(reaches, weight * total[width:], 0.0)  # numpy evaluates the right side before adding
         width, weight = 2 * width, weight * weight
     return total
 
@@ -55,11 +55,11 @@ def recurrence(values: NDArray[np.floating], factors: NDArray[np.floating]) -> F
 def gae(episodes: Episodes, values: Values, *, discount: float, gae_lambda: float) -> Credits:
     """Generalised advantage estimation (Schulman et al., 2016, 1506.02438).
 
-    delta_t = r_t + discount * V_{t+1} - V_t; A_t = sum over k of (discount * decay)^k * delta_{t+k}; target = A + V.
-    After the last decision of a piece, V_{t+1} is 0 if it terminated and `values.final` otherwise.
+    delta_t = r_t + discount * V_{t+1} - V_t; A_t = sum over k of (discount * gae_lambda)^k * delta_{t+k}; target = A +
+    V. After the last decision of a piece, V_{t+1} is 0 if it terminated and `values.final` otherwise.
 
-    Elsewhere: most language-model trainers take a truncated answer for an ended one; AReaL bootstraps it, as here.
-    SkyRL reads V of padding after the last token. Whitening is a decoration of its own (`whitened`, `standardised`).
+    Elsewhere: most language-model trainers treat a truncated answer as terminated; AReaL bootstraps it, as here. SkyRL
+    reads V of padding after the last token. Whitening is a separate wrapper (`whitened`, `standardised`).
     """
     worth, after = values_around(episodes, values, "gae")
     advantage = discounted_sums(episodes.reward + discount * after - worth, episodes.offsets, discount * gae_lambda)
@@ -67,10 +67,10 @@ def gae(episodes: Episodes, values: Values, *, discount: float, gae_lambda: floa
 
 
 def td_lambda(episodes: Episodes, values: Values, *, discount: float, trace_lambda: float) -> Credits:
-    """The lambda-return as target, and how far it is above the value as advantage (Sutton, 1988).
+    """TD(lambda): the lambda-return as target, and its difference to the value as advantage (Sutton, 1988).
 
-    G_t = r_t + discount * [(1 - decay) V_{t+1} + decay G_{t+1}], with G = V beyond the end of a piece. decay 0 is the
-    one-step target, 1 the return. The same numbers as `gae`, by another road.
+    G_t = r_t + discount * [(1 - trace_lambda) V_{t+1} + trace_lambda G_{t+1}], with G = V beyond the end of a piece.
+    trace_lambda 0 is the one-step target, 1 the return. The same numbers as `gae`, by another recursion.
     """
     worth, after = values_around(episodes, values, "td_lambda")
     step = episodes.reward + discount * (1 - trace_lambda) * after
@@ -80,10 +80,10 @@ def td_lambda(episodes: Episodes, values: Values, *, discount: float, trace_lamb
 
 
 def n_step(episodes: Episodes, values: Values, *, discount: float, steps: int) -> Credits:
-    """n-step returns as target, and how far they are above the value as advantage (Sutton & Barto, 2018, chapter 7).
+    """n-step returns as target, and their difference to the value as advantage (Sutton & Barto, 2018, chapter 7).
 
-    G_t = r_t + ... + discount^(m-1) r_{t+m-1} + discount^m V_{t+m}, m = min(steps, decisions left in the piece).
-    Raises ConfigError for less than one step.
+    G_t = r_t + ... + discount^(m-1) r_{t+m-1} + discount^m V_{t+m}, m = min(steps, decisions left in the piece). Raises
+    ConfigError for less than one step.
     """
     if steps < 1:
         raise ConfigError(f"n_step: steps = {steps}; it must be at least 1")
@@ -97,11 +97,11 @@ def n_step(episodes: Episodes, values: Values, *, discount: float, steps: int) -
 
 
 def discounted_returns(episodes: Episodes, values: Values, *, discount: float) -> Credits:
-    """Discounted return to go, as advantage and target; a critic, if any, only continues pieces that did not terminate.
+    """Discounted return to go, as advantage and target; a critic, if any, only bootstraps pieces that did not
+    terminate.
 
-    Without a critic (`values` empty) nothing is added beyond the end: a truncated episode then looks as if it ended.
-    With `discount=1` and a score that is paid at the end, every decision is credited with the score (REINFORCE,
-    Williams 1992).
+    Without a critic (`values` empty) nothing is added beyond the end: a truncated episode is treated as terminated.
+    With `discount=1` and a score at the end, every decision is credited with the score (REINFORCE, Williams 1992).
     """
     reward = episodes.reward.astype(np.float64)
     if len(values.final):
@@ -114,15 +114,15 @@ def discounted_returns(episodes: Episodes, values: Values, *, discount: float) -
 
 
 def reward_as_advantage(episodes: Episodes, values: Values) -> Credits:
-    """A = r: each decision is credited with the reward that followed it (bandits, imitation, and whoever needs no
-    more)."""
+    """A = r: each decision is credited with its own reward (bandits, imitation)."""
     del values
     return Credits(advantage=episodes.reward)
 
 
 def one_step_target(episodes: Episodes, values: Values, *, discount: float) -> Credits:
-    """The parts of r + discount * worth(next): reward as advantage, and a discount that is 0 where the world ended
-    (Watkins, 1989)."""
+    """The parts of r + discount * V(s'): reward as advantage, and a discount that is 0 at terminal states (Watkins,
+    1989).
+    """
     del values
     factor = np.full(episodes.decisions, discount, dtype=np.float32)
     last, owners = last_decisions(episodes)
@@ -133,7 +133,7 @@ def one_step_target(episodes: Episodes, values: Values, *, discount: float) -> C
 def standardised(credits: Credits) -> Credits:
     """A = (A - mean) / (std + 1e-8) over all decisions of the batch (PPO's code, 2017); std of a population (ddof 0).
 
-    Knows nothing of missing scores: where there may be any, use `whitened` of credit.reinforce.
+    Ignores missing scores: where there may be any, use `whitened` of credit.reinforce.
     """
     advantage = credits.advantage
     if len(advantage) < 2:
@@ -142,12 +142,12 @@ def standardised(credits: Credits) -> Credits:
 
 
 def scored_decisions(episodes: Episodes) -> NDArray[np.bool_]:
-    """Decisions of episodes whose score is not missing `[N]`."""
+    """Flags of decisions whose episode has a score `[N]`."""
     return np.repeat(episodes.scored, episodes.lengths)
 
 
 def values_around(episodes: Episodes, values: Values, name: str) -> tuple[Floats, Floats]:
-    """V of what was seen at each decision `[N]` and after it `[N]`; raises ConfigError without a critic."""
+    """V of the observation before `[N]` and after `[N]` each decision; raises ConfigError without a critic."""
     if len(values.value) != episodes.decisions or len(values.final) != len(episodes):
         raise ConfigError(
             f"{name} needs a critic: {len(values.value)} values for {episodes.decisions} decisions, "
@@ -162,7 +162,7 @@ def values_around(episodes: Episodes, values: Values, name: str) -> tuple[Floats
 
 
 def _above(episodes: Episodes, worth: Floats, advantage: Floats) -> Credits:
-    """How far a target is above the value; where the score is missing nothing is to be learned."""
+    """Target minus value as advantage; missing scores get advantage 0 and their own value as target."""
     if not episodes.scored.all():
         advantage = np.where(scored_decisions(episodes), advantage, 0.0)
     return Credits(advantage=advantage.astype(np.float32), target=(advantage + worth).astype(np.float32))

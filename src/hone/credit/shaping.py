@@ -1,8 +1,8 @@
-"""Scores changed before they are compared: length, overlong answers, thresholds.
+"""Reward shaping of scores: length, overlong answers, thresholds.
 
-Belongs here: functions `Episodes -> Episodes` that give an answer another score (and pay the difference at its last
-decision), `with_shaped_scores`, which puts them before a credit, and `overlong_filtered`. L is the number of decisions
-(tokens that the policy chose). Missing scores stay missing, and leave every statistic.
+Functions `Episodes -> Episodes` that change the score of an answer (the difference is added to the reward at its last
+decision), `with_shaped_scores`, which applies them before a credit, and `overlong_filtered`. L is the number of
+decisions (sampled tokens). Missing scores stay missing, and leave every statistic.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,10 +24,9 @@ ScoreShaping: TypeAlias = Callable[[Episodes], Episodes]
 def with_shaped_scores(
     episodes: Episodes, values: Values, *, credit: CreditFunction, shapings: Sequence[ScoreShaping]
 ) -> Credits:
-    """A = `credit` of the episodes after each of `shapes`, in order; the mean change is `reward/shaping_mean`.
+    """A = `credit` of the episodes after each of `shapings`, in order; the mean change is `reward/shaping_mean`.
 
-    Groups that say nothing are counted on the shaped scores; `has_score_variance` of credit.selection looks at the
-    others.
+    Dead groups are counted on the shaped scores; `has_score_variance` of credit.selection uses the unshaped ones.
     """
     changed = episodes
     for shape in shapings:
@@ -39,7 +38,7 @@ def with_shaped_scores(
 
 
 def with_scores(episodes: Episodes, score: Floats) -> Episodes:
-    """The same episodes with other scores `[E]`, the difference paid at each one's last decision; missing ones stay."""
+    """The episodes with scores `[E]`, the difference added to the last reward of each; missing ones stay."""
     scored = episodes.scored
     told = np.where(scored, score, episodes.score)
     reward = episodes.reward.copy()
@@ -49,27 +48,28 @@ def with_scores(episodes: Episodes, score: Floats) -> Episodes:
 
 
 def binarised(episodes: Episodes, *, threshold: float) -> Episodes:
-    """1 for scores of at least `threshold`, 0 below: for credits that are defined on right and wrong."""
+    """1 for scores of at least `threshold`, 0 below: for credits that need right and wrong."""
     return with_scores(episodes, (episodes.score >= threshold).astype(np.float64))
 
 
 def clip_scores(episodes: Episodes, *, low: float, high: float) -> Episodes:
     """Scores clipped to [low, high]. Raises ConfigError for an empty range."""
     if low > high:
-        raise ConfigError(f"bounded: low = {low} is above high = {high}")
+        raise ConfigError(f"clip_scores: low = {low} is above high = {high}")
     return with_scores(episodes, np.clip(episodes.score, low, high))
 
 
 def overlong_penalty(episodes: Episodes, *, max_tokens: int, buffer_tokens: int, factor: float = 1.0) -> Episodes:
-    """R += factor * p(L), p = 0 for L <= limit - cache, ((limit - cache) - L) / cache up to `limit`, -1 beyond (soft
-    overlong punishment, DAPO, Yu et al. 2025, 2503.14476; there limit 20480 and cache 4096 tokens, factor 1).
+    """R += factor * p(L), p = 0 for L <= max - buffer, ((max - buffer) - L) / buffer up to max = `max_tokens`, -1
+    beyond (soft overlong punishment, DAPO, Yu et al. 2025, 2503.14476; there max 20480 and buffer 4096 tokens, factor
+    1).
 
-    Raises ConfigError unless 0 < cache <= limit. Elsewhere: verl and AReaL do not cap it at -factor, which matters
-    only for answers longer than `limit`. Select groups before it: on the shaped score all-wrong groups of unequal
-    lengths look as if they said something.
+    Raises ConfigError unless 0 < buffer <= max. Elsewhere: verl and AReaL do not cap it at -factor, which matters only
+    for answers longer than max. Select groups before it: on the shaped score all-wrong groups of unequal lengths look
+    informative.
     """
     if not 0 < buffer_tokens <= max_tokens:
-        raise ConfigError(f"overlong: cache = {buffer_tokens} must be in (0, limit = {max_tokens}]")
+        raise ConfigError(f"overlong: buffer_tokens = {buffer_tokens} must be in (0, max_tokens = {max_tokens}]")
     return with_scores(
         episodes,
         episodes.score + factor * np.clip((max_tokens - buffer_tokens - episodes.lengths) / buffer_tokens, -1.0, 0.0),
@@ -85,15 +85,15 @@ def cosine_reward(
     exceeded: float = -10.0,
     threshold: float = 1.0,
 ) -> Episodes:
-    """R = b + (a - b)/2 (1 + cos(pi L / limit)), with a the value at length 0 and b at `limit`, (a, b) = `right` where
-    the score reached `threshold`, else `wrong`; `exceeded` for L >= limit (cosine reward, Yeo et al. 2025,
-    2502.03373).
+    """R = b + (a - b)/2 (1 + cos(pi L / max_tokens)), with a the value at length 0 and b at `max_tokens`, (a, b) =
+    `right` where the score reached `threshold`, else `wrong`; `exceeded` for L >= max_tokens (cosine reward, Yeo et al.
+    2025, 2502.03373).
 
-    Short right answers are worth more, short wrong ones less: it pays to think longer only when it did not work. The
-    score is replaced, so every scale is the function's own. Raises ConfigError for a limit below 1.
+    Short right answers get more, short wrong ones less, which favours longer reasoning only where it failed. The score
+    is replaced, so every scale is the function's own. Raises ConfigError for a limit below 1.
     """
     if max_tokens < 1:
-        raise ConfigError(f"cosine: limit = {max_tokens}; it must be at least 1")
+        raise ConfigError(f"cosine_reward: max_tokens = {max_tokens}; it must be at least 1")
     start, end = np.where((episodes.score >= threshold)[:, None], np.array(right), np.array(wrong)).T
     curve = end + 0.5 * (start - end) * (1.0 + np.cos(np.pi * episodes.lengths / max_tokens))
     return with_scores(episodes, np.where(episodes.lengths >= max_tokens, exceeded, curve))
@@ -101,7 +101,8 @@ def cosine_reward(
 
 def length_rank_reward(episodes: Episodes, *, weight: float = 1.0, threshold: float = 1.0) -> Episodes:
     """R += weight * l, l = 1/2 - (L - L_min)/(L_max - L_min) over the group's scored answers; min(0, l) for wrong ones
-    (length reward, Kimi k1.5, 2025, 2501.12599). Groups of one length get 0."""
+    (length reward, Kimi k1.5, 2025, 2501.12599). Groups whose answers are equally long get 0.
+    """
     numbers, scored = group_numbers(episodes), episodes.scored
     length = episodes.lengths[scored].astype(np.float64)
     groups = int(numbers.max(initial=-1)) + 1
@@ -116,14 +117,14 @@ def length_rank_reward(episodes: Episodes, *, weight: float = 1.0, threshold: fl
 
 
 def length_scaled_reward(episodes: Episodes, *, weight: float, threshold: float = 1.0) -> Episodes:
-    """R *= 1 - weight * sigmoid((L - mean) / std) for right answers, mean and std (ddof 0, as numpy's default; the
-    paper does not say) of the lengths of the group's right answers (Arora & Zanette 2025, 2502.04463).
+    """R *= 1 - weight * sigmoid((L - mean) / std) for right answers, mean and std (ddof 0, numpy's default; the paper
+    does not state it) of the lengths of the group's right answers (Arora & Zanette 2025, 2502.04463).
 
     Wrong answers keep their score. Where all right answers are equally long the factor is 1 - weight/2. Raises
     ConfigError for a weight outside [0, 1): a right answer must stay better than none.
     """
     if not 0 <= weight < 1:
-        raise ConfigError(f"length_standardised: weight = {weight} must be in [0, 1)")
+        raise ConfigError(f"length_scaled_reward: weight = {weight} must be in [0, 1)")
     right = episodes.scored & (episodes.score >= threshold)
     numbers = np.unique(episodes.group[right], return_inverse=True)[1]
     length = episodes.lengths[right].astype(np.float64)
@@ -151,7 +152,7 @@ def overlong_filtered(
 
 
 def _unheard(episodes: Episodes, silent: NDArray[np.bool_]) -> Episodes:
-    """The same episodes, with the scores of the `silent` `[E]` missing."""
+    """The same episodes, with missing scores where `silent` `[E]`."""
     return replace(
         episodes,
         score=np.where(silent, np.nan, episodes.score),

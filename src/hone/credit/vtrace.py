@@ -1,4 +1,4 @@
-"""V-trace: returns and advantages for a policy that is no longer the one that acted."""
+"""V-trace: returns and advantages of a policy, corrected for another behaviour policy."""
 
 import numpy as np
 
@@ -23,16 +23,16 @@ def v_trace(
 ) -> Credits:
     """V-trace (IMPALA, Espeholt et al., 2018, 1802.01561).
 
-    ratio_t = pi(a_t) / mu(a_t); rho_t = min(ratio_cap, ratio_t); c_t = decay * min(trace_cap, ratio_t);
-    delta_t = rho_t (r_t + discount V_{t+1} - V_t); v_t = V_t + delta_t + discount c_t (v_{t+1} - V_{t+1});
-    A_t = rho_t (r_t + discount v_{t+1} - V_t); target = v. Beyond the end of a piece v and V are 0 if it terminated and
-    `values.final` otherwise.
+    ratio_t = pi(a_t) / mu(a_t); rho_t = min(ratio_cap, ratio_t); c_t = trace_lambda * min(trace_cap, ratio_t); delta_t
+    = rho_t (r_t + discount V_{t+1} - V_t); v_t = V_t + delta_t + discount c_t (v_{t+1} - V_{t+1}); A_t = rho_t (r_t +
+    discount v_{t+1} - V_t); target = v. Beyond the end of a piece v and V are 0 if it terminated and `values.final`
+    otherwise.
 
-    `current` gives log pi of each choice now, in nats `[N]`; mu is `episodes.logp`. A holds rho_t already: the loss to
-    go with it is -A log pi, not one that multiplies by a ratio again. On-policy (ratio 1) the target is that of `gae`,
-    while A is r + discount v' - V, which equals GAE for decay 1 only. ratio_cap decides which policy's value is
-    learned, trace_cap the speed. Log-ratios are clamped to +-20 before exp. Raises ConfigError without a critic or for
-    a ratio_cap below trace_cap (the paper requires rho-bar >= c-bar), DataError where a log-probability is not finite.
+    `current` gives log pi of each action under the current policy, in nats `[N]`; mu is `episodes.logp`. A includes
+    rho_t: use the loss -A log pi, without another ratio. On-policy (ratio 1) the target is that of `gae`, while A is r
+    + discount v' - V, which equals GAE for trace_lambda 1 only. ratio_cap determines which policy's value is learned,
+    trace_cap the speed. Log-ratios are clamped to +-20 before exp. Raises ConfigError without a critic or for a
+    ratio_cap below trace_cap (the paper requires rho-bar >= c-bar), DataError where a log-probability is not finite.
     """
     worth, after = values_around(episodes, values, "v_trace")
     if not 0 < trace_cap <= ratio_cap:

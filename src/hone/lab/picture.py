@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from hone.lab.finding import BarPlot, LinePlot, Panel, PlotSeries
 from hone.report.html import Html, element, format_number, join, text
-from hone.report.svg import LinearScale, nice_ticks, tick_labels
+from hone.report.svg import LinearScale, nice_ticks, thinned, tick_labels
 
 Floats = NDArray[np.float64]
 
@@ -71,7 +71,7 @@ def _lines(panel: LinePlot) -> Html:
     parts = [_label(LEFT - 44, 18, panel.title, "title"), _grid(x, y, log=panel.log_y)]
     parts.append(_label((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 8, panel.x_label, "tick middle"))
     for k, (xs, ys) in enumerate(lines):
-        where, means = _thinned(xs, ys)
+        where, means = thinned(xs, ys, MAX_POINTS)
         parts.append(_polyline([(x.at(a), y.at(b)) for a, b in zip(where.tolist(), means.tolist(), strict=True)], k))
     parts.append(_legend([series.label for series in panel.series]))
     return join(parts)
@@ -139,15 +139,6 @@ def _polyline(points: Sequence[tuple[float, float]], k: int) -> Html:
             "points": " ".join(f"{a:.1f},{b:.1f}" for a, b in points),
         },
     )
-
-
-def _thinned(x: Floats, y: Floats) -> tuple[Floats, Floats]:
-    """At most `MAX_POINTS` points: means over equal runs of points."""
-    if len(x) <= MAX_POINTS:
-        return x, y
-    starts = np.arange(0, len(x), math.ceil(len(x) / MAX_POINTS))
-    counts = np.diff(np.append(starts, len(x)))
-    return np.add.reduceat(x, starts) / counts, np.add.reduceat(y, starts) / counts
 
 
 # ----------------------------------------------------------------------------------------------- bars

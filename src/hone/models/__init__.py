@@ -1,4 +1,4 @@
-"""Networks: the decoder transformer, Hugging Face folders and tokenizers in and out, multi-layer perceptrons.
+"""Networks: the decoder transformer with Hugging Face folders and tokenizers, and multi-layer perceptrons for control.
 
-Belongs here: what maps inputs to numbers. Does not: losses, sampling, data.
+Losses, sampling and data are elsewhere.
 """

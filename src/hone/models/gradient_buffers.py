@@ -1,7 +1,6 @@
-"""Gradients that are written where they belong by the layer that computes them, with no tensor between.
+"""Gradient buffers: layers write gradients of weights directly into the optimizer's memory.
 
-Belongs here: the place that a weight's gradient has in the memory of whoever steps the weights, for as long as they are
-being received. For a large weight a tensor of its own, and the addition of it to zeros, cost as much as the optimizer.
+For a large weight, a separate gradient tensor and its addition to zeros cost as much as the optimizer step.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -15,17 +14,17 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GradientBuffers:
-    """Where gradients belong, and which of them are there."""
+    """Gradient buffers of parameters, with flags of those that are filled."""
 
     buffers: Mapping[int, Tensor]
     """`[...]` by the identity of their parameters."""
     filled: set[int]
-    """Those that hold a gradient, or zeros; in the others is what was left there."""
+    """Parameters whose buffer holds a gradient or zeros; the others hold old contents."""
     written: set[int] = field(default_factory=set[int])
-    """Those that a layer has written to."""
+    """Parameters that a layer has written to."""
 
     def add(self, key: int, gradient: Tensor) -> None:
-        """Of one more part of the loss."""
+        """Add a gradient of another part of the loss."""
         _ = self.buffers[key].add_(gradient) if key in self.filled else self.buffers[key].copy_(gradient)
         self.filled.add(key)
 
@@ -35,8 +34,9 @@ _CURRENT: Final[ContextVar[GradientBuffers | None]] = ContextVar("_OPEN", defaul
 
 @contextmanager
 def receiving_gradients(received: GradientBuffers) -> Iterator[None]:
-    """In here layers hand gradients to their places, and None to autograd. On a CPU only: there a backward pass runs on
-    the thread that asked for it."""
+    """Context in which layers write gradients to their buffers and give None to autograd. CPU only: there a backward
+    pass runs on the calling thread.
+    """
     token = _CURRENT.set(received)
     try:
         yield
@@ -45,7 +45,7 @@ def receiving_gradients(received: GradientBuffers) -> Iterator[None]:
 
 
 def write_gradient(weight: Tensor, write: Callable[[Tensor], bool], compute: Callable[[], Tensor]) -> Tensor | None:
-    """The gradient of `weight`, or None where it went to its place.
+    """The gradient of `weight`, or None where it was written to its buffer.
 
     `write` writes it into a tensor, or returns False where it cannot; `compute` makes a new one.
     """

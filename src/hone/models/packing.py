@@ -1,7 +1,6 @@
-"""Rows of tokens laid one after another, with no padding, and how to make them.
+"""Packed token rows: texts one after another without padding, the input format of the decoder.
 
-Belongs here: the form in which text reaches the decoder. A row is one text, or one prompt with several completions
-that branch off it, so that the prompt is computed once.
+A row is one text, or one prompt with several completions as branches, so that the prompt is computed once.
 """
 
 from collections.abc import Sequence
@@ -31,7 +30,7 @@ class PackedBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenTargets:
-    """Which hidden state predicts which token: token `chosen[n]` is predicted by `hidden[at[n]]`."""
+    """Targets of the hidden states: token `chosen[n]` is predicted by `hidden[at[n]]`."""
 
     at: Tensor
     """`[N]` int64 into the tokens of a Packed."""
@@ -98,7 +97,7 @@ def pack_shared_prompts(
 
 
 def packed_text_slots(packed: PackedBatch) -> tuple[Ints, Ints]:
-    """Of each token `[T]` the text it belongs to, and where the positions of each text `[B, L]` lie.
+    """The text of each token `[T]`, and the token positions of each text `[B, L]`.
 
     A row is one text; a row with branches is one text for its trunk and one for each branch.
     """
@@ -111,7 +110,7 @@ def packed_text_slots(packed: PackedBatch) -> tuple[Ints, Ints]:
     length = int(positions.max(initial=0)) + 1
     slots = np.zeros((len(kinds), length), np.int64)
     slots[sequence, positions] = np.arange(count)
-    begins = positions[first]  # where a text's own tokens begin; before them it reads its row's trunk
+    begins = positions[first]  # start of a text's own tokens; earlier positions are its row's trunk
     shared = np.arange(length)[None, :] < begins[:, None]
     trunk = packed.offsets[:-1][row[first]][:, None] + np.arange(length)[None, :]
     return sequence, np.where(shared, trunk, slots)

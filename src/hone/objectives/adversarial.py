@@ -1,7 +1,7 @@
-"""Losses of a discriminator: was this decision shown, or is it the policy's own, and how steep may its answer be.
+"""Losses of a GAIL discriminator: demonstrations against the policy's own decisions, and its gradient penalty.
 
-It answers with a logit l = log D - log(1 - D), D the probability that the decision was shown. (Ho and Ermon, 2016, call
-D what is 1 - D here.) What a policy is paid for l is said in `credit/adversarial.py`.
+Its logit is l = log D - log(1 - D), D the probability that the decision is a demonstration. (Ho and Ermon, 2016, call 1
+- D by this letter.) Rewards made from l are in `credit/adversarial.py`.
 """
 
 from typing import TypeAlias
@@ -14,16 +14,16 @@ from hone.objectives.shapes import PerDecision
 from hone.objectives.terms import LossTerms
 
 LEAST = 1e-24
-"""Of a squared length: the root of less has no gradient."""
+"""Floor of a squared norm: the gradient of the root is infinite at 0."""
 Slopes: TypeAlias = Float[Tensor, "n d"]
-"""The gradient of each logit by the d numbers that it is about."""
+"""The gradient of each logit with respect to its d inputs."""
 
 
 def discriminator_loss(shown: PerDecision, own: PerDecision) -> LossTerms:
     """-log D(shown) - log(1 - D(own)) = softplus(-l shown) + softplus(l own), in nats (GAIL: Ho and Ermon, 2016).
 
-    A pair of one demonstration and one decision of the policy; 2 log 2 = 1.39 for a coin. Accuracies are the shares
-    that are on their side of l = 0, where 0 itself counts as neither.
+    A pair of one demonstration and one decision of the policy; 2 log 2 = 1.39 at l = 0. Accuracies are the shares on
+    the right side of l = 0, where 0 counts as neither.
     """
     return LossTerms(
         loss=-F.logsigmoid(shown) - F.logsigmoid(-own),
@@ -37,8 +37,8 @@ def discriminator_loss(shown: PerDecision, own: PerDecision) -> LossTerms:
 def gradient_norm_penalty(slope: Slopes) -> LossTerms:
     """(|slope| - 1)^2: the gradient penalty (Gulrajani et al., 2017, 1704.00028).
 
-    Taken between demonstrations and the policy's own decisions, it keeps the logit from jumping from one to the other:
-    then a policy that comes nearer is told so, where a discriminator that knows all by heart pays the same everywhere.
+    Taken between demonstrations and the policy's own decisions, it keeps the logit from jumping between them: a policy
+    that comes nearer then gets a larger reward, which a discriminator that separates them perfectly does not give.
     """
     length = slope.square().sum(dim=1).clamp(min=LEAST).sqrt()
     return LossTerms(loss=(length - 1.0).square(), compute_metrics=lambda: {"discriminator/slope": length.detach()})

@@ -1,8 +1,7 @@
-"""Numbers that a loss needs from all rows of an optimizer step, taken once, before it is cut into micro-batches.
+"""Statistics over all rows of an optimizer step that a loss takes as data, computed before the micro-batch split.
 
-Belongs here: functions of whole detached columns (numpy), as in `selection.py`, that return a column; losses then take
-it as data. The same statistic over each micro-batch would make the gradient depend on how the batch was cut. With
-several ranks the columns are those of all ranks.
+Functions of whole detached columns (numpy), as in `selection.py`, that return a column. The same statistic over each
+micro-batch would make the gradient depend on the split. With several ranks the columns are those of all ranks.
 """
 
 from dataclasses import dataclass
@@ -17,8 +16,8 @@ def kto_baseline(mismatched: Column) -> Floats:
     """z0 = max(0, mean of log pi / pi_ref over prompts with *another* prompt's answer) for `unpaired.kto` (Ethayarajh
     et al., 2024): an estimate of KL(policy || reference). `mismatched` in nats; the result is one number at every row.
 
-    NaN stands for a prompt without such an answer and is left out; without any, z0 is 0. The estimate is biased, as the
-    paper says. TRL takes the mean of each rank and then the mean of ranks, HALOs leaves out scores of exactly 0; here
+    NaN marks a prompt without such an answer and is left out; without any, z0 is 0. The estimate is biased, as the
+    paper states. TRL takes the mean of each rank and then the mean of ranks, HALOs leaves out scores of exactly 0; here
     it is one mean over all, clamped after averaging as in both.
     """
     known = np.asarray(mismatched, np.float64)
@@ -29,18 +28,18 @@ def kto_baseline(mismatched: Column) -> Floats:
 
 @dataclass
 class RunningShift:
-    """BCO's shift (Jung et al., 2024): the mean implicit reward of all answers seen so far, in nats.
+    """BCO's shift (Jung et al., 2024): the mean implicit reward of all answers since the start of the run, in nats.
 
-    It goes on from step to step, so it is part of a run's state.
+    It continues from step to step, so it is part of a run's state.
     """
 
     mean: float = 0.0
     count: int = 0
 
     def update(self, scores: Column) -> Floats:
-        """Take in the `scores` of all answers of an optimizer step; the mean since the start, at every row.
+        """Include the `scores` of all answers of an optimizer step; returns the mean since the start, at every row.
 
-        NaN, a score that is not known, does not count.
+        NaN, an unknown score, does not count.
         """
         known = np.asarray(scores, np.float64)
         known = known[~np.isnan(known)]
@@ -50,23 +49,26 @@ class RunningShift:
         return np.full(len(scores), self.mean)
 
     def state(self) -> State:
+        """The mean and the number of scores, for a checkpoint."""
         return {"mean": np.array([self.mean]), "count": self.count}
 
     def restore(self, state: State) -> None:
+        """Load a state that `state` returned."""
         self.mean, self.count = float(array(state, "mean")[0]), integer(state, "count")
 
 
 def same_rank(scores: Column, others: Column) -> Floats:
-    """For each of `scores`, that of `others` with the same rank; ties in the order of the rows."""
+    """For each of `scores`, the entry of `others` with the same rank; ties in the order of the rows."""
     partners = np.empty(len(others))
     partners[np.argsort(scores, kind="stable")] = np.sort(others)
     return partners
 
 
 def aot_partners(margin: Column, reference_margin: Column) -> Floats:
-    """For `preference.aot` (Melnyk et al., 2024): the reference's margin of the rank of each policy margin, in nats.
+    """The reference's margin of the same rank as each policy margin, in nats, for `preference.aot` (Melnyk et al.,
+    2024).
 
-    `margin` = log pi(y_w) - log pi(y_l), `reference_margin` the same of the reference.
+    `margin` = log pi(y_w) - log pi(y_l), `reference_margin` the same for the reference.
     """
     return same_rank(margin, reference_margin)
 

@@ -1,6 +1,6 @@
-"""Policies held within the actions of a log: BCQ's generator and targets, BEAR's distance and price; per decision.
+"""Support constraints of offline control: BCQ's generator and targets, BEAR's distance and multiplier.
 
-Belongs here: support constraints, which only ask that an action be likely enough in the log. Penalties on values and
+They require the policy's actions to be likely enough in the data; one term per decision. Penalties on values and
 weighted imitation are in `offline.py`.
 """
 
@@ -26,11 +26,11 @@ def bcq_target(
     *,
     pessimism: float = 0.75,
 ) -> PerDecision:
-    """r + discount * max over i of [w min(Q1', Q2') + (1 - w) max(Q1', Q2')](s', a_i): BCQ (Fujimoto et al., 2019),
-    w = `pessimism`.
+    """r + discount * max over i of [w min(Q1', Q2') + (1 - w) max(Q1', Q2')](s', a_i): BCQ (Fujimoto et al., 2019), w =
+    `pessimism`.
 
-    `first`, `second` of slow critics at m perturbed actions of the generator, 10 in the paper. w = 1 and one action is
-    TD3's target.
+    `first`, `second` are target critics at m perturbed actions of the generator, 10 in the paper. With w = 1 and one
+    action it is TD3's target.
     """
     mixed = pessimism * torch.minimum(first, second) + (1.0 - pessimism) * torch.maximum(first, second)
     return reward + discount * mixed.amax(dim=1)
@@ -60,10 +60,10 @@ def bcq_vae_loss(
 
 @torch.no_grad()
 def bcq_admissible_actions(logp: Table, *, threshold: float = 0.3) -> Bool[Tensor, "n k"]:
-    """Actions at least `threshold` times as likely in the log as the likeliest (discrete BCQ, Fujimoto et al., 2019).
-    `logp` of a model of the log. 0 allows all (Q-learning), 1 the likeliest only (imitation).
+    """Actions at least `threshold` times as likely in the data as the most likely one (discrete BCQ, Fujimoto et al.,
+    2019). `logp` of a behaviour model. 0 allows all (Q-learning), 1 the most likely only (imitation).
 
-    For the target: `td.double_target(..., table.masked_fill(~allowed, -inf), slow)`; the same mask where it acts.
+    For the target: `td.double_target(..., table.masked_fill(~allowed, -inf), slow)`; the policy takes the same mask.
     """
     return (logp - logp.amax(dim=1, keepdim=True)).exp() >= threshold
 
@@ -105,9 +105,9 @@ def mmd(
 
 
 def bear_actor_loss(worth: PerDecision, distance: PerDecision, log_multiplier: One) -> LossTerms:
-    """-Q(s, pi(s)) + exp(log multiplier) * MMD: BEAR's actor (Kumar et al., 2019).
+    """-Q(s, pi(s)) + exp(log multiplier) * MMD: BEAR's actor loss (Kumar et al., 2019).
 
-    The multiplier is data here; `bear_multiplier_loss` moves it. Its logarithm is held in [-5, 10].
+    The multiplier is data here; `bear_multiplier_loss` trains it. Its logarithm is clamped to [-5, 10].
     """
     price = log_multiplier.detach().clamp(LOWEST_PRICE, HIGHEST_PRICE).exp()
     return LossTerms(
@@ -117,10 +117,10 @@ def bear_actor_loss(worth: PerDecision, distance: PerDecision, log_multiplier: O
 
 
 def bear_multiplier_loss(log_multiplier: One, distance: PerDecision, *, threshold: float = 0.05) -> LossTerms:
-    """-log multiplier * (MMD - threshold): dual descent raises the price while the policy is too far away.
+    """-log multiplier * (MMD - threshold): dual descent raises the multiplier while the policy is too far away.
 
-    `log_multiplier` carries the gradient, `distance` is data. BEAR's code differentiates the multiplier itself,
-    whose gradient vanishes with it; the logarithm has the same fixed point, as SAC's temperature does.
+    `log_multiplier` carries the gradient, `distance` is data. BEAR's code differentiates the multiplier instead of its
+    logarithm, with a gradient that vanishes with it; the fixed point is the same, as for SAC's temperature.
     """
     loss = -log_multiplier * (distance.detach() - threshold)
     price = log_multiplier.detach().clamp(LOWEST_PRICE, HIGHEST_PRICE).exp()

@@ -1,9 +1,8 @@
-"""Entropy kept up at its source: the few tokens whose log-probability and advantage vary together the most.
+"""Losses that preserve entropy by treating the tokens of the largest covariance separately: Clip-Cov and KL-Cov.
 
-Belongs here: Clip-Cov and KL-Cov (Cui et al., "The Entropy Mechanism of Reinforcement Learning for Reasoning Language
-Models", 2025, 2505.22617). The change of entropy in a step is minus the covariance of log-probability and advantage,
-and a few tokens make up most of it. Which ones is chosen over the whole batch of the optimizer step, once
-(`selection.py`); the terms here take the choice as data.
+Source: Cui et al., "The Entropy Mechanism of Reinforcement Learning for Reasoning Language Models", 2025, 2505.22617.
+The change of entropy in a step is minus the covariance of log-probability and advantage, and few tokens make up most of
+it. `selection.py` selects them over the whole batch of the optimizer step; the losses here take the mask as data.
 """
 
 import torch
@@ -23,10 +22,9 @@ def clip_cov(
     low: float = 0.2,
     high: float = 0.2,
 ) -> LossTerms:
-    """The clipped surrogate, 0 where `dropped` is not 0 (Clip-Cov, 2025); see
-    `selection.clip_cov_dropped`.
+    """The clipped surrogate, 0 where `dropped` is not 0 (Clip-Cov, 2025); see `selection.clip_cov_mask`.
 
-    Metrics: those of the surrogate, `clip_fraction` with what was dropped, and the share that was dropped.
+    Metrics: those of the surrogate, with dropped decisions counted in `clip_fraction`, and the share dropped.
     """
     terms = clipped_surrogate(now, then, advantage, low=low, high=high)
     left_out = dropped != 0
@@ -42,10 +40,10 @@ def clip_cov(
 def kl_cov(
     now: PerDecision, then: PerDecision, advantage: PerDecision, chosen: Multiplier, *, penalty: float = 1.0
 ) -> LossTerms:
-    """-r A, plus `penalty` * |log r| where `chosen` is not 0 (KL-Cov, 2025); see `selection.kl_cov_chosen`.
+    """-r A, plus `penalty` * |log r| where `chosen` is not 0 (KL-Cov, 2025); see `selection.kl_cov_mask`.
 
     No ratio is clipped. At r = 1 the penalty has no slope (its subgradient there is 0), so the first step on a batch is
-    the policy gradient's. Not proportional to the advantage where chosen.
+    the policy gradient. Not proportional to the advantage where chosen.
     """
     r = ratio(now, then)
     held_back = (chosen != 0).to(r.dtype)

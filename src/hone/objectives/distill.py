@@ -1,8 +1,8 @@
-"""Distillation: a student made to write as its teacher does, by whole distributions or by single tokens.
+"""Distillation of a teacher into a student: divergences of distributions, and an advantage from single tokens.
 
 Divergences take log-probabilities `[n, k]`, of the full vocabulary (`softened`) or of k entries of it (`renormalised`,
-`with_tail`, or the bare top k); p is the teacher's distribution, data; q the student's, with gradient. Sums are taken
-over the last dimension, per decision; there is no factor T^2 (GKD has none, Hinton et al., 2015, had it).
+`with_tail`, or the bare top k); p is the teacher's distribution, data; q the student's, with gradient. Sums are over
+the last dimension, per decision; there is no factor T^2 (GKD has none, Hinton et al., 2015, had it).
 """
 
 import math
@@ -18,7 +18,7 @@ from hone.objectives.shapes import Elementwise, PerDecision, Table
 from hone.objectives.terms import LossTerms
 
 LOWEST = -100.0
-"""Nats: log-probability at which the impossible is counted, so that 0 * log 0 is 0 and a divergence stays finite."""
+"""Nats: floor of log-probabilities, so that 0 * log 0 is 0 and a divergence stays finite."""
 
 
 # --------------------------------------------------------------------------------------------- single tokens
@@ -30,8 +30,8 @@ def distillation_advantage(student: PerDecision, teacher: PerDecision, *, coeffi
     "On-policy distillation", 2025).
 
     An advantage: data, for a policy loss, without discounting; its policy gradient is that of the reverse KL(q || p)
-    token by token. Differentiated directly instead (as one branch of AReaL's KDRL does) log q - log p has an expected
-    gradient of 0 whatever the teacher says, so this returns no gradient.
+    token by token. Differentiated directly (as in one branch of AReaL's KDRL), log q - log p has an expected gradient
+    of 0 for every teacher; so this returns no gradient.
     """
     return coefficient * (at_least_float32(teacher) - at_least_float32(student))
 
@@ -45,7 +45,7 @@ def softened(logits: Float[Tensor, "n V"], *, temperature: float = 1.0) -> Float
 
 
 def renormalised(logp: Table) -> Table:
-    """The k entries as a distribution of their own; what lies outside is not looked at, and not held back."""
+    """The k entries normalised to a distribution; the probability outside of them is ignored and not constrained."""
     return torch.log_softmax(at_least_float32(logp), dim=-1)
 
 
@@ -68,12 +68,12 @@ def _kl(log_p: Table, log_q: Table) -> PerDecision:
 
 
 def forward_kl(student: Table, teacher: Table) -> LossTerms:
-    """KL(p || q) = sum_v p (log p - log q) nats: covers all that the teacher might write (Hinton et al., 2015).
+    """KL(p || q) = sum_v p (log p - log q) nats: covers every answer that the teacher may write (Hinton et al., 2015).
 
     On the teacher's bare top k (verl's `forward_kl_topk`, without its clamps) the sum is truncated: it can be negative,
-    it is off from the KL by the tail's terms, and it is least at the *renormalised* teacher with nothing in the tail:
-    the student is sharpened by the tail's mass. `renormalised` on both leaves the student's mass outside free;
-    `with_tail` on both has its least value, 0, at the teacher.
+    it differs from the KL by the tail's terms, and its minimum is the *renormalised* teacher with an empty tail: the
+    student is sharpened by the tail's mass. `renormalised` on both leaves the student's mass outside free; `with_tail`
+    on both has its minimum, 0, at the teacher.
     """
     log_p, log_q = _floored(teacher).detach(), _floored(student)
     loss = _kl(log_p, log_q)
@@ -81,8 +81,8 @@ def forward_kl(student: Table, teacher: Table) -> LossTerms:
 
 
 def reverse_kl(student: Table, teacher: Table) -> LossTerms:
-    """KL(q || p) = sum_v q (log q - log p) nats: avoids what the teacher would not write (MiniLLM, Gu et al., 2023).
-    For k entries take the student's top k; those of the teacher miss where the student errs.
+    """KL(q || p) = sum_v q (log q - log p) nats: avoids answers that the teacher would not write (MiniLLM, Gu et al.,
+    2023). For k entries take the student's top k; the teacher's would miss the student's errors.
     """
     log_p, log_q = _floored(teacher).detach(), _floored(student)
     loss = _kl(log_q, log_p)

@@ -1,7 +1,7 @@
-"""Values as distributions: bins on a support (two-hot, HL-Gauss, C51) and quantiles (QR); per decision.
+"""Values as distributions: bins on a support (two-hot, HL-Gauss, C51) and quantiles (QR); one term per decision.
 
-A critic of b bins gives logits `[n, b]`; its value is their mean over the support. Belongs here: encoding numbers in
-bins and back, losses on bins and quantiles.
+A critic with b bins gives logits `[n, b]`; its value is their mean over the support. Encodings of numbers in bins,
+their decoding, and losses on bins and quantiles.
 """
 
 import math
@@ -22,7 +22,7 @@ from hone.objectives.terms import LossTerms
 class ValueSupport:
     """`size` >= 2 values at equal distances from `low` to `high`, both included: the atoms, or centres of the bins.
 
-    What lies outside is counted at the nearest end, and `value/outside_fraction` tells how often.
+    Values outside count at the nearest end; `value/outside_fraction` is their share.
     """
 
     low: float
@@ -35,7 +35,7 @@ class ValueSupport:
         return (self.high - self.low) / (self.size - 1)
 
     def atoms(self, like: Float[Tensor, "..."]) -> Float[Tensor, " b"]:
-        """Of the type and on the device of `like`."""
+        """The atoms, with the dtype and on the device of `like`."""
         return torch.linspace(self.low, self.high, self.size, dtype=like.dtype, device=like.device)
 
 
@@ -58,9 +58,9 @@ def two_hot(target: Float[Tensor, " *batch"], support: ValueSupport) -> Float[Te
 def hl_gauss(target: PerDecision, support: ValueSupport, *, spread: float = 0.75) -> Bins:
     """A Gaussian around each number, cut into bins (Imani and White, 2018; Farebrother et al., 2024).
 
-    Bin i's probability is the normal mass within half a width around atom i, divided by the mass of all bins.
-    `spread` is the standard deviation in bin widths, 0.75 in the paper. The paper states the outer edges, which here
-    lie half a bin beyond `low` and `high`. Near an end the cut Gaussian's mean lies inwards: leave some room.
+    Bin i's probability is the normal mass within half a width around atom i, divided by the mass of all bins. `spread`
+    is the standard deviation in bin widths, 0.75 in the paper. The paper states the outer edges, which here are half a
+    bin beyond `low` and `high`. Near an end the mean of the cut Gaussian is biased inwards: choose a wider support.
     """
     inside = at_least_float32(target).clamp(support.low, support.high)
     edges = torch.cat(
@@ -80,7 +80,7 @@ def distribution_mean(probability: Float[Tensor, "*batch b"], support: ValueSupp
 
 
 def logits_mean(logits: Float[Tensor, "*batch b"], support: ValueSupport) -> Float[Tensor, " *batch"]:
-    """The value that `logits` stand for."""
+    """Mean over the support of the distribution with these `logits`."""
     return distribution_mean(torch.softmax(at_least_float32(logits), dim=-1), support)
 
 
@@ -116,9 +116,9 @@ def _cross_entropy(logits: Bins, probability: Bins) -> PerDecision:
 def categorical_target(reward: PerDecision, discount: PerDecision, probability: Bins, *, support: ValueSupport) -> Bins:
     """The distribution of r + discount * Z on the same atoms: C51's projection (Bellemare et al., 2017).
 
-    `probability` of what follows, at the action chosen there; `discount` is 0 where the world ended. Each moved atom is
-    split between its neighbours by a triangle, so no mass is lost where it falls on an atom exactly, and the mean is
-    kept unless it left the support.
+    `probability` of the next state at its chosen action; `discount` is 0 at terminal states. Each moved atom is split
+    between its neighbours by a triangle, so no mass is lost where it falls on an atom exactly, and the mean is kept
+    unless it left the support.
     """
     probability = at_least_float32(probability)
     moved = reward[:, None] + discount[:, None] * support.atoms(probability)
@@ -128,7 +128,7 @@ def categorical_target(reward: PerDecision, discount: PerDecision, probability: 
 def c51_loss(logits: Bins, target: Bins, *, support: ValueSupport) -> LossTerms:
     """-sum_b target_b * log softmax(logits)_b (C51). `logits` are the chosen action's.
 
-    Its excess over the target's entropy is the KL divergence, which is told: the loss itself has no zero.
+    The minimum is the target's entropy and not 0; the difference, the KL divergence, is the metric.
     """
     loss = _cross_entropy(logits, target)
     return LossTerms(
@@ -147,8 +147,8 @@ def quantile_huber_loss(quantiles: Table, target: Float[Tensor, "n m"], *, kappa
     """sum over i of the mean over j of |tau_i - 1{u_ij < 0}| * L(u_ij) / kappa, u_ij = target_j - quantile_i, tau_i =
     (i - 1/2) / k, L = Huber of width kappa: quantile regression (QR-DQN, Dabney et al., 2018).
 
-    `quantiles` of the chosen action; `target`, of any number, is data. kappa = 0 is the bare quantile loss, whose
-    minimisers are the quantiles; kappa > 0 smooths it at 0 and draws them towards expectiles.
+    `quantiles` of the chosen action; `target`, of any length m, is data. kappa = 0 is the pure quantile loss, whose
+    minimisers are the quantiles; kappa > 0 smooths it at 0 and moves them towards expectiles.
     """
     count = quantiles.shape[1]
     quantiles = at_least_float32(quantiles)

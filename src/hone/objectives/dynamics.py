@@ -1,6 +1,6 @@
-"""Losses of learnt worlds: how likely an ensemble finds what followed.
+"""Loss of learned dynamics models: the Gaussian likelihood of an ensemble's predictions.
 
-Belongs here: likelihoods of predicted distributions over numbers. The networks are `models.control.ensemble_dynamics`.
+The networks are in `models.control.ensemble_dynamics`.
 """
 
 from hone.objectives.shapes import Members
@@ -10,7 +10,7 @@ from hone.objectives.terms import LossTerms
 def gaussian_nll(mean: Members, log_variance: Members, target: Members) -> LossTerms:
     """1/2 [(target - mean)^2 / variance + log variance], summed over members and numbers (Nix & Weigend, 1994).
 
-    All `[K, n, d]` -> loss `[n]` in nats, but for the constant d/2 log 2 pi. Chua et al. (2018) train ensembles by it.
+    All `[K, n, d]` -> loss `[n]` in nats, without the constant d/2 log 2 pi. Used for ensembles by Chua et al. (2018).
     """
     gap = target - mean
     squared = gap * gap

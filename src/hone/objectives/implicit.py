@@ -1,8 +1,8 @@
 """Implicit rewards: from log-probabilities of whole answers to the scores that preference losses compare.
 
-Belongs here: what stands before the comparison (log-ratio to a reference, length normalisation, f-divergence links) and
-the weight that may follow it. A loss of `preference.py` or `unpaired.py` takes any of these scores, so variants are
-composed: `dpo(alpha_link(reference_log_ratio(now, ref)), ...)`.
+Log-ratios to a reference, length normalisation, f-divergence links, and pair weights. A loss of `preference.py` or
+`unpaired.py` takes any of these scores, so variants are composed: `dpo(alpha_link(reference_log_ratio(now, ref)),
+...)`.
 """
 
 import math
@@ -60,26 +60,27 @@ def alpha_link(score: PerAnswer, *, alpha: float = 0.5) -> PerAnswer:
 
 
 def wpo_weight(chosen: PerPair, rejected: PerPair, *, cap: float = 1.0) -> PerPair:
-    """WPO (Zhou et al., 2024): how likely the policy is to write this pair itself, in (0, cap], data.
+    """WPO (Zhou et al., 2024): relative probability of this pair under the policy, in (0, cap], data.
 
     min(cap, exp(a_w + a_l)), a the mean over an answer's tokens of log p(token) - log sum_v p(v)^2
-    (`wpo_aligned_logp`): 0 nats for a token as likely as the policy's own draws are on average. `chosen`, `rejected`
+    (`wpo_aligned_logp`): 0 nats for a token as likely as the policy's own samples are on average. `chosen`, `rejected`
     are these means. TRL 0.24 caps at 1, TRL 1.16 does not (`cap=math.inf`).
     """
     return (at_least_float32(chosen) + at_least_float32(rejected)).detach().clamp(max=math.log(cap)).exp()
 
 
 def wpo_aligned_logp(logp: PerDecision, logits: Float[Tensor, "n V"]) -> PerDecision:
-    """log p(token) - log sum_v p(v)^2 in nats, detached: a token against the policy's own draws, for `wpo_weight`.
+    """log p(token) - log sum_v p(v)^2 in nats, detached: a token relative to the policy's own samples, for
+    `wpo_weight`.
 
-    `logp` of the tokens, `logits` where they stood.
+    `logp` of the tokens, `logits` of their positions.
     """
     with torch.no_grad():
         return at_least_float32(logp) - torch.logsumexp(2.0 * torch.log_softmax(at_least_float32(logits), dim=1), dim=1)
 
 
 def weighted_terms(terms: LossTerms, weight: PerAnswer) -> LossTerms:
-    """`terms` with each loss times its `weight`, which is data. Metrics stay unweighted, and the weight is told.
+    """`terms` with each loss times its `weight`, which is data. Metrics stay unweighted; the weight is added as one.
 
     TRL 1.16 multiplies in place, which breaks the backward pass of some of its losses; here the product is new. Not for
     AOT, whose ranks join rows of different weights.

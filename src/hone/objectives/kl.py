@@ -1,10 +1,10 @@
-"""Distance to a reference policy, estimated on the tokens that were sampled.
+"""Estimators of the KL divergence to a reference policy, on sampled tokens.
 
 With d = logp - logp_ref on samples of the policy, the estimators of KL(policy || reference) per decision are (Schulman,
 "Approximating KL divergence", 2020): k1 = d, k2 = d^2 / 2, k3 = exp(-d) + d - 1. Their *values* all estimate the KL;
-their *gradients*, when differentiated as a loss on policy, do not: k1's is 0 in expectation (refused here), k2's is the
-gradient of KL(policy || reference), k3's that of KL(reference || policy), and ratio-weighted k3's that of
-KL(policy || reference) again, also off policy (DeepSeek-V3.2, 2025). None is proportional to the advantage.
+their *gradients* as a loss on policy do not: k1's is 0 in expectation (refused here), k2's is the gradient of KL(policy
+|| reference), k3's that of KL(reference || policy), and ratio-weighted k3's that of KL(policy || reference) again, also
+off policy (DeepSeek-V3.2, 2025). None is proportional to the advantage.
 """
 
 from collections.abc import Callable, Mapping
@@ -21,11 +21,11 @@ LIMIT = LOG_RATIO_LIMIT
 """Log-ratios above this are clamped before exp: far beyond it float32 overflows and the backward pass is NaN."""
 
 KlLossEstimator: TypeAlias = Callable[[PerDecision, PerDecision, PerDecision], PerDecision]
-"""(now, reference, then) in nats -> nats with gradient; `then` is whoever acted."""
+"""(now, reference, then) in nats -> nats with gradient; `then` is the behaviour policy's log-probability."""
 
 
 def k1(logp: PerDecision, logp_ref: PerDecision) -> PerDecision:
-    """d, for reporting and for rewards; nats, detached: as a loss it would only add noise."""
+    """d in nats, detached, for metrics and for rewards; as a loss it would only add noise."""
     return logp_difference(logp, logp_ref).detach()
 
 
@@ -42,12 +42,12 @@ def k3(logp: PerDecision, logp_ref: PerDecision) -> PerDecision:
 
 
 def weighted_k3(logp: PerDecision, logp_ref: PerDecision, *, logp_old: PerDecision) -> PerDecision:
-    """exp(logp - logp_old) * k3 nats, the ratio differentiated: unbiased for KL(policy || reference)."""
+    """exp(logp - logp_old) * k3 in nats, the ratio differentiated: unbiased for KL(policy || reference)."""
     return torch.exp(logp_difference(logp, logp_old).clamp(-LIMIT, LIMIT)) * k3(logp, logp_ref)
 
 
 def k3_valued_k2(logp: PerDecision, logp_ref: PerDecision) -> PerDecision:
-    """The value of k3 with the gradient of k2, in nats (verl's `low_var_kl+`): right in both, on policy."""
+    """k3 in value and k2 in gradient, in nats (verl's `low_var_kl+`): both are correct on policy."""
     slope = k2(logp, logp_ref)
     return slope + (k3(logp, logp_ref) - slope).detach()
 
@@ -61,7 +61,7 @@ _AS_A_LOSS: Final[Mapping[str, KlLossEstimator]] = {
 
 
 def kl_loss_estimator(name: str) -> KlLossEstimator:
-    """The estimator that a config names, as a loss. Raises ConfigError for one that is unknown, and for `k1`."""
+    """KL estimator by its name in the config, as a loss. Raises ConfigError for an unknown name, and for `k1`."""
     if name in _AS_A_LOSS:
         return _AS_A_LOSS[name]
     if name == "k1":
@@ -73,7 +73,7 @@ def kl_loss_estimator(name: str) -> KlLossEstimator:
 
 
 def kl_penalty(now: PerDecision, reference: PerDecision, then: PerDecision, *, estimator: KlLossEstimator) -> LossTerms:
-    """`k3_distance` as terms; add it with a weight: `add_terms(loss, penalty, weight=0.001)`. All in nats.
+    """KL penalty as loss terms; add it with a weight: `add_terms(loss, penalty, weight=0.001)`. All in nats.
 
     Metric: k1, whose mean estimates KL(policy || reference) for samples of the policy.
     """

@@ -1,14 +1,14 @@
-"""Corrections for an engine and a trainer that disagree about one and the same policy.
+"""Corrections for the mismatch between the log-probabilities of the inference engine and of the trainer.
 
-Belongs here: factors made of proximal - then (the trainer's log-probabilities at the start of the update, minus those
-that the engine recorded) that multiply a loss. Everything is data, nothing has a gradient. A statistic of the log-ratio
-(a token's own, the sum over its sequence, the mean over its sequence) is turned into a factor: truncated, masked, or
-0 / 1. "Sequence-level importance sampling" is the product in some libraries and the geometric mean in others; the two
-have different names here. What a factor drops stays in the denominator of the loss (`terms.scaled`): with a denominator
-that shrinks, dropping decisions would make the others count for more.
+Factors of proximal - then (the trainer's log-probabilities at the start of the update minus those that the engine
+recorded, in nats) that multiply a loss. All are data, without gradient. A statistic of the log-ratio (of the token, its
+sum or its mean over the sequence) becomes a factor: truncated, masked, or 0 / 1. "Sequence-level importance sampling"
+is the product in some libraries and the geometric mean in others; the two have different names here. Dropped decisions
+stay in the denominator of the loss (`terms.scale_terms`): with a denominator that shrinks, dropping decisions would
+increase the weight of the others.
 
-Not together with a ratio that is already taken against whoever acted (`clipped_surrogate(now, acted, ...)`): that would
-correct twice. `proximal`, `then` in nats.
+Not together with a ratio that is already against the behaviour policy (`clipped_surrogate(now, then, ...)`): that would
+correct twice.
 """
 
 import torch
@@ -17,7 +17,6 @@ from hone.objectives.ratios import (
     LOG_RATIO_LIMIT,
     at_least_float32,
     logp_difference,
-    sequence_max,
     sequence_mean,
     sequence_sum,
 )
@@ -28,13 +27,13 @@ from hone.objectives.trust import binary_kl
 
 @torch.no_grad()
 def token_log_ratio(proximal: PerDecision, then: PerDecision) -> PerDecision:
-    """A decision's own log-ratio, within 20 nats."""
+    """Log-ratio of each decision, within 20 nats."""
     return logp_difference(proximal, then).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
 
 
 @torch.no_grad()
 def sequence_log_ratio(proximal: PerDecision, then: PerDecision, sequence: Indices) -> PerDecision:
-    """Log of the product of the sequence's ratios, within 20 nats; unbiased, and explosive with length."""
+    """Log of the product of the sequence's ratios, within 20 nats; unbiased; its variance explodes with length."""
     return sequence_sum(logp_difference(proximal, then), sequence).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
 
 
@@ -44,27 +43,21 @@ def geometric_log_ratio(proximal: PerDecision, then: PerDecision, sequence: Indi
     return sequence_mean(logp_difference(proximal, then), sequence).clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
 
 
-@torch.no_grad()
-def max_abs_log_ratio(proximal: PerDecision, then: PerDecision, sequence: Indices) -> PerDecision:
-    """The largest |log-ratio| in the sequence, at most 20 nats, for rejecting answers that hold one absurd token."""
-    return sequence_max(logp_difference(proximal, then).abs(), sequence).clamp(max=LOG_RATIO_LIMIT)
-
-
 def truncated_weight(log_ratio: PerDecision, *, weight_cap: float) -> PerDecision:
-    """min(exp(reference_log_ratio), weight_cap): biased where it is capped, bounded in variance."""
+    """min(exp(log_ratio), weight_cap): biased where it is capped, bounded in variance."""
     return log_ratio.exp().clamp(max=weight_cap)
 
 
 def masked_weight(log_ratio: PerDecision, *, weight_floor: float, weight_cap: float) -> PerDecision:
-    """exp(reference_log_ratio) where it lies in [weight_floor, weight_cap], else 0."""
+    """exp(log_ratio) where it is within [weight_floor, weight_cap], else 0."""
     weight = log_ratio.exp()
     return torch.where((weight >= weight_floor) & (weight <= weight_cap), weight, 0.0)
 
 
 def ratio_in_range(log_ratio: PerDecision, *, ratio_floor: float, ratio_cap: float) -> PerDecision:
-    """1 where exp(reference_log_ratio) lies in [ratio_floor, ratio_cap], else 0: rejection, no weight.
+    """1 where exp(log_ratio) is within [ratio_floor, ratio_cap], else 0: rejection without a weight.
 
-    The ratio is trainer / engine. verl bounds its inverse: asymmetric bounds have to be turned over (`presets.py`).
+    The ratio is trainer / engine. verl bounds its inverse: asymmetric bounds have to be inverted.
     """
     weight = log_ratio.exp()
     return ((weight >= ratio_floor) & (weight <= ratio_cap)).to(log_ratio.dtype)
@@ -85,13 +78,14 @@ def masked_is(
 def icepop(
     proximal: PerDecision, then: PerDecision, *, weight_floor: float = 0.5, weight_cap: float = 5.0
 ) -> PerDecision:
-    """rho where it lies in [0.5, 5], else 0 (IcePop, Ant Group, 2025; bounds as AReaL, NeMo-RL, verl)."""
+    """rho where it is within [0.5, 5], else 0 (IcePop, Ant Group, 2025; bounds as AReaL, NeMo-RL, verl)."""
     return masked_weight(token_log_ratio(proximal, then), weight_floor=weight_floor, weight_cap=weight_cap)
 
 
 @torch.no_grad()
 def kpop(proximal: PerDecision, then: PerDecision, *, max_divergence_nats: float = 2.0) -> PerDecision:
-    """rho where KL(p || q) + KL(q || p) of "this token or another" is at most `most_nats`, else 0 (KPop, 2026).
+    """rho where KL(p || q) + KL(q || p) of "this token or another" is at most `max_divergence_nats`, else 0 (KPop,
+    2026).
 
     A fixed region of ratios masks less and less as the engine drifts on rare tokens; a divergence does not. The bound
     is AReaL's documented one (binary_kl, 2.0); the original's could not be read.
@@ -117,14 +111,14 @@ def sequence_masked_is(
 def geometric_truncated_is(
     proximal: PerDecision, then: PerDecision, sequence: Indices, *, weight_cap: float = 2.0
 ) -> PerDecision:
-    """min(geometric mean of the sequence's rho, 2) (what AReaL and ms-swift call sequence level)."""
+    """min(geometric mean of the sequence's rho, 2) ("sequence level" in AReaL and ms-swift)."""
     return truncated_weight(geometric_log_ratio(proximal, then, sequence), weight_cap=weight_cap)
 
 
 def geometric_rejection(
     proximal: PerDecision, then: PerDecision, sequence: Indices, *, ratio_floor: float = 0.999, ratio_cap: float = 1.001
 ) -> PerDecision:
-    """1 where the geometric mean of the sequence's rho lies in [0.999, 1.001], else 0 (geometric rejection)."""
+    """1 where the geometric mean of the sequence's rho is within [0.999, 1.001], else 0 (geometric rejection)."""
     return ratio_in_range(geometric_log_ratio(proximal, then, sequence), ratio_floor=ratio_floor, ratio_cap=ratio_cap)
 
 
@@ -132,18 +126,18 @@ def geometric_rejection(
 def off_policy_sequence_mask(
     now: PerDecision, acted: PerDecision, advantage: PerDecision, sequence: Indices, *, max_kl_nats: float = 0.5
 ) -> PerDecision:
-    """0 where A < 0 and the sequence's mean of acted - now exceeds `most_nats`, else 1 (DeepSeek-V3.2, 2025).
+    """0 where A < 0 and the sequence's mean of acted - now exceeds `max_kl_nats`, else 1 (DeepSeek-V3.2, 2025).
 
-    Off-policy sequence masking: failures that the policy would hardly write any more teach it nothing. Praised answers
-    are kept however old. The paper gives no bound; 0.5 is what TRL's documentation suggests (slime runs 1e-4). It looks
-    at the policy as it is now, so it is computed with the loss, and only within a sequence.
+    Off-policy sequence masking: failed answers that have become unlikely under the current policy are left out; answers
+    with A >= 0 are always kept. The paper gives no bound; 0.5 is from TRL's documentation (slime: 1e-4). It uses the
+    current policy, so it is computed with the loss, and only within a sequence.
     """
     far = sequence_mean(logp_difference(acted, now), sequence) > max_kl_nats
     return (~(far & (advantage < 0))).to(at_least_float32(now).dtype)
 
 
 def with_mismatch_correction(terms: LossTerms, factor: Multiplier) -> LossTerms:
-    """factor * loss, and what the factor did: its effective sample size, its largest value, the share of zeros."""
+    """factor * loss, with metrics of the factor: its effective sample size, its maximum, the share of zeros."""
     data = at_least_float32(factor).detach()
     together = scale_terms(terms, data)
     return LossTerms(

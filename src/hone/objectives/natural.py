@@ -1,13 +1,13 @@
 """The natural gradient: the step that lowers a loss the most among those that change the policy by a given KL.
 
-Belongs here: TRPO (Schulman et al., 2015) as functions over closures. A step solves F x = -g by conjugate gradients,
-with products F v only, stretches x until the quadratic model of the KL meets its bound, and halves its way back until
-the true loss and the true KL agree. Parameters are one flat vector; sums over micro-batches are the closures' business.
+TRPO (Schulman et al., 2015) as functions over closures. A step solves F x = -g by conjugate gradients, with products F
+v only, scales x until the quadratic model of the KL meets its bound, and halves x until the true loss and the true KL
+are acceptable. Parameters are one flat vector; the closures sum over micro-batches.
 
-F v has two makings. `fisher_product` differentiates a KL twice. Its closure may be the exact KL(then || now) of
+F v is computed in two ways. `fisher_product` differentiates a KL twice. Its closure may be the exact KL(then || now) of
 distributions (control), or `k2` on sampled decisions (language models), whose second derivative at now = then is the
-Fisher matrix estimated on the sample. `finite_difference_product` needs first derivatives only, for kernels that have
-no second ones.
+Fisher matrix estimated on the sample. `finite_difference_product` needs first derivatives only, for kernels without
+second ones.
 """
 
 import math
@@ -28,38 +28,38 @@ FisherVectorProduct: TypeAlias = Callable[[Vector], Vector]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrustRegion:
-    """The paper's bound (0.01), and what its common implementations agree on."""
+    """Settings of a TRPO step: the paper's bound (0.01), and the values of its common implementations."""
 
     max_kl_nats: float = 0.01
     """Bound on the mean KL(then || now) per decision."""
     damping: float = 0.1
-    """Added to the Fisher matrix's diagonal: it is singular where parameters are many."""
+    """Added to the Fisher matrix's diagonal, which is singular for many parameters."""
     iterations: int = 10
-    """Of conjugate gradients, each of them one product."""
+    """Iterations of conjugate gradients, each with one product."""
     residual: float = 1e-10
-    """Squared norm of the residual at which they end early."""
+    """Squared norm of the residual below which they end early."""
     max_backtracks: int = 10
-    """Step lengths that are tried."""
+    """Number of step lengths tried by the line search."""
     shrink: float = 0.8
-    """Each of them this much shorter than the one before."""
+    """Factor between successive step lengths."""
     min_gain_share: float = 0.1
-    """Share of the gain that the gradient promises below which a step is not taken."""
+    """Least share of the loss decrease predicted by the gradient for a step to be taken."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrustRegionOutcome:
-    """What became of a step."""
+    """Result of a trust-region step."""
 
     accepted: bool
     """False: the parameters are exactly those before the step."""
     loss_decrease: float
-    """Loss before, minus loss after; 0 where nothing was taken."""
+    """Loss before, minus loss after; 0 where no step was taken."""
     kl_nats: float
-    """Of the policy after the step; 0 where nothing was taken."""
+    """KL of the policy after the step; 0 where no step was taken."""
     step_share: float
-    """Of the full step that was taken."""
+    """Share of the full step that was taken."""
     tries: int
-    """Step lengths that were judged."""
+    """Number of step lengths evaluated."""
 
 
 def flatten(tensors: Sequence[Float[Tensor, "..."]]) -> Vector:
@@ -72,8 +72,8 @@ def conjugate_gradient(
 ) -> Vector:
     """x with F x = `target`, after at most `iterations` products; F must be positive definite.
 
-    Exact after P iterations (Hestenes & Stiefel, 1952). Ends early at a residual, or where F shows no curvature along
-    the search direction (rounding, or an F that is not positive): x is then the best so far.
+    Exact after P iterations (Hestenes & Stiefel, 1952). Ends early at a small residual, or where F has no positive
+    curvature along the search direction (rounding, or F not positive definite): x is then the best so far.
     """
     x = torch.zeros_like(target)
     left = target.clone()
@@ -97,7 +97,7 @@ def conjugate_gradient(
 def fisher_product(
     kl: Callable[[], Float[Tensor, ""]], parameters: Sequence[Float[Tensor, "..."]]
 ) -> FisherVectorProduct:
-    """v -> H v, H the second derivative of `kl()` at the parameters as they are now; one graph, kept."""
+    """v -> H v, H the second derivative of `kl()` at the current parameters; one graph, kept."""
     slopes = torch.autograd.grad(kl(), parameters, create_graph=True)
     slope = flatten(slopes)
 
@@ -114,7 +114,7 @@ def finite_difference_product(
 ) -> FisherVectorProduct:
     """v -> (G(x + e v) - G(x - e v)) / 2e, G = `kl_gradient()`, e = radius / |v|: error of order radius^2.
 
-    `parameters` are moved in place and put back, whatever happens in between.
+    `parameters` are changed in place and restored, also when an error is raised.
     """
 
     def product(v: Vector) -> Vector:
@@ -138,7 +138,7 @@ def finite_difference_product(
 
 
 def trust_region_direction(gradient: Vector, product: FisherVectorProduct, region: TrustRegion) -> Vector:
-    """The full step: -F^-1 g, stretched until x F x / 2 = max_kl_nats; 0 where there is nothing to follow."""
+    """The full step: -F^-1 g, scaled until x F x / 2 = max_kl_nats; 0 where the gradient is 0."""
 
     def damped(v: Vector) -> Vector:
         return product(v) + region.damping * v
@@ -157,12 +157,12 @@ def trust_region_step(
     judge: Callable[[], tuple[float, float]],
     region: TrustRegion,
 ) -> TrustRegionOutcome:
-    """Moves `parameters` (in place) by the longest step that keeps its promise, or leaves them as they were.
+    """Moves `parameters` (in place) by the longest acceptable step, or leaves them unchanged.
 
-    `gradient` of the loss to lower, for instance the mean of `policy.importance`; `product` from one of the
-    two functions above; `judge()` says (loss, mean KL in nats) of the parameters as they are. A step is taken when both
-    are finite, the KL is within its bound, and the loss has fallen by `least_gain` of what the gradient promised. If
-    none of the lengths will do, or anything is raised, the parameters are put back bit for bit.
+    `gradient` of the loss to lower, for instance the mean of `policy.importance_weighted`; `product` from one of the
+    two functions above; `judge()` returns (loss, mean KL in nats) of the current parameters. A step is taken when both
+    are finite, the KL is within its bound, and the loss has fallen by the least share of the predicted decrease. If no
+    length is acceptable, or an error is raised, the parameters are restored bit for bit.
     """
     nothing = TrustRegionOutcome(accepted=False, loss_decrease=0.0, kl_nats=0.0, step_share=0.0, tries=0)
     step = trust_region_direction(gradient, product, region)

@@ -1,7 +1,7 @@
-"""Losses on logged decisions: conservatism and imitation, values within the log, policies held near it; per decision.
+"""Losses on logged decisions: conservative values, imitation, and expectile values; one term per decision.
 
-Conservative Q-learning (Kumar et al., 2020) pushes down the soft maximum of the values over all actions and lifts the
-value of the logged one, so that a policy is not drawn to actions that nobody has tried.
+Conservative Q-learning (Kumar et al., 2020) lowers the soft maximum of the values over all actions and raises the value
+of the logged one, so that a policy is not drawn to actions outside of the data.
 """
 
 import math
@@ -24,10 +24,11 @@ def cql_penalty(table: Table, chosen: Indices) -> LossTerms:
 def cql_penalty_sampled(
     worth: Float[Tensor, "n m"], log_density: Float[Tensor, "n m"], logged: PerDecision
 ) -> LossTerms:
-    """The same over a box of actions: log of the mean of exp(Q(s, a_i)) / density(a_i), minus Q(s, a logged) (CQL(H)).
+    """Continuous form of `cql_penalty`: log of the mean of exp(Q(s, a_i)) / density(a_i), minus Q(s, a logged)
+    (CQL(H)).
 
-    `worth`, `log_density` of m sampled actions, from whatever mixture, with the densities they were drawn from.
-    Importance weights make the log-mean an estimate of log of the integral of exp(Q).
+    `worth`, `log_density` of m sampled actions, from any mixture, with their log-densities under it. Importance weights
+    make the log-mean an estimate of log of the integral of exp(Q).
     """
     soft = torch.logsumexp(worth - log_density, dim=1) - math.log(worth.shape[1])
     gap = soft - logged
@@ -43,10 +44,10 @@ def behaviour_cloning(logp: PerDecision) -> LossTerms:
 
 
 def expectile_loss(value: PerDecision, target: PerDecision, *, level: float = 0.7) -> LossTerms:
-    """|level - 1{u < 0}| * u^2, u = target - V: the value of implicit Q-learning (Kostrikov et al., 2022).
+    """|level - 1{u < 0}| * u^2, u = target - V: the value loss of implicit Q-learning (Kostrikov et al., 2022).
 
-    `target` = min of slow critics at the *logged* action, data. The minimiser is an expectile: the mean at 1/2, towards
-    the best logged action at 1. The paper's levels: 0.7, 0.9 for AntMaze.
+    `target` = min of target critics at the *logged* action, data. The minimiser is an expectile: the mean at 1/2,
+    towards the best logged action at 1. The paper's levels: 0.7, 0.9 for AntMaze.
     """
     error = target.detach() - value
     side = (level - (error.detach() < 0).to(error.dtype)).abs()
@@ -80,10 +81,10 @@ def advantage_weighted_regression(
 
 
 def td3_bc_actor_loss(worth: PerDecision, action: Actions, logged: Actions, scale: PerDecision) -> LossTerms:
-    """-scale * Q(s, pi(s)) + mean over numbers of (pi(s) - a)^2: TD3+BC's actor (Fujimoto and Gu, 2021).
+    """-scale * Q(s, pi(s)) + mean over dimensions of (pi(s) - a)^2: TD3+BC's actor loss (Fujimoto and Gu, 2021).
 
-    `worth` at `action` = pi(s); `scale` of `batchwide.worth_scale`, once per optimizer step over the whole batch,
-    so that no split of it can change the loss.
+    `worth` = Q at `action` = pi(s); `scale` from `batchwide.q_value_scale`, once per optimizer step over the whole
+    batch, so that no split of it can change the loss.
     """
     distance = (action - logged).square().mean(dim=1)
     return LossTerms(

@@ -1,12 +1,12 @@
-"""Losses on the log-probability of what was decided: the clipped surrogate and its neighbours, per decision.
+"""Losses on the log-probability of an action: the clipped surrogate and its variants, one term per decision.
 
-Belongs here: terms that need only the log-probability now and then, and an advantage; they serve control and tokens
-alike. `now` carries the gradient, everything else is data. Losses whose ratio is a whole sequence's are in
-`sequence.py`, those with a trust region in `trust.py`, those that choose tokens by their covariance in `covariance.py`.
+They take the log-probabilities under the learning policy and the behaviour policy and an advantage, for control and
+text alike. `now` carries the gradient, everything else is data. Losses with a sequence-level ratio are in
+`sequence.py`, those with a trust region in `trust.py`, those that select tokens by covariance in `covariance.py`.
 
-Parameters are named for what they are: `low` and `high` are clip widths around a ratio of 1, `*_cap` and `*_floor`
-absolute ratios, `log_*` widths in nats, `*_probability` differences of probability. Where the advantage is 0 there is
-no gradient, so such sequences may be left out; `dro`, penalties and entropy terms are the exceptions, and say so.
+Parameters: `low` and `high` are clip widths around a ratio of 1, `*_cap` and `*_floor` absolute ratios, `log_*` widths
+in nats, `*_probability` differences of probability. Where the advantage is 0 there is no gradient, so such sequences
+may be left out, except with `dro`, penalties and entropy terms.
 """
 
 import torch
@@ -19,11 +19,11 @@ from hone.objectives.terms import LossTerms
 def surrogate(
     r: PerDecision, advantage: PerDecision, *, low: float, high: float, negative_cap: float | None = None
 ) -> tuple[PerDecision, Flags]:
-    """-min(r A, clip(r, 1 - low, 1 + high) A), and where its gradient has stopped.
+    """-min(r A, clip(r, 1 - low, 1 + high) A) `[n]`, and the flags `[n]` of decisions whose gradient is clipped to 0.
 
-    `r` is a ratio of any making (token, sequence, mixture). With `negative_cap` c the loss of decisions with A < 0
-    grows no further than c |A| (dual clip). The gradient vanishes exactly where A > 0 and r > 1 + high, or A < 0 and
-    (r < 1 - low or r > c). The ratio alone is never clipped: that would stop corrections too.
+    `r` is any ratio (token, sequence, mixture). With `negative_cap` c the loss of decisions with A < 0 grows no further
+    than c |A| (dual clip). The gradient vanishes exactly where A > 0 and r > 1 + high, or A < 0 and (r < 1 - low or r >
+    c). Clipping the ratio alone would also remove gradients that correct the policy.
     """
     cost = -advantage
     free = cost * r
@@ -68,17 +68,18 @@ def clipped_surrogate(
 
 
 def _stopped(stopped: Flags, log_ratio: PerDecision, advantage: PerDecision) -> PerDecision:
-    """Clipped, or past the numerical cap of the log-ratio: no gradient in either case."""
+    """Flags of decisions without gradient: clipped, or past the numerical cap of the log-ratio."""
     return (stopped | (is_saturated(log_ratio) & (advantage != 0))).to(log_ratio.dtype)
 
 
 def reinforce_loss(now: PerDecision, advantage: PerDecision) -> LossTerms:
-    """-A * log p: the policy gradient itself (Williams, 1992)."""
+    """-A * log p: the policy gradient (REINFORCE, Williams, 1992)."""
     return LossTerms(loss=-advantage * at_least_float32(now))
 
 
 def importance_weighted(now: PerDecision, then: PerDecision, advantage: PerDecision) -> LossTerms:
-    """-r * A, r = exp(now - then): the surrogate without any clip; what TRPO's step lowers (Schulman et al., 2015).
+    """-r * A, r = exp(now - then): the surrogate without clipping, the objective of TRPO's step (Schulman et al.,
+    2015).
 
     Its gradient is unbiased off policy, and its variance unbounded.
     """
@@ -91,9 +92,9 @@ def cispo(
 ) -> LossTerms:
     """-sg[clip(r, ratio_floor, ratio_cap)] * A * log p (CISPO, MiniMax-M1, 2025): capped, and never without gradient.
 
-    The cap is an absolute ratio, 5 as in ScaleRL (Khatri et al., 2025); the paper's own is not published. Other
-    libraries write a width there (1 + high), or an absolute cap under the name of a width: see `presets.py`.
-    Metrics: share of decisions whose ratio was capped (they keep a gradient), KL, largest ratio.
+    The cap is an absolute ratio, 5 as in ScaleRL (Khatri et al., 2025); the CISPO paper does not publish its own. Other
+    libraries take a width there (1 + high), or an absolute cap under the name of a width. Metrics: share of decisions
+    whose ratio was capped (they keep a gradient), KL, largest ratio.
     """
     r = ratio(now, then).detach()
     loss = -r.clamp(ratio_floor, ratio_cap) * advantage * at_least_float32(now)
@@ -134,8 +135,9 @@ def sapo(
 def dro(now: PerDecision, then: PerDecision, advantage: PerDecision, *, beta: float) -> LossTerms:
     """-(A log p - beta / 2 * (log p - log p_then)^2): direct reward optimisation (Richemond et al., 2024).
 
-    `beta` weighs the squared log-ratio, in 1 / nat; there is no published default for token advantages. Off policy
-    without a ratio, so nothing can explode; not proportional to the advantage: sequences with A = 0 are pulled back.
+    `beta` is the coefficient of the squared log-ratio, in 1 / nat; there is no published default for token advantages.
+    Off policy without a ratio, so nothing can explode; not proportional to the advantage: sequences with A = 0 are
+    pulled back.
     """
     change = logp_difference(now, then)
     return LossTerms(
@@ -156,9 +158,9 @@ def decoupled_ppo(
 ) -> LossTerms:
     """w * max(-A u, -A clip(u, 1 - low, 1 + high)), u = now / proximal, w = sg[proximal / then] (decoupled PPO).
 
-    Three policies: who acted (`then`), the policy at the start of the update (`proximal`), and the one that learns. The
-    clip keeps close to `proximal`, and w corrects for stale data (Hilton et al., 2021; AReaL, 2025). `weight_cap` is an
-    absolute bound on w (off); with it this is truncated importance sampling.
+    Three policies: the behaviour policy (`then`), the policy at the start of the update (`proximal`), and the learning
+    one. The clip keeps close to `proximal`, and w corrects for stale data (Hilton et al., 2021; AReaL, 2025).
+    `weight_cap` is an absolute bound on w (off); with it this is truncated importance sampling.
     """
     u = ratio(now, proximal)
     weight = ratio(proximal, then).detach()
@@ -174,11 +176,3 @@ def decoupled_ppo(
             "mismatch/weight_max": weight,
         },
     )
-
-
-def loglinear_proximal(now: PerDecision, then: PerDecision, *, fraction: float) -> PerDecision:
-    """then + fraction * (now - then), detached: a proximal policy without a pass of its own (A-3PO, 2025).
-
-    `fraction` is how far the proximal version lies between the acting one (0) and the learning one (1).
-    """
-    return (at_least_float32(then) + fraction * logp_difference(now, then)).detach()

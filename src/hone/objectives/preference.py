@@ -1,10 +1,10 @@
 """Losses on pairs of answers, one preferred: DPO and its variants with a reference, per pair.
 
 `chosen`, `rejected` are the implicit rewards of `implicit.py` (mostly s = log pi / pi_ref of a whole answer, in nats),
-with gradient; D = chosen - rejected. beta prices a nat of distance to the reference. Belongs here: comparisons of
-scores. Losses without a reference are in `reference_free.py`, those on single answers in `unpaired.py`.
+with gradient; D = chosen - rejected. beta is the KL coefficient of the reference. Losses without a reference are in
+`reference_free.py`, those on single answers in `unpaired.py`.
 
-TRL's `rewards/margins` is beta * D; `preference/margin_nats` here is D, so that runs of different beta compare.
+TRL's `rewards/margins` is beta * D; `preference/margin_nats` here is D, so that runs of different beta can be compared.
 """
 
 import math
@@ -20,7 +20,7 @@ from hone.objectives.terms import LossTerms
 
 
 def preference_metrics(chosen: PerPair, rejected: PerPair) -> Mapping[str, PerPair]:
-    """What every pair tells. A tie counts half in the accuracy: at the first step all pairs tie."""
+    """Metrics of every pair loss. A tie counts half in the accuracy: at the first step all pairs tie."""
     margin = chosen - rejected
     return {
         "preference/accuracy": 0.5 * (1.0 + margin.sign()),
@@ -43,7 +43,7 @@ def _smoothed(scaled: PerPair, smoothing: float) -> PerPair:
 
 def dpo(chosen: PerPair, rejected: PerPair, *, beta: float = 0.1, smoothing: float = 0.0) -> LossTerms:
     """-(1 - e) logsigmoid(beta D) - e logsigmoid(-beta D): DPO (Rafailov et al., 2023); cDPO where e > 0 (Mitchell,
-    2023), e the share of labels believed wrong.
+    2023), e the assumed share of wrong labels.
 
     It is Bradley-Terry on the rewards beta * s. TRL 1.16 ignores `label_smoothing` here, TRL 0.24, OpenRLHF and the
     authors do not.
@@ -57,7 +57,7 @@ def robust_dpo(chosen: PerPair, rejected: PerPair, *, beta: float = 0.1, smoothi
     Its mean over labels flipped with probability e is DPO's loss on the true labels. Raises ConfigError for e >= 1/2.
     """
     if not 0.0 <= smoothing < 0.5:
-        raise ConfigError(f"robust DPO needs 0 <= smoothing < 0.5, got {smoothing}: half of the labels say nothing")
+        raise ConfigError(f"robust DPO needs 0 <= smoothing < 0.5, got {smoothing}: at 0.5 labels are noise")
     scaled = beta * (chosen - rejected)
     right, wrong = F.logsigmoid(scaled), F.logsigmoid(-scaled)
     loss = (smoothing * wrong - (1.0 - smoothing) * right) / (1.0 - 2.0 * smoothing)
@@ -67,8 +67,8 @@ def robust_dpo(chosen: PerPair, rejected: PerPair, *, beta: float = 0.1, smoothi
 def ipo(chosen: PerPair, rejected: PerPair, *, beta: float = 0.1) -> LossTerms:
     """(D - 1 / (2 beta))^2: IPO (Azar et al., 2023); the margin has a target and does not grow beyond it.
 
-    On a pair preferred with probability p, the minimiser is D = (2p - 1) / (2 beta). Sums or means over tokens:
-    see `implicit.log_ratio`.
+    On a pair preferred with probability p, the minimiser is D = (2p - 1) / (2 beta). Sums or means over tokens: see
+    `implicit.reference_log_ratio`.
     """
     return _terms((chosen - rejected - 0.5 / beta).square(), chosen, rejected)
 
@@ -80,7 +80,7 @@ def hinge(chosen: PerPair, rejected: PerPair, *, beta: float = 0.1) -> LossTerms
 
 def nca_pair(chosen: PerPair, rejected: PerPair, *, beta: float = 0.1) -> LossTerms:
     """-logsigmoid(beta s_w) - logsigmoid(-beta s_w) / 2 - logsigmoid(-beta s_l) / 2: NCA for two answers (Chen et al.,
-    2024). Each answer is told from noise, so the chosen one's likelihood is held up and not only the margin.
+    2024). Each answer is contrasted with noise, which raises the chosen one's likelihood and not only the margin.
     """
     won, lost = beta * chosen, beta * rejected
     loss = -F.logsigmoid(won) - 0.5 * F.logsigmoid(-won) - 0.5 * F.logsigmoid(-lost)
@@ -98,15 +98,15 @@ def sppo(chosen: PerPair, rejected: PerPair, *, beta: float = 0.1, probability: 
 
 
 def apo_zero(chosen: PerPair, rejected: PerPair, *, beta: float = 0.1) -> LossTerms:
-    """1 - sigmoid(beta s_w) + sigmoid(beta s_l): APO-zero (D'Oosterlinck et al., 2024); the chosen answer is better
-    than what the policy writes: up with it, down with the other.
+    """1 - sigmoid(beta s_w) + sigmoid(beta s_l): APO-zero (D'Oosterlinck et al., 2024), for chosen answers better than
+    the policy's own: their likelihood rises, the rejected ones' falls.
     """
     return _terms(torch.sigmoid(-beta * chosen) + torch.sigmoid(beta * rejected), chosen, rejected)
 
 
 def apo_down(chosen: PerPair, rejected: PerPair, *, beta: float = 0.1) -> LossTerms:
-    """sigmoid(beta s_w) + 1 - sigmoid(beta D): APO-down (D'Oosterlinck et al., 2024); the policy writes better than
-    both answers: down with both, with the rejected one more.
+    """sigmoid(beta s_w) + 1 - sigmoid(beta D): APO-down (D'Oosterlinck et al., 2024), for policies better than both
+    answers: both likelihoods fall, the rejected one's more.
     """
     margin = beta * (chosen - rejected)
     return _terms(torch.sigmoid(beta * chosen) + torch.sigmoid(-margin), chosen, rejected)
@@ -119,7 +119,7 @@ def exo_pair(chosen: PerPair, rejected: PerPair, *, beta: float = 0.1, smoothing
     its place, the paper's; 1.16 refuses it, as is done here with ConfigError.
     """
     if not 0.0 < smoothing < 1.0:
-        raise ConfigError(f"EXO needs 0 < smoothing < 1, got {smoothing}: against a sure label its KL is infinite")
+        raise ConfigError(f"EXO needs 0 < smoothing < 1, got {smoothing}: its KL to a hard label is infinite")
     scaled = beta * (chosen - rejected)
     log_right, log_wrong = F.logsigmoid(scaled), F.logsigmoid(-scaled)
     right = log_right.exp() * (log_right - math.log1p(-smoothing))
@@ -130,7 +130,7 @@ def exo_pair(chosen: PerPair, rejected: PerPair, *, beta: float = 0.1, smoothing
 def discopop(chosen: PerPair, rejected: PerPair, *, beta: float = 0.1, sharpness: float = 0.05) -> LossTerms:
     """(1 - q) * -logsigmoid(beta D) + q * exp(-beta D), q = sigmoid(beta D / sharpness): DiscoPOP (Lu et al., 2024).
 
-    A mixture of the logistic and the exponential loss, found by a language model. Not convex around D = 0.
+    A mixture of the logistic and the exponential loss, proposed by a language model. Not convex around D = 0.
     """
     scaled = beta * (chosen - rejected)
     share = scaled / sharpness
@@ -160,7 +160,7 @@ def bco_pair(chosen: PerPair, rejected: PerPair, shift: PerPair, *, beta: float 
 
 def aot(margin: PerPair, partner: PerPair, *, beta: float = 0.1, smoothing: float = 0.0) -> LossTerms:
     """-logsigmoid(beta (margin - partner)), smoothed as cDPO: paired AOT. `margin` = log pi(y_w) - log pi(y_l),
-    `partner` of `batchwide.aot_partners`, data. Told: the share of ranks where the policy's margins lie above.
+    `partner` of `batchwide.aot_partners`, data. Metric: the share of ranks where the policy's margins are larger.
     """
     loss = _smoothed(beta * (margin - partner), smoothing)
     return LossTerms(
@@ -181,12 +181,13 @@ def aot_unpaired(
     beta: float = 0.1,
     smoothing: float = 0.0,
 ) -> LossTerms:
-    """The same on sorted implicit rewards: sum over ranks k of l(s_w(k) - s_l(k)), l = -logsigmoid(beta .), smoothed.
+    """Unpaired AOT, on sorted implicit rewards: sum over ranks k of l(s_w(k) - s_l(k)), l = -logsigmoid(beta .),
+    smoothed.
 
-    `chosen_partner` is the rejected score of the rank of this row's chosen one, `batchwide.same_rank` of (chosen,
-    rejected); `rejected_partner` that of (rejected, chosen); both data. A rank joins two rows, so a row's loss is
-    l(s_w - partner) plus a term worth 0 that carries the gradient of its rejected score: summed over the batch, value
-    and gradient are those of the sorted form.
+    `chosen_partner` is the rejected score with the rank of this row's chosen one, `batchwide.same_rank` of (chosen,
+    rejected); `rejected_partner` that of (rejected, chosen); both data. A rank joins two rows, so a row's loss is l(s_w
+    - partner) plus a term of value 0 that carries the gradient of its rejected score: summed over the batch, value and
+    gradient are those of the sorted form.
     """
     up = _smoothed(beta * (chosen - chosen_partner.detach()), smoothing)
     down = _smoothed(beta * (rejected_partner.detach() - rejected), smoothing)

@@ -1,7 +1,6 @@
-"""What losses on log-probabilities are built from: safe ratios, sums within sequences, gathering what was decided.
+"""Building blocks of losses on log-probabilities: safe ratios, sums within sequences, gathering of decisions.
 
-Belongs here: arithmetic that several losses share. Log-ratios are capped before `exp`; what arrives in half precision
-is widened to float32 first, and float64 stays float64.
+Log-ratios are capped before `exp`; half precision is widened to float32 first, and float64 stays float64.
 """
 
 import torch
@@ -11,11 +10,13 @@ from torch import Tensor
 from hone.objectives.shapes import Elementwise, Flags, Indices, PerDecision
 
 LOG_RATIO_LIMIT = 20.0
-"""Log-ratios are capped here before `exp`, so that one absurd decision is a large number and not infinity."""
+"""Log-ratios are capped at this many nats before `exp`, so that an extreme decision gives a large number and not
+infinity.
+"""
 
 
 def at_least_float32(x: Shaped[Tensor, " *shape"]) -> Elementwise:
-    """float32, or float64 where it is float64: sums of half-precision numbers lose their small ones."""
+    """float32, or float64 for float64 input: sums of half-precision numbers lose small addends."""
     return x if x.dtype == torch.float64 else x.float()
 
 
@@ -30,17 +31,17 @@ def ratio(now: Elementwise, then: Elementwise) -> Elementwise:
 
 
 def is_saturated(log_ratio: PerDecision) -> Flags:
-    """Beyond the cap, where a loss that differentiates the ratio has no gradient."""
+    """Flags `[n]` of log-ratios beyond the cap, where a loss that differentiates the ratio has no gradient."""
     return log_ratio.detach() > LOG_RATIO_LIMIT
 
 
 def ratio_metrics(r: PerDecision, log_ratio: PerDecision) -> dict[str, PerDecision]:
-    """Metrics of every loss with a ratio: r - 1 - log r, the estimate of KL(then || now) in nats; the largest ratio."""
+    """Metrics of every loss with a ratio: the estimate r - 1 - log r of KL(then || now), nats; the largest ratio."""
     return {"policy/kl_nats": (r - 1.0) - log_ratio.clamp(max=LOG_RATIO_LIMIT), "policy/ratio_max": r.detach()}
 
 
 def sequence_sum(values: PerDecision, sequence: Indices) -> PerDecision:
-    """At each decision, the sum of `values` over its sequence; differentiable.
+    """Sum of `values` over the sequence of each decision, at each decision `[n]`; differentiable.
 
     `sequence` numbers the decision's sequence; a batch holds whole sequences, in any order.
     """
@@ -51,12 +52,12 @@ def sequence_sum(values: PerDecision, sequence: Indices) -> PerDecision:
 
 
 def sequence_mean(values: PerDecision, sequence: Indices) -> PerDecision:
-    """At each decision, the mean of `values` over its sequence; differentiable."""
+    """Mean of `values` over the sequence of each decision, at each decision `[n]`; differentiable."""
     return sequence_sum(values, sequence) / sequence_sum(torch.ones_like(values), sequence)
 
 
 def sequence_max(values: PerDecision, sequence: Indices) -> PerDecision:
-    """At each decision, the largest of `values` in its sequence; data, without gradient."""
+    """Largest of `values` in the sequence of each decision, at each decision `[n]`; without gradient."""
     if values.numel() == 0:
         return values
     most = values.new_zeros(int(sequence.max()) + 1)
@@ -64,12 +65,12 @@ def sequence_max(values: PerDecision, sequence: Indices) -> PerDecision:
 
 
 def quantile(values: PerDecision, share: float) -> Float[Tensor, ""]:
-    """The value below which `share` of `values` lie, linear between neighbours, for any n >= 1."""
+    """The `share` quantile of `values`, interpolated linearly, for any n >= 1."""
     return sequence_quantile(values, torch.zeros_like(values, dtype=torch.int64), share)[0]
 
 
 def sequence_quantile(values: PerDecision, sequence: Indices, share: float) -> PerDecision:
-    """At each decision, that quantile of its sequence's `values`; data, without gradient."""
+    """The `share` quantile of `values` within the sequence of each decision `[n]`; without gradient."""
     if values.numel() == 0:
         return values
     flat = values.detach()
@@ -89,15 +90,15 @@ def sequence_quantile(values: PerDecision, sequence: Indices, share: float) -> P
 def gather_decisions(
     mask: Shaped[Tensor, "B T"], *columns: Shaped[Tensor, "B T ..."]
 ) -> tuple[Shaped[Tensor, "n ..."], ...]:
-    """Padded rows -> decisions: of each column what the mask leaves, rows in order.
+    """Padded rows -> decisions: the entries of each column where the mask is not 0, row by row.
 
-    What stands where the mask is 0 is never read, so it may be NaN, and its gradient is exactly 0: multiplying by the
-    mask would turn NaN into NaN.
+    Entries where the mask is 0 are never read, so they may be NaN, and their gradient is exactly 0; multiplying by the
+    mask would keep the NaN.
     """
     chosen = mask.bool()
     return tuple(column[chosen] for column in columns)
 
 
 def decision_rows(mask: Shaped[Tensor, "B T"]) -> Indices:
-    """The row of each decision that `gather_decisions` gathers."""
+    """The row of each decision that `gather_decisions` returns."""
     return mask.bool().nonzero()[:, 0]

@@ -1,8 +1,8 @@
 """Losses on pairs of answers without a reference policy: CPO, SimPO, ORPO; per pair.
 
-Nothing holds the policy near where it started but the loss itself, so each has an anchor of its own: the likelihood of
-the chosen answer, or a margin that is enough. `chosen`, `rejected` in nats carry the gradient; whether they are sums or
-means over an answer's tokens is said by each.
+Without a reference, the loss itself limits the drift: by the likelihood of the chosen answer, or by a sufficient
+margin. `chosen`, `rejected` in nats carry the gradient; each function states whether they are sums or means over an
+answer's tokens.
 """
 
 from jaxtyping import Real
@@ -50,8 +50,8 @@ def cpo(
 def orpo(chosen: PerPair, rejected: PerPair, *, weight: float = 0.1) -> LossTerms:
     """-a_w - weight * logsigmoid(log odds(a_w) - log odds(a_l)), odds(a) = e^a / (1 - e^a): ORPO (Hong et al., 2024).
 
-    a: mean log-probability per token < 0. log(1 - e^a) is computed by log1mexp, so a near 0 does not overflow. The
-    authors' code takes the likelihood over the prompt too unless told not to; here prompts are never imitated.
+    a: mean log-probability per token < 0. log(1 - e^a) is computed by log1mexp, so a near 0 does not overflow. By
+    default the authors' code also takes the likelihood over the prompt; here prompts are never imitated.
     """
     chosen, rejected = at_least_float32(chosen), at_least_float32(rejected)
     log_odds = (chosen - rejected) - (log1mexp(chosen) - log1mexp(rejected))

@@ -1,4 +1,4 @@
-"""Losses of models that score answers: pairs (Bradley-Terry), steps of reasoning, whole answers by implicit rewards."""
+"""Losses of reward models: pairs (Bradley-Terry), steps of reasoning, whole answers by implicit rewards."""
 
 import torch
 from jaxtyping import Shaped
@@ -11,7 +11,7 @@ from hone.objectives.shapes import Indices, PerAnswer, PerDecision, PerPair, Tab
 from hone.objectives.terms import LossTerms
 
 UNLABELLED = -100
-"""Label of positions where no step ends; anything may stand in their logits."""
+"""Label of positions where no step ends; their logits are ignored."""
 
 
 def bradley_terry(
@@ -19,7 +19,7 @@ def bradley_terry(
 ) -> LossTerms:
     """-logsigmoid(R_w - R_l - margin) + centring * (R_w + R_l)^2 (Bradley and Terry, 1952), on rewards.
 
-    `margin`: how much better the chosen answer was found (Llama 2, Touvron et al., 2023). Only differences are
+    `margin`: by how much annotators preferred the chosen answer (Llama 2, Touvron et al., 2023). Only differences are
     identified; `centring`, 0.01 where used, holds their sum near 0 (Eisenstein et al., 2023). A difference of rewards
     is a log-odds, hence nats in the metrics; accuracy is taken without the margin.
     """
@@ -33,9 +33,9 @@ def bradley_terry(
 def step_classification(logits: Table, label: Indices) -> LossTerms:
     """-log softmax(logits)[label]: a process reward model as a classifier of steps (Lightman et al., 2023).
 
-    `logits` at positions, mostly of {bad, good}; `label` is `UNLABELLED` where no step ends: there the loss is 0 and no
-    gradient flows, whatever the logits. transformers and TRL average over the labelled tokens of a micro-batch; here
-    the weights are the learner's.
+    `logits` at positions, mostly of {bad, good}; `label` is `UNLABELLED` where no step ends: there the loss and its
+    gradient are 0 for any logits. transformers and TRL average over the labelled tokens of a micro-batch; here the
+    weights are the learner's.
     """
     labelled = label != UNLABELLED
     kept = torch.where(labelled[:, None], at_least_float32(logits), 0.0)
@@ -65,8 +65,8 @@ def step_regression(logit: PerDecision, label: PerDecision) -> LossTerms:
 
 def implicit_process_reward(score: PerAnswer, correct: Shaped[Tensor, " n"], *, beta: float = 0.05) -> LossTerms:
     """Cross-entropy of sigmoid(beta * s) against `correct` in {0, 1}: the implicit process reward model of PRIME (Cui
-    et al., 2025). s = sum over tokens of log pi_phi / pi_ref in nats (`implicit.log_ratio`); trained on outcomes alone,
-    beta times each token's log-ratio is then that token's reward.
+    et al., 2025). s = sum over tokens of log pi_phi / pi_ref in nats (`implicit.reference_log_ratio`); trained on
+    outcomes alone, beta times each token's log-ratio is then that token's reward.
     """
     loss = F.binary_cross_entropy_with_logits(beta * score, correct.to(score.dtype), reduction="none")
     return LossTerms(

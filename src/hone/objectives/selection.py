@@ -1,11 +1,11 @@
-"""Choices among all decisions of an optimizer step, made once, before it is cut into micro-batches.
+"""Masks chosen among all decisions of an optimizer step, once, before it is split into micro-batches.
 
-Belongs here: functions of whole detached columns (numpy) that return a mask; losses then take the mask as data. A
-choice within each micro-batch would make the gradient depend on how the batch was cut. With several ranks the columns
-are those of all ranks. Random choices take one uniform draw per decision, so chance is data too, and ties go to the
-earlier decision. What a mask leaves out still counts in the denominator.
+Functions of whole detached columns (numpy) that return a mask; losses take the mask as data. A choice within each
+micro-batch would make the gradient depend on the split. With several ranks the columns are those of all ranks. Random
+choices take one uniform draw per decision as data, and ties go to the earlier decision. Masked decisions still count in
+the denominator.
 
-The columns must be of every decision of the step: leaving out sequences without advantage would shift the statistics.
+The columns must hold every decision of the step: leaving out sequences with advantage 0 would shift the statistics.
 """
 
 from typing import TypeAlias
@@ -20,13 +20,13 @@ Mask: TypeAlias = Bool[NDArray[np.bool_], " N"]
 
 
 def clipped_mask(now: Column, then: Column, advantage: Column, *, low: float = 0.2, high: float = 0.2) -> Mask:
-    """Where the clipped surrogate of these widths has no gradient. `now`, `then` in nats."""
+    """Decisions for which the clipped surrogate with these widths has no gradient. `now`, `then` in nats."""
     r = np.exp(np.minimum(np.asarray(now, np.float64) - then, 20.0))
     return ((advantage > 0) & (r > 1.0 + high)) | ((advantage < 0) & (r < 1.0 - low))
 
 
 def covariances(now: Column, advantage: Column) -> Floats:
-    """(A - mean A) * (log p - mean log p): each decision's share of their covariance over the batch."""
+    """(A - mean A) * (log p - mean log p): the contribution of each decision to the covariance over the batch."""
     logp, credit = np.asarray(now, np.float64), np.asarray(advantage, np.float64)
     return (credit - _mean(credit)) * (logp - _mean(logp))
 
@@ -43,8 +43,8 @@ def clip_cov_mask(
 ) -> Mask:
     """Decisions that Clip-Cov leaves out (Cui et al., 2025, 2505.22617).
 
-    Drawn among those with `above` < covariance < `error_bound` that the clip has not `stopped` (`clipped_mask`): as
-    many as max(1, share * N), those with the smallest `uniform` in [0, 1).
+    Drawn among those with `min_covariance` < covariance < `max_covariance` that the clip has not `stopped`
+    (`clipped_mask`): max(1, fraction * N) at most, those with the smallest `uniform` in [0, 1).
     """
     covariance = covariances(now, advantage)
     candidates = np.flatnonzero((covariance > min_covariance) & (covariance < max_covariance) & ~stopped)
@@ -53,16 +53,16 @@ def clip_cov_mask(
 
 
 def kl_cov_mask(now: Column, advantage: Column, *, fraction: float = 2e-4) -> Mask:
-    """The max(1, share * N) decisions of the largest covariance, for KL-Cov (Cui et al., 2025, 2505.22617)."""
+    """The max(1, fraction * N) decisions of the largest covariance, for KL-Cov (Cui et al., 2025, 2505.22617)."""
     covariance = covariances(now, advantage)
     return _mask(len(covariance), np.argsort(-covariance, kind="stable")[: _count(fraction, len(covariance))])
 
 
 def second_moment_mask(now: Column, then: Column, *, max_second_moment: float = 0.04) -> Mask:
-    """What stays when the largest squared log-ratios are dropped until the mean of the rest is below `most`.
+    """Decisions left when the largest squared log-ratios are dropped until the mean is below `max_second_moment`.
 
-    As few as possible are dropped. `now`, `then` in nats, `most` nats^2: the bound of M2PO (Zheng et al., 2025,
-    2510.01161; its 0.04 was not checked against the paper's text).
+    As few as possible are dropped. `now`, `then` in nats, the bound in nats^2: M2PO (Zheng et al., 2025, 2510.01161;
+    its 0.04 was not checked against the paper's text).
     """
     square = (np.asarray(now, np.float64) - then) ** 2
     ranked = np.argsort(square, kind="stable")
@@ -71,32 +71,17 @@ def second_moment_mask(now: Column, then: Column, *, max_second_moment: float = 
 
 
 def high_entropy_mask(entropy: Column, *, fraction: float = 0.2) -> Mask:
-    """The decisions whose entropy is at least the (1 - share) quantile of the batch, at least one.
+    """Decisions whose entropy is at least the (1 - fraction) quantile of the batch, at least one.
 
-    Only those forks carry the gradient (Wang et al., "Beyond the 80/20 Rule", 2025, 2506.01939; 0.2).
+    Only these high-entropy tokens carry the gradient (Wang et al., "Beyond the 80/20 Rule", 2025, 2506.01939; 0.2).
     """
     if len(entropy) == 0:
         return np.zeros(0, dtype=np.bool_)
     return np.asarray(entropy >= np.quantile(entropy, 1.0 - fraction))
 
 
-def batch_normalised(weight: Column) -> Floats:
-    """weight / mean over the batch: importance weights that average 1 (an option of verl's)."""
-    widened = np.asarray(weight, np.float64)
-    mean = _mean(widened)
-    return widened / (mean if mean > 0 else 1.0)
-
-
-def rescale_kept(kept: Column | Mask) -> Floats:
-    """kept * N / (number kept): a rejection whose denominator shrinks with it, as verl's does, for comparison.
-
-    hone's own is fixed: use the mask as it is.
-    """
-    return np.asarray(kept, np.float64) * (len(kept) / max(float(np.sum(kept)), 1.0))
-
-
 def _mean(values: Floats) -> float:
-    """Summed in the order of size: bit for bit the same however ranks and micro-batches ordered the column."""
+    """Mean, summed in the order of size: the same bits for every order of ranks and micro-batches."""
     return float(np.sort(values).mean()) if len(values) else 0.0
 
 

@@ -1,10 +1,9 @@
-"""Losses whose ratio is a whole sequence's: one weight for all decisions of an answer.
+"""Losses with a sequence-level ratio: one importance weight for all decisions of an answer.
 
-Belongs here: terms that sum log-ratios within a sequence. They take `sequence`, the number of each decision's sequence
-in this batch, which holds whole sequences; sums stay within a sequence, so no split of the batch changes them. Each
-still returns one term per decision: weighted by `sequence_mean` they add up to the papers' mean over sequences, by
-`sequence_sum` to LUSPO's. The advantage is a sequence's, the same at each of its decisions; where it differs,
-`gspo_token` is the form that is meant for it.
+`sequence` numbers the sequence of each decision in this batch, which holds whole sequences; sums stay within a
+sequence, so no split of the batch changes them. Each loss returns one term per decision: weighted by `sequence_mean`
+they add up to the papers' mean over sequences, by `sequence_sum` to LUSPO's. The advantage is the same at every
+decision of a sequence; where it differs, use `gspo_token`.
 """
 
 import math
@@ -48,7 +47,7 @@ def gspo(
 
     Group sequence policy optimisation: one ratio per answer, the geometric mean of its tokens', so that noise of single
     tokens (expert routing) averages out. The widths are the paper's, hundreds of times narrower than a token's.
-    Weights: `sequence_mean`; under `token_mean` it is another objective (verl 0.9.1 runs that by default).
+    Weights: `sequence_mean`; under `token_mean` (verl 0.9.1's default) the objective differs.
     """
     log_ratio = _geometric(now, then, sequence)
     s = torch.exp(log_ratio.clamp(max=LOG_RATIO_LIMIT))
@@ -67,8 +66,8 @@ def gspo_token(
 ) -> LossTerms:
     """The clipped surrogate with s_t = sg[s] * p_t / sg[p_t] (GSPO-token, 2025, 2507.18071).
 
-    The value of every s_t is the sequence's s; the gradient is each token's own, so advantages may differ by token.
-    Equal to `gspo` in gradient where they do not, and the weights are `sequence_mean`.
+    The value of every s_t is the sequence's s; the gradient is the token's, so advantages may differ by token. Where
+    they do not, and the weights are `sequence_mean`, its gradient equals `gspo`'s.
     """
     log_ratio = _geometric(now, then, sequence).detach()
     own = at_least_float32(now)
@@ -91,8 +90,8 @@ def luspo(
 ) -> LossTerms:
     """`gspo` with wider clips; the weights must be `sequence_sum` (length-unbiased sequence optimisation, 2602.05261).
 
-    Each sequence's loss counts once per decision, which undoes GSPO's 1 / length: long answers are not held back.
-    TRL asks for `importance_sampling_level="sequence"` beside its `luspo`, and runs token ratios without it.
+    Each sequence's loss counts once per decision, which removes GSPO's 1 / length and its penalty on long answers. In
+    TRL, `luspo` also needs `importance_sampling_level="sequence"`, and uses token ratios without it.
     """
     return gspo(now, then, advantage, sequence, low=low, high=high)
 
@@ -108,9 +107,9 @@ def gmpo(
 ) -> LossTerms:
     """-A * exp(mean over the sequence of d), d = min(lr, log_high) if A > 0, max(lr, -log_low) if A < 0 (2507.20673).
 
-    Geometric-mean policy optimisation: token log-ratios are clipped one-sidedly, in nats (0.4: ratios of 0.67 and
-    1.49), and their mean is the sequence's. A = 0 counts as negative. Weights: `sequence_mean`. Metrics: share of
-    decisions whose own gradient has stopped, by their clip or by the numerical cap of the mean.
+    Geometric-mean policy optimisation: token log-ratios lr are clipped one-sidedly, in nats (0.4: ratios of 0.67 and
+    1.49), then averaged over the sequence. A = 0 counts as negative. Weights: `sequence_mean`. Metrics: share of
+    decisions without gradient, by the clip or by the numerical cap of the mean.
     """
     change = logp_difference(now, then)
     praised = advantage > 0
@@ -126,7 +125,7 @@ def gmpo(
 
 
 LOG_WEIGHT_FLOOR = math.log(1e-8)
-"""VESPO's sequence weights are bounded to [1e-8, e^20]."""
+"""Bounds of VESPO's sequence weights: [1e-8, e^20]."""
 
 
 def vespo(
@@ -141,9 +140,9 @@ def vespo(
 ) -> LossTerms:
     """-sg[phi(w)] * A * log p, phi(w) = w^k exp(l (1 - w)), w the product of the sequence's ratios (VESPO, 2602.10693).
 
-    The gamma-shaped kernel is 1 at w = 1 and fades on both sides; (k, l) is `positive` where A >= 0, else
-    `negative`. Log-ratios are bounded to 20 nats each, and their sum to [log 1e-8, 20]. `log_correction` nats,
-    data, is added to them (proximal - then, where three policies are told apart). Weights: `token_mean`. Metrics: phi.
+    The gamma-shaped kernel is 1 at w = 1 and falls on both sides; (k, l) is `positive` where A >= 0, else `negative`.
+    Log-ratios are bounded to 20 nats each, and their sum to [log 1e-8, 20]. `log_correction` nats, data, is added to
+    them (proximal - then, with three policies). Weights: `token_mean`. Metrics: phi.
     """
     change = logp_difference(now, then).detach().clamp(-LOG_RATIO_LIMIT, LOG_RATIO_LIMIT)
     if log_correction is not None:

@@ -1,10 +1,9 @@
-"""The shapes of what objectives take and give, named once; jaxtyping's notation, for readers and for the tests.
+"""Shape annotations of the losses' arguments and results, in jaxtyping's notation.
 
-Nothing looks at them while a run is going on, so they cost nothing. The tests run every loss with them switched on
-(`jaxtyping.install_import_hook`): a column `[n, 1]` where `[n]` is meant would spread to `[n, n]` without a word, and
-is refused there. Axes with the same letter are equally long within one call: n rows of a micro-batch, p pairs of
-answers, k entries of each, K listed tokens, a numbers of an action. Shapes of whole batches are in `selection.py` and
-`weights.py`, which need no torch.
+Not checked during a run, so they cost nothing; the tests check them in every loss (`jaxtyping.install_import_hook`): a
+column `[n, 1]` in place of `[n]` would broadcast to `[n, n]`, and is refused there. Axes with the same letter are
+equally long within one call: n rows of a micro-batch, p pairs of answers, k entries of each, K listed tokens, a numbers
+of an action. Shapes of whole batches are in `selection.py` and `weights.py`, which need no torch.
 """
 
 from collections.abc import Mapping
@@ -21,7 +20,7 @@ Flags: TypeAlias = Bool[Tensor, " n"]
 Indices: TypeAlias = Int[Tensor, " n"]
 """Numbers of sequences, actions or classes."""
 Multiplier: TypeAlias = Shaped[Tensor, " n"]
-"""A mask or a weight, of any type: 0 is left out."""
+"""A mask or a weight, of any type; rows with 0 are left out."""
 Shared: TypeAlias = Float[Tensor, "#n"]
 """One number for all rows, or one for each."""
 One: TypeAlias = Float[Tensor, "1"]

@@ -1,7 +1,7 @@
-"""SimKO: probability is spread over the top candidates of right answers, and the top of wrong ones is held back.
+"""SimKO: spreads probability over the top-K candidates of right answers, and penalises the top-1 of wrong ones more.
 
-Belongs here: the loss of "Simple Pass@K Policy Optimization" (Peng et al., 2025, 2510.14807), which needs the
-log-probabilities of the K likeliest tokens beside the chosen one.
+Loss of "Simple Pass@K Policy Optimization" (Peng et al., 2025, 2510.14807), which needs the log-probabilities of the K
+most likely tokens besides the sampled one.
 """
 
 from dataclasses import dataclass
@@ -18,18 +18,18 @@ TINY = 1e-8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopKCandidates:
-    """The K tokens likeliest under the policy at the start of the update, at each decision."""
+    """The K most likely tokens under the policy at the start of the update, at each decision."""
 
     logp: TopKLogps
     """Nats, with gradient."""
     old_logp: TopKLogps
     """Nats of the same tokens: they are matched by id, never by rank."""
     drawn_is_top: Flags
-    """The chosen token is the likeliest of them."""
+    """The sampled token is the most likely of them."""
 
 
 def forking_tokens(entropy: PerDecision, sequence: Indices, *, quantile: float = 0.8) -> Flags:
-    """Decisions whose entropy is above that quantile of their own answer."""
+    """Flags of decisions whose entropy is above that quantile of their own answer."""
     return at_least_float32(entropy).detach() > sequence_quantile(at_least_float32(entropy), sequence, quantile)
 
 
@@ -43,12 +43,12 @@ def simko(
     smoothing: float = 0.01,
     penalty_scale: float = 1.1,
 ) -> LossTerms:
-    """PPO's clip (0.2) of r' and A', at `forks` only; elsewhere of r and A.
+    """PPO's clipped surrogate (0.2) of r' and A' at `forks`, and of r and A elsewhere.
 
-    Right answers (A > 0): r' = (1 - mix) r + mix / K * sum over k of sg[r / r_k] r_k. Its value is r; of the gradient,
-    a part `mix` is spread evenly over the K candidates. Wrong answers (A < 0): A' = boost * A where the chosen token is
-    the likeliest, which keeps the policy from falling from one sure answer into another. The sign of the advantage
-    stands for right and wrong: in a group with both, it is. Weights: `token_mean`. Metrics as PPO's.
+    Right answers (A > 0): r' = (1 - mix) r + mix / K * sum over k of sg[r / r_k] r_k. Its value is r; a share `mix` of
+    the gradient is spread evenly over the K candidates. Wrong answers (A < 0): A' = boost * A where the sampled token
+    is the most likely, which keeps the policy from moving from one certain wrong answer to another. The sign of the
+    advantage marks right and wrong, as it does in a group with both. Weights: `token_mean`. Metrics as PPO's.
     """
     r = ratio(now, then)
     others = ratio(candidates.logp, candidates.old_logp)

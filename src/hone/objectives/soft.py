@@ -1,11 +1,11 @@
 """Losses of maximum-entropy control: soft action values, the policy, the temperature (SAC, Haarnoja et al., 2018).
 
-All per decision. alpha is the temperature, the price of one nat of entropy.
+One term per decision. alpha is the temperature, the coefficient of the entropy in nats.
 """
 
 import torch
 
-from hone.objectives.shapes import One, PerDecision, Shared, Table
+from hone.objectives.shapes import One, PerDecision, Shared
 from hone.objectives.terms import LossTerms
 
 
@@ -13,22 +13,12 @@ from hone.objectives.terms import LossTerms
 def soft_target(
     reward: PerDecision, discount: PerDecision, worth: PerDecision, logp: PerDecision, alpha: Shared
 ) -> PerDecision:
-    """r + discount * (Q'(s', a') - alpha * log pi(a' | s')); `discount` is 0 where the world ended.
+    """r + discount * (Q'(s', a') - alpha * log pi(a' | s')); `discount` is 0 at terminal states.
 
-    `worth` is the lesser of two slow critics at an action drawn from the policy now, `logp` that action's
-    density.
+    `worth` is the minimum of two target critics at an action sampled from the current policy, `logp` that action's
+    log-density.
     """
     return reward + discount * (worth - alpha * logp)
-
-
-@torch.no_grad()
-def soft_greedy_target(reward: PerDecision, discount: PerDecision, table_slow: Table, *, alpha: float) -> PerDecision:
-    """r + discount * alpha * log sum over a of exp(Q'(s', a) / alpha) (soft Q-learning, Haarnoja et al., 2017).
-
-    alpha > 0, and towards 0 this is the greedy target. It exceeds the maximum by at most alpha * log k: entropy is
-    worth something.
-    """
-    return reward + discount * alpha * torch.logsumexp(table_slow / alpha, dim=1)
 
 
 def twin_critic_loss(first: PerDecision, second: PerDecision, target: PerDecision) -> LossTerms:

@@ -1,4 +1,4 @@
-"""What every objective returns, and how terms are added and multiplied."""
+"""The return type of every loss, and the sum and the product of loss terms."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -14,23 +14,24 @@ def _nothing() -> Metrics:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossTerms:
-    """One number to lower per decision, before weighting, and what can be told of it."""
+    """One loss term per decision, before weighting, with its metrics."""
 
     loss: PerDecision
-    """With gradient; the learner sums `weight * loss`."""
+    """Carries the gradient; the learner sums `weight * loss`."""
     compute_metrics: Callable[[], Metrics] = _nothing
-    """Computes the metrics; called only where somebody listens: a small network's step is short."""
+    """Computes the metrics; called only when they are logged, because a step of a small network is short."""
 
     @property
     def metrics(self) -> Metrics:
-        """Reported as the mean over decisions, as the largest where the name ends in `_max`, and as the effective share
-        of importance weights where it ends in `_ess`."""
+        """Metrics by name, logged as the mean over decisions, as the maximum where the name ends in `_max`, and as the
+        relative effective sample size of importance weights where it ends in `_ess`.
+        """
         with torch.no_grad():
             return self.compute_metrics()
 
 
 def add_terms(first: LossTerms, second: LossTerms, *, weight: float = 1.0) -> LossTerms:
-    """first + weight * second, per decision; the metrics of both (the second's where a name stands in both)."""
+    """first + weight * second, per decision; the metrics of both (the second's where both have a name)."""
     return LossTerms(
         loss=torch.add(first.loss, second.loss, alpha=weight),
         compute_metrics=lambda: {**first.metrics, **second.metrics},
@@ -40,7 +41,7 @@ def add_terms(first: LossTerms, second: LossTerms, *, weight: float = 1.0) -> Lo
 def scale_terms(terms: LossTerms, multiplier: Multiplier) -> LossTerms:
     """multiplier * loss: `multiplier` is data (a mask, an importance weight) and gets no gradient.
 
-    The weights of the sum stay what they are, so what a mask drops still counts in the denominator: dropping more
-    decisions never makes the others count for more.
+    The weights of the sum do not change: a masked decision still counts in the denominator, so masking more decisions
+    never increases the weight of the others.
     """
     return LossTerms(loss=terms.loss * multiplier.detach().to(terms.loss.dtype), compute_metrics=terms.compute_metrics)

@@ -1,8 +1,8 @@
-"""Trust regions by divergence: decisions that move the policy too far, in probability, get no gradient.
+"""Trust regions by divergence: decisions whose probability has changed too far get no gradient.
 
-Belongs here: divergences of one decision's distribution and the masks made of them (DPPO), and the loss under a bound
-on the second moment of a batch's log-ratios (M2PO). A ratio says little about distance: from 1e-5 to 3e-5 it is 3 and
-harmless, from 0.5 to 0.99 it is 2 and is the whole distribution.
+Divergences of one decision's distribution and the masks made from them (DPPO), and the loss under a bound on the second
+moment of a batch's log-ratios (M2PO). A ratio is a poor measure of distance: from 1e-5 to 3e-5 it is 3 and harmless,
+from 0.5 to 0.99 it is 2 and moves half of the probability mass.
 """
 
 import torch
@@ -14,7 +14,7 @@ from hone.objectives.shapes import Flags, Indices, Multiplier, PerDecision, TopK
 from hone.objectives.terms import LossTerms
 
 LEAST_PROBABILITY = 1e-8
-"""Of what remains beside the listed tokens: below it, logarithms are taken of this."""
+"""Floor of the probability of all unlisted tokens together, before its logarithm is taken."""
 
 
 def _rest(listed: PerDecision) -> PerDecision:
@@ -45,10 +45,10 @@ def binary_kl(now: PerDecision, then: PerDecision) -> PerDecision:
 def top_k_tv(
     now: PerDecision, then: PerDecision, top_now: TopKLogps, top_then: TopKLogps, listed: Flags
 ) -> PerDecision:
-    """Total variation between distributions over: the K listed tokens, the chosen one, and all others as one.
+    """Total variation between distributions over the K listed tokens, the chosen one, and all others as one.
 
-    `top_now`, `top_then` nats of the same K tokens (those likeliest under whoever acted); `listed`: the chosen token is
-    one of them. Never more than the full distributions' distance, never less than `binary_tv`.
+    `top_now`, `top_then` nats of the same K tokens (the most likely under the behaviour policy); `listed`: the chosen
+    token is one of them. At most the full distributions' distance, at least `binary_tv`.
     """
     p, q = _buckets(now, top_now, listed).exp(), _buckets(then, top_then, listed).exp()
     rest = (p.sum(dim=1) - q.sum(dim=1)).abs()
@@ -84,8 +84,8 @@ def trust_region_mask(
 ) -> Flags:
     """False where the advantage pushes a decision further that has already moved too far.
 
-    That is: A > 0, now > then and divergence > most_rising; or A < 0, now < then and divergence > most_falling. What
-    pushes back towards `then` is always trusted.
+    That is: A > 0, now > then and divergence > `max_increase`; or A < 0, now < then and divergence > `max_decrease`.
+    Gradients back towards `then` are always kept.
     """
     rising = (advantage > 0) & (now > then) & (divergence > max_increase)
     falling = (advantage < 0) & (now < then) & (divergence > max_decrease)
@@ -93,10 +93,10 @@ def trust_region_mask(
 
 
 def trust_region_sequence_mask(divergence: PerDecision, sequence: Indices, *, max_divergence: float) -> Flags:
-    """False at every decision of a sequence that holds one with `divergence` above `most`.
+    """False at every decision of a sequence that holds one with `divergence` above `max_divergence`.
 
     Trust region masking (TRM, 2025, 2512.23075) for language models: its bounds are in the largest divergence along an
-    answer; its threshold could not be read, so there is no default. Multiply by it: `terms.scaled(terms, kept)`.
+    answer; its threshold could not be read, so there is no default. Apply it with `terms.scale_terms`.
     """
     return sequence_max(divergence, sequence) <= max_divergence
 
@@ -106,10 +106,9 @@ def dppo(
 ) -> LossTerms:
     """-keep * sg[min(r, ratio_cap)] * A * log p: divergence proximal policy optimisation (2026, 2602.04879).
 
-    `keep` from `trust_region_mask`, with the divergence of one's choice; `then` is whoever acted, for mask and ratio
-    both.
-    `ratio_cap` is off: the paper warns of truncation's bias (verl's example runs 10,000). Metrics: share of decisions
-    whose gradient is masked, share of ratios capped, KL, largest ratio.
+    `keep` from `trust_region_mask`, with any divergence; `then` is the behaviour policy's log-probability, for mask and
+    ratio both. `ratio_cap` is off: the paper warns of the bias of truncation (verl's example: 10,000). Metrics: share
+    of decisions whose gradient is masked, share of ratios capped, KL, largest ratio.
     """
     r = ratio(now, then).detach()
     bounded = r if ratio_cap is None else r.clamp(max=ratio_cap)
@@ -163,8 +162,8 @@ def dppo_kl(
 def m2po(now: PerDecision, then: PerDecision, advantage: PerDecision, keep: Multiplier) -> LossTerms:
     """-keep * r * A: second-moment trust policy optimisation (M2PO, Zheng et al., 2025, 2510.01161).
 
-    `keep` (0 or 1) from `selection.second_moment_kept`, chosen over the whole batch of the optimizer step; no ratio is
-    clipped, and what was dropped stays in the denominator. Made for stale data: a few outliers are left out instead of
+    `keep` (0 or 1) from `selection.second_moment_mask`, chosen over the whole batch of the optimizer step; no ratio is
+    clipped, and dropped decisions stay in the denominator. Made for stale data: a few outliers are left out instead of
     every token past a clip.
     """
     r = ratio(now, then)

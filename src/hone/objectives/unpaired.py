@@ -1,7 +1,7 @@
 """Losses on single answers marked desirable or not: KTO, BCO, APO-zero; per answer.
 
-`score` nats is s = log pi / pi_ref of a whole answer (`implicit.py`), with gradient. A micro-batch of one kind only is
-as good as any other: what KTO and BCO need of the whole batch is data here.
+`score` nats is s = log pi / pi_ref of a whole answer (`implicit.py`), with gradient. Micro-batches need not hold both
+kinds: the batch statistics of KTO and BCO are data here.
 """
 
 import torch
@@ -33,7 +33,7 @@ def kto(
 
     `baseline` is z0 of `batchwide.kto_baseline`, data. With unequal numbers of the two kinds, TRL's documentation
     advises (w_D * desirable) : (w_U * undesirable) between 1:1 and 4:3. TRL averages over each rank's answers, so that
-    ranks with fewer weigh more; here the weights are the learner's, over the whole batch.
+    ranks with fewer have larger weights; here the weights are the learner's, over the whole batch.
     """
     reach = beta * (score - baseline)
     gained = desirable_weight * torch.sigmoid(-reach)
@@ -47,8 +47,8 @@ def kto(
 def bco(score: PerAnswer, desirable: Flags, shift: PerAnswer, *, beta: float = 0.1) -> LossTerms:
     """-logsigmoid(±beta (s - shift)): BCO (Jung et al., 2024), a binary classifier of answers; + where desirable.
 
-    `shift` nats is data, from `batchwide.RunningShift`. TRL 0.24 could also weigh undesirable answers by how alike
-    their prompts are to desirable ones (UDM): multiply by `implicit.reweighted`.
+    `shift` nats is data, from `batchwide.RunningShift`. TRL 0.24 could also weight undesirable answers by how alike
+    their prompts are to desirable ones (UDM): multiply by `implicit.weighted_terms`.
     """
     reach = beta * (score - shift)
     return LossTerms(

@@ -1,6 +1,6 @@
-"""Losses of critics on returns: how far a value is from its target, per decision.
+"""Losses of a scalar critic on returns: the error of a value against its target, one term per decision.
 
-Values as one number. Values as distributions, which are often steadier, are in `distributional.py`.
+Values as distributions, which are often more stable, are in `distributional.py`.
 """
 
 from collections.abc import Mapping
@@ -33,11 +33,11 @@ def huber(value: PerDecision, target: PerDecision, *, delta: float = 1.0) -> Los
 
 
 def clipped_value(value: PerDecision, then: PerDecision, target: PerDecision, *, clip_range: float = 0.2) -> LossTerms:
-    """max of the squared errors of V and of V kept within `width` of what it was, halved (PPO2's form, 2017).
+    """max((V - target)^2, (V_clip - target)^2) / 2, V_clip within `clip_range` of the old value (PPO2, 2017).
 
-    `then` is the critic's value when the batch was made. verl and OpenRLHF use a width of 0.5, TRL and slime 0.2; slime
-    leaves out the half. The width is in units of the return: with returns far from 1 it stops nearly every gradient,
-    which `value/clip_fraction` tells.
+    `then` is the critic's value when the batch was collected. verl and OpenRLHF use 0.5, TRL and slime 0.2; slime
+    leaves out the half. The range is in units of the return: with returns far from 1 nearly every gradient is clipped
+    to 0, which `value/clip_fraction` shows.
     """
     kept = then + (value - then).clamp(-clip_range, clip_range)
     free, held = (value - target).square(), (kept - target).square()

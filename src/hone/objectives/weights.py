@@ -1,8 +1,8 @@
-"""Aggregation: the weight of each decision in the loss, fixed once over the whole batch of an optimizer step.
+"""Loss weights (aggregation): the weight of each decision in the loss, fixed once over the whole optimizer step.
 
-Every scheme maps the lengths of the sequences in the batch to one weight per decision of each (a decision's weight is
-its sequence's), such that the loss is `sum(weight * term)`. Sequences without decisions count for nothing. Because the
-weights travel with the data, micro-batches, packing and ranks cannot change a gradient.
+Every scheme maps the lengths of the sequences in the batch to one weight per sequence, shared by its decisions, such
+that the loss is `sum(weight * term)`. Sequences without decisions do not count. Because the weights travel with the
+data, micro-batches, packing and ranks cannot change a gradient.
 """
 
 from collections.abc import Callable
@@ -13,48 +13,50 @@ from jaxtyping import Float64, Int64
 from numpy.typing import NDArray
 
 PerSequence: TypeAlias = Int64[NDArray[np.int64], " E"]
-"""Lengths in decisions, or numbers of groups."""
+"""Lengths in decisions, or group numbers."""
 Weights: TypeAlias = Float64[NDArray[np.float64], " E"]
 
 WeightingScheme: TypeAlias = Callable[[PerSequence], Weights]
 
 
 def token_mean(lengths: PerSequence) -> Weights:
-    """Every decision of the batch counts the same: 1 / sum(lengths) (DAPO, 2025)."""
+    """1 / sum(lengths): every decision of the batch has the same weight (DAPO, 2025)."""
     return np.full(len(lengths), 1.0 / max(int(lengths.sum()), 1))
 
 
 def sequence_mean(lengths: PerSequence) -> Weights:
-    """Every sequence counts the same, whatever its length: 1 / (E * length) (GRPO, 2024)."""
+    """1 / (E * length): every sequence has the same weight, independent of its length (GRPO, 2024)."""
     return 1.0 / (max(int((lengths > 0).sum()), 1) * np.maximum(lengths, 1))
 
 
 def constant_length(lengths: PerSequence, *, length: int) -> Weights:
-    """1 / (E * `length`): unbiased in length, as the policy gradient itself is (Dr.GRPO, 2025)."""
+    """1 / (E * `length`): unbiased in length, as the policy gradient is (Dr.GRPO, 2025)."""
     return np.full(len(lengths), 1.0 / (max(int((lengths > 0).sum()), 1) * length))
 
 
 def token_sum(lengths: PerSequence) -> Weights:
-    """1: the plain sum over decisions (tinker). The step grows with the batch, so a rate fits one batch size only."""
+    """1: the plain sum over decisions (tinker). The gradient grows with the batch, so a learning rate fits one batch
+    size.
+    """
     return np.ones(len(lengths))
 
 
 def sequence_sum(lengths: PerSequence) -> Weights:
-    """1 / E: the mean over sequences of the sum over their decisions (LUSPO, 2026; REINFORCE's own form)."""
+    """1 / E: the mean over sequences of the sum over their decisions (LUSPO, 2026; REINFORCE)."""
     return constant_length(lengths, length=1)
 
 
 def prompt_mean(lengths: PerSequence, *, group: PerSequence) -> Weights:
-    """Every prompt counts the same: 1 / (G * decisions of all its answers) (SkyRL)."""
+    """1 / (G * decisions of all answers to the prompt): every prompt has the same weight (SkyRL)."""
     numbers, prompts = _groups(lengths, group)
     decisions = np.bincount(numbers, weights=lengths)
     return 1.0 / (prompts * np.maximum(decisions, 1.0)[numbers])
 
 
 def prompt_sequence_mean(lengths: PerSequence, *, group: PerSequence) -> Weights:
-    """Every prompt counts the same, within it every answer, within it every decision: 1 / (G * K_g * length).
+    """1 / (G * K_g * length): every prompt has the same weight, and every answer within it.
 
-    GRPO's formula written out; `sequence_mean` where all groups have as many answers.
+    GRPO's formula written out; equal to `sequence_mean` where all groups have as many answers.
     """
     numbers, prompts = _groups(lengths, group)
     answers = np.bincount(numbers, weights=(lengths > 0).astype(np.float64))

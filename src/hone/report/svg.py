@@ -68,7 +68,7 @@ def curve_plot(steps: NDArray[np.int64], values: Floats) -> Html:
     x = LinearScale(first, max(last, first + 1), _LEFT, _WIDTH - _RIGHT)
     y = _value_scale(values)
     parts = [_axes(x, y)]
-    where, means = _thinned(steps.astype(np.float64), values)
+    where, means = thinned(steps.astype(np.float64), values)
     smooth = _smoothed(means)
     noisy = len(values) >= _SMOOTH_FROM and _total_variation(means) > 2 * _total_variation(smooth)
     if noisy:
@@ -181,11 +181,11 @@ def _axes(x: LinearScale, y: LinearScale) -> Html:
     return join(parts)
 
 
-def _thinned(steps: Floats, values: Floats) -> tuple[Floats, Floats]:
-    """At most `_MOST_POINTS` points: means over equal runs of points."""
-    if len(values) <= _MAX_POINTS:
+def thinned(steps: Floats, values: Floats, max_points: int = _MAX_POINTS) -> tuple[Floats, Floats]:
+    """At most `max_points` points: means over runs of equally many points."""
+    if len(values) <= max_points:
         return steps, values
-    starts = np.arange(0, len(values), math.ceil(len(values) / _MAX_POINTS))
+    starts = np.arange(0, len(values), math.ceil(len(values) / max_points))
     counts = np.diff(np.append(starts, len(values)))
     return np.add.reduceat(steps, starts) / counts, np.add.reduceat(values, starts) / counts
 

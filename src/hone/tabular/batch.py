@@ -1,6 +1,6 @@
-"""Episodes as steps on a table, and the weights that a rule gives to what may be done next.
+"""Episodes as steps on a table, and the weights of the next actions in expected SARSA and SARSA.
 
-Belongs here: layout. What is learned from it is `learn.py`.
+The update rules are in `learn.py`.
 """
 
 from dataclasses import dataclass
@@ -19,14 +19,14 @@ from hone.tabular.tables import ActionTable, StateValues, Table
 
 
 class RateConfig(Config):
-    """Step sizes: max(least, rate / visits^power), visits of the pair (or state) that is learned from."""
+    """Step sizes: max(least, rate / visits^power), with the number of visits of the updated pair (or state)."""
 
     rate: float = Field(default=0.1, gt=0)
     """At the first visit, and always where `power` is 0."""
     power: float = Field(default=0.0, ge=0, le=1)
-    """Above 0.5 and at most 1 the estimates converge (Robbins & Monro, 1951); 0 keeps up with a world that changes."""
+    """Above 0.5 and at most 1 the estimates converge (Robbins & Monro, 1951); 0 tracks an environment that changes."""
     least: float = Field(default=0.0, ge=0)
-    """Never smaller than this."""
+    """Lower bound of the step size."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,17 +39,17 @@ class TabularBatch:
     offsets: Ints
     """`[E+1]`"""
     group: Ints
-    """`[E]` the episode that each piece is of."""
+    """`[E]` the episode number of each piece."""
     ended: Flags
-    """`[E]` whether the episode is over with it."""
+    """`[E]` whether the piece ends its episode."""
     target: Floats
-    """`[N]` what credit aims at; empty where it says none."""
+    """`[N]` value targets of the credit; empty where it gives none."""
     logp: Floats
-    """`[N]` nats, under whoever acted."""
+    """`[N]` nats, under the behaviour policy."""
     scored: Flags
-    """`[N]` what is learned from; not what was lost with its environment, and has no score."""
+    """`[N]` flags of the steps that are learned from; not those of a failed environment, without a score."""
     iteration: int
-    """Of the loop, that acted."""
+    """Iteration of the policy that collected the steps."""
 
     @property
     def last_steps(self) -> Ints:
@@ -60,8 +60,9 @@ class TabularBatch:
 def tabular_batch(
     table: Table, episodes: Episodes, credits: Credits, rate: RateConfig, *, first_visits_only: bool = False
 ) -> TabularBatch:
-    """Steps of `episodes`, each with its step size; counts the visits. `first`: only the first of a cell in each
-    episode is one, and known."""
+    """Steps of `episodes`, each with its step size; counts the visits. With `first_visits_only`, only the first visit
+    of a cell in each episode is counted and learned from.
+    """
     assert episodes.final is not None
     now, last = _cells(table, episodes.observations), _cells(table, episodes.final)
     taken, cell = episodes.chosen.astype(np.int64), now
@@ -98,7 +99,7 @@ def tabular_batch(
 
 
 def step_sizes(count: Ints, cell: Ints, rate: RateConfig, known: Flags) -> Floats:
-    """`[N]` step sizes for cells `[N, M]`, divided by M; adds the visits to `count` `[K]`. Unknown steps have 0."""
+    """`[N]` step sizes for cells `[N, M]`, divided by M; adds the visits to `count` `[K]`. Masked steps have 0."""
     first = cell[:, 0]
     size = np.full(len(first), rate.rate)
     if rate.power:
@@ -123,15 +124,16 @@ def rank_among_equals(values: Ints) -> Ints:
 
 
 def expected_sarsa_weights(table: Table, batch: TabularBatch) -> Floats:
-    """`[N, J]` probabilities of the next action under the policy that acted: expected SARSA."""
+    """`[N, J]` probabilities of the next action under the behaviour policy: expected SARSA."""
     if isinstance(table, StateValues):
         return np.ones((len(batch.action), 1))
     return np.ascontiguousarray(table.exploration_probabilities(batch.steps.next_cell, batch.iteration))
 
 
 def sarsa_weights(table: Table, batch: TabularBatch) -> Floats:
-    """`[N, J]` a 1 at the action that was taken next: SARSA. Where a piece ends and the world does not, nobody has
-    chosen yet: there the probabilities stand, of which the choice would be a draw."""
+    """`[N, J]` a 1 at the next action: SARSA. Where a piece ends without termination, the next action is not known, and
+    the row holds the probabilities of the behaviour policy.
+    """
     if isinstance(table, StateValues):
         return np.ones((len(batch.action), 1))
     weight = np.zeros((len(batch.action), table.features.actions))
@@ -142,7 +144,7 @@ def sarsa_weights(table: Table, batch: TabularBatch) -> Floats:
 
 
 def first_visits(cell: Ints, offsets: Ints) -> Flags:
-    """`[N]` whether a step is the first of its episode with its cell `[N]`."""
+    """`[N]` flags of steps that are the first of their episode with their cell `[N]`."""
     pair = owner_of(offsets) * (int(cell.max(initial=0)) + 1) + cell
     first = np.zeros(len(cell), dtype=np.bool_)
     first[np.unique(pair, return_index=True)[1]] = True

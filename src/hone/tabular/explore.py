@@ -1,8 +1,8 @@
-"""Exploration: from values of actions to the probabilities of choosing them, with a schedule over the turns of a run.
+"""Exploration: from action values to action probabilities, with a schedule over the iterations of a run.
 
-Belongs here: rules on numpy arrays that do not care where the values came from, a table or a network. Equal values
-share their probability, so that a table of zeros explores. Optimistic values are no rule of their own: begin with
-values above all that can be reached (`table.initial`) and be greedy (Sutton & Barto, 2018, section 2.6).
+Rules on numpy arrays, for tables and networks alike. Equal values share their probability, so that a table of zeros
+explores. Optimistic initial values need no rule of their own: set the initial value above every reachable return and be
+greedy (Sutton & Barto, 2018, section 2.6).
 """
 
 from typing import Annotated, Literal, TypeAlias
@@ -18,79 +18,79 @@ Ints: TypeAlias = NDArray[np.int64]
 
 
 class ConstantSchedule(Config):
-    """The same in every turn."""
+    """A constant."""
 
     kind: Literal["constant"] = "constant"
-    """Names this alternative."""
+    """Selects this alternative."""
     value: float = Field(default=0.1, ge=0)
-    """In every turn."""
+    """Value in every iteration."""
 
 
 class LinearSchedule(Config):
-    """A straight line, and its end from then on."""
+    """Linear interpolation, constant after the last iteration."""
 
     kind: Literal["linear"]
-    """Names this alternative."""
+    """Selects this alternative."""
     begin: float = Field(default=1.0, ge=0)
-    """In the first turn."""
+    """Value in the first iteration."""
     end: float = Field(default=0.05, ge=0)
-    """After `turns` turns."""
+    """Value after `turns` iterations."""
     turns: int = Field(ge=1)
-    """Turns of the loop from `begin` to `end`."""
+    """Iterations from `begin` to `end`."""
 
 
 class ExponentialSchedule(Config):
-    """end + (begin - end) * 2^(-turn / half_life)."""
+    """end + (begin - end) * 2^(-iteration / half_life)."""
 
     kind: Literal["exponential"]
-    """Names this alternative."""
+    """Selects this alternative."""
     begin: float = Field(default=1.0, ge=0)
-    """In the first turn."""
+    """Value in the first iteration."""
     end: float = Field(default=0.01, ge=0)
-    """What it comes close to."""
+    """Value in the limit."""
     half_life: float = Field(gt=0)
-    """Turns in which the distance to `end` halves."""
+    """Iterations in which the distance to `end` halves."""
 
 
 Schedule: TypeAlias = Annotated[ConstantSchedule | LinearSchedule | ExponentialSchedule, Field(discriminator="kind")]
 
 
 class EpsilonGreedy(Config):
-    """The best action, or with probability epsilon any."""
+    """The best action, or with probability epsilon a uniformly random one."""
 
     kind: Literal["epsilon_greedy"] = "epsilon_greedy"
-    """Names this alternative."""
+    """Selects this alternative."""
     epsilon: Schedule = ConstantSchedule()
-    """Probability of an action drawn from all."""
+    """Probability of a uniformly random action."""
 
 
 class SoftmaxActions(Config):
     """Probabilities proportional to exp(value / temperature)."""
 
     kind: Literal["boltzmann"]
-    """Names this alternative."""
+    """Selects this alternative."""
     temperature: Schedule = ConstantSchedule(value=1.0)
-    """In the units of the values; towards 0 it is greedy."""
+    """Temperature in the units of the values; towards 0 it is greedy."""
 
 
 class UpperConfidenceBound(Config):
-    """UCB1 in every state: value + weight * sqrt(ln N(s) / N(s, a)); what was never tried comes first."""
+    """UCB1 in every state: value + weight * sqrt(ln N(s) / N(s, a)); untried actions come first."""
 
     kind: Literal["ucb"]
-    """Names this alternative."""
+    """Selects this alternative."""
     weight: float = Field(default=1.0, ge=0)
-    """Of the bonus, in the units of the values."""
+    """Weight of the bonus, in the units of the values."""
 
 
 class CountBonus(Config):
-    """Greedy, while learning is paid weight / sqrt(N(s, a)) besides (MBIE-EB, Strehl & Littman, 2008)."""
+    """Greedy, with weight / sqrt(N(s, a)) added to the reward (MBIE-EB, Strehl & Littman, 2008)."""
 
     kind: Literal["counts"]
-    """Names this alternative."""
+    """Selects this alternative."""
     weight: float = Field(default=0.1, ge=0)
-    """Of the bonus, in the units of the rewards."""
+    """Weight of the bonus, in the units of the rewards."""
     epsilon: float = Field(default=0.0, ge=0, le=1)
-    """Probability of an action drawn from all."""
+    """Probability of a uniformly random action."""
 
 
 Exploration: TypeAlias = Annotated[
@@ -99,7 +99,7 @@ Exploration: TypeAlias = Annotated[
 
 
 def schedule_value(schedule: Schedule, turn: int) -> float:
-    """The value in a turn of the loop, counted from 0."""
+    """Value of a schedule in an iteration, counted from 0."""
     match schedule:
         case ConstantSchedule():
             return schedule.value
@@ -111,7 +111,7 @@ def schedule_value(schedule: Schedule, turn: int) -> float:
 
 
 def action_probabilities(explore: Exploration, values: Floats, counts: Ints, turn: int) -> Floats:
-    """Of each action `[n, A]`, given values `[n, A]` and how often each was taken `[n, A]`."""
+    """Action probabilities `[n, A]`, given values `[n, A]` and how often each was taken `[n, A]`."""
     match explore:
         case EpsilonGreedy():
             return epsilon_greedy(values, min(1.0, schedule_value(explore.epsilon, turn)))
@@ -146,7 +146,7 @@ def upper_confidence(values: Floats, counts: Ints, weight: float) -> Floats:
 
 
 def count_bonus(explore: Exploration, counts: Ints) -> Floats | None:
-    """What learning is paid besides `[N]`, for actions taken `counts` `[N]` times; None where exploration pays none."""
+    """Reward bonus `[N]` for actions taken `counts` `[N]` times; None where the exploration has none."""
     if not isinstance(explore, CountBonus) or explore.weight == 0.0:
         return None
     return explore.weight / np.sqrt(np.maximum(counts, 1))

@@ -1,11 +1,11 @@
-"""The inner loops of learning without a model, step after step; compiled by numba where that is installed.
+"""Inner loops of tabular learning, step after step; compiled by numba where that is installed.
 
-Belongs here: loops whose order matters, so that they cannot be array operations, and nothing else. Without numba the
-same functions run as they stand, with the same numbers to the last bit, some three hundred times slower.
+Only loops whose order matters, so that they cannot be array operations. Without numba the same functions run in Python,
+with the same numbers to the last bit, about three hundred times slower.
 
-A table is one flat array `x` `[K]`. A step has M features (of a table 1, of a tile coder one per tiling) and its value
-is the sum over `x[cell[m]]`; the values of the J actions in what is seen next stand at `ahead[m] + j`. Values of states
-alone are the case J = 1.
+A table is one flat array `x` `[K]`. A step has M features (1 for a table, one per tiling for a tile coder) and its
+value is the sum over `x[cell[m]]`; the values of the J actions in the next observation are at `ahead[m] + j`. State
+values are the case J = 1.
 """
 
 from collections.abc import Callable
@@ -23,20 +23,20 @@ Flags: TypeAlias = NDArray[np.bool_]
 ACCUMULATING, REPLACING, DUTCH = 0, 1, 2
 """Kinds of traces."""
 NEGLIGIBLE = 1e-15
-"""A trace below this is forgotten."""
+"""A trace below this is set to 0."""
 
 
 class TabularSteps(NamedTuple):
     """N steps in the order in which they are learned from."""
 
     cell: Ints
-    """`[N, M]` cells of what was seen and chosen."""
+    """`[N, M]` cells of the observation and action."""
     next_cell: Ints
-    """`[N, M]` cells of the first action in what was seen next."""
+    """`[N, M]` cells of the first action in the next observation."""
     reward: Floats
     """`[N]`"""
     discount: Floats
-    """`[N]` discount on what follows; 0 where the world ended."""
+    """`[N]` discount; 0 at terminal states."""
     step_size: Floats
     """`[N]` step size; already divided by M."""
 
@@ -49,7 +49,7 @@ class TraceDecay(NamedTuple):
     kind: int
     """`ACCUMULATING`, `REPLACING` or `DUTCH`."""
     previous_value: float
-    """What the first step's value was thought to be one step earlier (dutch traces); NaN: as it is now."""
+    """Value of the first step as estimated one step earlier (dutch traces); NaN: the current one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +83,8 @@ def target_update(x: Floats, cell: Ints, target: Floats, rate: Floats) -> float:
 def weighted_importance_update(x: Floats, mass: Floats, cell: Ints, target: Floats, weight: Floats) -> float:
     """Weighted mean of targets: mass(cell) += w; x(cell) += w / mass * (target - x) -> sum of |target - x|.
 
-    Weighted importance sampling, in steps (Sutton & Barto, 2018, section 5.6). `cell` `[N]`; a weight of 0 is no step.
+    Weighted importance sampling, incrementally (Sutton & Barto, 2018, section 5.6). `cell` `[N]`; steps with weight 0
+    are skipped.
     """
     total = 0.0
     for n in range(len(target)):
@@ -98,7 +99,7 @@ def weighted_importance_update(x: Floats, mass: Floats, cell: Ints, target: Floa
 def expected_sarsa(x: Floats, steps: TabularSteps, weight: Floats) -> float:
     """error = r + factor * sum over j of weight_j * x(ahead + j) - x(cell); x(cell) += rate * error -> sum of |error|.
 
-    `weight` `[N, J]`: the probabilities of the next action are expected SARSA, a 1 at the one taken is SARSA, J = 1 is
+    `weight` `[N, J]`: probabilities of the next action for expected SARSA, a 1 at the one taken for SARSA; J = 1 is
     TD(0).
     """
     total = 0.0
@@ -140,8 +141,9 @@ def q_learning(x: Floats, steps: TabularSteps, actions: int) -> float:
 
 
 def double_q_learning(x: Floats, steps: TabularSteps, actions: int, coin: Flags) -> float:
-    """Two tables in one array `[2K]`: a coin `[N]` says which one learns; it chooses the next action, and the other
-    says what that is worth -> sum of |error| (van Hasselt, 2010). M = 1."""
+    """Two tables in one array `[2K]`: `coin` `[N]` selects the table to update, which chooses the next action; the
+    other one evaluates it -> sum of |error| (van Hasselt, 2010). M = 1.
+    """
     total = 0.0
     half = len(x) // 2
     for n in range(len(steps.reward)):
@@ -161,12 +163,12 @@ def double_q_learning(x: Floats, steps: TabularSteps, actions: int, coin: Flags)
 def eligibility_traces(  # noqa: C901, PLR0912 - one loop
     x: Floats, trace: Floats, steps: TabularSteps, weight: Floats, fading: TraceDecay
 ) -> tuple[float, float]:
-    """`expected` with eligibility traces `[K]`, of one episode or a piece of it -> sum of |error|, `before` for the
-    next piece.
+    """`expected_sarsa` with eligibility traces `[K]`, on an episode or a piece -> sum of |error|, `before` for the next
+    piece.
 
-    e *= decay; e(cell) += 1 | = 1 | += 1 - rate * e(cell); x += rate * error * e. With dutch traces the step is
-    x += rate * (error + v - before) * e and x(cell) -= rate * (v - before): true online TD(lambda) (van Seijen &
-    Sutton, 2014; van Seijen et al., 2016).
+    e *= decay; e(cell) += 1 | = 1 | += 1 - rate * e(cell); x += rate * error * e. With dutch traces the step is x +=
+    rate * (error + v - before) * e and x(cell) -= rate * (v - before): true online TD(lambda) (van Seijen & Sutton,
+    2014; van Seijen et al., 2016).
     """
     total, before = 0.0, fading.previous_value
     features = steps.cell.shape[1]
@@ -215,8 +217,9 @@ def eligibility_traces(  # noqa: C901, PLR0912 - one loop
 
 
 def dyna_planning(x: Floats, model: Any, picks: Floats, actions: int, rate: float) -> float:  # noqa: ANN401 - `models.Seen`, which imports this file
-    """One imagined step of Q-learning per pick `[P, 2]` in [0, 1): a pair out of those seen, one of its outcomes by how
-    often it came -> sum of |error| (Sutton, 1990)."""
+    """One simulated step of Q-learning per pick `[P, 2]` in [0, 1): a visited pair, and one of its outcomes in
+    proportion to its count -> sum of |error| (Sutton, 1990).
+    """
     total = 0.0
     for n in range(len(picks)):
         cell = model.taken_cells[int(picks[n, 0] * len(model.taken_cells))]
@@ -233,9 +236,9 @@ def dyna_planning(x: Floats, model: Any, picks: Floats, actions: int, rate: floa
 
 
 def prioritised_sweeping(x: Floats, priority: Floats, model: Any, actions: int, most: int, least: float) -> int:  # noqa: ANN401
-    """Expected backups of the pairs of highest priority `[K]`, at most `most` -> how many (Moore & Atkeson, 1993).
+    """Expected backups of the pairs of highest priority `[K]`, at most `most` -> their number (Moore & Atkeson, 1993).
 
-    What changes a state's value by d raises the priority of each pair before it to p(it leads there) * factor * d, if
+    A change of a state's value by d raises the priority of each predecessor pair to p(it leads there) * factor * d, if
     that is more than `least`.
     """
     for done in range(most):
@@ -265,8 +268,9 @@ def prioritised_sweeping(x: Floats, priority: Floats, model: Any, actions: int, 
 
 @cache
 def kernels() -> TabularKernels:
-    """Compiled where numba is installed (`pip install 'hone-rl[control]'`), else as they stand. The first use of a
-    compiled one takes a second or two, once per machine: numba keeps what it made beside this file."""
+    """The loops, compiled where numba is installed (`pip install 'hone-rl[control]'`). The first call takes a second or
+    two, once per machine: numba caches the compiled code beside this file.
+    """
     try:
         import numba  # noqa: PLC0415 - optional, and takes half a second to import
     except ImportError:
@@ -286,7 +290,7 @@ def kernels() -> TabularKernels:
 
 
 def python_kernels() -> TabularKernels:
-    """The loops as Python runs them."""
+    """The loops without compilation."""
     return TabularKernels(
         target_update=target_update,
         weighted_importance_update=weighted_importance_update,

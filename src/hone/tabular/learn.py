@@ -1,6 +1,6 @@
-"""Learning rules on tables, and the learner that carries one out: the update is arithmetic, step after step.
+"""Update rules on tables, one class per rule with its state, and the learner that applies one.
 
-Belongs here: one class per rule, each with what it must remember. Gradients of linear values are `linear.py`.
+Rules for values linear in features are in `linear.py`.
 """
 
 from collections.abc import Callable
@@ -28,39 +28,41 @@ from hone.tabular.tables import StateValues, Table
 
 T = TypeVar("T", bound=Table)
 NextActionWeights: TypeAlias = Callable[[Table, TabularBatch], Floats]
-"""Probabilities `[N, J]` of what is done next."""
+"""Weights `[N, J]` of the next actions."""
 
 
 class UpdateRule(Protocol):
-    """How a table learns from a batch."""
+    """Update rule of a table."""
 
     backups: int
-    """Values changed so far, imagined steps included."""
+    """Number of value updates so far, simulated steps included."""
 
     def learn(self, table: Table, batch: TabularBatch) -> float:
         """Change the table in place -> sum of |error| over the steps."""
         ...
 
-    def state(self) -> State: ...
+    def state(self) -> State:
+        """Everything a resumed run needs."""
 
-    def restore(self, state: State) -> None: ...
+    def restore(self, state: State) -> None:
+        """Load a state that `state` returned."""
 
 
 @dataclass
 class TabularLearner(Generic[T]):
-    """A learner in closed form on a table."""
+    """Learner that applies an update rule to a table."""
 
     policy: T
     rule: UpdateRule
     rate: RateConfig
     predicts_values: bool = False
-    """Whether credit asks what the table expects."""
+    """Whether the credit function needs the table's values."""
     first_visits: bool = False
     """Learn from the first visit of a cell in each episode only; episodes must be whole."""
     observed: int = 0
 
     def values(self, episodes: Episodes) -> Values:
-        """What was chosen is worth, `[N]`, and what was seen last, `[E]`, by the policy that acted."""
+        """Values of observation and action `[N]`, and of the final observations `[E]` under the behaviour policy."""
         return predict_table_values(self.policy, episodes) if self.predicts_values else NO_VALUES
 
     def update(self, episodes: Episodes, credits: Credits) -> Metrics:
@@ -89,7 +91,7 @@ class TabularLearner(Generic[T]):
 
 
 def predict_table_values(table: Table, episodes: Episodes) -> Values:
-    """Values of what was seen and chosen `[N]`, and of what was seen last `[E]` by the policy that acted."""
+    """Values of observation and action `[N]`, and of the final observations `[E]` under the behaviour policy."""
     assert episodes.final is not None
     if isinstance(table, StateValues):
         value, final = table.v[episodes.observations.astype(np.int64)], table.v[episodes.final.astype(np.int64)]
@@ -127,15 +129,15 @@ class TargetRule:
 
 @dataclass
 class WeightedImportanceSampling:
-    """Monte Carlo off policy: means of returns, weighted by how much likelier the target policy is to act like that.
+    """Off-policy Monte Carlo with weighted importance sampling.
 
-    Values of actions learn of the greedy policy, with w_t = product over k > t of [a_k is greedy] / b(a_k); values of
-    states of the policy they follow, with k >= t (Sutton & Barto, 2018, sections 5.5 to 5.7).
+    Action values are learned of the greedy policy, with w_t = product over k > t of [a_k is greedy] / b(a_k); state
+    values of their target policy, with k >= t (Sutton & Barto, 2018, sections 5.5 to 5.7).
     """
 
     backups: int = 0
     mass: Floats = field(default_factory=lambda: np.zeros(0))
-    """`[K]` weight seen so far."""
+    """`[K]` sum of weights so far."""
     loops: TabularKernels = field(default_factory=kernels)
 
     def learn(self, table: Table, batch: TabularBatch) -> float:
@@ -168,7 +170,7 @@ class WeightedImportanceSampling:
 
 @dataclass
 class ExpectedSarsa:
-    """TD(0), SARSA and expected SARSA: they differ in the weights of what is done next."""
+    """TD(0), SARSA and expected SARSA, which differ in the weights of the next actions."""
 
     next_weights: NextActionWeights = expected_sarsa_weights
     backups: int = 0
@@ -247,7 +249,7 @@ class EligibilityTraces:
     next_weights: NextActionWeights = sarsa_weights
     backups: int = 0
     open_traces: dict[int, tuple[Floats, float]] = field(default_factory=dict[int, "tuple[Floats, float]"])
-    """Traces `[K]` of episodes that go on, and what their next value was thought to be."""
+    """Traces `[K]` of unfinished episodes, and the previous estimate of their next value."""
     loops: TabularKernels = field(default_factory=kernels)
 
     def learn(self, table: Table, batch: TabularBatch) -> float:
@@ -262,7 +264,7 @@ class EligibilityTraces:
             error, before = self.loops.eligibility_traces(table.x, trace, part, weight[rows], fading)
             total += error
             if not batch.ended[piece]:
-                # where the next action was not known, no single value was foreseen for it
+                # Where the next action was not known there is no estimate of its value.
                 kept[group] = trace, before if weight.shape[1] == 1 else np.nan
         self.open_traces = kept
         self.backups += len(batch.action)
@@ -290,7 +292,7 @@ class EligibilityTraces:
 
 @dataclass
 class DynaQ:
-    """Dyna-Q (Sutton, 1990): Q-learning on each step, and `planning` imagined ones for it."""
+    """Dyna-Q (Sutton, 1990): Q-learning on each step, and on `planning` simulated steps after it."""
 
     actions: int
     seed: int
@@ -322,7 +324,7 @@ class DynaQ:
 
 @dataclass
 class PrioritisedSweeping:
-    """Prioritised sweeping (Moore & Atkeson, 1993): expected backups of a learnt model, the most urgent first."""
+    """Prioritised sweeping (Moore & Atkeson, 1993): expected backups of a learned model, highest priority first."""
 
     actions: int
     planning: int
@@ -330,7 +332,7 @@ class PrioritisedSweeping:
     model: TabularModel
     backups: int = 0
     priority: Floats = field(default_factory=lambda: np.zeros(0))
-    """`[K]` how far each pair's value is thought to be from its backup."""
+    """`[K]` estimated error of each pair's value against its backup."""
     loops: TabularKernels = field(default_factory=kernels)
 
     def learn(self, table: Table, batch: TabularBatch) -> float:

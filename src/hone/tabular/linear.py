@@ -1,8 +1,7 @@
-"""Values linear in features, learned off policy: the semi-gradient that can diverge, and what mends it.
+"""Off-policy learning of values linear in features: the semi-gradient that can diverge, and its corrections.
 
-Belongs here: TD(0), GTD2 and TDC on rows of features, and Baird's counterexample, on which the first diverges (Baird,
-1995; Sutton & Barto, 2018, section 11.2). The deadly triad is bootstrapping, function approximation and learning off
-policy, together.
+TD(0), GTD2 and TDC on rows of features, and Baird's counterexample, on which the first diverges (Baird, 1995; Sutton &
+Barto, 2018, section 11.2). The deadly triad is bootstrapping, function approximation and off-policy learning together.
 """
 
 from collections.abc import Callable
@@ -17,20 +16,20 @@ from hone.tabular.kernels import Floats
 from hone.tabular.tables import StateValues, Table
 
 BAIRD_START = (1.0, 1.0, 1.0, 1.0, 1.0, 1.0, 10.0, 1.0)
-"""Weights from which the counterexample is usually begun."""
+"""Usual initial weights of the counterexample."""
 
 
 class LinearStep(NamedTuple):
-    """One step."""
+    """One transition."""
 
     features: Floats
-    """`[d]` features of what was seen."""
+    """`[d]` features of the observation."""
     next_features: Floats
-    """`[d]` of what was seen next."""
+    """`[d]` features of the next observation."""
     reward: float
     discount: float
     ratio: float
-    """How much likelier the followed policy was to choose what was chosen."""
+    """Importance ratio of the target to the behaviour policy."""
     step_size: float
 
 
@@ -47,7 +46,7 @@ def semi_gradient(weight: Floats, second: Floats, row: LinearStep, second_rate: 
 
 
 def semi_gradient_with_target(weight: Floats, second: Floats, row: LinearStep, second_rate: float) -> float:
-    """`semi_gradient`, but what follows is worth what `second`, an older copy of the weights, says of it."""
+    """`semi_gradient` with the target network's value of the next state: `second`, an older copy of the weights."""
     del second_rate
     error = row.reward + row.discount * (second @ row.next_features) - weight @ row.features
     weight += row.step_size * row.ratio * error * row.features
@@ -111,7 +110,9 @@ class LinearRule:
 
 
 def baird_features() -> Floats:
-    """`[7, 8]`: state i of the first six is worth 2 w_i + w_7, the seventh w_6 + 2 w_7 (counted from 0)."""
+    """Features `[7, 8]`: the value of state i of the first six is 2 w_i + w_7, of the seventh w_6 + 2 w_7 (counted from
+    0).
+    """
     features = np.zeros((7, 8))
     features[range(6), range(6)] = 2.0
     features[:6, 7] = 1.0
@@ -120,8 +121,9 @@ def baird_features() -> Floats:
 
 
 def projected_bellman_error(features: Floats, weight: Floats, backup: Floats, visits: Floats) -> float:
-    """||Pi (T v - v)||: root of the mean, over `visits` `[S]`, of the squared Bellman error `[S]` of v = X w that the
-    features can express. `backup` `[S]` is T v. 0 at the fixed point of TD(0)."""
+    """||Pi (T v - v)||: root of the mean, over `visits` `[S]`, of the squared Bellman error `[S]` of v = X w projected
+    onto the features. `backup` `[S]` is T v. 0 at the fixed point of TD(0).
+    """
     share = visits / visits.sum()
     root = np.sqrt(share)[:, None]
     shown, *_ = np.linalg.lstsq(root * features, root[:, 0] * (backup - features @ weight), rcond=None)

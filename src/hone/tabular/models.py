@@ -1,6 +1,6 @@
-"""A model of the world learnt by counting: what followed each pair of state and action, how often, and what it paid.
+"""A tabular model of the environment: counts of next states and mean rewards of each pair of state and action.
 
-Belongs here: what Dyna and prioritised sweeping plan with. The loops that plan are in `kernels.py`.
+Dyna and prioritised sweeping plan with it; their loops are in `kernels.py`.
 """
 
 from typing import NamedTuple
@@ -12,20 +12,20 @@ from hone.tabular.kernels import Floats, Ints
 
 
 class ModelArrays(NamedTuple):
-    """The model as the loops read it. D is the most different outcomes that a pair has had."""
+    """Arrays of the model for the compiled loops. D is the largest number of outcomes of a pair."""
 
     taken_cells: Ints
-    """`[P]` cells of the pairs that were taken, in the order of their first time."""
+    """`[P]` cells of the visited pairs, in the order of their first visit."""
     next_cell: Ints
-    """`[K, D]` cell of the first action in the state that followed."""
+    """`[K, D]` cell of the first action in the next state."""
     reward: Floats
-    """`[K, D]` mean of what was paid with it."""
+    """`[K, D]` mean reward."""
     discount: Floats
-    """`[K, D]` discount on what follows; 0 where the world ended."""
+    """`[K, D]` discount; 0 at terminal states."""
     counts: Ints
-    """`[K, D]` how often."""
+    """`[K, D]` count of the outcome."""
     visits: Ints
-    """`[K]` how often the pair was taken."""
+    """`[K]` count of the pair."""
     first_predecessor: Ints
     """`[S]` first entry that leads to each state; -1: none. An entry is cell * D + slot."""
     link: Ints
@@ -33,12 +33,12 @@ class ModelArrays(NamedTuple):
 
 
 class TabularModel:
-    """Counts of outcomes of `cells` pairs, `actions` to a state. A deterministic world is one outcome to a pair."""
+    """Counts of outcomes of `cells` pairs, `actions` per state; one outcome per pair if deterministic."""
 
     def __init__(self, cells: int, actions: int) -> None:
         self.actions = actions
         self.taken = 0
-        """Pairs that were ever taken."""
+        """Number of visited pairs."""
         self.known = np.zeros(cells, dtype=np.int64)
         self.total = np.zeros(cells, dtype=np.int64)
         self.ahead = np.zeros((cells, 1), dtype=np.int64)
@@ -48,7 +48,7 @@ class TabularModel:
         self.head, self.link = self._linked()
 
     def observe(self, cell: Ints, ahead: Ints, reward: Floats, factor: Floats) -> None:
-        """Outcomes `[N]` of pairs; where the world ended, what was seen then is no matter."""
+        """Add outcomes `[N]` of pairs; at terminal states the next observation is ignored."""
         ahead = np.where(factor == 0.0, 0, ahead)
         kinds, first, kind = np.unique(
             np.stack((cell, ahead, factor == 0.0)), axis=1, return_index=True, return_inverse=True
@@ -67,7 +67,7 @@ class TabularModel:
             self.total[row] += times[place]
 
     def arrays(self) -> ModelArrays:
-        """What is known now; shares memory with this model."""
+        """Arrays of the current model; they share memory with it."""
         return ModelArrays(
             taken_cells=self.known[: self.taken], next_cell=self.ahead, reward=self.reward, discount=self.factor,
             counts=self.times,
@@ -75,7 +75,7 @@ class TabularModel:
         )  # fmt: skip
 
     def expected_backup(self, x: Floats, cells: Ints) -> Floats:
-        """Expected r + factor * max over actions of x, of pairs that were taken `[n]` -> `[n]`."""
+        """Expected r + factor * max over actions of x, of visited pairs `[n]` -> `[n]`."""
         beyond = x[self.ahead[cells][..., None] + np.arange(self.actions)].max(axis=-1)
         share = self.times[cells] / self.total[cells][:, None]
         return (share * (self.reward[cells] + self.factor[cells] * beyond)).sum(axis=1)
@@ -99,7 +99,7 @@ class TabularModel:
         self.head, self.link = self._linked()
 
     def _slot(self, row: int, ahead: int, factor: float) -> int:
-        """Where this outcome of the pair stands; a new place if it is the first of its kind."""
+        """Slot of this outcome of the pair; a new one if it is the first of its kind."""
         for slot in range(self.times.shape[1]):
             if self.times[row, slot] == 0:
                 self._place(row, slot, ahead, factor)

@@ -1,13 +1,12 @@
-"""Policies that are tables: values of actions in numbered states, alone or over tiles, and values of states.
+"""Tabular policies: action values of numbered states, alone or over tiles, and state values; their folder on disk.
 
-Belongs here: what a table is, how it acts, and the folder that holds one (`policy.json` + `table.safetensors`).
-Learning is in `learn.py`.
+A folder holds `policy.json` and `table.safetensors`. Learning is in `learn.py`.
 """
 
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -25,25 +24,9 @@ Array: TypeAlias = NDArray[np.generic]
 EXPLORATION: TypeAdapter[Exploration] = TypeAdapter(Exploration)
 
 
-class TableFeatures(Protocol):
-    """What is seen -> the cells in which the values of its first action stand."""
-
-    cells: int
-    """K, of all actions together."""
-    actions: int
-
-    def cell(self, seen: Array) -> Ints:
-        """`[n, *observation]` -> `[n, M]`; the values of action j stand at cell + j."""
-        ...
-
-    def description(self) -> dict[str, Any]:
-        """All that it consists of, as JSON."""
-        ...
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StateFeatures:
-    """Numbered states `first .. first + count - 1`; one cell to each pair of state and action."""
+    """Numbered states `first .. first + count - 1`; one cell per pair of state and action."""
 
     count: int
     actions: int
@@ -52,17 +35,20 @@ class StateFeatures:
 
     @property
     def cells(self) -> int:
+        """Number of cells K, of all actions together."""
         return self.count * self.actions
 
     def cell(self, seen: Array) -> Ints:
+        """Observations `[n]` -> first cells `[n, 1]`; the value of action j is at cell + j."""
         return ((seen.astype(np.int64) - self.first) * self.actions)[:, None]
 
     def description(self) -> dict[str, Any]:
+        """Constructor arguments as JSON."""
         return {"kind": "states", "count": self.count, "actions": self.actions, "first": self.first}
 
 
 class ActionTable:
-    """Values of actions, in `tables` copies of which the mean is acted on (two for double Q-learning)."""
+    """Action values, in `tables` copies whose mean is acted on (two for double Q-learning)."""
 
     kind = "action_table"
 
@@ -82,10 +68,11 @@ class ActionTable:
         self.x: Floats = np.full(tables * features.cells, share)
         """`[tables * K]` flat."""
         self.visits: Ints = np.zeros(features.cells, dtype=np.int64)
-        """`[K]` how often each cell was learned from."""
+        """`[K]` number of updates of each cell."""
 
     @property
     def tables(self) -> int:
+        """Number of copies."""
         return len(self.x) // self.features.cells
 
     @property
@@ -95,21 +82,21 @@ class ActionTable:
         return self.x.reshape(self.tables, -1, self.features.actions).mean(axis=0)
 
     def values(self, cell: Ints) -> Floats:
-        """`[n, A]` of what has the first cells `[n, M]`."""
+        """Action values `[n, A]` of first cells `[n, M]`."""
         block = self.x.reshape(self.tables, -1, self.features.actions)
         picked = block[:, cell // self.features.actions]
         return picked.sum(axis=2).mean(axis=0) if self.tables > 1 or cell.shape[1] > 1 else picked[0, :, 0]
 
     def counts(self, cell: Ints) -> Ints:
-        """`[n, A]` how often each action was taken in what has the first cells `[n, M]` (its rarest feature)."""
+        """How often each action was taken `[n, A]` at first cells `[n, M]` (the rarest feature)."""
         return self.visits.reshape(-1, self.features.actions)[cell // self.features.actions].min(axis=1)
 
     def exploration_probabilities(self, cell: Ints, turn: int) -> Floats:
-        """`[n, A]` probabilities of the exploring policy."""
+        """`[n, A]` probabilities of the exploration policy."""
         return action_probabilities(self.explore, self.values(cell), self.counts(cell), turn)
 
     def numpy_policy(self, turn: int = 0) -> "TablePolicyActor":
-        """Whoever decides by this table, in a turn of the loop; it sees what is learned at once."""
+        """Policy that acts by this table in iteration `turn`; updates of the table change it at once."""
         return TablePolicyActor(table=self, iteration=turn)
 
     def arrays(self) -> dict[str, Array]:
@@ -117,6 +104,7 @@ class ActionTable:
         return {"x": self.x, "count": self.visits}
 
     def load_arrays(self, numbers: dict[str, Array]) -> None:
+        """Copy arrays of a folder into the table."""
         self.x[:] = numbers["x"]
         self.visits[:] = numbers["count"]
 
@@ -131,12 +119,13 @@ class ActionTable:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TablePolicyActor:
-    """Decides by a table. One random number to a decision."""
+    """Acts by a table, with one random number per decision."""
 
     table: ActionTable
     iteration: int
 
     def noise(self, draws: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.float32]:
+        """Uniform numbers for `decide`."""
         return draws.random(shape, dtype=np.float32)
 
     def decide(self, seen: Array, noise: NDArray[np.float32]) -> tuple[Ints, NDArray[np.float32]]:
@@ -146,31 +135,31 @@ class TablePolicyActor:
         return chosen + self.table.first_action, logp
 
     def best(self, seen: Array) -> Ints:
-        """The first of the best actions `[n]`."""
+        """Greedy actions `[n]`; ties go to the first."""
         return self.table.values(self.table.features.cell(seen)).argmax(axis=1) + self.table.first_action
 
 
 class StateValues:
-    """Values of numbered states under a policy that is given: a table, or linear in features of the states."""
+    """State values of a given policy: a table, or linear in features of the states."""
 
     kind = "state_values"
 
     def __init__(self, followed: Floats, *, initial: float = 0.0, features: Floats | None = None) -> None:
+        """`[S, A]` probabilities of the evaluated policy."""
         self.target_policy = followed
-        """`[S, A]` probabilities of the policy whose values these are."""
         self.features = features
-        """`[S, d]`; None: a number to each state."""
+        """`[S, d]`; None: one number per state."""
         self.x: Floats = np.full(len(followed) if features is None else features.shape[1], initial)
         """`[S]` or `[d]`."""
         self.visits: Ints = np.zeros(len(followed), dtype=np.int64)
 
     @property
     def v(self) -> Floats:
-        """`[S]`"""
+        """`[S]` values."""
         return self.x if self.features is None else self.features @ self.x
 
     def numpy_policy(self, turn: int = 0, behaviour: Floats | None = None) -> "FixedPolicyActor":
-        """Whoever decides by the followed policy, or by `behaviour` `[S, A]` in its place."""
+        """Policy that acts by the evaluated policy, or by `behaviour` `[S, A]`."""
         del turn
         return FixedPolicyActor(probability=self.target_policy if behaviour is None else behaviour)
 
@@ -188,7 +177,7 @@ class StateValues:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FixedPolicyActor:
-    """Decides by probabilities `[S, A]` that never change."""
+    """Acts by probabilities `[S, A]` that never change."""
 
     probability: Floats
 
@@ -207,7 +196,7 @@ KINDS = (ActionTable.kind, StateValues.kind)
 
 
 def save_table(table: Table, folder: Path) -> None:
-    """Write `table.safetensors` and `policy.json` into `folder`, which is made if need be."""
+    """Write `table.safetensors` and `policy.json` into `folder`, which is created if missing."""
     folder.mkdir(parents=True, exist_ok=True)
     arrays = {name: np.ascontiguousarray(numbers) for name, numbers in table.arrays().items()}
     save_file(arrays, folder / "table.safetensors")
@@ -216,7 +205,7 @@ def save_table(table: Table, folder: Path) -> None:
 
 
 def policy_kind(folder: Path) -> str:
-    """What kind of policy a folder says that it holds; "" where it says nothing that can be read."""
+    """Kind of the policy in a folder; "" where `policy.json` cannot be read."""
     try:
         description = json.loads((folder / "policy.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
@@ -225,7 +214,7 @@ def policy_kind(folder: Path) -> str:
 
 
 def load_table(folder: Path) -> Table:
-    """The table that `save_table` wrote; raises DataError that names what is missing, damaged or unknown."""
+    """The table saved by `save_table`; raises DataError that names the missing, damaged or unknown part."""
     path, arrays = folder / "policy.json", _arrays(folder)
     try:
         description = json.loads(path.read_text(encoding="utf-8"))
@@ -239,7 +228,7 @@ def load_table(folder: Path) -> Table:
 
 
 def load_table_arrays(table: Table, folder: Path) -> None:
-    """Read the numbers of `folder` into `table`, in place; raises DataError when they do not fit."""
+    """Read the arrays of `folder` into `table`, in place; raises DataError when they do not fit."""
     found, wanted = _arrays(folder), table.arrays()
     shapes = {name: numbers.shape for name, numbers in wanted.items()}
     others = {name: numbers.shape for name, numbers in found.items()}

@@ -1,8 +1,7 @@
-"""Tile coding: a box of numbers as a few active cells, one of each of several grids that lie askew.
+"""Tile coding: points of a box as a few active cells, one in each of several displaced grids.
 
-Belongs here: coordinates in, cells out. Every cell has a place of its own, so nothing collides; the price is memory,
-tilings * (bins + 1)^d * actions numbers (Albus, 1975; displacements by odd numbers: Parks & Militzer, 1991; Sutton &
-Barto, 2018, section 9.5.4).
+Cells are not hashed, so there are no collisions; the memory is tilings * (bins + 1)^d * actions numbers (Albus, 1975;
+displacements by odd numbers: Parks & Militzer, 1991; Sutton & Barto, 2018, section 9.5.4).
 """
 
 from collections.abc import Mapping, Sequence
@@ -16,15 +15,14 @@ from hone.core.errors import ConfigError
 from hone.tabular.kernels import Floats, Ints
 
 MOST_CELLS = 50_000_000
-"""Of a table; 400 MB."""
+"""Most numbers of a table; 400 MB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TileCoder:
-    """`tilings` grids of `bins` cells along each of d dimensions of a box `low` .. `high`; make it with
-    `make_tile_coder`.
+    """`tilings` grids of `bins` cells along each of d dimensions of a box `low` .. `high`; see `make_tile_coder`.
 
-    What lies outside the box is as if it lay on its border.
+    Points outside the box are clipped to it.
     """
 
     low: tuple[float, ...]
@@ -35,6 +33,7 @@ class TileCoder:
 
     @property
     def cells(self) -> int:
+        """Number of cells, of all actions together."""
         return self.tilings * (self.bins + 1) ** len(self.low) * self.actions
 
     def cell(self, seen: NDArray[np.generic]) -> Ints:
@@ -66,12 +65,12 @@ class TileCoder:
 
     @staticmethod
     def from_description(told: Mapping[str, Any]) -> "TileCoder":
-        """From what `describe_spaces` told. Raises KeyError, TypeError, ValueError."""
+        """Tile coder from the result of `description`. Raises KeyError, TypeError, ValueError."""
         return TileCoder(**{**told, "low": tuple(told["low"]), "high": tuple(told["high"])})
 
 
 def make_tile_coder(low: Sequence[float], high: Sequence[float], *, tilings: int, bins: int, actions: int) -> TileCoder:
-    """Raises ConfigError for a box without bounds, and for more cells than fit into memory."""
+    """Tile coder of a box. Raises ConfigError for a box without bounds, and for more than `MOST_CELLS` cells."""
     bounds = np.array([low, high], dtype=np.float64)
     if not np.isfinite(bounds).all() or not (bounds[0] < bounds[1]).all() or (np.abs(bounds) > 1e6).any():
         raise ConfigError(f"tiles need a bounded box, got {list(low)} .. {list(high)}; give tiles.low and tiles.high")

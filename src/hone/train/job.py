@@ -118,7 +118,7 @@ class RecipeSpec:
     limitation: str = ""
     """When not to use it, in a sentence."""
     presets: Sequence[str] = ()
-    """Names under which `objectives.presets` says what TRL and verl run in its place."""
+    """Names of the algorithm in TRL and verl, for the comparison on its documentation page."""
 
 
 def algorithm_defaults(config: type[RunConfig]) -> dict[str, str]:

@@ -1,7 +1,6 @@
-"""Policies for control: networks with a distribution over actions, and the folder that holds one.
+"""Torch policies for control, which give distributions over actions with gradient: actor-critics and a Q-network.
 
-Belongs here: what a policy says about an action in torch (with gradient). Acting in numpy is `acting.py`, the folder
-that holds a policy is `control_folder.py`; losses are in `objectives`.
+Their numpy form for acting is `numpy_policies.py`, their folder on disk `checkpoint.py`; losses are in `objectives`.
 """
 
 import math
@@ -28,7 +27,7 @@ from hone.models.control.numpy_policies import (
 
 
 class ControlPolicy(nn.Module, ABC):
-    """A small network that decides. A subclass names its `kind`, and is listed in `control_folder.KINDS`."""
+    """A small policy network. A subclass names its `kind`, and is listed in `checkpoint.KINDS`."""
 
     kind: ClassVar[str]
     """Its name on disk."""
@@ -39,24 +38,24 @@ class ControlPolicy(nn.Module, ABC):
 
     @abstractmethod
     def numpy_policy(self) -> NumpyPolicy:
-        """Whoever decides by these weights, in numpy; on a CPU it shares their memory."""
+        """Numpy policy with these weights; on a CPU it shares their memory."""
 
     def extras(self) -> Mapping[str, Any]:
-        """What `made` needs beside spaces and network: plain JSON."""
+        """Constructor arguments besides spaces and network, as plain JSON."""
         return {}
 
     @classmethod
     def from_extras(cls, spaces: PolicySpaces, network: MlpConfig, extras: Mapping[str, Any]) -> Self:
-        """A policy of this kind with whatever weights, to be loaded into. Raises KeyError, TypeError, ValueError."""
+        """A policy of this kind with arbitrary weights, for loading. Raises KeyError, TypeError, ValueError."""
         del extras
         return cls(spaces, network, seed=0)  # pyright: ignore[reportCallIssue] - every subclass takes a seed
 
 
 class ActorCritic(ControlPolicy):
-    """A softmax over choices or a Gaussian over a box, and a value of what is seen; two networks of the same shape.
+    """A categorical policy over choices or a Gaussian over a box, and a state value; two networks of the same shape.
 
-    The Gaussian's log standard deviation is one parameter per action, the same everywhere. Without `critic` it is a
-    policy alone.
+    The Gaussian's log standard deviation is one parameter per action dimension, the same in every state. Without
+    `critic` it is a policy alone.
     """
 
     kind = "actor_critic"
@@ -70,7 +69,7 @@ class ActorCritic(ControlPolicy):
         self.log_std = None if isinstance(actions, DiscreteActions) else nn.Parameter(torch.zeros(actions.size))
 
     def evaluate_actions(self, seen: Tensor, chosen: Tensor) -> "PolicyOutput":
-        """What the policy says now of what was chosen then."""
+        """Log-probability and entropy of `chosen` under the current policy, and the value."""
         x = self.spaces.inputs.tensor(seen)
         logp, entropy = self._logp_and_entropy(self.actor(x), chosen)
         return PolicyOutput(
@@ -78,7 +77,7 @@ class ActorCritic(ControlPolicy):
         )
 
     def value(self, seen: Tensor) -> Tensor:
-        """`[n]` worth of what is seen."""
+        """State values `[n]`."""
         assert self.critic is not None, "this policy was made without a critic"
         return self.critic(self.spaces.inputs.tensor(seen)).squeeze(-1)
 
@@ -107,18 +106,18 @@ class ActorCritic(ControlPolicy):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyOutput:
-    """A policy's word on decisions taken."""
+    """Output of a policy for given decisions."""
 
     logp: Tensor
-    """`[n]` nats: log-probability (density) of what was chosen."""
+    """`[n]` nats: log-probability (density) of the actions."""
     entropy: Callable[[], Tensor]
-    """Computes `[n]` nats, of all that could have been; many losses do not ask."""
+    """Computes the entropy `[n]` in nats, on demand: many losses do not need it."""
     value: Tensor | None
-    """`[n]` worth of what was seen; None without a critic."""
+    """`[n]` state values; None without a critic."""
 
 
 class SoftActorCritic(ControlPolicy):
-    """A tanh-squashed Gaussian, two action values with slow copies, and a temperature (Haarnoja et al., 2018)."""
+    """A tanh-squashed Gaussian, two critics with target networks, and a temperature (Haarnoja et al., 2018)."""
 
     kind = "soft_actor_critic"
 
@@ -138,16 +137,16 @@ class SoftActorCritic(ControlPolicy):
 
     @property
     def action_size(self) -> int:
-        """Numbers in an action."""
+        """Dimensions of an action."""
         return self.get_buffer("reach").numel()
 
     def to_unit_box(self, chosen: Tensor) -> Tensor:
-        """Actions of the world `[n, *action]` -> `[n, actions]` in [-1, 1], the scale of critics and densities."""
+        """Environment actions `[n, *action]` -> `[n, actions]` in [-1, 1], the scale of critics and densities."""
         middle, reach = self.get_buffer("middle"), self.get_buffer("reach")
         return (chosen.reshape(len(chosen), -1) - middle) / reach
 
     def sample_actions(self, seen: Tensor, noise: Tensor) -> tuple[Tensor, Tensor]:
-        """Reparametrised actions `[n, actions]` in [-1, 1] and the logarithm of their density there `[n]` nats."""
+        """Reparametrised actions `[n, actions]` in [-1, 1] and their log-density there `[n]` nats."""
         mean, log_std = self._outputs(seen)
         return squashed_gaussian(mean, log_std, mean + log_std.exp() * noise)
 
@@ -159,7 +158,7 @@ class SoftActorCritic(ControlPolicy):
 
     @torch.no_grad()
     def min_target_q_values(self, seen: Tensor, unit: Tensor) -> Tensor:
-        """The lesser of the slow critics' values `[n]`."""
+        """Minimum of the target critics' values `[n]`."""
         x = torch.cat((self.spaces.inputs.tensor(seen), unit), dim=1)
         first, second = (critic(x) for critic in as_mlps(self.targets))
         return torch.minimum(first, second).squeeze(-1)
@@ -175,7 +174,7 @@ class SoftActorCritic(ControlPolicy):
 
 
 class QNetworkPolicy(ControlPolicy):
-    """A value for every choice, and a slow copy of it; acts on the greatest."""
+    """Q-network over discrete actions with a target network; acts greedily."""
 
     kind = "action_values"
 
@@ -192,7 +191,7 @@ class QNetworkPolicy(ControlPolicy):
 
     @torch.no_grad()
     def target_q_values(self, seen: Tensor) -> Tensor:
-        """`[n, choices]` of the slow copy."""
+        """`[n, choices]` of the target network."""
         return self.target(self.spaces.inputs.tensor(seen))
 
     def numpy_policy(self) -> NumpyPolicy:
@@ -202,6 +201,7 @@ class QNetworkPolicy(ControlPolicy):
 
 
 def as_mlps(modules: nn.ModuleList) -> list[Mlp]:
+    """The modules of a list, typed as `Mlp`."""
     return [module for module in modules if isinstance(module, Mlp)]
 
 
@@ -229,5 +229,5 @@ def squashed_gaussian(mean: Tensor, log_std: Tensor, raw: Tensor) -> tuple[Tenso
 
 @torch.no_grad()
 def polyak_update(target: Iterable[Tensor], online: Iterable[Tensor], *, tau: float) -> None:
-    """Polyak averaging, slow += rate * (fast - slow), in one pass over all parameters."""
+    """Polyak averaging, target += tau * (online - target), in one pass over all parameters."""
     torch._foreach_lerp_(list(target), list(online), tau)  # pyright: ignore[reportPrivateImportUsage] - the fused form

@@ -1,6 +1,6 @@
-"""The folder that holds a control policy: `model.safetensors` + `policy.json`; nothing in it is code.
+"""The folder of a control policy: `model.safetensors` and `policy.json`, without code.
 
-Belongs here: saving, loading, and the list of kinds that can be loaded.
+Saving, loading, and the list of loadable kinds.
 """
 
 import json
@@ -50,7 +50,7 @@ POLICY_KINDS: dict[str, type[ControlPolicy]] = {
 
 
 def save_policy(policy: ControlPolicy, folder: Path) -> None:
-    """Write `model.safetensors` and `policy.json` into `folder`, which is made if need be."""
+    """Write `model.safetensors` and `policy.json` into `folder`, which is created if missing."""
     folder.mkdir(parents=True, exist_ok=True)
     tensors = {name: tensor.detach().cpu().clone().contiguous() for name, tensor in policy.state_dict().items()}
     save_file(tensors, folder / "model.safetensors")
@@ -66,7 +66,7 @@ def save_policy(policy: ControlPolicy, folder: Path) -> None:
 
 
 def load_policy(folder: Path) -> ControlPolicy:
-    """The policy that `save_policy` wrote; raises DataError that names what is missing, damaged or unknown."""
+    """The policy saved by `save_policy`; raises DataError that names the missing, damaged or unknown part."""
     policy = _uninitialised_policy(_description(folder / "policy.json"), folder / "policy.json")
     load_weights(policy, folder)
     return policy

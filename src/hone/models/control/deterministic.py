@@ -1,7 +1,6 @@
-"""A deterministic policy for a box of actions, with critics of actions and slow copies of both (DDPG, TD3, TD3+BC).
+"""A deterministic policy for a box of actions, with critics and target networks of both (DDPG, TD3, TD3+BC).
 
-Belongs here: the networks, and how they decide in numpy with noise added for exploration. Schedules of that noise and
-losses do not.
+The networks, and the numpy form that adds exploration noise.
 """
 
 import math
@@ -20,7 +19,7 @@ from hone.models.control.numpy_policies import Array
 
 
 class DeterministicActorCritic(ControlPolicy):
-    """tanh of a network, scaled to the box; `critics` values of what is seen and done; slow copies of all of them.
+    """tanh of a network, scaled to the box; `critics` values of observation and action; target networks of all.
 
     Two critics are TD3's (Fujimoto et al., 2018), one is DDPG's (Lillicrap et al., 2016).
     """
@@ -45,20 +44,20 @@ class DeterministicActorCritic(ControlPolicy):
 
     @property
     def action_size(self) -> int:
-        """Numbers in an action."""
+        """Dimensions of an action."""
         return self.get_buffer("reach").numel()
 
     def to_unit_box(self, chosen: Tensor) -> Tensor:
-        """Actions of the world `[n, *action]` -> `[n, actions]` in [-1, 1], the scale of the critics."""
+        """Environment actions `[n, *action]` -> `[n, actions]` in [-1, 1], the scale of the critics."""
         return (chosen.reshape(len(chosen), -1) - self.get_buffer("middle")) / self.get_buffer("reach")
 
     def actions_of(self, seen: Tensor) -> Tensor:
-        """`[n, actions]` in [-1, 1]."""
+        """Actions `[n, actions]` in [-1, 1]."""
         return torch.tanh(self.actor(self.spaces.inputs.tensor(seen)))
 
     @torch.no_grad()
     def target_actions(self, seen: Tensor) -> Tensor:
-        """`[n, actions]` in [-1, 1], of the slow copy."""
+        """Actions `[n, actions]` in [-1, 1] of the target network."""
         return torch.tanh(self.slow_actor(self.spaces.inputs.tensor(seen)))
 
     def q_values(self, seen: Tensor, unit: Tensor) -> list[Tensor]:
@@ -73,7 +72,7 @@ class DeterministicActorCritic(ControlPolicy):
 
     @torch.no_grad()
     def target_q_values(self, seen: Tensor, unit: Tensor) -> list[Tensor]:
-        """Each slow critic's values `[n]`."""
+        """Each target critic's values `[n]`."""
         x = torch.cat((self.spaces.inputs.tensor(seen), unit), dim=1)
         return [critic(x).squeeze(-1) for critic in as_mlps(self.slow_critics)]
 
@@ -92,20 +91,19 @@ class DeterministicActorCritic(ControlPolicy):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NumpyDeterministicPolicy:
-    """tanh of the outputs, scaled to the box. Numbers added before that scaling explore."""
+    """tanh of the outputs, scaled to the box; exploration noise is added before the scaling."""
 
     network: NumpyMlp
     inputs: ObservationInputs
     actions: BoxActions
 
     def noise(self, draws: np.random.Generator, shape: tuple[int, ...]) -> Floats:
-        """Zeros: by itself it does not explore."""
+        """Zeros: without added noise it does not explore."""
         del draws
         return np.zeros((*shape, self.actions.size), np.float32)
 
     def decide(self, seen: Array, noise: Floats) -> tuple[Array, Floats]:
-        """`noise` `[n, actions]` is added on the scale [-1, 1], and clipped there: the choice has no
-        density."""
+        """`noise` `[n, actions]` is added on the scale [-1, 1], and clipped there: the action has no density."""
         unit = np.clip(np.tanh(self.network(self.inputs.array(seen))) + noise, -1.0, 1.0)
         return self.scale_to_box(unit), np.full(len(unit), math.nan, np.float32)
 

@@ -1,7 +1,7 @@
-"""A policy that is told by a discriminator how much it looks like an expert (Ho and Ermon, 2016).
+"""An actor-critic with a GAIL discriminator that scores its resemblance to an expert (Ho and Ermon, 2016).
 
-Belongs here: the discriminator of pairs (what was seen, what was done), how it reads them, and the actor-critic that it
-is saved with. The statistics that it reads by are buffers of the policy, and change only where `observe` is called.
+The discriminator of pairs (observation, action) and its input encoding. Its normalisation statistics are buffers of the
+policy, and change only in `update_statistics`.
 """
 
 from collections.abc import Mapping
@@ -18,16 +18,16 @@ from hone.models.control.mlp import DiscreteActions, Mlp, MlpConfig, PolicySpace
 
 
 class Discriminator(nn.Module):
-    """Logit that a pair was shown and is not the policy's own: log D - log(1 - D).
+    """Logit that a pair is the expert's and not the policy's: log D - log(1 - D).
 
-    Numbered states and actions are read one-hot; numbers are whitened by running statistics of both sides. Actions of a
-    box are read as the world feels them, clipped to its bounds: what a Gaussian throws beyond them does nothing, and
-    would give the policy away.
+    Discrete states and actions are encoded one-hot; numbers are standardised by running statistics of both sides.
+    Actions of a box are clipped to its bounds, as the environment does: unclipped Gaussian samples would identify the
+    policy.
     """
 
     def __init__(self, spaces: PolicySpaces, network: MlpConfig, *, seed: int) -> None:
         super().__init__()
-        self.inputs = replace(spaces.inputs, mean=(), scale=(), limit=0.0)  # as seen: it has statistics of its own
+        self.inputs = replace(spaces.inputs, mean=(), scale=(), limit=0.0)  # raw: it has its own statistics
         self.actions = spaces.actions
         numbers = 0 if self.inputs.one_hot else self.inputs.size
         marks = self.inputs.size - numbers
@@ -41,13 +41,13 @@ class Discriminator(nn.Module):
         self.network = Mlp(numbers + marks, 1, network, seed=seed, stream="discriminator")
 
     def encode_pairs(self, seen: Tensor, chosen: Tensor) -> Tensor:
-        """`[n, *observation]`, `[n, *action]` -> `[n, size]` as the network reads them, without gradient."""
+        """`[n, *observation]`, `[n, *action]` -> network inputs `[n, size]`, without gradient."""
         numbers, marks = self._continuous_and_one_hot(seen, chosen)
         whitened = numbers if self.moments is None else self.moments.normalise(numbers)
         return torch.cat((whitened, marks), dim=1).to(self.network.layer_parameters[0][0].dtype)
 
     def update_statistics(self, seen: Tensor, chosen: Tensor) -> None:
-        """Take pairs into the statistics that all pairs are read by."""
+        """Add pairs to the normalisation statistics."""
         if self.moments is not None:
             self.moments.update(self._continuous_and_one_hot(seen, chosen)[0])
 
@@ -56,12 +56,12 @@ class Discriminator(nn.Module):
         return self.network(pairs).squeeze(-1)
 
     def logit_gradient(self, pairs: Tensor) -> Tensor:
-        """Gradient of each logit by its own pair `[n, size]`; itself with a gradient by the weights."""
+        """Gradient of each logit with respect to its own pair `[n, size]`, differentiable in the weights."""
         at = pairs.detach().requires_grad_()
         return torch.autograd.grad(self.logit(at).sum(), at, create_graph=True)[0]
 
     def _continuous_and_one_hot(self, seen: Tensor, chosen: Tensor) -> tuple[Tensor, Tensor]:
-        """Numbers `[n, d]`, and what stands one-hot `[n, k]`; one of them may be of width 0."""
+        """Continuous inputs `[n, d]` and one-hot inputs `[n, k]`; one of them may be of width 0."""
         state = self.inputs.tensor(seen)
         nothing = state.new_zeros(len(state), 0)
         numbers, marks = (nothing, state) if self.inputs.one_hot else (state, nothing)
@@ -73,7 +73,7 @@ class Discriminator(nn.Module):
 
 
 class AdversarialActorCritic(ActorCritic):
-    """An actor, a critic of what the discriminator pays, and the discriminator."""
+    """An actor, a critic of the discriminator's rewards, and the discriminator."""
 
     kind = "adversarial_actor_critic"
 
@@ -83,7 +83,7 @@ class AdversarialActorCritic(ActorCritic):
         self.discriminator_network = discriminator
 
     def policy_parameters(self) -> list[nn.Parameter]:
-        """All but the discriminator's."""
+        """All parameters but the discriminator's."""
         assert self.critic is not None
         own = [*self.actor.parameters(), *self.critic.parameters()]
         return own if self.log_std is None else [*own, self.log_std]

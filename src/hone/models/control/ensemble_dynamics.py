@@ -1,11 +1,11 @@
-"""Learnt worlds: an ensemble of networks that say what follows, and how sure they are (Chua et al., 2018).
+"""Learned dynamics: an ensemble of networks that predict the next observation and their uncertainty (Chua et al.,
+2018).
 
-Belongs here: the ensemble in torch with gradient, and its form for planning, where normalisation is folded into the
-weights. Planning itself is `planning.py`. K members are one batched module: a small network is mostly overhead, and K
-of them would be K times as much.
+The ensemble in torch with gradient, and its form for planning, where normalisation is folded into the weights. Planning
+is in `mpc.py`. The K members are one batched module, because the cost of small networks is mostly overhead per call.
 
 A member maps (observation, action), standardised, to a normal distribution of (change of the observation, reward),
-standardised. The logarithm of its variance is bent softly into bounds that are learnt.
+standardised. The logarithm of its variance is softly clamped to learned bounds.
 """
 
 from dataclasses import dataclass
@@ -18,11 +18,11 @@ from torch.nn import functional as F
 from hone.models.control.mlp import Floats, MlpConfig, orthogonal
 
 LOG_VARIANCE_RANGE = (-10.0, 0.5)
-"""Where the learnt bounds begin, in units of the standardised targets."""
+"""Initial values of the learned bounds, in units of the standardised targets."""
 
 
 class DynamicsEnsemble(nn.Module):
-    """`members` perceptrons side by side; weights `[K, in, out]`."""
+    """`members` MLPs as one batched module; weights `[K, in, out]`."""
 
     def __init__(self, members: int, *, observation_size: int, actions: int, network: MlpConfig, seed: int) -> None:
         super().__init__()
@@ -35,14 +35,16 @@ class DynamicsEnsemble(nn.Module):
         )
         self.biases = nn.ParameterList(torch.zeros(members, 1, size) for size in sizes[1:])
         self.bounds = nn.Parameter(torch.tensor(LOG_VARIANCE_RANGE)[:, None].repeat(1, observation_size + 1))
-        """`[2, D]` least and greatest log variance."""
+        """`[2, D]` lower and upper bound of the log variance."""
         self.register_buffer("measured", torch.zeros(1, dtype=torch.int64))
         for name, size in (("input", observation_size + actions), ("output", observation_size + 1)):
             self.register_buffer(f"{name}_mean", torch.zeros(size))
             self.register_buffer(f"{name}_scale", torch.ones(size))
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Standardised inputs `[K, n, seen + actions]` -> mean and log variance `[K, n, seen + 1]`, standardised."""
+        """Standardised inputs `[K, n, observation + actions]` -> mean and log variance `[K, n, observation + 1]`,
+        standardised.
+        """
         *hidden, last = zip(self.weights, self.biases, strict=True)
         for weight, bias in hidden:
             x = torch.baddbmm(bias, x, weight)
@@ -51,17 +53,19 @@ class DynamicsEnsemble(nn.Module):
         return mean, soft_clamp(raw, self.bounds)
 
     def standardise_inputs(self, seen: Tensor, action: Tensor) -> Tensor:
-        """`[..., seen]`, `[..., actions]` -> `[..., seen + actions]`."""
+        """`[..., observation]`, `[..., actions]` -> `[..., observation + actions]`."""
         return (torch.cat((seen, action), dim=-1) - self.get_buffer("input_mean")) / self.get_buffer("input_scale")
 
     def standardise_targets(self, seen: Tensor, after: Tensor, reward: Tensor) -> Tensor:
-        """`[..., seen]`, `[..., seen]`, `[...]` -> `[..., seen + 1]`."""
+        """Observation, next observation and reward -> `[..., observation + 1]`."""
         change = torch.cat((after - seen, reward.unsqueeze(-1)), dim=-1)
         return (change - self.get_buffer("output_mean")) / self.get_buffer("output_scale")
 
     @torch.no_grad()
     def set_statistics(self, count: int, inputs: tuple[Tensor, Tensor], outputs: tuple[Tensor, Tensor]) -> None:
-        """Take up mean and scale of `[seen + actions]` inputs and `[seen + 1]` outputs, of `count` transitions."""
+        """Set mean and scale of `[observation + actions]` inputs and `[observation + 1]` outputs, from `count`
+        transitions.
+        """
         self.get_buffer("measured").fill_(count)
         for name, (mean, scale) in (("input", inputs), ("output", outputs)):
             self.get_buffer(f"{name}_mean").copy_(mean)
@@ -69,12 +73,12 @@ class DynamicsEnsemble(nn.Module):
 
     @property
     def is_fitted(self) -> bool:
-        """Whether it has ever been shown anything."""
+        """Whether statistics have been set."""
         return int(self.get_buffer("measured")) > 0
 
     @torch.no_grad()
     def for_planning(self) -> "PlanningDynamics":
-        """The same function of raw observations and actions, with copies of the weights."""
+        """The same function on raw observations and actions, with copies of the weights."""
         weights = [weight.detach().clone() for weight in self.weights]
         biases = [bias.detach().clone() for bias in self.biases]
         mean, scale = self.get_buffer("input_mean"), self.get_buffer("input_scale")
@@ -96,10 +100,10 @@ class DynamicsEnsemble(nn.Module):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlanningDynamics:
-    """An ensemble for planning: raw numbers in, raw numbers out."""
+    """An ensemble for planning on raw observations and actions."""
 
     observation_weight: Tensor
-    """`[K, seen, h]` first layer."""
+    """`[K, observation, h]` first layer."""
     action_weight: Tensor
     """`[K, actions, h]`"""
     first_bias: Tensor
@@ -107,18 +111,19 @@ class PlanningDynamics:
     other_layers: tuple[tuple[Tensor, Tensor], ...]
     """Weight `[K, in, out]` and bias `[K, 1, out]` of the other layers."""
     log_variance_bounds: Tensor
-    """`[2, seen]`"""
+    """`[2, observation]`"""
     change_scale: Tensor
-    """`[seen]` of a standardised change."""
+    """`[observation]` scale of a standardised change."""
     relu: bool
 
     def action_features(self, plans: Tensor) -> Tensor:
-        """What the actions `[H, m, actions]` add to the first layer, for all steps at once -> `[H, K, m, h]`."""
+        """First-layer contribution of the actions `[H, m, actions]`, for all steps at once -> `[H, K, m, h]`."""
         return torch.matmul(plans.unsqueeze(1), self.action_weight) + self.first_bias
 
     def predict_change(self, seen: Tensor, drive: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """`[K, p, m, seen]` particles, `[K, m, h]` -> mean and standard deviation of the change `[K, p, m, seen]`, and
-        the mean reward `[K, p, m]`."""
+        """`[K, p, m, observation]` particles, `[K, m, h]` -> mean and standard deviation of the change, shaped like the
+        particles, and the mean reward `[K, p, m]`.
+        """
         members, particles, count, size = seen.shape
         x = torch.bmm(seen.reshape(members, particles * count, size), self.observation_weight)
         x = x.view(members, particles, count, -1).add_(drive.unsqueeze(1)).view(members, particles * count, -1)
@@ -133,7 +138,9 @@ class PlanningDynamics:
 
 
 def soft_clamp(raw: Tensor, bounds: Tensor) -> Tensor:
-    """`raw` `[..., D]` bent into `bounds` `[2, D]`: greatest - softplus(greatest - raw), and the same from below."""
+    """`raw` `[..., D]` softly clamped to `bounds` `[2, D]`: greatest - softplus(greatest - raw), and the same from
+    below.
+    """
     least, greatest = bounds[0], bounds[1]
     raw = greatest - F.softplus(greatest - raw)
     return least + F.softplus(raw - least)

@@ -1,8 +1,6 @@
-"""How new something is, by how badly it is foreseen or how rarely it was seen; and the policy that is paid for it.
+"""Intrinsic rewards for exploration (RND, ICM, hash counts), and an actor-critic with a second value for them.
 
-Belongs here: random network distillation, inverse and forward dynamics, hash counts, all with one face, and an
-actor-critic with a value of its own for novelty. What they learn from is part of the policy: saved with it, and never
-touched by an evaluation.
+Networks and statistics are part of the policy: saved with it, and not changed by an evaluation.
 """
 
 from abc import ABC, abstractmethod
@@ -21,43 +19,44 @@ from hone.models.control.mlp import BoxActions, DiscreteActions, Mlp, MlpConfig,
 from hone.models.control.numpy_policies import NumpyCategoricalPolicy, NumpyGaussianPolicy, NumpyPolicy
 
 CLIP_DEVIATIONS = 5.0
-"""Whitened observations are clipped to it (Burda et al., 2018)."""
+"""Bound of normalised observations (Burda et al., 2018)."""
 
 
 class RndConfig(Config):
-    """Random network distillation: novelty is the error of a network that learns what a random one says."""
+    """Random network distillation: the bonus is the error of a predictor of a fixed random network."""
 
     kind: Literal["rnd"] = "rnd"
-    """Which one."""
+    """Selects this alternative."""
     hidden: list[int] = Field(default=[64])
-    """Hidden layers of the random network; the one that learns has one more."""
+    """Hidden layers of the random network; the predictor has one more."""
     features: int = Field(default=32, ge=1)
-    """Numbers that the random network says."""
+    """Outputs of the random network."""
     scale: float = Field(default=20.0, gt=0)
-    """How large they are: the larger, the longer it takes to learn them, and the longer something stays new."""
+    """Scale of the random outputs: the larger, the longer the predictor takes, and the longer the bonus lasts."""
 
 
 class IcmConfig(Config):
-    """Intrinsic curiosity: novelty is the error of foreseeing features that matter for telling what was done."""
+    """Intrinsic curiosity: the bonus is the prediction error in features that identify the action."""
 
     kind: Literal["icm"] = "icm"
-    """Which one."""
+    """Selects this alternative."""
     hidden: list[int] = Field(default=[64])
-    """Hidden layers of the encoder, of what tells the action, and of what foresees."""
+    """Hidden layers of the encoder, the inverse and the forward model."""
     features: int = Field(default=64, ge=1)
-    """Numbers in the encoding of what is seen."""
+    """Dimensions of the encoding."""
     forward_share: float = Field(default=0.9, ge=0, le=1)
-    """Of the loss that foresees; the rest tells the action, and makes the encoder. The paper has 0.2; an encoder that
-    changes slowly makes steadier novelty."""
+    """Weight of the forward loss; the rest is the inverse loss, which trains the encoder. The paper has 0.2; a slowly
+    changing encoder gives a more stable bonus.
+    """
 
 
 class HashCountConfig(Config):
-    """Hash counts: novelty is 1 / sqrt(how often something with the same code was seen)."""
+    """Hash counts: the bonus is 1 / sqrt(number of visits with the same code)."""
 
     kind: Literal["counts"] = "counts"
-    """Which one."""
+    """Selects this alternative."""
     bits: int = Field(default=16, ge=1, le=24)
-    """Length of the code; the table has 2^bits entries."""
+    """Bits of the code; the table has 2^bits entries."""
 
 
 NoveltyConfig: TypeAlias = Annotated[RndConfig | IcmConfig | HashCountConfig, Field(discriminator="kind")]
@@ -74,7 +73,7 @@ class TorchMoments(nn.Module):
 
     @torch.no_grad()
     def update(self, rows: Tensor, *, keep: float = 1.0) -> None:
-        """Take `rows` into account, and what was seen before with the weight `keep`."""
+        """Add `rows`; earlier rows keep the weight `keep`."""
         count, mean, spread = (self.get_buffer(name) for name in ("count", "mean", "spread"))
         count *= keep
         spread *= keep
@@ -86,40 +85,40 @@ class TorchMoments(nn.Module):
         count += len(rows)
 
     def std(self) -> Tensor:
-        """`[size]` standard deviation so far (of a population); 1 before anything was seen."""
+        """`[size]` population standard deviation so far; 1 before the first update."""
         count, spread = self.get_buffer("count"), self.get_buffer("spread")
         return (spread / count).sqrt() if count > 0 else torch.ones_like(spread)
 
     def normalise(self, rows: Tensor) -> Tensor:
-        """`[n, size]` without mean, in deviations, clipped."""
+        """`[n, size]` minus the mean, divided by the standard deviation, clipped."""
         mean, deviation = self.get_buffer("mean"), self.std()
         return ((rows - mean) / (deviation + 1e-8)).clamp(-CLIP_DEVIATIONS, CLIP_DEVIATIONS).to(rows.dtype)
 
 
 class IntrinsicReward(nn.Module, ABC):
-    """Says how new each step was, and learns that it is not so any more."""
+    """A bonus for each step that falls with repeated visits."""
 
     def __init__(self, spaces: PolicySpaces) -> None:
         super().__init__()
         self.spaces = spaces
         self.seen_so_far = None if spaces.inputs.one_hot else TorchMoments(spaces.inputs.size)
-        self.register_buffer("unit", torch.ones(()), persistent=False)  # of the type that the networks compute in
+        self.register_buffer("unit", torch.ones(()), persistent=False)  # has the dtype of the networks
 
     @abstractmethod
     def bonus(self, seen: Tensor, chosen: Tensor, after: Tensor) -> Tensor:
-        """`[n]` of each step, without gradient."""
+        """Bonus `[n]` of each step, without gradient."""
 
     @abstractmethod
     def loss(self, seen: Tensor, chosen: Tensor, after: Tensor) -> Tensor:
-        """`[n]` what its parameters are to lower; not asked where it has none."""
+        """Loss `[n]` of the trained networks; not called without parameters."""
 
     def update(self, after: Tensor) -> None:
-        """Was seen, and counts from now on."""
+        """Add the visited observations to statistics and counts."""
         if self.seen_so_far is not None:
             self.seen_so_far.update(self.spaces.inputs.tensor(after))
 
     def trainable_parameters(self) -> list[nn.Parameter]:
-        """What a gradient changes."""
+        """Parameters trained by gradient."""
         return [parameter for parameter in self.parameters() if parameter.requires_grad]
 
     def _read(self, seen: Tensor) -> Tensor:
@@ -154,8 +153,8 @@ class RandomNetworkDistillation(IntrinsicReward):
 class IntrinsicCuriosity(IntrinsicReward):
     """1/2 |forward(phi(s), a) - phi(s')|^2 (ICM: Pathak et al., 2017, 1705.05363).
 
-    phi is learnt by telling a from phi(s) and phi(s'), so that what the agent cannot influence is nothing new. The
-    forward loss leaves phi alone; where it does not, phi may become a constant.
+    phi is trained to predict a from phi(s) and phi(s'), so that it ignores changes that the agent cannot influence. The
+    forward loss has no gradient in phi, which could otherwise become constant.
     """
 
     def __init__(self, spaces: PolicySpaces, config: IcmConfig, *, seed: int) -> None:
@@ -226,7 +225,7 @@ class HashCounts(IntrinsicReward):
 
 
 def make_intrinsic_reward(config: NoveltyConfig, spaces: PolicySpaces, *, seed: int) -> IntrinsicReward:
-    """The one that a config describes."""
+    """Intrinsic reward of a config."""
     match config:
         case RndConfig():
             return RandomNetworkDistillation(spaces, config, seed=seed)
@@ -237,10 +236,10 @@ def make_intrinsic_reward(config: NoveltyConfig, spaces: PolicySpaces, *, seed: 
 
 
 class CuriousActorCritic(ControlPolicy):
-    """An actor, a critic of what the world pays, a critic of novelty, and what novelty is measured by.
+    """An actor, a critic of extrinsic rewards, a critic of intrinsic rewards, and the intrinsic reward.
 
-    `lanes`: environments that are stepped together; the running return of novelty in each is part of the policy,
-    for its deviation is what novelty is divided by.
+    `lanes`: environments that are stepped together; the running intrinsic return of each is part of the policy, because
+    the bonus is divided by its standard deviation.
     """
 
     kind = "curious_actor_critic"
@@ -261,7 +260,7 @@ class CuriousActorCritic(ControlPolicy):
         self.register_buffer("running", torch.zeros(lanes, dtype=torch.float64))
 
     def evaluate_actions(self, seen: Tensor, chosen: Tensor) -> PolicyOutput:
-        """What the policy says now of what was chosen then; `value` is of what the world pays."""
+        """Log-probability and entropy of `chosen` under the current policy; `value` is the extrinsic one."""
         x, actions = self.spaces.inputs.tensor(seen), self.spaces.actions
         outputs = self.actor(x)
         if isinstance(actions, DiscreteActions):
@@ -272,12 +271,12 @@ class CuriousActorCritic(ControlPolicy):
         return PolicyOutput(logp=logp, entropy=entropy, value=self.critic(x).squeeze(-1))
 
     def values(self, seen: Tensor) -> tuple[Tensor, Tensor]:
-        """`[n]` of what the world pays, `[n]` of novelty."""
+        """Extrinsic `[n]` and intrinsic `[n]` values."""
         x = self.spaces.inputs.tensor(seen)
         return self.critic(x).squeeze(-1), self.novelty_critic(x).squeeze(-1)
 
     def policy_parameters(self) -> list[nn.Parameter]:
-        """All but what novelty is measured by."""
+        """All parameters but the intrinsic reward's."""
         modules = [self.actor, self.critic, self.novelty_critic]
         found = [parameter for module in modules for parameter in module.parameters()]
         return found if self.log_std is None else [*found, self.log_std]

@@ -1,8 +1,8 @@
-"""A perceptron whose hidden layers are normalised, and its mirror in numpy.
+"""An MLP with layer-normalised hidden layers, in torch and numpy.
 
-Belongs here: layer normalisation (Ba et al., 2016) without weights of its own, before each activation. Values that are
-learned from their own targets do not grow without end behind it (Gallici et al., Simplifying Deep Temporal Difference
-Learning, 2025), so that the slow copy may follow soon.
+Layer normalisation (Ba et al., 2016) without weights of its own, before each activation. It keeps bootstrapped values
+from growing without bound (Gallici et al., Simplifying Deep Temporal Difference Learning, 2025), so that the target
+network may follow quickly.
 """
 
 from dataclasses import dataclass
@@ -30,7 +30,7 @@ def layer_normed_array(x: Floats) -> Floats:
 
 
 class LayerNormMlp(Mlp):
-    """An `Mlp` with layer normalisation; initial weights are the same."""
+    """An `Mlp` with layer normalisation and the same initial weights."""
 
     def activate(self, x: Tensor) -> Tensor:
         return super().activate(layer_normed(x))

@@ -1,9 +1,9 @@
-"""Small networks for control: a perceptron in torch, its mirror in numpy, and the spaces that they read and write.
+"""Small networks for control: an MLP in torch and numpy, and the observation and action spaces of a policy.
 
-Belongs here: shapes, initial weights, encoding of observations. Does not: policies (`control.py`), losses.
+Shapes, initial weights, encoding of observations. Policies are in `actor_critic.py` and its neighbours.
 
-A small network is asked for one action at a time, where torch's overhead is five times the arithmetic. `NumpyMlp`
-reads the very same memory as the trained module on a CPU, so that acting needs no copy of the weights.
+A rollout asks for one action at a time, where torch's overhead is five times the arithmetic. On a CPU `NumpyMlp` shares
+the memory of the trained module, so that acting needs no copy of the weights.
 """
 
 import math
@@ -30,23 +30,23 @@ class MlpConfig(Config):
     hidden: list[int] = Field(default=[64, 64])
     """Units of each hidden layer."""
     activation: Literal["tanh", "relu"] = "tanh"
-    """Between the layers."""
+    """Activation between the layers."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObservationInputs:
-    """What a network sees: a box of numbers, flattened, or one of `size` states, one-hot."""
+    """Observation encoding: a box of numbers, flattened, or one of `size` states, one-hot."""
 
     size: int
     one_hot: bool = False
     start: int = 0
     """Number of the first state of a one-hot input."""
     mean: tuple[float, ...] = ()
-    """Subtracted from each number, if given: part of the policy, so that it can be neither lost nor updated by use."""
+    """Mean subtracted from each number, if given: part of the policy, so that it is saved and not updated by use."""
     scale: tuple[float, ...] = ()
-    """What each number is divided by, with `mean`."""
+    """Scale that each number is divided by, with `mean`."""
     limit: float = 0.0
-    """Where numbers so normalised are cut off, on both sides; 0: nowhere."""
+    """Clipping bound of normalised numbers; 0: none."""
 
     def tensor(self, seen: Tensor) -> Tensor:
         """`[n, *observation]` -> `[n, size]` float32."""
@@ -59,7 +59,7 @@ class ObservationInputs:
         return flat
 
     def array(self, seen: NDArray[np.generic]) -> Floats:
-        """The same for numpy."""
+        """`[n, *observation]` -> `[n, size]` float32, in numpy."""
         if self.one_hot:
             encoded = np.zeros((len(seen), self.size), dtype=np.float32)
             encoded[np.arange(len(seen)), seen.astype(np.int64) - self.start] = 1.0
@@ -71,14 +71,14 @@ class ObservationInputs:
         return flat
 
     def standardised_by(self, seen: NDArray[np.generic]) -> "ObservationInputs":
-        """The same inputs with the mean and standard deviation of `seen` `[N, *observation]` taken out.
+        """The same inputs, normalised by the mean and standard deviation of `seen` `[N, *observation]`.
 
-        A number that never varied keeps its scale: nobody knows how far from its mean it will be one day.
+        A constant number keeps its scale, because its variation is unknown.
         """
         if self.one_hot:
             return self
         flat = seen.reshape(len(seen), -1).astype(np.float64)
-        varied = flat.max(axis=0) > flat.min(axis=0)  # the deviation of equal numbers need not come out as exactly 0
+        varied = flat.max(axis=0) > flat.min(axis=0)  # the computed deviation of equal numbers may differ from 0
         scale = np.where(varied, np.maximum(flat.std(axis=0), 1e-6), 1.0)
         return replace(self, mean=tuple(flat.mean(axis=0).tolist()), scale=tuple(scale.tolist()))
 
@@ -116,7 +116,7 @@ class BoxActions:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicySpaces:
-    """What a policy reads and writes."""
+    """Observation and action spaces of a policy."""
 
     inputs: ObservationInputs
     actions: DiscreteActions | BoxActions
@@ -125,7 +125,7 @@ class PolicySpaces:
 class Mlp(nn.Module):
     """`inputs -> hidden... -> outputs`, orthogonal initial weights (Saxe et al., 2014), biases 0.
 
-    Hidden layers have gain sqrt(2), the last one `gain`: 0.01 makes a fresh policy nearly indifferent.
+    Hidden layers have gain sqrt(2), the last one `gain`: 0.01 gives a nearly uniform initial policy.
     """
 
     def __init__(
@@ -153,18 +153,18 @@ class Mlp(nn.Module):
         return F.linear(x, last, offset)
 
     def activate(self, x: Tensor) -> Tensor:
-        """What a hidden layer `[n, units]` hands on; in place, for nothing else needs what the linear layer put out."""
+        """Activation of a hidden layer `[n, units]`; in place, as nothing else needs the linear layer's output."""
         return x.relu_() if self.relu else x.tanh_()
 
     def forward_frozen(self, x: Tensor) -> Tensor:
-        """`forward` that lets gradients through to `x`, and computes none for the weights."""
+        """`forward` with gradients with respect to `x` only."""
         *hidden, (last, offset) = self.layer_parameters
         for weight, bias in hidden:
             x = self.activate(F.linear(x, weight.detach(), bias.detach()))
         return F.linear(x, last.detach(), offset.detach())
 
     def to_numpy(self) -> "NumpyMlp":
-        """The mirror for acting; on a CPU it shares memory, and follows every later step of the weights."""
+        """Numpy form for acting; on a CPU it shares memory, and follows every update of the weights."""
         views = [(_view(weight).T, _view(bias)) for weight, bias in self.layer_parameters]
         return NumpyMlp(layers=tuple(views), relu=self.relu)
 
@@ -191,12 +191,12 @@ class NumpyMlp:
         return x @ last + offset
 
     def activate(self, x: Floats) -> Floats:
-        """What a hidden layer hands on, in place."""
+        """Activation of a hidden layer, in place."""
         return np.maximum(x, 0.0, out=x) if self.relu else np.tanh(x, out=x)
 
 
 def orthogonal(rows: int, columns: int, *, seed: int, stream: str) -> Floats:
-    """A random matrix `[rows, columns]` whose rows or columns, whichever are fewer, are orthonormal."""
+    """A random matrix `[rows, columns]` with orthonormal rows or columns, whichever are fewer."""
     draws = generator(seed, "weights", stream).standard_normal((max(rows, columns), min(rows, columns)))
     basis, triangle = np.linalg.qr(draws)
     basis = basis * np.sign(np.diag(triangle))  # makes the decomposition unique, and the draw uniform (Mezzadri, 2007)

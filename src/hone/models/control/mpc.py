@@ -1,7 +1,7 @@
-"""Deciding by imagination: plans are tried in a learnt world, the better ones are refined, the first action is taken.
+"""Model-predictive control: candidate plans are simulated in a learned model and refined; the first action is taken.
 
-Belongs here: planners over an ensemble (`dynamics.py`), and the policy that is saved with one. Learning the world is
-`recipes/off_policy/pets.py`. All candidates, particles and environments go through the networks in one pass a step.
+Planners over an ensemble (`ensemble_dynamics.py`), and the policy that is saved with one. The model is trained by
+`recipes/off_policy/pets.py`. All candidates, particles and environments go through the networks in one batch per step.
 """
 
 from collections.abc import Mapping
@@ -24,58 +24,58 @@ from hone.models.control.reward_functions import REWARD_FUNCTIONS
 
 Array = NDArray[np.generic]
 INITIAL_PLAN_STEPS = 8
-"""One in so many of the first candidates is drawn around the middle, not around the last plan."""
+"""One in so many of the first candidates is drawn around the middle of the box, not around the last plan."""
 KEY_RANGE = 1 << 24
-"""Whole numbers that a float32 holds."""
+"""Integers that float32 represents exactly."""
 
 
 class CemPlanning(Config):
-    """Cross-entropy method: a normal distribution of plans, fitted to its best draws again and again (Rubinstein,
-    1999)."""
+    """Cross-entropy method: a normal distribution of plans, refitted to its best samples (Rubinstein, 1999)."""
 
     kind: Literal["cem"] = "cem"
-    """Names this alternative."""
+    """Selects this alternative."""
     horizon: int = Field(default=20, ge=1)
-    """Steps that are imagined."""
+    """Simulated steps."""
     candidates: int = Field(default=64, ge=2)
     """Plans per iteration."""
     elites: int = Field(default=8, ge=1)
-    """The best of them, to which the distribution is fitted."""
+    """Number of best plans that the distribution is fitted to."""
     iterations: int = Field(default=3, ge=1)
-    """Times that it is fitted."""
+    """Number of refits."""
     particles: int = Field(default=1, ge=1)
-    """Imagined worlds per plan and member."""
+    """Particles per plan and member."""
     propagation: Literal["ts_inf", "ts_1"] = "ts_inf"
     """`ts_inf`: a particle stays with its member of the ensemble. `ts_1`: it changes member at every step."""
     correlation: float = Field(default=0.6, ge=0, lt=1)
-    """Of the draws of neighbouring steps (Pinneri et al., 2020): independent ones push hither and thither, and come
-    nowhere."""
+    """Correlation of the samples of neighbouring steps (Pinneri et al., 2020): independent ones cancel out over time.
+    """
     width: float = Field(default=0.7, gt=0)
-    """Standard deviation of the first draws, as a share of half the range of an action."""
+    """Standard deviation of the first samples, as a share of half the range of an action."""
 
 
 class MppiPlanning(Config):
-    """Model predictive path integral control: the mean of all draws, weighted by exp(worth / temperature) (Williams et
-    al., 2017)."""
+    """Model predictive path integral control: the mean of all samples, weighted by exp(return / temperature) (Williams
+    et al., 2017).
+    """
 
     kind: Literal["mppi"]
-    """Names this alternative."""
+    """Selects this alternative."""
     horizon: int = Field(default=20, ge=1)
-    """Steps that are imagined."""
+    """Simulated steps."""
     candidates: int = Field(default=100, ge=2)
     """Plans per iteration."""
     iterations: int = Field(default=2, ge=1)
-    """Times that the mean is moved."""
+    """Number of updates of the mean."""
     temperature: float = Field(default=0.3, gt=0)
-    """In standard deviations of the candidates' worth: low follows the best, high averages."""
+    """Temperature in standard deviations of the candidates' returns: low follows the best, high averages."""
     particles: int = Field(default=1, ge=1)
-    """Imagined worlds per plan and member."""
+    """Particles per plan and member."""
     propagation: Literal["ts_inf", "ts_1"] = "ts_inf"
     """`ts_inf`: a particle stays with its member of the ensemble. `ts_1`: it changes member at every step."""
     correlation: float = Field(default=0.6, ge=0, lt=1)
-    """Of the draws of neighbouring steps."""
+    """Correlation of the samples of neighbouring steps."""
     width: float = Field(default=0.7, gt=0)
-    """Standard deviation of the draws, as a share of half the range of an action."""
+    """Standard deviation of the samples, as a share of half the range of an action."""
 
 
 PlanningConfig = Annotated[CemPlanning | MppiPlanning, Field(discriminator="kind")]
@@ -83,7 +83,7 @@ PLANNING_ADAPTER: TypeAdapter[CemPlanning | MppiPlanning] = TypeAdapter(Planning
 
 
 class ModelPlanner(ControlPolicy):
-    """An ensemble of worlds and a planner in them. Until the ensemble has been shown anything it acts at random."""
+    """A dynamics ensemble with a planner. Until the ensemble has been trained, actions are random."""
 
     kind: ClassVar[str] = "model_planner"
 
@@ -136,20 +136,19 @@ class ModelPlanner(ControlPolicy):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ImaginedRollouts:
-    """A learnt world in which plans are tried."""
+    """Simulated rollouts in a learned model."""
 
     dynamics: PlanningDynamics
     bounds: BoxActions
     reward: str | None
-    """A known one, by name; None: the learnt one."""
+    """Name of a known reward function; None: the learned reward."""
 
     @torch.no_grad()
     def plan_returns(self, seen: Tensor, plans: Tensor, noise: Tensor, *, resample_members: bool) -> Tensor:
-        """What plans `[B, C, H, A]` in [-1, 1] are paid from `seen` `[B, O]` on, mean over particles -> `[B,
-        C]`.
+        """Returns of plans `[B, C, H, A]` in [-1, 1] from `seen` `[B, O]` on, mean over particles -> `[B, C]`.
 
-        `noise` `[B, H, K, p, O]`, standard normal, is the same for all plans, so that they differ by what they
-        do (common random numbers). `mixing`: particles change members at every step.
+        `noise` `[B, H, K, p, O]`, standard normal, is the same for all plans, so that differences are due to actions
+        (common random numbers). `resample_members`: particles change members at every step.
         """
         environments, candidates, horizon, size = plans.shape
         members, particles = noise.shape[2:4]
@@ -170,30 +169,31 @@ class ImaginedRollouts:
         return total.view(environments, candidates)
 
     def scale_to_box(self, plans: Tensor) -> Tensor:
-        """[-1, 1] -> the box of actions."""
+        """Plans in [-1, 1] -> actions within the box."""
         low, high = plans.new_tensor(self.bounds.low), plans.new_tensor(self.bounds.high)
         return low + 0.5 * (high - low) * (plans + 1.0)
 
 
 @dataclass
 class MpcPolicy:
-    """Plans before every decision, beginning with the rest of the last plan; `best` draws as `decide` does, from random
-    numbers of its own."""
+    """Plans before every decision, starting from the rest of the last plan; `best` plans as `decide` does, with random
+    numbers of its own.
+    """
 
     rollouts: ImaginedRollouts
     planning: CemPlanning | MppiPlanning
     is_fitted: bool
     plan: Tensor | None = None
-    """`[B, H, A]` in [-1, 1]: what was planned last."""
+    """`[B, H, A]` in [-1, 1]: the last plan."""
     decisions: int = field(default=0)
     """Calls of `best`."""
 
     def noise(self, draws: np.random.Generator, shape: tuple[int, ...]) -> Floats:
-        """Two whole numbers, of which a decision's draws are made."""
+        """Two integers that seed a decision's samples."""
         return draws.integers(0, KEY_RANGE, (*shape, 2)).astype(np.float32)
 
     def decide(self, seen: Array, noise: Floats) -> tuple[Array, Floats]:
-        """Nobody knows how likely a plan was: log-probabilities are NaN."""
+        """Log-probabilities are NaN: the density of a plan is not known."""
         first = self._plan_actions(seen, noise) if self.is_fitted else self._at_random(noise)
         chosen = self.rollouts.scale_to_box(first).numpy().reshape(-1, *self.rollouts.bounds.shape)
         return chosen, np.full(len(seen), np.nan, np.float32)
@@ -228,15 +228,16 @@ class MpcPolicy:
         return mean[:, 0]
 
     def _begin(self, count: int) -> Tensor:
-        """The rest of the last plan, and nothing at its end; nothing at all without one of as many environments."""
+        """The rest of the last plan, with zeros at its end; zeros without a plan for as many environments."""
         shape = (count, self.planning.horizon, self.rollouts.bounds.size)
         if self.plan is None or self.plan.shape != shape:
             return torch.zeros(shape)
         return torch.cat((self.plan[:, 1:], torch.zeros_like(self.plan[:, :1])), dim=1)
 
     def _drawn(self, noise: Floats) -> tuple[Tensor, Tensor]:
-        """Standard normal draws for plans `[B, iterations, C, H, A]`, correlated along H, and for worlds
-        `[B, H, K, p, O]`."""
+        """Standard normal samples for plans `[B, iterations, C, H, A]`, correlated along H, and for particles `[B, H,
+        K, p, O]`.
+        """
         planning, world = self.planning, self.rollouts.dynamics
         members, size = world.observation_weight.shape[:2]
         plans = (planning.iterations, planning.candidates, planning.horizon, self.rollouts.bounds.size)
@@ -255,7 +256,7 @@ class MpcPolicy:
 def refit_plan_distribution(
     planning: CemPlanning | MppiPlanning, plans: Tensor, worth: Tensor, std: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Mean and standard deviation `[B, H, A]` of the next draws, given plans `[B, C, H, A]` worth `[B, C]`."""
+    """Mean and standard deviation `[B, H, A]` of the next samples, given plans `[B, C, H, A]` with returns `[B, C]`."""
     if isinstance(planning, MppiPlanning):
         scale = planning.temperature * worth.std(dim=1, keepdim=True).clamp_min(1e-6)
         weight = torch.softmax((worth - worth.amax(dim=1, keepdim=True)) / scale, dim=1)

@@ -1,7 +1,7 @@
-"""Policies for several tasks: one trunk that all share, and a head for each.
+"""Policies for several tasks: a shared trunk, and a head per task.
 
-Belongs here: the network and its acting. The number of the task stands one-hot at the end of what is seen; it picks the
-head, and reaches the trunk only where that is asked for.
+The network and its acting. The task is one-hot at the end of the observation; it selects the head, and is an input of
+the trunk only on request.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -31,9 +31,9 @@ Array = NDArray[np.generic]
 
 
 class MultitaskActorCritic(ControlPolicy):
-    """A softmax or a Gaussian and a value per task, linear in what the trunk makes of an observation.
+    """A categorical or Gaussian policy and a value per task, linear in the trunk's features of an observation.
 
-    `spaces.inputs` are the numbers seen, then the task one-hot. `told`: the trunk sees the task as well.
+    `spaces.inputs` are the observation, then the task one-hot. `trunk_sees_task`: the task is an input of the trunk.
     """
 
     kind: ClassVar[str] = "multitask_actor_critic"
@@ -44,7 +44,7 @@ class MultitaskActorCritic(ControlPolicy):
         super().__init__(spaces, network)
         self.tasks, self.trunk_sees_task = tasks, trunk_sees_task
         self.observation_size = spaces.inputs.size - tasks
-        """Numbers seen."""
+        """Size of the observation without the task."""
         actions, width = spaces.actions, network.hidden[-1]
         outputs = actions.count if isinstance(actions, DiscreteActions) else actions.size
         inner = network.model_copy(update={"hidden": network.hidden[:-1]})
@@ -58,7 +58,7 @@ class MultitaskActorCritic(ControlPolicy):
         self.log_std = None if isinstance(actions, DiscreteActions) else nn.Parameter(torch.zeros(tasks, actions.size))
 
     def evaluate_actions(self, seen: Tensor, chosen: Tensor) -> PolicyOutput:
-        """What the policy says now of what was chosen then."""
+        """Log-probability and entropy of `chosen` under the current policy, and the value."""
         features, task = self._features(seen)
         outputs = _outputs_of_own_head(features, self.actors, self.actor_biases, task)
         value = _outputs_of_own_head(features, self.critics, self.critic_biases, task).squeeze(-1)
@@ -73,7 +73,7 @@ class MultitaskActorCritic(ControlPolicy):
         return PolicyOutput(logp=logp, entropy=lambda: (log_std + 0.5 * (1.0 + LOG_TWO_PI)).sum(dim=1), value=value)
 
     def value(self, seen: Tensor) -> Tensor:
-        """`[n]` worth of what is seen, in its task."""
+        """State values `[n]`, each in its task."""
         features, task = self._features(seen)
         return _outputs_of_own_head(features, self.critics, self.critic_biases, task).squeeze(-1)
 
@@ -83,7 +83,7 @@ class MultitaskActorCritic(ControlPolicy):
         return NumpyMultitaskPolicy(task_policies=parts, observation_size=self.observation_size)
 
     def for_task(self, task: int) -> "SingleTaskPolicy":
-        """The policy in one task: it sees no number of it."""
+        """The policy in one task; its observations do not include the task."""
         return SingleTaskPolicy(self, task)
 
     def extras(self) -> Mapping[str, Any]:
@@ -103,7 +103,7 @@ class MultitaskActorCritic(ControlPolicy):
 
 @dataclass(frozen=True, slots=True)
 class SingleTaskPolicy:
-    """A policy for several tasks, in one of them."""
+    """A multitask policy in one task."""
 
     policy: MultitaskActorCritic
     task: int
@@ -130,7 +130,7 @@ class _NumpyTaskNetwork:
     weight: Floats
     bias: Floats
     task_one_hot: Floats | None
-    """The task one-hot, where the trunk is told."""
+    """The one-hot task, where it is an input of the trunk."""
 
     def __call__(self, x: Floats) -> Floats:
         if self.task_one_hot is not None:
@@ -142,11 +142,11 @@ class _NumpyTaskNetwork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NumpyMultitaskPolicy:
-    """Hands each observation to the head of its task."""
+    """Passes each observation to the head of its task."""
 
     task_policies: Sequence[NumpyPolicy]
     observation_size: int
-    """Numbers seen, before the task."""
+    """Size of the observation without the task."""
 
     def noise(self, draws: np.random.Generator, shape: tuple[int, ...]) -> Floats:
         return self.task_policies[0].noise(draws, shape)

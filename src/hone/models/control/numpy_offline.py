@@ -1,6 +1,6 @@
-"""Deciding in numpy by networks that learnt from a log: within a box, within what the log did, by the best of several.
+"""Acting in numpy by offline-trained policies: Gaussians in a box, discrete BCQ, and the best of several samples.
 
-Belongs here: the kinds of `offline_networks.py` as `NumpyPolicy`. The protocol and the common kinds are in `acting.py`.
+The networks are in `offline.py`, the protocol and the common kinds in `numpy_policies.py`.
 """
 
 from collections.abc import Callable
@@ -17,7 +17,7 @@ NumpyNetwork = Callable[[Floats], Floats]
 
 
 def scale_to_box(unit: Floats, actions: BoxActions) -> Array:
-    """Points in [-1, 1] `[n, a]` -> actions of the world `[n, *action]`, never outside its bounds."""
+    """Points in [-1, 1] `[n, a]` -> environment actions `[n, *action]`, always within the bounds."""
     low, high = np.asarray(actions.low, np.float32), np.asarray(actions.high, np.float32)
     chosen = low + 0.5 * (high - low) * (unit + np.float32(1.0))
     return np.clip(chosen, low, high).reshape(-1, *actions.shape)
@@ -25,19 +25,19 @@ def scale_to_box(unit: Floats, actions: BoxActions) -> Array:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NumpyTanhGaussianPolicy:
-    """A normal distribution around tanh of the outputs, cut off at the bounds of the box."""
+    """A normal distribution around tanh of the outputs, clipped to the box."""
 
     network: NumpyNetwork
     inputs: ObservationInputs
     actions: BoxActions
     log_std: Floats
-    """`[actions]` on the scale where the box is [-1, 1]."""
+    """`[actions]` on the scale [-1, 1]."""
 
     def noise(self, draws: np.random.Generator, shape: tuple[int, ...]) -> Floats:
         return draws.standard_normal((*shape, self.actions.size), dtype=np.float32)
 
     def decide(self, seen: Array, noise: Floats) -> tuple[Array, Floats]:
-        """The density told is that of the draw before it was cut off."""
+        """The density is that of the sample before clipping."""
         mean = np.tanh(self.network(self.inputs.array(seen)))
         reach = 0.5 * (np.asarray(self.actions.high) - np.asarray(self.actions.low))
         offset = self.log_std.sum() + np.log(reach).sum() + 0.5 * LOG_TWO_PI * self.actions.size
@@ -51,7 +51,9 @@ class NumpyTanhGaussianPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NumpyDiscreteBcqPolicy:
-    """The action of the highest value among those at least `threshold` times as likely as the likeliest in the log."""
+    """The action of the highest value among those at least `threshold` times as likely as the most likely one in the
+    data.
+    """
 
     network: NumpyNetwork
     behaviour: NumpyNetwork
@@ -73,7 +75,7 @@ class NumpyDiscreteBcqPolicy:
 
 
 class ActionProposer(Protocol):
-    """Actions to choose among."""
+    """Candidate actions."""
 
     def __call__(self, x: Floats, noise: Floats) -> Floats:
         """Encoded observations `[n, size]`, noise `[n, width]` -> actions `[n, a]` in [-1, 1]."""
@@ -82,13 +84,13 @@ class ActionProposer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class VaeProposer:
-    """Decoded from codes of the log's actions, then moved by at most `reach`."""
+    """Decoded from latent codes, then perturbed by at most `reach`."""
 
     decoder: NumpyNetwork
     perturbation: NumpyNetwork
     max_perturbation: float
     latent_limit: float
-    """Of the codes."""
+    """Bound of the codes."""
 
     def __call__(self, x: Floats, noise: Floats) -> Floats:
         code = np.clip(noise, -self.latent_limit, self.latent_limit)
@@ -99,7 +101,7 @@ class VaeProposer:
 
 @dataclass(frozen=True, slots=True)
 class SquashedGaussianProposer:
-    """Drawn from a squashed Gaussian."""
+    """Samples of a squashed Gaussian."""
 
     network: NumpyNetwork
     log_std: tuple[float, float]
@@ -112,7 +114,7 @@ class SquashedGaussianProposer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NumpyBestOfSamplesPolicy:
-    """Proposes `samples` actions, and takes the one that the critic finds best. Nobody knows its density: NaN."""
+    """Samples `samples` candidate actions, and takes the critic's best. Its density is not known: NaN."""
 
     proposer: ActionProposer
     critic: NumpyNetwork
@@ -120,7 +122,7 @@ class NumpyBestOfSamplesPolicy:
     actions: BoxActions
     samples: int
     noise_size: int
-    """Random numbers of one proposal."""
+    """Random numbers of one candidate."""
 
     def noise(self, draws: np.random.Generator, shape: tuple[int, ...]) -> Floats:
         return draws.standard_normal((*shape, self.samples, self.noise_size), dtype=np.float32)
@@ -134,7 +136,7 @@ class NumpyBestOfSamplesPolicy:
         return scale_to_box(best, self.actions), np.full(count, np.nan, np.float32)
 
     def best(self, seen: Array) -> Array:
-        """By the same proposals everywhere, so that a judgement is repeatable."""
+        """With fixed noise, so that an evaluation is repeatable."""
         draws = generator(0, "best of", self.samples)
         noise = draws.standard_normal((self.samples, self.noise_size), dtype=np.float32)
         return self.decide(seen, np.broadcast_to(noise, (len(seen), *noise.shape)))[0]

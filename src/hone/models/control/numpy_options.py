@@ -1,8 +1,7 @@
-"""Deciding in numpy among courses of action (options), in a world that remembers which one is under way.
+"""Acting in numpy with options: an option is chosen and acts until it stops.
 
-Belongs here: reading and writing the numbers of `hone.envs.gym.option_wrapper`, and two ways to decide: given options
-by a table, learnt ones by networks. An evaluation plays in the environment itself, without the wrapper, so `best`
-remembers the option.
+Encodes and decodes the observations and actions of `hone.envs.gym.option_wrapper`, for given options in a table and
+learned ones in networks. An evaluation uses the environment without the wrapper, so `best` keeps the current option.
 """
 
 from collections.abc import Callable
@@ -19,38 +18,38 @@ Ints: TypeAlias = NDArray[np.int64]
 
 
 def state_indices(state: Array, inputs: ObservationInputs) -> Ints:
-    """`[n]` the numbers of states, from 0."""
+    """`[n]` numbers of the states, from 0."""
     return state.astype(np.int64) - inputs.start
 
 
 def split_option_memory(seen: Array, inputs: ObservationInputs, options: int) -> tuple[Array, Ints]:
-    """`[n, ...]` of a world with a memory -> what is seen `[n, ...]`, option under way `[n]`, or -1."""
+    """Observations `[n, ...]` with option memory -> observations `[n, ...]`, current option `[n]`, or -1."""
     if inputs.one_hot:
         state, memory = np.divmod(seen.astype(np.int64), options + 1)
         return state + inputs.start, memory - 1
     columns = seen[:, inputs.size :].astype(np.float32)
-    if columns.shape[1] == 0:  # a world that remembers nothing
+    if columns.shape[1] == 0:  # an environment without option memory
         return seen, np.full(len(seen), -1, dtype=np.int64)
     return seen[:, : inputs.size], np.where(columns.any(axis=1), columns.argmax(axis=1), -1)
 
 
 def encode_option_action(began: NDArray[np.bool_], option: Ints, action: Ints, *, options: int, actions: int) -> Ints:
-    """`[n]` the action of a world with a memory."""
+    """`[n]` actions of the environment with option memory."""
     return (began * options + option) * actions + action
 
 
 def decode_option_action(chosen: Array, *, options: int, actions: int) -> tuple[NDArray[np.bool_], Ints, Ints]:
-    """Whether the option began, the option, the action, `[n]` each."""
+    """Flag that the option began, the option, the action, `[n]` each."""
     said, action = np.divmod(chosen.astype(np.int64), actions)
     began, option = np.divmod(said, options)
     return began.astype(np.bool_), option, action
 
 
 def epsilon_greedy(values: NDArray[np.floating], allowed: NDArray[np.bool_], noise: Floats, epsilon: float) -> Ints:
-    """`[n]` an allowed column of `values` `[n, k]`: any of the best, evenly, or with probability `epsilon` any at all.
+    """`[n]` an allowed column of `values` `[n, k]`: a best one, ties at random, or with probability `epsilon` any.
 
-    `noise` `[n, 2]` in [0, 1): whether to explore, and which. Ties are broken by chance: a table that knows
-    nothing yet would otherwise call its first option again and again.
+    `noise` `[n, 2]` in [0, 1): whether to explore, and which. Random ties matter: a table of zeros would otherwise
+    always choose its first option.
     """
     within = np.where(allowed, values, -np.inf)
     best = within == within.max(axis=1, keepdims=True)
@@ -62,7 +61,7 @@ def epsilon_greedy(values: NDArray[np.floating], allowed: NDArray[np.bool_], noi
 
 @dataclass(slots=True, kw_only=True)
 class NumpyCallAndReturnPolicy:
-    """Call and return: an option, once chosen, decides until it stops."""
+    """Call and return: a chosen option acts until it stops."""
 
     values: NDArray[np.float64]
     """`[S, options]`."""
@@ -76,7 +75,7 @@ class NumpyCallAndReturnPolicy:
     actions: DiscreteActions
     epsilon: float = 0.0
     active_options: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    """`[n]` options under way in a judgement."""
+    """`[n]` current options in an evaluation."""
 
     def noise(self, draws: np.random.Generator, shape: tuple[int, ...]) -> Floats:
         return draws.random((*shape, 3), dtype=np.float32)
@@ -107,7 +106,7 @@ class NumpyCallAndReturnPolicy:
 
 @dataclass(slots=True, kw_only=True)
 class NumpyOptionCriticPolicy:
-    """Learnt options: epsilon-greedy among them, a softmax within, and a chance of stopping at each step."""
+    """Learned options: epsilon-greedy over options, a softmax within, and a termination probability at each step."""
 
     values: Callable[[Floats], Floats]
     action_logits: Callable[[Floats], Floats]
@@ -117,7 +116,7 @@ class NumpyOptionCriticPolicy:
     options: int
     epsilon: float
     active_options: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    """`[n]` options under way in a judgement."""
+    """`[n]` current options in an evaluation."""
 
     def noise(self, draws: np.random.Generator, shape: tuple[int, ...]) -> Floats:
         return draws.random((*shape, 4), dtype=np.float32)

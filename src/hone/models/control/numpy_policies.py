@@ -1,7 +1,7 @@
-"""Deciding in numpy: one class per kind of policy, all of them with the same three methods.
+"""Acting in numpy: one class per kind of policy, with the methods of `NumpyPolicy`.
 
-Belongs here: turning the outputs of a small network into a choice and its log-probability, without torch and without
-global randomness: `noise` makes the random numbers for a whole rollout, `decide` uses one row of them.
+Network outputs -> an action and its log-probability, without torch and without global randomness: `noise` draws the
+random numbers of a whole rollout, `decide` uses one row of them.
 """
 
 import math
@@ -16,32 +16,32 @@ from hone.models.control.mlp import BoxActions, DiscreteActions, Floats, Observa
 
 LOG_TWO_PI = math.log(2.0 * math.pi)
 LOG_STD_RANGE = (-20.0, 2.0)
-"""A squashed Gaussian's log standard deviation is kept in here (Haarnoja et al., 2018)."""
+"""Bounds of a squashed Gaussian's log standard deviation (Haarnoja et al., 2018)."""
 
 Array = NDArray[np.generic]
 
 
 class NumpyPolicy(Protocol):
-    """Whoever decides, `n` observations at a time."""
+    """A policy that acts on `n` observations at a time."""
 
     def noise(self, draws: np.random.Generator, shape: tuple[int, ...]) -> Floats:
-        """Random numbers for decisions of this `shape` -> `[*shape, *what one decision needs]`."""
+        """Random numbers for decisions of this `shape` -> `[*shape, *numbers of a decision]`."""
         ...
 
     def decide(self, seen: Array, noise: Floats) -> tuple[Array, Floats]:
-        """`[n, *observation]` -> choices `[n, *action]`, their log-probabilities (densities) `[n]` in nats."""
+        """`[n, *observation]` -> actions `[n, *action]`, their log-probabilities (densities) `[n]` in nats."""
         ...
 
     def best(self, seen: Array) -> Array:
-        """The mode of the policy -> `[n, *action]`."""
+        """Deterministic actions `[n, *action]`: the mode of the policy."""
         ...
 
 
 class HasNumpyPolicy(Protocol):
-    """A policy of any make: a network, a table."""
+    """A policy of any kind: a network, a table."""
 
     def numpy_policy(self) -> NumpyPolicy:
-        """Whoever decides by it."""
+        """Its numpy form for acting."""
         ...
 
 
@@ -70,7 +70,7 @@ class NumpyCategoricalPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NumpyGreedyPolicy:
-    """The action of the highest value, or with probability `epsilon` any action."""
+    """The action of the highest value, or with probability `epsilon` a uniformly random one."""
 
     network: Callable[[Floats], Floats]
     inputs: ObservationInputs
@@ -93,7 +93,7 @@ class NumpyGreedyPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NumpyGaussianPolicy:
-    """A normal distribution around the outputs; its choices may lie outside any box, so the world clips them."""
+    """A normal distribution around the outputs; samples may be outside the box, where the environment clips them."""
 
     network: Callable[[Floats], Floats]
     inputs: ObservationInputs

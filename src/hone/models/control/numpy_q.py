@@ -1,6 +1,6 @@
-"""Deciding by action values in numpy: their mirror, chance in the weights, and a softmax of them.
+"""Acting by action values in numpy: Q-networks, noisy weights, and Boltzmann logits.
 
-Belongs here: what `value_networks.py` needs to act without torch. The plain greedy choice is `acting.ActGreedy`.
+The numpy forms of `q_networks.py`. The plain greedy policy is `numpy_policies.NumpyGreedyPolicy`.
 """
 
 from dataclasses import dataclass
@@ -17,16 +17,16 @@ class NumpyNoisyMlp:
 
     mean: NumpyMlp
     sigma: tuple[tuple[Floats, Floats], ...]
-    """Scales of the weight `[in, out]` and bias `[out]` of each layer."""
+    """Noise scales of the weight `[in, out]` and bias `[out]` of each layer."""
 
     def __call__(self, x: Floats) -> Floats:
-        """`[n, inputs]` -> `[n, outputs]` by the means."""
+        """`[n, inputs]` -> `[n, outputs]` with the mean weights."""
         return self.mean(x)
 
     def with_noise(self, x: Floats, noise: Floats) -> Floats:
-        """The same with a draw of all weights for each row, `noise` `[n, noise_size]`.
+        """`[n, inputs]` -> `[n, outputs]` with a draw of all weights for each row, `noise` `[n, noise_size]`.
 
-        x (W + S o f_in f_out') = x W + ((x o f_in) S) o f_out: no row's weights are ever written out.
+        x (W + S o f_in f_out') = x W + ((x o f_in) S) o f_out, so no row's weight matrix is formed.
         """
         factors = np.sign(noise) * np.sqrt(np.abs(noise))
         start, last = 0, len(self.sigma) - 1
@@ -44,14 +44,14 @@ class NumpyNoisyMlp:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NumpyQNetwork:
-    """The outputs of a network as expected returns of choices."""
+    """Expected returns of actions from the outputs of a network."""
 
     network: NumpyMlp | NumpyNoisyMlp
     size: int
-    """Numbers a choice."""
+    """Outputs per action."""
     dueling: bool
     atoms: Floats | None
-    """`[size]` returns that logits are of; None: the numbers are returns themselves."""
+    """`[size]` support of the categorical distribution; None: the outputs are returns."""
 
     def __call__(self, x: Floats) -> Floats:
         """`[n, inputs]` -> `[n, choices]`."""
@@ -73,8 +73,9 @@ class NumpyQNetwork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NumpyNoisyPolicy:
-    """The greatest value by weights with noise in them, drawn once for all the decisions of a rollout: so the policy
-    explores in one direction for a while (Fortunato et al., 2018). Its mode acts by the means."""
+    """Greedy with noisy weights, drawn once for all decisions of a rollout, so that exploration is consistent for a
+    while (Fortunato et al., 2018). `best` uses the mean weights.
+    """
 
     values: NumpyQNetwork
     inputs: ObservationInputs
@@ -86,7 +87,7 @@ class NumpyNoisyPolicy:
         return np.broadcast_to(drawn, (*shape, self.noise_size))
 
     def decide(self, seen: Array, noise: Floats) -> tuple[Array, Floats]:
-        """The probability of a choice is an integral over the weights that nobody takes: NaN."""
+        """The probability of an action is an integral over the weights, which is not computed: NaN."""
         network = self.values.network
         assert isinstance(network, NumpyNoisyMlp)
         best = self.values.q_values(network.with_noise(self.inputs.array(seen), noise)).argmax(axis=1)

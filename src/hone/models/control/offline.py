@@ -1,8 +1,8 @@
-"""Networks that learn from a log: twin critics beside a value, a generator of logged actions, a model of the log.
+"""Networks of offline recipes: twin critics with a value, generators of logged actions, behaviour models.
 
-Belongs here: policies of offline recipes, in torch. Deciding by them in numpy is `acting_logged.py`; what holds them to
-the log is in `objectives`. They take observations as `ObservationInputs` encodes them, `[n, size]`, and boxes of
-actions scaled to [-1, 1]: a log is encoded once, not once per network and update.
+Policies in torch; their numpy form is `numpy_offline.py`, their losses are in `objectives`. They take observations
+encoded by `ObservationInputs`, `[n, size]`, and boxes of actions scaled to [-1, 1], so that the data are encoded once,
+not once per network and update.
 """
 
 from collections.abc import Mapping
@@ -25,7 +25,7 @@ from hone.models.control.numpy_offline import (
 from hone.models.control.numpy_policies import LOG_STD_RANGE, NumpyCategoricalPolicy, NumpyPolicy
 
 LATENT_LIMIT = 0.5
-"""Latent codes are drawn no further from 0 than this when actions are generated (BCQ, Fujimoto et al., 2019)."""
+"""Bound of latent codes when actions are generated (BCQ, Fujimoto et al., 2019)."""
 LATENT_LOG_STD_RANGE = (-4.0, 15.0)
 """Bounds of the encoder's log standard deviation, as in BCQ's code."""
 LOG_STD_CLIP = (-5.0, 2.0)
@@ -33,21 +33,21 @@ LOG_STD_CLIP = (-5.0, 2.0)
 
 
 def twin_critics(spaces: PolicySpaces, network: MlpConfig, *, seed: int) -> nn.ModuleList:
-    """Two critics: a table of values of finite actions, or one value of an observation and a point of a box."""
+    """Two critics: action values of finite actions, or one value of an observation and a point of a box."""
     size, actions = spaces.inputs.size, spaces.actions
     shape = (size, actions.count) if isinstance(actions, DiscreteActions) else (size + actions.size, 1)
     return nn.ModuleList(Mlp(*shape, network, seed=seed, stream=f"critic{number}") for number in (1, 2))
 
 
 def target_twin_critics(spaces: PolicySpaces, network: MlpConfig, *, seed: int) -> nn.ModuleList:
-    """The same two, which only ever follow others."""
+    """Target networks of `twin_critics`."""
     return twin_critics(spaces, network, seed=seed).requires_grad_(requires_grad=False)
 
 
 def twin_q_values(
     critics: nn.ModuleList, seen: Tensor, chosen: Tensor, *, frozen: bool = False
 ) -> tuple[Tensor, Tensor]:
-    """Both critics' values `[n]` of what was chosen: numbers `[n]` from 0, or points `[n, a]` in [-1, 1].
+    """Both critics' values `[n]` of actions: numbers `[n]` from 0, or points `[n, a]` in [-1, 1].
 
     `frozen` lets gradients through to the actions only.
     """
@@ -60,7 +60,7 @@ def twin_q_values(
 
 
 def first_q_value(critics: nn.ModuleList, seen: Tensor, unit: Tensor) -> Tensor:
-    """The first critic's value `[n]` of points of a box `[n, a]`, with gradients through to the actions only."""
+    """The first critic's value `[n]` of points of a box `[n, a]`, with gradients to the actions only."""
     return as_mlps(critics)[0].forward_frozen(torch.cat((seen, unit), dim=1)).squeeze(1)
 
 
@@ -72,10 +72,10 @@ def require_finite_box(spaces: PolicySpaces, what: str) -> BoxActions:
 
 
 class IqlPolicy(ControlPolicy):
-    """A policy, twin critics with slow copies, and a value of what is seen (IQL, Kostrikov et al., 2022).
+    """A policy, twin critics with target networks, and a state value (IQL, Kostrikov et al., 2022).
 
     Finite actions: a softmax. A box: a Gaussian around tanh of the outputs, whose log standard deviation is one
-    parameter per action.
+    parameter per action dimension.
     """
 
     kind = "implicit_values"
@@ -95,7 +95,7 @@ class IqlPolicy(ControlPolicy):
         self.log_std = None if isinstance(actions, DiscreteActions) else nn.Parameter(torch.zeros(outputs))
 
     def log_prob(self, seen: Tensor, chosen: Tensor) -> Tensor:
-        """Log-probability (density) of what was chosen `[n]` nats."""
+        """Log-probability (density) `[n]` of the actions in nats."""
         outputs = self.actor(seen)
         if self.log_std is None:
             return categorical(outputs, chosen)[0]
@@ -111,8 +111,9 @@ class IqlPolicy(ControlPolicy):
 
 
 class DiscreteBcqPolicy(ControlPolicy):
-    """A value for every choice, a slow copy of it, and a model of the log; acts on the greatest value among the actions
-    that are likely enough in the log (discrete BCQ, Fujimoto et al., 2019)."""
+    """A Q-network, its target network, and a behaviour model; acts greedily among the actions that are likely enough in
+    the data (discrete BCQ, Fujimoto et al., 2019).
+    """
 
     kind = "admissible_values"
 
@@ -146,7 +147,8 @@ class DiscreteBcqPolicy(ControlPolicy):
 
 class ActionVae(nn.Module):
     """A conditional variational autoencoder of logged actions in [-1, 1] (Kingma and Welling, 2014), with two latent
-    dimensions per number of an action."""
+    dimensions per action dimension.
+    """
 
     def __init__(self, size: int, actions: int, network: MlpConfig, *, seed: int) -> None:
         super().__init__()
@@ -170,8 +172,9 @@ class ActionVae(nn.Module):
 
 
 class BcqPolicy(ControlPolicy):
-    """A generator of logged actions, a small perturbation of them, and twin critics, all but the generator with slow
-    copies; acts on the best of `samples` perturbed actions (BCQ, Fujimoto et al., 2019)."""
+    """A generator of logged actions, a small perturbation of them, and twin critics, all but the generator with target
+    networks; acts by the best of `samples` perturbed actions (BCQ, Fujimoto et al., 2019).
+    """
 
     kind = "batch_constrained"
 
@@ -190,16 +193,16 @@ class BcqPolicy(ControlPolicy):
 
     @property
     def latent_size(self) -> int:
-        """Numbers in a code."""
+        """Dimensions of a code."""
         return self.generator.latent_size
 
     @torch.no_grad()
     def generate_actions(self, seen: Tensor, noise: Tensor) -> Tensor:
-        """Actions as in the log `[n, a]`: data."""
+        """Samples of the behaviour model `[n, a]`, without gradient."""
         return torch.tanh(self.generator.decode_pre_tanh(seen, noise.clamp(-LATENT_LIMIT, LATENT_LIMIT)))
 
     def perturb_actions(self, seen: Tensor, unit: Tensor, *, use_target: bool = False) -> Tensor:
-        """`unit` moved by at most `reach` `[n, a]`, towards what the critics find better."""
+        """`unit` perturbed by at most `max_perturbation` `[n, a]`, to increase the critics' values."""
         by = (self.slow if use_target else self.perturbation)(torch.cat((seen, unit), dim=1))
         return (unit + self.max_perturbation * torch.tanh(by)).clamp(-1.0, 1.0)
 
@@ -218,8 +221,9 @@ class BcqPolicy(ControlPolicy):
 
 
 class BearPolicy(ControlPolicy):
-    """A generator of logged actions, a squashed Gaussian, twin critics with slow copies, and the price of leaving the
-    log; acts on the best of `samples` draws (BEAR, Kumar et al., 2019)."""
+    """A generator of logged actions, a squashed Gaussian, twin critics with target networks, and the multiplier of the
+    support constraint; acts by the best of `samples` draws (BEAR, Kumar et al., 2019).
+    """
 
     kind = "support_constrained"
 
@@ -234,7 +238,7 @@ class BearPolicy(ControlPolicy):
 
     @property
     def latent_size(self) -> int:
-        """Numbers in a code."""
+        """Dimensions of a code."""
         return self.generator.latent_size
 
     def sample_pre_tanh(self, seen: Tensor, noise: Tensor) -> Tensor:
@@ -244,7 +248,7 @@ class BearPolicy(ControlPolicy):
 
     @torch.no_grad()
     def sample_behaviour_pre_tanh(self, seen: Tensor, noise: Tensor) -> Tensor:
-        """Actions as in the log, before tanh `[n, m, a]`, from `noise` `[n, m, latent]`: data."""
+        """Samples of the behaviour model before tanh `[n, m, a]`, from `noise` `[n, m, latent]`, without gradient."""
         count = noise.shape[1]
         codes = noise.clamp(-LATENT_LIMIT, LATENT_LIMIT).flatten(0, 1)
         return self.generator.decode_pre_tanh(seen.repeat_interleave(count, dim=0), codes).view(len(seen), count, -1)
@@ -265,7 +269,7 @@ class BearPolicy(ControlPolicy):
 def best_of_samples_policy(
     policy: BcqPolicy | BearPolicy, proposer: ActionProposer, noise_size: int
 ) -> NumpyBestOfSamplesPolicy:
-    """The acting that proposes several actions and lets the first critic choose."""
+    """Policy that samples several actions and takes the first critic's best."""
     critic = as_mlps(policy.critics)[0].to_numpy()
     actions = policy.spaces.actions
     assert isinstance(actions, BoxActions)

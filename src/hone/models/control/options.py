@@ -1,6 +1,6 @@
-"""Policies over courses of action: a table over given options, and the option-critic's networks.
+"""Policies over options: a table over given options, and the option-critic's networks.
 
-Belongs here: what such a policy holds and says in torch. Deciding is `acting_options.py`.
+The torch side; acting is in `numpy_options.py`.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ from hone.models.control.numpy_policies import NumpyPolicy
 
 
 class OptionTablePolicy(ControlPolicy):
-    """Values of `options` given courses of action in `inputs.size` states, and the courses themselves, as a table."""
+    """Values of given `options` in `inputs.size` states, with the options' policies, as a table."""
 
     kind = "option_table"
 
@@ -36,7 +36,7 @@ class OptionTablePolicy(ControlPolicy):
         self.epsilon = 0.0
 
     def set_options(self, policies: NDArray[np.int64], stops: NDArray[np.float64], begins: NDArray[np.bool_]) -> None:
-        """The courses of action, `[options, S]` each."""
+        """Set the options' actions, stopping probabilities and initiation sets, `[options, S]` each."""
         for name, given in (("policies", policies), ("stops", stops), ("begins", begins)):
             self.get_buffer(name).copy_(torch.from_numpy(given))
 
@@ -66,7 +66,7 @@ class OptionTablePolicy(ControlPolicy):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptionCriticOutput:
-    """What the option-critic says of decisions taken."""
+    """Outputs of the option-critic for given decisions."""
 
     logp: Tensor
     """`[n]` nats, of the action within its option."""
@@ -75,13 +75,15 @@ class OptionCriticOutput:
     q_value: Tensor
     """`[n]` Q(s, option)."""
     termination: Tensor
-    """`[n]` chance that the option that was under way stops here; 0 where none was."""
+    """`[n]` termination probability of the current option; 0 where there was none."""
     termination_advantage: Tensor
-    """`[n]` what going on with it is worth more than choosing anew: Q(s, under way) - V(s); 0 where none was."""
+    """`[n]` advantage of continuing the current option: Q(s, option) - V(s); 0 where there was none."""
 
 
 class OptionCriticPolicy(ControlPolicy):
-    """Values of `options`, a policy within each, and where each stops (Bacon, Harb & Precup, 2017, 1609.05140)."""
+    """Values of `options`, a policy within each, and their termination probabilities (Bacon, Harb & Precup, 2017,
+    1609.05140).
+    """
 
     kind = "option_critic"
 
@@ -96,24 +98,24 @@ class OptionCriticPolicy(ControlPolicy):
         self.ends = Mlp(size, options, network, seed=seed, stream="ends", gain=0.01)
 
     def split_observation(self, seen: Tensor) -> tuple[Tensor, Tensor]:
-        """`[n, ...]` of a world with a memory -> network inputs `[n, size]`, option under way `[n]`, or -1."""
+        """Observations `[n, ...]` with option memory -> network inputs `[n, size]`, current option `[n]`, or -1."""
         inputs = self.spaces.inputs
         if inputs.one_hot:
             state, memory = seen.long() // (self.options + 1), seen.long() % (self.options + 1)
             return inputs.tensor(state + inputs.start), memory - 1
         columns = seen[:, inputs.size :]
-        if columns.shape[1] == 0:  # a world that remembers nothing
+        if columns.shape[1] == 0:  # an environment without option memory
             return inputs.tensor(seen), torch.full((len(seen),), -1, device=seen.device)
         under_way = torch.where(columns.any(dim=1), columns.argmax(dim=1), -1)
         return inputs.tensor(seen[:, : inputs.size]), under_way
 
     def split_choice(self, chosen: Tensor) -> tuple[Tensor, Tensor]:
-        """Option and action `[n]` of what was done in a world with a memory."""
+        """Option and action `[n]` of actions in the environment with option memory."""
         said = chosen.long() // self.action_count
         return said % self.options, chosen.long() % self.action_count
 
     def evaluate_actions(self, seen: Tensor, chosen: Tensor) -> OptionCriticOutput:
-        """What the policy says now of what was chosen then."""
+        """Outputs of the current networks for given decisions."""
         x, memory = self.split_observation(seen)
         option, action = self.split_choice(chosen)
         values = self.values(x)
@@ -137,12 +139,12 @@ class OptionCriticPolicy(ControlPolicy):
         return (1.0 - self.epsilon) * values.amax(dim=1) + self.epsilon * values.mean(dim=1)
 
     def q_value(self, seen: Tensor, chosen: Tensor) -> Tensor:
-        """Q(s, option) `[n]` of what was chosen."""
+        """Q(s, option) `[n]` of the chosen options."""
         x, _ = self.split_observation(seen)
         return self.values(x).gather(1, self.split_choice(chosen)[0][:, None]).squeeze(1)
 
     def value_on_arrival(self, seen: Tensor) -> Tensor:
-        """U(s, under way) `[n]` = (1 - stop) Q(s, under way) + stop V(s): worth before it is known who decides."""
+        """U(s, option) `[n]` = (1 - stop) Q(s, option) + stop V(s), on arrival, before the option may stop."""
         x, memory = self.split_observation(seen)
         values, place = self.values(x), memory.clamp(min=0)[:, None]
         stop = torch.where(memory >= 0, torch.sigmoid(self.ends(x).gather(1, place).squeeze(1)), 1.0)

@@ -1,8 +1,7 @@
-"""Action-value networks for control: plain, dueling, as distributions, with noise in the weights.
+"""Action-value networks for control: plain, dueling, distributional, with noisy weights, and discrete SAC.
 
-Belongs here: what such a network says of every choice, in torch, and the slow copy of it. Its numpy mirror and deciding
-by it are `acting_values.py`; targets and losses are in `objectives`. The four ways are independent of one another, and
-Rainbow is all of them.
+The torch networks with their target networks. Their numpy form is `numpy_q.py`; targets and losses are in `objectives`.
+The four extensions are independent, and Rainbow is all of them.
 """
 
 import math
@@ -59,19 +58,19 @@ RETURN_MODELS: dict[str, type[ReturnModel]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QArchitecture:
-    """How action values are made."""
+    """Architecture of a Q-network."""
 
     outcome: ReturnModel = ScalarReturn()
-    """What is said of the return of a choice."""
+    """Representation of an action's return: expected value, categorical or quantiles."""
     dueling: bool = False
-    """Value and advantages are two streams of the last layer (Wang et al., 2016)."""
+    """Dueling streams: value and advantages are separate outputs of the last layer (Wang et al., 2016)."""
     sigma: float = 0.0
-    """Initial scale of the noise in the weights (NoisyNets, Fortunato et al., 2018); 0: none."""
+    """Initial scale of the weight noise (NoisyNets, Fortunato et al., 2018); 0: none."""
     layer_norm: bool = False
-    """Whether each hidden layer is normalised, before its activation."""
+    """Layer normalisation of each hidden layer, before its activation."""
 
     def output_size(self, choices: int) -> int:
-        """Numbers that the last layer gives."""
+        """Outputs of the last layer."""
         return (choices + self.dueling) * self.outcome.size
 
 
@@ -81,8 +80,8 @@ PLAIN_ARCHITECTURE = QArchitecture()
 class NoisyMlp(nn.Module):
     """An `Mlp` whose weights are mean + sigma * f(e_out) f(e_in)', f(e) = sign(e) sqrt|e| (Fortunato et al., 2018).
 
-    e is one standard normal number per input and output of each layer, and is given, never drawn here. The means begin
-    as an `Mlp`'s weights do, so that without noise it is one; sigma begins at `sigma` / sqrt(inputs of the layer).
+    e is one standard normal number per input and output of each layer, passed in by the caller. The means have an
+    `Mlp`'s initial weights, so that without noise it is one; sigma starts at `sigma` / sqrt(inputs of the layer).
     """
 
     def __init__(self, mean: Mlp, *, sigma: float) -> None:
@@ -101,7 +100,7 @@ class NoisyMlp(nn.Module):
         return sum(self.sizes[:-1]) + sum(self.sizes[1:])
 
     def forward(self, x: Tensor, noise: Tensor) -> Tensor:
-        """`[n, inputs]`, one draw `[noise_size]` for all rows -> `[n, outputs]`; no noise at all: zeros."""
+        """`[n, inputs]`, one draw `[noise_size]` for all rows -> `[n, outputs]`; None stands for zeros."""
         factors = noise.to(x.dtype)
         factors = factors.sign() * factors.abs().sqrt()
         layers = list(zip(self.mean.layers, self.weights, self.offsets, strict=True))
@@ -117,7 +116,7 @@ class NoisyMlp(nn.Module):
         return x
 
     def to_numpy(self) -> NumpyNoisyMlp:
-        """The mirror for acting; on a CPU it shares memory."""
+        """Numpy form for acting; on a CPU it shares memory."""
         views = [
             (weight.detach().cpu().numpy().T, offset.detach().cpu().numpy())
             for weight, offset in zip(self.weights, self.offsets, strict=True)
@@ -126,10 +125,10 @@ class NoisyMlp(nn.Module):
 
 
 class DqnPolicy(ControlPolicy):
-    """What every choice is worth, as its `shape` says, a slow copy of it, and an average of it over the updates.
+    """A Q-network of the given architecture, its target network, and an exponential moving average of its weights.
 
-    It is the average that acts: values that chase their own targets sway from update to update, and the greatest of
-    them with them. Without `dueling`, noise and distributions it is the network of DQN (Mnih et al., 2015).
+    The policy that acts is the average: bootstrapped values oscillate from update to update, and the greedy action with
+    them. Without `dueling`, noise and distributions it is the network of DQN (Mnih et al., 2015).
     """
 
     kind = "deep_values"
@@ -160,18 +159,17 @@ class DqnPolicy(ControlPolicy):
         return self.values.noise_size if isinstance(self.values, NoisyMlp) else 0
 
     def return_outputs(self, seen: Tensor, noise: Tensor | None = None) -> Tensor:
-        """`[n, choices, size]`: what is said of each choice's return; `noise` `[noise_size]`, None: the
-        means."""
+        """Return representation `[n, choices, size]` of each action; `noise` `[noise_size]`, None: the mean weights."""
         return self._return_outputs(self.values, seen, noise)
 
     @torch.no_grad()
     def target_return_outputs(self, seen: Tensor, noise: Tensor | None = None) -> Tensor:
-        """The same of the slow copy."""
+        """Return representation `[n, choices, size]` by the target network."""
         return self._return_outputs(self.target, seen, noise)
 
     @torch.no_grad()
     def average_return_outputs(self, seen: Tensor) -> Tensor:
-        """The same of the average, which acts, by the means of its weights."""
+        """Return representation `[n, choices, size]` by the moving average, with mean weights."""
         return self._return_outputs(self.average, seen, None)
 
     def q_values(self, outcomes: Tensor) -> Tensor:
@@ -185,7 +183,7 @@ class DqnPolicy(ControlPolicy):
                 return outcomes.mean(dim=-1)
 
     def action_indices(self, chosen: Tensor) -> Tensor:
-        """`[n]` actions of the world -> places 0 .. choices - 1."""
+        """Environment actions `[n]` -> indices 0 .. choices - 1."""
         assert isinstance(self.spaces.actions, DiscreteActions)
         return chosen - self.spaces.actions.start if self.spaces.actions.start else chosen
 
@@ -204,15 +202,15 @@ class DqnPolicy(ControlPolicy):
         return value + (advantage - advantage.mean(dim=1, keepdim=True))
 
     def numpy_q_network(self) -> NumpyQNetwork:
-        """Observations as numbers `[n, inputs]` -> `[n, choices]`, in numpy: the values of now."""
+        """Action values in numpy by the current weights: observations as numbers `[n, inputs]` -> `[n, choices]`."""
         return self._numpy_q_network(self.values)
 
     def epsilon_greedy_policy(self, epsilon: float = 0.0) -> NumpyGreedyPolicy:
-        """Whoever acts by the means of the weights of now, or with probability `epsilon` at random."""
+        """Greedy policy with the current mean weights; with probability `epsilon` a random action."""
         return self._greedy(self.values, epsilon)
 
     def exploring_policy(self) -> NumpyPolicy:
-        """Whoever acts by the weights of now, with their noise."""
+        """Policy with the current noisy weights."""
         return self._numpy_policy(self.values)
 
     def numpy_policy(self) -> NumpyPolicy:
@@ -256,14 +254,15 @@ class DqnPolicy(ControlPolicy):
             outcome=made(**outcome),
             dueling=bool(extras["dueling"]),
             sigma=float(extras["sigma"]),
-            layer_norm=bool(extras.get("layer_norm", False)),  # folders of before it was there
+            layer_norm=bool(extras.get("layer_norm", False)),  # absent in older folders
         )
         return cls(spaces, network, seed=0, architecture=shape)
 
 
 class DiscreteSacPolicy(ControlPolicy):
-    """A softmax over choices, two tables of action values with slow copies, and a temperature (discrete SAC,
-    Christodoulou, 2019)."""
+    """A softmax over actions, two Q-networks with target networks, and a temperature (discrete SAC, Christodoulou,
+    2019).
+    """
 
     kind = "soft_choices"
 
@@ -287,11 +286,11 @@ class DiscreteSacPolicy(ControlPolicy):
 
     @torch.no_grad()
     def min_target_q_values(self, seen: Tensor) -> Tensor:
-        """`[n, choices]` the lesser of the slow critics' values."""
+        """`[n, choices]` minimum of the target critics' values."""
         return torch.minimum(*self._twin_q_values(self.targets, seen))
 
     def action_indices(self, chosen: Tensor) -> Tensor:
-        """`[n]` actions of the world -> places 0 .. choices - 1."""
+        """Environment actions `[n]` -> indices 0 .. choices - 1."""
         assert isinstance(self.spaces.actions, DiscreteActions)
         return chosen - self.spaces.actions.start if self.spaces.actions.start else chosen
 

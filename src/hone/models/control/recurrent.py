@@ -1,7 +1,7 @@
-"""Policies that remember: a gated recurrent unit whose state lasts for a trial, and is empty when the next one begins.
+"""Recurrent policies: a gated recurrent unit whose state lasts for a trial and is reset at the next one.
 
-Belongs here: the unit in torch (whole trials at once, with gradient through time) and in numpy (a step of many trials).
-The first number of an observation says whether a trial begins (`envs/suite/meta_tasks.py`); nothing else need be told.
+The unit in torch (whole trials, with gradient through time) and in numpy (one step of many trials). The first number of
+an observation flags the start of a trial (`envs/suite/meta_tasks.py`).
 """
 
 from collections.abc import Callable
@@ -49,7 +49,9 @@ class RecurrentActorCritic(ControlPolicy):
                 parameter.copy_(torch.from_numpy(gain * orthogonal(rows, columns, seed=seed, stream=name)))
 
     def evaluate_actions(self, seen: Tensor, chosen: Tensor) -> PolicyOutput:
-        """Of whole trials `[n, T, *observation]` and choices `[n, T]` -> `[n * T]` each, trial by trial."""
+        """Whole trials `[n, T, *observation]` and actions `[n, T]` -> log-probabilities and values `[n * T]`, trial by
+        trial.
+        """
         actions = self.spaces.actions
         assert isinstance(actions, DiscreteActions)
         logits, value = self._outputs(seen)
@@ -57,7 +59,7 @@ class RecurrentActorCritic(ControlPolicy):
         return PolicyOutput(logp=logp, entropy=entropy, value=value)
 
     def value(self, seen: Tensor) -> Tensor:
-        """Of whole trials `[n, T, *observation]` -> `[n * T]`."""
+        """Values `[n * T]` of whole trials `[n, T, *observation]`."""
         return self._outputs(seen)[1]
 
     def numpy_policy(self) -> NumpyPolicy:
@@ -109,7 +111,7 @@ class NumpyGru:
 
 @dataclass
 class NumpyRecurrentPolicy:
-    """Decides for `n` trials at a time, and remembers each until it begins anew."""
+    """Acts in `n` trials at a time, and keeps the state of each until the next begins."""
 
     gru: Callable[[Floats, Floats], Floats]
     head: tuple[Floats, Floats]

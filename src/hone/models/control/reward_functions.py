@@ -1,6 +1,6 @@
-"""Rewards that are known as functions: what a planner need not learn.
+"""Known reward functions, which a planner need not learn.
 
-Belongs here: rewards of worlds that come with Gymnasium and hone, on torch tensors, of many imagined steps at once.
+Rewards of environments of Gymnasium and hone, on torch tensors, for many simulated steps at once.
 """
 
 from collections.abc import Callable
@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 RewardFunctionOfStep: TypeAlias = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""Seen `[..., O]`, actions `[..., A]` in the world's own units, seen next `[..., O]` -> `[...]`."""
+"""Observations `[..., O]`, actions `[..., A]` in environment units, next observations `[..., O]` -> rewards `[...]`."""
 
 
 def pendulum_reward(seen: Tensor, action: Tensor, after: Tensor) -> Tensor:
@@ -22,7 +22,7 @@ def pendulum_reward(seen: Tensor, action: Tensor, after: Tensor) -> Tensor:
 
 
 def cartpole_swing_up_reward(seen: Tensor, action: Tensor, after: Tensor) -> Tensor:
-    """hone's CartPoleSwingUpEnv: exp(-(distance of the tip to its place / length)^2), of the state after the step."""
+    """hone's CartPoleSwingUpEnv: exp(-(distance of the tip to its goal / length)^2), of the state after the step."""
     del seen, action
     length = 0.6
     sideways, below = after[..., 0] - length * after[..., 3], length * (1.0 - after[..., 2])

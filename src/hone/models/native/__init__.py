@@ -1,5 +1,5 @@
-"""The trainer's compiled kernels for a CPU: what lies between the matrix products of a decoder, in fewer passes.
+"""Compiled CPU kernels for training: the operations between the matrix products of a decoder, in fewer passes.
 
-Belongs here: their C++ (`source/`), and their torch functions with gradients. Everything has a form in plain torch
-beside it in `models`, which is used on other devices, in float64, and where there is no compiler.
+Their C++ (`source/`), and their torch functions with gradients. Each has a plain torch form in `models`, which is used
+on other devices, in float64, and without a compiler.
 """

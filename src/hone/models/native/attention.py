@@ -1,7 +1,7 @@
 """Attention over packed rows by a compiled kernel: from the output of one linear layer to the input of the next.
 
-Belongs here: how packed rows are cut into the kernel's tasks, and the torch function. The kernel norms and turns the
-heads on the way in, computes the scores of a tile of queries in the cache, and its gradient computes them again.
+The split of packed rows into the kernel's tasks, and the torch function. The kernel applies norms and rotary embeddings
+on input, keeps the scores of a tile of queries in the CPU cache, and recomputes them in the backward pass.
 """
 
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from hone.models.native.library import HoneAttention
 from hone.models.packing import PackedBatch
 
 MAX_POSITIONS: Final = 2048
-"""Positions; for longer texts the scores of a tile leave the cache, and one text is the work of too few threads."""
+"""Positions; longer texts exceed the CPU cache, and leave too few tasks for the threads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -25,15 +25,17 @@ class KernelTexts:
     """Rows of texts, the costliest first; each begins with its trunk, which may be empty."""
 
     first: Ints
-    """`[rows + 1]` texts of each row."""
+    """`[rows + 1]` offsets of each row's texts."""
     at: Ints
     """`[texts]` where a text's own tokens begin."""
     length: Ints
-    """`[texts]` how many they are."""
+    """`[texts]` their number of tokens."""
 
     @classmethod
     def from_packed(cls, packed: PackedBatch) -> Self | None:
-        """None for rows that the kernel does not know: longer than LONGEST, or with branches in pieces."""
+        """Texts of packed rows; None where the kernel does not support them: longer than LONGEST, or with split
+        branches.
+        """
         positions, count = packed.positions.numpy(), len(packed.positions)
         lengths = np.diff(packed.offsets)
         row = np.repeat(np.arange(len(lengths)), lengths)
@@ -57,7 +59,7 @@ class KernelTexts:
 
     @classmethod
     def _sorted(cls, row: Ints, at: Ints, length: Ints, begin: Ints, trunks: Ints, starts: Ints) -> Self:
-        """A text without tokens stands for the trunk of a row that has none."""
+        """Rows sorted by cost; a text without tokens stands for the missing trunk of a row."""
         rows = len(trunks)
         cost = np.bincount(row, weights=length * (2 * begin + length), minlength=rows)
         rank = np.empty(rows, np.int64)
@@ -90,6 +92,7 @@ class NativeAttention:
         return _NativeAttentionFunction.apply(qkv, q_norm, k_norm, eps, self)
 
     def kernel_arguments(self, qkv: Tensor, norms: tuple[Tensor | None, Tensor | None], eps: float) -> HoneAttention:
+        """Arguments of the C kernel, as pointers and sizes."""
         texts, kind = self.texts, DTYPE_CODES[qkv.dtype if norms[0] is None else norms[0].dtype]
         arrays = (array.ctypes.data for array in (texts.first, texts.at, texts.length))
         sizes = self.heads, self.kv_heads, self.head_dim, DTYPE_CODES[qkv.dtype], torch.get_num_threads()
@@ -98,7 +101,7 @@ class NativeAttention:
 
 
 class _NativeAttentionContext(Protocol):
-    """What torch hands to both passes."""
+    """Autograd context of both passes."""
 
     saved_tensors: tuple[Tensor, ...]
     needs_input_grad: tuple[bool, ...]
@@ -109,7 +112,7 @@ class _NativeAttentionContext(Protocol):
 
 
 class _NativeAttentionFunction(torch.autograd.Function):
-    """Saves its input and two numbers a query: scores are computed again (Dao et al., "FlashAttention", 2022)."""
+    """Saves its input and two numbers per query; scores are recomputed (Dao et al., "FlashAttention", 2022)."""
 
     @staticmethod
     def forward(

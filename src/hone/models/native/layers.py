@@ -13,7 +13,7 @@ DTYPE_CODES: Final = {torch.float32: 0, torch.bfloat16: 1}
 
 
 class _KernelLayerContext(Protocol):
-    """What torch hands to both passes."""
+    """Autograd context of both passes."""
 
     saved_tensors: tuple[Tensor, ...]
     needs_input_grad: tuple[bool, ...]
@@ -24,18 +24,20 @@ class _KernelLayerContext(Protocol):
 
 
 def require_kernels() -> TrainingKernels:
-    """For code that was told that there are kernels."""
+    """The loaded kernels, which the caller has checked to exist."""
     found = available_kernels()
     assert found is not None
     return found
 
 
 def call_kernel(name: str, question: ctypes.Structure) -> None:
+    """Call a kernel of the loaded library with its argument struct."""
     function: Callable[..., Any] = require_kernels().functions[name]
     function(ctypes.byref(question))
 
 
 def address_of(x: Tensor | None) -> int | None:
+    """Address of a tensor's data; None stays None."""
     return None if x is None else x.data_ptr()
 
 
@@ -105,9 +107,9 @@ class _NativeGateFunction(torch.autograd.Function):
 def native_add_norm(
     x: Tensor, delta: Tensor | None, weight: Tensor, eps: float, kind: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """`x + delta` `[T, D]`, and its RMSNorm `[T, D]` of type `kind` (Zhang and Sennrich, 2019).
+    """`x + delta` `[T, D]`, and its RMSNorm `[T, D]` of dtype `kind` (Zhang and Sennrich, 2019).
 
-    `x` and `weight` `[D]` are of one type; without `delta` the stream is `x` itself. Sums are in float32.
+    `x` and `weight` `[D]` have one dtype; without `delta` the sum is `x`. Sums are in float32.
     """
     return _AddNormFunction.apply(x, delta, weight, eps, kind)
 

@@ -24,7 +24,7 @@ _FLAGS: Final = {
     "amx": (*AVX512, "-mavx512bf16", "-mamx-tile", "-mamx-bf16"),
 }
 _FILES: Final = {"amx": "amx.cpp"}
-"""Sets that have kernels of their own, and for the rest those of the set before them."""
+"""Instruction sets with kernels of their own; missing kernels are those of the set before."""
 _Int, _Long, _At, _Real = ctypes.c_int32, ctypes.c_int64, ctypes.c_void_p, ctypes.c_float
 
 
@@ -110,12 +110,12 @@ _SIGNATURES: Final = {
 
 @dataclass(frozen=True, slots=True)
 class TrainingKernels:
-    """What is loaded, and which of its instruction sets is in use."""
+    """A loaded library and its active instruction set."""
 
     functions: LibraryFunctions
     isa: str
     block: int
-    """Rows of one partial sum of a norm's weight gradient."""
+    """Rows per partial sum of a norm's weight gradient."""
 
 
 def build(*, force: bool = False, checked: bool = False) -> BuiltLibrary:
@@ -130,16 +130,16 @@ def build(*, force: bool = False, checked: bool = False) -> BuiltLibrary:
 
 
 def open_kernels(path: Path, isa: str | None = None) -> TrainingKernels:
-    """The library at `path`, set to `isa` or the most capable set that runs here. One set at a time is in use.
+    """The library at `path`, set to `isa` or the most capable supported set. One set at a time is active.
 
-    Raises ResourceError where it cannot be loaded, or where torch's threads are not to be found; ConfigError for an
-    instruction set that does not run here.
+    Raises ResourceError where it cannot be loaded, or where torch's threads are not found; ConfigError for an
+    unsupported instruction set.
     """
     functions = load_functions(path, LIBRARY_LABEL, _SIGNATURES)
     bits = int(functions["hone_instruction_sets"]())
     runs = [name for number, name in enumerate(ISA_NAMES) if bits >> number & 1]
     if isa is not None and isa not in runs:
-        raise ConfigError(f"instruction set {isa!r} does not run here; what does: {', '.join(runs)}")
+        raise ConfigError(f"instruction set {isa!r} is not supported here; supported: {', '.join(runs)}")
     chosen = isa or runs[-1]
     functions["hone_use"](ISA_NAMES.index(chosen), _torch_threads())
     return TrainingKernels(functions, chosen, int(functions["hone_block"]()))
@@ -147,7 +147,7 @@ def open_kernels(path: Path, isa: str | None = None) -> TrainingKernels:
 
 @cache
 def _loaded() -> TrainingKernels | ResourceError:
-    """Or why there are none: a compiler that failed is not asked again."""
+    """The loaded kernels, or the error; a failed compilation is not repeated."""
     try:
         return open_kernels(build().path)
     except ResourceError as error:
@@ -155,13 +155,13 @@ def _loaded() -> TrainingKernels | ResourceError:
 
 
 def available_kernels() -> TrainingKernels | None:
-    """Built and loaded at the first call, which may take seconds; None where that fails or is switched off."""
+    """Kernels, built and loaded at the first call, which may take seconds; None where that fails or is switched off."""
     found = None if is_disabled() else _loaded()
     return found if isinstance(found, TrainingKernels) else None
 
 
 def why_unavailable() -> str | None:
-    """Why there are no kernels, or None."""
+    """Reason for missing kernels, or None."""
     if is_disabled():
         return f"{LIBRARY_LABEL} are switched off ({SWITCH}=0)"
     found = _loaded()
@@ -169,7 +169,7 @@ def why_unavailable() -> str | None:
 
 
 def _torch_threads() -> int:
-    """Address of the function by which torch's own kernels are spread over threads."""
+    """Address of the function that runs torch's own kernels in parallel."""
     try:
         function = ctypes.CDLL(None).GOMP_parallel
     except AttributeError as error:

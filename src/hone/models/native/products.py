@@ -1,7 +1,7 @@
-"""Products of linear layers by AMX tiles: of float32 numbers in three bfloat16 pieces, and of bfloat16 numbers.
+"""Matrix products of linear layers by AMX tiles: of float32 numbers in three bfloat16 pieces, and of bfloat16 numbers.
 
-Belongs here: what the kernels serve, and where torch is asked instead. Of float32 numbers six products of pieces are
-taken, so that a result is at least as close to the true one as torch's (source/product_amx.h).
+With the conditions for their use; torch computes the rest. float32 takes six products of pieces, so that a result is at
+least as close to the true one as torch's (source/product_amx.h).
 """
 
 from typing import Final
@@ -15,15 +15,15 @@ from hone.models.native.library import HoneProduct, HoneSlope, available_kernels
 _WIDTH: Final = 32
 """Widths are multiples of it."""
 _SCRATCH_ROWS: Final = 512
-"""Tokens that are laid out at once: SLOPE_ROOM."""
+"""Tokens laid out at once: SLOPE_ROOM."""
 _MIN_MULTIPLICATIONS: Final = 6 << 20
-"""Multiplications below which torch is faster: laying numbers out and the call itself weigh more than the products."""
+"""Multiplications below which torch is faster, because of the layout and the call."""
 _MIN_SIZE: Final = 32
-"""Of a product's three sizes; they are padded to multiples of 32."""
+"""Minimum of a product's three sizes; they are padded to multiples of 32."""
 
 
 def uses_amx_tiles() -> bool:
-    """Whether float32 products are by tiles here. The first call may compile the kernels (seconds)."""
+    """Whether float32 products use tiles here. The first call may compile the kernels (seconds)."""
     found = available_kernels()
     return found is not None and bool(found.functions["hone_has_tiles"]())
 
@@ -31,12 +31,12 @@ def uses_amx_tiles() -> bool:
 def tiled_matmul(
     left: Tensor, right: Tensor, bias: Tensor | None = None, *, out: Tensor | None = None, add: bool = False
 ) -> Tensor:
-    """`left [M, K] @ right [K, N] + bias [N]` -> `[M, N]`; to `out` where it is given, and with `add` added to it.
+    """`left [M, K] @ right [K, N] + bias [N]` -> `[M, N]`; into `out` where given, and with `add` added to it.
 
     By tiles for float32 on a processor with AMX where that is faster, else by torch. Either factor may be the
-    transposed view of a matrix. By tiles an element depends on its row of `left` and its column of `right` alone: on
-    neither threads nor `M` and `N`. What is not finite gives what is not a number, and what of a number is below 2^-126
-    counts as zero. There are no gradients; `add` takes no bias.
+    transposed view of a matrix. By tiles an element depends only on its row of `left` and its column of `right`: not on
+    threads, `M` or `N`. Infinite inputs give NaN, and pieces of a number below 2^-126 count as zero. There are no
+    gradients; `add` takes no bias.
     """
     threads = torch.get_num_threads()
     rows, depth, columns = *left.shape, right.shape[1]
@@ -62,7 +62,7 @@ def tiled_matmul(
 
 
 def _memory_order(x: Tensor) -> tuple[int, int] | None:
-    """Whether the first dimension is the one that lies side by side, and the step of the other; None: neither does."""
+    """Whether the first dimension is contiguous, and the stride of the other; None: neither is."""
     along, across = x.stride()
     if across == 1 and along >= x.shape[1]:
         return 0, along

@@ -1,6 +1,6 @@
-"""What TRL and verl run under a paper's name, where that is not what the paper (and hone) runs.
+"""Losses that TRL and verl run under the name of a paper, where they differ from the paper (and from hone).
 
-Belongs here: data. Each preset names the function and the weights that come nearest to the library's own, the values
+Each preset names the function and the weights that come nearest to the library's own, the values
 it has by default there, and in words what differs, also what no value can express. TRL 1.16.0 and verl 0.9.1, read in
 their sources in 2026. Differences of the frame concern every loss: verl's local means depend on the micro-batch unless
 global counts are given, TRL counts empty answers in its denominators; here counts are always the whole step's, and

@@ -5,10 +5,10 @@ from functools import partial
 
 import pytest
 import torch
+from loss_presets import PRESETS, LossPreset, find_preset
 
 from hone.core.errors import ConfigError
 from hone.objectives import policy
-from hone.objectives.presets import PRESETS, LossPreset, find_preset
 
 
 @pytest.mark.parametrize("entry", PRESETS, ids=lambda entry: f"{entry.library}-{entry.algorithm}")

@@ -8,8 +8,9 @@ weights are the whole step's.
 import math
 from typing import Final
 
+from loss_presets import LossPreset
+
 from hone.objectives import distill, implicit, preference, reference_free, reward_model, unpaired, value, weights
-from hone.objectives.presets import LossPreset
 
 PRESETS: Final[tuple[LossPreset, ...]] = (
     LossPreset(

@@ -3,9 +3,9 @@
 import inspect
 
 import torch
+from loss_presets_answers import PRESETS
 
 from hone.objectives.preference import dpo, robust_dpo
-from hone.objectives.presets_answers import PRESETS
 
 
 def test_each_fits_its_function_and_is_named_once() -> None:
