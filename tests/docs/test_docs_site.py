@@ -48,3 +48,16 @@ def test_the_site_builds_strictly(tmp_path: Path) -> None:
     answer = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, env=os.environ, timeout=300, check=False)
     assert answer.returncode == 0, answer.stderr
     assert (tmp_path / "site" / "search" / "search_index.json").stat().st_size > 100_000
+
+
+def test_files_that_pages_name_exist() -> None:
+    made_by_a_page = {"src/hone/recipes/off_policy/median_dqn.py", "src/hone/recipes/text/leaky_clip.py"}
+    missing: list[str] = []
+    for path in [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]:
+        names = re.findall(
+            r"\b(?:tests|benchmarks|examples|src)/[\w/]+\.(?:py|toml|md)\b", path.read_text(encoding="utf-8")
+        )
+        missing += [
+            f"{path.name}: {name}" for name in names if name not in made_by_a_page and not (ROOT / name).exists()
+        ]
+    assert missing == []
