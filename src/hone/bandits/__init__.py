@@ -1,1 +1,1 @@
-"""Learners in closed form: posteriors over what each arm pays. Numpy only."""
+"""Bandit learners in closed form: posteriors over the reward of each arm. Numpy only."""

@@ -1,7 +1,7 @@
-"""What is believed of the arms of a bandit, and how a reward changes it.
+"""Conjugate posteriors over the rewards of a bandit's arms.
 
-Belongs here: conjugate posteriors. A posterior draws one plausible reward per arm and decision; acting on the greatest
-is Thompson sampling (Thompson, 1933). Deciding and learning are in `thompson.py`.
+A posterior samples one plausible reward per arm and decision; acting on the greatest is Thompson sampling (Thompson,
+1933). Acting and learning are in `thompson.py`.
 """
 
 import json
@@ -40,12 +40,12 @@ class Posterior(Protocol):
         ...
 
     def load_parameters(self, numbers: dict[str, Floats]) -> None:
-        """Become what `numbers()` told; raises DataError for other names or shapes."""
+        """Load the result of `parameters`; raises DataError for other names or shapes."""
         ...
 
 
 class BetaBernoulliPosterior:
-    """Arms that pay 0 or 1, each with a Beta(`alpha`, `beta`) belief about its rate; contexts are ignored."""
+    """Arms with rewards 0 or 1, each with a Beta(`alpha`, `beta`) posterior of its rate; contexts are ignored."""
 
     kind = "beta_bernoulli"
 
@@ -80,10 +80,10 @@ class BetaBernoulliPosterior:
 
 
 class LinearGaussianPosterior:
-    """Arms that pay x . theta_k plus Gaussian noise; theta_k ~ N(0, 1 / prior_precision) (Agrawal & Goyal, 2013).
+    """Arms with reward x . theta_k plus Gaussian noise; theta_k ~ N(0, 1 / prior_precision) (Agrawal & Goyal, 2013).
 
-    With noise variance s^2 the belief about theta_k is N(A^-1 b, A^-1), A = prior_precision I + sum x x' / s^2 and
-    b = sum x r / s^2.
+    With noise variance s^2 the posterior of theta_k is N(A^-1 b, A^-1), A = prior_precision I + sum x x' / s^2 and b =
+    sum x r / s^2.
     """
 
     kind = "linear_gaussian"
@@ -136,7 +136,7 @@ def save_posterior(posterior: Posterior, folder: Path) -> None:
 
 
 def load_posterior(posterior: Posterior, folder: Path) -> None:
-    """Read what `save_posterior` wrote into a posterior of the same kind and size; raises DataError."""
+    """Read a posterior saved by `save_posterior` into one of the same kind and size; raises DataError."""
     path = folder / "policy.json"
     try:
         saved: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))

@@ -13,7 +13,7 @@ from hone.core.state import State, integer
 
 @dataclass
 class ThompsonActor:
-    """Pulls the arm whose drawn reward is greatest."""
+    """Thompson sampling: pulls the arm whose sampled reward is greatest."""
 
     policy: Posterior
     version: int = 0
@@ -31,7 +31,7 @@ class ThompsonActor:
 
 @dataclass
 class PosteriorLearner:
-    """A learner whose update is arithmetic on the posterior; credit is the reward as paid."""
+    """A learner whose update is arithmetic on the posterior; the credit is the reward."""
 
     policy: Posterior
     observed: int = 0

@@ -1,1 +1,1 @@
-"""What a policy is worth, and how sure that is: intervals and tests. Numpy only."""
+"""Statistics of evaluations: means, intervals and tests. Numpy only."""

@@ -1,8 +1,8 @@
-"""What several runs of one algorithm say about it: interquartile means, improvement, profiles, steps to a threshold.
+"""Statistics over several runs of an algorithm: interquartile means, improvement, profiles, steps to a threshold.
 
-Belongs here: estimates over seeds, and over tasks that have seeds each. A `stratum` is the scores of the runs of one
-task; resampling draws runs within their task, so that every task keeps its weight (Agarwal et al., Deep Reinforcement
-Learning at the Edge of the Statistical Precipice, 2021).
+Estimates over seeds, and over tasks that have seeds each. A `stratum` is the scores of the runs of one task; resampling
+draws runs within their task, so that every task keeps its weight (Agarwal et al., Deep Reinforcement Learning at the
+Edge of the Statistical Precipice, 2021).
 """
 
 import math
@@ -26,7 +26,7 @@ DRAWS = 2000
 
 
 def interquartile_mean(strata: Sequence[Floats]) -> Floats:
-    """Mean of what is left of all scores of all tasks together when the lowest and the highest quarter are dropped.
+    """Interquartile mean: the mean of all scores of all tasks without the lowest and the highest quarter.
 
     floor(n / 4) scores go at each end, so that three runs or fewer give the plain mean. `[..., n_t]` each -> `[...]`.
     """
@@ -81,7 +81,7 @@ def improvement_probability(
 ) -> Estimate:
     """`probability_of_improvement` with its interval; the same tasks in the same order, and any number of runs of each.
 
-    An interval that lies above 1/2 says that `after` is better more often than not; NaN where a task has one run.
+    An interval above 1/2 means that `after` is better more often than not; NaN where a task has one run.
     """
     _require_scores(after)
     _require_scores(before)
@@ -110,8 +110,8 @@ def performance_profile(
 ) -> PerformanceProfile:
     """Mean over tasks of the share of runs above each of `thresholds` `[T]` (Agarwal et al., 2021; Dolan & More, 2002).
 
-    One profile above another everywhere is stochastic dominance; where they cross, which is better depends on what is
-    asked for. The interval holds pointwise.
+    One profile above another everywhere is stochastic dominance; where they cross, neither is better in every respect.
+    The interval holds pointwise.
     """
     _require_scores(strata)
     share = _above(strata, thresholds)
@@ -125,7 +125,7 @@ def performance_profile(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CurveBand:
-    """A curve over S places with its interval. All `[S]`; NaN where no run says anything."""
+    """A curve at S points with its interval. All `[S]`; NaN where no run has a value."""
 
     middle: Floats
     low: Floats

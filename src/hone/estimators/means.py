@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from hone.core.random import generator
 
 _PICKS = 1 << 20
-"""Resampled scores that are in memory at a time."""
+"""Resampled scores held at a time."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

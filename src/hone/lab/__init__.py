@@ -1,5 +1,5 @@
-"""The lab: one-minute experiments that show what an idea of reinforcement learning does.
+"""The lab: one-minute experiments that show the effect of an idea of reinforcement learning.
 
-Belongs here: small exact problems, what was found in them, and its picture. Experiments use the losses and the credit
-that training uses, never a copy of them.
+Small exact problems, their results, and their plots. Experiments use the losses and credit functions of training, never
+copies.
 """

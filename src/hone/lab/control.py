@@ -1,7 +1,7 @@
-"""hone's own loop around small worlds: control that is learned in seconds, most of it judged by dynamic programming.
+"""hone's training loop on small environments: learned in seconds, most of them evaluated by dynamic programming.
 
-Belongs here: running a wired job and hearing of it, and copies of a finite world side by side. Worlds, tables and rules
-come from `envs`, `tabular` and the recipes; an experiment names them.
+Runs of an assembled job with callbacks, and copies of a finite environment side by side. Environments, tables and rules
+come from `envs`, `tabular` and the recipes.
 """
 
 from collections.abc import Callable
@@ -29,11 +29,11 @@ from hone.train.tabular.job import TableActor, TabularCredit
 
 P = TypeVar("P")
 EpisodesCallback = Callable[[int, Episodes], None]
-"""Number of the step, from 1, and what was learned from in it."""
+"""Called with the number of the step, from 1, and the episodes that it learned from."""
 
 
 def train_recipe(recipe: Recipe[P], *, steps: int, watch: EpisodesCallback | None = None) -> P:
-    """The policy after `steps` turns of the loop; `watch` is called after each."""
+    """The policy after `steps` iterations; `watch` is called after each."""
 
     def report(step: int, episodes: Episodes, credits: Credits, metrics: Metrics) -> None:
         del credits, metrics
@@ -44,7 +44,7 @@ def train_recipe(recipe: Recipe[P], *, steps: int, watch: EpisodesCallback | Non
 
 
 def train_job(job: TrainingJob[Any], *, steps: int, watch: EpisodesCallback | None = None) -> dict[str, float]:
-    """What the judge of a recipe's job says after `steps` turns; the job's environments are closed."""
+    """Evaluation metrics of a recipe's job after `steps` iterations; the job's environments are closed."""
     assert job.evaluate is not None
     try:
         train_recipe(job.recipe, steps=steps, watch=watch)
@@ -61,7 +61,9 @@ def tabular_recipe(
     rate: RateConfig,
     credit: TabularCredit | None = None,
 ) -> Recipe[ActionTable]:
-    """A rule on a table in a world that is known; credit is one step's, under the world's discount, unless given."""
+    """A job with an update rule on a table in a known environment; by default the credit is one step's, with its
+    discount.
+    """
     return Recipe(
         source=LiveSource(world, TableActor(table.numpy_policy())),
         credit=credit or partial(one_step_target, discount=world.mdp.discount),
@@ -70,10 +72,10 @@ def tabular_recipe(
 
 
 def replicate_mdp(mdp: FiniteMdp, copies: int) -> FiniteMdp:
-    """`copies` of a world that no step leads between: state s of copy c has the number c * S + s. Episodes begin in
-    any of them.
+    """`copies` of an environment without transitions between them: state s of copy c has the number c * S + s. Episodes
+    start in any of them.
 
-    One table of all of them is as many independent learners, moved by one call.
+    One table of all of them is as many independent learners, updated by one call.
     """
     pair = owner_of(mdp.offsets)
     shift = np.repeat(np.arange(copies) * mdp.states, len(pair))
@@ -93,10 +95,10 @@ def replicate_mdp(mdp: FiniteMdp, copies: int) -> FiniteMdp:
 
 
 def with_rewards(mdp: FiniteMdp, reward: NDArray[np.floating]) -> FiniteMdp:
-    """The same world with other rewards `[K]`."""
+    """The same environment with other rewards `[K]`."""
     return replace(mdp, reward=reward.astype(np.float64))
 
 
 def moving_average(values: Floats, width: int) -> Floats:
-    """Means over `width` values, `[n - width + 1]`."""
+    """Moving averages over `width` values, `[n - width + 1]`."""
     return np.convolve(values, np.ones(width) / width, mode="valid")

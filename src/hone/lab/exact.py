@@ -1,6 +1,6 @@
-"""Expectations by enumeration: every outcome once, weighed by its probability, judged by hone's own credit functions.
+"""Exact expectations by enumeration: every outcome once, weighted by its probability, with hone's credit functions.
 
-Belongs here: the episodes of such an enumeration, gradients of its sums, and descent on a loss that has no noise.
+The episodes of an enumeration, gradients of its sums, and noise-free gradient descent.
 """
 
 import math
@@ -67,7 +67,7 @@ def group_advantages(credit: Callable[[Episodes], NDArray[np.float32]], scores: 
 
 
 def gradient(total: Tensor, logits: Tensor) -> Tensor:
-    """Gradient of a sum with respect to `logits`, which must ask for one."""
+    """Gradient of a sum with respect to `logits`, which must require gradients."""
     (slope,) = torch.autograd.grad(total, logits)
     return slope
 
@@ -80,7 +80,7 @@ def minimise(
     rate: float,
     watch: Callable[[], None] | None = None,
 ) -> None:
-    """Adam on `loss()`, which is exact; `watch` is called after each step."""
+    """Adam on the exact `loss()`; `watch` is called after each step."""
     flat = FlatParameters(parameters)
     optimizer = Adam(flat)
     for _ in range(steps):

@@ -1,4 +1,4 @@
-"""What an experiment answers: a table, a picture, a sentence, and by how much each of its claims holds."""
+"""Results of an experiment: a table, plots, a verdict, and claims with their margins."""
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
@@ -15,7 +15,7 @@ Floats: TypeAlias = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BoundedClaim:
-    """A measured figure and the bound that it has to keep for the verdict to be true."""
+    """A measured figure and its bound, which must hold for the verdict to be true."""
 
     says: str
     value: float
@@ -43,7 +43,7 @@ class BoundedClaim:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlotSeries:
-    """One line of a picture: `x` and `y` `[P]`."""
+    """One line of a plot: `x` and `y` `[P]`."""
 
     label: str
     x: Sequence[float]
@@ -52,7 +52,7 @@ class PlotSeries:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LinePlot:
-    """Series over a common axis."""
+    """Lines over a common axis."""
 
     title: str
     x_label: str
@@ -62,7 +62,7 @@ class LinePlot:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BarPlot:
-    """One horizontal bar a label."""
+    """One horizontal bar per label."""
 
     title: str
     labels: Sequence[str]
@@ -74,7 +74,7 @@ Panel: TypeAlias = LinePlot | BarPlot
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExperimentResult:
-    """What was seen. `verdict` is one sentence with its figures; it must not say more than `claims` hold."""
+    """Result of an experiment. `verdict` is one sentence with its figures; it must not state more than `claims` hold."""
 
     header: Sequence[str]
     rows: Sequence[Sequence[str]]
@@ -96,39 +96,41 @@ class ExperimentResult:
 
 
 class ExperimentFunction(Protocol):
-    """The experiment itself: deterministic by `seed`; `quick` does less of the same, for the tests."""
+    """The experiment's function: deterministic by `seed`; `quick` runs a smaller version, for the tests."""
 
     def __call__(self, seed: int, *, quick: bool = False) -> ExperimentResult: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Experiment:
-    """A question, and what answers it."""
+    """A question with the experiment that answers it."""
 
     title: str
     question: str
     run: ExperimentFunction
     source: str = ""
-    """Where the idea is from: paper, year."""
+    """Source of the idea: paper, year."""
 
 
 def error_bound(error: float) -> str:
-    """The power of ten that a rounding error stays below, at least 1e-12: `3e-10 -> '1e-9'`."""
+    """The power of ten above a rounding error, at least 1e-12: `3e-10 -> '1e-9'`."""
     return f"1e{math.ceil(math.log10(max(error, 1e-12)))}"
 
 
 def at_least(says: str, value: float, bound: float) -> BoundedClaim:
+    """A claim that `value` is above `bound`."""
     return BoundedClaim(says=says, value=float(value), at_least=bound)
 
 
 def at_most(says: str, value: float, bound: float) -> BoundedClaim:
+    """A claim that `value` is below `bound`."""
     return BoundedClaim(says=says, value=float(value), at_most=bound)
 
 
 def line_plot(
     title: str, x_label: str, x: Iterable[float], paths: Mapping[str, Iterable[float] | Floats], *, log_y: bool = False
 ) -> LinePlot:
-    """Several paths over the same `x`."""
+    """Several lines over the same `x`."""
     where = [float(value) for value in x]
     drawn = [PlotSeries(label=name, x=where, y=[float(value) for value in path]) for name, path in paths.items()]
     return LinePlot(title=title, x_label=x_label, series=drawn, log_y=log_y)
@@ -137,6 +139,6 @@ def line_plot(
 def plot_by_step(
     title: str, paths: Mapping[str, Sequence[float] | Floats], *, first: int = 1, log_y: bool = False
 ) -> LinePlot:
-    """Paths over steps that are counted from `first` (0 where the start is on the path)."""
+    """Lines over steps that are counted from `first` (0 where the initial state is included)."""
     count = len(next(iter(paths.values())))
     return line_plot(title, "step", range(first, first + count), paths, log_y=log_y)

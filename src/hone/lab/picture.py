@@ -1,6 +1,6 @@
-"""A finding's picture as one SVG file that needs nothing but itself: panels side by side, light and dark.
+"""Plots of a result as one self-contained SVG file: panels side by side, for light and dark backgrounds.
 
-Belongs here: geometry and colours. Lines differ by dashes as well, so that nobody has to tell colours apart.
+Lines differ by dashes besides colours, for readers who cannot distinguish colours.
 """
 
 import math
@@ -33,7 +33,7 @@ svg { font: 12px system-ui, sans-serif; } .back { fill: #ffffff; } text { fill: 
 
 
 def render_panels(panels: Sequence[Panel], *, title: str) -> str:
-    """An SVG document with `panels` from left to right."""
+    """SVG document with `panels` from left to right."""
     height = max(map(_height, panels))
     drawn = [
         element(
@@ -78,7 +78,7 @@ def _lines(panel: LinePlot) -> Html:
 
 
 def _known(series: PlotSeries, *, positive: bool) -> tuple[Floats, Floats]:
-    """What can be drawn: finite points, and on a logarithmic axis the logarithm of those above 0."""
+    """Finite points of a series; on a logarithmic axis the logarithms of positive ones."""
     x, y = np.asarray(series.x, np.float64), np.asarray(series.y, np.float64)
     if positive:
         y = np.log10(np.where(y > 0, y, np.nan))
@@ -109,8 +109,9 @@ def _grid(x: LinearScale, y: LinearScale, *, log: bool) -> Html:
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """Logarithms of 1, 2 and 5 times powers of ten within [low, high]; of every so many powers alone where that is
-    more than six."""
+    """Logarithms of 1, 2 and 5 times powers of ten within [low, high]; only of every nth power where these are more
+    than six.
+    """
     powers = range(math.floor(low), math.ceil(high) + 1)
     fine = [power + math.log10(digit) for power in powers for digit in (1, 2, 5)]
     inside = [tick for tick in fine if low <= tick <= high]

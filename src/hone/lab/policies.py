@@ -1,6 +1,6 @@
-"""Two policies for small problems, a table and a network, and what can be said of them without sampling.
+"""Two policies for small problems, a table and a network, with exact statistics.
 
-Belongs here: softmax policies, their exact chance to be right, their exact distance, supervised steps.
+Softmax policies, their exact accuracy, their exact KL divergence, supervised steps.
 """
 
 from collections.abc import Sequence
@@ -19,7 +19,7 @@ from hone.train.learner.flat_parameters import FlatParameters
 
 
 class TablePolicy(nn.Module):
-    """A softmax for every row: `logits` `[rows, V]`, asked for rows `[n]` or `[n, 1]`."""
+    """A softmax for every row: `logits` `[rows, V]`, called with rows `[n]` or `[n, 1]`."""
 
     def __init__(self, logits: Tensor) -> None:
         super().__init__()
@@ -30,7 +30,7 @@ class TablePolicy(nn.Module):
 
 
 class NetworkPolicy(nn.Module):
-    """One-hot features -> tanh -> logits `[n, V]`: some 10,000 parameters that share what they learn."""
+    """One-hot features -> tanh -> logits `[n, V]`: about 10,000 shared parameters."""
 
     def __init__(self, sizes: Sequence[int], tokens: int, *, seed: int, width: int = 64) -> None:
         super().__init__()
@@ -50,6 +50,7 @@ class NetworkPolicy(nn.Module):
 
 
 def make_network(puzzle: Puzzle, *, seed: int, width: int = 64) -> NetworkPolicy:
+    """A network for a puzzle's features and tokens."""
     return NetworkPolicy(puzzle.feature_sizes, puzzle.vocab_size, seed=seed, width=width)
 
 
@@ -59,13 +60,13 @@ def log_softmax(policy: nn.Module, seen: Tensor) -> Tensor:
 
 
 def sample_rows(table: NDArray[np.floating], uniforms: Floats) -> Ints:
-    """A choice of each row of probabilities `[n, V]` by its uniform draw `[n]` -> `[n]`."""
+    """Sample of each row of probabilities `[n, V]` by its uniform number `[n]` -> `[n]`."""
     edges = np.cumsum(table, axis=1)
     return (uniforms[:, None] * edges[:, -1:] >= edges).sum(axis=1).clip(max=table.shape[1] - 1)
 
 
 def success_probabilities(policy: nn.Module, puzzle: Puzzle) -> Floats:
-    """Chance of the right answer to each question `[Q]`, exactly: the product of its tokens' probabilities."""
+    """Probability of the right answer to each question `[Q]`, exactly: the product of its tokens' probabilities."""
     count, length = puzzle.answers.shape
     every = np.arange(count)
     total = torch.zeros(count)
@@ -85,7 +86,7 @@ def kl_between(policy: nn.Module, other: nn.Module, seen: Tensor) -> float:
 
 
 def answer_paths(puzzle: Puzzle) -> tuple[Tensor, Tensor]:
-    """What is seen along every right answer `[Q * L, F]`, and the right tokens `[Q * L]`."""
+    """Observations along every right answer `[Q * L, F]`, and the right tokens `[Q * L]`."""
     count, length = puzzle.answers.shape
     every = np.arange(count)
     seen = [
@@ -114,13 +115,13 @@ def train_supervised(
 
 
 def frozen_copy(policy: nn.Module) -> nn.Module:
-    """A copy that will not be trained."""
+    """A frozen copy."""
     twin = trainable_copy(policy)
     return twin.requires_grad_(False)
 
 
 def trainable_copy(policy: nn.Module) -> nn.Module:
-    """A copy with parameters of its own."""
+    """A copy with separate parameters."""
     match policy:
         case TablePolicy():
             return TablePolicy(policy.logits.detach())
@@ -136,14 +137,14 @@ def trainable_copy(policy: nn.Module) -> nn.Module:
 
 
 def pretrained_network(puzzle: Puzzle, *, seed: int, steps: int = 15) -> NetworkPolicy:
-    """A network after a few supervised steps: on addition it is right some 4 times in 10."""
+    """A network after a few supervised steps: on addition about 4 of 10 answers are right."""
     policy = make_network(puzzle, seed=seed)
     train_supervised(policy, puzzle, steps=steps)
     return policy
 
 
 def puzzle_metrics(policy: nn.Module, puzzle: Puzzle) -> dict[str, float]:
-    """Exact figures of a policy: mean chance to be right, and mean entropy along the right answers in nats."""
+    """Exact metrics of a policy: mean accuracy, and mean entropy along the right answers in nats."""
     with torch.no_grad():
         table = log_softmax(policy, answer_paths(puzzle)[0])
     return {

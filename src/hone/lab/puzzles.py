@@ -1,6 +1,6 @@
-"""Puzzles that are answered in a few tokens, small enough for every answer to be judged.
+"""Puzzles that are answered in a few tokens, small enough to score every answer.
 
-Belongs here: questions, right answers, and what a policy sees of them.
+Questions, right answers, and observations.
 """
 
 from dataclasses import dataclass
@@ -26,11 +26,11 @@ class Puzzle:
 
     @property
     def feature_sizes(self) -> tuple[int, ...]:
-        """How many values each feature of what is seen can take: the question's, the position, the token before."""
+        """Number of values of each observed feature: the question's, the position, the previous token."""
         return (*(self.questions.max(axis=0) + 1).tolist(), self.answers.shape[1], self.vocab_size + 1)
 
     def observation(self, questions: Ints, position: int, before: Ints) -> Ints:
-        """`[E, F + 2]` what a policy sees at `position`; `before` `[E]` is the token there was, V at the start."""
+        """`[E, F + 2]` observations at `position`; `before` `[E]` is the previous token, V at the start."""
         column = np.full(len(questions), position)
         return np.column_stack([self.questions[questions], column, before])
 
@@ -40,7 +40,7 @@ class Puzzle:
 
 
 def addition(base: int = 6) -> Puzzle:
-    """a + b in two digits: base^2 questions; a guess is right once in base^2."""
+    """a + b in two digits: base^2 questions; a random answer is right once in base^2."""
     a, b = np.divmod(np.arange(base * base), base)
     total = a + b
     return Puzzle(

@@ -9,12 +9,12 @@ from hone.lab.finding import Experiment
 
 
 def experiment_names() -> list[str]:
-    """Without importing any of them."""
+    """Names of all experiments, without importing them."""
     return sorted(module.name.replace("_", "-") for module in pkgutil.iter_modules(experiments.__path__))
 
 
 def load_experiment(name: str) -> Experiment:
-    """Raises ConfigError for a name that is not an experiment."""
+    """Experiment by name. Raises ConfigError for an unknown one."""
     if name not in experiment_names():
         raise ConfigError(f"no experiment {name!r}{did_you_mean(name, experiment_names())}")
     experiment = importlib.import_module(f"{experiments.__name__}.{name.replace('-', '_')}").EXPERIMENT

@@ -1,4 +1,4 @@
-"""A finding on disk: `finding.json` and `plot.svg` in a folder of the experiment's name."""
+"""Results on disk: `finding.json` and `plot.svg` in a folder with the experiment's name."""
 
 from pathlib import Path
 
@@ -18,7 +18,7 @@ def save_result(finding: ExperimentResult, *, name: str, title: str, seed: int, 
 
 
 def result_json(finding: ExperimentResult, *, name: str, seed: int) -> Json:
-    """Everything that the finding says; what is not finite is null."""
+    """The result as JSON; numbers that are not finite are null."""
     return {
         "experiment": name,
         "seed": seed,

@@ -1,7 +1,7 @@
-"""hone's own loop around a puzzle: problems that are trained in seconds and judged without error.
+"""hone's training loop on a puzzle: problems that are trained in seconds and evaluated exactly.
 
-Belongs here: acting on a puzzle, rows of answers, and the wiring of `train.loop`. Losses and credit come from
-`objectives` and `credit`; an experiment names them.
+Rollouts on a puzzle, rows of answers, and the assembly of `train.loop`. Losses and credit come from `objectives` and
+`credit`.
 """
 
 from collections import deque
@@ -31,7 +31,7 @@ from hone.train.loop import Recipe, train
 from hone.train.sources.live import LiveSource
 
 LogitDistortion = Callable[[Tensor, Tensor, int], Tensor]
-"""`(logits [n, V], seen [n, F], step) -> logits`: how the engine that acts differs from the trainer."""
+"""`(logits [n, V], seen [n, F], step) -> logits`: simulated mismatch of the inference engine to the trainer."""
 
 
 # ------------------------------------------------------------------------------------ acting (a world)
@@ -39,7 +39,7 @@ LogitDistortion = Callable[[Tensor, Tensor, int], Tensor]
 
 @dataclass(slots=True)
 class DelayedActor:
-    """Decides by the policy of `delay` publications ago; implements `sources.Actor`."""
+    """Acts by the policy of `delay` publications ago; implements `sources.Actor`."""
 
     delay: int = 0
     policies: deque[tuple[nn.Module, int]] = field(default_factory=deque[tuple[nn.Module, int]])
@@ -51,13 +51,13 @@ class DelayedActor:
 
     @property
     def current(self) -> tuple[nn.Module, int]:
-        """The policy that decides now, and its version."""
+        """The acting policy and its version."""
         return self.policies[0]
 
 
 @dataclass(slots=True, kw_only=True)
 class PuzzleWorld:
-    """Asks `prompts` questions, `samples` times each, and scores the answers; implements `sources.World`."""
+    """Samples `samples` answers to each of `prompts` questions, and scores them; implements `sources.World`."""
 
     puzzle: Puzzle
     seed: int
@@ -97,7 +97,7 @@ def sample_answers(
     version: int = 0,
     distort: Callable[[Tensor, Tensor], Tensor] | None = None,
 ) -> Episodes:
-    """One sampled and scored answer to each of `questions` `[E]`; `draws` is the chance."""
+    """One sampled and scored answer to each of `questions` `[E]`; `draws` are its random numbers."""
     count, length = len(questions), puzzle.answers.shape[1]
     before = np.full(count, puzzle.vocab_size)
     seen = np.empty((count, length, puzzle.questions.shape[1] + 2), dtype=np.int64)
@@ -139,9 +139,9 @@ class PuzzleBatch:
     seen: Tensor
     chosen: Tensor
     behaviour_logp: Tensor
-    """`[n]` nats, under whoever acted."""
+    """`[n]` nats, under the behaviour policy."""
     old_logp: Tensor
-    """`[n]` nats, under the policy as it stood when this batch arrived, computed by the trainer."""
+    """`[n]` nats, under the policy at the start of the update, computed by the trainer."""
     advantage: Tensor
     weight: Tensor
     episode: Tensor
@@ -201,7 +201,7 @@ class PuzzleRows:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PuzzleTraining:
-    """How a policy is trained on a puzzle; the defaults learn addition in some two seconds."""
+    """Settings of a training on a puzzle; the defaults learn addition in about two seconds."""
 
     puzzle: Puzzle
     objective: Objective
@@ -215,7 +215,7 @@ class PuzzleTraining:
     minibatches: int = 1
     max_grad_norm: float | None = 1.0
     delay: int = 0
-    """Publications by which the acting policy lags behind."""
+    """Number of publications that the behaviour policy is behind."""
     distort: LogitDistortion | None = None
     gradient_descent: bool = False
     """Plain gradient descent: Adam without moments and with an epsilon far above any gradient."""
@@ -230,7 +230,7 @@ PolicyMetrics = Callable[[nn.Module], Metrics]
 def train_seeds(
     start: Callable[[int], nn.Module], plan: PuzzleTraining, *, seed: int, runs: int, watch: PolicyMetrics | None = None
 ) -> dict[str, Floats]:
-    """Metrics of `runs` trainings of seeds of their own, `[runs, steps]` each; `start(seed)` makes the policy."""
+    """Metrics of `runs` trainings with different seeds, `[runs, steps]` each; `start(seed)` makes the policy."""
     found = [
         train_policy(
             start(10 * seed + k),
@@ -246,7 +246,7 @@ def train_seeds(
 def train_policy(
     policy: nn.Module, plan: PuzzleTraining, *, seed: int, watch: PolicyMetrics | None = None
 ) -> dict[str, Floats]:
-    """Train `policy` in place by hone's loop; metrics by name, each `[steps]` (NaN where a step did not tell)."""
+    """Train `policy` in place by hone's loop; metrics by name, each `[steps]` (NaN for steps without the metric)."""
     parameters = FlatParameters(policy.parameters())
     phase: OptimizerPhase[nn.Module, PuzzleBatch] = OptimizerPhase(
         name="policy",

@@ -1,1 +1,1 @@
-"""One file an experiment, found by its name; each ends in `EXPERIMENT = Experiment(...)`."""
+"""One file per experiment, found by its name; each ends in `EXPERIMENT = Experiment(...)`."""

@@ -1,4 +1,4 @@
-"""Asynchronous actors: PPO on CartPole from steps that older policies took, by a fixed schedule in the place of A3C."""
+"""Asynchronous actors: PPO on CartPole with data of older policies, by a fixed schedule in place of A3C."""
 
 import numpy as np
 
@@ -14,7 +14,7 @@ ENVS, EACH, WINDOW = 8, 32, 10
 
 
 def train_cartpole(age: int, *, seed: int, turns: int) -> tuple[Floats, Floats]:
-    """Steps per fall in each turn `[turns]`, of what was learned from; and the parameters at last, flat."""
+    """Steps per fall in each iteration `[turns]` of the training data, and the final parameters, flat."""
     job = build(
         PpoConfig(
             recipe="ppo", name="lab", seed=seed, steps=turns, env=GymConfig(id="CartPole-v1", num_envs=ENVS),
@@ -34,6 +34,7 @@ def train_cartpole(age: int, *, seed: int, turns: int) -> tuple[Floats, Floats]:
 
 
 def run(seed: int, *, quick: bool = False) -> ExperimentResult:
+    """Run the experiment."""
     turns, runs, ages = (35, 1, (0, 1, 16)) if quick else (80, 3, AGES)
     found = {age: [train_cartpole(age, seed=10 * seed + k, turns=turns) for k in range(runs)] for age in ages}
     path = {age: np.mean([held for held, _ in each], axis=0) for age, each in found.items()}

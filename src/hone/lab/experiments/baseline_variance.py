@@ -1,4 +1,4 @@
-"""Baselines: the same expected gradient, with how much noise? Every group of four answers is enumerated."""
+"""Baselines: noise at the same expected gradient, by enumeration of every group of four answers."""
 
 from collections.abc import Callable
 
@@ -21,7 +21,7 @@ AdvantageFunction = Callable[[Episodes], NDArray[np.float32]]
 
 
 def baselines(chance: float) -> dict[str, AdvantageFunction]:
-    """The critic is a perfect one: it expects the chance to be right."""
+    """The critic is exact: it predicts the probability of a right answer."""
 
     def critic(episodes: Episodes) -> NDArray[np.float32]:
         expected = np.full(len(episodes), chance, np.float32)
@@ -40,9 +40,9 @@ def baselines(chance: float) -> dict[str, AdvantageFunction]:
 def gradient_moments(chance: float, wrong: Floats, *, filler: int) -> dict[str, tuple[float, float]]:
     """Share of the true gradient that is expected, and variance of a group's gradient when scaled to that mean.
 
-    The first token decides: the policy picks the right one with `chance`, and `wrong` `[ANSWERS - 1]` shares out the
-    rest. Then come `filler` tokens, uniform over as many, that change nothing: the gradient of their log-probability
-    has mean 0, squared length 1 - 1/ANSWERS each, and is independent of the advantage.
+    The first token decides: the policy picks the right one with `chance`, and `wrong` `[ANSWERS - 1]` distributes the
+    rest. Then `filler` uniform tokens follow that change nothing: the gradient of their log-probability has mean 0,
+    squared length 1 - 1/ANSWERS each, and is independent of the advantage.
     """
     policy = np.concatenate([[chance], (1 - chance) * wrong])
     groups = all_groups(ANSWERS, SIZE)
@@ -61,6 +61,7 @@ def gradient_moments(chance: float, wrong: Floats, *, filler: int) -> dict[str, 
 
 
 def run(seed: int, *, quick: bool = False) -> ExperimentResult:
+    """Run the experiment."""
     chances = CHANCES[1::4] if quick else CHANCES
     wrong = generator(seed, "lab/baseline").dirichlet(np.ones(ANSWERS - 1))
     found = [gradient_moments(float(chance), wrong, filler=FILLER) for chance in chances]

@@ -1,4 +1,4 @@
-"""CISPO against PPO's clip: which decisions still have a gradient after the policy has moved."""
+"""CISPO against PPO's clip: decisions that still have a gradient after the policy has moved."""
 
 import torch
 from torch import Tensor, nn
@@ -12,11 +12,11 @@ from hone.objectives.policy import cispo, clipped_surrogate
 from hone.objectives.terms import LossTerms
 
 RARE = 0.5
-"""Tokens that had less than this chance are called unlikely."""
+"""Tokens with a lower probability count as unlikely."""
 
 
 def _with_silenced_shares(terms: LossTerms, batch: PuzzleBatch, silent: Tensor) -> LossTerms:
-    """Adds what share of praised unlikely and likely tokens has lost its gradient (numerators and denominators)."""
+    """Adds the share of unlikely and likely tokens with A > 0 that have no gradient (numerators and denominators)."""
     praised = (batch.advantage > 0).float()
     rare = praised * (batch.old_logp.exp() < RARE)
     common = praised - rare
@@ -34,11 +34,13 @@ def _with_silenced_shares(terms: LossTerms, batch: PuzzleBatch, silent: Tensor) 
 
 
 def by_clip(policy: nn.Module, batch: PuzzleBatch) -> LossTerms:
+    """PPO's clipped surrogate."""
     terms = clipped_surrogate(batch.logp(policy), batch.old_logp, batch.advantage)
     return _with_silenced_shares(terms, batch, terms.metrics["policy/clip_fraction"])
 
 
 def by_cispo(policy: nn.Module, batch: PuzzleBatch) -> LossTerms:
+    """CISPO."""
     terms = cispo(batch.logp(policy), batch.old_logp, batch.advantage)
     return _with_silenced_shares(terms, batch, torch.zeros_like(batch.advantage))
 
@@ -57,6 +59,7 @@ def gradient_multipliers(advantage: float, ratios: Tensor) -> dict[str, list[flo
 
 
 def run(seed: int, *, quick: bool = False) -> ExperimentResult:
+    """Run the experiment."""
     steps, runs = (15, 1) if quick else (40, 2)
     puzzle = addition()
     found = {

@@ -1,4 +1,4 @@
-"""Clip higher: how many batches a rare right answer needs, and what becomes of the entropy."""
+"""Clip higher: batches until a rare right answer is learned, and the entropy meanwhile."""
 
 from functools import partial
 
@@ -20,8 +20,9 @@ TOKENS, RARE = 20, 0.002
 
 
 def batches_to_half(chance: float, high: float, *, inner: int) -> list[float]:
-    """Chance of the right token after each batch, until it is 1/2; a batch is the whole distribution, used until the
-    clip has stopped it."""
+    """Probability of the right token after each batch, until it is 1/2; a batch is the whole distribution, used until
+    the clip has stopped the gradient.
+    """
     rest = (1 - chance) / (TOKENS - 1)
     policy = TablePolicy(torch.tensor([[chance] + [rest] * (TOKENS - 1)]).log())
     right = torch.zeros(TOKENS)
@@ -35,17 +36,19 @@ def batches_to_half(chance: float, high: float, *, inner: int) -> list[float]:
 
 
 def _surrogate(policy: TablePolicy, then: torch.Tensor, right: torch.Tensor, high: float) -> torch.Tensor:
-    """The clipped surrogate of all tokens `[TOKENS]`, each as often as `then` draws it."""
+    """The clipped surrogate of all tokens `[TOKENS]`, each weighted by its probability under `then`."""
     chance = then.exp()
     terms = clipped_surrogate(torch.log_softmax(policy.logits[0], dim=0), then, right - chance[0], low=LOW, high=high)
     return (chance * terms.loss).sum()
 
 
 def objective(policy: nn.Module, batch: PuzzleBatch, *, high: float) -> LossTerms:
+    """Clipped surrogate with an upper width of `high`."""
     return clipped_surrogate(batch.logp(policy), batch.old_logp, batch.advantage, low=LOW, high=high)
 
 
 def run(seed: int, *, quick: bool = False) -> ExperimentResult:
+    """Run the experiment."""
     steps, runs = (15, 1) if quick else (30, 2)
     puzzle = addition()
     paths = {high: batches_to_half(RARE, high, inner=120) for high in HIGHS}

@@ -1,4 +1,4 @@
-"""The deadly triad: bootstrapping, a function and somebody else's steps, each pair harmless, all three divergent."""
+"""The deadly triad: bootstrapping, function approximation and off-policy data, each pair harmless, all three divergent."""
 
 import numpy as np
 
@@ -11,9 +11,9 @@ from hone.report.html import format_number
 
 TURNS_OF = 10
 START = 12.0
-"""Value of Baird's seventh state under the usual first weights; a table begins with it everywhere."""
+"""Value of Baird's seventh state under the usual initial weights; a table starts with it everywhere."""
 OTHERS, SEVENTH = [6 / 7, 1 / 7], [0.0, 1.0]
-"""Who acts in Baird's world as a rule, and whose values are learned: to any of six states, and to the seventh."""
+"""Behaviour policy in Baird's example (to any of six states), and target policy (to the seventh)."""
 CASES: dict[str, tuple[GradientTdAlgorithm, list[float]]] = {
     "all three": (GradientTdAlgorithm(method="semi_gradient"), OTHERS),
     "own steps": (GradientTdAlgorithm(method="semi_gradient"), SEVENTH),
@@ -25,7 +25,7 @@ CASES: dict[str, tuple[GradientTdAlgorithm, list[float]]] = {
 
 
 def value_errors(algorithm: GradientTdAlgorithm, behave: list[float], *, seed: int, turns: int) -> Floats:
-    """Greatest |value| of the seven states `[turns + 1]`; nothing is paid, so the truth is 0."""
+    """Largest |value| of the seven states `[turns + 1]`; all rewards are 0, so the true value is 0."""
     config = GradientTdConfig(
         recipe="gradient_td", name="lab", seed=seed, steps=turns, rollout_steps=TURNS_OF, algorithm=algorithm,
         behave=behave,
@@ -45,6 +45,7 @@ def value_errors(algorithm: GradientTdAlgorithm, behave: list[float], *, seed: i
 
 
 def run(seed: int, *, quick: bool = False) -> ExperimentResult:
+    """Run the experiment."""
     turns = 300 if quick else 1000
     path = {name: value_errors(*case, seed=seed, turns=turns) for name, case in CASES.items()}
     grown = {name: float(values[-1] / values[0]) for name, values in path.items()}

@@ -1,7 +1,7 @@
-"""DPO's implicit reward keeps rising while what people prefer falls, and what holds it back.
+"""DPO's implicit reward keeps rising while the true preference falls, and two remedies.
 
-Answers differ in one trait that people like up to a point, and in four that do not matter. The pairs come from the
-reference policy, which hardly ever goes beyond that point, so the data say only: more is better.
+Answers differ in one trait that is preferred up to a point, and in four that do not matter. The pairs come from the
+reference policy, which is rarely beyond that point, so in the data more is always better.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,7 @@ from hone.report.html import format_number
 
 ANSWERS, IDLE, PAIRS = 120, 4, 400
 TURN = 1.5
-"""Where more of the trait begins to be worse."""
+"""Value of the trait above which more is worse."""
 Loss = Callable[[Tensor, Tensor], LossTerms]
 LOSSES: dict[str, Loss] = {
     "DPO, beta 0.1": partial(dpo, beta=0.1),
@@ -34,15 +34,18 @@ LOSSES: dict[str, Loss] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PreferenceProblem:
+    """Answers, reference policy, true preference, and pairs."""
+
     traits: Tensor
     """`[ANSWERS, 1 + IDLE]`."""
     reference: Tensor
     """`[ANSWERS]` nats."""
     worth: Tensor
-    """`[ANSWERS]` what people think of each answer."""
+    """`[ANSWERS]` true utility of each answer."""
 
 
 def make_problem(seed: int) -> PreferenceProblem:
+    """The problem with random idle traits."""
     draws = generator(seed, "lab/dpo")
     traits = np.column_stack([np.linspace(-3, 5, ANSWERS), draws.standard_normal((ANSWERS, IDLE))])
     x = traits[:, 0]
@@ -66,7 +69,7 @@ class TiltedPolicy(nn.Module):
 
 
 def win_rate(place: PreferenceProblem, score: Tensor) -> float:
-    """Chance that people prefer an answer of the policy to one of the reference, exactly."""
+    """Exact probability that an answer of the policy is preferred to one of the reference."""
     reference = place.reference.exp()
     policy = (place.reference + score).exp()
     wins = torch.sigmoid(place.worth[:, None] - place.worth[None])
@@ -100,6 +103,7 @@ def train_pairs(loss: Loss, place: PreferenceProblem, *, seed: int, steps: int) 
 
 
 def run(seed: int, *, quick: bool = False) -> ExperimentResult:
+    """Run the experiment."""
     steps = 400 if quick else 1000
     place = make_problem(seed)
     found = {name: train_pairs(loss, place, seed=seed, steps=steps) for name, loss in LOSSES.items()}

@@ -1,4 +1,4 @@
-"""Eligibility traces: how far back an error should reach, on the random walk of 19 states whose values are known."""
+"""Eligibility traces: the best lambda on the random walk of 19 states, whose values are known."""
 
 import numpy as np
 
@@ -25,7 +25,7 @@ DECAYS = (0.0, 0.4, 0.8, 0.9, 0.95, 1.0)
 RATES = (0.02, 0.05, 0.1, 0.2, 0.3, 0.5, 0.8, 1.0)
 KINDS = {"accumulating": ACCUMULATING, "dutch": DUTCH}
 FAR = 1.0
-"""Errors are not counted beyond this: what diverges is as bad as 1, the error of guessing a value at its end."""
+"""Errors are clipped here: a diverging method counts as 1, the error of always predicting the value of one end."""
 
 
 def random_walks(mdp: FiniteMdp, *, seed: int, runs: int) -> list[list[Episodes]]:
@@ -33,7 +33,7 @@ def random_walks(mdp: FiniteMdp, *, seed: int, runs: int) -> list[list[Episodes]
     uniform = StateValues(np.full((mdp.states, 2), 0.5))
     world = FiniteWorld(mdp=mdp, steps=400 * EPISODES, seed=seed, copies=runs)
     lived = LiveSource(world, StationaryActor(uniform.numpy_policy())).collect()
-    # Pieces of a copy stand together: the first that is numbered as a copy is where its walks begin.
+    # Pieces of a copy are contiguous: its walks begin at the first piece with its number.
     begins = np.flatnonzero(lived.group < runs)
     return [[lived.take(np.array([begin + k])) for k in range(EPISODES)] for begin in begins]
 
@@ -62,6 +62,7 @@ def walk_error(
 
 
 def run(seed: int, *, quick: bool = False) -> ExperimentResult:
+    """Run the experiment."""
     mdp = chain_mdp(STATES, discount=1.0, small=-1.0, large=1.0)
     true = evaluate_policy(mdp, np.full((mdp.states, 2), 0.5))
     runs = random_walks(mdp, seed=seed, runs=4 if quick else 30)

@@ -1,4 +1,4 @@
-"""Exploration on one bandit: what each way of trying other arms costs, in regret by the arms' true rates."""
+"""Exploration on one bandit: the regret of each method by the arms' true rates."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -27,16 +27,16 @@ from hone.train.loop import Recipe
 from hone.train.sources.live import LiveSource
 
 RATES = np.array([0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5, 0.55, 0.6, 0.7])
-"""Chance of each arm to pay 1."""
+"""Probability that each arm pays 1."""
 ARMS = len(RATES)
 MEAN = RateConfig(rate=1.0, power=1.0)
-"""Each value is the mean of what its arm paid."""
+"""Each value is the mean reward of its arm."""
 RECENT = RateConfig(rate=0.1)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExplorationMethod:
-    """A table, and how it is acted on."""
+    """A table with an exploration rule."""
 
     exploration: Exploration
     initial: float = 0.0
@@ -44,6 +44,7 @@ class ExplorationMethod:
 
 
 def exponential_decay(begin: float, half_life: float) -> ExponentialSchedule:
+    """An exponential schedule to 0."""
     return ExponentialSchedule(kind="exponential", begin=begin, end=0.0, half_life=half_life)
 
 
@@ -59,11 +60,11 @@ METHODS: Mapping[str, ExplorationMethod | None] = {
     "UCB": ExplorationMethod(exploration=Ucb(kind="ucb", weight=0.5)),
     "Thompson": None,
 }
-"""Thompson sampling keeps beliefs, not a table."""
+"""Thompson sampling has a posterior, not a table."""
 
 
 def bandit_mdp() -> FiniteMdp:
-    """One state; an arm pays 1 or 0, and there one stands again."""
+    """A bandit as a single state whose arms pay 1 or 0."""
     arm = np.repeat(np.arange(ARMS), 2)
     nothing = np.zeros(2 * ARMS, np.int64)
     return make_mdp(
@@ -86,11 +87,11 @@ class ThompsonSampler:
         self.policy, self.version = policy, version
 
     def noise(self, draws: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.float32]:
-        """Where the generator of a turn's draws begins, one number for each decision."""
+        """Seed of an iteration's samples, one number for each decision."""
         return draws.random(shape, dtype=np.float32)
 
     def decide(self, seen: Ints, noise: NDArray[np.float32]) -> tuple[Ints, NDArray[np.float32]]:
-        """The arm whose drawn rate is greatest, in every copy."""
+        """The arm with the greatest sampled rate, in every copy."""
         draws = np.random.default_rng(noise.view(np.uint32))
         plausible = self.policy.draw(np.zeros((1, 0)), draws).reshape(-1, ARMS)[seen]
         return plausible.argmax(axis=1), np.full(len(seen), np.nan, np.float32)
@@ -142,6 +143,7 @@ def regret(way: ExplorationMethod | None, *, seed: int, pulls: int, copies: int)
 
 
 def run(seed: int, *, quick: bool = False) -> ExperimentResult:
+    """Run the experiment."""
     pulls, copies = (800, 120) if quick else (1000, 300)
     found = {name: regret(way, seed=seed, pulls=pulls, copies=copies) for name, way in METHODS.items()}
     total = {name: float(lost.sum()) for name, (lost, _) in found.items()}

@@ -1,4 +1,4 @@
-"""Group size: how many groups say anything, how good their gradient is, and what is learned from as many answers."""
+"""Group size: share of informative groups, gradient noise, and learning, at an equal number of answers."""
 
 import numpy as np
 from torch import nn
@@ -24,9 +24,10 @@ def uninformative_share(chance: Floats, size: int) -> Floats:
 
 
 def gradient_noise(chance: float, size: int) -> float:
-    """Squared noise of the gradient from `ANSWERS` answers in groups of `size`, in squared lengths of the true one.
+    """Squared noise of the gradient from `ANSWERS` answers in groups of `size`, relative to the true one's squared
+    length.
 
-    By the number of right answers in a group, with leave-one-out; the gradient is that of the chance to be right.
+    By the number of right answers in a group, with leave-one-out; the gradient is that of the accuracy.
     """
     patterns = scores_by_count(size)
     advantage = group_advantages(lambda episodes: leave_one_out(episodes, NO_VALUES).advantage, patterns)
@@ -37,6 +38,7 @@ def gradient_noise(chance: float, size: int) -> float:
 
 
 def objective(policy: nn.Module, batch: PuzzleBatch) -> LossTerms:
+    """Clipped surrogate."""
     return clipped_surrogate(batch.logp(policy), batch.old_logp, batch.advantage)
 
 
@@ -50,6 +52,7 @@ def train_by_group_size(size: int, *, seed: int, steps: int, runs: int) -> dict[
 
 
 def run(seed: int, *, quick: bool = False) -> ExperimentResult:
+    """Run the experiment."""
     steps, runs, sizes = (30, 1, (8, 32)) if quick else (60, 2, SIZES)
     found = {size: train_by_group_size(size, seed=seed, steps=steps, runs=runs) for size in sizes}
     solved = {size: float(each["solved"][:, -1].mean()) for size, each in found.items()}

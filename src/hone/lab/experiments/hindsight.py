@@ -1,4 +1,4 @@
-"""Hindsight on and off: flipping bits into a pattern, where a goal that is never reached teaches nothing by itself."""
+"""Hindsight relabelling on and off: flipping bits into a pattern, where unreached goals give no signal."""
 
 from typing import Any
 
@@ -18,6 +18,7 @@ TRIES = 100
 
 
 def make_job(bits: int, share: float, *, seed: int, turns: int) -> TrainingJob[Any]:
+    """DQN on bit flipping, with `share` of relabelled goals."""
     return build(
         HerDqnConfig(
             recipe="her_dqn", name="lab", seed=seed, steps=turns,
@@ -37,6 +38,7 @@ def success_rate(bits: int, share: float, *, seed: int, turns: int) -> float:
 
 
 def run(seed: int, *, quick: bool = False) -> ExperimentResult:
+    """Run the experiment."""
     turns, sizes = (240, (8,)) if quick else (300, (4, 6, 8, 10))
     found = {name: [success_rate(n, share, seed=seed, turns=turns) for n in sizes] for name, share in SHARES.items()}
     at = sizes.index(8)

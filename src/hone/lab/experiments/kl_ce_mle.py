@@ -1,4 +1,4 @@
-"""KL divergence, cross-entropy and likelihood: one identity, checked, and what each direction of the KL fits."""
+"""KL divergence, cross-entropy and likelihood: one identity, checked, and the fit by each direction of the KL."""
 
 import numpy as np
 import torch
@@ -23,7 +23,7 @@ def bimodal_data(seed: int) -> Tensor:
 
 
 class UnimodalModel(nn.Module):
-    """One bump: softmax of -(x - centre)^2 / (2 width^2)."""
+    """A unimodal model: softmax of -(x - centre)^2 / (2 width^2)."""
 
     def __init__(self, centre: float) -> None:
         super().__init__()
@@ -39,8 +39,9 @@ class UnimodalModel(nn.Module):
 
 
 def identity_errors(seed: int, data: Tensor) -> tuple[float, float, float]:
-    """|cross-entropy - entropy - KL| in nats; mean negative log-likelihood of data counted out exactly minus the
-    cross-entropy; and how far apart the gradients of both are, relative."""
+    """|cross-entropy - entropy - KL| in nats; mean negative log-likelihood of exactly counted data minus the
+    cross-entropy; and the relative difference of both gradients.
+    """
     logits = torch.from_numpy(generator(seed, "lab/model").standard_normal(POINTS)).requires_grad_(True)
     model = torch.log_softmax(logits, dim=0)
     entropy, divergence = -(data * data.log()).sum(), (data * (data.log() - model)).sum()
@@ -54,6 +55,7 @@ def identity_errors(seed: int, data: Tensor) -> tuple[float, float, float]:
 
 
 def run(seed: int, *, quick: bool = False) -> ExperimentResult:
+    """Run the experiment."""
     steps = 250 if quick else 1000
     data = bimodal_data(seed)
     off, off_likelihood, off_gradient = identity_errors(seed, data)

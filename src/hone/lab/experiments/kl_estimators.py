@@ -1,4 +1,4 @@
-"""k1, k2 and k3 as figures and as losses: bias and variance of the value, and where the gradient points. Exact."""
+"""k1, k2 and k3 as estimates and as losses: bias, variance, and direction of the gradient. Exact."""
 
 import numpy as np
 import torch
@@ -38,16 +38,17 @@ def value_errors(seed: int, distance: float) -> tuple[float, dict[str, tuple[flo
 
 
 def gradient_directions(seed: int, distance: float) -> dict[str, tuple[float, float, float]]:
-    """Of each estimator as a loss: size of its expected gradient over that of KL(policy || reference), and how far it
-    is from the gradients of KL(policy || reference) and of KL(reference || policy), relative to their lengths."""
+    """Each estimator as a loss: size of its expected gradient relative to that of KL(policy || reference), and its
+    relative distance to the gradients of KL(policy || reference) and KL(reference || policy).
+    """
     logits, reference = policy_and_reference(seed, distance)
     now = torch.log_softmax(logits, dim=0)
-    chance = now.detach().exp()  # samples are data: no gradient through who was drawn
+    chance = now.detach().exp()  # samples are data: no gradient through the sampling
     backward = gradient((now.exp() * (now - reference)).sum(), logits)
     now = torch.log_softmax(logits, dim=0)
     forward = gradient((reference.exp() * (reference - now)).sum(), logits)
     losses = {
-        # hone's k1 carries no gradient; log-probability with advantage -1 is what differentiating it would come to
+        # hone's k1 has no gradient; differentiating it would equal log-probability with advantage -1
         "k1": lambda now: reinforce_loss(now, -torch.ones_like(now)).loss,
         "k2": lambda now: k2(now, reference),
         "k3": lambda now: k3(now, reference),
@@ -65,6 +66,7 @@ def gradient_directions(seed: int, distance: float) -> dict[str, tuple[float, fl
 
 
 def run(seed: int, *, quick: bool = False) -> ExperimentResult:
+    """Run the experiment."""
     distances = np.array([0.1, 0.3, 1.0, 2.0]) if quick else np.linspace(0.05, 2.0, 40)
     errors = [value_errors(seed, float(distance)) for distance in distances]
     kls = [true for true, _ in errors]

@@ -1,4 +1,4 @@
-"""A KL term or none: reward on the questions that are trained on, and drift on those that are not."""
+"""With and without a KL term: reward on the training questions, and drift on the others."""
 
 from functools import partial
 
@@ -18,7 +18,7 @@ WEIGHTS = (0.0, 0.1, 0.3)
 
 
 def split_questions(puzzle: Puzzle) -> tuple[Puzzle, Puzzle]:
-    """Questions to train on, and questions to leave alone."""
+    """Training questions, and held-out questions."""
     even = np.arange(len(puzzle.questions)) % 2 == 0
     parts = [
         Puzzle(questions=puzzle.questions[rows], answers=puzzle.answers[rows], vocab_size=puzzle.vocab_size)
@@ -30,6 +30,7 @@ def split_questions(puzzle: Puzzle) -> tuple[Puzzle, Puzzle]:
 def objective(
     policy: nn.Module, batch: PuzzleBatch, *, reference: nn.Module, weight: float, distance: KlLossEstimator
 ) -> LossTerms:
+    """Clipped surrogate, plus a KL penalty of `weight`."""
     now = batch.logp(policy)
     terms = clipped_surrogate(now, batch.old_logp, batch.advantage)
     if weight == 0:
@@ -54,6 +55,7 @@ def train_half(weight: float, *, seed: int, steps: int) -> tuple[nn.Module, Floa
 
 
 def run(seed: int, *, quick: bool = False) -> ExperimentResult:
+    """Run the experiment."""
     steps, runs, weights = (40, 1, (0.0, 0.3)) if quick else (80, 2, WEIGHTS)
     whole = addition()
     trained, left = split_questions(whole)

@@ -1,7 +1,6 @@
-"""Aggregation: what each way of averaging over tokens does to the length of right and of wrong answers.
+"""Aggregation: the effect of each way of averaging over tokens on the length of right and of wrong answers.
 
-Whether an answer is right is a coin toss, and how long it goes on has no influence on that: an unbiased gradient leaves
-both lengths alone.
+An answer is right with probability 1/2, independent of its length: an unbiased gradient changes neither length.
 """
 
 from functools import partial
@@ -30,7 +29,7 @@ SCHEMES: dict[str, WeightingScheme] = {
 
 
 def mean_lengths(logits: torch.Tensor) -> Floats:
-    """Expected length of wrong and of right answers `[2]`: sum over t of the chance to be still going."""
+    """Expected length of wrong and of right answers `[2]`: sum over t of the probability of continuing."""
     go = 1 - torch.sigmoid(logits.double()).numpy()
     return 1 + np.cumprod(go, axis=1).sum(axis=1)
 
@@ -54,14 +53,14 @@ def train_lengths(scheme: WeightingScheme, *, seed: int, steps: int, answers: in
         offsets = np.concatenate([[0], np.cumsum(lengths)])
         owner = owner_of(offsets)
         place = np.arange(len(owner)) - offsets[:-1][owner]
-        free = place < LONGEST - 1  # the last token ends every answer: no decision
+        free = place < LONGEST - 1  # an answer ends at the last token: no decision
         owner, place = owner[free], place[free]
         table = logits.clone().requires_grad_(True)
         going = torch.where(torch.from_numpy(place == lengths[owner] - 1), 1.0, -1.0)
         now = torch.nn.functional.logsigmoid(going * table[torch.from_numpy(right[owner]), torch.from_numpy(place)])
         terms = reinforce_loss(now, torch.from_numpy(credits.advantage[free]))
         total = (terms.loss * torch.from_numpy(weight[owner]).float()).sum()
-        # the same size of step for all: a constant divides by the longest answer, the others by lengths there are
+        # equal step sizes: a constant divides by the longest answer, the others by actual lengths
         size = LONGEST / at_start if isinstance(scheme, partial) else 1.0
         logits = logits - RATE * size * gradient(total, table)
         found.append(mean_lengths(logits))
@@ -69,6 +68,7 @@ def train_lengths(scheme: WeightingScheme, *, seed: int, steps: int, answers: in
 
 
 def run(seed: int, *, quick: bool = False) -> ExperimentResult:
+    """Run the experiment."""
     steps, answers = (20, 1024) if quick else (60, 2048)
     found = {name: train_lengths(scheme, seed=seed, steps=steps, answers=answers) for name, scheme in SCHEMES.items()}
     start = float(found["token mean (DAPO)"][0].mean())

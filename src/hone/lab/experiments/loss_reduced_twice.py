@@ -1,4 +1,4 @@
-"""A loss that is summed over ranks once too often, so eight times too large: what hides it and what does not."""
+"""A loss summed over ranks once too often, so eight times too large: settings that hide it and settings that do not."""
 
 from functools import partial
 
@@ -19,15 +19,15 @@ from hone.report.html import format_number
 
 RANKS = 8.0
 PULL = 0.3
-"""Weight of the KL term, where there is one."""
+"""Weight of the KL term, if any."""
 NORM = 0.5
-"""Gradients longer than this are shortened, where they are."""
+"""Gradient clipping norm, if any."""
 CASES = ("Adam", "Adam, gradients shortened", "gradient descent", "Adam, the KL term reduced once")
 LABELS = ("Adam", "with clipped norm", "gradient descent", "KL term once")
 
 
 def inflated_token_mean(lengths: NDArray[np.int64], *, times: float) -> Floats:
-    """The weights of a token mean, all of them `times` too large."""
+    """The weights of a token mean, `times` too large."""
     return times * token_mean(lengths)
 
 
@@ -42,7 +42,7 @@ def objective(policy: nn.Module, batch: PuzzleBatch, *, reference: nn.Module, pu
 
 
 def train_case(case: str, times: float, *, seed: int, steps: int) -> tuple[torch.Tensor, dict[str, float]]:
-    """How far the weights have moved, and where the training ends, with the loss `times` too large."""
+    """Distance of the weights from their start, and final accuracy, with the loss `times` too large."""
     puzzle = addition()
     policy = pretrained_network(puzzle, seed=seed)
     start = frozen_copy(policy)
@@ -66,6 +66,7 @@ def train_case(case: str, times: float, *, seed: int, steps: int) -> tuple[torch
 
 
 def run(seed: int, *, quick: bool = False) -> ExperimentResult:
+    """Run the experiment."""
     steps = 25 if quick else 60
     apart: dict[str, float] = {}
     ends: dict[str, tuple[dict[str, float], dict[str, float]]] = {}

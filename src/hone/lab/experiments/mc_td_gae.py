@@ -1,4 +1,4 @@
-"""Monte Carlo, one-step targets and what lies between: bias and variance against the exact values of small worlds."""
+"""Monte Carlo, one-step targets and GAE between them: bias and variance against exact values of small environments."""
 
 import numpy as np
 
@@ -17,9 +17,9 @@ DECAYS = (0.0, 0.3, 0.5, 0.7, 0.8, 0.9, 0.95, 1.0)
 
 
 def exact_values(pay: Floats) -> Floats:
-    """Worth of each state `[STATES]`, V = (I - discount P)^-1 pay.
+    """Values of the states `[STATES]`, V = (I - discount P)^-1 pay.
 
-    A step goes forward with chance `FLOPS_PER_MULTIPLY_ADD` and stays otherwise; past the last state the world ends.
+    A step moves forward with probability `FORWARD` and stays otherwise; the episode ends after the last state.
     """
     moves = (1 - FORWARD) * np.eye(STATES) + FORWARD * np.eye(STATES, k=1)
     return np.asarray(np.linalg.solve(np.eye(STATES) - DISCOUNT * moves, pay), np.float64)
@@ -52,7 +52,7 @@ def random_walks(pay: Floats, *, seed: int, case: int, count: int) -> Episodes:
 
 
 def bias_and_variance(*, seed: int, case: int, count: int) -> tuple[Floats, Floats]:
-    """Squared bias and variance of the value target of first states, for each of `DECAYS`, in one world of its own."""
+    """Squared bias and variance of the value target of first states, for each of `DECAYS`, in one random environment."""
     draws = generator(seed, "lab/chain", case)
     pay, error = draws.uniform(-1, 1, STATES), CRITIC_ERROR * draws.standard_normal(STATES)
     true = exact_values(pay)
@@ -72,6 +72,7 @@ def bias_and_variance(*, seed: int, case: int, count: int) -> tuple[Floats, Floa
 
 
 def run(seed: int, *, quick: bool = False) -> ExperimentResult:
+    """Run the experiment."""
     count = 4000 if quick else 20_000
     found = [bias_and_variance(seed=seed, case=case, count=count) for case in range(CASES)]
     bias, variance = np.mean([b for b, _ in found], axis=0), np.mean([v for _, v in found], axis=0)

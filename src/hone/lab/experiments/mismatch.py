@@ -1,4 +1,4 @@
-"""Engine and trainer disagree: tokens are drawn by a noisy copy of the policy. None, TIS, MIS and IcePop."""
+"""Mismatch of engine and trainer: tokens are sampled by a noisy copy of the policy. None, TIS, MIS and IcePop."""
 
 from collections.abc import Callable
 
@@ -18,12 +18,12 @@ from hone.objectives.terms import LossTerms
 from hone.report.html import format_number
 
 TOKENS, NOISE = 12, 1.5
-"""Standard deviation of the engine's error on each logit, in nats: far more than a healthy engine has."""
+"""Standard deviation of the engine's error on each logit, in nats: far above that of a real engine."""
 CorrectionWeight = Callable[[Tensor, Tensor], Tensor]
 
 
 def no_correction(proximal: Tensor, acted: Tensor) -> Tensor:
-    """What is run when nobody looks: the engine's tokens count as the trainer's own."""
+    """Without a correction, the engine's tokens count as the trainer's own."""
     return torch.ones_like(proximal - acted)
 
 
@@ -36,7 +36,7 @@ CORRECTIONS: dict[str, CorrectionWeight] = {
 
 
 def gradient_errors(seed: int, *, cases: int) -> dict[str, tuple[float, float]]:
-    """Of each correction: squared bias of the expected gradient over the true one's square, and its variance likewise.
+    """Squared bias and variance of each correction's expected gradient, relative to the true one's square.
 
     Exact for each of `cases` random policies, engines and rewards, and summed over them.
     """
@@ -61,13 +61,15 @@ def gradient_errors(seed: int, *, cases: int) -> dict[str, tuple[float, float]]:
 
 
 def noisy_engine(logits: Tensor, seen: Tensor, step: int) -> Tensor:
-    """The trainer's logits with an error of the step's own, the same for all that look the same."""
+    """The trainer's logits with a random error per step, the same for equal observations."""
     draws = generator(step, "lab/engine", int(seen[0, -2]))
     error = torch.from_numpy(draws.standard_normal(logits.shape, dtype=np.float32))
     return logits + NOISE * error
 
 
 def objective_with(weigh: CorrectionWeight) -> Objective:
+    """Loss with the given correction weight."""
+
     def objective(policy: nn.Module, batch: PuzzleBatch) -> LossTerms:
         terms = clipped_surrogate(batch.logp(policy), batch.old_logp, batch.advantage)
         return with_mismatch_correction(terms, weigh(batch.old_logp, batch.behaviour_logp))
@@ -76,6 +78,7 @@ def objective_with(weigh: CorrectionWeight) -> Objective:
 
 
 def run(seed: int, *, quick: bool = False) -> ExperimentResult:
+    """Run the experiment."""
     steps, runs, cases = (20, 1, 40) if quick else (60, 2, 300)
     puzzle = addition()
     errors = gradient_errors(seed, cases=cases)

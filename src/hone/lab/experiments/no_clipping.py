@@ -1,4 +1,4 @@
-"""PPO's clip: what it holds back when a batch is used again and again, and why the smaller of two terms is taken."""
+"""PPO's clip: its effect when a batch is reused, and the reason for taking the minimum of two terms."""
 
 import torch
 from torch import Tensor, nn
@@ -18,10 +18,12 @@ EPOCHS, RATE = 8, 0.004
 
 
 def with_clip(policy: nn.Module, batch: PuzzleBatch) -> LossTerms:
+    """PPO's clipped surrogate."""
     return clipped_surrogate(batch.logp(policy), batch.old_logp, batch.advantage, low=WIDTH, high=WIDTH)
 
 
 def without_clip(policy: nn.Module, batch: PuzzleBatch) -> LossTerms:
+    """The surrogate without clipping."""
     return importance_weighted(batch.logp(policy), batch.old_logp, batch.advantage)
 
 
@@ -29,8 +31,9 @@ OBJECTIVES: dict[str, Objective] = {"clipped at 0.2": with_clip, "no clip": with
 
 
 def surrogate_gradients(log_ratio: float, advantage: float) -> tuple[float, float]:
-    """Gradient on a log-probability that has moved by `reference_log_ratio`: of the clipped surrogate, and of the
-    clipped term alone, which is not a loss that anybody should use."""
+    """Gradient at a log-probability moved by `log_ratio`: of the clipped surrogate, and of the clipped term without the
+    minimum, which is not a usable loss.
+    """
     now = torch.tensor([log_ratio], requires_grad=True)
     then, credit = torch.zeros(1), torch.tensor([advantage])
     smaller = gradient(clipped_surrogate(now, then, credit, low=WIDTH, high=WIDTH).loss.sum(), now)
@@ -43,6 +46,7 @@ def _gradient(total: Tensor, at: Tensor) -> Tensor:
 
 
 def run(seed: int, *, quick: bool = False) -> ExperimentResult:
+    """Run the experiment."""
     steps, runs = (20, 1) if quick else (40, 3)
     puzzle = addition()
     found = {

@@ -1,4 +1,4 @@
-"""Offline shift: Q-learning from a log overrates what nobody tried; conservatism keeps to what the log can speak of."""
+"""Distribution shift: offline Q-learning overestimates actions outside of the data; conservative Q-learning does not."""
 
 import numpy as np
 import torch
@@ -25,13 +25,13 @@ from hone.train.tabular.job import StationaryActor
 STATES, ACTIONS, TRIED, DISCOUNT = 30, 8, 2, 0.9
 KEYS = ("thought", "true", "untried")
 UPDATES = 20
-"""Per turn."""
+"""Updates per iteration."""
 METHODS = {"Q-learning": 0.0, "CQL": 1.0}
-"""Weight of the conservative gap."""
+"""Weight of the conservative penalty."""
 
 
 def collect_log(mdp: FiniteMdp, behaviour: Floats, *, seed: int, steps: int) -> DecisionLog:
-    """What `behaviour` `[S, A]` did."""
+    """Transitions collected by the policy `behaviour` `[S, A]`."""
     world = FiniteWorld(mdp=mdp, steps=steps // 50, seed=seed, copies=50)
     episodes = world.rollout(StationaryActor(FixedPolicyActor(probability=behaviour)))
     return DecisionLog(
@@ -40,14 +40,15 @@ def collect_log(mdp: FiniteMdp, behaviour: Floats, *, seed: int, steps: int) -> 
 
 
 def behaviour_policy(mdp: FiniteMdp) -> Floats:
-    """Somebody who knows the world: takes the `TRIED` best actions of each state, either as often `[S, A]`."""
+    """A behaviour policy that takes the `TRIED` best actions of each state, equally often `[S, A]`."""
     rank = (-policy_iteration(mdp).q).argsort(axis=1).argsort(axis=1)
     return (rank < TRIED) / TRIED
 
 
 def train_offline(log: DecisionLog, mdp: FiniteMdp, conservatism: float, *, seed: int, turns: int) -> dict[str, Floats]:
-    """Of the greedy policy after each turn `[turns]`, at the start: what it is thought to be worth, what it is worth,
-    and the share of states in which it does what nobody tried."""
+    """Greedy policy after each iteration `[turns]`, at the start: its estimated value, its true value, and the share of
+    states in which its action is not in the data.
+    """
     config = CqlConfig(
         recipe="cql", name="lab", log="", seed=seed, steps=turns, network=MlpConfig(hidden=[64], activation="relu"),
         learner=LearnerConfig(lr=4e-3, minibatches=UPDATES, max_grad_norm=None), batch=128,
@@ -74,13 +75,14 @@ def train_offline(log: DecisionLog, mdp: FiniteMdp, conservatism: float, *, seed
 
 @torch.no_grad()
 def action_values(values: nn.Module, every: torch.Tensor) -> Floats:
-    """`[S, A]`"""
+    """Rewards and transitions `[S, A]`."""
     return np.asarray(values(every).numpy(), np.float64)
 
 
 def compare_methods(seed: int, number_: int, *, turns: int, steps: int) -> tuple[dict[str, dict[str, Floats]], Floats]:
-    """Both methods on the log of one drawn world; and what the best policy that the log knows and whoever acted are
-    worth `[2]`."""
+    """Both methods on the data of one random environment; and the values of the best policy within the data and of the
+    behaviour policy `[2]`.
+    """
     mdp = garnet_mdp(
         states=STATES, actions=ACTIONS, branching=3, seed=100 * seed + number_, discount=DISCOUNT, ending=0.02
     )
@@ -92,6 +94,7 @@ def compare_methods(seed: int, number_: int, *, turns: int, steps: int) -> tuple
 
 
 def run(seed: int, *, quick: bool = False) -> ExperimentResult:
+    """Run the experiment."""
     turns, worlds = (60, 2) if quick else (60, 3)
     each_world = [compare_methods(seed, k, turns=turns, steps=2000 if quick else 5000) for k in range(worlds)]
     by_log, by_habit = np.mean([bars for _, bars in each_world], axis=0).tolist()

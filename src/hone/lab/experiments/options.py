@@ -1,4 +1,4 @@
-"""Options against single actions in four rooms: sweeps to plan, decisions to decide, steps to learn."""
+"""Options against single actions in four rooms: sweeps of planning, decisions, and steps of learning."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -23,27 +23,27 @@ from hone.train.job import TrainingJob
 from hone.train.tabular.job import TableConfig
 
 DISCOUNT, EACH, ROOMS = 0.95, 16, 8
-"""Steps of each environment per turn, and environments."""
+"""Steps of each environment per iteration, and environments."""
 SWEEPS, EARLY = 40, 50
-"""Of value iteration; and turns of learning that count as early."""
+"""Sweeps of value iteration; and iterations that count as early."""
 KINDS = ("single actions", "ways out and actions")
 ONLY = "ways out alone"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptionPlan:
-    """What planning over a set of options comes to."""
+    """Result of planning over a set of options."""
 
     progress: Floats
-    """`[SWEEPS + 1]` share of the best worth that is known after so many sweeps of value iteration."""
+    """`[SWEEPS + 1]` share of the optimal value after each sweep of value iteration."""
     value_share: float
-    """Of the best policy over the options, as a share of the best worth."""
+    """Value of the best policy over the options, relative to the optimal value."""
     decisions: float
-    """That it takes to the goal, a mean over starts."""
+    """Decisions to the goal, a mean over starts."""
 
 
 def plan_with_options(world: FourRoomsEnv) -> dict[str, OptionPlan]:
-    """Value iteration and the best policy over each set of options; starts are weighted as the world does."""
+    """Value iteration and the best policy over each set of options; starts are weighted as in the environment."""
     mdp = world.mdp.with_discount(DISCOUNT)
     actions, ways = [primitive_option(mdp, action) for action in range(mdp.actions)], world.options()
     best, without = start_value(mdp, policy_iteration(mdp).value), mdp.with_discount(1.0)
@@ -87,7 +87,7 @@ def make_job(kind: str, *, seed: int, turns: int) -> TrainingJob[Any]:
 
 
 def goals_reached(kind: str, *, seed: int, turns: int) -> Floats:
-    """Goals reached in each turn of learning `[turns]`."""
+    """Goals reached in each iteration `[turns]`."""
     found = np.zeros(turns)
 
     def watch(step: int, episodes: Episodes) -> None:
@@ -98,6 +98,7 @@ def goals_reached(kind: str, *, seed: int, turns: int) -> Floats:
 
 
 def run(seed: int, *, quick: bool = False) -> ExperimentResult:
+    """Run the experiment."""
     turns, runs = (60, 4) if quick else (150, 4)
     plan = plan_with_options(FourRoomsEnv())
     goals = {

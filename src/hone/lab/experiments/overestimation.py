@@ -1,4 +1,4 @@
-"""Overestimation: the greatest of noisy values is too great, and two tables that check each other are not."""
+"""Overestimation: the maximum of noisy values is biased upwards; two tables remove the bias."""
 
 import numpy as np
 
@@ -15,13 +15,13 @@ from hone.tabular.tables import ActionTable, StateFeatures
 
 ACTIONS, HALF = 10, 5
 TRUTH = -0.1
-"""Mean of what each of the second state's actions pays: 1 in 45 cases of 100, -1 otherwise."""
+"""Mean reward of the second state's actions: 1 in 45 of 100 cases, -1 otherwise."""
 WINDOW = 20
 METHODS = ("Q-learning", "double Q-learning")
 
 
 def maximisation_bias_mdp() -> FiniteMdp:
-    """The first five actions end the episode with 0; the others lead to a state of ten bets, each worth `TRUTH`."""
+    """The first five actions end the episode with 0; the others lead to a state of ten bets, each with mean `TRUTH`."""
     action = np.arange(ACTIONS)
     bets = np.repeat(action, 2)
     return make_mdp(
@@ -38,7 +38,7 @@ def maximisation_bias_mdp() -> FiniteMdp:
 
 
 def train_learners(name: str, *, seed: int, turns: int, learners: int) -> tuple[Floats, Floats]:
-    """Of each turn `[turns]`: share of first decisions that lead to the bets, and what these seem to be worth."""
+    """Per iteration `[turns]`: share of first decisions that lead to the bets, and the estimated value of these."""
     mdp = replicate_mdp(maximisation_bias_mdp(), learners)
     world = FiniteWorld(mdp=mdp, steps=1, seed=seed, copies=learners)
     table = ActionTable(StateFeatures(count=mdp.states, actions=ACTIONS), tables=1 if name == METHODS[0] else 2)
@@ -50,7 +50,7 @@ def train_learners(name: str, *, seed: int, turns: int, learners: int) -> tuple[
     def watch(step: int, episodes: Episodes) -> None:
         first = episodes.observations.astype(np.int64) % 2 == 0
         wrong[step - 1] = (episodes.chosen[first].astype(np.int64) >= HALF).mean()
-        # What the target of a step towards the bets takes them to be worth.
+        # Value of the bets in the target of a step towards them.
         tables = table.x.reshape(table.tables, learners, 2, ACTIONS)[:, :, 1]
         pick = tables[0].argmax(axis=1)
         believed[step - 1] = tables[-1][np.arange(learners), pick].mean()
@@ -60,6 +60,7 @@ def train_learners(name: str, *, seed: int, turns: int, learners: int) -> tuple[
 
 
 def run(seed: int, *, quick: bool = False) -> ExperimentResult:
+    """Run the experiment."""
     turns, learners = (400, 300) if quick else (800, 1000)
     found = {name: train_learners(name, seed=seed, turns=turns, learners=learners) for name in METHODS}
     share = {name: float(wrong.mean()) for name, (wrong, _) in found.items()}

@@ -1,4 +1,4 @@
-"""pass@1 against pass@k: one policy over ways of solving, of which one is right most often and others reach further."""
+"""pass@1 against pass@k: one policy over solution methods, of which one is right most often and others reach further."""
 
 from collections.abc import Callable
 from functools import partial
@@ -38,13 +38,13 @@ def solution_table(seed: int) -> Floats:
 
 
 def mean_pass_at_k(logits: torch.Tensor, solves: Floats, k: int) -> float:
-    """Mean chance that one of `k` answers to a question is right, exactly."""
+    """Mean probability that one of `k` answers to a question is right, exactly."""
     chance = solves @ torch.softmax(logits.double(), dim=0).numpy()
     return float((1 - (1 - chance) ** k).mean())
 
 
 def train_ways(credit: CreditAssigner, solves: Floats, *, seed: int, steps: int) -> Floats:
-    """pass@1 and pass@K over the steps `[steps + 1, 2]`: plain gradient steps, every question asked `SIZE` times."""
+    """pass@1 and pass@K over the steps `[steps + 1, 2]`: plain gradient steps, `SIZE` answers to every question."""
     logits = torch.zeros(WAYS)
     found = [(mean_pass_at_k(logits, solves, 1), mean_pass_at_k(logits, solves, K))]
     asked = np.repeat(np.arange(QUESTIONS), SIZE)
@@ -62,6 +62,7 @@ def train_ways(credit: CreditAssigner, solves: Floats, *, seed: int, steps: int)
 
 
 def run(seed: int, *, quick: bool = False) -> ExperimentResult:
+    """Run the experiment."""
     steps = 60 if quick else 200
     solves = solution_table(seed)
     paths = {name: train_ways(credit, solves, seed=seed, steps=steps) for name, credit in CREDITS.items()}

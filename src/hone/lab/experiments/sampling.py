@@ -1,4 +1,4 @@
-"""One expectation, four ways to sample it: the worth of a policy, estimated from draws of an older one."""
+"""One expectation, four estimators: the value of a policy, estimated from samples of an older one."""
 
 import numpy as np
 import torch
@@ -15,7 +15,7 @@ ESTIMATORS = ("Monte Carlo (fresh draws)", "importance", "self-normalised", "tru
 
 
 def estimates(now: Floats, then: Floats, worth: Floats, *, draws: np.random.Generator, tries: int) -> dict[str, Floats]:
-    """`[tries]` estimates of E_now[worth] each way, from `DRAWS` outcomes; the log-probabilities are `[OUTCOMES]`."""
+    """`[tries]` estimates of E_now[worth] by each estimator, from `DRAWS` outcomes; log-probabilities are `[OUTCOMES]`."""
     size = tries * DRAWS
     fresh = sample_rows(np.broadcast_to(np.exp(now), (size, OUTCOMES)), draws.random(size)).reshape(tries, DRAWS)
     old = sample_rows(np.broadcast_to(np.exp(then), (size, OUTCOMES)), draws.random(size)).reshape(tries, DRAWS)
@@ -34,6 +34,7 @@ def estimates(now: Floats, then: Floats, worth: Floats, *, draws: np.random.Gene
 
 
 def run(seed: int, *, quick: bool = False) -> ExperimentResult:
+    """Run the experiment."""
     tries = 400 if quick else 4000
     moves = np.array([0.0, 0.5, 1.0, 1.8]) if quick else np.linspace(0, 1.8, 10)
     chance = generator(seed, "lab/sampling")

@@ -1,4 +1,4 @@
-"""Ratios by token or by sequence when log-probabilities are noisy, as where a mixture of experts routes differently."""
+"""Token or sequence ratios with noisy log-probabilities, as when a mixture of experts routes differently."""
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from hone.report.html import format_number
 
 LENGTHS = (1, 4, 16, 64, 256)
 SHARE, SIZE = 0.1, 1.0
-"""One token in ten is routed to other experts, and its log-probability is then off by a nat or so."""
+"""One token in ten is routed to other experts, which changes its log-probability by about a nat."""
 
 
 def routing_noise(shape: int, *, seed: int, step: int) -> torch.Tensor:
@@ -27,7 +27,7 @@ def routing_noise(shape: int, *, seed: int, step: int) -> torch.Tensor:
 
 
 def distortion(length: int, *, seed: int) -> dict[str, tuple[float, float]]:
-    """Of answers on which nothing has changed but noise: spread of the factor on the gradient, share without one."""
+    """Answers that differ by noise only: spread of the gradient's factor, and share without gradient."""
     count = 4096 // length * length
     noise = routing_noise(count, seed=seed, step=length)
     advantage = torch.where(torch.arange(count) // length % 2 == 0, 1.0, -1.0)
@@ -47,9 +47,11 @@ def distortion(length: int, *, seed: int) -> dict[str, tuple[float, float]]:
 
 
 def objective_with(*, by_sequence: bool, noisy: bool, seed: int) -> Objective:
+    """Loss with a sequence or token ratio, with or without noise."""
+
     def objective(policy: nn.Module, batch: PuzzleBatch) -> LossTerms:
         now = batch.logp(policy)
-        # the errors belong to the tokens: the same tokens with the same old log-probabilities are off alike
+        # errors are a function of the tokens: the same tokens have the same errors
         then = batch.old_logp
         if noisy:
             then = then + routing_noise(len(then), seed=seed, step=int(batch.old_logp.sum().abs() * 1000))
@@ -61,7 +63,7 @@ def objective_with(*, by_sequence: bool, noisy: bool, seed: int) -> Objective:
 
 
 def train_parity(*, by_sequence: bool, noisy: bool, seed: int, steps: int, runs: int) -> float:
-    """Share of parities solved at last."""
+    """Final share of parities solved."""
     puzzle = parity(6)
     plan = PuzzleTraining(
         puzzle=puzzle,
@@ -75,6 +77,7 @@ def train_parity(*, by_sequence: bool, noisy: bool, seed: int, steps: int, runs:
 
 
 def run(seed: int, *, quick: bool = False) -> ExperimentResult:
+    """Run the experiment."""
     steps, runs, lengths = (10, 1, (1, 16, 256)) if quick else (60, 2, LENGTHS)
     noise = {length: distortion(length, seed=seed) for length in lengths}
     solved = {

@@ -1,4 +1,4 @@
-"""A cold start: reinforcement from nothing, after a few examples, and examples alone."""
+"""A cold start: reinforcement from random weights, after a few examples, and examples alone."""
 
 import numpy as np
 from torch import nn
@@ -17,10 +17,12 @@ STARTS = {"nothing": 0, "12 steps on examples": 12, "400 steps on examples": 400
 
 
 def objective(policy: nn.Module, batch: PuzzleBatch) -> LossTerms:
+    """Clipped surrogate."""
     return clipped_surrogate(batch.logp(policy), batch.old_logp, batch.advantage)
 
 
 def run(seed: int, *, quick: bool = False) -> ExperimentResult:
+    """Run the experiment."""
     steps, runs = (90, 1) if quick else (150, 2)
     puzzle = addition(BASE)
     solved: dict[str, list[np.ndarray]] = {name: [] for name in STARTS}

@@ -1,4 +1,4 @@
-"""Shaping and its hack: a potential changes how fast the best policy is found, a bonus changes which policy that is."""
+"""Reward shaping: a potential changes the speed of learning, a state bonus changes the optimal policy."""
 
 from functools import partial
 
@@ -27,7 +27,7 @@ from hone.train.tabular.job import TabularCredit
 DISCOUNT, WEIGHT = 0.95, 0.05
 WEIGHTS = (0.0, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1)
 EACH, JUDGED = 20, 10
-"""Steps of each learner per turn, and turns between judgements."""
+"""Steps of each learner per iteration, and iterations between evaluations."""
 
 
 def goal_proximity(mdp: FiniteMdp) -> Floats:
@@ -49,12 +49,12 @@ def with_bonus(mdp: FiniteMdp, potential: Floats) -> FiniteMdp:
 
 
 def true_value(mdp: FiniteMdp, shaped: FiniteMdp) -> float:
-    """What the best policy of the shaped world is worth by the maze's own reward."""
+    """Value of the shaped environment's optimal policy by the maze's own reward."""
     return start_value(mdp, evaluate_policy(mdp, policy_iteration(shaped).policy))
 
 
 def learning_curve(mdp: FiniteMdp, credit: TabularCredit, *, seed: int, turns: int, copies: int) -> Floats:
-    """Worth of the greedy policy by the maze's own reward, a mean over learners `[turns / JUDGED]`."""
+    """Value of the greedy policy by the maze's own reward, a mean over learners `[turns / JUDGED]`."""
     every = replicate_mdp(mdp, copies)
     world = FiniteWorld(mdp=every, steps=EACH, seed=seed, copies=copies)
     table = ActionTable(StateFeatures(count=every.states, actions=every.actions))
@@ -73,7 +73,7 @@ def learning_curve(mdp: FiniteMdp, credit: TabularCredit, *, seed: int, turns: i
 
 
 def credits_by_name(potential: Floats) -> dict[str, TabularCredit]:
-    """How each learner is paid."""
+    """Reward of each learner."""
 
     def told(seen: NDArray[np.generic]) -> Floats:
         return potential[seen.astype(np.int64) % len(potential)]
@@ -88,6 +88,7 @@ def credits_by_name(potential: Floats) -> dict[str, TabularCredit]:
 
 
 def run(seed: int, *, quick: bool = False) -> ExperimentResult:
+    """Run the experiment."""
     turns, copies = (200, 4) if quick else (600, 12)
     mdp = grid_mdp(MAZE, discount=DISCOUNT)
     near, best = goal_proximity(mdp), start_value(mdp, policy_iteration(mdp).value)

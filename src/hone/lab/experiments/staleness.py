@@ -1,4 +1,4 @@
-"""Staleness: how far the policy that acts may lag behind the one that learns, with and without a clip."""
+"""Staleness: versions that the behaviour policy may be behind the learner, with and without a clip."""
 
 from torch import nn
 
@@ -14,15 +14,17 @@ RATE = 0.003
 
 
 def with_clip(policy: nn.Module, batch: PuzzleBatch) -> LossTerms:
-    """The ratio is taken against whoever acted."""
+    """The ratio is against the behaviour policy."""
     return clipped_surrogate(batch.logp(policy), batch.behaviour_logp, batch.advantage)
 
 
 def without_clip(policy: nn.Module, batch: PuzzleBatch) -> LossTerms:
+    """The surrogate without clipping."""
     return importance_weighted(batch.logp(policy), batch.behaviour_logp, batch.advantage)
 
 
 def without_ratio(policy: nn.Module, batch: PuzzleBatch) -> LossTerms:
+    """The policy gradient without a ratio."""
     return reinforce_loss(batch.logp(policy), batch.advantage)
 
 
@@ -30,6 +32,7 @@ OBJECTIVES: dict[str, Objective] = {"clipped": with_clip, "ratio, no clip": with
 
 
 def run(seed: int, *, quick: bool = False) -> ExperimentResult:
+    """Run the experiment."""
     steps, runs, delays = (40, 1, (0, 2, 16)) if quick else (60, 2, DELAYS)
     puzzle = addition()
     solved: dict[str, list[float]] = {}

@@ -1,4 +1,4 @@
-"""Dividing by a group's standard deviation: which questions does it prefer? All counts of right answers are weighed."""
+"""Division by a group's standard deviation: the resulting weight of each question, over all counts of right answers."""
 
 from functools import partial
 
@@ -19,11 +19,12 @@ SCALES: dict[str, Scale] = {"divided by std (GRPO)": "group", "not divided (Dr.G
 
 
 def advantages(episodes: Episodes, *, scale: Scale) -> NDArray[np.float32]:
+    """Group-relative advantages."""
     return group_relative(episodes, NO_VALUES, scale=scale).advantage
 
 
 def question_weights(chances: Floats, scale: Scale) -> Floats:
-    """Factor on the gradient of each question's chance to be right `[Q]`; the true gradient has the factor 1.
+    """Factor on the gradient of each question's accuracy `[Q]`; the true gradient has the factor 1.
 
     E[mean over the group of A_i (R_i - p)] / (p (1 - p)), exactly.
     """
@@ -35,13 +36,14 @@ def question_weights(chances: Floats, scale: Scale) -> Floats:
 
 
 def run(seed: int, *, quick: bool = False) -> ExperimentResult:
+    """Run the experiment."""
     grid = np.linspace(0.02, 0.98, 13 if quick else 49)
     curves = {name: question_weights(grid, scale) for name, scale in SCALES.items()}
     asked = generator(seed, "lab/difficulty").beta(1.0, 1.0, size=200).clip(0.02, 0.98)
     extreme = (asked < 0.15) | (asked > 0.85)
     shares: dict[str, float] = {}
     for name, scale in SCALES.items():
-        pull = question_weights(asked, scale) * asked * (1 - asked)  # what moves a question's logit
+        pull = question_weights(asked, scale) * asked * (1 - asked)  # gradient of a question's logit
         shares[name] = float(pull[extreme].sum() / pull.sum())
     grpo, plain = SCALES
     middle = {name: float(question_weights(np.array([0.5]), scale)[0]) for name, scale in SCALES.items()}

@@ -1,4 +1,4 @@
-"""Target network on and off: a network that learns from its own next guess, against dynamic programming."""
+"""Target network on and off: a network trained on its own bootstrapped values, against dynamic programming."""
 
 from dataclasses import replace
 
@@ -27,16 +27,16 @@ from hone.train.tabular.job import StationaryActor
 STATES, ACTIONS, SIZE, DISCOUNT, UPDATES = 40, 4, 6, 0.97, 10
 RATES = (0.001, 0.003, 0.01)
 SHARES = {"copied at once": 1.0, "takes on 10%": 0.1, "takes on 2%": 0.02}
-"""Of the values, that their slow copy takes on after each update."""
+"""Share of the weights that the target network takes over after each update."""
 
 
 def observation_features(*, seed: int) -> Floats:
-    """`[S, SIZE]` what a state looks like: numbers that it shares with others, so that a network must generalise."""
+    """Features `[S, SIZE]` of the states, which share numbers, so that a network must generalise."""
     return generator(seed, "lab/looks").standard_normal((STATES, SIZE))
 
 
 def collect_log(mdp: FiniteMdp, looks: Floats, *, seed: int, steps: int) -> DecisionLog:
-    """What somebody did who chooses blindly; every action is tried everywhere."""
+    """Data of a uniformly random policy; every action is tried everywhere."""
     world = FiniteWorld(mdp=mdp, steps=steps // 50, seed=seed, copies=50)
     lived = world.rollout(StationaryActor(FixedPolicyActor(probability=np.full((STATES, ACTIONS), 1 / ACTIONS))))
     assert lived.final is not None
@@ -49,8 +49,9 @@ def collect_log(mdp: FiniteMdp, looks: Floats, *, seed: int, steps: int) -> Deci
 
 
 def train_network(share: float, *, rate: float, seed: int, world: int, turns: int) -> tuple[Floats, Floats]:
-    """Of each turn `[turns]`: root mean squared error of the values over their own size, and worth of the greedy policy
-    over the best."""
+    """Per iteration `[turns]`: root mean squared error of the values relative to their size, and value of the greedy
+    policy relative to the optimal one.
+    """
     mdp = garnet_mdp(states=STATES, actions=ACTIONS, branching=3, seed=100 * seed + world, discount=DISCOUNT)
     true, looks = policy_iteration(mdp), observation_features(seed=100 * seed + world)
     log = collect_log(mdp, looks, seed=seed, steps=5000)
@@ -77,6 +78,7 @@ def train_network(share: float, *, rate: float, seed: int, world: int, turns: in
 
 
 def run(seed: int, *, quick: bool = False) -> ExperimentResult:
+    """Run the experiment."""
     turns, worlds, rates = (60, 1, RATES[1:]) if quick else (100, 2, RATES)
     found = {
         (name, rate): np.mean(

@@ -1,4 +1,4 @@
-"""Three ways to stay close: TRPO's bound on the KL, PPO's clip of ratios, DPPO's mask of probabilities."""
+"""Three trust regions: TRPO's bound on the KL, PPO's clip of ratios, DPPO's mask of probabilities."""
 
 from dataclasses import dataclass
 
@@ -71,16 +71,18 @@ class NaturalGradientLearner:
 
 
 def by_clip(policy: nn.Module, batch: PuzzleBatch) -> LossTerms:
+    """PPO's clipped surrogate."""
     return clipped_surrogate(batch.logp(policy), batch.old_logp, batch.advantage)
 
 
 def by_probability(policy: nn.Module, batch: PuzzleBatch) -> LossTerms:
+    """DPPO with the Binary-TV mask."""
     return dppo_tv(batch.logp(policy), batch.old_logp, batch.advantage)
 
 
 @dataclass(slots=True)
 class StepKlMeter:
-    """Solved, and the exact KL(before || after) of each step along the right answers."""
+    """Accuracy, and the exact KL(before || after) of each step along the right answers."""
 
     puzzle: Puzzle
     previous: nn.Module
@@ -110,6 +112,7 @@ def train_natural_gradient(
 
 
 def run(seed: int, *, quick: bool = False) -> ExperimentResult:
+    """Run the experiment."""
     steps, runs = (25, 1) if quick else (50, 2)
     puzzle = addition()
     found: dict[str, list[dict[str, Floats]]] = {"TRPO": [], "PPO": [], "DPPO": []}
@@ -168,7 +171,7 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
 
 
 def _steps_to_goal(told: dict[str, Floats]) -> tuple[int, float]:
-    """Steps until the goal (all of them if it is missed), and the KL paid until then."""
+    """Steps to the goal (all of them if it is missed), and the total KL until then."""
     reached = np.flatnonzero(told["solved"] >= GOAL)
     steps = int(reached[0]) + 1 if len(reached) else len(told["solved"])
     return steps, float(told["step_kl"][:steps].sum())

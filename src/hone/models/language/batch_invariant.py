@@ -1,8 +1,8 @@
-"""Arithmetic in which what a token gets depends on its own text alone, to the bit: not on what else is computed.
+"""Batch-invariant arithmetic: a token's result depends, to the bit, only on its own text and not on its batch.
 
-Belongs here: the linear layers and the attention that a generation engine and, with `exactness = "bitwise"`, the
-trainer share. Matrix products add up in an order that their shape decides, so every row gets the shape of a product
-that its own position fixes, whoever else is in it. How a row lies among others never changes how it is added up.
+The linear layers and the attention that a generation engine and, with `exactness = "bitwise"`, the trainer share.
+Matrix products add up in an order that depends on their shape, so every row is computed in a product whose shape
+depends on the row's position only.
 """
 
 from collections.abc import Callable, Iterator
@@ -21,13 +21,13 @@ from hone.models.packing import PackedBatch, packed_text_slots
 TILE: Final = 16
 """Rows of a product are padded to multiples of it. MKL switches kernels below 11 to 16 rows, depending on the shape."""
 STRIDE: Final = 32
-"""Keys are read in multiples of so many; a multiple of TILE."""
+"""Keys are read in multiples of it; a multiple of TILE."""
 _MAX_ROWS: Final = 256
 """Rows of the largest linear product that is tried."""
 _PROBE_ELEMENTS: Final = 1 << 24
 """Weights up to this size are replaced by random numbers for the measurement."""
 _SCORES: Final = 1 << 22
-"""Scores that live at once."""
+"""Largest number of scores held at once."""
 
 
 def round_up_to_tile(rows: int) -> int:
@@ -43,10 +43,10 @@ def pad_to_tile(x: Tensor) -> Tensor:
 
 @dataclass
 class BatchInvariantLinear:
-    """`F.linear` for a number of rows that is a multiple of TILE; on CUDA it is `F.linear` itself.
+    """`F.linear` for a number of rows that is a multiple of TILE; on CUDA it is `F.linear`.
 
-    A row's value is, by definition, what a product of TILE rows gives; larger products are used up to the size at which
-    this machine was seen to give the same bits. Gradients are plain products.
+    A row's value is, by definition, its value in a product of TILE rows; larger products are used up to the size for
+    which this machine gave the same bits. Gradients are plain products.
     """
 
     exact: bool = True
@@ -61,7 +61,7 @@ class BatchInvariantLinear:
         return _BatchInvariantLinearFunction.apply(x, weight, bias, self)
 
     def product(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        # The way a product is split over threads is part of how it adds.
+        # The split of a product over threads is part of the order of its sums.
         kind = (weight.shape, weight.dtype, bias is None, torch.get_num_threads())
         limit = self._limits.get(kind)
         if limit is None:
@@ -98,21 +98,21 @@ class _QueryTiles:
     read: Tensor
     """`[m * kv_heads * width]` rows of the keys `[slots * kv_heads, head_dim]`."""
     mask: Tensor
-    """`[m, 1, TILE, STRIDE]` additive, for the last STRIDE keys; all earlier ones are seen."""
+    """`[m, 1, TILE, STRIDE]` additive mask of the last STRIDE keys; all earlier ones are visible."""
 
 
 class BatchInvariantAttention:
-    """Causal attention of T queries over keys that lie in slots.
+    """Causal attention of T queries over keys in slots.
 
-    TILE positions of a sequence are one tile, in which position p has row p % TILE and no other; a tile that ends at
-    position e reads ceil(e / STRIDE) * STRIDE keys. So the shape of both products, and the row in it, are functions of
-    a query's position: its bits cannot depend on whether its neighbours are there.
+    TILE positions of a sequence are one tile, in which position p always has row p % TILE; a tile that ends at position
+    e reads ceil(e / STRIDE) * STRIDE keys. So the shape of both products, and the row in it, are functions of a query's
+    position: its bits cannot depend on its neighbours.
     """
 
     def __init__(
         self, sequence: Ints, positions: Ints, slots: Ints, *, heads: int, kv_heads: int, device: torch.device
     ) -> None:
-        """`sequence` `[T]` rows of `slots` `[B, L]`: where position p of each sequence lies; `positions` `[T]`."""
+        """`sequence` `[T]` rows of `slots` `[B, L]`, the slot of each position of each sequence; `positions` `[T]`."""
         self._heads, self._kv_heads = heads, kv_heads
         length = slots.shape[1] // TILE + 1
         tiles, tile = np.unique(sequence * length + positions // TILE, return_inverse=True)
@@ -158,7 +158,7 @@ class BatchInvariantAttention:
 
 
 class BatchInvariantPackedAttention:
-    """An `Attend` for one Packed batch: the values are BatchInvariantAttention's, the gradient that of PackedAttention.
+    """A `LayerAttention` for one PackedBatch: BatchInvariantAttention's values, PackedAttention's gradient.
 
     A branch is a text of its own that begins with the trunk, so that shared prompts change no bit. Rows beyond the
     packed tokens are padding, and get zeros.
@@ -180,7 +180,8 @@ class BatchInvariantPackedAttention:
 
 def batch_invariant_logits(rows: BatchInvariantLinear, weight: Tensor) -> Callable[[Tensor, Tensor], Tensor]:
     """`(hidden [n, D], used) -> [n, len(used)]` logits as an engine computes them: over the whole output `weight`,
-    which may have more rows than the `used` part of the vocabulary."""
+    which may have more rows than the `used` part of the vocabulary.
+    """
     whole = weight.detach()
 
     def product(hidden: Tensor, used: Tensor) -> Tensor:
@@ -255,7 +256,7 @@ def _chunks(width: Ints, heads: int) -> Iterator[tuple[int, int]]:
 
 
 def _read(slots: Ints, owner: Ints, width: int, kv_heads: int) -> Tensor:
-    """Rows of the keys for each text in `owner` `[m]`; what lies beyond a text is masked, and reads slot 0."""
+    """Key rows for each text in `owner` `[m]`; positions beyond a text are masked, and read slot 0."""
     there = np.zeros((len(owner), width), np.int64)
     known = slots[owner, :width]
     there[:, : known.shape[1]] = known

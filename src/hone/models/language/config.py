@@ -1,6 +1,6 @@
 """The architecture of a decoder transformer, and its translation from and to a Hugging Face `config.json`.
 
-Belongs here: which numbers make a Llama, Mistral, Qwen2 or Qwen3 model, and what hone refuses to guess about.
+Settings of Llama, Mistral, Qwen2 and Qwen3 models, and the unsupported ones that raise an error.
 """
 
 import json
@@ -88,7 +88,7 @@ class ModelConfig:
     attention_bias: bool = False
     mlp_bias: bool = False
     extra: Mapping[str, object] = field(default_factory=dict[str, object])
-    """Keys of a `config.json` that hone has no use for, kept to be written back."""
+    """Keys of a `config.json` that hone does not use, kept to be written back."""
 
     def __post_init__(self) -> None:
         faults = ErrorCollector(DataError)
@@ -135,7 +135,7 @@ class ModelConfig:
         return self.family != "qwen2" and self.attention_bias
 
     def to_hf(self) -> Json:
-        """The `config.json` of transformers 5, without `dtype`: that is a fact of the weights."""
+        """The `config.json` of transformers 5, without `dtype`, which depends on the weights."""
         config: Json = dict(self.extra)
         config.update(
             architectures=[_ARCHITECTURES[self.family]],
@@ -206,7 +206,7 @@ def model_config_from_hf(config: Mapping[str, object], *, where: str = "config.j
 
 
 _UNSET_DEFAULTS: Final = (("bos_token_id", None), ("eos_token_id", None))
-"""What `to_hf` writes where `extra` is silent."""
+"""Values that `to_hf` writes for keys missing in `extra`."""
 _DEFAULT_POSITIONS: Final = {"llama": 2048, "mistral": 131072, "qwen2": 32768, "qwen3": 32768}
 
 
@@ -240,7 +240,7 @@ def _refuse_unsupported(config: Mapping[str, object], where: str, faults: ErrorC
 
 
 def _active_window(config: Mapping[str, object]) -> str:
-    """What switches a sliding window on, or an empty string."""
+    """The setting that enables a sliding window, or an empty string."""
     family = config.get("model_type")
     window = config.get("sliding_window", 4096 if family == "mistral" else None)
     layer_types = config.get("layer_types")

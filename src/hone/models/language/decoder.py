@@ -1,10 +1,10 @@
-"""One decoder transformer for Llama, Mistral, Qwen2 and Qwen3: RMSNorm, rotary positions, grouped-query attention.
+"""A decoder transformer for Llama, Mistral, Qwen2 and Qwen3: RMSNorm, rotary positions, grouped-query attention.
 
-Belongs here: the layers' arithmetic on rows of tokens. Where keys are kept, and who may see whom, is an `Attend`:
-packed rows bring their own (attention.py), a generation engine brings its cache.
+The layers' arithmetic on rows of tokens. Key storage and masking are in a `LayerAttention`: packed rows have theirs
+(packed_attention.py), a generation engine brings its cache.
 
 Parameters are fused (`qkv`, `gate_up`) and query and key features are kept in interleaved pairs, so that a rotation is
-one complex product; folder.py translates both, exactly, to and from the names and order of Hugging Face.
+one complex product; hf_checkpoint.py translates both, exactly, to and from the names and order of Hugging Face.
 """
 
 import math
@@ -55,9 +55,9 @@ Exactness = Literal["parity", "bitwise"]
 class _ForwardArithmetic:
     linear: LinearFn
     dtype: torch.dtype
-    """What lies between the stream's additions; the stream itself keeps the weights' type."""
+    """Dtype between the additions to the residual stream, which keeps the weights' dtype."""
     position_invariant: bool
-    """An element's bits do not depend on where in a tensor it lies."""
+    """Whether an element's bits are independent of its place in a tensor."""
 
 
 def torch_dtype(name: str) -> torch.dtype:
@@ -68,7 +68,7 @@ def torch_dtype(name: str) -> torch.dtype:
 
 
 class LinearProjection(nn.Module):
-    """A weight `[out, in]` and perhaps a bias; zero until `init` or `folder` fill it."""
+    """A weight `[out, in]` with an optional bias; zero until `init` or `hf_checkpoint` fills it."""
 
     def __init__(self, features_in: int, features_out: int, *, bias: bool, dtype: torch.dtype) -> None:
         super().__init__()
@@ -129,7 +129,7 @@ class DecoderLayer(nn.Module):
         return query, key, value
 
     def add_attention_and_mlp(self, x: Tensor, mixed: Tensor, by: _ForwardArithmetic) -> Tensor:
-        """The stream, to which what attention `mixed` and then the MLP are added."""
+        """The residual stream, plus the attention output `mixed`, plus the MLP."""
         linear = by.linear
         x = x + linear(mixed, self.out.weight, self.out.bias)
         gate_up = linear(self.mlp_norm(x, by.dtype), self.gate_up.weight, self.gate_up.bias)
@@ -138,7 +138,7 @@ class DecoderLayer(nn.Module):
     def forward_native(
         self, x: Tensor, delta: Tensor | None, attend: NativeAttention, by: _ForwardArithmetic
     ) -> tuple[Tensor, Tensor]:  # fmt: skip
-        """`forward` by compiled kernels. `delta` is still to be added to the stream, and so is what comes second."""
+        """`forward` by compiled kernels. `delta` is still to be added to the stream; so is the second result."""
         linear, eps = by.linear, self.attention_norm.eps
         x, normed = native_add_norm(x, delta, self.attention_norm.weight, eps, by.dtype)
         qkv = linear(normed, self.qkv.weight, self.qkv.bias)
@@ -152,7 +152,7 @@ class DecoderLayer(nn.Module):
 
 
 class CompiledLayerHalves:
-    """What a layer does before and after attention, as torch's compiler writes it: for layers of one shape, once.
+    """The parts of a layer before and after attention, compiled by torch once for layers of one shape.
 
     The first run of each takes seconds, or minutes on a GPU; the number of tokens may change from run to run.
     """
@@ -169,7 +169,7 @@ class Decoder(nn.Module):
         super().__init__()
         kind = torch_dtype(dtype)
         self.compute = kind
-        """What `hidden` multiplies in; see `compute_in`."""
+        """Dtype of the matrix products in `hidden`; see `set_compute_dtype`."""
         self.exactness: Exactness = "parity"
         """Whether `hidden` and `outlook` give the bits of an engine that runs this model; see `compute_exactly`."""
         self.rows = BatchInvariantLinear()
@@ -193,22 +193,23 @@ class Decoder(nn.Module):
 
     @property
     def device(self) -> torch.device:
+        """Device of the weights."""
         return self.embedding.weight.device
 
     @property
     def dtype(self) -> torch.dtype:
+        """Dtype of the weights."""
         return self.embedding.weight.dtype
 
     @property
     def is_mixed_precision(self) -> bool:
-        """Whether `hidden` multiplies in another type than the weights have."""
+        """Whether `hidden` computes products in another dtype than the weights'."""
         return self.compute != self.dtype
 
     def set_compute_dtype(self, dtype: str) -> None:
-        """Let `hidden` multiply in the weights' own type, or in bfloat16: mixed precision where weights are float32.
+        """Compute the products of `hidden` in the weights' dtype, or in bfloat16: mixed precision for float32 weights.
 
-        `run` with a `linear` of the caller's own computes as that does. Raises DataError for any other
-        type.
+        `run` with a `linear` of the caller computes as that function does. Raises DataError for any other dtype.
         """
         kind = torch_dtype(dtype)
         if kind not in {self.dtype, torch.bfloat16} or self.dtype == torch.float64 != kind:
@@ -216,8 +217,8 @@ class Decoder(nn.Module):
         self.compute = kind
 
     def use_bitwise_arithmetic(self) -> None:
-        """From now on `hidden` and `outlook` are, bit for bit, what a torch engine over this model computes, in any
-        batch; gradients are those of the usual arithmetic. Raises DataError where that is not float32 on a CPU.
+        """Make `hidden` and `token_logprobs` bit-identical to a torch engine over this model, in any batch; gradients
+        are those of the usual arithmetic. Raises DataError where that is not float32 on a CPU.
         """
         found = f"{str(self.compute).removeprefix('torch.')} on {self.device.type}"
         if found != "float32 on cpu" or self.dtype != torch.float32:
@@ -252,7 +253,7 @@ class Decoder(nn.Module):
         return partial(self.run, halves=CompiledLayerHalves())
 
     def hidden(self, packed: PackedBatch) -> Tensor:
-        """`[T, hidden_size]`: hidden state t has seen tokens up to t of its row (and branch), and predicts the next."""
+        """`[T, hidden_size]`: hidden state t depends on tokens up to t of its row (and branch), and predicts the next."""
         c = self.config
         if self.exactness == "bitwise":
             fixed = BatchInvariantPackedAttention(
@@ -282,7 +283,7 @@ class Decoder(nn.Module):
         return tiled_linear if tiled else functional.linear
 
     def _kernel_texts(self, packed: PackedBatch) -> KernelTexts | None:
-        """None where compiled kernels cannot be used: another device or type, no compiler, rows they do not know."""
+        """None where compiled kernels cannot be used: another device or dtype, no compiler, unsupported rows."""
         return KernelTexts.from_packed(packed) if self._fits_kernels() and available_kernels() is not None else None
 
     def _fits_kernels(self) -> bool:
@@ -290,7 +291,7 @@ class Decoder(nn.Module):
         return usual and self.dtype in DTYPE_CODES and self.compute in DTYPE_CODES
 
     def notes(self) -> list[str]:
-        """What somebody who trains this model should know. The first call may compile the kernels (seconds)."""
+        """Notes for the user of a training run. The first call may compile the kernels (seconds)."""
         reason = why_unavailable() if self._fits_kernels() else None
         return [] if reason is None else [f"training uses torch, not the compiled kernels, which are faster: {reason}"]
 
@@ -320,7 +321,7 @@ class Decoder(nn.Module):
         sampling_mask: SamplingMask | None = None,
         vocab_size_used: int | None = None,
     ) -> TokenLogprobs:  # fmt: skip
-        """log pi(chosen) of `softmax(logits / temperature)`, `[N]`, and what else is asked for (see outlook.py).
+        """log pi(chosen) of `softmax(logits / temperature)`, `[N]`, with optional results (see token_logprobs.py).
 
         `hidden` `[N, hidden_size]` are the states that predict `chosen` `[N]`. Logits from `vocab_size_used` on (a
         vocabulary padded beyond its tokenizer) have probability 0.
@@ -354,10 +355,10 @@ class Decoder(nn.Module):
 
 
 def rope_frequencies(rope: RopeConfig, head_dim: int) -> Tensor:
-    """Radians a position turns each pair, `[head_dim / 2]` float32.
+    """Radians per position of each pair, `[head_dim / 2]` float32.
 
     theta^(-2i/d) (Su et al., 2021). `llama3` divides the frequencies whose wavelength exceeds the original context by
-    `factor`, leaves short wavelengths alone and blends linearly between (Dubey et al., 2024).
+    `factor`, leaves short wavelengths unchanged and interpolates linearly between (Dubey et al., 2024).
     """
     frequencies = 1.0 / (rope.theta ** (torch.arange(0, head_dim, 2, dtype=torch.float32) / head_dim))
     if rope.kind == "linear":

@@ -1,8 +1,8 @@
-"""Four layers of a decoder with backward passes of their own: fewer passes over memory than autograd's, same numbers.
+"""Four layers of a decoder with custom backward passes: fewer passes over memory than autograd's, same numbers.
 
 Autograd differentiates a complex product through conjugate copies, a normalisation op by op, and a split by
-concatenation; on a CPU that is a large share of a small model's step. In mixed precision a normalisation writes what
-the matrix product behind it reads, and a product rounds its master weights on the way.
+concatenation; on a CPU that is a large share of a small model's step. In mixed precision a normalisation writes in the
+dtype of the next matrix product, and a product rounds its master weights on the way.
 """
 
 from functools import partial
@@ -18,7 +18,7 @@ from hone.models.native.products import tiled_matmul, weight_gradient
 
 
 class _FusedContext(Protocol):
-    """What torch hands to both passes."""
+    """Autograd context of both passes."""
 
     saved_tensors: tuple[Tensor, ...]
     kinds: tuple[torch.dtype, torch.dtype]
@@ -55,7 +55,7 @@ class _RmsNorm(torch.autograd.Function):
 
 
 class _MixedLinear(torch.autograd.Function):
-    """y = x w^T + b in bfloat16 with sums in float32;  dx = g w,  dw = g^T x, the latter kept in the weight's type."""
+    """y = x w^T + b in bfloat16 with sums in float32;  dx = g w,  dw = g^T x, the latter in the weight's dtype."""
 
     @staticmethod
     def forward(ctx: _FusedContext, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
@@ -105,7 +105,7 @@ class _TiledLinear(torch.autograd.Function):
 
 
 def _weight_gradient(g: Tensor, x: Tensor, kind: torch.dtype) -> Tensor:
-    """`g^T x` of `kind`. The factor that has to be turned first is the smaller one: libraries are slow at that."""
+    """`g^T x` of dtype `kind`. The smaller factor is transposed, because libraries are slow at that."""
     if kind == torch.float32 and (found := weight_gradient(g, x)) is not None:
         return found
     return ((x.t() @ g).t() if g.shape[1] > x.shape[1] else g.t() @ x).to(kind)
@@ -122,7 +122,7 @@ def _write_weight_gradient(g: Tensor, x: Tensor, place: Tensor) -> bool:
 
 
 class _RotaryFunction(torch.autograd.Function):
-    """Each adjacent pair of features as a complex number, times a unit number; backward turns the other way."""
+    """Each adjacent pair of features as a complex number, times a unit number; backward rotates by the inverse."""
 
     @staticmethod
     def forward(ctx: _FusedContext, x: Tensor, turns: Tensor) -> Tensor:
@@ -165,7 +165,7 @@ class _GatedSilu(torch.autograd.Function):
 def rms_norm(x: Tensor, weight: Tensor, eps: float, kind: torch.dtype | None = None) -> Tensor:
     """`x / sqrt(mean(x^2) + eps) * weight` over the last dimension, in float32 at least (Zhang and Sennrich, 2019).
 
-    The result is of `kind`; by default as `x`.
+    The result has dtype `kind`; by default as `x`.
     """
     kind = x.dtype if kind is None else kind
     if torch.compiler.is_compiling():  # which fuses this by itself, and does not see into a Function
@@ -177,28 +177,29 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, kind: torch.dtype | None = N
 def mixed_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """`x [N, in] @ weight [out, in]^T + bias [out]` -> `[N, out]` bfloat16, for float32 master weights.
 
-    Products are of bfloat16 numbers, sums in float32; the weight's gradient is handed over in the weight's own type, so
-    that it adds up over micro-batches without rounding (Micikevicius et al., "Mixed Precision Training", 2018).
+    Products are of bfloat16 numbers, sums in float32; the weight's gradient has the weight's own dtype, so that it adds
+    up over micro-batches without rounding (Micikevicius et al., "Mixed Precision Training", 2018).
     """
     return _MixedLinear.apply(x, weight, bias)
 
 
 def tiled_linear(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`x [N, in] @ weight [out, in]^T + bias [out]` -> `[N, out]`; in float32 by tiles of the processor, where it has
-    them, and as close to the true numbers as torch's own (see native/products.py)."""
+    """`x [N, in] @ weight [out, in]^T + bias [out]` -> `[N, out]`; in float32 by AMX tiles of the processor, where it
+    has them, as accurate as torch's own (see native/products.py).
+    """
     return _TiledLinear.apply(x, weight, bias)
 
 
 def apply_rotary(x: Tensor, turns: Tensor) -> Tensor:
-    """Rotary positions: `x` `[T, heads, head_dim]` turned by the unit complex `turns` `[T, 1, head_dim / 2]`."""
+    """Rotary positions: `x` `[T, heads, head_dim]` rotated by the unit complex `turns` `[T, 1, head_dim / 2]`."""
     return _RotaryFunction.apply(x, turns)
 
 
 def gated_silu(gate_up: Tensor, *, steady: bool = False) -> Tensor:
     """`[..., 2 n]` -> silu of the first half times the second, `[..., n]` (Shazeer, 2020).
 
-    `steady`: in a form whose bits do not depend on where an element lies. torch's own sigmoid takes another road for
-    the elements that do not fill a vector register, and which ones these are depends on threads.
+    `steady`: in a form whose bits do not depend on an element's place. torch's sigmoid uses another algorithm for the
+    elements that do not fill a vector register, and which ones these are depends on the threads.
     """
     if torch.compiler.is_compiling():
         gate, up = gate_up.chunk(2, dim=-1)

@@ -1,6 +1,6 @@
-"""Hugging Face folders in and out: safetensors and `config.json`, with the names that transformers and vLLM expect.
+"""Reading and writing Hugging Face folders: safetensors and `config.json`, with the names of transformers and vLLM.
 
-Belongs here: everything that can be wrong with such a folder, said at once. Does not: pickled weights, code of others.
+All faults of a folder are reported at once. Pickled weights and remote code are not supported.
 """
 
 import json
@@ -46,7 +46,7 @@ def load_model(
 
 
 def load_weights(model: Decoder, folder: Path | str) -> None:
-    """Take up a folder's weights in place. Raises DataError as `load_model` does; the model may be half filled then."""
+    """Load a folder's weights in place. Raises DataError as `load_model` does; the model may be partly loaded then."""
     folder = _existing(Path(folder))
     faults = ErrorCollector(DataError)
     parameters = dict(model.named_parameters())
@@ -145,7 +145,7 @@ def _existing(folder: Path) -> Path:
 
 
 def _weight_files(folder: Path, faults: ErrorCollector) -> list[Path]:
-    """The files that hold weights; faults name what is missing."""
+    """The weight files of a folder; missing ones are added to `faults`."""
     if (folder / INDEX_FILE).is_file():
         places = read_json(folder / INDEX_FILE).get("weight_map")
         if not isinstance(places, dict) or not places:

@@ -1,4 +1,4 @@
-"""New weights, drawn from counter-based streams: the same config and seed give the same model on any machine state."""
+"""Initial weights, drawn from counter-based streams: the same config and seed give the same model on any machine."""
 
 import math
 

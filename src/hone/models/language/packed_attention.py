@@ -24,7 +24,7 @@ _MIN_FILL: Final = 0.7
 
 
 class LayerAttention(Protocol):
-    """Causal attention, owned by whoever knows where the keys are (packed rows here, cache slots in an engine)."""
+    """Causal attention of a layer, owned by the storage of the keys (packed rows here, cache slots in an engine)."""
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
         """`[T, heads, head_dim]`, twice `[T, kv_heads, head_dim]` -> `[T, heads * head_dim]`, at head_dim^-1/2."""
@@ -33,7 +33,7 @@ class LayerAttention(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _PackedTexts:
-    """B texts: which tokens they own, and what they read."""
+    """B texts: the tokens that they own and those that they read."""
 
     slots: Ints
     """`[B, L]` token at each position of a text, its trunk's tokens before its own."""
@@ -54,7 +54,7 @@ class _PaddedBlock:
     queries: int
     keys: int
     mask: Tensor
-    """`[texts, 1, 1, queries, keys]` additive: 0 seen, -inf not seen."""
+    """`[texts, 1, 1, queries, keys]` additive mask: 0 visible, -inf masked."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,9 +62,9 @@ class _PaddingTable:
     """Where token-head pairs lie in the padded blocks, for one number of heads."""
 
     gather: Tensor
-    """`[M]`: padded place -> row of `x.view(T * heads, head_dim)`; padding takes row 0, and is never seen."""
+    """`[M]`: padded place -> row of `x.view(T * heads, head_dim)`; padding takes row 0, and is always masked."""
     scatter: Tensor
-    """`[T * heads]`: the way back, to the place where a token is its text's own."""
+    """`[T * heads]`: inverse, to the place where a token is its text's own."""
     padding: Tensor
     """`[P]`: padded places that hold no token."""
     shared_trunk: Tensor
@@ -79,7 +79,7 @@ class PackedAttention:
     def __init__(
         self, packed: PackedBatch, *, heads: int, kv_heads: int, head_dim: int, dtype: torch.dtype, fused: bool = False
     ) -> None:
-        """`fused`: torch's own attention instead of matrix products; for CUDA."""
+        """`fused`: torch's fused attention instead of matrix products; for CUDA."""
         texts = _texts(packed)
         blocks = [texts.take(index) for index in _group_by_length(texts.ends - texts.begins, texts.ends)]
         device, total = packed.tokens.device, len(packed.tokens)
@@ -129,7 +129,7 @@ class _PaddingContext(Protocol):
 
 
 class _PadFunction(torch.autograd.Function):
-    """`x[take]`, whose gradient is a copy as well (what padding read is never seen), but for what is read again."""
+    """`x[take]`, with a copy as gradient (padding is masked), summed only over tokens that are read again."""
 
     @staticmethod
     def forward(ctx: _PaddingContext, x: Tensor, table: _PaddingTable) -> Tensor:

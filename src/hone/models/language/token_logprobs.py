@@ -1,6 +1,6 @@
-"""What a policy says about chosen tokens: log-probability and entropy, without a `[tokens, vocab]` tensor.
+"""Log-probability and entropy of chosen tokens under the model, without a `[tokens, vocab]` tensor.
 
-Belongs here: the output projection and the log-softmax, in chunks that are computed again in the backward pass.
+The output projection and the log-softmax, in chunks that are recomputed in the backward pass.
 """
 
 from collections.abc import Callable
@@ -21,8 +21,8 @@ CHUNK_ELEMENTS: Final = 1 << 22
 class SamplingMask:
     """The tokens that sampling left at each of N positions (top-k, top-p, min-p), one list after another.
 
-    Replayed by the trainer, both policies of a ratio choose from the same tokens, which is what keeps it unbiased
-    (the sampling mask of DeepSeek-V3.2, 2025).
+    Replayed by the trainer, so that both policies of a ratio choose from the same tokens, which keeps it unbiased (the
+    sampling mask of DeepSeek-V3.2, 2025).
     """
 
     ids: Tensor
@@ -38,9 +38,9 @@ class TokenLogprobs:
     logp: Tensor
     """`[N]` log pi(chosen), nats."""
     entropy: Tensor | None = None
-    """`[N]` nats; None unless asked for."""
+    """`[N]` entropy in nats; None unless requested."""
     extra_logp: Tensor | None = None
-    """`[N, K]` log pi of the tokens that were asked about besides, nats; None unless asked for."""
+    """`[N, K]` log pi of further requested tokens, nats; None unless requested."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,11 +59,12 @@ def scaled_logits(
     temperature: float | Tensor,
     product: Callable[[Tensor, Tensor], Tensor] = functional.linear,
 ) -> Tensor:
-    """`hidden @ weight.T / temperature` -> `[N, vocab]`, float32 or wider. The one formula of trainer and engine."""
+    """`hidden @ weight.T / temperature` -> `[N, vocab]`, float32 or wider; shared by trainer and engine."""
     return at_least_float32(product(hidden, weight)) / temperature
 
 
 def at_least_float32(x: Tensor) -> Tensor:
+    """float32, or float64 for float64 input."""
     return x if x.dtype == torch.float64 else x.float()
 
 
@@ -79,8 +80,8 @@ def token_logprobs(
 ) -> TokenLogprobs:
     """Log-probabilities (and entropies) of `softmax(hidden @ weight.T / temperature)`.
 
-    `hidden` `[N, D]`, `weight` `[vocab, D]`, `chosen` `[N]`; `among` `[N, K]` asks about further tokens; `kept`
-    renormalises over the tokens that sampling left. Memory beyond the inputs: one chunk of logits.
+    `hidden` `[N, D]`, `weight` `[vocab, D]`, `chosen` `[N]`; `among` `[N, K]` are further tokens; `kept` renormalises
+    over the tokens that sampling left. Memory beyond the inputs: one chunk of logits.
     """
     return query_logprobs(hidden, weight, chosen, extra_tokens, LogprobQuery(temperature, entropy, sampling_mask))
 
@@ -91,13 +92,13 @@ def _by_tiles(hidden: Tensor, weight: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class LogprobQuery:
-    """What is asked of all positions alike."""
+    """Settings shared by all positions."""
 
     temperature: float
     entropy: bool = False
     sampling_mask: SamplingMask | None = None
     matmul: Callable[[Tensor, Tensor], Tensor] = _by_tiles
-    """`(hidden [n, D], weight [vocab, D]) -> [n, vocab]`: by which arithmetic logits are computed."""
+    """`(hidden [n, D], weight [vocab, D]) -> [n, vocab]`: the arithmetic of the logits."""
 
     def log_softmax(self, hidden: Tensor, weight: Tensor, part: slice) -> Tensor:
         """Log-probabilities of all tokens `[rows of part, vocab]`; -inf for those that sampling cut off."""
@@ -150,7 +151,7 @@ def _masked_tokens(kept: SamplingMask, part: slice, logits: Tensor) -> Tensor:
 
 
 class _LogprobContext(Protocol):
-    """What autograd keeps between forward and backward."""
+    """Tensors that autograd keeps between forward and backward."""
 
     question: LogprobQuery
     saved_tensors: tuple[Tensor, Tensor, Tensor]

@@ -33,8 +33,9 @@ class TokenPolicy(nn.Module):
         extra_tokens: Tensor | None = None,
         sampling_mask: SamplingMask | None = None,
     ) -> TokenLogprobs:
-        """Log-probabilities, in nats, of the tokens `chosen` `[n]` after positions `at` `[n]`; if asked for, entropies,
-        log-probabilities of further tokens `among` `[n, K]`, and all of it renormalised over what sampling `kept`."""
+        """Log-probabilities, in nats, of the tokens `chosen` `[n]` after positions `at` `[n]`; on request entropies,
+        log-probabilities of further tokens `among` `[n, K]`, and all of it renormalised over the sampling mask `kept`.
+        """
         hidden = self.decoder.hidden(packed)[at]
         return self.decoder.token_logprobs(
             hidden,
@@ -59,11 +60,10 @@ class TokenPolicy(nn.Module):
         return digest.hexdigest()
 
     def save(self, folder: Path) -> None:
-        """A Hugging Face folder: weights, config, tokenizer."""
+        """Write a Hugging Face folder: weights, config, tokenizer."""
         save_model(self.decoder, folder, tokenizer_from=None)
         self.tokenizer.save(folder)
 
     def load(self, folder: Path) -> None:
-        """Take up, in place, the weights of a folder that `save` wrote. Raises DataError when they do not
-        fit."""
+        """Load, in place, the weights of a folder that `save` wrote. Raises DataError when they do not fit."""
         load_weights(self.decoder, folder)

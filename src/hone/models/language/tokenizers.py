@@ -1,7 +1,7 @@
 """Text to token ids and back: tokenizers built on the spot, and any `tokenizer.json` of a Hugging Face folder.
 
-Belongs here: encoding, decoding, chat templates, the special ids. Text of a user never becomes a special token: it is
-encoded as the plain characters it is.
+Encoding, decoding, chat templates, the special ids. Text of a user never becomes a special token: it is encoded as
+plain characters.
 """
 
 import json
@@ -34,7 +34,7 @@ _FILES: Final = (
 )
 
 Message = Mapping[str, object]
-"""`{"role": ..., "content": ...}`, and what else the chat template reads."""
+"""`{"role": ..., "content": ...}`, and further keys that the chat template reads."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,10 +51,11 @@ class Tokenizer:
     special: Mapping[str, str] = field(default_factory=dict[str, str])
     """`eos_token`, `bos_token` and the like -> text."""
     files: Mapping[str, bytes] = field(default_factory=dict[str, bytes], repr=False)
-    """What a folder with this tokenizer holds: file name -> content, written back as it was read."""
+    """Tokenizer files of a folder: file name -> content, written back unchanged."""
 
     @property
     def eos_id(self) -> int:
+        """Id of the end-of-sequence token."""
         return self.eos_ids[0]
 
     @property
@@ -63,7 +64,7 @@ class Tokenizer:
         return max(self.backend.get_vocab(with_added_tokens=True).values()) + 1
 
     def encode(self, text: str) -> NDArray[np.int32]:
-        """`[n]` ids of the text as it stands: no BOS, no EOS, special tokens' names as plain characters.
+        """`[n]` ids of the text: no BOS, no EOS, special tokens' names as plain characters.
 
         Raises DataError naming the characters when some have no token.
         """
@@ -199,7 +200,7 @@ def _json_bytes(content: Mapping[str, object]) -> bytes:
 
 
 def tokenizer_files(folder: Path) -> dict[str, bytes]:
-    """The files of a folder that belong to its tokenizer and to generation: name -> content."""
+    """Files of a folder for its tokenizer and for generation: name -> content."""
     names = [name for name in _FILES if (folder / name).is_file()]
     return {name: (folder / name).read_bytes() for name in names}
 

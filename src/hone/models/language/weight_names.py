@@ -1,6 +1,6 @@
-"""Which part of which parameter a tensor of a Hugging Face checkpoint is, exactly and both ways.
+"""Names of Hugging Face checkpoint tensors, mapped exactly, both ways, to parts of the decoder's parameters.
 
-Belongs here: the names of transformers' Llama-like models, and the order of features that the decoder keeps.
+The names of transformers' Llama-like models, and the order of features in the decoder.
 """
 
 from collections.abc import Iterator
@@ -21,7 +21,7 @@ class CheckpointPiece:
     start: int
     rows: int
     rotary_heads: int = 0
-    """Heads whose features are rotated, which the decoder keeps in interleaved pairs; 0: rows as they are."""
+    """Heads with rotary features, which the decoder keeps in interleaved pairs; 0: rows unchanged."""
 
     def from_checkpoint(self, tensor: Tensor) -> Tensor:
         """The checkpoint's order (first halves of all pairs, then second halves) -> pairs side by side."""
