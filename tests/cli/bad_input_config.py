@@ -117,7 +117,7 @@ FILES = [
 RUNS = [
     Case(row=11, name="another config", code=2, prepare=existing, words=["learner.lr=2e-3"],
          says=["run run exists in runs with another config", "--resume", "--name", "learner.lr: 0.001 -> 0.002"]),
-    Case(row=11, name="the same config", code=2, prepare=existing, says=["this very config", "--resume"]),
+    Case(row=11, name="the same config", code=2, prepare=existing, says=["the same config", "--resume"]),
     Case(row=11, name="resumed with another config", code=2, prepare=existing, words=["learner.lr=2e-3", "--resume"],
          says=["cannot be resumed with other settings", "learner.lr: 0.001 -> 0.002"]),
     Case(row=11, name="no run to resume", code=3, words=["--resume"], says=["no run run in runs to resume"]),

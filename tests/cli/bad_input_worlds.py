@@ -60,7 +60,7 @@ CASES = [
     Case(row=56, name="an end that is no bool", code=4, config=ppo("DoneIsANumber"),
          says=["terminated is 0 (int); it must be a bool"]),
     Case(row=56, name="spaces that are not served", code=2, config=ppo("Nested"),
-         says=["is not served", "FlattenObservation"]),
+         says=["is not supported", "FlattenObservation"]),
     Case(row=56, name="no actions", code=2, config=ppo("NoActions"), says=["action space", "has no elements"]),
     Case(row=56, name="no bounds for a squashed policy", code=2, config=ppo("Unbounded", "sac"),
          says=["has no finite bounds", "RescaleAction"]),

@@ -149,7 +149,7 @@ def test_the_figures_of_a_generation() -> None:
         (
             "time",
             "prefill 25%, decode 50%, bookkeeping 25%",
-            "of the passes over the model, by tokens; and what is none",
+            "of model passes, by tokens; bookkeeping is outside them",
         ),
         ("slots", "75% in use", "of 4, over 100 passes"),
         ("tail", "10% idle", "of slot time, waiting for the longest answers"),
@@ -187,7 +187,7 @@ def test_the_doctor_tries_the_engine(
     checked(monkeypatch, passed=False)
     assert main(["doctor", "engine"]) == 1
     out = capsys.readouterr().out
-    assert "fail" in out and "not as it should be: native float32" in out and "python" not in out
+    assert "fail" in out and "failed: native float32" in out and "python" not in out
     assert main(["doctor", "machine"]) == 0
     assert "8 and 3" not in capsys.readouterr().out
     assert main(["doctor", "engine", "run.toml"]) == 2

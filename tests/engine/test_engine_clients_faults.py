@@ -87,7 +87,7 @@ def test_what_passes_is_asked_again_and_changes_no_token(serve, fault):
     assert (client.lost > 0) == (not fault.startswith("status"))
 
 
-PERSISTS = {"status 500": 'status 500: {"error": "overloaded,', "hang up": "it went away 5 times"}
+PERSISTS = {"status 500": 'status 500: {"error": "overloaded,', "hang up": "it was unreachable 5 times"}
 
 
 @pytest.mark.parametrize("fault", PERSISTS)
@@ -131,7 +131,7 @@ def test_a_server_that_restarts_in_the_middle_loses_nothing(serve, model, dialec
         np.testing.assert_allclose(one.logp, same.logp, atol=1e-5)
         assert (one.version == 1).all()
     assert server.label.endswith(".1")
-    assert f"it went away {client.lost} times, the last time: POST {server.url}" in client.note
+    assert f"it was unreachable {client.lost} times, the last time: POST {server.url}" in client.note
 
 
 def test_a_server_that_restarts_between_two_steps_is_found_out(serve, model):

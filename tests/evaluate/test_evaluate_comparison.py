@@ -1,4 +1,4 @@
-"""Runs compared: which belong together, what they come to, and what is said before anybody believes it."""
+"""Runs compared: grouping, statistics, and what is said before anybody believes it."""
 
 import json
 import math
@@ -74,7 +74,7 @@ def test_curves_are_over_steps_of_the_world_and_thresholds_are_timed(tmp_path):
         make_run(tmp_path, f"r{k}", rewards=np.linspace(0, top, 40), seed=k)
     found = compare([str(tmp_path)], root=tmp_path, threshold=7.0)
     (group,) = found.groups
-    assert (found.curve_metric, found.curve_unit) == ("reward/mean", "steps of the world")
+    assert (found.curve_metric, found.curve_unit) == ("reward/mean", "environment steps")
     line, reached = group.curves["CartPole-v1"], group.reached["CartPole-v1"]
     assert line.x[0] == 10.0 and line.x[-1] == 400.0  # 40 steps of 10
     assert line.middle[-1] == pytest.approx(10.0, rel=0.05)
@@ -123,7 +123,7 @@ def test_what_a_reader_should_know_first_is_said(tmp_path):
     make_run(tmp_path, "three", rewards=[0.5] * 3, seed=3)
     make_run(tmp_path, "four", rewards=[], seed=4)
     notes = "\n".join(compare([str(tmp_path)], root=tmp_path).notes)
-    for words in ("not all scores are the same", "no score of four", "seed 0 of CartPole-v1", "differ in steps"):
+    for words in ("the scores are of different kinds", "no score of four", "seed 0 of CartPole-v1", "differ in steps"):
         assert words in notes, words
 
 
@@ -148,7 +148,7 @@ def test_the_page_and_the_json_hold_what_was_found(tmp_path):
         "fast against slow",
         "Learning curves",
         "Performance profile",
-        "steps of the world to 2.5",
+        "environment steps to 2.5",
         "polygon",
     ):
         assert words in page, words

@@ -66,7 +66,7 @@ def test_what_is_chosen_and_why(monkeypatch):
         usable=False,
         compiler="failed",
         build_note="c++ could not compile the runner: no space",
-        runner_note="torch: compiled code cannot be had",
+        runner_note="torch: compiled code is unavailable",
     )
     monkeypatch.setenv("HONE_NATIVE", "0")
     assert "HONE_NATIVE=0" in selfcheck.kernel_report().runner_note

@@ -42,7 +42,7 @@ def test_a_run_keeps_its_certificate_and_is_otherwise_the_same(folder: Path) -> 
     kept = read_certificate(folder / "runs" / "with")
     assert kept is not None and kept.passed and len(kept.checks) == 8
     assert kept.config_hash == open_run(folder / "runs" / "with", clock=SystemClock()).manifest().config_hash
-    assert "checked on a small double" in (folder / "runs" / "with" / "report.html").read_text(encoding="utf-8")
+    assert "checked on a smaller copy" in (folder / "runs" / "with" / "report.html").read_text(encoding="utf-8")
     # A resume keeps the certificate that the run began with.
     before = (folder / "runs" / "with" / "certificate.json").read_bytes()
     assert tiny_runs.hone("train", "grpo.toml", "--name", "with", "steps=3", "--resume", "run.certify=true") == 0
@@ -59,7 +59,7 @@ def test_a_loss_that_fails_is_told_of_and_trained_by(
     monkeypatch.setattr(driver, "certificate", spoilt)
     assert tiny_runs.hone("train", "sft.toml", "steps=1") == 0
     log = (folder / "runs" / "tiny" / "log.txt").read_text(encoding="utf-8")
-    assert "WARNING the gradient depends on how a batch is cut: prefixes not shared" in log
+    assert "WARNING the gradient depends on the split of a batch: prefixes not shared" in log
     assert "prefixes not shared" in "".join(capsys.readouterr())
     assert figures(folder / "runs" / "tiny")["passed"] is False
 

@@ -133,7 +133,7 @@ def test_a_step_is_drawn_and_its_bottleneck_named(tmp_path):
     write_matmul_rate(folder, MatmulRate(dtype="float32", device="cpu", threads=2, flops_per_s=3.2e10))
     page = page_of(folder)
     for words in (
-        "The bottleneck is rewards, once all answers were written (rewards): 30% of a step, 1.2 s of 4.0 s.",
+        "The bottleneck is rewards after all answers were generated (rewards): 30% of a step, 1.2 s of 4.0 s.",
         "decode: 1.0 s, 25.0% of a step",
         "collect 75.0% 36 s 3,000.0 ms of it prefill 12.5% 6.0 s 500.0 ms",
         "Updates computed at 8 GFLOP/s, 25% of the 32 GFLOP/s",
@@ -191,7 +191,7 @@ def test_an_interval_that_holds_zero_is_called_no_proof(tmp_path):
     measured = [EvaluationScore(stage=s, metric="m", mean=0.5, low=0.4, high=0.6, n=9) for s in ("a", "b")]
     pair = PairedDifference(before="a", after="b", difference=0.01, low=-0.02, high=0.04, p_value=0.4, n=9)
     write_evaluations(folder, measured, [pair])
-    assert "p = 0.400); the interval holds 0, so this is no proof" in page_of(folder).text
+    assert "p = 0.400); the interval includes 0: not significant" in page_of(folder).text
 
 
 def test_hostile_text_everywhere_is_only_text(tmp_path):

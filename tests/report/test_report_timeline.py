@@ -85,7 +85,7 @@ def test_generation_beside_the_loop_is_no_part_of_its_time():
     assert spans(found.overlapping) == [("prefill", 0.0, 0.075), ("decode", 0.075, 0.225), ("bookkeeping", 0.3, 0.1)]
     assert sum(span.seconds_s for span in found.loop) == pytest.approx(found.step_s)
     assert found.bottleneck().startswith(
-        "The bottleneck is waiting for answers that are written beside the loop (collect and publish): 55% of a step"
+        "The bottleneck is waiting for answers that are generated in parallel (collect and publish): 55% of a step"
     )
 
 

@@ -31,9 +31,9 @@ def test_a_score_that_is_no_number_is_no_score(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ('{"id": "a"}', "should hold a list"),
-        ('[{"id": "a"}]', "should hold objects with id"),
-        ('[{"id": "a", "prompt": "", "reference": "", "answer": "", "score": "1"}]', "score of a should be a number"),
+        ('{"id": "a"}', "must contain a list"),
+        ('[{"id": "a"}]', "must contain objects with id"),
+        ('[{"id": "a", "prompt": "", "reference": "", "answer": "", "score": "1"}]', "score of a must be a number"),
         ("[", "step_00000002.json"),
     ],
 )

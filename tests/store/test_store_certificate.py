@@ -49,7 +49,9 @@ def test_rounding_passes_and_nothing_else_does() -> None:
 
 
 def test_the_line_names_what_failed() -> None:
-    assert of(GOOD).summary().startswith("the gradient does not depend on how a batch is cut: 1 ways agree to 2.0e-16")
+    assert (
+        of(GOOD).summary().startswith("the gradient does not depend on the split of a batch: 1 splits agree to 2.0e-16")
+    )
     line = of(GOOD, BAD, LOST).summary()
     assert "two shares, summed (off by 2.5e-01 of it)" in line and "NaN where" in line and "another" not in line
 
@@ -67,7 +69,7 @@ def test_the_report_says_it_in_a_line(tmp_path: Path) -> None:
     with create_run(
         tmp_path, "r", config=config, metadata=RunMetadata(hone_version="1"), clock=ManualClock()
     ) as folder:
-        assert "checked on a small double" not in write_report(folder.path).read_text(encoding="utf-8")
+        assert "checked on a smaller copy" not in write_report(folder.path).read_text(encoding="utf-8")
         write_certificate(folder.path, of(GOOD))
         assert "1 ways agree to 2.0e-16" in write_report(folder.path).read_text(encoding="utf-8")
         (folder.path / CERTIFICATE).write_text("{", encoding="utf-8")

@@ -254,7 +254,7 @@ def test_never_from_scratch_silently(tmp_path):
     with pytest.raises(DataError, match="no checkpoint in"):
         CheckpointFolder(folder=tmp_path / "absent").newest_intact()
     (tmp_path / "step_00000005").mkdir()
-    with pytest.raises(DataError, match="no whole checkpoint") as caught:
+    with pytest.raises(DataError, match="no intact checkpoint") as caught:
         CheckpointFolder(folder=tmp_path).newest_intact()
     assert "step_00000005" in str(caught.value)
     with pytest.raises(DataError, match=r"no checkpoint of step 4.*\[5\]"):

@@ -134,9 +134,9 @@ def test_resume_takes_the_same_config_and_listed_changes_only(tmp_path):
 
 
 def test_nothing_to_resume_or_open(tmp_path):
-    with pytest.raises(DataError, match="leave out --resume"):
+    with pytest.raises(DataError, match="omit --resume"):
         resume(tmp_path)
-    with pytest.raises(DataError, match="holds no run"):
+    with pytest.raises(DataError, match="is not a run"):
         open_run(tmp_path / "run", clock=CLOCK)
     assert not list(tmp_path.iterdir())
 

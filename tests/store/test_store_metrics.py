@@ -111,7 +111,7 @@ def test_a_broken_line_in_the_middle_is_named(tmp_path):
         with pytest.raises(DataError, match=r"metrics\.jsonl:2"):
             action()
     path.write_text('{"step": 1}\n{"loss": 1}\n')
-    with pytest.raises(DataError, match=r"metrics\.jsonl:2 has no whole step"):
+    with pytest.raises(DataError, match=r"metrics\.jsonl:2 has no integer step"):
         read_metrics(path)
     path.write_text('{"step": 1, "loss": NaN}\n')
     with pytest.raises(DataError, match="NaN"):

@@ -1,5 +1,5 @@
 """The command `hone`.
 
-Belongs here: reading config files and command lines, calling the loops, and showing what they say. Faces decide
-nothing: whatever a command finds out is found out in the folder that it calls.
+Belongs here: reading config files and command lines, calling the library, and printing results. A command contains no
+logic of its own: the results come from the package that it calls.
 """

@@ -1,9 +1,9 @@
-"""`hone`: finds the command, runs it, and turns failures into messages and exit codes.
+"""The program `hone`: selects the command, runs it, and turns errors into messages and exit codes.
 
-Belongs here: nothing that takes time to import; a command's module is imported when it is called.
+Belongs here: nothing that takes time to import; a command's module is imported when the command is used.
 
-Exit codes: 0 done, 1 a bug in hone, 2 usage or config, 3 data, 4 user code, 5 environment or resources, 6 diverged,
-130 and 143 interrupted, 141 nobody reads the output any more.
+Exit codes: 0 success, 1 a bug in hone, 2 usage or config, 3 data, 4 user code, 5 environment or resources, 6 diverged,
+130 and 143 interrupted, 141 the output pipe was closed.
 """
 
 import importlib
@@ -19,8 +19,8 @@ from hone.cli.options import COMMANDS, CommandCall, CommandSpec, build_parser, c
 from hone.config.overrides import split_overrides
 from hone.core.errors import ConfigError, HoneError, InterruptedRun, did_you_mean
 
-# Threads of the tensor library wait for each other by spinning, by default for long: with reward workers on the same
-# cores, that made rollouts many times slower. A short spin loses nothing on an idle machine. Read when torch is loaded.
+# Threads of the tensor library spin for a long time by default while they wait for each other, which made rollouts with
+# reward workers on the same cores many times slower. A short spin costs nothing on an idle machine. Torch reads it.
 os.environ.setdefault("GOMP_SPINCOUNT", "10000")
 
 EXIT_BUG = 1
@@ -34,7 +34,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         code = _dispatch(list(sys.argv[1:] if arguments is None else arguments))
         sys.stdout.flush()
-    except InterruptedRun as stop:  # asked for, so no error
+    except InterruptedRun as stop:  # requested by the user, so not an error
         _print_error(str(stop))
         return stop.exit_code
     except HoneError as error:
@@ -45,12 +45,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _print_error("interrupted")
         return EXIT_INTERRUPTED
     except BrokenPipeError:
-        # Python would complain once more when it flushes at exit.
+        # Without this, Python reports the closed pipe again when it flushes at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return EXIT_BROKEN_PIPE
     except SystemExit as stop:  # argparse, after --help
         return stop.code if isinstance(stop.code, int) else 0
-    except Exception as error:  # noqa: BLE001 - the last frame: whatever arrives here is said to be what it is
+    except Exception as error:  # noqa: BLE001 - the outermost frame: report any other error as a bug
         _print_error("".join(traceback.format_exception(error)).rstrip())
         _print_error(
             f"error: this is a bug in hone {hone.__version__}, not in your config: {type(error).__name__}: {error}"
@@ -83,12 +83,12 @@ def _call(command: CommandSpec, arguments: list[str]) -> CommandCall:
 
 
 def _print_error(text: str) -> None:
-    """To stderr, with control characters spelled out: what a file says must not steer a terminal."""
+    """Print to stderr with control characters escaped: text from a file must not control the terminal."""
     print("".join(char if char.isprintable() or char in "\n\t" else repr(char)[1:-1] for char in text), file=sys.stderr)
 
 
 def _escape_unencodable() -> None:
-    """A stream that cannot show a character shows its code instead of failing."""
+    """Make standard output and error print the code of a character that they cannot encode, instead of failing."""
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")

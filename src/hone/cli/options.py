@@ -1,6 +1,6 @@
-"""The commands and their options, as data: what `hone --help` prints without importing what the commands need.
+"""Commands and options as data, so that `hone --help` imports none of the libraries that the commands need.
 
-Belongs here: names, summaries and options. What a command does is in the module that it names.
+Belongs here: names, summaries and options. The code of a command is in the module that its entry names.
 """
 
 import argparse
@@ -13,7 +13,7 @@ from hone.core.errors import ConfigError
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandOption:
-    """A flag; with `metavar` it takes a value, without it is a switch."""
+    """A command-line flag: it takes a value if `metavar` is set, otherwise it is a switch."""
 
     flag: str
     help: str
@@ -25,44 +25,48 @@ class CommandOption:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandSpec:
-    """A word after `hone`: the function `run` in `module` does it."""
+    """A command after `hone`, run by the function `run` of `module`."""
 
     name: str
     summary: str
     module: str
     positionals: tuple[tuple[str, str], ...] = ()
     optional: tuple[tuple[str, str], ...] = ()
-    """Positionals that may be left out; they are then empty."""
+    """Optional positionals; empty if omitted."""
     variadic: tuple[tuple[str, str], ...] = ()
-    """Positionals of which there is at least one."""
+    """Positionals given at least once."""
     options: tuple[CommandOption, ...] = ()
     overrides: bool = False
-    """Takes `key=value` for keys of the config."""
+    """Accept `key=value` for keys of the config."""
 
     def switches(self) -> frozenset[str]:
+        """Flags without a value, help included."""
         return frozenset({"-h", "--help", *(option.flag for option in self.options if not option.metavar)})
 
     def value_flags(self) -> frozenset[str]:
+        """Flags that take a value."""
         return frozenset(option.flag for option in self.options if option.metavar)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandCall:
-    """A command with its arguments, as they were given."""
+    """A command with its parsed arguments."""
 
     command: str
     values: dict[str, str | bool | list[str]]
     overrides: tuple[str, ...] = ()
 
     def text(self, name: str) -> str:
+        """Value of the option or positional `name`."""
         return str(self.values[name])
 
     def texts(self, name: str) -> list[str]:
-        """What was given several times, in order."""
+        """Values of a repeated option, in order."""
         given = self.values[name]
         return given if isinstance(given, list) else [str(given)]
 
     def switch(self, name: str) -> bool:
+        """Whether the switch `name` was given."""
         return bool(self.values[name])
 
 
@@ -202,14 +206,14 @@ COMMANDS: tuple[CommandSpec, ...] = (
 
 
 class CommandParser(argparse.ArgumentParser):
-    """argparse, whose complaints are raised like every other fault of the command line."""
+    """argparse parser that raises ConfigError instead of exiting."""
 
     def error(self, message: str) -> NoReturn:
         raise ConfigError(f"{message} (see {self.prog} --help)")
 
 
 def build_parser(command: CommandSpec) -> CommandParser:
-    """The parser of one command's own arguments; overrides are taken out before."""
+    """Build the parser for one command's arguments; overrides are removed before."""
     tail = " [key=value ...]" if command.overrides else ""
     words = " ".join(name.upper() for name, _ in command.positionals)
     words += "".join(f"{name.upper()} [{name.upper()} ...]" for name, _ in command.variadic)
@@ -238,7 +242,7 @@ def build_parser(command: CommandSpec) -> CommandParser:
 
 
 def overview() -> str:
-    """What `hone --help` prints."""
+    """Text of `hone --help`."""
     width = max(len(command.name) for command in COMMANDS)
     lines = [f"  {command.name:<{width}}  {command.summary}" for command in COMMANDS]
     return "\n".join(
@@ -255,7 +259,7 @@ def overview() -> str:
 
 
 def parse_number(text: str, flag: str, *, least: float, whole: bool = True) -> float:
-    """The number that an option was given. Raises ConfigError naming the option and its range."""
+    """Parse the number given to an option. Raises ConfigError naming the option and its range."""
     kind = "a whole number" if whole else "a number"
     try:
         value = int(text) if whole else float(text)
@@ -267,4 +271,5 @@ def parse_number(text: str, flag: str, *, least: float, whole: bool = True) -> f
 
 
 def command_names(commands: Sequence[CommandSpec] = COMMANDS) -> list[str]:
+    """Names of the commands."""
     return [command.name for command in commands]

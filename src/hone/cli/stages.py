@@ -1,6 +1,6 @@
-"""Files with `[[stage]]` tables: several runs, what they share, and how a later one finds an earlier one.
+"""Files with `[[stage]]` tables: several runs, shared settings, and references from one stage to an earlier one.
 
-Belongs here: turning such a document into one whose stages are complete. What a stage is, is `training.py`'s.
+Belongs here: completing the stages of such a document. `commands/train.py` runs them.
 """
 
 import re
@@ -19,27 +19,28 @@ from hone.recipes.registry import load_recipe, recipe_names
 STAGE = "stage"
 SHARED = "shared"
 STAGE_PREFIX = "stage:"
-"""A value `stage:NAME` means the folder of the run that stage NAME leaves behind."""
+"""Prefix of a value `stage:NAME`: the run folder of stage NAME."""
 TOP_LEVEL_KEYS = ("name", SHARED, STAGE)
 
 
 def default_run_name(document: ConfigDocument) -> str:
-    """What a run is called that has no name: like its file."""
+    """Default name of a run: the name of its config file."""
     return re.sub(r"[^A-Za-z0-9_-]+", "-", Path(document.name).stem).strip("-") or "run"
 
 
 def pipeline_name(document: ConfigDocument) -> str:
+    """Name of the run or pipeline that a document describes."""
     return str(document.values.get("name", default_run_name(document)))
 
 
 def duplicate_name_faults(names: Sequence[str]) -> list[str]:
-    """Stages live in folders of their own, so no two may have one name."""
+    """Messages about stage names that occur twice: each stage has a folder with its name."""
     twice = [name for name, count in Counter(names).items() if count > 1]
-    return [f"two stages are called {name}; give each [[stage]] a name of its own" for name in twice]
+    return [f"two stages are called {name}; give each [[stage]] a different name" for name in twice]
 
 
 def apply_shared(document: ConfigDocument) -> list[str]:
-    """Give every stage the `[shared]` keys that its recipe knows and it does not set itself; returns what is wrong."""
+    """Copy each `[shared]` key to the stages whose recipe has it and that do not set it; returns the errors."""
     faults = [
         f"unknown key {key} in {document.source_of((key,))}{did_you_mean(key, TOP_LEVEL_KEYS)}"
         for key in document.values
@@ -63,7 +64,7 @@ def apply_shared(document: ConfigDocument) -> list[str]:
 
 
 def resolve_stage_references(document: ConfigDocument, folder: Path, names: Sequence[str]) -> None:
-    """Replace every `stage:NAME` by that stage's folder."""
+    """Replace each `stage:NAME` by that stage's run folder."""
     for index in range(len(names)):
         for path, value in list(leaves(_table(document, index), (STAGE, index))):
             if isinstance(value, str) and value.startswith(STAGE_PREFIX) and value[len(STAGE_PREFIX) :] in names:
@@ -72,7 +73,7 @@ def resolve_stage_references(document: ConfigDocument, folder: Path, names: Sequ
 
 
 def _stages(document: ConfigDocument) -> Iterator[tuple[int, set[str]]]:
-    """Position of each stage whose recipe is known, and the keys of that recipe's config."""
+    """Yield the index of each stage with a known recipe, and the config keys of that recipe."""
     for index in range(len(cast("list[object]", document.values[STAGE]))):
         recipe = _table(document, index).get("recipe")
         if isinstance(recipe, str) and recipe in recipe_names():
@@ -80,7 +81,7 @@ def _stages(document: ConfigDocument) -> Iterator[tuple[int, set[str]]]:
 
 
 def _apply_shared_key(document: ConfigDocument, index: int, name: str, value: object) -> list[str]:
-    """Lay one shared key over a stage, beneath what it says itself; returns what has no place."""
+    """Apply one shared key to a stage where the stage does not set it; returns the errors."""
     stage = _table(document, index)
     if name in stage and not isinstance(stage[name], dict):
         return []
@@ -97,7 +98,7 @@ def _apply_shared_key(document: ConfigDocument, index: int, name: str, value: ob
 
 
 def _values(value: object, path: KeyPath) -> Iterator[tuple[KeyPath, object]]:
-    """Every value below `path`; a list is one value, whatever it holds: stages do not mix their lists."""
+    """Yield each value below `path`; a list is one value, because lists are not merged."""
     if isinstance(value, dict) and value:
         for key, child in cast("dict[str, object]", value).items():
             yield from _values(child, (*path, key))
@@ -111,7 +112,7 @@ def _table(document: ConfigDocument, index: int) -> dict[str, object]:
 
 
 def _sets_key(table: object, path: KeyPath) -> bool:
-    """Whether a stage sets this key itself; a list that it sets is its own from end to end."""
+    """Whether a stage sets this key; a list is set as a whole."""
     place = table
     for part in path:
         if isinstance(place, list):

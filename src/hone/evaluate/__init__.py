@@ -1,1 +1,1 @@
-"""A policy judged: held-out scores with intervals, comparisons on the same questions. Knows nothing of training."""
+"""Evaluation of policies: held-out scores with intervals, comparisons on the same questions; no training."""

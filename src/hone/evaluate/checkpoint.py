@@ -1,6 +1,6 @@
-"""A saved policy judged or heard, by what its own run says about its task.
+"""Evaluation and samples of a saved policy on the task of its run.
 
-Belongs here: from a policy folder and its run's config to an exam. Does not: how answers are scored (`text.py`).
+Belongs here: from a policy folder and its run's config to an evaluation. `text/text_eval.py` scores answers.
 """
 
 import os
@@ -32,57 +32,55 @@ from hone.store.durable import Json
 from hone.store.folder import open_run
 
 FRESH_SEED_OFFSET = 1 << 29
-"""Added to the seed of an evaluation that asks for other problems than the run's own."""
+"""Added to the seed of an evaluation on other problems than the run's own."""
 DEFAULT_MAX_TOKENS = 256
 SERVER_KEY = "HONE_SERVER_KEY"
-"""Environment variable whose value, where it is set, is sent as a bearer token to a server that is judged."""
+"""Environment variable with the bearer token for the evaluated server."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyEvaluation:
-    """What an evaluation found, and how its answers were written."""
+    """Scores of an evaluation, and how its answers were generated."""
 
     scores: Mapping[str, float]
     generation: GenerationReport | None = None
-    """None for a policy that writes no text."""
+    """None for a control policy."""
     notes: Sequence[str] = ()
-    """What a person should know about it: episodes that were lost, or did not end."""
+    """Warnings for the user: episodes that were lost, or did not end."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleRequest:
-    """Which answers are wanted, and how they are drawn."""
+    """Number of answers, prompt and sampling."""
 
     run: Path | None
-    """Whose config says what there is to ask."""
+    """Run with the config of the task."""
     prompt: str | None
-    """What is to be answered `count` times; None: `count` held-out problems of the run, once each."""
+    """Prompt to be answered `count` times; None: `count` held-out problems of the run, once each."""
     count: int
     temperature: float
-    """0 takes the likeliest token."""
+    """0 is greedy."""
     seed: int
     device: str
 
 
 SampledAnswer: TypeAlias = tuple[str, str, float | None]
-"""Prompt, answer, and score where there is a scorer."""
+"""Prompt, answer, and score if there is a scorer."""
 
 
 def evaluate(policy: Path, *, run: Path | None, problems: int, seed: int, device: str) -> Mapping[str, float]:
-    """The scores of `examine`."""
+    """Scores of `evaluate_checkpoint`."""
     return evaluate_checkpoint(policy, run=run, problems=problems, seed=seed, device=device).scores
 
 
 def evaluate_checkpoint(policy: Path, *, run: Path | None, problems: int, seed: int, device: str) -> PolicyEvaluation:
-    """Score of the policy on held-out work of its run: the run's own with `seed` 0; otherwise other problems where they
-    are generated, and others of the same where they stand in a file.
+    """Evaluate the policy on held-out work of its run. With `seed` 0 the problems are the run's own; another seed
+    generates other problems, or selects others from a file.
 
-    Raises ConfigError when the run says nothing of how it is to be judged, DataError for a damaged folder.
+    Raises ConfigError if the run has no evaluation settings, DataError for a damaged folder.
     """
     if run is None:
-        raise ConfigError(
-            f"{policy} belongs to no run, so nothing says what to ask it; name a run, or a checkpoint in its run"
-        )
+        raise ConfigError(f"{policy} is not in a run, so its task is unknown; name a run, or a checkpoint in its run")
     if is_control(policy):
         notes: list[str] = []
         config = config_tree(run)
@@ -102,13 +100,12 @@ def evaluate_checkpoint(policy: Path, *, run: Path | None, problems: int, seed: 
 def evaluate_server(
     policy: Path, *, run: Path | None, url: str, model: str, problems: int, seed: int
 ) -> PolicyEvaluation:
-    """The same questions, asked of a server of text that speaks OpenAI's protocol; without `model`, of the first one
-    that it names.
+    """Evaluate a server with OpenAI's protocol on the questions of the run; without `model`, the server's first model.
 
-    Raises ConfigError as `examine`, and where the server names no model; ServerError as the client does.
+    Raises ConfigError as `evaluate_checkpoint`, and if the server names no model; ServerError as the client does.
     """
     if run is None or is_control(policy):
-        raise ConfigError(f"{policy}: --server takes the questions of a language model's run, and this is none")
+        raise ConfigError(f"{policy}: --server needs the run of a language model")
     config = _evaluation_config(run, problems=problems, seed=seed)
     tokenizer, context = open_tokenizer(ModelSource(path=str(policy)))
     key_from = SERVER_KEY if SERVER_KEY in os.environ else None
@@ -118,7 +115,7 @@ def evaluate_server(
         if not model:
             served = client.models()
             if not served:
-                raise ConfigError(f"{url} names no model; say with --model which one to ask")
+                raise ConfigError(f"{url} names no model; give its name with --model")
             client.model = served[0]
         exam = _prepared(config, tokenizer, context, problems, seed)
         judged = evaluate_text_server(exam, client)
@@ -126,7 +123,7 @@ def evaluate_server(
         client.close()
         if exam is not None:
             exam.close()
-    return PolicyEvaluation(scores=judged.metrics(), notes=[f"asked {client.model} at {url}, with prompts as text"])
+    return PolicyEvaluation(scores=judged.metrics(), notes=[f"evaluated {client.model} at {url}, with prompts as text"])
 
 
 def sample(
@@ -139,7 +136,7 @@ def sample(
     seed: int,
     device: str,
 ) -> Sequence[SampledAnswer]:
-    """`count` answers to `prompt`, or one to each of `count` held-out problems of the run."""
+    """Sample `count` answers to `prompt`, or one to each of `count` held-out problems of the run."""
     return sample_answers(
         policy, SampleRequest(run=run, prompt=prompt, count=count, temperature=temperature, seed=seed, device=device)
     )
@@ -148,14 +145,14 @@ def sample(
 def sample_answers(
     policy: Path, wanted: SampleRequest, hearer: StreamListener | None = None
 ) -> Sequence[SampledAnswer]:
-    """The answers that are `wanted`; `hearer` hears them while they are being written."""
+    """Sample the answers that `wanted` describes; `hearer` receives their text while it is generated."""
     if is_control(policy):
-        raise ConfigError(f"{policy} is a control policy: it writes no text; judge it with `hone eval`")
+        raise ConfigError(f"{policy} is a control policy, which writes no text; evaluate it with `hone eval`")
     loaded = _open(policy, wanted.device)
     if wanted.prompt is not None:
         return [(wanted.prompt, answer, None) for answer in _answer_prompt(loaded, wanted.prompt, wanted, hearer)]
     if wanted.run is None:
-        raise ConfigError(f"{policy} belongs to no run: say with --prompt what to answer")
+        raise ConfigError(f"{policy} is not in a run: give a prompt with --prompt")
     config = _evaluation_config(wanted.run, problems=wanted.count, seed=wanted.seed).model_copy(
         update={"greedy": wanted.temperature == 0, "temperature": wanted.temperature or 1.0, "seed": wanted.seed}
     )
@@ -169,7 +166,7 @@ def sample_answers(
 
 
 def config_tree(run: Path) -> dict[str, Json]:
-    """The run's config as nested tables."""
+    """Config of a run as nested tables."""
     tree: dict[str, Json] = {}
     for key, setting in open_run(run, clock=SystemClock()).config().items():
         _insert_nested(tree, key.split("."), setting.value)
@@ -187,7 +184,7 @@ def _insert_nested(tree: dict[str, Json], path: Sequence[str], value: Json) -> N
 
 
 def _lists(value: Json) -> Json:
-    """Tables whose keys are 0, 1, 2 ... are the lists that they were before they were written as dotted keys."""
+    """Convert tables with the keys 0, 1, 2 ... back to lists, which dotted keys had replaced."""
     if not isinstance(value, dict):
         return value
     inner = {key: _lists(child) for key, child in value.items()}
@@ -203,7 +200,7 @@ def _open(policy: Path, device: str) -> TokenPolicy:
 def _evaluation_config(run: Path, *, problems: int, seed: int) -> EvaluationConfig:
     table = config_tree(run).get("evaluation")
     if not isinstance(table, dict):
-        raise ConfigError(f"{run} was trained without [evaluation], so nothing says how to judge it")
+        raise ConfigError(f"{run} was trained without [evaluation], so it cannot be evaluated")
     try:
         config = EvaluationConfig.model_validate(table)
     except ValidationError as error:
@@ -215,7 +212,7 @@ def _evaluation_config(run: Path, *, problems: int, seed: int) -> EvaluationConf
 
 
 def _prepared(config: EvaluationConfig, tokenizer: Tokenizer, context: int, problems: int, seed: int) -> TextEvaluation:
-    """The exam, of at most `problems` prompts: a file may hold more, of which the seed picks."""
+    """Prepare the evaluation of at most `problems` prompts; the seed selects them if a file contains more."""
     exam = prepare_evaluation(config, tokenizer, context=context)
     if config.task.is_generated or not seed:
         return replace(exam, prompts=exam.prompts[:problems])

@@ -1,7 +1,6 @@
-"""Runs compared: seeds of a configuration gathered into groups, and what the groups come to beside each other.
+"""Comparison of runs: seeds of one configuration form a group, and groups are compared.
 
-Belongs here: which runs belong together, and which estimate answers which question. The estimates themselves are
-`estimators.across_runs`'s.
+Belongs here: grouping, and the choice of estimates. `estimators.across_runs` computes them.
 """
 
 import json
@@ -43,27 +42,27 @@ from hone.store.evaluations import PairedDifference
 Floats = NDArray[np.float64]
 
 CURVE_POINTS = 100
-"""Points of a curve, and of a profile."""
+"""Points of a curve or a profile."""
 EXTENSION_SHARE = 0.03
-"""Share of its length by which a curve is drawn out, at its last value."""
+"""Fraction of its length by which a curve is extended at its last value."""
 MIN_RUNS = 5
-"""Runs below which an interval is not to be relied on."""
+"""Fewest runs for a reliable interval."""
 IGNORED_KEYS = re.compile(
     r"^(recipe|name|seed|steps|run\..*|judge\..*|env\.(id|kwargs.*|max_episode_steps)|finite\.(world\..*|limit))$"
 )
-"""Keys in which the runs of one configuration may differ: chance, bookkeeping and the task."""
+"""Keys that may differ between runs of one configuration: seed, bookkeeping and task."""
 SEED_ENDING = re.compile(r"[-_.]?(seed)?[-_.]?\d+$")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunGroup:
-    """Runs of one configuration, under a name."""
+    """Named group of runs with one configuration."""
 
     name: str
     runs: Sequence[LoadedRun]
 
     def strata(self, tasks: Sequence[str], scale: Mapping[str, tuple[float, float]]) -> list[Floats]:
-        """Known scores of each task that has any, from 0 to 1 where `scale` holds its extremes."""
+        """Known scores of each task, scaled to 0..1 if `scale` has the task's extremes."""
         found: list[Floats] = []
         for task in tasks:
             low, high = scale.get(task, (0.0, 1.0))
@@ -74,10 +73,10 @@ class RunGroup:
 
 
 def compare(asked: Sequence[str], *, root: Path, metric: str = "", threshold: float | None = None) -> Comparison:
-    """Compare the runs that `asked` names (`runs_read.read_runs`); `metric` instead of the score that they end with.
+    """Compare the runs that `asked` names (`run_curves.read_runs`) by their final score, or by `metric`.
 
-    `threshold`: the score whose first reaching is timed; without it, the one that Gymnasium registers for a task.
-    Raises DataError for runs that are not there, cannot be read, or have no score at all.
+    `threshold`: score for the time-to-threshold; by default the one that Gymnasium registers for a task.
+    Raises DataError for runs that are missing, unreadable, or without any score.
     """
     runs = read_runs(asked, root, metric=metric)
     if all(np.isnan(run.score) for run in runs):
@@ -116,11 +115,11 @@ def compare(asked: Sequence[str], *, root: Path, metric: str = "", threshold: fl
     )
 
 
-# ------------------------------------------------------------------------------------------ which belong together
+# ------------------------------------------------------------------------------------------ grouping
 
 
 def group_runs(runs: Sequence[LoadedRun]) -> list[RunGroup]:
-    """Runs that differ in chance, bookkeeping and task only are one group, in the order in which they were named."""
+    """Group runs that differ in seed, bookkeeping and task only, in the order of the arguments."""
     kinds: dict[str, list[LoadedRun]] = {}
     for run in runs:
         kinds.setdefault(_config_key(run), []).append(run)
@@ -142,7 +141,7 @@ def _config_key(run: LoadedRun) -> str:
 
 
 def _name(runs: Sequence[LoadedRun]) -> str:
-    """The folder that holds nothing else of what was asked for, else the names of the runs without their seeds."""
+    """Name of a group: its folder, if no other requested run is in it, or else the run names without their seeds."""
     if len(runs) == 1:
         return runs[0].name
     parents = {run.path.resolve().parent for run in runs}
@@ -157,7 +156,7 @@ def _distinct_name(group: RunGroup, differing: Sequence[str]) -> str:
 
 
 def _differing(groups: Sequence[RunGroup]) -> list[str]:
-    """Keys whose value is not the same in all groups; without the recipes' own tables when the recipes differ."""
+    """Keys with different values in the groups; without the recipes' own tables if the recipes differ."""
     heads = [group.runs[0].settings for group in groups]
     keys = [key for key in heads[0] if not IGNORED_KEYS.match(key) and all(key in head for head in heads)]
     if len({group.runs[0].recipe for group in groups}) == 1:
@@ -169,7 +168,7 @@ def _setting_text(run: LoadedRun, key: str) -> str:
     return json.dumps(run.settings[key]) if key in run.settings else "-"
 
 
-# ------------------------------------------------------------------------------------------ what they come to
+# ------------------------------------------------------------------------------------------ statistics
 
 
 def _extremes(runs: Sequence[LoadedRun], tasks: Sequence[str]) -> dict[str, tuple[float, float]]:
@@ -196,7 +195,7 @@ def _score_interval(estimate: Estimate) -> ScoreInterval:
 def _lines(
     group: RunGroup, tasks: Sequence[str], curves: Mapping[Path, ScoreCurve], runs: Sequence[LoadedRun]
 ) -> dict[str, RunCurveBand]:
-    """Interquartile mean of the runs' curves at common places, per task."""
+    """Interquartile mean of the runs' curves at common positions, per task."""
     found: dict[str, RunCurveBand] = {}
     for task in tasks:
         own = [curves[run.path] for run in group.runs if run.task == task and run.path in curves]
@@ -208,15 +207,15 @@ def _lines(
         last = max(float(curve.x[-1]) for curve in every if len(curve.x))
         places = np.linspace(first, last, CURVE_POINTS)
         known = np.array([_last_known_values(curve, places) for curve in own])
-        known[:, np.isnan(known).any(axis=0)] = np.nan  # a mean of the runs that happen to be there would jump
+        known[:, np.isnan(known).any(axis=0)] = np.nan  # a mean over a changing set of runs would jump
         band = curve_band(known)
         found[task] = RunCurveBand(x=places, middle=band.middle, low=band.low, high=band.high)
     return found
 
 
 def _last_known_values(curve: ScoreCurve, places: Floats) -> Floats:
-    """The latest value known at each place; NaN before the first, and from a little after the end: runs of as many
-    steps differ a little in steps of the world."""
+    """Latest known value at each position; NaN before the first and from a little after the end, because runs with
+    equal steps differ slightly in environment steps."""
     before = np.searchsorted(curve.x, places, side="right") - 1
     values = np.where(before >= 0, curve.y[np.maximum(before, 0)], np.nan)
     return np.where(places > curve.x[-1] * (1 + EXTENSION_SHARE), np.nan, values)
@@ -225,7 +224,7 @@ def _last_known_values(curve: ScoreCurve, places: Floats) -> Floats:
 def _profile_thresholds(
     groups: Sequence[RunGroup], tasks: Sequence[str], scale: Mapping[str, tuple[float, float]]
 ) -> Floats:
-    """Thresholds of a profile: from just below the lowest score of all to the highest."""
+    """Thresholds of a profile: from just below the lowest score to the highest."""
     scores = np.concatenate([task for group in groups for task in group.strata(tasks, scale)])
     room = 0.02 * ((scores.max() - scores.min()) or 1.0)
     return np.linspace(scores.min() - room, scores.max() + room, CURVE_POINTS)
@@ -260,13 +259,13 @@ def _times_to_threshold(
 
 
 def registered_threshold(task: str) -> float | None:
-    """The score at which Gymnasium calls a task solved; None for what is not registered, or has none."""
+    """Score at which Gymnasium calls a task solved; None if there is none."""
     spec = gymnasium.registry.get(task)
     return None if spec is None else spec.reward_threshold
 
 
 def _improvements(groups: Sequence[RunGroup], tasks: Sequence[str]) -> list[ProbabilityOfImprovement]:
-    """Of each group over the first, on the tasks that both have; needs no common unit."""
+    """Probability of improvement of each group over the first, on common tasks; needs no common unit."""
     first, *others = groups
     found: list[ProbabilityOfImprovement] = []
     for other in others:
@@ -280,7 +279,7 @@ def _improvements(groups: Sequence[RunGroup], tasks: Sequence[str]) -> list[Prob
 
 
 def _paired(groups: Sequence[RunGroup]) -> list[PairedDifference]:
-    """Where runs kept their answers: each group against the first, question by question, means over their seeds."""
+    """Paired differences of each group from the first per question, means over seeds; only for saved answers."""
     first, *others = groups
     before, found = _answers(first), list[PairedDifference]()
     for other in others:
@@ -305,7 +304,7 @@ def _paired(groups: Sequence[RunGroup]) -> list[PairedDifference]:
 
 
 def _answers(group: RunGroup) -> dict[str, float]:
-    """Mean score of each question (its id and its words) over the runs that answered it."""
+    """Mean score of each question (id and text) over the runs that answered it."""
     scores: dict[str, list[float]] = {}
     for run in group.runs:
         for row in run.answers:
@@ -315,26 +314,30 @@ def _answers(group: RunGroup) -> dict[str, float]:
 
 
 def _notes(groups: Sequence[RunGroup], tasks: Sequence[str], runs: Sequence[LoadedRun]) -> list[str]:
-    """What a reader should know before believing any of it."""
+    """Limits of the comparison, for the reader."""
     notes: list[str] = []
     kinds = dict.fromkeys(run.score_description for run in runs if np.isfinite(run.score))
     if len(kinds) > 1:
-        notes.append(f"not all scores are the same thing: {'; '.join(kinds)}")
+        notes.append(f"the scores are of different kinds: {'; '.join(kinds)}")
     for group in groups:
         unknown = [run.name for run in group.runs if np.isnan(run.score)]
         if unknown:
-            notes.append(f"{group.name}: no score of {', '.join(unknown)}, which therefore count nowhere")
+            notes.append(f"{group.name}: no score of {', '.join(unknown)}, which are left out")
         seeds = Counter((run.task, json.dumps(run.settings.get("seed"))) for run in group.runs)
         twice = [f"seed {seed} of {task}" for (task, seed), count in seeds.items() if count > 1]
         if twice:
-            notes.append(f"{group.name}: {', '.join(twice)} is there more than once; a seed twice is one run, not two")
+            notes.append(
+                f"{group.name}: {', '.join(twice)} occurs more than once; the same seed twice is one run, not two"
+            )
         lengths = {json.dumps(run.settings.get("steps")) for run in group.runs}
         if len(lengths) > 1:
             notes.append(f"{group.name}: its runs differ in steps ({', '.join(sorted(lengths))})")
         missing = [task for task in tasks if not any(run.task == task for run in group.runs)]
         if missing:
-            notes.append(f"{group.name}: no run of {', '.join(missing)}, so its summary is of other tasks")
+            notes.append(f"{group.name}: no run of {', '.join(missing)}, so its summary covers other tasks")
         if len(group.runs) < MIN_RUNS:
-            said = "1 run, and no interval" if len(group.runs) == 1 else f"{len(group.runs)} runs, and a rough interval"
-            notes.append(f"{group.name}: {said}; hone train --seeds makes more")
+            problem = (
+                "1 run, and no interval" if len(group.runs) == 1 else f"{len(group.runs)} runs, and a rough interval"
+            )
+            notes.append(f"{group.name}: {problem}; hone train --seeds makes more")
     return notes

@@ -1,6 +1,6 @@
-"""The engine tried out on the machine at hand: is it built, and is it exact?
+"""Checks of the engine on this machine: whether it is built, and whether it is exact.
 
-Belongs here: a small model, a few requests, and what they must come to. Does not: how a finding is shown.
+Belongs here: a small model, a few requests, and their expected results. Does not: the display of a result.
 """
 
 from collections.abc import Iterator, Sequence
@@ -31,9 +31,9 @@ from hone.models.packing import pack_rows, row_targets
 
 MAX_MEAN_NATS: Final = 2e-6
 MAX_NATS: Final = 1e-4
-"""How far recorded log-probabilities may be from the trainer's, in float32."""
+"""Largest accepted difference of recorded log-probabilities from the trainer's, in float32."""
 MAX_BFLOAT16_RATIO: Final = 1.1
-"""In bfloat16 the engine may be so many times as far from float32 on average as the trainer's bfloat16 forward is."""
+"""Largest accepted ratio in bfloat16: mean error of the engine to mean error of the trainer, both against float32."""
 _VOCAB: Final = 96
 _CONTEXT: Final = 96
 _ANSWER: Final = 16
@@ -47,22 +47,22 @@ Dtype = Literal["float32", "bfloat16"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KernelReport:
-    """What there is of compiled code, and why it is or is not used."""
+    """State of the compiled code, with reasons."""
 
     usable: bool
     compiler: str
-    """What it says about itself, or that there is none."""
+    """Version of the compiler, or a note that there is none."""
     build_note: str
-    """How long the build took, or where the library lay."""
+    """Duration of the build, or the path of the cached library."""
     runner_note: str
-    """Which runner a run gets, and why."""
+    """Default runner of a run, and the reason."""
     trainer_note: str = ""
-    """Whether the trainer has kernels of its own, or why it computes in plain torch."""
+    """Whether the trainer uses compiled kernels, or the reason for plain torch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerCheck:
-    """One check of one runner."""
+    """Result of one check of one runner."""
 
     runner: str
     name: str
@@ -73,7 +73,7 @@ class RunnerCheck:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _InvarianceVariant:
-    """A way to run the same requests that must not change a bit."""
+    """Change of the execution that must keep the results equal to the bit."""
 
     name: str
     compared_with: str
@@ -83,26 +83,27 @@ class _InvarianceVariant:
 
 
 def kernel_report() -> KernelReport:
-    """Builds the compiled runner and the trainer's kernels if need be, side by side, and says what came of it. Raises
-    nothing: a machine may do without."""
+    """Build the compiled runner and the trainer's kernels in parallel if needed, and report the result.
+
+    Does not raise: compiled code is optional."""
     if is_disabled():
-        said = f"torch: {SWITCH}=0 switches compiled code off"
+        note = f"torch: {SWITCH}=0 switches compiled code off"
         return KernelReport(
-            usable=False, compiler="not asked", build_note="not built", runner_note=said, trainer_note=said
+            usable=False, compiler="not asked", build_note="not built", runner_note=note, trainer_note=note
         )
     if find_compiler() is None:
-        said = "torch: without a C++ compiler there is no compiled code; install g++ or clang++ for much faster "
+        note = "torch: without a C++ compiler there is no compiled code; install g++ or clang++ for much faster "
         return KernelReport(
             usable=False,
             compiler="none found ($CXX, c++, g++, clang++)",
             build_note="not built",
-            runner_note=f"{said}rollouts",
-            trainer_note=f"{said}updates",
+            runner_note=f"{note}rollouts",
+            trainer_note=f"{note}updates",
         )
     with ThreadPoolExecutor(max_workers=1) as beside:
         trainer = beside.submit(_trainer_kernels)
-        found = _runner()
-    return replace(found, trainer_note=trainer.result())
+        built = _runner()
+    return replace(built, trainer_note=trainer.result())
 
 
 def _trainer_kernels() -> str:
@@ -121,11 +122,11 @@ def _runner() -> KernelReport:
         best = loaded.choose(None, bfloat16=False), loaded.choose(None, bfloat16=True)
     except ResourceError as error:
         return KernelReport(
-            usable=False, compiler="failed", build_note=str(error), runner_note="torch: compiled code cannot be had"
+            usable=False, compiler="failed", build_note=str(error), runner_note="torch: compiled code is unavailable"
         )
     left = [name for name in library.ISA_NAMES if name not in runs]
     sets = f"{best[0]} in float32" if best[0] == best[1] else f"{best[0]} in float32, {best[1]} in bfloat16"
-    why = f"the most capable of what is compiled and runs here ({', '.join(runs)})"
+    why = f"the most capable compiled variant that runs here ({', '.join(runs)})"
     why += f"; this CPU or compiler lacks {', '.join(left)}" if left else ""
     took = f"in {found.seconds_s:.1f} s" if found.seconds_s else "earlier, taken from the cache"
     return KernelReport(
@@ -134,7 +135,7 @@ def _runner() -> KernelReport:
 
 
 def check_runners(*, native: bool) -> Iterator[RunnerCheck]:
-    """Parity and invariance of the runners on a CPU: the compiled one where it is `native`, and torch's."""
+    """Check parity and invariance of the runners on a CPU: the compiled one if `native`, and torch's."""
     asked: list[tuple[RunnerKind, Dtype]] = [("torch", "float32")]
     if native:
         kinds: tuple[Dtype, ...] = ("float32", "bfloat16") if has_fast_bfloat16("cpu") else ("float32",)
@@ -170,15 +171,15 @@ def _check(kind: RunnerKind, model: Decoder, dtype: Dtype) -> Iterator[RunnerChe
 
 
 def _invariance_variants(limits: SchedulerLimits, *, native: bool) -> list[_InvarianceVariant]:
-    """One by one for compiled code; all at once for torch, which takes its time."""
+    """Variants of the execution: separate for compiled code, combined for torch, which is slow."""
     few = limits.least_pages + 2
     slots, chunks, pages = f"{limits.slots} and 3", f"{limits.pass_tokens} and 16 tokens", f"{limits.pages} and {few}"
     if not native:
         everything = replace(limits, slots=3, pass_tokens=16, pages=few)
-        said = f"{slots} slots, backwards, chunks of 16, {few} pages"
+        note = f"{slots} slots, backwards, chunks of 16, {few} pages"
         return [
             _InvarianceVariant(
-                name="slots, order, chunks, preemption", compared_with=said, limits=everything, reverse_order=True
+                name="slots, order, chunks, preemption", compared_with=note, limits=everything, reverse_order=True
             )
         ]
     threads = torch.get_num_threads()
@@ -193,7 +194,7 @@ def _invariance_variants(limits: SchedulerLimits, *, native: bool) -> list[_Inva
 
 
 def _model(dtype: Dtype) -> Decoder:
-    """Weights with logits of standard deviation 1, so that answers differ."""
+    """Make a model with logits of standard deviation 1, so that answers differ."""
     return new_model(_SHAPE, seed=_SEED, dtype=dtype)
 
 
@@ -211,7 +212,7 @@ def _engine(chosen: RunnerChoice, limits: SchedulerLimits) -> EmbeddedEngine:
 
 
 def _requests() -> list[Request]:
-    """Prompts of 3 to 69 tokens, two answers each; the third is drawn from a part of the distribution."""
+    """Requests with prompts of 3 to 69 tokens, two answers each; the third uses truncated sampling."""
     made: list[Request] = []
     for number, length in enumerate((3, 17, 40, 69)):
         prompt = generator(7, "selfcheck", number).integers(1, _VOCAB, size=length).astype(np.int32)
@@ -236,10 +237,10 @@ def _same(one: Completion, other: Completion) -> bool:
 def _parity(
     name: str, model: Decoder, requests: Sequence[Request], answers: dict[tuple[str, int], Completion], dtype: Dtype
 ) -> RunnerCheck:
-    """What was recorded beside the trainer's forward over whole texts."""
+    """Compare recorded log-probabilities with the trainer's forward pass over whole texts."""
     asked = {request.id: request for request in requests}
     exact = new_model(_SHAPE, seed=_SEED)
-    exact.load_state_dict(model.state_dict())  # rounded as they are, and computed with in float32
+    exact.load_state_dict(model.state_dict())  # the rounded weights, computed in float32
     ours: list[NDArray[np.floating]] = []
     theirs: list[NDArray[np.floating]] = []
     for (request, _), answer in answers.items():
@@ -260,7 +261,7 @@ def _parity(
 
 @torch.inference_mode()
 def _trainer_logp(model: Decoder, tokens: NDArray[np.int32], temperature: float) -> NDArray[np.float32]:
-    """`[n - 1]` nats of every token but the first."""
+    """Log-probabilities `[n - 1]` in nats of every token but the first."""
     packed = pack_rows([tokens])
     targets = row_targets(packed)
     look = model.token_logprobs(model.hidden(packed)[targets.at], targets.chosen, temperature, vocab_size_used=_VOCAB)

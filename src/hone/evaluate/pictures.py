@@ -1,7 +1,6 @@
-"""A finished control run pictured: a film of its policy, and a map where its world is a grid, kept in its folder.
+"""Pictures of a finished control run: an animation of its policy, and a map if its environment is a grid.
 
-Belongs here: what is made at the end of a run for its report. A run whose policy cannot be pictured is no worse for it:
-what went wrong is a note.
+Belongs here: pictures for the report, made at the end of a run and saved in its folder. A failure becomes a note.
 """
 
 from pathlib import Path
@@ -19,7 +18,7 @@ from hone.store.maps import PolicyMap, write_map
 
 
 def write_policy_pictures(run: Path) -> list[str]:
-    """Write what can be made of the newest checkpoint's policy; returns what was written, in words."""
+    """Write the possible pictures of the newest checkpoint's policy; returns their names."""
     if not (run / "checkpoints").is_dir():
         return []
     opened = open_run(run, clock=SystemClock())
@@ -28,7 +27,9 @@ def write_policy_pictures(run: Path) -> list[str]:
     if not steps:
         return []
     step = steps[-1]
-    if not is_control(found.folder / step_name(step) / "policy"):  # before anything is verified: it may be gigabytes
+    if not is_control(
+        found.folder / step_name(step) / "policy"
+    ):  # before the checksums are verified: the checkpoint may have gigabytes
         return []
     folder = found.newest_intact().policy_folder
     config = config_tree(run)
@@ -37,7 +38,7 @@ def write_policy_pictures(run: Path) -> list[str]:
         policy, env = load_policy_and_env(folder, config)
         about, png = record_episode(policy, env, seed=0, step=step)
         write_episode(run, about, png)
-        made.append("an episode" if png is not None else "why there is none")
+        made.append("an episode" if png is not None else "the reason why there is no episode")
     try:
         layout = grid_layout(folder, config)
         if layout is not None:
@@ -49,9 +50,9 @@ def write_policy_pictures(run: Path) -> list[str]:
 
 
 def newest_map(run: Path) -> PolicyMap:
-    """The map of the newest checkpoint's policy. Raises DataError where there can be none."""
-    found = open_run(run, clock=SystemClock()).checkpoints()
-    folder = found.newest_intact().policy_folder
+    """Make the map of the newest checkpoint's policy. Raises DataError for other policies and environments."""
+    checkpoints = open_run(run, clock=SystemClock()).checkpoints()
+    folder = checkpoints.newest_intact().policy_folder
     if not is_control(folder):
-        raise DataError(f"{run}: its policy writes text; a map is of a control policy on a grid")
-    return policy_map(folder, config_tree(run), step=found.steps()[-1])
+        raise DataError(f"{run}: its policy is a language model; a map needs a control policy on a grid")
+    return policy_map(folder, config_tree(run), step=checkpoints.steps()[-1])

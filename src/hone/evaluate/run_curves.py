@@ -1,6 +1,6 @@
-"""Runs read for a comparison: what each was configured to do, how its score moved, and where it ended.
+"""Reading of runs for a comparison: settings, score curves and final scores.
 
-Belongs here: from folders to `LoadedRun`. What several of them say together is `comparison.py`'s.
+Belongs here: from folders to `LoadedRun`. `comparison.py` combines several runs.
 """
 
 from collections.abc import Mapping, Sequence
@@ -22,11 +22,11 @@ Floats = NDArray[np.float64]
 
 EVALUATION_METRIC = "eval/score"
 TRAINING_METRICS = ("reward/mean", "episodes/return", "return/mean")
-"""Scores of training, in the order in which they are taken."""
+"""Training scores, in order of preference."""
 TAIL_SHARE = 0.1
-"""Share of a run, at its end, whose mean is its score where nothing was judged."""
+"""Last fraction of a run over which the training score is averaged if there was no evaluation."""
 SMOOTHING_SHARE = 0.05
-"""Share of a run over which a training score is averaged for its curve."""
+"""Fraction of a run over which the training score is averaged for its curve."""
 TASK_KEYS = (
     "env.id",
     "finite.world.id",
@@ -37,25 +37,25 @@ TASK_KEYS = (
     "task.source",
     "log",
 )
-"""What a run worked at, the first that its config has."""
+"""Config keys that name the task, in order of preference."""
 MIN_EVALUATIONS = 3
-"""Judgements that make a curve."""
+"""Fewest evaluations for a curve."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreCurve:
-    """How a score moved over a run: `[N]` each."""
+    """Score over a run: `[N]` each."""
 
     metric: str
     unit: str
-    """What `x` counts."""
+    """Unit of `x`."""
     x: Floats
     y: Floats
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoadedRun:
-    """A run, as far as a comparison needs it."""
+    """Data of a run for a comparison."""
 
     path: Path
     name: str
@@ -65,20 +65,20 @@ class LoadedRun:
     settings: Mapping[str, Json]
     columns: MetricColumns
     score: float
-    """NaN where there is none."""
+    """NaN without a score."""
     score_description: str
-    """What the score is, in words."""
+    """Meaning of the score, in words."""
     answers: Sequence[AnswerRow]
 
     @property
     def task(self) -> str:
-        """What the run worked at, as far as its config says."""
-        said = (self.settings.get(key) for key in TASK_KEYS)
-        return next((value for value in said if isinstance(value, str)), "task")
+        """Task of the run by its config."""
+        values = (self.settings.get(key) for key in TASK_KEYS)
+        return next((value for value in values if isinstance(value, str)), "task")
 
     @property
     def has_environment(self) -> bool:
-        """Whether its decisions are steps of an environment."""
+        """Whether a decision is an environment step."""
         return any(key in self.settings for key in ("env.id", "finite.world.kind"))
 
     @property
@@ -88,9 +88,9 @@ class LoadedRun:
 
 
 def read_runs(asked: Sequence[str], root: Path, *, metric: str = "") -> list[LoadedRun]:
-    """The runs that each argument means: a run's folder, its name under `root`, or a folder whose runs are all meant.
+    """Read the runs of each argument: a run's folder, its name under `root`, or a folder of runs.
 
-    Raises DataError with every argument that means none, and every run whose files cannot be read.
+    Raises DataError with every argument without a run, and every run with unreadable files.
     """
     faults = ErrorCollector(DataError)
     found: dict[Path, LoadedRun] = {}
@@ -98,7 +98,7 @@ def read_runs(asked: Sequence[str], root: Path, *, metric: str = "") -> list[Loa
         folders = _folders(text, root)
         if not folders:
             known = [path.name for path in list_runs(root)]
-            faults.add(f"{text!r} is no run, and no folder of runs{did_you_mean(text, known)}")
+            faults.add(f"{text!r} is not a run or a folder of runs{did_you_mean(text, known)}")
         for folder in folders:
             try:
                 found.setdefault(folder.resolve(), _read(folder, text, metric))
@@ -140,7 +140,7 @@ def _read(folder: Path, asked: str, metric: str) -> LoadedRun:
 
 
 def _score(folder: Path, columns: MetricColumns, metric: str) -> tuple[float, str]:
-    """The newest judgement of the run; without one, the mean of the last tenth of its training score."""
+    """Score of the newest evaluation; without one, the mean training score of the last tenth."""
     evaluations = [] if metric else [one for one in read_evaluations(folder)[0] if one.metric == "score"]
     if evaluations:
         return evaluations[-1].mean, "held-out score at the end of the run"
@@ -154,9 +154,9 @@ def _score(folder: Path, columns: MetricColumns, metric: str) -> tuple[float, st
 
 
 def score_curves(runs: Sequence[LoadedRun], metric: str = "") -> list[ScoreCurve]:
-    """A curve of each run, all of the same metric; none where no metric is in all of them.
+    """Curves of the runs, all of the same metric; empty if no metric is in all of them.
 
-    `x` counts steps of the world where every run does, else steps of the run.
+    `x` counts environment steps if every run has them, otherwise iterations.
     """
     name = metric or _common_metric(runs)
     if not name:
@@ -177,18 +177,18 @@ def _common_metric(runs: Sequence[LoadedRun]) -> str:
 def _curve(run: LoadedRun, name: str, *, by_environment_steps: bool) -> ScoreCurve:
     steps, values = run.columns.steps, run.columns.values[name]
     x = steps.astype(np.float64)
-    if by_environment_steps:  # a line's figure is a mean over the steps since the line before
+    if by_environment_steps:  # a line's value is a mean over the steps since the previous line
         made = np.nan_to_num(run.columns.values["episodes/decisions"])
         x = np.cumsum(made * np.diff(steps, prepend=0))
     known = np.isfinite(values)
     curve = ScoreCurve(
-        metric=name, unit="steps of the world" if by_environment_steps else "steps", x=x[known], y=values[known]
+        metric=name, unit="environment steps" if by_environment_steps else "steps", x=x[known], y=values[known]
     )
     return curve if name == EVALUATION_METRIC else replace(curve, y=_trailing_mean(curve.y))
 
 
 def _trailing_mean(values: Floats) -> Floats:
-    """Means over the last twentieth of the run, up to each place."""
+    """Trailing means over a twentieth of the run."""
     size = max(1, round(SMOOTHING_SHARE * len(values)))
     total = np.cumsum(np.insert(values, 0, 0.0))
     ends = np.arange(1, len(values) + 1)

@@ -1,6 +1,6 @@
-"""The page of a comparison: curves with intervals, summaries, improvement, profiles, time to a threshold.
+"""HTML page of a comparison: curves with intervals, summaries, improvement, profiles, time to a threshold.
 
-Belongs here: what the page says, and in which order. The figures are `comparison.py`'s.
+Belongs here: the sections of the page. `hone.evaluate.comparison` computes the figures.
 """
 
 import math
@@ -28,12 +28,12 @@ from hone.store.durable import replace_file
 
 
 def write_comparison(path: Path, found: Comparison) -> None:
-    """Write the page, whole or not at all. Raises ResourceError."""
+    """Write the page atomically. Raises ResourceError."""
     replace_file(path, render_comparison(found).encode("utf-8", "replace"))
 
 
 def render_comparison(found: Comparison) -> Html:
-    """The document."""
+    """Render a comparison as an HTML document."""
     names = [group.name for group in found.groups]
     runs = sum(len(group.runs) for group in found.groups)
     title = " against ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
@@ -49,7 +49,7 @@ def render_comparison(found: Comparison) -> Html:
         _curves(found),
         _profile(found),
         _runs(found),
-        *([element("h2", text("Before you believe it")), *notes] if notes else []),
+        *([element("h2", text("Limits of this comparison")), *notes] if notes else []),
     )
 
 
@@ -58,7 +58,7 @@ def _verdicts(found: Comparison) -> Html:
         styled(
             "p",
             "verdict",
-            text(f"{one.after} scores more than {one.before} with probability "),
+            text(f"{one.after} scores higher than {one.before} with probability "),
             element("b", text(format_interval(one.probability))),
             text(significance_note(one.probability)),
         )
@@ -80,27 +80,28 @@ def _verdicts(found: Comparison) -> Html:
 
 
 def significance_note(probability: ScoreInterval) -> str:
-    """What an interval of a probability of improvement comes to, in words."""
+    """Significance of a probability of improvement, in words."""
     if math.isnan(probability.low):
         return "; with one run there is no interval."
     if probability.low <= 0.5 <= probability.high:
-        return "; the interval holds 1/2, so this is no proof of a difference."
+        return "; the interval includes 1/2: not significant."
     return "."
 
 
 def format_signed(value: float) -> str:
+    """Format a number with a plus sign if it is positive."""
     return f"{'+' if value > 0 else ''}{format_number(value)}"
 
 
 def format_interval(value: ScoreInterval) -> str:
-    """`0.91 (0.88 to 0.94)`."""
+    """Format as `0.91 (0.88 to 0.94)`, or as the mean alone without an interval."""
     if math.isnan(value.low):
         return format_number(value.mean)
     return f"{format_number(value.mean)} ({format_number(value.low)} to {format_number(value.high)})"
 
 
 def format_threshold_time(reached: TimeToThreshold) -> str:
-    """`24,000 (20,000 to 31,000), 9 of 10`."""
+    """Format as `24,000 (20,000 to 31,000), 9 of 10`."""
     if math.isinf(reached.median):
         return f"not reached, {reached.reached} of {reached.n}"
     ends = "" if math.isnan(reached.low) else f" ({format_number(reached.low)} to {format_number(reached.high)})"
@@ -109,7 +110,7 @@ def format_threshold_time(reached: TimeToThreshold) -> str:
 
 def _summary(found: Comparison) -> Html:
     rows = [_interval(group) for group in found.groups]
-    unit = "; of each task 0 is the lowest and 1 the highest score of all runs" if found.normalised else ""
+    unit = ", scaled per task: 0 is the lowest and 1 the highest score of these runs" if found.normalised else ""
     words = f"Interquartile mean of the score with its 95% interval over runs{unit}"
     card = styled("div", "card", styled("p", "note", text(words)), interval_plot(rows))
     keys = list(dict.fromkeys(key for group in found.groups for key in group.settings))
@@ -136,7 +137,7 @@ def _level(found: Comparison, task: str) -> str:
 
 
 def _interval(group: GroupSummary) -> IntervalRow:
-    """Without an interval, a point."""
+    """Row of the interval plot; a point without an interval."""
     mean, low, high = group.iqm.mean, group.iqm.low, group.iqm.high
     known = not math.isnan(low)
     return IntervalRow(label=group.name, mean=mean, low=low if known else mean, high=high if known else mean)
@@ -157,7 +158,7 @@ def _curves(found: Comparison) -> Html:
 
 
 def _series(found: Comparison, lines: Mapping[str, RunCurveBand | None]) -> list[CurveSeries]:
-    """Every group has its colour, also where others have nothing to draw."""
+    """Curves to draw; each group keeps its colour, also where another group has no curve."""
     return [
         CurveSeries(name=group.name, colour=colour, x=line.x, middle=line.middle, low=line.low, high=line.high)
         for colour, group in enumerate(found.groups)
@@ -173,8 +174,8 @@ def _profile(found: Comparison) -> Html:
     if max((len(group.runs) for group in found.groups), default=0) < 2:
         return EMPTY
     words = (
-        "Share of runs that score more than this. A line above another everywhere is the better one, whatever is asked "
-        "for; where they cross, it depends."
+        "Share of runs that score higher than this. A line that is above another everywhere is better; where lines "
+        "cross, the order depends on the score of interest."
     )
     across = "score, from the lowest (0) to the highest (1) of a task" if found.normalised else "score"
     picture = band_plot(_series(found, {group.name: group.profile for group in found.groups}), x_label=across)

@@ -1,6 +1,6 @@
-"""HTML that cannot be broken by what it shows: text is escaped when it enters, and only then is it markup.
+"""HTML with escaping by type: text is escaped when it becomes `Html`.
 
-Belongs here: elements, tables and the page around them, for the report. What is shown belongs to `report`.
+Belongs here: elements, tables and the page around them. The other modules of `report` hold the content.
 """
 
 import math
@@ -19,29 +19,30 @@ _LONGEST_TEXT = 4000
 
 
 def text(value: str) -> Html:
-    """Escaped text; control characters as their pictures, very long text cut with a note of how much."""
+    """Escape text; control characters become visible symbols, very long text is cut with a note of the length."""
     cut = len(value) - _LONGEST_TEXT
     shown = f"{value[:_LONGEST_TEXT]} … ({cut:,} more characters)" if cut > 0 else value
     return Html(escape(shown.translate(_CONTROL)))
 
 
 def element(name: str, *children: Html, attributes: Mapping[str, str | float] | None = None) -> Html:
-    """`<name key="value">children</name>`; attribute values are escaped, and floats are kept short."""
+    """Make `<name key="value">children</name>`; attribute values are escaped, floats are shortened."""
     opened = "".join(f' {key}="{_attribute(value)}"' for key, value in (attributes or {}).items())
     return Html(f"<{name}{opened}>{''.join(children)}</{name}>")
 
 
 def styled(name: str, style: str, *children: Html) -> Html:
-    """An element with a class."""
+    """Make an element with a CSS class."""
     return element(name, *children, attributes={"class": style})
 
 
 def join(parts: Iterable[Html]) -> Html:
+    """Concatenate parts."""
     return Html("".join(parts))
 
 
 def table(heads: Sequence[str], rows: Sequence[Sequence[Html]], *, style: str, numeric: Sequence[int] = ()) -> Html:
-    """A table whose `numeric` columns are set flush right in figures of one width. Scrolls by itself when too wide."""
+    """Make a table with right-aligned `numeric` columns of equal-width digits; a wide table scrolls."""
 
     def row(tag: str, values: Sequence[Html]) -> Html:
         cells = (
@@ -55,12 +56,12 @@ def table(heads: Sequence[str], rows: Sequence[Sequence[Html]], *, style: str, n
 
 
 def collapsible(summary: str, *children: Html) -> Html:
-    """Content that is closed until somebody asks for it."""
+    """Make content that is hidden until it is opened."""
     return element("details", element("summary", text(summary)), *children)
 
 
 def page(title: str, *body: Html) -> Html:
-    """A whole document that needs nothing but itself: style inline, no scripts, nothing from the network."""
+    """Make a self-contained document: inline style, no scripts, no network access."""
     style = Path(__file__).with_name("report.css").read_text(encoding="utf-8")
     head = element(
         "head",
@@ -74,7 +75,7 @@ def page(title: str, *body: Html) -> Html:
 
 
 def format_number(value: float) -> str:
-    """Three to four telling figures: `0.9034 -> '0.903'`, `12345.6 -> '12,346'`, `3e-06 -> '3e-6'`."""
+    """Format with three to four significant digits: `0.9034 -> '0.903'`, `12345.6 -> '12,346'`, `3e-06 -> '3e-6'`."""
     if math.isnan(value):
         return MISSING
     if math.isinf(value):
@@ -93,12 +94,12 @@ def format_number(value: float) -> str:
 
 
 def with_minus_sign(shown: str) -> str:
-    """A printed number with a real minus sign, as wide as the plus."""
+    """Replace the hyphen of a printed number by a minus sign, which is as wide as the plus."""
     return shown.replace("-", MINUS)
 
 
 def format_duration(seconds: float) -> str:
-    """`75.3 -> '1 min 15 s'`."""
+    """Format seconds: `75.3 -> '1 min 15 s'`."""
     if seconds < 10:
         return f"{seconds:.2g} s" if seconds < 1 else f"{seconds:.1f} s"
     whole = round(seconds)

@@ -1,6 +1,6 @@
-"""A policy on a grid as inline SVG, and as rows of text: colour for what is expected, arrows for what is done.
+"""Maps of a policy on a grid as inline SVG and as rows of text: colours show values, arrows show actions.
 
-Belongs here: drawing. The colours mix the page's own, so that light and dark both work.
+Belongs here: drawing. The colours are mixed from the page's own, so that light and dark mode both work.
 """
 
 from collections.abc import Sequence
@@ -18,22 +18,22 @@ MAX_SLICES = 24
 Attributes = dict[str, str | float]
 
 
-def draw_policy_map(found: PolicyMap) -> Html:
-    """Every grid of the map, all in one scale of colours."""
-    low, high = value_range(found)
-    grids = [_slice(one, low, high) for one in found.slices[:MAX_SLICES]]
+def draw_policy_map(grid: PolicyMap) -> Html:
+    """Draw every grid of the map on one colour scale."""
+    low, high = value_range(grid)
+    grids = [_slice(one, low, high) for one in grid.slices[:MAX_SLICES]]
     words = (
-        f"Arrows: what the policy of step {found.step:,} does. Colour: {found.worth_is}, from {format_number(low)} to "
+        f"Arrows: actions of the policy of step {grid.step:,}. Colour: {grid.worth_is}, from {format_number(low)} to "
         f"{format_number(high)}."
     )
     parts = [styled("p", "note", text(words)), styled("div", "maps", *grids)]
-    if len(found.slices) > MAX_SLICES:
-        parts.append(styled("p", "note", text(f"{MAX_SLICES} of {len(found.slices)}.")))
+    if len(grid.slices) > MAX_SLICES:
+        parts.append(styled("p", "note", text(f"{MAX_SLICES} of {len(grid.slices)}.")))
     return join(parts)
 
 
 def value_range(found: PolicyMap) -> tuple[float, float]:
-    """The least and the most that is expected anywhere."""
+    """Smallest and largest value of the map."""
     known = [cell.worth for one in found.slices for cell in one.cells if cell.worth is not None]
     return (min(known), max(known)) if known else (0.0, 0.0)
 
@@ -73,7 +73,7 @@ def _cell(cell: GridCell, x: float, y: float, low: float, high: float) -> Html:
 
 
 def _arrow(x: float, y: float, name: str, share: float, *, alone: bool) -> Html:
-    """Several begin near the middle and part; one that is alone stands in it, clear of what is written in the cell."""
+    """Draw an arrow: several start near the centre, a single one is centred and leaves the cell's text free."""
     size = 5 + 9 * share
     back, tip = (0.675 * size, 0.675 * size) if alone else (0.35 * size, size)
     points = f"M -{back:.1f} 0 H {tip:.1f} M {tip - 5:.1f} -4 L {tip:.1f} 0 L {tip - 5:.1f} 4"
@@ -83,10 +83,10 @@ def _arrow(x: float, y: float, name: str, share: float, *, alone: bool) -> Html:
 
 
 def describe_cell(cell: GridCell) -> str:
-    """What a cell holds, in words."""
+    """Describe a cell in words."""
     moves = ", ".join(f"{name} {share:.0%}" if share < 0.995 else name for name, share in cell.moves.items())
     worth = "" if cell.worth is None else f"worth {format_number(cell.worth)}"
-    return "; ".join(part for part in (cell.mark.strip(), worth, moves) if part) or "nothing is decided here"
+    return "; ".join(part for part in (cell.mark.strip(), worth, moves) if part) or "no decision here"
 
 
 def _words(x: float, y: float, words: str, style: str) -> Html:
@@ -94,7 +94,7 @@ def _words(x: float, y: float, words: str, style: str) -> Html:
 
 
 def text_rows(one: GridSlice) -> list[list[str]]:
-    """The grid for a terminal: the likeliest action of each cell, else what stands there."""
+    """Rows for a terminal: the most probable action of each cell, or its mark."""
     rows: list[list[str]] = []
     for row in np.arange(len(one.cells)).reshape(one.rows, one.columns).tolist():
         rows.append([cell_symbol(one.cells[place]) for place in row])
@@ -102,7 +102,7 @@ def text_rows(one: GridSlice) -> list[list[str]]:
 
 
 def cell_symbol(cell: GridCell) -> str:
-    """One character: the likeliest action, `+` where four or more are alike, else what stands there."""
+    """One character: the most probable action, `+` for a tie of four or more, or the cell's mark."""
     if not cell.moves:
         return cell.mark.strip() or "·"
     if len(cell.moves) >= 4 and max(cell.moves.values()) - min(cell.moves.values()) < 1e-9:
@@ -112,5 +112,5 @@ def cell_symbol(cell: GridCell) -> str:
 
 
 def value_shares(one: GridSlice, low: float, high: float) -> Sequence[float | None]:
-    """Per cell how much of the scale it is worth, 0 to 1; None where nothing is decided."""
+    """Value of each cell scaled to 0..1; None without a decision."""
     return [None if cell.worth is None else (cell.worth - low) / ((high - low) or 1.0) for cell in one.cells]

@@ -1,6 +1,6 @@
-"""The report's part on a control policy: an episode of it, its map, and what it scores in worse worlds.
+"""Report section about a control policy: an episode, a map, and scores under perturbations.
 
-Belongs here: what the section says. The animation is `animation`'s, the map `map_drawing`'s.
+Belongs here: the text of the section. `store.animation` encodes the animation, `policy_map` draws the map.
 """
 
 import base64
@@ -14,7 +14,7 @@ from hone.store.robustness import PerturbedScore
 
 
 def policy_section(stage: RunData, level: str) -> Html:
-    """What can be seen of the policy; nothing for one that writes text."""
+    """Render the section; empty for a language model."""
     parts: list[Html] = []
     if stage.episode is not None:
         parts.append(_episode_animation(*stage.episode))
@@ -26,10 +26,12 @@ def policy_section(stage: RunData, level: str) -> Html:
 
 def _episode_animation(about: EpisodeRecording, png: bytes | None) -> Html:
     if png is None:
-        return styled("p", "note", text(f"No pictures of an episode: {about.note or 'they would be too large'}."))
+        return styled("p", "note", text(f"No animation of an episode: {about.note or 'it would be too large'}."))
     source = f"data:image/png;base64,{base64.b64encode(png).decode()}"
     words = f"An episode of step {about.step:,}: {about.steps:,} steps, return {format_number(about.score)}"
-    image = Html(f'<img alt="{words}" src="{source}">')  # the only picture that is no SVG; made here, so it is whole
+    image = Html(
+        f'<img alt="{words}" src="{source}">'
+    )  # the only picture that is not SVG; encoded here, so it is valid
     return styled("div", "card film", styled("p", "note", text(f"{words}.")), image)
 
 
@@ -50,6 +52,6 @@ def _robustness(rows: tuple[PerturbedScore, ...], level: str) -> Html:
         for row in rows
     ]
     heads = ("world", "score", "difference on the same seeds", "paired p")
-    words = f"Mean return of {rows[0].n:,} episodes in worlds that were made worse, with 95% intervals"
+    words = f"Mean return of {rows[0].n:,} episodes in perturbed environments, with 95% intervals"
     card = styled("div", "card", styled("p", "note", text(words)), plot)
     return join([element(level, text("Robustness")), card, table(heads, lines, style="fit", numeric=(3,))])

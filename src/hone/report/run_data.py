@@ -1,7 +1,7 @@
-"""What a report is made from: everything in a run's folder, read as far as it can be read.
+"""Input of a report: the files of a run's folder, read as far as possible.
 
-Belongs here: gathering. A damaged file costs its own section and becomes a line under "Problems", because a report of
-a broken run is when a report is needed most.
+Belongs here: reading. A damaged file removes its own section only and becomes a line under "Problems", because a
+broken run needs a report most.
 """
 
 from collections.abc import Callable, Mapping
@@ -37,7 +37,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunData:
-    """One run, read. `problems` names what could not be."""
+    """Files of one run; `problems` names those that could not be read."""
 
     name: str
     manifest: Manifest | None
@@ -58,17 +58,18 @@ class RunData:
 
     @property
     def steps(self) -> int:
+        """Last step of the metrics, 0 without any."""
         return int(self.metrics.steps[-1]) if len(self.metrics.steps) else 0
 
     def wall_s(self) -> float:
-        """Seconds that the steps took: `time/step_s` summed, else the sum of the parts."""
+        """Seconds of all steps: the sum of `time/step_s`, or else of the parts."""
         values = self.metrics.values
         if "time/step_s" in values:
             return float(np.nansum(values["time/step_s"]))
         return sum(float(np.nansum(seconds)) for name, seconds in values.items() if is_loop_part(name))
 
     def curves(self) -> tuple[dict[str, NDArray[np.float64]], dict[str, float]]:
-        """Metrics that move, in reading order, and the constant ones with their value. Times are in neither."""
+        """Metrics that vary, in reading order, and the constant ones with their value; times are left out."""
         moving: dict[str, NDArray[np.float64]] = {}
         constant: dict[str, float] = {}
         for name in sorted(self.metrics.values, key=_reading_order):
@@ -108,7 +109,7 @@ def _reading_order(name: str) -> tuple[int, str, int, str]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReportData:
-    """A pipeline with its stages, or a single run as its only stage; `own` is what the folder itself holds."""
+    """A pipeline with its stages, or a single run as its only stage; `own` is the data of the folder itself."""
 
     name: str
     pipeline: PipelineRecord | None
@@ -117,9 +118,9 @@ class ReportData:
 
 
 def read_report_data(folder: Path) -> ReportData:
-    """Read a run's folder or a pipeline's. Raises DataError only when `folder` is neither."""
+    """Read the folder of a run or a pipeline. Raises DataError only if `folder` is neither."""
     if not folder.is_dir():
-        raise DataError(f"{folder} is not a folder: no run there to report on")
+        raise DataError(f"{folder} is not a folder: there is no run to report")
     pipeline = read_pipeline(folder)
     own = _read_run(folder, needs_run=pipeline is None)
     if pipeline is None:
@@ -130,11 +131,12 @@ def read_report_data(folder: Path) -> ReportData:
 
 @dataclass(slots=True)
 class _TolerantReader:
-    """Collects the faults of the files that could not be read."""
+    """Collects the errors of unreadable files."""
 
     problems: list[str] = field(default_factory=list[str])
 
     def read(self, work: Callable[[], T], otherwise: T) -> T:
+        """Result of `work`, or `otherwise` after an error, which is recorded."""
         try:
             return work()
         except DataError as error:

@@ -1,7 +1,7 @@
-"""`report.html`: what a run or a pipeline did, on one page made from what is on disk.
+"""The page `report.html` of a run or a pipeline, made from the files on disk.
 
-Belongs here: which sections there are, in which order, and what they say. Reading is `report_data`'s, markup is
-`html`'s, pictures are `svg`'s, colours and type are `report.css`'s.
+Belongs here: the sections, their order and text. `run_data` reads, `html` makes markup, `svg` draws, `report.css`
+holds colours and fonts.
 """
 
 import json
@@ -45,7 +45,7 @@ _WARNING_LEVELS = (" WARNING ", " ERROR ")
 def write_report(folder: Path) -> Path:
     """Write `report.html` for the run or pipeline in `folder`; returns its path.
 
-    Raises DataError when `folder` is no folder, ResourceError for the disk. Damaged files are named in the report.
+    Raises DataError if `folder` is not a folder, ResourceError for the disk. The report names damaged files.
     """
     path = folder / "report.html"
     replace_file(path, render_report(read_report_data(folder)).encode("utf-8", "replace"))
@@ -53,8 +53,8 @@ def write_report(folder: Path) -> Path:
 
 
 def render_report(data: ReportData) -> Html:
-    """The document."""
-    # A pipeline's own figures say what its stages ended with; theirs are shown while it has none.
+    """Render the report as an HTML document."""
+    # The evaluations of the pipeline itself replace those of its stages.
     inner = () if data.folder_data.evaluations else _inner(data)
     measured = [*data.folder_data.evaluations, *(e for stage in inner for e in stage.evaluations)]
     compared = [*data.folder_data.paired, *(p for stage in inner for p in stage.paired)]
@@ -119,7 +119,7 @@ def _tile(words: Sequence[str], caption: str) -> Html:
     return styled("div", "tile", element("b", value), element("span", text(caption)))
 
 
-# ---------------------------------------------------------------------------------------- what was measured
+# ---------------------------------------------------------------------------------------- measurements
 
 
 def _evaluation(measured: Sequence[EvaluationScore], compared: Sequence[PairedDifference]) -> Html:
@@ -152,9 +152,9 @@ def _verdict(pair: PairedDifference) -> list[Html]:
         f" on the same {pair.n:,} problems (95% interval {format_number(pair.low)} to "
         f"{format_number(pair.high)}, {chance})"
     )
-    sure = not (pair.low <= 0 <= pair.high)
-    judged = "." if sure else "; the interval holds 0, so this is no proof of a difference."
-    return [text(change), element("b", text(size)), text(rest + judged)]
+    significant = not (pair.low <= 0 <= pair.high)
+    note = "." if significant else "; the interval includes 0: not significant."
+    return [text(change), element("b", text(size)), text(rest + note)]
 
 
 def _side_by_side(pairs: Sequence[SideBySide]) -> Html:
@@ -242,13 +242,11 @@ def _samples(samples: Sequence[SampleRow], level: str) -> Html:
     if not samples:
         return EMPTY
     groups = [list(rows) for _, rows in groupby(samples, key=lambda row: row.group)]
-    # Groups that teach come first: where every answer got the same score, there is nothing to see.
+    # Groups with a gradient come first: equal scores give no advantage.
     groups.sort(key=_spread, reverse=True)
     largest = max(map(abs, _advantages(samples)), default=0.0)
     parts = [element(level, text(f"Samples of step {samples[-1].step:,}"))]
-    legend = (
-        "The advantage colours the score: blue was made likelier, red less likely. Groups with the widest spread first."
-    )
+    legend = "Colours show the advantage: blue became more likely, red less. Groups with the widest spread come first."
     parts.append(styled("p", "note", text(legend)))
     left = _MAX_SAMPLES
     for group in groups:
@@ -304,7 +302,9 @@ def _config(stage: RunData, level: str) -> Html:
     parts += [collapsible(f"{len(defaults)} defaults", _settings(defaults))] if defaults else []
     if stage.certificate is not None:
         style = "note" if stage.certificate.passed else "bad"
-        parts.append(styled("p", style, text(f"Loss, checked on a small double: {stage.certificate.summary()}.")))
+        parts.append(
+            styled("p", style, text(f"Loss, checked on a smaller copy of the model: {stage.certificate.summary()}."))
+        )
     return join(parts)
 
 

@@ -1,7 +1,7 @@
-"""Small pictures as inline SVG: a curve, intervals on a common axis, lanes of a timeline.
+"""Small plots as inline SVG: a curve, intervals on a common axis, lanes of a timeline.
 
-Belongs here: geometry. Colours and type come from the page's style sheet by class, so that light and dark both work;
-hovering shows exact values through SVG titles, without scripts.
+Belongs here: geometry. Colours and fonts come from the page's style sheet by class, so that light and dark mode both
+work; SVG titles show exact values on hover, without scripts.
 """
 
 import math
@@ -25,7 +25,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class LinearScale:
-    """A straight map from data to the picture."""
+    """Linear map from data to picture coordinates."""
 
     low: float
     high: float
@@ -33,6 +33,7 @@ class LinearScale:
     end: float
 
     def at(self, value: float) -> float:
+        """Coordinate of `value`."""
         return self.start + (value - self.low) / (self.high - self.low) * (self.end - self.start)
 
 
@@ -45,12 +46,12 @@ def nice_ticks(low: float, high: float, count: int) -> list[float]:
     step = next(factor * power for factor in (1, 2, 5, 10) if factor * power >= raw * (1 - 1e-9))
     first = math.ceil(low / step - 1e-9)
     last = math.floor(high / step + 1e-9)
-    # The detour over text takes off the binary dust (0.6000000000000001); huge values close together may then meet.
+    # Formatting removes rounding errors (0.6000000000000001); huge values that are close may become equal.
     return list(dict.fromkeys(float(f"{index * step:.14g}") for index in range(first, last + 1)))
 
 
 def tick_labels(ticks: Sequence[float]) -> list[str]:
-    """The ticks in as few figures as tell them apart, all with the same decimals."""
+    """Format ticks with the fewest decimals that distinguish them."""
     largest = max(map(abs, ticks), default=0.0)
     if not largest or largest >= 1e6 or largest < 1e-3:
         return [format_number(tick) for tick in ticks]
@@ -59,7 +60,7 @@ def tick_labels(ticks: Sequence[float]) -> list[str]:
 
 
 def curve_plot(steps: NDArray[np.int64], values: Floats) -> Html:
-    """One metric over the steps; `steps` `[N]`, `values` `[N]`, NaN left out. Noise is drawn faint, its mean above."""
+    """Plot `values` `[N]` over `steps` `[N]`, without NaN; a noisy curve is faint under its moving average."""
     known = np.isfinite(values)
     if not known.any():
         return EMPTY
@@ -84,7 +85,7 @@ def curve_plot(steps: NDArray[np.int64], values: Floats) -> Html:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class IntervalRow:
-    """A mean with its interval, as one row of an interval plot."""
+    """One row of an interval plot: a mean with its interval."""
 
     label: str
     mean: float
@@ -93,7 +94,7 @@ class IntervalRow:
 
 
 def interval_plot(rows: Sequence[IntervalRow]) -> Html:
-    """Means with their intervals on one axis; from 0 to 1 when everything lies there."""
+    """Plot means with their intervals on one axis, which is 0 to 1 if all values are."""
     ends = [value for row in rows for value in (row.low, row.mean, row.high) if math.isfinite(value)]
     if not ends:
         return EMPTY
@@ -118,18 +119,18 @@ def interval_plot(rows: Sequence[IntervalRow]) -> Html:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LaneBlock:
-    """A stretch of a lane."""
+    """Block of a lane."""
 
     name: str
     start: float
     size: float
     style: str
     title: str
-    """Shown on hovering."""
+    """Text on hover."""
 
 
 def lane_plot(rows: Sequence[tuple[str, Sequence[LaneBlock]]], total: float, unit: str) -> Html:
-    """Labelled lanes of blocks on one axis from 0 to `total` (or to where the last block ends), ticks in `unit`."""
+    """Plot labelled lanes of blocks on one axis from 0 to `total` (or the end of the last block), ticks in `unit`."""
     end = max([total, *(block.start + block.size for _, blocks in rows for block in blocks)])
     left, row_height, height = 120.0, 34.0, 22.0
     bottom = row_height * len(rows) + 4
@@ -152,7 +153,7 @@ def lane_plot(rows: Sequence[tuple[str, Sequence[LaneBlock]]], total: float, uni
 
 
 def part_style(name: str, index: int) -> str:
-    """The class of part `index`: seven colours, and grey for what is left over."""
+    """CSS class of part `index`: seven colours, and grey for the rest."""
     return "p7" if name == "other" else f"p{index % 7}"
 
 
@@ -160,7 +161,7 @@ def _value_scale(values: Floats) -> LinearScale:
     low, high = float(values.min()), float(values.max())
     if low == high:
         low, high = low - (abs(low) or 1.0) * 0.5, high + (abs(high) or 1.0) * 0.5
-    if 0 <= low < 0.35 * high:  # near enough to zero: show how near
+    if 0 <= low < 0.35 * high:  # close to zero: include zero in the axis
         low = 0.0
     room = 0.06 * (high - low)
     return LinearScale(low - (0.0 if low == 0 else room), high + room, _HEIGHT - _BOTTOM, _TOP)
@@ -181,9 +182,9 @@ def _axes(x: LinearScale, y: LinearScale) -> Html:
     return join(parts)
 
 
-def thinned(steps: Floats, values: Floats, max_points: int = _MAX_POINTS) -> tuple[Floats, Floats]:
-    """At most `max_points` points: means over runs of equally many points."""
-    if len(values) <= max_points:
+def _thinned(steps: Floats, values: Floats) -> tuple[Floats, Floats]:
+    """Reduce to at most `_MOST_POINTS` points: means over blocks of equal length."""
+    if len(values) <= _MAX_POINTS:
         return steps, values
     starts = np.arange(0, len(values), math.ceil(len(values) / max_points))
     counts = np.diff(np.append(starts, len(values)))
@@ -197,7 +198,7 @@ def _smoothed(values: Floats) -> Floats:
 
 
 def _total_variation(values: Floats) -> float:
-    """How far a curve goes up and down in all: a schedule travels no further than its smoothed self, noise does."""
+    """Total variation of a curve: smoothing reduces that of noise, but not that of a schedule."""
     return float(np.abs(np.diff(values)).sum())
 
 

@@ -1,4 +1,4 @@
-"""Several curves with their intervals in one picture, as inline SVG.
+"""Several curves with their intervals in one plot, as inline SVG.
 
 Belongs here: geometry; colours come from the page's style sheet by class (`s0` ... `s6`, as `p0` ... for areas).
 """
@@ -22,7 +22,7 @@ Attributes = dict[str, str | float]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CurveSeries:
-    """A curve with its interval: `[S]` each, NaN where nothing is known."""
+    """A curve with its interval: `[S]` each, NaN for missing values."""
 
     name: str
     colour: int
@@ -33,7 +33,7 @@ class CurveSeries:
 
 
 def band_plot(series: Sequence[CurveSeries], *, x_label: str, floor: float | None = None) -> Html:
-    """The curves over one axis named `across`; `floor` is a level to be drawn, such as a threshold."""
+    """Plot curves over one axis named `across`; `floor` is a horizontal line, such as a threshold."""
     known = [values[np.isfinite(values)] for one in series for values in (one.middle, one.low, one.high)]
     every = np.concatenate(known) if known else np.zeros(0)
     if not len(every):
@@ -55,7 +55,7 @@ def band_plot(series: Sequence[CurveSeries], *, x_label: str, floor: float | Non
 
 
 def legend(names: Sequence[str]) -> Html:
-    """Which colour is whose."""
+    """Legend of the colours."""
     rows = [element("span", styled("i", f"swatch p{index % _COLOURS}"), text(name)) for index, name in enumerate(names)]
     return styled("p", "legend", *rows)
 
@@ -79,7 +79,7 @@ def _level(x: LinearScale, y: LinearScale, value: float) -> Html:
 
 
 def _band(one: CurveSeries, x: LinearScale, y: LinearScale) -> Html:
-    """The area between low and high, in pieces where something is unknown."""
+    """Area between low and high, in pieces between missing values."""
     there = np.isfinite(one.low) & np.isfinite(one.high)
     pieces: list[Html] = []
     for places in _pieces(there):
@@ -104,7 +104,7 @@ def _told(one: CurveSeries) -> str:
 
 
 def _pieces(there: NDArray[np.bool_]) -> list[list[int]]:
-    """Places next to each other where something is known."""
+    """Runs of consecutive known values."""
     places = np.flatnonzero(there)
     if not len(places):
         return []

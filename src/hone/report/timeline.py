@@ -1,7 +1,7 @@
-"""Where the time of a step goes, from the `time/*` metrics of a run: what comes after what, and what is slowest.
+"""Timeline of a step, from the `time/*` metrics of a run: the order of its parts and the bottleneck.
 
-Belongs here: which part lies inside, after or beside which other one, and the bottleneck. Drawing is `svg`'s, the
-section of the report `report_timing`'s.
+Belongs here: which part is inside, after or parallel to another. `svg` draws, `timing_section` makes the section of
+the report.
 """
 
 from collections.abc import Sequence
@@ -14,31 +14,31 @@ from hone.report.html import format_duration
 from hone.store.metrics import CLOCK_PREFIX, MetricColumns
 
 _LOOP: Final = ("collect", "values", "credit", "update", "publish", "judge", "save")
-"""The parts of a step in the order in which they come; any other one that was timed comes behind them."""
+"""Parts of a step in their order; other timed parts follow them."""
 _TOTALS: Final = ("step", "total", "elapsed")
-"""Totals of the others, not parts of a step."""
+"""Totals of other times, not parts of a step."""
 _ENGINE_PREFIX: Final = "generate"
-"""Times that begin so are of the engine: parts of `collect`, or beside the loop when it collects ahead."""
+"""Prefix of the engine's times: parts of `collect`, or parallel to the loop if it collects ahead."""
 OTHER: Final = "other"
 _MIN_SHARE: Final = 0.0005
-"""Share of a step below which a part is not shown."""
+"""Smallest share of a step that is shown."""
 _OVERLAP_RATIO: Final = 1.05
-"""Generation that took so many times what the loop waited for, as a share of it, went on beside the loop."""
+"""Ratio of generation time to waiting time above which generation ran in parallel to the loop."""
 
 _PART_DESCRIPTIONS: Final = {
     "collect": "collecting episodes (collect)",
     "values": "the critic's values (values)",
     "credit": "assigning credit (credit)",
     "update": "the learner's update (update)",
-    "publish": "handing the weights over (publish)",
+    "publish": "publishing the weights (publish)",
     "judge": "the evaluation (judge)",
     "save": "writing metrics, samples and checkpoints (save)",
     "decode": "generation (decode)",
     "prefill": "reading prompts (prefill)",
     "bookkeeping": "the engine's bookkeeping (bookkeeping)",
-    "rewards": "rewards, once all answers were written (rewards)",
-    "waiting": "waiting for answers that are written beside the loop (collect and publish)",
-    OTHER: "what no part accounts for (other)",
+    "rewards": "rewards after all answers were generated (rewards)",
+    "waiting": "waiting for answers that are generated in parallel (collect and publish)",
+    OTHER: "unaccounted time (other)",
 }
 
 
@@ -52,6 +52,7 @@ class TimelineSpan:
 
     @property
     def end_s(self) -> float:
+        """End of the part, in seconds from the start of the step."""
         return self.start_s + self.seconds_s
 
 
@@ -62,13 +63,13 @@ class Timeline:
     step_s: float
     steps: int
     loop: tuple[TimelineSpan, ...]
-    """One after another, from 0 to `step_s`."""
+    """Consecutive parts, from 0 to `step_s`."""
     collect_parts: tuple[TimelineSpan, ...] = ()
-    """What `collect` is made of, where it is known. The order within it is not: passes mix reading and drawing."""
+    """Parts of `collect`, where known. Their order is arbitrary: model passes mix prefill and decoding."""
     overlapping: tuple[TimelineSpan, ...] = ()
-    """What went on in a thread at the same time; no part of the step's own time."""
+    """Work of a parallel thread; not part of the step's own time."""
     tail_s: float = 0.0
-    """Of the generation: slots without an answer, because only the longest were still being written."""
+    """Slot time of the generation without an answer, because only the longest answers were unfinished."""
 
     def finest_parts(self) -> list[tuple[str, float]]:
         """Name and seconds of the finest parts whose sum is the step, largest first."""
@@ -82,7 +83,7 @@ class Timeline:
         return sorted(parts.items(), key=lambda part: -part[1])
 
     def bottleneck(self) -> str:
-        """What takes most of a step, in a sentence with its share."""
+        """Sentence about the slowest part of a step, with its share."""
         name, seconds = self.finest_parts()[0]
         line = (
             f"The bottleneck is {_PART_DESCRIPTIONS.get(name, name)}: {seconds / self.step_s:.0%} of a step, "
@@ -91,14 +92,13 @@ class Timeline:
         )
         if name in {"decode", "waiting"} and self.tail_s >= 0.05 * self.step_s:
             line += (
-                f"; {format_duration(self.tail_s)} of slot time passed while only the longest "
-                f"answers were being written"
+                f"; {format_duration(self.tail_s)} of slot time passed while only the longest answers were unfinished"
             )
         return f"{line}."
 
 
 def step_timeline(metrics: MetricColumns) -> Timeline | None:
-    """The mean step; None where nothing was timed. Lines of metrics hold totals of times over their steps."""
+    """Mean step; None without times. Lines of metrics contain totals of times over their steps."""
     seconds = {
         name.removeprefix(CLOCK_PREFIX).removesuffix("_s"): float(np.nansum(values))
         for name, values in metrics.values.items()
@@ -125,7 +125,7 @@ def step_timeline(metrics: MetricColumns) -> Timeline | None:
 
 
 def is_loop_part(name: str) -> bool:
-    """Whether a metric is the time of a part of the loop: no total, and nothing that lies inside or beside a part."""
+    """Whether a metric is the time of a part of the loop: not a total, and not inside or parallel to a part."""
     short = name.removeprefix(CLOCK_PREFIX).removesuffix("_s")
     timed = name.startswith(CLOCK_PREFIX) and name.endswith("_s")
     return timed and short not in _TOTALS and not _of_engine(short)
@@ -143,7 +143,7 @@ def _loop(parts: dict[str, float], step_s: float) -> tuple[TimelineSpan, ...]:
 
 
 def _generation(engine: dict[str, float]) -> list[tuple[str, float]]:
-    """Reading, drawing and bookkeeping: what `time/generate_s` is made of."""
+    """Parts of `time/generate_s`: prefill, decoding and bookkeeping."""
     total, model = engine.get(_ENGINE_PREFIX, 0.0), engine.get(f"{_ENGINE_PREFIX}_model", 0.0)
     prefill = engine.get(f"{_ENGINE_PREFIX}_prefill", 0.0)
     parts = [("prefill", prefill), ("decode", model - prefill), ("bookkeeping", total - model)]

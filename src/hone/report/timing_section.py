@@ -1,4 +1,4 @@
-"""The section of the report that says where the time went: a step as a timeline, its bottleneck, and every part."""
+"""Report section about time: a step as a timeline, its bottleneck, and every part."""
 
 from collections.abc import Sequence
 
@@ -10,7 +10,7 @@ from hone.store.speed import speed_line
 
 
 def timing_section(stage: RunData, level: str) -> Html:
-    """The section; nothing where nothing was timed."""
+    """Render the section; empty without times."""
     found = step_timeline(stage.metrics)
     if found is None:
         return EMPTY
@@ -21,7 +21,7 @@ def timing_section(stage: RunData, level: str) -> Html:
     ]
     line = speed_line(stage.metrics, stage.matmul)
     if line:
-        counted = "counted are the products and the attention of its passes over the network"
+        counted = "counted are the matrix products and the attention of its passes over the network"
         parts.append(styled("p", "note", text(f"{line[0].upper()}{line[1:]}; {counted}.")))
     return join(parts)
 
@@ -46,21 +46,21 @@ def _picture(found: Timeline) -> list[Html]:
     words = f"The mean of {found.steps:,} steps, one part after another"
     if found.collect_parts:
         rows.append(("collect", blocks(found.collect_parts)))
-        words += "; below, what collecting is made of (passes over the model mix reading and drawing)"
+        words += "; below, the parts of collecting (model passes mix prefill and decoding)"
     if found.overlapping:
         rows.append(("beside it", blocks(found.overlapping)))
-        words += "; below, what went on in a thread meanwhile: it overlaps the step, and is no part of its time"
+        words += "; below, work of a parallel thread: it overlaps the step and is not part of its time"
     return [styled("p", "note", text(f"{words}.")), lane_plot(rows, found.step_s * scale, unit)]
 
 
 def _styles(found: Timeline) -> dict[str, str]:
-    """One colour a name, in the order of appearance."""
+    """One colour per name, in the order of appearance."""
     names = dict.fromkeys(span.name for spans in (found.loop, found.collect_parts, found.overlapping) for span in spans)
     return {name: part_style(name, index) for index, name in enumerate(names)}
 
 
 def _table(found: Timeline) -> Html:
-    """Every part, largest first; what one is made of below it, and what overlaps at the end."""
+    """Table of all parts, largest first, each with its own parts below it; overlapping work at the end."""
     styles = _styles(found)
     rows: list[list[Html]] = []
 
@@ -77,7 +77,7 @@ def _table(found: Timeline) -> Html:
     for span in sorted(found.loop, key=lambda part: (part.name == OTHER, -part.seconds_s)):
         row(span, span.name)
         for part in found.collect_parts if span.name == "collect" else ():
-            row(part, f"of it {part.name}")
+            row(part, f"of which {part.name}")
     for span in found.overlapping:
-        row(span, f"beside it {span.name}")
+        row(span, f"in parallel {span.name}")
     return table(("part", "share", "in all", "a step"), rows, style="fit", numeric=(1, 2, 3))

@@ -1,4 +1,4 @@
-"""A run on disk: config, metrics, samples, checkpoints, one manifest, and the report made from them. No torch.
+"""Runs on disk: config, metrics, samples, checkpoints and a manifest. No torch.
 
-Belongs here: everything that knows the layout of `runs/<name>/`. What the values mean belongs to the loops.
+Belongs here: the layout of `runs/<name>/`. Does not: the meaning of the values.
 """

@@ -1,7 +1,6 @@
-"""`policy.png`: an episode as an animated PNG, and `policy.json` beside it with what it shows.
+"""Episode of a policy as an animated PNG, `policy.png`, with its description, `policy.json`.
 
-Belongs here: the file format (PNG, third edition, W3C 2025), in as few bytes as zlib makes of it. What is shown was
-played elsewhere.
+Belongs here: the file format (PNG, third edition, W3C 2025). `hone.evaluate.control.video` plays the episode.
 """
 
 import math
@@ -24,25 +23,25 @@ Frames = NDArray[np.uint8]
 
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _UP = b"\x02"
-"""Filter of a row: its difference to the one above, which pictures of an empty room compress best under."""
+"""Filter of a row: its difference from the row above, which compresses rendered environments best."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeRecording:
-    """What an animation shows."""
+    """Description of an animation."""
 
     step: int
-    """Of the checkpoint."""
+    """Step of the checkpoint."""
     score: float
     """Return of the episode."""
     steps: int
     """Its length."""
     note: str = ""
-    """Why there are no frames, where there are none."""
+    """Reason for missing frames; empty otherwise."""
 
 
 def animated_png(frames: Frames, *, frame_s: float) -> bytes:
-    """`frames` `[F, height, width, 3]` -> a file that every browser plays, over and over; `frame_s` for each frame."""
+    """Encode `frames` `[F, height, width, 3]` as a looping animation with `frame_s` seconds per frame."""
     count, height, width, _ = frames.shape
     parts = [_chunk(b"IHDR", struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0))]
     parts.append(_chunk(b"acTL", struct.pack(">II", count, 0)))
@@ -64,7 +63,9 @@ def animated_png(frames: Frames, *, frame_s: float) -> bytes:
 def _packed(frame: Frames) -> bytes:
     rows = frame.reshape(len(frame), -1)
     above = np.vstack([np.zeros_like(rows[:1]), rows[:-1]])
-    lines = np.hstack([np.frombuffer(_UP * len(rows), np.uint8)[:, None], rows - above])  # modulo 256, as it should be
+    lines = np.hstack(
+        [np.frombuffer(_UP * len(rows), np.uint8)[:, None], rows - above]
+    )  # modulo 256, as the format demands
     return zlib.compress(lines.tobytes(), 9)
 
 
@@ -73,7 +74,7 @@ def _chunk(kind: bytes, data: bytes) -> bytes:
 
 
 def write_episode(folder: Path, about: EpisodeRecording, png: bytes | None) -> None:
-    """Write what is known of an episode, and its animation where there is one. Raises ResourceError."""
+    """Write the description of an episode, and its animation if there is one. Raises ResourceError."""
     if png is not None:
         replace_file(folder / EPISODE_PNG, png)
     else:
@@ -84,7 +85,7 @@ def write_episode(folder: Path, about: EpisodeRecording, png: bytes | None) -> N
 
 
 def read_episode(folder: Path) -> tuple[EpisodeRecording, bytes | None] | None:
-    """What was written; None where nothing was. Raises DataError for a damaged file."""
+    """Read both files; None if there are none. Raises DataError for a damaged file."""
     path = folder / EPISODE_JSON
     if not path.exists():
         return None
@@ -93,22 +94,22 @@ def read_episode(folder: Path) -> tuple[EpisodeRecording, bytes | None] | None:
             known = float(score) if isinstance(score, int | float) else math.nan
             about = EpisodeRecording(step=step, score=known, steps=steps, note=note)
         case _:
-            raise DataError(f"{path} should hold a step, a score, steps and a note")
+            raise DataError(f"{path} must contain a step, a score, steps and a note")
     picture = folder / EPISODE_PNG
     png = picture.read_bytes() if picture.exists() else None
     if png is not None and not png.startswith(_SIGNATURE):
-        raise DataError(f"{picture} is no PNG file")
+        raise DataError(f"{picture} is not a PNG file")
     return about, png
 
 
 def frame_count(png: bytes) -> int:
-    """How many frames an animation says that it has."""
+    """Number of frames in an animation's header."""
     at = png.find(b"acTL")
     return int(struct.unpack(">I", png[at + 4 : at + 8])[0]) if at > 0 else 1
 
 
 def downscale(frame: Frames, *, width: int) -> Frames:
-    """`[height, width, 3]` -> at most `width` wide: means of whole blocks of pixels."""
+    """Reduce `[height, width, 3]` to at most `width` pixels across by means of whole blocks."""
     size = math.ceil(frame.shape[1] / width)
     if size < 2:
         return frame
@@ -118,7 +119,7 @@ def downscale(frame: Frames, *, width: int) -> Frames:
 
 
 def subsample_frames(frames: Sequence[Frames], most: int) -> list[Frames]:
-    """At most `most` of them, evenly, the first and the last among them."""
+    """Select at most `most` frames evenly, including the first and the last."""
     if len(frames) <= most:
         return list(frames)
     return [frames[place] for place in np.linspace(0, len(frames) - 1, most).round().astype(int)]

@@ -1,6 +1,6 @@
-"""`evaluation/step_00000010.json`: every answer of an evaluation, so that two policies can be compared pair by pair.
+"""Answers of an evaluation, `evaluation/step_00000010.json`, for paired comparisons of two policies.
 
-Belongs here: the file. What an answer is worth was decided before.
+Belongs here: the file format.
 """
 
 from collections.abc import Sequence
@@ -16,7 +16,7 @@ FOLDER = "evaluation"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerRow:
-    """One question and what the policy said; `score` is None where it could not be scored."""
+    """One question with the policy's answer; `score` is None if it could not be scored."""
 
     id: str
     prompt: str
@@ -26,7 +26,7 @@ class AnswerRow:
 
 
 def write_answers(run: Path, step: int, rows: Sequence[AnswerRow]) -> Path:
-    """Write the answers given after `step`, whole or not at all. Raises ResourceError."""
+    """Write the answers of the evaluation after `step` atomically. Raises ResourceError."""
     document: list[Json] = [
         {
             "id": row.id,
@@ -44,13 +44,13 @@ def write_answers(run: Path, step: int, rows: Sequence[AnswerRow]) -> Path:
 
 
 def latest_answers(run: Path) -> list[AnswerRow]:
-    """The answers of the newest evaluation of a run; none when it was never evaluated. Raises DataError."""
+    """Answers of the newest evaluation of a run; empty without an evaluation. Raises DataError."""
     files = sorted((run / FOLDER).glob("step_*.json"))
     if not files:
         return []
     document = read_json(files[-1])
     if not isinstance(document, list):
-        raise DataError(f"{files[-1]} should hold a list of answers")
+        raise DataError(f"{files[-1]} must contain a list of answers")
     return [_row(entry, files[-1]) for entry in document]
 
 
@@ -64,7 +64,7 @@ def _row(entry: Json, path: Path) -> AnswerRow:
             "score": score,
         }:
             if score is not None and not isinstance(score, int | float):
-                raise DataError(f"{path}: the score of {id_} should be a number, is {score!r}")
+                raise DataError(f"{path}: the score of {id_} must be a number, got {score!r}")
             return AnswerRow(id=id_, prompt=prompt, reference=reference, answer=answer, score=score)
         case _:
-            raise DataError(f"{path} should hold objects with id, prompt, reference, answer and score")
+            raise DataError(f"{path} must contain objects with id, prompt, reference, answer and score")

@@ -1,6 +1,6 @@
-"""`certificate.json`: what was found when a run's loss was cut up in many ways and its gradients were compared.
+"""Gradient certificate of a run, `certificate.json`: gradients of its loss compared over different batch splits.
 
-Belongs here: the figures and their file. How they are found is `train/invariance/check.py`.
+Belongs here: the figures and their file. `train/invariance/check.py` computes them.
 """
 
 from collections.abc import Mapping
@@ -13,58 +13,61 @@ from hone.store.durable import Json, finite_or_none, read_json_object, replace_f
 CERTIFICATE = "certificate.json"
 CERTIFICATE_FORMAT = 1
 TOLERANCE = 1e-12
-"""Largest difference of two gradients in float64, as a share of the largest component, that is rounding."""
+"""Largest difference of two float64 gradients, relative to the largest component, that counts as rounding."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GradientCheck:
-    """The gradient of one batch, taken once whole and once cut up."""
+    """Comparison of a batch's gradient as a whole and split."""
 
     name: str
-    """How it was cut."""
+    """Description of the split."""
     detail: str
     """Into what."""
     difference: float
-    """Largest |difference| of a component; NaN where the gradient was not a number."""
+    """Largest |difference| of a component; NaN for a NaN gradient."""
     relative: float
-    """The same, divided by the largest |component| of the whole batch's gradient."""
+    """`difference` divided by the largest |component| of the whole batch's gradient."""
 
     @property
     def passed(self) -> bool:
+        """Whether the difference is rounding."""
         return self.relative <= TOLERANCE
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GradientCertificate:
-    """The checks of one config."""
+    """Gradient checks of one config."""
 
     recipe: str
     config_hash: str
-    """Of the settings, as in `manifest.json`."""
+    """Hash of the settings, as in `manifest.json`."""
     batch: str
-    """What the gradients were taken of."""
+    """Description of the batch."""
     checks: tuple[GradientCheck, ...]
     versions: Mapping[str, str] = field(default_factory=dict[str, str])
 
     @property
     def passed(self) -> bool:
+        """Whether every check passed."""
         return bool(self.checks) and all(check.passed for check in self.checks)
 
     def summary(self) -> str:
-        """The whole of it in a sentence."""
-        failed = [check for check in self.checks if not check.passed]
+        """Summary in a sentence."""
+        failed = [
+            f"{check.name} (relative difference {check.relative:.1e})" for check in self.checks if not check.passed
+        ]
         if failed:
-            found = ", ".join(f"{check.name} (off by {check.relative:.1e} of it)" for check in failed)
-            return f"the gradient depends on how a batch is cut: {found}"
+            return f"the gradient depends on the split of a batch: {', '.join(failed)}"
         worst = max((check.relative for check in self.checks), default=0.0)
         return (
-            f"the gradient does not depend on how a batch is cut: {len(self.checks)} ways agree to {worst:.1e} of it "
-            "in float64"
+            f"the gradient does not depend on the split of a batch: {len(self.checks)} splits agree to {worst:.1e} "
+            "of it in float64"
         )
 
 
 def write_certificate(folder: Path, certificate: GradientCertificate) -> None:
-    """Write `certificate.json`, whole or not at all. Raises ResourceError."""
+    """Write `certificate.json` atomically. Raises ResourceError."""
     checks: list[Json] = [
         {
             "name": check.name,
@@ -89,7 +92,7 @@ def write_certificate(folder: Path, certificate: GradientCertificate) -> None:
 
 
 def read_certificate(folder: Path) -> GradientCertificate | None:
-    """What `write_certificate` wrote; None when there is no file. Raises DataError for a damaged one."""
+    """Read `certificate.json`; None without the file. Raises DataError for a damaged one."""
     path = folder / CERTIFICATE
     if not path.exists():
         return None
@@ -109,7 +112,7 @@ def read_certificate(folder: Path) -> GradientCertificate | None:
                 versions={name: str(version) for name, version in versions.items()},
             )
         case _:
-            raise DataError(f"{path} is not the certificate of a loss; `hone doctor loss` writes a new one")
+            raise DataError(f"{path} is not a gradient certificate; `hone doctor loss` writes a new one")
 
 
 def _check(row: Json, path: Path) -> GradientCheck:
@@ -127,4 +130,4 @@ def _check(row: Json, path: Path) -> GradientCheck:
                 relative=float("nan") if relative is None else float(relative),
             )
         case _:
-            raise DataError(f"{path}: a check should hold a name, a detail and two figures, is {row!r}")
+            raise DataError(f"{path}: a check must contain a name, a detail and two figures, got {row!r}")

@@ -1,10 +1,10 @@
-"""Checkpoints that are whole or not there.
+"""Atomic checkpoints.
 
-Belongs here: the protocol. Write to a temporary folder beside; fsync every file; a manifest with the sha256 and size
-of each; fsync the folders; rename to `step_00000123`; fsync the parent; only then prune, by renaming to a trash name
-first. So at whatever instruction the process dies, a reader finds version v or version v+1, never a mix.
+Belongs here: the protocol. Write to a temporary sibling folder; fsync every file; write a manifest with the sha256 and
+size of each; fsync the folders; rename to `step_00000123`; fsync the parent; only then prune, by renaming to a trash
+name first. A process that dies at any instruction leaves version v or version v+1, never a mix.
 
-A checkpoint holds `state/` (codec), `policy/` (what the caller's callback wrote) and `manifest.json`.
+A checkpoint contains `state/` (codec), `policy/` (written by the caller's callback) and `manifest.json`.
 """
 
 import hashlib
@@ -43,13 +43,13 @@ _REPLACED = ".replaced_"
 
 
 def step_name(step: int) -> str:
-    """`123 -> 'step_00000123'`."""
+    """Folder name of a step: `123 -> 'step_00000123'`."""
     return f"step_{step:08d}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
-    """One whole checkpoint, its hashes verified; `warnings` says which newer ones were passed over, and why."""
+    """An intact checkpoint with verified hashes; `warnings` names skipped newer ones, with reasons."""
 
     step: int
     folder: Path
@@ -58,6 +58,7 @@ class Checkpoint:
 
     @property
     def policy_folder(self) -> Path:
+        """Folder of the policy."""
         return self.folder / POLICY
 
     def state(self) -> State:
@@ -67,9 +68,9 @@ class Checkpoint:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointFolder:
-    """The `checkpoints/` folder of a run. One process writes (the run's lock sees to that), any number read.
+    """The `checkpoints/` folder of a run. One process writes (guaranteed by the run's lock), any number read.
 
-    After a save, the last `keep_last` checkpoints stay, and besides them the `keep_best` with the highest score.
+    After a save, the last `keep_last` checkpoints and the `keep_best` with the highest score remain.
     """
 
     folder: Path
@@ -87,7 +88,7 @@ class CheckpointFolder:
         """Save `step` and prune; returns the checkpoint's folder.
 
         `write_policy(folder)` fills an empty `policy/` folder with files of any kind. `score` (higher is better) is
-        what `keep_best` goes by. Raises ResourceError for the disk; what was there before is then intact.
+        the criterion of `keep_best`. Raises ResourceError for the disk; earlier checkpoints are then intact.
         """
         target = self.folder / step_name(step)
         temporary = self.folder / f"{_TEMPORARY}{target.name}"
@@ -97,7 +98,7 @@ class CheckpointFolder:
             failpoint("ckpt.before_rename")
             self._put_in_place(temporary, target)
         except BaseException:
-            shutil.rmtree(temporary, ignore_errors=True)  # what resists here, `clean` removes at the next start
+            shutil.rmtree(temporary, ignore_errors=True)  # `remove_leftovers` removes the rest at the next start
             raise
         failpoint("ckpt.after_rename")
         sync_path(self.folder)
@@ -106,35 +107,33 @@ class CheckpointFolder:
         return target
 
     def steps(self) -> list[int]:
-        """Steps that have a folder, ascending, whole or not."""
+        """Steps with a folder, ascending, intact or not."""
         if not self.folder.is_dir():
             return []
         matches = (_STEP_NAME.fullmatch(entry.name) for entry in self.folder.iterdir())
         return sorted(int(match[1]) for match in matches if match)
 
     def newest_intact(self) -> Checkpoint:
-        """The newest checkpoint whose every byte is as it was written.
+        """Newest checkpoint with correct hashes.
 
-        Raises DataError when there is none (a run never starts from scratch by itself), and when the newest was
-        written by a newer hone.
+        Raises DataError if there is none (a run never starts from scratch by itself), and if a newer hone wrote the
+        newest one.
         """
         warnings: list[str] = []
         for step in reversed(self.steps()):
             checkpoint, fault = self._verify(step)
             if checkpoint is not None:
                 return Checkpoint(step=step, folder=checkpoint.folder, score=checkpoint.score, warnings=tuple(warnings))
-            warnings.append(f"checkpoint passed over: {fault}")
+            warnings.append(f"checkpoint skipped: {fault}")
         if warnings:
-            raise DataError(
-                f"no whole checkpoint in {self.folder}; nothing was started and nothing was changed", *warnings
-            )
+            raise DataError(f"no intact checkpoint in {self.folder}; nothing was started or changed", *warnings)
         raise DataError(
-            f"no checkpoint in {self.folder}, so there is nothing to go on from; to start from the beginning, leave "
-            f"out --resume and give a new --name, or remove {self.folder.parent}"
+            f"no checkpoint in {self.folder}, so the run cannot be resumed; to start from the beginning, omit "
+            f"--resume and give a new --name, or remove {self.folder.parent}"
         )
 
     def at(self, step: int) -> Checkpoint:
-        """The checkpoint of one step, verified. Raises DataError when it is missing or damaged."""
+        """Checkpoint of one step, verified. Raises DataError if it is missing or damaged."""
         known = self.steps()
         if step not in known:
             raise DataError(f"no checkpoint of step {step} in {self.folder}; there are: {known or 'none'}")
@@ -144,7 +143,7 @@ class CheckpointFolder:
         return checkpoint
 
     def remove_leftovers(self) -> list[str]:
-        """Remove what a kill left behind; call it at start, under the run's lock. Returns what was done, in words."""
+        """Remove the leftovers of a killed process; call it at start, under the run's lock. Returns messages."""
         if not self.folder.is_dir():
             return []
         done: list[str] = []
@@ -152,16 +151,16 @@ class CheckpointFolder:
             original = self.folder / entry.name.removeprefix(_REPLACED)
             if entry.name.startswith(_REPLACED) and not original.exists():
                 _rename(entry, original)
-                done.append(f"checkpoint {original.name} put back: a save over it did not finish")
+                done.append(f"checkpoint {original.name} restored: a save over it did not finish")
             elif entry.name.startswith((_TEMPORARY, _TRASH, _REPLACED)):
                 remove_tree(entry)
                 done.append(f"unfinished checkpoint folder {entry.name} removed")
         return done
 
     def set_aside_after(self, step: int) -> list[str]:
-        """Rename checkpoints of later steps to `aside_...`, so that a run resumed at `step` does not meet them.
+        """Rename checkpoints of later steps to `aside_...`, so that a run resumed at `step` does not read them.
 
-        They are damaged or belong to a future that was given up; nothing is deleted. Returns what was done, in words.
+        They are damaged or abandoned; nothing is deleted. Returns messages.
         """
         done: list[str] = []
         for later in self.steps():
@@ -208,7 +207,7 @@ class CheckpointFolder:
             sync_path(place)
 
     def _put_in_place(self, temporary: Path, target: Path) -> None:
-        if target.exists():  # a folder cannot be renamed onto one: step aside, and `clean` knows how to undo it
+        if target.exists():  # a folder cannot replace a folder: move the old one aside; `remove_leftovers` can undo it
             replaced = self.folder / f"{_REPLACED}{target.name}"
             if replaced.exists():
                 remove_tree(replaced)
@@ -236,7 +235,7 @@ class CheckpointFolder:
     def _score(self, step: int) -> float | None:
         try:
             score = read_json_object(self.folder / step_name(step) / MANIFEST).get("score")
-        except DataError:  # damaged: it has no claim to be kept, and `newest_whole` reports it when it matters
+        except DataError:  # damaged: it is not kept for its score, and `newest_intact` reports it when it is read
             return None
         return score if isinstance(score, float | int) else None
 
@@ -268,7 +267,7 @@ def _rename(source: Path, target: Path) -> None:
 
 
 def _file_hashes(folder: Path) -> dict[str, Json]:
-    """Sync every file below `folder`; path -> size and hash."""
+    """Sync every file below `folder`; returns path -> size and hash."""
     files: dict[str, Json] = {}
     for path in sorted(entry for entry in folder.rglob("*") if entry.is_file()):
         sync_path(path)
@@ -282,13 +281,13 @@ def _digest(manifest: dict[str, Json]) -> str:
 
 
 def _first_fault(folder: Path, step: int, manifest: dict[str, Json]) -> str | None:
-    """What is wrong with a checkpoint, naming file, hash and what was expected; None for a whole one."""
+    """First fault of a checkpoint, with file, hash and expected value; None if it is intact."""
     claimed = manifest.get("sha256")
     actual = _digest({key: value for key, value in manifest.items() if key != "sha256"})
     if claimed != actual:
-        return f"{folder / MANIFEST} has sha256 {actual}, its own record says {claimed}"
+        return f"{folder / MANIFEST} has sha256 {actual}, its own record has {claimed}"
     if manifest.get("step") != step:
-        return f"{folder / MANIFEST} is of step {manifest.get('step')}"
+        return f"{folder / MANIFEST} has step {manifest.get('step')}"
     files = manifest.get("files")
     for name, expected in (files if isinstance(files, dict) else {}).items():
         path = folder / name
@@ -297,7 +296,7 @@ def _first_fault(folder: Path, step: int, manifest: dict[str, Json]) -> str | No
         if not isinstance(expected, dict):
             return f"{folder / MANIFEST} does not describe {name}"
         if path.stat().st_size != expected.get("bytes"):
-            return f"{path} has {path.stat().st_size} bytes, {expected.get('bytes')} were written"
+            return f"{path} has {path.stat().st_size} bytes, expected {expected.get('bytes')}"
         if (found := sha256(path)) != expected.get("sha256"):
-            return f"{path} has sha256 {found}, {expected.get('sha256')} was written"
+            return f"{path} has sha256 {found}, expected {expected.get('sha256')}"
     return None

@@ -1,8 +1,8 @@
-"""A state tree on disk: arrays in `state.safetensors`, everything else in `state.json`, no pickle.
+"""State trees on disk: arrays in `state.safetensors`, everything else in `state.json`, no pickle.
 
-Belongs here: the two-way translation between `hone.core.state.State` and a folder. Arrays are named by JSON pointer
-(RFC 6901), so that no two places of the tree can collide; a key that starts with `$` is escaped by another `$`,
-because `{"$array": name}` and `{"$float": "nan"}` stand for what JSON cannot say.
+Belongs here: the conversion between `hone.core.state.State` and a folder. Arrays are named by JSON pointer (RFC 6901),
+so that names are unique; a key that starts with `$` is escaped by another `$`, because `{"$array": name}` and
+`{"$float": "nan"}` represent values that JSON lacks.
 """
 
 import math
@@ -29,15 +29,15 @@ _FLOATS = {"nan": math.nan, "inf": math.inf, "-inf": -math.inf}
 
 
 def write_state(folder: Path, state: State) -> None:
-    """Write `state` into an existing folder, synced. The arrays may have any layout; they are stored in C order.
+    """Write `state` into an existing folder and sync it. Arrays of any layout are stored in C order.
 
-    Raises TypeError naming every leaf that is not of the kinds of `StateLeaf`, and ResourceError for the disk.
+    Raises TypeError naming every leaf that is not a `StateLeaf`, and ResourceError for the disk.
     """
     arrays: StateArrays = {}
     faults: list[str] = []
     tree = _encode(state, "", arrays, faults)
     if faults:
-        raise TypeError("a state holds arrays and JSON scalars only: " + "; ".join(faults))
+        raise TypeError("a state contains arrays and JSON scalars only: " + "; ".join(faults))
     path = folder / ARRAYS
     size = sum(array.nbytes for array in arrays.values())
     with writing_tensors(path, size):
@@ -48,9 +48,9 @@ def write_state(folder: Path, state: State) -> None:
 
 
 def read_state(folder: Path) -> State:
-    """The state that `write_state` put into `folder`: same keys in the same order, same dtypes, shapes and bits.
+    """Read the state of `write_state`: same keys in the same order, same dtypes, shapes and bits.
 
-    Raises DataError for a missing or damaged file, and for a format newer than this version knows.
+    Raises DataError for a missing or damaged file, and for a newer format.
     """
     document = read_json_object(folder / TREE)
     version = document.get("format")
@@ -86,8 +86,8 @@ def _take_array(value: NDArray[np.generic], here: str, arrays: StateArrays, faul
     if value.dtype.kind not in _KINDS or value.dtype.itemsize > 8:
         faults.append(f"{here} is an array of {value.dtype}")
         return
-    # safetensors writes the buffer as it lies: a strided view would be stored wrongly. (ascontiguousarray would
-    # turn a 0-d array into a 1-d one.)
+    # safetensors writes the raw buffer: a strided view would be stored wrongly. (ascontiguousarray would turn a
+    # 0-d array into a 1-d one.)
     arrays[here] = np.asarray(value, order="C")
 
 

@@ -1,7 +1,6 @@
-"""What a comparison of runs found, as data: for the screen, for JSON and for a page.
+"""Result of a comparison of runs, as data: for the screen, JSON and the HTML page.
 
-Belongs here: the shape of it. What the figures are computed from is `hone.evaluate.comparison`'s, how they look is
-`comparison_page`'s.
+Belongs here: the data types. `hone.evaluate.comparison` computes them, `hone.report.comparison_page` shows them.
 """
 
 from collections.abc import Mapping
@@ -18,19 +17,20 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScoreInterval:
-    """A figure with its 95% interval; NaN ends where one run gives none."""
+    """Estimate with its 95% interval; the ends are NaN for a single run."""
 
     mean: float
     low: float
     high: float
 
     def to_json(self) -> Json:
+        """Convert to JSON values."""
         return {"value": finite_or_none(self.mean), "low": finite_or_none(self.low), "high": finite_or_none(self.high)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunCurveBand:
-    """A curve with its interval over runs: `x`, `middle`, `low`, `high` `[S]`; NaN where nothing is known."""
+    """Curve with its interval over runs: `x`, `middle`, `low`, `high` `[S]`; NaN for missing values."""
 
     x: Floats
     middle: Floats
@@ -38,13 +38,14 @@ class RunCurveBand:
     high: Floats
 
     def to_json(self) -> Json:
+        """Convert to JSON values."""
         columns = {"x": self.x, "middle": self.middle, "low": self.low, "high": self.high}
         return {name: [finite_or_none(value) for value in column.tolist()] for name, column in columns.items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeToThreshold:
-    """Steps until a threshold was reached: Kaplan-Meier median with its interval, infinite while half have not."""
+    """Steps until a threshold: Kaplan-Meier median with its interval; infinite if under half of the runs reach it."""
 
     threshold: float
     median: float
@@ -54,6 +55,7 @@ class TimeToThreshold:
     n: int
 
     def to_json(self) -> Json:
+        """Convert to JSON values."""
         return {
             "threshold": self.threshold,
             "median": finite_or_none(self.median),
@@ -66,16 +68,17 @@ class TimeToThreshold:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunScore:
-    """A run as it entered."""
+    """A run of the comparison."""
 
     name: str
     task: str
     score: float
-    """NaN where it has none."""
+    """NaN without a score."""
     seconds: float
     """Wall time of its steps."""
 
     def to_json(self) -> Json:
+        """Convert to JSON values."""
         return {
             "run": self.name,
             "task": self.task,
@@ -91,19 +94,20 @@ class GroupSummary:
     name: str
     recipe: str
     settings: Mapping[str, str]
-    """Those in which the groups differ."""
+    """Settings that differ between the groups."""
     runs: tuple[RunScore, ...]
     iqm: ScoreInterval
     median: ScoreInterval
     mean: ScoreInterval
     curves: Mapping[str, RunCurveBand]
-    """Per task, where it has one."""
+    """Curve per task, if any."""
     profile: RunCurveBand | None
-    """Share of runs above each score; None where no run has a score."""
+    """Share of runs above each score; None without scores."""
     reached: Mapping[str, TimeToThreshold]
-    """Per task that has a threshold."""
+    """Time to threshold, per task with a threshold."""
 
     def to_json(self) -> Json:
+        """Convert to JSON values."""
         return {
             "name": self.name,
             "recipe": self.recipe,
@@ -120,7 +124,7 @@ class GroupSummary:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProbabilityOfImprovement:
-    """How often a run of `after` scores more than one of `before`, with its interval."""
+    """Probability that a run of `after` scores higher than one of `before`, with its interval."""
 
     before: str
     after: str
@@ -132,25 +136,26 @@ class ProbabilityOfImprovement:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """Groups of runs side by side."""
+    """Comparison of groups of runs."""
 
     metric: str
-    """What a score is, in words."""
+    """Meaning of the score, in words."""
     tasks: tuple[str, ...]
     normalised: bool
-    """Scores run from 0, the lowest of all runs of a task, to 1, the highest: several tasks have no common unit."""
+    """Whether scores are scaled per task from 0 (lowest run) to 1 (highest), as tasks have no common unit."""
     curve_metric: str
-    """Empty where there are no curves."""
+    """Metric of the curves; empty without curves."""
     curve_unit: str
-    """What the curves' x counts."""
+    """Unit of the curves' x."""
     groups: tuple[GroupSummary, ...]
     improvements: tuple[ProbabilityOfImprovement, ...]
-    """Of each group over the first."""
+    """Probability of improvement of each group over the first."""
     paired: tuple[PairedDifference, ...]
-    """Where the same questions were answered."""
+    """Paired differences on the same questions."""
     notes: tuple[str, ...]
 
     def to_json(self) -> dict[str, Json]:
+        """Convert to JSON values."""
         return {
             "metric": self.metric,
             "tasks": list(self.tasks),

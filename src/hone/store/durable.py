@@ -1,7 +1,7 @@
-"""Bytes that are on the disk when a call returns, and the named places at which a test can end the process.
+"""Durable writes, and named failpoints at which a test can end the process.
 
-Belongs here: writing, flushing, renaming and hashing of files; what the operating system refuses becomes a
-ResourceError that names the path and the bytes. What the bytes mean belongs to the other modules.
+Belongs here: writing, flushing, renaming and hashing of files; an OSError becomes a ResourceError that names the path
+and the bytes. Does not: file formats.
 """
 
 import errno
@@ -28,11 +28,11 @@ _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 
 
 class DiskFullError(ResourceError):
-    """No space was left; what was there before is intact, and the same write may be tried again later."""
+    """No space left; existing files are intact, and the write may be tried again."""
 
 
 def failpoint(name: str) -> None:
-    """End, stop or fail here when the environment says so: `HONE_FAILPOINT=ckpt.before_rename:exit`.
+    """Exit, stop or fail here if the environment demands it: `HONE_FAILPOINT=ckpt.before_rename:exit`.
 
     Actions: `exit` (at once, code 86, nothing flushed), `kill` (SIGKILL to itself), `raise` (OSError, as a broken
     disk would), `sleep` (an hour, so that a test can look). Several are separated by commas. Costs nothing when unset.
@@ -63,7 +63,7 @@ def _fail(name: str, action: str) -> None:
 
 
 def human_bytes(count: int) -> str:
-    """`1536 -> '1.5 KiB'`."""
+    """Format bytes: `1536 -> '1.5 KiB'`."""
     size = float(count)
     for unit in ("B", "KiB", "MiB", "GiB"):
         if size < 1024:
@@ -73,7 +73,7 @@ def human_bytes(count: int) -> str:
 
 
 def raise_write_error(path: Path, error: OSError, size_bytes: int | None = None) -> NoReturn:
-    """Raise the ResourceError for what the operating system refused at `path`, or at the file that it names."""
+    """Raise the ResourceError for an OSError at `path`, or at the file that the error names."""
     path = Path(error.filename) if isinstance(error.filename, str) else path
     size = "" if size_bytes is None else f" ({human_bytes(size_bytes)} to write)"
     if error.errno in _FULL:
@@ -85,7 +85,7 @@ def raise_write_error(path: Path, error: OSError, size_bytes: int | None = None)
 
 @contextmanager
 def writing(path: Path, size_bytes: int | None = None) -> Generator[None]:
-    """Turns an OSError of the block into a ResourceError that names `path` and the bytes."""
+    """Convert an OSError of the block to a ResourceError that names `path` and the bytes."""
     try:
         yield
     except OSError as error:
@@ -94,7 +94,7 @@ def writing(path: Path, size_bytes: int | None = None) -> Generator[None]:
 
 @contextmanager
 def writing_tensors(path: Path, size_bytes: int | None = None) -> Generator[None]:
-    """`writing` for a block that calls safetensors, which has an error type of its own. Raises ResourceError."""
+    """Convert errors as `writing` does for a block that calls safetensors, which has its own error type."""
     try:
         with writing(path, size_bytes):
             yield
@@ -104,7 +104,7 @@ def writing_tensors(path: Path, size_bytes: int | None = None) -> Generator[None
 
 
 def write_all(descriptor: int, data: bytes) -> None:
-    """Write every byte; the one place through which this package's own bytes reach a file."""
+    """Write every byte; the only function of this package that writes bytes to a file."""
     view = memoryview(data)
     while view:
         view = view[os.write(descriptor, view) :]
@@ -122,7 +122,7 @@ def write_file(path: Path, data: bytes) -> None:
 
 
 def sync_path(path: Path) -> None:
-    """fsync a file that somebody else wrote, or a folder (so that the names in it last). Raises ResourceError."""
+    """Fsync an existing file, or a folder (to make its entries durable). Raises ResourceError."""
     with writing(path):
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
         try:

@@ -1,6 +1,6 @@
-"""`runs/<name>/`: one run on disk.
+"""Folder of one run, `runs/<name>/`.
 
-Belongs here: making, finding, locking and naming what a run keeps (`config.json`, `manifest.json`, `metrics.jsonl`,
+Belongs here: making, finding, locking and naming the files of a run (`config.json`, `manifest.json`, `metrics.jsonl`,
 `samples/`, `checkpoints/`, `certificate.json`, `speed.json`, `lock`, `log.txt`, `report.html`), and refusing
 whatever would overwrite another run.
 """
@@ -37,7 +37,7 @@ LOCK = "lock"
 
 
 def check_name(name: str) -> None:
-    """Raises ConfigError unless `name` can be a run's folder and nothing else."""
+    """Raise ConfigError unless `name` is a valid folder name of a run."""
     if not re.fullmatch(NAME_PATTERN, name) or name.startswith("."):
         raise ConfigError(
             f"run name {name[:80]!r} ({len(name)} characters) must match {NAME_PATTERN} and not begin with a dot"
@@ -46,7 +46,7 @@ def check_name(name: str) -> None:
 
 @dataclass(slots=True, kw_only=True)
 class RunFolder:
-    """A run's folder. Made by `create_run` or `resume_run` (locked, until `close`), or by `open_run` for reading."""
+    """Folder of a run, made by `create_run` or `resume_run` (locked until `close`), or by `open_run` for reading."""
 
     path: Path
     clock: Clock
@@ -54,6 +54,7 @@ class RunFolder:
 
     @property
     def name(self) -> str:
+        """Name of the run."""
         return self.path.name
 
     @property
@@ -85,13 +86,15 @@ class RunFolder:
         return self.path / "log.txt"
 
     def samples_path(self, step: int) -> Path:
+        """File of the samples of `step`."""
         return self.samples_folder / f"{step_name(step)}.parquet"
 
     def checkpoints(self, *, keep_last: int = 2, keep_best: int = 1) -> CheckpointFolder:
+        """Checkpoints of the run."""
         return CheckpointFolder(folder=self.checkpoints_folder, keep_last=keep_last, keep_best=keep_best)
 
     def config(self) -> dict[str, ConfigSetting]:
-        """The resolved config with the origin of each value. Raises DataError."""
+        """Read the resolved config with the origin of each value. Raises DataError."""
         return read_config(self.config_path)
 
     def manifest(self) -> Manifest:
@@ -105,9 +108,9 @@ class RunFolder:
             file.write(line)
 
     def discard_unused(self) -> None:
-        """Remove a run that failed before it kept anything, so that its name is free for the next attempt.
+        """Remove a run that failed before it saved anything, so that its name is free for the next attempt.
 
-        Metrics, checkpoints, samples, a saved bundle, or a file of anybody else: then it stays as it is.
+        A folder with metrics, checkpoints, samples, a saved bundle or unknown files stays as it is.
         """
         ours = {CONFIG, MANIFEST, LOCK, CERTIFICATE, self.log_path.name}
         for entry in self.path.iterdir():
@@ -117,7 +120,7 @@ class RunFolder:
         remove_tree(self.path)
 
     def close(self) -> None:
-        """Give the lock back."""
+        """Release the lock."""
         if self._lock is not None:
             self._lock.release()
             self._lock = None
@@ -140,9 +143,8 @@ def create_run(
 ) -> RunFolder:
     """Make `root/name` for a new run and lock it.
 
-    Raises ConfigError when the name is not allowed or the run exists (with the difference of the configs), and
-    ResourceError for a root that cannot be used, too little space (`need_bytes`), or a run in use. Nothing that was
-    there is changed.
+    Raises ConfigError if the name is invalid or the run exists (with the difference of the configs), and ResourceError
+    for an unusable root, too little space (`need_bytes`), or a run in use. Existing files are not changed.
     """
     check_name(name)
     path = root / name
@@ -175,11 +177,11 @@ def resume_run(
     clock: Clock,
     may_change: frozenset[str] = frozenset(),
 ) -> RunFolder:
-    """Lock `root/name` to go on with it.
+    """Lock `root/name` to resume it.
 
-    `config` must be the run's own, but for the dotted keys in `may_change` (`steps`, say), whose new values are then
-    recorded; `dataset` in `may_change` lets the dataset's fingerprint differ. Raises ConfigError naming every
-    difference, DataError when there is no such run, ResourceError when it is in use.
+    `config` must be the run's own, except for the dotted keys in `may_change` (such as `steps`), whose new values are
+    recorded; `dataset` in `may_change` allows another dataset fingerprint. Raises ConfigError naming every
+    difference, DataError without such a run, ResourceError if it is in use.
     """
     check_name(name)
     path = root / name
@@ -207,7 +209,7 @@ def check_run(
     resume: bool,
     may_change: frozenset[str] = frozenset(),
 ) -> None:
-    """Raises now, before any work is done, what `create_run` or `resume_run` would raise later. Changes nothing."""
+    """Raise the errors of `create_run` or `resume_run` in advance. Changes nothing."""
     check_name(name)
     path = root / name
     _check_place(root, path)
@@ -225,15 +227,15 @@ def check_run(
 
 
 def open_run(path: Path, *, clock: Clock) -> RunFolder:
-    """A run for reading; needs no lock. Raises DataError when `path` holds no run or one of a newer format."""
+    """Open a run for reading, without a lock. Raises DataError if `path` is not a run, or has a newer format."""
     if not (path / MANIFEST).is_file():
-        raise DataError(f"{path} holds no run: no {MANIFEST} there")
+        raise DataError(f"{path} is not a run: it has no {MANIFEST}")
     read_manifest(path / MANIFEST)
     return RunFolder(path=path, clock=clock)
 
 
 def list_runs(root: Path) -> list[Path]:
-    """The run folders directly under `root`, sorted by name."""
+    """Run folders directly under `root`, sorted by name."""
     return sorted(path.parent for path in root.glob(f"*/{MANIFEST}"))
 
 
@@ -242,33 +244,33 @@ def _iso(clock: Clock) -> str:
 
 
 def _check_place(root: Path, path: Path) -> None:
-    """Raises ResourceError unless the run's folder can be made, or written to, where it is asked for."""
+    """Raise ResourceError unless the run's folder can be created or written to."""
     for place in (root, path):
         if place.is_symlink():
             raise ResourceError(f"{place} is a symbolic link to {place.readlink()}; name the folder itself")
     existing = next(place for place in (path, *path.absolute().parents) if place.exists())
     if not existing.is_dir():
-        raise ResourceError(f"{existing} is not a folder, so no run can be kept at {path}")
+        raise ResourceError(f"{existing} is not a folder, so no run can be saved at {path}")
     if not os.access(existing, os.W_OK | os.X_OK):
-        raise ResourceError(f"{existing} is not writable by this user, so no run can be kept at {path}")
+        raise ResourceError(f"{existing} is not writable by this user, so no run can be saved at {path}")
 
 
 def _require_manifest(path: Path) -> None:
     if not (path / MANIFEST).is_file():
-        raise DataError(f"no run {path.name} in {path.parent} to resume: leave out --resume to start it")
+        raise DataError(f"no run {path.name} in {path.parent} to resume: omit --resume to start it")
 
 
 def _refuse_foreign(path: Path) -> None:
-    """Raises ConfigError when `path` holds something that is not a run: it is somebody's, and stays as it is."""
+    """Raise ConfigError if `path` exists and is not a run: it may belong to the user, and stays as it is."""
     if not path.is_dir() or (path / MANIFEST).exists():
         return
-    ours = {LOCK, CONFIG, f".{CONFIG}.tmp", f".{MANIFEST}.tmp"}  # all that a kill during `create_run` can leave
+    ours = {LOCK, CONFIG, f".{CONFIG}.tmp", f".{MANIFEST}.tmp"}  # possible leftovers of a kill during `create_run`
     try:
         others = sorted(entry.name for entry in path.iterdir() if entry.name not in ours)
     except OSError as error:
         raise_write_error(path, error)
     if others:
-        raise ConfigError(f"{path} exists, is not a run, and holds {', '.join(others[:5])}; give another --name")
+        raise ConfigError(f"{path} exists, is not a run, and contains {', '.join(others[:5])}; give another --name")
 
 
 def _refuse_existing(path: Path, config: Mapping[str, ConfigSetting]) -> None:
@@ -277,12 +279,12 @@ def _refuse_existing(path: Path, config: Mapping[str, ConfigSetting]) -> None:
     differences = config_diff(read_config(path / CONFIG), config)
     if differences:
         raise ConfigError(
-            f"run {path.name} exists in {path.parent} with another config; give a new --name, or --resume with the "
-            "config that it has. Nothing was changed. The differences:",
+            f"run {path.name} exists in {path.parent} with another config; give a new --name, or --resume with its "
+            "config. Nothing was changed. The differences:",
             *(f"  {line}" for line in differences),
         )
     raise ConfigError(
-        f"run {path.name} exists in {path.parent} with this very config; --resume continues it, "
+        f"run {path.name} exists in {path.parent} with the same config; --resume continues it, "
         "a new --name starts another. Nothing was changed."
     )
 
@@ -301,6 +303,6 @@ def _refuse_changes(
         differences.append(f"dataset: {before} -> {now}")
     if differences:
         raise ConfigError(
-            f"run {name} cannot be resumed with other settings than it has; undo these, or give a new --name:",
+            f"run {name} cannot be resumed with other settings; undo these changes, or give a new --name:",
             *(f"  {line}" for line in differences),
         )

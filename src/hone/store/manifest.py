@@ -1,4 +1,4 @@
-"""What a run says about itself: its resolved config with the origin of each value, and its manifest.
+"""Description of a run: its resolved config with the origin of each value, and its manifest.
 
 Belongs here: the contents of `config.json` and `manifest.json`, and the comparison of two configs.
 """
@@ -17,7 +17,7 @@ RUN_FORMAT = 1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigSetting:
-    """One resolved value and where it came from: `default`, `run.toml:7` or `command line`."""
+    """Resolved value and its origin: `default`, `run.toml:7` or `command line`."""
 
     value: Json
     origin: str = "default"
@@ -25,7 +25,7 @@ class ConfigSetting:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunMetadata:
-    """What the caller knows about a run besides its config: recorded, shown in the report, compared at a resume."""
+    """Facts about a run besides its config: recorded, shown in the report, compared at a resume."""
 
     hone_version: str
     dataset_fingerprint: str | None = None
@@ -36,7 +36,7 @@ class RunMetadata:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manifest:
-    """`manifest.json`: the mark that a folder is a run, and of which format."""
+    """Contents of `manifest.json`, which marks a folder as a run and names its format."""
 
     format: int
     config_hash: str
@@ -44,6 +44,7 @@ class Manifest:
     metadata: RunMetadata
 
     def to_json(self) -> dict[str, Json]:
+        """Convert to JSON values."""
         return {
             "format": self.format,
             "hone_version": self.metadata.hone_version,
@@ -57,18 +58,18 @@ class Manifest:
 
 
 def settings_json(config: Mapping[str, ConfigSetting]) -> dict[str, Json]:
-    """The contents of `config.json`: dotted key -> value and origin."""
+    """Contents of `config.json`: dotted key -> value and origin."""
     return {key: {"value": setting.value, "origin": setting.origin} for key, setting in config.items()}
 
 
 def config_hash(config: Mapping[str, ConfigSetting]) -> str:
-    """sha256 of keys and values; neither their order nor their origins count."""
+    """Hash (sha256) of keys and values, independent of order and origins."""
     values = {key: config[key].value for key in sorted(config)}
     return hashlib.sha256(to_json(values)).hexdigest()
 
 
 def config_diff(old: Mapping[str, ConfigSetting], new: Mapping[str, ConfigSetting]) -> list[str]:
-    """`key: old -> new` for every key whose value differs, sorted; `(absent)` where one side lacks it."""
+    """List `key: old -> new` for every differing key, sorted; `(absent)` for a missing side."""
     lines: list[str] = []
     for key in sorted({*old, *new}):
         before = _shown(old, key)
@@ -83,19 +84,19 @@ def _shown(config: Mapping[str, ConfigSetting], key: str) -> str:
 
 
 def read_config(path: Path) -> dict[str, ConfigSetting]:
-    """Raises DataError naming the file and the key."""
+    """Read `config.json`. Raises DataError naming the file and the key."""
     settings: dict[str, ConfigSetting] = {}
     for key, entry in read_json_object(path).items():
         match entry:
             case {"value": value, "origin": str(origin)}:
                 settings[key] = ConfigSetting(value=value, origin=origin)
             case _:
-                raise DataError(f"{path}: {key} should hold a value and its origin")
+                raise DataError(f"{path}: {key} must contain a value and its origin")
     return settings
 
 
 def read_manifest(path: Path) -> Manifest:
-    """Raises DataError for a file that is missing or damaged, and for a format newer than this version knows."""
+    """Read `manifest.json`. Raises DataError for a missing or damaged file, and for a newer format."""
     document = read_json_object(path)
     version = document.get("format")
     if isinstance(version, int) and version > RUN_FORMAT:

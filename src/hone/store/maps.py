@@ -1,4 +1,4 @@
-"""`map.json`: what a policy does in each cell of a grid, and what it expects there.
+"""Map of a policy on a grid, `map.json`: its actions and values in each cell.
 
 Belongs here: the file. `hone.report.policy_map` draws a map, `hone.evaluate.control.policy_maps` computes it.
 """
@@ -15,19 +15,19 @@ MAP = "map.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GridCell:
-    """A place of a grid."""
+    """Cell of a grid."""
 
     mark: str
-    """What stands there on the environment's own map: `S`, `G`, `#`; a space for plain floor."""
+    """Mark on the environment's own map: `S`, `G`, `#`; a space for plain floor."""
     worth: float | None
-    """What the policy expects from there; None where nothing is ever decided."""
+    """Value of the cell; None without a decision."""
     moves: Mapping[str, float]
-    """What it does there: name of an action -> share, the largest first; left out below a tenth."""
+    """Action name -> probability, the largest first; below a tenth left out."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GridSlice:
-    """One grid; an environment with more than places in its state has several."""
+    """One grid; an environment with further state variables has several."""
 
     title: str
     rows: int
@@ -38,17 +38,17 @@ class GridSlice:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyMap:
-    """All of a policy on a grid."""
+    """Map of a policy."""
 
     step: int
-    """Of the checkpoint."""
+    """Step of the checkpoint."""
     worth_is: str
-    """What the colours are, in words."""
+    """Meaning of the values, in words."""
     slices: Sequence[GridSlice]
 
 
 def write_map(folder: Path, found: PolicyMap) -> Path:
-    """Write the file, whole or not at all. Raises ResourceError."""
+    """Write the file atomically. Raises ResourceError."""
     slices: list[Json] = [
         {
             "title": one.title,
@@ -64,7 +64,7 @@ def write_map(folder: Path, found: PolicyMap) -> Path:
 
 
 def read_map(folder: Path) -> PolicyMap | None:
-    """What was written; None where there is no file. Raises DataError for a damaged one."""
+    """Read the file; None without it. Raises DataError for a damaged one."""
     path = folder / MAP
     if not path.exists():
         return None
@@ -72,7 +72,7 @@ def read_map(folder: Path) -> PolicyMap | None:
         case {"step": int(step), "worth_is": str(worth_is), "slices": list(slices)}:
             return PolicyMap(step=step, worth_is=worth_is, slices=[_slice(one, path) for one in slices])
         case _:
-            raise DataError(f"{path} should hold a step, what the worth is, and slices")
+            raise DataError(f"{path} must contain a step, the meaning of the values, and slices")
 
 
 def _cell_json(cell: GridCell) -> Json:
@@ -86,7 +86,7 @@ def _slice(entry: Json, path: Path) -> GridSlice:
                 raise DataError(f"{path}: {title!r} has {len(cells)} cells, expected {rows} x {columns}")
             return GridSlice(title=title, rows=rows, columns=columns, cells=[_cell(cell, path) for cell in cells])
         case _:
-            raise DataError(f"{path}: a slice should hold a title, rows, columns and cells")
+            raise DataError(f"{path}: a slice must contain a title, rows, columns and cells")
 
 
 def _cell(entry: Json, path: Path) -> GridCell:
@@ -96,4 +96,4 @@ def _cell(entry: Json, path: Path) -> GridCell:
             known = float(worth) if isinstance(worth, int | float) else None
             return GridCell(mark=mark, worth=known, moves=shares)
         case _:
-            raise DataError(f"{path}: a cell should hold a mark, a worth and moves")
+            raise DataError(f"{path}: a cell must contain a mark, a worth and moves")

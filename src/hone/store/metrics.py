@@ -1,8 +1,8 @@
-"""`metrics.jsonl`: one line a step, appended and flushed; healed, cut, read back and compared.
+"""Metrics of a run, `metrics.jsonl`: one line per step, appended and flushed.
 
-Belongs here: the format of the metrics file. A line is strict JSON: `step`, the metrics in the order given, and, when
-a value was NaN or infinite, null in its place and its name in `non_finite`. What depends on the clock lives under
-keys that start with `time/`, so that two runs can be compared byte for byte without them.
+Belongs here: the format of the file. A line is strict JSON: `step`, the metrics in the order given, and for a NaN or
+infinite value null, with its name in `non_finite`. Keys that start with `time/` depend on the clock; without them, two
+runs can be compared byte for byte.
 """
 
 import json
@@ -26,7 +26,7 @@ NON_FINITE = "non_finite"
 
 @dataclass(slots=True, kw_only=True)
 class MetricsWriter:
-    """Appends one line a step. Made by `open_metrics`; the line has left the process when `append` returns."""
+    """Writer of one line per step, made by `open_metrics`; the line has left the process when `append` returns."""
 
     path: Path
     descriptor: int
@@ -34,9 +34,9 @@ class MetricsWriter:
     _closed: bool = field(default=False, init=False)
 
     def append(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Write the line of `step`. Raises ValueError for a step that does not grow or a reserved name.
+        """Write the line of `step`. Raises ValueError for a step that does not increase or a reserved name.
 
-        Raises ResourceError when the disk refuses; the file then ends with the last whole line.
+        Raises ResourceError for a disk error; the file then ends with the last complete line.
         """
         if step <= self.last_step:
             raise ValueError(f"metrics of step {step} after those of step {self.last_step}")
@@ -50,7 +50,7 @@ class MetricsWriter:
         self.last_step = step
 
     def sync(self) -> None:
-        """fsync: call it before a checkpoint, so that no checkpoint is ahead of its metrics."""
+        """Fsync the file; call it before a checkpoint, so that no checkpoint is newer than its metrics."""
         with writing(self.path):
             os.fsync(self.descriptor)
 
@@ -62,16 +62,16 @@ class MetricsWriter:
 
 
 class OpenedMetrics(NamedTuple):
-    """A writer, and what had to be repaired (one sentence each, for the log)."""
+    """Writer of metrics, and notes about repairs for the log."""
 
     writer: MetricsWriter
     repairs: list[str]
 
 
 def open_metrics(path: Path, *, after_step: int = 0) -> OpenedMetrics:
-    """Open for appending after `after_step`: a torn last line is healed, lines of later steps are cut.
+    """Open for appending after `after_step`: an incomplete last line and lines of later steps are removed.
 
-    Raises DataError for a line in the middle that cannot be read, ResourceError for the disk.
+    Raises DataError for an unreadable line in the middle, ResourceError for the disk.
     """
     repairs: list[str] = []
     if path.exists():
@@ -85,12 +85,12 @@ def open_metrics(path: Path, *, after_step: int = 0) -> OpenedMetrics:
 
 
 def metrics_line(step: int, metrics: Mapping[str, float]) -> str:
-    """One line of the file, with its newline. Floats by repr: the same bits give the same bytes."""
+    """Format one line, with its newline. Floats use repr: the same bits give the same bytes."""
     line: dict[str, Json] = {STEP: step}
     non_finite: list[Json] = []
     for name, value in metrics.items():
         if name in (STEP, NON_FINITE):
-            raise ValueError(f"a metric cannot be called {name}: the name is taken by the file's format")
+            raise ValueError(f"a metric cannot be called {name}: the file format reserves this name")
         number = value if isinstance(value, int) else float(value)
         finite = math.isfinite(number)
         line[name] = number if finite else None
@@ -102,7 +102,7 @@ def metrics_line(step: int, metrics: Mapping[str, float]) -> str:
 
 
 def repair_last_line(path: Path) -> str | None:
-    """Cut a last line that a kill left half written; returns what was cut, in words, or None."""
+    """Remove an incomplete last line, left by a killed process; returns a message or None."""
     data = path.read_bytes()
     whole = data.rfind(b"\n") + 1
     if whole == len(data):
@@ -113,7 +113,7 @@ def repair_last_line(path: Path) -> str | None:
 
 
 def truncate_after(path: Path, step: int) -> int:
-    """Cut the lines of steps after `step`; returns how many. Raises DataError for a line that cannot be read."""
+    """Remove the lines of steps after `step`; returns their number. Raises DataError for an unreadable line."""
     data = path.read_bytes()
     keep = kept_lines = 0
     lines = data.splitlines(keepends=True)
@@ -134,14 +134,14 @@ def _truncate(path: Path, size_bytes: int) -> None:
 
 
 class MetricColumns(NamedTuple):
-    """Metrics as columns: `steps` `[N]`, and each metric `[N]` with NaN where a line lacks it or it was not finite."""
+    """Metrics as columns: `steps` `[N]`, and each metric `[N]` with NaN for missing and non-finite values."""
 
     steps: NDArray[np.int64]
     values: dict[str, NDArray[np.float64]]
 
 
 def read_metrics(path: Path) -> MetricColumns:
-    """Read the file into columns, in order of first appearance; a torn last line (a run still writing) is left out.
+    """Read the file into columns, in order of first appearance; an incomplete last line (a running process) is ignored.
 
     Raises DataError naming file and line for a line in the middle that is not JSON or has no step.
     """
@@ -163,7 +163,7 @@ def read_metrics(path: Path) -> MetricColumns:
 
 
 def without_clock_metrics(lines: Iterable[str]) -> list[str]:
-    """The lines without what depends on the clock: equal for two runs that are the same run."""
+    """Remove metrics that depend on the clock: equal runs then have equal lines."""
     return [_without_clock(line) for line in lines]
 
 
@@ -180,12 +180,12 @@ def _without_clock(line: str) -> str:
 def _parse(line: bytes, path: Path, number: int) -> dict[str, Json]:
     parsed = from_json(line, f"{path}:{number}")
     if not isinstance(parsed, dict):
-        raise DataError(f"{path}:{number} should be a JSON object, is {type(parsed).__name__}")
+        raise DataError(f"{path}:{number} must be a JSON object, got {type(parsed).__name__}")
     return parsed
 
 
 def _step_of(line: dict[str, Json], path: Path, number: int) -> int:
     step = line.get(STEP)
     if not isinstance(step, int):
-        raise DataError(f"{path}:{number} has no whole step: {step!r}")
+        raise DataError(f"{path}:{number} has no integer step: {step!r}")
     return step

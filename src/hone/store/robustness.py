@@ -1,6 +1,6 @@
-"""`robustness.json`: what a control policy scored in worlds that were made worse, on the same seeds.
+"""Robustness of a control policy, `robustness.json`: scores under perturbations on the same seeds.
 
-Belongs here: the file.
+Belongs here: the file format.
 """
 
 from collections.abc import Sequence
@@ -11,12 +11,13 @@ from hone.core.errors import DataError
 from hone.store.durable import Json, finite_or_none, read_json, replace_file, to_json
 
 ROBUSTNESS = "robustness.json"
-UNPERTURBED = "as it was"
+UNPERTURBED = "unperturbed"
+_OLD_UNPERTURBED = "as it was"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PerturbedScore:
-    """A score under one perturbation, and its difference to the score as it was, with 95% intervals; `n` episodes."""
+    """Score under one perturbation and its difference from the unperturbed score, with 95% intervals; `n` episodes."""
 
     name: str
     mean: float
@@ -33,7 +34,7 @@ NUMERIC_FIELDS = ("mean", "low", "high", "difference", "difference_low", "differ
 
 
 def write_robustness(folder: Path, rows: Sequence[PerturbedScore]) -> None:
-    """Write the file, whole or not at all. Raises ResourceError."""
+    """Write the file atomically. Raises ResourceError."""
     document: list[Json] = [
         {
             "name": row.name,
@@ -52,13 +53,13 @@ def write_robustness(folder: Path, rows: Sequence[PerturbedScore]) -> None:
 
 
 def read_robustness(folder: Path) -> list[PerturbedScore]:
-    """What was written; nothing where there is no file. Raises DataError for a damaged one."""
+    """Read the file; empty without it. Raises DataError for a damaged one."""
     path = folder / ROBUSTNESS
     if not path.exists():
         return []
     document = read_json(path)
     if not isinstance(document, list):
-        raise DataError(f"{path} should hold a list of perturbations")
+        raise DataError(f"{path} must contain a list of perturbations")
     return [_row(entry, path) for entry in document]
 
 
@@ -67,13 +68,13 @@ def _row(entry: Json, path: Path) -> PerturbedScore:
         case {"name": str(name), "n": int(n)}:
             figures = [entry.get(key) for key in NUMERIC_FIELDS]
             if not all(value is None or isinstance(value, int | float) for value in figures):
-                raise DataError(f"{path}: the figures of {name} should be numbers, are {figures}")
+                raise DataError(f"{path}: the figures of {name} must be numbers, got {figures}")
             known = [float(value) if isinstance(value, int | float) else float("nan") for value in figures]
             mean, low, high, difference, difference_low, difference_high, p_value = known
         case _:
-            raise DataError(f"{path} should hold objects with a name and a number of episodes")
+            raise DataError(f"{path} must contain objects with a name and a number of episodes")
     return PerturbedScore(
-        name=name,
+        name=UNPERTURBED if name == _OLD_UNPERTURBED else name,
         mean=mean,
         low=low,
         high=high,

@@ -1,7 +1,7 @@
-"""Sampled episodes as parquet: what was asked, what was answered, what it was worth.
+"""Sampled episodes as parquet: prompts, answers and scores.
 
-Belongs here: the columns of `samples/step_*.parquet`, written and read back. pyarrow is
-imported where it is used: it takes a quarter of a second, and most commands of hone never open a parquet file.
+Belongs here: the columns of `samples/step_*.parquet`, written and read. pyarrow is imported on use: it takes a quarter
+of a second, and most commands of hone do not open a parquet file.
 """
 
 # pyright: reportMissingTypeStubs=false, reportUnknownMemberType=false, reportUnknownVariableType=false, reportUnknownArgumentType=false
@@ -17,7 +17,7 @@ from hone.store.durable import replace_file, writing
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SampleRow:
-    """One answer. `score` and `advantage` are None where there is none (see `status`); `tokens` counts the answer's."""
+    """One answer. `score` and `advantage` are None if missing (see `status`); `tokens` counts those of the answer."""
 
     step: int
     group: int
@@ -36,9 +36,9 @@ COLUMNS = tuple(field.name for field in fields(SampleRow))
 
 
 def write_samples(path: Path, rows: Sequence[SampleRow]) -> None:
-    """Write `rows` to a parquet file, whole or not at all; makes the folder. Raises ResourceError.
+    """Write `rows` to a parquet file atomically; makes the folder. Raises ResourceError.
 
-    Text that is no valid Unicode (a lone surrogate) is written with `?` in its place.
+    Invalid Unicode (a lone surrogate) is replaced by `?`.
     """
     import pyarrow as pa  # noqa: PLC0415 - start-up time
     import pyarrow.parquet as pq  # noqa: PLC0415
@@ -66,14 +66,14 @@ def write_samples(path: Path, rows: Sequence[SampleRow]) -> None:
 
 
 def read_samples(path: Path) -> list[SampleRow]:
-    """Read the rows back. Raises DataError for a file that is missing, cut, no parquet, or lacks columns."""
+    """Read the rows. Raises DataError for a file that is missing, truncated, not parquet, or lacks columns."""
     import pyarrow as pa  # noqa: PLC0415 - start-up time
     import pyarrow.parquet as pq  # noqa: PLC0415
 
     try:
         table = pq.read_table(path)
     except (OSError, pa.ArrowInvalid) as error:
-        raise DataError(f"cannot read {path}: {error}; was it cut, or is it still being written?") from error
+        raise DataError(f"cannot read {path}: {error}; is it truncated, or still being written?") from error
     missing = [name for name in COLUMNS if name not in table.column_names]
     if missing:
         raise DataError(f"{path} lacks the columns {', '.join(missing)}; it has {', '.join(table.column_names)}")

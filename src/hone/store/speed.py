@@ -1,6 +1,6 @@
-"""`speed.json`: how fast the machine of a run multiplies matrices, to hold what its updates reached against.
+"""Speed of matrix products on a run's machine, `speed.json`, as the reference for its updates.
 
-Belongs here: the figures and their file, and the sentence made of them. Measuring is `train/speed.py`'s.
+Belongs here: the figures, their file, and the sentence about them. `hone.train.runner` measures.
 """
 
 from dataclasses import dataclass
@@ -20,17 +20,17 @@ _PREFIXES: Final = ((1e15, "P"), (1e12, "T"), (1e9, "G"), (1e6, "M"))
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MatmulRate:
-    """What large products reach, where the run computed."""
+    """Rate of large matrix products on the run's device."""
 
     dtype: str
     device: str
     threads: int
     flops_per_s: float
-    """Floating-point operations a second; a multiplication and an addition are two."""
+    """Floating-point operations per second; a multiplication and an addition are two."""
 
 
 def write_matmul_rate(folder: Path, rate: MatmulRate) -> None:
-    """Write `speed.json`, whole or not at all. Raises ResourceError."""
+    """Write `speed.json` atomically. Raises ResourceError."""
     document: dict[str, Json] = {
         "format": SPEED_FORMAT,
         "dtype": rate.dtype,
@@ -42,7 +42,7 @@ def write_matmul_rate(folder: Path, rate: MatmulRate) -> None:
 
 
 def read_matmul_rate(folder: Path) -> MatmulRate | None:
-    """What `write_matmul_rate` wrote; None when there is no file. Raises DataError for a damaged one."""
+    """Read `speed.json`; None without the file. Raises DataError for a damaged one."""
     path = folder / SPEED
     if not path.exists():
         return None
@@ -55,12 +55,12 @@ def read_matmul_rate(folder: Path) -> MatmulRate | None:
         }:
             return MatmulRate(dtype=dtype, device=device, threads=threads, flops_per_s=float(rate))
         case _:
-            raise DataError(f"{path} does not hold a machine's speed; remove it: the end of a run writes a new one")
+            raise DataError(f"{path} does not contain a machine's speed; remove it: the end of a run writes a new one")
 
 
 def update_flops_per_s(metrics: MetricColumns) -> float | None:
-    """Floating-point operations of all updates (`learner/flops`, a mean over the steps of each line) by the seconds
-    that they took (`time/update_s`, a total); None where nobody counted them."""
+    """Floating-point operations of all updates (`learner/flops`, a mean over the steps of each line) per second of
+    update time (`time/update_s`, a total); None if they were not counted."""
     flops, seconds = metrics.values.get("learner/flops"), metrics.values.get("time/update_s")
     if flops is None or seconds is None:
         return None
@@ -71,7 +71,7 @@ def update_flops_per_s(metrics: MetricColumns) -> float | None:
 
 
 def speed_line(metrics: MetricColumns, rate: MatmulRate | None) -> str:
-    """What the updates reached, in a sentence; empty where nobody counted."""
+    """Sentence about the speed of the updates; empty if it was not measured."""
     reached = update_flops_per_s(metrics)
     if reached is None:
         return ""
@@ -85,7 +85,7 @@ def speed_line(metrics: MetricColumns, rate: MatmulRate | None) -> str:
 
 
 def format_flops(rate: float) -> str:
-    """`4.12e10 -> '41.2 GFLOP/s'`."""
+    """Format a rate: `4.12e10 -> '41.2 GFLOP/s'`."""
     for size, prefix in _PREFIXES:
         if rate >= size:
             return f"{rate / size:.3g} {prefix}FLOP/s"

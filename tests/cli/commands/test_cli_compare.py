@@ -64,10 +64,10 @@ def test_seeds_are_trained_resumed_and_compared(place: Path, capsys: pytest.Capt
     document = json.loads(capsys.readouterr().out)
     assert [group["name"] for group in document["groups"]] == ["short"]
     assert len(document["groups"][0]["runs"]) == 3
-    assert document["curve"] == {"metric": "eval/score", "unit": "steps of the world"}
+    assert document["curve"] == {"metric": "eval/score", "unit": "environment steps"}
     assert main(["compare", "short", "alone", "--html", "c.html", "--metric", "reward/mean", "--threshold", "5"]) == 0
     out = capsys.readouterr().out
-    assert "seed 2 of CartPole-v1 is there more than once" in out and (place / "c.html").is_file()
+    assert "seed 2 of CartPole-v1 occurs more than once" in out and (place / "c.html").is_file()
     # A seed among others is the run that it is alone.
     assert figures("short/seed_2") == figures("alone")
 

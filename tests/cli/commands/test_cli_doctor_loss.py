@@ -38,7 +38,7 @@ def test_a_config_and_then_its_run(somewhere: Path, capsys: pytest.CaptureFixtur
     kept = json.loads((somewhere / "runs" / "ppo" / "certificate.json").read_text(encoding="utf-8"))
     manifest = json.loads((somewhere / "runs" / "ppo" / "manifest.json").read_text(encoding="utf-8"))
     assert kept["passed"] and kept["config_hash"] == manifest["config_hash"]
-    assert "checked on a small double" in (somewhere / "runs" / "ppo" / "report.html").read_text(encoding="utf-8")
+    assert "checked on a smaller copy" in (somewhere / "runs" / "ppo" / "report.html").read_text(encoding="utf-8")
     assert main(["doctor", "loss", "ppo", "steps=2"]) == 2
     assert "runs/ppo is a run" in capsys.readouterr().err
 
@@ -50,11 +50,11 @@ def test_a_gradient_that_depends_on_the_cut(
     assert main(["doctor", "loss", "ppo.toml", "learner.epochs=2"]) == 1
     out = capsys.readouterr().out
     assert "another order" in out and "5.0e-01" in out and "fail" in out
-    assert "the gradient depends on how a batch is cut: another order" in out
+    assert "the gradient depends on the split of a batch: another order" in out
     assert not (somewhere / "runs").exists(), "a config alone has nowhere to keep it"
     monkeypatch.setattr(loss, "certify", lambda config, config_hash: None)
     assert main(["doctor", "loss", "ppo.toml"]) == 0
-    assert "nothing to cut up" in capsys.readouterr().out
+    assert "nothing to check" in capsys.readouterr().out
 
 
 def test_stages_are_certified_one_after_another(

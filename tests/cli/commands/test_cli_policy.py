@@ -34,7 +34,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_report_shows_the_policy(place: Path) -> None:
     run = place / "runs" / "lake"
     page = (run / "report.html").read_text()
-    assert "The policy" in page and 'class="map"' in page and "what its critic expects" in page
+    assert "The policy" in page and 'class="map"' in page and "the value of its critic" in page
     about = json.loads((run / "episode.json").read_text())
     if about["note"]:  # no renderer here
         assert "No pictures of an episode: its renderer is not installed" in page
@@ -47,13 +47,13 @@ def test_a_map_that_cannot_be_drawn_is_a_note_and_the_rest_is_there(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuse(*_: object, **__: object) -> None:
-        raise DataError("the policy is not of the 16 states of its world")
+        raise DataError("the policy does not fit the 16 states of its environment")
 
     assert "no map" not in (place / "runs" / "pole" / "log.txt").read_text()  # no grid: nothing went wrong
     run = shutil.copytree(place / "runs" / "lake", tmp_path / "lake")
     monkeypatch.setattr(portrait, "map_on", refuse)
     assert len(portrait.write_policy_pictures(run)) == 1  # the episode
-    assert "WARNING no map of the policy: the policy is not of the 16 states" in (run / "log.txt").read_text()
+    assert "WARNING no map of the policy: the policy does not fit the 16 states" in (run / "log.txt").read_text()
 
 
 def test_a_map_on_the_screen(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -62,14 +62,14 @@ def test_a_map_on_the_screen(place: Path, capsys: pytest.CaptureFixture[str]) ->
     grid = [line.split() for line in lines if len(line.split()) == 4 and set(line.split()) <= set("←↓→↑HG")]
     assert len(grid) == 4 and grid[1][1] == grid[1][3] == "H" and grid[3][3] == "G"
     assert main(["show", "pole", "--map", "--runs", str(place / "runs")]) == 3
-    assert "no grid that can be drawn" in capsys.readouterr().err
+    assert "not a supported grid" in capsys.readouterr().err
 
 
 def test_worse_worlds_are_a_table_and_a_section(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["--perturb", "sensor_noise=[0.5,1]", "--perturb", "physics.gravity=12,action_delay=1"]
     assert main(["eval", "pole", "--runs", str(place / "runs"), "--problems", "6", *words]) == 0
     out = capsys.readouterr().out
-    assert "as it was" in out and "sensor_noise=0.5" in out and "6 episodes each" in out
+    assert "unperturbed" in out and "sensor_noise=0.5" in out and "6 episodes each" in out
     rows = read_robustness(place / "runs" / "pole")
     assert [row.name for row in rows][1:] == [
         "sensor_noise=0.5",
@@ -83,7 +83,7 @@ def test_worse_worlds_are_a_table_and_a_section(place: Path, capsys: pytest.Capt
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["lake", "--perturb", "sensor_noise=1"], "takes no noise"),
+        (["lake", "--perturb", "sensor_noise=1"], "noise cannot be added"),
         (["pole", "--perturb", "physics.gravty=1"], "did you mean gravity?"),
         (["pole", "--perturb", "action_delay=1", "--server", "http://x"], "leave one of them out"),
         (["pole", "--server", "http://127.0.0.1:1"], "--server takes the questions of a language model's run"),

@@ -46,7 +46,7 @@ def test_unknown_runs_come_with_the_nearest(runs: Path, capsys: pytest.CaptureFi
     assert main(["show", "frist"]) == 3
     assert "did you mean first?" in capsys.readouterr().err
     assert main(["show", "x", "--runs", "nowhere"]) == 3
-    assert "holds no runs" in capsys.readouterr().err
+    assert "contains no runs" in capsys.readouterr().err
 
 
 def test_list_shows_runs_even_beside_a_damaged_one(runs: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -140,12 +140,12 @@ def test_lost_episodes_are_named(
         policy: Path, *, run: Path | None, problems: int, seed: int, device: str
     ) -> checkpoint.PolicyEvaluation:
         return checkpoint.PolicyEvaluation(
-            scores={"eval/score": 0.5}, notes=["2 of 7 episodes of a judgement were lost"]
+            scores={"eval/score": 0.5}, notes=["2 of 7 episodes of an evaluation were lost"]
         )
 
     monkeypatch.setattr(checkpoint, "examine", examine)
     assert main(["eval", "first", "--problems", "7"]) == 0
-    assert "note: 2 of 7 episodes of a judgement were lost" in capsys.readouterr().out
+    assert "note: 2 of 7 episodes of an evaluation were lost" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

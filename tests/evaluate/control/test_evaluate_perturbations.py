@@ -149,10 +149,10 @@ def test_a_policy_against_itself():
 def test_what_makes_no_sense_is_refused():
     noisy, drawn = PerturbationConfig(sensor_noise=0.1), PerturbationConfig(random_actions=0.1)
     boundless = spaces.Box(-np.inf, np.inf, (1,))
-    assert "takes no noise" in incompatible_perturbations(noisy, spaces.Discrete(4), TWO)[0]
+    assert "noise cannot be added" in incompatible_perturbations(noisy, spaces.Discrete(4), TWO)[0]
     assert "has no bounds" in incompatible_perturbations(drawn, boundless, boundless)[0]
     assert incompatible_perturbations(noisy, boundless, TWO) == []
-    with pytest.raises(ConfigError, match="takes no noise"):
+    with pytest.raises(ConfigError, match="noise cannot be added"):
         compare_with_unperturbed(Balancer(), GymConfig(id="FrozenLake-v1"), [noisy], episodes=1, seed=0)
     gymnasium.make("FrozenLake-v1").close()
 

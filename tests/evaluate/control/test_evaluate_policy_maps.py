@@ -93,7 +93,7 @@ def test_networks_say_what_they_do_and_expect(tmp_path: Path):
     actor = ActorCritic(spaces_of(16, 4), MlpConfig(hidden=[8]), seed=1)
     save_policy(actor, tmp_path / "a")
     found = policy_map(tmp_path / "a", config, step=1)
-    assert found.worth_is == "what its critic expects"
+    assert found.worth_is == "the value of its critic"
     shares = action_probabilities(actor, np.arange(16), 4)
     assert shares.sum(axis=1) == pytest.approx(np.ones(16))
     logp = [actor.numpy_policy().decide(np.array([3]), np.array([k / 50], np.float32)) for k in range(50)]
@@ -125,7 +125,7 @@ def test_maps_of_files_and_our_own_grids(tmp_path: Path):
 def test_what_is_no_grid_is_refused(tmp_path: Path):
     save_policy(ActorCritic(spaces_of(16, 4), MlpConfig(hidden=[8]), seed=1), tmp_path)
     for config in ({"env": {"id": "CartPole-v1"}}, {"finite": {"world": {"kind": "chain"}}}, {}):
-        with pytest.raises(DataError, match="no grid that can be drawn"):
+        with pytest.raises(DataError, match="not a supported grid"):
             policy_map(tmp_path, config, step=1)
     with pytest.raises(DataError, match=r"not of the 48 states|the policy is"):
         policy_map(tmp_path, {"env": {"id": "CliffWalking-v1"}}, step=1)
@@ -236,7 +236,7 @@ def test_why_there_is_no_picture_is_said(tmp_path: Path):
     worlds = ("hone/BanditTrials-v0", "hone/BitFlip-v0")
     for name in worlds:  # they have no renderer: that is said, and no error of a constructor's
         about, png = record_episode(policy, GymConfig(id=name), seed=0, step=1)
-        assert png is None and about.note == f"{name} draws nothing (rgb_array is none of its render modes)"
+        assert png is None and about.note == f"{name} cannot render (rgb_array is not among its render modes)"
     assert read_episode(tmp_path) is None
     write_episode(tmp_path, EpisodeRecording(step=1, score=1.0, steps=2), b"GIF89a")
     with pytest.raises(DataError, match="no PNG file"):

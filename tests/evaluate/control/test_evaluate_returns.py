@@ -27,12 +27,12 @@ def test_episodes_that_were_lost_are_left_out_and_told_of() -> None:
     scores = evaluate_returns(POLICY, config, episodes=4, seed=5, warn=told.append)
     fine = evaluate_returns(POLICY, GymConfig(id=WALK), episodes=4, seed=5)
     assert scores.tolist() == np.delete(fine, 2).tolist()
-    assert told == ["1 of 4 episodes of a judgement were lost with their environments and are not in it"]
+    assert told == ["1 of 4 episodes of an evaluation were lost with their environments and are left out"]
 
 
 def test_a_judgement_without_an_episode_is_none() -> None:
     config = GymConfig(id=WALK, kwargs={"act": "_exit", "at": 1}, workers=1)
-    with pytest.raises(ResourceError, match="all 2 episodes of a judgement were lost"):
+    with pytest.raises(ResourceError, match="all 2 episodes of an evaluation were lost"):
         evaluate_returns(POLICY, config, episodes=2, seed=5)
 
 

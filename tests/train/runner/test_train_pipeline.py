@@ -120,7 +120,7 @@ def test_once_more_is_refused_and_resumed_is_passed_over(place: Path, capsys: py
         stage: files_of(place / "runs" / "both" / stage, step) for stage, step in (("imitate", 6), ("improve", 4))
     }
     assert hone("train", "both.toml") == 2
-    assert "--resume goes on with it" in capsys.readouterr().err
+    assert "--resume continues it" in capsys.readouterr().err
     assert hone("train", "both.toml", "--resume") == 0
     said = capsys.readouterr().out
     assert "stage imitate is done: passed over" in said
@@ -231,7 +231,7 @@ def test_a_policy_that_was_shipped_elsewhere_answers(done: Path, capsys: pytest.
         shutil.copytree(end_of(done) / "policy", elsewhere, dirs_exist_ok=True)
         assert hone("sample", elsewhere, "--prompt", "1+1=", "--count", "2") == 0
         assert hone("eval", elsewhere) == 2
-    assert "belongs to no run" in capsys.readouterr().err
+    assert "is not in a run" in capsys.readouterr().err
 
 
 def test_the_python_door_does_what_the_command_does(done: Path, place: Path) -> None:

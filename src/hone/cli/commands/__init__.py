@@ -1,1 +1,1 @@
-"""The commands of `hone`, one module each: they read options, call what the rest of hone offers, and print."""
+"""Commands of `hone`, one module each: they read options, call the library, and print."""

@@ -1,6 +1,6 @@
-"""`hone compare`: runs held against each other, on the screen, as a page and as JSON.
+"""`hone compare`: a comparison of runs on the screen, as an HTML page and as JSON.
 
-Belongs here: laying out a `Comparison`. What it says is found by `hone.evaluate.comparison`.
+Belongs here: the layout of a `Comparison`. `hone.evaluate.comparison` computes it.
 """
 
 import json
@@ -19,22 +19,25 @@ from hone.store.comparison import Comparison, GroupSummary, ScoreInterval, TimeT
 from hone.store.durable import to_json
 
 QUARTERS = (0.25, 0.5, 0.75, 1.0)
-"""Places of a curve that are shown on the screen."""
+"""Fractions of a curve at which it is shown on the screen."""
 BARS = " ▁▂▃▄▅▆▇█"
 SHOWN_POINTS = 24
 
 
 def run(call: CommandCall) -> int:
+    """Compare runs; returns the exit code."""
     text = call.text("threshold")
     root = Path(call.text("runs"))
-    found = compare(call.texts("run"), root=root, metric=call.text("metric"), threshold=_number(text) if text else None)
+    comparison = compare(
+        call.texts("run"), root=root, metric=call.text("metric"), threshold=_number(text) if text else None
+    )
     if call.switch("json"):
-        print(json.dumps(json.loads(to_json(found.to_json())), indent=1))
+        print(json.dumps(json.loads(to_json(comparison.to_json())), indent=1))
         return 0
     screen = standard_screen()
-    show_comparison(screen, found)
+    show_comparison(screen, comparison)
     page = Path(call.text("html")) if call.text("html") else _page(call.texts("run"), root)
-    write_comparison(page, found)
+    write_comparison(page, comparison)
     screen.line(f"curves and profiles in {page}")
     return 0
 
@@ -50,29 +53,31 @@ def _number(text: str) -> float:
 
 
 def _page(asked: Sequence[str], root: Path) -> Path:
-    """In the folder of the runs; where there is none, in the one that was named."""
+    """Path of the page: in the folder of the runs, or else in the folder that was named."""
     return (root if root.is_dir() else Path(asked[0]).parent) / "compare.html"
 
 
-def show_comparison(screen: TerminalScreen, found: Comparison) -> None:
-    """Scores, curves, and who is better."""
-    screen.title(f"score: {found.metric}")
-    if found.normalised:
-        screen.line(f"{len(found.tasks)} tasks; of each, 0 is the lowest and 1 the highest score of all runs here")
-    screen.line()
-    _show_scores(screen, found)
-    _show_curves(screen, found)
-    for one in found.improvements:
+def show_comparison(screen: TerminalScreen, comparison: Comparison) -> None:
+    """Print scores, curves, and the probabilities of improvement."""
+    screen.title(f"score: {comparison.metric}")
+    if comparison.normalised:
         screen.line(
-            f"{one.after} scores more than {one.before} with probability {format_interval(one.probability)}"
+            f"{len(comparison.tasks)} tasks; scores are scaled per task: 0 is the lowest, 1 the highest of these runs"
+        )
+    screen.line()
+    _show_scores(screen, comparison)
+    _show_curves(screen, comparison)
+    for one in comparison.improvements:
+        screen.line(
+            f"{one.after} scores higher than {one.before} with probability {format_interval(one.probability)}"
             f"{significance_note(one.probability)}"
         )
-    for pair in found.paired:
+    for pair in comparison.paired:
         screen.line(
             f"{pair.after} against {pair.before} on the same {pair.n} questions: {pair.difference:+.3g} "
             f"({pair.low:+.3g} to {pair.high:+.3g}, paired p = {pair.p_value:.2g})"
         )
-    for note in found.notes:
+    for note in comparison.notes:
         screen.line(f"note: {note}")
 
 
@@ -140,7 +145,7 @@ def _curve_row(group: GroupSummary, task: str, found: Comparison) -> list[str] |
 
 
 def format_interval(value: ScoreInterval) -> str:
-    """`0.910 (0.880 to 0.940)`, and the figure alone where there is no interval."""
+    """Format as `0.910 (0.880 to 0.940)`, or as the mean alone without an interval."""
     if np.isnan(value.low):
         return compact_number(value.mean)
     return f"{compact_number(value.mean)} ({compact_number(value.low)} to {compact_number(value.high)})"

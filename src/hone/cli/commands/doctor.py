@@ -1,7 +1,7 @@
-"""`hone doctor`: what this machine has, what on it would keep a run from starting, and whether its engine is exact.
+"""`hone doctor`: libraries and resources of this machine, reasons why a run could not start, exactness of the engine.
 
-Belongs here: checks of the machine that need no config, exit code 5 when one of them fails; and the way to the others,
-`hone doctor engine` (`engine.py`) and `hone doctor loss` (`loss.py`).
+Belongs here: checks that need no config (exit code 5 if one fails), and the dispatch to `hone doctor engine`
+(`doctor_engine.py`) and `hone doctor loss` (`doctor_loss.py`).
 """
 
 import importlib.metadata
@@ -25,10 +25,11 @@ LOW_DISK_BYTES = 2 * 2**30
 LOW_MEMORY_BYTES = 4 * 2**30
 
 MachineFact: TypeAlias = tuple[str, str, str]
-"""What was looked at, what was found, and `ok`, `warn` or `fail`."""
+"""Subject, result, and `ok`, `warn` or `fail`."""
 
 
 def run(call: CommandCall) -> int:
+    """Run the checks that the command names; returns the exit code."""
     screen = standard_screen()
     what = call.text("what")
     if what == "loss":
@@ -39,7 +40,7 @@ def run(call: CommandCall) -> int:
         raise ConfigError(f"hone doctor has no check {what!r}{did_you_mean(what, [name for name in CHECKS if name])}")
     if call.overrides or call.text("file"):
         extra = [word for word in (call.text("file"), *call.overrides) if word]
-        raise ConfigError(f"hone doctor reads no config: {' '.join(extra)} goes with hone doctor loss FILE")
+        raise ConfigError(f"hone doctor reads no config: {' '.join(extra)} is for hone doctor loss FILE")
     code = 0 if what == "engine" else check_machine(screen, Path(call.text("runs")))
     if code or what == "machine":
         return code
@@ -51,7 +52,7 @@ def run(call: CommandCall) -> int:
 
 
 def check_machine(screen: TerminalScreen, runs: Path) -> int:
-    """A row for everything that a run needs; returns the exit code."""
+    """Print a row for each requirement of a run; returns the exit code."""
     screen.title(f"hone {hone.__version__}")
     checks: list[Callable[[], Iterator[MachineFact]]] = [python, libraries, machine, devices, lambda: disk(runs)]
     findings = [finding for check in checks for finding in check()]
@@ -63,11 +64,13 @@ def check_machine(screen: TerminalScreen, runs: Path) -> int:
 
 
 def python() -> Iterator[MachineFact]:
+    """Version of Python."""
     good = sys.version_info >= (3, 11)
     yield "python", f"{platform.python_version()} ({sys.executable})", "ok" if good else "fail"
 
 
 def libraries() -> Iterator[MachineFact]:
+    """Versions of the libraries that hone needs."""
     for name in LIBRARIES:
         try:
             yield name, importlib.metadata.version(name), "ok"
@@ -76,6 +79,7 @@ def libraries() -> Iterator[MachineFact]:
 
 
 def machine() -> Iterator[MachineFact]:
+    """Operating system, cores and memory."""
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     yield "system", platform.platform(), "ok"
     yield "cores", str(cores), "ok"
@@ -84,6 +88,7 @@ def machine() -> Iterator[MachineFact]:
 
 
 def devices() -> Iterator[MachineFact]:
+    """Threads and CUDA devices of torch."""
     try:
         import torch  # noqa: PLC0415 - takes seconds, and may be what is broken
     except (ImportError, OSError) as error:
@@ -100,7 +105,7 @@ def devices() -> Iterator[MachineFact]:
 
 
 def disk(runs: Path) -> Iterator[MachineFact]:
-    """Whether run folders can be written, tried by writing one byte where the folder is or would be made."""
+    """Whether the runs folder is writable (tested by writing one byte), and the free space."""
     existing = next(place for place in (runs, *runs.absolute().parents) if place.exists())
     try:
         with tempfile.NamedTemporaryFile(dir=existing, prefix=".hone-doctor-") as file:

@@ -1,6 +1,6 @@
-"""`hone doctor engine`: which runner writes answers here and why, and whether it is exact on this machine.
+"""`hone doctor engine`: the runner that generates answers here, the reason for it, and whether it is exact.
 
-Belongs here: the table. What is built and tried is `hone.evaluate.engine_check`'s.
+Belongs here: the table. `hone.evaluate.engine_check` builds and tests.
 """
 
 from hone.cli.terminal.screen import TerminalScreen
@@ -10,20 +10,20 @@ from hone.evaluate.engine_check import check_runners, kernel_report
 
 
 def check_engine(screen: TerminalScreen) -> int:
-    """Build, look and try; returns the exit code: 1 when a runner is not what it promises to be."""
+    """Build and test the runners; returns the exit code: 1 if a runner fails a check."""
     clock = SystemClock()
     began_s = clock.monotonic_s()
     screen.title("engine")
-    found = kernel_report()
+    report = kernel_report()
     rows = [
-        ("runner", found.runner_note),
-        ("trainer", found.trainer_note),
-        ("compiler", found.compiler),
-        ("built", found.build_note),
+        ("runner", report.runner_note),
+        ("trainer", report.trainer_note),
+        ("compiler", report.compiler),
+        ("built", report.build_note),
     ]
     screen.rows(rows)
     screen.line()
-    findings = list(check_runners(native=found.usable))
+    findings = list(check_runners(native=report.usable))
     screen.table(
         ("runner", "check", "against", "found", ""),
         [(one.runner, one.name, one.compared_with, one.result, "ok" if one.passed else "fail") for one in findings],
@@ -32,10 +32,10 @@ def check_engine(screen: TerminalScreen) -> int:
     failed = {one.runner for one in findings if not one.passed}
     took = f"{len(findings)} checks in {clock.monotonic_s() - began_s:.1f} s"
     if not failed:
-        screen.line(f"{took}: answers depend on nothing but their request, and log-probabilities are the trainer's")
+        screen.line(f"{took}: an answer depends on its request only, and log-probabilities equal the trainer's")
         return 0
     screen.line(
-        f"{took}: not as it should be: {', '.join(sorted(failed))}. Please report this table; until then, set "
+        f"{took}: failed: {', '.join(sorted(failed))}. Please report this table; until then, set "
         "rollout.runner to one whose checks pass (native or torch)"
     )
     return HoneError.exit_code

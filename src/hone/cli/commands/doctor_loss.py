@@ -1,6 +1,6 @@
-"""`hone doctor loss FILE`: whether the gradient of a config's loss depends on how a batch is cut up.
+"""`hone doctor loss FILE`: whether the gradient of a config's loss depends on the split into micro-batches.
 
-Belongs here: reading the file or the run, and the table. What is cut and compared is `hone.recipes.certify`'s.
+Belongs here: reading the file or the run, and the table. `hone.recipes.certify` splits and compares.
 """
 
 from collections.abc import Iterator
@@ -20,28 +20,26 @@ from hone.store.manifest import config_hash
 from hone.train.config import RunConfig
 
 LossCheckTarget = tuple[RunConfig, str, Path | None]
-"""A config, the hash of its settings, and the run that it belongs to, if it was run."""
+"""A config, the hash of its settings, and its run folder if there is one."""
 
 
 def check_loss(call: CommandCall, screen: TerminalScreen) -> int:
-    """Certify every stage of a file, or one run; returns the exit code: 1 when a gradient depends on the cut."""
+    """Check every stage of a file, or one run; returns the exit code: 1 if a gradient depends on the split."""
     if not call.text("file"):
         raise ConfigError("hone doctor loss needs a config or a run: hone doctor loss run.toml")
     passed = True
     for config, digest, run in _asked(call):
         screen.title(f"{config.name}: {config.recipe}")
-        found = certify(config, config_hash=digest)
-        if found is None:
-            screen.line(
-                f"{config.recipe} does not step by the gradient of a loss over micro-batches: nothing to cut up"
-            )
+        certificate = certify(config, config_hash=digest)
+        if certificate is None:
+            screen.line(f"{config.recipe} does not take gradient steps of a loss over micro-batches: nothing to check")
             continue
-        show_certificate(screen, found)
-        passed = passed and found.passed
+        show_certificate(screen, certificate)
+        passed = passed and certificate.passed
         if run is not None:
-            write_certificate(run, found)
+            write_certificate(run, certificate)
             write_report(run)
-            screen.line(f"kept in {run / CERTIFICATE}")
+            screen.line(f"saved in {run / CERTIFICATE}")
     return 0 if passed else HoneError.exit_code
 
 
@@ -50,7 +48,7 @@ def _asked(call: CommandCall) -> Iterator[LossCheckTarget]:
     for path in (Path(name), Path(call.text("runs")) / name):
         if (path / "manifest.json").is_file():
             if call.overrides:
-                raise ConfigError(f"{path} is a run: its config is what it is; leave out {' '.join(call.overrides)}")
+                raise ConfigError(f"{path} is a run, so its config is fixed; leave out {' '.join(call.overrides)}")
             folder = open_run(path, clock=SystemClock())
             yield config_of_run(path), folder.manifest().config_hash, path
             return
@@ -60,19 +58,19 @@ def _asked(call: CommandCall) -> Iterator[LossCheckTarget]:
         yield config, config_hash(stage.resolved.settings()), None
 
 
-def show_certificate(screen: TerminalScreen, found: GradientCertificate) -> None:
-    """A line for every way of cutting, and the verdict."""
-    screen.line(f"gradient of {found.batch}, in float64, whole and")
+def show_certificate(screen: TerminalScreen, certificate: GradientCertificate) -> None:
+    """Print a line for each split, and the verdict."""
+    screen.line(f"gradient of {certificate.batch}, in float64, whole and")
     screen.line()
     screen.table(
-        ("cut up as", "", "largest difference", "of the gradient", ""),
+        ("split into", "", "largest difference", "of the gradient", ""),
         [
             (check.name, check.detail, f"{check.difference:.1e}", f"{check.relative:.1e}", _verdict(check.passed))
-            for check in found.checks
+            for check in certificate.checks
         ],
     )
     screen.line()
-    screen.line(found.summary())
+    screen.line(certificate.summary())
 
 
 def _verdict(passed: bool) -> str:  # noqa: FBT001 - a mark

@@ -1,7 +1,6 @@
-"""`hone eval` and `hone sample`: a checkpoint judged, and a checkpoint heard.
+"""`hone eval` and `hone sample`: the scores and the answers of a checkpoint.
 
-Belongs here: finding the checkpoint that is meant, and laying out what `hone.evaluate.checkpoint` found. Does not:
-how a policy is judged.
+Belongs here: finding the checkpoint, and the layout of the results. `hone.evaluate.checkpoint` evaluates.
 """
 
 import sys
@@ -32,17 +31,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyTarget:
-    """What both commands need."""
+    """Checkpoint and settings of an evaluation or of samples."""
 
     policy: Path
     """A model folder: config, weights and tokenizer."""
     run: Path | None
-    """The run that it came from, whose config says what it was trained on; None for a folder of its own."""
+    """Run of the checkpoint, with the config of its task; None for a model folder outside a run."""
     seed: int
     device: str
 
 
 def run(call: CommandCall) -> int:
+    """Evaluate or sample a checkpoint; returns the exit code."""
     screen = standard_screen()
     seed = int(parse_number(call.text("seed"), "--seed", least=0))
     if call.command == "eval":
@@ -56,49 +56,49 @@ def _eval(call: CommandCall, screen: TerminalScreen, seed: int) -> int:
     problems = int(parse_number(call.text("problems"), "--problems", least=1))
     if call.texts("perturb"):
         return evaluate_perturbed(call, screen, problems=problems, seed=seed)
-    asked = _policy_target(call, seed)
+    target = _policy_target(call, seed)
     if call.text("server"):
-        found = checkpoint.evaluate_server(
-            asked.policy,
-            run=asked.run,
+        evaluation = checkpoint.evaluate_server(
+            target.policy,
+            run=target.run,
             url=call.text("server"),
             model=call.text("model"),
             problems=problems,
             seed=seed,
         )
     else:
-        found = evaluate_policy(asked, problems=problems)
-    show_scores(screen, found.scores)
-    for note in found.notes:
+        evaluation = evaluate_policy(target, problems=problems)
+    show_scores(screen, evaluation.scores)
+    for note in evaluation.notes:
         screen.line(f"note: {note}")
-    if found.generation is not None:
+    if evaluation.generation is not None:
         screen.line()
-        if found.generation.note:
-            screen.line(found.generation.note)
-        screen.rows(generation_rows(found.generation.runner, found.generation.stats))
+        if evaluation.generation.note:
+            screen.line(evaluation.generation.note)
+        screen.rows(generation_rows(evaluation.generation.runner, evaluation.generation.stats))
     return 0
 
 
-def evaluate_policy(asked: PolicyTarget, *, problems: int) -> "PolicyEvaluation":
-    """The policy judged as its recipe says, or else by its mode. Raises as `checkpoint.examine`."""
+def evaluate_policy(target: PolicyTarget, *, problems: int) -> "PolicyEvaluation":
+    """Evaluate as the recipe does, or else the policy's mode. Raises as `checkpoint.evaluate_checkpoint`."""
     from hone.evaluate import checkpoint  # noqa: PLC0415 - as above
 
-    if asked.run is not None and checkpoint.is_control(asked.policy):
-        config = checkpoint.config_tree(asked.run)
+    if target.run is not None and checkpoint.is_control(target.policy):
+        config = checkpoint.config_tree(target.run)
         name = config.get("recipe")
         entry = load_recipe(name) if isinstance(name, str) and name in recipe_names() else None
         if entry is not None and entry.evaluate is not None:
-            wanted = EvaluationRequest(policy=asked.policy, episodes=problems, seed=asked.seed)
+            wanted = EvaluationRequest(policy=target.policy, episodes=problems, seed=target.seed)
             return checkpoint.PolicyEvaluation(
-                scores=entry.evaluate(parse_run_config(entry.config, config, asked.run), wanted)
+                scores=entry.evaluate(parse_run_config(entry.config, config, target.run), wanted)
             )
     return checkpoint.evaluate_checkpoint(
-        asked.policy, run=asked.run, problems=problems, seed=asked.seed, device=asked.device
+        target.policy, run=target.run, problems=problems, seed=target.seed, device=target.device
     )
 
 
 def parse_run_config(kind: type[RunConfig], config: Mapping[str, object], run: Path) -> RunConfig:
-    """The config of a run that is there. Raises DataError where this version of hone cannot read it."""
+    """Parse the config of a saved run. Raises DataError if this version of hone cannot read it."""
     try:
         return kind.model_validate(config)
     except ValidationError as error:
@@ -106,21 +106,21 @@ def parse_run_config(kind: type[RunConfig], config: Mapping[str, object], run: P
 
 
 def evaluate_perturbed(call: CommandCall, screen: TerminalScreen, *, problems: int, seed: int) -> int:
-    """The policy as it was and in worse worlds, as a table; kept with its run, and in its report."""
+    """Evaluate the policy without and with perturbations; printed, saved with its run and added to its report."""
     from hone.evaluate import checkpoint  # noqa: PLC0415 - as above
     from hone.evaluate.control.robustness import evaluate_robustness  # noqa: PLC0415 - as above
 
     if call.text("server"):
-        raise ConfigError("--perturb is for control policies and --server for questions: leave one of them out")
-    asked = _policy_target(call, seed)
+        raise ConfigError("--perturb is for control policies and --server for language models: leave one of them out")
+    target = _policy_target(call, seed)
     changes = parse_perturbations(call.texts("perturb"))
-    if asked.run is None or not (asked.policy / "policy.json").is_file():
-        raise ConfigError(f"{asked.policy}: --perturb is for a control policy that is in its run, and this is none")
-    config = checkpoint.config_tree(asked.run)
-    rows = evaluate_robustness(asked.policy, changes, config=config, episodes=problems, seed=seed, warn=screen.line)
+    if target.run is None or not (target.policy / "policy.json").is_file():
+        raise ConfigError(f"{target.policy}: --perturb needs a control policy inside its run folder")
+    config = checkpoint.config_tree(target.run)
+    rows = evaluate_robustness(target.policy, changes, config=config, episodes=problems, seed=seed, warn=screen.line)
     show_robustness(screen, rows)
-    write_robustness(asked.run, rows)
-    screen.line(f"kept in {asked.run / ROBUSTNESS}, drawn in {write_report(asked.run)}")
+    write_robustness(target.run, rows)
+    screen.line(f"saved in {target.run / ROBUSTNESS}, report in {write_report(target.run)}")
     return 0
 
 
@@ -158,7 +158,7 @@ def _policy_target(call: CommandCall, seed: int) -> PolicyTarget:
 
 
 def find_policy(text: str, runs: Path) -> tuple[Path, Path | None]:
-    """The model folder that is meant, and its run: a model folder, a checkpoint's folder, or a run (its newest one).
+    """Find the model folder and its run from a model folder, a checkpoint folder, or a run (its newest checkpoint).
 
     Raises DataError with the nearest name.
     """
@@ -166,7 +166,9 @@ def find_policy(text: str, runs: Path) -> tuple[Path, Path | None]:
     for folder in (path, path / "policy"):
         a_policy = (folder / "config.json").is_file() or (folder / "policy.json").is_file()
         if a_policy and not (folder / "manifest.json").is_file():
-            above = folder.absolute().parents  # runs/NAME/checkpoints/step_00000010/policy; or anywhere, once shipped
+            above = (
+                folder.absolute().parents
+            )  # runs/NAME/checkpoints/step_00000010/policy, or anywhere else after export
             owner = above[2] if len(above) > 2 else None
             return folder, owner if owner is not None and (owner / "manifest.json").is_file() else None
     found = find_run(text, runs)
@@ -174,11 +176,12 @@ def find_policy(text: str, runs: Path) -> tuple[Path, Path | None]:
 
 
 def show_scores(screen: TerminalScreen, scores: Mapping[str, float]) -> None:
+    """Print the metrics of an evaluation."""
     screen.rows([(name, compact_number(value)) for name, value in scores.items()])
 
 
 def generation_rows(runner: str, stats: GenerationStats) -> list[tuple[str, str, str]]:
-    """How answers were written: figure, value, what it means."""
+    """Rows about the generation of answers: name, value, explanation."""
     spent = stats.total_s or 1.0
     decode_s, rest_s = stats.runner_s - stats.prefill_s, stats.total_s - stats.runner_s
     shares = f"prefill {stats.prefill_s / spent:.0%}, decode {decode_s / spent:.0%}, bookkeeping {rest_s / spent:.0%}"
@@ -186,7 +189,7 @@ def generation_rows(runner: str, stats: GenerationStats) -> list[tuple[str, str,
     return [
         ("runner", runner, ""),
         ("tokens/s", compact_number(stats.tokens_per_s), f"{stats.tokens:,} drawn in {stats.total_s:.2f} s"),
-        ("time", shares, "of the passes over the model, by tokens; and what is none"),
+        ("time", shares, "of model passes, by tokens; bookkeeping is outside them"),
         ("slots", f"{stats.occupancy:.0%} in use", f"of {stats.slots}, over {stats.steps:,} passes"),
         ("tail", f"{stats.tail_idle:.0%} idle", "of slot time, waiting for the longest answers"),
         ("KV pages", f"{stats.page_occupancy:.0%} in use", f"of {stats.pages:,}"),
@@ -195,6 +198,7 @@ def generation_rows(runner: str, stats: GenerationStats) -> list[tuple[str, str,
 
 
 def show_answers(screen: TerminalScreen, answers: Sequence[tuple[str, str, float | None]]) -> None:
+    """Print prompts, answers and scores."""
     rows = [(prompt.strip(), answer.strip(), _score(score)) for prompt, answer, score in answers]
     screen.table(("prompt", "answer", "score"), rows)
 

@@ -1,6 +1,6 @@
-"""`hone lab list | run NAME | all`: experiments that show what an idea does.
+"""`hone lab list | run NAME | all`: experiments that show the effect of an idea.
 
-Belongs here: laying out what an experiment found. What it does is in `hone.lab`.
+Belongs here: the layout of results. The experiments are in `hone.lab`.
 """
 
 from pathlib import Path
@@ -16,10 +16,11 @@ from hone.lab.results import save_result
 
 WHAT = ("all", "list", "run")
 FAILED = 1
-"""Exit code when a verdict does not hold."""
+"""Exit code if a verdict does not hold."""
 
 
 def run(call: CommandCall) -> int:
+    """List or run experiments; returns the exit code."""
     what, name = call.text("what"), call.text("experiment")
     if what not in WHAT:
         raise ConfigError(f"hone lab has no {what!r}{did_you_mean(what, WHAT)}")
@@ -51,14 +52,14 @@ def run(call: CommandCall) -> int:
 
 
 def run_timed(experiment: Experiment, *, seed: int, quick: bool, clock: Clock) -> tuple[ExperimentResult, float]:
-    """The finding, and the seconds that it took."""
+    """Run an experiment; returns its result and the seconds that it took."""
     began_s = clock.monotonic_s()
     finding = experiment.run(seed, quick=quick)
     return finding, clock.monotonic_s() - began_s
 
 
 def show_experiment(screen: TerminalScreen, experiment: Experiment, finding: ExperimentResult) -> None:
-    """Question, table, verdict, and each claim with its bound."""
+    """Print the question, the table, the verdict, and each claim with its bound."""
     screen.title(experiment.title)
     screen.line(experiment.question + (f" ({experiment.source})" if experiment.source else ""))
     screen.line()
@@ -70,13 +71,13 @@ def show_experiment(screen: TerminalScreen, experiment: Experiment, finding: Exp
 
 
 def format_claim(claim: BoundedClaim) -> str:
-    """`6.88, at least 3`."""
+    """Format a claim as `6.88, at least 3`."""
     words = "at least" if claim.at_least is not None else "at most"
     return f"{compact_number(claim.value)}, {words} {claim.bound:g}"
 
 
 def run_all(screen: TerminalScreen, *, seed: int, folder: Path, quick: bool) -> bool:
-    """Every experiment, one line each while they run; the verdicts that do not hold are said again at the end.
+    """Run every experiment with one line each, and list the verdicts that do not hold at the end.
 
     Returns whether all of them hold.
     """
@@ -84,14 +85,12 @@ def run_all(screen: TerminalScreen, *, seed: int, folder: Path, quick: bool) -> 
     began_s, failed = clock.monotonic_s(), list[str]()
     for position, name in enumerate(names, start=1):
         experiment = load_experiment(name)
-        finding, seconds = run_timed(experiment, seed=seed, quick=quick, clock=clock)
-        save_result(finding, name=name, title=experiment.title, seed=seed, folder=folder)
-        screen.line(f"{position:>2}/{len(names)}  {_word(finding.holds)}  {name}  ({compact_duration(seconds)})")
-        screen.line(f"       {finding.verdict}")
-        if not finding.holds:
-            failed.append(
-                f"{name}: " + "; ".join(f"{c.says}: {format_claim(c)}" for c in finding.claims if not c.holds)
-            )
+        result, seconds = run_timed(experiment, seed=seed, quick=quick, clock=clock)
+        save_result(result, name=name, title=experiment.title, seed=seed, folder=folder)
+        screen.line(f"{position:>2}/{len(names)}  {_word(result.holds)}  {name}  ({compact_duration(seconds)})")
+        screen.line(f"       {result.verdict}")
+        if not result.holds:
+            failed.append(f"{name}: " + "; ".join(f"{c.says}: {format_claim(c)}" for c in result.claims if not c.holds))
     screen.line()
     taken = compact_duration(clock.monotonic_s() - began_s)
     screen.line(f"{len(names) - len(failed)} of {len(names)} verdicts hold; {taken}; plots and figures in {folder}")

@@ -1,6 +1,6 @@
-"""`hone eval --perturb`: what the words and files after it mean, and the table of what came of it.
+"""`hone eval --perturb`: parsing of its arguments and files, and the table of results.
 
-Belongs here: reading and laying out. What a perturbation does is `hone.evaluate.control.perturbations`'s.
+Belongs here: parsing and layout. `hone.evaluate.control.perturbations` applies the perturbations.
 """
 
 from collections.abc import Sequence
@@ -20,23 +20,23 @@ OPTION = "--perturb"
 
 
 def parse_perturbations(texts: Sequence[str]) -> "list[PerturbationConfig]":
-    """Each text is a row: `action_delay=2`, several together as `action_delay=2,sensor_noise=0.1`, several rows as
-    `action_delay=[1,2,4]`, or all those of a `FILE.toml` with `[[perturb]]` tables.
+    """Parse perturbations: `action_delay=2`, two at once as `action_delay=2,sensor_noise=0.1`, three rows as
+    `action_delay=[1,2,4]`, or a file `NAME.toml` with `[[perturb]]` tables.
 
-    Raises ConfigError with every fault.
+    Raises ConfigError with every error.
     """
     from hone.evaluate.control.perturbations import PerturbationFile  # noqa: PLC0415 - torch: not needed to parse options
 
-    found: list[PerturbationConfig] = []
+    perturbations: list[PerturbationConfig] = []
     rows: list[object] = []
     for text in texts:
         if text.endswith(".toml"):
-            found += resolve(PerturbationFile, read_document(text)).config.perturb
+            perturbations += resolve(PerturbationFile, read_document(text)).config.perturb
         else:
             rows += _rows(text)
     if rows:
-        found += resolve(PerturbationFile, ConfigDocument(name=OPTION, values={"perturb": rows})).config.perturb
-    return found
+        perturbations += resolve(PerturbationFile, ConfigDocument(name=OPTION, values={"perturb": rows})).config.perturb
+    return perturbations
 
 
 def _rows(text: str) -> list[dict[str, object]]:
@@ -47,7 +47,9 @@ def _rows(text: str) -> list[dict[str, object]]:
         return [_table([(path, value) for path, value in values])]
     path, several = values[0]
     if len(values) > 1 or not isinstance(several, list) or not several:
-        raise ConfigError(f"{OPTION} {text}: a list of values makes a row of each, so it stands alone and is not empty")
+        raise ConfigError(
+            f"{OPTION} {text}: a list gives one row per value; it must not be empty or combined with other settings"
+        )
     return [_table([(path, value)]) for value in several]
 
 
@@ -59,7 +61,7 @@ def _table(values: Sequence[tuple[tuple[str | int, ...], object]]) -> dict[str, 
 
 
 def show_robustness(screen: TerminalScreen, rows: Sequence[PerturbedScore]) -> None:
-    """Score, and difference to the score as it was, on the same seeds."""
+    """Print the scores, and the differences from the unperturbed score on the same seeds."""
     lines: list[tuple[str, ...]] = []
     for row in rows:
         score = f"{compact_number(row.mean)} ({compact_number(row.low)} to {compact_number(row.high)})"
@@ -68,7 +70,7 @@ def show_robustness(screen: TerminalScreen, rows: Sequence[PerturbedScore]) -> N
             continue
         change = f"{_signed(row.difference)} ({_signed(row.difference_low)} to {_signed(row.difference_high)})"
         lines.append((row.name, score, change, f"{row.p_value:.2g}"))
-    screen.table(("world", "score (95% interval)", "difference on the same seeds", "paired p"), lines)
+    screen.table(("environment", "score (95% interval)", "difference on the same seeds", "paired p"), lines)
     screen.line(f"{rows[0].n} episodes each")
 
 

@@ -1,6 +1,6 @@
-"""`hone train FILE --seeds 5`: the same config once for each seed, every run in a folder of its own, then compared.
+"""`hone train FILE --seeds 5`: one run per seed of the same config, each in its own folder, then a comparison.
 
-Belongs here: which seeds, in which order, how many at a time, and what is said at the end. A run is `training.py`'s.
+Belongs here: the seeds, their order, the number of parallel runs, and the summary. `train.py` makes a run.
 """
 
 import subprocess
@@ -26,11 +26,11 @@ from hone.train.runner.signals import stop_on_signals
 MAX_SEEDS = 1000
 POLL_INTERVAL_S = 0.1
 OUTPUT_TAIL_LINES = 12
-"""Lines of a failed run's output that are shown."""
+"""Lines shown of a failed run's output."""
 
 
 def parse_seeds(text: str) -> list[int]:
-    """`5` is 0 to 4, `3..7` both ends included, `1,4,7` these. Raises ConfigError for anything else."""
+    """Parse seeds: `5` is 0 to 4, `3..7` includes both ends, `1,4,7` is a list. Raises ConfigError otherwise."""
     try:
         if ".." in text:
             first, last = (int(end) for end in text.split("..", 1))
@@ -47,7 +47,7 @@ def parse_seeds(text: str) -> list[int]:
 
 
 def set_seed(document: ConfigDocument, seed: int) -> None:
-    """Make the document that of the run with this seed. Raises ConfigError for a pipeline, or a seed given twice."""
+    """Set name and seed in the document. Raises ConfigError for a pipeline, or a seed given twice."""
     if STAGE in document.values:
         raise ConfigError("--seeds is for a single run, and this file has [[stage]] tables")
     if document.sources.get(("seed",)) == COMMAND_LINE:
@@ -57,30 +57,31 @@ def set_seed(document: ConfigDocument, seed: int) -> None:
 
 
 def seed_folder(seed: int) -> str:
+    """Folder name of the run with this seed."""
     return f"seed_{seed}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SeedRuns:
-    """The runs that are to be made."""
+    """Runs with one seed each."""
 
     root: Path
-    """The folder that holds them."""
+    """Folder of the runs."""
     seeds: Sequence[int]
     steps: int
     resume: bool
 
     def pending(self) -> dict[int, bool]:
-        """Seeds that are not done yet, and whether each has begun.
+        """Unfinished seeds, and whether each has begun.
 
-        Raises ConfigError where one exists and nobody said `--resume`.
+        Raises ConfigError if one exists and `--resume` was not given.
         """
         begun = [seed for seed in self.seeds if (self._path(seed) / "manifest.json").is_file()]
         if begun and not self.resume:
             there = ", ".join(seed_folder(seed) for seed in begun)
             raise ConfigError(
-                f"{self.root} holds {there} already; --resume goes on with them, a new --name begins anew. Nothing "
-                "was changed."
+                f"{self.root} contains {there} already; --resume continues them, a new --name starts others. "
+                "Nothing was changed."
             )
         return {seed: seed in begun for seed in self.seeds if not (seed in begun and self._done(seed))}
 
@@ -93,9 +94,9 @@ class SeedRuns:
 
 
 def run_sequentially(turns: SeedRuns, make: Callable[[int, bool], object], screen: TerminalScreen) -> None:
-    """`make(seed, resume)` for each seed; a run that fails does not keep the others from running.
+    """Call `make(seed, resume)` for each seed; a run that fails does not stop the others.
 
-    Raises what the first one raised, with the messages of all, once all are through; InterruptedRun at once.
+    Raises the first error with the messages of all when all have ended; InterruptedRun at once.
     """
     faults: list[tuple[int, HoneError]] = []
     for seed, begun in turns.pending().items():
@@ -113,9 +114,9 @@ def run_sequentially(turns: SeedRuns, make: Callable[[int, bool], object], scree
 def run_in_parallel(
     turns: SeedRuns, command: Callable[[int, bool], Sequence[str]], *, jobs: int, screen: TerminalScreen
 ) -> None:
-    """The same in processes of their own, `jobs` at a time; `command(seed, resume)` are the words after `hone`.
+    """Run `hone` with the arguments `command(seed, resume)` for each seed, `jobs` processes at a time.
 
-    Raises InterruptedRun after a signal, once every run has saved itself; else HoneError as above.
+    Raises InterruptedRun after a signal, when every run has saved its state; otherwise DataError for failed runs.
     """
     waiting = list(turns.pending().items())
     running: list[_SeedProcess] = []
@@ -125,11 +126,11 @@ def run_in_parallel(
             while waiting and len(running) < jobs and not stop.requested:
                 seed, begun = waiting.pop(0)
                 running.append(_SeedProcess.start(seed, command(seed, begun)))
-                screen.line(f"{seed_folder(seed)} begins")
+                screen.line(f"{seed_folder(seed)} started")
             ended = [one for one in running if one.process.poll() is not None]
             running = [one for one in running if one not in ended]
             for one in ended:
-                outcome = "is done" if one.process.returncode == 0 else "stopped" if stop.requested else "failed"
+                outcome = "finished" if one.process.returncode == 0 else "stopped" if stop.requested else "failed"
                 screen.line(f"{seed_folder(one.seed)} {outcome}")
             failed |= {one.seed: (one.process.returncode, one.error_lines()) for one in ended if one.process.returncode}
             for one in ended:
@@ -138,7 +139,7 @@ def run_in_parallel(
                 _stop_all(running)
             time.sleep(POLL_INTERVAL_S)
         if stop.requested:
-            raise InterruptedRun("stopped; --resume goes on with every seed", exit_code=stop.exit_code)
+            raise InterruptedRun("stopped; --resume continues every seed", exit_code=stop.exit_code)
     if failed:
         fault = DataError(*(f"{seed_folder(seed)}: {line}" for seed, (_, lines) in failed.items() for line in lines))
         fault.exit_code = next(code for code, _ in failed.values())
@@ -147,19 +148,19 @@ def run_in_parallel(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _SeedProcess:
-    """A run in a process of its own."""
+    """Child process of one run."""
 
     seed: int
     process: subprocess.Popen[bytes]
     output: IO[bytes]
     stop_sent: list[bool]
-    """Holds something once it was asked to stop."""
+    """Not empty after the request to stop."""
 
     @staticmethod
     def start(seed: int, words: Sequence[str]) -> "_SeedProcess":
         said = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
         command = [sys.executable, "-m", "hone.cli.main", *words]
-        # In a session of its own, so that Ctrl-C reaches it once, from here, and not from the terminal as well.
+        # Its own session, so that Ctrl-C reaches it once, from here, and not from the terminal as well.
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT, start_new_session=True
         )
@@ -169,11 +170,11 @@ class _SeedProcess:
         self.output.seek(0)
         lines = self.output.read().decode("utf-8", "replace").splitlines()
         errors = [line.removeprefix("error: ") for line in lines if line.startswith("error: ")]
-        return errors or lines[-OUTPUT_TAIL_LINES:] or [f"ended with code {self.process.returncode} and said nothing"]
+        return errors or lines[-OUTPUT_TAIL_LINES:] or [f"ended with code {self.process.returncode} without a message"]
 
 
 def _stop_all(running: Sequence[_SeedProcess]) -> None:
-    """Ask every run to save itself, once: the second time they would leave at once."""
+    """Request each run once to save and stop: a second signal would end it at once."""
     for one in running:
         if not one.stop_sent:
             one.stop_sent.append(True)
@@ -181,7 +182,7 @@ def _stop_all(running: Sequence[_SeedProcess]) -> None:
 
 
 def show_seeds(screen: TerminalScreen, turns: SeedRuns) -> None:
-    """What the seeds come to together."""
+    """Print the comparison over seeds."""
     found = compare([str(turns.root)], root=turns.root)
     screen.line()
     show_comparison(screen, found)

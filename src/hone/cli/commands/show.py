@@ -1,6 +1,6 @@
-"""`hone show` and `hone list`: what is there.
+"""`hone show` and `hone list`: runs and recipes.
 
-Belongs here: laying out what `hone.store` and the recipes say about themselves.
+Belongs here: the layout. The content comes from `hone.store` and the recipes.
 """
 
 import math
@@ -24,6 +24,7 @@ METRICS_SHOWN = 40
 
 
 def run(call: CommandCall) -> int:
+    """Show a run, or list runs or recipes; returns the exit code."""
     screen = standard_screen()
     runs = Path(call.text("runs"))
     if call.command == "show":
@@ -44,16 +45,16 @@ def run(call: CommandCall) -> int:
 
 
 def find_run(text: str, runs: Path) -> RunFolder:
-    """A run by its folder, or by its name under `runs`. Raises DataError with the nearest name."""
+    """Find a run by its folder, or by its name under `runs`. Raises DataError with the nearest name."""
     for path in (Path(text), runs / text):
         if (path / "manifest.json").is_file():
             return open_run(path, clock=SystemClock())
     known = [path.name for path in list_runs(runs)]
-    raise DataError(f"no run {text!r} in {runs}{did_you_mean(text, known) or ', which holds no runs'}")
+    raise DataError(f"no run {text!r} in {runs}{did_you_mean(text, known) or ', which contains no runs'}")
 
 
 def show_run(screen: TerminalScreen, folder: RunFolder, *, whole: bool) -> None:
-    """Facts, settings, checkpoints and the last figures of a run."""
+    """Print facts, settings, checkpoints and the last metrics of a run."""
     manifest = folder.manifest()
     versions = ", ".join(f"{name} {version}" for name, version in manifest.metadata.versions.items())
     steps = folder.checkpoints().steps()
@@ -76,16 +77,16 @@ def show_run(screen: TerminalScreen, folder: RunFolder, *, whole: bool) -> None:
 
 
 def show_map(screen: TerminalScreen, folder: RunFolder) -> None:
-    """What the newest policy does in each cell of its grid; on a terminal the background says what it expects."""
+    """Print the newest policy's action in each grid cell; on a terminal the background shows the value."""
     from hone.evaluate.pictures import newest_map  # noqa: PLC0415 - torch: not needed to show a run
 
-    found = newest_map(folder.path)
-    low, high = value_range(found)
-    screen.title(f"{folder.name}, step {found.step}")
-    for one in found.slices:
+    grid = newest_map(folder.path)
+    low, high = value_range(grid)
+    screen.title(f"{folder.name}, step {grid.step}")
+    for one in grid.slices:
         screen.line(one.title)
         screen.shaded_grid(text_rows(one), value_shares(one, low, high))
-    screen.line(f"{found.worth_is}: {compact_number(low)} to {compact_number(high)}")
+    screen.line(f"{grid.worth_is}: {compact_number(low)} to {compact_number(high)}")
 
 
 def _show_metrics(screen: TerminalScreen, folder: RunFolder) -> None:
@@ -105,7 +106,7 @@ def _show_metrics(screen: TerminalScreen, folder: RunFolder) -> None:
 
 
 def show_runs(screen: TerminalScreen, runs: Path) -> None:
-    """One line a run."""
+    """Print one line per run."""
     paths = list_runs(runs)
     if not paths:
         screen.line(f"no runs in {runs}")
@@ -124,7 +125,7 @@ def show_runs(screen: TerminalScreen, runs: Path) -> None:
 
 
 def list_recipes(screen: TerminalScreen, wanted: str = "") -> None:
-    """A line an algorithm, by family; of a recipe or a family that is `wanted`, all that there is to say of it.
+    """Print one line per algorithm, by family; for a `wanted` recipe or family, its details.
 
     Raises ConfigError for a name that is neither.
     """
@@ -136,7 +137,7 @@ def list_recipes(screen: TerminalScreen, wanted: str = "") -> None:
         members = grouped.get(wanted) or {name: entry for name, entry in known.items() if name == wanted}
         if not members:
             near = did_you_mean(wanted, [*known, *grouped])
-            raise ConfigError(f"{wanted!r} is no recipe, and no family of them{near}")
+            raise ConfigError(f"{wanted!r} is not a recipe or a family of recipes{near}")
         for name, entry in members.items():
             show_recipe(screen, name, entry)
         return
@@ -146,11 +147,11 @@ def list_recipes(screen: TerminalScreen, wanted: str = "") -> None:
         for name, entry in members.items():
             screen.line(f"  {name:{width}}  {entry.summary}")
         screen.line()
-    screen.line("hone list recipes NAME tells of its paper, parts and defaults; NAME may be a family")
+    screen.line("hone list recipes NAME shows its paper, parts and defaults; NAME may be a family")
 
 
 def show_recipe(screen: TerminalScreen, name: str, entry: "RecipeSpec") -> None:
-    """What it is, where it comes from, what it is made of, its numbers, and when not to use it."""
+    """Print a recipe's summary, paper, parts, defaults and limitation."""
     from hone.train.job import algorithm_defaults  # noqa: PLC0415 - torch: not needed to show a run
 
     screen.line(f"{name}  {entry.summary}")

@@ -1,6 +1,6 @@
-"""`hone train` and `hone plan`: from a config file to a run, or to the table of what a run would be.
+"""`hone train` and `hone plan`: from a config file to a run, or to a table of its settings.
 
-Belongs here: which config class a file is checked against. What the run does is `hone.train`'s.
+Belongs here: the choice of the config class. `hone.train` runs.
 """
 
 import contextlib
@@ -51,18 +51,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlannedRun:
-    """One run to be made: its recipe and its checked config."""
+    """A run to start: its recipe and its checked config."""
 
     spec: RecipeSpec
     resolved: ResolvedConfig[RunConfig]
 
     def with_location(self, message: str) -> str:
-        """Led by its place in the config."""
+        """Prefix a message with its location in the config."""
         return with_location(message, self.resolved.origins, self.resolved.settings())
 
 
 def run(call: CommandCall) -> int:
-    """Check everything; then train, or only say what would be trained."""
+    """Check everything, then train, or only print the plan; returns the exit code."""
     screen = standard_screen()
     if call.text("name"):
         check_name(call.text("name"))
@@ -94,17 +94,17 @@ def run(call: CommandCall) -> int:
 
 
 def _seeds(call: CommandCall) -> list[int]:
-    """The seeds that are asked for, none for a single run. Raises ConfigError."""
+    """Seeds of the command line, empty for a single run. Raises ConfigError."""
     if call.command != "train" or not call.text("seeds"):
         if call.command == "train" and call.text("jobs") != "1":
-            raise ConfigError("--jobs says how many seeds run at the same time; it needs --seeds")
+            raise ConfigError("--jobs is the number of seeds that run at the same time; it needs --seeds")
         return []
     parse_number(call.text("jobs"), "--jobs", least=1)
     return parse_seeds(call.text("seeds"))
 
 
 def train_each_seed(call: CommandCall, document: ConfigDocument, turns: SeedRuns, screen: TerminalScreen) -> None:
-    """A run for each seed, and what they come to together."""
+    """Train one run per seed and compare them."""
     check_name(turns.root.name)
     progress = RunProgress(console=screen.console, clock=SystemClock(), live=not is_plain(sys.stdout))
 
@@ -128,7 +128,7 @@ def train_each_seed(call: CommandCall, document: ConfigDocument, turns: SeedRuns
 
 
 def check_data(stages: Sequence[PlannedRun]) -> list[str]:
-    """Everything that can be found wrong before a model is loaded, of all stages at once; returns warnings."""
+    """Check all stages as far as possible before a model is loaded; returns warnings, raises all errors at once."""
     checks = {stage.resolved.config.name: partial(_stage_warnings, stage) for stage in stages}
     return [warning for warnings in run_all_checks(checks).values() for warning in warnings]
 
@@ -140,7 +140,7 @@ def _stage_warnings(stage: PlannedRun) -> list[str]:
 
 @contextlib.contextmanager
 def _locating_errors(stage: PlannedRun) -> Iterator[None]:
-    """Lead what a recipe finds wrong by the line of the config that it is about."""
+    """Prefix a recipe's errors with the line of the config that they concern."""
     try:
         yield
     except HoneError as fault:
@@ -148,30 +148,30 @@ def _locating_errors(stage: PlannedRun) -> Iterator[None]:
 
 
 def _option_overrides(call: CommandCall) -> list[str]:
-    """Options that are short for a key of the config."""
+    """Overrides from options that abbreviate a config key."""
     keys = {"name": call.text("name"), "run.device": call.text("device")}
     return [f'{key}="{value}"' for key, value in keys.items() if value]
 
 
 def planned_runs(document: ConfigDocument) -> list[PlannedRun]:
-    """The runs that a file asks for: one, or one for each `[[stage]]`.
+    """Runs that a document describes: one, or one per `[[stage]]`.
 
-    Raises ConfigError with the faults of all of them.
+    Raises ConfigError with the errors of all of them.
     """
     stages = document.values.get(STAGE)
     if not isinstance(stages, list):
         return [_stage(document, ())]
     faults = ErrorCollector(ConfigError)
     faults.extend(apply_shared(document))
-    found: list[PlannedRun] = []
+    runs: list[PlannedRun] = []
     for index in range(len(stages)):
         try:
-            found.append(_stage(document, (STAGE, index)))
+            runs.append(_stage(document, (STAGE, index)))
         except ConfigError as error:
             faults.extend(error.messages)
-    faults.extend(duplicate_name_faults([stage.resolved.config.name for stage in found]))
+    faults.extend(duplicate_name_faults([stage.resolved.config.name for stage in runs]))
     faults.raise_if_any()
-    return found
+    return runs
 
 
 def _stage(document: ConfigDocument, place: KeyPath) -> PlannedRun:
@@ -179,8 +179,8 @@ def _stage(document: ConfigDocument, place: KeyPath) -> PlannedRun:
     recipe = table.get("recipe")
     path = (*place, "recipe")
     if not isinstance(recipe, str):
-        what = "is missing" if recipe is None else f"must be a string, got {format_value(recipe)}"
-        raise ConfigError(f"recipe in {document.source_of(path)} {what}; known: {', '.join(recipe_names())}")
+        problem = "is missing" if recipe is None else f"must be a string, got {format_value(recipe)}"
+        raise ConfigError(f"recipe in {document.source_of(path)} {problem}; known: {', '.join(recipe_names())}")
     if recipe not in recipe_names():
         near = did_you_mean(recipe, recipe_names())
         raise ConfigError(f"recipe = {format_value(recipe)} in {document.source_of(path)} is not known{near}")
@@ -191,13 +191,13 @@ def _stage(document: ConfigDocument, place: KeyPath) -> PlannedRun:
 
 
 def _name_after_file(document: ConfigDocument, place: KeyPath, recipe: str) -> None:
-    """A run without a name is called like its file, a stage like its recipe."""
+    """Set the default name: a run's is that of its file, a stage's is that of its recipe."""
     document.set_value((*place, "name"), recipe if place else default_run_name(document), source="the file's name")
 
 
 def show_plan(screen: TerminalScreen, stage: PlannedRun) -> None:
-    """The settings that are not defaults, with where they came from, what stays beside them in the same tables, and
-    what they come to."""
+    """Print the settings that differ from the defaults with their origin, the recipe's own defaults in the same tables,
+    and the derived numbers."""
     config = stage.resolved.config
     screen.title(f"{config.name}: {config.recipe} ({stage.spec.paper})")
     rows = [(key, format_value(item.value), item.origin) for key, item in stage.resolved.non_defaults().items()]
@@ -217,7 +217,7 @@ def show_plan(screen: TerminalScreen, stage: PlannedRun) -> None:
 def train_document(
     document: ConfigDocument, stages: Sequence[PlannedRun], *, root: Path, resume: bool, screen: TerminalScreen
 ) -> None:
-    """Run what the file asks for; each run ends with its folder complete."""
+    """Run the document's run or stages; each ends with a complete folder."""
     progress = RunProgress(console=screen.console, clock=SystemClock(), live=not is_plain(sys.stdout))
     if STAGE in document.values:
         outcome = train_pipeline(document, stages, root=root, resume=resume, progress=progress)
@@ -228,7 +228,7 @@ def train_document(
 
 
 def train_one(stage: PlannedRun, *, root: Path, resume: bool, progress: "ProgressDisplay") -> RunFolder:
-    """One run, from its checked config to its finished folder."""
+    """Train one run, from its checked config to its finished folder."""
     from hone.evaluate.pictures import write_policy_pictures  # noqa: PLC0415 - torch: not needed to refuse a config
     from hone.train.runner.run import run as drive  # noqa: PLC0415 - as above
 
@@ -236,12 +236,13 @@ def train_one(stage: PlannedRun, *, root: Path, resume: bool, progress: "Progres
     try:
         if write_policy_pictures(folder.path):
             write_report(folder.path)
-    except HoneError as fault:  # the run itself is whole
+    except HoneError as fault:  # the run itself is complete
         folder.log(f"no picture of the policy: {fault}", level="WARNING")
     return folder
 
 
 def run_request(stage: PlannedRun, *, root: Path, resume: bool) -> "RunRequest":
+    """Request for `hone.train.runner.run.run`, from a planned run."""
     from hone.train.runner.run import RunRequest  # noqa: PLC0415 - as above
 
     resolved = stage.resolved
@@ -253,7 +254,7 @@ def run_request(stage: PlannedRun, *, root: Path, resume: bool) -> "RunRequest":
 def train_pipeline(
     document: ConfigDocument, stages: Sequence[PlannedRun], *, root: Path, resume: bool, progress: "ProgressDisplay"
 ) -> "PipelineResult":
-    """The stages one after another; a stage's `stage:NAME` is the folder that stage NAME left behind."""
+    """Train the stages one after another; a value `stage:NAME` becomes the run folder of stage NAME."""
     from hone.train.runner.pipeline import PipelineStage as Turn  # noqa: PLC0415 - as above
     from hone.train.runner.pipeline import run_pipeline  # noqa: PLC0415
 
@@ -276,7 +277,7 @@ def train_pipeline(
 
 
 def show_outcome(screen: TerminalScreen, outcome: "PipelineResult") -> None:
-    """How the stages compare, and ten answers before and after."""
+    """Print the evaluations and comparisons of the stages, and ten answers before and after."""
     screen.line()
     screen.title("on the same held-out questions")
     for one in outcome.evaluations:
@@ -306,5 +307,5 @@ def show_outcome(screen: TerminalScreen, outcome: "PipelineResult") -> None:
 
 
 def score_mark(score: float | None) -> str:
-    """Right, wrong, or not scored."""
+    """Mark of a score: right, wrong, or not scored."""
     return "?" if score is None else "ok" if score >= 1 else "x"

@@ -1,6 +1,6 @@
-"""A run while it is under way: one live line on a terminal, a plain line every few seconds anywhere else.
+"""Progress of a run: one live line on a terminal, otherwise a plain line every few seconds.
 
-Belongs here: what of a step's metrics fits on a line. Implements `hone.train.runner.reporter.ProgressDisplay`.
+Belongs here: the choice of metrics that fit on a line. Implements `hone.train.runner.reporter.ProgressDisplay`.
 """
 
 import math
@@ -16,7 +16,7 @@ from hone.core.clock import Clock
 
 PLAIN_EVERY_S = 5.0
 
-# What is shown -> the metrics that may say it; the first one that a run has is taken.
+# Column -> metrics for it, in order of preference.
 COLUMNS: Mapping[str, tuple[str, ...]] = {
     "score": ("eval/score", "eval/return", "eval/mean"),
     "reward": ("reward/mean", "episodes/return", "return/mean"),
@@ -33,7 +33,7 @@ SPEED: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(slots=True, kw_only=True)
 class RunProgress:
-    """Shows steps, time left, and a few figures."""
+    """Progress display: steps, time left, and a few metrics."""
 
     console: Console
     clock: Clock
@@ -51,7 +51,7 @@ class RunProgress:
     _task: TaskID | None = None
 
     def start(self, total: int, title: str) -> None:
-        """A new run of `total` steps; closes the one before."""
+        """Begin a run of `total` steps; closes the previous one."""
         self.close()
         self._total, self._title, self._first, self._step = total, title, None, 0
         self._began_s, self._shown_s, self._columns = self.clock.monotonic_s(), -math.inf, []
@@ -70,7 +70,7 @@ class RunProgress:
         self._bar.start()
 
     def update(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Step `step` is done, with these metrics."""
+        """Show that step `step` ended with these metrics."""
         if self._first is None:
             self._first = step - 1
         figures = self._figures(metrics, step - max(self._step, self._first))
@@ -89,11 +89,11 @@ class RunProgress:
             self._pending = line
 
     def note(self, text: str) -> None:
-        """Something that the user should read now and find again above."""
+        """Print a message that stays on the screen."""
         self._say(text)
 
     def close(self) -> None:
-        """The run is over, or has failed; what it last said stays on the screen."""
+        """End the display; its last line stays on the screen."""
         if self._bar is not None:
             self._bar.stop()
             self._bar = self._task = None
@@ -105,13 +105,13 @@ class RunProgress:
         self.console.print(Text(printable(text)), soft_wrap=True)
 
     def _figures(self, metrics: Mapping[str, float], steps: int) -> str:
-        """Aligned figures. A column keeps its place once it was seen, so that lines can be compared by eye."""
+        """Format the metrics in aligned columns. A column keeps its position once shown."""
         values = {name: value for name, keys in COLUMNS.items() if (value := _first_of(metrics, keys)) is not None}
         step_s = metrics.get("time/step_s", 0.0)
         for name, keys in SPEED.items():
             count = _first_of(metrics, keys)
             if count is not None and step_s > 0 and not values.keys() & SPEED.keys():
-                values[name] = count * steps / step_s  # the count is a mean over the steps, the time their total
+                values[name] = count * steps / step_s  # the count is a mean over the steps, the time is their total
         self._columns += [name for name in values if name not in self._columns]
         return "  ".join(
             f"{name} {compact_number(values[name]) if name in values else '':>6}" for name in self._columns
@@ -125,7 +125,7 @@ class RunProgress:
 
 
 def compact_number(value: float) -> str:
-    """At most six characters for the figures that runs have: 0.123, 12.3, 1234, 1.2e+06, nan."""
+    """Format a number in at most six characters for usual metrics: 0.123, 12.3, 1234, 1.2e+06, nan."""
     if not math.isfinite(value):
         return str(value)
     size = abs(value)
@@ -137,7 +137,7 @@ def compact_number(value: float) -> str:
 
 
 def compact_duration(seconds: float) -> str:
-    """9s, 1m 09s, 2h 03m."""
+    """Format seconds as 9s, 1m 09s or 2h 03m."""
     whole = max(0, round(seconds))
     if whole < 60:
         return f"{whole}s"

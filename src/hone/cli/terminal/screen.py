@@ -1,6 +1,6 @@
-"""What the commands write: aligned rows and tables, with colour on a terminal and without anywhere else.
+"""Output of the commands: aligned rows and tables, with colour on a terminal only.
 
-Belongs here: everything that knows about terminals, widths and control codes, but the progress display.
+Belongs here: code that depends on terminals, widths and control codes, except the progress display.
 """
 
 import os
@@ -17,19 +17,20 @@ WIDTH_WITHOUT_TERMINAL = 160
 
 
 def is_plain(stream: TextIO, environment: Mapping[str, str] = os.environ) -> bool:
-    """No control codes: not a terminal, TERM=dumb, or NO_COLOR set (https://no-color.org)."""
+    """Whether to omit control codes: not a terminal, TERM=dumb, or NO_COLOR set (https://no-color.org)."""
     return not stream.isatty() or environment.get("TERM", "") in ("dumb", "") or bool(environment.get("NO_COLOR"))
 
 
 class PipeConsole(Console):
-    """rich's console, which leaves it to `main` what happens when nobody reads any more."""
+    """rich's console, with a closed pipe handled by `main`."""
 
     def on_broken_pipe(self) -> None:
+        """Raise BrokenPipeError."""
         raise BrokenPipeError
 
 
 def make_console(stream: TextIO, environment: Mapping[str, str] = os.environ) -> Console:
-    """A console that writes control codes only where they are wanted."""
+    """Make a console that writes control codes only to a terminal that accepts them."""
     if not is_plain(stream, environment):
         return PipeConsole(file=stream, highlight=False)
     columns = environment.get("COLUMNS", "")
@@ -43,19 +44,20 @@ def make_console(stream: TextIO, environment: Mapping[str, str] = os.environ) ->
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TerminalScreen:
-    """Where a command says what it found."""
+    """Output of a command."""
 
     console: Console
 
     def line(self, text: str = "") -> None:
-        """One line, never wrapped: it may be a path that somebody copies."""
+        """Print one line without wrapping, so that a path can be copied."""
         self.console.print(Text(printable(text)), soft_wrap=True)
 
     def title(self, text: str) -> None:
+        """Print a line in bold."""
         self.console.print(Text(printable(text), style="bold"), soft_wrap=True)
 
     def rows(self, rows: Sequence[Sequence[str]]) -> None:
-        """Aligned columns without a header; the first names what the second says, the rest is in the background."""
+        """Print aligned columns without a header: name, value, then dimmed notes."""
         if not rows:
             return
         table = Table.grid(padding=(0, 2))
@@ -66,7 +68,7 @@ class TerminalScreen:
         self.console.print(table)
 
     def table(self, header: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-        """Columns under a header."""
+        """Print columns under a header."""
         table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold", pad_edge=False)
         for name in header:
             table.add_column(name, overflow="fold")
@@ -75,7 +77,7 @@ class TerminalScreen:
         self.console.print(table)
 
     def shaded_grid(self, rows: Sequence[Sequence[str]], shares: Sequence[float | None]) -> None:
-        """A grid of signs; where there is colour, the larger a cell's share (0 to 1) the bluer its background."""
+        """Print a grid of symbols; with colour, a cell's background is bluer for a larger share (0 to 1)."""
         places = iter(shares)
         for row in rows:
             line = Text("  ")
@@ -91,11 +93,12 @@ def _shade(share: float) -> str:
 
 
 def standard_screen() -> TerminalScreen:
+    """Screen that prints to standard output."""
     return TerminalScreen(console=make_console(sys.stdout))
 
 
 def printable(text: str) -> str:
-    """The text with control characters spelled out: what a file says must not steer a terminal."""
+    """Escape control characters: text from a file must not control the terminal."""
     return "".join(
         character if character.isprintable() or character in "\n\t" else character.encode("unicode_escape").decode()
         for character in text

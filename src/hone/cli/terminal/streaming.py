@@ -1,7 +1,7 @@
-"""Answers on a terminal while they are being written.
+"""Streaming of answers to a terminal.
 
-Belongs here: one answer after another, in the order asked, although they are written at the same time. Implements
-`hone.evaluate.text.streaming.StreamListener`.
+Belongs here: printing one answer after another in the order of the requests, although they are generated together.
+Implements `hone.evaluate.text.streaming.StreamListener`.
 """
 
 from collections.abc import Sequence
@@ -15,7 +15,7 @@ from hone.cli.terminal.screen import printable
 
 @dataclass(slots=True, kw_only=True)
 class AnswerStream:
-    """Shows the first unfinished answer as it grows; what others have so far waits for their turn."""
+    """Prints the first unfinished answer as it grows, and holds back the text of later ones."""
 
     console: Console
     _prompts: Sequence[str] = ()
@@ -24,20 +24,20 @@ class AnswerStream:
     _current: int = -1
 
     def on_prompts(self, prompts: Sequence[str]) -> None:
-        """Begin with the first of `prompts`."""
+        """Start with the first of `prompts`."""
         self._prompts = prompts
         self._pending_text, self._ended = [""] * len(prompts), [False] * len(prompts)
         self._begin(0)
 
     def on_text(self, answer: int, text: str) -> None:
-        """More of an answer."""
+        """Add text to an answer."""
         if answer == self._current:
             self._write(text)
         else:
             self._pending_text[answer] += text
 
     def on_end(self, answer: int, text: str) -> None:
-        """The end of an answer; when it is the one that is shown, the next ones follow."""
+        """End an answer; if it is the one on screen, print the next ones."""
         self.on_text(answer, text)
         self._ended[answer] = True
         while 0 <= self._current < len(self._prompts) and self._ended[self._current]:
@@ -45,7 +45,7 @@ class AnswerStream:
             self._begin(self._current + 1)
 
     def close(self) -> None:
-        """Whatever is written next begins on a line of its own."""
+        """End the current line."""
         if 0 <= self._current < len(self._prompts):
             self._write("\n")
         self._current = -1

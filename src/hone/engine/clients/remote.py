@@ -98,7 +98,11 @@ class RemoteEngine:
         return "; ".join(
             [
                 *told,
-                *([f"it went away {self.disconnects} times, the last time: {self._why}"] if self.disconnects else []),
+                *(
+                    [f"it was unreachable {self.disconnects} times, the last time: {self._why}"]
+                    if self.disconnects
+                    else []
+                ),
             ]
         )
 
@@ -369,7 +373,7 @@ class RemoteEngine:
         while True:
             self.disconnects, self._losses, self._why = self.disconnects + 1, self._losses + 1, str(error)
             if self._losses > _LOSSES:
-                said = f"it went away {_LOSSES} times without finishing an answer in between"
+                said = f"it was unreachable {_LOSSES} times without finishing an answer in between"
                 raise type(error)(*error.messages, said)
             self._await_server(error)
             try:

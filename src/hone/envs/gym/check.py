@@ -47,11 +47,11 @@ def check_spaces(
     faults: list[str] = []
     if not isinstance(observation, spaces.Box | spaces.Discrete):
         faults.append(
-            f"observation space {observation} is not served; wrap the environment in "
+            f"observation space {observation} is not supported; wrap the environment in "
             "gymnasium.wrappers.FlattenObservation"
         )
     if not isinstance(action, spaces.Box | spaces.Discrete):
-        faults.append(f"action space {action} is not served; hone acts on Discrete and Box")
+        faults.append(f"action space {action} is not supported; hone acts on Discrete and Box")
     for kind, space in (("observation", observation), ("action", action)):
         if isinstance(space, spaces.Box) and int(np.prod(space.shape)) == 0:
             faults.append(f"{kind} space {space} has no elements")

@@ -62,7 +62,7 @@ class FaultBudget:
             raise LostTooOftenError(
                 f"processes of environments were lost {times} within {steps}, allowed are {self.allowed} "
                 f"(env.faults_allowed); the last: {loss.message()}",
-                "mend the environment, then go on from the newest checkpoint with --resume",
+                "fix the environment, then resume from the newest checkpoint with --resume",
             )
 
     def state(self) -> State:

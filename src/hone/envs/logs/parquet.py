@@ -170,7 +170,7 @@ def space_from_minari(description: dict[str, Any], path: Path) -> spaces.Space[A
             return spaces.Box(np.array(description["low"], kind), np.array(description["high"], kind), dtype=kind.type)
     except (KeyError, TypeError, ValueError) as error:
         raise DataError(f"{path}: space {description} cannot be read: {error!r}") from error
-    raise DataError(f"{path}: space {description} is not served: only Box and Discrete are")
+    raise DataError(f"{path}: space {description} is not supported: only Box and Discrete are")
 
 
 def _list_column(values: Array) -> pa.Array:

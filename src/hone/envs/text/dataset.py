@@ -203,7 +203,7 @@ class _BadRowTally:
             said.append(f"{self.path}: {reason} in {len(numbers)} of {total} rows: {shown}")
         dropped = sum(map(len, self.by_reason.values()))
         if dropped and on_bad_row == "error":
-            raise DataError(*said, f'{self.path}: mend these rows, or leave them out with on_bad_row = "drop"')
+            raise DataError(*said, f'{self.path}: fix these rows, or drop them with on_bad_row = "drop"')
         if dropped == total:
             raise DataError(*said, f"{self.path}: all {total} rows were dropped, none is left")
         return [f"{line} (dropped)" for line in said]
@@ -303,7 +303,7 @@ def _check_ids(drafts: Sequence[Example], source: str) -> None:
         more = f" (and {len(twice) - MAX_FAULTS_SHOWN} more)" if len(twice) > MAX_FAULTS_SHOWN else ""
         faults.add(
             f"{source}: {len(twice)} ids repeat: {'; '.join(twice[:MAX_FAULTS_SHOWN])}{more}; "
-            'ids must be unique: mend them, keep the first of each with task.on_duplicate_id = "drop", or remove the '
+            'ids must be unique: fix them, keep the first of each with task.on_duplicate_id = "drop", or remove the '
             "column `id` to have the content hashed"
         )
     faults.raise_if_any()

@@ -1,6 +1,6 @@
-"""A table judged without playing: what its policy is worth in a finite world, by dynamic programming.
+"""Exact evaluation of tables in a finite MDP, by dynamic programming.
 
-Belongs here: figures of tables whose world is known. Where only samples of a world can be had, `control.py` plays.
+Belongs here: metrics of tables with a known model. `returns.py` evaluates by episodes.
 """
 
 import numpy as np
@@ -12,25 +12,25 @@ from hone.envs.finite.solve import backward_induction, evaluate_policy, finite_h
 from hone.tabular.tables import ActionTable, StateFeatures, StateValues, Table
 
 HORIZON = 500
-"""Steps that count in a world without a time limit."""
+"""Number of steps evaluated without a time limit."""
 
 
 def exact_metrics(table: Table, mdp: FiniteMdp) -> Metrics:
-    """`eval/score` and what belongs to it. Raises ConfigError for a table of another world."""
+    """Compute `eval/score` and related metrics. Raises ConfigError for a table of another MDP."""
     if isinstance(table, StateValues):
         return value_metrics(table, mdp)
     return policy_metrics(table, mdp)
 
 
 def policy_metrics(table: ActionTable, mdp: FiniteMdp) -> Metrics:
-    """Expected undiscounted return of the greedy policy within the time limit (`HORIZON` without one), and beside it
-    the best that can be had, `eval/best`, by a policy that looks at the clock.
+    """Expected undiscounted return of the greedy policy within the time limit (`HORIZON` without one), and the optimum
+    of time-dependent policies, `eval/best`.
 
     `eval/of_best` is 1 - (best - score) / |best|.
     """
     features = table.features
     if not isinstance(features, StateFeatures) or (features.count, features.actions) != (mdp.states, mdp.actions):
-        raise ConfigError(f"the table is of {features}, the world has {mdp.states} states x {mdp.actions} actions")
+        raise ConfigError(f"the table has {features}, the environment {mdp.states} states x {mdp.actions} actions")
     horizon, total = mdp.step_limit or HORIZON, mdp.with_discount(1.0)
     score = start_value(mdp, finite_horizon_value(total, table.q.argmax(axis=1), horizon))
     best = start_value(mdp, backward_induction(total, horizon).value)
@@ -39,10 +39,12 @@ def policy_metrics(table: ActionTable, mdp: FiniteMdp) -> Metrics:
 
 
 def value_metrics(table: StateValues, mdp: FiniteMdp) -> Metrics:
-    """Root mean squared error over the states in which something can be done, against the values by a linear solve;
-    `eval/score` is minus that."""
+    """Root mean squared error over non-terminal states against the values from a linear solve; `eval/score` is its
+    negative."""
     if table.target_policy.shape != (mdp.states, mdp.actions):
-        raise ConfigError(f"the values are of {table.target_policy.shape}, the world is {(mdp.states, mdp.actions)}")
+        raise ConfigError(
+            f"the values have the shape {table.target_policy.shape}, the environment {(mdp.states, mdp.actions)}"
+        )
     off = (table.v - evaluate_policy(mdp, table.target_policy))[~mdp.terminal]
     error = float(np.sqrt(np.mean(off**2)))
     return {"eval/score": -error, "eval/error": error, "eval/error_max": float(np.abs(off).max())}

@@ -1,4 +1,4 @@
-"""A policy for several tasks judged: in each of them, and on the whole."""
+"""Evaluation of a policy for several tasks: per task and overall."""
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -24,7 +24,7 @@ def task_scores(
     seed: int,
     warn: Callable[[str], None] = ignore_warning,
 ) -> tuple[NDArray[np.float64], Metrics]:
-    """Returns `[tasks * episodes]` of the policy's mode, task by task (fewer where environments were lost), and the
+    """Returns `[tasks * episodes]` of the policy's mode, ordered by task (fewer if environments were lost), and the
     means as `eval/task0` .. in the order of `tasks`."""
     scores = [
         evaluate_returns(policy.for_task(number), task, episodes=episodes, seed=seed, warn=warn)
@@ -41,7 +41,7 @@ def evaluate_tasks(
     seed: int,
     warn: Callable[[str], None] = ignore_warning,
 ) -> Metrics:
-    """Judge a saved policy in the tasks that its run's `config` names. Raises DataError."""
+    """Evaluate a saved policy in the tasks of its run's `config`. Raises DataError."""
     policy, tables = load_policy(folder), config.get("tasks")
     if not isinstance(policy, MultitaskActorCritic) or not isinstance(tables, list):
         raise DataError(f"{folder}: not a policy for several tasks")

@@ -1,6 +1,6 @@
-"""What may be wrong with a world: noisy sensors, late or stuck actions, other physics.
+"""Perturbations of an environment: noisy observations, delayed or repeated actions, other physics.
 
-Belongs here: how a judgement is disturbed. What a policy makes of it is `robustness.py`'s.
+Belongs here: applying perturbations. `robustness.py` evaluates under them.
 """
 
 import inspect
@@ -31,26 +31,26 @@ DERIVED_ATTRIBUTES = {
         "polemass_length": lambda known: known["masspole"] * known["length"],
     }
 }
-"""Attributes that an environment computes from others once, when it is made: class -> attribute -> how."""
+"""Attributes that an environment derives from others in its constructor: class -> attribute -> formula."""
 
 
 class PerturbationConfig(Config):
-    """How the world of a judgement differs from the one that the policy was trained in."""
+    """Difference of the evaluation environment from the training environment."""
 
     name: str = ""
-    """What the row is called; by default, what is changed."""
+    """Name of the row; by default, the changed settings."""
     sensor_noise: float = Field(default=0.0, ge=0)
-    """Gaussian noise on every number that is seen, in units of its own standard deviation over undisturbed episodes."""
+    """Gaussian noise on observations, in units of each component's standard deviation over unperturbed episodes."""
     sensor_noise_absolute: float = Field(default=0.0, ge=0)
-    """The same in the numbers' own units."""
+    """Gaussian noise on observations, in absolute units."""
     action_delay: int = Field(default=0, ge=0, le=1000)
-    """Steps until a decision is carried out; until the first one arrives, it is carried out already."""
+    """Steps between choosing and executing an action; the first action also fills the steps before it."""
     sticky_actions: float = Field(default=0.0, ge=0, le=1)
-    """Probability that a decision is dropped and the action before it repeated (Machado et al., 2018)."""
+    """Probability of repeating the previous action instead (sticky actions; Machado et al., 2018)."""
     random_actions: float = Field(default=0.0, ge=0, le=1)
-    """Probability that any other action is carried out instead."""
+    """Probability of a random action instead."""
     physics: dict[str, JsonValue] = Field(default={})
-    """Arguments of the environment's constructor, or attributes of the environment."""
+    """Constructor arguments or attributes of the environment."""
 
     @model_validator(mode="after")
     def _changes_something(self) -> "PerturbationConfig":
@@ -60,13 +60,14 @@ class PerturbationConfig(Config):
 
     @property
     def changes(self) -> dict[str, JsonValue]:
-        """What is not as it was."""
+        """Settings that differ from their defaults."""
         values = {key: value for key, value in self.model_dump(mode="json").items() if key != "name" and value}
         physics = values.pop("physics", {})
         return values | {f"physics.{key}": value for key, value in physics.items()}
 
     @property
     def label(self) -> str:
+        """Name of the row."""
         return self.name or ", ".join(f"{key}={value:g}" if isinstance(value, float) else f"{key}={value}" for key, value in self.changes.items())  # fmt: skip  # noqa: E501
 
 
@@ -74,15 +75,15 @@ PERTURBATION_KEYS = tuple(key for key in PerturbationConfig.model_fields if key 
 
 
 class PerturbationFile(Config):
-    """A file of perturbations."""
+    """File of perturbations."""
 
     perturb: list[PerturbationConfig] = Field(min_length=1)
-    """Each is judged by itself, on the same seeds."""
+    """Perturbations, each evaluated separately on the same seeds."""
 
 
 @dataclass
 class ObservationSpread:
-    """Hears what a policy sees, for its standard deviation."""
+    """Listener that estimates the standard deviation of observations."""
 
     greedy_action: ActionFn
     count: int = 0
@@ -97,26 +98,26 @@ class ObservationSpread:
         return self.greedy_action(seen)
 
     def std(self) -> Floats:
-        """`[*observation]` standard deviation of all that was seen."""
+        """Standard deviation `[*observation]` of all observations."""
         mean = np.asarray(self.total) / self.count
         return np.sqrt(np.maximum(np.asarray(self.squares) / self.count - mean * mean, 0.0))
 
 
 @dataclass
 class PerturbedPolicy:
-    """A policy behind bad sensors and bad motors. Chance is a function of (seed, step), whatever is disturbed."""
+    """Policy with perturbed observations and actions. Random numbers are a function of (seed, step) only."""
 
     greedy_action: ActionFn
     perturbation: PerturbationConfig
     observation_std: Floats
-    """`[*observation]` of undisturbed episodes."""
+    """Standard deviation `[*observation]` in unperturbed episodes."""
     action_space: spaces.Space[Any]
     """Of actions."""
     seed: int
     step: int = 0
     pending_actions: deque[Array] = field(default_factory=deque[Array])
     last_action: Array | None = None
-    """What was carried out last."""
+    """Last executed action."""
 
     def __call__(self, seen: Array) -> Array:
         self.pending_actions.append(np.array(self.greedy_action(self._noisy_observation(seen))))
@@ -153,13 +154,13 @@ class PerturbedPolicy:
 def incompatible_perturbations(
     change: PerturbationConfig, seen: spaces.Space[Any], action: spaces.Space[Any]
 ) -> list[str]:
-    """What of a perturbation makes no sense for these spaces."""
+    """Messages about perturbations that do not fit these spaces."""
     faults: list[str] = []
     if (change.sensor_noise or change.sensor_noise_absolute) and not isinstance(seen, spaces.Box):
-        faults.append(f"{change.label}: what is seen is one of finitely many states ({seen}), which takes no noise")
+        faults.append(f"{change.label}: observations are discrete ({seen}), so noise cannot be added")
     box_without_ends = isinstance(action, spaces.Box) and not np.isfinite([action.low, action.high]).all()
     if change.random_actions and box_without_ends:
-        faults.append(f"{change.label}: the box of actions has no bounds ({action}), so none is drawn from it")
+        faults.append(f"{change.label}: the action space is unbounded ({action}), so random actions cannot be drawn")
     return faults
 
 
@@ -169,8 +170,8 @@ def incompatible_perturbations(
 def open_perturbed_envs(
     config: GymConfig, *, episodes: int, physics: Mapping[str, JsonValue], single_envs: bool
 ) -> GymVectorEnv:
-    """Environments with other physics; `alone` makes single ones also where there is a vector form, whose attributes
-    are others. Raises ConfigError for a name that the environment does not know."""
+    """Open environments with other physics; `alone` makes single ones even if there is a vector form, as its attributes
+    differ. Raises ConfigError for an unknown name."""
     if runs_isolated(config):
         return open_evaluation_envs(_with(config, physics), episodes=episodes)
     if not single_envs:
@@ -187,7 +188,7 @@ def _with(config: GymConfig, arguments: Mapping[str, JsonValue]) -> GymConfig:
 def _split_physics(
     config: GymConfig, physics: Mapping[str, JsonValue]
 ) -> tuple[dict[str, JsonValue], dict[str, JsonValue]]:
-    """Arguments of the constructor, and attributes. Raises ConfigError with every name that is neither."""
+    """Split into constructor arguments and attributes. Raises ConfigError with every name that is neither."""
     env = env_factory(config).make_one()
     try:
         inside = env.unwrapped
@@ -214,7 +215,7 @@ NON_PHYSICS_ARGUMENTS = ("self", "render_mode", "args", "kwargs")
 
 
 def numeric_attributes(env: gymnasium.Env[Any, Any]) -> dict[str, float]:
-    """Public attributes of an environment that are numbers, its class's constants among them."""
+    """Public numeric attributes of an environment, including class constants."""
     found: dict[str, object] = {}
     for owner in reversed(type(env).__mro__):
         found |= vars(owner)
@@ -237,5 +238,5 @@ def _make_with_attributes(single: Any, attributes: Mapping[str, JsonValue]) -> G
 
 
 def needs_single_envs(changes: Sequence[PerturbationConfig]) -> bool:
-    """Whether any of them reaches into the environments."""
+    """Whether any perturbation changes attributes of the environments."""
     return any(change.physics for change in changes)

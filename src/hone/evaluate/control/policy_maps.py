@@ -1,6 +1,6 @@
-"""What a saved policy does in each cell of its grid, and what it expects there.
+"""Actions and values of a saved policy in each cell of a grid environment.
 
-Belongs here: which environments are grids, and how a state becomes a place. Drawing is `report.policy_map`'s.
+Belongs here: which environments are grids, and the cell of a state. `report.policy_map` draws.
 """
 
 from collections.abc import Mapping, Sequence
@@ -33,46 +33,46 @@ from hone.tabular.tables import ActionTable, StateValues
 Floats = NDArray[np.float64]
 
 MIN_SHARE = 0.1
-"""Below it an action of a policy with chance is not drawn."""
+"""Smallest probability of an action that is drawn."""
 LAKE = ("left", "down", "right", "up")
 CLIFF = ("up", "right", "down", "left")
 TAXI = ("down", "up", "right", "left", "pick up", "drop off")
 TAXI_PLACES = ("waits at red", "waits at green", "waits at yellow", "waits at blue", "rides")
-"""Of the passenger; captions stand above grids of 200 pixels, so they are short."""
+"""Passenger positions; short, because grids are 200 pixels wide."""
 
 
 DEFAULT_DISCOUNT = 0.99
-"""Where a run's config names none below 1: of what a policy that knows no values is worth."""
+"""Discount factor for exact values of a policy without values, if the run's config has none below 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GridLayout:
-    """How the states of an environment lie on a grid."""
+    """Grid layout of the states of an environment."""
 
     rows: int
     columns: int
     actions: Sequence[str]
     marks: Sequence[str]
-    """`[rows * columns]` what stands there; a space for plain floor."""
+    """Mark `[rows * columns]` of each cell; a space for plain floor."""
     inactive_marks: frozenset[str]
-    """Marks of cells in which nothing is decided."""
+    """Marks of cells without a decision."""
     slices: Sequence[tuple[str, NDArray[np.int64]]]
-    """Title, and the state `[rows * columns]` of each cell."""
+    """Title and state `[rows * columns]` of each cell, per grid."""
     mdp: FiniteMdp
-    """The environment's table."""
+    """Transition table of the environment."""
 
 
 def policy_map(folder: Path, config: Mapping[str, Json], *, step: int) -> PolicyMap:
-    """The map of a saved policy, by its run's `config`. Raises DataError for a world that is no grid, or a policy that
-    is not of its states."""
+    """Make the map of a saved policy by its run's `config`. Raises DataError for an environment that is not a grid, or
+    a policy with other states."""
     layout = grid_layout(folder, config)
     if layout is None:
-        raise DataError(f"{folder}: its world is no grid that can be drawn (FrozenLake, CliffWalking, Taxi, a map)")
+        raise DataError(f"{folder}: its environment is not a supported grid (FrozenLake, CliffWalking, Taxi, a map)")
     return policy_map_on(layout, folder, step=step)
 
 
 def policy_map_on(layout: GridLayout, folder: Path, *, step: int) -> PolicyMap:
-    """The same, of a world that is known to be a grid."""
+    """Make the map of a saved policy on a known grid."""
     shares, worth, worth_is = policy_and_values(load_control_policy(folder), layout.mdp, str(folder))
     return PolicyMap(
         step=step,
@@ -102,31 +102,33 @@ def _cell(layout: GridLayout, place: int, state: int, shares: Floats, worth: Flo
     )
 
 
-# ------------------------------------------------------------------------------------------ what the policy says
+# ------------------------------------------------------------------------------------------ actions and values
 
 
 def policy_and_values(policy: HasNumpyPolicy, mdp: FiniteMdp, name: str) -> tuple[Floats, Floats, str]:
-    """`[S, A]` what the policy does, `[S]` what it expects, and what that is in words.
+    """Action probabilities `[S, A]`, values `[S]`, and the meaning of the values in words.
 
-    A policy that knows no values is given the exact ones of what it does. Raises DataError where it is of other states.
+    A policy without values gets its exact ones. Raises DataError if it has other states.
     """
     states = np.arange(mdp.states)
     try:
         shares = action_probabilities(policy, states, mdp.actions)
         found = state_values(policy, states)
     except (IndexError, ValueError, RuntimeError) as fault:
-        raise DataError(f"{name}: the policy is not of the {mdp.states} states of its world: {fault}") from None
+        raise DataError(
+            f"{name}: the policy does not fit the {mdp.states} states of its environment: {fault}"
+        ) from None
     if shares.shape != (mdp.states, mdp.actions):
-        raise DataError(f"{name}: the policy is {list(shares.shape)}, its world {[mdp.states, mdp.actions]}")
+        raise DataError(f"{name}: the policy is {list(shares.shape)}, its environment {[mdp.states, mdp.actions]}")
     if found is not None:
         return shares, *found
     discount = mdp.discount if mdp.discount < 1 else DEFAULT_DISCOUNT
     exact = evaluate_policy(mdp.with_discount(discount), shares)
-    return shares, exact, f"what the policy is worth, exactly (discount {discount:g})"
+    return shares, exact, f"the exact value of the policy (discount {discount:g})"
 
 
 def action_probabilities(policy: HasNumpyPolicy, states: NDArray[np.int64], actions: int) -> Floats:
-    """`[S, A]` probabilities where the policy has them; else the best actions, alike where several are."""
+    """Action probabilities `[S, A]`; of a deterministic policy, equal shares of the best actions."""
     acting = policy.numpy_policy()
     if isinstance(acting, NumpyCategoricalPolicy):
         logits = acting.network(acting.inputs.array(states)).astype(np.float64)
@@ -143,7 +145,7 @@ def action_probabilities(policy: HasNumpyPolicy, states: NDArray[np.int64], acti
 
 
 def action_values(policy: HasNumpyPolicy, states: NDArray[np.int64]) -> Floats | None:
-    """`[S, A]` values of actions, where the policy has any."""
+    """Action values `[S, A]`, or None."""
     match policy:
         case ActionTable():
             return policy.q
@@ -158,7 +160,7 @@ def action_values(policy: HasNumpyPolicy, states: NDArray[np.int64]) -> Floats |
 
 
 def state_values(policy: HasNumpyPolicy, states: NDArray[np.int64]) -> tuple[Floats, str] | None:
-    """`[S]` what the policy expects, and what that is; None where it does not say."""
+    """State values `[S]` and their meaning, or None."""
     values = action_values(policy, states)
     if values is not None:
         return values.max(axis=1), "the value of its best action"
@@ -166,25 +168,25 @@ def state_values(policy: HasNumpyPolicy, states: NDArray[np.int64]) -> tuple[Flo
         return policy.v, "its value of the state"
     if isinstance(policy, ActorCritic) and policy.critic is not None:
         with torch.no_grad():
-            return policy.value(torch.from_numpy(states)).double().numpy(), "what its critic expects"
+            return policy.value(torch.from_numpy(states)).double().numpy(), "the value of its critic"
     return None
 
 
-# ------------------------------------------------------------------------------------------ where states lie
+# ------------------------------------------------------------------------------------------ layout
 
 
 def grid_layout(folder: Path, config: Mapping[str, Json]) -> GridLayout | None:
-    """None for a world that is no grid. Raises DataError for a config that is none."""
+    """Layout of a run's environment; None if it is not a grid. Raises DataError for an invalid config."""
     algorithm = config.get("algorithm")
-    told = algorithm.get("discount") if isinstance(algorithm, dict) else None
-    discount = float(told) if isinstance(told, int | float) and 0 < told < 1 else DEFAULT_DISCOUNT
+    setting = algorithm.get("discount") if isinstance(algorithm, dict) else None
+    discount = float(setting) if isinstance(setting, int | float) and 0 < setting < 1 else DEFAULT_DISCOUNT
     finite, env = config.get("finite"), config.get("env")
     try:
         if isinstance(finite, dict):
             return _of_finite(FiniteConfig.model_validate(finite), discount)
         return _of_gym(GymConfig.model_validate(env), discount) if isinstance(env, dict) else None
     except ValidationError as error:
-        raise DataError(f"{folder}: the world of its run cannot be read: {error}") from None
+        raise DataError(f"{folder}: the environment of its run cannot be read: {error}") from None
 
 
 def _of_finite(config: FiniteConfig, discount: float) -> GridLayout | None:
@@ -198,7 +200,7 @@ def _of_finite(config: FiniteConfig, discount: float) -> GridLayout | None:
 
 
 def _of_gym(config: GymConfig, discount: float) -> GridLayout | None:
-    if runs_isolated(config):  # a user's: it is not run in this process
+    if runs_isolated(config):  # a user's environment is not run in this process
         return None
     env = env_factory(config).make_one()
     try:
@@ -226,7 +228,7 @@ def _table(config: GymConfig, discount: float) -> FiniteMdp:
 def _rectangular_layout(
     rows: Sequence[str], mdp: FiniteMdp, *, idle: frozenset[str], actions: Sequence[str] = LAKE
 ) -> GridLayout:
-    """States in the order of the map, once or several times over."""
+    """Layout of states in the order of the map, repeated if there are several grids."""
     height, width = len(rows), len(rows[0])
     cells = height * width
     several = max(1, mdp.states // cells)
@@ -245,7 +247,7 @@ def _cliff(mdp: FiniteMdp) -> GridLayout:
 
 
 def _taxi(mdp: FiniteMdp) -> GridLayout:
-    """A grid for each place of the passenger and each destination; ((row * 5 + column) * 5 + passenger) * 4 + goal."""
+    """One grid per passenger position and destination; state = ((row * 5 + column) * 5 + passenger) * 4 + goal."""
     marks = [" "] * 25
     for mark, place in zip("RGYB", (0, 4, 20, 23), strict=True):
         marks[place] = mark

@@ -1,4 +1,4 @@
-"""A control policy judged: returns of its mode in environments opened for it."""
+"""Evaluation of a control policy: returns of its mode in newly opened environments."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -23,7 +23,7 @@ from hone.tabular.tables import KINDS, load_table, policy_kind
 
 
 def is_control(policy: Path) -> bool:
-    """Whether a folder holds a control policy (a language model's has a `config.json` instead)."""
+    """Whether a folder contains a control policy (a language model has a `config.json` instead)."""
     return (policy / "policy.json").is_file()
 
 
@@ -35,10 +35,10 @@ def ignore_warning(text: str) -> None:
 def evaluate_returns(
     policy: HasNumpyPolicy, config: GymConfig, *, episodes: int, seed: int, warn: Callable[[str], None] = ignore_warning
 ) -> NDArray[np.float64]:
-    """Returns `[n]` of the policy's mode in `episodes` environments opened for it, n = episodes but for those whose
-    environment was lost. `tell` hears of them, and of episodes that did not end.
+    """Returns `[n]` of the policy's mode in `episodes` new environments; n excludes episodes with a lost environment.
+    `tell` receives warnings about them, and about episodes that did not end.
 
-    Raises UserCodeError where an environment does, ResourceError when no episode is left.
+    Raises UserCodeError for an error of an environment, ResourceError if no episode is left.
     """
     arena = open_evaluation_envs(config, episodes=episodes)
     try:
@@ -47,22 +47,22 @@ def evaluate_returns(
         arena.close()
     if played.lost_episodes:
         warn(
-            f"{played.lost_episodes} of {episodes} episodes of a judgement were lost with their environments and "
-            f"are not in it"
+            f"{played.lost_episodes} of {episodes} episodes of an evaluation were lost with their environments and "
+            f"are left out"
         )
     if played.truncated_episodes:
         warn(
-            f"{played.truncated_episodes} of {episodes} episodes of a judgement did not end within "
+            f"{played.truncated_episodes} of {episodes} episodes of an evaluation did not end within "
             f"{played.step_limit} steps and were "
             "cut there; set env.max_episode_steps"
         )
     if played.lost_episodes == episodes:
-        raise ResourceError(f"{config.id}: the environments of all {episodes} episodes of a judgement were lost")
+        raise ResourceError(f"{config.id}: the environments of all {episodes} episodes of an evaluation were lost")
     return played.returns
 
 
 def score_metrics(scores: NDArray[np.float64]) -> tuple[Estimate, Metrics]:
-    """The mean of `scores` `[n]` with its interval, and the same as metrics."""
+    """Mean of `scores` `[n]` with its interval, and both as metrics."""
     estimate = bootstrap_mean(scores)
     return estimate, {
         "eval/score": estimate.mean,
@@ -74,7 +74,7 @@ def score_metrics(scores: NDArray[np.float64]) -> tuple[Estimate, Metrics]:
 
 
 def load_control_policy(folder: Path) -> HasNumpyPolicy:
-    """The network or the table that a folder holds; raises DataError."""
+    """Load the network or the table of a folder. Raises DataError."""
     return load_table(folder) if policy_kind(folder) in KINDS else load_policy(folder)
 
 
@@ -86,8 +86,8 @@ def evaluate_control(
     seed: int,
     warn: Callable[[str], None] = ignore_warning,
 ) -> Metrics:
-    """Judge a saved policy in the environment that its run's `config` names, or exactly in its finite world; `tell` as
-    in `judged`.
+    """Evaluate a saved policy in the environment of its run's `config`, or exactly in its finite MDP; `tell` as in
+    `evaluate_returns`.
 
     Raises ConfigError, DataError.
     """
@@ -98,22 +98,22 @@ def evaluate_control(
 
 
 def finite_mdp(folder: Path, config: Mapping[str, Json]) -> FiniteMdp:
-    """The finite world of a run's `config`, under the discount of its algorithm. Raises DataError."""
+    """Finite MDP of a run's `config`, with the discount of its algorithm. Raises DataError."""
     algorithm = config.get("algorithm")
     discount = algorithm.get("discount", 1.0) if isinstance(algorithm, dict) else 1.0
     try:
         world = FiniteConfig.model_validate(config["finite"])
     except ValidationError as error:
-        raise DataError(f"{folder}: the world of its run cannot be read: {error}") from None
+        raise DataError(f"{folder}: the environment of its run cannot be read: {error}") from None
     return build_finite_mdp(world, discount=float(discount) if isinstance(discount, int | float) else 1.0)
 
 
 def load_policy_and_env(folder: Path, config: Mapping[str, Json]) -> tuple[HasNumpyPolicy, GymConfig]:
-    """A saved policy, and the environment that its run's `config` names. Raises ConfigError, DataError."""
+    """Load a saved policy and the environment of its run's `config`. Raises ConfigError, DataError."""
     table = config.get("env")
     if not isinstance(table, dict):
-        told = "stands on a table of outcomes (finite), not on an environment" if "finite" in config else "has no [env]"
-        raise ConfigError(f"{folder}: its run {told}: there is no environment here to judge it in")
+        problem = "uses a table of outcomes (finite), not an environment" if "finite" in config else "has no [env]"
+        raise ConfigError(f"{folder}: its run {problem}: there is no environment to evaluate it in")
     try:
         env = GymConfig.model_validate(table)
     except ValidationError as error:

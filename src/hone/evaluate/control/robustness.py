@@ -1,4 +1,4 @@
-"""A control policy judged in worlds that were made worse, against itself as it was, on the same seeds.
+"""Robustness of a control policy: scores under perturbations, compared with the unperturbed score on the same seeds.
 
 Belongs here: from perturbations to a table with paired intervals.
 """
@@ -39,10 +39,9 @@ def evaluate_robustness(
     seed: int,
     warn: Callable[[str], None] = ignore_warning,
 ) -> list[PerturbedScore]:
-    """The saved policy's mode in the environment of its run's `config`: as it was, then under each perturbation.
+    """Evaluate a saved policy's mode in the environment of its run: unperturbed, then under each perturbation.
 
-    Raises ConfigError for perturbations that make no sense there, all of them at once, and what `evaluate_control`
-    raises.
+    Raises ConfigError for all perturbations that do not fit the environment, and as `evaluate_control`.
     """
     policy, env = load_policy_and_env(folder, config)
     return compare_with_unperturbed(policy, env, changes, episodes=episodes, seed=seed, warn=warn)
@@ -57,7 +56,7 @@ def compare_with_unperturbed(
     seed: int,
     warn: Callable[[str], None] = ignore_warning,
 ) -> list[PerturbedScore]:
-    """As it was, and under each perturbation. Episode k begins in the same state and meets the same luck in all."""
+    """Evaluate unperturbed and under each perturbation. Episode k has the same start and random numbers in all."""
     alone = needs_single_envs(changes)
     usual = open_perturbed_envs(env, episodes=episodes, physics={}, single_envs=alone)
     faults = [
@@ -95,9 +94,8 @@ def _returns(
         arena.close()
     if played.lost_episodes:
         raise ResourceError(
-            f"{name}: {played.lost_episodes} of {episodes} episodes were lost with their environments, so what is "
-            f"left cannot "
-            "be held against the others pair by pair"
+            f"{name}: {played.lost_episodes} of {episodes} episodes were lost with their environments, so a "
+            "paired comparison is impossible"
         )
     if played.truncated_episodes:
         tell(

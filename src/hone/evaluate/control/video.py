@@ -1,6 +1,6 @@
-"""An episode of a saved control policy, watched: frames from the environment's own renderer.
+"""Recording of one episode of a saved control policy with the environment's own renderer.
 
-Belongs here: playing one episode with pictures. Writing them is `store.animation`'s.
+Belongs here: playing the episode. `store.animation` writes the frames.
 """
 
 import os
@@ -18,33 +18,35 @@ from hone.models.control.numpy_policies import HasNumpyPolicy
 from hone.store.animation import EpisodeRecording, Frames, animated_png, downscale, subsample_frames
 
 RENDER_MODE = "rgb_array"
-"""Gymnasium's name of the render mode that gives arrays."""
+"""Gymnasium's render mode for arrays."""
 MAX_WIDTH = 240
-"""Most pixels across."""
+"""Largest width in pixels."""
 MAX_FRAMES = 60
 MAX_STEPS = 2000
-"""Of an episode that is watched."""
+"""Largest number of recorded frames."""
 FRAMES_PER_S = 12.0
 MAX_BYTES = 1_500_000
-"""Of the file, which stands inside the report; fewer frames are kept until it fits."""
+"""Largest size of the file, which is embedded in the report; frames are dropped until it fits."""
 
 
 @dataclass
 class FrameRecorder:
-    """Frames of an episode of unknown length: when there are twice as many as wanted, every other one goes."""
+    """Frames of an episode of unknown length: at twice the wanted number, every other frame is dropped."""
 
     render: Callable[[], object]
     stride: int = 1
     frames: list[Frames] = field(default_factory=list[Frames])
 
     def observe(self, step: int) -> None:
+        """Capture a frame at the chosen interval of steps."""
         if step % self.stride == 0:
             self.capture()
 
     def capture(self) -> None:
+        """Render and add a frame."""
         frame = self.render()
         if not isinstance(frame, np.ndarray) or frame.ndim != 3 or frame.shape[2] != 3:
-            raise UserCodeError(f"render() gave {type(frame).__name__}, expected an array [height, width, 3]")
+            raise UserCodeError(f"render() returned {type(frame).__name__}, expected an array [height, width, 3]")
         self.frames.append(downscale(frame.astype(np.uint8), width=MAX_WIDTH))
         if len(self.frames) >= 2 * MAX_FRAMES:
             self.frames, self.stride = self.frames[::2], 2 * self.stride
@@ -53,20 +55,20 @@ class FrameRecorder:
 def record_episode(
     policy: HasNumpyPolicy, config: GymConfig, *, seed: int, step: int
 ) -> tuple[EpisodeRecording, bytes | None]:
-    """One episode of the policy's mode: what it came to, and its animation; a note says why there is none."""
+    """Record one episode of the policy's mode: its result and animation, or a note with the reason for no animation."""
     os.environ.setdefault("PYGAME_HIDE_SUPPORT_PROMPT", "1")
     if not {"DISPLAY", "WAYLAND_DISPLAY"} & os.environ.keys():
-        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # else it complains that there is no screen
+        os.environ.setdefault("SDL_VIDEODRIVER", "dummy")  # without it, pygame fails on a machine without a screen
     if runs_isolated(config):
-        return _without_frames(step, "the environment is run in a process of its own, which draws no pictures")
+        return _without_frames(step, "the environment runs in a separate process, which cannot render")
     try:
         if not can_render(config):
-            return _without_frames(step, f"{config.id} draws nothing (rgb_array is none of its render modes)")
+            return _without_frames(step, f"{config.id} cannot render (rgb_array is not among its render modes)")
         env = env_factory(
             config.model_copy(update={"kwargs": {**config.kwargs, "render_mode": RENDER_MODE}})
         ).make_one()
     except UserCodeError as fault:
-        return _without_frames(step, f"it cannot be made with a renderer ({fault.messages[0].splitlines()[0]})")
+        return _without_frames(step, f"it cannot be created with a renderer ({fault.messages[0].splitlines()[0]})")
     try:
         film = FrameRecorder(env.render)
         score, steps = _play_episode(env, policy, film, key(seed, "watch") & 0xFFFFFFFF)
@@ -82,7 +84,7 @@ def record_episode(
 
 
 def can_render(config: GymConfig) -> bool:
-    """Whether the environment says that it draws pictures. Raises UserCodeError where it cannot be made."""
+    """Whether the environment declares the render mode. Raises UserCodeError if it cannot be created."""
     env = env_factory(config).make_one()
     try:
         return RENDER_MODE in env.metadata.get("render_modes", [])
@@ -95,7 +97,7 @@ def _without_frames(step: int, why: str) -> tuple[EpisodeRecording, None]:
 
 
 def _play_episode(env: GymEnv, policy: HasNumpyPolicy, film: FrameRecorder, seed: int) -> tuple[float, int]:
-    """Return and length of the episode."""
+    """Play the episode; returns its return and length."""
     best = policy.numpy_policy().best
     seen, _ = env.reset(seed=seed)
     score = 0.0
@@ -114,7 +116,7 @@ def _play_episode(env: GymEnv, policy: HasNumpyPolicy, film: FrameRecorder, seed
 
 
 def _encoded(frames: list[Frames]) -> bytes | None:
-    """The animation, small enough."""
+    """Encode the animation within the size limit."""
     most = MAX_FRAMES
     while most > 1:
         kept = subsample_frames(frames, most)

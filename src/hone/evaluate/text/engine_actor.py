@@ -1,4 +1,4 @@
-"""Asking a token policy: prompts made ready, the engine as an actor, reward functions as a judge."""
+"""Generation with a token policy: prompts, the engine as an actor, reward functions as a scorer."""
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -29,12 +29,12 @@ from hone.rewards.scores import RewardScores
 from hone.rewards.workers import RewardWorkerPool
 
 FIXED_TOKENS: Final = 512
-"""Of a pass that must not depend on its batch."""
+"""Tokens of a pass with batch-invariant results."""
 
 
 @dataclass
 class EngineActor:
-    """An engine as an actor: the embedded one over the trainer's weights, or a server that is given them."""
+    """Engine as an actor: the embedded one with the trainer's weights, or a server that receives them."""
 
     engine: EmbeddedEngine | RemoteEngine
     reported_notes: set[str] = field(default_factory=set[str])
@@ -43,9 +43,9 @@ class EngineActor:
         return self.engine.generate(requests)
 
     def metrics(self) -> Metrics:
-        """Of the latest `generate`: where the time went. What depends on slots or pages is no figure of a run."""
+        """Metrics of the latest `generate`: times and engine figures that do not depend on slots or pages."""
         stats = self.engine.stats
-        told: Metrics = {
+        metrics: Metrics = {
             "time/generate_s": stats.total_s,
             "time/generate_model_s": stats.runner_s,
             "time/generate_prefill_s": stats.prefill_s,
@@ -54,31 +54,30 @@ class EngineActor:
             "rollout/tokens": float(stats.tokens),
         }
         if isinstance(self.engine, EmbeddedEngine) and self.engine.on_publish == "keep":
-            told["rollout/stale_keys"] = stats.stale_tokens / max(stats.tokens, 1)
+            metrics["rollout/stale_keys"] = stats.stale_tokens / max(stats.tokens, 1)
         fingerprint = self.engine.fingerprints.get(self.engine.version)
-        return told if fingerprint is None else {**told, "rollout/canary_gap": fingerprint.mean_gap_nats}
+        return metrics if fingerprint is None else {**metrics, "rollout/canary_gap": fingerprint.mean_gap_nats}
 
     def notes(self) -> list[str]:
-        """What a person should read about how answers are generated, each of it once; a server is known after its
-        first publication."""
+        """Notes for the user about generation, each once; a server is known after its first publication."""
         fresh = {self.engine.note} - self.reported_notes - {""}
         self.reported_notes |= fresh
         return sorted(fresh)
 
     def publish(self, policy: TokenPolicy, version: int) -> None:
-        """The engine takes up the trainer's weights as they are now, and forgets what it read under older ones."""
+        """Publish the trainer's current weights to the engine, and drop the KV cache of older weights."""
         del policy
         self.engine.publish(version)
 
     def close(self) -> None:
-        """End what a server is still asked."""
+        """Cancel the open requests of a server."""
         if isinstance(self.engine, RemoteEngine):
             self.engine.close()
 
 
 @dataclass
 class RewardPoolScorer:
-    """Reward functions in their worker processes, and the budget of answers that may go unscored."""
+    """Scorer with reward functions in worker processes, and a limit of unscored answers."""
 
     pool: RewardWorkerPool
     budget: UnscoredBudget
@@ -94,7 +93,7 @@ class RewardPoolScorer:
                     [{"role": "assistant", "content": answer.text}] if chat else answer.text for answer in answers
                 ],
                 columns={name: [answer.columns[name] for answer in answers] for name in names},
-                groups=[0] * len(answers),  # all of them answer one prompt
+                groups=[0] * len(answers),  # all answers have the same prompt
             )
         )
 
@@ -107,18 +106,19 @@ class RewardPoolScorer:
     def gather(self, tickets: Sequence[RewardTicket]) -> RewardScores:
         scores = self.pool.gather(*tickets)
         self.pending_notes.extend(
-            f"a reward function failed, and will do so silently from now on: {text}" for text in scores.tracebacks
+            f"a reward function failed; equal errors are not shown again: {text}" for text in scores.tracebacks
         )
         self.budget.observe(scores)
         return scores
 
     def notes(self) -> list[str]:
-        """What the functions' authors should read: one traceback for each distinct error, said once."""
+        """Tracebacks of the reward functions' errors, each distinct one once."""
         notes, self.pending_notes = self.pending_notes, []
         return notes
 
 
 def reward_pool_scorer(config: RewardsConfig) -> RewardPoolScorer:
+    """Start the worker processes of a config and wrap them as a scorer."""
     budget = UnscoredBudget(
         allowed=config.missing_allowed, window=config.missing_window, barren_batches=config.barren_batches
     )
@@ -127,13 +127,13 @@ def reward_pool_scorer(config: RewardsConfig) -> RewardPoolScorer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineGuarantees:
-    """What a training run asks of its engine beyond answers."""
+    """Guarantees that a training run needs of its engine."""
 
     batch_invariant: bool = False
-    """On CUDA too no answer depends on its batch mates; every pass then costs as much as the largest."""
+    """Batch-invariant answers on CUDA too; every pass then costs as much as the largest."""
     on_publish: OnPublish | None = None
-    """What becomes of answers that are being written when weights are published; the weights that draw are then a copy,
-    so that the policy may be stepped meanwhile. None: nothing is written then."""
+    """Treatment of unfinished answers when weights are published; the engine then has its own copy of the weights, so
+    that the trainer may update in parallel. None: there are no unfinished answers."""
 
 
 def make_engine(
@@ -146,9 +146,9 @@ def make_engine(
     runner: RunnerKind = "auto",
     guarantees: EngineGuarantees = EngineGuarantees(),
 ) -> EmbeddedEngine:
-    """An engine over the policy's own module, with room for its longest prompt and answer in every slot.
+    """Make an engine over the policy's own module, with slots for the longest prompt and answer.
 
-    Raises ConfigError or ResourceError where the `runner` asked for cannot be had.
+    Raises ConfigError or ResourceError if the requested `runner` is unavailable.
     """
     tokenizer, decoder = policy.tokenizer, policy.decoder
     vocab = min(tokenizer.size, decoder.config.vocab_size)
@@ -172,10 +172,10 @@ def make_engine(
 
 
 def make_client(policy: TokenPolicy, config: ServerEngine, *, slots: int, seed: int) -> RemoteEngine:
-    """A server that will be handed the policy's weights. Raises ConfigError for an address that cannot be one, and for
-    a policy whose log-probabilities must be the engine's to the bit."""
+    """Make the client of a server that receives the policy's weights. Raises ConfigError for an invalid address, and
+    for a policy with `exactness = "bitwise"`."""
     if policy.decoder.exactness == "bitwise":
-        raise ConfigError('model.exactness = "bitwise" takes the torch runner: a server computes in ways of its own')
+        raise ConfigError('model.exactness = "bitwise" needs the torch runner: server arithmetic differs')
     tokenizer = policy.tokenizer
     vocab = min(tokenizer.size, policy.decoder.config.vocab_size)
     return connect_engine(
@@ -191,33 +191,35 @@ def make_client(policy: TokenPolicy, config: ServerEngine, *, slots: int, seed: 
 def make_prompts(
     examples: ExampleDataset, task: TaskConfig, tokenizer: Tokenizer, *, room: int
 ) -> tuple[list[Prompt], list[str]]:
-    """Prompts as tokens, and warnings.
+    """Tokenise prompts; returns them with warnings.
 
-    Raises DataError naming the prompts that have more than `room` tokens, unless `task.on_long_prompt` says what to do
-    with them, and ConfigError when there is no room at all.
+    Raises DataError naming the prompts with more than `room` tokens, unless `task.on_long_prompt` drops or truncates
+    them, and ConfigError if there is no room at all.
     """
     if room < 1:
         raise ConfigError(
-            f"max_tokens takes the model's whole context and leaves {room} tokens for a prompt; lower max_tokens, or "
-            "take a model with more positions"
+            f"max_tokens fills the model's context and leaves {room} tokens for a prompt; lower max_tokens, or "
+            "use a model with more positions"
         )
     prompts = [_prompt(example, task, tokenizer) for example in examples]
     long = [prompt for prompt in prompts if len(prompt.tokens) > room]
     if not long:
         return prompts, []
     shown = ", ".join(f"{prompt.id} ({len(prompt.tokens)} tokens)" for prompt in long[:MAX_FAULTS_SHOWN])
-    said = (
+    message = (
         f"{examples.source}: {len(long)} of {len(prompts)} prompts are longer than the {room} tokens that the model's "
         f"context leaves for a prompt: {shown}{', ...' if len(long) > MAX_FAULTS_SHOWN else ''}"
     )
     if task.on_long_prompt == "truncate":
-        return [replace(prompt, tokens=prompt.tokens[-room:]) for prompt in prompts], [f"{said} (their ends are kept)"]
+        return [replace(prompt, tokens=prompt.tokens[-room:]) for prompt in prompts], [
+            f"{message} (their ends are kept)"
+        ]
     if task.on_long_prompt == "error" or len(long) == len(prompts):
         raise DataError(
-            f"{said}; shorten them, lower max_tokens, take a model with more positions, or set task.on_long_prompt = "
+            f"{message}; shorten them, lower max_tokens, use a model with more positions, or set task.on_long_prompt = "
             '"drop" or "truncate"'
         )
-    return [prompt for prompt in prompts if len(prompt.tokens) <= room], [f"{said} (dropped)"]
+    return [prompt for prompt in prompts if len(prompt.tokens) <= room], [f"{message} (dropped)"]
 
 
 def _prompt(example: Example, task: TaskConfig, tokenizer: Tokenizer) -> Prompt:

@@ -1,4 +1,4 @@
-"""Where a token policy comes from: a folder, a run, or a new network with a tokenizer made on the spot."""
+"""Opening of a token policy: from a folder, a run, or a new network with a new tokenizer."""
 
 from pathlib import Path
 from typing import Literal
@@ -20,10 +20,10 @@ PRINTABLE = "\n" + "".join(chr(code) for code in range(32, 127))
 
 
 class NewModelConfig(Config):
-    """A network to start from nothing."""
+    """New network with random weights."""
 
     family: ModelFamily = "qwen3"
-    """Architecture; the saved folder is one of this family to every other tool."""
+    """Architecture; other tools load the saved folder as this model family."""
     hidden_size: int = Field(default=128, ge=8)
     """Width of the residual stream."""
     layers: int = Field(default=4, ge=1)
@@ -39,9 +39,9 @@ class NewModelConfig(Config):
     max_positions: int = Field(default=512, ge=8)
     """Longest context, in tokens."""
     tokenizer: Literal["characters", "bytes"] = "characters"
-    """One token a character of `alphabet`, or a byte."""
+    """One token per character of `alphabet`, or per byte."""
     alphabet: str = PRINTABLE
-    """Characters that have a token (default: printable ASCII and the newline)."""
+    """Characters with a token (default: printable ASCII and the newline)."""
 
     @model_validator(mode="after")
     def _shapes_fit(self) -> "NewModelConfig":
@@ -53,39 +53,39 @@ class NewModelConfig(Config):
 
 
 class ModelSource(Config):
-    """The policy that a run starts from: exactly one of `path` and `new`."""
+    """Initial policy of a run: exactly one of `path` and `new`."""
 
     path: str | None = None
     """A Hugging Face folder, a run of hone (its newest checkpoint), or one of its checkpoints."""
     new: NewModelConfig | None = None
     """Start from random weights."""
     weights: Literal["float32", "bfloat16"] = "float32"
-    """What weights are kept in. In bfloat16 a step at a usual learning rate rounds to nothing for most of them."""
+    """Data type of the weights. In bfloat16 an update at a usual learning rate rounds to zero for most of them."""
     compute: Literal["auto", "float32", "bfloat16"] = "auto"
-    """What the trainer multiplies in, with sums in float32; `auto` is bfloat16 where the processor has instructions
-    for it, and the weights stay what they are."""
+    """Data type of the trainer's products, with sums in float32; `auto` is bfloat16 if the processor has instructions
+    for it. The weights keep their type."""
     exactness: Literal["parity", "bitwise"] = "parity"
-    """`bitwise`: the trainer finds, to the last bit, the log-probabilities that were recorded when answers were drawn.
-    float32 on a CPU, generation by torch, slower; `parity` agrees to about 1e-6 nats."""
+    """`bitwise`: the trainer reproduces the log-probabilities recorded during generation to the last bit, in float32 on
+    a CPU, with generation by torch, slower. `parity` agrees to about 1e-6 nats."""
     activation_checkpointing: bool = False
-    """Compute each layer twice instead of keeping what the backward pass needs."""
+    """Recompute activations in the backward pass instead of storing them (activation checkpointing)."""
 
     @model_validator(mode="after")
     def _one_of_two(self) -> "ModelSource":
         if (self.path is None) == (self.new is None):
             raise ValueError("give exactly one of model.path and model.new")
         if self.weights == "bfloat16" and self.compute == "float32":
-            raise ValueError('model.weights = "bfloat16" cannot be computed in float32; leave model.compute out')
+            raise ValueError('model.weights = "bfloat16" cannot be computed in float32; remove model.compute')
         low = [f"model.{key}" for key in ("weights", "compute") if self.model_dump()[key] == "bfloat16"]
         if self.exactness == "bitwise" and low:
             raise ValueError(
-                f'model.exactness = "bitwise" is computed in float32; leave out {" and ".join(low)} = "bfloat16"'
+                f'model.exactness = "bitwise" is computed in float32; remove {" and ".join(low)} = "bfloat16"'
             )
         return self
 
 
 def open_policy(source: ModelSource, *, seed: int, device: str, temperature: float) -> TokenPolicy:
-    """Load or make the policy. Raises DataError, naming the folder and what is wrong with it."""
+    """Load or make the policy. Raises DataError naming the folder and the problem."""
     if source.new is not None:
         tokenizer = _new_tokenizer(source.new)
         decoder = new_model(
@@ -111,7 +111,7 @@ def open_policy(source: ModelSource, *, seed: int, device: str, temperature: flo
 
 
 def _compute(source: ModelSource, device: str) -> str:
-    """What `compute` comes to: by what the processor can do, not by a measurement, so that every run is the same."""
+    """Resolve `compute` by the processor's instructions, not by a measurement, so that runs are reproducible."""
     if source.compute != "auto":
         return source.compute
     if source.weights == "bfloat16" or source.exactness == "bitwise":
@@ -120,7 +120,7 @@ def _compute(source: ModelSource, device: str) -> str:
 
 
 def has_fast_bfloat16(device: str) -> bool:
-    """Whether the device has instructions that multiply bfloat16."""
+    """Whether the device has instructions for bfloat16 products."""
     if device.startswith("cuda"):
         return torch.cuda.is_bf16_supported(including_emulation=False)
     able = torch.cpu.get_capabilities()
@@ -128,7 +128,7 @@ def has_fast_bfloat16(device: str) -> bool:
 
 
 def open_tokenizer(source: ModelSource) -> tuple[Tokenizer, int]:
-    """The tokenizer and the longest context of the policy, without its weights: data are checked first."""
+    """Open the tokenizer and the context length of the policy without its weights, to check data first."""
     if source.new is not None:
         return _new_tokenizer(source.new), source.new.max_positions
     assert source.path is not None
@@ -143,7 +143,7 @@ def open_tokenizer(source: ModelSource) -> tuple[Tokenizer, int]:
 
 
 def policy_folder(path: Path) -> Path:
-    """The folder of weights that `path` means: itself, a checkpoint's, or that of a run's newest whole checkpoint."""
+    """Folder of weights for `path`: itself, a checkpoint's, or that of a run's newest intact checkpoint."""
     if (path / "policy").is_dir():
         return path / "policy"
     if (path / "checkpoints").is_dir():
@@ -158,7 +158,7 @@ def _new_tokenizer(new: NewModelConfig) -> Tokenizer:
 def _architecture(new: NewModelConfig, tokenizer: Tokenizer) -> ModelConfig:
     return ModelConfig(
         family=new.family,
-        vocab_size=tokenizer.size,  # no padding: other tools draw from every row that there is
+        vocab_size=tokenizer.size,  # no padding: other tools sample from every row
         hidden_size=new.hidden_size,
         intermediate_size=new.intermediate_size,
         layers=new.layers,

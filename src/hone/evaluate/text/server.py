@@ -1,7 +1,6 @@
-"""A server of text, judged on the same held-out prompts as a policy: a teacher, or a model that is only served.
+"""Evaluation of a text server on the same held-out prompts as a policy, such as a teacher model.
 
-Its answers are text and nothing else, so they stand here as bytes; their log-probabilities are NaN, and no loss should
-ever see them.
+Its answers are text only, so their tokens are bytes; their log-probabilities are NaN and must not enter a loss.
 """
 
 from collections.abc import Iterator, Sequence
@@ -17,11 +16,11 @@ from hone.envs.text.world import Prompt
 from hone.evaluate.text.text_eval import ScoredAnswers, TextEvaluation
 
 _END: Final = 256
-"""Behind the bytes of an answer, so that an empty one is a decision as well."""
+"""End token after the bytes of an answer, so that an empty answer has one decision."""
 
 
 def evaluate_text_server(exam: TextEvaluation, client: OpenAiClient) -> ScoredAnswers:
-    """Ask a server every prompt once, as text or as a conversation, and score its answers.
+    """Send every prompt once, as text or as a conversation, and score the answers.
 
     `lengths` are tokens as the server counts them. Raises ServerError as the client does.
     """
@@ -33,12 +32,12 @@ def evaluate_text_server(exam: TextEvaluation, client: OpenAiClient) -> ScoredAn
 
 @dataclass
 class ServerGenerator:
-    """Implements `core.generation.Generator`, for evaluation alone."""
+    """Generator (`core.generation.Generator`) for evaluation only."""
 
     client: OpenAiClient
     prompts: Sequence[Prompt]
     token_counts: dict[str, int] = field(default_factory=dict[str, int])
-    """Of each request's latest answer, as the server counts them."""
+    """Tokens of each request's latest answer, as the server counts them."""
 
     def generate(self, requests: Sequence[Request]) -> Iterator[Completion]:
         turns = {prompt.id: prompt.content for prompt in self.prompts}
@@ -51,25 +50,25 @@ class ServerGenerator:
             )
             for request in requests
         ]
-        for said in self.client.generate(questions):
-            self.token_counts[said.request_id] = said.completion_tokens
-            yield _completion(said)
+        for completion in self.client.generate(questions):
+            self.token_counts[completion.request_id] = completion.completion_tokens
+            yield _completion(completion)
 
 
 def decode_bytes(tokens: NDArray[np.int32]) -> str:
-    """The text of an answer."""
+    """Decode the text of an answer."""
     return bytes(tokens[tokens != _END].astype(np.uint8)).decode("utf-8", errors="replace")
 
 
-def _completion(said: OpenAiCompletion) -> Completion:
-    tokens = np.array([*said.text.encode(), _END], np.int32)
+def _completion(completion: OpenAiCompletion) -> Completion:
+    tokens = np.array([*completion.text.encode(), _END], np.int32)
     nothing = np.full(len(tokens), np.nan, np.float32)
     return Completion(
-        request_id=said.request_id,
-        sample_index=said.sample_index,
+        request_id=completion.request_id,
+        sample_index=completion.sample_index,
         tokens=tokens,
         logp=nothing,
         sampled_logp=nothing,
         version=np.zeros(len(tokens), np.int32),
-        finish_reason="length" if said.finish_reason == "length" else "stop",
+        finish_reason="length" if completion.finish_reason == "length" else "stop",
     )

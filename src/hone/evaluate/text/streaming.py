@@ -1,6 +1,6 @@
-"""Answers heard while they are being written.
+"""Streaming of answers during generation.
 
-Belongs here: from drawn tokens to text that only grows. Does not: how it is shown.
+Belongs here: from sampled tokens to text that only grows. Does not: its display.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -19,34 +19,34 @@ INCOMPLETE_CHARACTER = "\N{REPLACEMENT CHARACTER}"
 
 
 class StreamListener(Protocol):
-    """Who hears answers grow. What was heard is never taken back."""
+    """Receiver of streamed text. Text is never retracted."""
 
     def on_prompts(self, prompts: Sequence[str]) -> None:
-        """Answer number k, of those to come, is to `prompts[k]`; a prompt may stand there more than once."""
+        """Begin: answer k belongs to `prompts[k]`; prompts may repeat."""
         ...
 
     def on_text(self, answer: int, text: str) -> None:
-        """Answer number `answer` goes on with `text`."""
+        """Receive more text of answer number `answer`."""
         ...
 
     def on_end(self, answer: int, text: str) -> None:
-        """Answer number `answer` ends with `text`."""
+        """Receive the last text of answer number `answer`."""
         ...
 
 
 @dataclass(slots=True)
 class IncrementalDetokenizer:
-    """The text of one answer. Its last token is held back: a stop string may end within it, or it is drawn anew."""
+    """Text of one answer. Its last token is held back: a stop string may end in it, or it may be sampled again."""
 
     decode: Decode
     emitted: str = ""
     tokens: list[int] = field(default_factory=list[int])
     _prefix_start: int = 0
-    """Tokens from here to `_known` are what the next ones are decoded after: a character may take several."""
+    """Start of the context for decoding the next tokens, up to `_known`: a character may consist of several."""
     _prefix_end: int = 0
 
     def add(self, place: int, token: int) -> str:
-        """Token number `place` is `token`; returns what can be shown now."""
+        """Set token number `place` to `token`; returns the new text."""
         self.tokens[place:] = [token]
         end = len(self.tokens) - 1
         before = self._text(self._prefix_end)
@@ -59,7 +59,7 @@ class IncrementalDetokenizer:
         return piece
 
     def finish(self, whole: str) -> str:
-        """What is missing of the finished answer; all of it, on a line of its own, where its beginning changed."""
+        """Rest of the finished answer; the whole answer on a new line if its beginning changed."""
         return whole[len(self.emitted) :] if whole.startswith(self.emitted) else f"\n{whole}"
 
     def _text(self, end: int) -> str:
@@ -68,14 +68,14 @@ class IncrementalDetokenizer:
 
 @dataclass
 class StreamingEngine:
-    """An engine as an actor that is heard; implements `core.generation.Generator`."""
+    """Engine with streaming to a listener; implements `core.generation.Generator`."""
 
     engine: EmbeddedEngine
     decode: Decode
     listener: StreamListener
 
     def generate(self, requests: Sequence[Request]) -> Iterator[Completion]:
-        """Answers are numbered in the order of `requests` and of their samples."""
+        """Generate and stream; answers are numbered in the order of `requests` and of their samples."""
         names = [(request.id, sample) for request in requests for sample in range(request.samples)]
         numbers = {name: number for number, name in enumerate(names)}
         texts = [IncrementalDetokenizer(self.decode) for _ in names]

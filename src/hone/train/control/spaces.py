@@ -27,7 +27,7 @@ def _network_inputs(space: spaces.Space[Any]) -> ObservationInputs:
         return ObservationInputs(size=int(space.n), one_hot=True, start=int(space.start))
     if isinstance(space, spaces.Box):
         return ObservationInputs(size=int(np.prod(space.shape)))
-    raise ConfigError(f"observation space {space} is not served: only Box and Discrete are")
+    raise ConfigError(f"observation space {space} is not supported: only Box and Discrete are")
 
 
 def _network_actions(space: spaces.Space[Any]) -> DiscreteActions | BoxActions:
@@ -36,4 +36,4 @@ def _network_actions(space: spaces.Space[Any]) -> DiscreteActions | BoxActions:
     if isinstance(space, spaces.Box):
         low, high = space.low.ravel().tolist(), space.high.ravel().tolist()
         return BoxActions(low=tuple(low), high=tuple(high), shape=tuple(space.shape))
-    raise ConfigError(f"action space {space} is not served: only Box and Discrete are")
+    raise ConfigError(f"action space {space} is not supported: only Box and Discrete are")

@@ -73,7 +73,7 @@ def run_pipeline(
     check_name(name)
     folder = root / name
     if folder.exists() and not resume:
-        raise ConfigError(f"{folder} is there already: --resume goes on with it, --name NAME starts another")
+        raise ConfigError(f"{folder} exists already: --resume continues it, --name NAME starts another")
     if resume and not folder.exists():
         raise DataError(f"no pipeline {name} in {root} to resume: leave out --resume to start it")
     folder.mkdir(parents=True, exist_ok=True)

@@ -228,7 +228,7 @@ def _initial_state(
 def _restore(job: TrainingJob[Any], checkpoints: CheckpointFolder, steps: int) -> tuple[State, int, list[str]]:
     """Put the recipe where the newest whole checkpoint stands; returns its state, its step, and what is to be told."""
     checkpoint = checkpoints.newest_intact()
-    notes = [*checkpoint.warnings, f"going on from {checkpoint.folder}"]
+    notes = [*checkpoint.warnings, f"resuming from {checkpoint.folder}"]
     job.load_policy(checkpoint.policy_folder)
     state = checkpoint.state()
     done = integer(state, "step")
