@@ -171,7 +171,7 @@ def checked(monkeypatch: pytest.MonkeyPatch, *, passed: bool) -> None:
         trainer_note="compiled, avx512",
     )
     found = RunnerCheck(runner="native float32", name="slots", compared_with="8 and 3", result="bits", passed=passed)
-    monkeypatch.setattr(engine, "kernel", lambda: one)
+    monkeypatch.setattr(engine, "kernel_report", lambda: one)
     monkeypatch.setattr(engine, "check_runners", lambda *, native: iter([found] if native else []))
 
 

@@ -135,7 +135,7 @@ def test_a_step_is_drawn_and_its_bottleneck_named(tmp_path):
     for words in (
         "The bottleneck is rewards after all answers were generated (rewards): 30% of a step, 1.2 s of 4.0 s.",
         "decode: 1.0 s, 25.0% of a step",
-        "collect 75.0% 36 s 3,000.0 ms of it prefill 12.5% 6.0 s 500.0 ms",
+        "collect 75.0% 36 s 3,000.0 ms of which prefill 12.5% 6.0 s 500.0 ms",
         "Updates computed at 8 GFLOP/s, 25% of the 32 GFLOP/s",
     ):
         assert words in page.text, words

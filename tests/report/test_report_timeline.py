@@ -75,7 +75,7 @@ def test_generation_that_is_slowest_says_what_its_longest_answers_cost():
     )
     assert found.bottleneck() == (
         "The bottleneck is generation (decode): 25% of a step, 0.2 s of 0.8 s; 0.1 s of slot time passed while only "
-        "the longest answers were being written."
+        "the longest answers were unfinished."
     )
 
 

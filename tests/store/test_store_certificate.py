@@ -53,7 +53,7 @@ def test_the_line_names_what_failed() -> None:
         of(GOOD).summary().startswith("the gradient does not depend on the split of a batch: 1 splits agree to 2.0e-16")
     )
     line = of(GOOD, BAD, LOST).summary()
-    assert "two shares, summed (off by 2.5e-01 of it)" in line and "NaN where" in line and "another" not in line
+    assert "two shares, summed (relative difference 2.5e-01)" in line and "NaN where" in line and "another" not in line
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"recipe": "x", "config_hash": "", "batch": "", "checks": [1], '
@@ -71,7 +71,7 @@ def test_the_report_says_it_in_a_line(tmp_path: Path) -> None:
     ) as folder:
         assert "checked on a smaller copy" not in write_report(folder.path).read_text(encoding="utf-8")
         write_certificate(folder.path, of(GOOD))
-        assert "1 ways agree to 2.0e-16" in write_report(folder.path).read_text(encoding="utf-8")
+        assert "1 splits agree to 2.0e-16" in write_report(folder.path).read_text(encoding="utf-8")
         (folder.path / CERTIFICATE).write_text("{", encoding="utf-8")
         assert "Could not be read" in write_report(folder.path).read_text(encoding="utf-8")
 

@@ -52,7 +52,7 @@ def test_seeds_are_trained_resumed_and_compared(place: Path, capsys: pytest.Capt
     assert "finished 2 seeds: runs/short" in out and "IQM (95% interval)" in out
     assert sorted(path.name for path in (place / "runs/short").iterdir()) == ["compare.html", "seed_0", "seed_1"]
     assert main(["train", "short.toml", "--seeds", "3"]) == 2
-    assert "holds seed_0, seed_1 already; --resume goes on" in capsys.readouterr().err
+    assert "contains seed_0, seed_1 already; --resume continues them" in capsys.readouterr().err
     before = (place / "runs/short/seed_0/metrics.jsonl").read_bytes()
     assert main(["train", "short.toml", "--seeds", "3", "--resume"]) == 0, capsys.readouterr().err
     assert (place / "runs/short/seed_2/metrics.jsonl").is_file()

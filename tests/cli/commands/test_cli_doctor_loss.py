@@ -73,7 +73,7 @@ def test_stages_are_certified_one_after_another(
     [
         (["loss"], "needs a config or a run"),
         (["los", "ppo.toml"], "did you mean loss?"),
-        (["a.b=2"], "goes with hone doctor loss FILE"),
+        (["a.b=2"], "is for hone doctor loss FILE"),
         (["loss", "nowhere.toml"], "nowhere.toml"),
         (["loss", "ppo.toml", "learner.lrr=1"], "did you mean learner.lr?"),
     ],

@@ -37,7 +37,7 @@ def test_the_report_shows_the_policy(place: Path) -> None:
     assert "The policy" in page and 'class="map"' in page and "the value of its critic" in page
     about = json.loads((run / "episode.json").read_text())
     if about["note"]:  # no renderer here
-        assert "No pictures of an episode: its renderer is not installed" in page
+        assert "No animation of an episode: its renderer is not installed" in page
     else:
         assert "data:image/png;base64," in page and about["steps"] > 0
     assert "map.json" not in {path.name for path in (place / "runs" / "pole").iterdir()}
@@ -51,7 +51,7 @@ def test_a_map_that_cannot_be_drawn_is_a_note_and_the_rest_is_there(
 
     assert "no map" not in (place / "runs" / "pole" / "log.txt").read_text()  # no grid: nothing went wrong
     run = shutil.copytree(place / "runs" / "lake", tmp_path / "lake")
-    monkeypatch.setattr(portrait, "map_on", refuse)
+    monkeypatch.setattr(portrait, "policy_map_on", refuse)
     assert len(portrait.write_policy_pictures(run)) == 1  # the episode
     assert "WARNING no map of the policy: the policy does not fit the 16 states" in (run / "log.txt").read_text()
 
@@ -86,7 +86,7 @@ def test_worse_worlds_are_a_table_and_a_section(place: Path, capsys: pytest.Capt
         (["lake", "--perturb", "sensor_noise=1"], "noise cannot be added"),
         (["pole", "--perturb", "physics.gravty=1"], "did you mean gravity?"),
         (["pole", "--perturb", "action_delay=1", "--server", "http://x"], "leave one of them out"),
-        (["pole", "--server", "http://127.0.0.1:1"], "--server takes the questions of a language model's run"),
+        (["pole", "--server", "http://127.0.0.1:1"], "--server needs the run of a language model"),
     ],
 )
 def test_bad_words(words: list[str], said: str, place: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -112,8 +112,8 @@ def fake_judge(monkeypatch: pytest.MonkeyPatch) -> Asked:
         asked.append((policy, wanted.run))
         return [(wanted.prompt or "2 + 2", "4\x1b[2J", 1.0), ("3 + 3", "7", None)][: wanted.count]
 
-    monkeypatch.setattr(checkpoint, "examine", examine)
-    monkeypatch.setattr(checkpoint, "answers", answers)
+    monkeypatch.setattr(checkpoint, "evaluate_checkpoint", examine)
+    monkeypatch.setattr(checkpoint, "sample_answers", answers)
     return asked
 
 
@@ -143,7 +143,7 @@ def test_lost_episodes_are_named(
             scores={"eval/score": 0.5}, notes=["2 of 7 episodes of an evaluation were lost"]
         )
 
-    monkeypatch.setattr(checkpoint, "examine", examine)
+    monkeypatch.setattr(checkpoint, "evaluate_checkpoint", examine)
     assert main(["eval", "first", "--problems", "7"]) == 0
     assert "note: 2 of 7 episodes of an evaluation were lost" in capsys.readouterr().out
 
