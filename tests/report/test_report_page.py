@@ -143,7 +143,7 @@ def test_a_step_is_drawn_and_its_bottleneck_named(tmp_path):
         "what lies inside is not counted twice"
     )
     beside = page_of(make_run(tmp_path, "ahead", extra={name: 2 * value for name, value in engine.items()}))
-    assert "it overlaps the step, and is no part of its time" in beside.text
+    assert "it overlaps the step and is not part of its time" in beside.text
     (folder / "speed.json").write_text("?")
     assert "speed.json" in page_of(folder).text
 

@@ -71,7 +71,7 @@ def test_list_recipes(capsys: pytest.CaptureFixture[str]) -> None:
     lines = [" ".join(line.split()) for line in capsys.readouterr().out.splitlines()]
     assert lines[0] == "dapo GRPO with clip-higher, token mean, dynamic sampling and overlong shaping"
     assert lines[1] == "Yu et al., DAPO, 2025"
-    assert lines[2].startswith("Refill(Live(text task, engine), informative) -> shaped(overlong(group_relative))")
+    assert lines[2].startswith("DynamicSampling(Live(text task, engine)) -> with_shaped_scores(overlong_penalty(")
     assert "clip_high = 0.28" in lines[3] and lines[4].startswith("when not to use it: ")
     assert main(["list", "recipes", "bandits"]) == 0
     assert capsys.readouterr().out.startswith("thompson  ")
