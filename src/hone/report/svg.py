@@ -182,9 +182,9 @@ def _axes(x: LinearScale, y: LinearScale) -> Html:
     return join(parts)
 
 
-def _thinned(steps: Floats, values: Floats) -> tuple[Floats, Floats]:
-    """Reduce to at most `_MOST_POINTS` points: means over blocks of equal length."""
-    if len(values) <= _MAX_POINTS:
+def thinned(steps: Floats, values: Floats, max_points: int = _MAX_POINTS) -> tuple[Floats, Floats]:
+    """Reduce to at most `max_points` points: means over blocks of equal length."""
+    if len(values) <= max_points:
         return steps, values
     starts = np.arange(0, len(values), math.ceil(len(values) / max_points))
     counts = np.diff(np.append(starts, len(values)))
