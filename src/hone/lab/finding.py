@@ -74,7 +74,7 @@ Panel: TypeAlias = LinePlot | BarPlot
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExperimentResult:
-    """Result of an experiment. `verdict` is one sentence with its figures; it must not state more than `claims` hold."""
+    """Result of an experiment. `verdict` is one sentence with its figures; it must state no more than `claims` hold."""
 
     header: Sequence[str]
     rows: Sequence[Sequence[str]]

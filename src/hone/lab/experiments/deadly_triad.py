@@ -1,4 +1,4 @@
-"""The deadly triad: bootstrapping, function approximation and off-policy data, each pair harmless, all three divergent."""
+"""Deadly triad: bootstrapping, function approximation and off-policy data; pairs are harmless, the three diverge."""
 
 import numpy as np
 

@@ -52,7 +52,7 @@ def random_walks(pay: Floats, *, seed: int, case: int, count: int) -> Episodes:
 
 
 def bias_and_variance(*, seed: int, case: int, count: int) -> tuple[Floats, Floats]:
-    """Squared bias and variance of the value target of first states, for each of `DECAYS`, in one random environment."""
+    """Squared bias and variance of the value target of first states, for each of `DECAYS`, in a random environment."""
     draws = generator(seed, "lab/chain", case)
     pay, error = draws.uniform(-1, 1, STATES), CRITIC_ERROR * draws.standard_normal(STATES)
     true = exact_values(pay)

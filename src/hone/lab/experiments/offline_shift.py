@@ -1,4 +1,4 @@
-"""Distribution shift: offline Q-learning overestimates actions outside of the data; conservative Q-learning does not."""
+"""Distribution shift: offline Q-learning overestimates actions outside the data; conservative Q-learning does not."""
 
 import numpy as np
 import torch

@@ -1,4 +1,4 @@
-"""pass@1 against pass@k: one policy over solution methods, of which one is right most often and others reach further."""
+"""pass@1 against pass@k: one policy over solution methods: one is right most often, others reach further."""
 
 from collections.abc import Callable
 from functools import partial

@@ -15,7 +15,7 @@ ESTIMATORS = ("Monte Carlo (fresh draws)", "importance", "self-normalised", "tru
 
 
 def estimates(now: Floats, then: Floats, worth: Floats, *, draws: np.random.Generator, tries: int) -> dict[str, Floats]:
-    """`[tries]` estimates of E_now[worth] by each estimator, from `DRAWS` outcomes; log-probabilities are `[OUTCOMES]`."""
+    """`[tries]` estimates of E_now[worth] by each estimator from `DRAWS` outcomes; log-probabilities `[OUTCOMES]`."""
     size = tries * DRAWS
     fresh = sample_rows(np.broadcast_to(np.exp(now), (size, OUTCOMES)), draws.random(size)).reshape(tries, DRAWS)
     old = sample_rows(np.broadcast_to(np.exp(then), (size, OUTCOMES)), draws.random(size)).reshape(tries, DRAWS)

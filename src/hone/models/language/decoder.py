@@ -253,7 +253,7 @@ class Decoder(nn.Module):
         return partial(self.run, halves=CompiledLayerHalves())
 
     def hidden(self, packed: PackedBatch) -> Tensor:
-        """`[T, hidden_size]`: hidden state t depends on tokens up to t of its row (and branch), and predicts the next."""
+        """`[T, hidden_size]`: state t depends on tokens up to t of its row (and branch), and predicts the next."""
         c = self.config
         if self.exactness == "bitwise":
             fixed = BatchInvariantPackedAttention(
