@@ -2,6 +2,7 @@
 
 import time
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -194,9 +195,9 @@ def test_n_step_by_hand_and_at_its_ends() -> None:
 
 def test_without_a_critic_it_says_so() -> None:
     episodes, _ = chain(terminated=True)
-    for credit in (gae, td_lambda):
+    for credit in (partial(gae, gae_lambda=0.9), partial(td_lambda, trace_lambda=0.9)):
         with pytest.raises(ConfigError, match="needs a critic: 0 values for 3 decisions"):
-            credit(episodes, NO_VALUES, discount=0.9, trace_lambda=0.9)
+            credit(episodes, NO_VALUES, discount=0.9)
 
 
 def test_a_failed_reward_teaches_nothing() -> None:

@@ -35,7 +35,7 @@ def slow(
     now: np.ndarray,
     *,
     discount: float,
-    decay: float,
+    trace_lambda: float,
     ratio_cap: float,
     trace_cap: float,
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -44,7 +44,7 @@ def slow(
         after = following = 0.0 if episodes.terminated[e] else float(values.final[e])
         for t in reversed(range(int(episodes.offsets[e]), int(episodes.offsets[e + 1]))):
             ratio = float(np.exp(now[t] - float(episodes.logp[t])))
-            rho, trace, worth = min(ratio_cap, ratio), decay * min(trace_cap, ratio), float(values.value[t])
+            rho, trace, worth = min(ratio_cap, ratio), trace_lambda * min(trace_cap, ratio), float(values.value[t])
             reward = float(episodes.reward[t])
             delta = rho * (reward + discount * after - worth)
             target[t] = worth + delta + discount * trace * (following - after)
@@ -61,7 +61,7 @@ def slow(
 )
 def test_the_recursion_agrees(lengths: list[int], seed: int, caps: tuple[float, float], decay: float) -> None:
     episodes, values, now = lived(lengths, seed)
-    numbers = {"discount": 0.9, "decay": decay, "ratio_cap": caps[0], "trace_cap": caps[1]}
+    numbers = {"discount": 0.9, "trace_lambda": decay, "ratio_cap": caps[0], "trace_cap": caps[1]}
     credits = v_trace(episodes, values, current=column(now.tolist()), **numbers)
     target, advantage = slow(episodes, values, now, **numbers)
     np.testing.assert_allclose(credits.target, target, atol=1e-5)

@@ -16,7 +16,7 @@ def model():
 
 
 def test_without_a_compiler_torch_takes_over_and_says_so(model, monkeypatch):
-    monkeypatch.setattr(choose, "available", lambda: "no C++ compiler was found")
+    monkeypatch.setattr(choose, "unavailable_reason", lambda: "no C++ compiler was found")
     chosen = choose_runner("auto", model, vocab_used=VOCAB)
     assert chosen.runner.name == "torch float32 (cpu)"
     assert not chosen.own_weights
@@ -39,7 +39,7 @@ def test_a_model_that_compiled_code_cannot_run_gets_torch(model):
 
 
 def test_native_where_it_can_be_built(model, monkeypatch):
-    monkeypatch.setattr(choose, "available", lambda: None)
+    monkeypatch.setattr(choose, "unavailable_reason", lambda: None)
     chosen = choose_runner("auto", model, vocab_used=VOCAB, threads=1)
     assert type(chosen.runner).__name__ == "NativeRunner"
     assert chosen.own_weights

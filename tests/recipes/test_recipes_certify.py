@@ -56,7 +56,7 @@ def test_a_loss_that_fails_is_told_of_and_trained_by(
         first, *_ = build_certificate(found, recipe=recipe, config_hash=config_hash).checks
         return GradientCertificate(recipe="", config_hash="", batch="", checks=(replace(first, relative=1.0),))
 
-    monkeypatch.setattr(driver, "certificate", spoilt)
+    monkeypatch.setattr(driver, "build_certificate", spoilt)
     assert tiny_runs.hone("train", "sft.toml", "steps=1") == 0
     log = (folder / "runs" / "tiny" / "log.txt").read_text(encoding="utf-8")
     assert "WARNING the gradient depends on the split of a batch: prefixes not shared" in log

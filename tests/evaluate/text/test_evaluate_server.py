@@ -80,7 +80,7 @@ def test_a_run_asks_a_server_its_own_questions(client, tmp_path: Path, monkeypat
         rewards=RewardsConfig(functions=[RewardFunction(use=f"{tmp_path / 'score.py'}:right")], workers=1),
         max_tokens=4,
     )
-    monkeypatch.setattr(checkpoint, "_exam_config", lambda run, *, problems, seed: config)
+    monkeypatch.setattr(checkpoint, "_evaluation_config", lambda run, *, problems, seed: config)
     monkeypatch.setattr(checkpoint, "open_tokenizer", lambda source: (character_tokenizer(["0123456789+="]), 64))
     found = checkpoint.evaluate_server(tmp_path, run=tmp_path, url=client.link.url, model="teacher", problems=4, seed=0)
     assert found.scores["eval/score"] == 0.25 and found.scores["eval/tokens_mean"] == 7.0

@@ -129,7 +129,7 @@ def test_long_rows_agree(monkeypatch):
     model = model_of()
     packed, targets = pack_shared_prompts(texts(7, 4))
     expected = model.token_logprobs(model.hidden(packed)[targets.at], targets.chosen).logp
-    monkeypatch.setattr(attention, "FUSED_FROM", 12)
+    monkeypatch.setattr(attention, "FUSED_MIN_KEYS", 12)
     found = model.token_logprobs(model.hidden(packed)[targets.at], targets.chosen).logp
     torch.testing.assert_close(found, expected, rtol=0, atol=1e-12)
 

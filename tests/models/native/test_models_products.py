@@ -25,8 +25,8 @@ SHAPES = [(1, 1, 1), (5, 7, 9), (33, 40, 70), (32, 32, 128), (64, 96, 129), (100
 @pytest.fixture(autouse=True)
 def _by_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
     """Small products too."""
-    monkeypatch.setattr(products, "_LEAST", 0)
-    monkeypatch.setattr(products, "_THINNEST", 1)
+    monkeypatch.setattr(products, "_MIN_MULTIPLICATIONS", 0)
+    monkeypatch.setattr(products, "_MIN_SIZE", 1)
 
 
 @pytest.fixture

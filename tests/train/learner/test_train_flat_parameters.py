@@ -43,7 +43,7 @@ def received(parameters: FlatParameters, passes: Callable[[], None]) -> Tensor:
 
 @pytest.fixture(autouse=True)
 def every_model_is_large(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(flat, "WORTH_RECEIVING", 1)
+    monkeypatch.setattr(flat, "MIN_PARAMETERS_TO_RECEIVE", 1)
 
 
 def test_gradients_that_are_handed_over_are_those_of_autograd(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -280,7 +280,7 @@ def test_a_run_that_diverges_stops_before_the_step_and_leaves_a_bundle(
             original(self, replace(phase, objective=nan_of(phase.objective)), rows, rate, tally, with_metrics=telling)
         original(self, phase, rows, rate, tally, with_metrics=telling)
 
-    monkeypatch.setattr(GradientLearner, "_step", poisoned)
+    monkeypatch.setattr(GradientLearner, "_optimizer_step", poisoned)
     assert hone("train", f"{recipe}.toml") == 6
     said = capsys.readouterr().err
     assert "not a finite number" in said
@@ -294,7 +294,7 @@ def test_a_run_that_diverges_stops_before_the_step_and_leaves_a_bundle(
     batch = read_state(bundle)
     assert isinstance(advantage := batch.pop("advantage"), np.ndarray)
     assert len(advantage) == unpack_episodes(batch).decisions
-    monkeypatch.setattr(GradientLearner, "_step", original)
+    monkeypatch.setattr(GradientLearner, "_optimizer_step", original)
     assert hone("train", f"{recipe}.toml", "--resume") == 0
     assert differences(run, straight / recipe / "tiny", step=STEPS) == []
 
