@@ -1,4 +1,4 @@
-"""Token generation: requests in, completions out, from the trainer's own module.
+"""Token generation from the trainer's own module: requests in, completions out.
 
-Belongs here: scheduling, key-value slots, sampling. Does not: a model's arithmetic (it comes as a protocol), rewards.
+Scheduling, the KV cache, sampling. The model's arithmetic comes through a protocol.
 """

@@ -1,7 +1,7 @@
-"""Whether the runner has the weights that the trainer has: a hash of them, and a short text that both must score alike.
+"""Checks that runner and trainer have the same weights: a hash, and the log-probabilities of a short text.
 
-A generator that goes on with old weights, or with a wrong copy, trains without an error and learns nothing; so the two
-are compared at every publication.
+A generator with old or wrong weights trains without an error and learns nothing, so both are compared at every
+publication.
 """
 
 from dataclasses import dataclass
@@ -21,12 +21,12 @@ _TOKENS: Final = 8
 _SAMPLED: Final = 64
 """Numbers of each parameter that are hashed."""
 _TOLERANCE: Final = {torch.float32: 2e-4, torch.float64: 2e-5, torch.bfloat16: 0.1}
-"""Nats, mean over the canary's tokens: a hundred times what two ways to add up differ by."""
+"""Nats, mean over the canary's tokens: a hundred times the difference between two orders of summation."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WeightFingerprint:
-    """What the weights of one version look like."""
+    """Fingerprint of one version of the weights."""
 
     weight_hash: str
     """Hash of a sample of each parameter, hex."""
@@ -42,8 +42,9 @@ class WeightCanary:
     def __init__(
         self, model: GenerationModel, *, vocab: int, dtype: torch.dtype | None = None, tolerance: float | None = None
     ) -> None:
-        """`vocab`: ids from there on have probability 0. `tolerance`: nats; if not given, by what the runner multiplies
-        in, `dtype`, the model's own by default."""
+        """`vocab`: ids from there on have probability 0. `tolerance`: nats; by default according to the runner's
+        `dtype`, which is the model's own by default.
+        """
         self._model, self._vocab = model, vocab
         self._tolerance = _TOLERANCE[dtype or model.dtype] if tolerance is None else tolerance
         self._tokens = (np.arange(_TOKENS, dtype=np.int64) * 7919 + 1) % vocab
@@ -51,7 +52,7 @@ class WeightCanary:
     def check(self, version: int, runner: ModelRunner, *, page: int) -> WeightFingerprint:
         """Score the canary on both sides; `page` is the runner's to overwrite.
 
-        Raises DivergedError when they differ, or when the weights give no numbers.
+        Raises DivergedError when they differ, or when log-probabilities are not finite.
         """
         theirs, ours = self._trainer_logp(), self._runner_logp(runner, page)
         weights = hash_weights(self._model)
@@ -108,7 +109,7 @@ def _dense(layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
 
 
 def hash_weights(model: GenerationModel) -> str:
-    """Of up to 64 numbers of each parameter, evenly spread; 32 hex digits."""
+    """Hash of up to 64 numbers of each parameter, evenly spread; 32 hex digits."""
     digest = blake2b(digest_size=16)
     for name, parameter in model.named_parameters():
         flat = parameter.detach().reshape(-1)

@@ -1,4 +1,4 @@
-"""What is wrong with requests, found before any token is drawn."""
+"""Validation of requests before any token is sampled."""
 
 import math
 from collections.abc import Sequence
@@ -27,9 +27,9 @@ def check_sampling(sampling: SamplingParams) -> None:
 
 
 def check_requests(requests: Sequence[Request], *, context: int, vocab: int) -> None:
-    """Raise DataError naming every request that cannot be run: id, what is wrong, what to change.
+    """Raise DataError naming every invalid request: id, fault, fix.
 
-    `context` and `vocab`: most positions of a sequence, and how many token ids there are. ConfigError for settings.
+    `context` and `vocab`: most positions of a sequence, and number of token ids. ConfigError for settings.
     """
     for sampling in dict.fromkeys(request.sampling for request in requests):
         check_sampling(sampling)

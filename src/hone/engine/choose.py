@@ -15,20 +15,23 @@ from hone.engine.torch_runner import TorchRunner
 from hone.engine.work import ModelRunner
 
 RunnerKind = Literal["auto", "native", "native_bfloat16", "torch", "torch_compiled"]
-"""`torch_compiled`: layers written by torch.compile, for GPUs; what a token gets may then depend on its batch.
-`native_bfloat16` packs the weights, whatever they are, in bfloat16: faster where the processor multiplies it in
-tiles (AMX), and off the trainer's log-probabilities by about as much as a bfloat16 trainer is off float32."""
+"""`torch_compiled`: layers compiled by torch.compile, for GPUs; a token's result may then depend on its batch.
+`native_bfloat16` packs the weights in bfloat16: faster where the processor multiplies it in tiles (AMX), with about the
+difference of a bfloat16 trainer to float32.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunnerChoice:
+    """A runner with its properties."""
+
     runner: ModelRunner
     own_weights: bool
-    """It packs the weights on `publish`; otherwise it reads the trainer's, and sees an update at once."""
+    """Whether it packs the weights on `publish`; otherwise it reads the trainer's, and sees an update at once."""
     dtype: torch.dtype | None = None
-    """What it multiplies in; None: what the weights are in."""
+    """Dtype of its products; None: the weights' own."""
     note: str = ""
-    """What a person should read about the choice; empty where there is nothing to say."""
+    """Note for the user about the choice; empty if none."""
 
 
 def choose_runner(
@@ -40,12 +43,12 @@ def choose_runner(
     fixed_tokens: int | None = None,
     copy_weights: bool = False,
 ) -> RunnerChoice:
-    """`auto`: native where it can be built, else torch with a note that says why.
+    """Runner by name; `auto` is native where it can be built, else torch with a note that gives the reason.
 
     `threads` of the compiled runner; None: as many as torch uses. `fixed_tokens`: on CUDA every pass is padded to so
     many; a CPU needs no padding to be exact. `relative_distance`: torch reads a copy of the model, which changes on
-    `publish` only: for a learner that steps while answers are being written. Raises ConfigError where `native` cannot
-    run this model, ResourceError where it cannot be built.
+    `publish` only: for a learner that updates during generation. Raises ConfigError where `native` cannot run this
+    model, ResourceError where it cannot be built.
     """
     unfit = _unfit(model)
     reason = unfit or (None if kind.startswith("torch") else unavailable_reason())

@@ -1,8 +1,8 @@
-"""The embedded engine: requests in, answers out as they finish, over a scheduler and a runner.
+"""The embedded engine: requests in, completions out as they finish, over a scheduler and a runner.
 
-Belongs here: the order of plan, pass and result, and what a new version of the weights means for what is running. A
-completion depends on its request, the seed, the round and the weights alone, bit for bit where the runner is exact:
-draws are counter-based, and a runner's results do not depend on batch mates.
+It orders planning, passes and results, and handles new versions of the weights. A completion depends only on its
+request, the seed, the round and the weights, bit for bit where the runner is exact: random numbers are counter-based,
+and a runner's results do not depend on the batch.
 """
 
 import asyncio
@@ -31,12 +31,13 @@ from hone.engine.streams import SampleStreams
 _POLL_S: Final = 0.005
 """How often a stream of a paused engine looks whether it may go on."""
 _REMEMBERED: Final = 64
-"""Versions whose fingerprints are kept."""
+"""Number of versions whose fingerprints are kept."""
 
 
 class EmbeddedEngine:
     """Implements `core.generation.Engine`. One thread at a time runs a pass. `publish` may come from another one: it
-    goes before the next pass, and returns when the weights have been taken up, so that they may change again."""
+    runs before the next pass, and returns when the weights have been read, so that they may change again.
+    """
 
     def __init__(
         self,
@@ -49,7 +50,7 @@ class EmbeddedEngine:
         canary: WeightCanary | None = None,
         clock: Clock | None = None,
     ) -> None:
-        """`canary`: checks after every publish that the runner has the trainer's weights.
+        """`canary`: check after every publish that the runner has the trainer's weights.
 
         `on_publish = "finish"` needs a runner with weights of its own, or a `drain()` before they change.
         """
@@ -57,7 +58,7 @@ class EmbeddedEngine:
         self.seed, self.on_publish = seed, on_publish
         self._streams = SampleStreams(seed)
         self.fingerprints: dict[int, WeightFingerprint] = {}
-        """Of the latest versions."""
+        """Fingerprints of the latest versions."""
         self.observer: TokenObserver | None = None
         """Sees tokens as they are drawn; costs nothing where there is none."""
         self.clock: Clock = clock or SystemClock()
@@ -69,11 +70,13 @@ class EmbeddedEngine:
         self._order = 0
         self._opened = False
         self._refused = ""
-        """Why the weights that were published last must not draw."""
+        """Fault of the weights published last, which forbids sampling from them."""
         self._paused = False
         self._lock = threading.RLock()
         self._door = threading.Lock()
-        """Before the lock, for whoever interrupts: a thread that runs passes would take a lock again and again."""
+        """Acquired before the lock by interrupting threads: a thread that runs passes would otherwise retake the lock
+        again and again.
+        """
         self.reset_stats()
 
     @property
@@ -83,6 +86,7 @@ class EmbeddedEngine:
 
     @property
     def version(self) -> int:
+        """Version of the weights."""
         return self._scheduler.version
 
     @property
@@ -91,11 +95,12 @@ class EmbeddedEngine:
         return self._stats
 
     def reset_stats(self) -> None:
+        """Set the statistics to 0."""
         self._stats = GenerationStats(slots=self._limits.slots, pages=self._limits.pages)
 
     @property
     def _busy(self) -> bool:
-        """Asked between passes: within one, or while weights are taken up, an answer may stand nowhere."""
+        """Whether requests are left. Valid between passes only."""
         with self._lock:
             return self._scheduler.busy or bool(self._done)
 
@@ -112,7 +117,7 @@ class EmbeddedEngine:
         self._queue(requests, round)
 
     def generate(self, requests: Sequence[Request], *, round: int = 0) -> Iterator[Completion]:
-        """`submit`, then completions as they finish; closing the iterator cancels what is left.
+        """`submit`, then completions as they finish; closing the iterator cancels the rest.
 
         Raises as `submit` does. While it runs: RuntimeError when the engine is generating already or paused,
         DivergedError when the model's logits are not finite.
@@ -146,8 +151,8 @@ class EmbeddedEngine:
                 await asyncio.to_thread(self._step)
 
     def score(self, texts: Sequence[ScoreRequest]) -> list[ScoreResult]:
-        """Log-probabilities of given tokens, by the arithmetic that sampling uses: bit for bit what was recorded when
-        they were drawn by an exact runner. What is being generated goes on meanwhile.
+        """Log-probabilities of given tokens, by the arithmetic of sampling: bit for bit those recorded at sampling by
+        an exact runner. Generation continues meanwhile.
 
         Raises DataError naming every text that cannot be run.
         """
@@ -168,7 +173,7 @@ class EmbeddedEngine:
         ]
 
     def cancel(self) -> None:
-        """Drop whatever is queued, running, or finished and not fetched."""
+        """Drop all requests that are queued, running, or finished and not fetched."""
         with self._lock:
             self._scheduler.cancel(lambda _: True)
             self._scheduler.counts.reset()
@@ -177,10 +182,10 @@ class EmbeddedEngine:
     # ---------------------------------------------------------------------------------------- weights
 
     def publish(self, version: int) -> None:
-        """The weights changed: what is drawn from here on is drawn by `version`. With `on_publish = "finish"` what runs
-        ends first, before this returns. No cache of older weights is read for anything that begins later.
+        """Sample with new weights, as `version`, from here on. With `on_publish = "finish"` running requests end first.
+        Caches of older weights are not read by requests that begin later.
 
-        Raises DivergedError when the runner's weights are not the trainer's: nothing is drawn until others are
+        Raises DivergedError when the runner's weights are not the trainer's: nothing is sampled until others are
         published. RuntimeError for `finish` while the engine is paused, or reads weights that have changed already.
         """
         with self._door, self._lock:
@@ -196,8 +201,9 @@ class EmbeddedEngine:
             self._load()
 
     def drain(self) -> None:
-        """Begin nothing new, and end what is running; the answers wait to be fetched. For weights that are about to
-        change in place; `publish` lets the rest begin."""
+        """Start nothing new, and finish running requests, whose completions wait to be fetched. For weights that are
+        about to change in place; after `publish` the rest starts.
+        """
         with self._door, self._lock:
             self._finish()
 
@@ -207,6 +213,7 @@ class EmbeddedEngine:
             self._paused = True
 
     def resume(self) -> None:
+        """Continue after `pause`."""
         with self._lock:
             self._paused = False
 
@@ -238,7 +245,7 @@ class EmbeddedEngine:
                 self._scheduler.add(PrefillGroup(order, np.ascontiguousarray(request.prompt, np.int32), members))
 
     def _step(self) -> None:
-        """A pass, once nobody hands weights over; what ends waits in `_done` and `_scored`."""
+        """A pass, once no weights are being published; results go to `_done` and `_scored`."""
         with self._door:
             pass
         with self._lock:
@@ -298,7 +305,7 @@ class EmbeddedEngine:
         counts.reset()
 
     def _fail(self, plan: PassPlan, logp: np.ndarray) -> None:
-        """Names whose draws were not finite. Non-finite keys would poison whoever takes their pages next."""
+        """Requests with non-finite logits. Non-finite keys would corrupt the next requests with these pages."""
         asked = plan.request_ids(self._scheduler.table, np.flatnonzero(~np.isfinite(logp)))
         names, version = map(repr, asked), self.version
         self._scheduler.clear()
@@ -307,7 +314,7 @@ class EmbeddedEngine:
         raise DivergedError(f"the model's logits are not finite (version {version}, requests {', '.join(names)})")
 
     def _load(self) -> None:
-        """The runner takes up the weights as they are, and shows that it did."""
+        """Publish the weights to the runner, and check its fingerprint."""
         self.runner.publish()
         if not self._opened:
             self.runner.reserve(self._limits.pages + 1)  # the last page is the canary's

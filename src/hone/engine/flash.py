@@ -55,7 +55,7 @@ class FlashInputs:
 def flash_inputs(work: ForwardBatch, *, rows: int, scratch: int, page_tokens: int, device: torch.device) -> FlashInputs:
     """`work`, its tokens padded to `rows`; each padding token is a sequence of its own on the page `scratch`.
 
-    The tokens of one sequence stand together in `work`.
+    The tokens of one sequence are contiguous in `work`.
     """
     count, padding = len(work.tokens), rows - len(work.tokens)
     pages = np.full((len(work.pages) + padding, work.pages.shape[1]), scratch, np.int32)
@@ -88,7 +88,7 @@ class FlashPagedAttention:
     """An `Attend` over pages `[layers, 2, pages, page_tokens, kv_heads, head_dim]` in float16 or bfloat16."""
 
     def __init__(self, shape: ModelShape, store: Tensor, places: FlashInputs, *, splits: int | None) -> None:
-        """`splits` = 1: keys are summed in one order, whatever the batch; None: as the kernel likes."""
+        """`splits` = 1: keys are summed in one order in every batch; None: chosen by the kernel."""
         self._shape, self._store, self._places, self._splits = shape, store, places, splits
 
     def __call__(self, layer: int, query: Tensor, key: Tensor, value: Tensor) -> Tensor:
@@ -96,7 +96,7 @@ class FlashPagedAttention:
         keys, values = self._store[layer]
         keys[places.page, places.slot] = key
         values[places.page, places.slot] = value
-        # One order of sums needs one kernel too, and that is chosen by the longest chunk.
+        # One order of sums needs one kernel, which is chosen by the longest chunk.
         longest = places.longest if self._splits is None else len(places.tokens)
         mixed = varlen_attn(
             query, keys, values, places.starts, None, longest, places.pages.shape[1] * keys.shape[1],

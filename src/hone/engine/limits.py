@@ -1,4 +1,4 @@
-"""How much a scheduler may have running, who tells it when an answer ends, and what it tells back."""
+"""Limits of a scheduler, stopping conditions, results of passes, and statistics."""
 
 from dataclasses import dataclass
 from typing import Final, Protocol
@@ -9,10 +9,10 @@ from hone.engine.table import RunningBatch
 
 
 class FinishRules(Protocol):
-    """Who says when a sample ends."""
+    """Decides when a sample ends."""
 
     def finished_rows(self, table: RunningBatch) -> list[tuple[int, FinishReason]]:
-        """Rows, ascending, whose last token ended them."""
+        """Rows, ascending, that end with their last token."""
         ...
 
     def finish_of(self, sample: SampleState) -> FinishReason | None:
@@ -22,6 +22,8 @@ class FinishRules(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchedulerLimits:
+    """Limits of a scheduler."""
+
     slots: int
     """Rows."""
     pages: int
@@ -31,9 +33,9 @@ class SchedulerLimits:
     pass_tokens: int = 512
     """Tokens of a pass, as far as prompts are concerned; rows are never held back."""
     pass_draws: int = 4096
-    """Draws of a pass that prompts and scored texts may ask for."""
+    """Most logits per pass for prompts and scored texts."""
     longest_first: bool = False
-    """Begin with the requests whose answers are expected to be longest; otherwise in the order asked."""
+    """Start with the requests with the longest expected answers; otherwise in the order of submission."""
 
     @property
     def most_pages(self) -> int:
@@ -51,7 +53,7 @@ _LOGITS: Final = 1 << 25
 
 
 def default_limits(*, slots: int, page_tokens: int, sequence_tokens: int, vocab: int) -> SchedulerLimits:
-    """Room for the longest sequence in every slot, and for the prompts that are read ahead of them."""
+    """Pages for the longest sequence in every slot, and for prompts that are prefilled early."""
     most = -(-sequence_tokens // page_tokens)
     return SchedulerLimits(
         slots=slots,
@@ -64,7 +66,7 @@ def default_limits(*, slots: int, page_tokens: int, sequence_tokens: int, vocab:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassOutcome:
-    """What a pass brought to its end."""
+    """Completions and scores that a pass finished."""
 
     finished: list[tuple[SampleState, FinishReason]]
     scored_groups: list[PrefillGroup]
@@ -72,7 +74,7 @@ class PassOutcome:
 
 @dataclass(slots=True)
 class SchedulerCounts:
-    """What happened since the counts were taken last."""
+    """Counts since the last reset."""
 
     cached_tokens: int = 0
     prefill_tokens: int = 0
@@ -82,6 +84,7 @@ class SchedulerCounts:
     stale_tokens: int = 0
 
     def reset(self) -> None:
+        """Set all counts to 0."""
         self.cached_tokens = self.prefill_tokens = self.drawn_tokens = self.scored_tokens = self.preempted = (
             self.stale_tokens
         ) = 0

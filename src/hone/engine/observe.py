@@ -1,6 +1,6 @@
-"""Tokens as they are drawn, for whoever watches answers being written.
+"""Streams of sampled tokens to listeners, during generation.
 
-Belongs here: which of a pass's results goes to which answer. The scheduler does not know that anybody watches.
+Maps the results of a pass to requests; the scheduler is not involved.
 """
 
 from collections.abc import Callable, Sequence
@@ -24,11 +24,11 @@ class DrawnToken:
 
 
 TokenObserver: TypeAlias = Callable[[Sequence[DrawnToken]], None]
-"""Called in every pass with what it drew, before any answer that ends with it is handed out."""
+"""Called in every pass with its tokens, before completions that end with them are returned."""
 
 
 def drawn_tokens(plan: PassPlan, table: RunningBatch, drawn: SamplerOutput) -> list[DrawnToken]:
-    """What the pass of `plan` drew, before `table` records it; scored tokens are not among them."""
+    """Tokens sampled in the pass of `plan`, before `table` records them, without scored tokens."""
     rows = plan.rows
     places = [
         *zip(table.samples[:rows], table.drawn_tokens[:rows].tolist(), drawn.token[:rows].tolist(), strict=True),

@@ -1,10 +1,10 @@
-"""Pages of keys and values, counted: who refers to each, and which are free. Numbers only; a runner has the memory."""
+"""Reference counts of the KV cache's pages. Numbers only; a runner has the memory."""
 
 from collections.abc import Iterable
 
 
 class PagePool:
-    """`count` pages; a page is free when nobody refers to it."""
+    """`count` pages; a page without references is free."""
 
     def __init__(self, count: int) -> None:
         self.count = count
@@ -41,4 +41,5 @@ class PagePool:
                 self._free.append(page)
 
     def references(self, page: int) -> int:
+        """Number of references to a page."""
         return self._references[page]

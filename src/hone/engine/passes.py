@@ -33,12 +33,13 @@ class PromptChunk:
 
     @property
     def draws(self) -> int:
+        """Number of sampled or scored tokens."""
         return len(self.drawing_samples) if self.group.tokens_to_score is None else max(0, self.stop - self.first_draw)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PassPlan:
-    """One pass, and whom its draws belong to: the rows first, then each chunk's."""
+    """One pass, with the owners of its logits: the rows first, then each chunk's."""
 
     batch: ForwardBatch
     rows: int
@@ -48,7 +49,7 @@ class PassPlan:
     copy_targets: NDArray[np.int32]
 
     def request_ids(self, table: RunningBatch, draws: NDArray[np.int64]) -> list[str]:
-        """Ids of the requests that asked for these draws, before `table` changes; each once."""
+        """Ids of the requests with these logits, before `table` changes; each once."""
         owners = list(table.samples[: self.rows])
         for chunk in self.chunks:
             owners += chunk.drawing_samples or [chunk.group.members[0]] * chunk.draws

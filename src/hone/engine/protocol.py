@@ -1,4 +1,4 @@
-"""What the engine asks of a model; any decoder with these two methods can be sampled from, without a copy."""
+"""Protocol of a model for the engine; any decoder with these methods can be sampled from, without a copy."""
 
 from collections.abc import Callable, Iterator
 from typing import Literal, Protocol, TypeAlias
@@ -25,7 +25,7 @@ ForwardFn: TypeAlias = Callable[[Tensor, Tensor, PagedAttentionFn, LinearFn], Te
 
 
 class BatchInvariantLinearFn(Protocol):
-    """Linear layers whose rows do not depend on how many rows there are; their number is a multiple of `tile`."""
+    """Linear layers whose rows do not depend on the number of rows, a multiple of `tile`."""
 
     @property
     def tile(self) -> int: ...

@@ -1,6 +1,6 @@
-"""Texts that were read before: a trie over whole pages of tokens, so that what begins alike is read once.
+"""Prefix cache: a trie over whole pages of tokens, so that a common prefix is computed once.
 
-Belongs here: which pages hold which text, under which weights. A page of one version is never found under another.
+Pages belong to a version of the weights, and are never found under another.
 """
 
 from collections import OrderedDict
@@ -24,7 +24,7 @@ class _RadixNode:
 
 
 class PrefixCache:
-    """Refers once to each page that it knows; gives up the least recently used page that nobody else refers to."""
+    """Holds one reference to each of its pages; evicts the least recently used page without other references."""
 
     def __init__(self, pool: PagePool, page_tokens: int) -> None:
         self._pool, self._page_tokens = pool, page_tokens
@@ -34,7 +34,7 @@ class PrefixCache:
         """By page, the least recently used first; a page always comes before the one that it continues."""
 
     def __len__(self) -> int:
-        """Pages that it knows."""
+        """Number of cached pages."""
         return len(self._recent)
 
     def cached_pages(self) -> list[int]:
@@ -59,7 +59,7 @@ class PrefixCache:
         return pages
 
     def insert(self, version: int, tokens: NDArray[np.int32], pages: list[int]) -> None:
-        """Remember that `pages` hold `tokens` (whole pages of them) as `version` read them. What is known stays."""
+        """Insert `tokens` (whole pages of them) with their `pages`, computed by `version`. Existing entries stay."""
         if version != self._version:
             return
         path: list[_RadixNode] = []
@@ -75,7 +75,7 @@ class PrefixCache:
         self._touch(path)
 
     def evict(self) -> bool:
-        """Free one page; False when every page that it knows is in use."""
+        """Free one page; False when every cached page is in use."""
         for _ in range(len(self._recent)):
             page, node = next(iter(self._recent.items()))
             if not node.children and self._pool.references(page) == 1:

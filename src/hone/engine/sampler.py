@@ -11,7 +11,7 @@ from hone.engine.work import DRAW, SamplerInput, SamplerOutput
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingTensors:
-    """Of each row `[n]`; see `work.Draws`."""
+    """Settings of each row `[n]`; see `work.SamplerInput`."""
 
     given: Tensor
     temperature: Tensor
@@ -25,6 +25,7 @@ class SamplingTensors:
 
 
 def sampling_tensors(draws: SamplerInput, device: torch.device) -> SamplingTensors:
+    """Settings of rows as tensors on a device."""
     cut = (draws.top_k > 0) | (draws.top_p < 1) | (draws.min_p > 0)
     return SamplingTensors(
         given=torch.from_numpy(draws.forced_token).to(device, torch.int64),
@@ -80,8 +81,8 @@ def _inverse_cdf(logp: Tensor, uniform: Tensor) -> Tensor:
 
 
 def truncate_logp(logp: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
-    """`logp` `[n, vocab]` with -inf for what top-k, then top-p of the rest, then min-p leave out; the likeliest always
-    stays. Ties are broken towards the smaller token id.
+    """`logp` `[n, vocab]` with -inf for tokens removed by top-k, then top-p of the rest, then min-p; the most likely
+    always stays. Ties are broken towards the smaller token id.
     """
     ranked, order = logp.sort(dim=-1, descending=True, stable=True)
     rank = torch.arange(logp.shape[1], device=logp.device)

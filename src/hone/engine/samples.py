@@ -1,4 +1,4 @@
-"""What the scheduler moves about: samples, the texts that are read for them, and the table of all their transitions."""
+"""State of the scheduler's samples and prompts, and the table of their transitions."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -13,6 +13,8 @@ from hone.core.ragged import RaggedArray, offsets_of
 
 
 class SamplePhase(IntEnum):
+    """Phase of a sample."""
+
     WAITING = auto()
     """In the queue; holds no page."""
     FILLING = auto()
@@ -22,15 +24,17 @@ class SamplePhase(IntEnum):
     RUNNING = auto()
     """In a row: every pass draws its next token."""
     ENDED = auto()
-    """Handed out, or cancelled; never seen again."""
+    """Returned or cancelled: final."""
 
 
 class SampleEvent(IntEnum):
+    """Event that changes the phase of a sample."""
+
     ADMIT = auto()
     FILLED = auto()
     SEAT = auto()
     PREEMPT = auto()
-    """Its pages are needed elsewhere, or their weights are out of date."""
+    """Its pages are needed elsewhere, or their weights are outdated."""
     END = auto()
     CANCEL = auto()
 
@@ -53,12 +57,12 @@ TRANSITIONS: Final[dict[tuple[SamplePhase, SampleEvent], SamplePhase]] = {
 """Everything that can happen to a sample; nothing else does."""
 
 UniformStream = Callable[[int], NDArray[np.float64]]
-"""The first `count` uniform numbers of a sample; number k decides its token k."""
+"""The first `count` uniform numbers of a sample; number k is for its token k."""
 
 
 @dataclass(slots=True)
 class CachedUniforms:
-    """A `UniformStream` that remembers what it drew."""
+    """A `UniformStream` with a cache."""
 
     draw: UniformStream
     known: NDArray[np.float64] = field(default_factory=lambda: np.zeros(0))
@@ -83,7 +87,7 @@ def _no_logp() -> NDArray[np.float32]:
 
 @dataclass(slots=True, eq=False)
 class SampleState:
-    """One answer on its way. What it has drawn stands here, or in its row while it runs."""
+    """State of one sample. Its sampled tokens are here, or in its row while it runs."""
 
     order: int
     request: Request
@@ -93,15 +97,15 @@ class SampleState:
     tokens: NDArray[np.int32] = field(default_factory=_no_tokens)
     """`[n]`."""
     logp: NDArray[np.float32] = field(default_factory=_no_logp)
-    """`[2, n]`: of the policy, and of what was drawn from."""
+    """`[2, n]`: log-probabilities under the policy, and under the sampling distribution."""
     sampling_mask: list[NDArray[np.int32]] = field(default_factory=list[NDArray[np.int32]])
     versions: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     """(first token, version that draws from there on)."""
     stale: bool = False
-    """Some of its keys and values are of older weights."""
+    """Whether some of its keys and values are of older weights."""
 
     def apply_event(self, event: SampleEvent) -> None:
-        """Raises KeyError for what cannot happen to it now."""
+        """Move to the next phase. Raises KeyError for an event that is impossible in this one."""
         self.phase = TRANSITIONS[self.phase, event]
 
     def mark_version(self, drawn: int, version: int) -> None:
@@ -131,6 +135,7 @@ class SampleState:
         self.versions = [mark for mark in self.versions if mark[0] < count]
 
     def completion(self, finish: FinishReason, behind: int) -> Completion:
+        """The completion of a finished sample."""
         version = np.zeros(len(self.tokens), np.int32)
         for start, number in self.versions:
             version[start:] = number
@@ -160,13 +165,13 @@ class PrefillGroup:
     text: NDArray[np.int32]
     """`[L]`."""
     members: list[SampleState]
-    """Those whose next token has not been drawn."""
+    """Samples whose next token has not been sampled."""
     tokens_to_score: NDArray[np.int32] | None = None
     """`[n]` tokens to be scored, the first after `text[L - n]`; None: draw after the last token."""
     scored_logp: list[NDArray[np.float32]] = field(default_factory=list[NDArray[np.float32]])
-    """Log-probabilities `[k, 2]` of what was scored so far."""
+    """Log-probabilities `[k, 2]` of the tokens scored so far."""
     ready: list[SampleState] = field(default_factory=list[SampleState])
-    """Members whose token was drawn, waiting for a row."""
+    """Samples whose token was sampled, waiting for a row."""
     pages: list[int] = field(default_factory=list[int])
     filled_tokens: int = 0
     """Tokens in the pages."""
@@ -180,7 +185,7 @@ class PrefillGroup:
 
 
 def scoring_group(order: int, text: ScoreRequest, request: Request) -> PrefillGroup:
-    """`text` as one to be scored; `request` stands for it in messages and settings."""
+    """`text` as a scoring prompt; `request` carries its settings and its name in messages."""
     member = SampleState(order, request, 0, _no_draws)
     whole = np.concatenate([text.prompt, text.tokens[:-1]]).astype(np.int32)
     return PrefillGroup(order, whole, [member], tokens_to_score=text.tokens.astype(np.int32))

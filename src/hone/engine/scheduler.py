@@ -1,8 +1,8 @@
-"""Continuous batching: what the next pass over the model does, and where its results go. Numbers only.
+"""Continuous batching: plans each pass over the model, and distributes its results. Numbers only.
 
-A row that ends is taken again at once; prompts are read in chunks beside the running rows, under a budget of tokens
-for each pass; a prompt is read once for all of its samples. When pages run out, what came last gives its own up and is
-taken up again later: draws are counter-based, so nothing is lost and no bit changes.
+A finished row is reused at once; prompts are prefilled in chunks beside the running rows, under a budget of tokens per
+pass; a prompt is computed once for all of its samples. When pages run out, the newest request is preempted and
+recomputed later: random numbers are counter-based, so no result changes.
 """
 
 import heapq
@@ -23,7 +23,7 @@ from hone.engine.table import RunningBatch, mask_token_ids
 from hone.engine.work import SamplerOutput
 
 _GROUP: Final = 32
-"""Samples whose first token is drawn at once: more would hold back large groups' logits for no use."""
+"""Samples whose first token is sampled at once; more would hold large groups' logits without benefit."""
 _LEAST_CHUNK: Final = 16
 """Tokens of prompts that every pass has room for, however many rows run: so that no prompt waits for ever."""
 
@@ -35,7 +35,7 @@ class Scheduler:
     limits: SchedulerLimits
     version: int = 0
     admitting: bool = True
-    """Whether what waits may begin."""
+    """Whether waiting requests may start."""
     counts: SchedulerCounts = field(default_factory=SchedulerCounts)
 
     def __post_init__(self) -> None:
@@ -44,7 +44,7 @@ class Scheduler:
         self.clear()
 
     def clear(self) -> None:
-        """Forget everything that was asked and read."""
+        """Drop all requests and caches."""
         limits = self.limits
         self.pool = PagePool(limits.pages)
         self.cache = PrefixCache(self.pool, limits.page_tokens)
@@ -56,6 +56,7 @@ class Scheduler:
 
     @property
     def busy(self) -> bool:
+        """Whether requests are left."""
         return bool(len(self.table) or self._fills or self._ready or self._waiting)
 
     @property
@@ -72,7 +73,7 @@ class Scheduler:
         """Queue a text with its samples."""
         request = fill.members[0].request
         expected = (request.expected_tokens or request.sampling.max_tokens) if self.limits.longest_first else 0
-        # Somebody waits for a score, which takes no row; and what was begun is not overtaken by what was not.
+        # A waiting score takes no row; started requests are not overtaken by new ones.
         rank = 0 if fill.tokens_to_score is not None else 1 if fill.resumed else 2
         heapq.heappush(self._waiting, (rank, -expected, fill.order, fill))
 
@@ -94,7 +95,7 @@ class Scheduler:
         return PassPlan(batch=work, rows=rows, chunks=chunks, copy_sources=copies[0], copy_targets=copies[1])
 
     def apply_results(self, plan: PassPlan, drawn: SamplerOutput, ends: FinishRules) -> PassOutcome:
-        """Where the results of `plan` go; what ended leaves."""
+        """Distribute the results of `plan`; finished samples leave."""
         outcome = PassOutcome(finished=[], scored_groups=[])
         if plan.rows:
             self.counts.drawn_tokens += plan.rows
@@ -113,7 +114,7 @@ class Scheduler:
         return outcome
 
     def publish(self, version: int, *, keep: bool) -> None:
-        """From here on `version` draws. What was read is read anew, but for rows when `keep`."""
+        """Sample with `version` from here on. Caches are recomputed, except for rows with `keep`."""
         self.version = version
         self.cache.reset(version)
         preempted = self.counts.preempted
@@ -191,7 +192,7 @@ class Scheduler:
         return found
 
     def _find_pages(self) -> None:
-        """A page for every row whose next token needs one; what came last gives way."""
+        """Allocate a page for every row whose next token needs one; the newest requests are preempted."""
         short = self.table.short_of_pages()
         while len(short):
             for row in short.tolist():
@@ -214,7 +215,7 @@ class Scheduler:
         return [sample for sample, _ in ended]
 
     def _remember(self, sample: SampleState, pages: list[int]) -> None:
-        """A later turn may go on from here."""
+        """Keep the pages for a later turn of the conversation."""
         if not sample.stale and len(pages) > 1:  # else not one page is whole
             text = np.concatenate([sample.request.prompt, sample.tokens[:-1]]).astype(np.int32, copy=False)
             self.cache.insert(self.version, text, pages)
@@ -222,7 +223,7 @@ class Scheduler:
     # --------------------------------------------------------------------------------------- prompts
 
     def _admit(self) -> None:
-        """Begin with what waits, as far as rows (soon), pages and this pass's budget allow."""
+        """Start waiting requests, as far as rows (soon), pages and this pass's budget allow."""
         limits = self.limits
         ahead = max(1, limits.slots // 8)
         wanted = limits.slots + ahead - len(self.table) - sum(len(fill.ready) for fill in self._ready)
@@ -244,7 +245,7 @@ class Scheduler:
         size = self.limits.page_tokens
         known = self.cache.match(self.version, fill.text, most_pages=fill.first_draw // size)
         need = -(-len(fill.text) // size) - len(known)
-        # Rows that run will need pages soon: what begins now must not take those, only to give them up at once.
+        # Running rows will need pages soon: new requests must leave them these, or would be preempted at once.
         spare = len(self.table) // 4 + 1 if self.has_active else 0
         while self.pool.free < need + spare and self.cache.evict():
             pass
@@ -257,7 +258,7 @@ class Scheduler:
         return True
 
     def _chunks(self, rows: int) -> list[PromptChunk]:
-        """What this pass reads, the earliest first."""
+        """Chunks to prefill in this pass, the earliest first."""
         chunks: list[PromptChunk] = []
         room = max(self.limits.pass_tokens - rows, _LEAST_CHUNK)
         draws = max(self.limits.pass_draws, 1)
@@ -314,7 +315,7 @@ class Scheduler:
             self._close(fill)
 
     def _take_first(self, chunk: PromptChunk, drawn: SamplerOutput, place: int) -> None:
-        """What was drawn behind a text, from draw `place` of the pass on, one token for each of its samples."""
+        """Tokens sampled after a prompt, from logit `place` of the pass on, one for each of its samples."""
         until = place + chunk.draws
         self.counts.drawn_tokens += chunk.draws
         tokens, logp = (
@@ -351,8 +352,7 @@ class Scheduler:
         return sorted(found.values(), key=lambda fill: fill.order)
 
     def _give_up(self, *, but: PrefillGroup | None) -> bool:
-        """Take the pages of what came last: a text that no row continues yet, or else a row; False if nothing is left
-        but one row, or `but`."""
+        """Preempt the newest: a prompt without rows yet, else a row; False if only one row, or `but`, is left."""
         fills = [fill for fill in self._holders() if fill is not but]
         if fills:
             self._drop_fill(fills[-1])
@@ -378,7 +378,7 @@ class Scheduler:
         self.add(fill)
 
     def _drop_row(self, row: int, *, known: bool) -> None:
-        """Back to the queue with what it has drawn. `known`: its pages may serve whoever needs them first, itself."""
+        """Return a sample with its tokens to the queue. `known`: its pages stay in the prefix cache."""
         ((sample, pages),) = self.table.remove([row])
         sample.apply_event(SampleEvent.PREEMPT)
         self.counts.preempted += 1

@@ -16,17 +16,17 @@ Decode = Callable[[Sequence[int]], str]
 _MARGIN: Final = 32
 """Tokens decoded besides those that a stop string may span, so that the border of the window does not matter."""
 _BROKEN: Final = "\N{REPLACEMENT CHARACTER}"
-"""What a token decodes to that holds a part of a character only."""
+"""Decoded text of a token that is an incomplete character."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenizerRules:
-    """What an engine knows of the tokenizer."""
+    """The tokenizer's part in stopping conditions."""
 
     eos: Sequence[int]
     """Each of these tokens ends an answer."""
     vocab: int
-    """Ids from there on are neither asked nor drawn."""
+    """Ids from there on are neither accepted nor sampled."""
     decode: Decode | None = None
     """Token ids -> text; needed for stop strings only."""
 
@@ -42,6 +42,7 @@ class StopRules:
         """For each set of stop strings, of each token: 1 it may complete one, 0 it cannot, -1 not known yet."""
 
     def finished_rows(self, table: RunningBatch) -> list[tuple[int, FinishReason]]:
+        """Rows that end with their last token, with the reason."""
         count = len(table)
         eos = self._is_eos[table.last_token[:count]]
         full = table.at_token_limit()
@@ -61,6 +62,7 @@ class StopRules:
         return sorted(found.items())
 
     def finish_of(self, sample: SampleState) -> FinishReason | None:
+        """Reason for which a sample ends, or None."""
         token, stops = int(sample.tokens[-1]), sample.request.sampling.stop
         if self._is_eos[token]:
             return "eos"
@@ -78,7 +80,7 @@ class StopRules:
     ) -> int | None:
         """Characters behind the first stop string in the end of a text; None if there is none."""
         assert self._decode is not None
-        # A token carries at least a byte of text, special tokens aside: more tokens than this cannot be spanned.
+        # Except for special tokens, a token has at least one byte: a stop string spans no more tokens than this.
         window = max(len(stop.encode()) for stop in stops) + _MARGIN
         text = self._decode(last(row, window).tolist())
         ends = [place + len(stop) for stop in stops if (place := text.find(stop)) >= 0]
@@ -95,6 +97,6 @@ class StopRules:
     def _may_complete(self, token: int, stops: tuple[str, ...]) -> bool:
         """A token completes a stop string only by bringing its last character."""
         assert self._decode is not None
-        # Twice, because some tokenizers drop a space from the front of a text.
+        # Twice, because some tokenizers drop a leading space of a text.
         text = self._decode([token]) + self._decode([token, token])
         return not text or _BROKEN in text or any(stop[-1] in text or stop[-1].isspace() for stop in stops)

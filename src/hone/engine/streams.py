@@ -12,13 +12,13 @@ from hone.core.random import key, keys, uniforms_from_keys
 _WORD: Final = (1 << 64) - 1
 _ZEROS: Final = np.zeros(4, np.uint64)
 _FIRST: Final = 64
-"""Numbers of a stream that are drawn ahead."""
+"""Numbers of a stream that are generated early."""
 _MOST: Final = 1 << 18
-"""Numbers that are drawn ahead in all."""
+"""Largest total of numbers generated early."""
 
 
 class SampleStreams:
-    """Making a Philox generator costs three times what winding one to a key does; a rollout has thousands of keys."""
+    """Generators are reused: making a Philox generator takes three times as long as setting its key."""
 
     def __init__(self, seed: int) -> None:
         self._seed = seed
@@ -45,8 +45,9 @@ class SampleStreams:
         return lambda count: self.uniforms(*ids, count=count)
 
     def prefetch(self, round_: int, asked: Sequence[tuple[str, int]], *, count: int) -> list[NDArray[np.float64]]:
-        """The first numbers, `count` or as many as are worth it, of `of(round_, id, k)` for k = 0 .. samples - 1, for
-        each (id, samples) that is `asked` for."""
+        """The first numbers, at most `count`, of `of(round_, id, k)` for k = 0 .. samples - 1, for each (id, samples)
+        in `asked`.
+        """
         if not asked:
             return []
         words = np.concatenate([keys(self._seed, "sample", round_, id_, count=samples) for id_, samples in asked])

@@ -19,7 +19,7 @@ class RunningBatch:
         self.samples: list[SampleState] = []
         self._page_tokens = page_tokens
         self.slots = slots
-        # Columns of one kind stand in one array, so that a row is written and moved in few strokes.
+        # Columns of one kind are in one array, so that a row is written and moved in few operations.
         self._ints = np.zeros((4, slots), np.int32)
         self._longs = np.zeros((3, slots), np.int64)
         self._reals = np.ones((3, slots), np.float32)
@@ -60,8 +60,7 @@ class RunningBatch:
         self._uniform[rows, :need] = [sample.stream(need) for sample in samples]
 
     def remove(self, rows: list[int]) -> list[tuple[SampleState, list[int]]]:
-        """Take the samples of `rows` out, with what they have drawn and their pages; the last rows that stay move into
-        their places."""
+        """Remove the samples of `rows`, with their tokens and pages; the last rows move into their places."""
         counts = self.drawn_tokens[rows].tolist()
         tokens, logp = self._tokens[rows, : max(counts)], self._logp[:, rows, : max(counts)]
         pages, held = self.pages[rows].tolist(), self.page_count[rows].tolist()
@@ -84,11 +83,12 @@ class RunningBatch:
         return out
 
     def short_of_pages(self) -> NDArray[np.int64]:
-        """Rows whose next token has no page to go to."""
+        """Rows whose next token has no page."""
         count = len(self.samples)
         return np.flatnonzero(self.position[:count] >= self.page_count[:count] * self._page_tokens)
 
     def add_page(self, row: int, page: int) -> None:
+        """Append a page to a row."""
         self.pages[row, self.page_count[row]] = page
         self.page_count[row] += 1
 
@@ -114,7 +114,7 @@ class RunningBatch:
         )
 
     def record(self, drawn: SamplerOutput) -> None:
-        """Take up what was drawn for rows 0..n-1; `drawn` may hold more."""
+        """Record the tokens sampled for rows 0..n-1; `drawn` may hold more."""
         n = len(self.samples)
         at = self._starts[:n] + self.drawn_tokens[:n]
         tokens = drawn.token[:n]

@@ -18,10 +18,9 @@ PAGE_TOKENS: Final = 64
 
 
 class TorchRunner:
-    """Implements `ModelRunner`. An update of the model's parameters is seen at once, unless it is a copy of
-    `trainer`'s.
+    """Implements `ModelRunner`. Parameter updates take effect at once, unless the model is a copy of `trainer`'s.
 
-    On CUDA in half precision it runs torch's paged attention, and records passes that draw one token for each row.
+    On CUDA in half precision it uses torch's paged attention, and records decode steps as CUDA graphs.
     """
 
     def __init__(
@@ -34,14 +33,14 @@ class TorchRunner:
         source_model: GenerationModel | None = None,
         compiled: bool = False,
     ) -> None:
-        """`vocab_used`: token ids from there on are never drawn and have probability 0.
+        """`vocab_used`: token ids from there on are never sampled and have probability 0.
 
         `fixed_tokens`: every pass is padded to this many tokens, so that every product has the same shape and, on CUDA,
-        takes the same kernel (`deterministic = "batch"`). A row then costs the same as all of them.
+        uses the same kernel (`deterministic = "batch"`). A row then costs the same as all of them.
 
-        `trainer`: whose weights the model takes over on `publish`; None: they are its own.
+        `trainer`: source of the weights on `publish`; None: the model's own.
 
-        `compiled`: layers are written by torch's compiler (`torch.compile`), which takes seconds to minutes at first.
+        `compiled`: layers are compiled by `torch.compile`, which takes seconds to minutes at first.
         """
         self._model, self._vocab, self._fixed, self._trainer = model, vocab_used, fixed_tokens, source_model
         self._flash = model.device.type == "cuda" and model.dtype in (torch.bfloat16, torch.float16)
@@ -83,7 +82,7 @@ class TorchRunner:
 
     @torch.no_grad()
     def publish(self) -> None:
-        """Take over the trainer's weights, in place; nothing to do where the model is the trainer's own."""
+        """Copy the trainer's weights, in place; nothing to do where the model is the trainer's own."""
         if self._trainer is not None:
             pairs = zip(self._model.named_parameters(), self._trainer.named_parameters(), strict=True)
             for (_, mine), (_, theirs) in pairs:

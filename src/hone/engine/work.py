@@ -1,9 +1,8 @@
-"""What a runner is asked in one pass over the model, and what it answers: arrays that compiled code reads in place.
+"""Inputs and outputs of a runner's pass over the model: arrays that compiled code reads in place.
 
 A pass mixes prompts and single tokens: T tokens of B sequences. Within a layer the keys and values of all T tokens are
-written before any of them attends, so a prompt's tokens see each other causally. A token's result depends on its own
-sequence (tokens up to its position) and the weights alone: never on T, B, page numbers, or how a prompt was cut into
-passes.
+written before attention, so a prompt's tokens see each other causally. A token's result depends only on its own
+sequence (tokens up to its position) and the weights: never on T, B, page numbers, or the split of a prompt into passes.
 """
 
 from dataclasses import dataclass
@@ -18,12 +17,12 @@ DRAW = -1
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplerInput:
-    """R next tokens that are wanted. Several may ask the same hidden state: the samples of a group."""
+    """Settings of R next tokens. Several may use the same hidden state: the samples of a group."""
 
     token_index: NDArray[np.int32]
     """`[R]` which of the pass's T tokens comes before."""
     forced_token: NDArray[np.int32]
-    """`[R]` DRAW, or the token whose log-probability is wanted; both take the same arithmetic."""
+    """`[R]` DRAW, or the token to be scored; both use the same arithmetic."""
     uniform: NDArray[np.float64]
     """`[R]` in [0, 1); the draw is the first token id at which the cumulative probability exceeds it."""
     temperature: NDArray[np.float32]
@@ -31,16 +30,16 @@ class SamplerInput:
     top_k: NDArray[np.int32]
     """`[R]` 0: off. Ties go to the smaller id, everywhere."""
     top_p: NDArray[np.float32]
-    """`[R]` 1: off. Of what top-k left: the likeliest tokens until their probabilities reach it."""
+    """`[R]` top-p, 1: off. After top-k: the most likely tokens until their probabilities reach it."""
     min_p: NDArray[np.float32]
-    """`[R]` 0: off. Of what is left: tokens at least this share of the likeliest one's probability."""
+    """`[R]` min-p, 0: off. After top-p: tokens at least this share of the most likely one's probability."""
     greedy: NDArray[np.bool_]
     """`[R]` the likeliest token instead of a draw; its `sampled_logp` is 0."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForwardBatch:
-    """T tokens to be run. Tokens of one sequence stand in the order of their positions."""
+    """T tokens of a pass. Tokens of one sequence are in the order of their positions."""
 
     tokens: NDArray[np.int32]
     """`[T]`."""
@@ -49,7 +48,7 @@ class ForwardBatch:
     sequence: NDArray[np.int32]
     """`[T]` row of `pages`."""
     pages: NDArray[np.int32]
-    """`[B, most]` the sequence's pages in order: position p lies in page `pages[b, p // page_tokens]`."""
+    """`[B, most]` the sequence's pages in order: position p is in page `pages[b, p // page_tokens]`."""
     draws: SamplerInput
 
 
@@ -62,13 +61,13 @@ class SamplerOutput:
     logp: NDArray[np.float32]
     """`[R]` nats, of the whole policy softmax(logits / temperature)."""
     sampled_logp: NDArray[np.float32]
-    """`[R]` nats, of what top-k, top-p and min-p left; -inf for a given token that they cut off."""
+    """`[R]` nats, after top-k, top-p and min-p; -inf for a given token that they removed."""
     sampling_mask_bits: NDArray[np.uint8] | None
     """`[R, ceil(vocab / 8)]` bits, little-endian: the tokens that were left; None where no draw truncates."""
 
 
 class ModelRunner(Protocol):
-    """Runs a model over paged keys and values. It owns the pages' memory and nothing of the bookkeeping."""
+    """Runs a model over a paged KV cache. It owns the pages' memory, and not their allocation."""
 
     @property
     def name(self) -> str:
@@ -84,11 +83,11 @@ class ModelRunner(Protocol):
     def page_tokens(self) -> int: ...
 
     def reserve(self, pages: int) -> None:
-        """Make room for this many pages. What was in them is lost."""
+        """Allocate this many pages. Old contents are lost."""
         ...
 
     def publish(self) -> None:
-        """Take up the model's weights as they are now."""
+        """Read the model's current weights."""
         ...
 
     def run(self, work: ForwardBatch) -> SamplerOutput: ...

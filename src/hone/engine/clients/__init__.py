@@ -1,4 +1,4 @@
-"""Clients of engines that run in processes of their own: vLLM, SGLang, and whatever speaks OpenAI's protocol.
+"""Clients of inference servers in other processes: vLLM, SGLang, and servers with OpenAI's protocol.
 
-Belongs here: what is said to a server, and whether its answer can be believed. Does not: how tokens are drawn.
+They send requests, and check that the answers can be trained on.
 """

@@ -1,4 +1,4 @@
-"""What a server cannot be asked, found before any request is sent."""
+"""Validation of requests to a server, before any is sent."""
 
 from collections.abc import Iterable
 

@@ -10,27 +10,30 @@ from hone.engine.clients.http import ServerAddress
 
 
 class ServerEngine(Config):
-    """A server in the place of the embedded engine; it takes up the policy's weights from a folder after every step."""
+    """A server in place of the embedded engine; it loads the policy's weights from a folder after every step."""
 
     kind: Literal["vllm", "sglang"]
-    """The protocol that it speaks; `docs/howto/servers.md` says how each is started."""
+    """The server's protocol; `docs/howto/servers.md` describes how to start each."""
     url: str
     """`http://host:port`."""
     key_from: str | None = None
     """Environment variable that holds the server's key."""
     weights_folder: str | None = None
-    """Where weights are handed over: a folder that this machine writes and the server reads by the same name (default:
-    a temporary one, for a server on this machine)."""
+    """Folder for the weights, which this machine writes and the server reads by the same name (default: a temporary
+    one, for a server on this machine).
+    """
     on_publish: OnPublish = "finish"
-    """What becomes of answers that are being written when new weights are published."""
+    """Treatment of unfinished answers when new weights are published."""
     canary_nats: float | None = Field(default=None, gt=0)
-    """Mean difference of log-probabilities, relative to 1 + their mean, above which the server is held to have other
-    weights than the trainer. By default that of the trainer's number format; a server that computes in bfloat16 under a
-    float32 trainer needs about 0.1."""
+    """Mean difference of log-probabilities, relative to 1 + their mean, above which the server's weights count as
+    different from the trainer's. By default that of the trainer's dtype; a server in bfloat16 with a float32 trainer
+    needs about 0.1.
+    """
     timeout_s: float = Field(default=600.0, gt=0)
     """Longest wait for one answer."""
     patience_s: float = Field(default=300.0, ge=0)
-    """How long a server that went away is waited for; what it was writing is asked for again."""
+    """Seconds to wait for an unreachable server; unfinished answers are then requested again."""
 
     def address(self) -> ServerAddress:
+        """Address with the key's variable and deadlines."""
         return ServerAddress(url=self.url, api_key_env=self.key_from, timeout_s=self.timeout_s)

@@ -1,4 +1,4 @@
-"""From what a config says of a server to an engine."""
+"""Builds an engine from a server's config."""
 
 import tempfile
 from collections.abc import Callable
@@ -32,8 +32,7 @@ def connect_engine(
     slots: int,
     seed: int,
 ) -> RemoteEngine:
-    """An engine whose weights are those of `model`, as `save` writes them. Nothing is asked of the server
-    yet."""
+    """An engine with the weights of `model`, as `save` writes them. No request is sent yet."""
     own = config.weights_folder is None
     folder = Path(tempfile.mkdtemp(prefix="hone-weights-") if config.weights_folder is None else config.weights_folder)
     return RemoteEngine(

@@ -1,4 +1,4 @@
-"""How a server gets the policy's weights, and how it is seen that it has them."""
+"""Publishes the policy's weights to a server through a folder, and checks that it loaded them."""
 
 import shutil
 from collections.abc import Callable
@@ -20,7 +20,7 @@ _REMEMBERED: Final = 64
 
 
 class ForeignWeightsError(ServerError):
-    """An answer was drawn by weights that this run never handed over: the server was started anew."""
+    """An answer by weights that this run did not publish: the server was restarted."""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -31,17 +31,17 @@ class WeightTransfer:
     """Writes a Hugging Face folder."""
     folder: Path
     session: str
-    """Tells this run's weights from another's on the same server."""
+    """Distinguishes this run's weights from another's on the same server."""
     canary: WeightCanary | None = None
     keep_folder: bool = True
-    """Whether the folder outlives the engine; its weights do not."""
+    """Whether the folder is kept after the engine is closed; its weights are not."""
     fingerprints: dict[int, WeightFingerprint] = field(default_factory=dict[int, WeightFingerprint])
-    """Of the latest versions."""
+    """Fingerprints of the latest versions."""
     saved_version: int | None = None
-    """The version whose weights lie in the folder."""
+    """Version of the weights in the folder."""
 
     def save_weights(self, version: int) -> None:
-        """Write the weights as they are now; those of the version before are removed once these lie there."""
+        """Write the current weights; then those of the version before are removed."""
         place = self._place(version)
         shutil.rmtree(place, ignore_errors=True)
         place.mkdir(parents=True)
@@ -52,9 +52,9 @@ class WeightTransfer:
         self.saved_version = version
 
     def send(self, wire: ServerProtocol, abilities: ServerFeatures, *, stopped: bool = False) -> None:
-        """Have the server take up what lies in the folder, and see that it did; `stopped`: it waits for `resume`.
+        """Make the server load the folder, and check that it did; `stopped`: it waits for `resume`.
 
-        Raises ServerError where it does not take them, DivergedError where it then has others all the same.
+        Raises ServerError where it does not load them, DivergedError where its weights differ all the same.
         """
         self._hand(wire)
         if stopped:
@@ -62,7 +62,7 @@ class WeightTransfer:
         try:
             self._check(wire, abilities)
         except DivergedError:
-            # It may have started anew since; one that does not take weights up fails again.
+            # It may have restarted since; a server that does not load weights fails again.
             self._hand(wire)
             self._check(wire, abilities)
 
@@ -88,9 +88,9 @@ class WeightTransfer:
             del self.fingerprints[next(iter(self.fingerprints))]
 
     def token_versions(self, told: GenerateResponse, asked: int, place: str) -> NDArray[np.int32]:
-        """The version that drew each token `[n]`, of an answer asked for under version `asked`.
+        """Version of the weights of each token `[n]`, in an answer requested under version `asked`.
 
-        Raises ForeignWeightsError for weights that are not of this run, DivergedError for older ones than asked.
+        Raises ForeignWeightsError for weights that are not of this run, DivergedError for older ones than `asked`.
         """
         found = np.full(len(told.tokens), asked, np.int32)
         for start, label in told.weight_labels or ():

@@ -1,7 +1,6 @@
-"""JSON over HTTP: one connection a request, deadlines, and failures that name the address, the status and the reply.
+"""JSON over HTTP: one connection per request, deadlines, and errors that name the address, the status and the reply.
 
-Belongs here: what goes over the wire and when it is sent again. Does not: what any server means by it. Only JSON is
-read; nothing that comes back can run code.
+Transport and retries, for all protocols. Only JSON is read; no reply can run code.
 """
 
 import http.client
@@ -28,7 +27,7 @@ _LONGEST_WAIT_S: Final = 10.0
 
 
 class ServerError(ResourceError):
-    """The server said no, or said something that cannot be understood."""
+    """The server refused, or its reply cannot be understood."""
 
     def __init__(self, *messages: str, status: int | None = None) -> None:
         super().__init__(*messages)
@@ -36,7 +35,7 @@ class ServerError(ResourceError):
 
 
 class UnreachableError(ServerError):
-    """No whole answer came: nobody listens, the connection broke, or the deadline passed."""
+    """No complete reply: no server, a broken connection, or the deadline."""
 
 
 class RequestCancelledError(UnreachableError):
@@ -50,7 +49,7 @@ class ServerAddress:
     url: str
     """`http://host:port`, with a path before the endpoints' own if there is one."""
     api_key_env: str | None = None
-    """Environment variable that holds the key, sent as a bearer token; the key itself stands in no config."""
+    """Environment variable with the key, sent as a bearer token; configs never hold the key."""
     connect_s: float = 10.0
     timeout_s: float = 600.0
     """Longest silence while an answer is awaited; a server that does not stream is silent until it is done."""
@@ -79,6 +78,7 @@ class HttpClient:
         self._closed = threading.Event()
 
     def get(self, path: str) -> Json:
+        """Reply to a GET."""
         return self._call("GET", path, None, "always")
 
     def post(self, path: str, body: Json | None = None, *, retry: RetryRule) -> Json:
@@ -89,7 +89,7 @@ class HttpClient:
         return self._call("POST", path, body or {}, retry)
 
     def status(self, path: str) -> int:
-        """The status of a GET, whatever it is: 405 tells that something else than GET is served there."""
+        """The status of a GET, whatever it is: 405 means that another method is served there."""
         return self._exchange("GET", path, None)[0]
 
     def cancel_all(self) -> None:
@@ -101,7 +101,7 @@ class HttpClient:
                 _shut(connection)
 
     def close(self) -> None:
-        """Break off what is under way, and send nothing any more."""
+        """Abort running requests, and refuse further ones."""
         self._closed.set()
         self.cancel_all()
 
@@ -186,7 +186,7 @@ def _bearer(address: ServerAddress) -> dict[str, str]:
 
 
 def _shut(connection: http.client.HTTPConnection) -> None:
-    """Wakes whoever reads from it; closing alone would not."""
+    """Wakes threads that read from it, which closing alone would not."""
     try:
         if connection.sock is not None:
             connection.sock.shutdown(socket.SHUT_RDWR)

@@ -1,7 +1,7 @@
-"""Whatever speaks OpenAI's protocol: text in, text out. For teachers, judges and evaluation.
+"""Client of OpenAI's protocol: text in, text out. For teachers, scorers and evaluation.
 
-Such a server gives neither the tokens that it drew nor what it drew them with: text would have to be tokenised again,
-and may then be other tokens. So no policy is trained on its answers' log-probabilities; `refuse_training` says so.
+Such a server returns neither its tokens nor their log-probabilities: tokenised again, the text may be other tokens. So
+no policy is trained on its answers; see `refuse_training`.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -40,7 +40,7 @@ class OpenAiCompletion:
     finish_reason: str
     """In the server's words: `stop`, `length`, `content_filter` ..."""
     completion_tokens: int
-    """As the server counts them; 0 where it does not say."""
+    """The server's count; 0 where it gives none."""
 
 
 class OpenAiClient:
@@ -52,7 +52,7 @@ class OpenAiClient:
         self._slots = slots
 
     def models(self) -> list[str]:
-        """What the server serves."""
+        """Names of the served models."""
         place = f"{self.link.url}/v1/models"
         return [
             str(json_object(row, "a model", place).get("id"))
@@ -69,7 +69,7 @@ class OpenAiClient:
         return self._ask(questions)
 
     def raise_untrainable(self) -> NoReturn:
-        """Raise ConfigError: what such a server gives is not enough to train on."""
+        """Raise ConfigError: the replies of such a server are not enough for training."""
         raise ConfigError(
             f"{self.link.url} is asked by OpenAI's protocol, which gives text and no token ids: no policy can be "
             'trained on its answers. Take a server of kind "vllm" or "sglang", which gives both, or the embedded '
@@ -77,6 +77,7 @@ class OpenAiClient:
         )
 
     def close(self) -> None:
+        """Close the connections."""
         self.link.close()
 
     def _ask(self, questions: Sequence[OpenAiRequest]) -> Iterator[OpenAiCompletion]:

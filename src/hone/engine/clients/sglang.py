@@ -1,8 +1,7 @@
 """SGLang's protocol: `/generate` with token ids, weights by `update_weights_from_disk`.
 
-Written against the documented protocol of SGLang 0.5 and tested against recorded replies, never yet against a server:
-no build of it runs on a CPU where this was written. One label stands for a whole answer, so that weights may change
-between answers only.
+Written for the documented protocol of SGLang 0.5 and tested with recorded replies, never with a server: no build of it
+runs on a CPU. One label covers a whole answer, so that weights may change only between answers.
 """
 
 from pathlib import Path
@@ -123,7 +122,7 @@ class SglangProtocol:
         )
 
     def _likeliest(self, temperature: float) -> tuple[bool, float]:
-        """Whether the answer names its weights, and the log-probability of the likeliest first token."""
+        """Whether the answer names its weights, and the log-probability of the most likely first token."""
         body = {
             "input_ids": [0, 0],
             "sampling_params": {"max_new_tokens": 1, "temperature": temperature},

@@ -1,8 +1,8 @@
-"""A model folder whose output layer stands in it by itself.
+"""Model folders with a separate output layer.
 
-vLLM 0.32 on a CPU packs the output layer at start, and a reload of weights passes over one that is tied to the
-embedding: it would go on with the old one without a word. So a server that is to be trained with is started from an
-untied folder, and gets its weights through untied folders. The numbers are the same.
+vLLM 0.32 on a CPU packs the output layer at start, and a reload of weights skips one that is tied to the embedding,
+without an error. So a server for training is started from an untied folder, and gets its weights through untied
+folders. The numbers are the same.
 """
 
 import json
@@ -24,10 +24,10 @@ _ADDED: Final = "model-lm_head.safetensors"
 
 
 def untie(folder: Path) -> bool:
-    """Give a Hugging Face folder an output layer of its own, in place; whether it had none.
+    """Give a Hugging Face folder a separate output layer, in place; returns whether it had none.
 
-    It stays a folder that every tool reads: a single file of weights becomes the first of two. Raises DataError where
-    the folder has no embedding to copy.
+    Every tool can still read it: a single weight file becomes the first of two. Raises DataError where the folder has
+    no embedding to copy.
     """
     config = _read(folder / "config.json")
     if not config.get("tie_word_embeddings", False):

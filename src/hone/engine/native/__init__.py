@@ -1,5 +1,5 @@
 """The compiled CPU runner: C++ sources, their build at first use, and the `ModelRunner` that calls them.
 
-Belongs here: what runs a decoder's passes without torch. `source/` holds the C++; it is compiled by the system's
-compiler into the user's cache, and nothing here compiles when it is imported.
+It runs a decoder without torch. `source/` holds the C++; the system's compiler builds it into the user's cache, not at
+import.
 """

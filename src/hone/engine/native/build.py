@@ -1,4 +1,4 @@
-"""What the compiled runner is made of; native/build.py compiles it."""
+"""Sources of the compiled runner; native/build.py compiles them."""
 
 from pathlib import Path
 from typing import Final

@@ -1,6 +1,6 @@
 """The C interface of source/abi.h in ctypes: the same structs, field by field.
 
-Belongs here: loading the library and calling it. Neither torch nor the model's types are known here.
+Loads and calls the library, without torch and without the model's types.
 """
 
 import ctypes
@@ -71,7 +71,7 @@ def _open(path: Path) -> LibraryFunctions:
 
 @cache
 def _built() -> Path | ResourceError:
-    """Where the library lies, or why it does not: a compiler that failed is not asked again."""
+    """Path of the library, or the error; a failed compilation is not repeated."""
     try:
         return build().path
     except ResourceError as error:
@@ -99,12 +99,13 @@ def unavailable_reason() -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class RunnerLibrary:
-    """What is loaded, and which of its instruction sets this CPU runs."""
+    """A loaded library, with the instruction sets that this CPU supports."""
 
     functions: LibraryFunctions
 
     @property
     def page_tokens(self) -> int:
+        """Tokens per page."""
         return int(self.functions["hone_page_tokens"]())
 
     def instruction_sets(self) -> tuple[str, ...]:
@@ -121,7 +122,7 @@ class RunnerLibrary:
         return isa or useful[-1]
 
     def open(self, shape: NativeShape, *, isa: str, threads: int) -> "NativeEngine":
-        """Raises ResourceError where there is no memory, or `threads` is not within 1 .. 256."""
+        """Raises ResourceError without enough memory, or unless `threads` is within 1 .. 256."""
         engine = self.functions["hone_new"](ctypes.byref(shape), ISA_NAMES.index(isa), threads)
         if not engine:
             raise ResourceError(f"the compiled runner does not start with {threads} threads ({isa})")
@@ -136,23 +137,27 @@ class NativeEngine:
         self._run = functions["hone_run"]
 
     def close(self) -> None:
+        """Free the runner."""
         engine, self._engine = self._engine, 0
         if engine:
             self._functions["hone_free"](engine)
 
     def publish(self, tensors: Sequence[NativeTensor]) -> None:
-        """In the order of abi.h. What they point to is read before this returns, and not afterwards."""
+        """Weights in the order of abi.h. The data are read before this returns, and not afterwards."""
         self._check(
             self._functions["hone_publish"](self._engine, (NativeTensor * len(tensors))(*tensors), len(tensors))
         )
 
     def reserve(self, pages: int) -> None:
+        """Allocate pages; old contents are lost."""
         self._check(self._functions["hone_reserve"](self._engine, pages))
 
     def page_bytes(self) -> int:
+        """Bytes of a page."""
         return int(self._functions["hone_page_bytes"](self._engine))
 
     def copy(self, source: NDArray[np.int32], target: NDArray[np.int32]) -> None:
+        """Copy pages."""
         source, target = (np.ascontiguousarray(pages, np.int32) for pages in (source, target))
         if source.shape != target.shape or source.ndim != 1:
             raise ValueError(f"copy takes as many target pages as source pages, got {source.shape} and {target.shape}")

@@ -28,7 +28,7 @@ class NativeRunner:
         """`vocab_used`: ids from there on have probability 0. `isa`: an instruction set of library.py; None: the best.
 
         `dtype` of the packed weights, the inputs of linear layers, keys and values; None: the model's. Sums, norms, the
-        softmax and the residual stream are float32 always.
+        softmax and the residual stream are always float32.
         """
         self._model, self._vocab, self._threads, self._wanted = model, vocab_used, threads, isa
         own: WeightDtype = "bfloat16" if model.embedding.weight.dtype == torch.bfloat16 else "float32"
@@ -50,15 +50,15 @@ class NativeRunner:
 
     @property
     def page_bytes(self) -> int:
-        """Of one page over all layers: its keys and values."""
+        """Bytes of one page over all layers: its keys and values."""
         return self._opened().page_bytes()
 
     def reserve(self, pages: int) -> None:
-        """Raises ResourceError where memory does not suffice."""
+        """Allocate pages. Raises ResourceError without enough memory."""
         self._opened().reserve(pages)
 
     def publish(self) -> None:
-        """Packs the weights as they are now. Raises ConfigError for weights that cannot be read in place."""
+        """Pack the current weights. Raises ConfigError for weights that cannot be read in place."""
         self._opened().publish(tensor_pointers(native_tensors(self._model)))
 
     def run(self, work: ForwardBatch) -> SamplerOutput:

@@ -41,11 +41,13 @@ class ProjectionWeights(Protocol):
 
 
 class NormWeights(Protocol):
+    """A norm's weight."""
+
     weight: Tensor
 
 
 class LayerWeights(Protocol):
-    """`qkv` stacks queries, keys and values, `gate_up` gates and ups; features of a head stand in rotary pairs."""
+    """`qkv` stacks queries, keys and values, `gate_up` gates and ups; features of a head are in rotary pairs."""
 
     attention_norm: NormWeights
     qkv: ProjectionWeights
@@ -58,7 +60,7 @@ class LayerWeights(Protocol):
 
 
 class DecoderWeights(Protocol):
-    """A decoder whose parameters can be read in place."""
+    """A decoder with parameters that can be read in place."""
 
     embedding: ProjectionWeights
     norm: NormWeights
@@ -72,6 +74,7 @@ class DecoderWeights(Protocol):
 
 
 def native_shape(config: DecoderSizes, *, vocab_used: int, kind: WeightDtype) -> library.NativeShape:
+    """Sizes of a model as the library's struct."""
     return library.NativeShape(
         layers=config.layers,
         hidden=config.hidden_size,
@@ -101,7 +104,7 @@ def _of_layers(model: DecoderWeights) -> Iterator[Tensor | None]:
 
 
 def tensor_pointers(tensors: Sequence[Tensor | None]) -> list[library.NativeTensor]:
-    """What the library reads. Raises ConfigError for a tensor that it cannot read in place."""
+    """Address for the library. Raises ConfigError for a tensor that it cannot read in place."""
     return [_pointer(tensor) for tensor in tensors]
 
 
