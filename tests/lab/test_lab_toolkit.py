@@ -138,7 +138,7 @@ def test_enumerations():
 
 
 def objective(policy, batch):
-    return clipped_surrogate(batch.now(policy), batch.before, batch.advantage)
+    return clipped_surrogate(batch.logp(policy), batch.old_logp, batch.advantage)
 
 
 PLAN = PuzzleTraining(puzzle=addition(4), objective=objective, steps=6, prompts=8, samples=4)

@@ -1,8 +1,7 @@
-"""A server as an engine: many requests at once, weights handed over through a folder, nothing lost when it goes away.
+"""A server as an engine: concurrent requests, weights through a folder, and recovery when the server is restarted.
 
-Belongs here: which answer is asked for when, and what a publication or a lost server means for those under way. Each
-answer is a request of its own, so that it can be asked for again alone; the requests wait in threads of a pool, and
-whoever asks (`generate`, `stream`) takes their replies up.
+Each answer is a request of its own, so that it can be repeated alone. Requests wait in threads of a pool; the calling
+thread (`generate`, `stream`) processes their replies.
 """
 
 import asyncio
@@ -36,13 +35,12 @@ _LOSSES: Final = 5
 
 
 class RemoteEngine:
-    """Implements `core.generation.Engine` over a `ServerProtocol`. Nothing is asked of the server before the first
-    use."""
+    """Implements `core.generation.Engine` over a `ServerProtocol`. No request is sent before the first use."""
 
     own_weights = True
     """They change on `publish` only."""
     exact = False
-    """A server's arithmetic may depend on what else it is writing."""
+    """A server's arithmetic may depend on its batch."""
 
     def __init__(
         self,
@@ -55,10 +53,7 @@ class RemoteEngine:
         on_publish: OnPublish = "finish",
         reconnect_timeout_s: float = 300.0,
     ) -> None:
-        """`slots`: most answers asked for at the same time. Without a `handover` the server's weights are its own.
-
-        `patience_s`: how long a server that does not answer is waited for.
-        """
+        """`slots`: most concurrent requests. Without a `weight_transfer` the server's weights are its own."""
         self.protocol, self.seed, self.on_publish, self.weight_transfer = wire, seed, on_publish, weight_transfer
         self.clock: Clock = SystemClock()
         self.disconnects = 0
@@ -83,17 +78,17 @@ class RemoteEngine:
 
     @property
     def stats(self) -> GenerationStats:
-        """Since `begin_stats`, or the latest `generate`. A server's passes, pages and cache are not seen from here."""
+        """Counts since `reset_stats`, or the latest `generate`. A server's passes, pages and cache are not known."""
         return self._stats
 
     @property
     def fingerprints(self) -> dict[int, WeightFingerprint]:
-        """Of the latest versions that were handed over."""
+        """Fingerprints of the latest published versions."""
         return {} if self.weight_transfer is None else self.weight_transfer.fingerprints
 
     @property
     def note(self) -> str:
-        """What a person should read about the server: what it lacks, and how often it went away."""
+        """Notes for the user: missing features, and the number of restarts."""
         told = [] if self._abilities is None else missing_features(self._abilities)
         return "; ".join(
             [
@@ -110,7 +105,7 @@ class RemoteEngine:
         self._stats = GenerationStats(slots=self._slots)
 
     def features(self) -> ServerFeatures:
-        """What the server can do, asked once. Raises ServerError, and ConfigError where it lacks what is needed."""
+        """Features of the server, requested once. Raises ServerError, and ConfigError where one is missing."""
         with self._turn:
             if self._abilities is None:
                 found = self._patiently(self.protocol.probe)
@@ -127,8 +122,7 @@ class RemoteEngine:
     # ----------------------------------------------------------------------------------------- asking
 
     def submit(self, requests: Sequence[Request], *, round: int = 0) -> None:
-        """Queue `requests`. Raises DataError and ConfigError, with every fault, before any of them is asked;
-        ServerError where the server cannot be asked what it can do."""
+        """Queue `requests`. Raises DataError and ConfigError with every fault, ServerError without the features."""
         self._check(requests)
         with self._turn:
             self._waiting.extend(
@@ -136,10 +130,9 @@ class RemoteEngine:
             )
 
     def generate(self, requests: Sequence[Request], *, round: int = 0) -> Iterator[Completion]:
-        """`submit`, then completions as they finish; closing the iterator cancels what is left.
+        """`submit`, then completions as they finish; closing the iterator cancels the rest.
 
-        Raises as `submit` does. While it runs: RuntimeError when the engine is generating already or paused;
-        ServerError when the server refuses, cannot be understood or stays away; DivergedError for older weights.
+        Raises as `submit`; RuntimeError when the engine is generating or paused, DivergedError for older weights.
         """
         self._check(requests)
         return self._generate(requests, round)
@@ -185,7 +178,7 @@ class RemoteEngine:
         return [ScoreResult(logp=np.minimum(logp, 0), sampled_logp=np.minimum(logp, 0)) for logp in found]
 
     def cancel(self) -> None:
-        """Drop whatever is queued, under way, or finished and not fetched; the server stops working on it."""
+        """Drop all requests that are queued, running, or finished and not fetched; the server aborts them."""
         with self._turn:
             self._waiting.clear()
             while self._under_way:
@@ -196,7 +189,7 @@ class RemoteEngine:
             self._done.clear()
 
     def close(self) -> None:
-        """End all requests and threads, and remove the weights that were handed over."""
+        """End all requests and threads, and remove the published weights."""
         self.protocol.link.close()
         self.cancel()
         if self._pool is not None:
@@ -207,10 +200,10 @@ class RemoteEngine:
     # ---------------------------------------------------------------------------------------- weights
 
     def publish(self, version: int) -> None:
-        """Hand the policy's weights over: what is drawn from here on is drawn by `version`, but for what
-        `on_publish = "finish"` lets end first.
+        """Publish the policy's weights: tokens from here on are sampled by `version`, except for answers that
+        `on_publish = "finish"` finishes first.
 
-        Raises ServerError when the server does not take them, DivergedError when it has others all the same, and
+        Raises ServerError when the server does not load them, DivergedError when its weights differ all the same, and
         RuntimeError for `finish` while answers are frozen by `pause`.
         """
         if self.weight_transfer is None:
@@ -227,7 +220,7 @@ class RemoteEngine:
                 self.protocol.freeze()
 
     def pause(self) -> None:
-        """Begin nothing until `resume`, and freeze what is being written where the server can."""
+        """Start nothing until `resume`, and freeze running answers where the server can."""
         with self._turn:
             self._paused = True
             if self._under_way and "freeze" in self.features().supported:
@@ -240,7 +233,7 @@ class RemoteEngine:
                 self.protocol.resume()
 
     def _hold_back(self, abilities: ServerFeatures) -> bool:
-        """What `on_publish` asks for with the answers under way; whether the server begins nothing until `resume`."""
+        """Apply `on_publish` to running answers; whether the server starts nothing until `resume`."""
         if not self._under_way:
             return False
         if self.on_publish == "keep":
@@ -261,7 +254,7 @@ class RemoteEngine:
 
     @property
     def _busy(self) -> bool:
-        """Asked between steps: within one an answer may stand nowhere, while it is taken up."""
+        """Whether requests are left. Valid between steps only."""
         with self._turn:
             return bool(self._waiting or self._under_way or self._done)
 
@@ -281,7 +274,7 @@ class RemoteEngine:
         return self._pool
 
     def _step(self) -> None:
-        """Ask for what there is room for, wait until something is answered, and take it up."""
+        """Send requests up to the limit, wait for a reply, and process it."""
         with self._turn:
             began = self.clock.monotonic_s()
             try:
@@ -352,7 +345,7 @@ class RemoteEngine:
         self._stats.preempted += 1
 
     def _settle(self, *, interrupt: bool) -> None:
-        """Until nothing is under way: what ended is kept, what was broken off waits to be asked again."""
+        """Wait until no request is running: finished answers are kept, aborted ones wait to be sent again."""
         while self._under_way:
             if interrupt:
                 self.protocol.link.cancel_all()
@@ -368,7 +361,7 @@ class RemoteEngine:
     # --------------------------------------------------------------------------------- a server that goes
 
     def _recover(self, error: ServerError) -> None:
-        """Wait for the server and give it the weights anew; what it was writing is asked for again."""
+        """Wait for the server and publish the weights again; unfinished answers are sent again."""
         self._settle(interrupt=True)
         while True:
             self.disconnects, self._losses, self._why = self.disconnects + 1, self._losses + 1, str(error)
