@@ -101,5 +101,5 @@ def test_components_and_baselines_travel_with_their_episodes() -> None:
     assert taken.baseline.tolist() == [6, 5]
     with pytest.raises(AssertionError, match="1 of 2 pieces have components"):
         concatenate([first, answers([1, 0], baseline=[1, 1])])
-    with pytest.raises(AssertionError, match="baseline has 3 rows, expected 2"):
+    with pytest.raises(AssertionError, match=r"baseline has shape \(3,\), expected \(2,\)"):
         answers([1, 0], baseline=[1, 2, 3])

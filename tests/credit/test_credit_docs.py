@@ -11,7 +11,7 @@ import hone.credit
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "concepts" / "credit.md"
 TOOLS = {"columns", "grouping"}
 """Modules of helpers, which are not credits."""
-HELPERS = {"heard_decisions", "last_decisions", "worth_around", "distance_of", "rescored", "lanes_of"}
+HELPERS = {"scored_decisions", "last_decisions", "values_around", "estimate_kl", "with_scores", "environment_offsets"}
 
 
 def credits_() -> dict[str, object]:
@@ -44,6 +44,6 @@ def test_a_credit_states_its_formula_and_its_source() -> None:
         formula = re.search(r"(A|G|A_t|A_i|A_\{i,t\}|delta_t|r)\b[^.]* = |return|r \+", text)
         assert formula, f"{name}: no formula"
         decoration = "credit" in parameters
-        assert decoration or name in {"as_paid", "optimal_token_baseline"} or re.search(r"(19|20)\d\d", text), (
+        assert decoration or name in {"reward_as_advantage", "optimal_token_baseline"} or re.search(r"(19|20)\d\d", text), (
             f"{name}: no year of a source"
         )
