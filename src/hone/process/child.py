@@ -9,7 +9,7 @@ import sys
 import threading
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Generic, Protocol, TypeVar
 
@@ -80,10 +80,13 @@ class ChildProcess(Generic[Reply]):
         *,
         clock: Clock,
         arguments: Sequence[str] = (),
+        variables: Mapping[str, str] | None = None,
         abandoned: Callable[[], bool] = lambda: False,
     ) -> None:
-        """`abandoned` says that nobody waits any more: `receive` then raises at the next tick."""
+        """`variables` are added to the environment. Once `abandoned` is true (nobody waits any more), `receive` raises
+        at the next tick."""
         self._command = (module, *arguments)
+        self._variables = {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0", **os.environ, **(variables or {})}
         self._parser = parser
         self._clock = clock
         self._abandoned = abandoned
@@ -105,7 +108,6 @@ class ChildProcess(Generic[Reply]):
         channel = (request_read, reply_write, life_read)
         module, *arguments = self._command
         paths = [*(entry or str(Path.cwd()) for entry in sys.path), str(Path.cwd())]
-        defaults = {"OMP_NUM_THREADS": "1", "PYTHONHASHSEED": "0", **os.environ}
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-X", "faulthandler", "-m", module, *map(str, channel), *arguments],
@@ -114,7 +116,7 @@ class ChildProcess(Generic[Reply]):
                 stderr=log_write,
                 pass_fds=(*channel, *pass_fds),
                 start_new_session=True,
-                env={**defaults, "PYTHONPATH": os.pathsep.join(paths), TOKEN_VARIABLE: self._token},
+                env={**self._variables, "PYTHONPATH": os.pathsep.join(paths), TOKEN_VARIABLE: self._token},
             )
         except OSError as error:
             self.kill()

@@ -1,17 +1,14 @@
 """The gradient of a config's loss over data-parallel ranks: real processes, summed by gloo.
 
-Belongs here: starting the ranks, and what one of them does (`python -m hone.recipes.data_parallel_check`, its task as
-JSON on stdin).
-Every rank builds the same stand-in, takes its share of the same batch, and adds its gradient to the others'.
+Belongs here: starting the ranks, and the work of one of them (this module as a command; its task is a line of JSON).
+Every rank builds the same small model, takes its share of the same batch, and adds its gradient to the others'.
 """
 
 import contextlib
 import json
-import os
-import subprocess
-import sys
 import tempfile
-from collections.abc import Mapping
+import time
+from collections.abc import Mapping, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import cast
@@ -20,8 +17,11 @@ import torch
 from torch import Tensor
 from torch import distributed as dist
 
+from hone.core.clock import SystemClock
 from hone.core.errors import HoneError, ResourceError
 from hone.core.state import State, array
+from hone.process.child import TICK_S, ChildLostError, ChildProcess, LineParser, pump_children
+from hone.process.parent import connect_to_parent
 from hone.recipes.registry import load_recipe
 from hone.store.codec import read_state, write_state
 from hone.store.durable import Json
@@ -31,54 +31,46 @@ from hone.train.runner.run import prepare_device
 
 RANK_TIMEOUT_S = 120.0
 ANSWER_FILE = "answer"
+DONE = b"{}"
+"""Reply of a rank that succeeded."""
 
 
 def gradients_over_ranks(config: RunConfig, *, ranks: int = 2, seed: int = 0) -> Mapping[str, Tensor]:
     """Phase -> gradient `[P]`, computed by `ranks` processes on their shares and summed between them.
 
-    Raises ResourceError with what a process said that failed, or when they take too long.
+    Raises ResourceError with the last output of a process that failed, or when they take too long.
     """
-    with tempfile.TemporaryDirectory(prefix="hone-ranks-") as name:
+    # A rank has as many threads as this process, so that it adds numbers in the same order.
+    variables = {"OMP_NUM_THREADS": str(torch.get_num_threads())}
+    with tempfile.TemporaryDirectory(prefix="hone-ranks-") as name, contextlib.ExitStack() as stack:
         folder = Path(name)
         (folder / ANSWER_FILE).mkdir()
-        task = {"recipe": config.recipe, "config": config.model_dump(mode="json"), "seed": seed}
-        with contextlib.ExitStack() as stack:
-            started = [stack.enter_context(_start(task, folder, rank, ranks)) for rank in range(ranks)]
-            stack.callback(_terminate, started)
-            for rank, process in enumerate(started):
-                _wait_for_rank(process, rank, folder)
+        task = {"recipe": config.recipe, "config": config.model_dump(mode="json"), "seed": seed, "ranks": ranks}
+        children: list[ChildProcess[bytes]] = []
+        for rank in range(ranks):
+            child = ChildProcess(__name__, LineParser(), clock=SystemClock(), variables=variables)
+            stack.callback(child.kill)
+            child.start()
+            child.send(json.dumps({**task, "rank": rank, "folder": name}).encode() + b"\n")
+            children.append(child)
+        _wait_for_ranks(children)
         answer = read_state(folder / ANSWER_FILE)
     return {phase: torch.from_numpy(array(answer, phase)) for phase in answer}
 
 
-def _start(task: Mapping[str, object], folder: Path, rank: int, ranks: int) -> "subprocess.Popen[bytes]":
-    paths = [*(entry or str(Path.cwd()) for entry in sys.path), str(Path.cwd())]
-    told = folder / f"task_{rank}.json"
-    told.write_text(json.dumps({**task, "rank": rank, "ranks": ranks, "folder": str(folder)}), encoding="utf-8")
-    with told.open("rb") as question, (folder / f"said_{rank}.txt").open("wb") as said:
-        return subprocess.Popen(
-            [sys.executable, "-m", "hone.recipes.data_parallel_check"],
-            stdin=question,
-            stdout=said,
-            stderr=subprocess.STDOUT,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
-        )
-
-
-def _wait_for_rank(process: "subprocess.Popen[bytes]", rank: int, folder: Path) -> None:
-    try:
-        code = process.wait(RANK_TIMEOUT_S)
-    except subprocess.TimeoutExpired:
-        raise ResourceError(f"rank {rank} of the loss's check was not done after {RANK_TIMEOUT_S:g} s") from None
-    if code:
-        said = (folder / f"said_{rank}.txt").read_text(encoding="utf-8", errors="replace").strip()
-        raise ResourceError(f"rank {rank} of the loss's check ended with code {code}: {said[-2000:]}")
-
-
-def _terminate(started: "list[subprocess.Popen[bytes]]") -> None:
-    for process in started:
-        if process.poll() is None:
-            process.kill()
+def _wait_for_ranks(children: Sequence[ChildProcess[bytes]]) -> None:
+    limit_s = time.monotonic() + RANK_TIMEOUT_S
+    replies: list[bytes | ChildLostError | None] = [None] * len(children)
+    while None in replies:
+        pump_children(children, TICK_S)
+        replies = [reply or child.take_reply() for reply, child in zip(replies, children, strict=True)]
+        for rank, reply in enumerate(replies):
+            if isinstance(reply, ChildLostError):
+                raise ResourceError(f"rank {rank} of the loss's check failed: {reply}")
+            if reply is not None and reply != DONE:
+                raise ResourceError(f"rank {rank} of the loss's check failed: {json.loads(reply)}")
+            if reply is None and time.monotonic() > limit_s:
+                raise ResourceError(f"rank {rank} of the loss's check was not done after {RANK_TIMEOUT_S:g} s")
 
 
 def run_rank(task: Mapping[str, Json]) -> None:
@@ -88,7 +80,7 @@ def run_rank(task: Mapping[str, Json]) -> None:
     prepare_device(config)
     job = load_recipe(config.recipe).build(config)
     try:
-        found = job_gradient_probes(job, config, own_credit=True, seed=int(cast("int", task["seed"])))
+        probes = job_gradient_probes(job, config, own_credit=True, seed=int(cast("int", task["seed"])))
     finally:
         job.close()
     dist.init_process_group(
@@ -99,10 +91,10 @@ def run_rank(task: Mapping[str, Json]) -> None:
         timeout=timedelta(seconds=RANK_TIMEOUT_S),
     )
     sums: State = {}
-    for trial in found:
-        own = summed_gradient(trial, [rank_shares(trial.rows, ranks)[rank]])
+    for probe in probes:
+        own = summed_gradient(probe, [rank_shares(probe.rows, ranks)[rank]])
         dist.all_reduce(own, op=dist.ReduceOp.SUM)
-        sums[trial.name] = own.numpy()
+        sums[probe.name] = own.numpy()
     dist.destroy_process_group()
     if rank == 0:
         write_state(folder / ANSWER_FILE, sums)
@@ -113,14 +105,15 @@ def _task_config(task: Mapping[str, Json]) -> RunConfig:
     return entry.config.model_validate_json(json.dumps(task["config"]))
 
 
-def main() -> int:
+def main() -> None:
+    channel = connect_to_parent()
+    reply = DONE
     try:
-        run_rank(json.load(sys.stdin))
+        run_rank(json.loads(next(channel.lines())))
     except HoneError as error:
-        sys.stderr.write("\n".join(error.messages))
-        return error.exit_code
-    return 0
+        reply = json.dumps("\n".join(error.messages)).encode()
+    channel.reply(reply + b"\n")
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    main()

@@ -12,8 +12,7 @@ def extract_answer(completion: str, pattern: str = "") -> str:
     """The answer in a completion, without surrounding whitespace.
 
     Without a pattern: the last line that is not blank. With one: its last match (the first group where it has one).
-    No match is an empty answer: a completion without the form that was asked for is wrong, which is a score, not a
-    missing one.
+    No match is an empty answer: a completion without the required form is wrong, and so has a score.
     """
     if not pattern:
         return completion.strip().rpartition("\n")[2].strip()

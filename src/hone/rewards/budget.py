@@ -1,4 +1,4 @@
-"""When too many answers have no score: a pure state machine that is shown each batch, and says when to stop."""
+"""The limit of unscored answers: a pure state machine that observes each batch and stops the run beyond the limit."""
 
 from collections import deque
 
@@ -27,7 +27,7 @@ class UnscoredBudget:
         """Take a batch into account.
 
         Raises UserCodeError with three examples when more than `allowed` of the last `window` answers are missing
-        (judged once the window is full), or when `barren_batches` batches in a row hold no score at all.
+        (checked once the window is full), or when `barren_batches` batches in a row hold no score at all.
         """
         missing = scores.status != ScoreStatus.SCORED
         for index in np.flatnonzero(missing):

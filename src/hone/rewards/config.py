@@ -1,4 +1,4 @@
-"""Which functions judge an answer, and what they may use."""
+"""The functions that score an answer, and their limits."""
 
 from typing import Literal
 
@@ -11,13 +11,13 @@ class RewardFunction(Config):
     """One function that scores answers."""
 
     use: str = Field(min_length=1)
-    """`path/to/file.py:name`, `package.module:name`, or one that comes along: `exact_match`, `math_answer`,
+    """`path/to/file.py:name`, `package.module:name`, or a built-in one: `exact_match`, `math_answer`,
     `reasoning_gym`."""
     weight: float = 1.0
-    """What its score is multiplied by in the sum of all functions."""
+    """Factor of its score in the sum over all functions."""
     unit: Literal["sample", "group"] = "sample"
-    """The least that one call may see. With `sample` a batch is cut as it suits; `group` keeps the answers to one
-    prompt together, for functions that compare them."""
+    """Smallest part of a batch that one call may get. With `sample` a batch is cut anywhere; `group` keeps the answers
+    to one prompt together, for functions that compare them."""
     bounds: list[float] | None = Field(default=None, min_length=2, max_length=2)
     """Lowest and highest score it may give; a score outside stops the run instead of bending it."""
     options: dict[str, JsonValue] = Field(default_factory=dict[str, JsonValue])
@@ -25,7 +25,7 @@ class RewardFunction(Config):
 
 
 class RewardsConfig(Config):
-    """All functions that judge an answer, and the processes that run them."""
+    """All functions that score an answer, and the processes that run them."""
 
     functions: list[RewardFunction] = Field(min_length=1)
     """Their weighted sum is the reward."""

@@ -1,4 +1,4 @@
-"""A reference to a reward function resolved, its form told from its signature, its answer made into numbers.
+"""Reward functions: loading one by its reference, its form by its signature, its return value as numbers.
 
 Runs in a worker process (the trainer only calls `check_reference`). Imports nothing heavy: workers start often.
 
@@ -37,15 +37,15 @@ _VERL_DEFAULTS = {"data_source": "", "extra_info": None}
 
 
 def _ignore_log(*_: object, **__: object) -> None:
-    """Takes what a function logs through TRL's hooks."""
+    """Drop a function's log entry, made through a hook of TRL's."""
 
 
 _HOOKS: dict[str, object] = {"log_extra": _ignore_log, "log_metric": _ignore_log, "trainer_state": None}
-"""TRL's hooks: accepted, so that such functions run; what they log is dropped."""
+"""TRL's hooks: accepted, so that such functions run; their log entries are dropped."""
 
 
 class RewardContractError(Exception):
-    """The function returned something that is no score; the message says what."""
+    """The function returned a value that is no score, which the message shows."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,19 +58,19 @@ class LoadedFunction:
     columns: frozenset[str]
     """Columns that it names."""
     required_columns: frozenset[str]
-    """Those of them without a default."""
+    """Named columns without a default."""
     takes_any_column: bool
     """It has `**kwargs`: every column is passed."""
     options: Mapping[str, object]
     """Passed in each call."""
     text_arguments: tuple[str, ...]
-    """Those of `prompts`, `completions`, `prompt`, `completion` that it is given."""
+    """Subset of `prompts`, `completions`, `prompt`, `completion` that it takes."""
     hooks: Mapping[str, object]
-    """What it is given in place of TRL's hooks."""
+    """Its arguments in place of TRL's hooks."""
 
 
 def check_reference(use: str) -> None:
-    """Raises ConfigError when `use` is neither a function that comes along nor a reference to one."""
+    """Raises ConfigError when `use` is neither a built-in function nor a reference to one."""
     if use in BUILTIN_FUNCTIONS:
         return
     if ":" not in use:
@@ -83,7 +83,7 @@ def check_reference(use: str) -> None:
 
 
 def load_function(use: str, options: Mapping[str, object]) -> LoadedFunction:
-    """Import a function and tell its form.
+    """Import a function and find its form.
 
     Raises UserCodeError: the import raises (with the user's part of the traceback), no such name, an unknown form,
     options that it does not take.
@@ -151,21 +151,21 @@ def call_arguments(
     completions: Sequence[object],
     columns: Mapping[str, Sequence[object]],
 ) -> dict[str, object]:
-    """What one call is given, by name. Forms `sample` and `verl` take the first sample."""
+    """The arguments of one call, by name. Forms `sample` and `verl` take the first sample."""
     passed = {name: values for name, values in columns.items() if loaded.takes_any_column or name in loaded.columns}
     if loaded.form == "batch":
-        said: dict[str, object] = {"prompts": list(prompts), "completions": list(completions)}
-        return {**passed, **_select_arguments(loaded.text_arguments, said), **loaded.hooks, **loaded.options}
+        texts: dict[str, object] = {"prompts": list(prompts), "completions": list(completions)}
+        return {**passed, **_select_arguments(loaded.text_arguments, texts), **loaded.hooks, **loaded.options}
     first = {name: values[0] for name, values in passed.items()}
     if loaded.form == "sample":
-        said = {"prompt": prompts[0], "completion": completions[0]}
-        return {**first, **_select_arguments(loaded.text_arguments, said), **loaded.hooks, **loaded.options}
+        texts = {"prompt": prompts[0], "completion": completions[0]}
+        return {**first, **_select_arguments(loaded.text_arguments, texts), **loaded.hooks, **loaded.options}
     defaults = {name: value for name, value in _VERL_DEFAULTS.items() if name in loaded.columns}
     return {**defaults, **first, "solution_str": completion_text(completions[0]), **loaded.hooks, **loaded.options}
 
 
-def _select_arguments(names: Sequence[str], said: Mapping[str, object]) -> dict[str, object]:
-    return {name: said[name] for name in names}
+def _select_arguments(names: Sequence[str], texts: Mapping[str, object]) -> dict[str, object]:
+    return {name: texts[name] for name in names}
 
 
 def completion_text(completion: object) -> str:
@@ -176,7 +176,7 @@ def completion_text(completion: object) -> str:
 
 
 def batch_scores(result: object, count: int) -> list[tuple[OptionalScore, str]]:
-    """What a batch function returned as `count` scores with their reasons; raises RewardContractError."""
+    """The return value of a batch function as `count` scores with reasons. Raises RewardContractError."""
     plain = _plain(result)
     if not isinstance(plain, list | tuple):
         raise RewardContractError(
@@ -188,7 +188,7 @@ def batch_scores(result: object, count: int) -> list[tuple[OptionalScore, str]]:
 
 
 def sample_score(result: object) -> tuple[OptionalScore, str]:
-    """One score and its reason; raises RewardContractError. NaN and infinity pass, and are judged by the trainer."""
+    """One score and its reason. Raises RewardContractError. NaN and infinity pass: the trainer rejects them."""
     value, reason = _plain(result), ""
     if isinstance(value, dict):
         if "score" not in value:

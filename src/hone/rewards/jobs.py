@@ -1,4 +1,4 @@
-"""Batches cut into jobs for workers, and what workers said made into verdicts. Plain data and pure functions.
+"""Batches cut into jobs for workers, and replies of workers parsed into results. Plain data and pure functions.
 
 A batch is cut into jobs, a job into pieces (one call of a function each), a piece into units: a sample, or a group.
 """
@@ -31,12 +31,12 @@ class RewardBatch:
     columns: Mapping[str, Sequence[object]]
     """The dataset's other columns; handed to functions by name."""
     groups: Sequence[int] | None = None
-    """Which answers share a prompt, for functions whose unit is the group; neighbours stand together."""
+    """Number of the prompt of each answer, for functions whose unit is the group; a group is contiguous."""
 
 
 @dataclass(slots=True)
 class RewardTicket:
-    """A batch on its way; `RewardWorkerPool.gather` waits for it."""
+    """A submitted batch; `RewardWorkerPool.gather` waits for it."""
 
     batch: RewardBatch
     results: list[list[RewardResult | None]]
@@ -47,6 +47,8 @@ class RewardTicket:
 
 @dataclass(frozen=True, slots=True)
 class RewardJob:
+    """Calls of one function on parts of a batch, done by one worker."""
+
     ticket: RewardTicket
     function: int
     pieces: tuple[tuple[int, ...], ...]
@@ -59,7 +61,7 @@ class RewardJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FunctionSignature:
-    """What a worker said that a function takes."""
+    """The form and the columns of a function, as its worker reports them."""
 
     form: str
     columns: frozenset[str]
@@ -69,16 +71,17 @@ class FunctionSignature:
 
 @dataclass(slots=True)
 class FunctionStats:
-    """What is known of a function from its calls so far."""
+    """Statistics of a function's calls so far."""
 
     seconds_per_sample: float | None = None
-    """Of one sample, smoothed."""
+    """Seconds per sample, exponentially smoothed; None before the first call."""
     has_succeeded: bool = False
     """It answered at least once without failing."""
     workers_lost: int = 0
     errors: Counter[str] = field(default_factory=Counter[str])
 
     def job_size(self) -> int:
+        """Samples of one job."""
         if self.seconds_per_sample is None:
             return _FIRST_JOB
         return max(1, min(_MAX_JOB, int(_JOB_S / max(self.seconds_per_sample, 1e-9))))
@@ -88,6 +91,7 @@ class FunctionStats:
         return 0 if self.seconds_per_sample is None else self.job_size()
 
     def add_duration(self, seconds: float) -> None:
+        """Update the smoothed seconds per sample."""
         self.seconds_per_sample = (
             seconds if self.seconds_per_sample is None else 0.8 * self.seconds_per_sample + 0.2 * seconds
         )
@@ -96,7 +100,7 @@ class FunctionStats:
 def split_into_units(
     batch: RewardBatch, unit: Literal["sample", "group"], samples: Collection[int]
 ) -> list[tuple[int, ...]]:
-    """The least that a function with this unit may be called with; without groups each sample stands for itself."""
+    """The smallest parts of a batch that one call may get; without groups, single samples."""
     groups = batch.groups
     if unit == "group" and groups is not None:
         return [tuple(members) for _, members in groupby(samples, key=lambda index: groups[index])]
@@ -106,7 +110,7 @@ def split_into_units(
 def plan_jobs(
     ticket: RewardTicket, function: int, *, unit: Literal["sample", "group"], form: str, job_size: int, workers: int
 ) -> list[RewardJob]:
-    """Jobs for a batch: small enough to keep all workers busy, and to know soon when something hangs."""
+    """Jobs for a batch: small enough to keep all workers busy, and to notice a hang soon."""
     count = len(ticket.batch.completions)
     size = max(1, min(job_size, -(-count // workers)))
     blocks: list[list[tuple[int, ...]]] = [[]]
@@ -124,51 +128,54 @@ def _pieces(units: Sequence[tuple[int, ...]], form: str) -> tuple[tuple[int, ...
 
 
 def parse_message(line: bytes) -> dict[str, object]:
-    """A worker's line as a message; a line that is none is an empty one, which no reader accepts."""
+    """A worker's line as a message; an empty one for an invalid line, which no reader accepts."""
     try:
-        said = decode(line)
+        message = decode(line)
     except ValueError:
         return {}
-    return cast("dict[str, object]", said) if isinstance(said, dict) else {}
+    return cast("dict[str, object]", message) if isinstance(message, dict) else {}
 
 
-def parse_results(said: Mapping[str, object], count: int) -> list[RewardResult] | None:
-    scores, reasons = said.get("scores"), said.get("reasons")
+def parse_results(reply: Mapping[str, object], count: int) -> list[RewardResult] | None:
+    """The results in a reply to a piece of `count` samples; None for an invalid reply."""
+    scores, reasons = reply.get("scores"), reply.get("reasons")
     if not (isinstance(scores, list) and isinstance(reasons, list) and len(scores) == len(reasons) == count):
         return None
     if not all(score is None or isinstance(score, int | float) for score in scores):
         return None
-    seconds = parse_seconds(said) / count
+    seconds = parse_seconds(reply) / count
     return [result_from_value(s, reason=str(r), seconds=seconds) for s, r in zip(scores, reasons, strict=True)]
 
 
-def first_out_of_bounds(verdicts: Sequence[RewardResult], bounds: Sequence[float] | None) -> float | None:
+def first_out_of_bounds(results: Sequence[RewardResult], bounds: Sequence[float] | None) -> float | None:
     """The first score that is not within `bounds` (lowest, highest); None when all are."""
     if bounds is None:
         return None
-    scores = [verdict.score for verdict in verdicts if verdict.status is ScoreStatus.SCORED]
+    scores = [result.score for result in results if result.status is ScoreStatus.SCORED]
     return next((score for score in scores if not bounds[0] <= score <= bounds[1]), None)
 
 
-def parse_seconds(said: Mapping[str, object]) -> float:
-    seconds = said.get("seconds")
+def parse_seconds(reply: Mapping[str, object]) -> float:
+    """The seconds that a worker reports; 0 where it reports none."""
+    seconds = reply.get("seconds")
     return float(seconds) if isinstance(seconds, int | float) else 0.0
 
 
-def parse_signature(said: Mapping[str, object]) -> FunctionSignature:
+def parse_signature(reply: Mapping[str, object]) -> FunctionSignature:
+    """The signature that a worker reports of a function."""
     return FunctionSignature(
-        form=str(said["form"]),
-        columns=frozenset(cast("list[str]", said["takes"])),
-        required_columns=frozenset(cast("list[str]", said["needs"])),
-        takes_any_column=bool(said["takes_all"]),
+        form=str(reply["form"]),
+        columns=frozenset(cast("list[str]", reply["takes"])),
+        required_columns=frozenset(cast("list[str]", reply["needs"])),
+        takes_any_column=bool(reply["takes_all"]),
     )
 
 
 def unique_names(names: Sequence[str]) -> tuple[str, ...]:
-    """Names told apart: a, b, a#2."""
+    """Names made unique: a, b, a#2."""
     seen: Counter[str] = Counter()
-    told: list[str] = []
+    unique: list[str] = []
     for name in names:
         seen[name] += 1
-        told.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
-    return tuple(told)
+        unique.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
+    return tuple(unique)

@@ -34,28 +34,27 @@ _PROSE = re.compile(r"(?<![\\A-Za-z])[A-Za-z]{2,}\s")
 
 
 def math_answer(completion: object, answer: object, pattern: str = "") -> dict[str, object]:
-    """`{"score", "reason"}`: 1.0 when the completion's answer equals the column `answers` as mathematics, else
-    0.0.
+    """`{"score", "reason"}`: 1.0 when the completion's answer equals the column `answer` as mathematics, else 0.0.
 
     The answer is the last `\\boxed{...}`, or what `extract_answer(completion, pattern)` finds where a pattern is given
     or nothing is boxed. The score is None when the reference itself cannot be read.
     """
     gold, text = _without_decoration(str(answer)), completion_text(completion)
-    found = "" if pattern else last_boxed(text)
-    found = _without_decoration(found or extract_answer(text, pattern))
+    answer_text = "" if pattern else last_boxed(text)
+    answer_text = _without_decoration(answer_text or extract_answer(text, pattern))
     if reason := why_too_large(gold):
         return {"score": None, "reason": f"the reference answer is refused: {reason}"}
-    if not found:
+    if not answer_text:
         return {"score": 0.0, "reason": "no answer found"}
-    same = _equal_without_sympy(gold, found)
+    same = _equal_without_sympy(gold, answer_text)
     if same is not None:
         return {"score": float(same), "reason": ""}
-    if reason := why_too_large(found):
+    if reason := why_too_large(answer_text):
         return {"score": 0.0, "reason": f"the answer is refused: {reason}"}
     wanted = _parsed(gold)
     if not wanted:
         return {"score": None, "reason": f"the reference answer cannot be read: {gold[:80]}"}
-    given = _parsed(found)
+    given = _parsed(answer_text)
     if not given:
         return {"score": 0.0, "reason": "the answer cannot be read as mathematics"}
     return {"score": float(verify(wanted, given, timeout_seconds=_ALARM_S)), "reason": ""}
@@ -104,7 +103,7 @@ def _nesting(expression: str) -> int:
 
 
 def _equal_without_sympy(gold: str, found: str) -> bool | None:
-    """Equality that needs no sympy: the same text, or two plain numbers. None when neither can be told."""
+    """Equality without sympy: the same text, or two plain numbers. None when neither decides."""
     one, other = _plain(gold), _plain(found)
     if one == other:
         return True
@@ -119,7 +118,7 @@ def _equal_without_sympy(gold: str, found: str) -> bool | None:
 
 
 def _plain(text: str) -> str:
-    """Without what only changes the looks. A comma stays, but between thousands: (1, 2) is not 12."""
+    """The text without layout commands. A comma is removed between thousands only: (1, 2) is not 12."""
     text = " ".join(_DECORATION.sub("", text).split())
     return text.replace(",", "") if _THOUSANDS.fullmatch(text) else text
 
@@ -130,7 +129,7 @@ def _without_decoration(text: str) -> str:
 
 
 def _parsed(expression: str) -> list[Any]:
-    """What math-verify reads in an expression: as LaTeX first unless it is a sentence; empty when nothing."""
+    """The expression as math-verify parses it: as LaTeX first unless it is a sentence; empty for no result."""
     if not _PROSE.search(expression):
         found = parse(f"${expression}$", parsing_timeout=_ALARM_S, fallback_mode="no_fallback")
         if found:

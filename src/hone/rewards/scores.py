@@ -1,4 +1,4 @@
-"""Verdicts on answers: scores, what became of those that have none, and several functions put together.
+"""Results of scoring: scores, statuses of missing ones, and the results of several functions combined.
 
 Belongs here: plain data on numpy. A failed reward is a missing value (NaN with a status), never a 0.
 """
@@ -15,7 +15,7 @@ from hone.core.episodes import ScoreStatus
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardResult:
-    """What one function said of one answer, as judged by the trainer."""
+    """One function's result for one answer, as checked by the trainer."""
 
     score: float
     """NaN unless scored."""
@@ -28,14 +28,14 @@ class RewardResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewardScores:
-    """Verdicts on n answers."""
+    """Results for n answers."""
 
     score: NDArray[np.float64]
     """`[n]` weighted sum over the functions; NaN where missing."""
     status: NDArray[np.uint8]
     """`[n]` values of `ScoreStatus`."""
     reasons: tuple[str, ...]
-    """`[n]` why: what a function gave as its reason, or what went wrong; empty where there is nothing to say."""
+    """`[n]` a function's own reason, or the error; empty where there is none."""
     seconds: NDArray[np.float64]
     """`[n]` seconds spent in the functions."""
     functions: Mapping[str, NDArray[np.float64]]
@@ -52,7 +52,7 @@ class RewardScores:
 
 
 def result_from_value(value: float | None, *, reason: str = "", seconds: float = 0.0) -> RewardResult:
-    """The verdict on what a function returned: only a finite number is a score."""
+    """The result for a return value: only a finite number is a score."""
     if value is None:
         missing = reason or "the function returned None"
         return RewardResult(
@@ -65,13 +65,14 @@ def result_from_value(value: float | None, *, reason: str = "", seconds: float =
 
 
 def failed_result(status: ScoreStatus, reason: str, *, seconds: float = 0.0) -> RewardResult:
+    """The result without a score."""
     return RewardResult(score=np.nan, status=status, reason=reason, seconds=seconds)
 
 
 def combine_results(
     by_function: Mapping[str, Sequence[RewardResult]], weights: Sequence[float], *, tracebacks: Sequence[str] = ()
 ) -> RewardScores:
-    """Several functions' verdicts on the same n answers as one: the sum of `weight * score`.
+    """Several functions' results for the same n answers as one: the sum of `weight * score`.
 
     A function that returned None does not apply, and is left out of the sum. A function that failed (exception, hang,
     NaN) makes the answer's score missing: a sum that lacks a term is on another scale. All left out: missing.
@@ -110,31 +111,30 @@ def concatenate_scores(parts: Sequence[RewardScores]) -> RewardScores:
 def _combine_single(
     name: str, column: Sequence[RewardResult], weight: float, tracebacks: Sequence[str]
 ) -> RewardScores | None:
-    """`combine_results` for one function that scored every answer, without a verdict for each sum; None where it did
-    not."""
-    score = np.array([0.0 + weight * verdict.score for verdict in column], np.float64)
-    if not np.isfinite(score).all() or any(verdict.status is not ScoreStatus.SCORED for verdict in column):
+    """`combine_results` for one function, in arrays; None unless it scored every answer."""
+    score = np.array([0.0 + weight * result.score for result in column], np.float64)
+    if not np.isfinite(score).all() or any(result.status is not ScoreStatus.SCORED for result in column):
         return None
     return RewardScores(
         score=score,
         status=np.full(len(column), ScoreStatus.SCORED, np.uint8),
-        reasons=tuple(verdict.reason for verdict in column),
-        seconds=np.array([verdict.seconds for verdict in column], np.float64),
-        functions={name: np.array([verdict.score for verdict in column], np.float64)},
+        reasons=tuple(result.reason for result in column),
+        seconds=np.array([result.seconds for result in column], np.float64),
+        functions={name: np.array([result.score for result in column], np.float64)},
         tracebacks=tuple(tracebacks),
     )
 
 
 def _combine_row(row: Sequence[RewardResult], names: Sequence[str], weights: Sequence[float]) -> RewardResult:
-    seconds = sum(verdict.seconds for verdict in row)
-    spoken = [(name, verdict.reason) for name, verdict in zip(names, row, strict=True) if verdict.reason]
-    reason = spoken[0][1] if len(row) == 1 and spoken else "; ".join(f"{name}: {text}" for name, text in spoken)
+    seconds = sum(result.seconds for result in row)
+    named = [(name, result.reason) for name, result in zip(names, row, strict=True) if result.reason]
+    reason = named[0][1] if len(row) == 1 and named else "; ".join(f"{name}: {text}" for name, text in named)
     failures = [
-        verdict.status for verdict in row if verdict.status is not ScoreStatus.SCORED and not verdict.not_applicable
+        result.status for result in row if result.status is not ScoreStatus.SCORED and not result.not_applicable
     ]
     if failures:
         return failed_result(max(failures), reason, seconds=seconds)
-    parts = [weight * verdict.score for weight, verdict in zip(weights, row, strict=True) if not verdict.not_applicable]
+    parts = [weight * result.score for weight, result in zip(weights, row, strict=True) if not result.not_applicable]
     if not parts:
         return failed_result(ScoreStatus.UNSCORABLE, reason, seconds=seconds)
     return result_from_value(float(sum(parts)), reason=reason, seconds=seconds)

@@ -1,4 +1,4 @@
-"""The scorer that a reasoning-gym task brings along. Imported by workers only: reasoning-gym takes 2 s to import."""
+"""The scorer of a reasoning-gym task. Imported by workers only: reasoning-gym takes 2 s to import."""
 
 from collections.abc import Mapping
 from functools import lru_cache
@@ -31,9 +31,9 @@ def reasoning_gym(  # noqa: PLR0913 - the columns of its examples, by name
     Many tasks give partial credit, and some of it is for length only: `chain_sum` gives a wrong answer that contains
     the right one `len(right) / len(answer)`. `full_marks_only` turns everything below 1 into 0.
     """
-    found = extract_answer(completion_text(completion), pattern)
+    extracted = extract_answer(completion_text(completion), pattern)
     entry = {"question": question, "answer": answer, "metadata": metadata}
-    score = float(_scorer(task, encode(task_config)).score_answer(found, entry))
+    score = float(_scorer(task, encode(task_config)).score_answer(extracted, entry))
     return float(score >= 1.0) if full_marks_only else score
 
 

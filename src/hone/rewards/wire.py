@@ -1,4 +1,4 @@
-"""What trainer and worker say to each other: one JSON object on a line.
+"""Messages between trainer and worker: one JSON object on a line.
 
 JSON has no tuples, sets, bytes, dates, or keys that are not text; they are tagged, so that a function sees a column
 exactly as the dataset holds it. Nothing here can run code, unlike pickle.
@@ -63,7 +63,7 @@ def _pack_rare(value: object) -> object:
 
 
 def unpack(value: object) -> object:
-    """What `pack` was given."""
+    """The value that `pack` was given."""
     if isinstance(value, list):
         return [unpack(item) for item in value]
     if not isinstance(value, dict):

@@ -44,7 +44,7 @@ def _limit_memory(memory_bytes: int | None) -> None:
 
 
 def _load_functions(specs: Sequence[Mapping[str, object]], channel: ParentChannel) -> list[LoadedFunction] | None:
-    """The functions, after saying what they take; None after saying what is wrong with all that cannot be used."""
+    """The functions, after their signatures were sent; None after the faults of all unusable ones were sent."""
     functions: list[LoadedFunction] = []
     refused: list[str] = []
     for spec in specs:

@@ -1,11 +1,11 @@
 """A pool of killable processes that score answers while generation goes on.
 
-Belongs here: which worker scores which answers, deadlines, what a hang or a crash costs, and when to stop at once.
-Verdicts are made here, in the trainer, from what a worker said: type, length and finiteness are checked again.
+Belongs here: the assignment of answers to workers, deadlines, the handling of hangs and crashes, and early stops.
+Results are made here, in the trainer, from replies: type, length and finiteness are checked again.
 
 A batch is cut into jobs, a job into pieces (one call of a function each). A worker answers piece by piece. When a piece
 hangs or takes the process down, the worker is killed and replaced, the pieces after it are queued again, and it alone
-is cut further: down to one unit (a sample, or a group), which is then the culprit and has no score.
+is cut further: down to one unit (a sample, or a group), which has no score.
 """
 
 import threading
@@ -103,8 +103,8 @@ class RewardWorkerPool:
         """Begin to score a batch; returns at once (the first call waits for a worker to start). Raises as `check`."""
         self.check(batch.columns.keys())
         count = len(batch.completions)
-        said = {"prompts": batch.prompts, **batch.columns, **({"groups": batch.groups} if batch.groups else {})}
-        if wrong := [f"{name} has {len(values)}" for name, values in said.items() if len(values) != count]:
+        values_of = {"prompts": batch.prompts, **batch.columns, **({"groups": batch.groups} if batch.groups else {})}
+        if wrong := [f"{name} has {len(values)}" for name, values in values_of.items() if len(values) != count]:
             raise ValueError(f"a batch of {count} completions needs {count} values of everything: {', '.join(wrong)}")
         functions = len(self._names)
         ticket = RewardTicket(batch, [[None] * count for _ in range(functions)], count * functions)
@@ -142,7 +142,7 @@ class RewardWorkerPool:
             return {f"{name}: {text}": count for name, record in pairs for text, count in record.errors.items()}
 
     def close(self) -> None:
-        """Kill all workers and what they started; scores not gathered by now are lost."""
+        """Kill all workers and their descendants; scores not gathered by now are lost."""
         with self._changed:
             self._closing = True
             self._jobs.clear()
@@ -177,7 +177,7 @@ class RewardWorkerPool:
         columns = [cast("list[RewardResult]", column) for column in ticket.results]
         for name, record, column in zip(self._names, self._stats, columns, strict=True):
             if column and not record.has_succeeded:
-                reasons = dict.fromkeys(verdict.reason for verdict in column)
+                reasons = dict.fromkeys(result.reason for result in column)
                 raise UserCodeError(
                     f"reward function {name!r} failed on all {len(column)} answers of its first batch:",
                     *list(reasons)[:3],
@@ -208,7 +208,7 @@ class RewardWorkerPool:
             self._changed.notify_all()
 
     def _next_jobs(self) -> list[RewardJob]:
-        """What a worker is sent at once: a share of the queue that is little work; none when the pool closes."""
+        """The jobs that a worker is sent together: a small share of the queue; none when the pool closes."""
         with self._changed:
             self._changed.wait_for(lambda: self._jobs or self._closing or self._fatal)
             if self._closing or self._fatal:
@@ -242,14 +242,14 @@ class RewardWorkerPool:
             raise UserCodeError(*cast("list[str]", hello.get("refused", ["the worker did not start"])))
         with self._changed:
             self._signatures = self._signatures or [
-                parse_signature(said) for said in cast("list[dict[str, object]]", hello["ready"])
+                parse_signature(signature) for signature in cast("list[dict[str, object]]", hello["ready"])
             ]
             self._changed.notify_all()
         return process
 
     def _run(self, jobs: Sequence[RewardJob], process: _Worker) -> _Worker | None:
-        """Do jobs, which are sent at once and answered in order; the worker, or None when it had to be killed (what is
-        left is queued again)."""
+        """Do jobs, which are sent together and answered in order; the worker, or None when it had to be killed (the
+        rest is queued again)."""
         sent = deque(job for job in jobs if self._send_job(job, process))
         while sent:
             if not self._read_answers(sent.popleft(), process):
@@ -307,31 +307,31 @@ class RewardWorkerPool:
             }
         )
 
-    def _record_reply(self, job: RewardJob, piece: tuple[int, ...], said: Mapping[str, object]) -> None:
-        """Judge a worker's reply to one piece."""
-        if "contract" in said:
-            self._abort_ticket(job, str(said["contract"]))
-        elif "error" in said:
-            self._record_failure(job, piece, said)
-        elif (verdicts := parse_results(said, len(piece))) is None:
+    def _record_reply(self, job: RewardJob, piece: tuple[int, ...], reply: Mapping[str, object]) -> None:
+        """Check and record a worker's reply to one piece."""
+        if "contract" in reply:
+            self._abort_ticket(job, str(reply["contract"]))
+        elif "error" in reply:
+            self._record_failure(job, piece, reply)
+        elif (results := parse_results(reply, len(piece))) is None:
             self._abort_ticket(job, f"sent no valid reply for {len(piece)} completions")
-        elif (score := first_out_of_bounds(verdicts, self._config.functions[job.function].bounds)) is not None:
+        elif (score := first_out_of_bounds(results, self._config.functions[job.function].bounds)) is not None:
             self._abort_ticket(job, f"gave {score:g}, outside its bounds {self._config.functions[job.function].bounds}")
         else:
-            self._settle(job, piece, verdicts)
+            self._settle(job, piece, results)
 
-    def _record_failure(self, job: RewardJob, piece: tuple[int, ...], said: Mapping[str, object]) -> None:
+    def _record_failure(self, job: RewardJob, piece: tuple[int, ...], reply: Mapping[str, object]) -> None:
         """The function raised: find out for which units, and keep one traceback of each distinct error."""
         if self._requeue_by_unit(job, piece):
             return
-        reason = str(said["error"])
-        verdict = failed_result(ScoreStatus.ERROR, reason, seconds=parse_seconds(said))
+        reason = str(reply["error"])
+        result = failed_result(ScoreStatus.ERROR, reason, seconds=parse_seconds(reply))
         with self._changed:
             errors = self._stats[job.function].errors
             errors[reason] += len(piece)
             if errors[reason] == len(piece):
-                job.ticket.tracebacks.append(f"{self._names[job.function]}: {said.get('traceback', reason)}")
-        self._settle(job, piece, [verdict] * len(piece))
+                job.ticket.tracebacks.append(f"{self._names[job.function]}: {reply.get('traceback', reason)}")
+        self._settle(job, piece, [result] * len(piece))
 
     def _requeue_by_unit(self, job: RewardJob, piece: tuple[int, ...]) -> bool:
         """Queue a failed piece again unit by unit; False when it is a single one."""
@@ -343,7 +343,7 @@ class RewardWorkerPool:
             self._changed.notify_all()
         return True
 
-    def _record_lost_worker(self, job: RewardJob, number: int, verdict: RewardResult) -> None:
+    def _record_lost_worker(self, job: RewardJob, number: int, result: RewardResult) -> None:
         """A piece took its worker down: the pieces after it are queued again, and it is cut or has no score."""
         if self._closing:
             return
@@ -351,32 +351,32 @@ class RewardWorkerPool:
         record = self._stats[job.function]
         with self._changed:
             record.workers_lost += 1
-            record.seconds_per_sample = None  # what was known of its speed is no longer worth much
+            record.seconds_per_sample = None  # its measured speed no longer holds
             if rest:
                 self._jobs.appendleft(RewardJob(job.ticket, job.function, rest))
                 self._changed.notify_all()
             hopeless = record.workers_lost >= _MAX_START_FAILURES and not record.has_succeeded
         if hopeless:
             self._abort_ticket(
-                job, f"never gave a score and took down {record.workers_lost} workers; the last: {verdict.reason}"
+                job, f"never gave a score and took down {record.workers_lost} workers; the last: {result.reason}"
             )
         elif not self._requeue_by_unit(job, piece):
-            self._settle(job, piece, [verdict] * len(piece))
+            self._settle(job, piece, [result] * len(piece))
 
-    def _settle(self, job: RewardJob, piece: tuple[int, ...], verdicts: Sequence[RewardResult]) -> None:
+    def _settle(self, job: RewardJob, piece: tuple[int, ...], results: Sequence[RewardResult]) -> None:
         record = self._stats[job.function]
         with self._changed:
-            for index, verdict in zip(piece, verdicts, strict=True):
-                job.ticket.results[job.function][index] = verdict
-            if any(verdict.status in (ScoreStatus.SCORED, ScoreStatus.UNSCORABLE) for verdict in verdicts):
+            for index, result in zip(piece, results, strict=True):
+                job.ticket.results[job.function][index] = result
+            if any(result.status in (ScoreStatus.SCORED, ScoreStatus.UNSCORABLE) for result in results):
                 record.has_succeeded = True
-                record.add_duration(sum(verdict.seconds for verdict in verdicts) / len(verdicts))
+                record.add_duration(sum(result.seconds for result in results) / len(results))
             job.ticket.pending -= len(piece)
             if job.ticket.pending == 0:
                 self._changed.notify_all()
 
     def _abort_ticket(self, job: RewardJob, message: str) -> None:
-        """The ticket cannot be finished: what is still queued of it is dropped, and `gather` raises."""
+        """The ticket cannot be finished: its queued jobs are dropped, and `gather` raises."""
         with self._changed:
             job.ticket.fatal = job.ticket.fatal or UserCodeError(
                 f"reward function {self._names[job.function]!r} {message}"
