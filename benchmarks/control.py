@@ -92,7 +92,7 @@ def score(policy: ControlPolicy, name: str, seed: int) -> float:
 def ppo_config(
     seed: int, steps: int, *, envs: int = 8, rollout: int = 32, minibatches: int = 1, epochs: int = 20
 ) -> ppo.PpoConfig:
-    learner = LearnerConfig(lr=1e-3, decay="linear", epochs=epochs, minibatches=minibatches, max_grad_norm=0.5)
+    learner = LearnerConfig(lr=1e-3, lr_decay="linear", epochs=epochs, minibatches=minibatches, max_grad_norm=0.5)
     env = GymConfig(id=CARTPOLE, num_envs=envs)
     return ppo.PpoConfig(
         recipe="ppo", name="bench", seed=seed, steps=steps, env=env, rollout_steps=rollout, learner=learner

@@ -30,7 +30,7 @@ TEACHERS: dict[str, tuple[str, dict[str, Any]]] = {
             "steps": 8000,
             "env": {"id": "Pendulum-v1"},
             "network": {"hidden": [64, 64], "activation": "relu"},
-            "replay": {"batch": 128, "memory": 10_000, "warmup": 100},
+            "replay": {"batch": 128, "capacity": 10_000, "warmup": 100},
         },
     ),
 }

@@ -62,7 +62,7 @@ def test_the_price_is_paid_decision_by_decision_by_hand() -> None:
     np.testing.assert_allclose(credits.advantage, [-0.1, 0.8, 0], rtol=1e-6)
     np.testing.assert_allclose(behind[0].score, [0.7, nan])
     assert credits.metrics["reward/kl_nats"] == pytest.approx((3 + 4) / 2)
-    assert credits.metrics["reward/kl_weight"] == 0.1
+    assert credits.metrics["reward/kl_coef"] == 0.1
     assert episodes.reward.tolist() == [0, 1, 0]  # what came in is as it was
 
 
@@ -118,7 +118,7 @@ def test_a_batch_is_paid_for_before_its_distance_is_heard_of() -> None:
     price = AdaptiveKlController(weight=1.0, target=1.0, horizon=1.0)
     priced = KlRewardCredit(reward_as_advantage, reference=column([-10.0]), controller=price)
     told = priced(answers([0.0]), NO_VALUES).metrics
-    assert told["reward/kl_weight"] == 1.0
+    assert told["reward/kl_coef"] == 1.0
     assert price.weight == pytest.approx(1.2)
 
 

@@ -157,7 +157,7 @@ def test_a_server_that_stays_away_is_waited_for_and_named(serve):
         list(client.generate([asked(1, samples=3)]))
     assert time.monotonic() - began < 5
     assert "Connection refused" in str(error.value)
-    assert f"{server.url} did not answer for 0 s (patience_s)" in str(error.value)
+    assert f"{server.url} did not answer for 0 s (reconnect_timeout_s)" in str(error.value)
     assert "0 answers were finished and not yet taken" in str(error.value)
     server.begin()
 

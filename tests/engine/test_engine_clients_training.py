@@ -77,8 +77,8 @@ def test_each_step_is_answered_by_its_own_weights(server):
 
 def test_a_run_ahead_of_its_learner_says_how_old_answers_are(server):
     assert main(["train", "run.toml", "name=ahead", "rollout.ahead=1"]) == 0
-    told = [line for line in metrics("ahead") if "ahead/staleness" in line]
-    assert [line["ahead/staleness"] for line in told] == [0, 1, 1, 1]
+    told = [line for line in metrics("ahead") if "async/staleness" in line]
+    assert [line["async/staleness"] for line in told] == [0, 1, 1, 1]
 
 
 def test_a_server_that_restarts_in_a_run_changes_nothing(server):

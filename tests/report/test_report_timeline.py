@@ -34,7 +34,7 @@ def text_run(**changes):
         "time__credit_s": [0.25, 0.25],
         "time__update_s": [2.0, 1.0],
         "time__publish_s": [0.25, 0.25],
-        "time__judge_s": [np.nan, 0.5],
+        "time__evaluate_s": [np.nan, 0.5],
         "time__generate_s": [2.5, 1.5],
         "time__generate_model_s": [2.0, 1.0],
         "time__generate_prefill_s": [0.5, 0.25],
@@ -56,7 +56,7 @@ def test_a_step_by_hand():
         ("credit", 0.5, 0.05),
         ("update", 0.55, 0.3),
         ("publish", 0.85, 0.05),
-        ("judge", 0.9, 0.05),
+        ("evaluate", 0.9, 0.05),
         ("other", 0.95, 0.05),
     ]
     assert spans(found.collect_parts) == [

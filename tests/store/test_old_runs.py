@@ -14,6 +14,7 @@ from safetensors.numpy import load_file
 
 from hone import api
 from hone.cli.main import main
+from hone.store.metrics import RENAMED_METRICS
 
 FIXTURE = Path(__file__).resolve().parents[1] / "fixtures" / "runs_0_1"
 EXPECTED: dict[str, Any] = json.loads((FIXTURE / "expected.json").read_text(encoding="utf-8"))
@@ -22,8 +23,6 @@ EXACT = ("sarsa_lambda", "thompson")
 EVALUATED = [name for name in EXPECTED if name != "thompson"]
 """A bandit has no environment to be evaluated in."""
 PAIRS = [("sft", "grpo"), ("ppo", "dqn")]
-RENAMED: dict[str, str] = {}
-"""Metric as it was called then -> as it is called now."""
 
 
 @pytest.fixture
@@ -37,7 +36,7 @@ def copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def nearly(values: dict[str, float]) -> Any:
     """Equal to rounding, under the metrics' present names."""
-    return pytest.approx({RENAMED.get(name, name): value for name, value in values.items()}, rel=1e-4, abs=1e-6)
+    return pytest.approx({RENAMED_METRICS.get(name, name): value for name, value in values.items()}, rel=1e-4, abs=1e-6)
 
 
 def untimed(row: dict[str, float]) -> dict[str, float]:

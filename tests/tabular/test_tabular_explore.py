@@ -52,12 +52,12 @@ def test_the_bonus_of_counts_is_paid_to_learning() -> None:
 
 
 def test_schedules() -> None:
-    line = LinearSchedule(kind="linear", begin=1.0, end=0.2, turns=10)
+    line = LinearSchedule(kind="linear", start=1.0, end=0.2, decay_iterations=10)
     assert [schedule_value(line, turn) for turn in (0, 5, 10, 99)] == pytest.approx([1.0, 0.6, 0.2, 0.2])
-    falling = ExponentialSchedule(kind="exponential", begin=1.0, end=0.0, half_life=4)
+    falling = ExponentialSchedule(kind="exponential", start=1.0, end=0.0, half_life=4)
     assert [schedule_value(falling, turn) for turn in (0, 4, 8)] == pytest.approx([1.0, 0.5, 0.25])
     assert schedule_value(ConstantSchedule(value=0.3), 7) == 0.3
-    always = EpsilonGreedy(epsilon=LinearSchedule(kind="linear", begin=1.0, end=0.0, turns=2))
+    always = EpsilonGreedy(epsilon=LinearSchedule(kind="linear", start=1.0, end=0.0, decay_iterations=2))
     np.testing.assert_allclose(action_probabilities(always, VALUES, COUNTS, 0), np.full((1, 4), 0.25))
     np.testing.assert_allclose(action_probabilities(always, VALUES, COUNTS, 2), [[0.0, 0.5, 0.5, 0.0]])
 

@@ -142,7 +142,7 @@ def test_what_has_no_score_teaches_nothing() -> None:
 
 def test_step_sizes_fall_with_visits() -> None:
     count = np.array([4, 0, 0])
-    size = step_sizes(count, np.array([[0], [1], [0]]), RateConfig(rate=1.0, power=0.5, least=0.4), np.ones(3, bool))
+    size = step_sizes(count, np.array([[0], [1], [0]]), RateConfig(rate=1.0, power=0.5, minimum=0.4), np.ones(3, bool))
     np.testing.assert_allclose(size, [5**-0.5, 1.0, 6**-0.5])
     assert count.tolist() == [6, 1, 0]
 

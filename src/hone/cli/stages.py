@@ -13,6 +13,7 @@ from typing import cast
 from hone.config.overrides import ConfigDocument
 from hone.config.resolve import leaves
 from hone.config.toml import KeyPath
+from hone.core.config import readable_keys
 from hone.core.errors import did_you_mean
 from hone.recipes.registry import load_recipe, recipe_names
 
@@ -77,7 +78,7 @@ def _stages(document: ConfigDocument) -> Iterator[tuple[int, set[str]]]:
     for index in range(len(cast("list[object]", document.values[STAGE]))):
         recipe = _table(document, index).get("recipe")
         if isinstance(recipe, str) and recipe in recipe_names():
-            yield index, set(load_recipe(recipe).config.model_fields)
+            yield index, readable_keys(load_recipe(recipe).config)
 
 
 def _apply_shared_key(document: ConfigDocument, index: int, name: str, value: object) -> list[str]:

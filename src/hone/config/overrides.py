@@ -7,11 +7,12 @@ remembers where each value came from.
 import copy
 import re
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
+from typing import TypeAlias, cast
 
 from hone.config.toml import KeyPath, TomlFile
+from hone.core.config import OLD_NAMES_UNTIL, current_key
 from hone.core.errors import ConfigError, ErrorCollector
 
 COMMAND_LINE = "command line"
@@ -85,6 +86,8 @@ class ConfigDocument:
     name: str
     values: dict[str, object]
     sources: dict[KeyPath, str] = field(default_factory=dict[KeyPath, str])
+    notes: list[str] = field(default_factory=list[str])
+    """What the user should know of it: keys that were given under an old name."""
 
     @classmethod
     def from_file(cls, file: TomlFile, overrides: Sequence[Override] = ()) -> "ConfigDocument":
@@ -130,6 +133,31 @@ class ConfigDocument:
         self.sources = {known: source for known, source in self.sources.items() if known[: len(path)] != path}
         self.sources[path] = source
         return []
+
+    def rename_keys(self, table: dict[str, object], place: KeyPath, known: Container[KeyPath], prefix: KeyPath) -> None:
+        """Give the keys below `table`, which stands at `place`, their present names: those that make their path, as the
+        config class sees it, one of the `known`. Each use of an old name is noted; the command line overrides a file.
+        """
+        for old in list(table):
+            new = str(current_key((*prefix, old), known)[-1])
+            if new in table and old != new:
+                if COMMAND_LINE not in (self.source_of((*place, old)), self.source_of((*place, new))):
+                    continue  # validation refuses the two names of one key
+                if self.source_of((*place, new)) == COMMAND_LINE:
+                    del table[old]
+                    continue
+            if old != new:
+                now = dotted((*place, new))
+                self.notes.append(f"{dotted((*place, old))} is now {now}; the old name is read until {OLD_NAMES_UNTIL}")
+                table[new] = table.pop(old)
+                depth, at = len(place), (*place, old)
+                self.sources = {
+                    (*place, new, *path[depth + 1 :]) if path[: depth + 1] == at else path: source
+                    for path, source in self.sources.items()
+                }
+            child = table[new]
+            if isinstance(child, dict):
+                self.rename_keys(cast("dict[str, object]", child), (*place, new), known, (*prefix, new))
 
     def _no_place(self, path: KeyPath, depth: int, place: object) -> str:
         key, owner = dotted(path), dotted(path[:depth])

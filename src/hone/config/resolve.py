@@ -13,6 +13,7 @@ from pydantic import ValidationError
 
 from hone.config.explain import explain, format_value
 from hone.config.overrides import ConfigDocument, dotted, parse_overrides
+from hone.config.schema import all_keys
 from hone.config.toml import KeyPath, read_toml
 from hone.core.config import Config
 from hone.core.errors import ConfigError
@@ -93,8 +94,8 @@ def resolve(
     `ignore` names keys of that table that are somebody else's, such as the recipe's name. Raises ConfigError with one
     message per fault, all at once.
     """
-    values = table_at(document, at)
-    values = {key: value for key, value in values.items() if key not in ignore}
+    document.rename_keys(table_at(document, at), at, frozenset(all_keys(model)), ())
+    values = {key: value for key, value in table_at(document, at).items() if key not in ignore}
     warnings = tuple(_suspicious_values(values, document, at))
     try:
         config = model.model_validate(values)
@@ -121,7 +122,7 @@ def table_at(document: ConfigDocument, at: KeyPath) -> dict[str, object]:
                 raise ConfigError(f"{document.name} has no table {dotted(at)}")
     if not isinstance(place, dict):
         raise ConfigError(f"{dotted(at)} in {document.source_of(at)} must be a table, got {format_value(place)}")
-    return {str(key): value for key, value in place.items()}
+    return cast("dict[str, object]", place)
 
 
 def leaves(value: object, path: KeyPath = ()) -> Iterator[tuple[KeyPath, object]]:

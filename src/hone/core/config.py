@@ -4,11 +4,43 @@ A config class lives beside what it configures, has at most about 12 fields, say
 and its defaults are a vetted run. Numbers given as strings are refused, not coerced.
 """
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
+from itertools import product
 from typing import Annotated, cast, get_args, get_origin
 
 from pydantic import BaseModel, ConfigDict, model_validator
 from pydantic.fields import FieldInfo
+
+RENAMED_KEYS: Mapping[str, tuple[str, ...]] = {
+    "ahead": ("max_staleness",),
+    "alarm_nats": ("max_mismatch_nats",),
+    "barren_batches": ("max_unscored_batches",),
+    "begin": ("start",),
+    "decay": ("lr_decay", "gae_lambda", "trace_lambda"),
+    "ending": ("end_probability",),
+    "explore": ("exploration",),
+    "first": ("start",),
+    "judge": ("evaluation",),
+    "key_from": ("api_key_env",),
+    "last": ("end",),
+    "least": ("minimum",),
+    "memory": ("capacity", "replay_capacity"),
+    "minibatches": ("updates_per_iteration",),
+    "most_nats": ("max_nats",),
+    "most_rounds": ("max_rounds",),
+    "most_second_moment": ("max_second_moment",),
+    "over": ("decay_env_steps",),
+    "patience_s": ("reconnect_timeout_s",),
+    "pays": ("rewards",),
+    "slots": ("max_concurrent",),
+    "step": ("step_reward",),
+    "target_rate": ("tau",),
+    "turns": ("decay_iterations",),
+}
+"""Old name of a key -> its present names in the tables that have it. Old names are still read: in files, on the command
+line, in saved runs and in Python."""
+OLD_NAMES_UNTIL = "0.3"
+"""The version of hone that no longer reads them."""
 
 
 class Config(BaseModel):
@@ -36,7 +68,7 @@ def fill_defaults(
     So `[learner]` with one key changes that key only, although the field's default differs from the class's defaults;
     and a tagged union keeps its default member while nobody names another.
     """
-    filled = dict(values)
+    filled = with_current_names(model, values)
     for name, inherited in _inherited(model, default).items():
         given = filled.get(name)
         if name not in filled:
@@ -50,6 +82,27 @@ def fill_defaults(
             if wanted.items() >= own.items():  # nobody names another member
                 filled[name] = fill_defaults(type(inherited), wanted, inherited)
     return filled
+
+
+def with_current_names(model: type[BaseModel], values: Mapping[str, object]) -> dict[str, object]:
+    """`values` of one table under the present names of its keys. Raises ValueError for a key given under both names."""
+    current = {key: current_key((key,), {(name,) for name in model.model_fields})[0] for key in values}
+    for old, new in current.items():
+        if old != new and new in values:
+            raise ValueError(f"{old} is the old name of {new}: give only {new}")
+    return {str(current[key]): value for key, value in values.items()}
+
+
+def current_key(path: tuple[str | int, ...], known: Container[tuple[str | int, ...]]) -> tuple[str | int, ...]:
+    """The path of a key under its present names: the first that is in `known`, else the path itself."""
+    names = ((part, *RENAMED_KEYS.get(str(part), ())) for part in path)
+    return next((way for way in product(*names) if way in known), path)
+
+
+def readable_keys(model: type[BaseModel]) -> set[str]:
+    """The keys of a table, present and old names."""
+    old = {key for key, names in RENAMED_KEYS.items() if not model.model_fields.keys().isdisjoint(names)}
+    return old | model.model_fields.keys()
 
 
 def _inherited(model: type[BaseModel], default: BaseModel | None) -> dict[str, object]:

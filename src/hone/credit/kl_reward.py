@@ -165,7 +165,7 @@ class KlRewardCredit:
         credits = self.credit(shaped, values)
         distance = estimate_kl(episodes, nats)
         self.controller.observe(distance)
-        told = {"reward/kl_nats": distance.episode_nats, "reward/kl_weight": weight}
+        told = {"reward/kl_nats": distance.episode_nats, "reward/kl_coef": weight}
         return replace(credits, metrics={**credits.metrics, **told})
 
     def state(self) -> State:

@@ -16,6 +16,7 @@ from hone.store.answers import AnswerRow, latest_answers
 from hone.store.durable import Json
 from hone.store.evaluations import read_evaluations
 from hone.store.folder import list_runs, open_run
+from hone.store.manifest import with_current_keys
 from hone.store.metrics import CLOCK_PREFIX, MetricColumns, read_metrics
 
 Floats = NDArray[np.float64]
@@ -97,15 +98,18 @@ def read_runs(asked: Sequence[str], root: Path, *, metric: str = "") -> list[Loa
     for text in asked:
         folders = _folders(text, root)
         if not folders:
-            known = [path.name for path in list_runs(root)]
-            faults.add(f"{text!r} is not a run or a folder of runs{did_you_mean(text, known)}")
+            names = [path.name for path in list_runs(root)]
+            faults.add(f"{text!r} is not a run or a folder of runs{did_you_mean(text, names)}")
         for folder in folders:
             try:
                 found.setdefault(folder.resolve(), _read(folder, text, metric))
             except DataError as fault:
                 faults.extend(fault.messages)
     faults.raise_if_any()
-    return list(found.values())
+    known: dict[str, dict[str, Json]] = {}
+    for run in found.values():
+        known.setdefault(run.recipe, {}).update(run.settings)
+    return [replace(run, settings=with_current_keys(run.settings, known[run.recipe])) for run in found.values()]
 
 
 def _folders(text: str, root: Path) -> list[Path]:

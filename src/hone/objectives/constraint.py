@@ -112,7 +112,7 @@ def bear_actor_loss(worth: PerDecision, distance: PerDecision, log_multiplier: O
     price = log_multiplier.detach().clamp(LOWEST_PRICE, HIGHEST_PRICE).exp()
     return LossTerms(
         loss=price * distance - worth,
-        compute_metrics=lambda: {"policy/worth": worth.detach(), "policy/distance": distance.detach()},
+        compute_metrics=lambda: {"policy/q_value": worth.detach(), "policy/distance": distance.detach()},
     )
 
 

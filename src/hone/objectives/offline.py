@@ -89,5 +89,5 @@ def td3_bc_actor_loss(worth: PerDecision, action: Actions, logged: Actions, scal
     distance = (action - logged).square().mean(dim=1)
     return LossTerms(
         loss=distance - scale.detach() * worth,
-        compute_metrics=lambda: {"policy/worth": worth.detach(), "policy/distance": distance.detach()},
+        compute_metrics=lambda: {"policy/q_value": worth.detach(), "policy/distance": distance.detach()},
     )

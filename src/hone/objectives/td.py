@@ -65,7 +65,7 @@ def ddpg_actor_loss(worth: PerDecision) -> LossTerms:
 
     `worth` carries the gradient to the actions only. TD3 applies it on every second update of the critics.
     """
-    return LossTerms(loss=-worth, compute_metrics=lambda: {"policy/worth": worth.detach()})
+    return LossTerms(loss=-worth, compute_metrics=lambda: {"policy/q_value": worth.detach()})
 
 
 def dueling(value: PerDecision, advantage: Table) -> Table:

@@ -13,7 +13,7 @@ import numpy as np
 from hone.report.html import format_duration
 from hone.store.metrics import CLOCK_PREFIX, MetricColumns
 
-_LOOP: Final = ("collect", "values", "credit", "update", "publish", "judge", "save")
+_LOOP: Final = ("collect", "values", "credit", "update", "publish", "evaluate", "save")
 """Parts of a step in their order; other timed parts follow them."""
 _TOTALS: Final = ("step", "total", "elapsed")
 """Totals of other times, not parts of a step."""
@@ -31,7 +31,7 @@ _PART_DESCRIPTIONS: Final = {
     "credit": "assigning credit (credit)",
     "update": "the learner's update (update)",
     "publish": "publishing the weights (publish)",
-    "judge": "the evaluation (judge)",
+    "evaluate": "the evaluation (evaluate)",
     "save": "writing metrics, samples and checkpoints (save)",
     "decode": "generation (decode)",
     "prefill": "reading prompts (prefill)",

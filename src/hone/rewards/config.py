@@ -41,5 +41,5 @@ class RewardsConfig(Config):
     """Share of the last `missing_window` answers that may lack a score before the run stops."""
     missing_window: int = Field(default=200, ge=1)
     """Answers over which the share is taken."""
-    barren_batches: int = Field(default=3, ge=1)
+    max_unscored_batches: int = Field(default=3, ge=1)
     """Batches in a row without a single score after which the run stops."""

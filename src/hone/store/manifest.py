@@ -5,12 +5,16 @@ Belongs here: the contents of `config.json` and `manifest.json`, and the compari
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import TypeVar
 
+from hone.core.config import current_key
 from hone.core.errors import DataError
 from hone.store.durable import Json, read_json_object, to_json
+
+V = TypeVar("V")
 
 RUN_FORMAT = 1
 
@@ -71,12 +75,20 @@ def config_hash(config: Mapping[str, ConfigSetting]) -> str:
 def config_diff(old: Mapping[str, ConfigSetting], new: Mapping[str, ConfigSetting]) -> list[str]:
     """List `key: old -> new` for every differing key, sorted; `(absent)` for a missing side."""
     lines: list[str] = []
+    old = with_current_keys(old, new)
     for key in sorted({*old, *new}):
         before = _shown(old, key)
         after = _shown(new, key)
         if before != after:
             lines.append(f"{key}: {before} -> {after}")
     return lines
+
+
+def with_current_keys(settings: Mapping[str, V], known: Iterable[str]) -> dict[str, V]:
+    """Settings of a saved run, in which a key that has been renamed goes by its name among `known` settings."""
+    paths = {tuple(key.split(".")) for key in known}
+    own = {key: tuple(key.split(".")) for key in settings}
+    return {".".join(map(str, current_key(own[key], paths - {own[key]}))): value for key, value in settings.items()}
 
 
 def _shown(config: Mapping[str, ConfigSetting], key: str) -> str:

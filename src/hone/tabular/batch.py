@@ -19,13 +19,13 @@ from hone.tabular.tables import ActionTable, StateValues, Table
 
 
 class RateConfig(Config):
-    """Step sizes: max(least, rate / visits^power), with the number of visits of the updated pair (or state)."""
+    """Step sizes: max(minimum, rate / visits^power), with the number of visits of the updated pair (or state)."""
 
     rate: float = Field(default=0.1, gt=0)
     """At the first visit, and always where `power` is 0."""
     power: float = Field(default=0.0, ge=0, le=1)
     """Above 0.5 and at most 1 the estimates converge (Robbins & Monro, 1951); 0 tracks an environment that changes."""
-    least: float = Field(default=0.0, ge=0)
+    minimum: float = Field(default=0.0, ge=0)
     """Lower bound of the step size."""
 
 
@@ -104,7 +104,7 @@ def step_sizes(count: Ints, cell: Ints, rate: RateConfig, known: Flags) -> Float
     size = np.full(len(first), rate.rate)
     if rate.power:
         visits = count[first[known]] + 1 + rank_among_equals(first[known])
-        size[known] = np.maximum(rate.least, rate.rate * visits ** (-rate.power))
+        size[known] = np.maximum(rate.minimum, rate.rate * visits ** (-rate.power))
     count += np.bincount(cell[known].ravel(), minlength=len(count))
     return np.where(known, size, 0.0) / cell.shape[1]
 

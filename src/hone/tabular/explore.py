@@ -31,20 +31,20 @@ class LinearSchedule(Config):
 
     kind: Literal["linear"]
     """Selects this alternative."""
-    begin: float = Field(default=1.0, ge=0)
+    start: float = Field(default=1.0, ge=0)
     """Value in the first iteration."""
     end: float = Field(default=0.05, ge=0)
-    """Value after `turns` iterations."""
-    turns: int = Field(ge=1)
-    """Iterations from `begin` to `end`."""
+    """Value after `decay_iterations` iterations."""
+    decay_iterations: int = Field(ge=1)
+    """Iterations from `start` to `end`."""
 
 
 class ExponentialSchedule(Config):
-    """end + (begin - end) * 2^(-iteration / half_life)."""
+    """end + (start - end) * 2^(-iteration / half_life)."""
 
     kind: Literal["exponential"]
     """Selects this alternative."""
-    begin: float = Field(default=1.0, ge=0)
+    start: float = Field(default=1.0, ge=0)
     """Value in the first iteration."""
     end: float = Field(default=0.01, ge=0)
     """Value in the limit."""
@@ -104,10 +104,10 @@ def schedule_value(schedule: Schedule, turn: int) -> float:
         case ConstantSchedule():
             return schedule.value
         case LinearSchedule():
-            share = min(1.0, turn / schedule.turns)
-            return (1.0 - share) * schedule.begin + share * schedule.end
+            share = min(1.0, turn / schedule.decay_iterations)
+            return (1.0 - share) * schedule.start + share * schedule.end
         case ExponentialSchedule():
-            return float(schedule.end + (schedule.begin - schedule.end) * 2.0 ** (-turn / schedule.half_life))
+            return float(schedule.end + (schedule.start - schedule.end) * 2.0 ** (-turn / schedule.half_life))
 
 
 def action_probabilities(explore: Exploration, values: Floats, counts: Ints, turn: int) -> Floats:

@@ -56,7 +56,7 @@ def test_all_faults_of_a_map_are_told() -> None:
     with pytest.raises(DataError) as caught:
         grid_mdp(["..x", "..y"], discount=0.9)
     assert caught.value.messages == (
-        "the map has the marks 'xy', which are neither #, S, . nor in `pays`",
+        "the map has the marks 'xy', which are neither #, S, . nor in `rewards`",
         "the map has no S, where an episode begins",
     )
 

@@ -151,7 +151,7 @@ def test_an_example_is_trained_shown_and_judged(
 
 def test_epsilon_falls_evenly_over_decisions() -> None:
     """By hand: warm-up 20, turns of 14, from 1 to 0.04 over 100."""
-    chosen = LinearEpsilon(first=1.0, last=0.04, over=100)
+    chosen = LinearEpsilon(start=1.0, end=0.04, decay_env_steps=100)
     assert exploration_level(chosen, 0) == 1.0
     assert exploration_level(chosen, 50) == pytest.approx(0.52)
     assert exploration_level(chosen, 100) == exploration_level(chosen, 10_000) == pytest.approx(0.04)
@@ -303,7 +303,7 @@ def test_defaults_of_a_partial_table_are_the_familys() -> None:
         {"recipe": "dqn", "name": "x", "steps": 1, "env": {"id": "CartPole-v1"}, "learner": {"lr": 1e-3}}
     )
     assert partly.learner == ValueLearnerConfig(lr=1e-3)
-    assert config.learner.minibatches == partly.learner.minibatches == 8
+    assert config.learner.updates_per_iteration == partly.learner.updates_per_iteration == 8
     assert (config.replay, config.algorithm) == (IterationReplayConfig(), dqn.DqnAlgorithm())
     partly = dqn.DqnConfig.model_validate(
         {"recipe": "dqn", "name": "x", "steps": 1, "env": {"id": "CartPole-v1"}, "network": {"hidden": [16]}}
@@ -318,7 +318,7 @@ def test_by_default_the_rate_stays_and_the_support_is_wide_enough(recipe: str) -
     entry = load_recipe(recipe)
     config = entry.config.model_validate({"recipe": recipe, "name": "x", "steps": 1, "env": {"id": "CartPole-v1"}})
     assert isinstance(config, ValueRunConfig)
-    assert config.learner.decay == "constant"
+    assert config.learner.lr_decay == "constant"
     assert learning_rate_schedule(config.learner, 100)(100) == config.learner.lr
     algorithm = config.model_dump()["algorithm"]
     if "high" in algorithm:  # the support ends where the return of a world that pays 1 a step does

@@ -35,11 +35,11 @@ JUDGE = ControlEvaluationConfig(episodes=3)
 
 
 def make_ppo(folder: Path, steps: int) -> TrainingJob[Any]:
-    learner = LearnerConfig(lr=1e-3, epochs=2, minibatches=3, decay="linear", warmup_steps=2)
+    learner = LearnerConfig(lr=1e-3, epochs=2, minibatches=3, lr_decay="linear", warmup_steps=2)
     return ppo.build(
         ppo.PpoConfig(
             recipe="ppo", name="x", seed=3, steps=steps, env=CARTPOLE, rollout_steps=21, network=SMALL,
-            learner=learner, judge=JUDGE, algorithm=ppo.PpoAlgorithm(entropy_weight=0.01),
+            learner=learner, evaluation=JUDGE, algorithm=ppo.PpoAlgorithm(entropy_weight=0.01),
         )
     )  # fmt: skip
 
@@ -50,7 +50,7 @@ def make_ppo_box(folder: Path, steps: int) -> TrainingJob[Any]:
     return ppo.build(
         ppo.PpoConfig(
             recipe="ppo", name="x", seed=3, steps=steps, env=env, rollout_steps=90, network=SMALL, learner=learner,
-            judge=JUDGE,
+            evaluation=JUDGE,
         )
     )  # fmt: skip
 
@@ -59,8 +59,8 @@ def make_sac(folder: Path, steps: int) -> TrainingJob[Any]:
     return sac.build(
         sac.SacConfig(
             recipe="sac", name="x", seed=3, steps=steps, env=GymConfig(id="Pendulum-v1", num_envs=2), network=SMALL,
-            learner=LearnerConfig(lr=1e-3, minibatches=2, max_grad_norm=None), judge=JUDGE,
-            replay=ReplayConfig(batch=16, memory=70, warmup=30),
+            learner=LearnerConfig(lr=1e-3, minibatches=2, max_grad_norm=None), evaluation=JUDGE,
+            replay=ReplayConfig(batch=16, capacity=70, warmup=30),
         )
     )  # fmt: skip
 
@@ -69,7 +69,7 @@ def make_cql(folder: Path, steps: int) -> TrainingJob[Any]:
     return cql.build(
         cql.CqlConfig(
             recipe="cql", name="x", seed=3, steps=steps, log=write_short_log(folder, "CartPole-v1"), env=CARTPOLE,
-            network=SMALL, batch=32, judge=JUDGE,
+            network=SMALL, batch=32, evaluation=JUDGE,
         )
     )  # fmt: skip
 
@@ -78,7 +78,7 @@ def make_cql_box(folder: Path, steps: int) -> TrainingJob[Any]:
     return cql.build(
         cql.CqlConfig(
             recipe="cql", name="x", seed=3, steps=steps, log=write_short_log(folder, "Pendulum-v1"),
-            env=GymConfig(id="Pendulum-v1"), network=SMALL, batch=32, judge=JUDGE,
+            env=GymConfig(id="Pendulum-v1"), network=SMALL, batch=32, evaluation=JUDGE,
             algorithm=cql.CqlAlgorithm(samples=3),
         )
     )  # fmt: skip
@@ -207,7 +207,7 @@ def test_a_bandit_refuses_a_belief_that_does_not_fit() -> None:
 
 def test_ppo_learns_cartpole() -> None:
     """A fifth of the budget of the benchmark: well above the 22 of a random policy."""
-    learner = LearnerConfig(lr=2e-3, decay="linear", epochs=10, minibatches=2, max_grad_norm=0.5)
+    learner = LearnerConfig(lr=2e-3, lr_decay="linear", epochs=10, minibatches=2, max_grad_norm=0.5)
     job = ppo.build(
         ppo.PpoConfig(
             recipe="ppo", name="x", steps=60, env=GymConfig(id="CartPole-v1", num_envs=8), learner=learner,

@@ -48,7 +48,7 @@ def test_the_price_of_a_nat_is_part_of_the_run(place: Path) -> None:
     tables = settings("rloo", steps=4, algorithm={"kl_in_reward": price})
     straight = job_of("rloo", tables)
     figures = told(straight, steps=4)
-    weights = [figure["reward/kl_weight"] for figure in figures]
+    weights = [figure["reward/kl_coef"] for figure in figures]
     assert weights[0] == 0.1
     # the first answers are the reference's own: e = -1, held at -0.2, for 32 answers
     assert weights[1] == pytest.approx(0.1 * (1 - 0.2 * 32 / 100))
@@ -59,7 +59,7 @@ def test_the_price_of_a_nat_is_part_of_the_run(place: Path) -> None:
     told(halfway, steps=2)
     saved(halfway, place / "halfway")
     resumed = restored(job_of("rloo", tables), place / "halfway")
-    assert [figure["reward/kl_weight"] for figure in told(resumed, steps=4, first=3)] == weights[2:]
+    assert [figure["reward/kl_coef"] for figure in told(resumed, steps=4, first=3)] == weights[2:]
     saved(resumed, place / "resumed")
     assert files(place / "resumed") == files(place / "straight")
 
@@ -107,9 +107,9 @@ def test_every_reward_function_is_normalised_by_itself(place: Path) -> None:
 def test_dynamic_sampling_fills_the_batch_and_tells_its_price(place: Path) -> None:
     job = job_of("dapo", settings("dapo", steps=1, full=False, rollout={"samples_per_prompt": 2}))
     figures = told(job, steps=1)[0]
-    assert figures["refill/rounds"] > 1
+    assert figures["dynamic_sampling/rounds"] > 1
     assert figures["reward/zero_variance_groups"] == 0
-    assert figures["refill/decisions_per_used"] > 1
+    assert figures["dynamic_sampling/decisions_per_used"] > 1
     assert "reward/shaping_mean" in figures
 
 

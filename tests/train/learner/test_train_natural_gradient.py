@@ -157,7 +157,7 @@ def job_of(steps: int, **changes: Any) -> TrainingJob[ActorCritic]:
     return trpo.build(
         trpo.TrpoConfig(
             recipe="trpo", name="x", seed=3, steps=steps, env=GymConfig(id="CartPole-v1", num_envs=8),
-            judge=ControlEvaluationConfig(episodes=5), **changes,
+            evaluation=ControlEvaluationConfig(episodes=5), **changes,
         )
     )  # fmt: skip
 

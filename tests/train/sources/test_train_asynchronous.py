@@ -105,9 +105,9 @@ def test_an_episode_with_a_decision_that_is_too_old_is_dropped_and_its_length_to
     kept = source.collect()
     assert kept.lengths.tolist() == [2]
     told = source.metrics()
-    assert told["ahead/dropped"] == 0.5
-    assert told["ahead/length_bias_tokens"] == -0.5
-    assert told["ahead/staleness_max"] == 0
+    assert told["async/dropped"] == 0.5
+    assert told["async/length_bias_tokens"] == -0.5
+    assert told["async/staleness_max"] == 0
 
 
 def columns(episodes: Episodes) -> dict:
@@ -121,7 +121,7 @@ def test_batches_that_are_wholly_too_old_are_passed_over():
     for _ in range(5):
         source.publish(None)
     assert source.collect().version.tolist()[0] == 5
-    assert source.metrics()["ahead/dropped"] > 0
+    assert source.metrics()["async/dropped"] > 0
 
 
 def test_overlap_collects_in_one_thread_of_its_own_and_raises_what_happens_there():
@@ -183,6 +183,6 @@ def test_a_run_that_collects_ahead_is_the_same_run_in_two_goes(tmp_path, monkeyp
     assert hone("train", "grpo.toml", *asked, "name=parts", "--resume") == 0
     whole, parts = lines_of(tmp_path / "runs" / "whole"), lines_of(tmp_path / "runs" / "parts")
     figures = [json.loads(line) for line in whole]
-    assert [line["ahead/staleness"] for line in figures] == [0.0, 1.0, 1.0, 1.0]
+    assert [line["async/staleness"] for line in figures] == [0.0, 1.0, 1.0, 1.0]
     assert whole[2:] == parts[2:]
-    assert figures[-1]["ahead/dropped"] == 0.0
+    assert figures[-1]["async/dropped"] == 0.0

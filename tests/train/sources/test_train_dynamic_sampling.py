@@ -54,10 +54,10 @@ def test_it_asks_until_the_batch_is_full_and_tells_the_price() -> None:
     assert batch.group.tolist() == [0, 0, 4, 4, 6, 6]
     assert source.metrics() == {
         "reward/mean": 0.5,
-        "refill/rounds": 3.0,
-        "refill/informative_groups": 5 / 9,
-        "refill/filled_up_groups": 0.0,
-        "refill/decisions_per_used": 3.0,
+        "dynamic_sampling/rounds": 3.0,
+        "dynamic_sampling/informative_groups": 5 / 9,
+        "dynamic_sampling/filled_up_groups": 0.0,
+        "dynamic_sampling/decisions_per_used": 3.0,
     }
     assert source.metrics() == {"reward/mean": 0.5}, "told once"
 
@@ -65,13 +65,13 @@ def test_it_asks_until_the_batch_is_full_and_tells_the_price() -> None:
 def test_a_full_first_round_costs_nothing() -> None:
     source = refill([[True, True]])
     assert source.collect().group.tolist() == [0, 0, 1, 1]
-    assert source.metrics()["refill/decisions_per_used"] == 1.0
+    assert source.metrics()["dynamic_sampling/decisions_per_used"] == 1.0
 
 
 def test_when_rounds_run_out_the_batch_keeps_its_size() -> None:
     source = refill([[False, True, False], [False, False, False]], most=2)
     assert source.collect().group.tolist() == [0, 0, 1, 1, 2, 2]
-    assert source.metrics()["refill/filled_up_groups"] == 2.0
+    assert source.metrics()["dynamic_sampling/filled_up_groups"] == 2.0
 
 
 @given(st.lists(st.lists(st.booleans(), min_size=3, max_size=3), min_size=6, max_size=6), st.integers(1, 6))

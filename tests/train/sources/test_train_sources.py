@@ -259,7 +259,7 @@ def test_schedules_by_hand(decay: str, expected: list[float]) -> None:
 def test_optimizer_steps_are_counted() -> None:
     config = LearnerConfig(lr=1e-3, epochs=3, minibatches=4)
     assert config.optimizer_steps(10) == 120
-    assert learning_rate_schedule(LearnerConfig(lr=1e-3, warmup_steps=50, decay="linear"), 20)(19) == pytest.approx(
+    assert learning_rate_schedule(LearnerConfig(lr=1e-3, warmup_steps=50, lr_decay="linear"), 20)(19) == pytest.approx(
         1e-3 * 20 / 50
     )
 

@@ -206,9 +206,9 @@ def test_effective_share_by_hand() -> None:
 
 def test_the_alarm_names_the_figure_and_the_limit() -> None:
     require_small_mismatch(RatioConfig(), {"mismatch/mean": 5.0})
-    require_small_mismatch(RatioConfig(alarm_nats=0.1), {"mismatch/mean": 0.09})
+    require_small_mismatch(RatioConfig(max_mismatch_nats=0.1), {"mismatch/mean": 0.09})
     with pytest.raises(DivergedError, match=r"0\.11 nats.*alarm_nats = 0\.1"):
-        require_small_mismatch(RatioConfig(alarm_nats=0.1), {"mismatch/mean": 0.11})
+        require_small_mismatch(RatioConfig(max_mismatch_nats=0.1), {"mismatch/mean": 0.11})
 
 
 def test_auto_is_the_first_that_fits() -> None:

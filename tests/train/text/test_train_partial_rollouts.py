@@ -87,10 +87,10 @@ def test_however_fast_anybody_is_nothing_is_older_than_the_bound_out_of_order_or
         assert age.min() >= 0
         assert age.max() <= most
         told = source.metrics()
-        assert told["ahead/dropped"] == 0
-        assert told["ahead/staleness_max"] == age.max()
+        assert told["async/dropped"] == 0
+        assert told["async/staleness_max"] == age.max()
         turned = [len(set(part.tolist())) > 1 for part in np.split(episodes.version, [2])]
-        assert told["ahead/several_versions"] == np.mean(turned)
+        assert told["async/several_versions"] == np.mean(turned)
         time.sleep(learner[step % len(learner)])
         source.publish(None)
     source.close()
@@ -200,12 +200,12 @@ def run_with_a_barrier(folder, monkeypatch, on_publish: str) -> list[dict]:
 @pytest.mark.parametrize("on_publish", ["finish", "recompute", "keep"])
 def test_a_run_hands_its_new_weights_to_answers_that_are_being_written(tmp_path, monkeypatch, capsys, on_publish):
     first, second, third = run_with_a_barrier(tmp_path, monkeypatch, on_publish)
-    assert first["ahead/staleness_max"] == 0
-    assert 0 < second["ahead/staleness"] < 1, "some of the second batch is by the first policy, some by the second"
-    assert second["ahead/staleness_max"] == 1
-    assert third["ahead/staleness_max"] <= 1
-    assert [line["ahead/dropped"] for line in (first, second, third)] == [0, 0, 0]
-    assert (second["ahead/several_versions"] > 0) == (on_publish != "finish")
+    assert first["async/staleness_max"] == 0
+    assert 0 < second["async/staleness"] < 1, "some of the second batch is by the first policy, some by the second"
+    assert second["async/staleness_max"] == 1
+    assert third["async/staleness_max"] <= 1
+    assert [line["async/dropped"] for line in (first, second, third)] == [0, 0, 0]
+    assert (second["async/several_versions"] > 0) == (on_publish != "finish")
     if on_publish == "keep":
         assert 0 < second["rollout/stale_keys"] < 1
     else:
@@ -230,8 +230,8 @@ def test_a_run_in_two_goes_keeps_the_bound_and_every_batch(tmp_path, monkeypatch
     assert hone("train", "grpo.toml", *asked, "steps=8", "--resume") == 0
     figures = [json.loads(line) for line in (tmp_path / "runs" / "parts" / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in figures] == list(range(1, 9))
-    assert max(line["ahead/staleness_max"] for line in figures) <= 2
-    assert all(line["ahead/dropped"] == 0 for line in figures)
+    assert max(line["async/staleness_max"] for line in figures) <= 2
+    assert all(line["async/dropped"] == 0 for line in figures)
 
 
 def test_a_server_is_refused_with_what_to_do(tmp_path, monkeypatch, capsys):

@@ -74,6 +74,8 @@ def run(call: CommandCall) -> int:
     stages = planned_runs(document)
     warnings = [warning for stage in stages for warning in stage.resolved.warnings]
     require_consent(warnings, yes=call.switch("yes"))
+    for note in document.notes:
+        screen.line(f"note: {note}")
     for stage in stages:
         show_plan(screen, stage)
     for warning in check_data(stages):

@@ -16,7 +16,7 @@ class ServerEngine(Config):
     """The server's protocol; `docs/howto/servers.md` describes how to start each."""
     url: str
     """`http://host:port`."""
-    key_from: str | None = None
+    api_key_env: str | None = None
     """Environment variable that holds the server's key."""
     weights_folder: str | None = None
     """Folder for the weights, which this machine writes and the server reads by the same name (default: a temporary
@@ -31,7 +31,7 @@ class ServerEngine(Config):
     """
     timeout_s: float = Field(default=600.0, gt=0)
     """Longest wait for one answer."""
-    patience_s: float = Field(default=300.0, ge=0)
+    reconnect_timeout_s: float = Field(default=300.0, ge=0)
     """Seconds to wait for an unreachable server; unfinished answers are then requested again."""
 
     def address(self) -> ServerAddress:

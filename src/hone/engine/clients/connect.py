@@ -48,5 +48,5 @@ def connect_engine(
             keep_folder=not own,
         ),
         on_publish=config.on_publish,
-        reconnect_timeout_s=config.patience_s,
+        reconnect_timeout_s=config.reconnect_timeout_s,
     )

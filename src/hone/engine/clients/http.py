@@ -180,7 +180,7 @@ def _bearer(address: ServerAddress) -> dict[str, str]:
     key = os.environ.get(address.api_key_env, "")
     if not key:
         raise ConfigError(
-            f"key_from = {address.api_key_env!r}: the environment holds no such variable; set it, or leave key_from out"
+            f"api_key_env = {address.api_key_env!r}: no such environment variable; set it, or leave api_key_env out"
         )
     return {"Authorization": f"Bearer {key}"}
 

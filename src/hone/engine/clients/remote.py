@@ -393,8 +393,8 @@ class RemoteEngine:
             if waited >= self._patience_s:
                 raise type(error)(
                     *error.messages,
-                    f"{self.protocol.link.url} did not answer for {waited:.0f} s (patience_s); {len(self._done)} "
-                    f"answers were finished and not yet taken, {len(self._waiting)} were not",
+                    f"{self.protocol.link.url} did not answer for {waited:.0f} s (reconnect_timeout_s); "
+                    f"{len(self._done)} answers were finished and not yet taken, {len(self._waiting)} were not",
                 )
             time.sleep(min(wait, self._patience_s - waited))
             wait = min(2 * wait, 5.0)

@@ -84,7 +84,7 @@ def grid_mdp(
     slip: float = 0.0,
     limit: int | None = None,
 ) -> FiniteMdp:
-    """A grid from its map: `#` wall, `S` start, `.` floor, and letters that end the episode and pay what `pays` says.
+    """A grid from its map: `#` wall, `S` start, `.` floor, and letters that end the episode and pay their `rewards`.
 
     Moves are left, down, right, up; with probability `slip` the move is one of the two at right angles; a move into a
     wall or out of the map stays. `step` is paid for every move besides. Raises DataError for a map that is no grid.
@@ -96,7 +96,7 @@ def grid_mdp(
     unknown = sorted(set(cells.ravel().tolist()) - {"#", "S", ".", *prizes})
     faults = ErrorCollector(DataError)
     if unknown:
-        faults.add(f"the map has the marks {''.join(unknown)!r}, which are neither #, S, . nor in `pays`")
+        faults.add(f"the map has the marks {''.join(unknown)!r}, which are neither #, S, . nor in `rewards`")
     if "S" not in cells:
         faults.add("the map has no S, where an episode begins")
     faults.raise_if_any()

@@ -36,15 +36,15 @@ class GymTableWorld(Config):
 
 
 class GridWorld(Config):
-    """A map: `#` wall, `S` start, `.` floor; letters that end the episode and pay what `pays` says."""
+    """A map: `#` wall, `S` start, `.` floor; letters that end the episode and pay what `rewards` says."""
 
     kind: Literal["grid"]
     """Names this alternative."""
     rows: list[str] = Field(default=MAZE)
     """The map, row by row."""
-    step: float = 0.0
+    step_reward: float = 0.0
     """Paid for every move."""
-    pays: dict[str, float] = Field(default={"G": 1.0})
+    rewards: dict[str, float] = Field(default={"G": 1.0})
     """Paid besides on arriving at a letter; the episode ends there."""
     slip: float = Field(default=0.0, ge=0, le=1)
     """Probability that a move goes to one of its sides."""
@@ -76,7 +76,7 @@ class GarnetWorld(Config):
     """Actions in each."""
     branching: int = Field(default=3, ge=1)
     """States that each pair can lead to."""
-    ending: float = Field(default=0.05, ge=0, lt=1)
+    end_probability: float = Field(default=0.05, ge=0, lt=1)
     """Probability that a step ends the episode."""
     seed: int = Field(default=0, ge=0)
     """Which one."""
@@ -120,13 +120,15 @@ def _named(world: NamedWorld, *, discount: float) -> FiniteMdp:
         case GymTableWorld():
             return mdp_from_gymnasium(world.id, discount=discount, options=world.kwargs)
         case GridWorld():
-            return grid_mdp(world.rows, discount=discount, step=world.step, rewards=world.pays, slip=world.slip)
+            return grid_mdp(
+                world.rows, discount=discount, step=world.step_reward, rewards=world.rewards, slip=world.slip
+            )
         case ChainWorld():
             return chain_mdp(world.length, discount=discount, slip=world.slip, small=world.small, large=world.large)
         case GarnetWorld():
             return garnet_mdp(
                 states=world.states, actions=world.actions, branching=world.branching, seed=world.seed,
-                discount=discount, ending=world.ending,
+                discount=discount, ending=world.end_probability,
             )  # fmt: skip
         case BairdWorld():
             return baird_mdp(discount=discount)

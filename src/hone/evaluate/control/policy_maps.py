@@ -193,7 +193,7 @@ def _of_finite(config: FiniteConfig, discount: float) -> GridLayout | None:
     match config.world:
         case GymTableWorld(id=name, kwargs=kwargs):
             return _of_gym(GymConfig(id=name, kwargs=kwargs), discount)
-        case GridWorld(rows=rows, pays=pays):
+        case GridWorld(rows=rows, rewards=pays):
             return _rectangular_layout(rows, build_finite_mdp(config, discount=discount), idle=frozenset({"#", *pays}))
         case _:
             return None

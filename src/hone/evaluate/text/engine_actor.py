@@ -120,7 +120,7 @@ class RewardPoolScorer:
 def reward_pool_scorer(config: RewardsConfig) -> RewardPoolScorer:
     """Start the worker processes of a config and wrap them as a scorer."""
     budget = UnscoredBudget(
-        allowed=config.missing_allowed, window=config.missing_window, barren_batches=config.barren_batches
+        allowed=config.missing_allowed, window=config.missing_window, barren_batches=config.max_unscored_batches
     )
     return RewardPoolScorer(RewardWorkerPool(config), budget)
 

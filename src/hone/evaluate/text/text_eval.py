@@ -41,7 +41,7 @@ class EvaluationConfig(Config):
     """Of sampled answers."""
     stop: list[Annotated[str, Field(min_length=1)]] = []
     """Stop strings of an answer."""
-    slots: int = Field(default=64, ge=1)
+    max_concurrent: int = Field(default=64, ge=1)
     """Answers generated at the same time."""
     seed: int = Field(default=0, ge=0)
     """Of sampled answers."""
@@ -156,7 +156,7 @@ class TextEvaluation:
         """Evaluate a policy with a new engine; `hearer` receives the text during generation."""
         engine = make_engine(
             policy,
-            slots=self.config.slots,
+            slots=self.config.max_concurrent,
             longest_prompt=max(len(prompt.tokens) for prompt in self.prompts),
             max_tokens=self.config.max_tokens,
             seed=self.config.seed,

@@ -18,7 +18,7 @@ def train_cartpole(age: int, *, seed: int, turns: int) -> tuple[Floats, Floats]:
     job = build(
         PpoConfig(
             recipe="ppo", name="lab", seed=seed, steps=turns, env=GymConfig(id="CartPole-v1", num_envs=ENVS),
-            algorithm=PpoAlgorithm(ahead=age),
+            algorithm=PpoAlgorithm(max_staleness=age),
         )
     )  # fmt: skip
     held = np.empty(turns)

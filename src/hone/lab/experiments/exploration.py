@@ -45,7 +45,7 @@ class ExplorationMethod:
 
 def exponential_decay(begin: float, half_life: float) -> ExponentialSchedule:
     """An exponential schedule to 0."""
-    return ExponentialSchedule(kind="exponential", begin=begin, end=0.0, half_life=half_life)
+    return ExponentialSchedule(kind="exponential", start=begin, end=0.0, half_life=half_life)
 
 
 GREEDY = EpsilonGreedy(epsilon=ConstantSchedule(value=0.0))

@@ -11,7 +11,7 @@ from hone.train.control.hindsight import HindsightConfig
 from hone.train.control.job import ControlEvaluationConfig
 from hone.train.control.replay_config import IterationReplayConfig
 from hone.train.job import TrainingJob
-from hone.train.learner.config import LearnerConfig
+from hone.train.learner.config import ReplayLearnerConfig
 
 SHARES = {"with hindsight": 0.8, "without": 0.0}
 TRIES = 100
@@ -24,10 +24,10 @@ def make_job(bits: int, share: float, *, seed: int, turns: int) -> TrainingJob[A
             recipe="her_dqn", name="lab", seed=seed, steps=turns,
             env=GymConfig(id="hone/BitFlip-v0", num_envs=16, kwargs={"bits": bits}),
             network=MlpConfig(hidden=[64], activation="relu"),
-            learner=LearnerConfig(lr=2e-3, minibatches=4, max_grad_norm=None),
-            replay=IterationReplayConfig(collect=1, warmup=500, batch=128, memory=200_000),
+            learner=ReplayLearnerConfig(lr=2e-3, updates_per_iteration=4, max_grad_norm=None),
+            replay=IterationReplayConfig(collect=1, warmup=500, batch=128, capacity=200_000),
             hindsight=HindsightConfig(share=share),
-            judge=ControlEvaluationConfig(episodes=TRIES),
+            evaluation=ControlEvaluationConfig(episodes=TRIES),
         )
     )  # fmt: skip
 

@@ -19,7 +19,7 @@ from hone.recipes.offline.cql import CqlAlgorithm, CqlConfig, build_discrete
 from hone.report.html import format_number
 from hone.tabular.tables import FixedPolicyActor
 from hone.train.control.spaces import log_spaces
-from hone.train.learner.config import LearnerConfig
+from hone.train.learner.config import ReplayLearnerConfig
 from hone.train.tabular.job import StationaryActor
 
 STATES, ACTIONS, TRIED, DISCOUNT = 30, 8, 2, 0.9
@@ -51,7 +51,7 @@ def train_offline(log: DecisionLog, mdp: FiniteMdp, conservatism: float, *, seed
     """
     config = CqlConfig(
         recipe="cql", name="lab", log="", seed=seed, steps=turns, network=MlpConfig(hidden=[64], activation="relu"),
-        learner=LearnerConfig(lr=4e-3, minibatches=UPDATES, max_grad_norm=None), batch=128,
+        learner=ReplayLearnerConfig(lr=4e-3, updates_per_iteration=UPDATES, max_grad_norm=None), batch=128,
         algorithm=CqlAlgorithm(discount=DISCOUNT, conservatism=conservatism),
     )  # fmt: skip
     spaces_ = log_spaces(log)

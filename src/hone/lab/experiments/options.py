@@ -73,14 +73,16 @@ def make_job(kind: str, *, seed: int, turns: int) -> TrainingJob[Any]:
     if kind == KINDS[0]:
         return q_learning.build(
             q_learning.QLearningConfig(
-                recipe="q_learning", name="lab", seed=seed, steps=turns, env=env, rollout_steps=EACH, judge=judge,
+                recipe="q_learning", name="lab", seed=seed, steps=turns, env=env, rollout_steps=EACH,
+            evaluation=judge,
                 table=TableConfig(rate=RateConfig(rate=0.1)),
                 algorithm=q_learning.QLearningAlgorithm(discount=DISCOUNT),
             )
         )  # fmt: skip
     return option_q_learning.build(
         option_q_learning.OptionQConfig(
-            recipe="option_q_learning", name="lab", seed=seed, steps=turns, env=env, rollout_steps=EACH, judge=judge,
+            recipe="option_q_learning", name="lab", seed=seed, steps=turns, env=env, rollout_steps=EACH,
+            evaluation=judge,
             algorithm=option_q_learning.OptionQAlgorithm(discount=DISCOUNT),
         )
     )  # fmt: skip

@@ -21,7 +21,7 @@ from hone.recipes.offline.cql import CqlAlgorithm, CqlConfig, build_discrete
 from hone.report.html import format_number
 from hone.tabular.tables import FixedPolicyActor
 from hone.train.control.spaces import log_spaces
-from hone.train.learner.config import LearnerConfig
+from hone.train.learner.config import ReplayLearnerConfig
 from hone.train.tabular.job import StationaryActor
 
 STATES, ACTIONS, SIZE, DISCOUNT, UPDATES = 40, 4, 6, 0.97, 10
@@ -57,8 +57,8 @@ def train_network(share: float, *, rate: float, seed: int, world: int, turns: in
     log = collect_log(mdp, looks, seed=seed, steps=5000)
     config = CqlConfig(
         recipe="cql", name="lab", log="", seed=seed, steps=turns, network=MlpConfig(hidden=[64], activation="relu"),
-        learner=LearnerConfig(lr=rate, minibatches=UPDATES, max_grad_norm=None), batch=64,
-        algorithm=CqlAlgorithm(discount=DISCOUNT, conservatism=0.0, target_rate=share),
+        learner=ReplayLearnerConfig(lr=rate, updates_per_iteration=UPDATES, max_grad_norm=None), batch=64,
+        algorithm=CqlAlgorithm(discount=DISCOUNT, conservatism=0.0, tau=share),
     )  # fmt: skip
     spaces_ = log_spaces(log)
     job = build_discrete(config, log, spaces_)

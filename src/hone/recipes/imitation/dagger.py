@@ -29,7 +29,7 @@ from hone.train.control.job import ControlEvaluationConfig, control_job
 from hone.train.control.rows import step_rows
 from hone.train.control.spaces import network_spaces
 from hone.train.job import RecipeParts, RecipeSpec, TrainingJob
-from hone.train.learner.config import LearnerConfig, learning_rate_schedule, policy_phase
+from hone.train.learner.config import ReplayLearnerConfig, learning_rate_schedule, policy_phase
 from hone.train.learner.gradient import GradientLearner
 from hone.train.loop import Recipe
 from hone.train.sources.live import LiveSource
@@ -42,7 +42,7 @@ class DaggerAlgorithm(Config):
     beta_decay: float = Field(default=0.5, ge=0, le=1)
     """The expert itself decides with this probability to the power of the turns so far: always in the first turn; with
     0 never afterwards."""
-    memory: int = Field(default=1_000_000, ge=1)
+    replay_capacity: int = Field(default=1_000_000, ge=1)
     """Labelled states remembered."""
     batch: int = Field(default=256, ge=1)
     """Decisions per update."""
@@ -63,9 +63,9 @@ class DaggerConfig(RunConfig):
     """Who decides, and what is cloned."""
     network: MlpConfig = MlpConfig(hidden=[64, 64])
     """The policy."""
-    learner: LearnerConfig = LearnerConfig(lr=1e-3, minibatches=50, max_grad_norm=None)
-    """The optimizer; `minibatches` is the number of updates per turn of the loop."""
-    judge: ControlEvaluationConfig = ControlEvaluationConfig()
+    learner: ReplayLearnerConfig = ReplayLearnerConfig(lr=1e-3, updates_per_iteration=50, max_grad_norm=None)
+    """The optimizer."""
+    evaluation: ControlEvaluationConfig = ControlEvaluationConfig()
     """How the policy is tried."""
 
 
@@ -76,7 +76,7 @@ def build(config: DaggerConfig) -> TrainingJob[ActorCritic]:
     space = network_spaces(world.envs.single_observation_space, world.envs.single_action_space)
     require_clipping(config.env, space)
     policy = ActorCritic(space, config.network, seed=config.seed, critic=False).to(config.run.device)
-    updates = config.learner.minibatches
+    updates = config.learner.updates_per_iteration
     learner = GradientLearner(
         policy=policy,
         layout=partial(step_rows, device=config.run.device),
@@ -92,13 +92,13 @@ def build(config: DaggerConfig) -> TrainingJob[ActorCritic]:
     )
     source = ReplaySource(
         ExpertLabelledSource(DropFailedEpisodes(LiveSource(world, actor), world), expert, space.actions),
-        buffer=RingBuffer(config.algorithm.memory),
+        buffer=RingBuffer(config.algorithm.replay_capacity),
         sample_size=config.algorithm.batch * updates,
         warmup=1,
         seed=config.seed,
     )
     recipe = Recipe(source=source, credit=reward_as_advantage, learner=learner)
-    job = control_job(recipe, env=config.env, evaluation=config.judge, seed=config.seed, world=world)
+    job = control_job(recipe, env=config.env, evaluation=config.evaluation, seed=config.seed, world=world)
 
     def end() -> None:
         close()

@@ -91,7 +91,7 @@ class GailAlgorithm(Config):
     may be either, or only a clock ends an episode."""
     discount: float = Field(default=0.98, ge=0, le=1)
     """Of what is paid one step later."""
-    decay: float = Field(default=0.9, ge=0, le=1)
+    gae_lambda: float = Field(default=0.9, ge=0, le=1)
     """GAE's lambda: 0 trusts the critic, 1 the returns."""
     clip: float = Field(default=0.2, gt=0, lt=1)
     """How far the probability of a decision may move before its gradient stops."""
@@ -203,7 +203,7 @@ class DiscriminatorCredit:
 
     def _standardised_gae(self, episodes: Episodes, values: Values) -> Credits:
         algorithm = self.algorithm
-        return standardised(gae(episodes, values, discount=algorithm.discount, gae_lambda=algorithm.decay))
+        return standardised(gae(episodes, values, discount=algorithm.discount, gae_lambda=algorithm.gae_lambda))
 
     @torch.no_grad()
     def _discriminator_reward(self, episodes: Episodes) -> NDArray[np.float64]:
@@ -290,7 +290,7 @@ def build(config: GailConfig) -> TrainingJob[AdversarialActorCritic]:
     return control_job(
         recipe,
         env=config.env,
-        evaluation=config.judge,
+        evaluation=config.evaluation,
         seed=config.seed,
         dataset_fingerprint=decisions_fingerprint(steps),
         world=world,

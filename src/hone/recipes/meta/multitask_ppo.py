@@ -49,7 +49,7 @@ class MultitaskAlgorithm(Config):
 
     discount: float = Field(default=0.98, ge=0, le=1)
     """Of a reward one step later."""
-    decay: float = Field(default=0.8, ge=0, le=1)
+    gae_lambda: float = Field(default=0.8, ge=0, le=1)
     """GAE's lambda: 0 trusts the critics, 1 the returns."""
     clip: float = Field(default=0.2, gt=0, lt=1)
     """How far the probability of a decision may change before its gradient stops."""
@@ -72,11 +72,11 @@ class MultitaskConfig(RunConfig):
     """Steps of each environment of each task per turn of the loop."""
     network: MlpConfig = MlpConfig()
     """The trunk; heads are linear."""
-    learner: LearnerConfig = LearnerConfig(lr=1e-3, decay="linear", epochs=20, max_grad_norm=0.5)
+    learner: LearnerConfig = LearnerConfig(lr=1e-3, lr_decay="linear", epochs=20, max_grad_norm=0.5)
     """The optimizer; `minibatches` per epoch."""
     algorithm: MultitaskAlgorithm = MultitaskAlgorithm()
     """Credit and loss."""
-    judge: ControlEvaluationConfig = ControlEvaluationConfig()
+    evaluation: ControlEvaluationConfig = ControlEvaluationConfig()
     """How the policy is tried, in each task."""
 
     @property
@@ -142,7 +142,7 @@ def build(config: MultitaskConfig) -> TrainingJob[MultitaskActorCritic]:
         trunk_sees_task=algorithm.tell_trunk,
     ).to(config.run.device)
     credit = standardised_by_task(
-        partial(gae, discount=algorithm.discount, gae_lambda=algorithm.decay), tasks=len(tasks)
+        partial(gae, discount=algorithm.discount, gae_lambda=algorithm.gae_lambda), tasks=len(tasks)
     )
     learner: GradientLearner[Any, Any] = GradientLearner(
         policy=policy,
@@ -161,7 +161,7 @@ def build(config: MultitaskConfig) -> TrainingJob[MultitaskActorCritic]:
     job = control_job(
         Recipe(source=MultitaskSource(sources), credit=credit, learner=learner),
         env=None,
-        evaluation=config.judge,
+        evaluation=config.evaluation,
         seed=config.seed,
     )
     return with_task_evaluations(job, config, worlds)
@@ -175,7 +175,7 @@ def with_task_evaluations(
 
     def judge() -> EvaluationResult:
         scores, each = task_scores(
-            policy, config.tasks, episodes=config.judge.episodes, seed=config.seed, warn=heard.append
+            policy, config.tasks, episodes=config.evaluation.episodes, seed=config.seed, warn=heard.append
         )
         estimate, metrics = score_metrics(scores)
         return EvaluationResult(estimate=estimate, metrics={**metrics, **each})
@@ -191,7 +191,7 @@ def with_task_evaluations(
 
     warnings = [note for world in worlds for note in world.warnings]
     return replace(
-        job, evaluate=judge, evaluate_every=config.judge.every, warnings=warnings, pop_notices=notes, close=close
+        job, evaluate=judge, evaluate_every=config.evaluation.every, warnings=warnings, pop_notices=notes, close=close
     )
 
 

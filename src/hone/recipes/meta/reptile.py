@@ -72,7 +72,7 @@ class ReptileConfig(RunConfig):
     """The inner optimizer, at rest when a task begins."""
     algorithm: ReptileAlgorithm = ReptileAlgorithm()
     """The inner and the outer loop."""
-    judge: ControlEvaluationConfig = ControlEvaluationConfig()
+    evaluation: ControlEvaluationConfig = ControlEvaluationConfig()
     """How many new tasks it is tried on."""
 
 
@@ -127,13 +127,13 @@ def build(config: ReptileConfig) -> TrainingJob[ActorCritic]:
     )
     source: Source[ActorCritic] = DropFailedEpisodes(LiveSource(world, NetworkActor(adapting.numpy_policy())), world)
     recipe = Recipe(source=source, credit=partial(credit, discount=algorithm.discount), learner=learner)
-    job = control_job(recipe, env=None, evaluation=config.judge, seed=config.seed, world=world)
+    job = control_job(recipe, env=None, evaluation=config.evaluation, seed=config.seed, world=world)
     return replace(
         job,
         save_policy=lambda folder: save_policy(start, folder),
         load_policy=lambda folder: load_weights(start, folder),
         evaluate=partial(evaluate_adaptation, start, config),
-        evaluate_every=config.judge.every,
+        evaluate_every=config.evaluation.every,
     )
 
 
@@ -143,7 +143,7 @@ def evaluate_saved(config: ReptileConfig, asked: EvaluationRequest) -> Metrics:
     start = load_policy(asked.policy)
     if not isinstance(start, ActorCritic):
         raise DataError(f"{asked.policy}: not an initialisation of reptile's")
-    asking = {"seed": asked.seed, "judge": ControlEvaluationConfig(episodes=asked.episodes)}
+    asking = {"seed": asked.seed, "evaluation": ControlEvaluationConfig(episodes=asked.episodes)}
     return evaluate_adaptation(start, config.model_copy(update=asking)).metrics
 
 
@@ -159,10 +159,10 @@ def evaluate_adaptation(start: ActorCritic, config: ReptileConfig) -> Evaluation
 
 
 def rewards_by_task(start: ActorCritic, config: ReptileConfig) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Mean reward of a step in each of `judge.episodes` new tasks: from `start` as it is, and after the inner loop."""
-    rewards = np.empty((2, config.judge.episodes))
+    """Mean reward per step in each of `evaluation.episodes` new tasks: of `start`, and after the inner loop."""
+    rewards = np.empty((2, config.evaluation.episodes))
     steps = config.algorithm.inner_steps
-    for number in range(config.judge.episodes):
+    for number in range(config.evaluation.episodes):
         policy = copy.deepcopy(start)
         learner, actor = inner_learner(policy, config), NetworkActor(policy.numpy_policy())
         world = open_world(

@@ -39,7 +39,7 @@ class Rl2Algorithm(Config):
 
     discount: float = Field(default=0.9, ge=0, le=1)
     """Of a reward one step later, within a trial and across its episodes."""
-    decay: float = Field(default=0.3, ge=0, le=1)
+    gae_lambda: float = Field(default=0.3, ge=0, le=1)
     """GAE's lambda."""
     clip: float = Field(default=0.2, gt=0, lt=1)
     """How far the probability of a decision may change before its gradient stops."""
@@ -61,11 +61,11 @@ class Rl2Config(RunConfig):
     """Steps of each environment per turn of the loop: a trial's `pulls`, or a multiple."""
     network: MlpConfig = MlpConfig(hidden=[48])
     """The recurrent unit: one layer."""
-    learner: LearnerConfig = LearnerConfig(lr=1e-2, decay="linear", epochs=3, minibatches=4, max_grad_norm=0.5)
+    learner: LearnerConfig = LearnerConfig(lr=1e-2, lr_decay="linear", epochs=3, minibatches=4, max_grad_norm=0.5)
     """The optimizer; `minibatches` of whole trials per epoch."""
     algorithm: Rl2Algorithm = Rl2Algorithm()
     """Credit and loss."""
-    judge: ControlEvaluationConfig = ControlEvaluationConfig(episodes=1000)
+    evaluation: ControlEvaluationConfig = ControlEvaluationConfig(episodes=1000)
     """Trials of a judgement, each with a task of its own."""
 
 
@@ -92,7 +92,7 @@ def build(config: Rl2Config) -> TrainingJob[RecurrentActorCritic]:
     algorithm, learning = config.algorithm, config.learner
 
     def credit(episodes: Episodes, values: Values) -> Credits:
-        return standardised(gae(episodes, values, discount=algorithm.discount, gae_lambda=algorithm.decay))
+        return standardised(gae(episodes, values, discount=algorithm.discount, gae_lambda=algorithm.gae_lambda))
 
     learner = GradientLearner(
         policy=policy,
@@ -110,8 +110,8 @@ def build(config: Rl2Config) -> TrainingJob[RecurrentActorCritic]:
         credit=credit,
         learner=learner,
     )
-    job = control_job(recipe, env=config.env, evaluation=config.judge, seed=config.seed, world=world)
-    return with_thompson_baseline(job, config.env, episodes=config.judge.episodes, seed=config.seed)
+    job = control_job(recipe, env=config.env, evaluation=config.evaluation, seed=config.seed, world=world)
+    return with_thompson_baseline(job, config.env, episodes=config.evaluation.episodes, seed=config.seed)
 
 
 def check(config: Rl2Config) -> list[str]:

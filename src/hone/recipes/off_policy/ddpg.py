@@ -31,7 +31,7 @@ class DdpgAlgorithm(Config):
 
     discount: float = Field(default=0.98, ge=0, le=1)
     """Of a reward one step later."""
-    target_rate: float = Field(default=0.005, gt=0, le=1)
+    tau: float = Field(default=0.005, gt=0, le=1)
     """Share of the networks that their slow copies take on per update."""
 
 
@@ -63,7 +63,7 @@ def build(config: DdpgConfig) -> TrainingJob[DeterministicActorCritic]:
             critic_count=1,
             critic_objective=critic_objective,
             discount=algorithm.discount,
-            tau=algorithm.target_rate,
+            tau=algorithm.tau,
         ),
     )
 

@@ -49,7 +49,7 @@ class DiscreteSacAlgorithm(Config):
 
     discount: float = Field(default=0.99, ge=0, le=1)
     """Of a reward one step later."""
-    target_rate: float = Field(default=0.005, gt=0, le=1)
+    tau: float = Field(default=0.005, gt=0, le=1)
     """Share of the critics that their slow copies take on per update."""
     entropy: float = Field(default=0.1, ge=0, lt=1)
     """Target of the policy's entropy, as a share of log k, the most that k choices can have."""
@@ -60,8 +60,8 @@ class DiscreteSacConfig(ReplayRunConfig):
 
     network: MlpConfig = MlpConfig(hidden=[64, 64], activation="relu")
     """The policy and each critic have one."""
-    learner: ValueLearnerConfig = ValueLearnerConfig(lr=1e-3, minibatches=32)
-    """The optimizers; `minibatches` is the number of updates per turn of the loop."""
+    learner: ValueLearnerConfig = ValueLearnerConfig(lr=1e-3, updates_per_iteration=32)
+    """The optimizers."""
     replay: IterationReplayConfig = IterationReplayConfig(collect=64)
     """The memory, and how often it is asked."""
     algorithm: DiscreteSacAlgorithm = DiscreteSacAlgorithm()
@@ -121,19 +121,19 @@ def build(config: DiscreteSacConfig) -> TrainingJob[DiscreteSacPolicy]:
         seed=config.seed,
         learning_rate=learning_rate_schedule(config.learner, config.learner.optimizer_steps(config.steps)),
         epochs=config.learner.epochs,
-        minibatches=config.learner.minibatches,
+        minibatches=config.learner.updates_per_iteration,
         shuffle=False,
-        after_step=target_update([(policy.targets, policy.critics)], tau=algorithm.target_rate),
+        after_step=target_update([(policy.targets, policy.critics)], tau=algorithm.tau),
     )
     source = ReplaySource(
         DropFailedEpisodes(LiveSource(world, NetworkActor(policy.numpy_policy())), world),
-        buffer=RingBuffer(replay.memory),
-        sample_size=replay.batch * config.learner.minibatches,
+        buffer=RingBuffer(replay.capacity),
+        sample_size=replay.batch * config.learner.updates_per_iteration,
         warmup=replay.warmup,
         seed=config.seed,
     )
     recipe = Recipe(source=source, credit=partial(one_step_target, discount=algorithm.discount), learner=learner)
-    return control_job(recipe, env=config.env, evaluation=config.judge, seed=config.seed, world=world)
+    return control_job(recipe, env=config.env, evaluation=config.evaluation, seed=config.seed, world=world)
 
 
 ENTRY = RecipeSpec(

@@ -36,7 +36,7 @@ from hone.train.control.replay_config import IterationReplayConfig
 from hone.train.control.rows import TransitionRows, transition_rows
 from hone.train.control.spaces import network_spaces
 from hone.train.job import RecipeParts, RecipeSpec, TrainingJob
-from hone.train.learner.config import LearnerConfig, learning_rate_schedule
+from hone.train.learner.config import ReplayLearnerConfig, learning_rate_schedule
 from hone.train.learner.gradient import GradientLearner
 from hone.train.loop import Recipe
 from hone.train.sources.live import LiveSource
@@ -50,7 +50,7 @@ class HerDqnAlgorithm(Config):
     """Of a reward one step later; low, so that near and far are told apart soon."""
     epsilon: float = Field(default=0.1, ge=0, le=1)
     """Share of decisions that are drawn among all actions while it learns."""
-    target_rate: float = Field(default=0.05, gt=0, le=1)
+    tau: float = Field(default=0.05, gt=0, le=1)
     """Share of the values that their slow copy takes on per update."""
     value_range: list[float] = Field(default=[0.0, 1.0], min_length=2, max_length=2)
     """What a return can be, least and most; targets are clipped to it, as in the paper. For a reward of 1 at the goal
@@ -66,15 +66,15 @@ class HerDqnConfig(RunConfig):
     """The environments."""
     network: MlpConfig = MlpConfig(hidden=[256], activation="relu")
     """The values have one, and their slow copy."""
-    learner: LearnerConfig = LearnerConfig(lr=1e-3, minibatches=4, max_grad_norm=None)
-    """The optimizer; `minibatches` is the number of updates per turn of the loop."""
-    replay: IterationReplayConfig = IterationReplayConfig(collect=1, batch=256, memory=200_000)
+    learner: ReplayLearnerConfig = ReplayLearnerConfig(lr=1e-3, updates_per_iteration=4, max_grad_norm=None)
+    """The optimizer."""
+    replay: IterationReplayConfig = IterationReplayConfig(collect=1, batch=256, capacity=200_000)
     """The memory."""
     hindsight: HindsightConfig = HindsightConfig()
     """What is relabelled."""
     algorithm: HerDqnAlgorithm = HerDqnAlgorithm()
     """Targets and exploration."""
-    judge: ControlEvaluationConfig = ControlEvaluationConfig(episodes=100)
+    evaluation: ControlEvaluationConfig = ControlEvaluationConfig(episodes=100)
     """How the policy is tried."""
 
 
@@ -126,22 +126,20 @@ def build(config: HerDqnConfig) -> TrainingJob[QNetworkPolicy]:
         ],
         seed=config.seed,
         learning_rate=learning_rate_schedule(config.learner, config.learner.optimizer_steps(config.steps)),
-        minibatches=config.learner.minibatches,
+        minibatches=config.learner.updates_per_iteration,
         shuffle=False,
-        after_step=lambda it: polyak_update(
-            it.target.parameters(), it.values.parameters(), tau=config.algorithm.target_rate
-        ),
+        after_step=lambda it: polyak_update(it.target.parameters(), it.values.parameters(), tau=config.algorithm.tau),
     )
     actor = EpsilonActor(policy.numpy_policy(), epsilon=config.algorithm.epsilon)
     source = ReplaySource(
         DropFailedEpisodes(LiveSource(world, actor), world),
         buffer=memory,
-        sample_size=config.replay.batch * config.learner.minibatches,
+        sample_size=config.replay.batch * config.learner.updates_per_iteration,
         warmup=config.replay.warmup,
         seed=config.seed,
     )
     recipe = Recipe(source=source, credit=partial(one_step_target, discount=config.algorithm.discount), learner=learner)
-    return control_job(recipe, env=config.env, evaluation=config.judge, seed=config.seed, world=world)
+    return control_job(recipe, env=config.env, evaluation=config.evaluation, seed=config.seed, world=world)
 
 
 def check(config: HerDqnConfig) -> list[str]:
@@ -153,7 +151,7 @@ def derive(config: HerDqnConfig) -> dict[str, str]:
     return derive_hindsight(
         config.env,
         steps=config.steps,
-        updates=config.learner.minibatches,
+        updates=config.learner.updates_per_iteration,
         replay=config.replay,
         hindsight=config.hindsight,
     )

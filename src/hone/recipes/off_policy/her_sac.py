@@ -32,7 +32,7 @@ from hone.train.control.replay_config import IterationReplayConfig
 from hone.train.control.rows import TransitionRows, transition_rows
 from hone.train.control.spaces import network_spaces
 from hone.train.job import RecipeParts, RecipeSpec, TrainingJob
-from hone.train.learner.config import LearnerConfig, learning_rate_schedule
+from hone.train.learner.config import ReplayLearnerConfig, learning_rate_schedule
 from hone.train.learner.gradient import GradientLearner
 from hone.train.loop import Recipe
 from hone.train.sources.live import LiveSource
@@ -44,7 +44,7 @@ class HerSacAlgorithm(Config):
 
     discount: float = Field(default=0.95, ge=0, le=1)
     """Of a reward one step later."""
-    target_rate: float = Field(default=0.02, gt=0, le=1)
+    tau: float = Field(default=0.02, gt=0, le=1)
     """Share of the critics that their slow copies take on per update."""
     entropy_per_action: float = -1.0
     """Target of the policy's entropy, in nats per number of an action scaled to [-1, 1]."""
@@ -62,15 +62,15 @@ class HerSacConfig(RunConfig):
     """The environments."""
     network: MlpConfig = MlpConfig(hidden=[128, 128], activation="relu")
     """The policy and each critic have one."""
-    learner: LearnerConfig = LearnerConfig(lr=1e-3, max_grad_norm=None)
-    """The optimizers; `minibatches` is the number of updates per turn of the loop."""
-    replay: IterationReplayConfig = IterationReplayConfig(collect=1, batch=256, memory=200_000)
+    learner: ReplayLearnerConfig = ReplayLearnerConfig(lr=1e-3, max_grad_norm=None)
+    """The optimizers."""
+    replay: IterationReplayConfig = IterationReplayConfig(collect=1, batch=256, capacity=200_000)
     """The memory."""
     hindsight: HindsightConfig = HindsightConfig()
     """What is relabelled."""
     algorithm: HerSacAlgorithm = HerSacAlgorithm()
     """Targets and temperature."""
-    judge: ControlEvaluationConfig = ControlEvaluationConfig(episodes=100)
+    evaluation: ControlEvaluationConfig = ControlEvaluationConfig(episodes=100)
     """How the policy is tried."""
 
 
@@ -100,19 +100,19 @@ def build(config: HerSacConfig) -> TrainingJob[SoftActorCritic]:
         ],
         seed=config.seed,
         learning_rate=learning_rate_schedule(config.learner, config.learner.optimizer_steps(config.steps)),
-        minibatches=config.learner.minibatches,
+        minibatches=config.learner.updates_per_iteration,
         shuffle=False,
-        after_step=target_update([(policy.targets, policy.critics)], tau=algorithm.target_rate),
+        after_step=target_update([(policy.targets, policy.critics)], tau=algorithm.tau),
     )
     source = ReplaySource(
         DropFailedEpisodes(LiveSource(world, NetworkActor(policy.numpy_policy())), world),
         buffer=memory,
-        sample_size=config.replay.batch * config.learner.minibatches,
+        sample_size=config.replay.batch * config.learner.updates_per_iteration,
         warmup=config.replay.warmup,
         seed=config.seed,
     )
     recipe = Recipe(source=source, credit=partial(one_step_target, discount=algorithm.discount), learner=learner)
-    return control_job(recipe, env=config.env, evaluation=config.judge, seed=config.seed, world=world)
+    return control_job(recipe, env=config.env, evaluation=config.evaluation, seed=config.seed, world=world)
 
 
 def check(config: HerSacConfig) -> list[str]:
@@ -124,7 +124,7 @@ def derive(config: HerSacConfig) -> dict[str, str]:
     return derive_hindsight(
         config.env,
         steps=config.steps,
-        updates=config.learner.minibatches,
+        updates=config.learner.updates_per_iteration,
         replay=config.replay,
         hindsight=config.hindsight,
     )

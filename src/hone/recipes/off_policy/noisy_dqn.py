@@ -33,7 +33,7 @@ class NoisyDqnConfig(ValueRunConfig):
 
     run: RunSettings = RunSettings(threads=1, log_every=25, checkpoint_every=250)
     """How the run is carried out."""
-    learner: ValueLearnerConfig = ValueLearnerConfig(minibatches=32)
+    learner: ValueLearnerConfig = ValueLearnerConfig(updates_per_iteration=32)
     """The optimizer."""
     replay: IterationReplayConfig = IterationReplayConfig(collect=64)
     """The memory, and how often it is asked. A turn acts by one draw of the weights: short ones explore nothing."""

@@ -33,7 +33,7 @@ from hone.train.control.job import ControlEvaluationConfig, control_job
 from hone.train.control.rows import DecisionRows
 from hone.train.control.spaces import network_spaces
 from hone.train.job import RecipeParts, RecipeSpec, TrainingJob
-from hone.train.learner.config import LearnerConfig, learning_rate_schedule, policy_phase
+from hone.train.learner.config import ReplayLearnerConfig, learning_rate_schedule, policy_phase
 from hone.train.learner.gradient import GradientLearner
 from hone.train.loop import Recipe, Source
 from hone.train.sources.live import LiveSource
@@ -53,7 +53,7 @@ class PetsAlgorithm(Config):
     """`pendulum` or `cartpole_swing_up`: the reward is known; None: it is learnt with the world."""
     warmup: int = Field(default=200, ge=1)
     """Steps taken at random before the first update."""
-    memory: int = Field(default=100_000, ge=1)
+    replay_capacity: int = Field(default=100_000, ge=1)
     """Transitions remembered."""
 
 
@@ -68,13 +68,13 @@ class PetsConfig(RunConfig):
     """Steps of each environment per turn of the loop; the world is learnt between turns."""
     network: MlpConfig = MlpConfig(hidden=[64, 64], activation="relu")
     """Each member of the ensemble."""
-    learner: LearnerConfig = LearnerConfig(lr=2e-3, minibatches=100, max_grad_norm=None)
-    """The optimizer; `minibatches` is the number of updates per turn of the loop."""
+    learner: ReplayLearnerConfig = ReplayLearnerConfig(lr=2e-3, updates_per_iteration=100, max_grad_norm=None)
+    """The optimizer."""
     planning: PlanningConfig = CemPlanning()
     """How a decision is planned."""
     algorithm: PetsAlgorithm = PetsAlgorithm()
     """The learnt world."""
-    judge: ControlEvaluationConfig = ControlEvaluationConfig(episodes=5)
+    evaluation: ControlEvaluationConfig = ControlEvaluationConfig(episodes=5)
     """How the planner is tried."""
 
     @model_validator(mode="after")
@@ -187,7 +187,7 @@ def build(config: PetsConfig) -> TrainingJob[ModelPlanner]:
         planning=config.planning,
         reward=algorithm.reward,
     )
-    memory = BootstrapBuffer(RingBuffer(algorithm.memory), members=algorithm.members, seed=config.seed)
+    memory = BootstrapBuffer(RingBuffer(algorithm.replay_capacity), members=algorithm.members, seed=config.seed)
     loss: Callable[[ModelPlanner, DynamicsRows], LossTerms] = partial(objective, bounds_weight=algorithm.bounds_weight)
     learner = GradientLearner(
         policy=policy,
@@ -195,19 +195,19 @@ def build(config: PetsConfig) -> TrainingJob[ModelPlanner]:
         phases=[policy_phase(policy, loss, learning)],
         seed=config.seed,
         learning_rate=learning_rate_schedule(learning, learning.optimizer_steps(config.steps)),
-        minibatches=learning.minibatches,
+        minibatches=learning.updates_per_iteration,
         epochs=learning.epochs,
     )
     actor = PlanningActor(policy.numpy_policy())
     source = ReplaySource(
         DropFailedEpisodes(WithPlannerState(LiveSource(world, actor), actor), world),
         buffer=memory,
-        sample_size=algorithm.members * algorithm.batch * learning.minibatches,
+        sample_size=algorithm.members * algorithm.batch * learning.updates_per_iteration,
         warmup=algorithm.warmup,
         seed=config.seed,
     )
     recipe = Recipe(source=source, credit=reward_as_advantage, learner=learner)
-    return control_job(recipe, env=config.env, evaluation=config.judge, seed=config.seed, world=world)
+    return control_job(recipe, env=config.env, evaluation=config.evaluation, seed=config.seed, world=world)
 
 
 def check(config: PetsConfig) -> list[str]:

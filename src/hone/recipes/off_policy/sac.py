@@ -32,7 +32,7 @@ from hone.train.control.replay_config import ReplayConfig
 from hone.train.control.rows import TransitionRows, transition_rows
 from hone.train.control.spaces import network_spaces
 from hone.train.job import RecipeParts, RecipeSpec, TrainingJob
-from hone.train.learner.config import LearnerConfig, learning_rate_schedule
+from hone.train.learner.config import ReplayLearnerConfig, learning_rate_schedule
 from hone.train.learner.gradient import GradientLearner, OptimizerPhase
 from hone.train.loop import Recipe
 from hone.train.sources.live import LiveSource
@@ -44,7 +44,7 @@ class SacAlgorithm(Config):
 
     discount: float = Field(default=0.99, ge=0, le=1)
     """Of a reward one step later."""
-    target_rate: float = Field(default=0.005, gt=0, le=1)
+    tau: float = Field(default=0.005, gt=0, le=1)
     """Share of the critics that their slow copies take on per update."""
     entropy_per_action: float = -1.0
     """Target of the policy's entropy, in nats per number of an action scaled to [-1, 1]."""
@@ -59,15 +59,15 @@ class SacConfig(RunConfig):
     """The environments; each is stepped once per turn of the loop."""
     network: MlpConfig = MlpConfig(hidden=[256, 256], activation="relu")
     """The policy and each critic have one."""
-    learner: LearnerConfig = LearnerConfig(lr=1e-3, max_grad_norm=None)
-    """The optimizers; `minibatches` is the number of updates per turn of the loop."""
+    learner: ReplayLearnerConfig = ReplayLearnerConfig(lr=1e-3, max_grad_norm=None)
+    """The optimizers."""
     replay: ReplayConfig = ReplayConfig()
     """The memory."""
     demonstrations: DemonstrationsConfig | None = None
     """A log that is replayed beside what is lived through."""
     algorithm: SacAlgorithm = SacAlgorithm()
     """Targets and temperature."""
-    judge: ControlEvaluationConfig = ControlEvaluationConfig()
+    evaluation: ControlEvaluationConfig = ControlEvaluationConfig()
     """How the policy is tried."""
 
 
@@ -129,14 +129,14 @@ def build(config: SacConfig) -> TrainingJob[SoftActorCritic]:
         phases=optimizer_phases(policy, config),
         seed=config.seed,
         learning_rate=learning_rate_schedule(config.learner, config.learner.optimizer_steps(config.steps)),
-        minibatches=config.learner.minibatches,
+        minibatches=config.learner.updates_per_iteration,
         shuffle=config.demonstrations is not None,  # they come first in a sample
-        after_step=target_update([(policy.targets, policy.critics)], tau=config.algorithm.target_rate),
+        after_step=target_update([(policy.targets, policy.critics)], tau=config.algorithm.tau),
     )
     source = ReplaySource(
         DropFailedEpisodes(LiveSource(world, NetworkActor(policy.numpy_policy())), world),
-        buffer=with_demonstrations(RingBuffer(config.replay.memory), config.demonstrations, space),
-        sample_size=config.replay.batch * config.learner.minibatches,
+        buffer=with_demonstrations(RingBuffer(config.replay.capacity), config.demonstrations, space),
+        sample_size=config.replay.batch * config.learner.updates_per_iteration,
         warmup=config.replay.warmup,
         seed=config.seed,
     )
@@ -144,7 +144,7 @@ def build(config: SacConfig) -> TrainingJob[SoftActorCritic]:
     return control_job(
         recipe,
         env=config.env,
-        evaluation=config.judge,
+        evaluation=config.evaluation,
         seed=config.seed,
         world=world,
     )
@@ -155,10 +155,12 @@ def check(config: SacConfig) -> list[str]:
 
 
 def derive(config: SacConfig) -> dict[str, str]:
+    """Sizes that follow from the config."""
+    updates = config.learner.updates_per_iteration
     return {
         "steps of the world": f"{config.replay.warmup} + {config.steps} x {config.env.num_envs}",
         "environments": describe_placement(config.env),
-        "updates": f"{config.steps} x {config.learner.minibatches} = {config.steps * config.learner.minibatches}",
+        "updates": f"{config.steps} x {updates} = {config.steps * updates}",
         "update": f"{config.replay.batch} transitions",
     }
 

@@ -33,7 +33,7 @@ class Td3Algorithm(Config):
 
     discount: float = Field(default=0.98, ge=0, le=1)
     """Of a reward one step later."""
-    target_rate: float = Field(default=0.005, gt=0, le=1)
+    tau: float = Field(default=0.005, gt=0, le=1)
     """Share of the networks that their slow copies take on each time."""
     policy_every: int = Field(default=2, ge=1)
     """Updates of the critics per update of the policy and of the slow copies."""
@@ -73,7 +73,7 @@ def build(config: Td3Config) -> TrainingJob[DeterministicActorCritic]:
             critic_count=2,
             critic_objective=partial(critic_objective, algorithm=algorithm),
             discount=algorithm.discount,
-            tau=algorithm.target_rate,
+            tau=algorithm.tau,
             policy_update_every=algorithm.policy_every,
         ),
     )

@@ -18,7 +18,7 @@ from hone.train.control.job import ControlEvaluationConfig, control_job, decisio
 from hone.train.control.rows import StepRows, step_rows
 from hone.train.control.spaces import log_spaces
 from hone.train.job import RecipeParts, RecipeSpec, TrainingJob
-from hone.train.learner.config import LearnerConfig, learning_rate_schedule, policy_phase
+from hone.train.learner.config import ReplayLearnerConfig, learning_rate_schedule, policy_phase
 from hone.train.learner.gradient import GradientLearner
 from hone.train.loop import Recipe
 from hone.train.sources.logged import LogSource
@@ -35,11 +35,11 @@ class BcConfig(RunConfig):
     """Where the policy is judged; None: nowhere."""
     network: MlpConfig = MlpConfig(hidden=[256, 256], activation="relu")
     """The policy."""
-    learner: LearnerConfig = LearnerConfig(lr=1e-3, max_grad_norm=None)
-    """The optimizer; `minibatches` is the number of updates per turn of the loop."""
+    learner: ReplayLearnerConfig = ReplayLearnerConfig(lr=1e-3, max_grad_norm=None)
+    """The optimizer."""
     batch: int = Field(default=256, ge=1)
     """Decisions per update."""
-    judge: ControlEvaluationConfig = ControlEvaluationConfig()
+    evaluation: ControlEvaluationConfig = ControlEvaluationConfig()
     """How the policy is tried."""
 
 
@@ -63,15 +63,15 @@ def build(config: BcConfig) -> TrainingJob[ActorCritic]:
         phases=[policy_phase(policy, objective, config.learner)],
         seed=config.seed,
         learning_rate=learning_rate_schedule(config.learner, config.learner.optimizer_steps(config.steps)),
-        minibatches=config.learner.minibatches,
+        minibatches=config.learner.updates_per_iteration,
         shuffle=False,
     )
     decisions = log.episodes.transitions()
-    source = LogSource(decisions, batch_size=config.batch * config.learner.minibatches, seed=config.seed)
+    source = LogSource(decisions, batch_size=config.batch * config.learner.updates_per_iteration, seed=config.seed)
     return control_job(
         Recipe(source=source, credit=reward_as_advantage, learner=learner),
         env=config.env,
-        evaluation=config.judge,
+        evaluation=config.evaluation,
         seed=config.seed,
         dataset_fingerprint=decisions_fingerprint(log.episodes),
     )

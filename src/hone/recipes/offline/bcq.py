@@ -42,7 +42,7 @@ class BcqAlgorithm(Config):
 
     discount: float = Field(default=0.99, ge=0, le=1)
     """Of a reward one step later."""
-    target_rate: float = Field(default=0.005, gt=0, le=1)
+    tau: float = Field(default=0.005, gt=0, le=1)
     """Share of networks that their slow copies take on per update."""
     threshold: float = Field(default=0.3, ge=0, le=1)
     """Finite actions: how likely an action must be in the log, as a share of the likeliest one's probability."""
@@ -92,7 +92,7 @@ def build_discrete(config: BcqConfig, log: DecisionLog, spaces: PolicySpaces) ->
     wiring = OfflineMethod(
         phases=[offline_phase("values", discrete_objective, numbers, config.learner)],
         discount=algorithm.discount,
-        after_step=target_update([(policy.target, policy.values)], tau=algorithm.target_rate),
+        after_step=target_update([(policy.target, policy.values)], tau=algorithm.tau),
     )
     return offline_job(config, log, policy, wiring)
 
@@ -146,7 +146,7 @@ def build_continuous(config: BcqConfig, log: DecisionLog, spaces: PolicySpaces) 
         discount=algorithm.discount,
         after_step=target_update(
             [(policy.targets, policy.critics), (policy.slow, policy.perturbation)],
-            tau=algorithm.target_rate,
+            tau=algorithm.tau,
         ),
     )
     return offline_job(config, log, policy, wiring)

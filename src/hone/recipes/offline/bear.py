@@ -47,7 +47,7 @@ class BearAlgorithm(Config):
 
     discount: float = Field(default=0.99, ge=0, le=1)
     """Of a reward one step later."""
-    target_rate: float = Field(default=0.005, gt=0, le=1)
+    tau: float = Field(default=0.005, gt=0, le=1)
     """Share of the critics that their slow copies take on per update."""
     threshold: float = Field(default=0.05, gt=0)
     """Distance from the log at which the price stays what it is."""
@@ -128,7 +128,7 @@ def build(config: BearConfig) -> TrainingJob[BearPolicy]:
         ],
         noise_size=latent + (algorithm.proposals + algorithm.matched) * actions + algorithm.matched * latent,
         discount=algorithm.discount,
-        after_step=target_update([(policy.targets, policy.critics)], tau=algorithm.target_rate),
+        after_step=target_update([(policy.targets, policy.critics)], tau=algorithm.tau),
     )
     return offline_job(config, log, policy, wiring)
 

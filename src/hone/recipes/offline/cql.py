@@ -36,7 +36,7 @@ from hone.train.control.offline import (
 )
 from hone.train.control.phases import target_update
 from hone.train.job import RecipeParts, RecipeSpec, TrainingJob
-from hone.train.learner.config import LearnerConfig
+from hone.train.learner.config import ReplayLearnerConfig
 
 
 class CqlAlgorithm(Config):
@@ -46,7 +46,7 @@ class CqlAlgorithm(Config):
     """Of a reward one step later."""
     conservatism: float = Field(default=5.0, ge=0)
     """Weight of the gap between all actions and the logged one."""
-    target_rate: float = Field(default=0.02, gt=0, le=1)
+    tau: float = Field(default=0.02, gt=0, le=1)
     """Share of the values that their slow copy takes on per update."""
     samples: int = Field(default=10, ge=1)
     """Actions sampled from each of three proposals, for boxes of actions."""
@@ -57,8 +57,8 @@ class CqlConfig(OfflineRunConfig):
 
     network: MlpConfig = MlpConfig(hidden=[128, 128], activation="relu")
     """The values, and the policy if there is one, have one each."""
-    learner: LearnerConfig = LearnerConfig(lr=1e-3, decay="linear", max_grad_norm=None)
-    """The optimizers; `minibatches` is the number of updates per turn of the loop."""
+    learner: ReplayLearnerConfig = ReplayLearnerConfig(lr=1e-3, lr_decay="linear", max_grad_norm=None)
+    """The optimizers."""
     algorithm: CqlAlgorithm = CqlAlgorithm()
     """Targets and conservatism."""
 
@@ -87,7 +87,7 @@ def build_discrete(config: CqlConfig, log: DecisionLog, spaces: PolicySpaces) ->
     wiring = OfflineMethod(
         phases=[offline_phase("values", values, [*policy.values.parameters()], config.learner)],
         discount=algorithm.discount,
-        after_step=target_update([(policy.target, policy.values)], tau=algorithm.target_rate),
+        after_step=target_update([(policy.target, policy.values)], tau=algorithm.tau),
     )
     return offline_job(config, log, policy, wiring)
 
@@ -174,7 +174,7 @@ def build_continuous(config: CqlConfig, log: DecisionLog, spaces: PolicySpaces) 
         ],
         noise_size=(2 + 3 * algorithm.samples) * policy.action_size,
         discount=algorithm.discount,
-        after_step=target_update([(policy.targets, policy.critics)], tau=algorithm.target_rate),
+        after_step=target_update([(policy.targets, policy.critics)], tau=algorithm.tau),
     )
     return offline_job(config, log, policy, wiring)
 

@@ -43,7 +43,7 @@ class IqlAlgorithm(Config):
     """How much more an action counts per unit of advantage; 0 is imitation."""
     cap: float = Field(default=100.0, gt=0)
     """Greatest weight of an action."""
-    target_rate: float = Field(default=0.005, gt=0, le=1)
+    tau: float = Field(default=0.005, gt=0, le=1)
     """Share of the critics that their slow copies take on per update."""
 
 
@@ -91,7 +91,7 @@ def build(config: IqlConfig) -> TrainingJob[IqlPolicy]:
             )
         ],
         discount=config.algorithm.discount,
-        after_step=target_update([(policy.targets, policy.critics)], tau=config.algorithm.target_rate),
+        after_step=target_update([(policy.targets, policy.critics)], tau=config.algorithm.tau),
     )
     return offline_job(config, log, policy, wiring)
 

@@ -49,7 +49,7 @@ class Td3BcAlgorithm(Config):
     """Standard deviation of the noise on a target's action, where the box is [-1, 1]."""
     smoothing_limit: float = Field(default=0.5, ge=0)
     """Greatest size of that noise."""
-    target_rate: float = Field(default=0.005, gt=0, le=1)
+    tau: float = Field(default=0.005, gt=0, le=1)
     """Share of the networks that their slow copies take on."""
 
 
@@ -113,7 +113,7 @@ def build(config: Td3BcConfig) -> TrainingJob[DeterministicActorCritic]:
         noise_size=policy.action_size,
         discount=algorithm.discount,
         after_step=target_update(
-            [(policy.slow_critics, policy.critics), (policy.slow_actor, policy.actor)], tau=algorithm.target_rate
+            [(policy.slow_critics, policy.critics), (policy.slow_actor, policy.actor)], tau=algorithm.tau
         ),
         after_step_every=algorithm.policy_every,
     )

@@ -1,6 +1,6 @@
 """Advantage actor-critic (Mnih et al., 2016): one gradient step on the last few steps of many environments.
 
-The synchronous form of A3C. Its asynchronous actors are `algorithm.ahead`: a thread collects while the policy learns,
+The synchronous form of A3C. With `algorithm.max_staleness` a thread collects while the policy learns,
 on a fixed schedule, so that a run stays reproducible; what is older than the policy is then weighted by the ratio to
 whoever acted, cut off at `ratio_cap`. The defaults are those that solve CartPole-v1 within 500,000 steps.
 """
@@ -38,15 +38,15 @@ class A2cAlgorithm(Config):
 
     discount: float = Field(default=0.99, ge=0, le=1)
     """Of a reward one step later."""
-    decay: float = Field(default=1.0, ge=0, le=1)
+    gae_lambda: float = Field(default=1.0, ge=0, le=1)
     """GAE's lambda: 1 are n-step returns to the end of the rollout, as in the paper."""
     value_weight: float = Field(default=1.0, ge=0)
     """Of the critic's squared error, halved."""
     entropy_weight: float = Field(default=0.0, ge=0)
     """Of the policy's entropy, which is kept up."""
     ratio_cap: float = Field(default=1.0, gt=0)
-    """Where the weight of steps that an older policy took is cut off; for `ahead`."""
-    ahead: int = Field(default=0, ge=0, le=16)
+    """Where the weight of steps that an older policy took is cut off; for `max_staleness`."""
+    max_staleness: int = Field(default=0, ge=0, le=16)
     """Turns that steps may be older than the policy that learns from them; above 0, a thread collects the next ones
     meanwhile (asynchronous actors)."""
     normalise: NormaliseConfig = NormaliseConfig()
@@ -58,7 +58,7 @@ class A2cConfig(OnPolicyRunConfig):
 
     rollout_steps: int = Field(default=5, ge=1)
     """Steps of each environment per turn of the loop."""
-    learner: LearnerConfig = LearnerConfig(lr=1e-3, decay="linear", max_grad_norm=0.5)
+    learner: LearnerConfig = LearnerConfig(lr=1e-3, lr_decay="linear", max_grad_norm=0.5)
     """The optimizer; one step a turn."""
     algorithm: A2cAlgorithm = A2cAlgorithm()
     """Credit and loss."""
@@ -84,13 +84,13 @@ def build(config: A2cConfig) -> TrainingJob[ActorCritic]:
     algorithm = config.algorithm
 
     def credit(episodes: Episodes, values: Values) -> Credits:
-        return gae(episodes, values, discount=algorithm.discount, gae_lambda=algorithm.decay)
+        return gae(episodes, values, discount=algorithm.discount, gae_lambda=algorithm.gae_lambda)
 
     method = OnPolicyMethod(
         credit=credit,
-        objective=partial(objective, algorithm=algorithm, is_stale=algorithm.ahead > 0),
+        objective=partial(objective, algorithm=algorithm, is_stale=algorithm.max_staleness > 0),
         normalise=algorithm.normalise,
-        max_staleness=algorithm.ahead,
+        max_staleness=algorithm.max_staleness,
         discount=algorithm.discount,
     )
     return on_policy_job(config, method)

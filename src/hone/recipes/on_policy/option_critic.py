@@ -43,7 +43,7 @@ class OptionCriticAlgorithm(Config):
     """Courses of action."""
     discount: float = Field(default=0.99, ge=0, le=1)
     """Of a reward one step later."""
-    decay: float = Field(default=0.95, ge=0, le=1)
+    gae_lambda: float = Field(default=0.95, ge=0, le=1)
     """GAE's lambda."""
     epsilon: float = Field(default=0.1, ge=0, le=1)
     """Share of choices among options that are drawn among all."""
@@ -74,7 +74,7 @@ class OptionCriticConfig(RunConfig):
     """The optimizer; `minibatches` per epoch."""
     algorithm: OptionCriticAlgorithm = OptionCriticAlgorithm()
     """Credit and loss."""
-    judge: ControlEvaluationConfig = ControlEvaluationConfig()
+    evaluation: ControlEvaluationConfig = ControlEvaluationConfig()
     """How the policy is tried."""
 
     @model_validator(mode="after")
@@ -126,7 +126,7 @@ def build(config: OptionCriticConfig) -> TrainingJob[OptionCriticPolicy]:
     world = open_world(remembering, steps=config.rollout_steps, seed=config.seed)
 
     def credit(episodes: Episodes, values: Values) -> Credits:
-        return standardised(gae(episodes, values, discount=algorithm.discount, gae_lambda=algorithm.decay))
+        return standardised(gae(episodes, values, discount=algorithm.discount, gae_lambda=algorithm.gae_lambda))
 
     learner = GradientLearner(
         policy=policy,
@@ -140,7 +140,7 @@ def build(config: OptionCriticConfig) -> TrainingJob[OptionCriticPolicy]:
     )
     source = DropFailedEpisodes(LiveSource(world, NetworkActor(policy.numpy_policy())), world)
     recipe = Recipe(source=source, credit=credit, learner=learner)
-    return control_job(recipe, env=config.env, evaluation=config.judge, seed=config.seed, world=world)
+    return control_job(recipe, env=config.env, evaluation=config.evaluation, seed=config.seed, world=world)
 
 
 def check(config: OptionCriticConfig) -> list[str]:

@@ -40,7 +40,7 @@ class PpoAlgorithm(Config):
 
     discount: float = Field(default=0.98, ge=0, le=1)
     """Of a reward one step later."""
-    decay: float = Field(default=0.8, ge=0, le=1)
+    gae_lambda: float = Field(default=0.8, ge=0, le=1)
     """GAE's lambda: 0 trusts the critic, 1 the returns."""
     clip_low: float = Field(default=0.2, gt=0, lt=1)
     """How far the probability of a decision may fall before its gradient stops."""
@@ -52,7 +52,7 @@ class PpoAlgorithm(Config):
     """Of the critic's squared error."""
     entropy_weight: float = Field(default=0.0, ge=0)
     """Of the policy's entropy, which is kept up."""
-    ahead: int = Field(default=0, ge=0, le=16)
+    max_staleness: int = Field(default=0, ge=0, le=16)
     """Turns that steps may be older than the policy that learns from them; above 0, a thread collects the next ones
     meanwhile (asynchronous actors)."""
     normalise: NormaliseConfig = NormaliseConfig()
@@ -62,7 +62,7 @@ class PpoAlgorithm(Config):
 class PpoConfig(OnPolicyRunConfig):
     """A policy and a critic on Gymnasium environments."""
 
-    learner: LearnerConfig = LearnerConfig(lr=1e-3, decay="linear", epochs=20, max_grad_norm=0.5)
+    learner: LearnerConfig = LearnerConfig(lr=1e-3, lr_decay="linear", epochs=20, max_grad_norm=0.5)
     """The optimizer; `minibatches` per epoch."""
     algorithm: PpoAlgorithm = PpoAlgorithm()
     """Credit and loss."""
@@ -108,13 +108,13 @@ def build(config: PpoConfig) -> TrainingJob[ActorCritic]:
     width = ClipSchedule(decay_updates=config.learner.optimizer_steps(config.steps) if shrinks else 0)
 
     def credit(episodes: Episodes, values: Values) -> Credits:
-        return standardised(gae(episodes, values, discount=algorithm.discount, gae_lambda=algorithm.decay))
+        return standardised(gae(episodes, values, discount=algorithm.discount, gae_lambda=algorithm.gae_lambda))
 
     method = OnPolicyMethod(
         credit=credit,
         objective=partial(objective, algorithm=algorithm, clip_schedule=width),
         normalise=algorithm.normalise,
-        max_staleness=algorithm.ahead,
+        max_staleness=algorithm.max_staleness,
         discount=algorithm.discount,
         prepare=width.prepare if shrinks else None,
     )

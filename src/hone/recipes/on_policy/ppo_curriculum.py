@@ -42,9 +42,9 @@ class PpoCurriculumConfig(RunConfig):
     """Policy and critic have one each."""
     learner: LearnerConfig = LearnerConfig(lr=1e-3, epochs=4, minibatches=4, max_grad_norm=0.5)
     """The optimizer; `minibatches` per epoch."""
-    algorithm: ppo.PpoAlgorithm = ppo.PpoAlgorithm(discount=0.99, decay=0.95, entropy_weight=0.01)
+    algorithm: ppo.PpoAlgorithm = ppo.PpoAlgorithm(discount=0.99, gae_lambda=0.95, entropy_weight=0.01)
     """Credit and loss."""
-    judge: ControlEvaluationConfig = ControlEvaluationConfig()
+    evaluation: ControlEvaluationConfig = ControlEvaluationConfig()
     """How the policy is tried, in the last stage."""
     curriculum: CurriculumConfig
     """The stages before it."""
@@ -74,7 +74,7 @@ def build(config: PpoCurriculumConfig) -> TrainingJob[ActorCritic]:
         return open_world(env, steps=config.rollout_steps, seed=config.seed)
 
     def judge() -> EvaluationResult:
-        played = partial(evaluate_returns, episodes=config.judge.episodes, seed=config.seed, warn=heard.append)
+        played = partial(evaluate_returns, episodes=config.evaluation.episodes, seed=config.seed, warn=heard.append)
         return evaluation_result(played(policy, config.env))
 
     def notes() -> list[str]:

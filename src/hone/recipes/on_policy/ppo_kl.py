@@ -45,7 +45,7 @@ class PpoKlAlgorithm(Config):
 
     discount: float = Field(default=0.98, ge=0, le=1)
     """Of a reward one step later."""
-    decay: float = Field(default=0.8, ge=0, le=1)
+    gae_lambda: float = Field(default=0.8, ge=0, le=1)
     """GAE's lambda: 0 trusts the critic, 1 the returns."""
     target_nats: float = Field(default=0.01, gt=0)
     """How far the policy should move in a turn: mean KL(before || after) per decision."""
@@ -62,7 +62,7 @@ class PpoKlAlgorithm(Config):
 class PpoKlConfig(OnPolicyRunConfig):
     """A policy and a critic on Gymnasium environments."""
 
-    learner: LearnerConfig = LearnerConfig(lr=1e-3, decay="linear", epochs=20, max_grad_norm=0.5)
+    learner: LearnerConfig = LearnerConfig(lr=1e-3, lr_decay="linear", epochs=20, max_grad_norm=0.5)
     """The optimizer; `minibatches` per epoch."""
     algorithm: PpoKlAlgorithm = PpoKlAlgorithm()
     """Credit and loss."""
@@ -117,7 +117,7 @@ def build(config: PpoKlConfig) -> TrainingJob[ActorCritic]:
     price = KlCoefController(algorithm.coefficient, algorithm.target_nats)
 
     def credit(episodes: Episodes, values: Values) -> Credits:
-        return standardised(gae(episodes, values, discount=algorithm.discount, gae_lambda=algorithm.decay))
+        return standardised(gae(episodes, values, discount=algorithm.discount, gae_lambda=algorithm.gae_lambda))
 
     method = OnPolicyMethod(
         credit=credit,

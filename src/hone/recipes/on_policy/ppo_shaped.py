@@ -55,9 +55,9 @@ class PpoShapedConfig(RunConfig):
     """Policy and critic have one each."""
     learner: LearnerConfig = LearnerConfig(lr=1e-3, epochs=4, minibatches=4, max_grad_norm=0.5)
     """The optimizer; `minibatches` per epoch."""
-    algorithm: ppo.PpoAlgorithm = ppo.PpoAlgorithm(discount=0.99, decay=0.95, entropy_weight=0.01)
+    algorithm: ppo.PpoAlgorithm = ppo.PpoAlgorithm(discount=0.99, gae_lambda=0.95, entropy_weight=0.01)
     """Credit and loss; its discount is the potential's."""
-    judge: ControlEvaluationConfig = ControlEvaluationConfig()
+    evaluation: ControlEvaluationConfig = ControlEvaluationConfig()
     """How the policy is tried, by the world's own reward."""
     hints: HintsConfig
     """Where it is worth going."""

@@ -45,7 +45,7 @@ class TrpoAlgorithm(Config):
 
     discount: float = Field(default=0.99, ge=0, le=1)
     """Of a reward one step later."""
-    decay: float = Field(default=0.95, ge=0, le=1)
+    gae_lambda: float = Field(default=0.95, ge=0, le=1)
     """GAE's lambda: 0 trusts the critic, 1 the returns."""
     region: TrustRegionConfig = TrustRegionConfig()
     """How far a step may go, and how it is looked for."""
@@ -66,7 +66,7 @@ class TrpoConfig(RunConfig):
     """How the critic is stepped; the policy has no learning rate."""
     algorithm: TrpoAlgorithm = TrpoAlgorithm()
     """Credit and trust region."""
-    judge: ControlEvaluationConfig = ControlEvaluationConfig()
+    evaluation: ControlEvaluationConfig = ControlEvaluationConfig()
     """How the policy is tried."""
 
     @model_validator(mode="after")
@@ -118,12 +118,12 @@ def build(config: TrpoConfig) -> TrainingJob[ActorCritic]:
 
     def credit(episodes: Episodes, values: Values) -> Credits:
         return standardised(
-            gae(episodes, values, discount=config.algorithm.discount, gae_lambda=config.algorithm.decay)
+            gae(episodes, values, discount=config.algorithm.discount, gae_lambda=config.algorithm.gae_lambda)
         )
 
     source = DropFailedEpisodes(LiveSource(world, NetworkActor(policy.numpy_policy())), world)
     recipe = Recipe(source=source, credit=credit, learner=make_learner(config, policy))
-    return control_job(recipe, env=config.env, evaluation=config.judge, seed=config.seed, world=world)
+    return control_job(recipe, env=config.env, evaluation=config.evaluation, seed=config.seed, world=world)
 
 
 def check(config: TrpoConfig) -> list[str]:

@@ -71,7 +71,7 @@ class GradientTdConfig(RunConfig):
     """Step sizes of the weights."""
     algorithm: GradientTdAlgorithm = GradientTdAlgorithm()
     """The method."""
-    judge: ControlEvaluationConfig = ControlEvaluationConfig()
+    evaluation: ControlEvaluationConfig = ControlEvaluationConfig()
     """How often the error is computed."""
 
 
@@ -93,7 +93,7 @@ def build(config: GradientTdConfig) -> TrainingJob[StateValues]:
         credit=partial(one_step_target, discount=algorithm.discount),
         learner=TabularLearner(values, rule, config.rate),
     )
-    return state_values_job(recipe, world=world, evaluation=config.judge)
+    return state_values_job(recipe, world=world, evaluation=config.evaluation)
 
 
 def target_and_behaviour_policy(config: GradientTdConfig, mdp: FiniteMdp) -> tuple[Floats, Floats]:

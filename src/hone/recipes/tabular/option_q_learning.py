@@ -48,7 +48,7 @@ class OptionQConfig(RunConfig):
     """What is chosen among."""
     algorithm: OptionQAlgorithm = OptionQAlgorithm()
     """How values are learnt."""
-    judge: ControlEvaluationConfig = ControlEvaluationConfig()
+    evaluation: ControlEvaluationConfig = ControlEvaluationConfig()
     """How the greedy policy over options is tried."""
 
 
@@ -75,7 +75,7 @@ def build(config: OptionQConfig) -> TrainingJob[OptionTablePolicy]:
     learner = OptionQLearner(policy=policy, discount=config.algorithm.discount, rate=config.algorithm.rate)
     source = DropFailedEpisodes(LiveSource(world, NetworkActor(policy.numpy_policy())), world)
     recipe = Recipe(source=source, credit=reward_as_advantage, learner=learner)
-    return control_job(recipe, env=config.env, evaluation=config.judge, seed=config.seed, world=world)
+    return control_job(recipe, env=config.env, evaluation=config.evaluation, seed=config.seed, world=world)
 
 
 def check(config: OptionQConfig) -> list[str]:

@@ -27,7 +27,7 @@ class SarsaLambdaAlgorithm(Config):
 
     discount: float = Field(default=0.99, gt=0, le=1)
     """Of a reward one step later."""
-    decay: float = Field(default=0.9, ge=0, le=1)
+    trace_lambda: float = Field(default=0.9, ge=0, le=1)
     """lambda: 0 is SARSA, 1 learns from returns."""
     trace: Literal["accumulating", "replacing", "dutch"] = "dutch"
     """What a visit does to the trace of its pair."""
@@ -45,7 +45,7 @@ def build(config: SarsaLambdaConfig) -> TrainingJob[ActionTable]:
     require_constant_rate(config)
 
     def rule(_: ActionTable) -> EligibilityTraces:
-        decay = algorithm.discount * algorithm.decay
+        decay = algorithm.discount * algorithm.trace_lambda
         return EligibilityTraces(decay=decay, trace=TRACE_KINDS[algorithm.trace], next_weights=sarsa_weights)
 
     return table_job(config, TabularMethod(make_rule=rule, discount=algorithm.discount))

@@ -68,7 +68,7 @@ class LambdaTd(Config):
 
     kind: Literal["lambda"]
     """Names this alternative."""
-    decay: float = Field(default=0.9, ge=0, le=1)
+    trace_lambda: float = Field(default=0.9, ge=0, le=1)
     """lambda: 0 is TD(0), 1 learns from returns."""
     trace: Literal["accumulating", "replacing", "dutch"] = "dutch"
     """What a visit does to the trace of its state."""
@@ -121,7 +121,7 @@ class TdPredictionConfig(RunConfig):
     """The policy that acts; None: the one that is followed."""
     algorithm: TdPredictionAlgorithm = TdPredictionAlgorithm()
     """What is aimed at."""
-    judge: ControlEvaluationConfig = ControlEvaluationConfig()
+    evaluation: ControlEvaluationConfig = ControlEvaluationConfig()
     """How often the error is computed."""
 
 
@@ -144,7 +144,7 @@ def build(config: TdPredictionConfig) -> TrainingJob[StateValues]:
         credit=credit,
         learner=TabularLearner(values, rule, config.table.rate, predicts_values=True, first_visits=first),
     )
-    return state_values_job(recipe, world=world, evaluation=config.judge)
+    return state_values_job(recipe, world=world, evaluation=config.evaluation)
 
 
 def rule_and_credit(algorithm: TdPredictionAlgorithm) -> tuple[UpdateRule, TabularCredit, bool]:
@@ -159,7 +159,7 @@ def rule_and_credit(algorithm: TdPredictionAlgorithm) -> tuple[UpdateRule, Tabul
             )
         case NStepTd(steps=steps):
             return TargetRule(), partial(n_step, discount=discount, steps=steps), False
-        case LambdaTd(decay=decay, trace=trace):
+        case LambdaTd(trace_lambda=decay, trace=trace):
             rule = EligibilityTraces(
                 decay=discount * decay, trace=TRACE_KINDS[trace], next_weights=expected_sarsa_weights
             )

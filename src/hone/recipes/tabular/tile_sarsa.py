@@ -47,7 +47,7 @@ class TileSarsaAlgorithm(Config):
 
     discount: float = Field(default=1.0, gt=0, le=1)
     """Of a reward one step later."""
-    decay: float = Field(default=0.9, ge=0, le=1)
+    trace_lambda: float = Field(default=0.9, ge=0, le=1)
     """lambda."""
     trace: Literal["accumulating", "replacing", "dutch"] = "replacing"
     """What a visit does to the traces of its tiles."""
@@ -68,11 +68,11 @@ class TileSarsaConfig(RunConfig):
     """Features."""
     rate: RateConfig = RateConfig(rate=0.3)
     """Step sizes of a value; each tile gets its share."""
-    explore: Exploration = EpsilonGreedy(epsilon=ConstantSchedule(value=0.0))
+    exploration: Exploration = EpsilonGreedy(epsilon=ConstantSchedule(value=0.0))
     """How it departs from the best action."""
     algorithm: TileSarsaAlgorithm = TileSarsaAlgorithm()
     """What is aimed at."""
-    judge: ControlEvaluationConfig = ControlEvaluationConfig()
+    evaluation: ControlEvaluationConfig = ControlEvaluationConfig()
     """How the greedy policy is tried."""
 
 
@@ -85,17 +85,19 @@ def build(config: TileSarsaConfig) -> TrainingJob[ActionTable]:
     except ConfigError:
         world.close()
         raise
-    table = ActionTable(coder, explore=config.explore, initial=algorithm.initial, first_action=first)
+    table = ActionTable(coder, explore=config.exploration, initial=algorithm.initial, first_action=first)
 
     def rule(_: ActionTable) -> EligibilityTraces:
         return EligibilityTraces(
-            decay=algorithm.discount * algorithm.decay, trace=TRACE_KINDS[algorithm.trace], next_weights=sarsa_weights
+            decay=algorithm.discount * algorithm.trace_lambda,
+            trace=TRACE_KINDS[algorithm.trace],
+            next_weights=sarsa_weights,
         )
 
-    judge = partial(played_evaluation, table, config.env, episodes=config.judge.episodes, seed=config.seed)
+    judge = partial(played_evaluation, table, config.env, episodes=config.evaluation.episodes, seed=config.seed)
     method = TabularMethod(make_rule=rule, discount=algorithm.discount)
     return action_values_job(
-        table, method, world=world, rate=config.rate, evaluate=judge, evaluate_every=config.judge.every
+        table, method, world=world, rate=config.rate, evaluate=judge, evaluate_every=config.evaluation.every
     )
 
 

@@ -2,7 +2,7 @@
 
 GRPO's advantage of R + p(L), where p falls from 0 to -1 over the last fifth of `rollout.max_tokens`; loss =
 -min(r A, clip(r, 1 - 0.2, 1 + 0.28) A), every token alike. Groups of equal scores are replaced: the source asks on,
-up to `most_rounds` times, and tells what that cost (`refill/*`). They are chosen before lengths are punished.
+up to `max_rounds` times, and tells what that cost (`dynamic_sampling/*`). They are chosen before lengths are punished.
 """
 
 from functools import partial
@@ -21,7 +21,7 @@ class DapoAlgorithm(recipe.ClipConfig):
     """A token's ratio is clipped above 1 + clip_high where its advantage is positive."""
     overlong_share: float = recipe.Field(default=0.2, ge=0, le=1)
     """Share of `rollout.max_tokens` over which the punishment of long answers rises (4096 of 20480); 0 is off."""
-    most_rounds: int = recipe.Field(default=10, ge=1)
+    max_rounds: int = recipe.Field(default=10, ge=1)
     """Rollouts that a step may take to find enough groups of unequal scores."""
 
 
@@ -45,7 +45,7 @@ def method(config: DapoConfig, policies: recipe.TextPolicies) -> recipe.TextMeth
             credit=group_relative,
         ),
         learner=recipe.gradient_learner(config, policies, recipe.clip_loss(chosen, token_mean)),
-        wrap_source=partial(recipe.DynamicSampling, is_informative=has_score_variance, max_rounds=chosen.most_rounds),
+        wrap_source=partial(recipe.DynamicSampling, is_informative=has_score_variance, max_rounds=chosen.max_rounds),
     )
 
 

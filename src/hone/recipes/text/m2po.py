@@ -14,7 +14,7 @@ from hone.train.text import recipe
 class M2poAlgorithm(recipe.PenaltyConfig):
     """The bound."""
 
-    most_second_moment: float = recipe.Field(default=0.04, gt=0)
+    max_second_moment: float = recipe.Field(default=0.04, gt=0)
     """Bound on the mean of (log r)^2 over the kept tokens, nats^2."""
 
 
@@ -30,7 +30,7 @@ def method(config: M2poConfig, policies: recipe.TextPolicies) -> recipe.TextMeth
     chosen = config.algorithm
 
     def select(columns: recipe.StepColumns) -> recipe.TokenFactors:
-        return second_moment_mask(columns.logp, columns.denominator_logp, max_second_moment=chosen.most_second_moment)
+        return second_moment_mask(columns.logp, columns.denominator_logp, max_second_moment=chosen.max_second_moment)
 
     loss = recipe.TokenLossSpec(
         objective=recipe.from_selected_columns(m2po),

@@ -1,6 +1,6 @@
 """GRPO with off-policy sequence masking: failures that the policy would hardly write any more teach it nothing.
 
-GRPO's loss, 0 at all tokens of an answer with A < 0 whose mean of log pi acted - log pi is above `most_nats`
+GRPO's loss, 0 at all tokens of an answer with A < 0 whose mean of log pi acted - log pi is above `max_nats`
 (DeepSeek-V3.2, 2025). Praised answers are kept however old. The bound is TRL's suggestion; the paper gives none.
 """
 
@@ -16,7 +16,7 @@ from hone.train.text import recipe
 class OpsmAlgorithm(recipe.ClipConfig):
     """Which answers are left out."""
 
-    most_nats: float = recipe.Field(default=0.5, gt=0)
+    max_nats: float = recipe.Field(default=0.5, gt=0)
     """Mean distance per token from whoever acted, above which a punished answer is left out."""
 
 
@@ -33,7 +33,7 @@ def objective(view: recipe.TokenView, *, chosen: OpsmAlgorithm) -> recipe.LossTe
         view.logp, view.denominator_logp, view.advantage, low=chosen.clip_low, high=chosen.clip_high
     )
     kept = off_policy_sequence_mask(
-        view.logp, view.behaviour_logp, view.advantage, view.sequence, max_kl_nats=chosen.most_nats
+        view.logp, view.behaviour_logp, view.advantage, view.sequence, max_kl_nats=chosen.max_nats
     )
     return recipe.LossTerms(
         loss=recipe.scale_terms(terms, kept).loss,

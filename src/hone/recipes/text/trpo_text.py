@@ -44,7 +44,7 @@ def require_fresh_answers(config: recipe.TextRunConfig) -> None:
     """The trust region is around the policy that answered."""
     if steps := config.rollout.asynchrony.steps:
         raise ValueError(
-            f"rollout.ahead = {steps}: trpo_text bounds the distance from the policy that answered, "
+            f"rollout.max_staleness = {steps}: trpo_text bounds the distance from the policy that answered, "
             "which must be the newest one; leave it out"
         )
 

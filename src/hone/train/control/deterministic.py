@@ -35,7 +35,7 @@ from hone.train.control.replay_config import ReplayConfig
 from hone.train.control.rows import TransitionRows, transition_rows
 from hone.train.control.spaces import network_spaces
 from hone.train.job import TrainingJob
-from hone.train.learner.config import LearnerConfig, learning_rate_schedule
+from hone.train.learner.config import ReplayLearnerConfig, learning_rate_schedule
 from hone.train.learner.gradient import GradientLearner
 from hone.train.loop import Recipe, Source
 from hone.train.sources.live import LiveSource
@@ -79,13 +79,13 @@ class DeterministicRunConfig(RunConfig):
     """The environments; each is stepped once per turn of the loop."""
     network: MlpConfig = MlpConfig(hidden=[400, 300], activation="relu")
     """The policy and each critic have one."""
-    learner: LearnerConfig = LearnerConfig(lr=1e-3, max_grad_norm=None)
-    """The optimizers; `minibatches` is the number of updates per turn of the loop."""
-    replay: ReplayConfig = ReplayConfig(memory=200_000, warmup=1000)
+    learner: ReplayLearnerConfig = ReplayLearnerConfig(lr=1e-3, max_grad_norm=None)
+    """The optimizers."""
+    replay: ReplayConfig = ReplayConfig(capacity=200_000, warmup=1000)
     """The memory."""
     exploration: ActionNoiseConfig = GaussianNoise()
     """What is added to actions while learning."""
-    judge: ControlEvaluationConfig = ControlEvaluationConfig()
+    evaluation: ControlEvaluationConfig = ControlEvaluationConfig()
     """How the policy is tried."""
 
 
@@ -204,19 +204,19 @@ def deterministic_job(
         phases=[critic_phase, actor_phase],
         seed=config.seed,
         learning_rate=learning_rate_schedule(config.learner, config.learner.optimizer_steps(config.steps)),
-        minibatches=config.learner.minibatches,
+        minibatches=config.learner.updates_per_iteration,
         shuffle=False,
     )
     actor = NoisyActor(policy.numpy_policy(), config.exploration)
     source = ReplaySource(
         WithNoiseState(DropFailedEpisodes(LiveSource(world, actor), world), actor),
-        buffer=RingBuffer(config.replay.memory),
-        sample_size=config.replay.batch * config.learner.minibatches,
+        buffer=RingBuffer(config.replay.capacity),
+        sample_size=config.replay.batch * config.learner.updates_per_iteration,
         warmup=config.replay.warmup,
         seed=config.seed,
     )
     recipe = Recipe(source=source, credit=partial(one_step_target, discount=method.discount), learner=learner)
-    return control_job(recipe, env=config.env, evaluation=config.judge, seed=config.seed, world=world)
+    return control_job(recipe, env=config.env, evaluation=config.evaluation, seed=config.seed, world=world)
 
 
 def check_deterministic(config: DeterministicRunConfig) -> list[str]:
@@ -224,10 +224,10 @@ def check_deterministic(config: DeterministicRunConfig) -> list[str]:
 
 
 def derive_deterministic(config: DeterministicRunConfig) -> dict[str, str]:
-    updates = config.steps * config.learner.minibatches
+    updates = config.steps * config.learner.updates_per_iteration
     return {
         "steps of the world": f"{config.replay.warmup} at random + {config.steps} x {config.env.num_envs}",
         "environments": describe_placement(config.env),
-        "updates": f"{config.steps} x {config.learner.minibatches} = {updates}",
+        "updates": f"{config.steps} x {config.learner.updates_per_iteration} = {updates}",
         "update": f"{config.replay.batch} transitions",
     }

@@ -144,9 +144,13 @@ class ExpertLabelledSource:
         self.source.publish(policy)
 
     def metrics(self) -> Metrics:
-        """`expert/asked` states since the last call, and the share in which the expert would have done the same."""
+        """States that the expert labelled since the last call, and the share in which it would have acted the same."""
         asked, agreed, self.labelled_states, self.agreements = self.labelled_states, self.agreements, 0, 0.0
-        return {**self.source.metrics(), "expert/asked": float(asked), "expert/agreed": agreed / max(asked, 1)}
+        return {
+            **self.source.metrics(),
+            "expert/labelled_states": float(asked),
+            "expert/agreed": agreed / max(asked, 1),
+        }
 
     def state(self) -> State:
         return {"source": self.source.state(), "asked": self.labelled_states, "agreed": self.agreements}

@@ -60,7 +60,7 @@ def goal_spec(config: GymConfig) -> GoalSpec:
 def hindsight_buffer(config: GymConfig, replay: IterationReplayConfig, hindsight: HindsightConfig) -> HindsightBuffer:
     """A store of whole episodes whose samples have some of their goals replaced."""
     goals = goal_spec(config)
-    return HindsightBuffer(EpisodeStore(replay.memory), goals, strategy=hindsight.strategy, share=hindsight.share)
+    return HindsightBuffer(EpisodeStore(replay.capacity), goals, strategy=hindsight.strategy, share=hindsight.share)
 
 
 def derive_hindsight(

@@ -58,7 +58,7 @@ class IntrinsicRewardAlgorithm(Config):
     """Of what the world pays one step later."""
     novelty_discount: float = Field(default=0.99, ge=0, le=1)
     """Of novelty one step later."""
-    decay: float = Field(default=0.95, ge=0, le=1)
+    gae_lambda: float = Field(default=0.95, ge=0, le=1)
     """GAE's lambda, of both."""
     paid_weight: float = Field(default=10.0, ge=0)
     """Of the advantage of what the world pays. The paper has 2; more lets go of novelty sooner once it pays."""
@@ -87,7 +87,7 @@ class IntrinsicRewardRunConfig(RunConfig):
     """The optimizers; `minibatches` per epoch."""
     algorithm: IntrinsicRewardAlgorithm = IntrinsicRewardAlgorithm()
     """Credit and loss."""
-    judge: ControlEvaluationConfig = ControlEvaluationConfig()
+    evaluation: ControlEvaluationConfig = ControlEvaluationConfig()
     """How the policy is tried."""
 
     @model_validator(mode="after")
@@ -118,9 +118,14 @@ class IntrinsicRewardCredit:
         assert isinstance(values, NoveltyValues)
         asked, lanes = self.algorithm, environment_offsets(episodes, len(self.policy.get_buffer("running")))
         bonus = self._bonus(episodes, lanes)
-        paid = gae(episodes, values, discount=asked.discount, gae_lambda=asked.decay)
+        paid = gae(episodes, values, discount=asked.discount, gae_lambda=asked.gae_lambda)
         advantage, target = non_episodic_gae(
-            episodes, bonus, values, environment_offsets=lanes, discount=asked.novelty_discount, gae_lambda=asked.decay
+            episodes,
+            bonus,
+            values,
+            environment_offsets=lanes,
+            discount=asked.novelty_discount,
+            gae_lambda=asked.gae_lambda,
         )
         both = with_novelty(
             paid, advantage, target, extrinsic_weight=asked.paid_weight, intrinsic_weight=asked.novelty_weight
@@ -222,7 +227,7 @@ def intrinsic_reward_job(config: IntrinsicRewardRunConfig, novelty: NoveltyConfi
         credit=IntrinsicRewardCredit(policy, config.algorithm),
         learner=learner,
     )
-    return control_job(recipe, env=config.env, evaluation=config.judge, seed=config.seed, world=world)
+    return control_job(recipe, env=config.env, evaluation=config.evaluation, seed=config.seed, world=world)
 
 
 def check_intrinsic_reward(config: IntrinsicRewardRunConfig) -> list[str]:

@@ -33,7 +33,7 @@ from hone.train.control.phases import optimizer_phase as plain_phase
 from hone.train.control.rows import DecisionRows, split_decision_rows
 from hone.train.control.spaces import log_spaces
 from hone.train.job import TrainingJob
-from hone.train.learner.config import LearnerConfig, learning_rate_schedule
+from hone.train.learner.config import OptimizerConfig, ReplayLearnerConfig, learning_rate_schedule
 from hone.train.learner.gradient import GradientLearner, OptimizerPhase
 from hone.train.loop import Recipe
 from hone.train.sources.logged import LogSource
@@ -53,11 +53,11 @@ class OfflineRunConfig(RunConfig):
     """Where the policy is judged; None: nowhere."""
     network: MlpConfig = MlpConfig(hidden=[256, 256], activation="relu")
     """Every network of the policy has this shape."""
-    learner: LearnerConfig = LearnerConfig(lr=3e-4, minibatches=10, max_grad_norm=None)
-    """The optimizers; `minibatches` is the number of updates per turn of the loop."""
+    learner: ReplayLearnerConfig = ReplayLearnerConfig(lr=3e-4, updates_per_iteration=10, max_grad_norm=None)
+    """The optimizers."""
     batch: int = Field(default=256, ge=1)
     """Transitions per update."""
-    judge: ControlEvaluationConfig = ControlEvaluationConfig()
+    evaluation: ControlEvaluationConfig = ControlEvaluationConfig()
     """How the policy is tried."""
 
 
@@ -138,7 +138,7 @@ def offline_phase(
     name: str,
     objective: Callable[[Q, R], LossTerms],
     parameters: Sequence[nn.Parameter],
-    config: LearnerConfig,
+    config: OptimizerConfig,
 ) -> OptimizerPhase[Q, R]:
     """One of several optimizer steps per minibatch; rows come in the precision of the policy that is stepped."""
     return plain_phase(name, partial(_objective_in_policy_dtype, objective), parameters, config)
@@ -192,18 +192,18 @@ def offline_job(config: OfflineRunConfig, log: DecisionLog, policy: P, method: O
         seed=config.seed,
         learning_rate=learning_rate_schedule(config.learner, config.learner.optimizer_steps(config.steps)),
         epochs=config.learner.epochs,
-        minibatches=config.learner.minibatches,
+        minibatches=config.learner.updates_per_iteration,
         shuffle=False,
         after_step=after_step,
         split=split_decision_rows,
     )
     source = LogSource(
-        log.episodes.transitions(), batch_size=config.batch * config.learner.minibatches, seed=config.seed
+        log.episodes.transitions(), batch_size=config.batch * config.learner.updates_per_iteration, seed=config.seed
     )
     return control_job(
         Recipe(source=source, credit=partial(one_step_target, discount=method.discount), learner=learner),
         env=config.env,
-        evaluation=config.judge,
+        evaluation=config.evaluation,
         seed=config.seed,
         dataset_fingerprint=decisions_fingerprint(log.episodes),
     )
@@ -218,7 +218,7 @@ def check_offline(config: OfflineRunConfig) -> list[str]:
 def derive_offline(config: OfflineRunConfig) -> dict[str, str]:
     updates = config.learner.optimizer_steps(config.steps)
     return {
-        "updates": f"{config.steps} turns x {config.learner.epochs * config.learner.minibatches} = {updates}",
+        "updates": f"{config.steps} turns x {config.learner.epochs * config.learner.updates_per_iteration} = {updates}",
         "update": f"{config.batch} transitions",
         "judged": "the last policy, whatever was seen before",
     }

@@ -49,7 +49,7 @@ class OnPolicyRunConfig(RunConfig):
     """Policy and critic have one each."""
     learner: LearnerConfig = LearnerConfig(lr=1e-3, max_grad_norm=0.5)
     """The optimizer; `minibatches` per epoch."""
-    judge: ControlEvaluationConfig = ControlEvaluationConfig()
+    evaluation: ControlEvaluationConfig = ControlEvaluationConfig()
     """How the policy is tried."""
 
     @model_validator(mode="after")
@@ -128,7 +128,7 @@ def on_policy_job(config: OnPolicyRunConfig, method: OnPolicyMethod) -> Training
     source = with_normalisation(source, method.normalise, size=space.inputs.size, discount=method.discount)
     ahead = AsyncSource(source, max_staleness=method.max_staleness, in_background=method.max_staleness > 0)
     recipe = Recipe(source=ahead if method.max_staleness else source, credit=method.credit, learner=learner)
-    job = control_job(recipe, env=config.env, evaluation=config.judge, seed=config.seed, world=world)
+    job = control_job(recipe, env=config.env, evaluation=config.evaluation, seed=config.seed, world=world)
 
     def close() -> None:
         ahead.close()

@@ -146,7 +146,12 @@ class OptionQLearner:
                 self.running_options[group] = now
         self.updates += len(errors)
         told = {"options/error_abs": float(np.abs(errors).mean())} if errors else {}
-        return {**credits.metrics, **told, "options/stopped": float(len(errors)), "options/learnt": float(self.updates)}
+        return {
+            **credits.metrics,
+            **told,
+            "options/stopped": float(len(errors)),
+            "options/updates": float(self.updates),
+        }
 
     def _process_piece(
         self, rows: Iterable[tuple[int, bool, int, float]], now: RunningOption | None, errors: list[float]

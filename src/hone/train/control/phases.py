@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from hone.models.control.actor_critic import polyak_update
 from hone.objectives.terms import LossTerms
 from hone.train.learner.adam import Adam
-from hone.train.learner.config import LearnerConfig
+from hone.train.learner.config import OptimizerConfig
 from hone.train.learner.flat_parameters import FlatParameters, contiguous_view, make_contiguous
 from hone.train.learner.gradient import OptimizerPhase, TensorBatch
 
@@ -22,7 +22,7 @@ def optimizer_phase(
     name: str,
     objective: Callable[[Q, R], LossTerms],
     parameters: Iterable[nn.Parameter],
-    config: LearnerConfig,
+    config: OptimizerConfig,
 ) -> OptimizerPhase[Q, R]:
     """One of several optimizer steps per minibatch, over its own parameters."""
     flat = FlatParameters(parameters)

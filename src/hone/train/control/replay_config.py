@@ -13,7 +13,7 @@ class ReplayConfig(Config):
 
     batch: int = Field(default=256, ge=1)
     """Transitions per update."""
-    memory: int = Field(default=1_000_000, ge=1)
+    capacity: int = Field(default=1_000_000, ge=1)
     """Transitions remembered."""
     warmup: int = Field(default=100, ge=1)
     """Decisions before the first update; a policy without chance of its own takes them evenly at random."""
@@ -24,10 +24,10 @@ class IterationReplayConfig(Config):
     then many updates."""
 
     collect: int = Field(default=16, ge=1)
-    """Steps of each environment per turn of the loop; `learner.minibatches` updates follow."""
+    """Steps of each environment per turn of the loop; `learner.updates_per_iteration` updates follow."""
     batch: int = Field(default=64, ge=1)
     """Transitions per update."""
-    memory: int = Field(default=100_000, ge=1)
+    capacity: int = Field(default=100_000, ge=1)
     """Transitions remembered."""
     warmup: int = Field(default=1000, ge=1)
     """Decisions taken at random before the first update."""

@@ -38,7 +38,7 @@ from hone.train.control.replay_config import IterationReplayConfig
 from hone.train.control.spaces import network_spaces
 from hone.train.control.value_rows import PrioritizedBuffer, ValueRows, value_rows, with_weight_noise
 from hone.train.job import RecipeParts, RecipeSpec, TrainingJob
-from hone.train.learner.config import LearnerConfig, learning_rate_schedule
+from hone.train.learner.config import ReplayLearnerConfig, learning_rate_schedule
 from hone.train.learner.gradient import GradientLearner, OptimizerPhase
 from hone.train.loop import Recipe, Source
 from hone.train.sources.live import LiveSource
@@ -53,11 +53,11 @@ class LinearEpsilon(Config):
 
     kind: Literal["epsilon"] = "epsilon"
     """Which exploration this is."""
-    first: float = Field(default=1.0, ge=0, le=1)
+    start: float = Field(default=1.0, ge=0, le=1)
     """Epsilon after the warm-up, which acts at random."""
-    last: float = Field(default=0.04, ge=0, le=1)
+    end: float = Field(default=0.04, ge=0, le=1)
     """Where it ends."""
-    over: int = Field(default=8000, ge=1)
+    decay_env_steps: int = Field(default=8000, ge=1)
     """Decisions of the run, warm-up included, after which it has got there."""
 
 
@@ -66,25 +66,25 @@ class LinearBoltzmann(Config):
 
     kind: Literal["boltzmann"] = "boltzmann"
     """Which exploration this is."""
-    first: float = Field(default=1.0, gt=0)
+    start: float = Field(default=1.0, gt=0)
     """Temperature after the warm-up, in units of the return."""
-    last: float = Field(default=0.05, gt=0)
+    end: float = Field(default=0.05, gt=0)
     """Where it ends."""
-    over: int = Field(default=8000, ge=1)
+    decay_env_steps: int = Field(default=8000, ge=1)
     """Decisions of the run, warm-up included, after which it has got there."""
 
 
 ValueExploration: TypeAlias = Annotated[LinearEpsilon | LinearBoltzmann, Field(discriminator="kind")]
 
 
-class ValueLearnerConfig(LearnerConfig):
+class ValueLearnerConfig(ReplayLearnerConfig):
     """AdamW, and how many updates follow what a turn of the loop collected."""
 
     lr: float = Field(default=3e-4, gt=0)
     """Peak learning rate; above 1 it needs `--yes`."""
     max_grad_norm: float | None = Field(default=10.0, ge=0)
     """Gradients longer than this are shortened to it; 0 leaves them as they are."""
-    minibatches: int = Field(default=8, ge=1)
+    updates_per_iteration: int = Field(default=8, ge=1)
     """Updates per turn of the loop."""
 
 
@@ -103,7 +103,7 @@ class ValueAlgorithm(Config):
     """Of a reward one step later. The nearer to 1, the more copies it takes until the values have settled."""
     target_every: int = Field(default=1, ge=1)
     """Turns of the loop after which the slow copy follows."""
-    target_rate: float = Field(default=1.0, gt=0, le=1)
+    tau: float = Field(default=1.0, gt=0, le=1)
     """Share of the values that it then takes on; 1: it becomes a copy."""
     normalise_observations: bool = True
     """Mean 0 and standard deviation 1 for each number that is seen, by running statistics that are part of the policy.
@@ -124,7 +124,7 @@ class ReplayRunConfig(RunConfig):
     """The optimizer."""
     replay: IterationReplayConfig = IterationReplayConfig()
     """The memory, and how often it is asked."""
-    judge: ControlEvaluationConfig = ControlEvaluationConfig()
+    evaluation: ControlEvaluationConfig = ControlEvaluationConfig()
     """How the policy is tried."""
 
     @property
@@ -158,11 +158,11 @@ class ScheduledValueRunConfig(ValueRunConfig):
     """How other actions than the best are tried."""
 
     def warnings(self) -> list[str]:
-        if self.exploration.over > self.replay.warmup:
+        if self.exploration.decay_env_steps > self.replay.warmup:
             return []
         return [
-            f"exploration.over = {self.exploration.over} decisions have passed when the first update is made "
-            f"(replay.warmup = {self.replay.warmup}): exploration is at its least before anything is learned"
+            f"exploration.decay_env_steps = {self.exploration.decay_env_steps} environment steps have passed at the "
+            f"first update (replay.warmup = {self.replay.warmup}): exploration has ended before anything is learned"
         ]
 
     def exploration_policy(self, policy: DqnPolicy, version: int) -> NumpyPolicy:
@@ -180,8 +180,8 @@ class ScheduledValueRunConfig(ValueRunConfig):
 
 def exploration_level(exploration: LinearEpsilon | LinearBoltzmann, decisions: int) -> float:
     """Epsilon or temperature after so many decisions."""
-    done = min(1.0, decisions / exploration.over)
-    return exploration.first + done * (exploration.last - exploration.first)
+    done = min(1.0, decisions / exploration.decay_env_steps)
+    return exploration.start + done * (exploration.end - exploration.start)
 
 
 # ---------------------------------------------------------------------------------------------- the job
@@ -240,7 +240,7 @@ def value_job(config: C, *, method: Callable[[C], ValueMethod]) -> TrainingJob[D
     plain = MlpConfig(hidden=network.hidden, activation=network.activation)
     policy = DqnPolicy(space, plain, seed=config.seed, architecture=shape).to(config.run.device)
     memory = PrioritizedBuffer(
-        replay.memory, steps=chosen.n_steps, discount=algorithm.discount, priorities=chosen.priorities
+        replay.capacity, steps=chosen.n_steps, discount=algorithm.discount, priorities=chosen.priorities
     )
     updates = config.learner.optimizer_steps(1)
 
@@ -249,7 +249,7 @@ def value_job(config: C, *, method: Callable[[C], ValueMethod]) -> TrainingJob[D
 
     def after_step(policy: DqnPolicy) -> None:
         if (learner.updates + 1) % (updates * algorithm.target_every) == 0:
-            polyak_update(policy.target.parameters(), policy.values.parameters(), tau=algorithm.target_rate)
+            polyak_update(policy.target.parameters(), policy.values.parameters(), tau=algorithm.tau)
         # Of the latest eighth of the updates until there are enough of them (Shamir & Zhang, 2013): the first weights
         # must not linger in a short run.
         rate = max(algorithm.average_rate, 8.0 / (learner.updates + 8))
@@ -267,7 +267,7 @@ def value_job(config: C, *, method: Callable[[C], ValueMethod]) -> TrainingJob[D
         seed=config.seed,
         learning_rate=learning_rate_schedule(config.learner, config.learner.optimizer_steps(config.steps)),
         epochs=config.learner.epochs,
-        minibatches=config.learner.minibatches,
+        minibatches=config.learner.updates_per_iteration,
         # Priorities are drawn in the order of the memory, which is that of time; demonstrations come first.
         shuffle=chosen.priorities is not None or chosen.demonstrations is not None,
         after_step=after_step,
@@ -279,12 +279,12 @@ def value_job(config: C, *, method: Callable[[C], ValueMethod]) -> TrainingJob[D
     source = ReplaySource(
         with_normalisation(seen, normalise, size=space.inputs.size, discount=algorithm.discount),
         buffer=with_demonstrations(memory, chosen.demonstrations, space),
-        sample_size=replay.batch * config.learner.minibatches,
+        sample_size=replay.batch * config.learner.updates_per_iteration,
         warmup=replay.warmup,
         seed=config.seed,
     )
     recipe = Recipe(source=source, credit=memory.credit, learner=learner)
-    return control_job(recipe, env=config.env, evaluation=config.judge, seed=config.seed, world=world)
+    return control_job(recipe, env=config.env, evaluation=config.evaluation, seed=config.seed, world=world)
 
 
 def finite_action_spaces(observation: spaces.Space[Any], action: spaces.Space[Any]) -> PolicySpaces:

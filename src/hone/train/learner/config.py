@@ -17,14 +17,14 @@ P = TypeVar("P", bound=nn.Module)
 B = TypeVar("B", bound=TensorBatch)
 
 
-class LearnerConfig(Config):
-    """AdamW and the shape of an update."""
+class OptimizerConfig(Config):
+    """AdamW and its learning rate."""
 
     lr: float = Field(gt=0)
     """Peak learning rate; above 1 it needs `--yes`."""
     warmup_steps: int = Field(default=0, ge=0)
     """Optimizer steps over which the rate rises linearly from 0."""
-    decay: Literal["constant", "linear", "cosine"] = "constant"
+    lr_decay: Literal["constant", "linear", "cosine"] = "constant"
     """What the rate does after the warm-up, until the last optimizer step."""
     final_lr: float = Field(default=0.0, ge=0)
     """Where a decay ends."""
@@ -36,13 +36,30 @@ class LearnerConfig(Config):
     """Gradients longer than this are shortened to it; 0 leaves them as they are."""
     epochs: int = Field(default=1, ge=1)
     """Passes over each step's episodes."""
-    minibatches: int = Field(default=1, ge=1)
-    """Optimizer steps per pass."""
     micro_batch_tokens: int = Field(default=16384, ge=1)
     """Tokens that go through the network at a time: memory, never the result."""
 
+
+class LearnerConfig(OptimizerConfig):
+    """AdamW and the shape of an update."""
+
+    minibatches: int = Field(default=1, ge=1)
+    """Optimizer steps per pass."""
+
     def optimizer_steps(self, steps: int) -> int:
+        """Optimizer steps in `steps` iterations."""
         return steps * self.epochs * self.minibatches
+
+
+class ReplayLearnerConfig(OptimizerConfig):
+    """AdamW on samples of a replay buffer or a log."""
+
+    updates_per_iteration: int = Field(default=1, ge=1)
+    """Optimizer steps per iteration, each on a sample of its own."""
+
+    def optimizer_steps(self, steps: int) -> int:
+        """Optimizer steps in `steps` iterations."""
+        return steps * self.epochs * self.updates_per_iteration
 
 
 def require_whole_minibatches(config: LearnerConfig, count: int, keys: str) -> None:
@@ -67,7 +84,7 @@ MIN_LR_WITHOUT_MASTER_WEIGHTS = 1e-4
 at 1e-6 2%."""
 
 
-def require_master_weights(config: LearnerConfig, weights: str) -> None:
+def require_master_weights(config: OptimizerConfig, weights: str) -> None:
     """Raises ValueError for steps that weights of this type would round away."""
     if weights == "bfloat16" and config.lr < MIN_LR_WITHOUT_MASTER_WEIGHTS:
         raise ValueError(
@@ -77,22 +94,22 @@ def require_master_weights(config: LearnerConfig, weights: str) -> None:
         )
 
 
-def learning_rate_schedule(config: LearnerConfig, total: int) -> Callable[[int], float]:
+def learning_rate_schedule(config: OptimizerConfig, total: int) -> Callable[[int], float]:
     """Optimizer step (0-based) of `total` -> learning rate."""
 
     def rate(update: int) -> float:
         if update < config.warmup_steps:
             return config.lr * (update + 1) / config.warmup_steps
-        if config.decay == "constant":
+        if config.lr_decay == "constant":
             return config.lr
         done = min(1.0, (update - config.warmup_steps) / max(1, total - config.warmup_steps))
-        shape = 1.0 - done if config.decay == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
+        shape = 1.0 - done if config.lr_decay == "linear" else 0.5 * (1.0 + math.cos(math.pi * done))
         return config.final_lr + (config.lr - config.final_lr) * shape
 
     return rate
 
 
-def policy_phase(policy: P, objective: Callable[[P, B], LossTerms], config: LearnerConfig) -> OptimizerPhase[P, B]:
+def policy_phase(policy: P, objective: Callable[[P, B], LossTerms], config: OptimizerConfig) -> OptimizerPhase[P, B]:
     """The one phase of a policy-gradient or supervised learner: every parameter of `policy`, AdamW."""
     parameters = FlatParameters(policy.parameters())
     first, second = config.betas

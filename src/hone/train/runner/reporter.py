@@ -181,7 +181,7 @@ class RunReporter:
         )
 
     def _evaluate(self, step: int, evaluate: Callable[[], EvaluationResult]) -> Metrics:
-        verdict = self.stopwatch.time("judge", evaluate)
+        verdict = self.stopwatch.time("evaluate", evaluate)
         estimate = verdict.estimate
         if verdict.answers:
             write_answers(self.folder.path, step, verdict.answers)

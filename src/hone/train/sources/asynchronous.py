@@ -146,18 +146,18 @@ class AsyncSource(Generic[P]):
         age = self.version - episodes.version
         kept = episodes.lengths
         told: Metrics = {
-            "ahead/staleness": float(age.mean()),
-            "ahead/staleness_max": float(age.max()),
-            "ahead/dropped": len(dropped) / (len(dropped) + len(kept)),
+            "async/staleness": float(age.mean()),
+            "async/staleness_max": float(age.max()),
+            "async/dropped": len(dropped) / (len(dropped) + len(kept)),
         }
         if self.partial_rollouts:
             turned = (episodes.version[1:] != episodes.version[:-1]) & (episodes.owner[1:] == episodes.owner[:-1])
             mixed = np.bincount(episodes.owner[1:][turned], minlength=len(kept)) > 0
-            told["ahead/several_versions"] = float(mixed.mean())
+            told["async/several_versions"] = float(mixed.mean())
         if len(dropped):
             # Dropping by age selects by length: long answers take long to write.
             everything = np.concatenate([kept, dropped])
-            told["ahead/length_bias_tokens"] = float(kept.mean() - everything.mean())
+            told["async/length_bias_tokens"] = float(kept.mean() - everything.mean())
         return told
 
 

@@ -50,10 +50,10 @@ class DynamicSampling(Generic[P]):
             kept = np.concatenate((kept, others[: size - len(kept)]))
         batch = everything.take(np.flatnonzero(np.isin(everything.group, kept)))
         self.last_metrics = {
-            "refill/rounds": float(len(rounds)),
-            "refill/informative_groups": len(found) / asked,
-            "refill/filled_up_groups": float(max(0, size - len(found))),
-            "refill/decisions_per_used": everything.decisions / max(batch.decisions, 1),
+            "dynamic_sampling/rounds": float(len(rounds)),
+            "dynamic_sampling/informative_groups": len(found) / asked,
+            "dynamic_sampling/filled_up_groups": float(max(0, size - len(found))),
+            "dynamic_sampling/decisions_per_used": everything.decisions / max(batch.decisions, 1),
         }
         return batch
 

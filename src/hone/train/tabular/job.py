@@ -75,9 +75,9 @@ class TabularRunConfig(RunConfig):
     """Steps of each environment per turn of the loop; 1 learns after every step, as the textbooks do."""
     table: TableConfig = TableConfig()
     """Values and step sizes."""
-    explore: Exploration = EpsilonGreedy(epsilon=ConstantSchedule(value=0.1))
+    exploration: Exploration = EpsilonGreedy(epsilon=ConstantSchedule(value=0.1))
     """How it departs from the best action."""
-    judge: ControlEvaluationConfig = ControlEvaluationConfig()
+    evaluation: ControlEvaluationConfig = ControlEvaluationConfig()
     """How the greedy policy is tried; in a finite world it is computed."""
 
     @model_validator(mode="after")
@@ -221,13 +221,13 @@ def table_job(config: TabularRunConfig, method: TabularMethod) -> TrainingJob[Ac
     """A method on a table of numbered states, ready to be run. Raises as `open_tabular`."""
     opened = open_tabular(config, discount=method.discount)
     table = ActionTable(
-        opened.states, explore=config.explore, initial=config.table.initial, tables=method.table_count,
+        opened.states, explore=config.exploration, initial=config.table.initial, tables=method.table_count,
         first_action=opened.first_action,
     )  # fmt: skip
     return action_values_job(
         table, method, world=opened.world, rate=config.table.rate,
-        evaluate=_evaluation_of(table, config.env, config.judge, config.seed, opened.mdp),
-        evaluate_every=config.judge.every,
+        evaluate=_evaluation_of(table, config.env, config.evaluation, config.seed, opened.mdp),
+        evaluate_every=config.evaluation.every,
     )  # fmt: skip
 
 

@@ -70,7 +70,7 @@ class RatioConfig(Config):
     """Largest factor (`kpop`: largest divergence in nats); the method's own by default."""
     weight_floor: float | None = Field(default=None, ge=0)
     """Factors below this count as 0, for the methods that mask; the method's own by default."""
-    alarm_nats: float | None = Field(default=None, gt=0)
+    max_mismatch_nats: float | None = Field(default=None, gt=0)
     """Mean |trainer - engine| of a step's log-probabilities above which the run stops; nothing: never."""
 
 
@@ -322,11 +322,12 @@ def mismatch_metrics(view: TokenView) -> Mapping[str, Tensor]:
 
 def require_small_mismatch(config: RatioConfig, metrics: Metrics) -> None:
     """Raises DivergedError when engine and trainer differ by more than the config allows."""
-    found, limit = metrics.get("mismatch/mean"), config.alarm_nats
+    found, limit = metrics.get("mismatch/mean"), config.max_mismatch_nats
     if limit is None or found is None or found <= limit:
         return
     raise DivergedError(
         f"the trainer's log-probabilities are {found:.3g} nats a token from the recorded ones, above "
-        f"learner.ratio.alarm_nats = {limit:g}: what acts is not the policy that is trained. Look at mismatch/* in the "
-        "run's metrics; usual causes: an engine of lower precision, stale answers, weights that were not handed over."
+        f"learner.ratio.max_mismatch_nats = {limit:g}: the behaviour policy is not the policy that is trained. Look at "
+        "mismatch/* in the run's metrics; usual causes: an engine of lower precision, stale answers, weights that were "
+        "not handed over."
     )

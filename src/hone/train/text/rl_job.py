@@ -152,7 +152,7 @@ def require_on_policy(config: TextGradientRunConfig) -> None:
     """A loss without a ratio is the policy gradient of the policy that answered, and of no later one."""
     if steps := config.rollout.asynchrony.steps:
         raise ValueError(
-            f"rollout.ahead = {steps}: this loss has no ratio, and would be biased on the answers of an "
+            f"rollout.max_staleness = {steps}: this loss has no ratio, and would be biased on the answers of an "
             "older policy; leave it out, or take a recipe with a ratio such as grpo"
         )
     updates = config.learner.optimizer_steps(1)
@@ -297,7 +297,7 @@ def derive_text_run(config: TextRunConfig) -> dict[str, str]:
         **config.derive_updates(),
         **rollout.asynchrony.derive(),
         "answers": f"{config.steps * sequences} of at most {rollout.max_tokens} tokens",
-        "slots": str(rollout.slots),
+        "slots": str(rollout.max_concurrent),
     }
 
 
@@ -320,11 +320,11 @@ def _engine_actor(config: TextRunConfig, policy: TokenPolicy, prompts: Sequence[
     longest = max(len(prompt.tokens) for prompt in prompts)
     rollout = config.rollout
     if isinstance(rollout.runner, ServerEngine):
-        return EngineActor(make_client(policy, rollout.runner, slots=rollout.slots, seed=config.seed))
+        return EngineActor(make_client(policy, rollout.runner, slots=rollout.max_concurrent, seed=config.seed))
     return EngineActor(
         make_engine(
             policy,
-            slots=rollout.slots,
+            slots=rollout.max_concurrent,
             longest_prompt=longest,
             max_tokens=rollout.max_tokens,
             seed=config.seed,

@@ -55,16 +55,20 @@ class RolloutConfig(Config):
     (docs/howto/servers.md)."""
     deterministic: Literal["off", "batch"] = "off"
     """`batch`: on CUDA too no answer depends on what is written beside it; on a CPU none ever does."""
-    ahead: Annotated[int, Field(ge=0, le=16)] | AsyncRolloutConfig = 0
+    max_staleness: Annotated[int, Field(ge=0, le=16)] | AsyncRolloutConfig = 0
     """Steps that answers may be older than the policy that learns from them: they are collected so far ahead. A table
     instead also says what becomes of them when it changes (docs/concepts/generation.md)."""
-    slots: int = Field(default=64, ge=1)
+    max_concurrent: int = Field(default=64, ge=1)
     """Answers that are written at the same time: memory and speed, never the result."""
 
     @property
     def asynchrony(self) -> AsyncRolloutConfig:
-        """What `ahead` comes to."""
-        return self.ahead if isinstance(self.ahead, AsyncRolloutConfig) else AsyncRolloutConfig(steps=self.ahead)
+        """`max_staleness` as a table."""
+        return (
+            self.max_staleness
+            if isinstance(self.max_staleness, AsyncRolloutConfig)
+            else AsyncRolloutConfig(steps=self.max_staleness)
+        )
 
     @property
     def mid_rollout_publish(self) -> OnPublish | None:
@@ -77,9 +81,8 @@ class RolloutConfig(Config):
         if self.mid_rollout_publish is None:
             return []
         return [
-            f'rollout.ahead.on_publish = "{self.mid_rollout_publish}": which weights drew which token depends on '
-            f"time, so this run "
-            'cannot be repeated to the bit (with "wait" it can)'
+            f'rollout.max_staleness.on_publish = "{self.mid_rollout_publish}": which weights drew which token '
+            'depends on time, so this run cannot be repeated to the bit (with "wait" it can)'
         ]
 
     @model_validator(mode="after")
@@ -91,8 +94,8 @@ class RolloutConfig(Config):
             )
         if isinstance(self.runner, ServerEngine) and self.mid_rollout_publish:
             raise ValueError(
-                f'rollout.ahead.on_publish = "{self.mid_rollout_publish}" is for the embedded engine; a step waits '
-                'for the answers of a server: set it to "wait"'
+                f'rollout.max_staleness.on_publish = "{self.mid_rollout_publish}" is for the embedded engine; a '
+                'step waits for the answers of a server: set it to "wait"'
             )
         return self
 
