@@ -10,8 +10,18 @@ from hone.core.config import Config
 from hone.recipes.registry import load_recipe, recipe_names
 
 REPLAYING = ("dqn", "rainbow", "discrete_sac", "sac", "td3", "ddpg", "her_dqn", "her_sac")
-OTHER_NAMES = {"batch_size", "buffer_size", "capacity", "learning_starts", "tau", "polyak", "gamma", "lam"}
-"""What others call `batch`, `memory`, `warmup`, `target_rate`, `discount` and `decay`."""
+OTHER_NAMES = {
+    "batch_size",
+    "buffer_size",
+    "learning_starts",
+    "target_rate",
+    "polyak",
+    "gamma",
+    "lam",
+    "judge",
+    "explore",
+}
+"""Other names of `batch`, `capacity`, `warmup`, `tau`, `discount`, `gae_lambda`, `evaluation` and `exploration`."""
 
 
 def nested(kind: object) -> Iterator[type[Config]]:
@@ -31,7 +41,7 @@ def classes() -> set[type[Config]]:
 def test_memories_of_the_same_keys_are_one_class() -> None:
     memories: dict[frozenset[str], set[type[Config]]] = defaultdict(set)
     for kind in classes():
-        if {"batch", "memory", "warmup"} <= set(kind.model_fields):
+        if {"batch", "capacity", "warmup"} <= set(kind.model_fields):
             memories[frozenset(kind.model_fields)].add(kind)
     assert memories, "no recipe replays any more"
     assert [kinds for kinds in memories.values() if len(kinds) > 1] == []
@@ -42,7 +52,7 @@ def test_every_memory_has_the_same_keys(recipe: str) -> None:
     replay = load_recipe(recipe).config.model_fields["replay"].annotation
     assert isinstance(replay, type)
     assert issubclass(replay, Config)
-    assert {"batch", "memory", "warmup"} <= set(replay.model_fields)
+    assert {"batch", "capacity", "warmup"} <= set(replay.model_fields)
 
 
 def test_nothing_goes_by_two_names() -> None:
@@ -51,8 +61,8 @@ def test_nothing_goes_by_two_names() -> None:
 
 
 def test_a_rate_says_of_which_share_and_a_count_of_what() -> None:
-    """Slow copies: `target_rate` is a share, `target_every` counts; both mean the same in every recipe."""
+    """Target networks: `tau` is a share, `target_every` counts; both mean the same in every recipe."""
     for kind in classes():
-        for name in ("target_rate", "average_rate"):
+        for name in ("tau", "average_rate"):
             if name in kind.model_fields:
                 assert any("<=" in repr(one) or "Le(le=1)" in repr(one) for one in kind.model_fields[name].metadata)
