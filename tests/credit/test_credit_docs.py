@@ -44,6 +44,6 @@ def test_a_credit_states_its_formula_and_its_source() -> None:
         formula = re.search(r"(A|G|A_t|A_i|A_\{i,t\}|delta_t|r)\b[^.]* = |return|r \+", text)
         assert formula, f"{name}: no formula"
         decoration = "credit" in parameters
-        assert decoration or name in {"reward_as_advantage", "optimal_token_baseline"} or re.search(r"(19|20)\d\d", text), (
-            f"{name}: no year of a source"
-        )
+        assert (
+            decoration or name in {"reward_as_advantage", "optimal_token_baseline"} or re.search(r"(19|20)\d\d", text)
+        ), f"{name}: no year of a source"

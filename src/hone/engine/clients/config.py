@@ -36,4 +36,4 @@ class ServerEngine(Config):
 
     def address(self) -> ServerAddress:
         """Address with the key's variable and deadlines."""
-        return ServerAddress(url=self.url, api_key_env=self.key_from, timeout_s=self.timeout_s)
+        return ServerAddress(url=self.url, api_key_env=self.api_key_env, timeout_s=self.timeout_s)
