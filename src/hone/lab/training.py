@@ -18,6 +18,7 @@ from hone.core.credit import Credits, Metrics, Values
 from hone.core.episodes import Episodes, ScoreStatus
 from hone.core.ragged import Ints, offsets_of, ranges
 from hone.core.random import generator
+from hone.core.reduction import ONE_PROCESS, Reduction, whole_batch
 from hone.core.state import State, integer
 from hone.credit.group import group_relative
 from hone.lab.policies import frozen_copy, log_softmax, puzzle_metrics, sample_rows
@@ -182,8 +183,8 @@ class PuzzleRows:
             scale=None if self.scale is None else self.scale[rows],
         )
 
-    def weighted(self) -> Self:
-        return replace(self, scale=self.scheme(self.episodes.lengths))
+    def weighted(self, reduction: Reduction = ONE_PROCESS) -> Self:
+        return replace(self, scale=whole_batch(self.scheme, reduction)(self.episodes.lengths))
 
     def tensors(self) -> PuzzleBatch:
         scale = np.zeros(len(self)) if self.scale is None else self.scale

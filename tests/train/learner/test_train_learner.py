@@ -17,6 +17,7 @@ from hone.core.credit import NO_VALUES, Credits
 from hone.core.episodes import Episodes
 from hone.core.errors import DataError, DivergedError
 from hone.core.ragged import offsets_of
+from hone.core.reduction import ONE_PROCESS, Reduction
 from hone.objectives.terms import LossTerms
 from hone.store.codec import read_state, write_state
 from hone.train.learner.adam import Adam
@@ -51,7 +52,7 @@ class ToyRows:
     def take(self, rows: np.ndarray) -> "ToyRows":
         return ToyRows(seen=self.seen[rows], aim=self.aim[rows], size=self.size[rows], weight=self.weight[rows])
 
-    def weighted(self) -> "ToyRows":
+    def weighted(self, reduction: Reduction = ONE_PROCESS) -> "ToyRows":
         return replace(self, weight=self.size / max(self.size.sum(), 1))
 
     def tensors(self) -> ToyBatch:

@@ -32,6 +32,7 @@ from hone.core.credit import Credits, Values
 from hone.core.episodes import Episodes
 from hone.core.errors import ConfigError, DataError, run_all_checks
 from hone.core.random import generator
+from hone.core.reduction import ONE_PROCESS, Reduction
 from hone.credit.adversarial import (
     LogitReward,
     log_odds_reward,
@@ -143,10 +144,11 @@ class DemonstrationPool:
     chosen: Tensor
     seed: int
 
-    def pair_with_demonstrations(self, policy: AdversarialActorCritic, rows: Any, update: int) -> PairRows:  # noqa: ANN401 - any rows
+    def pair_with_demonstrations(
+        self, policy: AdversarialActorCritic, rows: StepRows, update: int, reduction: Reduction = ONE_PROCESS
+    ) -> PairRows:
         """A demonstration for every row, with replacement."""
-        del policy
-        assert isinstance(rows, StepRows)
+        del policy, reduction
         draws = generator(self.seed, "demonstrations", update)
         picks = torch.from_numpy(draws.integers(0, len(self.seen), len(rows))).to(self.seen.device)
         between = torch.from_numpy(draws.random(len(rows), dtype=np.float32)).to(self.seen.device)

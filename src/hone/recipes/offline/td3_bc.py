@@ -12,6 +12,7 @@ from pydantic import Field
 from torch import Tensor
 
 from hone.core.config import Config
+from hone.core.reduction import Reduction, whole_batch
 from hone.credit.returns import one_step_target
 from hone.models.control.deterministic import DeterministicActorCritic
 from hone.models.control.offline import first_q_value, twin_q_values
@@ -89,12 +90,15 @@ def actor_objective(policy: DeterministicActorCritic, rows: ScaledRows) -> LossT
 
 
 @torch.no_grad()
-def scaled(policy: DeterministicActorCritic, rows: LoggedRows, update: int, *, alpha: float) -> ScaledRows:
+def scaled(
+    policy: DeterministicActorCritic, rows: LoggedRows, update: int, reduction: Reduction, *, alpha: float
+) -> ScaledRows:
     """`rows` with alpha / mean |Q(s, pi(s))| over all of them, before they are cut into micro-batches."""
     del update
     alike = rows_in_dtype(rows, policy.actor.layer_parameters[0][0].dtype)
     value = first_q_value(policy.critics, alike.seen, torch.tanh(policy.actor(alike.seen)))
-    scale = torch.from_numpy(q_value_scale(value.cpu().numpy(), alpha=alpha)).to(alike.reward)
+    scale = whole_batch(partial(q_value_scale, alpha=alpha), reduction)(value.cpu().numpy())
+    scale = torch.from_numpy(scale).to(alike.reward)
     return ScaledRows(**vars(alike), scale=scale)
 
 

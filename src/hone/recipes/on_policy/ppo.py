@@ -6,7 +6,7 @@ those that solve CartPole-v1 within 100,000 steps.
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from pydantic import Field
@@ -14,6 +14,7 @@ from pydantic import Field
 from hone.core.config import Config
 from hone.core.credit import Credits, Values
 from hone.core.episodes import Episodes
+from hone.core.reduction import Reduction
 from hone.credit.returns import gae, standardised
 from hone.models.control.actor_critic import ActorCritic
 from hone.objectives.policy import clipped_surrogate
@@ -76,8 +77,8 @@ class ClipSchedule:
     """Optimizer steps over which it shrinks to 0; 0: it stays."""
     clip_factor: float = 1.0
 
-    def prepare(self, policy: ActorCritic, rows: Any, update: int) -> TrainingRows[StepRows]:  # noqa: ANN401 - any rows
-        del policy
+    def prepare(self, policy: ActorCritic, rows: StepRows, update: int, reduction: Reduction) -> TrainingRows[StepRows]:
+        del policy, reduction
         self.clip_factor = max(1.0 - update / self.decay_updates, 0.0) if self.decay_updates else 1.0
         return rows
 

@@ -17,6 +17,7 @@ from hone.core.credit import Credits, Metrics, Values
 from hone.core.episodes import Episodes
 from hone.core.errors import ConfigError
 from hone.core.random import generator
+from hone.core.reduction import ONE_PROCESS, Reduction, total
 from hone.core.state import State, array, integer, substate
 from hone.envs.gym.world import GymConfig
 from hone.estimators.means import bootstrap_mean
@@ -57,9 +58,10 @@ class TrialRows:
         index = torch.from_numpy(rows).to(self.weights.device)
         return type(self)(**{name: column.index_select(0, index) for name, column in vars(self).items()})
 
-    def weighted(self) -> Self:
+    def weighted(self, reduction: Reduction = ONE_PROCESS) -> Self:
         """Every decision counts the same."""
-        return replace(self, weights=torch.full_like(self.weights, 1.0 / self.weights.numel()))
+        share = 1.0 / total(self.weights.numel(), reduction)
+        return replace(self, weights=torch.full_like(self.weights, share))
 
     def tensors(self) -> Self:
         return self

@@ -15,6 +15,7 @@ from torch import Tensor
 from hone.core.credit import Credits, Metrics, Values
 from hone.core.episodes import Episodes
 from hone.core.errors import ConfigError
+from hone.core.reduction import Reduction
 from hone.core.state import Stateful
 from hone.envs.gym.make import describe_placement
 from hone.envs.gym.world import GymConfig, inspect_world, open_world
@@ -90,8 +91,8 @@ class OnPolicyMethod:
     use_critic: bool = True
     wrap_source: Callable[[Source[ActorCritic]], Source[ActorCritic]] | None = None
     """Of what was acted, before it is collected ahead."""
-    prepare: Callable[[ActorCritic, Any, int], TrainingRows[StepRows]] | None = None
-    """See `Phase.prepare`."""
+    prepare: Callable[[ActorCritic, Any, int, Reduction], TrainingRows[StepRows]] | None = None
+    """See `OptimizerPhase.prepare`."""
     on_metrics: Callable[[Metrics], None] | None = None
     """See `GradientLearner.watch`."""
     extra_state: Mapping[str, Stateful] = field(default_factory=dict[str, Stateful])

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from hone.core.credit import Credits
 from hone.core.episodes import Episodes
+from hone.core.reduction import ONE_PROCESS, Reduction, total
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,9 +32,9 @@ class DecisionRows:
         columns = {name: column.index_select(0, index) for name, column in vars(self).items() if name != "weight"}
         return type(self)(weight=self.weight[: len(rows)], **columns)
 
-    def weighted(self) -> Self:
+    def weighted(self, reduction: Reduction = ONE_PROCESS) -> Self:
         """Every decision counts the same."""
-        share = self.weight.new_full((1,), 1.0 / len(self)).expand(len(self))
+        share = self.weight.new_full((1,), 1.0 / total(len(self), reduction)).expand(len(self))
         return type(self)(**{**vars(self), "weight": share})
 
     def tensors(self) -> Self:
@@ -43,7 +44,9 @@ class DecisionRows:
 C = TypeVar("C", bound=DecisionRows)
 
 
-def split_decision_rows(rows: C, order: NDArray[np.int64], minibatches: int) -> Iterator[C]:
+def split_decision_rows(
+    rows: C, order: NDArray[np.int64], minibatches: int, reduction: Reduction = ONE_PROCESS
+) -> Iterator[C]:
     """`split_by_rows` for columns: each column is gathered once for all `count` minibatches, which are views of it."""
     size = -(-len(order) // minibatches)
     gathered = rows.take(order)
@@ -51,7 +54,8 @@ def split_decision_rows(rows: C, order: NDArray[np.int64], minibatches: int) -> 
     for number in range(-(-len(order) // size)):
         columns = {name: part[number] for name, part in parts.items()}
         held = min(size, len(order) - number * size)
-        yield type(rows)(weight=rows.weight.new_full((1,), 1.0 / held).expand(held), **columns)
+        share = rows.weight.new_full((1,), 1.0 / total(held, reduction))
+        yield type(rows)(weight=share.expand(held), **columns)
 
 
 @dataclass(frozen=True, kw_only=True)

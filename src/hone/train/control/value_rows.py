@@ -16,6 +16,7 @@ from torch import Tensor
 from hone.core.credit import Credits, Values
 from hone.core.episodes import Episodes
 from hone.core.random import generator
+from hone.core.reduction import ONE_PROCESS, Reduction, total
 from hone.core.state import State
 from hone.credit.returns import one_step_target
 from hone.models.control.q_networks import DqnPolicy
@@ -54,8 +55,8 @@ class ValueRows(DecisionRows):
         index = torch.from_numpy(rows).to(self.weight.device)
         return type(self)(**{name: column.index_select(0, index) for name, column in vars(self).items()})
 
-    def weighted(self) -> Self:
-        return replace(self, weight=self.weight / len(self))
+    def weighted(self, reduction: Reduction = ONE_PROCESS) -> Self:
+        return replace(self, weight=self.weight / total(len(self), reduction))
 
 
 class PrioritizedBuffer:
@@ -153,8 +154,9 @@ def value_rows(
     )
 
 
-def with_weight_noise(policy: DqnPolicy, rows: ValueRows, number: int, *, seed: int) -> ValueRows:
-    """The rows of an update with the numbers of its draws of the weights."""
+def with_weight_noise(policy: DqnPolicy, rows: ValueRows, number: int, reduction: Reduction, *, seed: int) -> ValueRows:
+    """Rows of update `number` with its random draws of the weights, which are the same on all ranks."""
+    del reduction
     drawn = generator(seed, "weights of an update", number).standard_normal((2, policy.noise_size), "float32")
     noise = torch.from_numpy(drawn).to(rows.weight.device)
     return replace(rows, weight_noise=noise.expand(len(rows), *noise.shape))

@@ -19,6 +19,7 @@ from hone import __version__
 from hone.core.credit import Credits
 from hone.core.episodes import Episodes
 from hone.core.random import generator, permutation
+from hone.core.reduction import ONE_PROCESS
 from hone.models.control.actor_critic import ControlPolicy
 from hone.models.language.token_policy import TokenPolicy
 from hone.objectives.terms import LossTerms
@@ -88,7 +89,7 @@ def gradient_probes(
     for phase in learner.phases:
         rows: TrainingRows[Any] = laid.weighted()
         if phase.prepare is not None:
-            rows = phase.prepare(double, rows, 0)
+            rows = phase.prepare(double, rows, 0, ONE_PROCESS)
         parameters = matching_parameters(phase.parameters.parameters, learner.policy, double)
         found.append(
             GradientProbe(name=phase.name, policy=double, objective=phase.objective, parameters=parameters, rows=rows)

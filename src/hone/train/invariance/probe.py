@@ -5,6 +5,7 @@ output in them, groups that begin alike, missing scores, groups that all scored 
 """
 
 import copy
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 
 import numpy as np
@@ -98,7 +99,7 @@ class Float64Inputs(ObservationInputs):
         return ObservationInputs.tensor(self, seen).double()
 
 
-def matching_parameters(parameters: list[nn.Parameter], policy: nn.Module, double: nn.Module) -> list[nn.Parameter]:
+def matching_parameters(parameters: Sequence[nn.Parameter], policy: nn.Module, double: nn.Module) -> list[nn.Parameter]:
     """The double's parameters that have the names that `parameters` have in `policy`."""
     wanted = {id(parameter) for parameter in parameters}
     names = {name for name, parameter in policy.named_parameters() if id(parameter) in wanted}

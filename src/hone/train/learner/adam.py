@@ -1,7 +1,7 @@
-"""AdamW on a flat buffer.
+"""AdamW on the tensors of a parameter store.
 
-Belongs here: the update rule and its state. torch's own optimizer class does the same arithmetic, but brings in the
-compiler at its first step (two seconds of imports), and on a small network its wrapping costs more than the kernel.
+torch's own optimizer class does the same arithmetic, but imports the compiler at its first step (two seconds), and on a
+small network its wrapping costs more than the kernel.
 """
 
 import numpy as np
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from hone.core.errors import DataError
 from hone.core.state import State, array
-from hone.train.learner.flat_parameters import FlatParameters
+from hone.train.learner.parameter_store import ParameterStore
 
 
 class Adam:
@@ -19,7 +19,7 @@ class Adam:
 
     def __init__(
         self,
-        parameters: FlatParameters,
+        parameters: ParameterStore,
         *,
         weight_decay: float = 0.0,
         betas: tuple[float, float] = (0.9, 0.999),
@@ -27,16 +27,16 @@ class Adam:
     ) -> None:
         self.parameters = parameters
         self.weight_decay, self.betas, self.eps = weight_decay, betas, eps
-        data = parameters.data.detach()
-        self.mean = torch.zeros_like(data)
-        """Running mean of the gradient `[P]`."""
-        self.square = torch.zeros_like(data)
-        """Running mean of its square `[P]`."""
-        self.steps = torch.zeros((), dtype=torch.float32, device=data.device)
+        owned = parameters.owned
+        self.means = [torch.zeros_like(data) for data in owned]
+        """Running mean of the gradient of each tensor."""
+        self.squares = [torch.zeros_like(data) for data in owned]
+        """Running mean of its square."""
+        self.steps = torch.zeros((), dtype=torch.float32, device=owned[0].device)
 
     @torch.no_grad()
     def step(self, rate: float) -> None:
-        """One step of learning rate `rate` along `parameters.gradient`."""
+        """One step of learning rate `rate` along `parameters.gradients`."""
         self.steps += 1
         # Moments of units that stay silent fade into subnormal numbers, on which a CPU is ten times as slow.
         torch.set_flush_denormal(True)
@@ -48,12 +48,12 @@ class Adam:
     def _kernel(self, rate: float) -> None:
         nothing: list[Tensor] = []
         torch._fused_adamw_(  # pyright: ignore[reportPrivateImportUsage] - the kernel of torch.optim.AdamW(fused=True)
-            [self.parameters.data.detach()],
-            [self.parameters.gradient],
-            [self.mean],
-            [self.square],
+            list(self.parameters.owned),
+            list(self.parameters.gradients),
+            self.means,
+            self.squares,
             nothing,
-            [self.steps],
+            [self.steps] * len(self.means),
             lr=rate,
             beta1=self.betas[0],
             beta2=self.betas[1],
@@ -64,26 +64,26 @@ class Adam:
         )
 
     def state(self) -> State:
-        return {
-            "step": float(self.steps),
-            "exp_avg": _readable(self.mean),
-            "exp_avg_sq": _readable(self.square),
-        }
+        """Step count and both moments `[P]`, whole and in the order of the network, whatever the number of ranks."""
+        moments = {"exp_avg": self.means, "exp_avg_sq": self.squares}
+        return {"step": float(self.steps), **{name: self._whole(moment) for name, moment in moments.items()}}
 
     def restore(self, state: State) -> None:
         """Raises DataError when the state belongs to another number of parameters."""
         step = state.get("step")
         if not isinstance(step, float):
             raise DataError(f"the saved optimizer state has no step count, but {step!r}")
-        for name, moment in (("exp_avg", self.mean), ("exp_avg_sq", self.square)):
+        for name, moment in (("exp_avg", self.means), ("exp_avg_sq", self.squares)):
             saved = torch.from_numpy(array(state, name).copy())
-            if saved.shape != moment.shape:
-                raise DataError(f"saved {name} has {saved.numel()} numbers, the policy has {moment.numel()}")
-            moment.copy_(saved)
+            sizes = {key: value.numel() for key, value in self.parameters.by_name(moment).items()}
+            if saved.numel() != sum(sizes.values()):
+                raise DataError(f"saved {name} has {saved.numel()} numbers, the policy has {sum(sizes.values())}")
+            pieces = dict(zip(sizes, saved.split(list(sizes.values())), strict=True))
+            for mine, value in zip(moment, self.parameters.shards(pieces), strict=True):
+                mine.copy_(value)
         self.steps.fill_(step)
 
-
-def _readable(moment: Tensor) -> NDArray[np.generic]:
-    """A copy in a type that numpy knows: bfloat16 is widened, which loses nothing."""
-    known = moment.float() if moment.dtype == torch.bfloat16 else moment
-    return known.cpu().numpy().copy()
+    def _whole(self, moment: list[Tensor]) -> NDArray[np.generic]:
+        """A copy in a type that numpy knows: bfloat16 is widened, which loses nothing."""
+        whole = torch.cat([value.flatten() for value in self.parameters.by_name(moment).values()])
+        return (whole.float() if whole.dtype == torch.bfloat16 else whole).cpu().numpy()

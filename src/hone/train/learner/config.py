@@ -111,7 +111,7 @@ def learning_rate_schedule(config: OptimizerConfig, total: int) -> Callable[[int
 
 def policy_phase(policy: P, objective: Callable[[P, B], LossTerms], config: OptimizerConfig) -> OptimizerPhase[P, B]:
     """The one phase of a policy-gradient or supervised learner: every parameter of `policy`, AdamW."""
-    parameters = FlatParameters(policy.parameters())
+    parameters = FlatParameters(policy.parameters(), (name for name, _ in policy.named_parameters()))
     first, second = config.betas
     return OptimizerPhase(
         name="policy",

@@ -4,8 +4,9 @@ The optimizer then works on a single tensor: zeroing, norm, clipping and Adam ar
 parameter, which is most of a small network's step, and the optimizer's state is a few flat arrays on disk.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from itertools import count
 from typing import Final
 
 import torch
@@ -14,23 +15,27 @@ from torch import Tensor, nn
 from hone.models.gradient_buffers import GradientBuffers, receiving_gradients
 
 MIN_PARAMETERS_TO_RECEIVE: Final = 1 << 20
-"""Parameters from which a pass over them costs more than a few words of Python for each tensor."""
+"""Number of parameters above which zeroing the buffer costs more than some Python for each tensor."""
 
 
 class FlatParameters:
-    """Moves `parameters` into one contiguous buffer `data` `[P]`; each becomes a view of it, gradients likewise."""
+    """Parameter store of one process: one contiguous buffer `data` `[P]`, of which each parameter becomes a view;
+    gradients likewise."""
 
-    def __init__(self, parameters: Iterable[nn.Parameter]) -> None:
-        self.parameters = [parameter for parameter in parameters if parameter.requires_grad]
+    def __init__(self, parameters: Iterable[nn.Parameter], names: Iterable[str] | None = None) -> None:
+        """`names` of all `parameters`; without them they are numbered. Frozen parameters are left out."""
+        pairs = zip(count(), parameters) if names is None else zip(names, parameters, strict=True)
+        trained = [(str(name), parameter) for name, parameter in pairs if parameter.requires_grad]
+        self.names, self.parameters = [name for name, _ in trained], [parameter for _, parameter in trained]
         first = self.parameters[0]
         total = sum(parameter.numel() for parameter in self.parameters)
         self.data = nn.Parameter(torch.empty(total, dtype=first.dtype, device=first.device))
         self.gradient = torch.zeros_like(self.data.detach())
         self.data.grad = self.gradient
         self.views: list[Tensor] = []
-        """Of `gradient`, one for each parameter."""
+        """Views of `gradient`, one for each parameter."""
         self._handed: set[int] = set()
-        """Parameters whose gradients layers wrote here themselves, the last time."""
+        """Parameters whose gradients were written here by layers directly, in the last step."""
         start = 0
         with torch.no_grad():
             for parameter in self.parameters:
@@ -41,15 +46,22 @@ class FlatParameters:
                 parameter.grad = self.views[-1]
                 start = stop
 
+    @property
+    def owned(self) -> Sequence[Tensor]:
+        return (self.data.detach(),)
+
+    @property
+    def gradients(self) -> Sequence[Tensor]:
+        return (self.gradient,)
+
     def zero_grad(self) -> None:
         self.gradient.zero_()
 
     @contextmanager
     def collect_gradients(self) -> Iterator[None]:
-        """In here backward passes take place; afterwards `gradient` is the sum of theirs, and nothing of before.
+        """Context of the backward passes of one step; afterwards `gradient` is the sum of theirs, and no other.
 
-        Gradients that layers write here themselves need no zeros first; should autograd bring one all the same, it is
-        added.
+        Gradients that layers write here directly need no zeros first; one that autograd brings as well is added.
         """
         if self.gradient.device.type != "cpu" or len(self.gradient) < MIN_PARAMETERS_TO_RECEIVE:
             self.zero_grad()
@@ -79,9 +91,18 @@ class FlatParameters:
         """L2 norm of the whole gradient, `[]`."""
         return torch.linalg.vector_norm(self.gradient)
 
+    def by_name(self, values: Sequence[Tensor]) -> dict[str, Tensor]:
+        (whole,) = values
+        pieces = whole.split([parameter.numel() for parameter in self.parameters])
+        shapes = (parameter.shape for parameter in self.parameters)
+        return {name: piece.view(shape) for name, piece, shape in zip(self.names, pieces, shapes, strict=True)}
+
+    def shards(self, named: Mapping[str, Tensor]) -> list[Tensor]:
+        return [torch.cat([named[name].flatten() for name in self.names])]
+
 
 def contiguous_view(parameters: Sequence[nn.Parameter]) -> Tensor | None:
-    """All of them as one `[P]` that shares their memory, or None where something lies between them."""
+    """One `[P]` that shares the memory of `parameters`, or None where they do not lie next to each other."""
     at, first = parameters[0].data_ptr(), parameters[0].detach()
     for parameter in parameters:
         fits = parameter.is_contiguous() and parameter.dtype == first.dtype and parameter.device == first.device
@@ -92,7 +113,7 @@ def contiguous_view(parameters: Sequence[nn.Parameter]) -> Tensor | None:
 
 
 def make_contiguous(parameters: Sequence[nn.Parameter]) -> Tensor:
-    """Moves `parameters`, of one type and device, into one `[P]`, which is returned; each becomes a view of it."""
+    """Moves `parameters`, of one type and device, into one `[P]` and returns it; each becomes a view of it."""
     whole = torch.cat([parameter.detach().flatten() for parameter in parameters])
     start = 0
     for parameter in parameters:

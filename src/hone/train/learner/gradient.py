@@ -1,8 +1,8 @@
 """The gradient learner: epochs of minibatches, micro-batches under a token budget, one optimizer step each.
 
-Belongs here: how a gradient is taken. Does not: any branch about which algorithm runs. An algorithm is the
-`layout` that lays episodes out in rows, and the `phases` that are stepped one after another on each minibatch
-(one for a policy gradient; critics, actor and temperature for SAC).
+No branch here knows which algorithm runs. An algorithm is the `layout` that lays episodes out in rows, and the `phases`
+that are stepped one after another on each minibatch (one for a policy gradient; critics, actor and temperature for
+SAC).
 """
 
 import math
@@ -19,12 +19,13 @@ from hone.core.credit import NO_VALUES, Credits, Metrics, Values
 from hone.core.episodes import Episodes
 from hone.core.errors import DataError, DivergedError
 from hone.core.random import permutation
+from hone.core.reduction import ONE_PROCESS, Reduction, total
 from hone.core.state import State, Stateful, integer, substate
 from hone.objectives.terms import LossTerms
 from hone.train.learner.adam import Adam
-from hone.train.learner.flat_parameters import FlatParameters
 from hone.train.learner.metrics import ComputeCost, MetricsAccumulator
 from hone.train.learner.micro_batches import split_by_token_budget
+from hone.train.learner.parameter_store import ParameterStore
 
 P = TypeVar("P", bound=nn.Module)
 
@@ -49,7 +50,7 @@ B_co = TypeVar("B_co", bound=TensorBatch, covariant=True)
 
 
 class TrainingRows(Protocol[B_co]):
-    """A batch laid out for a network. A row is the least unit of a minibatch: a sequence, a group of them, a step."""
+    """A batch laid out for a network. A row is the smallest unit of a minibatch: a sequence, a group, a step."""
 
     def __len__(self) -> int: ...
 
@@ -59,18 +60,21 @@ class TrainingRows(Protocol[B_co]):
 
     def take(self, rows: NDArray[np.int64]) -> Self: ...
 
-    def weighted(self) -> Self:
-        """The same rows as one optimizer step's batch: the weights of all decisions are fixed here, once. Rows that
-        cannot contribute to the gradient may be left out, because they were counted in the denominator before."""
+    def weighted(self, reduction: Reduction = ONE_PROCESS) -> Self:
+        """The same rows as one optimizer step's batch: the weights of all decisions are fixed here, once, with the
+        totals of all ranks. Rows that cannot contribute to the gradient may be left out, because they were counted in
+        the denominator before."""
         ...
 
     def tensors(self) -> B_co: ...
 
 
-def split_by_rows(rows: TrainingRows[B], order: NDArray[np.int64], count: int) -> Iterator[TrainingRows[B]]:
+def split_by_rows(
+    rows: TrainingRows[B], order: NDArray[np.int64], count: int, reduction: Reduction = ONE_PROCESS
+) -> Iterator[TrainingRows[B]]:
     """`count` minibatches of `rows` in `order`, as even as they come, each of them weighted."""
     for part in np.array_split(order, count):
-        yield rows.take(part).weighted()
+        yield rows.take(part).weighted(reduction)
 
 
 @dataclass
@@ -79,18 +83,18 @@ class OptimizerPhase(Generic[P, B]):
 
     name: str
     objective: Callable[[P, B], LossTerms]
-    parameters: FlatParameters
+    parameters: ParameterStore
     optimizer: Adam
     max_grad_norm: float | None = None
-    prepare: Callable[[P, Any, int], TrainingRows[B]] | None = None
-    """Policy, rows of one optimizer step and its number -> the same rows with what has to be chosen among all of them,
-    before they are cut into micro-batches."""
+    prepare: Callable[[P, Any, int, Reduction], TrainingRows[B]] | None = None
+    """Policy, rows of one optimizer step, its number and the reduction over ranks -> the same rows, with selections
+    over the whole batch, before they are cut into micro-batches."""
     on_micro_batch: Callable[[B, LossTerms], None] | None = None
-    """Told of every micro-batch of a step and of its terms: for a memory that asks how wrong the policy was."""
+    """Called with every micro-batch of a step and its loss terms: replay priorities are updated here."""
     update_every: int = 1
-    """Stepped on every `every`-th minibatch only: TD3's delayed policy."""
+    """Stepped on every n-th minibatch only: TD3's delayed policy."""
     after_step: Callable[[P], None] | None = None
-    """Runs after each of its steps: slow copies that follow no more often than it."""
+    """Runs after each of its steps: target networks that follow no more often than it."""
 
 
 @dataclass
@@ -114,15 +118,17 @@ class GradientLearner(Generic[P, B]):
     after_step: Callable[[P], None] | None = None
     """Runs after the phases of each minibatch: target networks."""
     on_metrics: Callable[[Metrics], None] | None = None
-    """Looks at the metrics of every update; may raise to stop the run."""
+    """Called with the metrics of every update; may raise to stop the run."""
     compute_cost: Callable[[P, B], ComputeCost] | None = None
-    """What a micro-batch takes, where somebody counts: `learner/tokens` and `learner/flops` of an update."""
+    """Cost of a micro-batch, where it is counted: `learner/tokens` and `learner/flops` of an update."""
     fingerprints: Mapping[str, str] = field(default_factory=dict[str, str])
-    """Fingerprints of what the loss was computed against; a resume must find them unchanged."""
-    split: Callable[[Any, NDArray[np.int64], int], Iterator[Any]] = split_by_rows
-    """Rows, their order `[rows]` and a number -> that many minibatches, each of them weighted."""
+    """Fingerprints of the policies that the loss compares with; a resume must find them unchanged."""
+    split: Callable[[Any, NDArray[np.int64], int, Reduction], Iterator[Any]] = split_by_rows
+    """Rows, their order `[rows]`, a number and the reduction -> that many minibatches, each of them weighted."""
+    reduction: Reduction = ONE_PROCESS
+    """Totals over the ranks that share a batch."""
     extra_state: Mapping[str, Stateful] = field(default_factory=dict[str, Stateful])
-    """What else the loss remembers from update to update: saved and restored with the learner."""
+    """Further state of the loss, kept from update to update: saved and restored with the learner."""
     updates: int = 0
 
     def values(self, episodes: Episodes) -> Values:
@@ -140,7 +146,7 @@ class GradientLearner(Generic[P, B]):
             if self.after_step is not None:
                 self.after_step(self.policy)
             self.updates += 1
-        metrics = {**credits.metrics, **tally.means(), "learner/lr": self.learning_rate(self.updates - 1)}
+        metrics = {**credits.metrics, **tally.means(self.reduction), "learner/lr": self.learning_rate(self.updates - 1)}
         if self.on_metrics is not None:
             self.on_metrics(metrics)
         return metrics
@@ -148,7 +154,7 @@ class GradientLearner(Generic[P, B]):
     def _split_into_minibatches(self, everything: TrainingRows[B]) -> Iterator[tuple[bool, TrainingRows[B]]]:
         """The minibatches, and whether metrics are taken of each: they are of the last epoch, where the step ends."""
         count = len(everything)
-        whole = everything.weighted() if self.minibatches == 1 and not self.shuffle else None
+        whole = everything.weighted(self.reduction) if self.minibatches == 1 and not self.shuffle else None
         for epoch in range(self.epochs):
             telling = epoch == self.epochs - 1
             if whole is not None:
@@ -159,7 +165,7 @@ class GradientLearner(Generic[P, B]):
                 if self.shuffle
                 else np.arange(count, dtype=np.int64)
             )
-            for rows in self.split(everything, order, min(self.minibatches, count)):
+            for rows in self.split(everything, order, min(self.minibatches, count), self.reduction):
                 yield telling, rows
 
     def _optimizer_step(
@@ -172,7 +178,7 @@ class GradientLearner(Generic[P, B]):
         with_metrics: bool,
     ) -> None:
         if phase.prepare is not None:
-            rows = phase.prepare(self.policy, rows, self.updates)
+            rows = phase.prepare(self.policy, rows, self.updates, self.reduction)
         losses: list[Tensor] = []
         with phase.parameters.collect_gradients():
             for piece in micro_batches(rows, self.micro_batch_tokens):
@@ -186,17 +192,18 @@ class GradientLearner(Generic[P, B]):
                 if with_metrics:
                     tally.add(terms)
         *totals, norm = torch.stack([*losses, phase.parameters.gradient_norm()]).tolist()
-        total = sum(totals)
-        if not (math.isfinite(total) and math.isfinite(norm)):
+        loss = total(sum(totals), self.reduction)
+        if not (math.isfinite(loss) and math.isfinite(norm)):
             raise DivergedError(
-                f"{phase.name}: loss {total}, gradient norm {norm} at update {self.updates}: not a finite number. "
+                f"{phase.name}: loss {loss}, gradient norm {norm} at update {self.updates}: not a finite number. "
                 "The step was not taken: the weights are those before it. Lower learner.lr or learner.max_grad_norm, "
                 "and look at the saved batch."
             )
         if phase.max_grad_norm is not None and norm > phase.max_grad_norm:
-            phase.parameters.gradient.mul_(phase.max_grad_norm / (norm + 1e-6))
+            for gradient in phase.parameters.gradients:
+                gradient.mul_(phase.max_grad_norm / (norm + 1e-6))
         phase.optimizer.step(rate)
-        tally.add_step_value(f"{phase.name}/loss", total)
+        tally.add_step_value(f"{phase.name}/loss", loss)
         tally.add_step_value(f"{phase.name}/grad_norm", norm)
 
     def state(self) -> State:

@@ -6,15 +6,16 @@ import torch
 from torch import Tensor
 
 from hone.core.credit import Metrics
+from hone.core.reduction import ONE_PROCESS, Reduction, largest, total
 from hone.objectives.terms import LossTerms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ComputeCost:
-    """What a micro-batch took."""
+    """Compute cost of a micro-batch."""
 
     tokens: float
-    """That went through a network, pass by pass."""
+    """Tokens that went through a network, pass by pass."""
     flops: Tensor
     """`[]` floating-point operations; a multiplication and an addition are two."""
 
@@ -27,7 +28,7 @@ class MetricsAccumulator:
     counts: dict[tuple[str, ...], int] = field(default_factory=dict[tuple[str, ...], int])
     maxima: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
     weight_moments: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
-    """Of weights w: their number, sum w, sum w^2."""
+    """Moments of weights w: their number, sum w, sum w^2."""
     step_values: dict[str, list[float]] = field(default_factory=dict[str, list[float]])
     tokens: float = 0.0
     flops: Tensor | None = None
@@ -35,11 +36,11 @@ class MetricsAccumulator:
     def add(self, terms: LossTerms) -> None:
         """One stacked sum for all metrics of a size: a small network's step is mostly the number of its kernels."""
         sizes: dict[int, list[str]] = {}
-        told = terms.metrics
-        for name, value in told.items():
+        metrics = terms.metrics
+        for name, value in metrics.items():
             if name.endswith("_max"):
-                largest = value.max() if value.numel() else torch.zeros(())
-                self.maxima[name] = torch.maximum(self.maxima[name], largest) if name in self.maxima else largest
+                peak = value.max() if value.numel() else torch.zeros(())
+                self.maxima[name] = torch.maximum(self.maxima[name], peak) if name in self.maxima else peak
             elif name.endswith("_ess"):
                 moments = torch.stack((torch.ones_like(value).sum(), value.sum(), value.square().sum()))
                 self.weight_moments[name] = (
@@ -48,9 +49,9 @@ class MetricsAccumulator:
             else:
                 sizes.setdefault(value.numel(), []).append(name)
         for size, names in sizes.items():
-            total = torch.stack([told[name] for name in names]).sum(dim=1)
+            sums = torch.stack([metrics[name] for name in names]).sum(dim=1)
             key = tuple(names)
-            self.sums[key] = self.sums[key] + total if key in self.sums else total
+            self.sums[key] = self.sums[key] + sums if key in self.sums else sums
             self.counts[key] = self.counts.get(key, 0) + size
 
     def add_step_value(self, name: str, value: float) -> None:
@@ -60,20 +61,25 @@ class MetricsAccumulator:
         self.tokens += work.tokens
         self.flops = work.flops if self.flops is None else self.flops + work.flops
 
-    def means(self) -> Metrics:
-        """One figure a name: terms by decision, notes by optimizer step, work in all."""
+    def means(self, reduction: Reduction = ONE_PROCESS) -> Metrics:
+        """One figure a name over all ranks: loss terms by decision, values by optimizer step, cost in all."""
         noted = {name: sum(values) / len(values) for name, values in self.step_values.items()}
         totals: dict[str, float] = {}
         counts: dict[str, int] = {}
         for names, sums in self.sums.items():
-            for name, total in zip(names, sums.tolist(), strict=True):
-                totals[name] = totals.get(name, 0.0) + total
+            for name, value in zip(names, sums.tolist(), strict=True):
+                totals[name] = totals.get(name, 0.0) + value
                 counts[name] = counts.get(name, 0) + self.counts[names]
-        means = {name: total / max(counts[name], 1) for name, total in totals.items()}
-        largest = {name: float(value) for name, value in self.maxima.items()}
-        shares = {name: effective_sample_share(*row.tolist()) for name, row in self.weight_moments.items()}
-        work = {} if self.flops is None else {"learner/tokens": self.tokens, "learner/flops": float(self.flops)}
-        return noted | means | largest | shares | work
+        means = {
+            name: total(value, reduction) / max(total(counts[name], reduction), 1) for name, value in totals.items()
+        }
+        maxima = {name: largest(float(value), reduction) for name, value in self.maxima.items()}
+        moments = {
+            name: [total(value, reduction) for value in row.tolist()] for name, row in self.weight_moments.items()
+        }
+        shares = {name: effective_sample_share(*row) for name, row in moments.items()}
+        cost = {} if self.flops is None else {"learner/tokens": self.tokens, "learner/flops": float(self.flops)}
+        return noted | means | maxima | shares | {name: total(value, reduction) for name, value in cost.items()}
 
 
 def effective_sample_share(count: float, total: float, squares: float) -> float:

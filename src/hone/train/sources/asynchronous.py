@@ -10,7 +10,7 @@ may be of several versions, and which of them decided what depends on time.
 from collections import deque
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import Final, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,8 @@ from hone.core.state import State, integer, substate
 from hone.train.loop import Source
 
 P = TypeVar("P")
+_ABSENT: Final[State] = {"final": None, "components": None, "baseline": None}
+"""Leaves for absent columns, as in the checkpoints of earlier versions."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,7 +98,7 @@ class AsyncSource(Generic[P]):
         """Waits for what is being collected: it is part of the state, so that no answer is asked for twice."""
         self._wait_for_batches()
         batches: State = {
-            str(place): {"episodes": pack_episodes(batch.episodes), "metrics": {**batch.metrics}}
+            str(place): {"episodes": {**_ABSENT, **pack_episodes(batch.episodes)}, "metrics": {**batch.metrics}}
             for place, batch in enumerate(self._ready)
         }
         return {"version": self.version, "count": len(batches), "batches": batches, "source": self.source.state()}

@@ -20,6 +20,8 @@ from hone.core.config import Config
 from hone.core.credit import Credits, Metrics
 from hone.core.episodes import Episodes
 from hone.core.errors import DivergedError
+from hone.core.ragged import offsets_of
+from hone.core.reduction import ONE_PROCESS, Reduction, whole_batch
 from hone.models.language.token_logprobs import TopKTokens
 from hone.models.language.token_policy import TokenPolicy
 from hone.objectives.mismatch import (
@@ -199,8 +201,10 @@ class TokenLoss:
             token_factor=batch.token_factor,
         )
 
-    def select_tokens(self, policy: TokenPolicy, rows: TokenRows, update: int) -> TokenRows:
-        """`rows` of one optimizer step with the factors that `Loss.select` gives them."""
+    def select_tokens(
+        self, policy: TokenPolicy, rows: TokenRows, update: int, reduction: Reduction = ONE_PROCESS
+    ) -> TokenRows:
+        """Rows of one optimizer step with the factors that `TokenLossSpec.select_tokens` gives them."""
         choose = self.loss.select_tokens
         if choose is None:
             return rows
@@ -209,16 +213,8 @@ class TokenLoss:
         then = rows.precomputed.old_logp
         if self.denominator == "recorded":
             then = episodes.logp
-        factor = choose(
-            StepColumns(
-                logp=now.astype(np.float64),
-                denominator_logp=(now if then is None else then).astype(np.float64),
-                advantage=rows.advantage,
-                entropy=entropy.astype(np.float64),
-                offsets=episodes.offsets,
-                update=update,
-            )
-        )
+        columns = (now, now if then is None else then, rows.advantage, entropy, episodes.lengths)
+        factor = whole_batch(partial(_select, choose, update), reduction)(*columns)
         return rows.with_precomputed(replace(rows.precomputed, token_factor=factor.astype(now.dtype)))
 
     def _precompute(self, rows: TokenRows, policy: TokenPolicy) -> PrecomputedColumns:
@@ -238,6 +234,28 @@ class TokenLoss:
 def chosen_logp(policy: TokenPolicy, batch: TokenBatch) -> tuple[Tensor]:
     """`[n]` nats of what was chosen: a question for `TokenRows.asked`."""
     return (policy.token_logprobs(batch.packed, batch.at, batch.chosen, sampling_mask=batch.sampling_mask).logp,)
+
+
+def _select(
+    choose: Callable[[StepColumns], NDArray[np.floating]],
+    update: int,
+    logp: NDArray[np.floating],
+    denominator_logp: NDArray[np.floating],
+    advantage: NDArray[np.floating],
+    entropy: NDArray[np.floating],
+    lengths: NDArray[np.int64],
+) -> NDArray[np.floating]:
+    """Factor of each decision `[N]` by a selection over the whole batch."""
+    return choose(
+        StepColumns(
+            logp=logp.astype(np.float64),
+            denominator_logp=denominator_logp.astype(np.float64),
+            advantage=advantage,
+            entropy=entropy.astype(np.float64),
+            offsets=offsets_of(lengths),
+            update=update,
+        )
+    )
 
 
 def _logp_and_entropy(policy: TokenPolicy, batch: TokenBatch) -> tuple[Tensor, Tensor]:

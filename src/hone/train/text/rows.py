@@ -18,6 +18,7 @@ from torch import Tensor
 from hone.core.credit import Credits
 from hone.core.episodes import Episodes
 from hone.core.ragged import Ints, offsets_of, owner_of, ranges
+from hone.core.reduction import ONE_PROCESS, Reduction, whole_batch
 from hone.models.language.token_logprobs import SamplingMask, TopKTokens
 from hone.models.packing import PackedBatch
 from hone.objectives.weights import WeightingScheme
@@ -141,9 +142,9 @@ class TokenRows:
             ranges(self.row_offsets[:-1][rows], counts), offsets_of(counts), self.prefix_lengths[rows]
         )
 
-    def weighted(self) -> Self:
+    def weighted(self, reduction: Reduction = ONE_PROCESS) -> Self:
         lengths = self.episodes.lengths
-        rows = replace(self, sequence_weight=self.layout.scheme(lengths))
+        rows = replace(self, sequence_weight=whole_batch(self.layout.scheme, reduction)(lengths))
         if not self.layout.skip_zero_advantage:
             return rows
         size = np.bincount(self.episodes.owner, weights=np.abs(self.advantage), minlength=len(lengths))

@@ -1,0 +1,45 @@
+"""Parameters as an optimizer sees them: whole on one process, or the shards of one rank."""
+
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+from torch import Tensor, nn
+
+
+class ParameterStore(Protocol):
+    """Parameters of a network, the part of them that this process steps, and the gradient of that part.
+
+    Loss weights are fixed over the whole batch, so gradients of several ranks are summed, not averaged.
+    """
+
+    @property
+    def parameters(self) -> Sequence[nn.Parameter]:
+        """Trained parameters of the network, for forward and backward passes."""
+        ...
+
+    @property
+    def owned(self) -> Sequence[Tensor]:
+        """Tensors that this process steps, in place."""
+        ...
+
+    @property
+    def gradients(self) -> Sequence[Tensor]:
+        """Gradient of each tensor of `owned`, summed over all ranks."""
+        ...
+
+    def collect_gradients(self) -> AbstractContextManager[None]:
+        """Context of the backward passes of one step; afterwards `gradients` is the sum of theirs, and no other."""
+        ...
+
+    def gradient_norm(self) -> Tensor:
+        """L2 norm `[]` of the whole gradient, the same on all ranks."""
+        ...
+
+    def by_name(self, values: Sequence[Tensor]) -> dict[str, Tensor]:
+        """Values shaped like `owned` (moments) -> those of whole parameters by name, in the order of the network."""
+        ...
+
+    def shards(self, named: Mapping[str, Tensor]) -> list[Tensor]:
+        """Inverse of `by_name`: the part of this process, shaped like `owned`."""
+        ...
