@@ -14,11 +14,9 @@ from ranks_in_threads import on_ranks
 from hone.core.reduction import ONE_PROCESS, largest, total, whole_batch
 from hone.objectives.batchwide import q_value_scale
 from hone.objectives.selection import (
-    batch_normalised,
     clip_cov_mask,
     high_entropy_mask,
     kl_cov_mask,
-    rescale_kept,
     second_moment_mask,
 )
 from hone.objectives.weights import (
@@ -57,8 +55,6 @@ SELECTIONS: dict[str, tuple[Callable[..., Column], int]] = {
         ),
         3,
     ),
-    "batch_normalised": (batch_normalised, 1),
-    "rescale_kept": (lambda column: rescale_kept(column > 0), 1),
     "q_value_scale": (q_value_scale, 1),
 }
 

@@ -237,14 +237,14 @@ def chosen_logp(policy: TokenPolicy, batch: TokenBatch) -> tuple[Tensor]:
 
 
 def _select(
-    choose: Callable[[StepColumns], NDArray[np.floating]],
+    choose: Callable[[StepColumns], TokenFactors],
     update: int,
     logp: NDArray[np.floating],
     denominator_logp: NDArray[np.floating],
     advantage: NDArray[np.floating],
     entropy: NDArray[np.floating],
     lengths: NDArray[np.int64],
-) -> NDArray[np.floating]:
+) -> TokenFactors:
     """Factor of each decision `[N]` by a selection over the whole batch."""
     return choose(
         StepColumns(
