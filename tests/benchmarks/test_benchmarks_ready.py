@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hone.core.generation import Request, SamplingParams
+from hone.core.generation import Request, SamplingParams, generate
 from hone.engine.choose import RunnerChoice
 from hone.engine.engine import EmbeddedEngine
 from hone.engine.limits import default_limits
@@ -58,7 +58,7 @@ def answers(model: GenerationModel) -> list[tuple[list[int], list[float]]]:
         )
         for number in range(7)
     ]
-    done = sorted(engine.generate(asked), key=lambda one: (one.request_id, one.sample_index))
+    done = sorted(generate(engine, asked), key=lambda one: (one.request_id, one.sample_index))
     return [(one.tokens.tolist(), one.logp.tolist()) for one in done]
 
 

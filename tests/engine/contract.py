@@ -14,7 +14,7 @@ import pytest
 import torch
 
 from hone.core.errors import ConfigError, DataError
-from hone.core.generation import Completion, Request, SamplingParams, ScoreRequest
+from hone.core.generation import Completion, Request, SamplingParams, ScoreRequest, generate
 from hone.models.language.decoder import Decoder
 from hone.models.packing import pack_rows, pack_shared_prompts
 
@@ -62,12 +62,12 @@ class Subject:
 
 
 def by_name(done: Any) -> dict[tuple[str, int], Completion]:
-    return {(one.request, one.sample): one for one in done}
+    return {(one.request_id, one.sample_index): one for one in done}
 
 
 def every_answer_comes_once_and_whole(subject: Subject) -> None:
     asked = [subject.request(number, samples=1 + number % 3, max_tokens=9) for number in range(6)]
-    done = list(subject.make(slots=4).generate(asked))
+    done = list(generate(subject.make(slots=4), asked))
     assert len(done) == sum(one.samples for one in asked)
     assert by_name(done).keys() == {(one.id, number) for one in asked for number in range(one.samples)}
     for one in done:
@@ -80,19 +80,19 @@ def every_answer_comes_once_and_whole(subject: Subject) -> None:
 
 def answers_end_by_the_rules(subject: Subject) -> None:
     asked = [subject.request(number, samples=6, max_tokens=3, temperature=1.5) for number in range(6)]
-    done = list(subject.make(slots=8).generate(asked))
+    done = list(generate(subject.make(slots=8), asked))
     for one in done:
-        assert (one.tokens[-1] in subject.eos) == (one.finish == "eos")
+        assert (one.tokens[-1] in subject.eos) == (one.finish_reason == "eos")
         assert not set(one.tokens[:-1].tolist()) & set(subject.eos)
-        assert len(one.tokens) == 3 or one.finish == "eos"
-    assert "length" in {one.finish for one in done}
+        assert len(one.tokens) == 3 or one.finish_reason == "eos"
+    assert "length" in {one.finish_reason for one in done}
 
 
 def recorded_log_probabilities_are_the_trainers(subject: Subject) -> None:
     gaps = []
     for temperature in (1.0, 0.7):
         asked = subject.request(3, samples=8, max_tokens=20, temperature=temperature)
-        done = sorted(subject.make(slots=8).generate([asked]), key=lambda one: one.sample)
+        done = sorted(generate(subject.make(slots=8), [asked]), key=lambda one: one.sample_index)
         recorded = np.concatenate([one.logp for one in done])
         gaps.append(np.abs(recorded - subject.logp(asked, done)))
         assert all(np.array_equal(one.logp, one.sampled_logp) for one in done)
@@ -101,11 +101,11 @@ def recorded_log_probabilities_are_the_trainers(subject: Subject) -> None:
 
 def a_draw_is_a_function_of_seed_round_request_and_sample(subject: Subject) -> None:
     asked = [subject.request(number, samples=3, max_tokens=16) for number in range(4)]
-    first = by_name(subject.make(slots=8).generate(asked, round=1))
-    again = by_name(subject.make(slots=3).generate(asked[::-1], round=1))
+    first = by_name(generate(subject.make(slots=8), asked, round=1))
+    again = by_name(generate(subject.make(slots=3), asked[::-1], round=1))
     assert all(np.array_equal(one.tokens, again[name].tokens) for name, one in first.items())
-    other = by_name(subject.make(slots=8).generate(asked, round=2))
-    reseeded = by_name(subject.make(slots=8, seed=1).generate(asked, round=1))
+    other = by_name(generate(subject.make(slots=8), asked, round=2))
+    reseeded = by_name(generate(subject.make(slots=8, seed=1), asked, round=1))
     for changed in (other, reseeded):
         assert any(not np.array_equal(one.tokens, changed[name].tokens) for name, one in first.items())
     assert len({first["p0", number].tokens.tobytes() for number in range(3)}) > 1
@@ -114,7 +114,7 @@ def a_draw_is_a_function_of_seed_round_request_and_sample(subject: Subject) -> N
 def frequencies_are_the_probabilities(subject: Subject) -> None:
     """First tokens against the model's own distribution: chi-squared over the tokens that are expected five times."""
     asked = subject.request(9, samples=subject.draws, max_tokens=1)
-    first = np.array([done.tokens[0] for done in subject.make(slots=64).generate([asked])])
+    first = np.array([done.tokens[0] for done in generate(subject.make(slots=64), [asked])])
     with torch.no_grad():
         logits = subject.model.logits(subject.model.hidden(pack_rows([asked.prompt]))[-1:])[0, : subject.vocab]
     expected = torch.softmax(logits.double(), dim=-1).numpy() * subject.draws
@@ -128,7 +128,7 @@ def frequencies_are_the_probabilities(subject: Subject) -> None:
 
 def greedy_takes_the_likeliest_token(subject: Subject) -> None:
     asked = subject.request(2, greedy=True, max_tokens=8)
-    (done,) = subject.make().generate([asked])
+    (done,) = generate(subject.make(), [asked])
     tokens = asked.prompt
     for token in done.tokens:
         with torch.no_grad():
@@ -141,7 +141,7 @@ def greedy_takes_the_likeliest_token(subject: Subject) -> None:
 
 def a_stop_string_keeps_the_token_that_completes_it(subject: Subject) -> None:
     plain = subject.request(4, max_tokens=24, temperature=1.5)
-    (whole,) = subject.make().generate([plain])
+    (whole,) = generate(subject.make(), [plain])
     text = subject.decode(whole.tokens.tolist())
     stop = text[3:5]
     first = text.index(stop) + len(stop)
@@ -151,8 +151,8 @@ def a_stop_string_keeps_the_token_that_completes_it(subject: Subject) -> None:
         samples=1,
         sampling=SamplingParams(max_tokens=24, temperature=1.5, stop=("never!", stop)),
     )
-    (done,) = subject.make().generate([asked])
-    assert done.finish == "stop"
+    (done,) = generate(subject.make(), [asked])
+    assert done.finish_reason == "stop"
     assert done.text(lambda ids: subject.decode(ids.tolist())) == text[:first]
     assert done.tokens.tolist() == whole.tokens[: len(done.tokens)].tolist()
 
@@ -160,7 +160,7 @@ def a_stop_string_keeps_the_token_that_completes_it(subject: Subject) -> None:
 def scores_are_what_was_recorded(subject: Subject) -> None:
     asked = [subject.request(number, max_tokens=12) for number in range(4)]
     engine = subject.make()
-    done = by_name(engine.generate(asked))
+    done = by_name(generate(engine, asked))
     texts = [ScoreRequest(prompt=one.prompt, tokens=done[one.id, 0].tokens, sampling=one.sampling) for one in asked]
     for one, scored in zip(asked, engine.score(texts), strict=True):
         np.testing.assert_allclose(scored.logp, done[one.id, 0].logp, atol=subject.tolerance)
@@ -169,11 +169,11 @@ def scores_are_what_was_recorded(subject: Subject) -> None:
 def published_weights_draw_from_then_on(subject: Subject) -> None:
     asked = [subject.request(number, samples=2, max_tokens=12) for number in range(3)]
     engine = subject.make()
-    old = by_name(engine.generate(asked))
+    old = by_name(generate(engine, asked))
     subject.change(1.25)
     engine.publish(3)
     assert engine.version == 3
-    new = by_name(engine.generate(asked))
+    new = by_name(generate(engine, asked))
     assert all((one.version == 3).all() for one in new.values())
     assert any(not np.array_equal(one.logp, old[name].logp) for name, one in new.items())
     for one in asked:
@@ -186,7 +186,7 @@ def answers_that_run_at_a_publication_go_on_under_the_new_weights(subject: Subje
     """`recompute`: every token's log-probability is that of the version it is stamped with."""
     asked = [subject.request(0, max_tokens=1), *(subject.request(n, samples=6, max_tokens=60) for n in (1, 2))]
     engine = subject.make(slots=4, on_publish="recompute")
-    stream = engine.generate(asked)
+    stream = generate(engine, asked)
     done = [next(stream)]
     subject.change(1.25)
     engine.publish(1)
@@ -196,7 +196,7 @@ def answers_that_run_at_a_publication_go_on_under_the_new_weights(subject: Subje
     for one in done[1:]:
         assert (np.diff(one.version) >= 0).all()
         new = one.version == 1
-        expected = subject.logp(prompts[one.request], [one])
+        expected = subject.logp(prompts[one.request_id], [one])
         np.testing.assert_allclose(one.logp[new], expected[new], atol=subject.tolerance)
     assert any((one.version == 1).any() for one in done)
 
@@ -205,9 +205,9 @@ def a_paused_engine_draws_nothing_until_it_is_resumed(subject: Subject) -> None:
     engine = subject.make()
     engine.pause()
     with pytest.raises(RuntimeError, match="paused"):
-        list(engine.generate([subject.request(0)]))
+        list(generate(engine, [subject.request(0)]))
     engine.resume()
-    assert len(list(engine.generate([subject.request(0)]))) == 1
+    assert len(list(generate(engine, [subject.request(0)]))) == 1
 
 
 def a_stream_takes_more_while_it_runs(subject: Subject) -> None:
@@ -229,13 +229,15 @@ def a_stream_takes_more_while_it_runs(subject: Subject) -> None:
 
 def an_abandoned_generation_frees_the_engine(subject: Subject) -> None:
     engine = subject.make()
-    stream = engine.generate([subject.request(0, samples=4, max_tokens=30), subject.request(1, samples=4)])
+    stream = generate(engine, [subject.request(0, samples=4, max_tokens=30), subject.request(1, samples=4)])
     next(stream)
-    with pytest.raises(RuntimeError, match="generating already"):
-        next(engine.generate([subject.request(2)]))
+    with pytest.raises(DataError, match="being written already"):
+        engine.submit([subject.request(1)])
+    assert len(list(generate(engine, [subject.request(2)]))) == 1, "a busy engine takes more"
     stream.close()
-    assert len(list(engine.generate([subject.request(2)]))) == 1
-    assert list(engine.generate([])) == []
+    assert engine.next_completion() is None, "nothing is left of it"
+    assert len(list(generate(engine, [subject.request(2)]))) == 1
+    assert list(generate(engine, [])) == []
 
 
 def every_impossible_request_is_named_before_any_work(subject: Subject) -> None:
@@ -248,40 +250,40 @@ def every_impossible_request_is_named_before_any_work(subject: Subject) -> None:
     ]
     engine = subject.make()
     with pytest.raises(DataError) as error:
-        engine.generate(bad)
+        generate(engine, bad)
     assert len(error.value.messages) == 5
     with pytest.raises(ConfigError, match="max_tokens must be at least 1"):
-        engine.generate([subject.request(0, max_tokens=0, temperature=-1.0)])
+        generate(engine, [subject.request(0, max_tokens=0, temperature=-1.0)])
 
 
 def time_and_tokens_are_counted(subject: Subject) -> None:
     engine = subject.make()
-    done = list(engine.generate([subject.request(0, samples=3)]))
+    done = list(generate(engine, [subject.request(0, samples=3)]))
     assert engine.stats.tokens == sum(len(one.tokens) for one in done)
     assert engine.stats.prefill_tokens > 0
-    assert engine.stats.seconds_s > 0
+    assert engine.stats.total_s > 0
     assert engine.stats.tokens_per_s > 0
 
 
 def company_changes_no_bit(subject: Subject) -> None:
     asked = [subject.request(number, samples=2, max_tokens=12) for number in range(8)]
-    together = by_name(subject.make(slots=16).generate(asked))
-    alone = by_name(done for one in asked for done in subject.make(slots=1).generate([one]))
+    together = by_name(generate(subject.make(slots=16), asked))
+    alone = by_name(done for one in asked for done in generate(subject.make(slots=1), [one]))
     assert all(np.array_equal(one.logp, alone[name].logp) for name, one in together.items())
 
 
 def truncated_draws_record_both_distributions(subject: Subject) -> None:
     asked = subject.request(3, samples=4, top_k=3)
-    done = sorted(subject.make().generate([asked]), key=lambda one: one.sample)
+    done = sorted(generate(subject.make(), [asked]), key=lambda one: one.sample_index)
     whole = np.concatenate([one.logp for one in done])
     np.testing.assert_allclose(whole, subject.logp(asked, done), atol=subject.tolerance)
     assert (whole < np.concatenate([one.sampled_logp for one in done])).all()
-    assert all(one.kept is not None for one in done)
+    assert all(one.sampling_mask is not None for one in done)
 
 
 def greedy_answers_have_log_probabilities_at_any_temperature(subject: Subject) -> None:
     asked = subject.request(2, greedy=True, temperature=0.5, max_tokens=4)
-    (done,) = subject.make().generate([asked])
+    (done,) = generate(subject.make(), [asked])
     np.testing.assert_allclose(done.logp, subject.logp(asked, [done]), atol=subject.tolerance)
 
 

@@ -70,7 +70,7 @@ def engine(
 
 
 def by_name(completions):
-    return {(done.request, done.sample): done for done in completions}
+    return {(done.request_id, done.sample_index): done for done in completions}
 
 
 def same(a, b) -> bool:
@@ -78,5 +78,5 @@ def same(a, b) -> bool:
         np.array_equal(a.tokens, b.tokens)
         and np.array_equal(a.logp, b.logp)
         and np.array_equal(a.sampled_logp, b.sampled_logp)
-        and a.finish == b.finish
+        and a.finish_reason == b.finish_reason
     )

@@ -6,6 +6,7 @@ import torch
 from engines import CONFIG, VOCAB, by_name, engine, request
 
 from hone.core.errors import ConfigError, DataError
+from hone.core.generation import generate
 from hone.engine.choose import choose_runner
 from hone.models.language.config import ModelConfig
 from hone.models.language.decoder import Decoder
@@ -56,7 +57,7 @@ def test_recomputed_equals_recorded_to_the_bit(config, threads, slots, temperatu
     torch.set_num_threads(threads)
     model = exact_model(config)
     asked = [type(one)(**{**fields(one), "sampling": sampling(one, temperature)}) for one in ASKED]
-    done = by_name(engine(model, slots=slots).generate(asked))
+    done = by_name(generate(engine(model, slots=slots), asked))
     answers = [[done[one.id, place] for place in range(one.samples)] for one in asked]
     groups = [(one.prompt, [answer.tokens for answer in group]) for one, group in zip(asked, answers, strict=True)]
     recorded = np.concatenate([answer.logp for group in answers for answer in group])
@@ -79,7 +80,7 @@ def sampling(one, temperature: float):
 def test_a_weight_that_moved_by_one_bit_is_seen():
     """The test above can fail."""
     model = exact_model()
-    done = by_name(engine(model, slots=16).generate(ASKED[:1]))
+    done = by_name(generate(engine(model, slots=16), ASKED[:1]))
     group = [done["p0", place] for place in range(6)]
     packed, targets = pack_shared_prompts([(ASKED[0].prompt, [one.tokens for one in group])])
     recorded = np.concatenate([one.logp for one in group])

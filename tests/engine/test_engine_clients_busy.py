@@ -6,7 +6,8 @@ import time
 import numpy as np
 import pytest
 
-from hone.core.generation import Request, SamplingParams
+from hone.core.errors import DataError
+from hone.core.generation import Request, SamplingParams, generate
 from hone.engine.clients.remote import RemoteEngine
 from hone.engine.clients.wire import GenerateRequest, GenerateResponse, ServerFeatures
 from hone.engine.stops import TokenizerRules
@@ -56,10 +57,10 @@ def test_an_answer_that_is_being_taken_up_counts():
     step = threading.Thread(target=engine._step)
     step.start()
     assert wire.link.asked.wait(5)
-    assert engine._busy, "a stream that looks at this moment must not end"
+    assert engine.has_requests(), "a stream that looks at this moment must not end"
     step.join(5)
-    with pytest.raises(RuntimeError, match="generating already"):
-        next(engine.generate([ASKED]))
+    with pytest.raises(DataError, match="being written already"):
+        generate(engine, [ASKED])
     engine.cancel()
-    assert not engine._busy
+    assert not engine.has_requests()
     engine.close()

@@ -10,7 +10,7 @@ from engines import CONFIG, VOCAB
 from test_engine_contract import client_of, letters
 
 from hone.core.errors import ConfigError, DivergedError, ResourceError
-from hone.core.generation import Request, SamplingParams, ScoreRequest
+from hone.core.generation import Request, SamplingParams, ScoreRequest, generate
 from hone.engine.clients.http import ServerError, UnreachableError
 from hone.models.language.hf_checkpoint import save_model
 from hone.models.language.init import new_model
@@ -69,22 +69,24 @@ def test_an_answer_that_cannot_be_right_stops_the_run_and_is_named(serve, fault)
     server, client = serve()
     server.faults.append(fault)
     with pytest.raises(ServerError) as error:
-        list(client.generate([asked(1)]))
+        list(generate(client, [asked(1)]))
     assert WRONG[fault] in str(error.value)
     assert server.url in str(error.value)
     assert isinstance(error.value, ResourceError)  # exit code 5
-    assert len(list(client.generate([asked(1, samples=3)]))) == 3, "the engine is free again"
+    assert len(list(generate(client, [asked(1, samples=3)]))) == 3, "the engine is free again"
 
 
 @pytest.mark.parametrize("fault", ["status 500", "status 503", "status 429", "hang up", "cut off", "silence"])
 def test_what_passes_is_asked_again_and_changes_no_token(serve, fault):
     server, client = serve(timeout_s=0.5)
-    undisturbed = {(one.request, one.sample): one for one in client.generate([asked(n, samples=3) for n in (1, 2)])}
+    undisturbed = {
+        (one.request_id, one.sample_index): one for one in generate(client, [asked(n, samples=3) for n in (1, 2)])
+    }
     server.faults += ["", fault, "", fault]
-    done = list(client.generate([asked(n, samples=3) for n in (1, 2)]))
+    done = list(generate(client, [asked(n, samples=3) for n in (1, 2)]))
     assert len(done) == 6
-    assert all(np.array_equal(one.tokens, undisturbed[one.request, one.sample].tokens) for one in done)
-    assert (client.lost > 0) == (not fault.startswith("status"))
+    assert all(np.array_equal(one.tokens, undisturbed[one.request_id, one.sample_index].tokens) for one in done)
+    assert (client.disconnects > 0) == (not fault.startswith("status"))
 
 
 PERSISTS = {"status 500": 'status 500: {"error": "overloaded,', "hang up": "it was unreachable 5 times"}
@@ -95,7 +97,7 @@ def test_what_does_not_pass_is_named(serve, fault):
     server, client = serve()
     server.faults += [fault] * 100
     with pytest.raises(ServerError) as error:
-        list(client.generate([asked(1)]))
+        list(generate(client, [asked(1)]))
     assert PERSISTS[fault] in str(error.value)
     assert f"POST {server.url}/inference/v1/generate" in str(error.value)
 
@@ -104,7 +106,7 @@ def test_a_refusal_is_not_repeated(serve):
     server, client = serve()
     server.faults += ["status 400"] * 2
     with pytest.raises(ServerError, match="status 400"):
-        list(client.generate([asked(1)]))
+        list(generate(client, [asked(1)]))
     assert list(server.faults) == ["status 400"]
 
 
@@ -116,22 +118,22 @@ def test_a_server_that_restarts_in_the_middle_loses_nothing(serve, model, dialec
         parameter.data.mul_(1.2)
     client.publish(1)
     requests = [asked(n, samples=4, max_tokens=20) for n in range(4)]
-    undisturbed = {(one.request, one.sample): one for one in client.generate(requests)}
+    undisturbed = {(one.request_id, one.sample_index): one for one in generate(client, requests)}
     server.slow_s = 0.01
-    stream = client.generate(requests)
+    stream = generate(client, requests)
     done = [next(stream)]
     server.end()
     threading.Timer(0.3, server.begin).start()
     done += list(stream)
     assert len(done) == 16
-    assert client.lost >= 1
+    assert client.disconnects >= 1
     for one in done:
-        same = undisturbed[one.request, one.sample]
+        same = undisturbed[one.request_id, one.sample_index]
         assert np.array_equal(one.tokens, same.tokens)
         np.testing.assert_allclose(one.logp, same.logp, atol=1e-5)
         assert (one.version == 1).all()
     assert server.label.endswith(".1")
-    assert f"it was unreachable {client.lost} times, the last time: POST {server.url}" in client.note
+    assert f"it was unreachable {client.disconnects} times, the last time: POST {server.url}" in client.note
 
 
 def test_a_server_that_restarts_between_two_steps_is_found_out(serve, model):
@@ -139,13 +141,13 @@ def test_a_server_that_restarts_between_two_steps_is_found_out(serve, model):
     for parameter in model.parameters():
         parameter.data.mul_(1.2)
     client.publish(1)
-    before = [one.logp for one in client.generate([asked(1)])]
+    before = [one.logp for one in generate(client, [asked(1)])]
     server.end()
     server.begin()
     loads = server.loads
-    after = [one.logp for one in client.generate([asked(1)])]
+    after = [one.logp for one in generate(client, [asked(1)])]
     np.testing.assert_allclose(after[0], before[0], atol=1e-5)
-    assert client.lost == 1
+    assert client.disconnects == 1
     assert server.loads == loads + 1
 
 
@@ -154,7 +156,7 @@ def test_a_server_that_stays_away_is_waited_for_and_named(serve):
     server.end()
     began = time.monotonic()
     with pytest.raises(UnreachableError) as error:
-        list(client.generate([asked(1, samples=3)]))
+        list(generate(client, [asked(1, samples=3)]))
     assert time.monotonic() - began < 5
     assert "Connection refused" in str(error.value)
     assert f"{server.url} did not answer for 0 s (reconnect_timeout_s)" in str(error.value)
@@ -175,25 +177,25 @@ def test_weights_that_are_not_taken_up_are_found_by_the_canary(serve, model):
 
 def test_weights_that_are_not_taken_up_are_found_by_their_label(serve):
     server, client = serve("sglang")
-    client.handover.canary = None
+    client.weight_transfer.canary = None
     server.takes_weights = False
     client.publish(1)
     with pytest.raises(DivergedError, match="asked for under version 1 was drawn by version 0"):
-        list(client.generate([asked(1)]))
+        list(generate(client, [asked(1)]))
 
 
 def test_weights_that_nobody_handed_over_are_not_learned_from(serve):
     _, client = serve(takes_weights=False)
     with pytest.raises(ServerError, match="it draws from weights 'default', not from 'hone-"):
-        list(client.generate([asked(1)]))
-    assert client.lost > 1
+        list(generate(client, [asked(1)]))
+    assert client.disconnects > 1
 
 
 def test_a_folder_that_the_server_does_not_see_is_named(serve, tmp_path):
     _, client = serve("sglang")
-    client.handover.folder = tmp_path / "elsewhere"
+    client.weight_transfer.folder = tmp_path / "elsewhere"
     with pytest.raises(ServerError, match=r"update_weights_from_disk: status 400: .*no such folder"):
-        client.handover.give(client.wire, client.abilities())
+        client.weight_transfer.send(client.protocol, client.features())
 
 
 # ------------------------------------------------------------------------------------- what a server can do
@@ -217,11 +219,11 @@ def test_a_server_that_takes_no_weights_is_refused(serve):
 def test_an_older_server_does_with_less(serve):
     """No labels, no pause: the canary alone watches the weights, and what runs at a publication begins again."""
     server, client = serve(missing=["/update_weight_version", "/pause", "weight_versions"], on_publish="recompute")
-    assert client.abilities().has == {"tokens", "temperature", "score", "load"}
+    assert client.features().supported == {"tokens", "temperature", "score", "load"}
     assert "lacks 'labels'" in client.note
     assert "lacks 'abort'" in client.note
     server.slow_s = 0.01
-    stream = client.generate([asked(1, max_tokens=1), asked(2, samples=4, max_tokens=20)])
+    stream = generate(client, [asked(1, max_tokens=1), asked(2, samples=4, max_tokens=20)])
     done = [next(stream)]
     client.publish(1)
     done += list(stream)
@@ -236,8 +238,8 @@ def test_log_probabilities_without_temperature_are_noticed(serve):
     server.temperature_in_logp = False
     client.publish(0)
     with pytest.raises(ConfigError, match=r"temperature = 0.7: vLLM 0.32.0 at .* lacks 'temperature'"):
-        client.generate([asked(1, temperature=0.7)])
-    assert len(list(client.generate([asked(1)]))) == 1
+        generate(client, [asked(1, temperature=0.7)])
+    assert len(list(generate(client, [asked(1)]))) == 1
 
 
 def test_keep_needs_versions_of_tokens(serve):
@@ -261,7 +263,7 @@ def test_scoring_at_another_temperature_is_refused(serve):
 def in_the_middle(serve, on_publish):
     server, client = serve(on_publish=on_publish)
     server.slow_s = 0.01
-    stream = client.generate([asked(1, max_tokens=1), asked(2, samples=4, max_tokens=30, temperature=1.5)])
+    stream = generate(client, [asked(1, max_tokens=1), asked(2, samples=4, max_tokens=30, temperature=1.5)])
     done = [next(stream)]
     time.sleep(0.1)
     client.publish(1)
@@ -281,14 +283,14 @@ def test_an_answer_of_two_versions_says_which_token_is_whose(serve, on_publish):
     both = [one for one in done if set(one.version.tolist()) == {0, 1}]
     assert both
     assert all((np.diff(one.version) >= 0).all() for one in done)
-    assert all(one.finish in ("eos", "length") for one in done)
-    assert all(len(one.tokens) == 30 or one.tokens[-1] == 0 for one in done if one.request == "q2")
+    assert all(one.finish_reason in ("eos", "length") for one in done)
+    assert all(len(one.tokens) == 30 or one.tokens[-1] == 0 for one in done if one.request_id == "q2")
 
 
 def test_a_paused_stream_goes_on_where_it_was(serve):
     server, client = serve(on_publish="recompute")
     server.slow_s = 0.01
-    stream = client.generate([asked(1, max_tokens=1), asked(2, samples=2, max_tokens=20)])
+    stream = generate(client, [asked(1, max_tokens=1), asked(2, samples=2, max_tokens=20)])
     next(stream)
     client.pause()
     assert server.mode == "freeze"
@@ -302,7 +304,7 @@ def test_every_request_has_a_seed_of_its_own(serve):
     """A server such as vLLM ignores seeds where a request beside it has none."""
     server, client = serve()
     server.asked.clear()
-    list(client.generate([asked(n, samples=5) for n in range(4)]))
+    list(generate(client, [asked(n, samples=5) for n in range(4)]))
     seeds = [body["sampling_params"]["seed"] for body in server.asked]
     assert len(seeds) == len(set(seeds)) == 20
     assert all(0 <= seed < 2**31 for seed in seeds)
@@ -329,11 +331,11 @@ def test_closing_breaks_off_what_is_under_way(serve):
     assert time.monotonic() - began < 5
     assert threading.active_count() <= threads + 4  # the server's handlers end in their own time
     with pytest.raises(UnreachableError, match="this client is closed"):
-        client.wire.probe()
+        client.protocol.probe()
 
 
 def test_ids_beyond_the_vocabulary_are_refused_at_the_door(serve):
     _, client = serve()
     bad = Request(id="x", prompt=np.array([VOCAB], np.int32), samples=1, sampling=SamplingParams(max_tokens=1))
     with pytest.raises(Exception, match="the model knows 0 to 23"):
-        client.generate([bad])
+        generate(client, [bad])

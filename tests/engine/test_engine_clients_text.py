@@ -160,7 +160,7 @@ def test_an_address_or_a_key_that_cannot_be_is_refused_at_the_door(monkeypatch):
 def test_the_key_is_read_from_the_environment(serve, monkeypatch):
     monkeypatch.setenv("HONE_TEST_KEY", "s3cret")
     server = serve((200, {}))
-    link(server, key_from="HONE_TEST_KEY").get("/x")
+    link(server, api_key_env="HONE_TEST_KEY").get("/x")
     assert server.seen[0][2] == "Bearer s3cret"
 
 

@@ -93,7 +93,7 @@ def test_every_exemption_is_of_a_check_that_there_is():
 def test_what_a_server_cannot_promise_is_refused_in_words(server):
     client = server.subject.make()
     with pytest.raises(ConfigError) as error:
-        client.generate(
+        client.submit(
             [
                 server.subject.request(1, top_k=3),
                 server.subject.request(2, top_p=0.5),

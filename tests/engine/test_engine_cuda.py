@@ -5,6 +5,7 @@ import pytest
 import torch
 from engines import CONFIG, VOCAB, by_name, request, same
 
+from hone.core.generation import generate
 from hone.engine import flash
 from hone.engine.choose import RunnerChoice
 from hone.engine.engine import EmbeddedEngine
@@ -81,7 +82,7 @@ def test_the_cuda_path_with_a_slow_kernel_says_what_the_cpu_says(monkeypatch, fi
     monkeypatch.setattr(flash, "varlen_attn", attend_slowly)
     monkeypatch.setattr(flash.CudaGraphSteps, "run", eager)
     asked = [request(number, samples=2, length=40 * number + 3, max_tokens=8) for number in range(4)]
-    found, plain = by_name(made.generate(asked)), by_name(engine_of(model, slots=5).generate(asked))
+    found, plain = by_name(generate(made, asked)), by_name(generate(engine_of(model, slots=5), asked))
     for name, done in found.items():
         assert np.array_equal(done.tokens, plain[name].tokens)
         np.testing.assert_allclose(done.logp, plain[name].logp, atol=1e-5)
@@ -99,7 +100,7 @@ def test_answers_on_cuda_are_what_the_trainer_says():
     model = new_model(CONFIG, seed=1).to("cuda", torch.bfloat16)
     gaps = []
     for asked in ASKED:
-        done = sorted(engine_of(model, slots=5).generate([asked]), key=lambda one: one.sample_index)
+        done = sorted(generate(engine_of(model, slots=5), [asked]), key=lambda one: one.sample_index)
         packed, targets = pack_shared_prompts([(asked.prompt, [one.tokens for one in done])], device="cuda")
         with torch.no_grad():
             logp = model.token_logprobs(model.hidden(packed)[targets.at], targets.chosen).logp.float().cpu().numpy()
@@ -111,6 +112,6 @@ def test_answers_on_cuda_are_what_the_trainer_says():
 @pytest.mark.gpu
 def test_a_fixed_size_of_passes_makes_answers_independent_of_their_company():
     model = new_model(CONFIG, seed=1).to("cuda", torch.bfloat16)
-    many = by_name(engine_of(model, slots=36, fixed=512).generate(ASKED))
-    few = by_name(engine_of(model, slots=3, fixed=512).generate(ASKED[::-1]))
+    many = by_name(generate(engine_of(model, slots=36, fixed=512), ASKED))
+    few = by_name(generate(engine_of(model, slots=3, fixed=512), ASKED[::-1]))
     assert all(same(done, few[name]) for name, done in many.items())

@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hone.core.errors import DataError
-from hone.core.generation import SamplingParams, ScoreRequest
+from hone.core.generation import SamplingParams, ScoreRequest, generate
 from hone.engine.native.library import unavailable_reason
 from hone.models.language.decoder import Decoder
 from hone.models.language.init import new_model
@@ -40,7 +40,7 @@ def kind(request) -> str:
 @pytest.fixture(scope="module")
 def alone(model, kind):
     """Each request by itself, in an engine of one slot with all the pages it could want."""
-    return by_name(done for asked in ASKED for done in engine(model, slots=1, kind=kind).generate([asked]))
+    return by_name(done for asked in ASKED for done in generate(engine(model, slots=1, kind=kind), [asked]))
 
 
 @settings(max_examples=12)
@@ -65,18 +65,18 @@ def test_pages_chunks_and_preemption_change_no_bit(
         longest_first=longest_first,
         kind=kind,
     )
-    found = by_name(runner.generate(order))
+    found = by_name(generate(runner, order))
     assert found.keys() == alone.keys()
     for name, done in found.items():
         assert same(done, alone[name]), name
-        assert (done.kept is None) == (alone[name].kept is None)
-        if done.kept is not None:
-            assert np.array_equal(done.kept.values, alone[name].kept.values)
+        assert (done.sampling_mask is None) == (alone[name].sampling_mask is None)
+        if done.sampling_mask is not None:
+            assert np.array_equal(done.sampling_mask.values, alone[name].sampling_mask.values)
 
 
 def test_preemption_happens_and_is_counted(model, kind, alone):
     runner = engine(model, slots=8, context=106, pages=9, kind=kind)
-    assert all(same(done, alone[name]) for name, done in by_name(runner.generate(ASKED)).items())
+    assert all(same(done, alone[name]) for name, done in by_name(generate(runner, ASKED)).items())
     assert runner.stats.preempted > 0
 
 
@@ -96,7 +96,7 @@ def test_a_score_is_bit_for_bit_what_was_recorded(model, kind, alone):
 def test_scores_beside_answers_change_neither(model, kind, alone):
     runner = engine(model, slots=3, kind=kind)
     text = ScoreRequest(prompt=ASKED[0].prompt, tokens=alone["p0", 0].tokens, sampling=ASKED[0].sampling)
-    stream = runner.generate(ASKED)
+    stream = generate(runner, ASKED)
     done = [next(stream) for _ in range(5)]
     (scored,) = runner.score([text])
     done += list(stream)
@@ -117,14 +117,14 @@ def test_a_second_turn_reads_only_what_is_new(model, kind):
     """The first turn's text is in the cache, but for its last, unfinished page; the answer is as without a cache."""
     first = request(0, length=40, max_tokens=30)
     runner = engine(model, slots=2, eos=(), kind=kind)
-    (done,) = runner.generate([first])
+    (done,) = generate(runner, [first])
     text = np.concatenate([first.prompt, done.tokens, np.array([5, 6, 7], np.int32)])
     second = type(first)(id="turn 2", prompt=text, samples=3, sampling=SamplingParams(max_tokens=20))
-    warm = by_name(runner.generate([second]))
+    warm = by_name(generate(runner, [second]))
     assert runner.stats.cached_tokens == 64  # of 73 tokens, whole pages of 16
     assert runner.stats.prefill_tokens == 9
     assert runner.stats.prefix_hit_rate == 64 / 73
-    cold = by_name(engine(model, slots=2, eos=(), kind=kind).generate([second]))
+    cold = by_name(generate(engine(model, slots=2, eos=(), kind=kind), [second]))
     assert all(same(one, cold[name]) for name, one in warm.items())
 
 
@@ -144,15 +144,15 @@ def test_every_text_that_cannot_be_scored_is_named(model):
 
 def test_what_was_kept_is_what_could_have_been_drawn(model, alone):
     for name, done in alone.items():
-        if done.kept is None:
+        if done.sampling_mask is None:
             continue
-        assert len(done.kept.offsets) == len(done.tokens) + 1
+        assert len(done.sampling_mask.offsets) == len(done.tokens) + 1
         for place, token in enumerate(done.tokens):
-            ids = done.kept.values[done.kept.offsets[place] : done.kept.offsets[place + 1]]
+            ids = done.sampling_mask.values[done.sampling_mask.offsets[place] : done.sampling_mask.offsets[place + 1]]
             assert token in ids, name
             assert (np.diff(ids) > 0).all()
     top3 = [done for name, done in alone.items() if name[0] == "p3"]
-    assert all(np.diff(done.kept.offsets).max() <= 3 for done in top3)
+    assert all(np.diff(done.sampling_mask.offsets).max() <= 3 for done in top3)
 
 
 @pytest.mark.parametrize("temperature", [0.7, 1.0])
@@ -160,10 +160,10 @@ def test_recorded_log_probabilities_are_the_trainers_on_a_trained_model(trained,
     gaps = []
     for number in range(4):
         asked = request(number, samples=8, max_tokens=60, temperature=temperature)
-        done = sorted(engine(trained, slots=8, kind=kind).generate([asked]), key=lambda one: one.sample_index)
+        done = sorted(generate(engine(trained, slots=8, kind=kind), [asked]), key=lambda one: one.sample_index)
         packed, targets = pack_shared_prompts([(asked.prompt, [one.tokens for one in done])])
         with torch.no_grad():
-            logp = trained.outlook(trained.hidden(packed)[targets.at], targets.chosen, temperature).logp.numpy()
+            logp = trained.token_logprobs(trained.hidden(packed)[targets.at], targets.chosen, temperature).logp.numpy()
         gaps.append(np.abs(np.concatenate([one.logp for one in done]) - logp))
     gap = np.concatenate(gaps)
     assert len(gap) > 300
@@ -190,8 +190,8 @@ def trained() -> Decoder:
 
 def test_passes_of_one_fixed_size_give_the_same_bits(model):
     """What CUDA's `deterministic = "batch"` does, here where it is not needed."""
-    free = by_name(engine(model, slots=6).generate(ASKED))
-    held = by_name(engine(model, slots=6, pass_tokens=64, fixed_tokens=96).generate(ASKED))
+    free = by_name(generate(engine(model, slots=6), ASKED))
+    held = by_name(generate(engine(model, slots=6, pass_tokens=64, fixed_tokens=96), ASKED))
     assert all(same(done, held[name]) for name, done in free.items())
 
 
@@ -201,4 +201,4 @@ def test_a_score_does_not_wait_for_answers_that_have_not_been_begun(model):
     runner.score([ScoreRequest(prompt=ASKED[0].prompt, tokens=ASKED[1].prompt, sampling=ASKED[0].sampling)])
     assert runner.stats.tokens < 10
     runner.cancel()
-    assert list(runner.generate([])) == []
+    assert list(generate(runner, [])) == []

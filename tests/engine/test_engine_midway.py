@@ -10,7 +10,7 @@ import torch
 from engines import CONFIG, VOCAB, by_name, engine, request, same
 
 from hone.core.errors import DivergedError
-from hone.core.generation import ScoreRequest
+from hone.core.generation import ScoreRequest, generate
 from hone.engine.canary import WeightCanary
 from hone.engine.choose import choose_runner
 from hone.engine.engine import EmbeddedEngine
@@ -70,7 +70,7 @@ def published_in_the_middle(model, on_publish, *, at=12):
     runner = Held(model, at=at)
     made = held_engine(model, runner, on_publish=on_publish)
     done = []
-    writer = threading.Thread(target=lambda: done.extend(made.generate(ASKED)))
+    writer = threading.Thread(target=lambda: done.extend(generate(made, ASKED)))
     writer.start()
     assert runner.there.wait(20)
     stepped(model)  # while a pass runs: it reads a copy
@@ -104,7 +104,7 @@ def segments(done):
             mine = one.version == version
             if mine.any():
                 start = int(mine.argmax())
-                yield version, asked[one.request], one.tokens[:start], one.tokens[mine], one.logp[mine], start
+                yield version, asked[one.request_id], one.tokens[:start], one.tokens[mine], one.logp[mine], start
 
 
 def test_each_segment_scores_as_recorded_under_the_weights_that_drew_it(model):
@@ -140,9 +140,9 @@ def test_kept_keys_are_counted_and_the_first_segment_is_the_old_weights(model):
 
 
 def test_finish_returns_when_what_ran_has_ended_and_mixes_nothing(model):
-    old = by_name(engine(copy.deepcopy(model), eos=(), slots=SLOTS).generate(ASKED))
+    old = by_name(generate(engine(copy.deepcopy(model), eos=(), slots=SLOTS), ASKED))
     done, _ = published_in_the_middle(model, "finish")
-    new = by_name(engine(model, eos=(), slots=SLOTS).generate(ASKED))
+    new = by_name(generate(engine(model, eos=(), slots=SLOTS), ASKED))
     versions = {name: set(one.version.tolist()) for name, one in done.items()}
     assert sorted(map(min, versions.values())) == [0, 0, 0, 0, 1], "one more had been read, and waited for a row"
     assert all(len(found) == 1 for found in versions.values())
@@ -153,14 +153,14 @@ def test_weights_that_a_finishing_engine_took_up_may_change_at_once(model):
     """`publish` has read them when it returns, however much is still to be written."""
     runner = Held(model)
     made = held_engine(model, runner, on_publish="finish")
-    stream = made.generate(ASKED)
+    stream = generate(made, ASKED)
     done = [next(stream)]
     stepped(model)
     new = copy.deepcopy(model)
     made.publish(1)
     stepped(model, 0.5)  # the learner goes on
     done += list(stream)
-    expected = by_name(engine(new, eos=(), slots=SLOTS).generate(ASKED))
+    expected = by_name(generate(engine(new, eos=(), slots=SLOTS), ASKED))
     late = {name: one for name, one in by_name(done).items() if one.version[0] == 1}
     assert late
     assert all(same(one, expected[name]) for name, one in late.items())
@@ -174,14 +174,14 @@ def test_an_engine_apart_draws_from_what_was_published_and_nothing_else(model, k
     made = engine(model, eos=(), page_tokens=chosen.runner.page_tokens)
     made.runner, made.own_weights = chosen.runner, True
     made.publish(0)
-    whole = by_name(made.generate(ASKED))
-    stream = made.generate(ASKED)
+    whole = by_name(generate(made, ASKED))
+    stream = generate(made, ASKED)
     done = [next(stream)]
     stepped(model, 3.0)
     done += list(stream)
     assert all(same(one, whole[name]) for name, one in by_name(done).items())
     made.publish(1)
-    assert not all(same(one, whole[name]) for name, one in by_name(made.generate(ASKED)).items())
+    assert not all(same(one, whole[name]) for name, one in by_name(generate(made, ASKED)).items())
 
 
 def test_a_thread_that_writes_hears_that_its_weights_were_refused(model):
@@ -191,7 +191,7 @@ def test_a_thread_that_writes_hears_that_its_weights_were_refused(model):
 
     def write() -> None:
         try:
-            list(made.generate(ASKED))
+            list(generate(made, ASKED))
         except DivergedError as error:
             said.append(str(error))
 
@@ -208,7 +208,7 @@ def test_a_thread_that_writes_hears_that_its_weights_were_refused(model):
     with torch.no_grad():
         model.norm.weight[0] = 1.0
     made.publish(2)
-    assert len(list(made.generate(ASKED))) == 5
+    assert len(list(generate(made, ASKED))) == 5
 
 
 @pytest.fixture
@@ -238,11 +238,11 @@ def drawn_out(monkeypatch):
 @pytest.mark.parametrize("on_publish", ["recompute", "finish"])
 def test_nobody_who_writes_takes_the_middle_of_a_publication_for_the_end(model, on_publish):
     asked = [request(3, max_tokens=12)]
-    (alone,) = engine(model, eos=()).generate(asked)
+    (alone,) = generate(engine(model, eos=()), asked)
     runner = Held(model, at=5)
     made = held_engine(model, runner, on_publish=on_publish)
     done = []
-    writer = threading.Thread(target=lambda: done.extend(made.generate(asked)))
+    writer = threading.Thread(target=lambda: done.extend(generate(made, asked)))
     publisher = threading.Thread(target=made.publish, args=(1,), name="publisher")  # the same weights
     writer.start()
     assert runner.there.wait(20)

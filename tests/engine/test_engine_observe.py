@@ -3,7 +3,7 @@
 import pytest
 from engines import CONFIG, by_name, engine, request, same
 
-from hone.core.generation import ScoreRequest
+from hone.core.generation import ScoreRequest, generate
 from hone.engine.native.library import unavailable_reason
 from hone.models.language.init import new_model
 
@@ -28,19 +28,19 @@ def test_tokens_are_seen_as_they_are_drawn(kind, changes):
 
     def observe(tokens):
         for one in tokens:
-            name = (one.request, one.sample)
+            name = (one.request_id, one.sample_index)
             late.extend([name] if name in finished else [])
             answer = seen.setdefault(name, [])
-            assert one.place <= len(answer), "no place is left out"
-            answer[one.place :] = [one.token]
+            assert one.position <= len(answer), "no place is left out"
+            answer[one.position :] = [one.token]
 
     watched = engine(model, kind=kind, **changes)
     watched.observer = observe
-    for done in watched.generate(REQUESTS):
+    for done in generate(watched, REQUESTS):
         finished[done.request_id, done.sample_index] = done
         assert seen[done.request_id, done.sample_index] == done.tokens.tolist()
     assert len(seen) == len(finished) == 48 and not late
-    alone = by_name(engine(model, kind=kind, **changes).generate(REQUESTS))
+    alone = by_name(generate(engine(model, kind=kind, **changes), REQUESTS))
     assert all(same(alone[name], done) for name, done in finished.items())
     if changes:
         assert watched.stats.preempted > 0
@@ -48,7 +48,7 @@ def test_tokens_are_seen_as_they_are_drawn(kind, changes):
 
 def test_what_is_scored_is_not_seen():
     watched = engine(new_model(CONFIG, seed=3))
-    (done,) = watched.generate([request(1)])
+    (done,) = generate(watched, [request(1)])
     watched.observer = lambda tokens: seen.extend(tokens)
     seen = []
     one = request(1)

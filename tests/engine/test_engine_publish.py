@@ -9,7 +9,7 @@ import torch
 from engines import CONFIG, VOCAB, by_name, engine, request, same
 
 from hone.core.errors import DivergedError
-from hone.core.generation import GenerationEngine, SamplingParams, ScoreRequest
+from hone.core.generation import GenerationEngine, SamplingParams, ScoreRequest, generate
 from hone.engine.canary import WeightCanary, hash_weights
 from hone.engine.torch_runner import TorchRunner
 from hone.models.language.init import new_model
@@ -48,7 +48,7 @@ def stepped(model, factor=1.3) -> None:
 def trainer_logp(model, asked, done):
     packed, targets = pack_shared_prompts([(asked.prompt, [done.tokens])])
     with torch.no_grad():
-        return model.outlook(model.hidden(packed)[targets.at], targets.chosen).logp.numpy()
+        return model.token_logprobs(model.hidden(packed)[targets.at], targets.chosen).logp.numpy()
 
 
 ASKED = [request(0, max_tokens=4), request(1, max_tokens=40, samples=3), request(2, max_tokens=40, length=50)]
@@ -62,7 +62,7 @@ def test_an_engine_is_what_clients_of_servers_are_too(model):
 @pytest.mark.parametrize("change_first", [True, False])
 def test_recompute_is_as_if_the_text_so_far_had_been_a_prompt(model, change_first):
     runner = engine(model, eos=(), slots=5, on_publish="recompute")
-    stream = runner.generate(ASKED)
+    stream = generate(runner, ASKED)
     done = [next(stream)]
     stepped(model)
     runner.publish(1)
@@ -81,7 +81,7 @@ def test_recompute_is_as_if_the_text_so_far_had_been_a_prompt(model, change_firs
 
 def test_keep_goes_on_over_old_keys_and_counts_them(model):
     runner = engine(model, eos=(), slots=5, on_publish="keep")
-    stream = runner.generate(ASKED)
+    stream = generate(runner, ASKED)
     done = [next(stream)]
     stepped(model)
     runner.publish(1)
@@ -91,21 +91,21 @@ def test_keep_goes_on_over_old_keys_and_counts_them(model):
     assert runner.stats.stale_tokens == new > 50
     gaps = [np.abs(one.logp - trainer_logp(model, asked[one.request_id], one))[one.version == 1] for one in done[1:]]
     assert np.concatenate(gaps).max() > 1e-3, "neither policy alone drew these"
-    fresh = by_name(runner.generate(ASKED))
-    clean = by_name(engine(model, eos=(), slots=5).generate(ASKED))
+    fresh = by_name(generate(runner, ASKED))
+    clean = by_name(generate(engine(model, eos=(), slots=5), ASKED))
     assert all(same(one, clean[name]) for name, one in fresh.items()), "old keys reach nothing that begins later"
     assert runner.stats.stale_tokens == 0
 
 
 def test_finish_ends_what_runs_under_the_weights_that_it_began_with(model):
     runner = with_runner(model, Copying(model), eos=(), slots=2, on_publish="finish")
-    old = by_name(engine(copy.deepcopy(model), eos=(), slots=2).generate(ASKED))
-    stream = runner.generate(ASKED)
+    old = by_name(generate(engine(copy.deepcopy(model), eos=(), slots=2), ASKED))
+    stream = generate(runner, ASKED)
     done = [next(stream)]
     stepped(model)
     runner.publish(1)
     done += list(stream)
-    new = by_name(engine(model, eos=(), slots=2).generate(ASKED))
+    new = by_name(generate(engine(model, eos=(), slots=2), ASKED))
     versions = {name: set(one.version.tolist()) for name, one in by_name(done).items()}
     assert {0} in versions.values()
     assert {1} in versions.values()
@@ -116,7 +116,7 @@ def test_finish_ends_what_runs_under_the_weights_that_it_began_with(model):
 
 def test_finish_with_shared_weights_needs_a_drain(model):
     runner = engine(model, eos=(), slots=2, on_publish="finish")
-    stream = runner.generate(ASKED)
+    stream = generate(runner, ASKED)
     done = [next(stream)]
     with pytest.raises(RuntimeError, match="drain"):
         runner.publish(1)
@@ -131,14 +131,16 @@ def test_finish_with_shared_weights_needs_a_drain(model):
 def test_a_prompt_read_by_older_weights_is_read_again(model):
     runner = engine(model, eos=())
     long = request(3, length=64, max_tokens=2)
-    list(runner.generate([long]))
-    list(runner.generate([long], round=1))
+    list(generate(runner, [long]))
+    list(generate(runner, [long], round=1))
     assert runner.stats.cached_tokens == 48
     stepped(model)
     runner.publish(1)
-    found = by_name(runner.generate([long], round=1))
+    found = by_name(generate(runner, [long], round=1))
     assert runner.stats.cached_tokens == 0
-    assert all(same(one, by_name(engine(model, eos=()).generate([long], round=1))[name]) for name, one in found.items())
+    assert all(
+        same(one, by_name(generate(engine(model, eos=()), [long], round=1))[name]) for name, one in found.items()
+    )
 
 
 def test_rewards_run_while_others_are_still_being_written(model):
@@ -159,7 +161,7 @@ def test_rewards_run_while_others_are_still_being_written(model):
     names = asyncio.run(collect())
     assert names == ["p0", "p3", "p1", "p2"]
     assert tokens_when_scored[0] < tokens_when_scored[-1] / 2
-    alone = by_name(engine(model, eos=()).generate([request(3, max_tokens=3)]))
+    alone = by_name(generate(engine(model, eos=()), [request(3, max_tokens=3)]))
     assert len(alone) == 1
 
 
@@ -189,7 +191,7 @@ def test_a_pause_stops_passes_and_a_stream_waits(model):
 def test_a_copy_that_is_out_of_date_stops_the_run(model):
     made = with_runner(model, Copying(model, deaf=True), canary=WeightCanary(model, vocab=VOCAB))
     made.publish(0)
-    assert made.fingerprints[0].weights == hash_weights(model)
+    assert made.fingerprints[0].weight_hash == hash_weights(model)
     assert made.fingerprints[0].gap < 1e-5
     stepped(model, 1.05)
     with pytest.raises(DivergedError, match="does not draw from the weights of version 1"):

@@ -162,8 +162,8 @@ class Bookkeeping(RuleBasedStateMachine):
             assert text == [*sample.request.prompt.tolist(), *drawn]
             assert versions == {version} or sample.stale
         for chunk in plan.chunks:
-            text, versions = self.memory.text(np.array(chunk.fill.pages), chunk.stop)
-            assert text == chunk.fill.text[: chunk.stop].tolist()
+            text, versions = self.memory.text(np.array(chunk.group.pages), chunk.stop)
+            assert text == chunk.group.text[: chunk.stop].tolist()
             assert versions == {version}
 
     @invariant()
@@ -291,12 +291,14 @@ def test_numbers_drawn_ahead_are_the_streams_own():
     streams, asked = SampleStreams(7), [("a", 3), ("b", 1)]
     owners = [(id_, number) for id_, samples in asked for number in range(samples)]
     for count, drawn in ((5, 5), (500, 64)):
-        rows = streams.prefetch(2, asked, count=count)
+        rows = streams.prefetch([((2, id_), range(samples)) for id_, samples in asked], count=count)
         assert [len(row) for row in rows] == [drawn] * 4
         for row, (id_, number) in zip(rows, owners, strict=True):
             assert np.array_equal(row, uniforms(7, "sample", 2, id_, number, count=drawn))
             assert np.array_equal(CachedUniforms(streams.stream_of(2, id_, number), row)(200)[:drawn], row), (
                 "and go on as before"
             )
-    assert streams.prefetch(0, [], count=5) == []
-    assert len(streams.prefetch(0, [("a", 1 << 18)], count=5)[0]) == 1, "too many to be drawn ahead"
+    (later,) = streams.prefetch([((2, "a", "turn", 1), range(2, 3))], count=5)
+    assert np.array_equal(later, uniforms(7, "sample", 2, "a", "turn", 1, 2, count=5))
+    assert streams.prefetch([], count=5) == []
+    assert len(streams.prefetch([((0, "a"), range(1 << 18))], count=5)[0]) == 1, "too many to be drawn ahead"

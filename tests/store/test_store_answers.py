@@ -1,5 +1,6 @@
 """Answers of an evaluation on disk: written whole, read back from the newest, damage named."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,16 @@ def test_the_newest_evaluation_is_read_back(tmp_path: Path) -> None:
     assert latest_answers(tmp_path) == rows
     write_answers(tmp_path, 10, rows[:1])
     assert latest_answers(tmp_path) == rows[:1], "the same step again takes its place"
+
+
+def test_turns_are_kept_where_there_are_some(tmp_path: Path) -> None:
+    told = replace(row("b", 1.0), turns=(("policy", "call"), ("environment", "92"), ("policy", "it is 92")))
+    path = write_answers(tmp_path, 1, [row("a", 1.0), told])
+    assert latest_answers(tmp_path) == [row("a", 1.0), told]
+    assert path.read_text().count("turns") == 1, "an answer of one turn is written as before"
+    path.write_text(path.read_text().replace('"call"', "7"))
+    with pytest.raises(DataError, match="pairs of a speaker and a text"):
+        latest_answers(tmp_path)
 
 
 def test_a_score_that_is_no_number_is_no_score(tmp_path: Path) -> None:

@@ -41,6 +41,7 @@ ROWS = st.builds(
     tokens=INTS,
     finish=TEXT,
     version=INTS,
+    turns=st.lists(st.tuples(st.sampled_from(["policy", "environment"]), TEXT), max_size=3).map(tuple),
 )
 
 
@@ -54,7 +55,7 @@ def test_samples_round_trip(tmp_path_factory, rows):
 
 
 def test_columns_are_those_of_the_contract():
-    text = "step group sample prompt completion score status advantage tokens finish version"
+    text = "step group sample prompt completion score status advantage tokens finish version turns"
     assert list(COLUMNS) == text.split()
 
 
@@ -66,6 +67,14 @@ def row(**changes):
 def test_half_a_character_does_not_stop_a_run(tmp_path):
     write_samples(tmp_path / "s.parquet", [row(completion="a\ud83d")])
     assert read_samples(tmp_path / "s.parquet")[0].completion == "a?"
+
+
+def test_samples_from_before_conversations_are_read(tmp_path):
+    import pyarrow.parquet as pq
+
+    write_samples(tmp_path / "s.parquet", [row(), row(turns=(("policy", "a"), ("environment", "b")))])
+    pq.write_table(pq.read_table(tmp_path / "s.parquet").drop_columns(["turns"]), tmp_path / "old.parquet")
+    assert read_samples(tmp_path / "old.parquet") == [row(), row()]
 
 
 def test_damaged_samples_are_named(tmp_path):

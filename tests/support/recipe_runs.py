@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hone.core.judging import ScorerInput
 from hone.core.state import State, substate
-from hone.envs.text.world import ScorerInput
 from hone.recipes.registry import load_recipe, recipe_names
 from hone.rewards.config import RewardsConfig
 from hone.rewards.scores import RewardScores, combine_results, concatenate_scores, result_from_value

@@ -24,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "engine"))
 from contract import CHECKS, Subject, promised
 
 from hone.cli.main import main
+from hone.core.generation import generate
 from hone.engine.clients.config import ServerEngine
 from hone.engine.clients.connect import connect_engine
 from hone.engine.clients.untied import untie
@@ -217,8 +218,8 @@ def test_its_abilities_are_all_of_them(subject):
 
 def test_keep_says_which_token_is_whose(subject):
     engine = subject.make(on_publish="keep", slots=16)
-    stream = engine.generate(
-        [subject.request(0, max_tokens=1), *(subject.request(n, samples=4, max_tokens=80) for n in (1, 2))]
+    stream = generate(
+        engine, [subject.request(0, max_tokens=1), *(subject.request(n, samples=4, max_tokens=80) for n in (1, 2))]
     )
     done = [next(stream)]
     subject.change(1.02)
@@ -241,8 +242,8 @@ def test_figures(subject, work, server):
     )
     engine.publish(0)
     asked = [subject.request(n, samples=8, max_tokens=64) for n in range(16)]
-    list(engine.generate(asked[:4]))
-    done = list(engine.generate(asked))
+    list(generate(engine, asked[:4]))
+    done = list(generate(engine, asked))
     rate = engine.stats.tokens_per_s
     gaps = []
     for one in asked:
@@ -288,8 +289,8 @@ def test_a_server_that_is_killed_in_the_middle_loses_nothing(subject, server):
     subject.change(1.02)
     engine.publish(1)
     asked = [subject.request(n, samples=8, max_tokens=80) for n in range(8)]
-    undisturbed = {(one.request, one.sample): one for one in engine.generate(asked)}
-    stream = engine.generate(asked)
+    undisturbed = {(one.request, one.sample): one for one in generate(engine, asked)}
+    stream = generate(engine, asked)
     done = [next(stream) for _ in range(8)]
     server.kill()
     server.begin()

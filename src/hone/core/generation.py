@@ -1,6 +1,6 @@
-"""What is asked of a token generator, and what it answers: the nouns between engines, text worlds and evaluation."""
+"""Requests to a token generator, completions, and the session protocol between engines, environments and evaluation."""
 
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -44,12 +44,16 @@ class Request:
     """One prompt and how many answers to it are wanted; its samples share the prompt's prefill."""
 
     id: str
-    """Keys the random draws of its samples; unique among the requests of a run."""
+    """Keys the random draws of its samples. A session refuses a sample of an id that it is writing already."""
     prompt: NDArray[np.int32]
     samples: int
     sampling: SamplingParams
     expected_tokens: int = 0
-    """How long its answers are thought to become; an engine may begin the longest first. Never the result."""
+    """Expected length of its answers; an engine may begin the longest first. It never changes the result."""
+    first_sample: int = 0
+    """Number of its first sample: a request for the next turn of one sample has `samples = 1`."""
+    turn: int = 0
+    """Turn of the conversation. Draws are keyed by id, sample and turn."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,6 +77,8 @@ class Completion:
     truncated."""
     trailing_characters: int = 0
     """Characters that the last token carries behind the stop string; they are no part of the answer."""
+    turn: int = 0
+    """Turn of the request."""
 
     def text(self, decode: Callable[[NDArray[np.int32]], str]) -> str:
         """The answer as a person reads it, up to the end of its stop string."""
@@ -165,28 +171,39 @@ class GenerationStats:
         return self.cached_tokens / asked if asked else 0.0
 
 
-class Generator(Protocol):
-    """An engine, or the client of one."""
+class GenerationSession(Protocol):
+    """A generator that takes requests at any time and hands completions out one by one."""
 
-    def generate(self, requests: Sequence[Request]) -> Iterator[Completion]:
-        """Completions in the order in which they finish."""
+    def submit(self, requests: Sequence[Request], *, round: int = 0) -> None:
+        """Queue requests, also while others are being written. Draws are keyed by (seed, `round`, id, sample, turn).
+
+        Raises DataError and ConfigError, with every fault, before any work.
+        """
+        ...
+
+    def next_completion(self, request_ids: Collection[str] | None = None) -> Completion | None:
+        """Wait for the next completion of these requests (None: of any); None when none of them is left."""
+        ...
+
+    def cancel(self, request_ids: Collection[str] | None = None) -> None:
+        """Drop these requests (None: all), with completions that were not taken."""
+        ...
+
+    def reset_stats(self) -> None:
+        """Begin the statistics anew."""
         ...
 
 
-class GenerationEngine(Generator, Protocol):
-    """A token generator that others may feed while it runs: the embedded engine, or a client of a server."""
+class GenerationEngine(GenerationSession, Protocol):
+    """A session over weights that change: the embedded engine, or a client of a server."""
 
     @property
     def version(self) -> int:
-        """Of the weights that draw."""
+        """Version of the weights that draw."""
         ...
 
     @property
     def stats(self) -> GenerationStats: ...
-
-    def submit(self, requests: Sequence[Request], *, round: int = 0) -> None:
-        """Ask for answers; `stream` hands them out. Raises DataError and ConfigError, with every fault."""
-        ...
 
     def stream(self) -> AsyncIterator[Completion]:
         """Completions as they finish, until nothing is being written; others may submit meanwhile."""
@@ -197,7 +214,7 @@ class GenerationEngine(Generator, Protocol):
         ...
 
     def publish(self, version: int) -> None:
-        """The weights changed: what is drawn from here on is drawn by `version`."""
+        """The weights changed: later tokens are drawn by `version`."""
         ...
 
     def pause(self) -> None:
@@ -205,3 +222,36 @@ class GenerationEngine(Generator, Protocol):
         ...
 
     def resume(self) -> None: ...
+
+
+class CompletionIterator(Iterator[Completion]):
+    """Completions of some requests, in the order in which they finish. Closing or dropping it cancels the rest."""
+
+    def __init__(self, session: GenerationSession, request_ids: frozenset[str]) -> None:
+        self._session, self._request_ids = session, request_ids
+
+    def __next__(self) -> Completion:
+        completion = self._session.next_completion(self._request_ids) if self._request_ids else None
+        if completion is None:
+            self._request_ids = frozenset[str]()
+            raise StopIteration
+        return completion
+
+    def close(self) -> None:
+        """Cancel the requests that are left."""
+        if self._request_ids:
+            self._session.cancel(self._request_ids)
+            self._request_ids = frozenset[str]()
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def generate(session: GenerationSession, requests: Sequence[Request], *, round: int = 0) -> CompletionIterator:
+    """Submit `requests` and return an iterator over their completions; others may use the session meanwhile.
+
+    The session's statistics begin anew. Raises as `submit` does, the iterator as `next_completion`.
+    """
+    session.submit(requests, round=round)
+    session.reset_stats()
+    return CompletionIterator(session, frozenset(request.id for request in requests))

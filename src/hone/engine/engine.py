@@ -5,10 +5,8 @@ request, the seed, the round and the weights, bit for bit where the runner is ex
 and a runner's results do not depend on the batch.
 """
 
-import asyncio
 import threading
-from collections import deque
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import Collection, Sequence
 from itertools import islice
 from typing import Final
 
@@ -16,7 +14,7 @@ import numpy as np
 
 from hone.core.clock import Clock, SystemClock
 from hone.core.errors import DivergedError
-from hone.core.generation import Completion, GenerationStats, OnPublish, Request, ScoreRequest, ScoreResult
+from hone.core.generation import OnPublish, Request, ScoreRequest, ScoreResult
 from hone.engine.canary import WeightCanary, WeightFingerprint
 from hone.engine.checks import check_requests, check_score_requests
 from hone.engine.choose import RunnerChoice
@@ -25,19 +23,17 @@ from hone.engine.observe import TokenObserver, drawn_tokens
 from hone.engine.passes import PassPlan
 from hone.engine.samples import CachedUniforms, PrefillGroup, SampleState, scoring_group
 from hone.engine.scheduler import Scheduler
+from hone.engine.session import EngineSession
 from hone.engine.stops import StopRules, TokenizerRules
 from hone.engine.streams import SampleStreams
 
-_POLL_S: Final = 0.005
-"""How often a stream of a paused engine looks whether it may go on."""
 _REMEMBERED: Final = 64
 """Number of versions whose fingerprints are kept."""
 
 
-class EmbeddedEngine:
-    """Implements `core.generation.Engine`. One thread at a time runs a pass. `publish` may come from another one: it
-    runs before the next pass, and returns when the weights have been read, so that they may change again.
-    """
+class EmbeddedEngine(EngineSession):
+    """Implements `core.generation.GenerationEngine`. One thread at a time runs a pass. `publish` may come from another
+    thread: it goes before the next pass, and returns once the weights were read, so that they may change again."""
 
     def __init__(
         self,
@@ -65,19 +61,14 @@ class EmbeddedEngine:
         self._limits, self._text, self._canary = limits, text, canary
         self._ends = StopRules(text)
         self._scheduler = Scheduler(limits)
-        self._done: deque[Completion] = deque()
         self._scored: dict[int, PrefillGroup] = {}
         self._order = 0
         self._opened = False
         self._refused = ""
-        """Fault of the weights published last, which forbids sampling from them."""
-        self._paused = False
-        self._lock = threading.RLock()
+        """Why the weights that were published last must not draw."""
         self._door = threading.Lock()
-        """Acquired before the lock by interrupting threads: a thread that runs passes would otherwise retake the lock
-        again and again.
-        """
-        self.reset_stats()
+        """Taken before the lock by `publish` and `pause`: a thread that runs passes takes the lock again and again."""
+        super().__init__(threading.RLock(), slots=limits.slots, pages=limits.pages)
 
     @property
     def exact(self) -> bool:
@@ -89,66 +80,7 @@ class EmbeddedEngine:
         """Version of the weights."""
         return self._scheduler.version
 
-    @property
-    def stats(self) -> GenerationStats:
-        """Since `begin_stats`, or the latest `generate`."""
-        return self._stats
-
-    def reset_stats(self) -> None:
-        """Set the statistics to 0."""
-        self._stats = GenerationStats(slots=self._limits.slots, pages=self._limits.pages)
-
-    @property
-    def _busy(self) -> bool:
-        """Whether requests are left. Valid between passes only."""
-        with self._lock:
-            return self._scheduler.busy or bool(self._done)
-
     # ----------------------------------------------------------------------------------------- asking
-
-    def submit(self, requests: Sequence[Request], *, round: int = 0) -> None:
-        """Queue `requests`. Draws are keyed by (seed, `round`, request id, sample), so that ids need to be unique
-        within a round only.
-
-        Raises, before any work and with every fault, DataError for requests and ConfigError for settings that cannot
-        be run; ValueError for stop strings without a decode function.
-        """
-        self._check(requests)
-        self._queue(requests, round)
-
-    def generate(self, requests: Sequence[Request], *, round: int = 0) -> Iterator[Completion]:
-        """`submit`, then completions as they finish; closing the iterator cancels the rest.
-
-        Raises as `submit` does. While it runs: RuntimeError when the engine is generating already or paused,
-        DivergedError when the model's logits are not finite.
-        """
-        self._check(requests)
-        return self._generate(requests, round)
-
-    def _generate(self, requests: Sequence[Request], number: int) -> Iterator[Completion]:
-        if self._busy:
-            raise RuntimeError("this engine is generating already; exhaust or close the earlier iterator first")
-        self.reset_stats()
-        self._queue(requests, number)
-        try:
-            while self._busy:
-                if not self._done:
-                    self._step()
-                while self._done:
-                    yield self._done.popleft()
-        finally:
-            self.cancel()
-
-    async def stream(self) -> AsyncIterator[Completion]:
-        """Completions as they finish, until nothing is queued or running. Passes run in a thread, so that rewards
-        and other clients go on meanwhile. While the engine is paused the stream waits."""
-        while self._busy:
-            if self._done:
-                yield self._done.popleft()
-            elif self._paused:
-                await asyncio.sleep(_POLL_S)
-            else:
-                await asyncio.to_thread(self._step)
 
     def score(self, texts: Sequence[ScoreRequest]) -> list[ScoreResult]:
         """Log-probabilities of given tokens, by the arithmetic of sampling: bit for bit those recorded at sampling by
@@ -165,6 +97,7 @@ class EmbeddedEngine:
                 self._scheduler.add(scoring_group(order, text, request))
                 orders.append(order)
         while any(order not in self._scored for order in orders):
+            self._raise_if_paused()
             self._step()
         both = [np.concatenate(self._scored.pop(order).scored_logp) for order in orders]
         return [
@@ -172,12 +105,9 @@ class EmbeddedEngine:
             for one in both
         ]
 
-    def cancel(self) -> None:
-        """Drop all requests that are queued, running, or finished and not fetched."""
-        with self._lock:
-            self._scheduler.cancel(lambda _: True)
-            self._scheduler.counts.reset()
-            self._done.clear()
+    def _drop(self, request_ids: Collection[str] | None) -> None:
+        self._scheduler.cancel(lambda sample: request_ids is None or sample.request.id in request_ids)
+        self._scheduler.counts.reset()
 
     # ---------------------------------------------------------------------------------------- weights
 
@@ -231,29 +161,29 @@ class EmbeddedEngine:
 
     def _queue(self, requests: Sequence[Request], number: int) -> None:
         most = max((request.sampling.max_tokens for request in requests), default=0)
-        asked, draws = [(request.id, request.samples) for request in requests], self._streams.stream_of
-        with self._lock:
-            known = iter(self._streams.prefetch(number, asked, count=most))
-            for request in requests:
-                order = self._take_order(1 + request.samples)
-                members = [
-                    SampleState(
-                        order + 1 + place, request, place, CachedUniforms(draws(number, request.id, place), row)
-                    )
-                    for place, row in enumerate(islice(known, request.samples))
-                ]
-                self._scheduler.add(PrefillGroup(order, np.ascontiguousarray(request.prompt, np.int32), members))
+        keys = [(number, *_draw_key(request)) for request in requests]
+        samples = [range(request.first_sample, request.first_sample + request.samples) for request in requests]
+        known = iter(self._streams.prefetch(list(zip(keys, samples, strict=True)), count=most))
+        for request, ids, places in zip(requests, keys, samples, strict=True):
+            order = self._take_order(1 + request.samples)
+            members = [
+                SampleState(
+                    order + 1 + place, request, sample, CachedUniforms(self._streams.stream_of(*ids, sample), row)
+                )
+                for place, (sample, row) in enumerate(zip(places, islice(known, request.samples), strict=True))
+            ]
+            self._scheduler.add(PrefillGroup(order, np.ascontiguousarray(request.prompt, np.int32), members))
 
     def _step(self) -> None:
         """A pass, once no weights are being published; results go to `_done` and `_scored`."""
         with self._door:
             pass
         with self._lock:
-            self._pass()
+            if not self._paused:
+                self._pass()
 
     def _pass(self) -> None:
-        if self._paused:
-            raise RuntimeError("this engine is paused; resume it first")
+        self._raise_if_paused()
         if self._refused:
             raise DivergedError(self._refused)
         if not self._scheduler.busy:
@@ -309,7 +239,7 @@ class EmbeddedEngine:
         asked = plan.request_ids(self._scheduler.table, np.flatnonzero(~np.isfinite(logp)))
         names, version = map(repr, asked), self.version
         self._scheduler.clear()
-        self._done.clear()
+        self._forget()
         self._opened = False
         raise DivergedError(f"the model's logits are not finite (version {version}, requests {', '.join(names)})")
 
@@ -333,3 +263,8 @@ class EmbeddedEngine:
     def _take_order(self, count: int) -> int:
         self._order += count
         return self._order - count
+
+
+def _draw_key(request: Request) -> tuple[int | str, ...]:
+    """Key of a request's draws within its round; the first turn is keyed by the id alone."""
+    return (request.id, "turn", request.turn) if request.turn else (request.id,)

@@ -149,6 +149,7 @@ class SampleState:
             finish_reason=finish,
             sampling_mask=_rows(self.sampling_mask) if self.request.sampling.truncates else None,
             trailing_characters=behind,
+            turn=self.request.turn,
         )
 
 

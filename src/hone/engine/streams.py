@@ -41,14 +41,16 @@ class SampleStreams:
             return self._draws.random(count)
 
     def stream_of(self, *ids: int | str) -> Callable[[int], NDArray[np.float64]]:
-        """One sample's stream: how many of its numbers -> `[count]`."""
+        """Return one sample's stream: a function of the count, to `[count]` numbers."""
         return lambda count: self.uniforms(*ids, count=count)
 
-    def prefetch(self, round_: int, asked: Sequence[tuple[str, int]], *, count: int) -> list[NDArray[np.float64]]:
-        """The first numbers, at most `count`, of `of(round_, id, k)` for k = 0 .. samples - 1, for each (id, samples)
-        in `asked`.
-        """
+    def prefetch(
+        self, asked: Sequence[tuple[tuple[int | str, ...], range]], *, count: int
+    ) -> list[NDArray[np.float64]]:
+        """First numbers, `count` or as many as pay, of `stream_of(*ids, k)` for each (ids, samples) and k."""
         if not asked:
             return []
-        words = np.concatenate([keys(self._seed, "sample", round_, id_, count=samples) for id_, samples in asked])
+        words = np.concatenate(
+            [keys(self._seed, "sample", *ids, count=some.stop)[some.start :] for ids, some in asked if some.stop]
+        )
         return list(uniforms_from_keys(words, count=min(count, _FIRST, _MOST // len(words))))

@@ -14,14 +14,14 @@ from pydantic import ValidationError
 
 from hone.core.clock import SystemClock
 from hone.core.errors import ConfigError, DataError
-from hone.core.generation import Generator, Request, SamplingParams
+from hone.core.generation import GenerationSession, Request, SamplingParams, generate
 from hone.core.random import permutation
 from hone.engine.clients.http import HttpClient, ServerAddress
 from hone.engine.clients.openai import OpenAiClient
 from hone.envs.text.task import TaskConfig
 from hone.evaluate.control.multitask import evaluate_tasks
 from hone.evaluate.control.returns import evaluate_control, is_control
-from hone.evaluate.text.engine_actor import EngineActor, make_engine
+from hone.evaluate.text.engine_actor import make_engine
 from hone.evaluate.text.open_policy import ModelSource, open_policy, open_tokenizer
 from hone.evaluate.text.server import evaluate_text_server
 from hone.evaluate.text.streaming import StreamingEngine, StreamListener
@@ -238,9 +238,9 @@ def _answer_prompt(policy: TokenPolicy, prompt: str, wanted: SampleRequest, hear
     )
     sampling = SamplingParams(max_tokens=most, greedy=wanted.temperature == 0, temperature=wanted.temperature or 1.0)
     request = Request(id="prompt", prompt=tokens, samples=wanted.count, sampling=sampling)
-    actor: Generator = EngineActor(engine)
+    actor: GenerationSession = engine
     if hearer is not None:
         hearer.on_prompts([prompt] * wanted.count)
         actor = StreamingEngine(engine, policy.tokenizer.decode, hearer)
-    found = sorted(actor.generate([request]), key=lambda one: one.sample_index)
+    found = sorted(generate(actor, [request]), key=lambda one: one.sample_index)
     return [policy.tokenizer.decode(one.tokens) for one in found]

@@ -13,7 +13,7 @@ import torch
 from numpy.typing import NDArray
 
 from hone.core.errors import DivergedError, ResourceError
-from hone.core.generation import Completion, Request, SamplingParams, ScoreRequest
+from hone.core.generation import Completion, Request, SamplingParams, ScoreRequest, generate
 from hone.core.random import generator
 from hone.engine.choose import RunnerChoice, RunnerKind, choose_runner
 from hone.engine.engine import EmbeddedEngine
@@ -222,7 +222,7 @@ def _requests() -> list[Request]:
 
 
 def _answers(engine: EmbeddedEngine, requests: Sequence[Request]) -> dict[tuple[str, int], Completion]:
-    return {(done.request_id, done.sample_index): done for done in engine.generate(requests)}
+    return {(done.request_id, done.sample_index): done for done in generate(engine, requests)}
 
 
 def _same(one: Completion, other: Completion) -> bool:

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 
+from hone.core.conversation import Turn
 from hone.report.html import (
     EMPTY,
     MISSING,
@@ -191,6 +192,18 @@ def _words(words: str) -> Html:
     return styled("div", "words", text(words)) if words.strip() else styled("div", "words empty", text("(nothing)"))
 
 
+def _turns(turns: Sequence[Turn]) -> Html:
+    """Turns of a conversation; those of the environment are indented and named."""
+    return join(
+        [
+            styled("div", "asked", styled("p", "note", text(speaker)), _words(said))
+            if speaker == "environment"
+            else _words(said)
+            for speaker, said in turns
+        ]
+    )
+
+
 # ------------------------------------------------------------------------------------------------ one stage
 
 
@@ -272,7 +285,7 @@ def _group(rows: Sequence[SampleRow], largest: float) -> Html:
         [
             _advantage(row.advantage, largest),
             text(format_number(row.score) if row.score is not None else row.status),
-            _words(row.completion),
+            _turns(row.turns) if row.turns else _words(row.completion),
             text(f"{row.tokens:,}"),
             text(row.finish),
         ]

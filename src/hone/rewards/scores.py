@@ -5,7 +5,7 @@ Belongs here: plain data on numpy. A failed reward is a missing value (NaN with 
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +42,8 @@ class RewardScores:
     """Each function's own score `[n]`, unweighted; NaN where it gave none."""
     tracebacks: tuple[str, ...] = ()
     """Exceptions of the user's code that had not been seen before, one traceback for each distinct error."""
+    turn_scores: Mapping[int, Sequence[float]] = field(default_factory=dict[int, Sequence[float]])
+    """Weighted scores of single turns, by the place of the answer; answers without such scores are left out."""
 
     def __len__(self) -> int:
         return len(self.score)
@@ -98,6 +100,7 @@ def concatenate_scores(parts: Sequence[RewardScores]) -> RewardScores:
     """The scores of several batches as one, in order; all were made by the same functions."""
     if len(parts) == 1:
         return parts[0]
+    starts = np.cumsum([0, *map(len, parts)]).tolist()
     return RewardScores(
         score=np.concatenate([part.score for part in parts]),
         status=np.concatenate([part.status for part in parts]),
@@ -105,6 +108,11 @@ def concatenate_scores(parts: Sequence[RewardScores]) -> RewardScores:
         seconds=np.concatenate([part.seconds for part in parts]),
         functions={name: np.concatenate([part.functions[name] for part in parts]) for name in parts[0].functions},
         tracebacks=tuple(text for part in parts for text in part.tracebacks),
+        turn_scores={
+            start + place: turns
+            for start, part in zip(starts, parts, strict=False)
+            for place, turns in part.turn_scores.items()
+        },
     )
 
 

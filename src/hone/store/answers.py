@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from hone.core.conversation import Turn
 from hone.core.errors import DataError
 from hone.store.checkpoints import step_name
 from hone.store.durable import Json, finite_or_none, read_json, replace_file, to_json
@@ -23,6 +24,8 @@ class AnswerRow:
     reference: str
     answer: str
     score: float | None
+    turns: Sequence[Turn] = ()
+    """Texts of a conversation of several turns, the environment's among them; empty for a single answer."""
 
 
 def write_answers(run: Path, step: int, rows: Sequence[AnswerRow]) -> Path:
@@ -34,6 +37,7 @@ def write_answers(run: Path, step: int, rows: Sequence[AnswerRow]) -> Path:
             "reference": row.reference,
             "answer": row.answer,
             "score": finite_or_none(row.score),
+            **({"turns": [list(turn) for turn in row.turns]} if row.turns else {}),
         }
         for row in rows
     ]
@@ -65,6 +69,18 @@ def _row(entry: Json, path: Path) -> AnswerRow:
         }:
             if score is not None and not isinstance(score, int | float):
                 raise DataError(f"{path}: the score of {id_} must be a number, got {score!r}")
-            return AnswerRow(id=id_, prompt=prompt, reference=reference, answer=answer, score=score)
+            turns = _turns(entry.get("turns", []), path)
+            return AnswerRow(id=id_, prompt=prompt, reference=reference, answer=answer, score=score, turns=turns)
         case _:
             raise DataError(f"{path} must contain objects with id, prompt, reference, answer and score")
+
+
+def _turns(entry: Json, path: Path) -> tuple[Turn, ...]:
+    turns: list[Turn] = []
+    for turn in entry if isinstance(entry, list) else [entry]:
+        match turn:
+            case [str(speaker), str(words)]:
+                turns.append((speaker, words))
+            case _:
+                raise DataError(f"{path}: turns must be pairs of a speaker and a text, got {turn!r}")
+    return tuple(turns)

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
 
+from hone.core.conversation import Turn
 from hone.core.errors import DataError
 from hone.store.durable import replace_file, writing
 
@@ -30,6 +31,8 @@ class SampleRow:
     tokens: int
     finish: str
     version: int
+    turns: Sequence[Turn] = ()
+    """Texts of a conversation of several turns, the environment's among them; empty for a single answer."""
 
 
 COLUMNS = tuple(field.name for field in fields(SampleRow))
@@ -43,6 +46,7 @@ def write_samples(path: Path, rows: Sequence[SampleRow]) -> None:
     import pyarrow as pa  # noqa: PLC0415 - start-up time
     import pyarrow.parquet as pq  # noqa: PLC0415
 
+    turns = [[list(map(_clean, turn)) for turn in row.turns] for row in rows]
     table = pa.table(
         {
             "step": pa.array([row.step for row in rows], pa.int64()),
@@ -58,6 +62,8 @@ def write_samples(path: Path, rows: Sequence[SampleRow]) -> None:
             "version": pa.array([row.version for row in rows], pa.int64()),
         }
     )
+    if any(turns):
+        table = table.append_column("turns", pa.array(turns, pa.list_(pa.list_(pa.string()))))
     sink = pa.BufferOutputStream()
     pq.write_table(table, sink, compression="zstd")
     with writing(path.parent):
@@ -75,9 +81,12 @@ def read_samples(path: Path) -> list[SampleRow]:
     except (OSError, pa.ArrowInvalid) as error:
         raise DataError(f"cannot read {path}: {error}; is it truncated, or still being written?") from error
     missing = [name for name in COLUMNS if name not in table.column_names]
-    if missing:
+    if missing == ["turns"]:  # every answer has one
+        table = table.append_column("turns", pa.array([[]] * len(table), pa.list_(pa.list_(pa.string()))))
+    elif missing:
         raise DataError(f"{path} lacks the columns {', '.join(missing)}; it has {', '.join(table.column_names)}")
-    return [SampleRow(**row) for row in table.select(list(COLUMNS)).to_pylist()]
+    rows = table.select(list(COLUMNS)).to_pylist()
+    return [SampleRow(**{**row, "turns": tuple((who, said) for who, said in row["turns"])}) for row in rows]
 
 
 def _clean(text: str) -> str:

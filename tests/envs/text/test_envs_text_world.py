@@ -1,6 +1,6 @@
 """The text world with a scripted engine and judge: which prompts are asked, and how answers become columns."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -9,15 +9,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from hone.core.episodes import Episodes, ScoreStatus
-from hone.core.generation import Completion, Request, SamplingParams
+from hone.core.generation import Completion, Request, SamplingParams, generate
+from hone.core.judging import ScorerInput
 from hone.core.state import State
-from hone.envs.text.world import Prompt, ScorerInput, TextWorld, supervised_episodes
+from hone.envs.text.world import Prompt, TextWorld, supervised_episodes
 
 
 @dataclass
 class Verdicts:
     score: np.ndarray
     status: np.ndarray
+
+    turn_scores: dict[int, list[float]] = field(default_factory=dict)
 
     @property
     def functions(self) -> dict[str, np.ndarray]:
@@ -58,22 +61,34 @@ class Scripted:
     version: int = 4
     requests: list[Request] = field(default_factory=list)
 
-    def generate(self, requests: Sequence[Request]) -> Iterator[Completion]:
+    waiting: list[Completion] = field(default_factory=list)
+
+    def submit(self, requests: Sequence[Request], *, round: int = 0) -> None:
         self.requests.extend(requests)
-        everything = [(request, sample) for request in requests for sample in range(request.samples)]
+        everything = [(request, request.first_sample + k) for request in requests for k in range(request.samples)]
         for place in np.random.default_rng(self.seed).permutation(len(everything)):
             request, sample = everything[place]
             size = sample + 1
-            tokens = np.full(size, request.prompt[0], dtype=np.int32)
-            yield Completion(
-                request_id=request.id,
-                sample_index=sample,
-                tokens=tokens,
-                logp=-np.arange(1, size + 1, dtype=np.float32),
-                sampled_logp=np.zeros(size, np.float32),
-                version=np.full(size, self.version, np.int32),
-                finish_reason="length" if sample == 2 else "eos",
+            self.waiting.append(
+                Completion(
+                    request_id=request.id,
+                    sample_index=sample,
+                    tokens=np.full(size, request.prompt[0], dtype=np.int32),
+                    logp=-np.arange(1, size + 1, dtype=np.float32),
+                    sampled_logp=np.zeros(size, np.float32),
+                    version=np.full(size, self.version, np.int32),
+                    finish_reason="length" if sample == 2 else "eos",
+                    turn=request.turn,
+                )
             )
+
+    def next_completion(self, request_ids: Collection[str] | None = None) -> Completion | None:
+        return self.waiting.pop(0) if self.waiting else None
+
+    def cancel(self, request_ids: Collection[str] | None = None) -> None:
+        self.waiting.clear()
+
+    def reset_stats(self) -> None: ...
 
 
 def decode(tokens: np.ndarray) -> str:
@@ -245,12 +260,8 @@ def test_only_completions_are_decided(sizes: list[tuple[int, int]]) -> None:
 
 def test_a_judge_that_is_asked_for_half_a_group_would_fail() -> None:
     """The script above really finishes out of order: otherwise the tests of order test nothing."""
-    done = [
-        (one.request_id, one.sample_index)
-        for one in Scripted(seed=5).generate(
-            [Request(id=str(k), prompt=ints(k), samples=3, sampling=SamplingParams(max_tokens=3)) for k in range(3)]
-        )
-    ]
+    requests = [Request(id=str(k), prompt=ints(k), samples=3, sampling=SamplingParams(max_tokens=3)) for k in range(3)]
+    done = [(one.request_id, one.sample_index) for one in generate(Scripted(seed=5), requests)]
     assert done != sorted(done)
 
 

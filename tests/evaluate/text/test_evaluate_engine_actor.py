@@ -2,10 +2,13 @@
 
 from pathlib import Path
 
-from hone.envs.text.world import ScorerInput
+import numpy as np
+
+from hone.core.judging import ScorerInput
 from hone.evaluate.text.engine_actor import reward_pool_scorer
 from hone.rewards.config import RewardFunction, RewardsConfig
 
+TOKENS = np.zeros(1, np.int32)
 COUNTS = """
 def company(completions):
     return [float(len(completions))] * len(completions)
@@ -20,7 +23,16 @@ def test_a_function_of_groups_sees_all_answers_to_a_prompt_and_no_others(tmp_pat
     try:
         tickets = [
             judge.submit(
-                [ScorerInput(prompt=f"question {count}", text=str(number), columns={}) for number in range(count)]
+                [
+                    ScorerInput(
+                        prompt=f"question {count}",
+                        text=str(number),
+                        columns={},
+                        messages=(),
+                        tokens=np.zeros(1, np.int32),
+                    )
+                    for number in range(count)
+                ]
             )
             for count in (4, 2, 3)
         ]

@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hone.core.generation import Request, SamplingParams
+from hone.core.generation import Request, SamplingParams, generate
 from hone.evaluate.text.engine_actor import make_engine
 from hone.evaluate.text.open_policy import ModelSource, NewModelConfig, open_policy
 from hone.evaluate.text.streaming import IncrementalDetokenizer, StreamingEngine
@@ -39,15 +39,15 @@ class Ears:
     def __init__(self):
         self.texts, self.prompts, self.finished, self.calls = {}, None, [], 0
 
-    def asked(self, prompts):
+    def on_prompts(self, prompts):
         self.prompts = list(prompts)
 
-    def heard(self, answer, text):
+    def on_text(self, answer, text):
         assert answer not in self.finished
         self.calls += 1
         self.texts[answer] = self.texts.get(answer, "") + text
 
-    def ended(self, answer, text):
+    def on_end(self, answer, text):
         self.texts[answer] = self.texts.get(answer, "") + text
         self.finished.append(answer)
 
@@ -70,7 +70,7 @@ def test_an_engine_is_heard_and_answers_the_same(policy):
     def answers(ears):
         engine = make_engine(policy, slots=4, longest_prompt=2, max_tokens=40, seed=2, runner="torch")
         actor = engine if ears is None else StreamingEngine(engine, decode, ears)
-        return engine, {(one.request_id, one.sample_index): one.text(decode) for one in actor.generate(requests)}
+        return engine, {(one.request_id, one.sample_index): one.text(decode) for one in generate(actor, requests)}
 
     ears = Ears()
     engine, heard = answers(ears)
@@ -79,7 +79,7 @@ def test_an_engine_is_heard_and_answers_the_same(policy):
     assert [ears.texts[k] for k in range(6)] == [alone[str(1 + k // 3), k % 3] for k in range(6)]
     assert sorted(ears.finished) == list(range(6)) and ears.calls > 6, "piece by piece"
     assert engine.observer is None
-    listening = StreamingEngine(engine, decode, Ears()).generate(requests)
+    listening = generate(StreamingEngine(engine, decode, Ears()), requests)
     next(listening)
     listening.close()
-    assert engine.observer is None and not list(engine.generate([])), "left early: nothing runs, nobody listens"
+    assert engine.observer is None and not list(generate(engine, [])), "left early: nothing runs, nobody listens"

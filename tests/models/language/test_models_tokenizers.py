@@ -1,6 +1,7 @@
 """Tokenizers: round trips here and in transformers, special tokens that users cannot forge, chat templates."""
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -143,3 +144,62 @@ def test_a_tokenizer_larger_than_its_model():
     BYTES.check_fits(512)
     with pytest.raises(DataError, match=r"largest id is 257 \('Ń'\).*ids 0 to 99"):
         BYTES.check_fits(100)
+
+
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<eos>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+TRIMS = CHATML.replace("m.content }}", "m.content | trim }}")
+FORGETS = CHATML.replace(
+    "{{ m.content }}",
+    "{% if m.role == 'assistant' and not loop.last %}{{ m.content.split('</think>')[-1] }}"
+    "{% else %}{{ m.content }}{% endif %}",
+)
+REWRITES = "{{ messages | length }}" + CHATML
+ANSWERS = st.text(st.characters(codec="utf-8", exclude_characters="\x00"), max_size=12) | st.just("a <eos> b")
+
+
+@given(ANSWERS, ANSWERS, st.sampled_from(["user", "tool"]), st.booleans())
+def test_appending_to_a_conversation_gives_what_the_template_renders(answer: str, reply: str, role: str, ended: bool):
+    """Sampled tokens stay as they are; what follows them is the template's, with an end-of-turn token only once."""
+    tokenizer = byte_tokenizer(chat_template=CHATML)
+    history = [{"role": "user", "content": "q <eos>"}]
+    sampled = tokenizer.encode(answer)
+    if ended:
+        sampled = np.append(sampled, np.int32(tokenizer.eos_id))
+    suffix = tokenizer.continue_chat(history, [{"role": role, "content": reply}], answer=sampled)
+    whole = tokenizer.apply_chat([*history, {"role": "assistant", "content": answer}, {"role": role, "content": reply}])
+    assert np.concatenate([tokenizer.apply_chat(history), sampled, suffix]).tolist() == whole.tolist()
+
+
+@pytest.mark.parametrize(("template", "named"), [(TRIMS, "' spaces at both ends '"), (FORGETS, "<think>")])
+def test_a_template_that_rewrites_answers_is_named_at_the_start(template: str, named: str):
+    byte_tokenizer(chat_template=CHATML).check_chat_continuation(("user", "tool"))
+    with pytest.raises(DataError, match="rewrites history") as error:
+        byte_tokenizer(chat_template=template).check_chat_continuation()
+    assert len(error.value.messages) == 1
+    assert named in error.value.messages[0]
+
+
+def test_a_template_that_rewrites_the_prompt_is_refused():
+    tokenizer = byte_tokenizer(chat_template=REWRITES)
+    with pytest.raises(DataError, match="rewrites earlier messages"):
+        tokenizer.continue_chat([{"role": "user", "content": "q"}], [], answer=tokenizer.encode("a"))
+    with pytest.raises(DataError, match="rewrites history"):
+        tokenizer.check_chat_continuation()
+    silent = byte_tokenizer(chat_template="{{ messages | length }}")
+    with pytest.raises(DataError, match="exactly once"):
+        silent.check_chat_continuation()
+
+
+def test_threads_may_encode_text_and_chats_at_the_same_time():
+    """Special tokens are encoded by a flag of the shared backend: no thread may see another one's."""
+    tokenizer = byte_tokenizer(chat_template=CHATML)
+    chat, text = [{"role": "user", "content": "q"}], "a <eos> b"
+    expected = tokenizer.encode(text).tolist(), tokenizer.apply_chat(chat).tolist()
+    with ThreadPoolExecutor(8) as pool:
+        plain = [pool.submit(tokenizer.encode, text) for _ in range(300)]
+        chats = [pool.submit(tokenizer.apply_chat, chat) for _ in range(300)]
+        assert all(one.result().tolist() == expected[0] for one in plain)
+        assert all(one.result().tolist() == expected[1] for one in chats)

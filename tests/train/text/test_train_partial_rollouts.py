@@ -150,7 +150,7 @@ class Barrier:
     passes: int = 0
     both: threading.Barrier = field(default_factory=lambda: threading.Barrier(2, timeout=30))
 
-    def generate(self, original: Callable) -> Callable:
+    def submit(self, original: Callable) -> Callable:
         def wrapped(engine: EmbeddedEngine, requests: list[Request], *, round: int = 0) -> object:
             self.batches, self.passes = self.batches + 1, 0
             return original(engine, requests, round=round)
@@ -189,7 +189,7 @@ def run_with_a_barrier(folder, monkeypatch, on_publish: str) -> list[dict]:
     monkeypatch.chdir(folder)
     lay_out(folder)
     barrier = Barrier(at=9)
-    monkeypatch.setattr(EmbeddedEngine, "generate", barrier.generate(EmbeddedEngine.generate))
+    monkeypatch.setattr(EmbeddedEngine, "submit", barrier.submit(EmbeddedEngine.submit))
     monkeypatch.setattr(EmbeddedEngine, "publish", barrier.publish(EmbeddedEngine.publish))
     monkeypatch.setattr(TorchRunner, "run", barrier.run(TorchRunner.run))
     asked = f'rollout.ahead={{steps=1, on_publish="{on_publish}"}}'

@@ -4,11 +4,10 @@ Each answer is a request of its own, so that it can be repeated alone. Requests 
 thread (`generate`, `stream`) processes their replies.
 """
 
-import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import partial
 from typing import Final, TypeVar
@@ -17,7 +16,7 @@ import numpy as np
 
 from hone.core.clock import Clock, SystemClock
 from hone.core.errors import ConfigError
-from hone.core.generation import Completion, GenerationStats, OnPublish, Request, ScoreRequest, ScoreResult
+from hone.core.generation import OnPublish, Request, ScoreRequest, ScoreResult
 from hone.engine.canary import WeightFingerprint
 from hone.engine.checks import check_requests, check_score_requests
 from hone.engine.clients.checks import check_sampling_supported, check_scoring_supported, missing_features
@@ -25,6 +24,7 @@ from hone.engine.clients.handover import ForeignWeightsError, WeightTransfer
 from hone.engine.clients.http import RequestCancelledError, ServerError, UnreachableError
 from hone.engine.clients.wire import GenerateResponse, ServerFeature, ServerFeatures, ServerProtocol
 from hone.engine.clients.writing import InFlight, PartialCompletion, ResponseRules
+from hone.engine.session import EngineSession
 from hone.engine.stops import TokenizerRules
 
 T = TypeVar("T")
@@ -34,8 +34,9 @@ _LOSSES: Final = 5
 """Times that a server may go away without having finished one answer in between."""
 
 
-class RemoteEngine:
-    """Implements `core.generation.Engine` over a `ServerProtocol`. No request is sent before the first use."""
+class RemoteEngine(EngineSession):
+    """Implements `core.generation.GenerationEngine` over a `ServerProtocol`. The server is asked nothing before the
+    first use."""
 
     own_weights = True
     """They change on `publish` only."""
@@ -63,23 +64,18 @@ class RemoteEngine:
         self._version = 0
         self._abilities: ServerFeatures | None = None
         self._waiting: deque[PartialCompletion] = deque()
-        self._done: deque[Completion] = deque()
         self._under_way: dict[Future[GenerateResponse], InFlight] = {}
         self._landed: deque[Future[GenerateResponse]] = deque()
         self._turn = threading.Condition(threading.RLock())
         self._pool: ThreadPoolExecutor | None = None
         self._losses, self._why = 0, ""
-        self._paused = False
-        self.reset_stats()
+        self._taken = 0
+        """Replies taken up so far."""
+        super().__init__(self._turn, slots=slots)
 
     @property
     def version(self) -> int:
         return self._version
-
-    @property
-    def stats(self) -> GenerationStats:
-        """Counts since `reset_stats`, or the latest `generate`. A server's passes, pages and cache are not known."""
-        return self._stats
 
     @property
     def fingerprints(self) -> dict[int, WeightFingerprint]:
@@ -101,9 +97,6 @@ class RemoteEngine:
             ]
         )
 
-    def reset_stats(self) -> None:
-        self._stats = GenerationStats(slots=self._slots)
-
     def features(self) -> ServerFeatures:
         """Features of the server, requested once. Raises ServerError, and ConfigError where one is missing."""
         with self._turn:
@@ -121,48 +114,6 @@ class RemoteEngine:
 
     # ----------------------------------------------------------------------------------------- asking
 
-    def submit(self, requests: Sequence[Request], *, round: int = 0) -> None:
-        """Queue `requests`. Raises DataError and ConfigError with every fault, ServerError without the features."""
-        self._check(requests)
-        with self._turn:
-            self._waiting.extend(
-                PartialCompletion(request, number, round) for request in requests for number in range(request.samples)
-            )
-
-    def generate(self, requests: Sequence[Request], *, round: int = 0) -> Iterator[Completion]:
-        """`submit`, then completions as they finish; closing the iterator cancels the rest.
-
-        Raises as `submit`; RuntimeError when the engine is generating or paused, DivergedError for older weights.
-        """
-        self._check(requests)
-        return self._generate(requests, round)
-
-    def _generate(self, requests: Sequence[Request], number: int) -> Iterator[Completion]:
-        if self._busy:
-            raise RuntimeError("this engine is generating already; exhaust or close the earlier iterator first")
-        self.reset_stats()
-        self.submit(requests, round=number)
-        try:
-            while self._busy:
-                if self._paused and not self._done:
-                    raise RuntimeError("this engine is paused; resume it first")
-                if not self._done:
-                    self._step()
-                while self._done:
-                    yield self._done.popleft()
-        finally:
-            self.cancel()
-
-    async def stream(self) -> AsyncIterator[Completion]:
-        """Completions as they finish, until nothing is queued or under way; while the engine is paused it waits."""
-        while self._busy:
-            if self._done:
-                yield self._done.popleft()
-            elif self._paused:
-                await asyncio.sleep(_POLL_S)
-            else:
-                await asyncio.to_thread(self._step)
-
     def score(self, texts: Sequence[ScoreRequest]) -> list[ScoreResult]:
         """Log-probabilities of given tokens at temperature 1. Raises as `submit` does."""
         abilities = self.features()
@@ -177,16 +128,26 @@ class RemoteEngine:
         self._stats.scored_tokens += sum(len(text.tokens) for text in texts)
         return [ScoreResult(logp=np.minimum(logp, 0), sampled_logp=np.minimum(logp, 0)) for logp in found]
 
-    def cancel(self) -> None:
-        """Drop all requests that are queued, running, or finished and not fetched; the server aborts them."""
-        with self._turn:
-            self._waiting.clear()
+    def _queue(self, requests: Sequence[Request], number: int) -> None:
+        self._waiting.extend(
+            PartialCompletion(request, request.first_sample + place, number)
+            for request in requests
+            for place in range(request.samples)
+        )
+
+    def _drop(self, request_ids: Collection[str] | None) -> None:
+        """The server stops working on them; others that it is writing are asked for again."""
+
+        def dropped(one: PartialCompletion) -> bool:
+            return request_ids is None or one.request.id in request_ids
+
+        if any(dropped(here.partial) for here in self._under_way.values()):
             while self._under_way:
                 self.protocol.link.cancel_all()
                 self._turn.wait(_POLL_S)
                 while self._landed:
-                    del self._under_way[self._landed.popleft()]
-            self._done.clear()
+                    self._again(self._under_way.pop(self._landed.popleft()).partial)
+        self._waiting = deque(one for one in self._waiting if not dropped(one))
 
     def close(self) -> None:
         """End all requests and threads, and remove the published weights."""
@@ -252,12 +213,6 @@ class RemoteEngine:
 
     # ---------------------------------------------------------------------------------------- replies
 
-    @property
-    def _busy(self) -> bool:
-        """Whether requests are left. Valid between steps only."""
-        with self._turn:
-            return bool(self._waiting or self._under_way or self._done)
-
     def _check(self, requests: Sequence[Request]) -> None:
         abilities = self.features()
         check_requests(requests, context=self._context(abilities), vocab=self._text.vocab)
@@ -276,11 +231,14 @@ class RemoteEngine:
     def _step(self) -> None:
         """Send requests up to the limit, wait for a reply, and process it."""
         with self._turn:
+            if self._paused:
+                return
             began = self.clock.monotonic_s()
             try:
                 self._fill()
                 running, waits = len(self._under_way), bool(self._waiting)
-                while self._under_way and not self._landed and not self._done:
+                taken = self._taken
+                while self._under_way and not self._landed and self._taken == taken and not self._has_room():
                     self._turn.wait(_POLL_S)
                 self._take_all()
             except BaseException:
@@ -293,8 +251,11 @@ class RemoteEngine:
             self._stats.idle_slot_s += (self._slots - running) * spent
             self._stats.tail_slot_s += 0.0 if waits else (self._slots - running) * spent
 
+    def _has_room(self) -> bool:
+        return bool(self._waiting) and len(self._under_way) < self._slots and not self._paused
+
     def _fill(self) -> None:
-        while self._waiting and len(self._under_way) < self._slots and not self._paused:
+        while self._has_room():
             writing = self._waiting.popleft()
             ask = writing.next_request(self.seed, self._eos)
             self._stats.prefill_tokens += len(ask.prefix)
@@ -320,6 +281,7 @@ class RemoteEngine:
 
     def _take(self, told: GenerateResponse, here: InFlight) -> None:
         writing, place = here.partial, self.protocol.link.url
+        self._taken += 1
         self._ends.check_response(here.request, told, place)
         if self.weight_transfer is None:
             version = np.full(len(told.tokens), here.version, np.int32)

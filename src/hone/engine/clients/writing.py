@@ -37,14 +37,14 @@ class PartialCompletion:
         return f"request {self.request.id!r}, sample {self.number}"
 
     def next_request(self, seed: int, eos: tuple[int, ...]) -> GenerateRequest:
-        """Number of tokens left."""
-        drawn = len(self.tokens)
+        """Request for the rest of the answer."""
+        drawn, turn = len(self.tokens), (("turn", self.request.turn) if self.request.turn else ())
         return GenerateRequest(
             name=self.name,
             prefix=np.concatenate([self.request.prompt, self.tokens]).astype(np.int32),
             max_tokens=self.request.sampling.max_tokens - drawn,
             sampling=self.request.sampling,
-            seed=key(seed, "sample", self.round, self.request.id, self.number, drawn) % MOST_SEED,
+            seed=key(seed, "sample", self.round, self.request.id, self.number, drawn, *turn) % MOST_SEED,
             eos=eos,
         )
 
@@ -66,6 +66,7 @@ class PartialCompletion:
             version=self.version,
             finish_reason=finish,
             trailing_characters=behind,
+            turn=self.request.turn,
         )
 
 

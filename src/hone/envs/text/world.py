@@ -1,21 +1,23 @@
-"""The text world: prompts are asked, an engine answers, rewards judge; the answers come back as episodes.
+"""Text environment: prompts go to a generation session, its answers to a scorer; both come back as episodes.
 
 Belongs here: which prompts a step asks, and how answers and scores become columns. Does not: how tokens are drawn
-(`engine`), what an answer is worth (`rewards`).
+(`engine`), how answers are scored (`rewards`).
 """
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
+from hone.core.conversation import ConversationColumns, build_columns
 from hone.core.episodes import Episodes, ScoreStatus, Transcript
-from hone.core.generation import Completion, Generator, Request, SamplingParams
-from hone.core.ragged import concatenate_rows, empty_rows, offsets_of, owner_of, ranges
+from hone.core.generation import GenerationSession, Request, SamplingParams
+from hone.core.judging import ScoreBatch, Scorer, ScorerInput
+from hone.core.ragged import offsets_of, owner_of, ranges
 from hone.core.random import permutation
 from hone.core.state import State, integer, substate
+from hone.envs.text.conversation import Conversation, ConversationLoop, TextEnvironment
 from hone.envs.text.dataset import PromptContent
 
 
@@ -30,53 +32,13 @@ class Prompt:
     """Passed to the reward functions by name."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ScorerInput:
-    """What is to be scored."""
-
-    prompt: PromptContent
-    text: str
-    columns: Mapping[str, object]
-
-
-class ScoreBatch(Protocol):
-    """Scores of some answers, in their order."""
-
-    @property
-    def score(self) -> NDArray[np.float64]: ...
-
-    @property
-    def status(self) -> NDArray[np.uint8]: ...
-
-    @property
-    def functions(self) -> Mapping[str, NDArray[np.float64]]:
-        """Each reward function's own scores, unweighted; NaN where it gave none."""
-        ...
-
-
-class Scorer(Protocol):
-    """Scores answers; `submit` returns at once, so that scoring runs while other answers are still being written."""
-
-    def submit(self, answers: Sequence[ScorerInput]) -> object:
-        """A ticket for the scores of `answers`, which all answer one prompt."""
-        ...
-
-    def gather(self, tickets: Sequence[Any]) -> ScoreBatch:
-        """Wait for the scores of all tickets, in their order."""
-        ...
-
-    def state(self) -> State: ...
-
-    def restore(self, state: State) -> None: ...
-
-
 @dataclass
 class TextWorld:
     """Asks `prompts_per_step` prompts, `samples` answers each, in a fresh order of the dataset every epoch.
 
-    Implements `train.World` for actors that can `generate`. Its whole state is how many prompts were asked. With
-    `baseline` every prompt is answered once more, greedily: that answer's score becomes the episodes' `baseline`, and
-    the answer itself is not among them.
+    Implements `RolloutEnvironment` for generation sessions. Its whole state is the number of prompts asked. With
+    `greedy_baseline` every prompt is answered once more, greedily: that answer's score becomes the episodes'
+    `baseline`, and the answer itself is not among them.
     """
 
     prompts: Sequence[Prompt]
@@ -88,29 +50,28 @@ class TextWorld:
     seed: int
     shuffle: bool = True
     greedy_baseline: bool = False
+    environment: TextEnvironment | None = None
+    """Replies to answers; None: one answer is the whole conversation."""
+    context: int = 2**31 - 1
+    """Most tokens of a conversation."""
     prompts_asked: int = 0
 
-    def rollout(self, actor: Generator) -> Episodes:
+    def rollout(self, session: GenerationSession) -> Episodes:
         """Episodes in the order asked: prompt by prompt, sample by sample, whatever order they finished in."""
         chosen = [self.prompts[row] for row in self._rows()]
         requests = self._requests(chosen)
-        places = {request.id: place for place, request in enumerate(requests)}
-        groups: list[list[Completion]] = [[] for _ in requests]
+        session.reset_stats()
+        loop = ConversationLoop(session, requests, self.decode, environment=self.environment, context=self.context)
         tickets: list[object] = [None] * len(requests)
-        for completion in actor.generate(requests):
-            place = places[completion.request_id]
-            groups[place].append(completion)
-            if len(groups[place]) == requests[place].samples:
-                groups[place].sort(key=lambda one: one.sample_index)
-                tickets[place] = self.scorer.submit(self._scorer_inputs(chosen[place % len(chosen)], groups[place]))
-        judgement = self.scorer.gather(tickets)
+        for place in loop.finished_groups():
+            tickets[place] = self.scorer.submit(_scorer_inputs(chosen[place % len(chosen)], loop.groups[place]))
+        scores = self.scorer.gather(tickets)
         first = self.prompts_asked
         self.prompts_asked += len(chosen)
         return _episodes(
-            prompts=[prompt.tokens for prompt in chosen for _ in range(self.samples)],
-            completions=[completion for group in groups[: len(chosen)] for completion in group],
+            [one for group in loop.groups[: len(chosen)] for one in group],
             group=np.repeat(np.arange(first, first + len(chosen)), self.samples),
-            judgement=judgement,
+            scores=scores,
         )
 
     def state(self) -> State:
@@ -149,55 +110,59 @@ class TextWorld:
             ]
         return requests
 
-    def _scorer_inputs(self, prompt: Prompt, group: Sequence[Completion]) -> list[ScorerInput]:
-        return [ScorerInput(prompt=prompt.content, text=one.text(self.decode), columns=prompt.columns) for one in group]
+
+def _scorer_inputs(prompt: Prompt, group: Sequence[Conversation]) -> list[ScorerInput]:
+    texts = [next(one for one in reversed(each.messages) if one["role"] == "assistant")["content"] for each in group]
+    return [
+        ScorerInput(
+            prompt=prompt.content,
+            text=str(text),
+            columns=prompt.columns,
+            messages=tuple(one.messages),
+            tokens=one.transcript.tokens,
+        )
+        for text, one in zip(texts, group, strict=True)
+    ]
 
 
-def _episodes(
-    *,
-    prompts: Sequence[NDArray[np.int32]],
-    completions: Sequence[Completion],
-    group: NDArray[np.int64],
-    judgement: ScoreBatch,
-) -> Episodes:
-    """The score is paid at the last decision; a completion that ran into its limit is truncated.
-
-    What was judged beyond the completions are the groups' greedy answers, one each.
-    """
-    count = len(completions)
-    score, status = judgement.score[:count], judgement.status[:count]
-    greedy = np.where(judgement.status[count:] == ScoreStatus.SCORED, judgement.score[count:], np.nan)
-    said = np.array([len(completion.tokens) for completion in completions], dtype=np.int64)
-    asked = np.array([len(prompt) for prompt in prompts], dtype=np.int64)
-    offsets, starts = offsets_of(said), offsets_of(asked + said)
-    pieces = [piece for pair in zip(prompts, (one.tokens for one in completions), strict=True) for piece in pair]
-    reward = np.zeros(offsets[-1], dtype=np.float32)
-    reward[offsets[1:] - 1] = np.where(status == ScoreStatus.SCORED, score, 0.0)
-    truncated = np.array([completion.finish_reason == "length" for completion in completions])
+def _episodes(conversations: Sequence[Conversation], *, group: NDArray[np.int64], scores: ScoreBatch) -> Episodes:
+    """Conversations and their scores as episodes. Scores beyond the conversations are the groups' greedy baselines."""
+    count = len(conversations)
+    columns = build_columns([one.transcript for one in conversations])
+    greedy = np.where(scores.status[count:] == ScoreStatus.SCORED, scores.score[count:], np.nan)
     return Episodes(
-        offsets=offsets,
-        seen=Transcript(
-            tokens=np.concatenate(pieces).astype(np.int32),
-            offsets=starts,
-            at=ranges(starts[:-1] + asked, said),
-            kept=concatenate_rows([one.sampling_mask or empty_rows(len(one.tokens)) for one in completions])
-            if any(one.sampling_mask is not None for one in completions)
-            else None,
-        ),
-        chosen=np.concatenate([completion.tokens for completion in completions]),
-        # Where some tokens were left out, the policy is what is left: the trainer draws the same line.
-        logp=np.concatenate([one.logp if one.sampling_mask is None else one.sampled_logp for one in completions]),
-        version=np.concatenate([completion.version for completion in completions]),
-        reward=reward,
+        offsets=columns.offsets,
+        seen=columns.transcript,
+        chosen=columns.chosen,
+        logp=columns.logp,
+        version=columns.version,
+        reward=_rewards(conversations, columns, scores),
         group=group,
-        terminated=~truncated,
-        truncated=truncated,
+        terminated=~columns.truncated,
+        truncated=columns.truncated,
         final=None,
-        score=score,
-        status=status,
-        components=np.stack([values[:count] for values in judgement.functions.values()], axis=1),
+        score=scores.score[:count] + [sum(one.rewards) for one in conversations],
+        status=scores.status[:count],
+        components=np.stack([values[:count] for values in scores.functions.values()], axis=1),
         baseline=np.repeat(greedy, count // len(greedy)) if len(greedy) else None,
     )
+
+
+def _rewards(
+    conversations: Sequence[Conversation], columns: ConversationColumns, scores: ScoreBatch
+) -> NDArray[np.float32]:
+    """`[N]`: turn scores and the environment's rewards at each turn's last decision, else the score at the last one."""
+    count, reward = len(conversations), np.zeros(columns.offsets[-1], dtype=np.float32)
+    paid = scores.status[:count] == ScoreStatus.SCORED
+    reward[columns.offsets[1:] - 1] = np.where(paid, scores.score[:count], 0.0)
+    for place in np.flatnonzero(paid).tolist():
+        turns, extra = scores.turn_scores.get(place), conversations[place].rewards
+        ends = columns.turn_ends[columns.turn_offsets[place] : columns.turn_offsets[place + 1]]
+        if turns is not None:
+            reward[ends] = turns
+        if extra:
+            reward[ends[: len(extra)]] += np.array(extra, np.float32)
+    return reward
 
 
 def supervised_episodes(prompts: Sequence[NDArray[np.int32]], completions: Sequence[NDArray[np.int32]]) -> Episodes:

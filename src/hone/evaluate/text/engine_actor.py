@@ -1,12 +1,13 @@
 """Generation with a token policy: prompts, the engine as an actor, reward functions as a scorer."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
 from hone.core.credit import Metrics
 from hone.core.errors import ConfigError, DataError
 from hone.core.generation import Completion, OnPublish, Request
+from hone.core.judging import ScorerInput
 from hone.core.state import State
 from hone.engine.canary import WeightCanary
 from hone.engine.choose import RunnerKind, choose_runner
@@ -19,7 +20,7 @@ from hone.engine.stops import TokenizerRules
 from hone.envs.text.dataset import Example, ExampleDataset
 from hone.envs.text.files import MAX_FAULTS_SHOWN
 from hone.envs.text.task import TaskConfig
-from hone.envs.text.world import Prompt, ScorerInput
+from hone.envs.text.world import Prompt
 from hone.models.language.token_policy import TokenPolicy
 from hone.models.language.tokenizers import Tokenizer
 from hone.rewards.budget import UnscoredBudget
@@ -39,11 +40,20 @@ class EngineActor:
     engine: EmbeddedEngine | RemoteEngine
     reported_notes: set[str] = field(default_factory=set[str])
 
-    def generate(self, requests: Sequence[Request]) -> Iterator[Completion]:
-        return self.engine.generate(requests)
+    def submit(self, requests: Sequence[Request], *, round: int = 0) -> None:
+        self.engine.submit(requests, round=round)
+
+    def next_completion(self, request_ids: Collection[str] | None = None) -> Completion | None:
+        return self.engine.next_completion(request_ids)
+
+    def cancel(self, request_ids: Collection[str] | None = None) -> None:
+        self.engine.cancel(request_ids)
+
+    def reset_stats(self) -> None:
+        self.engine.reset_stats()
 
     def metrics(self) -> Metrics:
-        """Metrics of the latest `generate`: times and engine figures that do not depend on slots or pages."""
+        """Metrics of the latest rollout: times and engine figures that do not depend on slots or pages."""
         stats = self.engine.stats
         metrics: Metrics = {
             "time/generate_s": stats.total_s,

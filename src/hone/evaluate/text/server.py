@@ -3,7 +3,7 @@
 Its answers are text only, so their tokens are bytes; their log-probabilities are NaN and must not enter a loss.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
@@ -32,14 +32,19 @@ def evaluate_text_server(exam: TextEvaluation, client: OpenAiClient) -> ScoredAn
 
 @dataclass
 class ServerGenerator:
-    """Generator (`core.generation.Generator`) for evaluation only."""
+    """Generator (`core.generation.GenerationSession`) for evaluation only."""
 
     client: OpenAiClient
     prompts: Sequence[Prompt]
     token_counts: dict[str, int] = field(default_factory=dict[str, int])
-    """Tokens of each request's latest answer, as the server counts them."""
+    """Of each request's latest answer, as the server counts them."""
+    _answers: list[tuple[frozenset[str], Iterator[OpenAiCompletion]]] = field(
+        default_factory=list[tuple[frozenset[str], Iterator[OpenAiCompletion]]]
+    )
 
-    def generate(self, requests: Sequence[Request]) -> Iterator[Completion]:
+    def submit(self, requests: Sequence[Request], *, round: int = 0) -> None:
+        """Ask the questions of `requests`; the server keeps no rounds."""
+        del round
         turns = {prompt.id: prompt.content for prompt in self.prompts}
         questions = [
             OpenAiRequest(
@@ -50,9 +55,25 @@ class ServerGenerator:
             )
             for request in requests
         ]
-        for completion in self.client.generate(questions):
-            self.token_counts[completion.request_id] = completion.completion_tokens
-            yield _completion(completion)
+        self._answers.append((frozenset(one.id for one in requests), self.client.generate(questions)))
+
+    def next_completion(self, request_ids: Collection[str] | None = None) -> Completion | None:
+        """The next answer of the earliest questions that are left."""
+        for entry in [one for one in self._answers if request_ids is None or any(id_ in request_ids for id_ in one[0])]:
+            for said in entry[1]:
+                self.token_counts[said.request_id] = said.completion_tokens
+                return _completion(said)
+            self._answers.remove(entry)
+        return None
+
+    def cancel(self, request_ids: Collection[str] | None = None) -> None:
+        """Drop the questions that were asked together with these."""
+        self._answers = [
+            one for one in self._answers if request_ids is not None and not any(id_ in request_ids for id_ in one[0])
+        ]
+
+    def reset_stats(self) -> None:
+        """Nothing is counted but tokens."""
 
 
 def decode_bytes(tokens: NDArray[np.int32]) -> str:

@@ -3,7 +3,7 @@
 Belongs here: from sampled tokens to text that only grows. Does not: its display.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeAlias
 
@@ -68,29 +68,47 @@ class IncrementalDetokenizer:
 
 @dataclass
 class StreamingEngine:
-    """Engine with streaming to a listener; implements `core.generation.Generator`."""
+    """Engine with streaming to a listener; implements `core.generation.GenerationSession`."""
 
     engine: EmbeddedEngine
     decode: Decode
     listener: StreamListener
+    _texts: dict[tuple[str, int], tuple[int, IncrementalDetokenizer]] = field(
+        default_factory=dict[tuple[str, int], tuple[int, IncrementalDetokenizer]]
+    )
 
-    def generate(self, requests: Sequence[Request]) -> Iterator[Completion]:
-        """Generate and stream; answers are numbered in the order of `requests` and of their samples."""
-        names = [(request.id, sample) for request in requests for sample in range(request.samples)]
-        numbers = {name: number for number, name in enumerate(names)}
-        texts = [IncrementalDetokenizer(self.decode) for _ in names]
+    def submit(self, requests: Sequence[Request], *, round: int = 0) -> None:
+        """Queue requests, and report what is drawn for them from now on."""
+        self.engine.submit(requests, round=round)
+        for request in requests:
+            for sample in range(request.first_sample, request.first_sample + request.samples):
+                number = self._texts.get((request.id, sample), (len(self._texts), None))[0]
+                self._texts[request.id, sample] = number, IncrementalDetokenizer(self.decode)
+        self.engine.observer = self._observe
 
-        def observe(tokens: Sequence[DrawnToken]) -> None:
-            for one in tokens:
-                number = numbers[one.request_id, one.sample_index]
-                if piece := texts[number].add(one.position, one.token):
-                    self.listener.on_text(number, piece)
-
-        self.engine.observer = observe
+    def next_completion(self, request_ids: Collection[str] | None = None) -> Completion | None:
+        """The engine's next completion, reported as ended."""
         try:
-            for completion in self.engine.generate(requests):
-                number = numbers[completion.request_id, completion.sample_index]
-                self.listener.on_end(number, texts[number].finish(completion.text(self.decode)))
-                yield completion
+            completion = self.engine.next_completion(request_ids)
         finally:
-            self.engine.observer = None
+            if not self.engine.has_requests():
+                self.engine.observer = None
+        if completion is None:
+            return None
+        number, text = self._texts[completion.request_id, completion.sample_index]
+        self.listener.on_end(number, text.finish(completion.text(self.decode)))
+        return completion
+
+    def cancel(self, request_ids: Collection[str] | None = None) -> None:
+        """Drop these requests, and report nothing more."""
+        self.engine.observer = None
+        self.engine.cancel(request_ids)
+
+    def reset_stats(self) -> None:
+        self.engine.reset_stats()
+
+    def _observe(self, tokens: Sequence[DrawnToken]) -> None:
+        for one in tokens:
+            number, text = self._texts[one.request_id, one.sample_index]
+            if piece := text.add(one.position, one.token):
+                self.listener.on_text(number, piece)

@@ -9,14 +9,16 @@ from numpy.typing import NDArray
 from pydantic import Field, model_validator
 
 from hone.core.config import Config
+from hone.core.conversation import Turn, text_after_prompt
 from hone.core.credit import Metrics
 from hone.core.errors import DataError
-from hone.core.generation import GenerationStats, Generator, SamplingParams
+from hone.core.generation import GenerationSession, GenerationStats, SamplingParams
+from hone.core.judging import Scorer
 from hone.envs.text.dataset import ExampleDataset
 from hone.envs.text.task import TaskConfig
-from hone.envs.text.world import Prompt, Scorer, TextWorld
+from hone.envs.text.world import Prompt, TextWorld
 from hone.estimators.means import Estimate, mean_interval
-from hone.evaluate.text.engine_actor import EngineActor, make_engine, make_prompts, reward_pool_scorer
+from hone.evaluate.text.engine_actor import make_engine, make_prompts, reward_pool_scorer
 from hone.evaluate.text.streaming import StreamingEngine, StreamListener
 from hone.models.language.token_policy import TokenPolicy
 from hone.models.language.tokenizers import Tokenizer
@@ -84,6 +86,8 @@ class ScoredAnswers:
     """Score `[n]`; NaN if the answer could not be scored."""
     lengths: NDArray[np.int64]
     """`[n]` tokens."""
+    turns: Sequence[Sequence[Turn]] = ()
+    """Turns of each answer; empty where it has one."""
     generation: GenerationReport | None = None
     """Known if the evaluation had its own engine."""
 
@@ -99,10 +103,21 @@ class ScoredAnswers:
         """Rows for the store, one per question."""
         return [
             AnswerRow(
-                id=id_, prompt=prompt, reference=reference, answer=answer, score=None if np.isnan(score) else score
+                id=id_,
+                prompt=prompt,
+                reference=reference,
+                answer=answer,
+                score=None if np.isnan(score) else score,
+                turns=turns,
             )
-            for id_, prompt, reference, answer, score in zip(
-                self.ids, self.prompts, self.references, self.answers, self.scores.tolist(), strict=True
+            for id_, prompt, reference, answer, score, turns in zip(
+                self.ids,
+                self.prompts,
+                self.references,
+                self.answers,
+                self.scores.tolist(),
+                self.turns or [()] * len(self.ids),
+                strict=True,
             )
         ]
 
@@ -128,8 +143,8 @@ class TextEvaluation:
     close: Callable[[], None]
     warnings: list[str]
 
-    def evaluate(self, generator: Generator, decode: Callable[[NDArray[np.int32]], str]) -> ScoredAnswers:
-        """Generate an answer to each prompt and score it."""
+    def evaluate(self, session: GenerationSession, decode: Callable[[NDArray[np.int32]], str]) -> ScoredAnswers:
+        """Ask every prompt once and score the answers."""
         world = TextWorld(
             prompts=self.prompts,
             scorer=self.scorer,
@@ -140,14 +155,15 @@ class TextEvaluation:
             seed=self.config.seed,
             shuffle=False,
         )
-        episodes = world.rollout(generator)
-        completions = np.split(episodes.chosen.astype(np.int32), episodes.offsets[1:-1])
+        episodes = world.rollout(session)
+        texts = text_after_prompt(episodes, decode)
         columns = [prompt.columns for prompt in self.prompts]
         return ScoredAnswers(
             ids=[prompt.id for prompt in self.prompts],
             prompts=[_prompt_text(prompt) for prompt in self.prompts],
             references=[str(one.get("answer", one.get("ground_truth", ""))) for one in columns],
-            answers=[decode(tokens) for tokens in completions],
+            answers=[text for text, _ in texts],
+            turns=[turns for _, turns in texts],
             scores=episodes.score,
             lengths=episodes.lengths,
         )
@@ -162,11 +178,11 @@ class TextEvaluation:
             seed=self.config.seed,
         )
         decode = policy.tokenizer.decode
-        actor: Generator = EngineActor(engine)
+        session: GenerationSession = engine
         if hearer is not None:
             hearer.on_prompts([_prompt_text(prompt) for prompt in self.prompts])
-            actor = StreamingEngine(engine, decode, hearer)
-        judged = self.evaluate(actor, decode)
+            session = StreamingEngine(engine, decode, hearer)
+        judged = self.evaluate(session, decode)
         return replace(
             judged, generation=GenerationReport(runner=engine.runner.name, stats=engine.stats, note=engine.note)
         )

@@ -5,6 +5,7 @@ plain characters.
 """
 
 import json
+import threading
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +15,7 @@ import numpy as np
 import tokenizers as hf
 from numpy.typing import NDArray
 
+from hone.core.conversation import Message
 from hone.core.errors import DataError, ErrorCollector
 from hone.models.language.config import Json
 
@@ -33,8 +35,10 @@ _FILES: Final = (
     "vocab.json",
 )
 
-Message = Mapping[str, object]
-"""`{"role": ..., "content": ...}`, and further keys that the chat template reads."""
+_ENCODING: Final = threading.Lock()
+"""Held while a backend's flag for special tokens is set and used: copies of a tokenizer share their backend."""
+_PROBES: Final = ("an answer", " spaces at both ends ", "<think>a thought</think>an answer")
+"""Answers that chat templates are known to rewrite."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,7 +79,7 @@ class Tokenizer:
         return self.backend.decode([int(i) for i in ids], skip_special_tokens=not special)
 
     def render_chat(self, messages: Sequence[Message], *, add_generation_prompt: bool = True) -> str:
-        """The conversation as text, by the folder's chat template; `open_turn` begins the assistant's answer.
+        """The conversation as text, by the folder's chat template; `add_generation_prompt` begins an answer.
 
         Raises DataError when there is no template or it does not take these messages.
         """
@@ -89,6 +93,46 @@ class Tokenizer:
             if text
         ]
         return np.concatenate([np.zeros(0, np.int32), *parts])
+
+    def continue_chat(
+        self, history: Sequence[Message], new: Sequence[Message], *, answer: NDArray[np.int32]
+    ) -> NDArray[np.int32]:
+        """`[n]` ids that the chat template writes between a sampled answer and the next one, `new` messages included.
+
+        The template renders a sentinel in the place of the answer; the text after it is encoded. So sampled tokens are
+        never decoded and encoded again. An end-of-turn token that `answer` holds already is not repeated.
+
+        Raises DataError when the template does not take these messages, or rewrites the text before the answer.
+        """
+        before, after = self._chat_around_answer(history, new)
+        if before != self.render_chat(history):
+            raise DataError(
+                "the chat template rewrites earlier messages once an answer follows: a conversation cannot go on "
+                f"token by token; it writes {_shorten(before)!r} after {_shorten(self.render_chat(history))!r}"
+            )
+        tokens = np.concatenate([np.zeros(0, np.int32), *(self._encode(text, plain=plain) for text, plain in after)])
+        repeated = len(answer) > 0 and len(tokens) > 0 and answer[-1] == tokens[0] and int(tokens[0]) in self.eos_ids
+        return tokens[1:] if repeated else tokens
+
+    def check_chat_continuation(self, roles: Sequence[str] = ("user",)) -> None:
+        """Self-test of the chat template, without a model: a conversation that `continue_chat` appends to must be what
+        the template renders as a whole, with new messages of these `roles`.
+
+        Raises DataError that shows both texts for each answer that the template rewrites.
+        """
+        faults, history = ErrorCollector(DataError), [{"role": "user", "content": "a question"}]
+        for role in roles:
+            new = [{"role": role, "content": "a reply"}]
+            for answer in _PROBES:
+                before, after = self._chat_around_answer(history, new)
+                appended = f"{before}{answer}{''.join(text for text, _ in after)}"
+                whole = self.render_chat([*history, {"role": "assistant", "content": answer}, *new])
+                if before != self.render_chat(history) or appended != whole:
+                    faults.add(
+                        f"the chat template rewrites history: after the answer {answer!r} and a message of {role!r} it "
+                        f"renders {whole!r}, and appending gives {appended!r}"
+                    )
+        faults.raise_if_any()
 
     def save(self, folder: Path) -> None:
         """Write the tokenizer's files for transformers to load; those of a loaded one byte for byte."""
@@ -107,8 +151,9 @@ class Tokenizer:
             )
 
     def _encode(self, text: str, *, plain: bool) -> NDArray[np.int32]:
-        self.backend.encode_special_tokens = plain
-        encoding = self.backend.encode(text, add_special_tokens=False)
+        with _ENCODING:
+            self.backend.encode_special_tokens = plain
+            encoding = self.backend.encode(text, add_special_tokens=False)
         ids = np.asarray(encoding.ids, np.int32)
         if self.unknown_id is not None and self.unknown_id in encoding.ids:
             spans = [encoding.offsets[i] for i in np.flatnonzero(ids == self.unknown_id)]
@@ -118,6 +163,20 @@ class Tokenizer:
                 "texts that contain these characters, or use a byte tokenizer"
             )
         return ids
+
+    def _chat_around_answer(
+        self, history: Sequence[Message], new: Sequence[Message]
+    ) -> tuple[str, list[tuple[str, bool]]]:
+        """Text before an answer to `history`; pieces after it, up to the beginning of the answer to `new`."""
+        sentinel = _unused_character([*history, *new])
+        whole = [*history, {"role": "assistant", "content": sentinel}, *new]
+        parts = self._chat_parts(whole, add_generation_prompt=True)
+        places = [place for place, (text, _) in enumerate(parts) if sentinel in text]
+        if len(places) != 1 or parts[places[0]][0].count(sentinel) != 1:
+            raise DataError("the chat template does not write an assistant's answer exactly once")
+        before, _, after = parts[places[0]][0].partition(sentinel)
+        pieces = [(after, False), *parts[places[0] + 1 :]]
+        return "".join(text for text, _ in parts[: places[0]]) + before, [one for one in pieces if one[0]]
 
     def _chat_parts(self, messages: Sequence[Message], *, add_generation_prompt: bool) -> list[tuple[str, bool]]:
         """Pieces of the rendered conversation, and whether a piece is plain text of a user."""
@@ -289,7 +348,7 @@ def _chat_template(folder: Path) -> str | None:
 
 def _unused_character(messages: Sequence[Message]) -> str:
     """A private-use character that no message contains."""
-    text = str(messages)
+    text = json.dumps(messages, ensure_ascii=False, default=str)
     return next(mark for mark in map(chr, range(0xE000, 0xF8FF)) if mark not in text)
 
 

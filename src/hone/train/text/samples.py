@@ -4,6 +4,7 @@ from collections import Counter
 
 import numpy as np
 
+from hone.core.conversation import text_after_prompt
 from hone.core.credit import Credits, Metrics
 from hone.core.episodes import Episodes, ScoreStatus
 from hone.models.language.tokenizers import Tokenizer
@@ -11,7 +12,7 @@ from hone.store.samples import SampleRow
 
 
 def answer_metrics(episodes: Episodes) -> Metrics:
-    """Lengths of the answers, and the policy's entropy as their tokens show it.
+    """Lengths of the answers, and an estimate of the policy's entropy.
 
     The mean of -log p over tokens drawn from the policy estimates its entropy per token without bias, for nothing.
     """
@@ -26,11 +27,12 @@ def answer_metrics(episodes: Episodes) -> Metrics:
 def answer_rows(
     step: int, episodes: Episodes, credits: Credits, tokenizer: Tokenizer, *, limit: int = 64
 ) -> list[SampleRow]:
-    """The first `most` answers of a step as a person reads them."""
+    """The first `limit` answers of a step as text."""
     shown = episodes.take(np.arange(min(limit, len(episodes))))
     seen = shown.transcript
     prompt_ends = seen.at[shown.offsets[:-1]]
     asked: Counter[int] = Counter()
+    texts = text_after_prompt(shown, tokenizer.decode)
     rows: list[SampleRow] = []
     for place in range(len(shown)):
         start, stop = int(shown.offsets[place]), int(shown.offsets[place + 1])
@@ -43,7 +45,8 @@ def answer_rows(
                 group=group,
                 sample=asked[group] - 1,
                 prompt=tokenizer.decode(seen.tokens[seen.offsets[place] : prompt_ends[place]]),
-                completion=tokenizer.decode(shown.chosen[start:stop].astype(np.int32)),
+                completion=texts[place][0],
+                turns=texts[place][1],
                 score=float(shown.score[place]) if scored else None,
                 status=ScoreStatus(int(shown.status[place])).name.lower(),
                 advantage=float(credits.advantage[start]),

@@ -1,0 +1,63 @@
+"""Scorers of answers: what they receive, and the scores that they give."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hone.core.conversation import Message
+from hone.core.state import State
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ScorerInput:
+    """One finished answer, or conversation of several turns."""
+
+    prompt: str | Sequence[Message]
+    text: str
+    """The last answer, without special tokens, up to the end of its stop string."""
+    columns: Mapping[str, object]
+    """The dataset's other columns."""
+    messages: Sequence[Message]
+    """Messages after the prompt: answers (`assistant`), and the environment's between and after them."""
+    tokens: NDArray[np.int32]
+    """`[n]` the whole conversation as it was written: prompt, sampled tokens, environment tokens."""
+
+
+class ScoreBatch(Protocol):
+    """Scores of some answers, in their order."""
+
+    @property
+    def score(self) -> NDArray[np.float64]: ...
+
+    @property
+    def status(self) -> NDArray[np.uint8]: ...
+
+    @property
+    def functions(self) -> Mapping[str, NDArray[np.float64]]:
+        """Each reward function's own scores, unweighted; NaN where it gave none."""
+        ...
+
+    @property
+    def turn_scores(self) -> Mapping[int, Sequence[float]]:
+        """Scores of single turns, by the place of the answer: each becomes the reward of the turn's last decision.
+        Answers that are left out are rewarded with `score` at their last decision."""
+        ...
+
+
+class Scorer(Protocol):
+    """Scores answers; `submit` returns at once, so that scoring runs while other answers are still being written."""
+
+    def submit(self, answers: Sequence[ScorerInput]) -> object:
+        """A ticket for the scores of `answers`, which all answer one prompt."""
+        ...
+
+    def gather(self, tickets: Sequence[Any]) -> ScoreBatch:
+        """Wait for the scores of all tickets, in their order."""
+        ...
+
+    def state(self) -> State: ...
+
+    def restore(self, state: State) -> None: ...
