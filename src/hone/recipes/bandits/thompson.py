@@ -62,7 +62,7 @@ class ThompsonConfig(RunConfig):
     model: Annotated[BetaModel | LinearModel, Field(discriminator="kind")] = BetaModel()
     """What is believed."""
     pulls: int = Field(default=1, ge=1)
-    """Decisions per turn of the loop, made before any of their rewards is seen."""
+    """Decisions per iteration, made before any of their rewards is seen."""
 
 
 def build(config: ThompsonConfig) -> TrainingJob[Posterior]:

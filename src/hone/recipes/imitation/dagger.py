@@ -58,7 +58,7 @@ class DaggerConfig(RunConfig):
     expert: ExpertConfig
     """Who is asked."""
     rollout_steps: int = Field(default=100, ge=1)
-    """Steps of each environment per turn of the loop, every one of them labelled."""
+    """Steps of each environment per iteration, every one of them labelled."""
     algorithm: DaggerAlgorithm = DaggerAlgorithm()
     """Who decides, and what is cloned."""
     network: MlpConfig = MlpConfig(hidden=[64, 64])

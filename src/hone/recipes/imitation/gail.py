@@ -76,7 +76,7 @@ class DiscriminatorConfig(Config):
     """Who tells the policy's decisions from those that were shown."""
 
     network: MlpConfig = MlpConfig()
-    """Of what was seen and done, to one logit."""
+    """Network from observation and action to one logit."""
     gradient_penalty: float = Field(default=1.0, ge=0)
     """Of (|gradient of the logit| - 1)^2 between demonstrations and the policy's decisions, in deviations of what is
     read; 0: none."""
@@ -91,15 +91,15 @@ class GailAlgorithm(Config):
     """What the logit l pays: softplus(l), where an end is a failure; -softplus(-l), where it is the goal; l, where it
     may be either, or only a clock ends an episode."""
     discount: float = Field(default=0.98, ge=0, le=1)
-    """Of what is paid one step later."""
+    """Discount factor (gamma) of the discriminator's reward."""
     gae_lambda: float = Field(default=0.9, ge=0, le=1)
     """GAE's lambda: 0 trusts the critic, 1 the returns."""
     clip: float = Field(default=0.2, gt=0, lt=1)
     """How far the probability of a decision may move before its gradient stops."""
     value_weight: float = Field(default=0.5, ge=0)
-    """Of the critic's squared error."""
+    """Weight of the critic's squared error."""
     entropy_weight: float = Field(default=0.0, ge=0)
-    """Of the policy's entropy, which is kept up."""
+    """Weight of the entropy bonus."""
     normalise_observations: bool = False
     """Mean 0 and standard deviation 1 for each number that policy and critic see; the discriminator always has its
     own."""
@@ -113,7 +113,7 @@ class GailConfig(OnPolicyRunConfig):
     log: str
     """The demonstrations: a parquet file written by hone, or a Minari data set (folder or HDF5 file)."""
     rollout_steps: int = Field(default=64, ge=1)
-    """Steps of each environment per turn of the loop."""
+    """Steps of each environment per iteration."""
     learner: LearnerConfig = LearnerConfig(lr=1e-3, epochs=10, minibatches=2, max_grad_norm=0.5)
     """The optimizers; `minibatches` per epoch."""
     algorithm: GailAlgorithm = GailAlgorithm()
@@ -257,7 +257,7 @@ def optimizer_phases(
 
 
 def build(config: GailConfig) -> TrainingJob[AdversarialActorCritic]:
-    """Raises DataError for what is wrong with the log; ConfigError and UserCodeError for the environment."""
+    """Build the training job. Raises DataError, ConfigError and UserCodeError for an invalid log or environment."""
     algorithm, device = config.algorithm, config.run.device
     steps, theirs = demonstrations_of(config.log)
     world = open_world(config.env, steps=config.rollout_steps, seed=config.seed)
@@ -339,5 +339,5 @@ ENTRY = RecipeSpec(
         loss=(clipped_surrogate, squared_error, discriminator_loss, gradient_norm_penalty),
         weights=(token_mean,),
     ),
-    limitation="needs many steps of the world and a reward whose sign suits its ends; no loss says how good it is.",
+    limitation="needs many environment steps and a reward sign that suits the ends; no loss measures the policy.",
 )

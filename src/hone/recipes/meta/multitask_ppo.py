@@ -48,15 +48,15 @@ class MultitaskAlgorithm(Config):
     """The numbers of PPO, and what the trunk knows."""
 
     discount: float = Field(default=0.98, ge=0, le=1)
-    """Of a reward one step later."""
+    """Discount factor (gamma)."""
     gae_lambda: float = Field(default=0.8, ge=0, le=1)
     """GAE's lambda: 0 trusts the critics, 1 the returns."""
     clip: float = Field(default=0.2, gt=0, lt=1)
     """How far the probability of a decision may change before its gradient stops."""
     value_weight: float = Field(default=0.5, ge=0)
-    """Of the critics' squared error."""
+    """Weight of the critics' squared error."""
     entropy_weight: float = Field(default=0.0, ge=0)
-    """Of the policy's entropy, which is kept up."""
+    """Weight of the entropy bonus."""
     tell_trunk: bool = False
     """Whether the trunk sees which task it is in; the heads always belong to one."""
 
@@ -69,7 +69,7 @@ class MultitaskConfig(RunConfig):
     tasks: list[GymConfig] = Field(min_length=2)
     """The environments; their observations and actions are of one shape."""
     rollout_steps: int = Field(default=32, ge=1)
-    """Steps of each environment of each task per turn of the loop."""
+    """Steps of each environment of each task per iteration."""
     network: MlpConfig = MlpConfig()
     """The trunk; heads are linear."""
     learner: LearnerConfig = LearnerConfig(lr=1e-3, lr_decay="linear", epochs=20, max_grad_norm=0.5)
@@ -127,7 +127,7 @@ def common_spaces(found: list[PolicySpaces], tasks: list[GymConfig]) -> PolicySp
 
 
 def build(config: MultitaskConfig) -> TrainingJob[MultitaskActorCritic]:
-    """Raises ConfigError and UserCodeError for what is wrong with the environments."""
+    """Build the training job. Raises ConfigError and UserCodeError for an invalid environment."""
     tasks, algorithm = config.tasks, config.algorithm
     worlds = [
         open_world(task, steps=config.rollout_steps, seed=key(config.seed, "task", number) & 0xFFFFFFFF)

@@ -1,6 +1,6 @@
 """Learning where to begin (Reptile; Nichol et al., 2018): an initialisation from which few updates suit a new task.
 
-A task of a family is met for `inner_steps` turns of the loop, each an update by policy gradient; then the
+A task of a family is met for `inner_steps` iterations, each an update by policy gradient; then the
 initialisation moves a part of the way to the adapted weights, and the next task begins from it. Only first derivatives
 are taken. The saved policy is the initialisation.
 """
@@ -47,13 +47,13 @@ class ReptileAlgorithm(Config):
     """The inner and the outer loop."""
 
     inner_steps: int = Field(default=10, ge=1)
-    """Turns of the loop that a task is met for; the environment is told so as `env.kwargs.trials`."""
+    """Iterations that a task is met for; the environment is told so as `env.kwargs.trials`."""
     outer_rate: float = Field(default=0.3, gt=0, le=1)
     """Share of the way to the adapted weights that the initialisation goes; it falls linearly to 0."""
     discount: float = Field(default=0.0, ge=0, le=1)
-    """Of a reward one step later; 0 for contexts that follow from nothing that is done."""
+    """Discount factor (gamma); 0 for contextual bandits."""
     entropy_weight: float = Field(default=0.2, ge=0)
-    """Of the policy's entropy, which an initialisation needs: from certainty nobody adapts."""
+    """Weight of the entropy bonus; a deterministic initialisation cannot adapt."""
 
 
 class ReptileConfig(RunConfig):
@@ -65,7 +65,7 @@ class ReptileConfig(RunConfig):
     """A family whose tasks stay for `kwargs.trials` trials: `hone/SineTrials-v0`,
     `hone/ChainTrials-v0`."""
     rollout_steps: int = Field(default=50, ge=1)
-    """Steps of each environment per turn of the loop: a trial's `pulls`."""
+    """Steps of each environment per iteration: a trial's `pulls`."""
     network: MlpConfig = MlpConfig(hidden=[64, 64])
     """The policy."""
     learner: LearnerConfig = LearnerConfig(lr=1e-2, betas=[0.0, 0.999], max_grad_norm=None)
@@ -111,7 +111,7 @@ def task_family(config: ReptileConfig, *, trials: int) -> GymConfig:
 
 
 def build(config: ReptileConfig) -> TrainingJob[ActorCritic]:
-    """Raises ConfigError and UserCodeError for what is wrong with the environment."""
+    """Build the training job. Raises ConfigError and UserCodeError for an invalid environment."""
     algorithm = config.algorithm
     world = open_world(task_family(config, trials=algorithm.inner_steps), steps=config.rollout_steps, seed=config.seed)
     space = network_spaces(world.envs.single_observation_space, world.envs.single_action_space)
@@ -206,5 +206,5 @@ ENTRY = RecipeSpec(
     parts=RecipeParts(
         source="Live(trials)", credit=(standardised, discounted_returns), loss=(reinforce_loss,), weights=(token_mean,)
     ),
-    limitation="a family whose tasks want opposite weights has no good beginning; a memory (rl2) adapts faster.",
+    limitation="no good initialisation exists if tasks need opposite weights; a recurrent policy (rl2) adapts faster.",
 )

@@ -38,15 +38,15 @@ class Rl2Algorithm(Config):
     """Credit and loss."""
 
     discount: float = Field(default=0.9, ge=0, le=1)
-    """Of a reward one step later, within a trial and across its episodes."""
+    """Discount factor (gamma), within a trial and across its episodes."""
     gae_lambda: float = Field(default=0.3, ge=0, le=1)
     """GAE's lambda."""
     clip: float = Field(default=0.2, gt=0, lt=1)
     """How far the probability of a decision may change before its gradient stops."""
     value_weight: float = Field(default=0.5, ge=0)
-    """Of the critic's squared error."""
+    """Weight of the critic's squared error."""
     entropy_weight: float = Field(default=0.005, ge=0)
-    """Of the policy's entropy."""
+    """Weight of the entropy bonus."""
 
 
 class Rl2Config(RunConfig):
@@ -58,7 +58,7 @@ class Rl2Config(RunConfig):
     """The family of tasks: `hone/BanditTrials-v0`, `hone/ChainTrials-v0`, or one that says when a
     trial begins."""
     rollout_steps: int = Field(default=50, ge=1)
-    """Steps of each environment per turn of the loop: a trial's `pulls`, or a multiple."""
+    """Steps of each environment per iteration: a trial's `pulls`, or a multiple."""
     network: MlpConfig = MlpConfig(hidden=[48])
     """The recurrent unit: one layer."""
     learner: LearnerConfig = LearnerConfig(lr=1e-2, lr_decay="linear", epochs=3, minibatches=4, max_grad_norm=0.5)
@@ -85,7 +85,7 @@ def objective(policy: RecurrentActorCritic, rows: TrialRows, *, algorithm: Rl2Al
 
 
 def build(config: Rl2Config) -> TrainingJob[RecurrentActorCritic]:
-    """Raises ConfigError and UserCodeError for what is wrong with the environment."""
+    """Build the training job. Raises ConfigError and UserCodeError for an invalid environment."""
     world = open_world(config.env, steps=config.rollout_steps, seed=config.seed)
     space = network_spaces(world.envs.single_observation_space, world.envs.single_action_space)
     policy = RecurrentActorCritic(space, config.network, seed=config.seed)

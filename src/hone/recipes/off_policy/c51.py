@@ -71,5 +71,5 @@ ENTRY = value_recipe_spec(
     config=C51Config,
     method=method,
     loss=(c51_loss, categorical_target),
-    limitation="the range of returns must be known beforehand; what lies outside is counted at its ends.",
+    limitation="the range of returns must be known beforehand; returns outside are clipped to it.",
 )

@@ -30,7 +30,7 @@ class DdpgAlgorithm(Config):
     """The numbers of the paper, with the rates that suit short tasks."""
 
     discount: float = Field(default=0.98, ge=0, le=1)
-    """Of a reward one step later."""
+    """Discount factor (gamma)."""
     tau: float = Field(default=0.005, gt=0, le=1)
     """Share of the networks that their slow copies take on per update."""
 
@@ -55,7 +55,7 @@ def critic_objective(policy: DeterministicActorCritic, rows: TransitionRows) -> 
 
 
 def build(config: DdpgConfig) -> TrainingJob[DeterministicActorCritic]:
-    """Raises ConfigError and UserCodeError for what is wrong with the environment."""
+    """Build the training job. Raises ConfigError and UserCodeError for an invalid environment."""
     algorithm = config.algorithm
     return deterministic_job(
         config,
@@ -81,5 +81,5 @@ ENTRY = RecipeSpec(
         loss=(squared_error, td_target, ddpg_actor_loss),
         weights=(token_mean,),
     ),
-    limitation="boxes of actions only; one critic that errs upwards misleads the policy, which TD3 mends.",
+    limitation="boxes of actions only; the policy exploits the critic's overestimation, which TD3 reduces.",
 )

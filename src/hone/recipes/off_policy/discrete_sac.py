@@ -48,9 +48,9 @@ class DiscreteSacAlgorithm(Config):
     """Targets and temperature."""
 
     discount: float = Field(default=0.99, ge=0, le=1)
-    """Of a reward one step later."""
+    """Discount factor (gamma)."""
     tau: float = Field(default=0.005, gt=0, le=1)
-    """Share of the critics that their slow copies take on per update."""
+    """Polyak coefficient of the target networks per update."""
     entropy: float = Field(default=0.1, ge=0, lt=1)
     """Target of the policy's entropy, as a share of log k, the most that k choices can have."""
 
@@ -94,7 +94,7 @@ def actor_objective(policy: DiscreteSacPolicy, rows: TransitionRows, *, target_e
 
 
 def build(config: DiscreteSacConfig) -> TrainingJob[DiscreteSacPolicy]:
-    """Raises ConfigError and UserCodeError for what is wrong with the environment."""
+    """Build the training job. Raises ConfigError and UserCodeError for an invalid environment."""
     replay, algorithm = config.replay, config.algorithm
     world = open_world(config.env, steps=replay.collect, seed=config.seed)
     space = finite_action_spaces(world.envs.single_observation_space, world.envs.single_action_space)
@@ -149,5 +149,5 @@ ENTRY = RecipeSpec(
         loss=(twin_critic_loss, soft_target, sac_actor_loss, temperature_loss),
         weights=(token_mean,),
     ),
-    limitation="what the right entropy is differs by task; where one action matters much, it has to be low.",
+    limitation="the right target entropy depends on the task; it must be low where single actions decide.",
 )

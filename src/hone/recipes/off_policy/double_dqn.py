@@ -35,7 +35,7 @@ def method(config: DoubleDqnConfig) -> ValueMethod:
 
 
 ENTRY = value_recipe_spec(
-    summary="deep Q-learning whose target is chosen by other values than those that judge it",
+    summary="deep Q-learning that selects and evaluates the next action with different networks",
     paper="van Hasselt et al., Deep Reinforcement Learning with Double Q-learning, 2016",
     config=DoubleDqnConfig,
     method=method,

@@ -46,5 +46,5 @@ ENTRY = value_recipe_spec(
     config=DqnConfig,
     method=method,
     loss=(huber, greedy_target),
-    limitation="finite actions only; the largest of noisy values is too high, which double_dqn mends.",
+    limitation="finite actions only; overestimation bias, which double_dqn reduces.",
 )

@@ -23,7 +23,7 @@ def method(config: DuelingDqnConfig) -> ValueMethod:
 
 
 ENTRY = value_recipe_spec(
-    summary="double DQN whose network tells the worth of a situation from the advantages of choices",
+    summary="double DQN with separate streams for the state value and the advantages",
     paper="Wang et al., Dueling Network Architectures for Deep Reinforcement Learning, 2016",
     config=DuelingDqnConfig,
     method=method,

@@ -47,11 +47,11 @@ class HerDqnAlgorithm(Config):
     """The numbers of the paper, for short episodes."""
 
     discount: float = Field(default=0.85, ge=0, le=1)
-    """Of a reward one step later; low, so that near and far are told apart soon."""
+    """Discount factor (gamma); low, so that near and far goals soon differ in value."""
     epsilon: float = Field(default=0.1, ge=0, le=1)
     """Share of decisions that are drawn among all actions while it learns."""
     tau: float = Field(default=0.05, gt=0, le=1)
-    """Share of the values that their slow copy takes on per update."""
+    """Polyak coefficient of the target networks per update."""
     value_range: list[float] = Field(default=[0.0, 1.0], min_length=2, max_length=2)
     """What a return can be, least and most; targets are clipped to it, as in the paper. For a reward of 1 at the goal
     0 and 1; for one of -1 a step -1 / (1 - discount) and 0."""
@@ -108,7 +108,7 @@ def transition_rows_without_noise(transitions: Episodes, credits: Credits, *, de
 
 
 def build(config: HerDqnConfig) -> TrainingJob[QNetworkPolicy]:
-    """Raises ConfigError and UserCodeError for what is wrong with the environment."""
+    """Build the training job. Raises ConfigError and UserCodeError for an invalid environment."""
     memory = hindsight_buffer(config.env, config.replay, config.hindsight)
     world = open_world(config.env, steps=config.replay.collect, seed=config.seed)
     space = network_spaces(world.envs.single_observation_space, world.envs.single_action_space)
@@ -158,7 +158,7 @@ def derive(config: HerDqnConfig) -> dict[str, str]:
 
 
 ENTRY = RecipeSpec(
-    summary="off-policy control with goals, finite actions: what was reached is taken for what was wanted",
+    summary="off-policy control with goals, finite actions: hindsight experience replay",
     paper="Andrychowicz et al., Hindsight Experience Replay, 2017",
     config=HerDqnConfig,
     build=build,
@@ -170,5 +170,5 @@ ENTRY = RecipeSpec(
         loss=(squared_error, double_target, HindsightBuffer),
         weights=(token_mean,),
     ),
-    limitation="needs goals that are reached by what is seen, and a reward that can be computed for any of them.",
+    limitation="needs goals that are functions of the observation, and a reward that can be computed for any goal.",
 )

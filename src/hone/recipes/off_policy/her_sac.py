@@ -43,9 +43,9 @@ class HerSacAlgorithm(Config):
     """The numbers of both papers, for a reward that is paid once."""
 
     discount: float = Field(default=0.95, ge=0, le=1)
-    """Of a reward one step later."""
+    """Discount factor (gamma)."""
     tau: float = Field(default=0.02, gt=0, le=1)
-    """Share of the critics that their slow copies take on per update."""
+    """Polyak coefficient of the target networks per update."""
     entropy_per_action: float = -1.0
     """Target of the policy's entropy, in nats per number of an action scaled to [-1, 1]."""
     first_temperature: float = Field(default=0.01, gt=0)
@@ -75,7 +75,7 @@ class HerSacConfig(RunConfig):
 
 
 def build(config: HerSacConfig) -> TrainingJob[SoftActorCritic]:
-    """Raises ConfigError and UserCodeError for what is wrong with the environment."""
+    """Build the training job. Raises ConfigError and UserCodeError for an invalid environment."""
     memory = hindsight_buffer(config.env, config.replay, config.hindsight)
     world = open_world(config.env, steps=config.replay.collect, seed=config.seed, squashed=True)
     space = network_spaces(world.envs.single_observation_space, world.envs.single_action_space)
@@ -131,7 +131,7 @@ def derive(config: HerSacConfig) -> dict[str, str]:
 
 
 ENTRY = RecipeSpec(
-    summary="off-policy control with goals, continuous actions: what was reached is taken for what was wanted",
+    summary="off-policy control with goals, continuous actions: hindsight experience replay",
     paper="Andrychowicz et al., Hindsight Experience Replay, 2017",
     config=HerSacConfig,
     build=build,
@@ -143,5 +143,5 @@ ENTRY = RecipeSpec(
         loss=(twin_critic_loss, soft_target, sac_actor_loss, temperature_loss, HindsightBuffer),
         weights=(token_mean,),
     ),
-    limitation="needs goals that are reached by what is seen, and a reward that can be computed for any of them.",
+    limitation="needs goals that are functions of the observation, and a reward that can be computed for any goal.",
 )

@@ -48,7 +48,7 @@ class PetsAlgorithm(Config):
     batch: int = Field(default=64, ge=1)
     """Transitions of each member per optimizer step."""
     bounds_weight: float = Field(default=0.01, ge=0)
-    """Of the distance between the learnt bounds of the log variance, which is kept small."""
+    """Weight of the distance between the learned bounds of the log variance, which is kept small."""
     reward: str | None = None
     """`pendulum` or `cartpole_swing_up`: the reward is known; None: it is learnt with the world."""
     warmup: int = Field(default=200, ge=1)
@@ -65,7 +65,7 @@ class PetsConfig(RunConfig):
     env: GymConfig
     """The environments."""
     rollout_steps: int = Field(default=50, ge=1)
-    """Steps of each environment per turn of the loop; the world is learnt between turns."""
+    """Steps of each environment per iteration; the world is learnt between turns."""
     network: MlpConfig = MlpConfig(hidden=[64, 64], activation="relu")
     """Each member of the ensemble."""
     learner: ReplayLearnerConfig = ReplayLearnerConfig(lr=2e-3, updates_per_iteration=100, max_grad_norm=None)
@@ -175,7 +175,7 @@ class WithPlannerState:
 
 
 def build(config: PetsConfig) -> TrainingJob[ModelPlanner]:
-    """Raises ConfigError and UserCodeError for what is wrong with the environment."""
+    """Build the training job. Raises ConfigError and UserCodeError for an invalid environment."""
     algorithm, learning = config.algorithm, config.learner
     world = open_world(config.env, steps=config.rollout_steps, seed=config.seed, squashed=True)
     space = network_spaces(world.envs.single_observation_space, world.envs.single_action_space)
@@ -230,7 +230,7 @@ def derive(config: PetsConfig) -> dict[str, str]:
 
 
 ENTRY = RecipeSpec(
-    summary="model-based control: plans in an ensemble of learnt worlds",
+    summary="model-based control: planning with an ensemble of learned dynamics models",
     paper="Chua et al., Deep Reinforcement Learning in a Handful of Trials using Probabilistic Dynamics Models, 2018",
     config=PetsConfig,
     build=build,

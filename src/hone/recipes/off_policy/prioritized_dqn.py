@@ -37,7 +37,7 @@ def method(config: PrioritizedDqnConfig) -> ValueMethod:
 
 
 ENTRY = value_recipe_spec(
-    summary="double DQN that looks again at what it was most wrong about",
+    summary="double DQN with prioritized experience replay",
     paper="Schaul et al., Prioritized Experience Replay, 2016",
     config=PrioritizedDqnConfig,
     method=method,

@@ -24,7 +24,7 @@ class RainbowAlgorithm(CategoricalAlgorithm):
     sigma: float = Field(default=0.5, gt=0)
     """Initial scale of the noise in the weights."""
     exponent: float = Field(default=0.5, ge=0, le=1)
-    """Of priorities; 0: all alike."""
+    """Exponent of the priorities; 0 samples uniformly."""
     correction: float = Field(default=0.4, ge=0, le=1)
     """Exponent of the importance weights at the first turn; at the last it is 1."""
 

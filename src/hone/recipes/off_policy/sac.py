@@ -43,9 +43,9 @@ class SacAlgorithm(Config):
     """The numbers of the paper."""
 
     discount: float = Field(default=0.99, ge=0, le=1)
-    """Of a reward one step later."""
+    """Discount factor (gamma)."""
     tau: float = Field(default=0.005, gt=0, le=1)
-    """Share of the critics that their slow copies take on per update."""
+    """Polyak coefficient of the target networks per update."""
     entropy_per_action: float = -1.0
     """Target of the policy's entropy, in nats per number of an action scaled to [-1, 1]."""
 
@@ -56,7 +56,7 @@ class SacConfig(RunConfig):
     run: RunSettings = RunSettings(threads=1, log_every=100, checkpoint_every=5000)
     """How the run is carried out."""
     env: GymConfig
-    """The environments; each is stepped once per turn of the loop."""
+    """The environments; each is stepped once per iteration."""
     network: MlpConfig = MlpConfig(hidden=[256, 256], activation="relu")
     """The policy and each critic have one."""
     learner: ReplayLearnerConfig = ReplayLearnerConfig(lr=1e-3, max_grad_norm=None)
@@ -111,7 +111,7 @@ def optimizer_phases(
 
 
 def build(config: SacConfig) -> TrainingJob[SoftActorCritic]:
-    """Raises ConfigError and UserCodeError for what is wrong with the environment."""
+    """Build the training job. Raises ConfigError and UserCodeError for an invalid environment."""
     world = open_world(config.env, steps=1, seed=config.seed, squashed=True)
     space = network_spaces(world.envs.single_observation_space, world.envs.single_action_space)
     policy = SoftActorCritic(space, config.network, seed=config.seed).to(config.run.device)

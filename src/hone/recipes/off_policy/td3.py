@@ -32,7 +32,7 @@ class Td3Algorithm(Config):
     """The numbers of the paper, with the discount that suits short tasks."""
 
     discount: float = Field(default=0.98, ge=0, le=1)
-    """Of a reward one step later."""
+    """Discount factor (gamma)."""
     tau: float = Field(default=0.005, gt=0, le=1)
     """Share of the networks that their slow copies take on each time."""
     policy_every: int = Field(default=2, ge=1)
@@ -65,7 +65,7 @@ def critic_objective(policy: DeterministicActorCritic, rows: TransitionRows, *, 
 
 
 def build(config: Td3Config) -> TrainingJob[DeterministicActorCritic]:
-    """Raises ConfigError and UserCodeError for what is wrong with the environment."""
+    """Build the training job. Raises ConfigError and UserCodeError for an invalid environment."""
     algorithm = config.algorithm
     return deterministic_job(
         config,

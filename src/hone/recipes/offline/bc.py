@@ -53,7 +53,7 @@ def objective(policy: ActorCritic, rows: StepRows) -> LossTerms:
 
 
 def build(config: BcConfig) -> TrainingJob[ActorCritic]:
-    """Raises DataError for what is wrong with the log."""
+    """Build the training job. Raises DataError for an invalid log."""
     log = read_log(Path(config.log))
     space = log_spaces(log)
     policy = ActorCritic(space, config.network, seed=config.seed, critic=False).to(config.run.device)

@@ -41,7 +41,7 @@ class BcqAlgorithm(Config):
     """The numbers of the papers."""
 
     discount: float = Field(default=0.99, ge=0, le=1)
-    """Of a reward one step later."""
+    """Discount factor (gamma)."""
     tau: float = Field(default=0.005, gt=0, le=1)
     """Share of networks that their slow copies take on per update."""
     threshold: float = Field(default=0.3, ge=0, le=1)
@@ -153,7 +153,7 @@ def build_continuous(config: BcqConfig, log: DecisionLog, spaces: PolicySpaces) 
 
 
 def build(config: BcqConfig) -> TrainingJob[DiscreteBcqPolicy] | TrainingJob[BcqPolicy]:
-    """Raises DataError for what is wrong with the log, ConfigError for a box of actions without bounds."""
+    """Build the training job. Raises DataError for an invalid log, ConfigError for a box of actions without bounds."""
     log, spaces = open_log(config)
     return (build_discrete if isinstance(spaces.actions, DiscreteActions) else build_continuous)(config, log, spaces)
 
@@ -179,5 +179,5 @@ ENTRY = RecipeSpec(
         ),
         weights=(token_mean,),
     ),
-    limitation="as good as the model of the log: what that cannot tell apart, the constraint lets through.",
+    limitation="no better than the behaviour model, which decides the actions that the constraint admits.",
 )

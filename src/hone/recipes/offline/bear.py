@@ -46,15 +46,15 @@ class BearAlgorithm(Config):
     """The numbers of the paper."""
 
     discount: float = Field(default=0.99, ge=0, le=1)
-    """Of a reward one step later."""
+    """Discount factor (gamma)."""
     tau: float = Field(default=0.005, gt=0, le=1)
-    """Share of the critics that their slow copies take on per update."""
+    """Polyak coefficient of the target networks per update."""
     threshold: float = Field(default=0.05, gt=0)
     """Distance from the log at which the price stays what it is."""
     kernel: str = Field(default="laplacian", pattern="^(laplacian|gaussian)$")
     """Likeness of two actions: `laplacian` or `gaussian`."""
     width: float = Field(default=20.0, gt=0)
-    """Of the kernel."""
+    """Bandwidth of the kernel."""
     matched: int = Field(default=4, ge=2)
     """Draws of the policy and of the generator that are compared."""
     pessimism: float = Field(default=0.75, ge=0, le=1)
@@ -113,7 +113,7 @@ def actor_objective(policy: BearPolicy, rows: LoggedRows, *, algorithm: BearAlgo
 
 
 def build(config: BearConfig) -> TrainingJob[BearPolicy]:
-    """Raises DataError for what is wrong with the log, ConfigError for other actions than a box with bounds."""
+    """Build the training job. Raises DataError for an invalid log, ConfigError for actions other than a bounded box."""
     log, spaces = open_log(config)
     algorithm = config.algorithm
     policy = BearPolicy(spaces, config.network, seed=config.seed, samples=algorithm.samples)

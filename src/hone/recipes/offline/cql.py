@@ -43,11 +43,11 @@ class CqlAlgorithm(Config):
     """The numbers of the paper."""
 
     discount: float = Field(default=0.99, ge=0, le=1)
-    """Of a reward one step later."""
+    """Discount factor (gamma)."""
     conservatism: float = Field(default=5.0, ge=0)
     """Weight of the gap between all actions and the logged one."""
     tau: float = Field(default=0.02, gt=0, le=1)
-    """Share of the values that their slow copy takes on per update."""
+    """Polyak coefficient of the target networks per update."""
     samples: int = Field(default=10, ge=1)
     """Actions sampled from each of three proposals, for boxes of actions."""
 
@@ -180,7 +180,7 @@ def build_continuous(config: CqlConfig, log: DecisionLog, spaces: PolicySpaces) 
 
 
 def build(config: CqlConfig) -> TrainingJob[QNetworkPolicy] | TrainingJob[SoftActorCritic]:
-    """Raises DataError for what is wrong with the log, ConfigError for a box of actions without bounds."""
+    """Build the training job. Raises DataError for an invalid log, ConfigError for a box of actions without bounds."""
     log, spaces = open_log(config)
     return (build_discrete if isinstance(spaces.actions, DiscreteActions) else build_continuous)(config, log, spaces)
 

@@ -36,15 +36,15 @@ class IqlAlgorithm(Config):
     """The numbers of the paper."""
 
     discount: float = Field(default=0.99, ge=0, le=1)
-    """Of a reward one step later."""
+    """Discount factor (gamma)."""
     expectile: float = Field(default=0.7, gt=0, lt=1)
-    """Of the logged actions' values: 0.5 is their mean, towards 1 the best of them."""
+    """Expectile of the logged actions' values: 0.5 is their mean, towards 1 their maximum."""
     inverse_temperature: float = Field(default=3.0, ge=0)
     """How much more an action counts per unit of advantage; 0 is imitation."""
     cap: float = Field(default=100.0, gt=0)
     """Greatest weight of an action."""
     tau: float = Field(default=0.005, gt=0, le=1)
-    """Share of the critics that their slow copies take on per update."""
+    """Polyak coefficient of the target networks per update."""
 
 
 class IqlConfig(OfflineRunConfig):
@@ -77,7 +77,7 @@ def objective(policy: IqlPolicy, rows: LoggedRows, *, algorithm: IqlAlgorithm) -
 
 
 def build(config: IqlConfig) -> TrainingJob[IqlPolicy]:
-    """Raises DataError for what is wrong with the log, ConfigError for a box of actions without bounds."""
+    """Build the training job. Raises DataError for an invalid log, ConfigError for a box of actions without bounds."""
     log, spaces = open_log(config)
     policy = IqlPolicy(spaces, config.network, seed=config.seed).to(config.run.device)
     numbers = [number for number in policy.parameters() if number.requires_grad]
@@ -109,5 +109,5 @@ ENTRY = RecipeSpec(
         loss=(expectile_loss, twin_critic_loss, td_target, advantage_weighted_regression),
         weights=(token_mean,),
     ),
-    limitation="only combines actions of the log; the expectile also takes a lucky outcome for a good action.",
+    limitation="only combines actions of the log; the expectile treats lucky outcomes as good actions.",
 )

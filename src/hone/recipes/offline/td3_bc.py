@@ -41,7 +41,7 @@ class Td3BcAlgorithm(Config):
     """The numbers of the paper."""
 
     discount: float = Field(default=0.99, ge=0, le=1)
-    """Of a reward one step later."""
+    """Discount factor (gamma)."""
     alpha: float = Field(default=2.5, ge=0)
     """Weight of the critic's word, relative to its mean size, against staying at the logged action; 0 is imitation."""
     policy_every: int = Field(default=2, ge=1)
@@ -103,7 +103,7 @@ def scaled(
 
 
 def build(config: Td3BcConfig) -> TrainingJob[DeterministicActorCritic]:
-    """Raises DataError for what is wrong with the log, ConfigError for other actions than a box with bounds."""
+    """Build the training job. Raises DataError for an invalid log, ConfigError for actions other than a bounded box."""
     log, spaces = open_log(config)
     algorithm = config.algorithm
     policy = DeterministicActorCritic(spaces, config.network, seed=config.seed).to(config.run.device)

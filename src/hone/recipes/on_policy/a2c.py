@@ -37,13 +37,13 @@ class A2cAlgorithm(Config):
     """The numbers of the paper, with the returns of short rollouts."""
 
     discount: float = Field(default=0.99, ge=0, le=1)
-    """Of a reward one step later."""
+    """Discount factor (gamma)."""
     gae_lambda: float = Field(default=1.0, ge=0, le=1)
     """GAE's lambda: 1 are n-step returns to the end of the rollout, as in the paper."""
     value_weight: float = Field(default=1.0, ge=0)
-    """Of the critic's squared error, halved."""
+    """Weight of the critic's squared error, halved."""
     entropy_weight: float = Field(default=0.0, ge=0)
-    """Of the policy's entropy, which is kept up."""
+    """Weight of the entropy bonus."""
     ratio_cap: float = Field(default=1.0, gt=0)
     """Where the weight of steps that an older policy took is cut off; for `max_staleness`."""
     max_staleness: int = Field(default=0, ge=0, le=16)
@@ -57,7 +57,7 @@ class A2cConfig(OnPolicyRunConfig):
     """A policy and a critic on Gymnasium environments."""
 
     rollout_steps: int = Field(default=5, ge=1)
-    """Steps of each environment per turn of the loop."""
+    """Steps of each environment per iteration."""
     learner: LearnerConfig = LearnerConfig(lr=1e-3, lr_decay="linear", max_grad_norm=0.5)
     """The optimizer; one step a turn."""
     algorithm: A2cAlgorithm = A2cAlgorithm()
@@ -80,7 +80,7 @@ def objective(policy: ActorCritic, rows: StepRows, *, algorithm: A2cAlgorithm, i
 
 
 def build(config: A2cConfig) -> TrainingJob[ActorCritic]:
-    """Raises ConfigError and UserCodeError for what is wrong with the environment."""
+    """Build the training job. Raises ConfigError and UserCodeError for an invalid environment."""
     algorithm = config.algorithm
 
     def credit(episodes: Episodes, values: Values) -> Credits:

@@ -42,21 +42,21 @@ class OptionCriticAlgorithm(Config):
     options: int = Field(default=4, ge=1)
     """Courses of action."""
     discount: float = Field(default=0.99, ge=0, le=1)
-    """Of a reward one step later."""
+    """Discount factor (gamma)."""
     gae_lambda: float = Field(default=0.95, ge=0, le=1)
     """GAE's lambda."""
     epsilon: float = Field(default=0.1, ge=0, le=1)
     """Share of choices among options that are drawn among all."""
     deliberation_cost: float = Field(default=0.02, ge=0)
-    """Of stopping, in units of the return: it makes options last."""
+    """Cost of stopping, in units of the return: it makes options last."""
     clip: float = Field(default=0.2, gt=0, lt=1)
     """How far the probability of an action may move before its gradient stops."""
     value_weight: float = Field(default=0.5, ge=0)
-    """Of the squared error of the values of options."""
+    """Weight of the squared error of the option values."""
     stop_weight: float = Field(default=1.0, ge=0)
-    """Of the loss of the ends."""
+    """Weight of the termination loss."""
     entropy_weight: float = Field(default=0.01, ge=0)
-    """Of the entropy of the policies within, which is kept up."""
+    """Weight of the entropy bonus of the intra-option policies."""
 
 
 class OptionCriticConfig(RunConfig):
@@ -67,7 +67,7 @@ class OptionCriticConfig(RunConfig):
     env: GymConfig
     """The environments."""
     rollout_steps: int = Field(default=64, ge=1)
-    """Steps of each environment per turn of the loop."""
+    """Steps of each environment per iteration."""
     network: MlpConfig = MlpConfig()
     """Values, policies within and ends have one each."""
     learner: LearnerConfig = LearnerConfig(lr=1e-3, epochs=4, minibatches=4, max_grad_norm=0.5)
@@ -116,7 +116,7 @@ def predict_values(policy: OptionCriticPolicy, episodes: Episodes) -> Values:
 
 
 def build(config: OptionCriticConfig) -> TrainingJob[OptionCriticPolicy]:
-    """Raises ConfigError and UserCodeError for what is wrong with the environment."""
+    """Build the training job. Raises ConfigError and UserCodeError for an invalid environment."""
     algorithm = config.algorithm
     space = network_spaces(*inspect_world(config.env, seed=config.seed)[0])
     policy = OptionCriticPolicy(

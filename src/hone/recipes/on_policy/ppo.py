@@ -40,7 +40,7 @@ class PpoAlgorithm(Config):
     """The numbers of the paper."""
 
     discount: float = Field(default=0.98, ge=0, le=1)
-    """Of a reward one step later."""
+    """Discount factor (gamma)."""
     gae_lambda: float = Field(default=0.8, ge=0, le=1)
     """GAE's lambda: 0 trusts the critic, 1 the returns."""
     clip_low: float = Field(default=0.2, gt=0, lt=1)
@@ -50,9 +50,9 @@ class PpoAlgorithm(Config):
     clip_decay: Literal["constant", "linear"] = "constant"
     """Whether both stay, or shrink to 0 with the last optimizer step."""
     value_weight: float = Field(default=0.5, ge=0)
-    """Of the critic's squared error."""
+    """Weight of the critic's squared error."""
     entropy_weight: float = Field(default=0.0, ge=0)
-    """Of the policy's entropy, which is kept up."""
+    """Weight of the entropy bonus."""
     max_staleness: int = Field(default=0, ge=0, le=16)
     """Turns that steps may be older than the policy that learns from them; above 0, a thread collects the next ones
     meanwhile (asynchronous actors)."""
@@ -103,7 +103,7 @@ def objective(
 
 
 def build(config: PpoConfig) -> TrainingJob[ActorCritic]:
-    """Raises ConfigError and UserCodeError for what is wrong with the environment."""
+    """Build the training job. Raises ConfigError and UserCodeError for an invalid environment."""
     algorithm = config.algorithm
     shrinks = algorithm.clip_decay == "linear"
     width = ClipSchedule(decay_updates=config.learner.optimizer_steps(config.steps) if shrinks else 0)

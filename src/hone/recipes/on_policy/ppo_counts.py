@@ -24,7 +24,7 @@ class PpoCountsConfig(IntrinsicRewardRunConfig):
 
 
 def build(config: PpoCountsConfig) -> TrainingJob[CuriousActorCritic]:
-    """Raises ConfigError and UserCodeError for what is wrong with the environment."""
+    """Build the training job. Raises ConfigError and UserCodeError for an invalid environment."""
     return intrinsic_reward_job(config, config.novelty)
 
 
@@ -36,5 +36,5 @@ ENTRY = RecipeSpec(
     check=check_intrinsic_reward,
     derive=derive_intrinsic_reward,
     parts=intrinsic_reward_parts(HashCounts),
-    limitation="codes must tell apart what matters: pictures need an encoder before the hash.",
+    limitation="hash codes must separate relevant states: images need an encoder before the hash.",
 )

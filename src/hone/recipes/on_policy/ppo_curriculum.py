@@ -37,7 +37,7 @@ class PpoCurriculumConfig(RunConfig):
     env: GymConfig
     """The environments of the last stage."""
     rollout_steps: int = Field(default=64, ge=1)
-    """Steps of each environment per turn of the loop."""
+    """Steps of each environment per iteration."""
     network: MlpConfig = MlpConfig()
     """Policy and critic have one each."""
     learner: LearnerConfig = LearnerConfig(lr=1e-3, epochs=4, minibatches=4, max_grad_norm=0.5)
@@ -62,7 +62,7 @@ def stage_config(config: PpoCurriculumConfig, stage: int) -> ppo.PpoConfig:
 
 
 def build(config: PpoCurriculumConfig) -> TrainingJob[ActorCritic]:
-    """Raises ConfigError and UserCodeError for what is wrong with the environment of the first stage."""
+    """Build the training job. Raises ConfigError and UserCodeError for an invalid environment of the first stage."""
     job = ppo.build(stage_config(config, 0))
     inner, policy = job.recipe.source, job.recipe.learner.policy
     assert isinstance(inner, DropFailedEpisodes)
@@ -127,5 +127,5 @@ ENTRY = RecipeSpec(
         loss=(clipped_surrogate, squared_error),
         weights=(token_mean,),
     ),
-    limitation="somebody must know what makes the environment easier; a stage that is never passed is the last.",
+    limitation="needs user-defined stages of difficulty; a run stays at a stage that it does not pass.",
 )

@@ -24,7 +24,7 @@ class PpoIcmConfig(IntrinsicRewardRunConfig):
 
 
 def build(config: PpoIcmConfig) -> TrainingJob[CuriousActorCritic]:
-    """Raises ConfigError and UserCodeError for what is wrong with the environment."""
+    """Build the training job. Raises ConfigError and UserCodeError for an invalid environment."""
     return intrinsic_reward_job(config, config.novelty)
 
 

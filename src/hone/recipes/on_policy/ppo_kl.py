@@ -44,7 +44,7 @@ class PpoKlAlgorithm(Config):
     """The numbers of the paper."""
 
     discount: float = Field(default=0.98, ge=0, le=1)
-    """Of a reward one step later."""
+    """Discount factor (gamma)."""
     gae_lambda: float = Field(default=0.8, ge=0, le=1)
     """GAE's lambda: 0 trusts the critic, 1 the returns."""
     target_nats: float = Field(default=0.01, gt=0)
@@ -52,9 +52,9 @@ class PpoKlAlgorithm(Config):
     coefficient: float = Field(default=1.0, gt=0)
     """Price of a nat that the run begins with."""
     value_weight: float = Field(default=0.5, ge=0)
-    """Of the critic's squared error."""
+    """Weight of the critic's squared error."""
     entropy_weight: float = Field(default=0.0, ge=0)
-    """Of the policy's entropy, which is kept up."""
+    """Weight of the entropy bonus."""
     normalise: NormaliseConfig = NormaliseConfig()
     """Running scales of what is seen and paid."""
 
@@ -112,7 +112,7 @@ def objective(
 
 
 def build(config: PpoKlConfig) -> TrainingJob[ActorCritic]:
-    """Raises ConfigError and UserCodeError for what is wrong with the environment."""
+    """Build the training job. Raises ConfigError and UserCodeError for an invalid environment."""
     algorithm = config.algorithm
     price = KlCoefController(algorithm.coefficient, algorithm.target_nats)
 

@@ -50,7 +50,7 @@ class PpoShapedConfig(RunConfig):
     env: GymConfig
     """The environments."""
     rollout_steps: int = Field(default=64, ge=1)
-    """Steps of each environment per turn of the loop."""
+    """Steps of each environment per iteration."""
     network: MlpConfig = MlpConfig()
     """Policy and critic have one each."""
     learner: LearnerConfig = LearnerConfig(lr=1e-3, epochs=4, minibatches=4, max_grad_norm=0.5)
@@ -83,7 +83,7 @@ def shaping_wrapper(config: PpoShapedConfig) -> Callable[[Episodes], Episodes]:
 
 
 def build(config: PpoShapedConfig) -> TrainingJob[ActorCritic]:
-    """Raises ConfigError and UserCodeError for what is wrong with the environment."""
+    """Build the training job. Raises ConfigError and UserCodeError for an invalid environment."""
     job = ppo.build(without_hints(config))
     credit = partial(with_shaped_rewards, credit=job.recipe.credit, shaping=shaping_wrapper(config))
     return replace(job, recipe=replace(job.recipe, credit=credit))
@@ -110,5 +110,5 @@ ENTRY = RecipeSpec(
         loss=(clipped_surrogate, squared_error),
         weights=(token_mean,),
     ),
-    limitation="needs somebody who knows where it is worth going; a potential that is wrong costs time, not the goal.",
+    limitation="needs a user-defined potential; a wrong one slows learning, the optimal policy is unchanged.",
 )

@@ -40,15 +40,15 @@ class ReinforceControlAlgorithm(Config):
     """Returns and what they are compared with."""
 
     discount: float = Field(default=0.99, ge=0, le=1)
-    """Of a reward one step later."""
+    """Discount factor (gamma)."""
     baseline: Literal["value", "mean", "none"] = "value"
     """`value`: a critic's; `mean`: of the batch's returns; `none`: returns as they are."""
     episodes: int = Field(default=4, ge=1)
     """Episodes that must have ended before an update."""
     value_weight: float = Field(default=1.0, ge=0)
-    """Of the critic's squared error, halved."""
+    """Weight of the critic's squared error, halved."""
     entropy_weight: float = Field(default=0.0, ge=0)
-    """Of the policy's entropy, which is kept up."""
+    """Weight of the entropy bonus."""
     normalise: NormaliseConfig = NormaliseConfig()
     """Running scales of what is seen and paid."""
 
@@ -88,7 +88,7 @@ def objective(policy: ActorCritic, rows: StepRows, *, algorithm: ReinforceContro
 
 
 def build(config: ReinforceControlConfig) -> TrainingJob[ActorCritic]:
-    """Raises ConfigError and UserCodeError for what is wrong with the environment."""
+    """Build the training job. Raises ConfigError and UserCodeError for an invalid environment."""
     algorithm = config.algorithm
     method = OnPolicyMethod(
         credit=partial(return_credit, algorithm=algorithm),

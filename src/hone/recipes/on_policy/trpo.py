@@ -44,7 +44,7 @@ class TrpoAlgorithm(Config):
     """The numbers of the paper, and of generalised advantages."""
 
     discount: float = Field(default=0.99, ge=0, le=1)
-    """Of a reward one step later."""
+    """Discount factor (gamma)."""
     gae_lambda: float = Field(default=0.95, ge=0, le=1)
     """GAE's lambda: 0 trusts the critic, 1 the returns."""
     region: TrustRegionConfig = TrustRegionConfig()
@@ -59,7 +59,7 @@ class TrpoConfig(RunConfig):
     env: GymConfig
     """The environments."""
     rollout_steps: int = Field(default=128, ge=1)
-    """Steps of each environment per turn of the loop."""
+    """Steps of each environment per iteration."""
     network: MlpConfig = MlpConfig()
     """Policy and critic have one each."""
     learner: LearnerConfig = LearnerConfig(lr=1e-3, epochs=10, minibatches=8)
@@ -110,7 +110,7 @@ def make_learner(config: TrpoConfig, policy: ActorCritic) -> TrustRegionLearner[
 
 
 def build(config: TrpoConfig) -> TrainingJob[ActorCritic]:
-    """Raises ConfigError and UserCodeError for what is wrong with the environment."""
+    """Build the training job. Raises ConfigError and UserCodeError for an invalid environment."""
     world = open_world(config.env, steps=config.rollout_steps, seed=config.seed)
     space = network_spaces(world.envs.single_observation_space, world.envs.single_action_space)
     require_clipping(config.env, space)

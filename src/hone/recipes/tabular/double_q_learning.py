@@ -19,7 +19,7 @@ class DoubleQLearningAlgorithm(Config):
     """The method's numbers."""
 
     discount: float = Field(default=0.99, gt=0, le=1)
-    """Of a reward one step later."""
+    """Discount factor (gamma)."""
 
 
 class DoubleQLearningConfig(TabularRunConfig):
@@ -41,7 +41,7 @@ def check(config: DoubleQLearningConfig) -> list[str]:
 
 
 ENTRY = RecipeSpec(
-    summary="tables: two of them, so that luck is not believed",
+    summary="tables: two estimates, which removes maximisation bias",
     paper="van Hasselt, Double Q-learning, 2010",
     config=DoubleQLearningConfig,
     build=build,

@@ -20,7 +20,7 @@ class DynaQAlgorithm(Config):
     """The method's numbers."""
 
     discount: float = Field(default=0.95, gt=0, le=1)
-    """Of a reward one step later."""
+    """Discount factor (gamma)."""
     planning: int = Field(default=50, ge=0)
     """Imagined steps for each real one."""
     planning_rate: float = Field(default=0.1, gt=0, le=1)
@@ -31,7 +31,7 @@ class DynaQConfig(TabularRunConfig):
     """Dyna-Q on a table."""
 
     rollout_steps: int = Field(default=1, ge=1)
-    """Steps of each environment per turn of the loop; imagined steps follow each turn."""
+    """Steps of each environment per iteration; imagined steps follow each turn."""
     algorithm: DynaQAlgorithm = DynaQAlgorithm()
     """What is aimed at."""
 

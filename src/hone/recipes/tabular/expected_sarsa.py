@@ -19,7 +19,7 @@ class ExpectedSarsaAlgorithm(Config):
     """The method's numbers."""
 
     discount: float = Field(default=0.99, gt=0, le=1)
-    """Of a reward one step later."""
+    """Discount factor (gamma)."""
 
 
 class ExpectedSarsaConfig(TabularRunConfig):

@@ -43,7 +43,7 @@ class GradientTdAlgorithm(Config):
     """The method's numbers."""
 
     discount: float = Field(default=0.99, gt=0, le=1)
-    """Of a reward one step later."""
+    """Discount factor (gamma)."""
     method: Literal["semi_gradient", "gtd2", "tdc", "target_network"] = "tdc"
     """How the weights are moved."""
     features: Literal["baird", "states"] = "baird"
@@ -62,7 +62,7 @@ class GradientTdConfig(RunConfig):
     finite: FiniteConfig = FiniteConfig(world=BairdWorld(kind="baird"))
     """The world."""
     rollout_steps: int = Field(default=10, ge=1)
-    """Steps of each copy per turn of the loop."""
+    """Steps of each copy per iteration."""
     follow: list[float] = Field(default=[0.0, 1.0], min_length=1)
     """Probability of each action, in every state, under the policy whose values are learned."""
     behave: list[float] = Field(default=[6 / 7, 1 / 7], min_length=1)
@@ -124,7 +124,7 @@ def derive(config: GradientTdConfig) -> dict[str, str]:
 
 
 ENTRY = RecipeSpec(
-    summary="linear values off policy: what diverges, and what mends it",
+    summary="linear values off policy: methods that diverge, and methods that converge",
     paper="Sutton et al., Fast Gradient-Descent Methods for Temporal-Difference Learning, 2009",
     config=GradientTdConfig,
     build=build,

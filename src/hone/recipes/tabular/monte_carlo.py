@@ -24,7 +24,7 @@ class MonteCarloAlgorithm(Config):
     """The method's numbers."""
 
     discount: float = Field(default=0.99, gt=0, le=1)
-    """Of a reward one step later."""
+    """Discount factor (gamma)."""
     visits: Literal["first", "every"] = "every"
     """Which visits of a pair in an episode count; on policy only."""
     off_policy: bool = False

@@ -28,7 +28,7 @@ class OptionQAlgorithm(Config):
     """The numbers of Q-learning."""
 
     discount: float = Field(default=0.95, gt=0, lt=1)
-    """Of a reward one step later; an option of k steps is discounted k times."""
+    """Discount factor (gamma); an option of k steps is discounted k times."""
     rate: float = Field(default=0.1, gt=0, le=1)
     """How far a value moves towards its target; 1 where nothing is left to chance."""
     epsilon: float = Field(default=0.1, ge=0, le=1)
@@ -43,7 +43,7 @@ class OptionQConfig(RunConfig):
     env: GymConfig
     """The environments."""
     rollout_steps: int = Field(default=16, ge=1)
-    """Steps of each environment per turn of the loop."""
+    """Steps of each environment per iteration."""
     options: OptionsConfig = OptionsConfig()
     """What is chosen among."""
     algorithm: OptionQAlgorithm = OptionQAlgorithm()

@@ -20,7 +20,7 @@ class PrioritizedSweepingAlgorithm(Config):
     """The method's numbers."""
 
     discount: float = Field(default=0.95, gt=0, le=1)
-    """Of a reward one step later."""
+    """Discount factor (gamma)."""
     planning: int = Field(default=50, ge=1)
     """Backups for each real step, at most."""
     least: float = Field(default=1e-4, gt=0)
@@ -31,7 +31,7 @@ class PrioritizedSweepingConfig(TabularRunConfig):
     """Prioritised sweeping on a table."""
 
     rollout_steps: int = Field(default=1, ge=1)
-    """Steps of each environment per turn of the loop; backups follow each turn."""
+    """Steps of each environment per iteration; backups follow each turn."""
     algorithm: PrioritizedSweepingAlgorithm = PrioritizedSweepingAlgorithm()
     """What is aimed at."""
 

@@ -19,7 +19,7 @@ class QLearningAlgorithm(Config):
     """The method's numbers."""
 
     discount: float = Field(default=0.99, gt=0, le=1)
-    """Of a reward one step later."""
+    """Discount factor (gamma)."""
 
 
 class QLearningConfig(TabularRunConfig):
@@ -41,12 +41,12 @@ def check(config: QLearningConfig) -> list[str]:
 
 
 ENTRY = RecipeSpec(
-    summary="tables: towards the best of what is seen next, whatever is done",
+    summary="tables: off-policy learning towards the best next action",
     paper="Watkins, Learning from Delayed Rewards, 1989",
     config=QLearningConfig,
     build=build,
     check=check,
     derive=derive_tabular,
     parts=RecipeParts(source="Live(numbered states)", credit=(one_step_target,), loss=(q_learning,)),
-    limitation="the greatest of noisy values is too great: early on it believes in luck (see double_q_learning).",
+    limitation="maximisation bias: the maximum of noisy values is too large (see double_q_learning).",
 )

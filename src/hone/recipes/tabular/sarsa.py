@@ -22,7 +22,7 @@ class SarsaAlgorithm(Config):
     """The method's numbers."""
 
     discount: float = Field(default=0.99, gt=0, le=1)
-    """Of a reward one step later."""
+    """Discount factor (gamma)."""
     steps: int = Field(default=1, ge=1)
     """Rewards that are looked at before a value is; `rollout_steps` should be more."""
 
@@ -68,5 +68,5 @@ ENTRY = RecipeSpec(
     parts=RecipeParts(
         source="Live(numbered states)", credit=(one_step_target, n_step), loss=(expected_sarsa, target_update)
     ),
-    limitation="while epsilon stays, it learns what is best for somebody who errs: the safe path along the cliff.",
+    limitation="with a constant epsilon it learns the best epsilon-greedy policy: the safe path along the cliff.",
 )

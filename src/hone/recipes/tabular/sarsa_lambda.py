@@ -2,7 +2,7 @@
 
 Accumulating traces count every visit, replacing ones the latest (Singh & Sutton, 1996), dutch ones make each step equal
 to the forward view as far as it can be known (true online, van Seijen et al., 2016). Traces of an episode last from one
-turn of the loop to the next.
+iteration to the next.
 """
 
 from typing import Literal
@@ -26,7 +26,7 @@ class SarsaLambdaAlgorithm(Config):
     """The method's numbers."""
 
     discount: float = Field(default=0.99, gt=0, le=1)
-    """Of a reward one step later."""
+    """Discount factor (gamma)."""
     trace_lambda: float = Field(default=0.9, ge=0, le=1)
     """lambda: 0 is SARSA, 1 learns from returns."""
     trace: Literal["accumulating", "replacing", "dutch"] = "dutch"

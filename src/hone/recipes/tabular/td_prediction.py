@@ -92,7 +92,7 @@ class TdPredictionAlgorithm(Config):
     """The method's numbers."""
 
     discount: float = Field(default=1.0, gt=0, le=1)
-    """Of a reward one step later."""
+    """Discount factor (gamma)."""
     method: PredictionMethod = OneStepTd()
     """What a value is moved towards."""
 
@@ -112,7 +112,7 @@ class TdPredictionConfig(RunConfig):
     finite: FiniteConfig
     """The world."""
     rollout_steps: int = Field(default=8, ge=1)
-    """Steps of each copy per turn of the loop."""
+    """Steps of each copy per iteration."""
     table: TableConfig = TableConfig()
     """Values and step sizes."""
     follow: EpsilonPolicyConfig = EpsilonPolicyConfig()

@@ -46,7 +46,7 @@ class TileSarsaAlgorithm(Config):
     """The method's numbers."""
 
     discount: float = Field(default=1.0, gt=0, le=1)
-    """Of a reward one step later."""
+    """Discount factor (gamma)."""
     trace_lambda: float = Field(default=0.9, ge=0, le=1)
     """lambda."""
     trace: Literal["accumulating", "replacing", "dutch"] = "replacing"
@@ -63,7 +63,7 @@ class TileSarsaConfig(RunConfig):
     env: GymConfig
     """Environments with a box of observations and numbered actions."""
     rollout_steps: int = Field(default=4, ge=1)
-    """Steps of each environment per turn of the loop."""
+    """Steps of each environment per iteration."""
     tiles: TilesConfig = TilesConfig()
     """Features."""
     rate: RateConfig = RateConfig(rate=0.3)

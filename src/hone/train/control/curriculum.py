@@ -27,7 +27,7 @@ class CurriculumConfig(Config):
     """The stages before the environment as it is, and when one is passed."""
 
     stages: list[dict[str, JsonValue]] = Field(min_length=1)
-    """Of each stage what differs in `env.kwargs`, the easiest first; the last stage is the environment as it is."""
+    """Changes of `env.kwargs` per stage, the easiest first; the last stage is the environment itself."""
     success: float = 1.0
     """Score of an episode from which on it succeeded."""
     threshold: float = Field(default=0.8, gt=0, le=1)
@@ -60,7 +60,7 @@ class CurriculumSource(Generic[P]):
 
     @property
     def world(self) -> GymWorld:
-        """Of the stage."""
+        """Environment of the stage."""
         world = self.live.world
         assert isinstance(world, GymWorld)
         return world

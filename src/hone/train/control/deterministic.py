@@ -76,7 +76,7 @@ class DeterministicRunConfig(RunConfig):
     run: RunSettings = RunSettings(threads=1, log_every=100, checkpoint_every=5000)
     """How the run is carried out."""
     env: GymConfig
-    """The environments; each is stepped once per turn of the loop."""
+    """The environments; each is stepped once per iteration."""
     network: MlpConfig = MlpConfig(hidden=[400, 300], activation="relu")
     """The policy and each critic have one."""
     learner: ReplayLearnerConfig = ReplayLearnerConfig(lr=1e-3, max_grad_norm=None)
@@ -182,7 +182,7 @@ class DeterministicMethod:
 def deterministic_job(
     config: DeterministicRunConfig, method: DeterministicMethod
 ) -> TrainingJob[DeterministicActorCritic]:
-    """Raises ConfigError and UserCodeError for what is wrong with the environment."""
+    """Build the training job. Raises ConfigError and UserCodeError for an invalid environment."""
     world = open_world(config.env, steps=1, seed=config.seed, squashed=True)
     space = network_spaces(world.envs.single_observation_space, world.envs.single_action_space)
     policy = DeterministicActorCritic(space, config.network, seed=config.seed, critics=method.critic_count)

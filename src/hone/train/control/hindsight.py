@@ -25,7 +25,7 @@ class HindsightConfig(Config):
     strategy: Strategy = "future"
     """Which step of the same episode sets the goal: this or a later one, the last, or any."""
     share: float = Field(default=0.8, ge=0, le=1)
-    """Of the transitions that are relabelled: 0.8 is the paper's k = 4; 0 is plain replay."""
+    """Share of relabelled transitions: 0.8 is the paper's k = 4; 0 is plain replay."""
 
 
 Array: TypeAlias = NDArray[np.generic]

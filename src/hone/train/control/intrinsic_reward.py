@@ -55,21 +55,21 @@ class IntrinsicRewardAlgorithm(Config):
     """PPO's numbers, and those of the second stream."""
 
     discount: float = Field(default=0.99, ge=0, le=1)
-    """Of what the world pays one step later."""
+    """Discount factor of the extrinsic reward."""
     novelty_discount: float = Field(default=0.99, ge=0, le=1)
-    """Of novelty one step later."""
+    """Discount factor of the intrinsic reward."""
     gae_lambda: float = Field(default=0.95, ge=0, le=1)
     """GAE's lambda, of both."""
     paid_weight: float = Field(default=10.0, ge=0)
-    """Of the advantage of what the world pays. The paper has 2; more lets go of novelty sooner once it pays."""
+    """Weight of the extrinsic advantage. The paper has 2; more reduces exploration sooner once rewards are found."""
     novelty_weight: float = Field(default=1.0, ge=0)
-    """Of the advantage of novelty; 0 is PPO without it."""
+    """Weight of the intrinsic advantage; 0 is PPO without it."""
     clip: float = Field(default=0.2, gt=0, lt=1)
     """How far the probability of a decision may move before its gradient stops."""
     value_weight: float = Field(default=0.5, ge=0)
-    """Of both critics' squared errors."""
+    """Weight of both critics' squared errors."""
     entropy_weight: float = Field(default=0.01, ge=0)
-    """Of the policy's entropy, which is kept up: whoever stands beside what pays must still try it."""
+    """Weight of the entropy bonus; next to a reward the policy must still try it."""
 
 
 class IntrinsicRewardRunConfig(RunConfig):
@@ -80,7 +80,7 @@ class IntrinsicRewardRunConfig(RunConfig):
     env: GymConfig
     """The environments."""
     rollout_steps: int = Field(default=64, ge=2)
-    """Steps of each environment per turn of the loop."""
+    """Steps of each environment per iteration."""
     network: MlpConfig = MlpConfig()
     """Policy and critics have one each."""
     learner: LearnerConfig = LearnerConfig(lr=1e-3, epochs=4, minibatches=4, max_grad_norm=0.5)
@@ -200,7 +200,7 @@ def novelty_objective(policy: CuriousActorCritic, rows: IntrinsicRewardRows) -> 
 
 
 def intrinsic_reward_job(config: IntrinsicRewardRunConfig, novelty: NoveltyConfig) -> TrainingJob[CuriousActorCritic]:
-    """Raises ConfigError and UserCodeError for what is wrong with the environment."""
+    """Build the training job. Raises ConfigError and UserCodeError for an invalid environment."""
     world = open_world(config.env, steps=config.rollout_steps, seed=config.seed)
     space = network_spaces(world.envs.single_observation_space, world.envs.single_action_space)
     require_clipping(config.env, space)

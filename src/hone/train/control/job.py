@@ -33,7 +33,7 @@ class ControlEvaluationConfig(Config):
 
 
 def decisions_fingerprint(episodes: Episodes) -> str:
-    """Of a log's decisions; a resume with another log is refused."""
+    """Digest of a log's decisions; a resume with another log is refused."""
     digest = blake2b(digest_size=16)
     for column in (episodes.offsets, episodes.observations, episodes.chosen, episodes.reward):
         digest.update(np.ascontiguousarray(column).tobytes())

@@ -3,7 +3,7 @@
 Belongs here: everything between a file of decisions and a network that learns from it. Does not: any one algorithm.
 
 A row is what a network reads: observations standardised by the log, finite actions counted from 0, boxes scaled to
-[-1, 1]. A turn of the loop takes the rows of all its updates out of the log at once, and draws their noise at once.
+[-1, 1]. An iteration takes the rows of all its updates out of the log at once, and draws their noise at once.
 """
 
 from collections.abc import Callable, Sequence
@@ -161,7 +161,7 @@ class OfflineMethod:
     noise_size: int = 0
     """Random numbers of a row."""
     discount: float
-    """Of a reward one step later."""
+    """Discount factor (gamma)."""
     after_step: Callable[[Any], None] | None = None
     after_step_every: int = 1
     """Updates between calls of `after_step`."""

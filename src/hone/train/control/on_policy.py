@@ -45,7 +45,7 @@ class OnPolicyRunConfig(RunConfig):
     env: GymConfig
     """The environments."""
     rollout_steps: int = Field(default=32, ge=1)
-    """Steps of each environment per turn of the loop."""
+    """Steps of each environment per iteration."""
     network: MlpConfig = MlpConfig()
     """Policy and critic have one each."""
     learner: LearnerConfig = LearnerConfig(lr=1e-3, max_grad_norm=0.5)
@@ -84,7 +84,7 @@ class OnPolicyMethod:
     objective: Callable[[ActorCritic, StepRows], LossTerms]
     normalise: NormaliseConfig
     discount: float
-    """Of the returns by whose spread rewards are divided."""
+    """Discount factor of the returns whose spread scales the rewards."""
     max_staleness: int = 0
     """Turns that steps may be older than the policy that learns from them; above 0, a thread collects the next ones
     meanwhile."""
@@ -100,7 +100,7 @@ class OnPolicyMethod:
 
 
 def on_policy_job(config: OnPolicyRunConfig, method: OnPolicyMethod) -> TrainingJob[ActorCritic]:
-    """Raises ConfigError and UserCodeError for what is wrong with the environment."""
+    """Build the training job. Raises ConfigError and UserCodeError for an invalid environment."""
     world = open_world(config.env, steps=config.rollout_steps, seed=config.seed)
     space = network_spaces(world.envs.single_observation_space, world.envs.single_action_space)
     require_supported_spaces(config.env, space, method.normalise)

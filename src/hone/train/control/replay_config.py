@@ -20,11 +20,11 @@ class ReplayConfig(Config):
 
 
 class IterationReplayConfig(Config):
-    """What is remembered, how much is added in a turn of the loop, and how much of it is looked at again: many steps,
+    """What is remembered, how much is added in an iteration, and how much of it is looked at again: many steps,
     then many updates."""
 
     collect: int = Field(default=16, ge=1)
-    """Steps of each environment per turn of the loop; `learner.updates_per_iteration` updates follow."""
+    """Steps of each environment per iteration; `learner.updates_per_iteration` updates follow."""
     batch: int = Field(default=64, ge=1)
     """Transitions per update."""
     capacity: int = Field(default=100_000, ge=1)

@@ -17,7 +17,7 @@ def network_spaces(observation: spaces.Space[Any], action: spaces.Space[Any]) ->
 
 
 def log_spaces(log: DecisionLog) -> PolicySpaces:
-    """Of a log, with observations standardised by it."""
+    """Spaces of a log, with observations standardised by it."""
     space = network_spaces(log.observation_space, log.action_space)
     return replace(space, inputs=space.inputs.standardised_by(log.episodes.observations))
 

@@ -49,43 +49,43 @@ from hone.train.sources.replay import ReplaySource
 
 
 class LinearEpsilon(Config):
-    """Any action with probability epsilon, which falls evenly."""
+    """Any action with probability epsilon, which falls linearly."""
 
     kind: Literal["epsilon"] = "epsilon"
     """Which exploration this is."""
     start: float = Field(default=1.0, ge=0, le=1)
     """Epsilon after the warm-up, which acts at random."""
     end: float = Field(default=0.04, ge=0, le=1)
-    """Where it ends."""
+    """Final value."""
     decay_env_steps: int = Field(default=8000, ge=1)
-    """Decisions of the run, warm-up included, after which it has got there."""
+    """Environment steps of the run, warm-up included, after which the final value is reached."""
 
 
 class LinearBoltzmann(Config):
-    """A softmax of the values over a temperature, which falls evenly."""
+    """A softmax of the values over a temperature, which falls linearly."""
 
     kind: Literal["boltzmann"] = "boltzmann"
     """Which exploration this is."""
     start: float = Field(default=1.0, gt=0)
     """Temperature after the warm-up, in units of the return."""
     end: float = Field(default=0.05, gt=0)
-    """Where it ends."""
+    """Final value."""
     decay_env_steps: int = Field(default=8000, ge=1)
-    """Decisions of the run, warm-up included, after which it has got there."""
+    """Environment steps of the run, warm-up included, after which the final value is reached."""
 
 
 ValueExploration: TypeAlias = Annotated[LinearEpsilon | LinearBoltzmann, Field(discriminator="kind")]
 
 
 class ValueLearnerConfig(ReplayLearnerConfig):
-    """AdamW, and how many updates follow what a turn of the loop collected."""
+    """AdamW, and how many updates follow what an iteration collected."""
 
     lr: float = Field(default=3e-4, gt=0)
     """Peak learning rate; above 1 it needs `--yes`."""
     max_grad_norm: float | None = Field(default=10.0, ge=0)
-    """Gradients longer than this are shortened to it; 0 leaves them as they are."""
+    """Clip gradients to this global L2 norm; 0: no clipping."""
     updates_per_iteration: int = Field(default=8, ge=1)
-    """Updates per turn of the loop."""
+    """Updates per iteration."""
 
 
 class ValueNetworkConfig(MlpConfig):
@@ -100,11 +100,11 @@ class ValueAlgorithm(Config):
     """What all of them have."""
 
     discount: float = Field(default=0.99, ge=0, le=1)
-    """Of a reward one step later. The nearer to 1, the more copies it takes until the values have settled."""
+    """Discount factor (gamma). The nearer to 1, the more copies it takes until the values have settled."""
     target_every: int = Field(default=1, ge=1)
-    """Turns of the loop after which the slow copy follows."""
+    """Iterations between updates of the target network."""
     tau: float = Field(default=1.0, gt=0, le=1)
-    """Share of the values that it then takes on; 1: it becomes a copy."""
+    """Polyak coefficient of such an update: target += tau * (values - target); 1 copies."""
     normalise_observations: bool = True
     """Mean 0 and standard deviation 1 for each number that is seen, by running statistics that are part of the policy.
     Numbered states have no scale, and stay as they are."""
@@ -192,10 +192,10 @@ class ValueMethod:
     """What makes one recipe of the family differ from another."""
 
     algorithm: ValueAlgorithm
-    """Discount and slow copy."""
+    """Discount factor and target network."""
     objective: Callable[[DqnPolicy, ValueRows], LossTerms]
     network_shape: QArchitecture = PLAIN_ARCHITECTURE
-    """Of the network."""
+    """Architecture of the network."""
     n_steps: int = 1
     """That a transition covers."""
     priorities: PriorityParams | None = None
@@ -231,7 +231,7 @@ class ScheduledExplorer:
 
 
 def value_job(config: C, *, method: Callable[[C], ValueMethod]) -> TrainingJob[DqnPolicy]:
-    """The parts, wired. Raises ConfigError and UserCodeError for what is wrong with the environment."""
+    """Build the training job. Raises ConfigError and UserCodeError for an invalid environment."""
     chosen, replay = method(config), config.replay
     algorithm = chosen.algorithm
     world = open_world(config.env, steps=replay.collect, seed=config.seed)

@@ -1,7 +1,7 @@
 """Rows of the value-based family: transitions from a memory, with what the slow copy says of what was seen next.
 
 Belongs here: the rows, and the memory that hands them out and hears how wrong the policy was on them. The slow copy
-stands still during a turn of the loop, so it is asked once, about all transitions of the turn.
+stands still during an iteration, so it is asked once, about all transitions of the turn.
 """
 
 from collections.abc import Callable

@@ -51,7 +51,7 @@ class AsyncSource(Generic[P]):
     in_background: bool = False
     partial_rollouts: bool = False
     version: int = -1
-    """Of the policy that learns."""
+    """Version of the policy that learns."""
     _ready: deque[_CollectedBatch] = field(default_factory=deque[_CollectedBatch])
     _last_metrics: Metrics = field(default_factory=dict[str, float])
     _executor: ThreadPoolExecutor | None = None

@@ -57,7 +57,7 @@ class TableConfig(Config):
     """The numbers of a table."""
 
     initial: float = 0.0
-    """Of every value at first; above all that can be reached it is optimism, which explores by itself."""
+    """Initial value of every entry; above all reachable returns it explores by optimism."""
     rate: RateConfig = RateConfig()
     """Step sizes."""
 
@@ -72,7 +72,7 @@ class TabularRunConfig(RunConfig):
     finite: FiniteConfig | None = None
     """A world whose table is known."""
     rollout_steps: int = Field(default=8, ge=1)
-    """Steps of each environment per turn of the loop; 1 learns after every step, as the textbooks do."""
+    """Steps of each environment per iteration; 1 learns after every step, as the textbooks do."""
     table: TableConfig = TableConfig()
     """Values and step sizes."""
     exploration: Exploration = EpsilonGreedy(epsilon=ConstantSchedule(value=0.1))
@@ -266,14 +266,14 @@ def state_values_job(
 
 
 def exact_evaluation(table: Table, mdp: FiniteMdp) -> EvaluationResult:
-    """Of a table in a world that is known; nothing is sampled, so its interval is a point."""
+    """Exact evaluation of a table in a known finite process; its interval is a point."""
     metrics = exact_metrics(table, mdp)
     score = metrics["eval/score"]
     return EvaluationResult(estimate=Estimate(mean=score, low=score, high=score, n=1), metrics=metrics)
 
 
 def played_evaluation(table: ActionTable, env: GymConfig, *, episodes: int, seed: int) -> EvaluationResult:
-    """Of a table whose world can only be played in."""
+    """Evaluation of a table by episodes in its environment."""
     return evaluation_result(evaluate_returns(table, env, episodes=episodes, seed=seed))
 
 
