@@ -1,4 +1,4 @@
-"""Blocks of environments: which stand together in one process, what they were reset with, what is lost with it."""
+"""Blocks of environments: their process, their seeds, and the loss when the process ends."""
 
 from dataclasses import dataclass, field
 
@@ -15,42 +15,44 @@ from hone.process.child import ChildLostError
 
 @dataclass
 class EnvBlock:
-    """The environments `first ... first + count - 1`, and the process that they are in."""
+    """The environments `first ... first + count - 1`, and their process."""
 
     number: int
     first: int
     count: int
     process: EnvProcess
     native: bool = False
-    """They are stepped as one, by a vector form of their own."""
+    """The environments are stepped as one, by their own vector form."""
     shared_step: SharedStep | None = None
-    """Memory that is shared with the process; None before the first reset."""
+    """Memory shared with the process; None before the first reset."""
     seeds: list[int] = field(default_factory=list[int])
-    """`[count]` that they were last reset with."""
+    """`[count]` seeds of the last reset with seeds."""
     steps_since_reset: int = 0
-    """Steps since then."""
+    """Steps since that reset."""
     restarts: int = 0
 
     @property
     def rows(self) -> slice:
-        """Of arrays `[B, ...]`."""
+        """Rows of this block in arrays `[B, ...]`."""
         return slice(self.first, self.first + self.count)
 
     @property
     def require_shared_step(self) -> SharedStep:
+        """The shared memory, which must have been mapped."""
         assert self.shared_step is not None, "reset the environments before they are stepped"
         return self.shared_step
 
     def set_seeds(self, seeds: list[int]) -> None:
+        """Set the seeds of a reset, and count steps from there."""
         self.seeds, self.steps_since_reset = seeds, 0
 
     def next_seeds(self, base: int) -> list[int]:
-        """`[count]` after one more restart: a function of the run's first seed and of how often it came to that."""
+        """Seeds `[count]` after one more restart: a function of the run's first seed and of the number of restarts."""
         again = key(base, "restart", self.number, self.restarts + 1) & 0xFFFFFFFF
         return env_seeds(again, self.first + self.count)[self.rows]
 
     def describe_loss(self, how: ChildLostError) -> EnvProcessLoss:
-        """What is known of the end of its process."""
+        """A report of the end of its process."""
         number = int(self.process.calls[1])
         alone = self.count == 1 or (not self.native and number >= 0)
         place = max(number, 0)
@@ -63,7 +65,7 @@ class EnvBlock:
 
 
 def split_into_blocks(first: EnvBlock, *, num_envs: int, processes: int, clock: Clock) -> list[EnvBlock]:
-    """Neighbours stand together, and early blocks have one more where it does not come out even. `first` goes on with
+    """Blocks of contiguous environments, the earlier ones larger by one where the division leaves a rest. `first` keeps
     its share; nothing is started."""
     counts = [len(part) for part in np.array_split(np.arange(num_envs), processes)]
     first.count = counts[0]

@@ -1,7 +1,7 @@
-"""Trying an environment out before a run: what breaks the contract, said with the value and the remedy.
+"""Checks of an environment before a run: breaches of the contract, reported with the value and the remedy.
 
-Belongs here: checks that are too slow or too strange for the training loop, which only looks for numbers that are not
-finite. Everything found is reported at once.
+Belongs here: checks that are too slow for the training loop, which only looks for numbers that are not finite. All
+faults are reported together.
 """
 
 from collections.abc import Iterator, Sequence
@@ -43,7 +43,7 @@ def check_env(making: EnvFactory, *, seed: int) -> list[str]:
 def check_spaces(
     name: str, observation: spaces.Space[Any], action: spaces.Space[Any], *, squashed: bool = False
 ) -> None:
-    """Raises ConfigError for spaces without room, of kinds not served, or without bounds where bounds are needed."""
+    """Raises ConfigError for spaces that are empty, of an unsupported kind, or lack bounds that are needed."""
     faults: list[str] = []
     if not isinstance(observation, spaces.Box | spaces.Discrete):
         faults.append(
@@ -72,11 +72,11 @@ def check_spaces(
 
 @dataclass
 class _EnvTrial:
-    """One environment played with random actions; remembers where it is, for the message."""
+    """One environment played with random actions, with the current call for error messages."""
 
     env: GymEnv
     name: str
-    """Of the environment, as the config gives it."""
+    """Name of the environment in the config."""
     seed: int
     place: str = ""
     ended: bool = False
@@ -120,8 +120,8 @@ def _step_faults(answer: Any, space: spaces.Space[Any]) -> list[str]:  # noqa: A
         if isinstance(answer, tuple) and len(answer) == 4:
             return [
                 "step() returned 4 values, which is the API before Gym 0.26; return "
-                "(observation, reward, terminated, truncated, info): split `done` into the world having ended and a "
-                "limit having cut the episode"
+                "(observation, reward, terminated, truncated, info): split `done` into the end of the task and the "
+                "truncation by a limit"
             ]
         return [f"step() returned {_brief(answer)}; it must return (observation, reward, terminated, truncated, info)"]
     seen, reward, terminated, truncated, info = answer

@@ -1,4 +1,5 @@
-"""How many processes of environments may be lost before a run stops. A pure state machine, and the words for a loss."""
+"""The number of environment processes that may be lost before a run stops, and the message of a loss. A pure state
+machine."""
 
 from collections import deque
 from dataclasses import dataclass, field
@@ -10,49 +11,51 @@ from hone.core.state import State, array, integer
 
 
 class LostTooOftenError(ResourceError):
-    """Environments take their processes down more often than a run bears."""
+    """Environments took their processes down more often than `env.faults_allowed`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvProcessLoss:
-    """A process of environments that died or was killed, and what is known of it."""
+    """The loss of an environment process that died or was killed."""
 
     env_range: str
     """`environment 3`, or `environments 0 to 7` where they are stepped as one."""
     seeds: str
-    """What they were reset with: `seed 17`, or `seeds 17, 18 ...`."""
+    """Seeds of the last reset: `seed 17`, or `seeds 17, 18 ...`."""
     step: int
-    """Steps since that seed."""
+    """Steps since that reset."""
     reason: str
     """How the process ended."""
     lost_episodes: int
-    """Environments whose running episodes went with it."""
+    """Number of running episodes that were lost."""
     timeout: bool = False
-    """It was killed because nothing came before the deadline."""
+    """Whether it was killed because no answer came before the deadline."""
 
     def message(self) -> str:
+        """The loss as one line."""
         others = f" with the running episodes of {self.lost_episodes} environments" if self.lost_episodes > 1 else ""
         return f"{self.env_range} ({self.seeds}, step {self.step} since then){others} was lost: {self.reason}"
 
 
 @dataclass(kw_only=True)
 class FaultBudget:
-    """Bears `allowed` losses within the last `window` steps; one more stops the run."""
+    """Allows `allowed` losses within the last `window` steps; one more stops the run."""
 
     allowed: int
     window: int
     steps: int = 0
-    """Steps of the world so far."""
+    """Environment steps so far."""
     losses: int = 0
-    """Since the run began."""
+    """Losses since the run began."""
     recent: deque[int] = field(default_factory=deque[int])
     """Steps at which processes were lost, within the window."""
 
     def count_step(self) -> None:
+        """Count one environment step."""
         self.steps += 1
 
     def count_loss(self, loss: EnvProcessLoss) -> None:
-        """Take a loss into account. Raises LostTooOftenError with the last one where they are too many."""
+        """Count a loss. Raises LostTooOftenError with the last one when they are too many."""
         self.losses += 1
         self.recent.append(self.steps)
         while self.recent and self.recent[0] <= self.steps - self.window:

@@ -17,10 +17,10 @@ ACHIEVED, DESIRED, OBSERVATION = "achieved_goal", "desired_goal", "observation"
 
 @runtime_checkable
 class GoalEnv(Protocol):
-    """What an environment with goals can be asked, of one goal `[g]` or many `[n, g]` at a time."""
+    """The methods of an environment with goals, for one goal `[g]` or many `[n, g]`."""
 
     def compute_reward(self, achieved_goal: Any, desired_goal: Any, info: Any) -> Any:  # noqa: ANN401 - theirs
-        """The reward `[]` or `[n]` of a step that reached this while that was wanted."""
+        """The reward `[]` or `[n]` of a step that reached the achieved goal, given the desired goal."""
         ...
 
     def compute_terminated(self, achieved_goal: Any, desired_goal: Any, info: Any) -> Any:  # noqa: ANN401 - theirs
@@ -29,7 +29,7 @@ class GoalEnv(Protocol):
 
 
 def goal_space(observation: NDArray[np.floating], goal: NDArray[np.floating]) -> spaces.Dict:
-    """Boxes of -bounds .. bounds for what is seen and for both goals."""
+    """Boxes of -bounds .. bounds for the observation and for both goals."""
     bounds = {OBSERVATION: observation, ACHIEVED: goal, DESIRED: goal}
     boxes: dict[str, spaces.Space[Any]] = {
         name: spaces.Box(-high.astype(np.float32), high.astype(np.float32)) for name, high in bounds.items()

@@ -1,7 +1,7 @@
 """Making Gymnasium vector environments: by registered id, or from a class in a file of the user's.
 
-Belongs here: finding and building environments, and what they are made with. Running them is `gym.py`, judging them
-before a run is `gym_check.py`.
+Belongs here: finding and building environments, and their config. Running them is `world.py`, checking them before a
+run is `check.py`.
 """
 
 import inspect
@@ -37,7 +37,7 @@ class GymConfig(Config):
     kwargs: dict[str, JsonValue] = Field(default={})
     """Passed to the environment's constructor."""
     max_episode_steps: int | None = Field(default=None, ge=1)
-    """Truncate episodes here; None keeps what the id is registered with."""
+    """Truncate episodes after this many steps; None keeps the limit that the id is registered with."""
     clip_actions: bool = False
     """Clip actions to the bounds of the box; otherwise an action outside is an error."""
     check: bool = True
@@ -59,12 +59,12 @@ class GymConfig(Config):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EnvFactory:
-    """How to make one environment, and many."""
+    """Constructors of one environment, and of many."""
 
     name: str
     make_one: Callable[[], GymEnv]
     make_native: Callable[[int], GymVectorEnv] | None
-    """Many at once in the environment's own vector form, where it has one."""
+    """Constructor of the environment's own vector form, where it has one."""
     has_time_limit: bool
     """Whether episodes are known to end: a time limit is set."""
 
@@ -96,7 +96,7 @@ def runs_isolated(config: GymConfig) -> bool:
 
 
 def export_registration(config: GymConfig) -> str | None:
-    """What another process must know to make an id that was registered in this one; None where it finds it by itself.
+    """The registration of an id, for another process; None where that process finds the id by itself.
 
     Raises ConfigError for an id whose class has no name that another process could import.
     """
@@ -111,10 +111,10 @@ def export_registration(config: GymConfig) -> str | None:
     return spec.to_json()
 
 
-def import_registration(told: str | None) -> None:
-    """Take up what `export_registration` gave in another process."""
-    if told is not None:
-        spec = EnvSpec.from_json(told)
+def import_registration(registration: str | None) -> None:
+    """Register an id exported by `export_registration` in another process."""
+    if registration is not None:
+        spec = EnvSpec.from_json(registration)
         gymnasium.registry.setdefault(spec.id, spec)
 
 
@@ -144,13 +144,13 @@ def reset_all(envs: GymVectorEnv, seed: int) -> Any:  # noqa: ANN401 - whatever 
 
 
 def autoreset_mode(envs: GymVectorEnv) -> AutoresetMode:
-    """Raises ConfigError where the environment does not say how it resets: its data could not be read rightly."""
+    """The mode of resetting. Raises ConfigError where the environment does not declare it: resets would be misread."""
     mode = envs.metadata.get("autoreset_mode")
     if isinstance(mode, AutoresetMode):
         return mode
     raise ConfigError(
-        f"{type(envs).__name__}: metadata['autoreset_mode'] is {mode!r}; without it nobody can tell which rows are "
-        "resets. Set it to a gymnasium.vector.AutoresetMode."
+        f"{type(envs).__name__}: metadata['autoreset_mode'] is {mode!r}; without it rows that are resets cannot be "
+        "recognised. Set it to a gymnasium.vector.AutoresetMode."
     )
 
 
@@ -160,7 +160,7 @@ def describe_exception(fault: BaseException) -> str:
 
 
 def find_spec(name: str, *, key: str = "env.id") -> EnvSpec:
-    """What Gymnasium knows under a name. Raises ConfigError that speaks of `key`."""
+    """The spec that Gymnasium has under a name. Raises ConfigError naming the config key `key`."""
     register_builtin_envs()
     try:
         return gymnasium.spec(name)
@@ -197,7 +197,7 @@ def _from_spec(config: GymConfig, spec: EnvSpec) -> EnvFactory:
 
 
 def _flatten_goals(env: GymEnv) -> GymEnv:
-    """Observations with goals are one row for a network: what is achieved, what is desired, what else is seen."""
+    """Flatten observations with goals into one row: achieved goal, desired goal, the rest of the observation."""
     return gymnasium.wrappers.FlattenObservation(env) if has_goals(env.observation_space) else env
 
 

@@ -1,7 +1,7 @@
-"""A world that remembers a choice for whoever acts in it: courses of action (options) that last over several steps.
+"""An environment that stores the current option (a course of action that lasts several steps) of its agent.
 
-Belongs here: the memory of which option is under way. Kept by the environment, it ends with the episode, is saved with
-it, and makes a policy over options a function of what is seen, like any other.
+Belongs here: that memory. Kept by the environment, it ends with the episode, is saved with it, and makes a policy over
+options a function of the observation, like any other.
 """
 
 from typing import Any
@@ -17,12 +17,11 @@ from hone.envs.gym.registration import OPTION_MEMORY_ID
 
 
 class OptionMemoryWrapper(gymnasium.Wrapper[Any, np.int64, Any, np.int64]):
-    """Shows which of `options` is under way beside what is seen; an action says it, and what to do.
+    """Adds the current one of `options` to the observation; an action names the option and the inner action.
 
-    Action `((begun * options) + option) * actions + action`. What is seen is `state * (options + 1) + memory` of a
-    finite observation space and the observation with `options` columns more of a box; memory 0 (all columns 0) is none,
-    at an episode's begin. Whether an option was `begun` with this action, or goes on, is for whoever
-    learns.
+    Action `((begun * options) + option) * actions + action`. The observation is `state * (options + 1) +
+    memory` for a finite observation space, and has `options` more columns for a box; memory 0 (all columns 0) is no
+    option, at an episode's begin. `begun` (whether the option begins with this action) is read by the learner only.
     """
 
     def __init__(self, env: gymnasium.Env[Any, np.int64], options: int) -> None:
@@ -48,9 +47,9 @@ class OptionMemoryWrapper(gymnasium.Wrapper[Any, np.int64, Any, np.int64]):
     def step(self, action: np.int64) -> tuple[Any, Any, bool, bool, dict[str, Any]]:
         inner = self.env.action_space
         assert isinstance(inner, spaces.Discrete)
-        said, done = divmod(int(action), int(inner.n))
-        self.memory = said % self.options + 1
-        seen, reward, terminated, truncated, info = self.env.step(np.int64(done + int(inner.start)))
+        choice, inner_action = divmod(int(action), int(inner.n))
+        self.memory = choice % self.options + 1
+        seen, reward, terminated, truncated, info = self.env.step(np.int64(inner_action + int(inner.start)))
         return self._shown(seen), reward, terminated, truncated, info
 
     def _shown(self, seen: Any) -> Any:  # noqa: ANN401 - a number or an array
@@ -72,7 +71,7 @@ def make_option_memory_env(
 
 
 def with_option_memory(config: GymConfig, options: int) -> GymConfig:
-    """The same environments, each with such a memory; where they run does not change."""
+    """The same environments in the same place, each with a memory for its option."""
     changed = {
         "id": OPTION_MEMORY_ID,
         "kwargs": {

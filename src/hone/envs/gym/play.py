@@ -1,4 +1,4 @@
-"""One episode of each environment, for judging a policy.
+"""One episode of each environment, for evaluating a policy.
 
 Every environment contributes its first episode and no other: taking the first episodes to finish would favour short
 ones.
@@ -24,10 +24,10 @@ ActionFn = Callable[[NDArray[np.generic]], NDArray[np.generic]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EpisodeReturns:
-    """What a judgement came to."""
+    """Returns of an evaluation."""
 
     returns: NDArray[np.float64]
-    """`[n]` undiscounted, of the episodes that were not lost."""
+    """`[n]` undiscounted returns of the episodes that were not lost."""
     lost_episodes: int
     """Episodes whose environment was lost; they have no return."""
     truncated_episodes: int
@@ -39,14 +39,16 @@ def play_episodes(envs: GymVectorEnv, best: ActionFn, *, seed: int) -> EpisodeRe
     """The first episode of each environment after a reset from `seed`.
 
     `best`: `[B, *observation]` -> actions `[B, *action]`, clipped to the box. Raises UserCodeError where an environment
-    fails or pays what is no number, ResourceError where environments are lost too often.
+    fails or gives a reward that is no number, ResourceError where environments are lost too often.
     """
     try:
         return _play(envs, best, seed=seed)
     except HoneError:
         raise
     except Exception as fault:
-        raise UserCodeError(f"the environment failed while a policy was judged: {describe_exception(fault)}") from fault
+        raise UserCodeError(
+            f"the environment failed while a policy was evaluated: {describe_exception(fault)}"
+        ) from fault
 
 
 def _play(envs: GymVectorEnv, best: ActionFn, *, seed: int) -> EpisodeReturns:
@@ -72,7 +74,9 @@ def _play(envs: GymVectorEnv, best: ActionFn, *, seed: int) -> EpisodeReturns:
             break
     if not np.isfinite(total[~lost]).all():
         number = int(np.flatnonzero(~np.isfinite(total) & ~lost)[0])
-        raise UserCodeError(f"environment {number} of a judgement paid {total[number]} in one episode (seed {seed})")
+        raise UserCodeError(
+            f"environment {number} of an evaluation returned {total[number]} in one episode (seed {seed})"
+        )
     return EpisodeReturns(
         returns=total[~lost],
         lost_episodes=int(lost.sum()),
@@ -87,7 +91,7 @@ def _lost(info: dict[str, Any], like: NDArray[np.bool_]) -> NDArray[np.bool_]:
 
 
 def open_evaluation_envs(config: GymConfig, *, episodes: int) -> GymVectorEnv:
-    """Environments to judge in: as many as episodes."""
+    """Environments for an evaluation: as many as episodes."""
     if not runs_isolated(config):
         return env_factory(config).make_many(episodes)
     envs = ProcessVectorEnv(config, num_envs=episodes)

@@ -1,7 +1,7 @@
-"""What the trainer and a process of environments say to each other: a line of JSON, then raw arrays.
+"""Messages between the trainer and a process of environments: a line of JSON, then raw arrays.
 
-Belongs here: messages and spaces as bytes, and back. Nothing here can run code, unlike pickle. What is exchanged at
-every step does not pass here but through shared memory.
+Belongs here: messages and spaces as bytes, and back. Nothing here can run code, unlike pickle. The arrays of a step
+pass through shared memory instead.
 """
 
 import json
@@ -19,9 +19,9 @@ from hone.core.state import State, array, substate
 Json: TypeAlias = Any
 Array: TypeAlias = NDArray[np.generic]
 MAX_BYTES = 1 << 30
-"""Of one message; more is no message."""
+"""Largest message."""
 HEADER_BYTES = mmap.ALLOCATIONGRANULARITY
-"""Of the shared memory, before the arrays. Two integers: calls of environments so far, and which one is called."""
+"""Bytes of shared memory before the arrays. They hold two integers: calls so far, and the environment called."""
 _ARRAYS = "arrays"
 _ALIGNED_BYTES = 64
 _WIDEST_BYTES = 8
@@ -29,17 +29,17 @@ _WIDEST_BYTES = 8
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerMessage:
-    """One thing said."""
+    """A JSON object and named arrays."""
 
     head: Mapping[str, Json]
     arrays: Mapping[str, Array] = field(default_factory=dict[str, Array])
 
 
 def encode(head: Mapping[str, Json], arrays: Mapping[str, Array] | None = None) -> bytes:
-    """Bytes of a message; `Parser` reads them. Raises TypeError for a head that JSON cannot hold."""
+    """Bytes of a message; `MessageParser` reads them. Raises TypeError for a head that JSON cannot hold."""
     held = {name: np.asarray(value) for name, value in (arrays or {}).items()}
-    told = [[name, value.dtype.str, list(value.shape)] for name, value in held.items()]
-    line = json.dumps({**head, _ARRAYS: told} if told else head, separators=(",", ":"))
+    specs = [[name, value.dtype.str, list(value.shape)] for name, value in held.items()]
+    line = json.dumps({**head, _ARRAYS: specs} if specs else head, separators=(",", ":"))
     return b"".join([line.encode(), b"\n", *(value.tobytes() for value in held.values())])
 
 
@@ -50,7 +50,7 @@ class MessageParser:
         self._data = bytearray()
 
     def feed(self, data: bytes) -> Iterator[WorkerMessage]:
-        """The messages that are whole now. Raises ValueError for bytes that are none."""
+        """The messages that are complete now. Raises ValueError for invalid bytes."""
         self._data += data
         while (message := self._next()) is not None:
             yield message
@@ -78,7 +78,7 @@ class MessageParser:
 
 
 def space_to_json(space: spaces.Space[Any]) -> Json:
-    """Of a Box or Discrete; the only kinds that are served."""
+    """JSON of a Box or Discrete, the only supported kinds."""
     if isinstance(space, spaces.Discrete):
         return {"n": int(space.n), "start": int(space.start)}
     assert isinstance(space, spaces.Box)
@@ -92,11 +92,12 @@ def _bound(values: Array) -> Json:
     return first.item() if (values == first).all() else values.tolist()
 
 
-def space_from_json(told: Json) -> spaces.Space[Any]:
-    if "n" in told:
-        return spaces.Discrete(told["n"], start=told["start"])
-    dtype = np.dtype(told["dtype"])
-    low, high = (np.broadcast_to(np.asarray(told[name], dtype), told["shape"]) for name in ("low", "high"))
+def space_from_json(spec: Json) -> spaces.Space[Any]:
+    """The space that `space_to_json` described."""
+    if "n" in spec:
+        return spaces.Discrete(spec["n"], start=spec["start"])
+    dtype = np.dtype(spec["dtype"])
+    low, high = (np.broadcast_to(np.asarray(spec[name], dtype), spec["shape"]) for name in ("low", "high"))
     return spaces.Box(low, high, dtype=dtype.type)
 
 
@@ -107,37 +108,38 @@ def state_to_message(state: State) -> WorkerMessage:
 
 
 def state_from_message(message: WorkerMessage) -> State:
+    """The snapshot in a message of `state_to_message`."""
     return {"tree": message.head["tree"], "arrays": dict(message.arrays)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedMemoryLayout:
-    """What the shared memory holds for k environments of one process."""
+    """Arrays in the shared memory for k environments of one process."""
 
     count: int
     """k"""
     kind: str
     """Type of observations, as numpy writes it."""
     shape: list[int]
-    """Of one observation."""
+    """Shape of one observation."""
     action: list[int]
     """Shape of one action."""
 
     def array_specs(self) -> list[tuple[str, str, list[int]]]:
-        """Name, type and shape of each array; actions are read as what a step's order says they are."""
+        """Name, type and shape of each array; a step's request gives the type of actions."""
         seen, flags = [self.count, *self.shape], [self.count]
         width = self.count * _WIDEST_BYTES * int(np.prod(self.action, dtype=np.int64))
         rows = [("chosen", "|u1", [width]), ("seen", self.kind, seen), ("final", self.kind, seen)]
         return [*rows, ("reward", "<f8", flags), ("terminated", "|b1", flags), ("truncated", "|b1", flags)]
 
     def total_bytes(self) -> int:
-        """Of the whole memory, its head included."""
+        """Size of the whole memory, its header included."""
         return HEADER_BYTES + sum(_aligned(kind, shape) for _, kind, shape in self.array_specs())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SharedStep:
-    """One step of k environments, in memory that both ends see."""
+    """One step of k environments, in shared memory."""
 
     chosen: Array
     """Bytes of `[k, *action]`."""

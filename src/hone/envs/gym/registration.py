@@ -1,7 +1,7 @@
-"""The environments that come with hone, under Gymnasium's kind of name: `hone/BitFlip-v0`.
+"""The built-in environments, under Gymnasium's kind of name: `hone/BitFlip-v0`.
 
-Belongs here: their registration, by the names of their classes, so that nothing is imported before it is asked for.
-Whoever imports this module can also `gymnasium.make` them.
+Belongs here: their registration by the names of their classes, so that nothing is imported before it is used. After an
+import of this module `gymnasium.make` knows them.
 """
 
 from dataclasses import dataclass
@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import gymnasium
 
 OPTION_MEMORY_ID = "hone/Remembering-v0"
-"""Runs an environment that it is given, and is to be trusted no more than that one."""
+"""Wraps a given environment, so it is trusted no more than that one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuiltinEnv:
-    """One of ours."""
+    """Registration of a built-in environment."""
 
     entry_point: str
     """`module:Class`."""
@@ -52,7 +52,7 @@ BUILTIN_ENVS = {
 
 
 def register_builtin_envs() -> None:
-    """Make them known to Gymnasium, once."""
+    """Register the built-in environments with Gymnasium, once."""
     for name, own in BUILTIN_ENVS.items():
         if name not in gymnasium.registry:
             gymnasium.register(

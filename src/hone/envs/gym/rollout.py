@@ -1,7 +1,7 @@
-"""Steps of a vector environment as they came, before they are cut into episodes.
+"""Steps of a vector environment in order, before they are cut into episodes.
 
-Belongs here: the rows of a rollout while it is lived through, and what was seen last in each episode. What an episode
-is worth is `gym.py`'s.
+Belongs here: the rows of a rollout while it is collected, and the last observation of each episode. Returns are
+computed in `world.py`.
 """
 
 from dataclasses import dataclass, field
@@ -19,7 +19,7 @@ Flags = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RolloutBuffer:
-    """What T steps of B environments were. Filled in row by row."""
+    """T steps of B environments, filled in row by row."""
 
     seen: Array
     """`[T+1, B, *observation]` before each step, and after the last."""
@@ -29,7 +29,7 @@ class RolloutBuffer:
     terminated: Flags
     truncated: Flags
     reset_rows: Flags
-    """`[T, B]` rows that were a reset and no decision."""
+    """`[T, B]` rows that were a reset and no environment step."""
     lost_status: NDArray[np.uint8]
     """`[T, B]` `ScoreStatus` of episodes that ended because their environment was lost; 0 where none was."""
     final_overrides: list[tuple[Ints, Array]] = field(default_factory=list[tuple[Ints, Array]])
@@ -37,18 +37,18 @@ class RolloutBuffer:
     those observations `[*, *observation]`."""
 
     def end_episodes(self, t: int, which: Ints, last: Array) -> None:
-        """The episodes of the environments `which` ended in step `t`; they saw `last` `[*, *observation]` then."""
+        """End the episodes of the environments `which` in step `t`, after observations `last` `[*, *observation]`."""
         self.final_overrides.append((t * self.reward.shape[1] + which, last))
 
     def end_lost_episodes(self, t: int, status: NDArray[np.uint8], last: Array) -> None:
-        """The environments with a `status` `[B]` were lost in step `t`, and saw `last` `[B, *observation]` before."""
+        """End the episodes of environments with a `status` `[B]`, lost in step `t` after `last` `[B, *observation]`."""
         which = np.flatnonzero(status)
         self.lost_status[t, which] = status[which]
         self.terminated[t, which], self.truncated[t, which] = False, True
         self.end_episodes(t, which, last[which].copy())
 
     def final_observations(self, env: Ints, time: Ints) -> Array:
-        """What was seen after each end: the next row, unless that is of a new episode already."""
+        """Observation after each end: the next row, unless that is of a new episode already."""
         final = self.seen[time + 1, env]
         if self.final_overrides:
             rows = np.concatenate([rows for rows, _ in self.final_overrides])
@@ -62,7 +62,7 @@ class RolloutBuffer:
 
 
 def empty_rollout_buffer(count: int, seen: Array, action: spaces.Space) -> RolloutBuffer:
-    """Room for `count` steps of the environments that saw `seen` `[B, *observation]`."""
+    """An empty buffer for `count` steps of environments with observations `seen` `[B, *observation]`."""
     shape = (count, len(seen))
     kind = np.int64 if isinstance(action, spaces.Discrete) else np.float32
     terminated, truncated, junk = (np.zeros(shape, np.bool_) for _ in range(3))

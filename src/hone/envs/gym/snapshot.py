@@ -1,9 +1,8 @@
 """The state of environments as a tree that a checkpoint can hold, and back.
 
 Belongs here: reading and writing the attributes of an environment, its wrappers and the objects it owns. Gymnasium has
-no protocol for it, so a snapshot is a generic reading of attributes; whether that is enough for an environment is not
-believed but tried out (`why_inexact_resume`), because one that hides state elsewhere (a physics engine, a subprocess)
-cannot be told from one that does not.
+no protocol for it, so a snapshot reads attributes generically. Whether that suffices is tested for each environment
+(`why_inexact_resume`), because hidden state (in a physics engine, in a subprocess) cannot be detected otherwise.
 """
 
 import json
@@ -41,7 +40,7 @@ FOREIGN_MODULES = ("gymnasium.", "pygame", "numpy", "builtins", "torch", "jax", 
 
 
 class UnreadableValueError(Exception):
-    """A value that is no data: a function, a window, a physics engine."""
+    """The value is no data: a function, a window, a physics engine."""
 
 
 @dataclass
@@ -72,11 +71,11 @@ def snapshot(envs: GymVectorEnv, constant: EncodedAttributes | None = None) -> S
 
 def attribute_texts(envs: GymVectorEnv) -> EncodedAttributes:
     """A comparable text for each readable attribute of each object."""
-    found: EncodedAttributes = {}
+    texts_of: EncodedAttributes = {}
     for path, owner in _objects(envs):
         texts = {name: _text(value) for name, value in vars(owner).items()}
-        found[path] = {name: text for name, text in texts.items() if text is not None}
-    return found
+        texts_of[path] = {name: text for name, text in texts.items() if text is not None}
+    return texts_of
 
 
 def restore(envs: GymVectorEnv, state: State) -> None:
@@ -99,7 +98,8 @@ def restore(envs: GymVectorEnv, state: State) -> None:
 def why_inexact_resume(
     make: Callable[[int], GymVectorEnv], *, seed: int, count: int = 2, steps: int = 24
 ) -> str | None:
-    """Try it: step, snapshot, step on; restore into a fresh one, step the same. None, or why it is not the same."""
+    """The reason why a restored environment continues differently, or None: step, take a snapshot, step on; restore it
+    into a fresh environment, take the same steps, and compare."""
     first, second = make(count), make(count)
     try:
         reset_all(first, seed)
@@ -161,7 +161,7 @@ def _is_plain_object(value: object) -> bool:
 
 
 def _text(value: object) -> str | None:
-    """A text that is equal for equal values; None for what is no data."""
+    """A text that is equal for equal values; None for values that are no data."""
     arrays = ArrayCollector()
     try:
         code = json.dumps(_encode(value, arrays))
@@ -224,7 +224,7 @@ def _decode(code: Json, arrays: State, now: object) -> Any:  # noqa: ANN401 - wh
 
 
 def _generator(state: dict[str, Any], now: object) -> np.random.Generator:
-    """In place where there is one of the kind, so that whoever shares it goes on sharing it."""
+    """The generator in this state, changed in place if it is of the same kind, so that it stays shared."""
     name = state["bit_generator"]
     if isinstance(now, np.random.Generator) and now.bit_generator.state["bit_generator"] == name:
         made = now
@@ -237,5 +237,5 @@ def _generator(state: dict[str, Any], now: object) -> np.random.Generator:
 
 
 def restart_seed(seed: int, rollouts: int) -> int:
-    """Seed of environments that could not be restored: a function of the run and of how far it was."""
+    """Seed of environments that could not be restored: a function of the run's seed and of its rollouts so far."""
     return int(generator(seed, "restart", rollouts).integers(0, 2**62))

@@ -1,9 +1,9 @@
-"""Environments spread over processes, stepped together: a vector environment that outlives its environments.
+"""Environments spread over processes, stepped together: a vector environment that survives the loss of a process.
 
-Belongs here: who is asked for what, and what happens when a process is lost. A process that dies or hangs is killed and
+Belongs here: the requests to each process, and the recovery from a loss. A process that dies or hangs is killed and
 started again with seeds that follow from the first one and from how often it was lost. The step then says in
 `info["lost"]` which environments lost their running episode (`ScoreStatus` of each; 0: none); their observations are of
-new episodes. An exception of an environment is the user's to mend, and is raised.
+new episodes. An exception of an environment is raised: the user must fix it.
 """
 
 import mmap
@@ -62,7 +62,7 @@ class ProcessVectorEnv(VectorEnv[Any, Any, Any]):
         self._base = 0
         self._step_requests: dict[tuple[str, tuple[int, ...]], bytes] = {}
         self._pending_notices: list[str] = []
-        self._ending = weakref.finalize(self, _end, self._blocks, self._clock)  # also for whoever forgets to close
+        self._ending = weakref.finalize(self, _end, self._blocks, self._clock)  # also without a call of `close`
 
     # ------------------------------------------------------------------------------------------ before the run
 
@@ -72,9 +72,9 @@ class ProcessVectorEnv(VectorEnv[Any, Any, Any]):
 
         A process that dies is given a second chance, since it may be one that does so rarely; then ResourceError.
         """
-        asked = {"do": "inspect", "seed": seed, "squashed": self.squashed, "check": self.config.check}
-        head = self._ask_first_process(asked).head
-        seen, action = (space_from_json(told) for told in head["spaces"])
+        request = {"do": "inspect", "seed": seed, "squashed": self.squashed, "check": self.config.check}
+        head = self._ask_first_process(request).head
+        seen, action = (space_from_json(spec) for spec in head["spaces"])
         return (seen, action), list(head["notes"])
 
     def inexact_reason(self, *, seed: int) -> str | None:
@@ -101,7 +101,7 @@ class ProcessVectorEnv(VectorEnv[Any, Any, Any]):
         self._read_form(made[0])
 
     def mark_baseline(self) -> None:
-        """Take the environments as they are for fresh ones: what does not change from now on need not be saved."""
+        """Take the current attributes as the baseline: a snapshot holds only attributes that change from here on."""
         for reply in self._ask(self._blocks, lambda _: encode({"do": "remember"})):
             if isinstance(reply, ChildLostError):
                 raise self._start_failure(reply)
@@ -204,12 +204,12 @@ class ProcessVectorEnv(VectorEnv[Any, Any, Any]):
         return self._gather_arrays("seen"), self._gather_arrays("reward"), terminated, truncated, info
 
     def pop_notices(self) -> list[str]:
-        """What was lost since the last call, one line each."""
-        told, self._pending_notices = self._pending_notices, []
-        return told
+        """Losses since the last call, one line each."""
+        notices, self._pending_notices = self._pending_notices, []
+        return notices
 
     def close_extras(self) -> None:
-        """End the processes; those that do not go by themselves are killed."""
+        """End the processes; those that do not exit are killed."""
         self._ending()
 
     def _restart_block(self, block: EnvBlock, how: ChildLostError, lost: NDArray[np.uint8]) -> None:
@@ -253,7 +253,7 @@ class ProcessVectorEnv(VectorEnv[Any, Any, Any]):
         return self._step_requests[form]
 
     def _gather_arrays(self, name: str) -> Array:
-        """`[B, ...]` a copy of what the processes wrote."""
+        """A copy `[B, ...]` of an array that the processes wrote."""
         return np.concatenate([block.require_shared_step.array(name) for block in self._blocks])
 
     def _ask(self, blocks: Sequence[EnvBlock], order: RequestFn) -> list[WorkerMessage | ChildLostError]:
@@ -265,7 +265,7 @@ class ProcessVectorEnv(VectorEnv[Any, Any, Any]):
     # ------------------------------------------------------------------------------------------ a resume
 
     def state(self) -> State:
-        """Of all environments; empty when a process is lost by asking it, which the next step will find."""
+        """The state of all environments; empty when a process is lost meanwhile, which the next step reports."""
         saved: State = {}
         replies = self._ask(self._blocks, lambda _: encode({"do": "snapshot"}))
         for block, reply in zip(self._blocks, replies, strict=True):
@@ -276,7 +276,7 @@ class ProcessVectorEnv(VectorEnv[Any, Any, Any]):
         return saved
 
     def restore(self, state: State) -> None:
-        """Into environments started and reset in the same way. Raises DataError when they are others."""
+        """Restore a state into environments started and reset in the same way. Raises DataError when they differ."""
         messages = [state_to_message(substate(state, str(block.number))) for block in self._blocks]
         orders = [encode({"do": "restore", **message.head}, message.arrays) for message in messages]
         for reply in self._ask(self._blocks, lambda block: orders[block.number]):
@@ -329,7 +329,7 @@ def _reset_request(block: EnvBlock, arrays: Mapping[str, Array] | None = None) -
 
 
 def _checked_reply(reply: WorkerMessage | ChildLostError) -> WorkerMessage:
-    """A reply that is none of a loss or of a fault; raises what it is otherwise."""
+    """The reply, unless it reports a loss or a fault, which is raised."""
     if isinstance(reply, ChildLostError):
         raise reply
     if "fault" in reply.head:

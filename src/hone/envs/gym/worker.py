@@ -44,7 +44,7 @@ from hone.process.parent import connect_to_parent
 
 
 class CallMarkingEnv(gymnasium.Env[Any, Any]):
-    """An environment that tells before each call that it is being called."""
+    """An environment that marks each of its calls beforehand."""
 
     def __init__(self, env: GymEnv, mark: Callable[[], None]) -> None:
         self.env = env
@@ -65,7 +65,7 @@ class CallMarkingEnv(gymnasium.Env[Any, Any]):
 
 
 class EnvWorker:
-    """Answers the trainer's messages; `k` environments once `make` was asked for."""
+    """Answers the trainer's messages; holds `k` environments after `make`."""
 
     def __init__(self, memory_fd: int) -> None:
         self._memory_fd = memory_fd
@@ -99,6 +99,7 @@ class EnvWorker:
             return encode({"fault": UserCodeError.__name__, "messages": [where]})
 
     def close(self) -> None:
+        """Close the environments."""
         if self._envs is not None:
             self._envs.close()
 
@@ -121,19 +122,19 @@ class EnvWorker:
         return encode({"native": self._is_native()})
 
     def _marked_factory(self) -> EnvFactory:
-        """As the user's, but marked."""
+        """The user's factory, with marked calls."""
         assert self._factory is not None
         return replace(self._factory, make_one=partial(self._make_one, 0, self._factory.make_one))
 
     def _inspect(self, message: WorkerMessage) -> bytes:
-        making, asked = self._marked_factory(), message.head
+        making, request = self._marked_factory(), message.head
         env = making.make_one()
         try:
-            check_spaces(making.name, env.observation_space, env.action_space, squashed=asked["squashed"])
+            check_spaces(making.name, env.observation_space, env.action_space, squashed=request["squashed"])
             spaces = [space_to_json(env.observation_space), space_to_json(env.action_space)]
         finally:
             env.close()
-        return encode({"spaces": spaces, "notes": check_env(making, seed=asked["seed"]) if asked["check"] else []})
+        return encode({"spaces": spaces, "notes": check_env(making, seed=request["seed"]) if request["check"] else []})
 
     def _exact(self, message: WorkerMessage) -> bytes:
         self._mark_call(0)
@@ -193,8 +194,8 @@ class EnvWorker:
     def _snapshot(self, message: WorkerMessage) -> bytes:
         del message
         self._mark_call(0)
-        told = state_to_message(snapshot(self._made_envs(), self._constant))
-        return encode(told.head, told.arrays)
+        saved = state_to_message(snapshot(self._made_envs(), self._constant))
+        return encode(saved.head, saved.arrays)
 
     def _restore(self, message: WorkerMessage) -> bytes:
         self._mark_call(0)

@@ -1,8 +1,8 @@
-"""A world of Gymnasium environments, many stepped at a time.
+"""Gymnasium environments, many stepped at a time.
 
-Belongs here: turning steps of a vector environment into episodes. The three ways in which Gymnasium resets are told
-apart by type: under NEXT_STEP the row after an end is a reset and no decision; under SAME_STEP the last observation is
-in `info["final_obs"]`; when DISABLED the environments are reset here, by mask.
+Belongs here: turning steps of a vector environment into episodes. Gymnasium's three ways of resetting are distinguished
+by type: under NEXT_STEP the row after an end is a reset and no environment step; under SAME_STEP the last observation
+is in `info["final_obs"]`; when DISABLED the environments are reset here, by mask.
 """
 
 import contextlib
@@ -37,21 +37,21 @@ GymSpaces: TypeAlias = tuple[spaces.Space[Any], spaces.Space[Any]]
 
 
 UNENDED_WARNING_STEPS = 20_000
-"""Without an end; longer than the episodes of any environment that comes with Gymnasium."""
+"""Steps without an end before the warning; longer than the episodes of any environment of Gymnasium's."""
 
 
 class VectorActor(Protocol):
-    """Whoever acts."""
+    """The behaviour policy of a rollout."""
 
     version: int
-    """Of the policy that decides; stamped on every decision."""
+    """Version of the policy, stored with every action."""
 
     def noise(self, draws: np.random.Generator, shape: tuple[int, ...]) -> Floats:
-        """The random numbers of decisions of this `shape` -> `[*shape, ...]`."""
+        """The random numbers of actions of this `shape` -> `[*shape, ...]`."""
         ...
 
     def decide(self, seen: Array, noise: Floats) -> tuple[Array, Floats]:
-        """`[B, *observation]`, `[B, ...]` -> choices `[B, *action]` and their log-probabilities `[B]` in nats."""
+        """`[B, *observation]`, `[B, ...]` -> actions `[B, *action]` and their log-probabilities `[B]` in nats."""
         ...
 
 
@@ -65,15 +65,15 @@ class GymWorld:
     seed: int
     clip_actions: bool
     seen: Array
-    """`[B, *observation]` what will be decided on next."""
+    """`[B, *observation]` current observations."""
     constant_attributes: EncodedAttributes = field(default_factory=dict[str, dict[str, Any]])
     inexact_reason: str | None = None
-    """Why a resumed run would not be the same run; None when it would."""
+    """Reason why a resumed run would differ from an uninterrupted one; None when it would not."""
     warnings: list[str] = field(default_factory=list[str])
-    """Warnings for whoever runs this."""
+    """Warnings for the user."""
     rollouts: int = 0
     processes_lost: int = 0
-    """Processes of environments that were lost, as far as told."""
+    """Lost processes of environments that were reported."""
     episodes_begun: int = 0
     """Episodes begun; numbers them."""
     steps_without_end: int = 0
@@ -90,13 +90,13 @@ class GymWorld:
 
     @property
     def resume_exactness(self) -> str:
-        """`exact`, or `approximate`: then a resumed run starts its running episodes anew."""
+        """`exact`, or `approximate`: then a resumed run restarts its running episodes."""
         return "exact" if self.inexact_reason is None else "approximate"
 
     def rollout(self, actor: VectorActor) -> Episodes:
-        """At least one decision; a row that was only a reset does not count as a step.
+        """Trajectories with at least one environment step; a row that was only a reset does not count.
 
-        Episodes whose environment was lost end truncated, without a score, and with why as `status`. Raises
+        Episodes whose environment was lost end truncated, without a score, and with the reason as `status`. Raises
         UserCodeError where an environment fails or gives numbers that are not finite, ConfigError for an action outside
         its box when `clip` is off, ResourceError where environments are lost too often.
         """
@@ -105,7 +105,7 @@ class GymWorld:
             try:
                 episodes = self._episodes(self._steps(actor), actor.version)
             except ResourceError:
-                self.rollouts -= 1  # of this one nothing is left; what is saved now begins it anew
+                self.rollouts -= 1  # its steps are lost; a checkpoint saved now repeats it
                 self.inexact_reason = "the environments were lost"
                 raise
             if episodes.decisions:
@@ -113,7 +113,7 @@ class GymWorld:
                 return episodes
 
     def _warn_if_nothing_ends(self, episodes: Episodes) -> None:
-        """Warns once when no episode ends any more: scores are of episodes that ended."""
+        """Warn once when no episode ends any more: only ended episodes have scores."""
         ended = episodes.terminated | episodes.truncated
         self.steps_without_end = 0 if ended.any() else self.steps_without_end + self.steps
         if self.steps_without_end >= UNENDED_WARNING_STEPS and not self.warned:
@@ -140,14 +140,14 @@ class GymWorld:
                 raise
             except Exception as fault:
                 self._require_finite(steps.seen[: t + 1], steps.reward[:t], steps.chosen[: t + 1])
-                what = str(fault) if isinstance(fault, UserCodeError) else describe_exception(fault)
-                raise UserCodeError(f"{self._place(t, steps.chosen[: t + 1])}: {what}") from fault
+                reason = str(fault) if isinstance(fault, UserCodeError) else describe_exception(fault)
+                raise UserCodeError(f"{self._place(t, steps.chosen[: t + 1])}: {reason}") from fault
         steps.seen[-1] = self.seen = np.array(now)
         self._require_finite(steps.seen, steps.reward, steps.chosen)
         return steps
 
     def _record_step_ends(self, steps: RolloutBuffer, t: int, now: Array, info: dict[str, Any]) -> Array:
-        """Notes which episodes ended in step `t`, and resets where nobody else does -> what is seen next."""
+        """Record the episodes that ended in step `t`, and reset where the environment does not -> next observations."""
         done = itself = steps.terminated[t] | steps.truncated[t]
         if "lost" in info:
             steps.end_lost_episodes(t, info["lost"], steps.seen[t])
@@ -172,9 +172,7 @@ class GymWorld:
         return now[which].copy()
 
     def _episodes(self, steps: RolloutBuffer, version: int) -> Episodes:
-        env, time = np.nonzero(
-            ~steps.reset_rows.T
-        )  # the decisions of an environment stand together, in the order of time
+        env, time = np.nonzero(~steps.reset_rows.T)  # steps grouped by environment, in the order of time
         done = (steps.terminated | steps.truncated)[time, env]
         ends = done.copy()
         ends[:-1] |= env[1:] != env[:-1]
@@ -206,7 +204,7 @@ class GymWorld:
     def _returns_and_numbers(
         self, paid: NDArray[np.float64], env: Ints, done: Flags
     ) -> tuple[NDArray[np.float64], Ints]:
-        """Return so far and number of the episode of each piece; an episode may have begun in an earlier rollout."""
+        """Return so far and episode number of each piece; an episode may have begun in an earlier rollout."""
         first = np.ones(len(env), dtype=np.bool_)
         first[1:] = env[1:] != env[:-1]
         number = np.empty(len(env), dtype=np.int64)
@@ -265,10 +263,10 @@ class GymWorld:
         return {"env/faults": float(self.processes_lost - known)}
 
     def pop_notices(self) -> list[str]:
-        """What came up since the last call that a person should read, one line each."""
-        told = [*self.pending_notices, *(self.envs.pop_notices() if isinstance(self.envs, ProcessVectorEnv) else [])]
+        """Notices for the user since the last call, one line each."""
+        notices = [*self.pending_notices, *(self.envs.pop_notices() if isinstance(self.envs, ProcessVectorEnv) else [])]
         self.pending_notices.clear()
-        return told
+        return notices
 
     def state(self) -> State:
         envs = {} if self.inexact_reason else self._snapshot()
@@ -293,9 +291,9 @@ class GymWorld:
         )
 
     def restore(self, state: State) -> None:
-        """Into environments just opened with the same config and seed; see `resume` for how exact it is."""
+        """Restore a state into environments just opened with the same config and seed (see `resume_exactness`)."""
         self.rollouts, self.episodes_begun = integer(state, "rollouts"), integer(state, "begun")
-        self.processes_lost = integer(state, "losses") if "losses" in state else 0  # older checkpoints knew of none
+        self.processes_lost = integer(state, "losses") if "losses" in state else 0  # absent in older checkpoints
         if isinstance(self.envs, ProcessVectorEnv):
             self.envs.restore_history(substate(state, "history"))
         if self.inexact_reason is None and state["inexact"] is None:
@@ -314,7 +312,7 @@ class GymWorld:
 
 
 def restore_envs(envs: GymVectorEnv, state: State) -> None:
-    """A snapshot into environments made and reset in the same way."""
+    """Restore a snapshot into environments made and reset in the same way."""
     if isinstance(envs, ProcessVectorEnv):
         envs.restore(state)
     else:
@@ -322,7 +320,7 @@ def restore_envs(envs: GymVectorEnv, state: State) -> None:
 
 
 def inspect_world(config: GymConfig, *, seed: int, squashed: bool = False) -> tuple[GymSpaces, list[str]]:
-    """Try one environment out: its observation and action space, and warnings.
+    """Check one environment: its observation and action space, and warnings.
 
     `squashed`: the policy reaches the bounds of its actions, so they must be finite. Raises ConfigError or
     UserCodeError with all faults found, ResourceError for an environment that takes its process down.
@@ -342,9 +340,9 @@ def inspect_world(config: GymConfig, *, seed: int, squashed: bool = False) -> tu
 
 
 def open_world(config: GymConfig, *, steps: int, seed: int, squashed: bool = False) -> GymWorld:
-    """Check, make and reset the environments, and try whether their state can be saved (`GymWorld.resume`).
+    """Check, make and reset the environments, and test whether their state can be saved (`GymWorld.resume_exactness`).
 
-    Raises as `inspect_world`; what is only odd is in `GymWorld.notes`.
+    Raises as `inspect_world`; `GymWorld.warnings` holds the warnings.
     """
     if runs_isolated(config):
         return _open_processes(config, steps=steps, seed=seed, squashed=squashed)
@@ -380,7 +378,7 @@ def _with_resume_check(world: GymWorld, config: GymConfig, inexact: str | None, 
 
 
 def world_from_envs(envs: GymVectorEnv, *, steps: int, seed: int, clip: bool = False) -> GymWorld:
-    """A world of these environments, reset by seeds of their own."""
+    """A `GymWorld` of these environments, reset by seeds of their own."""
     mode = autoreset_mode(envs)
     seen = np.array(reset_seeded(envs, key(seed, "world") & 0xFFFFFFFF))
     constant = {} if isinstance(envs, ProcessVectorEnv) else attribute_texts(envs)
