@@ -47,11 +47,13 @@ class RaggedArray:
         return len(self.offsets) - 1
 
     def take(self, rows: NDArray[np.integer]) -> "RaggedArray":
+        """Rows `[K]`, in that order (repeats allowed)."""
         lengths = np.diff(self.offsets)[rows]
         return RaggedArray(values=self.values[ranges(self.offsets[:-1][rows], lengths)], offsets=offsets_of(lengths))
 
 
 def empty_rows(count: int) -> RaggedArray:
+    """`count` rows without elements."""
     return RaggedArray(values=np.zeros(0, np.int32), offsets=np.zeros(count + 1, np.int64))
 
 

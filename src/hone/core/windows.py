@@ -63,7 +63,7 @@ class SlidingMax:
         self._best: deque[tuple[int, float]] = deque()
 
     def add(self, value: float) -> float:
-        """One more number -> the largest of the newest `size`, this one among them."""
+        """Adds a number -> the largest of the newest `size`, this one among them."""
         while self._best and self._best[-1][1] <= value:
             self._best.pop()
         self._best.append((self.added, value))
@@ -74,7 +74,7 @@ class SlidingMax:
 
     @property
     def maximum(self) -> float:
-        """-inf before the first number."""
+        """Largest of the newest `size` numbers; -inf before the first one."""
         return self._best[0][1] if self._best else -np.inf
 
 
@@ -100,7 +100,7 @@ class SlidingWindow:
 
     @property
     def maximum(self) -> float:
-        """Of the numbers in it; -inf while it is empty."""
+        """Largest number in the window; -inf while it is empty."""
         return self._largest.maximum
 
     def add(self, values: Iterable[float]) -> None:
@@ -112,7 +112,7 @@ class SlidingWindow:
                 self._sums.rebuild()
 
     def mean(self, last: int | None = None, *, skip: int = 0) -> float:
-        """Of the newest `last` numbers (all, unless said), leaving out the newest `skip`; NaN where there are none."""
+        """Mean of the newest `last` numbers (default: all) without the newest `skip`; NaN where there are none."""
         end = len(self) - skip
         count = end if last is None else min(last, end)
         if count <= 0:

@@ -38,6 +38,7 @@ class EpisodeIndex:
         return len(self.start)
 
     def take(self, which: Ints | slice) -> "EpisodeIndex":
+        """Entries `which`, in that order."""
         return EpisodeIndex(
             start=self.start[which],
             length=self.length[which],
