@@ -1,7 +1,7 @@
-"""The public door for Python: what the commands do, without a screen.
+"""Public Python API: the commands as functions.
 
-`train(file)` runs what a config file describes, `train_seeds(file, seeds)` once for each seed, `compare(runs)` holds
-runs against each other, `evaluate_policy(policy)` judges a checkpoint, `sample(policy)` lets it answer.
+`train(file)` trains a config file, `train_seeds(file, seeds)` trains it once per seed, `compare(runs)` compares runs,
+`evaluate(policy)` evaluates a checkpoint, `sample(policy)` generates answers.
 """
 
 import io
@@ -24,7 +24,7 @@ from hone.store.folder import check_name
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingResult:
-    """A finished run or pipeline."""
+    """Result of a finished run or pipeline."""
 
     folder: Path
     evaluations: Sequence[EvaluationScore] = ()
@@ -34,18 +34,18 @@ class TrainingResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MultiSeedResult:
-    """One configuration, trained once for each seed."""
+    """Result of one configuration with several seeds."""
 
     folder: Path
-    """Holds the runs."""
+    """Folder of the runs."""
     runs: Sequence[Path]
-    """In the order of the seeds."""
+    """Results in the order of the seeds."""
     comparison: Comparison
-    """What they come to together."""
+    """Comparison over the seeds."""
 
 
 class SilentProgress:
-    """Progress that nobody watches; notes are in the run's log."""
+    """Progress without display; notes are in the run's log."""
 
     def start(self, total: int, title: str) -> None:
         """Nothing to show."""
@@ -63,7 +63,7 @@ class SilentProgress:
 def train(
     file: str | Path, overrides: Sequence[str] = (), *, runs: str | Path = "runs", resume: bool = False
 ) -> TrainingResult:
-    """Run what `file` describes, with `key=value` overrides, into `runs`. Raises HoneError, as the command says it."""
+    """Train the config `file` with `key=value` overrides, into `runs`. Raises HoneError as the command does."""
     document = read_document(file, overrides)
     stages = planned_runs(document)
     require_consent([warning for stage in stages for warning in stage.resolved.warnings], yes=False)
@@ -89,10 +89,10 @@ def train_seeds(
     runs: str | Path = "runs",
     resume: bool = False,
 ) -> MultiSeedResult:
-    """Run what `file` describes once for each seed (a number n means 0 to n - 1), one run after another.
+    """Train the config `file` once per seed (a number n means 0 to n - 1), one run after another.
 
-    A run that fails does not keep the others from running; what the first one raised is raised at the end. Raises
-    HoneError, as the command says it.
+    A run that fails does not stop the others; the first error is raised at the end. Raises HoneError as the command
+    does.
     """
     asked = parse_seeds(str(seeds) if isinstance(seeds, int) else ",".join([*map(str, seeds), ""]))
     document = read_document(file, overrides)
@@ -116,10 +116,10 @@ def train_seeds(
 def compare(
     asked: Sequence[str | Path], *, metric: str = "", threshold: float | None = None, runs: str | Path = "runs"
 ) -> Comparison:
-    """Runs held against each other: their names or folders, or folders that hold runs, gathered by configuration.
+    """Compare runs, given by names, folders, or folders of runs, and grouped by configuration.
 
-    `metric` instead of the score that they end with; `threshold`: the score whose first reaching is timed. Raises
-    DataError for runs that are not there, cannot be read, or have no score.
+    `metric` replaces the final score; `threshold` is the score for the time-to-threshold. Raises DataError for runs
+    that are missing, unreadable, or without a score.
     """
     return comparison.compare([str(one) for one in asked], root=Path(runs), metric=metric, threshold=threshold)
 
@@ -127,7 +127,7 @@ def compare(
 def evaluate(
     policy: str | Path, *, problems: int = 512, seed: int = 0, runs: str | Path = "runs"
 ) -> Mapping[str, float]:
-    """Judge a run's newest checkpoint, or a policy's folder, on held-out problems of its own task."""
+    """Evaluate a run's newest checkpoint, or a policy's folder, on held-out problems of its task."""
     folder, run = find_policy(str(policy), Path(runs))
     return evaluate_policy(PolicyTarget(policy=folder, run=run, seed=seed, device="cpu"), problems=problems).scores
 
@@ -141,7 +141,7 @@ def sample(
     seed: int = 0,
     runs: str | Path = "runs",
 ) -> Sequence[tuple[str, str, float | None]]:
-    """Answers of a policy: (prompt, answer, score where there is a scorer)."""
+    """Sample answers of a policy: (prompt, answer, score if there is a scorer)."""
     folder, run = find_policy(str(policy), Path(runs))
     return checkpoint.sample(
         folder, run=run, prompt=prompt, count=count, temperature=temperature, seed=seed, device="cpu"

@@ -82,7 +82,7 @@ def test_noise_is_smoothed_and_a_schedule_is_not():
 
 def test_smoothing_keeps_a_constant_and_thinning_keeps_the_mean():
     np.testing.assert_allclose(svg._smoothed(np.full(50, 3.0)), 3.0)
-    steps, values = svg._thinned(np.arange(1000.0), np.arange(1000.0) * 2)
+    steps, values = svg.thinned(np.arange(1000.0), np.arange(1000.0) * 2)
     assert len(values) <= 400
     np.testing.assert_allclose(values, steps * 2)
     assert values[:-1].sum() * 3 + values[-1] == pytest.approx(999000)

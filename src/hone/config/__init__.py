@@ -1,1 +1,1 @@
-"""Config files: TOML with line numbers, overrides, schema, resolution, and errors that name their place."""
+"""Config files: TOML with line numbers, overrides, schema, resolution, and errors with locations."""

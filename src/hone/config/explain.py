@@ -1,7 +1,7 @@
-"""Validation faults in the words of the person who wrote the config.
+"""Validation errors as messages for the author of a config.
 
-Belongs here: one message per fault, with the key, its line, the value, what is allowed, and the nearest thing that
-would have worked. Does not: deciding what is allowed; the config classes do.
+Belongs here: one message per error, with the key, its line, the value, the allowed values and the nearest valid one.
+Does not: the rules; the config classes contain them.
 """
 
 import difflib
@@ -17,7 +17,7 @@ from hone.config.overrides import COMMAND_LINE, ConfigDocument, dotted
 from hone.config.schema import KeyLocation, SchemaNode, all_keys, bounds_text, locate_key, tag_values
 from hone.config.toml import KeyPath
 
-# pydantic's name of a type fault -> what was expected
+# pydantic's type of an error -> expected value
 _KINDS: Mapping[str, str] = {
     "float_type": "a number",
     "float_parsing": "a number",
@@ -40,9 +40,9 @@ _BOUNDS = ("greater_than", "greater_than_equal", "less_than", "less_than_equal",
 def explain(
     error: ValidationError, model: type[BaseModel], document: ConfigDocument, prefix: KeyPath = ()
 ) -> list[str]:
-    """One message per fault of a failed validation, in the order of the file; what is said twice is said once.
+    """List one message per validation error, in the order of the file, without duplicates.
 
-    `prefix` is where `model` stands in the document: `("stage", 0)` for the config of a first stage.
+    `prefix` is the path of `model` in the document: `("stage", 0)` for the config of the first stage.
     """
     faults = [_ValidationFault(details, model, document, prefix) for details in error.errors(include_url=False)]
     faults.sort(key=lambda fault: fault.line)
@@ -50,7 +50,7 @@ def explain(
 
 
 class _ValidationFault:
-    """One fault, and the document that it is found in."""
+    """One validation error with its document."""
 
     def __init__(
         self, details: ErrorDetails, model: type[BaseModel], document: ConfigDocument, prefix: KeyPath
@@ -70,13 +70,13 @@ class _ValidationFault:
 
     @property
     def line(self) -> int:
-        """Where to list it: by line, and what the command line says last."""
+        """Sort key: the line in the file; the command line comes last."""
         _, _, line = self.document.source_of((*self.prefix, *self.place.path)).rpartition(":")
         return int(line) if line.isdecimal() else sys.maxsize
 
     @property
     def where(self) -> str:
-        """`learner.lr in run.toml:7`."""
+        """Key and location: `learner.lr in run.toml:7`."""
         path = (*self.prefix, *self.place.path)
         return self._at(path, self.key or "the config")
 
@@ -150,7 +150,7 @@ class _ValidationFault:
         return f"{self.where} must be {expected.replace(chr(39), chr(34))}, got {format_value(self.value)}{near}"
 
     def _suggestion(self) -> str:
-        """The nearest key of the same table, else who else has such a key, else what the table knows."""
+        """Suggest the nearest key of the same table, or another table with such a key, or list the table's keys."""
         name = str(self.place.path[-1])
         known = self.place.table.known_keys()
         table = (*self.prefix, *self.place.path[:-1])
@@ -173,7 +173,7 @@ class _ValidationFault:
 
 
 def format_value(value: object, limit: int = 60) -> str:
-    """A value as TOML writes it, cut to a length that fits a message."""
+    """Format a value as TOML, truncated for a message."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):
@@ -214,7 +214,7 @@ def _near(name: str, known: list[str], *, quoted: bool) -> str:
 
 
 def _merge_unions(messages: list[str]) -> list[str]:
-    """`x must be a number, got "a"` and `x must be a list, got "a"` are one fault of a key that may be either."""
+    """Merge `x must be a number, got "a"` and `x must be a list, got "a"`, the errors of a union, into one message."""
     merged: dict[tuple[str, str], list[str]] = {}
     for message in messages:
         match = re.fullmatch(r"(.*?) must be (.*?)(, got .*)", message, re.DOTALL)

@@ -1,7 +1,7 @@
 """Values given on the command line: `learner.lr=1e-4`, `--learner.lr=1e-4`, `--learner.lr 1e-4`.
 
-Belongs here: telling overrides from options, reading their values, and laying them over what a file says. The result
-remembers where each value came from.
+Belongs here: separating overrides from options, parsing their values, and applying them to a file. The result records
+the origin of each value.
 """
 
 import copy
@@ -25,7 +25,8 @@ _KEY = re.compile(r"[A-Za-z0-9_-]+(?:\.[A-Za-z0-9_-]+)*")
 def split_overrides(
     arguments: Sequence[str], *, switches: frozenset[str], options: frozenset[str]
 ) -> tuple[list[str], list[str]]:
-    """Divide a command line into what the command itself takes and `key=value` overrides.
+    """Split a command line into the command's own arguments and `key=value` overrides.
+
 
     `switches` are the command's flags without a value, `options` those with one. Raises ConfigError for an
     override without a value.
@@ -46,14 +47,14 @@ def split_overrides(
             overrides.append(f"{name[2:]}={waiting.pop(0)}")
         else:
             raise ConfigError(
-                f"{word} is no option of this command ({', '.join(sorted(switches | options))}); "
+                f"{word} is not an option of this command ({', '.join(sorted(switches | options))}); "
                 f"if it is a key of the config, give it a value: {name[2:]}=VALUE"
             )
     return own, overrides
 
 
 def parse_overrides(texts: Sequence[str]) -> list[Override]:
-    """Read `a.b=value` texts. A value is TOML; a bare word is a string. Raises ConfigError naming every bad one."""
+    """Parse `a.b=value` texts. A value is TOML; a bare word is a string. Raises ConfigError naming every bad one."""
     found: list[Override] = []
     faults = ErrorCollector(ConfigError)
     for text in texts:
@@ -68,20 +69,20 @@ def parse_overrides(texts: Sequence[str]) -> list[Override]:
 
 
 def parse_value(text: str) -> object:
-    """A TOML value, or the text itself where it is none: `1e-4`, `true`, `[1, 2]`, `"a b"`, `fast`."""
+    """Parse a TOML value; other text is a string: `1e-4`, `true`, `[1, 2]`, `"a b"`, `fast`."""
     try:
         read = tomllib.loads(f"value = {text}")
     except (tomllib.TOMLDecodeError, RecursionError):
         return text
     value = read["value"]
-    # A text with a line break could say more than one thing, and a date is not something that a config knows.
+    # Text with a line break could contain several keys, and configs have no dates.
     known = isinstance(value, bool | int | float | str | list | dict)
     return value if len(read) == 1 and known else text
 
 
 @dataclass(slots=True, kw_only=True)
 class ConfigDocument:
-    """What was asked for, by file and command line together, before any of it is checked."""
+    """Values of file and command line together, not validated yet."""
 
     name: str
     values: dict[str, object]
@@ -91,7 +92,7 @@ class ConfigDocument:
 
     @classmethod
     def from_file(cls, file: TomlFile, overrides: Sequence[Override] = ()) -> "ConfigDocument":
-        """The file with the overrides laid over it. Raises ConfigError for those that have no place there."""
+        """Read a file and apply the overrides. Raises ConfigError for overrides that do not fit."""
         sources = {path: f"{file.name}:{line}" for path, line in file.lines.items()}
         document = cls(name=file.name, values=copy.deepcopy(file.values), sources=sources)
         faults = ErrorCollector(ConfigError)
@@ -114,9 +115,9 @@ class ConfigDocument:
         return self.name
 
     def set_value(self, path: KeyPath, value: object, *, source: str) -> list[str]:
-        """Set one value, and where it is said to come from; returns what is wrong with the place."""
+        """Set one value and its origin; returns errors of the path."""
         place: object = self.values
-        for depth, part in enumerate(path):  # a number is a position in a list, and a key in a table
+        for depth, part in enumerate(path):  # a number is an index of a list, or a key of a table
             last = depth == len(path) - 1
             match place:
                 case dict():
@@ -168,5 +169,5 @@ class ConfigDocument:
 
 
 def dotted(path: KeyPath) -> str:
-    """`stage.0.lr`, the way a key is written in messages and on the command line."""
+    """Join a path as `stage.0.lr`, as in messages and on the command line."""
     return ".".join(str(part) for part in path)

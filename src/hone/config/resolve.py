@@ -1,7 +1,7 @@
-"""From a file and a command line to a checked config that remembers where each of its values came from.
+"""From a file and a command line to a validated config with the origin of each value.
 
-Belongs here: the one way in for configs. What a key means and may hold is said by the config classes, which live
-beside what they configure.
+Belongs here: reading and validating configs. The config classes define keys and values; they are in the modules that
+they configure.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,7 +24,7 @@ C = TypeVar("C", bound=Config)
 
 HIGH_LEARNING_RATE = 1.0
 ENVIRONMENT_KEYS = ("env.id", "finite.world.id", "finite.world.kind")
-"""Keys that name the world of a config; the first that is given."""
+"""Keys that name the environment of a config, in order of preference."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,7 @@ class ResolvedConfig(Generic[C]):
     warnings: tuple[str, ...] = ()
 
     def settings(self) -> dict[str, ConfigSetting]:
-        """Each dotted key with its value and origin, the way a run folder keeps them."""
+        """Dotted keys with value and origin, as saved in a run folder."""
         values = cast("dict[str, Json]", self.config.model_dump(mode="json"))
         return {
             (key := dotted(path)): ConfigSetting(value=cast("Json", value), origin=self.origins.get(key, "default"))
@@ -47,11 +47,11 @@ class ResolvedConfig(Generic[C]):
         }
 
     def non_defaults(self) -> dict[str, ConfigSetting]:
-        """The settings that are not defaults."""
+        """Settings that differ from the defaults."""
         return {key: setting for key, setting in self.settings().items() if setting.origin != "default"}
 
     def recipe_defaults(self) -> dict[str, ConfigSetting]:
-        """What tables that are given in part have from the recipe's own default, where their class says otherwise."""
+        """Defaults of the recipe in partially given tables, where they differ from those of the table's class."""
         given = {tuple(key.split(".")[:-1]) for key in self.non_defaults()} - {()}
         return {
             key: setting
@@ -63,7 +63,7 @@ class ResolvedConfig(Generic[C]):
 
 
 def _differs_from_class_default(config: Config, path: Sequence[str]) -> bool:
-    """Whether a value differs from what a plain instance of its table's class would hold."""
+    """Whether a value differs from the default of its table's class."""
     table: object = config
     for part in path[:-1]:
         table = dict(table).get(part) if isinstance(table, Config) else None
@@ -74,25 +74,25 @@ def _differs_from_class_default(config: Config, path: Sequence[str]) -> bool:
 
 
 def load(model: type[C], path: str | Path, overrides: Sequence[str] = ()) -> ResolvedConfig[C]:
-    """Read `path`, lay `overrides` (`learner.lr=1e-4`) over it, and check the result against `model`.
+    """Read `path`, apply `overrides` (`learner.lr=1e-4`), and validate the result against `model`.
 
-    Raises ConfigError with one message per fault, all at once.
+    Raises ConfigError with all errors, one message each.
     """
     return resolve(model, read_document(path, overrides))
 
 
 def read_document(path: str | Path, overrides: Sequence[str] = ()) -> ConfigDocument:
-    """The file and the overrides together, not checked yet. Raises ConfigError."""
+    """Read the file with the overrides, without validation. Raises ConfigError."""
     return ConfigDocument.from_file(read_toml(path), parse_overrides(overrides))
 
 
 def resolve(
     model: type[C], document: ConfigDocument, *, at: KeyPath = (), ignore: frozenset[str] = frozenset()
 ) -> ResolvedConfig[C]:
-    """Check the part of a document that stands at `at` (`("stage", 0)`) against `model`.
+    """Validate the table at `at` (`("stage", 0)`) of a document against `model`.
 
-    `ignore` names keys of that table that are somebody else's, such as the recipe's name. Raises ConfigError with one
-    message per fault, all at once.
+    `ignore` names keys of that table that do not belong to `model`, such as the recipe's name. Raises ConfigError with
+    all errors, one message each.
     """
     document.rename_keys(table_at(document, at), at, frozenset(all_keys(model)), ())
     values = {key: value for key, value in table_at(document, at).items() if key not in ignore}
@@ -110,7 +110,7 @@ def resolve(
 
 
 def table_at(document: ConfigDocument, at: KeyPath) -> dict[str, object]:
-    """The table that stands at `at`. Raises ConfigError when something else, or nothing, does."""
+    """Table at the path `at`. Raises ConfigError if there is none."""
     place: object = document.values
     for part in at:
         match place:
@@ -126,7 +126,7 @@ def table_at(document: ConfigDocument, at: KeyPath) -> dict[str, object]:
 
 
 def leaves(value: object, path: KeyPath = ()) -> Iterator[tuple[KeyPath, object]]:
-    """Every value that holds no others, with its path. A list of plain values counts as one value."""
+    """Yield each leaf value with its path. A list of plain values is one value."""
     if isinstance(value, dict) and value:
         for key, child in value.items():
             yield from leaves(child, (*path, key))
@@ -138,7 +138,7 @@ def leaves(value: object, path: KeyPath = ()) -> Iterator[tuple[KeyPath, object]
 
 
 def with_location(message: str, origins: Mapping[str, str], values: Mapping[str, ConfigSetting]) -> str:
-    """A fault or warning found after validation, led by the place in the config that it is about.
+    """Prefix an error or warning found after validation with the location of its key in the config.
 
     It says which by beginning with a key of the config (`env.id = "X": ...`) or with a string that the config gives
     (`X: ...`): `run.toml:7: env.id = "X": ...`. One that says nothing is about the world that the config
@@ -157,9 +157,9 @@ def _begins(message: str, name: object) -> bool:
 
 
 def require_consent(warnings: Sequence[str], *, yes: bool) -> None:
-    """Raises ConfigError with what looks like a mistake, unless the user has said `--yes` to it."""
+    """Raise ConfigError with the warnings unless the user gave `--yes`."""
     if warnings and not yes:
-        raise ConfigError(*warnings, "this looks like a mistake; --yes runs it all the same")
+        raise ConfigError(*warnings, "this looks like a mistake; --yes accepts it")
 
 
 def _suspicious_values(values: Mapping[str, object], document: ConfigDocument, at: KeyPath) -> Iterator[str]:
@@ -169,5 +169,5 @@ def _suspicious_values(values: Mapping[str, object], document: ConfigDocument, a
             key = dotted((*at, *path))
             yield (
                 f"{key} = {format_value(value)} ({document.source_of((*at, *path))}) is above {HIGH_LEARNING_RATE:g}: "
-                "a learning rate like that nearly always diverges"
+                "such a learning rate nearly always diverges"
             )

@@ -1,4 +1,5 @@
-"""What a config class could hold at a place: the keys, the members of unions, the range of a number.
+"""Schema of config classes: the keys, the members of unions, the range of a number.
+
 
 Belongs here: following pydantic's location of a fault through the annotations of a config, which is needed because
 pydantic writes the tag or the type of a union's member between the keys.
@@ -18,40 +19,40 @@ from hone.config.toml import KeyPath
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SchemaNode:
-    """The config classes that may stand at a place; by which key they are told apart; what its elements may be."""
+    """Config classes allowed at a path, the key that distinguishes them, and the schema of elements."""
 
     models: list[type[BaseModel]] = field(default_factory=list[type[BaseModel]])
     tag: str | None = None
     element: object = None
     user_keyed: bool = False
-    """Elements are found by a key of the user's own choosing, not by a number."""
+    """Whether elements have keys chosen by the user, not indices."""
 
     def known_keys(self) -> list[str]:
-        """The keys of all its models, sorted."""
+        """Keys of all models, sorted."""
         return sorted({name for model in self.models for name in model.model_fields})
 
     def field(self, name: str | int) -> FieldInfo | None:
         return next((model.model_fields[str(name)] for model in self.models if name in model.model_fields), None)
 
     def tagged_member(self, value: str | int) -> "SchemaNode":
-        """The member of a tagged union that carries this tag."""
+        """Member of a tagged union with this tag."""
         return SchemaNode(models=[model for model in self.models if value in tag_values(model, self.tag or "")])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class KeyLocation:
-    """Where a fault is: the key as the user writes it, the table around it, and the field if there is one."""
+    """Location of an error: the key as the user writes it, its table, and the field if there is one."""
 
     path: KeyPath
     table: SchemaNode
     node: SchemaNode
     field_info: FieldInfo | None
     union: SchemaNode | None = None
-    """When the table is one member of a tagged union: all its members."""
+    """All members, if the table is a member of a tagged union."""
 
 
 def schema_of(annotation: object, tag: str | None = None) -> SchemaNode:
-    """Read an annotation: a config, a union of them, a list or dict of them, or a plain value."""
+    """Convert an annotation: a config, a union of them, a list or dict of them, or a plain value."""
     origin = get_origin(annotation)
     arguments = get_args(annotation)
     if origin is Annotated:
@@ -75,7 +76,7 @@ def schema_of(annotation: object, tag: str | None = None) -> SchemaNode:
 
 
 def locate_key(model: type[BaseModel], location: Sequence[int | str], *, unknown_key: bool = False) -> KeyLocation:
-    """Follow pydantic's `loc` through `model`, leaving out the union members that it names on the way."""
+    """Follow pydantic's `loc` through `model`, without the names of union members."""
     path: KeyPath = ()
     table = here = SchemaNode(models=[model])
     info: FieldInfo | None = None
@@ -93,25 +94,25 @@ def locate_key(model: type[BaseModel], location: Sequence[int | str], *, unknown
         elif unknown_key and depth == len(location) - 1:
             inside = SchemaNode()
         else:
-            continue  # pydantic's name for a member of a union, no key
+            continue  # pydantic's name of a union member, not a key
         path, table, info, union = (*path, part), here, found, around
         here, around = inside, None
     return KeyLocation(path=path, table=table, node=here, field_info=info, union=union)
 
 
 def field_schema(info: FieldInfo) -> SchemaNode:
-    """What a field may hold, its union's tag included, which pydantic keeps apart from the annotation."""
+    """Schema of a field, including its union's tag, which pydantic stores apart from the annotation."""
     return schema_of(info.annotation, str(info.discriminator) if info.discriminator else None)
 
 
 def tag_values(model: type[BaseModel], tag: str) -> tuple[Any, ...]:
-    """The values of the tag's Literal."""
+    """Values of the tag's Literal."""
     info = model.model_fields.get(tag)
     return get_args(info.annotation) if info is not None and get_origin(info.annotation) is Literal else ()
 
 
 def bounds_text(info: FieldInfo | None) -> str:
-    """`> 0 and <= 1`, or nothing where any number will do."""
+    """Format bounds as `> 0 and <= 1`; empty without bounds."""
     bounds: list[str] = []
     for note in _notes(info):
         match note:
@@ -142,7 +143,7 @@ def _notes(info: FieldInfo | None) -> Iterator[object]:
 
 
 def all_keys(model: type[BaseModel], prefix: KeyPath = (), depth: int = 6) -> Iterator[KeyPath]:
-    """All keys of a config and of the configs in it."""
+    """Keys of a config and of its nested configs."""
     for name, info in model.model_fields.items():
         yield (*prefix, name)
         if depth > 0:

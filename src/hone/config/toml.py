@@ -1,6 +1,6 @@
-"""TOML files read with the line of every key, which the standard library's reader does not tell.
+"""TOML files with the line of every key, which the standard library's parser does not report.
 
-Belongs here: reading the file, and where its keys stand. Does not: what the keys mean.
+Belongs here: reading the file, and the lines of its keys. Does not: the meaning of the keys.
 """
 
 import re
@@ -13,7 +13,7 @@ from typing import TypeAlias
 from hone.core.errors import ConfigError, did_you_mean
 
 KeyPath: TypeAlias = tuple[str | int, ...]
-"""Where a value stands: `("stage", 0, "lr")` is `lr` in the first `[[stage]]`."""
+"""Path of a value: `("stage", 0, "lr")` is `lr` in the first `[[stage]]`."""
 
 MAX_BYTES = 1_000_000
 
@@ -25,7 +25,7 @@ _LOOKS_LIKE_YAML = re.compile(r"^(?:---|%YAML|[\w.-]+:(?:\s|$))", re.MULTILINE)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TomlFile:
-    """What a file says, and the line (from 1) on which each key's value begins."""
+    """Values of a file, and the line (from 1) of each key's value."""
 
     name: str
     values: dict[str, object]
@@ -33,7 +33,8 @@ class TomlFile:
 
 
 def read_toml(path: str | Path) -> TomlFile:
-    """Read a config file; a byte order mark and Windows line ends are welcome.
+    """Read a config file; a byte order mark and Windows line ends are accepted.
+
 
     Raises ConfigError naming the file, line and column for a file that is missing, a directory, too large, not UTF-8,
     YAML, or not valid TOML.
@@ -45,7 +46,7 @@ def read_toml(path: str | Path) -> TomlFile:
 
 
 def parse_toml(text: str, *, name: str) -> TomlFile:
-    """Read TOML from a string; `name` stands for the file in messages. Raises ConfigError."""
+    """Parse TOML from a string; `name` is the file's name in messages. Raises ConfigError."""
     text = text.replace("\r\n", "\n")
     try:
         values = tomllib.loads(text)
@@ -71,7 +72,7 @@ def _text(path: Path) -> str:
     try:
         if path.is_dir():
             found = sorted(child.name for child in path.glob("*.toml"))
-            there = f"; it holds {', '.join(found[:5])}" if found else ""
+            there = f"; it contains {', '.join(found[:5])}" if found else ""
             raise ConfigError(f"{path} is a directory; name a config file{there}")
         if path.exists() and path.stat().st_size > MAX_BYTES:
             raise ConfigError(f"{path} has {path.stat().st_size} bytes; a config file has at most {MAX_BYTES}")
@@ -110,7 +111,7 @@ def _explain(text: str, name: str, message: str) -> str:
 
 @dataclass(slots=True, kw_only=True)
 class _LineLocator:
-    """Walks over a text that is known to be valid TOML, and notes the line of every key and array element."""
+    """Scanner of valid TOML that records the line of every key and array element."""
 
     text: str
     position: int = 0
@@ -145,7 +146,7 @@ class _LineLocator:
         return table
 
     def _enter(self, key: tuple[str, ...]) -> KeyPath:
-        """The table that a header means: below an array of tables it is the last one so far."""
+        """Table of a header; below an array of tables it is the latest one."""
         path: KeyPath = ()
         for part in key:
             path = (*path, part)
@@ -170,7 +171,7 @@ class _LineLocator:
         begin = self.position
         if quoted:
             self._string()
-            # The reader itself decodes the escapes of a quoted key.
+            # The TOML parser decodes the escapes of a quoted key.
             return next(iter(tomllib.loads(f"{self.text[begin : self.position]} = 0")))
         match = _BARE_KEY.match(self.text, begin)
         assert match is not None, "the text was read as TOML before"
@@ -211,7 +212,7 @@ class _LineLocator:
         quote = self.text[self.position]
         if self.text.startswith(quote * 3, self.position):
             end = self._closing(quote * 3, self.position + 3)
-            # Up to two quotes may stand just before the closing three, and belong to the string.
+            # Up to two quotes directly before the closing three belong to the string.
             while self.text.startswith(quote, end):
                 end += 1
             self.position = end
@@ -234,7 +235,7 @@ class _LineLocator:
         self.position += 1
 
     def _peek(self) -> str:
-        """The next character that is neither white space nor comment; empty at the end."""
+        """Next character that is neither white space nor comment; empty at the end."""
         match = _SPACE.match(self.text, self.position)
         assert match is not None, "the pattern matches nothing, too"
         self.position = match.end()

@@ -1,7 +1,7 @@
-"""Bandits: arms that pay by a rule which the learner does not know.
+"""Bandit environments.
 
-A pull is an episode of one decision. What an arm pays at pull n is a function of (seed, n), whatever was pulled
-before, so that two policies compared on one seed meet the same luck.
+A pull is an episode of one decision. The reward of an arm at pull n is a function of (seed, n) only, so that two
+policies compared on one seed have common random numbers.
 """
 
 from dataclasses import dataclass
@@ -21,23 +21,23 @@ Ints = NDArray[np.int64]
 
 
 class BernoulliArms(Config):
-    """Arms that pay 1 with a fixed probability, else 0."""
+    """Arms with Bernoulli rewards."""
 
     kind: Literal["bernoulli"]
     """Names this alternative."""
     rates: list[Annotated[float, Field(ge=0, le=1)]] = Field(min_length=2)
-    """Probability of each arm."""
+    """Probability of reward 1, per arm."""
 
 
 class LinearArms(Config):
-    """Arms that pay a linear function of the context, plus noise; contexts and functions are drawn at random."""
+    """Arms with a linear reward of the context plus noise; contexts and weights are random."""
 
     kind: Literal["linear"]
     """Names this alternative."""
     arms: int = Field(default=5, ge=2)
     """How many."""
     features: int = Field(default=4, ge=1)
-    """Numbers in a context, each standard normal."""
+    """Dimension of a context, each component standard normal."""
     noise: float = Field(default=0.1, ge=0)
     """Standard deviation of the noise."""
 
@@ -51,13 +51,13 @@ class BanditActor(Protocol):
     version: int
 
     def choose(self, context: Floats, draws: np.random.Generator) -> tuple[Ints, NDArray[np.float32]]:
-        """Contexts `[n, d]` -> arms `[n]`, log-probabilities `[n]` in nats (NaN where unknown)."""
+        """Choose arms for contexts `[n, d]` -> arms `[n]`, log-probabilities `[n]` in nats (NaN if unknown)."""
         ...
 
 
 @dataclass
 class ArmsWorld:
-    """`pulls` decisions per rollout, all made before any reward is seen."""
+    """Source of `pulls` decisions per rollout, all chosen before any reward is observed."""
 
     config: BernoulliArms | LinearArms
     pulls: int
@@ -68,7 +68,7 @@ class ArmsWorld:
         config = self.config
         if isinstance(config, LinearArms):
             self.theta = generator(self.seed, "arms").standard_normal((config.arms, config.features))
-            """`[K, d]` what each arm pays per unit of each feature."""
+            """Reward weights `[K, d]` of each arm."""
 
     def rollout(self, actor: BanditActor) -> Episodes:
         self.rollouts += 1
@@ -93,7 +93,7 @@ class ArmsWorld:
         )
 
     def expected_rewards(self, context: Floats) -> Floats:
-        """Expected reward of each arm `[n, K]`: the truth, for judging."""
+        """True expected reward of each arm `[n, K]`, for evaluation."""
         if isinstance(self.config, BernoulliArms):
             return np.broadcast_to(np.array(self.config.rates), (len(context), len(self.config.rates)))
         return context @ self.theta.T
@@ -109,7 +109,7 @@ class ArmsWorld:
         return luck.standard_normal((self.pulls, features))
 
     def _rewards(self, context: Floats, luck: np.random.Generator) -> Floats:
-        """What every arm would pay `[n, K]`."""
+        """Rewards of every arm `[n, K]`."""
         expected = self.expected_rewards(context)
         if isinstance(self.config, BernoulliArms):
             return (luck.random(expected.shape) < expected).astype(np.float64)

@@ -57,7 +57,7 @@ def test_all_faults_of_a_map_are_told() -> None:
         grid_mdp(["..x", "..y"], discount=0.9)
     assert caught.value.messages == (
         "the map has the marks 'xy', which are neither #, S, . nor in `rewards`",
-        "the map has no S, where an episode begins",
+        "the map has no S, the start of an episode",
     )
 
 
@@ -135,5 +135,5 @@ def test_counts_by_hand_and_what_was_never_tried() -> None:
     assert found.available.tolist() == [[False, False], [False, True], [False, False]]
     assert found.terminates.tolist() == [True]  # nobody knows what follows in state 2
     assert evaluate_policy(found, np.array([0, 1, 0])).tolist() == [0.0, 0.0, 0.0]
-    with pytest.raises(DataError, match=r"row 0: state seen last is 2, expected 0 \.\. 1"):
+    with pytest.raises(DataError, match=r"row 0: final state is 2, expected 0 \.\. 1"):
         mdp_from_log(log, states=2, actions=2, discount=0.9)

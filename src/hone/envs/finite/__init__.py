@@ -1,1 +1,1 @@
-"""Finite Markov decision processes: worlds that are tables, and what is true of them exactly."""
+"""Finite Markov decision processes as tables, and their exact solutions."""

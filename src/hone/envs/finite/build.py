@@ -1,7 +1,7 @@
-"""Finite Markov decision processes from elsewhere: Gymnasium's tables, maps of grids, chains, draws, logs.
+"""Construction of finite Markov decision processes: Gymnasium's tables, grid maps, chains, random processes, logs.
 
-Belongs here: everything that makes a `FiniteMdp`. States of a grid are numbered row by row, so that a value `[S]` can
-be laid out as a picture again.
+Belongs here: builders of a `FiniteMdp`. States of a grid are numbered row by row, so that values `[S]` can be drawn
+as a grid.
 """
 
 from collections.abc import Mapping, Sequence
@@ -25,7 +25,7 @@ MOVES = ((0, -1), (1, 0), (0, 1), (-1, 0))
 
 
 def mdp_from_table(table: GymnasiumTable, *, start: Floats, discount: float, limit: int | None = None) -> FiniteMdp:
-    """Of Gymnasium's `P` and `initial_state_distrib`. Raises DataError for numbers that are no such process."""
+    """Build from Gymnasium's `P` and `initial_state_distrib`. Raises DataError for invalid numbers."""
     rows = [
         (state, action, *outcome)
         for state, actions in table.items()
@@ -53,10 +53,10 @@ def mdp_from_table(table: GymnasiumTable, *, start: Floats, discount: float, lim
 
 
 def mdp_from_gymnasium(name: str, *, discount: float, options: Mapping[str, Any] | None = None) -> FiniteMdp:
-    """One of Gymnasium's tabular environments (FrozenLake, Taxi, CliffWalking) or hone's, with its time limit.
+    """Build from a tabular environment of Gymnasium (FrozenLake, Taxi, CliffWalking) or hone, with its time limit.
 
-    Raises ConfigError for a name that nobody registered, UserCodeError where it cannot be made, DataError for an
-    environment that keeps no table.
+    Raises ConfigError for an unregistered name, UserCodeError if it cannot be created, DataError for an environment
+    without a table.
     """
     spec = find_spec(name, key="finite.world.id")
     env = call_user_code(name, lambda: gymnasium.make(spec.id, **(options or {})))
@@ -66,8 +66,8 @@ def mdp_from_gymnasium(name: str, *, discount: float, options: Mapping[str, Any]
             table, start = inside.P, inside.initial_state_distrib
         except AttributeError as missing:
             raise DataError(
-                f"{name} keeps no table of its outcomes (P, initial_state_distrib), so it cannot stand under [finite]; "
-                "give it as [env] id, which is stepped"
+                f"{name} has no table of its outcomes (P, initial_state_distrib), so it cannot be used under [finite]; "
+                "give it as [env] id"
             ) from missing
         limit = None if env.spec is None else env.spec.max_episode_steps
         return mdp_from_table(table, start=start, discount=discount, limit=limit)
@@ -79,15 +79,15 @@ def grid_mdp(
     rows: Sequence[str],
     *,
     discount: float,
-    step: float = 0.0,
+    step_reward: float = 0.0,
     rewards: Mapping[str, float] | None = None,
     slip: float = 0.0,
     limit: int | None = None,
 ) -> FiniteMdp:
-    """A grid from its map: `#` wall, `S` start, `.` floor, and letters that end the episode and pay their `rewards`.
+    """Build a grid from its map: `#` wall, `S` start, `.` floor, and letters that terminate with the reward in `rewards`.
 
     Moves are left, down, right, up; with probability `slip` the move is one of the two at right angles; a move into a
-    wall or out of the map stays. `step` is paid for every move besides. Raises DataError for a map that is no grid.
+    wall or out of the map stays. Each move adds the reward `step`. Raises DataError for an invalid map.
     """
     prizes = {"G": 1.0} if rewards is None else dict(rewards)
     if not rows or len({len(row) for row in rows}) != 1:
@@ -98,7 +98,7 @@ def grid_mdp(
     if unknown:
         faults.add(f"the map has the marks {''.join(unknown)!r}, which are neither #, S, . nor in `rewards`")
     if "S" not in cells:
-        faults.add("the map has no S, where an episode begins")
+        faults.add("the map has no S, the start of an episode")
     faults.raise_if_any()
     height, width = cells.shape
     floor = np.argwhere((cells == "S") | (cells == "."))
@@ -123,11 +123,11 @@ def grid_mdp(
 def chain_mdp(
     length: int, *, discount: float, slip: float = 0.0, small: float = 0.0, large: float = 1.0, limit: int | None = None
 ) -> FiniteMdp:
-    """`length` states in a row, begun in the middle: action 0 goes left, 1 right, and slips to the other side.
+    """Build a chain of `length` states with the start in the middle: action 0 goes left, 1 right, unless it slips.
 
-    Beyond the left end the episode ends with `small`, beyond the right end with `large`. Under the
-    uniform policy with slip 0 it is the random walk of Sutton & Barto (2018, example 6.2): state i is worth (i + 1) /
-    (length + 1).
+    The episode terminates with the reward `small` beyond the left end and `large` beyond the right end. Under the
+    uniform policy with slip 0 it is the random walk of Sutton & Barto (2018, example 6.2): state i has the value
+    (i + 1) / (length + 1).
     """
     columns: list[tuple[int, int, int, float, float, bool]] = []
     for state in range(length):
@@ -145,10 +145,10 @@ def chain_mdp(
 def garnet_mdp(
     *, states: int, actions: int, branching: int, seed: int, discount: float, ending: float = 0.0
 ) -> FiniteMdp:
-    """A process drawn at random (Garnet: Archibald, McKinnon & Thomas, 1995).
+    """Build a random process (Garnet: Archibald, McKinnon & Thomas, 1995).
 
-    Each pair leads to `branching` different states with probabilities from a uniform Dirichlet, pays a standard normal
-    reward, and ends with probability `ending` besides. Episodes begin anywhere.
+    Each pair leads to `branching` different states with probabilities from a uniform Dirichlet distribution, has a
+    standard normal reward, and terminates with probability `ending`. The start is uniform.
     """
     draws = generator(seed, "garnet", states, actions, branching)
     pairs = states * actions
@@ -173,18 +173,17 @@ def garnet_mdp(
 def mdp_from_log(
     episodes: Episodes, *, states: int, actions: int, discount: float, limit: int | None = None
 ) -> FiniteMdp:
-    """The most likely process behind a log of numbered states `[N]` and actions `[N]`: frequencies and mean rewards.
+    """Estimate a process from a log of states `[N]` and actions `[N]` by maximum likelihood: frequencies, mean rewards.
 
-    What was never tried cannot be taken. A state that was reached, but never acted in, is unknown beyond: an outcome
-    that leads there ends with it, as if nothing followed. Episodes begin as the log's do. Raises DataError for an empty
-    log and for numbers outside 0 .. states - 1.
+    Untried actions are not available. An outcome that leads to a state without a logged action terminates there. The
+    start distribution is that of the log. Raises DataError for an empty log and for numbers outside 0 .. states - 1.
     """
     if episodes.decisions == 0 or episodes.final is None:
-        raise DataError("the log holds no decisions with their final observations")
+        raise DataError("the log has no decisions with final observations")
     steps = episodes.transitions()
     assert steps.final is not None
     state, action = _numbers(steps.observations, states, "state"), _numbers(steps.chosen, actions, "action")
-    after = _numbers(steps.final, states, "state seen last")
+    after = _numbers(steps.final, states, "final state")
     tried = np.zeros(states, dtype=np.bool_)
     tried[state] = True
     ends = steps.terminated | ~tried[after]
@@ -217,7 +216,7 @@ def _outcomes(columns: Sequence[tuple[int, int, int, float, float, bool]]) -> Md
 def _numbers(values: Any, count: int, name: str) -> Ints:  # noqa: ANN401 - any array of numbers
     numbers = np.asarray(values)
     if numbers.ndim != 1 or numbers.dtype.kind not in "iu":
-        raise DataError(f"{name} is {numbers.dtype}{list(numbers.shape)} in the log, expected whole numbers [N]")
+        raise DataError(f"{name} is {numbers.dtype}{list(numbers.shape)} in the log, expected integers [N]")
     outside = np.flatnonzero((numbers < 0) | (numbers >= count))
     if len(outside):
         raise DataError(f"row {outside[0]}: {name} is {numbers[outside[0]]}, expected 0 .. {count - 1}")

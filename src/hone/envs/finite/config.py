@@ -1,6 +1,6 @@
-"""Finite worlds named in a config file: Gymnasium's tables, maps, chains, draws, and the counterexample of Baird.
+"""Configs of finite environments: Gymnasium's tables, maps, chains, random processes, and Baird's counterexample.
 
-Belongs here: from a config to a `FiniteMdp`. What the worlds are is `build.py`.
+Belongs here: from a config to a `FiniteMdp`. `build.py` builds the tables.
 """
 
 from typing import Annotated, Literal, TypeAlias
@@ -21,69 +21,69 @@ MAZE = [
     ".....#...",
     ".........",
 ]
-"""The maze of 6 x 9 of Sutton (1990); the shortest way is 14 steps."""
+"""Maze of 6 x 9 of Sutton (1990); the shortest path has 14 steps."""
 
 
 class GymTableWorld(Config):
-    """A Gymnasium environment that keeps a table (FrozenLake, Taxi, CliffWalking), stepped as that table."""
+    """Gymnasium environment with a table (FrozenLake, Taxi, CliffWalking), stepped as that table."""
 
     kind: Literal["gymnasium"]
     """Names this alternative."""
     id: str
-    """Registered id; its time limit holds."""
+    """Registered id; its time limit applies."""
     kwargs: dict[str, JsonValue] = Field(default={})
-    """Passed to the environment's constructor."""
+    """Arguments of the environment's constructor."""
 
 
 class GridWorld(Config):
-    """A map: `#` wall, `S` start, `.` floor; letters that end the episode and pay what `rewards` says."""
+    """Grid map: `#` wall, `S` start, `.` floor; letters terminate with the reward in `rewards`."""
 
     kind: Literal["grid"]
     """Names this alternative."""
     rows: list[str] = Field(default=MAZE)
-    """The map, row by row."""
+    """Rows of the map."""
     step_reward: float = 0.0
-    """Paid for every move."""
+    """Reward of every move."""
     rewards: dict[str, float] = Field(default={"G": 1.0})
-    """Paid besides on arriving at a letter; the episode ends there."""
+    """Additional reward per letter; the episode terminates there."""
     slip: float = Field(default=0.0, ge=0, le=1)
-    """Probability that a move goes to one of its sides."""
+    """Probability that a move goes to one side instead."""
 
 
 class ChainWorld(Config):
-    """States in a row, begun in the middle; an end on the left and one on the right."""
+    """Chain of states with the start in the middle and a terminal at each end."""
 
     kind: Literal["chain"]
     """Names this alternative."""
     length: int = Field(default=19, ge=1)
     """States between the ends."""
     slip: float = Field(default=0.0, ge=0, le=1)
-    """Probability that a step goes the other way."""
+    """Probability that a step goes in the other direction."""
     small: float = -1.0
-    """Paid at the left end."""
+    """Reward at the left end."""
     large: float = 1.0
-    """Paid at the right end."""
+    """Reward at the right end."""
 
 
 class GarnetWorld(Config):
-    """A process drawn at random (Garnet)."""
+    """Random process (Garnet)."""
 
     kind: Literal["drawn"]
     """Names this alternative."""
     states: int = Field(default=20, ge=1)
     """Number of states."""
     actions: int = Field(default=3, ge=1)
-    """Actions in each."""
+    """Number of actions."""
     branching: int = Field(default=3, ge=1)
-    """States that each pair can lead to."""
+    """Number of successor states of each state-action pair."""
     end_probability: float = Field(default=0.05, ge=0, lt=1)
-    """Probability that a step ends the episode."""
+    """Probability that a step terminates the episode."""
     seed: int = Field(default=0, ge=0)
     """Which one."""
 
 
 class BairdWorld(Config):
-    """Seven states that pay nothing and never end: action 0 leads to any of the first six, action 1 to the seventh
+    """Seven states without rewards or terminals: action 0 leads to any of the first six, action 1 to the seventh
     (Baird, 1995)."""
 
     kind: Literal["baird"]
@@ -95,21 +95,21 @@ TableWorld: TypeAlias = Annotated[NamedWorld, Field(discriminator="kind")]
 
 
 class FiniteConfig(Config):
-    """A finite world, many copies at a time: its whole table is known, so what is learned is judged exactly."""
+    """Finite environment, stepped in many copies. Its table is known, so a policy is evaluated exactly."""
 
     world: TableWorld
     """Which one."""
     copies: int = Field(default=1, ge=1, le=65536)
     """Stepped together."""
     limit: int | None = Field(default=None, ge=1)
-    """Truncate episodes here; None keeps the world's own limit, if any."""
+    """Steps after which episodes are truncated; None keeps the environment's own limit, if any."""
 
 
 def build_finite_mdp(config: FiniteConfig, *, discount: float) -> FiniteMdp:
-    """The process. Raises ConfigError for what is none, and UserCodeError where its environment cannot be made."""
+    """Build the process. Raises ConfigError for invalid settings, UserCodeError if its environment fails."""
     try:
         mdp = _named(config.world, discount=discount)
-    except DataError as fault:  # the numbers of a log are data, those of a config are not
+    except DataError as fault:  # invalid numbers of a log are a DataError, those of a config a ConfigError
         key = {"grid": "finite.world.rows: ", "gymnasium": ""}.get(config.world.kind, "finite.world.kind: ")
         raise ConfigError(*(f"{key}{message}" for message in fault.messages)) from fault
     return mdp if config.limit is None else with_step_limit(mdp, config.limit)
@@ -135,7 +135,7 @@ def _named(world: NamedWorld, *, discount: float) -> FiniteMdp:
 
 
 def with_step_limit(mdp: FiniteMdp, limit: int) -> FiniteMdp:
-    """The same world, whose episodes are truncated after `limit` steps."""
+    """Copy of the process that truncates episodes after `limit` steps."""
     return FiniteMdp(
         states=mdp.states, actions=mdp.actions, offsets=mdp.offsets, next_state=mdp.next_state,
         probability=mdp.probability,
@@ -145,7 +145,7 @@ def with_step_limit(mdp: FiniteMdp, limit: int) -> FiniteMdp:
 
 
 def baird_mdp(*, discount: float) -> FiniteMdp:
-    """The world of Baird's counterexample; episodes begin anywhere."""
+    """Build Baird's counterexample; the start is uniform."""
     state = np.repeat(np.arange(7), 7)
     to = np.tile(np.arange(7), 7)
     return make_mdp(
@@ -158,9 +158,9 @@ def baird_mdp(*, discount: float) -> FiniteMdp:
 
 
 def require_all_actions(mdp: FiniteMdp) -> None:
-    """Raises ConfigError for a state in which only some of the actions can be taken: a table would try the others."""
+    """Raise ConfigError for a state with unavailable actions, which a table would try."""
     some = np.flatnonzero(mdp.available.any(axis=1) & ~mdp.available.all(axis=1))
     if len(some):
         raise ConfigError(
-            f"state {some[0]}: only actions {np.flatnonzero(mdp.available[some[0]]).tolist()} can be taken"
+            f"state {some[0]}: only actions {np.flatnonzero(mdp.available[some[0]]).tolist()} are available"
         )

@@ -7,12 +7,13 @@ from hone.core.ragged import Ints
 from hone.envs.finite.model import Flags, Floats
 
 DENSE_STATES = 1500
-"""Up to here a dense matrix (18 MB) is as fast as a sparse one."""
+"""Largest number of states for a dense matrix (18 MB), which is as fast as a sparse one."""
 NEEDS_SCIPY = "this needs scipy, which is not installed: pip install 'hone-rl[control]'"
 
 
 def solve_linear(edges: tuple[Ints, Ints, Floats], right: Floats, known: Flags) -> Floats:
-    """x = right + W x where W[i, j] is the summed weight of the edges i -> j, and x = 0 in `known` states -> `[S]`.
+    """Solve x = right + W x, W[i, j] the summed weight of the edges i -> j, with x = 0 in `known` states -> `[S]`.
+
 
     Raises ResourceError for more than 1500 states without scipy.
     """

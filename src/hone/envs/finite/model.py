@@ -1,7 +1,6 @@
-"""A finite Markov decision process as arrays: every outcome of every pair of state and action, one after another.
+"""Finite Markov decision processes as sparse tables: the outcomes of all state-action pairs in arrays.
 
-Belongs here: the table itself, its faults, and the arithmetic that everything else is made of. The table is sparse
-whatever its size (a row of outcomes per pair); dense arrays are views made on demand.
+Belongs here: the table, its validation, and basic operations. Dense arrays are made on demand.
 """
 
 from dataclasses import dataclass, replace
@@ -16,57 +15,57 @@ from hone.core.ragged import Ints, owner_of
 Floats: TypeAlias = NDArray[np.float64]
 Flags: TypeAlias = NDArray[np.bool_]
 TabularPolicy: TypeAlias = NDArray[np.integer] | NDArray[np.floating]
-"""`[S]` the action of each state, or `[S, A]` probabilities."""
+"""Action of each state `[S]`, or probabilities `[S, A]`."""
 
 SUM_TOLERANCE = 1e-9
-"""How far the probabilities of a row may be from 1."""
+"""Largest accepted deviation of a row's probabilities from 1."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FiniteMdp:
-    """S states, A actions, K outcomes. Pair (s, a) has the number s * A + a.
+    """Markov decision process with S states, A actions and K outcomes. Pair (s, a) has the number s * A + a.
 
-    A pair without outcomes is an action that cannot be taken; a state without any is terminal and worth 0. Whether an
-    episode ends is said by each outcome, as Gymnasium's tables do: what `ends` leads nowhere, whatever `after` says.
+    A pair without outcomes is an unavailable action; a state without outcomes is terminal with value 0. Termination is
+    part of an outcome, as in Gymnasium's tables: if `terminates` is set, `next_state` is ignored.
     """
 
     states: int
     actions: int
     offsets: Ints
-    """`[S*A+1]` outcomes of each pair."""
+    """Bounds `[S*A+1]` of the outcomes of each pair."""
     next_state: Ints
-    """`[K]` the state that follows."""
+    """Next state `[K]`."""
     probability: Floats
-    """`[K]` given the pair; a row adds up to 1."""
+    """Probability `[K]` given the pair; a row sums to 1."""
     reward: Floats
-    """`[K]` paid with the outcome."""
+    """Reward `[K]`."""
     terminates: Flags
-    """`[K]` the world terminates with this outcome."""
+    """Whether the outcome terminates the episode `[K]`."""
     start_distribution: Floats
-    """`[S]` probability that an episode begins there."""
+    """Probability `[S]` of starting in a state."""
     discount: float
-    """Of a reward one step later, in (0, 1]."""
+    """Discount factor in (0, 1]."""
     step_limit: int | None = None
-    """Steps after which an episode is truncated; None: never. Only worlds and finite horizons look at it."""
+    """Steps after which an episode is truncated; None: never. Used by environments and finite horizons only."""
 
     @property
     def pair_of_outcome(self) -> Ints:
-        """`[K]` pair of each outcome."""
+        """Pair of each outcome `[K]`."""
         return owner_of(self.offsets)
 
     @property
     def available(self) -> Flags:
-        """`[S, A]` which actions can be taken."""
+        """Available actions `[S, A]`."""
         return (np.diff(self.offsets) > 0).reshape(self.states, self.actions)
 
     @property
     def terminal(self) -> Flags:
-        """`[S]` states in which nothing can be done."""
+        """Terminal states `[S]`: those without actions."""
         return np.logical_not(self.available.any(axis=1))
 
     @property
     def expected_reward(self) -> Floats:
-        """`[S, A]` expected reward of a pair; 0 where it cannot be taken."""
+        """Expected reward of a pair `[S, A]`; 0 for unavailable actions."""
         return self.sum_by_pair(self.probability * self.reward)
 
     def sum_by_pair(self, outcomes: Floats) -> Floats:
@@ -75,20 +74,20 @@ class FiniteMdp:
         return sums.astype(np.float64).reshape(self.states, self.actions)
 
     def backup(self, value: Floats) -> Floats:
-        """q(s, a) = sum over outcomes of p * (r + discount * [it goes on] * value(after)) -> `[S, A]`.
+        """q(s, a) = sum over outcomes of p * (r + discount * [not terminated] * value(next state)) -> `[S, A]`.
 
-        -inf where the action cannot be taken.
+        -inf for unavailable actions.
         """
         beyond = np.where(self.terminates, 0.0, value[self.next_state])
         q = self.sum_by_pair(self.probability * (self.reward + self.discount * beyond))
         return np.where(self.available, q, -np.inf)
 
     def greedy_values(self, q: Floats) -> Floats:
-        """max over actions of q `[S, A]` -> `[S]`; 0 in terminal states."""
+        """Maximum over actions of q `[S, A]` -> `[S]`; 0 in terminal states."""
         return np.where(self.terminal, 0.0, q.max(axis=1))
 
     def dense(self) -> tuple[Floats, Floats]:
-        """`[S, A, S]` probability of going on in a state (what is missing to 1 ends), `[S, A]` expected reward."""
+        """Transition probabilities `[S, A, S]` (the rest to 1 terminates) and expected rewards `[S, A]`."""
         goes_on = ~self.terminates
         cells = self.pair_of_outcome[goes_on] * self.states + self.next_state[goes_on]
         size = self.states * self.actions * self.states
@@ -96,13 +95,13 @@ class FiniteMdp:
         return flat.reshape(self.states, self.actions, self.states), self.expected_reward
 
     def with_discount(self, discount: float) -> "FiniteMdp":
-        """The same world, under another discount. Raises DataError outside (0, 1]."""
+        """Copy with another discount factor. Raises DataError outside (0, 1]."""
         return validated_mdp(replace(self, discount=discount))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MdpOutcomes:
-    """K outcomes in any order, as a builder collects them."""
+    """K outcomes in any order, as input of `make_mdp`."""
 
     state: Ints
     action: Ints
@@ -116,7 +115,7 @@ class MdpOutcomes:
 def make_mdp(
     outcomes: MdpOutcomes, *, states: int, actions: int, start: Floats, discount: float, limit: int | None = None
 ) -> FiniteMdp:
-    """The table of these outcomes; those of probability 0 are left out. Raises DataError with every fault."""
+    """Build the table of outcomes; those of probability 0 are left out. Raises DataError with every error."""
     faults = ErrorCollector(DataError)
     for name, column, count in (
         ("state", outcomes.state, states),
@@ -150,7 +149,7 @@ def make_mdp(
 
 
 def validated_mdp(mdp: FiniteMdp) -> FiniteMdp:
-    """`mdp` itself; raises DataError with every fault of its numbers."""
+    """Check and return `mdp`. Raises DataError with every invalid number."""
     faults = ErrorCollector(DataError)
     if not 0 < mdp.discount <= 1:
         faults.add(f"discount is {mdp.discount}, expected more than 0 and at most 1")
@@ -178,17 +177,16 @@ def validated_mdp(mdp: FiniteMdp) -> FiniteMdp:
         pair = int(mdp.pair_of_outcome[stuck[0]])
         faults.add(
             f"state {pair // mdp.actions}, action {pair % mdp.actions}: leads to state {mdp.next_state[stuck[0]]}, "
-            f"where "
-            "nothing can be done, and does not end there"
+            "which has no actions, without terminating"
         )
     faults.raise_if_any()
     return mdp
 
 
 def policy_probabilities(mdp: FiniteMdp, policy: TabularPolicy) -> Floats:
-    """A policy as probabilities `[S, A]`; rows of terminal states are 0.
+    """Convert a policy to probabilities `[S, A]`; rows of terminal states are 0.
 
-    Raises DataError where it takes an action that cannot be taken, or its probabilities do not add up to 1.
+    Raises DataError for an unavailable action, or probabilities that do not sum to 1.
     """
     legal, terminal = mdp.available, mdp.terminal
     if policy.ndim == 1:
@@ -202,7 +200,7 @@ def policy_probabilities(mdp: FiniteMdp, policy: TabularPolicy) -> Floats:
     faults = ErrorCollector(DataError)
     illegal = np.argwhere((table != 0) & ~legal)
     if len(illegal):
-        faults.add(f"the policy takes action {illegal[0][1]} in state {illegal[0][0]}, which cannot be taken there")
+        faults.add(f"the policy takes action {illegal[0][1]} in state {illegal[0][0]}, which is unavailable there")
     wrong = np.flatnonzero(~terminal & (np.abs(table.sum(axis=1) - 1) > SUM_TOLERANCE))
     if len(wrong) or not (table >= 0).all():
         state = int(wrong[0]) if len(wrong) else int(np.argwhere(~(table >= 0))[0][0])

@@ -1,7 +1,7 @@
-"""Options: courses of action with an end of their own, and the process that somebody sees who only chooses among them.
+"""Options (temporally extended actions), and the decision process over options.
 
-Belongs here: the model of an option, exactly (Sutton, Precup & Singh, 1999). The process over options is a `FiniteMdp`
-again: the discount spent on the way is a probability of ending, so everything that solves one solves the other.
+Belongs here: the exact model of an option (Sutton, Precup & Singh, 1999). The process over options is a `FiniteMdp`
+whose discounting is a probability of termination, so the same solvers apply.
 """
 
 from collections.abc import Sequence
@@ -14,42 +14,42 @@ from hone.envs.finite.linear import solve_linear
 from hone.envs.finite.model import FiniteMdp, Flags, Floats, MdpOutcomes, TabularPolicy, make_mdp, policy_probabilities
 
 NEGLIGIBLE = 1e-15
-"""Outcomes less likely than this are left out of a process over options."""
+"""Smallest probability of an outcome in a process over options."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MarkovOption:
-    """What to do once it is chosen, until it stops."""
+    """Option with a Markov policy and termination."""
 
     policy: TabularPolicy
-    """`[S]` or `[S, A]`."""
+    """Actions `[S]` or probabilities `[S, A]`."""
     termination: Floats
-    """`[S]` probability that it stops on arriving there."""
+    """Probability `[S]` of stopping on arrival in a state."""
     initiation_set: Flags | None = None
-    """`[S]` where it can be chosen; None: wherever anything can be done."""
+    """States `[S]` in which the option is available; None: all non-terminal ones."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OptionModel:
-    """What to expect of an option."""
+    """Expected reward and termination of an option."""
 
     reward: Floats
-    """`[S]` discounted reward until it stops."""
+    """Discounted reward `[S]` until it stops."""
     next_state: Floats
-    """`[S, S]` sum over durations k of discount^k P(it stops after k steps, there)."""
+    """Sum over durations k of discount^k P(it stops after k steps in a state) `[S, S]`."""
 
 
 def primitive_option(mdp: FiniteMdp, action: int) -> MarkovOption:
-    """The option that takes one action and stops."""
+    """Make the option that takes one action and stops."""
     others = mdp.available.argmax(axis=1)
     policy = np.where(mdp.available[:, action], action, others)
     return MarkovOption(policy=policy, termination=np.ones(mdp.states), initiation_set=mdp.available[:, action])
 
 
 def option_model(mdp: FiniteMdp, option: MarkovOption) -> OptionModel:
-    """R = r + discount * P (1 - stops) R, and likewise where it stops, by linear solves.
+    """Compute R = r + discount * P (1 - stops) R, and the stopping states likewise, by linear solves.
 
-    Raises DataError where it may go on for ever with discount 1.
+    Raises DataError if it may never stop with discount 1.
     """
     weight = policy_probabilities(mdp, option.policy).ravel()[mdp.pair_of_outcome] * mdp.probability
     goes_on = ~mdp.terminates & (weight > 0)
@@ -69,9 +69,9 @@ def option_model(mdp: FiniteMdp, option: MarkovOption) -> OptionModel:
 
 
 def mdp_over_options(mdp: FiniteMdp, options: Sequence[MarkovOption]) -> FiniteMdp:
-    """The process whose action o is the whole option o; its discount is 1, for its outcomes carry the discount.
+    """Build the process with options as actions; its discount is 1, because its outcomes contain the discount.
 
-    Its best values are those of always choosing the best option and keeping to it (call and return).
+    Its optimal values are those of call-and-return execution of the best options.
     """
     parts: list[MdpOutcomes] = []
     for number, option in enumerate(options):
@@ -121,4 +121,4 @@ def _require_end(mdp: FiniteMdp, option: MarkovOption, edges: tuple[np.ndarray, 
         reached[more] = True
     if not reached.all():
         state = int(np.flatnonzero(~reached)[0])
-        raise DataError(f"discount 1: from state {state} the option never stops; let it stop somewhere on the way")
+        raise DataError(f"discount 1: from state {state} the option never stops; add a state in which it stops")

@@ -1,8 +1,8 @@
-"""What is true of a finite Markov decision process: values, best policies, visits. Exact up to rounding.
+"""Exact solutions of finite Markov decision processes: values, optimal policies, occupancies.
 
-Belongs here: dynamic programming. With a discount of 1 the worth is the total reward: defined where a policy ends, or
-is paid nothing for ever after. Best policies are then right if no reward is negative, or if whoever never ends loses
-for ever (Bertsekas & Tsitsiklis, 1991); other tables can have worths that no policy attains.
+Belongs here: dynamic programming. With a discount of 1 the value is the total reward, defined if a policy terminates
+or stops receiving rewards. Optimal policies are then correct if no reward is negative, or if every policy that never
+terminates has the value -inf (Bertsekas & Tsitsiklis, 1991); in other tables the optimum may not be attained.
 """
 
 from dataclasses import dataclass
@@ -15,39 +15,39 @@ from hone.envs.finite.linear import solve_linear
 from hone.envs.finite.model import FiniteMdp, Flags, Floats, TabularPolicy, policy_probabilities
 
 IMPROVEMENT_TOLERANCE = 1e-10
-"""An action replaces another only if it is better by this much, relative to the largest value."""
+"""Smallest improvement that changes an action, relative to the largest value."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MdpSolution:
-    """A best policy and what it is worth."""
+    """Optimal policy and its values."""
 
     value: Floats
     """`[S]`."""
     q: Floats
-    """`[S, A]` of each action, and the best from then on; -inf where it cannot be taken."""
+    """Optimal action values `[S, A]`; -inf for unavailable actions."""
     policy: Ints
-    """`[S]` the first of the best actions; 0 in terminal states."""
+    """First optimal action `[S]`; 0 in terminal states."""
     iterations: int
     error_bound: float
-    """No state's value is further from the truth than this (policy iteration: the Bellman residual that is left)."""
+    """Bound on the error of the values (policy iteration: the remaining Bellman residual)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FiniteHorizonSolution:
-    """The best that can be done in so many steps."""
+    """Optimal policy for a finite horizon."""
 
     value: Floats
-    """`[S]` with all steps to go."""
+    """Values `[S]` with all steps left."""
     policy: Ints
-    """`[H, S]` what to do after t steps."""
+    """Action `[H, S]` after t steps."""
 
 
 def evaluate_policy(mdp: FiniteMdp, policy: TabularPolicy) -> Floats:
-    """v = r_pi + discount * P_pi v, by one linear solve -> `[S]`.
+    """Solve v = r_pi + discount * P_pi v by one linear solve -> `[S]`.
 
-    Raises DataError where the total is not defined: discount 1, and a state from which the policy never ends and is
-    paid all the same.
+    Raises DataError if the total is undefined: discount 1, and a state from which the policy never terminates but
+    receives rewards.
     """
     weight = _weights(mdp, policy)
     paid = mdp.sum_by_pair(weight * mdp.reward).sum(axis=1)
@@ -56,10 +56,10 @@ def evaluate_policy(mdp: FiniteMdp, policy: TabularPolicy) -> Floats:
 
 
 def occupancy(mdp: FiniteMdp, policy: TabularPolicy) -> Floats:
-    """d(s, a) = sum over t of discount^t P(s_t = s, a_t = a), episodes begun at `start` -> `[S, A]`.
+    """Occupancy d(s, a) = sum over t of discount^t P(s_t = s, a_t = a) from the start distribution -> `[S, A]`.
 
-    Sums to 1 / (1 - discount) if nothing ends; `(d * paid).sum()` is the policy's worth. Raises DataError for discount
-    1 and a policy that may never end.
+    Sums to 1 / (1 - discount) without terminals; `(d * mdp.expected_reward).sum()` is the policy's value. Raises
+    DataError for discount 1 and a policy that may never terminate.
     """
     weight = _weights(mdp, policy)
     source, target, rate = _edges(mdp, weight)
@@ -70,10 +70,11 @@ def occupancy(mdp: FiniteMdp, policy: TabularPolicy) -> Floats:
 
 
 def value_iteration(mdp: FiniteMdp, *, tolerance: float = 1e-10, max_iterations: int = 1_000_000) -> MdpSolution:
-    """Apply the Bellman operator until no state is further than `tolerance` from the truth.
+    """Apply the Bellman operator until the error of every state is below `tolerance`.
+
 
     ||v_k - v*|| <= discount / (1 - discount) * ||v_k - v_{k-1}|| (Puterman, 1994, theorem 6.3.1). Raises DataError for
-    discount 1, where nothing bounds the distance, and when `most` iterations were not enough.
+    discount 1, where there is no bound, and if `max_iterations` were not enough.
     """
     if mdp.discount == 1:
         raise DataError("value iteration has no stopping bound with discount 1: use policy_iteration, or a horizon")
@@ -91,10 +92,10 @@ def value_iteration(mdp: FiniteMdp, *, tolerance: float = 1e-10, max_iterations:
 
 
 def policy_iteration(mdp: FiniteMdp) -> MdpSolution:
-    """Evaluate exactly, improve greedily, until nothing improves (Howard, 1960).
+    """Alternate exact evaluation and greedy improvement until convergence (Howard, 1960).
 
-    Begins with a policy that makes for an end, so that with discount 1 everything on the way is defined. Raises
-    DataError where the best total is not finite.
+    Starts with a policy that heads for termination, so that all values are defined with discount 1. Raises DataError
+    if the optimal total is not finite.
     """
     policy = ending_policy(mdp)
     rows = np.arange(mdp.states)
@@ -106,7 +107,7 @@ def policy_iteration(mdp: FiniteMdp) -> MdpSolution:
         if not better.any():
             best = np.isclose(q, mdp.greedy_values(q)[:, None], rtol=1e-12, atol=IMPROVEMENT_TOLERANCE).argmax(axis=1)
             if mdp.discount == 1:
-                best = policy  # among equals, the first may be one that never ends
+                best = policy  # among ties, the first action may never terminate
             return MdpSolution(
                 value=value,
                 q=q,
@@ -115,16 +116,16 @@ def policy_iteration(mdp: FiniteMdp) -> MdpSolution:
                 error_bound=float(np.abs(mdp.greedy_values(q) - value).max()),
             )
         policy = np.where(better, q.argmax(axis=1), policy)
-    raise DataError("policy iteration went in circles: the rewards are too far apart for float64")
+    raise DataError("policy iteration did not converge: the rewards differ too much in size for float64")
 
 
 def bellman_residual(mdp: FiniteMdp, value: Floats) -> Floats:
-    """max over a of q(s, a) - v(s) -> `[S]`; 0 everywhere for the best value alone (discount below 1)."""
+    """Bellman residual max over a of q(s, a) - v(s) -> `[S]`; 0 only for the optimal values (discount below 1)."""
     return mdp.greedy_values(mdp.backup(value)) - value
 
 
 def backward_induction(mdp: FiniteMdp, horizon: int) -> FiniteHorizonSolution:
-    """Backward induction: the best policy when `horizon` steps are left; it may look at the clock."""
+    """Compute the optimal time-dependent policy for `horizon` steps by backward induction."""
     value, policy = np.zeros(mdp.states), np.zeros((horizon, mdp.states), dtype=np.int64)
     for step in reversed(range(horizon)):
         q = mdp.backup(value)
@@ -133,7 +134,7 @@ def backward_induction(mdp: FiniteMdp, horizon: int) -> FiniteHorizonSolution:
 
 
 def finite_horizon_value(mdp: FiniteMdp, policy: TabularPolicy, horizon: int) -> Floats:
-    """What a policy that does not look at the clock is paid in `horizon` steps -> `[S]`."""
+    """Return of a stationary policy in `horizon` steps -> `[S]`."""
     table, value = policy_probabilities(mdp, policy), np.zeros(mdp.states)
     for _ in range(horizon):
         value = (table * np.where(table > 0, mdp.backup(value), 0.0)).sum(axis=1)
@@ -141,12 +142,12 @@ def finite_horizon_value(mdp: FiniteMdp, policy: TabularPolicy, horizon: int) ->
 
 
 def start_value(mdp: FiniteMdp, value: Floats) -> float:
-    """Mean of a value `[S]` over where episodes begin."""
+    """Mean of values `[S]` over the start distribution."""
     return float(mdp.start_distribution @ value)
 
 
 def can_end(mdp: FiniteMdp, taken: Flags | None = None) -> Flags:
-    """`[S]` from where an end can be reached, by the outcomes `taken` `[K]` (None: any)."""
+    """States `[S]` from which termination is reachable by the outcomes `taken` `[K]` (None: any)."""
     taken = np.ones(len(mdp.next_state), dtype=np.bool_) if taken is None else taken
     state = mdp.pair_of_outcome // mdp.actions
     reached = mdp.terminal.copy()
@@ -160,7 +161,7 @@ def can_end(mdp: FiniteMdp, taken: Flags | None = None) -> Flags:
 
 
 def ending_policy(mdp: FiniteMdp) -> Ints:
-    """`[S]` in each state an action that may bring the end nearer; any action where no end can be reached."""
+    """Action `[S]` that may lead closer to termination; an arbitrary one if termination is unreachable."""
     policy = mdp.available.argmax(axis=1)
     state, action = np.divmod(mdp.pair_of_outcome, mdp.actions)
     near = mdp.terminal.copy()
@@ -173,32 +174,32 @@ def ending_policy(mdp: FiniteMdp) -> Ints:
 
 
 def _weights(mdp: FiniteMdp, policy: TabularPolicy) -> Floats:
-    """`[K]` probability of each outcome given its state."""
+    """Probability of each outcome given its state `[K]`."""
     return policy_probabilities(mdp, policy).reshape(-1)[mdp.pair_of_outcome] * mdp.probability
 
 
 def _edges(mdp: FiniteMdp, weight: Floats) -> tuple[Ints, Ints, Floats]:
-    """From, to, and discounted probability of what goes on."""
+    """State, next state and discounted probability of outcomes that do not terminate."""
     goes_on = ~mdp.terminates & (weight > 0)
     return (mdp.pair_of_outcome // mdp.actions)[goes_on], mdp.next_state[goes_on], mdp.discount * weight[goes_on]
 
 
 def _zero_value_states(mdp: FiniteMdp, weight: Floats, is_paid: Flags) -> Flags:
-    """`[S]` states that are worth 0 because nothing is paid there and nothing ends; only with discount 1."""
+    """States `[S]` with value 0 because they have no rewards and never terminate; only with discount 1."""
     if mdp.discount < 1:
         return np.zeros(mdp.states, dtype=np.bool_)
     endless = ~can_end(mdp, weight > 0)
     unbounded = np.flatnonzero(endless & is_paid)
     if len(unbounded):
         raise DataError(
-            f"discount 1: from state {unbounded[0]} the policy never ends and is paid all the same, so its total is "
+            f"discount 1: from state {unbounded[0]} the policy never terminates but receives rewards, so its total is "
             "not defined; use a discount below 1, or a horizon"
         )
     return endless
 
 
 def _uncounted_states(mdp: FiniteMdp, weight: Floats) -> Flags:
-    """`[S]` states whose visits are not counted: with discount 1, those that never end; none may be visited."""
+    """States `[S]` without a finite number of visits: with discount 1, those that never terminate; must be unvisited."""
     if mdp.discount < 1:
         return np.zeros(mdp.states, dtype=np.bool_)
     endless = ~can_end(mdp, weight > 0)
@@ -208,7 +209,7 @@ def _uncounted_states(mdp: FiniteMdp, weight: Floats) -> Flags:
         seen[more] = True
     if (seen & endless).any():
         raise DataError(
-            f"discount 1: the policy may come to state {np.flatnonzero(seen & endless)[0]} and stay for ever, so its "
+            f"discount 1: the policy may come to state {np.flatnonzero(seen & endless)[0]} and never terminate, so its "
             "visits are not finite; use a discount below 1"
         )
     return endless

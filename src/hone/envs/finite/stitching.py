@@ -1,9 +1,9 @@
-"""A task that nobody in its log solves, and that the log is enough to solve: its best needs parts of two episodes.
+"""Stitching task: no logged episode solves it, but parts of two episodes combined do.
 
-Two halves, each a fork into two lanes of which one pays 1 at its end. Every logged episode takes the paying lane in
-exactly one half, and more than half of them in the first. So each returns 1, imitation of the likeliest action (or of
-the best episodes) returns 1, and dynamic programming over the logged steps returns 2. The truth is known: it is a
-table.
+Two halves, each a fork into two lanes, one with a reward of 1 at its end. Every logged episode takes the rewarded lane
+in exactly one half, more than half of them in the first. So each returns 1, imitation of the most frequent action (or
+of the best episodes) returns 1, and dynamic programming over the logged steps returns 2. The exact solution is known
+from the table.
 """
 
 from typing import Any
@@ -19,20 +19,20 @@ from hone.envs.finite.model import FiniteMdp, MdpOutcomes, make_mdp
 from hone.envs.logs.parquet import DecisionLog
 
 FORWARD = 1
-"""In a lane; the other action leaves it, and ends the episode. The log never does."""
+"""Action along a lane; the other action, never logged, terminates the episode."""
 PAYING = (1, 0)
-"""The lane of each half that pays."""
+"""Rewarded lane of each half."""
 
 
 def state_count(length: int) -> int:
-    """Two forks and four lanes. Raises ConfigError for a lane without length."""
+    """Number of states of two forks and four lanes. Raises ConfigError for a length below 1."""
     if length < 1:
         raise ConfigError(f"the lanes have length {length}, expected at least 1")
     return 2 * (1 + 2 * length)
 
 
 def stitching_step(state: int, action: int, length: int) -> tuple[int, float, bool]:
-    """Where it leads, what it pays, and whether it ends."""
+    """Next state, reward, and whether the episode terminates."""
     half, place = divmod(state, 1 + 2 * length)
     fork = half * (1 + 2 * length)
     if place == 0:
@@ -47,7 +47,7 @@ def stitching_step(state: int, action: int, length: int) -> tuple[int, float, bo
 
 
 def stitching_mdp(*, length: int = 3, discount: float = 0.99) -> FiniteMdp:
-    """The table. Its best policy is worth discount^length + discount^(2 length + 1) at the start."""
+    """Build the table. The optimal value of the start is discount^length + discount^(2 length + 1)."""
     count = state_count(length)
     pairs = [(state, action) for state in range(count) for action in range(2)]
     after, reward, ends = zip(*(stitching_step(state, action, length) for state, action in pairs), strict=True)
@@ -66,14 +66,13 @@ def stitching_mdp(*, length: int = 3, discount: float = 0.99) -> FiniteMdp:
 
 
 def stitching_log(*, length: int = 3, episodes: int = 200, first_half_share: float = 0.6, seed: int = 0) -> DecisionLog:
-    """`episodes` episodes; `share` of them (0.5 < share < 1) are paid in the first half, the others in the
-    second.
+    """Generate `episodes` logged episodes; a share of `first_half_share` (0.5 to 1) has its reward in the first half.
 
-    Raises ConfigError for a share that would make the likeliest actions the best ones.
+    Raises ConfigError for a share with which the most frequent actions would be optimal.
     """
     if not 0.5 < first_half_share < 1:
         raise ConfigError(
-            f"share = {first_half_share}: with 0.5 < share < 1 the log's likeliest actions are not the best ones"
+            f"share = {first_half_share}: with 0.5 < share < 1 the log's most frequent actions are not optimal"
         )
     first = round(first_half_share * episodes)
     kind = generator(seed, "stitching").permutation(np.arange(episodes) < first)
@@ -90,7 +89,7 @@ def stitching_log(*, length: int = 3, episodes: int = 200, first_half_share: flo
             offsets=np.arange(0, episodes * each + 1, each, dtype=np.int64),
             seen=seen,
             chosen=chosen,
-            logp=density,  # of the second fork nothing is left to chance, once the first is known
+            logp=density,  # the second fork is determined by the first
             version=np.zeros(len(steps), np.int32),
             reward=reward.astype(np.float32),
             group=np.arange(episodes, dtype=np.int64),
@@ -106,7 +105,7 @@ def stitching_log(*, length: int = 3, episodes: int = 200, first_half_share: flo
 
 
 def _path(lanes: tuple[int, int], length: int) -> list[tuple[int, int, float, int]]:
-    """State, action, reward and next state of an episode that takes these lanes."""
+    """States, actions, rewards and next states of an episode in these lanes."""
     state, ended, found = 0, False, list[tuple[int, int, float, int]]()
     while not ended:
         half, place = divmod(state, 1 + 2 * length)
@@ -118,7 +117,7 @@ def _path(lanes: tuple[int, int], length: int) -> list[tuple[int, int, float, in
 
 
 class StitchingEnv(gymnasium.Env[Any, Any]):
-    """The same as a Gymnasium environment, `hone/Stitching-v0`. An episode has at most 2 (1 + length) steps."""
+    """Stitching task as a Gymnasium environment, `hone/Stitching-v0`. An episode has at most 2 (1 + length) steps."""
 
     def __init__(self, length: int = 3) -> None:
         self.length = length

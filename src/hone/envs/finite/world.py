@@ -1,7 +1,7 @@
-"""A world that is a table: many copies of a finite process, stepped at once, whose states are plain numbers.
+"""Vectorised finite environment: many copies of a finite process stepped together, with numbered states.
 
-What copy b meets at step t of rollout n is a function of (seed, n, t, b) and of what it does, whatever else was drawn,
-so that a resumed run is the same run and two policies compared on one seed meet the same luck.
+The outcome of copy b at step t of rollout n is a function of (seed, n, t, b), state and action only, so that a resumed
+run is exact and two policies compared on one seed have common random numbers.
 """
 
 from dataclasses import dataclass, field
@@ -20,7 +20,7 @@ from hone.envs.gym.world import VectorActor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FiniteRollout:
-    """T steps of B copies, before they are cut into episodes; `[T, B]`, `seen` `[T+1, B]`."""
+    """T steps of B copies before the split into episodes; `[T, B]`, observations `[T+1, B]`."""
 
     seen: Ints
     chosen: Ints
@@ -29,15 +29,15 @@ class FiniteRollout:
     terminated: Flags
     truncated: Flags
     final: Ints
-    """What was seen last, where the episode ended."""
+    """Final state of an ended episode."""
 
 
 @dataclass(kw_only=True)
 class FiniteWorld:
-    """`steps` steps of each of `copies` copies per rollout; `actor` decides as in a Gymnasium world, on `[B]` states.
+    """Source of `steps` steps of each of `copies` copies per rollout; `actor` acts on states `[B]` as in Gymnasium.
 
-    After an end the next decision is already the first of a new episode. An episode that the rollout cuts goes on in
-    the next one, as a piece with the same `group`.
+    The step after an end is the first of a new episode. An episode that a rollout cuts continues in the next one, as a
+    piece with the same `group`.
     """
 
     mdp: FiniteMdp
@@ -46,9 +46,9 @@ class FiniteWorld:
     copies: int = 1
     rollouts: int = 0
     episodes_begun: int = 0
-    """Episodes begun; numbers them."""
+    """Number of started episodes."""
     seen: Ints = field(default_factory=lambda: np.zeros(0, dtype=np.int64))
-    """`[B]` what will be decided on next."""
+    """Current states `[B]`."""
 
     def __post_init__(self) -> None:
         mdp = self.mdp
@@ -57,7 +57,7 @@ class FiniteWorld:
         ladder = mdp.pair_of_outcome + np.minimum(within - first, 1.0)
         ladder[mdp.offsets[1:][np.diff(mdp.offsets) > 0] - 1] = 1.0 + np.unique(mdp.pair_of_outcome)
         self._ladder = ladder
-        """`[K]` pair number plus the probability so far: one search finds the outcomes of any number of pairs."""
+        """Pair number plus cumulative probability `[K]`: one binary search samples outcomes of many pairs."""
         self._starts = np.cumsum(mdp.start_distribution) / mdp.start_distribution.sum()
         self._legal = mdp.available
         self.age = np.zeros(self.copies, dtype=np.int64)
@@ -67,7 +67,7 @@ class FiniteWorld:
         self.seen = self._begin(generator(self.seed, "finite", 0).random(self.copies))
 
     def rollout(self, actor: VectorActor) -> Episodes:
-        """`steps * copies` decisions. Raises ConfigError for an action that the table does not allow."""
+        """Collect `steps * copies` decisions. Raises ConfigError for an unavailable action."""
         self.rollouts += 1
         shape = (self.steps, self.copies)
         luck = generator(self.seed, "finite", self.rollouts).random((2, *shape))
@@ -99,10 +99,10 @@ class FiniteWorld:
         }
 
     def restore(self, state: State) -> None:
-        """Raises DataError for the state of another number of copies."""
+        """Restore the state. Raises DataError for another number of copies."""
         seen = array(state, "seen")
         if seen.shape != (self.copies,):
-            raise DataError(f"the saved world has {len(seen)} copies, this one {self.copies}")
+            raise DataError(f"the saved environment has {len(seen)} copies, this one {self.copies}")
         self.rollouts, self.episodes_begun = integer(state, "rollouts"), integer(state, "begun")
         self.seen = seen.astype(np.int64)
         self.age = array(state, "age").astype(np.int64)
@@ -119,7 +119,7 @@ class FiniteWorld:
             raise ConfigError(f"action {chosen[copy]} in state {self.seen[copy]}: the table allows {able}")
         pair = self.seen * mdp.actions + chosen
         found = np.searchsorted(self._ladder, pair + luck[0], side="right")
-        outcome = np.minimum(found, mdp.offsets[pair + 1] - 1)  # the sum may have been rounded up to the next pair
+        outcome = np.minimum(found, mdp.offsets[pair + 1] - 1)  # the sum may be rounded up to the next pair
         rows.reward[t] = mdp.reward[outcome]
         rows.terminated[t] = mdp.terminates[outcome]
         rows.final[t] = mdp.next_state[outcome]
@@ -131,11 +131,11 @@ class FiniteWorld:
         self.age[over] = 0
 
     def _begin(self, luck: Floats) -> Ints:
-        """Where episodes begin."""
+        """Sample start states."""
         return np.searchsorted(self._starts, luck, side="right").astype(np.int64)
 
     def _episodes(self, rows: FiniteRollout, version: int) -> Episodes:
-        done = (rows.terminated | rows.truncated).T  # the decisions of a copy stand together, in the order of time
+        done = (rows.terminated | rows.truncated).T  # the decisions of a copy are consecutive, in the order of time
         ends = done.copy()
         ends[:, -1] = True
         last = np.flatnonzero(ends)
@@ -159,7 +159,7 @@ class FiniteWorld:
         )
 
     def _returns_and_numbers(self, paid: Floats, copy: Ints, done: Flags) -> tuple[Floats, Ints]:
-        """Return so far and number of the episode of each piece; the first of a copy may have begun earlier."""
+        """Return so far and episode number of each piece; the first piece of a copy may continue an earlier one."""
         first = np.ones(len(copy), dtype=np.bool_)
         first[1:] = copy[1:] != copy[:-1]
         group = np.empty(len(copy), dtype=np.int64)
