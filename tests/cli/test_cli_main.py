@@ -116,7 +116,7 @@ BAD: list[tuple[str, str | bytes | None, list[str], list[str]]] = [
     ("13 long name", GOOD, ["--name", "x" * 300], ["300 characters"]),
     ("13 NUL in a name", GOOD, ["--name", "a\0b"], ["must match"]),
     ("13 empty name", GOOD, ["name="], ["name on the command line", 'got ""']),
-    ("unknown option", GOOD, ["--dryrun"], ["--dryrun is no option", "--dry-run"]),
+    ("unknown option", GOOD, ["--dryrun"], ["--dryrun is not an option", "--dry-run"]),
     ("two files", GOOD, ["b.toml"], ["unrecognized arguments: b.toml", "hone train --help"]),
     ("faults of every stage", '[[stage]]\nrecipe = "toy"\n[[stage]]\nrecipe = "toy"\nsteps = 0\nlrr = 1\n', [],
      ["stage.0.steps in run.toml:1 is missing", "stage.1.steps in run.toml:5 must be >= 1, got 0",

@@ -30,7 +30,7 @@ CASES = {  # config, exit code, what is said
     "unknown marks": ('recipe = "sarsa"\n[finite.world]\nkind = "grid"\nrows = ["S?", ".G"]', 2,
                       "run.toml:6: finite.world.rows: the map has the marks '?'"),
     "no table": ('recipe = "sarsa"\n[finite.world]\nkind = "gymnasium"\nid = "CartPole-v1"', 2,
-                 "run.toml:6: CartPole-v1 keeps no table"),
+                 "run.toml:6: CartPole-v1 has no table"),
     "no such table": ('recipe = "td_prediction"\n[finite.world]\nkind = "gymnasium"\nid = "Taxi-v99"', 2,
                       "run.toml:6: finite.world.id = 'Taxi-v99': "),
     "no such world": ('recipe = "ppo"\n[env]\nid = "CartPole-v9"', 2,

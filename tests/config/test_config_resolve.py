@@ -259,5 +259,5 @@ def test_command_lines_are_divided() -> None:
 
 
 def test_an_unknown_option_without_a_value_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"--dryrun is no option of this command \(--dry-run"):
+    with pytest.raises(ConfigError, match=r"--dryrun is not an option of this command \(--dry-run"):
         split_overrides(["run.toml", "--dryrun"], switches=frozenset({"--dry-run"}), options=frozenset())

@@ -41,7 +41,7 @@ def test_gymnasium_tables_are_taken_over_outcome_by_outcome() -> None:
 
 
 def test_an_environment_without_a_table_is_refused() -> None:
-    with pytest.raises(DataError, match="CartPole-v1 keeps no table"):
+    with pytest.raises(DataError, match="CartPole-v1 has no table"):
         mdp_from_gymnasium("CartPole-v1", discount=0.9)
 
 
@@ -92,7 +92,7 @@ def test_outcomes_that_lead_nowhere_are_refused() -> None:
         )  # fmt: skip
 
     start = np.array([1.0, 0.0])
-    with pytest.raises(DataError, match="leads to state 1, where nothing can be done"):
+    with pytest.raises(DataError, match="leads to state 1, which has no actions"):
         make_mdp(one(1, 1.0), states=2, actions=1, start=start, discount=0.9)
     with pytest.raises(DataError, match=r"after is 2, expected 0 \.\. 1"):
         make_mdp(one(2, 1.0), states=2, actions=1, start=start, discount=0.9)
@@ -107,7 +107,7 @@ def test_policies_that_cannot_be_followed_are_refused() -> None:
     with pytest.raises(DataError, match=r"probabilities in state 1 are \[0.7, 0.7\]"):
         policy_probabilities(mdp, np.array([[0.5, 0.5], [0.7, 0.7], [1.0, 0.0]]))
     only = mdp_from_table({0: {1: [(1.0, 0, 0.0, True)]}}, start=np.ones(1), discount=0.9)
-    with pytest.raises(DataError, match="takes action 0 in state 0, which cannot be taken"):
+    with pytest.raises(DataError, match="takes action 0 in state 0, which is unavailable"):
         policy_probabilities(only, np.array([0]))
 
 

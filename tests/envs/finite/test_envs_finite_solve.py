@@ -173,7 +173,7 @@ def test_the_page_says_what_is_computed() -> None:
 
 def test_totals_that_are_not_defined_are_refused() -> None:
     mdp = grid_mdp(["S.G"], step=-1.0, discount=1.0)
-    with pytest.raises(DataError, match="from state 0 the policy never ends and is paid"):
+    with pytest.raises(DataError, match="from state 0 the policy never terminates but receives"):
         evaluate_policy(mdp, np.zeros(3, np.int64))
     with pytest.raises(DataError, match="no stopping bound"):
         value_iteration(mdp)

@@ -185,7 +185,7 @@ def test_faults_come_before_training(tmp_path: Path) -> None:
         job_of({"recipe": "gradient_td", "behave": [1.0, 0.0]})
     with pytest.raises(ConfigError, match="add up to 1"):
         job_of({"recipe": "gradient_td", "behave": [0.5, 0.6]})
-    with pytest.raises(ConfigError, match="keeps no table"):
+    with pytest.raises(ConfigError, match="has no table"):
         job_of({"recipe": "q_learning", "finite": {"world": {"kind": "gymnasium", "id": "CartPole-v1"}}})
     job = ran(SMALL["expected_sarsa"], 1)
     job.save_policy(tmp_path)
