@@ -98,5 +98,5 @@ def test_without_a_compiler(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 def test_a_cache_that_cannot_be_written(small_source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("", encoding="utf-8")
     monkeypatch.setenv("HONE_CACHE", str(tmp_path / "file"))
-    with pytest.raises(ResourceError, match=r"the small library cannot be kept in .* HONE_CACHE"):
+    with pytest.raises(ResourceError, match=r"the small library cannot be written to .* HONE_CACHE"):
         build(small_source)

@@ -19,7 +19,7 @@ from hone.store.folder import create_run
 from hone.store.manifest import ConfigSetting, RunMetadata
 
 GOOD = GradientCheck(name="another order", detail="5 rows shuffled", difference=3e-17, relative=2e-16)
-BAD = GradientCheck(name="two shares, summed", detail="every other row", difference=0.5, relative=0.25)
+BAD = GradientCheck(name="two shards, summed", detail="every other row", difference=0.5, relative=0.25)
 LOST = GradientCheck(
     name="NaN where nothing was decided", detail="prompts", difference=float("nan"), relative=float("nan")
 )
@@ -53,7 +53,7 @@ def test_the_line_names_what_failed() -> None:
         of(GOOD).summary().startswith("the gradient does not depend on the split of a batch: 1 splits agree to 2.0e-16")
     )
     line = of(GOOD, BAD, LOST).summary()
-    assert "two shares, summed (relative difference 2.5e-01)" in line and "NaN where" in line and "another" not in line
+    assert "two shards, summed (relative difference 2.5e-01)" in line and "NaN where" in line and "another" not in line
 
 
 @pytest.mark.parametrize("text", ["{", "[]", "{}", '{"recipe": "x", "config_hash": "", "batch": "", "checks": [1], '

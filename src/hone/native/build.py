@@ -1,6 +1,6 @@
-"""Compiles a folder of C++ with the system's compiler, once for each source, compiler and machine, into a cache.
+"""Compilation of C++ with the system's compiler, cached per source, compiler and machine.
 
-Belongs here: which compiler, which flags, where the library lies, and that two processes may build at the same time.
+Belongs here: compiler, flags, the path of the library, and locking between processes.
 """
 
 import hashlib
@@ -21,9 +21,9 @@ from hone.core.clock import Clock, SystemClock
 from hone.core.errors import ResourceError
 
 INCLUDE: Final = Path(__file__).parent / "include"
-"""Headers that all sources may use."""
+"""Headers for all sources."""
 SWITCH: Final = "HONE_NATIVE"
-"""Environment variable: `0` keeps compiled code from being built or used."""
+"""Environment variable: `0` disables compiled code."""
 AVX2: Final = ("-mavx2", "-mfma")
 AVX512: Final = ("-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", *AVX2)
 
@@ -35,7 +35,7 @@ _PATIENCE_S: Final = 300
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InstructionSet:
-    """Its own source file and flags. A compiler that does not know the flags leaves the set out."""
+    """Instruction set with its own source file and flags; left out if the compiler does not support the flags."""
 
     name: str
     file: str
@@ -44,50 +44,52 @@ class InstructionSet:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NativeSource:
-    """What one library is made of."""
+    """Sources of one library."""
 
     name: str
-    """Of the library's file."""
+    """Name of the library's file."""
     description: str
-    """It is called so where it cannot be built: "the compiled runner"."""
+    """Name in error messages, such as "the compiled runner"."""
     folder: Path
     files: tuple[str, ...]
-    """Files that are compiled as they are."""
+    """Files compiled without instruction-set flags."""
     instruction_sets: tuple[InstructionSet, ...]
-    """The first one must compile everywhere."""
+    """Instruction sets; the first one must compile everywhere."""
     dispatch_file: str = "api.cpp"
-    """File that is told, by `-DHONE_HAS_<SET>`, which sets there are."""
+    """File compiled with `-DHONE_HAS_<SET>` for each available set."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BuiltLibrary:
-    """A library that lies in the cache."""
+    """Library in the cache."""
 
     path: Path
     compiler: str
-    """First line of what the compiler says about itself."""
+    """First line of the compiler's version."""
     instruction_sets: tuple[str, ...]
-    """Compiled in; this CPU may run fewer."""
+    """Compiled sets; this CPU may support fewer."""
     seconds_s: float
-    """Of this build; 0 where the library lay in the cache already."""
+    """Duration of this build; 0 if the library was cached."""
 
 
 def on_x86() -> bool:
+    """Whether the processor is x86-64."""
     return platform.machine().lower() in ("x86_64", "amd64")
 
 
 def is_disabled() -> bool:
+    """Whether the environment variable disables compiled code."""
     return os.environ.get(SWITCH, "1").strip().lower() in ("0", "off", "false", "no")
 
 
 def find_compiler() -> str | None:
-    """The first of `$CXX`, c++, g++ and clang++ that is on the path."""
+    """Find the first of `$CXX`, c++, g++ and clang++ on the path."""
     candidates = (os.environ.get("CXX", ""), "c++", "g++", "clang++")
     return next((found for name in candidates if name and (found := shutil.which(name))), None)
 
 
 def cache_folder() -> Path:
-    """`$HONE_CACHE`, or `hone` in the platform's folder for caches."""
+    """Cache folder: `$HONE_CACHE`, or `hone` in the platform's cache folder."""
     if own := os.environ.get("HONE_CACHE"):
         return Path(own)
     if sys.platform == "darwin":
@@ -98,10 +100,10 @@ def cache_folder() -> Path:
 def build(
     source: NativeSource, *, force: bool = False, checked: bool = False, clock: Clock | None = None
 ) -> BuiltLibrary:
-    """The library, from the cache or compiled now (seconds). `checked`: bounds checks and sanitizers, for tests.
+    """Get the library from the cache or compile it (seconds). `checked`: bounds checks and sanitizers, for tests.
 
-    Safe to call from several processes at once: one builds, the others wait for it. Raises ResourceError where there is
-    no compiler, the cache cannot be written, or the compiler fails, with its last lines.
+    Safe to call from several processes at once: one builds, the others wait. Raises ResourceError without a compiler,
+    for an unwritable cache, or if the compiler fails, with its last lines.
     """
     time = clock or SystemClock()
     began = time.monotonic_s()
@@ -121,7 +123,7 @@ def build(
             names = tuple(path.with_suffix(".sets").read_text(encoding="utf-8").split())
     except OSError as error:
         raise ResourceError(
-            f"{source.description} cannot be kept in {path.parent}: {error}; name another folder by HONE_CACHE"
+            f"{source.description} cannot be written to {path.parent}: {error}; set another folder with HONE_CACHE"
         ) from error
     return BuiltLibrary(path=path, compiler=version, instruction_sets=names, seconds_s=seconds)
 
@@ -130,7 +132,9 @@ def _version(compiler: str) -> str:
     said = subprocess.run([compiler, "--version"], capture_output=True, text=True, timeout=60, check=False)
     lines = said.stdout.splitlines()
     if said.returncode != 0 or not lines:
-        raise ResourceError(f"{compiler} --version failed: {said.stderr.strip()[-200:]}; name another compiler by $CXX")
+        raise ResourceError(
+            f"{compiler} --version failed: {said.stderr.strip()[-200:]}; set another compiler with $CXX"
+        )
     return lines[0]
 
 
@@ -146,7 +150,7 @@ def _key(source: NativeSource, version: str, *, checked: bool) -> str:
 
 @contextmanager
 def _locked(path: Path) -> Iterator[None]:
-    """Waits for another process that builds the same library. A lock dies with its process."""
+    """Lock the build of a library between processes; the system releases the lock of a dead process."""
     import fcntl  # noqa: PLC0415 - not on every platform, and a platform without it fails here, not at import
 
     with path.open("w", encoding="utf-8") as file:
@@ -161,7 +165,7 @@ class _LibraryBuild:
     flags: tuple[str, ...]
 
     def to(self, path: Path) -> None:
-        """Objects side by side, then the library under a temporary name, then one rename."""
+        """Compile objects in parallel, link under a temporary name, then rename."""
         with tempfile.TemporaryDirectory(dir=path.parent) as temporary:
             folder = Path(temporary)
             with ThreadPoolExecutor(max_workers=os.cpu_count() or 1) as pool:
@@ -188,17 +192,17 @@ class _LibraryBuild:
             library.replace(path)
 
     def _object(self, file: str, target: Path, *flags: str) -> str:
-        """An empty string, or the compiler's last lines."""
+        """Compile one object; returns an empty string, or the compiler's last lines."""
         source = str(self.source.folder / file)
         return "".join(_call([self.compiler, *self.flags, *flags, "-c", source, "-o", str(target)]))
 
 
 def _call(command: list[str]) -> list[str]:
-    """Nothing, or one text with what went wrong."""
+    """Run the compiler; returns an empty string or an error message."""
     try:
         said = subprocess.run(command, capture_output=True, text=True, timeout=_PATIENCE_S, check=False)
     except subprocess.TimeoutExpired:
-        return [f"no end after {_PATIENCE_S} s"]
+        return [f"timeout after {_PATIENCE_S} s"]
     if said.returncode == 0:
         return []
     return [" | ".join(said.stderr.strip().splitlines()[-_LINES_SHOWN:]) or f"exit status {said.returncode}"]

@@ -1,4 +1,4 @@
-"""Opens a library by ctypes, with the types of its functions."""
+"""Loading of a library by ctypes, with the types of its functions."""
 
 import ctypes
 from collections.abc import Callable, Mapping, Sequence
@@ -11,7 +11,7 @@ LibraryFunctions: TypeAlias = "dict[str, Callable[..., Any]]"
 
 
 def load_functions(path: Path, what: str, signatures: Mapping[str, tuple[Any, Sequence[Any]]]) -> LibraryFunctions:
-    """name -> (type of the result, types of the arguments). Raises ResourceError where `path` cannot be loaded."""
+    """Load functions by name -> (result type, argument types). Raises ResourceError if `path` cannot be loaded."""
     try:
         library = ctypes.CDLL(str(path))
     except OSError as error:

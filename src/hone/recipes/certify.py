@@ -1,7 +1,7 @@
-"""The whole certificate of a config, or of a run: every check of `certificate.py`, and real ranks.
+"""Complete gradient certificate of a config or a run, including real data-parallel ranks.
 
-Belongs here: a config that costs little (a small model of the same family, no evaluation), built as a run would build
-it, so that loss, credit, aggregation and corrections are the config's own.
+Belongs here: a reduced config (a small model of the same family, no evaluation), built as a run builds it, so that
+loss, credit, aggregation and corrections are the config's own.
 """
 
 import json
@@ -39,13 +39,13 @@ C = TypeVar("C", bound=RunConfig)
 
 CHECKED_RANKS = 2
 TASK_EXAMPLES = 64
-"""Examples of a generated task that are made: they only have to be there."""
+"""Number of examples of a generated task; their content has no effect."""
 
 
 def certify(config: RunConfig, *, config_hash: str) -> GradientCertificate | None:
-    """The certificate of what `config` would train by; None where it steps in another way than by the gradient learner.
+    """Make the certificate of the loss of `config`; None without a gradient learner.
 
-    Raises HoneError for what would keep a run of it from starting.
+    Raises HoneError for every reason why a run could not start.
     """
     with tempfile.TemporaryDirectory(prefix="hone-stand-in-") as name:
         light = scaled_down_config(config, Path(name))
@@ -71,8 +71,8 @@ def certify(config: RunConfig, *, config_hash: str) -> GradientCertificate | Non
 
 
 def scaled_down_config(config: C, folder: Path) -> C:
-    """The same config on one thread of a CPU, with a small model of the same family (in `folder`, where it has to be
-    written) and with nothing to be judged by."""
+    """Reduce a config to one CPU thread, a small model of the same family (saved in `folder` if needed) and no
+    evaluation."""
     parts: Mapping[str, Any] = vars(config)
     changes: dict[str, Any] = {"run": config.run.model_copy(update={"device": "cpu", "threads": 1})}
     model, task = parts.get("model"), parts.get("task")
@@ -96,7 +96,7 @@ def _scaled_down_source(model: ModelSource, folder: Path) -> ModelSource:
 
 
 def with_stage_models(configs: Sequence[C]) -> list[C]:
-    """Stages of a pipeline, each with the model that the stage it starts from has: so none needs another to be run."""
+    """Give each stage of a pipeline the model of the stage that it starts from, so that no stage must be run."""
     models: dict[str, ModelSource] = {}
     found: list[C] = []
     for config in configs:
@@ -112,9 +112,9 @@ def with_stage_models(configs: Sequence[C]) -> list[C]:
 
 
 def config_of_run(folder: Path) -> RunConfig:
-    """The config that a run was made with. Raises DataError when this hone cannot read it any more."""
+    """Read the config of a run. Raises DataError if this version of hone cannot read it."""
     tree = config_tree(folder)
     try:
         return load_recipe(str(tree.get("recipe"))).config.model_validate_json(json.dumps(tree))
     except ValidationError as error:
-        raise DataError(f"{folder}: its config is not one that this hone can run: {error}") from error
+        raise DataError(f"{folder}: this version of hone cannot run its config: {error}") from error

@@ -1,4 +1,4 @@
-"""The gradient of a config's loss over data-parallel ranks: real processes, summed by gloo.
+"""Gradient of a config's loss over data-parallel ranks: real processes, all-reduced by gloo.
 
 Belongs here: starting the ranks, and the work of one of them (this module as a command; its task is a line of JSON).
 Every rank builds the same small model, takes its share of the same batch, and adds its gradient to the others'.
@@ -36,7 +36,7 @@ DONE = b"{}"
 
 
 def gradients_over_ranks(config: RunConfig, *, ranks: int = 2, seed: int = 0) -> Mapping[str, Tensor]:
-    """Phase -> gradient `[P]`, computed by `ranks` processes on their shares and summed between them.
+    """Compute phase -> gradient `[P]` with `ranks` processes on their shards, summed.
 
     Raises ResourceError with the last output of a process that failed, or when they take too long.
     """
@@ -74,7 +74,7 @@ def _wait_for_ranks(children: Sequence[ChildProcess[bytes]]) -> None:
 
 
 def run_rank(task: Mapping[str, Json]) -> None:
-    """One rank: its share of the gradient of every phase, added to the others'; rank 0 writes the sums."""
+    """Run one rank: compute its shard's gradient of every phase and all-reduce it; rank 0 writes the sums."""
     config = _task_config(task)
     rank, ranks, folder = int(cast("int", task["rank"])), int(cast("int", task["ranks"])), Path(str(task["folder"]))
     prepare_device(config)
@@ -106,6 +106,7 @@ def _task_config(task: Mapping[str, Json]) -> RunConfig:
 
 
 def main() -> None:
+    """Run one rank as a child process."""
     channel = connect_to_parent()
     reply = DONE
     try:

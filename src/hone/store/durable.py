@@ -132,7 +132,7 @@ def sync_path(path: Path) -> None:
 
 
 def replace_file(path: Path, data: bytes) -> None:
-    """Put `data` at `path` so that a reader, or a restart, sees the old file or the new one. Raises ResourceError."""
+    """Replace `path` by `data` atomically: a reader sees the old file or the new one. Raises ResourceError."""
     temporary = path.with_name(f".{path.name}.tmp")
     write_file(temporary, data)
     with writing(path, len(data)):
@@ -141,7 +141,7 @@ def replace_file(path: Path, data: bytes) -> None:
 
 
 def remove_tree(path: Path) -> None:
-    """Remove a folder and what is in it. Raises ResourceError."""
+    """Remove a folder and its contents. Raises ResourceError."""
     with writing(path):
         shutil.rmtree(path)
 
@@ -153,7 +153,7 @@ def sha256(path: Path) -> str:
 
 
 def require_space(folder: Path, need_bytes: int) -> None:
-    """Raises ResourceError, naming both figures, when the disk of `folder` has less than `need_bytes` free."""
+    """Raise ResourceError, naming both figures, if the disk of `folder` has less than `need_bytes` free."""
     existing = next(place for place in (folder, *folder.absolute().parents) if place.exists())
     with writing(folder):
         free = shutil.disk_usage(existing).free
@@ -165,7 +165,7 @@ def require_space(folder: Path, need_bytes: int) -> None:
 
 
 def to_json(value: Json, *, indent: int | None = None) -> bytes:
-    """Strict JSON (no NaN), ending in a newline; floats by repr, so that reading gives the same bits back."""
+    """Format strict JSON (no NaN) with a final newline; floats use repr, so that reading restores the same bits."""
     return (json.dumps(value, indent=indent, allow_nan=False) + "\n").encode()
 
 
@@ -182,7 +182,7 @@ def _no_constant(text: str) -> NoReturn:
 
 
 def read_json(path: Path) -> Json:
-    """Read a JSON file. Raises DataError when it is missing, unreadable or not JSON."""
+    """Read a JSON file. Raises DataError if it is missing, unreadable or not JSON."""
     try:
         data = path.read_bytes()
     except OSError as error:
@@ -191,13 +191,13 @@ def read_json(path: Path) -> Json:
 
 
 def read_json_object(path: Path) -> dict[str, Json]:
-    """Read a JSON file that holds an object. Raises DataError."""
+    """Read a JSON file with an object. Raises DataError."""
     value = read_json(path)
     if not isinstance(value, dict):
-        raise DataError(f"{path} should hold a JSON object, holds {type(value).__name__}")
+        raise DataError(f"{path} must contain a JSON object, got {type(value).__name__}")
     return value
 
 
 def finite_or_none(value: float | None) -> float | None:
-    """JSON has no NaN: what is not finite is a missing value."""
+    """Replace a non-finite number by None, because JSON has no NaN."""
     return value if value is not None and math.isfinite(value) else None

@@ -1,8 +1,8 @@
-"""What was measured about a policy, and how a pipeline's stages follow one another: small JSON files.
+"""Evaluations of a policy and the stages of a pipeline, as JSON files.
 
-Belongs here: `evaluations.json` (means with 95% intervals, and paired comparisons), `side_by_side.json` (the same
-prompt answered before and after) and `pipeline.json` (the stages of a pipeline, in order). A run folder may hold the
-first two, a pipeline's folder all three.
+Belongs here: `evaluations.json` (means with 95% intervals, and paired comparisons), `side_by_side.json` (answers before
+and after) and `pipeline.json` (the stages of a pipeline, in order). A run folder may contain the first two, a
+pipeline's folder all three.
 """
 
 from collections.abc import Mapping, Sequence
@@ -19,7 +19,7 @@ PIPELINE = "pipeline.json"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationScore:
-    """A mean over `n` problems with its 95% interval; `stage` names the policy that was measured."""
+    """Mean over `n` problems with its 95% interval; `stage` names the policy."""
 
     stage: str
     metric: str
@@ -31,7 +31,7 @@ class EvaluationScore:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairedDifference:
-    """`after - before` over the same `n` problems, with its 95% interval and the p-value of the paired test."""
+    """Difference `after - before` on the same `n` problems, with its 95% interval and paired p-value."""
 
     before: str
     after: str
@@ -44,7 +44,7 @@ class PairedDifference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SideBySide:
-    """One prompt, answered by the policy before and after; scores are None where there is none."""
+    """One prompt with the policy's answers before and after; a score is None if missing."""
 
     prompt: str
     reference: str
@@ -56,7 +56,7 @@ class SideBySide:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PipelineRecord:
-    """A pipeline's folder: its stages' run folders lie inside it, in this order."""
+    """Description of a pipeline's folder, which contains the run folders of the stages, in this order."""
 
     name: str
     stages: tuple[str, ...]
@@ -65,7 +65,7 @@ class PipelineRecord:
 def write_evaluations(
     folder: Path, evaluations: Sequence[EvaluationScore], paired: Sequence[PairedDifference] = ()
 ) -> None:
-    """Write `evaluations.json`, whole or not at all. Raises ResourceError."""
+    """Write `evaluations.json` atomically. Raises ResourceError."""
     measured: list[Json] = [
         {"stage": e.stage, "metric": e.metric, "mean": _n(e.mean), "low": _n(e.low), "high": _n(e.high), "n": e.n}
         for e in evaluations
@@ -86,7 +86,7 @@ def write_evaluations(
 
 
 def read_evaluations(folder: Path) -> tuple[list[EvaluationScore], list[PairedDifference]]:
-    """What `write_evaluations` wrote; nothing when there is no file. Raises DataError for a damaged one."""
+    """Read `evaluations.json`; empty without the file. Raises DataError for a damaged one."""
     path = folder / EVALUATIONS
     if not path.exists():
         return [], []
@@ -118,7 +118,7 @@ def read_evaluations(folder: Path) -> tuple[list[EvaluationScore], list[PairedDi
 
 
 def write_side_by_side(folder: Path, rows: Sequence[SideBySide]) -> None:
-    """Write `side_by_side.json`, whole or not at all. Raises ResourceError."""
+    """Write `side_by_side.json` atomically. Raises ResourceError."""
     document: list[Json] = [
         {
             "prompt": row.prompt,
@@ -134,7 +134,7 @@ def write_side_by_side(folder: Path, rows: Sequence[SideBySide]) -> None:
 
 
 def read_side_by_side(folder: Path) -> list[SideBySide]:
-    """What `write_side_by_side` wrote; nothing when there is no file. Raises DataError for a damaged one."""
+    """Read `side_by_side.json`; empty without the file. Raises DataError for a damaged one."""
     path = folder / SIDE_BY_SIDE
     if not path.exists():
         return []
@@ -152,13 +152,13 @@ def read_side_by_side(folder: Path) -> list[SideBySide]:
 
 
 def write_pipeline(folder: Path, pipeline: PipelineRecord) -> None:
-    """Write `pipeline.json`, whole or not at all. Raises ResourceError."""
+    """Write `pipeline.json` atomically. Raises ResourceError."""
     stages: list[Json] = list(pipeline.stages)
     replace_file(folder / PIPELINE, to_json({"name": pipeline.name, "stages": stages}, indent=1))
 
 
 def read_pipeline(folder: Path) -> PipelineRecord | None:
-    """The pipeline of a folder, or None when it holds none. Raises DataError for a damaged file."""
+    """Read `pipeline.json`; None without the file. Raises DataError for a damaged one."""
     path = folder / PIPELINE
     if not path.exists():
         return None
@@ -166,7 +166,7 @@ def read_pipeline(folder: Path) -> PipelineRecord | None:
         case {"name": str(name), "stages": list(stages)}:
             return PipelineRecord(name=name, stages=tuple(str(stage) for stage in stages))
         case _:
-            raise DataError(f"{path} should hold a name and a list of stages")
+            raise DataError(f"{path} must contain a name and a list of stages")
 
 
 def _n(value: float) -> float | None:
@@ -176,14 +176,14 @@ def _n(value: float) -> float | None:
 def _rows(value: Json, path: Path) -> list[dict[str, Json]]:
     rows = [row for row in value if isinstance(row, dict)] if isinstance(value, list) else []
     if not isinstance(value, list) or len(rows) != len(value):
-        raise DataError(f"{path} should hold a list of objects")
+        raise DataError(f"{path} must contain a list of objects")
     return rows
 
 
 def _text(row: Mapping[str, Json], key: str, path: Path) -> str:
     value = row.get(key)
     if not isinstance(value, str):
-        raise DataError(f"{path}: {key} should be text, is {value!r}")
+        raise DataError(f"{path}: {key} must be text, got {value!r}")
     return value
 
 
@@ -195,5 +195,5 @@ def _number(row: Mapping[str, Json], key: str, path: Path) -> float:
 def _optional_number(row: Mapping[str, Json], key: str, path: Path) -> float | None:
     value = row.get(key)
     if value is not None and not isinstance(value, int | float):
-        raise DataError(f"{path}: {key} should be a number, is {value!r}")
+        raise DataError(f"{path}: {key} must be a number, got {value!r}")
     return value

@@ -86,7 +86,7 @@ def test_faults_name_the_file_and_the_row(tmp_path: Path) -> None:
     with pytest.raises(DataError, match=r"log.parquet: there is no such file"):
         read_log(path)
     path.write_bytes(b"PAR1 torn")
-    with pytest.raises(DataError, match="not a whole parquet file"):
+    with pytest.raises(DataError, match="not a complete parquet file"):
         read_log(path)
     pq.write_table(pa.table({"episode": [0], "reward": [1.0]}), path)
     with pytest.raises(DataError, match="no column group, version, observation"):

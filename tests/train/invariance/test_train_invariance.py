@@ -192,7 +192,7 @@ def likeliest_quarter_here(policy: TokenPolicy, batch: TokenBatch) -> LossTerms:
     return LossTerms(loss=torch.where(now.detach() <= now.detach().quantile(0.25), -now * batch.advantage, 0.0))
 
 
-CUTS = {"one sequence at a time", "two shares, summed"}
+CUTS = {"one sequence at a time", "two shards, summed"}
 
 
 @pytest.mark.parametrize(
@@ -246,7 +246,7 @@ def test_ranks_that_are_averaged(folder: Path) -> None:
     not."""
     trial = trial_of(folder, "grpo")
     whole = summed_gradient(trial, [trial.rows])
-    pieces = next(pieces for name, _, pieces in batch_splits(trial.rows) if name == "two shares, summed")
+    pieces = next(pieces for name, _, pieces in batch_splits(trial.rows) if name == "two shards, summed")
     averaged = sum((summed_gradient(trial, [piece]) for piece in pieces), torch.zeros_like(whole)) / 2
     assert compare_gradients("ranks", "", whole, averaged).relative == pytest.approx(0.5)
 

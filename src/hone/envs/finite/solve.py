@@ -199,7 +199,7 @@ def _zero_value_states(mdp: FiniteMdp, weight: Floats, is_paid: Flags) -> Flags:
 
 
 def _uncounted_states(mdp: FiniteMdp, weight: Floats) -> Flags:
-    """States `[S]` without a finite number of visits: with discount 1, those that never terminate; must be unvisited."""
+    """States `[S]` without a finite number of visits: with discount 1, those that never end; must be unvisited."""
     if mdp.discount < 1:
         return np.zeros(mdp.states, dtype=np.bool_)
     endless = ~can_end(mdp, weight > 0)

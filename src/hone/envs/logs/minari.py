@@ -1,9 +1,9 @@
-"""Minari's HDF5 layout, read and written without Minari itself.
+"""Minari datasets in HDF5, read and written without Minari itself.
 
-`main_data.hdf5` holds a group `episode_N` per episode with `observations` `[T+1, ...]`, `actions`, `rewards`,
-`terminations` and `truncations` `[T]`; the spaces stand as JSON text in `metadata.json` beside it, or in the file's own
-attributes (older versions). What Minari has no place for, the log-probability of each decision, stands among the
-episode's `infos`. h5py is an optional dependency.
+`main_data.hdf5` has a group `episode_N` per episode with `observations` `[T+1, ...]`, `actions`, `rewards`,
+`terminations` and `truncations` `[T]`; the spaces are JSON text in `metadata.json` in the same folder, or in the
+file's attributes (older versions). Log-probabilities of decisions, which Minari lacks, are in the episode's `infos`.
+h5py is an optional dependency.
 """
 
 import importlib
@@ -20,16 +20,16 @@ from hone.core.ragged import offsets_of
 DATA_FILE = "main_data.hdf5"
 DATASET_NAMES = ("observations", "actions", "rewards", "terminations", "truncations")
 LOGP_NAME = "behaviour_logp"
-"""Of an episode's `infos`: `[T+1]` nats, the last of which belongs to no decision, as infos begin with the reset."""
+"""Key of log-probabilities in `infos`: `[T+1]` nats, the last one unused, because infos begin with the reset."""
 MINARI_VERSION = "0.5.4"
-"""Minari's own release whose layout is written."""
+"""Minari version of the written layout."""
 
 
 def read_minari(path: Path) -> tuple[Episodes, dict[str, Any], dict[str, Any]]:
-    """Episodes, and the descriptions of the observation and the action space.
+    """Read episodes, and the descriptions of the observation and action space.
 
-    `path` is the HDF5 file, its folder, or the data set's folder. Raises DataError for what is missing or of unequal
-    length, ResourceError without h5py.
+    `path` is the HDF5 file, its folder, or the dataset's folder. Raises DataError for missing columns or unequal
+    lengths, ResourceError without h5py.
     """
     file_path = _file(path)
     try:
@@ -38,17 +38,17 @@ def read_minari(path: Path) -> tuple[Episodes, dict[str, Any], dict[str, Any]]:
             groups = sorted((name for name in file if name.startswith("episode_")), key=lambda name: int(name[8:]))
             columns = [_episode(file[name], f"{file_path}: {name}") for name in groups]
     except OSError as error:
-        raise DataError(f"{file_path}: not a whole HDF5 file: {error}") from error
+        raise DataError(f"{file_path}: not a complete HDF5 file: {error}") from error
     if not columns:
         raise DataError(f"{file_path}: no group episode_0, episode_1, ...")
     return _joined(columns), *described
 
 
 def write_minari(folder: Path, episodes: Episodes, observation: dict[str, Any], action: dict[str, Any]) -> None:
-    """Write `data/main_data.hdf5` and `data/metadata.json` below `folder`, as Minari 0.5 lays them out: Minari itself
-    opens `folder / "data"`. The folder's name is the data set's, best of the form `name-v0`.
+    """Write `data/main_data.hdf5` and `data/metadata.json` below `folder` in the layout of Minari 0.5, which opens
+    `folder / "data"`. The folder's name is the dataset's, best of the form `name-v0`.
 
-    An episode without decisions is left out. Where one is a piece of a longer one, its last step has neither flag.
+    Episodes without decisions are left out. The last step of a piece of a longer episode has neither flag.
     """
     assert episodes.final is not None
     episodes = episodes.take(np.flatnonzero(episodes.lengths > 0))
@@ -82,7 +82,7 @@ def _h5py() -> Any:  # noqa: ANN401 - an optional library without types
     try:
         return importlib.import_module("h5py")
     except ImportError as error:
-        raise ResourceError("Minari's data sets are HDF5 files: install h5py (pip install h5py)") from error
+        raise ResourceError("Minari datasets are HDF5 files: install h5py (pip install h5py)") from error
 
 
 def _file(path: Path) -> Path:
@@ -92,7 +92,7 @@ def _file(path: Path) -> Path:
     for beside in (path / "metadata.json", path / "data" / "metadata.json"):
         if beside.is_file() and _metadata(beside).get("data_format", "hdf5") != "hdf5":
             raise DataError(
-                f"{beside}: the data set is kept as {_metadata(beside)['data_format']!r}, and only 'hdf5' is read; "
+                f"{beside}: the dataset has the format {_metadata(beside)['data_format']!r}, only 'hdf5' is supported; "
                 'write it again with data_format="hdf5"'
             )
     raise DataError(f"{path}: there is no {DATA_FILE} here, nor in {path / 'data'}")
@@ -123,7 +123,9 @@ def _episode(group: Any, place: str) -> dict[str, np.ndarray]:  # noqa: ANN401 -
         raise DataError(f"{place} has no {', '.join(missing)}")
     nested = [name for name in ("observations", "actions") if not _is_array(group[name])]
     if nested:
-        raise DataError(f"{place}: {' and '.join(nested)} are dictionaries or tuples: only Box and Discrete are served")
+        raise DataError(
+            f"{place}: {' and '.join(nested)} are dictionaries or tuples: only Box and Discrete are supported"
+        )
     columns = {name: np.asarray(group[name]) for name in DATASET_NAMES}
     steps = len(columns["rewards"])
     wrong = [

@@ -1,9 +1,9 @@
-"""Logs of decisions on disk: hone's parquet, one row a decision, and Minari's HDF5, read and written as episodes.
+"""Logs of decisions on disk: hone's parquet, one row per decision, and Minari's HDF5, read and written as episodes.
 
-Belongs here: the two formats and their faults. Parquet columns: `episode` (rows of one piece of an episode stand
-together), `group`, `version`, `observation`, `action`, `logp` (nats; NaN where unknown), `reward`, `terminated`,
-`truncated` and `final` (what was seen last; null but in the last row of a piece), `score`. The spaces are in the
-file's metadata under `hone`, as JSON in Minari's own notation.
+Belongs here: the parquet format and its validation. Columns: `episode` (rows of one piece of an episode are
+consecutive), `group`, `version`, `observation`, `action`, `logp` (nats; NaN if unknown), `reward`, `terminated`,
+`truncated` and `final` (final observation; null except in the last row of a piece), `score`. The spaces are in the
+file's metadata under `hone`, as JSON in Minari's notation.
 """
 
 import json
@@ -32,7 +32,7 @@ Array = NDArray[np.generic]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DecisionLog:
-    """Decisions, and the spaces that they were taken in."""
+    """Decisions with their observation and action space."""
 
     episodes: Episodes
     observation_space: spaces.Space[Any]
@@ -40,14 +40,14 @@ class DecisionLog:
 
 
 def write_log(path: Path, log: DecisionLog) -> None:
-    """Write parquet, or a Minari data set where `path` has no suffix: a folder, best named as `cartpole/mixed-v0`.
+    """Write parquet, or a Minari dataset if `path` has no suffix: a folder, best named as `cartpole/mixed-v0`.
 
     Only scored episodes with recorded final observations can be written. Raises DataError otherwise, and ResourceError
     for Minari without h5py.
     """
     episodes = log.episodes
     if episodes.final is None or not episodes.scored.all():
-        raise DataError(f"{path}: a log holds scored episodes with their final observations")
+        raise DataError(f"{path}: a log needs scored episodes with final observations")
     extra = {name: values for name, values in episodes.columns().items() if name in EXTRA}
     if not path.suffix:
         if extra:
@@ -103,11 +103,11 @@ def read_log(path: Path) -> DecisionLog:
 
 def _read_parquet(path: Path) -> DecisionLog:
     if not path.is_file():
-        raise DataError(f"{path}: there is no such file; a path is taken from where hone is started, here {Path.cwd()}")
+        raise DataError(f"{path}: there is no such file; paths are relative to the working directory, {Path.cwd()}")
     try:
         table = pq.read_table(path)
     except (pa.ArrowInvalid, OSError) as error:
-        raise DataError(f"{path}: not a whole parquet file: {error}") from error
+        raise DataError(f"{path}: not a complete parquet file: {error}") from error
     missing = [name for name in (*COLUMNS, *ENDS) if name not in table.column_names]
     if missing:
         raise DataError(f"{path}: no column {', '.join(missing)}; it has {', '.join(table.column_names)}")
@@ -146,7 +146,7 @@ def _read_parquet(path: Path) -> DecisionLog:
 
 
 def space_to_minari(space: spaces.Space[Any]) -> dict[str, Any]:
-    """A space in Minari's notation. Raises DataError for kinds that are not served."""
+    """Convert a space to Minari's notation. Raises DataError for unsupported kinds."""
     if isinstance(space, spaces.Discrete):
         return {"type": "Discrete", "dtype": "int64", "start": int(space.start), "n": int(space.n)}
     if isinstance(space, spaces.Box):
@@ -157,11 +157,11 @@ def space_to_minari(space: spaces.Space[Any]) -> dict[str, Any]:
             "low": space.low.tolist(),
             "high": space.high.tolist(),
         }
-    raise DataError(f"space {space} cannot be logged: only Box and Discrete are served")
+    raise DataError(f"space {space} cannot be logged: only Box and Discrete are supported")
 
 
 def space_from_minari(description: dict[str, Any], path: Path) -> spaces.Space[Any]:
-    """The space that `space_to_minari` described; raises DataError."""
+    """Parse a space in Minari's notation. Raises DataError."""
     try:
         if description["type"] == "Discrete":
             return spaces.Discrete(int(description["n"]), start=int(description.get("start", 0)))
@@ -174,7 +174,7 @@ def space_from_minari(description: dict[str, Any], path: Path) -> spaces.Space[A
 
 
 def _list_column(values: Array) -> pa.Array:
-    """`[N]` as plain numbers, `[N, ...]` as lists of a fixed size."""
+    """Column of numbers for `[N]`, of fixed-size lists for `[N, ...]`."""
     if values.ndim == 1:
         return pa.array(values)
     flat = np.ascontiguousarray(values).reshape(len(values), -1)

@@ -1,1 +1,1 @@
-"""The environments that hone brings along, registered with Gymnasium as `hone/<Name>-v0`."""
+"""Built-in environments, registered with Gymnasium as `hone/<Name>-v0`."""

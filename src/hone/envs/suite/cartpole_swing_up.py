@@ -1,11 +1,11 @@
-"""Cart-pole swing-up: a pole that hangs from a cart must be swung up and held, with a push and nothing else.
+"""Cart-pole swing-up: swing a hanging pole up and hold it by forces on the cart.
 
-Belongs here: this world, alone (`CartPoleSwingUpEnv`) and many at a time (`CartPoleSwingUpVectorEnv`), with its
-equations. A uniform rod of half a kilogram on a cart of half a kilogram, as in PILCO (Deisenroth & Rasmussen, 2011).
-Nothing ends an episode but the clock; at the ends of its rail the cart stops.
+Belongs here: this environment, single (`CartPoleSwingUpEnv`) and vectorised (`CartPoleSwingUpVectorEnv`), with its
+equations. A uniform rod of 0.5 kg on a cart of 0.5 kg, as in PILCO (Deisenroth & Rasmussen, 2011).
+Episodes end by the time limit only; the cart stops at the ends of its rail.
 
-Seen are `[x, x', cos, sin, angle']` with the angle from upright; the action is a push in [-1, 1] times 10 newtons; the
-reward in [0, 1] is exp(-(distance of the pole's tip to its place above the middle / length)^2).
+Observations are `[x, x', cos, sin, angle']` with the angle from upright; the action is a force in [-1, 1] times 10 N;
+the reward in [0, 1] is exp(-(distance of the pole's tip from upright above the centre / length)^2).
 """
 
 from typing import Any, ClassVar, TypeAlias
@@ -21,14 +21,14 @@ Floats: TypeAlias = NDArray[np.float64]
 Seen: TypeAlias = NDArray[np.float32]
 
 STEPS = 200
-"""Of an episode, unless somebody says otherwise: 10 seconds."""
+"""Default number of steps of an episode: 10 seconds."""
 STEP_S = 0.05
 CART_KG, POLE_KG, LENGTH_M, FRICTION, GRAVITY = 0.5, 0.5, 0.6, 0.1, 9.82
 PUSH_N = 10.0
 RAIL_M = 2.4
-"""The cart stops this far from the middle."""
+"""Position of the ends of the rail, in metres from the centre."""
 INITIAL_STD = 0.1
-"""Standard deviation of the four numbers of a state when an episode begins, around hanging still in the middle."""
+"""Standard deviation of the initial state's components around hanging still in the centre."""
 
 OBSERVATION = spaces.Box(
     np.array([-RAIL_M, -np.inf, -1, -1, -np.inf], np.float32), np.array([RAIL_M, np.inf, 1, 1, np.inf], np.float32)
@@ -37,7 +37,7 @@ ACTION = spaces.Box(-1.0, 1.0, (1,), np.float32)
 
 
 def state_derivative(state: Floats, force: Floats, *, friction: float = FRICTION) -> Floats:
-    """d/dt of states `[n, 4]` = (x, x', angle from hanging, angle') under forces `[n]` in newtons."""
+    """Time derivative of states `[n, 4]` = (x, x', angle from hanging, angle') under forces `[n]` in newtons."""
     speed, angle, turn = state[:, 1], state[:, 2], state[:, 3]
     sine, cosine, total = np.sin(angle), np.cos(angle), CART_KG + POLE_KG
     swing = POLE_KG * LENGTH_M * turn * turn * sine
@@ -49,7 +49,7 @@ def state_derivative(state: Floats, force: Floats, *, friction: float = FRICTION
 
 
 def next_states(state: Floats, action: NDArray[np.generic]) -> Floats:
-    """States `[n, 4]` one step of `STEP_S` later, by Runge and Kutta's fourth order; actions `[n, 1]` are clipped."""
+    """Integrate states `[n, 4]` by one step of `STEP_S` (fourth-order Runge-Kutta); actions `[n, 1]` are clipped."""
     force = PUSH_N * np.clip(action.astype(np.float64).reshape(len(state)), -1.0, 1.0)
     first = state_derivative(state, force)
     second = state_derivative(state + 0.5 * STEP_S * first, force)
@@ -62,25 +62,25 @@ def next_states(state: Floats, action: NDArray[np.generic]) -> Floats:
 
 
 def observations_of(state: Floats) -> Seen:
-    """What is seen of states `[n, 4]` -> `[n, 5]`."""
+    """Observations of states `[n, 4]` -> `[n, 5]`."""
     upright = (-np.cos(state[:, 2]), -np.sin(state[:, 2]))
     return np.stack((state[:, 0], state[:, 1], *upright, state[:, 3]), axis=1).astype(np.float32)
 
 
 def rewards_of(state: Floats) -> Floats:
-    """`[n]` for being in states `[n, 4]`."""
+    """Rewards `[n]` of states `[n, 4]`."""
     sideways = state[:, 0] + LENGTH_M * np.sin(state[:, 2])
     below = LENGTH_M * (1.0 + np.cos(state[:, 2]))
     return np.exp(-(sideways * sideways + below * below) / LENGTH_M**2)
 
 
 def initial_states(draws: np.random.Generator, count: int) -> Floats:
-    """`[n, 4]` states in which episodes begin."""
+    """Sample initial states `[n, 4]`."""
     return INITIAL_STD * draws.standard_normal((count, 4))
 
 
 class CartPoleSwingUpEnv(gymnasium.Env[Seen, Seen]):
-    """One of them; a time limit is Gymnasium's own wrapper."""
+    """Single environment; Gymnasium's wrapper adds the time limit."""
 
     metadata: ClassVar[dict[str, Any]] = {"render_modes": []}  # pyright: ignore[reportIncompatibleVariableOverride]
 
@@ -100,7 +100,7 @@ class CartPoleSwingUpEnv(gymnasium.Env[Seen, Seen]):
 
 
 class CartPoleSwingUpVectorEnv(VectorEnv[Seen, Seen, NDArray[np.generic]]):
-    """`num_envs` of them in one array; whoever steps it resets what ended, by `reset_mask`."""
+    """Vectorised environment; the caller resets ended episodes by `reset_mask`."""
 
     metadata: ClassVar[dict[str, Any]] = {"autoreset_mode": AutoresetMode.DISABLED, "render_modes": []}  # pyright: ignore[reportIncompatibleVariableOverride]
 

@@ -1,4 +1,4 @@
-"""Goal tasks in which a random policy is almost never paid: flipping bits, reaching a point."""
+"""Goal tasks with sparse rewards: flipping bits, reaching a point."""
 
 from typing import Any
 
@@ -11,11 +11,11 @@ from hone.envs.gym.goals import ACHIEVED, DESIRED, OBSERVATION, Floats, GoalObse
 
 
 class BitFlipEnv(gymnasium.Env[Any, np.int64]):
-    """`bits` bits; an action flips one. Pays 1 and ends when all are as wanted; truncated after `bits` steps.
+    """Bit flipping: each action flips one of `bits` bits. Reward 1 and termination at the goal; truncated after `bits`.
 
-    The task of Andrychowicz et al. (2017, 1707.01495): with 15 bits, an episode of a random policy meets its goal once
-    in about 3,000 times, and one of 40 bits never. A bit is -1 or 1. With `every_step` it pays -1 until the goal is
-    met, and 0 then, as in the paper.
+    The task of Andrychowicz et al. (2017, 1707.01495): a random policy reaches the goal in about one of 3,000 episodes
+    with 15 bits, and never with 40. A bit is -1 or 1. With `every_step` the reward is -1 before the goal and 0 at the
+    goal, as in the paper.
     """
 
     def __init__(self, bits: int = 8, *, every_step: bool = False) -> None:
@@ -34,7 +34,7 @@ class BitFlipEnv(gymnasium.Env[Any, np.int64]):
         del options
         super().reset(seed=seed)
         self.now, self.goal = (2 * self.np_random.integers(0, 2, (2, self.bits)) - 1).astype(np.float32)
-        if (self.now == self.goal).all():  # an episode must have something to do
+        if (self.now == self.goal).all():  # the start must differ from the goal
             self.goal[self.np_random.integers(self.bits)] *= -1.0
         self.taken = 0
         return self._seen(), {}
@@ -48,12 +48,12 @@ class BitFlipEnv(gymnasium.Env[Any, np.int64]):
         return self._seen(), reward, met, self.taken >= self.bits and not met, {}
 
     def compute_reward(self, achieved_goal: Any, desired_goal: Any, info: Any) -> Any:  # noqa: ANN401 - GoalEnv
-        """`[]` or `[n]`."""
+        """Reward, `[]` or `[n]`."""
         met = self.compute_terminated(achieved_goal, desired_goal, info)
         return np.asarray(met, np.float32) - (1.0 if self.every_step else 0.0)
 
     def compute_terminated(self, achieved_goal: Any, desired_goal: Any, info: Any) -> Any:  # noqa: ANN401 - GoalEnv
-        """`[]` or `[n]`: every bit is as wanted."""
+        """Whether every bit equals the goal, `[]` or `[n]`."""
         del info
         return (np.asarray(achieved_goal) == np.asarray(desired_goal)).all(axis=-1)
 
@@ -62,11 +62,11 @@ class BitFlipEnv(gymnasium.Env[Any, np.int64]):
 
 
 class ReachEnv(gymnasium.Env[Any, Floats]):
-    """A point with inertia in the cube [-1, 1]^d is to come within `radius` of a place.
+    """Reaching: move a point with inertia in the cube [-1, 1]^d to within `radius` of a goal.
 
-    Actions push it, in [-1, 1]^d: velocity = 0.7 * velocity + 0.1 * action. Pays 1 and ends there; truncated after
-    `limit` steps. With `every_step` it pays -1 until then. In 4 dimensions chance rarely comes there: a ball of radius
-    0.2 is 0.05% of the cube.
+    Actions in [-1, 1]^d accelerate it: velocity = 0.7 * velocity + 0.1 * action. Reward 1 and termination at the goal;
+    truncated after `limit` steps. With `every_step` the reward is -1 before the goal. In 4 dimensions random actions
+    rarely reach it: a ball of radius 0.2 is 0.05% of the cube.
     """
 
     def __init__(self, dimensions: int = 4, *, radius: float = 0.2, limit: int = 50, every_step: bool = False) -> None:
@@ -102,12 +102,12 @@ class ReachEnv(gymnasium.Env[Any, Floats]):
         return self._seen(), reward, met, self.taken >= self.limit and not met, {}
 
     def compute_reward(self, achieved_goal: Any, desired_goal: Any, info: Any) -> Any:  # noqa: ANN401 - GoalEnv
-        """`[]` or `[n]`."""
+        """Reward, `[]` or `[n]`."""
         met = self.compute_terminated(achieved_goal, desired_goal, info)
         return np.asarray(met, np.float32) - (1.0 if self.every_step else 0.0)
 
     def compute_terminated(self, achieved_goal: Any, desired_goal: Any, info: Any) -> Any:  # noqa: ANN401 - GoalEnv
-        """`[]` or `[n]`: within `radius`."""
+        """Whether the point is within `radius` of the goal, `[]` or `[n]`."""
         del info
         away = np.asarray(achieved_goal, np.float64) - np.asarray(desired_goal, np.float64)
         return np.linalg.norm(away, axis=-1) <= self.radius

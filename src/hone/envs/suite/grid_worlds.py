@@ -1,7 +1,7 @@
-"""Grid worlds as Gymnasium environments whose table is known: a winding maze, with or without a key, and four rooms.
+"""Grid worlds as Gymnasium environments with a known table: a winding maze, with or without a key, and four rooms.
 
-Belongs here: worlds that pay once, far away. `mdp_from_gymnasium("hone/Maze-v0", ...)` solves them exactly; `desc` is
-the map, as in Gymnasium's own grids.
+Belongs here: environments with one distant reward. `mdp_from_gymnasium("hone/Maze-v0", ...)` gives the table for exact
+solutions; `desc` is the map, as in Gymnasium's own grids.
 """
 
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ ROOMS = (
 
 
 class GridEnv(gymnasium.Env[np.int64, np.int64]):
-    """A finite process, played: states are its numbers, and outcomes are drawn from its table."""
+    """Environment over a finite process: observations are state numbers, outcomes are sampled from the table."""
 
     def __init__(self, mdp: FiniteMdp, rows: Sequence[str]) -> None:
         self.mdp, self.rows = mdp, tuple(rows)
@@ -47,12 +47,12 @@ class GridEnv(gymnasium.Env[np.int64, np.int64]):
 
     @property
     def desc(self) -> NDArray[np.bytes_]:
-        """`[rows, columns]` the map, one byte a cell."""
+        """Map `[rows, columns]`, one byte per cell."""
         return np.array([list(row) for row in self.rows], dtype="S1")
 
     @property
     def P(self) -> GymnasiumTable:  # noqa: N802 - Gymnasium's name for it
-        """state -> action -> [(probability, next state, reward, terminated)]; a wall leads nowhere."""
+        """Table in Gymnasium's form: state -> action -> [(probability, next state, reward, terminated)]."""
         mdp = self.mdp
         table: dict[int, dict[int, list[tuple[float, int, float, bool]]]] = {s: {} for s in range(mdp.states)}
         for pair in range(mdp.states * mdp.actions):
@@ -85,19 +85,18 @@ class GridEnv(gymnasium.Env[np.int64, np.int64]):
         mdp, pair = self.mdp, self.state * self.mdp.actions + int(action)
         first, last = int(mdp.offsets[pair]), int(mdp.offsets[pair + 1])
         found = first
-        if last - first > 1:  # a certain outcome needs no draw
+        if last - first > 1:  # a deterministic outcome needs no random number
             found += _drawn(mdp.probability[first:last], self.np_random.random())
         self.state = int(mdp.next_state[found])
         return np.int64(self.state), float(mdp.reward[found]), bool(mdp.terminates[found]), False, {}
 
 
 class MazeEnv(GridEnv):
-    """One winding corridor through a square of `size` rows, 1 paid at its far end and nothing anywhere else.
+    """Winding corridor through a square of `size` rows, with a reward of 1 at its far end only.
 
-    The way is (size + 1)^2 / 2 - 2 steps long (48 for size 9), of four actions at each; a random walk of 200 steps
-    comes there in none of a million episodes. `distance`: begin that many steps before the goal instead (a
-    curriculum).
-    `key`: begin in the middle, fetch a key at one end (which pays nothing), and bring it to the other.
+    The path has (size + 1)^2 / 2 - 2 steps (48 for size 9) with four actions each; a random walk of 200 steps reaches
+    the end in none of a million episodes. `distance`: start that many steps before the goal instead (a curriculum).
+    `key`: start in the middle, fetch a key at one end (without reward), and carry it to the other.
     """
 
     def __init__(self, size: int = 9, *, key: bool = False, distance: int | None = None, slip: float = 0.0) -> None:
@@ -110,7 +109,7 @@ class MazeEnv(GridEnv):
 
 
 class FourRoomsEnv(GridEnv):
-    """Four rooms, joined by four hallways; begins anywhere, pays 1 and ends at `goal` (row, column; a hallway).
+    """Four rooms joined by four hallways; uniform start, reward 1 and termination at `goal` (row, column).
 
     With probability `slip` a move goes to one of the sides instead (1/3 in the paper).
     """
@@ -119,26 +118,26 @@ class FourRoomsEnv(GridEnv):
         row, column = goal
         inside = 0 <= row < len(ROOMS) and 0 <= column < len(ROOMS[0])
         if not inside or ROOMS[row][column] == "#":
-            raise ConfigError(f"hone/FourRooms-v0: goal = {list(goal)} is no floor of the map")
+            raise ConfigError(f"hone/FourRooms-v0: goal = {list(goal)} is not a floor cell of the map")
         marked = [list(line.replace(".", "S").replace("+", "S")) for line in ROOMS]
         marked[row][column] = "G"
         rows = ["".join(line) for line in marked]
         super().__init__(grid_mdp(rows, discount=0.99, slip=slip), rows)
 
     def options(self) -> list[MarkovOption]:
-        """The eight ways out: for each room and each of its hallways, the shortest way there."""
+        """Eight hallway options: for each room and each of its hallways, the shortest path there."""
         return hallway_options(ROOMS, actions=self.mdp.actions)
 
 
 @runtime_checkable
 class HasOptions(Protocol):
-    """An environment with courses of action to offer."""
+    """Environment with options."""
 
     def options(self) -> list[MarkovOption]: ...
 
 
 def winding_map(size: int, *, key: bool = False) -> list[str]:
-    """The map of `MazeEnv`: corridors in the even rows, gaps at alternate ends of the walls between them."""
+    """Make the map of `MazeEnv`: corridors in the even rows, gaps at alternate ends of the walls between them."""
     rows: list[list[str]] = []
     for number in range(size):
         corridor = number % 2 == 0
@@ -155,14 +154,14 @@ def winding_map(size: int, *, key: bool = False) -> list[str]:
 
 
 def mdp_with_key(mdp: FiniteMdp, rows: Sequence[str]) -> FiniteMdp:
-    """Twice the states: without the key (the goal is then a floor that ends nothing), and with it.
+    """Double the states: without the key (the goal is then plain floor), and with it.
 
-    The key lies in the upper left corner, and is taken by going there.
+    The key is in the upper left corner and is picked up on arrival.
     """
     goal = int(np.flatnonzero(np.array([mark == "G" for row in rows for mark in row]))[0])
     cells, owner = mdp.states, mdp.pair_of_outcome
     state, action = owner // mdp.actions, owner % mdp.actions
-    moves = [(goal, move, _there(rows, goal, move)) for move in range(mdp.actions)]  # the way back from a barred goal
+    moves = [(goal, move, _there(rows, goal, move)) for move in range(mdp.actions)]  # the way back from the closed goal
     back_state, back_action, back = (np.array(column, dtype=np.int64) for column in zip(*moves, strict=True))
     taken = mdp.next_state == 0
     return make_mdp(
@@ -180,7 +179,7 @@ def mdp_with_key(mdp: FiniteMdp, rows: Sequence[str]) -> FiniteMdp:
 
 
 def with_start_distance(mdp: FiniteMdp, distance: int) -> FiniteMdp:
-    """The same process, begun anywhere `distance` steps before its end. Raises ConfigError where that is nowhere."""
+    """Copy with a uniform start among the states `distance` steps before the end. Raises ConfigError without any."""
     away = steps_to_end(mdp)
     start = (away == distance).astype(np.float64)
     if not start.any():
@@ -196,7 +195,7 @@ def with_start_distance(mdp: FiniteMdp, distance: int) -> FiniteMdp:
 
 
 def steps_to_end(mdp: FiniteMdp) -> Ints:
-    """`[S]` fewest steps in which an episode can end; -1 where it cannot."""
+    """Fewest steps to termination `[S]`; -1 if unreachable."""
     away = np.full(mdp.states, -1, dtype=np.int64)
     source = mdp.pair_of_outcome // mdp.actions
     new = np.unique(source[mdp.terminates])
@@ -210,8 +209,8 @@ def steps_to_end(mdp: FiniteMdp) -> Ints:
 
 
 def hallway_options(rows: Sequence[str], *, actions: int) -> list[MarkovOption]:
-    """For each room (cells joined without `+`) and each `+` beside it: the shortest way there, stopping on leaving the
-    room. It can be begun in the room and in its other hallways."""
+    """Options for each room (cells joined without `+`) and each adjacent `+`: the shortest path there, stopping outside
+    the room. Available in the room and its other hallways."""
     cells = np.array([list(row) for row in rows])
     width = cells.shape[1]
     halls: list[int] = [int(row * width + column) for row, column in np.argwhere(cells == "+")]
@@ -247,7 +246,7 @@ def _rooms(rows: Sequence[str]) -> list[set[int]]:
 
 
 def _shortest(rows: Sequence[str], within: NDArray[np.bool_], target: int, actions: int) -> Ints:
-    """`[S]` the first action of a shortest way to `target` through cells `within`; 0 elsewhere."""
+    """First action `[S]` of a shortest path to `target` through cells `within`; 0 elsewhere."""
     policy = np.zeros(len(within), dtype=np.int64)
     known, front = {target}, [target]
     while front:
@@ -263,7 +262,7 @@ def _shortest(rows: Sequence[str], within: NDArray[np.bool_], target: int, actio
 
 
 def _there(rows: Sequence[str], cell: int, move: int) -> int:
-    """Where a move leads from a cell: into a wall, nowhere."""
+    """Cell after a move; a wall blocks it."""
     height, width = len(rows), len(rows[0])
     down, right = MOVES[move]
     row, column = cell // width + down, cell % width + right
@@ -272,5 +271,5 @@ def _there(rows: Sequence[str], cell: int, move: int) -> int:
 
 
 def _drawn(weight: Floats, luck: float) -> int:
-    """The number at which the running sum of `weight` passes `luck`."""
+    """Index at which the cumulative sum of `weight` exceeds `luck`."""
     return min(int(np.searchsorted(weight.cumsum(), luck * weight.sum(), side="right")), len(weight) - 1)

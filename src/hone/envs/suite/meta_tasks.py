@@ -1,13 +1,13 @@
-"""Trials for learning to learn: a bandit or a small world is drawn, met for a while, and exchanged for another.
+"""Trials for meta-reinforcement learning: a sampled bandit or small environment lasts for one trial.
 
 Belongs here: families of tasks in one array form (`BanditTrialsVectorEnv`, `ChainTrialsVectorEnv`,
-`SineTrialsVectorEnv`), as vector environments of Gymnasium's. A trial is one episode of `pulls` steps,
-whatever ends inside of it. What is seen says what whoever acts has just lived through, and nothing of the task:
-`[begins, last action (one-hot), last reward, last end, what the task shows]` (Duan et al., 2016). `begins` is 1 before
-the first decision of a trial: a memory is to be empty then.
+`SineTrialsVectorEnv`), as Gymnasium vector environments. A trial is one episode of `pulls` steps, which may contain
+several episodes of the task. The observation holds the last transition and nothing else about the task:
+`[begins, last action (one-hot), last reward, last end, task observation]` (Duan et al., 2016). `begins` is 1 before
+the first decision of a trial, when recurrent state must be reset.
 
-What the arms of a trial would pay is drawn when it begins: two policies judged from one seed meet the same tasks and
-the same luck.
+The rewards of all arms are sampled at the start of a trial: two policies evaluated on one seed have the same tasks and
+common random numbers.
 """
 
 from abc import abstractmethod
@@ -26,17 +26,16 @@ TrialStep: TypeAlias = tuple[Seen, NDArray[np.generic], NDArray[np.generic], NDA
 
 
 class TrialsVectorEnv(VectorEnv[Seen, NDArray[np.int64], NDArray[np.generic]]):
-    """`num_envs` trials side by side; whoever steps it resets what ended, by `reset_mask`."""
+    """Vectorised trials; the caller resets ended ones by `reset_mask`."""
 
     metadata: ClassVar[dict[str, Any]] = {"autoreset_mode": AutoresetMode.DISABLED, "render_modes": []}  # pyright: ignore[reportIncompatibleVariableOverride]
 
     def __init__(self, num_envs: int, *, actions: int, shown: int, length: int, trials: int = 0) -> None:
-        """`trials`: all share a task, which stays for so many trials; 0: each has its own, drawn for every
-        trial."""
+        """`trials`: trials for which all environments share a task; 0: a new task per environment and trial."""
         self.num_envs, self.actions, self.length = num_envs, actions, length
         self.trials, self.begun = trials, 0
         self.size = 1 + actions + 2 + shown
-        """Numbers in an observation."""
+        """Size of an observation."""
         self.single_observation_space = spaces.Box(-np.inf, np.inf, (self.size,), np.float32)
         self.single_action_space = spaces.Discrete(actions)
         self.observation_space = batch_space(self.single_observation_space, num_envs)
@@ -77,30 +76,30 @@ class TrialsVectorEnv(VectorEnv[Seen, NDArray[np.int64], NDArray[np.generic]]):
         return seen
 
     def keeps_task(self) -> bool:
-        """Whether the trials that begin now meet the task of those before."""
+        """Whether the trials that begin now keep the task of the previous ones."""
         self.begun += 1
         return self.trials > 0 and (self.begun - 1) % self.trials > 0
 
     @abstractmethod
     def draw_tasks(self, begins: NDArray[np.bool_]) -> None:
-        """New tasks, and new luck, where a trial begins; the others keep theirs."""
+        """Sample tasks and random numbers of the trials that begin; the others keep theirs."""
 
     @abstractmethod
     def task_step(self, chosen: NDArray[np.int64]) -> tuple[Floats, NDArray[np.bool_]]:
-        """Rewards `[B]`, and whether an episode of the task ended and begins anew."""
+        """Step the task; returns rewards `[B]`, and whether an episode of the task ended and restarts."""
 
     def task_observation(self) -> Floats:
-        """`[B, *]` what the task shows of itself."""
+        """Observation of the task `[B, *]`."""
         return np.zeros((self.num_envs, 0))
 
 
 class BanditTrialsVectorEnv(TrialsVectorEnv):
-    """Arms that pay 1 with probabilities drawn uniformly for each trial, `pulls` times."""
+    """Bernoulli bandits with uniform random rates per trial and `pulls` decisions."""
 
     def __init__(self, num_envs: int, arms: int = 5, pulls: int = 50) -> None:
         super().__init__(num_envs, actions=arms, shown=0, length=pulls)
         self.rates = np.zeros((num_envs, arms))
-        """`[B, arms]` the truth, for judging."""
+        """True rates `[B, arms]`, for evaluation."""
         self.luck = np.zeros((num_envs, pulls, arms))
 
     def draw_tasks(self, begins: NDArray[np.bool_]) -> None:
@@ -114,10 +113,10 @@ class BanditTrialsVectorEnv(TrialsVectorEnv):
 
 
 class ChainTrialsVectorEnv(TrialsVectorEnv):
-    """A row of `states`; a prize lies at one of its ends, and whoever reaches an end begins anew in the middle.
+    """Chain of `states` with a reward at one end; reaching an end restarts the task's episode in the middle.
 
-    Which end pays (1, the other 0) is drawn for each trial and seen by nobody, and so is which of the two actions goes
-    left. What is shown is the state, one-hot. An episode ends at an end; a trial has `pulls` steps.
+    The rewarded end (1, the other 0) and the action that goes left are sampled per trial and hidden. The task
+    observation is the one-hot state. A trial has `pulls` steps.
     """
 
     def __init__(self, num_envs: int, states: int = 5, pulls: int = 30, trials: int = 0) -> None:
@@ -125,9 +124,9 @@ class ChainTrialsVectorEnv(TrialsVectorEnv):
         self.states = states
         self.place = np.zeros(num_envs, dtype=np.int64)
         self.prize = np.zeros(num_envs, dtype=np.bool_)
-        """`[B]` whether the right end pays."""
+        """Whether the right end is rewarded `[B]`."""
         self.swapped = np.zeros(num_envs, dtype=np.bool_)
-        """`[B]` whether action 0 goes right."""
+        """Whether action 0 goes right `[B]`."""
 
     def draw_tasks(self, begins: NDArray[np.bool_]) -> None:
         if not self.keeps_task():
@@ -149,11 +148,10 @@ class ChainTrialsVectorEnv(TrialsVectorEnv):
 
 
 class SineTrialsVectorEnv(TrialsVectorEnv):
-    """A number x in [-5, 5] is shown; the best of `arms` levels between -5 and 5 is nearest to height * sin(x +
-    phase) (the family of Finn et al., 2017, paid as a bandit: 1 less the distance / 5).
+    """Sine tasks: given x in [-5, 5], choose the level of `arms` in -5 to 5 nearest to height * sin(x + phase).
 
-    All environments share a task, which stays for `trials` trials: what one update teaches is of use in the
-    next.
+    The family of Finn et al. (2017) as a bandit with reward 1 - distance / 5. All environments share a task for
+    `trials` trials, so that one update helps in the next.
     """
 
     def __init__(self, num_envs: int, arms: int = 11, pulls: int = 50, trials: int = 1) -> None:
@@ -178,7 +176,7 @@ class SineTrialsVectorEnv(TrialsVectorEnv):
 
 
 class SingleTrialEnv(gymnasium.Env[Seen, np.int64]):
-    """One trial at a time."""
+    """Single trial as a Gymnasium environment."""
 
     def __init__(self, trials: TrialsVectorEnv) -> None:
         self.trials = trials
@@ -196,15 +194,15 @@ class SingleTrialEnv(gymnasium.Env[Seen, np.int64]):
 
 
 def make_bandit_trial(arms: int = 5, pulls: int = 50) -> SingleTrialEnv:
-    """One `BanditTrialsVectorEnv`."""
+    """Make a single environment of `BanditTrialsVectorEnv`."""
     return SingleTrialEnv(BanditTrialsVectorEnv(1, arms=arms, pulls=pulls))
 
 
 def make_chain_trial(states: int = 5, pulls: int = 30, trials: int = 0) -> SingleTrialEnv:
-    """One `ChainTrialsVectorEnv`."""
+    """Make a single environment of `ChainTrialsVectorEnv`."""
     return SingleTrialEnv(ChainTrialsVectorEnv(1, states=states, pulls=pulls, trials=trials))
 
 
 def make_sine_trial(arms: int = 11, pulls: int = 50, trials: int = 1) -> SingleTrialEnv:
-    """One `SineTrialsVectorEnv`."""
+    """Make a single environment of `SineTrialsVectorEnv`."""
     return SingleTrialEnv(SineTrialsVectorEnv(1, arms=arms, pulls=pulls, trials=trials))

@@ -1,8 +1,8 @@
-"""The certificate of a loss: one batch's gradient, taken whole and cut up in many ways, is the same to rounding.
+"""Gradient certificate of a loss: a batch's gradient must not depend on its split, up to rounding.
 
-Belongs here: what is cut and compared, for whatever learner a recipe wires. The loss, its aggregation, selections and
-corrections are the run's own; the policy is a small double in float64 and the batch is made up (`standin.py`), so that
-it takes neither a world nor a reward, and nothing of the run is touched.
+Belongs here: splits and comparisons, for any learner of a recipe. The loss, its aggregation, selections and corrections
+are the run's own; the policy is a small copy in float64 and the batch is synthetic (`probe.py`), so that neither an
+environment nor a reward is needed, and the run is unchanged.
 """
 
 import contextlib
@@ -44,16 +44,16 @@ from hone.train.text.rollout_config import RolloutConfig
 from hone.train.text.rows import TokenBatch, TokenRows
 
 RANDOM_BUDGETS = 3
-"""Random micro-batch budgets that are tried."""
+"""Number of random micro-batch budgets."""
 SUPPORTED_POLICIES = (TokenPolicy, ControlPolicy)
-"""Policies that `shrunken_copy` knows how to double; of others there is no certificate."""
+"""Policies that `shrunken_copy` supports; others have no certificate."""
 QUICK_GROUP_SIZE = 4
-"""Answers a group, where time matters more than thoroughness."""
+"""Answers per group in the quick check."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GradientProbe:
-    """One phase of a learner with a batch of one optimizer step: weighted, chosen among, ready to be cut."""
+    """One phase of a learner with the batch of one optimizer step after weighting and selection, ready to be split."""
 
     name: str
     policy: nn.Module
@@ -63,12 +63,11 @@ class GradientProbe:
 
 
 BatchSplit = tuple[str, str, Sequence[TrainingRows[Any]]]
-"""A name, what came of it, and the pieces."""
+"""Name, description, and pieces of a split."""
 
 
 def summed_gradient(trial: GradientProbe, pieces: Sequence[TrainingRows[Any]]) -> Tensor:
-    """`[P]` float64: the sum over `pieces` of the gradient of sum(weight * loss), as the learner takes
-    it."""
+    """Gradient `[P]` in float64: the sum over `pieces` of the gradient of sum(weight * loss), as in the learner."""
     total = torch.zeros(sum(parameter.numel() for parameter in trial.parameters), dtype=torch.float64)
     for piece in pieces:
         batch = piece.tensors()
@@ -81,7 +80,7 @@ def summed_gradient(trial: GradientProbe, pieces: Sequence[TrainingRows[Any]]) -
 def gradient_probes(
     learner: GradientLearner[Any, Any], double: nn.Module, episodes: Episodes, credits: Credits, *, seed: int = 0
 ) -> list[GradientProbe]:
-    """The learner's phases on `episodes`, with `double` in the policy's place."""
+    """Probes of the learner's phases on `episodes`, with `double` as the policy."""
     laid = learner.layout(episodes, credits)
     if isinstance(laid, TokenRows) and isinstance(double, TokenPolicy):
         laid = with_copy_logprobs(laid, double, seed=seed)
@@ -100,10 +99,10 @@ def gradient_probes(
 def job_gradient_probes(
     job: TrainingJob[Any], config: RunConfig, *, own_credit: bool, seed: int = 0
 ) -> list[GradientProbe]:
-    """The trials of a job; none where it steps in another way than by the gradient learner.
+    """Probes of a job; empty without a gradient learner.
 
-    `own_credit`: advantages are those of the config's credit; otherwise they are made up, because a credit may keep
-    count of what it was asked, and a run about to begin must not be told of answers that nobody gave.
+    `own_credit`: advantages come from the config's credit; otherwise they are synthetic, because a credit may keep
+    state, which synthetic answers must not change before a run.
     """
     learner, source = job.recipe.learner, job.recipe.source
     if not isinstance(learner, GradientLearner) or not isinstance(learner.policy, SUPPORTED_POLICIES):
@@ -141,7 +140,7 @@ def _answer_shape(job: TrainingJob[Any], config: RunConfig, *, quick: bool) -> A
 
 
 def batch_splits(rows: TrainingRows[Any], *, seed: int = 0) -> Iterator[BatchSplit]:
-    """Ways to cut a batch that must not matter."""
+    """Splits of a batch that must not change the gradient."""
     apart: TrainingRows[Any] = rows
     if isinstance(rows, TokenRows):
         apart = without_shared_prefixes(rows)
@@ -155,22 +154,22 @@ def batch_splits(rows: TrainingRows[Any], *, seed: int = 0) -> Iterator[BatchSpl
         yield f"micro_batch_tokens = {budget}", f"{len(pieces)} micro-batches", pieces
     order = permutation(seed, "certificate", "order", count=len(rows))
     yield "another order", f"{len(rows)} rows shuffled", [rows.take(order)]
-    yield "two shares, summed", "every other row, as two ranks would take them", rank_shares(rows, 2)
+    yield "two shards, summed", "every other row, as two ranks would take them", rank_shares(rows, 2)
 
 
 def rank_shares(rows: TrainingRows[Any], count: int) -> list[TrainingRows[Any]]:
-    """What each of `count` data-parallel ranks computes."""
+    """Rows of each of `count` data-parallel ranks."""
     return [rows.take(np.arange(rank, len(rows), count)) for rank in range(count)]
 
 
 def without_shared_prefixes(rows: TokenRows) -> TokenRows:
-    """The same sequences with the same weights, each in a row of its own."""
+    """Convert to one row per sequence, with the same weights."""
     alone = replace(rows.layout, share_prefixes=False)(rows.episodes, Credits(advantage=rows.advantage))
     return replace(rows, row_offsets=alone.row_offsets, prefix_lengths=alone.prefix_lengths)
 
 
 def run_gradient_checks(trial: GradientProbe, *, prefix: str = "", seed: int = 0) -> list[GradientCheck]:
-    """The gradient of the whole batch against every cut, and against garbage where nothing was decided."""
+    """Compare the whole batch's gradient with every split, and with NaN in positions without a decision."""
     whole = summed_gradient(trial, [trial.rows])
     checks = [
         compare_gradients(f"{prefix}{name}", detail, whole, summed_gradient(trial, pieces))
@@ -188,7 +187,7 @@ def run_gradient_checks(trial: GradientProbe, *, prefix: str = "", seed: int = 0
 
 
 def compare_gradients(name: str, detail: str, whole: Tensor, cut: Tensor) -> GradientCheck:
-    """A gradient that is 0 throughout shows nothing, and so does not pass."""
+    """Compare two gradients. A gradient of zeros is no evidence and does not pass."""
     difference = float((cut - whole).abs().max())
     size = float(whole.abs().max())
     relative = difference / size if size > 0 else float("nan")
@@ -196,7 +195,7 @@ def compare_gradients(name: str, detail: str, whole: Tensor, cut: Tensor) -> Gra
 
 
 def _with_nan_hidden_states(objective: Callable[[Any, Any], LossTerms]) -> Callable[[Any, Any], LossTerms]:
-    """The objective, while every hidden state that decides nothing is NaN."""
+    """Objective with NaN in every hidden state without a decision."""
 
     def run(policy: TokenPolicy, batch: TokenBatch) -> LossTerms:
         def spoil(_module: nn.Module, _given: object, hidden: Tensor) -> Tensor:
@@ -214,7 +213,7 @@ def _with_nan_hidden_states(objective: Callable[[Any, Any], LossTerms]) -> Calla
 
 
 def check_prefix(trial: GradientProbe, among: Sequence[GradientProbe]) -> str:
-    """Where a learner has several phases, checks carry their names."""
+    """Prefix of a check's name, if the learner has several phases."""
     return f"{trial.name}: " if len(among) > 1 else ""
 
 
@@ -226,7 +225,7 @@ def build_certificate(
     extra_checks: Sequence[GradientCheck] = (),
     seed: int = 0,
 ) -> GradientCertificate:
-    """All checks of all phases, and `more` that were made elsewhere."""
+    """Make the certificate from the checks of all phases, and from `more` checks."""
     with single_thread():
         checks = [
             check
@@ -244,7 +243,7 @@ def build_certificate(
 
 @contextlib.contextmanager
 def single_thread() -> Iterator[None]:
-    """For matrices so small that threads would mostly wait for each other."""
+    """Use one thread, for matrices that are too small for several."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -254,12 +253,14 @@ def single_thread() -> Iterator[None]:
 
 
 def describe_rows(rows: TrainingRows[Any]) -> str:
+    """Size of a batch, in words."""
     if isinstance(rows, TokenRows):
         return f"{len(rows.episodes)} sequences of {rows.episodes.decisions} tokens in {len(rows)} rows"
     return f"{len(rows)} decisions"
 
 
 def library_versions() -> Mapping[str, str]:
+    """Versions of the libraries that compute gradients."""
     return {
         "hone": __version__,
         "python": platform.python_version(),

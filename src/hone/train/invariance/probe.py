@@ -1,7 +1,7 @@
-"""A small double of a learner's policy in float64, and a batch made up to be as awkward as real ones are.
+"""Small copy of a learner's policy in float64, and a synthetic batch with the difficulties of real ones.
 
-Belongs here: what a loss can be tried on without a world, an engine or a reward function: ragged answers with tool
-output in them, groups that begin alike, missing scores, groups that all scored the same, one that has a single score.
+Belongs here: input for a loss without environment, engine or reward function: ragged answers with tool output, groups
+with shared prefixes, missing scores, groups with equal scores, and a group with a single score.
 """
 
 import copy
@@ -28,30 +28,30 @@ from hone.objectives.weights import token_mean
 from hone.train.text.rows import PrecomputedColumns, TokenBatch, TokenLayout, TokenRows
 
 VOCABULARY = 64
-"""Tokens that a double speaks, of a vocabulary however large."""
+"""Vocabulary size of the copy."""
 CONTROL_STEPS = 24
-"""Decisions of control."""
+"""Decisions of a control batch."""
 MAX_ANSWER_TOKENS = 12
-"""Tokens of an answer."""
+"""Longest answer, in tokens."""
 GROUPS = 5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AnswerShape:
-    """What a config says about the answers that its loss will meet."""
+    """Shape of the answers of a config."""
 
     group_size: int = 4
-    """Answers of a group."""
+    """Answers per group."""
     max_tokens: int = MAX_ANSWER_TOKENS
     reward_functions: int = 1
     """Reward functions."""
     from_log: bool = False
-    """They come from a log: every token was worth 1, and nobody recorded a log-probability."""
+    """Whether answers come from a dataset: reward 1 per token, no log-probabilities."""
 
 
 def shrunken_copy(policy: nn.Module, *, seed: int) -> nn.Module:
-    """A float64 policy of the same kind, the given one untouched: a decoder of the same family with two narrow layers,
-    or a copy of a small network whose weights are shaken."""
+    """Make a float64 policy of the same kind: a decoder of the same family with two narrow layers, or a copy of a small
+    network with perturbed weights. The given policy is unchanged."""
     if isinstance(policy, TokenPolicy):
         decoder = new_model(shrunken_model_config(policy.decoder.config), seed=seed).double()
         decoder.set_compute_dtype("float64")
@@ -70,17 +70,17 @@ def shrunken_copy(policy: nn.Module, *, seed: int) -> nn.Module:
 
 
 def shrunken_model_config(config: ModelConfig) -> ModelConfig:
-    """The same architecture with fewer and narrower layers."""
+    """Config of the same architecture with fewer and narrower layers."""
     return replace(config, **_shrunken_sizes(config.heads, config.kv_heads, config.layers))
 
 
 def shrunken_new_model(new: NewModelConfig) -> NewModelConfig:
-    """The same for a model that does not exist yet."""
+    """Smaller config of a new model."""
     return new.model_copy(update=_shrunken_sizes(new.heads, new.kv_heads, new.layers))
 
 
 def _shrunken_sizes(heads: int, kv_heads: int, layers: int) -> dict[str, int]:
-    """Four heads, which share keys if those of the real model do."""
+    """Sizes with four heads, with grouped keys if the real model has them."""
     shared = 4 if kv_heads == heads else 2
     return {
         "hidden_size": 32,
@@ -93,7 +93,7 @@ def _shrunken_sizes(heads: int, kv_heads: int, layers: int) -> dict[str, int]:
 
 
 class Float64Inputs(ObservationInputs):
-    """Inputs that reach the network in float64."""
+    """Inputs in float64."""
 
     def tensor(self, seen: Tensor) -> Tensor:
         return ObservationInputs.tensor(self, seen).double()
@@ -110,10 +110,10 @@ def matching_parameters(parameters: Sequence[nn.Parameter], policy: nn.Module, d
 
 
 def synthetic_token_episodes(policy: TokenPolicy, shape: AnswerShape, *, seed: int) -> Episodes:
-    """GROUPS groups of answers to a question each.
+    """Make GROUPS groups of answers, one question each.
 
-    Group 1 lacks some scores, group 2 scored the same throughout, group 4 has one score only. Every third answer hears
-    three tokens of a tool in its middle.
+    Group 1 lacks some scores, group 2 has equal scores, group 4 has one score only. Every third answer contains three
+    tokens of tool output.
     """
     draws = generator(seed, "certificate", "answers")
     count = GROUPS * shape.group_size
@@ -123,7 +123,7 @@ def synthetic_token_episodes(policy: TokenPolicy, shape: AnswerShape, *, seed: i
     tool = np.where((np.arange(count) % 3 == 0) & (lengths > 3), 3, 0)
     starts, offsets = offsets_of(asked + lengths + tool), offsets_of(lengths)
     tokens = draws.integers(0, policy.vocab_size_used, int(starts[-1])).astype(np.int32)
-    for number in np.flatnonzero(np.diff(group, prepend=-1) == 0):  # one question a group
+    for number in np.flatnonzero(np.diff(group, prepend=-1) == 0):  # one question per group
         here, before, size = starts[number], starts[number - 1], asked[number]
         tokens[here : here + size] = tokens[before : before + size]
     owner = owner_of(offsets)
@@ -159,8 +159,8 @@ def synthetic_token_episodes(policy: TokenPolicy, shape: AnswerShape, *, seed: i
 def _synthetic_scores(
     shape: AnswerShape, group: NDArray[np.int64], draws: np.random.Generator
 ) -> tuple[NDArray[np.float64], NDArray[np.uint8]]:
-    """0 or 1 from each reward function `[E, C]`, with what the groups of `synthetic_token_episodes` are told to have,
-    and `[E]` statuses."""
+    """Scores 0 or 1 of each reward function `[E, C]` with the special groups of `synthetic_token_episodes`, and
+    statuses `[E]`."""
     count, samples = len(group), shape.group_size
     place = np.arange(count) % samples
     components = draws.integers(0, 2, (count, shape.reward_functions)).astype(np.float64)
@@ -173,12 +173,12 @@ def _synthetic_scores(
 
 
 def unweighted_token_rows(episodes: Episodes) -> TokenRows:
-    """The episodes as rows that know nothing of an algorithm."""
+    """Lay the episodes out as rows without weights of an algorithm."""
     return TokenLayout(scheme=token_mean)(episodes, Credits(advantage=np.ones(episodes.decisions, np.float32)))
 
 
 def _chosen_logp(policy: TokenPolicy, rows: TokenRows) -> NDArray[np.float64]:
-    """`[N]` nats, of the policy as it is."""
+    """Log-probabilities `[N]` in nats of the current policy."""
 
     def question(batch: TokenBatch) -> tuple[Tensor]:
         return (policy.token_logprobs(batch.packed, batch.at, batch.chosen, sampling_mask=batch.sampling_mask).logp,)
@@ -188,21 +188,21 @@ def _chosen_logp(policy: TokenPolicy, rows: TokenRows) -> NDArray[np.float64]:
 
 
 def _old_policy_logp(policy: TokenPolicy, episodes: Episodes, *, seed: int) -> NDArray[np.float64]:
-    """`[N]` nats, of a policy that `policy` might have been when the update began."""
+    """Log-probabilities `[N]` in nats of a synthetic older policy near `policy`."""
     return _chosen_logp(policy, unweighted_token_rows(episodes)) + _logp_noise(
         episodes, "earlier", quiet_every=4, seed=seed
     )
 
 
 def _logp_noise(episodes: Episodes, stream: str, *, quiet_every: int, seed: int) -> NDArray[np.float64]:
-    """`[N]` nats: 0.3 as a rule, and next to nothing in every `nearly`-th answer, so that there are ratios to clip and
-    to correct, and even the strictest rejection keeps something."""
+    """Noise `[N]` in nats: 0.3, and close to 0 in every `quiet_every`-th answer, so that some ratios are clipped or
+    corrected and even the strictest rejection keeps some."""
     draws = generator(seed, "certificate", stream).standard_normal(episodes.decisions)
     return draws * np.where(np.arange(len(episodes)) % quiet_every == 0, 1e-4, 0.3)[episodes.owner]
 
 
 def with_copy_logprobs(rows: TokenRows, double: TokenPolicy, *, seed: int) -> TokenRows:
-    """`rows` that know of the double what they knew of the real policy, as other policies near it would have it."""
+    """Replace log-probabilities of the real policy in `rows` by synthetic ones of policies near the copy."""
     known, episodes = rows.precomputed, rows.episodes
     if known.ref_logp is not None:
         anchor = _chosen_logp(double, unweighted_token_rows(episodes)) + _logp_noise(
@@ -229,7 +229,7 @@ def _with_top_k(known: PrecomputedColumns, double: TokenPolicy, rows: TokenRows,
 
 
 def synthetic_control_episodes(policy: ControlPolicy, *, seed: int) -> Episodes:
-    """STEPS decisions of the policy in episodes of uneven lengths: some ended, some were cut, some go on."""
+    """Make STEPS decisions in episodes of different lengths: some terminated, some truncated, some unfinished."""
     draws = generator(seed, "certificate", "steps")
     lengths = np.array([1, 5, 7, 2, 6, 3], np.int64)
     inputs, count = policy.spaces.inputs, len(lengths)
@@ -260,7 +260,7 @@ def _synthetic_observations(inputs: ObservationInputs, count: int, draws: np.ran
 
 
 def synthetic_credits(episodes: Episodes, *, seed: int) -> Credits:
-    """Credits of every kind that a layout may read, where the config's own must not be asked (it may remember)."""
+    """Make synthetic credits with every field that a layout may read, in place of the config's own."""
     draws = generator(seed, "certificate", "credits")
     advantage, target = draws.standard_normal((2, episodes.decisions))
     silent = ~np.isfinite(episodes.score) | (np.arange(len(episodes)) % 7 == 3)

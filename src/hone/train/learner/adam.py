@@ -15,7 +15,7 @@ from hone.train.learner.parameter_store import ParameterStore
 
 
 class Adam:
-    """Adam with decoupled weight decay (Kingma & Ba, 2015; Loshchilov & Hutter, 2019), one fused kernel a step."""
+    """Adam with decoupled weight decay (Kingma & Ba, 2015; Loshchilov & Hutter, 2019), one fused kernel per step."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class Adam:
     def step(self, rate: float) -> None:
         """One step of learning rate `rate` along `parameters.gradients`."""
         self.steps += 1
-        # Moments of units that stay silent fade into subnormal numbers, on which a CPU is ten times as slow.
+        # Moments of inactive units decay to subnormal numbers, on which a CPU is ten times as slow.
         torch.set_flush_denormal(True)
         try:
             self._kernel(rate)
@@ -69,7 +69,7 @@ class Adam:
         return {"step": float(self.steps), **{name: self._whole(moment) for name, moment in moments.items()}}
 
     def restore(self, state: State) -> None:
-        """Raises DataError when the state belongs to another number of parameters."""
+        """Restore the state. Raises DataError for another number of parameters."""
         step = state.get("step")
         if not isinstance(step, float):
             raise DataError(f"the saved optimizer state has no step count, but {step!r}")

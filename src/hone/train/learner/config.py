@@ -1,4 +1,4 @@
-"""How the gradient learner steps, as a user writes it: learning rate and its schedule, clipping, batches."""
+"""Config of the gradient learner: learning rate and schedule, clipping, batches."""
 
 import math
 from collections.abc import Callable

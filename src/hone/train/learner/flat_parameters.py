@@ -1,4 +1,4 @@
-"""A module's parameters in one buffer and their gradients in another.
+"""Flat buffers of a module's parameters and gradients.
 
 The optimizer then works on a single tensor: zeroing, norm, clipping and Adam are one kernel each instead of one per
 parameter, which is most of a small network's step, and the optimizer's state is a few flat arrays on disk.

@@ -34,7 +34,7 @@ class MetricsAccumulator:
     flops: Tensor | None = None
 
     def add(self, terms: LossTerms) -> None:
-        """One stacked sum for all metrics of a size: a small network's step is mostly the number of its kernels."""
+        """Add metrics with one stacked sum per size: the cost of a small network's step is its number of kernels."""
         sizes: dict[int, list[str]] = {}
         metrics = terms.metrics
         for name, value in metrics.items():

@@ -1,4 +1,4 @@
-"""Splitting rows so that each piece stays within a token budget."""
+"""Splitting of rows under a token budget."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ from hone.core.ragged import Ints
 
 
 def split_by_token_budget(sizes: Ints, budget_tokens: int) -> list[Ints]:
-    """Row numbers in pieces of at most `budget_tokens`, similar sizes together; a row above the budget goes alone.
+    """Split row numbers into pieces of at most `budget_tokens`, grouped by size; a row above the budget is a piece.
 
     `sizes` `[rows]` tokens. Everything fits: one piece in the given order. No rows: no pieces.
     """

@@ -1,8 +1,8 @@
-"""The natural-gradient learner: one step a batch, as long as a bound on the change of the policy allows (TRPO).
+"""Natural-gradient learner: one step per batch within a bound on the change of the policy (TRPO).
 
-Belongs here: how `objectives.natural` is given its closures: gradients summed over micro-batches, and the loss and the
-distance of a policy as it stands. An algorithm is the `layout` and the `surrogate`. A critic, if there is one,
-is stepped by a learner of its own afterwards.
+Belongs here: the closures for `objectives.natural`: gradients summed over micro-batches, and the loss and the KL
+divergence of the current policy. An algorithm is the `layout` and the `surrogate`. A critic, if there is one, has its
+own learner, which runs afterwards.
 """
 
 import math
