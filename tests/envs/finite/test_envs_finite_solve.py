@@ -180,7 +180,7 @@ def test_totals_that_are_not_defined_are_refused() -> None:
     assert policy_iteration(mdp).value.tolist() == [-1.0, 0.0, 0.0]  # the prize of 1 is paid with the last step
     idle = grid_mdp(["S.G"], discount=1.0)
     assert evaluate_policy(idle, np.zeros(3, np.int64)).tolist() == [0.0, 0.0, 0.0]
-    with pytest.raises(DataError, match="stay for ever"):
+    with pytest.raises(DataError, match="and never terminate"):
         occupancy(idle, np.zeros(3, np.int64))
 
 

@@ -79,12 +79,12 @@ def grid_mdp(
     rows: Sequence[str],
     *,
     discount: float,
-    step_reward: float = 0.0,
+    step: float = 0.0,
     rewards: Mapping[str, float] | None = None,
     slip: float = 0.0,
     limit: int | None = None,
 ) -> FiniteMdp:
-    """Build a grid from its map: `#` wall, `S` start, `.` floor, and letters that terminate with the reward in `rewards`.
+    """Build a grid from its map: `#` wall, `S` start, `.` floor, and letters that terminate with their `rewards`.
 
     Moves are left, down, right, up; with probability `slip` the move is one of the two at right angles; a move into a
     wall or out of the map stays. Each move adds the reward `step`. Raises DataError for an invalid map.
