@@ -112,7 +112,7 @@ class PerturbedPolicy:
     observation_std: Floats
     """Standard deviation `[*observation]` in unperturbed episodes."""
     action_space: spaces.Space[Any]
-    """Of actions."""
+    """Action space."""
     seed: int
     step: int = 0
     pending_actions: deque[Array] = field(default_factory=deque[Array])

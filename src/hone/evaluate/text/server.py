@@ -37,7 +37,7 @@ class ServerGenerator:
     client: OpenAiClient
     prompts: Sequence[Prompt]
     token_counts: dict[str, int] = field(default_factory=dict[str, int])
-    """Of each request's latest answer, as the server counts them."""
+    """Tokens of each request's latest answer, as the server counts them."""
     _answers: list[tuple[frozenset[str], Iterator[OpenAiCompletion]]] = field(
         default_factory=list[tuple[frozenset[str], Iterator[OpenAiCompletion]]]
     )

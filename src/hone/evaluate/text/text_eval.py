@@ -40,13 +40,13 @@ class EvaluationConfig(Config):
     greedy: bool = True
     """Greedy decoding; otherwise sampling at `temperature`."""
     temperature: float = Field(default=1.0, gt=0)
-    """Of sampled answers."""
+    """Temperature of sampling."""
     stop: list[Annotated[str, Field(min_length=1)]] = []
     """Stop strings of an answer."""
     max_concurrent: int = Field(default=64, ge=1)
     """Answers generated at the same time."""
     seed: int = Field(default=0, ge=0)
-    """Of sampled answers."""
+    """Random seed of sampling."""
 
     @model_validator(mode="after")
     def _greedy_has_no_temperature(self) -> "EvaluationConfig":

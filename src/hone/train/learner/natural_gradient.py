@@ -38,7 +38,7 @@ class TrustRegionConfig(Config):
     damping: float = Field(default=0.1, ge=0)
     """Added to the Fisher matrix's diagonal: it is singular where parameters are many."""
     iterations: int = Field(default=10, ge=1)
-    """Of conjugate gradients, each of them two gradients."""
+    """Iterations of conjugate gradients, at two gradients each."""
     backtracks: int = Field(default=10, ge=1)
     """Step lengths that are tried, each `shrink` times the one before."""
     shrink: float = Field(default=0.8, gt=0, lt=1)
