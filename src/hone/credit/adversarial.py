@@ -52,5 +52,5 @@ def with_imitation_reward(
     """
     paid = checked_column(imitation_reward, episodes, "likeness")
     credits = credit(replace(episodes, reward=paid.astype(np.float32)), values)
-    told = {"imitation/reward_mean": float(paid.mean())} if len(paid) else {}
-    return replace(credits, metrics={**credits.metrics, **told})
+    metrics = {"imitation/reward_mean": float(paid.mean())} if len(paid) else {}
+    return replace(credits, metrics={**credits.metrics, **metrics})

@@ -29,18 +29,18 @@ def behaviour_logp(episodes: Episodes) -> NDArray[np.floating]:
 
 def checked_column(column: DecisionColumn, episodes: Episodes, name: str) -> Floats:
     """The column as float64 `[N]`; raises DataError for a wrong shape or a number that is not finite."""
-    found = np.asarray(column(episodes), dtype=np.float64)
-    if found.shape != (episodes.decisions,):
-        raise DataError(f"{name} has shape {list(found.shape)}, expected [{episodes.decisions}]: one per decision")
-    bad = np.flatnonzero(~np.isfinite(found))
+    result = np.asarray(column(episodes), dtype=np.float64)
+    if result.shape != (episodes.decisions,):
+        raise DataError(f"{name} has shape {list(result.shape)}, expected [{episodes.decisions}]: one per decision")
+    bad = np.flatnonzero(~np.isfinite(result))
     if len(bad):
         place = int(bad[0])
         episode = int(np.searchsorted(episodes.offsets, place, side="right")) - 1
         raise DataError(
-            f"{name} is not finite for {len(bad)} of {len(found)} decisions, the first {found[place]} at decision "
+            f"{name} is not finite for {len(bad)} of {len(result)} decisions, the first {result[place]} at decision "
             f"{place - int(episodes.offsets[episode])} of episode {episode}; record it, or use a credit without it"
         )
-    return found
+    return result
 
 
 def episode_ends(episodes: Episodes) -> NDArray[np.bool_]:

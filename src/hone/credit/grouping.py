@@ -57,14 +57,14 @@ def group_deviation(values: Floats, numbers: Ints, *, ddof: int = 1) -> tuple[Fl
 
 def apply_by_group_size(values: Floats, numbers: Ints, judge: GroupAdvantage) -> Floats:
     """`judge` applied to all groups, one size at a time -> `[S]`, in the order of `values`."""
-    found = np.zeros(len(values))
+    result = np.zeros(len(values))
     count = np.bincount(numbers)
     order = np.argsort(numbers, kind="stable")
     starts = offsets_of(count)[:-1]
     for size in np.unique(count):
         rows = order[starts[count == size, None] + np.arange(size)]
-        found[rows] = judge(values[rows])
-    return found
+        result[rows] = judge(values[rows])
+    return result
 
 
 def group_credits(episodes: Episodes, judge: GroupAdvantage, *, min_scores: int = 2) -> Credits:

@@ -111,8 +111,8 @@ class AdaptiveKlController:
         self.unit = unit
 
     def observe(self, distance: KlEstimate) -> None:
-        found = distance.episode_nats if self.unit == "episode" else distance.decision_nats
-        error = min(max(found / self.target - 1.0, -0.2), 0.2)
+        result = distance.episode_nats if self.unit == "episode" else distance.decision_nats
+        error = min(max(result / self.target - 1.0, -0.2), 0.2)
         self.weight *= 1.0 + error * distance.episodes / self.horizon
 
     def state(self) -> State:
@@ -165,8 +165,8 @@ class KlRewardCredit:
         credits = self.credit(shaped, values)
         distance = estimate_kl(episodes, nats)
         self.controller.observe(distance)
-        told = {"reward/kl_nats": distance.episode_nats, "reward/kl_coef": weight}
-        return replace(credits, metrics={**credits.metrics, **told})
+        metrics = {"reward/kl_nats": distance.episode_nats, "reward/kl_coef": weight}
+        return replace(credits, metrics={**credits.metrics, **metrics})
 
     def state(self) -> State:
         return self.controller.state()
@@ -204,5 +204,5 @@ def distillation_credit(
     """
     now = checked_column(current, episodes, "the policy's log-probability")
     nats = now - checked_column(teacher, episodes, "the teacher's log-probability")
-    told = {"distill/kl_nats": estimate_kl(episodes, nats).episode_nats}
-    return Credits(advantage=(-weight * nats).astype(np.float32), metrics=told)
+    metrics = {"distill/kl_nats": estimate_kl(episodes, nats).episode_nats}
+    return Credits(advantage=(-weight * nats).astype(np.float32), metrics=metrics)

@@ -43,9 +43,9 @@ def best_of_group(
         margin = ordered[:, -1] - ordered[:, -2]
         if scale == "group":
             margin = margin / (score.std(axis=1, ddof=1) + epsilon)
-        found = np.zeros_like(score)
-        found[np.arange(len(score)), score.argmax(axis=1)] = margin
-        return found
+        result = np.zeros_like(score)
+        result[np.arange(len(score)), score.argmax(axis=1)] = margin
+        return result
 
     return group_credits(episodes, judge)
 
@@ -126,8 +126,8 @@ def _minus_one(score: Floats, *, k: int) -> Floats:
     """`[g, N]` -> `[g, N]`: i gains R_i - R_j in the C(j, k-2) subsets in which it is best and j second best."""
     order, ordered = _ascending(score)
     second = _ranked(score.shape[1], k - 2) / math.comb(score.shape[1], k)
-    found = ordered * _before(np.broadcast_to(second, score.shape)) - _before(ordered * second)
-    return _back(order, found * score.shape[1])
+    result = ordered * _before(np.broadcast_to(second, score.shape)) - _before(ordered * second)
+    return _back(order, result * score.shape[1])
 
 
 def _without_i(score: Floats, *, k: int) -> Floats:
@@ -149,9 +149,9 @@ def _ascending(score: Floats) -> tuple[Ints, Floats]:
 
 def _back(order: Ints, values: Floats) -> Floats:
     """Values of the ascending answers, in the answers' own order."""
-    found = np.empty_like(values)
-    np.put_along_axis(found, order, values, axis=1)
-    return found
+    result = np.empty_like(values)
+    np.put_along_axis(result, order, values, axis=1)
+    return result
 
 
 def _before(values: Floats) -> Floats:

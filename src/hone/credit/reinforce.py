@@ -132,6 +132,6 @@ def optimal_token_baseline(
 
 def _whitened_where_heard(episodes: Episodes, advantage: Floats, ddof: Ddof) -> NDArray[np.float32]:
     heard = scored_decisions(episodes)
-    found = np.zeros(len(advantage), dtype=np.float32)
-    found[heard] = whiten(advantage[heard], ddof=ddof)
-    return found
+    result = np.zeros(len(advantage), dtype=np.float32)
+    result[heard] = whiten(advantage[heard], ddof=ddof)
+    return result

@@ -33,18 +33,18 @@ def with_shaped_scores(
         changed = shape(changed)
     credits = credit(changed, values)
     moved = (changed.score - episodes.score)[episodes.scored]
-    told = {"reward/shaping_mean": float(moved.mean()) if len(moved) else 0.0}
-    return replace(credits, metrics={**credits.metrics, **told})
+    metrics = {"reward/shaping_mean": float(moved.mean()) if len(moved) else 0.0}
+    return replace(credits, metrics={**credits.metrics, **metrics})
 
 
 def with_scores(episodes: Episodes, score: Floats) -> Episodes:
     """The episodes with scores `[E]`, the difference added to the last reward of each; missing ones stay."""
     scored = episodes.scored
-    told = np.where(scored, score, episodes.score)
+    metrics = np.where(scored, score, episodes.score)
     reward = episodes.reward.copy()
     paid = scored & (episodes.lengths > 0)
-    reward[episodes.offsets[1:][paid] - 1] += (told - episodes.score)[paid].astype(np.float32)
-    return replace(episodes, score=told, reward=reward)
+    reward[episodes.offsets[1:][paid] - 1] += (metrics - episodes.score)[paid].astype(np.float32)
+    return replace(episodes, score=metrics, reward=reward)
 
 
 def binarised(episodes: Episodes, *, threshold: float) -> Episodes:
@@ -147,8 +147,8 @@ def overlong_filtered(
     """
     credits = credit(episodes if in_statistics else _unheard(episodes, episodes.truncated), values)
     silent = np.repeat(episodes.truncated, episodes.lengths)
-    told = {**credits.metrics, "reward/truncated_dropped": fraction_true(episodes.truncated)}
-    return replace(credits, advantage=np.where(silent, np.float32(0), credits.advantage), metrics=told)
+    metrics = {**credits.metrics, "reward/truncated_dropped": fraction_true(episodes.truncated)}
+    return replace(credits, advantage=np.where(silent, np.float32(0), credits.advantage), metrics=metrics)
 
 
 def _unheard(episodes: Episodes, silent: NDArray[np.bool_]) -> Episodes:

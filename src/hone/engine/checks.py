@@ -61,13 +61,13 @@ def check_score_requests(texts: Sequence[ScoreRequest], *, context: int, vocab: 
         check_sampling(sampling)
     faults = ErrorCollector(DataError)
     for place, text in enumerate(texts):
-        name, asked, said = f"text {place}", text.prompt, text.tokens
-        if not len(asked) or not len(said):
-            faults.add(f"{name}: a prompt of {len(asked)} tokens before {len(said)}; both need at least one token")
+        name, asked, message = f"text {place}", text.prompt, text.tokens
+        if not len(asked) or not len(message):
+            faults.add(f"{name}: a prompt of {len(asked)} tokens before {len(message)}; both need at least one token")
             continue
-        if len(asked) + len(said) > context:
-            faults.add(f"{name}: {len(asked)} + {len(said)} tokens do not fit in {context} positions; shorten it")
-        low, high = min(asked.min(), said.min()), max(asked.max(), said.max())
+        if len(asked) + len(message) > context:
+            faults.add(f"{name}: {len(asked)} + {len(message)} tokens do not fit in {context} positions; shorten it")
+        low, high = min(asked.min(), message.min()), max(asked.max(), message.max())
         if low < 0 or high >= vocab:
             faults.add(f"{name}: token ids run from {low} to {high}; the model knows 0 to {vocab - 1}")
     faults.raise_if_any()

@@ -66,8 +66,8 @@ def choose_runner(
             source_model=model if copy_weights else None,
             compiled=kind == "torch_compiled",
         )
-        said = f"generation uses torch, not the compiled runner: {reason}" if kind == "auto" and not unfit else ""
-        return RunnerChoice(runner=runner, own_weights=copy_weights, note=said)
+        message = f"generation uses torch, not the compiled runner: {reason}" if kind == "auto" and not unfit else ""
+        return RunnerChoice(runner=runner, own_weights=copy_weights, note=message)
     readable = cast(weights.DecoderWeights, model)  # what its layers are called is checked when they are read
     low = kind == "native_bfloat16" or model.dtype == torch.bfloat16
     native = NativeRunner(

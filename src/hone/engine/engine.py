@@ -251,12 +251,12 @@ class EmbeddedEngine(EngineSession):
             self._opened = True
         if self._canary is not None:
             try:
-                found = self._canary.check(self.version, self.runner, page=self._limits.pages)
+                result = self._canary.check(self.version, self.runner, page=self._limits.pages)
             except DivergedError as error:
                 self._refused = str(error)
                 raise
             self._refused = ""
-            self.fingerprints[self.version] = found
+            self.fingerprints[self.version] = result
             while len(self.fingerprints) > _REMEMBERED:
                 del self.fingerprints[next(iter(self.fingerprints))]
 

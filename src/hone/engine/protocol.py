@@ -38,6 +38,8 @@ class BatchInvariantLinearFn(Protocol):
 
 
 class ModelShape(Protocol):
+    """Sizes of a model."""
+
     @property
     def layers(self) -> int: ...
     @property

@@ -76,8 +76,8 @@ def _inverse_cdf(logp: Tensor, uniform: Tensor) -> Tensor:
     total = cdf[:, -1]
     # uniform < 1, but its product with the total may round up to it: then no entry would exceed it.
     target = torch.minimum(uniform * total, torch.nextafter(total, torch.zeros_like(total)))
-    found = torch.searchsorted(cdf, target[:, None], right=True)[:, 0]
-    return found.clamp_(max=logp.shape[1] - 1)  # only rows of NaN come here beyond the end
+    result = torch.searchsorted(cdf, target[:, None], right=True)[:, 0]
+    return result.clamp_(max=logp.shape[1] - 1)  # only rows of NaN come here beyond the end
 
 
 def truncate_logp(logp: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:

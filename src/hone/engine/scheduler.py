@@ -174,22 +174,22 @@ class Scheduler:
         whole, rest = divmod(len(fill.text), self.limits.page_tokens)
         shared = fill.pages[:whole]
         takes_over = not fill.members and most == len(fill.ready)
-        found: list[list[int]] = []
+        result: list[list[int]] = []
         for _ in range(most - takes_over):
             if rest:
                 page = self._page()
                 if page is None:
-                    return found
+                    return result
                 self._sources.append(fill.pages[whole])
                 self._targets.append(page)
-                found.append([*shared, page])
+                result.append([*shared, page])
             else:
-                found.append(shared)
+                result.append(shared)
             self.pool.share(shared)
         if takes_over:
-            found.append(fill.pages)
+            result.append(fill.pages)
             fill.pages = []
-        return found
+        return result
 
     def _find_pages(self) -> None:
         """Allocate a page for every row whose next token needs one; the newest requests are preempted."""
@@ -348,8 +348,8 @@ class Scheduler:
 
     def _holders(self) -> list[PrefillGroup]:
         """Texts that hold pages, the latest last."""
-        found = {id(fill): fill for fill in (*self._fills, *self._ready)}
-        return sorted(found.values(), key=lambda fill: fill.order)
+        result = {id(fill): fill for fill in (*self._fills, *self._ready)}
+        return sorted(result.values(), key=lambda fill: fill.order)
 
     def _give_up(self, *, but: PrefillGroup | None) -> bool:
         """Preempt the newest: a prompt without rows yet, else a row; False if only one row, or `but`, is left."""
@@ -390,10 +390,10 @@ class Scheduler:
 
     def count_page_references(self) -> NDArray[np.int32]:
         """References to each page by rows, texts and the cache, counted anew `[pages]`; for tests."""
-        found = np.zeros(self.limits.pages, np.int32)
+        result = np.zeros(self.limits.pages, np.int32)
         for row in range(len(self.table)):
-            np.add.at(found, self.table.pages[row, : self.table.page_count[row]], 1)
+            np.add.at(result, self.table.pages[row, : self.table.page_count[row]], 1)
         for fill in self._holders():
-            np.add.at(found, np.array(fill.pages, np.int64), 1)
-        np.add.at(found, np.array(self.cache.cached_pages(), np.int64), 1)
-        return found
+            np.add.at(result, np.array(fill.pages, np.int64), 1)
+        np.add.at(result, np.array(self.cache.cached_pages(), np.int64), 1)
+        return result

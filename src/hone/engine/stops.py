@@ -46,7 +46,7 @@ class StopRules:
         count = len(table)
         eos = self._is_eos[table.last_token[:count]]
         full = table.at_token_limit()
-        found: dict[int, FinishReason] = {}
+        result: dict[int, FinishReason] = {}
         if bool(table.has_stop_strings[:count].any()):
             for row in np.flatnonzero(table.has_stop_strings[:count] & ~eos).tolist():
                 stops = table.samples[row].request.sampling.stop
@@ -54,12 +54,12 @@ class StopRules:
                     self._completes(int(table.last_token[row]), stops)
                     and self.characters_after_stop(stops, table.last_tokens, row) is not None
                 ):
-                    found[row] = "stop"
+                    result[row] = "stop"
         ended = eos | full
         if bool(ended.any()):
             for row in np.flatnonzero(ended).tolist():
-                found[row] = "eos" if eos[row] else found.get(row, "length")
-        return sorted(found.items())
+                result[row] = "eos" if eos[row] else result.get(row, "length")
+        return sorted(result.items())
 
     def finish_of(self, sample: SampleState) -> FinishReason | None:
         """Reason for which a sample ends, or None."""

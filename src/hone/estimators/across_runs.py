@@ -56,11 +56,11 @@ def stratified_bootstrap(
     Raises ValueError without scores.
     """
     _require_scores(strata)
-    found = float(statistic(strata))
+    result = float(statistic(strata))
     if min(map(len, strata)) < 2:
-        return Estimate(mean=found, low=math.nan, high=math.nan, n=_runs(strata))
+        return Estimate(mean=result, low=math.nan, high=math.nan, n=_runs(strata))
     low, high = _interval(statistic(_drawn(strata, draws, seed, "runs")), level)
-    return Estimate(mean=found, low=low, high=high, n=_runs(strata))
+    return Estimate(mean=result, low=low, high=high, n=_runs(strata))
 
 
 def probability_of_improvement(after: Sequence[Floats], before: Sequence[Floats]) -> Floats:
@@ -87,12 +87,12 @@ def improvement_probability(
     _require_scores(before)
     if len(after) != len(before):
         raise ValueError(f"{len(after)} tasks cannot be compared with {len(before)}")
-    found, n = float(probability_of_improvement(after, before)), _runs(after) + _runs(before)
+    result, n = float(probability_of_improvement(after, before)), _runs(after) + _runs(before)
     if min(map(len, [*after, *before])) < 2:
-        return Estimate(mean=found, low=math.nan, high=math.nan, n=n)
+        return Estimate(mean=result, low=math.nan, high=math.nan, n=n)
     shares = probability_of_improvement(_drawn(after, draws, seed, "after"), _drawn(before, draws, seed, "before"))
     low, high = _interval(shares, level)
-    return Estimate(mean=found, low=low, high=high, n=n)
+    return Estimate(mean=result, low=low, high=high, n=n)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

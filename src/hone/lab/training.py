@@ -232,7 +232,7 @@ def train_seeds(
     start: Callable[[int], nn.Module], plan: PuzzleTraining, *, seed: int, runs: int, watch: PolicyMetrics | None = None
 ) -> dict[str, Floats]:
     """Metrics of `runs` trainings with different seeds, `[runs, steps]` each; `start(seed)` makes the policy."""
-    found = [
+    result = [
         train_policy(
             start(10 * seed + k),
             plan,
@@ -241,7 +241,7 @@ def train_seeds(
         )
         for k in range(runs)
     ]
-    return {name: np.stack([each[name] for each in found]) for name in found[0]}
+    return {name: np.stack([each[name] for each in result]) for name in result[0]}
 
 
 def train_policy(

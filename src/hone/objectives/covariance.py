@@ -29,12 +29,12 @@ def clip_cov(
     terms = clipped_surrogate(now, then, advantage, low=low, high=high)
     left_out = dropped != 0
 
-    def told() -> dict[str, PerDecision]:
+    def compute_metrics() -> dict[str, PerDecision]:
         metrics = dict(terms.metrics)
         metrics["policy/clip_fraction"] = metrics["policy/clip_fraction"].masked_fill(left_out & (advantage != 0), 1.0)
         return metrics | {"policy/covariance_fraction": left_out.to(terms.loss.dtype)}
 
-    return LossTerms(loss=torch.where(left_out, 0.0, terms.loss), compute_metrics=told)
+    return LossTerms(loss=torch.where(left_out, 0.0, terms.loss), compute_metrics=compute_metrics)
 
 
 def kl_cov(

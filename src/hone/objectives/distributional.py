@@ -93,7 +93,7 @@ def cross_entropy_value(
     """
     loss = _cross_entropy(logits, encode(target.detach(), support))
 
-    def told() -> Mapping[str, PerDecision]:
+    def compute_metrics() -> Mapping[str, PerDecision]:
         value = logits_mean(logits, support)
         outside = (target < support.low) | (target > support.high)
         return {
@@ -102,7 +102,7 @@ def cross_entropy_value(
             "value/outside_fraction": outside.to(value.dtype),
         }
 
-    return LossTerms(loss=loss, compute_metrics=told)
+    return LossTerms(loss=loss, compute_metrics=compute_metrics)
 
 
 def _cross_entropy(logits: Bins, probability: Bins) -> PerDecision:
@@ -159,8 +159,8 @@ def quantile_huber_loss(quantiles: Table, target: Float[Tensor, "n m"], *, kappa
     height = bent * (size - 0.5 * bent) / kappa if kappa > 0 else size
     side = (taus[None, :, None] - (u.detach() < 0).to(u.dtype)).abs()
 
-    def told() -> Mapping[str, PerDecision]:
+    def compute_metrics() -> Mapping[str, PerDecision]:
         mean = quantiles.mean(dim=1)
         return {"value/mean": mean, "value/std": (quantiles - mean[:, None]).square().mean(dim=1).sqrt()}
 
-    return LossTerms(loss=(side * height).mean(dim=2).sum(dim=1), compute_metrics=told)
+    return LossTerms(loss=(side * height).mean(dim=2).sum(dim=1), compute_metrics=compute_metrics)

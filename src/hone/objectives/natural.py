@@ -103,8 +103,8 @@ def fisher_product(
 
     def product(v: Vector) -> Vector:
         along = torch.dot(slope, v)
-        found = torch.autograd.grad(along, parameters, retain_graph=True, materialize_grads=True)
-        return flatten(found).detach()
+        result = torch.autograd.grad(along, parameters, retain_graph=True, materialize_grads=True)
+        return flatten(result).detach()
 
     return product
 

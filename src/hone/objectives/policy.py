@@ -99,11 +99,11 @@ def cispo(
     r = ratio(now, then).detach()
     loss = -r.clamp(ratio_floor, ratio_cap) * advantage * at_least_float32(now)
 
-    def told() -> dict[str, PerDecision]:
+    def compute_metrics() -> dict[str, PerDecision]:
         outside = (r > ratio_cap) | (r < ratio_floor)
         return {"policy/capped_fraction": outside.to(r.dtype), **ratio_metrics(r, logp_difference(now, then))}
 
-    return LossTerms(loss=loss, compute_metrics=told)
+    return LossTerms(loss=loss, compute_metrics=compute_metrics)
 
 
 def sapo(

@@ -29,7 +29,7 @@ def _geometric(now: PerDecision, then: PerDecision, sequence: Indices) -> PerDec
     return sequence_mean(logp_difference(now, then), sequence)
 
 
-def _told(r: PerDecision, log_ratio: PerDecision, stopped: Flags, advantage: PerDecision) -> dict[str, PerDecision]:
+def _metrics(r: PerDecision, log_ratio: PerDecision, stopped: Flags, advantage: PerDecision) -> dict[str, PerDecision]:
     held = stopped | (is_saturated(log_ratio) & (advantage != 0))
     return {"policy/clip_fraction": held.to(r.dtype), **ratio_metrics(r, log_ratio)}
 
@@ -52,7 +52,7 @@ def gspo(
     log_ratio = _geometric(now, then, sequence)
     s = torch.exp(log_ratio.clamp(max=LOG_RATIO_LIMIT))
     loss, stopped = surrogate(s, advantage, low=low, high=high)
-    return LossTerms(loss=loss, compute_metrics=lambda: _told(s, log_ratio, stopped, advantage))
+    return LossTerms(loss=loss, compute_metrics=lambda: _metrics(s, log_ratio, stopped, advantage))
 
 
 def gspo_token(
@@ -117,11 +117,11 @@ def gmpo(
     log_ratio = sequence_mean(kept, sequence)
     rho = torch.exp(log_ratio.clamp(max=LOG_RATIO_LIMIT))
 
-    def told() -> dict[str, PerDecision]:
+    def compute_metrics() -> dict[str, PerDecision]:
         stopped = torch.where(praised, change > log_high, (change < -log_low) & (advantage < 0))
-        return _told(rho, log_ratio, stopped, advantage)
+        return _metrics(rho, log_ratio, stopped, advantage)
 
-    return LossTerms(loss=-advantage * rho, compute_metrics=told)
+    return LossTerms(loss=-advantage * rho, compute_metrics=compute_metrics)
 
 
 LOG_WEIGHT_FLOOR = math.log(1e-8)

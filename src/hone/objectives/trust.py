@@ -113,14 +113,16 @@ def dppo(
     r = ratio(now, then).detach()
     bounded = r if ratio_cap is None else r.clamp(max=ratio_cap)
 
-    def told() -> dict[str, PerDecision]:
+    def compute_metrics() -> dict[str, PerDecision]:
         return {
             "policy/clip_fraction": (~keep & (advantage != 0)).to(r.dtype),
             "policy/capped_fraction": (bounded < r).to(r.dtype),
             **ratio_metrics(r, logp_difference(now, then)),
         }
 
-    return LossTerms(loss=-torch.where(keep, bounded, 0.0) * advantage * at_least_float32(now), compute_metrics=told)
+    return LossTerms(
+        loss=-torch.where(keep, bounded, 0.0) * advantage * at_least_float32(now), compute_metrics=compute_metrics
+    )
 
 
 def dppo_tv(
@@ -169,8 +171,8 @@ def m2po(now: PerDecision, then: PerDecision, advantage: PerDecision, keep: Mult
     r = ratio(now, then)
     kept = keep != 0
 
-    def told() -> dict[str, PerDecision]:
+    def compute_metrics() -> dict[str, PerDecision]:
         stopped = (~kept & (advantage != 0)).to(r.dtype)
         return {"policy/clip_fraction": stopped, **ratio_metrics(r, logp_difference(now, then))}
 
-    return LossTerms(loss=torch.where(kept, -advantage * r, 0.0), compute_metrics=told)
+    return LossTerms(loss=torch.where(kept, -advantage * r, 0.0), compute_metrics=compute_metrics)

@@ -11,7 +11,7 @@ from hone.objectives.shapes import Flags, Metrics, PerAnswer
 from hone.objectives.terms import LossTerms
 
 
-def _told(score: PerAnswer, desirable: Flags, threshold: PerAnswer) -> Metrics:
+def _metrics(score: PerAnswer, desirable: Flags, threshold: PerAnswer) -> Metrics:
     side = torch.where(desirable, score - threshold, threshold - score)
     return {
         "preference/accuracy": 0.5 * (1.0 + side.sign()),
@@ -40,7 +40,7 @@ def kto(
     lost = undesirable_weight * torch.sigmoid(reach)
     return LossTerms(
         loss=torch.where(desirable, gained, lost),
-        compute_metrics=lambda: {**_told(score, desirable, baseline), "preference/baseline_nats": baseline},
+        compute_metrics=lambda: {**_metrics(score, desirable, baseline), "preference/baseline_nats": baseline},
     )
 
 
@@ -53,7 +53,7 @@ def bco(score: PerAnswer, desirable: Flags, shift: PerAnswer, *, beta: float = 0
     reach = beta * (score - shift)
     return LossTerms(
         loss=-F.logsigmoid(torch.where(desirable, reach, -reach)),
-        compute_metrics=lambda: {**_told(score, desirable, shift), "preference/shift_nats": shift},
+        compute_metrics=lambda: {**_metrics(score, desirable, shift), "preference/shift_nats": shift},
     )
 
 
@@ -62,5 +62,5 @@ def apo_zero_unpaired(score: PerAnswer, desirable: Flags, *, beta: float = 0.1) 
     reach = beta * score
     return LossTerms(
         loss=torch.sigmoid(torch.where(desirable, -reach, reach)),
-        compute_metrics=lambda: _told(score, desirable, torch.zeros_like(score)),
+        compute_metrics=lambda: _metrics(score, desirable, torch.zeros_like(score)),
     )

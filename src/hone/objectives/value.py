@@ -12,14 +12,14 @@ from hone.objectives.shapes import PerDecision
 from hone.objectives.terms import LossTerms
 
 
-def _told(value: PerDecision, target: PerDecision) -> Mapping[str, PerDecision]:
+def _metrics(value: PerDecision, target: PerDecision) -> Mapping[str, PerDecision]:
     return {"value/mean": value.detach(), "value/error_abs": (value - target).abs()}
 
 
 def squared_error(value: PerDecision, target: PerDecision) -> LossTerms:
     """(V - target)^2 / 2."""
     return LossTerms(
-        loss=0.5 * F.mse_loss(value, target, reduction="none"), compute_metrics=lambda: _told(value, target)
+        loss=0.5 * F.mse_loss(value, target, reduction="none"), compute_metrics=lambda: _metrics(value, target)
     )
 
 
@@ -29,7 +29,7 @@ def huber(value: PerDecision, target: PerDecision, *, delta: float = 1.0) -> Los
     AReaL offers it for language models' critics with delta 10.
     """
     loss = F.huber_loss(value, target.to(value.dtype), reduction="none", delta=delta)
-    return LossTerms(loss=loss, compute_metrics=lambda: _told(value, target))
+    return LossTerms(loss=loss, compute_metrics=lambda: _metrics(value, target))
 
 
 def clipped_value(value: PerDecision, then: PerDecision, target: PerDecision, *, clip_range: float = 0.2) -> LossTerms:
@@ -43,5 +43,5 @@ def clipped_value(value: PerDecision, then: PerDecision, target: PerDecision, *,
     free, held = (value - target).square(), (kept - target).square()
     return LossTerms(
         loss=0.5 * torch.maximum(free, held),
-        compute_metrics=lambda: {**_told(value, target), "value/clip_fraction": (held > free).to(value.dtype)},
+        compute_metrics=lambda: {**_metrics(value, target), "value/clip_fraction": (held > free).to(value.dtype)},
     )

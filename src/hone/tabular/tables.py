@@ -229,12 +229,12 @@ def load_table(folder: Path) -> Table:
 
 def load_table_arrays(table: Table, folder: Path) -> None:
     """Read the arrays of `folder` into `table`, in place; raises DataError when they do not fit."""
-    found, wanted = _arrays(folder), table.arrays()
+    result, wanted = _arrays(folder), table.arrays()
     shapes = {name: numbers.shape for name, numbers in wanted.items()}
-    others = {name: numbers.shape for name, numbers in found.items()}
+    others = {name: numbers.shape for name, numbers in result.items()}
     if shapes != others:
         raise DataError(f"{folder / 'table.safetensors'}: the saved table has {others}, this run's has {shapes}")
-    table.load_arrays(found)
+    table.load_arrays(result)
 
 
 def _arrays(folder: Path) -> dict[str, Array]:
@@ -251,9 +251,9 @@ def _empty(description: dict[str, Any], arrays: dict[str, Array]) -> Table:
         return StateValues(arrays["followed"].astype(np.float64), features=features)
     if description["kind"] != ActionTable.kind:
         raise ValueError(f"a policy of kind {description['kind']!r} is no table")
-    told = dict(description["features"])
-    kind = told.pop("kind")
-    features = StateFeatures(**told) if kind == "states" else TileCoder.from_description(told)
+    metrics = dict(description["features"])
+    kind = metrics.pop("kind")
+    features = StateFeatures(**metrics) if kind == "states" else TileCoder.from_description(metrics)
     return ActionTable(
         features, explore=EXPLORATION.validate_python(description["explore"]), tables=description["tables"],
         first_action=description["first_action"],

@@ -92,7 +92,7 @@ class WeightTransfer:
 
         Raises ForeignWeightsError for weights that are not of this run, DivergedError for older ones than `asked`.
         """
-        found = np.full(len(told.tokens), asked, np.int32)
+        result = np.full(len(told.tokens), asked, np.int32)
         for start, label in told.weight_labels or ():
             session, _, number = label.rpartition(".")
             if session != self.session or not number.isdecimal():
@@ -102,8 +102,8 @@ class WeightTransfer:
                     f"{place}: an answer asked for under version {asked} was drawn by version {number}: the server did "
                     "not take up the weights that were published, or several servers stand behind one address"
                 )
-            found[start:] = int(number)
-        return found
+            result[start:] = int(number)
+        return result
 
     def close(self) -> None:
         """Remove the weights."""

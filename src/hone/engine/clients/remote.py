@@ -101,15 +101,15 @@ class RemoteEngine(EngineSession):
         """Features of the server, requested once. Raises ServerError, and ConfigError where one is missing."""
         with self._turn:
             if self._abilities is None:
-                found = self._patiently(self.protocol.probe)
+                result = self._patiently(self.protocol.probe)
                 wanted: list[ServerFeature] = ["tokens"]
                 if self.weight_transfer is not None:
                     wanted.append("load")
                 if self.on_publish == "keep":
                     wanted.append("spans")
-                if lacking := found.missing(wanted):
+                if lacking := result.missing(wanted):
                     raise ConfigError(*lacking, *([self.protocol.refusal] if self.protocol.refusal else []))
-                self._abilities = found
+                self._abilities = result
             return self._abilities
 
     # ----------------------------------------------------------------------------------------- asking
@@ -120,13 +120,13 @@ class RemoteEngine(EngineSession):
         check_score_requests(texts, context=self._context(abilities), vocab=self._text.vocab)
         check_scoring_supported(texts, abilities)
         try:
-            found = list(self._executor().map(self.protocol.score, texts))
+            result = list(self._executor().map(self.protocol.score, texts))
         except UnreachableError as error:
             with self._turn:
                 self._recover(error)
-            found = list(self._executor().map(self.protocol.score, texts))
+            result = list(self._executor().map(self.protocol.score, texts))
         self._stats.scored_tokens += sum(len(text.tokens) for text in texts)
-        return [ScoreResult(logp=np.minimum(logp, 0), sampled_logp=np.minimum(logp, 0)) for logp in found]
+        return [ScoreResult(logp=np.minimum(logp, 0), sampled_logp=np.minimum(logp, 0)) for logp in result]
 
     def _queue(self, requests: Sequence[Request], number: int) -> None:
         self._waiting.extend(
@@ -328,8 +328,8 @@ class RemoteEngine(EngineSession):
         while True:
             self.disconnects, self._losses, self._why = self.disconnects + 1, self._losses + 1, str(error)
             if self._losses > _LOSSES:
-                said = f"it was unreachable {_LOSSES} times without finishing an answer in between"
-                raise type(error)(*error.messages, said)
+                message = f"it was unreachable {_LOSSES} times without finishing an answer in between"
+                raise type(error)(*error.messages, message)
             self._await_server(error)
             try:
                 return self._hand_over()

@@ -67,7 +67,7 @@ class SglangProtocol:
         if ask.sampling.stop:
             params["stop"] = list(ask.sampling.stop)
         body = {"input_ids": ask.prefix.tolist(), "sampling_params": params, "return_logprob": True}
-        return self._told(self.link.post(_GENERATE, body, retry="refused"))
+        return self._parse_reply(self.link.post(_GENERATE, body, retry="refused"))
 
     def score(self, text: ScoreRequest) -> NDArray[np.float32]:
         tokens = [*text.prompt.tolist(), *text.tokens.tolist()]
@@ -105,7 +105,7 @@ class SglangProtocol:
         except ServerError:
             return False
 
-    def _told(self, reply: Json) -> GenerateResponse:
+    def _parse_reply(self, reply: Json) -> GenerateResponse:
         place = self.link.url + _GENERATE
         meta = json_object(reply.get("meta_info"), "meta_info", place)
         tokens = token_id_array(list_field(reply, "output_ids", place), "output_ids", place)

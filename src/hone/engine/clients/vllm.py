@@ -73,7 +73,7 @@ class VllmProtocol:
         if ask.sampling.stop:
             params |= {"stop": list(ask.sampling.stop), "skip_special_tokens": False}
         body = {"token_ids": ask.prefix.tolist(), "sampling_params": params, "cache_salt": self._salt}
-        return self._told(self.link.post(_GENERATE, body, retry="refused"))
+        return self._parse_reply(self.link.post(_GENERATE, body, retry="refused"))
 
     def score(self, text: ScoreRequest) -> NDArray[np.float32]:
         tokens = [*text.prompt.tolist(), *text.tokens.tolist()]
@@ -85,8 +85,8 @@ class VllmProtocol:
             raise ServerError(f"{place}: {len(tokens)} tokens were to be scored, and {len(rows)} scores came")
         scored: list[object] = []
         for token, row in zip(text.tokens.tolist(), rows[len(text.prompt) :], strict=True):
-            found = json_object(row, "a row of prompt_logprobs", place).get(str(token))
-            scored.append(json_object(found, f"the log-probability of token {token}", place).get("logprob"))
+            result = json_object(row, "a row of prompt_logprobs", place).get(str(token))
+            scored.append(json_object(result, f"the log-probability of token {token}", place).get("logprob"))
         return logp_array(scored, "prompt_logprobs", place)
 
     def load(self, folder: Path, label: str) -> None:
@@ -113,7 +113,7 @@ class VllmProtocol:
         except ServerError:
             return False
 
-    def _told(self, reply: Json) -> GenerateResponse:
+    def _parse_reply(self, reply: Json) -> GenerateResponse:
         place = self.link.url + _GENERATE
         choices = list_field(reply, "choices", place)
         if len(choices) != 1:
@@ -156,8 +156,8 @@ class VllmProtocol:
         choice = json_object(list_field(reply, "choices", self.link.url)[0], "the answer", self.link.url)
         content = list_field(json_object(choice.get("logprobs"), "logprobs", self.link.url), "content", self.link.url)
         top = list_field(json_object(content[0], "a log-probability", self.link.url), "top_logprobs", self.link.url)
-        found = [json_object(row, "a log-probability", self.link.url).get("logprob") for row in top]
-        return choice.get("weight_versions") is not None, float(logp_array(found, "top_logprobs", self.link.url).max())
+        result = [json_object(row, "a log-probability", self.link.url).get("logprob") for row in top]
+        return choice.get("weight_versions") is not None, float(logp_array(result, "top_logprobs", self.link.url).max())
 
 
 def _labels(spans: object, count: int, place: str) -> tuple[tuple[int, str], ...] | None:
@@ -165,15 +165,15 @@ def _labels(spans: object, count: int, place: str) -> tuple[tuple[int, str], ...
         return None
     if not isinstance(spans, list):
         raise ServerError(f"{place}: weight_versions is {spans!r}; expected a list")
-    found: list[tuple[int, str]] = []
+    result: list[tuple[int, str]] = []
     expected = 0
     for span in spans:
         row = json_object(span, "a span of weight_versions", place)
         start, end = row.get("start"), row.get("end")
         if start != expected or not isinstance(end, int):
             raise ServerError(f"{place}: weight_versions do not cover the answer: {spans}")
-        found.append((expected, str(row.get("version"))))
+        result.append((expected, str(row.get("version"))))
         expected = end
     if expected != count:
         raise ServerError(f"{place}: weight_versions cover {expected} of {count} tokens")
-    return tuple(found)
+    return tuple(result)

@@ -149,11 +149,11 @@ def logp_array(values: Sequence[object], what: str, place: str) -> NDArray[np.fl
     kinds = [value for value in values if isinstance(value, bool) or not isinstance(value, int | float)]
     if kinds:
         raise ServerError(f"{place}: {what} hold {_shown(kinds[0])}, which is no number")
-    found = np.array(values, np.float32).reshape(len(values))
-    bad = np.flatnonzero(~(found <= 1e-4))  # NaN as well
+    result = np.array(values, np.float32).reshape(len(values))
+    bad = np.flatnonzero(~(result <= 1e-4))  # NaN as well
     if len(bad):
-        raise ServerError(f"{place}: {what} hold {found[bad[0]]} at token {bad[0]}; a log-probability is at most 0")
-    return found
+        raise ServerError(f"{place}: {what} hold {result[bad[0]]} at token {bad[0]}; a log-probability is at most 0")
+    return result
 
 
 def _shown(value: object) -> str:

@@ -104,20 +104,20 @@ class ResponseRules:
     def check_response(self, ask: GenerateRequest, told: GenerateResponse, place: str) -> None:
         """Raise ServerError, naming the request and the first thing about a reply that cannot be right."""
         count, most, vocab = len(told.tokens), ask.max_tokens, self.text.vocab
-        said = f"{place}: {ask.name}"
+        message = f"{place}: {ask.name}"
         if len(told.logp) != count:
-            raise ServerError(f"{said}: {count} tokens came with {len(told.logp)} log-probabilities")
+            raise ServerError(f"{message}: {count} tokens came with {len(told.logp)} log-probabilities")
         if count > most:
-            raise ServerError(f"{said}: {count} tokens came where at most {most} were asked for")
+            raise ServerError(f"{message}: {count} tokens came where at most {most} were asked for")
         if not count and told.finish_reason != "abort":
-            raise ServerError(f"{said}: no token came, and the server says it ended by {told.finish_reason!r}")
+            raise ServerError(f"{message}: no token came, and the server says it ended by {told.finish_reason!r}")
         if count and int(told.tokens.max()) >= vocab:
             raise ServerError(
-                f"{said}: it drew token {int(told.tokens.max())}, and the tokenizer knows 0 to {vocab - 1}; the "
+                f"{message}: it drew token {int(told.tokens.max())}, and the tokenizer knows 0 to {vocab - 1}; the "
                 "served model has rows of no token, or is another model: give both the same vocabulary"
             )
         ends = [token in self._eos for token in told.tokens[:-1].tolist()]
         if any(ends):
             raise ServerError(
-                f"{said}: it went on after token {int(told.tokens[ends.index(True)])}, which ends an answer"
+                f"{message}: it went on after token {int(told.tokens[ends.index(True)])}, which ends an answer"
             )

@@ -82,10 +82,10 @@ def load_library(path: Path | None = None) -> "RunnerLibrary":
     """The library of this source, built if need be. Raises ResourceError where that fails or is switched off."""
     if path is None and is_disabled():
         raise ResourceError(f"{WHAT} is switched off ({SWITCH}=0)")
-    found = path or _built()
-    if isinstance(found, ResourceError):
-        raise found
-    return RunnerLibrary(_open(found))
+    result = path or _built()
+    if isinstance(result, ResourceError):
+        raise result
+    return RunnerLibrary(_open(result))
 
 
 def unavailable_reason() -> str | None:

@@ -36,11 +36,11 @@ def train_cartpole(age: int, *, seed: int, turns: int) -> tuple[Floats, Floats]:
 def run(seed: int, *, quick: bool = False) -> ExperimentResult:
     """Run the experiment."""
     turns, runs, ages = (35, 1, (0, 1, 16)) if quick else (80, 3, AGES)
-    found = {age: [train_cartpole(age, seed=10 * seed + k, turns=turns) for k in range(runs)] for age in ages}
-    path = {age: np.mean([held for held, _ in each], axis=0) for age, each in found.items()}
+    result = {age: [train_cartpole(age, seed=10 * seed + k, turns=turns) for k in range(runs)] for age in ages}
+    path = {age: np.mean([held for held, _ in each], axis=0) for age, each in result.items()}
     mean = {age: float(held.mean()) for age, held in path.items()}
     again = train_cartpole(1, seed=10 * seed, turns=turns)[1]
-    apart = float(np.abs(again - found[1][0][1]).max())
+    apart = float(np.abs(again - result[1][0][1]).max())
     oldest = ages[-1]
     claims = [
         at_most("parameters of two runs with a thread that acts ahead, apart", apart, 1e-12),

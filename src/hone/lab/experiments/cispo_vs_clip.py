@@ -21,7 +21,7 @@ def _with_silenced_shares(terms: LossTerms, batch: PuzzleBatch, silent: Tensor) 
     rare = praised * (batch.old_logp.exp() < RARE)
     common = praised - rare
 
-    def told() -> dict[str, Tensor]:
+    def compute_metrics() -> dict[str, Tensor]:
         return {
             **terms.metrics,
             "lab/rare": rare,
@@ -30,7 +30,7 @@ def _with_silenced_shares(terms: LossTerms, batch: PuzzleBatch, silent: Tensor) 
             "lab/common_silent": common * silent,
         }
 
-    return LossTerms(loss=terms.loss, compute_metrics=told)
+    return LossTerms(loss=terms.loss, compute_metrics=compute_metrics)
 
 
 def by_clip(policy: nn.Module, batch: PuzzleBatch) -> LossTerms:
@@ -51,18 +51,18 @@ OBJECTIVES: dict[str, Objective] = {"clipped at 0.2": by_clip, "CISPO, cap 5": b
 def gradient_multipliers(advantage: float, ratios: Tensor) -> dict[str, list[float]]:
     """Factor on A * grad log p at each ratio `[R]`: 1 is the plain policy gradient."""
     then, credit = torch.zeros_like(ratios), torch.full_like(ratios, advantage)
-    found: dict[str, list[float]] = {}
+    result: dict[str, list[float]] = {}
     for name, loss in (("clipped at 0.2", clipped_surrogate), ("CISPO, cap 5", cispo)):
         now = ratios.log().requires_grad_(True)
-        found[name] = (-gradient(loss(now, then, credit).loss.sum(), now) / credit).tolist()
-    return found
+        result[name] = (-gradient(loss(now, then, credit).loss.sum(), now) / credit).tolist()
+    return result
 
 
 def run(seed: int, *, quick: bool = False) -> ExperimentResult:
     """Run the experiment."""
     steps, runs = (15, 1) if quick else (40, 2)
     puzzle = addition()
-    found = {
+    result = {
         name: train_seeds(
             lambda number: pretrained_network(puzzle, seed=number),
             PuzzleTraining(puzzle=puzzle, objective=objective, steps=steps, epochs=4, learning_rate=0.004),
@@ -74,9 +74,9 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
     clip, capped = OBJECTIVES
     silent = {
         name: tuple(float(each[f"lab/{kind}_silent"].sum() / each[f"lab/{kind}"].sum()) for kind in ("rare", "common"))
-        for name, each in found.items()
+        for name, each in result.items()
     }
-    solved = {name: float(each["solved"][:, -1].mean()) for name, each in found.items()}
+    solved = {name: float(each["solved"][:, -1].mean()) for name, each in result.items()}
     ratios = torch.linspace(0.05, 8, 160)
     praised, blamed = gradient_multipliers(1.0, ratios), gradient_multipliers(-1.0, ratios)
     beyond = range(int((ratios <= 1.25).sum()), len(ratios))

@@ -52,7 +52,7 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
     steps, runs = (15, 1) if quick else (30, 2)
     puzzle = addition()
     paths = {high: batches_to_half(RARE, high, inner=120) for high in HIGHS}
-    found = {
+    result = {
         high: train_seeds(
             lambda number: pretrained_network(puzzle, seed=number),
             PuzzleTraining(
@@ -63,8 +63,8 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
         )
         for high in HIGHS
     }
-    entropy = {high: float(each["entropy_nats"].mean()) for high, each in found.items()}
-    solved = {high: float(each["solved"][:, -1].mean()) for high, each in found.items()}
+    entropy = {high: float(each["entropy_nats"].mean()) for high, each in result.items()}
+    solved = {high: float(each["solved"][:, -1].mean()) for high, each in result.items()}
     batches = {high: len(path) - 1 for high, path in paths.items()}
     narrow, dapo, wide = HIGHS
     change = entropy[dapo] / entropy[narrow] - 1
@@ -87,7 +87,7 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
             ),
             plot_by_step(
                 "entropy while additions are learned, nats",
-                {f"upper clip {h}": each["entropy_nats"].mean(axis=0) for h, each in found.items()},
+                {f"upper clip {h}": each["entropy_nats"].mean(axis=0) for h, each in result.items()},
             ),
         ],
         verdict=(

@@ -106,12 +106,12 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
     """Run the experiment."""
     steps = 400 if quick else 1000
     place = make_problem(seed)
-    found = {name: train_pairs(loss, place, seed=seed, steps=steps) for name, loss in LOSSES.items()}
+    result = {name: train_pairs(loss, place, seed=seed, steps=steps) for name, loss in LOSSES.items()}
     plain, firm, smooth, bounded = LOSSES
-    best = {name: max(held) for name, (_, held) in found.items()}
-    last = {name: held[-1] for name, (_, held) in found.items()}
-    margins = {name: path for name, (path, _) in found.items()}
-    peak = int(np.argmax(found[plain][1]))
+    best = {name: max(held) for name, (_, held) in result.items()}
+    last = {name: held[-1] for name, (_, held) in result.items()}
+    margins = {name: path for name, (path, _) in result.items()}
+    peak = int(np.argmax(result[plain][1]))
     claims = [
         at_least(
             "margin on the pairs, last over where people liked most", margins[plain][-1] / margins[plain][peak], 1.5
@@ -133,13 +133,13 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
                 format_number(path[int(np.argmax(held))]),
                 format_number(path[-1]),
             )
-            for name, (path, held) in found.items()
+            for name, (path, held) in result.items()
         ],
         panels=[
             LinePlot(
                 title=title,
                 x_label="step",
-                series=[PlotSeries(label=n, x=list(range(1, steps + 1)), y=pair[k]) for n, pair in found.items()],
+                series=[PlotSeries(label=n, x=list(range(1, steps + 1)), y=pair[k]) for n, pair in result.items()],
             )
             for k, title in enumerate(("implicit reward's margin on the pairs, nats", "preferred over the reference"))
         ],

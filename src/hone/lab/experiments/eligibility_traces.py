@@ -42,7 +42,7 @@ def walk_error(
     mdp: FiniteMdp, runs: list[list[Episodes]], true: Floats, *, decay: float, trace: int, rate: float
 ) -> float:
     """Root mean squared error over states after each walk, a mean over walks and runs."""
-    found = np.empty((len(runs), EPISODES))
+    result = np.empty((len(runs), EPISODES))
     for number_, walks_ in enumerate(runs):
         values = StateValues(np.full((mdp.states, 2), 0.5))
         learner = TabularLearner(
@@ -54,11 +54,11 @@ def walk_error(
             try:
                 learner.update(walk, one_step_target(walk, NO_VALUES, discount=1.0))
             except DivergedError:
-                found[number_, k:] = FAR
+                result[number_, k:] = FAR
                 break
             off = values.v - true
-            found[number_, k] = FAR if np.abs(off).max() > 1e3 else min(FAR, float(np.sqrt((off**2).mean())))
-    return float(found.mean())
+            result[number_, k] = FAR if np.abs(off).max() > 1e3 else min(FAR, float(np.sqrt((off**2).mean())))
+    return float(result.mean())
 
 
 def run(seed: int, *, quick: bool = False) -> ExperimentResult:

@@ -145,10 +145,10 @@ def regret(way: ExplorationMethod | None, *, seed: int, pulls: int, copies: int)
 def run(seed: int, *, quick: bool = False) -> ExperimentResult:
     """Run the experiment."""
     pulls, copies = (800, 120) if quick else (1000, 300)
-    found = {name: regret(way, seed=seed, pulls=pulls, copies=copies) for name, way in METHODS.items()}
-    total = {name: float(lost.sum()) for name, (lost, _) in found.items()}
-    late = {name: float(lost[-pulls // 10 :].mean()) for name, (lost, _) in found.items()}
-    spread = {name: float(by_copy.std()) for name, (_, by_copy) in found.items()}
+    result = {name: regret(way, seed=seed, pulls=pulls, copies=copies) for name, way in METHODS.items()}
+    total = {name: float(lost.sum()) for name, (lost, _) in result.items()}
+    late = {name: float(lost[-pulls // 10 :].mean()) for name, (lost, _) in result.items()}
+    spread = {name: float(by_copy.std()) for name, (_, by_copy) in result.items()}
     best = min(total, key=total.__getitem__)
     claims = [
         at_least("regret of greedy over Thompson", total["greedy"] / total["Thompson"], 1.5),
@@ -164,7 +164,7 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
                 "regret so far",
                 "pulls",
                 range(1, pulls + 1),
-                {name: np.cumsum(lost) for name, (lost, _) in found.items()},
+                {name: np.cumsum(lost) for name, (lost, _) in result.items()},
             )
         ],
         verdict=(

@@ -54,9 +54,9 @@ def train_by_group_size(size: int, *, seed: int, steps: int, runs: int) -> dict[
 def run(seed: int, *, quick: bool = False) -> ExperimentResult:
     """Run the experiment."""
     steps, runs, sizes = (30, 1, (8, 32)) if quick else (60, 2, SIZES)
-    found = {size: train_by_group_size(size, seed=seed, steps=steps, runs=runs) for size in sizes}
-    solved = {size: float(each["solved"][:, -1].mean()) for size, each in found.items()}
-    first = {size: float(each["solved"][:, 0].mean()) for size, each in found.items()}
+    result = {size: train_by_group_size(size, seed=seed, steps=steps, runs=runs) for size in sizes}
+    solved = {size: float(each["solved"][:, -1].mean()) for size, each in result.items()}
+    first = {size: float(each["solved"][:, 0].mean()) for size, each in result.items()}
     gain = {size: solved[size] - first[size] for size in sizes}
     hard = np.array([0.1])
     dumb = {size: float(uninformative_share(hard, size)[0]) for size in SIZES}
@@ -85,7 +85,7 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
             ),
             plot_by_step(
                 f"additions solved, {ANSWERS} answers a step",
-                {f"{n} answers": found[n]["solved"].mean(axis=0) for n in sizes},
+                {f"{n} answers": result[n]["solved"].mean(axis=0) for n in sizes},
             ),
         ],
         verdict=(

@@ -40,21 +40,21 @@ def success_rate(bits: int, share: float, *, seed: int, turns: int) -> float:
 def run(seed: int, *, quick: bool = False) -> ExperimentResult:
     """Run the experiment."""
     turns, sizes = (240, (8,)) if quick else (300, (4, 6, 8, 10))
-    found = {name: [success_rate(n, share, seed=seed, turns=turns) for n in sizes] for name, share in SHARES.items()}
+    result = {name: [success_rate(n, share, seed=seed, turns=turns) for n in sizes] for name, share in SHARES.items()}
     at = sizes.index(8)
-    on, off = found["with hindsight"], found["without"]
+    on, off = result["with hindsight"], result["without"]
     claims = [
         at_least("patterns of 8 bits reached with hindsight", on[at], 0.7),
         at_most("the same without", off[at], 0.4),
     ]
     return ExperimentResult(
         header=("replay", *(f"{n} bits" for n in sizes)),
-        rows=[(name, *(f"{share:.0%}" for share in values)) for name, values in found.items()],
+        rows=[(name, *(f"{share:.0%}" for share in values)) for name, values in result.items()],
         panels=[
             LinePlot(
                 title=f"patterns reached after {turns} turns",
                 x_label="bits",
-                series=[PlotSeries(label=name, x=list(sizes), y=values) for name, values in found.items()],
+                series=[PlotSeries(label=name, x=list(sizes), y=values) for name, values in result.items()],
             )
         ],
         verdict=(

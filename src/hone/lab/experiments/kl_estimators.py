@@ -28,13 +28,13 @@ def value_errors(seed: int, distance: float) -> tuple[float, dict[str, tuple[flo
     now = torch.log_softmax(logits.detach(), dim=0)
     chance = now.exp()
     true = float((chance * (now - reference)).sum())
-    found: dict[str, tuple[float, float]] = {}
+    result: dict[str, tuple[float, float]] = {}
     for name, estimator in VALUES.items():
         value = estimator(now, reference)
         mean = float((chance * value).sum())
         spread = float((chance * (value - mean) ** 2).sum().sqrt())
-        found[name] = (mean / true - 1, spread / true)
-    return true, found
+        result[name] = (mean / true - 1, spread / true)
+    return true, result
 
 
 def gradient_directions(seed: int, distance: float) -> dict[str, tuple[float, float, float]]:
@@ -54,15 +54,15 @@ def gradient_directions(seed: int, distance: float) -> dict[str, tuple[float, fl
         "k3": lambda now: k3(now, reference),
         "ratio * k3": lambda now: weighted_k3(now, reference, logp_old=now.detach()),
     }
-    found: dict[str, tuple[float, float, float]] = {}
+    result: dict[str, tuple[float, float, float]] = {}
     for name, loss in losses.items():
         slope = gradient((chance * loss(torch.log_softmax(logits, dim=0))).sum(), logits)
-        found[name] = (
+        result[name] = (
             float(slope.norm() / backward.norm()),
             relative_distance(slope, backward),
             relative_distance(slope, forward),
         )
-    return found
+    return result
 
 
 def run(seed: int, *, quick: bool = False) -> ExperimentResult:

@@ -50,8 +50,8 @@ def train_half(weight: float, *, seed: int, steps: int) -> tuple[nn.Module, Floa
         prompts=18,
         samples=16,
     )
-    told = train_policy(policy, plan, seed=seed, watch=lambda now: {"drift": kl_between(now, reference, elsewhere)})
-    return policy, told["drift"]
+    metrics = train_policy(policy, plan, seed=seed, watch=lambda now: {"drift": kl_between(now, reference, elsewhere)})
+    return policy, metrics["drift"]
 
 
 def run(seed: int, *, quick: bool = False) -> ExperimentResult:

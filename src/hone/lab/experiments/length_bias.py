@@ -37,8 +37,8 @@ def mean_lengths(logits: torch.Tensor) -> Floats:
 def train_lengths(scheme: WeightingScheme, *, seed: int, steps: int, answers: int) -> Floats:
     """Mean length of wrong and right answers over the steps `[steps + 1, 2]`, by plain gradient descent."""
     logits = torch.full((2, LONGEST - 1), float(np.log(STOP / (1 - STOP))))
-    found = [mean_lengths(logits)]
-    at_start = float(found[0].mean())
+    result = [mean_lengths(logits)]
+    at_start = float(result[0].mean())
     for step in range(steps):
         draws = generator(seed, "lab/length", step)
         right = (draws.random(answers) < 0.5).astype(np.int64)
@@ -63,16 +63,16 @@ def train_lengths(scheme: WeightingScheme, *, seed: int, steps: int, answers: in
         # equal step sizes: a constant divides by the longest answer, the others by actual lengths
         size = LONGEST / at_start if isinstance(scheme, partial) else 1.0
         logits = logits - RATE * size * gradient(total, table)
-        found.append(mean_lengths(logits))
-    return np.array(found)
+        result.append(mean_lengths(logits))
+    return np.array(result)
 
 
 def run(seed: int, *, quick: bool = False) -> ExperimentResult:
     """Run the experiment."""
     steps, answers = (20, 1024) if quick else (60, 2048)
-    found = {name: train_lengths(scheme, seed=seed, steps=steps, answers=answers) for name, scheme in SCHEMES.items()}
-    start = float(found["token mean (DAPO)"][0].mean())
-    ends = {name: path[-1] / start for name, path in found.items()}
+    result = {name: train_lengths(scheme, seed=seed, steps=steps, answers=answers) for name, scheme in SCHEMES.items()}
+    start = float(result["token mean (DAPO)"][0].mean())
+    ends = {name: path[-1] / start for name, path in result.items()}
     biased, mean, constant = SCHEMES
     drift = {name: float(abs(ends[name] - 1).max()) for name in SCHEMES}
     claims = [
@@ -85,7 +85,7 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
         header=("aggregation", "wrong answers at first", "wrong at last", "right at first", "right at last"),
         rows=[
             (name, *(format_number(float(path[step, kind])) for kind in (0, 1) for step in (0, -1)))
-            for name, path in found.items()
+            for name, path in result.items()
         ],
         panels=[
             LinePlot(
@@ -93,7 +93,7 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
                 x_label="step",
                 series=[
                     PlotSeries(label=name, x=list(range(steps + 1)), y=path[:, column].tolist())
-                    for name, path in found.items()
+                    for name, path in result.items()
                 ],
             )
             for column, kind in enumerate(("wrong", "right"))

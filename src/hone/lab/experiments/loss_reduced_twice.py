@@ -56,12 +56,12 @@ def train_case(case: str, times: float, *, seed: int, steps: int) -> tuple[torch
         max_grad_norm=NORM if case == CASES[1] else None,
         gradient_descent=case == CASES[2],
     )
-    told = train_policy(policy, plan, seed=seed)
+    metrics = train_policy(policy, plan, seed=seed)
     moved = [now.detach() - then for now, then in zip(policy.parameters(), start.parameters(), strict=True)]
     return torch.cat([piece.flatten() for piece in moved]), {
         "solved": puzzle_metrics(policy, puzzle)["solved"],
         "drift": kl_between(policy, start, answer_paths(puzzle)[0]),
-        "shortened": float((told["policy/grad_norm"] > NORM).mean()),
+        "shortened": float((metrics["policy/grad_norm"] > NORM).mean()),
     }
 
 

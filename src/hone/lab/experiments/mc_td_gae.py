@@ -74,8 +74,8 @@ def bias_and_variance(*, seed: int, case: int, count: int) -> tuple[Floats, Floa
 def run(seed: int, *, quick: bool = False) -> ExperimentResult:
     """Run the experiment."""
     count = 4000 if quick else 20_000
-    found = [bias_and_variance(seed=seed, case=case, count=count) for case in range(CASES)]
-    bias, variance = np.mean([b for b, _ in found], axis=0), np.mean([v for _, v in found], axis=0)
+    result = [bias_and_variance(seed=seed, case=case, count=count) for case in range(CASES)]
+    bias, variance = np.mean([b for b, _ in result], axis=0), np.mean([v for _, v in result], axis=0)
     total = bias + variance
     best = int(total.argmin())
     claims = [

@@ -40,7 +40,7 @@ def gradient_errors(seed: int, *, cases: int) -> dict[str, tuple[float, float]]:
 
     Exact for each of `cases` random policies, engines and rewards, and summed over them.
     """
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in CORRECTIONS}
+    result: dict[str, list[tuple[float, float]]] = {name: [] for name in CORRECTIONS}
     size = 0.0
     for case in range(cases):
         draws = generator(seed, "lab/mismatch", case)
@@ -55,9 +55,9 @@ def gradient_errors(seed: int, *, cases: int) -> dict[str, tuple[float, float]]:
             each = -(weigh(now.detach(), acted) * advantage)[:, None] * slopes
             mean = (acted.exp()[:, None] * each).sum(dim=0)
             spread = (acted.exp() * ((each - mean) ** 2).sum(dim=1)).sum()
-            found[name].append((float((mean - true) @ (mean - true)), float(spread)))
+            result[name].append((float((mean - true) @ (mean - true)), float(spread)))
         size += float(true @ true)
-    return {name: (sum(b for b, _ in x) / size, sum(v for _, v in x) / size) for name, x in found.items()}
+    return {name: (sum(b for b, _ in x) / size, sum(v for _, v in x) / size) for name, x in result.items()}
 
 
 def noisy_engine(logits: Tensor, seen: Tensor, step: int) -> Tensor:
@@ -82,7 +82,7 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
     steps, runs, cases = (20, 1, 40) if quick else (60, 2, 300)
     puzzle = addition()
     errors = gradient_errors(seed, cases=cases)
-    found = {
+    result = {
         name: train_seeds(
             lambda number: pretrained_network(puzzle, seed=number),
             PuzzleTraining(
@@ -98,7 +98,7 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
         )
         for name, weigh in CORRECTIONS.items()
     }
-    solved = {name: float(each["solved"][:, -1].mean()) for name, each in found.items()}
+    solved = {name: float(each["solved"][:, -1].mean()) for name, each in result.items()}
     plain, tis, mis, pop = CORRECTIONS
     claims = [
         at_least("squared bias, none over TIS", errors[plain][0] / errors[tis][0], 1.8),
@@ -123,7 +123,7 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
                 x_label="step",
                 series=[
                     PlotSeries(label=name, x=list(range(1, steps + 1)), y=each["solved"].mean(axis=0).tolist())
-                    for name, each in found.items()
+                    for name, each in result.items()
                 ],
             ),
         ],

@@ -49,7 +49,7 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
     """Run the experiment."""
     steps, runs = (20, 1) if quick else (40, 3)
     puzzle = addition()
-    found = {
+    result = {
         name: train_seeds(
             lambda number: pretrained_network(puzzle, seed=number),
             PuzzleTraining(
@@ -61,10 +61,10 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
         for name, objective in OBJECTIVES.items()
     }
     kept, free = OBJECTIVES
-    last = {name: float(each["solved"][:, -1].mean()) for name, each in found.items()}
-    kl = {name: float(each["policy/kl_nats"].mean()) for name, each in found.items()}
-    most = {name: float(each["policy/ratio_max"].max()) for name, each in found.items()}
-    entropy = {name: float(each["entropy_nats"][:, steps // 2].mean()) for name, each in found.items()}
+    last = {name: float(each["solved"][:, -1].mean()) for name, each in result.items()}
+    kl = {name: float(each["policy/kl_nats"].mean()) for name, each in result.items()}
+    most = {name: float(each["policy/ratio_max"].max()) for name, each in result.items()}
+    entropy = {name: float(each["entropy_nats"][:, steps // 2].mean()) for name, each in result.items()}
     wrong_way, bare = surrogate_gradients(0.5, -1.0)
     claims = [
         at_least("KL of an update, no clip over clipped", kl[free] / kl[kept], 1.5),
@@ -83,10 +83,10 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
                 format_number(most[name]),
                 format_number(entropy[name]),
             )
-            for name in found
+            for name in result
         ],
         panels=[
-            plot_by_step(title, {name: each[metric].mean(axis=0) for name, each in found.items()}, log_y=log)
+            plot_by_step(title, {name: each[metric].mean(axis=0) for name, each in result.items()}, log_y=log)
             for title, metric, log in (
                 ("share of additions solved", "solved", False),
                 ("largest ratio of an update", "policy/ratio_max", True),

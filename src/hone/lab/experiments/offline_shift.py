@@ -59,18 +59,18 @@ def train_offline(log: DecisionLog, mdp: FiniteMdp, conservatism: float, *, seed
     policy = job.recipe.learner.policy
     every = torch.from_numpy(spaces_.inputs.array(np.arange(STATES)))
     tried = mdp_from_log(log.episodes, states=STATES, actions=ACTIONS, discount=DISCOUNT).available
-    found = {name: np.empty(turns) for name in KEYS}
+    result = {name: np.empty(turns) for name in KEYS}
 
     def watch(step: int, episodes: Episodes) -> None:
         del episodes
         table = action_values(policy.values, every)
         choice = table.argmax(axis=1)
-        found["thought"][step - 1] = start_value(mdp, table.max(axis=1))
-        found["true"][step - 1] = start_value(mdp, evaluate_policy(mdp, choice))
-        found["untried"][step - 1] = 1.0 - tried[np.arange(STATES), choice].mean()
+        result["thought"][step - 1] = start_value(mdp, table.max(axis=1))
+        result["true"][step - 1] = start_value(mdp, evaluate_policy(mdp, choice))
+        result["untried"][step - 1] = 1.0 - tried[np.arange(STATES), choice].mean()
 
     train_recipe(job.recipe, steps=turns, watch=watch)
-    return found
+    return result
 
 
 @torch.no_grad()
@@ -98,10 +98,10 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
     turns, worlds = (60, 2) if quick else (60, 3)
     each_world = [compare_methods(seed, k, turns=turns, steps=2000 if quick else 5000) for k in range(worlds)]
     by_log, by_habit = np.mean([bars for _, bars in each_world], axis=0).tolist()
-    found = {
+    result = {
         name: {key: np.mean([paths[name][key] for paths, _ in each_world], axis=0) for key in KEYS} for name in METHODS
     }
-    last = {name: {key: float(path[-1]) for key, path in each.items()} for name, each in found.items()}
+    last = {name: {key: float(path[-1]) for key, path in each.items()} for name, each in result.items()}
     over = {name: (each["thought"] - each["true"]) / by_log for name, each in last.items()}
     naive, wary = last["Q-learning"], last["CQL"]
     claims = [
@@ -123,10 +123,10 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
         panels=[
             line_plot("worth of the policy", "updates", x, {
                 f"{name}, {words}": each[key]
-                for name, each in found.items() for key, words in (("thought", "thought"), ("true", "true"))
+                for name, each in result.items() for key, words in (("thought", "thought"), ("true", "true"))
             }),
             line_plot("share of states with an untried action", "updates", x,
-                  {name: each["untried"] for name, each in found.items()}),
+                  {name: each["untried"] for name, each in result.items()}),
         ],
         verdict=(
             f"From logs of only the best {TRIED} of {ACTIONS} actions, Q-learning believes its policy worth "

@@ -47,7 +47,7 @@ def plan_with_options(world: FourRoomsEnv) -> dict[str, OptionPlan]:
     mdp = world.mdp.with_discount(DISCOUNT)
     actions, ways = [primitive_option(mdp, action) for action in range(mdp.actions)], world.options()
     best, without = start_value(mdp, policy_iteration(mdp).value), mdp.with_discount(1.0)
-    found: dict[str, OptionPlan] = {}
+    result: dict[str, OptionPlan] = {}
     for name, options in ((KINDS[0], []), (KINDS[1], [*actions, *ways]), (ONLY, ways)):
         above, plain = (
             (mdp_over_options(mdp, options), mdp_over_options(without, options)) if options else (mdp, without)
@@ -58,8 +58,8 @@ def plan_with_options(world: FourRoomsEnv) -> dict[str, OptionPlan]:
             path[sweep] = start_value(above, value) / best
         choice = policy_iteration(above).policy
         share = start_value(above, evaluate_policy(above, choice)) / best
-        found[name] = OptionPlan(progress=path, value_share=share, decisions=expected_decisions(plain, choice))
-    return found
+        result[name] = OptionPlan(progress=path, value_share=share, decisions=expected_decisions(plain, choice))
+    return result
 
 
 def expected_decisions(above: FiniteMdp, choice: NDArray[np.int64]) -> float:
@@ -90,13 +90,13 @@ def make_job(kind: str, *, seed: int, turns: int) -> TrainingJob[Any]:
 
 def goals_reached(kind: str, *, seed: int, turns: int) -> Floats:
     """Goals reached in each iteration `[turns]`."""
-    found = np.zeros(turns)
+    result = np.zeros(turns)
 
     def watch(step: int, episodes: Episodes) -> None:
-        found[step - 1] = episodes.terminated.sum()
+        result[step - 1] = episodes.terminated.sum()
 
     train_job(make_job(kind, seed=seed, turns=turns), steps=turns, watch=watch)
-    return found
+    return result
 
 
 def run(seed: int, *, quick: bool = False) -> ExperimentResult:

@@ -62,11 +62,11 @@ def train_learners(name: str, *, seed: int, turns: int, learners: int) -> tuple[
 def run(seed: int, *, quick: bool = False) -> ExperimentResult:
     """Run the experiment."""
     turns, learners = (400, 300) if quick else (800, 1000)
-    found = {name: train_learners(name, seed=seed, turns=turns, learners=learners) for name in METHODS}
-    share = {name: float(wrong.mean()) for name, (wrong, _) in found.items()}
-    peak = {name: float(moving_average(wrong, WINDOW).max()) for name, (wrong, _) in found.items()}
-    bias = {name: float(believed.max()) - TRUTH for name, (_, believed) in found.items()}
-    last = {name: float(believed[-turns // 10 :].mean()) for name, (_, believed) in found.items()}
+    result = {name: train_learners(name, seed=seed, turns=turns, learners=learners) for name in METHODS}
+    share = {name: float(wrong.mean()) for name, (wrong, _) in result.items()}
+    peak = {name: float(moving_average(wrong, WINDOW).max()) for name, (wrong, _) in result.items()}
+    bias = {name: float(believed.max()) - TRUTH for name, (_, believed) in result.items()}
+    last = {name: float(believed[-turns // 10 :].mean()) for name, (_, believed) in result.items()}
     single, double = METHODS
     claims = [
         at_least("share of wrong ways, Q-learning over double", share[single] / share[double], 1.2),
@@ -84,9 +84,9 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
         ],
         panels=[
             line_plot("share of decisions for the losing way", "steps of each learner", after,
-                  {name: moving_average(wrong, WINDOW) for name, (wrong, _) in found.items()}),
+                  {name: moving_average(wrong, WINDOW) for name, (wrong, _) in result.items()}),
             line_plot("what the bets are thought to be worth", "steps of each learner", np.arange(1, turns + 1),
-                  {**{name: believed for name, (_, believed) in found.items()}, "truth": np.full(turns, TRUTH)}),
+                  {**{name: believed for name, (_, believed) in result.items()}, "truth": np.full(turns, TRUTH)}),
         ],
         verdict=(
             f"Where one way pays 0 and the other leads to ten bets that are each worth {TRUTH}, Q-learning thinks them "

@@ -46,7 +46,7 @@ def mean_pass_at_k(logits: torch.Tensor, solves: Floats, k: int) -> float:
 def train_ways(credit: CreditAssigner, solves: Floats, *, seed: int, steps: int) -> Floats:
     """pass@1 and pass@K over the steps `[steps + 1, 2]`: plain gradient steps, `SIZE` answers to every question."""
     logits = torch.zeros(WAYS)
-    found = [(mean_pass_at_k(logits, solves, 1), mean_pass_at_k(logits, solves, K))]
+    result = [(mean_pass_at_k(logits, solves, 1), mean_pass_at_k(logits, solves, K))]
     asked = np.repeat(np.arange(QUESTIONS), SIZE)
     for step in range(steps):
         draws = generator(seed, "lab/passk", step)
@@ -57,8 +57,8 @@ def train_ways(credit: CreditAssigner, solves: Floats, *, seed: int, steps: int)
         now = torch.log_softmax(table, dim=0)[torch.from_numpy(way)]
         slope = gradient(reinforce_loss(now, torch.from_numpy(credits.advantage)).loss.mean(), table)
         logits = logits - RATE * slope
-        found.append((mean_pass_at_k(logits, solves, 1), mean_pass_at_k(logits, solves, K)))
-    return np.array(found)
+        result.append((mean_pass_at_k(logits, solves, 1), mean_pass_at_k(logits, solves, K)))
+    return np.array(result)
 
 
 def run(seed: int, *, quick: bool = False) -> ExperimentResult:

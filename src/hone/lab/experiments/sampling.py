@@ -50,9 +50,9 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
         now = logits - np.log(np.exp(logits).sum())
         true = float(np.exp(now) @ worth)
         kls.append(float(np.exp(now) @ (now - then)))
-        for way, found in estimates(now, then, worth, draws=generator(seed, "lab/draws", k), tries=tries).items():
-            errors[way].append(float(np.sqrt(((found - true) ** 2).mean())))
-            bias[way] = float((found.mean() - true) / (found.std() / np.sqrt(tries)))
+        for way, result in estimates(now, then, worth, draws=generator(seed, "lab/draws", k), tries=tries).items():
+            errors[way].append(float(np.sqrt(((result - true) ** 2).mean())))
+            bias[way] = float((result.mean() - true) / (result.std() / np.sqrt(tries)))
         effective = float(1 / (np.exp(now) @ np.exp(now - then)))
         accepted = float(1 / np.exp(now - then).max())
     last = {way: errors[way][-1] for way in ESTIMATORS}
@@ -87,7 +87,7 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
 
 
 def _spread(errors: dict[str, list[float]]) -> float:
-    first = [found[0] for found in errors.values()]
+    first = [result[0] for result in errors.values()]
     return max(first) / min(first) - 1
 
 

@@ -32,7 +32,7 @@ def distortion(length: int, *, seed: int) -> dict[str, tuple[float, float]]:
     noise = routing_noise(count, seed=seed, step=length)
     advantage = torch.where(torch.arange(count) // length % 2 == 0, 1.0, -1.0)
     sequence = torch.arange(count) // length
-    found: dict[str, tuple[float, float]] = {}
+    result: dict[str, tuple[float, float]] = {}
     for name in ("token ratios", "sequence ratio"):
         now = torch.zeros(count, requires_grad=True)
         if name == "token ratios":
@@ -42,8 +42,8 @@ def distortion(length: int, *, seed: int) -> dict[str, tuple[float, float]]:
         terms.loss.sum().backward()
         assert now.grad is not None
         factor = -now.grad / advantage
-        found[name] = (float(factor.std()), float(terms.metrics["policy/clip_fraction"].mean()))
-    return found
+        result[name] = (float(factor.std()), float(terms.metrics["policy/clip_fraction"].mean()))
+    return result
 
 
 def objective_with(*, by_sequence: bool, noisy: bool, seed: int) -> Objective:
@@ -72,8 +72,8 @@ def train_parity(*, by_sequence: bool, noisy: bool, seed: int, steps: int, runs:
         steps=steps,
         prompts=32,
     )
-    found = train_seeds(lambda number: pretrained_network(puzzle, seed=number), plan, seed=seed, runs=runs)
-    return float(found["solved"][:, -1].mean())
+    result = train_seeds(lambda number: pretrained_network(puzzle, seed=number), plan, seed=seed, runs=runs)
+    return float(result["solved"][:, -1].mean())
 
 
 def run(seed: int, *, quick: bool = False) -> ExperimentResult:

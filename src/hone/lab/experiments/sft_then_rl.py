@@ -35,8 +35,8 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
             start = puzzle_metrics(policy, puzzle)
             entropy[name] = start["entropy_nats"]
             plan = PuzzleTraining(puzzle=puzzle, objective=objective, steps=steps, prompts=36)
-            told = train_policy(policy, plan, seed=run_seed, watch=lambda now: puzzle_metrics(now, puzzle))
-            solved[name].append(np.append(start["solved"], told["solved"]))
+            metrics = train_policy(policy, plan, seed=run_seed, watch=lambda now: puzzle_metrics(now, puzzle))
+            solved[name].append(np.append(start["solved"], metrics["solved"]))
     paths = {name: np.mean(each, axis=0) for name, each in solved.items()}
     nothing, cold, long = STARTS
     gain = {name: float(path[-1] - path[0]) for name, path in paths.items()}

@@ -58,32 +58,34 @@ def learning_curve(mdp: FiniteMdp, credit: TabularCredit, *, seed: int, turns: i
     every = replicate_mdp(mdp, copies)
     world = FiniteWorld(mdp=every, steps=EACH, seed=seed, copies=copies)
     table = ActionTable(StateFeatures(count=every.states, actions=every.actions))
-    found = np.empty(turns // JUDGED)
+    result = np.empty(turns // JUDGED)
 
     def watch(step: int, episodes: Episodes) -> None:
         del episodes
         if step % JUDGED == 0:
-            found[step // JUDGED - 1] = start_value(every, evaluate_policy(every, table.q.argmax(axis=1)))
+            result[step // JUDGED - 1] = start_value(every, evaluate_policy(every, table.q.argmax(axis=1)))
 
     recipe = tabular_recipe(
         world, table, QLearningRule(actions=every.actions), rate=RateConfig(rate=0.5), credit=credit
     )
     train_recipe(recipe, steps=turns, watch=watch)
-    return found
+    return result
 
 
 def credits_by_name(potential: Floats) -> dict[str, TabularCredit]:
     """Reward of each learner."""
 
-    def told(seen: NDArray[np.generic]) -> Floats:
+    def table_potential(seen: NDArray[np.generic]) -> Floats:
         return potential[seen.astype(np.int64) % len(potential)]
 
     plain = partial(one_step_target, discount=DISCOUNT)
-    by_potential = partial(potential_shaped, potential=told, discount=DISCOUNT)
+    by_potential = partial(potential_shaped, potential=table_potential, discount=DISCOUNT)
     return {
         "as it is": plain,
         "potential": partial(with_shaped_rewards, credit=plain, shaping=by_potential),
-        "bonus": partial(with_shaped_rewards, credit=plain, shaping=partial(state_bonus_shaped, potential=told)),
+        "bonus": partial(
+            with_shaped_rewards, credit=plain, shaping=partial(state_bonus_shaped, potential=table_potential)
+        ),
     }
 
 

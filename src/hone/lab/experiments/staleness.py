@@ -39,13 +39,13 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
     for name, objective in OBJECTIVES.items():
         solved[name] = []
         for delay in delays:
-            found = train_seeds(
+            result = train_seeds(
                 lambda number: pretrained_network(puzzle, seed=number),
                 PuzzleTraining(puzzle=puzzle, objective=objective, steps=steps, learning_rate=RATE, delay=delay),
                 seed=seed,
                 runs=runs,
             )
-            solved[name].append(float(found["solved"][:, -1].mean()))
+            solved[name].append(float(result["solved"][:, -1].mean()))
     fresh = solved["clipped"][0]
     share = {name: solved[name][-1] / fresh for name in OBJECTIVES}
     little = delays.index(2)

@@ -64,31 +64,31 @@ def train_network(share: float, *, rate: float, seed: int, world: int, turns: in
     job = build_discrete(config, log, spaces_)
     policy = job.recipe.learner.policy
     every = torch.from_numpy(spaces_.inputs.array(looks.astype(np.float32)))
-    off, found = np.empty(turns), np.empty(turns)
+    off, result = np.empty(turns), np.empty(turns)
 
     def watch(step: int, episodes: Episodes) -> None:
         del episodes
         with torch.no_grad():
             table = policy.values(every).numpy().astype(np.float64)
         off[step - 1] = np.linalg.norm(table - true.q) / np.linalg.norm(true.q)
-        found[step - 1] = start_value(mdp, evaluate_policy(mdp, table.argmax(axis=1))) / start_value(mdp, true.value)
+        result[step - 1] = start_value(mdp, evaluate_policy(mdp, table.argmax(axis=1))) / start_value(mdp, true.value)
 
     train_recipe(job.recipe, steps=turns, watch=watch)
-    return off, found
+    return off, result
 
 
 def run(seed: int, *, quick: bool = False) -> ExperimentResult:
     """Run the experiment."""
     turns, worlds, rates = (60, 1, RATES[1:]) if quick else (100, 2, RATES)
-    found = {
+    result = {
         (name, rate): np.mean(
             [train_network(share, rate=rate, seed=seed, world=k, turns=turns) for k in range(worlds)], axis=0
         )
         for name, share in SHARES.items()
         for rate in rates
     }
-    late = {case: float(paths[1][turns // 2 :].mean()) for case, paths in found.items()}
-    off = {case: float(paths[0][-1]) for case, paths in found.items()}
+    late = {case: float(paths[1][turns // 2 :].mean()) for case, paths in result.items()}
+    off = {case: float(paths[0][-1]) for case, paths in result.items()}
     fast, slow = rates[-1], min(SHARES, key=SHARES.__getitem__)
     once, tenth = list(SHARES)[:2]
     middle = rates[-2]
@@ -106,8 +106,8 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
         ],
         panels=[
             line_plot(f"worth of the policy over the best, rate {fast:g}", "updates", x,
-                  {name: found[name, fast][1] for name in SHARES}),
-            line_plot("error of the values over their size", "updates", x, {name: found[name,
+                  {name: result[name, fast][1] for name in SHARES}),
+            line_plot("error of the values over their size", "updates", x, {name: result[name,
             fast][0] for name in SHARES}),
         ],
         verdict=(

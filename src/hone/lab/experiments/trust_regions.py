@@ -115,22 +115,22 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
     """Run the experiment."""
     steps, runs = (25, 1) if quick else (50, 2)
     puzzle = addition()
-    found: dict[str, list[dict[str, Floats]]] = {"TRPO": [], "PPO": [], "DPPO": []}
+    result: dict[str, list[dict[str, Floats]]] = {"TRPO": [], "PPO": [], "DPPO": []}
     for run_seed in range(10 * seed, 10 * seed + runs):
         policy = pretrained_network(puzzle, seed=run_seed)
         meter = StepKlMeter(puzzle, frozen_copy(policy))
-        found["TRPO"].append(train_natural_gradient(policy, puzzle, seed=run_seed, steps=steps, watch=meter))
+        result["TRPO"].append(train_natural_gradient(policy, puzzle, seed=run_seed, steps=steps, watch=meter))
         for name, objective in (("PPO", by_clip), ("DPPO", by_probability)):
             policy = pretrained_network(puzzle, seed=run_seed)
             plan = PuzzleTraining(puzzle=puzzle, objective=objective, steps=steps, epochs=EPOCHS, learning_rate=RATE)
-            found[name].append(
+            result[name].append(
                 train_policy(policy, plan, seed=run_seed, watch=StepKlMeter(puzzle, frozen_copy(policy)))
             )
-    paid = {name: float(np.mean([_steps_to_goal(told)[1] for told in each])) for name, each in found.items()}
-    needed = {name: float(np.mean([_steps_to_goal(told)[0] for told in each])) for name, each in found.items()}
-    most = {name: max(float(told["step_kl"].max()) for told in each) for name, each in found.items()}
-    last = {name: float(np.mean([told["solved"][-1] for told in each])) for name, each in found.items()}
-    within = max(float(told["policy/kl_nats"].max()) for told in found["TRPO"])
+    paid = {name: float(np.mean([_steps_to_goal(told)[1] for told in each])) for name, each in result.items()}
+    needed = {name: float(np.mean([_steps_to_goal(told)[0] for told in each])) for name, each in result.items()}
+    most = {name: max(float(told["step_kl"].max()) for told in each) for name, each in result.items()}
+    last = {name: float(np.mean([told["solved"][-1] for told in each])) for name, each in result.items()}
+    within = max(float(told["policy/kl_nats"].max()) for told in result["TRPO"])
     claims = [
         at_most("largest KL of a TRPO step on its own batch, nats", within, REGION.max_kl_nats * 1.0001),
         at_most("KL paid for the same gain, TRPO over PPO", paid["TRPO"] / paid["PPO"], 1.0),
@@ -147,7 +147,7 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
                 format_number(most[name]),
                 f"{last[name]:.1%}",
             )
-            for name in found
+            for name in result
         ],
         panels=[
             LinePlot(
@@ -155,10 +155,10 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
                 x_label="sum of the steps' KL, nats",
                 series=[
                     PlotSeries(label=name, x=np.cumsum(each[0]["step_kl"]).tolist(), y=each[0]["solved"].tolist())
-                    for name, each in found.items()
+                    for name, each in result.items()
                 ],
             ),
-            plot_by_step("KL of each step, nats", {name: each[0]["step_kl"] for name, each in found.items()}),
+            plot_by_step("KL of each step, nats", {name: each[0]["step_kl"] for name, each in result.items()}),
         ],
         verdict=(
             f"To {GOAL:.0%} solved TRPO pays {paid['TRPO']:.3f} nats of KL in {needed['TRPO']:.0f} steps, PPO "

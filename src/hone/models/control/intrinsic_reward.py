@@ -174,11 +174,11 @@ class IntrinsicCuriosity(IntrinsicReward):
 
     def loss(self, seen: Tensor, chosen: Tensor, after: Tensor) -> Tensor:
         now, then = self.encoder(self._read(seen)), self.encoder(self._read(after))
-        told, action = self.inverse(torch.cat((now, then), dim=1)), self._action(chosen, now)
+        metrics, action = self.inverse(torch.cat((now, then), dim=1)), self._action(chosen, now)
         if isinstance(self.spaces.actions, DiscreteActions):
-            wrong = -(F.log_softmax(told, dim=1) * action).sum(dim=1)
+            wrong = -(F.log_softmax(metrics, dim=1) * action).sum(dim=1)
         else:
-            wrong = 0.5 * (told - action).square().sum(dim=1)
+            wrong = 0.5 * (metrics - action).square().sum(dim=1)
         foreseen = self._error(now.detach(), action, then.detach())
         return (1.0 - self.forward_share) * wrong + self.forward_share * foreseen
 
@@ -205,8 +205,8 @@ class HashCounts(IntrinsicReward):
     @torch.no_grad()
     def bonus(self, seen: Tensor, chosen: Tensor, after: Tensor) -> Tensor:
         del seen, chosen
-        found = self.get_buffer("counts")[self._codes(after)]
-        return found.clamp(min=1).to(torch.float32).rsqrt()
+        result = self.get_buffer("counts")[self._codes(after)]
+        return result.clamp(min=1).to(torch.float32).rsqrt()
 
     def loss(self, seen: Tensor, chosen: Tensor, after: Tensor) -> Tensor:
         del seen, chosen, after
@@ -278,8 +278,8 @@ class CuriousActorCritic(ControlPolicy):
     def policy_parameters(self) -> list[nn.Parameter]:
         """All parameters but the intrinsic reward's."""
         modules = [self.actor, self.critic, self.novelty_critic]
-        found = [parameter for module in modules for parameter in module.parameters()]
-        return found if self.log_std is None else [*found, self.log_std]
+        result = [parameter for module in modules for parameter in module.parameters()]
+        return result if self.log_std is None else [*result, self.log_std]
 
     def numpy_policy(self) -> NumpyPolicy:
         actions, inputs, network = self.spaces.actions, self.spaces.inputs, self.actor.to_numpy()

@@ -40,8 +40,8 @@ def encode_option_action(began: NDArray[np.bool_], option: Ints, action: Ints, *
 
 def decode_option_action(chosen: Array, *, options: int, actions: int) -> tuple[NDArray[np.bool_], Ints, Ints]:
     """Flag that the option began, the option, the action, `[n]` each."""
-    said, action = np.divmod(chosen.astype(np.int64), actions)
-    began, option = np.divmod(said, options)
+    message, action = np.divmod(chosen.astype(np.int64), actions)
+    began, option = np.divmod(message, options)
     return began.astype(np.bool_), option, action
 
 

@@ -111,8 +111,8 @@ class OptionCriticPolicy(ControlPolicy):
 
     def split_choice(self, chosen: Tensor) -> tuple[Tensor, Tensor]:
         """Option and action `[n]` of actions in the environment with option memory."""
-        said = chosen.long() // self.action_count
-        return said % self.options, chosen.long() % self.action_count
+        message = chosen.long() // self.action_count
+        return message % self.options, chosen.long() % self.action_count
 
     def evaluate_actions(self, seen: Tensor, chosen: Tensor) -> OptionCriticOutput:
         """Outputs of the current networks for given decisions."""

@@ -220,9 +220,9 @@ class Decoder(nn.Module):
         """Make `hidden` and `token_logprobs` bit-identical to a torch engine over this model, in any batch; gradients
         are those of the usual arithmetic. Raises DataError where that is not float32 on a CPU.
         """
-        found = f"{str(self.compute).removeprefix('torch.')} on {self.device.type}"
-        if found != "float32 on cpu" or self.dtype != torch.float32:
-            raise DataError(f"log-probabilities that are equal to the bit need float32 on a CPU, not {found}")
+        result = f"{str(self.compute).removeprefix('torch.')} on {self.device.type}"
+        if result != "float32 on cpu" or self.dtype != torch.float32:
+            raise DataError(f"log-probabilities that are equal to the bit need float32 on a CPU, not {result}")
         self.exactness = "bitwise"
 
     def run(

@@ -106,8 +106,8 @@ class _TiledLinear(torch.autograd.Function):
 
 def _weight_gradient(g: Tensor, x: Tensor, kind: torch.dtype) -> Tensor:
     """`g^T x` of dtype `kind`. The smaller factor is transposed, because libraries are slow at that."""
-    if kind == torch.float32 and (found := weight_gradient(g, x)) is not None:
-        return found
+    if kind == torch.float32 and (result := weight_gradient(g, x)) is not None:
+        return result
     return ((x.t() @ g).t() if g.shape[1] > x.shape[1] else g.t() @ x).to(kind)
 
 

@@ -124,15 +124,15 @@ def query_logprobs(
 @torch.no_grad()
 def top_k_tokens(hidden: Tensor, weight: Tensor, temperature: float, count: int) -> TopKTokens:
     """The `count` likeliest tokens of each row of `hidden` `[N, D]`, as data."""
-    found = [
+    result = [
         LogprobQuery(temperature).log_softmax(hidden, weight, part).topk(count, dim=-1)
         for part in _chunks(len(hidden), len(weight))
     ]
-    if not found:
+    if not result:
         nothing = at_least_float32(hidden.new_zeros(0, count))
         return TopKTokens(ids=nothing.long(), logp=nothing)
     return TopKTokens(
-        ids=torch.cat([part.indices for part in found]), logp=torch.cat([part.values for part in found])
+        ids=torch.cat([part.indices for part in result]), logp=torch.cat([part.values for part in result])
     )  # fmt: skip
 
 

@@ -312,12 +312,12 @@ def read_json(file: Path, *, required: bool = True) -> Json:
             raise DataError(f"{file} does not exist")
         return {}
     try:
-        found: object = json.loads(file.read_text(encoding="utf-8"))
+        result: object = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise DataError(f"{file} is not JSON: {error}") from error
-    if not isinstance(found, dict):
-        raise DataError(f"{file} must hold a JSON object, found {type(found).__name__}")
-    return cast(Json, found)
+    if not isinstance(result, dict):
+        raise DataError(f"{file} must hold a JSON object, found {type(result).__name__}")
+    return cast(Json, result)
 
 
 def _token_text(value: object) -> str | None:
@@ -331,8 +331,8 @@ def _ids(backend: hf.Tokenizer, eos: str | None, generation: object) -> tuple[in
     """The tokenizer's own EOS first, then those that `generation_config.json` adds."""
     own = None if eos is None else backend.token_to_id(eos)
     listed = cast("list[object]", generation) if isinstance(generation, list) else [generation]
-    found = [own, *listed]
-    return tuple(dict.fromkeys(token for token in found if isinstance(token, int)))
+    result = [own, *listed]
+    return tuple(dict.fromkeys(token for token in result if isinstance(token, int)))
 
 
 def _chat_template(folder: Path) -> str | None:

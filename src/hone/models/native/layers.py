@@ -25,9 +25,9 @@ class _KernelLayerContext(Protocol):
 
 def require_kernels() -> TrainingKernels:
     """The loaded kernels, which the caller has checked to exist."""
-    found = available_kernels()
-    assert found is not None
-    return found
+    result = available_kernels()
+    assert result is not None
+    return result
 
 
 def call_kernel(name: str, question: ctypes.Structure) -> None:

@@ -156,16 +156,16 @@ def _loaded() -> TrainingKernels | ResourceError:
 
 def available_kernels() -> TrainingKernels | None:
     """Kernels, built and loaded at the first call, which may take seconds; None where that fails or is switched off."""
-    found = None if is_disabled() else _loaded()
-    return found if isinstance(found, TrainingKernels) else None
+    result = None if is_disabled() else _loaded()
+    return result if isinstance(result, TrainingKernels) else None
 
 
 def why_unavailable() -> str | None:
     """Reason for missing kernels, or None."""
     if is_disabled():
         return f"{LIBRARY_LABEL} are switched off ({SWITCH}=0)"
-    found = _loaded()
-    return str(found) if isinstance(found, ResourceError) else None
+    result = _loaded()
+    return str(result) if isinstance(result, ResourceError) else None
 
 
 def _torch_threads() -> int:

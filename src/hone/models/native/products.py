@@ -24,8 +24,8 @@ _MIN_SIZE: Final = 32
 
 def uses_amx_tiles() -> bool:
     """Whether float32 products use tiles here. The first call may compile the kernels (seconds)."""
-    found = available_kernels()
-    return found is not None and bool(found.functions["hone_has_tiles"]())
+    result = available_kernels()
+    return result is not None and bool(result.functions["hone_has_tiles"]())
 
 
 def tiled_matmul(
@@ -73,8 +73,8 @@ def _by_torch(left: Tensor, right: Tensor, bias: Tensor | None, out: Tensor | No
     if add:
         assert out is not None and bias is None
         return out.addmm_(left, right)
-    found = torch.mm(left, right, out=out) if out is not None else left @ right
-    return found if bias is None else found.add_(bias)
+    result = torch.mm(left, right, out=out) if out is not None else left @ right
+    return result if bias is None else result.add_(bias)
 
 
 def weight_gradient(g: Tensor, x: Tensor, out: Tensor | None = None) -> Tensor | None:
@@ -83,8 +83,8 @@ def weight_gradient(g: Tensor, x: Tensor, out: Tensor | None = None) -> Tensor |
     Written into `out` where that is given. None where there is no kernel for it: it takes a processor with AMX.
     """
     fits = g.shape[1] % _WIDTH == 0 and x.shape[1] % _WIDTH == 0 and len(x) > 0 and x.device.type == "cpu"
-    found = available_kernels() if fits else None
-    if found is None or not found.functions["hone_has_tiles"]():
+    result = available_kernels() if fits else None
+    if result is None or not result.functions["hone_has_tiles"]():
         return None
     g, x = g.contiguous(), x.contiguous()
     out = torch.empty(g.shape[1], x.shape[1]) if out is None else out
