@@ -11,7 +11,7 @@ from pathlib import Path
 
 from hone.cli.commands.evaluate import PolicyTarget, evaluate_policy, find_policy
 from hone.cli.commands.seeds import SeedRuns, parse_seeds, run_sequentially, seed_folder, set_seed
-from hone.cli.commands.train import check_data, planned_runs, train_one, train_pipeline
+from hone.cli.commands.train import opened_runs, planned_runs, train_one, train_pipeline
 from hone.cli.stages import STAGE, pipeline_name
 from hone.cli.terminal.screen import TerminalScreen, make_console
 from hone.config.resolve import read_document, require_consent
@@ -67,12 +67,12 @@ def train(
     document = read_document(file, overrides)
     stages = planned_runs(document)
     require_consent([warning for stage in stages for warning in stage.resolved.warnings], yes=False)
-    check_data(stages)
-    if STAGE not in document.values:
-        return TrainingResult(
-            folder=train_one(stages[0], root=Path(runs), resume=resume, progress=SilentProgress()).path
-        )
-    outcome = train_pipeline(document, stages, root=Path(runs), resume=resume, progress=SilentProgress())
+    with opened_runs(stages) as opened:
+        if STAGE not in document.values:
+            return TrainingResult(
+                folder=train_one(opened[0], root=Path(runs), resume=resume, progress=SilentProgress()).path
+            )
+        outcome = train_pipeline(document, opened, root=Path(runs), resume=resume, progress=SilentProgress())
     return TrainingResult(
         folder=outcome.folder,
         evaluations=outcome.evaluations,
@@ -101,7 +101,8 @@ def train_seeds(
     set_seed(document, asked[0])
     stages = planned_runs(document)
     require_consent([warning for stage in stages for warning in stage.resolved.warnings], yes=False)
-    check_data(stages)
+    with opened_runs(stages):  # the first seed's data are checked; each run opens its own
+        pass
     turns = SeedRuns(root=folder, seeds=asked, steps=stages[0].resolved.config.steps, resume=resume)
 
     def make(seed: int, begun: bool) -> None:  # noqa: FBT001 - called by position

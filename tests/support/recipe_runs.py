@@ -18,6 +18,7 @@ from hone.rewards.scores import RewardScores, combine_results, concatenate_score
 from hone.store.codec import read_state, write_state
 from hone.train.job import TrainingJob
 from hone.train.loop import train
+from hone.train.text import open_text
 from hone.train.text import rl_job as text_rl
 
 MODEL = {
@@ -90,7 +91,7 @@ def lay_out(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [{"prompt": a, "answer": b} for a, b in ("ab", "bc", "cd", "de")]
     (folder / "letters.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     monkeypatch.chdir(folder)
-    monkeypatch.setattr(text_rl, "reward_pool_scorer", judge_here)
+    monkeypatch.setattr(open_text, "reward_pool_scorer", judge_here)
 
 
 def settings(name: str, *, steps: int, full: bool = True, **changes: Any) -> dict[str, Any]:

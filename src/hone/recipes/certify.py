@@ -33,7 +33,7 @@ from hone.train.invariance.check import (
 )
 from hone.train.invariance.probe import shrunken_model_config, shrunken_new_model
 from hone.train.runner.run import prepare_device
-from hone.train.text.checks import STAGE_PREFIX
+from hone.train.text.open_text import STAGE_PREFIX
 
 C = TypeVar("C", bound=RunConfig)
 

@@ -97,6 +97,17 @@ class EvaluationRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class OpenedRun:
+    """A checked run, with everything that its check opened."""
+
+    warnings: Sequence[str]
+    build: Callable[[Any], TrainingJob[Any]]
+    """Config -> the job, which takes over what is open. A model path of the config may have been resolved since."""
+    close: Callable[[], None] = close_nothing
+    """Closes what is open, where no job is built; may be called twice."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RecipeSpec:
     """What a recipe file offers."""
 
@@ -111,6 +122,8 @@ class RecipeSpec:
     """Reads what can be read without a model and returns warnings; raises HoneError with all faults at once."""
     derive: Callable[[Any], Mapping[str, str]]
     """What the config comes to, for `--dry-run`: no model, no work."""
+    open: Callable[[Any], OpenedRun] | None = None
+    """As `check`, but keeps what it opens for the build; None: `check` keeps nothing."""
     parts: RecipeParts = RecipeParts()
     """What it is made of, with its defaults."""
     evaluate: "Callable[[Any, EvaluationRequest], Metrics] | None" = None
@@ -119,6 +132,24 @@ class RecipeSpec:
     """When not to use it, in a sentence."""
     presets: Sequence[str] = ()
     """Names of the algorithm in TRL and verl, for the comparison on its documentation page."""
+
+    def open_run(self, config: RunConfig) -> OpenedRun:
+        """Check a config and keep what is open. Raises HoneError with all faults at once; nothing is open then."""
+        if self.open is not None:
+            return self.open(config)
+        return OpenedRun(warnings=self.check(config), build=self.build)
+
+
+def check_opened(open_run: Callable[[Any], OpenedRun], config: RunConfig) -> Sequence[str]:
+    """`RecipeSpec.check` of a recipe that has `open`: the warnings, with everything closed again."""
+    opened = open_run(config)
+    opened.close()
+    return opened.warnings
+
+
+def build_opened(open_run: Callable[[Any], OpenedRun], config: RunConfig) -> TrainingJob[Any]:
+    """`RecipeSpec.build` of a recipe that has `open`."""
+    return open_run(config).build(config)
 
 
 def algorithm_defaults(config: type[RunConfig]) -> dict[str, str]:

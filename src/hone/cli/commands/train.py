@@ -6,7 +6,7 @@ Belongs here: the choice of the config class. `hone.train` runs.
 import contextlib
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -41,7 +41,7 @@ from hone.recipes.registry import load_recipe, recipe_names
 from hone.report.run_page import write_report
 from hone.store.folder import RunFolder, check_name
 from hone.train.config import RunConfig
-from hone.train.job import RecipeSpec
+from hone.train.job import OpenedRun, RecipeSpec
 
 if TYPE_CHECKING:
     from hone.train.runner.pipeline import PipelineResult
@@ -55,6 +55,8 @@ class PlannedRun:
 
     spec: RecipeSpec
     resolved: ResolvedConfig[RunConfig]
+    opened: OpenedRun | None = None
+    """What its check opened, where the run follows."""
 
     def with_location(self, message: str) -> str:
         """Prefix a message with its location in the config."""
@@ -78,20 +80,21 @@ def run(call: CommandCall) -> int:
         screen.line(f"note: {note}")
     for stage in stages:
         show_plan(screen, stage)
-    for warning in check_data(stages):
-        screen.line(f"warning: {warning}")
-    if call.command == "plan" or call.switch("dry_run"):
-        return 0
-    if seeds:
-        turns = SeedRuns(
-            root=Path(call.text("runs")) / name,
-            seeds=seeds,
-            steps=stages[0].resolved.config.steps,
-            resume=call.switch("resume"),
-        )
-        train_each_seed(call, document, turns, screen)
-        return 0
-    train_document(document, stages, root=Path(call.text("runs")), resume=call.switch("resume"), screen=screen)
+    with opened_runs(stages) as opened:
+        for warning in opened_warnings(opened):
+            screen.line(f"warning: {warning}")
+        if call.command == "plan" or call.switch("dry_run"):
+            return 0
+        if not seeds:
+            train_document(document, opened, root=Path(call.text("runs")), resume=call.switch("resume"), screen=screen)
+            return 0
+    turns = SeedRuns(
+        root=Path(call.text("runs")) / name,
+        seeds=seeds,
+        steps=stages[0].resolved.config.steps,
+        resume=call.switch("resume"),
+    )
+    train_each_seed(call, document, turns, screen)
     return 0
 
 
@@ -129,15 +132,32 @@ def train_each_seed(call: CommandCall, document: ConfigDocument, turns: SeedRuns
     show_seeds(screen, turns)
 
 
-def check_data(stages: Sequence[PlannedRun]) -> list[str]:
-    """Check all stages as far as possible before a model is loaded; returns warnings, raises all errors at once."""
-    checks = {stage.resolved.config.name: partial(_stage_warnings, stage) for stage in stages}
-    return [warning for warnings in run_all_checks(checks).values() for warning in warnings]
+@contextlib.contextmanager
+def opened_runs(stages: Sequence[PlannedRun]) -> Iterator[list[PlannedRun]]:
+    """The stages with everything that is opened before a model is loaded, until the end of the block.
+
+    Raises HoneError with the faults of all stages at once.
+    """
+    with contextlib.ExitStack() as stack:
+
+        def open_stage(stage: PlannedRun) -> PlannedRun:
+            with _locating_errors(stage):
+                opened = stage.spec.open_run(stage.resolved.config)
+            stack.callback(opened.close)
+            return replace(stage, opened=opened)
+
+        checks = {stage.resolved.config.name: partial(open_stage, stage) for stage in stages}
+        yield list(run_all_checks(checks).values())
 
 
-def _stage_warnings(stage: PlannedRun) -> list[str]:
-    with _locating_errors(stage):
-        return [stage.with_location(warning) for warning in stage.spec.check(stage.resolved.config)]
+def opened_warnings(stages: Sequence[PlannedRun]) -> list[str]:
+    """What the checks of opened stages warn of."""
+    return [
+        stage.with_location(warning)
+        for stage in stages
+        if stage.opened is not None
+        for warning in stage.opened.warnings
+    ]
 
 
 @contextlib.contextmanager
@@ -247,10 +267,9 @@ def run_request(stage: PlannedRun, *, root: Path, resume: bool) -> "RunRequest":
     """Request for `hone.train.runner.run.run`, from a planned run."""
     from hone.train.runner.run import RunRequest  # noqa: PLC0415 - as above
 
-    resolved = stage.resolved
-    return RunRequest(
-        config=resolved.config, settings=resolved.settings(), build=stage.spec.build, root=root, resume=resume
-    )
+    resolved, opened = stage.resolved, stage.opened
+    build = stage.spec.build if opened is None else opened.build
+    return RunRequest(config=resolved.config, settings=resolved.settings(), build=build, root=root, resume=resume)
 
 
 def train_pipeline(
@@ -264,7 +283,8 @@ def train_pipeline(
     folder = root / name
     names = [stage.resolved.config.name for stage in stages]
     resolve_stage_references(document, folder, names)
-    placed = planned_runs(document)
+    pairs = zip(planned_runs(document), stages, strict=True)
+    placed = [replace(stage, opened=checked.opened) for stage, checked in pairs]
 
     def turn(stage: PlannedRun) -> Turn:
         config = stage.resolved.config

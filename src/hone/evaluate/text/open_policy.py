@@ -84,10 +84,15 @@ class ModelSource(Config):
         return self
 
 
-def open_policy(source: ModelSource, *, seed: int, device: str, temperature: float) -> TokenPolicy:
-    """Load or make the policy. Raises DataError naming the folder and the problem."""
+def open_policy(
+    source: ModelSource, *, seed: int, device: str, temperature: float, tokenizer: Tokenizer | None = None
+) -> TokenPolicy:
+    """Load or make the policy, with `tokenizer` where it was loaded before.
+
+    Raises DataError naming the folder and the problem.
+    """
     if source.new is not None:
-        tokenizer = _new_tokenizer(source.new)
+        tokenizer = tokenizer or _new_tokenizer(source.new)
         decoder = new_model(
             _architecture(source.new, tokenizer),
             seed=seed,
@@ -97,7 +102,7 @@ def open_policy(source: ModelSource, *, seed: int, device: str, temperature: flo
     else:
         assert source.path is not None
         folder = policy_folder(Path(source.path))
-        tokenizer = load_tokenizer(folder)
+        tokenizer = tokenizer or load_tokenizer(folder)
         decoder = load_model(
             folder, device=device, dtype=source.weights, checkpoint_activations=source.activation_checkpointing
         )

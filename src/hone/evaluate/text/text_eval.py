@@ -18,7 +18,7 @@ from hone.envs.text.dataset import ExampleDataset
 from hone.envs.text.task import TaskConfig
 from hone.envs.text.world import Prompt, TextWorld
 from hone.estimators.means import Estimate, mean_interval
-from hone.evaluate.text.engine_actor import make_engine, make_prompts, reward_pool_scorer
+from hone.evaluate.text.engine_actor import RewardPoolScorer, make_engine, make_prompts, reward_pool_scorer
 from hone.evaluate.text.streaming import StreamingEngine, StreamListener
 from hone.models.language.token_policy import TokenPolicy
 from hone.models.language.tokenizers import Tokenizer
@@ -192,12 +192,22 @@ def _prompt_text(prompt: Prompt) -> str:
     return prompt.content if isinstance(prompt.content, str) else str(prompt.content)
 
 
-def prepare_evaluation(config: EvaluationConfig, tokenizer: Tokenizer, *, context: int) -> TextEvaluation:
-    """Generate or read the prompts; starts no engine or worker. Raises ConfigError, DataError."""
-    examples = config.task.examples()
+def prepare_evaluation(
+    config: EvaluationConfig,
+    tokenizer: Tokenizer,
+    *,
+    context: int,
+    examples: ExampleDataset | None = None,
+    scorer: RewardPoolScorer | None = None,
+) -> TextEvaluation:
+    """Lay out the prompts, of `examples` where they were read before; starts no engine or worker.
+
+    Raises ConfigError, DataError.
+    """
+    examples = config.task.examples() if examples is None else examples
     room = context - config.max_tokens
     prompts, notes = make_prompts(examples, config.task, tokenizer, room=room)
-    judge = reward_pool_scorer(config.rewards)
+    scorer = reward_pool_scorer(config.rewards) if scorer is None else scorer
     return TextEvaluation(
-        config=config, examples=examples, prompts=prompts, scorer=judge, close=judge.pool.close, warnings=notes
+        config=config, examples=examples, prompts=prompts, scorer=scorer, close=scorer.pool.close, warnings=notes
     )

@@ -4,12 +4,9 @@ A_t = -weight (log pi - log pi_teacher) of each of the student's own tokens; los
 gradient of the reverse KL, token by token. Scores play no part; they are told, so that one sees what it is good for.
 """
 
-from dataclasses import replace
 from functools import partial
 
-from hone.core.errors import run_all_checks
 from hone.credit.kl_reward import distillation_credit
-from hone.evaluate.text.open_policy import ModelSource, open_tokenizer
 from hone.objectives.weights import token_mean
 from hone.train.text import recipe
 
@@ -30,6 +27,9 @@ class OnPolicyDistillationConfig(recipe.TextGradientRunConfig):
     algorithm: DistillationAlgorithm
     """The teacher."""
 
+    def other_policies(self) -> tuple[str]:
+        return (self.algorithm.teacher,)
+
 
 def method(config: OnPolicyDistillationConfig, policies: recipe.TextPolicies) -> recipe.TextMethod:
     teacher = policies.logp(policies.teacher(config.algorithm.teacher, key="algorithm.teacher"))
@@ -40,24 +40,10 @@ def method(config: OnPolicyDistillationConfig, policies: recipe.TextPolicies) ->
     return recipe.TextMethod(credit=credit, learner=recipe.gradient_learner(config, policies, loss))
 
 
-def check(config: OnPolicyDistillationConfig) -> list[str]:
-    """Faults of data and rewards, and of both policies' folders."""
-
-    def teacher_can_be_read() -> list[str]:
-        open_tokenizer(ModelSource(path=config.algorithm.teacher))
-        return []
-
-    found = run_all_checks({"run": partial(recipe.check_text_run, config), "teacher": teacher_can_be_read})
-    return found["run"]
-
-
-ENTRY = replace(
-    recipe.text_recipe_spec(
-        summary="a teacher grades every token of the student's own answers",
-        paper="Agarwal et al., On-Policy Distillation of Language Models, 2023; Lu, On-Policy Distillation, 2025",
-        config=OnPolicyDistillationConfig,
-        method=method,
-        limitation="the student must have the teacher's vocabulary, and never becomes better than the teacher.",
-    ),
-    check=check,
+ENTRY = recipe.text_recipe_spec(
+    summary="a teacher grades every token of the student's own answers",
+    paper="Agarwal et al., On-Policy Distillation of Language Models, 2023; Lu, On-Policy Distillation, 2025",
+    config=OnPolicyDistillationConfig,
+    method=method,
+    limitation="the student must have the teacher's vocabulary, and never becomes better than the teacher.",
 )

@@ -5,6 +5,7 @@ Only the completion is learned: prompts are seen, never imitated. Rows are packe
 
 from collections.abc import Mapping
 from functools import partial
+from typing import TypeAlias
 
 from pydantic import Field, model_validator
 
@@ -12,22 +13,25 @@ from hone.credit.returns import reward_as_advantage
 from hone.envs.text.dataset import ExampleDataset
 from hone.envs.text.task import TaskConfig
 from hone.envs.text.world import supervised_episodes
-from hone.evaluate.text.open_policy import ModelSource, open_policy, open_tokenizer
-from hone.evaluate.text.text_eval import EvaluationConfig, prepare_evaluation
+from hone.evaluate.text.open_policy import ModelSource
+from hone.evaluate.text.text_eval import EvaluationConfig
 from hone.models.language.token_policy import TokenPolicy
 from hone.models.language.tokenizers import Tokenizer
 from hone.objectives.terms import LossTerms
 from hone.objectives.weights import token_mean
 from hone.train.config import RunConfig
-from hone.train.job import RecipeParts, RecipeSpec, TrainingJob, close_nothing
+from hone.train.job import OpenedRun, RecipeParts, RecipeSpec, TrainingJob, build_opened, check_opened
 from hone.train.learner.config import LearnerConfig, require_master_weights, require_whole_minibatches
 from hone.train.loop import Recipe
 from hone.train.sources.logged import LogSource
-from hone.train.text.checks import check_text
 from hone.train.text.learners import evaluate_policy, token_learner
+from hone.train.text.open_text import TextInputs, opened_text_run
 from hone.train.text.rows import TokenBatch, TokenLayout
 from hone.train.text.samples import answer_rows
-from hone.train.text.sft_data import SolutionConfig, encode_examples, solved_examples
+from hone.train.text.sft_data import SolutionConfig, Tokens, encode_examples, solved_examples
+
+ExampleTokens: TypeAlias = tuple[list[Tokens], list[Tokens]]
+"""Prompts and completions as tokens."""
 
 
 class SftConfig(RunConfig):
@@ -59,13 +63,10 @@ def objective(policy: TokenPolicy, batch: TokenBatch) -> LossTerms:
     return LossTerms(loss=-batch.advantage * now.logp, compute_metrics=lambda: {"policy/nll_nats": -now.logp.detach()})
 
 
-def build(config: SftConfig) -> TrainingJob[TokenPolicy]:
-    tokenizer, context = open_tokenizer(config.model)
-    exam = None if config.evaluation is None else prepare_evaluation(config.evaluation, tokenizer, context=context)
-    examples = solved_examples(config.task, config.solution, apart_from=() if exam is None else (exam.examples,))
-    prompts, completions, notes = encode_examples(examples, config.task, tokenizer, context=context)
+def build(config: SftConfig, inputs: TextInputs[ExampleTokens]) -> TrainingJob[TokenPolicy]:
+    exam, examples, ((prompts, completions), notes) = inputs.evaluation, inputs.examples, inputs.prepared
     log = supervised_episodes(prompts, completions)
-    policy = open_policy(config.model, seed=config.seed, device=config.run.device, temperature=1.0)
+    policy = inputs.policy(config, temperature=1.0)
     recipe = Recipe(
         source=LogSource[TokenPolicy](log=log, batch_size=config.batch, seed=config.seed),
         credit=reward_as_advantage,
@@ -89,21 +90,25 @@ def build(config: SftConfig) -> TrainingJob[TokenPolicy]:
         evaluate_every=0 if config.evaluation is None else config.evaluation.every,
         dataset_fingerprint=examples.fingerprint,
         warnings=[*examples.warnings, *notes, *policy.decoder.notes(), *([] if exam is None else exam.warnings)],
-        close=exam.close if exam is not None else close_nothing,
+        close=inputs.close,
     )
 
 
-def check(config: SftConfig) -> list[str]:
-    return check_text(
-        config.model,
-        partial(solved_examples, config.task, config.solution),
-        partial(_fitting, config),
-        evaluation=config.evaluation,
+def open_run(config: SftConfig) -> OpenedRun:
+    """Open data and tokenizer. Raises HoneError with all faults at once, before a model is loaded."""
+
+    def lay_out(examples: ExampleDataset, tokenizer: Tokenizer, context: int) -> tuple[ExampleTokens, list[str]]:
+        prompts, completions, notes = encode_examples(examples, config.task, tokenizer, context=context)
+        return (prompts, completions), notes
+
+    inputs = TextInputs(
+        model=config.model,
+        task=config.task,
+        read=lambda held_out: solved_examples(config.task, config.solution, apart_from=held_out),
+        lay_out=lay_out,
+        evaluation_config=config.evaluation,
     )
-
-
-def _fitting(config: SftConfig, examples: ExampleDataset, tokenizer: Tokenizer, context: int) -> list[str]:
-    return encode_examples(examples, config.task, tokenizer, context=context)[2]
+    return opened_text_run(inputs, build)
 
 
 def derive(config: SftConfig) -> Mapping[str, str]:
@@ -121,8 +126,9 @@ ENTRY = RecipeSpec(
     summary="supervised fine-tuning: imitate the log's completions",
     paper="negative log-likelihood of completion tokens",
     config=SftConfig,
-    build=build,
-    check=check,
+    build=partial(build_opened, open_run),
+    check=partial(check_opened, open_run),
+    open=open_run,
     derive=derive,
     parts=RecipeParts(
         source="Logged(examples)", credit=(reward_as_advantage,), loss=(objective,), weights=(token_mean,)

@@ -31,7 +31,6 @@ from hone.train.text.rl_job import (
     TextGradientRunConfig,
     TextMethod,
     TextRunConfig,
-    check_text_run,
     gradient_learner,
     require_full_distribution,
     require_groups,

@@ -26,21 +26,19 @@ from hone.evaluate.text.engine_actor import (
     make_client,
     make_engine,
     make_prompts,
-    reward_pool_scorer,
 )
-from hone.evaluate.text.open_policy import ModelSource, open_policy, open_tokenizer
-from hone.evaluate.text.text_eval import EvaluationConfig, prepare_evaluation
+from hone.evaluate.text.open_policy import ModelSource, open_policy
+from hone.evaluate.text.text_eval import EvaluationConfig
 from hone.models.language.token_policy import TokenPolicy
 from hone.models.language.tokenizers import Tokenizer
 from hone.rewards.config import RewardsConfig
 from hone.train.config import RunConfig
-from hone.train.job import RecipeParts, RecipeSpec, TrainingJob
+from hone.train.job import OpenedRun, RecipeParts, RecipeSpec, TrainingJob, build_opened, check_opened
 from hone.train.learner.config import require_master_weights, require_whole_minibatches
 from hone.train.learner.gradient import GradientLearner
 from hone.train.loop import Learner, Recipe, Source
 from hone.train.sources.asynchronous import AsyncSource
 from hone.train.sources.live import LiveSource
-from hone.train.text.checks import check_text
 from hone.train.text.learners import evaluate_policy, token_learner
 from hone.train.text.loss import (
     RatioLearnerConfig,
@@ -50,6 +48,7 @@ from hone.train.text.loss import (
     resolve_correction,
     resolve_denominator,
 )
+from hone.train.text.open_text import TextInputs, opened_text_run
 from hone.train.text.recipe_parts import recipe_parts
 from hone.train.text.reference_policies import TextPolicies, WithState
 from hone.train.text.rollout_config import RolloutConfig
@@ -83,6 +82,10 @@ class TextRunConfig(RunConfig):
         for requirement in self.requires:
             requirement(self)
         return self
+
+    def other_policies(self) -> Sequence[str]:
+        """Folders of further policies that the run reads, for the check."""
+        return ()
 
     @abstractmethod
     def micro_batch_tokens(self) -> int:
@@ -180,17 +183,13 @@ class TextMethod:
 C = TypeVar("C", bound=TextRunConfig)
 
 
-def text_job(config: C, *, method: Callable[[C, TextPolicies], TextMethod]) -> TrainingJob[TokenPolicy]:
-    """The recipe's parts, wired. Data are read and checked before the model is loaded."""
-    tokenizer, context = open_tokenizer(config.model)
-    exam = None if config.evaluation is None else prepare_evaluation(config.evaluation, tokenizer, context=context)
-    held_out = () if exam is None else (exam.examples,)
-    examples = config.task.examples(exclude=held_out)
-    prompts, notes = make_prompts(examples, config.task, tokenizer, room=context - config.rollout.max_tokens)
-    policy = open_policy(
-        config.model, seed=config.seed, device=config.run.device, temperature=config.rollout.temperature
-    )
-    judge = reward_pool_scorer(config.rewards)
+def text_job(
+    config: C, inputs: TextInputs[Sequence[Prompt]], *, method: Callable[[C, TextPolicies], TextMethod]
+) -> TrainingJob[TokenPolicy]:
+    """The recipe's parts, wired. Data were read and checked before the model is loaded."""
+    exam, examples, (prompts, notes) = inputs.evaluation, inputs.examples, inputs.prepared
+    policy = inputs.policy(config, temperature=config.rollout.temperature)
+    judge = inputs.scorer
     judge.pool.check(examples.column_names())
     chosen = method(config, _text_policies(config, policy))
     world = _text_world(config, policy, prompts, judge, baseline=chosen.greedy_baseline)
@@ -206,9 +205,7 @@ def text_job(config: C, *, method: Callable[[C, TextPolicies], TextMethod]) -> T
     def close() -> None:
         ahead.close()
         actor.close()
-        judge.pool.close()
-        if exam is not None:
-            exam.close()
+        inputs.close()
 
     return TrainingJob(
         recipe=Recipe(source=source, credit=judged, learner=chosen.learner),
@@ -259,12 +256,14 @@ def text_recipe_spec(
     parts: RecipeParts | None = None,
 ) -> RecipeSpec:
     """What the file of a recipe on text offers: its method, and what people should know of it."""
+    opening = partial(open_text_run, method=method)
     return RecipeSpec(
         summary=summary,
         paper=paper,
         config=config,
-        build=partial(text_job, method=method),
-        check=check_text_run,
+        build=partial(build_opened, opening),
+        check=partial(check_opened, opening),
+        open=opening,
         derive=derive_text_run,
         parts=parts or recipe_parts(method),
         limitation=limitation,
@@ -272,19 +271,22 @@ def text_recipe_spec(
     )
 
 
-def check_text_run(config: TextRunConfig) -> list[str]:
-    """Faults of data, rewards and model folder, before a model is loaded."""
-    return check_text(
-        config.model,
-        config.task.examples,
-        partial(_prompt_warnings, config),
-        evaluation=config.evaluation,
+def open_text_run(config: C, *, method: Callable[[C, TextPolicies], TextMethod]) -> OpenedRun:
+    """Open data, rewards and tokenizer. Raises HoneError with all faults at once, before a model is loaded."""
+
+    def lay_out(examples: ExampleDataset, tokenizer: Tokenizer, context: int) -> tuple[Sequence[Prompt], list[str]]:
+        return make_prompts(examples, config.task, tokenizer, room=context - config.rollout.max_tokens)
+
+    inputs = TextInputs(
+        model=config.model,
+        task=config.task,
+        read=lambda held_out: config.task.examples(exclude=held_out),
+        lay_out=lay_out,
+        evaluation_config=config.evaluation,
         rewards=config.rewards,
+        other_policies=config.other_policies(),
     )
-
-
-def _prompt_warnings(config: TextRunConfig, examples: ExampleDataset, tokenizer: Tokenizer, context: int) -> list[str]:
-    return make_prompts(examples, config.task, tokenizer, room=context - config.rollout.max_tokens)[1]
+    return opened_text_run(inputs, partial(text_job, method=method))
 
 
 def derive_text_run(config: TextRunConfig) -> dict[str, str]:
@@ -374,7 +376,10 @@ def _text_policies(config: TextRunConfig, policy: TokenPolicy) -> TextPolicies:
         """Another folder, or the policy that the run started from, loaded once more."""
         changed = {} if path is None else {"path": path, "new": None}
         source = config.model.model_copy(update=changed)
-        return open_policy(source, seed=config.seed, device=config.run.device, temperature=policy.temperature)
+        same = policy.tokenizer if path is None else None
+        return open_policy(
+            source, seed=config.seed, device=config.run.device, temperature=policy.temperature, tokenizer=same
+        )
 
     return TextPolicies(
         policy=policy,

@@ -1,0 +1,176 @@
+"""Data, tokenizer and reward workers of a text run: opened and checked once, then handed to the build of the run."""
+
+import contextlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any, Generic, TypeVar
+
+from hone.core.errors import run_all_checks
+from hone.envs.text.dataset import ExampleDataset, find_overlap
+from hone.envs.text.task import TaskConfig
+from hone.evaluate.text.engine_actor import RewardPoolScorer, reward_pool_scorer
+from hone.evaluate.text.open_policy import ModelSource, open_policy, open_tokenizer
+from hone.evaluate.text.text_eval import EvaluationConfig, TextEvaluation, prepare_evaluation
+from hone.models.language.token_policy import TokenPolicy
+from hone.models.language.tokenizers import Tokenizer
+from hone.rewards.config import RewardsConfig
+from hone.train.config import RunConfig
+from hone.train.job import OpenedRun, TrainingJob
+
+STAGE_PREFIX = "stage:"
+"""A model path `stage:NAME` means the policy that an earlier stage of the same pipeline leaves behind."""
+T = TypeVar("T")
+
+
+@dataclass(kw_only=True)
+class TextInputs(Generic[T]):
+    """What a text run reads and starts before its model is loaded; each input is opened when it is first asked for."""
+
+    model: ModelSource
+    task: TaskConfig
+    read: Callable[[Sequence[ExampleDataset]], ExampleDataset]
+    """Held-out datasets, which a generated training set leaves out -> the training examples."""
+    lay_out: Callable[[ExampleDataset, Tokenizer, int], tuple[T, list[str]]]
+    """Examples, tokenizer and longest context -> what the run trains on, and warnings."""
+    evaluation_config: EvaluationConfig | None
+    rewards: RewardsConfig | None = None
+    other_policies: Sequence[str] = ()
+    """Folders of further policies that the run reads."""
+
+    @cached_property
+    def held_out(self) -> ExampleDataset | None:
+        """The examples of the evaluation."""
+        return None if self.evaluation_config is None else self.evaluation_config.task.examples()
+
+    @cached_property
+    def examples(self) -> ExampleDataset:
+        """The training examples."""
+        held_out = self.held_out if self.task.is_generated else None
+        return self.read(() if held_out is None else (held_out,))
+
+    @cached_property
+    def tokenizer(self) -> tuple[Tokenizer, int]:
+        """The tokenizer, and the longest context of the model."""
+        return open_tokenizer(self.model)
+
+    @cached_property
+    def prepared(self) -> tuple[T, list[str]]:
+        """What `lay_out` makes of the examples, and its warnings."""
+        return self.lay_out(self.examples, *self.tokenizer)
+
+    @cached_property
+    def scorer(self) -> RewardPoolScorer:
+        """The scorer of training answers, with its worker processes."""
+        assert self.rewards is not None
+        return reward_pool_scorer(self.rewards)
+
+    @cached_property
+    def evaluation_scorer(self) -> RewardPoolScorer:
+        """The scorer of held-out answers, with its worker processes."""
+        assert self.evaluation_config is not None
+        return reward_pool_scorer(self.evaluation_config.rewards)
+
+    @cached_property
+    def evaluation(self) -> TextEvaluation | None:
+        """The evaluation on the held-out examples."""
+        if self.evaluation_config is None or self.held_out is None:
+            return None
+        tokenizer, context = self.tokenizer
+        return prepare_evaluation(
+            self.evaluation_config, tokenizer, context=context, examples=self.held_out, scorer=self.evaluation_scorer
+        )
+
+    def policy(self, config: RunConfig, *, temperature: float) -> TokenPolicy:
+        """The policy to train, with the tokenizer that the data were laid out by."""
+        tokenizer, _ = self.tokenizer
+        device = config.run.device
+        return open_policy(self.model, seed=config.seed, device=device, temperature=temperature, tokenizer=tokenizer)
+
+    def close(self) -> None:
+        """End the worker processes that were started."""
+        for name in ("scorer", "evaluation_scorer"):
+            if name in vars(self):
+                vars(self)[name].pool.close()
+
+
+def open_text(inputs: TextInputs[T]) -> list[str]:
+    """Open everything that needs no model, and return the warnings. Raises HoneError with all faults at once, and then
+    leaves nothing open.
+
+    A check whose input cannot be read adds no fault of its own. The folder of a model from an earlier stage is not
+    there yet: what needs its tokenizer is opened when the run is built.
+    """
+    known = inputs.model.path is None or not inputs.model.path.startswith(STAGE_PREFIX)
+    checks: dict[str, Callable[[], Sequence[str]]] = {"train": lambda: inputs.examples.warnings}
+    if known:
+        checks["model"] = lambda: _end_of_text_warnings(inputs.tokenizer[0])
+        checks["fits"] = lambda: inputs.prepared[1]
+    if inputs.evaluation_config is not None:
+        checks["evaluation"] = partial(_held_out_warnings, inputs)
+        if known:
+            checks["asked"] = lambda: [] if inputs.evaluation is None else inputs.evaluation.warnings
+        checks["judged by"] = partial(_check_evaluation_rewards, inputs)
+    for path in inputs.other_policies:
+        checks[path] = partial(_policy_warnings, path)
+    if inputs.rewards is not None:
+        checks["rewards"] = partial(_check_rewards, inputs)
+    with contextlib.ExitStack() as on_fault:
+        on_fault.callback(inputs.close)
+        found = run_all_checks(checks)
+        on_fault.pop_all()
+    return list(dict.fromkeys(warning for warnings in found.values() for warning in warnings))
+
+
+def opened_text_run(
+    inputs: TextInputs[T], build: Callable[[Any, TextInputs[T]], TrainingJob[TokenPolicy]]
+) -> OpenedRun:
+    """`inputs`, opened and checked, for `build(config, inputs)`; a build that fails closes them."""
+
+    def build_job(config: Any) -> TrainingJob[TokenPolicy]:  # noqa: ANN401 - the recipe's own config
+        inputs.model = config.model
+        with contextlib.ExitStack() as on_fault:
+            on_fault.callback(inputs.close)
+            job = build(config, inputs)
+            on_fault.pop_all()
+        return job
+
+    return OpenedRun(warnings=open_text(inputs), build=build_job, close=inputs.close)
+
+
+def _policy_warnings(path: str) -> list[str]:
+    """None; raises DataError where the policy's folder cannot be read."""
+    open_tokenizer(ModelSource(path=path))
+    return []
+
+
+def _check_rewards(inputs: TextInputs[T]) -> list[str]:
+    inputs.scorer.pool.check(inputs.examples.column_names())
+    return []
+
+
+def _check_evaluation_rewards(inputs: TextInputs[T]) -> list[str]:
+    """Checks the functions in the training workers where both lists are the same: a process takes time to start."""
+    assert inputs.evaluation_config is not None
+    assert inputs.held_out is not None
+    same = inputs.rewards == inputs.evaluation_config.rewards
+    scorer = inputs.scorer if same else inputs.evaluation_scorer
+    scorer.pool.check(inputs.held_out.column_names())
+    return []
+
+
+def _held_out_warnings(inputs: TextInputs[T]) -> list[str]:
+    """The dataset's own, and one on prompts that are in both sets; a generated training set leaves these out."""
+    assert inputs.evaluation_config is not None
+    assert inputs.held_out is not None
+    if inputs.evaluation_config.task.is_generated:
+        return list(inputs.held_out.warnings)
+    both = find_overlap(inputs.examples, inputs.held_out)
+    overlap = f"{both.count} prompts stand in the training and in the evaluation set: {', '.join(both.ids[:5])}"
+    return [*inputs.held_out.warnings, *([overlap] if both.count else [])]
+
+
+def _end_of_text_warnings(tokenizer: Tokenizer) -> list[str]:
+    if tokenizer.pad_id not in tokenizer.eos_ids:
+        return []
+    return ["the tokenizer pads with its end of text; hone masks by length, so the end of text is learned all the same"]
