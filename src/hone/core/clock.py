@@ -6,6 +6,8 @@ from typing import Protocol
 
 
 class Clock(Protocol):
+    """Clock that tells seconds; the only source of time."""
+
     def now_s(self) -> float:
         """Wall-clock seconds since the epoch; for humans and logs, may jump."""
         ...

@@ -137,13 +137,13 @@ class GenerationStats:
     total_s: float = 0.0
     """In all."""
     runner_s: float = 0.0
-    """Of it, in passes over the model; the rest is bookkeeping."""
+    """Seconds of it in passes over the model; the rest is bookkeeping."""
     prefill_s: float = 0.0
-    """Of `runner_s`, the share of tokens that were read rather than drawn."""
+    """Share of `runner_s` for prompt tokens, which are read rather than drawn."""
     idle_slot_s: float = 0.0
     """Slot-seconds without an answer to write while others were being written."""
     tail_slot_s: float = 0.0
-    """Of `idle_slot_s`, those after the last answer had been begun: what waiting for the longest costs."""
+    """Share of `idle_slot_s` after the last answer began: the cost of waiting for the longest."""
 
     @property
     def tokens_per_s(self) -> float:

@@ -70,13 +70,13 @@ class BootstrapBuffer:
     members: int
     seed: int
     inputs: ColumnStatistics = field(default_factory=ColumnStatistics)
-    """Of `[observation, action]`."""
+    """Statistics of `[observation, action]`."""
     targets: ColumnStatistics = field(default_factory=ColumnStatistics)
-    """Of `[change of the observation, reward]`."""
+    """Statistics of `[change of the observation, reward]`."""
 
     def __post_init__(self) -> None:
         self._weights = np.zeros((0, self.members), dtype=np.uint8)
-        """Of the transitions ever added."""
+        """Weights of the transitions ever added."""
 
     def __len__(self) -> int:
         return len(self.ring)

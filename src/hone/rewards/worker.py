@@ -28,6 +28,7 @@ from hone.rewards.wire import decode
 
 
 def main() -> None:
+    """Entry point of the worker process: scores requests from standard input until it closes."""
     channel = connect_to_parent()
     requests = channel.lines()
     with asyncio.Runner() as runner:

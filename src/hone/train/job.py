@@ -55,7 +55,7 @@ class TrainingJob(Generic[P]):
     evaluate_every: int = 0
     """Steps between judgements; 0: at the end only."""
     dataset_fingerprint: str | None = None
-    """Of the dataset; a resume with another one is refused."""
+    """Fingerprint of the dataset; a resume with another one is refused."""
     warnings: Sequence[str] = ()
     pop_notices: Callable[[], Sequence[str]] = no_notices
     """What came up since the last call that a person should read; asked for after every step."""

@@ -215,6 +215,7 @@ _DONE = encode({})
 
 
 def main() -> NoReturn:
+    """Entry point of the worker process: serves one block of environments until its input closes."""
     channel = connect_to_parent()
     memory_fd = int(channel.arguments[0])
     os.set_inheritable(memory_fd, False)

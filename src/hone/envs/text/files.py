@@ -23,6 +23,8 @@ _MAGIC = b"PAR1"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FileRow:
+    """Row of a file of tasks."""
+
     number: int
     """Counted from 1; the line in a JSONL file."""
     columns: dict[str, object]

@@ -78,8 +78,8 @@ class DiscriminatorConfig(Config):
     network: MlpConfig = MlpConfig()
     """Network from observation and action to one logit."""
     gradient_penalty: float = Field(default=1.0, ge=0)
-    """Of (|gradient of the logit| - 1)^2 between demonstrations and the policy's decisions, in deviations of what is
-    read; 0: none."""
+    """Weight of (|gradient of the logit| - 1)^2 between demonstrations and the policy's decisions; inputs are standardised.
+    0: no penalty."""
     every: int = Field(default=2, ge=1)
     """It is stepped on every so many minibatches: one that is far ahead of the policy pays the same everywhere."""
 

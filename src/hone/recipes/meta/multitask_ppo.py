@@ -1,9 +1,8 @@
-"""Several tasks at once: a shared trunk with a head per task, by proximal policy optimisation (Caruana, 1997;
-Schulman et al., 2017).
+"""Multi-task PPO: a shared trunk with one head per task (Caruana, 1997; Schulman et al., 2017).
 
-The environments may be anything that sees and does the same kind of things: other physics, other goals. Advantages are
-standardised within each task, and the trunk is not told which task it is in unless that is asked for: then what it
-makes of an observation has to serve all of them.
+The environments may differ in dynamics and goals, as long as their observation and action spaces are alike. Advantages
+are standardised within each task. The trunk does not see which task it is in unless the config says so: then its
+features have to serve all tasks.
 """
 
 from dataclasses import replace
@@ -81,7 +80,7 @@ class MultitaskConfig(RunConfig):
 
     @property
     def iteration_steps(self) -> int:
-        """Steps of all worlds per turn."""
+        """Environment steps of all tasks per iteration."""
         return self.rollout_steps * sum(task.num_envs for task in self.tasks)
 
     @model_validator(mode="after")
@@ -170,7 +169,7 @@ def build(config: MultitaskConfig) -> TrainingJob[MultitaskActorCritic]:
 def with_task_evaluations(
     job: TrainingJob[MultitaskActorCritic], config: MultitaskConfig, worlds: list[GymWorld]
 ) -> TrainingJob[MultitaskActorCritic]:
-    """`job` with a judgement in every task, and what its worlds have to say."""
+    """`job` with an evaluation in every task, and the notices of its environments."""
     policy, heard = job.recipe.learner.policy, list[str]()
 
     def judge() -> EvaluationResult:
@@ -196,24 +195,26 @@ def with_task_evaluations(
 
 
 def check(config: MultitaskConfig) -> list[str]:
+    """Warnings about the config; raises ConfigError for a run that cannot work."""
     inspected = [inspect_world(task, seed=config.seed) for task in config.tasks]
     common_spaces([network_spaces(*found) for found, _ in inspected], config.tasks)
     return [warning for _, warnings in inspected for warning in warnings]
 
 
 def derive(config: MultitaskConfig) -> dict[str, str]:
+    """Figures that follow from the config, shown by `hone plan`."""
     each = " + ".join(str(task.num_envs * config.rollout_steps) for task in config.tasks)
     return {
         "tasks": ", ".join(f"{number}: {task.id}" for number, task in enumerate(config.tasks)),
-        "steps of the worlds per turn": f"{each} = {config.iteration_steps}",
-        "steps of the worlds": f"{config.steps * config.iteration_steps}",
+        "environment steps per iteration": f"{each} = {config.iteration_steps}",
+        "environment steps": f"{config.steps * config.iteration_steps}",
         "environments": "; ".join(describe_placement(task) for task in config.tasks),
         "optimizer steps": f"{config.learner.optimizer_steps(config.steps)}",
     }
 
 
 ENTRY = RecipeSpec(
-    summary="several tasks at once: a shared trunk, a head per task, fair advantages",
+    summary="multi-task PPO: a shared trunk, a head per task, advantages standardised per task",
     paper="Caruana, Multitask Learning, 1997; Schulman et al., Proximal Policy Optimization Algorithms, 2017",
     config=MultitaskConfig,
     build=build,

@@ -1,8 +1,8 @@
-"""Learning where to begin (Reptile; Nichol et al., 2018): an initialisation from which few updates suit a new task.
+"""Reptile (Nichol et al., 2018): an initialisation from which a few updates adapt to a new task.
 
-A task of a family is met for `inner_steps` iterations, each an update by policy gradient; then the
-initialisation moves a part of the way to the adapted weights, and the next task begins from it. Only first derivatives
-are taken. The saved policy is the initialisation.
+Each task lasts `inner_steps` iterations, each an update by policy gradient; then the initialisation moves a part of the
+way to the adapted weights, and the next task begins from it. Only first derivatives are taken. The saved policy is the
+initialisation.
 """
 
 import copy
@@ -138,8 +138,7 @@ def build(config: ReptileConfig) -> TrainingJob[ActorCritic]:
 
 
 def evaluate_saved(config: ReptileConfig, asked: EvaluationRequest) -> Metrics:
-    """A saved initialisation in `asked.episodes` new tasks, as a run judges its own. Raises DataError for a policy that
-    is none."""
+    """Evaluates a saved initialisation in `asked.episodes` new tasks. Raises DataError for any other policy."""
     start = load_policy(asked.policy)
     if not isinstance(start, ActorCritic):
         raise DataError(f"{asked.policy}: not an initialisation of reptile's")
@@ -180,23 +179,25 @@ def rewards_by_task(start: ActorCritic, config: ReptileConfig) -> tuple[NDArray[
 
 
 def check(config: ReptileConfig) -> list[str]:
+    """Warnings about the config; raises ConfigError for a run that cannot work."""
     found, warnings = inspect_world(task_family(config, trials=config.algorithm.inner_steps), seed=config.seed)
     require_clipping(config.env, network_spaces(*found))
     return warnings
 
 
 def derive(config: ReptileConfig) -> dict[str, str]:
+    """Figures that follow from the config, shown by `hone plan`."""
     inner_steps, batch = config.algorithm.inner_steps, config.env.num_envs * config.rollout_steps
     return {
-        "tasks": f"{config.steps} turns / {inner_steps} = {config.steps // inner_steps}",
-        "steps of the world per turn": f"{config.env.num_envs} environments x {config.rollout_steps} = {batch}",
+        "tasks": f"{config.steps} iterations / {inner_steps} = {config.steps // inner_steps}",
+        "environment steps per iteration": f"{config.env.num_envs} environments x {config.rollout_steps} = {batch}",
         "environments": describe_placement(config.env),
         "optimizer steps": f"{config.learner.optimizer_steps(config.steps)}",
     }
 
 
 ENTRY = RecipeSpec(
-    summary="learning where to begin: an initialisation that a few updates suit to a new task",
+    summary="meta-learning: an initialisation that adapts to a new task in a few updates",
     paper="Nichol et al., On First-Order Meta-Learning Algorithms, 2018",
     config=ReptileConfig,
     build=build,

@@ -1,8 +1,9 @@
-"""Learning to learn with a memory (RL^2; Duan et al., 2016; Wang et al., 2016): the policy's state is the learner.
+"""RL^2 (Duan et al., 2016; Wang et al., 2016): a recurrent policy whose hidden state does the learning.
 
-A gated recurrent unit lives through whole trials, each a task of its own drawn from a family, and keeps its state from
-one episode of a trial to the next. Proximal policy optimisation makes it explore early and exploit late; once trained,
-it learns a new task without a gradient. The defaults are those that match Thompson sampling on five Bernoulli arms.
+A gated recurrent unit runs through whole trials, each a task of its own drawn from a family, and keeps its state from
+one episode of a trial to the next. Proximal policy optimisation trains it to explore early and exploit late; once
+trained, it learns a new task without a gradient. The defaults are those that match Thompson sampling on five Bernoulli
+arms.
 """
 
 from functools import partial
@@ -50,7 +51,7 @@ class Rl2Algorithm(Config):
 
 
 class Rl2Config(RunConfig):
-    """A policy with a memory, on trials."""
+    """Recurrent policy on trials."""
 
     run: RunSettings = RunSettings(threads=1, certify=False, log_every=10, checkpoint_every=100)
     """How the run is carried out; `certify` makes up episodes of uneven lengths, which are no trials."""
@@ -115,23 +116,25 @@ def build(config: Rl2Config) -> TrainingJob[RecurrentActorCritic]:
 
 
 def check(config: Rl2Config) -> list[str]:
+    """Warnings about the config; raises ConfigError for a run that cannot work."""
     found, warnings = inspect_world(config.env, seed=config.seed)
     RecurrentActorCritic(network_spaces(*found), config.network, seed=0)
     return warnings
 
 
 def derive(config: Rl2Config) -> dict[str, str]:
+    """Figures that follow from the config, shown by `hone plan`."""
     batch = config.env.num_envs * config.rollout_steps
     return {
-        "steps of the world per turn": f"{config.env.num_envs} environments x {config.rollout_steps} = {batch}",
-        "steps of the world": f"{config.steps * batch}",
+        "environment steps per iteration": f"{config.env.num_envs} environments x {config.rollout_steps} = {batch}",
+        "environment steps": f"{config.steps * batch}",
         "environments": describe_placement(config.env),
         "optimizer steps": f"{config.learner.optimizer_steps(config.steps)}",
     }
 
 
 ENTRY = RecipeSpec(
-    summary="learning to learn: a recurrent policy over whole trials",
+    summary="meta-learning: a recurrent policy over whole trials",
     paper="Duan et al., RL^2: Fast Reinforcement Learning via Slow Reinforcement Learning, 2016",
     config=Rl2Config,
     build=build,
@@ -143,5 +146,5 @@ ENTRY = RecipeSpec(
         loss=(clipped_surrogate, squared_error),
         weights=(token_mean,),
     ),
-    limitation="learns the family that it was trained on, for as many steps as a trial had; on others it is lost.",
+    limitation="generalises only to tasks of the training family, and to trials of the training length.",
 )

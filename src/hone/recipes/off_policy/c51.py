@@ -1,7 +1,7 @@
 """C51: the distribution of the return on fixed atoms (Bellemare et al., 2017).
 
-The distribution of r + discount * Z is projected on the atoms, and the cross-entropy to it is lowered; choices are made
-by the mean. The defaults are for CartPole-v1, whose discounted return lies between 0 and 100.
+The loss is the cross-entropy to the distribution of r + discount * Z, projected on the atoms; actions are chosen by the
+mean. The defaults are for CartPole-v1, whose discounted return lies between 0 and 100.
 """
 
 from functools import partial
@@ -43,7 +43,7 @@ class C51Config(ScheduledValueRunConfig):
     """Deep Q-learning of whole distributions."""
 
     algorithm: CategoricalAlgorithm = CategoricalAlgorithm()
-    """Discount, slow copy and support."""
+    """Discount, target network and support."""
 
 
 def objective(
@@ -57,6 +57,7 @@ def objective(
 
 
 def method(config: C51Config) -> ValueMethod:
+    """Objective, replay and network options of the recipe, as the value-based family takes them."""
     chosen = config.algorithm
     return ValueMethod(
         algorithm=chosen,

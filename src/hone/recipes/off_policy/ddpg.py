@@ -1,7 +1,7 @@
-"""Deep deterministic policy gradient (Lillicrap et al., 2016): a policy that climbs the value of its own action.
+"""Deep deterministic policy gradient (Lillicrap et al., 2016): a policy that ascends the critic's value of its action.
 
-One critic with a slow copy, a slow copy of the policy, replay. It overestimates where its critic errs upwards; TD3 is
-the same with the mends for that.
+One critic, replay, and target networks of critic and policy. The policy exploits the critic's errors, so values are
+overestimated; TD3 adds the fixes.
 """
 
 from pydantic import Field
@@ -32,7 +32,7 @@ class DdpgAlgorithm(Config):
     discount: float = Field(default=0.98, ge=0, le=1)
     """Discount factor (gamma)."""
     tau: float = Field(default=0.005, gt=0, le=1)
-    """Share of the networks that their slow copies take on per update."""
+    """Share of the weights that the target network takes over per update (Polyak factor)."""
 
 
 class DdpgConfig(DeterministicRunConfig):

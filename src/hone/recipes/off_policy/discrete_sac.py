@@ -1,8 +1,9 @@
 """Discrete SAC: maximum entropy over finitely many actions (Christodoulou, 2019).
 
-pi is a softmax, two tables of action values have slow copies, and expectations over actions are sums: target = r +
-discount * sum over a of pi(a | s') [min Q'(s', a) - alpha log pi(a | s')]. A softmax over k choices can have log k nats
-of entropy; a target near that forbids to decide, so it is a small share of it. The defaults are for CartPole-v1.
+pi is a softmax, both critics have target networks, and expectations over actions are sums: target = r +
+discount * sum over a of pi(a | s') [min Q'(s', a) - alpha log pi(a | s')]. A softmax over k actions has at most log k
+nats of entropy, and one near that is almost uniform, so the target entropy is a small share of log k. The defaults are
+for CartPole-v1.
 """
 
 import math
@@ -63,7 +64,7 @@ class DiscreteSacConfig(ReplayRunConfig):
     learner: ValueLearnerConfig = ValueLearnerConfig(lr=1e-3, updates_per_iteration=32)
     """The optimizers."""
     replay: IterationReplayConfig = IterationReplayConfig(collect=64)
-    """The memory, and how often it is asked."""
+    """The replay buffer, and how often it is sampled."""
     algorithm: DiscreteSacAlgorithm = DiscreteSacAlgorithm()
     """Targets and temperature."""
 

@@ -1,7 +1,7 @@
-"""Double DQN: the values of now choose, the slow copy says what the choice is worth (van Hasselt et al., 2016).
+"""Double DQN: the online network selects the next action, the target network evaluates it (van Hasselt et al., 2016).
 
-loss = huber(Q(s, a) - [r + discount * Q_slow(s', argmax Q(s', .))]). The largest of noisy numbers is too high on
-average; a choice by other numbers than those that value it is not.
+loss = huber(Q(s, a) - [r + discount * Q_target(s', argmax Q(s', .))]). The maximum of noisy values is biased upwards;
+selecting and evaluating with different networks removes most of that bias.
 """
 
 import torch
@@ -18,7 +18,7 @@ class DoubleDqnConfig(ScheduledValueRunConfig):
     """Deep Q-learning that does not overrate."""
 
     algorithm: ValueAlgorithm = ValueAlgorithm()
-    """Discount and slow copy."""
+    """Discount and target network."""
 
 
 def objective(policy: DqnPolicy, rows: ValueRows) -> LossTerms:
@@ -31,6 +31,7 @@ def objective(policy: DqnPolicy, rows: ValueRows) -> LossTerms:
 
 
 def method(config: DoubleDqnConfig) -> ValueMethod:
+    """Objective, replay and network options of the recipe, as the value-based family takes them."""
     return ValueMethod(algorithm=config.algorithm, objective=objective)
 
 

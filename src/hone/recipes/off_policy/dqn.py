@@ -1,9 +1,9 @@
-"""DQN: action values by temporal difference from replay, against a slow copy (Mnih et al., 2015).
+"""DQN: action values by temporal difference from replay, against a target network (Mnih et al., 2015).
 
-loss = huber(Q(s, a) - [r + discount * max over a' of Q_slow(s', a')]); the discount is 0 where the world ended, and not
-where a time limit cut an episode. The policy is the running average of the weights: on CartPole-v1 the last weights of
-a run are often bad ones, with good ones just before and after. The learning rate does not fall, so that there is
-something to average. The defaults are for 50,000 steps of that world.
+loss = huber(Q(s, a) - [r + discount * max over a' of Q_target(s', a')]); the discount is 0 where the episode
+terminated, and not where a time limit truncated it. The policy that is evaluated is an exponential moving average of
+the weights: on CartPole-v1 the last weights of a run are often bad, with good ones just before and after. The learning
+rate stays constant, so that the average has something to smooth. The defaults are for 50,000 steps of CartPole-v1.
 """
 
 from hone.models.control.q_networks import DqnPolicy
@@ -16,17 +16,17 @@ from hone.train.control.value_rows import ValueRows, weight_noise
 
 
 class DqnAlgorithm(ValueAlgorithm):
-    """Discount and slow copy."""
+    """Discount and target network."""
 
     demonstrations: DemonstrationsConfig | None = None
-    """A log that is replayed beside what is lived through."""
+    """Log of demonstrations, mixed into the replay buffer's batches."""
 
 
 class DqnConfig(ScheduledValueRunConfig):
     """Deep Q-learning."""
 
     algorithm: DqnAlgorithm = DqnAlgorithm()
-    """Discount, slow copy and demonstrations."""
+    """Discount, target network and demonstrations."""
 
 
 def objective(policy: DqnPolicy, rows: ValueRows) -> LossTerms:
@@ -37,11 +37,12 @@ def objective(policy: DqnPolicy, rows: ValueRows) -> LossTerms:
 
 
 def method(config: DqnConfig) -> ValueMethod:
+    """Objective, replay and network options of the recipe, as the value-based family takes them."""
     return ValueMethod(algorithm=config.algorithm, objective=objective, demonstrations=config.algorithm.demonstrations)
 
 
 ENTRY = value_recipe_spec(
-    summary="deep Q-learning: action values from replay, against a slow copy of themselves",
+    summary="deep Q-learning: action values from replay, against a target network",
     paper="Mnih et al., Human-level control through deep reinforcement learning, 2015",
     config=DqnConfig,
     method=method,

@@ -1,7 +1,7 @@
-"""Dueling DQN: the worth of a situation and the advantages of choices are learned apart (Wang et al., 2016).
+"""Dueling DQN: state values and action advantages are learned separately (Wang et al., 2016).
 
 Q(s, a) = V(s) + A(s, a) - mean over a of A(s, .), two streams of one last layer over shared hidden layers; the paper
-gives each stream a hidden layer of its own. The target is the double one, as in the paper.
+gives each stream a hidden layer of its own. The target is that of double DQN, as in the paper.
 """
 
 from hone.models.control.q_networks import QArchitecture
@@ -15,10 +15,11 @@ class DuelingDqnConfig(ScheduledValueRunConfig):
     """Deep Q-learning with two streams."""
 
     algorithm: ValueAlgorithm = ValueAlgorithm()
-    """Discount and slow copy."""
+    """Discount and target network."""
 
 
 def method(config: DuelingDqnConfig) -> ValueMethod:
+    """Objective, replay and network options of the recipe, as the value-based family takes them."""
     return ValueMethod(algorithm=config.algorithm, objective=objective, network_shape=QArchitecture(dueling=True))
 
 
@@ -28,5 +29,5 @@ ENTRY = value_recipe_spec(
     config=DuelingDqnConfig,
     method=method,
     loss=(huber, double_target, dueling),
-    limitation="helps where many choices are much alike; with two actions there is little to gain.",
+    limitation="helps where many actions are much alike; with two actions there is little to gain.",
 )

@@ -1,8 +1,8 @@
 """Hindsight experience replay with action values (Andrychowicz et al., 2017, 1707.01495).
 
-Off-policy control of environments with goals: what an episode reached is taken for what it wanted, so that every
-episode met some goal. Double Q-learning below. The defaults are those that solve `hone/BitFlip-v0` with 15 bits,
-where the same learner without hindsight (`hindsight.share = 0`) stays at 0.
+Off-policy control of environments with goals: replayed transitions are relabelled with goals that the episode reached,
+so that every episode meets some goal. The learner is double DQN. The defaults are those that solve `hone/BitFlip-v0`
+with 15 bits, where the same learner without hindsight (`hindsight.share = 0`) stays at 0.
 """
 
 from dataclasses import dataclass, field, replace
@@ -65,11 +65,11 @@ class HerDqnConfig(RunConfig):
     env: GymConfig
     """The environments."""
     network: MlpConfig = MlpConfig(hidden=[256], activation="relu")
-    """The values have one, and their slow copy."""
+    """Q network and target network have one each."""
     learner: ReplayLearnerConfig = ReplayLearnerConfig(lr=1e-3, updates_per_iteration=4, max_grad_norm=None)
     """The optimizer."""
     replay: IterationReplayConfig = IterationReplayConfig(collect=1, batch=256, capacity=200_000)
-    """The memory."""
+    """The replay buffer."""
     hindsight: HindsightConfig = HindsightConfig()
     """What is relabelled."""
     algorithm: HerDqnAlgorithm = HerDqnAlgorithm()
@@ -143,11 +143,13 @@ def build(config: HerDqnConfig) -> TrainingJob[QNetworkPolicy]:
 
 
 def check(config: HerDqnConfig) -> list[str]:
+    """Warnings about the config; raises ConfigError for a run that cannot work."""
     goal_spec(config.env)
     return inspect_world(config.env, seed=config.seed)[1]
 
 
 def derive(config: HerDqnConfig) -> dict[str, str]:
+    """Figures that follow from the config, shown by `hone plan`."""
     return derive_hindsight(
         config.env,
         steps=config.steps,

@@ -1,7 +1,7 @@
 """Hindsight experience replay with soft actor-critic (Andrychowicz et al., 2017; Haarnoja et al., 2018).
 
-Off-policy control of environments with goals and a box of actions. The networks and losses are those of `sac`; what
-differs is the memory, which takes what an episode reached for what it wanted. The defaults are those that solve
+Off-policy control of environments with goals and a box of actions. The networks and losses are those of `sac`; the
+replay buffer differs: it relabels transitions with goals that the episode reached. The defaults are those that solve
 `hone/Reach-v0`, where the same learner without hindsight (`hindsight.share = 0`) stays near 0.
 """
 
@@ -65,7 +65,7 @@ class HerSacConfig(RunConfig):
     learner: ReplayLearnerConfig = ReplayLearnerConfig(lr=1e-3, max_grad_norm=None)
     """The optimizers."""
     replay: IterationReplayConfig = IterationReplayConfig(collect=1, batch=256, capacity=200_000)
-    """The memory."""
+    """The replay buffer."""
     hindsight: HindsightConfig = HindsightConfig()
     """What is relabelled."""
     algorithm: HerSacAlgorithm = HerSacAlgorithm()
@@ -116,11 +116,13 @@ def build(config: HerSacConfig) -> TrainingJob[SoftActorCritic]:
 
 
 def check(config: HerSacConfig) -> list[str]:
+    """Warnings about the config; raises ConfigError for a run that cannot work."""
     goal_spec(config.env)
     return inspect_world(config.env, seed=config.seed, squashed=True)[1]
 
 
 def derive(config: HerSacConfig) -> dict[str, str]:
+    """Figures that follow from the config, shown by `hone plan`."""
     return derive_hindsight(
         config.env,
         steps=config.steps,

@@ -1,7 +1,7 @@
-"""n-step DQN: the target sums up n rewards before it trusts a value (Sutton, 1988; Rainbow, Hessel et al., 2018).
+"""n-step DQN: the target sums n rewards before it bootstraps (Sutton, 1988; Rainbow, Hessel et al., 2018).
 
-y = r_0 + discount r_1 + ... + discount^n max Q_slow(s_n, .), within the episode: fewer steps where it ends, and where
-the newest step is nearer. The rewards on the way were another policy's, which is not corrected for, as in Rainbow.
+y = r_0 + discount r_1 + ... + discount^n max Q_target(s_n, .), within the episode: fewer steps where the episode ends,
+and at the newest step of the buffer. The rewards come from older policies, which is not corrected for, as in Rainbow.
 """
 
 from pydantic import Field
@@ -23,10 +23,11 @@ class NStepDqnConfig(ScheduledValueRunConfig):
     """Deep Q-learning that looks several steps ahead."""
 
     algorithm: NStepAlgorithm = NStepAlgorithm()
-    """Discount, slow copy and length."""
+    """Discount, target network and length."""
 
 
 def method(config: NStepDqnConfig) -> ValueMethod:
+    """Objective, replay and network options of the recipe, as the value-based family takes them."""
     return ValueMethod(algorithm=config.algorithm, objective=objective, n_steps=config.algorithm.length)
 
 

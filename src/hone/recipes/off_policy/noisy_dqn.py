@@ -1,7 +1,8 @@
-"""Noisy DQN: chance in the weights explores, and how much of it is learned (Fortunato et al., 2018).
+"""Noisy DQN: learned noise in the weights explores (Fortunato et al., 2018).
 
-Every weight is mean + sigma * noise, factorised by layer. All decisions of a turn share one draw, so does each update;
-the slow copy has one a turn. The policy's mode acts by the means. Only the warm-up acts at random.
+Every weight is mean + sigma * noise, factorised by layer. All actions of an iteration share one draw of the noise, and
+so does each update; the target network has one draw per iteration. The policy's mode acts by the means. Only the
+warm-up takes random actions.
 """
 
 from pydantic import Field
@@ -36,12 +37,13 @@ class NoisyDqnConfig(ValueRunConfig):
     learner: ValueLearnerConfig = ValueLearnerConfig(updates_per_iteration=32)
     """The optimizer."""
     replay: IterationReplayConfig = IterationReplayConfig(collect=64)
-    """The memory, and how often it is asked. A turn acts by one draw of the weights: short ones explore nothing."""
+    """The replay buffer. An iteration acts by one draw of the weights, so a short one explores little."""
     algorithm: NoisyAlgorithm = NoisyAlgorithm()
-    """Discount, slow copy and noise."""
+    """Discount, target network and noise."""
 
 
 def method(config: NoisyDqnConfig) -> ValueMethod:
+    """Objective, replay and network options of the recipe, as the value-based family takes them."""
     return ValueMethod(
         algorithm=config.algorithm, objective=objective, network_shape=QArchitecture(sigma=config.algorithm.sigma)
     )

@@ -1,7 +1,7 @@
-"""Planning in learnt worlds (PETS; Chua et al., 2018): an ensemble learns what follows, and every action is planned.
+"""Planning in learned dynamics models (PETS; Chua et al., 2018): an ensemble predicts next states, a planner acts.
 
-There is no policy network: each decision imagines many plans in the ensemble and takes the first action of the best.
-The defaults are those that swing a cart-pole up within 3,000 steps of it.
+There is no policy network: for each action the planner simulates many action sequences in the ensemble and takes the
+first action of the best. The defaults are those that swing a cart-pole up within 3,000 environment steps.
 """
 
 from collections.abc import Callable
@@ -65,7 +65,7 @@ class PetsConfig(RunConfig):
     env: GymConfig
     """The environments."""
     rollout_steps: int = Field(default=50, ge=1)
-    """Steps of each environment per iteration; the world is learnt between turns."""
+    """Steps of each environment per iteration; the dynamics model is trained between rollouts."""
     network: MlpConfig = MlpConfig(hidden=[64, 64], activation="relu")
     """Each member of the ensemble."""
     learner: ReplayLearnerConfig = ReplayLearnerConfig(lr=2e-3, updates_per_iteration=100, max_grad_norm=None)
@@ -211,17 +211,19 @@ def build(config: PetsConfig) -> TrainingJob[ModelPlanner]:
 
 
 def check(config: PetsConfig) -> list[str]:
+    """Warnings about the config; raises ConfigError for a run that cannot work."""
     found, warnings = inspect_world(config.env, seed=config.seed, squashed=True)
     ModelPlanner(network_spaces(*found), MlpConfig(hidden=[1]), seed=0, members=1, reward=config.algorithm.reward)
     return warnings
 
 
 def derive(config: PetsConfig) -> dict[str, str]:
+    """Figures that follow from the config, shown by `hone plan`."""
     planning, steps = config.planning, config.env.num_envs * config.rollout_steps
     imagined = planning.candidates * planning.horizon * planning.particles * config.algorithm.members
     kind = "path integral" if isinstance(planning, MppiPlanning) else "cross-entropy"
     return {
-        "steps of the world": f"{config.steps} turns x {steps} = {config.steps * steps}",
+        "environment steps": f"{config.steps} iterations x {steps} = {config.steps * steps}",
         "environments": describe_placement(config.env),
         "imagined steps per decision": f"{kind}: {planning.iterations} x {imagined} = {planning.iterations * imagined}",
         "updates": f"{config.learner.optimizer_steps(config.steps)}",

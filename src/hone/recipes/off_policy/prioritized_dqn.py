@@ -1,8 +1,8 @@
-"""Prioritised DQN: transitions are looked at again by how wrong the values were on them (Schaul et al., 2016).
+"""Prioritised DQN: transitions are sampled in proportion to their TD errors (Schaul et al., 2016).
 
-P(i) in proportion to (|error| + floor)^exponent; each is weighed by (N P(i))^-correction in the loss, which
-grows to 1, where the weights undo the bias wholly. Errors come back to the memory from the update that made them. The
-target is the double one, as in the paper.
+P(i) is proportional to (|error| + floor)^exponent; importance weights (N P(i))^-correction multiply the loss, and the
+correction grows to 1, where they remove the bias wholly. Each update writes its errors back to the replay buffer. The
+target is that of double DQN, as in the paper.
 """
 
 from pydantic import Field
@@ -20,17 +20,18 @@ class PrioritizedAlgorithm(ValueAlgorithm):
     exponent: float = Field(default=0.6, ge=0, le=1)
     """0: all alike; 1: in proportion to the error."""
     correction: float = Field(default=0.4, ge=0, le=1)
-    """Exponent of the importance weights at the first turn; at the last it is 1."""
+    """Exponent of the importance weights at the first iteration; at the last it is 1."""
 
 
 class PrioritizedDqnConfig(ScheduledValueRunConfig):
     """Deep Q-learning on what surprises most."""
 
     algorithm: PrioritizedAlgorithm = PrioritizedAlgorithm()
-    """Discount, slow copy and priorities."""
+    """Discount, target network and priorities."""
 
 
 def method(config: PrioritizedDqnConfig) -> ValueMethod:
+    """Objective, replay and network options of the recipe, as the value-based family takes them."""
     chosen = config.algorithm
     priorities = priority_schedule(chosen.exponent, chosen.correction, iterations=config.steps)
     return ValueMethod(algorithm=chosen, objective=objective, priorities=priorities)
@@ -42,6 +43,6 @@ ENTRY = value_recipe_spec(
     config=PrioritizedDqnConfig,
     method=method,
     loss=(huber, double_target),
-    limitation="where rewards are noise, it looks at noise; a priority is as old as the last look at its transition.",
+    limitation="noisy rewards attract samples; a priority is as old as the last update on its transition.",
     episode_source="Replay(Live(Gymnasium)), by priority",
 )

@@ -1,7 +1,7 @@
-"""QR-DQN: quantiles of the return, at no fixed place (Dabney et al., 2018).
+"""QR-DQN: quantiles of the return instead of fixed atoms (Dabney et al., 2018).
 
-k numbers an action, the quantiles at (i - 1/2) / k, by quantile regression against r + discount * each quantile of the
-best action that follows; choices are made by their mean. No range of returns has to be known.
+k numbers per action, the quantiles at (i - 1/2) / k, by quantile regression against r + discount * each quantile of the
+best next action; actions are chosen by their mean. No range of returns has to be known.
 """
 
 from functools import partial
@@ -29,7 +29,7 @@ class QrDqnConfig(ScheduledValueRunConfig):
     """Deep Q-learning of quantiles."""
 
     algorithm: QuantileAlgorithm = QuantileAlgorithm()
-    """Discount, slow copy and quantiles."""
+    """Discount, target network and quantiles."""
 
 
 def objective(policy: DqnPolicy, rows: ValueRows, *, kappa: float) -> LossTerms:
@@ -40,6 +40,7 @@ def objective(policy: DqnPolicy, rows: ValueRows, *, kappa: float) -> LossTerms:
 
 
 def method(config: QrDqnConfig) -> ValueMethod:
+    """Objective, replay and network options of the recipe, as the value-based family takes them."""
     chosen = config.algorithm
     return ValueMethod(
         algorithm=chosen,

@@ -1,7 +1,7 @@
-"""Rainbow: double, dueling, prioritised, n-step, distributional and noisy at once (Hessel et al., 2018).
+"""Rainbow: double, dueling, prioritised, n-step, distributional and noisy DQN combined (Hessel et al., 2018).
 
-C51's loss on n-step transitions, the best action chosen by the values of now, a dueling network with noise in its
-weights, and a memory that asks again by the KL divergence of what it handed out.
+C51's loss on n-step transitions, the next action selected by the online network, a dueling network with noise in its
+weights, and a replay buffer whose priorities are the KL divergences of the sampled transitions.
 """
 
 from functools import partial
@@ -26,17 +26,18 @@ class RainbowAlgorithm(CategoricalAlgorithm):
     exponent: float = Field(default=0.5, ge=0, le=1)
     """Exponent of the priorities; 0 samples uniformly."""
     correction: float = Field(default=0.4, ge=0, le=1)
-    """Exponent of the importance weights at the first turn; at the last it is 1."""
+    """Exponent of the importance weights at the first iteration; at the last it is 1."""
 
 
 class RainbowConfig(ValueRunConfig):
     """The six extensions of deep Q-learning together."""
 
     algorithm: RainbowAlgorithm = RainbowAlgorithm()
-    """Discount, slow copy, support, length, noise and priorities."""
+    """Discount, target network, support, length, noise and priorities."""
 
 
 def method(config: RainbowConfig) -> ValueMethod:
+    """Objective, replay and network options of the recipe, as the value-based family takes them."""
     chosen = config.algorithm
     return ValueMethod(
         algorithm=chosen,

@@ -1,7 +1,7 @@
 """Soft actor-critic (Haarnoja et al., 2018): off-policy control that keeps its entropy at a target.
 
-Twin critics with slow copies, a squashed Gaussian, and a temperature that is learnt. The defaults are those that solve
-Pendulum-v1 within 20,000 steps.
+Twin critics with target networks, a squashed Gaussian policy, and a learned temperature. The defaults are those that
+solve Pendulum-v1 within 20,000 steps.
 """
 
 from functools import partial
@@ -62,9 +62,9 @@ class SacConfig(RunConfig):
     learner: ReplayLearnerConfig = ReplayLearnerConfig(lr=1e-3, max_grad_norm=None)
     """The optimizers."""
     replay: ReplayConfig = ReplayConfig()
-    """The memory."""
+    """The replay buffer."""
     demonstrations: DemonstrationsConfig | None = None
-    """A log that is replayed beside what is lived through."""
+    """Log of demonstrations, mixed into the replay buffer's batches."""
     algorithm: SacAlgorithm = SacAlgorithm()
     """Targets and temperature."""
     evaluation: ControlEvaluationConfig = ControlEvaluationConfig()
@@ -151,6 +151,7 @@ def build(config: SacConfig) -> TrainingJob[SoftActorCritic]:
 
 
 def check(config: SacConfig) -> list[str]:
+    """Warnings about the config; raises ConfigError for a run that cannot work."""
     return inspect_world(config.env, seed=config.seed, squashed=True)[1]
 
 
@@ -158,7 +159,7 @@ def derive(config: SacConfig) -> dict[str, str]:
     """Sizes that follow from the config."""
     updates = config.learner.updates_per_iteration
     return {
-        "steps of the world": f"{config.replay.warmup} + {config.steps} x {config.env.num_envs}",
+        "environment steps": f"{config.replay.warmup} + {config.steps} x {config.env.num_envs}",
         "environments": describe_placement(config.env),
         "updates": f"{config.steps} x {updates} = {config.steps * updates}",
         "update": f"{config.replay.batch} transitions",

@@ -1,7 +1,7 @@
-"""Twin delayed deterministic policy gradient (Fujimoto et al., 2018): DDPG with three mends against optimism.
+"""Twin delayed deterministic policy gradient (Fujimoto et al., 2018): DDPG with three fixes for overestimation bias.
 
-The lesser of two critics is believed; the action that a target looks at is smoothed by noise; policy and slow copies
-move on every second update only. The defaults are those that solve Pendulum-v1 within 20,000 steps.
+The target takes the lesser of two critics; noise smooths the target policy's action; policy and target networks are
+updated on every second update of the critics only. The defaults are those that solve Pendulum-v1 within 20,000 steps.
 """
 
 from functools import partial
@@ -34,9 +34,9 @@ class Td3Algorithm(Config):
     discount: float = Field(default=0.98, ge=0, le=1)
     """Discount factor (gamma)."""
     tau: float = Field(default=0.005, gt=0, le=1)
-    """Share of the networks that their slow copies take on each time."""
+    """Share of the weights that the target networks take over each time (Polyak factor)."""
     policy_every: int = Field(default=2, ge=1)
-    """Updates of the critics per update of the policy and of the slow copies."""
+    """Updates of the critics per update of the policy and of the target networks."""
     smoothing: float = Field(default=0.2, ge=0)
     """Standard deviation of the noise on the action that a target looks at, scaled to [-1, 1]."""
     smoothing_limit: float = Field(default=0.5, ge=0)

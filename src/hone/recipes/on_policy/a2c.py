@@ -1,8 +1,8 @@
 """Advantage actor-critic (Mnih et al., 2016): one gradient step on the last few steps of many environments.
 
-The synchronous form of A3C. With `algorithm.max_staleness` a thread collects while the policy learns,
-on a fixed schedule, so that a run stays reproducible; what is older than the policy is then weighted by the ratio to
-whoever acted, cut off at `ratio_cap`. The defaults are those that solve CartPole-v1 within 500,000 steps.
+The synchronous form of A3C. With `algorithm.max_staleness` a thread collects while the policy learns, on a fixed
+schedule, so that a run stays reproducible; steps of older policies are weighted by the importance ratio to the
+behaviour policy, truncated at `ratio_cap`. The defaults are those that solve CartPole-v1 within 500,000 steps.
 """
 
 from functools import partial
@@ -50,7 +50,7 @@ class A2cAlgorithm(Config):
     """Turns that steps may be older than the policy that learns from them; above 0, a thread collects the next ones
     meanwhile (asynchronous actors)."""
     normalise: NormaliseConfig = NormaliseConfig()
-    """Running scales of what is seen and paid."""
+    """Running normalisation of observations and rewards."""
 
 
 class A2cConfig(OnPolicyRunConfig):
@@ -59,7 +59,7 @@ class A2cConfig(OnPolicyRunConfig):
     rollout_steps: int = Field(default=5, ge=1)
     """Steps of each environment per iteration."""
     learner: LearnerConfig = LearnerConfig(lr=1e-3, lr_decay="linear", max_grad_norm=0.5)
-    """The optimizer; one step a turn."""
+    """The optimizer; one step per iteration."""
     algorithm: A2cAlgorithm = A2cAlgorithm()
     """Credit and loss."""
 
@@ -97,6 +97,7 @@ def build(config: A2cConfig) -> TrainingJob[ActorCritic]:
 
 
 def check(config: A2cConfig) -> list[str]:
+    """Warnings about the config; raises ConfigError for a run that cannot work."""
     return check_on_policy(config, config.algorithm.normalise)
 
 
@@ -110,5 +111,5 @@ ENTRY = RecipeSpec(
     parts=RecipeParts(
         source="Live(Gymnasium)", credit=(gae,), loss=(reinforce_loss, squared_error), weights=(token_mean,)
     ),
-    limitation="each step is looked at once, so it needs many of them; nothing bounds how far a gradient goes.",
+    limitation="each step is used once, so it needs many; nothing bounds the change of the policy.",
 )

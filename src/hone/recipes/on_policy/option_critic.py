@@ -1,7 +1,7 @@
-"""Option-critic: courses of action that are learnt with the policy over them (Bacon, Harb & Precup, 2017, 1609.05140).
+"""Option-critic: options learned together with the policy over them (Bacon, Harb & Precup, 2017, 1609.05140).
 
-Values of options, a policy within each, and where each stops, all by gradient on-policy: the policies within by a
-clipped surrogate (as in PPO), the ends by what going on is worth more than choosing anew, plus a cost of deliberating
+Option values, intra-option policies and termination functions, all by gradient on policy: the intra-option policies by
+PPO's clipped surrogate, the terminations by the advantage of continuing over choosing anew, plus a deliberation cost
 (Harb et al., 2018) that keeps options from ending at every step.
 """
 
@@ -144,16 +144,18 @@ def build(config: OptionCriticConfig) -> TrainingJob[OptionCriticPolicy]:
 
 
 def check(config: OptionCriticConfig) -> list[str]:
+    """Warnings about the config; raises ConfigError for a run that cannot work."""
     found, warnings = inspect_world(config.env, seed=config.seed)
     OptionCriticPolicy(network_spaces(*found), config.network, seed=0, options=1, epsilon=0.0)
     return warnings
 
 
 def derive(config: OptionCriticConfig) -> dict[str, str]:
+    """Figures that follow from the config, shown by `hone plan`."""
     batch = config.env.num_envs * config.rollout_steps
     return {
-        "steps of the world per turn": f"{config.env.num_envs} environments x {config.rollout_steps} = {batch}",
-        "steps of the world": f"{config.steps * batch}",
+        "environment steps per iteration": f"{config.env.num_envs} environments x {config.rollout_steps} = {batch}",
+        "environment steps": f"{config.steps * batch}",
         "minibatch": f"{batch} / {config.learner.minibatches} = {batch // config.learner.minibatches} steps",
         "environments": describe_placement(config.env),
         "optimizer steps": f"{config.learner.optimizer_steps(config.steps)}",
@@ -161,7 +163,7 @@ def derive(config: OptionCriticConfig) -> dict[str, str]:
 
 
 ENTRY = RecipeSpec(
-    summary="courses of action learnt by gradient: values, policies within, and ends",
+    summary="options learned by gradient: option values, intra-option policies, terminations",
     paper="Bacon, Harb and Precup, The Option-Critic Architecture, 2017",
     config=OptionCriticConfig,
     build=build,
@@ -173,5 +175,5 @@ ENTRY = RecipeSpec(
         loss=(clipped_surrogate, squared_error, objective),
         weights=(token_mean,),
     ),
-    limitation="without a cost of deliberating options end at every step or one does everything; finite actions only.",
+    limitation="without a deliberation cost, options end at every step or one takes over; finite actions only.",
 )

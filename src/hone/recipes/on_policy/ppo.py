@@ -57,7 +57,7 @@ class PpoAlgorithm(Config):
     """Turns that steps may be older than the policy that learns from them; above 0, a thread collects the next ones
     meanwhile (asynchronous actors)."""
     normalise: NormaliseConfig = NormaliseConfig()
-    """Running scales of what is seen and paid."""
+    """Running normalisation of observations and rewards."""
 
 
 class PpoConfig(OnPolicyRunConfig):
@@ -123,6 +123,7 @@ def build(config: PpoConfig) -> TrainingJob[ActorCritic]:
 
 
 def check(config: PpoConfig) -> list[str]:
+    """Warnings about the config; raises ConfigError for a run that cannot work."""
     return check_on_policy(config, config.algorithm.normalise)
 
 
@@ -139,7 +140,7 @@ ENTRY = RecipeSpec(
         loss=(clipped_surrogate, squared_error),
         weights=(token_mean,),
     ),
-    limitation="several passes over the same steps: a clip bounds the gradient, not the change of the policy.",
+    limitation="the clip bounds the gradient, not the change of the policy over several passes.",
 )
 
 __all__ = ["ENTRY", "PpoAlgorithm", "PpoConfig", "build", "check", "derive_on_policy", "objective", "require_clipping"]

@@ -1,7 +1,7 @@
-"""PPO paid for novelty by hash counts (Tang et al., 2017, 1611.04717).
+"""PPO with a novelty bonus from hash counts (Tang et al., 2017, 1611.04717).
 
-New is what was seen rarely, by the count of its hash code. Two critics, two discounts. The
-defaults are those that solve `hone/Maze-v0`, where PPO without it (`algorithm.novelty_weight = 0`)
+Observations are novel where the count of their hash code is low. Rewards and bonuses have a critic and a discount each.
+The defaults are those that solve `hone/Maze-v0`, where PPO without the bonus (`algorithm.novelty_weight = 0`)
 stays at 0.
 """
 

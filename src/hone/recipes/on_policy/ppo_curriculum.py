@@ -1,8 +1,8 @@
-"""PPO with a curriculum: stages of the same environment, the next one once the policy succeeds often enough.
+"""PPO with a curriculum: stages of the same environment, each replaced by the next once episodes succeed often enough.
 
-The reward of a far goal is met by chance only from nearby (Florensa et al., 2017, begin near the goal and move away).
-Weights, optimizer and normalisers go on through the stages; the last stage is the environment as it is, and what is
-judged.
+Chance finds the reward of a far goal only from nearby (Florensa et al., 2017, begin near the goal and move away).
+Weights, optimizer and normalisers carry over between stages; the last stage is the original environment, and
+evaluations run in it.
 """
 
 from dataclasses import replace
@@ -88,7 +88,7 @@ def build(config: PpoCurriculumConfig) -> TrainingJob[ActorCritic]:
 
 
 def check(config: PpoCurriculumConfig) -> list[str]:
-    """Every stage is tried out. Raises ConfigError where stages differ in what is seen or done."""
+    """Tries every stage. Raises ConfigError where stages differ in their observation or action spaces."""
     warnings: list[str] = []
     found: list[str] = []
     for stage in range(len(config.curriculum.stages) + 1):
@@ -106,6 +106,7 @@ def check(config: PpoCurriculumConfig) -> list[str]:
 
 
 def derive(config: PpoCurriculumConfig) -> dict[str, str]:
+    """Figures that follow from the config, shown by `hone plan`."""
     stages = len(config.curriculum.stages)
     asked = config.curriculum
     return {
@@ -115,7 +116,7 @@ def derive(config: PpoCurriculumConfig) -> dict[str, str]:
 
 
 ENTRY = RecipeSpec(
-    summary="on-policy control, from easy to hard: stages passed by success",
+    summary="on-policy control with a curriculum: stages passed by success",
     paper="Bengio et al., Curriculum Learning, 2009; Florensa et al., Reverse Curriculum Generation, 2017",
     config=PpoCurriculumConfig,
     build=build,

@@ -1,7 +1,7 @@
-"""PPO paid for novelty by intrinsic curiosity (Pathak et al., 2017, 1705.05363).
+"""PPO with a novelty bonus from intrinsic curiosity (Pathak et al., 2017, 1705.05363).
 
-New is what a model of the consequences of actions does not foresee. Two critics, two discounts. The
-defaults are those that solve `hone/Maze-v0`, where PPO without it (`algorithm.novelty_weight = 0`)
+Steps are novel where a forward model mispredicts the next features. Rewards and bonuses have a critic and a discount
+each. The defaults are those that solve `hone/Maze-v0`, where PPO without the bonus (`algorithm.novelty_weight = 0`)
 stays at 0.
 """
 
@@ -36,5 +36,5 @@ ENTRY = RecipeSpec(
     check=check_intrinsic_reward,
     derive=derive_intrinsic_reward,
     parts=intrinsic_reward_parts(IntrinsicCuriosity),
-    limitation="chance that actions do influence stays new for ever.",
+    limitation="randomness that actions influence stays novel for ever.",
 )

@@ -1,8 +1,8 @@
-"""PPO with an adaptive price of moving (Schulman et al., 2017, section 4): a KL penalty in the place of the clip.
+"""PPO with an adaptive KL penalty (Schulman et al., 2017, section 4) in place of the clip.
 
-loss = -r A + coefficient * KL(before || now) + value error. After each turn the coefficient is doubled where the policy
-moved further than 1.5 times the target, and halved where it moved less than the target / 1.5. The coefficient is saved
-with the learner: a resumed run pays the same price.
+loss = -r A + coefficient * KL(before || now) + value error. After each iteration the coefficient is doubled where the
+KL exceeded 1.5 times the target, and halved where it was below the target / 1.5. The coefficient is saved with the
+learner, so a resumed run continues with it.
 """
 
 from dataclasses import dataclass
@@ -48,7 +48,7 @@ class PpoKlAlgorithm(Config):
     gae_lambda: float = Field(default=0.8, ge=0, le=1)
     """GAE's lambda: 0 trusts the critic, 1 the returns."""
     target_nats: float = Field(default=0.01, gt=0)
-    """How far the policy should move in a turn: mean KL(before || after) per decision."""
+    """Target of the KL penalty: mean KL(before || after) per action and iteration, in nats."""
     coefficient: float = Field(default=1.0, gt=0)
     """Price of a nat that the run begins with."""
     value_weight: float = Field(default=0.5, ge=0)
@@ -56,7 +56,7 @@ class PpoKlAlgorithm(Config):
     entropy_weight: float = Field(default=0.0, ge=0)
     """Weight of the entropy bonus."""
     normalise: NormaliseConfig = NormaliseConfig()
-    """Running scales of what is seen and paid."""
+    """Running normalisation of observations and rewards."""
 
 
 class PpoKlConfig(OnPolicyRunConfig):
@@ -99,7 +99,7 @@ def objective(
 ) -> LossTerms:
     """-r A + coefficient * KL(before || now) + value_weight * value error - entropy_weight * entropy.
 
-    The KL is estimated on the decisions of whoever acted, with the gradient of KL(before || now).
+    The KL is estimated on the actions of the behaviour policy, with the gradient of KL(before || now).
     """
     now = policy.evaluate_actions(rows.seen, rows.chosen)
     assert now.value is not None
@@ -131,11 +131,12 @@ def build(config: PpoKlConfig) -> TrainingJob[ActorCritic]:
 
 
 def check(config: PpoKlConfig) -> list[str]:
+    """Warnings about the config; raises ConfigError for a run that cannot work."""
     return check_on_policy(config, config.algorithm.normalise)
 
 
 ENTRY = RecipeSpec(
-    summary="on-policy control: policy gradient with a price of moving that adapts itself",
+    summary="on-policy control: policy gradient with an adaptive KL penalty",
     paper="Schulman et al., Proximal Policy Optimization Algorithms, 2017, section 4",
     config=PpoKlConfig,
     build=build,
@@ -147,5 +148,5 @@ ENTRY = RecipeSpec(
         loss=(importance_weighted, k3, squared_error),
         weights=(token_mean,),
     ),
-    limitation="the price reacts one turn late; the clip usually does better (the paper's own comparison).",
+    limitation="the coefficient reacts one iteration late; the clip usually does better (the paper's own comparison).",
 )

@@ -1,8 +1,8 @@
-"""PPO paid for novelty by random network distillation (Burda et al., 2018, 1810.12894).
+"""PPO with a novelty bonus from random network distillation (Burda et al., 2018, 1810.12894).
 
-New is where a network does not yet foresee what a random one says. Two critics, two discounts. The
-defaults are those that solve `hone/Maze-v0`, where PPO without it (`algorithm.novelty_weight = 0`)
-stays at 0.
+Observations are novel where a predictor errs about the output of a fixed random network. Rewards and bonuses have a
+critic and a discount each. The defaults are those that solve `hone/Maze-v0`, where PPO without the bonus
+(`algorithm.novelty_weight = 0`) stays at 0.
 """
 
 from hone.models.control.intrinsic_reward import CuriousActorCritic, RandomNetworkDistillation, RndConfig
@@ -36,5 +36,5 @@ ENTRY = RecipeSpec(
     check=check_intrinsic_reward,
     derive=derive_intrinsic_reward,
     parts=intrinsic_reward_parts(RandomNetworkDistillation),
-    limitation="noise that never repeats stays new for ever.",
+    limitation="noise that never repeats stays novel for ever.",
 )

@@ -1,7 +1,7 @@
-"""PPO with a reward shaped by a potential (Ng, Harada & Russell, 1999).
+"""PPO with potential-based reward shaping (Ng, Harada & Russell, 1999).
 
-Hints about where it is worth going, which change how fast a policy is found and not which one is best.
-`hints.naive = true` pays for being there instead, as a warning: it can make circles the best policy.
+The potential says which states are promising; it changes how fast a policy is found, and not which policy is optimal.
+`hints.naive = true` rewards the potential itself instead, as a warning: circling can become the optimal policy.
 """
 
 from collections.abc import Callable
@@ -90,15 +90,17 @@ def build(config: PpoShapedConfig) -> TrainingJob[ActorCritic]:
 
 
 def check(config: PpoShapedConfig) -> list[str]:
+    """Warnings about the config; raises ConfigError for a run that cannot work."""
     return ppo.check(without_hints(config))
 
 
 def derive(config: PpoShapedConfig) -> dict[str, str]:
+    """Figures that follow from the config, shown by `hone plan`."""
     return ppo.derive_on_policy(without_hints(config))
 
 
 ENTRY = RecipeSpec(
-    summary="on-policy control with hints: rewards shaped by a potential",
+    summary="on-policy control with potential-based reward shaping",
     paper="Ng, Harada and Russell, Policy Invariance under Reward Transformations, 1999",
     config=PpoShapedConfig,
     build=build,

@@ -1,8 +1,8 @@
-"""REINFORCE on environments (Williams, 1992): the return that followed a decision makes it likelier.
+"""REINFORCE on environments (Williams, 1992): returns weight the log-probabilities of the actions before them.
 
-Learns from whole episodes only, by Monte-Carlo returns. `baseline` is what a return is compared with: a learned value
-of what was seen, the batch's mean, or nothing. No baseline biases the gradient; the better it foresees the return, the
-less the gradient scatters.
+Learns from whole episodes only, by Monte Carlo returns. `baseline` is subtracted from a return: a learned state value,
+the batch's mean, or nothing. No baseline biases the gradient; the better it predicts the return, the lower the
+gradient's variance.
 """
 
 from dataclasses import replace
@@ -37,7 +37,7 @@ from hone.train.sources.whole_episodes import WholeEpisodes
 
 
 class ReinforceControlAlgorithm(Config):
-    """Returns and what they are compared with."""
+    """Returns and baseline."""
 
     discount: float = Field(default=0.99, ge=0, le=1)
     """Discount factor (gamma)."""
@@ -50,7 +50,7 @@ class ReinforceControlAlgorithm(Config):
     entropy_weight: float = Field(default=0.0, ge=0)
     """Weight of the entropy bonus."""
     normalise: NormaliseConfig = NormaliseConfig()
-    """Running scales of what is seen and paid."""
+    """Running normalisation of observations and rewards."""
 
 
 class ReinforceControlConfig(OnPolicyRunConfig):
@@ -59,7 +59,7 @@ class ReinforceControlConfig(OnPolicyRunConfig):
     rollout_steps: int = Field(default=64, ge=1)
     """Steps of each environment between looks at which episodes have ended."""
     learner: LearnerConfig = LearnerConfig(lr=3e-3, max_grad_norm=0.5)
-    """The optimizer; one step a turn."""
+    """The optimizer; one step per iteration."""
     algorithm: ReinforceControlAlgorithm = ReinforceControlAlgorithm()
     """Credit and loss."""
 
@@ -102,6 +102,7 @@ def build(config: ReinforceControlConfig) -> TrainingJob[ActorCritic]:
 
 
 def check(config: ReinforceControlConfig) -> list[str]:
+    """Warnings about the config; raises ConfigError for a run that cannot work."""
     return check_on_policy(config, config.algorithm.normalise)
 
 
@@ -118,5 +119,5 @@ ENTRY = RecipeSpec(
         loss=(reinforce_loss, squared_error),
         weights=(token_mean,),
     ),
-    limitation="waits for the ends of episodes, and returns scatter more the longer they are.",
+    limitation="waits for the ends of episodes; the variance of returns grows with their length.",
 )

@@ -1,9 +1,9 @@
-"""TRPO: the longest step of the natural gradient that a bound on the KL allows (Schulman et al., 2015).
+"""TRPO: the longest natural-gradient step within a bound on the KL (Schulman et al., 2015).
 
 Advantages by GAE, standardised over the batch; loss = -r A. The step solves F x = -g by conjugate gradients, F v from
-differences of the gradient of the KL estimated on the batch, and is shortened until loss and KL keep what they
-promised; where no length does, the weights are put back bit for bit (`natural/accepted` is 0). The critic is then
-stepped by Adam.
+differences of the gradient of the KL estimated on the batch, and a line search shortens it until the loss improves and
+the KL stays within the bound; where no length does, the weights are restored bit for bit (`natural/accepted` is 0). The
+critic is then updated by Adam.
 """
 
 from functools import partial
@@ -82,10 +82,12 @@ def surrogate(policy: ActorCritic, rows: StepRows) -> tuple[LossTerms, Tensor]:
 
 
 def critic_loss(policy: ActorCritic, rows: StepRows) -> LossTerms:
+    """Squared error of the critic's values against the returns."""
     return squared_error(policy.value(rows.seen), rows.target)
 
 
 def make_learner(config: TrpoConfig, policy: ActorCritic) -> TrustRegionLearner[ActorCritic, StepRows]:
+    """Learner that takes one trust-region step of the policy, then steps the critic by Adam."""
     assert policy.critic is not None
     layout = partial(step_rows, device=config.run.device)
     own = {id(parameter) for parameter in policy.critic.parameters()}
@@ -127,17 +129,19 @@ def build(config: TrpoConfig) -> TrainingJob[ActorCritic]:
 
 
 def check(config: TrpoConfig) -> list[str]:
+    """Warnings about the config; raises ConfigError for a run that cannot work."""
     found, warnings = inspect_world(config.env, seed=config.seed)
     require_clipping(config.env, network_spaces(*found))
     return warnings
 
 
 def derive(config: TrpoConfig) -> dict[str, str]:
+    """Figures that follow from the config, shown by `hone plan`."""
     batch = config.env.num_envs * config.rollout_steps
     region = config.algorithm.region
     return {
-        "steps of the world per turn": f"{config.env.num_envs} environments x {config.rollout_steps} = {batch}",
-        "steps of the world": f"{config.steps * batch}",
+        "environment steps per iteration": f"{config.env.num_envs} environments x {config.rollout_steps} = {batch}",
+        "environment steps": f"{config.steps * batch}",
         "environments": describe_placement(config.env),
         "gradients per step": f"1 + 2 x {region.iterations}, and up to {region.backtracks} looks at the loss",
         "steps of the critic": f"{config.learner.optimizer_steps(config.steps)}",
@@ -145,7 +149,7 @@ def derive(config: TrpoConfig) -> dict[str, str]:
 
 
 ENTRY = RecipeSpec(
-    summary="on-policy control: the longest natural-gradient step that a bound on the KL allows",
+    summary="on-policy control: the longest natural-gradient step within a bound on the KL",
     paper="Schulman et al., Trust Region Policy Optimization, 2015",
     config=TrpoConfig,
     build=build,

@@ -1,7 +1,7 @@
-"""Double Q-learning (van Hasselt, 2010): two tables, of which one chooses and the other says what the choice is worth.
+"""Double Q-learning (van Hasselt, 2010): two tables, of which one selects the action and the other evaluates it.
 
-The greatest of noisy estimates is too great; an estimate that did not take part in choosing is not. The mean of both
-tables is acted on.
+The maximum of noisy estimates is biased upwards (maximisation bias); an estimate that took no part in the selection is
+not. Actions are chosen by the mean of both tables.
 """
 
 from pydantic import Field
@@ -30,6 +30,8 @@ class DoubleQLearningConfig(TabularRunConfig):
 
 
 def build(config: DoubleQLearningConfig) -> TrainingJob[ActionTable]:
+    """Training job of the recipe: environments, table, update rule and exploration."""
+
     def rule(table: ActionTable) -> DoubleQLearning:
         return DoubleQLearning(actions=table.features.actions, seed=config.seed)
 
@@ -37,6 +39,7 @@ def build(config: DoubleQLearningConfig) -> TrainingJob[ActionTable]:
 
 
 def check(config: DoubleQLearningConfig) -> list[str]:
+    """Warnings about the config; raises ConfigError for a run that cannot work."""
     return check_tabular(config, discount=config.algorithm.discount)
 
 
@@ -48,5 +51,5 @@ ENTRY = RecipeSpec(
     check=check,
     derive=derive_tabular,
     parts=RecipeParts(source="Live(numbered states)", credit=(one_step_target,), loss=(double_q_learning,)),
-    limitation="each table learns from half of the steps, and errs to the low side where Q-learning errs to the high.",
+    limitation="each table learns from half of the steps; values are underestimated where Q-learning overestimates.",
 )

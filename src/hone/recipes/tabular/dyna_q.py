@@ -1,7 +1,7 @@
-"""Dyna-Q (Sutton, 1990): Q-learning on each step, and on steps imagined with a model that is learnt beside it.
+"""Dyna-Q (Sutton, 1990): Q-learning on every environment step, and on steps simulated by a model learned beside it.
 
-The model counts outcomes, so that a world of chance is imagined with its chances; in a deterministic one it is the
-table of the paper. Imagined steps are drawn uniformly from the pairs that were taken.
+The model counts outcomes, so a stochastic environment is simulated with its probabilities; in a deterministic one it is
+the table of the paper. Simulated steps are drawn uniformly from the pairs that were visited.
 """
 
 from pydantic import Field
@@ -31,12 +31,13 @@ class DynaQConfig(TabularRunConfig):
     """Dyna-Q on a table."""
 
     rollout_steps: int = Field(default=1, ge=1)
-    """Steps of each environment per iteration; imagined steps follow each turn."""
+    """Steps of each environment per iteration; simulated steps follow each iteration."""
     algorithm: DynaQAlgorithm = DynaQAlgorithm()
     """What is aimed at."""
 
 
 def build(config: DynaQConfig) -> TrainingJob[ActionTable]:
+    """Training job of the recipe: environments, table, update rule and exploration."""
     algorithm = config.algorithm
 
     def rule(table: ActionTable) -> DynaQ:
@@ -49,21 +50,23 @@ def build(config: DynaQConfig) -> TrainingJob[ActionTable]:
 
 
 def check(config: DynaQConfig) -> list[str]:
+    """Warnings about the config; raises ConfigError for a run that cannot work."""
     return check_tabular(config, discount=config.algorithm.discount)
 
 
 def derive(config: DynaQConfig) -> dict[str, str]:
-    return {**derive_tabular(config), "imagined steps": f"{config.algorithm.planning} for each step of the world"}
+    """Figures that follow from the config, shown by `hone plan`."""
+    return {**derive_tabular(config), "imagined steps": f"{config.algorithm.planning} for each environment step"}
 
 
 ENTRY = RecipeSpec(
-    summary="tables: learning, and imagining more of the same with a learnt model",
+    summary="tables: Q-learning on real steps and on steps simulated by a learned model",
     paper="Sutton, Integrated Architectures for Learning, Planning, and Reacting, 1990",
     config=DynaQConfig,
     build=build,
     check=check,
     derive=derive,
     parts=RecipeParts(source="Live(numbered states)", credit=(one_step_target,), loss=(q_learning, dyna_planning)),
-    limitation="a model of a world that changes is believed until its pairs are met again; most imagined steps change "
-    "nothing (see prioritized_sweeping).",
+    limitation="where the environment changes, the model is wrong until its pairs are visited again; most simulated "
+    "steps change nothing (see prioritized_sweeping).",
 )

@@ -30,6 +30,8 @@ class ExpectedSarsaConfig(TabularRunConfig):
 
 
 def build(config: ExpectedSarsaConfig) -> TrainingJob[ActionTable]:
+    """Training job of the recipe: environments, table, update rule and exploration."""
+
     def rule(_: ActionTable) -> ExpectedSarsa:
         return ExpectedSarsa(next_weights=expected_sarsa_weights)
 
@@ -37,6 +39,7 @@ def build(config: ExpectedSarsaConfig) -> TrainingJob[ActionTable]:
 
 
 def check(config: ExpectedSarsaConfig) -> list[str]:
+    """Warnings about the config; raises ConfigError for a run that cannot work."""
     return check_tabular(config, discount=config.algorithm.discount)
 
 

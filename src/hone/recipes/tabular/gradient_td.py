@@ -1,8 +1,8 @@
-"""Gradient temporal differences (Sutton et al., 2009): linear values of a policy that somebody else's steps teach.
+"""Gradient temporal differences (Sutton et al., 2009): linear values of a target policy, learned off policy.
 
-Off policy, with a function and with bootstrapping, TD(0) can diverge whatever its step size: Baird's world, the default
-here, shows it (`method = "semi_gradient"`). GTD2 and TDC follow the gradient of the projected Bellman error and do not;
-nor does, here, an older copy of the weights that says what follows (`target_network`).
+With off-policy data, function approximation and bootstrapping, TD(0) can diverge at any step size: Baird's
+counterexample, the default environment here, shows it (`method = "semi_gradient"`). GTD2 and TDC follow the gradient of
+the projected Bellman error and converge; so does, on this example, a target network (`target_network`).
 """
 
 from functools import partial
@@ -110,16 +110,18 @@ def target_and_behaviour_policy(config: GradientTdConfig, mdp: FiniteMdp) -> tup
 
 
 def check(config: GradientTdConfig) -> list[str]:
+    """Warnings about the config; raises ConfigError for a run that cannot work."""
     mdp, _ = open_finite(config.finite, steps=1, seed=config.seed, discount=config.algorithm.discount)
     target_and_behaviour_policy(config, mdp)
     return []
 
 
 def derive(config: GradientTdConfig) -> dict[str, str]:
+    """Figures that follow from the config, shown by `hone plan`."""
     batch = config.finite.copies * config.rollout_steps
     return {
-        "steps of the world per turn": f"{config.finite.copies} copies x {config.rollout_steps} = {batch}",
-        "steps of the world": f"{config.steps * batch}",
+        "environment steps per iteration": f"{config.finite.copies} copies x {config.rollout_steps} = {batch}",
+        "environment steps": f"{config.steps * batch}",
     }
 
 

@@ -1,9 +1,9 @@
-"""Monte Carlo control: values are means of returns of whole episodes, and nothing is bootstrapped.
+"""Monte Carlo control: values are means of returns of whole episodes, without bootstrapping.
 
-On policy, the policy that acts is the one that is valued (first or every visit; Singh & Sutton, 1996, compare them).
-Off policy, returns are weighted by how much likelier the greedy policy is to act like that (weighted importance
-sampling, Sutton & Barto, 2018, sections 5.5 to 5.7). An episode that a time limit cut goes on by what
-the table says of its end.
+On policy, the values are those of the policy that acts (first-visit or every-visit; Singh & Sutton, 1996, compare
+them). Off policy, returns are weighted by the ratio of the greedy policy to the behaviour policy (weighted importance
+sampling, Sutton & Barto, 2018, sections 5.5 to 5.7). The return of an episode that a time limit cut continues with the
+table's value of the last state.
 """
 
 from functools import partial
@@ -39,6 +39,7 @@ class MonteCarloConfig(TabularRunConfig):
 
 
 def build(config: MonteCarloConfig) -> TrainingJob[ActionTable]:
+    """Training job of the recipe: environments, table, update rule and exploration."""
     algorithm = config.algorithm
 
     def rule(_: ActionTable) -> UpdateRule:
@@ -53,6 +54,7 @@ def build(config: MonteCarloConfig) -> TrainingJob[ActionTable]:
 
 
 def check(config: MonteCarloConfig) -> list[str]:
+    """Warnings about the config; raises ConfigError for a run that cannot work."""
     return check_tabular(config, discount=config.algorithm.discount)
 
 

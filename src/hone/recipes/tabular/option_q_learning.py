@@ -1,7 +1,7 @@
 """Q-learning over given options, call and return (Sutton, Precup & Singh, 1999; Bradtke & Duff, 1995).
 
-Whoever chooses sees only where options begin and stop; an option decides in between. The values come to those of the
-exact model of the options (`envs.finite.options`). The defaults solve `hone/FourRooms-v0`.
+The policy over options acts only where an option starts or terminates; the option acts in between. The values converge
+to those of the exact model of the options (`envs.finite.options`). The defaults solve `hone/FourRooms-v0`.
 """
 
 from pydantic import Field
@@ -79,6 +79,7 @@ def build(config: OptionQConfig) -> TrainingJob[OptionTablePolicy]:
 
 
 def check(config: OptionQConfig) -> list[str]:
+    """Warnings about the config; raises ConfigError for a run that cannot work."""
     found, warnings = inspect_world(config.env, seed=config.seed)
     states, actions = discrete_sizes(config, network_spaces(*found))
     load_options(config.options, config.env, states=states, actions=actions)
@@ -86,16 +87,17 @@ def check(config: OptionQConfig) -> list[str]:
 
 
 def derive(config: OptionQConfig) -> dict[str, str]:
+    """Figures that follow from the config, shown by `hone plan`."""
     batch = config.env.num_envs * config.rollout_steps
     return {
-        "steps of the world per turn": f"{config.env.num_envs} environments x {config.rollout_steps} = {batch}",
-        "steps of the world": f"{config.steps * batch}",
+        "environment steps per iteration": f"{config.env.num_envs} environments x {config.rollout_steps} = {batch}",
+        "environment steps": f"{config.steps * batch}",
         "environments": describe_placement(config.env),
     }
 
 
 ENTRY = RecipeSpec(
-    summary="a table over given courses of action, each kept to until it stops",
+    summary="a table over given options, each followed until it terminates",
     paper="Sutton, Precup and Singh, Between MDPs and Semi-MDPs, 1999",
     config=OptionQConfig,
     build=build,
@@ -104,5 +106,5 @@ ENTRY = RecipeSpec(
     parts=RecipeParts(
         source="Live(Gymnasium with a memory)", credit=(reward_as_advantage,), loss=(OptionQLearner.update,)
     ),
-    limitation="somebody must give the options; call and return cannot leave one that has become a bad idea.",
+    limitation="the options must be given; call and return cannot interrupt an option that has become a bad choice.",
 )

@@ -1,7 +1,7 @@
-"""Prioritised sweeping (Moore & Atkeson, 1993): a learnt model, and the backups that would change most, first.
+"""Prioritised sweeping (Moore & Atkeson, 1993): a learned model, and first the backups that would change values most.
 
-What changes a value makes the pairs before it urgent, so that news travels backwards. A backup is the expectation over
-the outcomes that were counted, so there is no step size.
+A changed value raises the priority of the pairs that lead to it, so changes spread backwards. A backup is the
+expectation over the counted outcomes, so there is no step size.
 """
 
 from pydantic import Field
@@ -31,12 +31,13 @@ class PrioritizedSweepingConfig(TabularRunConfig):
     """Prioritised sweeping on a table."""
 
     rollout_steps: int = Field(default=1, ge=1)
-    """Steps of each environment per iteration; backups follow each turn."""
+    """Steps of each environment per iteration; backups follow each iteration."""
     algorithm: PrioritizedSweepingAlgorithm = PrioritizedSweepingAlgorithm()
     """What is aimed at."""
 
 
 def build(config: PrioritizedSweepingConfig) -> TrainingJob[ActionTable]:
+    """Training job of the recipe: environments, table, update rule and exploration."""
     algorithm = config.algorithm
 
     def rule(table: ActionTable) -> PrioritisedSweeping:
@@ -49,20 +50,22 @@ def build(config: PrioritizedSweepingConfig) -> TrainingJob[ActionTable]:
 
 
 def check(config: PrioritizedSweepingConfig) -> list[str]:
+    """Warnings about the config; raises ConfigError for a run that cannot work."""
     return check_tabular(config, discount=config.algorithm.discount)
 
 
 def derive(config: PrioritizedSweepingConfig) -> dict[str, str]:
-    return {**derive_tabular(config), "backups": f"at most {config.algorithm.planning} for each step of the world"}
+    """Figures that follow from the config, shown by `hone plan`."""
+    return {**derive_tabular(config), "backups": f"at most {config.algorithm.planning} for each environment step"}
 
 
 ENTRY = RecipeSpec(
-    summary="tables: a learnt model, swept where values would change most",
+    summary="tables: a learned model, backed up first where values would change most",
     paper="Moore & Atkeson, Prioritized Sweeping: Reinforcement Learning With Less Data and Less Time, 1993",
     config=PrioritizedSweepingConfig,
     build=build,
     check=check,
     derive=derive,
     parts=RecipeParts(source="Live(numbered states)", credit=(one_step_target,), loss=(prioritised_sweeping,)),
-    limitation="it needs every outcome of a pair in memory, and early counts are taken for the truth: explore.",
+    limitation="keeps every outcome of a pair in memory, and trusts early counts: explore.",
 )

@@ -1,7 +1,8 @@
-"""Q-learning (Watkins, 1989): each step moves a value towards the reward plus the best of what is seen next.
+"""Q-learning (Watkins, 1989): each step moves a value towards the reward plus the greatest value of the next state.
 
-It learns of the greedy policy whatever is done, and with step sizes that fall it converges to the best values (Watkins
-& Dayan, 1992). The defaults solve FrozenLake, CliffWalking and Taxi as finite worlds of 64 copies.
+The values are those of the greedy policy, whatever the behaviour policy, and converge to the optimal ones with step
+sizes that fall (Watkins & Dayan, 1992). The defaults solve FrozenLake, CliffWalking and Taxi as finite MDPs of 64
+copies.
 """
 
 from pydantic import Field
@@ -30,6 +31,8 @@ class QLearningConfig(TabularRunConfig):
 
 
 def build(config: QLearningConfig) -> TrainingJob[ActionTable]:
+    """Training job of the recipe: environments, table, update rule and exploration."""
+
     def rule(table: ActionTable) -> QLearningRule:
         return QLearningRule(actions=table.features.actions)
 
@@ -37,6 +40,7 @@ def build(config: QLearningConfig) -> TrainingJob[ActionTable]:
 
 
 def check(config: QLearningConfig) -> list[str]:
+    """Warnings about the config; raises ConfigError for a run that cannot work."""
     return check_tabular(config, discount=config.algorithm.discount)
 
 

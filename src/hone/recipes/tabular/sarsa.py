@@ -1,7 +1,7 @@
-"""SARSA (Rummery & Niranjan, 1994): values of the policy that acts, exploration included.
+"""SARSA (Rummery & Niranjan, 1994): on-policy action values, exploration included.
 
-`steps` n looks n rewards ahead before it trusts a value (Sutton & Barto, 2018, section 7.2). Where a piece of an
-episode ends without the world, nobody has chosen yet what is done next: the expectation over it stands in.
+`steps` n sums n rewards before the target bootstraps (Sutton & Barto, 2018, section 7.2). Where a rollout stops inside
+an episode, the next action is not known yet: the target takes the expectation over it instead.
 """
 
 from functools import partial
@@ -35,6 +35,7 @@ class SarsaConfig(TabularRunConfig):
 
 
 def build(config: SarsaConfig) -> TrainingJob[ActionTable]:
+    """Training job of the recipe: environments, table, update rule and exploration."""
     algorithm = config.algorithm
 
     def rule(_: ActionTable) -> UpdateRule:
@@ -48,6 +49,7 @@ def build(config: SarsaConfig) -> TrainingJob[ActionTable]:
 
 
 def check(config: SarsaConfig) -> list[str]:
+    """Warnings about the config; raises ConfigError for a run that cannot work."""
     algorithm = config.algorithm
     warnings = check_tabular(config, discount=algorithm.discount)
     if algorithm.steps > config.rollout_steps:
@@ -59,7 +61,7 @@ def check(config: SarsaConfig) -> list[str]:
 
 
 ENTRY = RecipeSpec(
-    summary="tables: values of the policy that acts, exploration and all",
+    summary="tables: on-policy action values, exploration included",
     paper="Rummery & Niranjan, On-line Q-Learning Using Connectionist Systems, 1994",
     config=SarsaConfig,
     build=build,

@@ -1,8 +1,8 @@
-"""SARSA(lambda): each error is shared out to the pairs that led to it, by traces that fade (Rummery & Niranjan, 1994).
+"""SARSA(lambda): eligibility traces spread each TD error over earlier pairs (Rummery & Niranjan, 1994).
 
-Accumulating traces count every visit, replacing ones the latest (Singh & Sutton, 1996), dutch ones make each step equal
-to the forward view as far as it can be known (true online, van Seijen et al., 2016). Traces of an episode last from one
-iteration to the next.
+Accumulating traces count every visit, replacing traces only the latest (Singh & Sutton, 1996), and dutch traces make
+each online step equal to the truncated forward view (true online TD, van Seijen et al., 2016). The traces of an episode
+continue from one iteration to the next.
 """
 
 from typing import Literal
@@ -41,6 +41,7 @@ class SarsaLambdaConfig(TabularRunConfig):
 
 
 def build(config: SarsaLambdaConfig) -> TrainingJob[ActionTable]:
+    """Training job of the recipe: environments, table, update rule and exploration."""
     algorithm = config.algorithm
     require_constant_rate(config)
 
@@ -52,11 +53,13 @@ def build(config: SarsaLambdaConfig) -> TrainingJob[ActionTable]:
 
 
 def require_constant_rate(config: SarsaLambdaConfig) -> None:
+    """Raises ConfigError for dutch traces with a step size that falls: they need one step size for all pairs."""
     if config.algorithm.trace == "dutch" and config.table.rate.power:
         raise ConfigError('algorithm.trace = "dutch" needs one step size for all: set table.rate.power = 0')
 
 
 def check(config: SarsaLambdaConfig) -> list[str]:
+    """Warnings about the config; raises ConfigError for a run that cannot work."""
     require_constant_rate(config)
     return check_tabular(config, discount=config.algorithm.discount)
 

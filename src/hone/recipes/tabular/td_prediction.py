@@ -1,7 +1,7 @@
-"""Prediction: what the states of a finite world are worth under a policy that is given, learned from steps.
+"""Prediction: state values of a finite MDP under a given policy, learned from steps.
 
 TD(0) (Sutton, 1988), n-step returns, TD(lambda) with accumulating, replacing or dutch traces, and Monte Carlo, on
-policy or off (weighted importance sampling). The world is known: a run is judged by its error.
+policy or off (weighted importance sampling). The MDP is known, so a run is evaluated by the error of its values.
 """
 
 from functools import partial
@@ -178,6 +178,7 @@ def action_probabilities(mdp: FiniteMdp, policy: EpsilonPolicyConfig) -> Floats:
 
 
 def require_consistent(config: TdPredictionConfig) -> None:
+    """Raises ConfigError for settings that the chosen method does not support."""
     method = config.algorithm.method
     weighted = isinstance(method, MonteCarloReturns) and method.off_policy
     if config.behave is not None and not weighted:
@@ -190,16 +191,18 @@ def require_consistent(config: TdPredictionConfig) -> None:
 
 
 def check(config: TdPredictionConfig) -> list[str]:
+    """Warnings about the config; raises ConfigError for a run that cannot work."""
     require_consistent(config)
     open_finite(config.finite, steps=config.rollout_steps, seed=config.seed, discount=config.algorithm.discount)
     return []
 
 
 def derive(config: TdPredictionConfig) -> dict[str, str]:
+    """Figures that follow from the config, shown by `hone plan`."""
     batch = config.finite.copies * config.rollout_steps
     return {
-        "steps of the world per turn": f"{config.finite.copies} copies x {config.rollout_steps} = {batch}",
-        "steps of the world": f"{config.steps * batch}",
+        "environment steps per iteration": f"{config.finite.copies} copies x {config.rollout_steps} = {batch}",
+        "environment steps": f"{config.steps * batch}",
     }
 
 

@@ -1,7 +1,7 @@
-"""SARSA(lambda) over tiles: a box of observations as a few active cells, and a table over them (Sutton, 1996).
+"""SARSA(lambda) with tile coding: a box of observations becomes a few active cells of a table (Sutton, 1996).
 
-Linear function approximation on policy, with traces. The defaults solve MountainCar-v0, where nothing is paid but -1 a
-step: values begin at 0, above all that can be reached, and that optimism alone explores.
+Linear function approximation on policy, with traces. The defaults solve MountainCar-v0, where every step is rewarded
+-1: values begin at 0, above every return that can be reached, and this optimism alone explores.
 """
 
 from functools import partial
@@ -118,16 +118,18 @@ def tile_features(config: TileSarsaConfig, found: GymSpaces) -> tuple[TileCoder,
 
 
 def check(config: TileSarsaConfig) -> list[str]:
+    """Warnings about the config; raises ConfigError for a run that cannot work."""
     found, warnings = inspect_world(config.env, seed=config.seed)
     tile_features(config, found)
     return warnings
 
 
 def derive(config: TileSarsaConfig) -> dict[str, str]:
+    """Figures that follow from the config, shown by `hone plan`."""
     batch = config.env.num_envs * config.rollout_steps
     return {
-        "steps of the world per turn": f"{config.env.num_envs} environments x {config.rollout_steps} = {batch}",
-        "steps of the world": f"{config.steps * batch}",
+        "environment steps per iteration": f"{config.env.num_envs} environments x {config.rollout_steps} = {batch}",
+        "environment steps": f"{config.steps * batch}",
         "environments": describe_placement(config.env),
     }
 

@@ -17,7 +17,7 @@ class ClipCovAlgorithm(recipe.ClipConfig):
     """Which tokens are left out."""
 
     share: float = recipe.Field(default=2e-4, gt=0, le=1)
-    """Of a step's tokens; at least one."""
+    """Share of a step's tokens; at least one."""
     above: float = 1.0
     """Least covariance of a token that may be left out."""
     below: float = 5.0

@@ -17,7 +17,7 @@ class HighEntropyAlgorithm(recipe.ClipConfig):
     clip_high: float = recipe.Field(default=0.28, gt=0)
     """A token's ratio is clipped above 1 + clip_high where its advantage is positive."""
     share: float = recipe.Field(default=0.2, gt=0, le=1)
-    """Of a step's tokens, those of the highest entropy."""
+    """Share of a step's tokens, those of the highest entropy."""
 
 
 class HighEntropyGrpoConfig(recipe.TextGradientRunConfig):

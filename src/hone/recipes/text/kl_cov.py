@@ -17,7 +17,7 @@ class KlCovAlgorithm(recipe.Config):
     """Which tokens are held back, and how strongly."""
 
     share: float = recipe.Field(default=2e-4, gt=0, le=1)
-    """Of a step's tokens; at least one."""
+    """Share of a step's tokens; at least one."""
     penalty: float = recipe.Field(default=1.0, ge=0)
     """Weight of |log r| at these tokens."""
 

@@ -16,9 +16,9 @@ class SapoAlgorithm(recipe.PenaltyConfig):
     """How fast gradients fade."""
 
     positive_steepness: float = recipe.Field(default=1.0, gt=0)
-    """Of the gate of praised tokens."""
+    """Steepness of the gate of tokens with positive advantage."""
     negative_steepness: float = recipe.Field(default=1.05, gt=0)
-    """Of the gate of punished tokens."""
+    """Steepness of the gate of tokens with negative advantage."""
 
 
 class SapoConfig(recipe.TextGradientRunConfig):

@@ -172,7 +172,7 @@ class DemonstrationsConfig(Config):
     log: str
     """A parquet file written by hone, or a Minari data set (folder or HDF5 file)."""
     share: float = Field(default=0.5, gt=0, lt=1)
-    """Of every batch."""
+    """Share of every batch."""
 
 
 def with_demonstrations(

@@ -90,7 +90,7 @@ class OnPolicyMethod:
     meanwhile."""
     use_critic: bool = True
     wrap_source: Callable[[Source[ActorCritic]], Source[ActorCritic]] | None = None
-    """Of what was acted, before it is collected ahead."""
+    """Wrapper of the source, applied before collection runs ahead."""
     prepare: Callable[[ActorCritic, Any, int, Reduction], TrainingRows[StepRows]] | None = None
     """See `OptimizerPhase.prepare`."""
     on_metrics: Callable[[Metrics], None] | None = None

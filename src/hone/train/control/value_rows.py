@@ -121,7 +121,7 @@ class PrioritizedBuffer:
 
 
 def priority_schedule(exponent: float, correction: float, *, iterations: int) -> PriorityParams:
-    """Of a run of so many turns, each of which draws once; in the last the weights undo the bias."""
+    """Schedule for a run of so many iterations, each of which samples once; in the last the weights undo the bias."""
     return PriorityParams(alpha=exponent, beta=correction, beta_anneal_draws=max(1, iterations - 1))
 
 
