@@ -1,4 +1,4 @@
-"""Values and credits: what the learner foresees, and how much each decision is to be praised or blamed."""
+"""Values and credits: the critic's predictions, and the advantages and targets computed from them."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field

@@ -1,1 +1,1 @@
-"""What was lived through, kept and sampled again. Numpy only."""
+"""Replay buffers: experience is stored and sampled again. Numpy only."""

@@ -1,4 +1,4 @@
-"""Demonstrations mixed into what is lived through, at a fixed ratio (Ball et al., 2023, 2302.02948; DQfD, 2018)."""
+"""Demonstrations mixed into experience at a fixed ratio (Ball et al., 2023, 2302.02948; DQfD, 2018)."""
 
 from typing import Protocol
 
@@ -24,7 +24,7 @@ class MixableBuffer(Protocol):
 
 
 class DemonstrationMixer:
-    """Samples of which a share comes from demonstrations; what is lived through goes to `lived` alone.
+    """Sampler that draws a fixed share from demonstrations; new experience goes to `lived` alone.
 
     A sample holds the demonstrations first. Fractions are carried over: a share of 0.1 of 32 is 3, 3, 3, 3, 4, ...
     """

@@ -1,7 +1,7 @@
-"""Prioritised replay: what surprised is lived through again more often, and counts for less each time.
+"""Prioritised replay: transitions are sampled in proportion to their priority, with importance weights.
 
-Belongs here: priorities over the rows of any memory (Schaul et al., 2016, 1511.05952). Masses are priorities to the
-power of `exponent`; newcomers get the largest mass so far, so that each is likely to be seen once.
+Belongs here: priorities over the rows of any replay buffer (Schaul et al., 2016, 1511.05952). Masses are priorities to
+the power of `exponent`; new rows get the largest mass so far, so that each is likely to be sampled once.
 """
 
 from dataclasses import dataclass

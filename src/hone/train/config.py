@@ -40,6 +40,6 @@ class RunConfig(Config):
     seed: int = Field(default=0, ge=0)
     """All chance of the run comes from it."""
     steps: int = Field(ge=1)
-    """Turns of the loop: collect, judge, learn, publish."""
+    """Iterations of the training loop: collect, score, learn, publish."""
     run: RunSettings = RunSettings()
     """How the run is carried out."""

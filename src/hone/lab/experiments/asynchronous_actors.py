@@ -52,12 +52,12 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
         header=("age, turns", "steps per fall, over learning", "in the last tenth"),
         rows=[(str(age), f"{mean[age]:.1f}", f"{path[age][-turns // 10 :].mean():.1f}") for age in ages],
         panels=[
-            line_plot(f"steps per fall, means over {WINDOW} turns", "steps of the world", x[WINDOW - 1 :],
+            line_plot(f"steps per fall, means over {WINDOW} turns", "environment steps", x[WINDOW - 1 :],
                   {f"{age} turns old": moving_average(path[age], WINDOW) for age in ages})
         ],
         verdict=(
             f"PPO that learns from steps one turn old keeps the pole up {mean[1]:.0f} steps a fall over {x[-1]:,} "
-            f"steps of the world, against {mean[0]:.0f} with fresh ones and {mean[oldest]:.0f} at {oldest} turns; the "
+            f"environment steps, against {mean[0]:.0f} with fresh ones and {mean[oldest]:.0f} at {oldest} turns; the "
             "thread that acts ahead on a fixed schedule leaves no trace of its timing: two runs agree in every bit, "
             "which actors that write when they please (A3C) do not."
         ),

@@ -61,7 +61,7 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
         ],
         panels=[
             line_plot(
-                "greatest error of a value", "steps of the world", TURNS_OF * np.arange(turns + 1), path, log_y=True
+                "greatest error of a value", "environment steps", TURNS_OF * np.arange(turns + 1), path, log_y=True
             ),
         ],
         verdict=(

@@ -118,7 +118,7 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
             *((name, format_number(each["thought"]), format_number(each["true"]), f"{each['untried']:.0%}")
               for name, each in last.items()),
             ("dynamic programming on the log", "", format_number(by_log), "0%"),
-            ("whoever acted", "", format_number(by_habit), "0%"),
+            ("the behaviour policy", "", format_number(by_habit), "0%"),
         ],
         panels=[
             line_plot("worth of the policy", "updates", x, {
@@ -132,7 +132,7 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
             f"From logs of only the best {TRIED} of {ACTIONS} actions, Q-learning believes its policy worth "
             f"{naive['thought']:.2f}, which is worth {naive['true']:.2f}, and takes untried actions in "
             f"{naive['untried']:.0%} of states; CQL believes {wary['thought']:.2f} and has {wary['true']:.2f} "
-            f"({wary['untried']:.0%} untried). Whoever acted had {by_habit:.2f}, and dynamic programming on the log "
+            f"({wary['untried']:.0%} untried). The behaviour policy had {by_habit:.2f}; dynamic programming on the log "
             f"gets {by_log:.2f} out of it."
         ),
         claims=claims,

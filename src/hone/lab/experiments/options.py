@@ -132,7 +132,7 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
                   {kind: each.progress for kind, each in plan.items()}),
             LinePlot(
                 title="goals reached while learning",
-                x_label="steps of the world",
+                x_label="environment steps",
                 series=[
                     PlotSeries(label=kind, x=(steps * np.arange(1, turns + 1)).tolist(), y=np.cumsum(path).tolist())
                     for kind, path in goals.items()

@@ -94,13 +94,15 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
     middle = rates[-2]
     claims = [
         at_least(
-            f"worth in the second half at rate {fast}, slow copy over none", late[tenth, fast] / late[once, fast], 1.05
+            f"worth in the second half at rate {fast}, target network over none",
+            late[tenth, fast] / late[once, fast],
+            1.05,
         ),
         at_least("error of the values at last, slowest copy over none", off[slow, fast] / off[once, fast], 1.5),
     ]
     x = UPDATES * np.arange(1, turns + 1)
     return ExperimentResult(
-        header=("slow copy", *(f"worth, rate {rate:g}" for rate in rates), f"error of the values, rate {fast:g}"),
+        header=("target network", *(f"worth, rate {rate:g}" for rate in rates), f"error of the values, rate {fast:g}"),
         rows=[
             (name, *(f"{late[name, rate]:.0%}" for rate in rates), format_number(off[name, fast])) for name in SHARES
         ],
@@ -125,7 +127,7 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
 
 EXPERIMENT = Experiment(
     title="Target network",
-    question="What does a slow copy as target change for a network that learns values?",
+    question="What does a target network change for a network that learns values?",
     run=run,
     source="Mnih et al., 2015",
 )

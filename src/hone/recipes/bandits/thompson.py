@@ -1,6 +1,7 @@
-"""Thompson sampling on bandit arms (Thompson, 1933): decide by a draw from the posterior, learn in closed form.
+"""Thompson sampling on bandit arms (Thompson, 1933): act on a draw from the posterior, update it in closed form.
 
-Beta-Bernoulli for arms that pay 0 or 1, linear-Gaussian for arms that pay by the context (Agrawal & Goyal, 2013).
+Beta-Bernoulli for arms with rewards 0 or 1, linear-Gaussian for arms whose reward is linear in the context (Agrawal &
+Goyal, 2013).
 """
 
 from typing import Annotated, Literal
@@ -92,6 +93,7 @@ def build(config: ThompsonConfig) -> TrainingJob[Posterior]:
 
 
 def make_posterior(config: ThompsonConfig) -> Posterior:
+    """Prior of the arms: Beta-Bernoulli or linear-Gaussian, as the config says."""
     model = config.model
     if isinstance(config.arms, BernoulliArms):
         if isinstance(model, BetaModel):
@@ -107,11 +109,13 @@ def make_posterior(config: ThompsonConfig) -> Posterior:
 
 
 def check(config: ThompsonConfig) -> list[str]:
+    """Warnings about the config; raises ConfigError for a run that cannot work."""
     make_posterior(config)
     return []
 
 
 def derive(config: ThompsonConfig) -> dict[str, str]:
+    """Figures that follow from the config, shown by `hone plan`."""
     return {"pulls": f"{config.steps} turns x {config.pulls} = {config.steps * config.pulls}"}
 
 

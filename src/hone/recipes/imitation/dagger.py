@@ -1,9 +1,8 @@
-"""Imitation where the learner goes (DAgger; Ross, Gordon & Bagnell, 2011): act, ask the expert what it would have done
-there, and clone all that it ever said.
+"""DAgger (Ross, Gordon & Bagnell, 2011): imitation in the states that the learner reaches, labelled by an expert.
 
-Cloning a log learns what to do where the expert has been; its mistakes lead to where nobody showed anything, and the
-loss grows with the square of an episode's length. Asked in the states that the learner itself reaches, the expert keeps
-it linear.
+Each iteration acts, asks the expert for its action in every visited state, and clones all labels so far. Behaviour
+cloning of a log sees only the expert's states; mistakes lead to states without labels, and the loss grows with the
+square of an episode's length. Labels in the learner's own states keep it linear.
 """
 
 from dataclasses import replace
@@ -108,6 +107,7 @@ def build(config: DaggerConfig) -> TrainingJob[ActorCritic]:
 
 
 def check(config: DaggerConfig) -> list[str]:
+    """Warnings about the config; raises ConfigError for a run that cannot work."""
     _, close = open_expert(config.expert)
     close()
     found, warnings = inspect_world(config.env, seed=config.seed)
@@ -116,6 +116,7 @@ def check(config: DaggerConfig) -> list[str]:
 
 
 def derive(config: DaggerConfig) -> dict[str, str]:
+    """Figures that follow from the config, shown by `hone plan`."""
     asked = config.env.num_envs * config.rollout_steps
     where = "in a process of its own" if isinstance(config.expert, ExpertProgram) else config.expert.policy
     return {

@@ -1,18 +1,18 @@
-"""Generative adversarial imitation (Ho and Ermon, 2016): PPO, paid by a discriminator for looking like demonstrations.
+"""Generative adversarial imitation (Ho and Ermon, 2016): PPO with a discriminator's output as reward.
 
-The discriminator learns to tell the decisions of a log from the policy's own; the policy is paid for being taken for
-the log's. What the world pays is reported (`reward/mean`, judgements) and reaches no gradient. Cloning asks what was
-done where the expert has been; here the policy is also paid for being there, so it learns the way back, at the price of
-acting.
+The discriminator learns to distinguish the transitions of a log from the policy's; the policy is rewarded where it is
+taken for the log. The environment's own reward is reported (`reward/mean`, evaluations) and reaches no gradient.
+Behaviour cloning imitates actions in the expert's states; here the policy is also rewarded for being in such states, so
+it learns to return to them, at the cost of environment steps.
 
 `algorithm.reward` is a function of the logit l = log D - log(1 - D). Its sign is a bias about the end of an episode
-(Kostrikov et al., 2019): `positive` = softplus(l) never pays less than 0, so living on pays, which suits a world
-whose end is a failure; `negative` = -softplus(-l) never pays more, so an end is a relief, which suits a world
-whose end is the goal; `odds` = l is of either sign, and suits ends of both kinds and worlds that only a
-clock ends.
+(Kostrikov et al., 2019): `positive` = softplus(l) is never below 0, so survival is rewarded, which suits environments
+that terminate on failure; `negative` = -softplus(-l) is never above 0: non-positive rewards favour termination, which
+suits environments that terminate at the goal; `odds` = l is of either sign, and suits terminations of both kinds and
+environments that only a time limit ends.
 
-A turn is paid by the discriminator as the turns before left it; then both learn from the same steps. Each step stands
-beside a demonstration drawn for it, so a minibatch, however it is cut, holds as many of one kind as of the other.
+The discriminator of the previous iterations rewards an iteration; then both learn from the same steps. Each step is
+paired with a demonstration drawn for it, so every minibatch holds as many of one kind as of the other.
 """
 
 from collections.abc import Mapping
@@ -73,15 +73,15 @@ DISCRIMINATOR_REWARDS: Mapping[str, LogitReward] = {
 
 
 class DiscriminatorConfig(Config):
-    """Who tells the policy's decisions from those that were shown."""
+    """Discriminator between the policy's transitions and the demonstrations."""
 
     network: MlpConfig = MlpConfig()
     """Network from observation and action to one logit."""
     gradient_penalty: float = Field(default=1.0, ge=0)
-    """Weight of (|gradient of the logit| - 1)^2 between demonstrations and the policy's decisions; inputs are standardised.
-    0: no penalty."""
+    """Weight of (|gradient of the logit| - 1)^2 between demonstrations and the policy's decisions.
+    Inputs are standardised; 0: no penalty."""
     every: int = Field(default=2, ge=1)
-    """It is stepped on every so many minibatches: one that is far ahead of the policy pays the same everywhere."""
+    """Minibatches per update: a discriminator that is far ahead of the policy gives the same reward everywhere."""
 
 
 class GailAlgorithm(Config):
@@ -300,6 +300,7 @@ def build(config: GailConfig) -> TrainingJob[AdversarialActorCritic]:
 
 
 def check(config: GailConfig) -> list[str]:
+    """Warnings about the config; raises ConfigError for a run that cannot work."""
     warnings: list[str] = []
 
     def world() -> PolicySpaces:
@@ -317,6 +318,7 @@ def check(config: GailConfig) -> list[str]:
 
 
 def derive(config: GailConfig) -> dict[str, str]:
+    """Figures that follow from the config, shown by `hone plan`."""
     steps = config.learner.optimizer_steps(config.steps)
     told = on_policy_table(config)
     return {

@@ -78,11 +78,13 @@ def build(config: BcConfig) -> TrainingJob[ActorCritic]:
 
 
 def check(config: BcConfig) -> list[str]:
+    """Warnings about the config; raises ConfigError for a run that cannot work."""
     read_log(Path(config.log))
     return [] if config.env is None else inspect_world(config.env, seed=config.seed)[1]
 
 
 def derive(config: BcConfig) -> dict[str, str]:
+    """Figures that follow from the config, shown by `hone plan`."""
     updates = config.learner.optimizer_steps(config.steps)
     return {"updates": f"{updates}", "update": f"{config.batch} decisions"}
 

@@ -1,7 +1,8 @@
-"""Batch-constrained Q-learning (Fujimoto et al., 2019): the best of those actions that the log itself would have taken.
+"""Batch-constrained Q-learning (Fujimoto et al., 2019): the best of the actions that are likely under the log.
 
-Finite actions: double Q-learning over the actions that a model of the log finds likely enough (Fujimoto et al., 2019b).
-A box: a generator of logged actions, each moved a little towards what the critics find better, and the best of several.
+Finite actions: double Q-learning over the actions that a behaviour model of the log finds likely enough (Fujimoto et
+al., 2019b). A box: a generative model proposes logged actions, a perturbation network moves each a little towards
+higher values, and the critics select the best of several.
 """
 
 from functools import partial
@@ -43,7 +44,7 @@ class BcqAlgorithm(Config):
     discount: float = Field(default=0.99, ge=0, le=1)
     """Discount factor (gamma)."""
     tau: float = Field(default=0.005, gt=0, le=1)
-    """Share of networks that their slow copies take on per update."""
+    """Share of the weights that the target network takes over per update (Polyak factor)."""
     threshold: float = Field(default=0.3, ge=0, le=1)
     """Finite actions: how likely an action must be in the log, as a share of the likeliest one's probability."""
     reach: float = Field(default=0.05, ge=0, le=2)
@@ -85,6 +86,7 @@ def value_of_chosen(table: Tensor, chosen: Tensor) -> Tensor:
 
 
 def build_discrete(config: BcqConfig, log: DecisionLog, spaces: PolicySpaces) -> TrainingJob[DiscreteBcqPolicy]:
+    """Training job for finite actions: double Q-learning over the actions that the log's model finds likely."""
     algorithm = config.algorithm
     policy = DiscreteBcqPolicy(spaces, config.network, seed=config.seed, threshold=algorithm.threshold)
     policy = policy.to(config.run.device)
@@ -131,6 +133,7 @@ def perturbation_objective(policy: BcqPolicy, rows: LoggedRows) -> LossTerms:
 
 
 def build_continuous(config: BcqConfig, log: DecisionLog, spaces: PolicySpaces) -> TrainingJob[BcqPolicy]:
+    """Training job for a box of actions: generator, perturbation and twin critics."""
     algorithm = config.algorithm
     policy = BcqPolicy(
         spaces, config.network, seed=config.seed, max_perturbation=algorithm.reach, samples=algorithm.samples

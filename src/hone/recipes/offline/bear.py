@@ -1,8 +1,8 @@
-"""Bootstrapping error accumulation reduction (BEAR, Kumar et al., 2019): within the support of the log, at a price.
+"""BEAR (bootstrapping error accumulation reduction, Kumar et al., 2019): the policy stays in the support of the log.
 
-The policy's draws are held within a distance (maximum mean discrepancy) of a generator's draws; the price of that
-distance rises while it is exceeded, and falls again. Support, not density: an action that was rare in the log costs no
-more than a common one.
+The maximum mean discrepancy between the policy's actions and those of a generative model of the log is held below a
+threshold; a Lagrange multiplier rises while it is exceeded, and falls again. The constraint is on support, not density:
+an action that was rare in the log costs no more than a common one.
 """
 
 from functools import partial

@@ -1,4 +1,4 @@
-"""Conservative Q-learning (Kumar et al., 2020): a policy from a log, wary of actions that nobody has tried.
+"""Conservative Q-learning (Kumar et al., 2020): low values for actions outside the log.
 
 Finite actions: double Q-learning plus the conservative gap. A box of actions: SAC's losses plus the gap estimated on
 sampled actions, CQL(H).
@@ -81,6 +81,7 @@ def discrete_target(policy: QNetworkPolicy, rows: LoggedRows) -> Tensor:
 
 
 def build_discrete(config: CqlConfig, log: DecisionLog, spaces: PolicySpaces) -> TrainingJob[QNetworkPolicy]:
+    """Training job for finite actions: double Q-learning plus the conservative gap."""
     algorithm = config.algorithm
     policy = QNetworkPolicy(spaces, config.network, seed=config.seed).to(config.run.device)
     values = partial(discrete_objective, conservatism=algorithm.conservatism)
@@ -163,6 +164,7 @@ def gaussian_parameters(policy: SoftActorCritic, seen: Tensor) -> tuple[Tensor, 
 
 
 def build_continuous(config: CqlConfig, log: DecisionLog, spaces: PolicySpaces) -> TrainingJob[SoftActorCritic]:
+    """Training job for a box of actions: SAC plus the conservative gap, CQL(H)."""
     algorithm = config.algorithm
     policy = SoftActorCritic(spaces, config.network, seed=config.seed).to(config.run.device)
     critic = partial(continuous_objective, conservatism=algorithm.conservatism)

@@ -1,8 +1,7 @@
-"""Implicit Q-learning (Kostrikov et al., 2022): values of the best that the log did, without asking for anything else.
+"""Implicit Q-learning (Kostrikov et al., 2022): offline control that never evaluates an action outside the log.
 
-V is an expectile of Q over the logged actions, Q is learned towards V, and the policy imitates the logged actions by
-their advantage. No action outside the log is ever evaluated. The three losses share no parameter, so that one optimizer
-step serves them all.
+V is an expectile of Q over the logged actions, Q is learned towards V, and the policy imitates the logged actions,
+weighted by their advantage. The three losses share no parameter, so one optimizer step serves them all.
 """
 
 from functools import partial

@@ -1,7 +1,8 @@
-"""TD3 + BC (Fujimoto and Gu, 2021): TD3 on a log, whose policy is also drawn to the logged actions.
+"""TD3 + BC (Fujimoto and Gu, 2021): TD3 on a log, with a behaviour cloning term in the policy's loss.
 
-Twin critics towards the lesser of their slow copies at a smoothed action; the policy is stepped on every second update,
-with the critic's word scaled to its own mean. States are standardised by the log, as in every offline recipe here.
+Twin critics, whose target is the lesser of two target networks at a smoothed action; the policy is updated on every
+second update, with the critic's term scaled by its own mean. States are standardised by the log, as in every offline
+recipe here.
 """
 
 from dataclasses import dataclass, replace
@@ -45,13 +46,13 @@ class Td3BcAlgorithm(Config):
     alpha: float = Field(default=2.5, ge=0)
     """Weight of the critic's word, relative to its mean size, against staying at the logged action; 0 is imitation."""
     policy_every: int = Field(default=2, ge=1)
-    """Updates of the critics per update of the policy and of the slow copies."""
+    """Updates of the critics per update of the policy and of the target networks."""
     smoothing: float = Field(default=0.2, ge=0)
     """Standard deviation of the noise on a target's action, where the box is [-1, 1]."""
     smoothing_limit: float = Field(default=0.5, ge=0)
     """Greatest size of that noise."""
     tau: float = Field(default=0.005, gt=0, le=1)
-    """Share of the networks that their slow copies take on."""
+    """Share of the weights that the target networks take over (Polyak factor)."""
 
 
 class Td3BcConfig(OfflineRunConfig):
@@ -125,7 +126,7 @@ def build(config: Td3BcConfig) -> TrainingJob[DeterministicActorCritic]:
 
 
 ENTRY = RecipeSpec(
-    summary="offline control of continuous actions: TD3, drawn to the logged actions",
+    summary="offline control of continuous actions: TD3 with behaviour cloning",
     paper="Fujimoto and Gu, A Minimalist Approach to Offline Reinforcement Learning, 2021",
     config=Td3BcConfig,
     build=build,

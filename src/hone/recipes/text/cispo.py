@@ -30,6 +30,7 @@ class CispoConfig(recipe.TextGradientRunConfig):
 
 
 def method(config: CispoConfig, policies: recipe.TextPolicies) -> recipe.TextMethod:
+    """Advantage, objective and options of the recipe, as the text family takes them."""
     chosen = config.algorithm
     objective = recipe.from_token_columns(partial(cispo, ratio_cap=chosen.ratio_cap, ratio_floor=chosen.ratio_floor))
     loss = recipe.with_penalties(

@@ -33,6 +33,7 @@ class ClipCovConfig(recipe.TextGradientRunConfig):
 
 
 def drop_high_covariance(columns: recipe.StepColumns, *, chosen: ClipCovAlgorithm, seed: int) -> recipe.TokenFactors:
+    """Factor `[n]` on each token's loss: 0 for the drawn tokens of high covariance, 1 for all others."""
     stopped = clipped_mask(
         columns.logp, columns.denominator_logp, columns.advantage, low=chosen.clip_low, high=chosen.clip_high
     )
@@ -49,6 +50,7 @@ def drop_high_covariance(columns: recipe.StepColumns, *, chosen: ClipCovAlgorith
 
 
 def method(config: ClipCovConfig, policies: recipe.TextPolicies) -> recipe.TextMethod:
+    """Advantage, objective and options of the recipe, as the text family takes them."""
     chosen = config.algorithm
     loss = recipe.TokenLossSpec(
         objective=recipe.from_selected_columns(partial(clip_cov, low=chosen.clip_low, high=chosen.clip_high)),

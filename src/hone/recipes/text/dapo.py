@@ -34,6 +34,7 @@ class DapoConfig(recipe.TextGradientRunConfig):
 
 
 def method(config: DapoConfig, policies: recipe.TextPolicies) -> recipe.TextMethod:
+    """Advantage, objective and options of the recipe, as the text family takes them."""
     chosen, limit = config.algorithm, config.rollout.max_tokens
     cache = max(1, round(chosen.overlong_share * limit))
     return recipe.TextMethod(

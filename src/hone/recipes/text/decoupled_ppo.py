@@ -1,4 +1,4 @@
-"""Decoupled PPO: clipped against the policy before the update, weighed against whoever acted (Hilton et al., 2021).
+"""Decoupled PPO: clip against the policy before the update, weights for the behaviour policy (Hilton et al., 2021).
 
 A as in GRPO; u = pi / pi_prox, w = sg[pi_prox / pi_acted]; loss = w max(-A u, -A clip(u, 1 - low, 1 + high)), every
 token alike. Made for stale answers (AReaL, 2025): the clip keeps near the newest policy, w corrects for the oldest.
@@ -23,8 +23,8 @@ def require_no_correction(config: recipe.TextGradientRunConfig) -> None:
     if ratio.denominator != "auto" or ratio.correction != "none":
         raise ValueError(
             f'learner.ratio.denominator = "{ratio.denominator}", learner.ratio.correction = "{ratio.correction}": '
-            "decoupled_ppo compares with the policy before the update and with whoever acted by itself; leave both "
-            "out, and bound its correction by algorithm.weight_cap"
+            "decoupled_ppo takes its ratios against the policy before the update and the behaviour policy itself; "
+            "leave both out, and bound its correction by algorithm.weight_cap"
         )
 
 
@@ -37,6 +37,7 @@ class DecoupledPpoConfig(recipe.TextGradientRunConfig):
 
 
 def method(config: DecoupledPpoConfig, policies: recipe.TextPolicies) -> recipe.TextMethod:
+    """Advantage, objective and options of the recipe, as the text family takes them."""
     chosen = config.algorithm
 
     def objective(view: recipe.TokenView) -> recipe.LossTerms:
@@ -54,7 +55,7 @@ def method(config: DecoupledPpoConfig, policies: recipe.TextPolicies) -> recipe.
 
 
 ENTRY = recipe.text_recipe_spec(
-    summary="PPO's clip against the newest policy, corrected for whoever acted",
+    summary="PPO's clip against the newest policy, corrected for the behaviour policy",
     paper="Hilton et al., Batch Size-Invariance for Policy Optimization, 2021; AReaL, 2025",
     config=DecoupledPpoConfig,
     method=method,

@@ -1,9 +1,9 @@
 """DPPO: a token's gradient ends where its probability, not its ratio, has moved too far (2026).
 
-A = R - mean of the group; loss = -sg[r] A log pi, 0 where A pushes a token on whose divergence from whoever acted is
-above a threshold: |p - q| or the KL of "this token or another", or either over the likeliest tokens. Mask and ratio are
-both against whoever acted. The thresholds, 0.15 and 0.05 nats, are those of verl's example; the cap on the ratio is
-off.
+A = R - mean of the group; loss = -sg[r] A log pi, 0 where A pushes a token further from the behaviour policy whose
+divergence from it is above a threshold: |p - q| or the KL of "this token or another", or either over the likeliest
+tokens. Mask and ratio are both against the behaviour policy. The thresholds, 0.15 and 0.05 nats, are those of verl's
+example; the cap on the ratio is off.
 """
 
 from functools import partial
@@ -80,7 +80,7 @@ class DppoConfig(recipe.TextGradientRunConfig):
     """Trust region and penalties."""
 
     def denominator(self) -> Literal["self", "recomputed", "recorded"]:
-        """The paper's anchor, unless another one is asked for: whoever acted."""
+        """Anchor of mask and ratio: the behaviour policy, as in the paper, unless the config names another."""
         asked: Denominator = self.learner.ratio.denominator
         anchor: Denominator = "recorded" if asked == "auto" else asked
         return resolve_denominator(
@@ -99,6 +99,7 @@ def top_k_distributions(view: recipe.TokenView) -> tuple[Tensor, Tensor, Tensor,
 
 
 def method(config: DppoConfig, policies: recipe.TextPolicies) -> recipe.TextMethod:
+    """Advantage, objective and options of the recipe, as the text family takes them."""
     chosen = config.algorithm
 
     def objective(view: recipe.TokenView) -> recipe.LossTerms:

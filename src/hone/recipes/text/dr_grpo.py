@@ -20,6 +20,7 @@ class DrGrpoConfig(recipe.TextGradientRunConfig):
 
 
 def method(config: DrGrpoConfig, policies: recipe.TextPolicies) -> recipe.TextMethod:
+    """Advantage, objective and options of the recipe, as the text family takes them."""
     chosen = config.algorithm
     scheme = partial(constant_length, length=config.rollout.max_tokens)
     loss = recipe.clip_loss(chosen, scheme)

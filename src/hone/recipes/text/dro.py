@@ -28,6 +28,7 @@ class DroConfig(recipe.TextGradientRunConfig):
 
 
 def method(config: DroConfig, policies: recipe.TextPolicies) -> recipe.TextMethod:
+    """Advantage, objective and options of the recipe, as the text family takes them."""
     objective = recipe.from_token_columns(partial(dro, beta=config.algorithm.beta))
     loss = recipe.TokenLossSpec(objective=objective, scheme=token_mean, proportional_to_advantage=False)
     return recipe.TextMethod(credit=group_relative, learner=recipe.gradient_learner(config, policies, loss))

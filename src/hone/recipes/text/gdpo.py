@@ -20,6 +20,7 @@ class GdpoConfig(recipe.TextGradientRunConfig):
 
 
 def method(config: GdpoConfig, policies: recipe.TextPolicies) -> recipe.TextMethod:
+    """Advantage, objective and options of the recipe, as the text family takes them."""
     weights = [function.weight for function in config.rewards.functions]
     learner = recipe.gradient_learner(config, policies, recipe.clip_loss(config.algorithm, token_mean))
     return recipe.TextMethod(credit=partial(gdpo, weights=weights), learner=learner)

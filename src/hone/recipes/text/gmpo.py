@@ -30,6 +30,7 @@ class GmpoConfig(recipe.TextGradientRunConfig):
 
 
 def method(config: GmpoConfig, policies: recipe.TextPolicies) -> recipe.TextMethod:
+    """Advantage, objective and options of the recipe, as the text family takes them."""
     chosen = config.algorithm
     objective = recipe.from_sequence_columns(partial(gmpo, log_low=chosen.log_low, log_high=chosen.log_high))
     loss = recipe.with_penalties(

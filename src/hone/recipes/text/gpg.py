@@ -27,6 +27,7 @@ class GpgConfig(recipe.TextGradientRunConfig):
 
 
 def method(config: GpgConfig, policies: recipe.TextPolicies) -> recipe.TextMethod:
+    """Advantage, objective and options of the recipe, as the text family takes them."""
     loss = recipe.TokenLossSpec(objective=recipe.policy_gradient, scheme=token_mean, proportional_to_advantage=True)
     learner = recipe.gradient_learner(config, policies, loss)
     return recipe.TextMethod(credit=partial(group_policy_gradient, norm=config.algorithm.norm), learner=learner)

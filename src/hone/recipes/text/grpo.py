@@ -2,7 +2,7 @@
 
 A = (R - mean of the group) / (std of the group + eps), the same for every token of an answer;
 loss = sum over tokens of weight * [-min(r A, clip(r, 1 - low, 1 + high) A) + kl * KL(policy || reference)],
-with r = exp(logp - logp of whoever acted). No critic. `clip_high` above `clip_low` is DAPO's "clip higher" (2025).
+with r = pi / pi of the behaviour policy. No critic. `clip_high` above `clip_low` is DAPO's "clip higher" (2025).
 """
 
 from functools import partial
@@ -29,6 +29,7 @@ class GrpoConfig(recipe.TextGradientRunConfig):
 
 
 def method(config: GrpoConfig, policies: recipe.TextPolicies) -> recipe.TextMethod:
+    """Advantage, objective and options of the recipe, as the text family takes them."""
     chosen = config.algorithm
     loss = recipe.clip_loss(chosen, recipe.aggregation_scheme(chosen.aggregation, config.rollout.max_tokens))
     learner = recipe.gradient_learner(config, policies, loss)

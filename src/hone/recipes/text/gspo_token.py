@@ -23,6 +23,7 @@ class GspoTokenConfig(recipe.TextGradientRunConfig):
 
 
 def method(config: GspoTokenConfig, policies: recipe.TextPolicies) -> recipe.TextMethod:
+    """Advantage, objective and options of the recipe, as the text family takes them."""
     chosen = config.algorithm
     objective = recipe.from_sequence_columns(partial(gspo_token, low=chosen.clip_low, high=chosen.clip_high))
     loss = recipe.with_penalties(

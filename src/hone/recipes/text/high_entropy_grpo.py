@@ -29,6 +29,7 @@ class HighEntropyGrpoConfig(recipe.TextGradientRunConfig):
 
 
 def method(config: HighEntropyGrpoConfig, policies: recipe.TextPolicies) -> recipe.TextMethod:
+    """Advantage, objective and options of the recipe, as the text family takes them."""
     chosen = config.algorithm
 
     def select(columns: recipe.StepColumns) -> recipe.TokenFactors:

@@ -31,6 +31,8 @@ class KlCovConfig(recipe.TextGradientRunConfig):
 
 
 def method(config: KlCovConfig, policies: recipe.TextPolicies) -> recipe.TextMethod:
+    """Advantage, objective and options of the recipe, as the text family takes them."""
+
     def select(columns: recipe.StepColumns) -> recipe.TokenFactors:
         return kl_cov_mask(columns.logp, columns.advantage, fraction=config.algorithm.share)
 

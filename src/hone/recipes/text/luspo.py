@@ -30,6 +30,7 @@ class LuspoConfig(recipe.TextGradientRunConfig):
 
 
 def method(config: LuspoConfig, policies: recipe.TextPolicies) -> recipe.TextMethod:
+    """Advantage, objective and options of the recipe, as the text family takes them."""
     chosen = config.algorithm
     objective = recipe.from_sequence_columns(partial(luspo, low=chosen.clip_low, high=chosen.clip_high))
     loss = recipe.with_penalties(

@@ -27,6 +27,7 @@ class M2poConfig(recipe.TextGradientRunConfig):
 
 
 def method(config: M2poConfig, policies: recipe.TextPolicies) -> recipe.TextMethod:
+    """Advantage, objective and options of the recipe, as the text family takes them."""
     chosen = config.algorithm
 
     def select(columns: recipe.StepColumns) -> recipe.TokenFactors:

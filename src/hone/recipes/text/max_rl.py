@@ -29,6 +29,7 @@ class MaxRlConfig(recipe.TextGradientRunConfig):
 
 
 def method(config: MaxRlConfig, policies: recipe.TextPolicies) -> recipe.TextMethod:
+    """Advantage, objective and options of the recipe, as the text family takes them."""
     scheme = partial(constant_length, length=config.rollout.max_tokens)
     learner = recipe.gradient_learner(config, policies, recipe.clip_loss(config.algorithm, scheme))
     return recipe.TextMethod(credit=partial(max_rl, order=config.algorithm.order), learner=learner)

@@ -32,6 +32,7 @@ class OnPolicyDistillationConfig(recipe.TextGradientRunConfig):
 
 
 def method(config: OnPolicyDistillationConfig, policies: recipe.TextPolicies) -> recipe.TextMethod:
+    """Advantage, objective and options of the recipe, as the text family takes them."""
     teacher = policies.logp(policies.teacher(config.algorithm.teacher, key="algorithm.teacher"))
     credit = partial(distillation_credit, teacher=teacher, weight=config.algorithm.weight)
     loss = recipe.TokenLossSpec(

@@ -16,6 +16,7 @@ class OpoConfig(recipe.TextGradientRunConfig):
 
 
 def method(config: OpoConfig, policies: recipe.TextPolicies) -> recipe.TextMethod:
+    """Advantage, objective and options of the recipe, as the text family takes them."""
     loss = recipe.TokenLossSpec(objective=recipe.policy_gradient, scheme=sequence_sum, proportional_to_advantage=True)
     return recipe.TextMethod(credit=length_baseline, learner=recipe.gradient_learner(config, policies, loss))
 

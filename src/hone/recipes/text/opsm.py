@@ -17,7 +17,7 @@ class OpsmAlgorithm(recipe.ClipConfig):
     """Which answers are left out."""
 
     max_nats: float = recipe.Field(default=0.5, gt=0)
-    """Mean distance per token from whoever acted, above which a punished answer is left out."""
+    """Mean distance per token from the behaviour policy, above which an answer of negative advantage is left out."""
 
 
 class OpsmConfig(recipe.TextGradientRunConfig):
@@ -29,6 +29,7 @@ class OpsmConfig(recipe.TextGradientRunConfig):
 
 
 def objective(view: recipe.TokenView, *, chosen: OpsmAlgorithm) -> recipe.LossTerms:
+    """GRPO's clipped loss, 0 for answers of negative advantage that lie far from the behaviour policy."""
     terms = clipped_surrogate(
         view.logp, view.denominator_logp, view.advantage, low=chosen.clip_low, high=chosen.clip_high
     )
@@ -42,6 +43,7 @@ def objective(view: recipe.TokenView, *, chosen: OpsmAlgorithm) -> recipe.LossTe
 
 
 def method(config: OpsmConfig, policies: recipe.TextPolicies) -> recipe.TextMethod:
+    """Advantage, objective and options of the recipe, as the text family takes them."""
     chosen = config.algorithm
     loss = recipe.TokenLossSpec(
         objective=partial(objective, chosen=chosen), scheme=token_mean, proportional_to_advantage=True

@@ -19,6 +19,7 @@ class OptimalTokenBaselineConfig(recipe.TextGradientRunConfig):
 
 
 def method(config: OptimalTokenBaselineConfig, policies: recipe.TextPolicies) -> recipe.TextMethod:
+    """Advantage, objective and options of the recipe, as the text family takes them."""
     scheme = partial(constant_length, length=config.rollout.max_tokens)
     loss = recipe.TokenLossSpec(objective=recipe.policy_gradient, scheme=scheme, proportional_to_advantage=True)
     credit = partial(optimal_token_baseline, collision=policies.collision_probability())

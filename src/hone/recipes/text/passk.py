@@ -22,6 +22,7 @@ class PasskAlgorithm(recipe.ClipConfig):
 
 
 def require_k_answers(config: "PasskConfig") -> None:
+    """Raises ConfigError where a group has fewer than k answers."""
     samples = config.rollout.samples_per_prompt
     if samples < config.algorithm.k:
         raise ValueError(
@@ -39,6 +40,7 @@ class PasskConfig(recipe.TextGradientRunConfig):
 
 
 def method(config: PasskConfig, policies: recipe.TextPolicies) -> recipe.TextMethod:
+    """Advantage, objective and options of the recipe, as the text family takes them."""
     chosen = config.algorithm
     credit = partial(
         with_shaped_scores,

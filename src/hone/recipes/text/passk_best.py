@@ -29,6 +29,7 @@ class PasskBestConfig(recipe.TextGradientRunConfig):
 
 
 def method(config: PasskBestConfig, policies: recipe.TextPolicies) -> recipe.TextMethod:
+    """Advantage, objective and options of the recipe, as the text family takes them."""
     chosen = config.algorithm
     learner = recipe.gradient_learner(config, policies, recipe.clip_loss(chosen, token_mean))
     return recipe.TextMethod(credit=partial(best_of_group, scale=chosen.scale), learner=learner)

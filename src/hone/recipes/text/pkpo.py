@@ -23,6 +23,7 @@ class PkpoAlgorithm(recipe.ClipConfig):
 
 
 def require_k_answers(config: "PkpoConfig") -> None:
+    """Raises ConfigError where a group has fewer than k answers."""
     chosen, samples = config.algorithm, config.rollout.samples_per_prompt
     if chosen.baseline == "minus_one" and chosen.k < 2:
         raise ValueError('algorithm.k = 1 with algorithm.baseline = "minus_one": nothing is left without the answer')
@@ -43,6 +44,7 @@ class PkpoConfig(recipe.TextGradientRunConfig):
 
 
 def method(config: PkpoConfig, policies: recipe.TextPolicies) -> recipe.TextMethod:
+    """Advantage, objective and options of the recipe, as the text family takes them."""
     chosen = config.algorithm
     scheme = partial(constant_length, length=config.rollout.max_tokens)
     learner = recipe.gradient_learner(config, policies, recipe.clip_loss(chosen, scheme))

@@ -34,6 +34,7 @@ BASELINES = {"batch": partial(batch_relative, scale="none"), "none": partial(dis
 
 
 def method(config: ReinforceConfig, policies: recipe.TextPolicies) -> recipe.TextMethod:
+    """Advantage, objective and options of the recipe, as the text family takes them."""
     credit, memory = recipe.with_kl_reward(
         BASELINES[config.algorithm.baseline], config.algorithm.kl_in_reward, policies
     )

@@ -24,6 +24,7 @@ class ReinforcePlusPlusConfig(recipe.TextGradientRunConfig):
 
 
 def method(config: ReinforcePlusPlusConfig, policies: recipe.TextPolicies) -> recipe.TextMethod:
+    """Advantage, objective and options of the recipe, as the text family takes them."""
     chosen = config.algorithm
     credit, memory = recipe.with_kl_reward(reinforce_plus_plus, chosen.kl_in_reward, policies)
     loss = recipe.clip_loss(chosen, token_mean)

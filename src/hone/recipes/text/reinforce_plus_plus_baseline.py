@@ -18,6 +18,7 @@ class ReinforcePlusPlusBaselineConfig(recipe.TextGradientRunConfig):
 
 
 def method(config: ReinforcePlusPlusBaselineConfig, policies: recipe.TextPolicies) -> recipe.TextMethod:
+    """Advantage, objective and options of the recipe, as the text family takes them."""
     chosen = config.algorithm
     loss = recipe.clip_loss(chosen, token_mean)
     return recipe.TextMethod(

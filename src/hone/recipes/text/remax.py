@@ -25,6 +25,7 @@ class RemaxConfig(recipe.TextGradientRunConfig):
 
 
 def method(config: RemaxConfig, policies: recipe.TextPolicies) -> recipe.TextMethod:
+    """Advantage, objective and options of the recipe, as the text family takes them."""
     credit, memory = recipe.with_kl_reward(remax, config.algorithm.kl_in_reward, policies)
     loss = recipe.TokenLossSpec(objective=recipe.policy_gradient, scheme=sequence_sum, proportional_to_advantage=True)
     return recipe.TextMethod(

@@ -25,6 +25,7 @@ class RlooConfig(recipe.TextGradientRunConfig):
 
 
 def method(config: RlooConfig, policies: recipe.TextPolicies) -> recipe.TextMethod:
+    """Advantage, objective and options of the recipe, as the text family takes them."""
     credit, memory = recipe.with_kl_reward(leave_one_out, config.algorithm.kl_in_reward, policies)
     loss = recipe.TokenLossSpec(objective=recipe.policy_gradient, scheme=sequence_sum, proportional_to_advantage=True)
     return recipe.TextMethod(

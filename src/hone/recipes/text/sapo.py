@@ -30,6 +30,7 @@ class SapoConfig(recipe.TextGradientRunConfig):
 
 
 def method(config: SapoConfig, policies: recipe.TextPolicies) -> recipe.TextMethod:
+    """Advantage, objective and options of the recipe, as the text family takes them."""
     chosen = config.algorithm
     gate = partial(
         sapo, positive_steepness=chosen.positive_steepness, negative_steepness=chosen.negative_steepness

@@ -64,6 +64,7 @@ def objective(policy: TokenPolicy, batch: TokenBatch) -> LossTerms:
 
 
 def build(config: SftConfig, inputs: TextInputs[ExampleTokens]) -> TrainingJob[TokenPolicy]:
+    """Training job of supervised fine-tuning: a log of prompts and completions, and the learner."""
     exam, examples, ((prompts, completions), notes) = inputs.evaluation, inputs.examples, inputs.prepared
     log = supervised_episodes(prompts, completions)
     policy = inputs.policy(config, temperature=1.0)
@@ -112,6 +113,7 @@ def open_run(config: SftConfig) -> OpenedRun:
 
 
 def derive(config: SftConfig) -> Mapping[str, str]:
+    """Figures that follow from the config, shown by `hone plan`."""
     learner = config.learner
     return {
         "examples per step": str(config.batch),

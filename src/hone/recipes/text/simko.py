@@ -33,6 +33,7 @@ class SimkoConfig(recipe.TextGradientRunConfig):
 
 
 def method(config: SimkoConfig, policies: recipe.TextPolicies) -> recipe.TextMethod:
+    """Advantage, objective and options of the recipe, as the text family takes them."""
     chosen = config.algorithm
 
     def objective(view: recipe.TokenView) -> recipe.LossTerms:

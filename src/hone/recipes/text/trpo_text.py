@@ -65,6 +65,7 @@ class TrpoTextConfig(recipe.TextRunConfig):
 
 
 def method(config: TrpoTextConfig, policies: recipe.TextPolicies) -> recipe.TextMethod:
+    """Advantage, objective and options of the recipe, as the text family takes them."""
     policy = policies.policy
     loss = recipe.TokenLossSpec(
         objective=recipe.importance_objective, scheme=token_mean, proportional_to_advantage=False

@@ -34,6 +34,7 @@ class VespoConfig(recipe.TextGradientRunConfig):
 
 
 def method(config: VespoConfig, policies: recipe.TextPolicies) -> recipe.TextMethod:
+    """Advantage, objective and options of the recipe, as the text family takes them."""
     chosen = config.algorithm
     positive = (chosen.positive_power, chosen.positive_rate)
     negative = (chosen.negative_power, chosen.negative_rate)

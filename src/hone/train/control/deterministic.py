@@ -174,9 +174,9 @@ class DeterministicMethod:
     critic_objective: TransitionObjective
     discount: float
     tau: float
-    """Share of the networks that their slow copies take on each time."""
+    """Polyak coefficient of the target networks per update of theirs."""
     policy_update_every: int = 1
-    """Updates of the critics per update of the policy, and of the slow copies."""
+    """Updates of the critics per update of the policy, and of the target networks."""
 
 
 def deterministic_job(
@@ -220,13 +220,15 @@ def deterministic_job(
 
 
 def check_deterministic(config: DeterministicRunConfig) -> list[str]:
+    """Warnings about the config; raises ConfigError for a run that cannot work."""
     return inspect_world(config.env, seed=config.seed, squashed=True)[1]
 
 
 def derive_deterministic(config: DeterministicRunConfig) -> dict[str, str]:
+    """Figures that follow from the config, shown by `hone plan`."""
     updates = config.steps * config.learner.updates_per_iteration
     return {
-        "steps of the world": f"{config.replay.warmup} at random + {config.steps} x {config.env.num_envs}",
+        "environment steps": f"{config.replay.warmup} at random + {config.steps} x {config.env.num_envs}",
         "environments": describe_placement(config.env),
         "updates": f"{config.steps} x {config.learner.updates_per_iteration} = {updates}",
         "update": f"{config.replay.batch} transitions",

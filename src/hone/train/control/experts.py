@@ -167,7 +167,7 @@ class ExpertLabelledSource:
 
 
 class DemonstrationsConfig(Config):
-    """A log of somebody else's decisions, replayed beside what is lived through (Ball et al., 2023)."""
+    """Log of demonstrations, mixed into the batches of the replay buffer (Ball et al., 2023)."""
 
     log: str
     """A parquet file written by hone, or a Minari data set (folder or HDF5 file)."""

@@ -69,7 +69,7 @@ def derive_hindsight(
     """What a config comes to: `steps` turns of `updates` updates."""
     batch = env.num_envs * replay.collect
     return {
-        "steps of the world": f"{replay.warmup} + {steps} x {batch}",
+        "environment steps": f"{replay.warmup} + {steps} x {batch}",
         "environments": describe_placement(env),
         "updates": f"{steps} x {updates} = {steps * updates}",
         "update": f"{replay.batch} transitions, {hindsight.share:.0%} of them with another goal",

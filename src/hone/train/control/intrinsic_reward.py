@@ -231,16 +231,18 @@ def intrinsic_reward_job(config: IntrinsicRewardRunConfig, novelty: NoveltyConfi
 
 
 def check_intrinsic_reward(config: IntrinsicRewardRunConfig) -> list[str]:
+    """Warnings about the config; raises ConfigError for a run that cannot work."""
     found, warnings = inspect_world(config.env, seed=config.seed)
     require_clipping(config.env, network_spaces(*found))
     return warnings
 
 
 def derive_intrinsic_reward(config: IntrinsicRewardRunConfig) -> dict[str, str]:
+    """Figures that follow from the config, shown by `hone plan`."""
     batch = config.env.num_envs * config.rollout_steps
     return {
-        "steps of the world per turn": f"{config.env.num_envs} environments x {config.rollout_steps} = {batch}",
-        "steps of the world": f"{config.steps * batch}",
+        "environment steps per iteration": f"{config.env.num_envs} environments x {config.rollout_steps} = {batch}",
+        "environment steps": f"{config.steps * batch}",
         "minibatch": f"{batch} / {config.learner.minibatches} = {batch // config.learner.minibatches} steps",
         "environments": describe_placement(config.env),
         "optimizer steps": f"{config.learner.optimizer_steps(config.steps)}",

@@ -216,9 +216,11 @@ def check_offline(config: OfflineRunConfig) -> list[str]:
 
 
 def derive_offline(config: OfflineRunConfig) -> dict[str, str]:
+    """Figures that follow from the config, shown by `hone plan`."""
     updates = config.learner.optimizer_steps(config.steps)
     return {
-        "updates": f"{config.steps} turns x {config.learner.epochs * config.learner.updates_per_iteration} = {updates}",
+        "updates": f"{config.steps} iterations x "
+        f"{config.learner.epochs * config.learner.updates_per_iteration} = {updates}",
         "update": f"{config.batch} transitions",
         "judged": "the last policy, whatever was seen before",
     }

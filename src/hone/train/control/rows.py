@@ -65,7 +65,7 @@ class StepRows(DecisionRows):
     seen: Tensor
     chosen: Tensor
     logp: Tensor
-    """`[n]` nats, under whoever acted."""
+    """`[n]` nats, under the behaviour policy."""
     advantage: Tensor
     target: Tensor
     """`[n]` for the critic; 0 where nobody asked for one."""

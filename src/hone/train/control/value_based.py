@@ -303,13 +303,13 @@ def check_replay_run(config: ReplayRunConfig) -> list[str]:
 
 
 def derive_replay_run(config: ReplayRunConfig) -> dict[str, str]:
-    """What a config comes to."""
+    """Figures that follow from the config, shown by `hone plan`."""
     replay, updates = config.replay, config.learner.optimizer_steps(1)
     return {
-        "steps of the world": f"{replay.warmup} or a little more at random, and {config.steps} x "
-        "{config.iteration_steps}",
+        "environment steps": f"{replay.warmup} or a little more at random, and {config.steps} x "
+        f"{config.iteration_steps}",
         "environments": describe_placement(config.env),
-        "updates": f"{config.steps} turns x {updates} = {config.steps * updates}",
+        "updates": f"{config.steps} iterations x {updates} = {config.steps * updates}",
         "update": f"{replay.batch} transitions",
     }
 

@@ -1,7 +1,7 @@
-"""Rows of the value-based family: transitions from a memory, with what the slow copy says of what was seen next.
+"""Rows of the value-based family: sampled transitions, with the target network's outputs for their next observations.
 
-Belongs here: the rows, and the memory that hands them out and hears how wrong the policy was on them. The slow copy
-stands still during an iteration, so it is asked once, about all transitions of the turn.
+Belongs here: the rows, and the replay buffer that hands them out and takes back their TD errors. The target network is
+constant during an iteration, so it is evaluated once, on all transitions of the iteration.
 """
 
 from collections.abc import Callable
@@ -37,13 +37,13 @@ class ValueRows(DecisionRows):
     reward: Tensor
     """`[n]` of all steps that the transition covers, discounted."""
     discount: Tensor
-    """`[n]` on the worth of `after`; 0 where the world ended."""
+    """`[n]` discount on the value of the next state; 0 where the episode terminated."""
     next_seen: Tensor
-    """`[n, *observation]` what was seen next."""
+    """`[n, *observation]` next observations."""
     target_outcomes: Tensor
-    """`[n, choices, size]` what the slow copy says of `after`."""
+    """`[n, choices, size]` outputs of the target network for `next_seen`."""
     sample_index: Tensor
-    """`[n]` among the transitions that the memory handed out."""
+    """`[n]` index among the transitions that the replay buffer sampled."""
     weight_noise: Tensor
     """`[n, 2, noise]` numbers of this update's two draws of the weights, the same in every row; noise is 0 without."""
 
@@ -128,7 +128,7 @@ def priority_schedule(exponent: float, correction: float, *, iterations: int) ->
 def value_rows(
     policy: DqnPolicy, buffer: PrioritizedBuffer, seed: int, transitions: Episodes, credits: Credits, *, iteration: int
 ) -> ValueRows:
-    """All rows of a turn, with what the slow copy says of what was seen next."""
+    """All rows of an iteration, with the target network's outputs for the next observations."""
     assert credits.discount is not None
     assert transitions.final is not None
     device = str(policy.get_buffer("atoms").device)
@@ -174,11 +174,11 @@ def outcomes_of_action(outcomes: Tensor, number: Tensor) -> Tensor:
 
 
 ActionSelector: TypeAlias = Callable[[DqnPolicy, ValueRows], Tensor]
-"""`[n]` who chooses among what may follow."""
+"""Selects the next actions `[n]` of a target."""
 
 
 def argmax_target(policy: DqnPolicy, rows: ValueRows) -> Tensor:
-    """`[n]` the choice that the slow copy thinks best of what was seen next."""
+    """`[n]` greedy next actions of the target network."""
     return policy.q_values(rows.target_outcomes).argmax(dim=1)
 
 

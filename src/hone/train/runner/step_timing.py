@@ -37,6 +37,8 @@ class Stopwatch:
 
 @dataclass
 class TimedSource(Generic[P]):
+    """Source that measures the seconds of each collection."""
+
     source: Source[P]
     stopwatch: Stopwatch
 
@@ -59,6 +61,8 @@ class TimedSource(Generic[P]):
 
 @dataclass
 class TimedLearner(Generic[P]):
+    """Learner that measures the seconds of each update."""
+
     learner: Learner[P]
     stopwatch: Stopwatch
 

@@ -15,14 +15,14 @@ P = TypeVar("P")
 
 
 class ReplayBuffer(Protocol):
-    """What was lived through, kept (`hone.replay`): transitions or steps, by priority or not, or whole episodes."""
+    """Replay buffer (`hone.replay`): transitions or steps, by priority or not, or whole episodes."""
 
     def __len__(self) -> int:
         """Decisions that can be sampled."""
         ...
 
     def add(self, episodes: Episodes) -> object:
-        """Remember episodes, or pieces of them."""
+        """Store episodes, or pieces of them."""
         ...
 
     def sample(self, count: int, draws: np.random.Generator) -> Episodes:

@@ -148,13 +148,13 @@ def check_tabular(config: TabularRunConfig, *, discount: float) -> list[str]:
 
 
 def derive_tabular(config: TabularRunConfig) -> dict[str, str]:
-    """What a config comes to."""
+    """Figures that follow from the config, shown by `hone plan`."""
     copies = config.finite.copies if config.finite is not None else config.env.num_envs if config.env is not None else 0
     batch = copies * config.rollout_steps
     where = "a table, stepped at once" if config.env is None else describe_placement(config.env)
     return {
-        "steps of the world per turn": f"{copies} environments x {config.rollout_steps} = {batch}",
-        "steps of the world": f"{config.steps * batch}",
+        "environment steps per iteration": f"{copies} environments x {config.rollout_steps} = {batch}",
+        "environment steps": f"{config.steps * batch}",
         "environments": where,
     }
 

@@ -55,19 +55,19 @@ Correction = Literal[
 TokenFactors = NDArray[np.floating] | NDArray[np.bool_]
 """`[N]` factor on the loss of each decision of an optimizer step, or whether it is kept."""
 CorrectionFactor = Callable[[Tensor, Tensor, Tensor], Tensor]
-"""Log-probabilities of the trainer and of whoever acted `[n]`, and the decisions' sequences `[n]` -> factor `[n]`."""
+"""Log-probabilities of trainer and behaviour policy `[n]`, and the tokens' sequences `[n]` -> factor `[n]`."""
 
 
 class RatioConfig(Config):
-    """What the policy is compared with, and when a difference between engine and trainer stops the run."""
+    """Denominator of the importance ratio, its correction, and the mismatch that stops a run."""
 
     denominator: Denominator = "auto"
     """`self`: the policy as it is, so that the ratio is exactly 1 (one optimizer step per rollout); `recomputed`: the
-    trainer's own log-probability before the update, one more forward pass; `behaviour_logp`: that of whoever acted.
-    `auto` is the first that fits: `self`, else `recomputed`, and `behaviour_logp` where answers may be older than the
+    trainer's own log-probability before the update, one more forward pass; `recorded`: that of the behaviour policy.
+    `auto` is the first that fits: `self`, else `recomputed`, and `recorded` where answers may be older than the
     policy."""
     correction: Correction = "none"
-    """Factor on each token's loss for what lies between whoever acted and the trainer's policy before the update."""
+    """Factor on each token's loss that corrects from the behaviour policy to the trainer's policy before the update."""
     weight_cap: float | None = Field(default=None, gt=0)
     """Largest factor (`kpop`: largest divergence in nats); the method's own by default."""
     weight_floor: float | None = Field(default=None, ge=0)
@@ -80,7 +80,7 @@ class RatioLearnerConfig(LearnerConfig):
     """AdamW, the shape of an update, and what the policy is compared with."""
 
     ratio: RatioConfig = RatioConfig()
-    """What the policy is compared with."""
+    """Importance ratio: its denominator and correction."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -92,7 +92,7 @@ class TokenView:
     denominator_logp: Tensor
     """`[n]` nats, of the policy that the ratio is taken against."""
     behaviour_logp: Tensor
-    """`[n]` nats, of whoever acted, as recorded."""
+    """`[n]` nats, of the behaviour policy, as recorded."""
     old_logp: Tensor
     """`[n]` nats, of the trainer's policy when the update began, where it was asked; otherwise `now` as data."""
     advantage: Tensor
@@ -283,8 +283,9 @@ def resolve_denominator(
         found = "recorded" if is_stale else "self" if updates_per_rollout == 1 else "recomputed"
     if found == "recorded" and config.correction != "none":
         raise ValueError(
-            f'learner.ratio.correction = "{config.correction}" corrects for whoever acted, and so does a ratio against '
-            'what was recorded: twice is wrong. Set learner.ratio.denominator = "recomputed", or drop the correction'
+            f'learner.ratio.correction = "{config.correction}" corrects for the behaviour policy, and so does a ratio '
+            'against recorded log-probabilities: twice is wrong. Set learner.ratio.denominator = "recomputed", or '
+            "drop the correction"
         )
     return found
 
@@ -322,7 +323,7 @@ def resolve_correction(config: RatioConfig) -> CorrectionFactor | None:
 
 
 def mismatch_metrics(view: TokenView) -> Mapping[str, Tensor]:
-    """How far the trainer's policy at the start of the update is from whoever acted, before any clipping; `[n]` each.
+    """Distance of the trainer's policy before the update from the behaviour policy, before any clipping; `[n]` each.
 
     |difference| in nats (mean and largest), the share of ratios above 2, and the ratio itself, of which the learner
     reports the effective sample size (sum w)^2 / (n sum w^2): 1 when nothing has to be corrected.

@@ -40,7 +40,7 @@ class TokenBatch:
     chosen: Tensor
     """`[n]` int64."""
     behaviour_logp: Tensor
-    """`[n]` nats, of whoever acted."""
+    """`[n]` nats, of the behaviour policy."""
     advantage: Tensor
     """`[n]`."""
     weight: Tensor
