@@ -53,7 +53,7 @@ class TrainingJob(Generic[P]):
     evaluate: Callable[[], EvaluationResult] | None = None
     """Scores the policy on held-out work."""
     evaluate_every: int = 0
-    """Steps between judgements; 0: at the end only."""
+    """Steps between evaluations; 0: at the end only."""
     dataset_fingerprint: str | None = None
     """Fingerprint of the dataset; a resume with another one is refused."""
     warnings: Sequence[str] = ()

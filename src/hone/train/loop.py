@@ -1,4 +1,4 @@
-"""The one loop: act, judge, learn, publish, report.
+"""The training loop: act, score, learn, publish, report.
 
 Belongs here: the order of the verbs. Does not: any branch about which algorithm, world or model runs. Off-policy
 learning, asynchrony and distribution decorate a source; they are not other loops.

@@ -67,8 +67,9 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
         ],
         verdict=(
             f"Answers {delays[-1]} versions old, learned from as if they were fresh, bring "
-            f"{solved['as if fresh'][-1]:.0%} solved instead of {fresh:.0%}; the clipped ratio against the "
-            f"behaviour policy keeps {solved['clipped'][-1]:.0%} ({solved['clipped'][little]:.0%} at {delays[little]}), "
+            f"{solved['as if fresh'][-1]:.0%} solved instead of {fresh:.0%}; the clipped ratio against "
+            f"the behaviour policy keeps {solved['clipped'][-1]:.0%} "
+            f"({solved['clipped'][little]:.0%} at {delays[little]}), "
             f"because the clip throws more and more away, and the bare ratio {solved['ratio, no clip'][-1]:.0%}, "
             "which two-token answers can afford."
         ),

@@ -116,7 +116,7 @@ def check(config: ThompsonConfig) -> list[str]:
 
 def derive(config: ThompsonConfig) -> dict[str, str]:
     """Figures that follow from the config, shown by `hone plan`."""
-    return {"pulls": f"{config.steps} turns x {config.pulls} = {config.steps * config.pulls}"}
+    return {"pulls": f"{config.steps} iterations x {config.pulls} = {config.steps * config.pulls}"}
 
 
 ENTRY = RecipeSpec(

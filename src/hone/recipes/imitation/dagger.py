@@ -42,7 +42,7 @@ class DaggerAlgorithm(Config):
     """The expert itself decides with this probability to the power of the turns so far: always in the first turn; with
     0 never afterwards."""
     replay_capacity: int = Field(default=1_000_000, ge=1)
-    """Labelled states remembered."""
+    """Capacity of the buffer of labelled states."""
     batch: int = Field(default=256, ge=1)
     """Decisions per update."""
 
@@ -121,7 +121,7 @@ def derive(config: DaggerConfig) -> dict[str, str]:
     where = "in a process of its own" if isinstance(config.expert, ExpertProgram) else config.expert.policy
     return {
         "expert": where,
-        "states labelled": f"{config.steps} turns x {asked} = {config.steps * asked}",
+        "states labelled": f"{config.steps} iterations x {asked} = {config.steps * asked}",
         "environments": describe_placement(config.env),
         "updates": f"{config.learner.optimizer_steps(config.steps)} of {config.algorithm.batch} decisions",
     }

@@ -104,7 +104,7 @@ def objective(policy: MultitaskActorCritic, rows: StepRows, *, algorithm: Multit
 
 @torch.no_grad()
 def predict_values(policy: MultitaskActorCritic, episodes: Episodes) -> Values:
-    """The critics' values of everything seen, and of what was seen last."""
+    """The critics' values of all observations, and of the last ones."""
     assert episodes.final is not None
     both = torch.from_numpy(np.concatenate((episodes.observations, episodes.final)))
     values = policy.value(both.to(policy.actors.device)).cpu().numpy()

@@ -67,7 +67,7 @@ class Rl2Config(RunConfig):
     algorithm: Rl2Algorithm = Rl2Algorithm()
     """Credit and loss."""
     evaluation: ControlEvaluationConfig = ControlEvaluationConfig(episodes=1000)
-    """Trials of a judgement, each with a task of its own."""
+    """Trials of an evaluation, each with a task of its own."""
 
 
 def objective(policy: RecurrentActorCritic, rows: TrialRows, *, algorithm: Rl2Algorithm) -> LossTerms:

@@ -91,7 +91,7 @@ class EpsilonActor(NetworkActor):
 
 
 def objective(policy: QNetworkPolicy, rows: TransitionRows, *, low: float, high: float) -> LossTerms:
-    """Squared error of the value of what was done against the double Q-learning target."""
+    """Squared error of the chosen action's value against the double Q-learning target."""
     actions = policy.spaces.actions
     assert isinstance(actions, DiscreteActions)
     with torch.no_grad():

@@ -54,7 +54,7 @@ class PetsAlgorithm(Config):
     warmup: int = Field(default=200, ge=1)
     """Steps taken at random before the first update."""
     replay_capacity: int = Field(default=100_000, ge=1)
-    """Transitions remembered."""
+    """Capacity of the replay buffer, transitions."""
 
 
 class PetsConfig(RunConfig):
@@ -108,7 +108,7 @@ def objective(policy: ModelPlanner, rows: DynamicsRows, *, bounds_weight: float)
 def dynamics_rows(
     transitions: Episodes, credits: Credits, *, policy: ModelPlanner, memory: BootstrapBuffer
 ) -> DynamicsRows:
-    """Rows of a bootstrapped sample, standardised by all that is remembered."""
+    """Rows of a bootstrapped sample, standardised by the whole replay buffer."""
     del credits
     ensemble, members = policy.ensemble, memory.members
     if memory.inputs.count:

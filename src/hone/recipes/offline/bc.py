@@ -32,7 +32,7 @@ class BcConfig(RunConfig):
     log: str
     """A parquet file written by hone, or a Minari data set (folder or HDF5 file)."""
     env: GymConfig | None = None
-    """Where the policy is judged; None: nowhere."""
+    """Environment of the evaluations; None: no evaluation."""
     network: MlpConfig = MlpConfig(hidden=[256, 256], activation="relu")
     """The policy."""
     learner: ReplayLearnerConfig = ReplayLearnerConfig(lr=1e-3, max_grad_norm=None)

@@ -107,7 +107,7 @@ def objective(policy: OptionCriticPolicy, rows: StepRows, *, algorithm: OptionCr
 
 @torch.no_grad()
 def predict_values(policy: OptionCriticPolicy, episodes: Episodes) -> Values:
-    """Q of what was seen and the option that decided; U of what was seen last and the option then under way."""
+    """Q of each observation and its active option; U of the last observation and the option active there."""
     assert episodes.final is not None
     device = next(policy.parameters()).device
     columns = (episodes.observations, episodes.chosen, episodes.final)

@@ -58,7 +58,7 @@ class PpoShapedConfig(RunConfig):
     algorithm: ppo.PpoAlgorithm = ppo.PpoAlgorithm(discount=0.99, gae_lambda=0.95, entropy_weight=0.01)
     """Credit and loss; its discount is the potential's."""
     evaluation: ControlEvaluationConfig = ControlEvaluationConfig()
-    """How the policy is tried, by the world's own reward."""
+    """Evaluation of the policy, by the environment's own reward."""
     hints: HintsConfig
     """Where it is worth going."""
 

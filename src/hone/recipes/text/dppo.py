@@ -24,9 +24,9 @@ class BinaryTv(recipe.Config):
     kind: Literal["tv"] = "tv"
     """Names this alternative."""
     rise_probability: float = recipe.Field(default=0.15, gt=0, lt=1)
-    """A praised token is trusted to rise this far."""
+    """Threshold for tokens with positive advantage."""
     fall_probability: float = recipe.Field(default=0.15, gt=0, lt=1)
-    """A punished token is trusted to fall this far."""
+    """Threshold for tokens with negative advantage."""
     top: int = recipe.Field(default=0, ge=0)
     """Take the distance over this many of the likeliest tokens as well; 0: of the chosen one against all others."""
 
@@ -42,9 +42,9 @@ class BinaryKl(recipe.Config):
     kind: Literal["kl"]
     """Names this alternative."""
     rise_nats: float = recipe.Field(default=0.05, gt=0)
-    """A praised token is trusted this far upwards."""
+    """Threshold upwards, for tokens with positive advantage."""
     fall_nats: float = recipe.Field(default=0.05, gt=0)
-    """A punished token is trusted this far downwards."""
+    """Threshold downwards, for tokens with negative advantage."""
     top: int = recipe.Field(default=0, ge=0)
     """Take the distance over this many of the likeliest tokens as well; 0: of the chosen one against all others."""
 

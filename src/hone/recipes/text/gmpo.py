@@ -16,9 +16,9 @@ class GmpoAlgorithm(recipe.PenaltyConfig):
     """Clip widths in nats."""
 
     log_low: float = recipe.Field(default=0.4, gt=0)
-    """How far the log-probability of a punished token may fall before its gradient stops, nats."""
+    """Clip width downwards, nats: fall of the log-probability of a token with negative advantage."""
     log_high: float = recipe.Field(default=0.4, gt=0)
-    """How far that of a praised one may rise, nats."""
+    """Clip width upwards, nats: rise of that of a token with positive advantage."""
 
 
 class GmpoConfig(recipe.TextGradientRunConfig):

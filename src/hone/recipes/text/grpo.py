@@ -1,4 +1,4 @@
-"""GRPO: answers to one question judge each other (Shao et al., "DeepSeekMath", 2024).
+"""GRPO: advantages relative to the other answers to the same question (Shao et al., "DeepSeekMath", 2024).
 
 A = (R - mean of the group) / (std of the group + eps), the same for every token of an answer;
 loss = sum over tokens of weight * [-min(r A, clip(r, 1 - low, 1 + high) A) + kl * KL(policy || reference)],
@@ -37,7 +37,7 @@ def method(config: GrpoConfig, policies: recipe.TextPolicies) -> recipe.TextMeth
 
 
 ENTRY = recipe.text_recipe_spec(
-    summary="group-relative policy optimisation: answers to one question judge each other",
+    summary="group-relative policy optimisation: answers are compared within their group",
     paper="Shao et al., DeepSeekMath, 2024",
     config=GrpoConfig,
     method=method,

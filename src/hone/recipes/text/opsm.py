@@ -54,7 +54,7 @@ def method(config: OpsmConfig, policies: recipe.TextPolicies) -> recipe.TextMeth
 
 
 ENTRY = recipe.text_recipe_spec(
-    summary="GRPO without punished answers that are far off the policy",
+    summary="GRPO without answers of negative advantage that are far off the policy",
     paper="DeepSeek-V3.2, 2025",
     config=OpsmConfig,
     method=method,

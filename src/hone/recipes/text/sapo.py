@@ -1,7 +1,7 @@
 """SAPO: a smooth gate where others clip (soft adaptive policy optimisation, 2025).
 
 A as in GRPO; loss = -A (4 / t) sigmoid(t (r - 1)), t by the sign of A, every answer alike. The gradient is the policy
-gradient's at r = 1 and fades on both sides, faster for punished tokens.
+gradient's at r = 1 and fades on both sides, faster for tokens of negative advantage.
 """
 
 from functools import partial

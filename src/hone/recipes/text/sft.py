@@ -48,7 +48,7 @@ class SftConfig(RunConfig):
     learner: LearnerConfig
     """How it steps."""
     evaluation: EvaluationConfig | None = None
-    """Held-out prompts, judged along the way and at the end."""
+    """Held-out prompts, evaluated along the way and at the end."""
 
     @model_validator(mode="after")
     def _parts_fit(self) -> "SftConfig":

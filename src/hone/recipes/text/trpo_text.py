@@ -28,7 +28,7 @@ class TrpoTextAlgorithm(recipe.Config):
     scale: Scale = "group"
     """What centred scores are divided by: the group's standard deviation, the batch's, or nothing."""
     micro_batch_tokens: int = recipe.Field(default=16384, ge=1)
-    """Tokens that go through the network at a time: memory, never the result."""
+    """Tokens per forward pass: changes the use of memory, never the result."""
 
 
 def require_exact_arithmetic(config: recipe.TextRunConfig) -> None:

@@ -16,13 +16,13 @@ class VespoAlgorithm(recipe.PenaltyConfig):
     """The kernel's shape."""
 
     positive_power: float = recipe.Field(default=2.0, gt=0)
-    """k of praised answers."""
+    """k of answers with positive advantage."""
     positive_rate: float = recipe.Field(default=3.0, gt=0)
-    """l of praised answers."""
+    """l of answers with positive advantage."""
     negative_power: float = recipe.Field(default=3.0, gt=0)
-    """k of punished answers."""
+    """k of answers with negative advantage."""
     negative_rate: float = recipe.Field(default=2.0, gt=0)
-    """l of punished answers."""
+    """l of answers with negative advantage."""
 
 
 class VespoConfig(recipe.TextGradientRunConfig):

@@ -37,7 +37,7 @@ class OptimizerConfig(Config):
     epochs: int = Field(default=1, ge=1)
     """Passes over each step's episodes."""
     micro_batch_tokens: int = Field(default=16384, ge=1)
-    """Tokens that go through the network at a time: memory, never the result."""
+    """Tokens per forward pass: changes the use of memory, never the result."""
 
 
 class LearnerConfig(OptimizerConfig):

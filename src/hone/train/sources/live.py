@@ -75,7 +75,7 @@ class EpisodeStats:
 
 
 def no_metrics() -> Metrics:
-    """Nothing to tell."""
+    """No notices."""
     return {}
 
 
@@ -87,7 +87,7 @@ class LiveSource(Generic[P]):
     actor: Actor[P]
     version: int = -1
     actor_metrics: Callable[[], Metrics] = no_metrics
-    """What the actor has to tell of its latest episodes."""
+    """Metrics of the actor about its latest episodes."""
     episode_stats: EpisodeStats = field(default_factory=EpisodeStats)
 
     def collect(self) -> Episodes:

@@ -1,4 +1,4 @@
-"""What the recipes on tables share: their worlds, their learner, who acts, how a table is judged, saved and loaded.
+"""Shared parts of the tabular recipes: environments, learner, actor, and evaluation, saving and loading of tables.
 
 Belongs here: wiring between worlds, tables and the loop. Does not: anything of one method. A finite world is known
 whole, so a table in it is judged by dynamic programming; in a Gymnasium world it plays.
@@ -258,7 +258,7 @@ def action_values_job(
 def state_values_job(
     recipe: Recipe[StateValues], *, world: FiniteWorld, evaluation: ControlEvaluationConfig
 ) -> TrainingJob[StateValues]:
-    """Values of states, judged by how far they are from the truth."""
+    """Evaluation of state values by their error against the exact ones."""
     values = recipe.learner.policy
     return _table_training_job(
         recipe, world=world, judge=partial(exact_evaluation, values, world.mdp), judge_every=evaluation.every
