@@ -210,8 +210,8 @@ import multiprocessing, os, sys, time
 from pathlib import Path
 from hone.core.clock import SystemClock
 from hone.store.folder import create_run
-from hone.store.manifest import Facts
-run = create_run(Path(sys.argv[1]), "run", config={}, facts=Facts(hone_version="0"), clock=SystemClock())
+from hone.store.manifest import RunMetadata
+run = create_run(Path(sys.argv[1]), "run", config={}, metadata=RunMetadata(hone_version="0"), clock=SystemClock())
 def work():
     print(os.getpid(), flush=True)  # by itself: until it runs, it has not let go of what it inherited
     time.sleep(60)

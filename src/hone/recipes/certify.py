@@ -16,6 +16,7 @@ from hone.core.errors import DataError
 from hone.envs.text.task import TaskConfig
 from hone.evaluate.checkpoint import config_tree
 from hone.evaluate.text.open_policy import ModelSource, policy_folder
+from hone.evaluate.text.text_eval import EvaluationConfig
 from hone.models.language.hf_checkpoint import read_config
 from hone.models.language.init import new_model
 from hone.models.language.token_policy import TokenPolicy
@@ -72,7 +73,7 @@ def certify(config: RunConfig, *, config_hash: str) -> GradientCertificate | Non
 
 def scaled_down_config(config: C, folder: Path) -> C:
     """Reduce a config to one CPU thread, a small model of the same family (saved in `folder` if needed) and no
-    evaluation."""
+    evaluation of text."""
     parts: Mapping[str, Any] = vars(config)
     changes: dict[str, Any] = {"run": config.run.model_copy(update={"device": "cpu", "threads": 1})}
     model, task = parts.get("model"), parts.get("task")
@@ -80,7 +81,7 @@ def scaled_down_config(config: C, folder: Path) -> C:
         changes["model"] = _scaled_down_source(model, folder)
     if isinstance(task, TaskConfig) and task.is_generated:
         changes["task"] = task.model_copy(update={"size": min(task.size, TASK_EXAMPLES)})
-    if "evaluation" in parts:
+    if isinstance(parts.get("evaluation"), EvaluationConfig):
         changes["evaluation"] = None
     return config.model_copy(update=changes)
 

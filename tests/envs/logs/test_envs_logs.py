@@ -148,7 +148,7 @@ def test_a_minari_data_set_of_another_kind_says_so(tmp_path: Path) -> None:
     place = tmp_path / "data"
     place.mkdir()
     (place / "metadata.json").write_text('{"data_format": "arrow"}', encoding="utf-8")
-    with pytest.raises(DataError, match=r"kept as 'arrow', and only 'hdf5' is read"):
+    with pytest.raises(DataError, match=r"the format 'arrow', only 'hdf5' is supported"):
         read_log(tmp_path)
     (place / "metadata.json").write_text("{", encoding="utf-8")
     write_minari(tmp_path, log(box=True).episodes, space_to_minari(BOX), space_to_minari(BOX))

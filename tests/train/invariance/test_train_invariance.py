@@ -258,7 +258,7 @@ def test_a_wrong_loss_of_control(folder: Path) -> None:
 
     def standardised(policy: Any, rows: Any) -> LossTerms:
         a = rows.advantage
-        return clipped_surrogate(policy.judge(rows.seen, rows.chosen).logp, rows.logp, a - a.mean())
+        return clipped_surrogate(policy.evaluate_actions(rows.seen, rows.chosen).logp, rows.logp, a - a.mean())
 
     assert set(faults(run_gradient_checks(replace(trial, objective=standardised)))) >= CUTS
     job.close()

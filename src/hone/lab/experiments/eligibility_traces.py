@@ -73,8 +73,7 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
     best = {name: errors.min(axis=1) for name, errors in table.items()}
     at = {name: int(errors.argmin()) for name, errors in best.items()}
     dutch, accumulating = best["dutch"], best["accumulating"]
-    fast = RATES.index(0.8)
-    worst = {name: float(errors[DECAYS.index(0.9), fast]) for name, errors in table.items()}
+    worst = {name: float(errors[DECAYS.index(0.9), RATES.index(0.8)]) for name, errors in table.items()}
     claims = [
         at_most("best error, dutch, over that of lambda = 0", dutch.min() / dutch[0], 0.95),
         at_most("best error, dutch, over that of lambda = 1", dutch.min() / dutch[-1], 0.9),

@@ -10,7 +10,7 @@ from hone.core.random import generator
 from hone.lab.exact import gradient
 from hone.lab.finding import BarPlot, Experiment, ExperimentResult, LinePlot, PlotSeries, at_least, at_most
 from hone.lab.policies import pretrained_network
-from hone.lab.puzzles import addition
+from hone.lab.puzzles import Floats, addition
 from hone.lab.training import Objective, PuzzleBatch, PuzzleTraining, train_seeds
 from hone.objectives.mismatch import icepop, masked_is, truncated_is, with_mismatch_correction
 from hone.objectives.policy import clipped_surrogate, reinforce_loss
@@ -77,27 +77,31 @@ def objective_with(weigh: CorrectionWeight) -> Objective:
     return objective
 
 
-def run(seed: int, *, quick: bool = False) -> ExperimentResult:
-    """Run the experiment."""
-    steps, runs, cases = (20, 1, 40) if quick else (60, 2, 300)
+def train_corrected(seed: int, *, steps: int, runs: int) -> dict[str, dict[str, Floats]]:
+    """Curves of a training under each correction, with answers drawn by the noisy engine."""
     puzzle = addition()
-    errors = gradient_errors(seed, cases=cases)
-    result = {
-        name: train_seeds(
-            lambda number: pretrained_network(puzzle, seed=number),
-            PuzzleTraining(
-                puzzle=puzzle,
-                objective=objective_with(weigh),
-                steps=steps,
-                learning_rate=0.003,
-                minibatches=2,
-                distort=noisy_engine,
-            ),
-            seed=seed,
-            runs=runs,
+    trainings = {
+        name: PuzzleTraining(
+            puzzle=puzzle,
+            objective=objective_with(weigh),
+            steps=steps,
+            learning_rate=0.003,
+            minibatches=2,
+            distort=noisy_engine,
         )
         for name, weigh in CORRECTIONS.items()
     }
+    return {
+        name: train_seeds(lambda number: pretrained_network(puzzle, seed=number), training, seed=seed, runs=runs)
+        for name, training in trainings.items()
+    }
+
+
+def run(seed: int, *, quick: bool = False) -> ExperimentResult:
+    """Run the experiment."""
+    steps, runs, cases = (20, 1, 40) if quick else (60, 2, 300)
+    errors = gradient_errors(seed, cases=cases)
+    result = train_corrected(seed, steps=steps, runs=runs)
     solved = {name: float(each["solved"][:, -1].mean()) for name, each in result.items()}
     plain, tis, mis, pop = CORRECTIONS
     claims = [

@@ -75,16 +75,7 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
     ]
     return ExperimentResult(
         header=("objective", "solved", "KL of an update, nats", "largest ratio", "entropy half-way, nats"),
-        rows=[
-            (
-                name,
-                format_number(last[name]),
-                format_number(kl[name]),
-                format_number(most[name]),
-                format_number(entropy[name]),
-            )
-            for name in result
-        ],
+        rows=[(name, *map(format_number, (last[name], kl[name], most[name], entropy[name]))) for name in result],
         panels=[
             plot_by_step(title, {name: each[metric].mean(axis=0) for name, each in result.items()}, log_y=log)
             for title, metric, log in (

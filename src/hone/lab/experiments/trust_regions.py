@@ -140,14 +140,7 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
     return ExperimentResult(
         header=("method", f"steps to {GOAL:.0%}", "KL paid until then, nats", "largest step, nats", "solved at last"),
         rows=[
-            (
-                name,
-                format_number(needed[name]),
-                format_number(paid[name]),
-                format_number(most[name]),
-                f"{last[name]:.1%}",
-            )
-            for name in result
+            (name, *map(format_number, (needed[name], paid[name], most[name])), f"{last[name]:.1%}") for name in result
         ],
         panels=[
             LinePlot(

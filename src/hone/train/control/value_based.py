@@ -236,9 +236,7 @@ def value_job(config: C, *, method: Callable[[C], ValueMethod]) -> TrainingJob[D
     algorithm = chosen.algorithm
     world = open_world(config.env, steps=replay.collect, seed=config.seed)
     space = finite_action_spaces(world.envs.single_observation_space, world.envs.single_action_space)
-    network, shape = config.network, replace(chosen.network_shape, layer_norm=config.network.layer_norm)
-    plain = MlpConfig(hidden=network.hidden, activation=network.activation)
-    policy = DqnPolicy(space, plain, seed=config.seed, architecture=shape).to(config.run.device)
+    policy = _new_policy(config, space, chosen)
     memory = PrioritizedBuffer(
         replay.capacity, steps=chosen.n_steps, discount=algorithm.discount, priorities=chosen.priorities
     )
@@ -250,8 +248,7 @@ def value_job(config: C, *, method: Callable[[C], ValueMethod]) -> TrainingJob[D
     def after_step(policy: DqnPolicy) -> None:
         if (learner.updates + 1) % (updates * algorithm.target_every) == 0:
             polyak_update(policy.target.parameters(), policy.values.parameters(), tau=algorithm.tau)
-        # Of the latest eighth of the updates until there are enough of them (Shamir & Zhang, 2013): the first weights
-        # must not linger in a short run.
+        # Over the latest eighth of the updates of a short run (Shamir & Zhang, 2013): first weights must not linger.
         rate = max(algorithm.average_rate, 8.0 / (learner.updates + 8))
         polyak_update(policy.average.parameters(), policy.values.parameters(), tau=rate)
 
@@ -272,9 +269,8 @@ def value_job(config: C, *, method: Callable[[C], ValueMethod]) -> TrainingJob[D
         shuffle=chosen.priorities is not None or chosen.demonstrations is not None,
         after_step=after_step,
     )
-    seen: Source[DqnPolicy] = DropFailedEpisodes(
-        LiveSource(world, ScheduledExplorer(config.exploration_policy, NetworkActor(policy.numpy_policy()))), world
-    )
+    explorer = ScheduledExplorer(config.exploration_policy, NetworkActor(policy.numpy_policy()))
+    seen: Source[DqnPolicy] = DropFailedEpisodes(LiveSource(world, explorer), world)
     normalise = NormaliseConfig(observations=algorithm.normalise_observations and not space.inputs.one_hot)
     source = ReplaySource(
         with_normalisation(seen, normalise, size=space.inputs.size, discount=algorithm.discount),
@@ -285,6 +281,12 @@ def value_job(config: C, *, method: Callable[[C], ValueMethod]) -> TrainingJob[D
     )
     recipe = Recipe(source=source, credit=memory.credit, learner=learner)
     return control_job(recipe, env=config.env, evaluation=config.evaluation, seed=config.seed, world=world)
+
+
+def _new_policy(config: ValueRunConfig, space: PolicySpaces, method: ValueMethod) -> DqnPolicy:
+    network, shape = config.network, replace(method.network_shape, layer_norm=config.network.layer_norm)
+    plain = MlpConfig(hidden=network.hidden, activation=network.activation)
+    return DqnPolicy(space, plain, seed=config.seed, architecture=shape).to(config.run.device)
 
 
 def finite_action_spaces(observation: spaces.Space[Any], action: spaces.Space[Any]) -> PolicySpaces:

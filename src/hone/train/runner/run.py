@@ -191,9 +191,8 @@ def _train(
     try:
         train(timed(job.recipe, watch), steps=config.steps, callback=reporter, first_step=done + 1)
     except DivergedError as fault:
-        raise DivergedError(
-            *fault.messages, f"the batch and the weights are in {_save_divergence(job, folder, watch)}"
-        ) from fault
+        place = _save_divergence(job, folder, watch)
+        raise DivergedError(*fault.messages, f"the batch and the weights are in {place}") from fault
     except LostTooOftenError:
         reporter.report_notices()
         if reporter.last_step:
