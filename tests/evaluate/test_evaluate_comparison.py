@@ -131,7 +131,7 @@ def test_what_cannot_be_compared_is_refused_with_all_faults(tmp_path):
     make_run(tmp_path, "empty", rewards=[])
     with pytest.raises(DataError) as refused:
         compare(["nothing", "emtpy"], root=tmp_path)
-    assert "'nothing' is no run" in refused.value.messages[0] and "did you mean empty?" in refused.value.messages[1]
+    assert "'nothing' is not a run" in refused.value.messages[0] and "did you mean empty?" in refused.value.messages[1]
     with pytest.raises(DataError, match="none of 1 runs has a score yet"):
         compare(["empty"], root=tmp_path)
     make_run(tmp_path, "full", rewards=[1.0, 2.0])

@@ -26,7 +26,7 @@ TWO = spaces.Discrete(2)
 class Balancer:
     """Pushes the cart under the pole: a rule that holds CartPole up, a policy to be disturbed."""
 
-    def acting(self):
+    def numpy_policy(self):
         return self
 
     def best(self, seen):
@@ -150,7 +150,7 @@ def test_what_makes_no_sense_is_refused():
     noisy, drawn = PerturbationConfig(sensor_noise=0.1), PerturbationConfig(random_actions=0.1)
     boundless = spaces.Box(-np.inf, np.inf, (1,))
     assert "noise cannot be added" in incompatible_perturbations(noisy, spaces.Discrete(4), TWO)[0]
-    assert "has no bounds" in incompatible_perturbations(drawn, boundless, boundless)[0]
+    assert "the action space is unbounded" in incompatible_perturbations(drawn, boundless, boundless)[0]
     assert incompatible_perturbations(noisy, boundless, TWO) == []
     with pytest.raises(ConfigError, match="noise cannot be added"):
         compare_with_unperturbed(Balancer(), GymConfig(id="FrozenLake-v1"), [noisy], episodes=1, seed=0)
@@ -178,7 +178,7 @@ def test_words_and_files_say_what_is_wanted(tmp_path: Path):
         ("random_actions=2", "random_actions"),
         ("action_delay=0", "nothing is changed"),
         ("noise", "is not of the form key=value"),
-        ("action_delay=[]", "is not empty"),
+        ("action_delay=[]", "must not be empty"),
         ("action_delay=[1],random_actions=0.1", "must be a whole number"),
     ],
 )
