@@ -62,6 +62,7 @@ class KlController(Protocol):
     @property
     def weight(self) -> float:
         """Coefficient for the next batch."""
+        ...
 
     def observe(self, distance: KlEstimate) -> None:
         """Updates the coefficient after a batch that was rewarded with `weight`."""
@@ -69,6 +70,7 @@ class KlController(Protocol):
 
     def state(self) -> State:
         """Everything a resumed run needs."""
+        ...
 
     def restore(self, state: State) -> None:
         """Load a state that `state` returned."""

@@ -10,6 +10,7 @@ of a second, and most commands of hone do not open a parquet file.
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from hone.core.conversation import Turn
 from hone.core.errors import DataError
@@ -85,8 +86,10 @@ def read_samples(path: Path) -> list[SampleRow]:
         table = table.append_column("turns", pa.array([[]] * len(table), pa.list_(pa.list_(pa.string()))))
     elif missing:
         raise DataError(f"{path} lacks the columns {', '.join(missing)}; it has {', '.join(table.column_names)}")
-    rows = table.select(list(COLUMNS)).to_pylist()
-    return [SampleRow(**{**row, "turns": tuple((who, said) for who, said in row["turns"])}) for row in rows]
+    rows: list[dict[str, Any]] = table.select(list(COLUMNS)).to_pylist()
+    for row in rows:
+        row["turns"] = tuple((role, text) for role, text in row["turns"])
+    return [SampleRow(**row) for row in rows]
 
 
 def _clean(text: str) -> str:

@@ -43,6 +43,7 @@ class UpdateRule(Protocol):
 
     def state(self) -> State:
         """Everything a resumed run needs."""
+        ...
 
     def restore(self, state: State) -> None:
         """Load a state that `state` returned."""

@@ -22,7 +22,7 @@ P_contra = TypeVar("P_contra", contravariant=True)
 class RolloutEnvironment(Protocol[A_contra]):
     """What answers an action: a text task, a Gymnasium vector environment, bandit arms."""
 
-    def rollout(self, actor: A_contra) -> Episodes:
+    def rollout(self, actor: A_contra, /) -> Episodes:
         """One batch of episodes (or pieces of them), decided by `actor`."""
         ...
 
