@@ -241,9 +241,9 @@ def test_a_box_of_actions_is_refused(recipe: str) -> None:
 
 
 def test_dead_exploration_is_told_of() -> None:
-    config = small(exploration={"kind": "epsilon", "over": 20})
+    config = small(exploration={"kind": "epsilon", "decay_env_steps": 20})
     (told,) = dqn.ENTRY.check(config)
-    assert "exploration.over = 20" in told and "replay.warmup = 20" in told
+    assert "exploration.decay_env_steps = 20" in told and "replay.warmup = 20" in told
     assert list(dqn.ENTRY.check(small())) == []
 
 
@@ -276,7 +276,7 @@ def test_it_crosses_the_lake(recipe: str) -> None:
     assert job.evaluate().metrics["eval/score"] == 1.0
     if recipe in {"dqn", "double_dqn"}:  # the values are those of dynamic programming
         with torch.no_grad():
-            table = policy.table(policy.outcomes(torch.tensor([0, 14])))
+            table = policy.q_values(policy.return_outputs(torch.tensor([0, 14])))
         assert table[1, 2].item() == pytest.approx(1.0, abs=0.05)
         assert table[0].max().item() == pytest.approx(0.9**5, abs=0.1)
 

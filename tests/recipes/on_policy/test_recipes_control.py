@@ -25,7 +25,7 @@ from hone.train.control.job import ControlEvaluationConfig
 from hone.train.control.replay_config import ReplayConfig
 from hone.train.control.rows import StepRows, split_decision_rows
 from hone.train.job import RecipeSpec, TrainingJob
-from hone.train.learner.config import LearnerConfig
+from hone.train.learner.config import LearnerConfig, ReplayLearnerConfig
 from hone.train.learner.gradient import split_by_rows
 from hone.train.loop import train
 
@@ -59,7 +59,7 @@ def make_sac(folder: Path, steps: int) -> TrainingJob[Any]:
     return sac.build(
         sac.SacConfig(
             recipe="sac", name="x", seed=3, steps=steps, env=GymConfig(id="Pendulum-v1", num_envs=2), network=SMALL,
-            learner=LearnerConfig(lr=1e-3, minibatches=2, max_grad_norm=None), evaluation=JUDGE,
+            learner=ReplayLearnerConfig(lr=1e-3, updates_per_iteration=2, max_grad_norm=None), evaluation=JUDGE,
             replay=ReplayConfig(batch=16, capacity=70, warmup=30),
         )
     )  # fmt: skip
@@ -154,7 +154,7 @@ def test_recorded_log_probabilities_are_the_learners(tmp_path: Path) -> None:
         episodes = job.recipe.source.collect()
         policy = job.recipe.learner.policy
         with torch.no_grad():
-            now = policy.judge(torch.from_numpy(episodes.observations), torch.from_numpy(episodes.chosen))
+            now = policy.evaluate_actions(torch.from_numpy(episodes.observations), torch.from_numpy(episodes.chosen))
         np.testing.assert_allclose(now.logp.numpy(), episodes.logp, atol=1e-5)
         assert (episodes.version == 0).all()
 

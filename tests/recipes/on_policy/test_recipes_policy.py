@@ -167,7 +167,7 @@ def test_the_first_ratio_is_one_while_statistics_move() -> None:
     episodes = job.recipe.source.collect()
     policy = job.recipe.learner.policy
     with torch.no_grad():
-        now = policy.judge(torch.from_numpy(episodes.observations), torch.from_numpy(episodes.chosen))
+        now = policy.evaluate_actions(torch.from_numpy(episodes.observations), torch.from_numpy(episodes.chosen))
     np.testing.assert_allclose(now.logp.numpy(), episodes.logp, atol=1e-5)
 
 
@@ -215,7 +215,7 @@ def test_the_price_survives_a_resume(tmp_path: Path) -> None:
     assert len(set(told)) > 1, "it never moved, so this shows nothing"
     other = made("ppo_kl", 8)
     taken_up(other, tmp_path)
-    (here,), (there,) = (tuple(one.recipe.learner.kept.values()) for one in (job, other))
+    (here,), (there,) = (tuple(one.recipe.learner.extra_state.values()) for one in (job, other))
     assert here.value == there.value != 1.0
 
 
@@ -274,10 +274,10 @@ def test_td3_moves_its_policy_on_every_second_update_only() -> None:
     job = made("td3", 4, learner={"lr": 1e-3, "minibatches": 1})
     policy = job.recipe.learner.policy
     moved: list[tuple[bool, bool]] = []
-    before = [(policy.actor.numpy().layers[0][0].copy(), next(policy.slow_critics.parameters()).clone())]
+    before = [(policy.actor.to_numpy().layers[0][0].copy(), next(policy.slow_critics.parameters()).clone())]
 
     def report(*_: object) -> None:
-        now = (policy.actor.numpy().layers[0][0].copy(), next(policy.slow_critics.parameters()).clone())
+        now = (policy.actor.to_numpy().layers[0][0].copy(), next(policy.slow_critics.parameters()).clone())
         moved.append((not np.array_equal(now[0], before[0][0]), not torch.equal(now[1], before[0][1])))
         before[0] = now
 
@@ -292,15 +292,15 @@ def test_td3_and_ddpg_look_at_the_target_they_should() -> None:
     algorithm = td3.Td3Algorithm(smoothing=0.2, smoothing_limit=0.1)
     terms = td3.critic_objective(policy, rows, algorithm=algorithm)
     with torch.no_grad():
-        bent = (policy.target_actions(rows.after) + (0.2 * rows.noise).clamp(-0.1, 0.1)).clamp(-1, 1)
-        slow = torch.stack(policy.target_q_values(rows.after, bent)).amin(0)
+        bent = (policy.target_actions(rows.next_seen) + (0.2 * rows.noise).clamp(-0.1, 0.1)).clamp(-1, 1)
+        slow = torch.stack(policy.target_q_values(rows.next_seen, bent)).amin(0)
         target = rows.reward + rows.discount * slow
         values = policy.q_values(rows.seen, policy.to_unit_box(rows.chosen))
         expected = sum(0.5 * (value - target) ** 2 for value in values)
     torch.testing.assert_close(terms.loss, expected)
     single = DeterministicActorCritic(policy.spaces, policy.network, seed=1, critics=1)
     with torch.no_grad():
-        slow = single.target_q_values(rows.after, single.target_actions(rows.after))[0]
+        slow = single.target_q_values(rows.next_seen, single.target_actions(rows.next_seen))[0]
         expected = (
             0.5
             * (single.q_values(rows.seen, single.to_unit_box(rows.chosen))[0] - rows.reward - rows.discount * slow) ** 2

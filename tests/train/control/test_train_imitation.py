@@ -315,7 +315,7 @@ def test_a_share_of_every_batch(tmp_path: Path) -> None:
     memory = with_demonstrations(ring, DemonstrationsConfig(log=opened(tmp_path), share=0.25), space)
     world = open_world(GymConfig(id="Lock-v0"), steps=20, seed=1)
     policy = dqn.ENTRY.build(dqn.DqnConfig.model_validate(lock(1))).recipe.learner.policy
-    memory.add(world.rollout(NetworkActor(policy.greedy(epsilon=1.0))))
+    memory.add(world.rollout(NetworkActor(policy.epsilon_greedy_policy(epsilon=1.0))))
     sample = memory.sample(40, np.random.default_rng(0))
     shown = sample.chosen == sample.observations % 3
     assert shown[:10].all() and not shown[10:].all() and len(memory) == 20

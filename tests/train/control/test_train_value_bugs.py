@@ -300,7 +300,7 @@ def test_priorities_come_back_from_the_update_that_made_them() -> None:
         )
     )  # fmt: skip
     source, learner = job.recipe.source, job.recipe.learner
-    memory, policy = source.ring, learner.policy
+    memory, policy = source.buffer, learner.policy
     assert isinstance(memory, PrioritizedBuffer) and memory.prioritised_buffer is not None
     source.publish(policy)
     handed = source.collect()
