@@ -99,7 +99,7 @@ def test_the_learner_tells_its_tokens_however_they_are_cut(policy, budget):
     config = LearnerConfig(lr=1e-3, epochs=2, minibatches=2, micro_batch_tokens=budget)
 
     def objective(policy, batch):
-        look = policy.outlook(batch.packed, batch.at, batch.chosen)
+        look = policy.token_logprobs(batch.packed, batch.at, batch.chosen)
         return LossTerms(loss=-look.logp, compute_metrics=dict)
 
     episodes = episodes_of([4, 2, 9, 1])

@@ -119,7 +119,7 @@ def test_a_selection_over_the_whole_batch_does_not_depend_on_micro_batches(budge
     network = policy()
     episodes, credits = episodes_of(np.random.default_rng(2))
     asked = TokenLoss(
-        loss=loss(objective=only_chosen, select=high_half), denominator="recorded", micro_batch_tokens=budget
+        loss=loss(objective=only_chosen, select_tokens=high_half), denominator="recorded", micro_batch_tokens=budget
     )
     rows = asked.select_tokens(network, asked.layout(LAYOUT, network)(episodes, credits).weighted(), 0)
     for piece in micro_batches(rows, budget):
@@ -140,7 +140,7 @@ def test_a_selection_over_the_whole_batch_does_not_depend_on_micro_batches(budge
 def test_the_likeliest_tokens_are_those_of_the_policy_at_the_start() -> None:
     network, later = policy(), policy(seed=4)
     episodes, credits = episodes_of(np.random.default_rng(3))
-    asked = TokenLoss(loss=loss(likeliest=3), denominator="self", micro_batch_tokens=9)
+    asked = TokenLoss(loss=loss(top_k=3), denominator="self", micro_batch_tokens=9)
     rows = asked.layout(LAYOUT, network)(episodes, credits)
     view = whole_view(asked, later, rows)
     batch = rows.tensors()
@@ -207,7 +207,7 @@ def test_effective_share_by_hand() -> None:
 def test_the_alarm_names_the_figure_and_the_limit() -> None:
     require_small_mismatch(RatioConfig(), {"mismatch/mean": 5.0})
     require_small_mismatch(RatioConfig(max_mismatch_nats=0.1), {"mismatch/mean": 0.09})
-    with pytest.raises(DivergedError, match=r"0\.11 nats.*alarm_nats = 0\.1"):
+    with pytest.raises(DivergedError, match=r"0\.11 nats.*max_mismatch_nats = 0\.1"):
         require_small_mismatch(RatioConfig(max_mismatch_nats=0.1), {"mismatch/mean": 0.11})
 
 

@@ -43,6 +43,6 @@ def test_a_compiler_is_not_promised_to_be_exact(tmp_path: Path, monkeypatch: pyt
 def test_the_alarm_stops_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     lay_out(tmp_path)
     monkeypatch.chdir(tmp_path)
-    words = ('rollout.runner="native_bfloat16"', "learner.ratio.alarm_nats=1e-6")
+    words = ('rollout.runner="native_bfloat16"', "learner.ratio.max_mismatch_nats=1e-6")
     assert hone("train", "grpo.toml", *words) == 6
-    assert "above learner.ratio.alarm_nats = 1e-06" in capsys.readouterr().err
+    assert "above learner.ratio.max_mismatch_nats = 1e-06" in capsys.readouterr().err
