@@ -17,7 +17,7 @@ from torch import Tensor
 
 from hone.objectives.terms import LossTerms
 
-SPREAD = {("soft_policy", "alpha"), ("dpo reweighted", "weight")}
+SPREAD = {("sac_actor_loss", "alpha"), ("dpo reweighted", "weight")}
 """One number for all rows: a temperature may be; a weight is not held to the rows of terms that were made before."""
 PLACES = [field.name for field in fields(View) if field.name != "batch"] + [f"batch.{f.name}" for f in fields(Batch)]
 
