@@ -31,7 +31,7 @@ def test_seeds_from_python_are_the_runs_of_the_command(place: Path, capsys: pyte
     assert main(["train", "short.toml", "steps=2", "--seeds", "2", "--runs", "command"]) == 0
     for run in found.runs:
         assert figures(run) == figures(place / "command" / "short" / run.name)
-    with pytest.raises(ConfigError, match="holds seed_0, seed_1 already"):
+    with pytest.raises(ConfigError, match="contains seed_0, seed_1 already"):
         train_seeds("short.toml", 2, ["steps=2"])
     more = train_seeds("short.toml", 3, ["steps=2"], resume=True)
     assert [run.name for run in more.runs] == ["seed_0", "seed_1", "seed_2"]

@@ -24,7 +24,7 @@ class Grid:
 
 
 def filled(rows: int, errors: np.ndarray, **numbers: float) -> PrioritizedSampler:
-    memory = PrioritizedSampler(RingBuffer(rows), PriorityParams(**{"corrected_after": 0, **numbers}))
+    memory = PrioritizedSampler(RingBuffer(rows), PriorityParams(**{"beta_anneal_draws": 0, **numbers}))
     memory.add(single(np.arange(rows)))
     memory.sample(4000, generator(0, "fill"))
     memory.last_sample = type(memory.last_sample)(
@@ -38,7 +38,7 @@ def test_weights_undo_the_bias_by_enumeration() -> None:
     """E[w f] over every draw is the plain mean of f, for any f and any priorities."""
     errors = np.array([0.1, 3.0, 0.5, 0.01, 1.0, 7.0, 0.2])
     worth = np.array([5.0, -1.0, 2.0, 8.0, 0.0, 3.0, -4.0])
-    memory, points = filled(7, errors, exponent=0.7), 4000
+    memory, points = filled(7, errors, alpha=0.7), 4000
     grid, total = Grid(points), 0.0
     for _ in range(points):
         memory.sample(5, grid)  # type: ignore[arg-type]
@@ -66,7 +66,7 @@ def test_bug_weights_are_one_where_priorities_are_equal() -> None:
 
 
 def test_bug_newcomers_get_the_largest_mass_and_the_exponent_once() -> None:
-    memory = filled(8, np.full(8, 16.0), exponent=0.5, floor=0.0)
+    memory = filled(8, np.full(8, 16.0), alpha=0.5, epsilon=0.0)
     assert memory.tree.masses.tolist() == [4.0] * 8
     assert memory.add(single(np.arange(2))).tolist() == [0, 1]
     assert memory.tree.masses.tolist() == [4.0] * 8  # not 2, which is 4 to the power of 0.5
@@ -74,7 +74,7 @@ def test_bug_newcomers_get_the_largest_mass_and_the_exponent_once() -> None:
 
 def test_bug_draws_follow_the_power_of_the_error() -> None:
     errors = np.arange(1.0, 21.0)
-    memory = filled(20, errors, exponent=0.6, floor=0.0)
+    memory = filled(20, errors, alpha=0.6, epsilon=0.0)
     seen = np.zeros(20)
     for k in range(300):
         memory.sample(32, generator(k, "draw"))
@@ -114,7 +114,7 @@ def test_the_correction_grows_to_one() -> None:
 
 
 def test_weights_by_the_largest_of_the_batch() -> None:
-    memory = filled(6, np.array([1.0, 2, 3, 4, 5, 6]), by_largest=True)
+    memory = filled(6, np.array([1.0, 2, 3, 4, 5, 6]), normalise_by_max=True)
     memory.sample(32, generator(0, "x"))
     assert memory.last_sample.importance_weight.max() == 1.0
     assert memory.last_sample.importance_weight.min() < 0.5
