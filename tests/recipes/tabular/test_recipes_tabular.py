@@ -190,7 +190,7 @@ def test_faults_come_before_training(tmp_path: Path) -> None:
     job = ran(SMALL["expected_sarsa"], 1)
     job.save_policy(tmp_path)
     other = config_of(SMALL["prioritized_sweeping"]).model_dump(mode="json")
-    with pytest.raises(ConfigError, match="the world has 48 states"):
+    with pytest.raises(ConfigError, match="the environment 48 states"):
         evaluate_control(tmp_path, config=other, episodes=1, seed=0)
 
 

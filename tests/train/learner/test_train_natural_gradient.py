@@ -35,7 +35,7 @@ class Softmax(nn.Module):
         start = np.random.default_rng(7).normal(size=(4, 2))
         self.slope = nn.Parameter(torch.from_numpy(start))
 
-    def judge(self, seen: Tensor, chosen: Tensor) -> PolicyOutput:
+    def evaluate_actions(self, seen: Tensor, chosen: Tensor) -> PolicyOutput:
         logp = torch.log_softmax(seen @ self.slope, dim=1).gather(1, chosen[:, None])[:, 0]
         return PolicyOutput(logp=logp, entropy=lambda: logp, value=None)
 
@@ -49,7 +49,7 @@ def batch_of() -> tuple[Episodes, Credits]:
     draws = np.random.default_rng(0)
     seen = draws.normal(size=(50, 4))
     chosen = draws.integers(0, 2, 50)
-    logp = network().judge(torch.from_numpy(seen), torch.from_numpy(chosen)).logp.detach().numpy()
+    logp = network().evaluate_actions(torch.from_numpy(seen), torch.from_numpy(chosen)).logp.detach().numpy()
     episodes = Episodes(
         offsets=np.arange(0, 51, 5),
         seen=seen,
@@ -87,7 +87,7 @@ def test_the_step_is_the_one_of_the_explicit_fisher_matrix() -> None:
     slopes: list[Tensor] = []
     for place in range(len(rows)):
         learner.parameters.zero_grad()
-        policy.judge(rows.seen[place : place + 1], rows.chosen[place : place + 1]).logp.sum().backward()
+        policy.evaluate_actions(rows.seen[place : place + 1], rows.chosen[place : place + 1]).logp.sum().backward()
         slopes.append(learner.parameters.gradient.clone())
     slope = torch.stack(slopes)
     fisher = slope.T @ slope / len(rows) + 0.1 * torch.eye(slope.shape[1], dtype=torch.float64)
