@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from test_cli_compare import SHORT
+from short_runs import SHORT
 
 from hone.api import compare, train, train_seeds
 from hone.cli.main import main

@@ -4,21 +4,12 @@ import json
 from pathlib import Path
 
 import pytest
+from short_runs import SHORT
 
 from hone.cli.commands.seeds import parse_seeds
 from hone.cli.main import main
 from hone.core.errors import ConfigError
 from hone.store.metrics import without_clock_metrics
-
-SHORT = """recipe = "ppo"
-steps = 3
-[env]
-id = "CartPole-v1"
-num_envs = 2
-[judge]
-episodes = 2
-every = 1
-"""
 
 
 @pytest.fixture(autouse=True)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from test_train_sources import episodes_of
+from scripted_episodes import episodes_of
 from tiny_runs import hone, lay_out, lines_of
 
 from hone.core.episode_state import pack_episodes, unpack_episodes

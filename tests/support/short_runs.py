@@ -1,0 +1,11 @@
+"""A config of a run that takes a second."""
+
+SHORT = """recipe = "ppo"
+steps = 3
+[env]
+id = "CartPole-v1"
+num_envs = 2
+[judge]
+episodes = 2
+every = 1
+"""
