@@ -254,7 +254,7 @@ def test_returns_off_policy_are_weighted_means() -> None:
             weight, paid = 1.0, 0.0
             for k in reversed(range(begin, end)):
                 state, action = int(episodes.observations[k]), int(episodes.chosen[k])
-                weight *= table.followed[state, action] / 0.5
+                weight *= table.target_policy[state, action] / 0.5
                 paid += float(episodes.reward[k])
                 mass[state] += weight
                 total[state] += weight * paid

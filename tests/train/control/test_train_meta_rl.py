@@ -95,7 +95,7 @@ def rl2_job(steps: int, **changes: Any) -> Any:
         "rollout_steps": 10,
         "network": {"hidden": [32]},
         "learner": {"lr": 1e-2, "epochs": 3, "minibatches": 2, "max_grad_norm": 0.5},
-        "judge": {"episodes": 3000},
+        "evaluation": {"episodes": 3000},
     }
     return rl2.build(rl2.Rl2Config.model_validate({**settings, **changes}))
 
@@ -105,8 +105,8 @@ def test_a_memory_learns_to_explore() -> None:
     (5.0, whatever the arms)."""
     job = rl2_job(100)
     train(job.recipe, steps=100, callback=StepRecorder())
-    assert job.judge is not None
-    found = job.judge().metrics
+    assert job.evaluate is not None
+    found = job.evaluate().metrics
     assert found["eval/of_thompson"] > 0.9
     assert 5.4 < found["eval/score"] < 6.0218 + 3 * found["eval/std"] / np.sqrt(3000)
     assert found["eval/ahead_low"] <= found["eval/score"] - found["eval/thompson"] <= found["eval/ahead_high"]
@@ -118,7 +118,7 @@ def test_recorded_log_probabilities_are_the_learners() -> None:
     job.recipe.source.publish(job.recipe.learner.policy)
     episodes = job.recipe.source.collect()
     rows = job.recipe.learner.layout(episodes, job.recipe.credit(episodes, job.recipe.learner.values(episodes)))
-    now = job.recipe.learner.policy.judge(rows.seen, rows.chosen)
+    now = job.recipe.learner.policy.evaluate_actions(rows.seen, rows.chosen)
     np.testing.assert_allclose(now.logp.detach().numpy(), rows.logp.flatten().numpy(), atol=1e-5)
 
 
@@ -131,7 +131,7 @@ def reptile_config(steps: int, **changes: Any) -> reptile.ReptileConfig:
         "name": "x",
         "steps": steps,
         "env": {"id": "hone/SineTrials-v0", "num_envs": 20},
-        "judge": {"episodes": 12},
+        "evaluation": {"episodes": 12},
     }
     return reptile.ReptileConfig.model_validate({**settings, **changes})
 
@@ -140,7 +140,7 @@ def test_the_outer_step_by_hand() -> None:
     config = reptile_config(30, algorithm={"inner_steps": 3, "outer_rate": 0.25}, network={"hidden": [4]})
     learner: Any = reptile.build(config).recipe.learner
     source = open_world(reptile.task_family(config, trials=3), steps=50, seed=0)
-    begun = [parameter.clone() for parameter in learner.start.parameters()]
+    begun = [parameter.clone() for parameter in learner.initialisation.parameters()]
     for turn in range(3):
         adapted = [parameter.clone() for parameter in learner.policy.parameters()]
         episodes = source.rollout(NetworkActor(learner.policy.numpy_policy()))
@@ -148,9 +148,9 @@ def test_the_outer_step_by_hand() -> None:
         told = learner.update(episodes, credits)
         assert ("meta/moved" in told) == (turn == 2) and f"meta/reward_after_{turn}" in told
         if turn < 2:
-            assert all(torch.equal(a, b) for a, b in zip(begun, learner.start.parameters(), strict=True))
+            assert all(torch.equal(a, b) for a, b in zip(begun, learner.initialisation.parameters(), strict=True))
             assert not all(torch.equal(a, b) for a, b in zip(adapted, learner.policy.parameters(), strict=True))
-    for slow, fast, first in zip(learner.start.parameters(), learner.policy.parameters(), begun, strict=True):
+    for slow, fast, first in zip(learner.initialisation.parameters(), learner.policy.parameters(), begun, strict=True):
         assert torch.equal(slow, fast)
         assert not torch.equal(slow, first)
     # One inner step from `start`: the optimizer is at rest again, so that Adam moves every weight by at most lr.
@@ -158,7 +158,7 @@ def test_the_outer_step_by_hand() -> None:
     learner.update(episodes, reptile.credit(episodes, NO_VALUES, discount=0.0))
     moved = max(
         float((fast - slow).detach().abs().max())
-        for slow, fast in zip(learner.start.parameters(), learner.policy.parameters(), strict=True)
+        for slow, fast in zip(learner.initialisation.parameters(), learner.policy.parameters(), strict=True)
     )
     assert 0 < moved <= config.learner.lr * 1.001
 
@@ -178,10 +178,10 @@ def test_the_share_of_the_way() -> None:
                     parameter.fill_(2.0)
             return {}
 
-    before = [parameter.clone() for parameter in learner.start.parameters()]
+    before = [parameter.clone() for parameter in learner.initialisation.parameters()]
     learner.inner = Jump()
     learner.update(episodes, reptile.credit(episodes, NO_VALUES, discount=0.0))
-    for now, was in zip(learner.start.parameters(), before, strict=True):
+    for now, was in zip(learner.initialisation.parameters(), before, strict=True):
         torch.testing.assert_close(now, was + 0.4 * (2.0 - was))
 
 
@@ -199,7 +199,7 @@ def test_an_initialisation_is_learnt() -> None:
 def test_what_was_saved_is_judged_after_it_adapted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """`hone eval` plays no initialisation as if it were a finished policy: it says before and after."""
     monkeypatch.chdir(tmp_path)
-    tables = "[env]\nid = 'hone/SineTrials-v0'\nnum_envs = 20\n[judge]\nepisodes = 3\n"
+    tables = "[env]\nid = 'hone/SineTrials-v0'\nnum_envs = 20\n[evaluation]\nepisodes = 3\n"
     config = "recipe = 'reptile'\nname = 'x'\nsteps = 20\n" + tables
     Path("run.toml").write_text(config)
     api.train("run.toml")

@@ -272,13 +272,15 @@ def test_a_run_that_diverges_stops_before_the_step_and_leaves_a_bundle(
         rate: float,
         tally: MetricsAccumulator,
         *,
-        telling: bool,
+        with_metrics: bool,
     ) -> None:
         seen.append(rate)
         per_step = 2 if recipe == "sft" else 4
         if len(seen) == 2 * per_step + 1:
-            original(self, replace(phase, objective=nan_of(phase.objective)), rows, rate, tally, with_metrics=telling)
-        original(self, phase, rows, rate, tally, with_metrics=telling)
+            original(
+                self, replace(phase, objective=nan_of(phase.objective)), rows, rate, tally, with_metrics=with_metrics
+            )
+        original(self, phase, rows, rate, tally, with_metrics=with_metrics)
 
     monkeypatch.setattr(GradientLearner, "_optimizer_step", poisoned)
     assert hone("train", f"{recipe}.toml") == 6
