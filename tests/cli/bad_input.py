@@ -175,7 +175,7 @@ def full_disk(stage: Stage, *, times: int) -> None:
         write(descriptor, data)
 
     stage.patch(hone.store.durable, "write_all", refuse)
-    stage.patch(hone.train.runner.reporter, "PAUSE_S", 0.01)
+    stage.patch(hone.train.runner.reporter, "DISK_RETRY_S", 0.01)
 
 
 def signalled(stage: Stage, *, number: signal.Signals) -> None:

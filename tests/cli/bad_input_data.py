@@ -113,7 +113,7 @@ def end_of_text_is_learned() -> None:
     """The policy says what it was shown, and stops."""
     import numpy as np
 
-    from hone.core.generation import Request, SamplingParams
+    from hone.core.generation import Request, SamplingParams, generate
     from hone.evaluate.text.engine_actor import make_engine
     from hone.evaluate.text.open_policy import ModelSource, open_policy
 
@@ -123,7 +123,7 @@ def end_of_text_is_learned() -> None:
     request = Request(
         id="q", prompt=policy.tokenizer.encode("ask"), samples=1, sampling=SamplingParams(max_tokens=8, greedy=True)
     )
-    (said,) = engine.generate([request])
+    (said,) = generate(engine, [request])
     assert (policy.tokenizer.decode(said.tokens), said.finish_reason) == ("so", "eos")
     assert np.count_nonzero(said.tokens == policy.tokenizer.eos_id) == 1
 

@@ -3,6 +3,7 @@
 import fcntl
 import os
 import pty
+import signal
 import subprocess
 import sys
 import termios
@@ -82,7 +83,7 @@ def in_a_terminal(*arguments: str, interrupt_at: bytes = b"") -> tuple[int, byte
         stdout=child,
         stderr=child,
         start_new_session=True,
-        preexec_fn=lambda: fcntl.ioctl(child, termios.TIOCSCTTY, 0),
+        preexec_fn=lambda: enter_terminal(child),
         env={**os.environ, "PYTHONPATH": str(ROOT / "src"), "TERM": "xterm", "NO_COLOR": "1", "OMP_NUM_THREADS": "1"},
     ) as process:
         os.close(child)
@@ -95,6 +96,12 @@ def in_a_terminal(*arguments: str, interrupt_at: bytes = b"") -> tuple[int, byte
         exit_code = process.wait(timeout=60)
     os.close(parent)
     return exit_code, told.replace(b"\r\n", b"\n")
+
+
+def enter_terminal(terminal: int) -> None:
+    """Ctrl-C counts in it, though the tests may run in the background of a shell, where it is ignored."""
+    fcntl.ioctl(terminal, termios.TIOCSCTTY, 0)
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
 
 
 def heard(terminal: int) -> bytes:

@@ -84,8 +84,8 @@ def test_a_run_asks_a_server_its_own_questions(client, tmp_path: Path, monkeypat
     monkeypatch.setattr(checkpoint, "open_tokenizer", lambda source: (character_tokenizer(["0123456789+="]), 64))
     found = checkpoint.evaluate_server(tmp_path, run=tmp_path, url=client.link.url, model="teacher", problems=4, seed=0)
     assert found.scores["eval/score"] == 0.25 and found.scores["eval/tokens_mean"] == 7.0
-    assert "asked teacher at http://127.0.0.1" in found.notes[0]
+    assert "evaluated teacher at http://127.0.0.1" in found.notes[0]
     two = checkpoint.evaluate_server(tmp_path, run=tmp_path, url=client.link.url, model="teacher", problems=2, seed=0)
     assert two.scores["eval/answered"] == 2.0 and two.scores["eval/score"] == 0.5
-    with pytest.raises(ConfigError, match="--server takes the questions"):
+    with pytest.raises(ConfigError, match="--server needs the run of a language model"):
         checkpoint.evaluate_server(tmp_path, run=None, url=client.link.url, model="", problems=4, seed=0)

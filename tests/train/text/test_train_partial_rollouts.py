@@ -240,4 +240,4 @@ def test_a_server_is_refused_with_what_to_do(tmp_path, monkeypatch, capsys):
     asked = 'rollout.ahead={steps=1, on_publish="keep"}'
     server = 'rollout.runner={kind="vllm", url="http://127.0.0.1:9"}'
     assert hone("train", "grpo.toml", asked, server, "--dry-run") == 2
-    assert 'rollout.ahead.on_publish = "keep"' in capsys.readouterr().err
+    assert 'rollout.max_staleness.on_publish = "keep"' in capsys.readouterr().err
