@@ -36,7 +36,7 @@ that.
 ```console
 $ hone list recipes grpo
 grpo ...
-Live(text task, engine) -> group_relative -> clipped_surrogate + kl_penalty, token_mean
+Live(text task, engine) -> group_relative -> clipped_surrogate + kl_penalty + entropy_bonus, token_mean
 ```
 
 Symbols: R is the score of an answer, A the advantage, r the probability ratio exp(log pi_new - log pi_old), and sg(x)

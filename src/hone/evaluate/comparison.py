@@ -48,7 +48,8 @@ EXTENSION_SHARE = 0.03
 MIN_RUNS = 5
 """Fewest runs for a reliable interval."""
 IGNORED_KEYS = re.compile(
-    r"^(recipe|name|seed|steps|run\..*|judge\..*|env\.(id|kwargs.*|max_episode_steps)|finite\.(world\..*|limit))$"
+    r"^(recipe|name|seed|steps|run\..*|judge\..*|evaluation\.(episodes|every)"
+    r"|env\.(id|kwargs.*|max_episode_steps)|finite\.(world\..*|limit))$"
 )
 """Keys that may differ between runs of one configuration: seed, bookkeeping and task."""
 SEED_ENDING = re.compile(r"[-_.]?(seed)?[-_.]?\d+$")
