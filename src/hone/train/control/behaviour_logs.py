@@ -50,7 +50,7 @@ Quality: TypeAlias = Literal["random", "medium", "expert", "mixed"]
 QUALITIES: tuple[Quality, ...] = get_args(Quality)
 Array: TypeAlias = NDArray[np.generic]
 EARLY_SHARE, EXPERT_SHARE = 0.6, 0.15
-"""Of a mixed log, decided by policies that were still bad and by the best; the rest is left to chance."""
+"""Shares of a mixed log from early policies and from the best one; the rest is left to chance."""
 
 
 # ---------------------------------------------------------------------------------------------- who acts
