@@ -16,7 +16,8 @@ from hone.models.language.token_policy import TokenPolicy
 from hone.recipes.registry import load_recipe
 from hone.train.job import TrainingJob
 from hone.train.loop import train
-from hone.train.text.reference_policies import TextPolicies, WithState
+from hone.train.sources.wrapper import WithState
+from hone.train.text.reference_policies import TextPolicies
 
 
 @pytest.fixture

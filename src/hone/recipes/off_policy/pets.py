@@ -14,9 +14,9 @@ from pydantic import Field, model_validator
 from torch import Tensor
 
 from hone.core.config import Config
-from hone.core.credit import Credits, Metrics
+from hone.core.credit import Credits
 from hone.core.episodes import Episodes
-from hone.core.state import State, array, substate
+from hone.core.state import State, array
 from hone.credit.returns import reward_as_advantage
 from hone.envs.gym.make import describe_placement
 from hone.envs.gym.world import GymConfig, inspect_world, open_world
@@ -35,9 +35,10 @@ from hone.train.control.spaces import network_spaces
 from hone.train.job import RecipeParts, RecipeSpec, TrainingJob
 from hone.train.learner.config import ReplayLearnerConfig, learning_rate_schedule, policy_phase
 from hone.train.learner.gradient import GradientLearner
-from hone.train.loop import Recipe, Source
+from hone.train.loop import Recipe
 from hone.train.sources.live import LiveSource
 from hone.train.sources.replay import ReplaySource
+from hone.train.sources.wrapper import WithState
 
 
 class PetsAlgorithm(Config):
@@ -138,40 +139,21 @@ class PlanningActor(NetworkActor):
     """Keeps its plans when a better world is published."""
 
     def publish(self, policy: ModelPlanner, version: int) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        acting, before = policy.numpy_policy(), self.numpy_policy
-        assert isinstance(before, MpcPolicy)
-        acting.plan = before.plan
+        acting = policy.numpy_policy()
+        acting.plan = self._planning().plan
         self.numpy_policy, self.version = acting, version
 
-
-@dataclass
-class WithPlannerState:
-    """A source whose plans are saved with it: a resumed run goes on with them."""
-
-    source: Source[ModelPlanner]
-    actor: PlanningActor
-
-    def collect(self) -> Episodes:
-        return self.source.collect()
-
-    def publish(self, policy: ModelPlanner) -> None:
-        self.source.publish(policy)
-
-    def metrics(self) -> Metrics:
-        return self.source.metrics()
-
     def state(self) -> State:
+        """The plans: a resumed run continues with them."""
         plan = self._planning().plan
-        return {"source": self.source.state(), "plan": {} if plan is None else {"mean": plan.numpy().copy()}}
+        return {} if plan is None else {"mean": plan.numpy().copy()}
 
     def restore(self, state: State) -> None:
-        self.source.restore(substate(state, "source"))
-        plan = substate(state, "plan")
-        self._planning().plan = torch.from_numpy(array(plan, "mean").astype(np.float32)) if plan else None
+        self._planning().plan = torch.from_numpy(array(state, "mean").astype(np.float32)) if state else None
 
     def _planning(self) -> MpcPolicy:
-        assert isinstance(self.actor.numpy_policy, MpcPolicy)
-        return self.actor.numpy_policy
+        assert isinstance(self.numpy_policy, MpcPolicy)
+        return self.numpy_policy
 
 
 def build(config: PetsConfig) -> TrainingJob[ModelPlanner]:
@@ -200,7 +182,7 @@ def build(config: PetsConfig) -> TrainingJob[ModelPlanner]:
     )
     actor = PlanningActor(policy.numpy_policy())
     source = ReplaySource(
-        DropFailedEpisodes(WithPlannerState(LiveSource(world, actor), actor), world),
+        DropFailedEpisodes(WithState(LiveSource(world, actor), actor, "plan"), world),
         buffer=memory,
         sample_size=algorithm.members * algorithm.batch * learning.updates_per_iteration,
         warmup=algorithm.warmup,

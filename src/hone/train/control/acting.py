@@ -1,7 +1,7 @@
 """Acting with a small network, and the critic's values of the episodes that it acted in."""
 
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -9,12 +9,11 @@ from numpy.typing import NDArray
 
 from hone.core.credit import Metrics, Values
 from hone.core.episodes import Episodes
-from hone.core.state import State
 from hone.envs.gym.world import GymWorld
 from hone.models.control.actor_critic import ActorCritic, ControlPolicy
 from hone.models.control.numpy_policies import HasNumpyPolicy, NumpyPolicy
 from hone.train.control.rows import _tensor
-from hone.train.loop import Source
+from hone.train.sources.wrapper import SourceWrapper
 
 P = TypeVar("P", bound=ControlPolicy)
 
@@ -49,11 +48,10 @@ class NetworkActor:
 
 
 @dataclass
-class DropFailedEpisodes(Generic[P]):
+class DropFailedEpisodes(SourceWrapper[P]):
     """Hands on the episodes of another source that have a score: what ended with a lost environment is not learned
     from. Its losses become `env/faults`."""
 
-    source: Source[P]
     world: GymWorld
 
     def collect(self) -> Episodes:
@@ -65,14 +63,5 @@ class DropFailedEpisodes(Generic[P]):
             if kept.decisions:
                 return kept
 
-    def publish(self, policy: P) -> None:
-        self.source.publish(policy)
-
     def metrics(self) -> Metrics:
         return self.source.metrics() | self.world.metrics()
-
-    def state(self) -> State:
-        return self.source.state()
-
-    def restore(self, state: State) -> None:
-        self.source.restore(state)

@@ -7,7 +7,7 @@ about which algorithm runs. A recipe hands over its critics' loss and how often 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Annotated, Generic, Literal, TypeAlias, TypeVar
+from typing import Annotated, Literal, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,7 +15,7 @@ from pydantic import Field
 from torch import Tensor
 
 from hone.core.config import Config
-from hone.core.credit import Credits, Metrics
+from hone.core.credit import Credits
 from hone.core.episodes import Episodes
 from hone.core.random import generator
 from hone.core.state import State, array, substate
@@ -37,9 +37,10 @@ from hone.train.control.spaces import network_spaces
 from hone.train.job import TrainingJob
 from hone.train.learner.config import ReplayLearnerConfig, learning_rate_schedule
 from hone.train.learner.gradient import GradientLearner
-from hone.train.loop import Recipe, Source
+from hone.train.loop import Recipe
 from hone.train.sources.live import LiveSource
 from hone.train.sources.replay import ReplaySource
+from hone.train.sources.wrapper import SourceWrapper
 
 P = TypeVar("P")
 Floats = NDArray[np.float32]
@@ -129,20 +130,10 @@ class NoisyActor:
 
 
 @dataclass
-class WithNoiseState(Generic[P]):
+class WithNoiseState(SourceWrapper[P]):
     """Another source, with where its actor's noise stands: a resumed run goes on from there."""
 
-    source: Source[P]
     actor: NoisyActor
-
-    def collect(self) -> Episodes:
-        return self.source.collect()
-
-    def publish(self, policy: P) -> None:
-        self.source.publish(policy)
-
-    def metrics(self) -> Metrics:
-        return self.source.metrics()
 
     def state(self) -> State:
         return {"source": self.source.state(), "strayed": self.actor.noise_state.copy()}

@@ -30,7 +30,7 @@ from hone.replay.ring import RingBuffer
 from hone.train.control.acting import NetworkActor
 from hone.train.control.spaces import log_spaces
 from hone.train.job import close_nothing
-from hone.train.loop import Source
+from hone.train.sources.wrapper import SourceWrapper
 
 Array = NDArray[np.generic]
 
@@ -123,10 +123,9 @@ class DaggerActor(NetworkActor):
 
 
 @dataclass
-class ExpertLabelledSource:
+class ExpertLabelledSource(SourceWrapper[ActorCritic]):
     """Hands on what another source lives through, with what the expert would have done in each state."""
 
-    source: Source[ActorCritic]
     expert: ExpertActor
     actions: DiscreteActions | BoxActions
     labelled_states: int = 0
@@ -139,9 +138,6 @@ class ExpertLabelledSource:
         same = np.isclose(told, episodes.chosen).reshape(len(told), -1).all(axis=1)
         self.agreements += float(same.sum())
         return replace(episodes, chosen=told)
-
-    def publish(self, policy: ActorCritic) -> None:
-        self.source.publish(policy)
 
     def metrics(self) -> Metrics:
         """States that the expert labelled since the last call, and the share in which it would have acted the same."""

@@ -8,7 +8,8 @@ from hone.core.clock import Clock
 from hone.core.credit import Credits, Metrics, Values
 from hone.core.episodes import Episodes
 from hone.core.state import State
-from hone.train.loop import Learner, Recipe, Source
+from hone.train.loop import Learner, Recipe
+from hone.train.sources.wrapper import SourceWrapper
 
 P = TypeVar("P")
 T = TypeVar("T")
@@ -36,10 +37,9 @@ class Stopwatch:
 
 
 @dataclass
-class TimedSource(Generic[P]):
+class TimedSource(SourceWrapper[P]):
     """Source that measures the seconds of each collection."""
 
-    source: Source[P]
     stopwatch: Stopwatch
 
     def collect(self) -> Episodes:
@@ -48,15 +48,6 @@ class TimedSource(Generic[P]):
 
     def publish(self, policy: P) -> None:
         self.stopwatch.time("publish", lambda: self.source.publish(policy))
-
-    def metrics(self) -> Metrics:
-        return self.source.metrics()
-
-    def state(self) -> State:
-        return self.source.state()
-
-    def restore(self, state: State) -> None:
-        self.source.restore(state)
 
 
 @dataclass

@@ -6,21 +6,20 @@ tells what that cost.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from hone.core.credit import Metrics
 from hone.core.episodes import Episodes, concatenate
-from hone.core.state import State
-from hone.train.loop import Source
+from hone.train.sources.wrapper import SourceWrapper
 
 P = TypeVar("P")
 
 
 @dataclass
-class DynamicSampling(Generic[P]):
+class DynamicSampling(SourceWrapper[P]):
     """As many groups as one `collect` of `source` yields, those that are `wanted` first (DAPO, Yu et al., 2025).
 
     At most `most_rounds` collections; if they do not suffice, unwanted groups fill the batch up, so that its size, and
@@ -28,7 +27,6 @@ class DynamicSampling(Generic[P]):
     would be older than its policy. Statistics of the source (`reward/mean`) stay those of everything that was asked.
     """
 
-    source: Source[P]
     is_informative: Callable[[Episodes], NDArray[np.bool_]]
     """Episodes -> `[E]`, all of a group alike."""
     max_rounds: int = 10
@@ -57,15 +55,6 @@ class DynamicSampling(Generic[P]):
         }
         return batch
 
-    def publish(self, policy: P) -> None:
-        self.source.publish(policy)
-
     def metrics(self) -> Metrics:
         told, self.last_metrics = self.last_metrics, {}
         return {**self.source.metrics(), **told}
-
-    def state(self) -> State:
-        return self.source.state()
-
-    def restore(self, state: State) -> None:
-        self.source.restore(state)

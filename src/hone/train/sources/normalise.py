@@ -6,7 +6,7 @@ by the statistics that it was acted by, so the first ratio is 1; it changes thos
 """
 
 from dataclasses import dataclass, replace
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 import numpy as np
 from pydantic import Field
@@ -19,6 +19,7 @@ from hone.core.state import State, array, substate
 from hone.credit.moments import Floats, ReturnScale, RunningMeanStd
 from hone.models.control.actor_critic import ControlPolicy
 from hone.train.loop import Source
+from hone.train.sources.wrapper import SourceWrapper
 
 P = TypeVar("P", bound=ControlPolicy)
 
@@ -35,10 +36,9 @@ class NormaliseConfig(Config):
 
 
 @dataclass
-class NormalisedObservations(Generic[P]):
+class NormalisedObservations(SourceWrapper[P]):
     """Another source, whose observations the policy sees normalised by what was seen before its publication."""
 
-    source: Source[P]
     moments: RunningMeanStd
     limit: float
     published_statistics: tuple[Floats, Floats] | None = None
@@ -65,9 +65,6 @@ class NormalisedObservations(Generic[P]):
         policy.spaces = replace(policy.spaces, inputs=replace(inputs, mean=mean, scale=scale, limit=self.limit))
         self.source.publish(policy)
 
-    def metrics(self) -> Metrics:
-        return self.source.metrics()
-
     def state(self) -> State:
         source = self.source.state()
         mean, scale = self.published_statistics or (self.moments.mean, self.moments.std)
@@ -81,10 +78,9 @@ class NormalisedObservations(Generic[P]):
 
 
 @dataclass
-class RescaledRewards(Generic[P]):
+class RescaledRewards(SourceWrapper[P]):
     """Another source, with rewards in units of the spread of returns so far. Scores stay as they were paid."""
 
-    source: Source[P]
     return_scale: ReturnScale
     limit: float
 
@@ -93,9 +89,6 @@ class RescaledRewards(Generic[P]):
         self.return_scale.update(episodes)
         reward = (episodes.reward / self.return_scale.scale).clip(-self.limit, self.limit)
         return replace(episodes, reward=reward.astype(np.float32))
-
-    def publish(self, policy: P) -> None:
-        self.source.publish(policy)
 
     def metrics(self) -> Metrics:
         return {**self.source.metrics(), "reward/scale": self.return_scale.scale}

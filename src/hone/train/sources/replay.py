@@ -1,15 +1,14 @@
 """Replay sources: transitions of another source are stored in a replay buffer and sampled from it."""
 
 from dataclasses import dataclass
-from typing import Generic, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import numpy as np
 
-from hone.core.credit import Metrics
 from hone.core.episodes import Episodes, concatenate
 from hone.core.random import generator
 from hone.core.state import State, integer, substate
-from hone.train.loop import Source
+from hone.train.sources.wrapper import SourceWrapper
 
 P = TypeVar("P")
 
@@ -35,13 +34,12 @@ class ReplayBuffer(Protocol):
 
 
 @dataclass
-class ReplaySource(Generic[P]):
+class ReplaySource(SourceWrapper[P]):
     """Remembers what another source lives through and hands out a sample of it, as its memory draws it.
 
     Until `warmup` decisions are in memory it goes on collecting, so the first update already sees that many.
     """
 
-    source: Source[P]
     buffer: ReplayBuffer
     sample_size: int
     """Transitions handed out per step."""
@@ -58,12 +56,6 @@ class ReplaySource(Generic[P]):
             self.buffer.add(self.source.collect())
         self.samples_drawn += 1
         return self.buffer.sample(self.sample_size, generator(self.seed, "replay", self.samples_drawn))
-
-    def publish(self, policy: P) -> None:
-        self.source.publish(policy)
-
-    def metrics(self) -> Metrics:
-        return self.source.metrics()
 
     def state(self) -> State:
         return {"drawn": self.samples_drawn, "source": self.source.state(), "ring": self.buffer.state()}

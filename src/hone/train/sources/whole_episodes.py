@@ -4,27 +4,25 @@ Belongs here: what Monte Carlo methods need of any world that cuts its episodes.
 """
 
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
-from hone.core.credit import Metrics
 from hone.core.episode_state import pack_episodes, unpack_episodes
 from hone.core.episodes import Episodes, concatenate
 from hone.core.state import State, substate
-from hone.train.loop import Source
+from hone.train.sources.wrapper import SourceWrapper
 
 P = TypeVar("P")
 
 
 @dataclass
-class WholeEpisodes(Generic[P]):
+class WholeEpisodes(SourceWrapper[P]):
     """Hands on the episodes of another source that have ended, each in one piece, in the order of their numbers.
 
     Collects until at least `episodes` of them have ended. Decisions keep the version that took them.
     """
 
-    source: Source[P]
     min_episodes: int = 1
     open_pieces: Episodes | None = None
     """Pieces of episodes that go on."""
@@ -37,12 +35,6 @@ class WholeEpisodes(Generic[P]):
             ended += int((pieces[-1].terminated | pieces[-1].truncated).sum())
         whole, self.open_pieces = join_pieces(concatenate(pieces))
         return whole
-
-    def publish(self, policy: P) -> None:
-        self.source.publish(policy)
-
-    def metrics(self) -> Metrics:
-        return self.source.metrics()
 
     def state(self) -> State:
         return {

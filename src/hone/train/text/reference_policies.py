@@ -19,13 +19,12 @@ from hone.core.config import Config
 from hone.core.credit import Credits
 from hone.core.episodes import Episodes
 from hone.core.errors import DataError
-from hone.core.state import State, Stateful, substate
+from hone.core.state import Stateful
 from hone.credit.columns import CreditFunction, DecisionColumn
 from hone.credit.kl_reward import AdaptiveKlController, FixedKlController, KlController, KlRewardCredit, k1, k2, k3
 from hone.models.language.token_logprobs import CHUNK_ELEMENTS
 from hone.models.language.token_policy import TokenPolicy
 from hone.objectives.weights import token_sum
-from hone.train.loop import Source
 from hone.train.text.loss import chosen_logp
 from hone.train.text.rows import TokenBatch, TokenLayout
 
@@ -148,28 +147,3 @@ def with_kl_reward(
         estimator=KL_ESTIMATORS[kl_coef.estimator],
     )
     return found, found
-
-
-@dataclass
-class WithState:
-    """Another source, with whose state that of a stateful credit travels: the price of a nat is part of the run, as
-    the cursor of its data is."""
-
-    source: Source[TokenPolicy]
-    part: Stateful
-
-    def collect(self) -> Episodes:
-        return self.source.collect()
-
-    def publish(self, policy: TokenPolicy) -> None:
-        self.source.publish(policy)
-
-    def metrics(self) -> dict[str, float]:
-        return self.source.metrics()
-
-    def state(self) -> State:
-        return {"source": self.source.state(), "credit": self.part.state()}
-
-    def restore(self, state: State) -> None:
-        self.source.restore(substate(state, "source"))
-        self.part.restore(substate(state, "credit"))

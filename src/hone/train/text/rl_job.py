@@ -39,6 +39,7 @@ from hone.train.learner.gradient import GradientLearner
 from hone.train.loop import Learner, Recipe, Source
 from hone.train.sources.asynchronous import AsyncSource
 from hone.train.sources.live import LiveSource
+from hone.train.sources.wrapper import WithState
 from hone.train.text.learners import evaluate_policy, token_learner
 from hone.train.text.loss import (
     RatioLearnerConfig,
@@ -50,7 +51,7 @@ from hone.train.text.loss import (
 )
 from hone.train.text.open_text import TextInputs, opened_text_run
 from hone.train.text.recipe_parts import recipe_parts
-from hone.train.text.reference_policies import TextPolicies, WithState
+from hone.train.text.reference_policies import TextPolicies
 from hone.train.text.rollout_config import RolloutConfig
 from hone.train.text.rows import TokenBatch, TokenLayout
 from hone.train.text.samples import answer_metrics, answer_rows
@@ -242,7 +243,7 @@ def _wrapped_source(
     )
     if steps:
         source = ahead
-    return ahead, source if chosen.credit_state is None else WithState(source, chosen.credit_state)
+    return ahead, source if chosen.credit_state is None else WithState(source, chosen.credit_state, "credit")
 
 
 def text_recipe_spec(
