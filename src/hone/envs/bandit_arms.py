@@ -35,7 +35,7 @@ class LinearArms(Config):
     kind: Literal["linear"]
     """Names this alternative."""
     arms: int = Field(default=5, ge=2)
-    """How many."""
+    """Number of arms."""
     features: int = Field(default=4, ge=1)
     """Dimension of a context, each component standard normal."""
     noise: float = Field(default=0.1, ge=0)

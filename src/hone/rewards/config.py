@@ -19,7 +19,7 @@ class RewardFunction(Config):
     """Smallest part of a batch that one call may get. With `sample` a batch is cut anywhere; `group` keeps the answers
     to one prompt together, for functions that compare them."""
     bounds: list[float] | None = Field(default=None, min_length=2, max_length=2)
-    """Lowest and highest score it may give; a score outside stops the run instead of bending it."""
+    """Lowest and highest valid score; a score outside stops the run."""
     options: dict[str, JsonValue] = Field(default_factory=dict[str, JsonValue])
     """Passed to the function by name in each call."""
 

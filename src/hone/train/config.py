@@ -1,4 +1,4 @@
-"""What every run's config has, whatever the algorithm."""
+"""Config fields that every run has."""
 
 from pydantic import Field
 
@@ -6,7 +6,7 @@ from hone.core.config import Config
 
 
 class RunSettings(Config):
-    """How a run is carried out: where, how often it is saved, how much of it is kept."""
+    """Settings of a run: device, threads, checkpoints, logging and tracking."""
 
     device: str = "cpu"
     """`cpu`, `cuda` or `cuda:N`."""
@@ -19,14 +19,14 @@ class RunSettings(Config):
     checkpoint_every: int = Field(default=50, ge=0)
     """Steps between checkpoints; the last step and an interruption are always saved."""
     disk_wait_s: float = Field(default=300.0, ge=0)
-    """How long a run waits for space when the disk is full, before it ends."""
+    """Seconds that a run waits for space on a full disk before it ends."""
     certify: bool = True
-    """Before the first step, see on a small double that the loss's gradient does not depend on how a batch is cut up,
-    and keep what was found in `certificate.json`."""
+    """Before the first step, test on a small copy of the model that the loss's gradient does not depend on micro-
+    batches, and write the result to `certificate.json`."""
     keep_last: int = Field(default=2, ge=1)
     """Newest checkpoints kept."""
     keep_best: int = Field(default=0, ge=0)
-    """Best checkpoints kept as well: by the evaluation score where there is an evaluation (only steps that were judged
+    """Best checkpoints kept as well: by the evaluation score where there is an evaluation (only evaluated steps
     count), else by the training score."""
 
 
@@ -38,8 +38,8 @@ class RunConfig(Config):
     name: str = Field(pattern=r"^[A-Za-z0-9_-][A-Za-z0-9._-]{0,127}$")
     """Name of the run's folder under `runs/`."""
     seed: int = Field(default=0, ge=0)
-    """All chance of the run comes from it."""
+    """Seed of all random numbers of the run."""
     steps: int = Field(ge=1)
     """Iterations of the training loop: collect, score, learn, publish."""
     run: RunSettings = RunSettings()
-    """How the run is carried out."""
+    """Threads, logging, checkpoints and other settings of the run."""

@@ -19,8 +19,8 @@ class ServerEngine(Config):
     api_key_env: str | None = None
     """Environment variable that holds the server's key."""
     weights_folder: str | None = None
-    """Folder for the weights, which this machine writes and the server reads by the same name (default: a temporary
-    one, for a server on this machine).
+    """Folder for the weights. The trainer writes it and the server reads it under the same path (default: a
+    temporary folder, for a server on this machine).
     """
     on_publish: OnPublish = "finish"
     """Treatment of unfinished answers when new weights are published."""

@@ -79,7 +79,7 @@ class GarnetWorld(Config):
     end_probability: float = Field(default=0.05, ge=0, lt=1)
     """Probability that a step terminates the episode."""
     seed: int = Field(default=0, ge=0)
-    """Which one."""
+    """Seed of the random process."""
 
 
 class BairdWorld(Config):
@@ -98,9 +98,9 @@ class FiniteConfig(Config):
     """Finite environment, stepped in many copies. Its table is known, so a policy is evaluated exactly."""
 
     world: TableWorld
-    """Which one."""
+    """The environment."""
     copies: int = Field(default=1, ge=1, le=65536)
-    """Stepped together."""
+    """Number of copies that are stepped together."""
     limit: int | None = Field(default=None, ge=1)
     """Steps after which episodes are truncated; None keeps the environment's own limit, if any."""
 

@@ -41,16 +41,15 @@ class GymConfig(Config):
     clip_actions: bool = False
     """Clip actions to the bounds of the box; otherwise an action outside is an error."""
     check: bool = True
-    """Try the environment out, one at a time, before the run."""
+    """Check the environment with a short rollout before the run."""
     isolation: Literal["auto", "process", "none"] = "auto"
-    """`process`: environments run in processes of their own, so that one that crashes or hangs does not take the run
-    down. `none`: in the trainer's. `auto`: `none` for what comes with Gymnasium or hone, `process`
-    for the rest."""
+    """`process`: each environment runs in a process of its own; a crash or hang does not end the run. `none`: in the
+    trainer's process. `auto`: `none` for environments of Gymnasium and hone, `process` for others."""
     workers: int = Field(default=2, ge=1)
     """Processes that the environments are spread over, at most one for each environment. A native vector form stays in
     one."""
     step_timeout_s: float = Field(default=60.0, gt=0)
-    """An environment that does not come back from a step or a reset within this is killed."""
+    """Seconds that a step or a reset may take before the environment's process is killed."""
     faults_allowed: int = Field(default=10, ge=0)
     """Processes that may be lost within `fault_window` steps; one more stops the run."""
     fault_window: int = Field(default=10_000, ge=1)

@@ -16,27 +16,27 @@ _FIELD = re.compile(r"\{([A-Za-z_][\w.]*)\}")
 
 
 class TaskConfig(Config):
-    """Prompts, and what belongs to each."""
+    """Prompts and their columns."""
 
     source: str = Field(min_length=1)
     """`reasoning_gym:TASK`, or a `.jsonl`, `.json` or `.parquet` file."""
     size: int = Field(default=1000, ge=1)
     """Examples to make, for a reasoning-gym task; a file is read whole."""
     seed: int = Field(default=0, ge=0)
-    """Which examples a reasoning-gym task makes."""
+    """Seed of the examples of a reasoning-gym task."""
     config: dict[str, JsonValue] = {}
     """The reasoning-gym task's own settings."""
     distinct: bool = True
     """Make no question twice (reasoning-gym)."""
     template: str = "{prompt}"
-    """What a plain-text prompt is put into: `{prompt}`, or other columns by name, such as `{metadata.expression}`.
+    """Template of a plain-text prompt: `{prompt}`, or other columns by name, such as `{metadata.expression}`.
     Conversations use the tokenizer's chat template instead."""
     on_bad_row: Literal["error", "drop"] = "error"
-    """What to do with rows of a file that cannot be used."""
+    """Treatment of invalid rows of a file."""
     on_duplicate_id: Literal["error", "drop"] = "error"
-    """What to do with rows of a file whose `id` stood in an earlier row."""
+    """Treatment of rows that repeat the `id` of an earlier row."""
     on_long_prompt: Literal["error", "drop", "truncate"] = "error"
-    """What to do with prompts that the model's context has no room for; `truncate_logp` keeps their last tokens."""
+    """Treatment of prompts that exceed the model's context; `truncate` keeps the last tokens."""
 
     @property
     def is_generated(self) -> bool:

@@ -41,7 +41,7 @@ class NewModelConfig(Config):
     tokenizer: Literal["characters", "bytes"] = "characters"
     """One token per character of `alphabet`, or per byte."""
     alphabet: str = PRINTABLE
-    """Characters with a token (default: printable ASCII and the newline)."""
+    """Characters that have a token (default: printable ASCII and the newline)."""
 
     @model_validator(mode="after")
     def _shapes_fit(self) -> "NewModelConfig":
@@ -62,8 +62,8 @@ class ModelSource(Config):
     weights: Literal["float32", "bfloat16"] = "float32"
     """Data type of the weights. In bfloat16 an update at a usual learning rate rounds to zero for most of them."""
     compute: Literal["auto", "float32", "bfloat16"] = "auto"
-    """Data type of the trainer's products, with sums in float32; `auto` is bfloat16 if the processor has instructions
-    for it. The weights keep their type."""
+    """Data type of the trainer's matrix products, accumulated in float32; `auto` is bfloat16 if the processor has
+    instructions for it. The weights keep their type."""
     exactness: Literal["parity", "bitwise"] = "parity"
     """`bitwise`: the trainer reproduces the log-probabilities recorded during generation to the last bit, in float32 on
     a CPU, with generation by torch, slower. `parity` agrees to about 1e-6 nats."""

@@ -37,9 +37,9 @@ class BetaModel(Config):
     kind: Literal["beta"] = "beta"
     """Names this alternative."""
     alpha: float = Field(default=1.0, gt=0)
-    """Successes believed before the first pull."""
+    """Prior successes."""
     beta: float = Field(default=1.0, gt=0)
-    """Failures believed before the first pull."""
+    """Prior failures."""
 
 
 class LinearModel(Config):
@@ -48,22 +48,22 @@ class LinearModel(Config):
     kind: Literal["linear"]
     """Names this alternative."""
     noise: float = Field(default=0.5, gt=0)
-    """Standard deviation believed of a reward around its mean."""
+    """Assumed standard deviation of a reward around its mean."""
     prior_precision: float = Field(default=1.0, gt=0)
-    """One over the variance believed of a weight before the first pull."""
+    """Precision (1 / variance) of the prior of a weight."""
 
 
 class ThompsonConfig(RunConfig):
     """A bandit."""
 
     run: RunSettings = RunSettings(threads=1, log_every=20)
-    """How the run is carried out."""
+    """Threads, logging, checkpoints and other settings of the run."""
     arms: BanditArms
-    """What pays."""
+    """The arms."""
     model: Annotated[BetaModel | LinearModel, Field(discriminator="kind")] = BetaModel()
-    """What is believed."""
+    """Prior of the posterior distribution over the arms' rewards."""
     pulls: int = Field(default=1, ge=1)
-    """Decisions per iteration, made before any of their rewards is seen."""
+    """Decisions per iteration, made before any of their rewards is observed."""
 
 
 def build(config: ThompsonConfig) -> TrainingJob[Posterior]:

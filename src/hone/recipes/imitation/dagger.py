@@ -36,11 +36,11 @@ from hone.train.sources.replay import ReplaySource
 
 
 class DaggerAlgorithm(Config):
-    """Who decides, and what is cloned."""
+    """Schedule of the expert's share of decisions, and the buffer of labelled states."""
 
     beta_decay: float = Field(default=0.5, ge=0, le=1)
-    """The expert itself decides with this probability to the power of the turns so far: always in the first turn; with
-    0 never afterwards."""
+    """The expert acts with probability beta_decay^i in iteration i = 0, 1, ...: always in the first; with 0 never
+    afterwards."""
     replay_capacity: int = Field(default=1_000_000, ge=1)
     """Capacity of the buffer of labelled states."""
     batch: int = Field(default=256, ge=1)
@@ -51,21 +51,21 @@ class DaggerConfig(RunConfig):
     """A policy from an expert that can be asked."""
 
     run: RunSettings = RunSettings(threads=1)
-    """How the run is carried out."""
+    """Threads, logging, checkpoints and other settings of the run."""
     env: GymConfig
     """The environments."""
     expert: ExpertConfig
-    """Who is asked."""
+    """The expert."""
     rollout_steps: int = Field(default=100, ge=1)
     """Steps of each environment per iteration, every one of them labelled."""
     algorithm: DaggerAlgorithm = DaggerAlgorithm()
-    """Who decides, and what is cloned."""
+    """Schedule of the expert's share of decisions, and the buffer of labelled states."""
     network: MlpConfig = MlpConfig(hidden=[64, 64])
     """The policy."""
     learner: ReplayLearnerConfig = ReplayLearnerConfig(lr=1e-3, updates_per_iteration=50, max_grad_norm=None)
     """The optimizer."""
     evaluation: ControlEvaluationConfig = ControlEvaluationConfig()
-    """How the policy is tried."""
+    """Evaluation of the policy."""
 
 
 def build(config: DaggerConfig) -> TrainingJob[ActorCritic]:

@@ -81,30 +81,31 @@ class DiscriminatorConfig(Config):
     """Weight of (|gradient of the logit| - 1)^2 between demonstrations and the policy's decisions.
     Inputs are standardised; 0: no penalty."""
     every: int = Field(default=2, ge=1)
-    """Minibatches per update: a discriminator that is far ahead of the policy gives the same reward everywhere."""
+    """Minibatches of the policy per update of the discriminator: a discriminator far ahead of the policy gives the
+    same reward everywhere."""
 
 
 class GailAlgorithm(Config):
-    """What is paid, and PPO's numbers."""
+    """Imitation reward, discriminator and PPO's hyperparameters."""
 
     reward: Literal["positive", "negative", "odds"] = "positive"
-    """What the logit l pays: softplus(l), where an end is a failure; -softplus(-l), where it is the goal; l, where it
-    may be either, or only a clock ends an episode."""
+    """Reward from the logit l. `positive`: softplus(l), for environments where termination is a failure; `negative`:
+    -softplus(-l), where termination is the goal; `odds`: l, where it may be either, or where only a time limit ends
+    an episode."""
     discount: float = Field(default=0.98, ge=0, le=1)
     """Discount factor (gamma) of the discriminator's reward."""
     gae_lambda: float = Field(default=0.9, ge=0, le=1)
     """GAE's lambda: 0 trusts the critic, 1 the returns."""
     clip: float = Field(default=0.2, gt=0, lt=1)
-    """How far the probability of a decision may move before its gradient stops."""
+    """Clip width of the probability ratio around 1."""
     value_weight: float = Field(default=0.5, ge=0)
     """Weight of the critic's squared error."""
     entropy_weight: float = Field(default=0.0, ge=0)
     """Weight of the entropy bonus."""
     normalise_observations: bool = False
-    """Mean 0 and standard deviation 1 for each number that policy and critic see; the discriminator always has its
-    own."""
+    """Standardise the observations of policy and critic; the discriminator always has its own statistics."""
     discriminator: DiscriminatorConfig = DiscriminatorConfig()
-    """Who pays."""
+    """The discriminator."""
 
 
 class GailConfig(OnPolicyRunConfig):
@@ -117,7 +118,7 @@ class GailConfig(OnPolicyRunConfig):
     learner: LearnerConfig = LearnerConfig(lr=1e-3, epochs=10, minibatches=2, max_grad_norm=0.5)
     """The optimizers; `minibatches` per epoch."""
     algorithm: GailAlgorithm = GailAlgorithm()
-    """What is paid, and PPO's numbers."""
+    """Imitation reward, discriminator and PPO's hyperparameters."""
 
 
 # ---------------------------------------------------------------------------------------------- who is imitated

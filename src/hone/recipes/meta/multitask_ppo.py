@@ -44,27 +44,27 @@ from hone.train.sources.live import LiveSource
 
 
 class MultitaskAlgorithm(Config):
-    """The numbers of PPO, and what the trunk knows."""
+    """PPO's hyperparameters, and the input of the trunk."""
 
     discount: float = Field(default=0.98, ge=0, le=1)
     """Discount factor (gamma)."""
     gae_lambda: float = Field(default=0.8, ge=0, le=1)
     """GAE's lambda: 0 trusts the critics, 1 the returns."""
     clip: float = Field(default=0.2, gt=0, lt=1)
-    """How far the probability of a decision may change before its gradient stops."""
+    """Clip width of the probability ratio around 1."""
     value_weight: float = Field(default=0.5, ge=0)
     """Weight of the critics' squared error."""
     entropy_weight: float = Field(default=0.0, ge=0)
     """Weight of the entropy bonus."""
     tell_trunk: bool = False
-    """Whether the trunk sees which task it is in; the heads always belong to one."""
+    """Give the task's number to the trunk as an input; heads always belong to one task."""
 
 
 class MultitaskConfig(RunConfig):
     """One policy on several Gymnasium environments."""
 
     run: RunSettings = RunSettings(threads=1)
-    """How the run is carried out."""
+    """Threads, logging, checkpoints and other settings of the run."""
     tasks: list[GymConfig] = Field(min_length=2)
     """The environments; their observations and actions are of one shape."""
     rollout_steps: int = Field(default=32, ge=1)
@@ -76,7 +76,7 @@ class MultitaskConfig(RunConfig):
     algorithm: MultitaskAlgorithm = MultitaskAlgorithm()
     """Credit and loss."""
     evaluation: ControlEvaluationConfig = ControlEvaluationConfig()
-    """How the policy is tried, in each task."""
+    """Evaluation of the policy, in each task."""
 
     @property
     def iteration_steps(self) -> int:

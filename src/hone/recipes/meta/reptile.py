@@ -47,9 +47,9 @@ class ReptileAlgorithm(Config):
     """The inner and the outer loop."""
 
     inner_steps: int = Field(default=10, ge=1)
-    """Iterations that a task is met for; the environment is told so as `env.kwargs.trials`."""
+    """Iterations per task; passed to the environment as `env.kwargs.trials`."""
     outer_rate: float = Field(default=0.3, gt=0, le=1)
-    """Share of the way to the adapted weights that the initialisation goes; it falls linearly to 0."""
+    """Outer step size from the initialisation towards the adapted weights; it falls linearly to 0."""
     discount: float = Field(default=0.0, ge=0, le=1)
     """Discount factor (gamma); 0 for contextual bandits."""
     entropy_weight: float = Field(default=0.2, ge=0)
@@ -60,20 +60,19 @@ class ReptileConfig(RunConfig):
     """An initialisation for a family of tasks."""
 
     run: RunSettings = RunSettings(threads=1, log_every=50, checkpoint_every=500)
-    """How the run is carried out."""
+    """Threads, logging, checkpoints and other settings of the run."""
     env: GymConfig
-    """A family whose tasks stay for `kwargs.trials` trials: `hone/SineTrials-v0`,
-    `hone/ChainTrials-v0`."""
+    """A task family that keeps each task for `kwargs.trials` trials: `hone/SineTrials-v0`, `hone/ChainTrials-v0`."""
     rollout_steps: int = Field(default=50, ge=1)
     """Steps of each environment per iteration: a trial's `pulls`."""
     network: MlpConfig = MlpConfig(hidden=[64, 64])
     """The policy."""
     learner: LearnerConfig = LearnerConfig(lr=1e-2, betas=[0.0, 0.999], max_grad_norm=None)
-    """The inner optimizer, at rest when a task begins."""
+    """The inner optimizer; its state is reset when a task begins."""
     algorithm: ReptileAlgorithm = ReptileAlgorithm()
     """The inner and the outer loop."""
     evaluation: ControlEvaluationConfig = ControlEvaluationConfig()
-    """How many new tasks it is tried on."""
+    """Evaluation; `episodes` is the number of new tasks."""
 
 
 def objective(policy: ActorCritic, rows: StepRows, *, entropy_weight: float) -> LossTerms:

@@ -43,7 +43,7 @@ class Rl2Algorithm(Config):
     gae_lambda: float = Field(default=0.3, ge=0, le=1)
     """GAE's lambda."""
     clip: float = Field(default=0.2, gt=0, lt=1)
-    """How far the probability of a decision may change before its gradient stops."""
+    """Clip width of the probability ratio around 1."""
     value_weight: float = Field(default=0.5, ge=0)
     """Weight of the critic's squared error."""
     entropy_weight: float = Field(default=0.005, ge=0)
@@ -54,10 +54,10 @@ class Rl2Config(RunConfig):
     """Recurrent policy on trials."""
 
     run: RunSettings = RunSettings(threads=1, certify=False, log_every=10, checkpoint_every=100)
-    """How the run is carried out; `certify` makes up episodes of uneven lengths, which are no trials."""
+    """Threads, logging, checkpoints and other settings of the run; `certify` is off, because its invented episodes
+    of uneven lengths are not trials."""
     env: GymConfig
-    """The family of tasks: `hone/BanditTrials-v0`, `hone/ChainTrials-v0`, or one that says when a
-    trial begins."""
+    """The task family: `hone/BanditTrials-v0`, `hone/ChainTrials-v0`, or one that marks the beginning of a trial."""
     rollout_steps: int = Field(default=50, ge=1)
     """Steps of each environment per iteration: a trial's `pulls`, or a multiple."""
     network: MlpConfig = MlpConfig(hidden=[48])

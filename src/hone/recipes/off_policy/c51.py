@@ -20,11 +20,11 @@ class CategoricalAlgorithm(ValueAlgorithm):
     """DQN's numbers and the support."""
 
     low: float = 0.0
-    """The least return; what is less is counted there."""
+    """Lowest atom; smaller returns are projected onto it."""
     high: float = 100.0
-    """The greatest return; what is more is counted there."""
+    """Highest atom; greater returns are projected onto it."""
     atoms: int = Field(default=51, ge=2)
-    """Returns at equal distances between them."""
+    """Number of atoms, equally spaced from `low` to `high`."""
 
     @model_validator(mode="after")
     def _support(self) -> "CategoricalAlgorithm":

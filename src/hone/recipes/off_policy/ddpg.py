@@ -32,7 +32,7 @@ class DdpgAlgorithm(Config):
     discount: float = Field(default=0.98, ge=0, le=1)
     """Discount factor (gamma)."""
     tau: float = Field(default=0.005, gt=0, le=1)
-    """Share of the weights that the target network takes over per update (Polyak factor)."""
+    """Polyak coefficient of the target network per update: target += tau * (weights - target)."""
 
 
 class DdpgConfig(DeterministicRunConfig):

@@ -53,7 +53,7 @@ class DiscreteSacAlgorithm(Config):
     tau: float = Field(default=0.005, gt=0, le=1)
     """Polyak coefficient of the target networks per update."""
     entropy: float = Field(default=0.1, ge=0, lt=1)
-    """Target of the policy's entropy, as a share of log k, the most that k choices can have."""
+    """Target entropy of the policy, as a share of log k, the maximum for k actions."""
 
 
 class DiscreteSacConfig(ReplayRunConfig):

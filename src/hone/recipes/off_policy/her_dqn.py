@@ -47,21 +47,21 @@ class HerDqnAlgorithm(Config):
     """The numbers of the paper, for short episodes."""
 
     discount: float = Field(default=0.85, ge=0, le=1)
-    """Discount factor (gamma); low, so that near and far goals soon differ in value."""
+    """Discount factor (gamma); a low one separates the values of near and far goals early."""
     epsilon: float = Field(default=0.1, ge=0, le=1)
-    """Share of decisions that are drawn among all actions while it learns."""
+    """Epsilon of the epsilon-greedy exploration during training."""
     tau: float = Field(default=0.05, gt=0, le=1)
     """Polyak coefficient of the target networks per update."""
     value_range: list[float] = Field(default=[0.0, 1.0], min_length=2, max_length=2)
-    """What a return can be, least and most; targets are clipped to it, as in the paper. For a reward of 1 at the goal
-    0 and 1; for one of -1 a step -1 / (1 - discount) and 0."""
+    """Lowest and highest possible return; targets are clipped to this range, as in the paper. For a reward of 1 at
+    the goal: 0 and 1; for a reward of -1 per step: -1 / (1 - discount) and 0."""
 
 
 class HerDqnConfig(RunConfig):
     """Action values on Gymnasium environments with goals and a finite set of actions."""
 
     run: RunSettings = RunSettings(threads=1, log_every=100, checkpoint_every=5000)
-    """How the run is carried out."""
+    """Threads, logging, checkpoints and other settings of the run."""
     env: GymConfig
     """The environments."""
     network: MlpConfig = MlpConfig(hidden=[256], activation="relu")
@@ -71,11 +71,11 @@ class HerDqnConfig(RunConfig):
     replay: IterationReplayConfig = IterationReplayConfig(collect=1, batch=256, capacity=200_000)
     """The replay buffer."""
     hindsight: HindsightConfig = HindsightConfig()
-    """What is relabelled."""
+    """Relabelling of goals."""
     algorithm: HerDqnAlgorithm = HerDqnAlgorithm()
     """Targets and exploration."""
     evaluation: ControlEvaluationConfig = ControlEvaluationConfig(episodes=100)
-    """How the policy is tried."""
+    """Evaluation of the policy."""
 
 
 @dataclass

@@ -47,17 +47,17 @@ class HerSacAlgorithm(Config):
     tau: float = Field(default=0.02, gt=0, le=1)
     """Polyak coefficient of the target networks per update."""
     entropy_per_action: float = -1.0
-    """Target of the policy's entropy, in nats per number of an action scaled to [-1, 1]."""
+    """Target entropy of the policy, in nats per dimension of an action scaled to [-1, 1]."""
     first_temperature: float = Field(default=0.01, gt=0)
-    """What a nat of entropy is worth at first. An end that pays 1 ends the pay for entropy too: at a temperature of 1
-    the policy would rather go on for ever."""
+    """Initial temperature (reward per nat of entropy). Reaching a goal that pays 1 also ends the entropy bonus: at a
+    temperature of 1 the policy would avoid the goal."""
 
 
 class HerSacConfig(RunConfig):
     """A squashed Gaussian policy on Gymnasium environments with goals and a box of actions."""
 
     run: RunSettings = RunSettings(threads=1, log_every=100, checkpoint_every=5000)
-    """How the run is carried out."""
+    """Threads, logging, checkpoints and other settings of the run."""
     env: GymConfig
     """The environments."""
     network: MlpConfig = MlpConfig(hidden=[128, 128], activation="relu")
@@ -67,11 +67,11 @@ class HerSacConfig(RunConfig):
     replay: IterationReplayConfig = IterationReplayConfig(collect=1, batch=256, capacity=200_000)
     """The replay buffer."""
     hindsight: HindsightConfig = HindsightConfig()
-    """What is relabelled."""
+    """Relabelling of goals."""
     algorithm: HerSacAlgorithm = HerSacAlgorithm()
     """Targets and temperature."""
     evaluation: ControlEvaluationConfig = ControlEvaluationConfig(episodes=100)
-    """How the policy is tried."""
+    """Evaluation of the policy."""
 
 
 def build(config: HerSacConfig) -> TrainingJob[SoftActorCritic]:

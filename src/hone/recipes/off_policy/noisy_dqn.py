@@ -33,7 +33,7 @@ class NoisyDqnConfig(ValueRunConfig):
     """Deep Q-learning that explores by its weights."""
 
     run: RunSettings = RunSettings(threads=1, log_every=25, checkpoint_every=250)
-    """How the run is carried out."""
+    """Threads, logging, checkpoints and other settings of the run."""
     learner: ValueLearnerConfig = ValueLearnerConfig(updates_per_iteration=32)
     """The optimizer."""
     replay: IterationReplayConfig = IterationReplayConfig(collect=64)

@@ -42,7 +42,7 @@ from hone.train.sources.wrapper import WithState
 
 
 class PetsAlgorithm(Config):
-    """The learnt world."""
+    """The ensemble of dynamics models and the reward."""
 
     members: int = Field(default=5, ge=1)
     """Networks of the ensemble; each sees its own bootstrap sample."""
@@ -51,7 +51,7 @@ class PetsAlgorithm(Config):
     bounds_weight: float = Field(default=0.01, ge=0)
     """Weight of the distance between the learned bounds of the log variance, which is kept small."""
     reward: str | None = None
-    """`pendulum` or `cartpole_swing_up`: the reward is known; None: it is learnt with the world."""
+    """Known reward function, `pendulum` or `cartpole_swing_up`; None: the reward is learned with the dynamics."""
     warmup: int = Field(default=200, ge=1)
     """Steps taken at random before the first update."""
     replay_capacity: int = Field(default=100_000, ge=1)
@@ -62,7 +62,7 @@ class PetsConfig(RunConfig):
     """A planner on Gymnasium environments with boxes of observations and actions."""
 
     run: RunSettings = RunSettings(threads=1)
-    """How the run is carried out."""
+    """Threads, logging, checkpoints and other settings of the run."""
     env: GymConfig
     """The environments."""
     rollout_steps: int = Field(default=50, ge=1)
@@ -72,11 +72,11 @@ class PetsConfig(RunConfig):
     learner: ReplayLearnerConfig = ReplayLearnerConfig(lr=2e-3, updates_per_iteration=100, max_grad_norm=None)
     """The optimizer."""
     planning: PlanningConfig = CemPlanning()
-    """How a decision is planned."""
+    """Planning method of a decision."""
     algorithm: PetsAlgorithm = PetsAlgorithm()
-    """The learnt world."""
+    """The ensemble of dynamics models and the reward."""
     evaluation: ControlEvaluationConfig = ControlEvaluationConfig(episodes=5)
-    """How the planner is tried."""
+    """Evaluation of the planner."""
 
     @model_validator(mode="after")
     def _elites_are_candidates(self) -> "PetsConfig":

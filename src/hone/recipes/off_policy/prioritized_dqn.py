@@ -18,7 +18,7 @@ class PrioritizedAlgorithm(ValueAlgorithm):
     """DQN's numbers and those of the priorities."""
 
     exponent: float = Field(default=0.6, ge=0, le=1)
-    """0: all alike; 1: in proportion to the error."""
+    """Exponent of the priorities: 0 samples uniformly, 1 in proportion to the error."""
     correction: float = Field(default=0.4, ge=0, le=1)
     """Exponent of the importance weights at the first iteration; at the last it is 1."""
 

@@ -47,14 +47,14 @@ class SacAlgorithm(Config):
     tau: float = Field(default=0.005, gt=0, le=1)
     """Polyak coefficient of the target networks per update."""
     entropy_per_action: float = -1.0
-    """Target of the policy's entropy, in nats per number of an action scaled to [-1, 1]."""
+    """Target entropy of the policy, in nats per dimension of an action scaled to [-1, 1]."""
 
 
 class SacConfig(RunConfig):
     """A squashed Gaussian policy on Gymnasium environments with a box of actions."""
 
     run: RunSettings = RunSettings(threads=1, log_every=100, checkpoint_every=5000)
-    """How the run is carried out."""
+    """Threads, logging, checkpoints and other settings of the run."""
     env: GymConfig
     """The environments; each is stepped once per iteration."""
     network: MlpConfig = MlpConfig(hidden=[256, 256], activation="relu")
@@ -68,7 +68,7 @@ class SacConfig(RunConfig):
     algorithm: SacAlgorithm = SacAlgorithm()
     """Targets and temperature."""
     evaluation: ControlEvaluationConfig = ControlEvaluationConfig()
-    """How the policy is tried."""
+    """Evaluation of the policy."""
 
 
 @torch.no_grad()

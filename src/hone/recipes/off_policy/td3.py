@@ -34,13 +34,13 @@ class Td3Algorithm(Config):
     discount: float = Field(default=0.98, ge=0, le=1)
     """Discount factor (gamma)."""
     tau: float = Field(default=0.005, gt=0, le=1)
-    """Share of the weights that the target networks take over each time (Polyak factor)."""
+    """Polyak coefficient of the target networks per update: target += tau * (weights - target)."""
     policy_every: int = Field(default=2, ge=1)
     """Updates of the critics per update of the policy and of the target networks."""
     smoothing: float = Field(default=0.2, ge=0)
-    """Standard deviation of the noise on the action that a target looks at, scaled to [-1, 1]."""
+    """Standard deviation of the noise on a target's action, for actions scaled to [-1, 1]."""
     smoothing_limit: float = Field(default=0.5, ge=0)
-    """Where that noise is cut off."""
+    """Bound at which that noise is clipped."""
 
 
 class Td3Config(DeterministicRunConfig):

@@ -28,7 +28,7 @@ class BcConfig(RunConfig):
     """A policy from a log of decisions."""
 
     run: RunSettings = RunSettings(threads=1, log_every=100, checkpoint_every=5000)
-    """How the run is carried out."""
+    """Threads, logging, checkpoints and other settings of the run."""
     log: str
     """A parquet file written by hone, or a Minari data set (folder or HDF5 file)."""
     env: GymConfig | None = None
@@ -40,7 +40,7 @@ class BcConfig(RunConfig):
     batch: int = Field(default=256, ge=1)
     """Decisions per update."""
     evaluation: ControlEvaluationConfig = ControlEvaluationConfig()
-    """How the policy is tried."""
+    """Evaluation of the policy."""
 
 
 def objective(policy: ActorCritic, rows: StepRows) -> LossTerms:

@@ -44,17 +44,17 @@ class BcqAlgorithm(Config):
     discount: float = Field(default=0.99, ge=0, le=1)
     """Discount factor (gamma)."""
     tau: float = Field(default=0.005, gt=0, le=1)
-    """Share of the weights that the target network takes over per update (Polyak factor)."""
+    """Polyak coefficient of the target network per update: target += tau * (weights - target)."""
     threshold: float = Field(default=0.3, ge=0, le=1)
-    """Finite actions: how likely an action must be in the log, as a share of the likeliest one's probability."""
+    """Finite actions: least probability of an action under the log, as a share of the most likely action's."""
     reach: float = Field(default=0.05, ge=0, le=2)
-    """Boxes: how far a generated action may be moved, where the box is [-1, 1]."""
+    """Boxes: largest perturbation of a generated action, for actions scaled to [-1, 1]."""
     pessimism: float = Field(default=0.75, ge=0, le=1)
-    """Boxes: weight of the lesser of two critics against the greater one."""
+    """Boxes: weight of the minimum of the two critics; the maximum has the rest."""
     proposals: int = Field(default=10, ge=1)
-    """Boxes: generated actions that a target takes the best of."""
+    """Boxes: generated actions per target; the best is taken."""
     samples: int = Field(default=100, ge=1)
-    """Boxes: generated actions that a decision takes the best of."""
+    """Boxes: generated actions per decision; the best is taken."""
 
 
 class BcqConfig(OfflineRunConfig):

@@ -50,19 +50,19 @@ class BearAlgorithm(Config):
     tau: float = Field(default=0.005, gt=0, le=1)
     """Polyak coefficient of the target networks per update."""
     threshold: float = Field(default=0.05, gt=0)
-    """Distance from the log at which the price stays what it is."""
+    """Maximum mean discrepancy to the log at which the multiplier stays constant."""
     kernel: str = Field(default="laplacian", pattern="^(laplacian|gaussian)$")
-    """Likeness of two actions: `laplacian` or `gaussian`."""
+    """Kernel of the maximum mean discrepancy: `laplacian` or `gaussian`."""
     width: float = Field(default=20.0, gt=0)
     """Bandwidth of the kernel."""
     matched: int = Field(default=4, ge=2)
-    """Draws of the policy and of the generator that are compared."""
+    """Samples of the policy and of the generator that are compared."""
     pessimism: float = Field(default=0.75, ge=0, le=1)
-    """Weight of the lesser of two critics against the greater one."""
+    """Weight of the minimum of the two critics; the maximum has the rest."""
     proposals: int = Field(default=10, ge=1)
-    """Draws of the policy that a target takes the best of."""
+    """Samples of the policy per target; the best is taken."""
     samples: int = Field(default=100, ge=1)
-    """Draws of the policy that a decision takes the best of."""
+    """Samples of the policy per decision; the best is taken."""
 
 
 class BearConfig(OfflineRunConfig):

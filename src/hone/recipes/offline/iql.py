@@ -39,9 +39,9 @@ class IqlAlgorithm(Config):
     expectile: float = Field(default=0.7, gt=0, lt=1)
     """Expectile of the logged actions' values: 0.5 is their mean, towards 1 their maximum."""
     inverse_temperature: float = Field(default=3.0, ge=0)
-    """How much more an action counts per unit of advantage; 0 is imitation."""
+    """Inverse temperature: weight of an action is exp(inverse_temperature * advantage); 0 is behaviour cloning."""
     cap: float = Field(default=100.0, gt=0)
-    """Greatest weight of an action."""
+    """Largest weight of an action."""
     tau: float = Field(default=0.005, gt=0, le=1)
     """Polyak coefficient of the target networks per update."""
 

@@ -44,15 +44,16 @@ class Td3BcAlgorithm(Config):
     discount: float = Field(default=0.99, ge=0, le=1)
     """Discount factor (gamma)."""
     alpha: float = Field(default=2.5, ge=0)
-    """Weight of the critic's word, relative to its mean size, against staying at the logged action; 0 is imitation."""
+    """Weight of the critic's value, divided by its mean absolute value, against the behaviour-cloning term; 0 is
+    behaviour cloning."""
     policy_every: int = Field(default=2, ge=1)
     """Updates of the critics per update of the policy and of the target networks."""
     smoothing: float = Field(default=0.2, ge=0)
     """Standard deviation of the noise on a target's action, where the box is [-1, 1]."""
     smoothing_limit: float = Field(default=0.5, ge=0)
-    """Greatest size of that noise."""
+    """Bound at which that noise is clipped."""
     tau: float = Field(default=0.005, gt=0, le=1)
-    """Share of the weights that the target networks take over (Polyak factor)."""
+    """Polyak coefficient of the target networks per update: target += tau * (weights - target)."""
 
 
 class Td3BcConfig(OfflineRunConfig):

@@ -45,10 +45,10 @@ class A2cAlgorithm(Config):
     entropy_weight: float = Field(default=0.0, ge=0)
     """Weight of the entropy bonus."""
     ratio_cap: float = Field(default=1.0, gt=0)
-    """Where the weight of steps that an older policy took is cut off; for `max_staleness`."""
+    """Cap of the importance weight of steps from an older policy; for `max_staleness`."""
     max_staleness: int = Field(default=0, ge=0, le=16)
-    """Turns that steps may be older than the policy that learns from them; above 0, a thread collects the next ones
-    meanwhile (asynchronous actors)."""
+    """Largest age of the collected steps, in iterations of the policy that learns from them; above 0 a thread
+    collects while the policy learns (asynchronous actors)."""
     normalise: NormaliseConfig = NormaliseConfig()
     """Running normalisation of observations and rewards."""
 

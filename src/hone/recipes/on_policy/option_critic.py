@@ -40,17 +40,17 @@ class OptionCriticAlgorithm(Config):
     """The numbers of both papers."""
 
     options: int = Field(default=4, ge=1)
-    """Courses of action."""
+    """Number of options."""
     discount: float = Field(default=0.99, ge=0, le=1)
     """Discount factor (gamma)."""
     gae_lambda: float = Field(default=0.95, ge=0, le=1)
     """GAE's lambda."""
     epsilon: float = Field(default=0.1, ge=0, le=1)
-    """Share of choices among options that are drawn among all."""
+    """Epsilon of the policy over options."""
     deliberation_cost: float = Field(default=0.02, ge=0)
     """Cost of stopping, in units of the return: it makes options last."""
     clip: float = Field(default=0.2, gt=0, lt=1)
-    """How far the probability of an action may move before its gradient stops."""
+    """Clip width of the probability ratio around 1."""
     value_weight: float = Field(default=0.5, ge=0)
     """Weight of the squared error of the option values."""
     stop_weight: float = Field(default=1.0, ge=0)
@@ -63,19 +63,19 @@ class OptionCriticConfig(RunConfig):
     """Options with networks on Gymnasium environments with a finite set of actions."""
 
     run: RunSettings = RunSettings(threads=1)
-    """How the run is carried out; one thread is fastest for a small network."""
+    """Threads, logging, checkpoints and other settings of the run; one thread is fastest for a small network."""
     env: GymConfig
     """The environments."""
     rollout_steps: int = Field(default=64, ge=1)
     """Steps of each environment per iteration."""
     network: MlpConfig = MlpConfig()
-    """Values, policies within and ends have one each."""
+    """One network each for option values, intra-option policies and terminations."""
     learner: LearnerConfig = LearnerConfig(lr=1e-3, epochs=4, minibatches=4, max_grad_norm=0.5)
     """The optimizer; `minibatches` per epoch."""
     algorithm: OptionCriticAlgorithm = OptionCriticAlgorithm()
     """Credit and loss."""
     evaluation: ControlEvaluationConfig = ControlEvaluationConfig()
-    """How the policy is tried."""
+    """Evaluation of the policy."""
 
     @model_validator(mode="after")
     def _parts_fit(self) -> "OptionCriticConfig":

@@ -44,18 +44,18 @@ class PpoAlgorithm(Config):
     gae_lambda: float = Field(default=0.8, ge=0, le=1)
     """GAE's lambda: 0 trusts the critic, 1 the returns."""
     clip_low: float = Field(default=0.2, gt=0, lt=1)
-    """How far the probability of a decision may fall before its gradient stops."""
+    """Lower clip width of the probability ratio: the ratio is clipped at 1 - clip_low."""
     clip_high: float = Field(default=0.2, gt=0)
-    """How far it may rise."""
+    """Upper clip width of the probability ratio: the ratio is clipped at 1 + clip_high."""
     clip_decay: Literal["constant", "linear"] = "constant"
-    """Whether both stay, or shrink to 0 with the last optimizer step."""
+    """Schedule of both clip widths: constant, or linear to 0 at the last optimizer step."""
     value_weight: float = Field(default=0.5, ge=0)
     """Weight of the critic's squared error."""
     entropy_weight: float = Field(default=0.0, ge=0)
     """Weight of the entropy bonus."""
     max_staleness: int = Field(default=0, ge=0, le=16)
-    """Turns that steps may be older than the policy that learns from them; above 0, a thread collects the next ones
-    meanwhile (asynchronous actors)."""
+    """Largest age of the collected steps, in iterations of the policy that learns from them; above 0 a thread
+    collects while the policy learns (asynchronous actors)."""
     normalise: NormaliseConfig = NormaliseConfig()
     """Running normalisation of observations and rewards."""
 

@@ -20,7 +20,7 @@ class PpoCountsConfig(IntrinsicRewardRunConfig):
     """PPO with two critics; hash counts."""
 
     novelty: HashCountConfig = HashCountConfig()
-    """What novelty is measured by."""
+    """Measure of novelty."""
 
 
 def build(config: PpoCountsConfig) -> TrainingJob[CuriousActorCritic]:

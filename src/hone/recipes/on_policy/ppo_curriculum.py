@@ -33,7 +33,7 @@ class PpoCurriculumConfig(RunConfig):
     """PPO, from the easiest stage to the environment as it is."""
 
     run: RunSettings = RunSettings(threads=1)
-    """How the run is carried out; one thread is fastest for a small network."""
+    """Threads, logging, checkpoints and other settings of the run; one thread is fastest for a small network."""
     env: GymConfig
     """The environments of the last stage."""
     rollout_steps: int = Field(default=64, ge=1)
@@ -45,7 +45,7 @@ class PpoCurriculumConfig(RunConfig):
     algorithm: ppo.PpoAlgorithm = ppo.PpoAlgorithm(discount=0.99, gae_lambda=0.95, entropy_weight=0.01)
     """Credit and loss."""
     evaluation: ControlEvaluationConfig = ControlEvaluationConfig()
-    """How the policy is tried, in the last stage."""
+    """Evaluation of the policy, in the last stage."""
     curriculum: CurriculumConfig
     """The stages before it."""
 

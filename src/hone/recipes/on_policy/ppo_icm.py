@@ -20,7 +20,7 @@ class PpoIcmConfig(IntrinsicRewardRunConfig):
     """PPO with two critics; intrinsic curiosity."""
 
     novelty: IcmConfig = IcmConfig()
-    """What novelty is measured by."""
+    """Measure of novelty."""
 
 
 def build(config: PpoIcmConfig) -> TrainingJob[CuriousActorCritic]:

@@ -50,7 +50,7 @@ class PpoKlAlgorithm(Config):
     target_nats: float = Field(default=0.01, gt=0)
     """Target of the KL penalty: mean KL(before || after) per action and iteration, in nats."""
     coefficient: float = Field(default=1.0, gt=0)
-    """Price of a nat that the run begins with."""
+    """Initial coefficient of the KL penalty."""
     value_weight: float = Field(default=0.5, ge=0)
     """Weight of the critic's squared error."""
     entropy_weight: float = Field(default=0.0, ge=0)

@@ -20,7 +20,7 @@ class PpoRndConfig(IntrinsicRewardRunConfig):
     """PPO with two critics; random network distillation."""
 
     novelty: RndConfig = RndConfig()
-    """What novelty is measured by."""
+    """Measure of novelty."""
 
 
 def build(config: PpoRndConfig) -> TrainingJob[CuriousActorCritic]:

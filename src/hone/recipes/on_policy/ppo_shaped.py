@@ -34,19 +34,20 @@ from hone.train.learner.config import LearnerConfig, require_whole_minibatches
 
 
 class HintsConfig(Config):
-    """What is added to the rewards."""
+    """Potential-based shaping of the rewards."""
 
     potential: PotentialConfig
-    """A number for everything that can be seen."""
+    """A potential for every state."""
     naive: bool = False
-    """Pay the potential of where a step leads, as it is, instead of the difference; this can change what is best."""
+    """Add the potential of the next state instead of the difference of potentials; this can change the optimal
+    policy."""
 
 
 class PpoShapedConfig(RunConfig):
     """PPO, with hints."""
 
     run: RunSettings = RunSettings(threads=1)
-    """How the run is carried out; one thread is fastest for a small network."""
+    """Threads, logging, checkpoints and other settings of the run; one thread is fastest for a small network."""
     env: GymConfig
     """The environments."""
     rollout_steps: int = Field(default=64, ge=1)
@@ -60,7 +61,7 @@ class PpoShapedConfig(RunConfig):
     evaluation: ControlEvaluationConfig = ControlEvaluationConfig()
     """Evaluation of the policy, by the environment's own reward."""
     hints: HintsConfig
-    """Where it is worth going."""
+    """Potential function of the state."""
 
     @model_validator(mode="after")
     def _parts_fit(self) -> "PpoShapedConfig":

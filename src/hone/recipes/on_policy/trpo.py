@@ -48,14 +48,14 @@ class TrpoAlgorithm(Config):
     gae_lambda: float = Field(default=0.95, ge=0, le=1)
     """GAE's lambda: 0 trusts the critic, 1 the returns."""
     region: TrustRegionConfig = TrustRegionConfig()
-    """How far a step may go, and how it is looked for."""
+    """Trust region: its radius and the line search."""
 
 
 class TrpoConfig(RunConfig):
     """A policy and a critic on Gymnasium environments."""
 
     run: RunSettings = RunSettings(threads=1)
-    """How the run is carried out; one thread is fastest for a small network."""
+    """Threads, logging, checkpoints and other settings of the run; one thread is fastest for a small network."""
     env: GymConfig
     """The environments."""
     rollout_steps: int = Field(default=128, ge=1)
@@ -63,11 +63,11 @@ class TrpoConfig(RunConfig):
     network: MlpConfig = MlpConfig()
     """Policy and critic have one each."""
     learner: LearnerConfig = LearnerConfig(lr=1e-3, epochs=10, minibatches=8)
-    """How the critic is stepped; the policy has no learning rate."""
+    """The critic's optimizer; the policy has no learning rate."""
     algorithm: TrpoAlgorithm = TrpoAlgorithm()
     """Credit and trust region."""
     evaluation: ControlEvaluationConfig = ControlEvaluationConfig()
-    """How the policy is tried."""
+    """Evaluation of the policy."""
 
     @model_validator(mode="after")
     def _parts_fit(self) -> "TrpoConfig":

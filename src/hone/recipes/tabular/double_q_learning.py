@@ -26,7 +26,7 @@ class DoubleQLearningConfig(TabularRunConfig):
     """Double Q-learning on two tables."""
 
     algorithm: DoubleQLearningAlgorithm = DoubleQLearningAlgorithm()
-    """What is aimed at."""
+    """Discount factor and other numbers of the algorithm."""
 
 
 def build(config: DoubleQLearningConfig) -> TrainingJob[ActionTable]:

@@ -22,9 +22,9 @@ class DynaQAlgorithm(Config):
     discount: float = Field(default=0.95, gt=0, le=1)
     """Discount factor (gamma)."""
     planning: int = Field(default=50, ge=0)
-    """Imagined steps for each real one."""
+    """Planning steps on the model per environment step."""
     planning_rate: float = Field(default=0.1, gt=0, le=1)
-    """Step size of imagined steps."""
+    """Step size of planning steps."""
 
 
 class DynaQConfig(TabularRunConfig):
@@ -33,7 +33,7 @@ class DynaQConfig(TabularRunConfig):
     rollout_steps: int = Field(default=1, ge=1)
     """Steps of each environment per iteration; simulated steps follow each iteration."""
     algorithm: DynaQAlgorithm = DynaQAlgorithm()
-    """What is aimed at."""
+    """Discount factor and other numbers of the algorithm."""
 
 
 def build(config: DynaQConfig) -> TrainingJob[ActionTable]:

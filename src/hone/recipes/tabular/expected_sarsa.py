@@ -26,7 +26,7 @@ class ExpectedSarsaConfig(TabularRunConfig):
     """Expected SARSA on a table."""
 
     algorithm: ExpectedSarsaAlgorithm = ExpectedSarsaAlgorithm()
-    """What is aimed at."""
+    """Discount factor and other numbers of the algorithm."""
 
 
 def build(config: ExpectedSarsaConfig) -> TrainingJob[ActionTable]:

@@ -45,34 +45,34 @@ class GradientTdAlgorithm(Config):
     discount: float = Field(default=0.99, gt=0, le=1)
     """Discount factor (gamma)."""
     method: Literal["semi_gradient", "gtd2", "tdc", "target_network"] = "tdc"
-    """How the weights are moved."""
+    """Learning rule of the weights."""
     features: Literal["baird", "states"] = "baird"
-    """What values are linear in: the eight numbers of Baird's seven states, or one for each state."""
+    """Features of the linear values: Baird's eight features of seven states, or one per state."""
     second_rate: float = Field(default=0.05, gt=0)
     """Step size of the second weights (gtd2, tdc)."""
     copy_every: int = Field(default=500, ge=1)
-    """Steps after which the older weights are renewed (target_network)."""
+    """Steps between copies of the weights to the target network (target_network)."""
 
 
 class GradientTdConfig(RunConfig):
     """Values linear in features, learned off policy in a finite world."""
 
     run: RunSettings = RunSettings(threads=1, log_every=20)
-    """How the run is carried out."""
+    """Threads, logging, checkpoints and other settings of the run."""
     finite: FiniteConfig = FiniteConfig(world=BairdWorld(kind="baird"))
     """The world."""
     rollout_steps: int = Field(default=10, ge=1)
     """Steps of each copy per iteration."""
     follow: list[float] = Field(default=[0.0, 1.0], min_length=1)
-    """Probability of each action, in every state, under the policy whose values are learned."""
+    """Probability of each action under the target policy, the same in every state."""
     behave: list[float] = Field(default=[6 / 7, 1 / 7], min_length=1)
-    """The same of the policy that acts."""
+    """The same, of the behaviour policy."""
     rate: RateConfig = RateConfig(rate=0.005)
     """Step sizes of the weights."""
     algorithm: GradientTdAlgorithm = GradientTdAlgorithm()
     """The method."""
     evaluation: ControlEvaluationConfig = ControlEvaluationConfig()
-    """How often the error is computed."""
+    """Interval between computations of the value error."""
 
 
 def build(config: GradientTdConfig) -> TrainingJob[StateValues]:

@@ -26,16 +26,16 @@ class MonteCarloAlgorithm(Config):
     discount: float = Field(default=0.99, gt=0, le=1)
     """Discount factor (gamma)."""
     visits: Literal["first", "every"] = "every"
-    """Which visits of a pair in an episode count; on policy only."""
+    """Visits of a pair that count in an episode: the first or all; on policy only."""
     off_policy: bool = False
-    """Learn of the greedy policy, by weighted importance sampling; step sizes are then those of the weights."""
+    """Learn the values of the greedy policy by weighted importance sampling; the weights then set the step sizes."""
 
 
 class MonteCarloConfig(TabularRunConfig):
     """Monte Carlo control on a table."""
 
     algorithm: MonteCarloAlgorithm = MonteCarloAlgorithm()
-    """What is aimed at."""
+    """Discount factor and other numbers of the algorithm."""
 
 
 def build(config: MonteCarloConfig) -> TrainingJob[ActionTable]:

@@ -30,26 +30,26 @@ class OptionQAlgorithm(Config):
     discount: float = Field(default=0.95, gt=0, lt=1)
     """Discount factor (gamma); an option of k steps is discounted k times."""
     rate: float = Field(default=0.1, gt=0, le=1)
-    """How far a value moves towards its target; 1 where nothing is left to chance."""
+    """Step size of a value towards its target; use 1 in a deterministic environment."""
     epsilon: float = Field(default=0.1, ge=0, le=1)
-    """Share of choices that are drawn among all options that can be begun."""
+    """Epsilon of the policy over the options that are available."""
 
 
 class OptionQConfig(RunConfig):
     """A table of options in Gymnasium environments of numbered states and actions."""
 
     run: RunSettings = RunSettings(threads=1, log_every=20)
-    """How the run is carried out."""
+    """Threads, logging, checkpoints and other settings of the run."""
     env: GymConfig
     """The environments."""
     rollout_steps: int = Field(default=16, ge=1)
     """Steps of each environment per iteration."""
     options: OptionsConfig = OptionsConfig()
-    """What is chosen among."""
+    """The options."""
     algorithm: OptionQAlgorithm = OptionQAlgorithm()
-    """How values are learnt."""
+    """Discount factor, step size and exploration."""
     evaluation: ControlEvaluationConfig = ControlEvaluationConfig()
-    """How the greedy policy over options is tried."""
+    """Evaluation of the greedy policy over options."""
 
 
 def discrete_sizes(config: OptionQConfig, space: PolicySpaces) -> tuple[int, int]:

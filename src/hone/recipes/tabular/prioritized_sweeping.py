@@ -22,9 +22,9 @@ class PrioritizedSweepingAlgorithm(Config):
     discount: float = Field(default=0.95, gt=0, le=1)
     """Discount factor (gamma)."""
     planning: int = Field(default=50, ge=1)
-    """Backups for each real step, at most."""
+    """Largest number of backups per environment step."""
     least: float = Field(default=1e-4, gt=0)
-    """A change smaller than this is not followed up."""
+    """Priority below which a change is not propagated."""
 
 
 class PrioritizedSweepingConfig(TabularRunConfig):
@@ -33,7 +33,7 @@ class PrioritizedSweepingConfig(TabularRunConfig):
     rollout_steps: int = Field(default=1, ge=1)
     """Steps of each environment per iteration; backups follow each iteration."""
     algorithm: PrioritizedSweepingAlgorithm = PrioritizedSweepingAlgorithm()
-    """What is aimed at."""
+    """Discount factor and other numbers of the algorithm."""
 
 
 def build(config: PrioritizedSweepingConfig) -> TrainingJob[ActionTable]:

@@ -27,7 +27,7 @@ class QLearningConfig(TabularRunConfig):
     """Q-learning on a table."""
 
     algorithm: QLearningAlgorithm = QLearningAlgorithm()
-    """What is aimed at."""
+    """Discount factor and other numbers of the algorithm."""
 
 
 def build(config: QLearningConfig) -> TrainingJob[ActionTable]:

@@ -24,14 +24,14 @@ class SarsaAlgorithm(Config):
     discount: float = Field(default=0.99, gt=0, le=1)
     """Discount factor (gamma)."""
     steps: int = Field(default=1, ge=1)
-    """Rewards that are looked at before a value is; `rollout_steps` should be more."""
+    """Rewards before the bootstrapped value (n); `rollout_steps` should be larger."""
 
 
 class SarsaConfig(TabularRunConfig):
     """SARSA on a table."""
 
     algorithm: SarsaAlgorithm = SarsaAlgorithm()
-    """What is aimed at."""
+    """Discount factor and other numbers of the algorithm."""
 
 
 def build(config: SarsaConfig) -> TrainingJob[ActionTable]:

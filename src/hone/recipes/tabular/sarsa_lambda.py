@@ -30,14 +30,14 @@ class SarsaLambdaAlgorithm(Config):
     trace_lambda: float = Field(default=0.9, ge=0, le=1)
     """lambda: 0 is SARSA, 1 learns from returns."""
     trace: Literal["accumulating", "replacing", "dutch"] = "dutch"
-    """What a visit does to the trace of its pair."""
+    """Update of the eligibility trace of the visited pair."""
 
 
 class SarsaLambdaConfig(TabularRunConfig):
     """SARSA(lambda) on a table."""
 
     algorithm: SarsaLambdaAlgorithm = SarsaLambdaAlgorithm()
-    """What is aimed at."""
+    """Discount factor and other numbers of the algorithm."""
 
 
 def build(config: SarsaLambdaConfig) -> TrainingJob[ActionTable]:

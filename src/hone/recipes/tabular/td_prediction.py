@@ -55,7 +55,7 @@ class OneStepTd(Config):
 
 
 class NStepTd(Config):
-    """n rewards, then the table."""
+    """n-step TD: n rewards, then the bootstrapped value."""
 
     kind: Literal["n_step"]
     """Names this alternative."""
@@ -71,7 +71,7 @@ class LambdaTd(Config):
     trace_lambda: float = Field(default=0.9, ge=0, le=1)
     """lambda: 0 is TD(0), 1 learns from returns."""
     trace: Literal["accumulating", "replacing", "dutch"] = "dutch"
-    """What a visit does to the trace of its state."""
+    """Update of the eligibility trace of the visited state."""
 
 
 class MonteCarloReturns(Config):
@@ -80,9 +80,9 @@ class MonteCarloReturns(Config):
     kind: Literal["monte_carlo"]
     """Names this alternative."""
     visits: Literal["first", "every"] = "every"
-    """Which visits of a state in an episode count; on policy only."""
+    """Visits of a state that count in an episode: the first or all; on policy only."""
     off_policy: bool = False
-    """Weigh returns by importance, where `behave` is not `follow`."""
+    """Weight returns by importance sampling if `behave` differs from `follow`."""
 
 
 PredictionMethod: TypeAlias = Annotated[OneStepTd | NStepTd | LambdaTd | MonteCarloReturns, Field(discriminator="kind")]
@@ -94,11 +94,11 @@ class TdPredictionAlgorithm(Config):
     discount: float = Field(default=1.0, gt=0, le=1)
     """Discount factor (gamma)."""
     method: PredictionMethod = OneStepTd()
-    """What a value is moved towards."""
+    """Target of a value update."""
 
 
 class EpsilonPolicyConfig(Config):
-    """A policy to be valued, or to act by: the best one with a share of chance."""
+    """A policy to evaluate or to act with: the optimal one, epsilon-greedy."""
 
     epsilon: float = Field(default=1.0, ge=0, le=1)
     """Probability of an action drawn from all; 1 is the uniform policy, 0 the best."""
@@ -108,7 +108,7 @@ class TdPredictionConfig(RunConfig):
     """Values of states."""
 
     run: RunSettings = RunSettings(threads=1, log_every=20)
-    """How the run is carried out."""
+    """Threads, logging, checkpoints and other settings of the run."""
     finite: FiniteConfig
     """The world."""
     rollout_steps: int = Field(default=8, ge=1)
@@ -116,13 +116,13 @@ class TdPredictionConfig(RunConfig):
     table: TableConfig = TableConfig()
     """Values and step sizes."""
     follow: EpsilonPolicyConfig = EpsilonPolicyConfig()
-    """The policy whose values are learned."""
+    """The target policy: its values are learned."""
     behave: EpsilonPolicyConfig | None = None
-    """The policy that acts; None: the one that is followed."""
+    """The behaviour policy; None: the target policy."""
     algorithm: TdPredictionAlgorithm = TdPredictionAlgorithm()
-    """What is aimed at."""
+    """Discount factor and other numbers of the algorithm."""
     evaluation: ControlEvaluationConfig = ControlEvaluationConfig()
-    """How often the error is computed."""
+    """Interval between computations of the value error."""
 
 
 def build(config: TdPredictionConfig) -> TrainingJob[StateValues]:

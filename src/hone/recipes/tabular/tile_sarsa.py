@@ -30,7 +30,7 @@ TRACE_KINDS = {"accumulating": ACCUMULATING, "replacing": REPLACING, "dutch": DU
 
 
 class TilesConfig(Config):
-    """Grids that lie askew over the box of observations."""
+    """Tile coding: offset grids over the box of observations."""
 
     tilings: int = Field(default=8, ge=1)
     """Grids; one cell of each is active."""
@@ -50,7 +50,7 @@ class TileSarsaAlgorithm(Config):
     trace_lambda: float = Field(default=0.9, ge=0, le=1)
     """lambda."""
     trace: Literal["accumulating", "replacing", "dutch"] = "replacing"
-    """What a visit does to the traces of its tiles."""
+    """Update of the eligibility traces of the active tiles."""
     initial: float = 0.0
     """Value of every action at first."""
 
@@ -59,7 +59,7 @@ class TileSarsaConfig(RunConfig):
     """A table over tiles."""
 
     run: RunSettings = RunSettings(threads=1, log_every=20)
-    """How the run is carried out."""
+    """Threads, logging, checkpoints and other settings of the run."""
     env: GymConfig
     """Environments with a box of observations and numbered actions."""
     rollout_steps: int = Field(default=4, ge=1)
@@ -69,11 +69,11 @@ class TileSarsaConfig(RunConfig):
     rate: RateConfig = RateConfig(rate=0.3)
     """Step sizes of a value; each tile gets its share."""
     exploration: Exploration = EpsilonGreedy(epsilon=ConstantSchedule(value=0.0))
-    """How it departs from the best action."""
+    """Exploration strategy."""
     algorithm: TileSarsaAlgorithm = TileSarsaAlgorithm()
-    """What is aimed at."""
+    """Discount factor and other numbers of the algorithm."""
     evaluation: ControlEvaluationConfig = ControlEvaluationConfig()
-    """How the greedy policy is tried."""
+    """Evaluation of the greedy policy."""
 
 
 def build(config: TileSarsaConfig) -> TrainingJob[ActionTable]:

@@ -14,7 +14,7 @@ from hone.train.text import recipe
 
 
 class ClipCovAlgorithm(recipe.ClipConfig):
-    """Which tokens are left out."""
+    """Bounds of the covariance and share of tokens without gradient, clip widths and penalties."""
 
     share: float = recipe.Field(default=2e-4, gt=0, le=1)
     """Share of a step's tokens; at least one."""

@@ -14,7 +14,7 @@ class DecoupledAlgorithm(recipe.ClipConfig):
     """Clip widths, and a bound on the correction."""
 
     weight_cap: float | None = recipe.Field(default=None, gt=0)
-    """Largest w; unset: none."""
+    """Largest importance weight w; unset: no bound."""
 
 
 def require_no_correction(config: recipe.TextGradientRunConfig) -> None:

@@ -28,10 +28,11 @@ class BinaryTv(recipe.Config):
     fall_probability: float = recipe.Field(default=0.15, gt=0, lt=1)
     """Threshold for tokens with negative advantage."""
     top: int = recipe.Field(default=0, ge=0)
-    """Take the distance over this many of the likeliest tokens as well; 0: of the chosen one against all others."""
+    """Number of most likely tokens whose probabilities enter the divergence one by one; 0: the chosen token against
+    all others."""
 
     def measure(self, view: recipe.TokenView) -> tuple[Tensor, float, float]:
-        """Divergence `[n]`, and what is trusted upwards and downwards."""
+        """Divergence `[n]`, and its thresholds upwards and downwards."""
         found = top_k_tv(*top_k_distributions(view)) if self.top else binary_tv(view.logp, view.behaviour_logp)
         return found, self.rise_probability, self.fall_probability
 
@@ -46,23 +47,24 @@ class BinaryKl(recipe.Config):
     fall_nats: float = recipe.Field(default=0.05, gt=0)
     """Threshold downwards, for tokens with negative advantage."""
     top: int = recipe.Field(default=0, ge=0)
-    """Take the distance over this many of the likeliest tokens as well; 0: of the chosen one against all others."""
+    """Number of most likely tokens whose probabilities enter the divergence one by one; 0: the chosen token against
+    all others."""
 
     def measure(self, view: recipe.TokenView) -> tuple[Tensor, float, float]:
-        """Divergence `[n]`, and what is trusted upwards and downwards."""
+        """Divergence `[n]`, and its thresholds upwards and downwards."""
         found = top_k_kl(*top_k_distributions(view)) if self.top else binary_kl(view.logp, view.behaviour_logp)
         return found, self.rise_nats, self.fall_nats
 
 
 class DppoAlgorithm(recipe.PenaltyConfig):
-    """How far tokens are trusted."""
+    """Divergence and thresholds of the token trust region, and penalties."""
 
     trust: Annotated[BinaryTv | BinaryKl, recipe.Field(discriminator="kind")] = BinaryTv()
     """The divergence and its thresholds."""
     ratio_cap: float | None = recipe.Field(default=None, gt=0)
     """Largest weight of a token; unset: none, because truncation is biased."""
     scale: Scale = "none"
-    """What centred scores are divided by: the group's standard deviation, the batch's, or nothing."""
+    """Divisor of the centred scores: the group's standard deviation, the batch's, or none."""
 
 
 def require_all_tokens(config: recipe.TextRunConfig) -> None:
@@ -91,7 +93,7 @@ class DppoConfig(recipe.TextGradientRunConfig):
 
 
 def top_k_distributions(view: recipe.TokenView) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """What divergences over the likeliest tokens are made of; both policies are the trainer's, which knows them all."""
+    """Probabilities of the most likely tokens under both policies; the trainer computes both."""
     assert view.top_k_logp is not None
     assert view.old_top_k is not None
     chosen_too = (view.old_top_k.ids == view.chosen[:, None]).any(dim=1)

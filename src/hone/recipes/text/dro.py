@@ -13,7 +13,7 @@ from hone.train.text import recipe
 
 
 class DroAlgorithm(recipe.Config):
-    """How strongly the policy is held."""
+    """Regularisation towards the behaviour policy."""
 
     beta: float = recipe.Field(gt=0)
     """Weight of the squared log-ratio, 1 / nat. There is no published default for advantages of tokens."""
@@ -24,7 +24,7 @@ class DroConfig(recipe.TextGradientRunConfig):
 
     requires = (recipe.require_groups,)
     algorithm: DroAlgorithm
-    """How strongly the policy is held."""
+    """Regularisation towards the behaviour policy."""
 
 
 def method(config: DroConfig, policies: recipe.TextPolicies) -> recipe.TextMethod:

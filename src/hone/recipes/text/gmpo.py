@@ -16,9 +16,9 @@ class GmpoAlgorithm(recipe.PenaltyConfig):
     """Clip widths in nats."""
 
     log_low: float = recipe.Field(default=0.4, gt=0)
-    """Clip width downwards, nats: fall of the log-probability of a token with negative advantage."""
+    """Clip width downwards, nats: largest fall of the log-probability of a token with negative advantage."""
     log_high: float = recipe.Field(default=0.4, gt=0)
-    """Clip width upwards, nats: rise of that of a token with positive advantage."""
+    """Clip width upwards, nats: largest rise of the log-probability of a token with positive advantage."""
 
 
 class GmpoConfig(recipe.TextGradientRunConfig):

@@ -15,7 +15,7 @@ class GpgAlgorithm(recipe.Config):
     """The scale of advantages."""
 
     norm: float = recipe.Field(default=1.0, gt=0)
-    """What centred scores are divided by."""
+    """Divisor of the centred scores."""
 
 
 class GpgConfig(recipe.TextGradientRunConfig):

@@ -15,7 +15,7 @@ class GrpoAlgorithm(recipe.ClipConfig):
     """The numbers of the paper, and where later ones changed them."""
 
     scale: Scale = "group"
-    """What centred scores are divided by: the group's standard deviation, the batch's, or nothing."""
+    """Divisor of the centred scores: the group's standard deviation, the batch's, or none."""
     aggregation: recipe.Aggregation = "token_mean"
     """Weight of a token in the loss."""
 

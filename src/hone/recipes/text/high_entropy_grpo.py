@@ -12,7 +12,7 @@ from hone.train.text import recipe
 
 
 class HighEntropyAlgorithm(recipe.ClipConfig):
-    """Which tokens are learned from."""
+    """Share of tokens that receive a gradient, clip widths and penalties."""
 
     clip_high: float = recipe.Field(default=0.28, gt=0)
     """A token's ratio is clipped above 1 + clip_high where its advantage is positive."""

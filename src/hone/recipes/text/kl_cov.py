@@ -14,7 +14,7 @@ from hone.train.text import recipe
 
 
 class KlCovAlgorithm(recipe.Config):
-    """Which tokens are held back, and how strongly."""
+    """Share of penalised tokens, its weight, clip widths and penalties."""
 
     share: float = recipe.Field(default=2e-4, gt=0, le=1)
     """Share of a step's tokens; at least one."""
@@ -27,7 +27,7 @@ class KlCovConfig(recipe.TextGradientRunConfig):
 
     requires = (recipe.require_groups,)
     algorithm: KlCovAlgorithm = KlCovAlgorithm()
-    """Tokens that are held back."""
+    """Share of penalised tokens, clip widths and penalties."""
 
 
 def method(config: KlCovConfig, policies: recipe.TextPolicies) -> recipe.TextMethod:

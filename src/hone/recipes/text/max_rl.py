@@ -14,7 +14,7 @@ from hone.train.text import recipe
 
 
 class MaxRlAlgorithm(recipe.ClipConfig):
-    """How far the logarithm is followed."""
+    """Order of the maximum-likelihood expansion, clip widths and penalties."""
 
     order: Literal["n_minus_one", "n"] = "n_minus_one"
     """Terms of log p for N answers; the authors' main code runs N - 1."""

@@ -17,7 +17,7 @@ class DistillationAlgorithm(recipe.Config):
     teacher: str = recipe.Field(min_length=1)
     """A Hugging Face folder, a run of hone, or one of its checkpoints, with the student's vocabulary."""
     weight: float = recipe.Field(default=1.0, gt=0)
-    """What the difference in nats is multiplied by."""
+    """Factor of the log-probability difference."""
 
 
 class OnPolicyDistillationConfig(recipe.TextGradientRunConfig):

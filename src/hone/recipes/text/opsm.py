@@ -14,7 +14,7 @@ from hone.train.text import recipe
 
 
 class OpsmAlgorithm(recipe.ClipConfig):
-    """Which answers are left out."""
+    """Bound on off-policy answers, clip widths and penalties."""
 
     max_nats: float = recipe.Field(default=0.5, gt=0)
     """Mean distance per token from the behaviour policy, above which an answer of negative advantage is left out."""

@@ -13,12 +13,12 @@ from hone.train.text import recipe
 
 
 class PasskAlgorithm(recipe.ClipConfig):
-    """How many attempts count."""
+    """Number k of attempts, clip widths and penalties."""
 
     k: int = recipe.Field(ge=1)
-    """Answers of which the best counts."""
+    """k: the best of k answers counts."""
     threshold: float = 1.0
-    """An answer is right from this score on."""
+    """Lowest score of a right answer."""
 
 
 def require_k_answers(config: "PasskConfig") -> None:

@@ -17,7 +17,7 @@ class PasskBestAlgorithm(recipe.ClipConfig):
     """Clip widths and the scale of advantages."""
 
     scale: Literal["group", "none"] = "group"
-    """What the margin is divided by: the group's standard deviation, or nothing, which is the unbiased form."""
+    """Divisor of the margin: the group's standard deviation, or none, which is unbiased."""
 
 
 class PasskBestConfig(recipe.TextGradientRunConfig):

@@ -14,12 +14,12 @@ from hone.train.text import recipe
 
 
 class PkpoAlgorithm(recipe.ClipConfig):
-    """How many attempts count."""
+    """Number k of attempts, clip widths and penalties."""
 
     k: int = recipe.Field(ge=1)
-    """Answers of which the best counts; `minus_one` needs at least 2."""
+    """k: the best of k answers counts; `minus_one` needs at least 2."""
     baseline: Literal["minus_one", "leave_one_out"] = "minus_one"
-    """What is taken off: the maximum of a subset without the answer, or the mean maximum of the others."""
+    """Baseline: the maximum of a subset without the answer, or the mean maximum of the others."""
 
 
 def require_k_answers(config: "PkpoConfig") -> None:

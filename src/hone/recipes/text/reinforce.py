@@ -14,12 +14,12 @@ from hone.train.text import recipe
 
 
 class ReinforceAlgorithm(recipe.Config):
-    """The baseline, and the price of leaving the reference."""
+    """Baseline, and coefficient of the KL penalty in the reward."""
 
     baseline: Literal["batch", "none"] = "batch"
-    """What a score is compared with: the mean of the step's scores, or nothing."""
+    """Baseline of a score: the mean of the step's scores, or none."""
     kl_in_reward: recipe.KlCoef = recipe.FixedKlCoef()
-    """Price of a nat of distance to the policy that the run started from, paid in the reward; off by default."""
+    """Coefficient of the KL penalty to the initial policy, in the reward; off by default."""
 
 
 class ReinforceConfig(recipe.TextGradientRunConfig):

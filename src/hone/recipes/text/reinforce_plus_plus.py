@@ -10,10 +10,10 @@ from hone.train.text import recipe
 
 
 class ReinforcePlusPlusAlgorithm(recipe.ClipConfig):
-    """Clip widths, and the price of leaving the reference."""
+    """Clip widths, and coefficient of the KL penalty in the reward."""
 
     kl_in_reward: recipe.KlCoef = recipe.FixedKlCoef(weight=0.001)
-    """Price of a nat of distance to the policy that the run started from, paid in the reward, token by token."""
+    """Coefficient of the KL penalty to the initial policy, in the reward of each token."""
 
 
 class ReinforcePlusPlusConfig(recipe.TextGradientRunConfig):

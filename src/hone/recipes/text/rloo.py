@@ -10,10 +10,10 @@ from hone.train.text import recipe
 
 
 class RlooAlgorithm(recipe.Config):
-    """The price of leaving the reference."""
+    """Coefficient of the KL penalty in the reward."""
 
     kl_in_reward: recipe.KlCoef = recipe.FixedKlCoef(weight=0.05)
-    """Price of a nat of distance to the policy that the run started from, paid in the reward."""
+    """Coefficient of the KL penalty to the initial policy, in the reward."""
 
 
 class RlooConfig(recipe.TextGradientRunConfig):

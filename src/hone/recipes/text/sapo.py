@@ -13,7 +13,7 @@ from hone.train.text import recipe
 
 
 class SapoAlgorithm(recipe.PenaltyConfig):
-    """How fast gradients fade."""
+    """Steepness of the gate, and penalties."""
 
     positive_steepness: float = recipe.Field(default=1.0, gt=0)
     """Steepness of the gate of tokens with positive advantage."""

@@ -42,13 +42,13 @@ class SftConfig(RunConfig):
     task: TaskConfig
     """Prompts with completions; a task without completions needs `solution`."""
     solution: SolutionConfig | None = None
-    """Makes the completions from what a task knows of its answers."""
+    """Function that makes the completions from the task's columns."""
     batch: int = Field(default=64, ge=1)
     """Examples per step."""
     learner: LearnerConfig
-    """How it steps."""
+    """The optimizer."""
     evaluation: EvaluationConfig | None = None
-    """Held-out prompts, evaluated along the way and at the end."""
+    """Held-out prompts, evaluated during training and at the end."""
 
     @model_validator(mode="after")
     def _parts_fit(self) -> "SftConfig":

@@ -21,7 +21,7 @@ class SimkoAlgorithm(recipe.Config):
     mix: float = recipe.Field(default=0.01, ge=0, le=1)
     """Part of the gradient that is spread."""
     boost: float = recipe.Field(default=1.1, ge=1)
-    """What the advantage of wrong answers is multiplied by where the likeliest token was chosen."""
+    """Factor of the advantage of wrong answers at positions where the most likely token was chosen."""
 
 
 class SimkoConfig(recipe.TextGradientRunConfig):

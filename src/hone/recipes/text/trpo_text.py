@@ -24,9 +24,9 @@ class TrpoTextAlgorithm(recipe.Config):
     """The trust region."""
 
     region: TrustRegionConfig = TrustRegionConfig()
-    """How far a step may go, and how it is looked for."""
+    """Trust region: its radius and the line search."""
     scale: Scale = "group"
-    """What centred scores are divided by: the group's standard deviation, the batch's, or nothing."""
+    """Divisor of the centred scores: the group's standard deviation, the batch's, or none."""
     micro_batch_tokens: int = recipe.Field(default=16384, ge=1)
     """Tokens per forward pass: changes the use of memory, never the result."""
 

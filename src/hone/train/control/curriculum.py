@@ -24,16 +24,16 @@ P = TypeVar("P")
 
 
 class CurriculumConfig(Config):
-    """The stages before the environment as it is, and when one is passed."""
+    """Stages before the full environment, and the success rate that passes one."""
 
     stages: list[dict[str, JsonValue]] = Field(min_length=1)
     """Changes of `env.kwargs` per stage, the easiest first; the last stage is the environment itself."""
     success: float = 1.0
     """Score of an episode from which on it succeeded."""
     threshold: float = Field(default=0.8, gt=0, le=1)
-    """Share of successes with which a stage is passed."""
+    """Success rate that passes a stage."""
     window: int = Field(default=50, ge=2)
-    """Newest episodes of a stage over which the share is taken."""
+    """Most recent episodes of a stage over which the success rate is computed."""
 
 
 def stage_env(env: GymConfig, curriculum: CurriculumConfig, stage: int) -> GymConfig:

@@ -48,24 +48,24 @@ TransitionObjective: TypeAlias = Callable[[DeterministicActorCritic, TransitionR
 
 
 class GaussianNoise(Config):
-    """A fresh draw for each decision."""
+    """Independent Gaussian noise for each decision."""
 
     kind: Literal["gaussian"] = "gaussian"
-    """Which noise this is."""
+    """Selects this alternative."""
     scale: float = Field(default=0.1, ge=0)
     """Standard deviation, of actions scaled to [-1, 1]."""
 
 
 class OrnsteinUhlenbeckNoise(Config):
-    """A draw that remembers the one before: x becomes (1 - pull) x + scale n, with n standard normal."""
+    """Autocorrelated (Ornstein-Uhlenbeck) noise: x becomes (1 - pull) x + scale n, with n standard normal."""
 
     kind: Literal["ornstein_uhlenbeck"] = "ornstein_uhlenbeck"
-    """Which noise this is."""
+    """Selects this alternative."""
     scale: float = Field(default=0.2, ge=0)
-    """What is added at each step, of actions scaled to [-1, 1]; what comes of it varies by
+    """Standard deviation of the noise per step, for actions scaled to [-1, 1]; the stationary standard deviation is
     scale / sqrt(1 - (1 - pull)^2)."""
     pull: float = Field(default=0.15, gt=0, le=1)
-    """Share that is forgotten at each step; 1 is Gaussian noise."""
+    """Mean reversion per step; 1 is Gaussian noise."""
 
 
 ActionNoiseConfig: TypeAlias = Annotated[GaussianNoise | OrnsteinUhlenbeckNoise, Field(discriminator="kind")]
@@ -75,7 +75,7 @@ class DeterministicRunConfig(RunConfig):
     """A deterministic policy on Gymnasium environments with a box of actions."""
 
     run: RunSettings = RunSettings(threads=1, log_every=100, checkpoint_every=5000)
-    """How the run is carried out."""
+    """Threads, logging, checkpoints and other settings of the run."""
     env: GymConfig
     """The environments; each is stepped once per iteration."""
     network: MlpConfig = MlpConfig(hidden=[400, 300], activation="relu")
@@ -83,11 +83,11 @@ class DeterministicRunConfig(RunConfig):
     learner: ReplayLearnerConfig = ReplayLearnerConfig(lr=1e-3, max_grad_norm=None)
     """The optimizers."""
     replay: ReplayConfig = ReplayConfig(capacity=200_000, warmup=1000)
-    """The memory."""
+    """The replay buffer."""
     exploration: ActionNoiseConfig = GaussianNoise()
-    """What is added to actions while learning."""
+    """Exploration noise added to actions during training."""
     evaluation: ControlEvaluationConfig = ControlEvaluationConfig()
-    """How the policy is tried."""
+    """Evaluation of the policy."""
 
 
 # ---------------------------------------------------------------------------------------------- exploring
@@ -161,7 +161,7 @@ class DeterministicMethod:
     """What makes one algorithm of the family."""
 
     critic_count: int
-    """How many."""
+    """Number of critics."""
     critic_objective: TransitionObjective
     discount: float
     tau: float

@@ -20,10 +20,10 @@ from hone.train.control.replay_config import IterationReplayConfig
 
 
 class HindsightConfig(Config):
-    """Whose goals are replaced, and by what."""
+    """Hindsight relabelling: the share of relabelled transitions and the source of the new goals."""
 
     strategy: Strategy = "future"
-    """Which step of the same episode sets the goal: this or a later one, the last, or any."""
+    """Step of the same episode whose outcome becomes the goal: this or a later one, the last, or any."""
     share: float = Field(default=0.8, ge=0, le=1)
     """Share of relabelled transitions: 0.8 is the paper's k = 4; 0 is plain replay."""
 

@@ -52,7 +52,7 @@ novelty so small that the second critic's errors hide it."""
 
 
 class IntrinsicRewardAlgorithm(Config):
-    """PPO's numbers, and those of the second stream."""
+    """PPO's hyperparameters, and those of the intrinsic reward."""
 
     discount: float = Field(default=0.99, ge=0, le=1)
     """Discount factor of the extrinsic reward."""
@@ -65,18 +65,18 @@ class IntrinsicRewardAlgorithm(Config):
     novelty_weight: float = Field(default=1.0, ge=0)
     """Weight of the intrinsic advantage; 0 is PPO without it."""
     clip: float = Field(default=0.2, gt=0, lt=1)
-    """How far the probability of a decision may move before its gradient stops."""
+    """Clip width of the probability ratio around 1."""
     value_weight: float = Field(default=0.5, ge=0)
     """Weight of both critics' squared errors."""
     entropy_weight: float = Field(default=0.01, ge=0)
-    """Weight of the entropy bonus; next to a reward the policy must still try it."""
+    """Weight of the entropy bonus."""
 
 
 class IntrinsicRewardRunConfig(RunConfig):
     """A policy, two critics, and a measure of novelty on Gymnasium environments."""
 
     run: RunSettings = RunSettings(threads=1)
-    """How the run is carried out; one thread is fastest for a small network."""
+    """Threads, logging, checkpoints and other settings of the run; one thread is fastest for a small network."""
     env: GymConfig
     """The environments."""
     rollout_steps: int = Field(default=64, ge=2)
@@ -88,7 +88,7 @@ class IntrinsicRewardRunConfig(RunConfig):
     algorithm: IntrinsicRewardAlgorithm = IntrinsicRewardAlgorithm()
     """Credit and loss."""
     evaluation: ControlEvaluationConfig = ControlEvaluationConfig()
-    """How the policy is tried."""
+    """Evaluation of the policy."""
 
     @model_validator(mode="after")
     def _parts_fit(self) -> "IntrinsicRewardRunConfig":

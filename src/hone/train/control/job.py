@@ -24,12 +24,12 @@ P = TypeVar("P", bound=ControlPolicy)
 
 
 class ControlEvaluationConfig(Config):
-    """How often the policy is tried without exploration."""
+    """Evaluations of the policy without exploration."""
 
     episodes: int = Field(default=20, ge=1)
-    """Episodes of a judgement, each in an environment of its own."""
+    """Episodes of an evaluation, each in an environment of its own."""
     every: int = Field(default=0, ge=0)
-    """Steps between judgements; 0: at the end only."""
+    """Iterations between evaluations; 0: at the end only."""
 
 
 def decisions_fingerprint(episodes: Episodes) -> str:

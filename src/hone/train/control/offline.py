@@ -43,14 +43,14 @@ Q = TypeVar("Q", bound=nn.Module)
 
 
 class OfflineRunConfig(RunConfig):
-    """A policy from a log of decisions. There is no picking of a best checkpoint: the last update is what is judged."""
+    """A policy from a log of decisions. The last checkpoint is evaluated; no best checkpoint is selected."""
 
     run: RunSettings = RunSettings(threads=1, log_every=100, checkpoint_every=1000)
-    """How the run is carried out."""
+    """Threads, logging, checkpoints and other settings of the run."""
     log: str
     """A parquet file written by hone, or a Minari data set (folder or HDF5 file)."""
     env: GymConfig | None = None
-    """Where the policy is judged; None: nowhere."""
+    """Environment of the evaluations; None: no evaluation."""
     network: MlpConfig = MlpConfig(hidden=[256, 256], activation="relu")
     """Every network of the policy has this shape."""
     learner: ReplayLearnerConfig = ReplayLearnerConfig(lr=3e-4, updates_per_iteration=10, max_grad_norm=None)
@@ -58,7 +58,7 @@ class OfflineRunConfig(RunConfig):
     batch: int = Field(default=256, ge=1)
     """Transitions per update."""
     evaluation: ControlEvaluationConfig = ControlEvaluationConfig()
-    """How the policy is tried."""
+    """Evaluation of the policy."""
 
 
 # ---------------------------------------------------------------------------------------------- rows

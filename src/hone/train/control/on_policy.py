@@ -41,7 +41,7 @@ class OnPolicyRunConfig(RunConfig):
     """A policy and a critic on Gymnasium environments."""
 
     run: RunSettings = RunSettings(threads=1)
-    """How the run is carried out; one thread is fastest for a small network."""
+    """Threads, logging, checkpoints and other settings of the run; one thread is fastest for a small network."""
     env: GymConfig
     """The environments."""
     rollout_steps: int = Field(default=32, ge=1)
@@ -51,7 +51,7 @@ class OnPolicyRunConfig(RunConfig):
     learner: LearnerConfig = LearnerConfig(lr=1e-3, max_grad_norm=0.5)
     """The optimizer; `minibatches` per epoch."""
     evaluation: ControlEvaluationConfig = ControlEvaluationConfig()
-    """How the policy is tried."""
+    """Evaluation of the policy."""
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:

@@ -31,13 +31,13 @@ OptionArrays: TypeAlias = tuple[NDArray[np.int64], NDArray[np.float64], NDArray[
 
 
 class OptionsConfig(Config):
-    """The courses of action that are chosen among."""
+    """The options (courses of action) that the policy selects from."""
 
     file: str | None = None
     """JSON: a list of objects with `policy` (an action for each state), `stops` (the chance of stopping on arriving in
     each) and, if not everywhere, `begins` (a bool for each). Unset: those that the environment offers."""
     primitive: bool = True
-    """Let each single action be an option as well, so that nothing that is best is out of reach."""
+    """Let each single action be an option as well, so that the optimal policy can be represented."""
 
 
 def load_options(config: OptionsConfig, env: GymConfig, *, states: int, actions: int) -> OptionArrays:

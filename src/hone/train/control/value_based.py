@@ -49,12 +49,12 @@ from hone.train.sources.replay import ReplaySource
 
 
 class LinearEpsilon(Config):
-    """Any action with probability epsilon, which falls linearly."""
+    """Epsilon-greedy exploration with an epsilon that falls linearly."""
 
     kind: Literal["epsilon"] = "epsilon"
-    """Which exploration this is."""
+    """Selects this alternative."""
     start: float = Field(default=1.0, ge=0, le=1)
-    """Epsilon after the warm-up, which acts at random."""
+    """Epsilon at the end of the warm-up; the warm-up itself acts at random."""
     end: float = Field(default=0.04, ge=0, le=1)
     """Final value."""
     decay_env_steps: int = Field(default=8000, ge=1)
@@ -62,10 +62,10 @@ class LinearEpsilon(Config):
 
 
 class LinearBoltzmann(Config):
-    """A softmax of the values over a temperature, which falls linearly."""
+    """Softmax of the values with a temperature that falls linearly."""
 
     kind: Literal["boltzmann"] = "boltzmann"
-    """Which exploration this is."""
+    """Selects this alternative."""
     start: float = Field(default=1.0, gt=0)
     """Temperature after the warm-up, in units of the return."""
     end: float = Field(default=0.05, gt=0)
@@ -78,7 +78,7 @@ ValueExploration: TypeAlias = Annotated[LinearEpsilon | LinearBoltzmann, Field(d
 
 
 class ValueLearnerConfig(ReplayLearnerConfig):
-    """AdamW, and how many updates follow what an iteration collected."""
+    """AdamW, and the number of updates per iteration."""
 
     lr: float = Field(default=3e-4, gt=0)
     """Peak learning rate; above 1 it needs `--yes`."""
@@ -89,7 +89,7 @@ class ValueLearnerConfig(ReplayLearnerConfig):
 
 
 class ValueNetworkConfig(MlpConfig):
-    """A multilayer perceptron that says what choices are worth."""
+    """A multilayer perceptron that computes action values."""
 
     layer_norm: bool = True
     """Normalise each hidden layer, without weights of its own, before its activation: then values that learn from their
@@ -97,35 +97,35 @@ class ValueNetworkConfig(MlpConfig):
 
 
 class ValueAlgorithm(Config):
-    """What all of them have."""
+    """Fields shared by the algorithm tables of the family."""
 
     discount: float = Field(default=0.99, ge=0, le=1)
-    """Discount factor (gamma). The nearer to 1, the more copies it takes until the values have settled."""
+    """Discount factor (gamma). The nearer to 1, the more target-network updates the values need to converge."""
     target_every: int = Field(default=1, ge=1)
     """Iterations between updates of the target network."""
     tau: float = Field(default=1.0, gt=0, le=1)
     """Polyak coefficient of such an update: target += tau * (values - target); 1 copies."""
     normalise_observations: bool = True
-    """Mean 0 and standard deviation 1 for each number that is seen, by running statistics that are part of the policy.
-    Numbered states have no scale, and stay as they are."""
+    """Standardise each dimension of the observation by running statistics that are part of the policy. Numbered
+    states stay as they are."""
     average_rate: float = Field(default=0.0002, gt=0, le=1)
-    """Share of the weights that the policy takes on per update: what is judged and shipped is their running average
-    (Polyak & Juditsky, 1992); 1: the last weights."""
+    """Rate of the running average of the weights per update. The average is evaluated and saved (Polyak & Juditsky,
+    1992); 1: the last weights."""
 
 
 class ReplayRunConfig(RunConfig):
-    """Networks over finitely many actions that learn from replay, a turn at a time."""
+    """Networks over finitely many actions that learn from a replay buffer, one iteration at a time."""
 
     run: RunSettings = RunSettings(threads=1, log_every=10, checkpoint_every=100)
-    """How the run is carried out."""
+    """Threads, logging, checkpoints and other settings of the run."""
     env: GymConfig
     """The environments."""
     learner: ValueLearnerConfig = ValueLearnerConfig()
     """The optimizer."""
     replay: IterationReplayConfig = IterationReplayConfig()
-    """The memory, and how often it is asked."""
+    """The replay buffer."""
     evaluation: ControlEvaluationConfig = ControlEvaluationConfig()
-    """How the policy is tried."""
+    """Evaluation of the policy."""
 
     @property
     def iteration_steps(self) -> int:
@@ -141,9 +141,10 @@ class ValueRunConfig(ReplayRunConfig):
     """Action values on Gymnasium environments with finitely many actions."""
 
     run: RunSettings = RunSettings(threads=1, log_every=100, checkpoint_every=1000)
-    """How the run is carried out; its turns are short."""
+    """Threads, logging, checkpoints and other settings of the run; iterations are short, so it logs and saves less
+    often."""
     network: ValueNetworkConfig = ValueNetworkConfig(hidden=[256, 256], activation="relu")
-    """What every choice is worth."""
+    """The Q network."""
 
     def exploration_policy(self, policy: DqnPolicy, version: int) -> NumpyPolicy:
         """Who decides in the turn that `version` begins: the policy as it acts by itself, at random before it learned
@@ -152,10 +153,10 @@ class ValueRunConfig(ReplayRunConfig):
 
 
 class ScheduledValueRunConfig(ValueRunConfig):
-    """The same with an exploration that a schedule lowers."""
+    """Value-based config with a scheduled exploration."""
 
     exploration: ValueExploration = LinearEpsilon()
-    """How other actions than the best are tried."""
+    """Exploration strategy."""
 
     def warnings(self) -> list[str]:
         if self.exploration.decay_env_steps > self.replay.warmup:

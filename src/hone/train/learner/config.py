@@ -25,15 +25,15 @@ class OptimizerConfig(Config):
     warmup_steps: int = Field(default=0, ge=0)
     """Optimizer steps over which the rate rises linearly from 0."""
     lr_decay: Literal["constant", "linear", "cosine"] = "constant"
-    """What the rate does after the warm-up, until the last optimizer step."""
+    """Learning-rate schedule from the end of the warm-up to the last optimizer step."""
     final_lr: float = Field(default=0.0, ge=0)
-    """Where a decay ends."""
+    """Final learning rate of a decay."""
     weight_decay: float = Field(default=0.0, ge=0)
     """Decoupled weight decay (AdamW)."""
     betas: list[Annotated[float, Field(ge=0, lt=1)]] = Field(default=[0.9, 0.999], min_length=2, max_length=2)
     """Decay rates of Adam's two moments."""
     max_grad_norm: float | None = Field(default=1.0, ge=0)
-    """Gradients longer than this are shortened to it; 0 leaves them as they are."""
+    """Clip gradients to this global L2 norm; 0: no clipping."""
     epochs: int = Field(default=1, ge=1)
     """Passes over each step's episodes."""
     micro_batch_tokens: int = Field(default=16384, ge=1)
@@ -41,7 +41,7 @@ class OptimizerConfig(Config):
 
 
 class LearnerConfig(OptimizerConfig):
-    """AdamW and the shape of an update."""
+    """AdamW, epochs and minibatches."""
 
     minibatches: int = Field(default=1, ge=1)
     """Optimizer steps per pass."""

@@ -31,20 +31,20 @@ B = TypeVar("B", bound=TensorBatch)
 
 
 class TrustRegionConfig(Config):
-    """How far a step may take the policy, and how it is looked for."""
+    """Trust region of a natural-gradient step: its radius and the line search."""
 
     max_kl_nats: float = Field(default=0.01, gt=0)
     """Bound on the mean KL(before || after) per decision."""
     damping: float = Field(default=0.1, ge=0)
-    """Added to the Fisher matrix's diagonal: it is singular where parameters are many."""
+    """Damping added to the diagonal of the Fisher matrix."""
     iterations: int = Field(default=10, ge=1)
     """Iterations of conjugate gradients, at two gradients each."""
     backtracks: int = Field(default=10, ge=1)
-    """Step lengths that are tried, each `shrink` times the one before."""
+    """Step lengths that the line search tries, each `shrink` times the one before."""
     shrink: float = Field(default=0.8, gt=0, lt=1)
     """See `backtracks`."""
     least_gain: float = Field(default=0.1, ge=0, lt=1)
-    """Share of the promised gain below which a step is not taken."""
+    """Least actual improvement of an accepted step, as a share of the predicted one."""
 
     def region(self) -> TrustRegion:
         return TrustRegion(

@@ -25,12 +25,12 @@ P = TypeVar("P", bound=ControlPolicy)
 
 
 class NormaliseConfig(Config):
-    """What is brought to a common scale by running statistics; MountainCar and MuJoCo need it."""
+    """Normalisation of observations and rewards by running statistics; MountainCar and MuJoCo need it."""
 
     observations: bool = False
-    """Mean 0 and standard deviation 1 for each number that is seen; the statistics are part of the policy."""
+    """Standardise each dimension of the observation; the statistics are part of the policy."""
     rewards: bool = False
-    """Divide rewards by the standard deviation of discounted returns. Scores are told as they were paid."""
+    """Divide rewards by the standard deviation of discounted returns. Reported scores are not normalised."""
     limit: float = Field(default=10.0, gt=0)
     """Normalised observations and rewards are cut off here."""
 

@@ -66,19 +66,19 @@ class TabularRunConfig(RunConfig):
     """A table of action values, in a Gymnasium world of numbered states or in a finite world."""
 
     run: RunSettings = RunSettings(threads=1, log_every=20)
-    """How the run is carried out."""
+    """Threads, logging, checkpoints and other settings of the run."""
     env: GymConfig | None = None
     """Gymnasium environments; exactly one of `env` and `finite`."""
     finite: FiniteConfig | None = None
-    """A world whose table is known."""
+    """A finite environment with known transition probabilities."""
     rollout_steps: int = Field(default=8, ge=1)
     """Steps of each environment per iteration; 1 learns after every step, as the textbooks do."""
     table: TableConfig = TableConfig()
     """Values and step sizes."""
     exploration: Exploration = EpsilonGreedy(epsilon=ConstantSchedule(value=0.1))
-    """How it departs from the best action."""
+    """Exploration strategy."""
     evaluation: ControlEvaluationConfig = ControlEvaluationConfig()
-    """How the greedy policy is tried; in a finite world it is computed."""
+    """Evaluation of the greedy policy; in a finite environment its value is computed exactly."""
 
     @model_validator(mode="after")
     def _one_world(self) -> "TabularRunConfig":

@@ -73,11 +73,11 @@ class RatioConfig(Config):
     weight_floor: float | None = Field(default=None, ge=0)
     """Factors below this count as 0, for the methods that mask; the method's own by default."""
     max_mismatch_nats: float | None = Field(default=None, gt=0)
-    """Mean |trainer - engine| of a step's log-probabilities above which the run stops; nothing: never."""
+    """Mean |trainer - engine| of a step's log-probabilities above which the run stops; unset: never."""
 
 
 class RatioLearnerConfig(LearnerConfig):
-    """AdamW, the shape of an update, and what the policy is compared with."""
+    """AdamW, epochs and minibatches, and the importance ratio."""
 
     ratio: RatioConfig = RatioConfig()
     """Importance ratio: its denominator and correction."""

@@ -60,11 +60,11 @@ class PenaltyConfig(Config):
     """What may be added to a recipe's loss: distance to the reference policy, and the policy's own entropy."""
 
     kl: float = Field(default=0.0, ge=0)
-    """Weight of the distance to the policy that the run started from; 0 keeps no reference."""
+    """Weight of the KL penalty to the initial policy in the loss; 0 loads no reference model."""
     kl_estimator: KlEstimator = "weighted_k3"
-    """What is differentiated; k1 is refused, because its gradient is 0 in expectation."""
+    """Estimator of the KL penalty in the loss; k1 is rejected, because its gradient is 0 in expectation."""
     entropy: float = Field(default=0.0, ge=0)
-    """Weight of the policy's entropy, which is kept up; 0 is off, as in most papers on language models."""
+    """Weight of the entropy bonus; 0 is off, as in most papers on language models."""
 
     @field_validator("kl_estimator", mode="before")
     @classmethod

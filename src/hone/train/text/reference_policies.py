@@ -98,34 +98,34 @@ def _collision_probability(policy: TokenPolicy, batch: TokenBatch) -> tuple[Tens
 
 
 class FixedKlCoef(Config):
-    """What a nat of distance to the reference costs in the reward: always the same."""
+    """Constant coefficient of the KL penalty in the reward."""
 
     kind: Literal["fixed"] = "fixed"
     """Names this alternative."""
     weight: float = Field(default=0.0, ge=0)
     """Price of a nat; 0 keeps no reference."""
     estimator: Literal["k1", "k2", "k3"] = "k1"
-    """How the distance is estimated on the tokens that were drawn; in a reward, k1 has the gradient of the KL."""
+    """KL estimator on the sampled tokens; in a reward, k1 has the gradient of the KL."""
 
     def controller(self) -> KlController:
         return FixedKlController(self.weight)
 
 
 class AdaptiveKlCoef(Config):
-    """What a nat of distance to the reference costs in the reward: steered towards a distance."""
+    """Coefficient of the KL penalty in the reward, adapted towards a target KL."""
 
     kind: Literal["adaptive"]
     """Names this alternative."""
     weight: float = Field(default=0.2, gt=0)
-    """The first step's price of a nat."""
+    """Initial coefficient."""
     target_nats: float = Field(default=6.0, gt=0)
-    """Distance at which the price stays as it is."""
+    """Target KL in nats, at which the coefficient stays constant."""
     unit: Literal["episode", "decision"] = "episode"
-    """Whether the target is of a whole answer or of a token."""
+    """Unit of the target: a whole answer, or a token."""
     horizon: float = Field(default=10_000.0, gt=0)
-    """Answers over which the price can change by a fifth of itself."""
+    """Answers over which the coefficient can change by 20%."""
     estimator: Literal["k1", "k2", "k3"] = "k1"
-    """How the distance is estimated on the tokens that were drawn."""
+    """KL estimator on the sampled tokens."""
 
     def controller(self) -> KlController:
         return AdaptiveKlController(weight=self.weight, target=self.target_nats, horizon=self.horizon, unit=self.unit)

@@ -60,7 +60,7 @@ TextCredit = Callable[[Episodes, Values], Credits]
 
 
 class TextRunConfig(RunConfig):
-    """What every recipe that learns from scored answers is configured by, however it steps."""
+    """Config shared by the recipes that learn from scored answers, with any kind of update."""
 
     requires: ClassVar[Sequence[Callable[..., None]]] = ()
     """What a recipe asks of its config beyond the types; each raises ValueError, naming the keys."""
@@ -70,11 +70,11 @@ class TextRunConfig(RunConfig):
     task: TaskConfig
     """The prompts."""
     rewards: RewardsConfig
-    """What an answer is worth."""
+    """Reward functions and the processes that run them."""
     rollout: RolloutConfig
-    """How answers are generated."""
+    """Generation of the answers."""
     evaluation: EvaluationConfig | None = None
-    """Held-out prompts, judged along the way and at the end."""
+    """Held-out prompts, evaluated during training and at the end."""
 
     @model_validator(mode="after")
     def _check_rollout(self) -> "TextRunConfig":
@@ -98,10 +98,10 @@ class TextRunConfig(RunConfig):
 
 
 class TextGradientRunConfig(TextRunConfig):
-    """What every recipe that learns from scored answers by gradient is configured by."""
+    """Config shared by the recipes that learn from scored answers by gradient."""
 
     learner: RatioLearnerConfig
-    """How the policy is stepped."""
+    """The optimizer, minibatches and the importance ratio."""
 
     @model_validator(mode="after")
     def _check_learner(self) -> "TextGradientRunConfig":

@@ -14,14 +14,15 @@ from hone.engine.clients.config import ServerEngine
 
 
 class AsyncRolloutConfig(Config):
-    """Answers that are written while the policy learns from earlier ones."""
+    """Asynchronous generation: answers are generated while the policy learns from earlier ones."""
 
     steps: int = Field(ge=0, le=16)
-    """Steps that an answer's first token may be older than the policy that learns from it; 0 is off."""
+    """Largest age of an answer's first token, in steps of the policy that learns from it; 0 is off."""
     on_publish: Literal["wait", "finish", "recompute", "keep"] = "wait"
-    """What becomes of answers that are being written when the policy has been stepped. `wait`: the step waits for all
-    of them, and the run can be repeated to the bit. `finish`: it waits for those that have been begun. `recompute`:
-    they go on under the new weights, which read the text so far anew. `keep`: they go on over old keys and values."""
+    """Treatment of unfinished answers when new weights are published. `wait`: the step waits for all requested
+    answers, and the run is reproducible bit for bit. `finish`: the step waits for answers in progress. `recompute`:
+    answers continue with the new weights, and the KV cache is recomputed. `keep`: answers continue with the new
+    weights and the old KV cache."""
 
     def derive(self) -> dict[str, str]:
         """What it comes to, for `hone plan`."""
@@ -31,14 +32,14 @@ class AsyncRolloutConfig(Config):
 
 
 class RolloutConfig(Config):
-    """How answers are generated in a step."""
+    """Generation settings: prompts per step, sampling, engine and staleness."""
 
     prompts_per_step: int = Field(ge=1)
     """Prompts asked in each step."""
     samples_per_prompt: int = Field(default=8, ge=1)
     """Answers to each prompt: the group whose scores are compared."""
     max_tokens: int = Field(ge=1)
-    """Most tokens of an answer."""
+    """Largest number of tokens of an answer."""
     temperature: float = Field(default=1.0, gt=0)
     """The policy is softmax(logits / temperature), for the engine and for the trainer."""
     top_k: int = Field(default=0, ge=0)
@@ -50,16 +51,16 @@ class RolloutConfig(Config):
     stop: list[Annotated[str, Field(min_length=1)]] = []
     """Texts that end an answer."""
     runner: RunnerKind | ServerEngine = "auto"
-    """What runs the model: `native` compiled code, `native_bfloat16` the same in lower precision, `torch`,
-    `torch_compiled` (by torch.compile, for GPUs), or `auto`: native where it can be built. A table instead: a server
+    """Generation engine: `native` (compiled code), `native_bfloat16` (the same in lower precision), `torch`,
+    `torch_compiled` (torch.compile, for GPUs), or `auto` (native where it can be built). A table selects a server
     (docs/howto/servers.md)."""
     deterministic: Literal["off", "batch"] = "off"
-    """`batch`: on CUDA too no answer depends on what is written beside it; on a CPU none ever does."""
+    """`batch`: on CUDA too, an answer does not depend on its batch mates; on a CPU it never does."""
     max_staleness: Annotated[int, Field(ge=0, le=16)] | AsyncRolloutConfig = 0
-    """Steps that answers may be older than the policy that learns from them: they are collected so far ahead. A table
-    instead also says what becomes of them when it changes (docs/concepts/generation.md)."""
+    """Largest age of answers, in steps of the policy that learns from them; above 0 generation is asynchronous. A
+    table also sets the treatment of unfinished answers at a publication (docs/concepts/generation.md)."""
     max_concurrent: int = Field(default=64, ge=1)
-    """Answers that are written at the same time: memory and speed, never the result."""
+    """Answers generated at the same time; changes memory and speed, never the result."""
 
     @property
     def asynchrony(self) -> AsyncRolloutConfig:

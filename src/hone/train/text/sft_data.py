@@ -19,7 +19,7 @@ Tokens = NDArray[np.int32]
 
 
 class SolutionConfig(Config):
-    """Makes completions for prompts that come without."""
+    """Function that makes completions for prompts without one."""
 
     use: str
     """`path/to/file.py:name`: a function f(prompt, **columns) -> str, called by the names of its parameters."""
