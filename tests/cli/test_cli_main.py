@@ -21,6 +21,7 @@ from hone.core.errors import DataError, InterruptedRun
 from hone.recipes.registry import RecipeSpec
 from hone.store.folder import RunFolder
 from hone.train.config import RunConfig
+from hone.train.job import OpenedRun
 from hone.train.runner.run import RunRequest
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -51,8 +52,7 @@ TOY = RecipeSpec(
     summary="a toy",
     paper="nobody, 2026",
     config=Toy,
-    build=lambda config: config,
-    check=lambda config: [],
+    open=lambda config: OpenedRun(warnings=[], build=lambda config: config),
     derive=derive,
 )
 GOOD = 'recipe = "toy"\nsteps = 3\n'

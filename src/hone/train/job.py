@@ -1,8 +1,9 @@
 """What a recipe file offers (`RecipeSpec`), and what it hands to the driver once built (`Job`)."""
 
+import contextlib
 import json
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
@@ -16,6 +17,7 @@ from hone.train.config import RunConfig
 from hone.train.loop import Recipe
 
 P = TypeVar("P")
+T = TypeVar("T")
 
 
 def close_nothing() -> None:
@@ -107,6 +109,37 @@ class OpenedRun:
     """Closes what is open, where no job is built; may be called twice."""
 
 
+def opened_run(
+    inputs: T,
+    build: Callable[[Any, T], TrainingJob[Any]],
+    *,
+    warnings: Sequence[str] = (),
+    close: Callable[[], None] = close_nothing,
+) -> OpenedRun:
+    """Open and checked `inputs` for `build(config, inputs)`. They are closed with the job, and where the build fails;
+    `close` may be called twice."""
+
+    def build_job(config: Any) -> TrainingJob[Any]:  # noqa: ANN401 - the recipe's own config
+        with contextlib.ExitStack() as stack:
+            stack.callback(close)
+            job = build(config, inputs)
+            stack.callback(job.close)
+            return replace(job, close=stack.pop_all().close)
+
+    return OpenedRun(warnings=warnings, build=build_job, close=close)
+
+
+def checked_run(
+    check: Callable[[Any], Sequence[str]], build: Callable[[Any], TrainingJob[Any]]
+) -> Callable[[Any], OpenedRun]:
+    """`RecipeSpec.open` of a recipe whose check leaves nothing open."""
+
+    def open_run(config: Any) -> OpenedRun:  # noqa: ANN401 - the recipe's own config
+        return OpenedRun(warnings=check(config), build=build)
+
+    return open_run
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecipeSpec:
     """What a recipe file offers."""
@@ -116,14 +149,11 @@ class RecipeSpec:
     paper: str
     """Paper and year."""
     config: type[RunConfig]
-    build: Callable[[Any], TrainingJob[Any]]
-    """Data first, then models: data faults come before anything is allocated."""
-    check: Callable[[Any], Sequence[str]]
-    """Reads what can be read without a model and returns warnings; raises HoneError with all faults at once."""
+    open: Callable[[Any], OpenedRun]
+    """Opens and checks everything that the run needs before its model: environments, logs, data, worker processes.
+    Raises HoneError with all faults at once; nothing is open then."""
     derive: Callable[[Any], Mapping[str, str]]
     """What the config comes to, for `--dry-run`: no model, no work."""
-    open: Callable[[Any], OpenedRun] | None = None
-    """As `check`, but keeps what it opens for the build; None: `check` keeps nothing."""
     parts: RecipeParts = RecipeParts()
     """What it is made of, with its defaults."""
     evaluate: "Callable[[Any, EvaluationRequest], Metrics] | None" = None
@@ -133,23 +163,15 @@ class RecipeSpec:
     presets: Sequence[str] = ()
     """Names of the algorithm in TRL and verl, for the comparison on its documentation page."""
 
-    def open_run(self, config: RunConfig) -> OpenedRun:
-        """Check a config and keep what is open. Raises HoneError with all faults at once; nothing is open then."""
-        if self.open is not None:
-            return self.open(config)
-        return OpenedRun(warnings=self.check(config), build=self.build)
+    def check(self, config: RunConfig) -> Sequence[str]:
+        """Warnings about a config, with everything closed again. Raises HoneError with all faults at once."""
+        opened = self.open(config)
+        opened.close()
+        return opened.warnings
 
-
-def check_opened(open_run: Callable[[Any], OpenedRun], config: RunConfig) -> Sequence[str]:
-    """`RecipeSpec.check` of a recipe that has `open`: the warnings, with everything closed again."""
-    opened = open_run(config)
-    opened.close()
-    return opened.warnings
-
-
-def build_opened(open_run: Callable[[Any], OpenedRun], config: RunConfig) -> TrainingJob[Any]:
-    """`RecipeSpec.build` of a recipe that has `open`."""
-    return open_run(config).build(config)
+    def build(self, config: RunConfig) -> TrainingJob[Any]:
+        """Build the training job of a config. Raises HoneError with all faults at once."""
+        return self.open(config).build(config)
 
 
 def algorithm_defaults(config: type[RunConfig]) -> dict[str, str]:

@@ -142,7 +142,7 @@ def opened_runs(stages: Sequence[PlannedRun]) -> Iterator[list[PlannedRun]]:
 
         def open_stage(stage: PlannedRun) -> PlannedRun:
             with _locating_errors(stage):
-                opened = stage.spec.open_run(stage.resolved.config)
+                opened = stage.spec.open(stage.resolved.config)
             stack.callback(opened.close)
             return replace(stage, opened=opened)
 

@@ -347,7 +347,7 @@ def open_world(config: GymConfig, *, steps: int, seed: int, squashed: bool = Fal
     if runs_isolated(config):
         return _open_processes(config, steps=steps, seed=seed, squashed=squashed)
     making = env_factory(config)
-    _, notes = inspect_world(config, seed=seed, squashed=squashed)
+    notes = inspect_world(config, seed=seed, squashed=squashed)[1] if config.check else []
     envs = making.make_many(config.num_envs)
     check_spaces(config.id, envs.single_observation_space, envs.single_action_space, squashed=squashed)
     inexact = why_inexact_resume(making.make_many, seed=seed) if config.check else None

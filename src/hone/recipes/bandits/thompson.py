@@ -24,7 +24,7 @@ from hone.credit.returns import reward_as_advantage
 from hone.envs.bandit_arms import ArmsWorld, BanditArms, BernoulliArms, LinearArms
 from hone.estimators.means import bootstrap_mean
 from hone.train.config import RunConfig, RunSettings
-from hone.train.job import EvaluationResult, RecipeParts, RecipeSpec, TrainingJob
+from hone.train.job import EvaluationResult, RecipeParts, RecipeSpec, TrainingJob, checked_run
 from hone.train.loop import Recipe
 from hone.train.sources.live import LiveSource
 
@@ -123,8 +123,7 @@ ENTRY = RecipeSpec(
     summary="bandits: act on a draw from the posterior",
     paper="Thompson, On the likelihood that one unknown probability exceeds another, 1933",
     config=ThompsonConfig,
-    build=build,
-    check=check,
+    open=checked_run(check, build),
     derive=derive,
     parts=RecipeParts(source="Live(arms)", credit=(reward_as_advantage,), loss=(PosteriorLearner.update,)),
     limitation="the model must be of the arms' kind: a posterior that cannot be right is sure of something wrong.",

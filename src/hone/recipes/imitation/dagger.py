@@ -27,7 +27,7 @@ from hone.train.control.experts import DaggerActor, ExpertConfig, ExpertLabelled
 from hone.train.control.job import ControlEvaluationConfig, control_job
 from hone.train.control.rows import step_rows
 from hone.train.control.spaces import network_spaces
-from hone.train.job import RecipeParts, RecipeSpec, TrainingJob
+from hone.train.job import RecipeParts, RecipeSpec, TrainingJob, checked_run
 from hone.train.learner.config import ReplayLearnerConfig, learning_rate_schedule, policy_phase
 from hone.train.learner.gradient import GradientLearner
 from hone.train.loop import Recipe
@@ -131,8 +131,7 @@ ENTRY = RecipeSpec(
     summary="imitation of an expert that can be asked, in the states that the learner reaches",
     paper="Ross et al., A Reduction of Imitation Learning ... to No-Regret Online Learning, 2011",
     config=DaggerConfig,
-    build=build,
-    check=check,
+    open=checked_run(check, build),
     derive=derive,
     parts=RecipeParts(
         source="Replay(Labelled(Live(Gymnasium)))",

@@ -58,7 +58,7 @@ from hone.train.control.on_policy import derive_on_policy as on_policy_table
 from hone.train.control.phases import optimizer_phase
 from hone.train.control.rows import DecisionRows, StepRows, split_decision_rows, step_rows
 from hone.train.control.spaces import network_spaces
-from hone.train.job import RecipeParts, RecipeSpec, TrainingJob
+from hone.train.job import RecipeParts, RecipeSpec, TrainingJob, checked_run
 from hone.train.learner.config import LearnerConfig, learning_rate_schedule
 from hone.train.learner.gradient import GradientLearner, OptimizerPhase
 from hone.train.loop import Recipe
@@ -333,8 +333,7 @@ ENTRY = RecipeSpec(
     summary="imitation of a log by acting: PPO paid by a discriminator for looking like the demonstrations",
     paper="Ho and Ermon, Generative Adversarial Imitation Learning, 2016",
     config=GailConfig,
-    build=build,
-    check=check,
+    open=checked_run(check, build),
     derive=derive,
     parts=RecipeParts(
         source="Live(Gymnasium)",

@@ -36,7 +36,7 @@ from hone.train.control.job import ControlEvaluationConfig, control_job
 from hone.train.control.multitask import MultitaskSource, TaskActor, standardised_by_task
 from hone.train.control.rows import StepRows, step_rows
 from hone.train.control.spaces import network_spaces
-from hone.train.job import EvaluationResult, RecipeParts, RecipeSpec, TrainingJob
+from hone.train.job import EvaluationResult, RecipeParts, RecipeSpec, TrainingJob, checked_run
 from hone.train.learner.config import LearnerConfig, learning_rate_schedule, policy_phase, require_whole_minibatches
 from hone.train.learner.gradient import GradientLearner
 from hone.train.loop import Recipe
@@ -217,8 +217,7 @@ ENTRY = RecipeSpec(
     summary="multi-task PPO: a shared trunk, a head per task, advantages standardised per task",
     paper="Caruana, Multitask Learning, 1997; Schulman et al., Proximal Policy Optimization Algorithms, 2017",
     config=MultitaskConfig,
-    build=build,
-    check=check,
+    open=checked_run(check, build),
     derive=derive,
     parts=RecipeParts(
         source="Together(Live(Gymnasium), ...)",

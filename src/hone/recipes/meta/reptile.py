@@ -36,7 +36,7 @@ from hone.train.control.job import ControlEvaluationConfig, control_job
 from hone.train.control.meta_rl import Reptile
 from hone.train.control.rows import StepRows, step_rows
 from hone.train.control.spaces import network_spaces
-from hone.train.job import EvaluationRequest, EvaluationResult, RecipeParts, RecipeSpec, TrainingJob
+from hone.train.job import EvaluationRequest, EvaluationResult, RecipeParts, RecipeSpec, TrainingJob, checked_run
 from hone.train.learner.config import LearnerConfig, policy_phase
 from hone.train.learner.gradient import GradientLearner
 from hone.train.loop import Recipe, Source
@@ -199,8 +199,7 @@ ENTRY = RecipeSpec(
     summary="meta-learning: an initialisation that adapts to a new task in a few updates",
     paper="Nichol et al., On First-Order Meta-Learning Algorithms, 2018",
     config=ReptileConfig,
-    build=build,
-    check=check,
+    open=checked_run(check, build),
     derive=derive,
     evaluate=evaluate_saved,
     parts=RecipeParts(

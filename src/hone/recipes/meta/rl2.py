@@ -28,7 +28,7 @@ from hone.train.control.acting import DropFailedEpisodes, NetworkActor
 from hone.train.control.job import ControlEvaluationConfig, control_job
 from hone.train.control.meta_rl import TrialRows, predict_trial_values, trial_rows, with_thompson_baseline
 from hone.train.control.spaces import network_spaces
-from hone.train.job import RecipeParts, RecipeSpec, TrainingJob
+from hone.train.job import RecipeParts, RecipeSpec, TrainingJob, checked_run
 from hone.train.learner.config import LearnerConfig, learning_rate_schedule, policy_phase
 from hone.train.learner.gradient import GradientLearner
 from hone.train.loop import Recipe
@@ -137,8 +137,7 @@ ENTRY = RecipeSpec(
     summary="meta-learning: a recurrent policy over whole trials",
     paper="Duan et al., RL^2: Fast Reinforcement Learning via Slow Reinforcement Learning, 2016",
     config=Rl2Config,
-    build=build,
-    check=check,
+    open=checked_run(check, build),
     derive=derive,
     parts=RecipeParts(
         source="Live(trials)",

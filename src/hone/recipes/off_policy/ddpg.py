@@ -23,7 +23,7 @@ from hone.train.control.deterministic import (
     deterministic_job,
 )
 from hone.train.control.rows import TransitionRows
-from hone.train.job import RecipeParts, RecipeSpec, TrainingJob
+from hone.train.job import RecipeParts, RecipeSpec, TrainingJob, checked_run
 
 
 class DdpgAlgorithm(Config):
@@ -72,8 +72,7 @@ ENTRY = RecipeSpec(
     summary="off-policy control of continuous actions: deterministic policy, one critic, replay",
     paper="Lillicrap et al., Continuous Control with Deep Reinforcement Learning, 2016",
     config=DdpgConfig,
-    build=build,
-    check=check_deterministic,
+    open=checked_run(check_deterministic, build),
     derive=derive_deterministic,
     parts=RecipeParts(
         source="Replay(Live(Gymnasium))",

@@ -37,7 +37,7 @@ from hone.train.control.value_based import (
     derive_replay_run,
     finite_action_spaces,
 )
-from hone.train.job import RecipeParts, RecipeSpec, TrainingJob
+from hone.train.job import RecipeParts, RecipeSpec, TrainingJob, checked_run
 from hone.train.learner.config import learning_rate_schedule
 from hone.train.learner.gradient import GradientLearner
 from hone.train.loop import Recipe
@@ -141,8 +141,7 @@ ENTRY = RecipeSpec(
     summary="maximum entropy over finitely many actions: softmax policy, twin critics, replay",
     paper="Christodoulou, Soft Actor-Critic for Discrete Action Settings, 2019",
     config=DiscreteSacConfig,
-    build=build,
-    check=check_replay_run,
+    open=checked_run(check_replay_run, build),
     derive=derive_replay_run,
     parts=RecipeParts(
         source="Replay(Live(Gymnasium))",

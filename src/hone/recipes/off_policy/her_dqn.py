@@ -35,7 +35,7 @@ from hone.train.control.phases import optimizer_phase
 from hone.train.control.replay_config import IterationReplayConfig
 from hone.train.control.rows import TransitionRows, transition_rows
 from hone.train.control.spaces import network_spaces
-from hone.train.job import RecipeParts, RecipeSpec, TrainingJob
+from hone.train.job import RecipeParts, RecipeSpec, TrainingJob, checked_run
 from hone.train.learner.config import ReplayLearnerConfig, learning_rate_schedule
 from hone.train.learner.gradient import GradientLearner
 from hone.train.loop import Recipe
@@ -163,8 +163,7 @@ ENTRY = RecipeSpec(
     summary="off-policy control with goals, finite actions: hindsight experience replay",
     paper="Andrychowicz et al., Hindsight Experience Replay, 2017",
     config=HerDqnConfig,
-    build=build,
-    check=check,
+    open=checked_run(check, build),
     derive=derive,
     parts=RecipeParts(
         source="Replay(Live(Gymnasium with goals), Hindsight)",

@@ -31,7 +31,7 @@ from hone.train.control.phases import optimizer_phase, target_update
 from hone.train.control.replay_config import ReplayConfig
 from hone.train.control.rows import TransitionRows, transition_rows
 from hone.train.control.spaces import network_spaces
-from hone.train.job import RecipeParts, RecipeSpec, TrainingJob
+from hone.train.job import RecipeParts, RecipeSpec, TrainingJob, checked_run
 from hone.train.learner.config import ReplayLearnerConfig, learning_rate_schedule
 from hone.train.learner.gradient import GradientLearner, OptimizerPhase
 from hone.train.loop import Recipe
@@ -170,8 +170,7 @@ ENTRY = RecipeSpec(
     summary="off-policy control of continuous actions: maximum entropy, twin critics, replay",
     paper="Haarnoja et al., Soft Actor-Critic Algorithms and Applications, 2018",
     config=SacConfig,
-    build=build,
-    check=check,
+    open=checked_run(check, build),
     derive=derive,
     parts=RecipeParts(
         source="Replay(Live(Gymnasium))",

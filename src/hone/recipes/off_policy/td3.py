@@ -25,7 +25,7 @@ from hone.train.control.deterministic import (
     deterministic_job,
 )
 from hone.train.control.rows import TransitionRows
-from hone.train.job import RecipeParts, RecipeSpec, TrainingJob
+from hone.train.job import RecipeParts, RecipeSpec, TrainingJob, checked_run
 
 
 class Td3Algorithm(Config):
@@ -83,8 +83,7 @@ ENTRY = RecipeSpec(
     summary="off-policy control of continuous actions: deterministic policy, twin critics, delayed and smoothed",
     paper="Fujimoto et al., Addressing Function Approximation Error in Actor-Critic Methods, 2018",
     config=Td3Config,
-    build=build,
-    check=check_deterministic,
+    open=checked_run(check_deterministic, build),
     derive=derive_deterministic,
     parts=RecipeParts(
         source="Replay(Live(Gymnasium))",

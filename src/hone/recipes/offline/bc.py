@@ -17,7 +17,7 @@ from hone.train.config import RunConfig, RunSettings
 from hone.train.control.job import ControlEvaluationConfig, control_job, decisions_fingerprint
 from hone.train.control.rows import StepRows, step_rows
 from hone.train.control.spaces import log_spaces
-from hone.train.job import RecipeParts, RecipeSpec, TrainingJob
+from hone.train.job import RecipeParts, RecipeSpec, TrainingJob, checked_run
 from hone.train.learner.config import ReplayLearnerConfig, learning_rate_schedule, policy_phase
 from hone.train.learner.gradient import GradientLearner
 from hone.train.loop import Recipe
@@ -93,8 +93,7 @@ ENTRY = RecipeSpec(
     summary="imitation of a log",
     paper="Pomerleau, ALVINN: An Autonomous Land Vehicle in a Neural Network, 1989",
     config=BcConfig,
-    build=build,
-    check=check,
+    open=checked_run(check, build),
     derive=derive,
     parts=RecipeParts(
         source="Logged(log)", credit=(reward_as_advantage,), loss=(behaviour_cloning,), weights=(token_mean,)

@@ -35,7 +35,7 @@ from hone.train.control.offline import (
     open_log,
 )
 from hone.train.control.phases import target_update
-from hone.train.job import RecipeParts, RecipeSpec, TrainingJob
+from hone.train.job import RecipeParts, RecipeSpec, TrainingJob, checked_run
 
 
 class BcqAlgorithm(Config):
@@ -165,8 +165,7 @@ ENTRY = RecipeSpec(
     summary="offline control: the best of the actions that the log would have taken",
     paper="Fujimoto et al., Off-Policy Deep Reinforcement Learning without Exploration, 2019",
     config=BcqConfig,
-    build=build,
-    check=check_offline,
+    open=checked_run(check_offline, build),
     derive=derive_offline,
     parts=RecipeParts(
         source="Logged(log)",

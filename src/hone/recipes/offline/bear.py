@@ -37,7 +37,7 @@ from hone.train.control.offline import (
     open_log,
 )
 from hone.train.control.phases import target_update
-from hone.train.job import RecipeParts, RecipeSpec, TrainingJob
+from hone.train.job import RecipeParts, RecipeSpec, TrainingJob, checked_run
 
 KERNELS = {"laplacian": laplacian, "gaussian": gaussian}
 
@@ -137,8 +137,7 @@ ENTRY = RecipeSpec(
     summary="offline control of continuous actions: within the support of the log, by a distance with a price",
     paper="Kumar et al., Stabilizing Off-Policy Q-Learning via Bootstrapping Error Reduction, 2019",
     config=BearConfig,
-    build=build,
-    check=check_offline,
+    open=checked_run(check_offline, build),
     derive=derive_offline,
     parts=RecipeParts(
         source="Logged(log)",

@@ -35,7 +35,7 @@ from hone.train.control.offline import (
     open_log,
 )
 from hone.train.control.phases import target_update
-from hone.train.job import RecipeParts, RecipeSpec, TrainingJob
+from hone.train.job import RecipeParts, RecipeSpec, TrainingJob, checked_run
 from hone.train.learner.config import ReplayLearnerConfig
 
 
@@ -191,8 +191,7 @@ ENTRY = RecipeSpec(
     summary="offline control: a policy from a log, wary of untried actions",
     paper="Kumar et al., Conservative Q-Learning for Offline Reinforcement Learning, 2020",
     config=CqlConfig,
-    build=build,
-    check=check_offline,
+    open=checked_run(check_offline, build),
     derive=derive_offline,
     parts=RecipeParts(
         source="Logged(log)",

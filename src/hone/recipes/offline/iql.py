@@ -28,7 +28,7 @@ from hone.train.control.offline import (
     open_log,
 )
 from hone.train.control.phases import target_update
-from hone.train.job import RecipeParts, RecipeSpec, TrainingJob
+from hone.train.job import RecipeParts, RecipeSpec, TrainingJob, checked_run
 
 
 class IqlAlgorithm(Config):
@@ -99,8 +99,7 @@ ENTRY = RecipeSpec(
     summary="offline control: values within the log, weighted imitation",
     paper="Kostrikov et al., Offline Reinforcement Learning with Implicit Q-Learning, 2022",
     config=IqlConfig,
-    build=build,
-    check=check_offline,
+    open=checked_run(check_offline, build),
     derive=derive_offline,
     parts=RecipeParts(
         source="Logged(log)",

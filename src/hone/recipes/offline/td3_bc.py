@@ -35,7 +35,7 @@ from hone.train.control.offline import (
     rows_in_dtype,
 )
 from hone.train.control.phases import target_update
-from hone.train.job import RecipeParts, RecipeSpec, TrainingJob
+from hone.train.job import RecipeParts, RecipeSpec, TrainingJob, checked_run
 
 
 class Td3BcAlgorithm(Config):
@@ -130,8 +130,7 @@ ENTRY = RecipeSpec(
     summary="offline control of continuous actions: TD3 with behaviour cloning",
     paper="Fujimoto and Gu, A Minimalist Approach to Offline Reinforcement Learning, 2021",
     config=Td3BcConfig,
-    build=build,
-    check=check_offline,
+    open=checked_run(check_offline, build),
     derive=derive_offline,
     parts=RecipeParts(
         source="Logged(log)",

@@ -28,7 +28,7 @@ from hone.train.control.on_policy import (
     on_policy_job,
 )
 from hone.train.control.rows import StepRows
-from hone.train.job import RecipeParts, RecipeSpec, TrainingJob
+from hone.train.job import RecipeParts, RecipeSpec, TrainingJob, checked_run
 from hone.train.learner.config import LearnerConfig
 from hone.train.sources.normalise import NormaliseConfig
 
@@ -105,8 +105,7 @@ ENTRY = RecipeSpec(
     summary="on-policy control: one policy-gradient step on a few steps of many environments, with a critic",
     paper="Mnih et al., Asynchronous Methods for Deep Reinforcement Learning, 2016",
     config=A2cConfig,
-    build=build,
-    check=check,
+    open=checked_run(check, build),
     derive=derive_on_policy,
     parts=RecipeParts(
         source="Live(Gymnasium)", credit=(gae,), loss=(reinforce_loss, squared_error), weights=(token_mean,)

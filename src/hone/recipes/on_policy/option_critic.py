@@ -29,7 +29,7 @@ from hone.train.control.acting import DropFailedEpisodes, NetworkActor
 from hone.train.control.job import ControlEvaluationConfig, control_job
 from hone.train.control.rows import StepRows, step_rows
 from hone.train.control.spaces import network_spaces
-from hone.train.job import RecipeParts, RecipeSpec, TrainingJob
+from hone.train.job import RecipeParts, RecipeSpec, TrainingJob, checked_run
 from hone.train.learner.config import LearnerConfig, learning_rate_schedule, policy_phase, require_whole_minibatches
 from hone.train.learner.gradient import GradientLearner
 from hone.train.loop import Recipe
@@ -166,8 +166,7 @@ ENTRY = RecipeSpec(
     summary="options learned by gradient: option values, intra-option policies, terminations",
     paper="Bacon, Harb and Precup, The Option-Critic Architecture, 2017",
     config=OptionCriticConfig,
-    build=build,
-    check=check,
+    open=checked_run(check, build),
     derive=derive,
     parts=RecipeParts(
         source="Live(Gymnasium with a memory)",

@@ -30,7 +30,7 @@ from hone.train.control.on_policy import (
     require_clipping,
 )
 from hone.train.control.rows import StepRows
-from hone.train.job import RecipeParts, RecipeSpec, TrainingJob
+from hone.train.job import RecipeParts, RecipeSpec, TrainingJob, checked_run
 from hone.train.learner.config import LearnerConfig
 from hone.train.learner.gradient import TrainingRows
 from hone.train.sources.normalise import NormaliseConfig
@@ -131,8 +131,7 @@ ENTRY = RecipeSpec(
     summary="on-policy control: clipped policy gradient with a critic",
     paper="Schulman et al., Proximal Policy Optimization Algorithms, 2017",
     config=PpoConfig,
-    build=build,
-    check=check,
+    open=checked_run(check, build),
     derive=derive_on_policy,
     parts=RecipeParts(
         source="Live(Gymnasium)",

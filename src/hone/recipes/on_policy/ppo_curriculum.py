@@ -24,7 +24,7 @@ from hone.train.config import RunConfig, RunSettings
 from hone.train.control.acting import DropFailedEpisodes
 from hone.train.control.curriculum import CurriculumConfig, CurriculumSource, stage_env
 from hone.train.control.job import ControlEvaluationConfig, evaluation_result
-from hone.train.job import EvaluationResult, RecipeParts, RecipeSpec, TrainingJob
+from hone.train.job import EvaluationResult, RecipeParts, RecipeSpec, TrainingJob, checked_run
 from hone.train.learner.config import LearnerConfig, require_whole_minibatches
 from hone.train.sources.live import LiveSource
 
@@ -119,8 +119,7 @@ ENTRY = RecipeSpec(
     summary="on-policy control with a curriculum: stages passed by success",
     paper="Bengio et al., Curriculum Learning, 2009; Florensa et al., Reverse Curriculum Generation, 2017",
     config=PpoCurriculumConfig,
-    build=build,
-    check=check,
+    open=checked_run(check, build),
     derive=derive,
     parts=RecipeParts(
         source="Staged(Live(Gymnasium))",

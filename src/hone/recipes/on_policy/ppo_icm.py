@@ -13,7 +13,7 @@ from hone.train.control.intrinsic_reward import (
     intrinsic_reward_job,
     intrinsic_reward_parts,
 )
-from hone.train.job import RecipeSpec, TrainingJob
+from hone.train.job import RecipeSpec, TrainingJob, checked_run
 
 
 class PpoIcmConfig(IntrinsicRewardRunConfig):
@@ -32,8 +32,7 @@ ENTRY = RecipeSpec(
     summary="on-policy control where reward is rare: intrinsic curiosity",
     paper="Pathak et al., Curiosity-driven Exploration by Self-supervised Prediction, 2017",
     config=PpoIcmConfig,
-    build=build,
-    check=check_intrinsic_reward,
+    open=checked_run(check_intrinsic_reward, build),
     derive=derive_intrinsic_reward,
     parts=intrinsic_reward_parts(IntrinsicCuriosity),
     limitation="randomness that actions influence stays novel for ever.",

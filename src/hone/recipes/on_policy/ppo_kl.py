@@ -32,7 +32,7 @@ from hone.train.control.on_policy import (
     on_policy_job,
 )
 from hone.train.control.rows import StepRows
-from hone.train.job import RecipeParts, RecipeSpec, TrainingJob
+from hone.train.job import RecipeParts, RecipeSpec, TrainingJob, checked_run
 from hone.train.learner.config import LearnerConfig
 from hone.train.sources.normalise import NormaliseConfig
 
@@ -139,8 +139,7 @@ ENTRY = RecipeSpec(
     summary="on-policy control: policy gradient with an adaptive KL penalty",
     paper="Schulman et al., Proximal Policy Optimization Algorithms, 2017, section 4",
     config=PpoKlConfig,
-    build=build,
-    check=check,
+    open=checked_run(check, build),
     derive=derive_on_policy,
     parts=RecipeParts(
         source="Live(Gymnasium)",

@@ -13,7 +13,7 @@ from hone.train.control.intrinsic_reward import (
     intrinsic_reward_job,
     intrinsic_reward_parts,
 )
-from hone.train.job import RecipeSpec, TrainingJob
+from hone.train.job import RecipeSpec, TrainingJob, checked_run
 
 
 class PpoRndConfig(IntrinsicRewardRunConfig):
@@ -32,8 +32,7 @@ ENTRY = RecipeSpec(
     summary="on-policy control where reward is rare: random network distillation",
     paper="Burda et al., Exploration by Random Network Distillation, 2018",
     config=PpoRndConfig,
-    build=build,
-    check=check_intrinsic_reward,
+    open=checked_run(check_intrinsic_reward, build),
     derive=derive_intrinsic_reward,
     parts=intrinsic_reward_parts(RandomNetworkDistillation),
     limitation="noise that never repeats stays novel for ever.",

@@ -29,7 +29,7 @@ from hone.objectives.weights import token_mean
 from hone.recipes.on_policy import ppo
 from hone.train.config import RunConfig, RunSettings
 from hone.train.control.job import ControlEvaluationConfig
-from hone.train.job import RecipeParts, RecipeSpec, TrainingJob
+from hone.train.job import RecipeParts, RecipeSpec, TrainingJob, checked_run
 from hone.train.learner.config import LearnerConfig, require_whole_minibatches
 
 
@@ -104,8 +104,7 @@ ENTRY = RecipeSpec(
     summary="on-policy control with potential-based reward shaping",
     paper="Ng, Harada and Russell, Policy Invariance under Reward Transformations, 1999",
     config=PpoShapedConfig,
-    build=build,
-    check=check,
+    open=checked_run(check, build),
     derive=derive,
     parts=RecipeParts(
         source="Live(Gymnasium)",

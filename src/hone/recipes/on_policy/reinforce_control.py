@@ -30,7 +30,7 @@ from hone.train.control.on_policy import (
     on_policy_job,
 )
 from hone.train.control.rows import StepRows
-from hone.train.job import RecipeParts, RecipeSpec, TrainingJob
+from hone.train.job import RecipeParts, RecipeSpec, TrainingJob, checked_run
 from hone.train.learner.config import LearnerConfig
 from hone.train.sources.normalise import NormaliseConfig
 from hone.train.sources.whole_episodes import WholeEpisodes
@@ -110,8 +110,7 @@ ENTRY = RecipeSpec(
     summary="on-policy control: Monte-Carlo policy gradient on whole episodes, with or without a baseline",
     paper="Williams, Simple Statistical Gradient-Following Algorithms, 1992",
     config=ReinforceControlConfig,
-    build=build,
-    check=check,
+    open=checked_run(check, build),
     derive=derive_on_policy,
     parts=RecipeParts(
         source="Whole(Live(Gymnasium))",

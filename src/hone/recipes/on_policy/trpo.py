@@ -31,7 +31,7 @@ from hone.train.control.job import ControlEvaluationConfig, control_job
 from hone.train.control.phases import optimizer_phase
 from hone.train.control.rows import StepRows, step_rows
 from hone.train.control.spaces import network_spaces
-from hone.train.job import RecipeParts, RecipeSpec, TrainingJob
+from hone.train.job import RecipeParts, RecipeSpec, TrainingJob, checked_run
 from hone.train.learner.config import LearnerConfig, learning_rate_schedule, require_whole_minibatches
 from hone.train.learner.flat_parameters import FlatParameters
 from hone.train.learner.gradient import GradientLearner
@@ -152,8 +152,7 @@ ENTRY = RecipeSpec(
     summary="on-policy control: the longest natural-gradient step within a bound on the KL",
     paper="Schulman et al., Trust Region Policy Optimization, 2015",
     config=TrpoConfig,
-    build=build,
-    check=check,
+    open=checked_run(check, build),
     derive=derive,
     parts=RecipeParts(
         source="Live(Gymnasium)",

@@ -11,7 +11,7 @@ from hone.credit.returns import one_step_target
 from hone.tabular.kernels import double_q_learning
 from hone.tabular.learn import DoubleQLearning
 from hone.tabular.tables import ActionTable
-from hone.train.job import RecipeParts, RecipeSpec, TrainingJob
+from hone.train.job import RecipeParts, RecipeSpec, TrainingJob, checked_run
 from hone.train.tabular.job import TabularMethod, TabularRunConfig, check_tabular, derive_tabular, table_job
 
 
@@ -47,8 +47,7 @@ ENTRY = RecipeSpec(
     summary="tables: two estimates, which removes maximisation bias",
     paper="van Hasselt, Double Q-learning, 2010",
     config=DoubleQLearningConfig,
-    build=build,
-    check=check,
+    open=checked_run(check, build),
     derive=derive_tabular,
     parts=RecipeParts(source="Live(numbered states)", credit=(one_step_target,), loss=(double_q_learning,)),
     limitation="each table learns from half of the steps; values are underestimated where Q-learning overestimates.",

@@ -12,7 +12,7 @@ from hone.tabular.kernels import dyna_planning, q_learning
 from hone.tabular.learn import DynaQ
 from hone.tabular.models import TabularModel
 from hone.tabular.tables import ActionTable
-from hone.train.job import RecipeParts, RecipeSpec, TrainingJob
+from hone.train.job import RecipeParts, RecipeSpec, TrainingJob, checked_run
 from hone.train.tabular.job import TabularMethod, TabularRunConfig, check_tabular, derive_tabular, table_job
 
 
@@ -63,8 +63,7 @@ ENTRY = RecipeSpec(
     summary="tables: Q-learning on real steps and on steps simulated by a learned model",
     paper="Sutton, Integrated Architectures for Learning, Planning, and Reacting, 1990",
     config=DynaQConfig,
-    build=build,
-    check=check,
+    open=checked_run(check, build),
     derive=derive,
     parts=RecipeParts(source="Live(numbered states)", credit=(one_step_target,), loss=(q_learning, dyna_planning)),
     limitation="where the environment changes, the model is wrong until its pairs are visited again; most simulated "

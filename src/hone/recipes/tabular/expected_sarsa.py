@@ -11,7 +11,7 @@ from hone.tabular.batch import expected_sarsa_weights
 from hone.tabular.kernels import expected_sarsa
 from hone.tabular.learn import ExpectedSarsa
 from hone.tabular.tables import ActionTable
-from hone.train.job import RecipeParts, RecipeSpec, TrainingJob
+from hone.train.job import RecipeParts, RecipeSpec, TrainingJob, checked_run
 from hone.train.tabular.job import TabularMethod, TabularRunConfig, check_tabular, derive_tabular, table_job
 
 
@@ -47,8 +47,7 @@ ENTRY = RecipeSpec(
     summary="tables: SARSA with the expectation over the next action",
     paper="van Seijen, van Hasselt, Whiteson & Wiering, A Theoretical and Empirical Analysis of Expected Sarsa, 2009",
     config=ExpectedSarsaConfig,
-    build=build,
-    check=check,
+    open=checked_run(check, build),
     derive=derive_tabular,
     parts=RecipeParts(source="Live(numbered states)", credit=(one_step_target,), loss=(expected_sarsa,)),
     limitation="an update costs a pass over the actions; with very many of them a draw is cheaper.",

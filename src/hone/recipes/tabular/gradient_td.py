@@ -31,7 +31,7 @@ from hone.tabular.linear import (
 from hone.tabular.tables import StateValues
 from hone.train.config import RunConfig, RunSettings
 from hone.train.control.job import ControlEvaluationConfig
-from hone.train.job import RecipeParts, RecipeSpec, TrainingJob
+from hone.train.job import RecipeParts, RecipeSpec, TrainingJob, checked_run
 from hone.train.loop import Recipe
 from hone.train.sources.live import LiveSource
 from hone.train.tabular.job import StationaryActor, open_finite, state_values_job
@@ -129,8 +129,7 @@ ENTRY = RecipeSpec(
     summary="linear values off policy: methods that diverge, and methods that converge",
     paper="Sutton et al., Fast Gradient-Descent Methods for Temporal-Difference Learning, 2009",
     config=GradientTdConfig,
-    build=build,
-    check=check,
+    open=checked_run(check, build),
     derive=derive,
     parts=RecipeParts(
         source="Live(finite world)",

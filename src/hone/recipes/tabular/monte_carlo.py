@@ -16,7 +16,7 @@ from hone.credit.returns import discounted_returns
 from hone.tabular.kernels import target_update, weighted_importance_update
 from hone.tabular.learn import TargetRule, UpdateRule, WeightedImportanceSampling
 from hone.tabular.tables import ActionTable
-from hone.train.job import RecipeParts, RecipeSpec, TrainingJob
+from hone.train.job import RecipeParts, RecipeSpec, TrainingJob, checked_run
 from hone.train.tabular.job import TabularMethod, TabularRunConfig, check_tabular, derive_tabular, table_job
 
 
@@ -62,8 +62,7 @@ ENTRY = RecipeSpec(
     summary="tables: means of the returns of whole episodes",
     paper="Sutton & Barto, Reinforcement Learning: An Introduction, 2nd edition, 2018, chapter 5",
     config=MonteCarloConfig,
-    build=build,
-    check=check,
+    open=checked_run(check, build),
     derive=derive_tabular,
     parts=RecipeParts(
         source="Whole(Live(numbered states))",

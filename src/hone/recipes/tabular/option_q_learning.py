@@ -19,7 +19,7 @@ from hone.train.control.acting import DropFailedEpisodes, NetworkActor
 from hone.train.control.job import ControlEvaluationConfig, control_job
 from hone.train.control.options import OptionQLearner, OptionsConfig, load_options
 from hone.train.control.spaces import network_spaces
-from hone.train.job import RecipeParts, RecipeSpec, TrainingJob
+from hone.train.job import RecipeParts, RecipeSpec, TrainingJob, checked_run
 from hone.train.loop import Recipe
 from hone.train.sources.live import LiveSource
 
@@ -100,8 +100,7 @@ ENTRY = RecipeSpec(
     summary="a table over given options, each followed until it terminates",
     paper="Sutton, Precup and Singh, Between MDPs and Semi-MDPs, 1999",
     config=OptionQConfig,
-    build=build,
-    check=check,
+    open=checked_run(check, build),
     derive=derive,
     parts=RecipeParts(
         source="Live(Gymnasium with a memory)", credit=(reward_as_advantage,), loss=(OptionQLearner.update,)

@@ -12,7 +12,7 @@ from hone.tabular.kernels import prioritised_sweeping
 from hone.tabular.learn import PrioritisedSweeping
 from hone.tabular.models import TabularModel
 from hone.tabular.tables import ActionTable
-from hone.train.job import RecipeParts, RecipeSpec, TrainingJob
+from hone.train.job import RecipeParts, RecipeSpec, TrainingJob, checked_run
 from hone.train.tabular.job import TabularMethod, TabularRunConfig, check_tabular, derive_tabular, table_job
 
 
@@ -63,8 +63,7 @@ ENTRY = RecipeSpec(
     summary="tables: a learned model, backed up first where values would change most",
     paper="Moore & Atkeson, Prioritized Sweeping: Reinforcement Learning With Less Data and Less Time, 1993",
     config=PrioritizedSweepingConfig,
-    build=build,
-    check=check,
+    open=checked_run(check, build),
     derive=derive,
     parts=RecipeParts(source="Live(numbered states)", credit=(one_step_target,), loss=(prioritised_sweeping,)),
     limitation="keeps every outcome of a pair in memory, and trusts early counts: explore.",

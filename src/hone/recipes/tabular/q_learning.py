@@ -12,7 +12,7 @@ from hone.credit.returns import one_step_target
 from hone.tabular.kernels import q_learning
 from hone.tabular.learn import QLearningRule
 from hone.tabular.tables import ActionTable
-from hone.train.job import RecipeParts, RecipeSpec, TrainingJob
+from hone.train.job import RecipeParts, RecipeSpec, TrainingJob, checked_run
 from hone.train.tabular.job import TabularMethod, TabularRunConfig, check_tabular, derive_tabular, table_job
 
 
@@ -48,8 +48,7 @@ ENTRY = RecipeSpec(
     summary="tables: off-policy learning towards the best next action",
     paper="Watkins, Learning from Delayed Rewards, 1989",
     config=QLearningConfig,
-    build=build,
-    check=check,
+    open=checked_run(check, build),
     derive=derive_tabular,
     parts=RecipeParts(source="Live(numbered states)", credit=(one_step_target,), loss=(q_learning,)),
     limitation="maximisation bias: the maximum of noisy values is too large (see double_q_learning).",

@@ -14,7 +14,7 @@ from hone.tabular.batch import sarsa_weights
 from hone.tabular.kernels import expected_sarsa, target_update
 from hone.tabular.learn import ExpectedSarsa, TargetRule, UpdateRule
 from hone.tabular.tables import ActionTable
-from hone.train.job import RecipeParts, RecipeSpec, TrainingJob
+from hone.train.job import RecipeParts, RecipeSpec, TrainingJob, checked_run
 from hone.train.tabular.job import TabularMethod, TabularRunConfig, check_tabular, derive_tabular, table_job
 
 
@@ -64,8 +64,7 @@ ENTRY = RecipeSpec(
     summary="tables: on-policy action values, exploration included",
     paper="Rummery & Niranjan, On-line Q-Learning Using Connectionist Systems, 1994",
     config=SarsaConfig,
-    build=build,
-    check=check,
+    open=checked_run(check, build),
     derive=derive_tabular,
     parts=RecipeParts(
         source="Live(numbered states)", credit=(one_step_target, n_step), loss=(expected_sarsa, target_update)

@@ -16,7 +16,7 @@ from hone.tabular.batch import sarsa_weights
 from hone.tabular.kernels import ACCUMULATING, DUTCH, REPLACING, eligibility_traces
 from hone.tabular.learn import EligibilityTraces
 from hone.tabular.tables import ActionTable
-from hone.train.job import RecipeParts, RecipeSpec, TrainingJob
+from hone.train.job import RecipeParts, RecipeSpec, TrainingJob, checked_run
 from hone.train.tabular.job import TabularMethod, TabularRunConfig, check_tabular, derive_tabular, table_job
 
 TRACE_KINDS = {"accumulating": ACCUMULATING, "replacing": REPLACING, "dutch": DUTCH}
@@ -68,8 +68,7 @@ ENTRY = RecipeSpec(
     summary="tables: SARSA with eligibility traces",
     paper="van Seijen, Mahmood, Pilarski, Machado & Sutton, True Online Temporal-Difference Learning, 2016",
     config=SarsaLambdaConfig,
-    build=build,
-    check=check,
+    open=checked_run(check, build),
     derive=derive_tabular,
     parts=RecipeParts(source="Live(numbered states)", credit=(one_step_target,), loss=(eligibility_traces,)),
     limitation="accumulating traces and a step size that suits one visit can blow up where a pair is met again and "

@@ -38,7 +38,7 @@ from hone.tabular.learn import (
 from hone.tabular.tables import StateValues
 from hone.train.config import RunConfig, RunSettings
 from hone.train.control.job import ControlEvaluationConfig
-from hone.train.job import RecipeParts, RecipeSpec, TrainingJob
+from hone.train.job import RecipeParts, RecipeSpec, TrainingJob, checked_run
 from hone.train.loop import Recipe
 from hone.train.sources.live import LiveSource
 from hone.train.sources.whole_episodes import WholeEpisodes
@@ -210,8 +210,7 @@ ENTRY = RecipeSpec(
     summary="values of states under a given policy: TD(0), n-step, TD(lambda), Monte Carlo",
     paper="Sutton, Learning to Predict by the Methods of Temporal Differences, 1988",
     config=TdPredictionConfig,
-    build=build,
-    check=check,
+    open=checked_run(check, build),
     derive=derive,
     parts=RecipeParts(
         source="Live(finite world)",

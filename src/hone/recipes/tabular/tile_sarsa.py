@@ -23,7 +23,7 @@ from hone.tabular.tables import ActionTable
 from hone.tabular.tiles import TileCoder, make_tile_coder
 from hone.train.config import RunConfig, RunSettings
 from hone.train.control.job import ControlEvaluationConfig
-from hone.train.job import RecipeParts, RecipeSpec, TrainingJob
+from hone.train.job import RecipeParts, RecipeSpec, TrainingJob, checked_run
 from hone.train.tabular.job import TabularMethod, action_values_job, played_evaluation
 
 TRACE_KINDS = {"accumulating": ACCUMULATING, "replacing": REPLACING, "dutch": DUTCH}
@@ -138,8 +138,7 @@ ENTRY = RecipeSpec(
     summary="tables over tiles: SARSA(lambda) on a box of observations",
     paper="Sutton, Generalization in Reinforcement Learning: Successful Examples Using Sparse Coarse Coding, 1996",
     config=TileSarsaConfig,
-    build=build,
-    check=check,
+    open=checked_run(check, build),
     derive=derive,
     parts=RecipeParts(source="Live(Gymnasium)", credit=(one_step_target,), loss=(eligibility_traces,)),
     limitation="cells grow with the power of the dimensions: past four or five, a network is smaller.",

@@ -20,7 +20,7 @@ from hone.models.language.tokenizers import Tokenizer
 from hone.objectives.terms import LossTerms
 from hone.objectives.weights import token_mean
 from hone.train.config import RunConfig
-from hone.train.job import OpenedRun, RecipeParts, RecipeSpec, TrainingJob, build_opened, check_opened
+from hone.train.job import OpenedRun, RecipeParts, RecipeSpec, TrainingJob
 from hone.train.learner.config import LearnerConfig, require_master_weights, require_whole_minibatches
 from hone.train.loop import Recipe
 from hone.train.sources.logged import LogSource
@@ -91,7 +91,6 @@ def build(config: SftConfig, inputs: TextInputs[ExampleTokens]) -> TrainingJob[T
         evaluate_every=0 if config.evaluation is None else config.evaluation.every,
         dataset_fingerprint=examples.fingerprint,
         warnings=[*examples.warnings, *notes, *policy.decoder.notes(), *([] if exam is None else exam.warnings)],
-        close=inputs.close,
     )
 
 
@@ -128,8 +127,6 @@ ENTRY = RecipeSpec(
     summary="supervised fine-tuning: imitate the log's completions",
     paper="negative log-likelihood of completion tokens",
     config=SftConfig,
-    build=partial(build_opened, open_run),
-    check=partial(check_opened, open_run),
     open=open_run,
     derive=derive,
     parts=RecipeParts(

@@ -3,9 +3,11 @@
 Belongs here: wiring between worlds, small networks and the loop. Does not: anything of one algorithm.
 """
 
+import contextlib
+from collections.abc import Callable
 from hashlib import blake2b
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,14 +15,18 @@ from pydantic import Field
 
 from hone.core.config import Config
 from hone.core.episodes import Episodes
-from hone.envs.gym.world import GymConfig, GymWorld
+from hone.envs.gym.world import GymConfig, GymWorld, open_world
 from hone.evaluate.control.returns import evaluate_returns, score_metrics
 from hone.models.control.actor_critic import ControlPolicy
 from hone.models.control.checkpoint import load_weights, save_policy
-from hone.train.job import EvaluationResult, TrainingJob, close_nothing
+from hone.models.control.mlp import PolicySpaces
+from hone.train.config import RunConfig
+from hone.train.control.spaces import world_spaces
+from hone.train.job import EvaluationResult, OpenedRun, TrainingJob, close_nothing, opened_run
 from hone.train.loop import Recipe
 
 P = TypeVar("P", bound=ControlPolicy)
+C = TypeVar("C", bound=RunConfig)
 
 
 class ControlEvaluationConfig(Config):
@@ -44,6 +50,32 @@ def evaluation_result(scores: NDArray[np.float64]) -> EvaluationResult:
     """Scores `[n]` of episodes or questions, with the interval of their mean."""
     estimate, metrics = score_metrics(scores)
     return EvaluationResult(estimate=estimate, metrics=metrics)
+
+
+def accept_spaces(config: RunConfig, spaces: PolicySpaces) -> None:
+    """Every kind of spaces is served."""
+
+
+def open_gym_run(
+    config: C,
+    env: GymConfig,
+    *,
+    steps: int,
+    build: Callable[[C, GymWorld], TrainingJob[Any]],
+    require: Callable[[C, PolicySpaces], object] = accept_spaces,
+    squashed: bool = False,
+) -> OpenedRun:
+    """Environments opened and checked once, for `build(config, world)`; they are closed with the job.
+
+    `steps` of each environment make a rollout. `require` raises ConfigError for spaces that do not go with the config.
+    Raises ConfigError, UserCodeError and ResourceError as `open_world`.
+    """
+    world = open_world(env, steps=steps, seed=config.seed, squashed=squashed)
+    with contextlib.ExitStack() as on_fault:
+        on_fault.callback(world.close)
+        require(config, world_spaces(world))
+        on_fault.pop_all()
+    return opened_run(world, build, warnings=world.warnings, close=world.close)
 
 
 def control_job(

@@ -7,6 +7,7 @@ import numpy as np
 from gymnasium import spaces
 
 from hone.core.errors import ConfigError
+from hone.envs.gym.world import GymWorld
 from hone.envs.logs.parquet import DecisionLog
 from hone.models.control.mlp import BoxActions, DiscreteActions, ObservationInputs, PolicySpaces
 
@@ -14,6 +15,11 @@ from hone.models.control.mlp import BoxActions, DiscreteActions, ObservationInpu
 def network_spaces(observation: spaces.Space[Any], action: spaces.Space[Any]) -> PolicySpaces:
     """Gymnasium's spaces as networks take them. Raises ConfigError for kinds that are not served."""
     return PolicySpaces(inputs=_network_inputs(observation), actions=_network_actions(action))
+
+
+def world_spaces(world: GymWorld) -> PolicySpaces:
+    """Spaces of open environments as networks take them. Raises ConfigError for kinds that are not served."""
+    return network_spaces(world.envs.single_observation_space, world.envs.single_action_space)
 
 
 def log_spaces(log: DecisionLog) -> PolicySpaces:

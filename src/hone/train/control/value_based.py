@@ -37,7 +37,7 @@ from hone.train.control.phases import optimizer_phase
 from hone.train.control.replay_config import IterationReplayConfig
 from hone.train.control.spaces import network_spaces
 from hone.train.control.value_rows import PrioritizedBuffer, ValueRows, value_rows, with_weight_noise
-from hone.train.job import RecipeParts, RecipeSpec, TrainingJob
+from hone.train.job import RecipeParts, RecipeSpec, TrainingJob, checked_run
 from hone.train.learner.config import ReplayLearnerConfig, learning_rate_schedule
 from hone.train.learner.gradient import GradientLearner, OptimizerPhase
 from hone.train.loop import Recipe, Source
@@ -332,8 +332,7 @@ def value_recipe_spec(
         summary=summary,
         paper=paper,
         config=config,
-        build=partial(value_job, method=method),
-        check=check_replay_run,
+        open=checked_run(check_replay_run, partial(value_job, method=method)),
         derive=derive_replay_run,
         parts=RecipeParts(source=episode_source, credit=(one_step_target,), loss=loss, weights=(token_mean,)),
         limitation=limitation,

@@ -16,7 +16,7 @@ from hone.models.language.token_policy import TokenPolicy
 from hone.models.language.tokenizers import Tokenizer
 from hone.rewards.config import RewardsConfig
 from hone.train.config import RunConfig
-from hone.train.job import OpenedRun, TrainingJob
+from hone.train.job import OpenedRun, TrainingJob, opened_run
 
 STAGE_PREFIX = "stage:"
 """A model path `stage:NAME` means the policy that an earlier stage of the same pipeline leaves behind."""
@@ -125,17 +125,13 @@ def open_text(inputs: TextInputs[T]) -> list[str]:
 def opened_text_run(
     inputs: TextInputs[T], build: Callable[[Any, TextInputs[T]], TrainingJob[TokenPolicy]]
 ) -> OpenedRun:
-    """`inputs`, opened and checked, for `build(config, inputs)`; a build that fails closes them."""
+    """`inputs`, opened and checked, for `build(config, inputs)`; they are closed with the job."""
 
-    def build_job(config: Any) -> TrainingJob[TokenPolicy]:  # noqa: ANN401 - the recipe's own config
+    def build_job(config: Any, inputs: TextInputs[T]) -> TrainingJob[TokenPolicy]:  # noqa: ANN401 - the recipe's own
         inputs.model = config.model
-        with contextlib.ExitStack() as on_fault:
-            on_fault.callback(inputs.close)
-            job = build(config, inputs)
-            on_fault.pop_all()
-        return job
+        return build(config, inputs)
 
-    return OpenedRun(warnings=open_text(inputs), build=build_job, close=inputs.close)
+    return opened_run(inputs, build_job, warnings=open_text(inputs), close=inputs.close)
 
 
 def _policy_warnings(path: str) -> list[str]:

@@ -33,7 +33,7 @@ from hone.models.language.token_policy import TokenPolicy
 from hone.models.language.tokenizers import Tokenizer
 from hone.rewards.config import RewardsConfig
 from hone.train.config import RunConfig
-from hone.train.job import OpenedRun, RecipeParts, RecipeSpec, TrainingJob, build_opened, check_opened
+from hone.train.job import OpenedRun, RecipeParts, RecipeSpec, TrainingJob
 from hone.train.learner.config import require_master_weights, require_whole_minibatches
 from hone.train.learner.gradient import GradientLearner
 from hone.train.loop import Learner, Recipe, Source
@@ -206,7 +206,6 @@ def text_job(
     def close() -> None:
         ahead.close()
         actor.close()
-        inputs.close()
 
     return TrainingJob(
         recipe=Recipe(source=source, credit=judged, learner=chosen.learner),
@@ -257,14 +256,11 @@ def text_recipe_spec(
     parts: RecipeParts | None = None,
 ) -> RecipeSpec:
     """What the file of a recipe on text offers: its method, and what people should know of it."""
-    opening = partial(open_text_run, method=method)
     return RecipeSpec(
         summary=summary,
         paper=paper,
         config=config,
-        build=partial(build_opened, opening),
-        check=partial(check_opened, opening),
-        open=opening,
+        open=partial(open_text_run, method=method),
         derive=derive_text_run,
         parts=parts or recipe_parts(method),
         limitation=limitation,
