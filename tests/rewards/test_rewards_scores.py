@@ -138,3 +138,28 @@ def test_one_function_that_scored_everything_is_the_general_case() -> None:
     assert combine_results({"f": [result_from_value(1e308)]}, [10.0]).status_counts()["unscorable"] == 1, (
         "a sum that is no number is no score"
     )
+
+
+finite = st.floats(-1e6, 1e6)
+
+
+@given(
+    st.integers(1, 5).flatmap(
+        lambda turns: st.lists(
+            st.tuples(finite, st.one_of(st.none(), finite, st.lists(finite, min_size=turns, max_size=turns))),
+            min_size=1,
+            max_size=4,
+        )
+    )
+)
+def test_turn_scores_add_up_to_the_weighted_score(members: list[tuple[float, float | list[float] | None]]) -> None:
+    results = {str(place): [result_from_value(value)] for place, (_, value) in enumerate(members)}
+    scores = combine_results(results, [weight for weight, _ in members])
+    lists = [(weight, value) for weight, value in members if isinstance(value, list)]
+    if not lists:
+        assert scores.turn_scores == {}
+        return
+    turns = [sum(weight * value[turn] for weight, value in lists) for turn in range(len(lists[0][1]))]
+    turns[-1] += sum(weight * value for weight, value in members if isinstance(value, float))
+    assert scores.turn_scores[0] == pytest.approx(turns, abs=1e-3)
+    assert sum(scores.turn_scores[0]) == pytest.approx(scores.score[0], abs=1e-3)

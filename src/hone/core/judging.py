@@ -24,6 +24,13 @@ class ScorerInput:
     """Messages after the prompt: answers (`assistant`), and the environment's between and after them."""
     tokens: NDArray[np.int32]
     """`[n]` the whole conversation as it was written: prompt, sampled tokens, environment tokens."""
+    id: str = ""
+    """Name of the prompt in messages."""
+
+    @property
+    def turns(self) -> int:
+        """Number of answers in the conversation."""
+        return max(1, sum(message["role"] == "assistant" for message in self.messages))
 
 
 class ScoreBatch(Protocol):

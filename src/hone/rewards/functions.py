@@ -3,10 +3,11 @@
 Runs in a worker process (the trainer only calls `check_reference`). Imports nothing heavy: workers start often.
 
 Three forms are known, by the names of the parameters:
-    f(prompts=, completions=, **columns) -> list of float or None      a batch, by name, as TRL calls it; may be async
-    f(prompt=, completion=, **columns) -> float or None                one sample, by name; may be async
-    f(data_source, solution_str, ground_truth, extra_info=None)        one sample, as verl calls it; float or {"score"}
-A function gets the columns that it names, or all with `**kwargs`.
+    f(prompts=, completions=, **columns) -> list of scores             a batch, by name, as TRL calls it; may be async
+    f(prompt=, completion=, **columns) -> score                        one sample, by name; may be async
+    f(data_source, solution_str, ground_truth, extra_info=None)        one sample, as verl calls it; score or {"score"}
+A score is a float, None, or a list of floats, one for each assistant turn. A function gets the columns that it names,
+or all with `**kwargs`; `messages` and `tokens` are the whole conversation's, for functions that name them.
 """
 
 import decimal
@@ -23,7 +24,7 @@ from hone.process import user_files
 
 _KIND = "reward function"
 FunctionForm: TypeAlias = Literal["batch", "sample", "verl"]
-OptionalScore: TypeAlias = float | None
+OptionalScore: TypeAlias = float | list[float] | None
 
 BUILTIN_FUNCTIONS = {
     "exact_match": "hone.rewards.answers:exact_match",
@@ -198,8 +199,13 @@ def sample_score(result: object) -> tuple[OptionalScore, str]:
         return None, reason
     if isinstance(value, numbers.Real | decimal.Decimal):
         return _float(value), reason
+    if isinstance(value, list | tuple):
+        turns = [_plain(turn) for turn in value]
+        if all(isinstance(turn, numbers.Real | decimal.Decimal) for turn in turns):
+            return [_float(turn) for turn in turns], reason
     raise RewardContractError(
-        f"returned a {type(result).__name__} ({user_files.shorten(result)}) where a number or None is expected"
+        f"returned a {type(result).__name__} ({user_files.shorten(result)}) where a number or None is expected "
+        "(or a list of numbers, one for each assistant turn)"
     )
 
 

@@ -18,6 +18,8 @@ _JOB_S = 0.25
 """Seconds of work that one job should hold, by how long samples took so far."""
 _MAX_JOB = 1024
 _FIRST_JOB = 16
+CONVERSATION_COLUMNS = ("messages", "tokens")
+"""Columns that a trainer offers beside the dataset's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -32,6 +34,26 @@ class RewardBatch:
     """The dataset's other columns; handed to functions by name."""
     groups: Sequence[int] | None = None
     """Number of the prompt of each answer, for functions whose unit is the group; a group is contiguous."""
+    conversation: Mapping[str, Sequence[object]] = field(default_factory=dict[str, Sequence[object]])
+    """`CONVERSATION_COLUMNS`, sent only to functions that name them, unless the dataset has a column of that name."""
+    ids: Sequence[str] = ()
+    """Name of each answer's prompt in messages."""
+    turns: Sequence[int] = ()
+    """Assistant turns of each answer; empty: one each."""
+
+    def columns_for(self, signature: "FunctionSignature") -> dict[str, Sequence[object]]:
+        """The columns that a function is sent."""
+        offered = {name: values for name, values in self.conversation.items() if name in signature.columns}
+        asked = signature.columns if not signature.takes_any_column else self.columns.keys()
+        return {**offered, **{name: values for name, values in self.columns.items() if name in asked}}
+
+    def wrong_turns(self, index: int, result: RewardResult) -> str:
+        """The fault of a result that has turn scores, but not one for each turn of the answer; else empty."""
+        turns = self.turns[index] if self.turns else 1
+        if result.turns is None or len(result.turns) == turns:
+            return ""
+        place = f" to prompt {self.ids[index]!r}" if self.ids else ""
+        return f"gave {len(result.turns)} turn scores {list(result.turns)} to an answer{place} of {turns} turns"
 
 
 @dataclass(slots=True)
@@ -141,10 +163,16 @@ def parse_results(reply: Mapping[str, object], count: int) -> list[RewardResult]
     scores, reasons = reply.get("scores"), reply.get("reasons")
     if not (isinstance(scores, list) and isinstance(reasons, list) and len(scores) == len(reasons) == count):
         return None
-    if not all(score is None or isinstance(score, int | float) for score in scores):
+    if not all(_is_score(score) for score in scores):
         return None
     seconds = parse_seconds(reply) / count
     return [result_from_value(s, reason=str(r), seconds=seconds) for s, r in zip(scores, reasons, strict=True)]
+
+
+def _is_score(score: object) -> bool:
+    if isinstance(score, list):
+        return all(isinstance(turn, int | float) for turn in cast("list[object]", score))
+    return score is None or isinstance(score, int | float)
 
 
 def first_out_of_bounds(results: Sequence[RewardResult], bounds: Sequence[float] | None) -> float | None:

@@ -24,6 +24,8 @@ class RewardResult:
     seconds: float = 0.0
     not_applicable: bool = False
     """The function returned None: it does not apply to this answer. Not a failure where another function scores it."""
+    turns: tuple[float, ...] | None = None
+    """The score of each assistant turn, which add up to `score`; None where only the answer has one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +45,8 @@ class RewardScores:
     tracebacks: tuple[str, ...] = ()
     """Exceptions of the user's code that had not been seen before, one traceback for each distinct error."""
     turn_scores: Mapping[int, Sequence[float]] = field(default_factory=dict[int, Sequence[float]])
-    """Weighted scores of single turns, by the place of the answer; answers without such scores are left out."""
+    """Weighted scores of all turns, by the place of the answer, which add up to its score; answers without turn scores
+    are left out."""
 
     def __len__(self) -> int:
         return len(self.score)
@@ -53,17 +56,19 @@ class RewardScores:
         return {status.name.lower(): int((self.status == status).sum()) for status in ScoreStatus}
 
 
-def result_from_value(value: float | None, *, reason: str = "", seconds: float = 0.0) -> RewardResult:
-    """The result for a return value: only a finite number is a score."""
+def result_from_value(value: float | Sequence[float] | None, *, reason: str = "", seconds: float = 0.0) -> RewardResult:
+    """The result for a return value: a finite number is a score, and so is the sum of finite turn scores."""
     if value is None:
         missing = reason or "the function returned None"
         return RewardResult(
             score=np.nan, status=ScoreStatus.UNSCORABLE, reason=missing, seconds=seconds, not_applicable=True
         )
-    if not math.isfinite(value):
+    turns = tuple(value) if isinstance(value, Sequence) else None
+    score = sum(value) if isinstance(value, Sequence) else value
+    if not math.isfinite(score):
         missing = f"the function returned {value}"
-        return RewardResult(score=np.nan, status=ScoreStatus.UNSCORABLE, reason=missing, seconds=seconds)
-    return RewardResult(score=value, status=ScoreStatus.SCORED, reason=reason, seconds=seconds)
+        return RewardResult(score=np.nan, status=ScoreStatus.UNSCORABLE, reason=missing, seconds=seconds, turns=turns)
+    return RewardResult(score=score, status=ScoreStatus.SCORED, reason=reason, seconds=seconds, turns=turns)
 
 
 def failed_result(status: ScoreStatus, reason: str, *, seconds: float = 0.0) -> RewardResult:
@@ -78,6 +83,7 @@ def combine_results(
 
     A function that returned None does not apply, and is left out of the sum. A function that failed (exception, hang,
     NaN) makes the answer's score missing: a sum that lacks a term is on another scale. All left out: missing.
+    Where some function scored single turns, the score of one that did not counts for the last turn.
     """
     if len(by_function) == 1:
         ((name, column),) = by_function.items()
@@ -93,6 +99,11 @@ def combine_results(
         seconds=np.array([total.seconds for total in totals], dtype=np.float64),
         functions={name: np.array([v.score for v in column]) for name, column in by_function.items()},
         tracebacks=tuple(tracebacks),
+        turn_scores={
+            index: turns
+            for index, (row, total) in enumerate(zip(rows, totals, strict=True))
+            if total.status is ScoreStatus.SCORED and (turns := _combine_turns(row, weights))
+        },
     )
 
 
@@ -119,7 +130,9 @@ def concatenate_scores(parts: Sequence[RewardScores]) -> RewardScores:
 def _combine_single(
     name: str, column: Sequence[RewardResult], weight: float, tracebacks: Sequence[str]
 ) -> RewardScores | None:
-    """`combine_results` for one function, in arrays; None unless it scored every answer."""
+    """`combine_results` for one function, in arrays; None unless it scored every answer, and no single turns."""
+    if any(result.turns is not None for result in column):
+        return None
     score = np.array([0.0 + weight * result.score for result in column], np.float64)
     if not np.isfinite(score).all() or any(result.status is not ScoreStatus.SCORED for result in column):
         return None
@@ -146,3 +159,13 @@ def _combine_row(row: Sequence[RewardResult], names: Sequence[str], weights: Seq
     if not parts:
         return failed_result(ScoreStatus.UNSCORABLE, reason, seconds=seconds)
     return result_from_value(float(sum(parts)), reason=reason, seconds=seconds)
+
+
+def _combine_turns(row: Sequence[RewardResult], weights: Sequence[float]) -> list[float]:
+    """The weighted score of each turn; empty where no function scored turns."""
+    count = max((len(result.turns) for result in row if result.turns is not None), default=0)
+    turns = np.zeros(count)
+    for weight, result in zip(weights, row, strict=True):
+        if count and not result.not_applicable:
+            turns += weight * np.array(result.turns or [0.0] * (count - 1) + [result.score])
+    return turns.tolist()

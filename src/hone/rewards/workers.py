@@ -101,9 +101,10 @@ class RewardWorkerPool:
 
     def submit(self, batch: RewardBatch) -> RewardTicket:
         """Begin to score a batch; returns at once (the first call waits for a worker to start). Raises as `check`."""
-        self.check(batch.columns.keys())
+        self.check({*batch.columns, *batch.conversation})
         count = len(batch.completions)
-        values_of = {"prompts": batch.prompts, **batch.columns, **({"groups": batch.groups} if batch.groups else {})}
+        optional = {"groups": batch.groups, "ids": batch.ids, "turns": batch.turns, **batch.conversation}
+        values_of = {"prompts": batch.prompts, **batch.columns, **{name: v for name, v in optional.items() if v}}
         if wrong := [f"{name} has {len(values)}" for name, values in values_of.items() if len(values) != count]:
             raise ValueError(f"a batch of {count} completions needs {count} values of everything: {', '.join(wrong)}")
         functions = len(self._names)
@@ -292,11 +293,9 @@ class RewardWorkerPool:
         return failed_result(ScoreStatus.TIMEOUT, reason, seconds=limit_s)
 
     def _request(self, job: RewardJob) -> bytes:
-        batch, taken = job.ticket.batch, self._signatures[job.function]
+        batch = job.ticket.batch
         samples = [index for piece in job.pieces for index in piece]
-        columns = {
-            name: values for name, values in batch.columns.items() if taken.takes_any_column or name in taken.columns
-        }
+        columns = batch.columns_for(self._signatures[job.function])
         return encode(
             {
                 "function": job.function,
@@ -315,6 +314,8 @@ class RewardWorkerPool:
             self._record_failure(job, piece, reply)
         elif (results := parse_results(reply, len(piece))) is None:
             self._abort_ticket(job, f"sent no valid reply for {len(piece)} completions")
+        elif wrong := next(filter(None, map(job.ticket.batch.wrong_turns, piece, results)), ""):
+            self._abort_ticket(job, wrong)
         elif (score := first_out_of_bounds(results, self._config.functions[job.function].bounds)) is not None:
             self._abort_ticket(job, f"gave {score:g}, outside its bounds {self._config.functions[job.function].bounds}")
         else:

@@ -120,6 +120,7 @@ def _scorer_inputs(prompt: Prompt, group: Sequence[Conversation]) -> list[Scorer
             columns=prompt.columns,
             messages=tuple(one.messages),
             tokens=one.transcript.tokens,
+            id=prompt.id,
         )
         for text, one in zip(texts, group, strict=True)
     ]

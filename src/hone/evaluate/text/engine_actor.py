@@ -25,7 +25,7 @@ from hone.models.language.token_policy import TokenPolicy
 from hone.models.language.tokenizers import Tokenizer
 from hone.rewards.budget import UnscoredBudget
 from hone.rewards.config import RewardsConfig
-from hone.rewards.jobs import RewardBatch, RewardTicket
+from hone.rewards.jobs import CONVERSATION_COLUMNS, RewardBatch, RewardTicket
 from hone.rewards.scores import RewardScores
 from hone.rewards.workers import RewardWorkerPool
 
@@ -93,6 +93,10 @@ class RewardPoolScorer:
     budget: UnscoredBudget
     pending_notes: list[str] = field(default_factory=list[str])
 
+    def check(self, columns: Collection[str]) -> None:
+        """See that every function can be imported, and finds the columns that it names. Raises as `pool.check`."""
+        self.pool.check({*columns, *CONVERSATION_COLUMNS})
+
     def submit(self, answers: Sequence[ScorerInput]) -> RewardTicket:
         names = answers[0].columns.keys()
         chat = not isinstance(answers[0].prompt, str)
@@ -104,6 +108,12 @@ class RewardPoolScorer:
                 ],
                 columns={name: [answer.columns[name] for answer in answers] for name in names},
                 groups=[0] * len(answers),  # all answers have the same prompt
+                conversation={
+                    "messages": [list(answer.messages) for answer in answers],
+                    "tokens": [answer.tokens for answer in answers],
+                },
+                ids=[answer.id for answer in answers],
+                turns=[answer.turns for answer in answers],
             )
         )
 

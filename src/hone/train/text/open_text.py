@@ -141,7 +141,7 @@ def _policy_warnings(path: str) -> list[str]:
 
 
 def _check_rewards(inputs: TextInputs[T]) -> list[str]:
-    inputs.scorer.pool.check(inputs.examples.column_names())
+    inputs.scorer.check(inputs.examples.column_names())
     return []
 
 
@@ -151,7 +151,7 @@ def _check_evaluation_rewards(inputs: TextInputs[T]) -> list[str]:
     assert inputs.held_out is not None
     same = inputs.rewards == inputs.evaluation_config.rewards
     scorer = inputs.scorer if same else inputs.evaluation_scorer
-    scorer.pool.check(inputs.held_out.column_names())
+    scorer.check(inputs.held_out.column_names())
     return []
 
 

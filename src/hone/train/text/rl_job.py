@@ -191,7 +191,7 @@ def text_job(
     exam, examples, (prompts, notes) = inputs.evaluation, inputs.examples, inputs.prepared
     policy = inputs.policy(config, temperature=config.rollout.temperature)
     judge = inputs.scorer
-    judge.pool.check(examples.column_names())
+    judge.check(examples.column_names())
     chosen = method(config, _text_policies(config, policy))
     world = _text_world(config, policy, prompts, judge, baseline=chosen.greedy_baseline)
     actor = _engine_actor(config, policy, prompts)
