@@ -57,7 +57,7 @@ class SilentProgress:
         """Nothing to show."""
 
     def close(self) -> None:
-        """Nothing to close."""
+        """Do nothing: the default of `close`."""
 
 
 def train(

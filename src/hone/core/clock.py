@@ -1,4 +1,4 @@
-"""Time as an argument: what needs the time is given a clock, so that a test can be its own."""
+"""Clocks: code that needs the time takes one as an argument, so that tests can set it."""
 
 import time
 from dataclasses import dataclass

@@ -43,13 +43,13 @@ class Column:
     scalar: bool = True
     """One number a row; otherwise rows may have further axes."""
     optional: bool = False
-    """May be None: nobody recorded it."""
+    """May be None: not recorded."""
     default: int | None = None
     """Value of every row of an absent column; None: the column must be there."""
 
     @property
     def required(self) -> bool:
-        """Whether a table must have the column."""
+        """True if a table must have the column."""
         return not self.optional and self.default is None
 
 
@@ -133,7 +133,7 @@ class Episodes:
         return cls(offsets=offsets, **filled, **columns)  # pyright: ignore[reportArgumentType] - checked by name
 
     def columns(self) -> dict[str, Array]:
-        """Every column that is there, by name, in the order of declaration; a transcript is none."""
+        """Recorded columns by name, in the order of declaration, without transcripts."""
         return {name: values for name, _, values in self._present()}
 
     def _present(self) -> list[tuple[str, Column, Array]]:
@@ -146,7 +146,7 @@ class Episodes:
 
     @property
     def decisions(self) -> int:
-        """N."""
+        """Number of decisions, N."""
         return int(self.offsets[-1])
 
     @property
@@ -173,7 +173,7 @@ class Episodes:
 
     @property
     def scored(self) -> NDArray[np.bool_]:
-        """`[E]` whether the score counts."""
+        """`[E]` True if the episode has a score."""
         return self.status == ScoreStatus.SCORED
 
     def take(self, index: NDArray[np.integer]) -> Self:
@@ -184,8 +184,8 @@ class Episodes:
         return self._gather(offsets_of(lengths), rows, index, transcript)
 
     def join_pieces(self, last: NDArray[np.bool_]) -> Self:
-        """Merges neighbouring pieces of one episode. `last` `[E]` marks the final piece of each; what is recorded per
-        episode is taken from it."""
+        """Merge neighbouring pieces of one episode. `last` `[E]` marks the final piece of each; columns per episode
+        are taken from it."""
         return self._gather(
             np.append(0, self.offsets[1:][last]), slice(None), np.flatnonzero(last), {"seen": self.observations}
         )

@@ -1,7 +1,7 @@
-"""What hone says when something is wrong, and the exit code that goes with it.
+"""Error types of hone and their exit codes.
 
-Belongs here: the error types of the public interface and the collector that reports all faults at once.
-Every message names the place (file, line, key, row, id), the value, and what to do.
+Belongs here: the error types of the public interface and the collector that reports all faults at once. Every
+message names the place (file, line, key, row, id), the value, and the remedy.
 """
 
 import difflib
@@ -41,13 +41,13 @@ class UserCodeError(HoneError):
 
 
 class ResourceError(HoneError):
-    """The machine lacks something: a device, disk space, a free lock, a writable folder."""
+    """The machine lacks a device, disk space, a free lock or a writable folder."""
 
     exit_code = 5
 
 
 class DivergedError(HoneError):
-    """Training produced non-finite numbers; nothing was stepped, and a bundle was saved."""
+    """Training produced non-finite numbers; the update was skipped, and the data were saved for diagnosis."""
 
     exit_code = 6
 
@@ -86,7 +86,7 @@ class ErrorCollector:
 
 
 def did_you_mean(name: str, known: Sequence[str]) -> str:
-    """`; did you mean lr?` when something close is known, else the sorted list of what is known."""
+    """Format a hint: `; did you mean lr?` if a known name is close, else the sorted list of known names."""
     close = difflib.get_close_matches(name, known, n=1, cutoff=0.6)
     if close:
         return f"; did you mean {close[0]}?"
@@ -94,7 +94,7 @@ def did_you_mean(name: str, known: Sequence[str]) -> str:
 
 
 def run_all_checks(checks: Mapping[str, Callable[[], T]]) -> dict[str, T]:
-    """Run every check, and only then raise what went wrong: all messages together, with the first fault's exit code.
+    """Run every check, then raise all errors together, with the exit code of the first.
 
     Returns each check's result by its name.
     """

@@ -11,40 +11,41 @@ from hone.core.ragged import RaggedArray
 
 FinishReason = Literal["eos", "stop", "length"]
 OnPublish = Literal["finish", "recompute", "keep"]
-"""What becomes of answers that are being written when new weights are published. `finish`: they end under the old
-weights first. `recompute`: they go on under the new weights, which read the whole text so far anew. `keep`: they go on
-under the new weights over keys and values of the old ones: cheaper, and drawn from neither policy."""
+"""Treatment of unfinished answers when new weights are published. `finish`: they are completed with the old weights
+first. `recompute`: they continue with the new weights, and the KV cache is recomputed. `keep`: they continue with
+the new weights and the old KV cache: cheaper, but sampled from neither policy."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SamplingParams:
-    """How tokens are drawn. The defaults sample from the policy itself."""
+    """Sampling parameters. The defaults sample from the policy itself."""
 
     max_tokens: int
     temperature: float = 1.0
     """The policy is softmax(logits / temperature), for the engine and for the trainer alike."""
     top_k: int = 0
-    """0: off."""
+    """Keep the k most likely tokens; 0: off."""
     top_p: float = 1.0
-    """1: off. Of what top-k left, the likeliest tokens until their probabilities reach it."""
+    """Nucleus sampling: keep the smallest set of most likely tokens with this probability, after top-k; 1: off."""
     min_p: float = 0.0
-    """0: off. Of what is left, the tokens with at least this share of the likeliest one's probability."""
+    """Keep the tokens with at least this share of the most likely token's probability, after top-k and top-p; 0:
+    off."""
     greedy: bool = False
     stop: tuple[str, ...] = ()
     """The token that completes a stop string is the last one kept."""
 
     @property
     def truncates(self) -> bool:
-        """Whether some tokens can never be drawn."""
+        """True if truncation gives some tokens probability 0."""
         return not self.greedy and (self.top_k > 0 or self.top_p < 1 or self.min_p > 0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One prompt and how many answers to it are wanted; its samples share the prompt's prefill."""
+    """A prompt and the number of answers to sample; the samples share the prompt's prefill."""
 
     id: str
-    """Keys the random draws of its samples. A session refuses a sample of an id that it is writing already."""
+    """Key of the random draws of its samples. A session rejects a sample that it is already generating."""
     prompt: NDArray[np.int32]
     samples: int
     sampling: SamplingParams
@@ -67,16 +68,16 @@ class Completion:
     logp: NDArray[np.float32]
     """`[n]` nats, of the whole policy softmax(logits / temperature)."""
     sampled_logp: NDArray[np.float32]
-    """`[n]` nats, of the truncated distribution (top-k, top-p, min-p) that was really drawn from; `logp -
-    sampled_logp` is the log of the mass that was left."""
+    """`[n]` nats, of the truncated distribution (top-k, top-p, min-p) that tokens were sampled from; `logp -
+    sampled_logp` is the log of the remaining probability mass."""
     version: NDArray[np.int32]
     """`[n]` version of the policy that drew each token."""
     finish_reason: FinishReason
     sampling_mask: RaggedArray | None = None
-    """`[n]` rows, ascending: the tokens that top-k, top-p and min-p left at each draw. None where nothing was
-    truncated."""
+    """`[n]` rows, ascending: the tokens that remained after top-k, top-p and min-p at each draw. None without
+    truncation."""
     trailing_characters: int = 0
-    """Characters that the last token carries behind the stop string; they are no part of the answer."""
+    """Number of characters of the last token after the stop string; they are not part of the answer."""
     turn: int = 0
     """Turn of the request."""
 
@@ -105,45 +106,44 @@ class ScoreResult:
     logp: NDArray[np.float32]
     """`[n]` nats, of the whole policy."""
     sampled_logp: NDArray[np.float32]
-    """`[n]` nats, of what truncation left; -inf for a token that it cut off."""
+    """`[n]` nats, of the truncated distribution; -inf for a token that truncation removed."""
 
 
 @dataclass(slots=True, kw_only=True)
 class GenerationStats:
-    """What an engine did since it was last asked to begin anew. Time that a caller spends between answers is not
-    counted."""
+    """Counters of an engine since the last reset. Time that a caller spends between answers is not counted."""
 
     slots: int = 0
-    """Answers that may be written at the same time."""
+    """Largest number of answers generated at the same time."""
     pages: int = 0
-    """Pages of keys and values that there are."""
+    """Number of pages of the KV cache."""
     tokens: int = 0
-    """Drawn."""
+    """Sampled tokens."""
     prefill_tokens: int = 0
-    """Read: prompts, and texts that had to be read again."""
+    """Prefilled tokens: prompts, and texts after a preemption or a publication."""
     cached_tokens: int = 0
-    """Not read, because an earlier prompt began alike."""
+    """Tokens taken from the prefix cache instead of being prefilled."""
     scored_tokens: int = 0
     steps: int = 0
-    """Passes over the model in which an answer went on."""
+    """Forward passes that sampled tokens."""
     row_steps: int = 0
-    """Sum of the answers being written over those passes."""
+    """Sum over those passes of the answers in progress."""
     page_steps: int = 0
-    """Sum of the pages in use over those passes, texts in the cache among them."""
+    """Sum over those passes of the pages in use, the prefix cache included."""
     preempted: int = 0
-    """Answers that had to give up their pages, and were taken up again."""
+    """Preempted answers, which were recomputed later."""
     stale_tokens: int = 0
-    """Tokens drawn with keys and values of older weights before them (`keep`)."""
+    """Tokens sampled with a KV cache of older weights (`keep`)."""
     total_s: float = 0.0
-    """In all."""
+    """Total seconds."""
     runner_s: float = 0.0
-    """Seconds of it in passes over the model; the rest is bookkeeping."""
+    """Seconds in forward passes; the rest is bookkeeping."""
     prefill_s: float = 0.0
-    """Share of `runner_s` for prompt tokens, which are read rather than drawn."""
+    """Seconds of `runner_s` for prefill."""
     idle_slot_s: float = 0.0
-    """Slot-seconds without an answer to write while others were being written."""
+    """Slot-seconds without an answer while other slots were busy."""
     tail_slot_s: float = 0.0
-    """Share of `idle_slot_s` after the last answer began: the cost of waiting for the longest."""
+    """Slot-seconds of `idle_slot_s` after the last answer started: the cost of waiting for the longest."""
 
     @property
     def tokens_per_s(self) -> float:
@@ -166,16 +166,16 @@ class GenerationStats:
 
     @property
     def prefix_hit_rate(self) -> float:
-        """Share of the tokens before answers that had not to be read, 0 to 1."""
+        """Share of prompt tokens taken from the prefix cache, 0 to 1."""
         asked = self.cached_tokens + self.prefill_tokens
         return self.cached_tokens / asked if asked else 0.0
 
 
 class GenerationSession(Protocol):
-    """A generator that takes requests at any time and hands completions out one by one."""
+    """A generator that accepts requests at any time and returns completions one by one."""
 
     def submit(self, requests: Sequence[Request], *, round: int = 0) -> None:
-        """Queue requests, also while others are being written. Draws are keyed by (seed, `round`, id, sample, turn).
+        """Queue requests, also while others are in progress. Draws are keyed by (seed, `round`, id, sample, turn).
 
         Raises DataError and ConfigError, with every fault, before any work.
         """
@@ -186,11 +186,11 @@ class GenerationSession(Protocol):
         ...
 
     def cancel(self, request_ids: Collection[str] | None = None) -> None:
-        """Drop these requests (None: all), with completions that were not taken."""
+        """Drop these requests (None: all), with completions that were not yet returned."""
         ...
 
     def reset_stats(self) -> None:
-        """Begin the statistics anew."""
+        """Reset the statistics."""
         ...
 
 
@@ -199,26 +199,26 @@ class GenerationEngine(GenerationSession, Protocol):
 
     @property
     def version(self) -> int:
-        """Version of the weights that draw."""
+        """Version of the weights that sample."""
         ...
 
     @property
     def stats(self) -> GenerationStats: ...
 
     def stream(self) -> AsyncIterator[Completion]:
-        """Completions as they finish, until nothing is being written; others may submit meanwhile."""
+        """Iterate over completions as they finish, until no request is in progress; others may submit meanwhile."""
         ...
 
     def score(self, texts: Sequence[ScoreRequest]) -> list[ScoreResult]:
-        """Log-probabilities of given tokens, by the arithmetic that sampling uses."""
+        """Compute log-probabilities of given tokens, with the arithmetic of sampling."""
         ...
 
     def publish(self, version: int) -> None:
-        """The weights changed: later tokens are drawn by `version`."""
+        """Announce new weights: later tokens are sampled by `version`."""
         ...
 
     def pause(self) -> None:
-        """Draw nothing until `resume`."""
+        """Stop sampling until `resume`."""
         ...
 
     def resume(self) -> None: ...
@@ -250,7 +250,7 @@ class CompletionIterator(Iterator[Completion]):
 def generate(session: GenerationSession, requests: Sequence[Request], *, round: int = 0) -> CompletionIterator:
     """Submit `requests` and return an iterator over their completions; others may use the session meanwhile.
 
-    The session's statistics begin anew. Raises as `submit` does, the iterator as `next_completion`.
+    Resets the session's statistics. Raises as `submit` does; the iterator raises as `next_completion` does.
     """
     session.submit(requests, round=round)
     session.reset_stats()

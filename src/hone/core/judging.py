@@ -1,4 +1,4 @@
-"""Scorers of answers: what they receive, and the scores that they give."""
+"""Scorers of answers: their input and their scores."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""What a part must hand over so that a resumed run is the same run.
+"""State of a part that a checkpoint must contain for an exact resume.
 
 A `State` is a tree of string keys; its leaves are numpy arrays and JSON scalars, nothing else: `store` writes the
 arrays as safetensors and the rest as JSON, and no pickle ever touches the disk.

@@ -97,7 +97,7 @@ def improvement_probability(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PerformanceProfile:
-    """For each threshold the share of runs that score more, with its interval. All `[T]`."""
+    """Share of runs above each threshold, with its interval. All `[T]`."""
 
     thresholds: Floats
     share: Floats
@@ -154,7 +154,7 @@ def curve_band(curves: Floats, *, level: float = 0.95, draws: int = 1000, seed: 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TimeToThresholdEstimate:
-    """When runs got to a threshold: the median with its interval, infinite while half of them have not."""
+    """Median time to a threshold with its interval; infinite if fewer than half of the runs reached it."""
 
     median: float
     low: float

@@ -38,7 +38,7 @@ RENAMED_METRICS: Mapping[str, str] = {
 
 @dataclass(slots=True, kw_only=True)
 class MetricsWriter:
-    """Writer of one line per step, made by `open_metrics`; the line has left the process when `append` returns."""
+    """Writer of one line per step, made by `open_metrics`; `append` flushes each line to the operating system."""
 
     path: Path
     descriptor: int

@@ -1,4 +1,4 @@
-"""What a recipe file offers (`RecipeSpec`), and what it hands to the driver once built (`Job`)."""
+"""Description of a recipe (`RecipeSpec`) and a runnable job (`TrainingJob`)."""
 
 import contextlib
 import json
@@ -21,62 +21,62 @@ T = TypeVar("T")
 
 
 def close_nothing() -> None:
-    """Nothing to close."""
+    """Do nothing: the default of `close`."""
 
 
 def no_notices() -> list[str]:
-    """Nothing to say."""
+    """Return no notices: the default of `pop_notices`."""
     return []
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationResult:
-    """What an evaluation found."""
+    """Result of an evaluation."""
 
     estimate: Estimate
     """Mean score with its 95% interval."""
     metrics: Metrics
-    """`eval/score` and what belongs to it."""
+    """`eval/score` and related metrics."""
     answers: Sequence[AnswerRow] = ()
-    """Question by question, where there are questions."""
+    """Answers by question, for text tasks."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingJob(Generic[P]):
-    """A recipe, ready to be run."""
+    """A recipe that is ready to run."""
 
     recipe: Recipe[P]
     save_policy: Callable[[Path], None]
-    """Writes the policy, as it is shipped, into an empty folder."""
+    """Writes the policy, in its released form, into an empty folder."""
     load_policy: Callable[[Path], None]
-    """Takes up, in place, the weights that `save_policy` wrote."""
+    """Loads the weights that `save_policy` wrote, in place."""
     sample_rows: Callable[[int, Episodes, Credits], Sequence[SampleRow]] | None = None
-    """Step and its episodes -> the answers as a person reads them."""
+    """Step and its episodes -> readable answers for `samples.parquet`."""
     evaluate: Callable[[], EvaluationResult] | None = None
-    """Scores the policy on held-out work."""
+    """Scores the policy on held-out problems or episodes."""
     evaluate_every: int = 0
     """Steps between evaluations; 0: at the end only."""
     dataset_fingerprint: str | None = None
     """Fingerprint of the dataset; a resume with another one is refused."""
     warnings: Sequence[str] = ()
     pop_notices: Callable[[], Sequence[str]] = no_notices
-    """What came up since the last call that a person should read; asked for after every step."""
+    """Returns notices for the user since the last call; called after every step."""
     close: Callable[[], None] = close_nothing
     """Ends worker processes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecipeParts:
-    """What a recipe is made of, for people to read: the functions themselves, so that they can be looked up."""
+    """Parts of a recipe for documentation: the functions themselves, so that they can be looked up."""
 
     source: str = ""
-    """Where its episodes come from."""
+    """Source of the episodes."""
     credit: Sequence[Callable[..., Any]] = ()
-    """From the outermost decoration inwards."""
+    """Credit functions, from the outermost wrapper inwards."""
     loss: Sequence[Callable[..., Any]] = ()
-    """What is added or multiplied into one term per decision."""
+    """Functions that are added or multiplied into one loss term per decision."""
     weights: Sequence[Callable[..., Any]] = ()
-    """How terms become one number."""
+    """Weighting schemes that reduce the terms to one number."""
 
     def describe(self) -> str:
         """`LiveSource(text task, engine) -> group_relative -> clipped + kl_penalty, token_mean`."""
@@ -90,7 +90,7 @@ class RecipeParts:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EvaluationRequest:
-    """What `hone eval` asks of a saved policy."""
+    """Request of `hone eval`: a saved policy, the number of episodes and a seed."""
 
     policy: Path
     """The folder that `save_policy` wrote."""
@@ -104,9 +104,10 @@ class OpenedRun:
 
     warnings: Sequence[str]
     build: Callable[[Any], TrainingJob[Any]]
-    """Config -> the job, which takes over what is open. A model path of the config may have been resolved since."""
+    """Config -> the job, which owns the opened resources from then on. A model path of the config may have been
+    resolved since."""
     close: Callable[[], None] = close_nothing
-    """Closes what is open, where no job is built; may be called twice."""
+    """Closes the opened resources if no job is built; may be called twice."""
 
 
 def opened_run(
@@ -142,7 +143,7 @@ def checked_run(
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecipeSpec:
-    """What a recipe file offers."""
+    """Description of a recipe: its config, documentation and functions that check and build a job."""
 
     summary: str
     """One line for `hone list recipes`."""
@@ -153,13 +154,14 @@ class RecipeSpec:
     """Opens and checks everything that the run needs before its model: environments, logs, data, worker processes.
     Raises HoneError with all faults at once; nothing is open then."""
     derive: Callable[[Any], Mapping[str, str]]
-    """What the config comes to, for `--dry-run`: no model, no work."""
+    """Derived numbers of a config, for `hone plan`; loads no model."""
     parts: RecipeParts = RecipeParts()
-    """What it is made of, with its defaults."""
+    """Parts of the recipe with its default config."""
     evaluate: "Callable[[Any, EvaluationRequest], Metrics] | None" = None
-    """How `hone eval` judges what a run with this config saved, where playing its mode says little of it; None: so."""
+    """Evaluation for `hone eval` if the return of the policy's mode is not the measure of interest; None: the mode's
+    return."""
     limitation: str = ""
-    """When not to use it, in a sentence."""
+    """Main limitation, in a sentence."""
     presets: Sequence[str] = ()
     """Names of the algorithm in TRL and verl, for the comparison on its documentation page."""
 

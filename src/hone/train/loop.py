@@ -18,12 +18,12 @@ P_contra = TypeVar("P_contra", contravariant=True)
 
 
 class Source(Protocol[P_contra]):
-    """Acts: where episodes come from (`LiveSource`, `LogSource`, `ReplaySource(source)`)."""
+    """Source of episodes: `LiveSource`, `LogSource`, `ReplaySource(source)`."""
 
     def collect(self) -> Episodes: ...
 
     def publish(self, policy: P_contra) -> None:
-        """From now on act by `policy`."""
+        """Act with `policy` from now on."""
         ...
 
     def metrics(self) -> Metrics:
@@ -36,13 +36,13 @@ class Source(Protocol[P_contra]):
 
 
 class Learner(Protocol[P_co]):
-    """Learns: turns credit into a better policy, by gradient or in closed form."""
+    """Learner: improves the policy from credits, by gradient or in closed form."""
 
     @property
     def policy(self) -> P_co: ...
 
     def values(self, episodes: Episodes) -> Values:
-        """What a critic expects; `NO_VALUES` without one."""
+        """Predict values with the critic; `NO_VALUES` without one."""
         ...
 
     def update(self, episodes: Episodes, credits: Credits) -> Metrics: ...
@@ -53,14 +53,14 @@ class Learner(Protocol[P_co]):
 
 
 class StepCallback(Protocol):
-    """Hears of every finished step; logs, checkpoints, shows. May raise to stop the run."""
+    """Callback after every step: logs, saves checkpoints, shows progress. May raise to stop the run."""
 
     def __call__(self, step: int, episodes: Episodes, credits: Credits, metrics: Metrics) -> None: ...
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recipe(Generic[P]):
-    """An algorithm, as the parts it is made of."""
+    """An algorithm: source, credit function and learner."""
 
     source: Source[P]
     credit: Callable[[Episodes, Values], Credits]

@@ -31,14 +31,14 @@ _USED = {"text": {"text"}, "messages": {"messages"}}
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Example:
-    """One row of a dataset, whatever format it came in."""
+    """One row of a dataset, in hone's common form."""
 
     id: str
     """The row's own `id`, else a hash of its content; keys random streams and joins, so unique in a dataset."""
     prompt: PromptContent
     """Text, or messages `{"role", "content", ...}`."""
     completion: PromptContent | None
-    """What should be answered, in the prompt's form; None where the dataset has prompts only."""
+    """Reference answer, in the prompt's form; None if the dataset has prompts only."""
     columns: Mapping[str, object]
     """All other columns, the same names in every example (None where a row lacks one); rewards get them by name."""
     row: int
@@ -72,7 +72,7 @@ class ExampleDataset:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DatasetOverlap:
-    """Prompts that stand in two datasets, as ids of the second one."""
+    """Prompts that are in both of two datasets, as ids of the second one."""
 
     count: int
     ids: tuple[str, ...]
@@ -120,7 +120,7 @@ def read_examples(
 def build_examples(
     drafts: Sequence[Example], *, source: str, warnings: Iterable[str] = (), ids_given: bool = True
 ) -> ExampleDataset:
-    """Settle ids and the fingerprint. Without given ids, an example's id is a hash of its content.
+    """Assign ids and compute the fingerprint. Without given ids, an example's id is a hash of its content.
 
     Raises DataError when given ids repeat: ids key random streams and joins.
     """
@@ -140,14 +140,14 @@ def build_examples(
 
 
 def find_overlap(train: ExampleDataset, evaluation: ExampleDataset) -> DatasetOverlap:
-    """Which of `evaluation`'s prompts also stand in `train` (compared as text, surrounding whitespace aside)."""
+    """Find prompts of `evaluation` that are also in `train` (compared as text without surrounding whitespace)."""
     seen = {prompt_key(example.prompt) for example in train}
     ids = tuple(example.id for example in evaluation if prompt_key(example.prompt) in seen)
     return DatasetOverlap(count=len(ids), ids=ids)
 
 
 def prompt_key(prompt: PromptContent) -> str:
-    """What makes two prompts the same prompt."""
+    """Return the key by which prompts are compared: their text without surrounding whitespace."""
     return prompt.strip() if isinstance(prompt, str) else json.dumps(prompt, sort_keys=True, default=str)
 
 
