@@ -200,9 +200,9 @@ def sample_score(result: object) -> tuple[OptionalScore, str]:
     if isinstance(value, numbers.Real | decimal.Decimal):
         return _float(value), reason
     if isinstance(value, list | tuple):
-        turns = [_plain(turn) for turn in value]
-        if all(isinstance(turn, numbers.Real | decimal.Decimal) for turn in turns):
-            return [_float(turn) for turn in turns], reason
+        turns = [_float(turn) for turn in map(_plain, value) if isinstance(turn, numbers.Real | decimal.Decimal)]
+        if len(turns) == len(value):
+            return turns, reason
     raise RewardContractError(
         f"returned a {type(result).__name__} ({user_files.shorten(result)}) where a number or None is expected "
         "(or a list of numbers, one for each assistant turn)"

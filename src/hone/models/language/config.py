@@ -14,12 +14,7 @@ ModelFamily: TypeAlias = Literal["llama", "mistral", "qwen2", "qwen3"]
 Json: TypeAlias = "dict[str, object]"
 
 FAMILIES: Final = ("llama", "mistral", "qwen2", "qwen3")
-_ARCHITECTURES: Final = {
-    "llama": "LlamaForCausalLM",
-    "mistral": "MistralForCausalLM",
-    "qwen2": "Qwen2ForCausalLM",
-    "qwen3": "Qwen3ForCausalLM",
-}
+_ARCHITECTURES: Final = {"llama": "Llama", "mistral": "Mistral", "qwen2": "Qwen2", "qwen3": "Qwen3"}
 _REQUIRED: Final = ("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads")
 _ROPE_KEYS: Final = ("rope_parameters", "rope_scaling", "rope_theta")
 _KNOWN: Final = frozenset(
@@ -134,11 +129,11 @@ class ModelConfig:
         """Whether the attention's output projection has a bias; Qwen2 has biases on q, k and v only."""
         return self.family != "qwen2" and self.attention_bias
 
-    def to_hf(self) -> Json:
+    def to_hf(self, head: Literal["CausalLM", "SequenceClassification"] = "CausalLM") -> Json:
         """The `config.json` of transformers 5, without `dtype`, which depends on the weights."""
         config: Json = dict(self.extra)
         config.update(
-            architectures=[_ARCHITECTURES[self.family]],
+            architectures=[f"{_ARCHITECTURES[self.family]}For{head}"],
             model_type=self.family,
             vocab_size=self.vocab_size,
             hidden_size=self.hidden_size,

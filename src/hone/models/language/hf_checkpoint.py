@@ -4,7 +4,7 @@ All faults of a folder are reported at once. Pickled weights and remote code are
 """
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Final, cast
 
@@ -20,6 +20,9 @@ from hone.models.language.tokenizers import read_json, tokenizer_files
 from hone.models.language.weight_names import CheckpointPiece, checkpoint_pieces
 
 WEIGHTS_FILE: Final = "model.safetensors"
+SCALAR_HEAD: Final = "score.weight"
+"""Tensor `[1, hidden_size]` of a folder with a scalar head."""
+SHARD_BYTES: Final = 5_000_000_000
 INDEX_FILE: Final = "model.safetensors.index.json"
 _PICKLES: Final = ("*.bin", "*.pt", "*.pth", "*.ckpt")
 _MAX_SHOWN: Final = 10
@@ -47,28 +50,32 @@ def load_model(
 
 def load_weights(model: Decoder, folder: Path | str) -> None:
     """Load a folder's weights in place. Raises DataError as `load_model` does; the model may be partly loaded then."""
+    load_pieces(dict(model.named_parameters()), checkpoint_pieces(model.config), model.config, folder)
+
+
+def load_pieces(
+    parameters: Mapping[str, nn.Parameter], pieces: Iterable[CheckpointPiece], config: ModelConfig, folder: Path | str
+) -> None:
+    """Load exactly the tensors `pieces` of a folder into `parameters`. Raises as `load_weights`."""
     folder = _existing(Path(folder))
     faults = ErrorCollector(DataError)
-    parameters = dict(model.named_parameters())
-    wanted = {piece.checkpoint_name: piece for piece in checkpoint_pieces(model.config)}
+    wanted = {piece.checkpoint_name: piece for piece in pieces}
     files = _weight_files(folder, faults)
     faults.raise_if_any()
     found: dict[str, Path] = {}
     for file in files:
         _read_file(file, wanted, parameters, found, faults)
     lost = [name for name in wanted if name not in found]
-    surplus = [name for name in found if name not in wanted and not _is_redundant(name, model.config)]
+    surplus = [name for name in found if name not in wanted and not _is_redundant(name, config)]
     faults.extend(
         _shortened_list(lost, lambda name: f"{folder}: tensor {name} is missing{did_you_mean(name, surplus)}")
     )
-    faults.extend(
-        _shortened_list(surplus, lambda name: f"{found[name]}: tensor {name} is not part of a {model.config.family}")
-    )
+    faults.extend(_shortened_list(surplus, lambda name: _surplus_fault(found[name], name, config)))
     faults.raise_if_any()
 
 
 def save_model(
-    model: Decoder, folder: Path | str, *, tokenizer_from: Path | None, shard_bytes: int = 5_000_000_000
+    model: Decoder, folder: Path | str, *, tokenizer_from: Path | None, shard_bytes: int = SHARD_BYTES
 ) -> None:
     """Write a folder that transformers and vLLM load: weights, `config.json`, and the tokenizer's files copied as they
     are (with `generation_config.json`) from `tokenizer_from`. The same model gives the same bytes.
@@ -80,14 +87,22 @@ def save_model(
     copied = {} if tokenizer_from is None else tokenizer_files(tokenizer_from)
     for name, content in copied.items():
         (folder / name).write_bytes(content)
-    config = {**model.config.to_hf(), "dtype": str(model.dtype).removeprefix("torch.")}
-    _write_json(folder / "config.json", config)
-    _save_weights(model, folder, shard_bytes)
+    save_pieces(
+        dict(model.named_parameters()), checkpoint_pieces(model.config), model.config.to_hf(), folder, shard_bytes
+    )
 
 
-def _save_weights(model: Decoder, folder: Path, shard_bytes: int) -> None:
-    parameters = dict(model.named_parameters())
-    parts = _shards(list(checkpoint_pieces(model.config)), parameters, shard_bytes)
+def save_pieces(
+    parameters: Mapping[str, nn.Parameter],
+    pieces: Iterable[CheckpointPiece],
+    config: Mapping[str, object],
+    folder: Path,
+    shard_bytes: int = SHARD_BYTES,
+) -> None:
+    """Write `config.json` and the tensors `pieces` of `parameters`, in place of those that `folder` holds."""
+    dtype = next(iter(parameters.values())).dtype
+    _write_json(folder / "config.json", {**config, "dtype": str(dtype).removeprefix("torch.")})
+    parts = _shards(list(pieces), parameters, shard_bytes)
     for stale in (*folder.glob("model-*-of-*.safetensors"), folder / INDEX_FILE, folder / WEIGHTS_FILE):
         stale.unlink(missing_ok=True)
     places: dict[str, str] = {}
@@ -208,6 +223,15 @@ def _fill(file: Path, piece: CheckpointPiece, tensor: Tensor, parameters: Mappin
 def _is_redundant(name: str, config: ModelConfig) -> bool:
     """Tensors that older writers add though they follow from the rest."""
     return name.endswith("rotary_emb.inv_freq") or (name == "lm_head.weight" and config.tie_embeddings)
+
+
+def _surplus_fault(file: Path, name: str, config: ModelConfig) -> str:
+    if name == SCALAR_HEAD:
+        return (
+            f"{file}: tensor {name} is a scalar head: the folder holds a reward model or a critic, not a policy. Give "
+            'the folder of a policy here; as a reward it is named in rewards.functions, by kind = "model"'
+        )
+    return f"{file}: tensor {name} is not part of a {config.family}"
 
 
 def _shortened_list(names: Sequence[str], say: Callable[[str], str]) -> Iterator[str]:
