@@ -21,8 +21,9 @@ from hone.core.random import generator
 from hone.core.reduction import ONE_PROCESS, Reduction, whole_batch
 from hone.core.state import State, integer
 from hone.credit.group import group_relative
-from hone.lab.policies import frozen_copy, log_softmax, puzzle_metrics, sample_rows
-from hone.lab.puzzles import Floats, Puzzle
+from hone.lab.policies import frozen_copy, log_softmax, pretrained_network, puzzle_metrics, sample_rows
+from hone.lab.puzzles import Floats, Puzzle, addition
+from hone.objectives.policy import clipped_surrogate
 from hone.objectives.terms import LossTerms
 from hone.objectives.weights import WeightingScheme, token_mean
 from hone.train.learner.adam import Adam
@@ -200,12 +201,17 @@ class PuzzleRows:
         )
 
 
+def clipped_objective(policy: nn.Module, batch: PuzzleBatch) -> LossTerms:
+    """PPO's clipped surrogate, against the log-probabilities at the start of the update."""
+    return clipped_surrogate(batch.logp(policy), batch.old_logp, batch.advantage)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PuzzleTraining:
     """Settings of a training on a puzzle; the defaults learn addition in about two seconds."""
 
-    puzzle: Puzzle
-    objective: Objective
+    puzzle: Puzzle = field(default_factory=addition)
+    objective: Objective = clipped_objective
     credit: Credit = group_relative
     scheme: WeightingScheme = token_mean
     steps: int = 100
@@ -228,20 +234,26 @@ DESCENT_EPSILON = 1e4
 PolicyMetrics = Callable[[nn.Module], Metrics]
 
 
-def train_seeds(
-    start: Callable[[int], nn.Module], plan: PuzzleTraining, *, seed: int, runs: int, watch: PolicyMetrics | None = None
-) -> dict[str, Floats]:
-    """Metrics of `runs` trainings with different seeds, `[runs, steps]` each; `start(seed)` makes the policy."""
+def train_seeds(plan: PuzzleTraining, *, seed: int, runs: int, pretraining: int = 15) -> dict[str, Floats]:
+    """Metrics of `runs` trainings with different seeds, `[runs, steps]` each; accuracy and entropy are among them.
+
+    Each training starts from a network after `pretraining` supervised steps.
+    """
     result = [
         train_policy(
-            start(10 * seed + k),
+            pretrained_network(plan.puzzle, seed=run_seed, steps=pretraining),
             plan,
-            seed=10 * seed + k,
-            watch=watch or (lambda policy: puzzle_metrics(policy, plan.puzzle)),
+            seed=run_seed,
+            watch=lambda policy: puzzle_metrics(policy, plan.puzzle),
         )
-        for k in range(runs)
+        for run_seed in range(10 * seed, 10 * seed + runs)
     ]
     return {name: np.stack([each[name] for each in result]) for name in result[0]}
+
+
+def final_accuracy(curves: dict[str, Floats]) -> float:
+    """Share of questions solved after the last step, a mean over the seeds of `train_seeds`."""
+    return float(curves["solved"][:, -1].mean())
 
 
 def train_policy(

@@ -11,7 +11,7 @@ from hone.core.random import generator
 from hone.credit.group import group_relative, leave_one_out
 from hone.credit.returns import gae, reward_as_advantage
 from hone.lab.exact import all_groups, group_advantages
-from hone.lab.finding import Experiment, ExperimentResult, LinePlot, PlotSeries, at_least, at_most
+from hone.lab.finding import Experiment, ExperimentResult, at_least, at_most, line_plot
 from hone.lab.puzzles import Floats
 from hone.report.html import format_number
 
@@ -88,12 +88,11 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
             (name, f"{shares[name]:.3f}", *map(format_number, (hard[name], easy[name], alone[name]))) for name in shares
         ],
         panels=[
-            LinePlot(
-                title=f"variance of a group's gradient at equal mean, {FILLER + 1} tokens",
-                x_label="chance to be right",
-                series=[
-                    PlotSeries(label=name, x=chances.tolist(), y=[each[name][1] for each in found]) for name in shares
-                ],
+            line_plot(
+                f"variance of a group's gradient at equal mean, {FILLER + 1} tokens",
+                "chance to be right",
+                chances,
+                {name: [each[name][1] for each in found] for name in shares},
                 log_y=True,
             )
         ],

@@ -5,9 +5,7 @@ from torch import Tensor, nn
 
 from hone.lab.exact import gradient
 from hone.lab.finding import Experiment, ExperimentResult, at_least, at_most, line_plot
-from hone.lab.policies import pretrained_network
-from hone.lab.puzzles import addition
-from hone.lab.training import Objective, PuzzleBatch, PuzzleTraining, train_seeds
+from hone.lab.training import Objective, PuzzleBatch, PuzzleTraining, final_accuracy, train_seeds
 from hone.objectives.policy import cispo, clipped_surrogate
 from hone.objectives.terms import LossTerms
 
@@ -61,13 +59,9 @@ def gradient_multipliers(advantage: float, ratios: Tensor) -> dict[str, list[flo
 def run(seed: int, *, quick: bool = False) -> ExperimentResult:
     """Run the experiment."""
     steps, runs = (15, 1) if quick else (40, 2)
-    puzzle = addition()
     result = {
         name: train_seeds(
-            lambda number: pretrained_network(puzzle, seed=number),
-            PuzzleTraining(puzzle=puzzle, objective=objective, steps=steps, epochs=4, learning_rate=0.004),
-            seed=seed,
-            runs=runs,
+            PuzzleTraining(objective=objective, steps=steps, epochs=4, learning_rate=0.004), seed=seed, runs=runs
         )
         for name, objective in OBJECTIVES.items()
     }
@@ -76,7 +70,7 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
         name: tuple(float(each[f"lab/{kind}_silent"].sum() / each[f"lab/{kind}"].sum()) for kind in ("rare", "common"))
         for name, each in result.items()
     }
-    solved = {name: float(each["solved"][:, -1].mean()) for name, each in result.items()}
+    solved = {name: final_accuracy(each) for name, each in result.items()}
     ratios = torch.linspace(0.05, 8, 160)
     praised, blamed = gradient_multipliers(1.0, ratios), gradient_multipliers(-1.0, ratios)
     beyond = range(int((ratios <= 1.25).sum()), len(ratios))

@@ -7,9 +7,8 @@ from torch import nn
 
 from hone.lab.exact import minimise
 from hone.lab.finding import Experiment, ExperimentResult, LinePlot, PlotSeries, at_least, at_most, plot_by_step
-from hone.lab.policies import TablePolicy, pretrained_network
-from hone.lab.puzzles import addition
-from hone.lab.training import PuzzleBatch, PuzzleTraining, train_seeds
+from hone.lab.policies import TablePolicy
+from hone.lab.training import PuzzleBatch, PuzzleTraining, final_accuracy, train_seeds
 from hone.objectives.policy import clipped_surrogate
 from hone.objectives.terms import LossTerms
 from hone.report.html import format_number
@@ -50,21 +49,17 @@ def objective(policy: nn.Module, batch: PuzzleBatch, *, high: float) -> LossTerm
 def run(seed: int, *, quick: bool = False) -> ExperimentResult:
     """Run the experiment."""
     steps, runs = (15, 1) if quick else (30, 2)
-    puzzle = addition()
     paths = {high: batches_to_half(RARE, high, inner=120) for high in HIGHS}
     result = {
         high: train_seeds(
-            lambda number: pretrained_network(puzzle, seed=number),
-            PuzzleTraining(
-                puzzle=puzzle, objective=partial(objective, high=high), steps=steps, epochs=8, learning_rate=0.004
-            ),
+            PuzzleTraining(objective=partial(objective, high=high), steps=steps, epochs=8, learning_rate=0.004),
             seed=seed,
             runs=runs,
         )
         for high in HIGHS
     }
     entropy = {high: float(each["entropy_nats"].mean()) for high, each in result.items()}
-    solved = {high: float(each["solved"][:, -1].mean()) for high, each in result.items()}
+    solved = {high: final_accuracy(each) for high, each in result.items()}
     batches = {high: len(path) - 1 for high, path in paths.items()}
     narrow, dapo, wide = HIGHS
     change = entropy[dapo] / entropy[narrow] - 1

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from hone.core.random import generator
 from hone.lab.exact import minimise
-from hone.lab.finding import Experiment, ExperimentResult, LinePlot, PlotSeries, at_least, at_most
+from hone.lab.finding import Experiment, ExperimentResult, at_least, at_most, plot_by_step
 from hone.lab.policies import sample_rows
 from hone.objectives.preference import dpo, ipo
 from hone.objectives.terms import LossTerms
@@ -136,11 +136,7 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
             for name, (path, held) in result.items()
         ],
         panels=[
-            LinePlot(
-                title=title,
-                x_label="step",
-                series=[PlotSeries(label=n, x=list(range(1, steps + 1)), y=pair[k]) for n, pair in result.items()],
-            )
+            plot_by_step(title, {name: pair[k] for name, pair in result.items()})
             for k, title in enumerate(("implicit reward's margin on the pairs, nats", "preferred over the reference"))
         ],
         verdict=(

@@ -10,7 +10,7 @@ from hone.envs.finite.build import chain_mdp
 from hone.envs.finite.model import FiniteMdp
 from hone.envs.finite.solve import evaluate_policy
 from hone.envs.finite.world import FiniteWorld
-from hone.lab.finding import Experiment, ExperimentResult, LinePlot, PlotSeries, at_least, at_most
+from hone.lab.finding import Experiment, ExperimentResult, at_least, at_most, line_plot
 from hone.lab.puzzles import Floats
 from hone.report.html import format_number
 from hone.tabular.batch import RateConfig, expected_sarsa_weights
@@ -90,18 +90,12 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
         header=("lambda", *(text for name in table for text in (f"least error, {name}", "at rate"))),
         rows=rows,
         panels=[
-            LinePlot(
-                title="least error over rates",
-                x_label="lambda (0: one step, 1: Monte Carlo)",
-                series=[PlotSeries(label=name, x=DECAYS, y=errors.tolist()) for name, errors in best.items()],
-            ),
-            LinePlot(
-                title="error by rate, dutch traces",
-                x_label="rate",
-                series=[
-                    PlotSeries(label=f"lambda = {d:g}", x=RATES, y=table["dutch"][k].tolist())
-                    for k, d in enumerate(DECAYS)
-                ],
+            line_plot("least error over rates", "lambda (0: one step, 1: Monte Carlo)", DECAYS, best),
+            line_plot(
+                "error by rate, dutch traces",
+                "rate",
+                RATES,
+                {f"lambda = {d:g}": errors for d, errors in zip(DECAYS, table["dutch"], strict=True)},
             ),
         ],
         verdict=(

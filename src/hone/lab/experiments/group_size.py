@@ -1,17 +1,13 @@
 """Group size: share of informative groups, gradient noise, and learning, at an equal number of answers."""
 
 import numpy as np
-from torch import nn
 
 from hone.core.credit import NO_VALUES
 from hone.credit.group import leave_one_out
 from hone.lab.exact import count_probabilities, group_advantages, scores_by_count
 from hone.lab.finding import Experiment, ExperimentResult, at_least, at_most, line_plot, plot_by_step
-from hone.lab.policies import pretrained_network
 from hone.lab.puzzles import Floats, addition
-from hone.lab.training import PuzzleBatch, PuzzleTraining, train_seeds
-from hone.objectives.policy import clipped_surrogate
-from hone.objectives.terms import LossTerms
+from hone.lab.training import PuzzleTraining, final_accuracy, train_seeds
 from hone.report.html import format_number
 
 SIZES = (2, 4, 8, 16, 32)
@@ -37,25 +33,17 @@ def gradient_noise(chance: float, size: int) -> float:
     return float(weight @ (slope - mean) ** 2) / mean**2 * size / ANSWERS
 
 
-def objective(policy: nn.Module, batch: PuzzleBatch) -> LossTerms:
-    """Clipped surrogate."""
-    return clipped_surrogate(batch.logp(policy), batch.old_logp, batch.advantage)
-
-
 def train_by_group_size(size: int, *, seed: int, steps: int, runs: int) -> dict[str, Floats]:
     """Trainings with `ANSWERS` answers a step in groups of `size`."""
-    puzzle = addition(12)
-    plan = PuzzleTraining(
-        puzzle=puzzle, objective=objective, steps=steps, prompts=ANSWERS // size, samples=size, learning_rate=0.004
-    )
-    return train_seeds(lambda number: pretrained_network(puzzle, seed=number, steps=12), plan, seed=seed, runs=runs)
+    plan = PuzzleTraining(puzzle=addition(12), steps=steps, prompts=ANSWERS // size, samples=size, learning_rate=0.004)
+    return train_seeds(plan, seed=seed, runs=runs, pretraining=12)
 
 
 def run(seed: int, *, quick: bool = False) -> ExperimentResult:
     """Run the experiment."""
     steps, runs, sizes = (30, 1, (8, 32)) if quick else (60, 2, SIZES)
     result = {size: train_by_group_size(size, seed=seed, steps=steps, runs=runs) for size in sizes}
-    solved = {size: float(each["solved"][:, -1].mean()) for size, each in result.items()}
+    solved = {size: final_accuracy(each) for size, each in result.items()}
     first = {size: float(each["solved"][:, 0].mean()) for size, each in result.items()}
     gain = {size: solved[size] - first[size] for size in sizes}
     hard = np.array([0.1])

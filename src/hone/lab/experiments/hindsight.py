@@ -4,7 +4,7 @@ from typing import Any
 
 from hone.envs.gym.world import GymConfig
 from hone.lab.control import train_job
-from hone.lab.finding import Experiment, ExperimentResult, LinePlot, PlotSeries, at_least, at_most
+from hone.lab.finding import Experiment, ExperimentResult, at_least, at_most, line_plot
 from hone.models.control.mlp import MlpConfig
 from hone.recipes.off_policy.her_dqn import HerDqnConfig, build
 from hone.train.control.hindsight import HindsightConfig
@@ -50,13 +50,7 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
     return ExperimentResult(
         header=("replay", *(f"{n} bits" for n in sizes)),
         rows=[(name, *(f"{share:.0%}" for share in values)) for name, values in result.items()],
-        panels=[
-            LinePlot(
-                title=f"patterns reached after {turns} turns",
-                x_label="bits",
-                series=[PlotSeries(label=name, x=list(sizes), y=values) for name, values in result.items()],
-            )
-        ],
+        panels=[line_plot(f"patterns reached after {turns} turns", "bits", sizes, result)],
         verdict=(
             f"With the same {turns} turns of 16 steps and 4 updates, taking what was reached for what was wanted "
             f"learns to reach {on[at]:.0%} of patterns of 8 bits; without it {off[at]:.0%} are reached."

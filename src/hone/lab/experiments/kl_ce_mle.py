@@ -6,7 +6,7 @@ from torch import Tensor, nn
 
 from hone.core.random import generator
 from hone.lab.exact import gradient, minimise, relative_distance
-from hone.lab.finding import Experiment, ExperimentResult, LinePlot, PlotSeries, at_least, at_most, error_bound
+from hone.lab.finding import Experiment, ExperimentResult, at_least, at_most, error_bound, line_plot
 from hone.objectives.offline import behaviour_cloning
 from hone.report.html import format_number
 
@@ -79,16 +79,11 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
         header=("one bump fitted by", "width", "chance of the valley between the modes"),
         rows=[(name, format_number(fit.width), format_number(held[name])) for name, fit in fits.items()],
         panels=[
-            LinePlot(
-                title="what each direction of the KL fits",
-                x_label="outcome",
-                series=[
-                    PlotSeries(label="data", x=list(range(POINTS)), y=data.tolist()),
-                    *(
-                        PlotSeries(label=name, x=list(range(POINTS)), y=chance.tolist())
-                        for name, chance in chances.items()
-                    ),
-                ],
+            line_plot(
+                "what each direction of the KL fits",
+                "outcome",
+                range(POINTS),
+                {"data": data.numpy()} | {name: chance.numpy() for name, chance in chances.items()},
             )
         ],
         verdict=(

@@ -6,7 +6,7 @@ from torch import Tensor
 
 from hone.core.random import generator
 from hone.lab.exact import gradient, relative_distance
-from hone.lab.finding import Experiment, ExperimentResult, LinePlot, PlotSeries, at_least, at_most, error_bound
+from hone.lab.finding import Experiment, ExperimentResult, at_least, at_most, error_bound, line_plot
 from hone.objectives.kl import k1, k2, k3, weighted_k3
 from hone.objectives.policy import reinforce_loss
 
@@ -87,10 +87,11 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
         header=("as a loss", "size of the gradient", "off grad KL(policy || ref)", "off grad KL(ref || policy)"),
         rows=[(name, *(f"{figure:.3f}" for figure in figures)) for name, figures in slopes.items()],
         panels=[
-            LinePlot(
-                title=title,
-                x_label="KL(policy || reference), nats",
-                series=[PlotSeries(label=name, x=kls, y=[each[name][column] for _, each in errors]) for name in VALUES],
+            line_plot(
+                title,
+                "KL(policy || reference), nats",
+                kls,
+                {name: [each[name][column] for _, each in errors] for name in VALUES},
                 log_y=column == 1,
             )
             for column, title in enumerate(

@@ -13,7 +13,7 @@ from hone.core.ragged import owner_of
 from hone.core.random import generator
 from hone.credit.group import group_relative
 from hone.lab.exact import gradient, scored_episodes
-from hone.lab.finding import Experiment, ExperimentResult, LinePlot, PlotSeries, at_least, at_most
+from hone.lab.finding import Experiment, ExperimentResult, at_least, at_most, plot_by_step
 from hone.lab.puzzles import Floats
 from hone.objectives.policy import reinforce_loss
 from hone.objectives.weights import WeightingScheme, constant_length, sequence_mean, token_mean
@@ -88,13 +88,10 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
             for name, path in result.items()
         ],
         panels=[
-            LinePlot(
-                title=f"mean length of {kind} answers, tokens",
-                x_label="step",
-                series=[
-                    PlotSeries(label=name, x=list(range(steps + 1)), y=path[:, column].tolist())
-                    for name, path in result.items()
-                ],
+            plot_by_step(
+                f"mean length of {kind} answers, tokens",
+                {name: path[:, column] for name, path in result.items()},
+                first=0,
             )
             for column, kind in enumerate(("wrong", "right"))
         ],

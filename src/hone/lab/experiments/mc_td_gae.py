@@ -7,7 +7,7 @@ from hone.core.episodes import Episodes, ScoreStatus
 from hone.core.ragged import offsets_of
 from hone.core.random import generator
 from hone.credit.returns import gae
-from hone.lab.finding import Experiment, ExperimentResult, LinePlot, PlotSeries, at_least, at_most
+from hone.lab.finding import Experiment, ExperimentResult, at_least, at_most, line_plot
 from hone.lab.puzzles import Floats
 from hone.report.html import format_number
 
@@ -91,14 +91,11 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
             for decay, b, v in zip(DECAYS, bias, variance, strict=True)
         ],
         panels=[
-            LinePlot(
-                title="error of a value target, with a critic that is off",
-                x_label="lambda (0: one step, 1: Monte Carlo)",
-                series=[
-                    PlotSeries(label="squared bias", x=DECAYS, y=bias.tolist()),
-                    PlotSeries(label="variance", x=DECAYS, y=variance.tolist()),
-                    PlotSeries(label="squared error", x=DECAYS, y=total.tolist()),
-                ],
+            line_plot(
+                "error of a value target, with a critic that is off",
+                "lambda (0: one step, 1: Monte Carlo)",
+                DECAYS,
+                {"squared bias": bias, "variance": variance, "squared error": total},
             )
         ],
         verdict=(

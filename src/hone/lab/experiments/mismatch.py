@@ -8,10 +8,9 @@ from torch import Tensor, nn
 
 from hone.core.random import generator
 from hone.lab.exact import gradient
-from hone.lab.finding import BarPlot, Experiment, ExperimentResult, LinePlot, PlotSeries, at_least, at_most
-from hone.lab.policies import pretrained_network
-from hone.lab.puzzles import Floats, addition
-from hone.lab.training import Objective, PuzzleBatch, PuzzleTraining, train_seeds
+from hone.lab.finding import BarPlot, Experiment, ExperimentResult, at_least, at_most, plot_by_step
+from hone.lab.puzzles import Floats
+from hone.lab.training import Objective, PuzzleBatch, PuzzleTraining, final_accuracy, train_seeds
 from hone.objectives.mismatch import icepop, masked_is, truncated_is, with_mismatch_correction
 from hone.objectives.policy import clipped_surrogate, reinforce_loss
 from hone.objectives.terms import LossTerms
@@ -79,22 +78,13 @@ def objective_with(weigh: CorrectionWeight) -> Objective:
 
 def train_corrected(seed: int, *, steps: int, runs: int) -> dict[str, dict[str, Floats]]:
     """Curves of a training under each correction, with answers drawn by the noisy engine."""
-    puzzle = addition()
-    trainings = {
-        name: PuzzleTraining(
-            puzzle=puzzle,
-            objective=objective_with(weigh),
-            steps=steps,
-            learning_rate=0.003,
-            minibatches=2,
-            distort=noisy_engine,
+    result: dict[str, dict[str, Floats]] = {}
+    for name, weigh in CORRECTIONS.items():
+        plan = PuzzleTraining(
+            objective=objective_with(weigh), steps=steps, learning_rate=0.003, minibatches=2, distort=noisy_engine
         )
-        for name, weigh in CORRECTIONS.items()
-    }
-    return {
-        name: train_seeds(lambda number: pretrained_network(puzzle, seed=number), training, seed=seed, runs=runs)
-        for name, training in trainings.items()
-    }
+        result[name] = train_seeds(plan, seed=seed, runs=runs)
+    return result
 
 
 def run(seed: int, *, quick: bool = False) -> ExperimentResult:
@@ -102,7 +92,7 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
     steps, runs, cases = (20, 1, 40) if quick else (60, 2, 300)
     errors = gradient_errors(seed, cases=cases)
     result = train_corrected(seed, steps=steps, runs=runs)
-    solved = {name: float(each["solved"][:, -1].mean()) for name, each in result.items()}
+    solved = {name: final_accuracy(each) for name, each in result.items()}
     plain, tis, mis, pop = CORRECTIONS
     claims = [
         at_least("squared bias, none over TIS", errors[plain][0] / errors[tis][0], 1.8),
@@ -122,13 +112,9 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
                 labels=list(errors),
                 values=[bias for bias, _ in errors.values()],
             ),
-            LinePlot(
-                title="additions solved, drawn by the noisy engine",
-                x_label="step",
-                series=[
-                    PlotSeries(label=name, x=list(range(1, steps + 1)), y=each["solved"].mean(axis=0).tolist())
-                    for name, each in result.items()
-                ],
+            plot_by_step(
+                "additions solved, drawn by the noisy engine",
+                {name: each["solved"].mean(axis=0) for name, each in result.items()},
             ),
         ],
         verdict=(

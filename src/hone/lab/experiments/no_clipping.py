@@ -1,13 +1,11 @@
 """PPO's clip: its effect when a batch is reused, and the reason for taking the minimum of two terms."""
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
 from hone.lab.exact import gradient
 from hone.lab.finding import Experiment, ExperimentResult, at_least, at_most, plot_by_step
-from hone.lab.policies import pretrained_network
-from hone.lab.puzzles import addition
-from hone.lab.training import Objective, PuzzleBatch, PuzzleTraining, train_seeds
+from hone.lab.training import Objective, PuzzleBatch, PuzzleTraining, clipped_objective, final_accuracy, train_seeds
 from hone.objectives.policy import clipped_surrogate, importance_weighted
 from hone.objectives.ratios import ratio
 from hone.objectives.terms import LossTerms
@@ -17,17 +15,12 @@ WIDTH = 0.2
 EPOCHS, RATE = 8, 0.004
 
 
-def with_clip(policy: nn.Module, batch: PuzzleBatch) -> LossTerms:
-    """PPO's clipped surrogate."""
-    return clipped_surrogate(batch.logp(policy), batch.old_logp, batch.advantage, low=WIDTH, high=WIDTH)
-
-
 def without_clip(policy: nn.Module, batch: PuzzleBatch) -> LossTerms:
     """The surrogate without clipping."""
     return importance_weighted(batch.logp(policy), batch.old_logp, batch.advantage)
 
 
-OBJECTIVES: dict[str, Objective] = {"clipped at 0.2": with_clip, "no clip": without_clip}
+OBJECTIVES: dict[str, Objective] = {"clipped at 0.2": clipped_objective, "no clip": without_clip}
 
 
 def surrogate_gradients(log_ratio: float, advantage: float) -> tuple[float, float]:
@@ -38,30 +31,22 @@ def surrogate_gradients(log_ratio: float, advantage: float) -> tuple[float, floa
     then, credit = torch.zeros(1), torch.tensor([advantage])
     smaller = gradient(clipped_surrogate(now, then, credit, low=WIDTH, high=WIDTH).loss.sum(), now)
     bare = -credit * ratio(now, then).clamp(1 - WIDTH, 1 + WIDTH)
-    return -float(smaller), -float(_gradient(bare, now))
-
-
-def _gradient(total: Tensor, at: Tensor) -> Tensor:
-    return gradient(total.sum(), at)
+    return -float(smaller), -float(gradient(bare.sum(), now))
 
 
 def run(seed: int, *, quick: bool = False) -> ExperimentResult:
     """Run the experiment."""
     steps, runs = (20, 1) if quick else (40, 3)
-    puzzle = addition()
     result = {
         name: train_seeds(
-            lambda number: pretrained_network(puzzle, seed=number),
-            PuzzleTraining(
-                puzzle=puzzle, objective=objective, steps=steps, epochs=EPOCHS, learning_rate=RATE, max_grad_norm=None
-            ),
+            PuzzleTraining(objective=objective, steps=steps, epochs=EPOCHS, learning_rate=RATE, max_grad_norm=None),
             seed=seed,
             runs=runs,
         )
         for name, objective in OBJECTIVES.items()
     }
     kept, free = OBJECTIVES
-    last = {name: float(each["solved"][:, -1].mean()) for name, each in result.items()}
+    last = {name: final_accuracy(each) for name, each in result.items()}
     kl = {name: float(each["policy/kl_nats"].mean()) for name, each in result.items()}
     most = {name: float(each["policy/ratio_max"].max()) for name, each in result.items()}
     entropy = {name: float(each["entropy_nats"][:, steps // 2].mean()) for name, each in result.items()}

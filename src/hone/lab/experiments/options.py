@@ -13,7 +13,7 @@ from hone.envs.finite.solve import evaluate_policy, policy_iteration, start_valu
 from hone.envs.gym.world import GymConfig
 from hone.envs.suite.grid_worlds import FourRoomsEnv
 from hone.lab.control import train_job, with_rewards
-from hone.lab.finding import Experiment, ExperimentResult, LinePlot, PlotSeries, at_least, at_most, line_plot
+from hone.lab.finding import Experiment, ExperimentResult, at_least, at_most, line_plot
 from hone.lab.puzzles import Floats
 from hone.recipes.tabular import option_q_learning, q_learning
 from hone.report.html import format_number
@@ -130,14 +130,8 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
         panels=[
             line_plot("share of the best worth that is known", "sweeps of value iteration", range(SWEEPS + 1),
                   {kind: each.progress for kind, each in plan.items()}),
-            LinePlot(
-                title="goals reached while learning",
-                x_label="environment steps",
-                series=[
-                    PlotSeries(label=kind, x=(steps * np.arange(1, turns + 1)).tolist(), y=np.cumsum(path).tolist())
-                    for kind, path in goals.items()
-                ],
-            ),
+            line_plot("goals reached while learning", "environment steps", steps * np.arange(1, turns + 1),
+                  {kind: np.cumsum(path) for kind, path in goals.items()}),
         ],
         verdict=(
             f"In four rooms, the ways out of each room let value iteration come to 90% of the best worth in "

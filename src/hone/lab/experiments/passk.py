@@ -12,7 +12,7 @@ from hone.core.random import generator
 from hone.credit.group import group_relative
 from hone.credit.passk import max_rl, pass_at_k
 from hone.lab.exact import gradient, scored_episodes
-from hone.lab.finding import Experiment, ExperimentResult, LinePlot, PlotSeries, at_least, at_most
+from hone.lab.finding import Experiment, ExperimentResult, at_least, at_most, plot_by_step
 from hone.lab.policies import sample_rows
 from hone.lab.puzzles import Floats
 from hone.objectives.policy import reinforce_loss
@@ -81,14 +81,7 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
         rows=[("before training", *(f"{value:.1%}" for value in start))]
         + [(name, *(f"{value:.1%}" for value in values)) for name, values in end.items()],
         panels=[
-            LinePlot(
-                title=f"pass@{k}",
-                x_label="step",
-                series=[
-                    PlotSeries(label=name, x=list(range(steps + 1)), y=path[:, column].tolist())
-                    for name, path in paths.items()
-                ],
-            )
+            plot_by_step(f"pass@{k}", {name: path[:, column] for name, path in paths.items()}, first=0)
             for column, k in enumerate((1, K))
         ],
         verdict=(

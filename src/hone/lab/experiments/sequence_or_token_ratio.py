@@ -6,9 +6,8 @@ from torch import nn
 
 from hone.core.random import generator
 from hone.lab.finding import Experiment, ExperimentResult, at_least, at_most, line_plot
-from hone.lab.policies import pretrained_network
 from hone.lab.puzzles import parity
-from hone.lab.training import Objective, PuzzleBatch, PuzzleTraining, train_seeds
+from hone.lab.training import Objective, PuzzleBatch, PuzzleTraining, final_accuracy, train_seeds
 from hone.objectives.policy import clipped_surrogate
 from hone.objectives.sequence import gspo
 from hone.objectives.terms import LossTerms
@@ -64,16 +63,14 @@ def objective_with(*, by_sequence: bool, noisy: bool, seed: int) -> Objective:
 
 def train_parity(*, by_sequence: bool, noisy: bool, seed: int, steps: int, runs: int) -> float:
     """Final share of parities solved."""
-    puzzle = parity(6)
     plan = PuzzleTraining(
-        puzzle=puzzle,
+        puzzle=parity(6),
         objective=objective_with(by_sequence=by_sequence, noisy=noisy, seed=seed),
         scheme=sequence_mean,
         steps=steps,
         prompts=32,
     )
-    result = train_seeds(lambda number: pretrained_network(puzzle, seed=number), plan, seed=seed, runs=runs)
-    return float(result["solved"][:, -1].mean())
+    return final_accuracy(train_seeds(plan, seed=seed, runs=runs))
 
 
 def run(seed: int, *, quick: bool = False) -> ExperimentResult:

@@ -1,24 +1,16 @@
 """A cold start: reinforcement from random weights, after a few examples, and examples alone."""
 
 import numpy as np
-from torch import nn
 
 from hone.core.random import permutation
-from hone.lab.finding import Experiment, ExperimentResult, LinePlot, PlotSeries, at_least
+from hone.lab.finding import Experiment, ExperimentResult, at_least, line_plot
 from hone.lab.policies import make_network, puzzle_metrics, train_supervised
 from hone.lab.puzzles import addition
-from hone.lab.training import PuzzleBatch, PuzzleTraining, train_policy
-from hone.objectives.policy import clipped_surrogate
-from hone.objectives.terms import LossTerms
+from hone.lab.training import PuzzleTraining, train_policy
 from hone.report.html import format_number
 
 BASE, EXAMPLES = 14, 48
 STARTS = {"nothing": 0, "12 steps on examples": 12, "400 steps on examples": 400}
-
-
-def objective(policy: nn.Module, batch: PuzzleBatch) -> LossTerms:
-    """Clipped surrogate."""
-    return clipped_surrogate(batch.logp(policy), batch.old_logp, batch.advantage)
 
 
 def run(seed: int, *, quick: bool = False) -> ExperimentResult:
@@ -34,7 +26,7 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
             train_supervised(policy, puzzle, steps=cold, questions=shown)
             start = puzzle_metrics(policy, puzzle)
             entropy[name] = start["entropy_nats"]
-            plan = PuzzleTraining(puzzle=puzzle, objective=objective, steps=steps, prompts=36)
+            plan = PuzzleTraining(puzzle=puzzle, steps=steps, prompts=36)
             metrics = train_policy(policy, plan, seed=run_seed, watch=lambda now: puzzle_metrics(now, puzzle))
             solved[name].append(np.append(start["solved"], metrics["solved"]))
     paths = {name: np.mean(each, axis=0) for name, each in solved.items()}
@@ -50,13 +42,7 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
         rows=[
             (name, format_number(entropy[name]), f"{path[0]:.1%}", f"{path[-1]:.1%}") for name, path in paths.items()
         ],
-        panels=[
-            LinePlot(
-                title="additions solved",
-                x_label="step of RL",
-                series=[PlotSeries(label=n, x=list(range(steps + 1)), y=path.tolist()) for n, path in paths.items()],
-            )
-        ],
+        panels=[line_plot("additions solved", "step of RL", range(steps + 1), paths)],
         verdict=(
             f"From nothing, {steps} steps of RL solve {paths[nothing][-1]:.0%}; after {STARTS[cold]} steps on "
             f"{EXAMPLES} examples they go from {paths[cold][0]:.0%} to {paths[cold][-1]:.0%}; after "

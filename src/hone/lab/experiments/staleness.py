@@ -2,10 +2,8 @@
 
 from torch import nn
 
-from hone.lab.finding import Experiment, ExperimentResult, LinePlot, PlotSeries, at_least, at_most
-from hone.lab.policies import pretrained_network
-from hone.lab.puzzles import addition
-from hone.lab.training import Objective, PuzzleBatch, PuzzleTraining, train_seeds
+from hone.lab.finding import Experiment, ExperimentResult, at_least, at_most, line_plot
+from hone.lab.training import Objective, PuzzleBatch, PuzzleTraining, final_accuracy, train_seeds
 from hone.objectives.policy import clipped_surrogate, importance_weighted, reinforce_loss
 from hone.objectives.terms import LossTerms
 
@@ -34,18 +32,11 @@ OBJECTIVES: dict[str, Objective] = {"clipped": with_clip, "ratio, no clip": with
 def run(seed: int, *, quick: bool = False) -> ExperimentResult:
     """Run the experiment."""
     steps, runs, delays = (40, 1, (0, 2, 16)) if quick else (60, 2, DELAYS)
-    puzzle = addition()
-    solved: dict[str, list[float]] = {}
+    solved: dict[str, list[float]] = {name: [] for name in OBJECTIVES}
     for name, objective in OBJECTIVES.items():
-        solved[name] = []
         for delay in delays:
-            result = train_seeds(
-                lambda number: pretrained_network(puzzle, seed=number),
-                PuzzleTraining(puzzle=puzzle, objective=objective, steps=steps, learning_rate=RATE, delay=delay),
-                seed=seed,
-                runs=runs,
-            )
-            solved[name].append(float(result["solved"][:, -1].mean()))
+            plan = PuzzleTraining(objective=objective, steps=steps, learning_rate=RATE, delay=delay)
+            solved[name].append(final_accuracy(train_seeds(plan, seed=seed, runs=runs)))
     fresh = solved["clipped"][0]
     share = {name: solved[name][-1] / fresh for name in OBJECTIVES}
     little = delays.index(2)
@@ -58,13 +49,7 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
     return ExperimentResult(
         header=("objective", *(f"k = {delay}" for delay in delays)),
         rows=[(name, *(f"{value:.1%}" for value in values)) for name, values in solved.items()],
-        panels=[
-            LinePlot(
-                title=f"additions solved after {steps} steps",
-                x_label="age of the answers, versions",
-                series=[PlotSeries(label=name, x=list(delays), y=values) for name, values in solved.items()],
-            )
-        ],
+        panels=[line_plot(f"additions solved after {steps} steps", "age of the answers, versions", delays, solved)],
         verdict=(
             f"Answers {delays[-1]} versions old, learned from as if they were fresh, bring "
             f"{solved['as if fresh'][-1]:.0%} solved instead of {fresh:.0%}; the clipped ratio against "

@@ -10,7 +10,7 @@ from hone.core.episodes import Episodes
 from hone.core.random import generator
 from hone.credit.group import Scale, group_relative
 from hone.lab.exact import count_probabilities, group_advantages, scores_by_count
-from hone.lab.finding import Experiment, ExperimentResult, LinePlot, PlotSeries, at_least, at_most
+from hone.lab.finding import Experiment, ExperimentResult, at_least, at_most, line_plot
 from hone.lab.puzzles import Floats
 from hone.report.html import format_number
 
@@ -62,10 +62,8 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
         header=("advantage", "weight at p = 0.5", "weight at p = 0.9", "share of p < 0.15 or p > 0.85"),
         rows=[(name, format_number(middle[name]), format_number(edge[name]), f"{shares[name]:.0%}") for name in SCALES],
         panels=[
-            LinePlot(
-                title="weight of a question in the gradient (truth: the same for all)",
-                x_label="chance to be right",
-                series=[PlotSeries(label=name, x=grid.tolist(), y=curve.tolist()) for name, curve in curves.items()],
+            line_plot(
+                "weight of a question in the gradient (truth: the same for all)", "chance to be right", grid, curves
             )
         ],
         verdict=(

@@ -13,9 +13,9 @@ from hone.credit.group import group_relative
 from hone.lab.finding import Experiment, ExperimentResult, LinePlot, PlotSeries, at_least, at_most, plot_by_step
 from hone.lab.policies import answer_paths, frozen_copy, kl_between, log_softmax, pretrained_network, puzzle_metrics
 from hone.lab.puzzles import Floats, Puzzle, addition
-from hone.lab.training import DelayedActor, PuzzleBatch, PuzzleTraining, PuzzleWorld, train_policy
+from hone.lab.training import DelayedActor, PuzzleBatch, PuzzleTraining, PuzzleWorld, clipped_objective, train_policy
 from hone.objectives.natural import TrustRegion, fisher_product, flatten, trust_region_step
-from hone.objectives.policy import clipped_surrogate, importance_weighted
+from hone.objectives.policy import importance_weighted
 from hone.objectives.terms import LossTerms
 from hone.objectives.trust import dppo_tv
 from hone.report.html import format_number
@@ -70,11 +70,6 @@ class NaturalGradientLearner:
         del state
 
 
-def by_clip(policy: nn.Module, batch: PuzzleBatch) -> LossTerms:
-    """PPO's clipped surrogate."""
-    return clipped_surrogate(batch.logp(policy), batch.old_logp, batch.advantage)
-
-
 def by_probability(policy: nn.Module, batch: PuzzleBatch) -> LossTerms:
     """DPPO with the Binary-TV mask."""
     return dppo_tv(batch.logp(policy), batch.old_logp, batch.advantage)
@@ -120,7 +115,7 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
         policy = pretrained_network(puzzle, seed=run_seed)
         meter = StepKlMeter(puzzle, frozen_copy(policy))
         result["TRPO"].append(train_natural_gradient(policy, puzzle, seed=run_seed, steps=steps, watch=meter))
-        for name, objective in (("PPO", by_clip), ("DPPO", by_probability)):
+        for name, objective in (("PPO", clipped_objective), ("DPPO", by_probability)):
             policy = pretrained_network(puzzle, seed=run_seed)
             plan = PuzzleTraining(puzzle=puzzle, objective=objective, steps=steps, epochs=EPOCHS, learning_rate=RATE)
             result[name].append(
