@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from hone.lab.finding import BarPlot, LinePlot, Panel, PlotSeries
 from hone.report.html import Html, element, format_number, join, text
-from hone.report.svg import LinearScale, nice_ticks, thinned, tick_labels
+from hone.report.svg import Attributes, LinearScale, axes, label, labelled_ticks, polyline, thinned
 
 Floats = NDArray[np.float64]
 
@@ -20,6 +20,7 @@ LEFT, RIGHT, TOP, BOTTOM = 58.0, 14.0, 34.0, 44.0
 LEGEND_ROW = 17.0
 BAR_LABELS = 150.0
 MAX_POINTS = 240
+AS_IS = LinearScale(0.0, 1.0, 0.0, 1.0)
 COLOURS = ("#0072b2", "#d55e00", "#009e73", "#b8860b", "#aa4499", "#56a0d3", "#777777")
 DASHES = ("", "7 3", "2 3", "9 3 2 3", "4 2", "12 4", "1 2")
 
@@ -65,15 +66,18 @@ def _lines(panel: LinePlot) -> Html:
     every_x = np.concatenate([x for x, _ in lines])
     every_y = np.concatenate([y for _, y in lines])
     if not len(every_x):
-        return _label(LEFT, TOP, "nothing to draw", "")
+        return label(LEFT, TOP, "nothing to draw", "")
     x = LinearScale(*_span(every_x), LEFT, WIDTH - RIGHT)
     y = LinearScale(*_span(every_y, room=0.05), HEIGHT - BOTTOM, TOP)
-    parts = [_label(LEFT - 44, 18, panel.title, "title"), _grid(x, y, log=panel.log_y)]
-    parts.append(_label((LEFT + WIDTH - RIGHT) / 2, HEIGHT - 8, panel.x_label, "tick middle"))
+    y_ticks = _log_labels(y.low, y.high) if panel.log_y else labelled_ticks(y.low, y.high, 6)
+    parts = [label(LEFT - 44, 18, panel.title, "title"), *axes(x, y, panel.x_label, y_ticks=y_ticks, x_count=5)]
     for k, (xs, ys) in enumerate(lines):
         where, means = thinned(xs, ys, MAX_POINTS)
-        parts.append(_polyline([(x.at(a), y.at(b)) for a, b in zip(where.tolist(), means.tolist(), strict=True)], k))
-    parts.append(_legend([series.label for series in panel.series]))
+        parts.append(polyline(x, y, zip(where.tolist(), means.tolist(), strict=True), _line_style(k)))
+    for k, series in enumerate(panel.series):
+        left, height = LEFT - 40 + (k % 2) * (WIDTH / 2), HEIGHT + 12 + LEGEND_ROW * (k // 2)
+        parts.append(polyline(AS_IS, AS_IS, [(left, height - 4), (left + 28, height - 4)], _line_style(k)))
+        parts.append(label(left + 34, height, series.label, ""))
     return join(parts)
 
 
@@ -94,18 +98,8 @@ def _span(values: Floats, *, room: float = 0.0) -> tuple[float, float]:
     return (low if low == 0 else low - edge), high + edge
 
 
-def _grid(x: LinearScale, y: LinearScale, *, log: bool) -> Html:
-    parts: list[Html] = []
-    ticks = log_ticks(y.low, y.high) if log else nice_ticks(y.low, y.high, 6)
-    labels = [format_number(float(f"{10.0**tick:.3g}")) for tick in ticks] if log else tick_labels(ticks)
-    for tick, label in zip(ticks, labels, strict=True):
-        height = y.at(tick)
-        parts.append(_rule(x.start, x.end, height, height))
-        parts.append(_label(LEFT - 6, height + 4, label, "tick end"))
-    ticks = nice_ticks(x.low, x.high, 5)
-    for tick, label in zip(ticks, tick_labels(ticks), strict=True):
-        parts.append(_label(x.at(tick), HEIGHT - BOTTOM + 16, label, "tick middle"))
-    return join(parts)
+def _log_labels(low: float, high: float) -> list[tuple[float, str]]:
+    return [(tick, format_number(float(f"{10.0**tick:.3g}"))) for tick in log_ticks(low, high)]
 
 
 def log_ticks(low: float, high: float) -> list[float]:
@@ -121,25 +115,8 @@ def log_ticks(low: float, high: float) -> list[float]:
     return whole[:: math.ceil(len(whole) / 6)]
 
 
-def _legend(labels: Sequence[str]) -> Html:
-    parts: list[Html] = []
-    for k, label in enumerate(labels):
-        left, height = LEFT - 40 + (k % 2) * (WIDTH / 2), HEIGHT + 12 + LEGEND_ROW * (k // 2)
-        parts.append(_polyline([(left, height - 4), (left + 28, height - 4)], k))
-        parts.append(_label(left + 34, height, label, ""))
-    return join(parts)
-
-
-def _polyline(points: Sequence[tuple[float, float]], k: int) -> Html:
-    return element(
-        "polyline",
-        attributes={
-            "class": "line",
-            "stroke": COLOURS[k % len(COLOURS)],
-            "stroke-dasharray": DASHES[k % len(DASHES)],
-            "points": " ".join(f"{a:.1f},{b:.1f}" for a, b in points),
-        },
-    )
+def _line_style(k: int) -> Attributes:
+    return {"class": "line", "stroke": COLOURS[k % len(COLOURS)], "stroke-dasharray": DASHES[k % len(DASHES)]}
 
 
 # ----------------------------------------------------------------------------------------------- bars
@@ -149,24 +126,16 @@ def _bars(panel: BarPlot) -> Html:
     values = [value if math.isfinite(value) else 0.0 for value in panel.values]
     low, high = min(0.0, *values, 0.0), max(0.0, *values, 0.0)
     x = LinearScale(low, high if high > low else low + 1.0, BAR_LABELS, WIDTH - 62)
-    parts = [_label(LEFT - 44, 18, panel.title, "title")]
+    parts = [label(LEFT - 44, 18, panel.title, "title")]
     bottom = TOP + 30.0 * len(values)
-    parts.append(_rule(x.at(0.0), x.at(0.0), TOP, bottom))
-    for k, (label, value) in enumerate(zip(panel.labels, panel.values, strict=True)):
+    zero: Attributes = {"x1": x.at(0.0), "x2": x.at(0.0), "y1": TOP, "y2": bottom, "class": "grid"}
+    parts.append(element("line", attributes=zero))
+    for k, (name, value) in enumerate(zip(panel.labels, panel.values, strict=True)):
         top = TOP + 30.0 * k + 6
         shown = value if math.isfinite(value) else 0.0
         ends = sorted((x.at(0.0), x.at(shown)))
-        box: dict[str, str | float] = {"x": ends[0], "y": top, "width": max(ends[1] - ends[0], 1.0), "height": 18}
+        box: Attributes = {"x": ends[0], "y": top, "width": max(ends[1] - ends[0], 1.0), "height": 18}
         parts.append(element("rect", attributes=box | {"fill": COLOURS[0], "rx": 2}))
-        parts.append(_label(BAR_LABELS - 10, top + 13, label, "end"))
-        parts.append(_label(ends[1] + 6, top + 13, format_number(value), ""))
+        parts.append(label(BAR_LABELS - 10, top + 13, name, "end"))
+        parts.append(label(ends[1] + 6, top + 13, format_number(value), ""))
     return join(parts)
-
-
-def _rule(x1: float, x2: float, y1: float, y2: float) -> Html:
-    return element("line", attributes={"class": "grid", "x1": x1, "x2": x2, "y1": y1, "y2": y2})
-
-
-def _label(x: float, y: float, words: str, style: str) -> Html:
-    attributes: dict[str, str | float] = {"x": x, "y": y}
-    return element("text", text(words), attributes=attributes | ({"class": style} if style else {}))

@@ -8,14 +8,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from hone.report.html import Html, element, format_number, join, styled, text
+from hone.report.svg import Attributes, label
 from hone.store.maps import GridCell, GridSlice, PolicyMap
 
 ARROWS = {"left": "←", "down": "↓", "right": "→", "up": "↑"}
 TURNS = {"right": 0, "down": 90, "left": 180, "up": 270}
 SIDE = 40.0
 MAX_SLICES = 24
-
-Attributes = dict[str, str | float]
 
 
 def draw_policy_map(grid: PolicyMap) -> Html:
@@ -63,12 +62,12 @@ def _cell(cell: GridCell, x: float, y: float, low: float, high: float) -> Html:
         square["style"] = f"fill: color-mix(in srgb, var(--plus) {share:.0f}%, var(--card))"
     parts = [element("title", text(describe_cell(cell))), element("rect", attributes=square)]
     if cell.mark.strip() and cell.mark != "#":
-        parts.append(_words(x + 5, y + 12, cell.mark, "mark"))
+        parts.append(label(x + 5, y + 12, cell.mark, "mark"))
     others = [name for name in cell.moves if name not in TURNS]
     turns = {name: share for name, share in cell.moves.items() if name in TURNS}
     parts += [_arrow(x + SIDE / 2, y + SIDE / 2, name, share, alone=len(turns) == 1) for name, share in turns.items()]
     if others:
-        parts.append(_words(x + SIDE / 2, y + SIDE - 4, others[0], "act middle"))
+        parts.append(label(x + SIDE / 2, y + SIDE - 4, others[0], "act middle"))
     return element("g", *parts)
 
 
@@ -87,10 +86,6 @@ def describe_cell(cell: GridCell) -> str:
     moves = ", ".join(f"{name} {share:.0%}" if share < 0.995 else name for name, share in cell.moves.items())
     worth = "" if cell.worth is None else f"worth {format_number(cell.worth)}"
     return "; ".join(part for part in (cell.mark.strip(), worth, moves) if part) or "no decision here"
-
-
-def _words(x: float, y: float, words: str, style: str) -> Html:
-    return element("text", text(words), attributes={"x": x, "y": y, "class": style})
 
 
 def text_rows(one: GridSlice) -> list[list[str]]:

@@ -5,7 +5,7 @@ work; SVG titles show exact values on hover, without scripts.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -21,6 +21,7 @@ _MAX_HOVERS = 60
 _SMOOTH_FROM = 40
 
 Floats = NDArray[np.float64]
+Attributes = dict[str, str | float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +60,39 @@ def tick_labels(ticks: Sequence[float]) -> list[str]:
     return [with_minus_sign(f"{tick:,.{decimals}f}") for tick in ticks]
 
 
+def labelled_ticks(low: float, high: float, count: int) -> list[tuple[float, str]]:
+    """The ticks of `nice_ticks`, each with its label."""
+    ticks = nice_ticks(low, high, count)
+    return list(zip(ticks, tick_labels(ticks), strict=True))
+
+
+def axes(
+    x: LinearScale, y: LinearScale, x_label: str, *, y_ticks: Sequence[tuple[float, str]], x_count: int = 6
+) -> list[Html]:
+    """Draw both axes of a plot: a grid line at each of `y_ticks`, about `x_count` ticks along x, and its label."""
+    parts: list[Html] = []
+    for tick, words in y_ticks:
+        line: Attributes = {"x1": x.start, "x2": x.end, "y1": y.at(tick), "y2": y.at(tick), "class": "grid"}
+        parts += [element("line", attributes=line), label(x.start - 8, y.at(tick) + 4, words, "tick end")]
+    parts += [
+        label(x.at(tick), y.start + 16, words, "tick middle") for tick, words in labelled_ticks(x.low, x.high, x_count)
+    ]
+    parts.append(label((x.start + x.end) / 2, y.start + 36, x_label, "tick middle"))
+    return parts
+
+
+def polyline(x: LinearScale, y: LinearScale, points: Iterable[tuple[float, float]], style: Attributes) -> Html:
+    """Draw a line through `points`, given in data coordinates; `style` holds further attributes."""
+    return element(
+        "polyline", attributes={"points": " ".join(f"{x.at(a):.1f},{y.at(b):.1f}" for a, b in points)} | style
+    )
+
+
+def label(x: float, y: float, words: str, style: str) -> Html:
+    """Write `words` at a place of the picture; `style` is a class."""
+    return element("text", text(words), attributes={"x": x, "y": y, "class": style})
+
+
 def curve_plot(steps: NDArray[np.int64], values: Floats) -> Html:
     """Plot `values` `[N]` over `steps` `[N]`, without NaN; a noisy curve is faint under its moving average."""
     known = np.isfinite(values)
@@ -72,10 +106,8 @@ def curve_plot(steps: NDArray[np.int64], values: Floats) -> Html:
     where, means = thinned(steps.astype(np.float64), values)
     smooth = _smoothed(means)
     noisy = len(values) >= _SMOOTH_FROM and _total_variation(means) > 2 * _total_variation(smooth)
-    if noisy:
-        parts += [_polyline(where, means, x, y, "raw"), _polyline(where, smooth, x, y, "line")]
-    else:
-        parts += [_polyline(where, means, x, y, "line")]
+    for path, style in ((means, "raw"), (smooth, "line")) if noisy else ((means, "line"),):
+        parts.append(polyline(x, y, zip(where.tolist(), path.tolist(), strict=True), {"class": style}))
     for index in np.unique(np.linspace(0, len(values) - 1, _MAX_HOVERS).astype(int)):
         parts.append(_hover(int(steps[index]), float(values[index]), x, y))
     if not noisy:
@@ -108,11 +140,10 @@ def interval_plot(rows: Sequence[IntervalRow]) -> Html:
     left = min(max(120.0, 7.0 * max(len(row.label) for row in rows) + 20), 0.4 * width)  # room for the longest name
     bottom = row_height * len(rows) + 6
     x = LinearScale(low, high, left, width - 70)
-    ticks = nice_ticks(low, high, 5)
-    parts = [_grid_line(x.at(tick), bottom, label) for tick, label in zip(ticks, tick_labels(ticks), strict=True)]
+    parts = [_grid_line(x.at(tick), bottom, words) for tick, words in labelled_ticks(low, high, 5)]
     for index, row in enumerate(rows):
         middle = 6 + row_height * (index + 0.5)
-        parts.append(_label(left - 14, middle + 4, row.label, "label end"))
+        parts.append(label(left - 14, middle + 4, row.label, "label end"))
         parts.append(_interval_row(row, x, middle, last=index == len(rows) - 1))
     return _picture(width, bottom + 22, *parts, style="wide")
 
@@ -135,20 +166,17 @@ def lane_plot(rows: Sequence[tuple[str, Sequence[LaneBlock]]], total: float, uni
     left, row_height, height = 120.0, 34.0, 22.0
     bottom = row_height * len(rows) + 4
     x = LinearScale(0.0, end, left, _WIDE - 12)
-    ticks = nice_ticks(0.0, end, 6)
-    parts = [
-        _grid_line(x.at(tick), bottom, f"{label} {unit}") for tick, label in zip(ticks, tick_labels(ticks), strict=True)
-    ]
-    for index, (label, blocks) in enumerate(rows):
+    parts = [_grid_line(x.at(tick), bottom, f"{words} {unit}") for tick, words in labelled_ticks(0.0, end, 6)]
+    for index, (name, blocks) in enumerate(rows):
         top = 4 + row_height * index
-        parts.append(_label(left - 14, top + height / 2 + 4, label, "label end"))
+        parts.append(label(left - 14, top + height / 2 + 4, name, "label end"))
         for block in blocks:
             size = max(x.at(block.start + block.size) - x.at(block.start) - 1, 0.5)
-            box: dict[str, str | float] = {"x": x.at(block.start), "y": top, "width": size, "height": height, "rx": 3}
+            box: Attributes = {"x": x.at(block.start), "y": top, "width": size, "height": height, "rx": 3}
             title = element("title", text(block.title))
             parts.append(element("rect", title, attributes=box | {"class": block.style}))
             if size > 7 * len(block.name) + 12:
-                parts.append(_label(x.at(block.start) + 7, top + height / 2 + 4, block.name, "on-part"))
+                parts.append(label(x.at(block.start) + 7, top + height / 2 + 4, block.name, "on-part"))
     return _picture(_WIDE, bottom + 22, *parts, style="wide")
 
 
@@ -169,16 +197,15 @@ def _value_scale(values: Floats) -> LinearScale:
 
 def _axes(x: LinearScale, y: LinearScale) -> Html:
     parts: list[Html] = []
-    ticks = nice_ticks(y.low, y.high, 4)
-    for tick, label in zip(ticks, tick_labels(ticks), strict=True):
+    for tick, words in labelled_ticks(y.low, y.high, 4):
         height = y.at(tick)
-        line: dict[str, str | float] = {"x1": _LEFT, "x2": _WIDTH - _RIGHT, "y1": height, "y2": height}
+        line: Attributes = {"x1": _LEFT, "x2": _WIDTH - _RIGHT, "y1": height, "y2": height}
         parts.append(element("line", attributes=line | {"class": "grid"}))
-        parts.append(_label(_LEFT - 5, height + 3, label, "tick end"))
+        parts.append(label(_LEFT - 5, height + 3, words, "tick end"))
     for tick in nice_ticks(x.low, x.high, 4):
         if tick == int(tick):
             anchor = "tick end" if x.at(tick) > _WIDTH - _RIGHT - 8 else "tick middle"
-            parts.append(_label(min(x.at(tick), _WIDTH - 2), _HEIGHT - 4, format_number(tick), anchor))
+            parts.append(label(min(x.at(tick), _WIDTH - 2), _HEIGHT - 4, format_number(tick), anchor))
     return join(parts)
 
 
@@ -202,17 +229,10 @@ def _total_variation(values: Floats) -> float:
     return float(np.abs(np.diff(values)).sum())
 
 
-def _polyline(steps: Floats, values: Floats, x: LinearScale, y: LinearScale, style: str) -> Html:
-    points = " ".join(
-        f"{x.at(float(step)):.1f},{y.at(float(value)):.1f}" for step, value in zip(steps, values, strict=True)
-    )
-    return element("polyline", attributes={"points": points, "class": style})
-
-
 def _hover(step: int, value: float, x: LinearScale, y: LinearScale) -> Html:
     width = (_WIDTH - _LEFT - _RIGHT) / _MAX_HOVERS
     middle = x.at(step)
-    box: dict[str, str | float] = {"x": middle - width / 2, "y": _TOP, "width": width}
+    box: Attributes = {"x": middle - width / 2, "y": _TOP, "width": width}
     target = element("rect", attributes=box | {"height": _HEIGHT - _TOP - _BOTTOM})
     title = element("title", text(f"step {step:,}: {format_number(value)}"))
     return styled("g", "hover", title, target, _dot(middle, y.at(value), "", 2.6))
@@ -225,28 +245,24 @@ def _interval_row(row: IntervalRow, x: LinearScale, middle: float, *, last: bool
     )
     if not all(map(math.isfinite, (row.mean, row.low, row.high))):
         return styled("g", style, title)
-    line: dict[str, str | float] = {"x1": x.at(row.low), "x2": x.at(row.high), "y1": middle, "y2": middle}
+    line: Attributes = {"x1": x.at(row.low), "x2": x.at(row.high), "y1": middle, "y2": middle}
     caps = [
         element("line", attributes={"x1": x.at(end), "x2": x.at(end), "y1": middle - 5, "y2": middle + 5})
         for end in (row.low, row.high)
     ]
-    value = _label(x.at(row.high) + 10, middle + 4, format_number(row.mean), "value")
+    value = label(x.at(row.high) + 10, middle + 4, format_number(row.mean), "value")
     return styled(
         "g", style, title, element("line", attributes=line), *caps, _dot(x.at(row.mean), middle, "", 5), value
     )
 
 
-def _grid_line(at: float, bottom: float, label: str) -> Html:
-    line: dict[str, str | float] = {"x1": at, "x2": at, "y1": 0, "y2": bottom, "class": "grid"}
-    return join([element("line", attributes=line), _label(at, bottom + 16, label, "tick middle")])
+def _grid_line(at: float, bottom: float, words: str) -> Html:
+    line: Attributes = {"x1": at, "x2": at, "y1": 0, "y2": bottom, "class": "grid"}
+    return join([element("line", attributes=line), label(at, bottom + 16, words, "tick middle")])
 
 
 def _dot(x: float, y: float, style: str, radius: float) -> Html:
     return element("circle", attributes={"cx": x, "cy": y, "r": radius, "class": style})
-
-
-def _label(x: float, y: float, words: str, style: str) -> Html:
-    return element("text", text(words), attributes={"x": x, "y": y, "class": style})
 
 
 def _picture(width: float, height: float, *parts: Html, style: str = "small") -> Html:

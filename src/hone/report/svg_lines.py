@@ -10,14 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hone.report.html import EMPTY, Html, element, format_number, styled, text
-from hone.report.svg import LinearScale, nice_ticks, tick_labels
+from hone.report.svg import Attributes, LinearScale, axes, labelled_ticks, polyline
 
 _WIDTH, _HEIGHT = 960.0, 320.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64.0, 16.0, 10.0, 40.0
 _COLOURS = 7
 
 Floats = NDArray[np.float64]
-Attributes = dict[str, str | float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +44,7 @@ def band_plot(series: Sequence[CurveSeries], *, x_label: str, floor: float | Non
     first, last = min(float(one.x[0]) for one in series), max(float(one.x[-1]) for one in series)
     x = LinearScale(first, max(last, first + 1e-9), _LEFT, _WIDTH - _RIGHT)
     y = LinearScale(low - room, high + room, _HEIGHT - _BOTTOM, _TOP)
-    parts = [*_axes(x, y, x_label)]
+    parts = axes(x, y, x_label, y_ticks=labelled_ticks(y.low, y.high, 5))
     if floor is not None:
         parts.append(_level(x, y, floor))
     parts += [_band(one, x, y) for one in series]
@@ -58,19 +57,6 @@ def legend(names: Sequence[str]) -> Html:
     """Legend of the colours."""
     rows = [element("span", styled("i", f"swatch p{index % _COLOURS}"), text(name)) for index, name in enumerate(names)]
     return styled("p", "legend", *rows)
-
-
-def _axes(x: LinearScale, y: LinearScale, across: str) -> list[Html]:
-    parts: list[Html] = []
-    ticks = nice_ticks(y.low, y.high, 5)
-    for tick, label in zip(ticks, tick_labels(ticks), strict=True):
-        line: Attributes = {"x1": _LEFT, "x2": _WIDTH - _RIGHT, "y1": y.at(tick), "y2": y.at(tick), "class": "grid"}
-        parts += [element("line", attributes=line), _words(_LEFT - 8, y.at(tick) + 4, label, "tick end")]
-    ticks = nice_ticks(x.low, x.high, 6)
-    for tick, label in zip(ticks, tick_labels(ticks), strict=True):
-        parts.append(_words(x.at(tick), _HEIGHT - _BOTTOM + 16, label, "tick middle"))
-    parts.append(_words((x.start + x.end) / 2, _HEIGHT - 4, across, "tick middle"))
-    return parts
 
 
 def _level(x: LinearScale, y: LinearScale, value: float) -> Html:
@@ -93,8 +79,8 @@ def _band(one: CurveSeries, x: LinearScale, y: LinearScale) -> Html:
 def _line(one: CurveSeries, x: LinearScale, y: LinearScale) -> Html:
     pieces: list[Html] = [element("title", text(_told(one)))]
     for places in _pieces(np.isfinite(one.middle)):
-        points = " ".join(f"{x.at(float(one.x[k])):.1f},{y.at(float(one.middle[k])):.1f}" for k in places)
-        pieces.append(element("polyline", attributes={"points": points, "class": f"stroke s{one.colour % _COLOURS}"}))
+        points = [(float(one.x[k]), float(one.middle[k])) for k in places]
+        pieces.append(polyline(x, y, points, {"class": f"stroke s{one.colour % _COLOURS}"}))
     return element("g", *pieces)
 
 
@@ -110,7 +96,3 @@ def _pieces(there: NDArray[np.bool_]) -> list[list[int]]:
         return []
     cuts = np.flatnonzero(np.diff(places) > 1) + 1
     return [piece.tolist() for piece in np.split(places, cuts)]
-
-
-def _words(x: float, y: float, words: str, style: str) -> Html:
-    return element("text", text(words), attributes={"x": x, "y": y, "class": style})
