@@ -18,21 +18,28 @@ from hone.core.errors import (
     did_you_mean,
     run_all_checks,
 )
-from hone.core.state import State, array, integer, substate
+from hone.core.state import State, array, integer, number, substate
 
-STATE: State = {"inner": {"x": 1}, "column": np.arange(3), "count": 4, "flag": True, "text": "a"}
+STATE: State = {"inner": {"x": 1}, "column": np.arange(3), "count": 4, "flag": True, "text": "a", "rate": 0.5}
 
 
 def test_what_is_there_is_handed_over() -> None:
     assert substate(STATE, "inner") == {"x": 1}
     assert array(STATE, "column").tolist() == [0, 1, 2]
     assert integer(STATE, "count") == 4
+    assert number(STATE, "rate") == 0.5
 
 
 @pytest.mark.parametrize("name", ["missing", "text", "flag", "column"])
 def test_what_is_not_an_integer_is_named(name: str) -> None:
-    with pytest.raises(DataError, match=f"no integer '{name}' .it holds column, count, flag, inner, text"):
+    with pytest.raises(DataError, match=f"no integer '{name}' .it holds column, count, flag, inner, rate, text"):
         integer(STATE, name)
+
+
+@pytest.mark.parametrize("name", ["missing", "text", "flag", "count"])
+def test_what_is_not_a_number_is_named(name: str) -> None:
+    with pytest.raises(DataError, match=f"no number '{name}' .it holds column, count, flag, inner, rate, text"):
+        number(STATE, name)
 
 
 @pytest.mark.parametrize("name", ["missing", "inner", "count"])

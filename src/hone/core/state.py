@@ -47,3 +47,11 @@ def integer(state: State, name: str) -> int:
     if not isinstance(value, int) or isinstance(value, bool):
         raise DataError(f"the saved state has no integer {name!r} (it holds {', '.join(sorted(state))})")
     return value
+
+
+def number(state: State, name: str) -> float:
+    """The float `name`; raises DataError when it is absent or something else."""
+    value = state.get(name)
+    if not isinstance(value, float):
+        raise DataError(f"the saved state has no number {name!r} (it holds {', '.join(sorted(state))})")
+    return value

@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 
 from hone.core.credit import Credits, Values
 from hone.core.episodes import Episodes
-from hone.core.errors import DataError
 from hone.core.ragged import row_sums
-from hone.core.state import State
+from hone.core.state import State, number
 from hone.credit.columns import CreditFunction, DecisionColumn, behaviour_logp, checked_column
 from hone.credit.returns import scored_decisions
 
@@ -122,10 +121,7 @@ class AdaptiveKlController:
 
     def restore(self, state: State) -> None:
         """Load the coefficient; raises DataError for a state without one."""
-        weight = state.get("weight")
-        if not isinstance(weight, float):
-            raise DataError(f"the saved state has no number 'weight' (it holds {', '.join(sorted(state))})")
-        self.weight = weight
+        self.weight = number(state, "weight")
 
 
 class KlRewardCredit:

@@ -11,6 +11,8 @@ Not together with a ratio that is already against the behaviour policy (`clipped
 correct twice.
 """
 
+from dataclasses import replace
+
 import torch
 
 from hone.objectives.ratios import (
@@ -139,11 +141,10 @@ def off_policy_sequence_mask(
 def with_mismatch_correction(terms: LossTerms, factor: Multiplier) -> LossTerms:
     """factor * loss, with metrics of the factor: its effective sample size, its maximum, the share of zeros."""
     data = at_least_float32(factor).detach()
-    together = scale_terms(terms, data)
-    return LossTerms(
-        loss=together.loss,
+    return replace(
+        scale_terms(terms, data),
         compute_metrics=lambda: {
-            **together.metrics,
+            **terms.metrics,
             "mismatch/weight_ess": data,
             "mismatch/weight_max": data,
             "mismatch/dropped_fraction": (data == 0).to(data.dtype),

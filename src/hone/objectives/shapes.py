@@ -23,6 +23,7 @@ Multiplier: TypeAlias = Shaped[Tensor, " n"]
 """A mask or a weight, of any type; rows with 0 are left out."""
 Shared: TypeAlias = Float[Tensor, "#n"]
 """One number for all rows, or one for each."""
+Scalar: TypeAlias = Float[Tensor, ""]
 One: TypeAlias = Float[Tensor, "1"]
 """A parameter that all rows share."""
 

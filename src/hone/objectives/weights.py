@@ -6,7 +6,8 @@ data, micro-batches, packing and ranks cannot change a gradient.
 """
 
 from collections.abc import Callable
-from typing import TypeAlias
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
 
 import numpy as np
 from jaxtyping import Float64, Int64
@@ -17,6 +18,17 @@ PerSequence: TypeAlias = Int64[NDArray[np.int64], " E"]
 Weights: TypeAlias = Float64[NDArray[np.float64], " E"]
 
 WeightingScheme: TypeAlias = Callable[[PerSequence], Weights]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TermWeights:
+    """Weights of a loss term that has its own: what a value of the term belongs to, and how the values are averaged."""
+
+    scheme: WeightingScheme
+    """Of the lengths of the sequences; with `per = "group"`, of the decisions of each group, so that `sequence_sum`
+    gives 1 / groups."""
+    per: Literal["decision", "sequence", "group"]
+    """What the term has one value for."""
 
 
 def token_mean(lengths: PerSequence) -> Weights:

@@ -1,5 +1,7 @@
 """The natural-gradient learner and TRPO for control: an explicit Fisher matrix, failed searches, micro-batches."""
 
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -7,11 +9,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from ranks_in_threads import on_ranks
 from torch import Tensor, nn
 
 from hone.core.credit import Credits
 from hone.core.episodes import Episodes
 from hone.core.errors import DivergedError
+from hone.core.reduction import ONE_PROCESS, Reduction
 from hone.core.state import substate
 from hone.envs.gym.world import GymConfig
 from hone.models.control.actor_critic import ActorCritic, PolicyOutput
@@ -111,6 +115,60 @@ def test_micro_batches_do_not_change_the_step(budget: int) -> None:
     learner_of(cut, micro_batch_tokens=budget).update(episodes, credits)
     for one, other in zip(whole.parameters(), cut.parameters(), strict=True):
         torch.testing.assert_close(one, other, rtol=0, atol=1e-9)
+
+
+class SummedParameters(FlatParameters):
+    """Parameters that every rank holds whole; gradients are summed over all ranks."""
+
+    reduction: Reduction = ONE_PROCESS
+
+    @contextmanager
+    def collect_gradients(self) -> Iterator[None]:
+        with super().collect_gradients():
+            yield
+        parts = self.reduction.gather(self.gradient.numpy())
+        self.gradient.copy_(torch.from_numpy(np.sum(parts, axis=0)))
+
+
+def rank_learner(reduction: Reduction, budget: int) -> tuple[TrustRegionLearner[Softmax, StepRows], Episodes, Credits]:
+    """Learner of one of two ranks, and its part of the batch: three episodes or seven."""
+    learner = learner_of(network(), reduction=reduction, micro_batch_tokens=budget)
+    parameters = SummedParameters(learner.policy.parameters())
+    parameters.reduction = reduction
+    learner.parameters = parameters
+    episodes, credits = batch_of()
+    rows = (slice(0, 15), slice(15, 50))[reduction.rank]
+    mine = episodes.take(np.arange(3) if reduction.rank == 0 else np.arange(3, 10))
+    return learner, mine, Credits(advantage=credits.advantage[rows])
+
+
+@pytest.mark.parametrize("budget", [4, 1 << 62])
+def test_two_ranks_take_the_step_of_one_process(budget: int) -> None:
+    policy = network()
+    told = learner_of(policy).update(*batch_of())
+    assert told["natural/accepted"] == 1.0
+
+    def on_rank(reduction: Reduction) -> tuple[Tensor, Mapping[str, float]]:
+        learner, episodes, credits = rank_learner(reduction, budget)
+        metrics = learner.update(episodes, credits)
+        return learner.parameters.data.detach(), metrics
+
+    (first, metrics), (second, others) = on_ranks(2, on_rank)
+    assert torch.equal(first, second)
+    assert metrics == others == pytest.approx(told, rel=1e-9, abs=1e-12)
+    torch.testing.assert_close(first, policy.slope.detach().flatten(), rtol=0, atol=1e-9)
+
+
+def test_a_loss_that_is_no_number_on_one_rank_stops_all() -> None:
+    def poisoned(reduction: Reduction) -> str:
+        learner, episodes, credits = rank_learner(reduction, 1 << 62)
+        if reduction.rank == 1:
+            credits = replace(credits, advantage=np.full_like(credits.advantage, np.nan))
+        with pytest.raises(DivergedError) as error:
+            learner.update(episodes, credits)
+        return str(error.value)
+
+    assert all("loss nan" in message for message in on_ranks(2, poisoned))
 
 
 def test_a_search_that_fails_puts_every_bit_back_and_says_so() -> None:

@@ -14,8 +14,7 @@ from pydantic import Field
 from hone.core.config import Config
 from hone.core.credit import Credits, Metrics, Values
 from hone.core.episodes import Episodes
-from hone.core.errors import DataError
-from hone.core.state import State
+from hone.core.state import State, number
 from hone.credit.returns import gae, standardised
 from hone.models.control.actor_critic import ActorCritic
 from hone.objectives.kl import k3
@@ -88,10 +87,7 @@ class KlCoefController:
         return {"value": self.value}
 
     def restore(self, state: State) -> None:
-        value = state.get("value")
-        if not isinstance(value, float):
-            raise DataError(f"the saved price of a nat is {value!r}: not a number")
-        self.value = value
+        self.value = number(state, "value")
 
 
 def objective(

@@ -71,7 +71,7 @@ def summed_gradient(trial: GradientProbe, pieces: Sequence[TrainingRows[Any]]) -
     total = torch.zeros(sum(parameter.numel() for parameter in trial.parameters), dtype=torch.float64)
     for piece in pieces:
         batch = piece.tensors()
-        loss = (trial.objective(trial.policy, batch).loss * batch.weight).sum()
+        loss = trial.objective(trial.policy, batch).weighted_sum(batch.weight)
         found = torch.autograd.grad(loss, trial.parameters, allow_unused=True, materialize_grads=True)
         total += torch.cat([one.flatten() for one in found]).double().cpu()
     return total
@@ -165,7 +165,9 @@ def rank_shares(rows: TrainingRows[Any], count: int) -> list[TrainingRows[Any]]:
 def without_shared_prefixes(rows: TokenRows) -> TokenRows:
     """Convert to one row per sequence, with the same weights."""
     alone = replace(rows.layout, share_prefixes=False)(rows.episodes, Credits(advantage=rows.advantage))
-    return replace(rows, row_offsets=alone.row_offsets, prefix_lengths=alone.prefix_lengths)
+    return replace(
+        rows, row_offsets=alone.row_offsets, prefix_lengths=alone.prefix_lengths, unit_offsets=alone.unit_offsets
+    )
 
 
 def run_gradient_checks(trial: GradientProbe, *, prefix: str = "", seed: int = 0) -> list[GradientCheck]:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from hone.core.errors import DataError
-from hone.core.state import State, array
+from hone.core.state import State, array, number
 from hone.train.learner.parameter_store import ParameterStore
 
 
@@ -70,9 +70,7 @@ class Adam:
 
     def restore(self, state: State) -> None:
         """Restore the state. Raises DataError for another number of parameters."""
-        step = state.get("step")
-        if not isinstance(step, float):
-            raise DataError(f"the saved optimizer state has no step count, but {step!r}")
+        step = number(state, "step")
         for name, moment in (("exp_avg", self.means), ("exp_avg_sq", self.squares)):
             saved = torch.from_numpy(array(state, name).copy())
             sizes = {key: value.numel() for key, value in self.parameters.by_name(moment).items()}

@@ -50,7 +50,8 @@ B_co = TypeVar("B_co", bound=TensorBatch, covariant=True)
 
 
 class TrainingRows(Protocol[B_co]):
-    """A batch laid out for a network. A row is the smallest unit of a minibatch: a sequence, a group, a step."""
+    """A batch laid out for a network. A row is the smallest unit of a minibatch: a sequence, a group, a step. What
+    divides a batch (minibatches, micro-batches, ranks) takes whole rows."""
 
     def __len__(self) -> int: ...
 
@@ -61,7 +62,7 @@ class TrainingRows(Protocol[B_co]):
     def take(self, rows: NDArray[np.int64]) -> Self: ...
 
     def weighted(self, reduction: Reduction = ONE_PROCESS) -> Self:
-        """The same rows as one optimizer step's batch: the weights of all decisions are fixed here, once, with the
+        """The same rows as one optimizer step's batch: the weights of all loss terms are fixed here, once, with the
         totals of all ranks. Rows that cannot contribute to the gradient may be left out, because they were counted in
         the denominator before."""
         ...
@@ -233,7 +234,7 @@ class GradientLearner(Generic[P, B]):
 def _backward(phase: OptimizerPhase[P, B], policy: P, batch: B) -> tuple[LossTerms, Tensor]:
     """Adds the gradient of a micro-batch's loss -> its terms, and the loss `[]`."""
     terms = phase.objective(policy, batch)
-    loss = (terms.loss * batch.weight).sum()
+    loss = terms.weighted_sum(batch.weight)
     loss.backward()
     return terms, loss.detach()
 

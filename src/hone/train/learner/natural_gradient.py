@@ -18,6 +18,7 @@ from hone.core.config import Config
 from hone.core.credit import NO_VALUES, Credits, Metrics, Values
 from hone.core.episodes import Episodes
 from hone.core.errors import DivergedError
+from hone.core.reduction import ONE_PROCESS, Reduction, total
 from hone.core.state import State, integer, substate
 from hone.objectives.kl import k3
 from hone.objectives.natural import TrustRegion, finite_difference_product, trust_region_step
@@ -79,6 +80,8 @@ class TrustRegionLearner(Generic[P, B]):
     """Stepped on the same episodes after the policy."""
     predict_values: Callable[[P, Episodes], Values] | None = None
     micro_batch_tokens: int = 1 << 62
+    reduction: Reduction = ONE_PROCESS
+    """Totals over the ranks that share a batch."""
     updates: int = 0
 
     def values(self, episodes: Episodes) -> Values:
@@ -86,8 +89,9 @@ class TrustRegionLearner(Generic[P, B]):
 
     def update(self, episodes: Episodes, credits: Credits) -> Metrics:
         """Raises DivergedError for a loss or gradient that is no number; the weights are then those before."""
-        rows = self.layout(episodes, credits).weighted()
-        count = sum(len(piece.tensors().weight) for piece in micro_batches(rows, self.micro_batch_tokens))
+        rows = self.layout(episodes, credits).weighted(self.reduction)
+        own = sum(len(piece.tensors().weight) for piece in micro_batches(rows, self.micro_batch_tokens))
+        count = total(own, self.reduction)
         tally = MetricsAccumulator()
         loss, gradient = self._loss_gradient(rows, tally)
         norm = float(torch.linalg.vector_norm(gradient))
@@ -115,37 +119,37 @@ class TrustRegionLearner(Generic[P, B]):
             "natural/tries": float(outcome.tries),
         }
         after = {} if self.critic is None else self.critic.update(episodes, credits)
-        return {**credits.metrics, **after, **tally.means(), **told}
+        return {**credits.metrics, **after, **tally.means(self.reduction), **told}
 
     def _loss_gradient(self, rows: TrainingRows[B], tally: MetricsAccumulator) -> tuple[float, Tensor]:
-        self.parameters.zero_grad()
-        total = 0.0
-        for piece in micro_batches(rows, self.micro_batch_tokens):
-            batch = piece.tensors()
-            terms, _ = self.surrogate(self.policy, batch)
-            loss = (terms.loss * batch.weight).sum()
-            loss.backward()
-            total += float(loss.detach())
-            tally.add(terms)
-        return total, self.parameters.gradient.clone()
+        own = 0.0
+        with self.parameters.collect_gradients():
+            for piece in micro_batches(rows, self.micro_batch_tokens):
+                batch = piece.tensors()
+                terms, _ = self.surrogate(self.policy, batch)
+                loss = terms.weighted_sum(batch.weight)
+                loss.backward()
+                own += float(loss.detach())
+                tally.add(terms)
+        return total(own, self.reduction), self.parameters.gradient.clone()
 
-    def _kl_gradient(self, rows: TrainingRows[B], count: int) -> Tensor:
-        self.parameters.zero_grad()
-        for piece in micro_batches(rows, self.micro_batch_tokens):
-            _, nats = self.surrogate(self.policy, piece.tensors())
-            (nats.sum() / count).backward()
+    def _kl_gradient(self, rows: TrainingRows[B], count: float) -> Tensor:
+        with self.parameters.collect_gradients():
+            for piece in micro_batches(rows, self.micro_batch_tokens):
+                _, nats = self.surrogate(self.policy, piece.tensors())
+                (nats.sum() / count).backward()
         return self.parameters.gradient
 
     @torch.no_grad()
-    def _loss_and_kl(self, rows: TrainingRows[B], count: int) -> tuple[float, float]:
+    def _loss_and_kl(self, rows: TrainingRows[B], count: float) -> tuple[float, float]:
         """Loss, and mean distance in nats, of the policy as it stands."""
         loss, nats = 0.0, 0.0
         for piece in micro_batches(rows, self.micro_batch_tokens):
             batch = piece.tensors()
             terms, apart = self.surrogate(self.policy, batch)
-            loss += float((terms.loss * batch.weight).sum())
+            loss += float(terms.weighted_sum(batch.weight))
             nats += float(apart.sum())
-        return loss, nats / count
+        return total(loss, self.reduction), total(nats, self.reduction) / count
 
     def state(self) -> State:
         return {"updates": self.updates, "critic": {} if self.critic is None else self.critic.state()}

@@ -7,7 +7,7 @@ the first two is mismatch, measured before anything is clipped.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Literal
 
@@ -36,9 +36,9 @@ from hone.objectives.mismatch import (
     with_mismatch_correction,
 )
 from hone.objectives.terms import LossTerms
-from hone.objectives.weights import WeightingScheme
+from hone.objectives.weights import TermWeights, WeightingScheme
 from hone.train.learner.config import LearnerConfig
-from hone.train.text.rows import PrecomputedColumns, TokenBatch, TokenLayout, TokenRows
+from hone.train.text.rows import PrecomputedColumns, RowUnit, TokenBatch, TokenLayout, TokenRows
 
 Denominator = Literal["auto", "self", "recomputed", "recorded"]
 Correction = Literal[
@@ -111,6 +111,10 @@ class TokenView:
     """`[n, K]` of the policy when the update began."""
     token_factor: Tensor | None
     """`[n]` what `Loss.select` returned."""
+    group: Tensor | None
+    """`[sequences]` group of each sequence of this micro-batch, which holds whole groups; None: it may not."""
+    term_weights: Mapping[str, Tensor]
+    """Weights of the loss terms that have their own, by name: see `TokenLossSpec.term_weights`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,6 +150,10 @@ class TokenLossSpec:
     select_tokens: Callable[[StepColumns], TokenFactors] | None = None
     """Selects among all decisions of an optimizer step, before it is split into micro-batches. Costs a forward pass per
     optimizer step."""
+    unit: RowUnit = "sample"
+    """What is never split: a sequence, or a whole group of them."""
+    term_weights: Mapping[str, TermWeights] = field(default_factory=dict[str, TermWeights])
+    """Weights of loss terms that are not aggregated by `scheme`, by name."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -174,7 +182,7 @@ class TokenLoss:
         terms = self.loss.objective(view)
         if self.correction is not None:
             terms = with_mismatch_correction(terms, self.correction(view.old_logp, view.behaviour_logp, view.sequence))
-        return LossTerms(loss=terms.loss, compute_metrics=lambda: {**terms.metrics, **mismatch_metrics(view)})
+        return replace(terms, compute_metrics=lambda: {**terms.metrics, **mismatch_metrics(view)})
 
     def token_view(self, policy: TokenPolicy, batch: TokenBatch) -> TokenView:
         look = policy.token_logprobs(
@@ -199,6 +207,8 @@ class TokenLoss:
             top_k_logp=look.extra_logp,
             old_top_k=batch.old_top_k,
             token_factor=batch.token_factor,
+            group=batch.group,
+            term_weights=batch.term_weights,
         )
 
     def select_tokens(

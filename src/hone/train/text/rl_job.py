@@ -342,6 +342,8 @@ def gradient_learner(
     policy = policies.policy
     layout = TokenLayout(
         scheme=loss.scheme,
+        unit=loss.unit,
+        term_weights=loss.term_weights,
         skip_zero_advantage=loss.proportional_to_advantage,
         pad_to_size=policy.decoder.is_mixed_precision,
         device=config.run.device,

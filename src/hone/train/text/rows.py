@@ -2,13 +2,15 @@
 
 A row is a few sequences that begin alike: what they share (a question, a system prompt) is computed once as the row's
 trunk, and each sequence branches off it, so a group of eight answers to a long question costs little more than one.
+A minibatch, a micro-batch or a rank takes whole units: single rows or, where a loss compares the sequences of a group,
+all rows of a group.
 No padding is laid out, and only positions at which the policy decided are ever turned into log-probabilities, so that
 nothing a prompt or a tool said can reach a loss.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from typing import Self
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal, Self, TypeAlias
 
 import numpy as np
 import torch
@@ -21,13 +23,15 @@ from hone.core.ragged import Ints, offsets_of, owner_of, ranges
 from hone.core.reduction import ONE_PROCESS, Reduction, whole_batch
 from hone.models.language.token_logprobs import SamplingMask, TopKTokens
 from hone.models.packing import PackedBatch
-from hone.objectives.weights import WeightingScheme
+from hone.objectives.weights import TermWeights, WeightingScheme
 from hone.train.learner.micro_batches import split_by_token_budget
 
 _PADDING_ROW_TOKENS = 32
 """Tokens of a row that only fills a batch up: attention within a row costs the square of its length."""
 MIN_SHARED_PART = 3
 """A sequence shares a row's trunk when that is at least one part in so many of it."""
+RowUnit: TypeAlias = Literal["sample", "group"]
+"""What minibatches, micro-batches and ranks never split: a sequence, or all sequences of one `Episodes.group`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,6 +61,10 @@ class TokenBatch:
     """`[n]` what a selection over the whole optimizer batch decided."""
     sampling_mask: SamplingMask | None = None
     """What sampling left to choose from, where it cut anything off."""
+    group: Tensor | None = None
+    """`[sequences]` number of each sequence's group within this batch, ascending; None: groups may be split."""
+    term_weights: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
+    """Weights of the loss terms that have their own, by name: `[n]`, `[sequences]` or `[groups]`."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +98,10 @@ class TokenLayout:
 
     scheme: WeightingScheme
     """Aggregation: lengths of the step's sequences -> weight of a decision of each."""
+    unit: RowUnit = "sample"
+    """What is never split."""
+    term_weights: Mapping[str, TermWeights] = field(default_factory=dict[str, TermWeights])
+    """Weights of loss terms that `scheme` does not aggregate, by name; those per group need `unit = "group"`."""
     share_prefixes: bool = True
     """Lay sequences that begin alike in one row; the result is the same, the work is less."""
     skip_zero_advantage: bool = False
@@ -102,19 +114,28 @@ class TokenLayout:
     device: str = "cpu"
 
     def __call__(self, episodes: Episodes, credits: Credits) -> "TokenRows":
-        starts, trunks = _rows(episodes, self.row_tokens if self.share_prefixes else 0)
+        advantage, row_tokens = credits.advantage, self.row_tokens if self.share_prefixes else 0
+        begins = np.zeros(len(episodes), dtype=np.bool_)
+        if self.unit == "group":
+            order = np.argsort(episodes.group, kind="stable")
+            advantage = advantage[ranges(episodes.offsets[:-1][order], episodes.lengths[order])]
+            episodes = episodes.take(order)
+            begins = np.diff(episodes.group, prepend=episodes.group[:1] - 1) > 0
+        starts, trunks = _rows(episodes, row_tokens, begins)
+        units = np.flatnonzero(begins[starts]) if self.unit == "group" else np.arange(len(starts))
         return TokenRows(
             layout=self,
             episodes=episodes,
-            advantage=credits.advantage,
+            advantage=advantage,
             row_offsets=np.append(starts, len(episodes)).astype(np.int64),
             prefix_lengths=trunks,
+            unit_offsets=np.append(units, len(starts)).astype(np.int64),
         )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenRows:
-    """R rows of E sequences; implements `learner.Rows`."""
+    """E sequences in R rows and U units; implements `TrainingRows`, which calls a unit a row."""
 
     layout: TokenLayout
     episodes: Episodes
@@ -124,33 +145,44 @@ class TokenRows:
     """`[R+1]` sequences of each row."""
     prefix_lengths: Ints
     """`[R]` tokens that all sequences of a row begin with."""
+    unit_offsets: Ints
+    """`[U+1]` rows of each unit."""
     sequence_weight: NDArray[np.float64] | None = None
     """`[E]` weight of each decision of a sequence, once fixed."""
+    term_weights: Mapping[str, NDArray[np.float64]] = field(default_factory=dict[str, NDArray[np.float64]])
+    """`[E]` each, by the term's name: weight of its values for a sequence or for the sequence's group, once fixed."""
     precomputed: PrecomputedColumns = PrecomputedColumns()
 
     def __len__(self) -> int:
-        return len(self.row_offsets) - 1
+        return len(self.unit_offsets) - 1
+
+    @property
+    def unit_sequences(self) -> Ints:
+        """`[U+1]` sequences of each unit."""
+        return self.row_offsets[self.unit_offsets]
 
     def sizes(self) -> NDArray[np.int64]:
-        return self.prefix_lengths + np.bincount(
-            owner_of(self.row_offsets), weights=self._suffix_lengths(), minlength=len(self)
-        ).astype(np.int64)
+        trunks = offsets_of(self.prefix_lengths)[self.unit_offsets]
+        return np.diff(trunks + offsets_of(self._suffix_lengths())[self.unit_sequences])
 
     def take(self, rows: NDArray[np.int64]) -> Self:
-        counts = np.diff(self.row_offsets)[rows]
+        counts = np.diff(self.unit_offsets)[rows]
+        inner = ranges(self.unit_offsets[:-1][rows], counts)
+        sequences = np.diff(self.row_offsets)[inner]
         return self._take_sequences(
-            ranges(self.row_offsets[:-1][rows], counts), offsets_of(counts), self.prefix_lengths[rows]
+            ranges(self.row_offsets[:-1][inner], sequences),
+            row_offsets=offsets_of(sequences),
+            prefix_lengths=self.prefix_lengths[inner],
+            unit_offsets=offsets_of(counts),
         )
 
     def weighted(self, reduction: Reduction = ONE_PROCESS) -> Self:
-        lengths = self.episodes.lengths
-        rows = replace(self, sequence_weight=whole_batch(self.layout.scheme, reduction)(lengths))
-        if not self.layout.skip_zero_advantage:
-            return rows
-        size = np.bincount(self.episodes.owner, weights=np.abs(self.advantage), minlength=len(lengths))
-        kept = np.flatnonzero(size > 0)
-        per_row = np.bincount(owner_of(self.row_offsets)[kept], minlength=len(self))
-        return rows._take_sequences(kept, offsets_of(per_row[per_row > 0]), self.prefix_lengths[per_row > 0])
+        rows = replace(
+            self,
+            sequence_weight=whole_batch(self.layout.scheme, reduction)(self.episodes.lengths),
+            term_weights={name: self._fixed_weight(term, reduction) for name, term in self.layout.term_weights.items()},
+        )
+        return rows._with_advantage() if self.layout.skip_zero_advantage else rows
 
     def evaluate(
         self, question: Callable[[TokenBatch], Sequence[Tensor]], budget_tokens: int
@@ -160,17 +192,18 @@ class TokenRows:
         Rows that cannot contribute to a gradient are not asked: their answers are 0. Where none can, the first one is
         asked all the same, for the shapes of the answers.
         """
-        rows = np.arange(len(self)) if not self.layout.skip_zero_advantage else self._rows_with_advantage()
-        rows = rows if len(rows) else np.arange(min(1, len(self)))
+        rows, sequences = np.arange(len(self)), self.unit_sequences
+        if self.layout.skip_zero_advantage:
+            contributing = np.diff(np.append(0, np.cumsum(self._contributing()))[sequences]) > 0
+            rows = np.flatnonzero(contributing) if contributing.any() else rows[:1]
         answers: list[NDArray[np.generic]] = []
         with torch.no_grad():
             for piece in split_by_token_budget(self.sizes()[rows], budget_tokens):
                 said = [tensor.cpu().numpy() for tensor in question(self.take(rows[piece]).tensors())]
                 if not answers:
                     answers = [np.zeros((self.episodes.decisions, *one.shape[1:]), one.dtype) for one in said]
-                counts = np.diff(self.row_offsets)[rows[piece]]
-                sequences = ranges(self.row_offsets[:-1][rows[piece]], counts)
-                where = ranges(self.episodes.offsets[:-1][sequences], self.episodes.lengths[sequences])
+                edges = self.episodes.offsets[sequences]
+                where = ranges(edges[:-1][rows[piece]], np.diff(edges)[rows[piece]])
                 for answer, one in zip(answers, said, strict=True):
                     answer[where] = one
         return answers
@@ -178,10 +211,34 @@ class TokenRows:
     def with_precomputed(self, known: PrecomputedColumns) -> Self:
         return replace(self, precomputed=known)
 
-    def _rows_with_advantage(self) -> Ints:
-        """Rows with an advantage other than 0."""
-        size = np.bincount(self.episodes.owner, weights=np.abs(self.advantage), minlength=len(self.episodes))
-        return np.flatnonzero(np.bincount(owner_of(self.row_offsets), weights=size, minlength=len(self)) > 0)
+    def _fixed_weight(self, term: TermWeights, reduction: Reduction) -> NDArray[np.float64]:
+        """`[E]` weight of the term for each sequence, or for its group, by the totals of all ranks."""
+        if term.per != "group":
+            return whole_batch(term.scheme, reduction)(self.episodes.lengths)
+        assert self.layout.unit == "group", 'weights per group need unit = "group"'
+        decisions = np.diff(self.episodes.offsets[self.unit_sequences])
+        return whole_batch(term.scheme, reduction)(decisions)[owner_of(self.unit_sequences)]
+
+    def _contributing(self) -> NDArray[np.bool_]:
+        """`[E]` whether an advantage of the sequence, or of its group where that is the unit, is not 0."""
+        flags = np.bincount(self.episodes.owner, weights=np.abs(self.advantage), minlength=len(self.episodes)) > 0
+        if self.layout.unit == "sample":
+            return flags
+        group = owner_of(self.unit_sequences)
+        return (np.bincount(group, weights=flags) > 0)[group]
+
+    def _with_advantage(self) -> Self:
+        """The sequences that contribute to a gradient."""
+        kept = np.flatnonzero(self._contributing())
+        per_row = np.bincount(owner_of(self.row_offsets)[kept], minlength=len(self.prefix_lengths))
+        inner = np.flatnonzero(per_row)
+        per_unit = np.bincount(owner_of(self.unit_offsets)[inner], minlength=len(self))
+        return self._take_sequences(
+            kept,
+            row_offsets=offsets_of(per_row[inner]),
+            prefix_lengths=self.prefix_lengths[inner],
+            unit_offsets=offsets_of(per_unit[per_unit > 0]),
+        )
 
     def tensors(self) -> TokenBatch:
         packed, at = self._pack()
@@ -193,6 +250,7 @@ class TokenRows:
             return torch.from_numpy(np.ascontiguousarray(values)).to(device)
 
         known, kept = self.precomputed, self.episodes.transcript.kept
+        places = {"decision": owner, "sequence": slice(None), "group": self.unit_sequences[:-1]}
         return TokenBatch(
             packed=packed,
             at=column(at),
@@ -210,17 +268,24 @@ class TokenRows:
             sampling_mask=None
             if kept is None
             else SamplingMask(ids=column(kept.values.astype(np.int64)), offsets=column(kept.offsets)),
+            group=column(owner_of(self.unit_sequences)) if self.layout.unit == "group" else None,
+            term_weights={
+                name: column(values[places[self.layout.term_weights[name].per]].astype(np.float32))
+                for name, values in self.term_weights.items()
+            },
         )
 
-    def _take_sequences(self, index: Ints, row_offsets: Ints, trunks: Ints) -> Self:
+    def _take_sequences(self, index: Ints, *, row_offsets: Ints, prefix_lengths: Ints, unit_offsets: Ints) -> Self:
         where = ranges(self.episodes.offsets[:-1][index], self.episodes.lengths[index])
         return replace(
             self,
             episodes=self.episodes.take(index),
             advantage=self.advantage[where],
             row_offsets=row_offsets,
-            prefix_lengths=trunks,
+            prefix_lengths=prefix_lengths,
+            unit_offsets=unit_offsets,
             sequence_weight=None if self.sequence_weight is None else self.sequence_weight[index],
+            term_weights={name: values[index] for name, values in self.term_weights.items()},
             precomputed=self.precomputed.take(where),
         )
 
@@ -237,7 +302,7 @@ class TokenRows:
         seen, offsets = self.episodes.transcript, self.row_offsets
         first, row = offsets[:-1], owner_of(offsets)
         shared = self.prefix_lengths[row]
-        trunk = first + np.arange(len(self))  # where each row's trunk stands among all segments
+        trunk = first + np.arange(len(first))  # where each row's trunk stands among all segments
         body = np.arange(len(self.episodes)) + row + 1
         starts, lengths, positions, branches = np.zeros((4, len(trunk) + len(body)), dtype=np.int64)
         starts[trunk], lengths[trunk] = seen.offsets[:-1][first], self.prefix_lengths
@@ -245,7 +310,7 @@ class TokenRows:
         positions[body] = shared
         branches[body] = np.arange(len(self.episodes)) - first[row] + 1
         segments = offsets_of(lengths)
-        branched = len(self) < len(self.episodes)
+        branched = len(first) < len(self.episodes)
         tokens, places = seen.tokens[ranges(starts, lengths)].astype(np.int64), ranges(positions, lengths)
         branch, offsets = np.repeat(branches, lengths), segments[np.append(trunk, len(lengths))]
         if self.layout.pad_to_size:
@@ -276,8 +341,8 @@ def padded_size(tokens: int) -> int:
     return -(-tokens // step) * step
 
 
-def _rows(episodes: Episodes, row_tokens: int) -> tuple[Ints, Ints]:
-    """First sequence of each row `[R]`, and the tokens that its sequences share `[R]`.
+def _rows(episodes: Episodes, row_tokens: int, begins: NDArray[np.bool_]) -> tuple[Ints, Ints]:
+    """First sequence of each row `[R]`, and the tokens that its sequences share `[R]`; `begins` `[E]` begin a row.
 
     A sequence joins the row before it while that saves tokens (k sequences that share t tokens save (k - 1) t) and a
     third of it is shared; less would not pay for the longer attention. So answers to one question stay together, and
@@ -286,7 +351,7 @@ def _rows(episodes: Episodes, row_tokens: int) -> tuple[Ints, Ints]:
     seen = episodes.transcript
     asked = seen.at[episodes.offsets[:-1]] - seen.offsets[:-1]
     prompts, lengths = asked.tolist(), np.diff(seen.offsets).tolist()
-    like_before = _common_prefix_lengths(seen.tokens, seen.offsets[:-1], asked).tolist()
+    like_before = np.where(begins, 0, _common_prefix_lengths(seen.tokens, seen.offsets[:-1], asked)).tolist()
     starts: list[int] = []
     trunks: list[int] = []
     together, read = 0, 0
