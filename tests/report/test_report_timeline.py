@@ -147,7 +147,7 @@ def test_operations_by_seconds():
     assert update_flops_per_s(text_run()) is None
     assert speed_line(text_run(), None) == ""
     assert speed_line(metrics, None) == "updates computed at 10 GFLOP/s"
-    rate = MatmulRate(dtype="bfloat16", device="cpu", threads=2, flops_per_s=4e10)
+    rate = MatmulRate(dtype="bfloat16", device="cpu", threads=2, matmul_flops_per_s=4e10)
     assert speed_line(metrics, rate) == (
         "updates computed at 10 GFLOP/s, 25% of the 40 GFLOP/s at which this machine multiplies bfloat16 matrices "
         "(cpu, 2 threads)"
@@ -162,7 +162,7 @@ def test_rates_in_words(rate, words):
 
 
 def test_the_machines_rate_is_kept(tmp_path):
-    rate = MatmulRate(dtype="float32", device="cpu", threads=2, flops_per_s=1.5e11)
+    rate = MatmulRate(dtype="float32", device="cpu", threads=2, matmul_flops_per_s=1.5e11)
     assert read_matmul_rate(tmp_path) is None
     write_matmul_rate(tmp_path, rate)
     assert read_matmul_rate(tmp_path) == rate

@@ -30,7 +30,7 @@ def test_turns_are_kept_where_there_are_some(tmp_path: Path) -> None:
     assert latest_answers(tmp_path) == [row("a", 1.0), told]
     assert path.read_text().count("turns") == 1, "an answer of one turn is written as before"
     path.write_text(path.read_text().replace('"call"', "7"))
-    with pytest.raises(DataError, match="pairs of a speaker and a text"):
+    with pytest.raises(DataError, match=r"step_00000001.json: 1.turns.0.1: .*string"):
         latest_answers(tmp_path)
 
 
@@ -42,9 +42,9 @@ def test_a_score_that_is_no_number_is_no_score(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "told"),
     [
-        ('{"id": "a"}', "must contain a list"),
-        ('[{"id": "a"}]', "must contain objects with id"),
-        ('[{"id": "a", "prompt": "", "reference": "", "answer": "", "score": "1"}]', "score of a must be a number"),
+        ('{"id": "a"}', "step_00000002.json: .*array"),
+        ('[{"id": "a"}]', "0.prompt: Field required"),
+        ('[{"id": "a", "prompt": "", "reference": "", "answer": "", "score": "1"}]', "0.score: .*number"),
         ("[", "step_00000002.json"),
     ],
 )

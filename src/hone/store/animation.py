@@ -14,7 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hone.core.errors import DataError
-from hone.store.durable import read_json_object, replace_file, to_json
+from hone.store.durable import replace_file, to_json
+from hone.store.records import Number, read_record, record_json
 
 EPISODE_PNG = "episode.png"
 EPISODE_JSON = "episode.json"
@@ -32,7 +33,7 @@ class EpisodeRecording:
 
     step: int
     """Step of the checkpoint."""
-    score: float
+    score: Number
     """Return of the episode."""
     steps: int
     """Its length."""
@@ -79,22 +80,14 @@ def write_episode(folder: Path, about: EpisodeRecording, png: bytes | None) -> N
         replace_file(folder / EPISODE_PNG, png)
     else:
         (folder / EPISODE_PNG).unlink(missing_ok=True)
-    score = about.score if math.isfinite(about.score) else None
-    document = to_json({"step": about.step, "score": score, "steps": about.steps, "note": about.note})
-    replace_file(folder / EPISODE_JSON, document)
+    replace_file(folder / EPISODE_JSON, to_json(record_json(about)))
 
 
 def read_episode(folder: Path) -> tuple[EpisodeRecording, bytes | None] | None:
     """Read both files; None if there are none. Raises DataError for a damaged file."""
-    path = folder / EPISODE_JSON
-    if not path.exists():
+    about = read_record(EpisodeRecording, folder / EPISODE_JSON)
+    if about is None:
         return None
-    match read_json_object(path):
-        case {"step": int(step), "score": score, "steps": int(steps), "note": str(note)}:
-            known = float(score) if isinstance(score, int | float) else math.nan
-            about = EpisodeRecording(step=step, score=known, steps=steps, note=note)
-        case _:
-            raise DataError(f"{path} must contain a step, a score, steps and a note")
     picture = folder / EPISODE_PNG
     png = picture.read_bytes() if picture.exists() else None
     if png is not None and not png.startswith(_SIGNATURE):

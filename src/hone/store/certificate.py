@@ -8,7 +8,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from hone.core.errors import DataError
-from hone.store.durable import Json, finite_or_none, read_json_object, replace_file, to_json
+from hone.store.durable import Json, replace_file, to_json
+from hone.store.records import Number, read_record, record_json
 
 CERTIFICATE = "certificate.json"
 CERTIFICATE_FORMAT = 1
@@ -24,9 +25,9 @@ class GradientCheck:
     """Description of the split."""
     detail: str
     """Into what."""
-    difference: float
+    difference: Number
     """Largest |difference| of a component; NaN for a NaN gradient."""
-    relative: float
+    relative: Number
     """`difference` divided by the largest |component| of the whole batch's gradient."""
 
     @property
@@ -68,66 +69,20 @@ class GradientCertificate:
 
 def write_certificate(folder: Path, certificate: GradientCertificate) -> None:
     """Write `certificate.json` atomically. Raises ResourceError."""
-    checks: list[Json] = [
-        {
-            "name": check.name,
-            "detail": check.detail,
-            "difference": finite_or_none(check.difference),
-            "relative": finite_or_none(check.relative),
-            "passed": check.passed,
-        }
-        for check in certificate.checks
-    ]
+    checks: list[Json] = [record_json(check) | {"passed": check.passed} for check in certificate.checks]
     document: dict[str, Json] = {
         "format": CERTIFICATE_FORMAT,
-        "recipe": certificate.recipe,
-        "config_hash": certificate.config_hash,
-        "batch": certificate.batch,
+        **record_json(certificate),
         "tolerance": TOLERANCE,
         "passed": certificate.passed,
         "checks": checks,
-        "versions": dict(certificate.versions),
     }
     replace_file(folder / CERTIFICATE, to_json(document, indent=1))
 
 
 def read_certificate(folder: Path) -> GradientCertificate | None:
     """Read `certificate.json`; None without the file. Raises DataError for a damaged one."""
-    path = folder / CERTIFICATE
-    if not path.exists():
-        return None
-    match read_json_object(path):
-        case {
-            "recipe": str(recipe),
-            "config_hash": str(digest),
-            "batch": str(batch),
-            "checks": list(rows),
-            "versions": dict(versions),
-        }:
-            return GradientCertificate(
-                recipe=recipe,
-                config_hash=digest,
-                batch=batch,
-                checks=tuple(_check(row, path) for row in rows),
-                versions={name: str(version) for name, version in versions.items()},
-            )
-        case _:
-            raise DataError(f"{path} is not a gradient certificate; `hone doctor loss` writes a new one")
-
-
-def _check(row: Json, path: Path) -> GradientCheck:
-    match row:
-        case {
-            "name": str(name),
-            "detail": str(detail),
-            "difference": (int() | float() | None) as difference,
-            "relative": (int() | float() | None) as relative,
-        }:
-            return GradientCheck(
-                name=name,
-                detail=detail,
-                difference=float("nan") if difference is None else float(difference),
-                relative=float("nan") if relative is None else float(relative),
-            )
-        case _:
-            raise DataError(f"{path}: a check must contain a name, a detail and two figures, got {row!r}")
+    try:
+        return read_record(GradientCertificate, folder / CERTIFICATE)
+    except DataError as error:
+        raise DataError(*error.messages, "`hone doctor loss` writes a new certificate") from None

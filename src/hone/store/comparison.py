@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from hone.store.durable import Json, finite_or_none
 from hone.store.evaluations import PairedDifference
+from hone.store.records import record_json
 
 Floats = NDArray[np.float64]
 
@@ -163,17 +164,6 @@ class Comparison:
             "curve": {"metric": self.curve_metric, "unit": self.curve_unit},
             "groups": [group.to_json() for group in self.groups],
             "improvements": [one.to_json() for one in self.improvements],
-            "paired": [
-                {
-                    "before": pair.before,
-                    "after": pair.after,
-                    "difference": finite_or_none(pair.difference),
-                    "low": finite_or_none(pair.low),
-                    "high": finite_or_none(pair.high),
-                    "p_value": finite_or_none(pair.p_value),
-                    "n": pair.n,
-                }
-                for pair in self.paired
-            ],
+            "paired": [record_json(pair) for pair in self.paired],
             "notes": list(self.notes),
         }

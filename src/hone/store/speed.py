@@ -10,8 +10,9 @@ from typing import Final
 import numpy as np
 
 from hone.core.errors import DataError
-from hone.store.durable import Json, read_json_object, replace_file, to_json
+from hone.store.durable import replace_file, to_json
 from hone.store.metrics import MetricColumns
+from hone.store.records import read_record, record_json
 
 SPEED: Final = "speed.json"
 SPEED_FORMAT: Final = 1
@@ -25,37 +26,21 @@ class MatmulRate:
     dtype: str
     device: str
     threads: int
-    flops_per_s: float
+    matmul_flops_per_s: float
     """Floating-point operations per second; a multiplication and an addition are two."""
 
 
 def write_matmul_rate(folder: Path, rate: MatmulRate) -> None:
     """Write `speed.json` atomically. Raises ResourceError."""
-    document: dict[str, Json] = {
-        "format": SPEED_FORMAT,
-        "dtype": rate.dtype,
-        "device": rate.device,
-        "threads": rate.threads,
-        "matmul_flops_per_s": rate.flops_per_s,
-    }
-    replace_file(folder / SPEED, to_json(document, indent=1))
+    replace_file(folder / SPEED, to_json({"format": SPEED_FORMAT, **record_json(rate)}, indent=1))
 
 
 def read_matmul_rate(folder: Path) -> MatmulRate | None:
     """Read `speed.json`; None without the file. Raises DataError for a damaged one."""
-    path = folder / SPEED
-    if not path.exists():
-        return None
-    match read_json_object(path):
-        case {
-            "dtype": str(dtype),
-            "device": str(device),
-            "threads": int(threads),
-            "matmul_flops_per_s": (int() | float()) as rate,
-        }:
-            return MatmulRate(dtype=dtype, device=device, threads=threads, flops_per_s=float(rate))
-        case _:
-            raise DataError(f"{path} does not contain a machine's speed; remove it: the end of a run writes a new one")
+    try:
+        return read_record(MatmulRate, folder / SPEED)
+    except DataError as error:
+        raise DataError(*error.messages, "remove the file: the end of a run writes a new one") from None
 
 
 def update_flops_per_s(metrics: MetricColumns) -> float | None:
@@ -76,11 +61,12 @@ def speed_line(metrics: MetricColumns, rate: MatmulRate | None) -> str:
     if reached is None:
         return ""
     line = f"updates computed at {format_flops(reached)}"
-    if rate is None or not rate.flops_per_s > 0:
+    if rate is None or not rate.matmul_flops_per_s > 0:
         return line
+    share = reached / rate.matmul_flops_per_s
     return (
-        f"{line}, {reached / rate.flops_per_s:.0%} of the {format_flops(rate.flops_per_s)} at which this machine "
-        f"multiplies {rate.dtype} matrices ({rate.device}, {rate.threads} threads)"
+        f"{line}, {share:.0%} of the {format_flops(rate.matmul_flops_per_s)} at which this machine multiplies "
+        f"{rate.dtype} matrices ({rate.device}, {rate.threads} threads)"
     )
 
 

@@ -34,7 +34,7 @@ def matmul_rate(policy: TokenPolicy, *, clock: Clock, seconds_s: float = MATMUL_
         dtype=str(dtype).removeprefix("torch."),
         device=str(device),
         threads=torch.get_num_threads(),
-        flops_per_s=2 * size**3 / max(best_s, 1e-9),
+        matmul_flops_per_s=2 * size**3 / max(best_s, 1e-9),
     )
 
 
