@@ -38,7 +38,7 @@ from hone.recipes.offline import bc, cql
 from hone.recipes.on_policy import ppo
 from hone.train.control.acting import NetworkActor
 from hone.train.control.job import evaluate_returns
-from hone.train.control.replay_config import ReplayConfig
+from hone.train.control.off_policy import ReplayConfig
 from hone.train.job import TrainingJob
 from hone.train.learner.config import LearnerConfig
 from hone.train.loop import train
@@ -107,7 +107,7 @@ def ppo_cartpole(seed: int, *, quick: bool) -> float:
 def sac_pendulum(seed: int, *, quick: bool) -> float:
     steps = 500 if quick else 20_000 - ReplayConfig().warmup
     config = sac.SacConfig(recipe="sac", name="bench", seed=seed, steps=steps, env=GymConfig(id="Pendulum-v1"))
-    return score(run(sac.build(config), steps), "Pendulum-v1", seed)
+    return score(run(sac.ENTRY.build(config), steps), "Pendulum-v1", seed)
 
 
 def thompson_arms(seed: int, *, quick: bool) -> float:

@@ -28,7 +28,7 @@ from tables import Row, grow, require_peer, tell
 
 from hone.core.episodes import Episodes
 from hone.recipes.registry import load_recipe
-from hone.train.control.value_based import ReplayRunConfig
+from hone.train.control.off_policy import ReplayRunConfig
 from hone.train.job import TrainingJob
 
 BUDGET = 50_000

@@ -22,7 +22,7 @@ def write_short_log(folder: Path, name: str) -> str:
     if name == "CartPole-v1":
         job = ppo.build(ppo.PpoConfig(recipe="ppo", name="x", steps=1, env=config, network=SMALL, rollout_steps=40))
     else:
-        job = sac.build(sac.SacConfig(recipe="sac", name="x", steps=1, env=config, network=SMALL))
+        job = sac.ENTRY.build(sac.SacConfig(recipe="sac", name="x", steps=1, env=config, network=SMALL))
     world = open_world(config, steps=150, seed=5)
     actor = NetworkActor(job.recipe.learner.policy.numpy_policy())
     episodes = concatenate([world.rollout(actor) for _ in range(2)])

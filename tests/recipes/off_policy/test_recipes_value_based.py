@@ -19,19 +19,17 @@ from hone.models.control.numpy_q import NumpyNoisyPolicy
 from hone.models.control.q_networks import DqnPolicy
 from hone.recipes.off_policy import c51, dqn, noisy_dqn
 from hone.recipes.registry import load_recipe
-from hone.train.control.replay_config import IterationReplayConfig
+from hone.train.control.off_policy import ReplayConfig
 from hone.train.control.value_based import (
     LinearBoltzmann,
     LinearEpsilon,
-    ValueLearnerConfig,
     ValueNetworkConfig,
     ValueRunConfig,
     exploration_level,
-    value_job,
 )
 from hone.train.invariance.check import build_certificate, job_gradient_probes
 from hone.train.job import TrainingJob
-from hone.train.learner.config import learning_rate_schedule
+from hone.train.learner.config import ReplayLearnerConfig, learning_rate_schedule
 from hone.train.loop import train
 
 VALUES = (
@@ -156,7 +154,7 @@ def test_epsilon_falls_evenly_over_decisions() -> None:
     assert exploration_level(chosen, 50) == pytest.approx(0.52)
     assert exploration_level(chosen, 100) == exploration_level(chosen, 10_000) == pytest.approx(0.04)
     config = small(exploration={"kind": "epsilon", "over": 100})
-    policy = value_job(config, method=dqn.method).recipe.learner.policy
+    policy = dqn.ENTRY.build(config).recipe.learner.policy
     levels = [config.exploration_policy(policy, version) for version in range(8)]
     assert all(isinstance(acting, NumpyGreedyPolicy) for acting in levels)
     wanted = [1.0, *(1 - 0.96 * (20 + 14 * version) / 100 for version in range(1, 6)), 0.04, 0.04]
@@ -165,7 +163,7 @@ def test_epsilon_falls_evenly_over_decisions() -> None:
 
 def test_a_boltzmann_policy_is_a_softmax_of_the_values() -> None:
     config = small(exploration={"kind": "boltzmann", "first": 0.5, "last": 0.5})
-    policy = value_job(config, method=dqn.method).recipe.learner.policy
+    policy = dqn.ENTRY.build(config).recipe.learner.policy
     acting = config.exploration_policy(policy, 3)
     assert isinstance(acting, NumpyCategoricalPolicy) and isinstance(config.exploration, LinearBoltzmann)
     seen = np.random.default_rng(0).normal(size=(200, 4)).astype(np.float32)
@@ -302,9 +300,12 @@ def test_defaults_of_a_partial_table_are_the_familys() -> None:
     partly = dqn.DqnConfig.model_validate(
         {"recipe": "dqn", "name": "x", "steps": 1, "env": {"id": "CartPole-v1"}, "learner": {"lr": 1e-3}}
     )
-    assert partly.learner == ValueLearnerConfig(lr=1e-3)
+    assert partly.learner == ReplayLearnerConfig(lr=1e-3, max_grad_norm=10.0, updates_per_iteration=8)
     assert config.learner.updates_per_iteration == partly.learner.updates_per_iteration == 8
-    assert (config.replay, config.algorithm) == (IterationReplayConfig(), dqn.DqnAlgorithm())
+    assert (config.replay, config.algorithm) == (
+        ReplayConfig(collect=16, batch=64, capacity=100_000, warmup=1000),
+        dqn.DqnAlgorithm(),
+    )
     partly = dqn.DqnConfig.model_validate(
         {"recipe": "dqn", "name": "x", "steps": 1, "env": {"id": "CartPole-v1"}, "network": {"hidden": [16]}}
     )

@@ -22,7 +22,7 @@ from hone.recipes.offline import bc, cql
 from hone.recipes.on_policy import ppo
 from hone.store.codec import read_state, write_state
 from hone.train.control.job import ControlEvaluationConfig
-from hone.train.control.replay_config import ReplayConfig
+from hone.train.control.off_policy import ReplayConfig
 from hone.train.control.rows import StepRows, split_decision_rows
 from hone.train.job import RecipeSpec, TrainingJob
 from hone.train.learner.config import LearnerConfig, ReplayLearnerConfig
@@ -56,7 +56,7 @@ def make_ppo_box(folder: Path, steps: int) -> TrainingJob[Any]:
 
 
 def make_sac(folder: Path, steps: int) -> TrainingJob[Any]:
-    return sac.build(
+    return sac.ENTRY.build(
         sac.SacConfig(
             recipe="sac", name="x", seed=3, steps=steps, env=GymConfig(id="Pendulum-v1", num_envs=2), network=SMALL,
             learner=ReplayLearnerConfig(lr=1e-3, updates_per_iteration=2, max_grad_norm=None), evaluation=JUDGE,
@@ -194,7 +194,7 @@ def test_ppo_on_a_box_asks_for_clipping() -> None:
 def test_sac_needs_a_box() -> None:
     config = sac.SacConfig(recipe="sac", name="x", steps=1, env=CARTPOLE)
     with pytest.raises(ConfigError, match="box of actions"):
-        sac.build(config)
+        sac.ENTRY.build(config)
 
 
 def test_a_bandit_refuses_a_belief_that_does_not_fit() -> None:

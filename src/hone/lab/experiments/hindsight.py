@@ -6,10 +6,10 @@ from hone.envs.gym.world import GymConfig
 from hone.lab.control import train_job
 from hone.lab.finding import Experiment, ExperimentResult, at_least, at_most, line_plot
 from hone.models.control.mlp import MlpConfig
-from hone.recipes.off_policy.her_dqn import HerDqnConfig, build
+from hone.recipes.off_policy.her_dqn import ENTRY, HerDqnConfig
 from hone.train.control.hindsight import HindsightConfig
 from hone.train.control.job import ControlEvaluationConfig
-from hone.train.control.replay_config import IterationReplayConfig
+from hone.train.control.off_policy import ReplayConfig
 from hone.train.job import TrainingJob
 from hone.train.learner.config import ReplayLearnerConfig
 
@@ -19,13 +19,13 @@ TRIES = 100
 
 def make_job(bits: int, share: float, *, seed: int, turns: int) -> TrainingJob[Any]:
     """DQN on bit flipping, with `share` of relabelled goals."""
-    return build(
+    return ENTRY.build(
         HerDqnConfig(
             recipe="her_dqn", name="lab", seed=seed, steps=turns,
             env=GymConfig(id="hone/BitFlip-v0", num_envs=16, kwargs={"bits": bits}),
             network=MlpConfig(hidden=[64], activation="relu"),
             learner=ReplayLearnerConfig(lr=2e-3, updates_per_iteration=4, max_grad_norm=None),
-            replay=IterationReplayConfig(collect=1, warmup=500, batch=128, capacity=200_000),
+            replay=ReplayConfig(warmup=500, batch=128, capacity=200_000),
             hindsight=HindsightConfig(share=share),
             evaluation=ControlEvaluationConfig(episodes=TRIES),
         )

@@ -194,7 +194,7 @@ class QNetworkPolicy(ControlPolicy):
         """`[n, choices]` of the target network."""
         return self.target(self.spaces.inputs.tensor(seen))
 
-    def numpy_policy(self) -> NumpyPolicy:
+    def numpy_policy(self) -> NumpyGreedyPolicy:
         actions = self.spaces.actions
         assert isinstance(actions, DiscreteActions)
         return NumpyGreedyPolicy(network=self.values.to_numpy(), inputs=self.spaces.inputs, actions=actions)

@@ -8,22 +8,14 @@ from pydantic import Field
 from torch import Tensor
 
 from hone.core.config import Config
-from hone.credit.returns import one_step_target
 from hone.models.control.deterministic import DeterministicActorCritic
+from hone.models.control.mlp import PolicySpaces
 from hone.objectives.td import ddpg_actor_loss, td_target
 from hone.objectives.terms import LossTerms
 from hone.objectives.value import squared_error
-from hone.objectives.weights import token_mean
-from hone.train.control.deterministic import (
-    DeterministicMethod,
-    DeterministicRunConfig,
-    check_deterministic,
-    chosen_action_values,
-    derive_deterministic,
-    deterministic_job,
-)
+from hone.train.control.deterministic import DeterministicRunConfig, chosen_action_values, deterministic_method
+from hone.train.control.off_policy import OffPolicyMethod, off_policy_recipe
 from hone.train.control.rows import TransitionRows
-from hone.train.job import RecipeParts, RecipeSpec, TrainingJob, checked_run
 
 
 class DdpgAlgorithm(Config):
@@ -54,31 +46,25 @@ def critic_objective(policy: DeterministicActorCritic, rows: TransitionRows) -> 
     return squared_error(value, value_target(policy, rows))
 
 
-def build(config: DdpgConfig) -> TrainingJob[DeterministicActorCritic]:
-    """Build the training job. Raises ConfigError and UserCodeError for an invalid environment."""
+def method(config: DdpgConfig, spaces: PolicySpaces) -> OffPolicyMethod[DeterministicActorCritic]:
+    """One critic, and a policy that is updated with it."""
     algorithm = config.algorithm
-    return deterministic_job(
+    return deterministic_method(
         config,
-        DeterministicMethod(
-            critic_count=1,
-            critic_objective=critic_objective,
-            discount=algorithm.discount,
-            tau=algorithm.tau,
-        ),
+        spaces,
+        critics=1,
+        critic_objective=critic_objective,
+        discount=algorithm.discount,
+        tau=algorithm.tau,
     )
 
 
-ENTRY = RecipeSpec(
+ENTRY = off_policy_recipe(
     summary="off-policy control of continuous actions: deterministic policy, one critic, replay",
     paper="Lillicrap et al., Continuous Control with Deep Reinforcement Learning, 2016",
     config=DdpgConfig,
-    open=checked_run(check_deterministic, build),
-    derive=derive_deterministic,
-    parts=RecipeParts(
-        source="Replay(Live(Gymnasium))",
-        credit=(one_step_target,),
-        loss=(squared_error, td_target, ddpg_actor_loss),
-        weights=(token_mean,),
-    ),
+    method=method,
+    continuous=True,
+    loss=(squared_error, td_target, ddpg_actor_loss),
     limitation="boxes of actions only; the policy exploits the critic's overestimation, which TD3 reduces.",
 )

@@ -9,40 +9,28 @@ for CartPole-v1.
 import math
 from functools import partial
 
-import numpy as np
 import torch
 from pydantic import Field
 from torch import Tensor
 
 from hone.core.config import Config
-from hone.core.credit import Credits
-from hone.core.episodes import Episodes
 from hone.credit.returns import one_step_target
-from hone.envs.gym.world import open_world
-from hone.models.control.mlp import DiscreteActions, MlpConfig
+from hone.models.control.mlp import DiscreteActions, MlpConfig, PolicySpaces
 from hone.models.control.q_networks import DiscreteSacPolicy
 from hone.objectives.soft import sac_actor_loss, soft_target, temperature_loss, twin_critic_loss
 from hone.objectives.terms import LossTerms
-from hone.objectives.weights import token_mean
 from hone.replay.ring import RingBuffer
-from hone.train.control.acting import DropFailedEpisodes, NetworkActor
-from hone.train.control.job import control_job
-from hone.train.control.phases import optimizer_phase, target_update
-from hone.train.control.replay_config import IterationReplayConfig
-from hone.train.control.rows import TransitionRows, transition_rows
-from hone.train.control.value_based import (
+from hone.train.config import RunSettings
+from hone.train.control.off_policy import (
+    OffPolicyMethod,
+    ReplayConfig,
     ReplayRunConfig,
-    ValueLearnerConfig,
-    check_replay_run,
-    derive_replay_run,
-    finite_action_spaces,
+    off_policy_recipe,
+    rows_with_noise,
 )
-from hone.train.job import RecipeParts, RecipeSpec, TrainingJob, checked_run
-from hone.train.learner.config import learning_rate_schedule
-from hone.train.learner.gradient import GradientLearner
-from hone.train.loop import Recipe
-from hone.train.sources.live import LiveSource
-from hone.train.sources.replay import ReplaySource
+from hone.train.control.phases import optimizer_phase, target_update
+from hone.train.control.rows import TransitionRows
+from hone.train.learner.config import ReplayLearnerConfig
 
 
 class DiscreteSacAlgorithm(Config):
@@ -59,12 +47,14 @@ class DiscreteSacAlgorithm(Config):
 class DiscreteSacConfig(ReplayRunConfig):
     """A softmax policy with twin critics on Gymnasium environments with finitely many actions."""
 
+    run: RunSettings = RunSettings(threads=1, log_every=10, checkpoint_every=100)
+    """Threads, logging, checkpoints and other settings of the run."""
     network: MlpConfig = MlpConfig(hidden=[64, 64], activation="relu")
-    """The policy and each critic have one."""
-    learner: ValueLearnerConfig = ValueLearnerConfig(lr=1e-3, updates_per_iteration=32)
+    """Network of the policy, and of each critic."""
+    learner: ReplayLearnerConfig = ReplayLearnerConfig(lr=1e-3, max_grad_norm=10.0, updates_per_iteration=32)
     """The optimizers."""
-    replay: IterationReplayConfig = IterationReplayConfig(collect=64)
-    """The replay buffer, and how often it is sampled."""
+    replay: ReplayConfig = ReplayConfig(collect=64, batch=64, capacity=100_000, warmup=1000)
+    """The replay buffer."""
     algorithm: DiscreteSacAlgorithm = DiscreteSacAlgorithm()
     """Targets and temperature."""
 
@@ -94,60 +84,37 @@ def actor_objective(policy: DiscreteSacPolicy, rows: TransitionRows, *, target_e
     return LossTerms(loss=actor.loss + heat.loss, compute_metrics=lambda: {**actor.metrics, **heat.metrics})
 
 
-def build(config: DiscreteSacConfig) -> TrainingJob[DiscreteSacPolicy]:
-    """Build the training job. Raises ConfigError and UserCodeError for an invalid environment."""
-    replay, algorithm = config.replay, config.algorithm
-    world = open_world(config.env, steps=replay.collect, seed=config.seed)
-    space = finite_action_spaces(world.envs.single_observation_space, world.envs.single_action_space)
-    policy = DiscreteSacPolicy(space, config.network, seed=config.seed).to(config.run.device)
-    assert isinstance(space.actions, DiscreteActions)
-    entropy = algorithm.entropy * math.log(space.actions.count)
-
-    def layout(transitions: Episodes, credits: Credits) -> TransitionRows:
-        none = np.zeros((len(transitions), 0), np.float32)  # expectations are sums: nothing is drawn
-        return transition_rows(transitions, credits, none, device=config.run.device)
-
-    learner = GradientLearner(
+def method(config: DiscreteSacConfig, spaces: PolicySpaces) -> OffPolicyMethod[DiscreteSacPolicy]:
+    """Critics, then actor and temperature. Expectations over actions are sums, so no noise is drawn."""
+    algorithm = config.algorithm
+    policy = DiscreteSacPolicy(spaces, config.network, seed=config.seed).to(config.run.device)
+    assert isinstance(spaces.actions, DiscreteActions)
+    target_entropy = algorithm.entropy * math.log(spaces.actions.count)
+    actor = [*policy.actor.parameters(), policy.log_temperature]
+    return OffPolicyMethod(
         policy=policy,
-        layout=layout,
         phases=[
             optimizer_phase("critic", critic_objective, policy.critics.parameters(), config.learner),
             optimizer_phase(
                 "actor",
-                partial(actor_objective, target_entropy=entropy),
-                [*policy.actor.parameters(), policy.log_temperature],
+                partial(actor_objective, target_entropy=target_entropy),
+                actor,
                 config.learner,
+                after_step=target_update([(policy.targets, policy.critics)], tau=algorithm.tau),
             ),
         ],
-        seed=config.seed,
-        learning_rate=learning_rate_schedule(config.learner, config.learner.optimizer_steps(config.steps)),
-        epochs=config.learner.epochs,
-        minibatches=config.learner.updates_per_iteration,
-        shuffle=False,
-        after_step=target_update([(policy.targets, policy.critics)], tau=algorithm.tau),
+        layout=rows_with_noise(config, "none", 0),
+        credit=partial(one_step_target, discount=algorithm.discount),
+        buffer=RingBuffer(config.replay.capacity),
     )
-    source = ReplaySource(
-        DropFailedEpisodes(LiveSource(world, NetworkActor(policy.numpy_policy())), world),
-        buffer=RingBuffer(replay.capacity),
-        sample_size=replay.batch * config.learner.updates_per_iteration,
-        warmup=replay.warmup,
-        seed=config.seed,
-    )
-    recipe = Recipe(source=source, credit=partial(one_step_target, discount=algorithm.discount), learner=learner)
-    return control_job(recipe, env=config.env, evaluation=config.evaluation, seed=config.seed, world=world)
 
 
-ENTRY = RecipeSpec(
+ENTRY = off_policy_recipe(
     summary="maximum entropy over finitely many actions: softmax policy, twin critics, replay",
     paper="Christodoulou, Soft Actor-Critic for Discrete Action Settings, 2019",
     config=DiscreteSacConfig,
-    open=checked_run(check_replay_run, build),
-    derive=derive_replay_run,
-    parts=RecipeParts(
-        source="Replay(Live(Gymnasium))",
-        credit=(one_step_target,),
-        loss=(twin_critic_loss, soft_target, sac_actor_loss, temperature_loss),
-        weights=(token_mean,),
-    ),
+    method=method,
+    continuous=False,
+    loss=(twin_critic_loss, soft_target, sac_actor_loss, temperature_loss),
     limitation="the right target entropy depends on the task; it must be low where single actions decide.",
 )

@@ -12,14 +12,14 @@ from hone.objectives.td import greedy_target
 from hone.objectives.value import huber
 from hone.recipes.off_policy.dqn import objective
 from hone.train.config import RunSettings
-from hone.train.control.replay_config import IterationReplayConfig
+from hone.train.control.off_policy import ReplayConfig
 from hone.train.control.value_based import (
     ValueAlgorithm,
-    ValueLearnerConfig,
     ValueMethod,
     ValueRunConfig,
     value_recipe_spec,
 )
+from hone.train.learner.config import ReplayLearnerConfig
 
 
 class NoisyAlgorithm(ValueAlgorithm):
@@ -34,9 +34,9 @@ class NoisyDqnConfig(ValueRunConfig):
 
     run: RunSettings = RunSettings(threads=1, log_every=25, checkpoint_every=250)
     """Threads, logging, checkpoints and other settings of the run."""
-    learner: ValueLearnerConfig = ValueLearnerConfig(updates_per_iteration=32)
+    learner: ReplayLearnerConfig = ReplayLearnerConfig(lr=3e-4, max_grad_norm=10.0, updates_per_iteration=32)
     """The optimizer."""
-    replay: IterationReplayConfig = IterationReplayConfig(collect=64)
+    replay: ReplayConfig = ReplayConfig(collect=64, batch=64, capacity=100_000, warmup=1000)
     """The replay buffer. An iteration acts by one draw of the weights, so a short one explores little."""
     algorithm: NoisyAlgorithm = NoisyAlgorithm()
     """Discount, target network and noise."""

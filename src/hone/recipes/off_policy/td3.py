@@ -10,22 +10,14 @@ from pydantic import Field
 from torch import Tensor
 
 from hone.core.config import Config
-from hone.credit.returns import one_step_target
 from hone.models.control.deterministic import DeterministicActorCritic
+from hone.models.control.mlp import PolicySpaces
 from hone.objectives.soft import twin_critic_loss
 from hone.objectives.td import ddpg_actor_loss, smoothed_action, twin_target
 from hone.objectives.terms import LossTerms
-from hone.objectives.weights import token_mean
-from hone.train.control.deterministic import (
-    DeterministicMethod,
-    DeterministicRunConfig,
-    check_deterministic,
-    chosen_action_values,
-    derive_deterministic,
-    deterministic_job,
-)
+from hone.train.control.deterministic import DeterministicRunConfig, chosen_action_values, deterministic_method
+from hone.train.control.off_policy import OffPolicyMethod, off_policy_recipe
 from hone.train.control.rows import TransitionRows
-from hone.train.job import RecipeParts, RecipeSpec, TrainingJob, checked_run
 
 
 class Td3Algorithm(Config):
@@ -64,32 +56,26 @@ def critic_objective(policy: DeterministicActorCritic, rows: TransitionRows, *, 
     return twin_critic_loss(first, second, value_target(policy, rows, algorithm=algorithm))
 
 
-def build(config: Td3Config) -> TrainingJob[DeterministicActorCritic]:
-    """Build the training job. Raises ConfigError and UserCodeError for an invalid environment."""
+def method(config: Td3Config, spaces: PolicySpaces) -> OffPolicyMethod[DeterministicActorCritic]:
+    """Two critics, and a policy that is updated less often."""
     algorithm = config.algorithm
-    return deterministic_job(
+    return deterministic_method(
         config,
-        DeterministicMethod(
-            critic_count=2,
-            critic_objective=partial(critic_objective, algorithm=algorithm),
-            discount=algorithm.discount,
-            tau=algorithm.tau,
-            policy_update_every=algorithm.policy_every,
-        ),
+        spaces,
+        critics=2,
+        critic_objective=partial(critic_objective, algorithm=algorithm),
+        discount=algorithm.discount,
+        tau=algorithm.tau,
+        policy_every=algorithm.policy_every,
     )
 
 
-ENTRY = RecipeSpec(
+ENTRY = off_policy_recipe(
     summary="off-policy control of continuous actions: deterministic policy, twin critics, delayed and smoothed",
     paper="Fujimoto et al., Addressing Function Approximation Error in Actor-Critic Methods, 2018",
     config=Td3Config,
-    open=checked_run(check_deterministic, build),
-    derive=derive_deterministic,
-    parts=RecipeParts(
-        source="Replay(Live(Gymnasium))",
-        credit=(one_step_target,),
-        loss=(twin_critic_loss, twin_target, smoothed_action, ddpg_actor_loss),
-        weights=(token_mean,),
-    ),
+    method=method,
+    continuous=True,
+    loss=(twin_critic_loss, twin_target, smoothed_action, ddpg_actor_loss),
     limitation="boxes of actions only; it explores no further than the noise that is added to its actions.",
 )

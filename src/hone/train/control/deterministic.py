@@ -15,31 +15,16 @@ from pydantic import Field
 from torch import Tensor
 
 from hone.core.config import Config
-from hone.core.credit import Credits
-from hone.core.episodes import Episodes
-from hone.core.random import generator
 from hone.core.state import State, array, substate
 from hone.credit.returns import one_step_target
-from hone.envs.gym.make import describe_placement
-from hone.envs.gym.world import GymConfig, inspect_world, open_world
 from hone.models.control.deterministic import DeterministicActorCritic, NumpyDeterministicPolicy
-from hone.models.control.mlp import MlpConfig
+from hone.models.control.mlp import MlpConfig, PolicySpaces
 from hone.objectives.td import ddpg_actor_loss
 from hone.objectives.terms import LossTerms
 from hone.replay.ring import RingBuffer
-from hone.train.config import RunConfig, RunSettings
-from hone.train.control.acting import DropFailedEpisodes
-from hone.train.control.job import ControlEvaluationConfig, control_job
+from hone.train.control.off_policy import OffPolicyMethod, ReplayConfig, ReplayRunConfig, rows_with_noise
 from hone.train.control.phases import optimizer_phase, target_update
-from hone.train.control.replay_config import ReplayConfig
-from hone.train.control.rows import TransitionRows, transition_rows
-from hone.train.control.spaces import network_spaces
-from hone.train.job import TrainingJob
-from hone.train.learner.config import ReplayLearnerConfig, learning_rate_schedule
-from hone.train.learner.gradient import GradientLearner
-from hone.train.loop import Recipe
-from hone.train.sources.live import LiveSource
-from hone.train.sources.replay import ReplaySource
+from hone.train.control.rows import TransitionRows
 from hone.train.sources.wrapper import SourceWrapper
 
 P = TypeVar("P")
@@ -71,23 +56,15 @@ class OrnsteinUhlenbeckNoise(Config):
 ActionNoiseConfig: TypeAlias = Annotated[GaussianNoise | OrnsteinUhlenbeckNoise, Field(discriminator="kind")]
 
 
-class DeterministicRunConfig(RunConfig):
+class DeterministicRunConfig(ReplayRunConfig):
     """A deterministic policy on Gymnasium environments with a box of actions."""
 
-    run: RunSettings = RunSettings(threads=1, log_every=100, checkpoint_every=5000)
-    """Threads, logging, checkpoints and other settings of the run."""
-    env: GymConfig
-    """The environments; each is stepped once per iteration."""
     network: MlpConfig = MlpConfig(hidden=[400, 300], activation="relu")
-    """The policy and each critic have one."""
-    learner: ReplayLearnerConfig = ReplayLearnerConfig(lr=1e-3, max_grad_norm=None)
-    """The optimizers."""
+    """Network of the policy, and of each critic."""
     replay: ReplayConfig = ReplayConfig(capacity=200_000, warmup=1000)
     """The replay buffer."""
     exploration: ActionNoiseConfig = GaussianNoise()
-    """Exploration noise added to actions during training."""
-    evaluation: ControlEvaluationConfig = ControlEvaluationConfig()
-    """Evaluation of the policy."""
+    """Noise added to actions while learning."""
 
 
 # ---------------------------------------------------------------------------------------------- exploring
@@ -156,71 +133,37 @@ def chosen_action_values(policy: DeterministicActorCritic, rows: TransitionRows)
     return policy.q_values(rows.seen, policy.to_unit_box(rows.chosen))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DeterministicMethod:
-    """What makes one algorithm of the family."""
-
-    critic_count: int
-    """Number of critics."""
-    critic_objective: TransitionObjective
-    discount: float
-    tau: float
-    """Polyak coefficient of the target networks per update of theirs."""
-    policy_update_every: int = 1
-    """Updates of the critics per update of the policy, and of the target networks."""
-
-
-def deterministic_job(
-    config: DeterministicRunConfig, method: DeterministicMethod
-) -> TrainingJob[DeterministicActorCritic]:
-    """Build the training job. Raises ConfigError and UserCodeError for an invalid environment."""
-    world = open_world(config.env, steps=1, seed=config.seed, squashed=True)
-    space = network_spaces(world.envs.single_observation_space, world.envs.single_action_space)
-    policy = DeterministicActorCritic(space, config.network, seed=config.seed, critics=method.critic_count)
+def deterministic_method(
+    config: DeterministicRunConfig,
+    spaces: PolicySpaces,
+    *,
+    critics: int,
+    critic_objective: TransitionObjective,
+    discount: float,
+    tau: float,
+    policy_every: int = 1,
+) -> OffPolicyMethod[DeterministicActorCritic]:
+    """Critics, then on every `policy_every`-th update the policy, and the target networks after it."""
+    policy = DeterministicActorCritic(spaces, config.network, seed=config.seed, critics=critics)
     policy = policy.to(config.run.device)
-    actions = policy.action_size
-
-    def layout(transitions: Episodes, credits: Credits) -> TransitionRows:
-        draws = generator(config.seed, config.recipe, learner.updates)
-        noise = draws.standard_normal((len(transitions), actions), np.float32)
-        return transition_rows(transitions, credits, noise, device=config.run.device)
-
-    critic_phase = optimizer_phase("critic", method.critic_objective, policy.critics.parameters(), config.learner)
-    actor_phase = optimizer_phase("actor", actor_objective, policy.actor.parameters(), config.learner)
-    pairs = [(policy.slow_actor, policy.actor), (policy.slow_critics, policy.critics)]
-    actor_phase.update_every, actor_phase.after_step = method.policy_update_every, target_update(pairs, tau=method.tau)
-    learner = GradientLearner(
-        policy=policy,
-        layout=layout,
-        phases=[critic_phase, actor_phase],
-        seed=config.seed,
-        learning_rate=learning_rate_schedule(config.learner, config.learner.optimizer_steps(config.steps)),
-        minibatches=config.learner.updates_per_iteration,
-        shuffle=False,
-    )
     actor = NoisyActor(policy.numpy_policy(), config.exploration)
-    source = ReplaySource(
-        WithNoiseState(DropFailedEpisodes(LiveSource(world, actor), world), actor),
+    pairs = [(policy.slow_actor, policy.actor), (policy.slow_critics, policy.critics)]
+    return OffPolicyMethod(
+        policy=policy,
+        phases=[
+            optimizer_phase("critic", critic_objective, policy.critics.parameters(), config.learner),
+            optimizer_phase(
+                "actor",
+                actor_objective,
+                policy.actor.parameters(),
+                config.learner,
+                update_every=policy_every,
+                after_step=target_update(pairs, tau=tau),
+            ),
+        ],
+        layout=rows_with_noise(config, config.recipe, policy.action_size),
+        credit=partial(one_step_target, discount=discount),
         buffer=RingBuffer(config.replay.capacity),
-        sample_size=config.replay.batch * config.learner.updates_per_iteration,
-        warmup=config.replay.warmup,
-        seed=config.seed,
+        actor=actor,
+        wrap_source=lambda source: WithNoiseState(source, actor),
     )
-    recipe = Recipe(source=source, credit=partial(one_step_target, discount=method.discount), learner=learner)
-    return control_job(recipe, env=config.env, evaluation=config.evaluation, seed=config.seed, world=world)
-
-
-def check_deterministic(config: DeterministicRunConfig) -> list[str]:
-    """Warnings about the config; raises ConfigError for a run that cannot work."""
-    return inspect_world(config.env, seed=config.seed, squashed=True)[1]
-
-
-def derive_deterministic(config: DeterministicRunConfig) -> dict[str, str]:
-    """Figures that follow from the config, shown by `hone plan`."""
-    updates = config.steps * config.learner.updates_per_iteration
-    return {
-        "environment steps": f"{config.replay.warmup} at random + {config.steps} x {config.env.num_envs}",
-        "environments": describe_placement(config.env),
-        "updates": f"{config.steps} x {config.learner.updates_per_iteration} = {updates}",
-        "update": f"{config.replay.batch} transitions",
-    }

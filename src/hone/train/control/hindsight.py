@@ -13,10 +13,14 @@ from pydantic import Field
 from hone.core.config import Config
 from hone.core.errors import ConfigError
 from hone.envs.gym.goals import GoalEnv, goal_columns, has_goals
-from hone.envs.gym.make import GymConfig, describe_placement, env_factory, runs_isolated
+from hone.envs.gym.make import GymConfig, env_factory, runs_isolated
 from hone.replay.hindsight import GoalReached, GoalReward, GoalSpec, HindsightBuffer, Strategy
 from hone.replay.store import EpisodeStore
-from hone.train.control.replay_config import IterationReplayConfig
+from hone.train.control.job import ControlEvaluationConfig
+from hone.train.control.off_policy import ReplayConfig, ReplayRunConfig
+
+GOAL_SOURCE = "Replay(Live(Gymnasium with goals), Hindsight)"
+"""Source of the episodes of these recipes, for people to read."""
 
 
 class HindsightConfig(Config):
@@ -26,6 +30,24 @@ class HindsightConfig(Config):
     """Step of the same episode whose outcome becomes the goal: this or a later one, the last, or any."""
     share: float = Field(default=0.8, ge=0, le=1)
     """Share of relabelled transitions: 0.8 is the paper's k = 4; 0 is plain replay."""
+
+
+class HindsightRunConfig(ReplayRunConfig):
+    """Training in Gymnasium environments with goals, on transitions some of which have other goals."""
+
+    replay: ReplayConfig = ReplayConfig(capacity=200_000, warmup=1000)
+    """The replay buffer."""
+    hindsight: HindsightConfig = HindsightConfig()
+    """Relabelling of goals."""
+    evaluation: ControlEvaluationConfig = ControlEvaluationConfig(episodes=100)
+    """Evaluation of the policy."""
+
+    def check(self) -> list[str]:
+        goal_spec(self.env)
+        return []
+
+    def describe_update(self) -> str:
+        return f"{self.replay.batch} transitions, {self.hindsight.share:.0%} of them with another goal"
 
 
 Array: TypeAlias = NDArray[np.generic]
@@ -57,23 +79,10 @@ def goal_spec(config: GymConfig) -> GoalSpec:
     )
 
 
-def hindsight_buffer(config: GymConfig, replay: IterationReplayConfig, hindsight: HindsightConfig) -> HindsightBuffer:
-    """A store of whole episodes whose samples have some of their goals replaced."""
-    goals = goal_spec(config)
-    return HindsightBuffer(EpisodeStore(replay.capacity), goals, strategy=hindsight.strategy, share=hindsight.share)
-
-
-def derive_hindsight(
-    env: GymConfig, *, steps: int, updates: int, replay: IterationReplayConfig, hindsight: HindsightConfig
-) -> dict[str, str]:
-    """What a config comes to: `steps` turns of `updates` updates."""
-    batch = env.num_envs * replay.collect
-    return {
-        "environment steps": f"{replay.warmup} + {steps} x {batch}",
-        "environments": describe_placement(env),
-        "updates": f"{steps} x {updates} = {steps * updates}",
-        "update": f"{replay.batch} transitions, {hindsight.share:.0%} of them with another goal",
-    }
+def hindsight_buffer(config: HindsightRunConfig) -> HindsightBuffer:
+    """Replay buffer of whole episodes, some of whose samples get other goals."""
+    store, hindsight = EpisodeStore(config.replay.capacity), config.hindsight
+    return HindsightBuffer(store, goal_spec(config.env), strategy=hindsight.strategy, share=hindsight.share)
 
 
 def _reward_function(env: GoalEnv) -> GoalReward:

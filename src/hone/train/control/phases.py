@@ -1,20 +1,19 @@
 """Optimizer phases over a policy's parameters, and target networks that follow them."""
 
-from collections.abc import Callable, Iterable
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
+from hone.core.reduction import Reduction
 from hone.models.control.actor_critic import polyak_update
 from hone.objectives.terms import LossTerms
 from hone.train.learner.adam import Adam
 from hone.train.learner.config import OptimizerConfig
 from hone.train.learner.flat_parameters import FlatParameters, contiguous_view, make_contiguous
-from hone.train.learner.gradient import OptimizerPhase, TensorBatch
+from hone.train.learner.gradient import OptimizerPhase, TensorBatch, TrainingRows
 
 Q = TypeVar("Q", bound=nn.Module)
-
-
 R = TypeVar("R", bound=TensorBatch)
 
 
@@ -23,8 +22,12 @@ def optimizer_phase(
     objective: Callable[[Q, R], LossTerms],
     parameters: Iterable[nn.Parameter],
     config: OptimizerConfig,
+    *,
+    prepare: Callable[[Q, Any, int, Reduction], TrainingRows[R]] | None = None,
+    update_every: int = 1,
+    after_step: Callable[[Q], None] | None = None,
 ) -> OptimizerPhase[Q, R]:
-    """One of several optimizer steps per minibatch, over its own parameters."""
+    """One of several optimizer steps per minibatch, over its own parameters; see `OptimizerPhase`."""
     flat = FlatParameters(parameters)
     first, second = config.betas
     return OptimizerPhase(
@@ -33,22 +36,29 @@ def optimizer_phase(
         parameters=flat,
         optimizer=Adam(flat, weight_decay=config.weight_decay, betas=(first, second)),
         max_grad_norm=config.max_grad_norm or None,
+        prepare=prepare,
+        update_every=update_every,
+        after_step=after_step,
     )
 
 
-def target_update(pairs: Iterable[tuple[nn.Module, nn.Module]], *, tau: float) -> Callable[[nn.Module], None]:
-    """After an update the slow one of each pair (slow, fast) takes on a share `rate` of the fast one. Their parameters
-    are looked up once, and moved as one where those of the fast one lie together (`phase` sees to that)."""
-    slow: list[Tensor] = []
-    fast: list[Tensor] = []
-    for copy, original in pairs:
-        both = list(copy.parameters()), list(original.parameters())
-        as_one = contiguous_view(both[1])
-        slow += both[0] if as_one is None else [make_contiguous(both[0])]
-        fast += both[1] if as_one is None else [as_one]
+def target_update(pairs: Sequence[tuple[nn.Module, nn.Module]], *, tau: float) -> Callable[[nn.Module], None]:
+    """Polyak update, for the end of a phase: the first of each pair (target, online) takes on a share `tau` of the
+    second. Parameters are looked up at the first update, when each phase holds its own, and moved as one where those of
+    the online network are contiguous."""
+    found: list[tuple[Sequence[Tensor], Sequence[Tensor]]] = []
 
     def after(policy: nn.Module) -> None:
         del policy
-        polyak_update(slow, fast, tau=tau)
+        if not found:
+            found.extend(_parameters_of_pair(target, online) for target, online in pairs)
+        for target, online in found:
+            polyak_update(target, online, tau=tau)
 
     return after
+
+
+def _parameters_of_pair(target: nn.Module, online: nn.Module) -> tuple[Sequence[Tensor], Sequence[Tensor]]:
+    theirs, ours = list(target.parameters()), list(online.parameters())
+    as_one = contiguous_view(ours)
+    return (theirs, ours) if as_one is None else ([make_contiguous(theirs)], [as_one])

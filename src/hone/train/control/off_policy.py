@@ -1,0 +1,226 @@
+"""What off-policy recipes for control share: the config, the rows of a sample, the job around a replay buffer.
+
+Belongs here: wiring of environments, replay buffer and gradient learner. Does not: any branch about which algorithm
+runs. A recipe's `method` names its networks and losses (`OffPolicyMethod`); `off_policy_recipe` does the rest.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any, Generic, TypeVar
+
+from pydantic import Field
+
+from hone.core.config import Config
+from hone.core.credit import Credits, Values
+from hone.core.episodes import Episodes
+from hone.core.errors import ConfigError
+from hone.core.random import generator
+from hone.credit.returns import one_step_target
+from hone.envs.gym.make import describe_placement
+from hone.envs.gym.world import GymConfig, GymWorld
+from hone.models.control.actor_critic import ControlPolicy
+from hone.models.control.mlp import DiscreteActions, PolicySpaces
+from hone.models.control.numpy_policies import HasNumpyPolicy, NumpyPolicy
+from hone.objectives.weights import token_mean
+from hone.train.config import RunConfig, RunSettings
+from hone.train.control.acting import DropFailedEpisodes, NetworkActor
+from hone.train.control.job import ControlEvaluationConfig, accept_spaces, control_job, open_gym_run
+from hone.train.control.rows import TransitionRows, transition_rows
+from hone.train.control.spaces import world_spaces
+from hone.train.job import OpenedRun, RecipeParts, RecipeSpec, TrainingJob
+from hone.train.learner.config import ReplayLearnerConfig, learning_rate_schedule
+from hone.train.learner.gradient import GradientLearner, OptimizerPhase, TrainingRows
+from hone.train.loop import Recipe, Source
+from hone.train.sources.live import Actor, LiveSource
+from hone.train.sources.replay import ReplayBuffer, ReplaySource
+
+P = TypeVar("P", bound=ControlPolicy)
+
+
+# ---------------------------------------------------------------------------------------------- configs
+
+
+class ReplayConfig(Config):
+    """Replay buffer: its capacity, how much an iteration adds, and the batches that are sampled from it."""
+
+    collect: int = Field(default=1, ge=1)
+    """Steps of each environment per iteration; `learner.updates_per_iteration` updates follow."""
+    batch: int = Field(default=256, ge=1)
+    """Transitions per update."""
+    capacity: int = Field(default=1_000_000, ge=1)
+    """Capacity of the replay buffer, transitions."""
+    warmup: int = Field(default=100, ge=1)
+    """Decisions before the first update; taken at random, except by a policy that draws its own actions."""
+
+
+class OffPolicyRunConfig(RunConfig):
+    """Training in Gymnasium environments on samples of a replay buffer."""
+
+    run: RunSettings = RunSettings(threads=1, log_every=100, checkpoint_every=5000)
+    """Threads, logging, checkpoints and other settings of the run."""
+    env: GymConfig
+    """The environments."""
+    learner: ReplayLearnerConfig = ReplayLearnerConfig(lr=1e-3, max_grad_norm=None)
+    """The optimizers."""
+    evaluation: ControlEvaluationConfig = ControlEvaluationConfig()
+    """Evaluation of the policy."""
+
+
+class ReplayRunConfig(OffPolicyRunConfig):
+    """Training in Gymnasium environments on uniform or prioritized samples of transitions."""
+
+    replay: ReplayConfig = ReplayConfig()
+    """The replay buffer."""
+
+    @property
+    def iteration_steps(self) -> int:
+        """Environment steps of an iteration."""
+        return self.replay.collect * self.env.num_envs
+
+    def check(self) -> list[str]:
+        """Warnings about the numbers. Raises ConfigError for an environment that the algorithm cannot learn in."""
+        return []
+
+    def describe_update(self) -> str:
+        """Contents of one update's batch, for `hone plan`."""
+        return f"{self.replay.batch} transitions"
+
+
+C = TypeVar("C", bound=ReplayRunConfig)
+
+
+# ---------------------------------------------------------------------------------------------- the job
+
+
+@dataclass
+class ScheduledExplorer(NetworkActor):
+    """Behaviour policy that is made of the published policy and its version: a schedule of exploration."""
+
+    exploration_policy: Callable[[Any, int], NumpyPolicy] = field(kw_only=True)
+
+    def publish(self, policy: HasNumpyPolicy, version: int) -> None:
+        self.numpy_policy, self.version = self.exploration_policy(policy, version), version
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OffPolicyMethod(Generic[P]):
+    """What makes one off-policy algorithm, for one config and its spaces."""
+
+    policy: P
+    phases: Sequence[OptimizerPhase[P, Any]]
+    layout: Callable[[Episodes, Credits, int], TrainingRows[Any]]
+    """Transitions, their credits and the number of updates so far -> rows."""
+    credit: Callable[[Episodes, Values], Credits]
+    buffer: ReplayBuffer
+    actor: Actor[P] | None = None
+    """The behaviour policy; None: the policy that was published last."""
+    wrap_source: Callable[[Source[P]], Source[P]] | None = None
+    """Wrapper of the source that fills the replay buffer."""
+    after_step: Callable[[P, int], None] | None = None
+    """Policy and update number; runs after the phases of each update, for what none of them can do by itself."""
+    shuffle: bool = False
+    """Whether the batches of an iteration are drawn from its sample in a random order: for samples that are ordered."""
+
+
+def replay_job(
+    config: OffPolicyRunConfig, world: GymWorld, method: OffPolicyMethod[P], replay: ReplayConfig
+) -> TrainingJob[P]:
+    """Training job of a method: its actor fills the replay buffer, its phases learn from samples of it."""
+    policy, learning = method.policy, config.learner
+
+    def layout(transitions: Episodes, credits: Credits) -> TrainingRows[Any]:
+        return method.layout(transitions, credits, learner.updates)
+
+    def after_step(policy: P) -> None:
+        if method.after_step is not None:
+            method.after_step(policy, learner.updates)
+
+    learner: GradientLearner[P, Any] = GradientLearner(
+        policy=policy,
+        layout=layout,
+        phases=method.phases,
+        seed=config.seed,
+        learning_rate=learning_rate_schedule(learning, learning.optimizer_steps(config.steps)),
+        epochs=learning.epochs,
+        minibatches=learning.updates_per_iteration,
+        shuffle=method.shuffle,
+        after_step=after_step,
+    )
+    actor = NetworkActor(policy.numpy_policy()) if method.actor is None else method.actor
+    source: Source[P] = DropFailedEpisodes(LiveSource(world, actor), world)
+    source = ReplaySource(
+        source if method.wrap_source is None else method.wrap_source(source),
+        buffer=method.buffer,
+        sample_size=replay.batch * learning.updates_per_iteration,
+        warmup=replay.warmup,
+        seed=config.seed,
+    )
+    recipe = Recipe(source=source, credit=method.credit, learner=learner)
+    return control_job(recipe, env=config.env, evaluation=config.evaluation, seed=config.seed, world=world)
+
+
+def rows_with_noise(config: RunConfig, stream: str, *shape: int) -> Callable[[Episodes, Credits, int], TransitionRows]:
+    """Layout of transitions with standard normal numbers `[n, *shape]` of a random stream of the run."""
+
+    def layout(transitions: Episodes, credits: Credits, updates: int) -> TransitionRows:
+        noise = generator(config.seed, stream, updates).standard_normal((len(transitions), *shape), "float32")
+        return transition_rows(transitions, credits, noise, device=config.run.device)
+
+    return layout
+
+
+def require_finite_actions(config: RunConfig, spaces: PolicySpaces) -> None:
+    """Raises ConfigError for actions that cannot be counted."""
+    if not isinstance(spaces.actions, DiscreteActions):
+        raise ConfigError(f"{config.recipe} needs a finite set of actions, got {spaces.actions}; take sac or td3")
+
+
+def open_off_policy(
+    config: C, *, method: Callable[[C, PolicySpaces], OffPolicyMethod[Any]], continuous: bool
+) -> OpenedRun:
+    """Environments opened and checked, for the job of `method(config, spaces)`."""
+
+    def build(config: C, world: GymWorld) -> TrainingJob[Any]:
+        return replay_job(config, world, method(config, world_spaces(world)), config.replay)
+
+    warnings = config.check()
+    require = accept_spaces if continuous else require_finite_actions
+    steps = config.replay.collect
+    opened = open_gym_run(config, config.env, steps=steps, build=build, require=require, squashed=continuous)
+    return replace(opened, warnings=[*opened.warnings, *warnings])
+
+
+def derive_off_policy(config: ReplayRunConfig) -> dict[str, str]:
+    """Figures that follow from the config, shown by `hone plan`."""
+    updates = config.learner.optimizer_steps(1)
+    return {
+        "environment steps": f"{config.replay.warmup} or a little more to begin with, and {config.steps} x "
+        f"{config.iteration_steps}",
+        "environments": describe_placement(config.env),
+        "updates": f"{config.steps} iterations x {updates} = {config.steps * updates}",
+        "update": config.describe_update(),
+    }
+
+
+def off_policy_recipe(  # noqa: PLR0913 - one line each of the recipe
+    *,
+    summary: str,
+    paper: str,
+    config: type[C],
+    method: Callable[[C, PolicySpaces], OffPolicyMethod[Any]],
+    continuous: bool,
+    loss: Sequence[Callable[..., Any]],
+    limitation: str,
+    episode_source: str = "Replay(Live(Gymnasium))",
+) -> RecipeSpec:
+    """Recipe of this family: a method over a box of actions (`continuous`), or over finitely many."""
+    return RecipeSpec(
+        summary=summary,
+        paper=paper,
+        config=config,
+        open=partial(open_off_policy, method=method, continuous=continuous),
+        derive=derive_off_policy,
+        parts=RecipeParts(source=episode_source, credit=(one_step_target,), loss=loss, weights=(token_mean,)),
+        limitation=limitation,
+    )
