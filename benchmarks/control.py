@@ -101,7 +101,7 @@ def ppo_config(
 
 def ppo_cartpole(seed: int, *, quick: bool) -> float:
     steps = 40 if quick else 100_000 // (8 * 32)
-    return score(run(ppo.build(ppo_config(seed, steps)), steps), CARTPOLE, seed)
+    return score(run(ppo.ENTRY.build(ppo_config(seed, steps)), steps), CARTPOLE, seed)
 
 
 def sac_pendulum(seed: int, *, quick: bool) -> float:
@@ -132,7 +132,7 @@ class HalfTrained(Exception):  # noqa: N818 - ends a run on purpose
 
 def half_trained(seed: int) -> ActorCritic:
     """PPO stopped when the last five turns' episodes reach half of the greatest return."""
-    job = ppo.build(ppo_config(seed, 390))
+    job = ppo.ENTRY.build(ppo_config(seed, 390))
     lately: list[float] = []
 
     def report(*_: object) -> None:
@@ -209,7 +209,7 @@ def hone_speed(rollout: int, turns: int) -> float:
         marks.append(time.process_time())
         decisions.append(episodes.decisions)
 
-    run(ppo.build(config), turns + 1, report)
+    run(ppo.ENTRY.build(config), turns + 1, report)
     return sum(decisions[2:]) / (marks[-1] - marks[1])
 
 

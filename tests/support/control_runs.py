@@ -20,7 +20,9 @@ def write_short_log(folder: Path, name: str) -> str:
     config = GymConfig(id=name, num_envs=2, clip_actions=False)
     path = folder / f"{name}.parquet"
     if name == "CartPole-v1":
-        job = ppo.build(ppo.PpoConfig(recipe="ppo", name="x", steps=1, env=config, network=SMALL, rollout_steps=40))
+        job = ppo.ENTRY.build(
+            ppo.PpoConfig(recipe="ppo", name="x", steps=1, env=config, network=SMALL, rollout_steps=40)
+        )
     else:
         job = sac.ENTRY.build(sac.SacConfig(recipe="sac", name="x", steps=1, env=config, network=SMALL))
     world = open_world(config, steps=150, seed=5)

@@ -36,7 +36,7 @@ JUDGE = ControlEvaluationConfig(episodes=3)
 
 def make_ppo(folder: Path, steps: int) -> TrainingJob[Any]:
     learner = LearnerConfig(lr=1e-3, epochs=2, minibatches=3, lr_decay="linear", warmup_steps=2)
-    return ppo.build(
+    return ppo.ENTRY.build(
         ppo.PpoConfig(
             recipe="ppo", name="x", seed=3, steps=steps, env=CARTPOLE, rollout_steps=21, network=SMALL,
             learner=learner, evaluation=JUDGE, algorithm=ppo.PpoAlgorithm(entropy_weight=0.01),
@@ -47,7 +47,7 @@ def make_ppo(folder: Path, steps: int) -> TrainingJob[Any]:
 def make_ppo_box(folder: Path, steps: int) -> TrainingJob[Any]:
     env = GymConfig(id="Pendulum-v1", num_envs=3, clip_actions=True)
     learner = LearnerConfig(lr=1e-3, epochs=2)
-    return ppo.build(
+    return ppo.ENTRY.build(
         ppo.PpoConfig(
             recipe="ppo", name="x", seed=3, steps=steps, env=env, rollout_steps=90, network=SMALL, learner=learner,
             evaluation=JUDGE,
@@ -186,7 +186,7 @@ def test_entries_derive_without_work(entry: RecipeSpec, tmp_path: Path) -> None:
 
 def test_ppo_on_a_box_asks_for_clipping() -> None:
     config = ppo.PpoConfig(recipe="ppo", name="x", steps=1, env=GymConfig(id="Pendulum-v1"))
-    for door in (ppo.check, ppo.build):
+    for door in (ppo.ENTRY.check, ppo.ENTRY.build):
         with pytest.raises(ConfigError, match=r"env.clip_actions = false"):
             door(config)
 
@@ -208,7 +208,7 @@ def test_a_bandit_refuses_a_belief_that_does_not_fit() -> None:
 def test_ppo_learns_cartpole() -> None:
     """A fifth of the budget of the benchmark: well above the 22 of a random policy."""
     learner = LearnerConfig(lr=2e-3, lr_decay="linear", epochs=10, minibatches=2, max_grad_norm=0.5)
-    job = ppo.build(
+    job = ppo.ENTRY.build(
         ppo.PpoConfig(
             recipe="ppo", name="x", steps=60, env=GymConfig(id="CartPole-v1", num_envs=8), learner=learner,
             network=MlpConfig(hidden=[32, 32]),

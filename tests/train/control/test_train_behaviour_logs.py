@@ -135,7 +135,7 @@ def test_actions_of_a_box_stay_inside_it() -> None:
 
 def test_stages_lie_in_the_order_of_their_scores() -> None:
     env = GymConfig(id="CartPole-v1", num_envs=8)
-    job = ppo.build(ppo.PpoConfig(recipe="ppo", name="x", steps=160, env=env, network=MlpConfig(hidden=[32, 32])))
+    job = ppo.ENTRY.build(ppo.PpoConfig(recipe="ppo", name="x", steps=160, env=env, network=MlpConfig(hidden=[32, 32])))
     found = train_snapshots(job, env, steps=160, every=4, epsilon=0.1)
     low, middle, high = found.scores
     assert low < 40

@@ -212,7 +212,7 @@ def test_the_region_is_the_paper_s() -> None:
 
 
 def job_of(steps: int, **changes: Any) -> TrainingJob[ActorCritic]:
-    return trpo.build(
+    return trpo.ENTRY.build(
         trpo.TrpoConfig(
             recipe="trpo", name="x", seed=3, steps=steps, env=GymConfig(id="CartPole-v1", num_envs=8),
             evaluation=ControlEvaluationConfig(episodes=5), **changes,

@@ -7,7 +7,7 @@ from hone.envs.gym.world import GymConfig
 from hone.lab.control import moving_average, train_recipe
 from hone.lab.finding import Experiment, ExperimentResult, at_least, at_most, line_plot
 from hone.lab.puzzles import Floats
-from hone.recipes.on_policy.ppo import PpoAlgorithm, PpoConfig, build
+from hone.recipes.on_policy.ppo import ENTRY, PpoAlgorithm, PpoConfig
 
 AGES = (0, 1, 4, 16)
 ENVS, EACH, WINDOW = 8, 32, 10
@@ -15,7 +15,7 @@ ENVS, EACH, WINDOW = 8, 32, 10
 
 def train_cartpole(age: int, *, seed: int, turns: int) -> tuple[Floats, Floats]:
     """Steps per fall in each iteration `[turns]` of the training data, and the final parameters, flat."""
-    job = build(
+    job = ENTRY.build(
         PpoConfig(
             recipe="ppo", name="lab", seed=seed, steps=turns, env=GymConfig(id="CartPole-v1", num_envs=ENVS),
             algorithm=PpoAlgorithm(max_staleness=age),

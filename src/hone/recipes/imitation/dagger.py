@@ -19,12 +19,12 @@ from hone.models.control.mlp import MlpConfig
 from hone.objectives.offline import behaviour_cloning
 from hone.objectives.weights import token_mean
 from hone.recipes.offline.bc import objective
-from hone.recipes.on_policy.ppo import require_clipping
 from hone.replay.ring import RingBuffer
 from hone.train.config import RunConfig, RunSettings
 from hone.train.control.acting import DropFailedEpisodes
 from hone.train.control.experts import DaggerActor, ExpertConfig, ExpertLabelledSource, ExpertProgram, open_expert
 from hone.train.control.job import ControlEvaluationConfig, control_job
+from hone.train.control.on_policy import require_clipping
 from hone.train.control.rows import step_rows
 from hone.train.control.spaces import network_spaces
 from hone.train.job import RecipeParts, RecipeSpec, TrainingJob, checked_run

@@ -29,11 +29,11 @@ from hone.models.control.mlp import MlpConfig
 from hone.objectives.policy import reinforce_loss
 from hone.objectives.terms import LossTerms
 from hone.objectives.weights import token_mean
-from hone.recipes.on_policy.ppo import require_clipping
 from hone.train.config import RunConfig, RunSettings
 from hone.train.control.acting import DropFailedEpisodes, NetworkActor
 from hone.train.control.job import ControlEvaluationConfig, control_job
 from hone.train.control.meta_rl import Reptile
+from hone.train.control.on_policy import require_clipping
 from hone.train.control.rows import StepRows, step_rows
 from hone.train.control.spaces import network_spaces
 from hone.train.job import EvaluationRequest, EvaluationResult, RecipeParts, RecipeSpec, TrainingJob, checked_run

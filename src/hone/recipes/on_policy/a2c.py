@@ -7,12 +7,8 @@ behaviour policy, truncated at `ratio_cap`. The defaults are those that solve Ca
 
 from functools import partial
 
-import torch
 from pydantic import Field
 
-from hone.core.config import Config
-from hone.core.credit import Credits, Values
-from hone.core.episodes import Episodes
 from hone.credit.returns import gae
 from hone.models.control.actor_critic import ActorCritic
 from hone.objectives.policy import cispo, reinforce_loss
@@ -20,30 +16,25 @@ from hone.objectives.terms import LossTerms
 from hone.objectives.value import squared_error
 from hone.objectives.weights import token_mean
 from hone.train.control.on_policy import (
+    ActorCriticAlgorithm,
     OnPolicyMethod,
     OnPolicyRunConfig,
-    check_on_policy,
-    derive_on_policy,
-    merged_metrics,
-    on_policy_job,
+    actor_critic_loss,
+    on_policy_recipe_spec,
 )
 from hone.train.control.rows import StepRows
-from hone.train.job import RecipeParts, RecipeSpec, TrainingJob, checked_run
+from hone.train.job import RecipeParts
 from hone.train.learner.config import LearnerConfig
 from hone.train.sources.normalise import NormaliseConfig
 
 
-class A2cAlgorithm(Config):
+class A2cAlgorithm(ActorCriticAlgorithm):
     """The numbers of the paper, with the returns of short rollouts."""
 
-    discount: float = Field(default=0.99, ge=0, le=1)
-    """Discount factor (gamma)."""
     gae_lambda: float = Field(default=1.0, ge=0, le=1)
     """GAE's lambda: 1 are n-step returns to the end of the rollout, as in the paper."""
     value_weight: float = Field(default=1.0, ge=0)
     """Weight of the critic's squared error, halved."""
-    entropy_weight: float = Field(default=0.0, ge=0)
-    """Weight of the entropy bonus."""
     ratio_cap: float = Field(default=1.0, gt=0)
     """Cap of the importance weight of steps from an older policy; for `max_staleness`."""
     max_staleness: int = Field(default=0, ge=0, le=16)
@@ -64,49 +55,35 @@ class A2cConfig(OnPolicyRunConfig):
     """Credit and loss."""
 
 
-def objective(policy: ActorCritic, rows: StepRows, *, algorithm: A2cAlgorithm, is_stale: bool) -> LossTerms:
+def objective(policy: ActorCritic, rows: StepRows, *, algorithm: A2cAlgorithm) -> LossTerms:
     """-A log p (weighted by the cut ratio where steps are older than the policy) + value error - entropy."""
     now = policy.evaluate_actions(rows.seen, rows.chosen)
-    assert now.value is not None
-    if is_stale:
+    if algorithm.max_staleness:
         actor = cispo(now.logp, rows.logp, rows.advantage, ratio_cap=algorithm.ratio_cap)
     else:
         actor = reinforce_loss(now.logp, rows.advantage)
-    critic = squared_error(now.value, rows.target)
-    loss = torch.add(actor.loss, critic.loss, alpha=algorithm.value_weight)
-    if algorithm.entropy_weight:
-        loss = torch.sub(loss, now.entropy(), alpha=algorithm.entropy_weight)
-    return LossTerms(loss=loss, compute_metrics=lambda: merged_metrics(now.entropy(), actor, critic))
+    return actor_critic_loss(
+        actor, now, rows.target, value_weight=algorithm.value_weight, entropy_weight=algorithm.entropy_weight
+    )
 
 
-def build(config: A2cConfig) -> TrainingJob[ActorCritic]:
-    """Build the training job. Raises ConfigError and UserCodeError for an invalid environment."""
+def method(config: A2cConfig) -> OnPolicyMethod:
+    """Credit and loss of the recipe, as the on-policy family takes them."""
     algorithm = config.algorithm
-
-    def credit(episodes: Episodes, values: Values) -> Credits:
-        return gae(episodes, values, discount=algorithm.discount, gae_lambda=algorithm.gae_lambda)
-
-    method = OnPolicyMethod(
-        credit=credit,
-        objective=partial(objective, algorithm=algorithm, is_stale=algorithm.max_staleness > 0),
+    return OnPolicyMethod(
+        credit=partial(gae, discount=algorithm.discount, gae_lambda=algorithm.gae_lambda),
+        objective=partial(objective, algorithm=algorithm),
         normalise=algorithm.normalise,
         max_staleness=algorithm.max_staleness,
         discount=algorithm.discount,
     )
-    return on_policy_job(config, method)
 
 
-def check(config: A2cConfig) -> list[str]:
-    """Warnings about the config; raises ConfigError for a run that cannot work."""
-    return check_on_policy(config, config.algorithm.normalise)
-
-
-ENTRY = RecipeSpec(
+ENTRY = on_policy_recipe_spec(
     summary="on-policy control: one policy-gradient step on a few steps of many environments, with a critic",
     paper="Mnih et al., Asynchronous Methods for Deep Reinforcement Learning, 2016",
     config=A2cConfig,
-    open=checked_run(check, build),
-    derive=derive_on_policy,
+    method=method,
     parts=RecipeParts(
         source="Live(Gymnasium)", credit=(gae,), loss=(reinforce_loss, squared_error), weights=(token_mean,)
     ),

@@ -8,35 +8,27 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Literal
 
-import torch
 from pydantic import Field
 
-from hone.core.config import Config
-from hone.core.credit import Credits, Values
-from hone.core.episodes import Episodes
 from hone.core.reduction import Reduction
-from hone.credit.returns import gae, standardised
 from hone.models.control.actor_critic import ActorCritic
 from hone.objectives.policy import clipped_surrogate
 from hone.objectives.terms import LossTerms
-from hone.objectives.value import squared_error
-from hone.objectives.weights import token_mean
 from hone.train.control.on_policy import (
+    ActorCriticAlgorithm,
     OnPolicyMethod,
     OnPolicyRunConfig,
-    check_on_policy,
-    derive_on_policy,
-    on_policy_job,
-    require_clipping,
+    actor_critic_loss,
+    on_policy_recipe_spec,
+    standardised_gae,
 )
 from hone.train.control.rows import StepRows
-from hone.train.job import RecipeParts, RecipeSpec, TrainingJob, checked_run
 from hone.train.learner.config import LearnerConfig
 from hone.train.learner.gradient import TrainingRows
 from hone.train.sources.normalise import NormaliseConfig
 
 
-class PpoAlgorithm(Config):
+class PpoAlgorithm(ActorCriticAlgorithm):
     """The numbers of the paper."""
 
     discount: float = Field(default=0.98, ge=0, le=1)
@@ -49,10 +41,6 @@ class PpoAlgorithm(Config):
     """Upper clip width of the probability ratio: the ratio is clipped at 1 + clip_high."""
     clip_decay: Literal["constant", "linear"] = "constant"
     """Schedule of both clip widths: constant, or linear to 0 at the last optimizer step."""
-    value_weight: float = Field(default=0.5, ge=0)
-    """Weight of the critic's squared error."""
-    entropy_weight: float = Field(default=0.0, ge=0)
-    """Weight of the entropy bonus."""
     max_staleness: int = Field(default=0, ge=0, le=16)
     """Largest age of the collected steps, in iterations of the policy that learns from them; above 0 a thread
     collects while the policy learns (asynchronous actors)."""
@@ -63,6 +51,8 @@ class PpoAlgorithm(Config):
 class PpoConfig(OnPolicyRunConfig):
     """A policy and a critic on Gymnasium environments."""
 
+    rollout_steps: int = Field(default=32, ge=1)
+    """Steps of each environment per iteration."""
     learner: LearnerConfig = LearnerConfig(lr=1e-3, lr_decay="linear", epochs=20, max_grad_norm=0.5)
     """The optimizer; `minibatches` per epoch."""
     algorithm: PpoAlgorithm = PpoAlgorithm()
@@ -85,61 +75,40 @@ class ClipSchedule:
 
 def objective(
     policy: ActorCritic, rows: StepRows, *, algorithm: PpoAlgorithm, clip_schedule: ClipSchedule | None = None
-) -> LossTerms:  # fmt: skip
+) -> LossTerms:
     """Clipped surrogate + value_weight * value error - entropy_weight * entropy."""
     now = policy.evaluate_actions(rows.seen, rows.chosen)
-    assert now.value is not None
     share = 1.0 if clip_schedule is None else clip_schedule.clip_factor
     low, high = share * algorithm.clip_low, share * algorithm.clip_high
     surrogate = clipped_surrogate(now.logp, rows.logp, rows.advantage, low=low, high=high)
-    critic = squared_error(now.value, rows.target)
-    loss = torch.add(surrogate.loss, critic.loss, alpha=algorithm.value_weight)
-    if algorithm.entropy_weight:
-        loss = torch.sub(loss, now.entropy(), alpha=algorithm.entropy_weight)
-    return LossTerms(
-        loss=loss,
-        compute_metrics=lambda: {**surrogate.metrics, **critic.metrics, "policy/entropy_nats": now.entropy().detach()},
+    return actor_critic_loss(
+        surrogate, now, rows.target, value_weight=algorithm.value_weight, entropy_weight=algorithm.entropy_weight
     )
 
 
-def build(config: PpoConfig) -> TrainingJob[ActorCritic]:
-    """Build the training job. Raises ConfigError and UserCodeError for an invalid environment."""
-    algorithm = config.algorithm
+def ppo_method(config: OnPolicyRunConfig, algorithm: PpoAlgorithm) -> OnPolicyMethod:
+    """Credit and loss of PPO with the numbers of `algorithm`."""
     shrinks = algorithm.clip_decay == "linear"
     width = ClipSchedule(decay_updates=config.learner.optimizer_steps(config.steps) if shrinks else 0)
-
-    def credit(episodes: Episodes, values: Values) -> Credits:
-        return standardised(gae(episodes, values, discount=algorithm.discount, gae_lambda=algorithm.gae_lambda))
-
-    method = OnPolicyMethod(
-        credit=credit,
+    return OnPolicyMethod(
+        credit=partial(standardised_gae, discount=algorithm.discount, gae_lambda=algorithm.gae_lambda),
         objective=partial(objective, algorithm=algorithm, clip_schedule=width),
         normalise=algorithm.normalise,
         max_staleness=algorithm.max_staleness,
         discount=algorithm.discount,
         prepare=width.prepare if shrinks else None,
     )
-    return on_policy_job(config, method)
 
 
-def check(config: PpoConfig) -> list[str]:
-    """Warnings about the config; raises ConfigError for a run that cannot work."""
-    return check_on_policy(config, config.algorithm.normalise)
+def method(config: PpoConfig) -> OnPolicyMethod:
+    """Credit and loss of the recipe, as the on-policy family takes them."""
+    return ppo_method(config, config.algorithm)
 
 
-ENTRY = RecipeSpec(
+ENTRY = on_policy_recipe_spec(
     summary="on-policy control: clipped policy gradient with a critic",
     paper="Schulman et al., Proximal Policy Optimization Algorithms, 2017",
     config=PpoConfig,
-    open=checked_run(check, build),
-    derive=derive_on_policy,
-    parts=RecipeParts(
-        source="Live(Gymnasium)",
-        credit=(standardised, gae),
-        loss=(clipped_surrogate, squared_error),
-        weights=(token_mean,),
-    ),
+    method=method,
     limitation="the clip bounds the gradient, not the change of the policy over several passes.",
 )
-
-__all__ = ["ENTRY", "PpoAlgorithm", "PpoConfig", "build", "check", "derive_on_policy", "objective", "require_clipping"]

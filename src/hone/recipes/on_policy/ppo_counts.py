@@ -5,15 +5,8 @@ The defaults are those that solve `hone/Maze-v0`, where PPO without the bonus (`
 stays at 0.
 """
 
-from hone.models.control.intrinsic_reward import CuriousActorCritic, HashCountConfig, HashCounts
-from hone.train.control.intrinsic_reward import (
-    IntrinsicRewardRunConfig,
-    check_intrinsic_reward,
-    derive_intrinsic_reward,
-    intrinsic_reward_job,
-    intrinsic_reward_parts,
-)
-from hone.train.job import RecipeSpec, TrainingJob, checked_run
+from hone.models.control.intrinsic_reward import HashCountConfig, HashCounts
+from hone.train.control.intrinsic_reward import IntrinsicRewardRunConfig, intrinsic_reward_recipe_spec
 
 
 class PpoCountsConfig(IntrinsicRewardRunConfig):
@@ -23,17 +16,10 @@ class PpoCountsConfig(IntrinsicRewardRunConfig):
     """Measure of novelty."""
 
 
-def build(config: PpoCountsConfig) -> TrainingJob[CuriousActorCritic]:
-    """Build the training job. Raises ConfigError and UserCodeError for an invalid environment."""
-    return intrinsic_reward_job(config, config.novelty)
-
-
-ENTRY = RecipeSpec(
+ENTRY = intrinsic_reward_recipe_spec(
     summary="on-policy control where reward is rare: hash counts",
     paper="Tang et al., #Exploration",
     config=PpoCountsConfig,
-    open=checked_run(check_intrinsic_reward, build),
-    derive=derive_intrinsic_reward,
-    parts=intrinsic_reward_parts(HashCounts),
+    novelty=HashCounts,
     limitation="hash codes must separate relevant states: images need an encoder before the hash.",
 )

@@ -8,110 +8,101 @@ evaluations run in it.
 from dataclasses import replace
 from functools import partial
 
-from pydantic import Field, model_validator
-
 from hone.core.errors import ConfigError
-from hone.credit.returns import gae, standardised
-from hone.envs.gym.world import GymConfig, GymWorld, inspect_world, open_world
-from hone.evaluate.control.returns import evaluate_returns
+from hone.envs.gym.world import GymWorld, inspect_world, open_world
 from hone.models.control.actor_critic import ActorCritic
-from hone.models.control.mlp import MlpConfig
-from hone.objectives.policy import clipped_surrogate
-from hone.objectives.value import squared_error
-from hone.objectives.weights import token_mean
-from hone.recipes.on_policy import ppo
-from hone.train.config import RunConfig, RunSettings
+from hone.models.control.mlp import PolicySpaces
+from hone.recipes.on_policy.ppo import PpoAlgorithm, ppo_method
 from hone.train.control.acting import DropFailedEpisodes
 from hone.train.control.curriculum import CurriculumConfig, CurriculumSource, stage_env
-from hone.train.control.job import ControlEvaluationConfig, evaluation_result
-from hone.train.job import EvaluationResult, RecipeParts, RecipeSpec, TrainingJob, checked_run
-from hone.train.learner.config import LearnerConfig, require_whole_minibatches
+from hone.train.control.job import open_gym_run
+from hone.train.control.on_policy import (
+    OnPolicyMethod,
+    OnPolicyRunConfig,
+    control_parts,
+    derive_on_policy,
+    on_policy_job,
+    require_supported_spaces,
+)
+from hone.train.control.spaces import network_spaces
+from hone.train.job import OpenedRun, RecipeSpec, TrainingJob
+from hone.train.loop import Source
 from hone.train.sources.live import LiveSource
 
 
-class PpoCurriculumConfig(RunConfig):
-    """PPO, from the easiest stage to the environment as it is."""
+class PpoCurriculumConfig(OnPolicyRunConfig):
+    """PPO, from the easiest stage to the environment as it is; `env` and the evaluation are of the last stage."""
 
-    run: RunSettings = RunSettings(threads=1)
-    """Threads, logging, checkpoints and other settings of the run; one thread is fastest for a small network."""
-    env: GymConfig
-    """The environments of the last stage."""
-    rollout_steps: int = Field(default=64, ge=1)
-    """Steps of each environment per iteration."""
-    network: MlpConfig = MlpConfig()
-    """Policy and critic have one each."""
-    learner: LearnerConfig = LearnerConfig(lr=1e-3, epochs=4, minibatches=4, max_grad_norm=0.5)
-    """The optimizer; `minibatches` per epoch."""
-    algorithm: ppo.PpoAlgorithm = ppo.PpoAlgorithm(discount=0.99, gae_lambda=0.95, entropy_weight=0.01)
+    algorithm: PpoAlgorithm = PpoAlgorithm(discount=0.99, gae_lambda=0.95, entropy_weight=0.01)
     """Credit and loss."""
-    evaluation: ControlEvaluationConfig = ControlEvaluationConfig()
-    """Evaluation of the policy, in the last stage."""
     curriculum: CurriculumConfig
     """The stages before it."""
 
-    @model_validator(mode="after")
-    def _parts_fit(self) -> "PpoCurriculumConfig":
-        require_whole_minibatches(self.learner, self.env.num_envs * self.rollout_steps, "env.num_envs x rollout_steps")
-        return self
+
+def method(config: PpoCurriculumConfig) -> OnPolicyMethod:
+    """PPO's credit and loss."""
+    return ppo_method(config, config.algorithm)
 
 
-def stage_config(config: PpoCurriculumConfig, stage: int) -> ppo.PpoConfig:
-    """The same run in one stage."""
-    kept = {name: value for name, value in config if name != "curriculum"}
-    return ppo.PpoConfig.model_validate({**kept, "env": stage_env(config.env, config.curriculum, stage)})
+def open_stage(config: PpoCurriculumConfig, stage: int) -> GymWorld:
+    """The environments of a stage."""
+    env = stage_env(config.env, config.curriculum, stage)
+    return open_world(env, steps=config.rollout_steps, seed=config.seed)
 
 
-def build(config: PpoCurriculumConfig) -> TrainingJob[ActorCritic]:
-    """Build the training job. Raises ConfigError and UserCodeError for an invalid environment of the first stage."""
-    job = ppo.build(stage_config(config, 0))
-    inner, policy = job.recipe.source, job.recipe.learner.policy
-    assert isinstance(inner, DropFailedEpisodes)
-    assert isinstance(inner.source, LiveSource)
-    heard: list[str] = []
+def build(config: PpoCurriculumConfig, world: GymWorld) -> TrainingJob[ActorCritic]:
+    """Training job that begins in `world`, the first stage."""
+    stages: list[CurriculumSource[ActorCritic]] = []
 
-    def opened(stage: int) -> GymWorld:
-        env = stage_env(config.env, config.curriculum, stage)
-        return open_world(env, steps=config.rollout_steps, seed=config.seed)
-
-    def judge() -> EvaluationResult:
-        played = partial(evaluate_returns, episodes=config.evaluation.episodes, seed=config.seed, warn=heard.append)
-        return evaluation_result(played(policy, config.env))
-
-    def notes() -> list[str]:
-        told = [*heard, *source.notes()]
-        heard.clear()
-        return told
-
-    source = CurriculumSource(live=inner.source, open_stage=opened, curriculum=config.curriculum)
-    recipe = replace(job.recipe, source=source)
-    return replace(job, recipe=recipe, evaluate=judge, pop_notices=notes, close=source.close)
-
-
-def check(config: PpoCurriculumConfig) -> list[str]:
-    """Tries every stage. Raises ConfigError where stages differ in their observation or action spaces."""
-    warnings: list[str] = []
-    found: list[str] = []
-    for stage in range(len(config.curriculum.stages) + 1):
-        spaces, told = inspect_world(stage_env(config.env, config.curriculum, stage), seed=config.seed)
-        found.append(f"{spaces[0]} and {spaces[1]}")
-        warnings += [warning for warning in told if warning not in warnings]
-    ppo.check(stage_config(config, 0))
-    other = next((stage for stage, spaces in enumerate(found) if spaces != found[-1]), None)
-    if other is not None:
-        raise ConfigError(
-            f"curriculum.stages[{other}] = {config.curriculum.stages[other]}: what is seen and done is {found[other]} "
-            f"there, and {found[-1]} in the environment as it is; one policy serves all stages, so they must agree"
+    def staged(source: Source[ActorCritic]) -> Source[ActorCritic]:
+        assert isinstance(source, DropFailedEpisodes)
+        assert isinstance(source.source, LiveSource)
+        stages.append(
+            CurriculumSource(live=source.source, open_stage=partial(open_stage, config), curriculum=config.curriculum)
         )
-    return warnings
+        return stages[0]
+
+    job = on_policy_job(config, world, replace(method(config), wrap_source=staged))
+
+    def close() -> None:
+        job.close()
+        stages[0].close()
+
+    return replace(job, pop_notices=lambda: [*job.pop_notices(), *stages[0].notes()], close=close)
+
+
+def open_run(config: PpoCurriculumConfig) -> OpenedRun:
+    """Open the first stage and try the others. Raises ConfigError where stages differ in what is seen and done."""
+    later = [
+        inspect_world(stage_env(config.env, config.curriculum, stage), seed=config.seed)
+        for stage in range(1, len(config.curriculum.stages) + 1)
+    ]
+
+    def require(config: PpoCurriculumConfig, space: PolicySpaces) -> None:
+        require_supported_spaces(config.env, space, config.algorithm.normalise)
+        spaces = [space, *(network_spaces(*inspected) for inspected, _ in later)]
+        other = next((stage for stage, found in enumerate(spaces) if found != spaces[-1]), None)
+        if other is not None:
+            raise ConfigError(
+                f"curriculum.stages[{other}] = {config.curriculum.stages[other]}: observations are "
+                f"{spaces[other].inputs.size} numbers and actions {spaces[other].actions} there, in the environment as "
+                f"it is {spaces[-1].inputs.size} and {spaces[-1].actions}; one policy serves all stages, so they must "
+                "agree"
+            )
+
+    first = stage_env(config.env, config.curriculum, 0)
+    opened = open_gym_run(config, first, steps=config.rollout_steps, build=build, require=require)
+    warnings = [*opened.warnings, *(warning for _, told in later for warning in told)]
+    return replace(opened, warnings=list(dict.fromkeys(warnings)))
 
 
 def derive(config: PpoCurriculumConfig) -> dict[str, str]:
     """Figures that follow from the config, shown by `hone plan`."""
-    stages = len(config.curriculum.stages)
-    asked = config.curriculum
+    curriculum = config.curriculum
     return {
-        **ppo.derive_on_policy(stage_config(config, stages)),
-        "stages": f"{stages} and the environment as it is; each passed at {asked.threshold:.0%} of {asked.window}",
+        **derive_on_policy(config),
+        "stages": f"{len(curriculum.stages)} and the environment as it is; each passed at {curriculum.threshold:.0%} "
+        f"of {curriculum.window}",
     }
 
 
@@ -119,13 +110,8 @@ ENTRY = RecipeSpec(
     summary="on-policy control with a curriculum: stages passed by success",
     paper="Bengio et al., Curriculum Learning, 2009; Florensa et al., Reverse Curriculum Generation, 2017",
     config=PpoCurriculumConfig,
-    open=checked_run(check, build),
+    open=open_run,
     derive=derive,
-    parts=RecipeParts(
-        source="Staged(Live(Gymnasium))",
-        credit=(standardised, gae),
-        loss=(clipped_surrogate, squared_error),
-        weights=(token_mean,),
-    ),
+    parts=control_parts(ppo_method, source="Staged(Live(Gymnasium))"),
     limitation="needs user-defined stages of difficulty; a run stays at a stage that it does not pass.",
 )

@@ -11,27 +11,21 @@ from functools import partial
 import torch
 from pydantic import Field
 
-from hone.core.config import Config
-from hone.core.credit import Credits, Metrics, Values
-from hone.core.episodes import Episodes
+from hone.core.credit import Metrics
 from hone.core.state import State, number
-from hone.credit.returns import gae, standardised
 from hone.models.control.actor_critic import ActorCritic
 from hone.objectives.kl import k3
 from hone.objectives.policy import importance_weighted
 from hone.objectives.terms import LossTerms
-from hone.objectives.value import squared_error
-from hone.objectives.weights import token_mean
 from hone.train.control.on_policy import (
+    ActorCriticAlgorithm,
     OnPolicyMethod,
     OnPolicyRunConfig,
-    check_on_policy,
-    derive_on_policy,
-    merged_metrics,
-    on_policy_job,
+    actor_critic_loss,
+    on_policy_recipe_spec,
+    standardised_gae,
 )
 from hone.train.control.rows import StepRows
-from hone.train.job import RecipeParts, RecipeSpec, TrainingJob, checked_run
 from hone.train.learner.config import LearnerConfig
 from hone.train.sources.normalise import NormaliseConfig
 
@@ -39,7 +33,7 @@ TOLERANCE, FACTOR = 1.5, 2.0
 """The paper's: within this ratio of the target the coefficient stays; outside it changes by this factor."""
 
 
-class PpoKlAlgorithm(Config):
+class PpoKlAlgorithm(ActorCriticAlgorithm):
     """The numbers of the paper."""
 
     discount: float = Field(default=0.98, ge=0, le=1)
@@ -50,10 +44,6 @@ class PpoKlAlgorithm(Config):
     """Target of the KL penalty: mean KL(before || after) per action and iteration, in nats."""
     coefficient: float = Field(default=1.0, gt=0)
     """Initial coefficient of the KL penalty."""
-    value_weight: float = Field(default=0.5, ge=0)
-    """Weight of the critic's squared error."""
-    entropy_weight: float = Field(default=0.0, ge=0)
-    """Weight of the entropy bonus."""
     normalise: NormaliseConfig = NormaliseConfig()
     """Running normalisation of observations and rewards."""
 
@@ -61,6 +51,8 @@ class PpoKlAlgorithm(Config):
 class PpoKlConfig(OnPolicyRunConfig):
     """A policy and a critic on Gymnasium environments."""
 
+    rollout_steps: int = Field(default=32, ge=1)
+    """Steps of each environment per iteration."""
     learner: LearnerConfig = LearnerConfig(lr=1e-3, lr_decay="linear", epochs=20, max_grad_norm=0.5)
     """The optimizer; `minibatches` per epoch."""
     algorithm: PpoKlAlgorithm = PpoKlAlgorithm()
@@ -98,50 +90,35 @@ def objective(
     The KL is estimated on the actions of the behaviour policy, with the gradient of KL(before || now).
     """
     now = policy.evaluate_actions(rows.seen, rows.chosen)
-    assert now.value is not None
-    actor, critic = importance_weighted(now.logp, rows.logp, rows.advantage), squared_error(now.value, rows.target)
-    loss = torch.add(actor.loss, k3(rows.logp, now.logp), alpha=kl_coef.value)
-    loss = torch.add(loss, critic.loss, alpha=algorithm.value_weight)
-    if algorithm.entropy_weight:
-        loss = torch.sub(loss, now.entropy(), alpha=algorithm.entropy_weight)
-    return LossTerms(loss=loss, compute_metrics=lambda: merged_metrics(now.entropy(), actor, critic))
+    actor = importance_weighted(now.logp, rows.logp, rows.advantage)
+    penalised = torch.add(actor.loss, k3(rows.logp, now.logp), alpha=kl_coef.value)
+    return actor_critic_loss(
+        LossTerms(loss=penalised, compute_metrics=lambda: actor.metrics),
+        now,
+        rows.target,
+        value_weight=algorithm.value_weight,
+        entropy_weight=algorithm.entropy_weight,
+    )
 
 
-def build(config: PpoKlConfig) -> TrainingJob[ActorCritic]:
-    """Build the training job. Raises ConfigError and UserCodeError for an invalid environment."""
+def method(config: PpoKlConfig) -> OnPolicyMethod:
+    """Credit and loss of the recipe, as the on-policy family takes them."""
     algorithm = config.algorithm
-    price = KlCoefController(algorithm.coefficient, algorithm.target_nats)
-
-    def credit(episodes: Episodes, values: Values) -> Credits:
-        return standardised(gae(episodes, values, discount=algorithm.discount, gae_lambda=algorithm.gae_lambda))
-
-    method = OnPolicyMethod(
-        credit=credit,
-        objective=partial(objective, algorithm=algorithm, kl_coef=price),
+    kl_coef = KlCoefController(algorithm.coefficient, algorithm.target_nats)
+    return OnPolicyMethod(
+        credit=partial(standardised_gae, discount=algorithm.discount, gae_lambda=algorithm.gae_lambda),
+        objective=partial(objective, algorithm=algorithm, kl_coef=kl_coef),
         normalise=algorithm.normalise,
         discount=algorithm.discount,
-        on_metrics=price.adapt,
-        extra_state={"kl_coefficient": price},
+        on_metrics=kl_coef.adapt,
+        extra_state={"kl_coefficient": kl_coef},
     )
-    return on_policy_job(config, method)
 
 
-def check(config: PpoKlConfig) -> list[str]:
-    """Warnings about the config; raises ConfigError for a run that cannot work."""
-    return check_on_policy(config, config.algorithm.normalise)
-
-
-ENTRY = RecipeSpec(
+ENTRY = on_policy_recipe_spec(
     summary="on-policy control: policy gradient with an adaptive KL penalty",
     paper="Schulman et al., Proximal Policy Optimization Algorithms, 2017, section 4",
     config=PpoKlConfig,
-    open=checked_run(check, build),
-    derive=derive_on_policy,
-    parts=RecipeParts(
-        source="Live(Gymnasium)",
-        credit=(standardised, gae),
-        loss=(importance_weighted, k3, squared_error),
-        weights=(token_mean,),
-    ),
+    method=method,
     limitation="the coefficient reacts one iteration late; the clip usually does better (the paper's own comparison).",
 )

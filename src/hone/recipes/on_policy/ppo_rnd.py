@@ -5,15 +5,8 @@ critic and a discount each. The defaults are those that solve `hone/Maze-v0`, wh
 (`algorithm.novelty_weight = 0`) stays at 0.
 """
 
-from hone.models.control.intrinsic_reward import CuriousActorCritic, RandomNetworkDistillation, RndConfig
-from hone.train.control.intrinsic_reward import (
-    IntrinsicRewardRunConfig,
-    check_intrinsic_reward,
-    derive_intrinsic_reward,
-    intrinsic_reward_job,
-    intrinsic_reward_parts,
-)
-from hone.train.job import RecipeSpec, TrainingJob, checked_run
+from hone.models.control.intrinsic_reward import RandomNetworkDistillation, RndConfig
+from hone.train.control.intrinsic_reward import IntrinsicRewardRunConfig, intrinsic_reward_recipe_spec
 
 
 class PpoRndConfig(IntrinsicRewardRunConfig):
@@ -23,17 +16,10 @@ class PpoRndConfig(IntrinsicRewardRunConfig):
     """Measure of novelty."""
 
 
-def build(config: PpoRndConfig) -> TrainingJob[CuriousActorCritic]:
-    """Build the training job. Raises ConfigError and UserCodeError for an invalid environment."""
-    return intrinsic_reward_job(config, config.novelty)
-
-
-ENTRY = RecipeSpec(
+ENTRY = intrinsic_reward_recipe_spec(
     summary="on-policy control where reward is rare: random network distillation",
     paper="Burda et al., Exploration by Random Network Distillation, 2018",
     config=PpoRndConfig,
-    open=checked_run(check_intrinsic_reward, build),
-    derive=derive_intrinsic_reward,
-    parts=intrinsic_reward_parts(RandomNetworkDistillation),
+    novelty=RandomNetworkDistillation,
     limitation="noise that never repeats stays novel for ever.",
 )

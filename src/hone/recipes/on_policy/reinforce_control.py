@@ -9,7 +9,6 @@ from dataclasses import replace
 from functools import partial
 from typing import Literal
 
-import torch
 from pydantic import Field
 
 from hone.core.config import Config
@@ -21,16 +20,9 @@ from hone.objectives.policy import reinforce_loss
 from hone.objectives.terms import LossTerms
 from hone.objectives.value import squared_error
 from hone.objectives.weights import token_mean
-from hone.train.control.on_policy import (
-    OnPolicyMethod,
-    OnPolicyRunConfig,
-    check_on_policy,
-    derive_on_policy,
-    merged_metrics,
-    on_policy_job,
-)
+from hone.train.control.on_policy import OnPolicyMethod, OnPolicyRunConfig, actor_critic_loss, on_policy_recipe_spec
 from hone.train.control.rows import StepRows
-from hone.train.job import RecipeParts, RecipeSpec, TrainingJob, checked_run
+from hone.train.job import RecipeParts
 from hone.train.learner.config import LearnerConfig
 from hone.train.sources.normalise import NormaliseConfig
 from hone.train.sources.whole_episodes import WholeEpisodes
@@ -77,20 +69,16 @@ def return_credit(episodes: Episodes, values: Values, *, algorithm: ReinforceCon
 def objective(policy: ActorCritic, rows: StepRows, *, algorithm: ReinforceControlAlgorithm) -> LossTerms:
     """-A log p + value_weight * value error - entropy_weight * entropy."""
     now = policy.evaluate_actions(rows.seen, rows.chosen)
-    parts = [reinforce_loss(now.logp, rows.advantage)]
-    loss = parts[0].loss
-    if now.value is not None:
-        parts.append(squared_error(now.value, rows.target))
-        loss = torch.add(loss, parts[1].loss, alpha=algorithm.value_weight)
-    if algorithm.entropy_weight:
-        loss = torch.sub(loss, now.entropy(), alpha=algorithm.entropy_weight)
-    return LossTerms(loss=loss, compute_metrics=lambda: merged_metrics(now.entropy(), *parts))
+    actor = reinforce_loss(now.logp, rows.advantage)
+    return actor_critic_loss(
+        actor, now, rows.target, value_weight=algorithm.value_weight, entropy_weight=algorithm.entropy_weight
+    )
 
 
-def build(config: ReinforceControlConfig) -> TrainingJob[ActorCritic]:
-    """Build the training job. Raises ConfigError and UserCodeError for an invalid environment."""
+def method(config: ReinforceControlConfig) -> OnPolicyMethod:
+    """Credit and loss of the recipe, as the on-policy family takes them."""
     algorithm = config.algorithm
-    method = OnPolicyMethod(
+    return OnPolicyMethod(
         credit=partial(return_credit, algorithm=algorithm),
         objective=partial(objective, algorithm=algorithm),
         normalise=algorithm.normalise,
@@ -98,22 +86,15 @@ def build(config: ReinforceControlConfig) -> TrainingJob[ActorCritic]:
         use_critic=algorithm.baseline == "value",
         wrap_source=partial(WholeEpisodes, min_episodes=algorithm.episodes),
     )
-    return on_policy_job(config, method)
 
 
-def check(config: ReinforceControlConfig) -> list[str]:
-    """Warnings about the config; raises ConfigError for a run that cannot work."""
-    return check_on_policy(config, config.algorithm.normalise)
-
-
-ENTRY = RecipeSpec(
+ENTRY = on_policy_recipe_spec(
     summary="on-policy control: Monte-Carlo policy gradient on whole episodes, with or without a baseline",
     paper="Williams, Simple Statistical Gradient-Following Algorithms, 1992",
     config=ReinforceControlConfig,
-    open=checked_run(check, build),
-    derive=derive_on_policy,
+    method=method,
     parts=RecipeParts(
-        source="Whole(Live(Gymnasium))",
+        source="WholeEpisodes(Live(Gymnasium))",
         credit=(standardised, gae),
         loss=(reinforce_loss, squared_error),
         weights=(token_mean,),

@@ -10,10 +10,9 @@ from functools import partial
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from pydantic import Field, model_validator
+from pydantic import Field
 from torch import Tensor
 
-from hone.core.config import Config
 from hone.core.credit import Credits, Values
 from hone.core.episodes import Episodes
 from hone.credit.novelty import (
@@ -25,75 +24,52 @@ from hone.credit.novelty import (
     with_novelty,
 )
 from hone.credit.returns import gae, standardised
-from hone.envs.gym.make import describe_placement
-from hone.envs.gym.world import GymConfig, inspect_world, open_world
+from hone.envs.gym.world import GymWorld
 from hone.models.control.intrinsic_reward import CuriousActorCritic, NoveltyConfig
-from hone.models.control.mlp import MlpConfig
 from hone.objectives.policy import clipped_surrogate
 from hone.objectives.terms import LossTerms
 from hone.objectives.value import squared_error
 from hone.objectives.weights import token_mean
-from hone.train.config import RunConfig, RunSettings
-from hone.train.control.acting import DropFailedEpisodes, NetworkActor
-from hone.train.control.job import ControlEvaluationConfig, control_job
-from hone.train.control.on_policy import require_clipping
+from hone.train.control.on_policy import (
+    ClippedAlgorithm,
+    OnPolicyRunConfig,
+    derive_on_policy,
+    open_rollout_run,
+    rollout_job,
+    rollout_learner,
+)
 from hone.train.control.phases import optimizer_phase
 from hone.train.control.rows import StepRows, step_rows
-from hone.train.control.spaces import network_spaces
-from hone.train.job import RecipeParts, TrainingJob
-from hone.train.learner.config import LearnerConfig, learning_rate_schedule, require_whole_minibatches
-from hone.train.learner.gradient import GradientLearner
-from hone.train.loop import Recipe
-from hone.train.sources.live import LiveSource
+from hone.train.control.spaces import world_spaces
+from hone.train.job import RecipeParts, RecipeSpec, TrainingJob
 
 RETURN_STATISTICS_DECAY = 0.9
 """Weight of what novelty came to before, a turn later. The paper forgets nothing; then a network that learns fast makes
 novelty so small that the second critic's errors hide it."""
 
 
-class IntrinsicRewardAlgorithm(Config):
-    """PPO's hyperparameters, and those of the intrinsic reward."""
+class IntrinsicRewardAlgorithm(ClippedAlgorithm):
+    """PPO's numbers, and those of the second stream; `discount` is of the extrinsic reward, `gae_lambda` of both."""
 
-    discount: float = Field(default=0.99, ge=0, le=1)
-    """Discount factor of the extrinsic reward."""
+    entropy_weight: float = Field(default=0.01, ge=0)
+    """Weight of the entropy bonus; next to a reward the policy must still try it."""
     novelty_discount: float = Field(default=0.99, ge=0, le=1)
     """Discount factor of the intrinsic reward."""
-    gae_lambda: float = Field(default=0.95, ge=0, le=1)
-    """GAE's lambda, of both."""
     paid_weight: float = Field(default=10.0, ge=0)
     """Weight of the extrinsic advantage. The paper has 2; more reduces exploration sooner once rewards are found."""
     novelty_weight: float = Field(default=1.0, ge=0)
     """Weight of the intrinsic advantage; 0 is PPO without it."""
-    clip: float = Field(default=0.2, gt=0, lt=1)
-    """Clip width of the probability ratio around 1."""
-    value_weight: float = Field(default=0.5, ge=0)
-    """Weight of both critics' squared errors."""
-    entropy_weight: float = Field(default=0.01, ge=0)
-    """Weight of the entropy bonus."""
 
 
-class IntrinsicRewardRunConfig(RunConfig):
+class IntrinsicRewardRunConfig(OnPolicyRunConfig):
     """A policy, two critics, and a measure of novelty on Gymnasium environments."""
 
-    run: RunSettings = RunSettings(threads=1)
-    """Threads, logging, checkpoints and other settings of the run; one thread is fastest for a small network."""
-    env: GymConfig
-    """The environments."""
     rollout_steps: int = Field(default=64, ge=2)
     """Steps of each environment per iteration."""
-    network: MlpConfig = MlpConfig()
-    """Policy and critics have one each."""
-    learner: LearnerConfig = LearnerConfig(lr=1e-3, epochs=4, minibatches=4, max_grad_norm=0.5)
-    """The optimizers; `minibatches` per epoch."""
     algorithm: IntrinsicRewardAlgorithm = IntrinsicRewardAlgorithm()
     """Credit and loss."""
-    evaluation: ControlEvaluationConfig = ControlEvaluationConfig()
-    """Evaluation of the policy."""
-
-    @model_validator(mode="after")
-    def _parts_fit(self) -> "IntrinsicRewardRunConfig":
-        require_whole_minibatches(self.learner, self.env.num_envs * self.rollout_steps, "env.num_envs x rollout_steps")
-        return self
+    novelty: NoveltyConfig
+    """What novelty is measured by."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -199,61 +175,42 @@ def novelty_objective(policy: CuriousActorCritic, rows: IntrinsicRewardRows) -> 
     return LossTerms(loss=policy.novelty.loss(rows.seen, rows.chosen, rows.next_seen))
 
 
-def intrinsic_reward_job(config: IntrinsicRewardRunConfig, novelty: NoveltyConfig) -> TrainingJob[CuriousActorCritic]:
-    """Build the training job. Raises ConfigError and UserCodeError for an invalid environment."""
-    world = open_world(config.env, steps=config.rollout_steps, seed=config.seed)
-    space = network_spaces(world.envs.single_observation_space, world.envs.single_action_space)
-    require_clipping(config.env, space)
-    policy = CuriousActorCritic(space, config.network, seed=config.seed, novelty=novelty, lanes=config.env.num_envs).to(
-        config.run.device
-    )
+def build(config: IntrinsicRewardRunConfig, world: GymWorld) -> TrainingJob[CuriousActorCritic]:
+    """Training job that acts in `world`."""
+    policy = CuriousActorCritic(
+        world_spaces(world), config.network, seed=config.seed, novelty=config.novelty, lanes=config.env.num_envs
+    ).to(config.run.device)
     objective = partial(policy_objective, algorithm=config.algorithm)
     phases = [optimizer_phase("policy", objective, policy.policy_parameters(), config.learner)]
     learnt = policy.novelty.trainable_parameters()
     if learnt:
         phases.append(optimizer_phase("novelty", novelty_objective, learnt, config.learner))
-    learner = GradientLearner(
-        policy=policy,
-        layout=partial(intrinsic_reward_rows, device=config.run.device),
-        phases=phases,
-        seed=config.seed,
-        learning_rate=learning_rate_schedule(config.learner, config.learner.optimizer_steps(config.steps)),
-        predict_values=predict_values,
-        epochs=config.learner.epochs,
-        minibatches=config.learner.minibatches,
-    )
-    recipe = Recipe(
-        source=DropFailedEpisodes(LiveSource(world, NetworkActor(policy.numpy_policy())), world),
-        credit=IntrinsicRewardCredit(policy, config.algorithm),
-        learner=learner,
-    )
-    return control_job(recipe, env=config.env, evaluation=config.evaluation, seed=config.seed, world=world)
+    layout = partial(intrinsic_reward_rows, device=config.run.device)
+    learner = rollout_learner(config, policy, phases, layout=layout, predict_values=predict_values)
+    return rollout_job(config, world, IntrinsicRewardCredit(policy, config.algorithm), learner)
 
 
-def check_intrinsic_reward(config: IntrinsicRewardRunConfig) -> list[str]:
-    """Warnings about the config; raises ConfigError for a run that cannot work."""
-    found, warnings = inspect_world(config.env, seed=config.seed)
-    require_clipping(config.env, network_spaces(*found))
-    return warnings
-
-
-def derive_intrinsic_reward(config: IntrinsicRewardRunConfig) -> dict[str, str]:
-    """Figures that follow from the config, shown by `hone plan`."""
-    batch = config.env.num_envs * config.rollout_steps
-    return {
-        "environment steps per iteration": f"{config.env.num_envs} environments x {config.rollout_steps} = {batch}",
-        "environment steps": f"{config.steps * batch}",
-        "minibatch": f"{batch} / {config.learner.minibatches} = {batch // config.learner.minibatches} steps",
-        "environments": describe_placement(config.env),
-        "optimizer steps": f"{config.learner.optimizer_steps(config.steps)}",
-    }
-
-
-def intrinsic_reward_parts(*novelty: Callable[..., object]) -> RecipeParts:
-    """What such a recipe is made of; `novelty` is what it is measured by."""
-    return RecipeParts(
-        source="Live(Gymnasium)",
-        credit=(standardised, with_novelty, non_episodic_gae),
-        loss=(clipped_surrogate, squared_error, *novelty),
-        weights=(token_mean,),
+def intrinsic_reward_recipe_spec(
+    *,
+    summary: str,
+    paper: str,
+    config: type[IntrinsicRewardRunConfig],
+    novelty: Callable[..., object],
+    limitation: str,
+) -> RecipeSpec:
+    """What the file of a recipe with a novelty bonus offers: what novelty is measured by, and what people should know
+    of it."""
+    return RecipeSpec(
+        summary=summary,
+        paper=paper,
+        config=config,
+        open=partial(open_rollout_run, build=build),
+        derive=derive_on_policy,
+        parts=RecipeParts(
+            source="Live(Gymnasium)",
+            credit=(standardised, with_novelty, non_episodic_gae),
+            loss=(clipped_surrogate, squared_error, novelty),
+            weights=(token_mean,),
+        ),
+        limitation=limitation,
     )

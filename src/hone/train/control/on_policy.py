@@ -1,62 +1,122 @@
-"""What on-policy recipes for control share (PPO, A2C, REINFORCE): config, who acts, normalisation, the job.
+"""What on-policy recipes for control share: config, credit and loss of an actor-critic, the job, the recipe's spec.
 
-Belongs here: wiring of `ActorCritic` to Gymnasium and the gradient learner. Does not: any branch about which algorithm
+Belongs here: wiring of small networks to Gymnasium and the gradient learner. Does not: any branch about which algorithm
 runs. A recipe hands over its credit and its loss.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
+import torch
 from pydantic import Field, model_validator
-from torch import Tensor
+from torch import Tensor, nn
 
+from hone.core.config import Config
 from hone.core.credit import Credits, Metrics, Values
 from hone.core.episodes import Episodes
 from hone.core.errors import ConfigError
 from hone.core.reduction import Reduction
 from hone.core.state import Stateful
+from hone.credit.returns import gae, standardised
 from hone.envs.gym.make import describe_placement
-from hone.envs.gym.world import GymConfig, inspect_world, open_world
-from hone.models.control.actor_critic import ActorCritic
+from hone.envs.gym.world import GymConfig, GymWorld
+from hone.models.control.actor_critic import ActorCritic, ControlPolicy, PolicyOutput
 from hone.models.control.mlp import BoxActions, MlpConfig, NumpyMlp, PolicySpaces
 from hone.models.control.numpy_policies import NumpyCategoricalPolicy, NumpyGaussianPolicy, NumpyPolicy
 from hone.objectives.terms import LossTerms
+from hone.objectives.value import squared_error
+from hone.objectives.weights import token_mean
 from hone.train.config import RunConfig, RunSettings
 from hone.train.control.acting import DropFailedEpisodes, NetworkActor, predict_values
-from hone.train.control.job import ControlEvaluationConfig, control_job
+from hone.train.control.job import ControlEvaluationConfig, control_job, open_gym_run
 from hone.train.control.rows import StepRows, split_decision_rows, step_rows
-from hone.train.control.spaces import network_spaces
-from hone.train.job import TrainingJob
+from hone.train.control.spaces import world_spaces
+from hone.train.job import OpenedRun, RecipeParts, RecipeSpec, TrainingJob
 from hone.train.learner.config import LearnerConfig, learning_rate_schedule, policy_phase, require_whole_minibatches
-from hone.train.learner.gradient import GradientLearner, TrainingRows
-from hone.train.loop import Recipe, Source
+from hone.train.learner.gradient import GradientLearner, OptimizerPhase, TrainingRows
+from hone.train.loop import Learner, Recipe, Source
+from hone.train.recipe_parts import recipe_parts
 from hone.train.sources.asynchronous import AsyncSource
 from hone.train.sources.live import LiveSource
 from hone.train.sources.normalise import NormaliseConfig, with_normalisation
 
+P = TypeVar("P", bound=ControlPolicy)
+M = TypeVar("M", bound=nn.Module)
+R = TypeVar("R", bound="RolloutRunConfig")
+C = TypeVar("C", bound="OnPolicyRunConfig")
 
-class OnPolicyRunConfig(RunConfig):
-    """A policy and a critic on Gymnasium environments."""
+
+class RolloutRunConfig(RunConfig):
+    """A policy that acts in Gymnasium environments and learns from each rollout."""
 
     run: RunSettings = RunSettings(threads=1)
-    """Threads, logging, checkpoints and other settings of the run; one thread is fastest for a small network."""
+    """How the run is carried out; one thread is fastest for a small network."""
     env: GymConfig
     """The environments."""
-    rollout_steps: int = Field(default=32, ge=1)
+    rollout_steps: int = Field(default=64, ge=1)
     """Steps of each environment per iteration."""
     network: MlpConfig = MlpConfig()
-    """Policy and critic have one each."""
-    learner: LearnerConfig = LearnerConfig(lr=1e-3, max_grad_norm=0.5)
+    """Shape of the policy's network, and of the critic's."""
+    learner: LearnerConfig = LearnerConfig(lr=1e-3, epochs=4, minibatches=4, max_grad_norm=0.5)
     """The optimizer; `minibatches` per epoch."""
     evaluation: ControlEvaluationConfig = ControlEvaluationConfig()
-    """Evaluation of the policy."""
+    """How the policy is evaluated."""
+
+
+class OnPolicyRunConfig(RolloutRunConfig):
+    """A policy and a critic that learn from single environment steps."""
 
     @model_validator(mode="after")
     def _parts_fit(self) -> Self:
         require_whole_minibatches(self.learner, self.env.num_envs * self.rollout_steps, "env.num_envs x rollout_steps")
         return self
+
+
+class ActorCriticAlgorithm(Config):
+    """Generalised advantages, and the weights of the critic's error and of the entropy bonus."""
+
+    discount: float = Field(default=0.99, ge=0, le=1)
+    """Discount factor (gamma)."""
+    gae_lambda: float = Field(default=0.95, ge=0, le=1)
+    """GAE's lambda: 0 trusts the critic, 1 the returns."""
+    value_weight: float = Field(default=0.5, ge=0)
+    """Weight of the critic's squared error."""
+    entropy_weight: float = Field(default=0.0, ge=0)
+    """Weight of the entropy bonus."""
+
+
+class ClippedAlgorithm(ActorCriticAlgorithm):
+    """PPO's numbers."""
+
+    clip: float = Field(default=0.2, gt=0, lt=1)
+    """Clip width of the probability ratio: the gradient stops outside 1 - clip .. 1 + clip."""
+
+
+def standardised_gae(episodes: Episodes, values: Values, *, discount: float, gae_lambda: float) -> Credits:
+    """Generalised advantages, standardised over the batch."""
+    return standardised(gae(episodes, values, discount=discount, gae_lambda=gae_lambda))
+
+
+def actor_critic_loss(
+    actor: LossTerms, now: PolicyOutput, target: Tensor, *, value_weight: float, entropy_weight: float
+) -> LossTerms:
+    """`actor` + value_weight * the critic's squared error - entropy_weight * entropy; no error without a critic."""
+    parts = [actor]
+    loss = actor.loss
+    if now.value is not None:
+        parts.append(squared_error(now.value, target))
+        loss = torch.add(loss, parts[1].loss, alpha=value_weight)
+    if entropy_weight:
+        loss = torch.sub(loss, now.entropy(), alpha=entropy_weight)
+    return LossTerms(loss=loss, compute_metrics=lambda: _merged_metrics(now.entropy(), *parts))
+
+
+def _merged_metrics(entropy: Tensor, *parts: LossTerms) -> dict[str, Tensor]:
+    """Metrics of `parts`, and the policy's entropy `[n]` nats."""
+    metrics = {name: value for part in parts for name, value in part.metrics.items()}
+    return {**metrics, "policy/entropy_nats": entropy.detach()}
 
 
 @dataclass
@@ -99,18 +159,14 @@ class OnPolicyMethod:
     """See `GradientLearner.kept`."""
 
 
-def on_policy_job(config: OnPolicyRunConfig, method: OnPolicyMethod) -> TrainingJob[ActorCritic]:
-    """Build the training job. Raises ConfigError and UserCodeError for an invalid environment."""
-    world = open_world(config.env, steps=config.rollout_steps, seed=config.seed)
-    space = network_spaces(world.envs.single_observation_space, world.envs.single_action_space)
-    require_supported_spaces(config.env, space, method.normalise)
+def on_policy_job(config: OnPolicyRunConfig, world: GymWorld, method: OnPolicyMethod) -> TrainingJob[ActorCritic]:
+    """Training job of an actor-critic that acts in `world`."""
+    space = world_spaces(world)
     policy = ActorCritic(space, config.network, seed=config.seed, critic=method.use_critic).to(config.run.device)
-    policy_step = policy_phase(policy, method.objective, config.learner)
-    policy_step.prepare = method.prepare
     learner = GradientLearner(
         policy=policy,
         layout=partial(step_rows, device=config.run.device),
-        phases=[policy_step],
+        phases=[policy_phase(policy, method.objective, config.learner, prepare=method.prepare)],
         seed=config.seed,
         learning_rate=learning_rate_schedule(config.learner, config.learner.optimizer_steps(config.steps)),
         predict_values=predict_values if method.use_critic else None,
@@ -121,21 +177,46 @@ def on_policy_job(config: OnPolicyRunConfig, method: OnPolicyMethod) -> Training
         on_metrics=method.on_metrics,
         extra_state=method.extra_state,
     )
-    actor = (
-        SnapshotActor(_snapshot(policy.numpy_policy())) if method.max_staleness else NetworkActor(policy.numpy_policy())
-    )
+    acting = policy.numpy_policy()
+    actor = SnapshotActor(_snapshot(acting)) if method.max_staleness else NetworkActor(acting)
     source: Source[ActorCritic] = DropFailedEpisodes(LiveSource(world, actor), world)
     source = source if method.wrap_source is None else method.wrap_source(source)
     source = with_normalisation(source, method.normalise, size=space.inputs.size, discount=method.discount)
     ahead = AsyncSource(source, max_staleness=method.max_staleness, in_background=method.max_staleness > 0)
     recipe = Recipe(source=ahead if method.max_staleness else source, credit=method.credit, learner=learner)
     job = control_job(recipe, env=config.env, evaluation=config.evaluation, seed=config.seed, world=world)
+    return replace(job, close=ahead.close)
 
-    def close() -> None:
-        ahead.close()
-        world.close()
 
-    return replace(job, close=close)
+def rollout_learner(
+    config: RolloutRunConfig,
+    policy: M,
+    phases: Sequence[OptimizerPhase[M, Any]],
+    *,
+    layout: Callable[[Episodes, Credits], TrainingRows[Any]] | None = None,
+    predict_values: Callable[[M, Episodes], Values] | None = None,
+) -> GradientLearner[M, Any]:
+    """Gradient learner of a policy that steps `phases` on each rollout; the layout is by single steps unless given."""
+    learning = config.learner
+    return GradientLearner(
+        policy=policy,
+        layout=layout or partial(step_rows, device=config.run.device),
+        phases=phases,
+        seed=config.seed,
+        learning_rate=learning_rate_schedule(learning, learning.optimizer_steps(config.steps)),
+        predict_values=predict_values,
+        epochs=learning.epochs,
+        minibatches=learning.minibatches,
+    )
+
+
+def rollout_job(
+    config: RolloutRunConfig, world: GymWorld, credit: Callable[[Episodes, Values], Credits], learner: Learner[P]
+) -> TrainingJob[P]:
+    """Training job of a policy that acts in `world` and learns from each rollout as it is."""
+    actor = NetworkActor(learner.policy.numpy_policy())
+    recipe = Recipe(source=DropFailedEpisodes(LiveSource(world, actor), world), credit=credit, learner=learner)
+    return control_job(recipe, env=config.env, evaluation=config.evaluation, seed=config.seed, world=world)
 
 
 def require_supported_spaces(env: GymConfig, space: PolicySpaces, normalise: NormaliseConfig) -> None:
@@ -154,14 +235,54 @@ def require_clipping(env: GymConfig, space: PolicySpaces) -> None:
         raise ConfigError("env.clip_actions = false: a Gaussian policy reaches outside any box; set it to true")
 
 
-def check_on_policy(config: OnPolicyRunConfig, normalise: NormaliseConfig) -> list[str]:
-    """Warnings about the config; raises ConfigError for a run that cannot work."""
-    found, warnings = inspect_world(config.env, seed=config.seed)
-    require_supported_spaces(config.env, network_spaces(*found), normalise)
-    return warnings
+def require_clipped_actions(config: RolloutRunConfig, space: PolicySpaces) -> None:
+    """`require_clipping` for a config."""
+    require_clipping(config.env, space)
 
 
-def derive_on_policy(config: OnPolicyRunConfig) -> dict[str, str]:
+def open_rollout_run(
+    config: R,
+    *,
+    build: Callable[[R, GymWorld], TrainingJob[Any]],
+    require: Callable[[R, PolicySpaces], object] = require_clipped_actions,
+) -> OpenedRun:
+    """Open the environments of a run for `build(config, world)`. Raises as `open_gym_run`."""
+    return open_gym_run(config, config.env, steps=config.rollout_steps, build=build, require=require)
+
+
+def on_policy_recipe_spec(
+    *,
+    summary: str,
+    paper: str,
+    config: type[C],
+    method: Callable[[C], OnPolicyMethod],
+    limitation: str,
+    parts: RecipeParts | None = None,
+) -> RecipeSpec:
+    """What the file of an actor-critic recipe offers: its method, and what people should know of it."""
+
+    def require(config: C, space: PolicySpaces) -> None:
+        require_supported_spaces(config.env, space, method(config).normalise)
+
+    def build(config: C, world: GymWorld) -> TrainingJob[ActorCritic]:
+        return on_policy_job(config, world, method(config))
+
+    return RecipeSpec(
+        summary=summary,
+        paper=paper,
+        config=config,
+        open=partial(open_rollout_run, build=build, require=require),
+        derive=derive_on_policy,
+        parts=parts or control_parts(method),
+        limitation=limitation,
+    )
+
+
+control_parts = partial(recipe_parts, source="Live(Gymnasium)", weights=(token_mean,))
+"""The parts that the wiring of a recipe for control names (see `recipe_parts`)."""
+
+
+def derive_on_policy(config: RolloutRunConfig) -> dict[str, str]:
     """Figures that follow from the config, shown by `hone plan`."""
     batch = config.env.num_envs * config.rollout_steps
     return {
@@ -171,24 +292,3 @@ def derive_on_policy(config: OnPolicyRunConfig) -> dict[str, str]:
         "environments": describe_placement(config.env),
         "optimizer steps": f"{config.learner.optimizer_steps(config.steps)}",
     }
-
-
-def merged_metrics(now_entropy: Tensor, *parts: LossTerms) -> dict[str, Tensor]:
-    """Metrics of `parts`, and the policy's entropy `[n]` nats."""
-    found: dict[str, Tensor] = {}
-    for part in parts:
-        found |= part.metrics
-    return {**found, "policy/entropy_nats": now_entropy.detach()}
-
-
-__all__ = [
-    "OnPolicyMethod",
-    "OnPolicyRunConfig",
-    "SnapshotActor",
-    "check_on_policy",
-    "derive_on_policy",
-    "merged_metrics",
-    "on_policy_job",
-    "require_clipping",
-    "require_supported_spaces",
-]

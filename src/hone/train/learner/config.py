@@ -2,16 +2,17 @@
 
 import math
 from collections.abc import Callable
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import Field
 from torch import nn
 
 from hone.core.config import Config
+from hone.core.reduction import Reduction
 from hone.objectives.terms import LossTerms
 from hone.train.learner.adam import Adam
 from hone.train.learner.flat_parameters import FlatParameters
-from hone.train.learner.gradient import OptimizerPhase, TensorBatch
+from hone.train.learner.gradient import OptimizerPhase, TensorBatch, TrainingRows
 
 P = TypeVar("P", bound=nn.Module)
 B = TypeVar("B", bound=TensorBatch)
@@ -109,7 +110,14 @@ def learning_rate_schedule(config: OptimizerConfig, total: int) -> Callable[[int
     return rate
 
 
-def policy_phase(policy: P, objective: Callable[[P, B], LossTerms], config: OptimizerConfig) -> OptimizerPhase[P, B]:
+def policy_phase(
+    policy: P,
+    objective: Callable[[P, B], LossTerms],
+    config: OptimizerConfig,
+    *,
+    prepare: Callable[[P, Any, int, Reduction], TrainingRows[B]] | None = None,
+    on_micro_batch: Callable[[B, LossTerms], None] | None = None,
+) -> OptimizerPhase[P, B]:
     """The one phase of a policy-gradient or supervised learner: every parameter of `policy`, AdamW."""
     parameters = FlatParameters(policy.parameters(), (name for name, _ in policy.named_parameters()))
     first, second = config.betas
@@ -119,4 +127,6 @@ def policy_phase(policy: P, objective: Callable[[P, B], LossTerms], config: Opti
         parameters=parameters,
         optimizer=Adam(parameters, weight_decay=config.weight_decay, betas=(first, second)),
         max_grad_norm=config.max_grad_norm or None,
+        prepare=prepare,
+        on_micro_batch=on_micro_batch,
     )

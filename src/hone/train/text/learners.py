@@ -5,6 +5,7 @@ from functools import partial
 
 from hone.core.credit import Credits
 from hone.core.episodes import Episodes
+from hone.core.reduction import Reduction
 from hone.evaluate.text.text_eval import TextEvaluation
 from hone.models.language.token_policy import TokenPolicy
 from hone.objectives.terms import LossTerms
@@ -29,12 +30,13 @@ def token_learner(
     objective: Callable[[TokenPolicy, TokenBatch], LossTerms],
     seed: int,
     steps: int,
+    prepare: Callable[[TokenPolicy, TokenRows, int, Reduction], TokenRows] | None = None,
 ) -> GradientLearner[TokenPolicy, TokenBatch]:
     """The gradient learner of every recipe on tokens; `steps` is the whole run's, for the learning rate's decay."""
     return GradientLearner(
         policy=policy,
         layout=layout,
-        phases=[policy_phase(policy, objective, config)],
+        phases=[policy_phase(policy, objective, config, prepare=prepare)],
         seed=seed,
         learning_rate=learning_rate_schedule(config, config.optimizer_steps(steps)),
         epochs=config.epochs,

@@ -10,6 +10,7 @@ from pydantic import Field
 from hone.core.config import Config
 from hone.core.random import generator
 from hone.objectives.terms import LossTerms, add_terms, scale_terms
+from hone.train.recipe_parts import LIVE_SOURCE, recipe_parts
 from hone.train.sources.dynamic_sampling import DynamicSampling
 from hone.train.text.loss import StepColumns, TokenFactors, TokenLossSpec, TokenView
 from hone.train.text.loss_adapters import (
@@ -25,7 +26,6 @@ from hone.train.text.loss_adapters import (
     policy_gradient,
     with_penalties,
 )
-from hone.train.text.recipe_parts import LIVE_SOURCE, recipe_parts
 from hone.train.text.reference_policies import FixedKlCoef, KlCoef, TextPolicies, with_kl_reward
 from hone.train.text.rl_job import (
     TextGradientRunConfig,

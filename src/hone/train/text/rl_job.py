@@ -37,6 +37,7 @@ from hone.train.job import OpenedRun, RecipeParts, RecipeSpec, TrainingJob
 from hone.train.learner.config import require_master_weights, require_whole_minibatches
 from hone.train.learner.gradient import GradientLearner
 from hone.train.loop import Learner, Recipe, Source
+from hone.train.recipe_parts import recipe_parts
 from hone.train.sources.asynchronous import AsyncSource
 from hone.train.sources.live import LiveSource
 from hone.train.sources.wrapper import WithState
@@ -50,7 +51,6 @@ from hone.train.text.loss import (
     resolve_denominator,
 )
 from hone.train.text.open_text import TextInputs, opened_text_run
-from hone.train.text.recipe_parts import recipe_parts
 from hone.train.text.reference_policies import TextPolicies
 from hone.train.text.rollout_config import RolloutConfig
 from hone.train.text.rows import TokenBatch, TokenLayout
@@ -362,12 +362,10 @@ def gradient_learner(
         objective=token_loss.objective,
         seed=config.seed,
         steps=config.steps,
+        prepare=None if loss.select_tokens is None else token_loss.select_tokens,
     )
-    learner.on_metrics = partial(require_small_mismatch, config.learner.ratio)
-    learner.fingerprints = policies.fingerprints
-    if loss.select_tokens is not None:
-        learner.phases[0].prepare = token_loss.select_tokens
-    return learner
+    mismatch = partial(require_small_mismatch, config.learner.ratio)
+    return replace(learner, on_metrics=mismatch, fingerprints=policies.fingerprints)
 
 
 def _text_policies(config: TextRunConfig, policy: TokenPolicy) -> TextPolicies:

@@ -1,8 +1,8 @@
-"""The parts of a recipe on text, read from the code of its method, so that a recipe names each part once."""
+"""The parts of a recipe, read from the code that wires it, so that a recipe file names each part once."""
 
 import dis
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from types import CodeType, FunctionType, ModuleType
 from typing import Any
@@ -12,28 +12,38 @@ from hone.core.episodes import Episodes
 from hone.objectives.terms import LossTerms
 from hone.train.job import RecipeParts
 
-_HELPERS = ("hone.recipes.", "hone.train.text.loss_adapters", "hone.train.text.reference_policies")
+_HELPERS = (
+    "hone.recipes.",
+    "hone.train.control.on_policy",
+    "hone.train.text.loss_adapters",
+    "hone.train.text.reference_policies",
+)
 """Modules whose functions only wire parts: their code is read too."""
 LIVE_SOURCE = "Live(text task, engine)"
 
 
-def recipe_parts(method: Callable[..., Any], *extra_loss: Callable[..., Any], source: str = LIVE_SOURCE) -> RecipeParts:
+def recipe_parts(
+    method: Callable[..., Any],
+    *extra_loss: Callable[..., Any],
+    source: str = LIVE_SOURCE,
+    weights: Sequence[Callable[..., Any]] = (),
+) -> RecipeParts:
     """The parts that `method` names, in the order of its code, with those of the helpers that it calls.
 
     Credit: from `hone.credit`, classes and functions that return credits or episodes. Loss: functions of
-    `hone.objectives` on data, then `extra_loss`. Weights: functions of `hone.objectives.weights`. A source from
-    `hone.train.sources` wraps `source`. Of a table of alternatives, the first one, which is the default.
+    `hone.objectives` on data, then `extra_loss`. Weights: functions of `hone.objectives.weights`, or `weights`. A
+    source from `hone.train.sources` wraps `source`. Of a table of alternatives, the first one, which is the default.
     """
     assert isinstance(method, FunctionType)
     named = list(dict.fromkeys(_named(method.__code__, method.__globals__)))
     for part in named:
-        if part.__module__.startswith("hone.train.sources."):
+        if part.__module__.startswith("hone.train.sources.") and part.__module__ != "hone.train.sources.live":
             source = f"{part.__name__}({source})"
     return RecipeParts(
         source=source,
         credit=[part for part in named if _is_credit(part)],
         loss=[*filter(_is_loss, named), *extra_loss],
-        weights=[part for part in named if part.__module__ == "hone.objectives.weights"],
+        weights=weights or [part for part in named if part.__module__ == "hone.objectives.weights"],
     )
 
 
