@@ -1,5 +1,6 @@
 """`hone.api`: seeds and comparisons from Python are what the commands make."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -53,3 +54,11 @@ def test_runs_are_compared_by_name_and_folder() -> None:
 def test_seeds_that_cannot_be_meant_are_refused(seeds: int | list[int]) -> None:
     with pytest.raises(ConfigError, match="seeds must"):
         train_seeds("short.toml", seeds)
+
+
+@pytest.mark.parametrize("start", [train, lambda *given: train_seeds(given[0], 1, given[1])])
+def test_an_old_key_warns_at_the_line_of_the_caller(start: Callable[[str, list[str]], object]) -> None:
+    Path("old.toml").write_text(SHORT.replace("[evaluation]", "[judge]"))
+    with pytest.warns(FutureWarning, match="judge is now evaluation") as caught:
+        start("old.toml", ["steps=1"])
+    assert caught[0].filename == __file__

@@ -5,6 +5,7 @@
 """
 
 import io
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,24 +49,28 @@ class SilentProgress:
     """Progress without display; notes are in the run's log."""
 
     def start(self, total: int, title: str) -> None:
-        """Nothing to show."""
+        """Show nothing."""
 
     def update(self, step: int, metrics: Metrics) -> None:
-        """Nothing to show."""
+        """Show nothing."""
 
     def note(self, text: str) -> None:
-        """Nothing to show."""
+        """Show nothing."""
 
     def close(self) -> None:
-        """Do nothing: the default of `close`."""
+        """Do nothing."""
 
 
 def train(
     file: str | Path, overrides: Sequence[str] = (), *, runs: str | Path = "runs", resume: bool = False
 ) -> TrainingResult:
-    """Train the config `file` with `key=value` overrides, into `runs`. Raises HoneError as the command does."""
+    """Train the config `file` with `key=value` overrides, into `runs`. Raises HoneError as the command does.
+
+    Warns with FutureWarning for each key that is given under an old name.
+    """
     document = read_document(file, overrides)
     stages = planned_runs(document)
+    _warn_of_old_names(document.notes)
     require_consent([warning for stage in stages for warning in stage.resolved.warnings], yes=False)
     with opened_runs(stages) as opened:
         if STAGE not in document.values:
@@ -91,8 +96,8 @@ def train_seeds(
 ) -> MultiSeedResult:
     """Train the config `file` once per seed (a number n means 0 to n - 1), one run after another.
 
-    A run that fails does not stop the others; the first error is raised at the end. Raises HoneError as the command
-    does.
+    A run that fails does not stop the others; the first error is raised at the end. Raises HoneError and warns as
+    `train` does.
     """
     asked = parse_seeds(str(seeds) if isinstance(seeds, int) else ",".join([*map(str, seeds), ""]))
     document = read_document(file, overrides)
@@ -100,6 +105,7 @@ def train_seeds(
     check_name(folder.name)
     set_seed(document, asked[0])
     stages = planned_runs(document)
+    _warn_of_old_names(document.notes)
     require_consent([warning for stage in stages for warning in stage.resolved.warnings], yes=False)
     with opened_runs(stages):  # the first seed's data are checked; each run opens its own
         pass
@@ -147,3 +153,9 @@ def sample(
     return checkpoint.sample(
         folder, run=run, prompt=prompt, count=count, temperature=temperature, seed=seed, device="cpu"
     )
+
+
+def _warn_of_old_names(notes: Sequence[str]) -> None:
+    """Warn at the line of the caller's caller: the program that called `train`."""
+    for note in notes:
+        warnings.warn(note, FutureWarning, stacklevel=3)

@@ -187,7 +187,7 @@ PRESETS: Final[tuple[LossPreset, ...]] = (
         "verl",
         "dppo_kl",
         trust.dppo_kl,
-        {"rise_nats": 0.2, "fall_nats": 0.2, "ratio_cap": 3.0},
+        {"max_increase_nats": 0.2, "max_decrease_nats": 0.2, "ratio_cap": 3.0},
         weights.constant_length,
         "as dppo_tv (0.05 nats in its example)",
     ),

@@ -5,7 +5,7 @@ steps = 3
 [env]
 id = "CartPole-v1"
 num_envs = 2
-[judge]
+[evaluation]
 episodes = 2
 every = 1
 """

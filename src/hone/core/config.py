@@ -1,7 +1,7 @@
-"""The base of every config: typed, frozen, and closed to keys that it does not know.
+"""Base class of all configs: typed, frozen, without unknown keys.
 
-A config class lives beside what it configures, has at most about 12 fields, says alternatives as tagged unions,
-and its defaults are a vetted run. Numbers given as strings are refused, not coerced.
+A config class is in the module that uses it, has at most about 12 fields, and expresses alternatives as tagged unions.
+Its defaults are those of a tested run. Numbers given as strings are rejected, not coerced.
 """
 
 from collections.abc import Container, Mapping
@@ -19,6 +19,8 @@ RENAMED_KEYS: Mapping[str, tuple[str, ...]] = {
     "decay": ("lr_decay", "gae_lambda", "trace_lambda"),
     "ending": ("end_probability",),
     "explore": ("exploration",),
+    "fall_nats": ("max_decrease_nats",),
+    "fall_probability": ("max_decrease",),
     "first": ("start",),
     "judge": ("evaluation",),
     "key_from": ("api_key_env",),
@@ -32,6 +34,8 @@ RENAMED_KEYS: Mapping[str, tuple[str, ...]] = {
     "over": ("decay_env_steps",),
     "patience_s": ("reconnect_timeout_s",),
     "pays": ("rewards",),
+    "rise_nats": ("max_increase_nats",),
+    "rise_probability": ("max_increase",),
     "slots": ("max_concurrent",),
     "step": ("step_reward",),
     "target_rate": ("tau",),
@@ -44,10 +48,10 @@ OLD_NAMES_UNTIL = "0.3"
 
 
 class Config(BaseModel):
-    """Frozen, strict about unknown keys and types (an int is still welcome where a float is asked).
+    """Frozen config that rejects unknown keys and wrong types (an int is accepted for a float).
 
-    A table that is given in part is completed from the value that its field would have without it, from whatever door
-    it comes: `learner = {"minibatches": 2}` changes that key of the recipe's own default, and no other.
+    A partial table is completed from the default of its field, in files, on the command line and in Python:
+    `learner = {"minibatches": 2}` changes that key of the recipe's default and no other.
     """
 
     model_config = ConfigDict(

@@ -149,15 +149,17 @@ def dppo_kl(
     then: PerDecision,
     advantage: PerDecision,
     *,
-    rise_nats: float = 0.05,
-    fall_nats: float = 0.05,
+    max_increase_nats: float = 0.05,
+    max_decrease_nats: float = 0.05,
     ratio_cap: float | None = None,
 ) -> LossTerms:
     """`dppo`, masked where KL(then || now) of the chosen token against all others exceeds 0.05 nats (Binary-KL).
 
     0.05 is verl's example; the paper's own threshold could not be read.
     """
-    keep = trust_region_mask(now, then, advantage, binary_kl(now, then), max_increase=rise_nats, max_decrease=fall_nats)
+    keep = trust_region_mask(
+        now, then, advantage, binary_kl(now, then), max_increase=max_increase_nats, max_decrease=max_decrease_nats
+    )
     return dppo(now, then, advantage, keep, ratio_cap=ratio_cap)
 
 

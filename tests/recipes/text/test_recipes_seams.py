@@ -188,7 +188,7 @@ def test_a_tight_trust_region_masks_tokens(place: Path) -> None:
     """A witness that the mask is in the loss: with almost no trust, later updates on the same answers are masked."""
 
     def stopped(rise: float) -> float:
-        trust = {"kind": "tv", "rise_probability": rise, "fall_probability": rise}
+        trust = {"kind": "tv", "max_increase": rise, "max_decrease": rise}
         tables = settings("dppo", steps=1, full=False, algorithm={"trust": trust}, learner={"epochs": 4})
         return told(job_of("dppo", tables), steps=1)[0]["policy/clip_fraction"]
 

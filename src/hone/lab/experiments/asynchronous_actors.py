@@ -43,23 +43,23 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
     apart = float(np.abs(again - result[1][0][1]).max())
     oldest = ages[-1]
     claims = [
-        at_most("parameters of two runs with a thread that acts ahead, apart", apart, 1e-12),
-        at_least("steps per fall over learning, 1 turn old over fresh", mean[1] / mean[0], 0.6),
-        at_most(f"the same, {oldest} turns old", mean[oldest] / mean[0], 0.8),
+        at_most("difference between the parameters of two asynchronous runs", apart, 1e-12),
+        at_least("episode length, 1 iteration old over fresh", mean[1] / mean[0], 0.6),
+        at_most(f"the same, {oldest} iterations old", mean[oldest] / mean[0], 0.8),
     ]
     x = ENVS * EACH * np.arange(1, turns + 1)
     return ExperimentResult(
-        header=("age, turns", "steps per fall, over learning", "in the last tenth"),
+        header=("staleness, iterations", "episode length, mean over training", "in the last tenth"),
         rows=[(str(age), f"{mean[age]:.1f}", f"{path[age][-turns // 10 :].mean():.1f}") for age in ages],
         panels=[
-            line_plot(f"steps per fall, means over {WINDOW} turns", "environment steps", x[WINDOW - 1 :],
-                  {f"{age} turns old": moving_average(path[age], WINDOW) for age in ages})
+            line_plot(f"episode length, means over {WINDOW} iterations", "environment steps", x[WINDOW - 1 :],
+                  {f"{age} iterations old": moving_average(path[age], WINDOW) for age in ages})
         ],
         verdict=(
-            f"PPO that learns from steps one turn old keeps the pole up {mean[1]:.0f} steps a fall over {x[-1]:,} "
-            f"environment steps, against {mean[0]:.0f} with fresh ones and {mean[oldest]:.0f} at {oldest} turns; the "
-            "thread that acts ahead on a fixed schedule leaves no trace of its timing: two runs agree in every bit, "
-            "which actors that write when they please (A3C) do not."
+            f"PPO on data one iteration old reaches a mean episode length of {mean[1]:.0f} over {x[-1]:,} environment "
+            f"steps, against {mean[0]:.0f} with fresh data and {mean[oldest]:.0f} at {oldest} iterations. The acting "
+            "thread follows a fixed schedule, so two runs agree bit for bit; actors that publish at any time (A3C) do "
+            "not."
         ),
         claims=claims,
     )  # fmt: skip
@@ -67,7 +67,7 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
 
 EXPERIMENT = Experiment(
     title="Asynchronous actors",
-    question="What does it cost to act while the policy learns, and must it make runs differ?",
+    question="How much does acting with an older policy cost, and can asynchronous runs be reproducible?",
     run=run,
     source="Mnih et al., 2016 (A3C)",
 )

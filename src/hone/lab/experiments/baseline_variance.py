@@ -90,18 +90,18 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
         panels=[
             line_plot(
                 f"variance of a group's gradient at equal mean, {FILLER + 1} tokens",
-                "chance to be right",
+                "probability of a right answer",
                 chances,
                 {name: [each[name][1] for each in found] for name in shares},
                 log_y=True,
             )
         ],
         verdict=(
-            f"At equal mean and with one deciding token of {FILLER + 1}, no baseline has "
-            f"{easy[raw] / easy[loo]:.1f} times the variance of leave-one-out where p = 0.9, but "
-            f"{hard[raw] / hard[loo]:.2f} times where p = 0.1 (and {alone[raw] / alone[loo]:.4f} times at p = 0.9 "
-            f"if the deciding token is all there is); a perfect critic has {easy[critic] / easy[loo]:.2f} times, "
-            f"and the plain group mean is leave-one-out times {shares[mean]:.2f}."
+            f"At an equal expected gradient and with one deciding token of {FILLER + 1}, the gradient without a "
+            f"baseline has {easy[raw] / easy[loo]:.1f} times the variance of leave-one-out at p = 0.9, but "
+            f"{hard[raw] / hard[loo]:.2f} times at p = 0.1 (and {alone[raw] / alone[loo]:.4f} times at p = 0.9 if the "
+            f"answer is the deciding token alone). A perfect critic has {easy[critic] / easy[loo]:.2f} times, and the "
+            f"plain group mean is leave-one-out times {shares[mean]:.2f}."
         ),
         claims=claims,
     )
@@ -113,8 +113,8 @@ def _by_name(found: dict[str, tuple[float, float]]) -> tuple[dict[str, float], d
 
 
 EXPERIMENT = Experiment(
-    title="What a baseline is worth",
-    question="How much variance do no baseline, the group's mean, leave-one-out and a critic leave, at equal mean?",
+    title="Variance of baselines",
+    question="How much variance remains with no baseline, the group's mean, leave-one-out and a critic?",
     run=run,
     source="Williams, 1992; Ahmadian et al., 2024",
 )

@@ -75,27 +75,28 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
     praised, blamed = gradient_multipliers(1.0, ratios), gradient_multipliers(-1.0, ratios)
     beyond = range(int((ratios <= 1.25).sum()), len(ratios))
     claims = [
-        at_most("gradient of a praised decision beyond the clip", max(abs(praised[clip][k]) for k in beyond), 1e-6),
+        at_most("gradient beyond the clip, positive advantage", max(abs(praised[clip][k]) for k in beyond), 1e-6),
         at_least(
-            "gradient of a praised decision under CISPO, least beyond the clip",
+            "least gradient beyond the clip under CISPO, positive advantage",
             min(praised[capped][k] for k in beyond),
             1.0,
         ),
-        at_least("share of praised unlikely tokens without gradient, clip", silent[clip][0], 0.1),
+        at_least("share of unlikely tokens without gradient, clip", silent[clip][0], 0.1),
         at_least("unlikely over likely tokens without gradient, clip", silent[clip][0] / silent[clip][1], 1.5),
-        at_most("share of praised unlikely tokens without gradient, CISPO", silent[capped][0], 1e-6),
+        at_most("share of unlikely tokens without gradient, CISPO", silent[capped][0], 1e-6),
     ]
     return ExperimentResult(
-        header=("objective", "unlikely praised tokens silent", "likely praised tokens silent", "solved"),
+        header=("objective", "unlikely tokens without gradient", "likely tokens without gradient", "solved"),
         rows=[(name, f"{silent[name][0]:.1%}", f"{silent[name][1]:.1%}", f"{solved[name]:.1%}") for name in OBJECTIVES],
         panels=[
-            line_plot("factor on the gradient, praised decisions", "ratio", ratios.tolist(), praised),
-            line_plot("factor on the gradient, blamed decisions", "ratio", ratios.tolist(), blamed),
+            line_plot("factor of the gradient, positive advantage", "ratio", ratios.tolist(), praised),
+            line_plot("factor of the gradient, negative advantage", "ratio", ratios.tolist(), blamed),
         ],
         verdict=(
-            f"In the last of four passes the clip leaves {silent[clip][0]:.0%} of praised unlikely tokens (chance "
-            f"below {RARE}) and {silent[clip][1]:.0%} of praised likely ones without gradient, CISPO none; on "
-            f"additions that ends at {solved[clip]:.1%} against {solved[capped]:.1%} solved."
+            f"Among tokens with positive advantage in the last of four passes, the clip leaves {silent[clip][0]:.0%} "
+            f"of the unlikely ones (probability below {RARE}) and {silent[clip][1]:.0%} of the likely ones without "
+            f"gradient, CISPO none. On additions the clip ends at {solved[clip]:.1%} solved and CISPO at "
+            f"{solved[capped]:.1%}."
         ),
         claims=claims,
         figures={"solved_clip": solved[clip], "solved_cispo": solved[capped]},

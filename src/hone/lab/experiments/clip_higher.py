@@ -74,7 +74,7 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
         rows=[(format_number(h), str(batches[h]), format_number(solved[h]), format_number(entropy[h])) for h in HIGHS],
         panels=[
             LinePlot(
-                title="chance of a rare right answer, each batch used up",
+                title="probability of a rare right answer, after each fully used batch",
                 x_label="batch",
                 series=[
                     PlotSeries(label=f"upper clip {h}", x=list(range(len(path))), y=path) for h, path in paths.items()
@@ -86,9 +86,9 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
             ),
         ],
         verdict=(
-            f"A right answer of chance {RARE} needs {batches[narrow]} used-up batches to reach 1/2 under an upper "
-            f"clip of {narrow}, {batches[dapo]} under {dapo} and {batches[wide]} under {wide}; that it also keeps "
-            f"the entropy up does not show on additions, where the mean entropy changes by {change:+.0%}."
+            f"A right answer of probability {RARE} needs {batches[narrow]} fully used batches to reach 1/2 under an "
+            f"upper clip of {narrow}, {batches[dapo]} under {dapo} and {batches[wide]} under {wide}. A higher entropy "
+            f"does not show on additions: the mean entropy changes by {change:+.0%}."
         ),
         claims=claims,
     )
@@ -96,7 +96,7 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
 
 EXPERIMENT = Experiment(
     title="Clip higher",
-    question="What does a wider upper clip do for rare right answers, and for the entropy?",
+    question="Does a wider upper clip help rare right answers, and does it keep up the entropy?",
     run=run,
     source="Yu et al., 2025 (DAPO)",
 )

@@ -114,16 +114,18 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
     peak = int(np.argmax(result[plain][1]))
     claims = [
         at_least(
-            "margin on the pairs, last over where people liked most", margins[plain][-1] / margins[plain][peak], 1.5
+            "margin on the pairs, final over that at the best preference",
+            margins[plain][-1] / margins[plain][peak],
+            1.5,
         ),
-        at_least("held-out preference at its best, DPO", best[plain], 0.6),
-        at_most("held-out preference at last, DPO", last[plain], 0.3),
-        at_least("held-out preference at last, beta ten times", last[firm], 0.6),
-        at_least("held-out preference at last, IPO", last[bounded], 0.52),
-        at_most("smoothing alone: at last over at its best", last[smooth] / best[smooth], 0.7),
+        at_least("best held-out preference, DPO", best[plain], 0.6),
+        at_most("final held-out preference, DPO", last[plain], 0.3),
+        at_least("final held-out preference, ten times beta", last[firm], 0.6),
+        at_least("final held-out preference, IPO", last[bounded], 0.52),
+        at_most("label smoothing: final over best preference", last[smooth] / best[smooth], 0.7),
     ]
     return ExperimentResult(
-        header=("loss", "preferred at best", "at step", "preferred at last", "margin there", "margin at last"),
+        header=("loss", "best preference", "at step", "final preference", "margin at the best", "final margin"),
         rows=[
             (
                 name,
@@ -140,10 +142,10 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
             for k, title in enumerate(("implicit reward's margin on the pairs, nats", "preferred over the reference"))
         ],
         verdict=(
-            f"Under DPO with beta 0.1 the margin on the pairs rises from {margins[plain][peak]:.1f} to "
-            f"{margins[plain][-1]:.1f} nats while people's preference for the policy falls from {best[plain]:.0%} "
-            f"to {last[plain]:.0%}; smoothed labels only delay it ({last[smooth]:.0%}), beta 1 ends at "
-            f"{last[firm]:.0%} and IPO, whose margin has a target, at {last[bounded]:.0%}."
+            f"With DPO and beta 0.1 the margin on the training pairs rises from {margins[plain][peak]:.1f} to "
+            f"{margins[plain][-1]:.1f} nats while the true preference for the policy falls from {best[plain]:.0%} to "
+            f"{last[plain]:.0%}. Label smoothing only delays this ({last[smooth]:.0%}); beta 1 ends at "
+            f"{last[firm]:.0%}, and IPO, with a target for the margin, at {last[bounded]:.0%}."
         ),
         claims=claims,
     )
@@ -151,7 +153,7 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
 
 EXPERIMENT = Experiment(
     title="DPO's implicit reward",
-    question="Can it rise while what people prefer falls, and what helps?",
+    question="Can the implicit reward rise while the true preference falls, and which remedies help?",
     run=run,
     source="Rafailov et al., 2023 and 2024",
 )

@@ -79,7 +79,7 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
         at_most("best error, dutch, over that of lambda = 1", dutch.min() / dutch[-1], 0.9),
         at_most("best error, dutch over accumulating", dutch.min() / accumulating.min(), 1.05),
         at_least(
-            "error of accumulating over dutch, lambda = 0.9, rate 0.8", worst["accumulating"] / worst["dutch"], 1.2
+            "error of accumulating over dutch, lambda = 0.9, step size 0.8", worst["accumulating"] / worst["dutch"], 1.2
         ),
     ]
     rows = [
@@ -87,22 +87,23 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
         for d, by_decay in zip(DECAYS, zip(*table.values(), strict=True), strict=True)
     ]
     return ExperimentResult(
-        header=("lambda", *(text for name in table for text in (f"least error, {name}", "at rate"))),
+        header=("lambda", *(text for name in table for text in (f"lowest error, {name}", "at step size"))),
         rows=rows,
         panels=[
-            line_plot("least error over rates", "lambda (0: one step, 1: Monte Carlo)", DECAYS, best),
+            line_plot("lowest error over step sizes", "lambda (0: one step, 1: Monte Carlo)", DECAYS, best),
             line_plot(
-                "error by rate, dutch traces",
-                "rate",
+                "error by step size, dutch traces",
+                "step size",
                 RATES,
                 {f"lambda = {d:g}": errors for d, errors in zip(DECAYS, table["dutch"], strict=True)},
             ),
         ],
         verdict=(
-            f"Over the first {EPISODES} walks the values of {STATES} states are off by {dutch[0]:.3f} with one-step "
-            f"targets, {dutch[-1]:.3f} with whole returns and {dutch.min():.3f} with dutch traces of lambda = "
-            f"{DECAYS[at['dutch']]:g}, each at its best rate; accumulating traces come to {accumulating.min():.3f}, "
-            f"but at a rate of 0.8 and lambda = 0.9 off by {worst['accumulating']:.2f} against {worst['dutch']:.2f}."
+            f"Over the first {EPISODES} episodes the values of {STATES} states have an error of {dutch[0]:.3f} with "
+            f"one-step targets, {dutch[-1]:.3f} with Monte Carlo returns and {dutch.min():.3f} with dutch traces of "
+            f"lambda = {DECAYS[at['dutch']]:g}, each at its best step size. Accumulating traces reach "
+            f"{accumulating.min():.3f}, but at a step size of 0.8 and lambda = 0.9 their error is "
+            f"{worst['accumulating']:.2f} against {worst['dutch']:.2f}."
         ),
         claims=claims,
     )
@@ -110,7 +111,7 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
 
 EXPERIMENT = Experiment(
     title="Eligibility traces",
-    question="How far back should an error reach, and what does the kind of trace change?",
+    question="Which lambda is best, and does the kind of trace matter?",
     run=run,
     source="Sutton, 1988; van Seijen et al., 2016",
 )

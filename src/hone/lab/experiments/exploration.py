@@ -157,23 +157,24 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
         at_least("late regret of greedy over its mean", late["greedy"] * pulls / total["greedy"], 0.8),
     ]
     return ExperimentResult(
-        header=("way", f"regret of {pulls} pulls", "spread over players", "regret of a late pull"),
+        header=("method", f"regret of {pulls} pulls", "standard deviation over runs", "regret of a late pull"),
         rows=[(name, format_number(total[name]), format_number(spread[name]), f"{late[name]:.3f}") for name in METHODS],
         panels=[
             line_plot(
-                "regret so far",
+                "cumulative regret",
                 "pulls",
                 range(1, pulls + 1),
                 {name: np.cumsum(lost) for name, (lost, _) in result.items()},
             )
         ],
         verdict=(
-            f"On ten arms of which the best pays in 7 of 10 pulls, {pulls} pulls cost greedy {total['greedy']:.0f} "
-            f"(some players never find the best arm: spread {spread['greedy']:.0f}), epsilon 0.1 "
-            f"{total['epsilon 0.1']:.0f}, falling epsilon {total['epsilon falling']:.0f}, optimism "
-            f"{total['optimistic']:.0f}, Boltzmann {total['Boltzmann']:.0f}, UCB {total['UCB']:.0f} and Thompson "
-            f"sampling {total['Thompson']:.0f}; {best} cost least, and late pulls still cost greedy "
-            f"{late['greedy']:.3f} each, Thompson {late['Thompson']:.3f}."
+            f"On ten arms, the best with a success rate of 0.7, {pulls} pulls have a regret of {total['greedy']:.0f} "
+            f"with the greedy policy (some runs never find the best arm: standard deviation {spread['greedy']:.0f}), "
+            f"{total['epsilon 0.1']:.0f} with epsilon 0.1, {total['epsilon falling']:.0f} with a falling epsilon, "
+            f"{total['optimistic']:.0f} with optimism, {total['Boltzmann']:.0f} with Boltzmann exploration, "
+            f"{total['UCB']:.0f} with UCB and {total['Thompson']:.0f} with Thompson sampling. {best} has the lowest "
+            f"regret. A late pull still has a regret of {late['greedy']:.3f} with the greedy policy and "
+            f"{late['Thompson']:.3f} with Thompson sampling."
         ),
         claims=claims,
         figures={f"regret/{name}": value for name, value in total.items()},
@@ -181,8 +182,8 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
 
 
 EXPERIMENT = Experiment(
-    title="Exploration on one bandit",
-    question="What do ways of trying other arms cost, and which of them stop paying for it?",
+    title="Exploration in one bandit",
+    question="How much regret does each exploration method have, early and late?",
     run=run,
     source="Thompson, 1933; Auer et al., 2002; Sutton & Barto, 2018, chapter 2",
 )

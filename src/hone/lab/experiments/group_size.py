@@ -54,34 +54,36 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
     claims = [
         at_least("groups of 2 without signal, p = 0.1", dumb[small], 0.7),
         at_most("groups of 32 without signal, p = 0.1", dumb[large], 0.05),
-        at_most("noise of groups of 2 over 32, as many answers, p = 0.1", noises[small] / noises[large], 1.5),
-        at_least("learned with groups of 8 over 32, as many answers", gain[8] / max(gain[large], 1e-6), 1.1),
+        at_most("noise of groups of 2 over 32, equal number of answers, p = 0.1", noises[small] / noises[large], 1.5),
+        at_least(
+            "improvement with groups of 8 over 32, equal number of answers", gain[8] / max(gain[large], 1e-6), 1.1
+        ),
     ]
     grid = np.linspace(0.01, 0.99, 50)
     return ExperimentResult(
-        header=("group", "no signal, p = 0.1", "noise of the gradient", "solved at first", "solved at last"),
+        header=("group", "no signal, p = 0.1", "noise of the gradient", "solved before", "solved after"),
         rows=[
             (str(size), f"{dumb[size]:.0%}", format_number(noises[size]), f"{first[size]:.1%}", f"{solved[size]:.1%}")
             for size in sizes
         ],
         panels=[
             line_plot(
-                "share of groups that say nothing",
-                "chance to be right",
+                "share of groups without signal",
+                "probability of a right answer",
                 grid,
                 {f"{n} answers": uninformative_share(grid, n) for n in SIZES},
             ),
             plot_by_step(
-                f"additions solved, {ANSWERS} answers a step",
+                f"additions solved, {ANSWERS} answers per step",
                 {f"{n} answers": result[n]["solved"].mean(axis=0) for n in sizes},
             ),
         ],
         verdict=(
-            f"At p = 0.1 {dumb[small]:.0%} of groups of {small} say nothing, of groups of {large} "
-            f"{dumb[large]:.0%}; yet as many answers in groups of {small} have only "
-            f"{noises[small] / noises[large]:.2f} times the noise, and with {ANSWERS} answers a step groups of "
-            f"{best} learned most ({solved[best]:.1%} solved), groups of {large} less ({solved[large]:.1%}), "
-            "because they ask fewer questions."
+            f"At p = 0.1 {dumb[small]:.0%} of groups of {small} have no signal (equal scores), of groups of {large} "
+            f"{dumb[large]:.0%}. At an equal number of answers, groups of {small} have only "
+            f"{noises[small] / noises[large]:.2f} times the gradient noise. With {ANSWERS} answers per step groups of "
+            f"{best} learn most ({solved[best]:.1%} solved) and groups of {large} less ({solved[large]:.1%}), because "
+            "they cover fewer questions."
         ),
         claims=claims,
     )
@@ -89,7 +91,7 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
 
 EXPERIMENT = Experiment(
     title="Group size",
-    question="With as many answers in all, are few questions with many answers better, or many with few?",
+    question="For a fixed number of answers, are many questions with few answers better, or few with many?",
     run=run,
     source="Shao et al., 2024",
 )

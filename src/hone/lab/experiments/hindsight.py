@@ -44,24 +44,24 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
     at = sizes.index(8)
     on, off = result["with hindsight"], result["without"]
     claims = [
-        at_least("patterns of 8 bits reached with hindsight", on[at], 0.7),
+        at_least("goals of 8 bits reached with hindsight", on[at], 0.7),
         at_most("the same without", off[at], 0.4),
     ]
     return ExperimentResult(
         header=("replay", *(f"{n} bits" for n in sizes)),
         rows=[(name, *(f"{share:.0%}" for share in values)) for name, values in result.items()],
-        panels=[line_plot(f"patterns reached after {turns} turns", "bits", sizes, result)],
+        panels=[line_plot(f"goals reached after {turns} iterations", "bits", sizes, result)],
         verdict=(
-            f"With the same {turns} turns of 16 steps and 4 updates, taking what was reached for what was wanted "
-            f"learns to reach {on[at]:.0%} of patterns of 8 bits; without it {off[at]:.0%} are reached."
+            f"With {turns} iterations of 16 steps and 4 updates, hindsight relabelling learns to reach {on[at]:.0%} of "
+            f"the goals of 8 bits; without it {off[at]:.0%} are reached."
         ),
         claims=claims,
     )
 
 
 EXPERIMENT = Experiment(
-    title="Hindsight",
-    question="What does an episode teach that failed?",
+    title="Hindsight relabelling",
+    question="Can a goal-conditioned policy learn from episodes that miss their goal?",
     run=run,
     source="Andrychowicz et al., 2017",
 )

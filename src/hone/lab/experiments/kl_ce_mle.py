@@ -72,15 +72,15 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
         at_most("mean negative log-likelihood minus cross-entropy, nats", off_likelihood, 1e-12),
         at_most("gradients of likelihood and KL apart by", off_gradient, 1e-9),
         at_least("width of the likelihood fit over the reward fit", likely.width / greedy.width, 2.0),
-        at_least("chance of the valley, likelihood fit", held[forward], 0.1),
-        at_most("chance of the valley, reward fit", held[reverse], 0.05),
+        at_least("probability of the valley, likelihood fit", held[forward], 0.1),
+        at_most("probability of the valley, reward fit", held[reverse], 0.05),
     ]
     return ExperimentResult(
-        header=("one bump fitted by", "width", "chance of the valley between the modes"),
+        header=("one mode fitted by", "width", "probability of the valley between the modes"),
         rows=[(name, format_number(fit.width), format_number(held[name])) for name, fit in fits.items()],
         panels=[
             line_plot(
-                "what each direction of the KL fits",
+                "fit by each direction of the KL",
                 "outcome",
                 range(POINTS),
                 {"data": data.numpy()} | {name: chance.numpy() for name, chance in chances.items()},
@@ -88,9 +88,9 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
         ],
         verdict=(
             f"Cross-entropy is entropy plus KL(data || model) to less than {error_bound(off)} nats, so maximum "
-            "likelihood, cross-entropy and that KL have the same gradient (apart by less than "
-            f"{error_bound(off_gradient)}); it covers both modes with width {likely.width:.1f}, while the other "
-            f"direction, the one of RL with a KL penalty, picks one mode with width {greedy.width:.1f}."
+            "likelihood, cross-entropy and that KL have the same gradient (difference below "
+            f"{error_bound(off_gradient)}). This direction covers both modes, with width {likely.width:.1f}. The "
+            f"reverse direction, that of RL with a KL penalty, fits one mode, with width {greedy.width:.1f}."
         ),
         claims=claims,
     )
@@ -102,6 +102,6 @@ def _reverse_kl(model: Tensor, data: Tensor) -> Tensor:
 
 EXPERIMENT = Experiment(
     title="KL divergence, cross-entropy and maximum likelihood",
-    question="How do the three relate, and what does the direction of the KL change?",
+    question="How are the three related, and which fit does each direction of the KL give?",
     run=run,
 )

@@ -76,24 +76,23 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
     here = {weight: float(np.mean(values)) for weight, values in solved.items()}
     there = {weight: float(np.mean(values)) for weight, values in kept.items()}
     claims = [
-        at_most("drift elsewhere with the KL term over without", far[tight] / far[free], 0.7),
+        at_most("drift on other questions, with the KL term over without", far[tight] / far[free], 0.7),
         at_most("solved without the KL term minus with it", here[free] - here[tight], 0.1),
-        at_least("solved elsewhere with the KL term over without", there[tight] / there[free], 1.05),
+        at_least("other questions solved, with the KL term over without", there[tight] / there[free], 1.05),
     ]
     return ExperimentResult(
-        header=("weight of KL", "solved, trained on", "solved, left alone", "drift there, nats"),
+        header=("weight of KL", "training questions solved", "other questions solved", "drift on those, nats"),
         rows=[(format_number(w), f"{here[w]:.1%}", f"{there[w]:.1%}", format_number(far[w])) for w in weights],
         panels=[
             plot_by_step(
-                "KL(policy || reference) on questions left alone, nats",
+                "KL(policy || reference) on other questions, nats",
                 {f"weight {w}" if w else "no KL term": np.mean(paths, axis=0) for w, paths in drift.items()},
             )
         ],
         verdict=(
-            f"A KL term of weight {tight} cuts the drift on questions that are not trained on from "
-            f"{far[free]:.2f} to {far[tight]:.2f} nats and leaves {there[tight]:.0%} of them solved instead of "
-            f"{there[free]:.0%} ({before:.0%} before training), at {here[tight]:.1%} against {here[free]:.1%} on "
-            "those that are."
+            f"A KL term of weight {tight} reduces the drift on questions outside the training set from {far[free]:.2f} "
+            f"to {far[tight]:.2f} nats. {there[tight]:.0%} of them remain solved instead of {there[free]:.0%} "
+            f"({before:.0%} before training), at {here[tight]:.1%} against {here[free]:.1%} on the training questions."
         ),
         claims=claims,
     )
@@ -101,7 +100,7 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
 
 EXPERIMENT = Experiment(
     title="With and without a KL term",
-    question="What does GRPO's KL term hold back, and what does it cost?",
+    question="How much drift does GRPO's KL term prevent, and at which cost?",
     run=run,
     source="Shao et al., 2024; Yu et al., 2025 (DAPO drops it)",
 )

@@ -82,7 +82,7 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
         at_most("drift of lengths, constant over sequence mean", drift[constant] / drift[biased], 0.5),
     ]
     return ExperimentResult(
-        header=("aggregation", "wrong answers at first", "wrong at last", "right at first", "right at last"),
+        header=("aggregation", "wrong answers before", "wrong after", "right before", "right after"),
         rows=[
             (name, *(format_number(float(path[step, kind])) for kind in (0, 1) for step in (0, -1)))
             for name, path in result.items()
@@ -96,9 +96,9 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
             for column, kind in enumerate(("wrong", "right"))
         ],
         verdict=(
-            f"Though length decides nothing here, {steps} steps with each answer averaged over its own tokens "
-            f"make wrong answers {ends[biased][0]:.2f} times as long and right ones {ends[biased][1]:.2f} times; "
-            f"a mean over all tokens moves neither by more than {drift[mean]:.0%}, a constant divisor by "
+            f"Length does not affect the score here. In {steps} steps, averaging each answer over its own tokens makes "
+            f"wrong answers {ends[biased][0]:.2f} times as long and right ones {ends[biased][1]:.2f} times. A mean "
+            f"over all tokens changes neither by more than {drift[mean]:.0%}, a constant divisor by "
             f"{drift[constant]:.0%}."
         ),
         claims=claims,
@@ -107,7 +107,7 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
 
 EXPERIMENT = Experiment(
     title="Length bias",
-    question="What does dividing by an answer's own length do to the length of wrong answers?",
+    question="Does averaging over an answer's own length make wrong answers longer?",
     run=run,
     source="Liu et al., 2025 (Dr.GRPO); Yu et al., 2025 (DAPO)",
 )

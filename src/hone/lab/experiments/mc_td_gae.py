@@ -92,17 +92,17 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
         ],
         panels=[
             line_plot(
-                "error of a value target, with a critic that is off",
+                "error of a value target, with an inaccurate critic",
                 "lambda (0: one step, 1: Monte Carlo)",
                 DECAYS,
                 {"squared bias": bias, "variance": variance, "squared error": total},
             )
         ],
         verdict=(
-            f"With a critic that is off by {CRITIC_ERROR} (standard deviation), the one-step target has a squared "
-            f"bias of {bias[0]:.2f} and a variance of {variance[0]:.2f}, Monte Carlo {bias[-1]:.3f} and "
-            f"{variance[-1]:.2f}; lambda = {DECAYS[best]} has the least squared error, {total[best]:.2f} against "
-            f"{total[0]:.2f} and {total[-1]:.2f}."
+            f"With a critic error of {CRITIC_ERROR} (standard deviation), the one-step target has a squared bias of "
+            f"{bias[0]:.2f} and a variance of {variance[0]:.2f}, Monte Carlo {bias[-1]:.3f} and {variance[-1]:.2f}. "
+            f"lambda = {DECAYS[best]} has the lowest squared error, {total[best]:.2f} against {total[0]:.2f} and "
+            f"{total[-1]:.2f}."
         ),
         claims=claims,
     )
@@ -110,7 +110,7 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
 
 EXPERIMENT = Experiment(
     title="Monte Carlo, temporal difference, GAE",
-    question="What bias and variance do value targets have between one step and the whole return?",
+    question="How do bias and variance of value targets change from one step to the full return?",
     run=run,
     source="Sutton, 1988; Schulman et al., 2016",
 )

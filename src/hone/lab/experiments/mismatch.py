@@ -108,20 +108,20 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
         ],
         panels=[
             BarPlot(
-                title="squared bias of the expected gradient, share of its square",
+                title="squared bias of the expected gradient, share of its squared norm",
                 labels=list(errors),
                 values=[bias for bias, _ in errors.values()],
             ),
             plot_by_step(
-                "additions solved, drawn by the noisy engine",
+                "additions solved, sampled by the noisy engine",
                 {name: each["solved"].mean(axis=0) for name, each in result.items()},
             ),
         ],
         verdict=(
-            f"With logits that are off by {NOISE} nats in the engine, the expected gradient has a squared bias of "
-            f"{errors[plain][0]:.2f} of its own square, {errors[tis][0]:.2f} with truncated, {errors[mis][0]:.2f} "
-            f"with masked and {errors[pop][0]:.2f} with IcePop weights; on two-token answers training survives "
-            f"all the same ({solved[plain]:.0%}, {solved[tis]:.0%}, {solved[mis]:.0%} and {solved[pop]:.0%} "
+            f"With engine logits off by {NOISE} nats, the squared bias of the expected gradient is "
+            f"{errors[plain][0]:.2f} of its squared norm without a correction, {errors[tis][0]:.2f} with truncated, "
+            f"{errors[mis][0]:.2f} with masked and {errors[pop][0]:.2f} with IcePop weights. Answers of two tokens are "
+            f"learned nevertheless ({solved[plain]:.0%}, {solved[tis]:.0%}, {solved[mis]:.0%} and {solved[pop]:.0%} "
             "solved)."
         ),
         claims=claims,
@@ -130,7 +130,7 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
 
 EXPERIMENT = Experiment(
     title="Engine and trainer disagree",
-    question="What do truncated, masked and IcePop weights repair when the engine's probabilities are off?",
+    question="How much bias do truncated, masked and IcePop weights remove when the engine's probabilities are wrong?",
     run=run,
     source="Yao et al., 2025 (TIS); Ant Group, 2025 (IcePop)",
 )

@@ -55,7 +55,7 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
         at_least("KL of an update, no clip over clipped", kl[free] / kl[kept], 1.5),
         at_least("largest ratio, no clip over clipped", most[free] / most[kept], 1.0),
         at_least("questions solved, clipped minus no clip", last[kept] - last[free], -0.02),
-        at_least("pull back on a bad token that became likelier, with the minimum", -wrong_way, 1.0),
+        at_least("gradient of a bad token that became more likely, with the minimum", -wrong_way, 1.0),
         at_most("the same, clipped term alone", abs(bare), 1e-6),
     ]
     return ExperimentResult(
@@ -70,10 +70,10 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
             )
         ],
         verdict=(
-            f"With {EPOCHS} passes over each batch, no clip moves the policy {kl[free] / kl[kept]:.1f} times as "
-            f"far a step (ratios up to {most[free]:.0f} against {most[kept]:.1f}) and ends at {last[free]:.1%} "
-            f"solved against {last[kept]:.1%}; without the minimum, a bad token that became 1.65 times as likely "
-            f"would not be pulled back at all ({bare:.0f} against {wrong_way:.2f})."
+            f"With {EPOCHS} passes over each batch, an update without the clip moves the policy "
+            f"{kl[free] / kl[kept]:.1f} times as far (ratios up to {most[free]:.0f} against {most[kept]:.1f}) and ends "
+            f"at {last[free]:.1%} solved against {last[kept]:.1%}. Without the minimum, a token with negative "
+            f"advantage that became 1.65 times as likely gets no gradient ({bare:.0f} against {wrong_way:.2f})."
         ),
         claims=claims,
     )
@@ -81,7 +81,7 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
 
 EXPERIMENT = Experiment(
     title="Without PPO's clip",
-    question="What happens to ratios, entropy and reward without the clip, and why the minimum?",
+    question="How do ratios, entropy and reward change without the clip, and is the minimum needed?",
     run=run,
     source="Schulman et al., 2017",
 )

@@ -105,15 +105,15 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
     over = {name: (each["thought"] - each["true"]) / by_log for name, each in last.items()}
     naive, wary = last["Q-learning"], last["CQL"]
     claims = [
-        at_least("overrated by Q-learning, of what the log is good for", over["Q-learning"], 0.03),
+        at_least("overestimation by Q-learning, share of the best value on the log", over["Q-learning"], 0.03),
         at_most("the same, CQL", over["CQL"], 0.02),
-        at_least("worth of CQL over Q-learning", wary["true"] / naive["true"], 1.05),
+        at_least("value of CQL over Q-learning", wary["true"] / naive["true"], 1.05),
         at_least("untried actions, Q-learning", naive["untried"], 0.1),
         at_most("untried actions, CQL", wary["untried"], 0.05),
     ]
     x = UPDATES * np.arange(1, turns + 1)
     return ExperimentResult(
-        header=("method", "thought to be worth", "is worth", "untried actions"),
+        header=("method", "estimated value", "true value", "untried actions"),
         rows=[
             *((name, format_number(each["thought"]), format_number(each["true"]), f"{each['untried']:.0%}")
               for name, each in last.items()),
@@ -121,19 +121,19 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
             ("the behaviour policy", "", format_number(by_habit), "0%"),
         ],
         panels=[
-            line_plot("worth of the policy", "updates", x, {
+            line_plot("value of the policy", "updates", x, {
                 f"{name}, {words}": each[key]
-                for name, each in result.items() for key, words in (("thought", "thought"), ("true", "true"))
+                for name, each in result.items() for key, words in (("thought", "estimated"), ("true", "true"))
             }),
             line_plot("share of states with an untried action", "updates", x,
                   {name: each["untried"] for name, each in result.items()}),
         ],
         verdict=(
-            f"From logs of only the best {TRIED} of {ACTIONS} actions, Q-learning believes its policy worth "
-            f"{naive['thought']:.2f}, which is worth {naive['true']:.2f}, and takes untried actions in "
-            f"{naive['untried']:.0%} of states; CQL believes {wary['thought']:.2f} and has {wary['true']:.2f} "
-            f"({wary['untried']:.0%} untried). The behaviour policy had {by_habit:.2f}; dynamic programming on the log "
-            f"gets {by_log:.2f} out of it."
+            f"On logs of only the best {TRIED} of {ACTIONS} actions, Q-learning estimates the value of its policy at "
+            f"{naive['thought']:.2f}. The true value is {naive['true']:.2f}, with untried actions in "
+            f"{naive['untried']:.0%} of states. CQL estimates {wary['thought']:.2f} and has {wary['true']:.2f} "
+            f"({wary['untried']:.0%} untried). The behaviour policy has {by_habit:.2f}; dynamic programming on the log "
+            f"reaches {by_log:.2f}."
         ),
         claims=claims,
         figures={"worth/log": by_log, "worth/behaviour": by_habit},
@@ -141,8 +141,8 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
 
 
 EXPERIMENT = Experiment(
-    title="Offline shift",
-    question="What happens to Q-learning on a log where it can try nothing, and what does CQL change?",
+    title="Distribution shift offline",
+    question="Does offline Q-learning overestimate untried actions, and does CQL prevent it?",
     run=run,
     source="Kumar et al., 2020; Levine et al., 2020",
 )

@@ -26,8 +26,8 @@ DISCOUNT, EACH, ROOMS = 0.95, 16, 8
 """Steps of each environment per iteration, and environments."""
 SWEEPS, EARLY = 40, 50
 """Sweeps of value iteration; and iterations that count as early."""
-KINDS = ("single actions", "ways out and actions")
-ONLY = "ways out alone"
+KINDS = ("single actions", "hallway options and actions")
+ONLY = "hallway options alone"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -113,34 +113,35 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
     sweeps = {kind: int(np.argmax(each.progress >= 0.9)) for kind, each in plan.items()}
     single, ways = KINDS
     claims = [
-        at_most("sweeps to 90% of the best worth, options over actions", sweeps[ways] / sweeps[single], 0.6),
+        at_most("sweeps to 90% of the optimal value, options over actions", sweeps[ways] / sweeps[single], 0.6),
         at_most(
-            "decisions to the goal, ways out alone over actions", plan[ONLY].decisions / plan[single].decisions, 0.4
+            "decisions to the goal, hallway options alone over actions",
+            plan[ONLY].decisions / plan[single].decisions,
+            0.4,
         ),
-        at_least("worth of ways out alone, of the best", plan[ONLY].value_share, 0.9),
+        at_least("value of hallway options alone, share of the optimum", plan[ONLY].value_share, 0.9),
         at_least("goals reached early in learning, options over actions", early[ways] / early[single], 1.2),
     ]
     return ExperimentResult(
-        header=("chosen among", "sweeps to 90%", "worth", "decisions to the goal", "goals early", "steps a goal, late"),
+        header=("choices", "sweeps to 90%", "value", "decisions to the goal", "goals early", "steps per goal, late"),
         rows=[
             (kind, str(sweeps[kind]), f"{each.value_share:.1%}", format_number(each.decisions),
              *((format_number(early[kind]), format_number(late[kind])) if kind in goals else ("", "")))
             for kind, each in plan.items()
         ],
         panels=[
-            line_plot("share of the best worth that is known", "sweeps of value iteration", range(SWEEPS + 1),
+            line_plot("share of the optimal value", "sweeps of value iteration", range(SWEEPS + 1),
                   {kind: each.progress for kind, each in plan.items()}),
-            line_plot("goals reached while learning", "environment steps", steps * np.arange(1, turns + 1),
+            line_plot("goals reached in training", "environment steps", steps * np.arange(1, turns + 1),
                   {kind: np.cumsum(path) for kind, path in goals.items()}),
         ],
         verdict=(
-            f"In four rooms, the ways out of each room let value iteration come to 90% of the best worth in "
-            f"{sweeps[ways]} sweeps instead of {sweeps[single]}; with nothing but the ways out, "
-            f"{plan[ONLY].decisions:.1f} decisions lead to the goal instead of {plan[single].decisions:.1f}, for "
-            f"{plan[ONLY].value_share:.1%} of the best worth. Q-learning reached the goal {early[ways]:.0f} times "
-            f"instead "
-            f"of {early[single]:.0f} in its first {steps * EARLY:,} steps, and took "
-            f"{late[ways]:.0f} steps to it at last against {late[single]:.0f}."
+            f"In four rooms, hallway options let value iteration reach 90% of the optimal value in {sweeps[ways]} "
+            f"sweeps instead of {sweeps[single]}. With hallway options alone, {plan[ONLY].decisions:.1f} decisions "
+            f"lead to the goal instead of {plan[single].decisions:.1f}, at {plan[ONLY].value_share:.1%} of the optimal "
+            f"value. Q-learning with options reached the goal {early[ways]:.0f} times instead of {early[single]:.0f} "
+            f"in its first {steps * EARLY:,} steps, and needed {late[ways]:.0f} steps per goal at the end against "
+            f"{late[single]:.0f}."
         ),
         claims=claims,
     )  # fmt: skip
@@ -148,7 +149,7 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
 
 EXPERIMENT = Experiment(
     title="Options against single actions",
-    question="What do courses of action that last several steps change for planning and for learning?",
+    question="Do options speed up planning and learning?",
     run=run,
     source="Sutton et al., 1999",
 )

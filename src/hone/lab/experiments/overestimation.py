@@ -69,41 +69,39 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
     last = {name: float(believed[-turns // 10 :].mean()) for name, (_, believed) in result.items()}
     single, double = METHODS
     claims = [
-        at_least("share of wrong ways, Q-learning over double", share[single] / share[double], 1.2),
-        at_least("greatest error of what the bets are thought to be worth, Q-learning", bias[single], 0.1),
+        at_least("share of wrong decisions, Q-learning over double", share[single] / share[double], 1.2),
+        at_least("largest overestimation of the bets, Q-learning", bias[single], 0.1),
         at_most("the same, double Q-learning", bias[double], 0.12),
-        at_most("what double Q-learning takes them for at last over the truth, below it", last[double] - TRUTH, 0.0),
+        at_most("final estimate of double Q-learning minus the true value", last[double] - TRUTH, 0.0),
     ]
     after = np.arange(WINDOW, turns + 1)
     return ExperimentResult(
-        header=("method", "wrong ways", "at worst", "bets seem worth, at most", "at last", "truth"),
+        header=("method", "wrong decisions", "at worst", "largest estimate", "final estimate", "true value"),
         rows=[
             (name, f"{share[name]:.0%}", f"{peak[name]:.0%}", *map(format_number, (bias[name] + TRUTH, last[name],
             TRUTH)))
             for name in METHODS
         ],
         panels=[
-            line_plot("share of decisions for the losing way", "steps of each learner", after,
+            line_plot("share of decisions for the bets", "steps of each learner", after,
                   {name: moving_average(wrong, WINDOW) for name, (wrong, _) in result.items()}),
-            line_plot("what the bets are thought to be worth", "steps of each learner", np.arange(1, turns + 1),
-                  {**{name: believed for name, (_, believed) in result.items()}, "truth": np.full(turns, TRUTH)}),
+            line_plot("estimated value of the bets", "steps of each learner", np.arange(1, turns + 1),
+                  {**{name: believed for name, (_, believed) in result.items()}, "true value": np.full(turns, TRUTH)}),
         ],
         verdict=(
-            f"Where one way pays 0 and the other leads to ten bets that are each worth {TRUTH}, Q-learning thinks them "
-            f"worth up to {format_number(bias[single] + TRUTH)} and goes there in {peak[single]:.0%} of its "
-            f"decisions at "
-            f"worst, {share[single]:.0%} over all; double Q-learning thinks up to "
-            f"{format_number(bias[double] + TRUTH)}, "
-            f"{peak[double]:.0%} at worst and {share[double]:.0%} over all, and errs to the other side at last "
-            f"({format_number(last[double])}; Q-learning {format_number(last[single])})."
+            f"One action pays 0, the other leads to ten bets with a mean of {TRUTH}. Maximisation bias lets Q-learning "
+            f"estimate the bets at up to {format_number(bias[single] + TRUTH)} and choose them in {peak[single]:.0%} "
+            f"of its decisions at worst, {share[single]:.0%} overall. Double Q-learning estimates up to "
+            f"{format_number(bias[double] + TRUTH)}, with {peak[double]:.0%} at worst and {share[double]:.0%} overall, "
+            f"and ends below the true value ({format_number(last[double])}; Q-learning {format_number(last[single])})."
         ),
         claims=claims,
     )  # fmt: skip
 
 
 EXPERIMENT = Experiment(
-    title="Overestimation",
-    question="Why does Q-learning like bets that lose, and what do two tables change?",
+    title="Maximisation bias",
+    question="Why does Q-learning prefer losing bets, and does double Q-learning correct it?",
     run=run,
     source="van Hasselt, 2010; Sutton & Barto, 2018, example 6.7",
 )

@@ -85,10 +85,9 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
             for column, k in enumerate((1, K))
         ],
         verdict=(
-            f"GRPO lifts pass@1 from {start[0]:.0%} to {end[grpo][0]:.0%} and lowers pass@{K} from {start[1]:.0%} "
-            f"to {end[grpo][1]:.0%}, by dropping the ways that solve what the common one cannot; pass@{K} "
-            f"advantages end at {end[many][0]:.0%} and {end[many][1]:.0%}, MaxRL at {end[likely][0]:.0%} and "
-            f"{end[likely][1]:.0%}."
+            f"GRPO raises pass@1 from {start[0]:.0%} to {end[grpo][0]:.0%} and lowers pass@{K} from {start[1]:.0%} to "
+            f"{end[grpo][1]:.0%}: it drops the rarer solution methods that other questions need. pass@{K} advantages "
+            f"end at {end[many][0]:.0%} and {end[many][1]:.0%}, MaxRL at {end[likely][0]:.0%} and {end[likely][1]:.0%}."
         ),
         claims=claims,
     )
@@ -96,7 +95,7 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
 
 EXPERIMENT = Experiment(
     title="pass@1 against pass@k",
-    question="Does RL widen what a policy can solve, and what do pass@k advantages and MaxRL change?",
+    question="Does GRPO raise pass@k, and how do pass@k advantages and MaxRL compare?",
     run=run,
     source="Chen et al., 2025; MaxRL, 2026",
 )

@@ -11,7 +11,7 @@ from hone.objectives.policy import ratio
 from hone.report.html import format_number
 
 OUTCOMES, DRAWS = 30, 64
-ESTIMATORS = ("Monte Carlo (fresh draws)", "importance", "self-normalised", "truncated at 2", "rejection")
+ESTIMATORS = ("Monte Carlo (fresh samples)", "importance", "self-normalised", "truncated at 2", "rejection")
 
 
 def estimates(now: Floats, then: Floats, worth: Floats, *, draws: np.random.Generator, tries: int) -> dict[str, Floats]:
@@ -60,26 +60,34 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
     claims = [
         at_most("bias of importance sampling, in standard errors", abs(bias[weighted]), 4.0),
         at_least("bias of truncated weights, in standard errors", abs(bias[truncated]), 5.0),
-        at_least("error of importance sampling over fresh draws, far away", last[weighted] / last[fresh], 1.5),
+        at_least("error of importance sampling over fresh samples, far away", last[weighted] / last[fresh], 1.5),
         at_most("error of self-normalised over plain weights, far away", last[normalised] / last[weighted], 1.0),
-        at_least("error of rejection over fresh draws, far away", last[rejected] / last[fresh], 1.5),
-        at_most("all ways agree where the policy has not moved: spread of errors", _spread(errors), 0.2),
+        at_least("error of rejection over fresh samples, far away", last[rejected] / last[fresh], 1.5),
+        at_most("spread of errors without off-policy shift", _spread(errors), 0.2),
     ]
     return ExperimentResult(
-        header=("way", f"error at {kls[0]:.2f} nats", f"error at {kls[-1]:.2f} nats", "bias there, standard errors"),
+        header=(
+            "estimator",
+            f"error at {kls[0]:.2f} nats",
+            f"error at {kls[-1]:.2f} nats",
+            "bias there, standard errors",
+        ),
         rows=[
             (way, format_number(errors[way][0]), format_number(last[way]), format_number(round(bias[way], 1)))
             for way in ESTIMATORS
         ],
         panels=[
-            line_plot(f"error of the estimate from {DRAWS} draws", "KL(policy || the one that drew), nats", kls, errors)
+            line_plot(
+                f"error of the estimate from {DRAWS} samples", "KL(policy || behaviour policy), nats", kls, errors
+            )
         ],
         verdict=(
-            f"{kls[-1]:.2f} nats away from the policy that drew, {DRAWS} weighted draws are worth "
-            f"{effective * DRAWS:.0f} fresh ones: importance sampling errs {last[weighted] / last[fresh]:.1f} "
-            f"times as much as fresh draws, self-normalised {last[normalised] / last[fresh]:.1f} times, rejection "
-            f"(which keeps {accepted:.0%}) {last[rejected] / last[fresh]:.1f} times; truncating weights at 2 is "
-            f"biased by {abs(bias[truncated]):.0f} standard errors."
+            f"At {kls[-1]:.2f} nats from the behaviour policy, {DRAWS} weighted samples are worth "
+            f"{effective * DRAWS:.0f} fresh ones. The error of importance sampling is "
+            f"{last[weighted] / last[fresh]:.1f} times that of fresh samples, of self-normalised weights "
+            f"{last[normalised] / last[fresh]:.1f} times, of rejection sampling (which keeps {accepted:.0%}) "
+            f"{last[rejected] / last[fresh]:.1f} times. Truncating weights at 2 gives a bias of "
+            f"{abs(bias[truncated]):.0f} standard errors."
         ),
         claims=claims,
         figures={"effective_share": effective, "accepted_share": accepted},
@@ -93,6 +101,6 @@ def _spread(errors: dict[str, list[float]]) -> float:
 
 EXPERIMENT = Experiment(
     title="Monte Carlo, importance and rejection sampling",
-    question="What does it cost to judge a policy by what an older one did?",
+    question="How accurate are estimates of a policy's value from samples of an older policy?",
     run=run,
 )

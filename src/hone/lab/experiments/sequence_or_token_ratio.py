@@ -85,10 +85,10 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
     token, sequence = "token ratios", "sequence ratio"
     long = lengths[-1]
     claims = [
-        at_least(f"spread of the factor on the gradient, {long} tokens, token ratios", noise[long][token][0], 0.2),
+        at_least(f"spread of the gradient's factor, {long} tokens, token ratios", noise[long][token][0], 0.2),
         at_most("the same, sequence over token ratios", noise[long][sequence][0] / noise[long][token][0], 0.2),
-        at_least("without gradient for no reason, token ratios", noise[long][token][1], 0.01),
-        at_most("without gradient for no reason, sequence ratio", noise[long][sequence][1], 0.001),
+        at_least("clipped by noise alone, token ratios", noise[long][token][1], 0.01),
+        at_most("clipped by noise alone, sequence ratio", noise[long][sequence][1], 0.001),
     ]
     return ExperimentResult(
         header=("ratio", *(f"spread, {n} tokens" for n in lengths), "solved, no noise", "solved, noise"),
@@ -103,18 +103,18 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
         ],
         panels=[
             line_plot(
-                "spread of the factor on the gradient, from noise alone",
+                "spread of the gradient's factor, from noise alone",
                 "length of the answer, log2 of tokens",
                 np.log2(lengths),
                 {name: [noise[n][name][0] for n in lengths] for name in (token, sequence)},
             )
         ],
         verdict=(
-            f"When one token in {1 / SHARE:.0f} has a log-probability that is off by {SIZE:.0f} nat, token ratios "
-            f"of answers of {long} tokens weigh gradients with a spread of {noise[long][token][0]:.2f} and clip "
-            f"{noise[long][token][1]:.1%} for no reason, the sequence ratio {noise[long][sequence][0]:.3f} and "
-            f"{noise[long][sequence][1]:.1%}; on parities of 6 tokens either survives the noise: it changes the "
-            f"share solved by {solved[token, True] - solved[token, False]:+.1%} and "
+            f"If one token in {1 / SHARE:.0f} has a log-probability error of {SIZE:.0f} nat, the token ratios of "
+            f"answers of {long} tokens scale gradients with a standard deviation of {noise[long][token][0]:.2f} and "
+            f"clip {noise[long][token][1]:.1%} of the tokens without cause; the sequence ratio "
+            f"{noise[long][sequence][0]:.3f} and {noise[long][sequence][1]:.1%}. On parities of 6 tokens both survive "
+            f"the noise: the share solved changes by {solved[token, True] - solved[token, False]:+.1%} and "
             f"{solved[sequence, True] - solved[sequence, False]:+.1%}."
         ),
         claims=claims,
@@ -123,7 +123,7 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
 
 EXPERIMENT = Experiment(
     title="Ratios by sequence or by token",
-    question="What does GSPO's sequence ratio do to noise of single log-probabilities?",
+    question="Does GSPO's sequence ratio reduce the effect of noise in token log-probabilities?",
     run=run,
     source="Zheng et al., 2025 (GSPO)",
 )

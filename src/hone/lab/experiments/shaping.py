@@ -81,7 +81,7 @@ def credits_by_name(potential: Floats) -> dict[str, TabularCredit]:
     plain = partial(one_step_target, discount=DISCOUNT)
     by_potential = partial(potential_shaped, potential=table_potential, discount=DISCOUNT)
     return {
-        "as it is": plain,
+        "no shaping": plain,
         "potential": partial(with_shaped_rewards, credit=plain, shaping=by_potential),
         "bonus": partial(
             with_shaped_rewards, credit=plain, shaping=partial(state_bonus_shaped, potential=table_potential)
@@ -105,41 +105,44 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
     level = {name: float(values.mean()) / best for name, values in path.items()}
     harmless = max(weight for weight, value in zip(WEIGHTS, by_bonus, strict=True) if value > best - 1e-9)
     claims = [
-        at_most("best policy under a potential, off the best", off, 1e-9),
-        at_most(f"worth of the best policy under a bonus of {WEIGHT}, of the best", float(by_bonus[-2]) / best, 0.01),
+        at_most("optimal policy under a potential, distance to the optimum", off, 1e-9),
+        at_most(
+            f"value of the optimal policy under a bonus of {WEIGHT}, share of the optimum",
+            float(by_bonus[-2]) / best,
+            0.01,
+        ),
         at_least(
-            "of the best, mean over learning, with a potential minus without",
-            level["potential"] - level["as it is"],
+            "share of the optimum, mean over training, with a potential minus without",
+            level["potential"] - level["no shaping"],
             0.2,
         ),
-        at_most("worth learned at last with a bonus, of the best", float(path["bonus"][-3:].mean()) / best, 0.1),
+        at_most("final value with a bonus, share of the optimum", float(path["bonus"][-3:].mean()) / best, 0.1),
     ]
     x = EACH * JUDGED * np.arange(1, turns // JUDGED + 1)
     rows = [(name, f"{level[name]:.0%}", f"{float(values[-3:].mean()) / best:.0%}") for name, values in path.items()]
     return ExperimentResult(
-        header=("reward", "of the best, mean over learning", "of the best, at last"),
+        header=("reward", "share of the optimum, mean over training", "at the end"),
         rows=rows,
         panels=[
-            line_plot("worth of the best policy of the shaped maze", "weight of the hint", WEIGHTS,
+            line_plot("value of the optimal policy of the shaped maze", "weight of the shaping reward", WEIGHTS,
                   {"potential": by_potential, "bonus": by_bonus}),
-            line_plot("worth of what Q-learning found", "steps of each learner", x, path),
+            line_plot("value of Q-learning's policy", "steps of each learner", x, path),
         ],
         verdict=(
-            f"A potential, even one drawn at random, leaves the best policy of the maze exactly as good (off by less "
-            f"than {error_bound(off)}); a bonus for being near the goal is harmless up to {format_number(harmless)} "
-            f"a step, and "
-            f"at {WEIGHT} the best policy stays near it for ever and never arrives (worth "
-            f"{float(by_bonus[-2]) / best:.0%} of the best). Over {turns * EACH:,} steps Q-learning was on average at "
-            f"{level['as it is']:.0%} of the best without a hint and {level['potential']:.0%} with a potential, "
-            f"and it ended at {float(path['bonus'][-3:].mean()) / best:.0%} with a bonus."
+            "A potential, even a random one, keeps the optimal policy of the maze optimal (difference below "
+            f"{error_bound(off)}). A bonus for being near the goal is harmless up to {format_number(harmless)} per "
+            f"step; at {WEIGHT} the optimal policy stays near the goal for ever and never arrives (value "
+            f"{float(by_bonus[-2]) / best:.0%} of the optimum). Over {turns * EACH:,} steps Q-learning averages "
+            f"{level['no shaping']:.0%} of the optimum without shaping and {level['potential']:.0%} with a potential, "
+            f"and ends at {float(path['bonus'][-3:].mean()) / best:.0%} with a bonus."
         ),
         claims=claims,
     )  # fmt: skip
 
 
 EXPERIMENT = Experiment(
-    title="Shaping and its hack",
-    question="Which hints leave the best policy as it is, and what does a bonus do in their place?",
+    title="Reward shaping",
+    question="Which shaping rewards preserve the optimal policy?",
     run=run,
     source="Ng et al., 1999; Randloev & Alstroem, 1998",
 )

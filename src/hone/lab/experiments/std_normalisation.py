@@ -54,7 +54,7 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
     )
     claims = [
         at_least("weight of a question with p = 0.9 over one with p = 0.5, divided", preference, 1.3),
-        at_most("the same, not divided: off 1 by", abs(edge[plain] / middle[plain] - 1), 1e-5),
+        at_most("the same, not divided: difference from 1", abs(edge[plain] / middle[plain] - 1), 1e-5),
         at_least("share of very easy and very hard questions, divided over not", shares[grpo] / shares[plain], 1.1),
         at_least("advantage of scores 0.01 apart over scores 1 apart, divided", abs(close[0] / close[1]).min(), 0.95),
     ]
@@ -63,22 +63,25 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
         rows=[(name, format_number(middle[name]), format_number(edge[name]), f"{shares[name]:.0%}") for name in SCALES],
         panels=[
             line_plot(
-                "weight of a question in the gradient (truth: the same for all)", "chance to be right", grid, curves
+                "weight of a question in the gradient (unbiased: the same for all)",
+                "probability of a right answer",
+                grid,
+                curves,
             )
         ],
         verdict=(
-            "Dividing by the group's standard deviation weighs a question that is answered with p = 0.9 "
-            f"{preference:.2f} times as much as one with p = 0.5 and gives very easy and very hard questions "
-            f"{shares[grpo]:.0%} of the gradient instead of {shares[plain]:.0%}; scores 0.01 apart then count as "
-            "much as scores 1 apart."
+            "Division by the group's standard deviation weights a question with success probability 0.9 "
+            f"{preference:.2f} times as much as one with 0.5 and gives very easy and very hard questions "
+            f"{shares[grpo]:.0%} of the gradient instead of {shares[plain]:.0%}. Scores 0.01 apart then count as much "
+            "as scores 1 apart."
         ),
         claims=claims,
     )
 
 
 EXPERIMENT = Experiment(
-    title="What dividing by the standard deviation does",
-    question="Which questions does GRPO's division by the group's standard deviation prefer, against Dr.GRPO?",
+    title="Division by the standard deviation",
+    question="Which questions does GRPO's division by the group's standard deviation favour, against Dr.GRPO?",
     run=run,
     source="Shao et al., 2024; Liu et al., 2025",
 )

@@ -128,18 +128,18 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
     within = max(float(told["policy/kl_nats"].max()) for told in result["TRPO"])
     claims = [
         at_most("largest KL of a TRPO step on its own batch, nats", within, REGION.max_kl_nats * 1.0001),
-        at_most("KL paid for the same gain, TRPO over PPO", paid["TRPO"] / paid["PPO"], 1.0),
-        at_least("KL paid for the same gain, DPPO over PPO", paid["DPPO"] / paid["PPO"], 1.3),
+        at_most("KL for the same gain, TRPO over PPO", paid["TRPO"] / paid["PPO"], 1.0),
+        at_least("KL for the same gain, DPPO over PPO", paid["DPPO"] / paid["PPO"], 1.3),
         at_least("largest step, DPPO over PPO", most["DPPO"] / most["PPO"], 1.3),
     ]
     return ExperimentResult(
-        header=("method", f"steps to {GOAL:.0%}", "KL paid until then, nats", "largest step, nats", "solved at last"),
+        header=("method", f"steps to {GOAL:.0%}", "KL until then, nats", "largest step, nats", "solved at the end"),
         rows=[
             (name, *map(format_number, (needed[name], paid[name], most[name])), f"{last[name]:.1%}") for name in result
         ],
         panels=[
             LinePlot(
-                title="additions solved against the way gone",
+                title="additions solved by cumulative KL",
                 x_label="sum of the steps' KL, nats",
                 series=[
                     PlotSeries(label=name, x=np.cumsum(each[0]["step_kl"]).tolist(), y=each[0]["solved"].tolist())
@@ -149,10 +149,10 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
             plot_by_step("KL of each step, nats", {name: each[0]["step_kl"] for name, each in result.items()}),
         ],
         verdict=(
-            f"To {GOAL:.0%} solved TRPO pays {paid['TRPO']:.3f} nats of KL in {needed['TRPO']:.0f} steps, PPO "
-            f"{paid['PPO']:.3f} in {needed['PPO']:.0f} and DPPO {paid['DPPO']:.3f} in {needed['DPPO']:.0f}; the "
-            f"largest step is {most['TRPO']:.3f}, {most['PPO']:.3f} and {most['DPPO']:.3f} nats, and only TRPO "
-            f"has a bound that holds ({REGION.max_kl_nats} on its batch)."
+            f"To solve {GOAL:.0%}, TRPO needs {paid['TRPO']:.3f} nats of KL in {needed['TRPO']:.0f} steps, PPO "
+            f"{paid['PPO']:.3f} in {needed['PPO']:.0f} and DPPO {paid['DPPO']:.3f} in {needed['DPPO']:.0f}. The "
+            f"largest step is {most['TRPO']:.3f}, {most['PPO']:.3f} and {most['DPPO']:.3f} nats, and only TRPO has a "
+            f"bound that holds ({REGION.max_kl_nats} on its batch)."
         ),
         claims=claims,
     )

@@ -23,10 +23,10 @@ class BinaryTv(recipe.Config):
 
     kind: Literal["tv"] = "tv"
     """Names this alternative."""
-    rise_probability: float = recipe.Field(default=0.15, gt=0, lt=1)
-    """Threshold for tokens with positive advantage."""
-    fall_probability: float = recipe.Field(default=0.15, gt=0, lt=1)
-    """Threshold for tokens with negative advantage."""
+    max_increase: float = recipe.Field(default=0.15, gt=0, lt=1)
+    """Largest increase of the probability of a token with positive advantage."""
+    max_decrease: float = recipe.Field(default=0.15, gt=0, lt=1)
+    """Largest decrease of the probability of a token with negative advantage."""
     top: int = recipe.Field(default=0, ge=0)
     """Number of most likely tokens whose probabilities enter the divergence one by one; 0: the chosen token against
     all others."""
@@ -34,7 +34,7 @@ class BinaryTv(recipe.Config):
     def measure(self, view: recipe.TokenView) -> tuple[Tensor, float, float]:
         """Divergence `[n]`, and its thresholds upwards and downwards."""
         found = top_k_tv(*top_k_distributions(view)) if self.top else binary_tv(view.logp, view.behaviour_logp)
-        return found, self.rise_probability, self.fall_probability
+        return found, self.max_increase, self.max_decrease
 
 
 class BinaryKl(recipe.Config):
@@ -42,10 +42,10 @@ class BinaryKl(recipe.Config):
 
     kind: Literal["kl"]
     """Names this alternative."""
-    rise_nats: float = recipe.Field(default=0.05, gt=0)
-    """Threshold upwards, for tokens with positive advantage."""
-    fall_nats: float = recipe.Field(default=0.05, gt=0)
-    """Threshold downwards, for tokens with negative advantage."""
+    max_increase_nats: float = recipe.Field(default=0.05, gt=0)
+    """Largest divergence of a token with positive advantage that became more likely."""
+    max_decrease_nats: float = recipe.Field(default=0.05, gt=0)
+    """Largest divergence of a token with negative advantage that became less likely."""
     top: int = recipe.Field(default=0, ge=0)
     """Number of most likely tokens whose probabilities enter the divergence one by one; 0: the chosen token against
     all others."""
@@ -53,7 +53,7 @@ class BinaryKl(recipe.Config):
     def measure(self, view: recipe.TokenView) -> tuple[Tensor, float, float]:
         """Divergence `[n]`, and its thresholds upwards and downwards."""
         found = top_k_kl(*top_k_distributions(view)) if self.top else binary_kl(view.logp, view.behaviour_logp)
-        return found, self.rise_nats, self.fall_nats
+        return found, self.max_increase_nats, self.max_decrease_nats
 
 
 class DppoAlgorithm(recipe.PenaltyConfig):
@@ -68,7 +68,7 @@ class DppoAlgorithm(recipe.PenaltyConfig):
 
 
 def require_all_tokens(config: recipe.TextRunConfig) -> None:
-    """A divergence over the likeliest tokens needs them all."""
+    """Raise ConfigError if the divergence needs tokens that truncated sampling removes."""
     assert isinstance(config, DppoConfig)
     if config.algorithm.trust.top:
         recipe.require_full_distribution(config)
@@ -128,6 +128,6 @@ ENTRY = recipe.text_recipe_spec(
     config=DppoConfig,
     method=method,
     parts=recipe.recipe_parts(method, binary_tv),
-    limitation="tokens outside are dropped, not corrected; the likeliest tokens are the trainer's, not the engine's.",
+    limitation="tokens outside are dropped, not corrected; the most likely tokens are the trainer's, not the engine's.",
     presets=("dppo_tv", "dppo_kl"),
 )
