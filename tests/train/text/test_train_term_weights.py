@@ -29,7 +29,7 @@ from hone.train.text.rows import TokenBatch, TokenLayout, TokenRows
 
 VOCAB = 11
 WEIGHTS = {
-    "pair": TermWeights(scheme=sequence_sum, per="group"),
+    "pair": TermWeights(scheme=sequence_mean, per="group"),
     "length": TermWeights(scheme=sequence_sum, per="sequence"),
     "nll": TermWeights(scheme=sequence_mean, per="decision"),
 }
@@ -45,11 +45,11 @@ def model() -> Decoder:
 
 
 def batch_of(seed: int, groups: int) -> tuple[Episodes, Credits]:
-    """Groups of one to three answers in mixed order, some of them to the same question; advantages are 1, -1 or 0."""
+    """Groups of one to three answers, to two questions in all, in mixed order; advantages are 1, -1 or 0."""
     rng = np.random.default_rng(seed)
     group = rng.permutation(np.repeat(rng.permutation(groups) * 3, rng.integers(1, 4, groups)))
     questions = [rng.integers(0, VOCAB, rng.integers(1, 6)).astype(np.int32) for _ in range(2)]
-    asked = [questions[number % 2] for number in group.tolist()]
+    asked = [questions[number] for number in rng.integers(0, 2, len(group)).tolist()]
     said = [rng.integers(0, VOCAB, rng.integers(1, 5)).astype(np.int32) for _ in group]
     episodes = replace(supervised_episodes(asked, said), group=group)
     advantage = rng.integers(-1, 2, len(group)).astype(np.float32)
@@ -61,7 +61,8 @@ def logp_of(network: Decoder, batch: TokenBatch) -> Tensor:
 
 
 def pairwise(network: Decoder, batch: TokenBatch) -> LossTerms:
-    """-logsigmoid of each group's log-probabilities, the preferred answers' less the others'."""
+    """-logsigmoid of each group's log-probabilities, the preferred answers' less the others'; by 1 / (groups x
+    decisions of the group)."""
     assert batch.group is not None
     margin = batch.advantage.double() * logp_of(network, batch)
     weight = batch.term_weights["pair"].double()
@@ -102,8 +103,10 @@ def slow_gradient(network: Decoder, name: str, episodes: Episodes, credits: Cred
         logits = network.logits(network.hidden(pack_rows([tokens])))
         each.append(torch.log_softmax(logits, -1)[where - 1, tokens[where].astype(np.int64)])
     members = [np.flatnonzero(episodes.group == number).tolist() for number in np.unique(episodes.group)]
-    margins = [sum(float(sign[one]) * each[one].sum() for one in group) for group in members]
-    pair = sum(-logsigmoid(torch.as_tensor(margin)) for margin in margins) / len(members)
+    pair = torch.zeros((), dtype=torch.float64)
+    for group in members:
+        margin = torch.stack([float(sign[one]) * each[one].sum() for one in group]).sum()
+        pair = pair - logsigmoid(margin) / (len(members) * sum(len(each[one]) for one in group))
     tokens = sum(-float(a) * logp.sum() for a, logp in zip(sign, each, strict=True)) / episodes.decisions
     squares = sum(logp.sum() ** 2 for logp in each) / len(each)
     nll = sum(-logp.mean() for logp in each) / len(each)
@@ -226,14 +229,16 @@ def test_three_answers_by_hand() -> None:
     question = np.array([1, 2], np.int32)
     said = [np.array([3, 4], np.int32), np.array([5], np.int32), np.array([6], np.int32)]
     episodes = replace(supervised_episodes([question] * 3, said), group=np.array([4, 9, 4]))
-    batch = GROUPS(episodes, Credits(advantage=episodes.reward)).weighted().tensors()
+    layout = replace(GROUPS, term_weights=WEIGHTS | {"group": TermWeights(scheme=sequence_sum, per="group")})
+    batch = layout(episodes, Credits(advantage=episodes.reward)).weighted().tensors()
     assert batch.chosen.tolist() == [3, 4, 6, 5], "a group stands together"
     assert batch.group is not None
     assert batch.group.tolist() == [0, 0, 1]
     assert batch.term_weights["nll"].tolist() == pytest.approx([1 / 6, 1 / 6, 1 / 3, 1 / 3])
+    assert batch.term_weights["pair"].tolist() == pytest.approx([1 / (2 * 3), 1 / 2])
     per_decision = LossTerms(loss=torch.tensor([1.0, 2.0, 3.0, 4.0]))
     per_answer = LossTerms(loss=torch.tensor([10.0, 20.0, 30.0]), weight=batch.term_weights["length"])
-    per_group = LossTerms(loss=torch.tensor([100.0, 300.0]), weight=batch.term_weights["pair"])
+    per_group = LossTerms(loss=torch.tensor([100.0, 300.0]), weight=batch.term_weights["group"])
     terms = add_terms(add_terms(per_decision, per_answer, weight=0.5), per_group)
     assert float(terms.weighted_sum(batch.weight)) == pytest.approx(10 / 4 + 0.5 * 60 / 3 + 400 / 2)
     assert float(per_group.weighted_sum(batch.weight)) == pytest.approx(200.0)
