@@ -1,6 +1,6 @@
 """The column table of episodes: every operation keeps every declared column, and a new one needs one line."""
 
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Annotated, Any
 
 import numpy as np
@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from hone.core.episode_state import pack_episodes, unpack_episodes
-from hone.core.episodes import Column, Episodes, Transcript, column_table, concatenate
+from hone.core.episodes import ABSENT, Column, Episodes, Transcript, column_table, concatenate
 from hone.core.errors import DataError
 from hone.core.ragged import RaggedArray, offsets_of
 
@@ -20,7 +20,9 @@ class WiderEpisodes(Episodes):
     """A table with one more column by decision and one by episode."""
 
     cost: Annotated[NDArray[np.float64] | None, Column("decision", np.float64, optional=True)] = None
-    tag: Annotated[NDArray[np.int64] | None, Column("episode", np.int64, scalar=False, default=7)] = None
+    tag: Annotated[NDArray[np.int64], Column("episode", np.int64, scalar=False, default=7)] = field(
+        default_factory=lambda: ABSENT
+    )
 
 
 lengths_of = st.lists(st.integers(0, 3), min_size=1, max_size=5)

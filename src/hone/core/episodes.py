@@ -9,11 +9,11 @@ derive from the declarations, so a new column is one line.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import cache
 from operator import attrgetter
-from typing import Annotated, Any, Literal, Self, TypeAlias, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, Final, Literal, Self, TypeAlias, get_args, get_origin, get_type_hints
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,6 +21,8 @@ from numpy.typing import NDArray
 from hone.core.ragged import Ints, RaggedArray, concatenate_rows, empty_rows, offsets_of, owner_of, ranges
 
 Array: TypeAlias = NDArray[np.generic]
+ABSENT: Final[NDArray[Any]] = np.zeros(0)
+"""Stands for a column that was not given: every row gets the column's default."""
 
 
 class ScoreStatus(IntEnum):
@@ -97,11 +99,13 @@ class Episodes:
     """`[E]` the environment ended the episode: no bootstrapping."""
     truncated: Annotated[NDArray[np.bool_], Column("episode", np.bool_)]
     """`[E]` a limit cut the episode (time, length): bootstrap from `final`."""
-    final: Annotated[Array | None, Column("episode", scalar=False, optional=True)]
+    final: Annotated[Array | None, Column("episode", scalar=False, optional=True)] = None
     """`[E, *observation]` observation after the last decision; None for transcripts."""
     score: Annotated[NDArray[np.float64], Column("episode", np.float64)]
     """`[E]` undiscounted return of the whole episode so far, earlier pieces included; NaN when missing."""
-    status: Annotated[NDArray[np.uint8], Column("episode", np.uint8, default=ScoreStatus.SCORED)]
+    status: Annotated[NDArray[np.uint8], Column("episode", np.uint8, default=ScoreStatus.SCORED)] = field(
+        default_factory=lambda: ABSENT
+    )
     """`[E]` `ScoreStatus` of the score."""
     components: Annotated[NDArray[np.float64] | None, Column("episode", np.float64, scalar=False, optional=True)] = None
     """`[E, C]` score of each reward function, unweighted; NaN where it gave none."""
@@ -117,20 +121,16 @@ class Episodes:
         sizes = {"decision": int(self.offsets[-1]), "episode": len(self.offsets) - 1}
         for name, column, values in self._present():
             size = sizes[column.unit]
+            if values is ABSENT:
+                object.__setattr__(self, name, np.full(size, column.default, column.dtype))
+                continue
             fits = values.shape == (size,) if column.scalar else len(values) == size
             assert fits, f"{name} has shape {values.shape}, expected ({size}{',' if column.scalar else ', ...'})"
 
     @classmethod
     def from_columns(cls, offsets: Ints, columns: Mapping[str, Seen]) -> Self:
         """A table of these columns. Absent ones have their default, or None where they are optional."""
-        sizes = {"decision": int(offsets[-1]), "episode": len(offsets) - 1}
-        absent = {name: column for name, column in column_table(cls).items() if name not in columns}
-        filled: dict[str, Any] = {
-            name: None if column.default is None else np.full(sizes[column.unit], column.default, column.dtype)
-            for name, column in absent.items()
-            if not column.required
-        }
-        return cls(offsets=offsets, **filled, **columns)  # pyright: ignore[reportArgumentType] - checked by name
+        return cls(offsets=offsets, **columns)  # pyright: ignore[reportArgumentType] - checked by name
 
     def columns(self) -> dict[str, Array]:
         """Recorded columns by name, in the order of declaration, without transcripts."""

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 
 from hone.core.config import Config
-from hone.core.episodes import Episodes, ScoreStatus
+from hone.core.episodes import Episodes
 from hone.core.random import generator
 from hone.core.state import State, integer
 
@@ -89,7 +89,6 @@ class ArmsWorld:
             truncated=~done,
             final=context,
             score=reward,
-            status=np.full(self.pulls, ScoreStatus.SCORED, dtype=np.uint8),
         )
 
     def expected_rewards(self, context: Floats) -> Floats:

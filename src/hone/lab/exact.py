@@ -11,7 +11,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from hone.core.episodes import Episodes, ScoreStatus
+from hone.core.episodes import Episodes
 from hone.core.ragged import Ints, offsets_of
 from hone.lab.puzzles import Floats
 from hone.train.learner.adam import Adam
@@ -38,7 +38,6 @@ def scored_episodes(score: Floats, group: Ints, *, lengths: Ints | None = None) 
         truncated=np.zeros(count, bool),
         final=np.zeros((count, 1), np.int64),
         score=score.astype(np.float64),
-        status=np.full(count, ScoreStatus.SCORED, np.uint8),
     )
 
 

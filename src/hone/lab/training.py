@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from hone.core.credit import Credits, Metrics, Values
-from hone.core.episodes import Episodes, ScoreStatus
+from hone.core.episodes import Episodes
 from hone.core.ragged import Ints, offsets_of, ranges
 from hone.core.random import generator
 from hone.core.reduction import ONE_PROCESS, Reduction, whole_batch
@@ -127,7 +127,6 @@ def sample_answers(
         truncated=np.zeros(count, bool),
         final=seen[:, -1],
         score=scores,
-        status=np.full(count, ScoreStatus.SCORED, np.uint8),
     )
 
 

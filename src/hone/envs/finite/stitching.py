@@ -12,7 +12,7 @@ import gymnasium
 import numpy as np
 from gymnasium import spaces
 
-from hone.core.episodes import Episodes, ScoreStatus
+from hone.core.episodes import Episodes
 from hone.core.errors import ConfigError
 from hone.core.random import generator
 from hone.envs.finite.model import FiniteMdp, MdpOutcomes, make_mdp
@@ -97,7 +97,6 @@ def stitching_log(*, length: int = 3, episodes: int = 200, first_half_share: flo
             truncated=np.zeros(episodes, np.bool_),
             final=after[each - 1 :: each],
             score=reward.reshape(episodes, each).sum(axis=1).astype(np.float64),
-            status=np.full(episodes, ScoreStatus.SCORED, np.uint8),
         ),
         observation_space=spaces.Discrete(state_count(length)),
         action_space=spaces.Discrete(2),

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from hone.core.episodes import Episodes, ScoreStatus
+from hone.core.episodes import Episodes
 from hone.core.errors import ConfigError, DataError
 from hone.core.ragged import Ints, offsets_of, row_sums
 from hone.core.random import generator
@@ -155,7 +155,6 @@ class FiniteWorld:
             truncated=rows.truncated[time, copy],
             final=rows.final[time, copy],
             score=score,
-            status=np.full(len(last), ScoreStatus.SCORED, dtype=np.uint8),
         )
 
     def _returns_and_numbers(self, paid: Floats, copy: Ints, done: Flags) -> tuple[Floats, Ints]:

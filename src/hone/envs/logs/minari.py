@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from hone.core.episodes import Episodes, ScoreStatus
+from hone.core.episodes import Episodes
 from hone.core.errors import DataError, ResourceError
 from hone.core.ragged import offsets_of
 
@@ -160,5 +160,4 @@ def _joined(columns: list[dict[str, np.ndarray]]) -> Episodes:
         truncated=np.array([column["truncations"][-1] for column in columns], dtype=np.bool_),
         final=np.stack([column["observations"][-1] for column in columns]),
         score=np.array([column["rewards"].sum(dtype=np.float64) for column in columns]),
-        status=np.full(len(columns), ScoreStatus.SCORED, dtype=np.uint8),
     )

@@ -18,7 +18,7 @@ import pyarrow.parquet as pq
 from gymnasium import spaces
 from numpy.typing import NDArray
 
-from hone.core.episodes import Episodes, ScoreStatus, column_table
+from hone.core.episodes import Episodes, column_table
 from hone.core.errors import DataError
 from hone.core.ragged import Ints, offsets_of
 from hone.envs.logs.minari import read_minari, write_minari
@@ -139,7 +139,6 @@ def _read_parquet(path: Path) -> DecisionLog:
         truncated=table["truncated"].to_numpy()[ends].astype(np.bool_),
         final=_values(final, observation.dtype, observation.shape),
         score=table["score"].to_numpy()[ends].astype(np.float64),
-        status=np.full(len(ends), ScoreStatus.SCORED, dtype=np.uint8),
         **_extra_columns(table, notes.get("columns", {}), ends),
     )
     return DecisionLog(episodes=episodes, observation_space=observation, action_space=action)

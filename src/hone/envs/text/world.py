@@ -141,7 +141,6 @@ def _episodes(conversations: Sequence[Conversation], *, group: NDArray[np.int64]
         group=group,
         terminated=~columns.truncated,
         truncated=columns.truncated,
-        final=None,
         score=scores.score[:count] + [sum(one.rewards) for one in conversations],
         status=scores.status[:count],
         components=np.stack([values[:count] for values in scores.functions.values()], axis=1),
@@ -188,7 +187,5 @@ def supervised_episodes(prompts: Sequence[NDArray[np.int32]], completions: Seque
         group=np.arange(len(whole), dtype=np.int64),
         terminated=np.ones(len(whole), dtype=np.bool_),
         truncated=np.zeros(len(whole), dtype=np.bool_),
-        final=None,
         score=np.bincount(owner_of(offsets), minlength=len(whole)).astype(np.float64),
-        status=np.zeros(len(whole), dtype=np.uint8),
     )

@@ -3,7 +3,7 @@
 import numpy as np
 
 from hone.core.credit import Values
-from hone.core.episodes import Episodes, ScoreStatus
+from hone.core.episodes import Episodes
 from hone.core.ragged import offsets_of
 from hone.core.random import generator
 from hone.credit.returns import gae
@@ -47,7 +47,6 @@ def random_walks(pay: Floats, *, seed: int, case: int, count: int) -> Episodes:
         truncated=np.zeros(count, bool),
         final=np.zeros((count, 1), np.int64),
         score=np.zeros(count),
-        status=np.full(count, ScoreStatus.SCORED, np.uint8),
     )
 
 

@@ -144,7 +144,6 @@ def synthetic_token_episodes(policy: TokenPolicy, shape: AnswerShape, *, seed: i
         group=np.arange(count, dtype=np.int64) if shape.from_log else group,
         terminated=~truncated,
         truncated=truncated,
-        final=None,
         score=score,
         status=status,
         components=components,
@@ -249,7 +248,6 @@ def synthetic_control_episodes(policy: ControlPolicy, *, seed: int) -> Episodes:
         truncated=kind == 1,
         final=final,
         score=np.zeros(count),
-        status=np.zeros(count, np.uint8),
     )
 
 
