@@ -275,30 +275,23 @@ def kernels() -> TabularKernels:
         import numba  # noqa: PLC0415 - optional, and takes half a second to import
     except ImportError:
         return python_kernels()
-    compiled: Any = numba.njit(cache=True, nogil=True)
-    return TabularKernels(
-        target_update=compiled(target_update),
-        weighted_importance_update=compiled(weighted_importance_update),
-        expected_sarsa=compiled(expected_sarsa),
-        q_learning=compiled(q_learning),
-        double_q_learning=compiled(double_q_learning),
-        eligibility_traces=compiled(eligibility_traces),
-        dyna_planning=compiled(dyna_planning),
-        prioritised_sweeping=compiled(prioritised_sweeping),
-        compiled=True,
-    )
+    return _all_kernels(numba.njit(cache=True, nogil=True), compiled=True)
 
 
 def python_kernels() -> TabularKernels:
     """The loops without compilation."""
+    return _all_kernels(lambda loop: loop, compiled=False)
+
+
+def _all_kernels(make: Callable[[Any], Any], *, compiled: bool) -> TabularKernels:
     return TabularKernels(
-        target_update=target_update,
-        weighted_importance_update=weighted_importance_update,
-        expected_sarsa=expected_sarsa,
-        q_learning=q_learning,
-        double_q_learning=double_q_learning,
-        eligibility_traces=eligibility_traces,
-        dyna_planning=dyna_planning,
-        prioritised_sweeping=prioritised_sweeping,
-        compiled=False,
+        target_update=make(target_update),
+        weighted_importance_update=make(weighted_importance_update),
+        expected_sarsa=make(expected_sarsa),
+        q_learning=make(q_learning),
+        double_q_learning=make(double_q_learning),
+        eligibility_traces=make(eligibility_traces),
+        dyna_planning=make(dyna_planning),
+        prioritised_sweeping=make(prioritised_sweeping),
+        compiled=compiled,
     )

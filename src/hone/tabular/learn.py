@@ -107,19 +107,12 @@ def predict_table_values(table: Table, episodes: Episodes) -> Values:
 # ------------------------------------------------------------------------------------- towards targets of credit
 
 
-@dataclass
-class TargetRule:
-    """x += rate * (target - x): Monte Carlo, n-step returns, lambda-returns."""
+@dataclass(kw_only=True)
+class KernelRule:
+    """Base of the update rules that run one of the compiled loops; it counts backups."""
 
     backups: int = 0
     loops: TabularKernels = field(default_factory=kernels)
-
-    def learn(self, table: Table, batch: TabularBatch) -> float:
-        rows = np.flatnonzero(batch.scored)
-        self.backups += len(rows)
-        return self.loops.target_update(
-            table.x, batch.steps.cell[rows], batch.target[rows], batch.steps.step_size[rows]
-        )
 
     def state(self) -> State:
         return {"backups": self.backups}
@@ -128,18 +121,28 @@ class TargetRule:
         self.backups = integer(state, "backups")
 
 
-@dataclass
-class WeightedImportanceSampling:
+@dataclass(kw_only=True)
+class TargetRule(KernelRule):
+    """x += rate * (target - x): Monte Carlo, n-step returns, lambda-returns."""
+
+    def learn(self, table: Table, batch: TabularBatch) -> float:
+        rows = np.flatnonzero(batch.scored)
+        self.backups += len(rows)
+        return self.loops.target_update(
+            table.x, batch.steps.cell[rows], batch.target[rows], batch.steps.step_size[rows]
+        )
+
+
+@dataclass(kw_only=True)
+class WeightedImportanceSampling(KernelRule):
     """Off-policy Monte Carlo with weighted importance sampling.
 
     Action values are learned of the greedy policy, with w_t = product over k > t of [a_k is greedy] / b(a_k); state
     values of their target policy, with k >= t (Sutton & Barto, 2018, sections 5.5 to 5.7).
     """
 
-    backups: int = 0
     mass: Floats = field(default_factory=lambda: np.zeros(0))
     """`[K]` sum of weights so far."""
-    loops: TabularKernels = field(default_factory=kernels)
 
     def learn(self, table: Table, batch: TabularBatch) -> float:
         if not len(self.mass):
@@ -169,53 +172,35 @@ class WeightedImportanceSampling:
 # ----------------------------------------------------------------------------------------- temporal differences
 
 
-@dataclass
-class ExpectedSarsa:
+@dataclass(kw_only=True)
+class ExpectedSarsa(KernelRule):
     """TD(0), SARSA and expected SARSA, which differ in the weights of the next actions."""
 
     next_weights: NextActionWeights = expected_sarsa_weights
-    backups: int = 0
-    loops: TabularKernels = field(default_factory=kernels)
 
     def learn(self, table: Table, batch: TabularBatch) -> float:
         self.backups += len(batch.action)
         return self.loops.expected_sarsa(table.x, batch.steps, self.next_weights(table, batch))
 
-    def state(self) -> State:
-        return {"backups": self.backups}
 
-    def restore(self, state: State) -> None:
-        self.backups = integer(state, "backups")
-
-
-@dataclass
-class QLearningRule:
+@dataclass(kw_only=True)
+class QLearningRule(KernelRule):
     """Q-learning (Watkins, 1989)."""
 
     actions: int
-    backups: int = 0
-    loops: TabularKernels = field(default_factory=kernels)
 
     def learn(self, table: Table, batch: TabularBatch) -> float:
         self.backups += len(batch.action)
         return self.loops.q_learning(table.x, batch.steps, self.actions)
 
-    def state(self) -> State:
-        return {"backups": self.backups}
 
-    def restore(self, state: State) -> None:
-        self.backups = integer(state, "backups")
-
-
-@dataclass
-class DoubleQLearning:
+@dataclass(kw_only=True)
+class DoubleQLearning(KernelRule):
     """Double Q-learning (van Hasselt, 2010); the table has two tables."""
 
     actions: int
     seed: int
     updates: int = 0
-    backups: int = 0
-    loops: TabularKernels = field(default_factory=kernels)
 
     def learn(self, table: Table, batch: TabularBatch) -> float:
         self.updates += 1
@@ -239,8 +224,8 @@ def slice_steps(steps: TabularSteps, rows: slice) -> TabularSteps:
     )  # fmt: skip
 
 
-@dataclass
-class EligibilityTraces:
+@dataclass(kw_only=True)
+class EligibilityTraces(KernelRule):
     """TD(lambda) and SARSA(lambda), online; an episode's traces are kept from one piece of it to the next."""
 
     decay: float
@@ -248,10 +233,8 @@ class EligibilityTraces:
     trace: int
     """`ACCUMULATING`, `REPLACING` or `DUTCH`."""
     next_weights: NextActionWeights = sarsa_weights
-    backups: int = 0
     open_traces: dict[int, tuple[Floats, float]] = field(default_factory=dict[int, "tuple[Floats, float]"])
     """Traces `[K]` of unfinished episodes, and the previous estimate of their next value."""
-    loops: TabularKernels = field(default_factory=kernels)
 
     def learn(self, table: Table, batch: TabularBatch) -> float:
         weight, total = self.next_weights(table, batch), 0.0
@@ -291,8 +274,8 @@ class EligibilityTraces:
 # ------------------------------------------------------------------------------------------------- planning
 
 
-@dataclass
-class DynaQ:
+@dataclass(kw_only=True)
+class DynaQ(KernelRule):
     """Dyna-Q (Sutton, 1990): Q-learning on each step, and on `planning` simulated steps after it."""
 
     actions: int
@@ -301,8 +284,6 @@ class DynaQ:
     rate: float
     model: TabularModel
     updates: int = 0
-    backups: int = 0
-    loops: TabularKernels = field(default_factory=kernels)
 
     def learn(self, table: Table, batch: TabularBatch) -> float:
         steps, known = batch.steps, batch.scored
@@ -323,18 +304,16 @@ class DynaQ:
         self.model.restore(substate(state, "model"))
 
 
-@dataclass
-class PrioritisedSweeping:
+@dataclass(kw_only=True)
+class PrioritisedSweeping(KernelRule):
     """Prioritised sweeping (Moore & Atkeson, 1993): expected backups of a learned model, highest priority first."""
 
     actions: int
     planning: int
     min_priority: float
     model: TabularModel
-    backups: int = 0
     priority: Floats = field(default_factory=lambda: np.zeros(0))
     """`[K]` estimated error of each pair's value against its backup."""
-    loops: TabularKernels = field(default_factory=kernels)
 
     def learn(self, table: Table, batch: TabularBatch) -> float:
         if not len(self.priority):

@@ -20,7 +20,7 @@ from hone.report.html import format_number
 from hone.tabular.batch import RateConfig
 from hone.train.control.job import ControlEvaluationConfig
 from hone.train.job import TrainingJob
-from hone.train.tabular.job import TableConfig
+from hone.train.tabular.job import TableConfig, TabularAlgorithm
 
 DISCOUNT, EACH, ROOMS = 0.95, 16, 8
 """Steps of each environment per iteration, and environments."""
@@ -76,7 +76,7 @@ def make_job(kind: str, *, seed: int, turns: int) -> TrainingJob[Any]:
                 recipe="q_learning", name="lab", seed=seed, steps=turns, env=env, rollout_steps=EACH,
             evaluation=judge,
                 table=TableConfig(rate=RateConfig(rate=0.1)),
-                algorithm=q_learning.QLearningAlgorithm(discount=DISCOUNT),
+                algorithm=TabularAlgorithm(discount=DISCOUNT),
             )
         )  # fmt: skip
     return option_q_learning.build(

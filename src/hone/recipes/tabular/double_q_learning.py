@@ -4,9 +4,6 @@ The maximum of noisy estimates is biased upwards (maximisation bias); an estimat
 not. Actions are chosen by the mean of both tables.
 """
 
-from pydantic import Field
-
-from hone.core.config import Config
 from hone.credit.returns import one_step_target
 from hone.tabular.kernels import double_q_learning
 from hone.tabular.learn import DoubleQLearning
@@ -15,18 +12,8 @@ from hone.train.job import RecipeParts, RecipeSpec, TrainingJob, checked_run
 from hone.train.tabular.job import TabularMethod, TabularRunConfig, check_tabular, derive_tabular, table_job
 
 
-class DoubleQLearningAlgorithm(Config):
-    """The method's numbers."""
-
-    discount: float = Field(default=0.99, gt=0, le=1)
-    """Discount factor (gamma)."""
-
-
 class DoubleQLearningConfig(TabularRunConfig):
     """Double Q-learning on two tables."""
-
-    algorithm: DoubleQLearningAlgorithm = DoubleQLearningAlgorithm()
-    """Discount factor and other numbers of the algorithm."""
 
 
 def build(config: DoubleQLearningConfig) -> TrainingJob[ActionTable]:
@@ -38,16 +25,11 @@ def build(config: DoubleQLearningConfig) -> TrainingJob[ActionTable]:
     return table_job(config, TabularMethod(make_rule=rule, discount=config.algorithm.discount, table_count=2))
 
 
-def check(config: DoubleQLearningConfig) -> list[str]:
-    """Warnings about the config; raises ConfigError for a run that cannot work."""
-    return check_tabular(config, discount=config.algorithm.discount)
-
-
 ENTRY = RecipeSpec(
     summary="tables: two estimates, which removes maximisation bias",
     paper="van Hasselt, Double Q-learning, 2010",
     config=DoubleQLearningConfig,
-    open=checked_run(check, build),
+    open=checked_run(check_tabular, build),
     derive=derive_tabular,
     parts=RecipeParts(source="Live(numbered states)", credit=(one_step_target,), loss=(double_q_learning,)),
     limitation="each table learns from half of the steps; values are underestimated where Q-learning overestimates.",

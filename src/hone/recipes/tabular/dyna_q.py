@@ -6,17 +6,23 @@ the table of the paper. Simulated steps are drawn uniformly from the pairs that 
 
 from pydantic import Field
 
-from hone.core.config import Config
 from hone.credit.returns import one_step_target
 from hone.tabular.kernels import dyna_planning, q_learning
 from hone.tabular.learn import DynaQ
 from hone.tabular.models import TabularModel
 from hone.tabular.tables import ActionTable
 from hone.train.job import RecipeParts, RecipeSpec, TrainingJob, checked_run
-from hone.train.tabular.job import TabularMethod, TabularRunConfig, check_tabular, derive_tabular, table_job
+from hone.train.tabular.job import (
+    TabularAlgorithm,
+    TabularMethod,
+    TabularRunConfig,
+    check_tabular,
+    derive_tabular,
+    table_job,
+)
 
 
-class DynaQAlgorithm(Config):
+class DynaQAlgorithm(TabularAlgorithm):
     """The method's numbers."""
 
     discount: float = Field(default=0.95, gt=0, le=1)
@@ -32,7 +38,7 @@ class DynaQConfig(TabularRunConfig):
 
     rollout_steps: int = Field(default=1, ge=1)
     """Steps of each environment per iteration; simulated steps follow each iteration."""
-    algorithm: DynaQAlgorithm = DynaQAlgorithm()
+    algorithm: DynaQAlgorithm = DynaQAlgorithm()  # pyright: ignore[reportIncompatibleVariableOverride] - frozen
     """Discount factor and other numbers of the algorithm."""
 
 
@@ -49,11 +55,6 @@ def build(config: DynaQConfig) -> TrainingJob[ActionTable]:
     return table_job(config, TabularMethod(make_rule=rule, discount=algorithm.discount))
 
 
-def check(config: DynaQConfig) -> list[str]:
-    """Warnings about the config; raises ConfigError for a run that cannot work."""
-    return check_tabular(config, discount=config.algorithm.discount)
-
-
 def derive(config: DynaQConfig) -> dict[str, str]:
     """Figures that follow from the config, shown by `hone plan`."""
     return {**derive_tabular(config), "imagined steps": f"{config.algorithm.planning} for each environment step"}
@@ -63,7 +64,7 @@ ENTRY = RecipeSpec(
     summary="tables: Q-learning on real steps and on steps simulated by a learned model",
     paper="Sutton, Integrated Architectures for Learning, Planning, and Reacting, 1990",
     config=DynaQConfig,
-    open=checked_run(check, build),
+    open=checked_run(check_tabular, build),
     derive=derive,
     parts=RecipeParts(source="Live(numbered states)", credit=(one_step_target,), loss=(q_learning, dyna_planning)),
     limitation="where the environment changes, the model is wrong until its pairs are visited again; most simulated "

@@ -3,9 +3,6 @@
 The same fixed point with less variance, so that larger steps are sound; under a greedy policy it is Q-learning.
 """
 
-from pydantic import Field
-
-from hone.core.config import Config
 from hone.credit.returns import one_step_target
 from hone.tabular.batch import expected_sarsa_weights
 from hone.tabular.kernels import expected_sarsa
@@ -15,18 +12,8 @@ from hone.train.job import RecipeParts, RecipeSpec, TrainingJob, checked_run
 from hone.train.tabular.job import TabularMethod, TabularRunConfig, check_tabular, derive_tabular, table_job
 
 
-class ExpectedSarsaAlgorithm(Config):
-    """The method's numbers."""
-
-    discount: float = Field(default=0.99, gt=0, le=1)
-    """Discount factor (gamma)."""
-
-
 class ExpectedSarsaConfig(TabularRunConfig):
     """Expected SARSA on a table."""
-
-    algorithm: ExpectedSarsaAlgorithm = ExpectedSarsaAlgorithm()
-    """Discount factor and other numbers of the algorithm."""
 
 
 def build(config: ExpectedSarsaConfig) -> TrainingJob[ActionTable]:
@@ -38,16 +25,11 @@ def build(config: ExpectedSarsaConfig) -> TrainingJob[ActionTable]:
     return table_job(config, TabularMethod(make_rule=rule, discount=config.algorithm.discount))
 
 
-def check(config: ExpectedSarsaConfig) -> list[str]:
-    """Warnings about the config; raises ConfigError for a run that cannot work."""
-    return check_tabular(config, discount=config.algorithm.discount)
-
-
 ENTRY = RecipeSpec(
     summary="tables: SARSA with the expectation over the next action",
     paper="van Seijen, van Hasselt, Whiteson & Wiering, A Theoretical and Empirical Analysis of Expected Sarsa, 2009",
     config=ExpectedSarsaConfig,
-    open=checked_run(check, build),
+    open=checked_run(check_tabular, build),
     derive=derive_tabular,
     parts=RecipeParts(source="Live(numbered states)", credit=(one_step_target,), loss=(expected_sarsa,)),
     limitation="an update costs a pass over the actions; with very many of them a draw is cheaper.",

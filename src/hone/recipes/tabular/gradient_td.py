@@ -34,7 +34,7 @@ from hone.train.control.job import ControlEvaluationConfig
 from hone.train.job import RecipeParts, RecipeSpec, TrainingJob, checked_run
 from hone.train.loop import Recipe
 from hone.train.sources.live import LiveSource
-from hone.train.tabular.job import StationaryActor, open_finite, state_values_job
+from hone.train.tabular.job import StationaryActor, derive_finite, open_finite, state_values_job
 
 UPDATE_RULES = {"semi_gradient": semi_gradient, "gtd2": gtd2, "tdc": tdc, "target_network": semi_gradient_with_target}
 
@@ -118,11 +118,7 @@ def check(config: GradientTdConfig) -> list[str]:
 
 def derive(config: GradientTdConfig) -> dict[str, str]:
     """Figures that follow from the config, shown by `hone plan`."""
-    batch = config.finite.copies * config.rollout_steps
-    return {
-        "environment steps per iteration": f"{config.finite.copies} copies x {config.rollout_steps} = {batch}",
-        "environment steps": f"{config.steps * batch}",
-    }
+    return derive_finite(config.finite, rollout_steps=config.rollout_steps, iterations=config.steps)
 
 
 ENTRY = RecipeSpec(

@@ -9,22 +9,24 @@ table's value of the last state.
 from functools import partial
 from typing import Literal
 
-from pydantic import Field
-
-from hone.core.config import Config
 from hone.credit.returns import discounted_returns
 from hone.tabular.kernels import target_update, weighted_importance_update
 from hone.tabular.learn import TargetRule, UpdateRule, WeightedImportanceSampling
 from hone.tabular.tables import ActionTable
 from hone.train.job import RecipeParts, RecipeSpec, TrainingJob, checked_run
-from hone.train.tabular.job import TabularMethod, TabularRunConfig, check_tabular, derive_tabular, table_job
+from hone.train.tabular.job import (
+    TabularAlgorithm,
+    TabularMethod,
+    TabularRunConfig,
+    check_tabular,
+    derive_tabular,
+    table_job,
+)
 
 
-class MonteCarloAlgorithm(Config):
+class MonteCarloAlgorithm(TabularAlgorithm):
     """The method's numbers."""
 
-    discount: float = Field(default=0.99, gt=0, le=1)
-    """Discount factor (gamma)."""
     visits: Literal["first", "every"] = "every"
     """Visits of a pair that count in an episode: the first or all; on policy only."""
     off_policy: bool = False
@@ -34,7 +36,7 @@ class MonteCarloAlgorithm(Config):
 class MonteCarloConfig(TabularRunConfig):
     """Monte Carlo control on a table."""
 
-    algorithm: MonteCarloAlgorithm = MonteCarloAlgorithm()
+    algorithm: MonteCarloAlgorithm = MonteCarloAlgorithm()  # pyright: ignore[reportIncompatibleVariableOverride] - frozen
     """Discount factor and other numbers of the algorithm."""
 
 
@@ -53,16 +55,11 @@ def build(config: MonteCarloConfig) -> TrainingJob[ActionTable]:
     return table_job(config, method)
 
 
-def check(config: MonteCarloConfig) -> list[str]:
-    """Warnings about the config; raises ConfigError for a run that cannot work."""
-    return check_tabular(config, discount=config.algorithm.discount)
-
-
 ENTRY = RecipeSpec(
     summary="tables: means of the returns of whole episodes",
     paper="Sutton & Barto, Reinforcement Learning: An Introduction, 2nd edition, 2018, chapter 5",
     config=MonteCarloConfig,
-    open=checked_run(check, build),
+    open=checked_run(check_tabular, build),
     derive=derive_tabular,
     parts=RecipeParts(
         source="Whole(Live(numbered states))",

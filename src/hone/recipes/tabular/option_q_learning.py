@@ -9,7 +9,7 @@ from pydantic import Field
 from hone.core.config import Config
 from hone.core.errors import ConfigError
 from hone.credit.returns import reward_as_advantage
-from hone.envs.gym.make import describe_placement
+from hone.envs.gym.make import describe_rollouts
 from hone.envs.gym.option_wrapper import with_option_memory
 from hone.envs.gym.world import GymConfig, inspect_world, open_world
 from hone.models.control.mlp import DiscreteActions, MlpConfig, PolicySpaces
@@ -88,12 +88,7 @@ def check(config: OptionQConfig) -> list[str]:
 
 def derive(config: OptionQConfig) -> dict[str, str]:
     """Figures that follow from the config, shown by `hone plan`."""
-    batch = config.env.num_envs * config.rollout_steps
-    return {
-        "environment steps per iteration": f"{config.env.num_envs} environments x {config.rollout_steps} = {batch}",
-        "environment steps": f"{config.steps * batch}",
-        "environments": describe_placement(config.env),
-    }
+    return describe_rollouts(config.env, rollout_steps=config.rollout_steps, iterations=config.steps)
 
 
 ENTRY = RecipeSpec(

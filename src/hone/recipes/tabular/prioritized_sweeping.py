@@ -6,17 +6,23 @@ expectation over the counted outcomes, so there is no step size.
 
 from pydantic import Field
 
-from hone.core.config import Config
 from hone.credit.returns import one_step_target
 from hone.tabular.kernels import prioritised_sweeping
 from hone.tabular.learn import PrioritisedSweeping
 from hone.tabular.models import TabularModel
 from hone.tabular.tables import ActionTable
 from hone.train.job import RecipeParts, RecipeSpec, TrainingJob, checked_run
-from hone.train.tabular.job import TabularMethod, TabularRunConfig, check_tabular, derive_tabular, table_job
+from hone.train.tabular.job import (
+    TabularAlgorithm,
+    TabularMethod,
+    TabularRunConfig,
+    check_tabular,
+    derive_tabular,
+    table_job,
+)
 
 
-class PrioritizedSweepingAlgorithm(Config):
+class PrioritizedSweepingAlgorithm(TabularAlgorithm):
     """The method's numbers."""
 
     discount: float = Field(default=0.95, gt=0, le=1)
@@ -32,7 +38,7 @@ class PrioritizedSweepingConfig(TabularRunConfig):
 
     rollout_steps: int = Field(default=1, ge=1)
     """Steps of each environment per iteration; backups follow each iteration."""
-    algorithm: PrioritizedSweepingAlgorithm = PrioritizedSweepingAlgorithm()
+    algorithm: PrioritizedSweepingAlgorithm = PrioritizedSweepingAlgorithm()  # pyright: ignore[reportIncompatibleVariableOverride] - frozen
     """Discount factor and other numbers of the algorithm."""
 
 
@@ -49,11 +55,6 @@ def build(config: PrioritizedSweepingConfig) -> TrainingJob[ActionTable]:
     return table_job(config, TabularMethod(make_rule=rule, discount=algorithm.discount))
 
 
-def check(config: PrioritizedSweepingConfig) -> list[str]:
-    """Warnings about the config; raises ConfigError for a run that cannot work."""
-    return check_tabular(config, discount=config.algorithm.discount)
-
-
 def derive(config: PrioritizedSweepingConfig) -> dict[str, str]:
     """Figures that follow from the config, shown by `hone plan`."""
     return {**derive_tabular(config), "backups": f"at most {config.algorithm.planning} for each environment step"}
@@ -63,7 +64,7 @@ ENTRY = RecipeSpec(
     summary="tables: a learned model, backed up first where values would change most",
     paper="Moore & Atkeson, Prioritized Sweeping: Reinforcement Learning With Less Data and Less Time, 1993",
     config=PrioritizedSweepingConfig,
-    open=checked_run(check, build),
+    open=checked_run(check_tabular, build),
     derive=derive,
     parts=RecipeParts(source="Live(numbered states)", credit=(one_step_target,), loss=(prioritised_sweeping,)),
     limitation="keeps every outcome of a pair in memory, and trusts early counts: explore.",

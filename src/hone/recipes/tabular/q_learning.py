@@ -5,9 +5,6 @@ sizes that fall (Watkins & Dayan, 1992). The defaults solve FrozenLake, CliffWal
 copies.
 """
 
-from pydantic import Field
-
-from hone.core.config import Config
 from hone.credit.returns import one_step_target
 from hone.tabular.kernels import q_learning
 from hone.tabular.learn import QLearningRule
@@ -16,18 +13,8 @@ from hone.train.job import RecipeParts, RecipeSpec, TrainingJob, checked_run
 from hone.train.tabular.job import TabularMethod, TabularRunConfig, check_tabular, derive_tabular, table_job
 
 
-class QLearningAlgorithm(Config):
-    """The method's numbers."""
-
-    discount: float = Field(default=0.99, gt=0, le=1)
-    """Discount factor (gamma)."""
-
-
 class QLearningConfig(TabularRunConfig):
     """Q-learning on a table."""
-
-    algorithm: QLearningAlgorithm = QLearningAlgorithm()
-    """Discount factor and other numbers of the algorithm."""
 
 
 def build(config: QLearningConfig) -> TrainingJob[ActionTable]:
@@ -39,16 +26,11 @@ def build(config: QLearningConfig) -> TrainingJob[ActionTable]:
     return table_job(config, TabularMethod(make_rule=rule, discount=config.algorithm.discount))
 
 
-def check(config: QLearningConfig) -> list[str]:
-    """Warnings about the config; raises ConfigError for a run that cannot work."""
-    return check_tabular(config, discount=config.algorithm.discount)
-
-
 ENTRY = RecipeSpec(
     summary="tables: off-policy learning towards the best next action",
     paper="Watkins, Learning from Delayed Rewards, 1989",
     config=QLearningConfig,
-    open=checked_run(check, build),
+    open=checked_run(check_tabular, build),
     derive=derive_tabular,
     parts=RecipeParts(source="Live(numbered states)", credit=(one_step_target,), loss=(q_learning,)),
     limitation="maximisation bias: the maximum of noisy values is too large (see double_q_learning).",

@@ -8,21 +8,25 @@ from functools import partial
 
 from pydantic import Field
 
-from hone.core.config import Config
 from hone.credit.returns import n_step, one_step_target
 from hone.tabular.batch import sarsa_weights
 from hone.tabular.kernels import expected_sarsa, target_update
 from hone.tabular.learn import ExpectedSarsa, TargetRule, UpdateRule
 from hone.tabular.tables import ActionTable
 from hone.train.job import RecipeParts, RecipeSpec, TrainingJob, checked_run
-from hone.train.tabular.job import TabularMethod, TabularRunConfig, check_tabular, derive_tabular, table_job
+from hone.train.tabular.job import (
+    TabularAlgorithm,
+    TabularMethod,
+    TabularRunConfig,
+    check_tabular,
+    derive_tabular,
+    table_job,
+)
 
 
-class SarsaAlgorithm(Config):
+class SarsaAlgorithm(TabularAlgorithm):
     """The method's numbers."""
 
-    discount: float = Field(default=0.99, gt=0, le=1)
-    """Discount factor (gamma)."""
     steps: int = Field(default=1, ge=1)
     """Rewards before the bootstrapped value (n); `rollout_steps` should be larger."""
 
@@ -30,7 +34,7 @@ class SarsaAlgorithm(Config):
 class SarsaConfig(TabularRunConfig):
     """SARSA on a table."""
 
-    algorithm: SarsaAlgorithm = SarsaAlgorithm()
+    algorithm: SarsaAlgorithm = SarsaAlgorithm()  # pyright: ignore[reportIncompatibleVariableOverride] - frozen
     """Discount factor and other numbers of the algorithm."""
 
 
@@ -51,7 +55,7 @@ def build(config: SarsaConfig) -> TrainingJob[ActionTable]:
 def check(config: SarsaConfig) -> list[str]:
     """Warnings about the config; raises ConfigError for a run that cannot work."""
     algorithm = config.algorithm
-    warnings = check_tabular(config, discount=algorithm.discount)
+    warnings = check_tabular(config)
     if algorithm.steps > config.rollout_steps:
         warnings.append(
             f"algorithm.steps = {algorithm.steps} looks further than a turn's rollout_steps = {config.rollout_steps}: "

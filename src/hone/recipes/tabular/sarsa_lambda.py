@@ -9,7 +9,6 @@ from typing import Literal
 
 from pydantic import Field
 
-from hone.core.config import Config
 from hone.core.errors import ConfigError
 from hone.credit.returns import one_step_target
 from hone.tabular.batch import sarsa_weights
@@ -17,16 +16,21 @@ from hone.tabular.kernels import ACCUMULATING, DUTCH, REPLACING, eligibility_tra
 from hone.tabular.learn import EligibilityTraces
 from hone.tabular.tables import ActionTable
 from hone.train.job import RecipeParts, RecipeSpec, TrainingJob, checked_run
-from hone.train.tabular.job import TabularMethod, TabularRunConfig, check_tabular, derive_tabular, table_job
+from hone.train.tabular.job import (
+    TabularAlgorithm,
+    TabularMethod,
+    TabularRunConfig,
+    check_tabular,
+    derive_tabular,
+    table_job,
+)
 
 TRACE_KINDS = {"accumulating": ACCUMULATING, "replacing": REPLACING, "dutch": DUTCH}
 
 
-class SarsaLambdaAlgorithm(Config):
+class SarsaLambdaAlgorithm(TabularAlgorithm):
     """The method's numbers."""
 
-    discount: float = Field(default=0.99, gt=0, le=1)
-    """Discount factor (gamma)."""
     trace_lambda: float = Field(default=0.9, ge=0, le=1)
     """lambda: 0 is SARSA, 1 learns from returns."""
     trace: Literal["accumulating", "replacing", "dutch"] = "dutch"
@@ -36,7 +40,7 @@ class SarsaLambdaAlgorithm(Config):
 class SarsaLambdaConfig(TabularRunConfig):
     """SARSA(lambda) on a table."""
 
-    algorithm: SarsaLambdaAlgorithm = SarsaLambdaAlgorithm()
+    algorithm: SarsaLambdaAlgorithm = SarsaLambdaAlgorithm()  # pyright: ignore[reportIncompatibleVariableOverride] - frozen
     """Discount factor and other numbers of the algorithm."""
 
 
@@ -61,7 +65,7 @@ def require_constant_rate(config: SarsaLambdaConfig) -> None:
 def check(config: SarsaLambdaConfig) -> list[str]:
     """Warnings about the config; raises ConfigError for a run that cannot work."""
     require_constant_rate(config)
-    return check_tabular(config, discount=config.algorithm.discount)
+    return check_tabular(config)
 
 
 ENTRY = RecipeSpec(

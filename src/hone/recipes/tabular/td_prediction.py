@@ -42,7 +42,14 @@ from hone.train.job import RecipeParts, RecipeSpec, TrainingJob, checked_run
 from hone.train.loop import Recipe
 from hone.train.sources.live import LiveSource
 from hone.train.sources.whole_episodes import WholeEpisodes
-from hone.train.tabular.job import StationaryActor, TableConfig, TabularCredit, open_finite, state_values_job
+from hone.train.tabular.job import (
+    StationaryActor,
+    TableConfig,
+    TabularCredit,
+    derive_finite,
+    open_finite,
+    state_values_job,
+)
 
 TRACE_KINDS = {"accumulating": ACCUMULATING, "replacing": REPLACING, "dutch": DUTCH}
 
@@ -199,11 +206,7 @@ def check(config: TdPredictionConfig) -> list[str]:
 
 def derive(config: TdPredictionConfig) -> dict[str, str]:
     """Figures that follow from the config, shown by `hone plan`."""
-    batch = config.finite.copies * config.rollout_steps
-    return {
-        "environment steps per iteration": f"{config.finite.copies} copies x {config.rollout_steps} = {batch}",
-        "environment steps": f"{config.steps * batch}",
-    }
+    return derive_finite(config.finite, rollout_steps=config.rollout_steps, iterations=config.steps)
 
 
 ENTRY = RecipeSpec(

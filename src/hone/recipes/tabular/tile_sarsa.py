@@ -13,7 +13,7 @@ from pydantic import Field
 from hone.core.config import Config
 from hone.core.errors import ConfigError
 from hone.credit.returns import one_step_target
-from hone.envs.gym.make import describe_placement
+from hone.envs.gym.make import describe_rollouts
 from hone.envs.gym.world import GymConfig, GymSpaces, inspect_world, open_world
 from hone.tabular.batch import RateConfig, sarsa_weights
 from hone.tabular.explore import ConstantSchedule, EpsilonGreedy, Exploration
@@ -126,12 +126,7 @@ def check(config: TileSarsaConfig) -> list[str]:
 
 def derive(config: TileSarsaConfig) -> dict[str, str]:
     """Figures that follow from the config, shown by `hone plan`."""
-    batch = config.env.num_envs * config.rollout_steps
-    return {
-        "environment steps per iteration": f"{config.env.num_envs} environments x {config.rollout_steps} = {batch}",
-        "environment steps": f"{config.steps * batch}",
-        "environments": describe_placement(config.env),
-    }
+    return describe_rollouts(config.env, rollout_steps=config.rollout_steps, iterations=config.steps)
 
 
 ENTRY = RecipeSpec(

@@ -62,6 +62,13 @@ class TableConfig(Config):
     """Step sizes."""
 
 
+class TabularAlgorithm(Config):
+    """The method's numbers."""
+
+    discount: float = Field(default=0.99, gt=0, le=1)
+    """Discount factor (gamma)."""
+
+
 class TabularRunConfig(RunConfig):
     """A table of action values, in a Gymnasium world of numbered states or in a finite world."""
 
@@ -79,6 +86,8 @@ class TabularRunConfig(RunConfig):
     """Exploration strategy."""
     evaluation: ControlEvaluationConfig = ControlEvaluationConfig()
     """Evaluation of the greedy policy; in a finite environment its value is computed exactly."""
+    algorithm: TabularAlgorithm = TabularAlgorithm()
+    """Discount factor and other numbers of the algorithm."""
 
     @model_validator(mode="after")
     def _one_world(self) -> "TabularRunConfig":
@@ -136,10 +145,10 @@ def discrete_spaces(found: GymSpaces) -> tuple[StateFeatures, int]:
     return StateFeatures(count=int(seen.n), actions=int(chosen.n), first=int(seen.start)), int(chosen.start)
 
 
-def check_tabular(config: TabularRunConfig, *, discount: float) -> list[str]:
+def check_tabular(config: TabularRunConfig) -> list[str]:
     """Warnings; raises as `open_tabular`, without a run."""
     if config.finite is not None:
-        require_all_actions(build_finite_mdp(config.finite, discount=discount))
+        require_all_actions(build_finite_mdp(config.finite, discount=config.algorithm.discount))
         return []
     assert config.env is not None
     found, warnings = inspect_world(config.env, seed=config.seed)
@@ -156,6 +165,15 @@ def derive_tabular(config: TabularRunConfig) -> dict[str, str]:
         "environment steps per iteration": f"{copies} environments x {config.rollout_steps} = {batch}",
         "environment steps": f"{config.steps * batch}",
         "environments": where,
+    }
+
+
+def derive_finite(config: FiniteConfig, *, rollout_steps: int, iterations: int) -> dict[str, str]:
+    """Environment steps of a run in copies of a finite world, shown by `hone plan`."""
+    batch = config.copies * rollout_steps
+    return {
+        "environment steps per iteration": f"{config.copies} copies x {rollout_steps} = {batch}",
+        "environment steps": f"{iterations * batch}",
     }
 
 
