@@ -97,7 +97,7 @@ def rl2_job(steps: int, **changes: Any) -> Any:
         "learner": {"lr": 1e-2, "epochs": 3, "minibatches": 2, "max_grad_norm": 0.5},
         "evaluation": {"episodes": 3000},
     }
-    return rl2.build(rl2.Rl2Config.model_validate({**settings, **changes}))
+    return rl2.ENTRY.build(rl2.Rl2Config.model_validate({**settings, **changes}))
 
 
 def test_a_memory_learns_to_explore() -> None:
@@ -138,7 +138,7 @@ def reptile_config(steps: int, **changes: Any) -> reptile.ReptileConfig:
 
 def test_the_outer_step_by_hand() -> None:
     config = reptile_config(30, algorithm={"inner_steps": 3, "outer_rate": 0.25}, network={"hidden": [4]})
-    learner: Any = reptile.build(config).recipe.learner
+    learner: Any = reptile.ENTRY.build(config).recipe.learner
     source = open_world(reptile.task_family(config, trials=3), steps=50, seed=0)
     begun = [parameter.clone() for parameter in learner.initialisation.parameters()]
     for turn in range(3):
@@ -166,7 +166,7 @@ def test_the_outer_step_by_hand() -> None:
 def test_the_share_of_the_way() -> None:
     """start + rate * (adapted - start), with the inner learner replaced by one that puts all weights at 2."""
     config = reptile_config(10, algorithm={"inner_steps": 1, "outer_rate": 0.4}, network={"hidden": [4]})
-    job: Any = reptile.build(config)
+    job: Any = reptile.ENTRY.build(config)
     learner, episodes = job.recipe.learner, job.recipe.source.collect()
 
     class Jump:
@@ -188,7 +188,7 @@ def test_the_share_of_the_way() -> None:
 def test_an_initialisation_is_learnt() -> None:
     """Ten updates from it do more than ten updates from weights that never met the family, and than none."""
     config = reptile_config(600)
-    job = reptile.build(config)
+    job = reptile.ENTRY.build(config)
     train(job.recipe, steps=600, callback=StepRecorder())
     assert job.evaluate is not None
     found = job.evaluate().metrics

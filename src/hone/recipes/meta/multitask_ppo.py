@@ -5,22 +5,22 @@ are standardised within each task. The trunk does not see which task it is in un
 features have to serve all tasks.
 """
 
+import contextlib
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import numpy as np
 import torch
 from pydantic import Field, model_validator
 
-from hone.core.config import Config
 from hone.core.credit import Values
 from hone.core.episodes import Episodes
 from hone.core.errors import ConfigError
 from hone.core.random import key
 from hone.credit.returns import gae
 from hone.envs.gym.make import describe_placement
-from hone.envs.gym.world import GymConfig, GymWorld, inspect_world, open_world
+from hone.envs.gym.world import GymConfig, GymWorld, open_world
 from hone.evaluate.control.multitask import task_scores
 from hone.evaluate.control.returns import score_metrics
 from hone.models.control.mlp import MlpConfig, ObservationInputs, PolicySpaces
@@ -33,29 +33,27 @@ from hone.train.config import RunConfig, RunSettings
 from hone.train.control.acting import DropFailedEpisodes
 from hone.train.control.job import ControlEvaluationConfig, control_job
 from hone.train.control.multitask import MultitaskSource, TaskActor, standardised_by_task
-from hone.train.control.on_policy import require_clipping
-from hone.train.control.rows import StepRows, step_rows
-from hone.train.control.spaces import network_spaces
-from hone.train.job import EvaluationResult, RecipeParts, RecipeSpec, TrainingJob, checked_run
-from hone.train.learner.config import LearnerConfig, learning_rate_schedule, policy_phase, require_whole_minibatches
-from hone.train.learner.gradient import GradientLearner
+from hone.train.control.on_policy import (
+    ClippedAlgorithm,
+    actor_critic_loss,
+    require_clipping,
+    rollout_learner,
+)
+from hone.train.control.rows import StepRows
+from hone.train.control.spaces import world_spaces
+from hone.train.job import EvaluationResult, OpenedRun, RecipeParts, RecipeSpec, TrainingJob, opened_run
+from hone.train.learner.config import LearnerConfig, policy_phase, require_whole_minibatches
 from hone.train.loop import Recipe
 from hone.train.sources.live import LiveSource
 
 
-class MultitaskAlgorithm(Config):
-    """PPO's hyperparameters, and the input of the trunk."""
+class MultitaskAlgorithm(ClippedAlgorithm):
+    """The numbers of PPO, and what the trunk knows."""
 
     discount: float = Field(default=0.98, ge=0, le=1)
     """Discount factor (gamma)."""
     gae_lambda: float = Field(default=0.8, ge=0, le=1)
     """GAE's lambda: 0 trusts the critics, 1 the returns."""
-    clip: float = Field(default=0.2, gt=0, lt=1)
-    """Clip width of the probability ratio around 1."""
-    value_weight: float = Field(default=0.5, ge=0)
-    """Weight of the critics' squared error."""
-    entropy_weight: float = Field(default=0.0, ge=0)
-    """Weight of the entropy bonus."""
     tell_trunk: bool = False
     """Give the task's number to the trunk as an input; heads always belong to one task."""
 
@@ -92,13 +90,9 @@ class MultitaskConfig(RunConfig):
 def objective(policy: MultitaskActorCritic, rows: StepRows, *, algorithm: MultitaskAlgorithm) -> LossTerms:
     """Clipped surrogate + value_weight * value error - entropy_weight * entropy."""
     now = policy.evaluate_actions(rows.seen, rows.chosen)
-    assert now.value is not None
     surrogate = clipped_surrogate(now.logp, rows.logp, rows.advantage, low=algorithm.clip, high=algorithm.clip)
-    critic, entropy = squared_error(now.value, rows.target), now.entropy()
-    loss = torch.add(surrogate.loss, critic.loss, alpha=algorithm.value_weight)
-    return LossTerms(
-        loss=torch.sub(loss, entropy, alpha=algorithm.entropy_weight),
-        compute_metrics=lambda: {**surrogate.metrics, **critic.metrics, "policy/entropy_nats": entropy.detach()},
+    return actor_critic_loss(
+        surrogate, now, rows.target, value_weight=algorithm.value_weight, entropy_weight=algorithm.entropy_weight
     )
 
 
@@ -111,8 +105,9 @@ def predict_values(policy: MultitaskActorCritic, episodes: Episodes) -> Values:
     return Values(value=values[: episodes.decisions], final=values[episodes.decisions :])
 
 
-def common_spaces(found: list[PolicySpaces], tasks: list[GymConfig]) -> PolicySpaces:
+def common_spaces(worlds: Sequence[GymWorld], tasks: Sequence[GymConfig]) -> PolicySpaces:
     """What all tasks see and do, with the task at its end. Raises ConfigError where they do not fit."""
+    found = [world_spaces(world) for world in worlds]
     first = found[0]
     for space, task in zip(found, tasks, strict=True):
         require_clipping(task, space)
@@ -125,16 +120,11 @@ def common_spaces(found: list[PolicySpaces], tasks: list[GymConfig]) -> PolicySp
     return replace(first, inputs=ObservationInputs(size=first.inputs.size + len(tasks)))
 
 
-def build(config: MultitaskConfig) -> TrainingJob[MultitaskActorCritic]:
-    """Build the training job. Raises ConfigError and UserCodeError for an invalid environment."""
+def build(config: MultitaskConfig, worlds: Sequence[GymWorld]) -> TrainingJob[MultitaskActorCritic]:
+    """Training job that acts in `worlds`, one of each task."""
     tasks, algorithm = config.tasks, config.algorithm
-    worlds = [
-        open_world(task, steps=config.rollout_steps, seed=key(config.seed, "task", number) & 0xFFFFFFFF)
-        for number, task in enumerate(tasks)
-    ]
-    found = [network_spaces(world.envs.single_observation_space, world.envs.single_action_space) for world in worlds]
     policy = MultitaskActorCritic(
-        common_spaces(found, tasks),
+        common_spaces(worlds, tasks),
         config.network,
         seed=config.seed,
         tasks=len(tasks),
@@ -143,31 +133,19 @@ def build(config: MultitaskConfig) -> TrainingJob[MultitaskActorCritic]:
     credit = standardised_by_task(
         partial(gae, discount=algorithm.discount, gae_lambda=algorithm.gae_lambda), tasks=len(tasks)
     )
-    learner: GradientLearner[Any, Any] = GradientLearner(
-        policy=policy,
-        layout=partial(step_rows, device=config.run.device),
-        phases=[policy_phase(policy, partial(objective, algorithm=algorithm), config.learner)],
-        seed=config.seed,
-        learning_rate=learning_rate_schedule(config.learner, config.learner.optimizer_steps(config.steps)),
-        predict_values=predict_values,
-        epochs=config.learner.epochs,
-        minibatches=config.learner.minibatches,
-    )
+    phase = policy_phase(policy, partial(objective, algorithm=algorithm), config.learner)
+    learner = rollout_learner(config, config.learner, policy, [phase], predict_values=predict_values)
     sources = [
         DropFailedEpisodes(LiveSource(world, TaskActor(policy.for_task(number).numpy_policy(), task=number)), world)
         for number, world in enumerate(worlds)
     ]
-    job = control_job(
-        Recipe(source=MultitaskSource(sources), credit=credit, learner=learner),
-        env=None,
-        evaluation=config.evaluation,
-        seed=config.seed,
-    )
+    recipe = Recipe(source=MultitaskSource(sources), credit=credit, learner=learner)
+    job = control_job(recipe, env=None, evaluation=config.evaluation, seed=config.seed)
     return with_task_evaluations(job, config, worlds)
 
 
 def with_task_evaluations(
-    job: TrainingJob[MultitaskActorCritic], config: MultitaskConfig, worlds: list[GymWorld]
+    job: TrainingJob[MultitaskActorCritic], config: MultitaskConfig, worlds: Sequence[GymWorld]
 ) -> TrainingJob[MultitaskActorCritic]:
     """`job` with an evaluation in every task, and the notices of its environments."""
     policy, heard = job.recipe.learner.policy, list[str]()
@@ -184,21 +162,24 @@ def with_task_evaluations(
         heard.clear()
         return told
 
-    def close() -> None:
-        for world in worlds:
-            world.close()
-
-    warnings = [note for world in worlds for note in world.warnings]
-    return replace(
-        job, evaluate=judge, evaluate_every=config.evaluation.every, warnings=warnings, pop_notices=notes, close=close
-    )
+    return replace(job, evaluate=judge, warnings=warnings_of(worlds), pop_notices=notes)
 
 
-def check(config: MultitaskConfig) -> list[str]:
-    """Warnings about the config; raises ConfigError for a run that cannot work."""
-    inspected = [inspect_world(task, seed=config.seed) for task in config.tasks]
-    common_spaces([network_spaces(*found) for found, _ in inspected], config.tasks)
-    return [warning for _, warnings in inspected for warning in warnings]
+def warnings_of(worlds: Sequence[GymWorld]) -> list[str]:
+    """What the checks of all environments warn of."""
+    return [warning for world in worlds for warning in world.warnings]
+
+
+def open_run(config: MultitaskConfig) -> OpenedRun:
+    """Open the environments of all tasks. Raises ConfigError where they do not fit one policy."""
+    with contextlib.ExitStack() as stack:
+        worlds: list[GymWorld] = []
+        for number, task in enumerate(config.tasks):
+            seed = key(config.seed, "task", number) & 0xFFFFFFFF
+            worlds.append(open_world(task, steps=config.rollout_steps, seed=seed))
+            stack.callback(worlds[-1].close)
+        common_spaces(worlds, config.tasks)
+        return opened_run(worlds, build, warnings=warnings_of(worlds), close=stack.pop_all().close)
 
 
 def derive(config: MultitaskConfig) -> dict[str, str]:
@@ -217,7 +198,7 @@ ENTRY = RecipeSpec(
     summary="multi-task PPO: a shared trunk, a head per task, advantages standardised per task",
     paper="Caruana, Multitask Learning, 1997; Schulman et al., Proximal Policy Optimization Algorithms, 2017",
     config=MultitaskConfig,
-    open=checked_run(check, build),
+    open=open_run,
     derive=derive,
     parts=RecipeParts(
         source="Together(Live(Gymnasium), ...)",

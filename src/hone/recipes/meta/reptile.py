@@ -10,7 +10,6 @@ from dataclasses import replace
 from functools import partial
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from pydantic import Field
 
@@ -20,8 +19,7 @@ from hone.core.episodes import Episodes
 from hone.core.errors import DataError
 from hone.core.random import key
 from hone.credit.returns import discounted_returns, standardised
-from hone.envs.gym.make import describe_placement
-from hone.envs.gym.world import GymConfig, inspect_world, open_world
+from hone.envs.gym.world import GymConfig, GymWorld, open_world
 from hone.evaluate.control.returns import score_metrics
 from hone.models.control.actor_critic import ActorCritic
 from hone.models.control.checkpoint import load_policy, load_weights, save_policy
@@ -29,18 +27,22 @@ from hone.models.control.mlp import MlpConfig
 from hone.objectives.policy import reinforce_loss
 from hone.objectives.terms import LossTerms
 from hone.objectives.weights import token_mean
-from hone.train.config import RunConfig, RunSettings
-from hone.train.control.acting import DropFailedEpisodes, NetworkActor
-from hone.train.control.job import ControlEvaluationConfig, control_job
+from hone.train.config import RunSettings
+from hone.train.control.acting import NetworkActor
+from hone.train.control.job import ControlEvaluationConfig, open_gym_run
 from hone.train.control.meta_rl import Reptile
-from hone.train.control.on_policy import require_clipping
+from hone.train.control.on_policy import (
+    RolloutRunConfig,
+    actor_critic_loss,
+    derive_on_policy,
+    require_clipped_actions,
+    rollout_job,
+)
 from hone.train.control.rows import StepRows, step_rows
-from hone.train.control.spaces import network_spaces
-from hone.train.job import EvaluationRequest, EvaluationResult, RecipeParts, RecipeSpec, TrainingJob, checked_run
+from hone.train.control.spaces import world_spaces
+from hone.train.job import EvaluationRequest, EvaluationResult, OpenedRun, RecipeParts, RecipeSpec, TrainingJob
 from hone.train.learner.config import LearnerConfig, policy_phase
 from hone.train.learner.gradient import GradientLearner
-from hone.train.loop import Recipe, Source
-from hone.train.sources.live import LiveSource
 
 
 class ReptileAlgorithm(Config):
@@ -56,7 +58,7 @@ class ReptileAlgorithm(Config):
     """Weight of the entropy bonus; a deterministic initialisation cannot adapt."""
 
 
-class ReptileConfig(RunConfig):
+class ReptileConfig(RolloutRunConfig):
     """An initialisation for a family of tasks."""
 
     run: RunSettings = RunSettings(threads=1, log_every=50, checkpoint_every=500)
@@ -78,11 +80,8 @@ class ReptileConfig(RunConfig):
 def objective(policy: ActorCritic, rows: StepRows, *, entropy_weight: float) -> LossTerms:
     """-A log pi - entropy_weight * entropy."""
     now = policy.evaluate_actions(rows.seen, rows.chosen)
-    terms, entropy = reinforce_loss(now.logp, rows.advantage), now.entropy()
-    return LossTerms(
-        loss=torch.sub(terms.loss, entropy, alpha=entropy_weight),
-        compute_metrics=lambda: {**terms.metrics, "policy/entropy_nats": entropy.detach()},
-    )
+    actor = reinforce_loss(now.logp, rows.advantage)
+    return actor_critic_loss(actor, now, rows.target, value_weight=0.0, entropy_weight=entropy_weight)
 
 
 def credit(episodes: Episodes, values: Values, *, discount: float) -> Credits:
@@ -109,12 +108,9 @@ def task_family(config: ReptileConfig, *, trials: int) -> GymConfig:
     return config.env.model_copy(update={"kwargs": {**config.env.kwargs, "trials": trials}})
 
 
-def build(config: ReptileConfig) -> TrainingJob[ActorCritic]:
-    """Build the training job. Raises ConfigError and UserCodeError for an invalid environment."""
-    algorithm = config.algorithm
-    world = open_world(task_family(config, trials=algorithm.inner_steps), steps=config.rollout_steps, seed=config.seed)
-    space = network_spaces(world.envs.single_observation_space, world.envs.single_action_space)
-    require_clipping(config.env, space)
+def build(config: ReptileConfig, world: GymWorld) -> TrainingJob[ActorCritic]:
+    """Training job that acts in `world`."""
+    algorithm, space = config.algorithm, world_spaces(world)
     start = ActorCritic(space, config.network, seed=config.seed, critic=False)
     adapting = ActorCritic(space, config.network, seed=config.seed, critic=False)
     tasks = max(1, config.steps // algorithm.inner_steps)
@@ -124,16 +120,19 @@ def build(config: ReptileConfig) -> TrainingJob[ActorCritic]:
         inner_iterations=algorithm.inner_steps,
         outer_rate=lambda task: algorithm.outer_rate * max(0.0, 1.0 - task / tasks),
     )
-    source: Source[ActorCritic] = DropFailedEpisodes(LiveSource(world, NetworkActor(adapting.numpy_policy())), world)
-    recipe = Recipe(source=source, credit=partial(credit, discount=algorithm.discount), learner=learner)
-    job = control_job(recipe, env=None, evaluation=config.evaluation, seed=config.seed, world=world)
+    job = rollout_job(config, world, partial(credit, discount=algorithm.discount), learner)
     return replace(
         job,
         save_policy=lambda folder: save_policy(start, folder),
         load_policy=lambda folder: load_weights(start, folder),
         evaluate=partial(evaluate_adaptation, start, config),
-        evaluate_every=config.evaluation.every,
     )
+
+
+def open_run(config: ReptileConfig) -> OpenedRun:
+    """Open the environments, whose tasks stay for the inner loop. Raises as `open_gym_run`."""
+    env = task_family(config, trials=config.algorithm.inner_steps)
+    return open_gym_run(config, env, steps=config.rollout_steps, build=build, require=require_clipped_actions)
 
 
 def evaluate_saved(config: ReptileConfig, asked: EvaluationRequest) -> Metrics:
@@ -177,31 +176,20 @@ def rewards_by_task(start: ActorCritic, config: ReptileConfig) -> tuple[NDArray[
     return rewards[0], rewards[1]
 
 
-def check(config: ReptileConfig) -> list[str]:
-    """Warnings about the config; raises ConfigError for a run that cannot work."""
-    found, warnings = inspect_world(task_family(config, trials=config.algorithm.inner_steps), seed=config.seed)
-    require_clipping(config.env, network_spaces(*found))
-    return warnings
-
-
 def derive(config: ReptileConfig) -> dict[str, str]:
     """Figures that follow from the config, shown by `hone plan`."""
-    inner_steps, batch = config.algorithm.inner_steps, config.env.num_envs * config.rollout_steps
-    return {
-        "tasks": f"{config.steps} iterations / {inner_steps} = {config.steps // inner_steps}",
-        "environment steps per iteration": f"{config.env.num_envs} environments x {config.rollout_steps} = {batch}",
-        "environments": describe_placement(config.env),
-        "optimizer steps": f"{config.learner.optimizer_steps(config.steps)}",
-    }
+    inner_steps = config.algorithm.inner_steps
+    tasks = f"{config.steps} iterations / {inner_steps} = {config.steps // inner_steps}"
+    return {"tasks": tasks, **derive_on_policy(config)}
 
 
 ENTRY = RecipeSpec(
     summary="meta-learning: an initialisation that adapts to a new task in a few updates",
     paper="Nichol et al., On First-Order Meta-Learning Algorithms, 2018",
     config=ReptileConfig,
-    open=checked_run(check, build),
-    derive=derive,
     evaluate=evaluate_saved,
+    open=open_run,
+    derive=derive,
     parts=RecipeParts(
         source="Live(trials)", credit=(standardised, discounted_returns), loss=(reinforce_loss,), weights=(token_mean,)
     ),

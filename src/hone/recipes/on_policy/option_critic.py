@@ -98,7 +98,9 @@ def build(config: OptionCriticConfig, world: GymWorld, *, spaces: PolicySpaces) 
     ).to(config.run.device)
     phase = policy_phase(policy, partial(objective, algorithm=algorithm), config.learner)
     credit = partial(standardised_gae, discount=algorithm.discount, gae_lambda=algorithm.gae_lambda)
-    return rollout_job(config, world, credit, rollout_learner(config, policy, [phase], predict_values=predict_values))
+    return rollout_job(
+        config, world, credit, rollout_learner(config, config.learner, policy, [phase], predict_values=predict_values)
+    )
 
 
 def open_run(config: OptionCriticConfig) -> OpenedRun:

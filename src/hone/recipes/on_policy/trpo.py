@@ -81,7 +81,7 @@ def make_learner(config: TrpoConfig, policy: ActorCritic) -> TrustRegionLearner[
         surrogate=surrogate,
         parameters=FlatParameters(parameter for parameter in policy.parameters() if id(parameter) not in own),
         region=config.algorithm.region.region(),
-        critic=rollout_learner(config, policy, [critic]),
+        critic=rollout_learner(config, config.learner, policy, [critic]),
         predict_values=predict_values,
     )
 

@@ -186,7 +186,7 @@ def build(config: IntrinsicRewardRunConfig, world: GymWorld) -> TrainingJob[Curi
     if learnt:
         phases.append(optimizer_phase("novelty", novelty_objective, learnt, config.learner))
     layout = partial(intrinsic_reward_rows, device=config.run.device)
-    learner = rollout_learner(config, policy, phases, layout=layout, predict_values=predict_values)
+    learner = rollout_learner(config, config.learner, policy, phases, layout=layout, predict_values=predict_values)
     return rollout_job(config, world, IntrinsicRewardCredit(policy, config.algorithm), learner)
 
 

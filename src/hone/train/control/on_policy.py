@@ -189,7 +189,8 @@ def on_policy_job(config: OnPolicyRunConfig, world: GymWorld, method: OnPolicyMe
 
 
 def rollout_learner(
-    config: RolloutRunConfig,
+    config: RunConfig,
+    learning: LearnerConfig,
     policy: M,
     phases: Sequence[OptimizerPhase[M, Any]],
     *,
@@ -197,7 +198,6 @@ def rollout_learner(
     predict_values: Callable[[M, Episodes], Values] | None = None,
 ) -> GradientLearner[M, Any]:
     """Gradient learner of a policy that steps `phases` on each rollout; the layout is by single steps unless given."""
-    learning = config.learner
     return GradientLearner(
         policy=policy,
         layout=layout or partial(step_rows, device=config.run.device),
