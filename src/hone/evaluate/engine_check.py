@@ -26,6 +26,7 @@ from hone.models.language.config import ModelConfig
 from hone.models.language.decoder import Decoder
 from hone.models.language.init import new_model
 from hone.models.native import library as training
+from hone.models.native import perceptron
 from hone.models.native.products import uses_amx_tiles
 from hone.models.packing import pack_rows, row_targets
 
@@ -111,7 +112,11 @@ def _trainer_kernels() -> str:
     if loaded is None:
         return f"torch: {training.why_unavailable()}"
     by = "the processor's tiles" if uses_amx_tiles() else "torch"
-    return f"compiled, {loaded.isa}: for policies in float32 and bfloat16 on a CPU; products of float32 by {by}"
+    small = "compiled" if perceptron.available_functions() else "torch"
+    return (
+        f"compiled, {loaded.isa}: for policies in float32 and bfloat16 on a CPU; products of float32 by {by}; "
+        f"ReLU networks of control: {small}"
+    )
 
 
 def _runner() -> KernelReport:

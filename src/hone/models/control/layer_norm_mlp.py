@@ -6,6 +6,7 @@ network may follow quickly.
 """
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 from torch import Tensor
@@ -31,6 +32,8 @@ def layer_normed_array(x: Floats) -> Floats:
 
 class LayerNormMlp(Mlp):
     """An `Mlp` with layer normalisation and the same initial weights."""
+
+    has_kernels: ClassVar[bool] = False
 
     def activate(self, x: Tensor) -> Tensor:
         return super().activate(layer_normed(x))

@@ -9,7 +9,7 @@ the memory of the trained module, so that acting needs no copy of the weights.
 import math
 from dataclasses import dataclass, replace
 from itertools import pairwise
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -20,6 +20,7 @@ from torch.nn import functional as F
 
 from hone.core.config import Config
 from hone.core.random import generator
+from hone.models.native.perceptron import PerceptronKernels, supports_sizes
 
 Floats = NDArray[np.float32]
 
@@ -125,8 +126,12 @@ class PolicySpaces:
 class Mlp(nn.Module):
     """`inputs -> hidden... -> outputs`, orthogonal initial weights (Saxe et al., 2014), biases 0.
 
-    Hidden layers have gain sqrt(2), the last one `gain`: 0.01 gives a nearly uniform initial policy.
+    Hidden layers have gain sqrt(2), the last one `gain`: 0.01 gives a nearly uniform initial policy. ReLU networks
+    run in compiled kernels where the processor has AMX tiles.
     """
+
+    has_kernels: ClassVar[bool] = True
+    """Whether compiled kernels compute what this class does."""
 
     def __init__(
         self, inputs: int, outputs: int, config: MlpConfig, *, seed: int, stream: str, gain: float = 1.0
@@ -138,6 +143,8 @@ class Mlp(nn.Module):
         # Beside the modules, which are slow to look up: a small network's step is mostly overhead.
         self.layer_parameters = [(layer.weight, layer.bias) for layer in linear]
         """Weight `[out, in]` and bias `[out]` of each layer."""
+        fits = self.has_kernels and self.relu and supports_sizes([inputs, *config.hidden, outputs])
+        self.kernels = PerceptronKernels(self.layer_parameters) if fits else None
         with torch.no_grad():
             for number, layer in enumerate(linear):
                 scale = gain if number == len(config.hidden) else math.sqrt(2.0)
@@ -147,6 +154,8 @@ class Mlp(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """`[n, inputs]` -> `[n, outputs]`."""
+        if self.kernels is not None and self.kernels.supports(x):
+            return self.kernels(x)
         *hidden, (last, offset) = self.layer_parameters
         for weight, bias in hidden:
             x = self.activate(F.linear(x, weight, bias))
@@ -158,6 +167,8 @@ class Mlp(nn.Module):
 
     def forward_frozen(self, x: Tensor) -> Tensor:
         """`forward` with gradients with respect to `x` only."""
+        if self.kernels is not None and self.kernels.supports(x):
+            return self.kernels(x, frozen=True)
         *hidden, (last, offset) = self.layer_parameters
         for weight, bias in hidden:
             x = self.activate(F.linear(x, weight.detach(), bias.detach()))

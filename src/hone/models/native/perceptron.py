@@ -1,0 +1,189 @@
+"""Both passes of a small ReLU network by compiled kernels, on processors with AMX: a torch function with gradients.
+
+The C interface of perceptron/perceptron.h, and the networks that it serves. `Mlp` asks here first and runs in plain
+torch everywhere else. Numbers are rounded to 24 bits of the greatest one of their row and multiplied as three bytes
+each, which on networks is as exact as float32 (perceptron/digits.h). Whole recipes are 1.3 to 3.5 times as fast on such
+a processor (benchmarks/RESULTS.md).
+"""
+
+import ctypes
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from hone.core.errors import ResourceError
+from hone.native.build import AVX512, BuiltLibrary, InstructionSet, NativeSource, is_disabled, on_x86
+from hone.native.build import build as build_source
+from hone.native.open import LibraryFunctions, load_functions
+
+LIBRARY_LABEL: Final = "the compiled perceptron"
+FOLDER: Final = Path(__file__).parent / "perceptron"
+LAYERS: Final = range(3, 9)
+"""Number of weight matrices; with two, no product is large enough for a tile."""
+MAX_INPUTS: Final = 128
+MAX_OUTPUTS: Final = 32
+UNITS: Final = range(32, 1025)
+"""Units of a hidden layer."""
+MIN_ROWS: Final = 32
+"""With fewer rows, packing the weights costs more than the products."""
+
+_At, _Long = ctypes.c_void_p, ctypes.c_int64
+_MAX_LAYERS: Final = LAYERS.stop - 1
+_SIGNATURES: Final = {
+    "hone_runs": (ctypes.c_int32, []),
+    "hone_forward": (None, [_At, _Long, _At, _At, _At]),
+    "hone_backward": (None, [_At, _Long, _At, _At, _At, _At, ctypes.c_int32]),
+}
+
+
+def build(*, force: bool = False, checked: bool = False) -> BuiltLibrary:
+    """The library, as `hone.native.build.build` makes it."""
+    amx = InstructionSet(
+        name="amx", file="perceptron_amx.cpp", flags=(*AVX512, "-mamx-tile", "-mamx-bf16", "-mamx-int8")
+    )
+    plain = InstructionSet(name="plain", file="memory.cpp", flags=())
+    source = NativeSource(
+        name="perceptron",
+        description=LIBRARY_LABEL,
+        folder=FOLDER,
+        files=(),
+        instruction_sets=(plain, amx) if on_x86() else (plain,),
+    )
+    return build_source(source, force=force, checked=checked)
+
+
+def open_functions(path: Path) -> LibraryFunctions:
+    """Functions of the library at `path`; none on a processor without AMX. Raises ResourceError for a bad library."""
+    functions = load_functions(path, LIBRARY_LABEL, _SIGNATURES)
+    return functions if functions["hone_runs"]() else {}
+
+
+@cache
+def _loaded() -> LibraryFunctions:
+    try:
+        return open_functions(build().path)
+    except ResourceError:  # no compiler: torch does the same
+        return {}
+
+
+def available_functions() -> LibraryFunctions:
+    """Functions, built and loaded at the first call, which may take seconds; empty where the kernels cannot run."""
+    return {} if is_disabled() else _loaded()
+
+
+def supports_sizes(sizes: Sequence[int]) -> bool:
+    """Whether the kernels serve a ReLU network of these sizes: inputs, hidden layers, outputs."""
+    small_ends = sizes[0] <= MAX_INPUTS and sizes[-1] <= MAX_OUTPUTS
+    return small_ends and len(sizes) - 1 in LAYERS and all(size in UNITS for size in sizes[1:-1])
+
+
+class PerceptronKernels:
+    """Both passes of one network. Addresses of its parameters are looked up at each call, as they may have moved.
+
+    `layer_parameters`: weight `[out, in]` and bias `[out]` of each layer, of sizes that `supports_sizes`.
+    """
+
+    def __init__(self, layer_parameters: Sequence[tuple[Tensor, Tensor]]) -> None:
+        weights = [weight for weight, _ in layer_parameters]
+        self.parameters = [*weights, *(bias for _, bias in layer_parameters)]
+        """Weights, then biases."""
+        self.sizes = [weights[0].shape[1], *(weight.shape[0] for weight in weights)]
+        self._tape_units = sum(-(-size // 32) * 32 for size in self.sizes[1:-1])
+        self._counts = [parameter.numel() for parameter in self.parameters]
+        self._gradient_bytes = 4 * np.cumsum([0, *self._counts[:-1]])
+
+    def supports(self, x: Tensor) -> bool:
+        """Whether the kernels take rows `[n, in]` like these on this machine."""
+        dtype = self.parameters[0].dtype
+        fits = x.dim() == 2 and len(x) >= MIN_ROWS and x.dtype == dtype == torch.float32
+        return fits and x.is_cpu and self.parameters[0].is_cpu and bool(available_functions())
+
+    def __call__(self, x: Tensor, *, frozen: bool = False) -> Tensor:
+        """`[n, in]` -> `[n, out]`, with gradients for `x` and, unless `frozen`, for the parameters."""
+        if not torch.is_grad_enabled():
+            return self.forward(x.contiguous())
+        parameters = [parameter.detach() for parameter in self.parameters] if frozen else self.parameters
+        return _PerceptronFunction.apply(self, x.contiguous(), *parameters)  # pyright: ignore[reportReturnType] - untyped
+
+    def forward(self, x: Tensor, tape: Tensor | None = None) -> Tensor:
+        """`[n, in]` -> `[n, out]`, without a graph; writes the hidden outputs to `tape`."""
+        y = torch.empty(len(x), self.sizes[-1])
+        kept = 0 if tape is None else tape.data_ptr()
+        network = self._network()
+        _loaded()["hone_forward"](network.ctypes.data, len(x), x.data_ptr(), kept, y.data_ptr())
+        return y
+
+    def new_tape(self, rows: int) -> Tensor:
+        """Memory for the outputs of the hidden layers: panels of 32 rows, `[panels, units, 32]` flattened."""
+        return torch.empty(-(-rows // 32) * 32 * self._tape_units)
+
+    def backward(
+        self, x: Tensor, tape: Tensor, slope: Tensor, *, weights: bool, inputs: bool
+    ) -> tuple[Tensor | None, list[Tensor]]:
+        """Derivatives of a loss by `x` `[n, in]`, if `inputs`, and by the parameters, if `weights`, from `slope`
+        `[n, out]`, its derivative by the outputs."""
+        by_inputs = torch.empty_like(x) if inputs else None
+        gradient = torch.zeros(sum(self._counts) if weights else 0)
+        network = self._network(gradient if weights else None)
+        _loaded()["hone_backward"](
+            network.ctypes.data,
+            len(x),
+            x.data_ptr(),
+            tape.data_ptr(),
+            slope.data_ptr(),
+            0 if by_inputs is None else by_inputs.data_ptr(),
+            weights,
+        )
+        if not weights:
+            return by_inputs, []
+        parts = gradient.split(self._counts)
+        return by_inputs, [part.view_as(owner) for part, owner in zip(parts, self.parameters, strict=True)]
+
+    def _network(self, gradient: Tensor | None = None) -> np.ndarray:
+        """The C struct: layers, sizes, then addresses of weights, biases, and of their gradients in `gradient`."""
+        layers = len(self.sizes) - 1
+        struct = np.zeros(2 + 5 * _MAX_LAYERS, np.int64)
+        struct[0], struct[1 : 1 + len(self.sizes)] = layers, self.sizes
+        addresses = struct[2 + _MAX_LAYERS :].reshape(2, 2, _MAX_LAYERS)[:, :, :layers]
+        addresses[0] = np.array([parameter.data_ptr() for parameter in self.parameters]).reshape(2, layers)
+        if gradient is not None:
+            addresses[1] = (gradient.data_ptr() + self._gradient_bytes).reshape(2, layers)
+        return struct
+
+
+class _PerceptronFunction(torch.autograd.Function):
+    """h_k = relu(h_{k-1} W_k' + b_k); dz_{k-1} = (dz_k W_k) [h_{k-1} > 0], dW_k = dz_k' h_{k-1}, db_k = sum of dz_k."""
+
+    @staticmethod
+    def forward(ctx: Any, kernels: PerceptronKernels, x: Tensor, *parameters: Tensor) -> Tensor:  # noqa: ANN401 - torch's own
+        tape = kernels.new_tape(len(x)) if any(ctx.needs_input_grad) else None
+        ctx.kernels, ctx.tape = kernels, tape
+        ctx.save_for_backward(x, *parameters)
+        return kernels.forward(x, tape)
+
+    @staticmethod
+    def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401 - torch's own
+        x, *parameters = ctx.saved_tensors
+        _, inputs, *wanted = ctx.needs_input_grad
+        if torch.is_grad_enabled():  # a gradient of the gradient is asked for, which torch alone computes
+            asked = [part for part, wants in zip((x, *parameters), (inputs, *wanted), strict=True) if wants]
+            found = iter(torch.autograd.grad(_in_torch(x, parameters), asked, slopes, create_graph=True))
+            return None, *(next(found) if wants else None for wants in (inputs, *wanted))
+        by_inputs, by_parameters = ctx.kernels.backward(
+            x, ctx.tape, slopes[0].contiguous(), weights=any(wanted), inputs=inputs
+        )
+        return None, by_inputs, *(by_parameters or (None,) * len(wanted))
+
+
+def _in_torch(x: Tensor, parameters: Sequence[Tensor]) -> Tensor:
+    """The forward pass in plain torch; `parameters`: weights, then biases."""
+    layers = len(parameters) // 2
+    for number, (weight, bias) in enumerate(zip(parameters[:layers], parameters[layers:], strict=True)):
+        x = F.linear(torch.relu(x) if number else x, weight, bias)
+    return x

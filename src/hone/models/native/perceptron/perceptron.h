@@ -1,0 +1,48 @@
+// A perceptron's two passes: what the caller hands over, and how its memory is laid out.
+//
+// Rows (decisions of a batch) are taken 32 at a time, a panel: [features][32 rows], features padded to a multiple of 32
+// by zeros. A tape is the panels of all hidden layers, one block of rows after the other.
+#pragma once
+#include <cstddef>
+
+#include "basics.h"
+
+namespace hone {
+
+constexpr int MOST_LAYERS = 8;   // of weights
+constexpr int MOST_INPUTS = 128, MOST_OUTPUTS = 32;
+
+struct Perceptron {
+  int64_t layers;                        // of weights: hidden layers and one
+  int64_t sizes[MOST_LAYERS + 1];        // inputs, hidden ..., outputs
+  const float* weight[MOST_LAYERS];      // [out, in]
+  const float* bias[MOST_LAYERS];        // [out]
+  float* d_weight[MOST_LAYERS];
+  float* d_bias[MOST_LAYERS];
+};
+
+struct Forward {
+  int64_t rows;
+  const float* x;  // [rows, inputs]
+  float* tape;     // or null: nobody goes back
+  float* y;        // [rows, outputs]
+};
+
+struct Backward {
+  int64_t rows;
+  const float* x;
+  const float* tape;
+  const float* slope;  // [rows, outputs], the derivative by y
+  float* d_x;          // [rows, inputs], or null
+  bool weights;        // whether their gradients are added to
+};
+
+#ifdef HONE_HAS_AMX
+void forward_amx(const Perceptron& net, const Forward& a);
+void backward_amx(const Perceptron& net, const Backward& a);
+#endif
+
+// Memory that is kept for the next call, of at least `floats`.
+float* room(int place, size_t floats);
+
+}  // namespace hone

@@ -1,0 +1,302 @@
+"""The compiled perceptron: both passes agree with torch in float64, to the rounding of float32 and no worse."""
+
+import copy
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from hone.core.random import generator
+from hone.models.control.layer_norm_mlp import LayerNormMlp
+from hone.models.control.mlp import Mlp, MlpConfig
+from hone.models.native import perceptron
+from hone.native.build import SWITCH, find_compiler
+from hone.train.learner.flat_parameters import FlatParameters
+
+needs_tiles = pytest.mark.skipif(
+    not perceptron.available_functions(), reason="takes a processor with AMX, and a compiler"
+)
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
+@dataclass(frozen=True, kw_only=True)
+class BothPasses:
+    """Outputs of a forward and a backward pass."""
+
+    out: Tensor
+    by_inputs: Tensor
+    by_parameters: Tensor
+    """All parameters in one."""
+
+    def parts(self) -> tuple[Tensor, Tensor, Tensor]:
+        return self.out, self.by_inputs, self.by_parameters
+
+
+def draw(seed: int, *shape: int) -> Tensor:
+    return torch.from_numpy(generator(seed, "perceptron", len(shape)).standard_normal(shape, "float32"))
+
+
+def new_network(sizes: list[int], seed: int = 0) -> Mlp:
+    network = Mlp(sizes[0], sizes[-1], MlpConfig(hidden=sizes[1:-1], activation="relu"), seed=seed, stream="x")
+    with torch.no_grad():
+        for number, parameter in enumerate(network.parameters()):
+            parameter.add_(0.05 * draw(seed + number, *parameter.shape))  # biases, too
+    return network
+
+
+def both_passes(network: Mlp, x: Tensor, slope: Tensor) -> BothPasses:
+    x = x.clone().requires_grad_()
+    out = network(x)
+    by_inputs, *rest = torch.autograd.grad(out, [x, *network.parameters()], slope)
+    return BothPasses(out=out.detach(), by_inputs=by_inputs, by_parameters=torch.cat([part.flatten() for part in rest]))
+
+
+def in_float64(network: Mlp, x: Tensor, slope: Tensor) -> BothPasses:
+    return both_passes(copy.deepcopy(network).double(), x.double(), slope.double())
+
+
+def relative_error(result: Tensor, true: Tensor) -> float:
+    """Relative error, in the root mean square."""
+    return float((result.double() - true).norm() / true.norm().clamp(min=1e-30))
+
+
+def check(sizes: list[int], rows: int, seed: int = 0) -> None:
+    network = new_network(sizes, seed)
+    x, slope = draw(seed + 1, rows, sizes[0]), draw(seed + 2, rows, sizes[-1])
+    assert network.kernels is not None
+    assert network.kernels.supports(x)
+    ours, true = both_passes(network, x, slope), in_float64(network, x, slope)
+    assert max(relative_error(one, real) for one, real in zip(ours.parts(), true.parts(), strict=True)) < 2e-6
+
+
+@needs_tiles
+@settings(max_examples=25, deadline=None)
+@given(
+    st.lists(st.integers(32, 100), min_size=2, max_size=4),
+    st.integers(1, 40),
+    st.integers(1, 5),
+    st.integers(32, 300),
+    st.integers(0, 99),
+)
+def test_any_shape(hidden: list[int], inputs: int, outputs: int, rows: int, seed: int) -> None:
+    check([inputs, *hidden, outputs], rows, seed)
+
+
+@needs_tiles
+@pytest.mark.parametrize("sizes", [[4, 256, 256, 1], [4, 256, 256, 2], [4, 400, 300, 1]])
+@pytest.mark.parametrize("rows", [256, 1000])
+def test_about_as_exact_as_torch(sizes: list[int], rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    network = new_network(sizes)
+    x, slope = draw(1, rows, sizes[0]), draw(2, rows, sizes[-1])
+    true, ours = in_float64(network, x, slope), both_passes(network, x, slope)
+    monkeypatch.setenv(SWITCH, "0")
+    theirs = both_passes(network, x, slope)
+    for one, other, real in zip(ours.parts(), theirs.parts(), true.parts(), strict=True):
+        assert relative_error(one, real) <= 1.25 * relative_error(other, real)
+
+
+@needs_tiles
+def test_an_output_depends_on_its_own_row_and_not_on_the_graph() -> None:
+    network = new_network([3, 64, 96, 1])
+    x = draw(1, 200, 3)
+    with_graph = network(x).detach()
+    with torch.no_grad():
+        assert torch.equal(network(x), with_graph)
+        assert torch.equal(network(x[37:101]), with_graph[37:101])
+
+
+@needs_tiles
+def test_a_frozen_network_gives_the_same_gradient_of_its_inputs_and_none_of_its_weights() -> None:
+    network = new_network([3, 64, 64, 1])
+    slope, x = draw(2, 64, 1), draw(1, 64, 3).requires_grad_()
+    whole = both_passes(network, x.detach(), slope)
+    out = network.forward_frozen(x)
+    out.backward(slope)
+    assert torch.equal(out, whole.out)
+    assert x.grad is not None
+    assert torch.equal(x.grad, whole.by_inputs)
+    assert all(parameter.grad is None for parameter in network.parameters())
+
+
+@needs_tiles
+def test_gradients_accumulate_where_a_network_is_asked_twice() -> None:
+    network = new_network([3, 64, 64, 1])
+    flat = FlatParameters(network.parameters())
+    x, slope = draw(1, 64, 3), draw(2, 64, 1)
+    once = both_passes(network, x, slope).by_parameters
+    for _ in range(2):
+        network(x).backward(slope)
+    torch.testing.assert_close(flat.gradient, 2 * once, rtol=1e-5, atol=1e-6)
+
+
+@needs_tiles
+def test_a_gradient_of_a_gradient_agrees_with_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A gradient penalty: torch computes it, from what the kernels kept."""
+    network = new_network([3, 64, 64, 1])
+
+    def penalty_gradient() -> Tensor:
+        x = draw(1, 64, 3).requires_grad_()
+        (slope,) = torch.autograd.grad(network(x).sum(), x, create_graph=True)
+        parts = torch.autograd.grad(slope.square().sum(), list(network.parameters()), allow_unused=True)
+        return torch.cat([part.flatten() for part in parts if part is not None])
+
+    ours = penalty_gradient()
+    monkeypatch.setenv(SWITCH, "0")
+    assert relative_error(ours, penalty_gradient().double()) < 1e-5
+
+
+@needs_tiles
+def test_a_weight_that_changes_before_the_backward_pass_is_an_error() -> None:
+    network = new_network([3, 64, 64, 1])
+    out = network(draw(1, 64, 3))
+    with torch.no_grad():
+        network.layer_parameters[1][0].mul_(2.0)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        out.sum().backward()
+
+
+@needs_tiles
+@pytest.mark.parametrize("bad", [torch.nan, torch.inf])
+def test_an_input_that_is_not_finite_shows(bad: float) -> None:
+    """The outputs of its row are not finite either: the learner stops at them."""
+    network = new_network([3, 64, 64, 1])
+    x = draw(1, 64, 3)
+    x[5, 1] = bad
+    result = both_passes(network, x, torch.ones(64, 1))
+    assert not result.out[5].isfinite().any()
+    assert result.out[6:].isfinite().all()
+    assert not result.by_parameters.isfinite().all()
+
+
+@needs_tiles
+@pytest.mark.parametrize("outputs", [1, 2])
+def test_rows_of_very_different_sizes_keep_their_precision(outputs: int) -> None:
+    """Numbers become bytes by the size of their own row: rows of 1e-9 and of 1e9 side by side."""
+    network = new_network([4, 256, 256, outputs])
+    with torch.no_grad():
+        for _, bias in network.layer_parameters:
+            bias.zero_()  # outputs are then of the size of their inputs
+    size = torch.logspace(-9, 9, 96)[:, None]
+    x, slope = size * draw(1, 96, 4), draw(2, 96, outputs) / size
+    ours, true = both_passes(network, x, slope), in_float64(network, x, slope)
+    for one, real in ((ours.out, true.out), (ours.by_inputs, true.by_inputs)):
+        wrong = (one.double() - real).norm(dim=1) / real.norm(dim=1)
+        assert float(wrong.median()) < 1e-6
+        assert float(wrong.max()) < 1e-3  # of sums that come to nearly 0
+
+
+@needs_tiles
+def test_inactive_units_and_zero_weights_are_exact() -> None:
+    network = new_network([3, 64, 64, 1])
+    with torch.no_grad():
+        network.layer_parameters[1][1].fill_(-1e4)  # no unit of the last hidden layer is ever positive
+    result = both_passes(network, draw(1, 70, 3), torch.ones(70, 1))
+    bias = network.layer_parameters[2][1]
+    assert torch.equal(result.out, bias.detach().expand(70, 1))
+    assert torch.equal(result.by_inputs, torch.zeros(70, 3))
+    weights = [weight for weight, _ in network.layer_parameters]
+    assert not any(part.any() for part in torch.autograd.grad(network(draw(1, 70, 3)).sum(), weights))
+    with torch.no_grad():
+        for parameter in network.parameters():
+            parameter.zero_()
+    assert not both_passes(network, draw(1, 70, 3), torch.zeros(70, 1)).out.any()
+
+
+@needs_tiles
+@pytest.mark.parametrize("layer", [0, 1, 2])
+def test_a_weight_that_is_not_finite_shows(layer: int) -> None:
+    network = new_network([3, 64, 64, 1])
+    with torch.no_grad():
+        network.layer_parameters[layer][0][:, :] = torch.nan
+    assert not both_passes(network, draw(1, 64, 3), torch.ones(64, 1)).out.isfinite().any()
+
+
+@needs_tiles
+def test_a_copy_has_its_own_weights_and_moved_weights_are_found() -> None:
+    network = new_network([3, 64, 64, 1])
+    x = draw(1, 64, 3)
+    with torch.no_grad():
+        before = network(x)
+        other = copy.deepcopy(network)
+        for parameter in other.parameters():
+            parameter.mul_(2.0)
+        assert torch.equal(network(x), before)
+        assert not torch.equal(other(x), before)
+        FlatParameters(network.parameters())
+        assert torch.equal(network(x), before)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "activation", "rows"),
+    [
+        ([3, 64, 64, 1], "tanh", 64),
+        ([3, 64, 64, 1], "relu", 8),
+        ([3, 16, 64, 1], "relu", 64),
+        ([3, 64, 1], "relu", 64),
+        ([200, 64, 64, 1], "relu", 64),
+        ([3, 64, 64, 33], "relu", 64),
+    ],
+)
+def test_torch_takes_the_rest(sizes: list[int], activation: str, rows: int) -> None:
+    config = MlpConfig.model_validate({"hidden": sizes[1:-1], "activation": activation})
+    network = Mlp(sizes[0], sizes[-1], config, seed=0, stream="x")
+    x = draw(1, rows, sizes[0])
+    assert network.kernels is None or not network.kernels.supports(x)
+    assert network(x).shape == (rows, sizes[-1])
+
+
+def test_layer_normalisation_and_other_precisions_stay_in_torch() -> None:
+    config = MlpConfig(hidden=[64, 64], activation="relu")
+    assert LayerNormMlp(3, 1, config, seed=0, stream="x").kernels is None
+    network = Mlp(3, 1, config, seed=0, stream="x").double()
+    assert network.kernels is not None
+    assert not network.kernels.supports(draw(1, 64, 3).double())
+
+
+@needs_tiles
+def test_it_can_be_switched_off(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels = new_network([3, 64, 64, 1]).kernels
+    assert kernels is not None
+    assert kernels.supports(draw(1, 64, 3))
+    monkeypatch.setenv(SWITCH, "0")
+    assert not kernels.supports(draw(1, 64, 3))
+
+
+@needs_tiles
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="the sanitizers are preloaded by ld.so")
+def test_sanitizers_find_nothing() -> None:
+    """The same passes in a build with bounds checks, in a process of its own."""
+    compiler = find_compiler()
+    assert compiler is not None
+    said = subprocess.run([compiler, "-print-file-name=libasan.so"], capture_output=True, text=True, check=True)
+    sanitizer = said.stdout.strip()
+    if not Path(sanitizer).is_absolute():
+        pytest.skip("no address sanitizer beside the compiler")
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(Path(perceptron.__file__).resolve().parents[3]),
+        "LD_PRELOAD": str(Path(sanitizer).resolve()),
+        "ASAN_OPTIONS": "detect_leaks=0",
+    }
+    driver = Path(__file__).with_name("models_perceptron_checked.py")
+    answer = subprocess.run(
+        [sys.executable, str(driver)], env=environment, capture_output=True, text=True, timeout=280, check=False
+    )
+    assert answer.returncode == 0, answer.stderr[-3000:]
+    assert answer.stdout.split()[-1] == "ok"
