@@ -177,8 +177,8 @@ def offline(seed: int, *, quick: bool) -> tuple[float, float, float]:
         mean = mixed_log(path, seed, 4000 if quick else 30_000)
         common = {"recipe": "x", "name": "bench", "seed": seed, "log": str(path)}
         steps = 500 if quick else 6000
-        conservative = run(cql.build(cql.CqlConfig.model_validate(common | {"steps": steps})), steps)
-        cloning = run(bc.build(bc.BcConfig.model_validate(common | {"steps": steps // 3})), steps // 3)
+        conservative = run(cql.ENTRY.build(cql.CqlConfig.model_validate(common | {"steps": steps})), steps)
+        cloning = run(bc.ENTRY.build(bc.BcConfig.model_validate(common | {"steps": steps // 3})), steps // 3)
     return score(conservative, CARTPOLE, seed), score(cloning, CARTPOLE, seed), mean
 
 

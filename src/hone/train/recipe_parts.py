@@ -14,6 +14,8 @@ from hone.train.job import RecipeParts
 
 _HELPERS = (
     "hone.recipes.",
+    "hone.train.control.deterministic",
+    "hone.train.control.offline",
     "hone.train.control.on_policy",
     "hone.train.text.loss_adapters",
     "hone.train.text.reference_policies",
@@ -72,6 +74,8 @@ def _named(code: CodeType, names: Mapping[str, Any]) -> Iterator[Callable[..., A
             value = next(iter(value.values()))
         if isinstance(value, partial):
             value = value.func
+        if isinstance(value, FunctionType):
+            value = inspect.unwrap(value)  # under `torch.no_grad()`
         if isinstance(value, CodeType):
             yield from _named(value, names)
         elif isinstance(value, FunctionType) and value.__module__.startswith(_HELPERS):

@@ -66,7 +66,7 @@ def make_sac(folder: Path, steps: int) -> TrainingJob[Any]:
 
 
 def make_cql(folder: Path, steps: int) -> TrainingJob[Any]:
-    return cql.build(
+    return cql.ENTRY.build(
         cql.CqlConfig(
             recipe="cql", name="x", seed=3, steps=steps, log=write_short_log(folder, "CartPole-v1"), env=CARTPOLE,
             network=SMALL, batch=32, evaluation=JUDGE,
@@ -75,7 +75,7 @@ def make_cql(folder: Path, steps: int) -> TrainingJob[Any]:
 
 
 def make_cql_box(folder: Path, steps: int) -> TrainingJob[Any]:
-    return cql.build(
+    return cql.ENTRY.build(
         cql.CqlConfig(
             recipe="cql", name="x", seed=3, steps=steps, log=write_short_log(folder, "Pendulum-v1"),
             env=GymConfig(id="Pendulum-v1"), network=SMALL, batch=32, evaluation=JUDGE,
@@ -85,7 +85,7 @@ def make_cql_box(folder: Path, steps: int) -> TrainingJob[Any]:
 
 
 def make_bc(folder: Path, steps: int) -> TrainingJob[Any]:
-    return bc.build(
+    return bc.ENTRY.build(
         bc.BcConfig(
             recipe="bc",
             name="x",

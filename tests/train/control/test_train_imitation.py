@@ -239,7 +239,7 @@ def test_regret_is_linear_where_clonings_is_quadratic(experts: str, tmp_path: Pa
         action_space=world.envs.single_action_space,
     )
     write_log(tmp_path / "log.parquet", log)
-    cloned = bc.build(
+    cloned = bc.ENTRY.build(
         bc.BcConfig.model_validate(
             {
                 **common, "recipe": "bc", "seed": SEED, "steps": 240, "log": str(tmp_path / "log.parquet"),

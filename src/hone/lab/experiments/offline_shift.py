@@ -15,10 +15,10 @@ from hone.lab.control import train_recipe
 from hone.lab.finding import Experiment, ExperimentResult, at_least, at_most, line_plot
 from hone.lab.puzzles import Floats
 from hone.models.control.mlp import MlpConfig
-from hone.recipes.offline.cql import CqlAlgorithm, CqlConfig, build_discrete
+from hone.recipes.offline.cql import CqlAlgorithm, CqlConfig, discrete_method
 from hone.report.html import format_number
 from hone.tabular.tables import FixedPolicyActor
-from hone.train.control.spaces import log_spaces
+from hone.train.control.offline import offline_job
 from hone.train.learner.config import ReplayLearnerConfig
 from hone.train.tabular.job import StationaryActor
 
@@ -54,10 +54,9 @@ def train_offline(log: DecisionLog, mdp: FiniteMdp, conservatism: float, *, seed
         learner=ReplayLearnerConfig(lr=4e-3, updates_per_iteration=UPDATES, max_grad_norm=None), batch=128,
         algorithm=CqlAlgorithm(discount=DISCOUNT, conservatism=conservatism),
     )  # fmt: skip
-    spaces_ = log_spaces(log)
-    job = build_discrete(config, log, spaces_)
+    job = offline_job(config, log, method=discrete_method)
     policy = job.recipe.learner.policy
-    every = torch.from_numpy(spaces_.inputs.array(np.arange(STATES)))
+    every = torch.from_numpy(policy.spaces.inputs.array(np.arange(STATES)))
     tried = mdp_from_log(log.episodes, states=STATES, actions=ACTIONS, discount=DISCOUNT).available
     result = {name: np.empty(turns) for name in KEYS}
 

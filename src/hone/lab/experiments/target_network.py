@@ -17,10 +17,10 @@ from hone.lab.control import train_recipe
 from hone.lab.finding import Experiment, ExperimentResult, at_least, line_plot
 from hone.lab.puzzles import Floats
 from hone.models.control.mlp import MlpConfig
-from hone.recipes.offline.cql import CqlAlgorithm, CqlConfig, build_discrete
+from hone.recipes.offline.cql import CqlAlgorithm, CqlConfig, discrete_method
 from hone.report.html import format_number
 from hone.tabular.tables import FixedPolicyActor
-from hone.train.control.spaces import log_spaces
+from hone.train.control.offline import offline_job
 from hone.train.learner.config import ReplayLearnerConfig
 from hone.train.tabular.job import StationaryActor
 
@@ -60,10 +60,9 @@ def train_network(share: float, *, rate: float, seed: int, world: int, turns: in
         learner=ReplayLearnerConfig(lr=rate, updates_per_iteration=UPDATES, max_grad_norm=None), batch=64,
         algorithm=CqlAlgorithm(discount=DISCOUNT, conservatism=0.0, tau=share),
     )  # fmt: skip
-    spaces_ = log_spaces(log)
-    job = build_discrete(config, log, spaces_)
+    job = offline_job(config, log, method=discrete_method)
     policy = job.recipe.learner.policy
-    every = torch.from_numpy(spaces_.inputs.array(looks.astype(np.float32)))
+    every = torch.from_numpy(policy.spaces.inputs.array(looks.astype(np.float32)))
     off, result = np.empty(turns), np.empty(turns)
 
     def watch(step: int, episodes: Episodes) -> None:

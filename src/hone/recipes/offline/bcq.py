@@ -12,9 +12,6 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from hone.core.config import Config
-from hone.credit.returns import one_step_target
-from hone.envs.logs.parquet import DecisionLog
 from hone.models.control.mlp import DiscreteActions, PolicySpaces
 from hone.models.control.offline import BcqPolicy, DiscreteBcqPolicy, first_q_value, twin_q_values
 from hone.objectives.constraint import bcq_admissible_actions, bcq_target, bcq_vae_loss
@@ -23,28 +20,19 @@ from hone.objectives.soft import twin_critic_loss
 from hone.objectives.td import ddpg_actor_loss, double_target
 from hone.objectives.terms import LossTerms, add_terms
 from hone.objectives.value import huber
-from hone.objectives.weights import token_mean
 from hone.train.control.offline import (
     LoggedRows,
     OfflineMethod,
     OfflineRunConfig,
-    check_offline,
-    derive_offline,
-    offline_job,
-    offline_phase,
-    open_log,
+    logged_method,
+    offline_recipe,
 )
-from hone.train.control.phases import target_update
-from hone.train.job import RecipeParts, RecipeSpec, TrainingJob, checked_run
+from hone.train.control.phases import TdAlgorithm, optimizer_phase, target_update
 
 
-class BcqAlgorithm(Config):
+class BcqAlgorithm(TdAlgorithm):
     """The numbers of the papers."""
 
-    discount: float = Field(default=0.99, ge=0, le=1)
-    """Discount factor (gamma)."""
-    tau: float = Field(default=0.005, gt=0, le=1)
-    """Polyak coefficient of the target network per update: target += tau * (weights - target)."""
     threshold: float = Field(default=0.3, ge=0, le=1)
     """Finite actions: least probability of an action under the log, as a share of the most likely action's."""
     reach: float = Field(default=0.05, ge=0, le=2)
@@ -85,18 +73,15 @@ def value_of_chosen(table: Tensor, chosen: Tensor) -> Tensor:
     return table.gather(1, chosen[:, None]).squeeze(1)
 
 
-def build_discrete(config: BcqConfig, log: DecisionLog, spaces: PolicySpaces) -> TrainingJob[DiscreteBcqPolicy]:
-    """Training job for finite actions: double Q-learning over the actions that the log's model finds likely."""
+def discrete_method(config: BcqConfig, spaces: PolicySpaces) -> OfflineMethod[DiscreteBcqPolicy]:
+    """Double Q-learning over the actions that the behaviour model finds likely."""
     algorithm = config.algorithm
     policy = DiscreteBcqPolicy(spaces, config.network, seed=config.seed, threshold=algorithm.threshold)
     policy = policy.to(config.run.device)
     numbers = [*policy.values.parameters(), *policy.behaviour.parameters()]
-    wiring = OfflineMethod(
-        phases=[offline_phase("values", discrete_objective, numbers, config.learner)],
-        discount=algorithm.discount,
-        after_step=target_update([(policy.target, policy.values)], tau=algorithm.tau),
-    )
-    return offline_job(config, log, policy, wiring)
+    follow = target_update([(policy.target, policy.values)], tau=algorithm.tau)
+    phases = [optimizer_phase("values", discrete_objective, numbers, config.learner, after_step=follow)]
+    return logged_method(config, policy, phases, discount=algorithm.discount)
 
 
 # ---------------------------------------------------------------------------------------------- boxes
@@ -132,54 +117,34 @@ def perturbation_objective(policy: BcqPolicy, rows: LoggedRows) -> LossTerms:
     return ddpg_actor_loss(first_q_value(policy.critics, rows.seen, action))
 
 
-def build_continuous(config: BcqConfig, log: DecisionLog, spaces: PolicySpaces) -> TrainingJob[BcqPolicy]:
-    """Training job for a box of actions: generator, perturbation and twin critics."""
-    algorithm = config.algorithm
+def continuous_method(config: BcqConfig, spaces: PolicySpaces) -> OfflineMethod[BcqPolicy]:
+    """Generator, twin critics and perturbation network, over a box of actions."""
+    algorithm, learning = config.algorithm, config.learner
     policy = BcqPolicy(
         spaces, config.network, seed=config.seed, max_perturbation=algorithm.reach, samples=algorithm.samples
     ).to(config.run.device)
     critic = partial(critic_objective, pessimism=algorithm.pessimism)
-    wiring = OfflineMethod(
-        phases=[
-            offline_phase("generator", generator_objective, [*policy.generator.parameters()], config.learner),
-            offline_phase("critic", critic, [*policy.critics.parameters()], config.learner),
-            offline_phase("perturbation", perturbation_objective, [*policy.perturbation.parameters()], config.learner),
-        ],
-        noise_size=(2 + algorithm.proposals) * policy.latent_size,
-        discount=algorithm.discount,
-        after_step=target_update(
-            [(policy.targets, policy.critics), (policy.slow, policy.perturbation)],
-            tau=algorithm.tau,
-        ),
-    )
-    return offline_job(config, log, policy, wiring)
+    moved = policy.perturbation.parameters()
+    follow = target_update([(policy.targets, policy.critics), (policy.slow, policy.perturbation)], tau=algorithm.tau)
+    phases = [
+        optimizer_phase("generator", generator_objective, policy.generator.parameters(), learning),
+        optimizer_phase("critic", critic, policy.critics.parameters(), learning),
+        optimizer_phase("perturbation", perturbation_objective, moved, learning, after_step=follow),
+    ]
+    noise_size = (2 + algorithm.proposals) * policy.latent_size
+    return logged_method(config, policy, phases, discount=algorithm.discount, noise_size=noise_size)
 
 
-def build(config: BcqConfig) -> TrainingJob[DiscreteBcqPolicy] | TrainingJob[BcqPolicy]:
-    """Build the training job. Raises DataError for an invalid log, ConfigError for a box of actions without bounds."""
-    log, spaces = open_log(config)
-    return (build_discrete if isinstance(spaces.actions, DiscreteActions) else build_continuous)(config, log, spaces)
+def method(config: BcqConfig, spaces: PolicySpaces) -> OfflineMethod[DiscreteBcqPolicy] | OfflineMethod[BcqPolicy]:
+    """Networks and losses of the recipe for the actions of the log."""
+    discrete = isinstance(spaces.actions, DiscreteActions)
+    return discrete_method(config, spaces) if discrete else continuous_method(config, spaces)
 
 
-ENTRY = RecipeSpec(
+ENTRY = offline_recipe(
     summary="offline control: the best of the actions that the log would have taken",
     paper="Fujimoto et al., Off-Policy Deep Reinforcement Learning without Exploration, 2019",
     config=BcqConfig,
-    open=checked_run(check_offline, build),
-    derive=derive_offline,
-    parts=RecipeParts(
-        source="Logged(log)",
-        credit=(one_step_target,),
-        loss=(
-            huber,
-            double_target,
-            bcq_admissible_actions,
-            behaviour_cloning,
-            twin_critic_loss,
-            bcq_target,
-            bcq_vae_loss,
-        ),
-        weights=(token_mean,),
-    ),
+    method=method,
     limitation="no better than the behaviour model, which decides the actions that the constraint admits.",
 )

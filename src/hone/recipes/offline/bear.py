@@ -11,8 +11,7 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from hone.core.config import Config
-from hone.credit.returns import one_step_target
+from hone.models.control.mlp import PolicySpaces
 from hone.models.control.offline import BearPolicy, twin_q_values
 from hone.objectives.constraint import (
     bcq_target,
@@ -25,30 +24,21 @@ from hone.objectives.constraint import (
 )
 from hone.objectives.soft import twin_critic_loss
 from hone.objectives.terms import LossTerms, add_terms
-from hone.objectives.weights import token_mean
 from hone.train.control.offline import (
     LoggedRows,
     OfflineMethod,
     OfflineRunConfig,
-    check_offline,
-    derive_offline,
-    offline_job,
-    offline_phase,
-    open_log,
+    logged_method,
+    offline_recipe,
 )
-from hone.train.control.phases import target_update
-from hone.train.job import RecipeParts, RecipeSpec, TrainingJob, checked_run
+from hone.train.control.phases import TdAlgorithm, optimizer_phase, target_update
 
 KERNELS = {"laplacian": laplacian, "gaussian": gaussian}
 
 
-class BearAlgorithm(Config):
+class BearAlgorithm(TdAlgorithm):
     """The numbers of the paper."""
 
-    discount: float = Field(default=0.99, ge=0, le=1)
-    """Discount factor (gamma)."""
-    tau: float = Field(default=0.005, gt=0, le=1)
-    """Polyak coefficient of the target networks per update."""
     threshold: float = Field(default=0.05, gt=0)
     """Maximum mean discrepancy to the log at which the multiplier stays constant."""
     kernel: str = Field(default="laplacian", pattern="^(laplacian|gaussian)$")
@@ -112,38 +102,28 @@ def actor_objective(policy: BearPolicy, rows: LoggedRows, *, algorithm: BearAlgo
     return add_terms(bear_actor_loss(worth, distance, policy.log_multiplier), price)
 
 
-def build(config: BearConfig) -> TrainingJob[BearPolicy]:
-    """Build the training job. Raises DataError for an invalid log, ConfigError for actions other than a bounded box."""
-    log, spaces = open_log(config)
-    algorithm = config.algorithm
+def method(config: BearConfig, spaces: PolicySpaces) -> OfflineMethod[BearPolicy]:
+    """Generator, twin critics, and the policy with its multiplier. Raises ConfigError for actions without a box."""
+    algorithm, learning = config.algorithm, config.learner
     policy = BearPolicy(spaces, config.network, seed=config.seed, samples=algorithm.samples)
     policy = policy.to(config.run.device)
     actor, critic = (partial(one, algorithm=algorithm) for one in (actor_objective, critic_objective))
     latent, actions = policy.latent_size, policy.action_size
-    wiring = OfflineMethod(
-        phases=[
-            offline_phase("generator", generator_objective, [*policy.generator.parameters()], config.learner),
-            offline_phase("critic", critic, [*policy.critics.parameters()], config.learner),
-            offline_phase("actor", actor, [*policy.actor.parameters(), policy.log_multiplier], config.learner),
-        ],
-        noise_size=latent + (algorithm.proposals + algorithm.matched) * actions + algorithm.matched * latent,
-        discount=algorithm.discount,
-        after_step=target_update([(policy.targets, policy.critics)], tau=algorithm.tau),
-    )
-    return offline_job(config, log, policy, wiring)
+    priced = [*policy.actor.parameters(), policy.log_multiplier]
+    follow = target_update([(policy.targets, policy.critics)], tau=algorithm.tau)
+    phases = [
+        optimizer_phase("generator", generator_objective, policy.generator.parameters(), learning),
+        optimizer_phase("critic", critic, policy.critics.parameters(), learning),
+        optimizer_phase("actor", actor, priced, learning, after_step=follow),
+    ]
+    noise_size = latent + (algorithm.proposals + algorithm.matched) * actions + algorithm.matched * latent
+    return logged_method(config, policy, phases, discount=algorithm.discount, noise_size=noise_size)
 
 
-ENTRY = RecipeSpec(
+ENTRY = offline_recipe(
     summary="offline control of continuous actions: within the support of the log, by a distance with a price",
     paper="Kumar et al., Stabilizing Off-Policy Q-Learning via Bootstrapping Error Reduction, 2019",
     config=BearConfig,
-    open=checked_run(check_offline, build),
-    derive=derive_offline,
-    parts=RecipeParts(
-        source="Logged(log)",
-        credit=(one_step_target,),
-        loss=(twin_critic_loss, bcq_target, bear_actor_loss, mmd, bear_multiplier_loss, bcq_vae_loss),
-        weights=(token_mean,),
-    ),
+    method=method,
     limitation="boxes of actions only; its threshold must be found per log, and a generator is trained besides.",
 )

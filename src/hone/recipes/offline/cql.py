@@ -11,9 +11,6 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from hone.core.config import Config
-from hone.credit.returns import one_step_target
-from hone.envs.logs.parquet import DecisionLog
 from hone.models.control.actor_critic import QNetworkPolicy, SoftActorCritic, as_mlps, squashed_gaussian
 from hone.models.control.mlp import DiscreteActions, MlpConfig, PolicySpaces
 from hone.models.control.numpy_policies import LOG_STD_RANGE
@@ -23,27 +20,20 @@ from hone.objectives.soft import sac_actor_loss, soft_target, temperature_loss, 
 from hone.objectives.td import double_target
 from hone.objectives.terms import LossTerms, add_terms
 from hone.objectives.value import squared_error
-from hone.objectives.weights import token_mean
 from hone.train.control.offline import (
     LoggedRows,
     OfflineMethod,
     OfflineRunConfig,
-    check_offline,
-    derive_offline,
-    offline_job,
-    offline_phase,
-    open_log,
+    logged_method,
+    offline_recipe,
 )
-from hone.train.control.phases import target_update
-from hone.train.job import RecipeParts, RecipeSpec, TrainingJob, checked_run
+from hone.train.control.phases import TdAlgorithm, optimizer_phase, target_update
 from hone.train.learner.config import ReplayLearnerConfig
 
 
-class CqlAlgorithm(Config):
+class CqlAlgorithm(TdAlgorithm):
     """The numbers of the paper."""
 
-    discount: float = Field(default=0.99, ge=0, le=1)
-    """Discount factor (gamma)."""
     conservatism: float = Field(default=5.0, ge=0)
     """Weight of the gap between all actions and the logged one."""
     tau: float = Field(default=0.02, gt=0, le=1)
@@ -80,17 +70,14 @@ def discrete_target(policy: QNetworkPolicy, rows: LoggedRows) -> Tensor:
     return double_target(rows.reward, rows.discount, policy.values(rows.next_seen), policy.target(rows.next_seen))
 
 
-def build_discrete(config: CqlConfig, log: DecisionLog, spaces: PolicySpaces) -> TrainingJob[QNetworkPolicy]:
-    """Training job for finite actions: double Q-learning plus the conservative gap."""
+def discrete_method(config: CqlConfig, spaces: PolicySpaces) -> OfflineMethod[QNetworkPolicy]:
+    """Double Q-learning plus the conservative gap, over finite actions."""
     algorithm = config.algorithm
     policy = QNetworkPolicy(spaces, config.network, seed=config.seed).to(config.run.device)
     values = partial(discrete_objective, conservatism=algorithm.conservatism)
-    wiring = OfflineMethod(
-        phases=[offline_phase("values", values, [*policy.values.parameters()], config.learner)],
-        discount=algorithm.discount,
-        after_step=target_update([(policy.target, policy.values)], tau=algorithm.tau),
-    )
-    return offline_job(config, log, policy, wiring)
+    follow = target_update([(policy.target, policy.values)], tau=algorithm.tau)
+    phases = [optimizer_phase("values", values, policy.values.parameters(), config.learner, after_step=follow)]
+    return logged_method(config, policy, phases, discount=algorithm.discount)
 
 
 # ---------------------------------------------------------------------------------------------- boxes
@@ -163,41 +150,31 @@ def gaussian_parameters(policy: SoftActorCritic, seen: Tensor) -> tuple[Tensor, 
     return mean, log_std.clamp(*LOG_STD_RANGE)
 
 
-def build_continuous(config: CqlConfig, log: DecisionLog, spaces: PolicySpaces) -> TrainingJob[SoftActorCritic]:
-    """Training job for a box of actions: SAC plus the conservative gap, CQL(H)."""
+def continuous_method(config: CqlConfig, spaces: PolicySpaces) -> OfflineMethod[SoftActorCritic]:
+    """SAC plus the conservative gap, CQL(H), over a box of actions."""
     algorithm = config.algorithm
     policy = SoftActorCritic(spaces, config.network, seed=config.seed).to(config.run.device)
     critic = partial(continuous_objective, conservatism=algorithm.conservatism)
-    critics, actor = [*policy.critics.parameters()], [*policy.actor.parameters(), policy.log_temperature]
-    wiring = OfflineMethod(
-        phases=[
-            offline_phase("critic", critic, critics, config.learner),
-            offline_phase("actor", actor_objective, actor, config.learner),
-        ],
-        noise_size=(2 + 3 * algorithm.samples) * policy.action_size,
-        discount=algorithm.discount,
-        after_step=target_update([(policy.targets, policy.critics)], tau=algorithm.tau),
-    )
-    return offline_job(config, log, policy, wiring)
+    actor = [*policy.actor.parameters(), policy.log_temperature]
+    follow = target_update([(policy.targets, policy.critics)], tau=algorithm.tau)
+    phases = [
+        optimizer_phase("critic", critic, policy.critics.parameters(), config.learner),
+        optimizer_phase("actor", actor_objective, actor, config.learner, after_step=follow),
+    ]
+    noise_size = (2 + 3 * algorithm.samples) * policy.action_size
+    return logged_method(config, policy, phases, discount=algorithm.discount, noise_size=noise_size)
 
 
-def build(config: CqlConfig) -> TrainingJob[QNetworkPolicy] | TrainingJob[SoftActorCritic]:
-    """Build the training job. Raises DataError for an invalid log, ConfigError for a box of actions without bounds."""
-    log, spaces = open_log(config)
-    return (build_discrete if isinstance(spaces.actions, DiscreteActions) else build_continuous)(config, log, spaces)
+def method(config: CqlConfig, spaces: PolicySpaces) -> OfflineMethod[QNetworkPolicy] | OfflineMethod[SoftActorCritic]:
+    """Networks and losses of the recipe for the actions of the log."""
+    discrete = isinstance(spaces.actions, DiscreteActions)
+    return discrete_method(config, spaces) if discrete else continuous_method(config, spaces)
 
 
-ENTRY = RecipeSpec(
+ENTRY = offline_recipe(
     summary="offline control: a policy from a log, wary of untried actions",
     paper="Kumar et al., Conservative Q-Learning for Offline Reinforcement Learning, 2020",
     config=CqlConfig,
-    open=checked_run(check_offline, build),
-    derive=derive_offline,
-    parts=RecipeParts(
-        source="Logged(log)",
-        credit=(one_step_target,),
-        loss=(squared_error, double_target, cql_penalty, cql_penalty_sampled),
-        weights=(token_mean,),
-    ),
+    method=method,
     limitation="never much better than the best of the log; the weight of its caution must be found per log.",
 )

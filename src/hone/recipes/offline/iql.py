@@ -9,41 +9,31 @@ from functools import partial
 import torch
 from pydantic import Field
 
-from hone.core.config import Config
-from hone.credit.returns import one_step_target
+from hone.models.control.mlp import PolicySpaces
 from hone.models.control.offline import IqlPolicy, twin_q_values
 from hone.objectives.offline import advantage_weighted_regression, expectile_loss
 from hone.objectives.soft import twin_critic_loss
 from hone.objectives.td import td_target
 from hone.objectives.terms import LossTerms
-from hone.objectives.weights import token_mean
 from hone.train.control.offline import (
     LoggedRows,
     OfflineMethod,
     OfflineRunConfig,
-    check_offline,
-    derive_offline,
-    offline_job,
-    offline_phase,
-    open_log,
+    logged_method,
+    offline_recipe,
 )
-from hone.train.control.phases import target_update
-from hone.train.job import RecipeParts, RecipeSpec, TrainingJob, checked_run
+from hone.train.control.phases import TdAlgorithm, optimizer_phase, target_update
 
 
-class IqlAlgorithm(Config):
+class IqlAlgorithm(TdAlgorithm):
     """The numbers of the paper."""
 
-    discount: float = Field(default=0.99, ge=0, le=1)
-    """Discount factor (gamma)."""
     expectile: float = Field(default=0.7, gt=0, lt=1)
     """Expectile of the logged actions' values: 0.5 is their mean, towards 1 their maximum."""
     inverse_temperature: float = Field(default=3.0, ge=0)
     """Inverse temperature: weight of an action is exp(inverse_temperature * advantage); 0 is behaviour cloning."""
     cap: float = Field(default=100.0, gt=0)
     """Largest weight of an action."""
-    tau: float = Field(default=0.005, gt=0, le=1)
-    """Polyak coefficient of the target networks per update."""
 
 
 class IqlConfig(OfflineRunConfig):
@@ -75,37 +65,21 @@ def objective(policy: IqlPolicy, rows: LoggedRows, *, algorithm: IqlAlgorithm) -
     )
 
 
-def build(config: IqlConfig) -> TrainingJob[IqlPolicy]:
-    """Build the training job. Raises DataError for an invalid log, ConfigError for a box of actions without bounds."""
-    log, spaces = open_log(config)
+def method(config: IqlConfig, spaces: PolicySpaces) -> OfflineMethod[IqlPolicy]:
+    """Values, critics and policy in one phase. Raises ConfigError for a box of actions without bounds."""
+    algorithm = config.algorithm
     policy = IqlPolicy(spaces, config.network, seed=config.seed).to(config.run.device)
-    numbers = [number for number in policy.parameters() if number.requires_grad]
-    wiring = OfflineMethod(
-        phases=[
-            offline_phase(
-                "all",
-                partial(objective, algorithm=config.algorithm),
-                numbers,
-                config.learner,
-            )
-        ],
-        discount=config.algorithm.discount,
-        after_step=target_update([(policy.targets, policy.critics)], tau=config.algorithm.tau),
-    )
-    return offline_job(config, log, policy, wiring)
+    trained = [number for number in policy.parameters() if number.requires_grad]
+    loss = partial(objective, algorithm=algorithm)
+    follow = target_update([(policy.targets, policy.critics)], tau=algorithm.tau)
+    phases = [optimizer_phase("all", loss, trained, config.learner, after_step=follow)]
+    return logged_method(config, policy, phases, discount=algorithm.discount)
 
 
-ENTRY = RecipeSpec(
+ENTRY = offline_recipe(
     summary="offline control: values within the log, weighted imitation",
     paper="Kostrikov et al., Offline Reinforcement Learning with Implicit Q-Learning, 2022",
     config=IqlConfig,
-    open=checked_run(check_offline, build),
-    derive=derive_offline,
-    parts=RecipeParts(
-        source="Logged(log)",
-        credit=(one_step_target,),
-        loss=(expectile_loss, twin_critic_loss, td_target, advantage_weighted_regression),
-        weights=(token_mean,),
-    ),
+    method=method,
     limitation="only combines actions of the log; the expectile treats lucky outcomes as good actions.",
 )

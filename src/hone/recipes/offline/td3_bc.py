@@ -5,44 +5,36 @@ second update, with the critic's term scaled by its own mean. States are standar
 recipe here.
 """
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 
 import torch
 from pydantic import Field
 from torch import Tensor
 
-from hone.core.config import Config
 from hone.core.reduction import Reduction, whole_batch
-from hone.credit.returns import one_step_target
 from hone.models.control.deterministic import DeterministicActorCritic
+from hone.models.control.mlp import PolicySpaces
 from hone.models.control.offline import first_q_value, twin_q_values
 from hone.objectives.batchwide import q_value_scale
 from hone.objectives.offline import td3_bc_actor_loss
 from hone.objectives.soft import twin_critic_loss
 from hone.objectives.td import smoothed_action, twin_target
 from hone.objectives.terms import LossTerms
-from hone.objectives.weights import token_mean
 from hone.train.control.offline import (
     LoggedRows,
     OfflineMethod,
     OfflineRunConfig,
-    check_offline,
-    derive_offline,
-    offline_job,
-    offline_phase,
-    open_log,
+    logged_method,
+    offline_recipe,
     rows_in_dtype,
 )
-from hone.train.control.phases import target_update
-from hone.train.job import RecipeParts, RecipeSpec, TrainingJob, checked_run
+from hone.train.control.phases import TdAlgorithm, optimizer_phase, target_update
 
 
-class Td3BcAlgorithm(Config):
+class Td3BcAlgorithm(TdAlgorithm):
     """The numbers of the paper."""
 
-    discount: float = Field(default=0.99, ge=0, le=1)
-    """Discount factor (gamma)."""
     alpha: float = Field(default=2.5, ge=0)
     """Weight of the critic's value, divided by its mean absolute value, against the behaviour-cloning term; 0 is
     behaviour cloning."""
@@ -52,8 +44,6 @@ class Td3BcAlgorithm(Config):
     """Standard deviation of the noise on a target's action, where the box is [-1, 1]."""
     smoothing_limit: float = Field(default=0.5, ge=0)
     """Bound at which that noise is clipped."""
-    tau: float = Field(default=0.005, gt=0, le=1)
-    """Polyak coefficient of the target networks per update: target += tau * (weights - target)."""
 
 
 class Td3BcConfig(OfflineRunConfig):
@@ -104,39 +94,32 @@ def scaled(
     return ScaledRows(**vars(alike), scale=scale)
 
 
-def build(config: Td3BcConfig) -> TrainingJob[DeterministicActorCritic]:
-    """Build the training job. Raises DataError for an invalid log, ConfigError for actions other than a bounded box."""
-    log, spaces = open_log(config)
+def method(config: Td3BcConfig, spaces: PolicySpaces) -> OfflineMethod[DeterministicActorCritic]:
+    """Twin critics, then the policy and the target networks less often. Raises ConfigError for actions without a
+    box."""
     algorithm = config.algorithm
     policy = DeterministicActorCritic(spaces, config.network, seed=config.seed).to(config.run.device)
     critic = partial(critic_objective, algorithm=algorithm)
-    actor = offline_phase("actor", actor_objective, [*policy.actor.parameters()], config.learner)
-    wiring = OfflineMethod(
-        phases=[
-            offline_phase("critic", critic, [*policy.critics.parameters()], config.learner),
-            replace(actor, prepare=partial(scaled, alpha=algorithm.alpha), update_every=algorithm.policy_every),
-        ],
-        noise_size=policy.action_size,
-        discount=algorithm.discount,
-        after_step=target_update(
-            [(policy.slow_critics, policy.critics), (policy.slow_actor, policy.actor)], tau=algorithm.tau
+    pairs = [(policy.slow_critics, policy.critics), (policy.slow_actor, policy.actor)]
+    phases = [
+        optimizer_phase("critic", critic, policy.critics.parameters(), config.learner),
+        optimizer_phase(
+            "actor",
+            actor_objective,
+            policy.actor.parameters(),
+            config.learner,
+            prepare=partial(scaled, alpha=algorithm.alpha),
+            update_every=algorithm.policy_every,
+            after_step=target_update(pairs, tau=algorithm.tau),
         ),
-        after_step_every=algorithm.policy_every,
-    )
-    return offline_job(config, log, policy, wiring)
+    ]
+    return logged_method(config, policy, phases, discount=algorithm.discount, noise_size=policy.action_size)
 
 
-ENTRY = RecipeSpec(
+ENTRY = offline_recipe(
     summary="offline control of continuous actions: TD3 with behaviour cloning",
     paper="Fujimoto and Gu, A Minimalist Approach to Offline Reinforcement Learning, 2021",
     config=Td3BcConfig,
-    open=checked_run(check_offline, build),
-    derive=derive_offline,
-    parts=RecipeParts(
-        source="Logged(log)",
-        credit=(one_step_target,),
-        loss=(twin_critic_loss, twin_target, smoothed_action, td3_bc_actor_loss),
-        weights=(token_mean,),
-    ),
+    method=method,
     limitation="boxes of actions only; one weight decides between the critic and the log, wherever it stands.",
 )

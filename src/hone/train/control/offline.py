@@ -7,10 +7,10 @@ A row is what a network reads: observations standardised by the log, finite acti
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Generic, Self, TypeVar
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from pydantic import Field
 from torch import Tensor, nn
 
-from hone.core.credit import Credits
+from hone.core.credit import Credits, Values
 from hone.core.episodes import Episodes
 from hone.core.random import generator
 from hone.credit.returns import one_step_target
@@ -27,19 +27,21 @@ from hone.envs.logs.parquet import DecisionLog, read_log
 from hone.models.control.actor_critic import ControlPolicy
 from hone.models.control.mlp import BoxActions, DiscreteActions, MlpConfig, PolicySpaces
 from hone.objectives.terms import LossTerms
+from hone.objectives.weights import token_mean
 from hone.train.config import RunConfig, RunSettings
 from hone.train.control.job import ControlEvaluationConfig, control_job, decisions_fingerprint
-from hone.train.control.phases import optimizer_phase as plain_phase
 from hone.train.control.rows import DecisionRows, split_decision_rows
 from hone.train.control.spaces import log_spaces
-from hone.train.job import TrainingJob
-from hone.train.learner.config import OptimizerConfig, ReplayLearnerConfig, learning_rate_schedule
-from hone.train.learner.gradient import GradientLearner, OptimizerPhase
+from hone.train.job import OpenedRun, RecipeSpec, TrainingJob, opened_run
+from hone.train.learner.config import ReplayLearnerConfig, learning_rate_schedule
+from hone.train.learner.gradient import GradientLearner, OptimizerPhase, TrainingRows
 from hone.train.loop import Recipe
+from hone.train.recipe_parts import recipe_parts
 from hone.train.sources.logged import LogSource
 
 P = TypeVar("P", bound=ControlPolicy)
 Q = TypeVar("Q", bound=nn.Module)
+C = TypeVar("C", bound="OfflineRunConfig")
 
 
 class OfflineRunConfig(RunConfig):
@@ -52,7 +54,7 @@ class OfflineRunConfig(RunConfig):
     env: GymConfig | None = None
     """Environment of the evaluations; None: no evaluation."""
     network: MlpConfig = MlpConfig(hidden=[256, 256], activation="relu")
-    """Every network of the policy has this shape."""
+    """Shape of every network of the policy."""
     learner: ReplayLearnerConfig = ReplayLearnerConfig(lr=3e-4, updates_per_iteration=10, max_grad_norm=None)
     """The optimizers."""
     batch: int = Field(default=256, ge=1)
@@ -134,14 +136,41 @@ R = TypeVar("R", bound=LoggedRows)
 # ---------------------------------------------------------------------------------------------- learning
 
 
-def offline_phase(
-    name: str,
-    objective: Callable[[Q, R], LossTerms],
-    parameters: Sequence[nn.Parameter],
-    config: OptimizerConfig,
-) -> OptimizerPhase[Q, R]:
-    """One of several optimizer steps per minibatch; rows come in the precision of the policy that is stepped."""
-    return plain_phase(name, partial(_objective_in_policy_dtype, objective), parameters, config)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OfflineMethod(Generic[P]):
+    """What makes one algorithm on a log, for one config and the spaces of the log."""
+
+    policy: P
+    phases: Sequence[OptimizerPhase[P, Any]]
+    layout: Callable[[Episodes, Credits, int], TrainingRows[Any]]
+    """Decisions of the log, their credits and the number of updates so far -> rows."""
+    credit: Callable[[Episodes, Values], Credits]
+
+
+def logged_method(
+    config: OfflineRunConfig,
+    policy: P,
+    phases: Sequence[OptimizerPhase[P, Any]],
+    *,
+    discount: float,
+    noise_size: int = 0,
+) -> OfflineMethod[P]:
+    """Temporal-difference learning on `LoggedRows`, in the precision of the policy.
+
+    Each row has `noise_size` random numbers.
+    """
+
+    def layout(transitions: Episodes, credits: Credits, updates: int) -> LoggedRows:
+        shape = (transitions.decisions, noise_size)
+        noise = generator(config.seed, "offline", updates).standard_normal(shape, "float32")
+        return logged_rows(transitions, credits, noise, spaces=policy.spaces, device=config.run.device)
+
+    return OfflineMethod(
+        policy=policy,
+        phases=[replace(one, objective=partial(_objective_in_policy_dtype, one.objective)) for one in phases],
+        layout=layout,
+        credit=partial(one_step_target, discount=discount),
+    )
 
 
 def _objective_in_policy_dtype(objective: Callable[[Q, R], LossTerms], policy: Q, rows: R) -> LossTerms:
@@ -149,59 +178,38 @@ def _objective_in_policy_dtype(objective: Callable[[Q, R], LossTerms], policy: Q
 
 
 def rows_in_dtype(rows: R, dtype: torch.dtype) -> R:
-    """`rows`, converted where they are not so already."""
+    """`rows`, converted where they are of another precision."""
     return rows if rows.reward.dtype == dtype else rows.to(dtype)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OfflineMethod:
-    """What a recipe adds to the job that all of them share."""
-
-    phases: Sequence[OptimizerPhase[Any, Any]]
-    noise_size: int = 0
-    """Random numbers of a row."""
-    discount: float
-    """Discount factor (gamma)."""
-    after_step: Callable[[Any], None] | None = None
-    after_step_every: int = 1
-    """Updates between calls of `after_step`."""
+# ---------------------------------------------------------------------------------------------- the job
 
 
-def open_log(config: OfflineRunConfig) -> tuple[DecisionLog, PolicySpaces]:
-    """The log and its spaces, standardised by it. Raises DataError for what is wrong with it."""
-    log = read_log(Path(config.log))
-    return log, log_spaces(log)
+def offline_job(
+    config: C, log: DecisionLog, *, method: Callable[[C, PolicySpaces], OfflineMethod[P]]
+) -> TrainingJob[P]:
+    """Training job of `method(config, spaces)` on the log; observations are standardised by it."""
+    made, learning = method(config, log_spaces(log)), config.learner
 
+    def layout(transitions: Episodes, credits: Credits) -> TrainingRows[Any]:
+        return made.layout(transitions, credits, learner.updates)
 
-def offline_job(config: OfflineRunConfig, log: DecisionLog, policy: P, method: OfflineMethod) -> TrainingJob[P]:
-    """The job of `policy` on the log."""
-
-    def layout(transitions: Episodes, credits: Credits) -> LoggedRows:
-        shape = (transitions.decisions, method.noise_size)
-        noise = generator(config.seed, "offline", learner.updates).standard_normal(shape, "float32")
-        return logged_rows(transitions, credits, noise, spaces=policy.spaces, device=config.run.device)
-
-    def after_step(policy: P) -> None:
-        if method.after_step is not None and (learner.updates + 1) % method.after_step_every == 0:
-            method.after_step(policy)
-
-    learner = GradientLearner(
-        policy=policy,
+    learner: GradientLearner[P, Any] = GradientLearner(
+        policy=made.policy,
         layout=layout,
-        phases=method.phases,
+        phases=made.phases,
         seed=config.seed,
-        learning_rate=learning_rate_schedule(config.learner, config.learner.optimizer_steps(config.steps)),
-        epochs=config.learner.epochs,
-        minibatches=config.learner.updates_per_iteration,
+        learning_rate=learning_rate_schedule(learning, learning.optimizer_steps(config.steps)),
+        epochs=learning.epochs,
+        minibatches=learning.updates_per_iteration,
         shuffle=False,
-        after_step=after_step,
         split=split_decision_rows,
     )
     source = LogSource(
-        log.episodes.transitions(), batch_size=config.batch * config.learner.updates_per_iteration, seed=config.seed
+        log.episodes.transitions(), batch_size=config.batch * learning.updates_per_iteration, seed=config.seed
     )
     return control_job(
-        Recipe(source=source, credit=partial(one_step_target, discount=method.discount), learner=learner),
+        Recipe(source=source, credit=made.credit, learner=learner),
         env=config.env,
         evaluation=config.evaluation,
         seed=config.seed,
@@ -209,18 +217,38 @@ def offline_job(config: OfflineRunConfig, log: DecisionLog, policy: P, method: O
     )
 
 
-def check_offline(config: OfflineRunConfig) -> list[str]:
-    """Warnings about the log and the environment that the policy is judged in. Raises HoneError."""
-    read_log(Path(config.log))
-    return [] if config.env is None else inspect_world(config.env, seed=config.seed)[1]
+def open_offline(config: C, *, method: Callable[[C, PolicySpaces], OfflineMethod[Any]]) -> OpenedRun:
+    """The log, read once, and a check of the environment that the policy is evaluated in. Raises HoneError."""
+    log = read_log(Path(config.log))
+    warnings = [] if config.env is None else inspect_world(config.env, seed=config.seed)[1]
+    return opened_run(log, partial(offline_job, method=method), warnings=warnings)
 
 
 def derive_offline(config: OfflineRunConfig) -> dict[str, str]:
     """Figures that follow from the config, shown by `hone plan`."""
-    updates = config.learner.optimizer_steps(config.steps)
+    updates = config.learner.optimizer_steps(1)
     return {
-        "updates": f"{config.steps} iterations x "
-        f"{config.learner.epochs * config.learner.updates_per_iteration} = {updates}",
+        "updates": f"{config.steps} iterations x {updates} = {config.steps * updates}",
         "update": f"{config.batch} transitions",
         "judged": "the last policy, whatever was seen before",
     }
+
+
+def offline_recipe(
+    *,
+    summary: str,
+    paper: str,
+    config: type[C],
+    method: Callable[[C, PolicySpaces], OfflineMethod[Any]],
+    limitation: str,
+) -> RecipeSpec:
+    """Recipe on a log: its method, and what people should know of it."""
+    return RecipeSpec(
+        summary=summary,
+        paper=paper,
+        config=config,
+        open=partial(open_offline, method=method),
+        derive=derive_offline,
+        parts=recipe_parts(method, source="Logged(log)", weights=(token_mean,)),
+        limitation=limitation,
+    )

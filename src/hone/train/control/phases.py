@@ -3,8 +3,10 @@
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
+from pydantic import Field
 from torch import Tensor, nn
 
+from hone.core.config import Config
 from hone.core.reduction import Reduction
 from hone.models.control.actor_critic import polyak_update
 from hone.objectives.terms import LossTerms
@@ -15,6 +17,15 @@ from hone.train.learner.gradient import OptimizerPhase, TensorBatch, TrainingRow
 
 Q = TypeVar("Q", bound=nn.Module)
 R = TypeVar("R", bound=TensorBatch)
+
+
+class TdAlgorithm(Config):
+    """Discount factor and target networks of temporal-difference learning."""
+
+    discount: float = Field(default=0.99, ge=0, le=1)
+    """Discount factor (gamma)."""
+    tau: float = Field(default=0.005, gt=0, le=1)
+    """Polyak coefficient of the target networks per update."""
 
 
 def optimizer_phase(
