@@ -6,12 +6,13 @@ the order of the ranks, so that all ranks compute the same bits.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Final, Protocol, TypeAlias
+from typing import Final, Protocol, TypeAlias, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 Array: TypeAlias = NDArray[np.generic]
+S = TypeVar("S", bound=np.generic)
 
 
 class Reduction(Protocol):
@@ -51,14 +52,14 @@ def largest(value: float, reduction: Reduction) -> float:
     return max(float(part[0]) for part in reduction.gather(np.array([value], dtype=np.float64)))
 
 
-def whole_batch(function: Callable[..., Array], reduction: Reduction) -> Callable[..., Array]:
+def whole_batch(function: Callable[..., NDArray[S]], reduction: Reduction) -> Callable[..., NDArray[S]]:
     """`function` of columns of the whole batch -> the same function of this rank's columns.
 
     The result of `function` has a row for each row of its first argument; this rank's are returned. Weighting schemes
     (of lengths and groups) and selections (masks, quantiles) become functions of all ranks' rows this way.
     """
 
-    def apply(*columns: Array) -> Array:
+    def apply(*columns: Array) -> NDArray[S]:
         parts = [reduction.gather(column) for column in columns]
         result = function(*(part[0] if len(part) == 1 else np.concatenate(part) for part in parts))
         begin = sum(len(part) for part in parts[0][: reduction.rank])

@@ -23,8 +23,10 @@ from hone.models.language.init import new_model
 from hone.models.packing import pack_rows
 from hone.objectives.terms import LossTerms, add_terms
 from hone.objectives.weights import TermWeights, sequence_mean, sequence_sum, token_mean
-from hone.train.invariance.check import rank_shares, without_shared_prefixes
-from hone.train.learner.gradient import micro_batches, split_by_rows
+from hone.train.invariance.check import GradientProbe, rank_shares, run_gradient_checks, without_shared_prefixes
+from hone.train.learner.adam import Adam
+from hone.train.learner.flat_parameters import FlatParameters
+from hone.train.learner.gradient import GradientLearner, OptimizerPhase, micro_batches, split_by_rows
 from hone.train.text.rows import TokenBatch, TokenLayout, TokenRows
 
 VOCAB = 11
@@ -242,6 +244,33 @@ def test_three_answers_by_hand() -> None:
     terms = add_terms(add_terms(per_decision, per_answer, weight=0.5), per_group)
     assert float(terms.weighted_sum(batch.weight)) == pytest.approx(10 / 4 + 0.5 * 60 / 3 + 400 / 2)
     assert float(per_group.weighted_sum(batch.weight)) == pytest.approx(200.0)
+
+
+@pytest.mark.parametrize("budget", [1, 17, 1 << 62])
+def test_the_gradient_learner_sums_all_terms(budget: int) -> None:
+    network, (episodes, credits) = model(), batch_of(3, 5)
+    expected = slow_gradient(network, "three_schemes", episodes, credits)
+    parameters = FlatParameters(network.parameters())
+    learner = GradientLearner(
+        policy=network,
+        layout=GROUPS,
+        phases=[OptimizerPhase("pairs", three_schemes, parameters, Adam(parameters))],
+        seed=0,
+        learning_rate=lambda _: 0.1,
+        micro_batch_tokens=budget,
+    )
+    learner.update(episodes, credits)
+    close(parameters.gradient, expected)
+
+
+def test_a_certificate_splits_between_groups() -> None:
+    network, (episodes, credits) = model(), batch_of(3, 5)
+    rows = GROUPS(episodes, credits).weighted()
+    parameters = list(network.parameters())
+    probe = GradientProbe(name="pairs", policy=network, objective=three_schemes, parameters=parameters, rows=rows)
+    checks = run_gradient_checks(probe)
+    assert {"prefixes not shared", "one group at a time", "two shards, summed"} <= {check.name for check in checks}
+    assert all(check.passed for check in checks)
 
 
 def test_weights_per_group_need_whole_groups() -> None:

@@ -141,12 +141,13 @@ def _answer_shape(job: TrainingJob[Any], config: RunConfig, *, quick: bool) -> A
 
 def batch_splits(rows: TrainingRows[Any], *, seed: int = 0) -> Iterator[BatchSplit]:
     """Splits of a batch that must not change the gradient."""
-    apart: TrainingRows[Any] = rows
+    apart, unit = rows, "sequence"
     if isinstance(rows, TokenRows):
+        unit = "group" if rows.layout.unit == "group" else unit
         apart = without_shared_prefixes(rows)
         yield "prefixes not shared", f"{len(apart)} sequences instead of {len(rows)} rows", [apart]
     each = [apart.take(np.array([number])) for number in range(len(apart))]
-    yield "one sequence at a time", f"{len(each)} micro-batches", each
+    yield f"one {unit} at a time", f"{len(each)} micro-batches", each
     largest, total = int(rows.sizes().max(initial=1)), int(rows.sizes().sum())
     least = max(largest, total // 8)
     for budget in generator(seed, "certificate", "budgets").integers(least, max(least, total // 2) + 1, RANDOM_BUDGETS):
