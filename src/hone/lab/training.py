@@ -16,11 +16,12 @@ from torch import Tensor, nn
 
 from hone.core.credit import Credits, Metrics, Values
 from hone.core.episodes import Episodes
-from hone.core.ragged import Ints, offsets_of, ranges
+from hone.core.ragged import Ints, ranges
 from hone.core.random import generator
 from hone.core.reduction import ONE_PROCESS, Reduction, whole_batch
 from hone.core.state import State, integer
 from hone.credit.group import group_relative
+from hone.lab.exact import scored_episodes
 from hone.lab.policies import frozen_copy, log_softmax, pretrained_network, puzzle_metrics, sample_rows
 from hone.lab.puzzles import Floats, Puzzle, addition
 from hone.objectives.policy import clipped_surrogate
@@ -113,20 +114,13 @@ def sample_answers(
         before = sample_rows(np.exp(table), draws.random(count))
         chosen[:, position], logp[:, position] = before, table[np.arange(count), before]
     scores = puzzle.score(questions, chosen)
-    reward = np.zeros((count, length), dtype=np.float32)
-    reward[:, -1] = scores
-    return Episodes(
-        offsets=offsets_of(np.full(count, length)),
+    return replace(
+        scored_episodes(scores, questions, lengths=np.full(count, length)),
         seen=seen.reshape(count * length, -1),
         chosen=chosen.reshape(-1),
         logp=logp.reshape(-1),
         version=np.full(count * length, version, np.int32),
-        reward=reward.reshape(-1),
-        group=questions,
-        terminated=np.ones(count, bool),
-        truncated=np.zeros(count, bool),
         final=seen[:, -1],
-        score=scores,
     )
 
 

@@ -1,12 +1,14 @@
 """Monte Carlo, one-step targets and GAE between them: bias and variance against exact values of small environments."""
 
+from dataclasses import replace
+
 import numpy as np
 
 from hone.core.credit import Values
 from hone.core.episodes import Episodes
-from hone.core.ragged import offsets_of
 from hone.core.random import generator
 from hone.credit.returns import gae
+from hone.lab.exact import scored_episodes
 from hone.lab.finding import Experiment, ExperimentResult, at_least, at_most, line_plot
 from hone.lab.puzzles import Floats
 from hone.report.html import format_number
@@ -34,20 +36,8 @@ def random_walks(pay: Floats, *, seed: int, case: int, count: int) -> Episodes:
     lengths = stays.sum(axis=1)
     states = np.repeat(np.tile(np.arange(STATES), count), stays.reshape(-1))
     reward = pay[states] + NOISE * draws.standard_normal(len(states))
-    decisions = len(states)
-    return Episodes(
-        offsets=offsets_of(lengths),
-        seen=states[:, None],
-        chosen=np.zeros(decisions, np.int64),
-        logp=np.zeros(decisions, np.float32),
-        version=np.zeros(decisions, np.int32),
-        reward=reward.astype(np.float32),
-        group=first,
-        terminated=np.ones(count, bool),
-        truncated=np.zeros(count, bool),
-        final=np.zeros((count, 1), np.int64),
-        score=np.zeros(count),
-    )
+    episodes = scored_episodes(np.zeros(count), first, lengths=lengths)
+    return replace(episodes, seen=states[:, None], reward=reward.astype(np.float32))
 
 
 def bias_and_variance(*, seed: int, case: int, count: int) -> tuple[Floats, Floats]:

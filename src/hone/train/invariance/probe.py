@@ -7,6 +7,7 @@ with shared prefixes, missing scores, groups with equal scores, and a group with
 import copy
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 
 import numpy as np
 import torch
@@ -22,10 +23,10 @@ from hone.models.control.actor_critic import ControlPolicy
 from hone.models.control.mlp import ObservationInputs
 from hone.models.language.config import ModelConfig
 from hone.models.language.init import new_model
-from hone.models.language.token_logprobs import TopKTokens
 from hone.models.language.token_policy import TokenPolicy
 from hone.objectives.weights import token_mean
-from hone.train.text.rows import PrecomputedColumns, TokenBatch, TokenLayout, TokenRows
+from hone.train.text.loss import chosen_logp, likeliest_tokens
+from hone.train.text.rows import TokenLayout, TokenRows
 
 VOCABULARY = 64
 """Vocabulary size of the copy."""
@@ -171,26 +172,20 @@ def _synthetic_scores(
     return components, np.where(missing, ScoreStatus.TIMEOUT, ScoreStatus.SCORED).astype(np.uint8)
 
 
-def unweighted_token_rows(episodes: Episodes) -> TokenRows:
+def _token_rows(episodes: Episodes) -> TokenRows:
     """Lay the episodes out as rows without weights of an algorithm."""
     return TokenLayout(scheme=token_mean)(episodes, Credits(advantage=np.ones(episodes.decisions, np.float32)))
 
 
-def _chosen_logp(policy: TokenPolicy, rows: TokenRows) -> NDArray[np.float64]:
+def _chosen_logp(policy: TokenPolicy, episodes: Episodes) -> NDArray[np.float64]:
     """Log-probabilities `[N]` in nats of the current policy."""
-
-    def question(batch: TokenBatch) -> tuple[Tensor]:
-        return (policy.token_logprobs(batch.packed, batch.at, batch.chosen, sampling_mask=batch.sampling_mask).logp,)
-
-    (logp,) = rows.evaluate(question, 1 << 40)
+    (logp,) = _token_rows(episodes).evaluate(partial(chosen_logp, policy), 1 << 40)
     return logp.astype(np.float64)
 
 
 def _old_policy_logp(policy: TokenPolicy, episodes: Episodes, *, seed: int) -> NDArray[np.float64]:
     """Log-probabilities `[N]` in nats of a synthetic older policy near `policy`."""
-    return _chosen_logp(policy, unweighted_token_rows(episodes)) + _logp_noise(
-        episodes, "earlier", quiet_every=4, seed=seed
-    )
+    return _chosen_logp(policy, episodes) + _logp_noise(episodes, "earlier", quiet_every=4, seed=seed)
 
 
 def _logp_noise(episodes: Episodes, stream: str, *, quiet_every: int, seed: int) -> NDArray[np.float64]:
@@ -204,24 +199,15 @@ def with_copy_logprobs(rows: TokenRows, double: TokenPolicy, *, seed: int) -> To
     """Replace log-probabilities of the real policy in `rows` by synthetic ones of policies near the copy."""
     known, episodes = rows.precomputed, rows.episodes
     if known.ref_logp is not None:
-        anchor = _chosen_logp(double, unweighted_token_rows(episodes)) + _logp_noise(
-            episodes, "anchor", quiet_every=5, seed=seed
-        )
+        anchor = _chosen_logp(double, episodes) + _logp_noise(episodes, "anchor", quiet_every=5, seed=seed)
         known = replace(known, ref_logp=anchor)
     if known.old_logp is not None:
         known = replace(known, old_logp=_old_policy_logp(double, episodes, seed=seed))
     if known.top_k_ids is not None:
-        known = _with_top_k(known, double, unweighted_token_rows(episodes), known.top_k_ids.shape[1])
+        question = partial(likeliest_tokens, double, known.top_k_ids.shape[1])
+        ids, logp = _token_rows(episodes).evaluate(question, 1 << 40)
+        known = replace(known, top_k_ids=ids.astype(np.int64), top_k_logp=logp.astype(np.float64))
     return replace(rows, layout=replace(rows.layout, device="cpu"), precomputed=known)
-
-
-def _with_top_k(known: PrecomputedColumns, double: TokenPolicy, rows: TokenRows, count: int) -> PrecomputedColumns:
-    def question(batch: TokenBatch) -> tuple[Tensor, Tensor]:
-        found: TopKTokens = double.top_k_tokens(batch.packed, batch.at, count)
-        return found.ids, found.logp
-
-    ids, logp = rows.evaluate(question, 1 << 40)
-    return replace(known, top_k_ids=ids.astype(np.int64), top_k_logp=logp.astype(np.float64))
 
 
 # ------------------------------------------------------------------------------------------------- control

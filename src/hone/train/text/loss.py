@@ -111,9 +111,9 @@ class TokenView:
     """`[n, K]` of the policy when the update began."""
     token_factor: Tensor | None
     """`[n]` what `Loss.select` returned."""
-    group: Tensor | None
+    group: Tensor | None = None
     """`[sequences]` group of each sequence of this micro-batch, which holds whole groups; None: it may not."""
-    term_weights: Mapping[str, Tensor]
+    term_weights: Mapping[str, Tensor] = field(default_factory=dict[str, Tensor])
     """Weights of the loss terms that have their own, by name: see `TokenLossSpec.term_weights`."""
 
 
@@ -236,13 +236,13 @@ class TokenLoss:
             (proximal,) = rows.evaluate(partial(chosen_logp, policy), budget)
             known = replace(known, old_logp=proximal)
         if self.loss.top_k:
-            ids, logp = rows.evaluate(partial(_top_k, policy, self.loss.top_k), budget)
+            ids, logp = rows.evaluate(partial(likeliest_tokens, policy, self.loss.top_k), budget)
             known = replace(known, top_k_ids=ids.astype(np.int64), top_k_logp=logp)
         return known
 
 
 def chosen_logp(policy: TokenPolicy, batch: TokenBatch) -> tuple[Tensor]:
-    """`[n]` nats of what was chosen: a question for `TokenRows.asked`."""
+    """`[n]` nats of what was chosen: a question for `TokenRows.evaluate`."""
     return (policy.token_logprobs(batch.packed, batch.at, batch.chosen, sampling_mask=batch.sampling_mask).logp,)
 
 
@@ -274,7 +274,8 @@ def _logp_and_entropy(policy: TokenPolicy, batch: TokenBatch) -> tuple[Tensor, T
     return look.logp, look.entropy
 
 
-def _top_k(policy: TokenPolicy, count: int, batch: TokenBatch) -> tuple[Tensor, Tensor]:
+def likeliest_tokens(policy: TokenPolicy, count: int, batch: TokenBatch) -> tuple[Tensor, Tensor]:
+    """Numbers and log-probabilities `[n, count]` of the most probable tokens: a question for `TokenRows.evaluate`."""
     found = policy.top_k_tokens(batch.packed, batch.at, count)
     return found.ids, found.logp
 
