@@ -97,12 +97,17 @@ class PerceptronKernels:
         self._tape_units = sum(-(-size // 32) * 32 for size in self.sizes[1:-1])
         self._counts = [parameter.numel() for parameter in self.parameters]
         self._gradient_bytes = 4 * np.cumsum([0, *self._counts[:-1]])
+        self._addresses: tuple[int, ...] = ()
+        """Addresses of the parameters that `_struct` holds."""
+        self._struct = np.zeros(2 + 5 * _MAX_LAYERS, np.int64)
+        """The C struct: layers, sizes, then addresses of weights, biases and of their gradients."""
+        self._struct[0], self._struct[1 : 1 + len(self.sizes)] = len(self.sizes) - 1, self.sizes
 
     def supports(self, x: Tensor) -> bool:
         """Whether the kernels take rows `[n, in]` like these on this machine."""
-        dtype = self.parameters[0].dtype
-        fits = x.dim() == 2 and len(x) >= MIN_ROWS and x.dtype == dtype == torch.float32
-        return fits and x.is_cpu and self.parameters[0].is_cpu and bool(available_functions())
+        weight = self.parameters[0]
+        fits = x.dim() == 2 and x.shape[0] >= MIN_ROWS and x.dtype == weight.dtype == torch.float32
+        return fits and x.is_cpu and weight.is_cpu and bool(available_functions())
 
     def __call__(self, x: Tensor, *, frozen: bool = False) -> Tensor:
         """`[n, in]` -> `[n, out]`, with gradients for `x` and, unless `frozen`, for the parameters."""
@@ -113,10 +118,10 @@ class PerceptronKernels:
 
     def forward(self, x: Tensor, tape: Tensor | None = None) -> Tensor:
         """`[n, in]` -> `[n, out]`, without a graph; writes the hidden outputs to `tape`."""
-        y = torch.empty(len(x), self.sizes[-1])
+        rows = x.shape[0]
+        y = torch.empty(rows, self.sizes[-1])
         kept = 0 if tape is None else tape.data_ptr()
-        network = self._network()
-        _loaded()["hone_forward"](network.ctypes.data, len(x), x.data_ptr(), kept, y.data_ptr())
+        _loaded()["hone_forward"](self._network(), rows, x.data_ptr(), kept, y.data_ptr())
         return y
 
     def new_tape(self, rows: int) -> Tensor:
@@ -130,10 +135,9 @@ class PerceptronKernels:
         `[n, out]`, its derivative by the outputs."""
         by_inputs = torch.empty_like(x) if inputs else None
         gradient = torch.zeros(sum(self._counts) if weights else 0)
-        network = self._network(gradient if weights else None)
         _loaded()["hone_backward"](
-            network.ctypes.data,
-            len(x),
+            self._network(gradient if weights else None),
+            x.shape[0],
             x.data_ptr(),
             tape.data_ptr(),
             slope.data_ptr(),
@@ -145,16 +149,17 @@ class PerceptronKernels:
         parts = gradient.split(self._counts)
         return by_inputs, [part.view_as(owner) for part, owner in zip(parts, self.parameters, strict=True)]
 
-    def _network(self, gradient: Tensor | None = None) -> np.ndarray:
-        """The C struct: layers, sizes, then addresses of weights, biases, and of their gradients in `gradient`."""
+    def _network(self, gradient: Tensor | None = None) -> int:
+        """Address of the C struct, with the parameters where they lie now and their gradients in `gradient`."""
         layers = len(self.sizes) - 1
-        struct = np.zeros(2 + 5 * _MAX_LAYERS, np.int64)
-        struct[0], struct[1 : 1 + len(self.sizes)] = layers, self.sizes
-        addresses = struct[2 + _MAX_LAYERS :].reshape(2, 2, _MAX_LAYERS)[:, :, :layers]
-        addresses[0] = np.array([parameter.data_ptr() for parameter in self.parameters]).reshape(2, layers)
+        parts = self._struct[2 + _MAX_LAYERS :].reshape(2, 2, _MAX_LAYERS)[:, :, :layers]
+        addresses = tuple(parameter.data_ptr() for parameter in self.parameters)
+        if addresses != self._addresses:
+            self._addresses = addresses
+            parts[0] = np.array(addresses).reshape(2, layers)
         if gradient is not None:
-            addresses[1] = (gradient.data_ptr() + self._gradient_bytes).reshape(2, layers)
-        return struct
+            parts[1] = (gradient.data_ptr() + self._gradient_bytes).reshape(2, layers)
+        return self._struct.ctypes.data
 
 
 class _PerceptronFunction(torch.autograd.Function):
@@ -162,7 +167,7 @@ class _PerceptronFunction(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, kernels: PerceptronKernels, x: Tensor, *parameters: Tensor) -> Tensor:  # noqa: ANN401 - torch's own
-        tape = kernels.new_tape(len(x)) if any(ctx.needs_input_grad) else None
+        tape = kernels.new_tape(x.shape[0]) if any(ctx.needs_input_grad) else None
         ctx.kernels, ctx.tape = kernels, tape
         ctx.save_for_backward(x, *parameters)
         return kernels.forward(x, tape)
