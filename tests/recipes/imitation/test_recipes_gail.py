@@ -131,7 +131,7 @@ def config_of(log: str, **changes: Any) -> gail.GailConfig:
 
 def made(case: str, folder: Path, **changes: Any) -> TrainingJob[AdversarialActorCritic]:
     name, controller, settings = CASES[case]
-    return gail.build(config_of(shown(folder, name, controller), **{**settings, **changes}))
+    return gail.ENTRY.build(config_of(shown(folder, name, controller), **{**settings, **changes}))
 
 
 def trained(job: TrainingJob[AdversarialActorCritic], steps: int) -> list[dict[str, float]]:
@@ -174,7 +174,7 @@ def test_a_resumed_run_is_the_uninterrupted_one(case: str, tmp_path: Path) -> No
 def test_no_cut_changes_a_gradient(case: str, own_credit: bool, tmp_path: Path) -> None:
     name, controller, settings = CASES[case]
     config = config_of(shown(tmp_path, name, controller), **settings)
-    job = gail.build(config)
+    job = gail.ENTRY.build(config)
     found = job_gradient_probes(job, config, own_credit=own_credit)
     assert [trial.name for trial in found] == ["policy", "discriminator"]
     checks = build_certificate(found, recipe="gail", config_hash="").checks
@@ -294,7 +294,7 @@ def test_demonstrations_are_drawn_by_the_number_of_the_update() -> None:
 def test_it_does_what_was_shown(reward: str, tmp_path: Path) -> None:
     """No step leads anywhere and only a clock ends an episode: whatever the sign, the reward is in the likeness."""
     log = shown(tmp_path, "Sides-v0", greater, steps=200)
-    job = gail.build(
+    job = gail.ENTRY.build(
         config_of(
             log, steps=60, env={"id": "Sides-v0", "num_envs": 8}, rollout_steps=32, network={"hidden": [32]},
             algorithm={"reward": reward, "discount": 0.5, "discriminator": {"network": {"hidden": [32]}, "every": 1}},
@@ -310,7 +310,7 @@ def test_it_does_what_was_shown(reward: str, tmp_path: Path) -> None:
 
 def test_it_balances_by_demonstrations_alone(tmp_path: Path) -> None:
     """120 decisions of a controller; chance balances for 22 steps."""
-    job = gail.build(
+    job = gail.ENTRY.build(
         config_of(
             shown(tmp_path, "CartPole-v1", steady), steps=40, env={"id": "CartPole-v1", "num_envs": 8},
             rollout_steps=64, network={}, judge={"episodes": 20}, learner={"lr": 1e-3, "epochs": 10, "minibatches": 2},
@@ -331,7 +331,7 @@ def test_demonstrations_of_another_world_are_refused(tmp_path: Path) -> None:
     lake = "FrozenLake-v1"
     log = shown(tmp_path, lake, lambda seen: np.zeros(len(seen), np.int64))
     said = r"it has 16 states from 0 and 4 numbered actions from 0, the environment 4 numbers seen and 2 numbered"
-    for door in (gail.build, gail.check):
+    for door in (gail.ENTRY.build, gail.ENTRY.check):
         with pytest.raises(ConfigError, match=said):
             door(config_of(log, env={"id": "CartPole-v1"}))
     states = PolicySpaces(inputs=ObservationInputs(size=4, one_hot=True), actions=DiscreteActions(count=2))
@@ -346,18 +346,18 @@ def test_demonstrations_of_another_world_are_refused(tmp_path: Path) -> None:
 def test_all_faults_come_at_once_and_before_work(tmp_path: Path) -> None:
     config = config_of(str(tmp_path / "none.parquet"), env={"id": "Pendulum-v1"})
     with pytest.raises(HoneError, match=r"(?s)none.parquet: there is no such file.*env.clip_actions = false"):
-        gail.check(config)
-    assert all(isinstance(value, str) for value in gail.derive(config).values())
+        gail.ENTRY.check(config)
+    assert all(isinstance(value, str) for value in gail.ENTRY.derive(config).values())
     lake = config_of("none", env={"id": "FrozenLake-v1"}, algorithm={"normalise_observations": True})
     with pytest.raises(HoneError, match=r"normalise\.observations = true"):
-        gail.check(lake)
+        gail.ENTRY.check(lake)
     with pytest.raises(ValueError, match="cannot be cut"):
         config_of("none", env={"id": "CartPole-v1", "num_envs": 1}, rollout_steps=7)
 
 
 def test_a_resume_with_other_demonstrations_is_told_by_the_fingerprint(tmp_path: Path) -> None:
     one = made("choices", tmp_path)
-    two = gail.build(config_of(shown(tmp_path, "CartPole-v1", steady, steps=61), **CASES["choices"][2]))
+    two = gail.ENTRY.build(config_of(shown(tmp_path, "CartPole-v1", steady, steps=61), **CASES["choices"][2]))
     assert one.dataset_fingerprint is not None and one.dataset_fingerprint != two.dataset_fingerprint
     one.close()
     two.close()

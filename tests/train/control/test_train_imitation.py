@@ -215,7 +215,7 @@ def test_regret_is_linear_where_clonings_is_quadratic(experts: str, tmp_path: Pa
     clone does off the road is chance: with this seed it stays there."""
     env = GymConfig(id="Drift-v0", num_envs=4)
     common: dict[str, Any] = {"name": "x", "network": {"hidden": []}, "judge": {"episodes": 40}}
-    asked = dagger.build(
+    asked = dagger.ENTRY.build(
         dagger.DaggerConfig.model_validate(
             {
                 **common, "recipe": "dagger", "steps": 12, "env": env.model_dump(), "algorithm": {"beta_decay": 0.0},

@@ -5,34 +5,37 @@ cloning of a log sees only the expert's states; mistakes lead to states without 
 square of an episode's length. Labels in the learner's own states keep it linear.
 """
 
-from dataclasses import replace
+import contextlib
 from functools import partial
 
 from pydantic import Field
 
 from hone.core.config import Config
+from hone.core.credit import Credits
+from hone.core.episodes import Episodes
 from hone.credit.returns import reward_as_advantage
 from hone.envs.gym.make import describe_placement
-from hone.envs.gym.world import GymConfig, inspect_world, open_world
+from hone.envs.gym.world import GymWorld
 from hone.models.control.actor_critic import ActorCritic
-from hone.models.control.mlp import MlpConfig
-from hone.objectives.offline import behaviour_cloning
-from hone.objectives.weights import token_mean
+from hone.models.control.mlp import MlpConfig, PolicySpaces
 from hone.recipes.offline.bc import objective
 from hone.replay.ring import RingBuffer
-from hone.train.config import RunConfig, RunSettings
-from hone.train.control.acting import DropFailedEpisodes
-from hone.train.control.experts import DaggerActor, ExpertConfig, ExpertLabelledSource, ExpertProgram, open_expert
-from hone.train.control.job import ControlEvaluationConfig, control_job
-from hone.train.control.on_policy import require_clipping
-from hone.train.control.rows import step_rows
-from hone.train.control.spaces import network_spaces
-from hone.train.job import RecipeParts, RecipeSpec, TrainingJob, checked_run
-from hone.train.learner.config import ReplayLearnerConfig, learning_rate_schedule, policy_phase
-from hone.train.learner.gradient import GradientLearner
-from hone.train.loop import Recipe
-from hone.train.sources.live import LiveSource
-from hone.train.sources.replay import ReplaySource
+from hone.train.config import RunSettings
+from hone.train.control.experts import (
+    DaggerActor,
+    ExpertActor,
+    ExpertConfig,
+    ExpertLabelledSource,
+    ExpertProgram,
+    open_expert,
+)
+from hone.train.control.job import open_gym_run
+from hone.train.control.off_policy import OffPolicyMethod, OffPolicyRunConfig, ReplayConfig, replay_job
+from hone.train.control.on_policy import control_parts, require_clipping
+from hone.train.control.rows import StepRows, step_rows
+from hone.train.control.spaces import world_spaces
+from hone.train.job import OpenedRun, RecipeSpec, TrainingJob, opened_run
+from hone.train.learner.config import ReplayLearnerConfig, policy_phase
 
 
 class DaggerAlgorithm(Config):
@@ -47,13 +50,11 @@ class DaggerAlgorithm(Config):
     """Decisions per update."""
 
 
-class DaggerConfig(RunConfig):
+class DaggerConfig(OffPolicyRunConfig):
     """A policy from an expert that can be asked."""
 
     run: RunSettings = RunSettings(threads=1)
     """Threads, logging, checkpoints and other settings of the run."""
-    env: GymConfig
-    """The environments."""
     expert: ExpertConfig
     """The expert."""
     rollout_steps: int = Field(default=100, ge=1)
@@ -64,55 +65,50 @@ class DaggerConfig(RunConfig):
     """The policy."""
     learner: ReplayLearnerConfig = ReplayLearnerConfig(lr=1e-3, updates_per_iteration=50, max_grad_norm=None)
     """The optimizer."""
-    evaluation: ControlEvaluationConfig = ControlEvaluationConfig()
-    """Evaluation of the policy."""
 
 
-def build(config: DaggerConfig) -> TrainingJob[ActorCritic]:
-    """Raises ConfigError, DataError and UserCodeError for what is wrong with the expert and the environment."""
-    expert, close = open_expert(config.expert)
-    world = open_world(config.env, steps=config.rollout_steps, seed=config.seed)
-    space = network_spaces(world.envs.single_observation_space, world.envs.single_action_space)
-    require_clipping(config.env, space)
-    policy = ActorCritic(space, config.network, seed=config.seed, critic=False).to(config.run.device)
-    updates = config.learner.updates_per_iteration
-    learner = GradientLearner(
+def method(config: DaggerConfig, spaces: PolicySpaces, expert: ExpertActor) -> OffPolicyMethod[ActorCritic]:
+    """Behaviour cloning of the expert's labels, in states that the expert and the learner reach by turns."""
+    policy = ActorCritic(spaces, config.network, seed=config.seed, critic=False).to(config.run.device)
+
+    def layout(decisions: Episodes, credits: Credits, updates: int) -> StepRows:
+        del updates
+        return step_rows(decisions, credits, device=config.run.device)
+
+    return OffPolicyMethod(
         policy=policy,
-        layout=partial(step_rows, device=config.run.device),
         phases=[policy_phase(policy, objective, config.learner)],
-        seed=config.seed,
-        learning_rate=learning_rate_schedule(config.learner, config.learner.optimizer_steps(config.steps)),
-        minibatches=updates,
-        epochs=config.learner.epochs,
-        shuffle=False,
-    )
-    actor = DaggerActor(
-        policy.numpy_policy(), expert=expert, actions=space.actions, beta_decay=config.algorithm.beta_decay
-    )
-    source = ReplaySource(
-        ExpertLabelledSource(DropFailedEpisodes(LiveSource(world, actor), world), expert, space.actions),
+        layout=layout,
+        credit=reward_as_advantage,
         buffer=RingBuffer(config.algorithm.replay_capacity),
-        sample_size=config.algorithm.batch * updates,
-        warmup=1,
-        seed=config.seed,
+        actor=DaggerActor(
+            policy.numpy_policy(), expert=expert, actions=spaces.actions, beta_decay=config.algorithm.beta_decay
+        ),
+        wrap_source=lambda source: ExpertLabelledSource(source, expert, spaces.actions),
     )
-    recipe = Recipe(source=source, credit=reward_as_advantage, learner=learner)
-    job = control_job(recipe, env=config.env, evaluation=config.evaluation, seed=config.seed, world=world)
-
-    def end() -> None:
-        close()
-        world.close()
-
-    return replace(job, close=end)
 
 
-def check(config: DaggerConfig) -> list[str]:
-    """Warnings about the config; raises ConfigError for a run that cannot work."""
-    _, close = open_expert(config.expert)
-    close()
-    found, warnings = inspect_world(config.env, seed=config.seed)
-    require_clipping(config.env, network_spaces(*found))
-    return warnings
+def build(config: DaggerConfig, world: GymWorld, *, expert: ExpertActor) -> TrainingJob[ActorCritic]:
+    """Training job on all labels so far, from the first iteration on."""
+    replay = ReplayConfig(batch=config.algorithm.batch, warmup=1)
+    return replay_job(config, world, method(config, world_spaces(world), expert), replay)
+
+
+def open_run(config: DaggerConfig) -> OpenedRun:
+    """The expert and the environments, opened and checked; closed together. Raises HoneError."""
+    with contextlib.ExitStack() as stack:
+        expert, close_expert = open_expert(config.expert)
+        stack.callback(close_expert)
+        opened = open_gym_run(
+            config,
+            config.env,
+            steps=config.rollout_steps,
+            build=partial(build, expert=expert),
+            require=lambda config, spaces: require_clipping(config.env, spaces),
+        )
+        stack.callback(opened.close)
+        close = stack.pop_all().close
+    return opened_run(opened, lambda config, gym: gym.build(config), warnings=opened.warnings, close=close)
 
 
 def derive(config: DaggerConfig) -> dict[str, str]:
@@ -131,13 +127,8 @@ ENTRY = RecipeSpec(
     summary="imitation of an expert that can be asked, in the states that the learner reaches",
     paper="Ross et al., A Reduction of Imitation Learning ... to No-Regret Online Learning, 2011",
     config=DaggerConfig,
-    open=checked_run(check, build),
+    open=open_run,
     derive=derive,
-    parts=RecipeParts(
-        source="Replay(Labelled(Live(Gymnasium)))",
-        credit=(reward_as_advantage,),
-        loss=(behaviour_cloning,),
-        weights=(token_mean,),
-    ),
+    parts=control_parts(method, source="Replay(Labelled(Live(Gymnasium)))"),
     limitation="the expert is asked about every state, also where the learner's mistakes are dangerous to make.",
 )

@@ -15,7 +15,8 @@ The discriminator of the previous iterations rewards an iteration; then both lea
 paired with a demonstration drawn for it, so every minibatch holds as many of one kind as of the other.
 """
 
-from collections.abc import Mapping
+import contextlib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -41,7 +42,7 @@ from hone.credit.adversarial import (
     with_imitation_reward,
 )
 from hone.credit.returns import gae, standardised
-from hone.envs.gym.world import inspect_world, open_world
+from hone.envs.gym.world import GymWorld, open_world
 from hone.envs.logs.parquet import read_log
 from hone.models.control.discriminator import AdversarialActorCritic
 from hone.models.control.mlp import DiscreteActions, MlpConfig, PolicySpaces
@@ -53,12 +54,17 @@ from hone.objectives.weights import token_mean
 from hone.recipes.on_policy import ppo
 from hone.train.control.acting import DropFailedEpisodes, NetworkActor, predict_values
 from hone.train.control.job import control_job, decisions_fingerprint
-from hone.train.control.on_policy import OnPolicyRunConfig, require_supported_spaces
-from hone.train.control.on_policy import derive_on_policy as on_policy_table
+from hone.train.control.on_policy import (
+    ClippedAlgorithm,
+    OnPolicyRunConfig,
+    derive_on_policy,
+    require_supported_spaces,
+    standardised_gae,
+)
 from hone.train.control.phases import optimizer_phase
 from hone.train.control.rows import DecisionRows, StepRows, split_decision_rows, step_rows
-from hone.train.control.spaces import network_spaces
-from hone.train.job import RecipeParts, RecipeSpec, TrainingJob, checked_run
+from hone.train.control.spaces import network_spaces, world_spaces
+from hone.train.job import OpenedRun, RecipeParts, RecipeSpec, TrainingJob, opened_run
 from hone.train.learner.config import LearnerConfig, learning_rate_schedule
 from hone.train.learner.gradient import GradientLearner, OptimizerPhase
 from hone.train.loop import Recipe
@@ -85,7 +91,7 @@ class DiscriminatorConfig(Config):
     same reward everywhere."""
 
 
-class GailAlgorithm(Config):
+class GailAlgorithm(ClippedAlgorithm):
     """Imitation reward, discriminator and PPO's hyperparameters."""
 
     reward: Literal["positive", "negative", "odds"] = "positive"
@@ -96,12 +102,6 @@ class GailAlgorithm(Config):
     """Discount factor (gamma) of the discriminator's reward."""
     gae_lambda: float = Field(default=0.9, ge=0, le=1)
     """GAE's lambda: 0 trusts the critic, 1 the returns."""
-    clip: float = Field(default=0.2, gt=0, lt=1)
-    """Clip width of the probability ratio around 1."""
-    value_weight: float = Field(default=0.5, ge=0)
-    """Weight of the critic's squared error."""
-    entropy_weight: float = Field(default=0.0, ge=0)
-    """Weight of the entropy bonus."""
     normalise_observations: bool = False
     """Standardise the observations of policy and critic; the discriminator always has its own statistics."""
     discriminator: DiscriminatorConfig = DiscriminatorConfig()
@@ -113,8 +113,6 @@ class GailConfig(OnPolicyRunConfig):
 
     log: str
     """The demonstrations: a parquet file written by hone, or a Minari data set (folder or HDF5 file)."""
-    rollout_steps: int = Field(default=64, ge=1)
-    """Steps of each environment per iteration."""
     learner: LearnerConfig = LearnerConfig(lr=1e-3, epochs=10, minibatches=2, max_grad_norm=0.5)
     """The optimizers; `minibatches` per epoch."""
     algorithm: GailAlgorithm = GailAlgorithm()
@@ -200,13 +198,9 @@ class DiscriminatorCredit:
     algorithm: GailAlgorithm
 
     def __call__(self, episodes: Episodes, values: Values) -> Credits:
-        return with_imitation_reward(
-            episodes, values, imitation_reward=self._discriminator_reward, credit=self._standardised_gae
-        )
-
-    def _standardised_gae(self, episodes: Episodes, values: Values) -> Credits:
         algorithm = self.algorithm
-        return standardised(gae(episodes, values, discount=algorithm.discount, gae_lambda=algorithm.gae_lambda))
+        credit = partial(standardised_gae, discount=algorithm.discount, gae_lambda=algorithm.gae_lambda)
+        return with_imitation_reward(episodes, values, imitation_reward=self._discriminator_reward, credit=credit)
 
     @torch.no_grad()
     def _discriminator_reward(self, episodes: Episodes) -> NDArray[np.float64]:
@@ -244,28 +238,27 @@ def optimizer_phases(
         value_weight=algorithm.value_weight,
         entropy_weight=algorithm.entropy_weight,
     )
-    deciding: OptimizerPhase[AdversarialActorCritic, Any] = optimizer_phase(
-        "policy", partial(ppo.objective, algorithm=numbers), policy.policy_parameters(), config.learner
-    )
-    telling: OptimizerPhase[AdversarialActorCritic, Any] = optimizer_phase(
-        "discriminator",
-        partial(discriminator_objective, penalty=told.gradient_penalty),
-        policy.discriminator.parameters(),
-        config.learner,
-    )
-    telling.prepare, telling.update_every = shown.pair_with_demonstrations, told.every
-    return [deciding, telling]
+    return [
+        optimizer_phase(
+            "policy", partial(ppo.objective, algorithm=numbers), policy.policy_parameters(), config.learner
+        ),
+        optimizer_phase(
+            "discriminator",
+            partial(discriminator_objective, penalty=told.gradient_penalty),
+            policy.discriminator.parameters(),
+            config.learner,
+            prepare=shown.pair_with_demonstrations,
+            update_every=told.every,
+        ),
+    ]
 
 
-def build(config: GailConfig) -> TrainingJob[AdversarialActorCritic]:
-    """Build the training job. Raises DataError, ConfigError and UserCodeError for an invalid log or environment."""
+def build(config: GailConfig, opened: tuple[Episodes, GymWorld]) -> TrainingJob[AdversarialActorCritic]:
+    """Training job on the demonstrations and the environments that are open."""
     algorithm, device = config.algorithm, config.run.device
-    steps, theirs = demonstrations_of(config.log)
-    world = open_world(config.env, steps=config.rollout_steps, seed=config.seed)
-    space = network_spaces(world.envs.single_observation_space, world.envs.single_action_space)
+    steps, world = opened
+    space = world_spaces(world)
     normalise = NormaliseConfig(observations=algorithm.normalise_observations)
-    require_supported_spaces(config.env, space, normalise)
-    require_same_spaces(config.log, theirs, space)
     policy = AdversarialActorCritic(
         space, config.network, seed=config.seed, discriminator=algorithm.discriminator.network
     ).to(device)
@@ -300,30 +293,29 @@ def build(config: GailConfig) -> TrainingJob[AdversarialActorCritic]:
     )
 
 
-def check(config: GailConfig) -> list[str]:
-    """Warnings about the config; raises ConfigError for a run that cannot work."""
-    warnings: list[str] = []
+def open_run(config: GailConfig) -> OpenedRun:
+    """The demonstrations, read once, and the environments, opened and checked. Raises HoneError with all faults."""
+    normalise = NormaliseConfig(observations=config.algorithm.normalise_observations)
+    with contextlib.ExitStack() as on_fault:
 
-    def world() -> PolicySpaces:
-        found, told = inspect_world(config.env, seed=config.seed)
-        space = network_spaces(*found)
-        require_supported_spaces(
-            config.env, space, NormaliseConfig(observations=config.algorithm.normalise_observations)
-        )
-        warnings.extend(told)
-        return space
+        def environments() -> GymWorld:
+            world = open_world(config.env, steps=config.rollout_steps, seed=config.seed)
+            on_fault.callback(world.close)
+            require_supported_spaces(config.env, world_spaces(world), normalise)
+            return world
 
-    found = run_all_checks({"log": lambda: demonstrations_of(config.log)[1], "env": world})
-    require_same_spaces(config.log, found["log"], found["env"])
-    return warnings
+        checks: dict[str, Callable[[], Any]] = {"log": lambda: demonstrations_of(config.log), "env": environments}
+        (steps, theirs), world = run_all_checks(checks).values()
+        require_same_spaces(config.log, theirs, world_spaces(world))
+        on_fault.pop_all()
+    return opened_run((steps, world), build, warnings=world.warnings, close=world.close)
 
 
 def derive(config: GailConfig) -> dict[str, str]:
     """Figures that follow from the config, shown by `hone plan`."""
     steps = config.learner.optimizer_steps(config.steps)
-    told = on_policy_table(config)
     return {
-        **told,
+        **derive_on_policy(config),
         "demonstrations": config.log,
         "discriminator steps": f"{steps // config.algorithm.discriminator.every}",
     }
@@ -333,7 +325,7 @@ ENTRY = RecipeSpec(
     summary="imitation of a log by acting: PPO paid by a discriminator for looking like the demonstrations",
     paper="Ho and Ermon, Generative Adversarial Imitation Learning, 2016",
     config=GailConfig,
-    open=checked_run(check, build),
+    open=open_run,
     derive=derive,
     parts=RecipeParts(
         source="Live(Gymnasium)",

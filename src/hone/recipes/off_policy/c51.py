@@ -71,6 +71,5 @@ ENTRY = value_recipe_spec(
     paper="Bellemare et al., A Distributional Perspective on Reinforcement Learning, 2017",
     config=C51Config,
     method=method,
-    loss=(c51_loss, categorical_target),
     limitation="the range of returns must be known beforehand; returns outside are clipped to it.",
 )

@@ -7,24 +7,22 @@ overestimated; TD3 adds the fixes.
 from pydantic import Field
 from torch import Tensor
 
-from hone.core.config import Config
 from hone.models.control.deterministic import DeterministicActorCritic
 from hone.models.control.mlp import PolicySpaces
-from hone.objectives.td import ddpg_actor_loss, td_target
+from hone.objectives.td import td_target
 from hone.objectives.terms import LossTerms
 from hone.objectives.value import squared_error
 from hone.train.control.deterministic import DeterministicRunConfig, chosen_action_values, deterministic_method
 from hone.train.control.off_policy import OffPolicyMethod, off_policy_recipe
+from hone.train.control.phases import TdAlgorithm
 from hone.train.control.rows import TransitionRows
 
 
-class DdpgAlgorithm(Config):
+class DdpgAlgorithm(TdAlgorithm):
     """The numbers of the paper, with the rates that suit short tasks."""
 
     discount: float = Field(default=0.98, ge=0, le=1)
     """Discount factor (gamma)."""
-    tau: float = Field(default=0.005, gt=0, le=1)
-    """Polyak coefficient of the target network per update: target += tau * (weights - target)."""
 
 
 class DdpgConfig(DeterministicRunConfig):
@@ -65,6 +63,5 @@ ENTRY = off_policy_recipe(
     config=DdpgConfig,
     method=method,
     continuous=True,
-    loss=(squared_error, td_target, ddpg_actor_loss),
     limitation="boxes of actions only; the policy exploits the critic's overestimation, which TD3 reduces.",
 )

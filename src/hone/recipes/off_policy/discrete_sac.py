@@ -13,7 +13,6 @@ import torch
 from pydantic import Field
 from torch import Tensor
 
-from hone.core.config import Config
 from hone.credit.returns import one_step_target
 from hone.models.control.mlp import DiscreteActions, MlpConfig, PolicySpaces
 from hone.models.control.q_networks import DiscreteSacPolicy
@@ -28,18 +27,14 @@ from hone.train.control.off_policy import (
     off_policy_recipe,
     rows_with_noise,
 )
-from hone.train.control.phases import optimizer_phase, target_update
+from hone.train.control.phases import TdAlgorithm, optimizer_phase, target_update
 from hone.train.control.rows import TransitionRows
 from hone.train.learner.config import ReplayLearnerConfig
 
 
-class DiscreteSacAlgorithm(Config):
+class DiscreteSacAlgorithm(TdAlgorithm):
     """Targets and temperature."""
 
-    discount: float = Field(default=0.99, ge=0, le=1)
-    """Discount factor (gamma)."""
-    tau: float = Field(default=0.005, gt=0, le=1)
-    """Polyak coefficient of the target networks per update."""
     entropy: float = Field(default=0.1, ge=0, lt=1)
     """Target entropy of the policy, as a share of log k, the maximum for k actions."""
 
@@ -115,6 +110,5 @@ ENTRY = off_policy_recipe(
     config=DiscreteSacConfig,
     method=method,
     continuous=False,
-    loss=(twin_critic_loss, soft_target, sac_actor_loss, temperature_loss),
     limitation="the right target entropy depends on the task; it must be low where single actions decide.",
 )

@@ -40,6 +40,5 @@ ENTRY = value_recipe_spec(
     paper="van Hasselt et al., Deep Reinforcement Learning with Double Q-learning, 2016",
     config=DoubleDqnConfig,
     method=method,
-    loss=(huber, double_target),
     limitation="finite actions only; a third pass through the network per update, and values may now be too low.",
 )

@@ -46,6 +46,5 @@ ENTRY = value_recipe_spec(
     paper="Mnih et al., Human-level control through deep reinforcement learning, 2015",
     config=DqnConfig,
     method=method,
-    loss=(huber, greedy_target),
     limitation="finite actions only; overestimation bias, which double_dqn reduces.",
 )

@@ -5,9 +5,9 @@ gives each stream a hidden layer of its own. The target is that of double DQN, a
 """
 
 from hone.models.control.q_networks import QArchitecture
-from hone.objectives.td import double_target, dueling
-from hone.objectives.value import huber
+from hone.objectives.td import dueling
 from hone.recipes.off_policy.double_dqn import objective
+from hone.train.control.off_policy import off_policy_parts
 from hone.train.control.value_based import ScheduledValueRunConfig, ValueAlgorithm, ValueMethod, value_recipe_spec
 
 
@@ -28,6 +28,6 @@ ENTRY = value_recipe_spec(
     paper="Wang et al., Dueling Network Architectures for Deep Reinforcement Learning, 2016",
     config=DuelingDqnConfig,
     method=method,
-    loss=(huber, double_target, dueling),
     limitation="helps where many actions are much alike; with two actions there is little to gain.",
+    parts=off_policy_parts(method, dueling),
 )

@@ -11,7 +11,6 @@ from functools import partial
 import torch
 from pydantic import Field
 
-from hone.core.config import Config
 from hone.credit.returns import one_step_target
 from hone.models.control.actor_critic import QNetworkPolicy
 from hone.models.control.mlp import DiscreteActions, MlpConfig, PolicySpaces
@@ -21,13 +20,19 @@ from hone.objectives.terms import LossTerms
 from hone.objectives.value import squared_error
 from hone.replay.hindsight import HindsightBuffer
 from hone.train.control.hindsight import GOAL_SOURCE, HindsightRunConfig, hindsight_buffer
-from hone.train.control.off_policy import OffPolicyMethod, ScheduledExplorer, off_policy_recipe, rows_with_noise
-from hone.train.control.phases import optimizer_phase, target_update
+from hone.train.control.off_policy import (
+    OffPolicyMethod,
+    ScheduledExplorer,
+    off_policy_parts,
+    off_policy_recipe,
+    rows_with_noise,
+)
+from hone.train.control.phases import TdAlgorithm, optimizer_phase, target_update
 from hone.train.control.rows import TransitionRows
 from hone.train.learner.config import ReplayLearnerConfig
 
 
-class HerDqnAlgorithm(Config):
+class HerDqnAlgorithm(TdAlgorithm):
     """The numbers of the paper, for short episodes."""
 
     discount: float = Field(default=0.85, ge=0, le=1)
@@ -97,7 +102,6 @@ ENTRY = off_policy_recipe(
     config=HerDqnConfig,
     method=method,
     continuous=False,
-    loss=(squared_error, double_target, HindsightBuffer),
     limitation="needs goals that are functions of the observation, and a reward that can be computed for any goal.",
-    episode_source=GOAL_SOURCE,
+    parts=off_policy_parts(method, HindsightBuffer, source=GOAL_SOURCE),
 )

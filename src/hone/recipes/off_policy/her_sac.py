@@ -12,11 +12,10 @@ from pydantic import Field
 
 from hone.models.control.actor_critic import SoftActorCritic
 from hone.models.control.mlp import MlpConfig, PolicySpaces
-from hone.objectives.soft import sac_actor_loss, soft_target, temperature_loss, twin_critic_loss
 from hone.recipes.off_policy.sac import SacAlgorithm, soft_actor_critic
 from hone.replay.hindsight import HindsightBuffer
 from hone.train.control.hindsight import GOAL_SOURCE, HindsightRunConfig, hindsight_buffer
-from hone.train.control.off_policy import OffPolicyMethod, off_policy_recipe
+from hone.train.control.off_policy import OffPolicyMethod, off_policy_parts, off_policy_recipe
 
 
 class HerSacAlgorithm(SacAlgorithm):
@@ -54,7 +53,6 @@ ENTRY = off_policy_recipe(
     config=HerSacConfig,
     method=method,
     continuous=True,
-    loss=(twin_critic_loss, soft_target, sac_actor_loss, temperature_loss, HindsightBuffer),
     limitation="needs goals that are functions of the observation, and a reward that can be computed for any goal.",
-    episode_source=GOAL_SOURCE,
+    parts=off_policy_parts(method, HindsightBuffer, source=GOAL_SOURCE),
 )

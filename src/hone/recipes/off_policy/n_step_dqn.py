@@ -6,9 +6,8 @@ and at the newest step of the buffer. The rewards come from older policies, whic
 
 from pydantic import Field
 
-from hone.objectives.td import double_target
-from hone.objectives.value import huber
 from hone.recipes.off_policy.double_dqn import objective
+from hone.train.control.off_policy import off_policy_parts
 from hone.train.control.value_based import ScheduledValueRunConfig, ValueAlgorithm, ValueMethod, value_recipe_spec
 
 
@@ -36,7 +35,6 @@ ENTRY = value_recipe_spec(
     paper="Sutton, Learning to Predict by the Methods of Temporal Differences, 1988; Hessel et al., 2018",
     config=NStepDqnConfig,
     method=method,
-    loss=(huber, double_target),
     limitation="the longer the target, the more it is that of the policies that acted, not of the greedy one.",
-    episode_source="Replay(Live(Gymnasium)), n steps",
+    parts=off_policy_parts(method, source="Replay(Live(Gymnasium)), n steps"),
 )

@@ -8,8 +8,6 @@ warm-up takes random actions.
 from pydantic import Field
 
 from hone.models.control.q_networks import QArchitecture
-from hone.objectives.td import greedy_target
-from hone.objectives.value import huber
 from hone.recipes.off_policy.dqn import objective
 from hone.train.config import RunSettings
 from hone.train.control.off_policy import ReplayConfig
@@ -54,6 +52,5 @@ ENTRY = value_recipe_spec(
     paper="Fortunato et al., Noisy Networks for Exploration, 2018",
     config=NoisyDqnConfig,
     method=method,
-    loss=(huber, greedy_target),
     limitation="an update costs more than twice; its logs have no propensities, so they cannot be reweighed.",
 )

@@ -19,25 +19,22 @@ from hone.core.episodes import Episodes
 from hone.core.state import State, array
 from hone.credit.returns import reward_as_advantage
 from hone.envs.gym.make import describe_placement
-from hone.envs.gym.world import GymConfig, inspect_world, open_world
-from hone.models.control.mlp import MlpConfig
+from hone.envs.gym.world import GymWorld
+from hone.models.control.mlp import MlpConfig, PolicySpaces
 from hone.models.control.mpc import CemPlanning, ModelPlanner, MpcPolicy, MppiPlanning, PlanningConfig
 from hone.objectives.dynamics import gaussian_nll
 from hone.objectives.terms import LossTerms
 from hone.objectives.weights import token_mean
 from hone.replay.bootstrap import BootstrapBuffer, ColumnStatistics
 from hone.replay.ring import RingBuffer
-from hone.train.config import RunConfig, RunSettings
-from hone.train.control.acting import DropFailedEpisodes, NetworkActor
-from hone.train.control.job import ControlEvaluationConfig, control_job
+from hone.train.config import RunSettings
+from hone.train.control.acting import NetworkActor
+from hone.train.control.job import ControlEvaluationConfig, open_gym_run
+from hone.train.control.off_policy import OffPolicyMethod, OffPolicyRunConfig, ReplayConfig, replay_job
 from hone.train.control.rows import DecisionRows
-from hone.train.control.spaces import network_spaces
-from hone.train.job import RecipeParts, RecipeSpec, TrainingJob, checked_run
-from hone.train.learner.config import ReplayLearnerConfig, learning_rate_schedule, policy_phase
-from hone.train.learner.gradient import GradientLearner
-from hone.train.loop import Recipe
-from hone.train.sources.live import LiveSource
-from hone.train.sources.replay import ReplaySource
+from hone.train.control.spaces import world_spaces
+from hone.train.job import OpenedRun, RecipeParts, RecipeSpec, TrainingJob
+from hone.train.learner.config import ReplayLearnerConfig, policy_phase
 from hone.train.sources.wrapper import WithState
 
 
@@ -58,13 +55,11 @@ class PetsAlgorithm(Config):
     """Capacity of the replay buffer, transitions."""
 
 
-class PetsConfig(RunConfig):
+class PetsConfig(OffPolicyRunConfig):
     """A planner on Gymnasium environments with boxes of observations and actions."""
 
     run: RunSettings = RunSettings(threads=1)
     """Threads, logging, checkpoints and other settings of the run."""
-    env: GymConfig
-    """The environments."""
     rollout_steps: int = Field(default=50, ge=1)
     """Steps of each environment per iteration; the dynamics model is trained between rollouts."""
     network: MlpConfig = MlpConfig(hidden=[64, 64], activation="relu")
@@ -107,10 +102,10 @@ def objective(policy: ModelPlanner, rows: DynamicsRows, *, bounds_weight: float)
 
 
 def dynamics_rows(
-    transitions: Episodes, credits: Credits, *, policy: ModelPlanner, memory: BootstrapBuffer
+    transitions: Episodes, credits: Credits, updates: int, *, policy: ModelPlanner, memory: BootstrapBuffer
 ) -> DynamicsRows:
     """Rows of a bootstrapped sample, standardised by the whole replay buffer."""
-    del credits
+    del credits, updates
     ensemble, members = policy.ensemble, memory.members
     if memory.inputs.count:
         ensemble.set_statistics(memory.inputs.count, _mean_and_scale(memory.inputs), _mean_and_scale(memory.targets))
@@ -156,13 +151,11 @@ class PlanningActor(NetworkActor):
         return self.numpy_policy
 
 
-def build(config: PetsConfig) -> TrainingJob[ModelPlanner]:
-    """Build the training job. Raises ConfigError and UserCodeError for an invalid environment."""
-    algorithm, learning = config.algorithm, config.learner
-    world = open_world(config.env, steps=config.rollout_steps, seed=config.seed, squashed=True)
-    space = network_spaces(world.envs.single_observation_space, world.envs.single_action_space)
+def method(config: PetsConfig, spaces: PolicySpaces) -> OffPolicyMethod[ModelPlanner]:
+    """The ensemble, trained on bootstrap samples, and the planner that acts by it."""
+    algorithm = config.algorithm
     policy = ModelPlanner(
-        space,
+        spaces,
         config.network,
         seed=config.seed,
         members=algorithm.members,
@@ -171,32 +164,35 @@ def build(config: PetsConfig) -> TrainingJob[ModelPlanner]:
     )
     memory = BootstrapBuffer(RingBuffer(algorithm.replay_capacity), members=algorithm.members, seed=config.seed)
     loss: Callable[[ModelPlanner, DynamicsRows], LossTerms] = partial(objective, bounds_weight=algorithm.bounds_weight)
-    learner = GradientLearner(
-        policy=policy,
-        layout=partial(dynamics_rows, policy=policy, memory=memory),
-        phases=[policy_phase(policy, loss, learning)],
-        seed=config.seed,
-        learning_rate=learning_rate_schedule(learning, learning.optimizer_steps(config.steps)),
-        minibatches=learning.updates_per_iteration,
-        epochs=learning.epochs,
-    )
     actor = PlanningActor(policy.numpy_policy())
-    source = ReplaySource(
-        DropFailedEpisodes(WithState(LiveSource(world, actor), actor, "plan"), world),
+    return OffPolicyMethod(
+        policy=policy,
+        phases=[policy_phase(policy, loss, config.learner)],
+        layout=partial(dynamics_rows, policy=policy, memory=memory),
+        credit=reward_as_advantage,
         buffer=memory,
-        sample_size=algorithm.members * algorithm.batch * learning.updates_per_iteration,
-        warmup=algorithm.warmup,
-        seed=config.seed,
+        actor=actor,
+        wrap_source=lambda source: WithState(source, actor, "plan"),
+        shuffle=True,
     )
-    recipe = Recipe(source=source, credit=reward_as_advantage, learner=learner)
-    return control_job(recipe, env=config.env, evaluation=config.evaluation, seed=config.seed, world=world)
 
 
-def check(config: PetsConfig) -> list[str]:
-    """Warnings about the config; raises ConfigError for a run that cannot work."""
-    found, warnings = inspect_world(config.env, seed=config.seed, squashed=True)
-    ModelPlanner(network_spaces(*found), MlpConfig(hidden=[1]), seed=0, members=1, reward=config.algorithm.reward)
-    return warnings
+def build(config: PetsConfig, world: GymWorld) -> TrainingJob[ModelPlanner]:
+    """Training job of the planner: each update takes a batch for every member of the ensemble."""
+    algorithm = config.algorithm
+    replay = ReplayConfig(batch=algorithm.members * algorithm.batch, warmup=algorithm.warmup)
+    return replay_job(config, world, method(config, world_spaces(world)), replay)
+
+
+def require_known_reward(config: PetsConfig, spaces: PolicySpaces) -> None:
+    """Raises ConfigError for spaces that the planner or its reward function does not fit."""
+    ModelPlanner(spaces, MlpConfig(hidden=[1]), seed=0, members=1, reward=config.algorithm.reward)
+
+
+def open_run(config: PetsConfig) -> OpenedRun:
+    """The environments, opened and checked. Raises HoneError."""
+    steps = config.rollout_steps
+    return open_gym_run(config, config.env, steps=steps, build=build, require=require_known_reward, squashed=True)
 
 
 def derive(config: PetsConfig) -> dict[str, str]:
@@ -217,7 +213,7 @@ ENTRY = RecipeSpec(
     summary="model-based control: planning with an ensemble of learned dynamics models",
     paper="Chua et al., Deep Reinforcement Learning in a Handful of Trials using Probabilistic Dynamics Models, 2018",
     config=PetsConfig,
-    open=checked_run(check, build),
+    open=open_run,
     derive=derive,
     parts=RecipeParts(
         source="Replay(Live(Gymnasium))",

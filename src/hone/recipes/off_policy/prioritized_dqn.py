@@ -7,9 +7,8 @@ target is that of double DQN, as in the paper.
 
 from pydantic import Field
 
-from hone.objectives.td import double_target
-from hone.objectives.value import huber
 from hone.recipes.off_policy.double_dqn import objective
+from hone.train.control.off_policy import off_policy_parts
 from hone.train.control.value_based import ScheduledValueRunConfig, ValueAlgorithm, ValueMethod, value_recipe_spec
 from hone.train.control.value_rows import priority_schedule
 
@@ -42,7 +41,6 @@ ENTRY = value_recipe_spec(
     paper="Schaul et al., Prioritized Experience Replay, 2016",
     config=PrioritizedDqnConfig,
     method=method,
-    loss=(huber, double_target),
     limitation="noisy rewards attract samples; a priority is as old as the last update on its transition.",
-    episode_source="Replay(Live(Gymnasium)), by priority",
+    parts=off_policy_parts(method, source="Replay(Live(Gymnasium)), by priority"),
 )

@@ -54,6 +54,5 @@ ENTRY = value_recipe_spec(
     paper="Dabney et al., Distributional Reinforcement Learning with Quantile Regression, 2018",
     config=QrDqnConfig,
     method=method,
-    loss=(quantile_huber_loss, td_target),
     limitation="work grows with the square of the quantiles; quantiles may cross.",
 )

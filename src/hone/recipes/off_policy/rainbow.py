@@ -9,9 +9,9 @@ from functools import partial
 from pydantic import Field
 
 from hone.models.control.q_networks import QArchitecture
-from hone.objectives.distributional import c51_loss, categorical_target
 from hone.objectives.td import dueling
 from hone.recipes.off_policy.c51 import CategoricalAlgorithm, objective
+from hone.train.control.off_policy import off_policy_parts
 from hone.train.control.value_based import ValueMethod, ValueRunConfig, value_recipe_spec
 from hone.train.control.value_rows import argmax_online, priority_schedule
 
@@ -53,7 +53,6 @@ ENTRY = value_recipe_spec(
     paper="Hessel et al., Rainbow: Combining Improvements in Deep Reinforcement Learning, 2018",
     config=RainbowConfig,
     method=method,
-    loss=(c51_loss, categorical_target, dueling),
     limitation="an update costs several of DQN's; the range of returns must be known; its two streams share layers.",
-    episode_source="Replay(Live(Gymnasium)), n steps, by priority",
+    parts=off_policy_parts(method, dueling, source="Replay(Live(Gymnasium)), n steps, by priority"),
 )

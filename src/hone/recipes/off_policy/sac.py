@@ -7,10 +7,8 @@ solve Pendulum-v1 within 20,000 steps.
 from functools import partial
 
 import torch
-from pydantic import Field
 from torch import Tensor
 
-from hone.core.config import Config
 from hone.credit.returns import one_step_target
 from hone.models.control.actor_critic import SoftActorCritic
 from hone.models.control.mlp import MlpConfig, PolicySpaces
@@ -19,18 +17,14 @@ from hone.objectives.terms import LossTerms
 from hone.replay.ring import RingBuffer
 from hone.train.control.experts import DemonstrationsConfig, with_demonstrations
 from hone.train.control.off_policy import OffPolicyMethod, ReplayRunConfig, off_policy_recipe, rows_with_noise
-from hone.train.control.phases import optimizer_phase, target_update
+from hone.train.control.phases import TdAlgorithm, optimizer_phase, target_update
 from hone.train.control.rows import TransitionRows
 from hone.train.sources.replay import ReplayBuffer
 
 
-class SacAlgorithm(Config):
+class SacAlgorithm(TdAlgorithm):
     """The numbers of the paper."""
 
-    discount: float = Field(default=0.99, ge=0, le=1)
-    """Discount factor (gamma)."""
-    tau: float = Field(default=0.005, gt=0, le=1)
-    """Polyak coefficient of the target networks per update."""
     entropy_per_action: float = -1.0
     """Target entropy of the policy, in nats per dimension of an action scaled to [-1, 1]."""
 
@@ -113,6 +107,5 @@ ENTRY = off_policy_recipe(
     config=SacConfig,
     method=method,
     continuous=True,
-    loss=(twin_critic_loss, soft_target, sac_actor_loss, temperature_loss),
     limitation="boxes of actions only; the values of actions that were never tried are guesses.",
 )

@@ -9,24 +9,22 @@ from functools import partial
 from pydantic import Field
 from torch import Tensor
 
-from hone.core.config import Config
 from hone.models.control.deterministic import DeterministicActorCritic
 from hone.models.control.mlp import PolicySpaces
 from hone.objectives.soft import twin_critic_loss
-from hone.objectives.td import ddpg_actor_loss, smoothed_action, twin_target
+from hone.objectives.td import smoothed_action, twin_target
 from hone.objectives.terms import LossTerms
 from hone.train.control.deterministic import DeterministicRunConfig, chosen_action_values, deterministic_method
 from hone.train.control.off_policy import OffPolicyMethod, off_policy_recipe
+from hone.train.control.phases import TdAlgorithm
 from hone.train.control.rows import TransitionRows
 
 
-class Td3Algorithm(Config):
+class Td3Algorithm(TdAlgorithm):
     """The numbers of the paper, with the discount that suits short tasks."""
 
     discount: float = Field(default=0.98, ge=0, le=1)
     """Discount factor (gamma)."""
-    tau: float = Field(default=0.005, gt=0, le=1)
-    """Polyak coefficient of the target networks per update: target += tau * (weights - target)."""
     policy_every: int = Field(default=2, ge=1)
     """Updates of the critics per update of the policy and of the target networks."""
     smoothing: float = Field(default=0.2, ge=0)
@@ -76,6 +74,5 @@ ENTRY = off_policy_recipe(
     config=Td3Config,
     method=method,
     continuous=True,
-    loss=(twin_critic_loss, twin_target, smoothed_action, ddpg_actor_loss),
     limitation="boxes of actions only; it explores no further than the noise that is added to its actions.",
 )

@@ -32,6 +32,7 @@ from hone.train.job import OpenedRun, RecipeParts, RecipeSpec, TrainingJob
 from hone.train.learner.config import ReplayLearnerConfig, learning_rate_schedule
 from hone.train.learner.gradient import GradientLearner, OptimizerPhase, TrainingRows
 from hone.train.loop import Recipe, Source
+from hone.train.recipe_parts import recipe_parts
 from hone.train.sources.live import Actor, LiveSource
 from hone.train.sources.replay import ReplayBuffer, ReplaySource
 
@@ -203,24 +204,32 @@ def derive_off_policy(config: ReplayRunConfig) -> dict[str, str]:
     }
 
 
-def off_policy_recipe(  # noqa: PLR0913 - one line each of the recipe
+def off_policy_parts(
+    method: Callable[..., Any], *extra_loss: Callable[..., Any], source: str = "Replay(Live(Gymnasium))"
+) -> RecipeParts:
+    """The parts that a method of one-step targets names, and `extra_loss`."""
+    parts = recipe_parts(method, *extra_loss, source=source, weights=(token_mean,))
+    return replace(parts, credit=(one_step_target,))
+
+
+def off_policy_recipe(
     *,
     summary: str,
     paper: str,
     config: type[C],
     method: Callable[[C, PolicySpaces], OffPolicyMethod[Any]],
     continuous: bool,
-    loss: Sequence[Callable[..., Any]],
     limitation: str,
-    episode_source: str = "Replay(Live(Gymnasium))",
+    parts: RecipeParts | None = None,
 ) -> RecipeSpec:
-    """Recipe of this family: a method over a box of actions (`continuous`), or over finitely many."""
+    """Recipe of this family: a method over a box of actions (`continuous`), or over finitely many. The parts are those
+    that the method names, unless they are given."""
     return RecipeSpec(
         summary=summary,
         paper=paper,
         config=config,
         open=partial(open_off_policy, method=method, continuous=continuous),
         derive=derive_off_policy,
-        parts=RecipeParts(source=episode_source, credit=(one_step_target,), loss=loss, weights=(token_mean,)),
+        parts=parts or off_policy_parts(method),
         limitation=limitation,
     )

@@ -4,10 +4,10 @@ Belongs here: wiring of `DqnPolicy` to Gymnasium, replay and the gradient learne
 algorithm runs. A recipe says its `Method`: the shape of the network, the loss, the memory.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Annotated, Any, Literal, TypeAlias, TypeVar
+from typing import Annotated, Literal, TypeAlias, TypeVar
 
 from pydantic import Field
 
@@ -28,11 +28,12 @@ from hone.train.control.off_policy import (
     ReplayConfig,
     ReplayRunConfig,
     ScheduledExplorer,
+    off_policy_parts,
     off_policy_recipe,
 )
-from hone.train.control.phases import optimizer_phase
+from hone.train.control.phases import TdAlgorithm, optimizer_phase
 from hone.train.control.value_rows import PrioritizedBuffer, ValueRows, value_rows, with_weight_noise
-from hone.train.job import RecipeSpec
+from hone.train.job import RecipeParts, RecipeSpec
 from hone.train.learner.config import ReplayLearnerConfig
 from hone.train.sources.normalise import NormaliseConfig, with_normalisation
 
@@ -76,15 +77,13 @@ class ValueNetworkConfig(MlpConfig):
     own targets do not grow without end (Gallici et al., 2025)."""
 
 
-class ValueAlgorithm(Config):
+class ValueAlgorithm(TdAlgorithm):
     """Fields shared by the algorithm tables of the family."""
 
-    discount: float = Field(default=0.99, ge=0, le=1)
-    """Discount factor (gamma). The nearer to 1, the more target-network updates the values need to converge."""
+    tau: float = Field(default=1.0, gt=0, le=1)
+    """Polyak coefficient of an update of the target network: target += tau * (values - target); 1 copies."""
     target_every: int = Field(default=1, ge=1)
     """Iterations between updates of the target network."""
-    tau: float = Field(default=1.0, gt=0, le=1)
-    """Polyak coefficient of such an update: target += tau * (values - target); 1 copies."""
     normalise_observations: bool = True
     """Standardise each dimension of the observation by running statistics that are part of the policy. Numbered
     states stay as they are."""
@@ -223,9 +222,8 @@ def value_recipe_spec(
     paper: str,
     config: type[C],
     method: Callable[[C], ValueMethod],
-    loss: Sequence[Callable[..., Any]],
     limitation: str,
-    episode_source: str = "Replay(Live(Gymnasium))",
+    parts: RecipeParts | None = None,
 ) -> RecipeSpec:
     """Recipe of this family: its method, and what people should know of it."""
     return off_policy_recipe(
@@ -234,7 +232,6 @@ def value_recipe_spec(
         config=config,
         method=partial(value_based, method=method),
         continuous=False,
-        loss=loss,
         limitation=limitation,
-        episode_source=episode_source,
+        parts=parts or off_policy_parts(method),
     )
