@@ -54,11 +54,11 @@ WRONG = {
     "no log-probabilities": "logprobs is None",
     "a log-probability too few": "tokens came with",
     "a positive log-probability": "a log-probability is at most 0",
-    "another token's log-probability": "are those of other tokens",
-    "an id out of the vocabulary": "it drew token 23000, and the tokenizer knows 0 to 23",
-    "too many tokens": "where at most 12 were asked for",
+    "another token's log-probability": "belong to other tokens",
+    "an id out of the vocabulary": "it sampled token 23000, and the tokenizer has 0 to 23",
+    "too many tokens": "at most 12 were requested",
     "no token": "no token came",
-    "two answers": "2 answers came where one was asked for",
+    "two answers": "2 answers came, expected one",
     "an unknown end": "it ended by 'repetition' after 1 of 12 tokens",
     "no JSON": "the reply is not JSON",
 }
@@ -152,7 +152,7 @@ def test_a_server_that_restarts_between_two_steps_is_found_out(serve, model):
 
 
 def test_a_server_that_stays_away_is_waited_for_and_named(serve):
-    server, client = serve(patience_s=0.3)
+    server, client = serve(reconnect_timeout_s=0.3)
     server.end()
     began = time.monotonic()
     with pytest.raises(UnreachableError) as error:
@@ -160,7 +160,7 @@ def test_a_server_that_stays_away_is_waited_for_and_named(serve):
     assert time.monotonic() - began < 5
     assert "Connection refused" in str(error.value)
     assert f"{server.url} did not answer for 0 s (reconnect_timeout_s)" in str(error.value)
-    assert "0 answers were finished and not yet taken" in str(error.value)
+    assert "0 answers were finished but not returned" in str(error.value)
     server.begin()
 
 
@@ -171,7 +171,7 @@ def test_weights_that_are_not_taken_up_are_found_by_the_canary(serve, model):
         parameter.data.mul_(1.2)
     with pytest.raises(DivergedError) as error:
         client.publish(1)
-    assert "does not draw from the weights of version 1" in str(error.value)
+    assert "does not sample from the weights of version 1" in str(error.value)
     assert "start it from an untied folder" in str(error.value)
 
 
@@ -180,13 +180,13 @@ def test_weights_that_are_not_taken_up_are_found_by_their_label(serve):
     client.weight_transfer.canary = None
     server.takes_weights = False
     client.publish(1)
-    with pytest.raises(DivergedError, match="asked for under version 1 was drawn by version 0"):
+    with pytest.raises(DivergedError, match="asked for under version 1 was sampled by 0"):
         list(generate(client, [asked(1)]))
 
 
 def test_weights_that_nobody_handed_over_are_not_learned_from(serve):
     _, client = serve(takes_weights=False)
-    with pytest.raises(ServerError, match="it draws from weights 'default', not from 'hone-"):
+    with pytest.raises(ServerError, match="it samples from weights 'default', not from 'hone-"):
         list(generate(client, [asked(1)]))
     assert client.disconnects > 1
 

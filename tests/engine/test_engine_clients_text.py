@@ -202,7 +202,7 @@ def test_texts_and_conversations_are_answered(serve):
 
 
 def test_no_policy_is_trained_on_text(serve):
-    with pytest.raises(ConfigError, match="gives text and no token ids: no policy can be trained"):
+    with pytest.raises(ConfigError, match="returns text and no token ids: no policy can be trained"):
         OpenAiClient(link(serve((200, {}))), model="big").raise_untrainable()
 
 
@@ -225,7 +225,7 @@ def test_every_question_that_cannot_be_asked_is_named(serve):
     ("reply", "named"),
     [
         ({"choices": []}, "0 answers came"),
-        ({"choices": [{"text": None}]}, "which is no text"),
+        ({"choices": [{"text": None}]}, "expected text"),
         ({"error": "x"}, "'choices' is None"),
     ],
 )

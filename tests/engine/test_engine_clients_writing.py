@@ -78,13 +78,13 @@ def test_a_stop_string_over_two_pieces_is_found():
 
 def test_an_answer_that_goes_on_behind_its_end_is_wrong():
     ends, one = ResponseRules(RULES), writing()
-    with pytest.raises(ServerError, match=r"request 'p', sample 1: it went on after token 0, which ends an answer"):
+    with pytest.raises(ServerError, match=r"request 'p', sample 1: it continued after token 0, which ends an answer"):
         ends.check_response(one.next_request(5, (0,)), told([3, 0, 4]), "here")
 
 
 @pytest.mark.parametrize("bad", [True, -1, 2**31, 1.5, "3", None])
 def test_what_is_no_token_id_is_named(bad):
-    with pytest.raises(ServerError, match="which is no token id"):
+    with pytest.raises(ServerError, match="which is not a token id"):
         token_id_array([1, bad], "ids", "here")
 
 

@@ -194,7 +194,7 @@ def test_a_copy_that_is_out_of_date_stops_the_run(model):
     assert made.fingerprints[0].weight_hash == hash_weights(model)
     assert made.fingerprints[0].mean_gap_nats < 1e-5
     stepped(model, 1.05)
-    with pytest.raises(DivergedError, match="does not draw from the weights of version 1"):
+    with pytest.raises(DivergedError, match="does not sample from the weights of version 1"):
         made.publish(1)
     assert list(made.fingerprints) == [0]
 

@@ -66,7 +66,7 @@ class CommandCall:
         return given if isinstance(given, list) else [str(given)]
 
     def switch(self, name: str) -> bool:
-        """Whether the switch `name` was given."""
+        """True if the switch `name` was given."""
         return bool(self.values[name])
 
 

@@ -113,7 +113,7 @@ def _table(document: ConfigDocument, index: int) -> dict[str, object]:
 
 
 def _sets_key(table: object, path: KeyPath) -> bool:
-    """Whether a stage sets this key; a list is set as a whole."""
+    """True if a stage sets this key; a list is set as a whole."""
     place = table
     for part in path:
         if isinstance(place, list):

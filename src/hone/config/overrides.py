@@ -88,7 +88,7 @@ class ConfigDocument:
     values: dict[str, object]
     sources: dict[KeyPath, str] = field(default_factory=dict[KeyPath, str])
     notes: list[str] = field(default_factory=list[str])
-    """What the user should know of it: keys that were given under an old name."""
+    """Notes for the user: keys that were given under an old name."""
 
     @classmethod
     def from_file(cls, file: TomlFile, overrides: Sequence[Override] = ()) -> "ConfigDocument":

@@ -1,4 +1,4 @@
-"""From a file and a command line to a validated config with the origin of each value.
+"""Resolution of a file and a command line to a validated config with the origin of each value.
 
 Belongs here: reading and validating configs. The config classes define keys and values; they are in the modules that
 they configure.
@@ -29,7 +29,7 @@ ENVIRONMENT_KEYS = ("env.id", "finite.world.id", "finite.world.kind")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResolvedConfig(Generic[C]):
-    """A checked config; per dotted key where its value came from; and what needs `--yes` to be run.
+    """A validated config, the origin of each dotted key, and warnings that need `--yes`.
 
     `origins` says `default`, `run.toml:7` or `command line`.
     """
@@ -63,7 +63,7 @@ class ResolvedConfig(Generic[C]):
 
 
 def _differs_from_class_default(config: Config, path: Sequence[str]) -> bool:
-    """Whether a value differs from the default of its table's class."""
+    """True if a value differs from the default of its table's class."""
     table: object = config
     for part in path[:-1]:
         table = dict(table).get(part) if isinstance(table, Config) else None

@@ -25,7 +25,7 @@ class SchemaNode:
     tag: str | None = None
     element: object = None
     user_keyed: bool = False
-    """Whether elements have keys chosen by the user, not indices."""
+    """True if elements have keys chosen by the user, not indices."""
 
     def known_keys(self) -> list[str]:
         """Keys of all models, sorted."""

@@ -99,8 +99,8 @@ def group_policy_gradient(episodes: Episodes, _values: Values, *, norm: float = 
     """
     numbers, score = group_numbers(episodes), episodes.score[episodes.scored]
     _, dead = group_deviation(score, numbers)
-    heard = int((~dead[numbers]).sum())
-    alpha = len(score) / heard if heard else 0.0
+    scored = int((~dead[numbers]).sum())
+    alpha = len(score) / scored if scored else 0.0
     advantage = np.where(dead[numbers], 0.0, alpha / norm * centred(score, numbers))
     return broadcast_advantage(episodes, advantage, dead, metrics={"credit/alpha": alpha})
 

@@ -28,12 +28,12 @@ def step_group_relative(episodes: Episodes, _values: Values, *, step_ends: StepE
     places = np.flatnonzero(marks)
     reward = row_sums(episodes.reward, offsets_of(np.diff(places, prepend=-1)))
     owner = episodes.owner[places]
-    heard = episodes.scored[owner]
-    numbers = np.unique(episodes.group[owner[heard]], return_inverse=True)[1].astype(np.int64)
-    deviation, dead = group_deviation(reward[heard], numbers)
-    normal = centred(reward[heard], numbers) / (deviation[numbers] + epsilon)
+    scored = episodes.scored[owner]
+    numbers = np.unique(episodes.group[owner[scored]], return_inverse=True)[1].astype(np.int64)
+    deviation, dead = group_deviation(reward[scored], numbers)
+    normal = centred(reward[scored], numbers) / (deviation[numbers] + epsilon)
     at_ends = np.zeros(episodes.decisions)
-    at_ends[places[heard]] = np.where(dead[numbers], 0.0, normal)
+    at_ends[places[scored]] = np.where(dead[numbers], 0.0, normal)
     advantage = discounted_sums(at_ends, episodes.offsets, 1.0).astype(np.float32)
     return Credits(
         advantage=advantage, metrics={ZERO_VARIANCE_GROUPS: fraction_true(dead), "credit/steps": float(len(places))}
@@ -73,14 +73,14 @@ def prime(
     count = np.bincount(numbers).astype(np.float64)
     dead = count < 2
     others = np.maximum(count - 1, 1)
-    heard = scored_decisions(episodes)
+    scored_steps = scored_decisions(episodes)
     length = episodes.lengths[scored]
     mean = row_sums(reward, episodes.offsets)[scored] / np.maximum(length, 1)
     shift = np.bincount(numbers, weights=mean) / others
     factor = count / others
     tokens = np.zeros(episodes.decisions)
-    tokens[heard] = implicit_weight * (
-        np.repeat(factor[numbers], length) * reward[heard] - np.repeat(shift[numbers], length)
+    tokens[scored_steps] = implicit_weight * (
+        np.repeat(factor[numbers], length) * reward[scored_steps] - np.repeat(shift[numbers], length)
     )
     outcome = np.zeros(len(episodes))
     outcome[scored] = outcome_weight * factor[numbers] * centred(episodes.score[scored], numbers)

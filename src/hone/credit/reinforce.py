@@ -116,22 +116,22 @@ def optimal_token_baseline(
     ahead = discounted_sums(episodes.reward, episodes.offsets, 1.0)
     numbers = group_numbers(episodes)
     _, dead = group_deviation(episodes.score[episodes.scored], numbers)
-    heard = scored_decisions(episodes)
+    scored = scored_decisions(episodes)
     length = episodes.lengths[episodes.scored]
     # one cell per group and position: a group owns as many cells as its longest answer has decisions
     longest = np.zeros(len(dead), dtype=np.int64)
     np.maximum.at(longest, numbers, length)
-    position = (np.arange(episodes.decisions) - np.repeat(begin, episodes.lengths))[heard]
+    position = (np.arange(episodes.decisions) - np.repeat(begin, episodes.lengths))[scored]
     cell = np.repeat((np.cumsum(longest) - longest)[numbers], length) + position
-    paid = np.bincount(cell, weights=(ahead * weight)[heard])
-    baseline = paid / (np.bincount(cell, weights=weight[heard]) + epsilon)
+    paid = np.bincount(cell, weights=(ahead * weight)[scored])
+    baseline = paid / (np.bincount(cell, weights=weight[scored]) + epsilon)
     advantage = np.zeros(episodes.decisions, dtype=np.float32)
-    advantage[heard] = np.where(np.repeat(dead[numbers], length), 0.0, ahead[heard] - baseline[cell])
+    advantage[scored] = np.where(np.repeat(dead[numbers], length), 0.0, ahead[scored] - baseline[cell])
     return Credits(advantage=advantage, metrics={ZERO_VARIANCE_GROUPS: fraction_true(dead)})
 
 
 def _whitened_where_heard(episodes: Episodes, advantage: Floats, ddof: Ddof) -> NDArray[np.float32]:
-    heard = scored_decisions(episodes)
+    scored = scored_decisions(episodes)
     result = np.zeros(len(advantage), dtype=np.float32)
-    result[heard] = whiten(advantage[heard], ddof=ddof)
+    result[scored] = whiten(advantage[scored], ddof=ddof)
     return result

@@ -108,9 +108,9 @@ def discounted_returns(episodes: Episodes, values: Values, *, discount: float) -
         last, owners = last_decisions(episodes)
         reward[last] += np.where(episodes.terminated[owners], 0.0, discount * values.final[owners])
     total = discounted_sums(reward, episodes.offsets, discount)
-    heard = scored_decisions(episodes)
-    target = np.where(heard, total, values.value if len(values.value) else 0.0).astype(np.float32)
-    return Credits(advantage=np.where(heard, total, 0.0).astype(np.float32), target=target)
+    scored = scored_decisions(episodes)
+    target = np.where(scored, total, values.value if len(values.value) else 0.0).astype(np.float32)
+    return Credits(advantage=np.where(scored, total, 0.0).astype(np.float32), target=target)
 
 
 def reward_as_advantage(episodes: Episodes, values: Values) -> Credits:

@@ -47,9 +47,9 @@ def v_trace(
     corrected = np.append(target[1:], 0.0)[: len(target)]
     corrected[last] = after[last]
     advantage = rho * (episodes.reward + discount * corrected - worth)
-    heard = scored_decisions(episodes)
+    scored = scored_decisions(episodes)
     return Credits(
-        advantage=np.where(heard, advantage, 0.0).astype(np.float32),
-        target=np.where(heard, target, worth).astype(np.float32),
+        advantage=np.where(scored, advantage, 0.0).astype(np.float32),
+        target=np.where(scored, target, worth).astype(np.float32),
         metrics={"credit/ratio_capped": float((ratio > ratio_cap).mean()) if len(ratio) else 0.0},
     )

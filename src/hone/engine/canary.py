@@ -50,7 +50,7 @@ class WeightCanary:
         self._tokens = (np.arange(_TOKENS, dtype=np.int64) * 7919 + 1) % vocab
 
     def check(self, version: int, runner: ModelRunner, *, page: int) -> WeightFingerprint:
-        """Score the canary on both sides; `page` is the runner's to overwrite.
+        """Score the canary with trainer and engine; overwrites `page` of the runner.
 
         Raises DivergedError when they differ, or when log-probabilities are not finite.
         """
@@ -61,9 +61,9 @@ class WeightCanary:
             raise DivergedError(f"the weights of version {version} give log-probabilities that are not finite")
         if not gap <= self._tolerance * (1 + float(np.abs(theirs).mean())):
             raise DivergedError(
-                f"the engine ({runner.name}) does not draw from the weights of version {version} (hash {weights}): it "
-                f"gives the canary's tokens {ours.mean():.6g} nats on average, the trainer {theirs.mean():.6g}, and "
-                f"they differ by {gap:.3g} where {self._tolerance:g} is allowed; nothing was drawn by this version"
+                f"the engine ({runner.name}) does not sample from the weights of version {version} (hash {weights}): "
+                f"it gives the canary's tokens {ours.mean():.6g} nats on average, the trainer {theirs.mean():.6g}, and "
+                f"they differ by {gap:.3g}, tolerance {self._tolerance:g}; no token was sampled by this version"
             )
         return WeightFingerprint(weight_hash=weights, mean_logp=float(ours.mean()), mean_gap_nats=gap)
 
@@ -90,7 +90,7 @@ class WeightCanary:
 
     @torch.inference_mode()
     def _trainer_logp(self) -> np.ndarray:
-        """By the model's own forward: no page, no packing."""
+        """Compute the canary's log-probabilities with the model's own forward pass, without pages and packing."""
         tokens = torch.from_numpy(self._tokens).to(self._model.device)
         hidden = self._model.run(
             tokens[:-1], torch.arange(_TOKENS - 1, device=tokens.device), _dense, functional.linear

@@ -13,7 +13,7 @@ def check_sampling(sampling: SamplingParams) -> None:
     if sampling.max_tokens < 1:
         faults.add(f"sampling.max_tokens must be at least 1, got {sampling.max_tokens}")
     if not (math.isfinite(sampling.temperature) and sampling.temperature > 0):
-        hint = "; for the likeliest token set greedy = true" if sampling.temperature == 0 else ""
+        hint = "; for the most likely token set greedy = true" if sampling.temperature == 0 else ""
         faults.add(f"sampling.temperature must be a finite number > 0, got {sampling.temperature}{hint}")
     if sampling.top_k < 0:
         faults.add(f"sampling.top_k must be 0 (off) or more, got {sampling.top_k}")
@@ -38,7 +38,7 @@ def check_requests(requests: Sequence[Request], *, context: int, vocab: int) -> 
     for request in requests:
         name, prompt, most = f"request {request.id!r}", request.prompt, request.sampling.max_tokens
         if request.id in seen:
-            faults.add(f"{name}: the id is given twice in one call; its samples would be drawn alike")
+            faults.add(f"{name}: the id is given twice in one call; its samples would be equal")
         seen.add(request.id)
         if request.samples < 1:
             faults.add(f"{name}: samples must be at least 1, got {request.samples}")

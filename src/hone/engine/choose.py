@@ -27,7 +27,7 @@ class RunnerChoice:
 
     runner: ModelRunner
     own_weights: bool
-    """Whether it packs the weights on `publish`; otherwise it reads the trainer's, and sees an update at once."""
+    """True if it copies the weights on `publish`; otherwise it reads the trainer's, and sees an update at once."""
     dtype: torch.dtype | None = None
     """Dtype of its products; None: the weights' own."""
     note: str = ""

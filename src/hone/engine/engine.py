@@ -72,7 +72,7 @@ class EmbeddedEngine(EngineSession):
 
     @property
     def exact(self) -> bool:
-        """Whether completions are bitwise independent of batch mates, as far as is known."""
+        """True if completions are bitwise independent of batch mates, as far as is known."""
         return self.runner.exact
 
     @property
@@ -122,7 +122,7 @@ class EmbeddedEngine(EngineSession):
             if self.on_publish == "finish" and self._scheduler.has_active:
                 if not self.own_weights:
                     raise RuntimeError(
-                        "answers that run cannot end under weights that are gone: drain() before they change, or "
+                        "running answers cannot finish under replaced weights: call drain() before they change, or "
                         'choose on_publish = "recompute"'
                     )
                 self._finish()

@@ -1,6 +1,6 @@
 """Attention and decoding on a CUDA device: torch's paged variable-length attention, and steps recorded as graphs.
 
-Not run by the tests of a machine without a GPU; `-m gpu` runs what there is.
+Not run by the tests of a machine without a GPU; `-m gpu` selects its tests.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,8 @@ PAGE_TOKENS: Final = 256
 
 @dataclass(slots=True)
 class FlashInputs:
-    """Where one pass's tokens are, on the device; a recorded step reads these tensors again, with new contents."""
+    """Positions of one pass's tokens, on the device; a recorded CUDA graph reads these tensors again, with new
+    contents."""
 
     tokens: Tensor
     """`[T]` int64, as are the next three."""

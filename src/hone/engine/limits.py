@@ -44,7 +44,7 @@ class SchedulerLimits:
 
     @property
     def least_pages(self) -> int:
-        """With fewer pages the longest sequence could not end: its own, and a copy of its prompt's last."""
+        """Least number of pages: those of the longest sequence, and a copy of its prompt's last page."""
         return self.most_pages + 1
 
 

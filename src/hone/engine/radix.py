@@ -31,7 +31,7 @@ class PrefixCache:
         self._version = 0
         self._root = _RadixNode(None, b"", -1)
         self._recent: OrderedDict[int, _RadixNode] = OrderedDict()
-        """By page, the least recently used first; a page always comes before the one that it continues."""
+        """Nodes by page, the least recently used first; a page is always before its parent."""
 
     def __len__(self) -> int:
         """Number of cached pages."""

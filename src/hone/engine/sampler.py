@@ -21,7 +21,7 @@ class SamplingTensors:
     greedy: Tensor
     """Bool."""
     truncates: bool
-    """Whether any row leaves tokens out."""
+    """True if a row uses truncated sampling."""
 
 
 def sampling_tensors(draws: SamplerInput, device: torch.device) -> SamplingTensors:

@@ -16,13 +16,13 @@ class SamplePhase(IntEnum):
     """Phase of a sample."""
 
     WAITING = auto()
-    """In the queue; holds no page."""
+    """Waiting in the queue; holds no page."""
     FILLING = auto()
     """The text before its next token is being read."""
     READY = auto()
     """Read, and one token drawn; waits for a row."""
     RUNNING = auto()
-    """In a row: every pass draws its next token."""
+    """Running in a row: every pass samples its next token."""
     ENDED = auto()
     """Returned or cancelled: final."""
 
@@ -102,14 +102,14 @@ class SampleState:
     versions: list[tuple[int, int]] = field(default_factory=list[tuple[int, int]])
     """(first token, version that draws from there on)."""
     stale: bool = False
-    """Whether some of its keys and values are of older weights."""
+    """True if a part of its KV cache is of older weights."""
 
     def apply_event(self, event: SampleEvent) -> None:
         """Move to the next phase. Raises KeyError for an event that is impossible in this one."""
         self.phase = TRANSITIONS[self.phase, event]
 
     def mark_version(self, drawn: int, version: int) -> None:
-        """From token `drawn` on it is drawn by `version`."""
+        """Record that tokens from `drawn` on are sampled by `version`."""
         if not self.versions or self.versions[-1][1] != version:
             self.versions.append((drawn, version))
 
@@ -177,7 +177,7 @@ class PrefillGroup:
     filled_tokens: int = 0
     """Tokens in the pages."""
     resumed: bool = False
-    """It was begun before; nothing that was not overtakes it."""
+    """True if it was started before; new requests do not overtake it."""
 
     @property
     def first_draw(self) -> int:

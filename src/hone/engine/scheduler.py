@@ -35,7 +35,7 @@ class Scheduler:
     limits: SchedulerLimits
     version: int = 0
     admitting: bool = True
-    """Whether waiting requests may start."""
+    """True if waiting requests may start."""
     counts: SchedulerCounts = field(default_factory=SchedulerCounts)
 
     def __post_init__(self) -> None:
@@ -56,17 +56,17 @@ class Scheduler:
 
     @property
     def busy(self) -> bool:
-        """Whether requests are left."""
+        """True if requests are left."""
         return bool(len(self.table) or self._fills or self._ready or self._waiting)
 
     @property
     def has_active(self) -> bool:
-        """Whether anything holds pages."""
+        """True if a request holds pages."""
         return bool(len(self.table) or self._fills or self._ready)
 
     @property
     def has_waiting(self) -> bool:
-        """Whether anything has not been begun."""
+        """True if a request has not started."""
         return bool(self._waiting or self._fills or self._ready)
 
     def add(self, fill: PrefillGroup) -> None:

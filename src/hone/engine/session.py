@@ -119,7 +119,7 @@ class EngineSession(ABC):
 
     @abstractmethod
     def _drop(self, request_ids: Collection[str] | None) -> None:
-        """Drop what is queued or running of these requests (None: of all)."""
+        """Drop queued and running samples of these requests (None: of all)."""
 
     @abstractmethod
     def _step(self) -> None:

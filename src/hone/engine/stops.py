@@ -1,4 +1,4 @@
-"""When an answer ends: an end-of-sequence token, a stop string, or its length; in this order."""
+"""Conditions that end an answer: an end-of-sequence token, a stop string, or its length, in this order."""
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -39,7 +39,7 @@ class StopRules:
         self._is_eos[[token for token in text.eos if token < text.vocab]] = True
         self._decode, self._vocab = text.decode, text.vocab
         self._could: dict[tuple[str, ...], NDArray[np.int8]] = {}
-        """For each set of stop strings, of each token: 1 it may complete one, 0 it cannot, -1 not known yet."""
+        """Table per set of stop strings and token: 1 if the token may complete one, 0 if it cannot, -1 if unknown."""
 
     def finished_rows(self, table: RunningBatch) -> list[tuple[int, FinishReason]]:
         """Rows that end with their last token, with the reason."""

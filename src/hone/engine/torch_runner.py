@@ -59,7 +59,7 @@ class TorchRunner:
 
     @property
     def exact(self) -> bool:
-        """As far as was measured; False on CUDA, and where the compiler chooses how a product adds up."""
+        """True if measurements showed independence of batch mates; False on CUDA, and with torch.compile."""
         return not self._compiled and self._model.rows.exact and self._model.device.type == "cpu"
 
     @property

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 DRAW = -1
-"""In `SamplerInput.given`: draw a token. Any other number is a token to be scored."""
+"""Value of `SamplerInput.given` that requests sampling. Any other number is a token to score."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,12 +71,12 @@ class ModelRunner(Protocol):
 
     @property
     def name(self) -> str:
-        """For people: `native float32 (avx512)`, `torch bfloat16 (cuda)`."""
+        """Readable name: `native float32 (avx512)`, `torch bfloat16 (cuda)`."""
         ...
 
     @property
     def exact(self) -> bool:
-        """Whether results are bitwise independent of batch mates; False where that is not known."""
+        """True if results are bitwise independent of batch mates; False where that is not known."""
         ...
 
     @property

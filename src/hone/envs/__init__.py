@@ -1,4 +1,4 @@
-"""What answers an action: text tasks, Gymnasium environments, bandit arms, a log read back.
+"""Environments: text tasks, Gymnasium environments, bandit arms, logs.
 
 Belongs here: worlds and the datasets that they are made of. Does not: rewards' verdicts, policies, learning.
 """

@@ -46,7 +46,7 @@ BanditArms = Annotated[BernoulliArms | LinearArms, Field(discriminator="kind")]
 
 
 class BanditActor(Protocol):
-    """Whoever pulls."""
+    """Policy that pulls arms."""
 
     version: int
 

@@ -222,9 +222,9 @@ def _prepared(config: EvaluationConfig, tokenizer: Tokenizer, context: int, prob
 
 def _answer_prompt(policy: TokenPolicy, prompt: str, wanted: SampleRequest, hearer: StreamListener | None) -> list[str]:
     table = {} if wanted.run is None else config_tree(wanted.run).get("evaluation") or {}
-    told = table if isinstance(table, dict) else {}
-    limit = told.get("max_tokens", DEFAULT_MAX_TOKENS)
-    task = told.get("task")
+    fields = table if isinstance(table, dict) else {}
+    limit = fields.get("max_tokens", DEFAULT_MAX_TOKENS)
+    task = fields.get("task")
     template = TaskConfig.model_validate(task) if isinstance(task, dict) else None
     plain = template is not None and template.template.count("{") == template.template.count("{prompt}")
     text = template.fill_template(prompt, {}) if template is not None and plain else prompt

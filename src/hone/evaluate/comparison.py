@@ -64,13 +64,13 @@ class RunGroup:
 
     def strata(self, tasks: Sequence[str], scale: Mapping[str, tuple[float, float]]) -> list[Floats]:
         """Known scores of each task, scaled to 0..1 if `scale` has the task's extremes."""
-        found: list[Floats] = []
+        result: list[Floats] = []
         for task in tasks:
             low, high = scale.get(task, (0.0, 1.0))
             scores = np.array([run.score for run in self.runs if run.task == task], np.float64)
             scores = (scores - low) / ((high - low) or 1.0)
-            found.append(scores[np.isfinite(scores)])
-        return [scores for scores in found if len(scores)]
+            result.append(scores[np.isfinite(scores)])
+        return [scores for scores in result if len(scores)]
 
 
 def compare(asked: Sequence[str], *, root: Path, metric: str = "", threshold: float | None = None) -> Comparison:
@@ -174,12 +174,12 @@ def _setting_text(run: LoadedRun, key: str) -> str:
 
 def _extremes(runs: Sequence[LoadedRun], tasks: Sequence[str]) -> dict[str, tuple[float, float]]:
     """Lowest and highest score of each task, over all runs."""
-    found: dict[str, tuple[float, float]] = {}
+    result: dict[str, tuple[float, float]] = {}
     for task in tasks:
         known = [run.score for run in runs if run.task == task and np.isfinite(run.score)]
         if known:
-            found[task] = (min(known), max(known))
-    return found
+            result[task] = (min(known), max(known))
+    return result
 
 
 def _figures(strata: Sequence[Floats]) -> dict[str, ScoreInterval]:
@@ -197,7 +197,7 @@ def _lines(
     group: RunGroup, tasks: Sequence[str], curves: Mapping[Path, ScoreCurve], runs: Sequence[LoadedRun]
 ) -> dict[str, RunCurveBand]:
     """Interquartile mean of the runs' curves at common positions, per task."""
-    found: dict[str, RunCurveBand] = {}
+    result: dict[str, RunCurveBand] = {}
     for task in tasks:
         own = [curves[run.path] for run in group.runs if run.task == task and run.path in curves]
         every = [curves[run.path] for run in runs if run.task == task and run.path in curves]
@@ -210,8 +210,8 @@ def _lines(
         known = np.array([_last_known_values(curve, places) for curve in own])
         known[:, np.isnan(known).any(axis=0)] = np.nan  # a mean over a changing set of runs would jump
         band = curve_band(known)
-        found[task] = RunCurveBand(x=places, middle=band.middle, low=band.low, high=band.high)
-    return found
+        result[task] = RunCurveBand(x=places, middle=band.middle, low=band.low, high=band.high)
+    return result
 
 
 def _last_known_values(curve: ScoreCurve, places: Floats) -> Floats:
@@ -241,7 +241,7 @@ def _profile(strata: Sequence[Floats], span: Floats) -> RunCurveBand | None:
 def _times_to_threshold(
     group: RunGroup, tasks: Sequence[str], curves: Mapping[Path, ScoreCurve], threshold: float | None
 ) -> dict[str, TimeToThreshold]:
-    found: dict[str, TimeToThreshold] = {}
+    result: dict[str, TimeToThreshold] = {}
     for task in tasks:
         wanted = threshold if threshold is not None else registered_threshold(task)
         own = [curves[run.path] for run in group.runs if run.task == task and run.path in curves]
@@ -253,10 +253,10 @@ def _times_to_threshold(
             [curve.x[first[0]] if len(first) else curve.x[-1] for curve, first in zip(own, there, strict=True)]
         )
         taken = time_to_threshold(times.astype(np.float64), np.array([len(first) > 0 for first in there]))
-        found[task] = TimeToThreshold(
+        result[task] = TimeToThreshold(
             threshold=wanted, median=taken.median, low=taken.low, high=taken.high, reached=taken.reached, n=taken.n
         )
-    return found
+    return result
 
 
 def registered_threshold(task: str) -> float | None:
@@ -268,21 +268,21 @@ def registered_threshold(task: str) -> float | None:
 def _improvements(groups: Sequence[RunGroup], tasks: Sequence[str]) -> list[ProbabilityOfImprovement]:
     """Probability of improvement of each group over the first, on common tasks; needs no common unit."""
     first, *others = groups
-    found: list[ProbabilityOfImprovement] = []
+    result: list[ProbabilityOfImprovement] = []
     for other in others:
         common = [task for task in tasks if first.strata([task], {}) and other.strata([task], {})]
         if common:
             estimate = improvement_probability(other.strata(common, {}), first.strata(common, {}))
-            found.append(
+            result.append(
                 ProbabilityOfImprovement(before=first.name, after=other.name, probability=_score_interval(estimate))
             )
-    return found
+    return result
 
 
 def _paired(groups: Sequence[RunGroup]) -> list[PairedDifference]:
     """Paired differences of each group from the first per question, means over seeds; only for saved answers."""
     first, *others = groups
-    before, found = _answers(first), list[PairedDifference]()
+    before, result = _answers(first), list[PairedDifference]()
     for other in others:
         after = _answers(other)
         common = [question for question in before if question in after]
@@ -290,7 +290,7 @@ def _paired(groups: Sequence[RunGroup]) -> list[PairedDifference]:
             continue
         one, two = (np.array([scores[question] for question in common], np.float64) for scores in (before, after))
         difference = paired_difference(one, two)
-        found.append(
+        result.append(
             PairedDifference(
                 before=first.name,
                 after=other.name,
@@ -301,7 +301,7 @@ def _paired(groups: Sequence[RunGroup]) -> list[PairedDifference]:
                 n=difference.n,
             )
         )
-    return found
+    return result
 
 
 def _answers(group: RunGroup) -> dict[str, float]:

@@ -58,7 +58,7 @@ class KernelReport:
     runner_note: str
     """Default runner of a run, and the reason."""
     trainer_note: str = ""
-    """Whether the trainer uses compiled kernels, or the reason for plain torch."""
+    """Report that the trainer uses compiled kernels, or the reason for plain torch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -79,7 +79,7 @@ class LoadedRun:
 
     @property
     def has_environment(self) -> bool:
-        """Whether a decision is an environment step."""
+        """True if a decision is an environment step."""
         return any(key in self.settings for key in ("env.id", "finite.world.kind"))
 
     @property

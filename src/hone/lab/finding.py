@@ -86,7 +86,7 @@ class ExperimentResult:
 
     @property
     def holds(self) -> bool:
-        """Whether every claim holds."""
+        """True if every claim holds."""
         return all(claim.holds for claim in self.claims)
 
     @property

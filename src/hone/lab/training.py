@@ -280,13 +280,13 @@ def train_policy(
         minibatches=plan.minibatches,
     )
     world = PuzzleWorld(puzzle=plan.puzzle, seed=seed, prompts=plan.prompts, samples=plan.samples, distort=plan.distort)
-    told: list[Metrics] = []
+    history: list[Metrics] = []
 
     def report(step: int, episodes: Episodes, credits: Credits, metrics: Metrics) -> None:
         del step, credits
-        told.append({**metrics, "reward": float(episodes.score.mean()), **(watch(policy) if watch else {})})
+        history.append({**metrics, "reward": float(episodes.score.mean()), **(watch(policy) if watch else {})})
 
     source: LiveSource[nn.Module] = LiveSource(world=world, actor=DelayedActor(delay=plan.delay))
     train(Recipe(source=source, credit=plan.credit, learner=learner), steps=plan.steps, callback=report)
-    names = dict.fromkeys(name for metrics in told for name in metrics)
-    return {name: np.array([metrics.get(name, np.nan) for metrics in told]) for name in names}
+    names = dict.fromkeys(name for metrics in history for name in metrics)
+    return {name: np.array([metrics.get(name, np.nan) for metrics in history]) for name in names}

@@ -73,12 +73,12 @@ class BuiltLibrary:
 
 
 def on_x86() -> bool:
-    """Whether the processor is x86-64."""
+    """True if the processor is x86-64."""
     return platform.machine().lower() in ("x86_64", "amd64")
 
 
 def is_disabled() -> bool:
-    """Whether the environment variable disables compiled code."""
+    """True if the environment variable disables compiled code."""
     return os.environ.get(SWITCH, "1").strip().lower() in ("0", "off", "false", "no")
 
 

@@ -58,7 +58,7 @@ class RunningShift:
 
 
 def same_rank(scores: Column, others: Column) -> Floats:
-    """For each of `scores`, the entry of `others` with the same rank; ties in the order of the rows."""
+    """Match by rank: for each of `scores` the entry of `others` with the same rank; ties in the order of the rows."""
     partners = np.empty(len(others))
     partners[np.argsort(scores, kind="stable")] = np.sort(others)
     return partners

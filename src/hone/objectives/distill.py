@@ -90,15 +90,17 @@ def reverse_kl(student: Table, teacher: Table) -> LossTerms:
 
 
 def generalised_jsd(student: Table, teacher: Table, *, mixture: float = 0.5) -> LossTerms:
-    """mix * KL(p || m) + (1 - mix) * KL(q || m), m = mix * p + (1 - mix) * q: GKD (Agarwal et al., 2023). Nats.
+    """b KL(p || m) + (1 - b) KL(q || m), m = b p + (1 - b) q, b = `mixture`: GKD (Agarwal et al., 2023). Nats.
 
-    Divided by `mix`, it tends to KL(p || q) as mix -> 0; divided by 1 - mix, to KL(q || p) as mix -> 1. The loss itself
+    Divided by b, it tends to KL(p || q) as b -> 0; divided by 1 - b, to KL(q || p) as b -> 1. The loss itself
     vanishes at both ends. TRL puts the forward KL at exactly 0 and the reverse KL at exactly 1, a jump in scale; here
-    those are `forward_kl` and `reverse_kl`, and ConfigError is raised for a `mix` outside (0, 1). TRL's other defaults:
+    those are `forward_kl` and `reverse_kl`, and a `mixture` outside (0, 1) raises ConfigError. TRL's other defaults:
     temperature 0.9 of both, half of the batches written by the student.
     """
     if not 0.0 < mixture < 1.0:
-        raise ConfigError(f"generalised_jsd needs 0 < mix < 1, got {mixture}: use forward_kl for 0, reverse_kl for 1")
+        raise ConfigError(
+            f"generalised_jsd needs 0 < mixture < 1, got {mixture}: use forward_kl for 0, reverse_kl for 1"
+        )
     log_p, log_q = _floored(teacher).detach(), _floored(student)
     log_m = torch.logaddexp(log_p + math.log(mixture), log_q + math.log1p(-mixture))
     loss = mixture * _kl(log_p, log_m) + (1.0 - mixture) * _kl(log_q, log_m)

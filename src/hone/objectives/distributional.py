@@ -71,7 +71,7 @@ def hl_gauss(target: PerDecision, support: ValueSupport, *, spread: float = 0.75
 
 
 HL_GAUSS: Encoding = hl_gauss
-"""With the paper's spread; `partial(hl_gauss, spread=...)` for another."""
+"""`hl_gauss` with the paper's spread; `partial(hl_gauss, spread=...)` sets another."""
 
 
 def distribution_mean(probability: Float[Tensor, "*batch b"], support: ValueSupport) -> Float[Tensor, " *batch"]:

@@ -38,4 +38,4 @@ Members: TypeAlias = Float[Tensor, "K n d"]
 Elementwise: TypeAlias = Float[Tensor, " *shape"]
 """Any shape, the same in and out."""
 Metrics: TypeAlias = Mapping[str, Float[Tensor, " _"]]
-"""By name; mostly `[n]`, fewer where a metric concerns some of the rows."""
+"""Metrics by name; mostly `[n]`, fewer if a metric concerns a part of the rows."""

@@ -22,13 +22,13 @@ WeightingScheme: TypeAlias = Callable[[PerSequence], Weights]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TermWeights:
-    """Weights of a loss term that has its own: what a value of the term belongs to, and how the values are averaged."""
+    """Weights of a loss term of its own: the unit of its values, and their weighting scheme."""
 
     scheme: WeightingScheme
-    """Of the lengths of the sequences; with `per = "group"`, of the decisions of each group, so that `sequence_sum`
-    gives 1 / groups."""
+    """Scheme on the lengths of the sequences; with `per = "group"` on the decisions of each group, so that
+    `sequence_sum` gives 1 / groups."""
     per: Literal["decision", "sequence", "group"]
-    """What the term has one value for."""
+    """Unit of the term's values."""
 
 
 def token_mean(lengths: PerSequence) -> Weights:

@@ -135,7 +135,7 @@ class ChildProcess(Generic[Reply]):
 
     @property
     def alive(self) -> bool:
-        """Whether the child was started and has not ended."""
+        """True if the child was started and has not ended."""
         return self._process is not None and self._poll_exit() is None
 
     def send(self, data: bytes) -> None:
@@ -146,11 +146,11 @@ class ChildProcess(Generic[Reply]):
             self._write()
 
     def receive(self, deadline_s: float) -> Reply:
-        """The next reply. Raises ChildLostError when the child ended, or gave none within `deadline_s` seconds."""
+        """Wait for the next reply. Raises ChildLostError if the child ended or gave none in `deadline_s` seconds."""
         limit_s = self._clock.monotonic_s() + deadline_s
         while (result := self.take_reply()) is None:
             if self._abandoned():
-                raise ChildLostError("nobody waits for its answer any more")
+                raise ChildLostError("the request was abandoned")
             left_s = limit_s - self._clock.monotonic_s()
             pump_children([self], max(0.0, min(left_s, TICK_S)))
             if left_s <= 0:
@@ -194,13 +194,13 @@ class ChildProcess(Generic[Reply]):
             self._out = memoryview(b"")
 
     def shut_down(self, patience_s: float) -> None:
-        """Request an exit, wait up to `patience_s` seconds for it, then kill what is left."""
+        """Request an exit, wait up to `patience_s` seconds for it, then kill the remaining processes."""
         self.request_exit()
         self._wait_exit(patience_s)
         self.kill()
 
     def exit_reason(self) -> str:
-        """How the child ended, with its last output."""
+        """Description of the child's end, with its last output."""
         if self._process is None or self._broken:
             return self._broken or "its process was never started"
         code = self._wait_exit(_EXIT_GRACE_S)  # the channel is closed a moment before the process is gone

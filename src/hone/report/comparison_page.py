@@ -27,33 +27,33 @@ from hone.store.comparison import Comparison, GroupSummary, RunCurveBand, ScoreI
 from hone.store.durable import replace_file
 
 
-def write_comparison(path: Path, found: Comparison) -> None:
+def write_comparison(path: Path, comparison: Comparison) -> None:
     """Write the page atomically. Raises ResourceError."""
-    replace_file(path, render_comparison(found).encode("utf-8", "replace"))
+    replace_file(path, render_comparison(comparison).encode("utf-8", "replace"))
 
 
-def render_comparison(found: Comparison) -> Html:
+def render_comparison(comparison: Comparison) -> Html:
     """Render a comparison as an HTML document."""
-    names = [group.name for group in found.groups]
-    runs = sum(len(group.runs) for group in found.groups)
+    names = [group.name for group in comparison.groups]
+    runs = sum(len(group.runs) for group in comparison.groups)
     title = " against ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
-    about = f"{runs} runs · {', '.join(found.tasks)} · score: {found.metric}"
+    about = f"{runs} runs · {', '.join(comparison.tasks)} · score: {comparison.metric}"
     head = element("header", styled("p", "kicker", text("comparison")), element("h1", text(title)))
-    notes = [styled("p", "note", text(f"Note: {note}.")) for note in found.notes]
+    notes = [styled("p", "note", text(f"Note: {note}.")) for note in comparison.notes]
     return page(
         title,
         head,
         styled("p", "about", text(about)),
-        _verdicts(found),
-        _summary(found),
-        _curves(found),
-        _profile(found),
-        _runs(found),
+        _verdicts(comparison),
+        _summary(comparison),
+        _curves(comparison),
+        _profile(comparison),
+        _runs(comparison),
         *([element("h2", text("Limits of this comparison")), *notes] if notes else []),
     )
 
 
-def _verdicts(found: Comparison) -> Html:
+def _verdicts(comparison: Comparison) -> Html:
     lines = [
         styled(
             "p",
@@ -62,7 +62,7 @@ def _verdicts(found: Comparison) -> Html:
             element("b", text(format_interval(one.probability))),
             text(significance_note(one.probability)),
         )
-        for one in found.improvements
+        for one in comparison.improvements
     ]
     lines += [
         styled(
@@ -74,7 +74,7 @@ def _verdicts(found: Comparison) -> Html:
                 f" ({format_number(pair.low)} to {format_number(pair.high)}, paired p = {format_number(pair.p_value)})."
             ),
         )
-        for pair in found.paired
+        for pair in comparison.paired
     ]
     return join(lines)
 
@@ -108,14 +108,22 @@ def format_threshold_time(reached: TimeToThreshold) -> str:
     return f"{format_number(reached.median)}{ends}, {reached.reached} of {reached.n}"
 
 
-def _summary(found: Comparison) -> Html:
-    rows = [_interval(group) for group in found.groups]
-    unit = ", scaled per task: 0 is the lowest and 1 the highest score of these runs" if found.normalised else ""
+def _summary(comparison: Comparison) -> Html:
+    rows = [_interval(group) for group in comparison.groups]
+    unit = ", scaled per task: 0 is the lowest and 1 the highest score of these runs" if comparison.normalised else ""
     words = f"Interquartile mean of the score with its 95% interval over runs{unit}"
     card = styled("div", "card", styled("p", "note", text(words)), interval_plot(rows))
-    keys = list(dict.fromkeys(key for group in found.groups for key in group.settings))
-    tasks = list(dict.fromkeys(task for group in found.groups for task in group.reached))
-    heads = ["", *keys, "runs", "IQM", "median", "mean", *(f"{found.curve_unit} to {_level(found, t)}" for t in tasks)]
+    keys = list(dict.fromkeys(key for group in comparison.groups for key in group.settings))
+    tasks = list(dict.fromkeys(task for group in comparison.groups for task in group.reached))
+    heads = [
+        "",
+        *keys,
+        "runs",
+        "IQM",
+        "median",
+        "mean",
+        *(f"{comparison.curve_unit} to {_level(comparison, t)}" for t in tasks),
+    ]
     heads += ["time per run"]
     lines = [
         [
@@ -126,14 +134,14 @@ def _summary(found: Comparison) -> Html:
             *(text(format_threshold_time(group.reached[task]) if task in group.reached else MISSING) for task in tasks),
             text(format_duration(sum(run.seconds for run in group.runs) / len(group.runs))),
         ]
-        for group in found.groups
+        for group in comparison.groups
     ]
     return join([element("h2", text("Scores")), card, table(heads, lines, style="fit")])
 
 
-def _level(found: Comparison, task: str) -> str:
-    threshold = next(group.reached[task].threshold for group in found.groups if task in group.reached)
-    return format_number(threshold) if len(found.tasks) == 1 else f"{format_number(threshold)} on {task}"
+def _level(comparison: Comparison, task: str) -> str:
+    threshold = next(group.reached[task].threshold for group in comparison.groups if task in group.reached)
+    return format_number(threshold) if len(comparison.tasks) == 1 else f"{format_number(threshold)} on {task}"
 
 
 def _interval(group: GroupSummary) -> IntervalRow:
@@ -143,47 +151,51 @@ def _interval(group: GroupSummary) -> IntervalRow:
     return IntervalRow(label=group.name, mean=mean, low=low if known else mean, high=high if known else mean)
 
 
-def _curves(found: Comparison) -> Html:
+def _curves(comparison: Comparison) -> Html:
     parts: list[Html] = []
-    for task in found.tasks:
-        there = _series(found, {group.name: group.curves.get(task) for group in found.groups})
+    for task in comparison.tasks:
+        there = _series(comparison, {group.name: group.curves.get(task) for group in comparison.groups})
         if there:
-            threshold = next((group.reached[task].threshold for group in found.groups if task in group.reached), None)
-            picture = band_plot(there, x_label=found.curve_unit, floor=threshold)
-            parts.append(styled("div", "card", styled("p", "note", text(f"{task}: {found.curve_metric}")), picture))
+            threshold = next(
+                (group.reached[task].threshold for group in comparison.groups if task in group.reached), None
+            )
+            picture = band_plot(there, x_label=comparison.curve_unit, floor=threshold)
+            parts.append(
+                styled("div", "card", styled("p", "note", text(f"{task}: {comparison.curve_metric}")), picture)
+            )
     if not parts:
         return EMPTY
     words = "Interquartile mean over runs with its 95% bootstrap interval"
-    return join([element("h2", text("Learning curves")), styled("p", "note", text(words)), _legend(found), *parts])
+    return join([element("h2", text("Learning curves")), styled("p", "note", text(words)), _legend(comparison), *parts])
 
 
-def _series(found: Comparison, lines: Mapping[str, RunCurveBand | None]) -> list[CurveSeries]:
+def _series(comparison: Comparison, lines: Mapping[str, RunCurveBand | None]) -> list[CurveSeries]:
     """Curves to draw; each group keeps its colour, also where another group has no curve."""
     return [
         CurveSeries(name=group.name, colour=colour, x=line.x, middle=line.middle, low=line.low, high=line.high)
-        for colour, group in enumerate(found.groups)
+        for colour, group in enumerate(comparison.groups)
         if (line := lines[group.name]) is not None
     ]
 
 
-def _legend(found: Comparison) -> Html:
-    return legend([group.name for group in found.groups])
+def _legend(comparison: Comparison) -> Html:
+    return legend([group.name for group in comparison.groups])
 
 
-def _profile(found: Comparison) -> Html:
-    if max((len(group.runs) for group in found.groups), default=0) < 2:
+def _profile(comparison: Comparison) -> Html:
+    if max((len(group.runs) for group in comparison.groups), default=0) < 2:
         return EMPTY
     words = (
         "Share of runs that score higher than this. A line that is above another everywhere is better; where lines "
         "cross, the order depends on the score of interest."
     )
-    across = "score, from the lowest (0) to the highest (1) of a task" if found.normalised else "score"
-    picture = band_plot(_series(found, {group.name: group.profile for group in found.groups}), x_label=across)
-    parts = [styled("p", "note", text(words)), _legend(found), styled("div", "card", picture)]
+    across = "score, from the lowest (0) to the highest (1) of a task" if comparison.normalised else "score"
+    picture = band_plot(_series(comparison, {group.name: group.profile for group in comparison.groups}), x_label=across)
+    parts = [styled("p", "note", text(words)), _legend(comparison), styled("div", "card", picture)]
     return join([element("h2", text("Performance profile")), *parts])
 
 
-def _runs(found: Comparison) -> Html:
+def _runs(comparison: Comparison) -> Html:
     lines: list[Sequence[Html]] = [
         [
             text(group.name),
@@ -192,7 +204,7 @@ def _runs(found: Comparison) -> Html:
             text(format_number(run.score)),
             text(format_duration(run.seconds)),
         ]
-        for group in found.groups
+        for group in comparison.groups
         for run in group.runs
     ]
     return collapsible(

@@ -196,10 +196,10 @@ def _turns(turns: Sequence[Turn]) -> Html:
     """Turns of a conversation; those of the environment are indented and named."""
     return join(
         [
-            styled("div", "asked", styled("p", "note", text(speaker)), _words(said))
+            styled("div", "asked", styled("p", "note", text(speaker)), _words(content))
             if speaker == "environment"
-            else _words(said)
-            for speaker, said in turns
+            else _words(content)
+            for speaker, content in turns
         ]
     )
 

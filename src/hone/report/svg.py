@@ -39,7 +39,7 @@ class LinearScale:
 
 
 def nice_ticks(low: float, high: float, count: int) -> list[float]:
-    """At most `count` + 1 round values (1, 2 or 5 times a power of ten apart) within [low, high]."""
+    """Axis ticks: at most `count` + 1 round values (1, 2 or 5 times a power of ten apart) within [low, high]."""
     if not high > low:
         return [low]
     raw = (high - low) / max(count, 1)

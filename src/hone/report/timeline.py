@@ -125,7 +125,7 @@ def step_timeline(metrics: MetricColumns) -> Timeline | None:
 
 
 def is_loop_part(name: str) -> bool:
-    """Whether a metric is the time of a part of the loop: not a total, and not inside or parallel to a part."""
+    """True if a metric is the time of a part of the loop: not a total, and not inside or parallel to a part."""
     short = name.removeprefix(CLOCK_PREFIX).removesuffix("_s")
     timed = name.startswith(CLOCK_PREFIX) and name.endswith("_s")
     return timed and short not in _TOTALS and not _of_engine(short)

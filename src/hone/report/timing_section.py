@@ -11,13 +11,13 @@ from hone.store.speed import speed_line
 
 def timing_section(stage: RunData, level: str) -> Html:
     """Render the section; empty without times."""
-    found = step_timeline(stage.metrics)
-    if found is None:
+    timeline = step_timeline(stage.metrics)
+    if timeline is None:
         return EMPTY
     parts = [
-        element(level, text("Where the time went")),
-        styled("p", "verdict", text(found.bottleneck())),
-        styled("div", "card", *_picture(found), _table(found)),
+        element(level, text("Time per part of a step")),
+        styled("p", "verdict", text(timeline.bottleneck())),
+        styled("div", "card", *_picture(timeline), _table(timeline)),
     ]
     line = speed_line(stage.metrics, stage.matmul)
     if line:
@@ -26,9 +26,10 @@ def timing_section(stage: RunData, level: str) -> Html:
     return join(parts)
 
 
-def _picture(found: Timeline) -> list[Html]:
-    scale, unit = (1000.0, "ms") if found.step_s < 2 else (1.0, "s")
-    styles = _styles(found)
+def _picture(timeline: Timeline) -> list[Html]:
+    step_s = timeline.step_s
+    scale, unit = (1000.0, "ms") if step_s < 2 else (1.0, "s")
+    styles = _styles(timeline)
 
     def blocks(spans: Sequence[TimelineSpan]) -> list[LaneBlock]:
         return [
@@ -37,47 +38,49 @@ def _picture(found: Timeline) -> list[Html]:
                 start=span.start_s * scale,
                 size=span.seconds_s * scale,
                 style=styles[span.name],
-                title=f"{span.name}: {format_duration(span.seconds_s)}, {span.seconds_s / found.step_s:.1%} of a step",
+                title=f"{span.name}: {format_duration(span.seconds_s)}, {span.seconds_s / step_s:.1%} of a step",
             )
             for span in spans
         ]
 
-    rows = [("a step", blocks(found.loop))]
-    words = f"The mean of {found.steps:,} steps, one part after another"
-    if found.collect_parts:
-        rows.append(("collect", blocks(found.collect_parts)))
+    rows = [("a step", blocks(timeline.loop))]
+    words = f"The mean of {timeline.steps:,} steps, one part after another"
+    if timeline.collect_parts:
+        rows.append(("collect", blocks(timeline.collect_parts)))
         words += "; below, the parts of collecting (model passes mix prefill and decoding)"
-    if found.overlapping:
-        rows.append(("beside it", blocks(found.overlapping)))
+    if timeline.overlapping:
+        rows.append(("beside it", blocks(timeline.overlapping)))
         words += "; below, work of a parallel thread: it overlaps the step and is not part of its time"
-    return [styled("p", "note", text(f"{words}.")), lane_plot(rows, found.step_s * scale, unit)]
+    return [styled("p", "note", text(f"{words}.")), lane_plot(rows, step_s * scale, unit)]
 
 
-def _styles(found: Timeline) -> dict[str, str]:
+def _styles(timeline: Timeline) -> dict[str, str]:
     """One colour per name, in the order of appearance."""
-    names = dict.fromkeys(span.name for spans in (found.loop, found.collect_parts, found.overlapping) for span in spans)
+    names = dict.fromkeys(
+        span.name for spans in (timeline.loop, timeline.collect_parts, timeline.overlapping) for span in spans
+    )
     return {name: part_style(name, index) for index, name in enumerate(names)}
 
 
-def _table(found: Timeline) -> Html:
+def _table(timeline: Timeline) -> Html:
     """Table of all parts, largest first, each with its own parts below it; overlapping work at the end."""
-    styles = _styles(found)
+    styles = _styles(timeline)
     rows: list[list[Html]] = []
 
     def row(span: TimelineSpan, words: str) -> None:
         rows.append(
             [
                 join([element("span", attributes={"class": f"swatch {styles[span.name]}"}), text(words)]),
-                text(f"{span.seconds_s / found.step_s:.1%}"),
-                text(format_duration(span.seconds_s * found.steps)),
+                text(f"{span.seconds_s / timeline.step_s:.1%}"),
+                text(format_duration(span.seconds_s * timeline.steps)),
                 text(f"{1000 * span.seconds_s:,.1f} ms"),
             ]
         )
 
-    for span in sorted(found.loop, key=lambda part: (part.name == OTHER, -part.seconds_s)):
+    for span in sorted(timeline.loop, key=lambda part: (part.name == OTHER, -part.seconds_s)):
         row(span, span.name)
-        for part in found.collect_parts if span.name == "collect" else ():
+        for part in timeline.collect_parts if span.name == "collect" else ():
             row(part, f"of which {part.name}")
-    for span in found.overlapping:
+    for span in timeline.overlapping:
         row(span, f"in parallel {span.name}")
     return table(("part", "share", "in all", "a step"), rows, style="fit", numeric=(1, 2, 3))

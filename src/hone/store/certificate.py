@@ -24,7 +24,7 @@ class GradientCheck:
     name: str
     """Description of the split."""
     detail: str
-    """Into what."""
+    """Parts of the split batch."""
     difference: Number
     """Largest |difference| of a component; NaN for a NaN gradient."""
     relative: Number
@@ -32,7 +32,7 @@ class GradientCheck:
 
     @property
     def passed(self) -> bool:
-        """Whether the difference is rounding."""
+        """True if the difference is rounding."""
         return self.relative <= TOLERANCE
 
 
@@ -50,7 +50,7 @@ class GradientCertificate:
 
     @property
     def passed(self) -> bool:
-        """Whether every check passed."""
+        """True if every check passed."""
         return bool(self.checks) and all(check.passed for check in self.checks)
 
     def summary(self) -> str:

@@ -143,7 +143,7 @@ class Comparison:
     """Meaning of the score, in words."""
     tasks: tuple[str, ...]
     normalised: bool
-    """Whether scores are scaled per task from 0 (lowest run) to 1 (highest), as tasks have no common unit."""
+    """True if scores are scaled per task from 0 (lowest run) to 1 (highest), as tasks have no common unit."""
     curve_metric: str
     """Metric of the curves; empty without curves."""
     curve_unit: str

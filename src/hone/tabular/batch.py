@@ -22,7 +22,7 @@ class RateConfig(Config):
     """Step sizes: max(minimum, rate / visits^power), with the number of visits of the updated pair (or state)."""
 
     rate: float = Field(default=0.1, gt=0)
-    """At the first visit, and always where `power` is 0."""
+    """Step size at the first visit, and always if `power` is 0."""
     power: float = Field(default=0.0, ge=0, le=1)
     """Above 0.5 and at most 1 the estimates converge (Robbins & Monro, 1951); 0 tracks an environment that changes."""
     minimum: float = Field(default=0.0, ge=0)
@@ -110,7 +110,7 @@ def step_sizes(count: Ints, cell: Ints, rate: RateConfig, known: Flags) -> Float
 
 
 def rank_among_equals(values: Ints) -> Ints:
-    """How many equal values stand before each `[n]`.
+    """Count of earlier equal values, for each `[n]`.
 
     >>> rank_among_equals(np.array([7, 3, 7, 7]))
     array([0, 0, 1, 2])

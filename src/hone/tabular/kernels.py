@@ -42,7 +42,7 @@ class TabularSteps(NamedTuple):
 
 
 class TraceDecay(NamedTuple):
-    """How traces fade."""
+    """Decay of the eligibility traces."""
 
     decay: float
     """discount * lambda."""

@@ -57,7 +57,7 @@ class TabularLearner(Generic[T]):
     rule: UpdateRule
     rate: RateConfig
     predicts_values: bool = False
-    """Whether the credit function needs the table's values."""
+    """True if the credit function needs the table's values."""
     first_visits: bool = False
     """Learn from the first visit of a cell in each episode only; episodes must be whole."""
     observed: int = 0

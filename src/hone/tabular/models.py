@@ -122,7 +122,7 @@ class TabularModel:
             self.head[state] = entry
 
     def _linked(self) -> tuple[Ints, Ints]:
-        """For each state the entries that lead to it, as lists within two arrays."""
+        """Predecessors: for each state the entries that lead to it, as lists within two arrays."""
         head = np.full(len(self.total) // self.actions, -1, dtype=np.int64)
         link = np.full(self.times.size, -1, dtype=np.int64)
         for entry in np.flatnonzero((self.times > 0) & (self.factor != 0.0)):

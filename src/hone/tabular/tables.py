@@ -88,7 +88,7 @@ class ActionTable:
         return picked.sum(axis=2).mean(axis=0) if self.tables > 1 or cell.shape[1] > 1 else picked[0, :, 0]
 
     def counts(self, cell: Ints) -> Ints:
-        """How often each action was taken `[n, A]` at first cells `[n, M]` (the rarest feature)."""
+        """Visit counts of each action `[n, A]` at first cells `[n, M]` (the rarest feature)."""
         return self.visits.reshape(-1, self.features.actions)[cell // self.features.actions].min(axis=1)
 
     def exploration_probabilities(self, cell: Ints, turn: int) -> Floats:

@@ -64,9 +64,9 @@ class TileCoder:
         }
 
     @staticmethod
-    def from_description(told: Mapping[str, Any]) -> "TileCoder":
+    def from_description(description: Mapping[str, Any]) -> "TileCoder":
         """Tile coder from the result of `description`. Raises KeyError, TypeError, ValueError."""
-        return TileCoder(**{**told, "low": tuple(told["low"]), "high": tuple(told["high"])})
+        return TileCoder(**{**description, "low": tuple(description["low"]), "high": tuple(description["high"])})
 
 
 def make_tile_coder(low: Sequence[float], high: Sequence[float], *, tilings: int, bins: int, actions: int) -> TileCoder:

@@ -49,7 +49,7 @@ def test_distinct_items_are_drawn_until_there_are_enough() -> None:
     distinct = reasoning_gym_examples("chain_sum", size=150, seed=1, config=config, distinct=True)
     assert len({example.prompt for example in distinct}) == 150
     assert len({example.id for example in distinct}) == 150
-    with pytest.raises(DataError, match=r"only 200 distinct items in 12500 drawn, 250 are wanted"):
+    with pytest.raises(DataError, match=r"only 200 distinct items in 12500 samples, 250 are required"):
         reasoning_gym_examples("chain_sum", size=250, seed=1, config=config, distinct=True)
 
 
@@ -66,7 +66,7 @@ def test_all_faults_of_a_config_at_once() -> None:
 def test_names_and_values_that_do_not_fit() -> None:
     with pytest.raises(ConfigError, match="unknown task reasoning_gym:chain_sums; did you mean chain_sum"):
         reasoning_gym_examples("chain_sums", size=1, seed=1)
-    with pytest.raises(ConfigError, match="refuses its config: max_terms must be >= min_terms"):
+    with pytest.raises(ConfigError, match="rejects its config: max_terms must be >= min_terms"):
         reasoning_gym_examples("chain_sum", size=1, seed=1, config={"max_terms": 1})
-    with pytest.raises(ConfigError, match="refuses its config"):
+    with pytest.raises(ConfigError, match="rejects its config"):
         reasoning_gym_examples("chain_sum", size=1, seed=1, config={"max_terms": "many"})

@@ -81,10 +81,19 @@ def show_comparison(screen: TerminalScreen, comparison: Comparison) -> None:
         screen.line(f"note: {note}")
 
 
-def _show_scores(screen: TerminalScreen, found: Comparison) -> None:
-    keys = list(dict.fromkeys(key for group in found.groups for key in group.settings))
-    tasks = list(dict.fromkeys(task for group in found.groups for task in group.reached))
-    heads = ["", *keys, "runs", "IQM (95% interval)", "median", "mean", *(_to(found, task) for task in tasks), "time"]
+def _show_scores(screen: TerminalScreen, comparison: Comparison) -> None:
+    keys = list(dict.fromkeys(key for group in comparison.groups for key in group.settings))
+    tasks = list(dict.fromkeys(task for group in comparison.groups for task in group.reached))
+    heads = [
+        "",
+        *keys,
+        "runs",
+        "IQM (95% interval)",
+        "median",
+        "mean",
+        *(_to(comparison, task) for task in tasks),
+        "time",
+    ]
     rows = [
         [
             group.name,
@@ -96,16 +105,16 @@ def _show_scores(screen: TerminalScreen, found: Comparison) -> None:
             *(_when(group.reached.get(task)) for task in tasks),
             compact_duration(sum(run.seconds for run in group.runs) / len(group.runs)),
         ]
-        for group in found.groups
+        for group in comparison.groups
     ]
     screen.table(heads, rows)
     screen.line()
 
 
-def _to(found: Comparison, task: str) -> str:
-    threshold = next(group.reached[task].threshold for group in found.groups if task in group.reached)
-    where = "" if len(found.tasks) == 1 else f" on {task}"
-    return f"{found.curve_unit} to {threshold:g}{where}"
+def _to(comparison: Comparison, task: str) -> str:
+    threshold = next(group.reached[task].threshold for group in comparison.groups if task in group.reached)
+    where = "" if len(comparison.tasks) == 1 else f" on {task}"
+    return f"{comparison.curve_unit} to {threshold:g}{where}"
 
 
 def _when(reached: TimeToThreshold | None) -> str:
@@ -115,22 +124,26 @@ def _when(reached: TimeToThreshold | None) -> str:
     return f"never ({share})" if np.isinf(reached.median) else f"{compact_number(reached.median)} ({share})"
 
 
-def _show_curves(screen: TerminalScreen, found: Comparison) -> None:
-    if not found.curve_metric:
+def _show_curves(screen: TerminalScreen, comparison: Comparison) -> None:
+    if not comparison.curve_metric:
         return
-    for task in found.tasks:
-        rows = [row for group in found.groups if (row := _curve_row(group, task, found)) is not None]
+    for task in comparison.tasks:
+        rows = [row for group in comparison.groups if (row := _curve_row(group, task, comparison)) is not None]
         if rows:
-            heads = (f"{task}: {found.curve_metric}", *(f"{share:.0%}" for share in QUARTERS), found.curve_unit)
+            heads = (
+                f"{task}: {comparison.curve_metric}",
+                *(f"{share:.0%}" for share in QUARTERS),
+                comparison.curve_unit,
+            )
             screen.table(heads, rows)
             screen.line()
 
 
-def _curve_row(group: GroupSummary, task: str, found: Comparison) -> list[str] | None:
+def _curve_row(group: GroupSummary, task: str, comparison: Comparison) -> list[str] | None:
     line = group.curves.get(task)
     if line is None:
         return None
-    lines = [one.curves[task].middle for one in found.groups if task in one.curves]
+    lines = [one.curves[task].middle for one in comparison.groups if task in one.curves]
     known = np.concatenate(lines)
     known = known[np.isfinite(known)]
     low, high = float(known.min()), float(known.max())

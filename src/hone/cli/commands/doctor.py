@@ -105,7 +105,7 @@ def devices() -> Iterator[MachineFact]:
 
 
 def disk(runs: Path) -> Iterator[MachineFact]:
-    """Whether the runs folder is writable (tested by writing one byte), and the free space."""
+    """Check that the runs folder is writable (by writing one byte), and report the free space."""
     existing = next(place for place in (runs, *runs.absolute().parents) if place.exists())
     try:
         with tempfile.NamedTemporaryFile(dir=existing, prefix=".hone-doctor-") as file:

@@ -188,7 +188,7 @@ def generation_rows(runner: str, stats: GenerationStats) -> list[tuple[str, str,
     before = stats.cached_tokens + stats.prefill_tokens
     return [
         ("runner", runner, ""),
-        ("tokens/s", compact_number(stats.tokens_per_s), f"{stats.tokens:,} drawn in {stats.total_s:.2f} s"),
+        ("tokens/s", compact_number(stats.tokens_per_s), f"{stats.tokens:,} sampled in {stats.total_s:.2f} s"),
         ("time", shares, "of model passes, by tokens; bookkeeping is outside them"),
         ("slots", f"{stats.occupancy:.0%} in use", f"of {stats.slots}, over {stats.steps:,} passes"),
         ("tail", f"{stats.tail_idle:.0%} idle", "of slot time, waiting for the longest answers"),

@@ -158,13 +158,13 @@ class _SeedProcess:
 
     @staticmethod
     def start(seed: int, words: Sequence[str]) -> "_SeedProcess":
-        said = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
+        output = tempfile.TemporaryFile()  # noqa: SIM115 - lives as long as the process
         command = [sys.executable, "-m", "hone.cli.main", *words]
         # Its own session, so that Ctrl-C reaches it once, from here, and not from the terminal as well.
         process = subprocess.Popen(
-            command, stdin=subprocess.DEVNULL, stdout=said, stderr=subprocess.STDOUT, start_new_session=True
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
         )
-        return _SeedProcess(seed=seed, process=process, output=said, stop_sent=[])
+        return _SeedProcess(seed=seed, process=process, output=output, stop_sent=[])
 
     def error_lines(self) -> list[str]:
         self.output.seek(0)

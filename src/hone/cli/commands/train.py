@@ -56,7 +56,7 @@ class PlannedRun:
     spec: RecipeSpec
     resolved: ResolvedConfig[RunConfig]
     opened: OpenedRun | None = None
-    """What its check opened, where the run follows."""
+    """Resources that the check opened, if the run follows."""
 
     def with_location(self, message: str) -> str:
         """Prefix a message with its location in the config."""
@@ -151,7 +151,7 @@ def opened_runs(stages: Sequence[PlannedRun]) -> Iterator[list[PlannedRun]]:
 
 
 def opened_warnings(stages: Sequence[PlannedRun]) -> list[str]:
-    """What the checks of opened stages warn of."""
+    """Warnings of the checks of opened stages."""
     return [
         stage.with_location(warning)
         for stage in stages

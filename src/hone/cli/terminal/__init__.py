@@ -1,1 +1,1 @@
-"""What a terminal shows while a command works: progress bars, plain lines without a TTY, streamed answers."""
+"""Terminal output of a running command: progress bars, plain lines without a TTY, streamed answers."""

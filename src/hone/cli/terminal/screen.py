@@ -17,7 +17,7 @@ WIDTH_WITHOUT_TERMINAL = 160
 
 
 def is_plain(stream: TextIO, environment: Mapping[str, str] = os.environ) -> bool:
-    """Whether to omit control codes: not a terminal, TERM=dumb, or NO_COLOR set (https://no-color.org)."""
+    """Decide whether to omit control codes: not a terminal, TERM=dumb, or NO_COLOR set (https://no-color.org)."""
     return not stream.isatty() or environment.get("TERM", "") in ("dumb", "") or bool(environment.get("NO_COLOR"))
 
 

@@ -1,4 +1,4 @@
-"""A server in the place of a runner, for the canary alone: it scores one text and runs nothing."""
+"""Adapter that lets the weight canary score a text on a server."""
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,16 +21,16 @@ class ScoringRunner:
         self._wire = wire
 
     def reserve(self, pages: int) -> None:
-        """A server has its own."""
+        """Do nothing: a server has its own weights."""
 
     def publish(self) -> None:
-        """Weights are handed over elsewhere."""
+        """Do nothing: `handover` publishes the weights."""
 
     def copy(self, source: NDArray[np.int32], target: NDArray[np.int32]) -> None:
-        """A server has its own pages."""
+        """Do nothing: a server has its own pages."""
 
     def run(self, work: ForwardBatch) -> SamplerOutput:
-        """The given tokens of one text, at temperature 1."""
+        """Score the given tokens of one text, at temperature 1."""
         given = ScoreRequest(
             prompt=work.tokens[:1], tokens=work.draws.forced_token, sampling=SamplingParams(max_tokens=1)
         )

@@ -13,9 +13,9 @@ def check_sampling_supported(samplings: Iterable[SamplingParams], abilities: Ser
     for sampling in dict.fromkeys(samplings):
         if sampling.truncates:
             faults.add(
-                f"{abilities.server} cannot be asked for top_k = {sampling.top_k}, top_p = {sampling.top_p}, min_p = "
-                f"{sampling.min_p}: it reports one log-probability, and a truncated draw has two (the policy's, and "
-                "that of what was left); leave them out, or use the embedded engine"
+                f"{abilities.server} does not support top_k = {sampling.top_k}, top_p = {sampling.top_p}, min_p = "
+                f"{sampling.min_p}: it reports one log-probability, and truncated sampling needs two (the policy's and "
+                "the truncated one); leave these keys out, or use the embedded engine"
             )
         if sampling.temperature == 1:
             continue
@@ -33,7 +33,7 @@ def check_sampling_supported(samplings: Iterable[SamplingParams], abilities: Ser
 
 
 def check_scoring_supported(texts: Iterable[ScoreRequest], abilities: ServerFeatures) -> None:
-    """Raise ConfigError with everything about scoring that the server cannot do."""
+    """Raise ConfigError with all unsupported settings of scoring."""
     faults = ErrorCollector(ConfigError)
     if "score" not in abilities.supported:
         faults.extend(abilities.missing(["score"]))
@@ -48,5 +48,5 @@ def check_scoring_supported(texts: Iterable[ScoreRequest], abilities: ServerFeat
 
 
 def missing_features(abilities: ServerFeatures) -> list[str]:
-    """A sentence for everything the server lacks, for a person."""
+    """Describe each missing feature of the server in a sentence."""
     return abilities.missing(FEATURE_DESCRIPTIONS)

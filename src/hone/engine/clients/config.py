@@ -1,4 +1,4 @@
-"""A server that writes the answers of a run."""
+"""Config of a server that generates the answers of a run."""
 
 from typing import Literal
 

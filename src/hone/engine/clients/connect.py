@@ -18,7 +18,7 @@ from hone.engine.stops import TokenizerRules
 
 
 def open_protocol(config: ServerEngine) -> ServerProtocol:
-    """The protocol of a server. Raises ConfigError for an address that cannot be one."""
+    """Return the protocol of a server. Raises ConfigError for an invalid address."""
     link = HttpClient(config.address())
     return VllmProtocol(link) if config.kind == "vllm" else SglangProtocol(link)
 
@@ -32,7 +32,7 @@ def connect_engine(
     slots: int,
     seed: int,
 ) -> RemoteEngine:
-    """An engine with the weights of `model`, as `save` writes them. No request is sent yet."""
+    """Build an engine for the weights of `model`, as `save` writes them. Sends no request yet."""
     own = config.weights_folder is None
     folder = Path(tempfile.mkdtemp(prefix="hone-weights-") if config.weights_folder is None else config.weights_folder)
     return RemoteEngine(

@@ -20,12 +20,12 @@ _REMEMBERED: Final = 64
 
 
 class ForeignWeightsError(ServerError):
-    """An answer by weights that this run did not publish: the server was restarted."""
+    """Answer sampled with weights that this run did not publish: the server was restarted."""
 
 
 @dataclass(slots=True, kw_only=True)
 class WeightTransfer:
-    """Weights go through a folder that this machine writes and the server reads by the same name."""
+    """Transfer of weights through a folder that this machine writes and the server reads under the same path."""
 
     save: Callable[[Path], None]
     """Writes a Hugging Face folder."""
@@ -34,14 +34,14 @@ class WeightTransfer:
     """Distinguishes this run's weights from another's on the same server."""
     canary: WeightCanary | None = None
     keep_folder: bool = True
-    """Whether the folder is kept after the engine is closed; its weights are not."""
+    """Keep the folder after the engine is closed; its weights are removed."""
     fingerprints: dict[int, WeightFingerprint] = field(default_factory=dict[int, WeightFingerprint])
     """Fingerprints of the latest versions."""
     saved_version: int | None = None
     """Version of the weights in the folder."""
 
     def save_weights(self, version: int) -> None:
-        """Write the current weights; then those of the version before are removed."""
+        """Write the current weights and remove those of the previous version."""
         place = self._place(version)
         shutil.rmtree(place, ignore_errors=True)
         place.mkdir(parents=True)
@@ -52,9 +52,9 @@ class WeightTransfer:
         self.saved_version = version
 
     def send(self, wire: ServerProtocol, abilities: ServerFeatures, *, stopped: bool = False) -> None:
-        """Make the server load the folder, and check that it did; `stopped`: it waits for `resume`.
+        """Make the server load the folder, and check that it did; `stopped`: the server waits for `resume`.
 
-        Raises ServerError where it does not load them, DivergedError where its weights differ all the same.
+        Raises ServerError if it does not load them, DivergedError if its weights still differ.
         """
         self._hand(wire)
         if stopped:
@@ -71,7 +71,7 @@ class WeightTransfer:
         wire.load(self._place(self.saved_version).absolute(), self._label(self.saved_version))
 
     def _check(self, wire: ServerProtocol, abilities: ServerFeatures) -> None:
-        """Whether the server gives the canary's tokens the trainer's log-probabilities."""
+        """Check that the server gives the canary's tokens the trainer's log-probabilities."""
         if self.canary is None or self.saved_version is None or "score" not in abilities.supported:
             return
         runner = ScoringRunner(wire, abilities.server)
@@ -80,27 +80,29 @@ class WeightTransfer:
         except DivergedError as error:
             raise DivergedError(
                 *error.messages,
-                "a server that differs after a publication only did not take up all weights: one with a tied output "
+                "a server that differs only after a publication did not load all weights: one with a tied output "
                 "layer may not, so start it from an untied folder (docs/howto/servers.md). One that differs from the "
                 "start computes in another number format than the trainer: give it the trainer's, or set canary_nats",
             ) from None
         while len(self.fingerprints) > _REMEMBERED:
             del self.fingerprints[next(iter(self.fingerprints))]
 
-    def token_versions(self, told: GenerateResponse, asked: int, place: str) -> NDArray[np.int32]:
+    def token_versions(self, response: GenerateResponse, asked: int, place: str) -> NDArray[np.int32]:
         """Version of the weights of each token `[n]`, in an answer requested under version `asked`.
 
         Raises ForeignWeightsError for weights that are not of this run, DivergedError for older ones than `asked`.
         """
-        result = np.full(len(told.tokens), asked, np.int32)
-        for start, label in told.weight_labels or ():
+        result = np.full(len(response.tokens), asked, np.int32)
+        for start, label in response.weight_labels or ():
             session, _, number = label.rpartition(".")
             if session != self.session or not number.isdecimal():
-                raise ForeignWeightsError(f"{place}: it draws from weights {label!r}, not from {self._label(asked)!r}")
+                raise ForeignWeightsError(
+                    f"{place}: it samples from weights {label!r}, not from {self._label(asked)!r}"
+                )
             if int(number) < asked:
                 raise DivergedError(
-                    f"{place}: an answer asked for under version {asked} was drawn by version {number}: the server did "
-                    "not take up the weights that were published, or several servers stand behind one address"
+                    f"{place}: an answer asked for under version {asked} was sampled by {number}: the server did "
+                    "not load the published weights, or several servers share one address"
                 )
             result[start:] = int(number)
         return result

@@ -17,17 +17,17 @@ from hone.core.errors import ConfigError, ResourceError
 
 Json = Mapping[str, object]
 RetryRule = Literal["never", "refused", "always"]
-"""When a request is sent again: `refused`: after a status that passes (429, 5xx); `always`: also when no answer came,
-for requests that do no more when they are done twice."""
+"""Condition for a retry. `refused`: after a transient status (429, 5xx); `always`: also without a reply,
+for idempotent requests."""
 
 _AGAIN: Final = frozenset({429, 500, 502, 503, 504})
-"""Statuses after which the same request may well succeed."""
+"""Transient statuses: the same request may succeed later."""
 _SHOWN_CHARACTERS: Final = 400
 _LONGEST_WAIT_S: Final = 10.0
 
 
 class ServerError(ResourceError):
-    """The server refused, or its reply cannot be understood."""
+    """The server rejected the request, or its reply is invalid."""
 
     def __init__(self, *messages: str, status: int | None = None) -> None:
         super().__init__(*messages)
@@ -39,12 +39,12 @@ class UnreachableError(ServerError):
 
 
 class RequestCancelledError(UnreachableError):
-    """This side broke the request off."""
+    """The client cancelled the request."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ServerAddress:
-    """Where a server listens, and how long it is given."""
+    """Address of a server, with the key's variable and deadlines."""
 
     url: str
     """`http://host:port`, with a path before the endpoints' own if there is one."""
@@ -52,21 +52,21 @@ class ServerAddress:
     """Environment variable with the key, sent as a bearer token; configs never hold the key."""
     connect_s: float = 10.0
     timeout_s: float = 600.0
-    """Longest silence while an answer is awaited; a server that does not stream is silent until it is done."""
+    """Longest wait for data of a reply; a server that does not stream sends none until the answer is complete."""
     attempts: int = 4
-    """How often a request that may be repeated is sent."""
+    """Number of attempts of a request that may be repeated."""
     backoff_s: float = 0.25
     """Wait before the second attempt; it doubles each time."""
 
 
 class HttpClient:
-    """Speaks to one server, from any number of threads. Nothing is opened before the first request."""
+    """Connection to one server, for any number of threads. Opens nothing before the first request."""
 
     def __init__(self, address: ServerAddress) -> None:
-        """Raises ConfigError for a URL that cannot be one, or a key that the environment lacks."""
+        """Raises ConfigError for an invalid URL, or a missing environment variable."""
         parts = urlsplit(address.url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
-            raise ConfigError(f"{address.url!r} is no address of a server; expected http://host:port")
+            raise ConfigError(f"{address.url!r} is not an address of a server; expected http://host:port")
         self.address = address
         self.url = address.url.rstrip("/")
         self._secure, self._host, self._port = parts.scheme == "https", parts.hostname, parts.port
@@ -78,22 +78,22 @@ class HttpClient:
         self._closed = threading.Event()
 
     def get(self, path: str) -> Json:
-        """Reply to a GET."""
+        """Send a GET and return the reply."""
         return self._call("GET", path, None, "always")
 
     def post(self, path: str, body: Json | None = None, *, retry: RetryRule) -> Json:
-        """The reply's JSON object, `{}` where it has no body.
+        """Send a request and return the reply's JSON object, `{}` without a body.
 
-        Raises UnreachableError when no whole answer came, ServerError otherwise, after the last attempt.
+        Raises UnreachableError if no complete reply came, ServerError otherwise, after the last attempt.
         """
         return self._call("POST", path, body or {}, retry)
 
     def status(self, path: str) -> int:
-        """The status of a GET, whatever it is: 405 means that another method is served there."""
+        """Return the status of a GET; 405 means that the path has another method."""
         return self._exchange("GET", path, None)[0]
 
     def cancel_all(self) -> None:
-        """Break off every request that is under way; their callers see RequestCancelledError. Servers stop working on
+        """Cancel every running request; their callers get RequestCancelledError. Servers stop working on
         them."""
         with self._lock:
             for connection in self._open:
@@ -128,7 +128,7 @@ class HttpClient:
         except ValueError as error:
             raise ServerError(f"{place}: the reply is not JSON ({error}): {_shown(content)}", status=status) from None
         if not isinstance(reply, dict):
-            raise ServerError(f"{place}: the reply is no JSON object: {_shown(content)}", status=status)
+            raise ServerError(f"{place}: the reply is not a JSON object: {_shown(content)}", status=status)
         return reply
 
     def _exchange(self, method: Literal["GET", "POST"], path: str, body: Json | None) -> tuple[int, bytes]:
@@ -145,7 +145,7 @@ class HttpClient:
             connection.connect()
             connection.sock.settimeout(self.address.timeout_s)
             connection.request(method, self._base + path, content, self._headers)
-            with connection.getresponse() as response:  # it holds the socket; a reply that breaks off leaves it open
+            with connection.getresponse() as response:  # it holds the socket; an incomplete reply leaves it open
                 return response.status, response.read()
         except (OSError, http.client.HTTPException) as error:
             raise self._failure(place, connection, error) from None
@@ -157,7 +157,7 @@ class HttpClient:
 
     def _failure(self, place: str, connection: http.client.HTTPConnection, error: Exception) -> UnreachableError:
         if connection in self._broken:
-            return RequestCancelledError(f"{place}: broken off by this side")
+            return RequestCancelledError(f"{place}: cancelled by the client")
         if isinstance(error, TimeoutError):
             connected = connection.sock is not None
             spent_s = self.address.timeout_s if connected else self.address.connect_s
@@ -168,7 +168,7 @@ class HttpClient:
 
 
 def _worth(error: ServerError, repeat: RetryRule) -> bool:
-    """Whether sending it again is allowed, and may help."""
+    """True if a retry is allowed and may succeed."""
     if isinstance(error, UnreachableError):
         return repeat == "always" and not isinstance(error, RequestCancelledError)
     return repeat != "never" and error.status in _AGAIN
@@ -186,15 +186,15 @@ def _bearer(address: ServerAddress) -> dict[str, str]:
 
 
 def _shut(connection: http.client.HTTPConnection) -> None:
-    """Wakes threads that read from it, which closing alone would not."""
+    """Shut the socket down, which wakes threads that read from it; closing alone would not."""
     try:
         if connection.sock is not None:
             connection.sock.shutdown(socket.SHUT_RDWR)
     except OSError:
-        return  # it was gone already
+        return  # it was closed already
 
 
 def _shown(content: bytes) -> str:
-    """The first lines of a reply, on one."""
+    """Shorten a reply to one line."""
     text = " ".join(content[: 4 * _SHOWN_CHARACTERS].decode("utf-8", errors="replace").split())
     return (text[:_SHOWN_CHARACTERS] + " ...") if len(text) > _SHOWN_CHARACTERS else (text or "(empty)")

@@ -17,12 +17,12 @@ from hone.engine.clients.wire import json_object, list_field
 from hone.engine.clients.writing import MOST_SEED
 
 TextOrMessages = str | Sequence[Mapping[str, Any]]
-"""A text to go on with, or a conversation to answer."""
+"""A text to continue, or a conversation to answer."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OpenAiRequest:
-    """One prompt, and how many answers to it are wanted."""
+    """A prompt and the number of answers to sample."""
 
     id: str
     prompt: TextOrMessages
@@ -38,21 +38,21 @@ class OpenAiCompletion:
     sample_index: int
     text: str
     finish_reason: str
-    """In the server's words: `stop`, `length`, `content_filter` ..."""
+    """Reason as the server gives it: `stop`, `length`, `content_filter` ..."""
     completion_tokens: int
-    """The server's count; 0 where it gives none."""
+    """Token count by the server; 0 if it gives none."""
 
 
 class OpenAiClient:
-    """Asks many questions at once. Nothing is sent before the first."""
+    """Client that sends many questions concurrently. Sends nothing before the first."""
 
     def __init__(self, link: HttpClient, *, model: str, slots: int = 16, seed: int = 0) -> None:
-        """`slots`: most requests at the same time."""
+        """`slots`: largest number of concurrent requests."""
         self.link, self.model, self.seed = link, model, seed
         self._slots = slots
 
     def models(self) -> list[str]:
-        """Names of the served models."""
+        """Return the names of the served models."""
         place = f"{self.link.url}/v1/models"
         return [
             str(json_object(row, "a model", place).get("id"))
@@ -60,9 +60,9 @@ class OpenAiClient:
         ]
 
     def generate(self, questions: Sequence[OpenAiRequest]) -> Iterator[OpenAiCompletion]:
-        """Answers as they come; closing the iterator breaks off the rest.
+        """Iterate over answers as they finish; closing the iterator cancels the rest.
 
-        Raises DataError and ConfigError, with every fault, before anything is sent; ServerError for a refusal or an
+        Raises DataError and ConfigError, with every fault, before anything is sent; ServerError for a rejection or an
         answer that cannot be understood.
         """
         _check(questions)
@@ -71,7 +71,7 @@ class OpenAiClient:
     def raise_untrainable(self) -> NoReturn:
         """Raise ConfigError: the replies of such a server are not enough for training."""
         raise ConfigError(
-            f"{self.link.url} is asked by OpenAI's protocol, which gives text and no token ids: no policy can be "
+            f"{self.link.url} uses OpenAI's protocol, which returns text and no token ids: no policy can be "
             'trained on its answers. Take a server of kind "vllm" or "sglang", which gives both, or the embedded '
             "engine; teachers, judges and evaluations may use this one"
         )
@@ -115,11 +115,11 @@ class OpenAiClient:
     def _said(self, question: OpenAiRequest, number: int, reply: Json, place: str, *, chat: bool) -> OpenAiCompletion:
         choices = list_field(reply, "choices", place)
         if len(choices) != 1:
-            raise ServerError(f"{place}: {len(choices)} answers came where one was asked for")
+            raise ServerError(f"{place}: {len(choices)} answers came, expected one")
         choice = json_object(choices[0], "the answer", place)
         text = json_object(choice.get("message"), "message", place).get("content") if chat else choice.get("text")
         if not isinstance(text, str):
-            raise ServerError(f"{place}: the answer is {text!r}, which is no text")
+            raise ServerError(f"{place}: the answer is {text!r}, expected text")
         usage = reply.get("usage")
         count = usage.get("completion_tokens") if isinstance(usage, dict) else 0
         return OpenAiCompletion(
@@ -136,7 +136,7 @@ def _check(questions: Sequence[OpenAiRequest]) -> None:
     for sampling in dict.fromkeys(question.sampling for question in questions):
         if sampling.top_k or sampling.min_p:
             settings.add(
-                f"OpenAI's protocol knows neither top_k (= {sampling.top_k}) nor min_p (= {sampling.min_p}); leave "
+                f"OpenAI's protocol has neither top_k (= {sampling.top_k}) nor min_p (= {sampling.min_p}); leave "
                 "them out"
             )
     settings.raise_if_any()

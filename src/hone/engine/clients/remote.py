@@ -31,7 +31,7 @@ T = TypeVar("T")
 
 _POLL_S: Final = 0.02
 _LOSSES: Final = 5
-"""Times that a server may go away without having finished one answer in between."""
+"""Largest number of disconnects without a finished answer in between."""
 
 
 class RemoteEngine(EngineSession):
@@ -39,9 +39,9 @@ class RemoteEngine(EngineSession):
     first use."""
 
     own_weights = True
-    """They change on `publish` only."""
+    """True: the weights change on `publish` only."""
     exact = False
-    """A server's arithmetic may depend on its batch."""
+    """False: a server's arithmetic may depend on its batch."""
 
     def __init__(
         self,
@@ -54,11 +54,11 @@ class RemoteEngine(EngineSession):
         on_publish: OnPublish = "finish",
         reconnect_timeout_s: float = 300.0,
     ) -> None:
-        """`slots`: most concurrent requests. Without a `weight_transfer` the server's weights are its own."""
+        """`slots`: largest number of concurrent requests. Without `weight_transfer` weights cannot be published."""
         self.protocol, self.seed, self.on_publish, self.weight_transfer = wire, seed, on_publish, weight_transfer
         self.clock: Clock = SystemClock()
         self.disconnects = 0
-        """Times that the server went away."""
+        """Number of disconnects."""
         self._text, self._slots, self._patience_s = text, slots, reconnect_timeout_s
         self._ends, self._eos = ResponseRules(text), tuple(text.eos)
         self._version = 0
@@ -70,7 +70,7 @@ class RemoteEngine(EngineSession):
         self._pool: ThreadPoolExecutor | None = None
         self._losses, self._why = 0, ""
         self._taken = 0
-        """Replies taken up so far."""
+        """Number of processed replies."""
         super().__init__(self._turn, slots=slots)
 
     @property
@@ -85,10 +85,10 @@ class RemoteEngine(EngineSession):
     @property
     def note(self) -> str:
         """Notes for the user: missing features, and the number of restarts."""
-        told = [] if self._abilities is None else missing_features(self._abilities)
+        missing = [] if self._abilities is None else missing_features(self._abilities)
         return "; ".join(
             [
-                *told,
+                *missing,
                 *(
                     [f"it was unreachable {self.disconnects} times, the last time: {self._why}"]
                     if self.disconnects
@@ -98,7 +98,7 @@ class RemoteEngine(EngineSession):
         )
 
     def features(self) -> ServerFeatures:
-        """Features of the server, requested once. Raises ServerError, and ConfigError where one is missing."""
+        """Return the features of the server, requested once. Raises ServerError, and ConfigError for a missing one."""
         with self._turn:
             if self._abilities is None:
                 result = self._patiently(self.protocol.probe)
@@ -112,10 +112,10 @@ class RemoteEngine(EngineSession):
                 self._abilities = result
             return self._abilities
 
-    # ----------------------------------------------------------------------------------------- asking
+    # --------------------------------------------------------------------------------------- requests
 
     def score(self, texts: Sequence[ScoreRequest]) -> list[ScoreResult]:
-        """Log-probabilities of given tokens at temperature 1. Raises as `submit` does."""
+        """Compute log-probabilities of given tokens at temperature 1. Raises as `submit` does."""
         abilities = self.features()
         check_score_requests(texts, context=self._context(abilities), vocab=self._text.vocab)
         check_scoring_supported(texts, abilities)
@@ -136,7 +136,7 @@ class RemoteEngine(EngineSession):
         )
 
     def _drop(self, request_ids: Collection[str] | None) -> None:
-        """The server stops working on them; others that it is writing are asked for again."""
+        """Drop these requests (None: all). Running answers of other requests are aborted too, and requested again."""
 
         def dropped(one: PartialCompletion) -> bool:
             return request_ids is None or one.request.id in request_ids
@@ -164,11 +164,11 @@ class RemoteEngine(EngineSession):
         """Publish the policy's weights: tokens from here on are sampled by `version`, except for answers that
         `on_publish = "finish"` finishes first.
 
-        Raises ServerError when the server does not load them, DivergedError when its weights differ all the same, and
+        Raises ServerError if the server does not load them, DivergedError if its weights still differ, and
         RuntimeError for `finish` while answers are frozen by `pause`.
         """
         if self.weight_transfer is None:
-            raise ConfigError("this server's weights are its own: nothing can be published to it")
+            raise ConfigError("this server has weights of its own: publishing to it is not supported")
         abilities = self.features()
         with self._turn:
             if self._paused and self._under_way and self.on_publish == "finish":
@@ -194,7 +194,7 @@ class RemoteEngine(EngineSession):
                 self.protocol.resume()
 
     def _hold_back(self, abilities: ServerFeatures) -> bool:
-        """Apply `on_publish` to running answers; whether the server starts nothing until `resume`."""
+        """Apply `on_publish` to running answers; returns True if the server starts none until `resume`."""
         if not self._under_way:
             return False
         if self.on_publish == "keep":
@@ -279,30 +279,30 @@ class RemoteEngine(EngineSession):
                 if not isinstance(error, RequestCancelledError):
                     self._recover(error)
 
-    def _take(self, told: GenerateResponse, here: InFlight) -> None:
+    def _take(self, response: GenerateResponse, here: InFlight) -> None:
         writing, place = here.partial, self.protocol.link.url
         self._taken += 1
-        self._ends.check_response(here.request, told, place)
+        self._ends.check_response(here.request, response, place)
         if self.weight_transfer is None:
-            version = np.full(len(told.tokens), here.version, np.int32)
+            version = np.full(len(response.tokens), here.version, np.int32)
         else:
-            version = self.weight_transfer.token_versions(told, here.version, f"{place}: {writing.name}")
-        writing.append_response(told, version)
-        self._stats.tokens += len(told.tokens)
+            version = self.weight_transfer.token_versions(response, here.version, f"{place}: {writing.name}")
+        writing.append_response(response, version)
+        self._stats.tokens += len(response.tokens)
         end = self._ends.finish_of(writing)
         if end is not None:
             self._losses = 0
             self._done.append(writing.completion(*end))
-        elif told.finish_reason == "abort":
+        elif response.finish_reason == "abort":
             self._again(writing)
         else:
             raise ServerError(
-                f"{place}: {writing.name}: it ended by {told.finish_reason!r} after {len(writing.tokens)} of "
-                f"{writing.request.sampling.max_tokens} tokens, with none of the ends that were asked for"
+                f"{place}: {writing.name}: it ended by {response.finish_reason!r} after {len(writing.tokens)} of "
+                f"{writing.request.sampling.max_tokens} tokens, without a requested end"
             )
 
     def _again(self, writing: PartialCompletion) -> None:
-        """Ask for the rest of it before anything new."""
+        """Request the rest of this answer before any new one."""
         self._waiting.appendleft(writing)
         self._stats.preempted += 1
 
@@ -320,7 +320,7 @@ class RemoteEngine(EngineSession):
                 except (UnreachableError, ForeignWeightsError):
                     self._again(here.partial)
 
-    # --------------------------------------------------------------------------------- a server that goes
+    # ------------------------------------------------------------------------------------ reconnection
 
     def _recover(self, error: ServerError) -> None:
         """Wait for the server and publish the weights again; unfinished answers are sent again."""
@@ -337,13 +337,13 @@ class RemoteEngine(EngineSession):
                 error = again
 
     def _patiently(self, call: Callable[[], T]) -> T:
-        """`call`, and once more after a server that could not be reached is there again."""
+        """Run `call`, and run it again after an unreachable server is back."""
         try:
             return call()
         except RequestCancelledError:
             raise
         except UnreachableError as error:
-            if self._abilities is not None:  # it was there before
+            if self._abilities is not None:  # the server was reachable before
                 self.disconnects, self._why = self.disconnects + 1, str(error)
             self._await_server(error)
         return call()
@@ -356,7 +356,7 @@ class RemoteEngine(EngineSession):
                 raise type(error)(
                     *error.messages,
                     f"{self.protocol.link.url} did not answer for {waited:.0f} s (reconnect_timeout_s); "
-                    f"{len(self._done)} answers were finished and not yet taken, {len(self._waiting)} were not",
+                    f"{len(self._done)} answers were finished but not returned, {len(self._waiting)} unfinished",
                 )
             time.sleep(min(wait, self._patience_s - waited))
             wait = min(2 * wait, 5.0)

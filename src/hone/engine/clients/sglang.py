@@ -40,7 +40,7 @@ class SglangProtocol:
         version, context = info.get("version", "of unknown version"), info.get("context_length")
         cold, warm = self._likeliest(0.25), self._likeliest(1.0)
         has: set[ServerFeature] = {"tokens", "score"}
-        if cold[1] > warm[1] or warm[1] > -1e-6:  # a colder policy is surer of its likeliest token
+        if cold[1] > warm[1] or warm[1] > -1e-6:  # a lower temperature raises the probability of the most likely token
             has.add("temperature")
         if warm[0]:
             has.add("labels")
@@ -60,7 +60,7 @@ class SglangProtocol:
             "temperature": 0.0 if ask.sampling.greedy else ask.sampling.temperature,
             "sampling_seed": ask.seed,
             "stop_token_ids": list(ask.eos),
-            "ignore_eos": True,  # what ends an answer is said by `stop_token_ids`, not by the server's own config
+            "ignore_eos": True,  # `stop_token_ids` ends answers, not the server's own config
             "no_stop_trim": True,
             "skip_special_tokens": False,
         }
@@ -81,14 +81,16 @@ class SglangProtocol:
         meta = json_object(self.link.post(_GENERATE, body, retry="refused").get("meta_info"), "meta_info", place)
         ids, logp = _pairs(list_field(meta, "input_token_logprobs", place)[-len(text.tokens) :], place)
         if ids.tolist() != text.tokens.tolist():
-            raise ServerError(f"{place}: {len(text.tokens)} tokens were to be scored, and others came back: {ids}")
+            raise ServerError(
+                f"{place}: {len(text.tokens)} tokens were sent for scoring, and the reply has other tokens: {ids}"
+            )
         return logp
 
     def load(self, folder: Path, label: str) -> None:
         body = {"model_path": str(folder), "weight_version": label, "flush_cache": True}
         reply = self.link.post(_LOAD, body, retry="always")
         if reply.get("success") is not True:
-            raise ServerError(f"{self.link.url}{_LOAD}: it did not take up {folder}: {reply.get('message')}")
+            raise ServerError(f"{self.link.url}{_LOAD}: it did not load {folder}: {reply.get('message')}")
 
     def abort(self) -> None:
         self.link.post("/pause_generation", {"mode": "abort"}, retry="always")
@@ -112,7 +114,7 @@ class SglangProtocol:
         rows = list_field(meta, "output_token_logprobs", place)
         ids, logp = _pairs(rows, place)
         if len(ids) == len(tokens) and (ids != tokens).any():
-            raise ServerError(f"{place}: the log-probabilities are those of other tokens")
+            raise ServerError(f"{place}: the log-probabilities belong to other tokens")
         label, reason = meta.get("weight_version"), meta.get("finish_reason")
         return GenerateResponse(
             tokens=tokens,
@@ -122,7 +124,7 @@ class SglangProtocol:
         )
 
     def _likeliest(self, temperature: float) -> tuple[bool, float]:
-        """Whether the answer names its weights, and the log-probability of the most likely first token."""
+        """Sample one token: whether the answer names its weights, and the log-probability of the most likely token."""
         body = {
             "input_ids": [0, 0],
             "sampling_params": {"max_new_tokens": 1, "temperature": temperature},
@@ -140,7 +142,7 @@ def _pairs(rows: object, place: str) -> tuple[NDArray[np.int32], NDArray[np.floa
     """`[[log-probability, token id, text], ...]` as two arrays."""
     pairs = [row for row in rows if isinstance(row, list) and len(row) >= 2] if isinstance(rows, list) else None
     if pairs is None or not isinstance(rows, list) or len(pairs) != len(rows):
-        raise ServerError(f"{place}: {rows!r} are no pairs of log-probability and token")
+        raise ServerError(f"{place}: {rows!r} are not pairs of log-probability and token")
     return (
         token_id_array([row[1] for row in pairs], "the tokens of log-probabilities", place),
         logp_array([row[0] for row in pairs], "log-probabilities", place),

@@ -34,7 +34,7 @@ def untie(folder: Path) -> bool:
         return False
     places, head = _places(folder)
     if _EMBEDDING not in places:
-        raise DataError(f"{folder}: none of its weights is {_EMBEDDING}; it is no whole model folder")
+        raise DataError(f"{folder}: none of its weights is {_EMBEDDING}; it is not a complete model folder")
     with safe_open(folder / places[_EMBEDDING], framework="pt") as tensors:
         weight = tensors.get_tensor(_EMBEDDING)
     save_file({_HEAD: weight}, folder / head, metadata={"format": "pt"})
@@ -45,7 +45,7 @@ def untie(folder: Path) -> bool:
 
 
 def _places(folder: Path) -> tuple[dict[str, str], str]:
-    """The file of each tensor, and that of the output layer."""
+    """Map each tensor to its file, and find the file of the output layer."""
     if (folder / _INDEX).is_file():
         return dict(_read(folder / _INDEX)["weight_map"]), _ADDED
     if not (folder / _SINGLE).is_file():

@@ -42,7 +42,7 @@ class VllmProtocol:
     def __init__(self, link: HttpClient) -> None:
         self.link = link
         self.refusal = ""
-        """Why it takes no token ids, in the server's words."""
+        """Return the server's reason for missing support of token ids."""
         self._salt, self._labels = "hone", False
 
     def probe(self) -> ServerFeatures:
@@ -67,7 +67,7 @@ class VllmProtocol:
             "seed": ask.seed,
             "logprobs": 0,
             "stop_token_ids": list(ask.eos),
-            "ignore_eos": True,  # what ends an answer is said by `stop_token_ids`, not by the server's own config
+            "ignore_eos": True,  # `stop_token_ids` ends answers, not the server's own config
             "detokenize": bool(ask.sampling.stop),
         }
         if ask.sampling.stop:
@@ -82,7 +82,7 @@ class VllmProtocol:
         reply = self.link.post(_GENERATE, {"token_ids": tokens, "sampling_params": params}, retry="refused")
         rows = list_field(reply, "prompt_logprobs", place)
         if len(rows) != len(tokens):
-            raise ServerError(f"{place}: {len(tokens)} tokens were to be scored, and {len(rows)} scores came")
+            raise ServerError(f"{place}: {len(tokens)} tokens were sent for scoring, and {len(rows)} scores came")
         scored: list[object] = []
         for token, row in zip(text.tokens.tolist(), rows[len(text.prompt) :], strict=True):
             result = json_object(row, "a row of prompt_logprobs", place).get(str(token))
@@ -117,7 +117,7 @@ class VllmProtocol:
         place = self.link.url + _GENERATE
         choices = list_field(reply, "choices", place)
         if len(choices) != 1:
-            raise ServerError(f"{place}: {len(choices)} answers came where one was asked for")
+            raise ServerError(f"{place}: {len(choices)} answers came, expected one")
         choice = json_object(choices[0], "the answer", place)
         tokens = token_id_array(list_field(choice, "token_ids", place), "token_ids", place)
         content = json_object(choice.get("logprobs"), "logprobs", place).get("content")
@@ -125,7 +125,7 @@ class VllmProtocol:
         if len(rows) == len(tokens) and any(
             row.get("token_id") != token for row, token in zip(rows, tokens, strict=True)
         ):
-            raise ServerError(f"{place}: the log-probabilities are those of other tokens")
+            raise ServerError(f"{place}: the log-probabilities belong to other tokens")
         return GenerateResponse(
             tokens=tokens,
             logp=logp_array([row.get("logprob") for row in rows], "logprobs", place),
@@ -143,14 +143,14 @@ class VllmProtocol:
             self.refusal = str(error)
             return set()
         has: set[ServerFeature] = {"tokens", "score"}
-        if cold[1] > warm[1] or warm[1] > -1e-6:  # a colder policy is surer of its likeliest token
+        if cold[1] > warm[1] or warm[1] > -1e-6:  # a lower temperature raises the probability of the most likely token
             has.add("temperature")
         if self._labels and warm[0]:
             has |= {"labels", "spans"}
         return has
 
     def _likeliest(self, temperature: float) -> tuple[bool, float]:
-        """Whether the answer names its weights, and the log-probability of the most likely first token."""
+        """Sample one token: whether the answer names its weights, and the log-probability of the most likely token."""
         params = {"max_tokens": 1, "temperature": temperature, "seed": 0, "logprobs": 1, "detokenize": False}
         reply = self.link.post(_GENERATE, {"token_ids": [0, 0], "sampling_params": params}, retry="always")
         choice = json_object(list_field(reply, "choices", self.link.url)[0], "the answer", self.link.url)

@@ -14,22 +14,22 @@ from hone.engine.clients.http import HttpClient, Json, ServerError
 ServerFeature = Literal["tokens", "temperature", "score", "load", "labels", "spans", "abort", "freeze"]
 FEATURE_DESCRIPTIONS: Final[Mapping[ServerFeature, tuple[str, str]]] = {
     "tokens": (
-        "takes and gives token ids with log-probabilities",
+        "accepts and returns token ids with log-probabilities",
         "no policy can be trained on its answers: text would have to be tokenised again",
     ),
     "temperature": (
-        "reports log-probabilities at the temperature that it draws at",
-        "only temperature 1 can be asked for",
+        "reports log-probabilities at the sampling temperature",
+        "only temperature 1 is supported",
     ),
-    "score": ("scores given tokens", "no canary: whether it has the trainer's weights is not checked"),
-    "load": ("takes up weights from a folder", "it can be asked, and nothing can be trained with it"),
+    "score": ("scores given tokens", "no canary: its weights are not compared with the trainer's"),
+    "load": ("loads weights from a folder", "it can generate, but not for training"),
     "labels": (
-        "says which weights drew an answer",
-        "a server that restarts between two steps is found out by the canary alone",
+        "labels each answer with its weights",
+        "only the canary detects a server that restarts between two steps",
     ),
-    "spans": ("says which weights drew each token", 'on_publish = "keep" is refused'),
-    "abort": ("breaks answers off and hands over what there is", "answers that run at a publication begin again"),
-    "freeze": ("freezes answers and goes on later", "`pause` lets what is being written end first"),
+    "spans": ("labels each token with its weights", 'on_publish = "keep" is not supported'),
+    "abort": ("aborts answers and returns their tokens so far", "unfinished answers start again at a publication"),
+    "freeze": ("pauses answers and resumes them later", "`pause` waits for unfinished answers"),
 }
 """(feature, consequence of its absence)."""
 
@@ -39,13 +39,13 @@ class ServerFeatures:
     """Features of a server; requested once."""
 
     server: str
-    """Name and version."""
+    """Name and version of the server."""
     supported: frozenset[ServerFeature]
     context: int | None
-    """Most tokens of a prompt and its answer; None where unknown."""
+    """Largest number of tokens of a prompt and its answer; None if unknown."""
 
     def missing(self, wanted: Iterable[ServerFeature]) -> list[str]:
-        """A sentence for each of `wanted` that is missing."""
+        """Describe each missing feature of `wanted` in a sentence."""
         return [
             f"{self.server} lacks {name!r} ({FEATURE_DESCRIPTIONS[name][0]}): {FEATURE_DESCRIPTIONS[name][1]}"
             for name in wanted
@@ -55,23 +55,23 @@ class ServerFeatures:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateRequest:
-    """One answer, or the rest of one, to be written."""
+    """Request for one answer, or for the rest of one."""
 
     name: str
-    """For messages."""
+    """Name in messages."""
     prefix: NDArray[np.int32]
     """`[P]` the prompt, and the tokens of the answer so far."""
     max_tokens: int
-    """Most tokens of the rest."""
+    """Largest number of tokens of the rest."""
     sampling: SamplingParams
     seed: int
-    """In [0, 2^31). Every request is given one: vLLM ignores seeds where a request beside it has none."""
+    """Seed in [0, 2^31). Every request has one: vLLM ignores seeds if another request of the batch has none."""
     eos: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GenerateResponse:
-    """A server's reply to an `GenerateRequest`."""
+    """A server's reply to a `GenerateRequest`."""
 
     tokens: NDArray[np.int32]
     """`[n]`."""
@@ -80,7 +80,7 @@ class GenerateResponse:
     weight_labels: tuple[tuple[int, str], ...] | None
     """(first token, label of the weights from that token on); None where unknown."""
     finish_reason: str
-    """Why, in the server's words: `stop`, `length`, `abort`."""
+    """Reason as the server gives it: `stop`, `length`, `abort`."""
 
 
 class ServerProtocol(Protocol):
@@ -91,7 +91,7 @@ class ServerProtocol(Protocol):
 
     @property
     def refusal(self) -> str:
-        """Reason for which `probe` found no support for token ids, in the server's words; empty where there is."""
+        """Return the server's reason for missing support of token ids; empty if they are supported."""
         ...
 
     def probe(self) -> ServerFeatures:
@@ -101,11 +101,11 @@ class ServerProtocol(Protocol):
     def write(self, ask: GenerateRequest) -> GenerateResponse: ...
 
     def score(self, text: ScoreRequest) -> NDArray[np.float32]:
-        """Log-probabilities `[n]`, nats, at temperature 1."""
+        """Compute log-probabilities `[n]`, nats, at temperature 1."""
         ...
 
     def load(self, folder: Path, label: str) -> None:
-        """Load the weights of a Hugging Face folder, call them `label`, and drop the caches of older ones."""
+        """Load the weights of a Hugging Face folder under the name `label`, and drop the caches of older ones."""
         ...
 
     def abort(self) -> None:
@@ -122,7 +122,7 @@ class ServerProtocol(Protocol):
 
 
 def list_field(reply: Json, key: str, place: str) -> Sequence[object]:
-    """A list of a reply. Raises ServerError that shows the value in its place."""
+    """Return a list field of a reply. Raises ServerError that shows the value."""
     value = reply.get(key)
     if not isinstance(value, list):
         raise ServerError(f"{place}: the reply's {key!r} is {_shown(value)}; expected a list")
@@ -130,25 +130,25 @@ def list_field(reply: Json, key: str, place: str) -> Sequence[object]:
 
 
 def json_object(value: object, what: str, place: str) -> Json:
-    """A JSON object within a reply. Raises ServerError."""
+    """Return a JSON object within a reply. Raises ServerError."""
     if not isinstance(value, dict):
         raise ServerError(f"{place}: {what} is {_shown(value)}; expected an object")
     return value
 
 
 def token_id_array(values: Sequence[object], what: str, place: str) -> NDArray[np.int32]:
-    """Token ids of a reply. Raises ServerError."""
+    """Convert token ids of a reply. Raises ServerError."""
     wrong = [value for value in values if type(value) is not int or not 0 <= value < 2**31]
     if wrong:
-        raise ServerError(f"{place}: {what} hold {_shown(wrong[0])}, which is no token id")
+        raise ServerError(f"{place}: {what} hold {_shown(wrong[0])}, which is not a token id")
     return np.array(values, np.int32).reshape(len(values))
 
 
 def logp_array(values: Sequence[object], what: str, place: str) -> NDArray[np.float32]:
-    """Log-probabilities of a reply, of which none is above 0 but for rounding. Raises ServerError."""
+    """Convert log-probabilities of a reply; none may be above 0 except for rounding. Raises ServerError."""
     kinds = [value for value in values if isinstance(value, bool) or not isinstance(value, int | float)]
     if kinds:
-        raise ServerError(f"{place}: {what} hold {_shown(kinds[0])}, which is no number")
+        raise ServerError(f"{place}: {what} hold {_shown(kinds[0])}, which is not a number")
     result = np.array(values, np.float32).reshape(len(values))
     bad = np.flatnonzero(~(result <= 1e-4))  # NaN as well
     if len(bad):

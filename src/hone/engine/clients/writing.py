@@ -17,7 +17,7 @@ from hone.engine.clients.wire import GenerateRequest, GenerateResponse
 from hone.engine.stops import StopRules, TokenizerRules
 
 MOST_SEED = 2**31
-"""SGLang takes no larger one."""
+"""Largest seed that SGLang accepts."""
 
 
 @dataclass(slots=True, eq=False)
@@ -48,10 +48,10 @@ class PartialCompletion:
             eos=eos,
         )
 
-    def append_response(self, told: GenerateResponse, version: NDArray[np.int32]) -> None:
+    def append_response(self, response: GenerateResponse, version: NDArray[np.int32]) -> None:
         """Append a reply that `check` accepted; `version` `[n]`."""
-        self.tokens = np.concatenate([self.tokens, told.tokens])
-        self.logp = np.concatenate([self.logp, told.logp])
+        self.tokens = np.concatenate([self.tokens, response.tokens])
+        self.logp = np.concatenate([self.logp, response.logp])
         self.version = np.concatenate([self.version, version])
 
     def completion(self, finish: FinishReason, behind: int) -> Completion:
@@ -89,7 +89,7 @@ class ResponseRules:
         self._rules = StopRules(text)
 
     def finish_of(self, writing: PartialCompletion) -> tuple[FinishReason, int] | None:
-        """How it ended, and the characters behind its stop string; None while it has not."""
+        """Reason for the end, and the characters after its stop string; None while the answer is unfinished."""
         if not len(writing.tokens):
             return None
         sampling = writing.request.sampling
@@ -101,23 +101,23 @@ class ResponseRules:
                 return "stop", behind
         return ("length", 0) if len(writing.tokens) >= sampling.max_tokens else None
 
-    def check_response(self, ask: GenerateRequest, told: GenerateResponse, place: str) -> None:
-        """Raise ServerError, naming the request and the first thing about a reply that cannot be right."""
-        count, most, vocab = len(told.tokens), ask.max_tokens, self.text.vocab
+    def check_response(self, ask: GenerateRequest, response: GenerateResponse, place: str) -> None:
+        """Raise ServerError for an invalid reply, naming the request and the first fault."""
+        count, most, vocab = len(response.tokens), ask.max_tokens, self.text.vocab
         message = f"{place}: {ask.name}"
-        if len(told.logp) != count:
-            raise ServerError(f"{message}: {count} tokens came with {len(told.logp)} log-probabilities")
+        if len(response.logp) != count:
+            raise ServerError(f"{message}: {count} tokens came with {len(response.logp)} log-probabilities")
         if count > most:
-            raise ServerError(f"{message}: {count} tokens came where at most {most} were asked for")
-        if not count and told.finish_reason != "abort":
-            raise ServerError(f"{message}: no token came, and the server says it ended by {told.finish_reason!r}")
-        if count and int(told.tokens.max()) >= vocab:
+            raise ServerError(f"{message}: {count} tokens came, at most {most} were requested")
+        if not count and response.finish_reason != "abort":
+            raise ServerError(f"{message}: no token came, and the server gives the reason {response.finish_reason!r}")
+        if count and int(response.tokens.max()) >= vocab:
             raise ServerError(
-                f"{message}: it drew token {int(told.tokens.max())}, and the tokenizer knows 0 to {vocab - 1}; the "
-                "served model has rows of no token, or is another model: give both the same vocabulary"
+                f"{message}: it sampled token {int(response.tokens.max())}, and the tokenizer has 0 to {vocab - 1}; "
+                "the served model has rows without a token, or is another model: give both the same vocabulary"
             )
-        ends = [token in self._eos for token in told.tokens[:-1].tolist()]
+        ends = [token in self._eos for token in response.tokens[:-1].tolist()]
         if any(ends):
             raise ServerError(
-                f"{message}: it went on after token {int(told.tokens[ends.index(True)])}, which ends an answer"
+                f"{message}: it continued after token {int(response.tokens[ends.index(True)])}, which ends an answer"
             )

@@ -90,7 +90,7 @@ def native_shape(config: DecoderSizes, *, vocab_used: int, kind: WeightDtype) ->
 
 
 def native_tensors(model: DecoderWeights) -> list[Tensor | None]:
-    """In the order of abi.h."""
+    """Weights in the order of abi.h."""
     head = None if model.head is None else model.head.weight
     return [model.embedding.weight, model.norm.weight, head, model.frequencies, *_of_layers(model)]
 

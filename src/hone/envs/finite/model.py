@@ -40,7 +40,7 @@ class FiniteMdp:
     reward: Floats
     """Reward `[K]`."""
     terminates: Flags
-    """Whether the outcome terminates the episode `[K]`."""
+    """True if the outcome terminates the episode `[K]`."""
     start_distribution: Floats
     """Probability `[S]` of starting in a state."""
     discount: float

@@ -209,7 +209,7 @@ def _uncounted_states(mdp: FiniteMdp, weight: Floats) -> Flags:
         seen[more] = True
     if (seen & endless).any():
         raise DataError(
-            f"discount 1: the policy may come to state {np.flatnonzero(seen & endless)[0]} and never terminate, so its "
+            f"discount 1: the policy may reach state {np.flatnonzero(seen & endless)[0]} and never terminate, so its "
             "visits are not finite; use a discount below 1"
         )
     return endless

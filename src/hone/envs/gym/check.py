@@ -80,7 +80,7 @@ class _EnvTrial:
     seed: int
     place: str = ""
     ended: bool = False
-    """Whether an episode came to its end."""
+    """True if an episode came to its end."""
     history: list[Any] = field(default_factory=list[Any])
 
     def faults(self) -> list[str]:
@@ -143,11 +143,11 @@ def _observation_faults(seen: Any, space: spaces.Space[Any]) -> list[str]:  # no
         return [] if space.contains(seen) else [f"observation {_brief(seen)} outside {space}"]
     assert isinstance(space, spaces.Box)
     if not isinstance(seen, np.ndarray):
-        return [f"observation {_brief(seen)}; the space says an array {space.dtype}{list(space.shape)}"]
+        return [f"observation {_brief(seen)}; the space has arrays {space.dtype}{list(space.shape)}"]
     if seen.shape != space.shape:
-        return [f"observation of shape {list(seen.shape)}; the space says {list(space.shape)}"]
+        return [f"observation of shape {list(seen.shape)}; the space has {list(space.shape)}"]
     if not np.can_cast(seen.dtype, space.dtype):
-        return [f"observation of type {seen.dtype}; the space says {space.dtype}: convert it with astype"]
+        return [f"observation of type {seen.dtype}; the space has {space.dtype}: convert it with astype"]
     if seen.dtype.kind == "f" and not np.isfinite(seen).all():
         return [f"observation that is not finite: {_values(seen)}"]
     outside = (seen < space.low) | (seen > space.high)

@@ -25,11 +25,11 @@ class EnvProcessLoss:
     step: int
     """Steps since that reset."""
     reason: str
-    """How the process ended."""
+    """Reason for the end of the process."""
     lost_episodes: int
     """Number of running episodes that were lost."""
     timeout: bool = False
-    """Whether it was killed because no answer came before the deadline."""
+    """True if it was killed because no answer came before the deadline."""
 
     def message(self) -> str:
         """The loss as one line."""

@@ -24,7 +24,7 @@ class GoalEnv(Protocol):
         ...
 
     def compute_terminated(self, achieved_goal: Any, desired_goal: Any, info: Any) -> Any:  # noqa: ANN401 - theirs
-        """Whether such a step ends the episode, `[]` or `[n]`."""
+        """True if such a step ends the episode, `[]` or `[n]`."""
         ...
 
 
@@ -38,7 +38,7 @@ def goal_space(observation: NDArray[np.floating], goal: NDArray[np.floating]) ->
 
 
 def has_goals(space: spaces.Space[Any]) -> bool:
-    """Whether observations are dicts of boxes with an achieved and a desired goal."""
+    """True if observations are dicts of boxes with an achieved and a desired goal."""
     return (
         isinstance(space, spaces.Dict)
         and set(space.spaces) == {OBSERVATION, ACHIEVED, DESIRED}

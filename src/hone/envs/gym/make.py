@@ -65,14 +65,14 @@ class EnvFactory:
     make_native: Callable[[int], GymVectorEnv] | None
     """Constructor of the environment's own vector form, where it has one."""
     has_time_limit: bool
-    """Whether episodes are known to end: a time limit is set."""
+    """True if episodes are known to end: a time limit is set."""
 
     def make_many(self, count: int) -> GymVectorEnv:
         """Raises UserCodeError when they cannot be made."""
         return self.make_from([self.make_one] * count)
 
     def make_from(self, singles: Sequence[Callable[[], GymEnv]]) -> GymVectorEnv:
-        """As many as `singles`, made by them unless there is a native form."""
+        """Constructor of a vector environment: from `singles`, unless a native vector form exists."""
         native = self.make_native
         return call_user_code(self.name, lambda: sync_vector_env(singles) if native is None else native(len(singles)))
 
@@ -85,7 +85,7 @@ def env_factory(config: GymConfig) -> EnvFactory:
 
 
 def runs_isolated(config: GymConfig) -> bool:
-    """Whether the environments run in processes of their own. Raises ConfigError for an unknown id."""
+    """True if the environments run in processes of their own. Raises ConfigError for an unknown id."""
     if config.isolation != "auto":
         return config.isolation == "process"
     if ":" in config.id:
@@ -118,7 +118,7 @@ def import_registration(registration: str | None) -> None:
 
 
 def describe_placement(config: GymConfig) -> str:
-    """Where the environments run, in words."""
+    """Description of the processes that run the environments."""
     if not runs_isolated(config):
         return "in the trainer's process"
     count = min(config.workers, config.num_envs)

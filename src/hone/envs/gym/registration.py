@@ -19,7 +19,7 @@ class BuiltinEnv:
     entry_point: str
     """`module:Class`."""
     max_episode_steps: int | None = None
-    """Where episodes are truncated; None: the environment does so itself."""
+    """Steps after which episodes are truncated; None: the environment does so itself."""
     vector_entry_point: str | None = None
     """`module:Class` of its own vector form, which truncates by itself."""
 

@@ -114,7 +114,7 @@ def why_inexact_resume(
         for number, action in enumerate(actions[steps:], start=1):
             pairs = zip(_step(first, action), _step(second, action), strict=True)
             if not all(_same(one, other) for one, other in pairs):
-                return f"restored environments went another way {number} steps later"
+                return f"restored environments diverged {number} steps later"
     except DataError as fault:
         return str(fault)
     finally:

@@ -153,7 +153,7 @@ class ProcessVectorEnv(VectorEnv[Any, Any, Any]):
     def reset(
         self, *, seed: int | Sequence[int] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[Array, dict[str, Any]]:
-        """With seeds `[B]`, all environments; without, those of `options["reset_mask"]` `[B]`.
+        """Reset all environments with seeds `[B]`, or without seeds those of `options["reset_mask"]` `[B]`.
 
         Raises UserCodeError where an environment does, and ResourceError past the budget.
         """

@@ -89,7 +89,7 @@ class EnvWorker:
         }
 
     def answer(self, message: WorkerMessage) -> bytes:
-        """Whatever the user's code raises is an answer too."""
+        """Run a call; an exception of the user's code is a reply too."""
         try:
             return self._answers[message.head["do"]](message)
         except HoneError as fault:

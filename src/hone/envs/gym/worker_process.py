@@ -72,13 +72,13 @@ class _PendingReply:
     reply: WorkerMessage | ChildLostError | None = None
 
     def complete(self) -> bool:
-        """Whether the reply is here, or can never come."""
+        """True if the reply is here, or can never come."""
         if self.reply is None:
             self.reply = self.process.take_reply()
         return self.reply is not None
 
     def check_deadline(self, now_s: float, allowed_s: float) -> None:
-        """Give up a process whose environments made no call for more than `allowed_s` seconds."""
+        """Kill a process whose environments made no call for more than `allowed_s` seconds."""
         calls = int(self.process.calls[0])
         if calls != self.calls:
             self.calls, self.last_progress_s = calls, now_s

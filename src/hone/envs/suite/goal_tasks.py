@@ -53,7 +53,7 @@ class BitFlipEnv(gymnasium.Env[Any, np.int64]):
         return np.asarray(met, np.float32) - (1.0 if self.every_step else 0.0)
 
     def compute_terminated(self, achieved_goal: Any, desired_goal: Any, info: Any) -> Any:  # noqa: ANN401 - GoalEnv
-        """Whether every bit equals the goal, `[]` or `[n]`."""
+        """True if every bit equals the goal, `[]` or `[n]`."""
         del info
         return (np.asarray(achieved_goal) == np.asarray(desired_goal)).all(axis=-1)
 
@@ -107,7 +107,7 @@ class ReachEnv(gymnasium.Env[Any, Floats]):
         return np.asarray(met, np.float32) - (1.0 if self.every_step else 0.0)
 
     def compute_terminated(self, achieved_goal: Any, desired_goal: Any, info: Any) -> Any:  # noqa: ANN401 - GoalEnv
-        """Whether the point is within `radius` of the goal, `[]` or `[n]`."""
+        """True if the point is within `radius` of the goal, `[]` or `[n]`."""
         del info
         away = np.asarray(achieved_goal, np.float64) - np.asarray(desired_goal, np.float64)
         return np.linalg.norm(away, axis=-1) <= self.radius

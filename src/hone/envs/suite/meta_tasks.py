@@ -76,7 +76,7 @@ class TrialsVectorEnv(VectorEnv[Seen, NDArray[np.int64], NDArray[np.generic]]):
         return seen
 
     def keeps_task(self) -> bool:
-        """Whether the trials that begin now keep the task of the previous ones."""
+        """True if the trials that begin now keep the task of the previous ones."""
         self.begun += 1
         return self.trials > 0 and (self.begun - 1) % self.trials > 0
 
@@ -124,9 +124,9 @@ class ChainTrialsVectorEnv(TrialsVectorEnv):
         self.states = states
         self.place = np.zeros(num_envs, dtype=np.int64)
         self.prize = np.zeros(num_envs, dtype=np.bool_)
-        """Whether the right end is rewarded `[B]`."""
+        """True if the right end is rewarded `[B]`."""
         self.swapped = np.zeros(num_envs, dtype=np.bool_)
-        """Whether action 0 goes right `[B]`."""
+        """True if action 0 goes right `[B]`."""
 
     def draw_tasks(self, begins: NDArray[np.bool_]) -> None:
         if not self.keeps_task():

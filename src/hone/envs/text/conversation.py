@@ -1,6 +1,6 @@
 """Conversations of an environment with a policy: completion -> environment -> next request, until all have ended.
 
-Belongs here: who is asked next. Does not: prompts, scores and columns (`world`).
+Belongs here: the order of requests. Does not: prompts, scores and columns (`world`).
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -74,7 +74,7 @@ class ConversationLoop:
         self._replies: dict[Future[EnvironmentReply], Conversation] = {}
 
     def finished_groups(self) -> Iterator[int]:
-        """Places of the requests as all their samples have ended. Closing the iterator cancels what is left."""
+        """Iterate over indices of requests as all their samples end. Closing the iterator cancels the rest."""
         self._session.submit(self._requests)
         try:
             while any(self._open):

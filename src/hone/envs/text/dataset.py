@@ -184,7 +184,7 @@ class _BadRowError(Exception):
 
 
 class _BadRowTally:
-    """Rows by what is wrong with them."""
+    """Rows by their fault."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -194,7 +194,7 @@ class _BadRowTally:
         self.by_reason.setdefault(reason, []).append(number)
 
     def settle(self, *, on_bad_row: str, total: int) -> list[str]:
-        """Warnings for what was dropped; raises DataError when rows are bad and may not be dropped, or none is left."""
+        """Warnings for dropped rows. Raises DataError if bad rows may not be dropped, or none is left."""
         said: list[str] = []
         for reason, numbers in self.by_reason.items():
             shown = ", ".join(map(str, numbers[:MAX_FAULTS_SHOWN])) + (

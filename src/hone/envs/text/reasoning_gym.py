@@ -16,7 +16,7 @@ from hone.envs.text.dataset import Example, ExampleDataset, build_examples, prom
 
 PREFIX = "reasoning_gym:"
 EVALUATION_OFFSET = 2**30
-"""What `train_evaluation_split` adds to the seed of the evaluation set: far beyond any training set's size."""
+"""Offset of the evaluation set's seed in `train_evaluation_split`: far beyond any training set's size."""
 _SEEDS = 2**32
 _MAX_REPEATS = 50
 """Items drawn per item wanted before a search for distinct ones is given up."""
@@ -63,7 +63,7 @@ def reasoning_gym_examples(
             break
     if len(rows) < size:
         raise DataError(
-            f"{PREFIX}{name}: only {len(rows)} distinct items in {drawn} drawn, {size} are wanted; "
+            f"{PREFIX}{name}: only {len(rows)} distinct items in {drawn} samples, {size} are required; "
             "ask for fewer, or widen the task's config"
         )
     return build_examples(rows, source=f"{PREFIX}{name}")
@@ -126,7 +126,7 @@ def _dataset(task: str, settings: Mapping[str, object]) -> _ReasoningGymDataset:
     try:
         return create_dataset(task, **settings)
     except (AssertionError, TypeError, ValueError) as error:  # how the tasks say that a setting does not fit
-        raise ConfigError(f"{PREFIX}{task}: the task refuses its config: {error or type(error).__name__}") from None
+        raise ConfigError(f"{PREFIX}{task}: the task rejects its config: {error or type(error).__name__}") from None
 
 
 def _example(

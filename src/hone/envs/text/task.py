@@ -1,4 +1,4 @@
-"""Where prompts come from, as a user writes it: a reasoning-gym task by name, or a file."""
+"""Config of the prompts: a reasoning-gym task by name, or a file."""
 
 import re
 from collections.abc import Mapping, Sequence

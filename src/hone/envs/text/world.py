@@ -57,7 +57,7 @@ class TextWorld:
     prompts_asked: int = 0
 
     def rollout(self, session: GenerationSession) -> Episodes:
-        """Episodes in the order asked: prompt by prompt, sample by sample, whatever order they finished in."""
+        """Return episodes in the order of the requests: prompt by prompt, sample by sample."""
         chosen = [self.prompts[row] for row in self._rows()]
         requests = self._requests(chosen)
         session.reset_stats()

@@ -238,5 +238,5 @@ def _make_with_attributes(single: Any, attributes: Mapping[str, JsonValue]) -> G
 
 
 def needs_single_envs(changes: Sequence[PerturbationConfig]) -> bool:
-    """Whether any perturbation changes attributes of the environments."""
+    """True if any perturbation changes attributes of the environments."""
     return any(change.physics for change in changes)

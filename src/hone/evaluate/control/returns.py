@@ -23,7 +23,7 @@ from hone.tabular.tables import KINDS, load_table, policy_kind
 
 
 def is_control(policy: Path) -> bool:
-    """Whether a folder contains a control policy (a language model has a `config.json` instead)."""
+    """True if a folder contains a control policy (a language model has a `config.json` instead)."""
     return (policy / "policy.json").is_file()
 
 

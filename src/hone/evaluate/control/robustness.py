@@ -68,15 +68,15 @@ def compare_with_unperturbed(
         usual.close()
         raise ConfigError(*faults)
     space = usual.single_action_space
-    heard = ObservationSpread(policy.numpy_policy().best)
-    before = _returns(usual, heard, UNPERTURBED, episodes=episodes, seed=seed, tell=warn)
+    spread = ObservationSpread(policy.numpy_policy().best)
+    before = _returns(usual, spread, UNPERTURBED, episodes=episodes, seed=seed, tell=warn)
     rows = [_row(UNPERTURBED, before, before)]
     for change in changes:
         arena = open_perturbed_envs(env, episodes=episodes, physics=change.physics, single_envs=alone)
         best = PerturbedPolicy(
             greedy_action=policy.numpy_policy().best,
             perturbation=change,
-            observation_std=heard.std(),
+            observation_std=spread.std(),
             action_space=space,
             seed=key(seed, "judge"),
         )

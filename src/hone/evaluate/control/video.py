@@ -84,7 +84,7 @@ def record_episode(
 
 
 def can_render(config: GymConfig) -> bool:
-    """Whether the environment declares the render mode. Raises UserCodeError if it cannot be created."""
+    """True if the environment declares the render mode. Raises UserCodeError if it cannot be created."""
     env = env_factory(config).make_one()
     try:
         return RENDER_MODE in env.metadata.get("render_modes", [])

@@ -125,7 +125,7 @@ def _compute(source: ModelSource, device: str) -> str:
 
 
 def has_fast_bfloat16(device: str) -> bool:
-    """Whether the device has instructions for bfloat16 products."""
+    """True if the device has instructions for bfloat16 products."""
     if device.startswith("cuda"):
         return torch.cuda.is_bf16_supported(including_emulation=False)
     able = torch.cpu.get_capabilities()

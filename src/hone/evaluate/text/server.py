@@ -60,9 +60,9 @@ class ServerGenerator:
     def next_completion(self, request_ids: Collection[str] | None = None) -> Completion | None:
         """The next answer of the earliest questions that are left."""
         for entry in [one for one in self._answers if request_ids is None or any(id_ in request_ids for id_ in one[0])]:
-            for said in entry[1]:
-                self.token_counts[said.request_id] = said.completion_tokens
-                return _completion(said)
+            for completion in entry[1]:
+                self.token_counts[completion.request_id] = completion.completion_tokens
+                return _completion(completion)
             self._answers.remove(entry)
         return None
 

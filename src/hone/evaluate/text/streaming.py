@@ -78,7 +78,7 @@ class StreamingEngine:
     )
 
     def submit(self, requests: Sequence[Request], *, round: int = 0) -> None:
-        """Queue requests, and report what is drawn for them from now on."""
+        """Queue requests, and report their tokens from now on."""
         self.engine.submit(requests, round=round)
         for request in requests:
             for sample in range(request.first_sample, request.first_sample + request.samples):

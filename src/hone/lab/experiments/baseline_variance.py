@@ -49,22 +49,22 @@ def gradient_moments(chance: float, wrong: Floats, *, filler: int) -> dict[str, 
     weight = policy[groups].prod(axis=1)
     scores = (np.eye(ANSWERS) - policy)[groups]  # gradient of each answer's log-probability
     true = chance * (np.eye(ANSWERS)[0] - policy)
-    found: dict[str, tuple[float, float]] = {}
+    moments: dict[str, tuple[float, float]] = {}
     for name, judge in baselines(chance).items():
         advantage = group_advantages(judge, (groups == 0).astype(np.float64))
         slopes = (advantage[:, :, None] * scores).mean(axis=1)
         share = float((weight @ slopes) @ true / (true @ true))
         deciding = weight @ ((slopes / share - true) ** 2).sum(axis=1)
         idle = weight @ (advantage**2).sum(axis=1) * filler * (1 - 1 / ANSWERS) / (SIZE * share) ** 2
-        found[name] = (share, float(deciding + idle))
-    return found
+        moments[name] = (share, float(deciding + idle))
+    return moments
 
 
 def run(seed: int, *, quick: bool = False) -> ExperimentResult:
     """Run the experiment."""
     chances = CHANCES[1::4] if quick else CHANCES
     wrong = generator(seed, "lab/baseline").dirichlet(np.ones(ANSWERS - 1))
-    found = [gradient_moments(float(chance), wrong, filler=FILLER) for chance in chances]
+    moments = [gradient_moments(float(chance), wrong, filler=FILLER) for chance in chances]
     (_, hard), (_, easy) = (
         _by_name(gradient_moments(0.1, wrong, filler=FILLER)),
         _by_name(gradient_moments(0.9, wrong, filler=FILLER)),
@@ -74,7 +74,7 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
     claims = [
         at_most(
             "REINFORCE, leave-one-out and critic miss the true gradient by",
-            max(abs(each[name][0] - 1) for each in found for name in (raw, loo, critic)),
+            max(abs(each[name][0] - 1) for each in moments for name in (raw, loo, critic)),
             1e-5,
         ),
         at_most("group mean: share of the gradient off (G-1)/G by", abs(shares[mean] - 0.75), 1e-5),
@@ -92,7 +92,7 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
                 f"variance of a group's gradient at equal mean, {FILLER + 1} tokens",
                 "probability of a right answer",
                 chances,
-                {name: [each[name][1] for each in found] for name in shares},
+                {name: [each[name][1] for each in moments] for name in shares},
                 log_y=True,
             )
         ],
@@ -107,9 +107,9 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
     )
 
 
-def _by_name(found: dict[str, tuple[float, float]]) -> tuple[dict[str, float], dict[str, float]]:
+def _by_name(moments: dict[str, tuple[float, float]]) -> tuple[dict[str, float], dict[str, float]]:
     """Shares and variances by name."""
-    return {name: pair[0] for name, pair in found.items()}, {name: pair[1] for name, pair in found.items()}
+    return {name: pair[0] for name, pair in moments.items()}, {name: pair[1] for name, pair in moments.items()}
 
 
 EXPERIMENT = Experiment(

@@ -27,7 +27,7 @@ CREDITS: dict[str, CreditAssigner] = {
 
 
 def solution_table(seed: int) -> Floats:
-    """Whether way w solves question q `[QUESTIONS, WAYS]`: the first solves 6 in 10, each other one its own tenth."""
+    """True if way w solves question q `[QUESTIONS, WAYS]`: the first solves 6 in 10, each other one its own tenth."""
     order = generator(seed, "lab/ways").permutation(QUESTIONS)
     solves = np.zeros((QUESTIONS, WAYS))
     solves[order[: int(0.6 * QUESTIONS)], 0] = 1.0

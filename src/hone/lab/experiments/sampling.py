@@ -66,21 +66,12 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
         at_most("spread of errors without off-policy shift", _spread(errors), 0.2),
     ]
     return ExperimentResult(
-        header=(
-            "estimator",
-            f"error at {kls[0]:.2f} nats",
-            f"error at {kls[-1]:.2f} nats",
-            "bias there, standard errors",
-        ),
+        header=("estimator", f"error at {kls[0]:.2f} nats", f"error at {kls[-1]:.2f} nats", "bias there, in SE"),
         rows=[
             (way, format_number(errors[way][0]), format_number(last[way]), format_number(round(bias[way], 1)))
             for way in ESTIMATORS
         ],
-        panels=[
-            line_plot(
-                f"error of the estimate from {DRAWS} samples", "KL(policy || behaviour policy), nats", kls, errors
-            )
-        ],
+        panels=[line_plot(f"error with {DRAWS} samples", "KL(policy || behaviour policy), nats", kls, errors)],
         verdict=(
             f"At {kls[-1]:.2f} nats from the behaviour policy, {DRAWS} weighted samples are worth "
             f"{effective * DRAWS:.0f} fresh ones. The error of importance sampling is "
@@ -95,6 +86,7 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
 
 
 def _spread(errors: dict[str, list[float]]) -> float:
+    """Relative spread of the first errors."""
     first = [result[0] for result in errors.values()]
     return max(first) / min(first) - 1
 

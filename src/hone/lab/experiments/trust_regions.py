@@ -54,13 +54,13 @@ class NaturalGradientLearner:
         def kl() -> Tensor:
             return (before.exp() * (before - log_softmax(self.policy, seen))).sum(dim=1).mean()
 
-        def told() -> tuple[float, float]:
+        def metrics() -> tuple[float, float]:
             with torch.no_grad():
                 return float(loss()), float(kl())
 
         weights = self.parameters.parameters
         slope = flatten(torch.autograd.grad(loss(), weights)).detach()
-        outcome = trust_region_step(self.parameters.data.detach(), slope, fisher_product(kl, weights), told, REGION)
+        outcome = trust_region_step(self.parameters.data.detach(), slope, fisher_product(kl, weights), metrics, REGION)
         return {"policy/kl_nats": outcome.kl_nats, "accepted": float(outcome.accepted)}
 
     def state(self) -> State:
@@ -92,18 +92,18 @@ def train_natural_gradient(
     policy: nn.Module, puzzle: Puzzle, *, seed: int, steps: int, watch: StepKlMeter
 ) -> dict[str, Floats]:
     """`training.improve` with another learner."""
-    told: list[Metrics] = []
+    history: list[Metrics] = []
 
     def report(step: int, episodes: Episodes, credits: Credits, metrics: Metrics) -> None:
         del step, episodes, credits
-        told.append({**metrics, **watch(policy)})
+        history.append({**metrics, **watch(policy)})
 
     learner = NaturalGradientLearner(policy, FlatParameters(policy.parameters()))
     source: LiveSource[nn.Module] = LiveSource(
         world=PuzzleWorld(puzzle=puzzle, seed=seed, prompts=36, samples=8), actor=DelayedActor()
     )
     train(Recipe(source=source, credit=group_relative, learner=learner), steps=steps, callback=report)
-    return {name: np.array([metrics[name] for metrics in told]) for name in told[0]}
+    return {name: np.array([metrics[name] for metrics in history]) for name in history[0]}
 
 
 def run(seed: int, *, quick: bool = False) -> ExperimentResult:
@@ -121,11 +121,11 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
             result[name].append(
                 train_policy(policy, plan, seed=run_seed, watch=StepKlMeter(puzzle, frozen_copy(policy)))
             )
-    paid = {name: float(np.mean([_steps_to_goal(told)[1] for told in each])) for name, each in result.items()}
-    needed = {name: float(np.mean([_steps_to_goal(told)[0] for told in each])) for name, each in result.items()}
-    most = {name: max(float(told["step_kl"].max()) for told in each) for name, each in result.items()}
-    last = {name: float(np.mean([told["solved"][-1] for told in each])) for name, each in result.items()}
-    within = max(float(told["policy/kl_nats"].max()) for told in result["TRPO"])
+    paid = {name: float(np.mean([_steps_to_goal(metrics)[1] for metrics in each])) for name, each in result.items()}
+    needed = {name: float(np.mean([_steps_to_goal(metrics)[0] for metrics in each])) for name, each in result.items()}
+    most = {name: max(float(metrics["step_kl"].max()) for metrics in each) for name, each in result.items()}
+    last = {name: float(np.mean([metrics["solved"][-1] for metrics in each])) for name, each in result.items()}
+    within = max(float(metrics["policy/kl_nats"].max()) for metrics in result["TRPO"])
     claims = [
         at_most("largest KL of a TRPO step on its own batch, nats", within, REGION.max_kl_nats * 1.0001),
         at_most("KL for the same gain, TRPO over PPO", paid["TRPO"] / paid["PPO"], 1.0),
@@ -158,11 +158,11 @@ def run(seed: int, *, quick: bool = False) -> ExperimentResult:
     )
 
 
-def _steps_to_goal(told: dict[str, Floats]) -> tuple[int, float]:
+def _steps_to_goal(metrics: dict[str, Floats]) -> tuple[int, float]:
     """Steps to the goal (all of them if it is missed), and the total KL until then."""
-    reached = np.flatnonzero(told["solved"] >= GOAL)
-    steps = int(reached[0]) + 1 if len(reached) else len(told["solved"])
-    return steps, float(told["step_kl"][:steps].sum())
+    reached = np.flatnonzero(metrics["solved"] >= GOAL)
+    steps = int(reached[0]) + 1 if len(reached) else len(metrics["solved"])
+    return steps, float(metrics["step_kl"][:steps].sum())
 
 
 EXPERIMENT = Experiment(

@@ -73,7 +73,7 @@ class DynamicsEnsemble(nn.Module):
 
     @property
     def is_fitted(self) -> bool:
-        """Whether statistics have been set."""
+        """True if statistics have been set."""
         return int(self.get_buffer("measured")) > 0
 
     @torch.no_grad()

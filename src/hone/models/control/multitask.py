@@ -78,7 +78,7 @@ class MultitaskActorCritic(ControlPolicy):
         return _outputs_of_own_head(features, self.critics, self.critic_biases, task).squeeze(-1)
 
     def numpy_policy(self) -> NumpyPolicy:
-        """Reads the task from the end of what is seen."""
+        """Policy that reads the task from the end of the observation."""
         parts = [self.for_task(task).numpy_policy() for task in range(self.tasks)]
         return NumpyMultitaskPolicy(task_policies=parts, observation_size=self.observation_size)
 

@@ -136,7 +136,7 @@ class NumpyBestOfSamplesPolicy:
         return scale_to_box(best, self.actions), np.full(count, np.nan, np.float32)
 
     def best(self, seen: Array) -> Array:
-        """With fixed noise, so that an evaluation is repeatable."""
+        """Actions with fixed noise, so that an evaluation is reproducible."""
         draws = generator(0, "best of", self.samples)
         noise = draws.standard_normal((self.samples, self.noise_size), dtype=np.float32)
         return self.decide(seen, np.broadcast_to(noise, (len(seen), *noise.shape)))[0]

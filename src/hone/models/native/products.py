@@ -23,7 +23,7 @@ _MIN_SIZE: Final = 32
 
 
 def uses_amx_tiles() -> bool:
-    """Whether float32 products use tiles here. The first call may compile the kernels (seconds)."""
+    """True if float32 products use tiles here. The first call may compile the kernels (seconds)."""
     result = available_kernels()
     return result is not None and bool(result.functions["hone_has_tiles"]())
 
@@ -62,7 +62,7 @@ def tiled_matmul(
 
 
 def _memory_order(x: Tensor) -> tuple[int, int] | None:
-    """Whether the first dimension is contiguous, and the stride of the other; None: neither is."""
+    """Detect the contiguous dimension (True: the first) and the stride of the other; None: neither is contiguous."""
     along, across = x.stride()
     if across == 1 and along >= x.shape[1]:
         return 0, along
