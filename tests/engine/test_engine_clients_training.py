@@ -33,7 +33,7 @@ temperature = 0.9
 [rollout.runner]
 kind = "vllm"
 url = "URL"
-patience_s = 20.0
+reconnect_timeout_s = 20.0
 [learner]
 lr = 1e-2
 [run]
