@@ -17,7 +17,7 @@ CLASSES = {
     "Told": "GenerateResponse", "Wire": "ServerProtocol", "Writing": "PartialCompletion", "UnderWay": "InFlight",
     "Given": "ScoreRequest", "Fill": "PrefillGroup", "Strayed": "WithState", "Remembering": "WithState",
     "Ahead": "AsyncSource", "Refill": "DynamicSampling", "Whole": "WholeEpisodes", "Recollection": "PrioritizedBuffer",
-    "Lived": "EpisodeStats", "Explorer": "ScheduledExplorer", "Judge": "Scorer", "PoolJudge": "RewardPoolScorer",
+    "Lived": "EpisodeStats", "Explorer": "ScheduledExplorer", "Judge": "Scorer", "PoolJudge": "RewardScorer",
     "Verdict": "EvaluationResult", "Examination": "EvaluationRequest", "TextExam": "TextEvaluation",
     "Judgement": "ScoreBatch", "Method": "TextMethod", "Entry": "RecipeSpec", "Order": "RunRequest",
     "Trial": "GradientProbe", "FixedPrice": "FixedKlCoef", "AdaptivePrice": "AdaptiveKlCoef",

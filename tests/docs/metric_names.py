@@ -24,7 +24,7 @@ def variable_parts() -> dict[str, list[str]]:
 def listed() -> re.Pattern[str]:
     """Matches every name that the catalogue lists."""
     parts = {name: "|".join(values) for name, values in variable_parts().items()}
-    parts |= {"task": r"\d+", "step": r"\d+", "metric": r".+"}
+    parts |= {"task": r"\d+", "step": r"\d+", "metric": r".+", "reward": r".+"}
     names = [re.sub(r"\\\{(\w+)\\\}", lambda found: f"(?:{parts[found[1]]})", re.escape(name)) for name in all_names()]
     return re.compile("|".join(names))
 

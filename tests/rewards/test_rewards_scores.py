@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from hone.core.episodes import ScoreStatus
 from hone.core.errors import DataError, UserCodeError
 from hone.rewards.budget import UnscoredBudget
-from hone.rewards.scores import RewardScores, combine_results, concatenate_scores, failed_result, result_from_value
+from hone.rewards.scores import RewardScores, combine_results, failed_result, result_from_value
 
 
 def scores_of(*values: float | None) -> RewardScores:
@@ -73,13 +73,6 @@ def test_missing_is_nan_and_never_a_zero(values: list[float | None]) -> None:
     assert (np.isfinite(scores.score) == finite).all()
     assert ((scores.status == ScoreStatus.SCORED) == finite).all()
     assert all(reason for reason, good in zip(scores.reasons, finite, strict=True) if not good)
-
-
-def test_batches_in_order() -> None:
-    both = concatenate_scores([scores_of(1.0, None), scores_of(3.0)])
-    assert len(both) == 3
-    assert both.status.tolist() == [0, 1, 0]
-    assert both.functions["f"][2] == 3.0
 
 
 def test_the_budget_counts_the_last_answers_only() -> None:

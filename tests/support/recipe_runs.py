@@ -14,7 +14,7 @@ from hone.core.judging import ScorerInput
 from hone.core.state import State, substate
 from hone.recipes.registry import load_recipe, recipe_names
 from hone.rewards.config import RewardsConfig
-from hone.rewards.scores import RewardScores, combine_results, concatenate_scores, result_from_value
+from hone.rewards.scores import RewardScores, combine_results, result_from_value
 from hone.store.codec import read_state, write_state
 from hone.train.job import TrainingJob
 from hone.train.loop import train
@@ -50,15 +50,15 @@ class JudgeHere:
     names: tuple[str, ...]
     weights: list[float]
 
-    @property
-    def pool(self) -> "JudgeHere":
-        return self
-
     def check(self, columns: object) -> None: ...
 
     def close(self) -> None: ...
 
-    def submit(self, answers: Sequence[ScorerInput]) -> RewardScores:
+    def submit(self, answers: Sequence[ScorerInput]) -> Sequence[ScorerInput]:
+        return answers
+
+    def gather(self, tickets: Sequence[Sequence[ScorerInput]]) -> RewardScores:
+        answers = [answer for ticket in tickets for answer in ticket]
         found = {
             "right": [float(answer.text[:1] == answer.columns["answer"]) for answer in answers],
             "short": [1.0 - 0.25 * len(answer.text) for answer in answers],
@@ -66,9 +66,6 @@ class JudgeHere:
         return combine_results(
             {name: [result_from_value(score) for score in found[name]] for name in self.names}, self.weights
         )
-
-    def gather(self, tickets: Sequence[RewardScores]) -> RewardScores:
-        return concatenate_scores(tickets)
 
     def notes(self) -> list[str]:
         return []
@@ -79,11 +76,9 @@ class JudgeHere:
     def restore(self, state: State) -> None: ...
 
 
-def judge_here(config: RewardsConfig) -> JudgeHere:
-    return JudgeHere(
-        tuple(function.use.rpartition(":")[2] for function in config.functions),
-        [function.weight for function in config.functions],
-    )
+def judge_here(config: RewardsConfig, *, load: object) -> JudgeHere:
+    del load
+    return JudgeHere(config.names, [reward.weight for reward in config.functions])
 
 
 def lay_out(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -91,7 +86,7 @@ def lay_out(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = [{"prompt": a, "answer": b} for a, b in ("ab", "bc", "cd", "de")]
     (folder / "letters.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
     monkeypatch.chdir(folder)
-    monkeypatch.setattr(open_text, "reward_pool_scorer", judge_here)
+    monkeypatch.setattr(open_text, "reward_scorer", judge_here)
 
 
 def settings(name: str, *, steps: int, full: bool = True, **changes: Any) -> dict[str, Any]:

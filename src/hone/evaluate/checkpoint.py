@@ -6,6 +6,7 @@ Belongs here: from a policy folder and its run's config to an evaluation. `text/
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TypeAlias
 
@@ -23,6 +24,7 @@ from hone.evaluate.control.multitask import evaluate_tasks
 from hone.evaluate.control.returns import evaluate_control, is_control
 from hone.evaluate.text.engine_actor import make_engine
 from hone.evaluate.text.open_policy import ModelSource, open_policy, open_tokenizer
+from hone.evaluate.text.reward_members import load_reward_model, reward_scorer
 from hone.evaluate.text.server import evaluate_text_server
 from hone.evaluate.text.streaming import StreamingEngine, StreamListener
 from hone.evaluate.text.text_eval import EvaluationConfig, GenerationReport, TextEvaluation, prepare_evaluation
@@ -89,7 +91,7 @@ def evaluate_checkpoint(policy: Path, *, run: Path | None, problems: int, seed: 
         return PolicyEvaluation(scores=scores, notes=notes)
     loaded = _open(policy, device)
     config = _evaluation_config(run, problems=problems, seed=seed)
-    exam = _prepared(config, loaded.tokenizer, loaded.decoder.config.max_positions, problems, seed)
+    exam = _prepared(config, loaded.tokenizer, loaded.decoder.config.max_positions, problems, seed, device)
     try:
         judged = exam.evaluate_policy(loaded)
     finally:
@@ -156,7 +158,8 @@ def sample_answers(
     config = _evaluation_config(wanted.run, problems=wanted.count, seed=wanted.seed).model_copy(
         update={"greedy": wanted.temperature == 0, "temperature": wanted.temperature or 1.0, "seed": wanted.seed}
     )
-    exam = _prepared(config, loaded.tokenizer, loaded.decoder.config.max_positions, wanted.count, wanted.seed)
+    context = loaded.decoder.config.max_positions
+    exam = _prepared(config, loaded.tokenizer, context, wanted.count, wanted.seed, wanted.device)
     try:
         judged = exam.evaluate_policy(loaded, hearer)
     finally:
@@ -211,9 +214,12 @@ def _evaluation_config(run: Path, *, problems: int, seed: int) -> EvaluationConf
     return config.model_copy(update={"task": task})
 
 
-def _prepared(config: EvaluationConfig, tokenizer: Tokenizer, context: int, problems: int, seed: int) -> TextEvaluation:
+def _prepared(
+    config: EvaluationConfig, tokenizer: Tokenizer, context: int, problems: int, seed: int, device: str = "cpu"
+) -> TextEvaluation:
     """Prepare the evaluation of at most `problems` prompts; the seed selects them if a file contains more."""
-    exam = prepare_evaluation(config, tokenizer, context=context)
+    load = partial(load_reward_model, device=device, tokenizer=tokenizer)
+    exam = prepare_evaluation(config, tokenizer, context=context, scorer=reward_scorer(config.rewards, load=load))
     if config.task.is_generated or not seed:
         return replace(exam, prompts=exam.prompts[:problems])
     order = permutation(seed, "exam", count=len(exam.prompts))[:problems]

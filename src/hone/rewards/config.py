@@ -1,20 +1,24 @@
-"""The functions that score an answer, and their limits."""
+"""The rewards of an answer: functions, reward models and servers; their weights and limits."""
 
-from typing import Literal
+from collections import Counter
+from collections.abc import Sequence
+from typing import Annotated, Literal, TypeAlias, cast
 
-from pydantic import Field, JsonValue
+from pydantic import BeforeValidator, Field, JsonValue
 
 from hone.core.config import Config
 
 
 class RewardFunction(Config):
-    """One function that scores answers."""
+    """One function that scores answers, in worker processes."""
 
+    kind: Literal["function"] = "function"
+    """Kind of the reward; a table without `kind` is a function."""
     use: str = Field(min_length=1)
     """`path/to/file.py:name`, `package.module:name`, or a built-in one: `exact_match`, `math_answer`,
     `reasoning_gym`."""
     weight: float = 1.0
-    """Factor of its score in the sum over all functions."""
+    """Factor of its score in the sum over all rewards."""
     unit: Literal["sample", "group"] = "sample"
     """Smallest part of a batch that one call may get. With `sample` a batch is cut anywhere; `group` keeps the answers
     to one prompt together, for functions that compare them."""
@@ -23,11 +27,64 @@ class RewardFunction(Config):
     options: dict[str, JsonValue] = Field(default_factory=dict[str, JsonValue])
     """Passed to the function by name in each call."""
 
+    @property
+    def name(self) -> str:
+        """Name of its scores."""
+        return self.use.rpartition(":")[2]
+
+
+class RewardModel(Config):
+    """A model with a scalar head, which scores the tokens of prompt and answer in the trainer's process."""
+
+    kind: Literal["model"]
+    """Kind of the reward."""
+    path: str = Field(min_length=1)
+    """Hugging Face folder of a sequence classifier with `num_labels = 1` and the policy's vocabulary."""
+    name: str = Field(default="model", min_length=1)
+    """Name of its scores."""
+    weight: float = 1.0
+    """Factor of its score in the sum over all rewards."""
+    weights: Literal["float32", "bfloat16"] = "float32"
+    """Data type of the weights."""
+    micro_batch_tokens: int = Field(default=16384, ge=1)
+    """Tokens that go through the model at a time."""
+
+
+class RewardServer(Config):
+    """A server that scores answers: JSON over HTTP, one request for the answers to one prompt."""
+
+    kind: Literal["server"]
+    """Kind of the reward."""
+    url: str = Field(min_length=1)
+    """Address that is POSTed to: `http://host:port/path`."""
+    name: str = Field(default="server", min_length=1)
+    """Name of its scores."""
+    weight: float = 1.0
+    """Factor of its score in the sum over all rewards."""
+    deadline_s: float = Field(default=60.0, gt=0)
+    """Seconds without a reply after which an attempt has failed."""
+    attempts: int = Field(default=3, ge=1)
+    """Attempts for one request; after the last its answers have no score."""
+    max_concurrent: int = Field(default=8, ge=1, le=256)
+    """Requests under way at the same time."""
+    api_key_env: str | None = None
+    """Environment variable with a key, sent as a bearer token."""
+
+
+def _default_kind(value: object) -> object:
+    """A table without `kind` as that of a function: the form of configs from before there were other kinds."""
+    return {"kind": "function", **cast("dict[str, object]", value)} if isinstance(value, dict) else value
+
+
+Reward: TypeAlias = Annotated[
+    RewardFunction | RewardModel | RewardServer, Field(discriminator="kind"), BeforeValidator(_default_kind)
+]
+
 
 class RewardsConfig(Config):
-    """All functions that score an answer, and the processes that run them."""
+    """All rewards of an answer, and the processes that run the functions among them."""
 
-    functions: list[RewardFunction] = Field(min_length=1)
+    functions: list[Reward] = Field(min_length=1)
     """Their weighted sum is the reward."""
     workers: int = Field(default=2, ge=1, le=256)
     """Processes that run them at the same time."""
@@ -43,3 +100,23 @@ class RewardsConfig(Config):
     """Answers over which the share is taken."""
     max_unscored_batches: int = Field(default=3, ge=1)
     """Batches in a row without a single score after which the run stops."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the rewards' scores, in their order."""
+        return unique_names([reward.name for reward in self.functions])
+
+    @property
+    def worker_functions(self) -> list[RewardFunction]:
+        """The rewards that run in worker processes."""
+        return [reward for reward in self.functions if isinstance(reward, RewardFunction)]
+
+
+def unique_names(names: Sequence[str]) -> tuple[str, ...]:
+    """Names made unique: a, b, a#2."""
+    seen: Counter[str] = Counter()
+    unique: list[str] = []
+    for name in names:
+        seen[name] += 1
+        unique.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
+    return tuple(unique)

@@ -18,8 +18,6 @@ _JOB_S = 0.25
 """Seconds of work that one job should hold, by how long samples took so far."""
 _MAX_JOB = 1024
 _FIRST_JOB = 16
-CONVERSATION_COLUMNS = ("messages", "tokens")
-"""Columns that a trainer offers beside the dataset's."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -35,7 +33,7 @@ class RewardBatch:
     groups: Sequence[int] | None = None
     """Number of the prompt of each answer, for functions whose unit is the group; a group is contiguous."""
     conversation: Mapping[str, Sequence[object]] = field(default_factory=dict[str, Sequence[object]])
-    """`CONVERSATION_COLUMNS`, sent only to functions that name them, unless the dataset has a column of that name."""
+    """`messages` and `tokens`, sent only to functions that name them, unless the dataset has a column of that name."""
     ids: Sequence[str] = ()
     """Name of each answer's prompt in messages."""
     turns: Sequence[int] = ()
@@ -158,7 +156,9 @@ def parse_message(line: bytes) -> dict[str, object]:
     return cast("dict[str, object]", message) if isinstance(message, dict) else {}
 
 
-def parse_results(reply: Mapping[str, object], count: int) -> list[RewardResult] | None:
+def parse_results(
+    reply: Mapping[str, object], count: int, *, source: str = "the function"
+) -> list[RewardResult] | None:
     """The results in a reply to a piece of `count` samples; None for an invalid reply."""
     scores, reasons = reply.get("scores"), reply.get("reasons")
     if not (isinstance(scores, list) and isinstance(reasons, list) and len(scores) == len(reasons) == count):
@@ -166,7 +166,10 @@ def parse_results(reply: Mapping[str, object], count: int) -> list[RewardResult]
     if not all(_is_score(score) for score in scores):
         return None
     seconds = parse_seconds(reply) / count
-    return [result_from_value(s, reason=str(r), seconds=seconds) for s, r in zip(scores, reasons, strict=True)]
+    return [
+        result_from_value(score, reason=str(reason), seconds=seconds, source=source)
+        for score, reason in zip(scores, reasons, strict=True)
+    ]
 
 
 def _is_score(score: object) -> bool:
@@ -197,13 +200,3 @@ def parse_signature(reply: Mapping[str, object]) -> FunctionSignature:
         required_columns=frozenset(cast("list[str]", reply["needs"])),
         takes_any_column=bool(reply["takes_all"]),
     )
-
-
-def unique_names(names: Sequence[str]) -> tuple[str, ...]:
-    """Names made unique: a, b, a#2."""
-    seen: Counter[str] = Counter()
-    unique: list[str] = []
-    for name in names:
-        seen[name] += 1
-        unique.append(name if seen[name] == 1 else f"{name}#{seen[name]}")
-    return tuple(unique)

@@ -56,17 +56,19 @@ class RewardScores:
         return {status.name.lower(): int((self.status == status).sum()) for status in ScoreStatus}
 
 
-def result_from_value(value: float | Sequence[float] | None, *, reason: str = "", seconds: float = 0.0) -> RewardResult:
-    """The result for a return value: a finite number is a score, and so is the sum of finite turn scores."""
+def result_from_value(
+    value: float | Sequence[float] | None, *, reason: str = "", seconds: float = 0.0, source: str = "the function"
+) -> RewardResult:
+    """The result for a value that `source` returned: a finite number is a score, as is the sum of turn scores."""
     if value is None:
-        missing = reason or "the function returned None"
+        missing = reason or f"{source} returned None"
         return RewardResult(
             score=np.nan, status=ScoreStatus.UNSCORABLE, reason=missing, seconds=seconds, not_applicable=True
         )
     turns = tuple(value) if isinstance(value, Sequence) else None
     score = sum(value) if isinstance(value, Sequence) else value
     if not math.isfinite(score):
-        missing = f"the function returned {value}"
+        missing = f"{source} returned {value}"
         return RewardResult(score=np.nan, status=ScoreStatus.UNSCORABLE, reason=missing, seconds=seconds, turns=turns)
     return RewardResult(score=score, status=ScoreStatus.SCORED, reason=reason, seconds=seconds, turns=turns)
 
@@ -103,26 +105,6 @@ def combine_results(
             index: turns
             for index, (row, total) in enumerate(zip(rows, totals, strict=True))
             if total.status is ScoreStatus.SCORED and (turns := _combine_turns(row, weights))
-        },
-    )
-
-
-def concatenate_scores(parts: Sequence[RewardScores]) -> RewardScores:
-    """The scores of several batches as one, in order; all were made by the same functions."""
-    if len(parts) == 1:
-        return parts[0]
-    starts = np.cumsum([0, *map(len, parts)]).tolist()
-    return RewardScores(
-        score=np.concatenate([part.score for part in parts]),
-        status=np.concatenate([part.status for part in parts]),
-        reasons=tuple(reason for part in parts for reason in part.reasons),
-        seconds=np.concatenate([part.seconds for part in parts]),
-        functions={name: np.concatenate([part.functions[name] for part in parts]) for name in parts[0].functions},
-        tracebacks=tuple(text for part in parts for text in part.tracebacks),
-        turn_scores={
-            start + place: turns
-            for start, part in zip(starts, parts, strict=False)
-            for place, turns in part.turn_scores.items()
         },
     )
 

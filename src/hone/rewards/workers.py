@@ -18,7 +18,7 @@ from hone.core.clock import Clock, SystemClock
 from hone.core.episodes import ScoreStatus
 from hone.core.errors import ConfigError, HoneError, UserCodeError, did_you_mean
 from hone.process.child import ChildLostError, ChildProcess, LineParser
-from hone.rewards.config import RewardsConfig
+from hone.rewards.config import RewardsConfig, unique_names
 from hone.rewards.functions import check_reference
 from hone.rewards.jobs import (
     FunctionSignature,
@@ -33,9 +33,8 @@ from hone.rewards.jobs import (
     parse_signature,
     plan_jobs,
     split_into_units,
-    unique_names,
 )
-from hone.rewards.scores import RewardResult, RewardScores, combine_results, concatenate_scores, failed_result
+from hone.rewards.scores import RewardResult, RewardScores, combine_results, failed_result
 from hone.rewards.wire import encode
 
 _Worker: TypeAlias = ChildProcess[bytes]
@@ -43,27 +42,18 @@ _MAX_START_FAILURES = 8
 """Hangs and crashes of a function that never gave a score, after which it is not tried further."""
 
 
-def check_functions(config: RewardsConfig, columns: Collection[str]) -> None:
-    """Import all functions once, in a process of their own, and see that the dataset has the columns that they name.
-
-    Raises as `RewardWorkerPool.check`.
-    """
-    with RewardWorkerPool(config.model_copy(update={"workers": 1})) as pool:
-        pool.check(columns)
-
-
 class RewardWorkerPool:
-    """Scores batches with all functions of a config, in `config.workers` processes.
+    """Scores batches with the functions of a config, in `config.workers` processes.
 
     Processes start with the first `check` or `submit`. Use it as a context manager, or call `close`: nothing that a
     function started survives it.
     """
 
     def __init__(self, config: RewardsConfig, *, clock: Clock | None = None) -> None:
-        self._config = config
+        self._config, self._functions = config, config.worker_functions
         self._clock = clock or SystemClock()
-        self._names = unique_names([function.use.rpartition(":")[2] for function in config.functions])
-        self._stats = [FunctionStats() for _ in config.functions]
+        self._names = unique_names([function.name for function in self._functions])
+        self._stats = [FunctionStats() for _ in self._functions]
         self._changed = threading.Condition()
         self._jobs: deque[RewardJob] = deque()
         self._threads: list[threading.Thread] = []
@@ -115,7 +105,7 @@ class RewardWorkerPool:
                     plan_jobs(
                         ticket,
                         function,
-                        unit=self._config.functions[function].unit,
+                        unit=self._functions[function].unit,
                         form=self._signatures[function].form,
                         job_size=self._stats[function].job_size(),
                         workers=self._config.workers,
@@ -130,7 +120,16 @@ class RewardWorkerPool:
         Raises UserCodeError: a function broke its contract (wrong length, not numbers), or failed on every answer
         although it never worked before.
         """
-        return concatenate_scores([self._finished(ticket) for ticket in tickets])
+        columns, tracebacks = self.results(tickets)
+        weights = [function.weight for function in self._functions]
+        return combine_results(dict(zip(self._names, columns, strict=True)), weights, tracebacks=tracebacks)
+
+    def results(self, tickets: Sequence[RewardTicket]) -> tuple[list[list[RewardResult]], list[str]]:
+        """Wait for batches; each function's results in the order of the tickets, and tracebacks of new errors. Raises
+        as `gather`."""
+        parts = [self._finished(ticket) for ticket in tickets]
+        columns = [[result for part in parts for result in part[place]] for place in range(len(self._names))]
+        return columns, [text for ticket in tickets for text in ticket.tracebacks]
 
     def score(self, batch: RewardBatch) -> RewardScores:
         """`gather(submit(batch))`."""
@@ -158,7 +157,7 @@ class RewardWorkerPool:
             if self._closing:
                 raise ConfigError("the worker pool is closed")
             if not self._threads:
-                for function in self._config.functions:
+                for function in self._functions:
                     check_reference(function.use)
                 for number in range(self._config.workers):
                     name = f"reward-worker-{number}"
@@ -168,7 +167,7 @@ class RewardWorkerPool:
             if self._fatal:
                 raise self._fatal
 
-    def _finished(self, ticket: RewardTicket) -> RewardScores:
+    def _finished(self, ticket: RewardTicket) -> list[list[RewardResult]]:
         with self._changed:
             self._changed.wait_for(lambda: ticket.pending == 0 or ticket.fatal or self._fatal or self._closing)
             if fatal := ticket.fatal or self._fatal:
@@ -184,8 +183,7 @@ class RewardWorkerPool:
                     *list(reasons)[:3],
                     *ticket.tracebacks[:1],
                 )
-        weights = [function.weight for function in self._config.functions]
-        return combine_results(dict(zip(self._names, columns, strict=True)), weights, tracebacks=ticket.tracebacks)
+        return columns
 
     # ------------------------------------------------------------------ from here on: in the thread of one worker
 
@@ -228,7 +226,7 @@ class RewardWorkerPool:
         """A worker that has imported all functions. Raises UserCodeError, ResourceError."""
         process = ChildProcess("hone.rewards.worker", LineParser(), clock=self._clock, abandoned=lambda: self._closing)
         process.start()
-        functions = [{"use": function.use, "options": function.options} for function in self._config.functions]
+        functions = [{"use": function.use, "options": function.options} for function in self._functions]
         process.send(encode({"functions": functions, "memory_bytes": self._config.memory_bytes}))
         try:
             hello = parse_message(process.receive(self._config.start_deadline_s))
@@ -316,8 +314,8 @@ class RewardWorkerPool:
             self._abort_ticket(job, f"sent no valid reply for {len(piece)} completions")
         elif wrong := next(filter(None, map(job.ticket.batch.wrong_turns, piece, results)), ""):
             self._abort_ticket(job, wrong)
-        elif (score := first_out_of_bounds(results, self._config.functions[job.function].bounds)) is not None:
-            self._abort_ticket(job, f"gave {score:g}, outside its bounds {self._config.functions[job.function].bounds}")
+        elif (score := first_out_of_bounds(results, self._functions[job.function].bounds)) is not None:
+            self._abort_ticket(job, f"gave {score:g}, outside its bounds {self._functions[job.function].bounds}")
         else:
             self._settle(job, piece, results)
 
@@ -336,7 +334,7 @@ class RewardWorkerPool:
 
     def _requeue_by_unit(self, job: RewardJob, piece: tuple[int, ...]) -> bool:
         """Queue a failed piece again unit by unit; False when it is a single one."""
-        units = split_into_units(job.ticket.batch, self._config.functions[job.function].unit, piece)
+        units = split_into_units(job.ticket.batch, self._functions[job.function].unit, piece)
         if len(units) == 1:
             return False
         with self._changed:

@@ -297,7 +297,8 @@ def _refuse_changes(
     facts: RunMetadata,
     may_change: frozenset[str],
 ) -> None:
-    differences = [line for line in config_diff(old, new) if line.split(":", 1)[0] not in may_change]
+    added = {key for key in new if key not in old and new[key].origin == "default"}  # keys younger than the run
+    differences = [line for line in config_diff(old, new) if line.split(":", 1)[0] not in may_change | added]
     before, now = manifest.metadata.dataset_fingerprint, facts.dataset_fingerprint
     if before != now and "dataset" not in may_change:
         differences.append(f"dataset: {before} -> {now}")

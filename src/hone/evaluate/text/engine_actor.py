@@ -1,4 +1,4 @@
-"""Generation with a token policy: prompts, the engine as an actor, reward functions as a scorer."""
+"""Generation with a token policy: prompts, and the engine as an actor."""
 
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field, replace
@@ -7,8 +7,6 @@ from typing import Final
 from hone.core.credit import Metrics
 from hone.core.errors import ConfigError, DataError
 from hone.core.generation import Completion, OnPublish, Request
-from hone.core.judging import ScorerInput
-from hone.core.state import State
 from hone.engine.canary import WeightCanary
 from hone.engine.choose import RunnerKind, choose_runner
 from hone.engine.clients.config import ServerEngine
@@ -23,11 +21,6 @@ from hone.envs.text.task import TaskConfig
 from hone.envs.text.world import Prompt
 from hone.models.language.token_policy import TokenPolicy
 from hone.models.language.tokenizers import Tokenizer
-from hone.rewards.budget import UnscoredBudget
-from hone.rewards.config import RewardsConfig
-from hone.rewards.jobs import CONVERSATION_COLUMNS, RewardBatch, RewardTicket
-from hone.rewards.scores import RewardScores
-from hone.rewards.workers import RewardWorkerPool
 
 FIXED_TOKENS: Final = 512
 """Tokens of a pass with batch-invariant results."""
@@ -83,66 +76,6 @@ class EngineActor:
         """Cancel the open requests of a server."""
         if isinstance(self.engine, RemoteEngine):
             self.engine.close()
-
-
-@dataclass
-class RewardPoolScorer:
-    """Scorer with reward functions in worker processes, and a limit of unscored answers."""
-
-    pool: RewardWorkerPool
-    budget: UnscoredBudget
-    pending_notes: list[str] = field(default_factory=list[str])
-
-    def check(self, columns: Collection[str]) -> None:
-        """See that every function can be imported, and finds the columns that it names. Raises as `pool.check`."""
-        self.pool.check({*columns, *CONVERSATION_COLUMNS})
-
-    def submit(self, answers: Sequence[ScorerInput]) -> RewardTicket:
-        names = answers[0].columns.keys()
-        chat = not isinstance(answers[0].prompt, str)
-        return self.pool.submit(
-            RewardBatch(
-                prompts=[answer.prompt for answer in answers],
-                completions=[
-                    [{"role": "assistant", "content": answer.text}] if chat else answer.text for answer in answers
-                ],
-                columns={name: [answer.columns[name] for answer in answers] for name in names},
-                groups=[0] * len(answers),  # all answers have the same prompt
-                conversation={
-                    "messages": [list(answer.messages) for answer in answers],
-                    "tokens": [answer.tokens for answer in answers],
-                },
-                ids=[answer.id for answer in answers],
-                turns=[answer.turns for answer in answers],
-            )
-        )
-
-    def state(self) -> State:
-        return self.budget.state()
-
-    def restore(self, state: State) -> None:
-        self.budget.restore(state)
-
-    def gather(self, tickets: Sequence[RewardTicket]) -> RewardScores:
-        scores = self.pool.gather(*tickets)
-        self.pending_notes.extend(
-            f"a reward function failed; equal errors are not shown again: {text}" for text in scores.tracebacks
-        )
-        self.budget.observe(scores)
-        return scores
-
-    def notes(self) -> list[str]:
-        """Tracebacks of the reward functions' errors, each distinct one once."""
-        notes, self.pending_notes = self.pending_notes, []
-        return notes
-
-
-def reward_pool_scorer(config: RewardsConfig) -> RewardPoolScorer:
-    """Start the worker processes of a config and wrap them as a scorer."""
-    budget = UnscoredBudget(
-        allowed=config.missing_allowed, window=config.missing_window, barren_batches=config.max_unscored_batches
-    )
-    return RewardPoolScorer(RewardWorkerPool(config), budget)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,11 +18,12 @@ from hone.envs.text.dataset import ExampleDataset
 from hone.envs.text.task import TaskConfig
 from hone.envs.text.world import Prompt, TextWorld
 from hone.estimators.means import Estimate, mean_interval
-from hone.evaluate.text.engine_actor import RewardPoolScorer, make_engine, make_prompts, reward_pool_scorer
+from hone.evaluate.text.engine_actor import make_engine, make_prompts
 from hone.evaluate.text.streaming import StreamingEngine, StreamListener
 from hone.models.language.token_policy import TokenPolicy
 from hone.models.language.tokenizers import Tokenizer
 from hone.rewards.config import RewardsConfig
+from hone.rewards.scorer import RewardScorer
 from hone.store.answers import AnswerRow
 
 
@@ -197,8 +198,8 @@ def prepare_evaluation(
     tokenizer: Tokenizer,
     *,
     context: int,
+    scorer: RewardScorer,
     examples: ExampleDataset | None = None,
-    scorer: RewardPoolScorer | None = None,
 ) -> TextEvaluation:
     """Lay out the prompts, of `examples` where they were read before; starts no engine or worker.
 
@@ -207,7 +208,6 @@ def prepare_evaluation(
     examples = config.task.examples() if examples is None else examples
     room = context - config.max_tokens
     prompts, notes = make_prompts(examples, config.task, tokenizer, room=room)
-    scorer = reward_pool_scorer(config.rewards) if scorer is None else scorer
     return TextEvaluation(
-        config=config, examples=examples, prompts=prompts, scorer=scorer, close=scorer.pool.close, warnings=notes
+        config=config, examples=examples, prompts=prompts, scorer=scorer, close=scorer.close, warnings=notes
     )

@@ -107,6 +107,7 @@ def open_run(config: SftConfig) -> OpenedRun:
         read=lambda held_out: solved_examples(config.task, config.solution, apart_from=held_out),
         lay_out=lay_out,
         evaluation_config=config.evaluation,
+        device=config.run.device,
     )
     return opened_text_run(inputs, build)
 

@@ -3,18 +3,20 @@
 import contextlib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cache, cached_property, partial
 from typing import Any, Generic, TypeVar
 
 from hone.core.errors import run_all_checks
 from hone.envs.text.dataset import ExampleDataset, find_overlap
 from hone.envs.text.task import TaskConfig
-from hone.evaluate.text.engine_actor import RewardPoolScorer, reward_pool_scorer
 from hone.evaluate.text.open_policy import ModelSource, open_policy, open_tokenizer
+from hone.evaluate.text.reward_members import load_reward_model, reward_scorer
 from hone.evaluate.text.text_eval import EvaluationConfig, TextEvaluation, prepare_evaluation
+from hone.models.language.scalar_head import ScalarHeadModel
 from hone.models.language.token_policy import TokenPolicy
 from hone.models.language.tokenizers import Tokenizer
-from hone.rewards.config import RewardsConfig
+from hone.rewards.config import RewardModel, RewardsConfig
+from hone.rewards.scorer import RewardScorer
 from hone.train.config import RunConfig
 from hone.train.job import OpenedRun, TrainingJob, opened_run
 
@@ -35,6 +37,8 @@ class TextInputs(Generic[T]):
     """Examples, tokenizer and longest context -> what the run trains on, and warnings."""
     evaluation_config: EvaluationConfig | None
     rewards: RewardsConfig | None = None
+    device: str = "cpu"
+    """Device of reward models: the run's."""
     other_policies: Sequence[str] = ()
     """Folders of further policies that the run reads."""
 
@@ -60,16 +64,23 @@ class TextInputs(Generic[T]):
         return self.lay_out(self.examples, *self.tokenizer)
 
     @cached_property
-    def scorer(self) -> RewardPoolScorer:
+    def scorer(self) -> RewardScorer:
         """The scorer of training answers, with its worker processes."""
         assert self.rewards is not None
-        return reward_pool_scorer(self.rewards)
+        return reward_scorer(self.rewards, load=self.reward_model)
 
     @cached_property
-    def evaluation_scorer(self) -> RewardPoolScorer:
+    def evaluation_scorer(self) -> RewardScorer:
         """The scorer of held-out answers, with its worker processes."""
         assert self.evaluation_config is not None
-        return reward_pool_scorer(self.evaluation_config.rewards)
+        return reward_scorer(self.evaluation_config.rewards, load=self.reward_model)
+
+    @cached_property
+    def reward_model(self) -> Callable[[str, str], ScalarHeadModel]:
+        """Loads a reward model by folder and data type; training and evaluation share it."""
+        return cache(
+            lambda path, weights: load_reward_model(path, weights, device=self.device, tokenizer=self.tokenizer[0])
+        )
 
     @cached_property
     def evaluation(self) -> TextEvaluation | None:
@@ -91,7 +102,7 @@ class TextInputs(Generic[T]):
         """End the worker processes that were started."""
         for name in ("scorer", "evaluation_scorer"):
             if name in vars(self):
-                vars(self)[name].pool.close()
+                vars(self)[name].close()
 
 
 def open_text(inputs: TextInputs[T]) -> list[str]:
@@ -110,10 +121,11 @@ def open_text(inputs: TextInputs[T]) -> list[str]:
         checks["evaluation"] = partial(_held_out_warnings, inputs)
         if known:
             checks["asked"] = lambda: [] if inputs.evaluation is None else inputs.evaluation.warnings
-        checks["judged by"] = partial(_check_evaluation_rewards, inputs)
+        if known or not _has_reward_model(inputs.evaluation_config.rewards):
+            checks["judged by"] = partial(_check_evaluation_rewards, inputs)
     for path in inputs.other_policies:
         checks[path] = partial(_policy_warnings, path)
-    if inputs.rewards is not None:
+    if inputs.rewards is not None and (known or not _has_reward_model(inputs.rewards)):
         checks["rewards"] = partial(_check_rewards, inputs)
     with contextlib.ExitStack() as on_fault:
         on_fault.callback(inputs.close)
@@ -138,6 +150,11 @@ def _policy_warnings(path: str) -> list[str]:
     """None; raises DataError where the policy's folder cannot be read."""
     open_tokenizer(ModelSource(path=path))
     return []
+
+
+def _has_reward_model(config: RewardsConfig) -> bool:
+    """Whether a reward is compared with the policy's tokenizer before it can be used."""
+    return any(isinstance(reward, RewardModel) for reward in config.functions)
 
 
 def _check_rewards(inputs: TextInputs[T]) -> list[str]:

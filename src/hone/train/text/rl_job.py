@@ -22,7 +22,6 @@ from hone.envs.text.world import Prompt, TextWorld
 from hone.evaluate.text.engine_actor import (
     EngineActor,
     EngineGuarantees,
-    RewardPoolScorer,
     make_client,
     make_engine,
     make_prompts,
@@ -32,6 +31,7 @@ from hone.evaluate.text.text_eval import EvaluationConfig
 from hone.models.language.token_policy import TokenPolicy
 from hone.models.language.tokenizers import Tokenizer
 from hone.rewards.config import RewardsConfig
+from hone.rewards.scorer import RewardScorer
 from hone.train.config import RunConfig
 from hone.train.job import OpenedRun, RecipeParts, RecipeSpec, TrainingJob
 from hone.train.learner.config import require_master_weights, require_whole_minibatches
@@ -54,7 +54,7 @@ from hone.train.text.open_text import TextInputs, opened_text_run
 from hone.train.text.reference_policies import TextPolicies
 from hone.train.text.rollout_config import RolloutConfig
 from hone.train.text.rows import TokenBatch, TokenLayout
-from hone.train.text.samples import answer_metrics, answer_rows
+from hone.train.text.samples import answer_metrics, answer_rows, reward_metrics
 
 TextCredit = Callable[[Episodes, Values], Credits]
 
@@ -201,7 +201,8 @@ def text_job(
 
     def judged(episodes: Episodes, values: Values) -> Credits:
         credits = chosen.credit(episodes, values)
-        return replace(credits, metrics={**credits.metrics, **answer_metrics(episodes)})
+        metrics = {**answer_metrics(episodes), **reward_metrics(config.rewards.names, episodes)}
+        return replace(credits, metrics={**credits.metrics, **metrics})
 
     def close() -> None:
         ahead.close()
@@ -281,6 +282,7 @@ def open_text_run(config: C, *, method: Callable[[C, TextPolicies], TextMethod])
         lay_out=lay_out,
         evaluation_config=config.evaluation,
         rewards=config.rewards,
+        device=config.run.device,
         other_policies=config.other_policies(),
     )
     return opened_text_run(inputs, partial(text_job, method=method))
@@ -301,7 +303,7 @@ def derive_text_run(config: TextRunConfig) -> dict[str, str]:
 
 
 def _text_world(
-    config: TextRunConfig, policy: TokenPolicy, prompts: Sequence[Prompt], judge: RewardPoolScorer, *, baseline: bool
+    config: TextRunConfig, policy: TokenPolicy, prompts: Sequence[Prompt], judge: RewardScorer, *, baseline: bool
 ) -> TextWorld:
     return TextWorld(
         prompts=prompts,

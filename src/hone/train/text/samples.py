@@ -1,6 +1,7 @@
 """Metrics and sample rows of a batch of answers."""
 
 from collections import Counter
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -22,6 +23,14 @@ def answer_metrics(episodes: Episodes) -> Metrics:
         "answers/tokens_longest": float(lengths.max()),
         "policy/entropy_nats": float(-episodes.logp.mean(dtype=np.float64)),
     }
+
+
+def reward_metrics(names: Sequence[str], episodes: Episodes) -> Metrics:
+    """Mean score of each of several rewards, unweighted, as `rewards/NAME`; a reward without any score is left out."""
+    if len(names) < 2 or episodes.components is None:
+        return {}
+    scored = {name: own[~np.isnan(own)] for name, own in zip(names, episodes.components.T, strict=True)}
+    return {f"rewards/{name}": float(own.mean()) for name, own in scored.items() if len(own)}
 
 
 def answer_rows(

@@ -1,0 +1,165 @@
+"""Rewards of a text task, wired: functions in worker processes, models on the device, servers over HTTP."""
+
+import time
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeAlias, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hone.core.episodes import ScoreStatus
+from hone.core.errors import DataError, UserCodeError
+from hone.core.judging import ScorerInput
+from hone.engine.clients.http import HttpClient, ServerAddress, ServerError
+from hone.models.language.scalar_head import ScalarHeadModel, load_scalar_head
+from hone.models.language.tokenizers import Tokenizer, load_tokenizer
+from hone.rewards.budget import UnscoredBudget
+from hone.rewards.config import RewardFunction, RewardModel, RewardsConfig, RewardServer
+from hone.rewards.jobs import RewardBatch, parse_results
+from hone.rewards.scorer import FunctionMember, RewardMember, RewardScorer, reward_batch
+from hone.rewards.scores import RewardResult, failed_result, result_from_value
+from hone.rewards.wire import pack
+from hone.rewards.workers import RewardWorkerPool
+
+ModelLoader: TypeAlias = Callable[[str, str], ScalarHeadModel]
+"""Folder and data type of the weights -> the model, on its device."""
+
+
+def reward_scorer(config: RewardsConfig, *, load: ModelLoader) -> RewardScorer:
+    """The scorer of a config; it starts and loads nothing before the first check or answer.
+
+    Raises ConfigError for an address that cannot be one, or a key that the environment lacks.
+    """
+    functions = [place for place, reward in enumerate(config.functions) if isinstance(reward, RewardFunction)]
+    members: list[tuple[Sequence[int], RewardMember]] = []
+    for place, reward in enumerate(config.functions):
+        if isinstance(reward, RewardModel):
+            members.append(([place], RewardModelMember(reward, load)))
+        elif isinstance(reward, RewardServer):
+            members.append(([place], RewardServerMember(reward)))
+        elif place == functions[0]:
+            members.append((functions, FunctionMember(RewardWorkerPool(config))))
+    budget = UnscoredBudget(
+        allowed=config.missing_allowed, window=config.missing_window, barren_batches=config.max_unscored_batches
+    )
+    return RewardScorer(config, members, budget)
+
+
+def load_reward_model(path: str, weights: str, *, device: str, tokenizer: Tokenizer) -> ScalarHeadModel:
+    """The scalar-head model of a folder, which must have the vocabulary of the policy's tokenizer. Raises DataError."""
+    model = load_scalar_head(path, device=device, dtype=weights)
+    if (Path(path) / "tokenizer.json").is_file():
+        if load_tokenizer(path).backend.get_vocab() != tokenizer.backend.get_vocab():
+            raise DataError(
+                f"{path}: the reward model has another vocabulary than the policy, whose tokens it would score; give a "
+                'model with the same tokenizer, or serve this one as kind = "server"'
+            )
+    else:
+        tokenizer.check_fits(model.decoder.config.vocab_size)
+    return model
+
+
+class RewardModelMember:
+    """A scalar-head model, which scores whole conversations at their last token when they are gathered."""
+
+    def __init__(self, config: RewardModel, load: ModelLoader) -> None:
+        self._config, self._load = config, load
+        self._model: ScalarHeadModel | None = None
+
+    def check(self, columns: Collection[str]) -> None:
+        """Load the model. Raises DataError."""
+        del columns
+        self._loaded()
+
+    def submit(self, answers: Sequence[ScorerInput]) -> Sequence[NDArray[np.int32]]:
+        return [answer.tokens for answer in answers]
+
+    def results(self, tickets: Sequence[Sequence[NDArray[np.int32]]]) -> tuple[list[list[RewardResult]], list[str]]:
+        model, sequences = self._loaded(), [tokens for ticket in tickets for tokens in ticket]
+        limit = model.decoder.config.max_positions
+        fits = [tokens for tokens in sequences if len(tokens) <= limit]
+        began = time.perf_counter()
+        scores = iter(model.score_sequences(fits, micro_batch_tokens=self._config.micro_batch_tokens).tolist())
+        seconds = (time.perf_counter() - began) / max(len(fits), 1)
+        return [
+            [
+                result_from_value(next(scores), seconds=seconds, source="the model")
+                if len(tokens) <= limit
+                else failed_result(ScoreStatus.UNSCORABLE, f"{len(tokens)} tokens; the reward model reads {limit}")
+                for tokens in sequences
+            ]
+        ], []
+
+    def close(self) -> None:
+        self._model = None
+
+    def _loaded(self) -> ScalarHeadModel:
+        if self._model is None:
+            self._model = self._load(self._config.path, self._config.weights)
+        return self._model
+
+
+ServerTicket: TypeAlias = "Future[list[RewardResult]]"
+
+
+class RewardServerMember:
+    """A server that is POSTed the answers to a prompt, and replies `{"scores": [...]}`, with `reasons` if it likes."""
+
+    def __init__(self, config: RewardServer) -> None:
+        """Raises ConfigError as `HttpClient`."""
+        self._config = config
+        self._client = HttpClient(
+            ServerAddress(
+                url=config.url,
+                api_key_env=config.api_key_env,
+                connect_s=min(10.0, config.deadline_s),
+                timeout_s=config.deadline_s,
+                attempts=config.attempts,
+            )
+        )
+        self._threads = ThreadPoolExecutor(config.max_concurrent, thread_name_prefix="reward-server")
+
+    def check(self, columns: Collection[str]) -> None:
+        """Nothing is asked before the first answer: the server may start later."""
+
+    def submit(self, answers: Sequence[ScorerInput]) -> ServerTicket:
+        return self._threads.submit(self._score, reward_batch(answers))
+
+    def results(self, tickets: Sequence[ServerTicket]) -> tuple[list[list[RewardResult]], list[str]]:
+        return [[result for ticket in tickets for result in ticket.result()]], []
+
+    def close(self) -> None:
+        self._client.close()
+        self._threads.shutdown(cancel_futures=True)
+
+    def _score(self, batch: RewardBatch) -> list[RewardResult]:
+        """Raises UserCodeError for a reply that breaks the contract; without one, the answers have no score."""
+        count, began = len(batch.completions), time.perf_counter()
+        try:
+            body = {
+                "prompts": pack(
+                    [one if isinstance(one, str) else list(cast("list[object]", one)) for one in batch.prompts]
+                ),
+                "completions": pack(batch.completions),
+                "messages": pack(batch.conversation["messages"]),
+                "columns": pack(batch.columns),
+                "ids": list(batch.ids),
+            }
+            reply = self._client.post("", body, retry="always")
+        except TypeError as error:
+            raise self._fault(f"cannot be asked: {error}") from None
+        except ServerError as error:
+            seconds = (time.perf_counter() - began) / count
+            return [failed_result(ScoreStatus.ERROR, str(error), seconds=seconds)] * count
+        seconds = time.perf_counter() - began
+        results = parse_results({"reasons": [""] * count, **reply, "seconds": seconds}, count, source="the server")
+        if results is None:
+            raise self._fault(f"sent no valid reply for {count} completions: {str(reply)[:200]}")
+        if wrong := next(filter(None, map(batch.wrong_turns, range(count), results)), ""):
+            raise self._fault(wrong)
+        return results
+
+    def _fault(self, message: str) -> UserCodeError:
+        return UserCodeError(f"reward server {self._config.name!r} ({self._config.url}) {message}")

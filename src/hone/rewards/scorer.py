@@ -1,0 +1,124 @@
+"""The scorer of answers by all rewards of a config: a weighted sum, each reward's own scores, a limit of missing ones.
+
+Belongs here: rewards as members of one kind of interface, and the functions among them. Models and servers, which need
+other parts of hone, implement `RewardMember` where they are wired.
+"""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from hone.core.judging import ScorerInput
+from hone.core.state import State
+from hone.rewards.budget import UnscoredBudget
+from hone.rewards.config import RewardsConfig
+from hone.rewards.jobs import RewardBatch, RewardTicket
+from hone.rewards.scores import RewardResult, RewardScores, combine_results
+from hone.rewards.workers import RewardWorkerPool
+
+
+class RewardMember(Protocol):
+    """One reward, or all functions: scores answers in its own way."""
+
+    def check(self, columns: Collection[str]) -> None:
+        """Raise HoneError where it cannot score the answers of a dataset with these columns."""
+        ...
+
+    def submit(self, answers: Sequence[ScorerInput]) -> Any:  # noqa: ANN401 - a ticket of its own kind
+        """Begin to score the answers to one prompt; returns at once."""
+        ...
+
+    def results(self, tickets: Sequence[Any]) -> tuple[Sequence[Sequence[RewardResult]], Sequence[str]]:
+        """Wait for all tickets: the results of each of its rewards in their order, and tracebacks of new errors."""
+        ...
+
+    def close(self) -> None:
+        """Stop scoring, and end what it started."""
+        ...
+
+
+@dataclass
+class FunctionMember:
+    """The functions of a config, in worker processes."""
+
+    pool: RewardWorkerPool
+
+    def check(self, columns: Collection[str]) -> None:
+        self.pool.check({*columns, "messages", "tokens"})
+
+    def submit(self, answers: Sequence[ScorerInput]) -> RewardTicket:
+        return self.pool.submit(reward_batch(answers))
+
+    def results(self, tickets: Sequence[RewardTicket]) -> tuple[list[list[RewardResult]], list[str]]:
+        return self.pool.results(tickets)
+
+    def close(self) -> None:
+        self.pool.close()
+
+
+@dataclass
+class RewardScorer:
+    """Scorer by all rewards of a config, with a limit of unscored answers."""
+
+    config: RewardsConfig
+    members: Sequence[tuple[Sequence[int], RewardMember]]
+    """Members, and the places in `config.functions` of their rewards."""
+    budget: UnscoredBudget
+    pending_notes: list[str] = field(default_factory=list[str])
+
+    def check(self, columns: Collection[str]) -> None:
+        """Raise HoneError where a reward cannot score the answers of a dataset with these columns."""
+        for _, member in self.members:
+            member.check(columns)
+
+    def submit(self, answers: Sequence[ScorerInput]) -> list[Any]:
+        return [member.submit(answers) for _, member in self.members]
+
+    def gather(self, tickets: Sequence[list[Any]]) -> RewardScores:
+        columns: list[Sequence[RewardResult]] = [()] * len(self.config.functions)
+        tracebacks: list[str] = []
+        for number, (places, member) in enumerate(self.members):
+            results, errors = member.results([ticket[number] for ticket in tickets])
+            tracebacks.extend(errors)
+            for place, column in zip(places, results, strict=True):
+                columns[place] = column
+        weights = [reward.weight for reward in self.config.functions]
+        scores = combine_results(dict(zip(self.config.names, columns, strict=True)), weights, tracebacks=tracebacks)
+        self.pending_notes.extend(
+            f"a reward function failed; equal errors are not shown again: {text}" for text in tracebacks
+        )
+        self.budget.observe(scores)
+        return scores
+
+    def state(self) -> State:
+        return self.budget.state()
+
+    def restore(self, state: State) -> None:
+        self.budget.restore(state)
+
+    def notes(self) -> list[str]:
+        """Tracebacks of the reward functions' errors, each distinct one once."""
+        notes, self.pending_notes = self.pending_notes, []
+        return notes
+
+    def close(self) -> None:
+        """End processes and requests; scores not gathered by now are lost."""
+        for _, member in self.members:
+            member.close()
+
+
+def reward_batch(answers: Sequence[ScorerInput]) -> RewardBatch:
+    """The answers to one prompt, as functions and servers are sent them."""
+    chat = not isinstance(answers[0].prompt, str)
+    return RewardBatch(
+        prompts=[answer.prompt for answer in answers],
+        completions=[[{"role": "assistant", "content": one.text}] if chat else one.text for one in answers],
+        columns={name: [answer.columns[name] for answer in answers] for name in answers[0].columns},
+        groups=[0] * len(answers),  # all answers have the same prompt
+        conversation={
+            "messages": [list(answer.messages) for answer in answers],
+            "tokens": [answer.tokens for answer in answers],
+        },
+        ids=[answer.id for answer in answers],
+        turns=[answer.turns for answer in answers],
+    )
