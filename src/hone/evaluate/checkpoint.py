@@ -109,6 +109,11 @@ def evaluate_server(
     if run is None or is_control(policy):
         raise ConfigError(f"{policy}: --server needs the run of a language model")
     config = _evaluation_config(run, problems=problems, seed=seed)
+    if config.rewards.has_model:
+        raise ConfigError(
+            f"{run}: evaluation.rewards has a reward model, which scores token ids, and --server gets text; serve the "
+            'reward model as kind = "server", or leave --server out'
+        )
     tokenizer, context = open_tokenizer(ModelSource(path=str(policy)))
     key_from = SERVER_KEY if SERVER_KEY in os.environ else None
     client = OpenAiClient(HttpClient(ServerAddress(url=url, api_key_env=key_from)), model=model, seed=seed)

@@ -111,6 +111,11 @@ class RewardsConfig(Config):
         """The rewards that run in worker processes."""
         return [reward for reward in self.functions if isinstance(reward, RewardFunction)]
 
+    @property
+    def has_model(self) -> bool:
+        """Whether a reward scores the policy's token ids, and so needs its tokenizer."""
+        return any(isinstance(reward, RewardModel) for reward in self.functions)
+
 
 def unique_names(names: Sequence[str]) -> tuple[str, ...]:
     """Names made unique: a, b, a#2."""

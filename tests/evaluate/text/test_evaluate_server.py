@@ -13,8 +13,10 @@ from hone.engine.clients.http import HttpClient, ServerAddress
 from hone.engine.clients.openai import OpenAiClient
 from hone.envs.text.task import TaskConfig
 from hone.evaluate import checkpoint
+from hone.evaluate.text.reward_members import reward_scorer
 from hone.evaluate.text.server import decode_bytes, evaluate_text_server
 from hone.evaluate.text.text_eval import EvaluationConfig, prepare_evaluation
+from hone.models.language.scalar_head import ScalarHeadModel
 from hone.models.language.tokenizers import character_tokenizer
 from hone.rewards.config import RewardFunction, RewardsConfig
 
@@ -47,6 +49,10 @@ def client():
     server.server_close()
 
 
+def no_model(path: str, weights: str) -> ScalarHeadModel:
+    raise AssertionError(f"{path} {weights}")
+
+
 def test_answers_are_scored_and_none_is_lost(client, tmp_path: Path) -> None:
     rows = [{"prompt": prompt, "answer": answer} for prompt, answer in zip(ANSWERS, "2468", strict=True)]
     (tmp_path / "held.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -56,7 +62,9 @@ def test_answers_are_scored_and_none_is_lost(client, tmp_path: Path) -> None:
         rewards=RewardsConfig(functions=[RewardFunction(use=f"{tmp_path / 'score.py'}:right")], workers=1),
         max_tokens=4,
     )
-    exam = prepare_evaluation(config, character_tokenizer(["0123456789+="]), context=64)
+    exam = prepare_evaluation(
+        config, character_tokenizer(["0123456789+="]), context=64, scorer=reward_scorer(config.rewards, load=no_model)
+    )
     try:
         judged = evaluate_text_server(exam, client)
     finally:
@@ -87,5 +95,9 @@ def test_a_run_asks_a_server_its_own_questions(client, tmp_path: Path, monkeypat
     assert "evaluated teacher at http://127.0.0.1" in found.notes[0]
     two = checkpoint.evaluate_server(tmp_path, run=tmp_path, url=client.link.url, model="teacher", problems=2, seed=0)
     assert two.scores["eval/answered"] == 2.0 and two.scores["eval/score"] == 0.5
+    model = RewardsConfig.model_validate({"functions": [{"kind": "model", "path": "anywhere"}]})
+    config = config.model_copy(update={"rewards": model})
+    with pytest.raises(ConfigError, match="scores token ids, and --server gets text"):
+        checkpoint.evaluate_server(tmp_path, run=tmp_path, url=client.link.url, model="teacher", problems=2, seed=0)
     with pytest.raises(ConfigError, match="--server needs the run of a language model"):
         checkpoint.evaluate_server(tmp_path, run=None, url=client.link.url, model="", problems=4, seed=0)

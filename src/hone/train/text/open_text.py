@@ -15,7 +15,7 @@ from hone.evaluate.text.text_eval import EvaluationConfig, TextEvaluation, prepa
 from hone.models.language.scalar_head import ScalarHeadModel
 from hone.models.language.token_policy import TokenPolicy
 from hone.models.language.tokenizers import Tokenizer
-from hone.rewards.config import RewardModel, RewardsConfig
+from hone.rewards.config import RewardsConfig
 from hone.rewards.scorer import RewardScorer
 from hone.train.config import RunConfig
 from hone.train.job import OpenedRun, TrainingJob, opened_run
@@ -121,11 +121,11 @@ def open_text(inputs: TextInputs[T]) -> list[str]:
         checks["evaluation"] = partial(_held_out_warnings, inputs)
         if known:
             checks["asked"] = lambda: [] if inputs.evaluation is None else inputs.evaluation.warnings
-        if known or not _has_reward_model(inputs.evaluation_config.rewards):
+        if known or not inputs.evaluation_config.rewards.has_model:
             checks["judged by"] = partial(_check_evaluation_rewards, inputs)
     for path in inputs.other_policies:
         checks[path] = partial(_policy_warnings, path)
-    if inputs.rewards is not None and (known or not _has_reward_model(inputs.rewards)):
+    if inputs.rewards is not None and (known or not inputs.rewards.has_model):
         checks["rewards"] = partial(_check_rewards, inputs)
     with contextlib.ExitStack() as on_fault:
         on_fault.callback(inputs.close)
@@ -150,11 +150,6 @@ def _policy_warnings(path: str) -> list[str]:
     """None; raises DataError where the policy's folder cannot be read."""
     open_tokenizer(ModelSource(path=path))
     return []
-
-
-def _has_reward_model(config: RewardsConfig) -> bool:
-    """Whether a reward is compared with the policy's tokenizer before it can be used."""
-    return any(isinstance(reward, RewardModel) for reward in config.functions)
 
 
 def _check_rewards(inputs: TextInputs[T]) -> list[str]:
