@@ -1,4 +1,4 @@
-"""Value-based control: what the family reaches on CartPole, and how fast DQN is beside Stable-Baselines3.
+"""Value-based control: scores of the family on CartPole, and the speed of DQN beside Stable-Baselines3.
 
     python benchmarks/values.py             ten seeds of DQN and Rainbow and the speed pairs, half an hour on two cores
     python benchmarks/values.py --quick     one seed and short runs, under a minute: decides nothing
@@ -6,11 +6,11 @@
     python benchmarks/values.py --only dqn      one part: speed, dqn, rainbow
     python benchmarks/values.py --only family   three seeds of each other member, half an hour
 
-Every run has its recipe's default settings and 50,000 steps of the world; what is judged is the policy that it ends
-with, greedily, over 100 episodes. Speeds are steps of the world per second of the process's own CPU time at rl-zoo's
-settings for CartPole (128 updates of 64 transitions after every 256 steps, 256x256, slow copy per turn), medians of
-interleaved repetitions, and the median of the ratios pair by pair; warm-up and first turn are left out. The peer runs
-in `benchmarks/.peers/sb3`. Ends with one JSON line per row, and rewrites its tables in `benchmarks/RESULTS.md`.
+Every run has its recipe's default settings and 50,000 environment steps; the final greedy policy is evaluated over 100
+episodes. Speeds are environment steps per second of the process's own CPU time at rl-zoo's settings for CartPole (128
+updates of 64 transitions after every 256 steps, 256x256, target network copied per iteration): medians of interleaved
+repetitions, and the median of the paired ratios, without warm-up and first iteration. The peer runs in
+`benchmarks/.peers/sb3`. Ends with one JSON line per row, and rewrites its tables in `benchmarks/RESULTS.md`.
 """
 
 import argparse
