@@ -17,8 +17,8 @@ from hone.recipes.data_parallel_check import gradients_over_ranks
 from hone.store.certificate import GradientCertificate, read_certificate
 from hone.store.folder import open_run
 from hone.train.config import RunConfig
+from hone.train.invariance import check
 from hone.train.invariance.check import GradientProbe, build_certificate
-from hone.train.runner import run as driver
 
 
 @pytest.fixture
@@ -56,7 +56,7 @@ def test_a_loss_that_fails_is_told_of_and_trained_by(
         first, *_ = build_certificate(found, recipe=recipe, config_hash=config_hash).checks
         return GradientCertificate(recipe="", config_hash="", batch="", checks=(replace(first, relative=1.0),))
 
-    monkeypatch.setattr(driver, "build_certificate", spoilt)
+    monkeypatch.setattr(check, "build_certificate", spoilt)
     assert tiny_runs.hone("train", "sft.toml", "steps=1") == 0
     log = (folder / "runs" / "tiny" / "log.txt").read_text(encoding="utf-8")
     assert "WARNING the gradient depends on the split of a batch: prefixes not shared" in log

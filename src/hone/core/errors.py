@@ -46,6 +46,10 @@ class ResourceError(HoneError):
     exit_code = 5
 
 
+class LostResourceError(ResourceError):
+    """A run lost what it cannot go on without, such as its environments; a checkpoint saved now can be resumed."""
+
+
 class DivergedError(HoneError):
     """Training produced non-finite numbers; the update was skipped, and the data were saved for diagnosis."""
 

@@ -6,17 +6,16 @@ loss, credit, aggregation and corrections are the config's own.
 
 import json
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from pydantic import ValidationError
 
+from hone.core.config import Config
 from hone.core.errors import DataError
-from hone.envs.text.task import TaskConfig
 from hone.evaluate.checkpoint import config_tree
 from hone.evaluate.text.open_policy import ModelSource, policy_folder
-from hone.evaluate.text.text_eval import EvaluationConfig
 from hone.models.language.hf_checkpoint import read_config
 from hone.models.language.init import new_model
 from hone.models.language.token_policy import TokenPolicy
@@ -34,7 +33,7 @@ from hone.train.invariance.check import (
 )
 from hone.train.invariance.probe import shrunken_model_config, shrunken_new_model
 from hone.train.runner.run import prepare_device
-from hone.train.text.open_text import STAGE_PREFIX
+from hone.train.text.open_text import STAGE_PREFIX, LanguageRunConfig
 
 C = TypeVar("C", bound=RunConfig)
 
@@ -74,15 +73,11 @@ def certify(config: RunConfig, *, config_hash: str) -> GradientCertificate | Non
 def scaled_down_config(config: C, folder: Path) -> C:
     """Reduce a config to one CPU thread, a small model of the same family (saved in `folder` if needed) and no
     evaluation of text."""
-    parts: Mapping[str, Any] = vars(config)
-    changes: dict[str, Any] = {"run": config.run.model_copy(update={"device": "cpu", "threads": 1})}
-    model, task = parts.get("model"), parts.get("task")
-    if isinstance(model, ModelSource):
-        changes["model"] = _scaled_down_source(model, folder)
-    if isinstance(task, TaskConfig) and task.is_generated:
-        changes["task"] = task.model_copy(update={"size": min(task.size, TASK_EXAMPLES)})
-    if isinstance(parts.get("evaluation"), EvaluationConfig):
-        changes["evaluation"] = None
+    changes: dict[str, Config | None] = {"run": config.run.model_copy(update={"device": "cpu", "threads": 1})}
+    if isinstance(config, LanguageRunConfig):
+        changes |= {"model": _scaled_down_source(config.model, folder), "evaluation": None}
+        if config.task.is_generated:
+            changes["task"] = config.task.model_copy(update={"size": min(config.task.size, TASK_EXAMPLES)})
     return config.model_copy(update=changes)
 
 
@@ -101,8 +96,8 @@ def with_stage_models(configs: Sequence[C]) -> list[C]:
     models: dict[str, ModelSource] = {}
     found: list[C] = []
     for config in configs:
-        model = vars(config).get("model")
-        if isinstance(model, ModelSource):
+        if isinstance(config, LanguageRunConfig):
+            model = config.model
             origin = models.get((model.path or "").removeprefix(STAGE_PREFIX))
             if origin is not None and model.path is not None and model.path.startswith(STAGE_PREFIX):
                 model = origin

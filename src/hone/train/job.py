@@ -7,12 +7,14 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
+from hone.core.clock import Clock
 from hone.core.config import Config
 from hone.core.credit import Credits, Metrics
 from hone.core.episodes import Episodes
 from hone.estimators.means import Estimate
 from hone.store.answers import AnswerRow
 from hone.store.samples import SampleRow
+from hone.store.speed import MatmulRate
 from hone.train.config import RunConfig
 from hone.train.loop import Recipe
 
@@ -58,6 +60,8 @@ class TrainingJob(Generic[P]):
     """Steps between evaluations; 0: at the end only."""
     dataset_fingerprint: str | None = None
     """Fingerprint of the dataset; a resume with another one is refused."""
+    measure_matmuls: Callable[[Clock], MatmulRate] | None = None
+    """Measures the rate of matrix products in the policy's type and place; None: its work is not counted."""
     warnings: Sequence[str] = ()
     pop_notices: Callable[[], Sequence[str]] = no_notices
     """Returns notices for the user since the last call; called after every step."""

@@ -1,6 +1,7 @@
 """Work and speed: operations counted from shapes, against torch's own counter; a rate; what is said at the end."""
 
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 import pytest
@@ -24,9 +25,9 @@ from hone.store.speed import read_matmul_rate
 from hone.train.learner.config import LearnerConfig
 from hone.train.runner import summary as closing_module
 from hone.train.runner.summary import closing_lines
-from hone.train.runner.throughput import matmul_rate
 from hone.train.text.flops import forward_flops, layer_parameters, token_compute_cost
 from hone.train.text.learners import token_learner
+from hone.train.text.matmul_rate import matmul_rate
 from hone.train.text.rows import TokenLayout
 
 CONFIG = ModelConfig(
@@ -119,7 +120,7 @@ def test_the_learner_tells_its_tokens_however_they_are_cut(policy, budget):
 
 
 def test_the_machines_rate(policy):
-    found = matmul_rate(policy, clock=SystemClock(), seconds_s=0.0)
+    found = matmul_rate(policy, SystemClock(), seconds_s=0.0)
     assert (found.dtype, found.device, found.threads) == ("float32", "cpu", torch.get_num_threads())
     assert 1e8 < found.matmul_flops_per_s < 1e14
 
@@ -135,7 +136,7 @@ def folder(tmp_path):
 
 
 def test_what_is_said_at_the_end(policy, folder):
-    slowest, speed = closing_lines(folder, policy, SystemClock())
+    slowest, speed = closing_lines(folder, partial(matmul_rate, policy), SystemClock())
     assert slowest == "The bottleneck is the learner's update (update): 75% of a step, 3.0 s of 4.0 s."
     assert speed.startswith("updates computed at 1 GFLOP/s, ") and "multiplies float32 matrices" in speed
     rate = read_matmul_rate(folder.path)
@@ -143,7 +144,7 @@ def test_what_is_said_at_the_end(policy, folder):
 
 
 def test_a_policy_that_is_no_language_model_has_no_speed(folder):
-    assert len(closing_lines(folder, object(), SystemClock())) == 1
+    assert len(closing_lines(folder, None, SystemClock())) == 1
     assert read_matmul_rate(folder.path) is None
 
 
@@ -152,5 +153,5 @@ def test_a_finished_run_does_not_fail_for_want_of_a_figure(policy, folder, monke
         raise ResourceError("the disk is full")
 
     monkeypatch.setattr(closing_module, "write_matmul_rate", full)
-    assert closing_lines(folder, policy, SystemClock()) == []
+    assert closing_lines(folder, partial(matmul_rate, policy), SystemClock()) == []
     assert "no figures of speed: the disk is full" in folder.log_path.read_text()

@@ -265,11 +265,19 @@ def train_one(stage: PlannedRun, *, root: Path, resume: bool, progress: "Progres
 
 def run_request(stage: PlannedRun, *, root: Path, resume: bool) -> "RunRequest":
     """Request for `hone.train.runner.run.run`, from a planned run."""
-    from hone.train.runner.run import RunRequest  # noqa: PLC0415 - as above
+    from hone.train.invariance.check import certify_job  # noqa: PLC0415 - as above
+    from hone.train.runner.run import RunRequest  # noqa: PLC0415
 
     resolved, opened = stage.resolved, stage.opened
     build = stage.spec.build if opened is None else opened.build
-    return RunRequest(config=resolved.config, settings=resolved.settings(), build=build, root=root, resume=resume)
+    return RunRequest(
+        config=resolved.config,
+        settings=resolved.settings(),
+        build=build,
+        root=root,
+        resume=resume,
+        certify=certify_job,
+    )
 
 
 def train_pipeline(

@@ -6,11 +6,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from hone.core.errors import ResourceError
+from hone.core.errors import LostResourceError
 from hone.core.state import State, array, integer
 
 
-class LostTooOftenError(ResourceError):
+class LostTooOftenError(LostResourceError):
     """Environments took their processes down more often than `env.faults_allowed`."""
 
 

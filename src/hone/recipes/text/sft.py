@@ -13,19 +13,17 @@ from hone.credit.returns import reward_as_advantage
 from hone.envs.text.dataset import ExampleDataset
 from hone.envs.text.task import TaskConfig
 from hone.envs.text.world import supervised_episodes
-from hone.evaluate.text.open_policy import ModelSource
-from hone.evaluate.text.text_eval import EvaluationConfig
 from hone.models.language.token_policy import TokenPolicy
 from hone.models.language.tokenizers import Tokenizer
 from hone.objectives.terms import LossTerms
 from hone.objectives.weights import token_mean
-from hone.train.config import RunConfig
 from hone.train.job import OpenedRun, RecipeParts, RecipeSpec, TrainingJob
 from hone.train.learner.config import LearnerConfig, require_master_weights, require_whole_minibatches
 from hone.train.loop import Recipe
 from hone.train.sources.logged import LogSource
 from hone.train.text.learners import evaluate_policy, token_learner
-from hone.train.text.open_text import TextInputs, opened_text_run
+from hone.train.text.matmul_rate import matmul_rate
+from hone.train.text.open_text import LanguageRunConfig, TextInputs, opened_text_run
 from hone.train.text.rows import TokenBatch, TokenLayout
 from hone.train.text.samples import answer_rows
 from hone.train.text.sft_data import SolutionConfig, Tokens, encode_examples, solved_examples
@@ -34,11 +32,9 @@ ExampleTokens: TypeAlias = tuple[list[Tokens], list[Tokens]]
 """Prompts and completions as tokens."""
 
 
-class SftConfig(RunConfig):
+class SftConfig(LanguageRunConfig):
     """Supervised fine-tuning of a language model."""
 
-    model: ModelSource
-    """The policy to start from."""
     task: TaskConfig
     """Prompts with completions; a task without completions needs `solution`."""
     solution: SolutionConfig | None = None
@@ -47,8 +43,6 @@ class SftConfig(RunConfig):
     """Examples per step."""
     learner: LearnerConfig
     """The optimizer."""
-    evaluation: EvaluationConfig | None = None
-    """Held-out prompts, evaluated during training and at the end."""
 
     @model_validator(mode="after")
     def _parts_fit(self) -> "SftConfig":
@@ -90,6 +84,7 @@ def build(config: SftConfig, inputs: TextInputs[ExampleTokens]) -> TrainingJob[T
         evaluate=None if exam is None else partial(evaluate_policy, exam, policy),
         evaluate_every=0 if config.evaluation is None else config.evaluation.every,
         dataset_fingerprint=examples.fingerprint,
+        measure_matmuls=partial(matmul_rate, policy),
         warnings=[*examples.warnings, *notes, *policy.decoder.notes(), *([] if exam is None else exam.warnings)],
     )
 

@@ -23,7 +23,6 @@ from hone.core.reduction import ONE_PROCESS
 from hone.models.control.actor_critic import ControlPolicy
 from hone.models.language.token_policy import TokenPolicy
 from hone.objectives.terms import LossTerms
-from hone.rewards.config import RewardsConfig
 from hone.store.certificate import GradientCertificate, GradientCheck
 from hone.train.config import RunConfig
 from hone.train.invariance.probe import (
@@ -40,7 +39,7 @@ from hone.train.job import TrainingJob
 from hone.train.learner.gradient import GradientLearner, TrainingRows, micro_batches
 from hone.train.sources.logged import LogSource
 from hone.train.sources.replay import ReplaySource
-from hone.train.text.rollout_config import RolloutConfig
+from hone.train.text.rl_job import TextRunConfig
 from hone.train.text.rows import TokenBatch, TokenRows
 
 RANDOM_BUDGETS = 3
@@ -127,15 +126,13 @@ def job_gradient_probes(
 
 
 def _answer_shape(job: TrainingJob[Any], config: RunConfig, *, quick: bool) -> AnswerShape:
-    parts = vars(config)
-    rollout, rewards = parts.get("rollout"), parts.get("rewards")
-    if not isinstance(rollout, RolloutConfig):
+    if not isinstance(config, TextRunConfig):
         return AnswerShape(from_log=isinstance(job.recipe.source, LogSource))
-    samples = rollout.samples_per_prompt
+    samples = config.rollout.samples_per_prompt
     return AnswerShape(
         group_size=min(samples, QUICK_GROUP_SIZE) if quick else samples,
-        max_tokens=rollout.max_tokens,
-        reward_functions=len(rewards.functions) if isinstance(rewards, RewardsConfig) else 1,
+        max_tokens=config.rollout.max_tokens,
+        reward_functions=len(config.rewards.functions),
     )
 
 
@@ -218,6 +215,13 @@ def _with_nan_hidden_states(objective: Callable[[Any, Any], LossTerms]) -> Calla
 def check_prefix(trial: GradientProbe, among: Sequence[GradientProbe]) -> str:
     """Prefix of a check's name, if the learner has several phases."""
     return f"{trial.name}: " if len(among) > 1 else ""
+
+
+def certify_job(job: TrainingJob[Any], config: RunConfig, config_hash: str) -> GradientCertificate | None:
+    """Certificate of a job's loss on synthetic credit, which leaves the job as it is; None without a gradient
+    learner."""
+    probes = job_gradient_probes(job, config, own_credit=False)
+    return build_certificate(probes, recipe=config.recipe, config_hash=config_hash) if probes else None
 
 
 def build_certificate(

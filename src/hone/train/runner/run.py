@@ -16,19 +16,17 @@ import torch
 from hone import __version__
 from hone.core.clock import Clock, SystemClock
 from hone.core.episode_state import pack_episodes
-from hone.core.errors import DivergedError, HoneError, ResourceError, UserCodeError
+from hone.core.errors import DivergedError, HoneError, LostResourceError, ResourceError, UserCodeError
 from hone.core.state import State, integer, substate
-from hone.envs.gym.fault_budget import LostTooOftenError
 from hone.native.memory import keep_freed_memory
 from hone.report.run_page import write_report
-from hone.store.certificate import CERTIFICATE, write_certificate
+from hone.store.certificate import CERTIFICATE, GradientCertificate, write_certificate
 from hone.store.checkpoints import CheckpointFolder
 from hone.store.codec import write_state
 from hone.store.folder import RunFolder, check_run, create_run, resume_run
 from hone.store.manifest import ConfigSetting, RunMetadata, config_hash
 from hone.store.metrics import open_metrics
 from hone.train.config import RunConfig
-from hone.train.invariance.check import build_certificate, job_gradient_probes
 from hone.train.job import TrainingJob
 from hone.train.loop import train
 from hone.train.runner.reporter import ProgressDisplay, RunReporter
@@ -62,6 +60,8 @@ class RunRequest:
     root: Path
     """The folder of all runs."""
     resume: bool = False
+    certify: Callable[[TrainingJob[Any], RunConfig, str], GradientCertificate | None] | None = None
+    """Job, its config and the config's hash -> the certificate of the loss; None: the loss is not examined."""
 
 
 def run(request: RunRequest, *, progress: ProgressDisplay, clock: Clock | None = None) -> RunFolder:
@@ -91,7 +91,7 @@ def run(request: RunRequest, *, progress: ProgressDisplay, clock: Clock | None =
             _certify(request, job, folder, progress)
             _train(request, job, folder, progress, stop, clock)
             folder.log(f"finished step {config.steps}")
-            for line in closing_lines(folder, job.recipe.learner.policy, clock):
+            for line in closing_lines(folder, job.measure_matmuls, clock):
                 folder.log(line)
                 progress.note(line)
             write_report(folder.path)
@@ -139,15 +139,14 @@ def _open_folder(order: RunRequest, facts: RunMetadata, clock: Clock, need_bytes
 
 def _certify(order: RunRequest, job: TrainingJob[Any], folder: RunFolder, progress: ProgressDisplay) -> None:
     """Keep with the run what its loss does when a batch is cut up; a loss that fails is told of, and trained by."""
-    if order.resume or not order.config.run.certify:
+    if order.certify is None or order.resume or not order.config.run.certify:
         return
     try:
-        found = job_gradient_probes(job, order.config, own_credit=False)
-        if not found:
-            return
-        kept = build_certificate(found, recipe=order.config.recipe, config_hash=config_hash(order.settings))
+        kept = order.certify(job, order.config, config_hash(order.settings))
     except HoneError as fault:
         folder.log(f"no certificate of the loss: {fault}", level="WARNING")
+        return
+    if kept is None:
         return
     write_certificate(folder.path, kept)
     folder.log(kept.summary(), level="INFO" if kept.passed else "WARNING")
@@ -193,7 +192,7 @@ def _train(
     except DivergedError as fault:
         place = _save_divergence(job, folder, watch)
         raise DivergedError(*fault.messages, f"the batch and the weights are in {place}") from fault
-    except LostTooOftenError:
+    except LostResourceError:
         reporter.report_notices()
         if reporter.last_step:
             reporter.save(reporter.last_step)  # whole but for the running episodes, which begin anew

@@ -25,6 +25,17 @@ STAGE_PREFIX = "stage:"
 T = TypeVar("T")
 
 
+class LanguageRunConfig(RunConfig):
+    """A language model to train on a task."""
+
+    model: ModelSource
+    """The policy to start from."""
+    task: TaskConfig
+    """The prompts."""
+    evaluation: EvaluationConfig | None = None
+    """Held-out prompts, evaluated during training and at the end."""
+
+
 @dataclass(kw_only=True)
 class TextInputs(Generic[T]):
     """What a text run reads and starts before its model is loaded; each input is opened when it is first asked for."""

@@ -17,7 +17,6 @@ from hone.core.episodes import Episodes
 from hone.core.state import Stateful
 from hone.engine.clients.config import ServerEngine
 from hone.envs.text.dataset import ExampleDataset
-from hone.envs.text.task import TaskConfig
 from hone.envs.text.world import Prompt, TextWorld
 from hone.evaluate.text.engine_actor import (
     EngineActor,
@@ -26,13 +25,11 @@ from hone.evaluate.text.engine_actor import (
     make_engine,
     make_prompts,
 )
-from hone.evaluate.text.open_policy import ModelSource, open_policy
-from hone.evaluate.text.text_eval import EvaluationConfig
+from hone.evaluate.text.open_policy import open_policy
 from hone.models.language.token_policy import TokenPolicy
 from hone.models.language.tokenizers import Tokenizer
 from hone.rewards.config import RewardsConfig
 from hone.rewards.scorer import RewardScorer
-from hone.train.config import RunConfig
 from hone.train.job import OpenedRun, RecipeParts, RecipeSpec, TrainingJob
 from hone.train.learner.config import require_master_weights, require_whole_minibatches
 from hone.train.learner.gradient import GradientLearner
@@ -50,7 +47,8 @@ from hone.train.text.loss import (
     resolve_correction,
     resolve_denominator,
 )
-from hone.train.text.open_text import TextInputs, opened_text_run
+from hone.train.text.matmul_rate import matmul_rate
+from hone.train.text.open_text import LanguageRunConfig, TextInputs, opened_text_run
 from hone.train.text.reference_policies import TextPolicies
 from hone.train.text.rollout_config import RolloutConfig
 from hone.train.text.rows import TokenBatch, TokenLayout
@@ -59,22 +57,16 @@ from hone.train.text.samples import answer_metrics, answer_rows, reward_metrics
 TextCredit = Callable[[Episodes, Values], Credits]
 
 
-class TextRunConfig(RunConfig):
+class TextRunConfig(LanguageRunConfig):
     """Config shared by the recipes that learn from scored answers, with any kind of update."""
 
     requires: ClassVar[Sequence[Callable[..., None]]] = ()
     """What a recipe asks of its config beyond the types; each raises ValueError, naming the keys."""
 
-    model: ModelSource
-    """The policy to start from."""
-    task: TaskConfig
-    """The prompts."""
     rewards: RewardsConfig
     """Reward functions and the processes that run them."""
     rollout: RolloutConfig
     """Generation of the answers."""
-    evaluation: EvaluationConfig | None = None
-    """Held-out prompts, evaluated during training and at the end."""
 
     @model_validator(mode="after")
     def _check_rollout(self) -> "TextRunConfig":
@@ -216,6 +208,7 @@ def text_job(
         evaluate=None if exam is None else partial(evaluate_policy, exam, policy),
         evaluate_every=0 if config.evaluation is None else config.evaluation.every,
         dataset_fingerprint=examples.fingerprint,
+        measure_matmuls=partial(matmul_rate, policy),
         warnings=[
             *examples.warnings,
             *notes,

@@ -14,7 +14,7 @@ MATMUL_MEASURE_S: Final = 0.1
 _MATMUL_SIZE: Final = {"cpu": 1024, "cuda": 8192}
 
 
-def matmul_rate(policy: TokenPolicy, *, clock: Clock, seconds_s: float = MATMUL_MEASURE_S) -> MatmulRate:
+def matmul_rate(policy: TokenPolicy, clock: Clock, *, seconds_s: float = MATMUL_MEASURE_S) -> MatmulRate:
     """What products of large square matrices reach, where and in what the policy computes: the best of those that fit
     in `seconds_s`, three at least."""
     device, dtype = policy.decoder.device, policy.decoder.compute
