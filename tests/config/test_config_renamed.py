@@ -1,11 +1,12 @@
 """Old names of keys: read through every door, with one note, never beside the present name."""
 
 from pathlib import Path
+from typing import Annotated, Literal
 
 import pytest
-from pydantic import ValidationError
+from pydantic import Field, ValidationError
 
-from hone.config.resolve import load
+from hone.config.resolve import load, read_document, resolve
 from hone.core.config import RENAMED_KEYS, Config, current_key, readable_keys
 from hone.core.errors import ConfigError
 from hone.store.manifest import ConfigSetting, config_diff
@@ -20,6 +21,21 @@ class Recipe(Config):
     learner: Learner = Learner(lr=0.5)
     max_staleness: int | Learner = 0
     kwargs: dict[str, float] = {}
+
+
+class Greedy(Config):
+    kind: Literal["epsilon_greedy"] = "epsilon_greedy"
+    start: float = 1.0
+
+
+class Softmax(Config):
+    kind: Literal["softmax"] = "softmax"
+
+
+class Explorer(Config):
+    exploration: Annotated[Greedy | Softmax, Field(discriminator="kind")] = Greedy(start=0.5)
+    other: Annotated[Greedy | Softmax, Field(discriminator="kind")] = Softmax()
+    kwargs: dict[str, str] = {}
 
 
 def resolved(folder: Path, text: str, *overrides: str) -> tuple[Recipe, dict[str, str]]:
@@ -65,6 +81,23 @@ def test_a_saved_run_is_compared_under_the_present_names() -> None:
     old, new = {"learner.decay": ConfigSetting(value="a")}, {"learner.lr_decay": ConfigSetting(value="b")}
     assert config_diff(old, new) == ['learner.lr_decay: "a" -> "b"']
     assert config_diff(old, {"learner.lr_decay": ConfigSetting(value="a")}) == []
+
+
+def test_an_alternative_goes_by_its_present_name(tmp_path: Path) -> None:
+    """Through Python, a saved run and a file; in a table of the user's own nothing is renamed."""
+    given = {"exploration": {"kind": "epsilon"}, "other": {"kind": "epsilon"}, "kwargs": {"kind": "epsilon"}}
+    found = Explorer.model_validate(given)
+    assert (found.exploration, found.other) == (Greedy(start=0.5), Greedy())
+    assert found.kwargs == {"kind": "epsilon"}
+    (tmp_path / "a.toml").write_text('[other]\nkind = "epsilon"\n[kwargs]\nkind = "epsilon"\n', encoding="utf-8")
+    document = read_document(tmp_path / "a.toml", ())
+    config = resolve(Explorer, document).config
+    assert (config.other, config.kwargs) == (Greedy(), {"kind": "epsilon"})
+    assert document.notes == ['other.kind = "epsilon" is now "epsilon_greedy"; the old name is read until 0.3']
+    with pytest.raises(ConfigError, match="kind"):
+        load(Explorer, tmp_path / "a.toml", ("other.kind=epsilons",))
+    old, new = {"other.kind": ConfigSetting(value="epsilon")}, {"other.kind": ConfigSetting(value="epsilon_greedy")}
+    assert config_diff(old, new) == []
 
 
 def test_no_name_is_old_and_present_in_one_table() -> None:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import TypeAlias, cast
 
 from hone.config.toml import KeyPath, TomlFile
-from hone.core.config import OLD_NAMES_UNTIL, current_key
+from hone.core.config import OLD_NAMES_UNTIL, current_key, current_tag
 from hone.core.errors import ConfigError, ErrorCollector
 
 COMMAND_LINE = "command line"
@@ -157,6 +157,12 @@ class ConfigDocument:
                     for path, source in self.sources.items()
                 }
             child = table[new]
+            if new == "kind" and current_tag(child) != child and (*prefix, new) in known:
+                table[new] = current_tag(child)
+                key = dotted((*place, new))
+                self.notes.append(
+                    f'{key} = "{child}" is now "{table[new]}"; the old name is read until {OLD_NAMES_UNTIL}'
+                )
             if isinstance(child, dict):
                 self.rename_keys(cast("dict[str, object]", child), (*place, new), known, (*prefix, new))
 

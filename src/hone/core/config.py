@@ -43,6 +43,8 @@ RENAMED_KEYS: Mapping[str, tuple[str, ...]] = {
 }
 """Old name of a key -> its present names in the tables that have it. Old names are still read: in files, on the command
 line, in saved runs and in Python."""
+RENAMED_TAGS: Mapping[str, str] = {"epsilon": "epsilon_greedy"}
+"""Old name of an alternative of a tagged union -> its present name."""
 OLD_NAMES_UNTIL = "0.3"
 """The version of hone that no longer reads them."""
 
@@ -79,8 +81,7 @@ def fill_defaults(
             if default is not None:
                 filled[name] = inherited
         elif isinstance(given, dict) and isinstance(inherited, BaseModel):
-            field = model.model_fields[name]
-            tag = str(field.discriminator) if field.discriminator else _tag(field.annotation)
+            tag = _tag_of(model.model_fields[name])
             own = {tag: dict(inherited)[tag]} if tag is not None else {}
             wanted = {**own, **cast("dict[str, object]", given)}
             if wanted.items() >= own.items():  # nobody names another member
@@ -94,7 +95,20 @@ def with_current_names(model: type[BaseModel], values: Mapping[str, object]) -> 
     for old, new in current.items():
         if old != new and new in values:
             raise ValueError(f"{old} is the old name of {new}: give only {new}")
-    return {str(current[key]): value for key, value in values.items()}
+    return {str(current[key]): with_current_tag(model, str(current[key]), value) for key, value in values.items()}
+
+
+def with_current_tag(model: type[BaseModel], name: str, value: object) -> object:
+    """The value of a field; of a table that selects an alternative by its old name, with the present one."""
+    tag = None if name not in model.model_fields else _tag_of(model.model_fields[name])
+    if tag is None or not isinstance(value, dict):
+        return value
+    return {key: current_tag(item) if key == tag else item for key, item in cast("dict[str, object]", value).items()}
+
+
+def current_tag(value: object) -> object:
+    """The present name of an alternative of a tagged union; any other value as it is."""
+    return RENAMED_TAGS.get(value, value) if isinstance(value, str) else value
 
 
 def current_key(path: tuple[str | int, ...], known: Container[tuple[str | int, ...]]) -> tuple[str | int, ...]:
@@ -120,6 +134,10 @@ def _inherited(model: type[BaseModel], default: BaseModel | None) -> dict[str, o
         for name, info in model.model_fields.items()
         if isinstance(info.default, BaseModel) or info.default_factory is not None
     }
+
+
+def _tag_of(field: FieldInfo) -> str | None:
+    return str(field.discriminator) if field.discriminator else _tag(field.annotation)
 
 
 def _tag(annotation: object) -> str | None:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
-from hone.core.config import current_key
+from hone.core.config import current_key, current_tag
 from hone.core.errors import DataError
 from hone.store.durable import Json, read_json_object, to_json
 
@@ -92,7 +92,10 @@ def with_current_keys(settings: Mapping[str, V], known: Iterable[str]) -> dict[s
 
 
 def _shown(config: Mapping[str, ConfigSetting], key: str) -> str:
-    return json.dumps(config[key].value) if key in config else "(absent)"
+    if key not in config:
+        return "(absent)"
+    value = config[key].value
+    return json.dumps(current_tag(value) if key.endswith(".kind") else value)
 
 
 def read_config(path: Path) -> dict[str, ConfigSetting]:

@@ -19,7 +19,7 @@ from hone.models.control.numpy_q import NumpyNoisyPolicy
 from hone.models.control.q_networks import DqnPolicy
 from hone.recipes.off_policy import c51, dqn, noisy_dqn
 from hone.recipes.registry import load_recipe
-from hone.train.control.off_policy import ReplayConfig
+from hone.train.control.off_policy import IterationReplayConfig
 from hone.train.control.value_based import (
     LinearBoltzmann,
     LinearEpsilon,
@@ -239,7 +239,7 @@ def test_a_box_of_actions_is_refused(recipe: str) -> None:
 
 
 def test_dead_exploration_is_told_of() -> None:
-    config = small(exploration={"kind": "epsilon", "decay_env_steps": 20})
+    config = small(exploration={"kind": "epsilon_greedy", "decay_env_steps": 20})
     (told,) = dqn.ENTRY.check(config)
     assert "exploration.decay_env_steps = 20" in told and "replay.warmup = 20" in told
     assert list(dqn.ENTRY.check(small())) == []
@@ -303,7 +303,7 @@ def test_defaults_of_a_partial_table_are_the_familys() -> None:
     assert partly.learner == ReplayLearnerConfig(lr=1e-3, max_grad_norm=10.0, updates_per_iteration=8)
     assert config.learner.updates_per_iteration == partly.learner.updates_per_iteration == 8
     assert (config.replay, config.algorithm) == (
-        ReplayConfig(collect=16, batch=64, capacity=100_000, warmup=1000),
+        IterationReplayConfig(),
         dqn.DqnAlgorithm(),
     )
     partly = dqn.DqnConfig.model_validate(

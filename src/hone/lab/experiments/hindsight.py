@@ -9,7 +9,7 @@ from hone.models.control.mlp import MlpConfig
 from hone.recipes.off_policy.her_dqn import ENTRY, HerDqnConfig
 from hone.train.control.hindsight import HindsightConfig
 from hone.train.control.job import ControlEvaluationConfig
-from hone.train.control.off_policy import ReplayConfig
+from hone.train.control.off_policy import IterationReplayConfig
 from hone.train.job import TrainingJob
 from hone.train.learner.config import ReplayLearnerConfig
 
@@ -25,7 +25,7 @@ def make_job(bits: int, share: float, *, seed: int, turns: int) -> TrainingJob[A
             env=GymConfig(id="hone/BitFlip-v0", num_envs=16, kwargs={"bits": bits}),
             network=MlpConfig(hidden=[64], activation="relu"),
             learner=ReplayLearnerConfig(lr=2e-3, updates_per_iteration=4, max_grad_norm=None),
-            replay=ReplayConfig(warmup=500, batch=128, capacity=200_000),
+            replay=IterationReplayConfig(collect=1, warmup=500, batch=128, capacity=200_000),
             hindsight=HindsightConfig(share=share),
             evaluation=ControlEvaluationConfig(episodes=TRIES),
         )

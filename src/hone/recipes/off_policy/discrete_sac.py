@@ -21,8 +21,8 @@ from hone.objectives.terms import LossTerms
 from hone.replay.ring import RingBuffer
 from hone.train.config import RunSettings
 from hone.train.control.off_policy import (
+    IterationReplayConfig,
     OffPolicyMethod,
-    ReplayConfig,
     ReplayRunConfig,
     off_policy_recipe,
     rows_with_noise,
@@ -48,7 +48,7 @@ class DiscreteSacConfig(ReplayRunConfig):
     """Network of the policy, and of each critic."""
     learner: ReplayLearnerConfig = ReplayLearnerConfig(lr=1e-3, max_grad_norm=10.0, updates_per_iteration=32)
     """The optimizers."""
-    replay: ReplayConfig = ReplayConfig(collect=64, batch=64, capacity=100_000, warmup=1000)
+    replay: IterationReplayConfig = IterationReplayConfig(collect=64)  # pyright: ignore[reportIncompatibleVariableOverride] - frozen
     """The replay buffer."""
     algorithm: DiscreteSacAlgorithm = DiscreteSacAlgorithm()
     """Targets and temperature."""

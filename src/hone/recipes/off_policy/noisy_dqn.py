@@ -10,7 +10,7 @@ from pydantic import Field
 from hone.models.control.q_networks import QArchitecture
 from hone.recipes.off_policy.dqn import objective
 from hone.train.config import RunSettings
-from hone.train.control.off_policy import ReplayConfig
+from hone.train.control.off_policy import IterationReplayConfig
 from hone.train.control.value_based import (
     ValueAlgorithm,
     ValueMethod,
@@ -34,7 +34,7 @@ class NoisyDqnConfig(ValueRunConfig):
     """Threads, logging, checkpoints and other settings of the run."""
     learner: ReplayLearnerConfig = ReplayLearnerConfig(lr=3e-4, max_grad_norm=10.0, updates_per_iteration=32)
     """The optimizer."""
-    replay: ReplayConfig = ReplayConfig(collect=64, batch=64, capacity=100_000, warmup=1000)
+    replay: IterationReplayConfig = IterationReplayConfig(collect=64)
     """The replay buffer. An iteration acts by one draw of the weights, so a short one explores little."""
     algorithm: NoisyAlgorithm = NoisyAlgorithm()
     """Discount, target network and noise."""

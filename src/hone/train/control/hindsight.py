@@ -17,7 +17,7 @@ from hone.envs.gym.make import GymConfig, env_factory, runs_isolated
 from hone.replay.hindsight import GoalReached, GoalReward, GoalSpec, HindsightBuffer, Strategy
 from hone.replay.store import EpisodeStore
 from hone.train.control.job import ControlEvaluationConfig
-from hone.train.control.off_policy import ReplayConfig, ReplayRunConfig
+from hone.train.control.off_policy import IterationReplayConfig, ReplayRunConfig
 
 GOAL_SOURCE = "Replay(Live(Gymnasium with goals), Hindsight)"
 """Source of the episodes of these recipes, for people to read."""
@@ -35,7 +35,7 @@ class HindsightConfig(Config):
 class HindsightRunConfig(ReplayRunConfig):
     """Training in Gymnasium environments with goals, on transitions some of which have other goals."""
 
-    replay: ReplayConfig = ReplayConfig(capacity=200_000, warmup=1000)
+    replay: IterationReplayConfig = IterationReplayConfig(collect=1, batch=256, capacity=200_000)  # pyright: ignore[reportIncompatibleVariableOverride] - frozen
     """The replay buffer."""
     hindsight: HindsightConfig = HindsightConfig()
     """Relabelling of goals."""

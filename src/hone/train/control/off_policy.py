@@ -43,16 +43,36 @@ P = TypeVar("P", bound=ControlPolicy)
 
 
 class ReplayConfig(Config):
-    """Replay buffer: its capacity, how much an iteration adds, and the batches that are sampled from it."""
+    """Replay buffer: capacity, batch size and warm-up; updates follow every step of the environments."""
 
-    collect: int = Field(default=1, ge=1)
-    """Steps of each environment per iteration; `learner.updates_per_iteration` updates follow."""
     batch: int = Field(default=256, ge=1)
     """Transitions per update."""
     capacity: int = Field(default=1_000_000, ge=1)
     """Capacity of the replay buffer, transitions."""
     warmup: int = Field(default=100, ge=1)
     """Decisions before the first update; taken at random, except by a policy that draws its own actions."""
+
+    @property
+    def rollout_steps(self) -> int:
+        """Steps of each environment per iteration."""
+        return 1
+
+
+class IterationReplayConfig(ReplayConfig):
+    """Replay buffer: capacity, batch size and steps per iteration; many steps, then many updates."""
+
+    collect: int = Field(default=16, ge=1)
+    """Steps of each environment per iteration; `learner.updates_per_iteration` updates follow."""
+    batch: int = Field(default=64, ge=1)
+    """Transitions per update."""
+    capacity: int = Field(default=100_000, ge=1)
+    """Capacity of the replay buffer, transitions."""
+    warmup: int = Field(default=1000, ge=1)
+    """Decisions before the first update; taken at random, except by a policy that draws its own actions."""
+
+    @property
+    def rollout_steps(self) -> int:
+        return self.collect
 
 
 class OffPolicyRunConfig(RunConfig):
@@ -77,7 +97,7 @@ class ReplayRunConfig(OffPolicyRunConfig):
     @property
     def iteration_steps(self) -> int:
         """Environment steps of an iteration."""
-        return self.replay.collect * self.env.num_envs
+        return self.replay.rollout_steps * self.env.num_envs
 
     def check(self) -> list[str]:
         """Warnings about the numbers. Raises ConfigError for an environment that the algorithm cannot learn in."""
@@ -187,7 +207,7 @@ def open_off_policy(
 
     warnings = config.check()
     require = accept_spaces if continuous else require_finite_actions
-    steps = config.replay.collect
+    steps = config.replay.rollout_steps
     opened = open_gym_run(config, config.env, steps=steps, build=build, require=require, squashed=continuous)
     return replace(opened, warnings=[*opened.warnings, *warnings])
 

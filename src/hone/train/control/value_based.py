@@ -24,8 +24,8 @@ from hone.replay.priority import PriorityParams
 from hone.train.config import RunSettings
 from hone.train.control.experts import DemonstrationsConfig, with_demonstrations
 from hone.train.control.off_policy import (
+    IterationReplayConfig,
     OffPolicyMethod,
-    ReplayConfig,
     ReplayRunConfig,
     ScheduledExplorer,
     off_policy_parts,
@@ -43,7 +43,7 @@ from hone.train.sources.normalise import NormaliseConfig, with_normalisation
 class LinearEpsilon(Config):
     """Epsilon-greedy exploration with an epsilon that falls linearly."""
 
-    kind: Literal["epsilon"] = "epsilon"
+    kind: Literal["epsilon_greedy"] = "epsilon_greedy"
     """Selects this alternative."""
     start: float = Field(default=1.0, ge=0, le=1)
     """Epsilon at the end of the warm-up; the warm-up itself acts at random."""
@@ -99,7 +99,7 @@ class ValueRunConfig(ReplayRunConfig):
     """Threads, logging, checkpoints and other settings of the run."""
     learner: ReplayLearnerConfig = ReplayLearnerConfig(lr=3e-4, max_grad_norm=10.0, updates_per_iteration=8)
     """The optimizer."""
-    replay: ReplayConfig = ReplayConfig(collect=16, batch=64, capacity=100_000, warmup=1000)
+    replay: IterationReplayConfig = IterationReplayConfig()  # pyright: ignore[reportIncompatibleVariableOverride] - frozen
     """The replay buffer."""
     network: ValueNetworkConfig = ValueNetworkConfig(hidden=[256, 256], activation="relu")
     """The Q network."""
