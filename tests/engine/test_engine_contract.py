@@ -68,7 +68,10 @@ def server(request, tmp_path):
 
 def client_of(server: FakeServer, model, folder: Path, *, seed=0, slots=4, **changes):
     config = ServerEngine(
-        kind=server.dialect, url=server.url, weights_folder=str(folder / "handed"), **{"reconnect_timeout_s": 10.0} | changes
+        kind=server.dialect,
+        url=server.url,
+        weights_folder=str(folder / "handed"),
+        **{"reconnect_timeout_s": 10.0} | changes,
     )
     return connect_engine(
         config,

@@ -156,7 +156,7 @@ def batch_splits(rows: TrainingRows[Any], *, seed: int = 0) -> Iterator[BatchSpl
 
 
 def rank_shares(rows: TrainingRows[Any], count: int) -> list[TrainingRows[Any]]:
-    """Rows of each of `count` data-parallel ranks."""
+    """Rows of each of `count` data-parallel ranks; groups that are rows stay whole."""
     return [rows.take(np.arange(rank, len(rows), count)) for rank in range(count)]
 
 

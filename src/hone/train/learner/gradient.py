@@ -184,8 +184,10 @@ class GradientLearner(Generic[P, B]):
         with phase.parameters.collect_gradients():
             for piece in micro_batches(rows, self.micro_batch_tokens):
                 batch = piece.tensors()
-                terms, loss = _backward(phase, self.policy, batch)
-                losses.append(loss)
+                terms = phase.objective(self.policy, batch)
+                loss = terms.weighted_sum(batch.weight)
+                loss.backward()
+                losses.append(loss.detach())
                 if phase.on_micro_batch is not None:
                     phase.on_micro_batch(batch, terms)
                 if self.compute_cost is not None:
@@ -229,14 +231,6 @@ class GradientLearner(Generic[P, B]):
             phase.optimizer.restore(substate(substate(state, "phases"), phase.name))
         for name, part in self.extra_state.items():
             part.restore(substate(substate(state, "kept"), name))
-
-
-def _backward(phase: OptimizerPhase[P, B], policy: P, batch: B) -> tuple[LossTerms, Tensor]:
-    """Adds the gradient of a micro-batch's loss -> its terms, and the loss `[]`."""
-    terms = phase.objective(policy, batch)
-    loss = terms.weighted_sum(batch.weight)
-    loss.backward()
-    return terms, loss.detach()
 
 
 def micro_batches(rows: TrainingRows[B], budget_tokens: int) -> Iterator[TrainingRows[B]]:
