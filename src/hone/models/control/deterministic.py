@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 from hone.core.errors import ConfigError
 from hone.models.control.actor_critic import ControlPolicy, as_mlps
-from hone.models.control.mlp import BoxActions, Floats, Mlp, MlpConfig, NumpyMlp, ObservationInputs, PolicySpaces
-from hone.models.control.numpy_policies import Array
+from hone.models.control.mlp import BoxActions, Floats, Mlp, MlpConfig, PolicySpaces
+from hone.models.control.numpy_policies import Array, BoxNetworkPolicy, scale_to_box
 
 
 class DeterministicActorCritic(ControlPolicy):
@@ -90,12 +90,8 @@ class DeterministicActorCritic(ControlPolicy):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NumpyDeterministicPolicy:
+class NumpyDeterministicPolicy(BoxNetworkPolicy):
     """tanh of the outputs, scaled to the box; exploration noise is added before the scaling."""
-
-    network: NumpyMlp
-    inputs: ObservationInputs
-    actions: BoxActions
 
     def noise(self, draws: np.random.Generator, shape: tuple[int, ...]) -> Floats:
         """Zeros: without added noise it does not explore."""
@@ -105,13 +101,7 @@ class NumpyDeterministicPolicy:
     def decide(self, seen: Array, noise: Floats) -> tuple[Array, Floats]:
         """`noise` `[n, actions]` is added on the scale [-1, 1], and clipped there: the action has no density."""
         unit = np.clip(np.tanh(self.network(self.inputs.array(seen))) + noise, -1.0, 1.0)
-        return self.scale_to_box(unit), np.full(len(unit), math.nan, np.float32)
+        return scale_to_box(unit, self.actions), np.full(len(unit), math.nan, np.float32)
 
     def best(self, seen: Array) -> Array:
-        return self.scale_to_box(np.tanh(self.network(self.inputs.array(seen))))
-
-    def scale_to_box(self, unit: Floats) -> Array:
-        """`[n, actions]` in [-1, 1] -> `[n, *action]` within the box."""
-        low, high = np.asarray(self.actions.low, np.float32), np.asarray(self.actions.high, np.float32)
-        chosen = low + 0.5 * (high - low) * (unit + np.float32(1.0))
-        return np.clip(chosen, low, high).reshape(-1, *self.actions.shape)
+        return scale_to_box(np.tanh(self.network(self.inputs.array(seen))), self.actions)

@@ -10,31 +10,18 @@ from typing import Protocol
 import numpy as np
 
 from hone.core.random import generator
-from hone.models.control.mlp import BoxActions, DiscreteActions, Floats, ObservationInputs
-from hone.models.control.numpy_policies import LOG_TWO_PI, Array
+from hone.models.control.mlp import BoxActions, Floats, ObservationInputs
+from hone.models.control.numpy_policies import LOG_TWO_PI, Array, BoxNetworkPolicy, DiscreteNetworkPolicy, scale_to_box
 
 NumpyNetwork = Callable[[Floats], Floats]
 
 
-def scale_to_box(unit: Floats, actions: BoxActions) -> Array:
-    """Points in [-1, 1] `[n, a]` -> environment actions `[n, *action]`, always within the bounds."""
-    low, high = np.asarray(actions.low, np.float32), np.asarray(actions.high, np.float32)
-    chosen = low + 0.5 * (high - low) * (unit + np.float32(1.0))
-    return np.clip(chosen, low, high).reshape(-1, *actions.shape)
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NumpyTanhGaussianPolicy:
+class NumpyTanhGaussianPolicy(BoxNetworkPolicy):
     """A normal distribution around tanh of the outputs, clipped to the box."""
 
-    network: NumpyNetwork
-    inputs: ObservationInputs
-    actions: BoxActions
     log_std: Floats
     """`[actions]` on the scale [-1, 1]."""
-
-    def noise(self, draws: np.random.Generator, shape: tuple[int, ...]) -> Floats:
-        return draws.standard_normal((*shape, self.actions.size), dtype=np.float32)
 
     def decide(self, seen: Array, noise: Floats) -> tuple[Array, Floats]:
         """The density is that of the sample before clipping."""
@@ -50,15 +37,12 @@ class NumpyTanhGaussianPolicy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NumpyDiscreteBcqPolicy:
+class NumpyDiscreteBcqPolicy(DiscreteNetworkPolicy):
     """The action of the highest value among those at least `threshold` times as likely as the most likely one in the
     data.
     """
 
-    network: NumpyNetwork
     behaviour: NumpyNetwork
-    inputs: ObservationInputs
-    actions: DiscreteActions
     threshold: float
 
     def noise(self, draws: np.random.Generator, shape: tuple[int, ...]) -> Floats:

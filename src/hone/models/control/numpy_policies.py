@@ -45,13 +45,40 @@ class HasNumpyPolicy(Protocol):
         ...
 
 
+def scale_to_box(unit: Floats, actions: BoxActions) -> Array:
+    """Points in [-1, 1] `[n, a]` -> environment actions `[n, *action]`, always within the bounds."""
+    low, high = np.asarray(actions.low, np.float32), np.asarray(actions.high, np.float32)
+    chosen = low + 0.5 * (high - low) * (unit + np.float32(1.0))
+    return np.clip(chosen, low, high).reshape(-1, *actions.shape)
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NumpyCategoricalPolicy:
-    """Softmax of the outputs, sampled by inverse CDF."""
+class DiscreteNetworkPolicy:
+    """Base of the policies over the outputs of a network, one for each action; `best` is the action of the greatest."""
 
     network: Callable[[Floats], Floats]
     inputs: ObservationInputs
     actions: DiscreteActions
+
+    def best(self, seen: Array) -> Array:
+        return self.network(self.inputs.array(seen)).argmax(axis=1) + self.actions.start
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BoxNetworkPolicy:
+    """Base of the policies that draw a normal number for each dimension of a box of actions."""
+
+    network: Callable[[Floats], Floats]
+    inputs: ObservationInputs
+    actions: BoxActions
+
+    def noise(self, draws: np.random.Generator, shape: tuple[int, ...]) -> Floats:
+        return draws.standard_normal((*shape, self.actions.size), dtype=np.float32)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NumpyCategoricalPolicy(DiscreteNetworkPolicy):
+    """Softmax of the outputs, sampled by inverse CDF."""
 
     def noise(self, draws: np.random.Generator, shape: tuple[int, ...]) -> Floats:
         return draws.random(shape, dtype=np.float32)
@@ -64,17 +91,11 @@ class NumpyCategoricalPolicy:
         chosen = (cumulated[:, :-1] <= (noise * total)[:, None]).sum(axis=1)
         return chosen + self.actions.start, logits[np.arange(len(chosen)), chosen] - np.log(total)
 
-    def best(self, seen: Array) -> Array:
-        return self.network(self.inputs.array(seen)).argmax(axis=1) + self.actions.start
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NumpyGreedyPolicy:
+class NumpyGreedyPolicy(DiscreteNetworkPolicy):
     """The action of the highest value, or with probability `epsilon` a uniformly random one."""
 
-    network: Callable[[Floats], Floats]
-    inputs: ObservationInputs
-    actions: DiscreteActions
     epsilon: float = 0.0
 
     def noise(self, draws: np.random.Generator, shape: tuple[int, ...]) -> Floats:
@@ -87,22 +108,13 @@ class NumpyGreedyPolicy:
         probability = self.epsilon / count + (chosen == best) * (1.0 - self.epsilon)
         return chosen + self.actions.start, np.log(probability).astype(np.float32)
 
-    def best(self, seen: Array) -> Array:
-        return self.network(self.inputs.array(seen)).argmax(axis=1) + self.actions.start
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NumpyGaussianPolicy:
+class NumpyGaussianPolicy(BoxNetworkPolicy):
     """A normal distribution around the outputs; samples may be outside the box, where the environment clips them."""
 
-    network: Callable[[Floats], Floats]
-    inputs: ObservationInputs
-    actions: BoxActions
     log_std: Floats
     """`[actions]`"""
-
-    def noise(self, draws: np.random.Generator, shape: tuple[int, ...]) -> Floats:
-        return draws.standard_normal((*shape, self.actions.size), dtype=np.float32)
 
     def decide(self, seen: Array, noise: Floats) -> tuple[Array, Floats]:
         mean = self.network(self.inputs.array(seen))
@@ -115,15 +127,8 @@ class NumpyGaussianPolicy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NumpySquashedGaussianPolicy:
+class NumpySquashedGaussianPolicy(BoxNetworkPolicy):
     """tanh of a normal distribution, scaled to the box. Outputs are means, then log standard deviations."""
-
-    network: Callable[[Floats], Floats]
-    inputs: ObservationInputs
-    actions: BoxActions
-
-    def noise(self, draws: np.random.Generator, shape: tuple[int, ...]) -> Floats:
-        return draws.standard_normal((*shape, self.actions.size), dtype=np.float32)
 
     def decide(self, seen: Array, noise: Floats) -> tuple[Array, Floats]:
         outputs, size = self.network(self.inputs.array(seen)), self.actions.size
@@ -132,16 +137,8 @@ class NumpySquashedGaussianPolicy:
         # log(1 - tanh(x)^2) = 2 (log 2 - x - softplus(-2x)), which neither overflows nor cancels
         slope = 2.0 * (math.log(2.0) - raw - np.logaddexp(0.0, -2.0 * raw))
         logp = (-0.5 * noise * noise - log_std - 0.5 * LOG_TWO_PI - slope).sum(axis=1)
-        low, high = self._box()
-        return self._scaled(raw), (logp - np.log(0.5 * (high - low)).sum()).astype(np.float32)
+        reach = 0.5 * (np.asarray(self.actions.high, np.float32) - np.asarray(self.actions.low, np.float32))
+        return scale_to_box(np.tanh(raw), self.actions), (logp - np.log(reach).sum()).astype(np.float32)
 
     def best(self, seen: Array) -> Array:
-        return self._scaled(self.network(self.inputs.array(seen))[:, : self.actions.size])
-
-    def _box(self) -> tuple[Floats, Floats]:
-        return np.asarray(self.actions.low, np.float32), np.asarray(self.actions.high, np.float32)
-
-    def _scaled(self, raw: Floats) -> Array:
-        low, high = self._box()
-        chosen = low + 0.5 * (high - low) * (np.tanh(raw) + np.float32(1.0))
-        return np.clip(chosen, low, high).reshape(-1, *self.actions.shape)
+        return scale_to_box(np.tanh(self.network(self.inputs.array(seen))[:, : self.actions.size]), self.actions)

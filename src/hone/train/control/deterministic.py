@@ -19,6 +19,7 @@ from hone.core.state import State, array, substate
 from hone.credit.returns import one_step_target
 from hone.models.control.deterministic import DeterministicActorCritic, NumpyDeterministicPolicy
 from hone.models.control.mlp import MlpConfig, PolicySpaces
+from hone.models.control.numpy_policies import scale_to_box
 from hone.objectives.td import ddpg_actor_loss
 from hone.objectives.terms import LossTerms
 from hone.replay.ring import RingBuffer
@@ -103,7 +104,7 @@ class NoisyActor:
             return self.numpy_policy.decide(seen, noise)
         actions = self.numpy_policy.actions
         reach = np.asarray(actions.high, np.float64) - np.asarray(actions.low, np.float64)
-        return self.numpy_policy.scale_to_box(noise), np.full(len(noise), -np.log(reach).sum(), np.float32)
+        return scale_to_box(noise, actions), np.full(len(noise), -np.log(reach).sum(), np.float32)
 
 
 @dataclass
