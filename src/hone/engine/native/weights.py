@@ -8,27 +8,18 @@ from torch import Tensor
 
 from hone.core.errors import ConfigError
 from hone.engine.native import library
+from hone.engine.protocol import ModelShape
 
 WeightDtype: TypeAlias = Literal["float32", "bfloat16"]
 
 
-class DecoderSizes(Protocol):
-    """The numbers of a model."""
+class DecoderSizes(ModelShape, Protocol):
+    """Sizes of a decoder."""
 
-    @property
-    def layers(self) -> int: ...
     @property
     def hidden_size(self) -> int: ...
     @property
     def intermediate_size(self) -> int: ...
-    @property
-    def heads(self) -> int: ...
-    @property
-    def kv_heads(self) -> int: ...
-    @property
-    def head_dim(self) -> int: ...
-    @property
-    def vocab_size(self) -> int: ...
     @property
     def norm_eps(self) -> float: ...
 
