@@ -200,20 +200,6 @@ CONTROL = (
     ),
     simple(value.clipped_value, {"value": normal(scale=0.3)}, {"then": normal(scale=0.3), "target": normal(scale=0.5)}),
     Case(
-        name="classified_value two_hot",
-        loss=partial(distributional.cross_entropy_value, support=SUPPORT, encode=distributional.two_hot),
-        slow=lambda logits, target: slow.cross_entropy(logits, slow.two_hot(target, -2.0, 3.0, 6)),
-        leaves={"logits": normal(6)},
-        data={"target": normal()},
-    ),
-    Case(
-        name="classified_value hl_gauss",
-        loss=partial(distributional.cross_entropy_value, support=SUPPORT),
-        slow=lambda logits, target: slow.cross_entropy(logits, slow.hl_gauss(target, -2.0, 3.0, 6)),
-        leaves={"logits": normal(6)},
-        data={"target": normal()},
-    ),
-    Case(
         name="categorical_values",
         loss=partial(distributional.c51_loss, support=SUPPORT),
         slow=slow.cross_entropy,

@@ -252,13 +252,6 @@ LOSSES: tuple[Case, ...] = (
     Case(name="vespo", loss=vespo_loss),
     Case(name="dppo_tv", loss=token(partial(trust.dppo_tv, ratio_cap=2.0))),
     Case(name="dppo_kl", loss=token(trust.dppo_kl)),
-    Case(
-        name="trust_region_masking",
-        loss=lambda v: scale_terms(
-            token(policy.importance_weighted)(v),
-            trust.trust_region_sequence_mask(trust.binary_kl(v.now, v.batch.then), v.sequence, max_divergence=0.3),
-        ),
-    ),
     Case(name="dppo_top_tv", loss=top_divergence(trust.top_k_tv, 0.1)),
     Case(name="dppo_top_kl", loss=top_divergence(trust.top_k_kl, 0.03)),
     Case(

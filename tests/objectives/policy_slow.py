@@ -119,11 +119,6 @@ def dppo(s: Slow, t: int, *, divergence: Callable[[Slow, int], float], bound: fl
     return -a * min(p / q, cap) * s.now[t]
 
 
-def masked_by_region(s: Slow, t: int) -> Tensor:
-    worst = max(kl(s, k) for k in s.mates(t))
-    return importance(s, t) if worst <= 0.3 else 0 * s.now[t]
-
-
 def tv(s: Slow, t: int) -> float:
     return abs(math.exp(float(s.now[t].detach())) - math.exp(s.then[t]))
 
@@ -239,7 +234,6 @@ SLOW: dict[str, Term] = {
     "vespo": vespo,
     "dppo_tv": partial(dppo, divergence=tv, bound=0.15, cap=2.0, base="then"),
     "dppo_kl": partial(dppo, divergence=kl, bound=0.05, cap=math.inf, base="then"),
-    "trust_region_masking": masked_by_region,
     "dppo_top_tv": partial(dppo, divergence=top_tv, bound=0.1, cap=math.inf, base="proximal"),
     "dppo_top_kl": partial(dppo, divergence=top_kl, bound=0.03, cap=math.inf, base="proximal"),
     "m2po": m2po,

@@ -3,7 +3,7 @@
 Nothing of the package is used, nothing is made safe: these are for numbers of ordinary size.
 """
 
-from math import erf, exp, log, log1p, sqrt
+from math import exp, log, log1p, sqrt
 
 
 def sigmoid(x):
@@ -162,17 +162,6 @@ def two_hot(target, low, high, size):
     probability = [0.0] * size
     probability[left], probability[left + 1] = 1 - (place - left), place - left
     return probability
-
-
-def hl_gauss(target, low, high, size, spread=0.75):
-    width = (high - low) / (size - 1)
-    target = min(max(target, low), high)
-
-    def below(x):
-        return (1 + erf((x - target) / (spread * width * sqrt(2)))) / 2
-
-    masses = [below(low + (i + 0.5) * width) - below(low + (i - 0.5) * width) for i in range(size)]
-    return [mass / sum(masses) for mass in masses]
 
 
 def cross_entropy(logits, target):

@@ -15,7 +15,6 @@ from hone.tabular.linear import (
     LinearUpdate,
     baird_features,
     gtd2,
-    projected_bellman_error,
     semi_gradient,
     semi_gradient_with_target,
     tdc,
@@ -50,6 +49,16 @@ def learned(step: LinearUpdate, *, rate: float, second: float = 0.0, copy: int =
     discount = np.full(count, DISCOUNT, np.float32)
     learner.update(episodes, Credits(advantage=episodes.reward, discount=discount))
     return values
+
+
+def projected_bellman_error(features: np.ndarray, weight: np.ndarray, backup: np.ndarray, visits: np.ndarray) -> float:
+    """||Pi (T v - v)||: root of the mean, over `visits` `[S]`, of the squared Bellman error `[S]` of v = X w projected
+    onto the features. `backup` `[S]` is T v. 0 at the fixed point of TD(0).
+    """
+    share = visits / visits.sum()
+    root = np.sqrt(share)[:, None]
+    shown, *_ = np.linalg.lstsq(root * features, root[:, 0] * (backup - features @ weight), rcond=None)
+    return float(np.sqrt((share * (features @ shown) ** 2).sum()))
 
 
 def error_of(values: StateValues) -> float:

@@ -1,11 +1,10 @@
-"""Values as distributions: bins on a support (two-hot, HL-Gauss, C51) and quantiles (QR); one term per decision.
+"""Values as distributions: bins on a support (two-hot, C51) and quantiles (QR); one term per decision.
 
-A critic with b bins gives logits `[n, b]`; its value is their mean over the support. Encodings of numbers in bins,
-their decoding, and losses on bins and quantiles.
+A critic with b bins gives logits `[n, b]`; its value is their mean over the support. Two-hot encoding of
+numbers in bins, and losses on bins and quantiles.
 """
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -22,7 +21,7 @@ from hone.objectives.terms import LossTerms
 class ValueSupport:
     """`size` >= 2 values at equal distances from `low` to `high`, both included: the atoms, or centres of the bins.
 
-    Values outside count at the nearest end; `value/outside_fraction` is their share.
+    Values outside count at the nearest end.
     """
 
     low: float
@@ -42,9 +41,6 @@ class ValueSupport:
 Bins: TypeAlias = Float[Tensor, "n b"]
 """Logits of b bins, or their probabilities."""
 
-Encoding: TypeAlias = Callable[[PerDecision, ValueSupport], Bins]
-"""Numbers -> distributions over bins."""
-
 
 def two_hot(target: Float[Tensor, " *batch"], support: ValueSupport) -> Float[Tensor, "*batch b"]:
     """Each number split between its two neighbouring atoms so that the mean is kept (MuZero, Schrittwieser et al.,
@@ -55,25 +51,6 @@ def two_hot(target: Float[Tensor, " *batch"], support: ValueSupport) -> Float[Te
     return (1.0 - distance).clamp(min=0.0)
 
 
-def hl_gauss(target: PerDecision, support: ValueSupport, *, spread: float = 0.75) -> Bins:
-    """A Gaussian around each number, cut into bins (Imani and White, 2018; Farebrother et al., 2024).
-
-    Bin i's probability is the normal mass within half a width around atom i, divided by the mass of all bins. `spread`
-    is the standard deviation in bin widths, 0.75 in the paper. The paper states the outer edges, which here are half a
-    bin beyond `low` and `high`. Near an end the mean of the cut Gaussian is biased inwards: choose a wider support.
-    """
-    inside = at_least_float32(target).clamp(support.low, support.high)
-    edges = torch.cat(
-        (support.atoms(inside) - 0.5 * support.width, inside.new_tensor([support.high + 0.5 * support.width]))
-    )
-    below = torch.erf((edges - inside[:, None]) / (math.sqrt(2.0) * spread * support.width))
-    return below.diff(dim=1) / (below[:, -1:] - below[:, :1])
-
-
-HL_GAUSS: Encoding = hl_gauss
-"""`hl_gauss` with the paper's spread; `partial(hl_gauss, spread=...)` sets another."""
-
-
 def distribution_mean(probability: Float[Tensor, "*batch b"], support: ValueSupport) -> Float[Tensor, " *batch"]:
     """The mean of each distribution over the support."""
     return at_least_float32(probability) @ support.atoms(at_least_float32(probability))
@@ -82,27 +59,6 @@ def distribution_mean(probability: Float[Tensor, "*batch b"], support: ValueSupp
 def logits_mean(logits: Float[Tensor, "*batch b"], support: ValueSupport) -> Float[Tensor, " *batch"]:
     """Mean over the support of the distribution with these `logits`."""
     return distribution_mean(torch.softmax(at_least_float32(logits), dim=-1), support)
-
-
-def cross_entropy_value(
-    logits: Bins, target: PerDecision, *, support: ValueSupport, encode: Encoding = HL_GAUSS
-) -> LossTerms:
-    """-sum_b encode(target)_b * log softmax(logits)_b: regression as classification (Farebrother et al., 2024).
-
-    `encode` is `hl_gauss` or `two_hot`. Gradients do not grow with the error.
-    """
-    loss = _cross_entropy(logits, encode(target.detach(), support))
-
-    def compute_metrics() -> Mapping[str, PerDecision]:
-        value = logits_mean(logits, support)
-        outside = (target < support.low) | (target > support.high)
-        return {
-            "value/mean": value,
-            "value/error_abs": (value - target).abs(),
-            "value/outside_fraction": outside.to(value.dtype),
-        }
-
-    return LossTerms(loss=loss, compute_metrics=compute_metrics)
 
 
 def _cross_entropy(logits: Bins, probability: Bins) -> PerDecision:

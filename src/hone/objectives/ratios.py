@@ -56,14 +56,6 @@ def sequence_mean(values: PerDecision, sequence: Indices) -> PerDecision:
     return sequence_sum(values, sequence) / sequence_sum(torch.ones_like(values), sequence)
 
 
-def sequence_max(values: PerDecision, sequence: Indices) -> PerDecision:
-    """Largest of `values` in the sequence of each decision, at each decision `[n]`; without gradient."""
-    if values.numel() == 0:
-        return values
-    most = values.new_zeros(int(sequence.max()) + 1)
-    return most.scatter_reduce(0, sequence, values.detach(), "amax", include_self=False)[sequence]
-
-
 def quantile(values: PerDecision, share: float) -> Float[Tensor, ""]:
     """The `share` quantile of `values`, interpolated linearly, for any n >= 1."""
     return sequence_quantile(values, torch.zeros_like(values, dtype=torch.int64), share)[0]

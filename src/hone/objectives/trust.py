@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from hone.objectives.ratios import at_least_float32, logp_difference, ratio, ratio_metrics, sequence_max
-from hone.objectives.shapes import Flags, Indices, Multiplier, PerDecision, TopKLogps
+from hone.objectives.ratios import at_least_float32, logp_difference, ratio, ratio_metrics
+from hone.objectives.shapes import Flags, Multiplier, PerDecision, TopKLogps
 from hone.objectives.terms import LossTerms
 
 LEAST_PROBABILITY = 1e-8
@@ -90,15 +90,6 @@ def trust_region_mask(
     rising = (advantage > 0) & (now > then) & (divergence > max_increase)
     falling = (advantage < 0) & (now < then) & (divergence > max_decrease)
     return ~(rising | falling)
-
-
-def trust_region_sequence_mask(divergence: PerDecision, sequence: Indices, *, max_divergence: float) -> Flags:
-    """False at every decision of a sequence that holds one with `divergence` above `max_divergence`.
-
-    Trust region masking (TRM, 2025, 2512.23075) for language models: its bounds are in the largest divergence along an
-    answer; its threshold could not be read, so there is no default. Apply it with `terms.scale_terms`.
-    """
-    return sequence_max(divergence, sequence) <= max_divergence
 
 
 def dppo(

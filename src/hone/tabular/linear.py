@@ -118,13 +118,3 @@ def baird_features() -> Floats:
     features[:6, 7] = 1.0
     features[6, 6], features[6, 7] = 1.0, 2.0
     return features
-
-
-def projected_bellman_error(features: Floats, weight: Floats, backup: Floats, visits: Floats) -> float:
-    """||Pi (T v - v)||: root of the mean, over `visits` `[S]`, of the squared Bellman error `[S]` of v = X w projected
-    onto the features. `backup` `[S]` is T v. 0 at the fixed point of TD(0).
-    """
-    share = visits / visits.sum()
-    root = np.sqrt(share)[:, None]
-    shown, *_ = np.linalg.lstsq(root * features, root[:, 0] * (backup - features @ weight), rcond=None)
-    return float(np.sqrt((share * (features @ shown) ** 2).sum()))
