@@ -22,6 +22,7 @@ from hone.train.control.on_policy import (
     on_policy_recipe_spec,
     standardised_gae,
 )
+from hone.train.control.ppo_backward import ppo_loss_with_backward
 from hone.train.control.rows import StepRows
 from hone.train.learner.config import LearnerConfig
 from hone.train.learner.gradient import TrainingRows
@@ -78,12 +79,27 @@ def objective(
 ) -> LossTerms:
     """Clipped surrogate + value_weight * value error - entropy_weight * entropy."""
     now = policy.evaluate_actions(rows.seen, rows.chosen)
-    share = 1.0 if clip_schedule is None else clip_schedule.clip_factor
-    low, high = share * algorithm.clip_low, share * algorithm.clip_high
+    low, high = clip_range(algorithm, clip_schedule)
     surrogate = clipped_surrogate(now.logp, rows.logp, rows.advantage, low=low, high=high)
     return actor_critic_loss(
         surrogate, now, rows.target, value_weight=algorithm.value_weight, entropy_weight=algorithm.entropy_weight
     )
+
+
+def objective_with_backward(
+    policy: ActorCritic, rows: StepRows, *, algorithm: PpoAlgorithm, clip_schedule: ClipSchedule | None = None
+) -> LossTerms:
+    """`objective`, with its gradient added to the parameters' gradients."""
+    low, high = clip_range(algorithm, clip_schedule)
+    return ppo_loss_with_backward(
+        policy, rows, low=low, high=high, value_weight=algorithm.value_weight, entropy_weight=algorithm.entropy_weight
+    )
+
+
+def clip_range(algorithm: PpoAlgorithm, clip_schedule: ClipSchedule | None) -> tuple[float, float]:
+    """How far a ratio may fall below 1 and rise above it, at this optimizer step."""
+    factor = 1.0 if clip_schedule is None else clip_schedule.clip_factor
+    return factor * algorithm.clip_low, factor * algorithm.clip_high
 
 
 def ppo_method(config: OnPolicyRunConfig, algorithm: PpoAlgorithm) -> OnPolicyMethod:
@@ -93,6 +109,7 @@ def ppo_method(config: OnPolicyRunConfig, algorithm: PpoAlgorithm) -> OnPolicyMe
     return OnPolicyMethod(
         credit=partial(standardised_gae, discount=algorithm.discount, gae_lambda=algorithm.gae_lambda),
         objective=partial(objective, algorithm=algorithm, clip_schedule=width),
+        objective_with_backward=partial(objective_with_backward, algorithm=algorithm, clip_schedule=width),
         normalise=algorithm.normalise,
         max_staleness=algorithm.max_staleness,
         discount=algorithm.discount,

@@ -153,6 +153,8 @@ class OnPolicyMethod:
     """Wrapper of the source, applied before collection runs ahead."""
     prepare: Callable[[ActorCritic, Any, int, Reduction], TrainingRows[StepRows]] | None = None
     """See `OptimizerPhase.prepare`."""
+    objective_with_backward: Callable[[ActorCritic, StepRows], LossTerms] | None = None
+    """See `OptimizerPhase.objective_with_backward`."""
     on_metrics: Callable[[Metrics], None] | None = None
     """See `GradientLearner.watch`."""
     extra_state: Mapping[str, Stateful] = field(default_factory=dict[str, Stateful])
@@ -166,7 +168,15 @@ def on_policy_job(config: OnPolicyRunConfig, world: GymWorld, method: OnPolicyMe
     learner = GradientLearner(
         policy=policy,
         layout=partial(step_rows, device=config.run.device),
-        phases=[policy_phase(policy, method.objective, config.learner, prepare=method.prepare)],
+        phases=[
+            policy_phase(
+                policy,
+                method.objective,
+                config.learner,
+                prepare=method.prepare,
+                objective_with_backward=method.objective_with_backward,
+            )
+        ],
         seed=config.seed,
         learning_rate=learning_rate_schedule(config.learner, config.learner.optimizer_steps(config.steps)),
         predict_values=predict_values if method.use_critic else None,

@@ -96,6 +96,9 @@ class OptimizerPhase(Generic[P, B]):
     """Stepped on every n-th minibatch only: TD3's delayed policy."""
     after_step: Callable[[P], None] | None = None
     """Runs after each of its steps: target networks that follow no more often than it."""
+    objective_with_backward: Callable[[P, B], LossTerms] | None = None
+    """`objective` with its gradient written out: adds that of sum(weight * loss) to the parameters' gradients, and
+    returns the terms as data. Must agree with `objective` to rounding."""
 
 
 @dataclass
@@ -184,10 +187,8 @@ class GradientLearner(Generic[P, B]):
         with phase.parameters.collect_gradients():
             for piece in micro_batches(rows, self.micro_batch_tokens):
                 batch = piece.tensors()
-                terms = phase.objective(self.policy, batch)
-                loss = terms.weighted_sum(batch.weight)
-                loss.backward()
-                losses.append(loss.detach())
+                terms, loss = _backward(phase, self.policy, batch)
+                losses.append(loss)
                 if phase.on_micro_batch is not None:
                     phase.on_micro_batch(batch, terms)
                 if self.compute_cost is not None:
@@ -231,6 +232,18 @@ class GradientLearner(Generic[P, B]):
             phase.optimizer.restore(substate(substate(state, "phases"), phase.name))
         for name, part in self.extra_state.items():
             part.restore(substate(substate(state, "kept"), name))
+
+
+def _backward(phase: OptimizerPhase[P, B], policy: P, batch: B) -> tuple[LossTerms, Tensor]:
+    """Adds the gradient of a micro-batch's loss -> its terms, and the loss `[]`."""
+    if phase.objective_with_backward is not None:
+        with torch.no_grad():
+            terms = phase.objective_with_backward(policy, batch)
+            return terms, terms.weighted_sum(batch.weight)
+    terms = phase.objective(policy, batch)
+    loss = terms.weighted_sum(batch.weight)
+    loss.backward()
+    return terms, loss.detach()
 
 
 def micro_batches(rows: TrainingRows[B], budget_tokens: int) -> Iterator[TrainingRows[B]]:
