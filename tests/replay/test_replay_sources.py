@@ -10,13 +10,13 @@ from hone.core.episodes import Episodes
 from hone.envs.finite.build import grid_mdp
 from hone.envs.finite.world import FiniteWorld
 from hone.replay.hindsight import GoalSpec, HindsightBuffer
-from hone.replay.mixed import DemonstrationMixer
+from hone.replay.mixed import DemonstrationMixer, ReplayBuffer
 from hone.replay.priority import PrioritizedSampler
 from hone.replay.ring import RingBuffer
 from hone.replay.steps import StepBuffer
 from hone.replay.store import EpisodeStore
 from hone.train.sources.live import LiveSource
-from hone.train.sources.replay import ReplayBuffer, ReplaySource
+from hone.train.sources.replay import ReplaySource
 
 
 class Wanderer:

@@ -9,14 +9,20 @@ from hone.core.errors import ConfigError, DataError
 from hone.core.state import State, integer, substate
 
 
-class MixableBuffer(Protocol):
-    """What can be added to and sampled."""
+class ReplayBuffer(Protocol):
+    """Replay buffer of transitions or steps, by priority or not, or of whole episodes."""
 
-    def __len__(self) -> int: ...
+    def __len__(self) -> int:
+        """Decisions that can be sampled."""
+        ...
 
-    def add(self, episodes: Episodes) -> object: ...
+    def add(self, episodes: Episodes) -> object:
+        """Store episodes, or pieces of them."""
+        ...
 
-    def sample(self, count: int, draws: np.random.Generator) -> Episodes: ...
+    def sample(self, count: int, draws: np.random.Generator) -> Episodes:
+        """`count` transitions, as episodes of one decision."""
+        ...
 
     def state(self) -> State: ...
 
@@ -29,7 +35,7 @@ class DemonstrationMixer:
     A sample holds the demonstrations first. Fractions are carried over: a share of 0.1 of 32 is 3, 3, 3, 3, 4, ...
     """
 
-    def __init__(self, lived: MixableBuffer, demonstrations: MixableBuffer, *, share: float) -> None:
+    def __init__(self, lived: ReplayBuffer, demonstrations: ReplayBuffer, *, share: float) -> None:
         self.online = lived
         self.demonstrations = demonstrations
         self.share = share

@@ -13,6 +13,7 @@ from typing import TypeVar
 from hone.core.config import current_key, current_tag
 from hone.core.errors import DataError
 from hone.store.durable import Json, read_json_object, to_json
+from hone.store.records import parse_record, record_json
 
 V = TypeVar("V")
 
@@ -51,12 +52,8 @@ class Manifest:
         """Convert to JSON values."""
         return {
             "format": self.format,
-            "hone_version": self.metadata.hone_version,
             "config_hash": self.config_hash,
-            "dataset_fingerprint": self.metadata.dataset_fingerprint,
-            "recipe": self.metadata.recipe,
-            "machine": self.metadata.machine,
-            "versions": dict(self.metadata.versions),
+            **record_json(self.metadata),
             "created_at": self.created_at,
         }
 
@@ -117,21 +114,8 @@ def read_manifest(path: Path) -> Manifest:
     if isinstance(version, int) and version > RUN_FORMAT:
         raise DataError(f"{path} has run format {version}, this hone reads up to {RUN_FORMAT}; upgrade hone")
     match document:
-        case {
-            "format": int(version),
-            "hone_version": str(hone_version),
-            "config_hash": str(digest),
-            "dataset_fingerprint": str() | None as fingerprint,
-            "created_at": str(created_at),
-            "versions": dict(versions),
-        }:
-            facts = RunMetadata(
-                hone_version=hone_version,
-                dataset_fingerprint=fingerprint,
-                recipe=str(document.get("recipe", "")),
-                machine=str(document.get("machine", "")),
-                versions={name: str(value) for name, value in versions.items()},
-            )
+        case {"format": int(version), "config_hash": str(digest), "created_at": str(created_at), "versions": dict()}:
+            facts = parse_record(RunMetadata, document, path)
             return Manifest(format=version, config_hash=digest, created_at=created_at, metadata=facts)
         case _:
             raise DataError(f"{path} is not the manifest of a run")

@@ -14,12 +14,12 @@ from hone.models.control.actor_critic import SoftActorCritic
 from hone.models.control.mlp import MlpConfig, PolicySpaces
 from hone.objectives.soft import sac_actor_loss, soft_target, temperature_loss, twin_critic_loss
 from hone.objectives.terms import LossTerms
+from hone.replay.mixed import ReplayBuffer
 from hone.replay.ring import RingBuffer
 from hone.train.control.experts import DemonstrationsConfig, with_demonstrations
 from hone.train.control.off_policy import OffPolicyMethod, ReplayRunConfig, off_policy_recipe, rows_with_noise
 from hone.train.control.phases import TdAlgorithm, optimizer_phase, target_update
 from hone.train.control.rows import TransitionRows
-from hone.train.sources.replay import ReplayBuffer
 
 
 class SacAlgorithm(TdAlgorithm):

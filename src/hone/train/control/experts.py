@@ -25,7 +25,7 @@ from hone.evaluate.text.open_policy import policy_folder
 from hone.models.control.actor_critic import ActorCritic
 from hone.models.control.mlp import BoxActions, DiscreteActions, Floats, PolicySpaces
 from hone.models.control.numpy_policies import HasNumpyPolicy
-from hone.replay.mixed import DemonstrationMixer, MixableBuffer
+from hone.replay.mixed import DemonstrationMixer, ReplayBuffer
 from hone.replay.ring import RingBuffer
 from hone.train.control.acting import NetworkActor
 from hone.train.control.spaces import log_spaces
@@ -172,8 +172,8 @@ class DemonstrationsConfig(Config):
 
 
 def with_demonstrations(
-    buffer: MixableBuffer, config: DemonstrationsConfig | None, spaces: PolicySpaces
-) -> MixableBuffer:
+    buffer: ReplayBuffer, config: DemonstrationsConfig | None, spaces: PolicySpaces
+) -> ReplayBuffer:
     """`lived`, with demonstrations mixed into its samples.
 
     Raises DataError for what is wrong with the log, ConfigError where it is of another world.

@@ -23,6 +23,7 @@ from hone.models.control.actor_critic import ControlPolicy
 from hone.models.control.mlp import DiscreteActions, PolicySpaces
 from hone.models.control.numpy_policies import HasNumpyPolicy, NumpyPolicy
 from hone.objectives.weights import token_mean
+from hone.replay.mixed import ReplayBuffer
 from hone.train.config import RunConfig, RunSettings
 from hone.train.control.acting import DropFailedEpisodes, NetworkActor
 from hone.train.control.job import ControlEvaluationConfig, accept_spaces, control_job, open_gym_run
@@ -34,7 +35,7 @@ from hone.train.learner.gradient import GradientLearner, OptimizerPhase, Trainin
 from hone.train.loop import Recipe, Source
 from hone.train.recipe_parts import recipe_parts
 from hone.train.sources.live import Actor, LiveSource
-from hone.train.sources.replay import ReplayBuffer, ReplaySource
+from hone.train.sources.replay import ReplaySource
 
 P = TypeVar("P", bound=ControlPolicy)
 

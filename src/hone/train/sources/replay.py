@@ -1,36 +1,15 @@
 """Replay sources: transitions of another source are stored in a replay buffer and sampled from it."""
 
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
-
-import numpy as np
+from typing import TypeVar
 
 from hone.core.episodes import Episodes, concatenate
 from hone.core.random import generator
 from hone.core.state import State, integer, substate
+from hone.replay.mixed import ReplayBuffer
 from hone.train.sources.wrapper import SourceWrapper
 
 P = TypeVar("P")
-
-
-class ReplayBuffer(Protocol):
-    """Replay buffer (`hone.replay`): transitions or steps, by priority or not, or whole episodes."""
-
-    def __len__(self) -> int:
-        """Decisions that can be sampled."""
-        ...
-
-    def add(self, episodes: Episodes) -> object:
-        """Store episodes, or pieces of them."""
-        ...
-
-    def sample(self, count: int, draws: np.random.Generator) -> Episodes:
-        """`count` transitions, as episodes of one decision."""
-        ...
-
-    def state(self) -> State: ...
-
-    def restore(self, state: State) -> None: ...
 
 
 @dataclass
