@@ -177,8 +177,9 @@ def test_arrays_tensors_and_booleans_are_numbers(module: Path) -> None:
 def test_weights_and_asynchronous_functions(module: Path) -> None:
     functions = [{"use": f"{module}:later", "weight": 0.5}, {"use": f"{module}:by_length", "weight": -1.0}]
     with pool_of(module, functions=functions) as pool:
-        assert pool.names == ("later", "by_length")
-        assert pool.score(batch_of("a", "bcd")).score.tolist() == [-0.5, -2.5]
+        scores = pool.score(batch_of("a", "bcd"))
+    assert tuple(scores.functions) == ("later", "by_length")
+    assert scores.score.tolist() == [-0.5, -2.5]
 
 
 def test_verls_form(module: Path) -> None:
@@ -211,7 +212,8 @@ def test_a_batch_is_scored_while_others_are_submitted(module: Path) -> None:
         began = time.monotonic()
         first, second = pool.submit(batch_of("a", "b")), pool.submit(batch_of("c", "d", "e"))
         assert time.monotonic() - began < 0.4
-        assert pool.gather(first, second).score.tolist() == [1.0] * 5
+        (results,), _ = pool.results([first, second])
+        assert [result.score for result in results] == [1.0] * 5
         assert time.monotonic() - began < 5 * 0.5  # two at a time
 
 
@@ -233,11 +235,10 @@ def test_a_function_that_always_hangs_is_given_up_soon(module: Path) -> None:
         assert time.monotonic() - began < 20
 
 
-def test_distinct_errors_are_counted_and_shown_once(module: Path) -> None:
+def test_distinct_errors_are_shown_once(module: Path) -> None:
     with pool_of(module, "trouble") as pool:
         first = pool.score(troubled("fine", "raise", "raise"))
         second = pool.score(troubled("raise", "fine"))
-        assert pool.error_counts() == {"trouble: ValueError: no digits": 3}
     assert len(first.tracebacks) == 1
     assert 'raise ValueError("no digits")' in first.tracebacks[0]
     assert second.tracebacks == ()
@@ -329,7 +330,7 @@ def test_closing_does_not_wait_for_a_hang(module: Path) -> None:
         began = time.monotonic()
     assert time.monotonic() - began < 10
     with pytest.raises(ConfigError, match="closed before these scores were ready"):
-        pool.gather(ticket)
+        pool.results([ticket])
 
 
 def test_an_empty_batch(module: Path) -> None:

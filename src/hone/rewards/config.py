@@ -39,7 +39,8 @@ class RewardModel(Config):
     kind: Literal["model"]
     """Kind of the reward."""
     path: str = Field(min_length=1)
-    """Hugging Face folder of a sequence classifier with `num_labels = 1` and the policy's vocabulary."""
+    """Hugging Face folder of a sequence classifier with `num_labels = 1` and the policy's vocabulary, or a checkpoint
+    or run of hone that holds one."""
     name: str = Field(default="model", min_length=1)
     """Name of its scores."""
     weight: float = 1.0

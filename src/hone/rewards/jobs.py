@@ -3,7 +3,6 @@
 A batch is cut into jobs, a job into pieces (one call of a function each), a piece into units: a sample, or a group.
 """
 
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
@@ -56,7 +55,7 @@ class RewardBatch:
 
 @dataclass(slots=True)
 class RewardTicket:
-    """A submitted batch; `RewardWorkerPool.gather` waits for it."""
+    """A submitted batch; `RewardWorkerPool.results` waits for it."""
 
     batch: RewardBatch
     results: list[list[RewardResult | None]]
@@ -98,7 +97,8 @@ class FunctionStats:
     has_succeeded: bool = False
     """It answered at least once without failing."""
     workers_lost: int = 0
-    errors: Counter[str] = field(default_factory=Counter[str])
+    errors: set[str] = field(default_factory=set[str])
+    """Distinct errors that it raised."""
 
     def job_size(self) -> int:
         """Samples of one job."""

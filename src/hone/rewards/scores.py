@@ -51,10 +51,6 @@ class RewardScores:
     def __len__(self) -> int:
         return len(self.score)
 
-    def status_counts(self) -> dict[str, int]:
-        """How many answers have each status, by its name in small letters."""
-        return {status.name.lower(): int((self.status == status).sum()) for status in ScoreStatus}
-
 
 def result_from_value(
     value: float | Sequence[float] | None, *, reason: str = "", seconds: float = 0.0, source: str = "the function"

@@ -67,11 +67,6 @@ class RewardWorkerPool:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """The functions' names, as in `RewardScores.functions`."""
-        return self._names
-
     def check(self, columns: Collection[str]) -> None:
         """Import all functions in a worker, and see that the dataset has the columns that they name.
 
@@ -114,32 +109,21 @@ class RewardWorkerPool:
             self._changed.notify_all()
         return ticket
 
-    def gather(self, *tickets: RewardTicket) -> RewardScores:
-        """Wait for batches; their scores in the order of the tickets.
+    def results(self, tickets: Sequence[RewardTicket]) -> tuple[list[list[RewardResult]], list[str]]:
+        """Wait for batches; each function's results in the order of the tickets, and tracebacks of new errors.
 
         Raises UserCodeError: a function broke its contract (wrong length, not numbers), or failed on every answer
         although it never worked before.
         """
-        columns, tracebacks = self.results(tickets)
-        weights = [function.weight for function in self._functions]
-        return combine_results(dict(zip(self._names, columns, strict=True)), weights, tracebacks=tracebacks)
-
-    def results(self, tickets: Sequence[RewardTicket]) -> tuple[list[list[RewardResult]], list[str]]:
-        """Wait for batches; each function's results in the order of the tickets, and tracebacks of new errors. Raises
-        as `gather`."""
         parts = [self._finished(ticket) for ticket in tickets]
         columns = [[result for part in parts for result in part[place]] for place in range(len(self._names))]
         return columns, [text for ticket in tickets for text in ticket.tracebacks]
 
     def score(self, batch: RewardBatch) -> RewardScores:
-        """`gather(submit(batch))`."""
-        return self.gather(self.submit(batch))
-
-    def error_counts(self) -> dict[str, int]:
-        """How often each distinct error of the user's code was seen, as `function: ValueError: text`."""
-        with self._changed:
-            pairs = zip(self._names, self._stats, strict=True)
-            return {f"{name}: {text}": count for name, record in pairs for text, count in record.errors.items()}
+        """The scores of a batch: the weighted sum of its functions' results. Raises as `submit` and `results`."""
+        columns, tracebacks = self.results([self.submit(batch)])
+        weights = [function.weight for function in self._functions]
+        return combine_results(dict(zip(self._names, columns, strict=True)), weights, tracebacks=tracebacks)
 
     def close(self) -> None:
         """Kill all workers and their descendants; scores not gathered by now are lost."""
@@ -195,7 +179,7 @@ class RewardWorkerPool:
                 process = self._run(jobs, process or self._start_worker())
         except HoneError as error:
             self._fail(error)
-        except BaseException as error:  # noqa: BLE001 - a thread that died without a word would leave `gather` waiting
+        except BaseException as error:  # noqa: BLE001 - a thread that died without a word would leave `results` waiting
             self._fail(HoneError(f"the reward pool failed: {error!r}", traceback.format_exc()))
         finally:
             if process is not None:
@@ -327,8 +311,8 @@ class RewardWorkerPool:
         result = failed_result(ScoreStatus.ERROR, reason, seconds=parse_seconds(reply))
         with self._changed:
             errors = self._stats[job.function].errors
-            errors[reason] += len(piece)
-            if errors[reason] == len(piece):
+            if reason not in errors:
+                errors.add(reason)
                 job.ticket.tracebacks.append(f"{self._names[job.function]}: {reply.get('traceback', reason)}")
         self._settle(job, piece, [result] * len(piece))
 
@@ -375,7 +359,7 @@ class RewardWorkerPool:
                 self._changed.notify_all()
 
     def _abort_ticket(self, job: RewardJob, message: str) -> None:
-        """The ticket cannot be finished: its queued jobs are dropped, and `gather` raises."""
+        """The ticket cannot be finished: its queued jobs are dropped, and `results` raises."""
         with self._changed:
             job.ticket.fatal = job.ticket.fatal or UserCodeError(
                 f"reward function {self._names[job.function]!r} {message}"

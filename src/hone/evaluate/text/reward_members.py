@@ -13,6 +13,7 @@ from hone.core.episodes import ScoreStatus
 from hone.core.errors import DataError, UserCodeError
 from hone.core.judging import ScorerInput
 from hone.engine.clients.http import HttpClient, ServerAddress, ServerError
+from hone.evaluate.text.open_policy import policy_folder
 from hone.models.language.scalar_head import ScalarHeadModel, load_scalar_head
 from hone.models.language.tokenizers import Tokenizer, load_tokenizer
 from hone.rewards.budget import UnscoredBudget
@@ -49,9 +50,10 @@ def reward_scorer(config: RewardsConfig, *, load: ModelLoader) -> RewardScorer:
 
 def load_reward_model(path: str, weights: str, *, device: str, tokenizer: Tokenizer) -> ScalarHeadModel:
     """The scalar-head model of a folder, which must have the vocabulary of the policy's tokenizer. Raises DataError."""
-    model = load_scalar_head(path, device=device, dtype=weights)
-    if (Path(path) / "tokenizer.json").is_file():
-        if load_tokenizer(path).backend.get_vocab() != tokenizer.backend.get_vocab():
+    folder = policy_folder(Path(path))
+    model = load_scalar_head(folder, device=device, dtype=weights)
+    if (folder / "tokenizer.json").is_file():
+        if load_tokenizer(folder).backend.get_vocab() != tokenizer.backend.get_vocab():
             raise DataError(
                 f"{path}: the reward model has another vocabulary than the policy, whose tokens it would score; give a "
                 'model with the same tokenizer, or serve this one as kind = "server"'
