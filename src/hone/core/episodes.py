@@ -118,9 +118,11 @@ class Episodes:
     """`[N]` seconds at which each action was taken."""
 
     def __post_init__(self) -> None:
-        sizes = {"decision": int(self.offsets[-1]), "episode": len(self.offsets) - 1}
-        for name, column, values in self._present():
-            size = sizes[column.unit]
+        decisions, count = int(self.offsets[-1]), len(self.offsets) - 1
+        for (name, column), values in self._cells():
+            if not isinstance(values, np.ndarray):
+                continue
+            size = decisions if column.unit == "decision" else count
             if values is ABSENT:
                 object.__setattr__(self, name, np.full(size, column.default, column.dtype))
                 continue
@@ -134,12 +136,12 @@ class Episodes:
 
     def columns(self) -> dict[str, Array]:
         """Recorded columns by name, in the order of declaration, without transcripts."""
-        return {name: values for name, _, values in self._present()}
+        return {name: values for (name, _), values in self._cells() if isinstance(values, np.ndarray)}
 
-    def _present(self) -> list[tuple[str, Column, Array]]:
-        cls = type(self)
-        rows = zip(column_table(cls).items(), _reader(cls)(self), strict=True)
-        return [(name, column, values) for (name, column), values in rows if isinstance(values, np.ndarray)]
+    def _cells(self) -> "zip[tuple[tuple[str, Column], Seen | None]]":
+        """Every declared column, (name, declaration), with what it holds; replay buffers ask at every step."""
+        columns, read = _reader(type(self))
+        return zip(columns, read(self), strict=True)
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
@@ -211,8 +213,8 @@ class Episodes:
         """Decisions `rows` and episodes `index`, but for the columns that `changed` holds."""
         taken = {
             name: values[rows if column.unit == "decision" else index]
-            for name, column, values in self._present()
-            if name not in changed
+            for (name, column), values in self._cells()
+            if isinstance(values, np.ndarray) and name not in changed
         }
         return self.from_columns(offsets, {**taken, **changed})
 
@@ -225,8 +227,8 @@ def column_table(cls: type[Episodes] = Episodes) -> Mapping[str, Column]:
 
 
 @cache
-def _reader(cls: type[Episodes]) -> "attrgetter[tuple[Seen | None, ...]]":
-    return attrgetter(*column_table(cls))
+def _reader(cls: type[Episodes]) -> "tuple[tuple[tuple[str, Column], ...], attrgetter[tuple[Seen | None, ...]]]":
+    return tuple(column_table(cls).items()), attrgetter(*column_table(cls))
 
 
 def _take_transcript(seen: Transcript, index: NDArray[np.integer], rows: Ints) -> Transcript:

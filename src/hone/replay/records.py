@@ -43,10 +43,13 @@ def require_same_columns(incoming: Mapping[str, Array], held: Mapping[str, Array
             "a column must be in all of them or in none"
         )
     for name, column in incoming.items():
-        if held[name].shape[1:] != column.shape[1:] or held[name].dtype != column.dtype:
+        other = held[name]
+        if (column.ndim > 1 and other.shape[1:] != column.shape[1:]) or (
+            column.ndim != other.ndim or other.dtype != column.dtype
+        ):
             raise DataError(
                 f"{name} is {column.dtype}{list(column.shape[1:])}, "
-                f"the buffer holds {held[name].dtype}{list(held[name].shape[1:])}"
+                f"the buffer holds {other.dtype}{list(other.shape[1:])}"
             )
 
 

@@ -53,8 +53,10 @@ class RingBuffer:
         rows = np.arange(self.added + count - kept, self.added + count) % self.capacity
         whole = int(rows[-1]) - int(rows[0]) == kept - 1
         place = slice(int(rows[0]), int(rows[-1]) + 1) if whole else rows  # a slice is copied at once
-        for name, column in incoming.items():
-            self._records.columns[name][place] = column[count - kept :]
+        if kept < count:
+            incoming = {name: column[count - kept :] for name, column in incoming.items()}
+        for name, memory in self._records.columns.items():
+            memory[place] = incoming[name]
         self.added += count
         return rows
 
